@@ -1,0 +1,2 @@
+//! What make bench runs: every figure beside its baseline.
+fn main() {}

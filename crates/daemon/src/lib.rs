@@ -1,0 +1,1 @@
+//! The event loop: carries out what the protocol asks for.

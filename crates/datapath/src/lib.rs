@@ -1,0 +1,1 @@
+//! Loads the eBPF programs and gives typed access to their maps.

@@ -1,0 +1,1 @@
+//! Noise sessions: bytes in, bytes out.

@@ -1,0 +1,1 @@
+//! Local API: schema and blocking client.

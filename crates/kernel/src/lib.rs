@@ -1,0 +1,1 @@
+//! Safe wrappers of the system calls that Whimbrel uses.

@@ -1,0 +1,1 @@
+//! Sans-io state machines: peers, paths, bindings, introductions, hand-offs.

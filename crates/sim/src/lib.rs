@@ -1,0 +1,1 @@
+//! Deterministic clock and network, for tests of the protocol.

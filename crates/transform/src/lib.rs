@@ -1,0 +1,1 @@
+//! Packet transforms and the chain of a tunnel.

@@ -1,0 +1,70 @@
+//! The name that one host has for a connection.
+
+use core::fmt;
+use core::net::SocketAddr;
+
+/// A transport protocol whose flows can be moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Transport {
+    /// RFC 9293, IP protocol 6.
+    Tcp = 6,
+    /// RFC 768, IP protocol 17.
+    Udp = 17,
+}
+
+impl Transport {
+    /// The transport of an IP protocol number, if it is one that can be moved.
+    #[must_use]
+    pub fn from_protocol(number: u8) -> Option<Self> {
+        match number {
+            6 => Some(Self::Tcp),
+            17 => Some(Self::Udp),
+            _ => None,
+        }
+    }
+
+    /// The IP protocol number.
+    #[must_use]
+    pub fn protocol(self) -> u8 {
+        self as u8
+    }
+}
+
+/// A flow as one host sees it: the 5-tuple that its own socket was made with.
+///
+/// Behind a NAT the two ends have different tuples for one flow, so a tuple means nothing without the host that uses it.
+/// IPv4-mapped IPv6 addresses never stand in a tuple: they are written as IPv4.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FlowTuple {
+    /// TCP or UDP.
+    pub transport: Transport,
+    /// This host's address and port.
+    pub local: SocketAddr,
+    /// The other end's address and port, as this host knows it.
+    pub remote: SocketAddr,
+}
+
+impl FlowTuple {
+    /// The tuple as the other end would have it if nothing translated in between.
+    #[must_use]
+    pub fn mirrored(self) -> Self {
+        Self { transport: self.transport, local: self.remote, remote: self.local }
+    }
+}
+
+impl fmt::Display for FlowTuple {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let transport = match self.transport {
+            Transport::Tcp => "tcp",
+            Transport::Udp => "udp",
+        };
+        write!(f, "{transport} {} -> {}", self.local, self.remote)
+    }
+}
+
+impl fmt::Debug for FlowTuple {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}

@@ -1,0 +1,1 @@
+//! Hosts in network namespaces, emulated links, scenarios with real programs.

@@ -1,0 +1,2 @@
+//! Hosts in network namespaces, emulated links, scenarios with real programs.
+fn main() {}

@@ -1,0 +1,2 @@
+//! Checks that cargo itself does not make.
+fn main() {}
