@@ -1,0 +1,359 @@
+//! What a node asks its caller to do: datagrams to send, kernel effects to carry out, events to report.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use whimbrel_handshake::{PublicKey, TunnelKeys};
+use whimbrel_wire::FlowTuple;
+
+/// A peer's number on this host; the number of its binding in the data plane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PeerId(pub u32);
+
+impl fmt::Display for PeerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "#{}", self.0)
+    }
+}
+
+/// A datagram to send from the control port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Transmit {
+    /// The source address to use; the kernel's choice where `None`.
+    pub source: Option<IpAddr>,
+    /// Where to.
+    pub destination: SocketAddr,
+    /// The whole UDP payload.
+    pub payload: Vec<u8>,
+}
+
+/// Names one [`KernelOp`], so that its result finds its way back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct OpId(pub u64);
+
+/// A place of each end, counted by that end (`docs/protocol.md` §5). A flow is native while the binding's places
+/// are those that it was introduced at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Places {
+    /// This host's place.
+    pub local: u32,
+    /// The peer's.
+    pub peer: u32,
+}
+
+/// A flow that was introduced: all that the data plane must know of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlowEntry {
+    /// Whose it is.
+    pub peer: PeerId,
+    /// The places at which it is native.
+    pub home: Places,
+    /// The tuple that the peer's socket has (its own view).
+    pub peer_tuple: FlowTuple,
+    /// This end's port in rewritten packets.
+    pub wire_local_port: u16,
+    /// The peer's port in rewritten packets.
+    pub wire_remote_port: u16,
+}
+
+/// How packets of moved flows are carried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Carrier {
+    /// Not at all, for now: the data plane swallows them, so that TCP backs off undisturbed.
+    Hold,
+    /// In UDP, through the TUN device.
+    Tunnel,
+    /// In UDP, but a flow on which the peer has been heard rewritten is answered rewritten: the peer's own packet has
+    /// then opened whatever firewall stands before it.
+    FollowRewrite,
+    /// With addresses replaced.
+    Rewrite,
+}
+
+/// The binding of a peer, as the data plane has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Binding {
+    /// The places now. Flows whose home they are stay native.
+    pub places: Places,
+    /// For all other flows of the peer.
+    pub carrier: Carrier,
+    /// This host's address towards the peer.
+    pub local_locator: IpAddr,
+    /// The peer's address.
+    pub peer_locator: IpAddr,
+    /// Former pairs (local, peer) that rewritten packets may still arrive on, newest first.
+    pub former: Vec<(IpAddr, IpAddr)>,
+}
+
+/// Where a peer's tunnel leads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TunnelPath {
+    /// The session's index at the peer.
+    pub send_index: u32,
+    /// Source address of the outer datagrams.
+    pub source: Option<IpAddr>,
+    /// The peer's control port as seen from here.
+    pub remote: SocketAddr,
+    /// Bytes that may still be sent there before the path is confirmed (P-18); `None`: confirmed.
+    pub allowance: Option<u64>,
+    /// Whether packets are sealed, or carried plain with a token.
+    pub sealed: bool,
+}
+
+/// An effect that the daemon carries out. Sets are *desired states*: the caller makes the kernel equal to them.
+#[derive(Clone, Debug, PartialEq)]
+pub enum KernelOp {
+    /// Look at ingress for introduction segments that carry one of these session indices; none: stop looking.
+    ListenForIntroductions {
+        /// This host's session indices.
+        indices: Vec<u32>,
+    },
+    /// Inject an introduction into a flow (§4).
+    Introduce {
+        /// The flow, as this host has it.
+        flow: FlowTuple,
+        /// The receiver's session index.
+        index: u32,
+        /// The nonce.
+        nonce: u64,
+    },
+    /// Send a carrier probe: a segment as for an introduction, on a tuple that no socket has (P-20).
+    Probe {
+        /// The tuple on the wire.
+        wire: FlowTuple,
+        /// The receiver's session index.
+        index: u32,
+        /// The nonce.
+        nonce: u64,
+    },
+    /// Make this flow known to the data plane and keep it over a restart.
+    InstallFlow {
+        /// As this host has it.
+        flow: FlowTuple,
+        /// The rest.
+        entry: FlowEntry,
+    },
+    /// Forget a flow.
+    RemoveFlow {
+        /// As this host has it.
+        flow: FlowTuple,
+    },
+    /// Put a peer's binding in force; also attaches or detaches the programs where that is due.
+    SetBinding {
+        /// Whose.
+        peer: PeerId,
+        /// The binding.
+        binding: Binding,
+        /// Whether any flow of the peer is moved by it: without one nothing need be attached.
+        moved: bool,
+    },
+    /// Forget a peer's binding.
+    RemoveBinding {
+        /// Whose.
+        peer: PeerId,
+    },
+    /// Virtual addresses of this host that flows still use, whether or not they are still its own: those that are not
+    /// are to be kept (DESIGN §2).
+    KeepAddresses {
+        /// Sorted.
+        addresses: Vec<IpAddr>,
+    },
+    /// Virtual addresses of moved peers that must lead into the egress programs, with whether they go by tunnel (so
+    /// need the tunnel's MTU).
+    ReachPeers {
+        /// Address and whether through the tunnel; sorted.
+        addresses: Vec<(IpAddr, bool)>,
+    },
+    /// Make the sockets of a peer's flows retransmit now.
+    Kick {
+        /// Whose.
+        peer: PeerId,
+    },
+    /// The tunnel may receive with this session.
+    AddTunnelKeys {
+        /// Whose.
+        peer: PeerId,
+        /// This host's index of the session.
+        receive_index: u32,
+        /// Keys and tokens of both directions.
+        keys: TunnelKeys,
+    },
+    /// The session is no longer received from.
+    RemoveTunnelKeys {
+        /// Its index here.
+        receive_index: u32,
+    },
+    /// Where the tunnel sends this peer's packets, with which session (by its index here).
+    SetTunnelPath {
+        /// Whose.
+        peer: PeerId,
+        /// The session whose keys are used.
+        receive_index: u32,
+        /// Where.
+        path: TunnelPath,
+    },
+    /// Keep over a restart what is known of a peer.
+    SavePeer(SavedPeer),
+    /// Drop what was saved of a peer.
+    ForgetPeer {
+        /// Its key.
+        key: PublicKey,
+    },
+    /// Remember which key answered at this address (trust on first use).
+    RememberKey {
+        /// The address that was asked.
+        address: IpAddr,
+        /// The key that answered.
+        key: PublicKey,
+    },
+}
+
+/// What survives a restart of the daemon about a peer. Flows survive as the [`KernelOp::InstallFlow`] that made them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SavedPeer {
+    /// Its number.
+    pub id: PeerId,
+    /// Its key.
+    pub key: PublicKey,
+    /// Where it was last reached.
+    pub remote: SocketAddr,
+    /// From which address.
+    pub source: Option<IpAddr>,
+    /// Its other addresses.
+    pub locators: Vec<IpAddr>,
+    /// Last sequence number of an update sent to it.
+    pub sequence_sent: u32,
+    /// Last one accepted from it.
+    pub sequence_accepted: u32,
+    /// Places now.
+    pub places: Places,
+    /// The carrier in force.
+    pub carrier: Carrier,
+}
+
+/// The result of an op that did not succeed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{sentence}")]
+pub struct OpFailed {
+    /// What failed, for people.
+    pub sentence: String,
+}
+
+/// Something that happened, for `whimbrel events`.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// A session with a peer is there.
+    PeerReached {
+        /// Whose.
+        peer: PeerId,
+        /// Its key.
+        key: PublicKey,
+        /// Where.
+        remote: SocketAddr,
+        /// How long the handshake took.
+        took: Duration,
+    },
+    /// Nobody answered at an address: it runs nothing, or something in between drops UDP 2031.
+    NobodyThere {
+        /// The address.
+        address: IpAddr,
+        /// When it is asked again.
+        again_in: Duration,
+    },
+    /// Another key than the remembered one answered; the peer is not trusted.
+    KeyMismatch {
+        /// The address.
+        address: IpAddr,
+        /// What was remembered or configured.
+        expected: PublicKey,
+        /// What answered, where it is known.
+        found: Option<PublicKey>,
+    },
+    /// A flow can be moved from now on.
+    FlowIntroduced {
+        /// The flow.
+        flow: FlowTuple,
+        /// With whom.
+        peer: PeerId,
+        /// Whether something on the way translates it.
+        translated: bool,
+    },
+    /// A flow could not be introduced.
+    IntroductionFailed {
+        /// The flow.
+        flow: FlowTuple,
+        /// Why.
+        reason: &'static str,
+    },
+    /// A flow ended or was forgotten.
+    FlowGone {
+        /// The flow.
+        flow: FlowTuple,
+    },
+    /// This host's address towards a peer changed, or is gone (`to` = `None`).
+    Moving {
+        /// The peer.
+        peer: PeerId,
+        /// Address before.
+        from: Option<IpAddr>,
+        /// Address now.
+        to: Option<IpAddr>,
+        /// Flows that move.
+        flows: usize,
+    },
+    /// The peer acknowledged our move.
+    Moved {
+        /// The peer.
+        peer: PeerId,
+        /// Our address.
+        to: IpAddr,
+        /// Whether a NAT is on the way.
+        translated: bool,
+        /// Since the move was noticed.
+        took: Duration,
+        /// Flows that moved.
+        flows: usize,
+    },
+    /// A peer moved.
+    PeerMoved {
+        /// The peer.
+        peer: PeerId,
+        /// Where it is now.
+        to: SocketAddr,
+        /// Whether a NAT is on the way.
+        translated: bool,
+        /// Flows that moved with it.
+        flows: usize,
+    },
+    /// The path to a peer's new place was confirmed.
+    PathConfirmed {
+        /// The peer.
+        peer: PeerId,
+        /// Where.
+        remote: SocketAddr,
+        /// The round trip.
+        round_trip: Duration,
+    },
+    /// Moved flows are carried another way from now on.
+    CarrierChanged {
+        /// The peer.
+        peer: PeerId,
+        /// How.
+        carrier: Carrier,
+    },
+    /// A peer's request was refused.
+    Refused {
+        /// The peer.
+        peer: PeerId,
+        /// What and why.
+        reason: &'static str,
+    },
+    /// An op of ours failed.
+    OpFailed {
+        /// What was asked, for people.
+        what: String,
+        /// What came of it.
+        error: String,
+    },
+}
