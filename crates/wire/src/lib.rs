@@ -2,10 +2,24 @@
 //!
 //! Everything here turns bytes into values and back. Numbers on the wire are in network order; the normative
 //! description with its numbered rules is `docs/protocol.md`.
+//!
+//! From the outside in: [`datagram`] is what a UDP payload looks like before any key is used, [`hello`] what handshake
+//! messages carry, [`message`] what a control datagram holds once it is opened, and [`introduction`] the mark that is
+//! put into a flow itself. All of them read and write through [`codec`], whose only error is [`Malformed`].
 #![no_std]
 #![forbid(unsafe_code)]
 extern crate alloc;
 
+pub mod codec;
+pub mod datagram;
 pub mod flow;
+pub mod hello;
+pub mod introduction;
+pub mod message;
 
+pub use codec::Malformed;
+pub use datagram::Datagram;
 pub use flow::{FlowTuple, Transport};
+pub use hello::{Capabilities, Hello};
+pub use introduction::Introduction;
+pub use message::Message;

@@ -1,0 +1,124 @@
+//! The hello: what the ends tell each other in the handshake (`docs/protocol.md` §2).
+
+use alloc::vec::Vec;
+use core::net::IpAddr;
+use core::ops::{BitAnd, BitOr};
+
+use crate::codec::{ADDRESS_LEN, Malformed, Reader, put_address, put_u32, put_u64};
+use crate::datagram::VERSION;
+
+/// What an end can do: a set of bits. Bits that are not known are kept and ignored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Capabilities(pub u32);
+
+impl Capabilities {
+    /// Nothing.
+    pub const NONE: Self = Self(0);
+    /// Bit 0: the *rewrite* carrier.
+    pub const REWRITE: Self = Self(1 << 0);
+    /// Bit 1: the *tunnel* carrier, in clear.
+    pub const TUNNEL_PLAIN: Self = Self(1 << 1);
+    /// Bit 2: the *tunnel* carrier, sealed.
+    pub const TUNNEL_SEALED: Self = Self(1 << 2);
+    /// Bit 3: locators may be IPv6.
+    pub const IPV6_LOCATORS: Self = Self(1 << 3);
+
+    /// Whether all of `other` is in this set.
+    #[must_use]
+    pub const fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+impl BitOr for Capabilities {
+    type Output = Self;
+    fn bitor(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+impl BitAnd for Capabilities {
+    type Output = Self;
+    fn bitand(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+}
+
+/// The payload of a handshake message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// From the initiator the highest version that it speaks, from the responder the one that is used (P-5).
+    pub version: u8,
+    /// What the sender can do.
+    pub capabilities: Capabilities,
+    /// The sender's epoch.
+    pub epoch: u32,
+    /// Milliseconds, strictly rising from one IK initiation of a key to its next; else 0 (P-9).
+    pub timestamp: u64,
+    /// Addresses at which the sender can be reached, best first, at most [`MAX_LOCATORS`].
+    pub locators: Vec<IpAddr>,
+}
+
+/// Most addresses in a hello or a *locators* message. With so many a response is still shorter than an initiation (P-2).
+pub const MAX_LOCATORS: usize = 32;
+/// Length of a hello without locators, in bytes.
+pub const HELLO_FIXED_LEN: usize = 18;
+
+impl Default for Hello {
+    /// A hello of the newest version that says nothing.
+    fn default() -> Self {
+        Self { version: VERSION, capabilities: Capabilities::NONE, epoch: 0, timestamp: 0, locators: Vec::new() }
+    }
+}
+
+impl Hello {
+    /// Length when encoded, in bytes.
+    #[must_use]
+    pub fn encoded_len(&self) -> usize {
+        HELLO_FIXED_LEN + ADDRESS_LEN * self.locators.len().min(MAX_LOCATORS)
+    }
+
+    /// Appends the hello. Locators after the first [`MAX_LOCATORS`] are left out.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        out.push(self.version);
+        put_u32(out, self.capabilities.0);
+        put_u32(out, self.epoch);
+        put_u64(out, self.timestamp);
+        put_locators(out, &self.locators);
+    }
+
+    /// Reads a hello. What follows it in `payload` is padding, or fields of a later version, and is ignored.
+    ///
+    /// # Errors
+    /// The payload is too short, the version is 0, or there are more than [`MAX_LOCATORS`] locators.
+    pub fn decode(payload: &[u8]) -> Result<Self, Malformed> {
+        let mut reader = Reader::new(payload);
+        let version = reader.u8("hello version")?;
+        if version == 0 {
+            return Err(Malformed { what: "hello version", at: 0 });
+        }
+        let capabilities = Capabilities(reader.u32("capabilities")?);
+        let epoch = reader.u32("epoch")?;
+        let timestamp = reader.u64("timestamp")?;
+        let locators = read_locators(&mut reader)?;
+        Ok(Self { version, capabilities, epoch, timestamp, locators })
+    }
+}
+
+/// Count, then addresses; those after the first [`MAX_LOCATORS`] are left out.
+pub(crate) fn put_locators(out: &mut Vec<u8>, locators: &[IpAddr]) {
+    let count = locators.len().min(MAX_LOCATORS);
+    out.push(count as u8);
+    for locator in &locators[..count] {
+        put_address(out, *locator);
+    }
+}
+
+pub(crate) fn read_locators(reader: &mut Reader<'_>) -> Result<Vec<IpAddr>, Malformed> {
+    let too_many = reader.malformed("locator count");
+    let count = usize::from(reader.u8("locator count")?);
+    if count > MAX_LOCATORS {
+        return Err(too_many);
+    }
+    (0..count).map(|_| reader.address("locator")).collect()
+}

@@ -1,0 +1,484 @@
+//! The messages inside a control datagram: `docs/protocol.md` §3.
+
+use alloc::vec::Vec;
+use core::net::{IpAddr, SocketAddr};
+
+use crate::codec::{ENDPOINT_LEN, Malformed, Reader, TUPLE_LEN};
+use crate::codec::{put_endpoint, put_tuple, put_u16, put_u32, put_u64};
+use crate::flow::FlowTuple;
+use crate::hello::{Capabilities, MAX_LOCATORS, put_locators, read_locators};
+
+/// A message of the control protocol.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Message {
+    /// Type 0x00: makes a datagram longer and says nothing.
+    Padding {
+        /// Number of zero bytes after the message's own header of [`MESSAGE_HEADER_LEN`] bytes.
+        length: u16,
+    },
+    /// Type 0x01: a request for a pong.
+    Ping {
+        /// Comes back in the pong.
+        token: u64,
+    },
+    /// Type 0x02: the answer to a ping.
+    Pong {
+        /// As in the ping.
+        token: u64,
+    },
+    /// Type 0x03: the addresses at which the sender can be reached, best first; replaces those told before.
+    Locators(
+        /// At most [`MAX_LOCATORS`]; what is beyond is not sent.
+        Vec<IpAddr>,
+    ),
+    /// Type 0x10: asks whether the peer receives at the address that this is sent to.
+    PathChallenge {
+        /// Random; comes back in the response.
+        token: u64,
+    },
+    /// Type 0x11: proves that a challenge arrived.
+    PathResponse {
+        /// As in the challenge.
+        token: u64,
+        /// Source address and port that the challenge had when it arrived.
+        observed: SocketAddr,
+    },
+    /// Type 0x20: asks the peer to look for introductions.
+    IntroductionRequest {
+        /// Comes back in the answer.
+        tag: u32,
+    },
+    /// Type 0x21: the sender looks for introductions now.
+    IntroductionReady {
+        /// As in the request.
+        tag: u32,
+    },
+    /// Type 0x22: the introducer has seen the responder's nonce on the flow.
+    IntroductionEcho(Echo),
+    /// Type 0x23: the responder's answer to an echo.
+    IntroductionDone {
+        /// The introducer's nonce.
+        nonce: u64,
+        /// How the responder knows the flow, or why it does not.
+        outcome: Result<Introduced, IntroductionRefusal>,
+    },
+    /// Type 0x24: these flows are over.
+    FlowClosed(
+        /// The introducers' nonces of the flows. More than [`MAX_CLOSED`] are written as several messages.
+        Vec<u64>,
+    ),
+    /// Type 0x30: the sender is to be reached at the source of this datagram now.
+    BindingUpdate {
+        /// The sender's epoch; newer than that of any update before (P-17).
+        epoch: u32,
+        /// What the sender asks for.
+        flags: UpdateFlags,
+        /// Source address and port that the sender gave the datagram (P-19).
+        claimed: SocketAddr,
+        /// How long the binding is valid without being renewed, in seconds.
+        lifetime: u32,
+    },
+    /// Type 0x31: the answer to a binding update.
+    BindingAcknowledgement {
+        /// The epoch of the update.
+        epoch: u32,
+        /// What became of it.
+        status: BindingStatus,
+        /// Source address and port that the update had when it arrived.
+        observed: SocketAddr,
+        /// Carriers that may be used: those of [`Capabilities`], bits 0 to 7.
+        allowed: Capabilities,
+    },
+    /// Type 0x32: a carrier probe has arrived.
+    ProbeSeen {
+        /// The nonce of the probe segment.
+        token: u64,
+    },
+    /// Type 0x40: the sender accepts plain tunnel datagrams of this chain.
+    TunnelOffer {
+        /// Chain of transforms; 0 is the empty one.
+        chain: u8,
+        /// The token that they must carry.
+        token: u64,
+    },
+    /// Type 0x7f: the sender drops this session.
+    Close {
+        /// Why.
+        reason: CloseReason,
+    },
+}
+
+/// What the introducer knows of a flow when it has seen both nonces travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Echo {
+    /// Nonce that the introducer put into the flow.
+    pub introducer_nonce: u64,
+    /// Nonce that the responder put into the flow, as it arrived.
+    pub responder_nonce: u64,
+    /// The introducer's epoch (P-14).
+    pub introducer_epoch: u32,
+    /// The responder's epoch as the introducer knows it (P-14).
+    pub responder_epoch: u32,
+    /// The introducer's wire port (P-16).
+    pub wire_port: u16,
+    /// The flow as the introducer sees it.
+    pub tuple: FlowTuple,
+}
+
+/// The responder's name for an introduced flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Introduced {
+    /// The responder's wire port (P-16).
+    pub wire_port: u16,
+    /// The flow as the responder sees it.
+    pub tuple: FlowTuple,
+}
+
+/// Declares an enumeration of one byte that keeps values which are not known.
+macro_rules! byte_enum {
+    ($(#[$meta:meta])* $name:ident { $($(#[$variant_meta:meta])* $variant:ident = $value:literal,)* }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum $name {
+            $($(#[$variant_meta])* $variant,)*
+            /// A value that this version does not know.
+            Other(u8),
+        }
+
+        impl $name {
+            /// The value of a byte on the wire.
+            #[must_use]
+            pub const fn from_number(number: u8) -> Self {
+                match number {
+                    $($value => Self::$variant,)*
+                    other => Self::Other(other),
+                }
+            }
+
+            /// The byte on the wire.
+            #[must_use]
+            pub const fn number(self) -> u8 {
+                match self {
+                    $(Self::$variant => $value,)*
+                    Self::Other(other) => other,
+                }
+            }
+        }
+    };
+}
+
+byte_enum! {
+    /// Why a responder did not take a flow as introduced. On the wire 0 stands for "introduced".
+    IntroductionRefusal {
+        /// The introducer's nonce has not arrived on any flow.
+        NotSeen = 1,
+        /// The responder's nonce was sent on another flow than the one that the introducer's came on.
+        OtherFlow = 2,
+        /// The responder has no such socket, or does not want the flow moved.
+        Refused = 3,
+        /// The responder has too many flows or introductions at the moment.
+        Busy = 4,
+    }
+}
+
+byte_enum! {
+    /// What became of a binding update.
+    BindingStatus {
+        /// The binding is in force.
+        Accepted = 0,
+        /// The epoch is not newer than the last accepted one; `epoch` of the acknowledgement is that one.
+        Stale = 1,
+        /// The path has to be proven first: a challenge is under way.
+        Unproven = 2,
+        /// The peer does not want this.
+        Refused = 3,
+        /// No flow is introduced with this peer.
+        NoFlows = 4,
+    }
+}
+
+byte_enum! {
+    /// Why a session is dropped.
+    CloseReason {
+        /// The daemon ends.
+        Shutdown = 0,
+        /// The peer is no longer trusted, or never was.
+        Untrusted = 1,
+        /// A newer session takes the place of this one.
+        Replaced = 2,
+        /// The peer broke the protocol.
+        Violation = 3,
+    }
+}
+
+/// Bits of a binding update. Bits that are not known are kept and ignored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct UpdateFlags(pub u8);
+
+impl UpdateFlags {
+    /// Nothing asked for.
+    pub const NONE: Self = Self(0);
+    /// Bit 0: plain tunnel datagrams are accepted.
+    pub const PLAIN_TUNNEL_ACCEPTED: Self = Self(1 << 0);
+    /// Bit 1: the sender does not want the *rewrite* carrier.
+    pub const REWRITE_REFUSED: Self = Self(1 << 1);
+
+    /// Whether all of `other` is in this set.
+    #[must_use]
+    pub const fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// Both sets together.
+    #[must_use]
+    pub const fn with(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+/// Length of the type and length fields in front of each body, in bytes.
+pub const MESSAGE_HEADER_LEN: usize = 3;
+/// Most nonces in one *flow closed* message.
+pub const MAX_CLOSED: usize = 1024;
+/// Most messages of known types in one datagram.
+pub const MAX_MESSAGES: usize = 512;
+
+const PADDING: u8 = 0x00;
+const PING: u8 = 0x01;
+const PONG: u8 = 0x02;
+const LOCATORS: u8 = 0x03;
+const PATH_CHALLENGE: u8 = 0x10;
+const PATH_RESPONSE: u8 = 0x11;
+const INTRODUCTION_REQUEST: u8 = 0x20;
+const INTRODUCTION_READY: u8 = 0x21;
+const INTRODUCTION_ECHO: u8 = 0x22;
+const INTRODUCTION_DONE: u8 = 0x23;
+const FLOW_CLOSED: u8 = 0x24;
+const BINDING_UPDATE: u8 = 0x30;
+const BINDING_ACKNOWLEDGEMENT: u8 = 0x31;
+const PROBE_SEEN: u8 = 0x32;
+const TUNNEL_OFFER: u8 = 0x40;
+const CLOSE: u8 = 0x7f;
+
+/// Status byte of *introduction done* when the flow is introduced.
+const INTRODUCED: u8 = 0;
+
+impl Message {
+    /// Appends the message, with type and length.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::Padding { length } => {
+                out.push(PADDING);
+                put_u16(out, *length);
+                out.resize(out.len() + usize::from(*length), 0);
+            }
+            Self::FlowClosed(nonces) => encode_closed(nonces, out),
+            _ => {
+                out.push(self.type_number());
+                let length_at = out.len();
+                put_u16(out, 0);
+                let body_at = out.len();
+                self.encode_body(out);
+                // No body but padding and `FlowClosed` comes near 64 KiB.
+                let length = (out.len() - body_at) as u16;
+                out[length_at..body_at].copy_from_slice(&length.to_be_bytes());
+            }
+        }
+    }
+
+    /// Length of what [`Self::encode`] appends, in bytes.
+    #[must_use]
+    pub fn encoded_len(&self) -> usize {
+        let body = match self {
+            Self::Padding { length } => usize::from(*length),
+            Self::Ping { .. } | Self::Pong { .. } | Self::PathChallenge { .. } | Self::ProbeSeen { .. } => 8,
+            Self::Locators(locators) => 1 + 16 * locators.len().min(MAX_LOCATORS),
+            Self::PathResponse { .. } => 8 + ENDPOINT_LEN,
+            Self::IntroductionRequest { .. } | Self::IntroductionReady { .. } => 4,
+            Self::IntroductionEcho(_) => 26 + TUPLE_LEN,
+            Self::IntroductionDone { outcome: Ok(_), .. } => 11 + TUPLE_LEN,
+            Self::IntroductionDone { outcome: Err(_), .. } => 9,
+            Self::FlowClosed(nonces) => {
+                let messages = nonces.len().div_ceil(MAX_CLOSED).max(1);
+                return messages * (MESSAGE_HEADER_LEN + 2) + 8 * nonces.len();
+            }
+            Self::BindingUpdate { .. } => 9 + ENDPOINT_LEN,
+            Self::BindingAcknowledgement { .. } => 6 + ENDPOINT_LEN,
+            Self::TunnelOffer { .. } => 9,
+            Self::Close { .. } => 1,
+        };
+        MESSAGE_HEADER_LEN + body
+    }
+
+    fn type_number(&self) -> u8 {
+        match self {
+            Self::Padding { .. } => PADDING,
+            Self::Ping { .. } => PING,
+            Self::Pong { .. } => PONG,
+            Self::Locators(_) => LOCATORS,
+            Self::PathChallenge { .. } => PATH_CHALLENGE,
+            Self::PathResponse { .. } => PATH_RESPONSE,
+            Self::IntroductionRequest { .. } => INTRODUCTION_REQUEST,
+            Self::IntroductionReady { .. } => INTRODUCTION_READY,
+            Self::IntroductionEcho(_) => INTRODUCTION_ECHO,
+            Self::IntroductionDone { .. } => INTRODUCTION_DONE,
+            Self::FlowClosed(_) => FLOW_CLOSED,
+            Self::BindingUpdate { .. } => BINDING_UPDATE,
+            Self::BindingAcknowledgement { .. } => BINDING_ACKNOWLEDGEMENT,
+            Self::ProbeSeen { .. } => PROBE_SEEN,
+            Self::TunnelOffer { .. } => TUNNEL_OFFER,
+            Self::Close { .. } => CLOSE,
+        }
+    }
+
+    fn encode_body(&self, out: &mut Vec<u8>) {
+        match self {
+            // Written by `encode`, which has to count them differently.
+            Self::Padding { .. } | Self::FlowClosed(_) => {}
+            Self::Ping { token } | Self::Pong { token } | Self::PathChallenge { token } | Self::ProbeSeen { token } => {
+                put_u64(out, *token)
+            }
+            Self::Locators(locators) => put_locators(out, locators),
+            Self::PathResponse { token, observed } => {
+                put_u64(out, *token);
+                put_endpoint(out, *observed);
+            }
+            Self::IntroductionRequest { tag } | Self::IntroductionReady { tag } => put_u32(out, *tag),
+            Self::IntroductionEcho(echo) => {
+                put_u64(out, echo.introducer_nonce);
+                put_u64(out, echo.responder_nonce);
+                put_u32(out, echo.introducer_epoch);
+                put_u32(out, echo.responder_epoch);
+                put_u16(out, echo.wire_port);
+                put_tuple(out, &echo.tuple);
+            }
+            Self::IntroductionDone { nonce, outcome } => {
+                put_u64(out, *nonce);
+                match outcome {
+                    Ok(introduced) => {
+                        out.push(INTRODUCED);
+                        put_u16(out, introduced.wire_port);
+                        put_tuple(out, &introduced.tuple);
+                    }
+                    Err(refusal) => out.push(refusal.number()),
+                }
+            }
+            Self::BindingUpdate { epoch, flags, claimed, lifetime } => {
+                put_u32(out, *epoch);
+                out.push(flags.0);
+                put_endpoint(out, *claimed);
+                put_u32(out, *lifetime);
+            }
+            Self::BindingAcknowledgement { epoch, status, observed, allowed } => {
+                put_u32(out, *epoch);
+                out.push(status.number());
+                put_endpoint(out, *observed);
+                out.push(allowed.0 as u8);
+            }
+            Self::TunnelOffer { chain, token } => {
+                out.push(*chain);
+                put_u64(out, *token);
+            }
+            Self::Close { reason } => out.push(reason.number()),
+        }
+    }
+
+    /// Reads the body of one message; `None` for a type that is not known.
+    fn decode_body(number: u8, body: &mut Reader<'_>) -> Result<Option<Self>, Malformed> {
+        let message = match number {
+            PADDING => Self::Padding { length: body.rest().len() as u16 },
+            PING => Self::Ping { token: body.u64("ping token")? },
+            PONG => Self::Pong { token: body.u64("pong token")? },
+            LOCATORS => Self::Locators(read_locators(body)?),
+            PATH_CHALLENGE => Self::PathChallenge { token: body.u64("challenge token")? },
+            PATH_RESPONSE => {
+                Self::PathResponse { token: body.u64("response token")?, observed: body.endpoint("observed source")? }
+            }
+            INTRODUCTION_REQUEST => Self::IntroductionRequest { tag: body.u32("request tag")? },
+            INTRODUCTION_READY => Self::IntroductionReady { tag: body.u32("ready tag")? },
+            INTRODUCTION_ECHO => Self::IntroductionEcho(Echo {
+                introducer_nonce: body.u64("introducer's nonce")?,
+                responder_nonce: body.u64("responder's nonce")?,
+                introducer_epoch: body.u32("introducer's epoch")?,
+                responder_epoch: body.u32("responder's epoch")?,
+                wire_port: body.u16("introducer's wire port")?,
+                tuple: body.tuple("introducer's tuple")?,
+            }),
+            INTRODUCTION_DONE => Self::IntroductionDone {
+                nonce: body.u64("introducer's nonce")?,
+                outcome: match body.u8("introduction status")? {
+                    INTRODUCED => Ok(Introduced {
+                        wire_port: body.u16("responder's wire port")?,
+                        tuple: body.tuple("responder's tuple")?,
+                    }),
+                    refusal => Err(IntroductionRefusal::from_number(refusal)),
+                },
+            },
+            FLOW_CLOSED => Self::FlowClosed(read_closed(body)?),
+            BINDING_UPDATE => Self::BindingUpdate {
+                epoch: body.u32("update epoch")?,
+                flags: UpdateFlags(body.u8("update flags")?),
+                claimed: body.endpoint("claimed source")?,
+                lifetime: body.u32("lifetime")?,
+            },
+            BINDING_ACKNOWLEDGEMENT => Self::BindingAcknowledgement {
+                epoch: body.u32("acknowledged epoch")?,
+                status: BindingStatus::from_number(body.u8("binding status")?),
+                observed: body.endpoint("observed source")?,
+                allowed: Capabilities(u32::from(body.u8("allowed carriers")?)),
+            },
+            PROBE_SEEN => Self::ProbeSeen { token: body.u64("probe nonce")? },
+            TUNNEL_OFFER => Self::TunnelOffer { chain: body.u8("chain")?, token: body.u64("tunnel token")? },
+            CLOSE => Self::Close { reason: CloseReason::from_number(body.u8("close reason")?) },
+            _ => return Ok(None),
+        };
+        Ok(Some(message))
+    }
+}
+
+/// Reads all messages of an opened control datagram; those of unknown types are left out (P-11).
+///
+/// # Errors
+/// A message of a known type is shorter or longer than its body, a field has no meaning, the last message is cut off,
+/// or there are more than [`MAX_MESSAGES`]. Nothing of such a datagram is used.
+pub fn decode_all(plaintext: &[u8]) -> Result<Vec<Message>, Malformed> {
+    let mut messages = Vec::new();
+    let mut reader = Reader::new(plaintext);
+    while reader.remaining() > 0 {
+        let number = reader.u8("message type")?;
+        let length = usize::from(reader.u16("message length")?);
+        let start = reader.position();
+        let mut body = Reader::new(reader.bytes(length, "message body")?);
+        let from_start = |error: Malformed| Malformed { at: start + error.at, ..error };
+        if let Some(message) = Message::decode_body(number, &mut body).map_err(from_start)? {
+            body.finish("end of message").map_err(from_start)?;
+            if messages.len() == MAX_MESSAGES {
+                return Err(Malformed { what: "number of messages", at: start });
+            }
+            messages.push(message);
+        }
+    }
+    Ok(messages)
+}
+
+fn encode_closed(nonces: &[u64], out: &mut Vec<u8>) {
+    let mut encode_chunk = |chunk: &[u64]| {
+        out.push(FLOW_CLOSED);
+        put_u16(out, (2 + 8 * chunk.len()) as u16);
+        put_u16(out, chunk.len() as u16);
+        chunk.iter().for_each(|nonce| put_u64(out, *nonce));
+    };
+    if nonces.is_empty() {
+        encode_chunk(nonces);
+    }
+    nonces.chunks(MAX_CLOSED).for_each(encode_chunk);
+}
+
+fn read_closed(body: &mut Reader<'_>) -> Result<Vec<u64>, Malformed> {
+    let too_many = body.malformed("count of closed flows");
+    let count = usize::from(body.u16("count of closed flows")?);
+    if count > MAX_CLOSED || count * 8 != body.remaining() {
+        return Err(too_many);
+    }
+    (0..count).map(|_| body.u64("closed flow")).collect()
+}
