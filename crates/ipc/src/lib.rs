@@ -1,1 +1,33 @@
-//! Local API: schema and blocking client.
+//! The local API: what a running daemon answers on its UNIX socket, and a blocking client for it.
+//!
+//! The socket is `whimbrel.sock` in the daemon's run directory ([`socket_path`]). Both directions speak JSON lines: one
+//! [`Request`] a line in, one or more [`Reply`] lines out, each wrapped with the [`SCHEMA`] number
+//! ([`request_to_line`], [`reply_to_line`]). `docs/json.md` describes the schema for readers in other languages; the
+//! golden tests hold this crate to it.
+//!
+//! # Compatibility
+//!
+//! Within one schema number fields and words may be added, never removed, renamed or given another meaning. A reader
+//! ignores fields that it does not know.
+#![forbid(unsafe_code)]
+
+mod client;
+mod doctor;
+mod error;
+mod line;
+mod reply;
+mod request;
+mod time;
+
+pub use client::{Client, ClientError, Events, HANDOFF_TIMEOUT, REPLY_TIMEOUT, socket_path};
+pub use doctor::{Finding, Verdict};
+pub use error::Failure;
+pub use line::{
+    MAX_REQUEST_LINE, SCHEMA, SchemaError, reply_from_line, reply_to_line, request_from_line, request_to_line,
+};
+pub use reply::{
+    Attachment, Carrier, Connection, ConnectionState, Counts, EventRecord, Flow, HandoffStarted, LocalAddress, Path,
+    Peer, PeerFlows, PeerName, Places, Process, Reply, Sequence, Session, Status, Transport, Trust, Tunnel,
+};
+pub use request::{EventsQuery, Request};
+pub use time::rfc3339;

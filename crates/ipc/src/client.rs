@@ -1,0 +1,267 @@
+//! A blocking client.
+
+use std::io::{self, BufRead, BufReader, Write};
+use std::net::IpAddr;
+use std::os::unix::net::UnixStream;
+use std::path::{Path as FilePath, PathBuf};
+use std::time::Duration;
+
+use crate::{
+    Connection, EventRecord, EventsQuery, Failure, HandoffStarted, Path, Peer, Reply, Request, SchemaError, Status,
+    reply_from_line, request_to_line,
+};
+
+/// How long a daemon may take for an answer.
+pub const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long a hand-off may take to be under way.
+pub const HANDOFF_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Where the daemon of a run directory listens.
+#[must_use]
+pub fn socket_path(run_dir: &FilePath) -> PathBuf {
+    run_dir.join("whimbrel.sock")
+}
+
+/// Why a daemon gave no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// Nobody listens at the socket.
+    #[error("no daemon answers at {}: {source}", .socket.display())]
+    Connect {
+        /// The socket.
+        socket: PathBuf,
+        /// What connect(2) said.
+        source: io::Error,
+    },
+    /// The daemon did not answer in time.
+    #[error("the daemon at {} did not answer within {} s", .socket.display(), .after.as_secs())]
+    Timeout {
+        /// The socket.
+        socket: PathBuf,
+        /// How long was waited.
+        after: Duration,
+    },
+    /// Sending or receiving failed.
+    #[error("the connection with the daemon at {} broke: {source}", .socket.display())]
+    Io {
+        /// The socket.
+        socket: PathBuf,
+        /// What read(2) or write(2) said.
+        source: io::Error,
+    },
+    /// The daemon closed the connection before it had answered.
+    #[error("the daemon at {} closed the connection before it had answered", .socket.display())]
+    Closed {
+        /// The socket.
+        socket: PathBuf,
+    },
+    /// The answer makes no sense.
+    #[error(transparent)]
+    Schema(#[from] SchemaError),
+    /// The daemon answered another question.
+    #[error("the daemon answered something else than what was asked")]
+    Unexpected,
+    /// The daemon refused.
+    #[error(transparent)]
+    Refused(#[from] Failure),
+}
+
+/// A connection with a daemon; any number of requests may be made on it, one after the other.
+#[derive(Debug)]
+pub struct Client {
+    socket: PathBuf,
+    stream: BufReader<UnixStream>,
+}
+
+impl Client {
+    /// Connects to the daemon of a run directory.
+    ///
+    /// # Errors
+    /// [`ClientError::Connect`] when none listens there, or the caller may not ask it.
+    pub fn connect(run_dir: &FilePath) -> Result<Self, ClientError> {
+        let socket = socket_path(run_dir);
+        match UnixStream::connect(&socket) {
+            Ok(stream) => Ok(Self { socket, stream: BufReader::new(stream) }),
+            Err(source) => Err(ClientError::Connect { socket, source }),
+        }
+    }
+
+    /// How the daemon is.
+    ///
+    /// # Errors
+    /// When it does not answer, or refuses.
+    pub fn status(&mut self) -> Result<Status, ClientError> {
+        match self.ask(&Request::Status)? {
+            Reply::Status(status) => Ok(*status),
+            _ => Err(ClientError::Unexpected),
+        }
+    }
+
+    /// The connections that it knows.
+    ///
+    /// # Errors
+    /// When it does not answer, or refuses.
+    pub fn connections(&mut self) -> Result<Vec<Connection>, ClientError> {
+        match self.ask(&Request::Connections)? {
+            Reply::Connections(connections) => Ok(connections),
+            _ => Err(ClientError::Unexpected),
+        }
+    }
+
+    /// The daemons that it has or had sessions with.
+    ///
+    /// # Errors
+    /// When it does not answer, or refuses.
+    pub fn peers(&mut self) -> Result<Vec<Peer>, ClientError> {
+        match self.ask(&Request::Peers)? {
+            Reply::Peers(peers) => Ok(peers),
+            _ => Err(ClientError::Unexpected),
+        }
+    }
+
+    /// The ways to them.
+    ///
+    /// # Errors
+    /// When it does not answer, or refuses.
+    pub fn paths(&mut self) -> Result<Vec<Path>, ClientError> {
+        match self.ask(&Request::Paths)? {
+            Reply::Paths(paths) => Ok(paths),
+            _ => Err(ClientError::Unexpected),
+        }
+    }
+
+    /// Moves now, see [`Request::Handoff`].
+    ///
+    /// # Errors
+    /// When it does not answer, or refuses.
+    pub fn handoff(&mut self, to: Option<IpAddr>, peer: Option<String>) -> Result<HandoffStarted, ClientError> {
+        match self.ask(&Request::Handoff { to, peer })? {
+            Reply::Handoff(started) => Ok(started),
+            _ => Err(ClientError::Unexpected),
+        }
+    }
+
+    /// Drops the key that is remembered for an address, and tells which it was.
+    ///
+    /// # Errors
+    /// When it does not answer, or no key is remembered for that address.
+    pub fn forget_peer(&mut self, address: IpAddr) -> Result<String, ClientError> {
+        match self.ask(&Request::ForgetPeer { address })? {
+            Reply::Forgotten { key, .. } => Ok(key),
+            _ => Err(ClientError::Unexpected),
+        }
+    }
+
+    /// What happened, oldest first. Uses the connection up, since a daemon that follows answers nothing else.
+    ///
+    /// # Errors
+    /// When the request cannot be sent; what comes later is told by the iterator.
+    pub fn events(mut self, query: EventsQuery) -> Result<Events, ClientError> {
+        let follow = query.follow;
+        let timeout = if follow { None } else { Some(REPLY_TIMEOUT) };
+        self.send(&Request::Events(query), timeout)?;
+        Ok(Events { client: self, timeout, follow, ended: false })
+    }
+
+    /// Makes one request and waits for one reply line, which is given as it came: for tools that pass JSON on.
+    ///
+    /// # Errors
+    /// When the daemon does not answer, or refuses.
+    pub fn ask_for_line(&mut self, request: &Request) -> Result<(String, Reply), ClientError> {
+        let timeout = Some(if matches!(request, Request::Handoff { .. }) { HANDOFF_TIMEOUT } else { REPLY_TIMEOUT });
+        self.send(request, timeout)?;
+        let line = self.receive(timeout)?.ok_or_else(|| ClientError::Closed { socket: self.socket.clone() })?;
+        match reply_from_line(&line)? {
+            Reply::Error(failure) => Err(failure.into()),
+            reply => Ok((line, reply)),
+        }
+    }
+
+    fn ask(&mut self, request: &Request) -> Result<Reply, ClientError> {
+        self.ask_for_line(request).map(|(_, reply)| reply)
+    }
+
+    fn send(&mut self, request: &Request, timeout: Option<Duration>) -> Result<(), ClientError> {
+        let line = request_to_line(request)?;
+        let mut stream = self.stream.get_ref();
+        stream
+            .set_read_timeout(timeout)
+            .and_then(|()| stream.set_write_timeout(Some(REPLY_TIMEOUT)))
+            .and_then(|()| stream.write_all(line.as_bytes()))
+            .map_err(|source| self.broken(source, REPLY_TIMEOUT))
+    }
+
+    /// The next line; `None` at the end of the stream.
+    fn receive(&mut self, timeout: Option<Duration>) -> Result<Option<String>, ClientError> {
+        let mut line = String::new();
+        match self.stream.read_line(&mut line) {
+            Ok(0) => Ok(None),
+            Ok(_) => Ok(Some(line)),
+            Err(source) => Err(self.broken(source, timeout.unwrap_or_default())),
+        }
+    }
+
+    fn broken(&self, source: io::Error, after: Duration) -> ClientError {
+        let socket = self.socket.clone();
+        match source.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => ClientError::Timeout { socket, after },
+            _ => ClientError::Io { socket, source },
+        }
+    }
+}
+
+/// Events as they come. Ends when the daemon has told all that were asked for; while it follows, when it stops.
+#[derive(Debug)]
+pub struct Events {
+    client: Client,
+    timeout: Option<Duration>,
+    follow: bool,
+    ended: bool,
+}
+
+impl Events {
+    /// From now on, fail with [`ClientError::Timeout`] where no event comes for so long.
+    ///
+    /// # Errors
+    /// When the socket does not take it.
+    pub fn set_timeout(&mut self, timeout: Option<Duration>) -> Result<(), ClientError> {
+        self.timeout = timeout;
+        self.client
+            .stream
+            .get_ref()
+            .set_read_timeout(timeout)
+            .map_err(|source| self.client.broken(source, Duration::ZERO))
+    }
+}
+
+impl Iterator for Events {
+    type Item = Result<EventRecord, ClientError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.ended {
+            return None;
+        }
+        let item = match self.client.receive(self.timeout) {
+            Err(error) => Err(error),
+            // A daemon that is followed says nothing more before it stops.
+            Ok(None) if self.follow => {
+                self.ended = true;
+                return None;
+            }
+            Ok(None) => Err(ClientError::Closed { socket: self.client.socket.clone() }),
+            Ok(Some(line)) => match reply_from_line(&line) {
+                Ok(Reply::Event(event)) => return Some(Ok(event)),
+                Ok(Reply::End { .. }) => {
+                    self.ended = true;
+                    return None;
+                }
+                Ok(Reply::Error(failure)) => Err(failure.into()),
+                Ok(_) => Err(ClientError::Unexpected),
+                Err(error) => Err(error.into()),
+            },
+        };
+        self.ended = true;
+        Some(item)
+    }
+}

@@ -1,0 +1,402 @@
+//! What a daemon answers.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::Failure;
+
+/// An answer: one line. On the wire the variant's name is the one member beside `schema`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Reply {
+    /// To [`Request::Status`](crate::Request::Status).
+    Status(Box<Status>),
+    /// To [`Request::Connections`](crate::Request::Connections).
+    Connections(Vec<Connection>),
+    /// To [`Request::Peers`](crate::Request::Peers).
+    Peers(Vec<Peer>),
+    /// To [`Request::Paths`](crate::Request::Paths).
+    Paths(Vec<Path>),
+    /// One event; more follow until [`Reply::End`].
+    Event(EventRecord),
+    /// No more events.
+    End {
+        /// The number of the newest event that exists; for the next query's `since`.
+        newest: u64,
+    },
+    /// To [`Request::Handoff`](crate::Request::Handoff).
+    Handoff(HandoffStarted),
+    /// To [`Request::ForgetPeer`](crate::Request::ForgetPeer).
+    Forgotten {
+        /// The address.
+        address: IpAddr,
+        /// The key that was remembered for it.
+        key: String,
+    },
+    /// The request could not be carried out; nothing was changed.
+    Error(Failure),
+}
+
+/// How the daemon is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// Whether it does its work: the data plane is loaded and the control port is open.
+    pub ready: bool,
+    /// The version of the program.
+    pub version: String,
+    /// Its process id.
+    pub pid: u32,
+    /// Milliseconds since it started.
+    pub uptime_ms: u64,
+    /// This host's public key: what peers remember or pin.
+    pub public_key: String,
+    /// The UDP port of control messages and tunnels.
+    pub port: u16,
+    /// Whom it trusts when no key is known.
+    pub trust: Trust,
+    /// Its run directory.
+    pub run_dir: PathBuf,
+    /// Its state directory.
+    pub state_dir: PathBuf,
+    /// The place of this host: counts its changes of attachment (`docs/protocol.md` §5).
+    pub place: u32,
+    /// This host's own addresses that could be moved to, the preferred one first.
+    pub addresses: Vec<LocalAddress>,
+    /// Former addresses of this host that are kept because connections still use them.
+    pub kept_addresses: Vec<IpAddr>,
+    /// How much it looks after.
+    pub counts: Counts,
+    /// Where programs are attached now; empty while nothing has moved.
+    pub attached: Vec<Attachment>,
+    /// The tunnel's device, if there is one.
+    pub tunnel: Option<Tunnel>,
+    /// The number of the newest event.
+    pub newest_event: u64,
+}
+
+/// How a peer comes to be trusted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Trust {
+    /// On first use: the first key seen at an address is remembered.
+    Tofu,
+    /// Its key stands in the configuration.
+    Pinned,
+    /// It has the same pre-shared key.
+    Psk,
+}
+
+/// An address of this host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LocalAddress {
+    /// The address.
+    pub address: IpAddr,
+    /// The interface that has it.
+    pub interface: String,
+}
+
+/// How much the daemon looks after.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counts {
+    /// Peers that are known.
+    pub peers: usize,
+    /// Peers that a session is up with.
+    pub sessions: usize,
+    /// Connections that are known, whether they could be moved or not.
+    pub connections: usize,
+    /// Connections that are introduced, so outlive a move.
+    pub introduced: usize,
+    /// Connections that are carried to another place than the one that they were made at.
+    pub moved: usize,
+    /// Connections that nothing is sent for until a new place is confirmed.
+    pub held: usize,
+}
+
+/// A program that is attached to an interface.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attachment {
+    /// The interface.
+    pub interface: String,
+    /// What it does, e.g. `ingress`, `egress`, `detect`.
+    pub program: String,
+    /// How it hangs there: `tcx` or `clsact`.
+    pub hook: String,
+}
+
+/// The tunnel's end on this host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tunnel {
+    /// Name of the TUN device.
+    pub device: String,
+    /// Its MTU in bytes: the largest inner packet.
+    pub mtu: u32,
+    /// Packets sent into the tunnel.
+    pub packets_sent: u64,
+    /// Packets received from it.
+    pub packets_received: u64,
+}
+
+/// A transport protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Transport {
+    /// TCP.
+    Tcp,
+    /// UDP.
+    Udp,
+}
+
+/// A connection's name as one host has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Flow {
+    /// TCP or UDP.
+    pub transport: Transport,
+    /// That host's address and port.
+    pub local: SocketAddr,
+    /// The other end's.
+    pub remote: SocketAddr,
+}
+
+/// What is known of a connection, and whether it outlives a move.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Connection {
+    /// As this host's socket has it.
+    pub flow: Flow,
+    /// How it stands.
+    pub state: ConnectionState,
+    /// What carries its packets, where `state` is `moved` or `held`.
+    pub carrier: Option<Carrier>,
+    /// Who is at its other end, where that is known.
+    pub peer: Option<PeerName>,
+    /// Whether something on the way translates its addresses; known once it is introduced.
+    pub translated: Option<bool>,
+    /// What its packets carry on the wire while they are rewritten.
+    pub wire: Option<Flow>,
+    /// As the peer's socket has it (the peer's own end is `local`); known once it is introduced.
+    pub peer_flow: Option<Flow>,
+    /// Whose it is, where that could be found out.
+    pub process: Option<Process>,
+    /// When the daemon came to know of it (RFC 3339).
+    pub since: String,
+    /// Why it is not introduced, where `state` is `unprotected`.
+    pub reason: Option<String>,
+}
+
+/// How a connection stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ConnectionState {
+    /// Introduced and where it was made: its packets are not touched, and it will outlive a move.
+    Native,
+    /// Introduced and carried, since one end or both have moved.
+    Moved,
+    /// Introduced; nothing is sent for it until a new place is confirmed.
+    Held,
+    /// Not introduced yet: the peer is being asked, or the connection is too young.
+    Pending,
+    /// Not introduced, and nothing is under way: a move would end it.
+    Unprotected,
+}
+
+/// What carries the packets of moved connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Carrier {
+    /// Nothing, for now.
+    Hold,
+    /// UDP, through the tunnel's device.
+    Tunnel,
+    /// Their own packets, with addresses replaced.
+    Rewrite,
+}
+
+/// Names a peer.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct PeerName {
+    /// Its number on this host.
+    pub id: u32,
+    /// Its public key.
+    pub key: String,
+}
+
+/// A program that has a connection open.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Process {
+    /// Process id, in the daemon's own PID namespace.
+    pub pid: u32,
+    /// Its name (`/proc/PID/comm`).
+    pub name: String,
+}
+
+/// A daemon at the other end of connections.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Peer {
+    /// Its number on this host.
+    pub id: u32,
+    /// Its public key.
+    pub key: String,
+    /// Where it is reached now.
+    pub address: SocketAddr,
+    /// How it came to be trusted.
+    pub trust: Trust,
+    /// Addresses that its key is remembered for.
+    pub remembered: Vec<IpAddr>,
+    /// The session, while there is one.
+    pub session: Option<Session>,
+    /// Sequence numbers of binding updates.
+    pub sequence: Sequence,
+    /// The places of both ends.
+    pub places: Places,
+    /// Other addresses that it says it has.
+    pub locators: Vec<IpAddr>,
+    /// What carries its moved connections; `None` while none has moved.
+    pub carrier: Option<Carrier>,
+    /// Its connections with this host.
+    pub flows: PeerFlows,
+}
+
+/// A session with a peer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Session {
+    /// Milliseconds since its handshake.
+    pub age_ms: u64,
+    /// Smoothed round trip in milliseconds, once it was measured.
+    pub round_trip_ms: Option<f64>,
+    /// Milliseconds since anything valid was received in it.
+    pub heard_ms: Option<u64>,
+    /// The protocol's version.
+    pub version: u8,
+    /// What the peer is able to do, e.g. `rewrite`, `tunnel-plain`, `tunnel-sealed`, `ipv6`.
+    pub capabilities: Vec<String>,
+}
+
+/// Sequence numbers of binding updates.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sequence {
+    /// Of the last one sent.
+    pub sent: u32,
+    /// Of the last one accepted.
+    pub accepted: u32,
+}
+
+/// The places of both ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Places {
+    /// This host's.
+    pub local: u32,
+    /// The peer's.
+    pub peer: u32,
+}
+
+/// A peer's connections with this host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerFlows {
+    /// Introduced ones.
+    pub introduced: usize,
+    /// Of these, how many have moved (held ones included).
+    pub moved: usize,
+}
+
+/// A way to a peer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Path {
+    /// Whose.
+    pub peer: PeerName,
+    /// This host's address on it; the kernel's choice where absent.
+    pub local: Option<IpAddr>,
+    /// The peer's address and port.
+    pub remote: SocketAddr,
+    /// Whether it is the one in use.
+    pub active: bool,
+    /// Whether the peer has answered a challenge there.
+    pub confirmed: bool,
+    /// What carries moved connections on it, where any have moved.
+    pub carrier: Option<Carrier>,
+    /// Whether a NAT is on it, where that is known.
+    pub translated: Option<bool>,
+    /// Its round trip in milliseconds, once it was measured.
+    pub round_trip_ms: Option<f64>,
+    /// Its MTU in bytes, where that is known.
+    pub mtu: Option<u32>,
+}
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EventRecord {
+    /// Rises by one with each event of a daemon's life.
+    pub number: u64,
+    /// When, by the wall clock (RFC 3339, UTC, milliseconds).
+    pub time: String,
+    /// When, by CLOCK_MONOTONIC, in milliseconds: differences are exact even where the wall clock jumps.
+    pub monotonic_ms: u64,
+    /// What, as a word, e.g. `peer-reached`, `moving`, `moved`.
+    pub kind: String,
+    /// What, for people.
+    pub sentence: String,
+    /// The particulars of the kind.
+    #[serde(default)]
+    pub fields: serde_json::Map<String, serde_json::Value>,
+}
+
+/// A hand-off that was asked for and is under way.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HandoffStarted {
+    /// The address of this host that is moved to; absent where it differs from peer to peer.
+    pub to: Option<IpAddr>,
+    /// The peers that are told.
+    pub peers: Vec<PeerName>,
+    /// Connections that move.
+    pub flows: usize,
+    /// What becomes of it is told by events with a number above this one.
+    pub since: u64,
+}
+
+impl fmt::Display for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+        })
+    }
+}
+
+impl fmt::Display for Flow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} -> {}", self.transport, self.local, self.remote)
+    }
+}
+
+impl fmt::Display for ConnectionState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Native => "native",
+            Self::Moved => "moved",
+            Self::Held => "held",
+            Self::Pending => "pending",
+            Self::Unprotected => "unprotected",
+        })
+    }
+}
+
+impl fmt::Display for Carrier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Hold => "hold",
+            Self::Tunnel => "tunnel",
+            Self::Rewrite => "rewrite",
+        })
+    }
+}
+
+impl fmt::Display for Trust {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Tofu => "tofu",
+            Self::Pinned => "pinned",
+            Self::Psk => "psk",
+        })
+    }
+}

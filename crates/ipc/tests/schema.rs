@@ -1,0 +1,291 @@
+//! Holds the crate to the lines that `docs/json.md` promises.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::thread;
+
+use whimbrel_ipc::{
+    Attachment, Carrier, Client, ClientError, Connection, ConnectionState, Counts, EventRecord, EventsQuery, Failure,
+    Flow, HandoffStarted, LocalAddress, Path, Peer, PeerFlows, PeerName, Places, Process, Reply, Request, SchemaError,
+    Sequence, Session, Status, Transport, Trust, Tunnel, reply_from_line, reply_to_line, request_from_line,
+    request_to_line, socket_path,
+};
+
+const KEY: &str = "uM5ahVGHtdMGk2zVxpGZpaHZ0oTnSYfDwDMLnX1jkEo";
+
+fn flow(local: &str, remote: &str) -> Flow {
+    Flow { transport: Transport::Tcp, local: local.parse().unwrap(), remote: remote.parse().unwrap() }
+}
+
+fn peer_name() -> PeerName {
+    PeerName { id: 3, key: KEY.into() }
+}
+
+fn status() -> Status {
+    Status {
+        ready: true,
+        version: "0.1.0".into(),
+        pid: 4711,
+        uptime_ms: 86_400_000,
+        public_key: KEY.into(),
+        port: 2031,
+        trust: Trust::Tofu,
+        run_dir: "/run/whimbrel".into(),
+        state_dir: "/var/lib/whimbrel".into(),
+        place: 2,
+        addresses: vec![LocalAddress { address: "198.51.100.7".parse().unwrap(), interface: "wlan0".into() }],
+        kept_addresses: vec!["192.0.2.10".parse().unwrap()],
+        counts: Counts { peers: 1, sessions: 1, connections: 5, introduced: 2, moved: 1, held: 0 },
+        attached: vec![Attachment { interface: "wlan0".into(), program: "egress".into(), hook: "tcx".into() }],
+        tunnel: Some(Tunnel { device: "whimbrel0".into(), mtu: 1428, packets_sent: 10, packets_received: 20 }),
+        newest_event: 17,
+    }
+}
+
+fn replies() -> Vec<(&'static str, Reply)> {
+    vec![
+        ("status", Reply::Status(Box::new(status()))),
+        (
+            "connections",
+            Reply::Connections(vec![
+                Connection {
+                    flow: flow("192.0.2.10:51514", "203.0.113.5:443"),
+                    state: ConnectionState::Moved,
+                    carrier: Some(Carrier::Rewrite),
+                    peer: Some(peer_name()),
+                    translated: Some(false),
+                    wire: Some(flow("198.51.100.7:51514", "203.0.113.5:443")),
+                    peer_flow: Some(flow("203.0.113.5:443", "192.0.2.10:51514")),
+                    process: Some(Process { pid: 812, name: "curl".into() }),
+                    since: "2026-01-31T23:59:58.007Z".into(),
+                    reason: None,
+                },
+                Connection {
+                    flow: flow("[2001:db8::10]:40000", "[2001:db8:1::1]:22"),
+                    state: ConnectionState::Unprotected,
+                    carrier: None,
+                    peer: None,
+                    translated: None,
+                    wire: None,
+                    peer_flow: None,
+                    process: None,
+                    since: "2026-01-31T23:59:58.007Z".into(),
+                    reason: Some("nobody answers at 2001:db8:1::1 on UDP port 2031".into()),
+                },
+            ]),
+        ),
+        (
+            "peers",
+            Reply::Peers(vec![Peer {
+                id: 3,
+                key: KEY.into(),
+                address: "203.0.113.5:2031".parse().unwrap(),
+                trust: Trust::Tofu,
+                remembered: vec!["203.0.113.5".parse().unwrap()],
+                session: Some(Session {
+                    age_ms: 61_000,
+                    round_trip_ms: Some(40.5),
+                    heard_ms: Some(120),
+                    version: 1,
+                    capabilities: vec!["rewrite".into(), "tunnel-sealed".into()],
+                }),
+                sequence: Sequence { sent: 2, accepted: 0 },
+                places: Places { local: 2, peer: 0 },
+                locators: vec!["2001:db8:1::1".parse().unwrap()],
+                carrier: Some(Carrier::Rewrite),
+                flows: PeerFlows { introduced: 2, moved: 1 },
+            }]),
+        ),
+        (
+            "paths",
+            Reply::Paths(vec![Path {
+                peer: peer_name(),
+                local: Some("198.51.100.7".parse().unwrap()),
+                remote: "203.0.113.5:2031".parse().unwrap(),
+                active: true,
+                confirmed: true,
+                carrier: Some(Carrier::Tunnel),
+                translated: Some(true),
+                round_trip_ms: Some(40.5),
+                mtu: Some(1500),
+            }]),
+        ),
+        (
+            "event",
+            Reply::Event(EventRecord {
+                number: 17,
+                time: "2026-01-31T23:59:58.007Z".into(),
+                monotonic_ms: 123_456,
+                kind: "moved".into(),
+                sentence: "Peer #3 takes us at 198.51.100.7 now (1 connection, 43 ms).".into(),
+                fields: serde_json::from_str(r#"{"peer":3,"to":"198.51.100.7","flows":1}"#).unwrap(),
+            }),
+        ),
+        ("end", Reply::End { newest: 17 }),
+        (
+            "handoff",
+            Reply::Handoff(HandoffStarted {
+                to: Some("198.51.100.7".parse().unwrap()),
+                peers: vec![peer_name()],
+                flows: 2,
+                since: 17,
+            }),
+        ),
+        ("forgotten", Reply::Forgotten { address: "203.0.113.5".parse().unwrap(), key: KEY.into() }),
+        (
+            "error",
+            Reply::Error(
+                Failure::new("this host has no such address")
+                    .on("198.51.100.8")
+                    .hint("'whimbrel status' lists the addresses that can be moved to."),
+            ),
+        ),
+    ]
+}
+
+fn requests() -> Vec<(Request, &'static str)> {
+    vec![
+        (Request::Status, r#"{"schema":1,"request":"status"}"#),
+        (Request::Connections, r#"{"schema":1,"request":"connections"}"#),
+        (Request::Peers, r#"{"schema":1,"request":"peers"}"#),
+        (Request::Paths, r#"{"schema":1,"request":"paths"}"#),
+        (
+            Request::Events(EventsQuery { last: Some(20), since: Some(5), follow: true }),
+            r#"{"schema":1,"request":"events","last":20,"since":5,"follow":true}"#,
+        ),
+        (
+            Request::Handoff { to: Some("198.51.100.7".parse().unwrap()), peer: Some("#3".into()) },
+            r##"{"schema":1,"request":"handoff","to":"198.51.100.7","peer":"#3"}"##,
+        ),
+        (
+            Request::ForgetPeer { address: "203.0.113.5".parse().unwrap() },
+            r#"{"schema":1,"request":"forget-peer","address":"203.0.113.5"}"#,
+        ),
+    ]
+}
+
+#[test]
+fn replies_are_as_documented() {
+    let directory = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+    for (name, reply) in replies() {
+        let line = reply_to_line(&reply).unwrap();
+        let path = directory.join(format!("{name}.json"));
+        // To renew them after the schema grew: WHIMBREL_BLESS=1 cargo test -p whimbrel-ipc
+        if std::env::var_os("WHIMBREL_BLESS").is_some() {
+            fs::write(&path, &line).unwrap();
+        }
+        let golden = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        assert_eq!(line, golden, "{}", path.display());
+        assert_eq!(reply_from_line(&golden).unwrap(), reply);
+    }
+}
+
+#[test]
+fn requests_are_as_documented() {
+    for (request, line) in requests() {
+        assert_eq!(request_to_line(&request).unwrap().trim_end(), line);
+        assert_eq!(request_from_line(line).unwrap(), request);
+    }
+}
+
+#[test]
+fn what_a_request_may_leave_out() {
+    let request = request_from_line(r#"{"schema":1,"request":"events"}"#).unwrap();
+    assert_eq!(request, Request::Events(EventsQuery::default()));
+    let request = request_from_line(r#"{"schema":1,"request":"handoff"}"#).unwrap();
+    assert_eq!(request, Request::Handoff { to: None, peer: None });
+}
+
+#[test]
+fn unknown_members_are_ignored() {
+    let request = request_from_line(r#"{"schema":1,"request":"status","colour":"grey"}"#).unwrap();
+    assert_eq!(request, Request::Status);
+}
+
+#[test]
+fn other_schemas_and_nonsense_are_refused() {
+    assert!(matches!(request_from_line(r#"{"schema":2,"request":"status"}"#), Err(SchemaError::Version { found: 2 })));
+    for line in ["", "{", "[]", r#"{"schema":1}"#, r#"{"schema":1,"request":"fly"}"#, r#"{"schema":-1}"#] {
+        assert!(matches!(request_from_line(line), Err(SchemaError::Malformed(_))), "{line}");
+    }
+}
+
+/// A directory of its own that goes with it.
+struct RunDir(PathBuf);
+
+impl RunDir {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("whimbrel-ipc-{name}-{}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for RunDir {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A daemon that gives these lines to the one request that it waits for.
+fn daemon(run_dir: &RunDir, answer: String) -> thread::JoinHandle<String> {
+    let listener = UnixListener::bind(socket_path(&run_dir.0)).unwrap();
+    thread::spawn(move || {
+        let (stream, _) = listener.accept().unwrap();
+        let mut reader = BufReader::new(stream);
+        let mut request = String::new();
+        reader.read_line(&mut request).unwrap();
+        reader.get_mut().write_all(answer.as_bytes()).unwrap();
+        request
+    })
+}
+
+#[test]
+fn client_gets_its_answer() {
+    let run_dir = RunDir::new("answer");
+    let daemon = daemon(&run_dir, reply_to_line(&replies()[0].1).unwrap());
+    let answer = Client::connect(&run_dir.0).unwrap().status().unwrap();
+    assert_eq!(answer, status());
+    assert_eq!(daemon.join().unwrap(), "{\"schema\":1,\"request\":\"status\"}\n");
+}
+
+#[test]
+fn client_tells_a_refusal() {
+    let run_dir = RunDir::new("refusal");
+    let daemon = daemon(&run_dir, reply_to_line(&Reply::Error(Failure::new("no").on("eth9"))).unwrap());
+    let error = Client::connect(&run_dir.0).unwrap().handoff(None, None).unwrap_err();
+    assert_eq!(error.to_string(), "eth9: no.");
+    daemon.join().unwrap();
+}
+
+#[test]
+fn client_reads_events_to_their_end() {
+    let run_dir = RunDir::new("events");
+    let Reply::Event(event) = replies().swap_remove(4).1 else { panic!("not an event") };
+    let line = reply_to_line(&Reply::Event(event.clone())).unwrap();
+    let end = reply_to_line(&Reply::End { newest: 17 }).unwrap();
+    let daemon = daemon(&run_dir, format!("{line}{line}{end}"));
+    let events = Client::connect(&run_dir.0).unwrap().events(EventsQuery::default()).unwrap();
+    let events: Vec<_> = events.collect::<Result<_, _>>().unwrap();
+    assert_eq!(events, [event.clone(), event]);
+    daemon.join().unwrap();
+}
+
+#[test]
+fn client_notices_a_daemon_that_dies_in_mid_answer() {
+    let run_dir = RunDir::new("dies");
+    let daemon = daemon(&run_dir, String::new());
+    let error = Client::connect(&run_dir.0).unwrap().peers().unwrap_err();
+    assert!(matches!(error, ClientError::Closed { .. }), "{error}");
+    daemon.join().unwrap();
+}
+
+#[test]
+fn client_says_where_no_daemon_is() {
+    let run_dir = RunDir::new("nobody");
+    let error = Client::connect(&run_dir.0).unwrap_err();
+    assert!(matches!(error, ClientError::Connect { .. }), "{error}");
+    assert!(error.to_string().contains("whimbrel.sock"), "{error}");
+}
