@@ -51,8 +51,6 @@ pub struct Hello {
     pub version: u8,
     /// What the sender can do.
     pub capabilities: Capabilities,
-    /// The sender's epoch.
-    pub epoch: u32,
     /// Milliseconds, strictly rising from one IK initiation of a key to its next; else 0 (P-9).
     pub timestamp: u64,
     /// Addresses at which the sender can be reached, best first, at most [`MAX_LOCATORS`].
@@ -62,12 +60,12 @@ pub struct Hello {
 /// Most addresses in a hello or a *locators* message. With so many a response is still shorter than an initiation (P-2).
 pub const MAX_LOCATORS: usize = 32;
 /// Length of a hello without locators, in bytes.
-pub const HELLO_FIXED_LEN: usize = 18;
+pub const HELLO_FIXED_LEN: usize = 14;
 
 impl Default for Hello {
     /// A hello of the newest version that says nothing.
     fn default() -> Self {
-        Self { version: VERSION, capabilities: Capabilities::NONE, epoch: 0, timestamp: 0, locators: Vec::new() }
+        Self { version: VERSION, capabilities: Capabilities::NONE, timestamp: 0, locators: Vec::new() }
     }
 }
 
@@ -82,7 +80,6 @@ impl Hello {
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.push(self.version);
         put_u32(out, self.capabilities.0);
-        put_u32(out, self.epoch);
         put_u64(out, self.timestamp);
         put_locators(out, &self.locators);
     }
@@ -98,10 +95,9 @@ impl Hello {
             return Err(Malformed { what: "hello version", at: 0 });
         }
         let capabilities = Capabilities(reader.u32("capabilities")?);
-        let epoch = reader.u32("epoch")?;
         let timestamp = reader.u64("timestamp")?;
         let locators = read_locators(&mut reader)?;
-        Ok(Self { version, capabilities, epoch, timestamp, locators })
+        Ok(Self { version, capabilities, timestamp, locators })
     }
 }
 

@@ -6,7 +6,7 @@ use core::net::{IpAddr, SocketAddr};
 use crate::codec::{ENDPOINT_LEN, Malformed, Reader, TUPLE_LEN};
 use crate::codec::{put_endpoint, put_tuple, put_u16, put_u32, put_u64};
 use crate::flow::FlowTuple;
-use crate::hello::{Capabilities, MAX_LOCATORS, put_locators, read_locators};
+use crate::hello::{MAX_LOCATORS, put_locators, read_locators};
 
 /// A message of the control protocol.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,8 +69,8 @@ pub enum Message {
     ),
     /// Type 0x30: the sender is to be reached at the source of this datagram now.
     BindingUpdate {
-        /// The sender's epoch; newer than that of any update before (P-17).
-        epoch: u32,
+        /// Newer than that of any update before (P-17); the number of the place that it announces.
+        sequence: u32,
         /// What the sender asks for.
         flags: UpdateFlags,
         /// Source address and port that the sender gave the datagram (P-19).
@@ -80,14 +80,18 @@ pub enum Message {
     },
     /// Type 0x31: the answer to a binding update.
     BindingAcknowledgement {
-        /// The epoch of the update.
-        epoch: u32,
+        /// That of the update.
+        sequence: u32,
         /// What became of it.
         status: BindingStatus,
+        /// What the answering end asks for.
+        flags: UpdateFlags,
+        /// The newest sequence number that was accepted.
+        newest: u32,
+        /// The place that the update's sender is at (P-25).
+        place: u32,
         /// Source address and port that the update had when it arrived.
         observed: SocketAddr,
-        /// Carriers that may be used: those of [`Capabilities`], bits 0 to 7.
-        allowed: Capabilities,
     },
     /// Type 0x32: a carrier probe has arrived.
     ProbeSeen {
@@ -115,10 +119,10 @@ pub struct Echo {
     pub introducer_nonce: u64,
     /// Nonce that the responder put into the flow, as it arrived.
     pub responder_nonce: u64,
-    /// The introducer's epoch (P-14).
-    pub introducer_epoch: u32,
-    /// The responder's epoch as the introducer knows it (P-14).
-    pub responder_epoch: u32,
+    /// The introducer's place (P-14).
+    pub introducer_place: u32,
+    /// The responder's place as the introducer knows it (P-14).
+    pub responder_place: u32,
     /// The introducer's wire port (P-16).
     pub wire_port: u16,
     /// The flow as the introducer sees it.
@@ -170,14 +174,16 @@ macro_rules! byte_enum {
 byte_enum! {
     /// Why a responder did not take a flow as introduced. On the wire 0 stands for "introduced".
     IntroductionRefusal {
+        /// The places in the echo are not those that the responder has in force (P-14).
+        OtherPlaces = 1,
         /// The introducer's nonce has not arrived on any flow.
-        NotSeen = 1,
+        NotSeen = 2,
         /// The responder's nonce was sent on another flow than the one that the introducer's came on.
-        OtherFlow = 2,
+        OtherFlow = 3,
         /// The responder has no such socket, or does not want the flow moved.
-        Refused = 3,
+        Refused = 4,
         /// The responder has too many flows or introductions at the moment.
-        Busy = 4,
+        Busy = 5,
     }
 }
 
@@ -186,14 +192,10 @@ byte_enum! {
     BindingStatus {
         /// The binding is in force.
         Accepted = 0,
-        /// The epoch is not newer than the last accepted one; `epoch` of the acknowledgement is that one.
-        Stale = 1,
-        /// The path has to be proven first: a challenge is under way.
-        Unproven = 2,
+        /// The sequence number is not newer than the newest accepted one, which the acknowledgement names (P-17).
+        NotNewer = 1,
         /// The peer does not want this.
-        Refused = 3,
-        /// No flow is introduced with this peer.
-        NoFlows = 4,
+        Refused = 2,
     }
 }
 
@@ -211,7 +213,7 @@ byte_enum! {
     }
 }
 
-/// Bits of a binding update. Bits that are not known are kept and ignored.
+/// Bits of a binding update and of its acknowledgement. Bits that are not known are kept and ignored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct UpdateFlags(pub u8);
 
@@ -303,7 +305,7 @@ impl Message {
                 return messages * (MESSAGE_HEADER_LEN + 2) + 8 * nonces.len();
             }
             Self::BindingUpdate { .. } => 9 + ENDPOINT_LEN,
-            Self::BindingAcknowledgement { .. } => 6 + ENDPOINT_LEN,
+            Self::BindingAcknowledgement { .. } => 14 + ENDPOINT_LEN,
             Self::TunnelOffer { .. } => 9,
             Self::Close { .. } => 1,
         };
@@ -347,8 +349,8 @@ impl Message {
             Self::IntroductionEcho(echo) => {
                 put_u64(out, echo.introducer_nonce);
                 put_u64(out, echo.responder_nonce);
-                put_u32(out, echo.introducer_epoch);
-                put_u32(out, echo.responder_epoch);
+                put_u32(out, echo.introducer_place);
+                put_u32(out, echo.responder_place);
                 put_u16(out, echo.wire_port);
                 put_tuple(out, &echo.tuple);
             }
@@ -363,17 +365,19 @@ impl Message {
                     Err(refusal) => out.push(refusal.number()),
                 }
             }
-            Self::BindingUpdate { epoch, flags, claimed, lifetime } => {
-                put_u32(out, *epoch);
+            Self::BindingUpdate { sequence, flags, claimed, lifetime } => {
+                put_u32(out, *sequence);
                 out.push(flags.0);
                 put_endpoint(out, *claimed);
                 put_u32(out, *lifetime);
             }
-            Self::BindingAcknowledgement { epoch, status, observed, allowed } => {
-                put_u32(out, *epoch);
+            Self::BindingAcknowledgement { sequence, status, flags, newest, place, observed } => {
+                put_u32(out, *sequence);
                 out.push(status.number());
+                out.push(flags.0);
+                put_u32(out, *newest);
+                put_u32(out, *place);
                 put_endpoint(out, *observed);
-                out.push(allowed.0 as u8);
             }
             Self::TunnelOffer { chain, token } => {
                 out.push(*chain);
@@ -399,8 +403,8 @@ impl Message {
             INTRODUCTION_ECHO => Self::IntroductionEcho(Echo {
                 introducer_nonce: body.u64("introducer's nonce")?,
                 responder_nonce: body.u64("responder's nonce")?,
-                introducer_epoch: body.u32("introducer's epoch")?,
-                responder_epoch: body.u32("responder's epoch")?,
+                introducer_place: body.u32("introducer's place")?,
+                responder_place: body.u32("responder's place")?,
                 wire_port: body.u16("introducer's wire port")?,
                 tuple: body.tuple("introducer's tuple")?,
             }),
@@ -416,16 +420,18 @@ impl Message {
             },
             FLOW_CLOSED => Self::FlowClosed(read_closed(body)?),
             BINDING_UPDATE => Self::BindingUpdate {
-                epoch: body.u32("update epoch")?,
+                sequence: body.u32("update sequence")?,
                 flags: UpdateFlags(body.u8("update flags")?),
                 claimed: body.endpoint("claimed source")?,
                 lifetime: body.u32("lifetime")?,
             },
             BINDING_ACKNOWLEDGEMENT => Self::BindingAcknowledgement {
-                epoch: body.u32("acknowledged epoch")?,
+                sequence: body.u32("acknowledged sequence")?,
                 status: BindingStatus::from_number(body.u8("binding status")?),
+                flags: UpdateFlags(body.u8("acknowledgement flags")?),
+                newest: body.u32("newest sequence")?,
+                place: body.u32("place")?,
                 observed: body.endpoint("observed source")?,
-                allowed: Capabilities(u32::from(body.u8("allowed carriers")?)),
             },
             PROBE_SEEN => Self::ProbeSeen { token: body.u64("probe nonce")? },
             TUNNEL_OFFER => Self::TunnelOffer { chain: body.u8("chain")?, token: body.u64("tunnel token")? },
