@@ -1,2 +1,124 @@
-//! The whimbrel command.
-fn main() {}
+//! The `whimbrel` command: starts the daemon, asks a running one, and looks after a machine's health.
+#![forbid(unsafe_code)]
+
+mod args;
+mod complaint;
+mod handoff;
+mod show;
+mod table;
+
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::Parser;
+use whimbrel_ipc::{Client, EventsQuery, Finding, Request, SCHEMA, Verdict, reply_to_line};
+
+use crate::args::{Arguments, Command, PeersCommand};
+use crate::complaint::Complaint;
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match run(&arguments) {
+        Ok(code) => code,
+        // Whoever reads our output has had enough (`whimbrel events | head`): that is no failure.
+        Err(Complaint::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(complaint) => {
+            eprintln!("whimbrel: {complaint}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<ExitCode, Complaint> {
+    let run_dir = arguments.run_dir.as_path();
+    match &arguments.command {
+        Command::Up { config, state_dir } => {
+            let options = whimbrel_daemon::Options {
+                config: config.clone(),
+                run_dir: run_dir.to_owned(),
+                state_dir: state_dir.clone(),
+            };
+            whimbrel_daemon::run(options).map_err(Complaint::daemon)?;
+        }
+        Command::Status { json } => return status(run_dir, *json),
+        Command::Connections { json: true, .. } => pass_on(run_dir, &Request::Connections)?,
+        Command::Connections { json: false, moved } => {
+            print(&show::connections(&connect(run_dir)?.connections()?, *moved))?;
+        }
+        Command::Peers { command: Some(PeersCommand::Forget { address }), .. } => {
+            let key = connect(run_dir)?.forget_peer(*address)?;
+            print(&format!(
+                "Forgot key {key} of {address}. The next key that answers there will be remembered instead.\n"
+            ))?;
+        }
+        Command::Peers { json: true, .. } => pass_on(run_dir, &Request::Peers)?,
+        Command::Peers { .. } => print(&show::peers(&connect(run_dir)?.peers()?))?,
+        Command::Paths { json: true } => pass_on(run_dir, &Request::Paths)?,
+        Command::Paths { json: false } => print(&show::paths(&connect(run_dir)?.paths()?))?,
+        Command::Events { follow, last, since, json } => {
+            let last = match (follow, since, last) {
+                (_, _, Some(last)) => Some(*last),
+                (false, Some(_), None) => None,
+                (_, _, None) => Some(args::EVENTS_SHOWN),
+            };
+            events(run_dir, EventsQuery { last, since: *since, follow: *follow }, *json)?;
+        }
+        Command::Handoff { to, peer, no_wait, json } => {
+            return handoff::handoff(run_dir, *to, peer.clone(), !*no_wait, *json);
+        }
+        Command::Doctor { json } => return doctor(run_dir, *json),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn connect(run_dir: &Path) -> Result<Client, Complaint> {
+    Client::connect(run_dir).map_err(Complaint::Daemon)
+}
+
+fn print(text: &str) -> Result<(), Complaint> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Complaint::Output)
+}
+
+/// Prints the daemon's line as it came: what `--json` promises is what `docs/json.md` says.
+fn pass_on(run_dir: &Path, request: &Request) -> Result<(), Complaint> {
+    let (line, _) = connect(run_dir)?.ask_for_line(request)?;
+    print(&line)
+}
+
+/// Fails when the daemon is not ready, as service managers and scripts wish.
+fn status(run_dir: &Path, json: bool) -> Result<ExitCode, Complaint> {
+    let mut client = connect(run_dir)?;
+    let status = client.status()?;
+    if json {
+        print(&reply_to_line(&whimbrel_ipc::Reply::Status(Box::new(status.clone())))?)?;
+    } else {
+        print(&show::status(&status))?;
+    }
+    Ok(if status.ready { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn events(run_dir: &Path, query: EventsQuery, json: bool) -> Result<(), Complaint> {
+    for event in connect(run_dir)?.events(query)? {
+        let event = event?;
+        match json {
+            true => print(&reply_to_line(&whimbrel_ipc::Reply::Event(event))?)?,
+            false => print(&show::event(&event))?,
+        }
+    }
+    Ok(())
+}
+
+/// Fails when something is found that keeps Whimbrel from working.
+fn doctor(run_dir: &Path, json: bool) -> Result<ExitCode, Complaint> {
+    let findings: Vec<Finding> = whimbrel_daemon::doctor(run_dir);
+    if json {
+        let line = serde_json::json!({ "schema": SCHEMA, "findings": findings });
+        print(&format!("{line}\n"))?;
+    } else {
+        print(&show::findings(&findings))?;
+    }
+    let broken = findings.iter().any(|finding| finding.verdict == Verdict::Problem);
+    Ok(if broken { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}

@@ -1,0 +1,179 @@
+//! The command line: what can be said, and what `--help` teaches.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand};
+
+/// How many events are shown when nobody says how many.
+pub(crate) const EVENTS_SHOWN: usize = 30;
+
+/// Where a daemon keeps what lives as long as it does.
+const DEFAULT_RUN_DIR: &str = "/run/whimbrel";
+
+/// Where a daemon keeps what outlives it.
+const DEFAULT_STATE_DIR: &str = "/var/lib/whimbrel";
+
+const ABOUT: &str = "Keeps open connections alive when the host under them changes its address";
+
+const LONG_ABOUT: &str = "\
+Whimbrel keeps open connections alive when the host under them changes its address.
+
+Run it on both ends of a connection: `whimbrel up`, as root, with no configuration.
+Connections between the two hosts, old and new, then survive a change of network: a
+download goes on, an ssh session goes on. Programs need not know, and nothing else in
+the network needs to run anything.";
+
+const AFTER_HELP: &str = "\
+Examples:
+  whimbrel doctor                 does this machine have all that is needed?
+  whimbrel up                     start the daemon, in the foreground
+  whimbrel status                 is it ready? (exit status 0: yes)
+  whimbrel connections            which connections would survive a move?
+  whimbrel events --follow        watch what happens while you change networks
+  whimbrel connections --json | jq '.connections[] | select(.state == \"moved\")'
+
+All commands but `up` and `doctor` ask a running daemon. They find it by --run-dir or WHIMBREL_RUN_DIR.
+The JSON that --json prints is described in docs/json.md.";
+
+const UP_HELP: &str = "\
+What it does to the system:
+  - opens UDP port 2031 and answers other hosts that run Whimbrel; a host that runs
+    nothing is asked a few times when a connection to it opens, then left alone
+  - makes a key pair at the first start (STATE_DIR/identity)
+  - while a connection is carried to another address, and only then: attaches eBPF
+    programs to the interfaces, keeps the former address on `lo`, and adds routing
+    rules for it
+  - makes a TUN device when a tunnel is needed
+  - takes all of this away again when no connection needs it. What moved connections
+    need stays when the daemon stops, so that it can be restarted under them.
+
+It needs root (or CAP_NET_ADMIN, CAP_BPF, CAP_PERFMON, CAP_SYS_ADMIN and CAP_NET_RAW).
+The configuration is optional; packaging/whimbrel.toml shows every key with its default.
+
+Examples:
+  whimbrel up
+  whimbrel up --config /etc/whimbrel/whimbrel.toml
+  whimbrel --run-dir /run/w2 up --state-dir /var/lib/w2      a second instance";
+
+const CONNECTIONS_HELP: &str = "\
+The state says what a change of network would do to the connection:
+  native       known to both ends; survives a move. Its packets are not touched
+  moved        carried to another address than the one it was opened with
+  held         waiting for a new path; nothing is sent until it is there
+  pending      being introduced to the other end; usually takes a second or two
+  unprotected  a move would end it: the lines below the table say why
+
+`via` is what carries it after a move: `rewrite` replaces addresses in its packets and
+costs nothing; `tunnel` puts them into UDP, where a NAT or a firewall rules rewriting out.";
+
+const HANDOFF_HELP: &str = "\
+The daemon moves by itself when an address vanishes or a better one appears. This
+command moves now: to another address that the host has as well, or, with no address,
+once more to the preferred one (which makes the peers check the path again).
+
+Examples:
+  whimbrel handoff --to 198.51.100.7     to the second network, while both are up
+  whimbrel handoff --peer 203.0.113.5    only the connections with this peer";
+
+#[derive(Debug, Parser)]
+#[command(name = "whimbrel", version, about = ABOUT, long_about = LONG_ABOUT, after_help = AFTER_HELP)]
+pub(crate) struct Arguments {
+    /// The daemon's run directory: its socket lives there, one directory for each instance
+    #[arg(long, global = true, value_name = "DIR", env = "WHIMBREL_RUN_DIR", default_value = DEFAULT_RUN_DIR)]
+    pub(crate) run_dir: PathBuf,
+
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run the daemon in the foreground
+    #[command(after_help = UP_HELP)]
+    Up {
+        /// The configuration; without this, /etc/whimbrel/whimbrel.toml is read where it exists
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
+        /// Where the key pair, remembered keys and known connections are kept
+        #[arg(long, value_name = "DIR", default_value = DEFAULT_STATE_DIR)]
+        state_dir: PathBuf,
+    },
+    /// Show how the daemon is; the exit status is 0 once it is ready
+    Status {
+        /// Print one line of JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// List connections and whether they would survive a move
+    #[command(after_help = CONNECTIONS_HELP)]
+    Connections {
+        /// Only those that have moved
+        #[arg(long, conflicts_with = "json")]
+        moved: bool,
+        /// Print one line of JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// List the other hosts that run Whimbrel
+    #[command(args_conflicts_with_subcommands = true)]
+    Peers {
+        #[command(subcommand)]
+        command: Option<PeersCommand>,
+        /// Print one line of JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// List the paths to peers: addresses, round trips, what carries connections there
+    Paths {
+        /// Print one line of JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Tell what happened, oldest first
+    Events {
+        /// Go on with what happens from now on, until interrupted
+        #[arg(long, short)]
+        follow: bool,
+        /// At most so many of those that are there already [default: 30, or all with --since]
+        #[arg(long, short = 'n', value_name = "COUNT")]
+        last: Option<usize>,
+        /// Only those after this number
+        #[arg(long, value_name = "NUMBER")]
+        since: Option<u64>,
+        /// Print a line of JSON for each
+        #[arg(long)]
+        json: bool,
+    },
+    /// Move now, to another address of this host
+    #[command(after_help = HANDOFF_HELP)]
+    Handoff {
+        /// The address of this host to move to; the daemon's choice where left out
+        #[arg(long, value_name = "ADDRESS")]
+        to: Option<IpAddr>,
+        /// Only the connections with this peer: its number, key or address
+        #[arg(long, value_name = "PEER")]
+        peer: Option<String>,
+        /// Do not wait until the peers have answered
+        #[arg(long)]
+        no_wait: bool,
+        /// Print a line of JSON, and one for each event that belongs to it
+        #[arg(long)]
+        json: bool,
+    },
+    /// Check kernel, privileges, firewall and network settings, and say how to mend what is wrong
+    Doctor {
+        /// Print one line of JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum PeersCommand {
+    /// Drop the key that is remembered for an address, after that host was set up anew
+    Forget {
+        /// The address
+        address: IpAddr,
+    },
+}

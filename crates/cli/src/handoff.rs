@@ -1,0 +1,150 @@
+//! `whimbrel handoff`: starts one and tells what becomes of it.
+
+use std::collections::HashSet;
+use std::net::IpAddr;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use whimbrel_ipc::{ClientError, EventRecord, EventsQuery, HandoffStarted, Reply, Request, reply_to_line};
+
+use crate::complaint::Complaint;
+use crate::{connect, print, show};
+
+/// How long is waited for the peers' answers.
+const WAIT: Duration = Duration::from_secs(15);
+
+pub(crate) fn handoff(
+    run_dir: &Path,
+    to: Option<IpAddr>,
+    peer: Option<String>,
+    wait: bool,
+    json: bool,
+) -> Result<ExitCode, Complaint> {
+    let (line, reply) = connect(run_dir)?.ask_for_line(&Request::Handoff { to, peer })?;
+    let Reply::Handoff(started) = reply else { return Err(ClientError::Unexpected.into()) };
+    print(&if json { line } else { announcement(&started) })?;
+    if !wait || started.peers.is_empty() {
+        return Ok(ExitCode::SUCCESS);
+    }
+
+    let query = EventsQuery { last: None, since: Some(started.since), follow: true };
+    let mut events = connect(run_dir)?.events(query)?;
+    let mut outcome = Outcome::new(&started);
+    let deadline = Instant::now() + WAIT;
+    while !outcome.open.is_empty() {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            break;
+        }
+        events.set_timeout(Some(left))?;
+        let event = match events.next() {
+            Some(Ok(event)) => event,
+            Some(Err(ClientError::Timeout { .. })) | None => break,
+            Some(Err(error)) => return Err(error.into()),
+        };
+        if outcome.note(&event) {
+            print(&if json { reply_to_line(&Reply::Event(event))? } else { show::event(&event) })?;
+        }
+    }
+    outcome.verdict()
+}
+
+fn announcement(started: &HandoffStarted) -> String {
+    let to = started.to.map(|to| format!(" to {to}")).unwrap_or_default();
+    match started.peers.len() {
+        0 => "No peer needs to be told: no connection is introduced yet.\n".to_owned(),
+        peers => {
+            format!("Moving {} with {}{to}.\n", show::count(started.flows, "connection"), show::count(peers, "peer"))
+        }
+    }
+}
+
+/// What the peers have made of a hand-off so far.
+struct Outcome {
+    /// Those that have not answered.
+    open: HashSet<u64>,
+    /// Those that refused.
+    refused: usize,
+}
+
+impl Outcome {
+    fn new(started: &HandoffStarted) -> Self {
+        Self { open: started.peers.iter().map(|peer| u64::from(peer.id)).collect(), refused: 0 }
+    }
+
+    /// Takes an event in; whether it belongs to this hand-off.
+    fn note(&mut self, event: &EventRecord) -> bool {
+        let Some(peer) = event.fields.get("peer").and_then(serde_json::Value::as_u64) else { return false };
+        if !self.open.contains(&peer) {
+            return false;
+        }
+        match event.kind.as_str() {
+            "moved" => {
+                self.open.remove(&peer);
+            }
+            "refused" => {
+                self.open.remove(&peer);
+                self.refused += 1;
+            }
+            _ => {}
+        }
+        true
+    }
+
+    fn verdict(&self) -> Result<ExitCode, Complaint> {
+        match (self.open.len(), self.refused) {
+            (0, 0) => Ok(ExitCode::SUCCESS),
+            (open, refused) => Err(Complaint::Handoff(format!(
+                "of the peers, {open} did not answer within {} s and {refused} refused. The daemon goes on trying; \
+                 `whimbrel events --follow` tells what becomes of it.",
+                WAIT.as_secs()
+            ))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use whimbrel_ipc::PeerName;
+
+    fn started(peers: &[u32]) -> HandoffStarted {
+        let peers = peers.iter().map(|id| PeerName { id: *id, key: String::new() }).collect();
+        HandoffStarted { to: Some("198.51.100.7".parse().unwrap()), peers, flows: 2, since: 0 }
+    }
+
+    fn event(kind: &str, peer: u32) -> EventRecord {
+        EventRecord {
+            number: 1,
+            time: String::new(),
+            monotonic_ms: 0,
+            kind: kind.into(),
+            sentence: String::new(),
+            fields: serde_json::from_value(serde_json::json!({ "peer": peer })).unwrap(),
+        }
+    }
+
+    #[test]
+    fn done_when_every_peer_has_moved() {
+        let mut outcome = Outcome::new(&started(&[1, 2]));
+        assert!(outcome.note(&event("moving", 1)));
+        assert!(outcome.note(&event("moved", 1)));
+        assert!(!outcome.note(&event("moved", 7)));
+        assert!(outcome.verdict().is_err());
+        assert!(outcome.note(&event("moved", 2)));
+        assert!(outcome.verdict().is_ok());
+    }
+
+    #[test]
+    fn a_refusal_is_a_failure() {
+        let mut outcome = Outcome::new(&started(&[1]));
+        outcome.note(&event("refused", 1));
+        assert!(outcome.open.is_empty() && outcome.verdict().is_err());
+    }
+
+    #[test]
+    fn announces_what_moves() {
+        assert_eq!(announcement(&started(&[1])), "Moving 2 connections with 1 peer to 198.51.100.7.\n");
+    }
+}

@@ -1,0 +1,144 @@
+//! `whimbrel connections`.
+
+use std::collections::BTreeMap;
+
+use whimbrel_ipc::{Carrier, Connection, ConnectionState};
+
+use super::count;
+use crate::table::{WIDTH, elastic, render, text, wrap};
+
+pub(crate) fn connections(connections: &[Connection], only_moved: bool) -> String {
+    let away = |connection: &&Connection| {
+        !only_moved || matches!(connection.state, ConnectionState::Moved | ConnectionState::Held)
+    };
+    let mut shown: Vec<_> = connections.iter().filter(away).collect();
+    if shown.is_empty() {
+        return if only_moved { "No connection has moved.\n".into() } else { "No connections.\n".into() };
+    }
+    shown.sort_by_key(|connection| (rank(connection.state), connection.flow));
+    let rows: Vec<_> = shown
+        .iter()
+        .map(|connection| {
+            [
+                connection.flow.transport.to_string(),
+                connection.flow.local.to_string(),
+                connection.flow.remote.to_string(),
+                connection.state.to_string(),
+                via(connection),
+                connection.peer.as_ref().map(|peer| format!("#{}", peer.id)).unwrap_or_default(),
+                connection
+                    .process
+                    .as_ref()
+                    .map(|process| format!("{} ({})", process.name, process.pid))
+                    .unwrap_or_default(),
+            ]
+        })
+        .collect();
+    let mut out = render(
+        [text("PROTO"), text("LOCAL"), text("REMOTE"), text("STATE"), text("VIA"), text("PEER"), elastic("PROGRAM")],
+        &rows,
+    );
+    out.push_str(&reasons(&shown));
+    let of = |state| shown.iter().filter(|connection| connection.state == state).count();
+    let survive = of(ConnectionState::Native) + of(ConnectionState::Moved) + of(ConnectionState::Held);
+    let verb = if survive == 1 { "survives" } else { "survive" };
+    out.push_str(&format!("{}, of which {survive} {verb} a move.\n", count(shown.len(), "connection")));
+    out
+}
+
+/// Why some would not survive a move: each reason once.
+fn reasons(shown: &[&Connection]) -> String {
+    let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
+    for reason in shown.iter().filter_map(|connection| connection.reason.as_deref()) {
+        *reasons.entry(reason).or_default() += 1;
+    }
+    let line = |(reason, number): (&str, usize)| {
+        let head = "unprotected: ";
+        format!("{head}{}\n", wrap(&format!("{reason} ({})", count(number, "connection")), WIDTH, head.len()))
+    };
+    reasons.into_iter().map(line).collect()
+}
+
+/// What carries it, and whether something on the way translates its addresses.
+fn via(connection: &Connection) -> String {
+    let carrier = match connection.carrier {
+        Some(Carrier::Hold) | None => "",
+        Some(Carrier::Rewrite) => "rewrite",
+        Some(Carrier::Tunnel) => "tunnel",
+    };
+    match (carrier, connection.translated) {
+        ("", Some(true)) => "nat".to_owned(),
+        (carrier, Some(true)) => format!("{carrier}+nat"),
+        (carrier, _) => carrier.to_owned(),
+    }
+}
+
+/// What moved comes first, what has no protection last.
+fn rank(state: ConnectionState) -> u8 {
+    match state {
+        ConnectionState::Held => 0,
+        ConnectionState::Moved => 1,
+        ConnectionState::Native => 2,
+        ConnectionState::Pending => 3,
+        ConnectionState::Unprotected => 4,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use whimbrel_ipc::{Flow, PeerName, Process, Transport};
+
+    fn connection(local: &str, remote: &str, state: ConnectionState) -> Connection {
+        Connection {
+            flow: Flow { transport: Transport::Tcp, local: local.parse().unwrap(), remote: remote.parse().unwrap() },
+            state,
+            carrier: None,
+            peer: None,
+            translated: None,
+            wire: None,
+            peer_flow: None,
+            process: None,
+            since: "2026-01-31T23:59:58.007Z".into(),
+            reason: None,
+        }
+    }
+
+    #[test]
+    fn what_moved_comes_first() {
+        let mut moved = connection("192.0.2.10:51514", "203.0.113.5:443", ConnectionState::Moved);
+        moved.carrier = Some(Carrier::Tunnel);
+        moved.translated = Some(true);
+        moved.peer = Some(PeerName { id: 3, key: "key".into() });
+        moved.process = Some(Process { pid: 812, name: "curl".into() });
+        let mut lost = connection("198.51.100.7:40000", "203.0.113.9:22", ConnectionState::Unprotected);
+        lost.reason = Some("nobody answers there".into());
+        assert_eq!(
+            connections(&[lost.clone(), moved.clone()], false),
+            "\
+PROTO  LOCAL               REMOTE           STATE        VIA         PEER  PROGRAM
+tcp    192.0.2.10:51514    203.0.113.5:443  moved        tunnel+nat  #3    curl (812)
+tcp    198.51.100.7:40000  203.0.113.9:22   unprotected
+unprotected: nobody answers there (1 connection)
+2 connections, of which 1 survives a move.
+"
+        );
+        assert!(!connections(&[lost, moved], true).contains("unprotected"));
+    }
+
+    #[test]
+    fn ipv6_fits_the_width() {
+        let mut long =
+            connection("[2001:db8:1:2:3:4:5:6]:51514", "[2001:db8:a:b:c:d:e:f]:443", ConnectionState::Unprotected);
+        long.process = Some(Process { pid: 4_000_000, name: "sixteen-letters-".into() });
+        long.reason = Some("nobody answers at 2001:db8:a:b:c:d:e:f on UDP port 2031".into());
+        let text = connections(&[long], false);
+        assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
+    }
+
+    #[test]
+    fn none() {
+        assert_eq!(connections(&[], false), "No connections.\n");
+        assert_eq!(connections(&[], true), "No connection has moved.\n");
+    }
+}

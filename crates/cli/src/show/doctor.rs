@@ -1,0 +1,95 @@
+//! `whimbrel doctor`.
+
+use whimbrel_ipc::{Finding, Verdict};
+
+use super::count;
+use crate::table::{WIDTH, wrap};
+
+const INDENT: usize = 4;
+
+pub(crate) fn findings(findings: &[Finding]) -> String {
+    let mut out = String::new();
+    let mut areas: Vec<&str> = Vec::new();
+    for finding in findings {
+        if !areas.contains(&finding.area.as_str()) {
+            areas.push(&finding.area);
+        }
+    }
+    for area in areas {
+        out.push_str(&format!("{area}\n"));
+        for finding in findings.iter().filter(|finding| finding.area == area) {
+            out.push_str(&one(finding));
+        }
+    }
+    let of = |verdict| findings.iter().filter(|finding| finding.verdict == verdict).count();
+    let (problems, warnings) = (of(Verdict::Problem), of(Verdict::Warning));
+    out.push_str(&match (problems, warnings) {
+        (0, 0) => "All is well.\n".to_owned(),
+        (0, _) => format!("Whimbrel works here, with less: {}.\n", count(warnings, "warning")),
+        _ => format!("Whimbrel does not work here: {}, {}.\n", count(problems, "problem"), count(warnings, "warning")),
+    });
+    out
+}
+
+fn one(finding: &Finding) -> String {
+    let mark = match finding.verdict {
+        Verdict::Ok => " ok ",
+        Verdict::Warning => "warn",
+        Verdict::Problem => "FAIL",
+    };
+    let head = format!("  {mark}  ");
+    let indent = head.chars().count();
+    let mut out = format!("{head}{}\n", wrap(&format!("{}: {}", finding.check, finding.found), WIDTH, indent));
+    for (name, text) in [("lost", &finding.lost), ("mend", &finding.mend)] {
+        if let Some(text) = text {
+            let lead = format!("{}{name}: ", " ".repeat(indent));
+            // A command stays as it is, so that it can be copied.
+            let text = if name == "mend" && lead.len() + text.len() <= WIDTH + INDENT {
+                text.clone()
+            } else {
+                wrap(text, WIDTH, lead.len())
+            };
+            out.push_str(&format!("{lead}{text}\n"));
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn finding(area: &str, check: &str, verdict: Verdict, found: &str) -> Finding {
+        Finding { area: area.into(), check: check.into(), verdict, found: found.into(), lost: None, mend: None }
+    }
+
+    #[test]
+    fn groups_by_area_and_says_what_to_do() {
+        let mut port = finding("firewall", "UDP port 2031", Verdict::Problem, "table inet filter drops it");
+        port.lost = Some("no peer can reach this host".into());
+        port.mend = Some("nft add rule inet filter input udp dport 2031 accept".into());
+        let text = findings(&[
+            finding("kernel", "BTF", Verdict::Ok, "present"),
+            port,
+            finding("kernel", "tcx", Verdict::Warning, "absent, clsact is used"),
+        ]);
+        assert_eq!(
+            text,
+            "\
+kernel
+   ok   BTF: present
+  warn  tcx: absent, clsact is used
+firewall
+  FAIL  UDP port 2031: table inet filter drops it
+        lost: no peer can reach this host
+        mend: nft add rule inet filter input udp dport 2031 accept
+Whimbrel does not work here: 1 problem, 1 warning.
+"
+        );
+    }
+
+    #[test]
+    fn a_healthy_machine() {
+        assert!(findings(&[finding("kernel", "BTF", Verdict::Ok, "present")]).ends_with("All is well.\n"));
+    }
+}

@@ -1,0 +1,146 @@
+//! `whimbrel peers` and `whimbrel paths`.
+
+use std::time::Duration;
+
+use whimbrel_ipc::{Path, Peer};
+
+use super::{duration, milliseconds, short_key};
+use crate::table::{elastic, number, render, text};
+
+pub(crate) fn peers(peers: &[Peer]) -> String {
+    if peers.is_empty() {
+        return "No peers: none of the hosts that this one has connections with runs Whimbrel, as far as is known.\n"
+            .into();
+    }
+    let rows: Vec<_> = peers
+        .iter()
+        .map(|peer| {
+            let session = peer.session.as_ref();
+            [
+                format!("#{}", peer.id),
+                short_key(&peer.key),
+                peer.address.to_string(),
+                peer.trust.to_string(),
+                session.map_or("none".into(), |session| duration(Duration::from_millis(session.age_ms))),
+                session.map(|session| milliseconds(session.round_trip_ms)).unwrap_or_default(),
+                peer.flows.introduced.to_string(),
+                peer.flows.moved.to_string(),
+                peer.carrier.map(|carrier| carrier.to_string()).unwrap_or_default(),
+            ]
+        })
+        .collect();
+    render(
+        [
+            text("PEER"),
+            text("KEY"),
+            elastic("ADDRESS"),
+            text("TRUST"),
+            text("SESSION"),
+            number("RTT ms"),
+            number("CONNS"),
+            number("MOVED"),
+            text("VIA"),
+        ],
+        &rows,
+    )
+}
+
+pub(crate) fn paths(paths: &[Path]) -> String {
+    if paths.is_empty() {
+        return "No paths: there is no session with any peer.\n".into();
+    }
+    let rows: Vec<_> = paths
+        .iter()
+        .map(|path| {
+            let state = match (path.active, path.confirmed) {
+                (true, true) => "in use",
+                (true, false) => "in use, unconfirmed",
+                (false, true) => "confirmed",
+                (false, false) => "unconfirmed",
+            };
+            [
+                format!("#{}", path.peer.id),
+                path.local.map(|local| local.to_string()).unwrap_or_default(),
+                path.remote.to_string(),
+                state.to_owned(),
+                path.carrier.map(|carrier| carrier.to_string()).unwrap_or_default(),
+                path.translated.map(|nat| if nat { "yes" } else { "no" }.to_owned()).unwrap_or_default(),
+                milliseconds(path.round_trip_ms),
+                path.mtu.map(|mtu| mtu.to_string()).unwrap_or_default(),
+            ]
+        })
+        .collect();
+    render(
+        [
+            text("PEER"),
+            elastic("LOCAL"),
+            elastic("REMOTE"),
+            text("STATE"),
+            text("VIA"),
+            text("NAT"),
+            number("RTT ms"),
+            number("MTU"),
+        ],
+        &rows,
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table::WIDTH;
+    use whimbrel_ipc::{Carrier, PeerFlows, PeerName, Places, Sequence, Session, Trust};
+
+    const KEY: &str = "uM5ahVGHtdMGk2zVxpGZpaHZ0oTnSYfDwDMLnX1jkEo";
+
+    fn peer(address: &str) -> Peer {
+        Peer {
+            id: 3,
+            key: KEY.into(),
+            address: address.parse().unwrap(),
+            trust: Trust::Tofu,
+            remembered: Vec::new(),
+            session: Some(Session {
+                age_ms: 61_000,
+                round_trip_ms: Some(40.52),
+                heard_ms: None,
+                version: 1,
+                capabilities: Vec::new(),
+            }),
+            sequence: Sequence::default(),
+            places: Places::default(),
+            locators: Vec::new(),
+            carrier: Some(Carrier::Rewrite),
+            flows: PeerFlows { introduced: 12, moved: 2 },
+        }
+    }
+
+    #[test]
+    fn a_peer() {
+        assert_eq!(
+            peers(&[peer("203.0.113.5:2031")]),
+            "\
+PEER  KEY         ADDRESS           TRUST  SESSION    RTT ms  CONNS  MOVED  VIA
+#3    uM5ahVGHtd  203.0.113.5:2031  tofu   1 min 1 s      41     12      2  rewrite
+"
+        );
+    }
+
+    #[test]
+    fn paths_fit_the_width() {
+        let path = Path {
+            peer: PeerName { id: 12, key: KEY.into() },
+            local: Some("2001:db8:1111:2222:3333:4444:5555:6666".parse().unwrap()),
+            remote: "[2001:db8:1111:2222:3333:4444:5555:7777]:2031".parse().unwrap(),
+            active: true,
+            confirmed: false,
+            carrier: Some(Carrier::Tunnel),
+            translated: Some(true),
+            round_trip_ms: Some(1.25),
+            mtu: Some(1500),
+        };
+        let text = paths(&[path]);
+        assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
+        assert!(text.contains("unconfirmed"));
+    }
+}

@@ -1,0 +1,121 @@
+//! `whimbrel status`.
+
+use std::time::Duration;
+
+use whimbrel_ipc::Status;
+
+use super::{count, duration};
+use crate::table::{WIDTH, wrap};
+
+const INDENT: usize = 13;
+
+pub(crate) fn status(status: &Status) -> String {
+    let counts = status.counts;
+    let ready = if status.ready { "ready" } else { "starting" };
+    let mut lines = vec![
+        (
+            "daemon",
+            format!("{ready}, version {}, process {}, up {}", status.version, status.pid, {
+                duration(Duration::from_millis(status.uptime_ms))
+            }),
+        ),
+        ("public key", status.public_key.clone()),
+        ("listens on", format!("UDP port {}, trust {}", status.port, status.trust)),
+        ("addresses", list(status.addresses.iter().map(|local| format!("{} ({})", local.address, local.interface)))),
+    ];
+    if !status.kept_addresses.is_empty() {
+        lines.push(("kept", list(status.kept_addresses.iter().map(ToString::to_string))));
+    }
+    lines.push(("peers", format!("{}, {} with a session", count(counts.peers, "peer"), counts.sessions)));
+    lines.push((
+        "connections",
+        format!(
+            "{}: {} would survive a move, {} moved, {} held",
+            count(counts.connections, "connection"),
+            counts.introduced,
+            counts.moved,
+            counts.held
+        ),
+    ));
+    if let Some(tunnel) = &status.tunnel {
+        lines.push((
+            "tunnel",
+            format!(
+                "{}, MTU {}, {} packets sent, {} received",
+                tunnel.device, tunnel.mtu, tunnel.packets_sent, tunnel.packets_received
+            ),
+        ));
+    }
+    let attached = match status.attached.is_empty() {
+        true => "nothing: no packet is touched".to_owned(),
+        false => list(status.attached.iter().map(|at| format!("{} {} ({})", at.interface, at.program, at.hook))),
+    };
+    lines.push(("attached", attached));
+
+    let mut out = String::new();
+    for (name, text) in lines {
+        out.push_str(&format!("{name:INDENT$}{}\n", wrap(&text, WIDTH, INDENT)));
+    }
+    out
+}
+
+fn list(items: impl Iterator<Item = String>) -> String {
+    let items: Vec<_> = items.collect();
+    if items.is_empty() { "none".to_owned() } else { items.join(", ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use whimbrel_ipc::{Attachment, Counts, LocalAddress, Trust, Tunnel};
+
+    fn example() -> Status {
+        Status {
+            ready: true,
+            version: "0.1.0".into(),
+            pid: 4711,
+            uptime_ms: 90_000,
+            public_key: "uM5ahVGHtdMGk2zVxpGZpaHZ0oTnSYfDwDMLnX1jkEo".into(),
+            port: 2031,
+            trust: Trust::Tofu,
+            run_dir: "/run/whimbrel".into(),
+            state_dir: "/var/lib/whimbrel".into(),
+            place: 2,
+            addresses: vec![LocalAddress { address: "198.51.100.7".parse().unwrap(), interface: "wlan0".into() }],
+            kept_addresses: Vec::new(),
+            counts: Counts { peers: 1, sessions: 1, connections: 5, introduced: 2, moved: 0, held: 0 },
+            attached: Vec::new(),
+            tunnel: None,
+            newest_event: 17,
+        }
+    }
+
+    #[test]
+    fn of_a_host_at_home() {
+        assert_eq!(
+            status(&example()),
+            "\
+daemon       ready, version 0.1.0, process 4711, up 1 min 30 s
+public key   uM5ahVGHtdMGk2zVxpGZpaHZ0oTnSYfDwDMLnX1jkEo
+listens on   UDP port 2031, trust tofu
+addresses    198.51.100.7 (wlan0)
+peers        1 peer, 1 with a session
+connections  5 connections: 2 would survive a move, 0 moved, 0 held
+attached     nothing: no packet is touched
+"
+        );
+    }
+
+    #[test]
+    fn of_a_host_that_moved_fits_the_width() {
+        let mut moved = example();
+        moved.kept_addresses = vec!["2001:db8:aaaa:bbbb:cccc:dddd:eeee:ffff".parse().unwrap(); 4];
+        moved.tunnel =
+            Some(Tunnel { device: "whimbrel0".into(), mtu: 1428, packets_sent: u64::MAX, packets_received: u64::MAX });
+        moved.attached =
+            vec![Attachment { interface: "enp0s31f6".into(), program: "ingress".into(), hook: "clsact".into() }; 6];
+        let text = status(&moved);
+        assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
+        assert!(text.contains("kept") && text.contains("tunnel"));
+    }
+}

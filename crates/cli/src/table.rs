@@ -1,0 +1,149 @@
+//! Tables for people: columns as wide as they must be, the whole at most [`WIDTH`] characters.
+
+/// The width that every table fits in.
+pub(crate) const WIDTH: usize = 100;
+
+/// Between two columns.
+const GAP: usize = 2;
+
+/// The narrowest that a column is cut to.
+const NARROWEST: usize = 6;
+
+/// A column's heading and how it behaves.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Column {
+    heading: &'static str,
+    right: bool,
+    /// Whether its content may be cut, ending in `…`, where the table would be too wide.
+    yields: bool,
+}
+
+/// A column of text.
+pub(crate) const fn text(heading: &'static str) -> Column {
+    Column { heading, right: false, yields: false }
+}
+
+/// A column of text that may be cut.
+pub(crate) const fn elastic(heading: &'static str) -> Column {
+    Column { heading, right: false, yields: true }
+}
+
+/// A column of numbers.
+pub(crate) const fn number(heading: &'static str) -> Column {
+    Column { heading, right: true, yields: false }
+}
+
+/// The table as lines, heading first. Columns whose every cell is empty are left out.
+pub(crate) fn render<const N: usize>(columns: [Column; N], rows: &[[String; N]]) -> String {
+    let mut widths: [usize; N] = std::array::from_fn(|i| rows.iter().map(|row| length(&row[i])).max().unwrap_or(0));
+    for (width, column) in widths.iter_mut().zip(&columns) {
+        if *width > 0 {
+            *width = (*width).max(length(column.heading));
+        }
+    }
+    shrink(&columns, &mut widths);
+
+    let headings = columns.map(|column| column.heading.to_owned());
+    let mut out = String::new();
+    for row in std::iter::once(&headings).chain(rows) {
+        let mut line = String::new();
+        for ((cell, column), width) in row.iter().zip(&columns).zip(widths).filter(|(_, width)| *width > 0) {
+            if !line.is_empty() {
+                line.push_str(&" ".repeat(GAP));
+            }
+            let cell = cut(cell, width);
+            let padding = " ".repeat(width - length(&cell));
+            match column.right {
+                true => line.extend([padding.as_str(), &cell]),
+                false => line.extend([cell.as_str(), &padding]),
+            }
+        }
+        out.push_str(line.trim_end());
+        out.push('\n');
+    }
+    out
+}
+
+/// Takes what is too much from the columns that yield, always from the widest.
+fn shrink<const N: usize>(columns: &[Column; N], widths: &mut [usize; N]) {
+    loop {
+        let shown = widths.iter().filter(|width| **width > 0).count();
+        if widths.iter().sum::<usize>() + GAP * shown.saturating_sub(1) <= WIDTH {
+            return;
+        }
+        let widest = (0..N).filter(|i| columns[*i].yields && widths[*i] > NARROWEST).max_by_key(|i| widths[*i]);
+        match widest {
+            Some(i) => widths[i] -= 1,
+            None => return,
+        }
+    }
+}
+
+/// The text, cut to so many characters.
+pub(crate) fn cut(text: &str, width: usize) -> String {
+    if length(text) <= width {
+        return text.to_owned();
+    }
+    let mut cut: String = text.chars().take(width.saturating_sub(1)).collect();
+    cut.push('…');
+    cut
+}
+
+/// Breaks text into lines at spaces; lines after the first are indented by so many spaces.
+pub(crate) fn wrap(text: &str, width: usize, indent: usize) -> String {
+    let mut out = String::new();
+    let mut column = indent;
+    for (i, word) in text.split_whitespace().enumerate() {
+        if i > 0 {
+            if column + 1 + length(word) > width {
+                out.push('\n');
+                out.push_str(&" ".repeat(indent));
+                column = indent;
+            } else {
+                out.push(' ');
+                column += 1;
+            }
+        }
+        out.push_str(word);
+        column += length(word);
+    }
+    out
+}
+
+fn length(text: &str) -> usize {
+    text.chars().count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row<const N: usize>(cells: [&str; N]) -> [String; N] {
+        cells.map(str::to_owned)
+    }
+
+    #[test]
+    fn columns_line_up() {
+        let table =
+            render([text("NAME"), number("COUNT"), text("X")], &[row(["a", "1", "b"]), row(["longer", "10", ""])]);
+        assert_eq!(table, "NAME    COUNT  X\na           1  b\nlonger     10\n");
+    }
+
+    #[test]
+    fn empty_columns_are_left_out() {
+        assert_eq!(render([text("A"), text("B")], &[row(["x", ""])]), "A\nx\n");
+    }
+
+    #[test]
+    fn elastic_columns_make_a_table_fit() {
+        let long = "w".repeat(90);
+        let table = render([elastic("A"), text("B")], &[row([&long, &"k".repeat(40)])]);
+        assert!(table.lines().all(|line| line.chars().count() <= WIDTH), "{table}");
+        assert!(table.contains('…') && table.contains(&"k".repeat(40)));
+    }
+
+    #[test]
+    fn text_is_broken_at_spaces() {
+        assert_eq!(wrap("one two three", 9, 2), "one two\n  three");
+    }
+}
