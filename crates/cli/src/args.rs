@@ -163,6 +163,9 @@ pub(crate) enum Command {
     },
     /// Check kernel, privileges, firewall and network settings, and say how to mend what is wrong
     Doctor {
+        /// The configuration to check; without this, /etc/whimbrel/whimbrel.toml where it exists
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
         /// Print one line of JSON
         #[arg(long)]
         json: bool,

@@ -12,6 +12,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Parser;
+use whimbrel_daemon::doctor::Patient;
 use whimbrel_ipc::{Client, EventsQuery, Finding, Request, SCHEMA, Verdict, reply_to_line};
 
 use crate::args::{Arguments, Command, PeersCommand};
@@ -67,7 +68,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Complaint> {
         Command::Handoff { to, peer, no_wait, json } => {
             return handoff::handoff(run_dir, *to, peer.clone(), !*no_wait, *json);
         }
-        Command::Doctor { json } => return doctor(run_dir, *json),
+        Command::Doctor { config, json } => return doctor(run_dir, config.as_deref(), *json),
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -111,8 +112,8 @@ fn events(run_dir: &Path, query: EventsQuery, json: bool) -> Result<(), Complain
 }
 
 /// Fails when something is found that keeps Whimbrel from working.
-fn doctor(run_dir: &Path, json: bool) -> Result<ExitCode, Complaint> {
-    let findings: Vec<Finding> = whimbrel_daemon::doctor(run_dir);
+fn doctor(run_dir: &Path, config: Option<&Path>, json: bool) -> Result<ExitCode, Complaint> {
+    let findings: Vec<Finding> = whimbrel_daemon::doctor::examine(&Patient { config, run_dir });
     if json {
         let line = serde_json::json!({ "schema": SCHEMA, "findings": findings });
         print(&format!("{line}\n"))?;
