@@ -1,0 +1,126 @@
+//! From the secrets of a handshake to the keys of a session (`docs/protocol.md` §2).
+
+use std::fmt;
+
+use ring::aead::{CHACHA20_POLY1305, LessSafeKey, UnboundKey};
+use ring::hkdf;
+
+/// What a handshake ends with.
+pub(crate) struct Secrets {
+    /// The key with which the initiator would send in plain Noise.
+    pub(crate) from_initiator: [u8; 32],
+    /// The key with which the responder would.
+    pub(crate) from_responder: [u8; 32],
+    /// The handshake hash.
+    pub(crate) hash: [u8; 32],
+}
+
+/// Which end of the handshake this is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    Initiator,
+    Responder,
+}
+
+/// Keys for control datagrams.
+pub(crate) struct ControlKeys {
+    pub(crate) send: LessSafeKey,
+    pub(crate) receive: LessSafeKey,
+}
+
+/// What a session gives the tunnel.
+#[derive(Clone, PartialEq, Eq)]
+pub struct TunnelKeys {
+    /// Key of sealed datagrams that this end sends.
+    pub send: [u8; 32],
+    /// Key of sealed datagrams that this end receives.
+    pub receive: [u8; 32],
+    /// Token of plain datagrams that this end sends.
+    pub send_token: u64,
+    /// Token of plain datagrams that this end receives.
+    pub receive_token: u64,
+}
+
+impl fmt::Debug for TunnelKeys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TunnelKeys")
+    }
+}
+
+/// Draws all keys of a session.
+pub(crate) fn session_keys(secrets: &Secrets, role: Role) -> (ControlKeys, TunnelKeys) {
+    let salt = hkdf::Salt::new(hkdf::HKDF_SHA256, &secrets.hash);
+    let root = salt.extract(&[secrets.from_initiator, secrets.from_responder].concat());
+    let (ours, theirs) = match role {
+        Role::Initiator => ("initiator", "responder"),
+        Role::Responder => ("responder", "initiator"),
+    };
+    let control = |sender| {
+        let key: [u8; 32] = expand(&root, "control", sender);
+        LessSafeKey::new(UnboundKey::new(&CHACHA20_POLY1305, &key).expect("the key has the algorithm's length"))
+    };
+    let token = |sender| u64::from_be_bytes(expand(&root, "token", sender));
+    let control_keys = ControlKeys { send: control(ours), receive: control(theirs) };
+    let tunnel_keys = TunnelKeys {
+        send: expand(&root, "tunnel", ours),
+        receive: expand(&root, "tunnel", theirs),
+        send_token: token(ours),
+        receive_token: token(theirs),
+    };
+    (control_keys, tunnel_keys)
+}
+
+/// `N` bytes for one use by one sender, at most 32.
+fn expand<const N: usize>(root: &hkdf::Prk, usage: &str, sender: &str) -> [u8; N] {
+    let mut out = [0; N];
+    let info = [b"whimbrel 1 ", usage.as_bytes(), b" ", sender.as_bytes()];
+    root.expand(&info, Length(N))
+        .and_then(|material| material.fill(&mut out))
+        .expect("HKDF-SHA256 gives up to 8160 bytes");
+    out
+}
+
+struct Length(usize);
+
+impl hkdf::KeyType for Length {
+    fn len(&self) -> usize {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn secrets() -> Secrets {
+        Secrets { from_initiator: [1; 32], from_responder: [2; 32], hash: [3; 32] }
+    }
+
+    #[test]
+    fn the_ends_agree_and_no_two_keys_are_equal() {
+        let (_, initiator) = session_keys(&secrets(), Role::Initiator);
+        let (_, responder) = session_keys(&secrets(), Role::Responder);
+        assert_eq!(initiator.send, responder.receive);
+        assert_eq!(initiator.receive, responder.send);
+        assert_eq!(initiator.send_token, responder.receive_token);
+        assert_eq!(initiator.receive_token, responder.send_token);
+        assert_ne!(initiator.send, initiator.receive);
+        assert_ne!(initiator.send_token, initiator.receive_token);
+    }
+
+    #[test]
+    fn every_input_counts() {
+        let (_, keys) = session_keys(&secrets(), Role::Initiator);
+        for change in [
+            |s: &mut Secrets| s.from_initiator[0] ^= 1,
+            |s: &mut Secrets| s.from_responder[31] ^= 1,
+            |s: &mut Secrets| s.hash[5] ^= 1,
+        ] {
+            let mut other = secrets();
+            change(&mut other);
+            let (_, others) = session_keys(&other, Role::Initiator);
+            assert_ne!(keys.send, others.send);
+            assert_ne!(keys.receive, others.receive);
+        }
+    }
+}

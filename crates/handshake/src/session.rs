@@ -1,0 +1,196 @@
+//! An established session: sealing and opening of control datagrams.
+
+use std::fmt;
+
+use ring::aead::{Aad, Nonce};
+use whimbrel_wire::datagram::{CONTROL_HEADER_LEN, Control, NONCE_LEN, TAG_LEN, control_header};
+
+use crate::derive::{ControlKeys, Role, Secrets, TunnelKeys, session_keys};
+use crate::error::SessionError;
+use crate::replay::ReplayWindow;
+
+/// By how much a control datagram is longer than its messages, in bytes.
+pub const CONTROL_OVERHEAD: usize = CONTROL_HEADER_LEN + TAG_LEN;
+/// No key seals more datagrams than this. Renewal is due long before (P-7).
+const COUNTER_LIMIT: u64 = 1 << 62;
+
+/// An authenticated, encrypted association with one peer.
+pub struct Session {
+    role: Role,
+    local_index: u32,
+    remote_index: u32,
+    control: ControlKeys,
+    tunnel: TunnelKeys,
+    established: u64,
+    sent: u64,
+    received: u64,
+    window: ReplayWindow,
+    confirmed: bool,
+}
+
+/// An opened control datagram.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Opened {
+    /// The messages, to be read by [`whimbrel_wire::message::decode_all`].
+    pub plaintext: Vec<u8>,
+    /// Its counter.
+    pub counter: u64,
+    /// Whether it is newer than all that were opened before; only such a one may tell where the peer is (P-26).
+    pub newest: bool,
+}
+
+impl Session {
+    pub(crate) fn new(role: Role, local_index: u32, remote_index: u32, secrets: &Secrets, now: u64) -> Self {
+        let (control, tunnel) = session_keys(secrets, role);
+        Self {
+            role,
+            local_index,
+            remote_index,
+            control,
+            tunnel,
+            established: now,
+            sent: 0,
+            received: 0,
+            window: ReplayWindow::new(),
+            confirmed: false,
+        }
+    }
+
+    pub(crate) fn confirmed(mut self) -> Self {
+        self.confirmed = true;
+        self
+    }
+
+    /// Makes a control datagram of encoded messages.
+    ///
+    /// # Errors
+    /// The counters are used up.
+    pub fn seal(&mut self, plaintext: &[u8]) -> Result<Vec<u8>, SessionError> {
+        if self.sent >= COUNTER_LIMIT {
+            return Err(SessionError::Exhausted);
+        }
+        let counter = self.sent;
+        let header = control_header(self.remote_index, counter);
+        let mut datagram = Vec::with_capacity(CONTROL_OVERHEAD + plaintext.len());
+        datagram.extend_from_slice(&header);
+        datagram.extend_from_slice(plaintext);
+        let tag = self
+            .control
+            .send
+            .seal_in_place_separate_tag(
+                Nonce::assume_unique_for_key(nonce(counter)),
+                Aad::from(header),
+                &mut datagram[CONTROL_HEADER_LEN..],
+            )
+            .map_err(|_| SessionError::Exhausted)?;
+        datagram.extend_from_slice(tag.as_ref());
+        self.sent += 1;
+        Ok(datagram)
+    }
+
+    /// Opens a control datagram that carries our index.
+    ///
+    /// # Errors
+    /// It is meant for another session, not authentic, or not new. The session is then as before (P-1).
+    pub fn open(&mut self, datagram: &Control<'_>) -> Result<Opened, SessionError> {
+        if datagram.receiver != self.local_index {
+            return Err(SessionError::WrongIndex { expected: self.local_index, found: datagram.receiver });
+        }
+        let counter = datagram.counter;
+        // Spares the decryption of replays. What counts is the check after authentication (P-6), which is the same one,
+        // since nothing comes in between.
+        if !self.window.is_new(counter) {
+            return Err(SessionError::Replayed { counter });
+        }
+        let mut plaintext = datagram.sealed.to_vec();
+        let length = self
+            .control
+            .receive
+            .open_in_place(Nonce::assume_unique_for_key(nonce(counter)), Aad::from(datagram.header), &mut plaintext)
+            .map_err(|_| SessionError::NotAuthentic { counter })?
+            .len();
+        plaintext.truncate(length);
+        let newest = self.window.highest().is_none_or(|highest| counter > highest);
+        self.window.accept(counter);
+        self.received += 1;
+        self.confirmed = true;
+        Ok(Opened { plaintext, counter, newest })
+    }
+
+    /// What the tunnel needs of this session.
+    #[must_use]
+    pub fn tunnel_keys(&self) -> &TunnelKeys {
+        &self.tunnel
+    }
+
+    /// The index that the peer addresses this session by.
+    #[must_use]
+    pub fn local_index(&self) -> u32 {
+        self.local_index
+    }
+
+    /// The index that this end addresses the peer's session by.
+    #[must_use]
+    pub fn remote_index(&self) -> u32 {
+        self.remote_index
+    }
+
+    /// Whether this end sent the initiation.
+    #[must_use]
+    pub fn is_initiator(&self) -> bool {
+        self.role == Role::Initiator
+    }
+
+    /// Whether the peer has shown that it holds the keys of this session (P-8): by the last handshake message, if it
+    /// sent that, else by the first control datagram that opened.
+    #[must_use]
+    pub fn is_confirmed(&self) -> bool {
+        self.confirmed
+    }
+
+    /// When the handshake ended here, in microseconds of the caller's clock.
+    #[must_use]
+    pub fn established(&self) -> u64 {
+        self.established
+    }
+
+    /// Microseconds since the handshake ended here.
+    #[must_use]
+    pub fn age(&self, now: u64) -> u64 {
+        now.saturating_sub(self.established)
+    }
+
+    /// Number of control datagrams sealed.
+    #[must_use]
+    pub fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    /// Number of control datagrams opened.
+    #[must_use]
+    pub fn received(&self) -> u64 {
+        self.received
+    }
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Session")
+            .field("role", &self.role)
+            .field("local_index", &self.local_index)
+            .field("remote_index", &self.remote_index)
+            .field("established", &self.established)
+            .field("sent", &self.sent)
+            .field("received", &self.received)
+            .field("confirmed", &self.confirmed)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The AEAD nonce of a datagram, of control and tunnel alike: four zero bytes, then the counter as it stands in the
+/// header.
+#[must_use]
+pub const fn nonce(counter: u64) -> [u8; NONCE_LEN] {
+    let [a, b, c, d, e, f, g, h] = counter.to_be_bytes();
+    [0, 0, 0, 0, a, b, c, d, e, f, g, h]
+}
