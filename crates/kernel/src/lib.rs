@@ -1,1 +1,14 @@
 //! Safe wrappers of the system calls that Whimbrel uses.
+//!
+//! All calls are synchronous and work in the network namespace that the calling thread is in when it opens a socket.
+//! The only `unsafe` code of the workspace beside the BPF loader's is here.
+
+pub mod error;
+pub mod namespace;
+mod netlink;
+pub mod network;
+pub mod privilege;
+pub mod route;
+pub mod sysctl;
+
+pub use error::{Effect, Error};

@@ -1,0 +1,157 @@
+//! Policy rules: which table a packet is looked up in.
+
+use std::net::IpAddr;
+
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
+use netlink_packet_route::route::RouteProtocol;
+use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleHeader, RuleMessage};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+
+use super::table::deleted;
+use super::{PROTOCOL, Prefix, RouteSocket};
+use crate::error::Error;
+
+/// Which packets a rule is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Selector {
+    /// Packets of this host (not forwarded ones) that are sent from this address. Reverse-path checks of packets to
+    /// this address count as such.
+    From(IpAddr),
+    /// Packets whose firewall mark has `value` in the bits of `mask`.
+    Mark {
+        /// Compared under the mask.
+        value: u32,
+        /// Which bits count.
+        mask: u32,
+        /// The family of the packets.
+        ipv4: bool,
+    },
+    /// All packets that this host itself sends.
+    Own {
+        /// The family of the packets.
+        ipv4: bool,
+    },
+}
+
+impl Selector {
+    fn is_ipv4(self) -> bool {
+        match self {
+            Self::From(address) => address.is_ipv4(),
+            Self::Mark { ipv4, .. } | Self::Own { ipv4 } => ipv4,
+        }
+    }
+}
+
+/// A rule of Whimbrel's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Rule {
+    /// Rules are tried in the order of this; 0 is the table of local addresses, 32766 the main table.
+    pub priority: u32,
+    /// For which packets.
+    pub selector: Selector,
+    /// Where they are looked up; the next rule is tried where that table has nothing.
+    pub table: u32,
+}
+
+impl Rule {
+    fn object(&self) -> String {
+        match self.selector {
+            Selector::From(address) => format!("from {address} lookup {}", self.table),
+            Selector::Mark { value, mask, .. } => format!("fwmark {value:#x}/{mask:#x} lookup {}", self.table),
+            Selector::Own { .. } => format!("iif lo lookup {}", self.table),
+        }
+    }
+}
+
+impl RouteSocket {
+    /// Adds a rule; one that is there already is left as it is.
+    ///
+    /// # Errors
+    /// [`Error::Call`]; nothing has changed then.
+    pub fn set_rule(&mut self, rule: &Rule) -> Result<(), Error> {
+        match self.change(&RouteNetlinkMessage::NewRule(encode(rule)), NLM_F_CREATE | NLM_F_EXCL) {
+            Err(refusal) if refusal.errno() == libc::EEXIST => Ok(()),
+            other => other.map_err(|e| e.of("RTM_NEWRULE", rule.object())),
+        }
+    }
+
+    /// Deletes a rule; returns whether there was one.
+    ///
+    /// # Errors
+    /// [`Error::Call`]; nothing has changed then.
+    pub fn delete_rule(&mut self, rule: &Rule) -> Result<bool, Error> {
+        deleted(self.change(&RouteNetlinkMessage::DelRule(encode(rule)), 0))
+            .map_err(|e| e.of("RTM_DELRULE", rule.object()))
+    }
+
+    /// The rules that have [`PROTOCOL`], whoever left them.
+    ///
+    /// # Errors
+    /// [`Error::Call`].
+    pub fn own_rules(&mut self) -> Result<Vec<Rule>, Error> {
+        let mut rules = Vec::new();
+        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+            let message = of_family(family);
+            for part in self.dump("RTM_GETRULE", &RouteNetlinkMessage::GetRule(message))? {
+                let RouteNetlinkMessage::NewRule(message) = part else { continue };
+                rules.extend(decode(&message));
+            }
+        }
+        Ok(rules)
+    }
+}
+
+fn of_family(family: AddressFamily) -> RuleMessage {
+    let mut message = RuleMessage::default();
+    message.header = RuleHeader { family, ..RuleHeader::default() };
+    message
+}
+
+fn encode(rule: &Rule) -> RuleMessage {
+    let family = if rule.selector.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    let mut message = of_family(family);
+    message.header.action = RuleAction::ToTable;
+    message.header.table = u8::try_from(rule.table).unwrap_or(0);
+    let attributes = &mut message.attributes;
+    attributes.push(RuleAttribute::Priority(rule.priority));
+    attributes.push(RuleAttribute::Table(rule.table));
+    attributes.push(RuleAttribute::Protocol(RouteProtocol::from(PROTOCOL)));
+    match rule.selector {
+        Selector::From(address) => {
+            message.header.src_len = Prefix::host(address).length;
+            attributes.push(RuleAttribute::Source(address));
+            attributes.push(RuleAttribute::Iifname("lo".to_owned()));
+        }
+        Selector::Mark { value, mask, .. } => {
+            attributes.push(RuleAttribute::FwMark(value));
+            attributes.push(RuleAttribute::FwMask(mask));
+        }
+        Selector::Own { .. } => attributes.push(RuleAttribute::Iifname("lo".to_owned())),
+    }
+    message
+}
+
+fn decode(message: &RuleMessage) -> Option<Rule> {
+    let ipv4 = message.header.family == AddressFamily::Inet;
+    let (mut priority, mut table, mut own) = (0, u32::from(message.header.table), false);
+    let (mut source, mut value, mut mask, mut iif) = (None, None, None, false);
+    for attribute in &message.attributes {
+        match attribute {
+            RuleAttribute::Priority(number) => priority = *number,
+            RuleAttribute::Table(number) => table = *number,
+            RuleAttribute::Protocol(protocol) => own = u8::from(*protocol) == PROTOCOL,
+            RuleAttribute::Source(address) => source = Some(*address),
+            RuleAttribute::FwMark(number) => value = Some(*number),
+            RuleAttribute::FwMask(number) => mask = Some(*number),
+            RuleAttribute::Iifname(name) => iif = name == "lo",
+            _ => {}
+        }
+    }
+    let selector = match (source, value, iif) {
+        (Some(address), ..) => Selector::From(address),
+        (None, Some(value), _) => Selector::Mark { value, mask: mask.unwrap_or(u32::MAX), ipv4 },
+        (None, None, true) => Selector::Own { ipv4 },
+        _ => return None,
+    };
+    own.then_some(Rule { priority, selector, table })
+}
