@@ -77,6 +77,8 @@ pub struct UsableAddress {
     pub address: IpAddr,
     /// The length of its subnet's prefix.
     pub prefix_length: u8,
+    /// When it was made, in hundredths of a second since the machine was booted: tells one that was away for a moment.
+    pub made: u32,
 }
 
 /// A way to everywhere.
@@ -184,6 +186,7 @@ impl NetworkMonitor {
                 interface: a.interface,
                 address: a.prefix.address,
                 prefix_length: a.prefix.length,
+                made: a.made,
             })
             .collect();
         addresses.sort_unstable();

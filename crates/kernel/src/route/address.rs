@@ -35,6 +35,8 @@ pub struct Address {
     pub prefix: Prefix,
     /// How far it is valid.
     pub scope: AddressScope,
+    /// When it was made, in hundredths of a second since the machine was booted (`cstamp`).
+    pub made: u32,
     /// Duplicate address detection has not ended and the address may not be used yet.
     pub tentative: bool,
     /// Another host has it.
@@ -120,7 +122,7 @@ fn encode(interface: u32, address: IpAddr) -> AddressMessage {
 }
 
 fn decode(message: &AddressMessage) -> Option<Address> {
-    let (mut local, mut address, mut own) = (None, None, false);
+    let (mut local, mut address, mut own, mut made) = (None, None, false, 0);
     let mut flags = AddressFlags::from_bits_retain(u32::from(message.header.flags.bits()));
     for attribute in &message.attributes {
         match attribute {
@@ -129,6 +131,7 @@ fn decode(message: &AddressMessage) -> Option<Address> {
             AddressAttribute::Address(ip) => address = Some(*ip),
             AddressAttribute::Flags(all) => flags = *all,
             AddressAttribute::Protocol(protocol) => own = u8::from(*protocol) == PROTOCOL,
+            AddressAttribute::CacheInfo(times) => made = times.cstamp,
             _ => {}
         }
     }
@@ -141,6 +144,7 @@ fn decode(message: &AddressMessage) -> Option<Address> {
             NetlinkScope::Host => AddressScope::Host,
             other => AddressScope::Other(other.into()),
         },
+        made,
         tentative: flags.contains(AddressFlags::Tentative) && !flags.contains(AddressFlags::Optimistic),
         duplicate: flags.contains(AddressFlags::Dadfailed),
         deprecated: flags.contains(AddressFlags::Deprecated),

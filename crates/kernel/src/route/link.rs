@@ -23,6 +23,8 @@ pub struct Link {
     pub kind: String,
     /// In bytes.
     pub mtu: u32,
+    /// How often it was disconnected since it was made: what came and went between two looks shows here.
+    pub carrier_losses: u32,
     /// The interface that it is part of (bridge, bond, VRF), if any.
     pub controller: Option<u32>,
 }
@@ -56,12 +58,14 @@ fn decode(message: &LinkMessage) -> Link {
         loopback: flags.contains(LinkFlags::Loopback),
         kind: String::new(),
         mtu: 0,
+        carrier_losses: 0,
         controller: None,
     };
     for attribute in &message.attributes {
         match attribute {
             LinkAttribute::IfName(name) => link.name.clone_from(name),
             LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
+            LinkAttribute::CarrierDownCount(count) => link.carrier_losses = *count,
             LinkAttribute::Controller(index) => link.controller = Some(*index),
             LinkAttribute::LinkInfo(infos) => {
                 for info in infos {
