@@ -10,5 +10,7 @@ pub mod network;
 pub mod privilege;
 pub mod route;
 pub mod sysctl;
+pub mod tun;
+pub mod udp;
 
 pub use error::{Effect, Error};
