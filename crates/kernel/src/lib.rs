@@ -9,6 +9,7 @@ mod netlink;
 pub mod network;
 pub mod privilege;
 pub mod route;
+pub mod signals;
 pub mod sysctl;
 pub mod tun;
 pub mod udp;
