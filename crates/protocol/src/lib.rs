@@ -1,1 +1,34 @@
-//! Sans-io state machines: peers, paths, bindings, introductions, hand-offs.
+//! Sans-io state machines of the control protocol (`docs/protocol.md`).
+//!
+//! A [`Node`] is one host. It reads no clock, draws no randomness beyond the seed it was given, and owns no socket: the
+//! caller feeds it with what happened, and carries out what it asks for. That makes the order of a hand-off, its partial
+//! failures and its roll-back testable without a kernel.
+//!
+//! ```text
+//! contact.rs       who is asked, handshakes        -> sessions
+//! introduction.rs  which tuples name one flow      -> InstallFlow
+//! handoff.rs       who moved where, by which way   -> SetBinding, SetTunnelPath, Kick
+//! node.rs          one host: dispatch, timers, what is asked of the caller
+//! ```
+#![forbid(unsafe_code)]
+
+mod config;
+mod contact;
+mod flow;
+mod handoff;
+mod introduction;
+mod node;
+mod op;
+mod peer;
+mod random;
+mod time;
+mod timer;
+
+pub use config::{Ask, Carriers, Config, Prefix, Trust};
+pub use flow::{FlowState, FlowView};
+pub use node::{Node, PeerView, Routes};
+pub use op::{
+    Binding, Carrier, Event, FlowEntry, KernelOp, OpFailed, OpId, PeerId, Places, SavedPeer, Transmit, TunnelPath,
+};
+pub use peer::Attachment;
+pub use time::Time;

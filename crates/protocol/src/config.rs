@@ -1,0 +1,134 @@
+//! What a node is told once.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+use whimbrel_handshake::PublicKey;
+
+/// Whom a node believes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Trust {
+    /// The first key that answers at an address is remembered, and another one later is refused, as ssh does.
+    #[default]
+    Tofu,
+    /// Only configured keys.
+    Pinned,
+    /// Whoever holds the pre-shared key.
+    Psk,
+}
+
+/// A range of addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prefix {
+    /// Any address of the range.
+    pub address: IpAddr,
+    /// Leading bits that count, at most 32 or 128.
+    pub length: u8,
+}
+
+impl Prefix {
+    /// Whether `address` lies in the range. IPv4 and IPv6 never contain one another.
+    #[must_use]
+    pub fn contains(&self, address: IpAddr) -> bool {
+        let (own, other, width) = match (self.address, address) {
+            (IpAddr::V4(own), IpAddr::V4(other)) => (u128::from(own.to_bits()), u128::from(other.to_bits()), 32),
+            (IpAddr::V6(own), IpAddr::V6(other)) => (own.to_bits(), other.to_bits(), 128),
+            _ => return false,
+        };
+        let ignored = width - u32::from(self.length).min(width);
+        own.checked_shr(ignored).unwrap_or(0) == other.checked_shr(ignored).unwrap_or(0)
+    }
+}
+
+/// Which addresses may be asked whether they run Whimbrel.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ask {
+    /// Only these; everybody where empty.
+    pub allow: Vec<Prefix>,
+    /// Never these.
+    pub deny: Vec<Prefix>,
+}
+
+impl Ask {
+    /// Whether `address` may be asked.
+    #[must_use]
+    pub fn permits(&self, address: IpAddr) -> bool {
+        !self.deny.iter().any(|prefix| prefix.contains(address))
+            && (self.allow.is_empty() || self.allow.iter().any(|prefix| prefix.contains(address)))
+    }
+}
+
+/// Ways to carry moved flows that this host offers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Carriers {
+    /// Addresses replaced in eBPF.
+    pub rewrite: bool,
+    /// In UDP.
+    pub tunnel: bool,
+}
+
+/// What a node is told once.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Whom to believe.
+    pub trust: Trust,
+    /// Mixed into every handshake; needed with [`Trust::Psk`].
+    pub psk: Option<[u8; 32]>,
+    /// Keys by address: configured, or remembered from first use.
+    pub known_keys: HashMap<IpAddr, PublicKey>,
+    /// Who may be asked.
+    pub ask: Ask,
+    /// What is offered.
+    pub carriers: Carriers,
+    /// Whether the tunnel seals its packets.
+    pub tunnel_sealed: bool,
+    /// The control port of all hosts, 2031.
+    pub port: u16,
+    /// Milliseconds of the wall clock when the caller's clock was zero, so that initiations rise over restarts (P-9).
+    pub wall_clock_at_zero: u64,
+    /// Handshakes a second that are answered without asking for a cookie first (P-3).
+    pub handshakes_per_second: u32,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            trust: Trust::Tofu,
+            psk: None,
+            known_keys: HashMap::new(),
+            ask: Ask::default(),
+            carriers: Carriers { rewrite: true, tunnel: true },
+            tunnel_sealed: true,
+            port: 2031,
+            wall_clock_at_zero: 0,
+            handshakes_per_second: 100,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prefixes_hold_their_own_family() {
+        let prefix = Prefix { address: "10.1.0.0".parse().unwrap(), length: 16 };
+        assert!(prefix.contains("10.1.255.1".parse().unwrap()));
+        assert!(!prefix.contains("10.2.0.1".parse().unwrap()));
+        assert!(!prefix.contains("::1".parse().unwrap()));
+        let all = Prefix { address: "::".parse().unwrap(), length: 0 };
+        assert!(all.contains("2001:db8::1".parse().unwrap()));
+    }
+
+    #[test]
+    fn denied_goes_before_allowed() {
+        let ask = Ask {
+            allow: vec![Prefix { address: "10.0.0.0".parse().unwrap(), length: 8 }],
+            deny: vec![Prefix { address: "10.9.0.0".parse().unwrap(), length: 16 }],
+        };
+        assert!(ask.permits("10.1.1.1".parse().unwrap()));
+        assert!(!ask.permits("10.9.1.1".parse().unwrap()));
+        assert!(!ask.permits("192.0.2.1".parse().unwrap()));
+        assert!(Ask::default().permits("192.0.2.1".parse().unwrap()));
+    }
+}

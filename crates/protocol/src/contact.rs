@@ -1,0 +1,526 @@
+//! First contact and handshakes: who is asked whether it runs Whimbrel, how often, and what comes of it.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use whimbrel_handshake::{
+    Contact as Knowledge, CookieChecker, Finished, Incoming, Initiator, Local, PublicKey, XxResponder,
+};
+use whimbrel_wire::message::Message;
+use whimbrel_wire::{Capabilities, Datagram, FlowTuple, Hello};
+
+use crate::Time;
+use crate::config::Trust;
+use crate::flow::Stage;
+use crate::node::{Asked, Node};
+use crate::op::{Event, KernelOp, PeerId, Transmit};
+use crate::peer::{KnownPlace, SessionSlot};
+use crate::random::Random;
+use crate::timer::Timer;
+
+/// Pauses after each try (P-10).
+const PAUSES: [Duration; 3] = [Duration::from_millis(500), Duration::from_secs(2), Duration::from_secs(3)];
+/// Silence after an address did not answer, at first and at the longest (P-10).
+const SILENCE: Duration = Duration::from_secs(600);
+const SILENCE_LONGEST: Duration = Duration::from_secs(86_400);
+/// How long an answer to an initiation is waited for.
+const PENDING: Duration = Duration::from_secs(10);
+/// Handshakes that wait for their finish; more are answered with cookies.
+const RESPONDING_MOST: usize = 1024;
+/// How long a former session is still received from (P-7).
+const FORMER_SESSION: Duration = Duration::from_secs(30);
+/// Peers without flows that are kept at the most.
+const IDLE_PEERS_MOST: usize = 4096;
+
+/// What is known of an address.
+#[derive(Clone, Copy, Debug)]
+enum Contact {
+    /// It was asked `tries` times.
+    Asking { tries: usize, source: Option<IpAddr> },
+    /// A peer answered.
+    Known(PeerId),
+    /// It runs nothing, as far as we know; it is asked again after `pause`, at the earliest.
+    Silent { pause: Duration, until: Time },
+}
+
+/// What a handshake is for.
+enum Purpose {
+    /// To find out who lives at an address.
+    Address(IpAddr),
+    /// To have a new session with a peer.
+    Peer,
+    /// The other end knows.
+    Theirs,
+}
+
+struct Pending {
+    initiator: Initiator,
+    to: SocketAddr,
+    source: Option<IpAddr>,
+    purpose: Purpose,
+    started: Time,
+}
+
+/// Addresses that were or are asked, and handshakes under way.
+pub(crate) struct Contacts {
+    addresses: HashMap<IpAddr, Contact>,
+    /// The pause before the question that is being asked again.
+    pauses: HashMap<IpAddr, Duration>,
+    /// Flows that wait for their remote address to answer.
+    waiting: HashMap<IpAddr, Vec<FlowTuple>>,
+    pending: HashMap<u32, Pending>,
+    responding: HashMap<u32, (XxResponder, Time)>,
+    cookies: CookieChecker,
+    /// Handshakes that may still be answered without a cookie, and since when it was filled up (P-3).
+    budget: f64,
+    budget_most: f64,
+    filled: Time,
+}
+
+impl Contacts {
+    pub(crate) fn new(public: PublicKey, random: &mut Random, handshakes_per_second: u32) -> Self {
+        let budget_most = f64::from(handshakes_per_second.max(1));
+        Self {
+            addresses: HashMap::new(),
+            pauses: HashMap::new(),
+            waiting: HashMap::new(),
+            pending: HashMap::new(),
+            responding: HashMap::new(),
+            cookies: CookieChecker::new(public, &mut |bytes| random.fill(bytes)),
+            budget: budget_most,
+            budget_most,
+            filled: Time::default(),
+        }
+    }
+
+    pub(crate) fn forget_peer(&mut self, id: PeerId) {
+        self.addresses.retain(|_, contact| !matches!(contact, Contact::Known(known) if *known == id));
+    }
+
+    /// Whether one more handshake may be answered without a cookie.
+    fn take_from_budget(&mut self, now: Time) -> bool {
+        self.budget = (self.budget + now.since(self.filled).as_secs_f64() * self.budget_most).min(self.budget_most);
+        self.filled = now;
+        if self.budget < 1.0 {
+            return false;
+        }
+        self.budget -= 1.0;
+        true
+    }
+}
+
+impl Node {
+    /// A flow that this host opened is old enough: its remote address is asked, or the peer there is known.
+    pub(crate) fn want_introduction(&mut self, now: Time, flow: FlowTuple) {
+        let address = flow.remote.ip();
+        match self.contacts.addresses.get(&address) {
+            Some(Contact::Known(id)) if self.peers.contains_key(id) => {
+                let id = *id;
+                if !self.peers[&id].has_session() {
+                    self.reach_again(now, id);
+                }
+                self.queue_introduction(now, id, flow);
+            }
+            Some(Contact::Asking { .. } | Contact::Silent { .. }) => {
+                self.contacts.waiting.entry(address).or_default().push(flow);
+            }
+            _ if !self.config.ask.permits(address) => {}
+            _ if self.config.trust == Trust::Pinned && !self.config.known_keys.contains_key(&address) => {}
+            _ => {
+                self.contacts.waiting.entry(address).or_default().push(flow);
+                let source = Some(flow.local.ip());
+                self.contacts.addresses.insert(address, Contact::Asking { tries: 0, source });
+                self.continue_contact(now, address);
+            }
+        }
+    }
+
+    /// Asks once more, or gives up; or the silence about an address is over.
+    pub(crate) fn continue_contact(&mut self, now: Time, address: IpAddr) {
+        match self.contacts.addresses.get(&address).copied() {
+            Some(Contact::Asking { tries, source }) if tries < PAUSES.len() => {
+                let known = self.config.known_keys.get(&address).copied();
+                // The last try is a first contact in any case: it finds out whether somebody else lives there now.
+                let last = tries + 1 == PAUSES.len();
+                let knowledge = match known {
+                    Some(key) if !last => Knowledge::Known(key),
+                    _ => Knowledge::First,
+                };
+                self.contacts.addresses.insert(address, Contact::Asking { tries: tries + 1, source });
+                self.timers.set(Timer::Contact(address), now + PAUSES[tries]);
+                let to = SocketAddr::new(address, self.config.port);
+                self.initiate(now, knowledge, to, source, Purpose::Address(address));
+            }
+            Some(Contact::Asking { .. }) => self.give_up(now, address),
+            Some(Contact::Silent { pause, until }) if until <= now => {
+                let mut waiting = self.contacts.waiting.remove(&address).unwrap_or_default();
+                waiting.retain(|flow| self.flows.get(flow).is_some_and(|known| !known.closed));
+                let Some(first) = waiting.first() else {
+                    self.contacts.addresses.remove(&address);
+                    return;
+                };
+                let source = Some(first.local.ip());
+                self.contacts.waiting.insert(address, waiting);
+                // Two tries less than at first contact.
+                self.contacts.addresses.insert(address, Contact::Asking { tries: PAUSES.len() - 1, source });
+                self.contacts.pauses.insert(address, pause);
+                self.continue_contact(now, address);
+            }
+            Some(Contact::Silent { until, .. }) => self.timers.set(Timer::Contact(address), until),
+            Some(Contact::Known(_)) | None => {}
+        }
+    }
+
+    /// Nobody answered at an address.
+    fn give_up(&mut self, now: Time, address: IpAddr) {
+        let pause = self.contacts.pauses.remove(&address).map_or(SILENCE, |last| (last * 2).min(SILENCE_LONGEST));
+        self.contacts.addresses.insert(address, Contact::Silent { pause, until: now + pause });
+        self.timers.set(Timer::Contact(address), now + pause);
+        self.event(Event::NobodyThere { address, again_in: pause });
+    }
+
+    /// An ICMP error says that nobody listens at `destination`.
+    pub fn handle_unreachable(&mut self, now: Time, destination: SocketAddr) {
+        let address = destination.ip();
+        if destination.port() == self.config.port
+            && matches!(self.contacts.addresses.get(&address), Some(Contact::Asking { .. }))
+        {
+            self.give_up(now, address);
+        }
+    }
+
+    /// Begins a handshake with a peer that is known, beside whatever session is there.
+    pub(crate) fn start_handshake_with(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers.get(&id) else { return };
+        let (key, to, source) = (peer.key, peer.remote, peer.source);
+        self.initiate(now, Knowledge::Known(key), to, source, Purpose::Peer);
+    }
+
+    /// Makes sure that there will be a session with a peer, and goes on trying.
+    pub(crate) fn reach_again(&mut self, now: Time, id: PeerId) {
+        self.timers.set(Timer::Reach(id), now);
+        if let Some(peer) = self.peers.get_mut(&id) {
+            peer.reach_tries = 0;
+        }
+    }
+
+    pub(crate) fn continue_reaching(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        if peer.has_session() || (peer.flows.is_empty() && peer.introductions.active.is_empty()) {
+            return;
+        }
+        peer.reach_tries += 1;
+        let pause = (Duration::from_millis(500) * 2u32.pow(peer.reach_tries.min(7))).min(Duration::from_secs(60));
+        self.timers.set(Timer::Reach(id), now + pause);
+        self.start_handshake_with(now, id);
+    }
+
+    fn initiate(&mut self, now: Time, knowledge: Knowledge, to: SocketAddr, source: Option<IpAddr>, purpose: Purpose) {
+        let index = self.free_index();
+        let hello = self.hello(now, source);
+        let local = Local { key: &self.key, psk: self.config.psk.as_ref() };
+        let random = &mut self.random;
+        let started = Initiator::start(knowledge, local, index, hello, &mut |bytes| random.fill(bytes));
+        let Ok((initiator, payload)) = started else { return };
+        self.contacts.pending.insert(index, Pending { initiator, to, source, purpose, started: now });
+        self.sweep_later(now);
+        self.transmit(Transmit { source, destination: to, payload });
+    }
+
+    fn hello(&self, now: Time, source: Option<IpAddr>) -> Hello {
+        let mut capabilities = Capabilities::IPV6_LOCATORS;
+        if self.config.carriers.rewrite {
+            capabilities = capabilities | Capabilities::REWRITE;
+        }
+        if self.config.carriers.tunnel {
+            capabilities = capabilities | Capabilities::TUNNEL_SEALED | Capabilities::TUNNEL_PLAIN;
+        }
+        // The first is the source of this datagram as we know it: it tells the peer whether a NAT is on the way (P-19).
+        let mut locators: Vec<IpAddr> = source.into_iter().collect();
+        locators.extend(self.attachments.keys().filter(|address| Some(**address) != source));
+        Hello {
+            capabilities,
+            timestamp: self.config.wall_clock_at_zero + now.as_millis(),
+            locators,
+            ..Hello::default()
+        }
+    }
+
+    fn free_index(&mut self) -> u32 {
+        loop {
+            let index = self.random.u32();
+            let taken = self.by_index.contains_key(&index)
+                || self.contacts.pending.contains_key(&index)
+                || self.contacts.responding.contains_key(&index);
+            if !taken {
+                return index;
+            }
+        }
+    }
+
+    pub(crate) fn handle_handshake(
+        &mut self,
+        now: Time,
+        source: SocketAddr,
+        destination: Option<IpAddr>,
+        datagram: &Datagram<'_>,
+    ) {
+        match datagram {
+            Datagram::Initiation(initiation) => self.handle_initiation(now, source, destination, initiation),
+            Datagram::Response(response) => {
+                let Some(pending) = self.contacts.pending.remove(&response.receiver) else {
+                    self.drop_datagram();
+                    return;
+                };
+                let Pending { initiator, to, source: from, purpose, started } = pending;
+                match initiator.handle_response(response, now.as_micros()) {
+                    Ok(finished) => {
+                        let established = Established { source, destination: destination.or(from), started, purpose };
+                        self.establish(now, finished, &established);
+                    }
+                    Err(rejected) => {
+                        self.drop_datagram();
+                        let pending = Pending { initiator: rejected.state, to, source: from, purpose, started };
+                        self.contacts.pending.insert(response.receiver, pending);
+                    }
+                }
+            }
+            Datagram::Finish(finish) => {
+                let Some((responder, since)) = self.contacts.responding.remove(&finish.receiver) else {
+                    self.drop_datagram();
+                    return;
+                };
+                match responder.handle_finish(finish, now.as_micros()) {
+                    Ok(finished) => {
+                        let purpose = Purpose::Theirs;
+                        let established = Established { source, destination, started: since, purpose };
+                        self.establish(now, finished, &established);
+                    }
+                    Err(rejected) => {
+                        self.drop_datagram();
+                        self.contacts.responding.insert(finish.receiver, (rejected.state, since));
+                    }
+                }
+            }
+            Datagram::Cookie(reply) => {
+                let Some(pending) = self.contacts.pending.get_mut(&reply.receiver) else {
+                    self.drop_datagram();
+                    return;
+                };
+                let (to, from) = (pending.to, pending.source);
+                match pending.initiator.handle_cookie(reply) {
+                    Ok(payload) => self.transmit(Transmit { source: from, destination: to, payload }),
+                    Err(_) => self.drop_datagram(),
+                }
+            }
+            _ => self.drop_datagram(),
+        }
+    }
+
+    fn handle_initiation(
+        &mut self,
+        now: Time,
+        source: SocketAddr,
+        destination: Option<IpAddr>,
+        initiation: &whimbrel_wire::datagram::Initiation<'_>,
+    ) {
+        // P-3
+        let loaded = !self.contacts.take_from_budget(now) || self.contacts.responding.len() >= RESPONDING_MOST;
+        if loaded {
+            let random = &mut self.random;
+            let cookies = &self.contacts.cookies;
+            if !cookies.check(initiation, source, now.as_micros()) {
+                let payload = cookies.reply(initiation, source, now.as_micros(), &mut |bytes| random.fill(bytes));
+                self.transmit(Transmit { source: destination, destination: source, payload: payload.to_vec() });
+                return;
+            }
+            if self.contacts.responding.len() >= RESPONDING_MOST {
+                self.drop_datagram();
+                return;
+            }
+        }
+        let index = self.free_index();
+        let hello = self.hello(now, destination);
+        let local = Local { key: &self.key, psk: self.config.psk.as_ref() };
+        let random = &mut self.random;
+        let Ok(incoming) = Incoming::read(initiation, local, &mut |bytes| random.fill(bytes)) else {
+            self.drop_datagram();
+            return;
+        };
+        match incoming {
+            Incoming::First(xx) => {
+                let Ok((responder, payload)) = xx.respond(index, hello) else {
+                    self.drop_datagram();
+                    return;
+                };
+                self.contacts.responding.insert(index, (responder, now));
+                self.sweep_later(now);
+                self.transmit(Transmit { source: destination, destination: source, payload });
+            }
+            Incoming::Known(ik) => {
+                // P-9
+                let (remote, timestamp) = (ik.remote(), ik.hello().timestamp);
+                let known = self.by_key.get(&remote).and_then(|id| self.peers.get(id));
+                if known.is_some_and(|peer| timestamp <= peer.newest_initiation) || !self.trusts(&remote) {
+                    self.drop_datagram();
+                    return;
+                }
+                let Ok(finished) = ik.respond(index, hello, now.as_micros()) else {
+                    self.drop_datagram();
+                    return;
+                };
+                let established = Established { source, destination, started: now, purpose: Purpose::Theirs };
+                self.establish(now, finished, &established);
+            }
+        }
+    }
+
+    /// Whether a key that somebody shows may become a peer's. Under `tofu` everybody may: what a peer may move is
+    /// proven flow by flow, and which key lives at an address that we ask is checked where we asked.
+    fn trusts(&self, key: &PublicKey) -> bool {
+        match self.config.trust {
+            Trust::Pinned => self.config.known_keys.values().any(|known| known == key),
+            Trust::Tofu | Trust::Psk => true,
+        }
+    }
+
+    /// A handshake ended well: the session begins.
+    fn establish(&mut self, now: Time, finished: Finished, how: &Established) {
+        let Finished { session, remote: key, hello, answer } = finished;
+        if let Purpose::Address(address) = how.purpose {
+            let expected = self.config.known_keys.get(&address).copied();
+            if let Some(expected) = expected.filter(|expected| *expected != key) {
+                self.timers.stop(Timer::Contact(address));
+                self.event(Event::KeyMismatch { address, expected, found: Some(key) });
+                self.give_up(now, address);
+                return;
+            }
+        }
+        if key == self.key.public() || !self.trusts(&key) {
+            self.drop_datagram();
+            return;
+        }
+        let known = self.by_key.get(&key).copied();
+        if known.is_none() && self.peers.len() >= IDLE_PEERS_MOST {
+            let idle = self.peers.values().filter(|peer| peer.flows.is_empty()).min_by_key(|peer| peer.last_heard);
+            if let Some(idle) = idle.map(|peer| peer.id) {
+                self.drop_peer(idle);
+            }
+        }
+        let id = known.unwrap_or_else(|| self.new_peer(now, key, how.source));
+        let attachment = how.destination.and_then(|address| self.attachments.get(&address)).copied();
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let reached = !peer.has_session();
+        if known.is_none() || (peer.flows.is_empty() && peer.update.is_none()) {
+            peer.remote = how.source;
+            peer.source = how.destination;
+            peer.attachment = attachment;
+            peer.locators.clone_from(&hello.locators);
+            let claimed = hello.locators.first().map_or(how.source, |first| SocketAddr::new(*first, how.source.port()));
+            if known.is_none() && !session.is_initiator() {
+                peer.known_places = vec![KnownPlace { number: 0, claimed, observed: how.source }];
+            }
+        } else if peer.attachment.is_none() && how.destination == peer.source {
+            peer.attachment = attachment;
+        }
+        if hello.timestamp != 0 && !session.is_initiator() {
+            peer.newest_initiation = peer.newest_initiation.max(hello.timestamp);
+        }
+        let index = session.local_index();
+        let initiated = session.is_initiator();
+        let confirmed = session.is_confirmed();
+        let keys = session.tunnel_keys().clone();
+        peer.sessions.push(SessionSlot { session, settled: false, until: None });
+        peer.last_heard = now;
+        self.by_index.insert(index, id);
+        let op = KernelOp::AddTunnelKeys { peer: id, receive_index: index, keys };
+        self.op(op, Some(Asked::Effect("adding tunnel keys")));
+        if let Some(payload) = answer {
+            // XX's finish is repeated by asking again; the question is the same until the session is confirmed.
+            self.transmit(Transmit { source: how.destination, destination: how.source, payload });
+        }
+        if confirmed {
+            self.confirm_session(now, id, index);
+        }
+        if initiated {
+            // Confirms the session at the other end, measures the round trip and tells how we are seen.
+            let token = self.random.u64();
+            let locators = Message::Locators(self.attachments.keys().copied().collect());
+            if let Some(peer) = self.peers.get_mut(&id) {
+                peer.check = Some((token, now));
+            }
+            self.send_to(id, how.destination, how.source, &[Message::PathChallenge { token }, locators]);
+        }
+        if let Purpose::Address(address) = how.purpose {
+            self.contacts.addresses.insert(address, Contact::Known(id));
+            self.contacts.pauses.remove(&address);
+            self.timers.stop(Timer::Contact(address));
+            if self.config.trust == Trust::Tofu && !self.config.known_keys.contains_key(&address) {
+                self.config.known_keys.insert(address, key);
+                self.op(KernelOp::RememberKey { address, key }, Some(Asked::Effect("remembering a key")));
+            }
+            for flow in self.contacts.waiting.remove(&address).unwrap_or_default() {
+                if self.flows.get(&flow).is_some_and(|known| matches!(known.stage, Stage::Open) && !known.closed) {
+                    self.queue_introduction(now, id, flow);
+                }
+            }
+        }
+        self.timers.stop(Timer::Reach(id));
+        self.renew_later(now, id);
+        if self.peers.get(&id).is_some_and(|peer| !peer.introductions.active.is_empty()) {
+            self.timers.set(Timer::Introductions(id), now);
+        }
+        if reached {
+            self.event(Event::PeerReached { peer: id, key, remote: how.source, took: now.since(how.started) });
+        }
+        if self.peers.get(&id).is_some_and(|peer| peer.update.is_some()) {
+            // The session was wanted for this.
+            self.repeat_update(now, id);
+        }
+    }
+
+    /// The peer has shown that it holds the keys of this session: it takes the place of the others (P-8).
+    pub(crate) fn confirm_session(&mut self, now: Time, id: PeerId, index: u32) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let Some(at) = peer.sessions.iter().position(|slot| slot.session.local_index() == index) else { return };
+        if peer.sessions[at].settled {
+            return;
+        }
+        let mut slot = peer.sessions.remove(at);
+        slot.settled = true;
+        for former in &mut peer.sessions {
+            if former.settled {
+                former.until.get_or_insert(now + FORMER_SESSION);
+            }
+        }
+        peer.sessions.push(slot);
+        self.set_tunnel_path(id);
+        self.refresh_listening(now);
+        self.sweep_later(now);
+    }
+
+    /// Drops what nobody answered. Tells whether more is under way.
+    pub(crate) fn sweep_contacts(&mut self, now: Time) -> bool {
+        self.contacts.pending.retain(|_, pending| pending.started + PENDING > now);
+        self.contacts.responding.retain(|_, (_, since)| *since + PENDING > now);
+        !self.contacts.pending.is_empty() || !self.contacts.responding.is_empty()
+    }
+
+    /// Forgets the key that was remembered for an address, so that another may answer there; it is asked again when the
+    /// next connection opens. Tells whether one was remembered.
+    pub fn forget_key(&mut self, address: IpAddr) -> bool {
+        self.contacts.addresses.remove(&address);
+        self.contacts.pauses.remove(&address);
+        self.timers.stop(Timer::Contact(address));
+        self.config.known_keys.remove(&address).is_some()
+    }
+}
+
+/// How a handshake ended.
+struct Established {
+    source: SocketAddr,
+    destination: Option<IpAddr>,
+    started: Time,
+    purpose: Purpose,
+}

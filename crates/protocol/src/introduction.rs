@@ -1,0 +1,365 @@
+//! Introductions (`docs/protocol.md` §4): the two ends agree that two tuples name one flow, and prove that they sit on it.
+
+use std::time::Duration;
+
+use whimbrel_wire::FlowTuple;
+use whimbrel_wire::message::{Echo, Introduced, IntroductionRefusal, Message};
+
+use crate::Time;
+use crate::flow::{Flow, Stage};
+use crate::node::{Asked, Node};
+use crate::op::{Event, FlowEntry, KernelOp, PeerId, Places};
+use crate::peer::NOWHERE;
+use crate::timer::Timer;
+
+/// Age at which a connection is introduced (P-15): short ones are left alone.
+pub(crate) const MATURE: Duration = Duration::from_secs(1);
+/// How long a host looks for introductions after it was asked to.
+const LISTEN: Duration = Duration::from_secs(15);
+/// How long the asking host relies on it: less, so that both ends' clocks and the way may differ.
+const READY: Duration = Duration::from_secs(10);
+/// Step of the introducing timer.
+const STEP: Duration = Duration::from_millis(50);
+/// Introductions begun in one step: 2,000 a second (P-15).
+const BEGUN_PER_STEP: usize = 100;
+/// Tries of each (P-15).
+const TRIES: u32 = 3;
+/// How long a responder waits for the echo.
+const RESPONDING: Duration = Duration::from_secs(10);
+/// The top bit of a nonce tells a carrier probe (set) from an introduction (§4, P-20).
+pub(crate) const PROBE_BIT: u64 = 1 << 63;
+
+impl Node {
+    /// Flows that are old enough are introduced, or their remote address is asked whether it runs Whimbrel.
+    pub(crate) fn mature_flows(&mut self, now: Time) {
+        while let Some(&(when, flow)) = self.young.front() {
+            if when > now {
+                self.timers.set(Timer::Mature, when);
+                break;
+            }
+            self.young.pop_front();
+            if self.flows.get(&flow).is_some_and(|known| !known.closed && matches!(known.stage, Stage::Open)) {
+                self.want_introduction(now, flow);
+            }
+        }
+    }
+
+    /// Queues a flow with the peer at its remote address, if that is known by now.
+    pub(crate) fn queue_introduction(&mut self, now: Time, id: PeerId, flow: FlowTuple) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        if peer.introductions.active.insert(flow) {
+            peer.introductions.queue.push_back(flow);
+            self.timers.set_earlier(Timer::Introductions(id), now);
+        }
+    }
+
+    /// Looks for introductions of this peer from now on, for a while.
+    pub(crate) fn listen_for_introductions(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        peer.introductions.listen_until = Some(now + LISTEN);
+        self.refresh_listening(now);
+        self.sweep_later(now);
+    }
+
+    pub(crate) fn handle_introduction_ready(&mut self, now: Time, id: PeerId, tag: u32) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        if peer.introductions.tag == tag {
+            peer.introductions.ready_until = Some(now + READY);
+            peer.introductions.request_tries = 0;
+            self.timers.set(Timer::Introductions(id), now);
+        }
+    }
+
+    /// One step of a peer's introductions: asks it to look for them, begins some, repeats what was not answered.
+    pub(crate) fn continue_introductions(&mut self, now: Time, id: PeerId) {
+        let tag = self.random.u32();
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        if peer.introductions.active.is_empty() {
+            return;
+        }
+        if !peer.has_session() || peer.attachment.is_none() || peer.update.is_some() || peer.places.local == NOWHERE {
+            // Goes on when the session is there or the move is over.
+            self.timers.set(Timer::Introductions(id), now + Duration::from_secs(1));
+            return;
+        }
+        if peer.introductions.ready_until.is_none_or(|until| until <= now) {
+            if peer.introductions.request_tries >= 2 * TRIES {
+                peer.introductions.request_tries = 0;
+                let flows: Vec<FlowTuple> = peer.introductions.active.iter().copied().collect();
+                for flow in flows {
+                    self.fail_introduction(now, &flow, "the peer does not answer");
+                }
+                return;
+            }
+            peer.introductions.tag = tag;
+            peer.introductions.request_tries += 1;
+            let again = peer.repeat_after(peer.introductions.request_tries);
+            self.timers.set(Timer::Introductions(id), now + again);
+            self.listen_for_introductions(now, id);
+            self.send(id, &[Message::IntroductionRequest { tag }]);
+            return;
+        }
+        self.listen_for_introductions(now, id);
+        self.begin_introductions(now, id);
+        self.repeat_introductions(now, id);
+        self.timers.set(Timer::Introductions(id), now + STEP);
+    }
+
+    fn begin_introductions(&mut self, now: Time, id: PeerId) {
+        for _ in 0..BEGUN_PER_STEP {
+            let nonce = self.random.u64() & !PROBE_BIT;
+            let Some(peer) = self.peers.get_mut(&id) else { return };
+            let Some(flow) = peer.introductions.queue.pop_front() else { return };
+            let next = now + peer.repeat_after(1).max(Duration::from_millis(200));
+            let Some(index) = peer.session().map(|slot| slot.session.remote_index()) else { return };
+            match self.flows.get_mut(&flow) {
+                Some(known) if !known.closed && matches!(known.stage, Stage::Open) => {
+                    known.stage = Stage::Introducing { peer: id, nonce, tries: 1, next };
+                    self.nonces.insert(nonce, flow);
+                    self.op(KernelOp::Introduce { flow, index, nonce }, Some(Asked::Introduce(flow)));
+                }
+                _ => {
+                    peer.introductions.active.remove(&flow);
+                }
+            }
+        }
+    }
+
+    fn repeat_introductions(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let Some(index) = peer.session().map(|slot| slot.session.remote_index()) else { return };
+        let active: Vec<FlowTuple> = peer.introductions.active.iter().copied().collect();
+        let mut echoes = Vec::new();
+        for flow in active {
+            match self.flows.get_mut(&flow).map(|known| &mut known.stage) {
+                Some(Stage::Introducing { nonce, tries, next, .. }) if *next <= now => {
+                    if *tries >= TRIES {
+                        self.fail_introduction(now, &flow, "the segment does not arrive, or its answer");
+                        continue;
+                    }
+                    *tries += 1;
+                    *next = now + Duration::from_millis(500) * *tries;
+                    let nonce = *nonce;
+                    self.op(KernelOp::Introduce { flow, index, nonce }, Some(Asked::Introduce(flow)));
+                }
+                Some(Stage::Echoing { echo, tries, next, .. }) if *next <= now => {
+                    if *tries >= 2 * TRIES {
+                        self.fail_introduction(now, &flow, "the peer does not answer");
+                        continue;
+                    }
+                    *tries += 1;
+                    *next = now + Duration::from_millis(300) * *tries;
+                    echoes.push(Message::IntroductionEcho(*echo));
+                }
+                Some(Stage::Introducing { .. } | Stage::Echoing { .. } | Stage::Open) => {}
+                _ => {
+                    if let Some(peer) = self.peers.get_mut(&id) {
+                        peer.introductions.active.remove(&flow);
+                    }
+                }
+            }
+        }
+        self.send(id, &echoes);
+    }
+
+    /// A nonce was consumed at ingress: an introduction on `flow`, or a carrier probe on a tuple of the wire.
+    pub fn handle_introduction(&mut self, now: Time, flow: FlowTuple, index: u32, nonce: u64) {
+        let Some(&id) = self.by_index.get(&index) else {
+            self.drop_datagram();
+            return;
+        };
+        if nonce & PROBE_BIT != 0 {
+            self.handle_probe(now, id, flow, nonce);
+            return;
+        }
+        let answer = self.random.u64() & !PROBE_BIT;
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let Some(their_index) = peer.session().map(|slot| slot.session.remote_index()) else { return };
+        // The datapath may see a connection before the tracker tells of it.
+        let known = self.flows.entry(flow).or_insert_with(|| Flow::opened(now, true));
+        match &mut known.stage {
+            Stage::Introducing { peer: with, nonce: own, .. } if *with == id => {
+                // Both nonces have travelled; P-13 wants them back in the sessions.
+                let echo = Echo {
+                    introducer_nonce: *own,
+                    responder_nonce: nonce,
+                    introducer_place: peer.places.local,
+                    responder_place: peer.places.peer,
+                    wire_port: peer.free_wire_port(flow.local.port(), flow.remote.port()),
+                    tuple: flow,
+                };
+                let next = now + peer.repeat_after(1).max(Duration::from_millis(200));
+                known.stage = Stage::Echoing { peer: id, nonce: *own, echo, tries: 1, next };
+                self.send(id, &[Message::IntroductionEcho(echo)]);
+            }
+            Stage::Responding { peer: with, introducer_nonce, nonce: own, .. }
+                if *with == id && *introducer_nonce == nonce =>
+            {
+                // Repeated: our answer was lost.
+                let nonce = *own;
+                self.op(KernelOp::Introduce { flow, index: their_index, nonce }, Some(Asked::Introduce(flow)));
+            }
+            Stage::Open | Stage::Failed(_) | Stage::Responding { .. } => {
+                let until = now + RESPONDING;
+                if let Stage::Responding { nonce: former, .. } = known.stage {
+                    self.nonces.remove(&former);
+                }
+                self.nonces.insert(answer, flow);
+                known.stage = Stage::Responding { peer: id, introducer_nonce: nonce, nonce: answer, until };
+                self.sweep_later(now);
+                let op = KernelOp::Introduce { flow, index: their_index, nonce: answer };
+                self.op(op, Some(Asked::Introduce(flow)));
+            }
+            Stage::Introduced { entry, .. } if entry.peer != id || entry.home != peer.places => {
+                // Another peer sits on a tuple that we know: an address got a new owner, or somebody tries. The one that
+                // is introduced keeps it until its socket closes.
+                self.event(Event::Refused { peer: id, reason: "a flow that it introduced belongs to another peer" });
+            }
+            Stage::Introduced { .. } | Stage::Introducing { .. } | Stage::Echoing { .. } => {}
+        }
+    }
+
+    /// The introducer has seen both nonces travel; the responder's answer.
+    pub(crate) fn handle_echo(&mut self, now: Time, id: PeerId, echo: &Echo) -> Message {
+        let nonce = echo.introducer_nonce;
+        let refused = |refusal| Message::IntroductionDone { nonce, outcome: Err(refusal) };
+        // The nonce of ours that came back names the flow (P-13).
+        let Some(&flow) = self.nonces.get(&echo.responder_nonce) else { return refused(IntroductionRefusal::NotSeen) };
+        let done = match self.flows.get(&flow).map(|known| &known.stage) {
+            Some(Stage::Responding { peer, introducer_nonce, .. })
+                if *peer == id && *introducer_nonce == echo.introducer_nonce =>
+            {
+                None
+            }
+            Some(Stage::Introduced { entry, answered: Some((introducer_nonce, _)) })
+                if entry.peer == id && *introducer_nonce == echo.introducer_nonce =>
+            {
+                Some(*entry)
+            }
+            _ => return refused(IntroductionRefusal::OtherFlow),
+        };
+        if let Some(entry) = done {
+            let introduced = Introduced { wire_port: entry.wire_local_port, tuple: flow };
+            return Message::IntroductionDone { nonce, outcome: Ok(introduced) };
+        }
+        let Some(peer) = self.peers.get(&id) else { return refused(IntroductionRefusal::Refused) };
+        // P-14
+        let home = Places { local: echo.responder_place, peer: echo.introducer_place };
+        if home != peer.places || home.local == NOWHERE || home.peer == NOWHERE {
+            self.nonces.remove(&echo.responder_nonce);
+            if let Some(known) = self.flows.get_mut(&flow) {
+                known.stage = Stage::Open;
+            }
+            return refused(IntroductionRefusal::OtherPlaces);
+        }
+        if echo.tuple.transport != flow.transport {
+            return refused(IntroductionRefusal::Refused);
+        }
+        let wire_local_port = peer.free_wire_port(flow.local.port(), echo.wire_port);
+        let entry =
+            FlowEntry { peer: id, home, peer_tuple: echo.tuple, wire_local_port, wire_remote_port: echo.wire_port };
+        self.install(now, flow, entry, Some((echo.introducer_nonce, echo.responder_nonce)));
+        let introduced = Introduced { wire_port: wire_local_port, tuple: flow };
+        Message::IntroductionDone { nonce, outcome: Ok(introduced) }
+    }
+
+    /// The responder's answer to our echo.
+    pub(crate) fn handle_introduced(
+        &mut self,
+        now: Time,
+        id: PeerId,
+        nonce: u64,
+        outcome: Result<Introduced, IntroductionRefusal>,
+    ) {
+        let Some(&flow) = self.nonces.get(&nonce) else { return };
+        let echo = match self.flows.get(&flow).map(|known| &known.stage) {
+            Some(Stage::Echoing { peer, nonce: own, echo, .. }) if *peer == id && *own == nonce => *echo,
+            _ => return,
+        };
+        match outcome {
+            Ok(introduced) if introduced.tuple.transport == flow.transport => {
+                let entry = FlowEntry {
+                    peer: id,
+                    home: Places { local: echo.introducer_place, peer: echo.responder_place },
+                    peer_tuple: introduced.tuple,
+                    wire_local_port: echo.wire_port,
+                    wire_remote_port: introduced.wire_port,
+                };
+                self.nonces.remove(&nonce);
+                self.install(now, flow, entry, None);
+            }
+            Ok(_) => self.fail_introduction(now, &flow, "the peer names a flow of another transport"),
+            Err(IntroductionRefusal::OtherPlaces) => {
+                self.fail_introduction(now, &flow, "an end moved meanwhile");
+            }
+            Err(_) => self.fail_introduction(now, &flow, "the peer refused"),
+        }
+    }
+
+    fn install(&mut self, now: Time, flow: FlowTuple, entry: FlowEntry, answered: Option<(u64, u64)>) {
+        let Some(known) = self.flows.get_mut(&flow) else { return };
+        known.stage = Stage::Introduced { entry, answered };
+        let id = entry.peer;
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        peer.introductions.active.remove(&flow);
+        let first = peer.flows.is_empty();
+        peer.add_flow(flow, &entry);
+        let translated = entry.peer_tuple.mirrored() != flow;
+        self.timers.stop(Timer::Idle(id));
+        if first {
+            // The data plane needs the places before the flow: without a binding a flow is native in any case.
+            self.put_binding_in_force(id);
+            self.timers.set_earlier(Timer::Keepalive(id), now + crate::node::KEEPALIVE);
+        }
+        self.op(KernelOp::InstallFlow { flow, entry }, Some(Asked::Install(flow)));
+        self.event(Event::FlowIntroduced { flow, peer: id, translated });
+        self.refresh_sets();
+    }
+
+    pub(crate) fn fail_introduction(&mut self, _now: Time, flow: &FlowTuple, reason: &'static str) {
+        let Some(known) = self.flows.get_mut(flow) else { return };
+        let responding = matches!(known.stage, Stage::Responding { .. });
+        let before = std::mem::replace(&mut known.stage, if responding { Stage::Open } else { Stage::Failed(reason) });
+        let unchanged = Flow { stage: before, ..known.clone() };
+        self.abandon_introduction(flow, &unchanged);
+        if !responding {
+            self.event(Event::IntroductionFailed { flow: *flow, reason });
+        }
+    }
+
+    /// Takes a flow out of the lists of its peer's introductions.
+    pub(crate) fn abandon_introduction(&mut self, flow: &FlowTuple, known: &Flow) {
+        if let Some(nonce) = known.stage.own_nonce() {
+            self.nonces.remove(&nonce);
+        }
+        let peers: Vec<PeerId> = match known.stage {
+            Stage::Introducing { peer, .. } | Stage::Echoing { peer, .. } => vec![peer],
+            Stage::Open => {
+                self.peers.values().filter(|p| p.introductions.active.contains(flow)).map(|p| p.id).collect()
+            }
+            _ => return,
+        };
+        for id in peers {
+            if let Some(peer) = self.peers.get_mut(&id) {
+                peer.introductions.active.remove(flow);
+                peer.introductions.queue.retain(|queued| queued != flow);
+            }
+        }
+    }
+
+    /// Ends introductions of peers that nobody echoed. Tells whether more are under way.
+    pub(crate) fn sweep_introductions(&mut self, now: Time) -> bool {
+        let mut more = self.peers.values().any(|peer| peer.introductions.listen_until.is_some_and(|until| until > now));
+        for known in self.flows.values_mut() {
+            if let Stage::Responding { until, nonce, .. } = known.stage {
+                if until <= now {
+                    self.nonces.remove(&nonce);
+                    known.stage = Stage::Open;
+                } else {
+                    more = true;
+                }
+            }
+        }
+        more
+    }
+}

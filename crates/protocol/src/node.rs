@@ -1,0 +1,711 @@
+//! The state of one host: its peers, its flows, and the order in which things are asked of the caller.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use whimbrel_handshake::{Opened, PublicKey, StaticKey};
+use whimbrel_wire::message::{MESSAGE_HEADER_LEN, Message, decode_all};
+use whimbrel_wire::{Datagram, FlowTuple};
+
+use crate::Time;
+use crate::config::Config;
+use crate::contact::Contacts;
+use crate::flow::{Flow, FlowView};
+use crate::op::{Carrier, Event, FlowEntry, KernelOp, OpFailed, OpId, PeerId, SavedPeer, Transmit};
+use crate::peer::{Attachment, Peer};
+use crate::random::Random;
+use crate::timer::{Timer, Timers};
+
+/// Which source address the host would use towards a destination.
+pub trait Routes {
+    /// The address, or `None` where the destination cannot be reached.
+    fn source_for(&self, destination: IpAddr) -> Option<IpAddr>;
+}
+
+/// How long closed flows stay known: the last acknowledgements of a moved connection are translated too.
+const LINGER: Duration = Duration::from_secs(60);
+/// How long a peer without flows is kept.
+const IDLE: Duration = Duration::from_secs(600);
+/// Keeps the UDP mapping of a NAT; 30 s is what RFC 4787 §4.3 finds in the field at the least.
+pub(crate) const KEEPALIVE: Duration = Duration::from_secs(25);
+/// How long the former path of a peer is accepted (P-22).
+const FORMER: Duration = Duration::from_secs(60);
+/// Age of a session at which it is renewed.
+const RENEW: Duration = Duration::from_secs(3600);
+/// Datagrams that carry less than this many bytes of messages are not split.
+const DATAGRAM_LIMIT: usize = 1200;
+
+/// One host's side of the protocol. It takes events by `handle_*`, and is drained by `poll_*` after each of them:
+/// first all of [`Node::poll_transmit`], then [`Node::poll_op`], then [`Node::poll_event`]; [`Node::poll_timeout`] tells
+/// when [`Node::handle_timeout`] is due.
+pub struct Node {
+    pub(crate) config: Config,
+    pub(crate) key: StaticKey,
+    pub(crate) random: Random,
+    pub(crate) attachments: HashMap<IpAddr, Attachment>,
+    pub(crate) contacts: Contacts,
+    pub(crate) peers: BTreeMap<PeerId, Peer>,
+    pub(crate) by_key: HashMap<PublicKey, PeerId>,
+    pub(crate) by_index: HashMap<u32, PeerId>,
+    pub(crate) flows: HashMap<FlowTuple, Flow>,
+    /// Nonces of ours that are in flows.
+    pub(crate) nonces: HashMap<u64, FlowTuple>,
+    /// Flows that are too young to be introduced, oldest first.
+    pub(crate) young: VecDeque<(Time, FlowTuple)>,
+    /// Closed flows, oldest first.
+    closed: VecDeque<(Time, FlowTuple)>,
+    pub(crate) timers: Timers,
+    next_peer: u32,
+    next_op: u64,
+    transmits: VecDeque<Transmit>,
+    ops: VecDeque<(OpId, KernelOp)>,
+    events: VecDeque<Event>,
+    /// What each op that may fail was for.
+    pub(crate) asked: HashMap<OpId, Asked>,
+    listening: Vec<u32>,
+    keeping: Vec<IpAddr>,
+    reaching: Vec<(IpAddr, bool)>,
+    dropped: u64,
+}
+
+/// What an op was for, where its failure matters.
+#[derive(Clone, Debug)]
+pub(crate) enum Asked {
+    Introduce(FlowTuple),
+    Install(FlowTuple),
+    Effect(&'static str),
+}
+
+/// A peer as `whimbrel peers` and `whimbrel paths` show it.
+#[derive(Clone, Debug)]
+pub struct PeerView {
+    /// Its number.
+    pub id: PeerId,
+    /// Its key.
+    pub key: PublicKey,
+    /// Its confirmed endpoint.
+    pub remote: SocketAddr,
+    /// An endpoint that it announced and that is not confirmed.
+    pub candidate: Option<SocketAddr>,
+    /// Our address towards it; `None`: it can't be reached now.
+    pub source: Option<IpAddr>,
+    /// Our endpoint as it sees it.
+    pub observed: Option<SocketAddr>,
+    /// Whether a session is there.
+    pub session: bool,
+    /// Smoothed round trip.
+    pub round_trip: Option<Duration>,
+    /// Places now.
+    pub places: crate::op::Places,
+    /// How moved flows are carried.
+    pub carrier: Carrier,
+    /// Whether addresses are translated on the way.
+    pub translated: bool,
+    /// Flows that were introduced.
+    pub flows: usize,
+    /// Of these, how many are not where they are at home.
+    pub moved: usize,
+    /// Its other addresses.
+    pub locators: Vec<IpAddr>,
+    /// Sequence numbers of the last update sent and accepted.
+    pub sequences: (u32, u32),
+    /// When it was last heard.
+    pub last_heard: Time,
+}
+
+impl Node {
+    /// A node without peers or flows. `seed` must be random and new at each start; with the same seed and the same calls a
+    /// node does the same.
+    #[must_use]
+    pub fn new(config: Config, key: StaticKey, seed: [u8; 32]) -> Self {
+        let mut random = Random::new(seed);
+        let contacts = Contacts::new(key.public(), &mut random, config.handshakes_per_second);
+        Self {
+            config,
+            key,
+            random,
+            attachments: HashMap::new(),
+            contacts,
+            peers: BTreeMap::new(),
+            by_key: HashMap::new(),
+            by_index: HashMap::new(),
+            flows: HashMap::new(),
+            nonces: HashMap::new(),
+            young: VecDeque::new(),
+            closed: VecDeque::new(),
+            timers: Timers::default(),
+            next_peer: 1,
+            next_op: 1,
+            transmits: VecDeque::new(),
+            ops: VecDeque::new(),
+            events: VecDeque::new(),
+            asked: HashMap::new(),
+            listening: Vec::new(),
+            keeping: Vec::new(),
+            reaching: Vec::new(),
+            dropped: 0,
+        }
+    }
+
+    /// Takes over what a daemon before this one knew. Call it once, before anything else; sessions are made anew with
+    /// each peer that has flows.
+    pub fn restore(&mut self, now: Time, peers: Vec<SavedPeer>, flows: Vec<(FlowTuple, FlowEntry)>) {
+        for saved in peers {
+            let peer = Peer::restored(&saved, now);
+            self.next_peer = self.next_peer.max(saved.id.0 + 1);
+            self.by_key.insert(saved.key, saved.id);
+            self.peers.insert(saved.id, peer);
+        }
+        for (flow, entry) in flows {
+            let Some(peer) = self.peers.get_mut(&entry.peer) else {
+                self.op(KernelOp::RemoveFlow { flow }, Some(Asked::Effect("removing a flow of nobody")));
+                continue;
+            };
+            peer.add_flow(flow, &entry);
+            self.flows.insert(flow, Flow::introduced(entry, now));
+        }
+        let ids: Vec<PeerId> = self.peers.keys().copied().collect();
+        for id in ids {
+            self.put_binding_in_force(id);
+            if self.peers[&id].flows.is_empty() {
+                self.timers.set(Timer::Idle(id), now + IDLE);
+            } else {
+                self.reach_again(now, id);
+            }
+        }
+        self.refresh_sets();
+    }
+
+    /// A datagram came to the control port (tunnel datagrams are the caller's business). `destination` is the address of
+    /// this host that it was sent to.
+    pub fn handle_datagram(&mut self, now: Time, source: SocketAddr, destination: Option<IpAddr>, payload: &[u8]) {
+        match Datagram::parse(payload) {
+            Ok(Datagram::Control(control)) => {
+                let Some(&id) = self.by_index.get(&control.receiver) else {
+                    self.dropped += 1;
+                    return;
+                };
+                let index = control.receiver;
+                let opened = self.peers.get_mut(&id).and_then(|peer| {
+                    let slot = peer.sessions.iter_mut().find(|slot| slot.session.local_index() == index)?;
+                    let opened = slot.session.open(&control).ok()?;
+                    peer.last_heard = now;
+                    Some(opened)
+                });
+                // P-1
+                let Some(Opened { plaintext, newest: is_newest, .. }) = opened else {
+                    self.dropped += 1;
+                    return;
+                };
+                let Ok(messages) = decode_all(&plaintext) else {
+                    self.dropped += 1;
+                    return;
+                };
+                self.confirm_session(now, id, index);
+                let arrival = Arrival { source, destination, length: payload.len(), is_newest };
+                self.handle_messages(now, id, &arrival, messages);
+            }
+            Ok(Datagram::TunnelSealed(_) | Datagram::TunnelPlain(_)) | Err(_) => self.dropped += 1,
+            Ok(datagram) => self.handle_handshake(now, source, destination, &datagram),
+        }
+    }
+
+    fn handle_messages(&mut self, now: Time, id: PeerId, arrival: &Arrival, messages: Vec<Message>) {
+        let mut answers = Vec::new();
+        let has_update = messages.iter().any(|message| matches!(message, Message::BindingUpdate { .. }));
+        for message in messages {
+            match message {
+                Message::PathChallenge { token } => {
+                    answers.push(Message::PathResponse { token, observed: arrival.source });
+                }
+                Message::PathResponse { token, observed } => {
+                    self.handle_path_response(now, id, arrival, token, observed);
+                }
+                Message::Locators(locators) => {
+                    if let Some(peer) = self.peers.get_mut(&id) {
+                        peer.locators = locators;
+                    }
+                }
+                Message::IntroductionRequest { tag } => {
+                    self.listen_for_introductions(now, id);
+                    answers.push(Message::IntroductionReady { tag });
+                }
+                Message::IntroductionReady { tag } => self.handle_introduction_ready(now, id, tag),
+                Message::IntroductionEcho(echo) => answers.push(self.handle_echo(now, id, &echo)),
+                Message::IntroductionDone { nonce, outcome } => self.handle_introduced(now, id, nonce, outcome),
+                Message::BindingUpdate { sequence, flags, claimed, .. } => {
+                    answers.extend(self.handle_update(now, id, arrival, sequence, flags, claimed));
+                }
+                Message::BindingAcknowledgement { sequence, status, flags, newest, place, observed } => {
+                    let acknowledgement =
+                        crate::handoff::Acknowledgement { sequence, status, flags, newest, place, observed };
+                    self.handle_acknowledgement(now, id, arrival, &acknowledgement);
+                }
+                Message::ProbeSeen { token } => self.handle_probe_seen(now, id, token),
+                Message::Ping { token } => answers.push(Message::Pong { token }),
+                Message::Close { .. } => self.handle_close(now, id),
+                Message::Padding { .. }
+                | Message::Pong { .. }
+                | Message::FlowClosed(_)
+                | Message::TunnelOffer { .. } => {}
+            }
+        }
+        if !answers.is_empty() {
+            self.send_to(id, arrival.destination, arrival.source, &answers);
+        }
+        if !has_update {
+            self.notice_rebinding(now, id, arrival);
+        }
+    }
+
+    /// A socket came into being, or was found. `accepted`: its local port listens, so the other end opened it.
+    pub fn handle_flow_opened(&mut self, now: Time, flow: FlowTuple, accepted: bool) {
+        if let Some(old) = self.flows.get(&flow) {
+            if !old.closed {
+                return;
+            }
+            // The kernel took the tuple again before we had forgotten it.
+            self.forget_flow(&flow);
+        }
+        self.flows.insert(flow, Flow::opened(now, accepted));
+        if !accepted {
+            self.young.push_back((now + crate::introduction::MATURE, flow));
+            self.timers.set_earlier(Timer::Mature, now + crate::introduction::MATURE);
+        }
+    }
+
+    /// A socket is gone, or in TIME_WAIT.
+    pub fn handle_flow_closed(&mut self, now: Time, flow: FlowTuple) {
+        let Some(known) = self.flows.get_mut(&flow) else { return };
+        if known.closed {
+            return;
+        }
+        known.closed = true;
+        if known.entry().is_some() {
+            self.closed.push_back((now + LINGER, flow));
+            self.timers.set_earlier(Timer::Linger, now + LINGER);
+        } else {
+            self.forget_flow(&flow);
+        }
+    }
+
+    /// Forgets a flow altogether.
+    pub(crate) fn forget_flow(&mut self, flow: &FlowTuple) {
+        let Some(known) = self.flows.remove(flow) else { return };
+        self.abandon_introduction(flow, &known);
+        if let Some(entry) = known.entry() {
+            let id = entry.peer;
+            if let Some(peer) = self.peers.get_mut(&id) {
+                peer.remove_flow(flow, entry);
+            }
+            self.op(KernelOp::RemoveFlow { flow: *flow }, Some(Asked::Effect("removing a flow")));
+            self.event(Event::FlowGone { flow: *flow });
+        }
+    }
+
+    /// The network changed, or may have: `attachments` are all usable addresses of this host.
+    pub fn handle_network(&mut self, now: Time, attachments: &[Attachment], routes: &dyn Routes) {
+        self.attachments = attachments.iter().map(|attachment| (attachment.address, *attachment)).collect();
+        let ids: Vec<PeerId> = self.peers.keys().copied().collect();
+        for id in ids {
+            self.look_for_move(now, id, routes, None);
+        }
+        // What the sets ask for may have been undone by the change.
+        let keeping = std::mem::take(&mut self.keeping);
+        let reaching = std::mem::take(&mut self.reaching);
+        self.refresh_sets();
+        if !keeping.is_empty() && self.keeping.is_empty() {
+            self.op(KernelOp::KeepAddresses { addresses: Vec::new() }, Some(Asked::Effect("keeping old addresses")));
+        }
+        if !reaching.is_empty() && self.reaching.is_empty() {
+            self.op(KernelOp::ReachPeers { addresses: Vec::new() }, Some(Asked::Effect("reaching moved peers")));
+        }
+    }
+
+    /// Moves by hand: every peer is told where we are now, from `to` where that is given and reaches it.
+    pub fn hand_off(&mut self, now: Time, routes: &dyn Routes, to: Option<IpAddr>) {
+        let ids: Vec<PeerId> = self.peers.keys().copied().collect();
+        for id in ids {
+            self.look_for_move(now, id, routes, Some(to));
+        }
+        self.refresh_sets();
+    }
+
+    /// The result of an op.
+    pub fn handle_done(&mut self, now: Time, id: OpId, result: Result<(), OpFailed>) {
+        let Some(asked) = self.asked.remove(&id) else { return };
+        let Err(error) = result else { return };
+        match asked {
+            Asked::Introduce(flow) => {
+                if self.flows.get(&flow).is_some_and(|known| known.entry().is_none()) {
+                    self.fail_introduction(now, &flow, "the segment could not be sent");
+                }
+            }
+            Asked::Install(flow) => {
+                self.forget_flow(&flow);
+                self.event(Event::OpFailed { what: format!("making {flow} movable"), error: error.sentence });
+            }
+            Asked::Effect(what) => self.event(Event::OpFailed { what: what.to_owned(), error: error.sentence }),
+        }
+    }
+
+    /// Whatever is due at `now` happens.
+    pub fn handle_timeout(&mut self, now: Time) {
+        while let Some(timer) = self.timers.take_due(now) {
+            match timer {
+                Timer::Contact(address) => self.continue_contact(now, address),
+                Timer::Mature => self.mature_flows(now),
+                Timer::Introductions(id) => self.continue_introductions(now, id),
+                Timer::Update(id) => self.repeat_update(now, id),
+                Timer::Challenge(id) => self.repeat_challenge(now, id),
+                Timer::Probe(id) => self.probe_carrier(now, id),
+                Timer::Keepalive(id) => self.keep_alive(now, id),
+                Timer::Renew(id) => self.renew(now, id),
+                Timer::Reach(id) => self.continue_reaching(now, id),
+                Timer::Former(id) => {
+                    if let Some(peer) = self.peers.get_mut(&id) {
+                        peer.former.clear();
+                        self.put_binding_in_force(id);
+                    }
+                }
+                Timer::Idle(id) => self.forget_idle(now, id),
+                Timer::Linger => self.forget_closed(now),
+                Timer::Sweep => self.sweep(now),
+            }
+        }
+    }
+
+    fn forget_closed(&mut self, now: Time) {
+        while let Some(&(until, flow)) = self.closed.front() {
+            if until > now {
+                self.timers.set(Timer::Linger, until);
+                break;
+            }
+            self.closed.pop_front();
+            if self.flows.get(&flow).is_some_and(|known| known.closed) {
+                self.forget_flow(&flow);
+            }
+        }
+        self.refresh_sets();
+        let idle: Vec<PeerId> = self.peers.values().filter(|peer| peer.flows.is_empty()).map(|peer| peer.id).collect();
+        for id in idle {
+            self.timers.set_earlier(Timer::Idle(id), now + IDLE);
+            self.put_binding_in_force(id);
+        }
+    }
+
+    fn forget_idle(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers.get(&id) else { return };
+        if !peer.flows.is_empty() || !peer.introductions.active.is_empty() {
+            return;
+        }
+        if now < peer.last_heard + IDLE {
+            let until = peer.last_heard + IDLE;
+            self.timers.set(Timer::Idle(id), until);
+            return;
+        }
+        let reason = whimbrel_wire::message::CloseReason::Shutdown;
+        self.send(id, &[Message::Close { reason }]);
+        self.drop_peer(id);
+    }
+
+    pub(crate) fn handle_close(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers.get(&id) else { return };
+        if peer.flows.is_empty() {
+            self.drop_peer(id);
+        } else {
+            self.drop_sessions(id);
+            self.reach_again(now, id);
+        }
+    }
+
+    fn drop_sessions(&mut self, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        for slot in std::mem::take(&mut peer.sessions) {
+            let receive_index = slot.session.local_index();
+            self.by_index.remove(&receive_index);
+            self.op(KernelOp::RemoveTunnelKeys { receive_index }, Some(Asked::Effect("dropping tunnel keys")));
+        }
+    }
+
+    pub(crate) fn drop_peer(&mut self, id: PeerId) {
+        self.drop_sessions(id);
+        let Some(peer) = self.peers.remove(&id) else { return };
+        self.by_key.remove(&peer.key);
+        self.contacts.forget_peer(id);
+        for timer in [
+            Timer::Introductions(id),
+            Timer::Update(id),
+            Timer::Challenge(id),
+            Timer::Probe(id),
+            Timer::Keepalive(id),
+            Timer::Renew(id),
+            Timer::Reach(id),
+            Timer::Former(id),
+            Timer::Idle(id),
+        ] {
+            self.timers.stop(timer);
+        }
+        self.op(KernelOp::RemoveBinding { peer: id }, Some(Asked::Effect("removing a binding")));
+        self.op(KernelOp::ForgetPeer { key: peer.key }, Some(Asked::Effect("forgetting a peer")));
+        self.refresh_sets();
+    }
+
+    fn keep_alive(&mut self, now: Time, id: PeerId) {
+        let token = self.random.u64();
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        if peer.flows.is_empty() || peer.attachment.is_none() {
+            return;
+        }
+        peer.check = Some((token, now));
+        if peer.translated() {
+            self.timers.set(Timer::Keepalive(id), now + KEEPALIVE);
+        }
+        self.send(id, &[Message::PathChallenge { token }]);
+    }
+
+    fn renew(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers.get(&id) else { return };
+        if !peer.flows.is_empty() && peer.attachment.is_some() {
+            self.start_handshake_with(now, id);
+        }
+        self.timers.set(Timer::Renew(id), now + RENEW);
+    }
+
+    pub(crate) fn renew_later(&mut self, now: Time, id: PeerId) {
+        self.timers.set(Timer::Renew(id), now + RENEW);
+        self.timers.set_earlier(Timer::Idle(id), now + IDLE);
+    }
+
+    pub(crate) fn accept_former(&mut self, now: Time, id: PeerId) {
+        self.timers.set(Timer::Former(id), now + FORMER);
+    }
+
+    fn sweep(&mut self, now: Time) {
+        let mut ended = Vec::new();
+        let mut more = self.sweep_contacts(now) | self.sweep_introductions(now);
+        for peer in self.peers.values_mut() {
+            peer.sessions.retain(|slot| {
+                let over = slot.until.is_some_and(|until| until <= now);
+                if over {
+                    ended.push(slot.session.local_index());
+                }
+                more |= slot.until.is_some() && !over;
+                !over
+            });
+        }
+        for receive_index in ended {
+            self.by_index.remove(&receive_index);
+            self.op(KernelOp::RemoveTunnelKeys { receive_index }, Some(Asked::Effect("dropping tunnel keys")));
+        }
+        self.refresh_listening(now);
+        if more {
+            self.sweep_later(now);
+        }
+    }
+
+    /// Sets the sweep, which is there to end what nobody answered.
+    pub(crate) fn sweep_later(&mut self, now: Time) {
+        self.timers.set_earlier(Timer::Sweep, now + Duration::from_secs(5));
+    }
+
+    pub(crate) fn new_peer(&mut self, now: Time, key: PublicKey, remote: SocketAddr) -> PeerId {
+        let id = PeerId(self.next_peer);
+        self.next_peer += 1;
+        self.peers.insert(id, Peer::new(id, key, remote, now));
+        self.by_key.insert(key, id);
+        id
+    }
+
+    /// Tells the data plane the binding of a peer as it is now.
+    pub(crate) fn put_binding_in_force(&mut self, id: PeerId) {
+        let Some(peer) = self.peers.get(&id) else { return };
+        let op = KernelOp::SetBinding { peer: id, binding: peer.binding(), moved: peer.moved_flows() > 0 };
+        self.op(op, Some(Asked::Effect("putting a binding in force")));
+        let saved = self.peers[&id].saved();
+        self.op(KernelOp::SavePeer(saved), Some(Asked::Effect("saving a peer")));
+    }
+
+    /// Tells the caller the sets of addresses that moved flows need, where they changed.
+    pub(crate) fn refresh_sets(&mut self) {
+        let mut keep: BTreeSet<IpAddr> = BTreeSet::new();
+        let mut reach: BTreeMap<IpAddr, bool> = BTreeMap::new();
+        for peer in self.peers.values() {
+            keep.extend(peer.local_addresses());
+            if peer.places.peer != 0 && peer.moved_flows() > 0 {
+                let tunnelled = peer.carrier != Carrier::Rewrite;
+                for address in peer.remote_addresses() {
+                    *reach.entry(address).or_default() |= tunnelled;
+                }
+            }
+        }
+        let keep: Vec<IpAddr> = keep.into_iter().collect();
+        if keep != self.keeping {
+            self.keeping.clone_from(&keep);
+            self.op(KernelOp::KeepAddresses { addresses: keep }, Some(Asked::Effect("keeping old addresses")));
+        }
+        let reach: Vec<(IpAddr, bool)> = reach.into_iter().collect();
+        if reach != self.reaching {
+            self.reaching.clone_from(&reach);
+            self.op(KernelOp::ReachPeers { addresses: reach }, Some(Asked::Effect("reaching moved peers")));
+        }
+    }
+
+    /// Tells the caller which sessions introductions may come for, where that changed.
+    pub(crate) fn refresh_listening(&mut self, now: Time) {
+        let mut indices: Vec<u32> = Vec::new();
+        for peer in self.peers.values() {
+            let introducing = peer.introductions.listen_until.is_some_and(|until| until > now);
+            if introducing || peer.moved_flows() > 0 {
+                indices.extend(peer.sessions.iter().map(|slot| slot.session.local_index()));
+            }
+        }
+        indices.sort_unstable();
+        if indices != self.listening {
+            self.listening.clone_from(&indices);
+            let asked = Some(Asked::Effect("looking for introductions"));
+            self.op(KernelOp::ListenForIntroductions { indices }, asked);
+        }
+    }
+
+    /// Sends messages to a peer's confirmed endpoint. Without a session nothing is sent.
+    pub(crate) fn send(&mut self, id: PeerId, messages: &[Message]) {
+        let Some(peer) = self.peers.get(&id) else { return };
+        let (source, remote) = (peer.source, peer.remote);
+        self.send_to(id, source, remote, messages);
+    }
+
+    pub(crate) fn send_to(&mut self, id: PeerId, source: Option<IpAddr>, to: SocketAddr, messages: &[Message]) {
+        let mut rest = messages;
+        while !rest.is_empty() {
+            let mut plaintext = Vec::new();
+            let mut count = 0;
+            for message in rest {
+                if count > 0 && plaintext.len() + message.encoded_len() > DATAGRAM_LIMIT {
+                    break;
+                }
+                message.encode(&mut plaintext);
+                count += 1;
+            }
+            rest = &rest[count..];
+            self.send_plaintext(id, source, to, &plaintext);
+        }
+    }
+
+    /// As [`Node::send_to`], filled up to 1200 bytes of messages, so that the answer has room (P-18).
+    pub(crate) fn send_padded(&mut self, id: PeerId, source: Option<IpAddr>, to: SocketAddr, messages: &[Message]) {
+        let mut plaintext = Vec::new();
+        for message in messages {
+            message.encode(&mut plaintext);
+        }
+        let room = DATAGRAM_LIMIT.saturating_sub(plaintext.len() + MESSAGE_HEADER_LEN);
+        Message::Padding { length: room as u16 }.encode(&mut plaintext);
+        self.send_plaintext(id, source, to, &plaintext);
+    }
+
+    fn send_plaintext(&mut self, id: PeerId, source: Option<IpAddr>, to: SocketAddr, plaintext: &[u8]) {
+        let Some(slot) = self.peers.get_mut(&id).and_then(Peer::session) else { return };
+        let Ok(payload) = slot.session.seal(plaintext) else { return };
+        self.transmit(Transmit { source, destination: to, payload });
+    }
+
+    pub(crate) fn transmit(&mut self, transmit: Transmit) {
+        self.transmits.push_back(transmit);
+    }
+
+    pub(crate) fn event(&mut self, event: Event) {
+        self.events.push_back(event);
+    }
+
+    pub(crate) fn op(&mut self, op: KernelOp, asked: Option<Asked>) {
+        let id = OpId(self.next_op);
+        self.next_op += 1;
+        if let Some(asked) = asked {
+            self.asked.insert(id, asked);
+        }
+        self.ops.push_back((id, op));
+    }
+
+    /// Takes the next datagram to send.
+    pub fn poll_transmit(&mut self) -> Option<Transmit> {
+        self.transmits.pop_front()
+    }
+
+    /// Takes the next effect to carry out; each is answered by [`Node::handle_done`].
+    pub fn poll_op(&mut self) -> Option<(OpId, KernelOp)> {
+        self.ops.pop_front()
+    }
+
+    /// Takes the next event.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// When [`Node::handle_timeout`] is due.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Time> {
+        self.timers.next()
+    }
+
+    /// Datagrams that were dropped as malformed, forged, replayed or unknown (P-1).
+    #[must_use]
+    pub fn dropped(&self) -> u64 {
+        self.dropped
+    }
+
+    pub(crate) fn drop_datagram(&mut self) {
+        self.dropped += 1;
+    }
+
+    /// This host's public key.
+    #[must_use]
+    pub fn public_key(&self) -> PublicKey {
+        self.key.public()
+    }
+
+    /// All peers, by number.
+    pub fn peers(&self) -> impl Iterator<Item = PeerView> + '_ {
+        self.peers.values().map(|peer| PeerView {
+            id: peer.id,
+            key: peer.key,
+            remote: peer.remote,
+            candidate: peer.candidate.as_ref().map(|candidate| candidate.remote),
+            source: peer.attachment.and(peer.source),
+            observed: peer.observed,
+            session: peer.has_session(),
+            round_trip: peer.round_trip,
+            places: peer.places,
+            carrier: peer.carrier,
+            translated: peer.translated(),
+            flows: peer.flows.len(),
+            moved: peer.moved_flows(),
+            locators: peer.locators.clone(),
+            sequences: (peer.sequence_sent, peer.sequence_accepted),
+            last_heard: peer.last_heard,
+        })
+    }
+
+    /// All flows that are known, in no order.
+    pub fn flows(&self) -> impl Iterator<Item = FlowView> + '_ {
+        self.flows.iter().filter(|(_, flow)| !flow.closed).map(|(tuple, flow)| {
+            let places = flow.entry().and_then(|entry| self.peers.get(&entry.peer)).map(|peer| peer.places);
+            flow.view(*tuple, places)
+        })
+    }
+
+    /// Distinct addresses of peers' flows; for tests of invariants.
+    #[must_use]
+    pub fn kept_addresses(&self) -> HashSet<IpAddr> {
+        self.keeping.iter().copied().collect()
+    }
+}
+
+/// How a datagram arrived.
+pub(crate) struct Arrival {
+    pub(crate) source: SocketAddr,
+    pub(crate) destination: Option<IpAddr>,
+    pub(crate) length: usize,
+    /// Its counter is above all before it.
+    pub(crate) is_newest: bool,
+}

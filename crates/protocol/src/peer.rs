@@ -1,0 +1,341 @@
+//! What a node knows of one peer: its sessions, where it is, where we are towards it, and how its flows are carried.
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use whimbrel_handshake::{PublicKey, Session};
+use whimbrel_wire::FlowTuple;
+
+use crate::Time;
+use crate::op::{Binding, Carrier, FlowEntry, PeerId, Places, SavedPeer};
+
+/// The place of an end that is nowhere: no flow is at home there.
+pub(crate) const NOWHERE: u32 = u32::MAX;
+/// Round trip assumed before one was measured.
+const INITIAL_ROUND_TRIP: Duration = Duration::from_millis(200);
+/// Places remembered for a return (P-25).
+const PLACES_REMEMBERED: usize = 8;
+
+/// One address of this host, during one stay on a network. The same address on another network has another generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Attachment {
+    /// The address.
+    pub address: IpAddr,
+    /// Rises whenever the address was away or its link without carrier.
+    pub generation: u64,
+}
+
+/// An association with a peer, as one slot of it.
+pub(crate) struct SessionSlot {
+    pub(crate) session: Session,
+    /// Whether it took the place of the others: the peer has shown that it holds the keys too.
+    pub(crate) settled: bool,
+    /// When it is no longer received from, once another took its place.
+    pub(crate) until: Option<Time>,
+}
+
+/// A binding update of ours that was not acknowledged yet.
+#[derive(Debug)]
+pub(crate) struct PendingUpdate {
+    pub(crate) sequence: u32,
+    pub(crate) started: Time,
+    pub(crate) sent: Time,
+    pub(crate) tries: u32,
+}
+
+/// A place of the peer that was announced and is not confirmed yet.
+#[derive(Debug)]
+pub(crate) struct Candidate {
+    pub(crate) remote: SocketAddr,
+    pub(crate) token: u64,
+    pub(crate) sent: Time,
+    pub(crate) tries: u32,
+    /// Bytes that may go there before the answer (P-18).
+    pub(crate) allowance: u64,
+}
+
+/// Where the peer was or is, by the number of the place.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KnownPlace {
+    pub(crate) number: u32,
+    pub(crate) claimed: SocketAddr,
+    pub(crate) observed: SocketAddr,
+}
+
+/// The carrier probe towards the peer (P-20).
+#[derive(Debug, Default)]
+pub(crate) struct CarrierProbe {
+    /// Nonce and tuple of the outstanding one.
+    pub(crate) nonce: u64,
+    pub(crate) wire: Option<FlowTuple>,
+    pub(crate) tries: u32,
+    /// The peer saw ours.
+    pub(crate) forward: bool,
+    /// We are the end that moved last, so that we probe first.
+    pub(crate) leading: bool,
+}
+
+/// Introductions with one peer that are not finished.
+#[derive(Debug, Default)]
+pub(crate) struct Introductions {
+    /// Flows to be introduced by us, oldest first.
+    pub(crate) queue: VecDeque<FlowTuple>,
+    /// Flows whose introduction is under way.
+    pub(crate) active: HashSet<FlowTuple>,
+    /// Tag of the request.
+    pub(crate) tag: u32,
+    pub(crate) request_tries: u32,
+    /// The peer looks for introductions until then.
+    pub(crate) ready_until: Option<Time>,
+    /// We look for the peer's until then.
+    pub(crate) listen_until: Option<Time>,
+}
+
+pub(crate) struct Peer {
+    pub(crate) id: PeerId,
+    pub(crate) key: PublicKey,
+    pub(crate) sessions: Vec<SessionSlot>,
+    /// The confirmed endpoint.
+    pub(crate) remote: SocketAddr,
+    /// Our address towards it.
+    pub(crate) source: Option<IpAddr>,
+    /// The attachment that it belongs to; `None`: we cannot reach the peer.
+    pub(crate) attachment: Option<Attachment>,
+    /// Other addresses that it told.
+    pub(crate) locators: Vec<IpAddr>,
+    pub(crate) sequence_sent: u32,
+    pub(crate) sequence_accepted: u32,
+    pub(crate) places: Places,
+    pub(crate) carrier: Carrier,
+    pub(crate) former: Vec<(IpAddr, IpAddr)>,
+    pub(crate) update: Option<PendingUpdate>,
+    pub(crate) candidate: Option<Candidate>,
+    pub(crate) probe: CarrierProbe,
+    pub(crate) known_places: Vec<KnownPlace>,
+    /// Our own address and port as the peer sees them.
+    pub(crate) observed: Option<SocketAddr>,
+    pub(crate) peer_refuses_rewrite: bool,
+    /// Token of the last unsolicited challenge, for the round trip and the observed address.
+    pub(crate) check: Option<(u64, Time)>,
+    pub(crate) round_trip: Option<Duration>,
+    pub(crate) introductions: Introductions,
+    pub(crate) flows: HashSet<FlowTuple>,
+    homes: HashMap<Places, usize>,
+    local_addresses: BTreeMap<IpAddr, usize>,
+    remote_addresses: BTreeMap<IpAddr, usize>,
+    wire_ports: HashSet<(u16, u16)>,
+    pub(crate) last_heard: Time,
+    /// Timestamp of the newest IK initiation accepted (P-9).
+    pub(crate) newest_initiation: u64,
+    pub(crate) reach_tries: u32,
+    /// It was taken over from a daemon before this one, and where we are was not looked at since.
+    pub(crate) restored: bool,
+}
+
+impl Peer {
+    pub(crate) fn new(id: PeerId, key: PublicKey, remote: SocketAddr, now: Time) -> Self {
+        Self {
+            id,
+            key,
+            sessions: Vec::new(),
+            remote,
+            source: None,
+            attachment: None,
+            locators: Vec::new(),
+            sequence_sent: 0,
+            sequence_accepted: 0,
+            places: Places::default(),
+            carrier: Carrier::Tunnel,
+            former: Vec::new(),
+            update: None,
+            candidate: None,
+            probe: CarrierProbe::default(),
+            known_places: vec![KnownPlace { number: 0, claimed: remote, observed: remote }],
+            observed: None,
+            peer_refuses_rewrite: false,
+            check: None,
+            round_trip: None,
+            introductions: Introductions::default(),
+            flows: HashSet::new(),
+            homes: HashMap::new(),
+            local_addresses: BTreeMap::new(),
+            remote_addresses: BTreeMap::new(),
+            wire_ports: HashSet::new(),
+            last_heard: now,
+            newest_initiation: 0,
+            reach_tries: 0,
+            restored: false,
+        }
+    }
+
+    pub(crate) fn restored(saved: &SavedPeer, now: Time) -> Self {
+        let mut peer = Self::new(saved.id, saved.key, saved.remote, now);
+        peer.restored = true;
+        peer.source = saved.source;
+        peer.locators.clone_from(&saved.locators);
+        peer.sequence_sent = saved.sequence_sent;
+        peer.sequence_accepted = saved.sequence_accepted;
+        peer.places = saved.places;
+        peer.carrier = saved.carrier;
+        peer.known_places[0].number = saved.places.peer;
+        peer
+    }
+
+    pub(crate) fn saved(&self) -> SavedPeer {
+        SavedPeer {
+            id: self.id,
+            key: self.key,
+            remote: self.remote,
+            source: self.source,
+            locators: self.locators.clone(),
+            sequence_sent: self.sequence_sent,
+            sequence_accepted: self.sequence_accepted,
+            places: self.places,
+            carrier: self.carrier,
+        }
+    }
+
+    /// The session to send with: the one that was confirmed last (P-8), or else one that we began, so that the peer can
+    /// confirm it.
+    pub(crate) fn session(&mut self) -> Option<&mut SessionSlot> {
+        let settled = self.sessions.iter().rposition(|slot| slot.settled && slot.until.is_none());
+        let at = settled.or_else(|| self.sessions.iter().rposition(|slot| slot.session.is_initiator()))?;
+        self.sessions.get_mut(at)
+    }
+
+    pub(crate) fn has_session(&self) -> bool {
+        self.sessions.iter().any(|slot| slot.settled && slot.until.is_none())
+    }
+
+    pub(crate) fn round_trip(&self) -> Duration {
+        self.round_trip.unwrap_or(INITIAL_ROUND_TRIP)
+    }
+
+    /// RFC 6298's smoothing.
+    pub(crate) fn sample_round_trip(&mut self, sample: Duration) {
+        self.round_trip = Some(match self.round_trip {
+            None => sample,
+            Some(smoothed) => (smoothed * 7 + sample) / 8,
+        });
+    }
+
+    /// The delay before try number `tries` + 1 of a request (P-12).
+    pub(crate) fn repeat_after(&self, tries: u32) -> Duration {
+        let first = (self.round_trip() * 3 / 2).max(Duration::from_millis(50));
+        (first * 2u32.pow(tries.saturating_sub(1).min(8))).min(Duration::from_secs(2))
+    }
+
+    /// Whether any flow is not where it is at home.
+    pub(crate) fn moved_flows(&self) -> usize {
+        self.homes.iter().filter(|&(home, _)| *home != self.places).map(|(_, count)| count).sum()
+    }
+
+    /// The binding as the data plane is to have it.
+    pub(crate) fn binding(&self) -> Binding {
+        let peer_locator = self.candidate.as_ref().map_or(self.remote, |candidate| candidate.remote).ip();
+        let unspecified = match peer_locator {
+            IpAddr::V4(_) => IpAddr::from([0; 4]),
+            IpAddr::V6(_) => IpAddr::from([0; 16]),
+        };
+        Binding {
+            places: self.places,
+            carrier: self.carrier,
+            local_locator: self.source.unwrap_or(unspecified),
+            peer_locator,
+            former: self.former.clone(),
+        }
+    }
+
+    /// Keeps the present pair of locators acceptable while another takes its place (P-22).
+    pub(crate) fn retire_path(&mut self) {
+        if let Some(source) = self.source {
+            let pair = (source, self.remote.ip());
+            self.former.retain(|former| *former != pair);
+            self.former.insert(0, pair);
+            self.former.truncate(2);
+        }
+    }
+
+    pub(crate) fn add_flow(&mut self, flow: FlowTuple, entry: &FlowEntry) {
+        if self.flows.insert(flow) {
+            *self.homes.entry(entry.home).or_default() += 1;
+            *self.local_addresses.entry(flow.local.ip()).or_default() += 1;
+            *self.remote_addresses.entry(flow.remote.ip()).or_default() += 1;
+            self.wire_ports.insert((entry.wire_local_port, entry.wire_remote_port));
+        }
+    }
+
+    pub(crate) fn remove_flow(&mut self, flow: &FlowTuple, entry: &FlowEntry) {
+        if self.flows.remove(flow) {
+            release(&mut self.homes, entry.home);
+            release_ordered(&mut self.local_addresses, flow.local.ip());
+            release_ordered(&mut self.remote_addresses, flow.remote.ip());
+            self.wire_ports.remove(&(entry.wire_local_port, entry.wire_remote_port));
+        }
+    }
+
+    pub(crate) fn local_addresses(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        self.local_addresses.keys().copied()
+    }
+
+    pub(crate) fn remote_addresses(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        self.remote_addresses.keys().copied()
+    }
+
+    /// A local wire port near `wanted` that no other flow of this peer has together with `remote_port` (P-16).
+    pub(crate) fn free_wire_port(&self, wanted: u16, remote_port: u16) -> u16 {
+        (0..u16::MAX)
+            .map(|step| wanted.wrapping_add(step))
+            .find(|&port| port != 0 && !self.wire_ports.contains(&(port, remote_port)))
+            .unwrap_or(wanted)
+    }
+
+    /// Whether something between us translates addresses, in either direction.
+    pub(crate) fn translated(&self) -> bool {
+        let theirs = self
+            .known_places
+            .iter()
+            .any(|place| place.number == self.places.peer && place.claimed.ip() != place.observed.ip());
+        let ours = match (self.observed, self.source) {
+            (Some(observed), Some(source)) => observed.ip() != source,
+            _ => false,
+        };
+        theirs || ours
+    }
+
+    /// Numbers the place that an update with `sequence` announces (P-25) and remembers it.
+    pub(crate) fn number_place(&mut self, sequence: u32, claimed: SocketAddr, observed: SocketAddr) -> u32 {
+        let here = self.known_places.iter().find(|place| {
+            place.claimed == claimed
+                && place.observed == observed
+                && (claimed == observed || place.number == self.places.peer)
+        });
+        if let Some(place) = here {
+            return place.number;
+        }
+        if self.known_places.len() >= PLACES_REMEMBERED {
+            self.known_places.remove(0);
+        }
+        self.known_places.push(KnownPlace { number: sequence, claimed, observed });
+        sequence
+    }
+}
+
+fn release<K: std::hash::Hash + Eq>(counts: &mut HashMap<K, usize>, key: K) {
+    if let Some(count) = counts.get_mut(&key) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(&key);
+        }
+    }
+}
+
+fn release_ordered(counts: &mut BTreeMap<IpAddr, usize>, key: IpAddr) {
+    if let Some(count) = counts.get_mut(&key) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(&key);
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! All deadlines of a node in one table.
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::IpAddr;
+
+use crate::Time;
+use crate::op::PeerId;
+
+/// What is due. One deadline for each key; setting it again moves it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Timer {
+    /// Ask an address again, or give it up.
+    Contact(IpAddr),
+    /// Waiting flows become old enough to be introduced.
+    Mature,
+    /// Go on with the introductions of a peer.
+    Introductions(PeerId),
+    /// Repeat a binding update.
+    Update(PeerId),
+    /// Repeat a path challenge.
+    Challenge(PeerId),
+    /// Repeat a carrier probe.
+    Probe(PeerId),
+    /// Keep the UDP mapping of a NAT, and see that the peer is there.
+    Keepalive(PeerId),
+    /// Renew the session.
+    Renew(PeerId),
+    /// Begin another handshake with a peer that has no session.
+    Reach(PeerId),
+    /// Former paths of a peer are no longer accepted.
+    Former(PeerId),
+    /// Forget a peer that has no flows.
+    Idle(PeerId),
+    /// Forget closed flows.
+    Linger,
+    /// Drop former sessions, unfinished handshakes and unanswered introductions.
+    Sweep,
+}
+
+/// The table of deadlines.
+#[derive(Debug, Default)]
+pub(crate) struct Timers {
+    queue: BTreeSet<(Time, Timer)>,
+    at: HashMap<Timer, Time>,
+}
+
+impl Timers {
+    /// Sets `timer` to go off at `when`, wherever it stood before.
+    pub(crate) fn set(&mut self, timer: Timer, when: Time) {
+        if let Some(old) = self.at.insert(timer, when) {
+            self.queue.remove(&(old, timer));
+        }
+        self.queue.insert((when, timer));
+    }
+
+    /// Sets `timer` unless it is set to an earlier moment already.
+    pub(crate) fn set_earlier(&mut self, timer: Timer, when: Time) {
+        if self.at.get(&timer).is_none_or(|&old| old > when) {
+            self.set(timer, when);
+        }
+    }
+
+    /// Stops `timer`; no effect if it is not set.
+    pub(crate) fn stop(&mut self, timer: Timer) {
+        if let Some(old) = self.at.remove(&timer) {
+            self.queue.remove(&(old, timer));
+        }
+    }
+
+    /// The earliest deadline.
+    pub(crate) fn next(&self) -> Option<Time> {
+        self.queue.first().map(|&(when, _)| when)
+    }
+
+    /// Takes the earliest timer that is due at `now`.
+    pub(crate) fn take_due(&mut self, now: Time) -> Option<Timer> {
+        let &(when, timer) = self.queue.first()?;
+        if when > now {
+            return None;
+        }
+        self.queue.remove(&(when, timer));
+        self.at.remove(&timer);
+        Some(timer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_deadline_for_each_key_in_order_of_time() {
+        let mut timers = Timers::default();
+        timers.set(Timer::Linger, Time::from_micros(20));
+        timers.set(Timer::Sweep, Time::from_micros(10));
+        timers.set(Timer::Linger, Time::from_micros(5));
+        timers.set_earlier(Timer::Linger, Time::from_micros(7));
+        assert_eq!(timers.next(), Some(Time::from_micros(5)));
+        assert_eq!(timers.take_due(Time::from_micros(4)), None);
+        assert_eq!(timers.take_due(Time::from_micros(30)), Some(Timer::Linger));
+        timers.stop(Timer::Sweep);
+        assert_eq!(timers.take_due(Time::from_micros(30)), None);
+        assert_eq!(timers.next(), None);
+    }
+}
