@@ -4,11 +4,14 @@
 //! The only `unsafe` code of the workspace beside the BPF loader's is here.
 
 pub mod error;
+pub mod kept_address;
 pub mod namespace;
 mod netlink;
 pub mod network;
+pub mod peer_route;
 pub mod privilege;
 pub mod route;
+pub mod saved_sysctl;
 pub mod signals;
 pub mod sysctl;
 pub mod tun;

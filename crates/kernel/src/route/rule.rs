@@ -26,8 +26,10 @@ pub enum Selector {
         /// The family of the packets.
         ipv4: bool,
     },
-    /// All packets that this host itself sends.
-    Own {
+    /// Packets that this host itself sends and whose firewall mark has none of these bits.
+    OwnUnmarked {
+        /// Which bits have to be zero.
+        mask: u32,
         /// The family of the packets.
         ipv4: bool,
     },
@@ -37,7 +39,7 @@ impl Selector {
     fn is_ipv4(self) -> bool {
         match self {
             Self::From(address) => address.is_ipv4(),
-            Self::Mark { ipv4, .. } | Self::Own { ipv4 } => ipv4,
+            Self::Mark { ipv4, .. } | Self::OwnUnmarked { ipv4, .. } => ipv4,
         }
     }
 }
@@ -58,7 +60,7 @@ impl Rule {
         match self.selector {
             Selector::From(address) => format!("from {address} lookup {}", self.table),
             Selector::Mark { value, mask, .. } => format!("fwmark {value:#x}/{mask:#x} lookup {}", self.table),
-            Selector::Own { .. } => format!("iif lo lookup {}", self.table),
+            Selector::OwnUnmarked { mask, .. } => format!("fwmark 0/{mask:#x} iif lo lookup {}", self.table),
         }
     }
 }
@@ -126,7 +128,11 @@ fn encode(rule: &Rule) -> RuleMessage {
             attributes.push(RuleAttribute::FwMark(value));
             attributes.push(RuleAttribute::FwMask(mask));
         }
-        Selector::Own { .. } => attributes.push(RuleAttribute::Iifname("lo".to_owned())),
+        Selector::OwnUnmarked { mask, .. } => {
+            attributes.push(RuleAttribute::FwMark(0));
+            attributes.push(RuleAttribute::FwMask(mask));
+            attributes.push(RuleAttribute::Iifname("lo".to_owned()));
+        }
     }
     message
 }
@@ -134,7 +140,7 @@ fn encode(rule: &Rule) -> RuleMessage {
 fn decode(message: &RuleMessage) -> Option<Rule> {
     let ipv4 = message.header.family == AddressFamily::Inet;
     let (mut priority, mut table, mut own) = (0, u32::from(message.header.table), false);
-    let (mut source, mut value, mut mask, mut iif) = (None, None, None, false);
+    let (mut source, mut value, mut mask) = (None, None, None);
     for attribute in &message.attributes {
         match attribute {
             RuleAttribute::Priority(number) => priority = *number,
@@ -143,15 +149,15 @@ fn decode(message: &RuleMessage) -> Option<Rule> {
             RuleAttribute::Source(address) => source = Some(*address),
             RuleAttribute::FwMark(number) => value = Some(*number),
             RuleAttribute::FwMask(number) => mask = Some(*number),
-            RuleAttribute::Iifname(name) => iif = name == "lo",
             _ => {}
         }
     }
-    let selector = match (source, value, iif) {
+    // The kernel reports no mark of zero.
+    let selector = match (source, value, mask) {
         (Some(address), ..) => Selector::From(address),
-        (None, Some(value), _) => Selector::Mark { value, mask: mask.unwrap_or(u32::MAX), ipv4 },
-        (None, None, true) => Selector::Own { ipv4 },
-        _ => return None,
+        (None, Some(value), mask) => Selector::Mark { value, mask: mask.unwrap_or(u32::MAX), ipv4 },
+        (None, None, Some(mask)) => Selector::OwnUnmarked { mask, ipv4 },
+        (None, None, None) => return None,
     };
     own.then_some(Rule { priority, selector, table })
 }

@@ -1,0 +1,149 @@
+//! Routes to the addresses of peers that have moved away, for the host that stays.
+//!
+//! tc egress comes after neighbour resolution: towards a peer that was on the link and has left, the kernel would only ask
+//! for its link-layer address and send nothing. A host route to the TUN device makes the packets reach an egress program.
+//! A host route by the old next hop with a smaller MTU makes TCP send segments that fit into the tunnel, without an ICMP
+//! error that would retransmit everything that is in flight.
+//!
+//! The routes have a table of their own, in which only unmarked packets that this host sends itself are looked up: nothing
+//! that is forwarded is touched, no route of the administrator's is replaced, and [`PeerRoutes::under`] finds the route
+//! that would be taken without them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use crate::error::{Effect, Error};
+use crate::kept_address::Mark;
+use crate::route::{NextHop, Prefix, Route, RouteKind, RouteSocket, Rule, Selector, TableRoute};
+
+/// The routes are in this table.
+pub const PEER_TABLE: u32 = 20313;
+/// The priority of the rule that leads to it.
+pub const PEER_PRIORITY: u32 = 2033;
+
+/// How packets to a peer that has moved away leave this host's routing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerWay {
+    /// The index of the interface: the TUN device, or that of the next hop.
+    pub interface: u32,
+    /// The next hop; none for the TUN device.
+    pub gateway: Option<IpAddr>,
+    /// The address that new sockets send from. Without one the TUN device, having none, would let the kernel pick any.
+    pub source: Option<IpAddr>,
+    /// In bytes. It is locked, since nothing on the old path can say how large packets on the new one may be.
+    pub mtu: u32,
+}
+
+/// Keeps routes to moved peers, in the network namespace of the thread that opened it.
+#[derive(Debug)]
+pub struct PeerRoutes {
+    route: RouteSocket,
+    mark: Mark,
+}
+
+impl PeerRoutes {
+    /// Opens it. What a killed daemon left stays as it is until [`apply`](Self::apply). `mark` is that of moved flows.
+    ///
+    /// # Errors
+    /// [`Error::Call`].
+    pub fn open(mark: Mark) -> Result<Self, Error> {
+        Ok(Self { route: RouteSocket::open()?, mark })
+    }
+
+    /// The route to a peer as it would be without ours.
+    ///
+    /// # Errors
+    /// As [`RouteSocket::route_to`].
+    pub fn under(&mut self, peer: IpAddr, from: Option<IpAddr>) -> Result<Route, Error> {
+        // Marked, so not looked up in our table, but not with the mark of moved flows.
+        let other = self.mark.mask & !self.mark.value;
+        self.route.route_to(peer, from, Some(other))
+    }
+
+    /// The peers that have a route now, by this daemon or one before.
+    ///
+    /// # Errors
+    /// [`Error::Call`].
+    pub fn routed(&mut self) -> Result<BTreeSet<IpAddr>, Error> {
+        Ok(self.route.routes_of(PEER_TABLE)?.into_iter().map(|route| route.destination.address).collect())
+    }
+
+    /// Makes the routes equal to what is wanted; returns whether anything had to be changed. If a step fails, those before
+    /// it are undone.
+    ///
+    /// # Errors
+    /// [`Error::Call`] of the step that failed. Its effect is [`Effect::Partial`] only where undoing failed as well; apply
+    /// again then.
+    pub fn apply(&mut self, wanted: &BTreeMap<IpAddr, PeerWay>) -> Result<bool, Error> {
+        let routes: BTreeSet<TableRoute> = wanted.iter().map(|(peer, way)| host_route(*peer, way)).collect();
+        let rules: BTreeSet<Rule> = wanted.keys().map(|peer| self.rule(peer.is_ipv4())).collect();
+        let present: BTreeSet<TableRoute> = self.route.routes_of(PEER_TABLE)?.into_iter().collect();
+        let ruled: BTreeSet<Rule> =
+            self.route.own_rules()?.into_iter().filter(|rule| rule.table == PEER_TABLE).collect();
+
+        let mut undo: Vec<Undo> = Vec::new();
+        let result = self.change(&present, &routes, &ruled, &rules, &mut undo);
+        if let Err(error) = result {
+            let failures = undo.into_iter().rev().filter_map(|step| step(&mut self.route).err()).count();
+            return Err(if failures > 0 { error.with_effect(Effect::Partial) } else { error });
+        }
+        Ok(!undo.is_empty())
+    }
+
+    /// Removes everything, also what a killed daemon left.
+    ///
+    /// # Errors
+    /// As [`apply`](Self::apply).
+    pub fn release(&mut self) -> Result<(), Error> {
+        self.apply(&BTreeMap::new()).map(drop)
+    }
+
+    fn rule(&self, ipv4: bool) -> Rule {
+        let selector = Selector::OwnUnmarked { mask: self.mark.mask, ipv4 };
+        Rule { priority: PEER_PRIORITY, selector, table: PEER_TABLE }
+    }
+
+    fn change(
+        &mut self,
+        present: &BTreeSet<TableRoute>,
+        routes: &BTreeSet<TableRoute>,
+        ruled: &BTreeSet<Rule>,
+        rules: &BTreeSet<Rule>,
+        undo: &mut Vec<Undo>,
+    ) -> Result<(), Error> {
+        let same = |a: &TableRoute, b: &TableRoute| (a.destination, a.metric) == (b.destination, b.metric);
+        for new in routes.difference(present) {
+            self.route.set_route(new)?;
+            match present.iter().find(|old| same(old, new)).cloned() {
+                Some(old) => undo.push(Box::new(move |socket| socket.set_route(&old))),
+                None => {
+                    let new = new.clone();
+                    undo.push(Box::new(move |socket| socket.delete_route(&new).map(drop)));
+                }
+            }
+        }
+        for &rule in rules.difference(ruled) {
+            self.route.set_rule(&rule)?;
+            undo.push(Box::new(move |socket| socket.delete_rule(&rule).map(drop)));
+        }
+        for &rule in ruled.difference(rules) {
+            self.route.delete_rule(&rule)?;
+            undo.push(Box::new(move |socket| socket.set_rule(&rule)));
+        }
+        for old in present.difference(routes).filter(|old| !routes.iter().any(|new| same(old, new))) {
+            self.route.delete_route(old)?;
+            let old = old.clone();
+            undo.push(Box::new(move |socket| socket.set_route(&old)));
+        }
+        Ok(())
+    }
+}
+
+type Undo = Box<dyn FnOnce(&mut RouteSocket) -> Result<(), Error>>;
+
+fn host_route(peer: IpAddr, way: &PeerWay) -> TableRoute {
+    // The gateway need not be on a subnet of the interface any more.
+    let hop = NextHop { interface: way.interface, gateway: way.gateway, onlink: way.gateway.is_some() };
+    let route = TableRoute::new(Prefix::host(peer), PEER_TABLE, RouteKind::Unicast, vec![hop]);
+    TableRoute { source: way.source, mtu_locked: true, ..route.mtu(way.mtu) }
+}
