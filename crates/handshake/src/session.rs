@@ -19,12 +19,13 @@ pub struct Session {
     role: Role,
     local_index: u32,
     remote_index: u32,
-    control: ControlKeys,
+    /// Boxed, as the window is: together they take 1.6 KiB, and sessions are moved about.
+    control: Box<ControlKeys>,
     tunnel: TunnelKeys,
     established: u64,
     sent: u64,
     received: u64,
-    window: ReplayWindow,
+    window: Box<ReplayWindow>,
     confirmed: bool,
 }
 
@@ -46,12 +47,12 @@ impl Session {
             role,
             local_index,
             remote_index,
-            control,
+            control: Box::new(control),
             tunnel,
             established: now,
             sent: 0,
             received: 0,
-            window: ReplayWindow::new(),
+            window: Box::new(ReplayWindow::new()),
             confirmed: false,
         }
     }

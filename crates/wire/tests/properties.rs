@@ -1,0 +1,175 @@
+//! What holds for all values and all bytes.
+
+use std::net::{IpAddr, SocketAddr};
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use whimbrel_wire::hello::MAX_LOCATORS;
+use whimbrel_wire::message::{
+    BindingStatus, CloseReason, Echo, Introduced, IntroductionRefusal, MAX_CLOSED, UpdateFlags, decode_all,
+};
+use whimbrel_wire::{Capabilities, Datagram, FlowTuple, Hello, Introduction, Message, Transport};
+
+fn address() -> impl Strategy<Value = IpAddr> {
+    // As read back: IPv4-mapped IPv6 is IPv4.
+    any::<IpAddr>().prop_map(|address| address.to_canonical())
+}
+
+fn endpoint() -> impl Strategy<Value = SocketAddr> {
+    (address(), any::<u16>()).prop_map(SocketAddr::from)
+}
+
+fn tuple() -> impl Strategy<Value = FlowTuple> {
+    let transport = prop_oneof![Just(Transport::Tcp), Just(Transport::Udp)];
+    (transport, endpoint(), endpoint())
+        .prop_filter("one family", |(_, local, remote)| local.is_ipv4() == remote.is_ipv4())
+        .prop_map(|(transport, local, remote)| FlowTuple { transport, local, remote })
+}
+
+fn echo() -> impl Strategy<Value = Echo> {
+    (any::<u64>(), any::<u64>(), any::<u32>(), any::<u32>(), any::<u16>(), tuple()).prop_map(
+        |(introducer_nonce, responder_nonce, introducer_place, responder_place, wire_port, tuple)| Echo {
+            introducer_nonce,
+            responder_nonce,
+            introducer_place,
+            responder_place,
+            wire_port,
+            tuple,
+        },
+    )
+}
+
+fn outcome() -> impl Strategy<Value = Result<Introduced, IntroductionRefusal>> {
+    prop_oneof![
+        (any::<u16>(), tuple()).prop_map(|(wire_port, tuple)| Ok(Introduced { wire_port, tuple })),
+        (1..=255_u8).prop_map(|status| Err(IntroductionRefusal::from_number(status))),
+    ]
+}
+
+fn acknowledgement() -> impl Strategy<Value = Message> {
+    (any::<u32>(), any::<u8>(), any::<u8>(), any::<u32>(), any::<u32>(), endpoint()).prop_map(
+        |(sequence, status, flags, newest, place, observed)| Message::BindingAcknowledgement {
+            sequence,
+            status: BindingStatus::from_number(status),
+            flags: UpdateFlags(flags),
+            newest,
+            place,
+            observed,
+        },
+    )
+}
+
+fn message() -> impl Strategy<Value = Message> {
+    prop_oneof![
+        any::<u16>().prop_map(|length| Message::Padding { length }),
+        any::<u64>().prop_map(|token| Message::Ping { token }),
+        any::<u64>().prop_map(|token| Message::Pong { token }),
+        vec(address(), 0..=MAX_LOCATORS).prop_map(Message::Locators),
+        any::<u64>().prop_map(|token| Message::PathChallenge { token }),
+        (any::<u64>(), endpoint()).prop_map(|(token, observed)| Message::PathResponse { token, observed }),
+        any::<u32>().prop_map(|tag| Message::IntroductionRequest { tag }),
+        any::<u32>().prop_map(|tag| Message::IntroductionReady { tag }),
+        echo().prop_map(Message::IntroductionEcho),
+        (any::<u64>(), outcome()).prop_map(|(nonce, outcome)| Message::IntroductionDone { nonce, outcome }),
+        vec(any::<u64>(), 0..200).prop_map(Message::FlowClosed),
+        (any::<u32>(), any::<u8>(), endpoint(), any::<u32>()).prop_map(|(sequence, flags, claimed, lifetime)| {
+            Message::BindingUpdate { sequence, flags: UpdateFlags(flags), claimed, lifetime }
+        }),
+        acknowledgement(),
+        any::<u64>().prop_map(|token| Message::ProbeSeen { token }),
+        (any::<u8>(), any::<u64>()).prop_map(|(chain, token)| Message::TunnelOffer { chain, token }),
+        any::<u8>().prop_map(|reason| Message::Close { reason: CloseReason::from_number(reason) }),
+    ]
+}
+
+fn hello() -> impl Strategy<Value = Hello> {
+    (1..=255_u8, any::<u32>(), any::<u64>(), vec(address(), 0..=MAX_LOCATORS)).prop_map(
+        |(version, capabilities, timestamp, locators)| Hello {
+            version,
+            capabilities: Capabilities(capabilities),
+            timestamp,
+            locators,
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn messages_come_back(messages in vec(message(), 0..20)) {
+        let mut encoded = Vec::new();
+        let mut expected_len = 0;
+        for message in &messages {
+            message.encode(&mut encoded);
+            expected_len += message.encoded_len();
+            prop_assert_eq!(encoded.len(), expected_len);
+        }
+        prop_assert_eq!(decode_all(&encoded), Ok(messages));
+    }
+
+    /// What is read is what would be written, so that no two spellings mean the same.
+    #[test]
+    fn messages_are_spelled_one_way(mut bytes in vec(any::<u8>(), 0..300), number in any::<u8>()) {
+        // A right type and length, else hardly anything is read.
+        if bytes.len() >= 3 {
+            let length = bytes.len() as u16 - 3;
+            bytes[0] = number % 0x41;
+            bytes[1..3].copy_from_slice(&length.to_be_bytes());
+        }
+        if let Ok(messages) = decode_all(&bytes) {
+            for message in messages {
+                let mut encoded = Vec::new();
+                message.encode(&mut encoded);
+                if !matches!(message, Message::Padding { .. }) {
+                    prop_assert_eq!(&encoded, &bytes);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn many_closed_flows_become_several_messages(count in 0..3 * MAX_CLOSED) {
+        let nonces: Vec<u64> = (0..count as u64).collect();
+        let message = Message::FlowClosed(nonces.clone());
+        let mut encoded = Vec::new();
+        message.encode(&mut encoded);
+        prop_assert_eq!(encoded.len(), message.encoded_len());
+        let mut read = Vec::new();
+        for message in decode_all(&encoded).unwrap() {
+            let Message::FlowClosed(some) = message else { panic!("{message:?}") };
+            prop_assert!(some.len() <= MAX_CLOSED);
+            read.extend(some);
+        }
+        prop_assert_eq!(read, nonces);
+    }
+
+    #[test]
+    fn hellos_come_back(hello in hello(), padding in 0..100_usize) {
+        let mut encoded = Vec::new();
+        hello.encode(&mut encoded);
+        prop_assert_eq!(encoded.len(), hello.encoded_len());
+        encoded.resize(encoded.len() + padding, 0);
+        prop_assert_eq!(Hello::decode(&encoded), Ok(hello));
+    }
+
+    #[test]
+    fn introductions_come_back(index in any::<u32>(), nonce in any::<u64>(), no_operations in 0..=24_usize) {
+        let introduction = Introduction { index, nonce };
+        prop_assert_eq!(Introduction::from_udp_payload(&introduction.udp_payload()), Some(introduction));
+        let mut options = vec![1; no_operations];
+        options.extend(introduction.tcp_option());
+        prop_assert_eq!(Introduction::in_tcp_options(&options), Some(introduction));
+    }
+
+    #[test]
+    fn no_bytes_make_a_reader_panic(bytes in vec(any::<u8>(), 0..1500), kind in any::<u8>()) {
+        let _ = decode_all(&bytes);
+        let _ = Hello::decode(&bytes);
+        let _ = Introduction::in_tcp_options(&bytes);
+        let _ = Introduction::from_udp_payload(&bytes);
+        let mut bytes = bytes;
+        if let Some(first) = bytes.first_mut() {
+            *first = kind % 0x22;
+        }
+        let _ = Datagram::parse(&bytes);
+    }
+}

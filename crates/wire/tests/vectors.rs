@@ -1,0 +1,258 @@
+//! The formats against fixed bytes, which are in `tests/vectors`: hexadecimal, `#` starts a comment.
+
+use std::net::SocketAddr;
+
+use whimbrel_wire::codec::Malformed;
+use whimbrel_wire::datagram::{self, Datagram, Pattern};
+use whimbrel_wire::message::{
+    BindingStatus, CloseReason, Echo, Introduced, IntroductionRefusal, UpdateFlags, decode_all,
+};
+use whimbrel_wire::{Capabilities, FlowTuple, Hello, Introduction, Message, Transport};
+
+fn bytes(name: &str) -> Vec<u8> {
+    let path = format!("{}/tests/vectors/{name}.hex", env!("CARGO_MANIFEST_DIR"));
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
+    let digits: String = text
+        .lines()
+        .filter_map(|line| line.split('#').next())
+        .flat_map(str::chars)
+        .filter(|c| !c.is_whitespace())
+        .collect();
+    digits
+        .as_bytes()
+        .chunks(2)
+        .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap())
+        .collect()
+}
+
+fn endpoint(text: &str) -> SocketAddr {
+    text.parse().unwrap()
+}
+
+fn tcp4() -> FlowTuple {
+    FlowTuple { transport: Transport::Tcp, local: endpoint("192.0.2.1:40000"), remote: endpoint("198.51.100.7:443") }
+}
+
+fn udp6() -> FlowTuple {
+    FlowTuple {
+        transport: Transport::Udp,
+        local: endpoint("[2001:db8::1]:5000"),
+        remote: endpoint("[2001:db8:f::2]:53"),
+    }
+}
+
+fn messages() -> Vec<(&'static str, Message)> {
+    vec![
+        ("padding", Message::Padding { length: 5 }),
+        ("ping", Message::Ping { token: 0x0102_0304_0506_0708 }),
+        ("pong", Message::Pong { token: 0x0102_0304_0506_0708 }),
+        ("locators", Message::Locators(vec!["192.0.2.1".parse().unwrap(), "2001:db8::1".parse().unwrap()])),
+        ("path_challenge", Message::PathChallenge { token: 0x1112_1314_1516_1718 }),
+        (
+            "path_response",
+            Message::PathResponse { token: 0x1112_1314_1516_1718, observed: endpoint("203.0.113.5:61000") },
+        ),
+        ("introduction_request", Message::IntroductionRequest { tag: 7 }),
+        ("introduction_ready", Message::IntroductionReady { tag: 7 }),
+        (
+            "introduction_echo",
+            Message::IntroductionEcho(Echo {
+                introducer_nonce: 0xa0a1_a2a3_a4a5_a6a7,
+                responder_nonce: 0xb0b1_b2b3_b4b5_b6b7,
+                introducer_place: 1,
+                responder_place: 2,
+                wire_port: 40000,
+                tuple: tcp4(),
+            }),
+        ),
+        (
+            "introduction_done",
+            Message::IntroductionDone {
+                nonce: 0xa0a1_a2a3_a4a5_a6a7,
+                outcome: Ok(Introduced { wire_port: 53, tuple: udp6().mirrored() }),
+            },
+        ),
+        (
+            "introduction_refused",
+            Message::IntroductionDone { nonce: 0xa0a1_a2a3_a4a5_a6a7, outcome: Err(IntroductionRefusal::OtherFlow) },
+        ),
+        ("flow_closed", Message::FlowClosed(vec![0xa0a1_a2a3_a4a5_a6a7, 1])),
+        (
+            "binding_update",
+            Message::BindingUpdate {
+                sequence: 3,
+                flags: UpdateFlags::PLAIN_TUNNEL_ACCEPTED,
+                claimed: endpoint("192.0.2.77:2031"),
+                lifetime: 600,
+            },
+        ),
+        (
+            "binding_acknowledgement",
+            Message::BindingAcknowledgement {
+                sequence: 3,
+                status: BindingStatus::NotNewer,
+                flags: UpdateFlags::REWRITE_REFUSED,
+                newest: 9,
+                place: 4,
+                observed: endpoint("[2001:db8::77]:2031"),
+            },
+        ),
+        ("probe_seen", Message::ProbeSeen { token: 0x2122_2324_2526_2728 }),
+        ("tunnel_offer", Message::TunnelOffer { chain: 0, token: 0x3132_3334_3536_3738 }),
+        ("close", Message::Close { reason: CloseReason::Untrusted }),
+    ]
+}
+
+#[test]
+fn messages_are_as_in_the_vectors() {
+    let mut together = Vec::new();
+    for (name, message) in messages() {
+        let mut encoded = Vec::new();
+        message.encode(&mut encoded);
+        assert_eq!(encoded, bytes(name), "{name}");
+        assert_eq!(encoded.len(), message.encoded_len(), "{name}");
+        assert_eq!(decode_all(&encoded), Ok(vec![message]), "{name}");
+        together.extend(encoded);
+    }
+    let all: Vec<_> = messages().into_iter().map(|(_, message)| message).collect();
+    assert_eq!(decode_all(&together), Ok(all));
+}
+
+#[test]
+fn messages_cut_short_are_malformed() {
+    for (name, message) in messages() {
+        let whole = bytes(name);
+        for length in 1..whole.len() {
+            assert!(decode_all(&whole[..length]).is_err(), "{name}: {length} bytes");
+        }
+        // Also where the length field says so. Padding may have any length.
+        if matches!(message, Message::Padding { .. }) {
+            continue;
+        }
+        for length in 3..whole.len() {
+            let mut cut = whole[..length].to_vec();
+            cut[1..3].copy_from_slice(&((length - 3) as u16).to_be_bytes());
+            assert!(decode_all(&cut).is_err(), "{name}: body of {}", length - 3);
+        }
+        let mut longer = whole.clone();
+        longer.push(0);
+        longer[1..3].copy_from_slice(&((whole.len() - 2) as u16).to_be_bytes());
+        let error = decode_all(&longer).unwrap_err();
+        assert!(error.what == "end of message" || error.what == "count of closed flows", "{name}: {error}");
+    }
+}
+
+#[test]
+fn unknown_types_are_skipped() {
+    let mut plaintext = vec![0xee, 0, 3, 1, 2, 3];
+    plaintext.extend(bytes("ping"));
+    plaintext.extend([0x7e, 0, 0]);
+    assert_eq!(decode_all(&plaintext), Ok(vec![Message::Ping { token: 0x0102_0304_0506_0708 }]));
+}
+
+#[test]
+fn an_error_says_where() {
+    let mut plaintext = bytes("ping");
+    plaintext.extend(bytes("introduction_echo"));
+    // The transport of the tuple, after 11 bytes of ping, 3 of header and 26 of fields.
+    plaintext[11 + 3 + 26] = 132;
+    assert_eq!(decode_all(&plaintext), Err(Malformed { what: "introducer's tuple", at: 40 }));
+}
+
+#[test]
+fn a_datagram_holds_a_bounded_number_of_messages() {
+    let ready = bytes("close");
+    let most = ready.repeat(whimbrel_wire::message::MAX_MESSAGES);
+    assert!(decode_all(&most).is_ok());
+    assert!(decode_all(&[most, ready].concat()).is_err());
+}
+
+#[test]
+fn hello_is_as_in_the_vector() {
+    let hello = Hello {
+        version: 1,
+        capabilities: Capabilities::REWRITE | Capabilities::TUNNEL_SEALED,
+        timestamp: 1_700_000_000_123,
+        locators: vec!["192.0.2.1".parse().unwrap(), "2001:db8::1".parse().unwrap()],
+    };
+    let mut encoded = Vec::new();
+    hello.encode(&mut encoded);
+    assert_eq!(encoded, bytes("hello"));
+    assert_eq!(encoded.len(), hello.encoded_len());
+    for length in 0..encoded.len() {
+        assert!(Hello::decode(&encoded[..length]).is_err(), "{length} bytes");
+    }
+    encoded.extend([0; 100]);
+    assert_eq!(Hello::decode(&encoded), Ok(hello), "padding");
+    encoded[0] = 0;
+    assert_eq!(Hello::decode(&encoded), Err(Malformed { what: "hello version", at: 0 }));
+    encoded[0] = 1;
+    encoded[13] = 33;
+    encoded.resize(2000, 0);
+    assert_eq!(Hello::decode(&encoded), Err(Malformed { what: "locator count", at: 13 }));
+}
+
+#[test]
+fn introductions_are_as_in_the_vectors() {
+    let introduction = Introduction { index: 0x0102_0304, nonce: 0xa0a1_a2a3_a4a5_a6a7 };
+    assert_eq!(introduction.tcp_option().to_vec(), bytes("introduction_option"));
+    assert_eq!(introduction.udp_payload().to_vec(), bytes("introduction_udp"));
+    let among_others = bytes("introduction_option_after_timestamps");
+    assert_eq!(Introduction::in_tcp_options(&among_others), Some(introduction));
+}
+
+#[test]
+fn headers_are_as_in_the_vectors() {
+    assert_eq!(datagram::initiation_header(Pattern::IkPsk, 1, 0x0102_0304).to_vec(), bytes("header_initiation"));
+    assert_eq!(datagram::response_header(0x0102_0304, 0x0506_0708).to_vec(), bytes("header_response"));
+    assert_eq!(datagram::finish_header(0x0506_0708).to_vec(), bytes("header_finish"));
+    assert_eq!(datagram::cookie_header(0x0102_0304).to_vec(), bytes("header_cookie"));
+    assert_eq!(datagram::control_header(0x0102_0304, 0x1112_1314_1516_1718).to_vec(), bytes("header_control"));
+    assert_eq!(
+        datagram::tunnel_sealed_header(3, 0x0102_0304, 0x1112_1314_1516_1718).to_vec(),
+        bytes("header_tunnel_sealed")
+    );
+    assert_eq!(
+        datagram::tunnel_plain_header(3, 0x0102_0304, 0x1112_1314_1516_1718).to_vec(),
+        bytes("header_tunnel_plain")
+    );
+}
+
+#[test]
+fn session_datagrams_are_taken_apart() {
+    let control = [bytes("header_control"), vec![7; 16]].concat();
+    let Ok(Datagram::Control(parsed)) = Datagram::parse(&control) else { panic!("control") };
+    assert_eq!((parsed.receiver, parsed.counter), (0x0102_0304, 0x1112_1314_1516_1718));
+    assert_eq!((parsed.header.as_slice(), parsed.sealed), (&control[..16], &control[16..]));
+    assert_eq!(Datagram::parse(&control[..31]), Err(Malformed { what: "tag", at: 31 }));
+
+    let sealed = [bytes("header_tunnel_sealed"), vec![7; 20]].concat();
+    let Ok(Datagram::TunnelSealed(parsed)) = Datagram::parse(&sealed) else { panic!("sealed tunnel") };
+    assert_eq!((parsed.chain, parsed.receiver, parsed.counter), (3, 0x0102_0304, 0x1112_1314_1516_1718));
+    assert_eq!(parsed.sealed, [7; 20]);
+
+    let plain = [bytes("header_tunnel_plain"), vec![7; 3]].concat();
+    let Ok(Datagram::TunnelPlain(parsed)) = Datagram::parse(&plain) else { panic!("plain tunnel") };
+    assert_eq!((parsed.chain, parsed.receiver, parsed.token), (3, 0x0102_0304, 0x1112_1314_1516_1718));
+    assert_eq!(parsed.packets, [7; 3]);
+}
+
+#[test]
+fn datagrams_that_nobody_speaks_are_malformed() {
+    let kind = Malformed { what: "datagram kind", at: 0 };
+    assert_eq!(Datagram::parse(&[]), Err(kind));
+    for other in (0..=255).filter(|kind| ![1, 2, 3, 4, 0x10, 0x20, 0x21].contains(kind)) {
+        assert_eq!(Datagram::parse(&[other; 1300]), Err(kind));
+    }
+    let mut initiation = vec![0; datagram::INITIATION_LEN];
+    initiation[..8].copy_from_slice(&bytes("header_initiation"));
+    assert!(Datagram::parse(&initiation).is_ok());
+    assert!(Datagram::parse(&initiation[..datagram::INITIATION_LEN - 1]).is_err());
+    for (at, value, what) in [(1, 0, "pattern"), (1, 5, "pattern"), (2, 0, "version")] {
+        let mut wrong = initiation.clone();
+        wrong[at] = value;
+        assert_eq!(Datagram::parse(&wrong), Err(Malformed { what, at }));
+    }
+    initiation[3] = 0xff;
+    assert!(Datagram::parse(&initiation).is_ok(), "P-4");
+}
