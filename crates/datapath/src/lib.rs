@@ -1,1 +1,29 @@
 //! Loads the eBPF programs and gives typed access to their maps.
+//!
+//! [`Datapath`] is one instance: the maps, programs and attachments of one network namespace, pinned in a directory of a
+//! bpffs, so that they outlive the process. Whoever opens the same directory again takes over what is there. This crate is
+//! the only user of bpf(2).
+//!
+//! Names follow `docs/protocol.md`: a flow's *own tuple* is what this host's socket has; its *wire tuple* is what
+//! rewritten packets carry, made of the binding's locators and the flow's wire ports.
+
+mod abi;
+mod bpffs;
+mod datapath;
+mod error;
+mod events;
+mod features;
+mod hook;
+#[cfg(test)]
+mod layout;
+mod object;
+mod sockets;
+mod table;
+
+pub use abi::{Binding, Carrier, FlowEntry, LocatorPair};
+pub use bpffs::bpffs;
+pub use datapath::{Datapath, Role};
+pub use error::Error;
+pub use events::{Event, Introduction, Origin};
+pub use features::{Features, features};
+pub use sockets::TcpSocket;

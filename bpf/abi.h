@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Everything that the eBPF programs and user space share.
+ *
+ * Integers have a fixed width and no struct has implicit padding, since maps compare keys byte by byte. Addresses and
+ * ports are in network order, everything else in the host's. The Rust mirror is crates/datapath/src/abi.rs; a test
+ * compares the two by the BTF of the compiled objects.
+ */
+#ifndef WHIMBREL_ABI_H
+#define WHIMBREL_ABI_H
+
+#include <linux/types.h>
+
+/* An IPv6 address, or an IPv4 one in its IPv4-mapped form (RFC 4291 section 2.5.5.2). */
+struct address {
+	__be32 words[4];
+};
+
+/* The 5-tuple as this host names the flow. */
+struct flow_tuple {
+	struct address local;
+	struct address remote;
+	__be16 local_port;
+	__be16 remote_port;
+	__u8 transport; /* IP protocol number: 6 or 17 */
+	__u8 zero[3];
+};
+
+/* Map `flows`: own tuple -> this. The flow has moved while an epoch differs from its binding's (P-14). */
+struct flow_entry {
+	__u32 binding;
+	__u32 home_local_epoch;
+	__u32 home_peer_epoch;
+	__be16 wire_local_port;
+	__be16 wire_remote_port;
+};
+
+/* Map `wire_flows`: this -> own tuple. */
+struct wire_flow {
+	__u32 binding;
+	__be16 local_port;
+	__be16 remote_port;
+	__u8 transport;
+	__u8 zero[3];
+};
+
+enum carrier {
+	CARRIER_NATIVE = 0,
+	CARRIER_REWRITE = 1,
+	CARRIER_TUNNEL = 2,
+	CARRIER_HOLD = 3,
+};
+
+#define ALLOWANCE_UNLIMITED 0xffffffffffffffffULL
+
+/* Map `bindings`: binding id -> this. */
+struct binding {
+	struct address local; /* locators that rewritten packets carry */
+	struct address peer;
+	__u32 local_epoch;
+	__u32 peer_epoch;
+	__u32 interface; /* device that rewritten packets leave by; 0: ask the routing table */
+	__u8 carrier;	 /* enum carrier */
+	__u8 zero[3];
+	__u64 allowance; /* bytes of IP packets that may still leave by rewriting (P-18) */
+};
+
+/* Map `locators`: this, as found in a packet from the peer -> binding id. */
+struct locator_pair {
+	struct address peer;
+	struct address local;
+};
+
+/* Map `settings`, one entry. */
+struct settings {
+	__u64 namespace_cookie; /* network namespace of this instance (SO_NETNS_COOKIE) */
+	__u32 tunnel;		/* interface index of the TUN device; 0: none */
+	__u32 mark;
+	__u32 mark_mask;
+	__u32 zero;
+};
+
+enum fragment_direction {
+	FRAGMENT_OUT = 0,
+	FRAGMENT_IN = 1,
+};
+
+/* Map `fragments`: this, as found in the fragments of one packet before translation -> own tuple of the flow. */
+struct fragment {
+	struct address source;
+	struct address destination;
+	__u32 identification;
+	__u8 protocol;
+	__u8 direction; /* enum fragment_direction */
+	__u8 zero[2];
+};
+
+/* Map `counters`: one for each verdict and each reason for it. */
+enum counter {
+	COUNTER_NATIVE_OUT,	     /* egress: a known flow that has not moved, passed */
+	COUNTER_HOME_OUT,	     /* egress: moved, yet back under its own names, passed */
+	COUNTER_REWRITTEN_OUT,	     /* egress: rewritten to the wire tuple */
+	COUNTER_TUNNELLED_OUT,	     /* egress: handed to the TUN device */
+	COUNTER_HELD,		     /* egress: binding on hold */
+	COUNTER_HELD_ALLOWANCE,	     /* egress: allowance towards an unproven locator used up (P-18) */
+	COUNTER_HELD_FAMILY,	     /* egress: locators of another family cannot be rewritten to */
+	COUNTER_HELD_NO_TUNNEL,	     /* egress: carrier is the tunnel and no TUN device is set */
+	COUNTER_DROPPED_REWRITE,     /* egress: a kernel helper refused the rewriting */
+	COUNTER_DROPPED_ROUTE,	     /* egress: on the TUN device, and no way out found */
+	COUNTER_ICMP_OUT,	     /* egress: ICMP error about a moved flow rewritten */
+	COUNTER_DROPPED_ICMP_OUT,    /* egress: ICMP error about a moved flow that cannot be rewritten */
+	COUNTER_FRAGMENT_OUT,	     /* egress: later fragment recognised by its first */
+	COUNTER_REWRITTEN_IN,	     /* ingress: restored to the own tuple */
+	COUNTER_HOME_IN,	     /* ingress: came under its own names, marked */
+	COUNTER_DROPPED_RESTORE,     /* ingress: a kernel helper refused the rewriting */
+	COUNTER_ICMP_IN,	     /* ingress: ICMP error restored */
+	COUNTER_FRAGMENT_IN,	     /* ingress: later fragment recognised by its first */
+	COUNTER_FRAGMENT_UNMATCHED,  /* ingress: later fragment between locators, first not seen, passed untouched */
+	COUNTER_INTRODUCTION,	     /* ingress: introduction consumed and reported */
+	COUNTER_INTRODUCTION_LOST,   /* ingress: introduction consumed, ring buffer full */
+	COUNTER_TUNNEL_IN,	     /* TUN ingress: packet of the daemon marked */
+	COUNTER_FLOW_EVENT_LOST,     /* tracker: ring buffer full */
+	COUNTER_MAX,
+};
+
+enum event_kind {
+	EVENT_INTRODUCTION = 1,
+	EVENT_FLOW_OPENED = 2,
+	EVENT_FLOW_CLOSED = 3,
+};
+
+enum event_origin {
+	ORIGIN_UNKNOWN = 0,
+	ORIGIN_CONNECTED = 1,
+	ORIGIN_ACCEPTED = 2,
+};
+
+/* One record of the ring buffer `events`. */
+struct event {
+	struct flow_tuple tuple; /* for an introduction: as seen, destination = local */
+	__u32 kind;		 /* enum event_kind */
+	__u32 origin;		 /* enum event_origin; flow opened only */
+	__u64 nonce;		 /* introduction only, as are the rest */
+	__u32 index;
+	__u32 sequence;
+	__u32 acknowledgement;
+	__u32 interface; /* where it came in */
+};
+
+/* One record that the socket iterator writes. */
+struct socket_record {
+	struct flow_tuple tuple;
+	__u64 cookie;
+	__u64 inode; /* 0: no process holds the socket any more */
+	__u32 state; /* TCP_* of linux/tcp.h */
+	__u32 snd_una;
+	__u32 snd_nxt;
+	__u32 rcv_nxt;
+	__u32 snd_wnd;
+	__u32 mss_cache;
+	__u32 pmtu_cookie;
+	__u32 bound_interface;
+	__u32 uid;
+	__u8 backoff;
+	__u8 retransmits;
+	__u8 zero[2];
+};
+
+/*
+ * Introduction segment (docs/protocol.md section 4). TCP: option kind, length, ExID, index, nonce. UDP: the whole
+ * datagram is the prefix, index, nonce.
+ */
+#define INTRODUCTION_OPTION_KIND 253
+#define INTRODUCTION_OPTION_LENGTH 16
+#define INTRODUCTION_EXID 0x5742
+#define INTRODUCTION_DATAGRAM_LENGTH 20
+
+#endif

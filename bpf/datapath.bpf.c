@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * Entry points on tc. Devices with an Ethernet header (`_l2`) and without one (`_l3`: TUN, WireGuard, PPP, raw IP) each
+ * have their own, since a program cannot ask where the IP header starts.
+ */
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <bpf/bpf_helpers.h>
+
+#include "lib/egress.h"
+#include "lib/ingress.h"
+
+SEC("tc")
+int egress_l2(struct __sk_buff *skb)
+{
+	return egress(skb, ETH_HLEN);
+}
+
+SEC("tc")
+int egress_l3(struct __sk_buff *skb)
+{
+	return egress(skb, 0);
+}
+
+SEC("tc")
+int ingress_l2(struct __sk_buff *skb)
+{
+	return ingress(skb, ETH_HLEN);
+}
+
+SEC("tc")
+int ingress_l3(struct __sk_buff *skb)
+{
+	return ingress(skb, 0);
+}
+
+SEC("tc")
+int introductions_l2(struct __sk_buff *skb)
+{
+	return ingress_introductions(skb, ETH_HLEN);
+}
+
+SEC("tc")
+int introductions_l3(struct __sk_buff *skb)
+{
+	return ingress_introductions(skb, 0);
+}
+
+/* Packets that the daemon took out of a tunnel and wrote to the TUN device, under the own tuple already. */
+SEC("tc")
+int ingress_tunnel(struct __sk_buff *skb)
+{
+	const struct settings *settings = get_settings();
+
+	if (!settings)
+		return pass();
+	set_mark(skb, settings);
+	return pass_counted(COUNTER_TUNNEL_IN);
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/* One of everything in abi.h, so that clang writes down its layout. Never loaded: a test reads the BTF. */
+#include "abi.h"
+
+struct address address;
+struct flow_tuple flow_tuple;
+struct flow_entry flow_entry;
+struct wire_flow wire_flow;
+struct binding binding;
+struct locator_pair locator_pair;
+struct settings settings;
+struct fragment fragment;
+struct event event;
+struct socket_record socket_record;
+enum carrier carrier;
+enum counter counter;
+enum event_kind event_kind;
+enum event_origin event_origin;

@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* From the own tuple to what its binding says: nothing, the wire tuple, the TUN device, or waiting. */
+#ifndef WHIMBREL_EGRESS_H
+#define WHIMBREL_EGRESS_H
+
+#include <stdbool.h>
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#include "../abi.h"
+#include "../maps.h"
+#include "parse.h"
+#include "rewrite.h"
+#include "verdict.h"
+
+static __always_inline bool has_moved(const struct flow_entry *flow, const struct binding *binding)
+{
+	return flow->home_local_epoch != binding->local_epoch || flow->home_peer_epoch != binding->peer_epoch;
+}
+
+/* May `length` more bytes go to the peer's locator (P-18)? Counts them if so. */
+static __always_inline bool take_allowance(struct binding *binding, __u64 length)
+{
+	__u64 before;
+
+	if (binding->allowance == ALLOWANCE_UNLIMITED)
+		return true;
+	/* Bit 63 set: somebody else took the last of it and has not put it back yet. */
+	before = __sync_fetch_and_sub(&binding->allowance, length);
+	if (before >= length && !(before >> 63))
+		return true;
+	__sync_fetch_and_add(&binding->allowance, length);
+	return false;
+}
+
+static __always_inline void fragment_key(struct fragment *key, const struct packet *packet, __u8 direction)
+{
+	__builtin_memset(key, 0, sizeof(*key));
+	key->source = packet->source;
+	key->destination = packet->destination;
+	key->identification = packet->identification;
+	key->protocol = packet->protocol;
+	key->direction = direction;
+}
+
+static __always_inline void wire_names_out(struct names *names, const struct flow_entry *flow,
+					   const struct binding *binding)
+{
+	names->source = binding->local;
+	names->destination = binding->peer;
+	names->source_port = flow->wire_local_port;
+	names->destination_port = flow->wire_remote_port;
+}
+
+/* An ICMP error that this host sends about a packet of a moved flow. */
+static __noinline int egress_icmp(struct __sk_buff *skb, __u32 network, const struct packet *packet)
+{
+	const struct settings *settings = get_settings();
+	struct names inner_names = {}, outer_names = {};
+	struct flow_tuple own = {};
+	struct packet inner = {};
+	struct flow_entry *flow;
+	struct binding *binding;
+
+	if (!packet || !settings)
+		return pass();
+	if (!parse(skb, packet->transport + 8, skb->protocol, &inner) || inner.part == FRAGMENT_LATER)
+		return pass();
+	own.local = inner.destination;
+	own.remote = inner.source;
+	own.local_port = inner.destination_port;
+	own.remote_port = inner.source_port;
+	own.transport = inner.protocol;
+	/* A router's error about a packet that was for another host names that host, and stays as it is. */
+	if (!same_address(&packet->source, &own.local) || !same_address(&packet->destination, &own.remote))
+		return pass();
+	flow = bpf_map_lookup_elem(&flows, &own);
+	if (!flow)
+		return pass();
+	binding = bpf_map_lookup_elem(&bindings, &flow->binding);
+	if (!binding || binding->carrier == CARRIER_NATIVE || !has_moved(flow, binding))
+		return pass();
+	if (binding->carrier != CARRIER_REWRITE || is_ipv4(&binding->peer) != (packet->family == 4))
+		return hold(COUNTER_DROPPED_ICMP_OUT);
+	if (!take_allowance(binding, skb->len - network))
+		return hold(COUNTER_HELD_ALLOWANCE);
+	inner_names.source = binding->peer;
+	inner_names.destination = binding->local;
+	inner_names.source_port = flow->wire_remote_port;
+	inner_names.destination_port = flow->wire_local_port;
+	outer_names.source = binding->local;
+	outer_names.destination = binding->peer;
+	if (!rename_quotation(skb, packet, &outer_names, &inner, &inner_names))
+		return drop(COUNTER_DROPPED_ICMP_OUT);
+	return to_wire(skb, network, packet, binding, settings->tunnel, COUNTER_ICMP_OUT);
+}
+
+/* A TCP or UDP packet that this host sends. */
+static __noinline int egress_flow(struct __sk_buff *skb, __u32 network, const struct packet *packet)
+{
+	const struct settings *settings = get_settings();
+	struct flow_tuple own = {};
+	struct names names = {};
+	struct flow_entry *flow;
+	struct binding *binding;
+
+	if (!packet || !settings)
+		return pass();
+	if (packet->part == FRAGMENT_LATER) {
+		struct flow_tuple *first;
+		struct fragment key;
+
+		fragment_key(&key, packet, FRAGMENT_OUT);
+		first = bpf_map_lookup_elem(&fragments, &key);
+		/* The host fragments in order, and only first fragments of moved flows are written down. */
+		if (!first)
+			return pass();
+		own = *first;
+		count(COUNTER_FRAGMENT_OUT);
+	} else {
+		own.local = packet->source;
+		own.remote = packet->destination;
+		own.local_port = packet->source_port;
+		own.remote_port = packet->destination_port;
+		own.transport = packet->protocol;
+	}
+	flow = bpf_map_lookup_elem(&flows, &own);
+	if (!flow)
+		return pass();
+	binding = bpf_map_lookup_elem(&bindings, &flow->binding);
+	if (!binding || binding->carrier == CARRIER_NATIVE || !has_moved(flow, binding))
+		return pass_counted(COUNTER_NATIVE_OUT);
+	if (packet->part == FRAGMENT_FIRST) {
+		struct fragment key;
+
+		fragment_key(&key, packet, FRAGMENT_OUT);
+		bpf_map_update_elem(&fragments, &key, &own, BPF_ANY);
+	}
+	if (binding->carrier == CARRIER_TUNNEL) {
+		if (!settings->tunnel)
+			return hold(COUNTER_HELD_NO_TUNNEL);
+		if (skb->ifindex == settings->tunnel)
+			return pass_counted(COUNTER_TUNNELLED_OUT);
+		return to_tunnel(settings->tunnel);
+	}
+	if (binding->carrier != CARRIER_REWRITE)
+		return hold(COUNTER_HELD);
+	if (is_ipv4(&binding->peer) != (packet->family == 4))
+		return hold(COUNTER_HELD_FAMILY);
+	if (!take_allowance(binding, skb->len - network))
+		return hold(COUNTER_HELD_ALLOWANCE);
+	wire_names_out(&names, flow, binding);
+	if (packet->part == FRAGMENT_LATER) {
+		names.source_port = 0;
+		names.destination_port = 0;
+	}
+	if (same_names(packet, &names)) {
+		/* Back where it began. On the TUN device it still needs a way out. */
+		if (skb->ifindex != settings->tunnel)
+			return pass_counted(COUNTER_HOME_OUT);
+	} else if (!rename_packet(skb, packet, &names)) {
+		return drop(COUNTER_DROPPED_REWRITE);
+	}
+	return to_wire(skb, network, packet, binding, settings->tunnel, COUNTER_REWRITTEN_OUT);
+}
+
+/* `network`: offset of the IP header, that is the length of the device's link header. */
+static __always_inline int egress(struct __sk_buff *skb, __u32 network)
+{
+	struct packet packet = {};
+
+	if (skb->tc_index == TRANSLATED || !parse(skb, network, skb->protocol, &packet))
+		return pass();
+	if (packet.protocol == IPPROTO_TCP || packet.protocol == IPPROTO_UDP)
+		return egress_flow(skb, network, &packet);
+	if (quotes_packet(skb, &packet))
+		return egress_icmp(skb, network, &packet);
+	return pass();
+}
+
+#endif

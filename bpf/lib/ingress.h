@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* From the wire tuple back to the own one. */
+#ifndef WHIMBREL_INGRESS_H
+#define WHIMBREL_INGRESS_H
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#include "../abi.h"
+#include "../maps.h"
+#include "egress.h"
+#include "introduction.h"
+#include "parse.h"
+#include "rewrite.h"
+#include "verdict.h"
+
+/*
+ * The mark lets routing rules tell these packets from the rest: their destination may be an address that this host
+ * gave up, and their source one that strict reverse path filtering would not expect here.
+ */
+static __always_inline void set_mark(struct __sk_buff *skb, const struct settings *settings)
+{
+	skb->mark = (skb->mark & ~settings->mark_mask) | (settings->mark & settings->mark_mask);
+}
+
+static __always_inline __u32 *find_binding(const struct address *peer, const struct address *local)
+{
+	struct locator_pair pair;
+
+	pair.peer = *peer;
+	pair.local = *local;
+	return bpf_map_lookup_elem(&locators, &pair);
+}
+
+static __always_inline struct flow_tuple *find_own(__u32 binding, __u8 transport, __be16 local_port,
+						   __be16 remote_port)
+{
+	struct wire_flow key = {};
+
+	key.binding = binding;
+	key.local_port = local_port;
+	key.remote_port = remote_port;
+	key.transport = transport;
+	return bpf_map_lookup_elem(&wire_flows, &key);
+}
+
+/* An ICMP error, from anybody on the path, about a packet that left under a wire tuple. */
+static __noinline int ingress_icmp(struct __sk_buff *skb, const struct packet *packet)
+{
+	const struct settings *settings = get_settings();
+	struct names inner_names = {}, outer_names = {};
+	struct packet inner = {};
+	struct flow_tuple *own;
+	__u32 *binding;
+
+	if (!packet || !settings)
+		return pass();
+	if (!parse(skb, packet->transport + 8, skb->protocol, &inner) || inner.part == FRAGMENT_LATER)
+		return pass();
+	if (!same_address(&packet->destination, &inner.source))
+		return pass();
+	binding = find_binding(&inner.destination, &inner.source);
+	if (!binding)
+		return pass();
+	own = find_own(*binding, inner.protocol, inner.source_port, inner.destination_port);
+	if (!own || is_ipv4(&own->remote) != (packet->family == 4))
+		return pass();
+	inner_names.source = own->local;
+	inner_names.destination = own->remote;
+	inner_names.source_port = own->local_port;
+	inner_names.destination_port = own->remote_port;
+	outer_names.destination = own->local;
+	/* The peer's own errors come from where the socket thinks it is; a router's from the router. */
+	outer_names.source = same_address(&packet->source, &inner.destination) ? own->remote : packet->source;
+	if (!same_names(&inner, &inner_names) &&
+	    !rename_quotation(skb, packet, &outer_names, &inner, &inner_names))
+		return drop(COUNTER_DROPPED_RESTORE);
+	set_mark(skb, settings);
+	return pass_counted(COUNTER_ICMP_IN);
+}
+
+/* A TCP or UDP packet that came in. */
+static __noinline int ingress_flow(struct __sk_buff *skb, const struct packet *packet)
+{
+	const struct settings *settings = get_settings();
+	struct names names = {};
+	struct flow_tuple *own;
+	__u32 *binding;
+
+	if (!packet || !settings)
+		return pass();
+	binding = find_binding(&packet->source, &packet->destination);
+	if (!binding)
+		return pass();
+	if (packet->part == FRAGMENT_LATER) {
+		struct fragment key;
+
+		fragment_key(&key, packet, FRAGMENT_IN);
+		own = bpf_map_lookup_elem(&fragments, &key);
+		/*
+		 * Without its first fragment nobody can tell whether it belongs to a moved flow or to anything else
+		 * between the two hosts. The latter must not suffer; the former ends in reassembly.
+		 */
+		if (!own)
+			return pass_counted(COUNTER_FRAGMENT_UNMATCHED);
+		count(COUNTER_FRAGMENT_IN);
+	} else {
+		own = find_own(*binding, packet->protocol, packet->destination_port, packet->source_port);
+		if (!own)
+			return pass();
+	}
+	if (is_ipv4(&own->remote) != (packet->family == 4))
+		return pass();
+	if (packet->part == FRAGMENT_FIRST) {
+		struct fragment key;
+
+		fragment_key(&key, packet, FRAGMENT_IN);
+		bpf_map_update_elem(&fragments, &key, own, BPF_ANY);
+	}
+	names.source = own->remote;
+	names.destination = own->local;
+	if (packet->part != FRAGMENT_LATER) {
+		names.source_port = own->remote_port;
+		names.destination_port = own->local_port;
+	}
+	set_mark(skb, settings);
+	if (same_names(packet, &names))
+		return pass_counted(COUNTER_HOME_IN);
+	if (!rename_packet(skb, packet, &names))
+		return drop(COUNTER_DROPPED_RESTORE);
+	return pass_counted(COUNTER_REWRITTEN_IN);
+}
+
+static __always_inline int ingress(struct __sk_buff *skb, __u32 network)
+{
+	struct packet packet = {};
+
+	/* Between namespaces of one machine the sender's note arrives with the packet. */
+	if (skb->tc_index == TRANSLATED)
+		skb->tc_index = 0;
+	/* A tagged packet comes by again on its VLAN device. */
+	if (skb->vlan_present || !parse(skb, network, skb->protocol, &packet))
+		return pass();
+	if (packet.protocol == IPPROTO_TCP || packet.protocol == IPPROTO_UDP) {
+		if (consume_introduction(skb, &packet))
+			return TC_ACT_SHOT;
+		return ingress_flow(skb, &packet);
+	}
+	if (quotes_packet(skb, &packet))
+		return ingress_icmp(skb, &packet);
+	return pass();
+}
+
+/* What runs while introductions are expected and nothing has moved. */
+static __always_inline int ingress_introductions(struct __sk_buff *skb, __u32 network)
+{
+	struct packet packet = {};
+
+	if (skb->vlan_present || !parse(skb, network, skb->protocol, &packet))
+		return pass();
+	return consume_introduction(skb, &packet) ? TC_ACT_SHOT : pass();
+}
+
+#endif

@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Recognising and consuming introduction segments (docs/protocol.md section 4). */
+#ifndef WHIMBREL_INTRODUCTION_H
+#define WHIMBREL_INTRODUCTION_H
+
+#include <stddef.h>
+#include <stdbool.h>
+#include <linux/bpf.h>
+#include <linux/tcp.h>
+#include <linux/udp.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "../abi.h"
+#include "../maps.h"
+#include "parse.h"
+#include "verdict.h"
+
+/* Options that may stand before ours; the sender puts it first, a middlebox may put padding there. */
+#define MAX_OPTIONS 10
+
+struct introduction {
+	__u32 index;
+	__u32 sequence;
+	__u32 acknowledgement;
+	__u64 nonce;
+};
+
+static __always_inline __u32 read_u32(const __u8 *bytes)
+{
+	return (__u32)bytes[0] << 24 | (__u32)bytes[1] << 16 | (__u32)bytes[2] << 8 | bytes[3];
+}
+
+static __always_inline __u64 read_u64(const __u8 *bytes)
+{
+	return (__u64)read_u32(bytes) << 32 | read_u32(bytes + 4);
+}
+
+static __always_inline bool read_option(struct __sk_buff *skb, __u32 offset, struct introduction *introduction)
+{
+	__u8 option[INTRODUCTION_OPTION_LENGTH];
+
+	if (bpf_skb_load_bytes(skb, offset, option, sizeof(option)))
+		return false;
+	if (option[1] != INTRODUCTION_OPTION_LENGTH || option[2] != INTRODUCTION_EXID >> 8 ||
+	    option[3] != (INTRODUCTION_EXID & 0xff))
+		return false;
+	introduction->index = read_u32(option + 4);
+	introduction->nonce = read_u64(option + 8);
+	return true;
+}
+
+static __always_inline bool read_tcp_introduction(struct __sk_buff *skb, const struct packet *packet,
+						  struct introduction *introduction)
+{
+	__u8 header[14];
+	__u32 length, offset, end;
+
+	if (bpf_skb_load_bytes(skb, packet->transport, header, sizeof(header)))
+		return false;
+	/* Nearly every segment ends here. A keepalive has ACK alone and no data. */
+	length = (header[12] >> 4) * 4;
+	if (length < sizeof(struct tcphdr) + INTRODUCTION_OPTION_LENGTH)
+		return false;
+	if ((header[13] & 0x17) != 0x10 || packet->end != packet->transport + length)
+		return false;
+	introduction->sequence = read_u32(header + 4);
+	introduction->acknowledgement = read_u32(header + 8);
+	offset = packet->transport + sizeof(struct tcphdr);
+	end = packet->transport + length;
+	for (int i = 0; i < MAX_OPTIONS; i++) {
+		__u8 option[2];
+
+		if (offset + INTRODUCTION_OPTION_LENGTH > end)
+			return false;
+		if (bpf_skb_load_bytes(skb, offset, option, sizeof(option)))
+			return false;
+		if (option[0] == 0)
+			return false;
+		if (option[0] == 1) {
+			offset += 1;
+			continue;
+		}
+		if (option[0] == INTRODUCTION_OPTION_KIND && read_option(skb, offset, introduction))
+			return true;
+		if (option[1] < 2)
+			return false;
+		offset += option[1];
+	}
+	return false;
+}
+
+static __always_inline bool read_udp_introduction(struct __sk_buff *skb, const struct packet *packet,
+						  struct introduction *introduction)
+{
+	static const __u8 prefix[8] = { 0xff, 'W', 'B', 'i', 'n', 't', 'r', 'o' };
+	__u8 data[INTRODUCTION_DATAGRAM_LENGTH];
+
+	if (packet->end != packet->transport + sizeof(struct udphdr) + sizeof(data))
+		return false;
+	if (bpf_skb_load_bytes(skb, packet->transport + sizeof(struct udphdr), data, sizeof(data)))
+		return false;
+	for (int i = 0; i < 8; i++)
+		if (data[i] != prefix[i])
+			return false;
+	introduction->index = read_u32(data + 8);
+	introduction->nonce = read_u64(data + 12);
+	return true;
+}
+
+/*
+ * True: the packet was an introduction for a session of ours, has been reported, and must go no further. One for
+ * anybody else is passed on untouched, so that a forwarding host does not swallow its neighbours'.
+ */
+static __noinline bool consume_introduction(struct __sk_buff *skb, const struct packet *packet)
+{
+	struct introduction introduction = {};
+	struct event *event;
+	bool found;
+
+	if (!packet || packet->part != FRAGMENT_WHOLE)
+		return false;
+	if (packet->protocol == IPPROTO_TCP)
+		found = read_tcp_introduction(skb, packet, &introduction);
+	else if (packet->protocol == IPPROTO_UDP)
+		found = read_udp_introduction(skb, packet, &introduction);
+	else
+		return false;
+	if (!found || !bpf_map_lookup_elem(&introduction_indices, &introduction.index))
+		return false;
+	event = bpf_ringbuf_reserve(&events, sizeof(*event), 0);
+	if (!event) {
+		count(COUNTER_INTRODUCTION_LOST);
+		return true;
+	}
+	__builtin_memset(event, 0, sizeof(*event));
+	event->tuple.local = packet->destination;
+	event->tuple.remote = packet->source;
+	event->tuple.local_port = packet->destination_port;
+	event->tuple.remote_port = packet->source_port;
+	event->tuple.transport = packet->protocol;
+	event->kind = EVENT_INTRODUCTION;
+	event->nonce = introduction.nonce;
+	event->index = introduction.index;
+	event->sequence = introduction.sequence;
+	event->acknowledgement = introduction.acknowledgement;
+	event->interface = skb->ifindex;
+	/* The socket follower's records may be waiting unread; this one does not wait with them. */
+	bpf_ringbuf_submit(event, BPF_RB_FORCE_WAKEUP);
+	count(COUNTER_INTRODUCTION);
+	return true;
+}
+
+#endif

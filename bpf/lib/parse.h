@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* From a packet to its addresses, ports and offsets. */
+#ifndef WHIMBREL_PARSE_H
+#define WHIMBREL_PARSE_H
+
+#include <stdbool.h>
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/in6.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "../abi.h"
+
+/* More IPv6 extension headers than anything in use sends (RFC 8200 section 4.1 recommends at most one of each). */
+#define MAX_EXTENSION_HEADERS 6
+
+#define IPV4_FRAGMENT_OFFSET 0x1fff
+#define IPV4_MORE_FRAGMENTS 0x2000
+#define IPV6_FRAGMENT_OFFSET 0xfff8
+#define IPV6_MORE_FRAGMENTS 0x0001
+
+enum fragment_part {
+	FRAGMENT_WHOLE = 0,
+	FRAGMENT_FIRST,
+	FRAGMENT_LATER, /* has no transport header */
+};
+
+struct packet {
+	struct address source;
+	struct address destination;
+	__be16 source_port; /* TCP and UDP; 0 in later fragments */
+	__be16 destination_port;
+	__u32 network;	 /* offset of the IP header */
+	__u32 transport; /* offset of what follows it and its extensions */
+	__u32 end;	 /* offset of the end of the IP packet, as its header says; 0 for a jumbogram or BIG TCP */
+	__u32 identification;
+	__u8 family; /* 4 or 6 */
+	__u8 protocol;
+	__u8 part; /* enum fragment_part */
+};
+
+static __always_inline void map_ipv4(struct address *address, __be32 ipv4)
+{
+	address->words[0] = 0;
+	address->words[1] = 0;
+	address->words[2] = bpf_htonl(0xffff);
+	address->words[3] = ipv4;
+}
+
+static __always_inline bool is_ipv4(const struct address *address)
+{
+	return !address->words[0] && !address->words[1] && address->words[2] == bpf_htonl(0xffff);
+}
+
+static __always_inline bool same_address(const struct address *a, const struct address *b)
+{
+	return a->words[0] == b->words[0] && a->words[1] == b->words[1] && a->words[2] == b->words[2] &&
+	       a->words[3] == b->words[3];
+}
+
+static __always_inline bool parse_ipv4(struct __sk_buff *skb, __u32 network, struct packet *packet)
+{
+	struct iphdr ip;
+	__u32 offset;
+
+	if (bpf_skb_load_bytes(skb, network, &ip, sizeof(ip)))
+		return false;
+	if (ip.version != 4 || ip.ihl < 5)
+		return false;
+	packet->family = 4;
+	packet->protocol = ip.protocol;
+	packet->network = network;
+	packet->transport = network + ip.ihl * 4;
+	packet->end = ip.tot_len ? network + bpf_ntohs(ip.tot_len) : 0;
+	packet->identification = ip.id;
+	map_ipv4(&packet->source, ip.saddr);
+	map_ipv4(&packet->destination, ip.daddr);
+	offset = bpf_ntohs(ip.frag_off);
+	if (offset & IPV4_FRAGMENT_OFFSET)
+		packet->part = FRAGMENT_LATER;
+	else if (offset & IPV4_MORE_FRAGMENTS)
+		packet->part = FRAGMENT_FIRST;
+	else
+		packet->part = FRAGMENT_WHOLE;
+	return true;
+}
+
+static __always_inline bool parse_ipv6(struct __sk_buff *skb, __u32 network, struct packet *packet)
+{
+	struct ipv6hdr ip;
+	__u32 offset = network + sizeof(ip);
+	__u8 next;
+
+	if (bpf_skb_load_bytes(skb, network, &ip, sizeof(ip)))
+		return false;
+	if (ip.version != 6)
+		return false;
+	packet->family = 6;
+	packet->network = network;
+	packet->end = ip.payload_len ? offset + bpf_ntohs(ip.payload_len) : 0;
+	packet->part = FRAGMENT_WHOLE;
+	__builtin_memcpy(&packet->source, &ip.saddr, sizeof(packet->source));
+	__builtin_memcpy(&packet->destination, &ip.daddr, sizeof(packet->destination));
+	next = ip.nexthdr;
+#pragma unroll
+	for (int i = 0; i < MAX_EXTENSION_HEADERS; i++) {
+		__u8 header[8];
+
+		if (next == IPPROTO_TCP || next == IPPROTO_UDP || next == IPPROTO_ICMPV6)
+			break;
+		/*
+		 * A routing header keeps the final destination elsewhere, and authentication covers the addresses:
+		 * such packets are not ours.
+		 */
+		if (next != IPPROTO_HOPOPTS && next != IPPROTO_DSTOPTS && next != IPPROTO_FRAGMENT)
+			return false;
+		if (bpf_skb_load_bytes(skb, offset, header, sizeof(header)))
+			return false;
+		if (next == IPPROTO_FRAGMENT) {
+			__u32 field = (header[2] << 8) | header[3];
+
+			packet->identification = (__u32)header[4] << 24 | (__u32)header[5] << 16 |
+						 (__u32)header[6] << 8 | header[7];
+			if (field & IPV6_FRAGMENT_OFFSET)
+				packet->part = FRAGMENT_LATER;
+			else if (field & IPV6_MORE_FRAGMENTS)
+				packet->part = FRAGMENT_FIRST;
+			next = header[0];
+			offset += 8;
+			/* Nothing that could be read as a header follows in a later fragment. */
+			if (packet->part == FRAGMENT_LATER)
+				break;
+		} else {
+			next = header[0];
+			offset += (header[1] + 1) * 8;
+		}
+	}
+	packet->protocol = next;
+	packet->transport = offset;
+	return true;
+}
+
+/* Fills `packet`, which is zeroed. False: not IP, or of a shape that is never ours. */
+static __always_inline bool parse(struct __sk_buff *skb, __u32 network, __be16 protocol, struct packet *packet)
+{
+	bool ok;
+
+	if (protocol == bpf_htons(ETH_P_IP))
+		ok = parse_ipv4(skb, network, packet);
+	else if (protocol == bpf_htons(ETH_P_IPV6))
+		ok = parse_ipv6(skb, network, packet);
+	else
+		return false;
+	if (!ok)
+		return false;
+	if ((packet->protocol == IPPROTO_TCP || packet->protocol == IPPROTO_UDP) && packet->part != FRAGMENT_LATER) {
+		__be16 ports[2];
+
+		if (bpf_skb_load_bytes(skb, packet->transport, ports, sizeof(ports)))
+			return false;
+		packet->source_port = ports[0];
+		packet->destination_port = ports[1];
+	}
+	return true;
+}
+
+/* Does this ICMP message quote the packet that caused it (RFC 792, RFC 4443 section 3)? */
+static __always_inline bool quotes_packet(struct __sk_buff *skb, const struct packet *packet)
+{
+	__u8 type;
+
+	if (packet->part != FRAGMENT_WHOLE)
+		return false;
+	if (packet->family == 4 ? packet->protocol != IPPROTO_ICMP : packet->protocol != IPPROTO_ICMPV6)
+		return false;
+	if (bpf_skb_load_bytes(skb, packet->transport, &type, sizeof(type)))
+		return false;
+	if (packet->family == 4)
+		return type == 3 || type == 11 || type == 12;
+	return type >= 1 && type <= 4;
+}
+
+#endif

@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The little of the kernel's socket structs that is read. Only names matter: the loader finds the offsets in the running
+ * kernel's BTF (preserve_access_index).
+ */
+#ifndef WHIMBREL_SOCKET_H
+#define WHIMBREL_SOCKET_H
+
+#include <stdbool.h>
+#include <linux/bpf.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "../abi.h"
+
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+
+struct net {
+	__u64 net_cookie;
+};
+
+typedef struct {
+	struct net *net;
+} possible_net_t;
+
+struct in6_addr {
+	union {
+		__be32 u6_addr32[4];
+	} in6_u;
+};
+
+struct sock_common {
+	__be32 skc_daddr;
+	__be32 skc_rcv_saddr;
+	__be16 skc_dport;
+	unsigned short skc_family;
+	volatile unsigned char skc_state;
+	int skc_bound_dev_if;
+	possible_net_t skc_net;
+	struct in6_addr skc_v6_daddr;
+	struct in6_addr skc_v6_rcv_saddr;
+};
+
+struct socket {
+	int type;
+};
+
+struct inode {
+	unsigned long i_ino;
+};
+
+struct socket_alloc {
+	struct socket socket;
+	struct inode vfs_inode;
+};
+
+struct sock {
+	struct sock_common __sk_common;
+	struct socket *sk_socket;
+	unsigned short sk_protocol;
+};
+
+struct inet_sock {
+	struct sock sk;
+	__be16 inet_sport;
+};
+
+struct inet_connection_sock {
+	struct inet_sock icsk_inet;
+	__u32 icsk_pmtu_cookie;
+	__u8 icsk_retransmits;
+	__u8 icsk_backoff;
+};
+
+struct tcp_sock {
+	struct inet_connection_sock inet_conn;
+	__u32 snd_una;
+	__u32 snd_nxt;
+	__u32 rcv_nxt;
+	__u32 snd_wnd;
+	__u32 mss_cache;
+};
+
+struct seq_file;
+
+struct bpf_iter_meta {
+	struct seq_file *seq;
+};
+
+struct bpf_iter__tcp {
+	struct bpf_iter_meta *meta;
+	struct sock_common *sk_common;
+	unsigned int uid;
+};
+
+#pragma clang attribute pop
+
+#define FAMILY_INET 2
+#define FAMILY_INET6 10
+
+static __always_inline void read_addresses(const struct sock_common *common, struct flow_tuple *tuple)
+{
+	if (common->skc_family == FAMILY_INET6) {
+		for (int i = 0; i < 4; i++) {
+			tuple->local.words[i] = common->skc_v6_rcv_saddr.in6_u.u6_addr32[i];
+			tuple->remote.words[i] = common->skc_v6_daddr.in6_u.u6_addr32[i];
+		}
+	} else {
+		tuple->local.words[2] = bpf_htonl(0xffff);
+		tuple->local.words[3] = common->skc_rcv_saddr;
+		tuple->remote.words[2] = bpf_htonl(0xffff);
+		tuple->remote.words[3] = common->skc_daddr;
+	}
+}
+
+static __always_inline bool is_loopback(const struct address *address)
+{
+	if (address->words[0] || address->words[1])
+		return false;
+	if (address->words[2] == bpf_htonl(0xffff))
+		return (bpf_ntohl(address->words[3]) >> 24) == 127;
+	return !address->words[2] && address->words[3] == bpf_htonl(1);
+}
+
+#endif

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/* Entry points that look at sockets: one follows them as they open and close, one lists them. */
+#include <stdbool.h>
+#include <linux/bpf.h>
+#include <linux/in.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+
+#include "lib/socket.h"
+#include "maps.h"
+
+/* include/net/tcp_states.h */
+enum {
+	STATE_ESTABLISHED = 1,
+	STATE_SYN_SENT = 2,
+	STATE_SYN_RECV = 3,
+	STATE_TIME_WAIT = 6,
+	STATE_CLOSE = 7,
+	STATE_LISTEN = 10,
+	STATE_NEW_SYN_RECV = 12,
+};
+
+static __always_inline bool is_connected(int state)
+{
+	return state != STATE_SYN_SENT && state != STATE_SYN_RECV && state != STATE_CLOSE && state != STATE_LISTEN &&
+	       state != STATE_NEW_SYN_RECV;
+}
+
+/* The tracepoint fires for every namespace of the machine; the cookie is never used twice, unlike the inode number. */
+SEC("tp_btf/inet_sock_set_state")
+int BPF_PROG(follow_sockets, const struct sock *sk, int old_state, int new_state)
+{
+	const struct settings *settings;
+	struct event *event;
+	struct tcp_sock *tcp;
+	__u64 waiting;
+
+	(void)ctx;
+	if (new_state != STATE_ESTABLISHED && !(new_state == STATE_CLOSE && is_connected(old_state)))
+		return 0;
+	if (sk->sk_protocol != IPPROTO_TCP)
+		return 0;
+	settings = get_settings();
+	if (!settings || sk->__sk_common.skc_net.net->net_cookie != settings->namespace_cookie)
+		return 0;
+	tcp = bpf_skc_to_tcp_sock((void *)sk);
+	if (!tcp)
+		return 0;
+	event = bpf_ringbuf_reserve(&events, sizeof(*event), 0);
+	if (!event) {
+		count(COUNTER_FLOW_EVENT_LOST);
+		return 0;
+	}
+	__builtin_memset(event, 0, sizeof(*event));
+	read_addresses(&sk->__sk_common, &event->tuple);
+	if (is_loopback(&event->tuple.local) || is_loopback(&event->tuple.remote)) {
+		bpf_ringbuf_discard(event, BPF_RB_NO_WAKEUP);
+		return 0;
+	}
+	/* At CLOSE the socket's own number of the port may be gone already; the one for the wire stays. */
+	event->tuple.local_port = tcp->inet_conn.icsk_inet.inet_sport;
+	event->tuple.remote_port = sk->__sk_common.skc_dport;
+	event->tuple.transport = IPPROTO_TCP;
+	if (new_state == STATE_CLOSE) {
+		event->kind = EVENT_FLOW_CLOSED;
+	} else {
+		event->kind = EVENT_FLOW_OPENED;
+		if (old_state == STATE_SYN_SENT)
+			event->origin = ORIGIN_CONNECTED;
+		else if (old_state == STATE_SYN_RECV)
+			event->origin = ORIGIN_ACCEPTED;
+	}
+	/*
+	 * Nothing is done about a connection in its first second (P-15), so the reader comes by on a timer: waking it
+	 * for each one would cost more than all of the above. It is woken when it has fallen behind.
+	 */
+	waiting = bpf_ringbuf_query(&events, BPF_RB_AVAIL_DATA);
+	bpf_ringbuf_submit(event, waiting > EVENTS_BYTES / 4 ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP);
+	return 0;
+}
+
+static __always_inline __u64 inode_number(const struct socket *socket)
+{
+	const struct inode *inode;
+	unsigned long number = 0;
+
+	if (!socket)
+		return 0;
+	inode = (const void *)((const char *)socket - bpf_core_field_offset(struct socket_alloc, socket) +
+			       bpf_core_field_offset(struct socket_alloc, vfs_inode));
+	bpf_probe_read_kernel(&number, sizeof(number),
+			      (const char *)inode + bpf_core_field_offset(struct inode, i_ino));
+	return number;
+}
+
+SEC("iter/tcp")
+int list_sockets(struct bpf_iter__tcp *context)
+{
+	struct sock_common *common = context->sk_common;
+	struct socket_record record = {};
+	const struct inet_connection_sock *connection;
+	struct tcp_sock *tcp;
+	int state;
+
+	if (!common)
+		return 0;
+	state = common->skc_state;
+	if (state == STATE_LISTEN || state == STATE_CLOSE || state == STATE_TIME_WAIT || state == STATE_NEW_SYN_RECV)
+		return 0;
+	tcp = bpf_skc_to_tcp_sock(common);
+	if (!tcp)
+		return 0;
+	connection = &tcp->inet_conn;
+	read_addresses(common, &record.tuple);
+	record.tuple.local_port = connection->icsk_inet.inet_sport;
+	record.tuple.remote_port = common->skc_dport;
+	record.tuple.transport = IPPROTO_TCP;
+	record.cookie = bpf_get_socket_cookie(common);
+	record.inode = inode_number(connection->icsk_inet.sk.sk_socket);
+	record.state = state;
+	record.snd_una = tcp->snd_una;
+	record.snd_nxt = tcp->snd_nxt;
+	record.rcv_nxt = tcp->rcv_nxt;
+	record.snd_wnd = tcp->snd_wnd;
+	record.mss_cache = tcp->mss_cache;
+	record.pmtu_cookie = connection->icsk_pmtu_cookie;
+	record.bound_interface = common->skc_bound_dev_if;
+	record.uid = context->uid;
+	record.backoff = connection->icsk_backoff;
+	record.retransmits = connection->icsk_retransmits;
+	bpf_seq_write(context->meta->seq, &record, sizeof(record));
+	return 0;
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -1,0 +1,334 @@
+//! The Rust side of `bpf/abi.h`, and the conversions to the types of the public interface.
+//!
+//! The layout is compared with the compiled C by the tests at the end.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+use whimbrel_wire::{FlowTuple, Transport};
+
+/// A struct that is exactly its bytes: `repr(C)`, without padding, and any bit pattern is a value.
+///
+/// # Safety
+/// Implementors must be all of that.
+pub(crate) unsafe trait Plain: Copy {
+    /// None if `bytes` is shorter than the struct.
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        // SAFETY: there are enough bytes, the read does not ask for alignment, and any bit pattern is a value.
+        (bytes.len() >= size_of::<Self>()).then(|| unsafe { bytes.as_ptr().cast::<Self>().read_unaligned() })
+    }
+
+    fn zeroed() -> Self {
+        // SAFETY: any bit pattern is a value.
+        unsafe { std::mem::zeroed() }
+    }
+}
+
+macro_rules! plain {
+    ($($(#[$doc:meta])* struct $name:ident { $($field:ident: $kind:ty),* $(,)? })*) => {
+        $(
+            $(#[$doc])*
+            #[repr(C)]
+            #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+            pub(crate) struct $name { $(pub(crate) $field: $kind),* }
+
+            // SAFETY: integers and structs of them in repr(C); the sizes add up, so there is no padding.
+            unsafe impl Plain for $name {}
+            const _: () = assert!(size_of::<$name>() == 0 $(+ size_of::<$kind>())*);
+
+            #[cfg(test)]
+            impl $name {
+                pub(crate) const LAYOUT: &[(&str, usize, usize)] =
+                    &[$((stringify!($field), std::mem::offset_of!($name, $field), size_of::<$kind>())),*];
+            }
+        )*
+    };
+}
+
+// SAFETY: an integer.
+unsafe impl Plain for u32 {}
+// SAFETY: an integer.
+unsafe impl Plain for u64 {}
+
+plain! {
+    struct RawAddress { words: [u32; 4] }
+    struct RawTuple {
+        local: RawAddress,
+        remote: RawAddress,
+        local_port: u16,
+        remote_port: u16,
+        transport: u8,
+        zero: [u8; 3],
+    }
+    struct RawFlowEntry {
+        binding: u32,
+        home_local_epoch: u32,
+        home_peer_epoch: u32,
+        wire_local_port: u16,
+        wire_remote_port: u16,
+    }
+    struct RawWireFlow { binding: u32, local_port: u16, remote_port: u16, transport: u8, zero: [u8; 3] }
+    struct RawBinding {
+        local: RawAddress,
+        peer: RawAddress,
+        local_epoch: u32,
+        peer_epoch: u32,
+        interface: u32,
+        carrier: u8,
+        zero: [u8; 3],
+        allowance: u64,
+    }
+    struct RawLocatorPair { peer: RawAddress, local: RawAddress }
+    struct RawSettings { namespace_cookie: u64, tunnel: u32, mark: u32, mark_mask: u32, zero: u32 }
+    struct RawEvent {
+        tuple: RawTuple,
+        kind: u32,
+        origin: u32,
+        nonce: u64,
+        index: u32,
+        sequence: u32,
+        acknowledgement: u32,
+        interface: u32,
+    }
+    struct RawSocket {
+        tuple: RawTuple,
+        cookie: u64,
+        inode: u64,
+        state: u32,
+        snd_una: u32,
+        snd_nxt: u32,
+        rcv_nxt: u32,
+        snd_wnd: u32,
+        mss_cache: u32,
+        pmtu_cookie: u32,
+        bound_interface: u32,
+        uid: u32,
+        backoff: u8,
+        retransmits: u8,
+        zero: [u8; 2],
+    }
+}
+
+/// `ALLOWANCE_UNLIMITED`
+const UNLIMITED: u64 = u64::MAX;
+
+/// Names of the counters, in the order of `enum counter`.
+pub(crate) const COUNTERS: [&str; 23] = [
+    "native_out",
+    "home_out",
+    "rewritten_out",
+    "tunnelled_out",
+    "held",
+    "held_allowance",
+    "held_family",
+    "held_no_tunnel",
+    "dropped_rewrite",
+    "dropped_route",
+    "icmp_out",
+    "dropped_icmp_out",
+    "fragment_out",
+    "rewritten_in",
+    "home_in",
+    "dropped_restore",
+    "icmp_in",
+    "fragment_in",
+    "fragment_unmatched",
+    "introduction",
+    "introduction_lost",
+    "tunnel_in",
+    "flow_event_lost",
+];
+
+pub(crate) const EVENT_INTRODUCTION: u32 = 1;
+pub(crate) const EVENT_FLOW_OPENED: u32 = 2;
+pub(crate) const EVENT_FLOW_CLOSED: u32 = 3;
+pub(crate) const ORIGIN_CONNECTED: u32 = 1;
+pub(crate) const ORIGIN_ACCEPTED: u32 = 2;
+
+/// How the packets of a binding's moved flows travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Carrier {
+    /// Untouched.
+    Native = 0,
+    /// Rewritten to the wire tuple.
+    Rewrite = 1,
+    /// Through the TUN device, to the daemon.
+    Tunnel = 2,
+    /// Not at all for now: they disappear in a way that leaves TCP's back-off as it is.
+    Hold = 3,
+}
+
+impl Carrier {
+    fn from_raw(raw: u8) -> Option<Self> {
+        match raw {
+            0 => Some(Self::Native),
+            1 => Some(Self::Rewrite),
+            2 => Some(Self::Tunnel),
+            3 => Some(Self::Hold),
+            _ => None,
+        }
+    }
+}
+
+/// What the programs know of a flow. Epochs as in P-14: while they equal the binding's, the flow is native.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FlowEntry {
+    /// The binding of the flow's peer.
+    pub binding: u32,
+    /// This host's epoch towards the peer when the flow was introduced.
+    pub home_local_epoch: u32,
+    /// The peer's epoch then.
+    pub home_peer_epoch: u32,
+    /// This end's port in rewritten packets.
+    pub wire_local_port: u16,
+    /// The other end's port in rewritten packets.
+    pub wire_remote_port: u16,
+}
+
+/// Two locators that packets may run between.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LocatorPair {
+    /// This host's.
+    pub local: IpAddr,
+    /// The peer's.
+    pub peer: IpAddr,
+}
+
+/// Where a peer is, and how its moved flows get there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Binding {
+    /// This host's epoch towards the peer.
+    pub local_epoch: u32,
+    /// The peer's.
+    pub peer_epoch: u32,
+    /// For flows that have moved.
+    pub carrier: Carrier,
+    /// This host's locator: source of rewritten packets.
+    pub local: IpAddr,
+    /// The peer's locator: destination of rewritten packets. Of the same family as `local`.
+    pub peer: IpAddr,
+    /// Index of the interface that rewritten packets leave by: the one that has `local`. With 0 the programs look the
+    /// route up, which the kernel allows only on an interface that forwards, and else stay on the interface where a
+    /// packet already is.
+    pub interface: u32,
+    /// Bytes of IP packets that may still leave by rewriting (P-18); `None`: any number. The programs count it down and
+    /// hold what does not fit. Read back, it is what is left.
+    pub allowance: Option<u64>,
+    /// Pairs of locators on which rewritten packets are accepted and restored, old paths included (P-22).
+    pub accepted: Vec<LocatorPair>,
+}
+
+impl RawAddress {
+    pub(crate) fn new(address: IpAddr) -> Self {
+        let octets = match address {
+            IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+            IpAddr::V6(v6) => v6.octets(),
+        };
+        let mut words = [0; 4];
+        for (word, bytes) in words.iter_mut().zip(octets.as_chunks::<4>().0) {
+            *word = u32::from_ne_bytes(*bytes);
+        }
+        Self { words }
+    }
+
+    pub(crate) fn address(self) -> IpAddr {
+        let mut octets = [0; 16];
+        for (bytes, word) in octets.as_chunks_mut::<4>().0.iter_mut().zip(self.words) {
+            *bytes = word.to_ne_bytes();
+        }
+        Ipv6Addr::from(octets).to_canonical()
+    }
+}
+
+impl RawTuple {
+    pub(crate) fn new(tuple: &FlowTuple) -> Self {
+        Self {
+            local: RawAddress::new(tuple.local.ip()),
+            remote: RawAddress::new(tuple.remote.ip()),
+            local_port: tuple.local.port().to_be(),
+            remote_port: tuple.remote.port().to_be(),
+            transport: tuple.transport.protocol(),
+            zero: [0; 3],
+        }
+    }
+
+    /// None if the transport is none of ours.
+    pub(crate) fn tuple(&self) -> Option<FlowTuple> {
+        Some(FlowTuple {
+            transport: Transport::from_protocol(self.transport)?,
+            local: SocketAddr::new(self.local.address(), u16::from_be(self.local_port)),
+            remote: SocketAddr::new(self.remote.address(), u16::from_be(self.remote_port)),
+        })
+    }
+}
+
+impl RawFlowEntry {
+    pub(crate) fn new(entry: &FlowEntry) -> Self {
+        Self {
+            binding: entry.binding,
+            home_local_epoch: entry.home_local_epoch,
+            home_peer_epoch: entry.home_peer_epoch,
+            wire_local_port: entry.wire_local_port.to_be(),
+            wire_remote_port: entry.wire_remote_port.to_be(),
+        }
+    }
+
+    pub(crate) fn entry(&self) -> FlowEntry {
+        FlowEntry {
+            binding: self.binding,
+            home_local_epoch: self.home_local_epoch,
+            home_peer_epoch: self.home_peer_epoch,
+            wire_local_port: u16::from_be(self.wire_local_port),
+            wire_remote_port: u16::from_be(self.wire_remote_port),
+        }
+    }
+
+    pub(crate) fn wire_flow(&self, transport: u8) -> RawWireFlow {
+        RawWireFlow {
+            binding: self.binding,
+            local_port: self.wire_local_port,
+            remote_port: self.wire_remote_port,
+            transport,
+            zero: [0; 3],
+        }
+    }
+}
+
+impl RawBinding {
+    pub(crate) fn new(binding: &Binding) -> Self {
+        Self {
+            local: RawAddress::new(binding.local),
+            peer: RawAddress::new(binding.peer),
+            local_epoch: binding.local_epoch,
+            peer_epoch: binding.peer_epoch,
+            interface: binding.interface,
+            carrier: binding.carrier as u8,
+            zero: [0; 3],
+            allowance: binding.allowance.unwrap_or(UNLIMITED),
+        }
+    }
+
+    /// None if the carrier is none that this version knows.
+    pub(crate) fn binding(&self, accepted: Vec<LocatorPair>) -> Option<Binding> {
+        Some(Binding {
+            local_epoch: self.local_epoch,
+            peer_epoch: self.peer_epoch,
+            carrier: Carrier::from_raw(self.carrier)?,
+            local: self.local.address(),
+            peer: self.peer.address(),
+            interface: self.interface,
+            allowance: (self.allowance != UNLIMITED).then_some(self.allowance),
+            accepted,
+        })
+    }
+}
+
+impl RawLocatorPair {
+    pub(crate) fn new(pair: &LocatorPair) -> Self {
+        Self { peer: RawAddress::new(pair.peer), local: RawAddress::new(pair.local) }
+    }
+
+    pub(crate) fn pair(&self) -> LocatorPair {
+        LocatorPair { local: self.local.address(), peer: self.peer.address() }
+    }
+}

@@ -1,0 +1,471 @@
+use std::collections::HashMap;
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use whimbrel_wire::FlowTuple;
+
+use crate::abi::{
+    Binding, COUNTERS, FlowEntry, LocatorPair, RawBinding, RawFlowEntry, RawLocatorPair, RawSettings, RawTuple,
+    RawWireFlow,
+};
+use crate::error::Error;
+use crate::events::{Event, Ring};
+use crate::hook::{Direction, Hook, Mechanism, has_ethernet_header};
+use crate::object::Programs;
+use crate::sockets::{Sockets, TcpSocket};
+use crate::table::Table;
+
+/// What an interface is to the data plane, and so which programs it gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// Packets to and from peers go through it: moved flows are translated, introductions consumed.
+    Wire,
+    /// The TUN device: packets of moved flows that were routed there are translated or passed to the daemon, and what
+    /// the daemon writes is marked.
+    Tunnel,
+    /// Introductions are consumed and nothing else happens: nothing has moved yet.
+    IntroductionsOnly,
+}
+
+impl Role {
+    const ALL: [Self; 3] = [Self::Wire, Self::Tunnel, Self::IntroductionsOnly];
+    const NAMES: [&str; 3] = ["wire", "tunnel", "introductions"];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Wire => "wire",
+            Self::Tunnel => "tunnel",
+            Self::IntroductionsOnly => "introductions",
+        }
+    }
+
+    fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|role| role.name() == name)
+    }
+
+    /// The program for one direction, on a device with or without an Ethernet header.
+    fn program(self, direction: Direction, ethernet: bool) -> Option<&'static str> {
+        match (self, direction, ethernet) {
+            (Self::Wire, Direction::Egress, true) => Some("egress_l2"),
+            (Self::Wire, Direction::Egress, false) => Some("egress_l3"),
+            (Self::Wire, Direction::Ingress, true) => Some("ingress_l2"),
+            (Self::Wire, Direction::Ingress, false) => Some("ingress_l3"),
+            (Self::Tunnel, Direction::Egress, _) => Some("egress_l3"),
+            (Self::Tunnel, Direction::Ingress, _) => Some("ingress_tunnel"),
+            (Self::IntroductionsOnly, Direction::Egress, _) => None,
+            (Self::IntroductionsOnly, Direction::Ingress, true) => Some("introductions_l2"),
+            (Self::IntroductionsOnly, Direction::Ingress, false) => Some("introductions_l3"),
+        }
+    }
+}
+
+/// One instance of the data plane: maps, programs and attachments, pinned in one directory.
+///
+/// Dropping it leaves everything that is pinned in place and working; [`Datapath::unload`] removes it.
+#[derive(Debug)]
+pub struct Datapath {
+    pins: PathBuf,
+    programs: Programs,
+    sockets: Option<Sockets>,
+    flows: Table<RawTuple, RawFlowEntry>,
+    wire_flows: Table<RawWireFlow, RawTuple>,
+    bindings: Table<u32, RawBinding>,
+    locators: Table<RawLocatorPair, u32>,
+    settings: Table<u32, RawSettings>,
+    counters: Table<u32, u64>,
+    introduction_indices: Table<u32, u32>,
+    ring: Ring,
+    /// What `locators` holds for each binding.
+    accepted: Mutex<HashMap<u32, Vec<LocatorPair>>>,
+    hooks: Vec<Hook>,
+    tcx: bool,
+}
+
+impl Datapath {
+    /// Loads the programs. What is pinned in `pins` (a directory on a bpffs, made if missing) is taken over: maps keep
+    /// their contents, and the programs on devices are replaced by this version's, without a gap.
+    ///
+    /// Acts on the calling thread's network namespace; all later calls have to come from the same one.
+    ///
+    /// # Errors
+    /// When the kernel refuses, and when `pins` holds maps of an incompatible version: what is pinned then stays as it
+    /// is, and works on.
+    pub fn open(pins: &Path) -> Result<Self, Error> {
+        let cookie = namespace_cookie()?;
+        fs::create_dir_all(pins).map_err(|source| Error::call("mkdir", pins.display().to_string(), source))?;
+        let programs = Programs::load_datapath(pins)?;
+        let mut datapath = Self {
+            pins: pins.to_owned(),
+            sockets: None,
+            flows: programs.table("flows")?,
+            wire_flows: programs.table("wire_flows")?,
+            bindings: programs.table("bindings")?,
+            locators: programs.table("locators")?,
+            settings: programs.table("settings")?,
+            counters: programs.table("counters")?,
+            introduction_indices: programs.table("introduction_indices")?,
+            ring: Ring::new(programs.map("events")?)?,
+            accepted: Mutex::new(HashMap::new()),
+            hooks: Vec::new(),
+            tcx: true,
+            programs,
+        };
+        datapath.change_settings(|settings| settings.namespace_cookie = cookie)?;
+        for (pair, binding) in datapath.locators.entries()? {
+            datapath.accepted().entry(binding).or_default().push(pair.pair());
+        }
+        datapath.adopt_hooks()?;
+        Ok(datapath)
+    }
+
+    fn adopt_hooks(&mut self) -> Result<(), Error> {
+        let failed = |source| Error::call("readdir", self.pins.display().to_string(), source);
+        let mut hooks = Vec::new();
+        for entry in fs::read_dir(&self.pins).map_err(failed)? {
+            let name = entry.map_err(failed)?.file_name();
+            let Some(hook) = name.to_str().and_then(|name| Hook::parse(name, &Role::NAMES)) else { continue };
+            // A device that is gone has left a defunct link, for which any program will do.
+            let ethernet = has_ethernet_header(hook.interface).unwrap_or(true);
+            let program = Role::from_name(hook.role).and_then(|role| role.program(hook.direction, ethernet));
+            let program = program.ok_or_else(|| Error::Mismatch { what: format!("{hook:?}") })?;
+            if hook.adopt(self.programs.program(program)?, &self.pins)? {
+                hooks.push(hook);
+            }
+        }
+        self.hooks = hooks;
+        Ok(())
+    }
+
+    /// Never use tcx for what is attached from now on, as on a kernel before 6.6.
+    pub fn avoid_tcx(&mut self) {
+        self.tcx = false;
+    }
+
+    /// The TUN device that packets of the carrier `Tunnel` go to (0: none, they are held), and the mark that incoming
+    /// packets of moved flows get: the bits of `mark_mask` become those of `mark`.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn set_tunnel(&mut self, interface: u32, mark: u32, mark_mask: u32) -> Result<(), Error> {
+        self.change_settings(|settings| {
+            settings.tunnel = interface;
+            settings.mark = mark;
+            settings.mark_mask = mark_mask;
+        })
+    }
+
+    fn change_settings(&self, change: impl FnOnce(&mut RawSettings)) -> Result<(), Error> {
+        let mut settings = self.settings.get(&0)?.ok_or_else(|| Error::Mismatch { what: "map settings".to_owned() })?;
+        change(&mut settings);
+        self.settings.insert(&0, &settings)
+    }
+
+    /// Puts the programs of `role` on an interface; those of its former role go once the new ones are there.
+    ///
+    /// # Errors
+    /// When there is no such interface, or the kernel refuses. The former role is kept then.
+    pub fn attach(&mut self, interface: u32, role: Role) -> Result<(), Error> {
+        if self.hooks.iter().any(|hook| hook.interface == interface && hook.role == role.name()) {
+            return Ok(());
+        }
+        let ethernet = has_ethernet_header(interface)?;
+        let mut made: Vec<Hook> = Vec::new();
+        for direction in [Direction::Ingress, Direction::Egress] {
+            let Some(program) = role.program(direction, ethernet) else { continue };
+            let attached = self
+                .programs
+                .program(program)
+                .and_then(|program| Hook::attach(interface, direction, role.name(), program, &self.pins, self.tcx));
+            match attached {
+                Ok(hook) => made.push(hook),
+                Err(error) => {
+                    for hook in made {
+                        // The first error is the one that tells.
+                        let _ = hook.detach(&self.pins, false);
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        let former: Vec<Hook> = self.hooks.extract_if(.., |hook| hook.interface == interface).collect();
+        self.hooks.extend(made.iter().cloned());
+        for hook in former {
+            let replaced = made.iter().any(|new| {
+                new.mechanism == Mechanism::Clsact
+                    && hook.mechanism == Mechanism::Clsact
+                    && new.direction == hook.direction
+            });
+            hook.detach(&self.pins, replaced)?;
+        }
+        Ok(())
+    }
+
+    /// Takes our programs off an interface, which may be gone already.
+    ///
+    /// # Errors
+    /// When the kernel refuses; nothing of it is counted as attached any more, and the next `open` tries again.
+    pub fn detach(&mut self, interface: u32) -> Result<(), Error> {
+        let hooks: Vec<Hook> = self.hooks.extract_if(.., |hook| hook.interface == interface).collect();
+        hooks.iter().map(|hook| hook.detach(&self.pins, false)).fold(Ok(()), Result::and)
+    }
+
+    /// The interfaces that have programs of ours, each once.
+    #[must_use]
+    pub fn attached(&self) -> Vec<(u32, Role)> {
+        let mut attached: Vec<(u32, Role)> = Vec::new();
+        for hook in &self.hooks {
+            if let Some(role) = Role::from_name(hook.role)
+                && !attached.contains(&(hook.interface, role))
+            {
+                attached.push((hook.interface, role));
+            }
+        }
+        attached
+    }
+
+    /// Makes flows known, or changes what is known of them. Wire tuples are the caller's to keep apart: of two flows with
+    /// the same binding, transport and wire ports the last inserted gets what comes in.
+    ///
+    /// # Errors
+    /// When the kernel refuses, as it does when the map is full; some may have been inserted.
+    pub fn insert_flows(&self, flows: &[(FlowTuple, FlowEntry)]) -> Result<(), Error> {
+        let mut tuples = Vec::with_capacity(flows.len());
+        let mut entries = Vec::with_capacity(flows.len());
+        let mut wires = Vec::with_capacity(flows.len());
+        for (tuple, entry) in flows {
+            let tuple = RawTuple::new(tuple);
+            let entry = RawFlowEntry::new(entry);
+            let wire = entry.wire_flow(tuple.transport);
+            if let Some(former) = self.flows.get(&tuple)? {
+                let former = former.wire_flow(tuple.transport);
+                if former != wire {
+                    self.remove_wire(&former, &tuple)?;
+                }
+            }
+            tuples.push(tuple);
+            entries.push(entry);
+            wires.push(wire);
+        }
+        // What comes in has to find its way before anything goes out that may be answered.
+        self.wire_flows.insert_all(&wires, &tuples)?;
+        self.flows.insert_all(&tuples, &entries)
+    }
+
+    /// Forgets flows; those not known are none the worse.
+    ///
+    /// # Errors
+    /// When the kernel refuses; some may have been removed.
+    pub fn remove_flows(&self, flows: &[FlowTuple]) -> Result<(), Error> {
+        for tuple in flows {
+            let tuple = RawTuple::new(tuple);
+            if let Some(entry) = self.flows.get(&tuple)? {
+                self.flows.remove(&tuple)?;
+                self.remove_wire(&entry.wire_flow(tuple.transport), &tuple)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes a wire tuple if it is still that of `own`.
+    fn remove_wire(&self, wire: &RawWireFlow, own: &RawTuple) -> Result<(), Error> {
+        if self.wire_flows.get(wire)?.as_ref() == Some(own) {
+            self.wire_flows.remove(wire)?;
+        }
+        Ok(())
+    }
+
+    /// All flows.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn flows(&self) -> Result<Vec<(FlowTuple, FlowEntry)>, Error> {
+        let entries = self.flows.entries()?;
+        Ok(entries.iter().filter_map(|(tuple, entry)| Some((tuple.tuple()?, entry.entry()))).collect())
+    }
+
+    /// Sets a binding: the one write that moves all its flows. New pairs are accepted before the binding changes, old ones
+    /// until after.
+    ///
+    /// # Errors
+    /// When the kernel refuses; some of it may have been done, and the same call may be made again.
+    pub fn set_binding(&self, id: u32, binding: &Binding) -> Result<(), Error> {
+        let mut accepted = self.accepted();
+        let current = accepted.entry(id).or_default();
+        for pair in &binding.accepted {
+            self.locators.insert(&RawLocatorPair::new(pair), &id)?;
+            if !current.contains(pair) {
+                current.push(*pair);
+            }
+        }
+        self.bindings.insert(&id, &RawBinding::new(binding))?;
+        while let Some(at) = current.iter().position(|pair| !binding.accepted.contains(pair)) {
+            self.remove_locators(id, &current[at])?;
+            current.swap_remove(at);
+        }
+        Ok(())
+    }
+
+    /// Removes a binding. Its flows, if there still are any, are native then.
+    ///
+    /// # Errors
+    /// When the kernel refuses; the same call may be made again.
+    pub fn remove_binding(&self, id: u32) -> Result<(), Error> {
+        let mut accepted = self.accepted();
+        self.bindings.remove(&id)?;
+        if let Some(pairs) = accepted.get(&id) {
+            for pair in pairs {
+                self.remove_locators(id, pair)?;
+            }
+        }
+        accepted.remove(&id);
+        Ok(())
+    }
+
+    /// Two peers may have been seen at one locator (behind one NAT, or one after the other): the last one has it.
+    fn remove_locators(&self, id: u32, pair: &LocatorPair) -> Result<(), Error> {
+        let pair = RawLocatorPair::new(pair);
+        if self.locators.get(&pair)? == Some(id) {
+            self.locators.remove(&pair)?;
+        }
+        Ok(())
+    }
+
+    fn accepted(&self) -> MutexGuard<'_, HashMap<u32, Vec<LocatorPair>>> {
+        // It mirrors the map entry by entry, so a panic elsewhere has not left it wrong.
+        self.accepted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All bindings by id, with what is left of their allowances.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn bindings(&self) -> Result<Vec<(u32, Binding)>, Error> {
+        let accepted = self.accepted();
+        let entries = self.bindings.entries()?;
+        let pairs = |id: &u32| accepted.get(id).cloned().unwrap_or_default();
+        Ok(entries.iter().filter_map(|(id, binding)| Some((*id, binding.binding(pairs(id))?))).collect())
+    }
+
+    /// Consume introductions that ask for this session index.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn listen_introductions(&self, index: u32) -> Result<(), Error> {
+        self.introduction_indices.insert(&index, &1)
+    }
+
+    /// Let introductions that ask for this session index pass.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn ignore_introductions(&self, index: u32) -> Result<(), Error> {
+        self.introduction_indices.remove(&index).map(drop)
+    }
+
+    /// Report TCP connections of this namespace as they open and close, or stop. It ends with this process.
+    ///
+    /// These events do not make [`Datapath::event_fd`] readable until many have gathered, since waking a process for each
+    /// connection would cost more than all the rest: drain them on a timer.
+    ///
+    /// # Errors
+    /// When the kernel refuses, or lacks what the programs on sockets need ([`crate::Features::sockets`]).
+    pub fn track(&mut self, enabled: bool) -> Result<(), Error> {
+        match &mut self.sockets {
+            Some(sockets) => sockets.follow(enabled),
+            None if enabled => {
+                let mut sockets = Sockets::load(&self.programs)?;
+                sockets.follow(true)?;
+                self.sockets = Some(sockets);
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Readable when there are events to be drained at once: introductions, or many of the rest.
+    #[must_use]
+    pub fn event_fd(&self) -> BorrowedFd<'_> {
+        self.ring.fd()
+    }
+
+    /// Gives all events that have happened to `receiver`, oldest first. Never blocks.
+    ///
+    /// # Errors
+    /// When libbpf cannot read the ring buffer.
+    pub fn drain_events(&mut self, mut receiver: impl FnMut(Event)) -> Result<(), Error> {
+        self.ring.drain(&mut receiver)
+    }
+
+    /// Gives every TCP socket of the calling thread's network namespace that is connected or connecting to `receiver`,
+    /// loopback included.
+    ///
+    /// # Errors
+    /// When the kernel refuses, or lacks what the programs on sockets need ([`crate::Features::sockets`]).
+    pub fn tcp_sockets(&mut self, mut receiver: impl FnMut(&TcpSocket)) -> Result<(), Error> {
+        let sockets = match self.sockets.take() {
+            Some(sockets) => sockets,
+            None => Sockets::load(&self.programs)?,
+        };
+        self.sockets.insert(sockets).list(&mut receiver)
+    }
+
+    /// How often each verdict was given, for each reason (`enum counter` in `bpf/abi.h`), summed over the CPUs.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn counters(&self) -> Result<Vec<(&'static str, u64)>, Error> {
+        (0..).zip(COUNTERS).map(|(key, name)| Ok((name, self.counters.per_cpu(key)?.iter().sum()))).collect()
+    }
+
+    /// One of the programs in `bpf/`, for tests that run it on packets (BPF_PROG_TEST_RUN).
+    ///
+    /// # Errors
+    /// When there is none of that name.
+    #[doc(hidden)]
+    pub fn program(&self, name: &'static str) -> Result<BorrowedFd<'_>, Error> {
+        self.programs.program(name)
+    }
+
+    /// Takes all programs off and removes all pins and the directory.
+    ///
+    /// # Errors
+    /// The first one; everything that can be removed is.
+    pub fn unload(mut self) -> Result<(), Error> {
+        let mut result = Ok(());
+        for (interface, _) in self.attached() {
+            result = result.and(self.detach(interface));
+        }
+        let failed = |source: io::Error| Error::call("unlink", self.pins.display().to_string(), source);
+        match fs::read_dir(&self.pins) {
+            Ok(entries) => {
+                for entry in entries {
+                    result = result.and(entry.and_then(|entry| fs::remove_file(entry.path())).map_err(failed));
+                }
+            }
+            Err(source) => result = result.and(Err(failed(source))),
+        }
+        result.and(fs::remove_dir(&self.pins).map_err(failed))
+    }
+}
+
+/// SO_NETNS_COOKIE (Linux 5.14), the same number that the programs find in a socket's namespace.
+fn namespace_cookie() -> Result<u64, Error> {
+    let failed = |call, source| Error::call(call, "network namespace", source);
+    let socket = std::os::unix::net::UnixDatagram::unbound().map_err(|source| failed("socket(AF_UNIX)", source))?;
+    let mut cookie = 0u64;
+    let mut length = size_of_val(&cookie) as libc::socklen_t;
+    // SAFETY: an open socket, and room for the cookie and its length.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_NETNS_COOKIE,
+            (&raw mut cookie).cast(),
+            &raw mut length,
+        )
+    };
+    if result == 0 { Ok(cookie) } else { Err(failed("getsockopt(SO_NETNS_COOKIE)", io::Error::last_os_error())) }
+}

@@ -1,0 +1,162 @@
+//! The ring buffer that the programs report through.
+
+use std::ffi::{c_int, c_void};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr::{self, NonNull};
+
+use whimbrel_wire::FlowTuple;
+
+use crate::Error;
+use crate::abi::{
+    EVENT_FLOW_CLOSED, EVENT_FLOW_OPENED, EVENT_INTRODUCTION, ORIGIN_ACCEPTED, ORIGIN_CONNECTED, Plain, RawEvent,
+};
+
+/// What the programs report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// An introduction segment for a session index that is listened to was consumed.
+    Introduction(Introduction),
+    /// A TCP connection of this namespace, not over loopback, was established.
+    FlowOpened {
+        /// Its own tuple.
+        flow: FlowTuple,
+        /// Which end opened it.
+        origin: Origin,
+    },
+    /// Such a connection has left the state that its socket keeps. The kernel may still answer for it for a minute
+    /// (TIME-WAIT), so its packets may still have to be carried.
+    FlowClosed {
+        /// Its own tuple.
+        flow: FlowTuple,
+    },
+}
+
+/// Which end opened a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Origin {
+    /// This one.
+    Connected,
+    /// The other.
+    Accepted,
+    /// Not known: both at once, or restored.
+    Unknown,
+}
+
+/// A consumed introduction segment (`docs/protocol.md` §4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Introduction {
+    /// The segment's names as it came in: `local` is its destination. On a rewritten path that is the wire tuple.
+    pub seen: FlowTuple,
+    /// The session index that it asked for.
+    pub index: u32,
+    /// Its nonce.
+    pub nonce: u64,
+    /// Sequence number; 0 for UDP.
+    pub sequence: u32,
+    /// Acknowledgement number; 0 for UDP.
+    pub acknowledgement: u32,
+    /// Index of the interface that it came in by.
+    pub interface: u32,
+}
+
+impl Event {
+    /// None if it is of no kind that this version knows.
+    fn from_raw(raw: &RawEvent) -> Option<Self> {
+        let flow = raw.tuple.tuple()?;
+        match raw.kind {
+            EVENT_INTRODUCTION => Some(Self::Introduction(Introduction {
+                seen: flow,
+                index: raw.index,
+                nonce: raw.nonce,
+                sequence: raw.sequence,
+                acknowledgement: raw.acknowledgement,
+                interface: raw.interface,
+            })),
+            EVENT_FLOW_OPENED => {
+                let origin = match raw.origin {
+                    ORIGIN_CONNECTED => Origin::Connected,
+                    ORIGIN_ACCEPTED => Origin::Accepted,
+                    _ => Origin::Unknown,
+                };
+                Some(Self::FlowOpened { flow, origin })
+            }
+            EVENT_FLOW_CLOSED => Some(Self::FlowClosed { flow }),
+            _ => None,
+        }
+    }
+}
+
+/// Reads the ring buffer.
+#[derive(Debug)]
+pub(crate) struct Ring {
+    ring: NonNull<libbpf_sys::ring_buffer>,
+    /// Where `deliver` finds the events' receiver; from a box that `drop` frees.
+    sink: NonNull<Sink>,
+    /// Kept open for the ring.
+    _map: OwnedFd,
+}
+
+/// Set only while `drain` runs.
+type Sink = Option<NonNull<dyn FnMut(Event)>>;
+
+// SAFETY: libbpf ties the ring to no thread, and `sink` is empty but while `drain` holds `&mut self`.
+unsafe impl Send for Ring {}
+
+impl Ring {
+    pub(crate) fn new(map: OwnedFd) -> Result<Self, Error> {
+        let sink: *mut Sink = Box::into_raw(Box::new(None));
+        // SAFETY: `deliver` has the type that libbpf asks for, and the sink lives as long as the ring.
+        let ring = unsafe { libbpf_sys::ring_buffer__new(map.as_raw_fd(), Some(deliver), sink.cast(), ptr::null()) };
+        let error = std::io::Error::last_os_error();
+        match (NonNull::new(ring), NonNull::new(sink)) {
+            (Some(ring), Some(sink)) => Ok(Self { ring, sink, _map: map }),
+            _ => {
+                // SAFETY: from the box above, and there is no ring to use it.
+                drop(unsafe { Box::from_raw(sink) });
+                Err(Error::call("ring_buffer__new", "events", error))
+            }
+        }
+    }
+
+    /// Readable while there are events that ask to be read at once.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the ring's own descriptor, open as long as the ring, which `self` owns.
+        unsafe { BorrowedFd::borrow_raw(libbpf_sys::ring_buffer__epoll_fd(self.ring.as_ptr())) }
+    }
+
+    pub(crate) fn drain(&mut self, receiver: &mut dyn FnMut(Event)) -> Result<(), Error> {
+        let receiver: NonNull<dyn FnMut(Event) + '_> = NonNull::from(receiver);
+        // SAFETY: only the lifetime changes; the pointer is taken out of the sink again before it ends.
+        let receiver: NonNull<dyn FnMut(Event)> = unsafe { std::mem::transmute(receiver) };
+        // SAFETY: nothing else uses the sink: `deliver` runs only within the next call.
+        unsafe { self.sink.write(Some(receiver)) };
+        // SAFETY: the ring is open; it calls `deliver` on this thread.
+        let code = unsafe { libbpf_sys::ring_buffer__consume(self.ring.as_ptr()) };
+        // SAFETY: as above.
+        unsafe { self.sink.write(None) };
+        if code < 0 { Err(Error::code("ring_buffer__consume", "events", code)) } else { Ok(()) }
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // SAFETY: made by ring_buffer__new and freed once.
+        unsafe { libbpf_sys::ring_buffer__free(self.ring.as_ptr()) };
+        // SAFETY: from a box (`new`), and the ring that used it is gone.
+        drop(unsafe { Box::from_raw(self.sink.as_ptr()) });
+    }
+}
+
+/// Called by libbpf for each record. A panic of the receiver aborts, as it must not unwind through C.
+unsafe extern "C" fn deliver(context: *mut c_void, data: *mut c_void, size: libbpf_sys::size_t) -> c_int {
+    // SAFETY: `context` is the ring's sink (`Ring::new`), which nobody writes while `drain` waits for libbpf.
+    let sink = unsafe { &*context.cast::<Sink>() };
+    // SAFETY: libbpf gives a record of `size` bytes that stays in place until this returns.
+    let bytes = unsafe { std::slice::from_raw_parts(data.cast::<u8>(), usize::try_from(size).unwrap_or(0)) };
+    let event = RawEvent::from_bytes(bytes).as_ref().and_then(Event::from_raw);
+    if let (Some(receiver), Some(event)) = (*sink, event) {
+        // SAFETY: `drain` set it from a unique reference that is still borrowed.
+        unsafe { (*receiver.as_ptr())(event) };
+    }
+    0
+}

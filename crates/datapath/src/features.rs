@@ -1,0 +1,43 @@
+use crate::object::{DATAPATH, Programs, SOCKETS};
+
+/// What the running kernel lets this crate do, found by trying. Without privileges everything is missing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Features {
+    /// The kernel tells its types (`/sys/kernel/btf/vmlinux`). Without them no sockets can be listed or followed.
+    pub btf: bool,
+    /// BPF_MAP_TYPE_RINGBUF (5.8): without it nothing works.
+    pub ring_buffer: bool,
+    /// `bpf_redirect_neigh` (5.10): without it no packet can be rewritten.
+    pub redirect_neigh: bool,
+    /// All programs on tc load.
+    pub datapath: bool,
+    /// tcx links (6.6). Without them filters on clsact are used.
+    pub tcx: bool,
+    /// The programs on sockets load: listing by `iter/tcp` and following by `inet_sock_set_state`.
+    pub sockets: bool,
+}
+
+/// Tries what this kernel has. Loads the programs and throws them away; attaches nothing.
+#[must_use]
+pub fn features() -> Features {
+    Features {
+        btf: libbpf_rs::btf::Btf::from_vmlinux().is_ok(),
+        ring_buffer: libbpf_rs::MapType::RingBuf.is_supported().unwrap_or(false),
+        redirect_neigh: libbpf_rs::ProgramType::SchedCls
+            .is_helper_supported(libbpf_sys::BPF_FUNC_redirect_neigh)
+            .unwrap_or(false),
+        datapath: Programs::try_load(DATAPATH),
+        tcx: has_tcx(),
+        sockets: Programs::try_load(SOCKETS),
+    }
+}
+
+/// Asks for the programs on the loopback device, which are there or not; a kernel without tcx does not know the question.
+fn has_tcx() -> bool {
+    const LOOPBACK: i32 = 1;
+    let mut options = libbpf_sys::bpf_prog_query_opts::default();
+    options.sz = size_of_val(&options) as libbpf_sys::size_t;
+    // SAFETY: sized options that live through the call, asking for no arrays.
+    let code = unsafe { libbpf_sys::bpf_prog_query_opts(LOOPBACK, libbpf_sys::BPF_TCX_INGRESS, &raw mut options) };
+    code == 0 || -code == libc::ENOENT
+}

@@ -1,0 +1,115 @@
+//! Compares the Rust mirror of `bpf/abi.h` with what clang made of it, by the BTF of `bpf/layout.bpf.c`.
+
+use std::ffi::OsStr;
+
+use libbpf_rs::btf::types::{Enum, Struct};
+use libbpf_rs::btf::{Btf, BtfType, HasSize};
+
+use crate::abi::{
+    COUNTERS, Carrier, EVENT_FLOW_CLOSED, EVENT_FLOW_OPENED, EVENT_INTRODUCTION, ORIGIN_ACCEPTED, ORIGIN_CONNECTED,
+    RawAddress, RawBinding, RawEvent, RawFlowEntry, RawLocatorPair, RawSettings, RawSocket, RawTuple, RawWireFlow,
+};
+
+const OBJECT: &str = concat!(env!("OUT_DIR"), "/layout.bpf.o");
+
+fn btf() -> Btf<'static> {
+    Btf::from_path(OBJECT).expect("the object has BTF")
+}
+
+fn layout(btf: &Btf<'_>, name: &str) -> (Vec<(String, usize, usize)>, usize) {
+    let found = btf.type_by_name::<Struct<'_>>(name).unwrap_or_else(|| panic!("no struct {name}"));
+    let fields = found.iter().map(|member| {
+        let libbpf_rs::btf::types::MemberAttr::Normal { offset } = member.attr else {
+            panic!("{name} has a bit field");
+        };
+        let field: BtfType<'_> = btf.type_by_id(member.ty).expect("member has a type");
+        let field = field.skip_mods_and_typedefs();
+        (
+            member.name.map(|name| name.to_string_lossy().into_owned()).unwrap_or_default(),
+            offset as usize / 8,
+            size(btf, field),
+        )
+    });
+    (fields.collect(), found.size())
+}
+
+fn size(btf: &Btf<'_>, ty: BtfType<'_>) -> usize {
+    if let Ok(array) = libbpf_rs::btf::types::Array::try_from(ty) {
+        let element: BtfType<'_> = btf.type_by_id(array.ty()).expect("array has a type");
+        return array.capacity() * size(btf, element.skip_mods_and_typedefs());
+    }
+    if let Ok(found) = Struct::try_from(ty) {
+        return found.size();
+    }
+    libbpf_rs::btf::types::Int::try_from(ty).map(|int| usize::from(int.bits) / 8).expect("integer, struct or array")
+}
+
+macro_rules! assert_layout {
+    ($btf:expr, $($c:literal => $rust:ty),* $(,)?) => {
+        $({
+            let (fields, size) = layout($btf, $c);
+            let ours: Vec<_> = <$rust>::LAYOUT.iter().map(|(name, at, size)| (name.to_string(), *at, *size)).collect();
+            assert_eq!(fields, ours, "fields of struct {}", $c);
+            assert_eq!(size, size_of::<$rust>(), "size of struct {}", $c);
+        })*
+    };
+}
+
+#[test]
+fn structs_are_laid_out_as_in_c() {
+    assert_layout!(&btf(),
+        "address" => RawAddress,
+        "flow_tuple" => RawTuple,
+        "flow_entry" => RawFlowEntry,
+        "wire_flow" => RawWireFlow,
+        "binding" => RawBinding,
+        "locator_pair" => RawLocatorPair,
+        "settings" => RawSettings,
+        "event" => RawEvent,
+        "socket_record" => RawSocket,
+    );
+}
+
+fn constants(btf: &Btf<'_>, name: &str) -> Vec<(String, i64)> {
+    let found = btf.type_by_name::<Enum<'_>>(name).unwrap_or_else(|| panic!("no enum {name}"));
+    found
+        .iter()
+        .map(|member| (member.name.unwrap_or(OsStr::new("")).to_string_lossy().into_owned(), member.value))
+        .collect()
+}
+
+#[test]
+fn counters_are_named_in_order() {
+    let names: Vec<_> = (0..)
+        .zip(COUNTERS)
+        .map(|(value, name)| (format!("COUNTER_{}", name.to_uppercase()), value))
+        .chain([("COUNTER_MAX".to_owned(), COUNTERS.len() as i64)])
+        .collect();
+    assert_eq!(constants(&btf(), "counter"), names);
+}
+
+#[test]
+fn constants_are_those_of_c() {
+    let named =
+        |names: &[(&str, i64)]| -> Vec<_> { names.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect() };
+    let btf = btf();
+    let kinds = [
+        ("EVENT_INTRODUCTION", EVENT_INTRODUCTION.into()),
+        ("EVENT_FLOW_OPENED", EVENT_FLOW_OPENED.into()),
+        ("EVENT_FLOW_CLOSED", EVENT_FLOW_CLOSED.into()),
+    ];
+    assert_eq!(constants(&btf, "event_kind"), named(&kinds));
+    let origins = [
+        ("ORIGIN_UNKNOWN", 0),
+        ("ORIGIN_CONNECTED", ORIGIN_CONNECTED.into()),
+        ("ORIGIN_ACCEPTED", ORIGIN_ACCEPTED.into()),
+    ];
+    assert_eq!(constants(&btf, "event_origin"), named(&origins));
+    let carriers = [
+        ("CARRIER_NATIVE", Carrier::Native as i64),
+        ("CARRIER_REWRITE", Carrier::Rewrite as i64),
+        ("CARRIER_TUNNEL", Carrier::Tunnel as i64),
+        ("CARRIER_HOLD", Carrier::Hold as i64),
+    ];
+    assert_eq!(constants(&btf, "carrier"), named(&carriers));
+}

@@ -1,0 +1,139 @@
+//! The two compiled objects: loading them, and what is found in them.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::Mutex;
+
+use libbpf_rs::{MapCore, Object, ObjectBuilder, OpenObject, PrintLevel};
+
+use crate::Error;
+use crate::abi::Plain;
+use crate::table::Table;
+
+/// ELF wants its headers aligned.
+#[repr(align(8))]
+struct Aligned<const N: usize>([u8; N]);
+
+macro_rules! object {
+    ($name:literal) => {{
+        static OBJECT: &Aligned<{ include_bytes!(concat!(env!("OUT_DIR"), "/", $name, ".bpf.o")).len() }> =
+            &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/", $name, ".bpf.o")));
+        &OBJECT.0
+    }};
+}
+
+/// The programs on tc, with all maps.
+pub(crate) const DATAPATH: (&str, &[u8]) = ("datapath", object!("datapath"));
+/// The programs that look at sockets; they share maps with the former.
+pub(crate) const SOCKETS: (&str, &[u8]) = ("sockets", object!("sockets"));
+
+/// What outlives the process. The rest is worth nothing to the next one: events that nobody waits for any more,
+/// session indices that end with their sessions, fragments in flight.
+const PINNED: [&str; 6] = ["flows", "wire_flows", "bindings", "locators", "settings", "counters"];
+const SHARED: [&str; 3] = ["settings", "counters", "events"];
+
+/// What libbpf had to say since it was last asked; its messages go nowhere else.
+static LOG: Mutex<String> = Mutex::new(String::new());
+/// The end of a verifier log is what tells.
+const LOG_BYTES: usize = 8192;
+
+fn record(_level: PrintLevel, message: String) {
+    if let Ok(mut log) = LOG.lock() {
+        log.push_str(&message);
+        if log.len() > 2 * LOG_BYTES {
+            let cut = log.len() - LOG_BYTES;
+            let cut = (cut..).find(|at| log.is_char_boundary(*at)).unwrap_or(cut);
+            log.drain(..cut);
+        }
+    }
+}
+
+/// A loaded object. The file descriptors handed out are duplicates.
+#[derive(Debug)]
+pub(crate) struct Programs {
+    name: &'static str,
+    object: Object,
+}
+
+// SAFETY: libbpf ties an object to no thread; only `&self` methods that read it are used.
+unsafe impl Send for Programs {}
+
+impl Programs {
+    /// Loads the data plane, on the maps pinned in `pins` if there are any, and pins them there else.
+    pub(crate) fn load_datapath(pins: &Path) -> Result<Self, Error> {
+        Self::load(DATAPATH, |object| {
+            for mut map in object.maps_mut() {
+                let name = map.name().to_owned();
+                if PINNED.iter().any(|pinned| name == **pinned) {
+                    map.set_pin_path(pins.join(name))?;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Loads the socket programs on the maps of `datapath`.
+    pub(crate) fn load_sockets(datapath: &Self) -> Result<Self, Error> {
+        Self::load(SOCKETS, |object| {
+            for mut map in object.maps_mut() {
+                let name = map.name().to_owned();
+                if SHARED.iter().any(|shared| name == **shared) {
+                    if let Some(theirs) = datapath.object.maps().find(|theirs| theirs.name() == name) {
+                        map.reuse_fd(theirs.as_fd())?;
+                    }
+                } else {
+                    map.set_autocreate(false)?;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Would it load here, on maps of its own?
+    pub(crate) fn try_load(object: (&'static str, &[u8])) -> bool {
+        Self::load(object, |_| Ok(())).is_ok()
+    }
+
+    fn load(
+        (name, bytes): (&'static str, &[u8]),
+        prepare: impl FnOnce(&mut OpenObject) -> libbpf_rs::Result<()>,
+    ) -> Result<Self, Error> {
+        libbpf_rs::set_print(Some((PrintLevel::Warn, record)));
+        let result = ObjectBuilder::default().name(name).and_then(|builder| builder.open_memory(bytes)).and_then(
+            |mut object| {
+                prepare(&mut object)?;
+                object.load()
+            },
+        );
+        let log = LOG.lock().map(|mut log| std::mem::take(&mut *log)).unwrap_or_default();
+        match result {
+            Ok(object) => Ok(Self { name, object }),
+            Err(source) => Err(Error::Load { object: name, source, log }),
+        }
+    }
+
+    pub(crate) fn table<K: Plain, V: Plain>(&self, name: &'static str) -> Result<Table<K, V>, Error> {
+        let map = self.object.maps().find(|map| map.name() == name);
+        let map = map.ok_or_else(|| Error::Mismatch { what: format!("map {name}") })?;
+        Table::new(name, duplicate(map.as_fd(), name)?, map.key_size(), map.value_size())
+    }
+
+    /// The map of a type that has neither keys nor values.
+    pub(crate) fn map(&self, name: &'static str) -> Result<OwnedFd, Error> {
+        let map = self.object.maps().find(|map| map.name() == name);
+        let map = map.ok_or_else(|| Error::Mismatch { what: format!("map {name}") })?;
+        duplicate(map.as_fd(), name)
+    }
+
+    pub(crate) fn program(&self, name: &'static str) -> Result<BorrowedFd<'_>, Error> {
+        let program = self.object.progs().find(|program| program.name() == name);
+        let program = program.ok_or_else(|| Error::Mismatch { what: format!("{} program {name}", self.name) })?;
+        let fd = std::os::fd::AsRawFd::as_raw_fd(&program.as_fd());
+        // SAFETY: libbpf keeps the program's descriptor open as long as the object lives, which `self` does.
+        Ok(unsafe { BorrowedFd::borrow_raw(fd) })
+    }
+}
+
+fn duplicate(fd: BorrowedFd<'_>, object: &str) -> Result<OwnedFd, Error> {
+    fd.try_clone_to_owned().map_err(|source| Error::call("fcntl(F_DUPFD_CLOEXEC)", object, source))
+}

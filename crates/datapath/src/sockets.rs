@@ -1,0 +1,138 @@
+//! Following and listing the sockets of the namespace.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::ptr;
+
+use whimbrel_wire::FlowTuple;
+
+use crate::Error;
+use crate::abi::{Plain, RawSocket};
+use crate::object::Programs;
+
+/// A TCP socket that is connected, or connecting, as the kernel has it. Sequence numbers as they are on the wire, with
+/// no offset; fields are those of `struct tcp_sock` and its kin that have the same name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TcpSocket {
+    /// Own tuple.
+    pub flow: FlowTuple,
+    /// SO_COOKIE: unique until the next boot.
+    pub cookie: u64,
+    /// As in `/proc/PID/fd`; 0 when no process holds the socket any more.
+    pub inode: u64,
+    /// `TCP_ESTABLISHED` (1) and so on, `include/net/tcp_states.h`.
+    pub state: u8,
+    /// Oldest sequence number that is not acknowledged.
+    pub snd_una: u32,
+    /// Next to be sent.
+    pub snd_nxt: u32,
+    /// Next expected.
+    pub rcv_nxt: u32,
+    /// The peer's receive window, scaled: bytes.
+    pub snd_wnd: u32,
+    /// Payload bytes of a full-sized segment, options subtracted.
+    pub mss_cache: u32,
+    /// Path MTU in use, bytes.
+    pub pmtu_cookie: u32,
+    /// SO_BINDTODEVICE: interface index, 0 for none.
+    pub bound_interface: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Back-off steps of the retransmission timer.
+    pub backoff: u8,
+    /// Retransmissions of the oldest segment without an answer.
+    pub retransmits: u8,
+}
+
+impl TcpSocket {
+    fn from_raw(raw: &RawSocket) -> Option<Self> {
+        Some(Self {
+            flow: raw.tuple.tuple()?,
+            cookie: raw.cookie,
+            inode: raw.inode,
+            state: u8::try_from(raw.state).ok()?,
+            snd_una: raw.snd_una,
+            snd_nxt: raw.snd_nxt,
+            rcv_nxt: raw.rcv_nxt,
+            snd_wnd: raw.snd_wnd,
+            mss_cache: raw.mss_cache,
+            pmtu_cookie: raw.pmtu_cookie,
+            bound_interface: raw.bound_interface,
+            uid: raw.uid,
+            backoff: raw.backoff,
+            retransmits: raw.retransmits,
+        })
+    }
+}
+
+/// The socket programs, loaded.
+#[derive(Debug)]
+pub(crate) struct Sockets {
+    programs: Programs,
+    /// Attached while open.
+    follower: Option<OwnedFd>,
+}
+
+/// Records a read; the kernel makes 8 pages at a time (`kernel/bpf/bpf_iter.c`).
+const READ_BYTES: usize = 32 * 1024;
+
+impl Sockets {
+    pub(crate) fn load(datapath: &Programs) -> Result<Self, Error> {
+        Ok(Self { programs: Programs::load_sockets(datapath)?, follower: None })
+    }
+
+    /// Attaches or detaches the program that reports sockets as they open and close.
+    pub(crate) fn follow(&mut self, enabled: bool) -> Result<(), Error> {
+        if !enabled {
+            self.follower = None;
+        } else if self.follower.is_none() {
+            let program = self.programs.program("follow_sockets")?;
+            // SAFETY: a program of the kind that has its tracepoint in itself, so the name is null.
+            let fd = unsafe { libbpf_sys::bpf_raw_tracepoint_open(ptr::null(), program.as_raw_fd()) };
+            self.follower = Some(owned(fd, "bpf(BPF_RAW_TRACEPOINT_OPEN)", "inet_sock_set_state")?);
+        }
+        Ok(())
+    }
+
+    /// Calls `receiver` for each TCP socket of the calling thread's network namespace.
+    pub(crate) fn list(&self, receiver: &mut dyn FnMut(&TcpSocket)) -> Result<(), Error> {
+        let program = self.programs.program("list_sockets")?;
+        // SAFETY: null options mean defaults; an iterator has no target.
+        let link =
+            unsafe { libbpf_sys::bpf_link_create(program.as_raw_fd(), 0, libbpf_sys::BPF_TRACE_ITER, ptr::null()) };
+        let link = owned(link, "bpf(BPF_LINK_CREATE)", "iter/tcp")?;
+        // SAFETY: an open link of an iterator.
+        let iterator = unsafe { libbpf_sys::bpf_iter_create(link.as_raw_fd()) };
+        let mut iterator = File::from(owned(iterator, "bpf(BPF_ITER_CREATE)", "iter/tcp")?);
+        let mut buffer = vec![0; READ_BYTES];
+        let mut filled = 0;
+        loop {
+            let read = match iterator.read(&mut buffer[filled..]) {
+                Ok(0) => return Ok(()),
+                Ok(read) => read,
+                // The kernel looked at a million sockets without finding one to show.
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => continue,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(Error::call("read", "iter/tcp", error)),
+            };
+            filled += read;
+            let whole = filled - filled % size_of::<RawSocket>();
+            for record in buffer[..whole].chunks_exact(size_of::<RawSocket>()) {
+                if let Some(socket) = RawSocket::from_bytes(record).as_ref().and_then(TcpSocket::from_raw) {
+                    receiver(&socket);
+                }
+            }
+            buffer.copy_within(whole..filled, 0);
+            filled -= whole;
+        }
+    }
+}
+
+fn owned(fd: i32, call: &'static str, object: &str) -> Result<OwnedFd, Error> {
+    if fd < 0 {
+        return Err(Error::code(call, object, fd));
+    }
+    // SAFETY: a new descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
