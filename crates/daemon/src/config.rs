@@ -1,0 +1,515 @@
+//! The configuration file.
+//!
+//! Optional, and each key has a default: with no file at all the daemon does the whole job. The file is read by hand
+//! from a tree that knows where each value stands, so that every complaint names file, line and column and says what
+//! would be right there.
+
+use std::fs;
+use std::io;
+use std::net::IpAddr;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+use whimbrel_handshake::PublicKey;
+use whimbrel_protocol::{Prefix, Trust};
+
+/// Where the configuration is looked for when nobody says otherwise.
+pub const DEFAULT_PATH: &str = "/etc/whimbrel/whimbrel.toml";
+
+/// The UDP port of control and tunnel datagrams (`docs/protocol.md` §1).
+pub const DEFAULT_PORT: u16 = 2031;
+
+/// A peer whose key is configured.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KnownPeer {
+    /// Where it is asked.
+    pub address: IpAddr,
+    /// The key that must answer.
+    pub key: PublicKey,
+}
+
+/// How much is logged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the levels of the tracing crate")]
+pub enum Level {
+    Error,
+    Warn,
+    #[default]
+    Info,
+    Debug,
+    Trace,
+}
+
+impl Level {
+    /// As a directive of a log filter.
+    #[must_use]
+    pub fn directive(self) -> &'static str {
+        match self {
+            Self::Error => "error",
+            Self::Warn => "warn",
+            Self::Info => "info",
+            Self::Debug => "debug",
+            Self::Trace => "trace",
+        }
+    }
+}
+
+/// All that can be configured.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// `trust`: whose key is accepted.
+    pub trust: Trust,
+    /// The content of `psk_file`.
+    pub psk: Option<[u8; 32]>,
+    /// `[[peers]]`: keys that are known beforehand.
+    pub peers: Vec<KnownPeer>,
+    /// `ask.allow`: hosts in these prefixes may be asked whether they run Whimbrel. Empty: all.
+    pub ask_allow: Vec<Prefix>,
+    /// `ask.deny`: those that may not, whatever `allow` says.
+    pub ask_deny: Vec<Prefix>,
+    /// `carriers` has `rewrite`.
+    pub rewrite: bool,
+    /// `carriers` has `tunnel`.
+    pub tunnel: bool,
+    /// `tunnel` is `sealed`: tunnelled packets are encrypted by the session's keys.
+    pub tunnel_sealed: bool,
+    /// `port`: of control and tunnel datagrams, on both ends.
+    pub port: u16,
+    /// `control_mode`: permission bits of the control socket.
+    pub control_mode: u32,
+    /// `kick`: senders in back-off are made to retransmit when a path is there again.
+    pub kick: bool,
+    /// `log`: how much is logged.
+    pub log: Level,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            trust: Trust::default(),
+            psk: None,
+            peers: Vec::new(),
+            ask_allow: Vec::new(),
+            ask_deny: Vec::new(),
+            rewrite: true,
+            tunnel: true,
+            tunnel_sealed: true,
+            port: DEFAULT_PORT,
+            control_mode: 0o600,
+            kick: true,
+            log: Level::default(),
+        }
+    }
+}
+
+/// Why a configuration is not used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read the configuration {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Something in it is wrong.
+    #[error("{path}:{line}:{column}: {sentence}")]
+    Wrong {
+        /// The file.
+        path: PathBuf,
+        /// From 1.
+        line: usize,
+        /// In characters, from 1.
+        column: usize,
+        /// What is wrong and what would be right.
+        sentence: String,
+    },
+    /// The pre-shared key is not there or is none.
+    #[error("psk_file {path}: {sentence}")]
+    Psk {
+        /// The key's file.
+        path: PathBuf,
+        /// What is wrong and what to do.
+        sentence: String,
+    },
+}
+
+/// Reads the configuration.
+///
+/// With `path` the file must be there; without, [`DEFAULT_PATH`] is read if it exists and the defaults hold if not.
+///
+/// # Errors
+/// When the file cannot be read or has a mistake; the sentence says where and what would be right.
+pub fn read(path: Option<&Path>) -> Result<Config, ConfigError> {
+    let (path, optional) = match path {
+        Some(path) => (path, false),
+        None => (Path::new(DEFAULT_PATH), true),
+    };
+    match fs::read_to_string(path) {
+        Ok(text) => parse(path, &text),
+        Err(error) if optional && error.kind() == io::ErrorKind::NotFound => Ok(Config::default()),
+        Err(source) => Err(ConfigError::Read { path: path.to_owned(), source }),
+    }
+}
+
+/// Parses the configuration's text; `path` is for messages and the place that `psk_file` is relative to.
+///
+/// # Errors
+/// See [`read`].
+pub fn parse(path: &Path, text: &str) -> Result<Config, ConfigError> {
+    let document = DeTable::parse(text)
+        .map_err(|error| Mistake { at: error.span().unwrap_or(0..0), sentence: error.message().to_owned() })
+        .map_err(|mistake| mistake.located(path, text))?;
+    let (mut config, psk_file) =
+        interpret(document.get_ref(), document.span()).map_err(|mistake| mistake.located(path, text))?;
+    if let Some(psk_file) = psk_file {
+        let psk_file = path.parent().unwrap_or(Path::new("/")).join(psk_file);
+        config.psk = Some(read_psk(&psk_file)?);
+    }
+    Ok(config)
+}
+
+/// Something wrong at a range of bytes of the text.
+#[derive(Debug)]
+struct Mistake {
+    at: Range<usize>,
+    sentence: String,
+}
+
+impl Mistake {
+    fn new(at: Range<usize>, sentence: impl Into<String>) -> Self {
+        Self { at, sentence: sentence.into() }
+    }
+
+    fn located(self, path: &Path, text: &str) -> ConfigError {
+        let mut start = self.at.start.min(text.len());
+        while !text.is_char_boundary(start) {
+            start -= 1;
+        }
+        let before = &text[..start];
+        let line = before.matches('\n').count() + 1;
+        let column = before.rsplit('\n').next().unwrap_or("").chars().count() + 1;
+        ConfigError::Wrong { path: path.to_owned(), line, column, sentence: self.sentence }
+    }
+}
+
+/// A value and where it stands.
+type Value<'a, 'i> = &'a Spanned<DeValue<'i>>;
+
+/// Takes the keys of one table one after the other, and complains about those that are left.
+struct Section<'a, 'i> {
+    table: &'a DeTable<'i>,
+    known: Vec<&'static str>,
+}
+
+impl<'a, 'i> Section<'a, 'i> {
+    fn new(table: &'a DeTable<'i>) -> Self {
+        Self { table, known: Vec::new() }
+    }
+
+    fn take(&mut self, key: &'static str) -> Option<Value<'a, 'i>> {
+        self.known.push(key);
+        self.table.get(key)
+    }
+
+    fn finish(self) -> Result<(), Mistake> {
+        for key in self.table.keys() {
+            let name = key.get_ref().as_ref();
+            if !self.known.contains(&name) {
+                let near = nearest(name, &self.known);
+                let sentence = match near {
+                    Some(near) => format!("unknown key `{name}`; did you mean `{near}`?"),
+                    None => format!("unknown key `{name}`; known here are {}", listed(&self.known)),
+                };
+                return Err(Mistake::new(key.span(), sentence));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn interpret(table: &DeTable<'_>, whole: Range<usize>) -> Result<(Config, Option<PathBuf>), Mistake> {
+    let mut config = Config::default();
+    let mut section = Section::new(table);
+    let trust = section.take("trust");
+    if let Some(value) = trust {
+        config.trust =
+            choice(value, "trust", &[("tofu", Trust::Tofu), ("pinned", Trust::Pinned), ("psk", Trust::Psk)])?;
+    }
+    let psk_file = section.take("psk_file").map(|value| string(value, "psk_file", "a path")).transpose()?;
+    if let Some(value) = section.take("peers") {
+        for peer in array(value, "peers", "written as [[peers]] sections with `address` and `key`")? {
+            config.peers.push(known_peer(peer)?);
+        }
+    }
+    if let Some(value) = section.take("ask") {
+        let mut ask = Section::new(subtable(value, "ask")?);
+        for (key, into) in [("allow", &mut config.ask_allow), ("deny", &mut config.ask_deny)] {
+            if let Some(value) = ask.take(key) {
+                for element in array(value, key, "a list of prefixes such as [\"192.0.2.0/24\", \"2001:db8::/32\"]")? {
+                    into.push(prefix(element)?);
+                }
+            }
+        }
+        ask.finish()?;
+    }
+    if let Some(value) = section.take("carriers") {
+        (config.rewrite, config.tunnel) = (false, false);
+        for element in array(value, "carriers", "a list of \"rewrite\" and \"tunnel\"")? {
+            match choice(element, "a carrier", &[("rewrite", false), ("tunnel", true)])? {
+                false => config.rewrite = true,
+                true => config.tunnel = true,
+            }
+        }
+        if !config.rewrite && !config.tunnel {
+            return Err(Mistake::new(value.span(), "`carriers` must name \"rewrite\", \"tunnel\" or both"));
+        }
+    }
+    if let Some(value) = section.take("tunnel") {
+        config.tunnel_sealed = choice(value, "tunnel", &[("sealed", true), ("plain", false)])?;
+    }
+    if let Some(value) = section.take("port") {
+        config.port = port(value)?;
+    }
+    if let Some(value) = section.take("control_mode") {
+        config.control_mode = mode(value)?;
+    }
+    if let Some(value) = section.take("kick") {
+        config.kick = value
+            .get_ref()
+            .as_bool()
+            .ok_or_else(|| Mistake::new(value.span(), format!("`kick` must be true or false, not {}", kind(value))))?;
+    }
+    if let Some(value) = section.take("log") {
+        config.log = choice(
+            value,
+            "log",
+            &[
+                ("error", Level::Error),
+                ("warn", Level::Warn),
+                ("info", Level::Info),
+                ("debug", Level::Debug),
+                ("trace", Level::Trace),
+            ],
+        )?;
+    }
+    section.finish()?;
+
+    let at = trust.map_or(whole, Spanned::span);
+    if config.trust == Trust::Psk && psk_file.is_none() {
+        return Err(Mistake::new(at, "trust = \"psk\" needs `psk_file`, a file with 32 random bytes in base64"));
+    }
+    if config.trust == Trust::Pinned && config.peers.is_empty() {
+        return Err(Mistake::new(
+            at,
+            "trust = \"pinned\" needs at least one [[peers]] section with `address` and `key`",
+        ));
+    }
+    Ok((config, psk_file.map(PathBuf::from)))
+}
+
+fn known_peer(value: Value<'_, '_>) -> Result<KnownPeer, Mistake> {
+    let mut section = Section::new(subtable(value, "peers")?);
+    let address = section.take("address");
+    let key = section.take("key");
+    section.finish()?;
+    let missing = |name: &str| Mistake::new(value.span(), format!("this peer has no `{name}`"));
+    let address = address.ok_or_else(|| missing("address"))?;
+    let key = key.ok_or_else(|| missing("key"))?;
+    let text = string(address, "address", "an IP address")?;
+    let parsed = text.parse().map_err(|_| {
+        Mistake::new(
+            address.span(),
+            format!("`{text}` is no IP address; write one such as \"192.0.2.1\" (no name, no port)"),
+        )
+    })?;
+    let text = string(key, "key", "a public key")?;
+    let key = text.parse().map_err(|error| {
+        Mistake::new(
+            key.span(),
+            format!("`{text}` is no public key ({error}); `whimbrel status` on that host shows its own"),
+        )
+    })?;
+    Ok(KnownPeer { address: parsed, key })
+}
+
+fn string<'a>(value: Value<'a, '_>, name: &str, what: &str) -> Result<&'a str, Mistake> {
+    value
+        .get_ref()
+        .as_str()
+        .ok_or_else(|| Mistake::new(value.span(), format!("`{name}` must be {what} in quotes, not {}", kind(value))))
+}
+
+fn array<'a, 'i>(value: Value<'a, 'i>, name: &str, what: &str) -> Result<&'a [Spanned<DeValue<'i>>], Mistake> {
+    match value.get_ref().as_array() {
+        Some(array) => Ok(array),
+        None => Err(Mistake::new(value.span(), format!("`{name}` must be {what}, not {}", kind(value)))),
+    }
+}
+
+fn subtable<'a, 'i>(value: Value<'a, 'i>, name: &str) -> Result<&'a DeTable<'i>, Mistake> {
+    value
+        .get_ref()
+        .as_table()
+        .ok_or_else(|| Mistake::new(value.span(), format!("`{name}` must be a section, not {}", kind(value))))
+}
+
+fn kind(value: Value<'_, '_>) -> String {
+    let name = value.get_ref().type_str();
+    let article = if name.starts_with(['a', 'e', 'i', 'o', 'u']) { "an" } else { "a" };
+    format!("{article} {name}")
+}
+
+fn choice<T: Copy>(value: Value<'_, '_>, name: &str, choices: &[(&'static str, T)]) -> Result<T, Mistake> {
+    let names: Vec<_> = choices.iter().map(|(name, _)| *name).collect();
+    let wanted = || names.iter().map(|name| format!("\"{name}\"")).collect::<Vec<_>>().join(", ");
+    let Some(text) = value.get_ref().as_str() else {
+        return Err(Mistake::new(value.span(), format!("`{name}` must be one of {}, not {}", wanted(), kind(value))));
+    };
+    match choices.iter().find(|(name, _)| *name == text) {
+        Some((_, value)) => Ok(*value),
+        None => {
+            let hint = nearest(text, &names).map(|near| format!("; did you mean \"{near}\"?")).unwrap_or_default();
+            Err(Mistake::new(value.span(), format!("`{name}` must be one of {}, not \"{text}\"{hint}", wanted())))
+        }
+    }
+}
+
+fn port(value: Value<'_, '_>) -> Result<u16, Mistake> {
+    let number =
+        value.get_ref().as_integer().and_then(|number| u16::from_str_radix(number.as_str(), number.radix()).ok());
+    number
+        .filter(|port| *port != 0)
+        .ok_or_else(|| Mistake::new(value.span(), "`port` must be a number from 1 to 65535, the same on both ends"))
+}
+
+fn mode(value: Value<'_, '_>) -> Result<u32, Mistake> {
+    let wrong =
+        || Mistake::new(value.span(), "`control_mode` must be octal digits in quotes, such as \"0600\" or \"0660\"");
+    let text = value.get_ref().as_str().ok_or_else(wrong)?;
+    let mode = u32::from_str_radix(text, 8).map_err(|_| wrong())?;
+    if mode > 0o777 || mode & 0o600 != 0o600 {
+        return Err(wrong());
+    }
+    Ok(mode)
+}
+
+fn prefix(value: Value<'_, '_>) -> Result<Prefix, Mistake> {
+    let text = string(value, "a prefix", "an address with a length")?;
+    parse_prefix(text).ok_or_else(|| {
+        Mistake::new(
+            value.span(),
+            format!("`{text}` is no prefix; write \"192.0.2.0/24\", \"2001:db8::/32\" or one address"),
+        )
+    })
+}
+
+fn parse_prefix(text: &str) -> Option<Prefix> {
+    let (address, length) = match text.split_once('/') {
+        Some((address, length)) => (address.parse::<IpAddr>().ok()?, Some(length.parse::<u8>().ok()?)),
+        None => (text.parse().ok()?, None),
+    };
+    let longest = if address.is_ipv4() { 32 } else { 128 };
+    let length = length.unwrap_or(longest);
+    (length <= longest).then_some(Prefix { address, length })
+}
+
+fn read_psk(path: &Path) -> Result<[u8; 32], ConfigError> {
+    let wrong = |sentence: String| ConfigError::Psk { path: path.to_owned(), sentence };
+    let text = fs::read_to_string(path).map_err(|error| {
+        wrong(format!(
+            "cannot be read ({error}); make one with `head -c 32 /dev/urandom | base64` and give it to both ends"
+        ))
+    })?;
+    // A pre-shared key is written as keys are: 32 bytes in base64.
+    let key: PublicKey = text.trim().parse().map_err(|_| {
+        wrong("holds no key; it must be 32 random bytes in base64, as `head -c 32 /dev/urandom | base64` prints".into())
+    })?;
+    Ok(*key.as_bytes())
+}
+
+fn listed(names: &[&str]) -> String {
+    names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
+}
+
+/// The candidate that `name` was probably meant to be.
+fn nearest<'a>(name: &str, candidates: &[&'a str]) -> Option<&'a str> {
+    let name = name.to_lowercase();
+    candidates
+        .iter()
+        .map(|candidate| (distance(&name, candidate), *candidate))
+        .filter(|(distance, candidate)| *distance <= 1 + candidate.len() / 4)
+        .min()
+        .map(|(_, candidate)| candidate)
+}
+
+/// Insertions, deletions and replacements that make one of the other.
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, ca) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, cb) in b.iter().enumerate() {
+            let substituted = diagonal + usize::from(ca != *cb);
+            diagonal = row[j + 1];
+            row[j + 1] = substituted.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn complaint(text: &str) -> String {
+        parse(Path::new("/etc/w.toml"), text).expect_err("a mistake").to_string()
+    }
+
+    #[test]
+    fn an_empty_file_is_the_default() {
+        assert_eq!(parse(Path::new("w.toml"), "").expect("valid"), Config::default());
+    }
+
+    #[test]
+    fn all_keys_are_read() {
+        let config = parse(
+            Path::new("w.toml"),
+            "trust = 'tofu'\ncarriers = ['tunnel']\ntunnel = 'plain'\nport = 0x7d0\ncontrol_mode = '0660'\n\
+             kick = false\nlog = 'debug'\n[ask]\nallow = ['10.0.0.0/8', '2001:db8::1']\ndeny = ['10.1.0.0/16']\n",
+        )
+        .expect("valid");
+        assert!(!config.rewrite && config.tunnel && !config.tunnel_sealed && !config.kick);
+        assert_eq!((config.port, config.control_mode, config.log), (2000, 0o660, Level::Debug));
+        assert_eq!(config.ask_allow[1], Prefix { address: "2001:db8::1".parse().expect("address"), length: 128 });
+        assert!(config.ask_deny[0].contains("10.1.2.3".parse().expect("address")));
+        assert!(!config.ask_deny[0].contains("10.2.2.3".parse().expect("address")));
+    }
+
+    #[test]
+    fn complaints_name_line_and_column_and_what_would_be_right() {
+        assert_eq!(complaint("\n  prot = 1"), "/etc/w.toml:2:3: unknown key `prot`; did you mean `port`?");
+        assert!(complaint("port = 99999").starts_with("/etc/w.toml:1:8: `port` must be a number from 1 to 65535"));
+        assert!(complaint("trust = 'toffu'").contains("did you mean \"tofu\"?"));
+        assert!(complaint("kick = 'no'").contains("`kick` must be true or false, not a string"));
+        assert!(
+            complaint("[ask]\nalow = []").starts_with("/etc/w.toml:2:1: unknown key `alow`; did you mean `allow`?")
+        );
+        assert!(complaint("[ask]\nallow = ['10.0.0.0/33']").contains("`10.0.0.0/33` is no prefix"));
+        assert!(complaint("trust = 'pinned'").contains("[[peers]]"));
+        assert!(complaint("trust = ").starts_with("/etc/w.toml:1:"));
+        assert!(complaint("[[peers]]\naddress = 'example.org'\nkey = 'x'").contains("is no IP address"));
+        assert!(complaint("control_mode = 600").contains("octal"));
+    }
+
+    #[test]
+    fn a_prefix_of_length_zero_has_every_address_of_its_family() {
+        let all = parse_prefix("0.0.0.0/0").expect("prefix");
+        assert!(all.contains("203.0.113.9".parse().expect("address")));
+        assert!(!all.contains("2001:db8::1".parse().expect("address")));
+    }
+}

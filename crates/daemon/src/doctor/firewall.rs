@@ -1,0 +1,270 @@
+//! Whether this host's own firewall lets control datagrams in and out.
+//!
+//! Reads what `nft --json list ruleset` prints and follows a datagram of the control port through the base chains. Where
+//! a rule looks at something that is not known beforehand, the answer is "maybe": better to ask for a look than to
+//! promise.
+
+use serde_json::Value;
+
+/// What becomes of a control datagram.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// Nothing stops it.
+    Passes,
+    /// It depends on something that is not known beforehand; the rule's place.
+    Maybe(String),
+    /// It is dropped; the rule's or policy's place.
+    Dropped(String),
+}
+
+/// What becomes of a UDP datagram to `port` of this host (hook `input`) or of another one (hook `output`).
+pub(super) fn fate(ruleset: &Value, hook: &str, port: u16) -> Fate {
+    let Some(objects) = ruleset.get("nftables").and_then(Value::as_array) else { return Fate::Passes };
+    let ruleset = Ruleset { objects };
+    let mut worst = Fate::Passes;
+    for chain in ruleset.chains().filter(|chain| text(chain, "hook") == hook && text(chain, "type") == "filter") {
+        if !matches!(text(chain, "family"), "ip" | "ip6" | "inet") {
+            continue;
+        }
+        let place = place(chain);
+        let policy_drops = text(chain, "policy") == "drop";
+        let fate = match ruleset.walk(chain, port, 0) {
+            Walk::Accepted => Fate::Passes,
+            Walk::Dropped(place) => Fate::Dropped(place),
+            Walk::Fell { unsure: Some(unsure), .. } => Fate::Maybe(unsure),
+            Walk::Fell { accepted_maybe: true, .. } if policy_drops => Fate::Maybe(place),
+            Walk::Fell { .. } if policy_drops => Fate::Dropped(format!("the policy of {place}")),
+            Walk::Fell { .. } => Fate::Passes,
+        };
+        worst = match (worst, fate) {
+            (Fate::Dropped(place), _) | (_, Fate::Dropped(place)) => Fate::Dropped(place),
+            (Fate::Maybe(place), _) | (_, Fate::Maybe(place)) => Fate::Maybe(place),
+            _ => Fate::Passes,
+        };
+    }
+    worst
+}
+
+struct Ruleset<'a> {
+    objects: &'a [Value],
+}
+
+/// How a walk through a chain ended.
+enum Walk {
+    Accepted,
+    Dropped(String),
+    /// At its end; a rule may have accepted, or dropped at `unsure`, what is not known.
+    Fell {
+        accepted_maybe: bool,
+        unsure: Option<String>,
+    },
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Match {
+    Yes,
+    No,
+    Unknown,
+}
+
+impl<'a> Ruleset<'a> {
+    fn chains(&self) -> impl Iterator<Item = &'a Value> {
+        self.objects.iter().filter_map(|object| object.get("chain"))
+    }
+
+    fn walk(&self, chain: &Value, port: u16, depth: usize) -> Walk {
+        let (mut accepted_maybe, mut unsure) = (false, None);
+        let rules = self.objects.iter().filter_map(|object| object.get("rule")).filter(|rule| {
+            text(rule, "family") == text(chain, "family")
+                && text(rule, "table") == text(chain, "table")
+                && text(rule, "chain") == text(chain, "name")
+        });
+        for rule in rules {
+            let mut matched = Match::Yes;
+            for statement in rule.get("expr").and_then(Value::as_array).into_iter().flatten() {
+                if let Some(test) = statement.get("match") {
+                    matched = match (matched, matches(test, port)) {
+                        (Match::No, _) | (_, Match::No) => Match::No,
+                        (Match::Unknown, _) | (_, Match::Unknown) => Match::Unknown,
+                        _ => Match::Yes,
+                    };
+                } else if ["xt", "limit", "ct count", "vmap"].iter().any(|kind| statement.get(kind).is_some()) {
+                    if matched == Match::Yes {
+                        matched = Match::Unknown;
+                    }
+                }
+                if matched == Match::No {
+                    break;
+                }
+                if statement.get("accept").is_some() {
+                    if matched == Match::Yes {
+                        // What may have been dropped before stays so.
+                        return match unsure {
+                            None => Walk::Accepted,
+                            unsure => Walk::Fell { accepted_maybe: true, unsure },
+                        };
+                    }
+                    accepted_maybe = true;
+                } else if statement.get("drop").is_some() || statement.get("reject").is_some() {
+                    let place = format!("a rule of {}", place(chain));
+                    match matched {
+                        Match::Yes if !accepted_maybe => return Walk::Dropped(place),
+                        _ => unsure = unsure.or(Some(place)),
+                    }
+                } else if let Some(target) = statement.get("jump").or_else(|| statement.get("goto")) {
+                    let called = self.chains().find(|candidate| {
+                        text(candidate, "family") == text(chain, "family")
+                            && text(candidate, "table") == text(chain, "table")
+                            && text(candidate, "name") == text(target, "target")
+                    });
+                    // The kernel allows 16 jumps; a loop cannot be loaded.
+                    let Some(called) = called.filter(|_| depth < 16) else { continue };
+                    match (self.walk(called, port, depth + 1), matched) {
+                        (Walk::Accepted, Match::Yes) if unsure.is_none() => return Walk::Accepted,
+                        (Walk::Dropped(place), Match::Yes) if !accepted_maybe => return Walk::Dropped(place),
+                        (Walk::Accepted, _) => accepted_maybe = true,
+                        (Walk::Dropped(place), _) => unsure = unsure.or(Some(place)),
+                        (Walk::Fell { accepted_maybe: maybe, unsure: place }, _) => {
+                            accepted_maybe |= maybe;
+                            unsure = unsure.or(place);
+                        }
+                    }
+                }
+            }
+        }
+        Walk::Fell { accepted_maybe, unsure }
+    }
+}
+
+/// Whether the datagram passes one test.
+fn matches(test: &Value, port: u16) -> Match {
+    let (left, right) = (&test["left"], &test["right"]);
+    let op = text(test, "op");
+    let holds = if let Some(payload) = left.get("payload") {
+        match (text(payload, "protocol"), text(payload, "field")) {
+            ("udp" | "th", "dport") => among(right, &Value::from(port)),
+            ("tcp" | "icmp" | "icmpv6" | "sctp" | "esp" | "ah", _) => Some(false),
+            ("ip" | "ip6", "protocol" | "nexthdr") => among(right, &Value::from("udp")),
+            _ => None,
+        }
+    } else if let Some(meta) = left.get("meta") {
+        match text(meta, "key") {
+            "l4proto" => among(right, &Value::from("udp")).or_else(|| among(right, &Value::from(17))),
+            // The question is about other hosts.
+            "iif" | "iifname" | "oif" | "oifname" if right.as_str() == Some("lo") => Some(false),
+            _ => None,
+        }
+    } else if let Some(ct) = left.get("ct") {
+        match text(ct, "key") {
+            "state" => among(right, &Value::from("new")),
+            _ => None,
+        }
+    } else {
+        None
+    };
+    match holds {
+        None => Match::Unknown,
+        Some(holds) if holds == (op != "!=") => Match::Yes,
+        Some(_) => Match::No,
+    }
+}
+
+/// Whether `value` is the right side of a test, or in its set, list or range.
+fn among(right: &Value, value: &Value) -> Option<bool> {
+    if let Some(elements) = right.as_array().or_else(|| right.get("set").and_then(Value::as_array)) {
+        let mut unknown = false;
+        for element in elements {
+            match among(element, value) {
+                Some(true) => return Some(true),
+                Some(false) => {}
+                None => unknown = true,
+            }
+        }
+        return (!unknown).then_some(false);
+    }
+    if let Some(range) = right.get("range").and_then(Value::as_array) {
+        let [low, high] = [range.first()?.as_u64()?, range.get(1)?.as_u64()?];
+        return Some((low..=high).contains(&value.as_u64()?));
+    }
+    match (right, value) {
+        // A named set ("@blocked") is not looked into.
+        (Value::String(name), _) if name.starts_with('@') => None,
+        (Value::String(_), Value::String(_)) | (Value::Number(_), Value::Number(_)) => Some(right == value),
+        _ => None,
+    }
+}
+
+fn text<'a>(object: &'a Value, key: &str) -> &'a str {
+    object.get(key).and_then(Value::as_str).unwrap_or("")
+}
+
+fn place(chain: &Value) -> String {
+    format!("chain {} of table {} {}", text(chain, "name"), text(chain, "family"), text(chain, "table"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn chain(policy: &str) -> Value {
+        json!({"chain": {"family": "inet", "table": "filter", "name": "input", "type": "filter", "hook": "input",
+            "prio": 0, "policy": policy}})
+    }
+
+    fn rule(expr: Value) -> Value {
+        json!({"rule": {"family": "inet", "table": "filter", "chain": "input", "expr": expr}})
+    }
+
+    fn dport(right: Value) -> Value {
+        json!({"match": {"op": "==", "left": {"payload": {"protocol": "udp", "field": "dport"}}, "right": right}})
+    }
+
+    fn fate_of(objects: Vec<Value>) -> Fate {
+        fate(&json!({ "nftables": objects }), "input", 2031)
+    }
+
+    #[test]
+    fn without_rules_it_passes() {
+        assert_eq!(fate_of(vec![]), Fate::Passes);
+        assert_eq!(fate_of(vec![chain("accept")]), Fate::Passes);
+    }
+
+    #[test]
+    fn a_policy_of_drop_needs_a_rule() {
+        let established = json!({"match": {"op": "in", "left": {"ct": {"key": "state"}}, "right": ["established", "related"]}});
+        let closed = vec![chain("drop"), rule(json!([established, {"accept": null}]))];
+        assert!(matches!(fate_of(closed.clone()), Fate::Dropped(place) if place.contains("policy")));
+        for right in [json!(2031), json!({"set": [53, 2031]}), json!({"set": [{"range": [2000, 2100]}]})] {
+            let mut open = closed.clone();
+            open.push(rule(json!([dport(right), {"accept": null}])));
+            assert_eq!(fate_of(open), Fate::Passes);
+        }
+    }
+
+    #[test]
+    fn a_rule_may_drop_what_the_policy_lets_in() {
+        let rules = vec![chain("accept"), rule(json!([dport(json!(2031)), {"drop": null}]))];
+        assert!(matches!(fate_of(rules), Fate::Dropped(_)));
+        let rules = vec![chain("accept"), rule(json!([dport(json!(53)), {"drop": null}]))];
+        assert_eq!(fate_of(rules), Fate::Passes);
+    }
+
+    #[test]
+    fn what_is_not_known_is_a_maybe() {
+        let source = json!({"match": {"op": "==", "left": {"payload": {"protocol": "ip", "field": "saddr"}}, "right": "192.0.2.1"}});
+        let rules = vec![chain("drop"), rule(json!([source, {"accept": null}]))];
+        assert!(matches!(fate_of(rules), Fate::Maybe(_)));
+        let rules = vec![chain("accept"), rule(json!([source, {"drop": null}]))];
+        assert!(matches!(fate_of(rules), Fate::Maybe(_)));
+    }
+
+    #[test]
+    fn jumps_are_followed() {
+        let called = json!({"chain": {"family": "inet", "table": "filter", "name": "services"}});
+        let inner = json!({"rule": {"family": "inet", "table": "filter", "chain": "services",
+            "expr": [dport(json!(2031)), {"accept": null}]}});
+        let rules = vec![chain("drop"), called, inner, rule(json!([{"jump": {"target": "services"}}]))];
+        assert_eq!(fate_of(rules), Fate::Passes);
+    }
+}

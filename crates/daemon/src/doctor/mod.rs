@@ -1,0 +1,308 @@
+//! What stands between this host and a working daemon: looked at, judged, and how to mend it.
+//!
+//! Needs no running daemon and changes nothing.
+
+mod firewall;
+
+use std::fs;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+use whimbrel_ipc::{Client, Finding, Verdict};
+use whimbrel_kernel::privilege::{Capabilities, Capability};
+use whimbrel_kernel::sysctl;
+
+use crate::config::{self, Config};
+use crate::instance;
+
+use firewall::Fate;
+
+/// What is looked at.
+#[derive(Clone, Debug)]
+pub struct Patient<'a> {
+    /// The configuration file; the default one where absent.
+    pub config: Option<&'a Path>,
+    /// The run directory of the daemon that is meant.
+    pub run_dir: &'a Path,
+}
+
+/// Looks at everything.
+#[must_use]
+pub fn examine(patient: &Patient<'_>) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let config = match config::read(patient.config) {
+        Ok(config) => config,
+        Err(error) => {
+            findings.push(
+                problem("daemon", "configuration", error.to_string())
+                    .lost("the daemon does not start")
+                    .mend("correct the file, or remove it to use the defaults"),
+            );
+            Config::default()
+        }
+    };
+    let running = instance::is_running(patient.run_dir);
+    findings.extend(privileges());
+    findings.extend(kernel());
+    findings.push(tun_device());
+    findings.push(bpf_file_system());
+    findings.push(port(config.port, running));
+    findings.extend(firewall_findings(config.port, &ruleset()));
+    findings.extend(reverse_path_filters());
+    findings.push(daemon(patient.run_dir, running));
+    findings
+}
+
+fn finding(area: &str, check: impl Into<String>, verdict: Verdict, found: impl Into<String>) -> Finding {
+    Finding { area: area.into(), check: check.into(), verdict, found: found.into(), lost: None, mend: None }
+}
+
+fn ok(area: &str, check: impl Into<String>, found: impl Into<String>) -> Finding {
+    finding(area, check, Verdict::Ok, found)
+}
+
+fn warning(area: &str, check: impl Into<String>, found: impl Into<String>) -> Finding {
+    finding(area, check, Verdict::Warning, found)
+}
+
+fn problem(area: &str, check: impl Into<String>, found: impl Into<String>) -> Finding {
+    finding(area, check, Verdict::Problem, found)
+}
+
+/// What [`Finding`]s are built with.
+trait Advice {
+    fn lost(self, lost: impl Into<String>) -> Self;
+    fn mend(self, mend: impl Into<String>) -> Self;
+}
+
+impl Advice for Finding {
+    fn lost(mut self, lost: impl Into<String>) -> Self {
+        self.lost = Some(lost.into());
+        self
+    }
+    fn mend(mut self, mend: impl Into<String>) -> Self {
+        self.mend = Some(mend.into());
+        self
+    }
+}
+
+fn privileges() -> Vec<Finding> {
+    let held = match Capabilities::effective() {
+        Ok(held) => held,
+        Err(error) => return vec![warning("privileges", "capabilities", error.to_string())],
+    };
+    let needed = [
+        (Capability::NetAdmin, Verdict::Problem, "nothing works: addresses, routes and programs cannot be set"),
+        (Capability::NetRaw, Verdict::Problem, "connections cannot be introduced, and senders cannot be woken"),
+        (Capability::Bpf, Verdict::Problem, "nothing works: programs cannot be loaded"),
+        (Capability::Perfmon, Verdict::Problem, "nothing works: programs cannot be loaded"),
+        (Capability::DacReadSearch, Verdict::Warning, "`connections` does not say which program has a connection"),
+        (Capability::SysPtrace, Verdict::Warning, "`connections` does not say which program has a connection"),
+    ];
+    needed
+        .into_iter()
+        .map(|(capability, verdict, lost)| {
+            // Before Linux 5.8, and in some containers still, CAP_SYS_ADMIN stands for the younger two.
+            let stands_in = matches!(capability, Capability::Bpf | Capability::Perfmon) && held.has(Capability::SysAdmin);
+            if held.has(capability) || stands_in {
+                ok("privileges", capability.name(), "held")
+            } else {
+                finding("privileges", capability.name(), verdict, "not held")
+                    .lost(lost)
+                    .mend("run as root, or give the unit `AmbientCapabilities=` with this capability")
+            }
+        })
+        .collect()
+}
+
+fn kernel() -> Vec<Finding> {
+    whimbrel_datapath::Datapath::features()
+        .into_iter()
+        .map(|feature| match feature.present {
+            true => ok("kernel", feature.name, "there"),
+            false => finding(
+                "kernel",
+                feature.name,
+                if feature.needed { Verdict::Problem } else { Verdict::Warning },
+                feature.detail,
+            )
+            .lost(feature.lost)
+            .mend("use a kernel that has it: Linux 6.1 or newer, as distributions build it"),
+        })
+        .collect()
+}
+
+fn tun_device() -> Finding {
+    let check = "/dev/net/tun";
+    match fs::OpenOptions::new().read(true).write(true).open(check) {
+        Ok(_) => ok("kernel", check, "there"),
+        Err(error) => problem("kernel", check, error.to_string())
+            .lost("no tunnel: connections cannot be moved to where a NAT or a firewall stands in the way")
+            .mend(match error.kind() {
+                io::ErrorKind::NotFound => {
+                    "`mkdir -p /dev/net && mknod /dev/net/tun c 10 200`; in a container, pass the device in"
+                }
+                io::ErrorKind::PermissionDenied => "run as root",
+                _ => "`modprobe tun`",
+            }),
+    }
+}
+
+fn bpf_file_system() -> Finding {
+    const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
+    let check = "bpffs on /sys/fs/bpf";
+    match rustix::fs::statfs("/sys/fs/bpf") {
+        Ok(found) if i64::try_from(found.f_type).is_ok_and(|magic| magic == BPF_FS_MAGIC) => ok("kernel", check, "mounted"),
+        Ok(_) => ok("kernel", check, "not mounted; the daemon mounts one of its own"),
+        Err(errno) => warning("kernel", check, io::Error::from(errno).to_string())
+            .lost("the daemon has to mount one of its own; where it may not, moved connections do not outlive it")
+            .mend("`mount -t bpf bpf /sys/fs/bpf`"),
+    }
+}
+
+fn port(port: u16, running: bool) -> Finding {
+    let check = format!("UDP port {port}");
+    let addresses = [IpAddr::from(Ipv4Addr::UNSPECIFIED), IpAddr::from(Ipv6Addr::UNSPECIFIED)];
+    let failed = addresses.into_iter().find_map(|address| UdpSocket::bind((address, port)).err());
+    match failed {
+        None => ok("network", check, "free"),
+        Some(error) if error.kind() == io::ErrorKind::AddrInUse && running => {
+            ok("network", check, "held, by the daemon presumably, since it runs")
+        }
+        Some(error) if error.kind() == io::ErrorKind::AddrInUse => problem("network", check, "another program has it")
+            .lost("the daemon does not start")
+            .mend(format!("`ss -lunp sport = :{port}` shows which; end it, or set another `port` on all hosts")),
+        // A kernel without IPv6 is served as well.
+        Some(error) if error.raw_os_error() == Some(libc::EAFNOSUPPORT) => ok("network", check, "free (no IPv6)"),
+        Some(error) => problem("network", check, error.to_string()).lost("the daemon does not start"),
+    }
+}
+
+/// The rules in force, as far as they can be read.
+enum Ruleset {
+    /// nft's listing.
+    Read(Value),
+    /// Nothing lists them here.
+    Unknown(String),
+}
+
+fn ruleset() -> Ruleset {
+    let listed = Command::new("nft").args(["--json", "list", "ruleset"]).output();
+    match listed {
+        Ok(output) if output.status.success() => match serde_json::from_slice(&output.stdout) {
+            Ok(ruleset) => Ruleset::Read(ruleset),
+            Err(error) => Ruleset::Unknown(format!("`nft --json list ruleset` printed no JSON ({error})")),
+        },
+        Ok(output) => Ruleset::Unknown(format!(
+            "`nft --json list ruleset` failed: {}",
+            String::from_utf8_lossy(&output.stderr).lines().next().unwrap_or("no reason given")
+        )),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ruleset::Unknown("nft is not installed".into()),
+        Err(error) => Ruleset::Unknown(format!("nft cannot be run: {error}")),
+    }
+}
+
+fn firewall_findings(port: u16, ruleset: &Ruleset) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    match ruleset {
+        Ruleset::Unknown(why) => findings.push(
+            warning("firewall", "nftables", format!("cannot be looked at: {why}"))
+                .mend("`apt install nftables`, run doctor as root, or look yourself that UDP on the control port passes"),
+        ),
+        Ruleset::Read(ruleset) => {
+            for (hook, direction, keyword) in [("input", "to this host", "input"), ("output", "from this host", "output")] {
+                let check = format!("UDP {port} {direction}");
+                findings.push(match firewall::fate(ruleset, hook, port) {
+                    Fate::Passes => ok("firewall", check, "passes"),
+                    Fate::Maybe(place) => warning("firewall", check, format!("may be dropped by {place}"))
+                        .lost("where it is dropped, nobody can open a session with this host")
+                        .mend(format!("look at `nft list ruleset`; `udp dport {port} accept` in the {keyword} chain lets it pass")),
+                    Fate::Dropped(place) => problem("firewall", check, format!("dropped by {place}"))
+                        .lost("no session with any host, so no connection outlives a move")
+                        .mend(format!("add `udp dport {port} accept` to the {keyword} chain")),
+                });
+            }
+        }
+    }
+    // iptables' own tables do not show in nft; they exist where this file lists any.
+    let legacy = fs::read_to_string("/proc/net/ip_tables_names").unwrap_or_default();
+    if legacy.lines().any(|table| table == "filter") {
+        findings.push(
+            warning("firewall", "iptables (legacy)", "has a filter table, which is not looked into")
+                .mend(format!("`iptables-legacy -S INPUT` shows it; `iptables-legacy -I INPUT -p udp --dport {port} -j ACCEPT` lets it pass")),
+        );
+    }
+    findings
+}
+
+/// Strict filters are no harm (moved packets are marked), but where a mark does not count they are.
+fn reverse_path_filters() -> Vec<Finding> {
+    let setting = |interface: &str| sysctl::get_number(&format!("net/ipv4/conf/{interface}/rp_filter")).unwrap_or(0);
+    let all = setting("all");
+    let Ok(entries) = fs::read_dir("/proc/sys/net/ipv4/conf") else { return Vec::new() };
+    let mut strict: Vec<String> = entries
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .filter(|name| !matches!(name.as_str(), "all" | "default" | "lo"))
+        // The kernel uses the larger of the two (ip-sysctl, rp_filter).
+        .filter(|name| all.max(setting(name)) == 1)
+        .collect();
+    if strict.is_empty() {
+        return vec![ok("network", "rp_filter", "not strict on any interface")];
+    }
+    strict.sort_unstable();
+    let check = format!("rp_filter on {}", strict.join(", "));
+    let writable = Path::new("/proc/sys/net/ipv4/conf/all/src_valid_mark");
+    match rustix::fs::access(writable, rustix::fs::Access::WRITE_OK) {
+        Ok(()) => vec![ok("network", check, "strict; packets of moved connections are marked so that they pass")],
+        Err(_) => vec![
+            warning("network", check, "strict, and src_valid_mark cannot be set")
+                .lost("packets of moved connections may be dropped")
+                .mend("`sysctl -w net.ipv4.conf.all.src_valid_mark=1`, or rp_filter=2 on these interfaces"),
+        ],
+    }
+}
+
+fn daemon(run_dir: &Path, running: bool) -> Finding {
+    let check = format!("daemon in {}", run_dir.display());
+    if !running {
+        return warning("daemon", check, "does not run")
+            .lost("connections are not protected")
+            .mend("`whimbrel up`, or `systemctl start whimbrel`");
+    }
+    match Client::connect(run_dir).and_then(|mut client| client.status()) {
+        Ok(status) if status.ready => ok("daemon", check, format!("runs as process {}", status.pid)),
+        Ok(status) => warning("daemon", check, format!("process {} is not ready yet", status.pid)),
+        Err(error) => problem("daemon", check, error.to_string())
+            .lost("status and hand-offs by hand; moved connections are carried on by the kernel meanwhile")
+            .mend("restart it: no connection is lost by that"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_ailment_comes_with_a_remedy() {
+        let run_dir = std::env::temp_dir().join("whimbrel-doctor-nobody-here");
+        let findings = examine(&Patient { config: Some(Path::new("/nonexistent/whimbrel.toml")), run_dir: &run_dir });
+        assert!(findings.iter().any(|finding| finding.check == "configuration" && finding.verdict == Verdict::Problem));
+        assert!(findings.iter().any(|finding| finding.area == "daemon" && finding.found == "does not run"));
+        for finding in findings.iter().filter(|finding| finding.verdict == Verdict::Problem) {
+            assert!(finding.lost.is_some(), "{finding:?}");
+        }
+    }
+
+    #[test]
+    fn a_closed_firewall_is_a_problem_with_a_command() {
+        let ruleset = serde_json::json!({"nftables": [{"chain": {"family": "inet", "table": "filter", "name": "input",
+            "type": "filter", "hook": "input", "prio": 0, "policy": "drop"}}]});
+        let findings = firewall_findings(2031, &Ruleset::Read(ruleset));
+        assert_eq!(findings[0].verdict, Verdict::Problem);
+        assert_eq!(findings[0].mend.as_deref(), Some("add `udp dport 2031 accept` to the input chain"));
+        assert_eq!(findings[1].verdict, Verdict::Ok);
+    }
+}

@@ -1,0 +1,280 @@
+//! What happened, kept for `whimbrel events`: the last few thousand, each as a sentence and in parts.
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, SystemTime};
+
+use serde_json::{Map, Value};
+use whimbrel_ipc::{EventRecord, EventsQuery, rfc3339};
+use whimbrel_protocol::{Carrier, Event};
+
+/// Events that are kept.
+const KEPT: usize = 4096;
+
+/// The newest events, oldest first.
+#[derive(Debug, Default)]
+pub(crate) struct EventRing {
+    records: VecDeque<EventRecord>,
+    newest: u64,
+}
+
+/// The word, the sentence and the parts of something that happened.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Told {
+    /// A word that stays the same over releases.
+    pub(crate) kind: &'static str,
+    /// For people.
+    pub(crate) sentence: String,
+    /// The particulars.
+    pub(crate) fields: Map<String, Value>,
+}
+
+impl EventRing {
+    /// Stamps and keeps an event.
+    pub(crate) fn push(&mut self, wall: SystemTime, monotonic: Duration, told: Told) -> &EventRecord {
+        if self.records.len() == KEPT {
+            self.records.pop_front();
+        }
+        self.newest += 1;
+        self.records.push_back(EventRecord {
+            number: self.newest,
+            time: rfc3339(wall),
+            monotonic_ms: u64::try_from(monotonic.as_millis()).unwrap_or(u64::MAX),
+            kind: told.kind.to_owned(),
+            sentence: told.sentence,
+            fields: told.fields,
+        });
+        &self.records[self.records.len() - 1]
+    }
+
+    /// The number of the newest event; 0 where there is none.
+    #[must_use]
+    pub(crate) fn newest(&self) -> u64 {
+        self.newest
+    }
+
+    /// The events that a query asks for, oldest first.
+    pub(crate) fn select(&self, query: &EventsQuery) -> impl Iterator<Item = &EventRecord> {
+        let after = query.since.unwrap_or(0);
+        let first = self.records.partition_point(|record| record.number <= after);
+        let wanted = query.last.unwrap_or(usize::MAX);
+        let skipped = (self.records.len() - first).saturating_sub(wanted);
+        self.records.iter().skip(first + skipped)
+    }
+}
+
+impl Told {
+    /// Something that the daemon itself has to say.
+    #[must_use]
+    pub(crate) fn new(kind: &'static str, sentence: impl Into<String>) -> Self {
+        Self { kind, sentence: sentence.into(), fields: Map::new() }
+    }
+
+    /// Adds a particular.
+    #[must_use]
+    pub(crate) fn with(mut self, name: &str, value: impl Into<Value>) -> Self {
+        self.fields.insert(name.to_owned(), value.into());
+        self
+    }
+
+    fn address(self, name: &str, address: Option<IpAddr>) -> Self {
+        self.with(name, address.map(|address| address.to_string()))
+    }
+
+    fn endpoint(self, name: &str, endpoint: SocketAddr) -> Self {
+        self.with(name, endpoint.to_string())
+    }
+}
+
+impl From<&Event> for Told {
+    fn from(event: &Event) -> Self {
+        match event {
+            Event::PeerReached { peer, key, remote, took } => Self::new(
+                "peer-reached",
+                format!("peer {peer} at {remote} runs Whimbrel too: a session is up after {}", human(*took)),
+            )
+            .with("peer", peer.0)
+            .with("key", key.to_string())
+            .endpoint("remote", *remote)
+            .with("took_ms", millis(*took)),
+            Event::NobodyThere { address, again_in } => Self::new(
+                "nobody-there",
+                format!(
+                    "{address} did not answer: it runs no Whimbrel, or UDP is dropped on the way; asked again in {}",
+                    human(*again_in)
+                ),
+            )
+            .address("address", Some(*address))
+            .with("again_in_ms", millis(*again_in)),
+            Event::KeyMismatch { address, expected, found } => Self::new(
+                "key-mismatch",
+                match found {
+                    Some(found) => format!(
+                        "{address} answered with the key {found}, but {expected} is known for it: not trusted. Where the \
+                         host was set up anew, `whimbrel peers --forget {address}` drops the old key"
+                    ),
+                    None => format!("{address} does not have the key {expected} that is known for it: not trusted"),
+                },
+            )
+            .address("address", Some(*address))
+            .with("expected", expected.to_string())
+            .with("found", found.map(|key| key.to_string())),
+            Event::FlowIntroduced { flow, peer, translated } => Self::new(
+                "flow-introduced",
+                format!(
+                    "{flow} will outlive a move: both ends agree on it{}",
+                    if *translated { ", through a NAT" } else { "" }
+                ),
+            )
+            .with("flow", flow.to_string())
+            .with("peer", peer.0)
+            .with("translated", *translated),
+            Event::IntroductionFailed { flow, reason } => {
+                Self::new("introduction-failed", format!("{flow} will not outlive a move: {reason}"))
+                    .with("flow", flow.to_string())
+                    .with("reason", *reason)
+            }
+            Event::FlowGone { flow } => {
+                Self::new("flow-gone", format!("{flow} has ended")).with("flow", flow.to_string())
+            }
+            Event::Moving { peer, from, to, flows } => Self::new(
+                "moving",
+                match (from, to) {
+                    (_, None) => format!("no way to peer {peer} any more: {} on hold", connections(*flows)),
+                    (None, Some(to)) => format!("there is a way to peer {peer} from {to}: {} to move", connections(*flows)),
+                    (Some(from), Some(to)) => {
+                        format!("moving from {from} to {to} towards peer {peer}: {}", connections(*flows))
+                    }
+                },
+            )
+            .with("peer", peer.0)
+            .address("from", *from)
+            .address("to", *to)
+            .with("flows", *flows),
+            Event::Moved { peer, to, translated, took, flows } => Self::new(
+                "moved",
+                format!(
+                    "moved to {to}{} towards peer {peer} in {}: {}",
+                    if *translated { " (behind a NAT)" } else { "" },
+                    human(*took),
+                    connections(*flows)
+                ),
+            )
+            .with("peer", peer.0)
+            .address("to", Some(*to))
+            .with("translated", *translated)
+            .with("took_ms", millis(*took))
+            .with("flows", *flows),
+            Event::PeerMoved { peer, to, translated, flows } => Self::new(
+                "peer-moved",
+                format!(
+                    "peer {peer} moved to {to}{}: {}",
+                    if *translated { " (behind a NAT)" } else { "" },
+                    connections(*flows)
+                ),
+            )
+            .with("peer", peer.0)
+            .endpoint("to", *to)
+            .with("translated", *translated)
+            .with("flows", *flows),
+            Event::PathConfirmed { peer, remote, round_trip } => Self::new(
+                "path-confirmed",
+                format!("the path to peer {peer} at {remote} is confirmed, round trip {}", human(*round_trip)),
+            )
+            .with("peer", peer.0)
+            .endpoint("remote", *remote)
+            .with("round_trip_ms", millis(*round_trip)),
+            Event::CarrierChanged { peer, carrier } => {
+                let (word, sentence) = match carrier {
+                    Carrier::Hold => ("hold", "are held"),
+                    Carrier::Tunnel => ("tunnel", "go through the tunnel"),
+                    Carrier::FollowRewrite => {
+                        ("follow-rewrite", "go through the tunnel, and are answered rewritten where they come so")
+                    }
+                    Carrier::Rewrite => ("rewrite", "are rewritten"),
+                };
+                Self::new("carrier-changed", format!("moved connections of peer {peer} {sentence} from now on"))
+                    .with("peer", peer.0)
+                    .with("carrier", word)
+            }
+            Event::Refused { peer, reason } => {
+                Self::new("refused", format!("refused what peer {peer} asked for: {reason}"))
+                    .with("peer", peer.0)
+                    .with("reason", *reason)
+            }
+            Event::OpFailed { what, error } => Self::new("op-failed", format!("{what} failed: {error}"))
+                .with("what", what.clone())
+                .with("error", error.clone()),
+        }
+    }
+}
+
+/// Milliseconds with microseconds behind the point.
+fn millis(duration: Duration) -> f64 {
+    (duration.as_secs_f64() * 1e6).round() / 1e3
+}
+
+fn human(duration: Duration) -> String {
+    match duration.as_millis() {
+        0..1_000 => format!("{:.1} ms", duration.as_secs_f64() * 1e3),
+        1_000..120_000 => format!("{:.1} s", duration.as_secs_f64()),
+        120_000..7_200_000 => format!("{} min", duration.as_secs() / 60),
+        _ => format!("{} h", duration.as_secs() / 3600),
+    }
+}
+
+fn connections(count: usize) -> String {
+    match count {
+        1 => "1 connection".into(),
+        _ => format!("{count} connections"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use whimbrel_protocol::PeerId;
+
+    fn filled(count: usize) -> EventRing {
+        let mut ring = EventRing::default();
+        for number in 0..count {
+            ring.push(SystemTime::UNIX_EPOCH, Duration::from_millis(number as u64), Told::new("test", "something"));
+        }
+        ring
+    }
+
+    fn numbers(ring: &EventRing, query: &EventsQuery) -> Vec<u64> {
+        ring.select(query).map(|record| record.number).collect()
+    }
+
+    #[test]
+    fn queries_select_by_number_and_count() {
+        let ring = filled(5);
+        assert_eq!(numbers(&ring, &EventsQuery::default()), [1, 2, 3, 4, 5]);
+        assert_eq!(numbers(&ring, &EventsQuery { last: Some(2), ..Default::default() }), [4, 5]);
+        assert_eq!(numbers(&ring, &EventsQuery { since: Some(3), ..Default::default() }), [4, 5]);
+        assert_eq!(numbers(&ring, &EventsQuery { since: Some(1), last: Some(1), ..Default::default() }), [5]);
+        assert_eq!(numbers(&ring, &EventsQuery { since: Some(99), ..Default::default() }), [] as [u64; 0]);
+    }
+
+    #[test]
+    fn the_ring_forgets_the_oldest() {
+        let ring = filled(KEPT + 3);
+        let all = numbers(&ring, &EventsQuery::default());
+        assert_eq!((all.len(), all[0], ring.newest()), (KEPT, 4, (KEPT + 3) as u64));
+    }
+
+    #[test]
+    fn sentences_are_for_people_and_fields_for_programs() {
+        let told = Told::from(&Event::Moved {
+            peer: PeerId(3),
+            to: "192.0.2.9".parse().expect("address"),
+            translated: true,
+            took: Duration::from_micros(41_250),
+            flows: 1,
+        });
+        assert_eq!(told.sentence, "moved to 192.0.2.9 (behind a NAT) towards peer #3 in 41.2 ms: 1 connection");
+        assert_eq!(told.fields["took_ms"], 41.25);
+        assert_eq!(told.fields["peer"], 3);
+    }
+}

@@ -1,0 +1,131 @@
+//! Who this host is: its static key, made at the first start.
+
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use whimbrel_handshake::StaticKey;
+
+/// Where the key is kept when nobody says otherwise.
+pub const DEFAULT_STATE_DIR: &str = "/var/lib/whimbrel";
+
+/// The host's key cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum IdentityError {
+    /// A file or directory cannot be used.
+    #[error("cannot {action} {path}: {source}")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Others may read the key.
+    #[error(
+        "{path} holds this host's secret key and is open to others (mode {mode:04o}); close it with `chmod 600 {path}`, \
+         or, where somebody may have read it, remove it, so that a new one is made at the next start"
+    )]
+    Open {
+        /// The key's file.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// The file does not hold a key.
+    #[error(
+        "{path} must hold 32 bytes and has {length}; restore it, or remove it, so that a new key is made (peers that remember the old one will then refuse this host)"
+    )]
+    Damaged {
+        /// The key's file.
+        path: PathBuf,
+        /// Its length in bytes.
+        length: usize,
+    },
+    /// The system gave no random bytes.
+    #[error("the system gave no random bytes for a key")]
+    Random,
+}
+
+/// Reads this host's key from the state directory; makes both where they are missing.
+///
+/// # Errors
+/// When the key cannot be read or made, or others may read it.
+pub fn load_or_create(state_dir: &Path) -> Result<StaticKey, IdentityError> {
+    let io = |action, path: &Path| {
+        let path = path.to_owned();
+        move |source| IdentityError::Io { action, path, source }
+    };
+    DirBuilder::new().recursive(true).mode(0o700).create(state_dir).map_err(io("make", state_dir))?;
+    let path = state_dir.join("key");
+    let metadata = match fs::metadata(&path) {
+        Ok(metadata) => metadata,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return create(&path),
+        Err(source) => return Err(IdentityError::Io { action: "look at", path, source }),
+    };
+    let mode = metadata.mode() & 0o777;
+    if mode & 0o077 != 0 {
+        return Err(IdentityError::Open { path, mode });
+    }
+    let bytes = fs::read(&path).map_err(io("read", &path))?;
+    match <[u8; 32]>::try_from(bytes.as_slice()) {
+        Ok(bytes) => Ok(StaticKey::from_bytes(bytes)),
+        Err(_) => Err(IdentityError::Damaged { path, length: bytes.len() }),
+    }
+}
+
+/// 32 random bytes from the system.
+///
+/// # Errors
+/// When it gives none.
+pub fn random_bytes() -> Result<[u8; 32], IdentityError> {
+    let mut bytes = [0; 32];
+    let random = ring::rand::SystemRandom::new();
+    ring::rand::SecureRandom::fill(&random, &mut bytes).map_err(|_| IdentityError::Random)?;
+    Ok(bytes)
+}
+
+fn create(path: &Path) -> Result<StaticKey, IdentityError> {
+    let bytes = random_bytes()?;
+    // Whole or not at all: a first start that is cut short must not leave half a key.
+    let fresh = path.with_extension("new");
+    let _ = fs::remove_file(&fresh);
+    OpenOptions::new()
+        .create_new(true)
+        .write(true)
+        .mode(0o600)
+        .open(&fresh)
+        .and_then(|mut file| {
+            file.write_all(&bytes)?;
+            file.sync_all()?;
+            fs::rename(&fresh, path)
+        })
+        .map_err(|source| IdentityError::Io { action: "write", path: path.to_owned(), source })?;
+    Ok(StaticKey::from_bytes(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn the_key_is_made_once_and_must_be_closed_to_others() {
+        let folder = std::env::temp_dir().join(format!("whimbrel-identity-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&folder);
+        let first = load_or_create(&folder).expect("made");
+        let second = load_or_create(&folder).expect("read");
+        assert_eq!(first.public(), second.public());
+        let path = folder.join("key");
+        assert_eq!(fs::metadata(&path).expect("key").mode() & 0o777, 0o600);
+        assert_eq!(fs::metadata(&folder).expect("folder").mode() & 0o777, 0o700);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).expect("chmod");
+        assert!(load_or_create(&folder).expect_err("open to others").to_string().contains("chmod 600"));
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("chmod");
+        fs::write(&path, "short").expect("write");
+        assert!(load_or_create(&folder).expect_err("damaged").to_string().contains("has 5"));
+        fs::remove_dir_all(&folder).expect("remove");
+    }
+}

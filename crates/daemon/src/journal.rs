@@ -1,0 +1,470 @@
+//! What a killed daemon leaves behind for the next one.
+//!
+//! JSON lines in the run directory, appended as things happen and rewritten when most lines are out of date. A line is
+//! handed to the system in one write before its effect is reported as done, so that `kill -9` loses nothing; a power
+//! failure ends the connections anyway, so nothing is synced. A last line that was torn is ignored.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use whimbrel_handshake::PublicKey;
+use whimbrel_protocol::{Carrier, FlowEntry, PeerId, Places, SavedPeer};
+use whimbrel_wire::{FlowTuple, Transport};
+
+/// Lines that may be out of date before the file is rewritten, beside as many as are in force.
+const SLACK: usize = 1024;
+
+/// The journal cannot be read or written.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {action} the journal {path}: {source}")]
+pub struct JournalError {
+    action: &'static str,
+    path: PathBuf,
+    source: io::Error,
+}
+
+/// All that is in force.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Restored {
+    /// Peers.
+    pub peers: Vec<SavedPeer>,
+    /// Flows that were introduced.
+    pub flows: HashMap<FlowTuple, FlowEntry>,
+    /// Former addresses of this host that are kept on `lo`.
+    pub kept: Vec<IpAddr>,
+    /// Addresses of moved peers that lead into the egress programs, and whether through the tunnel.
+    pub reached: Vec<(IpAddr, bool)>,
+}
+
+/// The journal, open for appending.
+#[derive(Debug)]
+pub struct Journal {
+    path: PathBuf,
+    file: File,
+    lines: usize,
+    pending: Vec<u8>,
+    peers: BTreeMap<u32, SavedPeer>,
+    flows: HashMap<FlowTuple, FlowEntry>,
+    kept: Vec<IpAddr>,
+    reached: Vec<(IpAddr, bool)>,
+}
+
+impl Journal {
+    /// Opens the journal at `path`, creates it where there is none, and gives what it holds.
+    ///
+    /// # Errors
+    /// When the file cannot be read or rewritten.
+    pub fn open(path: &Path) -> Result<(Self, Restored), JournalError> {
+        let failed = |action| move |source| JournalError { action, path: path.to_owned(), source };
+        let text = match fs::read(path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+            Err(error) => return Err(failed("read")(error)),
+        };
+        let file = create(path).map_err(failed("create"))?;
+        let mut journal = Self {
+            path: path.to_owned(),
+            file,
+            lines: 0,
+            pending: Vec::new(),
+            peers: BTreeMap::new(),
+            flows: HashMap::new(),
+            kept: Vec::new(),
+            reached: Vec::new(),
+        };
+        for line in text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+            match serde_json::from_slice::<Line>(line) {
+                Ok(line) => journal.apply(line),
+                Err(error) => tracing::warn!(path = %path.display(), %error, "skipping a line of the journal"),
+            }
+        }
+        // A flow whose peer is gone cannot be moved any more.
+        let peers = &journal.peers;
+        journal.flows.retain(|_, entry| peers.contains_key(&entry.peer.0));
+        journal.rewrite()?;
+        let restored = Restored {
+            peers: journal.peers.values().cloned().collect(),
+            flows: journal.flows.clone(),
+            kept: journal.kept.clone(),
+            reached: journal.reached.clone(),
+        };
+        Ok((journal, restored))
+    }
+
+    /// Keeps what is known of a peer.
+    pub fn save_peer(&mut self, peer: SavedPeer) {
+        self.append(Line::Peer(PeerLine::from(peer)));
+    }
+
+    /// Drops a peer and its flows.
+    pub fn forget_peer(&mut self, key: PublicKey) {
+        let id = self.peers.values().find(|peer| peer.key == key).map(|peer| peer.id.0);
+        if let Some(id) = id {
+            self.append(Line::Forget(id));
+        }
+    }
+
+    /// Keeps a flow.
+    pub fn save_flow(&mut self, flow: FlowTuple, entry: FlowEntry) {
+        self.append(Line::Flow(FlowLine { own: flow.into(), entry: entry.into() }));
+    }
+
+    /// Drops a flow.
+    pub fn remove_flow(&mut self, flow: FlowTuple) {
+        if self.flows.contains_key(&flow) {
+            self.append(Line::Gone(flow.into()));
+        }
+    }
+
+    /// Keeps which addresses are kept on `lo`.
+    pub fn save_kept(&mut self, addresses: &[IpAddr]) {
+        if self.kept != addresses {
+            self.append(Line::Kept(addresses.to_vec()));
+        }
+    }
+
+    /// Keeps which addresses of moved peers are led into the egress programs.
+    pub fn save_reached(&mut self, addresses: &[(IpAddr, bool)]) {
+        if self.reached != addresses {
+            self.append(Line::Reached(addresses.to_vec()));
+        }
+    }
+
+    /// Hands all that was said since the last call to the system.
+    ///
+    /// # Errors
+    /// When the file cannot be written. What was said stays in force here and is written with the next rewriting.
+    pub fn flush(&mut self) -> Result<(), JournalError> {
+        let live = self.peers.len() + self.flows.len();
+        if self.lines > 2 * live + SLACK {
+            return self.rewrite();
+        }
+        if self.pending.is_empty() {
+            return Ok(());
+        }
+        let pending = std::mem::take(&mut self.pending);
+        if let Err(source) = self.file.write_all(&pending) {
+            // Half a line may have been written: the next flush starts over with a whole file.
+            self.lines = usize::MAX;
+            return Err(JournalError { action: "write", path: self.path.clone(), source });
+        }
+        Ok(())
+    }
+
+    fn append(&mut self, line: Line) {
+        // None of these types has a map with keys other than strings or a fallible serializer.
+        if serde_json::to_writer(&mut self.pending, &line).is_ok() {
+            self.pending.push(b'\n');
+            self.lines = self.lines.saturating_add(1);
+        }
+        self.apply(line);
+    }
+
+    fn apply(&mut self, line: Line) {
+        match line {
+            Line::Peer(peer) => {
+                self.peers.insert(peer.id, peer.into());
+            }
+            Line::Forget(id) => {
+                self.peers.remove(&id);
+                self.flows.retain(|_, entry| entry.peer.0 != id);
+            }
+            Line::Flow(line) => {
+                if let (Some(own), Some(entry)) = (line.own.tuple(), line.entry.entry()) {
+                    self.flows.insert(own, entry);
+                }
+            }
+            Line::Gone(tuple) => {
+                if let Some(tuple) = tuple.tuple() {
+                    self.flows.remove(&tuple);
+                }
+            }
+            Line::Kept(addresses) => self.kept = addresses,
+            Line::Reached(addresses) => self.reached = addresses,
+        }
+    }
+
+    /// Writes what is in force to a new file that takes the old one's place.
+    fn rewrite(&mut self) -> Result<(), JournalError> {
+        let lines = self
+            .peers
+            .values()
+            .map(|peer| Line::Peer(peer.clone().into()))
+            .chain(
+                self.flows
+                    .iter()
+                    .map(|(flow, entry)| Line::Flow(FlowLine { own: (*flow).into(), entry: (*entry).into() })),
+            )
+            .chain([Line::Kept(self.kept.clone()), Line::Reached(self.reached.clone())]);
+        let mut text = Vec::new();
+        let mut count = 0;
+        for line in lines {
+            if serde_json::to_writer(&mut text, &line).is_ok() {
+                text.push(b'\n');
+                count += 1;
+            }
+        }
+        let fresh = self.path.with_extension("new");
+        let written = create(&fresh).and_then(|mut file| {
+            file.set_len(0)?;
+            file.write_all(&text)?;
+            fs::rename(&fresh, &self.path)?;
+            Ok(file)
+        });
+        self.file = written.map_err(|source| JournalError { action: "rewrite", path: self.path.clone(), source })?;
+        self.lines = count;
+        self.pending.clear();
+        Ok(())
+    }
+}
+
+fn create(path: &Path) -> io::Result<File> {
+    OpenOptions::new().create(true).append(true).mode(0o600).open(path)
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Line {
+    Peer(PeerLine),
+    Forget(u32),
+    Flow(FlowLine),
+    Gone(TupleLine),
+    Kept(Vec<IpAddr>),
+    Reached(Vec<(IpAddr, bool)>),
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct FlowLine {
+    own: TupleLine,
+    #[serde(flatten)]
+    entry: EntryLine,
+}
+
+/// Protocol number, local, remote.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct TupleLine(u8, SocketAddr, SocketAddr);
+
+impl From<FlowTuple> for TupleLine {
+    fn from(tuple: FlowTuple) -> Self {
+        Self(tuple.transport.protocol(), tuple.local, tuple.remote)
+    }
+}
+
+impl TupleLine {
+    fn tuple(self) -> Option<FlowTuple> {
+        Some(FlowTuple { transport: Transport::from_protocol(self.0)?, local: self.1, remote: self.2 })
+    }
+}
+
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct EntryLine {
+    peer: u32,
+    home: (u32, u32),
+    peer_tuple: TupleLine,
+    wire: (u16, u16),
+}
+
+impl From<FlowEntry> for EntryLine {
+    fn from(entry: FlowEntry) -> Self {
+        Self {
+            peer: entry.peer.0,
+            home: (entry.home.local, entry.home.peer),
+            peer_tuple: entry.peer_tuple.into(),
+            wire: (entry.wire_local_port, entry.wire_remote_port),
+        }
+    }
+}
+
+impl EntryLine {
+    fn entry(self) -> Option<FlowEntry> {
+        Some(FlowEntry {
+            peer: PeerId(self.peer),
+            home: Places { local: self.home.0, peer: self.home.1 },
+            peer_tuple: self.peer_tuple.tuple()?,
+            wire_local_port: self.wire.0,
+            wire_remote_port: self.wire.1,
+        })
+    }
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct PeerLine {
+    id: u32,
+    key: [u8; 32],
+    remote: SocketAddr,
+    source: Option<IpAddr>,
+    locators: Vec<IpAddr>,
+    sequence: (u32, u32),
+    places: (u32, u32),
+    carrier: CarrierLine,
+}
+
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum CarrierLine {
+    Hold,
+    Tunnel,
+    FollowRewrite,
+    Rewrite,
+}
+
+impl From<SavedPeer> for PeerLine {
+    fn from(peer: SavedPeer) -> Self {
+        Self {
+            id: peer.id.0,
+            key: *peer.key.as_bytes(),
+            remote: peer.remote,
+            source: peer.source,
+            locators: peer.locators,
+            sequence: (peer.sequence_sent, peer.sequence_accepted),
+            places: (peer.places.local, peer.places.peer),
+            carrier: match peer.carrier {
+                Carrier::Hold => CarrierLine::Hold,
+                Carrier::Tunnel => CarrierLine::Tunnel,
+                Carrier::FollowRewrite => CarrierLine::FollowRewrite,
+                Carrier::Rewrite => CarrierLine::Rewrite,
+            },
+        }
+    }
+}
+
+impl From<PeerLine> for SavedPeer {
+    fn from(line: PeerLine) -> Self {
+        Self {
+            id: PeerId(line.id),
+            key: PublicKey::from(line.key),
+            remote: line.remote,
+            source: line.source,
+            locators: line.locators,
+            sequence_sent: line.sequence.0,
+            sequence_accepted: line.sequence.1,
+            places: Places { local: line.places.0, peer: line.places.1 },
+            carrier: match line.carrier {
+                CarrierLine::Hold => Carrier::Hold,
+                CarrierLine::Tunnel => Carrier::Tunnel,
+                CarrierLine::FollowRewrite => Carrier::FollowRewrite,
+                CarrierLine::Rewrite => Carrier::Rewrite,
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peer(id: u32) -> SavedPeer {
+        SavedPeer {
+            id: PeerId(id),
+            key: PublicKey::from([u8::try_from(id).expect("small"); 32]),
+            remote: "192.0.2.1:2031".parse().expect("address"),
+            source: Some("2001:db8::1".parse().expect("address")),
+            locators: vec!["192.0.2.2".parse().expect("address")],
+            sequence_sent: 7,
+            sequence_accepted: 8,
+            places: Places { local: 2, peer: 3 },
+            carrier: Carrier::FollowRewrite,
+        }
+    }
+
+    fn flow(port: u16) -> FlowTuple {
+        FlowTuple {
+            transport: Transport::Tcp,
+            local: SocketAddr::new("192.0.2.7".parse().expect("address"), port),
+            remote: "192.0.2.1:22".parse().expect("address"),
+        }
+    }
+
+    fn entry(peer: u32) -> FlowEntry {
+        FlowEntry {
+            peer: PeerId(peer),
+            home: Places { local: 1, peer: 1 },
+            peer_tuple: flow(9).mirrored(),
+            wire_local_port: 9,
+            wire_remote_port: 22,
+        }
+    }
+
+    struct Folder(PathBuf);
+    impl Folder {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("whimbrel-journal-{name}-{}", std::process::id()));
+            fs::create_dir_all(&path).expect("a folder");
+            Self(path)
+        }
+        fn file(&self) -> PathBuf {
+            self.0.join("journal")
+        }
+    }
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn what_was_said_is_there_after_a_kill() {
+        let folder = Folder::new("kill");
+        let (mut journal, restored) = Journal::open(&folder.file()).expect("open");
+        assert_eq!(restored, Restored::default());
+        journal.save_peer(peer(1));
+        journal.save_peer(peer(2));
+        for port in 1..=3 {
+            journal.save_flow(flow(port), entry(1));
+        }
+        journal.save_flow(flow(4), entry(2));
+        journal.remove_flow(flow(2));
+        journal.forget_peer(peer(2).key);
+        journal.save_kept(&["192.0.2.7".parse().expect("address")]);
+        journal.save_reached(&[("192.0.2.1".parse().expect("address"), true)]);
+        journal.flush().expect("flush");
+        std::mem::forget(journal);
+
+        let (_, restored) = Journal::open(&folder.file()).expect("open");
+        assert_eq!(restored.peers, vec![peer(1)]);
+        assert_eq!(restored.flows.len(), 2);
+        assert_eq!(restored.flows[&flow(3)], entry(1));
+        assert_eq!(restored.kept.len(), 1);
+        assert_eq!(restored.reached.len(), 1);
+    }
+
+    #[test]
+    fn a_torn_last_line_costs_that_line_alone() {
+        let folder = Folder::new("torn");
+        let (mut journal, _) = Journal::open(&folder.file()).expect("open");
+        journal.save_peer(peer(1));
+        journal.save_flow(flow(1), entry(1));
+        journal.save_flow(flow(2), entry(1));
+        journal.flush().expect("flush");
+        let text = fs::read(folder.file()).expect("read");
+        fs::write(folder.file(), &text[..text.len() - 20]).expect("tear");
+        let (mut journal, restored) = Journal::open(&folder.file()).expect("open");
+        assert_eq!(restored.flows.keys().collect::<Vec<_>>(), [&flow(1)]);
+        journal.save_flow(flow(3), entry(1));
+        journal.flush().expect("flush");
+        let (_, restored) = Journal::open(&folder.file()).expect("open");
+        assert_eq!(restored.flows.len(), 2);
+    }
+
+    #[test]
+    fn the_file_does_not_grow_with_flows_that_came_and_went() {
+        let folder = Folder::new("growth");
+        let (mut journal, _) = Journal::open(&folder.file()).expect("open");
+        journal.save_peer(peer(1));
+        for round in 0..20_000_u32 {
+            let port = u16::try_from(round % 1000).expect("small") + 1;
+            journal.save_flow(flow(port), entry(1));
+            journal.remove_flow(flow(port));
+            journal.flush().expect("flush");
+        }
+        let lines = fs::read_to_string(folder.file()).expect("read").lines().count();
+        assert!(lines < 2 * SLACK, "{lines} lines");
+        let (_, restored) = Journal::open(&folder.file()).expect("open");
+        assert_eq!((restored.peers.len(), restored.flows.len()), (1, 0));
+    }
+}

@@ -1,0 +1,205 @@
+//! The tunnel carrier: packets of moved flows between the TUN device and UDP.
+//!
+//! Two threads pump, [`outbound`] from the device to the socket and [`inbound`] back. They share a [`table`] with the
+//! control thread, which writes it, and hand everything on the socket that is not a tunnel datagram to the control
+//! thread through a bounded queue and an eventfd.
+
+mod counters;
+mod inbound;
+mod outbound;
+mod table;
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::thread::JoinHandle;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use whimbrel_kernel::tun::Tun;
+use whimbrel_kernel::udp::{ErrorReport, SendReport, Transmit, UdpSocket};
+use whimbrel_wire::FlowTuple;
+
+pub use counters::{Counter, Counters};
+use inbound::Inbound;
+use outbound::Outbound;
+use table::Table;
+pub use table::{PeerId, TunnelEnd, TunnelFlow};
+
+/// Control datagrams that wait for the control thread at most; more are dropped and counted.
+const CONTROL_QUEUE: usize = 4096;
+
+/// Something for the control thread.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Received {
+    /// A datagram that is not one of a tunnel.
+    Datagram {
+        /// Sender.
+        source: SocketAddr,
+        /// The address of this host that it came to, if the kernel told.
+        destination: Option<IpAddr>,
+        /// Index of the interface that it came in by, if the kernel told.
+        interface: Option<u32>,
+        /// Its payload.
+        bytes: Vec<u8>,
+    },
+    /// A datagram that was sent did not arrive, as an ICMP message or the kernel says.
+    Error(ErrorReport),
+}
+
+/// The running tunnel of a daemon. Dropping it ends both threads; the device stays.
+#[derive(Debug)]
+pub struct Tunnel {
+    tun: Arc<Tun>,
+    udp: Arc<UdpSocket>,
+    table: Arc<Table>,
+    counters: Arc<Counters>,
+    control: Receiver<Received>,
+    stop: Arc<OwnedFd>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// The tunnel's threads could not be started. Nothing is left running.
+#[derive(Debug, thiserror::Error)]
+#[error("{call} for the tunnel: {source}")]
+pub struct StartError {
+    call: &'static str,
+    source: io::Error,
+}
+
+impl Tunnel {
+    /// Starts pumping. `wake` is an eventfd: it becomes readable when [`Tunnel::receive_control`] has something.
+    ///
+    /// # Errors
+    /// [`StartError`] if a descriptor or a thread could not be made.
+    pub fn start(tun: Tun, udp: UdpSocket, wake: OwnedFd) -> Result<Self, StartError> {
+        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|error| StartError { call: "eventfd", source: error.into() })?;
+        let (sender, control) = sync_channel(CONTROL_QUEUE);
+        let mut tunnel = Self {
+            tun: Arc::new(tun),
+            udp: Arc::new(udp),
+            table: Arc::default(),
+            counters: Arc::default(),
+            control,
+            stop: Arc::new(stop),
+            threads: Vec::new(),
+        };
+        let outbound = Outbound::new(&tunnel);
+        let inbound = Inbound::new(&tunnel, sender, wake);
+        tunnel.spawn("tunnel-out", move || outbound.run())?;
+        tunnel.spawn("tunnel-in", move || inbound.run())?;
+        Ok(tunnel)
+    }
+
+    /// Adds or replaces flows, all at once.
+    pub fn set_flows(&self, flows: impl IntoIterator<Item = TunnelFlow>) {
+        self.table.set_flows(flows);
+    }
+
+    /// Adds or replaces one flow.
+    pub fn set_flow(&self, flow: TunnelFlow) {
+        self.table.set_flows([flow]);
+    }
+
+    /// Forgets a flow: its packets are dropped in both directions from now on.
+    pub fn remove_flow(&self, own: &FlowTuple) {
+        self.table.remove_flow(own);
+    }
+
+    /// Sends the packets of a peer's flows through `end` from now on, and receives what comes for it. What came for
+    /// earlier ends is received until [`Tunnel::retire`].
+    ///
+    /// An end of the same session (indices and keys) as an earlier one goes on with its counter and replay window, so a
+    /// change of path is made by setting the end again.
+    pub fn set_end(&self, peer: PeerId, end: &TunnelEnd) {
+        self.table.set_end(peer, end, true);
+    }
+
+    /// Receives what comes for `end` without sending through it: a session that is not confirmed yet.
+    pub fn accept_end(&self, peer: PeerId, end: &TunnelEnd) {
+        self.table.set_end(peer, end, false);
+    }
+
+    /// Receives no longer what comes for this index.
+    pub fn retire(&self, receive_index: u32) {
+        self.table.retire(receive_index);
+    }
+
+    /// Forgets all ends of a peer. Its flows stay, their packets are dropped.
+    pub fn remove_end(&self, peer: PeerId) {
+        self.table.remove_end(peer);
+    }
+
+    /// Sends one datagram from the port of the tunnel, from an address of choice.
+    ///
+    /// # Errors
+    /// The kernel's reason: ENETUNREACH, EADDRNOTAVAIL (the source is no address of this host), EMSGSIZE…
+    pub fn send_control(&self, source: Option<IpAddr>, destination: SocketAddr, bytes: &[u8]) -> io::Result<()> {
+        let transmit = Transmit { destination, source, contents: bytes, segment_size: None };
+        match self.udp.send(&[transmit]) {
+            SendReport { error: Some(error), .. } => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes the next control datagram or error report.
+    #[must_use]
+    pub fn receive_control(&self) -> Option<Received> {
+        self.control.try_recv().ok()
+    }
+
+    /// What was carried and dropped since the start.
+    #[must_use]
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// The TUN device, for its name, index and MTU.
+    #[must_use]
+    pub fn device(&self) -> &Tun {
+        &self.tun
+    }
+
+    /// The UDP socket, for its port and don't-fragment setting.
+    #[must_use]
+    pub fn socket(&self) -> &UdpSocket {
+        &self.udp
+    }
+
+    fn spawn(&mut self, name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), StartError> {
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(run);
+        self.threads.push(thread.map_err(|source| StartError { call: "clone", source })?);
+        Ok(())
+    }
+}
+
+impl Drop for Tunnel {
+    fn drop(&mut self) {
+        let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What a pump was woken by.
+enum Woken {
+    /// The descriptor has something to read, or an error queued.
+    Ready(PollFlags),
+    /// The tunnel ends.
+    Stop,
+}
+
+fn wait(fd: impl std::os::fd::AsFd, stop: &OwnedFd) -> io::Result<Woken> {
+    loop {
+        let mut fds = [PollFd::new(&fd, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
+        match poll(&mut fds, None) {
+            Ok(_) if !fds[1].revents().is_empty() => return Ok(Woken::Stop),
+            Ok(_) => return Ok(Woken::Ready(fds[0].revents())),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
