@@ -4,15 +4,19 @@
 //! The only `unsafe` code of the workspace beside the BPF loader's is here.
 
 pub mod error;
+pub mod inject;
 pub mod kept_address;
 pub mod namespace;
 mod netlink;
 pub mod network;
+mod packet;
 pub mod peer_route;
 pub mod privilege;
+pub mod process;
 pub mod route;
 pub mod saved_sysctl;
 pub mod signals;
+pub mod sock_diag;
 pub mod sysctl;
 pub mod tun;
 pub mod udp;

@@ -1,0 +1,70 @@
+//! Which program a socket belongs to.
+
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+
+/// A process.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Process {
+    /// Its number, in the PID namespace that `/proc` shows.
+    pub pid: u32,
+    /// The first 15 bytes of its name (`/proc/PID/comm`).
+    pub name: String,
+}
+
+/// The processes that have sockets with these inodes. Reads the descriptors of all processes, so ask for many at once.
+/// A socket that several processes share is given to the one with the lowest number; processes that may not be looked into
+/// (no CAP_SYS_PTRACE, another user) are left out, and so are those that end meanwhile.
+#[must_use]
+pub fn owners(inodes: &HashSet<u32>) -> HashMap<u32, Process> {
+    let mut pids: Vec<u32> = std::fs::read_dir("/proc")
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .collect();
+    pids.sort_unstable();
+    let mut owners = HashMap::with_capacity(inodes.len());
+    for pid in pids {
+        if owners.len() == inodes.len() {
+            break;
+        }
+        let mut name = None;
+        let Ok(descriptors) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { continue };
+        for descriptor in descriptors.flatten() {
+            let Some(inode) = std::fs::read_link(descriptor.path()).ok().and_then(|link| socket_inode(&link)) else {
+                continue;
+            };
+            if inodes.contains(&inode) && !owners.contains_key(&inode) {
+                let name = name.get_or_insert_with(|| name_of(pid)).clone();
+                owners.insert(inode, Process { pid, name });
+            }
+        }
+    }
+    owners
+}
+
+fn name_of(pid: u32) -> String {
+    let comm = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+    String::from_utf8_lossy(comm.trim_ascii_end()).into_owned()
+}
+
+fn socket_inode(link: &Path) -> Option<u32> {
+    link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    #[test]
+    fn finds_itself() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let here = listener.local_addr().unwrap();
+        let listeners = crate::sock_diag::SockDiag::open().unwrap().listeners().unwrap();
+        let inode = listeners.iter().find(|l| l.address == here).unwrap().inode;
+        let owners = owners(&HashSet::from([inode, 0]));
+        assert_eq!(owners[&inode].pid, std::process::id());
+        assert!(!owners[&inode].name.is_empty());
+    }
+}

@@ -1,0 +1,323 @@
+//! The sockets of a network namespace (sock_diag(7)).
+//!
+//! The dump's records are read by their offsets instead of by a netlink library: they have a fixed layout, and a host may
+//! have a hundred thousand of them.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use netlink_packet_core::NLM_F_DUMP;
+use whimbrel_wire::{FlowTuple, Transport};
+
+use crate::error::Error;
+use crate::netlink::Netlink;
+
+/// `SOCK_DIAG_BY_FAMILY` and `SOCK_DESTROY` (include/uapi/linux/sock_diag.h).
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const SOCK_DESTROY: u16 = 21;
+/// `struct inet_diag_req_v2`: family, protocol, extensions, pad, states (4), socket id (48).
+const REQUEST_LEN: usize = 56;
+/// `struct inet_diag_msg`: family, state, timer, retransmissions, socket id (48), expires, queues (2), uid, inode.
+const RECORD_LEN: usize = 72;
+/// `struct inet_diag_sockid`: ports (2 + 2, network order), addresses (16 + 16), interface (4), cookie (8).
+const ID: usize = 4;
+const UID: usize = 64;
+const INODE: usize = 68;
+
+/// The state of a TCP connection (include/net/tcp_states.h).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum TcpState {
+    /// Open.
+    Established = 1,
+    /// Asked for, not answered yet.
+    SynSent = 2,
+    /// Being accepted.
+    SynReceived = 3,
+    /// Closed by this end, which is not acknowledged yet.
+    FinWait1 = 4,
+    /// Closed by this end.
+    FinWait2 = 5,
+    /// Closed; waits for what is still on the way. Has no inode.
+    TimeWait = 6,
+    /// Closed by the other end.
+    CloseWait = 8,
+    /// Closed by both ends, which is not acknowledged yet.
+    LastAck = 9,
+    /// Closed by both ends at once.
+    Closing = 11,
+}
+
+impl TcpState {
+    fn from_number(number: u8) -> Option<Self> {
+        Some(match number {
+            1 => Self::Established,
+            2 => Self::SynSent,
+            // 12 is TCP_NEW_SYN_RECV, which is not reported as such.
+            3 | 12 => Self::SynReceived,
+            4 => Self::FinWait1,
+            5 => Self::FinWait2,
+            6 => Self::TimeWait,
+            8 => Self::CloseWait,
+            9 => Self::LastAck,
+            11 => Self::Closing,
+            _ => return None,
+        })
+    }
+
+    fn bit(self) -> u32 {
+        1 << self as u8
+    }
+}
+
+const LISTEN_BIT: u32 = 1 << 10;
+/// Connected UDP sockets count as established.
+const CONNECTED_BIT: u32 = 1 << 1;
+
+/// The states in which a connection may still carry something, or may still have to answer.
+pub const MOVABLE: [TcpState; 6] = [
+    TcpState::Established,
+    TcpState::FinWait1,
+    TcpState::FinWait2,
+    TcpState::CloseWait,
+    TcpState::LastAck,
+    TcpState::Closing,
+];
+
+/// A connected socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Connection {
+    /// As this host names it; IPv4 also where the socket is an IPv6 one with a mapped address.
+    pub tuple: FlowTuple,
+    /// [`TcpState::Established`] for UDP.
+    pub state: TcpState,
+    /// The user that it belongs to.
+    pub uid: u32,
+    /// The inode that `/proc/PID/fd` shows; 0 where no process has it any more.
+    pub inode: u32,
+    /// Unique until the machine is booted again (`SO_COOKIE`).
+    pub cookie: u64,
+    /// The interface that it is bound to, 0 for none.
+    pub interface: u32,
+}
+
+/// A TCP socket that waits for connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Listener {
+    /// The address, or an unspecified one, and the port. One that listens on `[::]` may accept IPv4 as well.
+    pub address: SocketAddr,
+    /// The inode that `/proc/PID/fd` shows.
+    pub inode: u32,
+}
+
+/// A blocking sock_diag socket, in the namespace that the opening thread was in.
+#[derive(Debug)]
+pub struct SockDiag {
+    netlink: Netlink,
+}
+
+impl SockDiag {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// [`Error::Call`].
+    pub fn open() -> Result<Self, Error> {
+        Netlink::open(netlink_sys::protocols::NETLINK_SOCK_DIAG, "NETLINK_SOCK_DIAG").map(|netlink| Self { netlink })
+    }
+
+    /// The TCP connections in any of these states.
+    ///
+    /// # Errors
+    /// [`Error::Call`].
+    pub fn tcp(&mut self, states: &[TcpState]) -> Result<Vec<Connection>, Error> {
+        let states = states.iter().fold(0, |bits, state| bits | state.bit());
+        self.dump(Transport::Tcp, states, |record| connection(Transport::Tcp, record))
+    }
+
+    /// The connected UDP sockets.
+    ///
+    /// # Errors
+    /// [`Error::Call`].
+    pub fn udp(&mut self) -> Result<Vec<Connection>, Error> {
+        self.dump(Transport::Udp, CONNECTED_BIT, |record| connection(Transport::Udp, record))
+    }
+
+    /// The TCP sockets that wait for connections.
+    ///
+    /// # Errors
+    /// [`Error::Call`].
+    pub fn listeners(&mut self) -> Result<Vec<Listener>, Error> {
+        self.dump(Transport::Tcp, LISTEN_BIT, |record| {
+            let id = Id::of(record)?;
+            Some(Listener { address: SocketAddr::new(id.local_ip, id.local_port), inode: number(record, INODE)? })
+        })
+    }
+
+    /// Destroys a socket: its program gets ECONNABORTED, and a TCP peer a reset. Returns whether it was there; a socket with
+    /// the same tuple but another cookie is left alone. Needs CAP_NET_ADMIN.
+    ///
+    /// # Errors
+    /// [`Error::Call`]: EOPNOTSUPP where the kernel was built without (CONFIG_INET_DIAG_DESTROY).
+    pub fn destroy(&mut self, connection: &Connection) -> Result<bool, Error> {
+        let mut request = request(connection.tuple.local.is_ipv4(), connection.tuple.transport, u32::MAX);
+        let id = &mut request[8..];
+        id[..2].copy_from_slice(&connection.tuple.local.port().to_be_bytes());
+        id[2..4].copy_from_slice(&connection.tuple.remote.port().to_be_bytes());
+        put_address(&mut id[4..20], connection.tuple.local.ip());
+        put_address(&mut id[20..36], connection.tuple.remote.ip());
+        id[36..40].copy_from_slice(&connection.interface.to_ne_bytes());
+        id[40..48].copy_from_slice(&connection.cookie.to_ne_bytes());
+        match self.netlink.request(SOCK_DESTROY, 0, &request, &mut (), |()| {}, |(), _, _| {}) {
+            Ok(()) => Ok(true),
+            Err(refusal) if matches!(refusal.errno(), libc::ENOENT | libc::ESTALE) => Ok(false),
+            Err(refusal) => Err(refusal.of("SOCK_DESTROY", connection.tuple.to_string())),
+        }
+    }
+
+    fn dump<T>(
+        &mut self,
+        transport: Transport,
+        states: u32,
+        decode: impl Fn(&[u8]) -> Option<T>,
+    ) -> Result<Vec<T>, Error> {
+        let mut found = Vec::new();
+        for ipv4 in [true, false] {
+            let before = found.len();
+            let mut state = (std::mem::take(&mut found), before);
+            let result = self.netlink.request(
+                SOCK_DIAG_BY_FAMILY,
+                NLM_F_DUMP,
+                &request(ipv4, transport, states),
+                &mut state,
+                |(found, before)| found.truncate(*before),
+                |(found, _), _, record| found.extend(decode(record)),
+            );
+            found = state.0;
+            match result {
+                Ok(()) => {}
+                // No IPv6, or no UDP diagnosis, in this kernel.
+                Err(refusal) if !ipv4 && refusal.errno() == libc::ENOENT => {}
+                Err(refusal) => {
+                    return Err(refusal.of("SOCK_DIAG_BY_FAMILY", format!("{transport:?} sockets").to_lowercase()));
+                }
+            }
+        }
+        Ok(found)
+    }
+}
+
+fn request(ipv4: bool, transport: Transport, states: u32) -> [u8; REQUEST_LEN] {
+    let mut request = [0; REQUEST_LEN];
+    request[0] = if ipv4 { libc::AF_INET } else { libc::AF_INET6 } as u8;
+    request[1] = transport.protocol();
+    request[4..8].copy_from_slice(&states.to_ne_bytes());
+    request
+}
+
+fn put_address(at: &mut [u8], address: IpAddr) {
+    match address {
+        IpAddr::V4(v4) => at[..4].copy_from_slice(&v4.octets()),
+        IpAddr::V6(v6) => at.copy_from_slice(&v6.octets()),
+    }
+}
+
+struct Id {
+    local_ip: IpAddr,
+    local_port: u16,
+    remote_ip: IpAddr,
+    remote_port: u16,
+    interface: u32,
+    cookie: u64,
+}
+
+impl Id {
+    fn of(record: &[u8]) -> Option<Self> {
+        if record.len() < RECORD_LEN {
+            return None;
+        }
+        let ipv4 = i32::from(record[0]) == libc::AF_INET;
+        let id = &record[ID..];
+        let address = |at: usize| -> Option<IpAddr> {
+            Some(if ipv4 {
+                Ipv4Addr::from(*id.get(at..)?.first_chunk::<4>()?).into()
+            } else {
+                IpAddr::V6(Ipv6Addr::from(*id.get(at..)?.first_chunk::<16>()?)).to_canonical()
+            })
+        };
+        Some(Self {
+            local_port: u16::from_be_bytes([id[0], id[1]]),
+            remote_port: u16::from_be_bytes([id[2], id[3]]),
+            local_ip: address(4)?,
+            remote_ip: address(20)?,
+            interface: number(id, 36)?,
+            cookie: u64::from_ne_bytes(*id.get(40..)?.first_chunk()?),
+        })
+    }
+
+    /// Link-local addresses need their interface.
+    fn socket_address(&self, ip: IpAddr, port: u16) -> SocketAddr {
+        let mut address = SocketAddr::new(ip, port);
+        if let SocketAddr::V6(v6) = &mut address
+            && v6.ip().is_unicast_link_local()
+        {
+            v6.set_scope_id(self.interface);
+        }
+        address
+    }
+}
+
+fn connection(transport: Transport, record: &[u8]) -> Option<Connection> {
+    let id = Id::of(record)?;
+    Some(Connection {
+        tuple: FlowTuple {
+            transport,
+            local: id.socket_address(id.local_ip, id.local_port),
+            remote: id.socket_address(id.remote_ip, id.remote_port),
+        },
+        state: TcpState::from_number(record[1])?,
+        uid: number(record, UID)?,
+        inode: number(record, INODE)?,
+        cookie: id.cookie,
+        interface: id.interface,
+    })
+}
+
+fn number(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream, UdpSocket};
+
+    #[test]
+    fn finds_sockets_and_normalises_mapped_addresses() {
+        let mut diag = SockDiag::open().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let here = listener.local_addr().unwrap();
+        assert!(diag.listeners().unwrap().iter().any(|l| l.address == here && l.inode > 0));
+
+        // An IPv6 socket connected to a mapped address.
+        let mapped: SocketAddr = format!("[::ffff:127.0.0.1]:{}", here.port()).parse().unwrap();
+        let near = TcpStream::connect(mapped).unwrap();
+        let port = near.local_addr().unwrap().port();
+        let found = diag.tcp(&MOVABLE).unwrap();
+        let found: Vec<_> = found.iter().filter(|c| c.tuple.local.port() == port && c.tuple.remote == here).collect();
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert_eq!(found[0].tuple.local, SocketAddr::new(here.ip(), port));
+        assert!(found[0].inode > 0 && found[0].cookie > 0 && found[0].state == TcpState::Established);
+
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let port = socket.local_addr().unwrap().port();
+        let connected = |diag: &mut SockDiag| diag.udp().unwrap().iter().any(|c| c.tuple.local.port() == port);
+        assert!(!connected(&mut diag));
+        socket.connect("127.0.0.1:9").unwrap();
+        assert!(connected(&mut diag));
+    }
+
+    #[test]
+    fn a_short_record_is_left_out() {
+        assert!(connection(Transport::Tcp, &[0; RECORD_LEN - 1]).is_none());
+        assert!(connection(Transport::Tcp, &[0; RECORD_LEN]).is_none(), "no such state");
+    }
+}
