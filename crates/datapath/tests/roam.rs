@@ -1,0 +1,250 @@
+//! TCP connections that go on after the host under them has changed its address, with the maps written by hand.
+//!
+//! ```text
+//!            n1 ┌────────┐
+//!  ┌────────────┤        │      ┌────────┐
+//!  │ laptop     │ router ├──────┤ server │
+//!  └────────────┤        │  n9  └────────┘
+//!            n2 └────────┘
+//! ```
+
+mod support;
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use support::{Bpffs, Namespace, is_root, veth};
+use whimbrel_datapath::{Binding, Carrier, Datapath, FlowEntry, LocatorPair, Role};
+use whimbrel_wire::{FlowTuple, Transport};
+
+const PEER: u32 = 7;
+const PORT: u16 = 5000;
+const BLOCK: usize = 4 << 20;
+
+struct Net {
+    laptop: Namespace,
+    router: Namespace,
+    server: Namespace,
+}
+
+impl Net {
+    fn new() -> Self {
+        let net = Self { laptop: Namespace::new(), router: Namespace::new(), server: Namespace::new() };
+        net.router.sysctl("net.ipv4.ip_forward", "1");
+        net.router.sysctl("net.ipv6.conf.all.forwarding", "1");
+        for (n, host, name) in [(1, &net.laptop, "wifi"), (2, &net.laptop, "lte"), (9, &net.server, "eth")] {
+            veth(host, name, &net.router, &format!("n{n}"));
+            net.router.run(&format!("ip addr add 10.{n}.0.1/24 dev n{n}"));
+            net.router.run(&format!("ip addr add fd00:{n}::1/64 dev n{n} nodad"));
+        }
+        net.server.run("ip addr add 10.9.0.2/24 dev eth");
+        net.server.run("ip addr add fd00:9::2/64 dev eth nodad");
+        net.server.run("ip route add default via 10.9.0.1");
+        net.server.run("ip route add default via fd00:9::1");
+        net.join("wifi", 1);
+        net
+    }
+
+    /// The laptop gets address and routes of network `n`.
+    fn join(&self, device: &str, n: u8) {
+        self.laptop.run(&format!("ip addr add 10.{n}.0.2/24 dev {device}"));
+        self.laptop.run(&format!("ip addr add fd00:{n}::2/64 dev {device} nodad"));
+        self.laptop.run(&format!("ip route replace default via 10.{n}.0.1"));
+        self.laptop.run(&format!("ip route replace default via fd00:{n}::1"));
+    }
+
+    /// It loses them and keeps the address on the loopback device.
+    fn leave(&self, device: &str, n: u8) {
+        self.laptop.run(&format!("ip link set {device} down"));
+        self.laptop.run(&format!("ip addr flush dev {device}"));
+        self.laptop.run(&format!("ip addr add 10.{n}.0.2/32 dev lo"));
+        self.laptop.run(&format!("ip addr add fd00:{n}::2/128 dev lo nodad preferred_lft 0"));
+    }
+}
+
+/// Takes blocks and gives them back, until the other end closes.
+fn serve(server: &Namespace, address: IpAddr) -> JoinHandle<()> {
+    server.enter();
+    let listener = TcpListener::bind((address, PORT)).expect("listen");
+    thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("accept");
+        let mut block = vec![0; BLOCK];
+        while stream.read_exact(&mut block).is_ok() {
+            stream.write_all(&block).expect("write");
+        }
+    })
+}
+
+fn connect(laptop: &Namespace, address: IpAddr) -> TcpStream {
+    laptop.enter();
+    let stream = TcpStream::connect((address, PORT)).expect("connect");
+    stream.set_read_timeout(Some(Duration::from_secs(20))).expect("SO_RCVTIMEO");
+    stream.set_write_timeout(Some(Duration::from_secs(20))).expect("SO_SNDTIMEO");
+    stream
+}
+
+/// A block there and back, different each time.
+fn exchange(stream: &mut TcpStream, seed: u32) {
+    let sent: Vec<u8> =
+        (0..BLOCK as u32).map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 13) as u8).collect();
+    let mut writer = stream.try_clone().expect("dup");
+    let copy = sent.clone();
+    let writing = thread::spawn(move || writer.write_all(&copy).expect("write"));
+    let mut received = vec![0; BLOCK];
+    stream.read_exact(&mut received).expect("the block comes back");
+    writing.join().expect("the writer ends");
+    assert!(received == sent, "the block came back changed");
+}
+
+fn index(name: &str) -> u32 {
+    let name = std::ffi::CString::new(name).expect("no zero in it");
+    // SAFETY: a terminated string.
+    unsafe { libc::if_nametoindex(name.as_ptr()) }
+}
+
+fn counter(datapath: &Datapath, name: &str) -> u64 {
+    let counters = datapath.counters().expect("counters");
+    counters.iter().find(|(known, _)| *known == name).expect("a known counter").1
+}
+
+struct Host {
+    datapath: Datapath,
+    flow: FlowTuple,
+}
+
+impl Host {
+    /// The flow as introduced at epochs 1 and 1, with wire ports of its own.
+    fn new(datapath: Datapath, local: SocketAddr, remote: SocketAddr, wire: (u16, u16)) -> Self {
+        let flow = FlowTuple { transport: Transport::Tcp, local, remote };
+        let entry = FlowEntry {
+            binding: PEER,
+            home_local_epoch: 1,
+            home_peer_epoch: 1,
+            wire_local_port: wire.0,
+            wire_remote_port: wire.1,
+        };
+        datapath.insert_flows(&[(flow, entry)]).expect("insert");
+        Self { datapath, flow }
+    }
+
+    fn bind(&self, epochs: (u32, u32), carrier: Carrier, local: IpAddr, peer: IpAddr, interface: u32) {
+        let binding = Binding {
+            local_epoch: epochs.0,
+            peer_epoch: epochs.1,
+            carrier,
+            local,
+            peer,
+            interface,
+            allowance: None,
+            accepted: vec![
+                LocatorPair { local, peer },
+                LocatorPair { local: self.flow.local.ip(), peer: self.flow.remote.ip() },
+            ],
+        };
+        self.datapath.set_binding(PEER, &binding).expect("set the binding");
+    }
+}
+
+/// A move to the second network and on, through every carrier that the data plane has by itself.
+fn roams(old: &str, new: &str, server: &str, wire_port: impl Fn(u16) -> u16) {
+    if !is_root() {
+        return;
+    }
+    let [old, new, peer] = [old, new, server].map(|address| address.parse::<IpAddr>().expect("an address"));
+    let bpffs = Bpffs::new();
+    let net = Net::new();
+    let serving = serve(&net.server, peer);
+    let mut stream = connect(&net.laptop, peer);
+    let (local, remote) = (stream.local_addr().expect("local"), stream.peer_addr().expect("remote"));
+    let wire = wire_port(local.port());
+
+    let mut datapath = Datapath::open(&bpffs.pins("laptop")).expect("open");
+    datapath.set_tunnel(0, 0x57, 0xff).expect("settings");
+    for device in ["wifi", "lte"] {
+        datapath.attach(index(device), Role::Wire).expect("attach");
+    }
+    let lte = index("lte");
+    let laptop = Host::new(datapath, local, remote, (wire, PORT));
+    net.server.enter();
+    let mut datapath = Datapath::open(&bpffs.pins("server")).expect("open");
+    datapath.attach(index("eth"), Role::Wire).expect("attach");
+    let eth = index("eth");
+    let far = Host::new(datapath, remote, local, (PORT, wire));
+
+    laptop.bind((1, 1), Carrier::Native, old, peer, 0);
+    far.bind((1, 1), Carrier::Native, peer, old, 0);
+    exchange(&mut stream, 1);
+    assert_eq!(counter(&laptop.datapath, "rewritten_out"), 0);
+    assert!(counter(&laptop.datapath, "native_out") > 0);
+
+    // On hold nothing goes out, and TCP takes it for sent.
+    laptop.bind((2, 1), Carrier::Hold, old, peer, 0);
+    let mut writer = stream.try_clone().expect("dup");
+    writer.write_all(&[0; 1]).expect("write");
+    while counter(&laptop.datapath, "held") == 0 {
+        thread::yield_now();
+    }
+
+    net.leave("wifi", 1);
+    net.join("lte", 2);
+    far.bind((1, 2), Carrier::Rewrite, peer, new, eth);
+    laptop.bind((2, 1), Carrier::Rewrite, new, peer, lte);
+    // The byte that was held, and the rest of its block.
+    writer.write_all(&vec![0; BLOCK - 1]).expect("write");
+    stream.read_exact(&mut vec![0; BLOCK]).expect("the held block comes back");
+    exchange(&mut stream, 2);
+    for host in [&laptop, &far] {
+        assert!(counter(&host.datapath, "rewritten_out") > 0);
+        assert!(counter(&host.datapath, "rewritten_in") > 0);
+    }
+
+    // Without being told the interface.
+    far.bind((1, 2), Carrier::Rewrite, peer, new, 0);
+    laptop.bind((2, 1), Carrier::Rewrite, new, peer, 0);
+    exchange(&mut stream, 3);
+
+    // Every instance can be left and taken up again, and packets do not notice.
+    let Host { datapath, flow } = laptop;
+    drop(datapath);
+    exchange(&mut stream, 4);
+    net.laptop.enter();
+    let datapath = Datapath::open(&bpffs.pins("laptop")).expect("open again");
+    assert_eq!(datapath.attached().len(), 2);
+    assert_eq!(datapath.flows().expect("flows").len(), 1);
+    assert_eq!(datapath.bindings().expect("bindings")[0].1.accepted.len(), 2);
+    let laptop = Host { datapath, flow };
+    exchange(&mut stream, 5);
+
+    // Home again: same names, still a moved flow.
+    net.leave("lte", 2);
+    net.laptop.run("ip addr flush dev lo scope global");
+    net.laptop.run("ip link set wifi up");
+    net.join("wifi", 1);
+    far.bind((1, 3), Carrier::Rewrite, peer, old, eth);
+    laptop.bind((3, 1), Carrier::Rewrite, old, peer, index("wifi"));
+    exchange(&mut stream, 6);
+
+    drop((stream, writer));
+    serving.join().expect("the server ends");
+    laptop.datapath.unload().expect("unload");
+    net.server.enter();
+    far.datapath.unload().expect("unload");
+}
+
+#[test]
+fn ipv4_connection_roams() {
+    roams("10.1.0.2", "10.2.0.2", "10.9.0.2", |port| port);
+}
+
+#[test]
+fn ipv6_connection_roams() {
+    roams("fd00:1::2", "fd00:2::2", "fd00:9::2", |port| port);
+}
+
+#[test]
+fn connection_roams_under_another_wire_port() {
+    roams("10.1.0.2", "10.2.0.2", "10.9.0.2", |port| port ^ 1);
+    roams("fd00:1::2", "fd00:2::2", "fd00:9::2", |port| port ^ 1);
+}

@@ -1,0 +1,150 @@
+//! Network namespaces without names, a private bpffs, and programs run on packets.
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+
+/// False, loudly, when the tests cannot run for want of privileges.
+pub(crate) fn is_root() -> bool {
+    // SAFETY: takes nothing and cannot fail.
+    let root = unsafe { libc::geteuid() } == 0;
+    if !root {
+        eprintln!("SKIPPED: this test loads eBPF programs and needs root");
+    }
+    root
+}
+
+fn check(result: i32) -> io::Result<()> {
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// A network namespace; it goes when this is dropped and nothing else holds it.
+pub(crate) struct Namespace(OwnedFd);
+
+impl Namespace {
+    pub(crate) fn new() -> Self {
+        let made = thread::spawn(|| {
+            // SAFETY: takes flags; only this thread changes its namespace.
+            check(unsafe { libc::unshare(libc::CLONE_NEWNET) }).expect("unshare(CLONE_NEWNET)");
+            File::open("/proc/thread-self/ns/net").expect("open the namespace")
+        });
+        let namespace = Self(made.join().expect("the thread ends").into());
+        namespace.run("ip link set lo up");
+        namespace
+    }
+
+    pub(crate) fn path(&self) -> String {
+        format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
+    }
+
+    /// Moves the calling thread there for good.
+    pub(crate) fn enter(&self) {
+        // SAFETY: an open namespace descriptor.
+        check(unsafe { libc::setns(self.0.as_raw_fd(), libc::CLONE_NEWNET) }).expect("setns");
+    }
+
+    /// Runs one command in it.
+    pub(crate) fn run(&self, command: &str) {
+        let output = Command::new("nsenter")
+            .arg(format!("--net={}", self.path()))
+            .args(command.split_whitespace())
+            .output()
+            .expect("nsenter runs");
+        assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    pub(crate) fn sysctl(&self, key: &str, value: &str) {
+        let path = format!("/proc/sys/{}", key.replace('.', "/"));
+        let namespace = self.0.try_clone().expect("dup");
+        let value = value.to_owned();
+        // /proc/sys/net shows the opening thread's namespace.
+        let written = thread::spawn(move || {
+            Self(namespace).enter();
+            std::fs::write(&path, value)
+        });
+        written.join().expect("the thread ends").unwrap_or_else(|error| panic!("{key}: {error}"));
+    }
+}
+
+/// Two ends of a veth pair.
+pub(crate) fn veth(a: &Namespace, a_name: &str, b: &Namespace, b_name: &str) {
+    a.run(&format!("ip link add {a_name} type veth peer name {b_name} netns {}", b.path()));
+    a.run(&format!("ip link set {a_name} up"));
+    b.run(&format!("ip link set {b_name} up"));
+}
+
+/// A bpffs that only the calling thread and its children see.
+pub(crate) struct Bpffs(PathBuf);
+
+impl Bpffs {
+    pub(crate) fn new() -> Self {
+        // SAFETY: takes flags; only this thread changes its mounts.
+        check(unsafe { libc::unshare(libc::CLONE_NEWNS) }).expect("unshare(CLONE_NEWNS)");
+        // SAFETY: terminated strings and null for what the call ignores.
+        let private = unsafe {
+            libc::mount(
+                std::ptr::null(),
+                c"/".as_ptr(),
+                std::ptr::null(),
+                libc::MS_REC | libc::MS_PRIVATE,
+                std::ptr::null(),
+            )
+        };
+        check(private).expect("mount(MS_PRIVATE)");
+        // SAFETY: terminated strings; tmpfs needs no data.
+        let tmpfs = unsafe { libc::mount(c"t".as_ptr(), c"/mnt".as_ptr(), c"tmpfs".as_ptr(), 0, std::ptr::null()) };
+        check(tmpfs).expect("mount(tmpfs)");
+        Self(whimbrel_datapath::bpffs(Path::new("/mnt/bpf")).expect("a bpffs"))
+    }
+
+    /// A directory in it; what tests in other threads pin lies elsewhere, even on a bpffs that they share.
+    pub(crate) fn pins(&self, name: &str) -> PathBuf {
+        // SAFETY: takes nothing and cannot fail.
+        let thread = unsafe { libc::gettid() };
+        self.0.join(format!("whimbrel-test-{thread}-{name}"))
+    }
+}
+
+/// What a program made of a packet.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Outcome {
+    pub(crate) verdict: i32,
+    pub(crate) packet: Vec<u8>,
+    pub(crate) mark: u32,
+}
+
+pub(crate) const NEXT: i32 = -1;
+pub(crate) const SHOT: i32 = 2;
+pub(crate) const REDIRECT: i32 = 7;
+
+/// BPF_PROG_TEST_RUN: the packet begins with an Ethernet header, the device is the namespace's loopback.
+pub(crate) fn run(program: BorrowedFd<'_>, packet: &[u8]) -> Outcome {
+    let mut out = vec![0u8; packet.len() + 256];
+    // Offsets in struct __sk_buff of linux/bpf.h.
+    const MARK: usize = 8;
+    const IFINDEX: usize = 40;
+    let mut context = [0u8; 192];
+    context[IFINDEX..IFINDEX + 4].copy_from_slice(&1u32.to_ne_bytes());
+    let mut options = libbpf_sys::bpf_test_run_opts::default();
+    options.sz = size_of_val(&options) as libbpf_sys::size_t;
+    options.data_in = packet.as_ptr().cast();
+    options.data_size_in = packet.len() as u32;
+    options.data_out = out.as_mut_ptr().cast();
+    options.data_size_out = out.len() as u32;
+    let mut context_out = context;
+    options.ctx_in = context.as_ptr().cast();
+    options.ctx_size_in = context.len() as u32;
+    options.ctx_out = context_out.as_mut_ptr().cast();
+    options.ctx_size_out = context_out.len() as u32;
+    options.repeat = 1;
+    // SAFETY: buffers of the sizes given, living through the call.
+    let code = unsafe { libbpf_sys::bpf_prog_test_run_opts(program.as_raw_fd(), &raw mut options) };
+    assert_eq!(code, 0, "test run: {}", io::Error::from_raw_os_error(-code));
+    out.truncate(options.data_size_out as usize);
+    let mark = u32::from_ne_bytes(context_out[MARK..MARK + 4].try_into().expect("four bytes"));
+    Outcome { verdict: options.retval.cast_signed(), packet: out, mark }
+}
