@@ -45,7 +45,7 @@ impl Initiator {
     /// Starts a handshake and gives the initiation to send.
     ///
     /// `index` is what the peer shall address the session by; it must not be that of another session or handshake of
-    /// this end. Version and, with XX, timestamp of the hello are set here. In XX the hello travels in the finish.
+    /// this end. The version of the hello is set here. In XX the hello travels in the finish.
     ///
     /// # Errors
     /// The responder's key is of small order.
@@ -73,9 +73,6 @@ impl Initiator {
             ephemeral,
             initiation_header: initiation_header(pattern, VERSION, index),
         };
-        if !pattern.knows_responder() {
-            hello.timestamp = 0;
-        }
         let mut initiator =
             Self { inputs: Box::new(inputs), noise: None, index, hello, covered: Vec::new(), has_cookie: false };
         let (noise, covered) = initiator.write_initiation()?;
@@ -140,7 +137,7 @@ impl Initiator {
             Some(write_sealed(&mut noise, &finish_header(response.sender), &self.hello)?)
         };
         let session = Session::new(Role::Initiator, self.index, response.sender, &noise::secrets(*noise), now);
-        // The response ends IK and so proves that the peer holds the keys; XX ends with our own message.
+        // P-8: the response ends IK and so proves that the peer holds the keys; XX ends with our own message.
         let session = if answer.is_none() { session.confirmed() } else { session };
         Ok(Finished { session, remote, hello, answer })
     }
@@ -195,7 +192,7 @@ pub(crate) fn write_sealed(noise: &mut HandshakeState, header: &[u8], hello: &He
     Ok([header, &message].concat())
 }
 
-/// The hello behind the sealed copy of the header.
+/// The hello behind the sealed copy of the header, which must be the same (P-27).
 pub(crate) fn read_sealed<const N: usize>(payload: &[u8], header: &[u8; N]) -> Result<Hello, Error> {
     match payload.split_first_chunk::<N>() {
         Some((copy, hello)) if copy == header => Ok(Hello::decode(hello)?),

@@ -27,7 +27,7 @@ const MESSAGE_OVERHEAD: usize = 2 * PUBLIC_LEN + 2 * TAG_LEN;
 const PROLOGUE: &[u8; 10] = b"whimbrel 1";
 
 /// All that a handshake is made from on this end. The same inputs lead to the same messages, so that a handshake that
-/// a forged message has led astray can be made again.
+/// a forged message has led astray can be made again (P-31): the library does not go back to where it was by itself.
 #[derive(Clone)]
 pub(crate) struct Inputs {
     pub(crate) pattern: Pattern,
@@ -140,7 +140,7 @@ impl Random for Drawn {
     }
 }
 
-/// Refuses the result zero, which a public key of small order leads to whatever the secret is (RFC 7748 §6.1).
+/// Refuses the result zero, which a public key of small order leads to whatever the secret is (P-28, RFC 7748 §6.1).
 struct Contributory(Box<dyn Dh>);
 
 impl Dh for Contributory {

@@ -29,6 +29,7 @@ impl Incoming {
     /// # Errors
     /// It is not authentic (IK), or one end uses a pre-shared key and the other does not.
     pub fn read(initiation: &Initiation<'_>, local: Local<'_>, randomness: Randomness<'_>) -> Result<Self, Error> {
+        // P-29
         match (initiation.pattern.has_psk(), local.psk) {
             (true, None) => return Err(Error::PskMissing),
             (false, Some(_)) => return Err(Error::PskExpected),
@@ -116,15 +117,15 @@ pub struct XxInitiation {
 }
 
 impl XxInitiation {
-    /// Answers, and gives the response to send. Locators are left out of the hello: whoever asks could read them. They
-    /// are told in the session.
+    /// Answers, and gives the response to send. Of the hello's locators the first alone is told: whoever asks could read
+    /// them (P-30).
     ///
     /// # Errors
     /// The initiator's ephemeral key is of small order.
     pub fn respond(mut self, index: u32, mut hello: Hello) -> Result<(XxResponder, Vec<u8>), Error> {
         hello.version = self.version;
         hello.timestamp = 0;
-        hello.locators.clear();
+        hello.locators.truncate(1);
         let header = response_header(index, self.remote_index);
         let response = write_sealed(&mut self.noise, &header, &hello)?;
         let replay = Replay { inputs: self.inputs, initiation: self.initiation, header, hello };

@@ -31,12 +31,10 @@ fn every_pattern_leads_to_a_session() {
 fn hellos_arrive_where_they_are_sealed() {
     for ends in Ends::all() {
         let (initiator, responder) = ends.shake();
-        let mut sent = initiator_hello();
-        sent.timestamp *= u64::from(ends.knows_responder);
-        assert_eq!(responder.hello, sent);
+        assert_eq!(responder.hello, initiator_hello());
         let mut answered = responder_hello();
         if !ends.knows_responder {
-            answered.locators.clear();
+            answered.locators.truncate(1);
         }
         assert_eq!(initiator.hello, answered);
     }

@@ -51,9 +51,9 @@ pub struct Hello {
     pub version: u8,
     /// What the sender can do.
     pub capabilities: Capabilities,
-    /// Milliseconds, strictly rising from one IK initiation of a key to its next; else 0 (P-9).
+    /// Milliseconds, strictly rising from one initiation of a key to its next (P-9); 0 from a responder.
     pub timestamp: u64,
-    /// Addresses at which the sender can be reached, best first, at most [`MAX_LOCATORS`].
+    /// Addresses of the sender, at most [`MAX_LOCATORS`]; the first is the one that it has itself on this path.
     pub locators: Vec<IpAddr>,
 }
 

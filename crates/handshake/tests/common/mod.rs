@@ -119,7 +119,7 @@ pub(crate) fn initiator_hello() -> Hello {
 pub(crate) fn responder_hello() -> Hello {
     Hello {
         capabilities: Capabilities::TUNNEL_PLAIN,
-        locators: vec!["198.51.100.7".parse().unwrap()],
+        locators: vec!["198.51.100.7".parse().unwrap(), "10.0.0.7".parse().unwrap()],
         ..Hello::default()
     }
 }
