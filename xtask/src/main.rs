@@ -1,2 +1,96 @@
-//! Checks that cargo itself does not make.
-fn main() {}
+//! Checks and runs that cargo itself does not make: `cargo run -p xtask -- --help`.
+#![forbid(unsafe_code)]
+
+mod edges;
+mod failure;
+mod fuzz;
+mod kernels;
+mod process;
+mod sources;
+mod suite;
+mod workspace;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::failure::Failure;
+
+#[derive(Debug, Parser)]
+#[command(about = "Checks and runs that cargo itself does not make")]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// All static checks: edges, unsafe, file-length
+    Check,
+    /// Which crate may depend on which
+    Edges,
+    /// `unsafe` only where it may stand
+    Unsafe,
+    /// Warn of files with more than 800 lines that are not tests
+    FileLength,
+    /// The whole suite; the last line is `N passed, N failed`
+    Test,
+    /// Run every fuzz target
+    Fuzz {
+        /// How long for each
+        #[arg(long, default_value_t = 30)]
+        seconds: u64,
+    },
+    /// Boot other kernels and run the core scenario there
+    TestKernels {
+        /// Series of Debian's cloud kernels
+        #[arg(default_values = ["6.1", "6.12"])]
+        series: Vec<String>,
+    },
+}
+
+fn main() -> ExitCode {
+    match run(Arguments::parse().task) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(failure) => {
+            eprintln!("xtask: {failure}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Does a task; whether all was well.
+fn run(task: Task) -> Result<bool, Failure> {
+    let root = workspace::root();
+    match task {
+        Task::Check => {
+            warn(&sources::long_files(&root)?);
+            let mut faults = edges::faults(&root)?;
+            faults.extend(sources::misplaced_unsafe(&root)?);
+            Ok(report(&faults))
+        }
+        Task::Edges => Ok(report(&edges::faults(&root)?)),
+        Task::Unsafe => Ok(report(&sources::misplaced_unsafe(&root)?)),
+        Task::FileLength => {
+            warn(&sources::long_files(&root)?);
+            Ok(true)
+        }
+        Task::Test => suite::run(&root),
+        Task::Fuzz { seconds } => Ok(fuzz::run(&root, seconds)?.failed == 0),
+        Task::TestKernels { series } => kernels::run(&root, &series),
+    }
+}
+
+fn report(faults: &[String]) -> bool {
+    for fault in faults {
+        eprintln!("error: {fault}");
+    }
+    faults.is_empty()
+}
+
+fn warn(warnings: &[String]) {
+    for warning in warnings {
+        eprintln!("warning: {warning}");
+    }
+}

@@ -1,0 +1,365 @@
+//! The guest's root file system and its one script.
+
+use std::collections::BTreeSet;
+use std::collections::btree_map::{BTreeMap, Entry};
+use std::env;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::failure::{Failure, OnObject};
+
+use super::archive::Archive;
+use super::package::Kernel;
+
+/// Programs of the host that scenarios use.
+const HOST_PROGRAMS: &[&str] = &["ip", "tc", "ss", "nft", "nsenter", "sysctl", "bash", "bpftool"];
+
+/// Programs without which nothing works.
+const NEEDED: &[&str] = &["ip", "nft", "nsenter"];
+
+/// Modules of Debian's kernels that Whimbrel or the lab use; what is built in is left out, what is not there complained of.
+const MODULES: &[&str] = &[
+    "veth",
+    "tun",
+    "bridge",
+    "sch_ingress",
+    "cls_bpf",
+    "act_bpf",
+    "sch_htb",
+    "inet_diag",
+    "tcp_diag",
+    "udp_diag",
+    "nf_tables",
+    "nf_conntrack",
+    "nf_nat",
+    "nft_chain_nat",
+    "nft_ct",
+    "nft_nat",
+    "nft_masq",
+    "nft_limit",
+    "nft_reject",
+    "nft_reject_inet",
+    "nft_reject_ipv4",
+    "nft_reject_ipv6",
+    "tcp_bbr",
+];
+
+/// Where the host's directories lie in the guest, which has the merged /usr of Debian.
+const LINKS: &[(&str, &str)] = &[("bin", "usr/bin"), ("sbin", "usr/sbin"), ("lib", "usr/lib"), ("lib64", "usr/lib64")];
+
+const PASSWD: &str = "root:x:0:0:root:/root:/bin/sh\nwww-data:x:33:33:w:/:/bin/false\nsshd:x:100:65534:s:/run/sshd:/bin/false\n\
+     nobody:x:65534:65534:n:/:/bin/false\n";
+const GROUP: &str = "root:x:0:\nwww-data:x:33:\nnogroup:x:65534:\n";
+
+/// One thing to do in the guest.
+#[derive(Clone, Debug)]
+pub(crate) struct Step {
+    /// A word.
+    pub(crate) name: String,
+    /// For its shell.
+    pub(crate) command: String,
+}
+
+/// All that makes a guest.
+#[derive(Debug)]
+pub(crate) struct Guest<'a> {
+    pub(crate) kernel: &'a Kernel,
+    /// To `/usr/local/bin`.
+    pub(crate) commands: &'a [PathBuf],
+    /// To `/tests`.
+    pub(crate) tests: &'a [(String, PathBuf)],
+    pub(crate) steps: &'a [Step],
+}
+
+impl Guest<'_> {
+    /// Writes the initramfs.
+    pub(crate) fn write(&self, path: &Path) -> Result<(), Failure> {
+        let mut tree = Tree::default();
+        for (link, to) in LINKS {
+            tree.links.insert((*link).to_owned(), (*to).to_owned());
+        }
+        tree.links.insert("usr/bin/sh".into(), "/usr/bin/busybox".into());
+        for directory in
+            ["proc", "sys", "dev", "run", "tmp", "root", "var/log/nginx", "var/lib/nginx", "opt/busybox", "modules"]
+        {
+            tree.directory(directory);
+        }
+        tree.add_program(
+            &find("busybox").ok_or_else(|| Failure::new("there is no busybox; run ./setup test-kernels"))?,
+        )?;
+        for name in HOST_PROGRAMS {
+            match find(name) {
+                Some(program) => tree.add_program(&program)?,
+                None if NEEDED.contains(name) => return Err(Failure::new(format!("there is no {name}; run ./setup"))),
+                None => {}
+            }
+        }
+        for command in self.commands {
+            tree.add_built(command, "usr/local/bin")?;
+        }
+        for (_, test) in self.tests {
+            tree.add_built(test, "tests")?;
+        }
+        let modules = self.kernel.modules_in_order(MODULES)?;
+        let mut loads = String::new();
+        for module in &modules {
+            let name = module.file_name().unwrap_or_default().to_string_lossy().trim_end_matches(".xz").to_owned();
+            tree.files.insert(format!("modules/{name}"), unpacked(module)?);
+            loads.push_str(&format!("insmod /modules/{name} || echo 'guest: cannot load {name}'\n"));
+        }
+        tree.files.insert("etc/passwd".into(), PASSWD.into());
+        tree.files.insert("etc/group".into(), GROUP.into());
+        tree.files.insert("etc/hosts".into(), b"127.0.0.1 localhost\n::1 localhost\n".into());
+        tree.files.insert("init".into(), self.script(&loads).into_bytes());
+        tree.write(path).failed("write", path.display())
+    }
+
+    fn script(&self, loads: &str) -> String {
+        let mut script = format!(
+            "\
+#!/usr/bin/busybox sh
+/usr/bin/busybox --install -s /opt/busybox
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/opt/busybox HOME=/root TERM=dumb
+mount -t proc proc /proc
+mount -t sysfs sysfs /sys
+mount -t devtmpfs devtmpfs /dev
+mkdir -p /dev/pts /dev/shm
+mount -t devpts devpts /dev/pts
+mount -t tmpfs tmpfs /dev/shm
+mount -t tmpfs tmpfs /run
+mount -t tmpfs tmpfs /tmp
+mount -t bpf bpf /sys/fs/bpf
+mount -t cgroup2 cgroup2 /sys/fs/cgroup
+mount -t tracefs tracefs /sys/kernel/tracing
+mkdir -p /run/netns /run/sshd
+{loads}ip link set lo up
+hostname guest
+step() {{
+	name=$1
+	shift
+	echo \"guest: run $name\"
+	if \"$@\"; then echo \"guest: PASS $name\"; else echo \"guest: FAIL $name (exit status $?)\"; fi
+}}
+"
+        );
+        for step in self.steps {
+            script.push_str(&format!("step {} {}\n", step.name, step.command));
+        }
+        script.push_str("poweroff -f\n");
+        script
+    }
+}
+
+/// What a line of the guest's console says of a step, and whether it went well.
+pub(crate) fn result(line: &str) -> Option<(&str, bool)> {
+    // The console may still hold part of a line of somebody else's.
+    let (_, line) = line.split_once("guest: ")?;
+    let mut words = line.split_whitespace();
+    let passed = match words.next()? {
+        "PASS" => true,
+        "FAIL" => false,
+        _ => return None,
+    };
+    Some((words.next()?, passed))
+}
+
+impl Kernel {
+    /// The modules with all that they need, each after what it needs.
+    fn modules_in_order(&self, wanted: &[&str]) -> Result<Vec<PathBuf>, Failure> {
+        let read = |name: &str| {
+            let path = self.modules.join(name);
+            fs::read_to_string(&path).failed("read", path.display())
+        };
+        let (needs, builtin) = (read("modules.dep")?, read("modules.builtin")?);
+        let (modules, missing) = in_order(&needs, &builtin, wanted);
+        for name in missing {
+            println!("{} has no module {name}", self.release);
+        }
+        Ok(modules.iter().map(|module| self.modules.join(module)).collect())
+    }
+}
+
+/// From `modules.dep` (depmod(8)): the files to load in order, and those wanted that are neither there nor built in.
+fn in_order<'a>(needs: &'a str, builtin: &str, wanted: &[&'a str]) -> (Vec<&'a str>, Vec<&'a str>) {
+    let needs: BTreeMap<&str, Vec<&str>> = needs
+        .lines()
+        .filter_map(|line| line.split_once(':'))
+        .map(|(module, needs)| (module, needs.split_whitespace().collect()))
+        .collect();
+    let name = |path: &str| {
+        let file = path.rsplit('/').next().unwrap_or_default();
+        file.split('.').next().unwrap_or_default().replace('-', "_")
+    };
+    let builtin: BTreeSet<String> = builtin.lines().map(name).collect();
+    let mut order: Vec<&str> = Vec::new();
+    let mut missing = Vec::new();
+    for wanted in wanted {
+        match needs.iter().find(|(module, _)| name(module) == *wanted) {
+            Some((module, needs)) => {
+                // The list of a module is whole, and what stands last has to be loaded first.
+                for path in needs.iter().rev().chain([module]) {
+                    if !order.contains(path) {
+                        order.push(path);
+                    }
+                }
+            }
+            None if builtin.contains(*wanted) => {}
+            None => missing.push(*wanted),
+        }
+    }
+    (order, missing)
+}
+
+/// What goes into the archive, by path without a leading slash.
+#[derive(Debug, Default)]
+struct Tree {
+    directories: BTreeSet<String>,
+    files: BTreeMap<String, Vec<u8>>,
+    links: BTreeMap<String, String>,
+}
+
+impl Tree {
+    fn directory(&mut self, path: &str) {
+        self.directories.extend(ancestors(path));
+        self.directories.insert(path.to_owned());
+    }
+
+    /// A program of the host, at its own place, with its libraries.
+    fn add_program(&mut self, program: &Path) -> Result<(), Failure> {
+        self.add_host_file(program)?;
+        self.add_libraries(program)
+    }
+
+    /// A program of this build, without what is only for debuggers.
+    fn add_built(&mut self, program: &Path, directory: &str) -> Result<(), Failure> {
+        let name = program.file_name().unwrap_or_default().to_string_lossy();
+        let stripped = env::temp_dir().join(format!("xtask-{}-{name}", std::process::id()));
+        let status = Command::new("strip")
+            .arg("--strip-debug")
+            .arg("-o")
+            .args([stripped.as_path(), program])
+            .status()
+            .failed("run", "strip")?;
+        if !status.success() {
+            return Err(Failure::new(format!("strip failed on {}", program.display())));
+        }
+        let content = fs::read(&stripped).failed("read", stripped.display());
+        let removed = fs::remove_file(&stripped);
+        self.files.insert(format!("{directory}/{name}"), content?);
+        removed.failed("remove", stripped.display())?;
+        self.add_libraries(program)
+    }
+
+    fn add_libraries(&mut self, program: &Path) -> Result<(), Failure> {
+        let output = Command::new("ldd").arg(program).output().failed("run", "ldd")?;
+        // A static program is "not a dynamic executable", which ldd takes for a failure.
+        for library in libraries(&String::from_utf8_lossy(&output.stdout)) {
+            self.add_host_file(Path::new(library))?;
+        }
+        Ok(())
+    }
+
+    fn add_host_file(&mut self, path: &Path) -> Result<(), Failure> {
+        // /lib/x.so.6 may be a link to x-2.36.so; its content goes where the name says.
+        let place = path.display().to_string();
+        let place = place.trim_start_matches('/');
+        let merged = LINKS.iter().find_map(|(link, to)| {
+            let rest = place.strip_prefix(link)?.strip_prefix('/')?;
+            Some(format!("{to}/{rest}"))
+        });
+        let place = merged.unwrap_or_else(|| place.to_owned());
+        if let Entry::Vacant(entry) = self.files.entry(place) {
+            entry.insert(fs::read(path).failed("read", path.display())?);
+        }
+        Ok(())
+    }
+
+    fn write(mut self, path: &Path) -> io::Result<()> {
+        let paths: Vec<String> =
+            self.files.keys().chain(self.links.keys()).chain(self.links.values()).cloned().collect();
+        for path in &paths {
+            self.directories.extend(ancestors(path));
+        }
+        for (_, to) in LINKS {
+            self.directories.insert((*to).to_owned());
+        }
+        let mut archive = Archive::create(path)?;
+        // In order of their names, so parents come first.
+        for directory in &self.directories {
+            archive.directory(directory)?;
+        }
+        for (link, to) in &self.links {
+            archive.symlink(link, to)?;
+        }
+        for (file, content) in &self.files {
+            archive.file(file, content)?;
+        }
+        archive.finish()?;
+        Ok(())
+    }
+}
+
+/// The directories above a path.
+fn ancestors(path: &str) -> impl Iterator<Item = String> {
+    let path = path.trim_start_matches('/').to_owned();
+    let ends: Vec<usize> = path.match_indices('/').map(|(at, _)| at).collect();
+    ends.into_iter().map(move |end| path[..end].to_owned())
+}
+
+/// Paths in ldd's output: `libc.so.6 => /lib/libc.so.6 (0x…)`, `/lib64/ld-linux-x86-64.so.2 (0x…)`.
+fn libraries(output: &str) -> impl Iterator<Item = &str> {
+    output.lines().filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/')))
+}
+
+/// A program in the usual places.
+fn find(name: &str) -> Option<PathBuf> {
+    ["/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"]
+        .iter()
+        .map(|directory| Path::new(directory).join(name))
+        .find(|path| path.is_file())
+}
+
+/// A module's content; newer kernels' are compressed.
+fn unpacked(module: &Path) -> Result<Vec<u8>, Failure> {
+    if module.extension().is_none_or(|extension| extension != "xz") {
+        return fs::read(module).failed("read", module.display());
+    }
+    let output = Command::new("xz").args(["--decompress", "--stdout"]).arg(module).output().failed("run", "xz")?;
+    if !output.status.success() {
+        return Err(Failure::new(format!("xz cannot unpack {}", module.display())));
+    }
+    Ok(output.stdout)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modules_come_after_what_they_need() {
+        let needs = "kernel/a/nft_masq.ko: kernel/n/nf_nat.ko kernel/c/nf_conntrack.ko\nkernel/n/nf_nat.ko: \
+                     kernel/c/nf_conntrack.ko\nkernel/c/nf_conntrack.ko:\nkernel/d/cls-bpf.ko.xz:\n";
+        let (order, missing) =
+            in_order(needs, "kernel/net/veth.ko\n", &["nft_masq", "nf_nat", "cls_bpf", "veth", "mip6"]);
+        let expected =
+            ["kernel/c/nf_conntrack.ko", "kernel/n/nf_nat.ko", "kernel/a/nft_masq.ko", "kernel/d/cls-bpf.ko.xz"];
+        assert_eq!(order, expected);
+        assert_eq!(missing, ["mip6"]);
+    }
+
+    #[test]
+    fn results_are_found_behind_noise() {
+        assert_eq!(result("guest: PASS scenario-x"), Some(("scenario-x", true)));
+        assert_eq!(result("[ 3.1] noise guest: FAIL y (exit status 1)"), Some(("y", false)));
+        assert_eq!(result("guest: run y"), None);
+        assert_eq!(result("PASS y"), None);
+    }
+
+    #[test]
+    fn ldd_is_understood() {
+        let output = "\tlinux-vdso.so.1 (0x0)\n\tlibc.so.6 => /lib/libc.so.6 (0x1)\n\t/lib64/ld.so.2 (0x2)\n";
+        assert_eq!(libraries(output).collect::<Vec<_>>(), ["/lib/libc.so.6", "/lib64/ld.so.2"]);
+    }
+}

@@ -1,0 +1,166 @@
+//! `make test-kernels`: boots Debian's kernels in QEMU and runs the core scenario inside.
+//!
+//! Nothing is installed on the machine: packages are downloaded and unpacked below the target directory, and the guest
+//! runs from an initramfs that holds this build, the programs that the scenario needs and their shared libraries.
+
+mod archive;
+mod guest;
+mod package;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::failure::{Failure, OnObject};
+use crate::process::{self, End};
+use crate::suite::{Tally, heading};
+use crate::workspace::{cargo, target};
+
+use guest::{Guest, Step};
+use package::Kernel;
+
+/// What the lab runs in the guest: a connection crosses a move, and the kick works.
+const SCENARIOS: &[&str] = &["roam-public"];
+
+/// Crates whose root tests run in the guest: they load every program and try the system calls.
+const TESTED_CRATES: &[&str] = &["whimbrel-datapath", "whimbrel-kernel"];
+
+/// For building; software emulation of the guest is slow as well.
+const BUILD_LIMIT: Duration = Duration::from_secs(20 * 60);
+const GUEST_LIMIT: Duration = Duration::from_secs(10 * 60);
+
+/// Megabytes of memory of a guest.
+const GUEST_MEMORY: &str = "3072";
+
+/// Tests these series; whether all went well.
+pub(crate) fn run(root: &Path, series: &[String]) -> Result<bool, Failure> {
+    let directory = target(root).join("kernels");
+    fs::create_dir_all(&directory).failed("make", directory.display())?;
+    heading("build");
+    let programs = programs(root)?;
+    let mut all = Tally::default();
+    for series in series {
+        heading(&format!("Linux {series}"));
+        let kernel = package::get(&directory, series)?;
+        println!("{}", kernel.release);
+        all.add(boot(&directory, &kernel, &programs)?);
+    }
+    heading("summary");
+    for name in &all.failures {
+        println!("FAILED: {name}");
+    }
+    println!("{} passed, {} failed", all.passed, all.failed);
+    Ok(all.failed == 0)
+}
+
+/// What this build puts into the guest.
+struct Programs {
+    /// `whimbrel` and `whimbrel-lab`.
+    commands: Vec<PathBuf>,
+    /// Test programs with their crates.
+    tests: Vec<(String, PathBuf)>,
+}
+
+fn programs(root: &Path) -> Result<Programs, Failure> {
+    let mut build = Command::new(cargo());
+    build.args(["build", "--release", "--locked", "-p", "whimbrel-cli", "-p", "whimbrel-lab"]).current_dir(root);
+    expect_success(&mut build, |_| {})?;
+
+    let mut tests = Vec::new();
+    let mut build = Command::new(cargo());
+    build.args(["test", "--no-run", "--locked", "--message-format=json-render-diagnostics"]).current_dir(root);
+    for name in TESTED_CRATES {
+        build.args(["-p", name]);
+    }
+    expect_success(&mut build, |line| tests.extend(test_program(line)))?;
+    let release = target(root).join("release");
+    Ok(Programs { commands: vec![release.join("whimbrel"), release.join("whimbrel-lab")], tests })
+}
+
+fn expect_success(command: &mut Command, look: impl FnMut(&str)) -> Result<(), Failure> {
+    match process::run(command, BUILD_LIMIT, look)? {
+        End::Success => Ok(()),
+        _ => Err(Failure::new("this did not build, so there is nothing to test")),
+    }
+}
+
+/// The test program that one of cargo's messages tells of, named after its crate and target.
+fn test_program(message: &str) -> Option<(String, PathBuf)> {
+    let message: Value = serde_json::from_str(message).ok()?;
+    if message["reason"] != "compiler-artifact" || message["profile"]["test"] != true {
+        return None;
+    }
+    let executable = PathBuf::from(message["executable"].as_str()?);
+    // whimbrel_kernel for the crate's own tests, the file's name for those beside it; the directory tells the crate.
+    let package = Path::new(message["manifest_path"].as_str()?).parent()?.file_name()?.to_str()?.to_owned();
+    let target = message["target"]["name"].as_str()?;
+    let own = target.replace('-', "_") == format!("whimbrel_{package}");
+    Some((if own { package } else { format!("{package}/{target}") }, executable))
+}
+
+fn boot(directory: &Path, kernel: &Kernel, programs: &Programs) -> Result<Tally, Failure> {
+    let mut steps = Vec::new();
+    for (name, program) in &programs.tests {
+        let file = program.file_name().unwrap_or_default().to_string_lossy();
+        steps.push(Step {
+            name: format!("tests-of-{name}"),
+            command: format!("/tests/{file} --ignored --test-threads=1"),
+        });
+    }
+    for scenario in SCENARIOS {
+        steps.push(Step { name: format!("scenario-{scenario}"), command: format!("whimbrel-lab run {scenario}") });
+    }
+    let image = directory.join(format!("{}.initramfs", kernel.release));
+    let guest = Guest { kernel, commands: &programs.commands, tests: &programs.tests, steps: &steps };
+    guest.write(&image)?;
+
+    let started = Instant::now();
+    let mut qemu = Command::new("qemu-system-x86_64");
+    // Software emulation everywhere: it boots in 4 s, and a KVM that is there need not work (nested ones abort QEMU).
+    qemu.args(["-machine", "pc,accel=tcg", "-cpu", "max", "-smp", "2", "-m", GUEST_MEMORY])
+        .args(["-display", "none", "-serial", "stdio", "-monitor", "none", "-no-reboot", "-nic", "none"])
+        .arg("-kernel")
+        .arg(&kernel.image)
+        .arg("-initrd")
+        .arg(&image)
+        .args(["-append", "console=ttyS0 panic=-1 quiet loglevel=2"]);
+    let mut tally = Tally::default();
+    let mut seen = Vec::new();
+    let end = process::run(&mut qemu, GUEST_LIMIT, |line| {
+        println!("{line}");
+        if let Some((name, passed)) = guest::result(line) {
+            seen.push(name.to_owned());
+            let name = format!("{name} on Linux {}", kernel.release);
+            if passed { tally.pass() } else { tally.fail(name) }
+        }
+    })?;
+    for step in steps.iter().filter(|step| !seen.contains(&step.name)) {
+        let why = if end == End::TimedOut { "not done in time" } else { "the guest ended before" };
+        tally.fail(format!("{} on Linux {}: {why}", step.name, kernel.release));
+    }
+    println!("{}: {} s", kernel.release, started.elapsed().as_secs());
+    Ok(tally)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_programs_are_found_in_cargos_messages() {
+        let message = |target: &str, test: bool| {
+            format!(
+                r#"{{"reason":"compiler-artifact","manifest_path":"/w/crates/kernel/Cargo.toml","target":{{"name":"{target}"}},
+                "profile":{{"test":{test}}},"executable":"/w/target/debug/deps/x-1"}}"#
+            )
+        };
+        let program = PathBuf::from("/w/target/debug/deps/x-1");
+        assert_eq!(test_program(&message("whimbrel-kernel", true)), Some(("kernel".into(), program.clone())));
+        assert_eq!(test_program(&message("tun", true)), Some(("kernel/tun".into(), program)));
+        assert_eq!(test_program(&message("whimbrel-kernel", false)), None);
+        assert_eq!(test_program("warning: something"), None);
+    }
+}

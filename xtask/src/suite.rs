@@ -1,0 +1,199 @@
+//! `make test`: everything, one part after the other, and a count at the end.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::failure::{Failure, OnObject};
+use crate::fuzz;
+use crate::process::{self, End};
+use crate::workspace::{cargo, target};
+
+/// How long the suite's fuzzing runs for each target, in seconds.
+const FUZZ_SECONDS: u64 = 5;
+
+/// A part that has not ended by then is stuck.
+const LIMIT: Duration = Duration::from_secs(15 * 60);
+
+/// What was counted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tally {
+    pub(crate) passed: usize,
+    pub(crate) failed: usize,
+    /// Names of those that failed.
+    pub(crate) failures: Vec<String>,
+}
+
+impl Tally {
+    pub(crate) fn pass(&mut self) {
+        self.passed += 1;
+    }
+
+    pub(crate) fn fail(&mut self, name: impl Into<String>) {
+        self.failed += 1;
+        self.failures.push(name.into());
+    }
+
+    pub(crate) fn add(&mut self, part: Self) {
+        self.passed += part.passed;
+        self.failed += part.failed;
+        self.failures.extend(part.failures);
+    }
+}
+
+/// Runs all parts; whether none failed.
+pub(crate) fn run(root: &Path) -> Result<bool, Failure> {
+    let started = Instant::now();
+    let root_user = is_root()?;
+    let mut all = Tally::default();
+    let mut skipped = Vec::new();
+
+    heading("build");
+    let built = build(root)?;
+    all.add(built.clone());
+
+    heading("unit tests");
+    all.add(cargo_test(root, "unit tests", &[])?);
+    if root_user {
+        heading("tests that need root");
+        all.add(cargo_test(root, "tests that need root", &["--ignored", "--test-threads=1"])?);
+        if built.failed == 0 {
+            heading("lab scenarios");
+            all.add(lab(root)?);
+        }
+    } else {
+        skipped.push("tests that need root");
+        skipped.push("lab scenarios");
+    }
+    heading("fuzzing");
+    all.add(fuzz::run(root, FUZZ_SECONDS)?);
+
+    heading("summary");
+    for name in &all.failures {
+        println!("FAILED: {name}");
+    }
+    if !skipped.is_empty() {
+        println!("***********************************************************************");
+        println!("*** SKIPPED: {}.", skipped.join(", "));
+        println!("*** They need root: most of what Whimbrel does was NOT tested.");
+        println!("***********************************************************************");
+    }
+    println!("took {} s", started.elapsed().as_secs());
+    println!("{} passed, {} failed", all.passed, all.failed);
+    Ok(all.failed == 0)
+}
+
+pub(crate) fn heading(name: &str) {
+    println!("\n== {name}");
+}
+
+fn is_root() -> Result<bool, Failure> {
+    let status = fs::read_to_string("/proc/self/status").failed("read", "/proc/self/status")?;
+    let uids = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap_or_default();
+    Ok(uids.split_whitespace().nth(1) == Some("0"))
+}
+
+/// What users run: lab scenarios start these programs.
+fn build(root: &Path) -> Result<Tally, Failure> {
+    let mut command = Command::new(cargo());
+    command.args(["build", "--release", "--locked", "-p", "whimbrel-cli", "-p", "whimbrel-lab"]).current_dir(root);
+    let mut tally = Tally::default();
+    match process::run(&mut command, LIMIT, |line| println!("{line}"))? {
+        End::Success => tally.pass(),
+        _ => tally.fail("build"),
+    }
+    Ok(tally)
+}
+
+/// Tests of all crates; `arguments` go to the test programs.
+fn cargo_test(root: &Path, part: &str, arguments: &[&str]) -> Result<Tally, Failure> {
+    let mut command = Command::new(cargo());
+    command.args(["test", "--workspace", "--locked", "--no-fail-fast", "--"]).args(arguments).current_dir(root);
+    let mut tally = Tally::default();
+    let end = process::run(&mut command, LIMIT, |line| {
+        println!("{line}");
+        if let Some((passed, failed)) = test_result(line) {
+            tally.passed += passed;
+            tally.failed += failed;
+        }
+        if let Some(name) = failed_test(line) {
+            tally.failures.push(name.to_owned());
+        }
+    })?;
+    match end {
+        End::Failure if tally.failed == 0 => tally.fail(format!("{part}: did not build or crashed")),
+        End::TimedOut => tally.fail(format!("{part}: not done after {} s", LIMIT.as_secs())),
+        _ => {}
+    }
+    Ok(tally)
+}
+
+/// The counts of libtest's `test result: ok. 5 passed; 0 failed; …`.
+fn test_result(line: &str) -> Option<(usize, usize)> {
+    let counts = line.strip_prefix("test result: ")?;
+    let count =
+        |word: &str| counts.split([';', '.']).find_map(|part| part.trim().strip_suffix(word)?.trim().parse().ok());
+    Some((count("passed")?, count("failed")?))
+}
+
+/// The name in libtest's `test NAME ... FAILED`.
+fn failed_test(line: &str) -> Option<&str> {
+    line.strip_prefix("test ")?.strip_suffix(" ... FAILED")
+}
+
+/// Scenarios with real daemons and programs in namespaces.
+fn lab(root: &Path) -> Result<Tally, Failure> {
+    let target = target(root);
+    let mut command = Command::new(target.join("release/whimbrel-lab"));
+    command.args(["run", "--all"]).current_dir(root);
+    let mut tally = Tally::default();
+    let end = process::run(&mut command, LIMIT, |line| {
+        println!("{line}");
+        match scenario_result(line) {
+            Some((_, true)) => tally.pass(),
+            Some((name, false)) => tally.fail(format!("scenario {name}")),
+            None => {}
+        }
+    })?;
+    match end {
+        End::Failure if tally.failed == 0 => tally.fail("lab scenarios: the lab itself failed"),
+        End::TimedOut => tally.fail(format!("lab scenarios: not done after {} s", LIMIT.as_secs())),
+        End::Success if tally.passed == 0 => tally.fail("lab scenarios: none were run"),
+        _ => {}
+    }
+    Ok(tally)
+}
+
+/// The lab's `PASS NAME …` or `FAIL NAME …`.
+pub(crate) fn scenario_result(line: &str) -> Option<(&str, bool)> {
+    let mut words = line.split_whitespace();
+    let passed = match words.next()? {
+        "PASS" => true,
+        "FAIL" => false,
+        _ => return None,
+    };
+    Some((words.next()?.trim_end_matches(':'), passed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libtest_is_understood() {
+        let line = "test result: FAILED. 17 passed; 2 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.1s";
+        assert_eq!(test_result(line), Some((17, 2)));
+        assert_eq!(test_result("test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured"), Some((0, 0)));
+        assert_eq!(test_result("running 3 tests"), None);
+        assert_eq!(failed_test("test a::b ... FAILED"), Some("a::b"));
+        assert_eq!(failed_test("test a::b ... ok"), None);
+    }
+
+    #[test]
+    fn the_lab_is_understood() {
+        assert_eq!(scenario_result("PASS roam-public (3.1 s)"), Some(("roam-public", true)));
+        assert_eq!(scenario_result("FAIL nat-to-nat: no byte arrived"), Some(("nat-to-nat", false)));
+        assert_eq!(scenario_result("running nat-to-nat"), None);
+    }
+}
