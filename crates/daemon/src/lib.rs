@@ -8,3 +8,4 @@ pub mod instance;
 pub mod journal;
 pub mod known_keys;
 pub mod server;
+pub mod tunnel;

@@ -101,6 +101,12 @@ impl Batch {
         self.packets.iter().map(|span| &self.buffer[span.range()])
     }
 
+    /// How many bytes packets and rooms take up.
+    #[must_use]
+    pub fn used(&self) -> usize {
+        self.used
+    }
+
     /// How many packets there are.
     #[must_use]
     pub fn len(&self) -> usize {

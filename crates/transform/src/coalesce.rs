@@ -22,6 +22,9 @@ const MAX_PACKET: usize = 65_535;
 /// Flows that are looked through for one that a packet continues. More only arise with very many flows in one batch,
 /// where there is little to merge.
 const MAX_OPEN: usize = 16;
+/// Segments of a super-packet: the kernel takes no more of UDP (UDP_MAX_SEGMENTS before Linux 6.9), and a vector of
+/// pieces has a limit, too.
+const MAX_PIECES: usize = 64;
 
 /// A packet to be written to the TUN device: its pieces lie in the buffer that was coalesced.
 #[derive(Debug, Default)]
@@ -56,6 +59,13 @@ impl SuperPacket {
     #[must_use]
     pub fn len(&self) -> usize {
         self.total
+    }
+
+    /// How many bytes its segments have, headers of each included.
+    #[must_use]
+    pub fn wire_len(&self) -> usize {
+        let headers = self.headers.map_or(0, |headers| headers.payload_offset);
+        self.total + headers * (self.pieces.len() - 1)
     }
 
     /// Whether it has no bytes, which does not happen.
@@ -193,6 +203,7 @@ impl SuperPacket {
         if headers.payload_offset != first.payload_offset
             || candidate.payload > self.size
             || self.total + candidate.payload > MAX_PACKET
+            || self.pieces.len() == MAX_PIECES
             || candidate.flags & CWR != 0
             || (tcp && candidate.sequence != self.next_sequence)
             || !same_network(leader, packet, headers, self.last_identification, candidate.identification)

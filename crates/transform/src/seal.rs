@@ -39,43 +39,60 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
-    /// The cipher for this key and session. The nonce (12 bytes) is `index`, then the counter, both in network order.
+    /// The faster one on this processor: AES-256-GCM with instructions for it reaches three times the rate of
+    /// ChaCha20-Poly1305, without them a fraction.
     #[must_use]
-    pub fn key(self, key: &[u8; KEY_LEN], index: u32) -> Box<dyn Aead> {
+    pub fn preferred() -> Self {
+        if has_aes_instructions() { Self::Aes256Gcm } else { Self::ChaCha20Poly1305 }
+    }
+
+    /// The cipher for this key. The nonce (12 bytes) is four zero bytes, then the counter in network order; a key is of
+    /// one session and one direction, so nothing else has to be in it.
+    #[must_use]
+    pub fn key(self, key: &[u8; KEY_LEN]) -> Box<dyn Aead> {
         let algorithm = match self {
             Self::Aes256Gcm => &AES_256_GCM,
             Self::ChaCha20Poly1305 => &CHACHA20_POLY1305,
         };
         // Both take keys of KEY_LEN bytes, which is the only thing that is checked.
         match UnboundKey::new(algorithm, key) {
-            Ok(key) => Box::new(RingKey { key: LessSafeKey::new(key), index }),
+            Ok(key) => Box::new(RingKey(LessSafeKey::new(key))),
             Err(_) => Box::new(NoKey),
         }
     }
 }
 
-struct RingKey {
-    key: LessSafeKey,
-    index: u32,
+#[cfg(target_arch = "x86_64")]
+fn has_aes_instructions() -> bool {
+    std::arch::is_x86_feature_detected!("aes") && std::arch::is_x86_feature_detected!("pclmulqdq")
 }
 
-impl RingKey {
-    fn nonce(&self, counter: u64) -> Nonce {
-        let mut nonce = [0; 12];
-        nonce[..4].copy_from_slice(&self.index.to_be_bytes());
-        nonce[4..].copy_from_slice(&counter.to_be_bytes());
-        Nonce::assume_unique_for_key(nonce)
-    }
+#[cfg(target_arch = "aarch64")]
+fn has_aes_instructions() -> bool {
+    std::arch::is_aarch64_feature_detected!("aes")
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+fn has_aes_instructions() -> bool {
+    false
+}
+
+struct RingKey(LessSafeKey);
+
+fn nonce(counter: u64) -> Nonce {
+    let mut nonce = [0; 12];
+    nonce[4..].copy_from_slice(&counter.to_be_bytes());
+    Nonce::assume_unique_for_key(nonce)
 }
 
 impl Aead for RingKey {
     fn seal(&self, counter: u64, header: &[u8], data: &mut [u8]) -> Result<[u8; TAG_LEN], SealError> {
-        let tag = self.key.seal_in_place_separate_tag(self.nonce(counter), Aad::from(header), data);
+        let tag = self.0.seal_in_place_separate_tag(nonce(counter), Aad::from(header), data);
         tag.ok().and_then(|tag| tag.as_ref().try_into().ok()).ok_or(SealError)
     }
 
     fn open(&self, counter: u64, header: &[u8], data: &mut [u8]) -> Result<usize, SealError> {
-        let plaintext = self.key.open_in_place(self.nonce(counter), Aad::from(header), data);
+        let plaintext = self.0.open_in_place(nonce(counter), Aad::from(header), data);
         plaintext.map(|plaintext| plaintext.len()).map_err(|_| SealError)
     }
 }
@@ -98,8 +115,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn keys(index: u32) -> [Box<dyn Aead>; 2] {
-        [Algorithm::Aes256Gcm, Algorithm::ChaCha20Poly1305].map(|algorithm| algorithm.key(&[7; KEY_LEN], index))
+    fn keys(seed: u8) -> [Box<dyn Aead>; 2] {
+        [Algorithm::Aes256Gcm, Algorithm::ChaCha20Poly1305].map(|algorithm| algorithm.key(&[seed; KEY_LEN]))
     }
 
     proptest! {

@@ -16,8 +16,10 @@ pub enum Counter {
     BytesReceived,
     /// Packets from the device that no flow has.
     NoFlow,
-    /// Packets from the device while their peer has no end.
-    NoEnd,
+    /// Packets from the device while there is no path to their peer.
+    NoPath,
+    /// Packets from the device that would exceed what may be sent to an unconfirmed locator (P-18).
+    Unconfirmed,
     /// Packets from the device that are not IP with TCP or UDP, or contradict themselves.
     Unsuitable,
     /// Datagrams that the kernel did not take.
@@ -44,13 +46,14 @@ pub enum Counter {
 
 impl Counter {
     /// All of them, in order.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::PacketsSent,
         Self::BytesSent,
         Self::PacketsReceived,
         Self::BytesReceived,
         Self::NoFlow,
-        Self::NoEnd,
+        Self::NoPath,
+        Self::Unconfirmed,
         Self::Unsuitable,
         Self::SendFailed,
         Self::Malformed,
@@ -73,7 +76,8 @@ impl Counter {
             Self::PacketsReceived => "packets_received",
             Self::BytesReceived => "bytes_received",
             Self::NoFlow => "no_flow",
-            Self::NoEnd => "no_end",
+            Self::NoPath => "no_path",
+            Self::Unconfirmed => "unconfirmed",
             Self::Unsuitable => "unsuitable",
             Self::SendFailed => "send_failed",
             Self::Malformed => "malformed",

@@ -17,15 +17,18 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use whimbrel_handshake::TunnelKeys;
 use whimbrel_kernel::tun::Tun;
 use whimbrel_kernel::udp::{ErrorReport, SendReport, Transmit, UdpSocket};
+use whimbrel_protocol::PeerId;
+use whimbrel_transform::Algorithm;
 use whimbrel_wire::FlowTuple;
 
 pub use counters::{Counter, Counters};
 use inbound::Inbound;
 use outbound::Outbound;
 use table::Table;
-pub use table::{PeerId, TunnelEnd, TunnelFlow};
+pub use table::{TunnelFlow, TunnelPath, UnknownSession};
 
 /// Control datagrams that wait for the control thread at most; more are dropped and counted.
 const CONTROL_QUEUE: usize = 4096;
@@ -108,28 +111,31 @@ impl Tunnel {
         self.table.remove_flow(own);
     }
 
-    /// Sends the packets of a peer's flows through `end` from now on, and receives what comes for it. What came for
-    /// earlier ends is received until [`Tunnel::retire`].
+    /// Receives sealed datagrams of this session from now on. The same keys given again go on with their counter and
+    /// replay window.
     ///
-    /// An end of the same session (indices and keys) as an earlier one goes on with its counter and replay window, so a
-    /// change of path is made by setting the end again.
-    pub fn set_end(&self, peer: PeerId, end: &TunnelEnd) {
-        self.table.set_end(peer, end, true);
+    /// Keys that were removed must never be added again: their counter would start anew.
+    pub fn add_keys(&self, peer: PeerId, receive_index: u32, algorithm: Algorithm, keys: &TunnelKeys) {
+        self.table.add_keys(peer, receive_index, algorithm, keys);
     }
 
-    /// Receives what comes for `end` without sending through it: a session that is not confirmed yet.
-    pub fn accept_end(&self, peer: PeerId, end: &TunnelEnd) {
-        self.table.set_end(peer, end, false);
+    /// Neither receives nor sends with this session any longer.
+    pub fn remove_keys(&self, receive_index: u32) {
+        self.table.remove_keys(receive_index);
     }
 
-    /// Receives no longer what comes for this index.
-    pub fn retire(&self, receive_index: u32) {
-        self.table.retire(receive_index);
+    /// Sends the packets of a peer's flows on `path`, with the session that has this index here. To be called again
+    /// whenever session or path change.
+    ///
+    /// # Errors
+    /// [`UnknownSession`] if [`Tunnel::add_keys`] was not called for it; nothing is changed.
+    pub fn set_path(&self, peer: PeerId, receive_index: u32, path: TunnelPath) -> Result<(), UnknownSession> {
+        self.table.set_path(peer, receive_index, path)
     }
 
-    /// Forgets all ends of a peer. Its flows stay, their packets are dropped.
-    pub fn remove_end(&self, peer: PeerId) {
-        self.table.remove_end(peer);
+    /// Sends nothing more to this peer. What it sends is still received.
+    pub fn remove_path(&self, peer: PeerId) {
+        self.table.remove_path(peer);
     }
 
     /// Sends one datagram from the port of the tunnel, from an address of choice.

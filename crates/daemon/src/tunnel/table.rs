@@ -6,17 +6,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use whimbrel_handshake::{ReplayWindow, TunnelKeys};
+use whimbrel_protocol::PeerId;
 use whimbrel_transform::datagram::FRAMING;
-use whimbrel_transform::seal::KEY_LEN;
-use whimbrel_transform::{Aead, Algorithm, ReplayWindow, TAG_LEN};
+use whimbrel_transform::{Aead, Algorithm, TAG_LEN};
 use whimbrel_wire::FlowTuple;
 
-/// A peer's number, the same as its binding's.
-pub type PeerId = u32;
-
-/// Indices of one peer that are received from at once: sending session, the previous one, one from a crossing
-/// initiation, and one to spare. An older one is retired.
-const RECEIVERS: usize = 4;
 /// P-7: datagrams under one key.
 const COUNTER_LIMIT: u64 = 1 << 60;
 const UDP_HEADER: u32 = 8;
@@ -32,55 +27,34 @@ pub struct TunnelFlow {
     pub peer_tuple: FlowTuple,
 }
 
-/// This host's end of a tunnel to one peer: one session and one path.
-#[derive(Clone, PartialEq, Eq)]
-pub struct TunnelEnd {
-    /// The index that this host gave the session.
-    pub receive_index: u32,
-    /// The index that the peer gave the session.
+/// Where a peer's packets go, and what is accepted of it beside sealed datagrams.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TunnelPath {
+    /// The session's index at the peer.
     pub send_index: u32,
-    /// Cipher of both directions.
-    pub algorithm: Algorithm,
-    /// Tunnel key towards the peer.
-    pub send_key: [u8; KEY_LEN],
-    /// Tunnel key from the peer.
-    pub receive_key: [u8; KEY_LEN],
-    /// Send plain datagrams with this token, which the peer offered. None: send sealed ones.
-    pub send_token: Option<u64>,
-    /// Accept plain datagrams with this token, which was offered to the peer. Sealed ones are accepted always.
-    pub receive_token: Option<u64>,
-    /// Where plain datagrams may come from beside `remote`: locators that are still accepted (P-22).
-    pub receive_sources: Vec<SocketAddr>,
+    /// Send sealed datagrams; else plain ones with the session's token.
+    pub sealed: bool,
+    /// Accept plain datagrams of this session, if they come from `remote` or one of `former`. Sealed ones are accepted
+    /// always and from anywhere.
+    pub accept_plain: bool,
+    /// Earlier locators of the peer that are still accepted (P-22).
+    pub former: Vec<SocketAddr>,
     /// Address of this host to send from; None leaves it to routing.
-    pub local: Option<IpAddr>,
+    pub source: Option<IpAddr>,
     /// The peer's address and port.
     pub remote: SocketAddr,
+    /// UDP payload in bytes that may still be sent before the path is confirmed (P-18); None: confirmed.
+    pub allowance: Option<u64>,
     /// The longest IP packet that the path carries whole, in bytes.
     pub path_mtu: u32,
 }
 
-impl fmt::Debug for TunnelEnd {
-    /// Without keys and tokens.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TunnelEnd")
-            .field("receive_index", &self.receive_index)
-            .field("send_index", &self.send_index)
-            .field("algorithm", &self.algorithm)
-            .field("plain", &self.send_token.is_some())
-            .field("local", &self.local)
-            .field("remote", &self.remote)
-            .field("path_mtu", &self.path_mtu)
-            .finish_non_exhaustive()
-    }
-}
-
-impl TunnelEnd {
+impl TunnelPath {
     /// Bytes that the tunnel adds to an inner packet, outer IP header included.
     #[must_use]
     pub fn overhead(&self) -> u32 {
-        let ip = if self.remote.is_ipv4() { 20 } else { 40 };
-        let tag = if self.send_token.is_some() { 0 } else { TAG_LEN as u32 };
-        ip + UDP_HEADER + FRAMING as u32 + tag
+        let tag = if self.sealed { TAG_LEN as u32 } else { 0 };
+        self.outer_headers() + FRAMING as u32 + tag
     }
 
     /// The longest inner packet that goes without fragments: what the MTU of the flows' routes should be. Never below
@@ -89,15 +63,22 @@ impl TunnelEnd {
     pub fn inner_mtu(&self) -> u32 {
         self.path_mtu.saturating_sub(self.overhead()).max(1280)
     }
+
+    /// The longest UDP payload that is not sent in fragments.
+    pub(super) fn longest_datagram(&self) -> usize {
+        self.path_mtu.saturating_sub(self.outer_headers()) as usize
+    }
+
+    fn outer_headers(&self) -> u32 {
+        UDP_HEADER + if self.remote.is_ipv4() { 20 } else { 40 }
+    }
 }
 
 /// Keys, counter and replay window of a session: they outlive changes of path.
 pub(super) struct Session {
-    receive_index: u32,
-    send_index: u32,
+    pub(super) peer: PeerId,
+    pub(super) keys: TunnelKeys,
     algorithm: Algorithm,
-    send_key: [u8; KEY_LEN],
-    receive_key: [u8; KEY_LEN],
     pub(super) sealing: Box<dyn Aead>,
     pub(super) opening: Box<dyn Aead>,
     pub(super) replay: Mutex<ReplayWindow>,
@@ -105,25 +86,16 @@ pub(super) struct Session {
 }
 
 impl Session {
-    fn new(end: &TunnelEnd) -> Self {
+    fn new(peer: PeerId, algorithm: Algorithm, keys: &TunnelKeys) -> Self {
         Self {
-            receive_index: end.receive_index,
-            send_index: end.send_index,
-            algorithm: end.algorithm,
-            send_key: end.send_key,
-            receive_key: end.receive_key,
-            // The nonce carries the index that the header carries: the receiver's.
-            sealing: end.algorithm.key(&end.send_key, end.send_index),
-            opening: end.algorithm.key(&end.receive_key, end.receive_index),
+            peer,
+            keys: keys.clone(),
+            algorithm,
+            sealing: algorithm.key(&keys.send),
+            opening: algorithm.key(&keys.receive),
             replay: Mutex::default(),
             counter: AtomicU64::new(0),
         }
-    }
-
-    fn is_of(&self, end: &TunnelEnd) -> bool {
-        (self.receive_index, self.send_index, self.algorithm) == (end.receive_index, end.send_index, end.algorithm)
-            && self.send_key == end.send_key
-            && self.receive_key == end.receive_key
     }
 
     /// The first of `count` counters that nobody else gets, unless the key is used up.
@@ -133,30 +105,50 @@ impl Session {
     }
 }
 
-/// An end as the pumps use it.
-pub(super) struct End {
-    pub(super) peer: PeerId,
+/// A way to a peer as the outbound pump uses it.
+pub(super) struct Way {
     pub(super) session: Arc<Session>,
-    pub(super) end: TunnelEnd,
+    pub(super) path: TunnelPath,
+    /// What is left of [`TunnelPath::allowance`]; `u64::MAX` stands for a confirmed path.
+    allowance: AtomicU64,
 }
 
-impl End {
-    /// The longest UDP payload that is not sent in fragments.
-    pub(super) fn longest_datagram(&self) -> usize {
-        let headers = UDP_HEADER + if self.end.remote.is_ipv4() { 20 } else { 40 };
-        self.end.path_mtu.saturating_sub(headers) as usize
+impl Way {
+    /// Whether so many bytes may be sent yet; they count as sent then (P-18).
+    pub(super) fn allow(&self, bytes: usize) -> bool {
+        self.path.allowance.is_none()
+            || self
+                .allowance
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(bytes as u64))
+                .is_ok()
+    }
+}
+
+/// A session as the inbound pump uses it.
+#[derive(Clone)]
+pub(super) struct Accepted {
+    pub(super) session: Arc<Session>,
+    way: Option<Arc<Way>>,
+}
+
+impl Accepted {
+    /// Whether plain datagrams may come from there.
+    pub(super) fn accepts_plain_from(&self, source: SocketAddr) -> bool {
+        self.way.as_ref().is_some_and(|way| {
+            way.path.accept_plain && (way.path.remote == source || way.path.former.contains(&source))
+        })
     }
 
-    /// Whether plain datagrams may come from there.
-    pub(super) fn accepts_from(&self, source: SocketAddr) -> bool {
-        source == self.end.remote || self.end.receive_sources.contains(&source)
+    /// Whether plain datagrams with this token may come at all.
+    pub(super) fn accepts_token(&self, token: u64) -> bool {
+        self.way.as_ref().is_some_and(|way| way.path.accept_plain) && self.session.keys.receive_token == token
     }
 }
 
 /// Where a flow's packets go.
 #[derive(Clone)]
 pub(super) struct Route {
-    pub(super) end: Arc<End>,
+    pub(super) way: Arc<Way>,
     pub(super) peer_tuple: FlowTuple,
 }
 
@@ -164,19 +156,27 @@ pub(super) struct Route {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum NoRoute {
     Flow,
-    End,
+    Path,
+}
+
+/// No keys were given for this session, or they are another peer's. Nothing was changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the tunnel has no keys for session {receive_index:#010x} of peer {peer}")]
+pub struct UnknownSession {
+    peer: PeerId,
+    receive_index: u32,
 }
 
 #[derive(Default)]
 struct Contents {
     flows: HashMap<FlowTuple, (PeerId, FlowTuple)>,
-    senders: HashMap<PeerId, Arc<End>>,
-    receivers: HashMap<u32, Arc<End>>,
-    /// Receive indices of each peer, oldest first.
-    indices: HashMap<PeerId, Vec<u32>>,
+    /// By this host's index.
+    sessions: HashMap<u32, Accepted>,
+    /// The way that is sent on.
+    ways: HashMap<PeerId, Arc<Way>>,
 }
 
-/// Flows and ends. Readers remember what they looked up together with the [`Table::generation`] of before.
+/// Flows, sessions and paths. Readers remember what they looked up together with the [`Table::generation`] of before.
 #[derive(Default)]
 pub(super) struct Table {
     contents: RwLock<Contents>,
@@ -186,7 +186,7 @@ pub(super) struct Table {
 impl fmt::Debug for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let contents = self.read();
-        write!(f, "Table({} flows, {} ends)", contents.flows.len(), contents.receivers.len())
+        write!(f, "Table({} flows, {} sessions)", contents.flows.len(), contents.sessions.len())
     }
 }
 
@@ -200,13 +200,13 @@ impl Table {
     pub(super) fn route(&self, own: &FlowTuple) -> Result<Route, NoRoute> {
         let contents = self.read();
         let (peer, peer_tuple) = contents.flows.get(own).ok_or(NoRoute::Flow)?;
-        let end = contents.senders.get(peer).ok_or(NoRoute::End)?;
-        Ok(Route { end: Arc::clone(end), peer_tuple: *peer_tuple })
+        let way = contents.ways.get(peer).ok_or(NoRoute::Path)?;
+        Ok(Route { way: Arc::clone(way), peer_tuple: *peer_tuple })
     }
 
-    /// The end that a received datagram is for.
-    pub(super) fn receiver(&self, index: u32) -> Option<Arc<End>> {
-        self.read().receivers.get(&index).cloned()
+    /// The session that a received datagram is of.
+    pub(super) fn session(&self, receive_index: u32) -> Option<Accepted> {
+        self.read().sessions.get(&receive_index).cloned()
     }
 
     /// Whose flow this is.
@@ -223,67 +223,50 @@ impl Table {
         self.write().flows.remove(own);
     }
 
-    pub(super) fn set_end(&self, peer: PeerId, end: &TunnelEnd, send: bool) {
+    pub(super) fn add_keys(&self, peer: PeerId, receive_index: u32, algorithm: Algorithm, keys: &TunnelKeys) {
         let mut contents = self.write();
-        let known = contents.receivers.get(&end.receive_index).filter(|known| known.peer == peer);
-        let session = match known {
-            Some(known) if known.session.is_of(end) => Arc::clone(&known.session),
-            _ => Arc::new(Session::new(end)),
-        };
-        let shared = Arc::new(End { peer, session, end: end.clone() });
-        if let Some(old) = contents.receivers.insert(end.receive_index, Arc::clone(&shared))
-            && old.peer != peer
-        {
-            contents.forget_index(old.peer, end.receive_index);
-        }
-        let indices = contents.indices.entry(peer).or_default();
-        indices.retain(|index| *index != end.receive_index);
-        indices.push(end.receive_index);
-        if indices.len() > RECEIVERS {
-            let oldest = indices.remove(0);
-            contents.receivers.remove(&oldest);
-        }
-        // An end that is set again with another path replaces the one that is sent through, too.
-        let sending = contents.senders.get(&peer).is_some_and(|sender| sender.session.is_of(end));
-        if send || sending {
-            contents.senders.insert(peer, shared);
+        let known = contents.sessions.get(&receive_index).is_some_and(|known| {
+            known.session.peer == peer && known.session.algorithm == algorithm && known.session.keys == *keys
+        });
+        if !known {
+            let session = Arc::new(Session::new(peer, algorithm, keys));
+            contents.sessions.insert(receive_index, Accepted { session, way: None });
         }
     }
 
-    pub(super) fn retire(&self, receive_index: u32) {
+    pub(super) fn remove_keys(&self, receive_index: u32) {
         let mut contents = self.write();
-        if let Some(end) = contents.receivers.remove(&receive_index) {
-            contents.forget_index(end.peer, receive_index);
+        if let Some(removed) = contents.sessions.remove(&receive_index) {
+            // What is sent under a key ends with it: nobody would count on in its place.
+            contents.ways.retain(|_, way| !Arc::ptr_eq(&way.session, &removed.session));
         }
     }
 
-    pub(super) fn remove_end(&self, peer: PeerId) {
+    pub(super) fn set_path(&self, peer: PeerId, receive_index: u32, path: TunnelPath) -> Result<(), UnknownSession> {
         let mut contents = self.write();
-        contents.senders.remove(&peer);
-        for index in contents.indices.remove(&peer).unwrap_or_default() {
-            contents.receivers.remove(&index);
-        }
+        let unknown = UnknownSession { peer, receive_index };
+        let accepted = contents.sessions.get_mut(&receive_index).filter(|known| known.session.peer == peer);
+        let accepted = accepted.ok_or(unknown)?;
+        let allowance = AtomicU64::new(path.allowance.unwrap_or(u64::MAX));
+        let way = Arc::new(Way { session: Arc::clone(&accepted.session), path, allowance });
+        accepted.way = Some(Arc::clone(&way));
+        contents.ways.insert(peer, way);
+        Ok(())
+    }
+
+    pub(super) fn remove_path(&self, peer: PeerId) {
+        self.write().ways.remove(&peer);
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Contents> {
         self.contents.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The generation is raised before the lock is given, so whoever reads the old one after this looks up again.
+    /// The generation is raised under the lock. Whoever reads the old number and then finds the old contents looks up
+    /// again the next time; whoever reads the new one waits for the new contents.
     fn write(&self) -> RwLockWriteGuard<'_, Contents> {
         let contents = self.contents.write().unwrap_or_else(PoisonError::into_inner);
         self.generation.fetch_add(1, Ordering::Release);
         contents
-    }
-}
-
-impl Contents {
-    fn forget_index(&mut self, peer: PeerId, index: u32) {
-        if let Some(indices) = self.indices.get_mut(&peer) {
-            indices.retain(|known| *known != index);
-            if indices.is_empty() {
-                self.indices.remove(&peer);
-            }
-        }
     }
 }

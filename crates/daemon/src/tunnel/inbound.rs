@@ -1,0 +1,231 @@
+//! From UDP to the TUN device: check, open, check again, merge, deliver.
+
+use std::io::IoSlice;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::mpsc::{SyncSender, TrySendError};
+use std::sync::{Arc, PoisonError};
+
+use rustix::event::PollFlags;
+use whimbrel_kernel::tun::Tun;
+use whimbrel_kernel::udp::{ReceiveBatch, UdpSocket};
+use whimbrel_protocol::PeerId;
+use whimbrel_transform::datagram::{HEADER_LEN, Protection, Train, TunnelHeader, is_tunnel};
+use whimbrel_transform::fragment::FragmentMemory;
+use whimbrel_transform::{Coalescer, Fragment, Headers, Span};
+use whimbrel_wire::FlowTuple;
+
+use super::counters::{Counter, Counters};
+use super::table::{Accepted, Table};
+use super::{Received, Tunnel, Woken, wait};
+
+pub(super) struct Inbound {
+    tun: Arc<Tun>,
+    udp: Arc<UdpSocket>,
+    stop: Arc<OwnedFd>,
+    control: SyncSender<Received>,
+    wake: OwnedFd,
+    checks: Checks,
+    coalescer: Coalescer,
+}
+
+/// What decides whether a datagram and its packets are taken.
+struct Checks {
+    table: Arc<Table>,
+    counters: Arc<Counters>,
+    /// Whose packet a fragmented one is.
+    fragments: FragmentMemory<PeerId>,
+    last_session: Option<(u64, u32, Accepted)>,
+    last_flow: Option<(u64, FlowTuple, PeerId)>,
+}
+
+impl Inbound {
+    pub(super) fn new(tunnel: &Tunnel, control: SyncSender<Received>, wake: OwnedFd) -> Self {
+        Self {
+            tun: Arc::clone(&tunnel.tun),
+            udp: Arc::clone(&tunnel.udp),
+            stop: Arc::clone(&tunnel.stop),
+            control,
+            wake,
+            checks: Checks {
+                table: Arc::clone(&tunnel.table),
+                counters: Arc::clone(&tunnel.counters),
+                fragments: FragmentMemory::default(),
+                last_session: None,
+                last_flow: None,
+            },
+            coalescer: Coalescer::new(tunnel.tun.has_udp_segmentation()),
+        }
+    }
+
+    pub(super) fn run(mut self) {
+        let mut batch = ReceiveBatch::new();
+        loop {
+            match wait(&*self.udp, &self.stop) {
+                Ok(Woken::Ready(flags)) => {
+                    if flags.contains(PollFlags::ERR) {
+                        self.report_errors();
+                    }
+                }
+                Ok(Woken::Stop) => return,
+                Err(error) => return tracing::error!(%error, "poll on the tunnel socket"),
+            }
+            loop {
+                match self.udp.receive(&mut batch) {
+                    Ok(0) => break,
+                    Ok(_) => self.deliver(&mut batch),
+                    Err(error) => return tracing::error!(%error, port = self.udp.port(), "receive"),
+                }
+            }
+        }
+    }
+
+    fn deliver(&mut self, batch: &mut ReceiveBatch) {
+        let (buffer, messages) = batch.parts();
+        self.coalescer.clear();
+        let mut for_control = false;
+        for message in messages {
+            let end = message.start + message.len;
+            for start in (message.start..end).step_by(message.stride) {
+                let datagram = Span { start, len: message.stride.min(end - start) };
+                if is_tunnel(buffer[start]) {
+                    self.checks.take(buffer, datagram, message.source, &mut self.coalescer);
+                } else {
+                    for_control |= self.hand_over(Received::Datagram {
+                        source: message.source,
+                        destination: message.destination,
+                        interface: message.interface,
+                        bytes: buffer[datagram.range()].to_vec(),
+                    });
+                }
+            }
+        }
+        if for_control {
+            self.wake_control();
+        }
+        for packet in self.coalescer.finish(buffer) {
+            let header = packet.offload().encode();
+            let mut vectors = Vec::with_capacity(1 + packet.pieces().len());
+            vectors.push(IoSlice::new(&header));
+            vectors.extend(packet.pieces().iter().map(|piece| IoSlice::new(&buffer[piece.range()])));
+            if self.tun.write(&vectors).is_ok() {
+                self.checks.counters.add(Counter::PacketsReceived, packet.pieces().len());
+                self.checks.counters.add(Counter::BytesReceived, packet.wire_len());
+            } else {
+                self.checks.counters.add(Counter::WriteFailed, packet.pieces().len());
+            }
+        }
+    }
+
+    fn report_errors(&mut self) {
+        let mut any = false;
+        loop {
+            match self.udp.receive_error() {
+                Ok(Some(report)) => any |= self.hand_over(Received::Error(report)),
+                Ok(None) => break,
+                Err(error) => {
+                    tracing::warn!(%error, "error queue of the tunnel socket");
+                    break;
+                }
+            }
+        }
+        if any {
+            self.wake_control();
+        }
+    }
+
+    fn hand_over(&self, received: Received) -> bool {
+        match self.control.try_send(received) {
+            Ok(()) => true,
+            Err(TrySendError::Full(_)) => {
+                self.checks.counters.count(Counter::ControlOverflow);
+                true
+            }
+            Err(TrySendError::Disconnected(_)) => false,
+        }
+    }
+
+    fn wake_control(&self) {
+        // The counter of an eventfd can only be full if it is readable.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+}
+
+impl Checks {
+    fn take(&mut self, buffer: &mut [u8], datagram: Span, source: SocketAddr, coalescer: &mut Coalescer) {
+        let (session, train) = match self.open(&mut buffer[datagram.range()], source) {
+            Ok(opened) => opened,
+            Err(reason) => return self.counters.count(reason),
+        };
+        let start = datagram.start + HEADER_LEN;
+        let bytes = &buffer[start..start + train];
+        for packet in Train::new(bytes) {
+            let Ok((at, len)) = packet else {
+                return self.counters.count(Counter::Malformed);
+            };
+            let span = Span { start: start + at, len };
+            match Headers::parse(&bytes[at..at + len]) {
+                Ok(headers) if self.is_of(&headers, session) => coalescer.push(buffer, span, &headers),
+                Ok(_) => self.counters.count(Counter::ForeignFlow),
+                Err(_) => self.counters.count(Counter::Malformed),
+            }
+        }
+    }
+
+    /// Checks a datagram (P-1, P-6) and gives whose it is and how long its train is.
+    fn open(&mut self, datagram: &mut [u8], source: SocketAddr) -> Result<(PeerId, usize), Counter> {
+        let header = TunnelHeader::decode(datagram).map_err(|_| Counter::Malformed)?;
+        if header.chain != 0 {
+            return Err(Counter::Malformed);
+        }
+        let accepted = self.session(header.receiver).ok_or(Counter::UnknownIndex)?;
+        let (associated, body) = datagram.split_at_mut(HEADER_LEN);
+        let train = match header.protection {
+            Protection::Plain { token } => {
+                if !accepted.accepts_token(token) {
+                    return Err(Counter::BadToken);
+                }
+                if !accepted.accepts_plain_from(source) {
+                    return Err(Counter::BadSource);
+                }
+                body.len()
+            }
+            Protection::Sealed { counter } => {
+                let session = &accepted.session;
+                let len = session.opening.open(counter, associated, body).map_err(|_| Counter::BadTag)?;
+                let mut replay = session.replay.lock().unwrap_or_else(PoisonError::into_inner);
+                if !replay.accept(counter) {
+                    return Err(Counter::Replayed);
+                }
+                len
+            }
+        };
+        Ok((accepted.session.peer, train))
+    }
+
+    fn session(&mut self, index: u32) -> Option<&Accepted> {
+        let generation = self.table.generation();
+        if !matches!(&self.last_session, Some((then, last, _)) if (*then, *last) == (generation, index)) {
+            self.last_session = Some((generation, index, self.table.session(index)?));
+        }
+        self.last_session.as_ref().map(|(_, _, accepted)| accepted)
+    }
+
+    /// P-23: only packets of the peer's own flows.
+    fn is_of(&mut self, headers: &Headers, peer: PeerId) -> bool {
+        if let Fragment::Later(_) = headers.fragment {
+            return self.fragments.recall(headers) == Some(peer);
+        }
+        let own = headers.inbound_tuple();
+        let generation = self.table.generation();
+        if !matches!(&self.last_flow, Some((then, last, _)) if (*then, *last) == (generation, own)) {
+            let Some(owner) = self.table.owner(&own) else { return false };
+            self.last_flow = Some((generation, own, owner));
+        }
+        let owned = self.last_flow.as_ref().is_some_and(|(_, _, owner)| *owner == peer);
+        if let (true, Fragment::First(_)) = (owned, headers.fragment) {
+            self.fragments.remember(headers, peer);
+        }
+        owned
+    }
+}

@@ -1,0 +1,203 @@
+//! From the TUN device to UDP: look the flow up, translate, cut, seal, send.
+
+use std::io::IoSliceMut;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use whimbrel_kernel::tun::{MAX_PACKET, Tun, VNET_LEN};
+use whimbrel_kernel::udp::{Transmit, UdpSocket};
+use whimbrel_transform::datagram::{FRAMING, HEADER_LEN, LENGTH_LEN, Protection, TunnelHeader, length_prefix};
+use whimbrel_transform::fragment::FragmentMemory;
+use whimbrel_transform::rewrite::{ChecksumState, rewrite};
+use whimbrel_transform::segment::segment;
+use whimbrel_transform::{Batch, Fragment, Headers, Span, TAG_LEN, VnetHeader};
+use whimbrel_wire::FlowTuple;
+
+use super::counters::{Counter, Counters};
+use super::table::{NoRoute, Route, Table, Way};
+use super::{Tunnel, Woken, wait};
+
+/// Datagrams are sent when so many bytes have gathered, or the device has no more.
+const GATHER: usize = 48 << 10;
+
+pub(super) struct Outbound {
+    tun: Arc<Tun>,
+    udp: Arc<UdpSocket>,
+    table: Arc<Table>,
+    counters: Arc<Counters>,
+    stop: Arc<OwnedFd>,
+    packet: Vec<u8>,
+    /// Datagrams of one peer that are not sent yet.
+    batch: Batch,
+    way: Option<Arc<Way>>,
+    fragments: FragmentMemory<FlowTuple>,
+    last: Option<(u64, FlowTuple, Route)>,
+}
+
+impl Outbound {
+    pub(super) fn new(tunnel: &Tunnel) -> Self {
+        Self {
+            tun: Arc::clone(&tunnel.tun),
+            udp: Arc::clone(&tunnel.udp),
+            table: Arc::clone(&tunnel.table),
+            counters: Arc::clone(&tunnel.counters),
+            stop: Arc::clone(&tunnel.stop),
+            packet: vec![0; MAX_PACKET],
+            batch: Batch::new(FRAMING, 0),
+            way: None,
+            fragments: FragmentMemory::default(),
+            last: None,
+        }
+    }
+
+    pub(super) fn run(mut self) {
+        loop {
+            match wait(&*self.tun, &self.stop) {
+                Ok(Woken::Ready(_)) => {}
+                Ok(Woken::Stop) => return,
+                Err(error) => return tracing::error!(%error, "poll on the tunnel device"),
+            }
+            loop {
+                let mut header = [0; VNET_LEN];
+                let buffers = &mut [IoSliceMut::new(&mut header), IoSliceMut::new(&mut self.packet)];
+                match self.tun.read(buffers) {
+                    Ok(Some(len)) => self.take(&header, len.saturating_sub(VNET_LEN)),
+                    Ok(None) => break,
+                    Err(error) => return tracing::error!(%error, device = self.tun.name(), "read"),
+                }
+            }
+            self.flush();
+        }
+    }
+
+    fn take(&mut self, header: &[u8; VNET_LEN], len: usize) {
+        let offload = VnetHeader::decode(header);
+        let Ok(mut headers) = Headers::parse(&self.packet[..len]) else {
+            return self.counters.count(Counter::Unsuitable);
+        };
+        let own = match headers.fragment {
+            Fragment::Later(_) => self.fragments.recall(&headers),
+            _ => Some(headers.outbound_tuple()),
+        };
+        let Some(own) = own else {
+            return self.counters.count(Counter::NoFlow);
+        };
+        let route = match self.route(&own) {
+            Ok(route) => route,
+            Err(NoRoute::Flow) => return self.counters.count(Counter::NoFlow),
+            Err(NoRoute::Path) => return self.counters.count(Counter::NoPath),
+        };
+        if let Fragment::First(_) = headers.fragment {
+            self.fragments.remember(&headers, own);
+        }
+        if !self.way.as_ref().is_some_and(|way| Arc::ptr_eq(way, &route.way)) {
+            self.flush();
+            self.batch.reset(FRAMING, if route.way.path.sealed { TAG_LEN } else { 0 });
+            self.way = Some(Arc::clone(&route.way));
+        }
+        let state = if offload.needs_checksum() { ChecksumState::Partial } else { ChecksumState::Whole };
+        let packet = &mut self.packet[..len];
+        // The peer's names, seen from here: what it calls remote is this host.
+        let (source, destination) = (route.peer_tuple.remote, route.peer_tuple.local);
+        let translated = rewrite(packet, &mut headers, source, destination, state).is_ok();
+        if !translated || segment(packet, &headers, &offload, &mut self.batch).is_err() {
+            return self.counters.count(Counter::Unsuitable);
+        }
+        if self.batch.used() >= GATHER {
+            self.flush();
+        }
+    }
+
+    fn route(&mut self, own: &FlowTuple) -> Result<Route, NoRoute> {
+        let generation = self.table.generation();
+        if let Some((then, tuple, route)) = &self.last
+            && *then == generation
+            && tuple == own
+        {
+            return Ok(route.clone());
+        }
+        let route = self.table.route(own)?;
+        self.last = Some((generation, *own, route.clone()));
+        Ok(route)
+    }
+
+    fn flush(&mut self) {
+        let Some(way) = self.way.clone() else { return };
+        if self.batch.is_empty() {
+            return;
+        }
+        let count = self.batch.len();
+        let bytes: usize = self.batch.spans().iter().map(|span| span.len).sum();
+        if !frame(&mut self.batch, &way) {
+            self.counters.add(Counter::SendFailed, count);
+        } else if way.allow(self.batch.spans().iter().map(|span| span.len).sum()) {
+            let transmits = trains(&self.batch, &way);
+            let report = self.udp.send(&transmits);
+            self.counters.add(Counter::PacketsSent, report.sent);
+            if report.dropped == 0 {
+                self.counters.add(Counter::BytesSent, bytes);
+            } else {
+                self.counters.add(Counter::SendFailed, report.dropped);
+                self.counters.add(Counter::BytesSent, bytes / count * report.sent);
+            }
+        } else {
+            self.counters.add(Counter::Unconfirmed, count);
+        }
+        let tailroom = if way.path.sealed { TAG_LEN } else { 0 };
+        self.batch.reset(FRAMING, tailroom);
+    }
+}
+
+/// Makes a datagram of each packet of the batch, in the room around it; false if the key is used up.
+fn frame(batch: &mut Batch, way: &Way) -> bool {
+    let (buffer, spans) = batch.parts_mut();
+    let Some(first) = (if way.path.sealed { way.session.take_counters(spans.len()) } else { Some(0) }) else {
+        return false;
+    };
+    for (span, counter) in spans.iter_mut().zip(first..) {
+        let Ok(length) = length_prefix(span.len) else { return false };
+        let protection = if way.path.sealed {
+            Protection::Sealed { counter }
+        } else {
+            Protection::Plain { token: way.session.keys.send_token }
+        };
+        let header = TunnelHeader { chain: 0, receiver: way.path.send_index, protection }.encode();
+        let start = span.start - FRAMING;
+        buffer[start..start + HEADER_LEN].copy_from_slice(&header);
+        buffer[start + HEADER_LEN..span.start].copy_from_slice(&length);
+        let mut end = span.end();
+        if way.path.sealed {
+            let Ok(tag) = way.session.sealing.seal(counter, &header, &mut buffer[span.start - LENGTH_LEN..end]) else {
+                return false;
+            };
+            buffer[end..end + TAG_LEN].copy_from_slice(&tag);
+            end += TAG_LEN;
+        }
+        *span = Span { start, len: end - start };
+    }
+    true
+}
+
+/// Joins datagrams that lie side by side and are equally long but for the last into trains. Those that the path can
+/// only carry in fragments go singly: the kernel cuts no train of such.
+fn trains<'a>(batch: &'a Batch, way: &Way) -> Vec<Transmit<'a>> {
+    let longest = way.path.longest_datagram();
+    let mut transmits = Vec::new();
+    let mut spans = batch.spans().iter().copied().peekable();
+    while let Some(first) = spans.next() {
+        let (size, mut end, mut last) = (first.len, first.end(), first.len);
+        while size <= longest && last == size {
+            match spans.next_if(|next| next.start == end && next.len <= size) {
+                Some(next) => (end, last) = (next.end(), next.len),
+                None => break,
+            }
+        }
+        transmits.push(Transmit {
+            destination: way.path.remote,
+            source: way.path.source,
+            contents: &batch.buffer()[first.start..end],
+            segment_size: u16::try_from(size).ok(),
+        });
+    }
+    transmits
+}
