@@ -33,7 +33,13 @@ struct flow_entry {
 	__u32 home_peer_epoch;
 	__be16 wire_local_port;
 	__be16 wire_remote_port;
+	/* Epochs at which the flow was last heard rewritten (P-24); written by ingress where the carrier is FOLLOW. */
+	__u32 heard_local_epoch;
+	__u32 heard_peer_epoch;
 };
+
+/* An epoch that never is: the flow was not heard rewritten. */
+#define EPOCH_NEVER 0xffffffffU
 
 /* Map `wire_flows`: this -> own tuple. */
 struct wire_flow {
@@ -49,6 +55,7 @@ enum carrier {
 	CARRIER_REWRITE = 1,
 	CARRIER_TUNNEL = 2,
 	CARRIER_HOLD = 3,
+	CARRIER_FOLLOW = 4, /* as REWRITE for flows that were heard rewritten, as TUNNEL for the rest (P-24) */
 };
 
 #define ALLOWANCE_UNLIMITED 0xffffffffffffffffULL

@@ -18,6 +18,16 @@ static __always_inline bool has_moved(const struct flow_entry *flow, const struc
 	return flow->home_local_epoch != binding->local_epoch || flow->home_peer_epoch != binding->peer_epoch;
 }
 
+/* What carries this moved flow: a binding that follows looks at what the flow was heard by. */
+static __always_inline __u8 carrier_of(const struct flow_entry *flow, const struct binding *binding)
+{
+	if (binding->carrier != CARRIER_FOLLOW)
+		return binding->carrier;
+	return flow->heard_local_epoch == binding->local_epoch && flow->heard_peer_epoch == binding->peer_epoch ?
+		       CARRIER_REWRITE :
+		       CARRIER_TUNNEL;
+}
+
 /* May `length` more bytes go to the peer's locator (P-18)? Counts them if so. */
 static __always_inline bool take_allowance(struct binding *binding, __u64 length)
 {
@@ -80,7 +90,7 @@ static __noinline int egress_icmp(struct __sk_buff *skb, __u32 network, const st
 	binding = bpf_map_lookup_elem(&bindings, &flow->binding);
 	if (!binding || binding->carrier == CARRIER_NATIVE || !has_moved(flow, binding))
 		return pass();
-	if (binding->carrier != CARRIER_REWRITE || is_ipv4(&binding->peer) != (packet->family == 4))
+	if (carrier_of(flow, binding) != CARRIER_REWRITE || is_ipv4(&binding->peer) != (packet->family == 4))
 		return hold(COUNTER_DROPPED_ICMP_OUT);
 	if (!take_allowance(binding, skb->len - network))
 		return hold(COUNTER_HELD_ALLOWANCE);
@@ -103,6 +113,7 @@ static __noinline int egress_flow(struct __sk_buff *skb, __u32 network, const st
 	struct names names = {};
 	struct flow_entry *flow;
 	struct binding *binding;
+	__u8 carrier;
 
 	if (!packet || !settings)
 		return pass();
@@ -136,14 +147,15 @@ static __noinline int egress_flow(struct __sk_buff *skb, __u32 network, const st
 		fragment_key(&key, packet, FRAGMENT_OUT);
 		bpf_map_update_elem(&fragments, &key, &own, BPF_ANY);
 	}
-	if (binding->carrier == CARRIER_TUNNEL) {
+	carrier = carrier_of(flow, binding);
+	if (carrier == CARRIER_TUNNEL) {
 		if (!settings->tunnel)
 			return hold(COUNTER_HELD_NO_TUNNEL);
 		if (skb->ifindex == settings->tunnel)
 			return pass_counted(COUNTER_TUNNELLED_OUT);
 		return to_tunnel(settings->tunnel);
 	}
-	if (binding->carrier != CARRIER_REWRITE)
+	if (carrier != CARRIER_REWRITE)
 		return hold(COUNTER_HELD);
 	if (is_ipv4(&binding->peer) != (packet->family == 4))
 		return hold(COUNTER_HELD_FAMILY);

@@ -44,6 +44,23 @@ static __always_inline struct flow_tuple *find_own(__u32 binding, __u8 transport
 	return bpf_map_lookup_elem(&wire_flows, &key);
 }
 
+/* The flow came rewritten: whatever stands before the peer lets it through, so it may be answered so (P-24). */
+static __always_inline void hear(__u32 id, const struct flow_tuple *own)
+{
+	struct binding *binding = bpf_map_lookup_elem(&bindings, &id);
+	struct flow_entry *flow;
+
+	if (!binding || binding->carrier != CARRIER_FOLLOW)
+		return;
+	flow = bpf_map_lookup_elem(&flows, own);
+	if (!flow)
+		return;
+	if (flow->heard_local_epoch != binding->local_epoch || flow->heard_peer_epoch != binding->peer_epoch) {
+		flow->heard_local_epoch = binding->local_epoch;
+		flow->heard_peer_epoch = binding->peer_epoch;
+	}
+}
+
 /* An ICMP error, from anybody on the path, about a packet that left under a wire tuple. */
 static __noinline int ingress_icmp(struct __sk_buff *skb, const struct packet *packet)
 {
@@ -108,6 +125,7 @@ static __noinline int ingress_flow(struct __sk_buff *skb, const struct packet *p
 		own = find_own(*binding, packet->protocol, packet->destination_port, packet->source_port);
 		if (!own)
 			return pass();
+		hear(*binding, own);
 	}
 	if (is_ipv4(&own->remote) != (packet->family == 4))
 		return pass();

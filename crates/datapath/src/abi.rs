@@ -65,6 +65,8 @@ plain! {
         home_peer_epoch: u32,
         wire_local_port: u16,
         wire_remote_port: u16,
+        heard_local_epoch: u32,
+        heard_peer_epoch: u32,
     }
     struct RawWireFlow { binding: u32, local_port: u16, remote_port: u16, transport: u8, zero: [u8; 3] }
     struct RawBinding {
@@ -111,6 +113,9 @@ plain! {
 /// `ALLOWANCE_UNLIMITED`
 const UNLIMITED: u64 = u64::MAX;
 
+/// `EPOCH_NEVER`
+const EPOCH_NEVER: u32 = u32::MAX;
+
 /// Names of the counters, in the order of `enum counter`.
 pub(crate) const COUNTERS: [&str; 23] = [
     "native_out",
@@ -156,6 +161,9 @@ pub enum Carrier {
     Tunnel = 2,
     /// Not at all for now: they disappear in a way that leaves TCP's back-off as it is.
     Hold = 3,
+    /// As [`Self::Rewrite`] for flows that were heard rewritten since the binding's epochs are what they are, as
+    /// [`Self::Tunnel`] for the rest (P-24).
+    Follow = 4,
 }
 
 impl Carrier {
@@ -165,6 +173,7 @@ impl Carrier {
             1 => Some(Self::Rewrite),
             2 => Some(Self::Tunnel),
             3 => Some(Self::Hold),
+            4 => Some(Self::Follow),
             _ => None,
         }
     }
@@ -270,6 +279,8 @@ impl RawFlowEntry {
             home_peer_epoch: entry.home_peer_epoch,
             wire_local_port: entry.wire_local_port.to_be(),
             wire_remote_port: entry.wire_remote_port.to_be(),
+            heard_local_epoch: EPOCH_NEVER,
+            heard_peer_epoch: EPOCH_NEVER,
         }
     }
 

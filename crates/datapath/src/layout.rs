@@ -110,6 +110,7 @@ fn constants_are_those_of_c() {
         ("CARRIER_REWRITE", Carrier::Rewrite as i64),
         ("CARRIER_TUNNEL", Carrier::Tunnel as i64),
         ("CARRIER_HOLD", Carrier::Hold as i64),
+        ("CARRIER_FOLLOW", Carrier::Follow as i64),
     ];
     assert_eq!(constants(&btf, "carrier"), named(&carriers));
 }

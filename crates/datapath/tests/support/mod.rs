@@ -1,6 +1,8 @@
 //! Network namespaces without names, a private bpffs, and programs run on packets.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+pub(crate) mod packet;
+
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
