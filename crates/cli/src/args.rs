@@ -180,3 +180,40 @@ pub(crate) enum PeersCommand {
         address: IpAddr,
     },
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_definition_is_sound() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn the_manual_page_has_every_command_and_option() {
+        let manual = include_str!("../../../docs/man/whimbrel.1");
+        let mut open = vec![Arguments::command()];
+        while let Some(command) = open.pop() {
+            assert!(manual.contains(command.get_name()), "{}", command.get_name());
+            for long in command.get_opts().filter_map(|option| option.get_long()) {
+                assert!(manual.contains(&format!("Fl -{long}")), "{}: --{long}", command.get_name());
+            }
+            open.extend(command.get_subcommands().cloned());
+        }
+    }
+
+    #[test]
+    fn help_fits_the_width() {
+        let mut command = Arguments::command().term_width(crate::table::WIDTH);
+        command.build();
+        let mut open = vec![command];
+        while let Some(mut command) = open.pop() {
+            let help = command.render_long_help().to_string();
+            let long = help.lines().find(|line| line.chars().count() > crate::table::WIDTH);
+            assert_eq!(long, None, "{}", command.get_name());
+            open.extend(command.get_subcommands().cloned());
+        }
+    }
+}
