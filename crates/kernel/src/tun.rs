@@ -23,6 +23,8 @@ const IFREQ: usize = size_of::<libc::ifreq>();
 #[derive(Debug)]
 pub struct Tun {
     file: File,
+    /// For requests about the interface, in the namespace that it is in whoever asks.
+    control: OwnedFd,
     name: String,
     index: u32,
     udp_segmentation: bool,
@@ -53,7 +55,8 @@ impl Tun {
         let mut request = Request::new(name)?;
         request.0[IFNAMSIZ..IFNAMSIZ + 2].copy_from_slice(&(flags as u16).to_ne_bytes());
         request.ioctl(&file, libc::TUNSETIFF, "ioctl TUNSETIFF")?;
-        let mut tun = Self { file, name: name.to_owned(), index: 0, udp_segmentation: true };
+        let control = control_socket(name)?;
+        let mut tun = Self { file, control, name: name.to_owned(), index: 0, udp_segmentation: true };
         let result = tun.configure(mtu);
         // A device that was made here and could not be set up is gone with the descriptor: it is not persistent yet.
         result.map(|()| tun)
@@ -84,7 +87,7 @@ impl Tun {
     pub fn set_mtu(&self, mtu: u32) -> Result<(), Error> {
         let mut request = Request::new(&self.name)?;
         request.0[IFNAMSIZ..IFNAMSIZ + 4].copy_from_slice(&mtu.to_ne_bytes());
-        request.ioctl(&control_socket(&self.name)?, libc::SIOCSIFMTU, "ioctl SIOCSIFMTU")
+        request.ioctl(&self.control, libc::SIOCSIFMTU, "ioctl SIOCSIFMTU")
     }
 
     /// Reads one packet into the buffers, its `virtio_net_hdr` ([`VNET_LEN`] bytes) first, and returns the length of
@@ -136,19 +139,18 @@ impl Tun {
         // SAFETY: the argument points to an int that outlives the call.
         check(unsafe { libc::ioctl(self.file.as_raw_fd(), libc::TUNSETVNETHDRSZ, &raw const size) })
             .map_err(|error| Error::call("ioctl TUNSETVNETHDRSZ", &self.name, error))?;
-        let control = control_socket(&self.name)?;
         let mut request = Request::new(&self.name)?;
-        request.ioctl(&control, libc::SIOCGIFINDEX, "ioctl SIOCGIFINDEX")?;
+        request.ioctl(&self.control, libc::SIOCGIFINDEX, "ioctl SIOCGIFINDEX")?;
         self.index = request.number();
         self.set_mtu(mtu)?;
         // Addresses that the kernel makes up would only send router solicitations into the tunnel. The file is missing
         // where there is no IPv6, and then there is nothing to prevent.
         let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{}/addr_gen_mode", self.name), "1");
         let mut request = Request::new(&self.name)?;
-        request.ioctl(&control, libc::SIOCGIFFLAGS, "ioctl SIOCGIFFLAGS")?;
+        request.ioctl(&self.control, libc::SIOCGIFFLAGS, "ioctl SIOCGIFFLAGS")?;
         let flags = request.number() as u16 | libc::IFF_UP as u16;
         request.0[IFNAMSIZ..IFNAMSIZ + 2].copy_from_slice(&flags.to_ne_bytes());
-        request.ioctl(&control, libc::SIOCSIFFLAGS, "ioctl SIOCSIFFLAGS")?;
+        request.ioctl(&self.control, libc::SIOCSIFFLAGS, "ioctl SIOCSIFFLAGS")?;
         self.set_persistent(true)
     }
 

@@ -1,0 +1,251 @@
+//! Two hosts, each a network namespace with a tunnel, joined by a veth pair.
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::time::Timespec;
+use whimbrel_daemon::tunnel::{Tunnel, TunnelFlow, TunnelPath};
+use whimbrel_handshake::TunnelKeys;
+use whimbrel_kernel::namespace::Entered;
+use whimbrel_kernel::tun::Tun;
+use whimbrel_kernel::udp::UdpSocket;
+use whimbrel_protocol::PeerId;
+use whimbrel_transform::datagram::{Protection, TunnelHeader, length_prefix};
+use whimbrel_transform::{Algorithm, checksum};
+use whimbrel_wire::{FlowTuple, Transport};
+
+pub(crate) const PORT: u16 = 2031;
+pub(crate) const PEER: PeerId = PeerId(7);
+const DEVICE: &str = "whimbrel";
+
+/// Family of the flow's addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Inner {
+    V4,
+    V6,
+}
+
+/// Family of the path between the hosts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outer {
+    V4,
+    V6,
+}
+
+pub(crate) fn is_root() -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        eprintln!("SKIPPED: needs root, to make network namespaces");
+    }
+    root
+}
+
+pub(crate) struct Host {
+    namespace: String,
+    pub(crate) tunnel: Tunnel,
+    wake: OwnedFd,
+    pub(crate) outer_address: IpAddr,
+    pub(crate) receive_index: u32,
+    keys: TunnelKeys,
+    path: Mutex<TunnelPath>,
+    flows: Vec<TunnelFlow>,
+}
+
+pub(crate) struct Pair {
+    pub(crate) a: Host,
+    pub(crate) b: Host,
+    inner: Inner,
+    _namespaces: [Namespace; 2],
+}
+
+/// One flow under its names at both ends.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Names {
+    pub(crate) a: FlowTuple,
+    pub(crate) b: FlowTuple,
+}
+
+struct Namespace(String);
+
+impl Namespace {
+    fn new(name: String) -> Self {
+        run("ip", &["netns", "add", &name]);
+        Self(name)
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        let _ = Command::new("ip").args(["netns", "del", &self.0]).status();
+    }
+}
+
+fn run(program: &str, arguments: &[&str]) {
+    let output = Command::new(program).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// The names of the flow: nothing of one end's tuple stands in the other's.
+fn names(inner: Inner, transport: Transport) -> Names {
+    let tuple = |local: &str, remote: &str| FlowTuple {
+        transport,
+        local: local.parse().unwrap(),
+        remote: remote.parse().unwrap(),
+    };
+    match inner {
+        Inner::V4 => {
+            Names { a: tuple("10.1.0.1:40001", "198.51.100.2:80"), b: tuple("10.2.0.2:8080", "203.0.113.1:50001") }
+        }
+        Inner::V6 => Names {
+            a: tuple("[fd01::1]:40001", "[2001:db8:1::2]:80"),
+            b: tuple("[fd02::2]:8080", "[2001:db8:2::1]:50001"),
+        },
+    }
+}
+
+impl Pair {
+    pub(crate) fn new(inner: Inner, outer: Outer, sealed: bool, mtu: u32) -> Self {
+        let unique: u32 = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), mtu) as u32;
+        let namespaces = ["a", "b"].map(|side| Namespace::new(format!("wt{unique:08x}{side}")));
+        let [a, b] = &namespaces;
+        run("ip", &["-n", &a.0, "link", "add", "veth", "type", "veth", "peer", "name", "veth", "netns", &b.0]);
+        let (address_a, address_b) = match outer {
+            Outer::V4 => ("192.0.2.1", "192.0.2.2"),
+            Outer::V6 => ("2001:db8:f::1", "2001:db8:f::2"),
+        };
+        let prefix = if outer == Outer::V4 { "24" } else { "64" };
+        let names = names(inner, Transport::Tcp);
+        for (namespace, outer_address, tuple) in [(a, address_a, names.a), (b, address_b, names.b)] {
+            let ip = |arguments: &[&str]| run("ip", &[&["-n", namespace.0.as_str()], arguments].concat());
+            let mtu = mtu.to_string();
+            ip(&["link", "set", "lo", "up"]);
+            ip(&["addr", "add", &tuple.local.ip().to_string(), "dev", "lo"]);
+            ip(&["link", "set", "veth", "mtu", &mtu, "up"]);
+            ip(&["addr", "add", &format!("{outer_address}/{prefix}"), "dev", "veth", "nodad"]);
+        }
+        let keys = TunnelKeys { send: [1; 32], receive: [2; 32], send_token: 3, receive_token: 4 };
+        let back = TunnelKeys {
+            send: keys.receive,
+            receive: keys.send,
+            send_token: keys.receive_token,
+            receive_token: keys.send_token,
+        };
+        let path = |send_index, source: &str, remote: &str| TunnelPath {
+            send_index,
+            sealed,
+            accept_plain: !sealed,
+            former: Vec::new(),
+            source: Some(source.parse().unwrap()),
+            remote: SocketAddr::new(remote.parse().unwrap(), PORT),
+            allowance: None,
+            path_mtu: mtu,
+        };
+        let flows = [Transport::Tcp, Transport::Udp].map(|transport| super::hosts::names(inner, transport));
+        let flows_a = flows.map(|names| TunnelFlow { own: names.a, peer: PEER, peer_tuple: names.b });
+        let flows_b = flows.map(|names| TunnelFlow { own: names.b, peer: PEER, peer_tuple: names.a });
+        let pair = Self {
+            a: Host::start(a.0.clone(), 0x0a0a, keys, path(0x0b0b, address_a, address_b), flows_a.to_vec()),
+            b: Host::start(b.0.clone(), 0x0b0b, back, path(0x0a0a, address_b, address_a), flows_b.to_vec()),
+            inner,
+            _namespaces: namespaces,
+        };
+        for (host, tuple) in [(&pair.a, names.a), (&pair.b, names.b)] {
+            let (local, remote) = (tuple.local.ip().to_string(), tuple.remote.ip().to_string());
+            host.ip(&["route", "add", &remote, "dev", DEVICE, "src", &local]);
+        }
+        pair
+    }
+
+    pub(crate) fn flow(&self, transport: Transport) -> Names {
+        names(self.inner, transport)
+    }
+}
+
+impl Host {
+    fn start(namespace: String, index: u32, keys: TunnelKeys, path: TunnelPath, flows: Vec<TunnelFlow>) -> Self {
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+        let tunnel = {
+            let _entered = Entered::path(&namespace_path(&namespace)).unwrap();
+            let tun = Tun::open(DEVICE, path.inner_mtu()).unwrap();
+            let udp = UdpSocket::bind(PORT).unwrap();
+            Tunnel::start(tun, udp, wake.try_clone().unwrap()).unwrap()
+        };
+        tunnel.add_keys(PEER, index, Algorithm::preferred(), &keys);
+        tunnel.set_path(PEER, index, path.clone()).unwrap();
+        tunnel.set_flows(flows.iter().copied());
+        let outer_address = path.source.unwrap();
+        let path = Mutex::new(path);
+        Self { namespace, tunnel, wake, outer_address, receive_index: index, keys, path, flows }
+    }
+
+    /// The same host after its daemon ended and came again, with keys of a new session.
+    pub(crate) fn restart(self) -> Self {
+        let Self { namespace, tunnel, receive_index, keys, path, flows, .. } = self;
+        drop(tunnel);
+        Self::start(namespace, receive_index, keys, path.into_inner().unwrap(), flows)
+    }
+
+    pub(crate) fn enter<T>(&self, work: impl FnOnce() -> T) -> T {
+        let _entered = Entered::path(&namespace_path(&self.namespace)).unwrap();
+        work()
+    }
+
+    pub(crate) fn ip(&self, arguments: &[&str]) {
+        run("ip", &[&["-n", self.namespace.as_str()], arguments].concat());
+    }
+
+    pub(crate) fn set_path(&self, change: impl FnOnce(&mut TunnelPath)) {
+        let mut path = self.path.lock().unwrap();
+        change(&mut path);
+        self.tunnel.set_path(PEER, self.receive_index, path.clone()).unwrap();
+    }
+
+    /// Waits until the tunnel says that there is something for the control thread.
+    pub(crate) fn wait_woken(&self, patience: Duration) {
+        let timeout = Timespec::try_from(patience).unwrap();
+        let ready = poll(&mut [PollFd::new(&self.wake, PollFlags::IN)], Some(&timeout)).unwrap();
+        assert_eq!(ready, 1, "the control thread was not woken");
+    }
+}
+
+fn namespace_path(name: &str) -> PathBuf {
+    PathBuf::from("/run/netns").join(name)
+}
+
+/// An IPv4 UDP packet of two bytes that the host with this flow would receive.
+pub(crate) fn udp_packet(receiver: FlowTuple) -> Vec<u8> {
+    let (IpAddr::V4(source), IpAddr::V4(destination)) = (receiver.remote.ip(), receiver.local.ip()) else {
+        panic!("IPv4 only");
+    };
+    let mut packet = vec![0x45, 0, 0, 30, 0, 0, 0, 0, 64, 17, 0, 0];
+    packet.extend(source.octets());
+    packet.extend(destination.octets());
+    let sum = !checksum::sum(&packet);
+    packet[10..12].copy_from_slice(&sum.to_be_bytes());
+    packet.extend(receiver.remote.port().to_be_bytes());
+    packet.extend(receiver.local.port().to_be_bytes());
+    packet.extend([0, 10, 0, 0, b'h', b'i']);
+    packet
+}
+
+/// A sealed datagram as the peer of `to` would send it, with `damage` added to its last byte.
+pub(crate) fn sealed(to: &Host, receiver: u32, counter: u64, packet: &[u8], damage: u8) -> Vec<u8> {
+    let header = TunnelHeader { chain: 0, receiver, protection: Protection::Sealed { counter } }.encode();
+    let mut train = [&length_prefix(packet.len()).unwrap()[..], packet].concat();
+    let tag = Algorithm::preferred().key(&to.keys.receive).seal(counter, &header, &mut train).unwrap();
+    let mut datagram = [&header[..], &train, &tag].concat();
+    *datagram.last_mut().unwrap() ^= damage;
+    datagram
+}
+
+/// A plain datagram as the peer of `to` would send it, with `damage` added to its token.
+pub(crate) fn plain(to: &Host, damage: u64, packet: &[u8]) -> Vec<u8> {
+    let token = to.keys.receive_token + damage;
+    let header = TunnelHeader { chain: 0, receiver: to.receive_index, protection: Protection::Plain { token } };
+    [&header.encode()[..], &length_prefix(packet.len()).unwrap(), packet].concat()
+}

@@ -1,0 +1,247 @@
+//! Two tunnels between two network namespaces, with real sockets on both ends. The two ends know each flow under
+//! different addresses and ports. Needs root; without it the tests say that they skip.
+
+mod hosts;
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::time::{Duration, Instant};
+
+use hosts::{Host, Inner, Outer, Pair, is_root};
+use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
+use whimbrel_daemon::tunnel::{Counter, Received};
+use whimbrel_wire::Transport;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(value) = condition() {
+            return value;
+        }
+        assert!(start.elapsed() < PATIENCE, "waited in vain for {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn connect_from(local: SocketAddr, remote: SocketAddr) -> TcpStream {
+    let family = if local.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let fd = socket(family, SocketType::STREAM, None).unwrap();
+    bind(&fd, &local).unwrap();
+    connect(&fd, &remote).unwrap();
+    TcpStream::from(fd)
+}
+
+/// Bytes that do not repeat within a segment or window.
+fn pattern(len: usize) -> Vec<u8> {
+    let mut state = 0x1234_5678_9abc_def1u64;
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend(state.to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+/// Sends `len` bytes from A to B and the same back, and checks every one.
+fn exchange_tcp(pair: &Pair, len: usize) {
+    let flow = pair.flow(Transport::Tcp);
+    let listener = pair.b.enter(|| TcpListener::bind(flow.b.local).unwrap());
+    // The listener's backlog completes the connection.
+    let client = pair.a.enter(|| connect_from(flow.a.local, flow.a.remote));
+    let (mut server, from) = listener.accept().unwrap();
+    assert_eq!(from, flow.b.remote, "the server sees the peer under its own name for it");
+    server.set_read_timeout(Some(PATIENCE)).unwrap();
+    let sent = pattern(len);
+    let mut back = client.try_clone().unwrap();
+    back.set_read_timeout(Some(PATIENCE)).unwrap();
+    std::thread::scope(|scope| {
+        let writer = scope.spawn({
+            let (mut client, sent) = (&client, &sent);
+            move || client.write_all(sent).unwrap()
+        });
+        let echo = scope.spawn(move || {
+            let mut received = vec![0; len];
+            server.read_exact(&mut received).unwrap();
+            server.write_all(&received).unwrap();
+            received
+        });
+        let mut returned = vec![0; len];
+        back.read_exact(&mut returned).unwrap();
+        writer.join().unwrap();
+        assert!(echo.join().unwrap() == sent, "what B received differs");
+        assert!(returned == sent, "what came back differs");
+    });
+}
+
+#[test]
+fn tcp_is_byte_exact_in_all_kinds_of_tunnels() {
+    if !is_root() {
+        return;
+    }
+    for inner in [Inner::V4, Inner::V6] {
+        for outer in [Outer::V4, Outer::V6] {
+            for sealed in [false, true] {
+                let pair = Pair::new(inner, outer, sealed, 1500);
+                exchange_tcp(&pair, 8 << 20);
+                for host in [&pair.a, &pair.b] {
+                    let counters = host.tunnel.counters();
+                    assert!(counters.get(Counter::BytesReceived) > 8 << 20);
+                    for bad in [Counter::SendFailed, Counter::Malformed, Counter::ForeignFlow, Counter::WriteFailed] {
+                        assert_eq!(counters.get(bad), 0, "{bad:?} {inner:?} {outer:?} {sealed}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn segments_made_for_a_larger_path_go_in_fragments() {
+    if !is_root() {
+        return;
+    }
+    for sealed in [false, true] {
+        let pair = Pair::new(Inner::V4, Outer::V4, sealed, 1500);
+        // The device still cuts for 1500, the path carries 1400.
+        for host in [&pair.a, &pair.b] {
+            host.tunnel.device().set_mtu(1500).unwrap();
+            host.ip(&["link", "set", "veth", "mtu", "1400"]);
+        }
+        exchange_tcp(&pair, 2 << 20);
+        assert_eq!(pair.a.tunnel.counters().get(Counter::SendFailed), 0);
+    }
+}
+
+#[test]
+fn datagrams_pass_whole_and_fragmented() {
+    if !is_root() {
+        return;
+    }
+    for inner in [Inner::V4, Inner::V6] {
+        let pair = Pair::new(inner, Outer::V4, true, 1500);
+        let flow = pair.flow(Transport::Udp);
+        let a = pair.a.enter(|| UdpSocket::bind(flow.a.local).unwrap());
+        let b = pair.b.enter(|| UdpSocket::bind(flow.b.local).unwrap());
+        for socket in [&a, &b] {
+            socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        }
+        for len in [0, 1, 1200, 1472, 9000, 60_000] {
+            let sent = pattern(len);
+            a.send_to(&sent, flow.a.remote).unwrap();
+            let mut received = vec![0; 65_536];
+            let (count, from) = b.recv_from(&mut received).unwrap();
+            assert!((&received[..count], from) == (&sent[..], flow.b.remote), "{len} bytes");
+            b.send_to(&received[..count], from).unwrap();
+            let (count, from) = a.recv_from(&mut received).unwrap();
+            assert!((&received[..count], from) == (&sent[..], flow.a.remote), "{len} bytes back");
+        }
+    }
+}
+
+#[test]
+fn what_is_forged_or_foreign_is_dropped_and_counted() {
+    if !is_root() {
+        return;
+    }
+    let pair = Pair::new(Inner::V4, Outer::V4, true, 1500);
+    let stranger = pair.a.enter(|| UdpSocket::bind((pair.a.outer_address, 0)).unwrap());
+    let to = SocketAddr::new(pair.b.outer_address, hosts::PORT);
+    let count = |counter| pair.b.tunnel.counters().get(counter);
+    let attempt = |bytes: &[u8], counter| {
+        let before = count(counter);
+        stranger.send_to(bytes, to).unwrap();
+        until(&format!("{counter:?} to rise"), || (count(counter) > before).then_some(()));
+    };
+    let inner = hosts::udp_packet(pair.flow(Transport::Udp).b);
+    let foreign = hosts::udp_packet(pair.flow(Transport::Udp).b.mirrored());
+    attempt(&[0x20; 3], Counter::Malformed);
+    attempt(&hosts::sealed(&pair.b, 99, 1, &inner, 0), Counter::UnknownIndex);
+    attempt(&hosts::sealed(&pair.b, pair.b.receive_index, 1, &inner, 1), Counter::BadTag);
+    attempt(&hosts::sealed(&pair.b, pair.b.receive_index, 7, &foreign, 0), Counter::ForeignFlow);
+    attempt(&hosts::sealed(&pair.b, pair.b.receive_index, 7, &inner, 0), Counter::Replayed);
+    attempt(&hosts::plain(&pair.b, 0, &inner), Counter::BadToken);
+    pair.b.set_path(|path| path.accept_plain = true);
+    attempt(&hosts::plain(&pair.b, 1, &inner), Counter::BadToken);
+    attempt(&hosts::plain(&pair.b, 0, &inner), Counter::BadSource);
+    assert_eq!(count(Counter::PacketsReceived), 0);
+    pair.b.set_path(|path| path.former = vec![stranger.local_addr().unwrap()]);
+    attempt(&hosts::plain(&pair.b, 0, &inner), Counter::PacketsReceived);
+    assert_eq!(pair.b.tunnel.receive_control(), None);
+}
+
+#[test]
+fn without_flow_path_or_allowance_nothing_is_sent() {
+    if !is_root() {
+        return;
+    }
+    let pair = Pair::new(Inner::V4, Outer::V4, true, 1500);
+    let flow = pair.flow(Transport::Udp).a;
+    let socket = pair.a.enter(|| UdpSocket::bind(flow.local).unwrap());
+    let count = |counter| pair.a.tunnel.counters().get(counter);
+    let attempt = |counter| {
+        let before = count(counter);
+        socket.send_to(&[1; 100], flow.remote).unwrap();
+        until(&format!("{counter:?} to rise"), || (count(counter) > before).then_some(()));
+    };
+    attempt(Counter::PacketsSent);
+    // Each datagram is 100 + 28 inside and 18 + 16 around: one is allowed, two are not.
+    pair.a.set_path(|path| path.allowance = Some(200));
+    attempt(Counter::PacketsSent);
+    attempt(Counter::Unconfirmed);
+    pair.a.tunnel.remove_path(hosts::PEER);
+    attempt(Counter::NoPath);
+    pair.a.tunnel.remove_flow(&flow);
+    attempt(Counter::NoFlow);
+}
+
+#[test]
+fn control_datagrams_and_errors_reach_the_control_thread() {
+    if !is_root() {
+        return;
+    }
+    for outer in [Outer::V4, Outer::V6] {
+        let pair = Pair::new(Inner::V4, outer, true, 1500);
+        let (a, b) = (&pair.a, &pair.b);
+        let to = SocketAddr::new(b.outer_address, hosts::PORT);
+        a.tunnel.send_control(Some(a.outer_address), to, b"\x10control").unwrap();
+        b.wait_woken(PATIENCE);
+        let received = until("the datagram", || b.tunnel.receive_control());
+        let Received::Datagram { source, destination, bytes, .. } = received else { panic!("{received:?}") };
+        assert_eq!(source, SocketAddr::new(a.outer_address, hosts::PORT));
+        assert_eq!((destination, bytes.as_slice()), (Some(b.outer_address), &b"\x10control"[..]));
+
+        let closed = SocketAddr::new(b.outer_address, 9);
+        a.tunnel.send_control(None, closed, b"\x01anyone").unwrap();
+        a.wait_woken(PATIENCE);
+        let received = until("the report", || a.tunnel.receive_control());
+        let Received::Error(report) = received else { panic!("{received:?}") };
+        assert!(report.is_port_unreachable() && report.destination == closed, "{report:?}");
+        assert_eq!(report.reporter, Some(b.outer_address));
+    }
+}
+
+#[test]
+fn the_device_outlives_its_daemon() {
+    if !is_root() {
+        return;
+    }
+    let mut pair = Pair::new(Inner::V4, Outer::V4, false, 1500);
+    exchange_tcp(&pair, 1 << 16);
+    let index = pair.a.tunnel.device().index();
+    pair.a = pair.a.restart();
+    assert_eq!(pair.a.tunnel.device().index(), index);
+    let flow = pair.flow(Transport::Udp);
+    let socket = pair.a.enter(|| UdpSocket::bind(flow.a.local).unwrap());
+    let peer = pair.b.enter(|| UdpSocket::bind(flow.b.local).unwrap());
+    peer.set_read_timeout(Some(PATIENCE)).unwrap();
+    // The route through the device is still there: nobody set it again.
+    socket.send_to(b"again", flow.a.remote).unwrap();
+    let mut buffer = [0; 9];
+    assert_eq!(peer.recv_from(&mut buffer).unwrap(), (5, flow.b.remote));
+    let _: &Host = &pair.a;
+}
