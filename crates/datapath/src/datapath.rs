@@ -3,7 +3,7 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use whimbrel_wire::FlowTuple;
 
@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::events::{Event, Ring};
 use crate::hook::{Direction, Hook, Mechanism, has_ethernet_header};
 use crate::object::Programs;
-use crate::sockets::{Sockets, TcpSocket};
+use crate::sockets::{Follower, Sockets, TcpSocket};
 use crate::table::Table;
 
 /// What an interface is to the data plane, and so which programs it gets.
@@ -69,7 +69,8 @@ impl Role {
 pub struct Datapath {
     pins: PathBuf,
     programs: Programs,
-    sockets: Option<Sockets>,
+    sockets: OnceLock<Sockets>,
+    follower: Option<Follower>,
     flows: Table<RawTuple, RawFlowEntry>,
     wire_flows: Table<RawWireFlow, RawTuple>,
     bindings: Table<u32, RawBinding>,
@@ -99,7 +100,8 @@ impl Datapath {
         let programs = Programs::load_datapath(pins)?;
         let mut datapath = Self {
             pins: pins.to_owned(),
-            sockets: None,
+            sockets: OnceLock::new(),
+            follower: None,
             flows: programs.table("flows")?,
             wire_flows: programs.table("wire_flows")?,
             bindings: programs.table("bindings")?,
@@ -373,16 +375,21 @@ impl Datapath {
     /// # Errors
     /// When the kernel refuses, or lacks what the programs on sockets need ([`crate::Features::sockets`]).
     pub fn track(&mut self, enabled: bool) -> Result<(), Error> {
-        match &mut self.sockets {
-            Some(sockets) => sockets.follow(enabled),
-            None if enabled => {
-                let mut sockets = Sockets::load(&self.programs)?;
-                sockets.follow(true)?;
-                self.sockets = Some(sockets);
-                Ok(())
-            }
-            None => Ok(()),
+        if !enabled {
+            self.follower = None;
+        } else if self.follower.is_none() {
+            self.follower = Some(self.sockets()?.follow()?);
         }
+        Ok(())
+    }
+
+    /// The programs on sockets, loaded when they are first needed: that takes tens of milliseconds.
+    fn sockets(&self) -> Result<&Sockets, Error> {
+        if let Some(sockets) = self.sockets.get() {
+            return Ok(sockets);
+        }
+        let sockets = Sockets::load(&self.programs)?;
+        Ok(self.sockets.get_or_init(|| sockets))
     }
 
     /// Readable when there are events to be drained at once: introductions, or many of the rest.
@@ -400,16 +407,12 @@ impl Datapath {
     }
 
     /// Gives every TCP socket of the calling thread's network namespace that is connected or connecting to `receiver`,
-    /// loopback included.
+    /// loopback included. The first call loads programs, unless [`Datapath::track`] has done so.
     ///
     /// # Errors
     /// When the kernel refuses, or lacks what the programs on sockets need ([`crate::Features::sockets`]).
-    pub fn tcp_sockets(&mut self, mut receiver: impl FnMut(&TcpSocket)) -> Result<(), Error> {
-        let sockets = match self.sockets.take() {
-            Some(sockets) => sockets,
-            None => Sockets::load(&self.programs)?,
-        };
-        self.sockets.insert(sockets).list(&mut receiver)
+    pub fn tcp_sockets(&self, mut receiver: impl FnMut(&TcpSocket)) -> Result<(), Error> {
+        self.sockets()?.list(&mut receiver)
     }
 
     /// How often each verdict was given, for each reason (`enum counter` in `bpf/abi.h`), summed over the CPUs.

@@ -55,8 +55,10 @@ pub(crate) struct Programs {
     object: Object,
 }
 
-// SAFETY: libbpf ties an object to no thread; only `&self` methods that read it are used.
+// SAFETY: libbpf ties an object to no thread.
 unsafe impl Send for Programs {}
+// SAFETY: once loaded it is only read: its lists of maps and programs, their names, sizes and descriptors.
+unsafe impl Sync for Programs {}
 
 impl Programs {
     /// Loads the data plane, on the maps pinned in `pins` if there are any, and pins them there else.

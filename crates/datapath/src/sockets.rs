@@ -70,8 +70,12 @@ impl TcpSocket {
 #[derive(Debug)]
 pub(crate) struct Sockets {
     programs: Programs,
-    /// Attached while open.
-    follower: Option<OwnedFd>,
+}
+
+/// The program that reports sockets as they open and close; attached while this lives.
+#[derive(Debug)]
+pub(crate) struct Follower {
+    _link: OwnedFd,
 }
 
 /// Records a read; the kernel makes 8 pages at a time (`kernel/bpf/bpf_iter.c`).
@@ -79,20 +83,14 @@ const READ_BYTES: usize = 32 * 1024;
 
 impl Sockets {
     pub(crate) fn load(datapath: &Programs) -> Result<Self, Error> {
-        Ok(Self { programs: Programs::load_sockets(datapath)?, follower: None })
+        Ok(Self { programs: Programs::load_sockets(datapath)? })
     }
 
-    /// Attaches or detaches the program that reports sockets as they open and close.
-    pub(crate) fn follow(&mut self, enabled: bool) -> Result<(), Error> {
-        if !enabled {
-            self.follower = None;
-        } else if self.follower.is_none() {
-            let program = self.programs.program("follow_sockets")?;
-            // SAFETY: a program of the kind that has its tracepoint in itself, so the name is null.
-            let fd = unsafe { libbpf_sys::bpf_raw_tracepoint_open(ptr::null(), program.as_raw_fd()) };
-            self.follower = Some(owned(fd, "bpf(BPF_RAW_TRACEPOINT_OPEN)", "inet_sock_set_state")?);
-        }
-        Ok(())
+    pub(crate) fn follow(&self) -> Result<Follower, Error> {
+        let program = self.programs.program("follow_sockets")?;
+        // SAFETY: a program of the kind that has its tracepoint in itself, so the name is null.
+        let fd = unsafe { libbpf_sys::bpf_raw_tracepoint_open(ptr::null(), program.as_raw_fd()) };
+        Ok(Follower { _link: owned(fd, "bpf(BPF_RAW_TRACEPOINT_OPEN)", "inet_sock_set_state")? })
     }
 
     /// Calls `receiver` for each TCP socket of the calling thread's network namespace.

@@ -15,7 +15,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use support::{Bpffs, Namespace, is_root, veth};
+use support::{Bpffs, Namespace, is_root, tun, veth};
 use whimbrel_datapath::{Binding, Carrier, Datapath, FlowEntry, LocatorPair, Role};
 use whimbrel_wire::{FlowTuple, Transport};
 
@@ -147,8 +147,8 @@ impl Host {
     }
 }
 
-/// A move to the second network and on, through every carrier that the data plane has by itself.
-fn roams(old: &str, new: &str, server: &str, wire_port: impl Fn(u16) -> u16) {
+/// A move to the second network and on.
+fn roams(old: &str, new: &str, server: &str, tcx: bool, wire_port: impl Fn(u16) -> u16) {
     if !is_root() {
         return;
     }
@@ -162,6 +162,9 @@ fn roams(old: &str, new: &str, server: &str, wire_port: impl Fn(u16) -> u16) {
 
     let mut datapath = Datapath::open(&bpffs.pins("laptop")).expect("open");
     datapath.set_tunnel(0, 0x57, 0xff).expect("settings");
+    if !tcx {
+        datapath.avoid_tcx();
+    }
     for device in ["wifi", "lte"] {
         datapath.attach(index(device), Role::Wire).expect("attach");
     }
@@ -169,6 +172,9 @@ fn roams(old: &str, new: &str, server: &str, wire_port: impl Fn(u16) -> u16) {
     let laptop = Host::new(datapath, local, remote, (wire, PORT));
     net.server.enter();
     let mut datapath = Datapath::open(&bpffs.pins("server")).expect("open");
+    if !tcx {
+        datapath.avoid_tcx();
+    }
     datapath.attach(index("eth"), Role::Wire).expect("attach");
     let eth = index("eth");
     let far = Host::new(datapath, remote, local, (PORT, wire));
@@ -235,16 +241,120 @@ fn roams(old: &str, new: &str, server: &str, wire_port: impl Fn(u16) -> u16) {
 
 #[test]
 fn ipv4_connection_roams() {
-    roams("10.1.0.2", "10.2.0.2", "10.9.0.2", |port| port);
+    roams("10.1.0.2", "10.2.0.2", "10.9.0.2", true, |port| port);
 }
 
 #[test]
 fn ipv6_connection_roams() {
-    roams("fd00:1::2", "fd00:2::2", "fd00:9::2", |port| port);
+    roams("fd00:1::2", "fd00:2::2", "fd00:9::2", true, |port| port);
 }
 
 #[test]
 fn connection_roams_under_another_wire_port() {
-    roams("10.1.0.2", "10.2.0.2", "10.9.0.2", |port| port ^ 1);
-    roams("fd00:1::2", "fd00:2::2", "fd00:9::2", |port| port ^ 1);
+    roams("10.1.0.2", "10.2.0.2", "10.9.0.2", true, |port| port ^ 1);
+    roams("fd00:1::2", "fd00:2::2", "fd00:9::2", true, |port| port ^ 1);
+}
+
+#[test]
+fn connection_roams_with_filters_instead_of_tcx() {
+    roams("10.1.0.2", "10.2.0.2", "10.9.0.2", false, |port| port);
+    roams("fd00:1::2", "fd00:2::2", "fd00:9::2", false, |port| port ^ 1);
+}
+
+/// What a roamed host does with its old address: nobody may take it for one of its own any more, and its packets go to the
+/// TUN device. Reverse path filtering is strict.
+fn give_up(net: &Net, old: IpAddr, bits: u8, family: &str, via: &str) {
+    let laptop = &net.laptop;
+    laptop.sysctl("net.ipv4.conf.all.rp_filter", "1");
+    laptop.sysctl("net.ipv4.conf.all.src_valid_mark", "1");
+    laptop.run(&format!("ip {family} route del local {old} dev lo table local"));
+    laptop.run(&format!("ip {family} route add default dev tun table 100"));
+    laptop.run(&format!("ip {family} rule add fwmark 0x57/0xff lookup 101 pref 50"));
+    laptop.run(&format!("ip {family} rule add from {old}/{bits} lookup 100 pref 60"));
+    laptop.run(&format!("ip {family} route add local {old} dev lo table 101"));
+    // The way back of all marked packets, by every device that they come in by; IPv6 does not ask.
+    if old.is_ipv4() {
+        laptop.run(&format!("ip route add default table 101 nexthop via {via} dev lte nexthop dev tun"));
+    }
+}
+
+/// A host that moved and may be reached under its old address by nobody but its moved flows, by both carriers.
+fn gives_up_its_address(old: &str, new: &str, server: &str, bits: u8, family: &str, via: &str) {
+    if !is_root() {
+        return;
+    }
+    let [old, new, peer] = [old, new, server].map(|address| address.parse::<IpAddr>().expect("an address"));
+    let bpffs = Bpffs::new();
+    let net = Net::new();
+    let serving = serve(&net.server, peer);
+    let far_tun = tun("tun");
+    net.server.run("ip link set tun up");
+    let mut stream = connect(&net.laptop, peer);
+    let near_tun = tun("tun");
+    net.laptop.run("ip link set tun up");
+    let (local, remote) = (stream.local_addr().expect("local"), stream.peer_addr().expect("remote"));
+
+    let mut datapath = Datapath::open(&bpffs.pins("laptop")).expect("open");
+    datapath.set_tunnel(index("tun"), 0x57, 0xff).expect("settings");
+    datapath.attach(index("lte"), Role::Wire).expect("attach");
+    datapath.attach(index("tun"), Role::Tunnel).expect("attach");
+    let lte = index("lte");
+    let laptop = Host::new(datapath, local, remote, (local.port(), PORT));
+    net.server.enter();
+    let mut datapath = Datapath::open(&bpffs.pins("server")).expect("open");
+    datapath.set_tunnel(index("tun"), 0x57, 0xff).expect("settings");
+    datapath.attach(index("eth"), Role::Wire).expect("attach");
+    datapath.attach(index("tun"), Role::Tunnel).expect("attach");
+    let eth = index("eth");
+    let far = Host::new(datapath, remote, local, (PORT, local.port()));
+    exchange(&mut stream, 1);
+
+    net.leave("wifi", 1);
+    net.join("lte", 2);
+    give_up(&net, old, bits, family, via);
+    far.bind((1, 2), Carrier::Rewrite, peer, new, eth);
+    laptop.bind((2, 1), Carrier::Rewrite, new, peer, lte);
+    exchange(&mut stream, 2);
+    assert!(counter(&laptop.datapath, "rewritten_out") > 0);
+
+    far.bind((1, 2), Carrier::Tunnel, peer, new, eth);
+    laptop.bind((2, 1), Carrier::Tunnel, new, peer, lte);
+    let pump = |from: &std::fs::File, to: &std::fs::File| {
+        let (mut from, mut to) = (from.try_clone().expect("dup"), to.try_clone().expect("dup"));
+        // Ends when the device does: the test's last reference to it is gone then.
+        thread::spawn(move || {
+            let mut packet = vec![0; 1 << 16];
+            while let Ok(length @ 1..) = from.read(&mut packet) {
+                if to.write_all(&packet[..length]).is_err() {
+                    break;
+                }
+            }
+        });
+    };
+    pump(&near_tun, &far_tun);
+    pump(&far_tun, &near_tun);
+    exchange(&mut stream, 3);
+    for host in [&laptop, &far] {
+        assert!(counter(&host.datapath, "tunnelled_out") > 0);
+        assert!(counter(&host.datapath, "tunnel_in") > 0);
+    }
+
+    drop(stream);
+    serving.join().expect("the server ends");
+    net.laptop.enter();
+    laptop.datapath.unload().expect("unload");
+    net.server.enter();
+    far.datapath.unload().expect("unload");
+    net.laptop.run("ip link del tun");
+    net.server.run("ip link del tun");
+}
+
+#[test]
+fn ipv4_host_gives_up_its_address() {
+    gives_up_its_address("10.1.0.2", "10.2.0.2", "10.9.0.2", 32, "-4", "10.2.0.1");
+}
+
+#[test]
+fn ipv6_host_gives_up_its_address() {
+    gives_up_its_address("fd00:1::2", "fd00:2::2", "fd00:9::2", 128, "-6", "fd00:2::1");
 }

@@ -79,6 +79,20 @@ pub(crate) fn veth(a: &Namespace, a_name: &str, b: &Namespace, b_name: &str) {
     b.run(&format!("ip link set {b_name} up"));
 }
 
+/// A TUN device of the calling thread's namespace, whole IP packets without a header. Gone when dropped.
+pub(crate) fn tun(name: &str) -> File {
+    let file = File::options().read(true).write(true).open("/dev/net/tun").expect("open /dev/net/tun");
+    // SAFETY: ifreq is plain data, for which zero is a value.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = from.cast_signed();
+    }
+    request.ifr_ifru.ifru_flags = (libc::IFF_TUN | libc::IFF_NO_PI) as i16;
+    // SAFETY: an open TUN file and a request that the kernel reads.
+    check(unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) }).expect("TUNSETIFF");
+    file
+}
+
 /// A bpffs that only the calling thread and its children see.
 pub(crate) struct Bpffs(PathBuf);
 
