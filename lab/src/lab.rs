@@ -1,0 +1,222 @@
+//! A lab: hosts, the links between them, and their end.
+
+use std::collections::HashSet;
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use crate::link::{Emulator, Link, Shape};
+use crate::run::Run;
+use crate::{Error, Host, Random, Result};
+
+/// How a lab is made.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Seed of all randomness of links; `None`: a fresh one, which [`Lab::seed`] tells.
+    pub seed: Option<u64>,
+    /// The `whimbrel` binary; `None`: `WHIMBREL_BIN`, or the one beside this program.
+    pub whimbrel: Option<PathBuf>,
+    /// Write a pcap file of every emulated link to this directory.
+    pub captures: Option<PathBuf>,
+}
+
+/// What two interfaces are connected by.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Wire {
+    /// A veth pair: no delay, no limit, segmentation offload as the kernel does it. For throughput figures.
+    Veth,
+    /// An emulated link, each direction with its own shape.
+    Emulated {
+        /// From the first end to the second.
+        up: Shape,
+        /// From the second end to the first.
+        down: Shape,
+    },
+}
+
+impl Wire {
+    /// An emulated link that is the same in both directions.
+    pub fn shaped(shape: Shape) -> Self {
+        Self::Emulated { up: shape.clone(), down: shape }
+    }
+}
+
+/// Hosts and links of one run. Dropping it ends all processes in them and removes everything.
+pub struct Lab {
+    // Order matters: links stop before namespaces go, the run's directory goes last.
+    inner: Arc<LabInner>,
+    hosts: Vec<Host>,
+    run: Run,
+}
+
+/// What hosts need of their lab.
+pub(crate) struct LabInner {
+    emulator: Emulator,
+    seed: u64,
+    captures: Option<PathBuf>,
+    whimbrel: Option<PathBuf>,
+    used_captures: Mutex<HashSet<PathBuf>>,
+}
+
+impl Lab {
+    /// An empty lab. Needs root (CAP_SYS_ADMIN and CAP_NET_ADMIN) and /dev/net/tun.
+    pub fn new(options: Options) -> Result<Self> {
+        let seed = options.seed.unwrap_or_else(|| Random::fresh_seed() >> 32);
+        let run = Run::create()?;
+        if let Some(dir) = &options.captures {
+            std::fs::create_dir_all(dir).map_err(|e| Error::call("mkdir", dir.display().to_string(), e))?;
+        }
+        let inner = LabInner {
+            emulator: Emulator::start(seed)?,
+            seed,
+            captures: options.captures,
+            whimbrel: options.whimbrel,
+            used_captures: Mutex::default(),
+        };
+        Ok(Self { inner: Arc::new(inner), hosts: Vec::new(), run })
+    }
+
+    /// Six random hexadecimal digits that name the run: its namespaces are `wb-ID-HOST`.
+    pub fn id(&self) -> &str {
+        self.run.id()
+    }
+
+    /// Seed of the links' randomness: the same seed gives the same losses.
+    pub fn seed(&self) -> u64 {
+        self.inner.seed
+    }
+
+    /// Directory for files of this run; it goes with the lab.
+    pub fn dir(&self) -> &Path {
+        self.run.dir()
+    }
+
+    /// All hosts and routers.
+    pub fn hosts(&self) -> &[Host] {
+        &self.hosts
+    }
+
+    /// A host: `lo` up, loose rp_filter (as systemd sets it), no duplicate address detection.
+    pub fn host(&mut self, name: &str) -> Result<Host> {
+        let host = Host::create(self.run.id(), self.run.dir(), name, self.inner.clone())?;
+        host.ip(["link set lo up"])?;
+        host.sysctl("net.ipv4.conf.all.rp_filter", "2")?;
+        host.sysctl("net.ipv4.conf.default.rp_filter", "2")?;
+        host.sysctl("net.ipv6.conf.all.accept_dad", "0")?;
+        host.sysctl("net.ipv6.conf.default.accept_dad", "0")?;
+        self.hosts.push(host.clone());
+        Ok(host)
+    }
+
+    /// A router: forwards IPv4 and IPv6, filters nothing, sends no redirects.
+    pub fn router(&mut self, name: &str) -> Result<Host> {
+        let host = self.host(name)?;
+        for (key, value) in [
+            ("net.ipv4.ip_forward", "1"),
+            ("net.ipv6.conf.all.forwarding", "1"),
+            ("net.ipv4.conf.all.rp_filter", "0"),
+            ("net.ipv4.conf.default.rp_filter", "0"),
+            ("net.ipv4.conf.all.send_redirects", "0"),
+            ("net.ipv4.conf.default.send_redirects", "0"),
+        ] {
+            host.sysctl(key, value)?;
+        }
+        Ok(host)
+    }
+
+    /// Connects a new interface of each host. The link is `None` for a veth pair.
+    pub fn connect(&self, a: (&Host, &str), b: (&Host, &str), wire: &Wire) -> Result<Option<Link>> {
+        self.inner.connect(a, b, wire)
+    }
+
+    /// Connects two routers by a numbered transfer network (`n` up to 31): 192.0.2.128+4n/30 and 2001:db8:f:n::/64, the
+    /// first address at `a`. Neighbours are entered for good, so that no packet ever waits for ARP across a long link.
+    pub fn transfer(&self, n: u8, a: (&Host, &str), b: (&Host, &str), wire: &Wire) -> Result<Transfer> {
+        let link = self.connect(a, b, wire)?;
+        let net = 128 + 4 * n;
+        let mac = |end: u8| format!("02:00:00:00:{n:02x}:{end:02x}");
+        let v4 = [Ipv4Addr::new(192, 0, 2, net + 1), Ipv4Addr::new(192, 0, 2, net + 2)];
+        let v6 = [1, 2].map(|end| Ipv6Addr::new(0x2001, 0xdb8, 0xf, n.into(), 0, 0, 0, end));
+        for (me, other, (host, dev)) in [(0, 1, a), (1, 0, b)] {
+            host.ip([
+                format!("link set {dev} down"),
+                format!("link set {dev} address {}", mac(me as u8)),
+                format!("link set {dev} up"),
+                format!("addr add {}/30 dev {dev}", v4[me]),
+                format!("addr add {}/64 dev {dev} nodad", v6[me]),
+                format!("neigh replace {} lladdr {} dev {dev} nud permanent", v4[other], mac(other as u8)),
+                format!("neigh replace {} lladdr {} dev {dev} nud permanent", v6[other], mac(other as u8)),
+            ])?;
+        }
+        Ok(Transfer { link, v4, v6 })
+    }
+
+    /// Fails if the thread that carries frames has died of a panic in an observer or a hook.
+    pub fn check_links(&self) -> Result<()> {
+        if self.inner.emulator.works() { Ok(()) } else { Err(Error::Usage("the link emulator has died".into())) }
+    }
+
+    pub(crate) fn inner(&self) -> &Arc<LabInner> {
+        &self.inner
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        self.hosts.clear();
+    }
+}
+
+/// A transfer network between two routers.
+#[derive(Clone, Debug)]
+pub struct Transfer {
+    /// The emulated link, if it is one.
+    pub link: Option<Link>,
+    /// Addresses of both ends.
+    pub v4: [Ipv4Addr; 2],
+    /// Addresses of both ends.
+    pub v6: [Ipv6Addr; 2],
+}
+
+impl LabInner {
+    pub(crate) fn whimbrel(&self) -> Option<&Path> {
+        self.whimbrel.as_deref()
+    }
+
+    pub(crate) fn connect(&self, a: (&Host, &str), b: (&Host, &str), wire: &Wire) -> Result<Option<Link>> {
+        match wire {
+            Wire::Veth => {
+                let (host, dev) = a;
+                let (far, peer) = b;
+                host.ip([format!("link add {dev} type veth peer name {peer} netns {}", far.netns_name())])?;
+                host.ip([format!("link set {dev} up")])?;
+                far.ip([format!("link set {peer} up")])?;
+                Ok(None)
+            }
+            Wire::Emulated { up, down } => {
+                let taps = [a.0.tap(a.1)?, b.0.tap(b.1)?];
+                Ok(Some(self.plug(format!("{}:{}–{}:{}", a.0.name(), a.1, b.0.name(), b.1), taps, up, down)?))
+            }
+        }
+    }
+
+    pub(crate) fn plug(&self, name: String, taps: [crate::host::Tap; 2], up: &Shape, down: &Shape) -> Result<Link> {
+        let link = self.emulator.add(name, taps, up.clone(), down.clone());
+        if let Some(dir) = &self.captures {
+            link.capture(&self.capture_path(dir, link.name()))?;
+        }
+        Ok(link)
+    }
+
+    fn capture_path(&self, dir: &Path, link: &str) -> PathBuf {
+        let stem = link.replace([':', '–'], "-");
+        let mut used = self.used_captures.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut path = dir.join(format!("{stem}.pcap"));
+        let mut n = 2;
+        while !used.insert(path.clone()) {
+            path = dir.join(format!("{stem}.{n}.pcap"));
+            n += 1;
+        }
+        path
+    }
+}

@@ -1,0 +1,328 @@
+//! Access networks, and hosts that join, leave and roam between them.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::{Arc, Mutex};
+
+use crate::clock::MonoTime;
+use crate::host::Plug;
+use crate::link::{Cut, Link};
+use crate::{Error, Host, Result, Wire};
+
+/// Number of a network's first lease: the gateway has the first address of its prefix.
+const FIRST_LEASE: u32 = 10;
+
+/// What an access network offers.
+#[derive(Clone, Debug)]
+pub struct NetworkSpec {
+    /// Short name (up to 10 characters); the router's bridge is `br-NAME`.
+    pub name: String,
+    /// Gateway address and prefix length.
+    pub v4: Option<(Ipv4Addr, u8)>,
+    /// Gateway address and prefix length.
+    pub v6: Option<(Ipv6Addr, u8)>,
+    /// What each host's interface is connected to the network by; up is away from the host.
+    pub access: Wire,
+}
+
+/// An access network on a router: a bridge that hosts are plugged into. Clones are the same network.
+#[derive(Clone, Debug)]
+pub struct Network(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    spec: NetworkSpec,
+    router: Host,
+    leases: Mutex<Leases>,
+}
+
+#[derive(Debug, Default)]
+struct Leases {
+    by_host: HashMap<String, u32>,
+    ports: u32,
+}
+
+/// How a host joins a network.
+#[derive(Clone, Debug)]
+pub struct Join {
+    /// Interface of the host. One that has left a network is plugged into the new one and keeps its index; a new name
+    /// makes a new interface.
+    pub interface: String,
+    /// Metric of its default routes.
+    pub metric: u32,
+    /// Take an IPv4 address if the network has them.
+    pub v4: bool,
+    /// Take an IPv6 address if the network has them.
+    pub v6: bool,
+    /// This IPv4 address in place of the host's lease (to take over somebody's old address).
+    pub address_v4: Option<Ipv4Addr>,
+    /// This IPv6 address in place of the host's lease.
+    pub address_v6: Option<Ipv6Addr>,
+    /// Do real duplicate address detection for the IPv6 address (about a second).
+    pub dad: bool,
+    /// Enter default routes.
+    pub default_route: bool,
+    /// Congestion control of connections over the default routes; empty: the machine's default.
+    pub congestion: String,
+}
+
+impl Default for Join {
+    fn default() -> Self {
+        Self {
+            interface: "wlan0".into(),
+            metric: 100,
+            v4: true,
+            v6: true,
+            address_v4: None,
+            address_v6: None,
+            dad: false,
+            default_route: true,
+            congestion: "cubic".into(),
+        }
+    }
+}
+
+impl Join {
+    /// The usual join by this interface.
+    pub fn by(interface: &str) -> Self {
+        Self { interface: interface.into(), ..Self::default() }
+    }
+
+    /// The same with this metric.
+    pub fn metric(self, metric: u32) -> Self {
+        Self { metric, ..self }
+    }
+}
+
+/// How a host leaves a network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leave {
+    /// Addresses and routes are taken away and the carrier goes, as a DHCP client does it on the way out.
+    Orderly,
+    /// Addresses and routes are taken away; the link stays up.
+    AddressOnly,
+    /// The cable is pulled: the carrier goes, addresses and routes stay.
+    Carrier,
+    /// Nothing arrives any more in either direction; the host is not told.
+    Silent,
+}
+
+/// A host's place in a network.
+#[derive(Clone, Debug)]
+pub struct Attachment {
+    /// Interface of the host.
+    pub interface: String,
+    /// Its IPv4 address.
+    pub v4: Option<Ipv4Addr>,
+    /// Its IPv6 address.
+    pub v6: Option<Ipv6Addr>,
+    /// The link between host and network, if it is emulated; up is away from the host.
+    pub link: Option<Link>,
+    /// The network.
+    pub network: Network,
+    /// Just before the address and its route were entered.
+    pub started_at: MonoTime,
+    /// When address and route were there (and, with `dad`, the address was no longer tentative).
+    pub usable_at: MonoTime,
+}
+
+impl Attachment {
+    /// The IPv4 address; an error if the network gave none.
+    pub fn ipv4(&self) -> Result<IpAddr> {
+        self.v4.map(IpAddr::V4).ok_or_else(|| Error::Usage(format!("{} has no IPv4", self.network.name())))
+    }
+
+    /// The IPv6 address; an error if the network gave none.
+    pub fn ipv6(&self) -> Result<IpAddr> {
+        self.v6.map(IpAddr::V6).ok_or_else(|| Error::Usage(format!("{} has no IPv6", self.network.name())))
+    }
+
+    /// The emulated access link; an error if it is a veth.
+    pub fn access(&self) -> Result<&Link> {
+        self.link.as_ref().ok_or_else(|| Error::Usage(format!("{} is joined by veth", self.network.name())))
+    }
+}
+
+impl Network {
+    /// Makes a network on a router.
+    pub fn create(router: &Host, spec: NetworkSpec) -> Result<Self> {
+        let bridge = format!("br-{}", spec.name);
+        router.bridge(&bridge)?;
+        let v4 = spec.v4.map(|(gateway, len)| format!("addr add {gateway}/{len} dev {bridge}"));
+        let v6 = spec.v6.map(|(gateway, len)| format!("addr add {gateway}/{len} dev {bridge} nodad"));
+        router.ip(v4.into_iter().chain(v6))?;
+        Ok(Self(Arc::new(Inner { spec, router: router.clone(), leases: Mutex::default() })))
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.0.spec.name
+    }
+
+    /// What it offers.
+    pub fn spec(&self) -> &NetworkSpec {
+        &self.0.spec
+    }
+
+    /// Its router.
+    pub fn router(&self) -> &Host {
+        &self.0.router
+    }
+
+    /// Name of the router's interface.
+    pub fn bridge(&self) -> String {
+        format!("br-{}", self.name())
+    }
+
+    /// Number of the host's lease; a host that comes back gets the same again.
+    fn lease(&self, host: &str) -> u32 {
+        let mut leases = self.leases();
+        let next = FIRST_LEASE + leases.by_host.len() as u32;
+        *leases.by_host.entry(host.into()).or_insert(next)
+    }
+
+    fn next_port(&self) -> String {
+        let mut leases = self.leases();
+        leases.ports += 1;
+        format!("{}-{}", self.name(), leases.ports)
+    }
+
+    fn leases(&self) -> std::sync::MutexGuard<'_, Leases> {
+        self.0.leases.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+impl Host {
+    /// Joins a network: plugs the interface in, enters the leased address and default route.
+    pub fn join(&self, network: &Network, join: &Join) -> Result<Attachment> {
+        let link = self.plug(network, &join.interface)?;
+        self.configure(network, join, link, &[])
+    }
+
+    /// Leaves the network at `from` and joins another with the same interface, in one go: the old address is there until
+    /// the new one appears. `join.interface` is not looked at.
+    pub fn roam(&self, from: &Attachment, network: &Network, join: &Join) -> Result<Attachment> {
+        let join = Join { interface: from.interface.clone(), ..join.clone() };
+        self.unplug(&join.interface)?;
+        let link = self.plug(network, &join.interface)?;
+        let dev = &join.interface;
+        // Another network may have the same gateway with another hardware address.
+        let clear = [format!("addr flush dev {dev} scope global"), format!("neigh flush dev {dev}")];
+        self.configure(network, &join, link, &clear)
+    }
+
+    /// Leaves a network. The interface stays (unless it is a veth) and can join another.
+    pub fn leave(&self, at: &Attachment, how: Leave) -> Result<()> {
+        let dev = &at.interface;
+        let flush = || self.ip([format!("addr flush dev {dev} scope global"), format!("neigh flush dev {dev}")]);
+        match how {
+            Leave::Orderly => {
+                flush()?;
+                self.unplug(dev)
+            }
+            Leave::AddressOnly => flush(),
+            Leave::Carrier if at.link.is_none() => self.ip([format!("link set {dev} down")]),
+            Leave::Carrier => self.unplug(dev),
+            Leave::Silent => at.access()?.cut(Cut::Silent),
+        }
+    }
+
+    /// Connects the interface to the network's bridge.
+    fn plug(&self, network: &Network, interface: &str) -> Result<Option<Link>> {
+        let port = network.next_port();
+        let router = network.router();
+        let loose = self.plugs().remove(interface);
+        if loose.as_ref().is_some_and(|p| p.link.is_some()) {
+            return Err(Error::Usage(format!("{interface} on {} is plugged in already", self.name())));
+        }
+        let plug = match &network.spec().access {
+            Wire::Veth => {
+                self.lab().connect((self, interface), (router, &port), &Wire::Veth)?;
+                Plug { tap: None, link: None }
+            }
+            Wire::Emulated { up, down } => {
+                let tap = match loose.and_then(|p| p.tap) {
+                    Some(tap) => tap,
+                    None => self.tap(interface)?,
+                };
+                let name = format!("{}:{interface}–{}:{port}", self.name(), router.name());
+                let link = self.lab().plug(name, [tap.clone(), router.tap(&port)?], up, down)?;
+                link.carrier(true)?;
+                Plug { tap: Some(tap), link: Some(link) }
+            }
+        };
+        router.ip([format!("link set {port} master {}", network.bridge())])?;
+        let link = plug.link.clone();
+        self.plugs().insert(interface.into(), plug);
+        Ok(link)
+    }
+
+    fn unplug(&self, interface: &str) -> Result<()> {
+        let mut plugs = self.plugs();
+        match plugs.get_mut(interface) {
+            Some(Plug { tap: None, .. }) => {
+                plugs.remove(interface);
+                self.ip([format!("link del {interface}")])
+            }
+            Some(plug) => match plug.link.take() {
+                Some(link) => {
+                    link.remove();
+                    link.carrier(false)
+                }
+                None => Ok(()),
+            },
+            None => Err(Error::Usage(format!("{interface} on {} has joined no network", self.name()))),
+        }
+    }
+
+    /// Runs the commands in `first`, then enters addresses and routes, all in one batch.
+    fn configure(&self, network: &Network, join: &Join, link: Option<Link>, first: &[String]) -> Result<Attachment> {
+        let spec = network.spec();
+        let dev = &join.interface;
+        let metric = join.metric;
+        let lease = network.lease(self.name());
+        let v4 = spec.v4.filter(|_| join.v4).map(|(gateway, len)| {
+            (join.address_v4.unwrap_or_else(|| Ipv4Addr::from(u32::from(gateway) - 1 + lease)), gateway, len)
+        });
+        let v6 = spec.v6.filter(|_| join.v6).map(|(gateway, len)| {
+            let own = Ipv6Addr::from(u128::from(gateway) - 1 + u128::from(lease));
+            (join.address_v6.unwrap_or(own), gateway, len)
+        });
+        if join.dad {
+            self.sysctl("net.ipv6.conf.all.accept_dad", "1")?;
+            self.sysctl(&format!("net.ipv6.conf.{dev}.accept_dad"), "1")?;
+        }
+        let mut batch = first.to_vec();
+        if let Some((address, _, len)) = v4 {
+            batch.push(format!("addr add {address}/{len} dev {dev}"));
+        }
+        if let Some((address, _, len)) = v6 {
+            batch.push(format!("addr add {address}/{len} dev {dev} {}", if join.dad { "" } else { "nodad" }));
+        }
+        if join.default_route {
+            // As a route's attribute: a namespace may not choose a default that the machine's administrator restricts.
+            let control =
+                if join.congestion.is_empty() { String::new() } else { format!("congctl {}", join.congestion) };
+            let route =
+                |net: &str, via: IpAddr| format!("route replace {net} via {via} dev {dev} metric {metric} {control}");
+            batch.extend(v4.map(|(_, gateway, _)| route("default", gateway.into())));
+            batch.extend(v6.map(|(_, gateway, _)| route("::/0", gateway.into())));
+        }
+        let started_at = MonoTime::now();
+        self.ip(batch)?;
+        if join.dad {
+            crate::wait_for(std::time::Duration::from_secs(10), "duplicate address detection ends", || {
+                Ok(self.ip_output(&format!("-6 addr show dev {dev} tentative"))?.trim().is_empty().then_some(()))
+            })?;
+        }
+        Ok(Attachment {
+            interface: dev.clone(),
+            v4: v4.map(|v| v.0),
+            v6: v6.map(|v| v.0),
+            link,
+            network: network.clone(),
+            started_at,
+            usable_at: MonoTime::now(),
+        })
+    }
+}

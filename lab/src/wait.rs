@@ -1,0 +1,27 @@
+//! Waiting on conditions. Nothing in the lab sleeps for a fixed time and hopes.
+
+use std::time::{Duration, Instant};
+
+use crate::{Error, Result};
+
+/// How often a condition that nobody announces is looked at.
+const POLL_EVERY: Duration = Duration::from_millis(2);
+
+/// Calls `check` until it gives a value, at most for `timeout`. `what` names the condition in the error.
+pub fn wait_for<T>(timeout: Duration, what: &str, mut check: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    let start = Instant::now();
+    loop {
+        if let Some(value) = check()? {
+            return Ok(value);
+        }
+        if start.elapsed() > timeout {
+            return Err(Error::Timeout { what: what.into(), after: timeout, last: String::new() });
+        }
+        std::thread::sleep(POLL_EVERY);
+    }
+}
+
+/// Calls `check` until it is true, at most for `timeout`.
+pub fn wait_until(timeout: Duration, what: &str, mut check: impl FnMut() -> bool) -> Result<()> {
+    wait_for(timeout, what, || Ok(check().then_some(())))
+}
