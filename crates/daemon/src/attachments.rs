@@ -58,10 +58,10 @@ impl Attachments {
         attachments
     }
 
-    /// The interface that an address is on.
+    /// How many stays there were so far.
     #[must_use]
-    pub(crate) fn interface_of(&self, address: IpAddr) -> Option<u32> {
-        self.stays.get(&address).map(|stay| stay.sighting.interface)
+    pub(crate) fn newest(&self) -> u32 {
+        u32::try_from(self.newest).unwrap_or(u32::MAX)
     }
 }
 

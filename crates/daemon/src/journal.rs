@@ -35,10 +35,6 @@ pub struct Restored {
     pub peers: Vec<SavedPeer>,
     /// Flows that were introduced.
     pub flows: HashMap<FlowTuple, FlowEntry>,
-    /// Former addresses of this host that are kept on `lo`.
-    pub kept: Vec<IpAddr>,
-    /// Addresses of moved peers that lead into the egress programs, and whether through the tunnel.
-    pub reached: Vec<(IpAddr, bool)>,
 }
 
 /// The journal, open for appending.
@@ -50,8 +46,6 @@ pub struct Journal {
     pending: Vec<u8>,
     peers: BTreeMap<u32, SavedPeer>,
     flows: HashMap<FlowTuple, FlowEntry>,
-    kept: Vec<IpAddr>,
-    reached: Vec<(IpAddr, bool)>,
 }
 
 impl Journal {
@@ -74,8 +68,6 @@ impl Journal {
             pending: Vec::new(),
             peers: BTreeMap::new(),
             flows: HashMap::new(),
-            kept: Vec::new(),
-            reached: Vec::new(),
         };
         for line in text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
             match serde_json::from_slice::<Line>(line) {
@@ -87,13 +79,14 @@ impl Journal {
         let peers = &journal.peers;
         journal.flows.retain(|_, entry| peers.contains_key(&entry.peer.0));
         journal.rewrite()?;
-        let restored = Restored {
-            peers: journal.peers.values().cloned().collect(),
-            flows: journal.flows.clone(),
-            kept: journal.kept.clone(),
-            reached: journal.reached.clone(),
-        };
+        let restored = Restored { peers: journal.peers.values().cloned().collect(), flows: journal.flows.clone() };
         Ok((journal, restored))
+    }
+
+    /// The flows in force.
+    #[must_use]
+    pub fn flows(&self) -> &HashMap<FlowTuple, FlowEntry> {
+        &self.flows
     }
 
     /// Keeps what is known of a peer.
@@ -118,20 +111,6 @@ impl Journal {
     pub fn remove_flow(&mut self, flow: FlowTuple) {
         if self.flows.contains_key(&flow) {
             self.append(Line::Gone(flow.into()));
-        }
-    }
-
-    /// Keeps which addresses are kept on `lo`.
-    pub fn save_kept(&mut self, addresses: &[IpAddr]) {
-        if self.kept != addresses {
-            self.append(Line::Kept(addresses.to_vec()));
-        }
-    }
-
-    /// Keeps which addresses of moved peers are led into the egress programs.
-    pub fn save_reached(&mut self, addresses: &[(IpAddr, bool)]) {
-        if self.reached != addresses {
-            self.append(Line::Reached(addresses.to_vec()));
         }
     }
 
@@ -184,23 +163,14 @@ impl Journal {
                     self.flows.remove(&tuple);
                 }
             }
-            Line::Kept(addresses) => self.kept = addresses,
-            Line::Reached(addresses) => self.reached = addresses,
         }
     }
 
     /// Writes what is in force to a new file that takes the old one's place.
     fn rewrite(&mut self) -> Result<(), JournalError> {
-        let lines = self
-            .peers
-            .values()
-            .map(|peer| Line::Peer(peer.clone().into()))
-            .chain(
-                self.flows
-                    .iter()
-                    .map(|(flow, entry)| Line::Flow(FlowLine { own: (*flow).into(), entry: (*entry).into() })),
-            )
-            .chain([Line::Kept(self.kept.clone()), Line::Reached(self.reached.clone())]);
+        let lines = self.peers.values().map(|peer| Line::Peer(peer.clone().into())).chain(
+            self.flows.iter().map(|(flow, entry)| Line::Flow(FlowLine { own: (*flow).into(), entry: (*entry).into() })),
+        );
         let mut text = Vec::new();
         let mut count = 0;
         for line in lines {
@@ -234,8 +204,6 @@ enum Line {
     Forget(u32),
     Flow(FlowLine),
     Gone(TupleLine),
-    Kept(Vec<IpAddr>),
-    Reached(Vec<(IpAddr, bool)>),
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -420,8 +388,6 @@ mod tests {
         journal.save_flow(flow(4), entry(2));
         journal.remove_flow(flow(2));
         journal.forget_peer(peer(2).key);
-        journal.save_kept(&["192.0.2.7".parse().expect("address")]);
-        journal.save_reached(&[("192.0.2.1".parse().expect("address"), true)]);
         journal.flush().expect("flush");
         std::mem::forget(journal);
 
@@ -429,8 +395,6 @@ mod tests {
         assert_eq!(restored.peers, vec![peer(1)]);
         assert_eq!(restored.flows.len(), 2);
         assert_eq!(restored.flows[&flow(3)], entry(1));
-        assert_eq!(restored.kept.len(), 1);
-        assert_eq!(restored.reached.len(), 1);
     }
 
     #[test]

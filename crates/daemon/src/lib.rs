@@ -1,11 +1,191 @@
-//! The daemon: runs the protocol's [`whimbrel_protocol::Node`] on a real kernel.
+//! The daemon: runs the protocol's [`Node`] on a real kernel.
+//!
+//! ```text
+//! event_loop.rs   the control thread: waits for everything, tells the node, drains it
+//! effects/        carries out what the node asks of the kernel, one file for each kind of effect
+//! tunnel/         the pump between the TUN device and UDP: two threads of its own
+//! attachments.rs  which stay on which network an address stands for
+//! flows.rs        which connections there are
+//! journal.rs      what the next daemon must know if this one is killed
+//! server.rs       the local API's socket; views.rs and events.rs are what it tells
+//! doctor/         what is wrong with a host; needs no daemon
+//! ```
+#![forbid(unsafe_code)]
+
 mod attachments;
 mod clock;
 pub mod config;
+pub mod doctor;
+mod effects;
+mod event_loop;
 mod events;
+mod flows;
 pub mod identity;
 pub mod instance;
 pub mod journal;
 pub mod known_keys;
+mod log;
+mod place;
 pub mod server;
 pub mod tunnel;
+mod views;
+
+use std::path::PathBuf;
+
+use rustix::event::{EventfdFlags, eventfd};
+use sd_notify::NotifyState;
+use whimbrel_datapath::Datapath;
+use whimbrel_ipc::socket_path;
+use whimbrel_kernel::network::NetworkMonitor;
+use whimbrel_kernel::peer_route::PeerRoutes;
+use whimbrel_kernel::signals::Signals;
+use whimbrel_kernel::sock_diag::SockDiag;
+use whimbrel_kernel::tun::Tun;
+use whimbrel_kernel::udp::UdpSocket;
+use whimbrel_protocol::Node;
+
+use crate::config::Config;
+use crate::effects::{DEFAULT_MTU, Effects, MARK};
+use crate::event_loop::{EventLoop, Parts, Settings};
+use crate::instance::Instance;
+use crate::journal::Journal;
+use crate::known_keys::KnownKeys;
+use crate::server::Server;
+use crate::tunnel::Tunnel;
+
+/// The TUN device. Names of devices belong to their network namespace, so daemons do not meet there.
+const DEVICE: &str = "whimbrel0";
+
+/// How a daemon is started.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The configuration file; [`config::DEFAULT_PATH`], if it is there, where absent.
+    pub config: Option<PathBuf>,
+    /// Where the control socket and the journal are; [`instance::DEFAULT_RUN_DIR`] for a machine's only daemon.
+    pub run_dir: PathBuf,
+    /// Where the key is; [`identity::DEFAULT_STATE_DIR`] for a machine's only daemon.
+    pub state_dir: PathBuf,
+}
+
+/// Why a daemon does not run (any more).
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The configuration is wrong.
+    #[error(transparent)]
+    Config(#[from] config::ConfigError),
+    /// The run directory cannot be used.
+    #[error(transparent)]
+    Instance(#[from] instance::InstanceError),
+    /// The host's key cannot be used.
+    #[error(transparent)]
+    Identity(#[from] identity::IdentityError),
+    /// The remembered keys cannot be used.
+    #[error(transparent)]
+    KnownKeys(#[from] known_keys::KnownKeysError),
+    /// The journal cannot be used.
+    #[error(transparent)]
+    Journal(#[from] journal::JournalError),
+    /// The control socket cannot be made.
+    #[error(transparent)]
+    Server(#[from] server::ServerError),
+    /// The data plane cannot be loaded.
+    #[error("the data plane cannot be loaded: {0}. `whimbrel doctor` tells what the kernel lacks")]
+    Datapath(#[from] whimbrel_datapath::Error),
+    /// The kernel refused something.
+    #[error("{0}. `whimbrel doctor` tells what is missing")]
+    Kernel(#[from] whimbrel_kernel::Error),
+    /// The tunnel cannot be started.
+    #[error(transparent)]
+    Tunnel(#[from] tunnel::StartError),
+    /// The control thread cannot go on.
+    #[error(transparent)]
+    Loop(#[from] event_loop::LoopError),
+    /// What a daemon before this one left cannot be taken over.
+    #[error("what was left by a former daemon cannot be taken over: {0}")]
+    Adopt(String),
+}
+
+/// Runs a daemon in the foreground, in the network namespace of the calling thread, until SIGTERM or SIGINT.
+///
+/// # Errors
+/// When it cannot start, or cannot go on.
+pub fn run(options: Options) -> Result<(), Error> {
+    let config = config::read(options.config.as_deref())?;
+    let set_log_level = log::start(config.log);
+    // Before there are other threads, so that they block the signals too.
+    let signals = Signals::open()?;
+    let instance = Instance::lock(&options.run_dir)?;
+    let key = identity::load_or_create(&options.state_dir)?;
+    let known_keys = KnownKeys::open(&options.state_dir.join("known_keys"))?;
+    let (journal, restored) = Journal::open(&options.run_dir.join("journal"))?;
+
+    let udp = UdpSocket::bind(config.port)?;
+    let place = place::Place::find(&options.run_dir)?;
+    let mut datapath = Datapath::open(place.pins())?;
+    datapath.track(true)?;
+    let tunnel_wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+        .and_then(|wake| Ok((rustix::io::fcntl_dupfd_cloexec(&wake, 0)?, wake)))
+        .map_err(event_loop::LoopError::new("eventfd"))?;
+    let tunnel = Tunnel::start(Tun::open(DEVICE, DEFAULT_MTU)?, udp, tunnel_wake.1)?;
+    let adopting = |failure: effects::Failure| Error::Adopt(failure.to_string());
+    let mut effects =
+        Effects::new(datapath, tunnel, journal, known_keys, &options.run_dir, config.kick).map_err(adopting)?;
+    effects.adopt(&restored.flows).map_err(adopting)?;
+
+    let mut node = Node::new(node_config(&config, &effects.known_keys), key, identity::random_bytes()?);
+    let flows: Vec<_> = restored.flows.keys().copied().collect();
+    node.restore(clock::now(), restored.peers, restored.flows.into_iter().collect());
+
+    // Listening begins before anything is looked at, so that no change is missed in between.
+    let monitor = NetworkMonitor::open()?;
+    let server = Server::bind(&socket_path(&options.run_dir), config.control_mode)?;
+    let mut event_loop = EventLoop::new(Parts {
+        node,
+        effects,
+        monitor,
+        routes: PeerRoutes::open(MARK)?,
+        sockets: SockDiag::open()?,
+        server,
+        signals,
+        tunnel_wake: tunnel_wake.0,
+        settings: Settings {
+            config,
+            config_path: options.config,
+            run_dir: options.run_dir,
+            state_dir: options.state_dir,
+            set_log_level,
+        },
+    })?;
+    event_loop.begin(&flows)?;
+    notify(NotifyState::Ready);
+    let result = event_loop.run();
+    notify(NotifyState::Stopping);
+    if event_loop.shut_down() {
+        place.leave();
+    }
+    drop(instance);
+    result
+}
+
+fn node_config(config: &Config, known_keys: &KnownKeys) -> whimbrel_protocol::Config {
+    let mut keys = known_keys.all().clone();
+    // What is configured goes before what was remembered.
+    keys.extend(config.peers.iter().map(|peer| (peer.address, peer.key)));
+    whimbrel_protocol::Config {
+        trust: config.trust,
+        psk: config.psk,
+        known_keys: keys,
+        ask: whimbrel_protocol::Ask { allow: config.ask_allow.clone(), deny: config.ask_deny.clone() },
+        carriers: whimbrel_protocol::Carriers { rewrite: config.rewrite, tunnel: config.tunnel },
+        tunnel_sealed: config.tunnel_sealed,
+        port: config.port,
+        ..whimbrel_protocol::Config::default()
+    }
+}
+
+/// Tells the service manager, where there is one.
+fn notify(state: NotifyState<'_>) {
+    if let Err(error) = sd_notify::notify(&[state]) {
+        tracing::warn!(%error, "cannot tell the service manager");
+    }
+}

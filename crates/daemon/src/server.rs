@@ -86,6 +86,15 @@ impl Server {
         Ok(Self { path: path.to_owned(), listener, clients: HashMap::new(), next: 0 })
     }
 
+    /// Gives the socket other permission bits.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub fn set_mode(&self, mode: u32) -> Result<(), ServerError> {
+        fs::set_permissions(&self.path, fs::Permissions::from_mode(mode))
+            .map_err(|source| ServerError { path: self.path.clone(), source })
+    }
+
     /// Readable when somebody connects.
     #[must_use]
     pub fn listener(&self) -> BorrowedFd<'_> {

@@ -232,7 +232,8 @@ mod tests {
 
     #[test]
     fn a_policy_of_drop_needs_a_rule() {
-        let established = json!({"match": {"op": "in", "left": {"ct": {"key": "state"}}, "right": ["established", "related"]}});
+        let established =
+            json!({"match": {"op": "in", "left": {"ct": {"key": "state"}}, "right": ["established", "related"]}});
         let closed = vec![chain("drop"), rule(json!([established, {"accept": null}]))];
         assert!(matches!(fate_of(closed.clone()), Fate::Dropped(place) if place.contains("policy")));
         for right in [json!(2031), json!({"set": [53, 2031]}), json!({"set": [{"range": [2000, 2100]}]})] {

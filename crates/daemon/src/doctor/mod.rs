@@ -106,7 +106,8 @@ fn privileges() -> Vec<Finding> {
         .into_iter()
         .map(|(capability, verdict, lost)| {
             // Before Linux 5.8, and in some containers still, CAP_SYS_ADMIN stands for the younger two.
-            let stands_in = matches!(capability, Capability::Bpf | Capability::Perfmon) && held.has(Capability::SysAdmin);
+            let stands_in =
+                matches!(capability, Capability::Bpf | Capability::Perfmon) && held.has(Capability::SysAdmin);
             if held.has(capability) || stands_in {
                 ok("privileges", capability.name(), "held")
             } else {
@@ -119,20 +120,30 @@ fn privileges() -> Vec<Finding> {
 }
 
 fn kernel() -> Vec<Finding> {
-    whimbrel_datapath::Datapath::features()
+    let features = whimbrel_datapath::features();
+    const NOTHING: &str = "nothing works";
+    let checks = [
+        ("BTF (/sys/kernel/btf/vmlinux)", features.btf, Verdict::Problem, NOTHING),
+        ("BPF ring buffer", features.ring_buffer, Verdict::Problem, NOTHING),
+        ("bpf_redirect_neigh", features.redirect_neigh, Verdict::Problem, NOTHING),
+        ("BPF programs on tc", features.datapath, Verdict::Problem, NOTHING),
+        ("BPF programs on sockets", features.sockets, Verdict::Problem, NOTHING),
+    ];
+    let mut findings: Vec<Finding> = checks
         .into_iter()
-        .map(|feature| match feature.present {
-            true => ok("kernel", feature.name, "there"),
-            false => finding(
-                "kernel",
-                feature.name,
-                if feature.needed { Verdict::Problem } else { Verdict::Warning },
-                feature.detail,
-            )
-            .lost(feature.lost)
-            .mend("use a kernel that has it: Linux 6.1 or newer, as distributions build it"),
+        .map(|(name, present, verdict, lost)| match present {
+            true => ok("kernel", name, "there"),
+            false => finding("kernel", name, verdict, "missing, or not to be had without privileges")
+                .lost(lost)
+                .mend("run doctor as root; if it is missing then, use Linux 6.1 or newer as distributions build it"),
         })
-        .collect()
+        .collect();
+    findings.push(match features.tcx {
+        true => ok("kernel", "tcx", "there"),
+        // All works on clsact as well.
+        false => ok("kernel", "tcx", "missing (Linux 6.6 has it); clsact is used instead"),
+    });
+    findings
 }
 
 fn tun_device() -> Finding {
@@ -155,7 +166,9 @@ fn bpf_file_system() -> Finding {
     const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
     let check = "bpffs on /sys/fs/bpf";
     match rustix::fs::statfs("/sys/fs/bpf") {
-        Ok(found) if i64::try_from(found.f_type).is_ok_and(|magic| magic == BPF_FS_MAGIC) => ok("kernel", check, "mounted"),
+        Ok(found) if i64::try_from(found.f_type).is_ok_and(|magic| magic == BPF_FS_MAGIC) => {
+            ok("kernel", check, "mounted")
+        }
         Ok(_) => ok("kernel", check, "not mounted; the daemon mounts one of its own"),
         Err(errno) => warning("kernel", check, io::Error::from(errno).to_string())
             .lost("the daemon has to mount one of its own; where it may not, moved connections do not outlive it")
@@ -208,18 +221,23 @@ fn ruleset() -> Ruleset {
 fn firewall_findings(port: u16, ruleset: &Ruleset) -> Vec<Finding> {
     let mut findings = Vec::new();
     match ruleset {
-        Ruleset::Unknown(why) => findings.push(
-            warning("firewall", "nftables", format!("cannot be looked at: {why}"))
-                .mend("`apt install nftables`, run doctor as root, or look yourself that UDP on the control port passes"),
-        ),
+        Ruleset::Unknown(why) => {
+            findings.push(warning("firewall", "nftables", format!("cannot be looked at: {why}")).mend(
+                "`apt install nftables`, run doctor as root, or look yourself that UDP on the control port passes",
+            ))
+        }
         Ruleset::Read(ruleset) => {
-            for (hook, direction, keyword) in [("input", "to this host", "input"), ("output", "from this host", "output")] {
+            for (hook, direction, keyword) in
+                [("input", "to this host", "input"), ("output", "from this host", "output")]
+            {
                 let check = format!("UDP {port} {direction}");
                 findings.push(match firewall::fate(ruleset, hook, port) {
                     Fate::Passes => ok("firewall", check, "passes"),
                     Fate::Maybe(place) => warning("firewall", check, format!("may be dropped by {place}"))
                         .lost("where it is dropped, nobody can open a session with this host")
-                        .mend(format!("look at `nft list ruleset`; `udp dport {port} accept` in the {keyword} chain lets it pass")),
+                        .mend(format!(
+                            "look at `nft list ruleset`; `udp dport {port} accept` in the {keyword} chain lets it pass"
+                        )),
                     Fate::Dropped(place) => problem("firewall", check, format!("dropped by {place}"))
                         .lost("no session with any host, so no connection outlives a move")
                         .mend(format!("add `udp dport {port} accept` to the {keyword} chain")),

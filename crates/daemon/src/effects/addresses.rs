@@ -1,0 +1,132 @@
+//! Addresses that sockets still use though they are gone: this host's own, and those of peers that have moved away.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::path::Path;
+
+use whimbrel_kernel::Error;
+use whimbrel_kernel::kept_address::{Carrier, Kept, KeptAddresses, Mark};
+use whimbrel_kernel::peer_route::{PeerRoutes, PeerWay};
+use whimbrel_kernel::route::RouteKind;
+
+/// The mark of packets of moved flows. Two bits that neither Kubernetes (0xc000), Tailscale (0xff0000) nor wg-quick
+/// (its port) use; the second tells "looked at, and not of a moved flow" apart (`PeerRoutes::under`).
+pub(crate) const MARK: Mark = Mark { value: 0x1000_0000, mask: 0x3000_0000 };
+
+/// Both sets, as the node wants them and as they are in force.
+#[derive(Debug)]
+pub(crate) struct Addresses {
+    kept: KeptAddresses,
+    routes: PeerRoutes,
+    /// All addresses of this host that flows use.
+    used: BTreeSet<IpAddr>,
+    /// Addresses of moved peers, and whether through the tunnel.
+    reached: Vec<(IpAddr, bool)>,
+    /// Those of `used` that are kept now.
+    in_force: Vec<IpAddr>,
+}
+
+/// What the sets depend on beside the node's wishes.
+#[derive(Debug)]
+pub(crate) struct Surroundings {
+    /// This host's own addresses now.
+    pub(crate) own: BTreeSet<IpAddr>,
+    /// Where peers are now: no route of ours may lead these astray.
+    pub(crate) locators: BTreeSet<IpAddr>,
+    /// Interfaces that packets of moved flows may arrive on; none while nothing is moved.
+    pub(crate) arrivals: BTreeSet<u32>,
+    /// The tunnel's device.
+    pub(crate) tun: u32,
+    /// The longest packet that fits the tunnel whole, in bytes.
+    pub(crate) inner_mtu: u32,
+}
+
+impl Addresses {
+    pub(crate) fn open(run_dir: &Path) -> Result<Self, Error> {
+        Ok(Self {
+            kept: KeptAddresses::open(run_dir)?,
+            routes: PeerRoutes::open(MARK)?,
+            used: BTreeSet::new(),
+            reached: Vec::new(),
+            in_force: Vec::new(),
+        })
+    }
+
+    /// The addresses that are kept now.
+    pub(crate) fn kept(&self) -> &[IpAddr] {
+        &self.in_force
+    }
+
+    /// Sets which addresses of this host flows use.
+    pub(crate) fn use_addresses(&mut self, addresses: Vec<IpAddr>) {
+        self.used = addresses.into_iter().collect();
+    }
+
+    /// Sets which addresses of moved peers are to be reached.
+    pub(crate) fn reach(&mut self, addresses: Vec<(IpAddr, bool)>) {
+        self.reached = addresses;
+    }
+
+    /// The MTU of the way to a destination, where the route has one of its own, and its interface.
+    pub(crate) fn way_to(&mut self, destination: IpAddr, from: Option<IpAddr>) -> Option<(Option<u32>, u32)> {
+        self.routes.under(destination, from).ok().map(|route| (route.mtu, route.interface))
+    }
+
+    /// Makes the kernel keep and reach what is wanted.
+    ///
+    /// # Errors
+    /// The first; both sets are tried.
+    pub(crate) fn apply(&mut self, surroundings: &Surroundings) -> Result<(), Error> {
+        let addresses: BTreeSet<IpAddr> = self.used.difference(&surroundings.own).copied().collect();
+        let carrier = Carrier { tun: surroundings.tun, mtu: surroundings.inner_mtu, mark: MARK };
+        let kept = Kept { addresses, arrivals: surroundings.arrivals.clone() };
+        let applied = self.kept.apply(&carrier, &kept);
+        if applied.is_ok() {
+            self.in_force = kept.addresses.iter().copied().collect();
+        }
+        let ways = self.ways(surroundings);
+        let reached = self.routes.apply(&ways);
+        applied.and(reached).map(drop)
+    }
+
+    fn ways(&mut self, surroundings: &Surroundings) -> BTreeMap<IpAddr, PeerWay> {
+        let mut ways = BTreeMap::new();
+        for (peer, tunnelled) in self.reached.clone() {
+            // Where a peer is, the ordinary route serves; our own datagrams to it go there, too.
+            if surroundings.locators.contains(&peer) || surroundings.own.contains(&peer) {
+                continue;
+            }
+            let way = match self.routes.under(peer, None) {
+                Ok(route) if route.kind != RouteKind::Unicast => continue,
+                Ok(route) if route.gateway.is_some() => {
+                    // The next hop answers for it. Only segments that fit the tunnel are to be made.
+                    tunnelled.then_some(PeerWay {
+                        interface: route.interface,
+                        gateway: route.gateway,
+                        source: route.source,
+                        mtu: surroundings.inner_mtu,
+                    })
+                }
+                // It was on the link, or there is no way at all: nobody would answer for it.
+                Ok(route) => Some(through_tun(surroundings, route.source)),
+                Err(_) => Some(through_tun(surroundings, None)),
+            };
+            ways.extend(way.map(|way| (peer, way)));
+        }
+        ways
+    }
+
+    /// Removes everything.
+    ///
+    /// # Errors
+    /// The first; all is tried.
+    pub(crate) fn release(&mut self) -> Result<(), Error> {
+        self.in_force.clear();
+        let kept = self.kept.release();
+        self.routes.release().and(kept)
+    }
+}
+
+fn through_tun(surroundings: &Surroundings, source: Option<IpAddr>) -> PeerWay {
+    PeerWay { interface: surroundings.tun, gateway: None, source, mtu: surroundings.inner_mtu }
+}

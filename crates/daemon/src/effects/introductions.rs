@@ -1,0 +1,88 @@
+//! Introductions and carrier probes: segments that are put into a flow without its socket's knowing.
+
+use std::collections::{BTreeSet, HashMap};
+
+use whimbrel_datapath::{Datapath, TcpSocket};
+use whimbrel_kernel::inject::{Injector, Numbers, Way};
+use whimbrel_wire::introduction::Introduction;
+use whimbrel_wire::{FlowTuple, Transport};
+
+use super::Failure;
+
+/// In the segment's header, before scaling. The receiver consumes the segment, so nobody takes it for an announcement;
+/// connection tracking on the way only ever widens what it accepts by it.
+const WINDOW: u16 = 512;
+
+/// The TCP sockets as one pass of the kernel's iterator found them, kept for the ops that are queued together.
+#[derive(Debug, Default)]
+pub(crate) struct Snapshot(Option<HashMap<FlowTuple, TcpSocket>>);
+
+impl Snapshot {
+    /// The sockets, looked up once.
+    pub(crate) fn sockets(
+        &mut self,
+        datapath: &mut Datapath,
+    ) -> Result<&HashMap<FlowTuple, TcpSocket>, whimbrel_datapath::Error> {
+        if self.0.is_none() {
+            let mut sockets = HashMap::new();
+            datapath.tcp_sockets(|socket| {
+                sockets.insert(socket.flow, *socket);
+            })?;
+            self.0 = Some(sockets);
+        }
+        Ok(self.0.get_or_insert_default())
+    }
+}
+
+/// Injects an introduction into a flow of a socket.
+pub(crate) fn introduce(
+    injector: &Injector,
+    datapath: &mut Datapath,
+    snapshot: &mut Snapshot,
+    flow: FlowTuple,
+    introduction: Introduction,
+) -> Result<(), Failure> {
+    match flow.transport {
+        Transport::Udp => injector.introduce_udp(&flow, introduction, Way::default())?,
+        Transport::Tcp => {
+            let sockets = snapshot.sockets(datapath)?;
+            let socket = sockets.get(&flow).ok_or(Failure::NoSocket(flow))?;
+            let numbers = Numbers {
+                // As a keepalive has it (RFC 9293 §3.8.4): a stack that does not know the option only acknowledges it.
+                sequence: socket.snd_una.wrapping_sub(1),
+                acknowledgement: socket.rcv_nxt,
+                window: WINDOW,
+            };
+            injector.introduce_tcp(&flow, numbers, introduction, Way::default())?;
+        }
+    }
+    Ok(())
+}
+
+/// Sends a carrier probe on a tuple that no socket has.
+pub(crate) fn probe(injector: &Injector, wire: FlowTuple, introduction: Introduction) -> Result<(), Failure> {
+    // Any numbers do: nobody on the way knows the connection.
+    let sequence = u32::from_be_bytes(introduction.nonce.to_be_bytes()[..4].try_into().unwrap_or_default());
+    let numbers = Numbers { sequence, acknowledgement: !sequence, window: WINDOW };
+    injector.introduce_tcp(&wire, numbers, introduction, Way::default())?;
+    Ok(())
+}
+
+/// The session indices that introductions are consumed for.
+#[derive(Debug, Default)]
+pub(crate) struct Listening(BTreeSet<u32>);
+
+impl Listening {
+    /// Makes the data plane listen for these and no others.
+    pub(crate) fn set(&mut self, datapath: &Datapath, indices: Vec<u32>) -> Result<(), whimbrel_datapath::Error> {
+        let wanted: BTreeSet<u32> = indices.into_iter().collect();
+        for index in wanted.difference(&self.0) {
+            datapath.listen_introductions(*index)?;
+        }
+        for index in self.0.difference(&wanted) {
+            datapath.ignore_introductions(*index)?;
+        }
+        self.0 = wanted;
+        Ok(())
+    }
+}

@@ -1,0 +1,430 @@
+//! Carries out what the node asks of the kernel, one file for each kind of effect.
+
+mod addresses;
+mod hooks;
+mod introductions;
+mod kick;
+mod tunnels;
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::path::Path;
+
+use whimbrel_datapath::{self as datapath, Datapath, LocatorPair, Role};
+use whimbrel_ipc::Attachment;
+use whimbrel_kernel::inject::Injector;
+use whimbrel_kernel::network::NetworkState;
+use whimbrel_kernel::tun::Tun;
+use whimbrel_protocol::{Binding, Carrier, FlowEntry, KernelOp, OpFailed, OpId, PeerId, Time};
+use whimbrel_transform::Algorithm;
+use whimbrel_wire::FlowTuple;
+use whimbrel_wire::introduction::Introduction;
+
+use crate::journal::{Journal, JournalError};
+use crate::known_keys::{KnownKeys, KnownKeysError};
+use crate::tunnel::{Tunnel, TunnelFlow, UnknownSession};
+
+pub(crate) use addresses::MARK;
+pub(crate) use tunnels::DEFAULT_MTU;
+
+use addresses::{Addresses, Surroundings};
+use hooks::Hooks;
+use introductions::{Listening, Snapshot};
+use kick::Kicks;
+use tunnels::Tunnels;
+
+/// Why an effect did not come about.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    #[error(transparent)]
+    Datapath(#[from] datapath::Error),
+    #[error(transparent)]
+    Kernel(#[from] whimbrel_kernel::Error),
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    #[error(transparent)]
+    KnownKeys(#[from] KnownKeysError),
+    #[error(transparent)]
+    Tunnel(#[from] UnknownSession),
+    #[error("{0} has no socket any more")]
+    NoSocket(FlowTuple),
+}
+
+/// Everything that the node's wishes become real through.
+pub(crate) struct Effects {
+    pub(crate) datapath: Datapath,
+    pub(crate) tunnel: Tunnel,
+    pub(crate) journal: Journal,
+    pub(crate) known_keys: KnownKeys,
+    pub(crate) network: NetworkState,
+    addresses: Addresses,
+    injector: Injector,
+    hooks: Hooks,
+    listening: Listening,
+    kicks: Kicks,
+    tunnels: Tunnels,
+    bindings: HashMap<PeerId, Binding>,
+    kick: bool,
+    /// Programs hang on tcx, not on clsact.
+    tcx: bool,
+}
+
+impl Effects {
+    /// `kick`: whether senders are woken.
+    pub(crate) fn new(
+        mut datapath: Datapath,
+        tunnel: Tunnel,
+        journal: Journal,
+        known_keys: KnownKeys,
+        run_dir: &Path,
+        kick: bool,
+    ) -> Result<Self, Failure> {
+        datapath.set_tunnel(tunnel.device().index(), MARK.value, MARK.mask)?;
+        Ok(Self {
+            addresses: Addresses::open(run_dir)?,
+            injector: Injector::open()?,
+            datapath,
+            tunnel,
+            journal,
+            known_keys,
+            network: NetworkState::default(),
+            hooks: Hooks::default(),
+            listening: Listening::default(),
+            kicks: Kicks::default(),
+            tunnels: Tunnels::default(),
+            bindings: HashMap::new(),
+            kick,
+            tcx: datapath::features().tcx,
+        })
+    }
+
+    /// Whether senders are woken from now on.
+    pub(crate) fn set_kick(&mut self, kick: bool) {
+        self.kick = kick;
+    }
+
+    /// Whether anything is moved, so must be left in place when the daemon stops.
+    pub(crate) fn moved(&self) -> bool {
+        self.hooks.moved()
+    }
+
+    /// Addresses of this host that are kept.
+    pub(crate) fn kept_addresses(&self) -> &[IpAddr] {
+        self.addresses.kept()
+    }
+
+    /// Carries out ops in order and gives what came of each.
+    pub(crate) fn carry_out(&mut self, now: Time, ops: Vec<(OpId, KernelOp)>) -> Vec<(OpId, Result<(), OpFailed>)> {
+        // One look at the sockets serves all ops that are queued together.
+        let mut snapshot = Snapshot::default();
+        let mut surroundings_changed = false;
+        let mut results = Vec::with_capacity(ops.len());
+        for (id, op) in ops {
+            surroundings_changed |= matches!(
+                op,
+                KernelOp::SetBinding { .. }
+                    | KernelOp::RemoveBinding { .. }
+                    | KernelOp::KeepAddresses { .. }
+                    | KernelOp::ReachPeers { .. }
+                    | KernelOp::SetTunnelPath { .. }
+                    | KernelOp::ListenForIntroductions { .. }
+            );
+            // A sender that is woken must find its way prepared.
+            if matches!(op, KernelOp::Kick { .. }) && std::mem::take(&mut surroundings_changed) {
+                self.settle_noting_failure();
+            }
+            tracing::debug!(id = id.0, op = %Shown(&op), "op");
+            let result = self.carry_out_one(now, op, &mut snapshot);
+            results.push((id, result.map_err(|failure| OpFailed { sentence: failure.to_string() })));
+        }
+        if surroundings_changed {
+            self.settle_noting_failure();
+        }
+        if let Err(error) = self.journal.flush() {
+            tracing::error!(%error, "connections that are introduced now do not outlive this process");
+        }
+        results
+    }
+
+    fn carry_out_one(&mut self, now: Time, op: KernelOp, snapshot: &mut Snapshot) -> Result<(), Failure> {
+        match op {
+            KernelOp::ListenForIntroductions { indices } => {
+                self.hooks.note_listening(!indices.is_empty());
+                self.listening.set(&self.datapath, indices)?;
+                // The peer begins as soon as it is told that we look.
+                self.apply_hooks()?;
+            }
+            KernelOp::Introduce { flow, index, nonce } => {
+                let introduction = Introduction { index, nonce };
+                introductions::introduce(&self.injector, &mut self.datapath, snapshot, flow, introduction)?;
+            }
+            KernelOp::Probe { wire, index, nonce } => {
+                introductions::probe(&self.injector, wire, Introduction { index, nonce })?;
+            }
+            KernelOp::InstallFlow { flow, entry } => {
+                self.datapath.insert_flows(&[(flow, data_plane_entry(&entry))])?;
+                self.tunnel.set_flow(tunnel_flow(flow, &entry));
+                self.journal.save_flow(flow, entry);
+            }
+            KernelOp::RemoveFlow { flow } => {
+                self.journal.remove_flow(flow);
+                self.tunnel.remove_flow(&flow);
+                self.datapath.remove_flows(&[flow])?;
+            }
+            KernelOp::SetBinding { peer, binding, moved } => self.set_binding(now, peer, binding, moved)?,
+            KernelOp::RemoveBinding { peer } => {
+                self.hooks.note_peer(now, peer, false);
+                self.kicks.remove_peer(peer);
+                self.bindings.remove(&peer);
+                self.tunnels.remove_peer(&self.tunnel, peer);
+                self.datapath.remove_binding(peer.0)?;
+            }
+            KernelOp::KeepAddresses { addresses } => self.addresses.use_addresses(addresses),
+            KernelOp::ReachPeers { addresses } => self.addresses.reach(addresses),
+            KernelOp::Kick { peer } => {
+                if self.kick {
+                    self.kicks.begin(now, peer);
+                    self.run_kicks(now, snapshot)?;
+                }
+            }
+            KernelOp::AddTunnelKeys { peer, receive_index, keys } => {
+                self.tunnel.add_keys(peer, receive_index, Algorithm::ChaCha20Poly1305, &keys);
+            }
+            KernelOp::RemoveTunnelKeys { receive_index } => self.tunnel.remove_keys(receive_index),
+            KernelOp::SetTunnelPath { peer, receive_index, path } => {
+                let mtu = self.path_mtu(path.remote.ip(), path.source);
+                self.tunnels.set_path(&self.tunnel, peer, receive_index, path, mtu)?;
+            }
+            KernelOp::SavePeer(peer) => self.journal.save_peer(peer),
+            KernelOp::ForgetPeer { key } => self.journal.forget_peer(key),
+            KernelOp::RememberKey { address, key } => self.known_keys.remember(address, key)?,
+        }
+        Ok(())
+    }
+
+    fn set_binding(&mut self, now: Time, peer: PeerId, binding: Binding, moved: bool) -> Result<(), Failure> {
+        self.hooks.note_peer(now, peer, moved);
+        let wanted = self.data_plane_binding(&binding);
+        let before = self.bindings.insert(peer, binding);
+        // Programs first: from the moment that the binding says so, nothing may leave the old way.
+        if let Err(failure) = self.apply_hooks() {
+            tracing::warn!(%failure, "cannot attach the programs to every interface");
+        }
+        if let Err(error) = self.datapath.set_binding(peer.0, &wanted) {
+            // What was in force stays so; the node is told.
+            match before {
+                Some(before) => self.bindings.insert(peer, before),
+                None => self.bindings.remove(&peer),
+            };
+            return Err(error.into());
+        }
+        Ok(())
+    }
+
+    fn data_plane_binding(&self, binding: &Binding) -> datapath::Binding {
+        let same_family = binding.local_locator.is_ipv4() == binding.peer_locator.is_ipv4();
+        let carrier = match binding.carrier {
+            Carrier::Hold => datapath::Carrier::Hold,
+            Carrier::Tunnel | Carrier::FollowRewrite => datapath::Carrier::Tunnel,
+            Carrier::Rewrite if same_family => datapath::Carrier::Rewrite,
+            Carrier::Rewrite => datapath::Carrier::Tunnel,
+        };
+        let now = [(binding.local_locator, binding.peer_locator)];
+        let accepted = now
+            .iter()
+            .chain(&binding.former)
+            .filter(|(local, peer)| local.is_ipv4() == peer.is_ipv4() && !local.is_unspecified())
+            .map(|(local, peer)| LocatorPair { local: *local, peer: *peer })
+            .collect();
+        let holder = self.network.addresses.iter().find(|usable| usable.address == binding.local_locator);
+        datapath::Binding {
+            local_epoch: binding.places.local,
+            peer_epoch: binding.places.peer,
+            carrier,
+            local: binding.local_locator,
+            peer: binding.peer_locator,
+            interface: holder.map_or(0, |usable| usable.interface),
+            allowance: None,
+            accepted,
+        }
+    }
+
+    /// Takes in another state of the network. The node may have to say more; what needs no word of it is done here.
+    pub(crate) fn network_changed(&mut self, network: NetworkState) {
+        self.network = network;
+        let bindings: Vec<_> = self.bindings.iter().map(|(peer, binding)| (*peer, binding.clone())).collect();
+        for (peer, binding) in bindings {
+            // The interface may have got another number, or the address another interface.
+            if let Err(error) = self.datapath.set_binding(peer.0, &self.data_plane_binding(&binding)) {
+                tracing::warn!(%peer, %error, "cannot put a binding in force again");
+            }
+        }
+        let paths: Vec<_> = self.tunnels.paths().collect();
+        for (peer, remote, source) in paths {
+            let mtu = self.path_mtu(remote, source);
+            self.tunnels.set_mtu(&self.tunnel, peer, mtu);
+        }
+        self.settle_noting_failure();
+    }
+
+    /// Makes the kernel's state fit what is known now.
+    fn settle(&mut self) -> Result<(), Failure> {
+        let hooked = self.apply_hooks();
+        let surroundings = self.surroundings();
+        self.addresses.apply(&surroundings)?;
+        hooked
+    }
+
+    fn settle_noting_failure(&mut self) {
+        if let Err(failure) = self.settle() {
+            tracing::error!(%failure, "cannot prepare the way of moved connections");
+        }
+    }
+
+    fn apply_hooks(&mut self) -> Result<(), Failure> {
+        Ok(self.hooks.apply(&mut self.datapath, &self.network, self.tunnel.device().index())?)
+    }
+
+    fn surroundings(&self) -> Surroundings {
+        let tun = self.tunnel.device().index();
+        let wires = || hooks::wires(&self.network, tun).map(|link| link.index);
+        Surroundings {
+            own: own_addresses(&self.network),
+            locators: self.bindings.values().map(|binding| binding.peer_locator).collect(),
+            arrivals: if self.hooks.carrying() { wires().collect() } else { BTreeSet::new() },
+            tun,
+            inner_mtu: self.tunnels.inner_mtu(),
+        }
+    }
+
+    fn path_mtu(&mut self, remote: IpAddr, source: Option<IpAddr>) -> u32 {
+        let Some((learned, interface)) = self.addresses.way_to(remote, source) else { return DEFAULT_MTU };
+        let link = self.network.link(interface).map_or(DEFAULT_MTU, |link| link.mtu);
+        learned.map_or(link, |learned| learned.min(link))
+    }
+
+    fn run_kicks(&mut self, now: Time, snapshot: &mut Snapshot) -> Result<(), Failure> {
+        let kicked = self.kicks.run(now, &mut self.datapath, &self.injector, self.journal.flows(), snapshot)?;
+        if kicked > 0 {
+            tracing::debug!(kicked, "woke senders");
+        }
+        Ok(())
+    }
+
+    /// When [`Effects::handle_timeout`] is due.
+    pub(crate) fn poll_timeout(&self) -> Option<Time> {
+        [self.hooks.timeout(), self.kicks.timeout()].into_iter().flatten().min()
+    }
+
+    /// Goes on with what takes several steps.
+    pub(crate) fn handle_timeout(&mut self, now: Time) {
+        if self.hooks.expire(now) {
+            self.settle_noting_failure();
+        }
+        if self.kicks.timeout().is_some_and(|due| due <= now)
+            && let Err(failure) = self.run_kicks(now, &mut Snapshot::default())
+        {
+            tracing::warn!(%failure, "cannot wake senders");
+        }
+    }
+
+    /// Takes over what a daemon before this one left: the flows that the data plane has and the journal does not know
+    /// are removed, those that are missing there are put back. Returns the flows in force.
+    pub(crate) fn adopt(&mut self, flows: &HashMap<FlowTuple, FlowEntry>) -> Result<(), Failure> {
+        let present: HashMap<_, _> = self.datapath.flows()?.into_iter().collect();
+        let strangers: Vec<_> = present.keys().filter(|flow| !flows.contains_key(flow)).copied().collect();
+        self.datapath.remove_flows(&strangers)?;
+        let missing: Vec<_> = flows
+            .iter()
+            .map(|(flow, entry)| (*flow, data_plane_entry(entry)))
+            .filter(|(flow, entry)| present.get(flow) != Some(entry))
+            .collect();
+        self.datapath.insert_flows(&missing)?;
+        self.tunnel.set_flows(flows.iter().map(|(flow, entry)| tunnel_flow(*flow, entry)));
+        let peers: BTreeSet<u32> = flows.values().map(|entry| entry.peer.0).collect();
+        for (id, _) in self.datapath.bindings()? {
+            if !peers.contains(&id) {
+                self.datapath.remove_binding(id)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Where the programs are. `name` names an interface.
+    pub(crate) fn attached(&self, name: impl Fn(u32) -> String) -> Vec<Attachment> {
+        let shown = self.datapath.attached().into_iter().map(|(interface, role)| Attachment {
+            interface: name(interface),
+            program: match role {
+                Role::Wire => "translate",
+                Role::Tunnel => "tunnel",
+                Role::IntroductionsOnly => "introductions",
+            }
+            .to_owned(),
+            hook: if self.tcx { "tcx" } else { "clsact" }.to_owned(),
+        });
+        shown.collect()
+    }
+
+    /// The MTU of the way to a peer, in bytes, where it has a tunnel.
+    pub(crate) fn tunnel_mtu(&self, peer: PeerId) -> Option<u32> {
+        self.tunnels.mtu(peer)
+    }
+
+    /// The longest packet that fits all tunnels whole, in bytes.
+    pub(crate) fn inner_mtu(&self) -> u32 {
+        self.tunnels.inner_mtu()
+    }
+
+    /// Ends. While anything is moved all stays as it is, for the next daemon; else all is removed, and `true` returned.
+    pub(crate) fn shut_down(mut self) -> bool {
+        if self.moved() {
+            tracing::info!("moved connections are carried on: what they need stays, and the next start takes it over");
+            return false;
+        }
+        let removed =
+            self.addresses.release().map_err(Failure::from).and(self.datapath.unload().map_err(Failure::from));
+        if let Err(failure) = removed {
+            tracing::warn!(%failure, "something is left behind");
+        }
+        let device = self.tunnel.device().name().to_owned();
+        drop(self.tunnel);
+        if let Err(error) = Tun::open(&device, DEFAULT_MTU).and_then(Tun::remove) {
+            tracing::warn!(%error, "the tunnel's device is left behind");
+        }
+        true
+    }
+}
+
+/// The addresses that this host has by itself.
+pub(crate) fn own_addresses(network: &NetworkState) -> BTreeSet<IpAddr> {
+    let connected = |index| network.link(index).is_some_and(|link| link.carrier);
+    network.addresses.iter().filter(|usable| connected(usable.interface)).map(|usable| usable.address).collect()
+}
+
+fn data_plane_entry(entry: &FlowEntry) -> datapath::FlowEntry {
+    datapath::FlowEntry {
+        binding: entry.peer.0,
+        home_local_epoch: entry.home.local,
+        home_peer_epoch: entry.home.peer,
+        wire_local_port: entry.wire_local_port,
+        wire_remote_port: entry.wire_remote_port,
+    }
+}
+
+fn tunnel_flow(flow: FlowTuple, entry: &FlowEntry) -> TunnelFlow {
+    TunnelFlow { own: flow, peer: entry.peer, peer_tuple: entry.peer_tuple }
+}
+
+/// An op without its secrets, in one line.
+struct Shown<'a>(&'a KernelOp);
+
+impl std::fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0 {
+            KernelOp::AddTunnelKeys { peer, receive_index, .. } => {
+                write!(f, "AddTunnelKeys {{ peer: {peer}, receive_index: {receive_index} }}")
+            }
+            op => write!(f, "{op:?}"),
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Paths of the tunnel, with what only this host knows of them: MTUs, and where a peer was before.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+
+use whimbrel_protocol::{PeerId, TunnelPath};
+
+use crate::tunnel::{self, Tunnel, UnknownSession};
+
+/// Of Ethernet, where nothing better is known, in bytes.
+pub(crate) const DEFAULT_MTU: u32 = 1500;
+/// Before there is any path: fits a tunnel over Ethernet in either family.
+const UNKNOWN_INNER_MTU: u32 = 1400;
+/// Former endpoints of a peer that plain datagrams are still accepted from (P-22).
+const FORMER: usize = 2;
+
+/// The path of each peer.
+#[derive(Debug, Default)]
+pub(crate) struct Tunnels {
+    paths: HashMap<PeerId, Path>,
+}
+
+#[derive(Debug)]
+struct Path {
+    receive_index: u32,
+    said: TunnelPath,
+    former: Vec<SocketAddr>,
+    mtu: u32,
+    /// The longest inner packet that fits whole.
+    inner_mtu: u32,
+}
+
+impl Tunnels {
+    /// The peer's packets go there from now on. `mtu` is the path's, in bytes.
+    pub(crate) fn set_path(
+        &mut self,
+        tunnel: &Tunnel,
+        peer: PeerId,
+        receive_index: u32,
+        path: TunnelPath,
+        mtu: u32,
+    ) -> Result<(), UnknownSession> {
+        let mut former = Vec::new();
+        if let Some(before) = self.paths.get(&peer) {
+            former.clone_from(&before.former);
+            if before.said.remote != path.remote {
+                former.insert(0, before.said.remote);
+            }
+            former.retain(|endpoint| *endpoint != path.remote);
+            former.truncate(FORMER);
+        }
+        let whole = tunnel::TunnelPath {
+            send_index: path.send_index,
+            sealed: path.sealed,
+            // Both ends are configured alike, or the sealed kind is used.
+            accept_plain: !path.sealed,
+            former: former.clone(),
+            source: path.source,
+            remote: path.remote,
+            allowance: path.allowance,
+            path_mtu: mtu,
+        };
+        let inner_mtu = whole.inner_mtu();
+        tunnel.set_path(peer, receive_index, whole)?;
+        self.paths.insert(peer, Path { receive_index, said: path, former, mtu, inner_mtu });
+        Ok(())
+    }
+
+    /// Sets the path of a peer again where another MTU is found for it.
+    pub(crate) fn set_mtu(&mut self, tunnel: &Tunnel, peer: PeerId, mtu: u32) {
+        let Some(path) = self.paths.get(&peer).filter(|path| path.mtu != mtu && path.said.allowance.is_none()) else {
+            return;
+        };
+        let (receive_index, said) = (path.receive_index, path.said.clone());
+        // The session may have ended meanwhile; its successor brings its own path.
+        let _ = self.set_path(tunnel, peer, receive_index, said, mtu);
+    }
+
+    /// Forgets a peer.
+    pub(crate) fn remove_peer(&mut self, tunnel: &Tunnel, peer: PeerId) {
+        self.paths.remove(&peer);
+        tunnel.remove_path(peer);
+    }
+
+    /// All paths: peer, where it is, and from which address.
+    pub(crate) fn paths(&self) -> impl Iterator<Item = (PeerId, IpAddr, Option<IpAddr>)> {
+        self.paths.iter().map(|(peer, path)| (*peer, path.said.remote.ip(), path.said.source))
+    }
+
+    /// The MTU of a peer's path, in bytes.
+    pub(crate) fn mtu(&self, peer: PeerId) -> Option<u32> {
+        self.paths.get(&peer).map(|path| path.mtu)
+    }
+
+    /// The longest packet that fits all tunnels whole, in bytes.
+    pub(crate) fn inner_mtu(&self) -> u32 {
+        self.paths.values().map(|path| path.inner_mtu).min().unwrap_or(UNKNOWN_INNER_MTU)
+    }
+}

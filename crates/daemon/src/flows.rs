@@ -1,0 +1,87 @@
+//! Which connections this host has: listed when the daemon starts, followed by the data plane after.
+
+use std::collections::HashSet;
+use std::net::IpAddr;
+
+use whimbrel_kernel::Error;
+use whimbrel_kernel::sock_diag::{MOVABLE, SockDiag};
+use whimbrel_wire::FlowTuple;
+
+/// A connection and which end opened it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Found {
+    pub(crate) flow: FlowTuple,
+    /// The other end opened it: its local port is listened on.
+    pub(crate) accepted: bool,
+}
+
+/// All TCP connections that can be moved.
+pub(crate) fn list_tcp(diag: &mut SockDiag, own: &impl Fn(IpAddr) -> bool) -> Result<Vec<Found>, Error> {
+    let listeners: HashSet<u16> = diag.listeners()?.iter().map(|listener| listener.address.port()).collect();
+    let found = diag.tcp(&MOVABLE)?.into_iter().map(|socket| socket.tuple).filter(|flow| is_movable(flow, own));
+    Ok(found.map(|flow| Found { flow, accepted: listeners.contains(&flow.local.port()) }).collect())
+}
+
+/// The connected UDP sockets, as far as they were listed.
+#[derive(Debug, Default)]
+pub(crate) struct UdpFlows(HashSet<FlowTuple>);
+
+impl UdpFlows {
+    /// Lists them again; gives those that are new and those that are gone.
+    pub(crate) fn update(
+        &mut self,
+        diag: &mut SockDiag,
+        own: &impl Fn(IpAddr) -> bool,
+    ) -> Result<(Vec<FlowTuple>, Vec<FlowTuple>), Error> {
+        let now: HashSet<FlowTuple> =
+            diag.udp()?.into_iter().map(|socket| socket.tuple).filter(|flow| is_movable(flow, own)).collect();
+        let opened = now.difference(&self.0).copied().collect();
+        let closed = self.0.difference(&now).copied().collect();
+        self.0 = now;
+        Ok((opened, closed))
+    }
+
+    /// Whether a flow was there at the last listing.
+    pub(crate) fn contains(&self, flow: &FlowTuple) -> bool {
+        self.0.contains(flow)
+    }
+}
+
+/// Whether a flow can be moved at all: between two hosts, by addresses that mean something beyond one link. `own` tells
+/// this host's addresses.
+pub(crate) fn is_movable(flow: &FlowTuple, own: &impl Fn(IpAddr) -> bool) -> bool {
+    let global = |address: IpAddr| match address {
+        IpAddr::V4(v4) => {
+            !(v4.is_loopback() || v4.is_link_local() || v4.is_unspecified() || v4.is_multicast() || v4.is_broadcast())
+        }
+        IpAddr::V6(v6) => !(v6.is_loopback() || v6.is_unicast_link_local() || v6.is_unspecified() || v6.is_multicast()),
+    };
+    global(flow.local.ip()) && global(flow.remote.ip()) && !own(flow.remote.ip())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use whimbrel_wire::Transport;
+
+    #[test]
+    fn only_flows_between_hosts_can_be_moved() {
+        let own = |address: IpAddr| address == IpAddr::from([192, 0, 2, 1]);
+        let flow = |local: &str, remote: &str| FlowTuple {
+            transport: Transport::Tcp,
+            local: local.parse().expect("endpoint"),
+            remote: remote.parse().expect("endpoint"),
+        };
+        assert!(is_movable(&flow("192.0.2.1:1", "198.51.100.1:2"), &own));
+        assert!(is_movable(&flow("[2001:db8::1]:1", "[2001:db8::2]:2"), &own));
+        for (local, remote) in [
+            ("127.0.0.1:1", "127.0.0.1:2"),
+            ("192.0.2.1:1", "192.0.2.1:2"),
+            ("169.254.1.1:1", "169.254.1.2:2"),
+            ("[fe80::1]:1", "[fe80::2]:2"),
+            ("192.0.2.1:1", "224.0.0.1:2"),
+        ] {
+            assert!(!is_movable(&flow(local, remote), &own), "{local} {remote}");
+        }
+    }
+}
