@@ -119,9 +119,11 @@ impl Injector {
     /// Makes the socket of a TCP flow believe that packets larger than `mtu` bytes do not get through: it resends at once
     /// whatever is larger. Delivered on this host.
     ///
-    /// Where the route's own MTU is larger, the kernel remembers `mtu` for the destination: see
+    /// A segment at the end of the flight that is smaller already is not resent. Where the route's MTU is larger, the kernel
+    /// remembers `mtu` for the destination: see
     /// [`RouteSocket::forget_path_mtu`](crate::route::RouteSocket::forget_path_mtu). Where the route's MTU has been lowered
-    /// since the socket last sent, nothing is left behind: give that MTU.
+    /// since the socket last sent, give one byte more than that MTU: nothing is left behind then
+    /// (`__ip_rt_update_pmtu`, `__ip6_rt_update_pmtu`).
     ///
     /// # Errors
     /// As [`kick`](Self::kick).

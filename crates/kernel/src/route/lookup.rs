@@ -76,7 +76,10 @@ impl RouteSocket {
         let mut message = RouteMessage::default();
         message.header.address_family = family(destination);
         message.header.destination_prefix_length = Prefix::host(destination).length;
-        message.header.flags = RouteFlags::LookupTable;
+        if destination.is_ipv4() {
+            // IPv6 always names the table, and refuses to be asked for it (inet6_rtm_valid_getroute_req).
+            message.header.flags = RouteFlags::LookupTable;
+        }
         message.attributes.push(RouteAttribute::Destination(RouteAddress::from(destination)));
         if let Some(from) = from {
             message.header.source_prefix_length = Prefix::host(from).length;
@@ -86,10 +89,12 @@ impl RouteSocket {
             message.attributes.push(RouteAttribute::Mark(mark));
         }
         let answer = self.ask(&RouteNetlinkMessage::GetRoute(message), 0).map_err(|refusal| {
-            let no_way = matches!(
-                refusal.errno(),
-                libc::ENETUNREACH | libc::EHOSTUNREACH | libc::EACCES | libc::EINVAL | libc::EAGAIN
-            );
+            let no_way = match refusal.errno() {
+                libc::ENETUNREACH | libc::EHOSTUNREACH | libc::EACCES => true,
+                // An answer, unless the kernel has words for what was wrong with the question.
+                libc::EINVAL => refusal.text.is_empty(),
+                _ => false,
+            };
             if no_way {
                 Error::Unreachable { destination, from, source: refusal.error }
             } else {
