@@ -88,6 +88,8 @@ impl Node {
     fn arrive(&mut self, now: Time, id: PeerId, attachment: Attachment) {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let from = peer.source;
+        let before = peer.attachment;
+        let lost = before.is_none_or(|before| self.attachments.get(&before.address) != Some(&before));
         peer.retire_path();
         peer.attachment = Some(attachment);
         peer.source = Some(attachment.address);
@@ -98,7 +100,7 @@ impl Node {
         }
         peer.sequence_sent += 1;
         let sequence = peer.sequence_sent;
-        peer.update = Some(PendingUpdate { sequence, started: now, sent: now, tries: 0 });
+        peer.update = Some(PendingUpdate { sequence, started: now, sent: now, tries: 0, lost });
         peer.probe = CarrierProbe { leading: true, ..CarrierProbe::default() };
         let flows = peer.flows.len();
         self.timers.stop(Timer::Probe(id));
@@ -129,6 +131,7 @@ impl Node {
             return;
         }
         let to = addresses[(update.tries as usize - 1) / 3 % addresses.len()];
+        let flags = if update.lost { flags.with(UpdateFlags::FORMER_PATH_LOST) } else { flags };
         let message = Message::BindingUpdate {
             sequence: update.sequence,
             flags,
@@ -226,7 +229,8 @@ impl Node {
             self.accept_former(now, id);
             self.refresh_sets();
             self.refresh_listening(now);
-            self.op(KernelOp::Kick { peer: id }, Some(Asked::Effect("waking senders")));
+            let lost = flags.contains(UpdateFlags::FORMER_PATH_LOST);
+            self.op(KernelOp::Kick { peer: id, lost }, Some(Asked::Effect("waking senders")));
             self.event(Event::PeerMoved { peer: id, to: arrival.source, translated, flows });
         }
         answers
@@ -317,7 +321,7 @@ impl Node {
         self.set_tunnel_path(id);
         self.put_binding_in_force(id);
         if held {
-            self.op(KernelOp::Kick { peer: id }, Some(Asked::Effect("waking senders")));
+            self.op(KernelOp::Kick { peer: id, lost: false }, Some(Asked::Effect("waking senders")));
         }
         self.event(Event::PathConfirmed { peer: id, remote: candidate.remote, round_trip });
     }
@@ -362,7 +366,7 @@ impl Node {
                 return;
             }
         }
-        let (started, sent, tries) = (update.started, update.sent, update.tries);
+        let (started, sent, tries, lost) = (update.started, update.sent, update.tries, update.lost);
         peer.update = None;
         self.timers.stop(Timer::Update(id));
         if tries == 1 {
@@ -383,7 +387,7 @@ impl Node {
         self.put_binding_in_force(id);
         self.refresh_sets();
         self.refresh_listening(now);
-        self.op(KernelOp::Kick { peer: id }, Some(Asked::Effect("waking senders")));
+        self.op(KernelOp::Kick { peer: id, lost }, Some(Asked::Effect("waking senders")));
         if let Some(to) = source {
             self.event(Event::Moved { peer: id, to, translated, took: now.since(started), flows });
         }

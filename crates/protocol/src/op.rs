@@ -165,10 +165,12 @@ pub enum KernelOp {
         /// Address and whether through the tunnel; sorted.
         addresses: Vec<(IpAddr, bool)>,
     },
-    /// Make the sockets of a peer's flows retransmit now.
+    /// Make the sockets of a peer's flows retransmit now, those that wait out a back-off.
     Kick {
         /// Whose.
         peer: PeerId,
+        /// All that was in flight is lost, so those whose timer has not run out once have something to send again, too.
+        lost: bool,
     },
     /// The tunnel may receive with this session.
     AddTunnelKeys {

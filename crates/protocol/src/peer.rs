@@ -42,6 +42,8 @@ pub(crate) struct PendingUpdate {
     pub(crate) started: Time,
     pub(crate) sent: Time,
     pub(crate) tries: u32,
+    /// The path before is gone, and with it what was under way.
+    pub(crate) lost: bool,
 }
 
 /// A place of the peer that was announced and is not confirmed yet.

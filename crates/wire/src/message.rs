@@ -224,6 +224,8 @@ impl UpdateFlags {
     pub const PLAIN_TUNNEL_ACCEPTED: Self = Self(1 << 0);
     /// Bit 1: the sender does not want the *rewrite* carrier.
     pub const REWRITE_REFUSED: Self = Self(1 << 1);
+    /// Bit 2: what was under way on the former path is lost; senders need not wait for their timers to find out.
+    pub const FORMER_PATH_LOST: Self = Self(1 << 2);
 
     /// Whether all of `other` is in this set.
     #[must_use]

@@ -34,14 +34,16 @@ pub(crate) struct Kicks {
 struct Round {
     looks: usize,
     next: Time,
+    /// What was in flight when it began is lost.
+    lost: bool,
     /// What waits, as it was when it was kicked last.
     waiting: HashMap<FlowTuple, TcpSocket>,
 }
 
 impl Kicks {
     /// Begins with a peer's senders; [`Kicks::run`] does the rest.
-    pub(crate) fn begin(&mut self, now: Time, peer: PeerId) {
-        self.rounds.insert(peer, Round { looks: 0, next: now, waiting: HashMap::new() });
+    pub(crate) fn begin(&mut self, now: Time, peer: PeerId, lost: bool) {
+        self.rounds.insert(peer, Round { looks: 0, next: now, lost, waiting: HashMap::new() });
     }
 
     /// Forgets a peer.
@@ -54,7 +56,8 @@ impl Kicks {
         self.rounds.values().map(|round| round.next).min()
     }
 
-    /// Kicks what is due. Returns how many sockets were kicked.
+    /// Kicks what is due. Returns how many sockets were kicked. `inner_mtu`: the longest packet, in bytes, that moved flows
+    /// are to send from now on; to believe in it makes a sender that is not in back-off yet send again at once.
     ///
     /// # Errors
     /// When the sockets cannot be listed, or nothing can be injected; the rounds go on.
@@ -65,6 +68,7 @@ impl Kicks {
         injector: &Injector,
         flows: &HashMap<FlowTuple, FlowEntry>,
         snapshot: &mut Snapshot,
+        inner_mtu: u32,
     ) -> Result<usize, super::Failure> {
         let mut kicked = 0;
         let mut result = Ok(());
@@ -102,6 +106,13 @@ impl Kicks {
                     round.waiting.remove(&flow);
                     continue;
                 }
+                if first && round.lost && socket.backoff == 0 {
+                    if let Err(error) = injector.shrink(&flow, socket.snd_una, shrunken(inner_mtu, socket)) {
+                        result = Err(error.into());
+                    }
+                    kicked += 1;
+                    continue;
+                }
                 for _ in 0..socket.backoff.min(STEPS) {
                     if let Err(error) = injector.kick(&flow, socket.snd_una) {
                         result = Err(error.into());
@@ -114,6 +125,13 @@ impl Kicks {
         self.rounds.retain(|_, round| round.looks <= PAUSES.len() && !round.waiting.is_empty());
         result.map(|()| kicked)
     }
+}
+
+/// The MTU that a socket is told: a byte above the route's own leaves no trace in the kernel; where the route's is not
+/// lower than what the socket uses, one below that.
+fn shrunken(inner_mtu: u32, socket: &TcpSocket) -> u16 {
+    let told = if inner_mtu + 1 < socket.pmtu_cookie { inner_mtu + 1 } else { socket.pmtu_cookie.saturating_sub(8) };
+    u16::try_from(told).unwrap_or(u16::MAX)
 }
 
 /// Whether anything that was sent is not acknowledged.

@@ -181,9 +181,9 @@ impl Effects {
             }
             KernelOp::KeepAddresses { addresses } => self.addresses.use_addresses(addresses),
             KernelOp::ReachPeers { addresses } => self.addresses.reach(addresses),
-            KernelOp::Kick { peer } => {
+            KernelOp::Kick { peer, lost } => {
                 if self.kick {
-                    self.kicks.begin(now, peer);
+                    self.kicks.begin(now, peer, lost);
                     self.run_kicks(now, snapshot)?;
                 }
             }
@@ -225,9 +225,10 @@ impl Effects {
         let same_family = binding.local_locator.is_ipv4() == binding.peer_locator.is_ipv4();
         let carrier = match binding.carrier {
             Carrier::Hold => datapath::Carrier::Hold,
-            Carrier::Tunnel | Carrier::FollowRewrite => datapath::Carrier::Tunnel,
+            Carrier::Tunnel => datapath::Carrier::Tunnel,
+            Carrier::FollowRewrite if same_family => datapath::Carrier::Follow,
             Carrier::Rewrite if same_family => datapath::Carrier::Rewrite,
-            Carrier::Rewrite => datapath::Carrier::Tunnel,
+            Carrier::FollowRewrite | Carrier::Rewrite => datapath::Carrier::Tunnel,
         };
         let now = [(binding.local_locator, binding.peer_locator)];
         let accepted = now
@@ -304,7 +305,14 @@ impl Effects {
     }
 
     fn run_kicks(&mut self, now: Time, snapshot: &mut Snapshot) -> Result<(), Failure> {
-        let kicked = self.kicks.run(now, &mut self.datapath, &self.injector, self.journal.flows(), snapshot)?;
+        let kicked = self.kicks.run(
+            now,
+            &mut self.datapath,
+            &self.injector,
+            self.journal.flows(),
+            snapshot,
+            self.tunnels.inner_mtu(),
+        )?;
         if kicked > 0 {
             tracing::debug!(kicked, "woke senders");
         }
