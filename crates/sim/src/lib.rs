@@ -1,1 +1,44 @@
 //! Deterministic clock and network, for tests of the protocol.
+//!
+//! A [`World`] holds hosts, each with a [`whimbrel_protocol::Node`] and a model of the kernel under it, and access
+//! networks that are open, behind a firewall or behind a NAT. Time is virtual and all chance is drawn from one seed,
+//! so a run can be repeated exactly; the seed and the last events are printed when a test panics.
+//!
+//! ```text
+//! random.rs     chance from a seed
+//! packet.rs     what travels
+//! network.rs    access networks and the core between them; links that delay, lose, duplicate, reorder
+//! nat.rs        address translation and stateful filtering
+//! dataplane.rs  the maps and programs of one host: native, rewritten, tunnelled, held
+//! host.rs       one host: sockets, attachments, what outlives its daemon
+//! world.rs      the event loop; carries packets, runs the nodes, carries out what they ask for
+//! ledger.rs     what must never happen: wrong sockets, resets, storms, more than the allowance
+//! faults.rs     what goes wrong on purpose
+//! speaker.rs    somebody who holds a session and says what he likes
+//! ```
+//!
+//! Data segments are not only a verdict on the state of the maps: they are sent, travel with delay like everything
+//! else, and are judged where they arrive, so that races between the two ends show.
+#![forbid(unsafe_code)]
+
+mod dataplane;
+mod faults;
+mod host;
+mod ledger;
+mod nat;
+mod network;
+mod packet;
+mod random;
+
+mod world;
+
+pub use dataplane::{DataPlane, Verdict};
+pub use faults::{Faults, Mutation};
+pub use host::{Host, HostId, Powers};
+pub use ledger::{Kind, Violation};
+pub use nat::{Filter, Nat, NatPorts, Unsolicited};
+pub use network::{Access, Link, NetworkId};
+pub use packet::{Body, Packet};
+pub use random::Random;
+
+pub use world::{Flow, FlowId, World};

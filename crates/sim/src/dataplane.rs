@@ -1,0 +1,205 @@
+//! The maps and programs of one host, as `bpf/` has them, and the tunnel's threads.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::{IpAddr, SocketAddr};
+
+use whimbrel_protocol::{Binding, Carrier, FlowEntry, KernelOp, PeerId, TunnelPath};
+use whimbrel_wire::{FlowTuple, Transport};
+
+/// How a segment of a flow leaves its host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// As its socket made it.
+    Native,
+    /// With these names instead of its own.
+    Rewrite {
+        /// Source on the wire.
+        source: SocketAddr,
+        /// Destination on the wire.
+        destination: SocketAddr,
+    },
+    /// In UDP, named as the peer's socket has it.
+    Tunnel {
+        /// Where to.
+        path: TunnelPath,
+        /// Names of the inner packet at the peer.
+        inner: FlowTuple,
+    },
+    /// Not at all; the reason.
+    Hold(&'static str),
+}
+
+/// State of the eBPF maps, which outlives the daemon, and of the tunnel, which does not.
+#[derive(Clone, Debug, Default)]
+pub struct DataPlane {
+    pub(crate) flows: BTreeMap<FlowTuple, FlowEntry>,
+    wire: HashMap<(PeerId, Transport, u16, u16), FlowTuple>,
+    pub(crate) bindings: BTreeMap<PeerId, (Binding, bool)>,
+    /// (peer, local) as found in a packet.
+    locators: HashMap<(IpAddr, IpAddr), PeerId>,
+    /// Flows on which the peer was heard rewritten while the present binding was in force (P-24).
+    heard: BTreeSet<FlowTuple>,
+    pub(crate) listening: BTreeSet<u32>,
+    pub(crate) kept: BTreeSet<IpAddr>,
+    pub(crate) reached: BTreeSet<IpAddr>,
+    keys: BTreeMap<u32, PeerId>,
+    paths: BTreeMap<PeerId, TunnelPath>,
+}
+
+impl DataPlane {
+    /// Carries out what concerns the maps and the tunnel.
+    pub(crate) fn apply(&mut self, op: &KernelOp) {
+        match op {
+            KernelOp::ListenForIntroductions { indices } => self.listening = indices.iter().copied().collect(),
+            KernelOp::InstallFlow { flow, entry } => self.install(*flow, *entry),
+            KernelOp::RemoveFlow { flow } => self.remove(flow),
+            KernelOp::SetBinding { peer, binding, moved } => self.bind(*peer, binding.clone(), *moved),
+            KernelOp::RemoveBinding { peer } => {
+                self.bindings.remove(peer);
+                self.locators.retain(|_, of| of != peer);
+                self.paths.remove(peer);
+            }
+            KernelOp::KeepAddresses { addresses } => self.kept = addresses.iter().copied().collect(),
+            KernelOp::ReachPeers { addresses } => {
+                self.reached = addresses.iter().map(|(address, _)| *address).collect()
+            }
+            KernelOp::AddTunnelKeys { peer, receive_index, .. } => {
+                self.keys.insert(*receive_index, *peer);
+            }
+            KernelOp::RemoveTunnelKeys { receive_index } => {
+                self.keys.remove(receive_index);
+            }
+            KernelOp::SetTunnelPath { peer, path, .. } => self.lead(*peer, path.clone()),
+            KernelOp::Introduce { .. }
+            | KernelOp::Probe { .. }
+            | KernelOp::Kick { .. }
+            | KernelOp::SavePeer(_)
+            | KernelOp::ForgetPeer { .. }
+            | KernelOp::RememberKey { .. } => {}
+        }
+    }
+
+    fn install(&mut self, flow: FlowTuple, entry: FlowEntry) {
+        self.remove(&flow);
+        self.flows.insert(flow, entry);
+        let key = (entry.peer, flow.transport, entry.wire_local_port, entry.wire_remote_port);
+        self.wire.insert(key, flow);
+    }
+
+    fn remove(&mut self, flow: &FlowTuple) {
+        if self.flows.remove(flow).is_some() {
+            self.wire.retain(|_, own| own != flow);
+            self.heard.remove(flow);
+        }
+    }
+
+    fn bind(&mut self, peer: PeerId, binding: Binding, moved: bool) {
+        let same = self.bindings.get(&peer).is_some_and(|(before, _)| {
+            (before.local_locator, before.peer_locator) == (binding.local_locator, binding.peer_locator)
+        });
+        if !same {
+            let flows = &self.flows;
+            self.heard.retain(|flow| flows.get(flow).is_some_and(|entry| entry.peer != peer));
+        }
+        self.locators.retain(|_, of| *of != peer);
+        // Without a moved flow the programs are not attached, so the pairs may as well not be there.
+        if moved {
+            self.locators.insert((binding.peer_locator, binding.local_locator), peer);
+            for (local, remote) in &binding.former {
+                self.locators.entry((*remote, *local)).or_insert(peer);
+            }
+        }
+        self.bindings.insert(peer, (binding, moved));
+    }
+
+    fn lead(&mut self, peer: PeerId, mut path: TunnelPath) {
+        if let (Some(before), Some(allowed)) = (self.paths.get(&peer), path.allowance) {
+            if let (true, Some(left)) = (before.remote == path.remote, before.allowance) {
+                // The same unconfirmed place: what was spent is spent.
+                path.allowance = Some(allowed.min(left));
+            }
+        }
+        self.paths.insert(peer, path);
+    }
+
+    /// The daemon is gone: the maps are pinned, the tunnel is not.
+    pub(crate) fn lose_daemon(&mut self) {
+        self.keys.clear();
+        self.paths.clear();
+    }
+
+    /// What would become of a segment of this flow, `length` bytes long. Takes them off the allowance.
+    pub(crate) fn egress(&mut self, own: &FlowTuple, length: usize) -> Verdict {
+        let Some(entry) = self.flows.get(own) else { return Verdict::Native };
+        let Some((binding, _)) = self.bindings.get(&entry.peer) else { return Verdict::Native };
+        if binding.places == entry.home {
+            return Verdict::Native;
+        }
+        let rewrite = match binding.carrier {
+            Carrier::Hold => return Verdict::Hold("binding on hold"),
+            Carrier::Rewrite => true,
+            Carrier::FollowRewrite => self.heard.contains(own),
+            Carrier::Tunnel => false,
+        };
+        if rewrite {
+            if binding.peer_locator.is_ipv4() != own.remote.is_ipv4() {
+                // Another family cannot be rewritten to.
+                return self.tunnel(own, entry.peer, length);
+            }
+            return Verdict::Rewrite {
+                source: SocketAddr::new(binding.local_locator, entry.wire_local_port),
+                destination: SocketAddr::new(binding.peer_locator, entry.wire_remote_port),
+            };
+        }
+        self.tunnel(own, entry.peer, length)
+    }
+
+    fn tunnel(&mut self, own: &FlowTuple, peer: PeerId, length: usize) -> Verdict {
+        let Some(entry) = self.flows.get(own) else { return Verdict::Hold("no flow") };
+        let Some(path) = self.paths.get_mut(&peer) else { return Verdict::Hold("the tunnel leads nowhere") };
+        if let Some(left) = path.allowance.as_mut() {
+            if *left < length as u64 {
+                return Verdict::Hold("allowance used up");
+            }
+            *left -= length as u64;
+        }
+        Verdict::Tunnel { path: path.clone(), inner: entry.peer_tuple }
+    }
+
+    /// The own tuple of what came in between these endpoints, if that is a wire tuple.
+    pub(crate) fn ingress(
+        &self,
+        transport: Transport,
+        source: SocketAddr,
+        destination: SocketAddr,
+    ) -> Option<FlowTuple> {
+        let peer = self.locators.get(&(source.ip(), destination.ip()))?;
+        let own = self.wire.get(&(*peer, transport, destination.port(), source.port())).copied()?;
+        (own.remote.is_ipv4() == source.is_ipv4()).then_some(own)
+    }
+
+    /// A flow was heard rewritten.
+    pub(crate) fn hear(&mut self, own: FlowTuple) {
+        self.heard.insert(own);
+    }
+
+    /// Whether the tunnel takes a packet so named that came with this session (P-23).
+    pub(crate) fn tunnel_accepts(&self, index: u32, inner: &FlowTuple) -> bool {
+        self.keys.get(&index).is_some_and(|peer| self.flows.get(inner).is_some_and(|entry| entry.peer == *peer))
+    }
+
+    /// Entries of all maps together, for limits on growth.
+    #[must_use]
+    pub fn entries(&self) -> usize {
+        self.flows.len()
+            + self.wire.len()
+            + self.bindings.len()
+            + self.locators.len()
+            + self.heard.len()
+            + self.listening.len()
+            + self.kept.len()
+            + self.reached.len()
+            + self.keys.len()
+            + self.paths.len()
+    }
+}

@@ -1,0 +1,152 @@
+//! One host: its daemon, its sockets, its addresses, and what outlives the daemon.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+
+use whimbrel_handshake::{PublicKey, StaticKey};
+use whimbrel_protocol::{Attachment, Config, Node, PeerId, Routes, SavedPeer, Time};
+use whimbrel_wire::FlowTuple;
+
+use crate::dataplane::DataPlane;
+use crate::network::NetworkId;
+use crate::world::FlowId;
+
+/// A host's number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct HostId(pub usize);
+
+/// What a daemon may do on its host. A local user who runs one without privilege may do neither.
+#[derive(Clone, Copy, Debug)]
+pub struct Powers {
+    /// Inject segments into flows.
+    pub inject: bool,
+    /// Consume them at ingress.
+    pub consume: bool,
+}
+
+/// An address of a host on a network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Attached {
+    pub(crate) address: IpAddr,
+    pub(crate) network: NetworkId,
+    pub(crate) generation: u64,
+}
+
+/// A host.
+pub struct Host {
+    /// For people.
+    pub name: &'static str,
+    /// Its daemon, while it runs.
+    pub node: Option<Node>,
+    /// Its maps.
+    pub plane: DataPlane,
+    /// What its daemon may do.
+    pub powers: Powers,
+    /// Whether it answers datagrams to a closed port with ICMP.
+    pub answers_icmp: bool,
+    /// What its daemon is started with.
+    pub config: Config,
+    pub(crate) key: [u8; 32],
+    /// In order of preference.
+    pub(crate) attached: Vec<Attached>,
+    pub(crate) sockets: BTreeMap<FlowTuple, (FlowId, usize)>,
+    pub(crate) saved: BTreeMap<PeerId, SavedPeer>,
+    pub(crate) generation: u64,
+    pub(crate) next_port: u16,
+    pub(crate) timer_at: Option<Time>,
+    /// Ops and datagrams carried out, over all daemons of this host.
+    pub(crate) effects: u64,
+}
+
+impl Host {
+    pub(crate) fn new(name: &'static str, number: usize, config: Config) -> Self {
+        let mut key = [0x40; 32];
+        key[0] = 8 * (number as u8 + 1);
+        key[1] = (number >> 5) as u8;
+        Self {
+            name,
+            node: None,
+            plane: DataPlane::default(),
+            powers: Powers { inject: true, consume: true },
+            answers_icmp: true,
+            config,
+            key,
+            attached: Vec::new(),
+            sockets: BTreeMap::new(),
+            saved: BTreeMap::new(),
+            generation: 0,
+            next_port: 40_000,
+            timer_at: None,
+            effects: 0,
+        }
+    }
+
+    /// Its static key.
+    #[must_use]
+    pub fn static_key(&self) -> StaticKey {
+        StaticKey::from_bytes(self.key)
+    }
+
+    /// Its public key.
+    #[must_use]
+    pub fn public_key(&self) -> PublicKey {
+        self.static_key().public()
+    }
+
+    /// Makes another identity at the next start of the daemon.
+    pub fn change_key(&mut self) {
+        self.key[5] ^= 0x55;
+    }
+
+    pub(crate) fn attachments(&self) -> Vec<Attachment> {
+        self.attached.iter().map(|a| Attachment { address: a.address, generation: a.generation }).collect()
+    }
+
+    pub(crate) fn routes(&self) -> Table {
+        Table { addresses: self.attached.iter().map(|attached| attached.address).collect() }
+    }
+
+    pub(crate) fn attached_with(&self, address: IpAddr) -> Option<Attached> {
+        self.attached.iter().find(|attached| attached.address == address).copied()
+    }
+
+    /// Whether the stack takes a packet for this address once the programs have put it back: it is there, or kept.
+    pub(crate) fn takes(&self, address: IpAddr) -> bool {
+        self.attached_with(address).is_some() || self.plane.kept.contains(&address)
+    }
+
+    /// Whether a segment of a moved flow gets as far as the egress program: not so where the peer was a neighbour that
+    /// is gone, unless it is made to.
+    pub(crate) fn egress_sees(&self, own: &FlowTuple) -> bool {
+        let gave_up = self.attached_with(own.local.ip()).is_none();
+        if gave_up {
+            return self.plane.kept.contains(&own.local.ip());
+        }
+        self.plane.reached.contains(&own.remote.ip())
+            || !self.attached.iter().any(|attached| same_link(attached.address, own.remote.ip()))
+    }
+}
+
+/// The routing table: the best address of the destination's family, or the one on its link.
+pub(crate) struct Table {
+    addresses: Vec<IpAddr>,
+}
+
+impl Routes for Table {
+    fn source_for(&self, destination: IpAddr) -> Option<IpAddr> {
+        let near = self.addresses.iter().find(|address| same_link(**address, destination));
+        near.or_else(|| self.addresses.iter().find(|address| address.is_ipv4() == destination.is_ipv4())).copied()
+    }
+}
+
+/// All links are /24 or /64.
+pub(crate) fn same_link(one: IpAddr, other: IpAddr) -> bool {
+    match (one, other) {
+        (IpAddr::V4(one), IpAddr::V4(other)) => one.octets()[..3] == other.octets()[..3],
+        (IpAddr::V6(one), IpAddr::V6(other)) => one.octets()[..8] == other.octets()[..8],
+        _ => false,
+    }
+}
+
+/// Keys that a daemon remembers over its restart.
+pub(crate) type KnownKeys = HashMap<IpAddr, PublicKey>;

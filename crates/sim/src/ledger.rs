@@ -1,0 +1,131 @@
+//! What must never happen, and the accounts that show it.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use whimbrel_protocol::Time;
+
+use crate::host::HostId;
+
+/// What kind of thing must not happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// A segment arrived at a socket of another flow.
+    WrongSocket,
+    /// A segment arrived where no socket has it, though both ends of the flow are there: it is answered with a reset.
+    Reset,
+    /// An introduction reached a UDP program as data.
+    Leaked,
+    /// More than three times the bytes received went to an address that has proven nothing (P-18).
+    Allowance,
+    /// More datagrams a second than any purpose justifies.
+    Storm,
+    /// A daemon does not come to rest at one moment.
+    Endless,
+}
+
+/// Something that must not happen, and did.
+#[derive(Clone, Debug)]
+pub struct Violation {
+    /// What kind.
+    pub kind: Kind,
+    /// When.
+    pub at: Time,
+    /// The particulars.
+    pub what: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} at {} us: {}", self.kind, self.at.as_micros(), self.what)
+    }
+}
+
+/// Control datagrams that one host may send to one address within a second, beside two for each introduction.
+const DATAGRAMS_A_SECOND: usize = 40;
+
+#[derive(Debug, Default)]
+struct Account {
+    received: u64,
+    /// Since the address last proved itself, or ever.
+    sent: u64,
+    datagrams: VecDeque<Time>,
+    introductions: VecDeque<Time>,
+}
+
+/// Accounts of what each host sent where.
+#[derive(Debug, Default)]
+pub(crate) struct Ledger {
+    accounts: BTreeMap<(HostId, IpAddr), Account>,
+    proven: BTreeSet<(HostId, IpAddr)>,
+    pub(crate) found: Vec<Violation>,
+    /// Datagrams sent in all.
+    pub(crate) datagrams: u64,
+}
+
+impl Ledger {
+    pub(crate) fn violation(&mut self, kind: Kind, at: Time, what: String) {
+        if self.found.len() < 64 {
+            self.found.push(Violation { kind, at, what });
+        }
+    }
+
+    pub(crate) fn prove(&mut self, host: HostId, address: IpAddr) {
+        self.proven.insert((host, address));
+    }
+
+    pub(crate) fn receive(&mut self, host: HostId, from: IpAddr, length: usize) {
+        self.accounts.entry((host, from)).or_default().received += length as u64;
+    }
+
+    /// Bytes that `host` sent to `address` and received from it.
+    pub(crate) fn exchanged(&self, host: HostId, address: IpAddr) -> (u64, u64) {
+        self.accounts.get(&(host, address)).map_or((0, 0), |account| (account.sent, account.received))
+    }
+
+    pub(crate) fn send(&mut self, now: Time, host: HostId, to: IpAddr, length: usize, what: Sent) {
+        let proven = self.proven.contains(&(host, to));
+        let account = self.accounts.entry((host, to)).or_default();
+        account.sent += length as u64;
+        let second = now - Duration::from_secs(1);
+        let recent = |times: &mut VecDeque<Time>| {
+            while times.front().is_some_and(|first| *first <= second) {
+                times.pop_front();
+            }
+            times.len()
+        };
+        match what {
+            Sent::Control => {
+                self.datagrams += 1;
+                account.datagrams.push_back(now);
+                let allowed = DATAGRAMS_A_SECOND + 2 * recent(&mut account.introductions);
+                if recent(&mut account.datagrams) > allowed {
+                    account.datagrams.clear();
+                    self.violation(Kind::Storm, now, format!("{host:?} sends more than {allowed} a second to {to}"));
+                    return;
+                }
+            }
+            Sent::Introduction => account.introductions.push_back(now),
+            Sent::Data => {}
+        }
+        let account = self.accounts.entry((host, to)).or_default();
+        if !proven && account.sent > 3 * account.received {
+            let (sent, received) = (account.sent, account.received);
+            self.violation(
+                Kind::Allowance,
+                now,
+                format!("{host:?} has sent {sent} bytes to {to}, which has proven nothing, and received {received}"),
+            );
+        }
+    }
+}
+
+/// What was sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sent {
+    Control,
+    Introduction,
+    Data,
+}

@@ -1,0 +1,601 @@
+//! Hosts, networks, time.
+
+mod carry;
+mod drive;
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use whimbrel_protocol::{Config, Event, FlowState, FlowView, Node, PeerView, Time};
+use whimbrel_wire::{FlowTuple, Transport};
+
+use crate::dataplane::Verdict;
+use crate::faults::{Faults, Mutation};
+use crate::host::{Attached, Host, HostId};
+use crate::ledger::{Kind, Ledger, Violation};
+use crate::network::{Access, Link, Network, NetworkId};
+use crate::packet::Packet;
+use crate::random::Random;
+
+/// A flow's number, the same at both ends: the truth that no host knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FlowId(pub usize);
+
+/// A flow between two hosts. End 0 opened it.
+#[derive(Clone, Debug)]
+pub struct Flow {
+    /// Who has it.
+    pub hosts: [HostId; 2],
+    /// As each end's socket has it.
+    pub tuples: [FlowTuple; 2],
+    /// Whether the end's socket is there.
+    pub open: [bool; 2],
+    /// When each end last received something.
+    pub arrived: [Option<Time>; 2],
+    /// How that came.
+    pub carried: [Option<Carried>; 2],
+    /// A reset reached it.
+    pub broken: bool,
+}
+
+/// How a segment came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Carried {
+    /// As its socket made it.
+    Native,
+    /// With other names.
+    Rewritten,
+    /// In UDP.
+    Tunnelled,
+}
+
+#[derive(Debug)]
+enum What {
+    /// A packet comes out of the core before an access network.
+    Enter(NetworkId, Packet),
+    /// A packet comes to a host.
+    Land(NetworkId, HostId, Packet),
+    /// A node's timeout may be due.
+    Timeout(HostId),
+    /// All flows send.
+    Beat,
+    /// A daemon starts again.
+    Boot(HostId),
+}
+
+#[derive(Debug)]
+struct Due {
+    at: Time,
+    order: u64,
+    what: What,
+}
+
+impl PartialEq for Due {
+    fn eq(&self, other: &Self) -> bool {
+        (self.at, self.order) == (other.at, other.order)
+    }
+}
+impl Eq for Due {}
+impl PartialOrd for Due {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Due {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.order).cmp(&(other.at, other.order))
+    }
+}
+
+/// Lines of the trace that are kept for a test that fails.
+const TRACE: usize = 120;
+
+/// Hosts, networks, time.
+pub struct World {
+    seed: u64,
+    now: Time,
+    pub(crate) random: Random,
+    order: u64,
+    queue: BinaryHeap<Reverse<Due>>,
+    hosts: Vec<Host>,
+    networks: Vec<Network>,
+    /// Which network a globally routed address leads to.
+    global: BTreeMap<IpAddr, NetworkId>,
+    flows: Vec<Flow>,
+    pub(crate) ledger: Ledger,
+    /// What goes wrong on purpose.
+    pub faults: Faults,
+    /// What is done to control datagrams in flight.
+    pub mutation: Mutation,
+    /// Datagrams and injected segments that nodes sent, of all hosts.
+    pub sent: u64,
+    /// Ops that nodes asked for, of all hosts.
+    pub ops: u64,
+    /// Of these, binding updates put in force.
+    pub bindings_set: u64,
+    captured: VecDeque<Packet>,
+    beat: Option<Duration>,
+    /// Whether flows send whenever their host's maps change.
+    pub stirring: bool,
+    trace: VecDeque<String>,
+    /// Whether a trace is kept at all.
+    pub tracing: bool,
+    aloud: bool,
+    /// Events of all nodes.
+    pub events: Vec<(Time, HostId, Event)>,
+}
+
+impl World {
+    /// An empty world; all chance comes from `seed`.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        Self {
+            seed,
+            now: Time::from_micros(1_000_000),
+            random: Random::new(seed),
+            order: 0,
+            queue: BinaryHeap::new(),
+            hosts: Vec::new(),
+            networks: Vec::new(),
+            global: BTreeMap::new(),
+            flows: Vec::new(),
+            ledger: Ledger::default(),
+            faults: Faults::default(),
+            mutation: Mutation::default(),
+            sent: 0,
+            ops: 0,
+            bindings_set: 0,
+            captured: VecDeque::new(),
+            beat: None,
+            stirring: true,
+            trace: VecDeque::new(),
+            tracing: true,
+            aloud: std::env::var_os("WHIMBREL_SIM_TRACE").is_some(),
+            events: Vec::new(),
+        }
+    }
+
+    // ---- building
+
+    /// Adds an access network.
+    pub fn network(&mut self, access: Access) -> NetworkId {
+        let id = NetworkId(self.networks.len());
+        if let Access::Translated(nat) = &access {
+            self.global.insert(nat.external, id);
+        }
+        self.networks.push(Network { access, link: Link::default(), cut: false, hosts: BTreeMap::new() });
+        id
+    }
+
+    /// Changes the link between an access network and the core.
+    pub fn set_link(&mut self, network: NetworkId, link: Link) {
+        self.networks[network.0].link = link;
+    }
+
+    /// Changes all links.
+    pub fn set_links(&mut self, link: Link) {
+        for network in &mut self.networks {
+            network.link = link;
+        }
+    }
+
+    /// Cuts or mends a network's link to the core; hosts on it do not notice.
+    pub fn set_cut(&mut self, network: NetworkId, cut: bool) {
+        self.networks[network.0].cut = cut;
+    }
+
+    /// What stands before a network.
+    pub fn access(&mut self, network: NetworkId) -> &mut Access {
+        &mut self.networks[network.0].access
+    }
+
+    /// Adds a host that runs nothing.
+    pub fn bare_host(&mut self, name: &'static str) -> HostId {
+        let id = HostId(self.hosts.len());
+        self.hosts.push(Host::new(name, id.0, Config::default()));
+        id
+    }
+
+    /// Adds a host that runs a daemon.
+    pub fn host(&mut self, name: &'static str) -> HostId {
+        self.host_with(name, Config::default())
+    }
+
+    /// Adds a host that runs a daemon with this configuration.
+    pub fn host_with(&mut self, name: &'static str, config: Config) -> HostId {
+        let id = HostId(self.hosts.len());
+        let mut host = Host::new(name, id.0, config);
+        host.config.wall_clock_at_zero = 1_700_000_000_000;
+        self.hosts.push(host);
+        self.boot(id);
+        id
+    }
+
+    // ---- looking
+
+    /// What time it is.
+    #[must_use]
+    pub const fn now(&self) -> Time {
+        self.now
+    }
+
+    /// A host.
+    #[must_use]
+    pub fn at(&self, host: HostId) -> &Host {
+        &self.hosts[host.0]
+    }
+
+    /// A host, to be changed.
+    pub fn at_mut(&mut self, host: HostId) -> &mut Host {
+        &mut self.hosts[host.0]
+    }
+
+    /// A flow.
+    #[must_use]
+    pub fn flow(&self, flow: FlowId) -> &Flow {
+        &self.flows[flow.0]
+    }
+
+    /// All flows.
+    pub fn flows(&self) -> impl Iterator<Item = FlowId> + use<> {
+        (0..self.flows.len()).map(FlowId)
+    }
+
+    /// Peers of a host's node; none where it does not run.
+    #[must_use]
+    pub fn peers(&self, host: HostId) -> Vec<PeerView> {
+        self.hosts[host.0].node.as_ref().map(|node| node.peers().collect()).unwrap_or_default()
+    }
+
+    /// The only peer of a host's node.
+    ///
+    /// # Panics
+    /// It has none or several.
+    #[must_use]
+    pub fn peer(&self, host: HostId) -> PeerView {
+        let peers = self.peers(host);
+        assert_eq!(peers.len(), 1, "peers of {}", self.hosts[host.0].name);
+        peers[0].clone()
+    }
+
+    /// What an end's node says of a flow.
+    #[must_use]
+    pub fn view(&self, flow: FlowId, end: usize) -> Option<FlowView> {
+        let Flow { hosts, tuples, .. } = &self.flows[flow.0];
+        self.hosts[hosts[end].0].node.as_ref()?.flows().find(|view| view.tuple == tuples[end])
+    }
+
+    /// Whether both ends' nodes take the flow as introduced.
+    #[must_use]
+    pub fn introduced(&self, flow: FlowId) -> bool {
+        (0..2).all(|end| {
+            self.view(flow, end)
+                .is_some_and(|view| matches!(view.state, FlowState::Native | FlowState::Moved) && view.entry.is_some())
+        })
+    }
+
+    /// How an end would send now. Takes nothing off any allowance.
+    #[must_use]
+    pub fn verdict(&self, flow: FlowId, end: usize) -> Verdict {
+        let Flow { hosts, tuples, .. } = &self.flows[flow.0];
+        self.hosts[hosts[end].0].plane.clone().egress(&tuples[end], 0)
+    }
+
+    /// What must not have happened.
+    #[must_use]
+    pub fn violations(&self) -> &[Violation] {
+        &self.ledger.found
+    }
+
+    /// Bytes that a host sent to an address, and received from it.
+    #[must_use]
+    pub fn exchanged(&self, host: HostId, address: IpAddr) -> (u64, u64) {
+        self.ledger.exchanged(host, address)
+    }
+
+    /// Datagrams of the control port that were sent, in all.
+    #[must_use]
+    pub fn datagrams(&self) -> u64 {
+        self.ledger.datagrams
+    }
+
+    /// Fails the test where anything happened that must not, except of these kinds.
+    ///
+    /// # Panics
+    /// With what happened.
+    pub fn check_except(&self, excused: &[Kind]) {
+        let found: Vec<String> =
+            self.ledger.found.iter().filter(|v| !excused.contains(&v.kind)).map(ToString::to_string).collect();
+        assert!(found.is_empty(), "seed {}: {}", self.seed, found.join("\n"));
+    }
+
+    /// Fails the test where anything happened that must not.
+    ///
+    /// # Panics
+    /// With what happened.
+    pub fn check(&self) {
+        self.check_except(&[]);
+    }
+
+    // ---- time
+
+    /// Lets time pass.
+    pub fn run_for(&mut self, duration: Duration) {
+        let until = self.now + duration;
+        while self.step(until) {}
+        self.now = until;
+    }
+
+    /// Lets time pass until something is so, at most this long; tells whether it came to be.
+    pub fn wait(&mut self, within: Duration, mut so: impl FnMut(&Self) -> bool) -> bool {
+        let until = self.now + within;
+        loop {
+            if so(self) {
+                return true;
+            }
+            if !self.step(until) {
+                self.now = until;
+                return so(self);
+            }
+        }
+    }
+
+    /// The clock jumps, as over a suspend: nothing happens meanwhile, and everything that was due is late.
+    pub fn sleep_all(&mut self, duration: Duration) {
+        self.now = self.now + duration;
+    }
+
+    /// Handles what is due next, if that is not after `until`.
+    fn step(&mut self, until: Time) -> bool {
+        if self.queue.peek().is_none_or(|Reverse(due)| due.at > until) {
+            return false;
+        }
+        let Some(Reverse(due)) = self.queue.pop() else { return false };
+        self.now = self.now.max(due.at);
+        match due.what {
+            What::Enter(network, packet) => self.enter(network, packet),
+            What::Land(network, host, packet) => self.land(network, host, &packet),
+            What::Timeout(host) => self.timeout(host),
+            What::Beat => self.beat(),
+            What::Boot(host) => self.boot(host),
+        }
+        true
+    }
+
+    fn later(&mut self, delay: Duration, what: What) {
+        let at = self.now + delay;
+        self.schedule(at, what);
+    }
+
+    fn schedule(&mut self, at: Time, what: What) {
+        self.order += 1;
+        self.queue.push(Reverse(Due { at, order: self.order, what }));
+    }
+
+    pub(crate) fn trace(&mut self, line: impl FnOnce(&Self) -> String) {
+        if !self.tracing {
+            return;
+        }
+        let line = format!("{:>12} {}", self.now.as_micros(), line(self));
+        if self.aloud {
+            eprintln!("{line}");
+        }
+        if self.trace.len() >= TRACE {
+            self.trace.pop_front();
+        }
+        self.trace.push_back(line);
+    }
+
+    // ---- moving
+
+    /// Gives a host an address on a network, which it prefers from now on.
+    pub fn attach(&mut self, host: HostId, network: NetworkId, address: &str) {
+        self.add(host, network, parse(address));
+        self.notify(host);
+    }
+
+    /// Takes an address from a host.
+    pub fn detach(&mut self, host: HostId, address: &str) {
+        self.remove(host, parse(address));
+        self.notify(host);
+    }
+
+    /// Takes all addresses from a host.
+    pub fn detach_all(&mut self, host: HostId) {
+        self.remove_all(host);
+        self.notify(host);
+    }
+
+    /// Takes all addresses from a host and gives it another, as one change.
+    pub fn move_to(&mut self, host: HostId, network: NetworkId, address: &str) {
+        self.remove_all(host);
+        self.add(host, network, parse(address));
+        self.notify(host);
+    }
+
+    fn add(&mut self, host: HostId, network: NetworkId, address: IpAddr) {
+        let of = &mut self.hosts[host.0];
+        of.generation += 1;
+        of.attached.insert(0, Attached { address, network, generation: of.generation });
+        let net = &mut self.networks[network.0];
+        net.hosts.insert(address, host);
+        if !matches!(net.access, Access::Translated(_)) {
+            self.global.insert(address, network);
+        }
+        self.trace(|w| format!("{} gets {address} on {network:?}", w.hosts[host.0].name));
+    }
+
+    fn remove(&mut self, host: HostId, address: IpAddr) {
+        let of = &mut self.hosts[host.0];
+        let Some(at) = of.attached.iter().position(|attached| attached.address == address) else { return };
+        let attached = of.attached.remove(at);
+        let net = &mut self.networks[attached.network.0];
+        if net.hosts.get(&address) == Some(&host) {
+            net.hosts.remove(&address);
+            if self.global.get(&address) == Some(&attached.network) {
+                self.global.remove(&address);
+            }
+        }
+        self.trace(|w| format!("{} loses {address}", w.hosts[host.0].name));
+    }
+
+    fn remove_all(&mut self, host: HostId) {
+        let addresses: Vec<IpAddr> = self.hosts[host.0].attached.iter().map(|attached| attached.address).collect();
+        for address in addresses {
+            self.remove(host, address);
+        }
+    }
+
+    // ---- flows
+
+    /// A TCP connection from a host to an address and port, open at once.
+    ///
+    /// # Panics
+    /// There is no way.
+    pub fn connect(&mut self, client: HostId, to: &str) -> FlowId {
+        let port = self.hosts[client.0].next_port;
+        self.hosts[client.0].next_port += 1;
+        self.connect_from(client, port, to, Transport::Tcp)
+    }
+
+    /// As [`World::connect`], with all that can be chosen.
+    ///
+    /// # Panics
+    /// There is no way.
+    pub fn connect_from(&mut self, client: HostId, port: u16, to: &str, transport: Transport) -> FlowId {
+        let remote: SocketAddr = to.parse().expect("an endpoint");
+        let (tuples, server) = self.establish(client, port, remote, transport);
+        let id = FlowId(self.flows.len());
+        self.flows.push(Flow {
+            hosts: [client, server],
+            tuples,
+            open: [true; 2],
+            arrived: [None; 2],
+            carried: [None; 2],
+            broken: false,
+        });
+        for end in 0..2 {
+            let host = [client, server][end];
+            self.hosts[host.0].sockets.insert(tuples[end], (id, end));
+            self.ledger.prove(host, tuples[end].remote.ip());
+        }
+        self.trace(|_| format!("{id:?} opens: {} and {}", tuples[0], tuples[1]));
+        for end in [1, 0] {
+            let now = self.now;
+            self.with_node([client, server][end], |node| node.handle_flow_opened(now, tuples[end], end == 1));
+        }
+        id
+    }
+
+    /// Closes both ends' sockets.
+    pub fn close(&mut self, flow: FlowId) {
+        for end in 0..2 {
+            self.close_end(flow, end);
+        }
+    }
+
+    /// Closes one end's socket.
+    pub fn close_end(&mut self, flow: FlowId, end: usize) {
+        let (host, tuple) = (self.flows[flow.0].hosts[end], self.flows[flow.0].tuples[end]);
+        if !std::mem::replace(&mut self.flows[flow.0].open[end], false) {
+            return;
+        }
+        self.hosts[host.0].sockets.remove(&tuple);
+        let now = self.now;
+        self.with_node(host, |node| node.handle_flow_closed(now, tuple));
+    }
+
+    /// All flows send from both ends at this interval.
+    pub fn set_beat(&mut self, interval: Option<Duration>) {
+        let idle = self.beat.is_none();
+        self.beat = interval;
+        if let (true, Some(interval)) = (idle, interval) {
+            self.later(interval, What::Beat);
+        }
+    }
+
+    fn beat(&mut self) {
+        let Some(interval) = self.beat else { return };
+        for flow in self.flows() {
+            for end in 0..2 {
+                self.send(flow, end);
+            }
+        }
+        self.later(interval, What::Beat);
+    }
+
+    /// Sends on all flows that are open until each end has received something that was sent after now, at most this long.
+    /// Gives back the flows and ends that have not.
+    pub fn undelivered(&mut self, within: Duration) -> Vec<(FlowId, usize)> {
+        let (since, until) = (self.now, self.now + within);
+        // What is under way already does not count.
+        let pause = Duration::from_millis(20);
+        let mut started = None;
+        loop {
+            let missing: Vec<(FlowId, usize)> = self
+                .flows()
+                .flat_map(|flow| [(flow, 0), (flow, 1)])
+                .filter(|&(flow, end)| {
+                    let flow = &self.flows[flow.0];
+                    flow.open == [true; 2] && flow.arrived[end].is_none_or(|at| at <= started.unwrap_or(since))
+                })
+                .collect();
+            if (missing.is_empty() && started.is_some()) || self.now >= until {
+                return missing;
+            }
+            for (flow, end) in missing {
+                self.send(flow, 1 - end);
+            }
+            started = started.or(Some(self.now));
+            self.run_for(pause);
+        }
+    }
+
+    /// Fails the test unless all open flows deliver in both directions within this time.
+    ///
+    /// # Panics
+    /// With the flows that do not.
+    pub fn assert_delivering(&mut self, within: Duration) {
+        let missing = self.undelivered(within);
+        let told: Vec<String> = missing
+            .iter()
+            .map(|&(flow, end)| {
+                let sender = self.flows[flow.0].hosts[1 - end];
+                format!(
+                    "nothing reaches end {end} of {flow:?}; {} would send {:?}; node says {:?}",
+                    self.hosts[sender.0].name,
+                    self.verdict(flow, 1 - end),
+                    self.view(flow, 1 - end).map(|view| view.state),
+                )
+            })
+            .collect();
+        assert!(told.is_empty(), "seed {}: {}", self.seed, told.join("\n"));
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            if !self.aloud {
+                for line in &self.trace {
+                    eprintln!("{line}");
+                }
+            }
+            for violation in &self.ledger.found {
+                eprintln!("VIOLATION {violation}");
+            }
+            for host in &self.hosts {
+                for peer in host.node.iter().flat_map(Node::peers) {
+                    eprintln!("{}: {peer:?}", host.name);
+                }
+            }
+            eprintln!("seed {}", self.seed);
+        }
+    }
+}
+
+pub(crate) fn parse(address: &str) -> IpAddr {
+    address.parse().expect("an address")
+}

@@ -1,0 +1,343 @@
+//! Packets between hosts.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use whimbrel_protocol::Routes;
+use whimbrel_wire::{FlowTuple, Transport};
+
+use super::{Carried, FlowId, What, World};
+use crate::dataplane::Verdict;
+use crate::faults::Mutation;
+use crate::host::{Attached, HostId};
+use crate::ledger::{Kind, Sent};
+use crate::nat::Inbound;
+use crate::network::{Access, NetworkId};
+use crate::packet::{Body, Packet};
+
+/// Between hosts of one network.
+const NEAR: Duration = Duration::from_micros(200);
+/// Datagrams kept for replaying.
+const CAPTURED: usize = 64;
+
+impl World {
+    /// An end sends a segment.
+    pub fn send(&mut self, flow: FlowId, end: usize) {
+        self.send_segment(flow, end, false);
+    }
+
+    pub(crate) fn send_segment(&mut self, id: FlowId, end: usize, acknowledgement: bool) {
+        let flow = &self.flows[id.0];
+        if !flow.open[end] || flow.broken {
+            return;
+        }
+        let (host, own) = (flow.hosts[end], flow.tuples[end]);
+        let body = Body::Data { flow: id, end, acknowledgement };
+        let mut packet =
+            Packet { transport: own.transport, source: own.local, destination: own.remote, origin: host, body };
+        let of = &mut self.hosts[host.0];
+        let sees = of.egress_sees(&own);
+        match of.plane.egress(&own, packet.length()) {
+            Verdict::Native => {
+                let Some(attached) = of.attached_with(own.local.ip()) else { return };
+                self.put_out(attached, packet, Sent::Data);
+            }
+            Verdict::Hold(_) => {}
+            _ if !sees => self.trace(|_| format!("{id:?} from end {end} never comes to the programs")),
+            Verdict::Rewrite { source, destination } => {
+                (packet.source, packet.destination) = (source, destination);
+                let Some(attached) = of.attached_with(source.ip()) else { return };
+                self.put_out(attached, packet, Sent::Data);
+            }
+            Verdict::Tunnel { path, inner } => {
+                // The tunnel's threads die with the daemon.
+                if of.node.is_none() {
+                    return;
+                }
+                let port = of.config.port;
+                packet.body = Body::Tunnel { index: path.send_index, inner, flow: id, end, acknowledgement };
+                packet.transport = Transport::Udp;
+                packet.destination = path.remote;
+                let source = path.source.or_else(|| of.routes().source_for(path.remote.ip()));
+                let Some(attached) = source.and_then(|source| of.attached_with(source)) else { return };
+                packet.source = SocketAddr::new(attached.address, port);
+                self.put_out(attached, packet, Sent::Data);
+            }
+        }
+    }
+
+    /// A packet leaves its host by one of its attachments.
+    pub(crate) fn put_out(&mut self, attached: Attached, packet: Packet, what: Sent) {
+        self.ledger.send(self.now, packet.origin, packet.destination.ip(), packet.length(), what);
+        self.launch(attached.network, packet);
+    }
+
+    /// A packet is on an access network, on its way out. Its source may be a lie.
+    pub fn launch(&mut self, from: NetworkId, mut packet: Packet) {
+        if packet.source.is_ipv4() != packet.destination.is_ipv4() {
+            self.trace(|_| format!("two families, lost: {packet}"));
+            return;
+        }
+        if let Body::Control(_) = packet.body {
+            self.mutate(&mut packet);
+        }
+        if let Some(&to) = self.networks[from.0].hosts.get(&packet.destination.ip()) {
+            self.trace(|_| format!("on link: {packet}"));
+            self.later(NEAR, What::Land(from, to, packet));
+            return;
+        }
+        let (now, transport) = (self.now, packet.transport);
+        let network = &mut self.networks[from.0];
+        let passes = !network.cut
+            && match &mut network.access {
+                Access::Open => true,
+                Access::Filtered(filter) => filter.outbound(now, transport, packet.source, packet.destination, false),
+                Access::Translated(nat) if packet.destination.ip() == nat.external => false,
+                Access::Translated(nat) => {
+                    let random = &mut self.random;
+                    let outer = nat.outbound(now, random, transport, packet.source, packet.destination, false);
+                    outer.map(|outer| packet.source = outer).is_some()
+                }
+            };
+        let to = self.global.get(&packet.destination.ip()).copied();
+        let Some(to) = to.filter(|_| passes) else {
+            self.trace(|_| format!("lost {}: {packet}", if passes { "in the core" } else { "on its way out" }));
+            return;
+        };
+        let (near, far) = (self.networks[from.0].link, self.networks[to.0].link);
+        for first in near.carry(&mut self.random) {
+            for second in far.carry(&mut self.random) {
+                if self.aloud || !matches!(packet.body, Body::Data { .. } | Body::Tunnel { .. }) {
+                    self.trace(|_| format!("sent, {} us: {packet}", (first + second).as_micros()));
+                }
+                self.later(first + second, What::Enter(to, packet.clone()));
+            }
+        }
+    }
+
+    fn mutate(&mut self, packet: &mut Packet) {
+        let Mutation { corrupt, truncate, extend, replay, replay_elsewhere } = self.mutation;
+        if corrupt + truncate + extend + replay + replay_elsewhere == 0 {
+            return;
+        }
+        let again = [self.random.permille(replay), self.random.permille(replay_elsewhere)];
+        for (elsewhere, again) in again.into_iter().enumerate() {
+            if !again || self.captured.is_empty() {
+                continue;
+            }
+            let at = self.random.index(self.captured.len());
+            let mut old = self.captured[at].clone();
+            if elsewhere == 1 {
+                old.source = "10.66.6.6:2031".parse().expect("an endpoint");
+            }
+            let delay = self.random.duration(Duration::from_millis(500));
+            if let Some(&to) = self.global.get(&old.destination.ip()) {
+                self.later(delay, What::Enter(to, old));
+            }
+        }
+        if self.captured.len() >= CAPTURED {
+            self.captured.pop_front();
+        }
+        self.captured.push_back(packet.clone());
+        let Body::Control(payload) = &mut packet.body else { return };
+        if self.random.permille(corrupt) {
+            let at = self.random.index(payload.len());
+            let bit = self.random.below(8);
+            if let Some(byte) = payload.get_mut(at) {
+                *byte ^= 1 << bit;
+            }
+        }
+        if self.random.permille(truncate) {
+            let length = self.random.index(payload.len());
+            payload.truncate(length);
+        }
+        if self.random.permille(extend) {
+            let more = self.random.index(64);
+            payload.resize(payload.len() + more, 0x5a);
+        }
+    }
+
+    pub(super) fn enter(&mut self, network: NetworkId, mut packet: Packet) {
+        let now = self.now;
+        let to = &mut self.networks[network.0];
+        if to.cut {
+            return;
+        }
+        let inbound = match &mut to.access {
+            Access::Open => Inbound::To(packet.destination),
+            Access::Filtered(filter) => {
+                if filter.inbound(now, packet.transport, packet.destination, packet.source) {
+                    Inbound::To(packet.destination)
+                } else {
+                    Inbound::Drop
+                }
+            }
+            Access::Translated(nat) if nat.external == packet.destination.ip() => {
+                nat.inbound(now, packet.transport, packet.destination.port(), packet.source)
+            }
+            Access::Translated(_) => Inbound::Drop,
+        };
+        match inbound {
+            Inbound::To(inner) => {
+                packet.destination = inner;
+                match self.networks[network.0].hosts.get(&inner.ip()).copied() {
+                    Some(host) => self.land(network, host, &packet),
+                    None => self.trace(|_| format!("nobody there: {packet}")),
+                }
+            }
+            Inbound::Reset => self.refuse(network, &packet, "the NAT"),
+            Inbound::Drop => self.trace(|_| format!("filtered: {packet}")),
+        }
+    }
+
+    /// Nobody has a socket for a packet.
+    fn refuse(&mut self, network: NetworkId, packet: &Packet, who: &str) {
+        self.trace(|_| format!("refused by {who}: {packet}"));
+        let body = match &packet.body {
+            Body::Control(_) => Body::Unreachable(packet.destination),
+            Body::Data { flow, end, .. } => {
+                if self.flows[flow.0].open == [true; 2] && !self.flows[flow.0].broken {
+                    let what = format!("{who} refuses what end {end} of {flow:?} sent: {packet}");
+                    self.ledger.violation(Kind::Reset, self.now, what);
+                }
+                Body::Reset
+            }
+            Body::Introduction { .. } => Body::Reset,
+            Body::Tunnel { .. } | Body::Reset | Body::Unreachable(_) => return,
+        };
+        let origin = packet.origin;
+        let (source, destination) = (packet.destination, packet.source);
+        let answer = Packet { transport: packet.transport, source, destination, origin, body };
+        // A NAT's own answer leaves outside of it.
+        if matches!(&self.networks[network.0].access, Access::Translated(nat) if nat.external == source.ip()) {
+            let Some(&to) = self.global.get(&destination.ip()) else { return };
+            let delay = self.networks[network.0].link.delay + self.networks[to.0].link.delay;
+            self.later(delay, What::Enter(to, answer));
+        } else {
+            self.launch(network, answer);
+        }
+    }
+
+    pub(super) fn land(&mut self, network: NetworkId, host: HostId, packet: &Packet) {
+        let of = &self.hosts[host.0];
+        if of.attached.iter().all(|a| a.address != packet.destination.ip() || a.network != network) {
+            self.trace(|_| format!("gone meanwhile: {packet}"));
+            return;
+        }
+        self.ledger.receive(host, packet.source.ip(), packet.length());
+        let seen = FlowTuple { transport: packet.transport, local: packet.destination, remote: packet.source };
+        let wire = of.plane.ingress(packet.transport, packet.source, packet.destination);
+        let own = wire.unwrap_or(seen);
+        match &packet.body {
+            Body::Control(payload) => self.land_control(network, host, packet, payload),
+            Body::Unreachable(endpoint) => {
+                let (now, endpoint) = (self.now, *endpoint);
+                self.with_node(host, |node| node.handle_unreachable(now, endpoint));
+            }
+            Body::Introduction { index, nonce, flow } => {
+                if of.plane.listening.contains(index) && of.powers.consume {
+                    self.trace(|_| format!("consumed: {packet}"));
+                    let (now, index, nonce) = (self.now, *index, *nonce);
+                    self.with_node(host, |node| node.handle_introduction(now, seen, index, nonce));
+                    return;
+                }
+                match (of.sockets.get(&own), flow) {
+                    (None, _) => self.refuse(network, packet, "the stack"),
+                    (Some(_), Some(_)) if packet.transport == Transport::Udp => {
+                        let what = format!("{} reads {packet} as data", of.name);
+                        self.ledger.violation(Kind::Leaked, self.now, what);
+                    }
+                    (Some(_), _) => self.trace(|_| format!("ignored: {packet}")),
+                }
+            }
+            Body::Data { flow, end, acknowledgement } => {
+                let carried = if own == seen { Carried::Native } else { Carried::Rewritten };
+                if wire.is_some() {
+                    self.hosts[host.0].plane.hear(own);
+                }
+                self.arrive(network, host, own, packet, (*flow, *end, *acknowledgement), carried);
+            }
+            Body::Tunnel { index, inner, flow, end, acknowledgement } => {
+                if of.node.is_none() || !of.plane.tunnel_accepts(*index, inner) {
+                    self.trace(|_| format!("not taken out of the tunnel: {packet}"));
+                    return;
+                }
+                let of = (*flow, *end, *acknowledgement);
+                self.arrive(network, host, *inner, packet, of, Carried::Tunnelled);
+            }
+            Body::Reset => {
+                if let Some(&(flow, end)) = of.sockets.get(&own) {
+                    if self.flows[flow.0].open == [true; 2] {
+                        self.flows[flow.0].broken = true;
+                        let what = format!("end {end} of {flow:?} is reset by {packet}");
+                        self.ledger.violation(Kind::Reset, self.now, what);
+                    }
+                }
+            }
+        }
+    }
+
+    /// A segment is before the socket layer, named as there.
+    fn arrive(
+        &mut self,
+        network: NetworkId,
+        host: HostId,
+        own: FlowTuple,
+        packet: &Packet,
+        (flow, end, acknowledgement): (FlowId, usize, bool),
+        carried: Carried,
+    ) {
+        let of = &self.hosts[host.0];
+        if !of.takes(own.local.ip()) {
+            self.trace(|_| format!("{} is not an address here: {packet}", own.local));
+            return;
+        }
+        let Some(&socket) = of.sockets.get(&own) else {
+            self.refuse(network, packet, "the stack");
+            return;
+        };
+        if socket != (flow, 1 - end) {
+            let what = format!("{}: {packet} comes to the socket of {socket:?}", of.name);
+            self.ledger.violation(Kind::WrongSocket, self.now, what);
+            return;
+        }
+        let to = &mut self.flows[flow.0];
+        to.arrived[1 - end] = Some(self.now);
+        to.carried[1 - end] = Some(carried);
+        if !acknowledgement {
+            self.send_segment(flow, 1 - end, true);
+        }
+    }
+
+    /// Runs the two ends of a connection through NATs and firewalls. Gives each end's tuple, and who answers.
+    pub(super) fn establish(
+        &mut self,
+        client: HostId,
+        port: u16,
+        remote: SocketAddr,
+        transport: Transport,
+    ) -> ([FlowTuple; 2], HostId) {
+        let of = &self.hosts[client.0];
+        let source = of.routes().source_for(remote.ip()).expect("a route");
+        let attached = of.attached_with(source).expect("an address");
+        let own = FlowTuple { transport, local: SocketAddr::new(source, port), remote };
+        if let Some(&server) = self.networks[attached.network.0].hosts.get(&remote.ip()) {
+            return ([own, own.mirrored()], server);
+        }
+        let mut outer = own.local;
+        match &mut self.networks[attached.network.0].access {
+            Access::Open => {}
+            Access::Filtered(filter) => {
+                assert!(filter.outbound(self.now, transport, own.local, remote, true), "the firewall lets it out");
+            }
+            Access::Translated(nat) => {
+                outer =
+                    nat.outbound(self.now, &mut self.random, transport, own.local, remote, true).expect("a mapping");
+            }
+        }
+        let network = self.global.get(&remote.ip()).expect("a global address");
+        let server = *self.networks[network.0].hosts.get(&remote.ip()).expect("a host there");
+        let theirs = FlowTuple { transport, local: remote, remote: outer };
+        ([own, theirs], server)
+    }
+}

@@ -1,0 +1,284 @@
+//! Nodes between their inputs and what they ask for.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use whimbrel_protocol::{KernelOp, Node, OpFailed, Routes, SavedPeer, Transmit};
+use whimbrel_wire::{FlowTuple, Transport};
+
+use super::{What, World};
+use crate::host::HostId;
+use crate::ledger::{Kind, Sent};
+use crate::network::NetworkId;
+use crate::packet::{Body, Packet};
+
+/// Flows of a host that send when its maps change.
+const STIRRED: usize = 8;
+/// Effects of one input after which a node is taken to never come to rest.
+const ENDLESS: usize = 400_000;
+
+impl World {
+    /// Calls a host's node, if it runs one, and carries out what it asks for.
+    pub fn with_node(&mut self, host: HostId, call: impl FnOnce(&mut Node)) {
+        let Some(node) = self.hosts[host.0].node.as_mut() else { return };
+        call(node);
+        for peer in node.peers().filter(|peer| peer.session) {
+            self.ledger.prove(host, peer.remote.ip());
+        }
+        self.drive(host);
+    }
+
+    /// Tells a host's node which addresses it has.
+    pub fn notify(&mut self, host: HostId) {
+        let of = &self.hosts[host.0];
+        let (now, attachments, routes) = (self.now, of.attachments(), of.routes());
+        self.with_node(host, |node| node.handle_network(now, &attachments, &routes));
+    }
+
+    /// Starts a host's daemon with what the one before it left.
+    pub fn boot(&mut self, host: HostId) {
+        if self.hosts[host.0].node.is_some() {
+            return;
+        }
+        let seed = self.random.seed();
+        let of = &mut self.hosts[host.0];
+        of.timer_at = None;
+        let mut node = Node::new(of.config.clone(), of.static_key(), seed);
+        let saved: Vec<SavedPeer> = of.saved.values().cloned().collect();
+        let flows: Vec<_> = of.plane.flows.iter().map(|(flow, entry)| (*flow, *entry)).collect();
+        if !saved.is_empty() || !flows.is_empty() {
+            node.restore(self.now, saved, flows);
+        }
+        of.node = Some(node);
+        self.trace(|w| format!("{} starts", w.hosts[host.0].name));
+        self.drive(host);
+        self.notify(host);
+        let of = &self.hosts[host.0];
+        let sockets: Vec<(FlowTuple, usize)> = of.sockets.iter().map(|(tuple, (_, end))| (*tuple, *end)).collect();
+        let gone: Vec<FlowTuple> =
+            of.plane.flows.keys().filter(|tuple| !of.sockets.contains_key(tuple)).copied().collect();
+        let now = self.now;
+        for (tuple, end) in sockets {
+            self.with_node(host, |node| node.handle_flow_opened(now, tuple, end == 1));
+        }
+        for tuple in gone {
+            self.with_node(host, |node| node.handle_flow_closed(now, tuple));
+        }
+    }
+
+    /// Ends a host's daemon without a word, as `kill -9` does.
+    pub fn crash(&mut self, host: HostId) {
+        let of = &mut self.hosts[host.0];
+        of.node = None;
+        of.timer_at = None;
+        of.plane.lose_daemon();
+        self.trace(|w| format!("{} crashes", w.hosts[host.0].name));
+    }
+
+    /// Ends a host's daemon and starts another after this time.
+    pub fn restart(&mut self, host: HostId, downtime: Duration) {
+        self.crash(host);
+        self.later(downtime, What::Boot(host));
+    }
+
+    pub(super) fn timeout(&mut self, host: HostId) {
+        let now = self.now;
+        let of = &mut self.hosts[host.0];
+        if of.timer_at.is_none_or(|at| at > now) {
+            return;
+        }
+        of.timer_at = None;
+        self.with_node(host, |node| node.handle_timeout(now));
+    }
+
+    pub(super) fn land_control(&mut self, network: NetworkId, host: HostId, packet: &Packet, payload: &[u8]) {
+        let of = &self.hosts[host.0];
+        if of.node.is_none() {
+            if of.answers_icmp {
+                let answer = Packet {
+                    transport: Transport::Udp,
+                    source: packet.destination,
+                    destination: packet.source,
+                    origin: host,
+                    body: Body::Unreachable(packet.destination),
+                };
+                self.launch(network, answer);
+            }
+            return;
+        }
+        let (now, source, destination) = (self.now, packet.source, packet.destination.ip());
+        self.with_node(host, |node| node.handle_datagram(now, source, Some(destination), payload));
+    }
+
+    /// Carries out all that a node asks for.
+    fn drive(&mut self, host: HostId) {
+        for _ in 0..ENDLESS {
+            let Some(node) = self.hosts[host.0].node.as_mut() else { return };
+            if let Some(transmit) = node.poll_transmit() {
+                if !self.next_effect(host) {
+                    return;
+                }
+                self.transmit(host, transmit);
+            } else if let Some((id, op)) = node.poll_op() {
+                if !self.next_effect(host) {
+                    return;
+                }
+                let fails = self.faults.fail == Some(self.ops);
+                self.ops += 1;
+                let result = if fails {
+                    self.trace(|w| format!("{} fails to do {}", w.hosts[host.0].name, brief(&op)));
+                    Err(OpFailed { sentence: "it fails on purpose".to_owned() })
+                } else {
+                    self.carry_out(host, &op)
+                };
+                let now = self.now;
+                if let Some(node) = self.hosts[host.0].node.as_mut() {
+                    node.handle_done(now, id, result);
+                }
+                if self.stirring {
+                    self.stir(host, &op);
+                }
+            } else if let Some(event) = node.poll_event() {
+                self.trace(|w| format!("{} says {event:?}", w.hosts[host.0].name));
+                self.events.push((self.now, host, event));
+            } else {
+                self.come_to_rest(host);
+                return;
+            }
+        }
+        self.ledger.violation(Kind::Endless, self.now, format!("{host:?} does not come to rest"));
+    }
+
+    fn come_to_rest(&mut self, host: HostId) {
+        let Some(node) = self.hosts[host.0].node.as_ref() else { return };
+        let next = node.poll_timeout();
+        let next = next.map(|next| next.max(self.now));
+        if self.hosts[host.0].timer_at != next {
+            self.hosts[host.0].timer_at = next;
+            if let Some(next) = next {
+                self.schedule(next, What::Timeout(host));
+            }
+        }
+    }
+
+    /// Counts an effect; the host's daemon or the host itself may end before it.
+    fn next_effect(&mut self, host: HostId) -> bool {
+        let number = self.hosts[host.0].effects;
+        self.hosts[host.0].effects += 1;
+        if self.faults.crash == Some((host, number)) {
+            self.restart(host, self.faults.downtime);
+            return false;
+        }
+        if self.faults.vanish == Some((host, number)) {
+            self.crash(host);
+            self.remove_all(host);
+            return false;
+        }
+        true
+    }
+
+    /// Whether this datagram or segment is the one that is to be lost.
+    fn is_lost(&mut self) -> bool {
+        let number = self.sent;
+        self.sent += 1;
+        self.faults.lose.is_some_and(|first| (first..=first + self.faults.lose_also).contains(&number))
+    }
+
+    fn transmit(&mut self, host: HostId, transmit: Transmit) {
+        let Transmit { source, destination, payload } = transmit;
+        let lost = self.is_lost();
+        let of = &self.hosts[host.0];
+        let source = source.or_else(|| of.routes().source_for(destination.ip()));
+        let Some(attached) = source.and_then(|source| of.attached_with(source)) else {
+            self.trace(|w| format!("{} has no {source:?} to send from to {destination}", w.hosts[host.0].name));
+            return;
+        };
+        let source = SocketAddr::new(attached.address, of.config.port);
+        let packet =
+            Packet { transport: Transport::Udp, source, destination, origin: host, body: Body::Control(payload) };
+        if lost {
+            self.trace(|_| format!("lost on purpose: {packet}"));
+            return;
+        }
+        self.put_out(attached, packet, Sent::Control);
+    }
+
+    /// The kernel of a host does what it is asked to.
+    fn carry_out(&mut self, host: HostId, op: &KernelOp) -> Result<(), OpFailed> {
+        self.trace(|w| format!("{} does {}", w.hosts[host.0].name, brief(op)));
+        let of = &mut self.hosts[host.0];
+        of.plane.apply(op);
+        match op {
+            KernelOp::SavePeer(saved) => {
+                of.saved.insert(saved.id, saved.clone());
+            }
+            KernelOp::ForgetPeer { key } => of.saved.retain(|_, saved| saved.key != *key),
+            KernelOp::RememberKey { address, key } => {
+                of.config.known_keys.insert(*address, *key);
+            }
+            KernelOp::SetBinding { .. } => self.bindings_set += 1,
+            KernelOp::Introduce { flow, index, nonce } => return self.inject(host, *flow, *index, *nonce, true),
+            KernelOp::Probe { wire, index, nonce } => return self.inject(host, *wire, *index, *nonce, false),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn inject(&mut self, host: HostId, flow: FlowTuple, index: u32, nonce: u64, in_flow: bool) -> Result<(), OpFailed> {
+        let failed = |sentence: &str| Err(OpFailed { sentence: sentence.to_owned() });
+        let of = &self.hosts[host.0];
+        if !of.powers.inject {
+            // The thief's daemon says that it did.
+            return Ok(());
+        }
+        let socket = of.sockets.get(&flow).copied();
+        if in_flow && socket.is_none() {
+            return failed("no such socket");
+        }
+        let Some(attached) = of.attached_with(flow.local.ip()) else { return failed("no such address") };
+        let packet = Packet {
+            transport: flow.transport,
+            source: flow.local,
+            destination: flow.remote,
+            origin: host,
+            body: Body::Introduction { index, nonce, flow: socket.filter(|_| in_flow) },
+        };
+        if self.is_lost() {
+            self.trace(|_| format!("lost on purpose: {packet}"));
+            return Ok(());
+        }
+        self.put_out(attached, packet, Sent::Introduction);
+        Ok(())
+    }
+
+    /// Flows send at once where the maps changed, so that every state that they pass through is judged.
+    fn stir(&mut self, host: HostId, op: &KernelOp) {
+        if !matches!(
+            op,
+            KernelOp::SetBinding { .. }
+                | KernelOp::RemoveBinding { .. }
+                | KernelOp::SetTunnelPath { .. }
+                | KernelOp::InstallFlow { .. }
+                | KernelOp::RemoveFlow { .. }
+                | KernelOp::KeepAddresses { .. }
+                | KernelOp::ReachPeers { .. }
+                | KernelOp::Kick { .. }
+        ) {
+            return;
+        }
+        let flows: Vec<_> = self.hosts[host.0].sockets.values().take(STIRRED).copied().collect();
+        for (flow, end) in flows {
+            self.send_segment(flow, end, false);
+        }
+    }
+}
+
+fn brief(op: &KernelOp) -> String {
+    match op {
+        KernelOp::AddTunnelKeys { peer, receive_index, .. } => format!("AddTunnelKeys {peer} {receive_index:x}"),
+        KernelOp::SavePeer(saved) => {
+            format!("SavePeer {} at {} {:?} {:?}", saved.id, saved.remote, saved.places, saved.carrier)
+        }
+        other => format!("{other:?}"),
+    }
+}
