@@ -41,19 +41,13 @@ fn set_option(socket: RawFd, name: i32, value: i32) {
 }
 
 /// `struct tcp_info` as far as it is looked at (include/uapi/linux/tcp.h).
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 #[repr(C)]
 struct Info {
     head: [u8; 8],
     words: [u32; 24],
     rates: [u64; 4],
     segments: [u32; 2],
-}
-
-impl Default for Info {
-    fn default() -> Self {
-        Self { head: [0; 8], words: [0; 24], rates: [0; 4], segments: [0; 2] }
-    }
 }
 
 impl Info {

@@ -1,0 +1,187 @@
+//! Addresses, routes, rules, neighbours and links, and being told of their changes.
+
+mod hosts;
+
+use std::net::IpAddr;
+use std::os::fd::AsFd;
+
+use hosts::{Host, PLANS, wait};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use whimbrel_kernel::Error;
+use whimbrel_kernel::network::{Changed, NetworkMonitor};
+use whimbrel_kernel::route::{
+    AddressScope, MAIN_TABLE, NeighbourState, NewAddress, NextHop, Prefix, RouteKind, RouteSocket, Rule, Selector,
+    TableRoute,
+};
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+#[test]
+#[ignore = "needs root"]
+fn changes_are_told_and_the_state_is_read() {
+    let (host, other) = (Host::new(), Host::new());
+    let mut monitor = host.on(|| NetworkMonitor::open().unwrap());
+    assert_eq!(monitor.drain().unwrap(), Changed::default());
+    let empty = monitor.snapshot().unwrap();
+    assert!(empty.addresses.is_empty() && !empty.has_default_route(true) && !empty.has_default_route(false));
+
+    host.cable("e0", &other, "p0");
+    let (readable, patience) = (monitor.as_fd(), Timespec { tv_sec: 5, tv_nsec: 0 });
+    assert_eq!(poll(&mut [PollFd::from_borrowed_fd(readable, PollFlags::IN)], Some(&patience)).unwrap(), 1);
+    let changed = monitor.drain().unwrap();
+    assert!(changed.links && changed.attachment() && !changed.lost);
+    let index = host.index("e0");
+
+    host.sh(
+        "ip addr add 10.1.0.2/24 dev e0; ip addr add 169.254.1.1/16 dev e0 scope link; ip addr add fd01::2/64 dev e0 nodad;
+         ip addr add fd01::3/64 dev e0 nodad preferred_lft 0; ip addr add 10.5.5.5/32 dev lo;
+         ip route add default via 10.1.0.1 metric 77",
+    );
+    let changed = monitor.drain().unwrap();
+    assert!(changed.addresses && changed.routes && !changed.rules);
+    let state = monitor.snapshot().unwrap();
+    let addresses: Vec<_> = state.addresses.iter().map(|a| (a.interface, a.address, a.prefix_length)).collect();
+    assert_eq!(addresses, [(index, ip("10.1.0.2"), 24), (index, ip("fd01::2"), 64)]);
+    let route = state.default_routes[0];
+    assert_eq!((route.interface, route.gateway, route.metric), (index, Some(ip("10.1.0.1")), 77));
+    assert!(state.has_default_route(true) && !state.has_default_route(false));
+    let link = state.link(index).unwrap();
+    assert_eq!((link.kind.as_str(), link.up, link.carrier, link.mtu), ("veth", true, true, 1500));
+
+    // Waits for duplicate address detection: not usable yet.
+    host.sh(
+        "echo 1 > /proc/sys/net/ipv6/conf/e0/accept_dad; echo 0 > /proc/sys/net/ipv6/conf/e0/optimistic_dad || true",
+    );
+    other.sh("ip link set p0 down");
+    wait("the carrier is seen to be gone", || {
+        monitor.snapshot().unwrap().link(index).is_some_and(|link| link.up && !link.carrier)
+    });
+    host.sh("ip addr add fd01::4/64 dev e0");
+    assert!(monitor.snapshot().unwrap().addresses.iter().all(|a| a.address != ip("fd01::4")));
+    other.sh("ip link set p0 up");
+    wait("detection ends", || monitor.snapshot().unwrap().addresses.iter().any(|a| a.address == ip("fd01::4")));
+
+    // More events than the socket holds.
+    let (mut routes, target) = (host.on(|| RouteSocket::open().unwrap()), vec![NextHop::interface(index)]);
+    for n in 0..2000u32 {
+        let prefix = Prefix { address: IpAddr::V4((0x0b00_0000 + (n << 8)).into()), length: 24 };
+        let mut route = TableRoute::new(prefix, MAIN_TABLE, RouteKind::Unicast, target.clone());
+        route.protocol = 4;
+        routes.set_route(&route).unwrap();
+    }
+    let changed = monitor.drain().unwrap();
+    assert!(changed.lost && changed.links && changed.neighbours, "{changed:?}");
+    assert!(!monitor.drain().unwrap().lost);
+}
+
+#[test]
+#[ignore = "needs root"]
+fn own_routes_wake_nobody() {
+    let host = Host::new();
+    let mut monitor = host.on(|| NetworkMonitor::open().unwrap());
+    let mut routes = host.on(|| RouteSocket::open().unwrap());
+    let hops = vec![NextHop::interface(whimbrel_kernel::route::LOOPBACK)];
+    routes.set_route(&TableRoute::new(Prefix::host(ip("10.1.1.1")), 7777, RouteKind::Local, hops)).unwrap();
+    assert!(!monitor.drain().unwrap().routes);
+}
+
+#[test]
+#[ignore = "needs root"]
+fn setting_twice_and_deleting_twice_is_fine() {
+    for plan in &PLANS {
+        let (host, _other) = plan.build();
+        let mut socket = host.on(|| RouteSocket::open().unwrap());
+        let (e0, e1) = (host.index("e0"), host.index("e1"));
+        let (ipv4, gateway) = (plan.ipv4, Some(ip(plan.router)));
+
+        let (to, table) = (Prefix { address: ip(if plan.ipv4 { "10.7.0.0" } else { "fd07::" }), length: 24 }, 70_000);
+        let hop = NextHop { interface: e0, gateway, onlink: false };
+        let mut route = TableRoute::new(to, table, RouteKind::Unicast, vec![hop]);
+        route.mtu = Some(1300);
+        route.mtu_locked = true;
+        route.source = Some(ip(plan.client));
+        assert!(socket.routes_of(table).unwrap().is_empty());
+        for _ in 0..2 {
+            socket.set_route(&route).unwrap();
+            assert_eq!(socket.routes_of(table).unwrap(), [route.clone()]);
+        }
+        // Replaced: by one to a gateway that is on no subnet of the interface, then by several hops.
+        let onlink = NextHop { interface: e1, gateway: Some(ip(plan.router_new)), onlink: true };
+        route.next_hops = vec![onlink];
+        socket.set_route(&route).unwrap();
+        assert_eq!(socket.routes_of(table).unwrap(), [route.clone()]);
+        assert!(socket.delete_route(&route).unwrap());
+        assert!(!socket.delete_route(&route).unwrap());
+        // IPv6 takes no hops without gateways here.
+        let hops = if ipv4 { vec![NextHop::interface(e0), NextHop::interface(e1)] } else { vec![hop, onlink] };
+        let mut several = TableRoute::new(to, table, RouteKind::Unicast, hops);
+        several.protocol = 4;
+        socket.set_route(&several).unwrap();
+        assert_eq!(socket.routes_of(table).unwrap(), [several.clone()]);
+        assert!(socket.delete_route(&several).unwrap());
+        let dead = TableRoute::new(to, table, RouteKind::Unreachable, Vec::new()).metric(4_000_000_000);
+        socket.set_route(&dead).unwrap();
+        assert_eq!(socket.routes_of(table).unwrap(), std::slice::from_ref(&dead));
+        assert!(socket.delete_route(&dead).unwrap());
+
+        let selectors = [
+            Selector::From(ip(plan.client)),
+            Selector::Mark { value: 0x100, mask: 0xff00, ipv4 },
+            Selector::OwnUnmarked { mask: 0xff00, ipv4 },
+        ];
+        for (selector, priority) in selectors.into_iter().zip(100..) {
+            let rule = Rule { priority, selector, table };
+            socket.set_rule(&rule).unwrap();
+            socket.set_rule(&rule).unwrap();
+            assert_eq!(socket.own_rules().unwrap(), [rule]);
+            assert!(socket.delete_rule(&rule).unwrap());
+            assert!(!socket.delete_rule(&rule).unwrap());
+        }
+
+        let new =
+            NewAddress { interface: e1, address: ip(plan.client_new), scope: AddressScope::Global, deprecated: true };
+        socket.set_address(&new).unwrap();
+        socket.set_address(&new).unwrap();
+        let all = socket.addresses().unwrap();
+        let found = all.iter().find(|a| a.prefix == Prefix::host(new.address)).unwrap();
+        assert!(found.own && found.deprecated && !found.tentative && found.interface == e1);
+        assert!(socket.delete_address(e1, new.address).unwrap());
+        assert!(!socket.delete_address(e1, new.address).unwrap());
+
+        let neighbour = ip(if plan.ipv4 { "10.1.0.77" } else { "fd01::77" });
+        for last in [1, 2] {
+            socket.set_permanent_neighbour(e0, neighbour, &[2, 0, 0, 0, 0, last]).unwrap();
+        }
+        let all = socket.neighbours().unwrap();
+        let found = all.iter().find(|n| n.address == neighbour).unwrap();
+        assert_eq!((found.state, found.link_address.as_slice()), (NeighbourState::Permanent, &[2, 0, 0, 0, 0, 2][..]));
+        assert!(socket.delete_neighbour(e0, neighbour).unwrap());
+        assert!(!socket.delete_neighbour(e0, neighbour).unwrap());
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn the_way_is_found_or_said_to_be_missing() {
+    for plan in &PLANS {
+        let (host, _other) = plan.build();
+        let mut socket = host.on(|| RouteSocket::open().unwrap());
+        let far = ip(plan.server);
+        let route = socket.route_to(far, None, None).unwrap();
+        assert_eq!((route.gateway, route.interface), (Some(ip(plan.router)), host.index("e0")));
+        assert_eq!((route.source, route.kind), (Some(ip(plan.client)), RouteKind::Unicast));
+        assert_eq!(route.table, MAIN_TABLE);
+        for kind in ["unreachable", "prohibit", "blackhole"] {
+            host.sh(&format!("{} route add {kind} {}", plan.ip, plan.server));
+            let error = socket.route_to(far, None, None).unwrap_err();
+            assert!(matches!(error, Error::Unreachable { .. }), "{kind}: {error}");
+            host.sh(&format!("{} route del {kind} {}", plan.ip, plan.server));
+        }
+        host.sh(&format!("{} route del default", plan.ip));
+        let error = socket.route_to(far, None, None).unwrap_err();
+        assert!(matches!(error, Error::Unreachable { .. }), "{error}");
+        assert_eq!(error.raw_os_error(), Some(libc::ENETUNREACH));
+    }
+}
