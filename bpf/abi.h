@@ -84,7 +84,16 @@ struct settings {
 	__u32 tunnel;		/* interface index of the TUN device; 0: none */
 	__u32 mark;
 	__u32 mark_mask;
-	__u32 zero;
+	__u32 idle; /* enum idle: what need not be done now */
+};
+
+/*
+ * Attaching a program waits for all readers of the device's list (synchronize_rcu: tens of milliseconds). So programs
+ * are attached ahead of a move, and cost next to nothing while these bits are set.
+ */
+enum idle {
+	IDLE_TRANSLATION = 1,	/* no flow has moved */
+	IDLE_INTRODUCTIONS = 2, /* no introduction is expected */
 };
 
 enum fragment_direction {

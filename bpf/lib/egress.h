@@ -63,7 +63,7 @@ static __always_inline void wire_names_out(struct names *names, const struct flo
 }
 
 /* An ICMP error that this host sends about a packet of a moved flow. */
-static __noinline int egress_icmp(struct __sk_buff *skb, __u32 network, const struct packet *packet)
+static __noinline int egress_icmp(struct __sk_buff *skb, const struct packet *packet)
 {
 	const struct settings *settings = get_settings();
 	struct names inner_names = {}, outer_names = {};
@@ -92,7 +92,7 @@ static __noinline int egress_icmp(struct __sk_buff *skb, __u32 network, const st
 		return pass();
 	if (carrier_of(flow, binding) != CARRIER_REWRITE || is_ipv4(&binding->peer) != (packet->family == 4))
 		return hold(COUNTER_DROPPED_ICMP_OUT);
-	if (!take_allowance(binding, skb->len - network))
+	if (!take_allowance(binding, skb->len - packet->network))
 		return hold(COUNTER_HELD_ALLOWANCE);
 	inner_names.source = binding->peer;
 	inner_names.destination = binding->local;
@@ -102,11 +102,11 @@ static __noinline int egress_icmp(struct __sk_buff *skb, __u32 network, const st
 	outer_names.destination = binding->peer;
 	if (!rename_quotation(skb, packet, &outer_names, &inner, &inner_names))
 		return drop(COUNTER_DROPPED_ICMP_OUT);
-	return to_wire(skb, network, packet, binding, settings->tunnel, COUNTER_ICMP_OUT);
+	return to_wire(skb, packet, binding, COUNTER_ICMP_OUT);
 }
 
 /* A TCP or UDP packet that this host sends. */
-static __noinline int egress_flow(struct __sk_buff *skb, __u32 network, const struct packet *packet)
+static __noinline int egress_flow(struct __sk_buff *skb, const struct packet *packet)
 {
 	const struct settings *settings = get_settings();
 	struct flow_tuple own = {};
@@ -159,7 +159,7 @@ static __noinline int egress_flow(struct __sk_buff *skb, __u32 network, const st
 		return hold(COUNTER_HELD);
 	if (is_ipv4(&binding->peer) != (packet->family == 4))
 		return hold(COUNTER_HELD_FAMILY);
-	if (!take_allowance(binding, skb->len - network))
+	if (!take_allowance(binding, skb->len - packet->network))
 		return hold(COUNTER_HELD_ALLOWANCE);
 	wire_names_out(&names, flow, binding);
 	if (packet->part == FRAGMENT_LATER) {
@@ -173,20 +173,23 @@ static __noinline int egress_flow(struct __sk_buff *skb, __u32 network, const st
 	} else if (!rename_packet(skb, packet, &names)) {
 		return drop(COUNTER_DROPPED_REWRITE);
 	}
-	return to_wire(skb, network, packet, binding, settings->tunnel, COUNTER_REWRITTEN_OUT);
+	return to_wire(skb, packet, binding, COUNTER_REWRITTEN_OUT);
 }
 
 /* `network`: offset of the IP header, that is the length of the device's link header. */
 static __always_inline int egress(struct __sk_buff *skb, __u32 network)
 {
+	const struct settings *settings = get_settings();
 	struct packet packet = {};
 
+	if (!settings || settings->idle & IDLE_TRANSLATION)
+		return pass();
 	if (skb->tc_index == TRANSLATED || !parse(skb, network, skb->protocol, &packet))
 		return pass();
 	if (packet.protocol == IPPROTO_TCP || packet.protocol == IPPROTO_UDP)
-		return egress_flow(skb, network, &packet);
+		return egress_flow(skb, &packet);
 	if (quotes_packet(skb, &packet))
-		return egress_icmp(skb, network, &packet);
+		return egress_icmp(skb, &packet);
 	return pass();
 }
 

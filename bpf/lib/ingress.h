@@ -151,19 +151,27 @@ static __noinline int ingress_flow(struct __sk_buff *skb, const struct packet *p
 
 static __always_inline int ingress(struct __sk_buff *skb, __u32 network)
 {
+	const struct settings *settings = get_settings();
 	struct packet packet = {};
+	__u32 idle;
 
+	if (!settings)
+		return pass();
+	idle = settings->idle;
+	if (idle == (IDLE_TRANSLATION | IDLE_INTRODUCTIONS))
+		return pass();
 	/* Between namespaces of one machine the sender's note arrives with the packet. */
 	if (skb->tc_index == TRANSLATED)
 		skb->tc_index = 0;
 	/* A tagged packet comes by again on its VLAN device. */
 	if (skb->vlan_present || !parse(skb, network, skb->protocol, &packet))
 		return pass();
-	if (packet.protocol == IPPROTO_TCP || packet.protocol == IPPROTO_UDP) {
-		if (consume_introduction(skb, &packet))
-			return TC_ACT_SHOT;
+	if (!(idle & IDLE_INTRODUCTIONS) && consume_introduction(skb, &packet))
+		return TC_ACT_SHOT;
+	if (idle & IDLE_TRANSLATION)
+		return pass();
+	if (packet.protocol == IPPROTO_TCP || packet.protocol == IPPROTO_UDP)
 		return ingress_flow(skb, &packet);
-	}
 	if (quotes_packet(skb, &packet))
 		return ingress_icmp(skb, &packet);
 	return pass();

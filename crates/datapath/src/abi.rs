@@ -80,7 +80,7 @@ plain! {
         allowance: u64,
     }
     struct RawLocatorPair { peer: RawAddress, local: RawAddress }
-    struct RawSettings { namespace_cookie: u64, tunnel: u32, mark: u32, mark_mask: u32, zero: u32 }
+    struct RawSettings { namespace_cookie: u64, tunnel: u32, mark: u32, mark_mask: u32, idle: u32 }
     struct RawEvent {
         tuple: RawTuple,
         kind: u32,
@@ -143,6 +143,8 @@ pub(crate) const COUNTERS: [&str; 23] = [
     "flow_event_lost",
 ];
 
+pub(crate) const IDLE_TRANSLATION: u32 = 1;
+pub(crate) const IDLE_INTRODUCTIONS: u32 = 2;
 pub(crate) const EVENT_INTRODUCTION: u32 = 1;
 pub(crate) const EVENT_FLOW_OPENED: u32 = 2;
 pub(crate) const EVENT_FLOW_CLOSED: u32 = 3;

@@ -8,8 +8,8 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use whimbrel_wire::FlowTuple;
 
 use crate::abi::{
-    Binding, COUNTERS, FlowEntry, LocatorPair, RawBinding, RawFlowEntry, RawLocatorPair, RawSettings, RawTuple,
-    RawWireFlow,
+    Binding, COUNTERS, FlowEntry, IDLE_INTRODUCTIONS, IDLE_TRANSLATION, LocatorPair, RawBinding, RawFlowEntry,
+    RawLocatorPair, RawSettings, RawTuple, RawWireFlow,
 };
 use crate::error::Error;
 use crate::events::{Event, Ring};
@@ -156,6 +156,20 @@ impl Datapath {
             settings.tunnel = interface;
             settings.mark = mark;
             settings.mark_mask = mark_mask;
+        })
+    }
+
+    /// What the attached programs have to do from now on: `translation` while any flow has moved, `introductions` while
+    /// any are expected. Where there is nothing they pass every packet at once; a new instance does both.
+    ///
+    /// Attaching waits for the kernel for tens of milliseconds; this is done in an instant.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn set_busy(&self, translation: bool, introductions: bool) -> Result<(), Error> {
+        let idle = |busy, bit| if busy { 0 } else { bit };
+        self.change_settings(|settings| {
+            settings.idle = idle(translation, IDLE_TRANSLATION) | idle(introductions, IDLE_INTRODUCTIONS);
         })
     }
 
