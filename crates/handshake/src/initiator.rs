@@ -109,8 +109,8 @@ impl Initiator {
         Ok(self.datagram(initiation_mac(&cookie, &self.covered)))
     }
 
-    /// Takes the response. With XX, the finish to send is in [`Finished::answer`]; it has to be repeated until the
-    /// session is confirmed. `now` is in microseconds.
+    /// Takes the response. With XX, the finish to send is in [`Finished::answer`]; it may be lost, so it is to be
+    /// repeated, or the handshake started anew, while the session is not confirmed. `now` is in microseconds.
     ///
     /// # Errors
     /// The response is not for this initiation, not authentic, or breaks the protocol.
