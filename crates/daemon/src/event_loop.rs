@@ -16,7 +16,7 @@ use rustix::time::{
 };
 use whimbrel_datapath::{Event as DatapathEvent, Origin};
 use whimbrel_ipc::{Failure, HandoffStarted, LocalAddress, Reply, Request, Status};
-use whimbrel_kernel::network::{Changed, NetworkMonitor};
+use whimbrel_kernel::network::{Changed, NetworkMonitor, NetworkState, UsableAddress};
 use whimbrel_kernel::peer_route::PeerRoutes;
 use whimbrel_kernel::route::RouteKind;
 use whimbrel_kernel::signals::{Signal, Signals};
@@ -189,9 +189,12 @@ impl EventLoop {
     /// # Errors
     /// When the state cannot be read.
     pub(crate) fn begin(&mut self, restored: &[FlowTuple]) -> Result<(), Error> {
-        self.take_in_network()?;
+        let network = self.monitor.snapshot()?;
+        self.effects.begin(network.clone());
+        self.tell_node(&network);
         self.take_in_flows(clock::now(), restored)?;
         self.drain();
+        self.effects.settle_noting_failure();
         let told = Told::new("started", format!("this host's key is {}", self.node.public_key()))
             .with("key", self.node.public_key().to_string())
             .with("restored_flows", restored.len());
@@ -321,28 +324,32 @@ impl EventLoop {
 
     fn take_in_network(&mut self) -> Result<(), Error> {
         let network = self.monitor.snapshot()?;
-        let sightings: Vec<Sighting> = network
-            .addresses
-            .iter()
-            .filter_map(|usable| {
-                let link = network.link(usable.interface).filter(|link| link.carrier)?;
-                Some(Sighting {
-                    address: usable.address,
-                    interface: usable.interface,
-                    carrier_losses: link.carrier_losses,
-                    made: usable.made,
-                })
-            })
-            .collect();
-        let attachments = self.attachments.update(&sightings);
-        tracing::debug!(?attachments, "network");
-        self.node.handle_network(clock::now(), &attachments, &self.routes);
+        self.tell_node(&network);
         // Peers are told first; what the kernel has to do for it comes after.
         self.transmit();
         if network != self.effects.network {
             self.effects.network_changed(network);
         }
         Ok(())
+    }
+
+    fn tell_node(&mut self, network: &NetworkState) {
+        let connected = |usable: &&UsableAddress| network.link(usable.interface).is_some_and(|link| link.carrier);
+        let losses = |interface| network.link(interface).map_or(0, |link| link.carrier_losses);
+        let sightings: Vec<Sighting> = network
+            .addresses
+            .iter()
+            .filter(connected)
+            .map(|usable| Sighting {
+                address: usable.address,
+                interface: usable.interface,
+                carrier_losses: losses(usable.interface),
+                made: usable.made,
+            })
+            .collect();
+        let attachments = self.attachments.update(&sightings);
+        tracing::debug!(?attachments, "network");
+        self.node.handle_network(clock::now(), &attachments, &self.routes);
     }
 
     fn take_in_datagrams(&mut self) {

@@ -130,7 +130,7 @@ pub fn run(options: Options) -> Result<(), Error> {
     let adopting = |failure: effects::Failure| Error::Adopt(failure.to_string());
     let mut effects =
         Effects::new(datapath, tunnel, journal, known_keys, &options.run_dir, config.kick).map_err(adopting)?;
-    effects.adopt(&restored.flows).map_err(adopting)?;
+    effects.adopt(clock::now(), &restored.flows).map_err(adopting)?;
 
     let mut node = Node::new(node_config(&config, &effects.known_keys), key, identity::random_bytes()?);
     let flows: Vec<_> = restored.flows.keys().copied().collect();

@@ -1,24 +1,30 @@
-//! Which interfaces carry programs now: none while nothing has moved and no introduction is expected.
+//! Which interfaces carry programs now: none while no connection could move and no introduction is expected.
+//!
+//! Attaching a program takes the kernel tens of milliseconds, so they hang there before a move, idle: they pass every
+//! packet at once until the data plane is told that there is something to do.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use whimbrel_datapath::{Datapath, Role};
+use whimbrel_datapath::{Datapath, Error, Role};
 use whimbrel_kernel::network::NetworkState;
 use whimbrel_kernel::route::Link;
 use whimbrel_protocol::{PeerId, Time};
 
-/// How long programs stay attached after the last moved flow is gone or home: what was under way on the old path is
-/// still restored (P-22).
+/// How long programs work on after the last moved flow is gone or home, since what was under way on the old path is still
+/// restored (P-22); and how long they hang on after the last introduced flow, as another may follow.
 const LINGER: Duration = Duration::from_secs(60);
 
 /// What decides it.
 #[derive(Debug, Default)]
 pub(crate) struct Hooks {
     moved: BTreeSet<PeerId>,
+    /// Until when programs translate though nothing is moved any more.
+    carrying_until: Option<Time>,
+    introduced: bool,
+    /// Until when programs hang on though no flow could move any more.
+    hanging_until: Option<Time>,
     listening: bool,
-    /// When the programs may go, once nothing is moved any more.
-    until: Option<Time>,
 }
 
 impl Hooks {
@@ -26,10 +32,20 @@ impl Hooks {
     pub(crate) fn note_peer(&mut self, now: Time, peer: PeerId, moved: bool) {
         if moved {
             self.moved.insert(peer);
-            self.until = None;
+            self.carrying_until = None;
         } else if self.moved.remove(&peer) && self.moved.is_empty() {
-            self.until = Some(now + LINGER);
+            self.carrying_until = Some(now + LINGER);
         }
+    }
+
+    /// Notes whether any flow is introduced, so could move. Returns whether that is new.
+    pub(crate) fn note_introduced(&mut self, now: Time, introduced: bool) -> bool {
+        if self.introduced == introduced {
+            return false;
+        }
+        self.introduced = introduced;
+        self.hanging_until = (!introduced).then_some(now + LINGER);
+        true
     }
 
     /// Notes whether introductions are expected.
@@ -39,7 +55,7 @@ impl Hooks {
 
     /// Whether any flow is moved, or was a moment ago.
     pub(crate) fn carrying(&self) -> bool {
-        !self.moved.is_empty() || self.until.is_some()
+        !self.moved.is_empty() || self.carrying_until.is_some()
     }
 
     /// Whether any flow is moved.
@@ -49,31 +65,28 @@ impl Hooks {
 
     /// When to come back.
     pub(crate) fn timeout(&self) -> Option<Time> {
-        self.until
+        [self.carrying_until, self.hanging_until].into_iter().flatten().min()
     }
 
-    /// Ends the lingering when it is due; returns whether it did.
+    /// Ends what lingers when it is due; returns whether anything did.
     pub(crate) fn expire(&mut self, now: Time) -> bool {
-        self.until.take_if(|until| *until <= now).is_some()
+        let carrying = self.carrying_until.take_if(|until| *until <= now);
+        let hanging = self.hanging_until.take_if(|until| *until <= now);
+        carrying.is_some() || hanging.is_some()
     }
 
     /// Makes the kernel's state equal to what is wanted. Failures of one interface do not keep the others from being
     /// served; the first is returned.
-    pub(crate) fn apply(
-        &self,
-        datapath: &mut Datapath,
-        network: &NetworkState,
-        tun: u32,
-    ) -> Result<(), whimbrel_datapath::Error> {
+    pub(crate) fn apply(&self, datapath: &mut Datapath, network: &NetworkState, tun: u32) -> Result<(), Error> {
+        let mut result = datapath.set_busy(self.carrying(), self.listening);
         let mut wanted: BTreeMap<u32, Role> = BTreeMap::new();
-        if self.carrying() || self.listening {
-            let role = if self.carrying() { Role::Wire } else { Role::IntroductionsOnly };
-            wanted.extend(wires(network, tun).map(|link| (link.index, role)));
+        let hanging = self.carrying() || self.introduced || self.hanging_until.is_some();
+        if hanging || self.listening {
+            wanted.extend(wires(network, tun).map(|link| (link.index, Role::Wire)));
         }
-        if self.carrying() {
+        if hanging {
             wanted.insert(tun, Role::Tunnel);
         }
-        let mut result = Ok(());
         for (interface, role) in &wanted {
             result = result.and(datapath.attach(*interface, *role));
         }
@@ -86,11 +99,11 @@ impl Hooks {
     }
 }
 
-/// The interfaces that packets of peers go through: all that are up, but for loopback, the tunnel's device, and parts of
-/// a bridge or bond, whose whole is taken instead. (A VRF's parts carry the packets themselves.)
+/// The interfaces that packets of peers go through: all, also those that are down now, but for loopback, the tunnel's
+/// device, and parts of a bridge or bond, whose whole is taken instead. (A VRF's parts carry the packets themselves.)
 pub(crate) fn wires(network: &NetworkState, tun: u32) -> impl Iterator<Item = &Link> {
     network.links.iter().filter(move |link| {
         let part = link.controller.and_then(|whole| network.link(whole)).is_some_and(|whole| whole.kind != "vrf");
-        link.up && !link.loopback && link.index != tun && !part
+        !link.loopback && link.index != tun && !part
     })
 }

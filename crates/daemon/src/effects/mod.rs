@@ -15,7 +15,7 @@ use whimbrel_ipc::Attachment;
 use whimbrel_kernel::inject::Injector;
 use whimbrel_kernel::network::NetworkState;
 use whimbrel_kernel::tun::Tun;
-use whimbrel_protocol::{Binding, Carrier, FlowEntry, KernelOp, OpFailed, OpId, PeerId, Time};
+use whimbrel_protocol::{Binding, Carrier, FlowEntry, KernelOp, OpFailed, OpId, PeerId, Places, Time};
 use whimbrel_transform::Algorithm;
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::introduction::Introduction;
@@ -165,11 +165,15 @@ impl Effects {
                 self.datapath.insert_flows(&[(flow, data_plane_entry(&entry))])?;
                 self.tunnel.set_flow(tunnel_flow(flow, &entry));
                 self.journal.save_flow(flow, entry);
+                if self.hooks.note_introduced(now, true) {
+                    self.apply_hooks()?;
+                }
             }
             KernelOp::RemoveFlow { flow } => {
                 self.journal.remove_flow(flow);
                 self.tunnel.remove_flow(&flow);
                 self.datapath.remove_flows(&[flow])?;
+                self.hooks.note_introduced(now, !self.journal.flows().is_empty());
             }
             KernelOp::SetBinding { peer, binding, moved } => self.set_binding(now, peer, binding, moved)?,
             KernelOp::RemoveBinding { peer } => {
@@ -276,7 +280,8 @@ impl Effects {
         hooked
     }
 
-    fn settle_noting_failure(&mut self) {
+    /// As [`Effects::settle`]; the next change of anything tries again.
+    pub(crate) fn settle_noting_failure(&mut self) {
         if let Err(failure) = self.settle() {
             tracing::error!(%failure, "cannot prepare the way of moved connections");
         }
@@ -337,8 +342,8 @@ impl Effects {
     }
 
     /// Takes over what a daemon before this one left: the flows that the data plane has and the journal does not know
-    /// are removed, those that are missing there are put back. Returns the flows in force.
-    pub(crate) fn adopt(&mut self, flows: &HashMap<FlowTuple, FlowEntry>) -> Result<(), Failure> {
+    /// are removed, those that are missing there are put back. What is moved stays so until the node says otherwise.
+    pub(crate) fn adopt(&mut self, now: Time, flows: &HashMap<FlowTuple, FlowEntry>) -> Result<(), Failure> {
         let present: HashMap<_, _> = self.datapath.flows()?.into_iter().collect();
         let strangers: Vec<_> = present.keys().filter(|flow| !flows.contains_key(flow)).copied().collect();
         self.datapath.remove_flows(&strangers)?;
@@ -349,13 +354,24 @@ impl Effects {
             .collect();
         self.datapath.insert_flows(&missing)?;
         self.tunnel.set_flows(flows.iter().map(|(flow, entry)| tunnel_flow(*flow, entry)));
-        let peers: BTreeSet<u32> = flows.values().map(|entry| entry.peer.0).collect();
-        for (id, _) in self.datapath.bindings()? {
-            if !peers.contains(&id) {
+        self.hooks.note_introduced(now, !flows.is_empty());
+        for (id, binding) in self.datapath.bindings()? {
+            let peer = PeerId(id);
+            let home = Places { local: binding.local_epoch, peer: binding.peer_epoch };
+            let mut of_peer = flows.values().filter(|entry| entry.peer == peer).peekable();
+            if of_peer.peek().is_none() {
                 self.datapath.remove_binding(id)?;
+            } else if of_peer.any(|entry| entry.home != home) {
+                self.hooks.note_peer(now, peer, true);
             }
         }
         Ok(())
+    }
+
+    /// Takes in the network as it is at the start. Nothing is made to fit it before the node has said what it wants: what
+    /// is there for moved connections must not be taken down.
+    pub(crate) fn begin(&mut self, network: NetworkState) {
+        self.network = network;
     }
 
     /// Where the programs are. `name` names an interface.
