@@ -14,10 +14,10 @@ use super::archive::Archive;
 use super::package::Kernel;
 
 /// Programs of the host that scenarios use.
-const HOST_PROGRAMS: &[&str] = &["ip", "tc", "ss", "nft", "nsenter", "sysctl", "bash", "bpftool"];
+const HOST_PROGRAMS: &[&str] = &["dash", "ip", "tc", "ss", "nft", "nsenter", "sysctl", "bash", "bpftool"];
 
 /// Programs without which nothing works.
-const NEEDED: &[&str] = &["ip", "nft", "nsenter"];
+const NEEDED: &[&str] = &["dash", "ip", "nft", "nsenter"];
 
 /// Modules of Debian's kernels that Whimbrel or the lab use; what is built in is left out, what is not there complained of.
 const MODULES: &[&str] = &[
@@ -80,10 +80,21 @@ impl Guest<'_> {
         for (link, to) in LINKS {
             tree.links.insert((*link).to_owned(), (*to).to_owned());
         }
-        tree.links.insert("usr/bin/sh".into(), "/usr/bin/busybox".into());
-        for directory in
-            ["proc", "sys", "dev", "run", "tmp", "root", "var/log/nginx", "var/lib/nginx", "opt/busybox", "modules"]
-        {
+        // Busybox's own shell would prefer its own `ip`.
+        tree.links.insert("usr/bin/sh".into(), "/usr/bin/dash".into());
+        for directory in [
+            "proc",
+            "sys",
+            "dev",
+            "run",
+            "tmp",
+            "mnt",
+            "root",
+            "var/log/nginx",
+            "var/lib/nginx",
+            "opt/busybox",
+            "modules",
+        ] {
             tree.directory(directory);
         }
         tree.add_program(
@@ -119,7 +130,7 @@ impl Guest<'_> {
     fn script(&self, loads: &str) -> String {
         let mut script = format!(
             "\
-#!/usr/bin/busybox sh
+#!/usr/bin/sh
 /usr/bin/busybox --install -s /opt/busybox
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/opt/busybox HOME=/root TERM=dumb
 mount -t proc proc /proc
@@ -136,6 +147,7 @@ mount -t tracefs tracefs /sys/kernel/tracing
 mkdir -p /run/netns /run/sshd
 {loads}ip link set lo up
 hostname guest
+ulimit -n 65536
 step() {{
 	name=$1
 	shift
