@@ -5,11 +5,11 @@
 //! out. Before the first timeout there is nothing to undo; a "packet too big" just below the MTU has everything resent that
 //! is in flight instead (`tcp_simple_retransmit`).
 //!
-//! These errors go **from the loopback address to the loopback address**. The kernel finds the socket by the quoted packet
-//! alone and does not compare its addresses with those outside (`icmp_socket_deliver`, `tcp_v4_err`, `tcp_v6_err`). So they
-//! arrive whatever has happened to the socket's own address, its local route and rp_filter, and cannot get to the wire.
-//! Two limits: a socket bound to a device is not found, and connection tracking calls such an error *invalid*, so a firewall
-//! that drops those must accept what comes from `lo` first (those of Debian, ufw and firewalld do).
+//! These errors bear the flow's local address as source and destination, but are **routed to the loopback address**: with
+//! IP_HDRINCL the kernel routes by what sendmsg is given and not by the header, and on `lo` it keeps that route. So they arrive
+//! whatever has happened to the socket's own address, its local route and rp_filter; they cannot get to the wire; and
+//! connection tracking finds them *related* to the flow, so that firewalls let them pass.
+//! A socket that is bound to a device is not found.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -134,6 +134,7 @@ impl Injector {
     fn report(&self, tuple: &FlowTuple, snd_una: u32, kind: packet::IcmpError) -> Result<(), Error> {
         check(tuple, Transport::Tcp)?;
         let message = packet::icmp_error(tuple, snd_una, kind)?;
+        // Where it is routed to, not what its header says.
         let here: IpAddr = if tuple.local.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
         let outside =
             FlowTuple { transport: Transport::Tcp, local: SocketAddr::new(here, 0), remote: SocketAddr::new(here, 0) };

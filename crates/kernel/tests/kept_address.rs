@@ -278,8 +278,17 @@ fn a_failure_half_way_is_undone() {
 
     // The device goes: what is sent from the old address is refused, not sent on the ordinary way.
     client.on(|| kept.apply(&carrier, &wanted)).unwrap();
-    drop(tun_file);
+    // As if killed between adding the address and deleting its local route, and with a rule too many.
+    client.sh(
+        "ip route add local 10.3.0.1 dev lo table local; ip rule add from 10.4.0.1 iif lo lookup 20311 protocol 87",
+    );
     let mut routes = client.on(|| RouteSocket::open().unwrap());
+    let old = "10.3.0.1".parse().unwrap();
+    assert_eq!(routes.route_to(old, None, None).unwrap().kind, RouteKind::Local);
+    assert!(client.on(|| kept.apply(&carrier, &wanted)).unwrap());
+    assert_eq!(routes.route_to(old, None, None).unwrap().kind, RouteKind::Unicast);
+    assert_eq!(client.on(|| kept.kept()).unwrap(), wanted.addresses);
+    drop(tun_file);
     for (to, from) in [("10.9.0.1", "10.3.0.1"), ("fd09::1", "fd03::1")] {
         let error = routes.route_to(to.parse().unwrap(), Some(from.parse().unwrap()), None).unwrap_err();
         assert!(matches!(error, whimbrel_kernel::Error::Unreachable { .. }), "{error}");
