@@ -31,7 +31,7 @@ check: ## format, lint, dependency edges, unit tests
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	$(CARGO) run --quiet --locked -p xtask -- check
-	shellcheck setup .ci/run
+	shellcheck setup .ci/run fuzz/run
 	$(CARGO) test --quiet --workspace --locked
 
 bench: ## all measurements, each beside its baseline (as root)

@@ -31,6 +31,12 @@ const ALLOWED: &[(&str, &str, &str)] = &[
     ("whimbrel-cli", "whimbrel-daemon", "`up` and `doctor` only (docs/decisions/0001-one-binary.md)"),
     ("whimbrel-lab", "whimbrel-ipc", "scenarios ask their daemons by the local API"),
     ("whimbrel-bench", "whimbrel-lab", "measurements run on the lab's hosts and links"),
+    ("whimbrel-bench", "whimbrel-daemon", "it measures the tunnel's pump by itself"),
+    ("whimbrel-bench", "whimbrel-handshake", "it measures parts by themselves"),
+    ("whimbrel-bench", "whimbrel-kernel", "it measures parts by themselves"),
+    ("whimbrel-bench", "whimbrel-protocol", "it measures parts by themselves"),
+    ("whimbrel-bench", "whimbrel-transform", "it measures parts by themselves"),
+    ("whimbrel-bench", "whimbrel-wire", "it measures parts by themselves"),
     ("whimbrel-bench", "whimbrel-ipc", "measurements ask their daemons by the local API"),
 ];
 

@@ -80,7 +80,7 @@ fn run(task: Task) -> Result<bool, Failure> {
             Ok(true)
         }
         Task::Test => suite::run(&root),
-        Task::Fuzz { seconds } => Ok(fuzz::run(&root, seconds)?.failed == 0),
+        Task::Fuzz { seconds } => Ok(fuzz::long(&root, seconds)?.failed == 0),
         Task::TestKernels { series, quick } => {
             kernels::run(&root, &series, if quick { &[] } else { kernels::SCENARIOS })
         }
