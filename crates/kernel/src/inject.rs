@@ -106,7 +106,9 @@ impl Injector {
 
     /// Kicks the socket of a TCP flow: an ICMP error that quotes its oldest unacknowledged segment, delivered on this host.
     ///
-    /// `snd_una` must be exact. Undoes one step of the back-off: repeat until a retransmission is seen. A socket with
+    /// `snd_una` must be exact. Undoes one step of the back-off: repeat until a retransmission is seen, or the back-off is
+    /// at 0. It makes the timeout no shorter than it is without back-off (some 200 ms, more on long paths), counted from the
+    /// last transmission: so soon after one, only [`shrink`](Self::shrink) has it resend at once. A socket with
     /// IP_RECVERR reports the error to its program.
     ///
     /// # Errors
@@ -117,7 +119,7 @@ impl Injector {
     }
 
     /// Makes the socket of a TCP flow believe that packets larger than `mtu` bytes do not get through: it resends at once
-    /// whatever is larger. Delivered on this host.
+    /// whatever is larger, in back-off too, as far as its congestion window allows. Delivered on this host.
     ///
     /// A segment at the end of the flight that is smaller already is not resent. Where the route's MTU is larger, the kernel
     /// remembers `mtu` for the destination: see

@@ -339,6 +339,45 @@ fn a_smaller_mtu_resends_what_is_in_flight() {
     }
 }
 
+/// In back-off, but too soon after the last attempt for a kick: the timer is at its shortest already or becomes so, and that
+/// is all. Full segments can be had at once all the same.
+fn shrunk_in_back_off(plan: &Plan, congestion: &str) {
+    let (client, server) = plan.build();
+    let (mut near, mut far) = client.connect(&server, plan.server_socket());
+    sockopt::set_tcp_congestion(&near, congestion).unwrap();
+    exchange(&mut near, &mut far);
+    let injector = client.on(|| Injector::open().unwrap());
+    let mut flight = vec![1; 4 * Info::of(&near).segment_size()];
+    let (snd_una, _) = numbers(&near);
+    cut(&server);
+    near.write_all(&flight).unwrap();
+    wait("the back-off", || Info::of(&near).backoff() >= 2);
+    restore(&server);
+    let info = Info::of(&near);
+    assert!(info.last_sent() + 50 < info.first_timeout(), "too slow for this test");
+    let start = Instant::now();
+    for _ in 0..info.backoff() {
+        injector.kick(&tuple(&near), snd_una).unwrap();
+    }
+    assert_eq!((Info::of(&near).backoff(), Info::of(&near).retransmitted()), (0, info.retransmitted()));
+    injector.shrink(&tuple(&near), snd_una, 1492).unwrap();
+    // The window is one segment now, and its acknowledgement may be delayed: what counts is the first.
+    far.read_exact(&mut flight[..1]).unwrap();
+    let time = start.elapsed();
+    println!("shrink in back-off {} {congestion}: {time:?}", plan.ip);
+    assert!(time < Duration::from_millis(30), "{time:?}");
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_smaller_mtu_resends_in_back_off_too() {
+    for plan in &PLANS {
+        for congestion in ["cubic", "bbr"] {
+            shrunk_in_back_off(plan, congestion);
+        }
+    }
+}
+
 /// A plain TUN device, without offloads, that is gone with its descriptor.
 fn tun(host: &Host) -> File {
     use std::os::unix::fs::OpenOptionsExt;
