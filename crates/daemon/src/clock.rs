@@ -1,6 +1,6 @@
 //! The clocks: the only place where one is read.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::time::{ClockId, clock_gettime};
 use whimbrel_protocol::Time;
@@ -15,6 +15,14 @@ pub(crate) fn now() -> Time {
 #[must_use]
 pub(crate) fn monotonic() -> Duration {
     read(ClockId::Monotonic)
+}
+
+/// What the wall clock, in milliseconds since 1970, would have shown when [`now`]'s clock started. It gives handshakes
+/// time stamps that rise over reboots too; a wall clock that is wrong, or jumps later, does no harm beyond.
+#[must_use]
+pub(crate) fn wall_clock_at_zero() -> u64 {
+    let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(wall.saturating_sub(read(ClockId::Boottime)).as_millis()).unwrap_or(u64::MAX)
 }
 
 fn read(clock: ClockId) -> Duration {

@@ -179,6 +179,7 @@ fn node_config(config: &Config, known_keys: &KnownKeys) -> whimbrel_protocol::Co
         carriers: whimbrel_protocol::Carriers { rewrite: config.rewrite, tunnel: config.tunnel },
         tunnel_sealed: config.tunnel_sealed,
         port: config.port,
+        wall_clock_at_zero: clock::wall_clock_at_zero(),
         ..whimbrel_protocol::Config::default()
     }
 }
