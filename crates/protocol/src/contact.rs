@@ -30,6 +30,8 @@ const PENDING: Duration = Duration::from_secs(10);
 const RESPONDING_MOST: usize = 1024;
 /// How long a former session is still received from (P-7).
 const FORMER_SESSION: Duration = Duration::from_secs(30);
+/// Sessions of one peer that wait to be confirmed at the most.
+const UNSETTLED_MOST: usize = 4;
 /// Peers without flows that are kept at the most.
 const IDLE_PEERS_MOST: usize = 4096;
 
@@ -431,8 +433,16 @@ impl Node {
         let initiated = session.is_initiator();
         let confirmed = session.is_confirmed();
         let keys = session.tunnel_keys().clone();
+        // One key may ask again and again without ever showing that it holds the session's keys.
+        let unsettled = peer.sessions.iter().filter(|slot| !slot.settled).count();
+        let surplus = if unsettled >= UNSETTLED_MOST { peer.sessions.iter().position(|slot| !slot.settled) } else { None };
+        let surplus = surplus.map(|at| peer.sessions.remove(at).session.local_index());
         peer.sessions.push(SessionSlot { session, settled: false, until: None });
         peer.last_heard = now;
+        if let Some(receive_index) = surplus {
+            self.by_index.remove(&receive_index);
+            self.op(KernelOp::RemoveTunnelKeys { receive_index }, Some(Asked::Effect("dropping tunnel keys")));
+        }
         self.by_index.insert(index, id);
         let op = KernelOp::AddTunnelKeys { peer: id, receive_index: index, keys };
         self.op(op, Some(Asked::Effect("adding tunnel keys")));
