@@ -9,7 +9,7 @@ use std::net::{IpAddr, TcpStream, UdpSocket};
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
-use hosts::{Host, PATIENCE, PLANS, Plan, exchange, wait};
+use hosts::{Host, PATIENCE, PLANS, Plan, RunDir, exchange, wait};
 use rustix::net::sockopt;
 use whimbrel_kernel::inject::{Injector, Numbers, Way};
 use whimbrel_kernel::kept_address::{Carrier, Kept, KeptAddresses, Mark};
@@ -248,9 +248,8 @@ fn kicked_after_roaming(plan: &Plan, congestion: &str) {
     let injector = client.on(|| Injector::open().unwrap());
 
     plan.roam(&client);
-    let dir = std::env::temp_dir().join(format!("whimbrel-kick-{}-{congestion}-{}", std::process::id(), plan.host));
-    std::fs::create_dir_all(&dir).unwrap();
-    let mut kept = client.on(|| KeptAddresses::open(&dir).unwrap());
+    let dir = RunDir::new();
+    let mut kept = client.on(|| KeptAddresses::open(&dir.0).unwrap());
     let carrier = Carrier { tun: client.index("wbt"), mtu: 1400, mark: MARK };
     let address: IpAddr = plan.client.parse().unwrap();
     client.on(|| kept.apply(&carrier, &Kept { addresses: BTreeSet::from([address]), ..Kept::default() })).unwrap();
@@ -262,9 +261,7 @@ fn kicked_after_roaming(plan: &Plan, congestion: &str) {
     let (time, kicks) = kick_until(&injector, &near, snd_una, || tun.read(&mut packet).is_ok());
     println!("kick after roaming {} {congestion}: {time:?} after {kicks} kicks", plan.ip);
     assert!(time < Duration::from_millis(50), "{time:?}");
-    // Nothing has been on the wire.
     client.on(|| kept.release()).unwrap();
-    std::fs::remove_dir_all(&dir).unwrap();
 }
 
 #[test]

@@ -10,12 +10,11 @@ use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::net::{IpAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use hosts::{Host, PATIENCE, PLANS, Plan, exchange, wait};
+use hosts::{Host, PATIENCE, PLANS, Plan, RunDir, exchange, wait};
 use rustix::event::{PollFd, PollFlags, poll};
 use whimbrel_kernel::kept_address::{Carrier, Kept, KeptAddresses, Mark};
 use whimbrel_kernel::route::{LOOPBACK, RouteKind, RouteSocket};
@@ -72,24 +71,6 @@ impl Drop for Relay {
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
-    }
-}
-
-struct RunDir(PathBuf);
-
-impl RunDir {
-    fn new() -> Self {
-        static COUNT: AtomicUsize = AtomicUsize::new(0);
-        let unique = format!("whimbrel-kept-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-        let path = std::env::temp_dir().join(unique);
-        std::fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-}
-
-impl Drop for RunDir {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 

@@ -7,7 +7,9 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd};
+use std::path::PathBuf;
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::thread::UnshareFlags;
@@ -95,6 +97,25 @@ pub(crate) fn exchange(near: &mut TcpStream, far: &mut TcpStream) {
         far.read_exact(&mut byte).unwrap();
         far.write_all(b"!").unwrap();
         near.read_exact(&mut byte).unwrap();
+    }
+}
+
+/// A directory that is gone after the test, however it ends.
+pub(crate) struct RunDir(pub(crate) PathBuf);
+
+impl RunDir {
+    pub(crate) fn new() -> Self {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let unique = format!("whimbrel-kernel-test-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let path = std::env::temp_dir().join(unique);
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for RunDir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
