@@ -43,7 +43,8 @@ pub struct Node {
     pub(crate) config: Config,
     pub(crate) key: StaticKey,
     pub(crate) random: Random,
-    pub(crate) attachments: HashMap<IpAddr, Attachment>,
+    /// In order, so that what is told of them does not depend on chance.
+    pub(crate) attachments: BTreeMap<IpAddr, Attachment>,
     pub(crate) contacts: Contacts,
     pub(crate) peers: BTreeMap<PeerId, Peer>,
     pub(crate) by_key: HashMap<PublicKey, PeerId>,
@@ -125,7 +126,7 @@ impl Node {
             config,
             key,
             random,
-            attachments: HashMap::new(),
+            attachments: BTreeMap::new(),
             contacts,
             peers: BTreeMap::new(),
             by_key: HashMap::new(),

@@ -1,6 +1,6 @@
 //! What a node knows of one peer: its sessions, where it is, where we are towards it, and how its flows are carried.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
@@ -84,7 +84,7 @@ pub(crate) struct Introductions {
     /// Flows to be introduced by us, oldest first.
     pub(crate) queue: VecDeque<FlowTuple>,
     /// Flows whose introduction is under way.
-    pub(crate) active: HashSet<FlowTuple>,
+    pub(crate) active: BTreeSet<FlowTuple>,
     /// Tag of the request.
     pub(crate) tag: u32,
     pub(crate) request_tries: u32,
@@ -122,7 +122,7 @@ pub(crate) struct Peer {
     pub(crate) check: Option<(u64, Time)>,
     pub(crate) round_trip: Option<Duration>,
     pub(crate) introductions: Introductions,
-    pub(crate) flows: HashSet<FlowTuple>,
+    pub(crate) flows: BTreeSet<FlowTuple>,
     homes: HashMap<Places, usize>,
     local_addresses: BTreeMap<IpAddr, usize>,
     remote_addresses: BTreeMap<IpAddr, usize>,
@@ -159,7 +159,7 @@ impl Peer {
             check: None,
             round_trip: None,
             introductions: Introductions::default(),
-            flows: HashSet::new(),
+            flows: BTreeSet::new(),
             homes: HashMap::new(),
             local_addresses: BTreeMap::new(),
             remote_addresses: BTreeMap::new(),
