@@ -40,13 +40,13 @@ const UP_HELP: &str = "\
 What it does to the system:
   - opens UDP port 2031 and answers other hosts that run Whimbrel; a host that runs
     nothing is asked a few times when a connection to it opens, then left alone
-  - makes a key pair at the first start (STATE_DIR/identity)
-  - while a connection is carried to another address, and only then: attaches eBPF
-    programs to the interfaces, keeps the former address on `lo`, and adds routing
-    rules for it
-  - makes a TUN device when a tunnel is needed
-  - takes all of this away again when no connection needs it. What moved connections
-    need stays when the daemon stops, so that it can be restarted under them.
+  - makes a key pair at the first start (in the state directory)
+  - makes a TUN device, whimbrel0
+  - while it has introduced connections to their other ends: attaches eBPF programs to
+    the interfaces, which leave packets alone until a connection moves
+  - while connections are moved: keeps the former address on `lo`, adds routing rules
+  - takes this away again when no connection needs it. What moved connections need
+    stays when the daemon stops, so that it can be restarted under them.
 
 It needs root (or CAP_NET_ADMIN, CAP_BPF, CAP_PERFMON, CAP_SYS_ADMIN and CAP_NET_RAW).
 The configuration is optional; packaging/whimbrel.toml shows every key with its default.
@@ -95,7 +95,7 @@ pub(crate) enum Command {
         /// The configuration; without this, /etc/whimbrel/whimbrel.toml is read where it exists
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
-        /// Where the key pair, remembered keys and known connections are kept
+        /// Where the key pair and remembered keys are kept
         #[arg(long, value_name = "DIR", default_value = DEFAULT_STATE_DIR)]
         state_dir: PathBuf,
     },

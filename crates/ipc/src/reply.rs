@@ -69,7 +69,7 @@ pub struct Status {
     pub kept_addresses: Vec<IpAddr>,
     /// How much it looks after.
     pub counts: Counts,
-    /// Where programs are attached now; empty while nothing has moved.
+    /// Where programs are attached now; empty while no connection is introduced.
     pub attached: Vec<Attachment>,
     /// The tunnel's device, if there is one.
     pub tunnel: Option<Tunnel>,
