@@ -421,7 +421,7 @@ impl UdpSocket {
             match error.raw_os_error() {
                 Some(libc::EAGAIN) if self.wait_writable() => {}
                 // Such an error may be one that an earlier datagram left behind on the socket, and is gone then.
-                Some(number) if stale_errors < 4 && is_about_a_datagram(number) => stale_errors += 1,
+                Some(number) if stale_errors < 2 && is_about_a_datagram(number) => stale_errors += 1,
                 _ => return Err(error),
             }
         }
@@ -439,14 +439,18 @@ impl UdpSocket {
                     self.segmentation.store(false, Ordering::Relaxed);
                 }
                 let template = message.transmit();
-                for datagram in contents.chunks(size) {
+                let mut datagrams = contents.chunks(size);
+                while let Some(datagram) = datagrams.next() {
                     let mut single = Pending::new();
                     single.add(self.v6, Transmit { contents: datagram, ..template }, datagram.len());
                     match self.send_messages(&mut single, 0) {
                         Ok(_) => report.sent += 1,
                         Err(error) => {
-                            report.dropped += 1;
+                            // It was not the cutting, then (a source that is no address of this host, say): the others
+                            // would fail alike.
+                            report.dropped += 1 + datagrams.len();
                             report.error = Some(error);
+                            break;
                         }
                     }
                 }

@@ -17,14 +17,14 @@ use whimbrel_wire::FlowTuple;
 
 use super::counters::{Counter, Counters};
 use super::table::{Accepted, Table};
-use super::{Received, Tunnel, Woken, wait};
+use super::{READS, Received, Tunnel, Woken, signal, wait};
 
 pub(super) struct Inbound {
     tun: Arc<Tun>,
     udp: Arc<UdpSocket>,
     stop: Arc<OwnedFd>,
     control: SyncSender<Received>,
-    wake: OwnedFd,
+    wake: Arc<OwnedFd>,
     checks: Checks,
     coalescer: Coalescer,
 }
@@ -40,7 +40,7 @@ struct Checks {
 }
 
 impl Inbound {
-    pub(super) fn new(tunnel: &Tunnel, control: SyncSender<Received>, wake: OwnedFd) -> Self {
+    pub(super) fn new(tunnel: &Tunnel, control: SyncSender<Received>, wake: Arc<OwnedFd>) -> Self {
         Self {
             tun: Arc::clone(&tunnel.tun),
             udp: Arc::clone(&tunnel.udp),
@@ -70,10 +70,11 @@ impl Inbound {
                 Ok(Woken::Stop) => return,
                 Err(error) => return tracing::error!(%error, "poll on the tunnel socket"),
             }
-            loop {
+            for _ in 0..READS {
                 match self.udp.receive(&mut batch) {
                     Ok(0) => break,
                     Ok(_) => self.deliver(&mut batch),
+                    Err(error) if matches!(error.raw_os_error(), Some(libc::ENOMEM | libc::ENOBUFS)) => break,
                     Err(error) => return tracing::error!(%error, port = self.udp.port(), "receive"),
                 }
             }
@@ -101,7 +102,7 @@ impl Inbound {
             }
         }
         if for_control {
-            self.wake_control();
+            signal(&self.wake);
         }
         for packet in self.coalescer.finish(buffer) {
             let header = packet.offload().encode();
@@ -130,7 +131,7 @@ impl Inbound {
             }
         }
         if any {
-            self.wake_control();
+            signal(&self.wake);
         }
     }
 
@@ -143,11 +144,6 @@ impl Inbound {
             }
             Err(TrySendError::Disconnected(_)) => false,
         }
-    }
-
-    fn wake_control(&self) {
-        // The counter of an eventfd can only be full if it is readable.
-        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 }
 

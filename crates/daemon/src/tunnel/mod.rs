@@ -32,6 +32,8 @@ pub use table::{TunnelFlow, TunnelPath, UnknownSession};
 
 /// Control datagrams that wait for the control thread at most; more are dropped and counted.
 const CONTROL_QUEUE: usize = 4096;
+/// Reads in a row before a pump looks whether it is to stop.
+const READS: usize = 256;
 
 /// Something for the control thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,10 +91,11 @@ impl Tunnel {
             stop: Arc::new(stop),
             threads: Vec::new(),
         };
+        let wake = Arc::new(wake);
         let outbound = Outbound::new(&tunnel);
-        let inbound = Inbound::new(&tunnel, sender, wake);
-        tunnel.spawn("tunnel-out", move || outbound.run())?;
-        tunnel.spawn("tunnel-in", move || inbound.run())?;
+        let inbound = Inbound::new(&tunnel, sender, Arc::clone(&wake));
+        tunnel.spawn("tunnel-out", &wake, move || outbound.run())?;
+        tunnel.spawn("tunnel-in", &wake, move || inbound.run())?;
         Ok(tunnel)
     }
 
@@ -174,8 +177,24 @@ impl Tunnel {
         &self.udp
     }
 
-    fn spawn(&mut self, name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), StartError> {
-        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(run);
+    /// Whether both directions are still pumped. They are until something happens to device or socket that cannot be
+    /// waited for, such as the device's removal by somebody else; the log says what. The eventfd wakes then, too.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        !self.threads.iter().any(JoinHandle::is_finished)
+    }
+
+    fn spawn(
+        &mut self,
+        name: &str,
+        wake: &Arc<OwnedFd>,
+        run: impl FnOnce() + Send + 'static,
+    ) -> Result<(), StartError> {
+        let end = WakeAtEnd(Arc::clone(wake));
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+            let _end = end;
+            run();
+        });
         self.threads.push(thread.map_err(|source| StartError { call: "clone", source })?);
         Ok(())
     }
@@ -183,11 +202,25 @@ impl Tunnel {
 
 impl Drop for Tunnel {
     fn drop(&mut self) {
-        let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
+        signal(&self.stop);
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
     }
+}
+
+/// Wakes the control thread when a pump ends, in whatever way.
+struct WakeAtEnd(Arc<OwnedFd>);
+
+impl Drop for WakeAtEnd {
+    fn drop(&mut self) {
+        signal(&self.0);
+    }
+}
+
+/// Adds one to an eventfd. It can only be full if it is readable already.
+fn signal(eventfd: &OwnedFd) {
+    let _ = rustix::io::write(eventfd, &1u64.to_ne_bytes());
 }
 
 /// What a pump was woken by.

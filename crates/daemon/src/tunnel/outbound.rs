@@ -15,7 +15,7 @@ use whimbrel_wire::FlowTuple;
 
 use super::counters::{Counter, Counters};
 use super::table::{NoRoute, Route, Table, Way};
-use super::{Tunnel, Woken, wait};
+use super::{READS, Tunnel, Woken, wait};
 
 /// Datagrams are sent when so many bytes have gathered, or the device has no more.
 const GATHER: usize = 48 << 10;
@@ -57,7 +57,7 @@ impl Outbound {
                 Ok(Woken::Stop) => return,
                 Err(error) => return tracing::error!(%error, "poll on the tunnel device"),
             }
-            loop {
+            for _ in 0..READS {
                 let mut header = [0; VNET_LEN];
                 let buffers = &mut [IoSliceMut::new(&mut header), IoSliceMut::new(&mut self.packet)];
                 match self.tun.read(buffers) {

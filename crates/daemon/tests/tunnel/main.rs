@@ -226,6 +226,39 @@ fn control_datagrams_and_errors_reach_the_control_thread() {
 }
 
 #[test]
+fn the_control_thread_learns_that_the_device_is_gone() {
+    if !is_root() {
+        return;
+    }
+    let pair = Pair::new(Inner::V4, Outer::V4, true, 1500);
+    assert!(pair.a.tunnel.is_running());
+    pair.a.ip(&["link", "del", pair.a.tunnel.device().name()]);
+    pair.a.wait_woken(PATIENCE);
+    until("the pump to end", || (!pair.a.tunnel.is_running()).then_some(()));
+}
+
+#[test]
+fn a_source_that_is_gone_fails_and_its_return_mends() {
+    if !is_root() {
+        return;
+    }
+    let pair = Pair::new(Inner::V4, Outer::V4, true, 1500);
+    let flow = pair.flow(Transport::Udp);
+    let a = pair.a.enter(|| UdpSocket::bind(flow.a.local).unwrap());
+    let b = pair.b.enter(|| UdpSocket::bind(flow.b.local).unwrap());
+    b.set_read_timeout(Some(PATIENCE)).unwrap();
+    let address = format!("{}/24", pair.a.outer_address);
+    pair.a.ip(&["addr", "del", &address, "dev", "veth"]);
+    pair.a.ip(&["addr", "add", "192.0.2.200/24", "dev", "veth"]);
+    a.send_to(b"lost", flow.a.remote).unwrap();
+    until("the failure", || (pair.a.tunnel.counters().get(Counter::SendFailed) > 0).then_some(()));
+    pair.a.set_path(|path| path.source = Some("192.0.2.200".parse().unwrap()));
+    a.send_to(b"found", flow.a.remote).unwrap();
+    let mut buffer = [0; 9];
+    assert_eq!(b.recv_from(&mut buffer).unwrap(), (5, flow.b.remote));
+}
+
+#[test]
 fn the_device_outlives_its_daemon() {
     if !is_root() {
         return;
