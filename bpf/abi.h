@@ -11,10 +11,10 @@
 
 #include <linux/types.h>
 
-/* An IPv6 address, or an IPv4 one in its IPv4-mapped form (RFC 4291 section 2.5.5.2). */
+/* An IPv6 address, or an IPv4 one in its IPv4-mapped form (RFC 4291 section 2.5.5.2). Aligned, to be copied faster. */
 struct address {
 	__be32 words[4];
-};
+} __attribute__((aligned(8)));
 
 /* The 5-tuple as this host names the flow. */
 struct flow_tuple {
@@ -67,9 +67,16 @@ struct binding {
 	__u32 local_epoch;
 	__u32 peer_epoch;
 	__u32 interface; /* device that rewritten packets leave by; 0: ask the routing table */
-	__u8 carrier;	 /* enum carrier */
-	__u8 zero[3];
+	/*
+	 * Written by the programs: until when (CLOCK_MONOTONIC, ns) rewritten packets are known to leave by this
+	 * device to this Ethernet address. See next_hop_stays().
+	 */
+	__u32 neighbour_interface;
+	__u64 neighbour_until;
 	__u64 allowance; /* bytes of IP packets that may still leave by rewriting (P-18) */
+	__u8 neighbour[6];
+	__u8 carrier; /* enum carrier */
+	__u8 zero;
 };
 
 /* Map `locators`: this, as found in a packet from the peer -> binding id. */

@@ -102,7 +102,7 @@ static __noinline int egress_icmp(struct __sk_buff *skb, const struct packet *pa
 	outer_names.destination = binding->peer;
 	if (!rename_quotation(skb, packet, &outer_names, &inner, &inner_names))
 		return drop(COUNTER_DROPPED_ICMP_OUT);
-	return to_wire(skb, packet, binding, COUNTER_ICMP_OUT);
+	return to_wire(skb, packet, binding, flow->binding, COUNTER_ICMP_OUT);
 }
 
 /* A TCP or UDP packet that this host sends. */
@@ -173,7 +173,7 @@ static __noinline int egress_flow(struct __sk_buff *skb, const struct packet *pa
 	} else if (!rename_packet(skb, packet, &names)) {
 		return drop(COUNTER_DROPPED_REWRITE);
 	}
-	return to_wire(skb, packet, binding, COUNTER_REWRITTEN_OUT);
+	return to_wire(skb, packet, binding, flow->binding, COUNTER_REWRITTEN_OUT);
 }
 
 /* `network`: offset of the IP header, that is the length of the device's link header. */
@@ -184,7 +184,12 @@ static __always_inline int egress(struct __sk_buff *skb, __u32 network)
 
 	if (!settings || settings->idle & IDLE_TRANSLATION)
 		return pass();
-	if (skb->tc_index == TRANSLATED || !parse(skb, network, skb->protocol, &packet))
+	if (skb->tc_index == TRANSLATED) {
+		if (network)
+			note_next_hop(skb);
+		return pass();
+	}
+	if (!parse(skb, network, skb->protocol, &packet))
 		return pass();
 	if (packet.protocol == IPPROTO_TCP || packet.protocol == IPPROTO_UDP)
 		return egress_flow(skb, &packet);

@@ -45,12 +45,15 @@ static __always_inline struct flow_tuple *find_own(__u32 binding, __u8 transport
 }
 
 /* The flow came rewritten: whatever stands before the peer lets it through, so it may be answered so (P-24). */
-static __always_inline void hear(__u32 id, const struct flow_tuple *own)
+static __always_inline void hear(__u32 id, const struct flow_tuple *own, const struct packet *packet)
 {
 	struct binding *binding = bpf_map_lookup_elem(&bindings, &id);
 	struct flow_entry *flow;
 
 	if (!binding || binding->carrier != CARRIER_FOLLOW)
+		return;
+	/* What still comes by a former path says nothing about this one. */
+	if (!same_address(&packet->source, &binding->peer) || !same_address(&packet->destination, &binding->local))
 		return;
 	flow = bpf_map_lookup_elem(&flows, own);
 	if (!flow)
@@ -125,7 +128,7 @@ static __noinline int ingress_flow(struct __sk_buff *skb, const struct packet *p
 		own = find_own(*binding, packet->protocol, packet->destination_port, packet->source_port);
 		if (!own)
 			return pass();
-		hear(*binding, own);
+		hear(*binding, own, packet);
 	}
 	if (is_ipv4(&own->remote) != (packet->family == 4))
 		return pass();

@@ -4,6 +4,7 @@
 #define WHIMBREL_PARSE_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
 #include <linux/in.h>
@@ -38,7 +39,8 @@ struct packet {
 	__u32 transport; /* offset of what follows it and its extensions */
 	__u32 end;	 /* offset of the end of the IP packet, as its header says; 0 for a jumbogram or BIG TCP */
 	__u32 identification;
-	__u8 family; /* 4 or 6 */
+	__u16 checksum; /* of the IPv4 header, as it stands there */
+	__u8 family;	/* 4 or 6 */
 	__u8 protocol;
 	__u8 part; /* enum fragment_part */
 };
@@ -62,24 +64,45 @@ static __always_inline bool same_address(const struct address *a, const struct a
 	       a->words[3] == b->words[3];
 }
 
+/*
+ * The bytes at `offset` if they lie in the linear part of the packet, where it costs nothing to look at them; headers do,
+ * all but always.
+ */
+static __always_inline const void *peek(const struct __sk_buff *skb, __u32 offset, __u32 size)
+{
+	const void *data = (const void *)(long)skb->data, *end = (const void *)(long)skb->data_end;
+	const void *at;
+
+	/* The verifier wants to know that the sum does not overflow; headers end long before this. */
+	if (offset > 0x7ff)
+		return NULL;
+	at = data + offset;
+	return at + size <= end ? at : NULL;
+}
+
 static __always_inline bool parse_ipv4(struct __sk_buff *skb, __u32 network, struct packet *packet)
 {
-	struct iphdr ip;
+	const struct iphdr *ip = peek(skb, network, sizeof(*ip));
+	struct iphdr copy;
 	__u32 offset;
 
-	if (bpf_skb_load_bytes(skb, network, &ip, sizeof(ip)))
-		return false;
-	if (ip.version != 4 || ip.ihl < 5)
+	if (!ip) {
+		if (bpf_skb_load_bytes(skb, network, &copy, sizeof(copy)))
+			return false;
+		ip = &copy;
+	}
+	if (ip->version != 4 || ip->ihl < 5)
 		return false;
 	packet->family = 4;
-	packet->protocol = ip.protocol;
+	packet->protocol = ip->protocol;
 	packet->network = network;
-	packet->transport = network + ip.ihl * 4;
-	packet->end = ip.tot_len ? network + bpf_ntohs(ip.tot_len) : 0;
-	packet->identification = ip.id;
-	map_ipv4(&packet->source, ip.saddr);
-	map_ipv4(&packet->destination, ip.daddr);
-	offset = bpf_ntohs(ip.frag_off);
+	packet->transport = network + ip->ihl * 4;
+	packet->end = ip->tot_len ? network + bpf_ntohs(ip->tot_len) : 0;
+	packet->identification = ip->id;
+	packet->checksum = ip->check;
+	map_ipv4(&packet->source, ip->saddr);
+	map_ipv4(&packet->destination, ip->daddr);
+	offset = bpf_ntohs(ip->frag_off);
 	if (offset & IPV4_FRAGMENT_OFFSET)
 		packet->part = FRAGMENT_LATER;
 	else if (offset & IPV4_MORE_FRAGMENTS)
@@ -91,21 +114,25 @@ static __always_inline bool parse_ipv4(struct __sk_buff *skb, __u32 network, str
 
 static __always_inline bool parse_ipv6(struct __sk_buff *skb, __u32 network, struct packet *packet)
 {
-	struct ipv6hdr ip;
-	__u32 offset = network + sizeof(ip);
+	const struct ipv6hdr *ip = peek(skb, network, sizeof(*ip));
+	__u32 offset = network + sizeof(*ip);
+	struct ipv6hdr copy;
 	__u8 next;
 
-	if (bpf_skb_load_bytes(skb, network, &ip, sizeof(ip)))
-		return false;
-	if (ip.version != 6)
+	if (!ip) {
+		if (bpf_skb_load_bytes(skb, network, &copy, sizeof(copy)))
+			return false;
+		ip = &copy;
+	}
+	if (ip->version != 6)
 		return false;
 	packet->family = 6;
 	packet->network = network;
-	packet->end = ip.payload_len ? offset + bpf_ntohs(ip.payload_len) : 0;
+	packet->end = ip->payload_len ? offset + bpf_ntohs(ip->payload_len) : 0;
 	packet->part = FRAGMENT_WHOLE;
-	__builtin_memcpy(&packet->source, &ip.saddr, sizeof(packet->source));
-	__builtin_memcpy(&packet->destination, &ip.daddr, sizeof(packet->destination));
-	next = ip.nexthdr;
+	__builtin_memcpy(&packet->source, &ip->saddr, sizeof(packet->source));
+	__builtin_memcpy(&packet->destination, &ip->daddr, sizeof(packet->destination));
+	next = ip->nexthdr;
 #pragma unroll
 	for (int i = 0; i < MAX_EXTENSION_HEADERS; i++) {
 		__u8 header[8];
@@ -158,10 +185,14 @@ static __always_inline bool parse(struct __sk_buff *skb, __u32 network, __be16 p
 	if (!ok)
 		return false;
 	if ((packet->protocol == IPPROTO_TCP || packet->protocol == IPPROTO_UDP) && packet->part != FRAGMENT_LATER) {
-		__be16 ports[2];
+		const __be16 *ports = peek(skb, packet->transport, 4);
+		__be16 copy[2];
 
-		if (bpf_skb_load_bytes(skb, packet->transport, ports, sizeof(ports)))
-			return false;
+		if (!ports) {
+			if (bpf_skb_load_bytes(skb, packet->transport, copy, sizeof(copy)))
+				return false;
+			ports = copy;
+		}
 		packet->source_port = ports[0];
 		packet->destination_port = ports[1];
 	}

@@ -36,14 +36,14 @@ static __always_inline bool same_names(const struct packet *packet, const struct
 
 static __always_inline __u32 address_difference(const struct packet *packet, const struct names *names)
 {
-	if (packet->family == 4) {
-		__be32 from[2] = { packet->source.words[3], packet->destination.words[3] };
-		__be32 to[2] = { names->source.words[3], names->destination.words[3] };
+	__u64 sum = csum_word(packet->source.words[3], names->source.words[3]) +
+		    csum_word(packet->destination.words[3], names->destination.words[3]);
 
-		return bpf_csum_diff(from, sizeof(from), to, sizeof(to), 0);
-	}
-	/* Source and destination are neighbours in both structs, and first. */
-	return bpf_csum_diff((__be32 *)packet, 32, (__be32 *)names, 32, 0);
+	if (packet->family == 6)
+		for (int i = 0; i < 3; i++)
+			sum += csum_word(packet->source.words[i], names->source.words[i]) +
+			       csum_word(packet->destination.words[i], names->destination.words[i]);
+	return csum_fold64(sum);
 }
 
 /* The IP header's addresses and, IPv4, its checksum; `difference` as address_difference gives it. */
@@ -51,11 +51,17 @@ static __always_inline bool store_addresses(struct __sk_buff *skb, const struct 
 					    const struct names *names, __u32 difference, __u64 ipv6_flags)
 {
 	if (packet->family == 4) {
-		__be32 to[2] = { names->source.words[3], names->destination.words[3] };
+		/* The checksum is followed by the addresses. */
+		struct {
+			__u16 check;
+			__be16 source[2];
+			__be16 destination[2];
+		} tail = { .check = csum_apply(packet->checksum, difference) };
 
-		if (bpf_l3_csum_replace(skb, packet->network + offsetof(struct iphdr, check), 0, difference, 0))
-			return false;
-		return !bpf_skb_store_bytes(skb, packet->network + offsetof(struct iphdr, saddr), to, sizeof(to), 0);
+		__builtin_memcpy(tail.source, &names->source.words[3], 4);
+		__builtin_memcpy(tail.destination, &names->destination.words[3], 4);
+		return !bpf_skb_store_bytes(skb, packet->network + offsetof(struct iphdr, check), &tail, sizeof(tail),
+					    0);
 	}
 	return !bpf_skb_store_bytes(skb, packet->network + offsetof(struct ipv6hdr, saddr), names, 32, ipv6_flags);
 }
@@ -122,7 +128,7 @@ static __noinline bool rename_quotation(struct __sk_buff *skb, const struct pack
 	check = checksum_offset(inner);
 	if (!bpf_skb_load_bytes(skb, check, &checksum, sizeof(checksum)) &&
 	    (checksum || inner->protocol == IPPROTO_TCP)) {
-		__u32 port_difference = bpf_csum_diff(&old_ports, 4, &new_ports, 4, 0);
+		__u32 port_difference = csum_fold64(csum_word(old_ports, new_ports));
 		__be16 changed = csum_apply(csum_apply(checksum, inner_difference), port_difference);
 
 		if (!changed && inner->protocol == IPPROTO_UDP)

@@ -58,6 +58,85 @@ static __always_inline int to_tunnel(__u32 interface)
 	return bpf_redirect(interface, 0);
 }
 
+/* For how long a next hop once found out is relied on: by then the kernel may route the peer's locator otherwise. */
+#define NEIGHBOUR_NS 200000000ULL
+
+/* Whose next hop is to be noted when the packet that is now being sent again comes by. */
+struct asking {
+	__u32 binding;
+	__u32 asked;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct asking);
+} asking SEC(".maps");
+
+static __always_inline struct asking *get_asking(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&asking, &zero);
+}
+
+/*
+ * Would this packet, under its new names, leave just as it is going to: by the same device, to the same gateway? For a
+ * peer that moved somewhere beyond the gateway it would, and sending it again costs more than all the rest. Whether it
+ * would is seen on packets that are sent again (note_next_hop).
+ */
+static __always_inline bool next_hop_stays(const struct __sk_buff *skb, const struct binding *binding, __u32 id)
+{
+	const __be16 *to = peek(skb, 0, ETH_ALEN), *known = (const __be16 *)binding->neighbour;
+	struct asking *asking;
+
+	if (binding->neighbour_until > bpf_ktime_get_coarse_ns())
+		return to && binding->neighbour_interface == skb->ifindex && to[0] == known[0] && to[1] == known[1] &&
+		       to[2] == known[2];
+	asking = get_asking();
+	if (asking) {
+		asking->binding = id;
+		asking->asked = 1;
+	}
+	return false;
+}
+
+/* A packet that to_wire sent again comes by with its new Ethernet header. */
+static __always_inline void note_next_hop(struct __sk_buff *skb)
+{
+	struct asking *asking = get_asking();
+	struct ethhdr ethernet;
+	struct binding *binding;
+	__u32 id;
+
+	if (!asking || !asking->asked)
+		return;
+	asking->asked = 0;
+	id = asking->binding;
+	binding = bpf_map_lookup_elem(&bindings, &id);
+	if (!binding || bpf_skb_load_bytes(skb, 0, &ethernet, sizeof(ethernet)))
+		return;
+	/* Another packet may have come between, if this one had to wait for its neighbour. */
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		__be32 destination;
+
+		if (bpf_skb_load_bytes(skb, ETH_HLEN + offsetof(struct iphdr, daddr), &destination, 4) ||
+		    destination != binding->peer.words[3])
+			return;
+	} else {
+		struct address destination;
+
+		if (bpf_skb_load_bytes(skb, ETH_HLEN + offsetof(struct ipv6hdr, daddr), &destination, 16) ||
+		    !same_address(&destination, &binding->peer))
+			return;
+	}
+	/* Two processors may mix their addresses: no packet bears that then, and it is sent again. */
+	__builtin_memcpy(binding->neighbour, ethernet.h_dest, ETH_ALEN);
+	binding->neighbour_interface = skb->ifindex;
+	binding->neighbour_until = bpf_ktime_get_coarse_ns() + NEIGHBOUR_NS;
+}
+
 /*
  * Send a translated packet by the device and next hop that its new names ask for. bpf_redirect_neigh replaces an
  * Ethernet header and insists on one.
@@ -66,17 +145,22 @@ static __always_inline int to_tunnel(__u32 interface)
  * to a multiple of 32 bytes, and allows 512 in all.
  */
 static __noinline int to_wire(struct __sk_buff *skb, const struct packet *packet, const struct binding *binding,
-			      __u32 counter)
+			      __u32 id, __u32 counter)
 {
 	const struct settings *settings = get_settings();
 	__u32 interface;
+	bool stays;
 
 	if (!packet || !binding || !settings)
 		return drop(COUNTER_DROPPED_REWRITE);
-	if (!packet->network && bpf_skb_change_head(skb, ETH_HLEN, 0))
-		return drop(COUNTER_DROPPED_REWRITE);
 	interface = binding->interface;
 	skb->tc_index = TRANSLATED;
+	stays = skb->ifindex != settings->tunnel && (!interface || interface == skb->ifindex);
+	/* Without link headers there is one way only. */
+	if (stays && (!packet->network || next_hop_stays(skb, binding, id)))
+		return pass_counted(counter);
+	if (!packet->network && bpf_skb_change_head(skb, ETH_HLEN, 0))
+		return drop(COUNTER_DROPPED_REWRITE);
 	if (!interface) {
 		struct bpf_fib_lookup fib = {};
 		struct bpf_redir_neigh next_hop = {};

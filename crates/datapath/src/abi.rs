@@ -75,9 +75,12 @@ plain! {
         local_epoch: u32,
         peer_epoch: u32,
         interface: u32,
-        carrier: u8,
-        zero: [u8; 3],
+        neighbour_interface: u32,
+        neighbour_until: u64,
         allowance: u64,
+        neighbour: [u8; 6],
+        carrier: u8,
+        zero: u8,
     }
     struct RawLocatorPair { peer: RawAddress, local: RawAddress }
     struct RawSettings { namespace_cookie: u64, tunnel: u32, mark: u32, mark_mask: u32, idle: u32 }
@@ -315,9 +318,13 @@ impl RawBinding {
             local_epoch: binding.local_epoch,
             peer_epoch: binding.peer_epoch,
             interface: binding.interface,
-            carrier: binding.carrier as u8,
-            zero: [0; 3],
+            // The programs find it out.
+            neighbour_interface: 0,
+            neighbour_until: 0,
             allowance: binding.allowance.unwrap_or(UNLIMITED),
+            neighbour: [0; 6],
+            carrier: binding.carrier as u8,
+            zero: 0,
         }
     }
 
