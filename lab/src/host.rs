@@ -6,11 +6,13 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::lab::LabInner;
-use crate::link::Link;
+
 use crate::netns::Netns;
+use crate::network::Port;
 use crate::process::Cmd;
 use crate::{Error, Result, sys};
 
@@ -32,14 +34,19 @@ struct HostInner {
     /// Interfaces that can be plugged from network to network.
     plugs: Mutex<HashMap<String, Plug>>,
     labels: Mutex<HashMap<String, u32>>,
+    /// Next port for a server.
+    port: AtomicU16,
 }
+
+/// First port that the lab gives to a server.
+const FIRST_PORT: u16 = 7000;
 
 /// An interface of a mobile host.
 pub(crate) struct Plug {
     /// `None`: a veth, which goes with its network.
     pub(crate) tap: Option<Tap>,
-    /// Present while it is plugged in by an emulated link.
-    pub(crate) link: Option<Link>,
+    /// Present while it is plugged in.
+    pub(crate) port: Option<Port>,
 }
 
 impl Host {
@@ -48,7 +55,15 @@ impl Host {
         let dir = dir.join(name);
         fs::create_dir(&dir).map_err(|e| Error::call("mkdir", dir.display().to_string(), e))?;
         let (plugs, labels) = (Mutex::default(), Mutex::default());
-        Ok(Self(Arc::new(HostInner { name: name.into(), netns, dir, lab, plugs, labels })))
+        Ok(Self(Arc::new(HostInner {
+            name: name.into(),
+            netns,
+            dir,
+            lab,
+            plugs,
+            labels,
+            port: AtomicU16::new(FIRST_PORT),
+        })))
     }
 
     /// Its name in the lab.
@@ -168,6 +183,11 @@ impl Host {
         Ok(Arc::new(tap))
     }
 
+    /// True if the interface is up and has its carrier, as far as the kernel has noticed.
+    pub(crate) fn is_running(&self, interface: &str) -> bool {
+        self.enter(|| sys::interface_running(interface)).is_ok_and(|running| running.unwrap_or(false))
+    }
+
     pub(crate) fn netns_fd(&self) -> BorrowedFd<'_> {
         self.0.netns.as_fd()
     }
@@ -185,6 +205,11 @@ impl Host {
         let mut labels = self.0.labels.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let n = labels.entry(label.into()).and_modify(|n| *n += 1).or_insert(1);
         if *n == 1 { label.into() } else { format!("{label}.{n}") }
+    }
+
+    /// A port that no server of the lab uses on this host yet.
+    pub fn next_port(&self) -> u16 {
+        self.0.port.fetch_add(1, Ordering::Relaxed)
     }
 
     pub(crate) fn log_paths(&self, label: &str) -> (PathBuf, PathBuf) {

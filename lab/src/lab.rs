@@ -16,6 +16,8 @@ pub struct Options {
     pub seed: Option<u64>,
     /// The `whimbrel` binary; `None`: `WHIMBREL_BIN`, or the one beside this program.
     pub whimbrel: Option<PathBuf>,
+    /// `log` of the daemons' configuration; `None`: their default.
+    pub log_level: Option<String>,
     /// Write a pcap file of every emulated link to this directory.
     pub captures: Option<PathBuf>,
 }
@@ -55,6 +57,9 @@ pub(crate) struct LabInner {
     seed: u64,
     captures: Option<PathBuf>,
     whimbrel: Option<PathBuf>,
+    log_level: Option<String>,
+    /// Host and log of every daemon that was started.
+    logs: Mutex<Vec<(String, PathBuf)>>,
     used_captures: Mutex<HashSet<PathBuf>>,
 }
 
@@ -71,6 +76,8 @@ impl Lab {
             seed,
             captures: options.captures,
             whimbrel: options.whimbrel,
+            log_level: options.log_level,
+            logs: Mutex::default(),
             used_captures: Mutex::default(),
         };
         Ok(Self { inner: Arc::new(inner), hosts: Vec::new(), run })
@@ -156,8 +163,18 @@ impl Lab {
         if self.inner.emulator.works() { Ok(()) } else { Err(Error::Usage("the link emulator has died".into())) }
     }
 
-    pub(crate) fn inner(&self) -> &Arc<LabInner> {
-        &self.inner
+    /// Copies logs and files of all hosts to a directory, which is made if it is missing.
+    pub fn keep_files(&self, to: &Path) -> Result<()> {
+        std::fs::create_dir_all(to).map_err(|e| Error::call("mkdir", to.display().to_string(), e))?;
+        for host in &self.hosts {
+            copy_tree(host.dir(), &to.join(host.name()))?;
+        }
+        Ok(())
+    }
+
+    /// Host and log file of every daemon that was started in this lab.
+    pub fn daemon_logs(&self) -> Vec<(String, PathBuf)> {
+        self.inner.logs.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
     }
 }
 
@@ -181,6 +198,14 @@ pub struct Transfer {
 impl LabInner {
     pub(crate) fn whimbrel(&self) -> Option<&Path> {
         self.whimbrel.as_deref()
+    }
+
+    pub(crate) fn log_level(&self) -> Option<&str> {
+        self.log_level.as_deref()
+    }
+
+    pub(crate) fn note_log(&self, host: &str, log: &Path) {
+        self.logs.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push((host.into(), log.into()));
     }
 
     pub(crate) fn connect(&self, a: (&Host, &str), b: (&Host, &str), wire: &Wire) -> Result<Option<Link>> {
@@ -208,6 +233,11 @@ impl LabInner {
         Ok(link)
     }
 
+    /// Takes out the link that this interface is an end of.
+    pub(crate) fn unplug(&self, tap: &crate::host::Tap) {
+        self.emulator.remove_links_of(tap);
+    }
+
     fn capture_path(&self, dir: &Path, link: &str) -> PathBuf {
         let stem = link.replace([':', '–'], "-");
         let mut used = self.used_captures.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -219,4 +249,23 @@ impl LabInner {
         }
         path
     }
+}
+
+/// Copies regular files; sockets, pins and the like have no meaning without their run.
+fn copy_tree(from: &Path, to: &Path) -> Result<()> {
+    let on = |call, path: &Path| {
+        let path = path.display().to_string();
+        move |e| Error::call(call, path, e)
+    };
+    std::fs::create_dir_all(to).map_err(on("mkdir", to))?;
+    for entry in std::fs::read_dir(from).map_err(on("readdir", from))?.flatten() {
+        let (path, target) = (entry.path(), to.join(entry.file_name()));
+        let Ok(kind) = entry.file_type() else { continue };
+        if kind.is_dir() && entry.file_name() != "bpffs" {
+            copy_tree(&path, &target)?;
+        } else if kind.is_file() {
+            std::fs::copy(&path, &target).map_err(on("copy", &path))?;
+        }
+    }
+    Ok(())
 }

@@ -6,6 +6,8 @@
 
 mod campus;
 mod clock;
+mod daemon;
+pub mod demo;
 mod error;
 mod host;
 mod lab;
@@ -13,13 +15,19 @@ mod link;
 mod netns;
 mod network;
 mod process;
+mod programs;
 mod random;
 mod run;
+pub mod scenarios;
 mod sys;
+pub mod traffic;
 mod wait;
+
+use std::path::PathBuf;
 
 pub use campus::{Campus, Gateway, Site, SiteSpec};
 pub use clock::MonoTime;
+pub use daemon::Whimbrel;
 pub use error::{Error, Result};
 pub use host::Host;
 pub use lab::{Lab, Options, Transfer, Wire};
@@ -27,7 +35,16 @@ pub use link::{Counters, Cut, Direction, Frame, Link, Packet, PacketCount, Segme
 pub use netns::Netns;
 pub use network::{Attachment, Join, Leave, Network, NetworkSpec};
 pub use process::{Cmd, Process, cpu_seconds};
+pub use programs::{
+    Download, EchoServer, FlowPair, Iperf, IperfServer, Many, Nginx, PairOptions, Side, SshServer, SshSession,
+};
 pub use random::Random;
 pub use run::{Leftover, clean};
 pub use sys::TcpInfo;
 pub use wait::{wait_for, wait_until};
+
+/// A program in the directory of this one, or one above (test programs lie in a directory of their own).
+fn beside_this_program(name: &str) -> Option<PathBuf> {
+    let me = std::env::current_exe().ok()?;
+    me.ancestors().skip(1).take(2).map(|dir| dir.join(name)).find(|path| path.is_file())
+}

@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use crate::clock::MonoTime;
 use crate::host::Plug;
 use crate::link::{Cut, Link};
-use crate::{Error, Host, Result, Wire};
+use crate::{Error, Host, Result, Wire, wait_for, wait_until};
 
 /// Number of a network's first lease: the gateway has the first address of its prefix.
 const FIRST_LEASE: u32 = 10;
@@ -38,7 +39,8 @@ struct Inner {
 
 #[derive(Debug, Default)]
 struct Leases {
-    by_host: HashMap<String, u32>,
+    /// By host and interface.
+    by_interface: HashMap<(String, String), u32>,
     ports: u32,
 }
 
@@ -174,11 +176,11 @@ impl Network {
         format!("br-{}", self.name())
     }
 
-    /// Number of the host's lease; a host that comes back gets the same again.
-    fn lease(&self, host: &str) -> u32 {
+    /// Number of an interface's lease; one that comes back gets the same again.
+    fn lease(&self, host: &str, interface: &str) -> u32 {
         let mut leases = self.leases();
-        let next = FIRST_LEASE + leases.by_host.len() as u32;
-        *leases.by_host.entry(host.into()).or_insert(next)
+        let next = FIRST_LEASE + leases.by_interface.len() as u32;
+        *leases.by_interface.entry((host.into(), interface.into())).or_insert(next)
     }
 
     fn next_port(&self) -> String {
@@ -192,9 +194,30 @@ impl Network {
     }
 }
 
+/// The router's end of a plugged-in interface.
+pub(crate) struct Port {
+    router: Host,
+    name: String,
+    /// `None`: a veth pair.
+    link: Option<Link>,
+}
+
+impl Port {
+    /// Takes the router's interface away; the other end of a veth pair goes with it.
+    fn remove(self) -> Result<()> {
+        if let Some(link) = &self.link {
+            link.remove();
+        }
+        self.router.ip([format!("link del {}", self.name)])
+    }
+}
+
 impl Host {
     /// Joins a network: plugs the interface in, enters the leased address and default route.
     pub fn join(&self, network: &Network, join: &Join) -> Result<Attachment> {
+        if self.plugs().get(&join.interface).is_some_and(|plug| plug.port.is_some()) {
+            return Err(Error::Usage(format!("{} on {} is plugged in already", join.interface, self.name())));
+        }
         let link = self.plug(network, &join.interface)?;
         self.configure(network, join, link, &[])
     }
@@ -202,13 +225,22 @@ impl Host {
     /// Leaves the network at `from` and joins another with the same interface, in one go: the old address is there until
     /// the new one appears. `join.interface` is not looked at.
     pub fn roam(&self, from: &Attachment, network: &Network, join: &Join) -> Result<Attachment> {
-        let join = Join { interface: from.interface.clone(), ..join.clone() };
-        self.unplug(&join.interface)?;
-        let link = self.plug(network, &join.interface)?;
-        let dev = &join.interface;
+        let dev = &from.interface;
+        let join = Join { interface: dev.clone(), ..join.clone() };
+        if from.link.is_none() {
+            self.leave(from, Leave::Orderly)?;
+            return self.join(network, &join);
+        }
+        // The carrier stays, as it does between access points: the kernel reports its changes up to a second late.
+        let left = self.plugs().get_mut(dev).and_then(|plug| plug.port.take());
+        let link = self.plug(network, dev)?;
         // Another network may have the same gateway with another hardware address.
         let clear = [format!("addr flush dev {dev} scope global"), format!("neigh flush dev {dev}")];
-        self.configure(network, &join, link, &clear)
+        let attachment = self.configure(network, &join, link, &clear)?;
+        if let Some(port) = left {
+            port.remove()?;
+        }
+        Ok(attachment)
     }
 
     /// Leaves a network. The interface stays (unless it is a veth) and can join another.
@@ -227,52 +259,45 @@ impl Host {
         }
     }
 
-    /// Connects the interface to the network's bridge.
+    /// Connects the interface to the network's bridge. A link that it is still plugged in by ends now.
     fn plug(&self, network: &Network, interface: &str) -> Result<Option<Link>> {
-        let port = network.next_port();
+        let name = network.next_port();
         let router = network.router();
-        let loose = self.plugs().remove(interface);
-        if loose.as_ref().is_some_and(|p| p.link.is_some()) {
-            return Err(Error::Usage(format!("{interface} on {} is plugged in already", self.name())));
-        }
-        let plug = match &network.spec().access {
-            Wire::Veth => {
-                self.lab().connect((self, interface), (router, &port), &Wire::Veth)?;
-                Plug { tap: None, link: None }
-            }
-            Wire::Emulated { up, down } => {
-                let tap = match loose.and_then(|p| p.tap) {
-                    Some(tap) => tap,
-                    None => self.tap(interface)?,
-                };
-                let name = format!("{}:{interface}–{}:{port}", self.name(), router.name());
-                let link = self.lab().plug(name, [tap.clone(), router.tap(&port)?], up, down)?;
-                link.carrier(true)?;
-                Plug { tap: Some(tap), link: Some(link) }
-            }
+        let to_bridge = || router.ip([format!("link set {name} master {}", network.bridge())]);
+        let Wire::Emulated { up, down } = &network.spec().access else {
+            self.lab().connect((self, interface), (router, &name), &Wire::Veth)?;
+            to_bridge()?;
+            let port = Some(Port { router: router.clone(), name, link: None });
+            self.plugs().insert(interface.into(), Plug { tap: None, port });
+            return Ok(None);
         };
-        router.ip([format!("link set {port} master {}", network.bridge())])?;
-        let link = plug.link.clone();
-        self.plugs().insert(interface.into(), plug);
-        Ok(link)
+        let loose = self.plugs().get(interface).and_then(|plug| plug.tap.clone());
+        let tap = loose.map_or_else(|| self.tap(interface), Ok)?;
+        let far = router.tap(&name)?;
+        to_bridge()?;
+        let title = format!("{}:{interface}–{}:{name}", self.name(), router.name());
+        self.lab().unplug(&tap);
+        let link = self.lab().plug(title, [tap.clone(), far], up, down)?;
+        link.carrier(true)?;
+        // Until the kernel has noticed, it drops what is sent.
+        wait_until(Duration::from_secs(5), &format!("{} is up", link.name()), || {
+            self.is_running(interface) && router.is_running(&name)
+        })?;
+        let port = Some(Port { router: router.clone(), name, link: Some(link.clone()) });
+        self.plugs().insert(interface.into(), Plug { tap: Some(tap), port });
+        Ok(Some(link))
     }
 
     fn unplug(&self, interface: &str) -> Result<()> {
-        let mut plugs = self.plugs();
-        match plugs.get_mut(interface) {
-            Some(Plug { tap: None, .. }) => {
-                plugs.remove(interface);
-                self.ip([format!("link del {interface}")])
-            }
-            Some(plug) => match plug.link.take() {
-                Some(link) => {
-                    link.remove();
-                    link.carrier(false)
-                }
-                None => Ok(()),
-            },
-            None => Err(Error::Usage(format!("{interface} on {} has joined no network", self.name()))),
+        let (tap, port) = match self.plugs().get_mut(interface) {
+            Some(plug) => (plug.tap.clone(), plug.port.take()),
+            None => return Err(Error::Usage(format!("{interface} on {} has joined no network", self.name()))),
+        };
+        let Some(port) = port else { return Ok(()) };
+        if let (Some(_), Some(link)) = (tap, &port.link) {
+            link.carrier(false)?;
         }
+        port.remove()
     }
 
     /// Runs the commands in `first`, then enters addresses and routes, all in one batch.
@@ -280,7 +305,7 @@ impl Host {
         let spec = network.spec();
         let dev = &join.interface;
         let metric = join.metric;
-        let lease = network.lease(self.name());
+        let lease = network.lease(self.name(), dev);
         let v4 = spec.v4.filter(|_| join.v4).map(|(gateway, len)| {
             (join.address_v4.unwrap_or_else(|| Ipv4Addr::from(u32::from(gateway) - 1 + lease)), gateway, len)
         });
@@ -292,6 +317,9 @@ impl Host {
             self.sysctl("net.ipv6.conf.all.accept_dad", "1")?;
             self.sysctl(&format!("net.ipv6.conf.{dev}.accept_dad"), "1")?;
         }
+        // A client announces a new address; here the router forgets who had it before.
+        let forget = v4.map(|v| IpAddr::V4(v.0)).into_iter().chain(v6.map(|v| IpAddr::V6(v.0)));
+        network.router().ip(forget.map(|address| format!("neigh flush to {address} dev {}", network.bridge())))?;
         let mut batch = first.to_vec();
         if let Some((address, _, len)) = v4 {
             batch.push(format!("addr add {address}/{len} dev {dev}"));
@@ -311,7 +339,7 @@ impl Host {
         let started_at = MonoTime::now();
         self.ip(batch)?;
         if join.dad {
-            crate::wait_for(std::time::Duration::from_secs(10), "duplicate address detection ends", || {
+            wait_for(Duration::from_secs(10), "duplicate address detection ends", || {
                 Ok(self.ip_output(&format!("-6 addr show dev {dev} tentative"))?.trim().is_empty().then_some(()))
             })?;
         }

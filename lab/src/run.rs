@@ -156,7 +156,31 @@ fn remove_run(id: &str) {
     for name in &namespaces {
         netns::remove(name);
     }
+    unmount_below(&Path::new(RUNS_DIR).join(id));
     let _ = fs::remove_dir_all(Path::new(RUNS_DIR).join(id));
+    remove_pins(id);
+}
+
+/// A killed daemon leaves the bpffs that it mounted in its run directory.
+fn unmount_below(dir: &Path) {
+    let Ok(mounts) = fs::read_to_string("/proc/self/mounts") else { return };
+    for mount in mounts.lines().filter_map(|line| line.split_whitespace().nth(1)) {
+        if Path::new(mount).starts_with(dir) {
+            let _ = rustix::mount::unmount(mount, rustix::mount::UnmountFlags::DETACH);
+        }
+    }
+}
+
+/// Where the machine has a bpffs, a killed daemon leaves its pins there, in a directory named after its run directory
+/// (`/` is written `_2f`).
+fn remove_pins(id: &str) {
+    let Ok(entries) = fs::read_dir("/sys/fs/bpf/whimbrel") else { return };
+    let ours = format!("{RUNS_DIR}/{id}/").replace('/', "_2f");
+    for entry in entries.flatten() {
+        if entry.file_name().to_string_lossy().starts_with(&ours) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
 }
 
 /// Starts, once in a process, the thread that cleans up and ends the process on SIGINT, SIGTERM and SIGHUP.

@@ -28,6 +28,17 @@ struct IfReq {
     pad: [u8; 22],
 }
 
+impl IfReq {
+    fn new(name: &str, flags: libc::c_short) -> io::Result<Self> {
+        let mut req = Self { name: [0; libc::IFNAMSIZ], flags, pad: [0; 22] };
+        if name.len() >= libc::IFNAMSIZ {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "interface name longer than 15 bytes"));
+        }
+        req.name[..name.len()].copy_from_slice(name.as_bytes());
+        Ok(req)
+    }
+}
+
 /// Opens a TAP interface in the calling thread's network namespace: no vnet header, so the kernel segments and
 /// checksums every packet before it is handed out. Non-blocking; the interface goes with the descriptor.
 pub(crate) fn open_tap(name: &str) -> io::Result<OwnedFd> {
@@ -36,14 +47,21 @@ pub(crate) fn open_tap(name: &str) -> io::Result<OwnedFd> {
         .write(true)
         .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
         .open("/dev/net/tun")?;
-    let mut req = IfReq { name: [0; libc::IFNAMSIZ], flags: (libc::IFF_TAP | libc::IFF_NO_PI) as _, pad: [0; 22] };
-    if name.len() >= libc::IFNAMSIZ {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "interface name longer than 15 bytes"));
-    }
-    req.name[..name.len()].copy_from_slice(name.as_bytes());
+    let mut req = IfReq::new(name, (libc::IFF_TAP | libc::IFF_NO_PI) as _)?;
     // SAFETY: TUNSETIFF reads and writes one ifreq (40 bytes on 64-bit), which `req` is, and keeps no pointer.
     match unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF as _, &raw mut req) } {
         0 => Ok(file.into()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// IFF_RUNNING of an interface in the calling thread's network namespace.
+pub(crate) fn interface_running(name: &str) -> io::Result<bool> {
+    let socket = std::net::UdpSocket::bind((std::net::Ipv4Addr::UNSPECIFIED, 0))?;
+    let mut req = IfReq::new(name, 0)?;
+    // SAFETY: SIOCGIFFLAGS reads and writes one ifreq, which `req` is, and keeps no pointer.
+    match unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFFLAGS as _, &raw mut req) } {
+        0 => Ok(i32::from(req.flags) & libc::IFF_RUNNING != 0),
         _ => Err(io::Error::last_os_error()),
     }
 }
@@ -178,4 +196,19 @@ pub(crate) fn catch_signals() -> io::Result<OwnedFd> {
         }
     }
     Ok(read)
+}
+
+/// SO_BINDTODEVICE.
+pub(crate) fn bind_to_device(socket: impl AsFd, device: &str) -> io::Result<()> {
+    // SAFETY: the kernel reads `len` bytes of the name, which outlive the call; it needs no terminating zero.
+    let r = unsafe {
+        libc::setsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_BINDTODEVICE,
+            device.as_ptr().cast(),
+            device.len() as libc::socklen_t,
+        )
+    };
+    if r == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

@@ -19,10 +19,8 @@ use crate::{Error, Result, sys};
 
 /// Frames read from one interface before others get their turn.
 const BATCH: usize = 64;
-/// Room for a frame: the MTU of an emulated link is at most [`MAX_MTU`].
+/// Room for a frame. The MTU of an emulated link is 1500; a larger one, up to 2000, would do as well.
 const FRAME_ROOM: usize = 2048;
-/// Largest MTU of an emulated link.
-pub(crate) const MAX_MTU: u32 = 2000;
 
 /// Runs the links of a lab. Dropping it ends the thread and with it all links.
 pub(crate) struct Emulator {
@@ -78,6 +76,14 @@ impl Emulator {
         lock(&shared.links).push(state.clone());
         shared.changed();
         Link { state, emulator: shared.clone() }
+    }
+
+    /// Takes out the links that this interface is an end of.
+    pub(crate) fn remove_links_of(&self, tap: &Arc<OwnedFd>) {
+        let links = lock(&self.shared.links).clone();
+        for state in links.into_iter().filter(|l| l.taps.iter().any(|t| Arc::ptr_eq(t, tap))) {
+            Link { state, emulator: self.shared.clone() }.remove();
+        }
     }
 
     /// False once the thread has died of a panic in an observer or hook.
@@ -247,7 +253,8 @@ fn deliver(link: &LinkState, direction: Direction, pool: &mut Vec<Vec<u8>>) {
             // EIO: the interface is down; EBADFD: it is gone.
             Err(_) => lane.pipe.counters.refused += 1,
         }
-        if pool.len() < 4 * BATCH {
+        // A duplicate has room for itself only.
+        if pool.len() < 4 * BATCH && frame.capacity() >= FRAME_ROOM {
             frame.clear();
             pool.push(frame);
         }

@@ -103,6 +103,17 @@ pub struct Counters {
     pub refused: u64,
     /// Largest number of frames that waited for the rate.
     pub longest_queue: u64,
+    /// Sum over all frames of how much later than due they were delivered, ns: the emulator's own error.
+    pub late_ns: u64,
+    /// The largest such error.
+    pub latest_ns: u64,
+}
+
+impl Counters {
+    /// Mean error of the delivery times.
+    pub fn mean_lateness(&self) -> Duration {
+        Duration::from_nanos(self.late_ns / self.delivered.max(1))
+    }
 }
 
 /// One direction of a link. Times are nanoseconds of any monotonic clock.
@@ -181,9 +192,9 @@ impl Pipe {
     /// The next frame that is due at `now`.
     pub(crate) fn poll_frame(&mut self, now: u64) -> Option<Vec<u8>> {
         self.transmit(now);
-        if self.flying.front()?.0 > now {
-            return None;
-        }
+        let late = now.checked_sub(self.flying.front()?.0)?;
+        self.counters.late_ns += late;
+        self.counters.latest_ns = self.counters.latest_ns.max(late);
         self.flying.pop_front().map(|(_, frame)| frame)
     }
 

@@ -1,0 +1,211 @@
+//! Whimbrel daemons in hosts, driven by the same commands that users type.
+
+use std::fs;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use whimbrel_ipc::{Connection, ConnectionState, EventRecord, Peer, Reply, Status, reply_from_line};
+
+use crate::{Error, FlowPair, Host, Process, Result, expect, wait_for};
+
+/// How long a daemon may take to be ready or to end.
+const READY: Duration = Duration::from_secs(20);
+
+/// A daemon on a host. Its run and state directory live as long as the lab, so that it can be killed and started again.
+#[derive(Debug)]
+pub struct Whimbrel {
+    host: Host,
+    binary: PathBuf,
+    process: Process,
+    dir: PathBuf,
+    configured: bool,
+}
+
+impl Host {
+    /// Starts a daemon with no configuration but the lab's log level, and waits until it is ready.
+    pub fn whimbrel(&self) -> Result<Whimbrel> {
+        self.whimbrel_with("")
+    }
+
+    /// Starts a daemon with this configuration (whimbrel.toml), and waits until it is ready.
+    pub fn whimbrel_with(&self, config: &str) -> Result<Whimbrel> {
+        let dir = self.dir().join(self.unique_label("whimbrel"));
+        let path = dir.join("whimbrel.toml");
+        fs::create_dir(&dir).map_err(|e| Error::call("mkdir", dir.display().to_string(), e))?;
+        let level = self.lab().log_level().map(|level| format!("log = \"{level}\"\n"));
+        let text = level.unwrap_or_default() + config;
+        let configured = !text.is_empty();
+        if configured {
+            fs::write(&path, text).map_err(|e| Error::call("write", path.display().to_string(), e))?;
+        }
+        let binary = whimbrel_binary(self.lab().whimbrel())?;
+        let process = launch(self, &binary, &dir, configured)?;
+        let mut daemon = Whimbrel { host: self.clone(), binary, process, dir, configured };
+        daemon.wait_ready()?;
+        Ok(daemon)
+    }
+}
+
+fn launch(host: &Host, binary: &Path, dir: &Path, configured: bool) -> Result<Process> {
+    let mut command = host.command(binary).arg("--run-dir").arg(dir.join("run")).arg("up");
+    command = command.arg("--state-dir").arg(dir.join("state")).label("whimbrel");
+    if configured {
+        command = command.arg("--config").arg(dir.join("whimbrel.toml"));
+    }
+    let process = command.spawn()?;
+    host.lab().note_log(host.name(), process.err_path());
+    Ok(process)
+}
+
+impl Whimbrel {
+    /// Its host.
+    pub fn host(&self) -> &Host {
+        &self.host
+    }
+
+    /// Its process.
+    pub fn process(&mut self) -> &mut Process {
+        &mut self.process
+    }
+
+    /// `whimbrel --run-dir …` with these arguments: its standard output, or an error if it fails.
+    pub fn cli(&self, args: &[&str]) -> Result<String> {
+        self.host.command(&self.binary).arg("--run-dir").arg(self.dir.join("run")).args(args).run()
+    }
+
+    /// A reading command with `--json`: its replies, one for each line.
+    pub fn json(&self, args: &[&str]) -> Result<Vec<Reply>> {
+        let text = self.cli(&[args, &["--json"]].concat())?;
+        let parse = |line: &str| {
+            reply_from_line(line).map_err(|_| Error::Output {
+                program: format!("whimbrel {}", args.join(" ")),
+                expected: "JSON of the schema in docs/json.md",
+                got: line.chars().take(300).collect(),
+            })
+        };
+        text.lines().map(parse).collect()
+    }
+
+    fn ask<T>(&self, args: &[&str], pick: impl Fn(Reply) -> Option<T>) -> Result<T> {
+        self.json(args)?.into_iter().find_map(pick).ok_or_else(|| Error::Output {
+            program: format!("whimbrel {}", args.join(" ")),
+            expected: "the reply that belongs to it",
+            got: String::new(),
+        })
+    }
+
+    /// `whimbrel status`.
+    pub fn status(&self) -> Result<Status> {
+        self.ask(&["status"], |reply| if let Reply::Status(status) = reply { Some(*status) } else { None })
+    }
+
+    /// `whimbrel connections`.
+    pub fn connections(&self) -> Result<Vec<Connection>> {
+        self.ask(&["connections"], |reply| if let Reply::Connections(list) = reply { Some(list) } else { None })
+    }
+
+    /// `whimbrel peers`.
+    pub fn peers(&self) -> Result<Vec<Peer>> {
+        self.ask(&["peers"], |reply| if let Reply::Peers(list) = reply { Some(list) } else { None })
+    }
+
+    /// `whimbrel paths`.
+    pub fn paths(&self) -> Result<Vec<whimbrel_ipc::Path>> {
+        self.ask(&["paths"], |reply| if let Reply::Paths(list) = reply { Some(list) } else { None })
+    }
+
+    /// `whimbrel events --since NUMBER`.
+    pub fn events(&self, since: u64) -> Result<Vec<EventRecord>> {
+        let replies = self.json(&["events", "--since", &since.to_string()])?;
+        Ok(replies.into_iter().filter_map(|r| if let Reply::Event(event) = r { Some(event) } else { None }).collect())
+    }
+
+    /// `whimbrel handoff --to ADDRESS`.
+    pub fn handoff(&self, to: Option<IpAddr>) -> Result<String> {
+        match to {
+            Some(to) => self.cli(&["handoff", "--to", &to.to_string()]),
+            None => self.cli(&["handoff"]),
+        }
+    }
+
+    /// The connection whose own end is `local` and whose far end is `remote`, as this host's socket has them.
+    pub fn connection(&self, local: SocketAddr, remote: SocketAddr) -> Result<Option<Connection>> {
+        Ok(self.connections()?.into_iter().find(|c| c.flow.local == local && c.flow.remote == remote))
+    }
+
+    /// Waits until the pair's connection is introduced, seen from the client's daemon.
+    pub fn wait_introduced(&self, pair: &FlowPair, timeout: Duration) -> Result<Connection> {
+        self.wait_connection(pair.local(), pair.peer(), timeout, "introduced", |c| {
+            matches!(c.state, ConnectionState::Native | ConnectionState::Moved)
+        })
+    }
+
+    /// Waits until `good` says yes to a connection.
+    pub fn wait_connection(
+        &self,
+        local: SocketAddr,
+        remote: SocketAddr,
+        timeout: Duration,
+        what: &str,
+        good: impl Fn(&Connection) -> bool,
+    ) -> Result<Connection> {
+        let what = format!("connection {local} -> {remote} on {} is {what}", self.host.name());
+        let mut last = None;
+        let result = wait_for(timeout, &what, || {
+            let found = self.connection(local, remote)?;
+            let accepted = found.clone().filter(|c| good(c));
+            last = found;
+            Ok(accepted)
+        });
+        result.map_err(|e| match e {
+            Error::Timeout { what, after, .. } => Error::Timeout { what, after, last: format!("; it is {last:?}") },
+            e => e,
+        })
+    }
+
+    /// Waits until an event of this kind with a number above `since` has come.
+    pub fn wait_event(&self, kind: &str, since: u64, timeout: Duration) -> Result<EventRecord> {
+        wait_for(timeout, &format!("event {kind} on {}", self.host.name()), || {
+            Ok(self.events(since)?.into_iter().find(|event| event.kind == kind))
+        })
+    }
+
+    /// Kills it with SIGKILL.
+    pub fn kill(&mut self) -> Result<()> {
+        self.process.kill()
+    }
+
+    /// Starts it again, after [`Whimbrel::kill`] or [`Whimbrel::stop`], and waits until it is ready.
+    pub fn restart(&mut self) -> Result<()> {
+        self.process.kill()?;
+        self.process = launch(&self.host, &self.binary, &self.dir, self.configured)?;
+        self.wait_ready()
+    }
+
+    /// Asks it to end and waits for that.
+    pub fn stop(&mut self) -> Result<()> {
+        let status = self.process.terminate(READY)?;
+        expect!(status.success(), "the daemon on {} ended with {status}", self.host.name());
+        Ok(())
+    }
+
+    fn wait_ready(&mut self) -> Result<()> {
+        let what = format!("whimbrel status on {} says ready", self.host.name());
+        wait_for(READY, &what, || {
+            expect!(self.process.is_running(), "the daemon on {} ended: {}", self.host.name(), self.process.stderr());
+            Ok(self.cli(&["status"]).is_ok().then_some(()))
+        })
+    }
+}
+
+fn whimbrel_binary(given: Option<&Path>) -> Result<PathBuf> {
+    if let Some(path) = given {
+        return Ok(path.to_owned());
+    }
+    if let Some(path) = std::env::var_os("WHIMBREL_BIN") {
+        return Ok(path.into());
+    }
+    crate::beside_this_program("whimbrel")
+        .ok_or_else(|| Error::Usage("whimbrel is not beside this program: build it, or give --whimbrel PATH".into()))
+}

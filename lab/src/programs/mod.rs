@@ -1,0 +1,11 @@
+//! Real programs inside hosts: the lab's own traffic programs, and nginx, curl, OpenSSH, iperf3.
+
+mod http;
+mod iperf;
+mod ssh;
+mod traffic;
+
+pub use self::http::{Download, Nginx};
+pub use self::iperf::{Iperf, IperfServer};
+pub use self::ssh::{SshServer, SshSession};
+pub use self::traffic::{EchoServer, FlowPair, Many, PairOptions, Side};

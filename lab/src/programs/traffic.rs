@@ -1,0 +1,351 @@
+//! Handles on the programs of [`crate::traffic`].
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::traffic::{BenchReport, EchoReport, FlowStatus, Line};
+use crate::{Error, Host, MonoTime, Process, Result, expect, wait_for};
+
+/// How long a traffic program may take to answer a command.
+const ANSWER: Duration = Duration::from_secs(20);
+/// Time for a connection to be made, long enough for some lost SYNs.
+const CONNECT: Duration = Duration::from_secs(40);
+
+/// A running traffic program.
+#[derive(Debug)]
+struct Program(Process);
+
+impl Program {
+    fn start(host: &Host, role: &str, args: &[String]) -> Result<Self> {
+        let command = host.command(lab_binary()?).arg("traffic").arg(role).args(args).label(role);
+        Ok(Self(command.spawn()?))
+    }
+
+    fn next(&mut self, what: &str, timeout: Duration) -> Result<Line> {
+        let line = self.0.wait_line(timeout, what, |line| Some(line.to_owned()))?;
+        match serde_json::from_str(&line) {
+            Ok(Line::Failed { error }) => Err(Error::Expectation(format!("{what}: {error}"))),
+            Ok(line) => Ok(line),
+            Err(_) => Err(wrong(what, &line)),
+        }
+    }
+
+    fn ask(&mut self, command: &str, timeout: Duration) -> Result<Line> {
+        self.0.send_line(command)?;
+        self.next(command, timeout)
+    }
+}
+
+fn wrong(what: &str, got: &str) -> Error {
+    let got = got.chars().take(200).collect();
+    Error::Output { program: what.into(), expected: "an answer to its command", got }
+}
+
+/// Where the `whimbrel-lab` binary is: `WHIMBREL_LAB_BIN`, this program itself, or beside it (or one directory up, for
+/// test programs).
+fn lab_binary() -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os("WHIMBREL_LAB_BIN") {
+        return Ok(path.into());
+    }
+    crate::beside_this_program("whimbrel-lab")
+        .ok_or_else(|| Error::Usage("whimbrel-lab is not beside this program: build it or set WHIMBREL_LAB_BIN".into()))
+}
+
+/// Which end of a pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// The end that connected.
+    Client,
+    /// The end that was connected to.
+    Server,
+}
+
+/// Options of a pair.
+#[derive(Clone, Debug, Default)]
+pub struct PairOptions {
+    /// Bits a second from client to server; 0: nothing; `None`: as fast as it goes.
+    pub up: Option<u64>,
+    /// Bits a second from server to client.
+    pub down: Option<u64>,
+    /// Port of the server; 0: 7000, or the next ports for later pairs with the same server.
+    pub port: u16,
+    /// Source address and port of the client.
+    pub bind: Option<SocketAddr>,
+    /// Interface that the client binds its socket to.
+    pub device: Option<String>,
+}
+
+impl PairOptions {
+    /// This rate in both directions, bits a second.
+    pub fn rate(bits: u64) -> Self {
+        Self { up: Some(bits), down: Some(bits), ..Self::default() }
+    }
+
+    /// A download at this rate, and 100 kbit/s the other way.
+    pub fn download(bits: Option<u64>) -> Self {
+        Self { up: Some(100_000), down: bits, ..Self::default() }
+    }
+}
+
+/// Two processes with one connection between them: a TCP stream checked byte for byte in both directions, or numbered
+/// datagrams between connected UDP sockets.
+#[derive(Debug)]
+pub struct FlowPair {
+    client: Program,
+    server: Program,
+    udp: bool,
+    local: SocketAddr,
+    peer: SocketAddr,
+    seen_by_server: SocketAddr,
+}
+
+impl FlowPair {
+    /// Opens a TCP connection from `client` to `address` on `server`.
+    pub fn tcp(client: &Host, server: &Host, address: IpAddr, options: &PairOptions) -> Result<Self> {
+        Self::open(client, server, address, options, false)
+    }
+
+    /// Opens a UDP pair; the first datagrams have been exchanged when this returns.
+    pub fn udp(client: &Host, server: &Host, address: IpAddr, options: &PairOptions) -> Result<Self> {
+        Self::open(client, server, address, options, true)
+    }
+
+    fn open(client: &Host, server: &Host, address: IpAddr, options: &PairOptions, udp: bool) -> Result<Self> {
+        let kind = if udp { "udp" } else { "stream" };
+        let port = if options.port == 0 { server.next_port() } else { options.port };
+        let to = SocketAddr::new(address, port);
+        let common = |rate: Option<u64>| {
+            let rate = rate.map(|r| format!("--rate={r}"));
+            rate.into_iter().chain([format!("--seed={port}")]).collect::<Vec<_>>()
+        };
+        let args = [vec![format!("--listen={to}")], common(options.down)].concat();
+        let mut server = Program::start(server, &format!("{kind}-server"), &args)?;
+        server.next("the server listens", ANSWER)?;
+        let mut args = [vec![format!("--connect={to}")], common(options.up)].concat();
+        args.extend(options.bind.map(|bind| format!("--bind={bind}")));
+        args.extend(options.device.iter().map(|device| format!("--device={device}")));
+        let mut client = Program::start(client, &format!("{kind}-client"), &args)?;
+        let connected = |line: Line| match line {
+            Line::Connected { local, peer } => Ok((local, peer)),
+            other => Err(wrong("connecting", &format!("{other:?}"))),
+        };
+        let (local, peer) = connected(client.next("the client connects", CONNECT)?)?;
+        let (_, seen_by_server) = connected(server.next("the server accepts", CONNECT)?)?;
+        Ok(Self { client, server, udp, local, peer, seen_by_server })
+    }
+
+    /// Own address of the client's socket.
+    pub fn local(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// Address that the client connected to.
+    pub fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// The client's address as the server's socket has it: different behind a NAT.
+    pub fn seen_by_server(&self) -> SocketAddr {
+        self.seen_by_server
+    }
+
+    /// The process at one end.
+    pub fn process(&mut self, side: Side) -> &mut Process {
+        &mut self.end(side).0
+    }
+
+    fn end(&mut self, side: Side) -> &mut Program {
+        match side {
+            Side::Client => &mut self.client,
+            Side::Server => &mut self.server,
+        }
+    }
+
+    /// State of one end.
+    pub fn status(&mut self, side: Side) -> Result<FlowStatus> {
+        match self.end(side).ask("status", ANSWER)? {
+            Line::Status(status) => Ok(status),
+            other => Err(wrong("status", &format!("{other:?}"))),
+        }
+    }
+
+    /// Fails if either end saw an error or a wrong byte.
+    pub fn check(&mut self) -> Result<[FlowStatus; 2]> {
+        let both = [self.status(Side::Client)?, self.status(Side::Server)?];
+        for (status, end) in both.iter().zip(["client", "server"]) {
+            expect!(status.differs_at.is_none(), "{end} received a wrong byte at {:?}", status.differs_at);
+            expect!(
+                self.udp || status.error.is_none(),
+                "{end}'s socket failed: {}",
+                status.error.as_deref().unwrap_or("")
+            );
+        }
+        Ok(both)
+    }
+
+    /// Waits until each end that the other one sends to has received `more` bytes (datagrams) from now on. At most `timeout`.
+    pub fn wait_progress(&mut self, more: u64, timeout: Duration) -> Result<()> {
+        self.wait_progress_of(&[Side::Client, Side::Server], more, timeout)
+    }
+
+    /// The same for the ends named.
+    pub fn wait_progress_of(&mut self, receivers: &[Side], more: u64, timeout: Duration) -> Result<()> {
+        let mut wanted = Vec::new();
+        for side in receivers {
+            wanted.push((*side, self.status(*side)?.received + more));
+        }
+        let mut last = Vec::new();
+        let result = wait_for(timeout, &format!("{more} more bytes or datagrams arrive at {receivers:?}"), || {
+            last.clear();
+            let mut done = true;
+            for (side, goal) in &wanted {
+                let received = self.status(*side)?.received;
+                done &= received >= *goal;
+                last.push(format!("{side:?} has {received} of {goal}"));
+            }
+            self.check()?;
+            Ok(done.then_some(()))
+        });
+        result.map_err(|e| match e {
+            Error::Timeout { what, after, .. } => {
+                Error::Timeout { what, after, last: format!("; {}", last.join(", ")) }
+            }
+            e => e,
+        })
+    }
+
+    /// Times and sizes (datagram: numbers) of what one end received from `from` on.
+    pub fn arrivals(&mut self, side: Side, from: MonoTime) -> Result<Vec<(MonoTime, u64)>> {
+        match self.end(side).ask(&format!("arrivals {}", from.0), ANSWER)? {
+            Line::Arrivals { list } => Ok(list.into_iter().map(|(t, n)| (MonoTime(t), n)).collect()),
+            other => Err(wrong("arrivals", &format!("{other:?}"))),
+        }
+    }
+
+    /// When the first byte at or after `from` arrived.
+    pub fn first_arrival(&mut self, side: Side, from: MonoTime) -> Result<Option<MonoTime>> {
+        Ok(self.arrivals(side, from)?.first().map(|a| a.0))
+    }
+
+    /// The longest time without a byte that ended at or after `from`.
+    pub fn longest_gap(&mut self, side: Side, from: MonoTime) -> Result<Duration> {
+        // The arrival before `from` begins the first gap; a second is further back than any sender of a scenario pauses.
+        let since = MonoTime(from.0.saturating_sub(1_000_000_000));
+        let arrivals = self.arrivals(side, since)?;
+        let gaps = arrivals.windows(2).filter(|w| w[1].0 >= from).map(|w| w[1].0 - w[0].0);
+        Ok(gaps.max().unwrap_or_default())
+    }
+
+    /// Changes what one end sends, bits a second; `None`: as fast as it goes.
+    pub fn set_rate(&mut self, side: Side, rate: Option<u64>) -> Result<()> {
+        let command = rate.map_or("rate".into(), |r| format!("rate {r}"));
+        self.end(side).ask(&command, ANSWER).map(drop)
+    }
+
+    /// Lets both ends finish sending, and checks that all that was sent has arrived, byte for byte. Only for TCP.
+    pub fn finish(mut self, timeout: Duration) -> Result<[FlowStatus; 2]> {
+        for side in [Side::Client, Side::Server] {
+            self.end(side).ask("finish", ANSWER)?;
+        }
+        let what = "both ends have seen the end of the stream";
+        let [client, server] = wait_for(timeout, what, || {
+            let both = self.check()?;
+            Ok(both.iter().all(|s| s.ended && s.finished).then_some(both))
+        })?;
+        expect!(server.received == client.sent, "server has {} of {} bytes", server.received, client.sent);
+        expect!(client.received == server.sent, "client has {} of {} bytes", client.received, server.sent);
+        Ok([client, server])
+    }
+}
+
+/// A server that echoes on any number of connections.
+#[derive(Debug)]
+pub struct EchoServer {
+    program: Program,
+    address: SocketAddr,
+}
+
+impl EchoServer {
+    /// Starts it on this address.
+    pub fn start(host: &Host, address: IpAddr) -> Result<Self> {
+        let address = SocketAddr::new(address, host.next_port());
+        let mut program = Program::start(host, "echo-server", &[format!("--listen={address}")])?;
+        program.next("the echo server listens", ANSWER)?;
+        Ok(Self { program, address })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Its process.
+    pub fn process(&mut self) -> &mut Process {
+        &mut self.program.0
+    }
+
+    /// Measures requests a second from `client`, one byte each way on one connection.
+    pub fn requests(&self, client: &Host, duration: Duration) -> Result<BenchReport> {
+        self.measure(client, "requests", duration)
+    }
+
+    /// Measures connections a second from `client`.
+    pub fn connections(&self, client: &Host, duration: Duration) -> Result<BenchReport> {
+        self.measure(client, "connections", duration)
+    }
+
+    fn measure(&self, client: &Host, role: &str, duration: Duration) -> Result<BenchReport> {
+        let args = [format!("--connect={}", self.address), format!("--milliseconds={}", duration.as_millis())];
+        match Program::start(client, role, &args)?.next(role, duration + CONNECT)? {
+            Line::Bench(report) => Ok(report),
+            other => Err(wrong(role, &format!("{other:?}"))),
+        }
+    }
+}
+
+/// A process with many connections to an echo server.
+#[derive(Debug)]
+pub struct Many {
+    program: Program,
+    /// How many connections were opened.
+    pub count: usize,
+    /// How long that took, seconds.
+    pub opened_in: f64,
+}
+
+impl Many {
+    /// Opens `count` connections (at most about 19,000 in one process).
+    pub fn open(client: &Host, server: &EchoServer, count: usize) -> Result<Self> {
+        let args = [format!("--connect={}", server.address), format!("--count={count}")];
+        let mut program = Program::start(client, "many", &args)?;
+        match program.next("all connections are open", Duration::from_secs(120))? {
+            Line::Opened { count, seconds } => Ok(Self { program, count, opened_in: seconds }),
+            other => Err(wrong("many", &format!("{other:?}"))),
+        }
+    }
+
+    /// Sends a byte on each connection and waits until all are back, at most for `timeout`.
+    pub fn echo(&mut self, timeout: Duration) -> Result<EchoReport> {
+        self.start_echo(timeout)?;
+        self.finish_echo(timeout)
+    }
+
+    /// Sends a byte on each connection. [`Many::finish_echo`] gives the result.
+    pub fn start_echo(&mut self, timeout: Duration) -> Result<()> {
+        self.program.0.send_line(&format!("echo {}", timeout.as_millis()))
+    }
+
+    /// See [`Many::start_echo`].
+    pub fn finish_echo(&mut self, timeout: Duration) -> Result<EchoReport> {
+        match self.program.next("the echoes are back", timeout + ANSWER)? {
+            Line::Echo(report) => Ok(report),
+            other => Err(wrong("echo", &format!("{other:?}"))),
+        }
+    }
+
+    /// Its process.
+    pub fn process(&mut self) -> &mut Process {
+        &mut self.program.0
+    }
+}

@@ -1,0 +1,53 @@
+//! Scenarios: a topology, programs, something that happens, and what must be so afterwards.
+
+mod lab_itself;
+
+use crate::{Lab, Result};
+
+/// A scenario by name.
+#[derive(Clone, Copy)]
+pub struct Scenario {
+    /// How it is called on the command line.
+    pub name: &'static str,
+    /// What happens and what must be so, in one sentence.
+    pub description: &'static str,
+    /// False for those that try the lab alone.
+    pub needs_daemon: bool,
+    /// Does it; an error if something is not as it must be.
+    pub run: fn(&mut Lab) -> Result<()>,
+}
+
+impl std::fmt::Debug for Scenario {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Scenario({})", self.name)
+    }
+}
+
+/// All scenarios, in the order in which they are run.
+pub fn all() -> impl Iterator<Item = &'static Scenario> {
+    [lab_itself::SCENARIOS].into_iter().flatten()
+}
+
+/// The scenario with this name.
+pub fn find(name: &str) -> Option<&'static Scenario> {
+    all().find(|scenario| scenario.name == name)
+}
+
+/// Shorthand for the tables of scenarios.
+const fn scenario(name: &'static str, description: &'static str, run: fn(&mut Lab) -> Result<()>) -> Scenario {
+    Scenario { name, description, needs_daemon: true, run }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_typeable() {
+        let names: Vec<_> = all().map(|s| s.name).collect();
+        for (i, name) in names.iter().enumerate() {
+            assert!(name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-'), "{name}");
+            assert!(!names[..i].contains(name), "{name} twice");
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! Many TCP connections in one process, and the server that echoes on them.
+
+use std::collections::HashMap;
+use std::io::{self, BufRead, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use serde::{Deserialize, Serialize};
+
+use super::{Line, print};
+use crate::{Error, MonoTime, Result};
+
+/// Answers of all connections to one round of `echo`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct EchoReport {
+    /// When the round began.
+    pub started: Option<MonoTime>,
+    /// Microseconds from then until each connection had its byte back; `None`: not in time, or closed.
+    pub answered_us: Vec<Option<u64>>,
+    /// Connections that the kernel ended.
+    pub closed: usize,
+}
+
+impl EchoReport {
+    /// Connections that answered.
+    pub fn answered(&self) -> usize {
+        self.answered_us.iter().flatten().count()
+    }
+
+    /// The slowest answer.
+    pub fn slowest(&self) -> Option<Duration> {
+        self.answered_us.iter().flatten().max().map(|us| Duration::from_micros(*us))
+    }
+}
+
+const EVENTS: usize = 1024;
+const LISTENER: u64 = u64::MAX;
+
+/// epoll(7) with our errors.
+struct Epoll {
+    fd: rustix::fd::OwnedFd,
+    events: Vec<epoll::Event>,
+}
+
+impl Epoll {
+    fn new() -> Result<Self> {
+        let fd = epoll::create(CreateFlags::CLOEXEC).map_err(|e| Error::call("epoll_create1", "connections", e))?;
+        Ok(Self { fd, events: Vec::with_capacity(EVENTS) })
+    }
+
+    fn add(&self, socket: impl AsFd, number: u64) -> Result<()> {
+        epoll::add(&self.fd, socket, EventData::new_u64(number), EventFlags::IN | EventFlags::RDHUP)
+            .map_err(|e| Error::call("epoll_ctl", format!("connection {number}"), e))
+    }
+
+    /// Numbers of the sockets that can be read.
+    fn wait(&mut self, timeout: Duration) -> Result<Vec<u64>> {
+        self.events.clear();
+        let timeout =
+            rustix::time::Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: i64::from(timeout.subsec_nanos()) };
+        match epoll::wait(&self.fd, rustix::buffer::spare_capacity(&mut self.events), Some(&timeout)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(self.events.iter().map(|e| e.data.u64()).collect()),
+            Err(e) => Err(Error::call("epoll_wait", "connections", e)),
+        }
+    }
+}
+
+pub(super) fn serve(listen: SocketAddr) -> Result<()> {
+    let on = |e| Error::call("listen", listen.to_string(), e);
+    let listener = TcpListener::bind(listen).map_err(on)?;
+    listener.set_nonblocking(true).map_err(on)?;
+    // A longer queue than std's 128: thousands of clients connect at once.
+    rustix::net::listen(&listener, 8192).map_err(|e| on(e.into()))?;
+    let mut epoll = Epoll::new()?;
+    epoll.add(&listener, LISTENER)?;
+    end_with_stdin();
+    print(&Line::Listening { address: listener.local_addr().map_err(on)? });
+    let mut connections = HashMap::new();
+    let mut next = 0;
+    let mut buffer = [0u8; 4096];
+    loop {
+        for number in epoll.wait(Duration::from_secs(3600))? {
+            if number == LISTENER {
+                while let Ok((stream, _)) = listener.accept() {
+                    if stream.set_nonblocking(true).is_ok() && stream.set_nodelay(true).is_ok() {
+                        epoll.add(&stream, next)?;
+                        connections.insert(next, stream);
+                        next += 1;
+                    }
+                }
+                continue;
+            }
+            let Some(mut stream) = connections.get(&number) else { continue };
+            let keep = match stream.read(&mut buffer) {
+                Ok(0) => false,
+                Ok(n) => stream.write_all(&buffer[..n]).is_ok(),
+                Err(e) => e.kind() == io::ErrorKind::WouldBlock,
+            };
+            if !keep {
+                connections.remove(&number);
+            }
+        }
+    }
+}
+
+/// Opens `count` connections. Command `echo MILLISECONDS` sends a byte on each and reports when each came back.
+pub(super) fn hold(to: SocketAddr, count: usize) -> Result<()> {
+    let start = Instant::now();
+    let mut epoll = Epoll::new()?;
+    let mut streams = Vec::with_capacity(count);
+    for batch in 0..count.div_ceil(BATCH) {
+        let n = BATCH.min(count - batch * BATCH);
+        // Parallel connects, because each takes a round trip.
+        let opened: Vec<io::Result<TcpStream>> = std::thread::scope(|scope| {
+            let workers: Vec<_> = (0..n).map(|_| scope.spawn(|| TcpStream::connect(to))).collect();
+            workers.into_iter().map(|w| w.join().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))).collect()
+        });
+        for stream in opened {
+            let on = |e| Error::call("connect", to.to_string(), e);
+            let stream = stream.map_err(on)?;
+            stream.set_nodelay(true).and_then(|()| stream.set_nonblocking(true)).map_err(on)?;
+            epoll.add(&stream, streams.len() as u64)?;
+            streams.push(stream);
+        }
+    }
+    let commands = stdin_lines();
+    print(&Line::Opened { count: streams.len(), seconds: start.elapsed().as_secs_f64() });
+    for line in commands {
+        let mut words = line.split_whitespace();
+        match (words.next(), words.next().and_then(|w| w.parse().ok())) {
+            (Some("echo"), Some(ms)) => {
+                print(&Line::Echo(echo(&streams, &mut epoll, Duration::from_millis(ms))?));
+            }
+            _ => print(&Line::Failed { error: format!("unknown command: {line}") }),
+        }
+    }
+    Ok(())
+}
+
+/// Connections that are opened at the same time.
+const BATCH: usize = 100;
+
+fn echo(streams: &[TcpStream], epoll: &mut Epoll, timeout: Duration) -> Result<EchoReport> {
+    let started = MonoTime::now();
+    let mut report = EchoReport { started: Some(started), answered_us: vec![None; streams.len()], closed: 0 };
+    let mut open = vec![true; streams.len()];
+    for (mut stream, open) in streams.iter().zip(&mut open) {
+        *open = stream.write_all(b"x").is_ok();
+        report.closed += usize::from(!*open);
+    }
+    let mut left = streams.len() - report.closed;
+    let mut buffer = [0u8; 16];
+    while left > 0 {
+        let remaining = timeout.saturating_sub(MonoTime::now().since(started));
+        if remaining.is_zero() {
+            break;
+        }
+        for number in epoll.wait(remaining)? {
+            let i = number as usize;
+            match (&streams[i]).read(&mut buffer) {
+                Ok(n) if n > 0 => {
+                    if report.answered_us[i].is_none() && open[i] {
+                        report.answered_us[i] = Some(MonoTime::now().since(started).as_micros() as u64);
+                        left -= 1;
+                    }
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                _ => {
+                    // Closed: it would be readable for ever.
+                    let _ = epoll::delete(&epoll.fd, &streams[i]);
+                    if open[i] && report.answered_us[i].is_none() {
+                        left -= 1;
+                    }
+                    open[i] = false;
+                    report.closed += 1;
+                }
+            }
+        }
+    }
+    Ok(report)
+}
+
+fn stdin_lines() -> Receiver<String> {
+    let (send, receive) = channel();
+    std::thread::spawn(move || {
+        for line in io::stdin().lock().lines().map_while(Result::<_, io::Error>::ok) {
+            if send.send(line).is_err() {
+                return;
+            }
+        }
+    });
+    receive
+}
+
+/// Ends the process when its standard input does.
+fn end_with_stdin() {
+    std::thread::spawn(|| {
+        let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
+        std::process::exit(0);
+    });
+}

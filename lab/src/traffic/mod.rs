@@ -1,0 +1,290 @@
+//! Programs that produce and check traffic. They run as processes of their own inside hosts (hidden commands of
+//! `whimbrel-lab`), so that to Whimbrel they are programs like any other. They take commands as lines on standard input
+//! and answer each with one line of JSON.
+
+mod many;
+mod pattern;
+mod requests;
+mod stream;
+mod udp;
+
+use std::io::{self, BufRead, Write};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, MonoTime, Result, TcpInfo};
+
+pub use self::many::EchoReport;
+pub use self::requests::BenchReport;
+
+/// What one process does.
+#[derive(Clone, Debug, clap::Subcommand)]
+pub enum Role {
+    /// Waits for one TCP connection and carries a byte-exact stream in both directions.
+    StreamServer {
+        /// Address to listen on.
+        #[arg(long)]
+        listen: SocketAddr,
+        /// Of the flow.
+        #[command(flatten)]
+        flow: FlowOptions,
+    },
+    /// Opens one TCP connection and carries a byte-exact stream in both directions.
+    StreamClient {
+        /// Address to connect to.
+        #[arg(long)]
+        connect: SocketAddr,
+        /// Of the flow.
+        #[command(flatten)]
+        flow: FlowOptions,
+    },
+    /// Waits for one datagram, connects to its sender and exchanges numbered datagrams.
+    UdpServer {
+        /// Address to listen on.
+        #[arg(long)]
+        listen: SocketAddr,
+        /// Of the flow.
+        #[command(flatten)]
+        flow: FlowOptions,
+    },
+    /// Exchanges numbered datagrams over a connected socket.
+    UdpClient {
+        /// Address to connect to.
+        #[arg(long)]
+        connect: SocketAddr,
+        /// Of the flow.
+        #[command(flatten)]
+        flow: FlowOptions,
+    },
+    /// Echoes what arrives on any number of TCP connections.
+    EchoServer {
+        /// Address to listen on.
+        #[arg(long)]
+        listen: SocketAddr,
+    },
+    /// Holds many TCP connections to an echo server.
+    Many {
+        /// Address to connect to.
+        #[arg(long)]
+        connect: SocketAddr,
+        /// How many.
+        #[arg(long)]
+        count: usize,
+    },
+    /// Measures requests a second: one byte each way on one connection to an echo server.
+    Requests {
+        /// Address to connect to.
+        #[arg(long)]
+        connect: SocketAddr,
+        /// For how long.
+        #[arg(long)]
+        milliseconds: u64,
+    },
+    /// Measures connections a second to an echo server: open, one byte each way, abort.
+    Connections {
+        /// Address to connect to.
+        #[arg(long)]
+        connect: SocketAddr,
+        /// For how long.
+        #[arg(long)]
+        milliseconds: u64,
+    },
+}
+
+/// Options of both ends of a pair.
+#[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
+pub struct FlowOptions {
+    /// Names the byte streams; both ends use the same.
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+    /// Bits a second to send; 0: nothing; absent: as fast as it goes.
+    #[arg(long)]
+    pub rate: Option<u64>,
+    /// Source address and port of a client.
+    #[arg(long)]
+    pub bind: Option<SocketAddr>,
+    /// Interface to bind to (SO_BINDTODEVICE).
+    #[arg(long)]
+    pub device: Option<String>,
+    /// Payload of a datagram, bytes (at least 8).
+    #[arg(long, default_value_t = 200)]
+    pub size: usize,
+}
+
+/// Runs one role until its standard input ends.
+pub fn run(role: Role) -> Result<()> {
+    match role {
+        Role::StreamServer { listen, flow } => stream::serve(listen, &flow),
+        Role::StreamClient { connect, flow } => stream::connect(connect, &flow),
+        Role::UdpServer { listen, flow } => udp::serve(listen, &flow),
+        Role::UdpClient { connect, flow } => udp::connect(connect, &flow),
+        Role::EchoServer { listen } => many::serve(listen),
+        Role::Many { connect, count } => many::hold(connect, count),
+        Role::Requests { connect, milliseconds } => requests::requests(connect, Duration::from_millis(milliseconds)),
+        Role::Connections { connect, milliseconds } => {
+            requests::connections(connect, Duration::from_millis(milliseconds))
+        }
+    }
+}
+
+/// State of one end of a stream or datagram pair.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct FlowStatus {
+    /// Bytes (stream) or datagrams (UDP) handed to the kernel.
+    pub sent: u64,
+    /// Bytes or different datagrams received.
+    pub received: u64,
+    /// Position of the first byte that was not the right one.
+    pub differs_at: Option<u64>,
+    /// Datagrams received more than once.
+    pub duplicates: u64,
+    /// When something arrived last.
+    pub last_arrival: Option<MonoTime>,
+    /// The far end has finished.
+    pub ended: bool,
+    /// This end has finished sending.
+    pub finished: bool,
+    /// Error of the socket, in words.
+    pub error: Option<String>,
+    /// The kernel's figures (TCP only).
+    pub tcp: Option<TcpInfo>,
+}
+
+/// What the programs print.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "event")]
+pub(crate) enum Line {
+    /// Ready for connections.
+    Listening { address: SocketAddr },
+    /// The connection is there.
+    Connected { local: SocketAddr, peer: SocketAddr },
+    /// Many connections are there.
+    Opened { count: usize, seconds: f64 },
+    /// Answer to `status`.
+    Status(FlowStatus),
+    /// Answer to `arrivals FROM`: time and number of bytes (stream) or sequence number (UDP).
+    Arrivals { list: Vec<(u64, u64)> },
+    /// Answer to `echo`.
+    Echo(EchoReport),
+    /// Result of a measurement.
+    Bench(BenchReport),
+    /// Answer to a command that changes something.
+    Ok,
+    /// The program cannot go on, or did not understand a command.
+    Failed { error: String },
+}
+
+pub(crate) fn print(line: &Line) {
+    // Lines of plain data always serialise. If nobody listens any more, the end of standard input follows.
+    let text = serde_json::to_string(line).unwrap_or_default();
+    let mut out = io::stdout().lock();
+    let _ = writeln!(out, "{text}").and_then(|()| out.flush());
+}
+
+/// What a flow's threads share.
+#[derive(Debug, Default)]
+struct Flow {
+    status: FlowStatus,
+    arrivals: Vec<(u64, u64)>,
+    /// Bits a second; `None`: unlimited.
+    rate: Option<u64>,
+    finish: bool,
+}
+
+type Shared = Arc<Mutex<Flow>>;
+
+/// Arrivals kept; at 50 Mbit/s an hour's worth.
+const MOST_ARRIVALS: usize = 8 << 20;
+
+fn lock(flow: &Shared) -> MutexGuard<'_, Flow> {
+    flow.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+impl Flow {
+    fn arrived(&mut self, what: u64) {
+        let now = MonoTime::now();
+        self.status.last_arrival = Some(now);
+        if self.arrivals.len() < MOST_ARRIVALS {
+            self.arrivals.push((now.0, what));
+        }
+    }
+}
+
+/// Obeys commands on standard input until it ends. `tcp_info` completes a status.
+fn obey(flow: &Shared, tcp_info: impl Fn() -> Option<TcpInfo>) -> Result<()> {
+    for line in io::stdin().lock().lines() {
+        let line = line.map_err(|e| Error::call("read", "standard input", e))?;
+        let mut words = line.split_whitespace();
+        let command = words.next().unwrap_or("");
+        let number = words.next().and_then(|w| w.parse::<u64>().ok());
+        let answer = match (command, number) {
+            ("status", _) => Line::Status(FlowStatus { tcp: tcp_info(), ..lock(flow).status.clone() }),
+            ("arrivals", Some(from)) => {
+                let flow = lock(flow);
+                let start = flow.arrivals.partition_point(|(t, _)| *t < from);
+                Line::Arrivals { list: flow.arrivals[start..].to_vec() }
+            }
+            ("rate", rate) => {
+                lock(flow).rate = rate;
+                Line::Ok
+            }
+            ("finish", _) => {
+                lock(flow).finish = true;
+                Line::Ok
+            }
+            _ => Line::Failed { error: format!("unknown command: {line}") },
+        };
+        print(&answer);
+    }
+    Ok(())
+}
+
+/// Spends a rate: says how many bytes may be sent now, or how long to wait.
+#[derive(Debug)]
+struct Pacer {
+    last: MonoTime,
+    /// Bits that may be sent.
+    credit: f64,
+}
+
+impl Pacer {
+    fn new() -> Self {
+        Self { last: MonoTime::now(), credit: 0.0 }
+    }
+
+    /// Bytes out of `most` that may be sent at `rate`; 0 means wait a little.
+    fn allow(&mut self, rate: Option<u64>, most: usize) -> usize {
+        let now = MonoTime::now();
+        let elapsed = now.since(self.last).as_secs_f64();
+        self.last = now;
+        let Some(rate) = rate else { return most };
+        // What was not sent during a stall is not made up for: 50 ms at most.
+        let quantum = (rate as f64 * 0.05).max(most.min(1500) as f64 * 8.0);
+        self.credit = (self.credit + elapsed * rate as f64).min(quantum);
+        let bytes = ((self.credit / 8.0) as usize).min(most);
+        self.credit -= bytes as f64 * 8.0;
+        bytes
+    }
+}
+
+/// How long a paced sender waits when it may send nothing: pacing is a matter of time, not of a condition.
+const PACE: Duration = Duration::from_millis(1);
+
+/// Binds a socket to an interface, if asked to.
+fn bind_device(socket: &rustix::fd::OwnedFd, options: &FlowOptions) -> Result<()> {
+    match &options.device {
+        Some(device) => crate::sys::bind_to_device(socket, device)
+            .map_err(|e| Error::call("setsockopt(SO_BINDTODEVICE)", device.clone(), e)),
+        None => Ok(()),
+    }
+}
+
+fn unspecified(family_of: SocketAddr) -> SocketAddr {
+    match family_of.ip() {
+        IpAddr::V4(_) => SocketAddr::from(([0, 0, 0, 0], 0)),
+        IpAddr::V6(_) => SocketAddr::from(([0u16; 8], 0)),
+    }
+}
