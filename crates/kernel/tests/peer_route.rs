@@ -103,8 +103,12 @@ fn a_smaller_mtu_makes_smaller_segments_without_an_error() {
         assert_eq!(settled(), before - 200);
         routes.release().unwrap();
         assert_eq!(settled(), before);
-        let retransmitted = host.sh("nstat -asz TcpRetransSegs");
-        assert!(retransmitted.contains(" 0 "), "{retransmitted}");
+        // But for loss probes, which a busy machine may cause.
+        let counted = |name: &str| -> u32 {
+            let table = host.sh(&format!("nstat -asz {name}"));
+            table.split_whitespace().skip_while(|word| *word != name).nth(1).unwrap().parse().unwrap()
+        };
+        assert_eq!(counted("TcpRetransSegs"), counted("TcpExtTCPLossProbes"));
     }
 }
 
