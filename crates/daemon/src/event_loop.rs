@@ -40,6 +40,8 @@ use crate::views;
 const FLOW_TICK: Duration = Duration::from_millis(250);
 /// How often UDP sockets are listed, while there are peers that it could matter for.
 const UDP_TICK: Duration = Duration::from_secs(5);
+/// How often it is asked whether openings and closings were missed.
+const LOSS_TICK: Duration = Duration::from_secs(10);
 
 const MONITOR: u64 = 1;
 const DATAPATH: u64 = 2;
@@ -112,6 +114,8 @@ pub(crate) struct EventLoop {
     answers_wake: Arc<OwnedFd>,
     next_flow_tick: Time,
     next_udp_tick: Time,
+    next_loss_tick: Time,
+    lost_flow_events: u64,
     started: Time,
     stopping: bool,
 }
@@ -145,6 +149,8 @@ impl EventLoop {
         let answers_wake =
             eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(LoopError::new("eventfd"))?;
         let now = clock::now();
+        // The counter outlives daemons.
+        let this_far = parts.effects.lost_flow_events().unwrap_or(0);
         let this = Self {
             node: parts.node,
             effects: parts.effects,
@@ -165,6 +171,8 @@ impl EventLoop {
             answers_wake: Arc::new(answers_wake),
             next_flow_tick: now + FLOW_TICK,
             next_udp_tick: now + UDP_TICK,
+            next_loss_tick: now + LOSS_TICK,
+            lost_flow_events: this_far,
             started: now,
             stopping: false,
         };
@@ -324,10 +332,17 @@ impl EventLoop {
 
     fn take_in_network(&mut self) -> Result<(), Error> {
         let network = self.monitor.snapshot()?;
+        let changed = network != self.effects.network;
+        // An address that is back must be let go of before anything is sent from it: what leaves from an address that is
+        // kept goes to the tunnel's device.
+        let back = own_addresses(&network).iter().any(|address| self.effects.kept_addresses().contains(address));
+        if changed && back {
+            self.effects.network_changed(network.clone());
+        }
         self.tell_node(&network);
         // Peers are told first; what the kernel has to do for it comes after.
         self.transmit();
-        if network != self.effects.network {
+        if changed && !back {
             self.effects.network_changed(network);
         }
         Ok(())
@@ -390,8 +405,8 @@ impl EventLoop {
         }
     }
 
-    /// Lists all connections, and compares with what the node knows.
-    fn take_in_flows(&mut self, now: Time, restored: &[FlowTuple]) -> Result<(), Error> {
+    /// Lists all connections. Those of `known` that are not among them are closed.
+    fn take_in_flows(&mut self, now: Time, known: &[FlowTuple]) -> Result<(), Error> {
         let own = own_addresses(&self.effects.network);
         let found = list_tcp(&mut self.sockets, &|address| own.contains(&address))?;
         let there: HashSet<FlowTuple> = found.iter().map(|found| found.flow).collect();
@@ -400,7 +415,7 @@ impl EventLoop {
         }
         self.take_in_udp(now);
         let udp = &self.udp;
-        for flow in restored.iter().filter(|flow| !there.contains(flow) && !udp.contains(flow)) {
+        for flow in known.iter().filter(|flow| !there.contains(flow) && !udp.contains(flow)) {
             self.node.handle_flow_closed(now, *flow);
         }
         Ok(())
@@ -434,11 +449,35 @@ impl EventLoop {
             self.next_flow_tick = now + FLOW_TICK;
             self.take_in_datapath_events(now);
         }
+        if self.next_loss_tick <= now {
+            self.next_loss_tick = now + LOSS_TICK;
+            self.make_up_for_losses(now);
+        }
         if self.next_udp_tick <= now {
             self.next_udp_tick = now + UDP_TICK;
             if self.node.peers().next().is_some() {
                 self.take_in_udp(now);
             }
+        }
+    }
+
+    /// Lists all connections again where the data plane had more to report than was read in time.
+    fn make_up_for_losses(&mut self, now: Time) {
+        let lost = match self.effects.lost_flow_events() {
+            Ok(lost) => lost,
+            Err(failure) => {
+                tracing::warn!(%failure, "cannot read the data plane's counters");
+                return;
+            }
+        };
+        if lost == self.lost_flow_events {
+            return;
+        }
+        self.lost_flow_events = lost;
+        tracing::info!("connections opened and closed faster than could be followed; listing them all");
+        let known: Vec<FlowTuple> = self.node.flows().map(|flow| flow.tuple).collect();
+        if let Err(error) = self.take_in_flows(now, &known) {
+            tracing::warn!(%error, "cannot list connections");
         }
     }
 

@@ -208,7 +208,7 @@ impl Effects {
 
     fn set_binding(&mut self, now: Time, peer: PeerId, binding: Binding, moved: bool) -> Result<(), Failure> {
         self.hooks.note_peer(now, peer, moved);
-        let wanted = self.data_plane_binding(&binding);
+        let wanted = self.data_plane_binding(peer, &binding);
         let before = self.bindings.insert(peer, binding);
         // Programs first: from the moment that the binding says so, nothing may leave the old way.
         if let Err(failure) = self.apply_hooks() {
@@ -225,7 +225,7 @@ impl Effects {
         Ok(())
     }
 
-    fn data_plane_binding(&self, binding: &Binding) -> datapath::Binding {
+    fn data_plane_binding(&self, peer: PeerId, binding: &Binding) -> datapath::Binding {
         let same_family = binding.local_locator.is_ipv4() == binding.peer_locator.is_ipv4();
         let carrier = match binding.carrier {
             Carrier::Hold => datapath::Carrier::Hold,
@@ -249,7 +249,7 @@ impl Effects {
             local: binding.local_locator,
             peer: binding.peer_locator,
             interface: holder.map_or(0, |usable| usable.interface),
-            allowance: None,
+            allowance: self.tunnels.allowance(peer, binding.peer_locator),
             accepted,
         }
     }
@@ -259,8 +259,12 @@ impl Effects {
         self.network = network;
         let bindings: Vec<_> = self.bindings.iter().map(|(peer, binding)| (*peer, binding.clone())).collect();
         for (peer, binding) in bindings {
+            // Setting it anew would grant an allowance twice; its confirmation sets it in a moment.
+            if self.tunnels.allowance(peer, binding.peer_locator).is_some() {
+                continue;
+            }
             // The interface may have got another number, or the address another interface.
-            if let Err(error) = self.datapath.set_binding(peer.0, &self.data_plane_binding(&binding)) {
+            if let Err(error) = self.datapath.set_binding(peer.0, &self.data_plane_binding(peer, &binding)) {
                 tracing::warn!(%peer, %error, "cannot put a binding in force again");
             }
         }
@@ -372,6 +376,15 @@ impl Effects {
     /// is there for moved connections must not be taken down.
     pub(crate) fn begin(&mut self, network: NetworkState) {
         self.network = network;
+    }
+
+    /// How many openings and closings of connections the data plane could not report so far.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub(crate) fn lost_flow_events(&self) -> Result<u64, Failure> {
+        let counters = self.datapath.counters()?;
+        Ok(counters.iter().find(|(name, _)| *name == "flow_event_lost").map_or(0, |(_, count)| *count))
     }
 
     /// Where the programs are. `name` names an interface.

@@ -87,6 +87,11 @@ impl Tunnels {
         self.paths.iter().map(|(peer, path)| (*peer, path.said.remote.ip(), path.said.source))
     }
 
+    /// Bytes that may still go to a peer at `locator`, where it is not confirmed there (P-18).
+    pub(crate) fn allowance(&self, peer: PeerId, locator: IpAddr) -> Option<u64> {
+        self.paths.get(&peer).filter(|path| path.said.remote.ip() == locator).and_then(|path| path.said.allowance)
+    }
+
     /// The MTU of a peer's path, in bytes.
     pub(crate) fn mtu(&self, peer: PeerId) -> Option<u32> {
         self.paths.get(&peer).map(|path| path.mtu)
