@@ -2,8 +2,9 @@
 //!
 //! tc egress comes after neighbour resolution: towards a peer that was on the link and has left, the kernel would only ask
 //! for its link-layer address and send nothing. A host route to the TUN device makes the packets reach an egress program.
-//! A host route by the old next hop with a smaller MTU makes TCP send segments that fit into the tunnel, without an ICMP
-//! error that would retransmit everything that is in flight.
+//! A host route by the old next hop with a smaller MTU makes TCP send segments that fit into the tunnel: what is built already
+//! and does not fit comes back to TCP, which counts it as not sent (`tcp_write_xmit`) and cuts it smaller. Nothing that is in
+//! flight is resent.
 //!
 //! The routes have a table of their own, in which only unmarked packets that this host sends itself are looked up: nothing
 //! that is forwarded is touched, no route of the administrator's is replaced, and [`PeerRoutes::under`] finds the route
@@ -30,7 +31,7 @@ pub struct PeerWay {
     pub gateway: Option<IpAddr>,
     /// The address that new sockets send from. Without one the TUN device, having none, would let the kernel pick any.
     pub source: Option<IpAddr>,
-    /// In bytes. It is locked, since nothing on the old path can say how large packets on the new one may be.
+    /// In bytes. It is not locked: with a locked MTU IPv4 clears DF, and sends what TCP has built already in fragments.
     pub mtu: u32,
 }
 
@@ -145,5 +146,5 @@ fn host_route(peer: IpAddr, way: &PeerWay) -> TableRoute {
     // The gateway need not be on a subnet of the interface any more.
     let hop = NextHop { interface: way.interface, gateway: way.gateway, onlink: way.gateway.is_some() };
     let route = TableRoute::new(Prefix::host(peer), PEER_TABLE, RouteKind::Unicast, vec![hop]);
-    TableRoute { source: way.source, mtu_locked: true, ..route.mtu(way.mtu) }
+    TableRoute { source: way.source, ..route.mtu(way.mtu) }
 }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::UnshareFlags;
 use whimbrel_kernel::namespace::Entered;
-use whimbrel_kernel::route::RouteSocket;
+use whimbrel_kernel::route::{RouteKind, RouteSocket};
 
 /// How long a condition is waited for before a test fails.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
@@ -185,6 +185,14 @@ impl Plan {
             "ip addr add {router}/{subnet} dev p0 {nodad}; ip addr add {router_new}/{subnet} dev p1 {nodad};
              ip addr add {far}/{host} dev lo {nodad}"
         ));
+        // IPv6 makes their local routes a moment later.
+        for (host, addresses) in [(&client, &[old][..]), (&server, &[router, router_new, far])] {
+            let mut routes = host.on(|| RouteSocket::open().unwrap());
+            wait("the addresses are in force", || {
+                let mut kinds = addresses.iter().map(|a| routes.route_to(a.parse().unwrap(), None, None));
+                kinds.all(|route| route.is_ok_and(|route| route.kind == RouteKind::Local))
+            });
+        }
         (client, server)
     }
 
