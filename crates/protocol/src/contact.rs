@@ -194,8 +194,15 @@ impl Node {
 
     /// Begins a handshake with a peer that is known, beside whatever session is there.
     pub(crate) fn start_handshake_with(&mut self, now: Time, id: PeerId) {
+        if let Some(peer) = self.peers.get(&id) {
+            self.start_handshake_at(now, id, peer.remote);
+        }
+    }
+
+    /// The same, at an address that may be another of the peer's.
+    pub(crate) fn start_handshake_at(&mut self, now: Time, id: PeerId, to: SocketAddr) {
         let Some(peer) = self.peers.get(&id) else { return };
-        let (key, to, source) = (peer.key, peer.remote, peer.source);
+        let (key, source) = (peer.key, peer.source);
         self.initiate(now, Knowledge::Known(key), to, source, Purpose::Peer);
     }
 
@@ -278,7 +285,9 @@ impl Node {
                 let Pending { initiator, to, source: from, purpose, started } = pending;
                 match initiator.handle_response(response, now.as_micros()) {
                     Ok(finished) => {
-                        let established = Established { source, destination: destination.or(from), started, purpose };
+                        // It is where it was asked, whatever address its answer names: that one has proven nothing.
+                        let established =
+                            Established { source: to, destination: destination.or(from), started, purpose };
                         self.establish(now, finished, &established);
                     }
                     Err(rejected) => {
@@ -414,17 +423,23 @@ impl Node {
         let attachment = how.destination.and_then(|address| self.attachments.get(&address)).copied();
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let reached = !peer.has_session();
-        if known.is_none() || (peer.flows.is_empty() && peer.update.is_none()) {
+        let idle = peer.flows.is_empty() && peer.update.is_none();
+        if known.is_none() || (idle && session.is_confirmed()) {
+            peer.candidate = None;
             peer.remote = how.source;
             peer.source = how.destination;
             peer.attachment = attachment;
-            peer.locators.clone_from(&hello.locators);
             let claimed = hello.locators.first().map_or(how.source, |first| SocketAddr::new(*first, how.source.port()));
             if known.is_none() && !session.is_initiator() {
                 peer.known_places = vec![KnownPlace { number: 0, claimed, observed: how.source }];
             }
         } else if peer.attachment.is_none() && how.destination == peer.source {
             peer.attachment = attachment;
+        }
+        peer.locators = hello.locators;
+        if known.is_some() && peer.sequence_sent > 0 {
+            // It may have started anew and not know where we are.
+            peer.unannounced = true;
         }
         if hello.timestamp != 0 && !session.is_initiator() {
             peer.newest_initiation = peer.newest_initiation.max(hello.timestamp);
@@ -435,9 +450,11 @@ impl Node {
         let keys = session.tunnel_keys().clone();
         // One key may ask again and again without ever showing that it holds the session's keys.
         let unsettled = peer.sessions.iter().filter(|slot| !slot.settled).count();
-        let surplus = if unsettled >= UNSETTLED_MOST { peer.sessions.iter().position(|slot| !slot.settled) } else { None };
+        let surplus =
+            if unsettled >= UNSETTLED_MOST { peer.sessions.iter().position(|slot| !slot.settled) } else { None };
         let surplus = surplus.map(|at| peer.sessions.remove(at).session.local_index());
-        peer.sessions.push(SessionSlot { session, settled: false, until: None });
+        let origin = Some((how.source, how.destination));
+        peer.sessions.push(SessionSlot { session, settled: false, until: None, origin });
         peer.last_heard = now;
         if let Some(receive_index) = surplus {
             self.by_index.remove(&receive_index);
@@ -459,6 +476,7 @@ impl Node {
             let locators = Message::Locators(self.attachments.keys().copied().collect());
             if let Some(peer) = self.peers.get_mut(&id) {
                 peer.check = Some((token, now));
+                peer.told = self.attachments.keys().copied().collect();
             }
             self.send_to(id, how.destination, how.source, &[Message::PathChallenge { token }, locators]);
         }
@@ -499,6 +517,18 @@ impl Node {
         }
         let mut slot = peer.sessions.remove(at);
         slot.settled = true;
+        if let Some((remote, destination)) = slot.origin.take()
+            && peer.flows.is_empty()
+            && peer.update.is_none()
+            && peer.remote != remote
+        {
+            // It knows the keys, so it has received what was sent there.
+            peer.candidate = None;
+            peer.remote = remote;
+            peer.source = destination.or(peer.source);
+            let attachment = peer.source.and_then(|source| self.attachments.get(&source)).copied();
+            peer.attachment = attachment;
+        }
         for former in &mut peer.sessions {
             if former.settled {
                 former.until.get_or_insert(now + FORMER_SESSION);
@@ -508,6 +538,7 @@ impl Node {
         self.set_tunnel_path(id);
         self.refresh_listening(now);
         self.sweep_later(now);
+        self.announce_late(now, id);
     }
 
     /// Drops what nobody answered. Tells whether more is under way.

@@ -46,15 +46,24 @@ pub(crate) struct Flow {
     pub(crate) accepted: bool,
     /// Its socket is gone; it is kept for what is still under way.
     pub(crate) closed: bool,
+    /// Its socket was seen; else only an introduction of it.
+    pub(crate) seen: bool,
+    /// How often its introduction met with a move and was begun anew.
+    pub(crate) again: u8,
 }
 
 impl Flow {
     pub(crate) fn opened(now: Time, accepted: bool) -> Self {
-        Self { stage: Stage::Open, opened: now, accepted, closed: false }
+        Self { stage: Stage::Open, opened: now, accepted, closed: false, seen: true, again: 0 }
+    }
+
+    /// An introduction of it has arrived; its socket was not seen.
+    pub(crate) fn heard_of(now: Time) -> Self {
+        Self { seen: false, ..Self::opened(now, true) }
     }
 
     pub(crate) fn introduced(entry: FlowEntry, now: Time) -> Self {
-        Self { stage: Stage::Introduced { entry, answered: None }, opened: now, accepted: false, closed: false }
+        Self { stage: Stage::Introduced { entry, answered: None }, ..Self::opened(now, false) }
     }
 
     pub(crate) fn entry(&self) -> Option<&FlowEntry> {

@@ -11,19 +11,32 @@ use crate::Time;
 use crate::introduction::PROBE_BIT;
 use crate::node::{Arrival, Asked, Node, Routes};
 use crate::op::{Carrier, Event, KernelOp, PeerId, TunnelPath};
-use crate::peer::{Attachment, Candidate, CarrierProbe, NOWHERE, PendingUpdate};
+use crate::peer::{Attachment, Candidate, CarrierProbe, NOWHERE, Peer, PendingUpdate};
 use crate::timer::Timer;
 
 /// Seconds that a binding is asked for; it is not renewed by time, since its flows end it.
 const LIFETIME: u32 = 0;
 /// Unanswered updates after which the session is doubted and another handshake begun beside it.
 const DOUBT_AFTER: u32 = 3;
+/// Updates that are sent in close succession before the pauses grow to [`UPDATE_PAUSE_LONGEST`].
+const UPDATES: u32 = 12;
+const UPDATE_PAUSE: Duration = Duration::from_secs(2);
+const UPDATE_PAUSE_LONGEST: Duration = Duration::from_secs(30);
+/// Updates in a row to one address.
+const UPDATES_TO_ONE: u32 = 3;
 /// Unanswered challenges after which a candidate place is given up.
 const CHALLENGES: u32 = 10;
 /// Carrier probes in one round, and the pause between rounds at first (P-20).
 const PROBES: u32 = 3;
 const PROBE_PAUSE: Duration = Duration::from_secs(30);
 const PROBE_PAUSE_LONGEST: Duration = Duration::from_secs(1920);
+
+/// A binding update, as it stood in the message.
+pub(crate) struct Update {
+    pub(crate) sequence: u32,
+    pub(crate) flags: UpdateFlags,
+    pub(crate) claimed: SocketAddr,
+}
 
 /// The answer to a binding update, as it stood in the message.
 pub(crate) struct Acknowledgement {
@@ -50,13 +63,15 @@ impl Node {
             peer.restored = false;
             if adopted {
                 peer.attachment = found;
+                // The daemon before us may have died in the middle of telling the peer.
+                peer.unannounced = true;
             }
         }
         let Some(peer) = self.peers.get(&id) else { return };
         match found {
             None if peer.attachment.is_some() => self.leave(now, id),
             None => {}
-            Some(attachment) if peer.attachment == Some(attachment) && forced.is_none() => {}
+            Some(attachment) if peer.attachment == Some(attachment) && forced.is_none() => self.tell_locators(id),
             Some(attachment) => self.arrive(now, id, attachment),
         }
     }
@@ -81,7 +96,20 @@ impl Node {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         peer.places.local = NOWHERE;
         peer.carrier = Carrier::Hold;
-        self.put_binding_in_force(id);
+        if !peer.flows.is_empty() {
+            self.put_binding_in_force(id);
+        }
+    }
+
+    /// Tells a peer with flows our addresses, where they are not those that it was told.
+    pub(crate) fn tell_locators(&mut self, id: PeerId) {
+        let locators: Vec<IpAddr> = self.attachments.keys().copied().collect();
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        if peer.told == locators || peer.flows.is_empty() || !peer.has_session() {
+            return;
+        }
+        peer.told.clone_from(&locators);
+        self.send(id, &[Message::Locators(locators)]);
     }
 
     /// We are somewhere else: the peer is told.
@@ -93,44 +121,88 @@ impl Node {
         peer.retire_path();
         peer.attachment = Some(attachment);
         peer.source = Some(attachment.address);
-        if peer.flows.is_empty() && peer.introductions.active.is_empty() {
-            // Nothing to move: the session finds its way when it is needed.
-            peer.places.local = peer.sequence_sent;
+        peer.observed = None;
+        peer.probe = CarrierProbe { leading: true, ..CarrierProbe::default() };
+        self.timers.stop(Timer::Probe(id));
+        let idle = peer.flows.is_empty() && peer.introductions.active.is_empty();
+        if idle && !peer.has_session() {
+            // Nothing to move, nobody to tell. The place gets its number when there is a session again: what is opened
+            // here is not at home where we were before.
+            peer.unannounced = true;
+            peer.update = None;
+            peer.places.local = NOWHERE;
             return;
         }
-        peer.sequence_sent += 1;
-        let sequence = peer.sequence_sent;
-        peer.update = Some(PendingUpdate { sequence, started: now, sent: now, tries: 0, lost });
-        peer.probe = CarrierProbe { leading: true, ..CarrierProbe::default() };
         let flows = peer.flows.len();
-        self.timers.stop(Timer::Probe(id));
         // The update first: nothing that the kernel must do delays it.
-        self.repeat_update(now, id);
+        self.announce(now, id, lost, true);
         self.hold(id);
         self.accept_former(now, id);
-        self.event(Event::Moving { peer: id, from, to: Some(attachment.address), flows });
+        if flows > 0 {
+            self.event(Event::Moving { peer: id, from, to: Some(attachment.address), flows });
+        }
+    }
+
+    /// Sends an update that says where we are.
+    fn announce(&mut self, now: Time, id: PeerId, lost: bool, held: bool) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        peer.unannounced = false;
+        peer.sequence_sent += 1;
+        peer.update = Some(PendingUpdate::new(peer.sequence_sent, now, lost, held));
+        self.repeat_update(now, id);
+    }
+
+    /// A peer has other ideas of where we are.
+    pub(crate) fn announce_again(&mut self, now: Time, id: PeerId) {
+        if let Some(peer) = self.peers.get_mut(&id) {
+            peer.unannounced = true;
+            self.announce_late(now, id);
+        }
+    }
+
+    /// There is a session with a peer that may not know where we are.
+    pub(crate) fn announce_late(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers.get(&id) else { return };
+        if peer.unannounced && peer.attachment.is_some() && peer.update.is_none() {
+            let held = peer.places.local == NOWHERE;
+            self.announce(now, id, false, held);
+        }
     }
 
     /// Sends the pending update, for the first time or again.
     pub(crate) fn repeat_update(&mut self, now: Time, id: PeerId) {
         let port = self.config.port;
         let flags = self.own_flags();
+        let token = self.random.u64();
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let Some(source) = peer.source else { return };
-        let (remote, locators, repeat) = (peer.remote, peer.locators.clone(), peer.round_trip());
-        let Some(update) = peer.update.as_mut() else { return };
-        update.tries += 1;
-        update.sent = now;
-        let doubt = update.tries == DOUBT_AFTER || (update.tries > DOUBT_AFTER && update.tries % 8 == 0);
+        let repeat = peer.round_trip();
         // Every third try goes to another of the peer's addresses of the family that we have.
-        let addresses: Vec<SocketAddr> = std::iter::once(remote)
-            .chain(locators.iter().map(|address| SocketAddr::new(*address, port)))
-            .filter(|to| to.is_ipv4() == source.is_ipv4())
-            .collect();
+        let mut addresses: Vec<SocketAddr> = Vec::new();
+        let told = peer.locators.iter().map(|address| SocketAddr::new(*address, port));
+        for to in [peer.heading(), peer.remote].into_iter().chain(told) {
+            if to.is_ipv4() == source.is_ipv4() && !addresses.contains(&to) {
+                addresses.push(to);
+            }
+        }
+        let (remote, pause) =
+            (peer.remote, peer.repeat_after(peer.update.as_ref().map_or(1, |update| update.tries + 1)));
+        let Some(update) = peer.update.as_mut() else { return };
         if addresses.is_empty() {
+            self.timers.set(Timer::Update(id), now + UPDATE_PAUSE_LONGEST);
             return;
         }
-        let to = addresses[(update.tries as usize - 1) / 3 % addresses.len()];
+        update.tries += 1;
+        update.sent = now;
+        let tries = update.tries;
+        let doubt = tries == DOUBT_AFTER || (tries > DOUBT_AFTER && tries % 8 == 0);
+        let to = addresses[((tries - 1) / UPDATES_TO_ONE) as usize % addresses.len()];
+        let again = if tries <= UPDATES * addresses.len() as u32 {
+            pause.min(repeat * 3 + Duration::from_millis(500))
+        } else {
+            let round = (tries - UPDATES * addresses.len() as u32) / UPDATES_TO_ONE;
+            (UPDATE_PAUSE * 2u32.pow(round.min(4))).min(UPDATE_PAUSE_LONGEST)
+        };
         let flags = if update.lost { flags.with(UpdateFlags::FORMER_PATH_LOST) } else { flags };
         let message = Message::BindingUpdate {
             sequence: update.sequence,
@@ -138,12 +210,19 @@ impl Node {
             claimed: SocketAddr::new(source, port),
             lifetime: LIFETIME,
         };
-        let tries = update.tries;
-        let again = peer.repeat_after(tries).min(repeat * 3 + Duration::from_millis(500));
+        let mut messages = vec![message];
+        if to != remote {
+            // It is not confirmed; the answer to this goes along with the acknowledgement (P-18).
+            if update.asked.iter().all(|(asked, _)| *asked != to) {
+                update.asked.push((to, token));
+            }
+            let asked = update.asked.iter().find(|(asked, _)| *asked == to);
+            messages.splice(0..0, asked.map(|(_, token)| Message::PathChallenge { token: *token }));
+        }
         self.timers.set(Timer::Update(id), now + again);
-        self.send_padded(id, Some(source), to, &[message]);
-        if doubt || !self.peers.get(&id).is_some_and(crate::peer::Peer::has_session) {
-            self.start_handshake_with(now, id);
+        self.send_padded(id, Some(source), to, &messages);
+        if doubt || !self.peers.get(&id).is_some_and(Peer::has_session) {
+            self.start_handshake_at(now, id, to);
         }
     }
 
@@ -158,19 +237,19 @@ impl Node {
         flags
     }
 
-    /// The peer moved (or says so).
+    /// The peer moved (or says so). `answers`: what is to be said beside the acknowledgement.
     pub(crate) fn handle_update(
         &mut self,
         now: Time,
         id: PeerId,
         arrival: &Arrival,
-        sequence: u32,
-        flags: UpdateFlags,
-        claimed: SocketAddr,
-    ) -> Vec<Message> {
+        update: &Update,
+        answers: &mut Vec<Message>,
+    ) {
         let own_flags = self.own_flags();
         let token = self.random.u64();
-        let Some(peer) = self.peers.get_mut(&id) else { return Vec::new() };
+        let Update { sequence, flags, claimed } = *update;
+        let Some(peer) = self.peers.get_mut(&id) else { return };
         let acknowledgement = |status, newest, place| Message::BindingAcknowledgement {
             sequence,
             status,
@@ -181,20 +260,29 @@ impl Node {
         };
         // P-17
         if sequence <= peer.sequence_accepted {
-            let here = peer.candidate.as_ref().map_or(peer.remote, |candidate| candidate.remote);
-            if sequence == peer.sequence_accepted && here == arrival.source {
-                let mut answers =
-                    vec![acknowledgement(BindingStatus::Accepted, peer.sequence_accepted, peer.places.peer)];
-                answers.extend(peer.candidate.as_ref().map(|c| Message::PathChallenge { token: c.token }));
-                return answers;
-            }
-            return vec![acknowledgement(BindingStatus::NotNewer, peer.sequence_accepted, peer.places.peer)];
+            let repeated = sequence == peer.sequence_accepted && peer.heading() == arrival.source;
+            let status = if repeated { BindingStatus::Accepted } else { BindingStatus::NotNewer };
+            answers.push(acknowledgement(status, peer.sequence_accepted, peer.places.peer));
+            let challenge = peer.candidate.as_ref().filter(|candidate| repeated && candidate.announced);
+            answers.extend(challenge.map(|candidate| Message::PathChallenge { token: candidate.token }));
+            return;
         }
-        let before = (peer.places, peer.remote);
-        peer.retire_path();
+        let before = (peer.places.peer, peer.heading(), peer.peer_refuses_rewrite);
+        let place = peer.number_place(sequence, claimed, arrival.source);
         peer.sequence_accepted = sequence;
-        peer.places.peer = peer.number_place(sequence, claimed, arrival.source);
-        peer.peer_refuses_rewrite = flags.contains(UpdateFlags::REWRITE_REFUSED);
+        answers.push(acknowledgement(BindingStatus::Accepted, sequence, place));
+        let refuses = flags.contains(UpdateFlags::REWRITE_REFUSED);
+        if (place, arrival.source, refuses) == before {
+            // It only makes sure that we know.
+            let challenge = peer.candidate.as_ref().filter(|candidate| candidate.announced);
+            answers.extend(challenge.map(|candidate| Message::PathChallenge { token: candidate.token }));
+            let saved = peer.saved();
+            self.op(KernelOp::SavePeer(saved), Some(Asked::Effect("saving a peer")));
+            return;
+        }
+        peer.retire_path();
+        peer.places.peer = place;
+        peer.peer_refuses_rewrite = refuses;
         peer.probe = CarrierProbe::default();
         if let Some(destination) = arrival.destination {
             // The answer must leave from the address that the peer asked; that it is our locator towards it now.
@@ -203,48 +291,49 @@ impl Node {
                 peer.attachment = self.attachments.get(&destination).copied();
             }
         }
-        let mut answers = vec![acknowledgement(BindingStatus::Accepted, sequence, peer.places.peer)];
         if arrival.source == peer.remote {
             peer.candidate = None;
             self.timers.stop(Timer::Challenge(id));
         } else {
             // P-18
-            let allowance = 3 * arrival.length as u64;
-            peer.candidate = Some(Candidate { remote: arrival.source, token, sent: now, tries: 1, allowance });
+            peer.candidate = Some(Candidate::new(arrival.source, token, now, arrival.length, true));
             answers.push(Message::PathChallenge { token });
             let again = peer.repeat_after(1);
             self.timers.set(Timer::Challenge(id), now + again);
         }
         let translated = claimed.ip() != arrival.source.ip();
         let flows = peer.flows.len();
-        let moved = (peer.places, arrival.source) != before;
         self.timers.stop(Timer::Probe(id));
-        if moved {
-            // The answer before the effects: it is what the peer waits for.
-            self.send_to(id, arrival.destination, arrival.source, &answers);
-            answers.clear();
-            self.choose_carrier(id, translated);
-            self.set_tunnel_path(id);
-            self.put_binding_in_force(id);
-            self.accept_former(now, id);
-            self.refresh_sets();
-            self.refresh_listening(now);
+        // The answer before the effects: it is what the peer waits for.
+        self.send_to(id, arrival.destination, arrival.source, answers);
+        answers.clear();
+        self.choose_carrier(id);
+        self.set_tunnel_path(id);
+        self.put_binding_in_force(id);
+        self.accept_former(now, id);
+        self.refresh_sets();
+        self.refresh_listening(now);
+        if flows > 0 {
             let lost = flags.contains(UpdateFlags::FORMER_PATH_LOST);
             self.op(KernelOp::Kick { peer: id, lost }, Some(Asked::Effect("waking senders")));
             self.event(Event::PeerMoved { peer: id, to: arrival.source, translated, flows });
         }
-        answers
     }
 
     /// How moved flows go at first, before any probe (P-19, P-20).
-    fn choose_carrier(&mut self, id: PeerId, translated: bool) {
+    fn choose_carrier(&mut self, id: PeerId) {
         let carriers = self.config.carriers;
         let Some(peer) = self.peers.get_mut(&id) else { return };
-        peer.carrier = if carriers.tunnel {
+        let unconfirmed = peer.candidate.as_ref().is_some_and(|candidate| candidate.announced);
+        peer.carrier = if peer.places.local == NOWHERE {
+            // P-21
+            Carrier::Hold
+        } else if carriers.tunnel {
             Carrier::Tunnel
-        } else if carriers.rewrite && !translated && !peer.peer_refuses_rewrite {
+        } else if carriers.rewrite && !peer.translated() && !peer.peer_refuses_rewrite && !unconfirmed {
             Carrier::Rewrite
         } else {
+            // Nothing counts what goes out rewritten, so it waits for the path to be confirmed (P-18).
             Carrier::Hold
         };
     }
@@ -253,25 +342,29 @@ impl Node {
     pub(crate) fn set_tunnel_path(&mut self, id: PeerId) {
         let sealed = self.config.tunnel_sealed;
         let Some(peer) = self.peers.get_mut(&id) else { return };
-        let (remote, allowance) = match &peer.candidate {
-            Some(candidate) => (candidate.remote, Some(candidate.allowance)),
-            None => (peer.remote, None),
-        };
-        let source = peer.source;
+        let (remote, source) = (peer.heading(), peer.source);
         let Some(slot) = peer.session() else { return };
-        let receive_index = slot.session.local_index();
-        let path = TunnelPath { send_index: slot.session.remote_index(), source, remote, allowance, sealed };
+        let (send_index, receive_index) = (slot.session.remote_index(), slot.session.local_index());
+        // What was allowed once is not allowed again.
+        let candidate = peer.candidate.as_mut().filter(|candidate| candidate.announced);
+        let allowance = candidate.map(|candidate| std::mem::take(&mut candidate.tunnel));
+        let path = TunnelPath { send_index, source, remote, allowance, sealed };
         let op = KernelOp::SetTunnelPath { peer: id, receive_index, path };
         self.op(op, Some(Asked::Effect("leading the tunnel")));
     }
 
-    /// Repeats the challenge to a place that has not answered, or gives it up.
+    /// Repeats the challenge to an endpoint that has not answered, or gives it up.
     pub(crate) fn repeat_challenge(&mut self, now: Time, id: PeerId) {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let Some(candidate) = peer.candidate.as_mut() else { return };
         candidate.tries += 1;
         if candidate.tries > CHALLENGES {
-            // Nobody there. The flows wait for the next update; nothing more is sent.
+            if !candidate.announced {
+                // Somebody sent a datagram of the peer's from elsewhere. That means nothing.
+                peer.candidate = None;
+                return;
+            }
+            // Nobody there. The flows wait for the next update, or for anything to come from there.
             peer.carrier = Carrier::Hold;
             self.put_binding_in_force(id);
             self.event(Event::Refused { peer: id, reason: "its new place does not answer the path challenge" });
@@ -283,7 +376,21 @@ impl Node {
         self.send_to(id, source, to, &[Message::PathChallenge { token }]);
     }
 
-    /// An answer to a challenge: of a candidate place, or of a check of the present one.
+    /// Something authentic came from an endpoint that is not confirmed: as much more may go there (P-18), and one that
+    /// was given up is challenged again.
+    pub(crate) fn hear_candidate(&mut self, now: Time, id: PeerId, arrival: &Arrival) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let Some(candidate) = peer.candidate.as_mut().filter(|candidate| candidate.remote == arrival.source) else {
+            return;
+        };
+        candidate.control += 3 * arrival.length as u64;
+        if candidate.tries > CHALLENGES {
+            candidate.tries = 0;
+            self.timers.set(Timer::Challenge(id), now);
+        }
+    }
+
+    /// An answer to a challenge: of a candidate, of an address that an update went to, or of a check of the present path.
     pub(crate) fn handle_path_response(
         &mut self,
         now: Time,
@@ -293,34 +400,45 @@ impl Node {
         observed: SocketAddr,
     ) {
         let Some(peer) = self.peers.get_mut(&id) else { return };
-        if let Some((expected, sent)) = peer.check {
-            if expected == token {
-                peer.check = None;
-                peer.sample_round_trip(now.since(sent));
-                if arrival.source == peer.remote {
-                    peer.observed = Some(observed);
-                }
-                if peer.translated() && !peer.flows.is_empty() {
-                    self.timers.set_earlier(Timer::Keepalive(id), now + crate::node::KEEPALIVE);
-                }
-                return;
+        if let Some((expected, sent)) = peer.check
+            && expected == token
+        {
+            peer.check = None;
+            peer.check_tries = 0;
+            peer.sample_round_trip(now.since(sent));
+            if arrival.source == peer.remote {
+                peer.observed = Some(observed);
             }
+            self.check_later(now, id);
+            return;
+        }
+        if let Some(update) = peer.update.as_mut()
+            && update.asked.contains(&(arrival.source, token))
+        {
+            update.proven = Some(arrival.source);
+            return;
         }
         let confirmed = peer.candidate.take_if(|c| c.token == token && c.remote == arrival.source);
         let Some(candidate) = confirmed else { return };
+        self.timers.stop(Timer::Challenge(id));
         peer.remote = candidate.remote;
         let round_trip = now.since(candidate.sent);
         if candidate.tries == 1 {
             peer.sample_round_trip(round_trip);
         }
-        let held = peer.carrier == Carrier::Hold && self.config.carriers.tunnel;
-        if held {
-            peer.carrier = Carrier::Tunnel;
+        if !candidate.announced {
+            peer.follow_mapping(candidate.remote);
         }
-        self.timers.stop(Timer::Challenge(id));
+        let held = peer.carrier == Carrier::Hold;
+        if held {
+            self.choose_carrier(id);
+        }
         self.set_tunnel_path(id);
         self.put_binding_in_force(id);
-        if held {
+        self.refresh_sets();
+        self.refresh_listening(now);
+        if candidate.announced {
+            // The allowance may have been used up; what was dropped then is not waited for.
             self.op(KernelOp::Kick { peer: id, lost: false }, Some(Asked::Effect("waking senders")));
         }
         self.event(Event::PathConfirmed { peer: id, remote: candidate.remote, round_trip });
@@ -336,8 +454,9 @@ impl Node {
         if peer.candidate.as_ref().is_some_and(|candidate| candidate.remote == arrival.source) {
             return;
         }
-        let allowance = 3 * arrival.length as u64;
-        peer.candidate = Some(Candidate { remote: arrival.source, token, sent: now, tries: 1, allowance });
+        // Where the place itself is not confirmed yet, the other mapping takes its place.
+        let announced = peer.candidate.as_ref().is_some_and(|candidate| candidate.announced);
+        peer.candidate = Some(Candidate::new(arrival.source, token, now, arrival.length, announced));
         let again = peer.repeat_after(1);
         self.timers.set(Timer::Challenge(id), now + again);
         self.send_to(id, arrival.destination, arrival.source, &[Message::PathChallenge { token }]);
@@ -345,6 +464,7 @@ impl Node {
 
     /// The peer's answer to our update.
     pub(crate) fn handle_acknowledgement(&mut self, now: Time, id: PeerId, arrival: &Arrival, ack: &Acknowledgement) {
+        let token = self.random.u64();
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let Some(update) = peer.update.as_ref().filter(|update| update.sequence == ack.sequence) else { return };
         match ack.status {
@@ -366,40 +486,68 @@ impl Node {
                 return;
             }
         }
+        let proven = arrival.source == peer.remote || update.proven == Some(arrival.source);
         let (started, sent, tries, lost) = (update.started, update.sent, update.tries, update.lost);
+        let quiet = !update.held && arrival.source == peer.remote && ack.place == peer.places.local;
         peer.update = None;
+        peer.unannounced = false;
         self.timers.stop(Timer::Update(id));
         if tries == 1 {
             peer.sample_round_trip(now.since(sent));
         }
-        // It answered from where we asked it: one of its addresses that we can reach from here.
-        peer.remote = arrival.source;
-        peer.candidate = None;
-        peer.places.local = ack.place;
         peer.observed = Some(ack.observed);
+        self.check_later(now, id);
+        if quiet {
+            let saved = self.peers[&id].saved();
+            self.op(KernelOp::SavePeer(saved), Some(Asked::Effect("saving a peer")));
+            self.introduce_on(now, id);
+            return;
+        }
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        peer.places.local = ack.place;
         peer.peer_refuses_rewrite = ack.flags.contains(UpdateFlags::REWRITE_REFUSED);
+        let mut challenge = Vec::new();
+        if proven {
+            // It answered from where we asked it: one of its addresses that we can reach from here.
+            peer.remote = arrival.source;
+            peer.candidate = None;
+            self.timers.stop(Timer::Challenge(id));
+        } else {
+            // It claims to be somewhere else (P-18).
+            peer.candidate = Some(Candidate::new(arrival.source, token, now, arrival.length, true));
+            challenge.push(Message::PathChallenge { token });
+            let again = peer.repeat_after(1);
+            self.timers.set(Timer::Challenge(id), now + again);
+        }
         let source = peer.source;
         let translated = source.is_some_and(|source| source != ack.observed.ip());
         let (flows, moved) = (peer.flows.len(), peer.moved_flows());
-        let waiting = !peer.introductions.active.is_empty();
-        self.choose_carrier(id, translated || self.peers[&id].translated());
+        self.choose_carrier(id);
         self.set_tunnel_path(id);
         self.put_binding_in_force(id);
         self.refresh_sets();
         self.refresh_listening(now);
-        self.op(KernelOp::Kick { peer: id, lost }, Some(Asked::Effect("waking senders")));
-        if let Some(to) = source {
-            self.event(Event::Moved { peer: id, to, translated, took: now.since(started), flows });
+        if flows > 0 {
+            self.op(KernelOp::Kick { peer: id, lost }, Some(Asked::Effect("waking senders")));
+            if let Some(to) = source {
+                self.event(Event::Moved { peer: id, to, translated, took: now.since(started), flows });
+            }
         }
         let locators: Vec<IpAddr> = self.attachments.keys().copied().collect();
-        self.send(id, &[Message::Locators(locators)]);
-        if translated {
-            self.timers.set_earlier(Timer::Keepalive(id), now + crate::node::KEEPALIVE);
+        challenge.push(Message::Locators(locators.clone()));
+        if let Some(peer) = self.peers.get_mut(&id) {
+            peer.told = locators;
         }
+        self.send_to(id, source, arrival.source, &challenge);
         if moved > 0 && self.rewrite_possible(id) {
             self.probe_carrier(now, id);
         }
-        if waiting {
+        self.introduce_on(now, id);
+    }
+
+    /// Introductions that waited for an update go on.
+    fn introduce_on(&mut self, now: Time, id: PeerId) {
+        if self.peers.get(&id).is_some_and(|peer| !peer.introductions.active.is_empty()) {
             self.timers.set(Timer::Introductions(id), now);
         }
     }
@@ -410,6 +558,7 @@ impl Node {
         self.config.carriers.rewrite
             && !peer.peer_refuses_rewrite
             && !peer.translated()
+            && peer.candidate.as_ref().is_none_or(|candidate| !candidate.announced)
             && peer.source.is_some_and(|source| source.is_ipv4() == peer.remote.is_ipv4())
     }
 

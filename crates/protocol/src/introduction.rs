@@ -24,6 +24,8 @@ const STEP: Duration = Duration::from_millis(50);
 const BEGUN_PER_STEP: usize = 100;
 /// Tries of each (P-15).
 const TRIES: u32 = 3;
+/// How often one is begun anew because an end moved.
+const AGAIN: u8 = 10;
 /// How long a responder waits for the echo.
 const RESPONDING: Duration = Duration::from_secs(10);
 /// The top bit of a nonce tells a carrier probe (set) from an introduction (§4, P-20).
@@ -93,10 +95,15 @@ impl Node {
             }
             peer.introductions.tag = tag;
             peer.introductions.request_tries += 1;
+            let doubt = peer.introductions.request_tries == TRIES;
             let again = peer.repeat_after(peer.introductions.request_tries);
             self.timers.set(Timer::Introductions(id), now + again);
             self.listen_for_introductions(now, id);
             self.send(id, &[Message::IntroductionRequest { tag }]);
+            if doubt {
+                // It may have dropped the session.
+                self.start_handshake_with(now, id);
+            }
             return;
         }
         self.listen_for_introductions(now, id);
@@ -176,7 +183,7 @@ impl Node {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let Some(their_index) = peer.session().map(|slot| slot.session.remote_index()) else { return };
         // The datapath may see a connection before the tracker tells of it.
-        let known = self.flows.entry(flow).or_insert_with(|| Flow::opened(now, true));
+        let known = self.flows.entry(flow).or_insert_with(|| Flow::heard_of(now));
         match &mut known.stage {
             Stage::Introducing { peer: with, nonce: own, .. } if *with == id => {
                 // Both nonces have travelled; P-13 wants them back in the sessions.
@@ -215,14 +222,19 @@ impl Node {
                 // is introduced keeps it until its socket closes.
                 self.event(Event::Refused { peer: id, reason: "a flow that it introduced belongs to another peer" });
             }
+            Stage::Echoing { peer: with, nonce: own, echo, .. } if *with == id && echo.responder_nonce == nonce => {
+                // Both ends introduce, and the peer has not seen our nonce.
+                let nonce = *own;
+                self.op(KernelOp::Introduce { flow, index: their_index, nonce }, Some(Asked::Introduce(flow)));
+            }
             Stage::Introduced { .. } | Stage::Introducing { .. } | Stage::Echoing { .. } => {}
         }
     }
 
-    /// The introducer has seen both nonces travel; the responder's answer.
-    pub(crate) fn handle_echo(&mut self, now: Time, id: PeerId, echo: &Echo) -> Message {
+    /// The introducer has seen both nonces travel; the responder's answer, if one is due.
+    pub(crate) fn handle_echo(&mut self, now: Time, id: PeerId, echo: &Echo) -> Option<Message> {
         let nonce = echo.introducer_nonce;
-        let refused = |refusal| Message::IntroductionDone { nonce, outcome: Err(refusal) };
+        let refused = |refusal| Some(Message::IntroductionDone { nonce, outcome: Err(refusal) });
         // The nonce of ours that came back names the flow (P-13).
         let Some(&flow) = self.nonces.get(&echo.responder_nonce) else { return refused(IntroductionRefusal::NotSeen) };
         let done = match self.flows.get(&flow).map(|known| &known.stage) {
@@ -236,19 +248,27 @@ impl Node {
             {
                 Some(*entry)
             }
+            // Both ends introduce. The lower nonce is the introducer's; the other end answers once it has seen it.
+            Some(Stage::Introducing { peer, nonce: own, .. } | Stage::Echoing { peer, nonce: own, .. })
+                if *peer == id && (*own < echo.introducer_nonce || !self.has_seen(&flow, echo.introducer_nonce)) =>
+            {
+                return None;
+            }
+            Some(Stage::Echoing { peer, .. }) if *peer == id => None,
             _ => return refused(IntroductionRefusal::OtherFlow),
         };
         if let Some(entry) = done {
             let introduced = Introduced { wire_port: entry.wire_local_port, tuple: flow };
-            return Message::IntroductionDone { nonce, outcome: Ok(introduced) };
+            return Some(Message::IntroductionDone { nonce, outcome: Ok(introduced) });
         }
         let Some(peer) = self.peers.get(&id) else { return refused(IntroductionRefusal::Refused) };
         // P-14
         let home = Places { local: echo.responder_place, peer: echo.introducer_place };
         if home != peer.places || home.local == NOWHERE || home.peer == NOWHERE {
-            self.nonces.remove(&echo.responder_nonce);
-            if let Some(known) = self.flows.get_mut(&flow) {
-                known.stage = Stage::Open;
+            let misled = home.local != peer.places.local;
+            self.fail_introduction(now, &flow, "an end moved meanwhile");
+            if misled {
+                self.announce_again(now, id);
             }
             return refused(IntroductionRefusal::OtherPlaces);
         }
@@ -260,7 +280,13 @@ impl Node {
             FlowEntry { peer: id, home, peer_tuple: echo.tuple, wire_local_port, wire_remote_port: echo.wire_port };
         self.install(now, flow, entry, Some((echo.introducer_nonce, echo.responder_nonce)));
         let introduced = Introduced { wire_port: wire_local_port, tuple: flow };
-        Message::IntroductionDone { nonce, outcome: Ok(introduced) }
+        Some(Message::IntroductionDone { nonce, outcome: Ok(introduced) })
+    }
+
+    /// Whether this nonce of the peer's arrived on a flow that we introduce too.
+    fn has_seen(&self, flow: &FlowTuple, nonce: u64) -> bool {
+        matches!(self.flows.get(flow).map(|known| &known.stage),
+            Some(Stage::Echoing { echo, .. }) if echo.responder_nonce == nonce)
     }
 
     /// The responder's answer to our echo.
@@ -290,7 +316,8 @@ impl Node {
             }
             Ok(_) => self.fail_introduction(now, &flow, "the peer names a flow of another transport"),
             Err(IntroductionRefusal::OtherPlaces) => {
-                self.fail_introduction(now, &flow, "an end moved meanwhile");
+                self.announce_again(now, id);
+                self.introduce_again(now, &flow);
             }
             Err(_) => self.fail_introduction(now, &flow, "the peer refused"),
         }
@@ -316,9 +343,28 @@ impl Node {
         self.refresh_sets();
     }
 
+    /// An end moved while a flow was introduced: the introduction begins anew, a moment later.
+    fn introduce_again(&mut self, now: Time, flow: &FlowTuple) {
+        let Some(known) = self.flows.get_mut(flow) else { return };
+        if known.again >= AGAIN {
+            self.fail_introduction(now, flow, "the ends do not agree where they are");
+            return;
+        }
+        known.again += 1;
+        let unchanged = known.clone();
+        known.stage = Stage::Open;
+        self.abandon_introduction(flow, &unchanged);
+        self.young.push_back((now + MATURE, *flow));
+        self.timers.set_earlier(Timer::Mature, now + MATURE);
+    }
+
     pub(crate) fn fail_introduction(&mut self, _now: Time, flow: &FlowTuple, reason: &'static str) {
         let Some(known) = self.flows.get_mut(flow) else { return };
         let responding = matches!(known.stage, Stage::Responding { .. });
+        if responding && !known.seen {
+            self.forget_flow(flow);
+            return;
+        }
         let before = std::mem::replace(&mut known.stage, if responding { Stage::Open } else { Stage::Failed(reason) });
         let unchanged = Flow { stage: before, ..known.clone() };
         self.abandon_introduction(flow, &unchanged);
@@ -350,16 +396,17 @@ impl Node {
     /// Ends introductions of peers that nobody echoed. Tells whether more are under way.
     pub(crate) fn sweep_introductions(&mut self, now: Time) -> bool {
         let mut more = self.peers.values().any(|peer| peer.introductions.listen_until.is_some_and(|until| until > now));
-        for known in self.flows.values_mut() {
-            if let Stage::Responding { until, nonce, .. } = known.stage {
-                if until <= now {
-                    self.nonces.remove(&nonce);
-                    known.stage = Stage::Open;
-                } else {
-                    more = true;
-                }
+        let nonces = &mut self.nonces;
+        self.flows.retain(|_, known| {
+            let Stage::Responding { until, nonce, .. } = known.stage else { return true };
+            if until > now {
+                more = true;
+                return true;
             }
-        }
+            nonces.remove(&nonce);
+            known.stage = Stage::Open;
+            known.seen
+        });
         more
     }
 }

@@ -33,6 +33,8 @@ pub(crate) const KEEPALIVE: Duration = Duration::from_secs(25);
 const FORMER: Duration = Duration::from_secs(60);
 /// Age of a session at which it is renewed.
 const RENEW: Duration = Duration::from_secs(3600);
+/// Unanswered checks of a path after which another handshake is begun.
+const CHECKS: u32 = 3;
 /// Datagrams that carry less than this many bytes of messages are not split.
 const DATAGRAM_LIMIT: usize = 1200;
 
@@ -213,6 +215,7 @@ impl Node {
     }
 
     fn handle_messages(&mut self, now: Time, id: PeerId, arrival: &Arrival, messages: Vec<Message>) {
+        self.hear_candidate(now, id, arrival);
         let mut answers = Vec::new();
         let has_update = messages.iter().any(|message| matches!(message, Message::BindingUpdate { .. }));
         for message in messages {
@@ -233,10 +236,11 @@ impl Node {
                     answers.push(Message::IntroductionReady { tag });
                 }
                 Message::IntroductionReady { tag } => self.handle_introduction_ready(now, id, tag),
-                Message::IntroductionEcho(echo) => answers.push(self.handle_echo(now, id, &echo)),
+                Message::IntroductionEcho(echo) => answers.extend(self.handle_echo(now, id, &echo)),
                 Message::IntroductionDone { nonce, outcome } => self.handle_introduced(now, id, nonce, outcome),
                 Message::BindingUpdate { sequence, flags, claimed, .. } => {
-                    answers.extend(self.handle_update(now, id, arrival, sequence, flags, claimed));
+                    let update = crate::handoff::Update { sequence, flags, claimed };
+                    self.handle_update(now, id, arrival, &update, &mut answers);
                 }
                 Message::BindingAcknowledgement { sequence, status, flags, newest, place, observed } => {
                     let acknowledgement =
@@ -262,8 +266,9 @@ impl Node {
 
     /// A socket came into being, or was found. `accepted`: its local port listens, so the other end opened it.
     pub fn handle_flow_opened(&mut self, now: Time, flow: FlowTuple, accepted: bool) {
-        if let Some(old) = self.flows.get(&flow) {
+        if let Some(old) = self.flows.get_mut(&flow) {
             if !old.closed {
+                old.seen = true;
                 return;
             }
             // The kernel took the tuple again before we had forgotten it.
@@ -453,17 +458,40 @@ impl Node {
         self.refresh_sets();
     }
 
+    /// Checks the path: that keeps a NAT's mapping, and shows whether the peer still knows us.
     fn keep_alive(&mut self, now: Time, id: PeerId) {
         let token = self.random.u64();
         let Some(peer) = self.peers.get_mut(&id) else { return };
         if peer.flows.is_empty() || peer.attachment.is_none() {
             return;
         }
-        peer.check = Some((token, now));
-        if peer.translated() {
+        if peer.update.is_some() {
+            // It finds out the same.
             self.timers.set(Timer::Keepalive(id), now + KEEPALIVE);
+            return;
         }
+        if peer.check.is_some() {
+            peer.check_tries += 1;
+        }
+        peer.check = Some((token, now));
+        let tries = peer.check_tries;
+        let pause = peer.repeat_after(1).max(Duration::from_secs(1)) * 2u32.pow(tries.min(5));
+        self.timers.set(Timer::Keepalive(id), now + pause.min(KEEPALIVE));
         self.send(id, &[Message::PathChallenge { token }]);
+        if tries >= CHECKS && (tries - CHECKS).is_multiple_of(CHECKS) {
+            // It may have started anew and not know where we are.
+            self.start_handshake_with(now, id);
+        }
+    }
+
+    /// Sets the next check of a path that has just shown that it works.
+    pub(crate) fn check_later(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers.get(&id) else { return };
+        if !peer.flows.is_empty() && (peer.translated() || peer.moved_flows() > 0) {
+            self.timers.set(Timer::Keepalive(id), now + KEEPALIVE);
+        } else {
+            self.timers.stop(Timer::Keepalive(id));
+        }
     }
 
     fn renew(&mut self, now: Time, id: PeerId) {
@@ -534,7 +562,7 @@ impl Node {
         let mut reach: BTreeMap<IpAddr, bool> = BTreeMap::new();
         for peer in self.peers.values() {
             keep.extend(peer.local_addresses());
-            if peer.places.peer != 0 && peer.moved_flows() > 0 {
+            if peer.has_left() {
                 let tunnelled = peer.carrier != Carrier::Rewrite;
                 for address in peer.remote_addresses() {
                     *reach.entry(address).or_default() |= tunnelled;
@@ -606,7 +634,14 @@ impl Node {
     }
 
     fn send_plaintext(&mut self, id: PeerId, source: Option<IpAddr>, to: SocketAddr, plaintext: &[u8]) {
-        let Some(slot) = self.peers.get_mut(&id).and_then(Peer::session) else { return };
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        if let Some(candidate) = peer.candidate.as_mut().filter(|candidate| candidate.remote == to) {
+            // P-18
+            let length = (plaintext.len() + whimbrel_handshake::CONTROL_OVERHEAD) as u64;
+            let Some(left) = candidate.control.checked_sub(length) else { return };
+            candidate.control = left;
+        }
+        let Some(slot) = peer.session() else { return };
         let Ok(payload) = slot.session.seal(plaintext) else { return };
         self.transmit(Transmit { source, destination: to, payload });
     }
@@ -690,7 +725,8 @@ impl Node {
     /// All flows that are known, in no order.
     pub fn flows(&self) -> impl Iterator<Item = FlowView> + '_ {
         self.flows.iter().filter(|(_, flow)| !flow.closed).map(|(tuple, flow)| {
-            let places = flow.entry().and_then(|entry| self.peers.get(&entry.peer)).map(|peer| peer.places);
+            let peer = flow.entry().and_then(|entry| self.peers.get(&entry.peer));
+            let places = peer.map(Peer::places_in_force);
             flow.view(*tuple, places)
         })
     }

@@ -78,7 +78,8 @@ pub struct Binding {
     pub places: Places,
     /// For all other flows of the peer.
     pub carrier: Carrier,
-    /// This host's address towards the peer.
+    /// This host's address towards the peer; unspecified where something on the way translates, so that nothing can
+    /// arrive rewritten.
     pub local_locator: IpAddr,
     /// The peer's address.
     pub peer_locator: IpAddr,
@@ -95,7 +96,7 @@ pub struct TunnelPath {
     pub source: Option<IpAddr>,
     /// The peer's control port as seen from here.
     pub remote: SocketAddr,
-    /// Bytes that may still be sent there before the path is confirmed (P-18); `None`: confirmed.
+    /// Bytes that may be sent there from now on, before the path is confirmed (P-18); `None`: confirmed.
     pub allowance: Option<u64>,
     /// Whether packets are sealed, or carried plain with a token.
     pub sealed: bool,

@@ -33,6 +33,8 @@ pub(crate) struct SessionSlot {
     pub(crate) settled: bool,
     /// When it is no longer received from, once another took its place.
     pub(crate) until: Option<Time>,
+    /// Where the peer asked for it, and at which of our addresses. That it knows the keys will show that it is there.
+    pub(crate) origin: Option<(SocketAddr, Option<IpAddr>)>,
 }
 
 /// A binding update of ours that was not acknowledged yet.
@@ -44,17 +46,46 @@ pub(crate) struct PendingUpdate {
     pub(crate) tries: u32,
     /// The path before is gone, and with it what was under way.
     pub(crate) lost: bool,
+    /// Flows wait for the answer. Else it only tells a peer that may have forgotten it where we are.
+    pub(crate) held: bool,
+    /// Where it was sent beside the confirmed endpoint, and the challenge that went along.
+    pub(crate) asked: Vec<(SocketAddr, u64)>,
+    /// The one of these that has answered its challenge.
+    pub(crate) proven: Option<SocketAddr>,
 }
 
-/// A place of the peer that was announced and is not confirmed yet.
+impl PendingUpdate {
+    pub(crate) fn new(sequence: u32, now: Time, lost: bool, held: bool) -> Self {
+        Self { sequence, started: now, sent: now, tries: 0, lost, held, asked: Vec::new(), proven: None }
+    }
+}
+
+/// An endpoint of the peer that is not confirmed yet.
 #[derive(Debug)]
 pub(crate) struct Candidate {
     pub(crate) remote: SocketAddr,
     pub(crate) token: u64,
     pub(crate) sent: Time,
     pub(crate) tries: u32,
-    /// Bytes that may go there before the answer (P-18).
-    pub(crate) allowance: u64,
+    /// A binding update came from there, so that flows are led there. Else it may be another mapping of the peer's NAT
+    /// (P-26), and all goes on as before until it answers.
+    pub(crate) announced: bool,
+    /// Bytes that the tunnel may still be allowed to send there (P-18).
+    pub(crate) tunnel: u64,
+    /// Bytes of control datagrams that may still go there.
+    pub(crate) control: u64,
+}
+
+/// Bytes of the allowance that are kept for control datagrams.
+const CONTROL_SHARE: u64 = 600;
+
+impl Candidate {
+    /// After `received` bytes from there.
+    pub(crate) fn new(remote: SocketAddr, token: u64, now: Time, received: usize, announced: bool) -> Self {
+        let allowance = 3 * received as u64;
+        let tunnel = if announced { allowance.saturating_sub(CONTROL_SHARE) } else { 0 };
+        Self { remote, token, sent: now, tries: 1, announced, tunnel, control: allowance - tunnel }
+    }
 }
 
 /// Where the peer was or is, by the number of the place.
@@ -120,6 +151,12 @@ pub(crate) struct Peer {
     pub(crate) peer_refuses_rewrite: bool,
     /// Token of the last unsolicited challenge, for the round trip and the observed address.
     pub(crate) check: Option<(u64, Time)>,
+    /// How often it was repeated.
+    pub(crate) check_tries: u32,
+    /// The peer may not know where we are: it is told when there is a session.
+    pub(crate) unannounced: bool,
+    /// Addresses of ours that it was told.
+    pub(crate) told: Vec<IpAddr>,
     pub(crate) round_trip: Option<Duration>,
     pub(crate) introductions: Introductions,
     pub(crate) flows: BTreeSet<FlowTuple>,
@@ -157,6 +194,9 @@ impl Peer {
             observed: None,
             peer_refuses_rewrite: false,
             check: None,
+            check_tries: 0,
+            unannounced: false,
+            told: Vec::new(),
             round_trip: None,
             introductions: Introductions::default(),
             flows: BTreeSet::new(),
@@ -228,22 +268,48 @@ impl Peer {
         (first * 2u32.pow(tries.saturating_sub(1).min(8))).min(Duration::from_secs(2))
     }
 
-    /// Whether any flow is not where it is at home.
+    /// The places as the data plane is to have them. No flow is at home at a place that is not confirmed: native
+    /// packets would know no allowance (P-18).
+    pub(crate) fn places_in_force(&self) -> Places {
+        match &self.candidate {
+            Some(candidate) if candidate.announced => Places { peer: NOWHERE, ..self.places },
+            _ => self.places,
+        }
+    }
+
+    /// How many flows are not where they are at home.
     pub(crate) fn moved_flows(&self) -> usize {
-        self.homes.iter().filter(|&(home, _)| *home != self.places).map(|(_, count)| count).sum()
+        let places = self.places_in_force();
+        self.homes.iter().filter(|&(home, _)| *home != places).map(|(_, count)| count).sum()
+    }
+
+    /// Whether the peer is elsewhere than at the home of any of its flows.
+    pub(crate) fn has_left(&self) -> bool {
+        let places = self.places_in_force();
+        self.homes.keys().any(|home| home.peer != places.peer)
+    }
+
+    /// Where flows are led: the endpoint that was announced last, whether or not it is confirmed.
+    pub(crate) fn heading(&self) -> SocketAddr {
+        match &self.candidate {
+            Some(candidate) if candidate.announced => candidate.remote,
+            _ => self.remote,
+        }
     }
 
     /// The binding as the data plane is to have it.
     pub(crate) fn binding(&self) -> Binding {
-        let peer_locator = self.candidate.as_ref().map_or(self.remote, |candidate| candidate.remote).ip();
+        let peer_locator = self.heading().ip();
         let unspecified = match peer_locator {
             IpAddr::V4(_) => IpAddr::from([0; 4]),
             IpAddr::V6(_) => IpAddr::from([0; 16]),
         };
+        // Through a NAT nothing arrives rewritten, and what arrives under its address may be anybody's.
+        let local_locator = self.source.filter(|_| !self.translated()).unwrap_or(unspecified);
         Binding {
-            places: self.places,
+            places: self.places_in_force(),
             carrier: self.carrier,
-            local_locator: self.source.unwrap_or(unspecified),
+            local_locator,
             peer_locator,
             former: self.former.clone(),
         }
@@ -251,7 +317,7 @@ impl Peer {
 
     /// Keeps the present pair of locators acceptable while another takes its place (P-22).
     pub(crate) fn retire_path(&mut self) {
-        if let Some(source) = self.source {
+        if let Some(source) = self.source.filter(|_| !self.translated()) {
             let pair = (source, self.remote.ip());
             self.former.retain(|former| *former != pair);
             self.former.insert(0, pair);
@@ -306,6 +372,16 @@ impl Peer {
         theirs || ours
     }
 
+    /// The place in force is seen under another mapping of its NAT from now on (P-26).
+    pub(crate) fn follow_mapping(&mut self, observed: SocketAddr) {
+        let here = self.places.peer;
+        if let Some(place) = self.known_places.iter_mut().find(|place| place.number == here)
+            && place.claimed.ip() != place.observed.ip()
+        {
+            place.observed = observed;
+        }
+    }
+
     /// Numbers the place that an update with `sequence` announces (P-25) and remembers it.
     pub(crate) fn number_place(&mut self, sequence: u32, claimed: SocketAddr, observed: SocketAddr) -> u32 {
         let here = self.known_places.iter().find(|place| {
@@ -317,7 +393,14 @@ impl Peer {
             return place.number;
         }
         if self.known_places.len() >= PLACES_REMEMBERED {
-            self.known_places.remove(0);
+            let in_force = self.places.peer;
+            let at_home = |place: &KnownPlace| self.homes.keys().any(|home| home.peer == place.number);
+            let known = &self.known_places;
+            let oldest = known.iter().position(|place| place.number != in_force && !at_home(place));
+            let oldest = oldest.or_else(|| known.iter().position(|place| place.number != in_force));
+            if let Some(oldest) = oldest {
+                self.known_places.remove(oldest);
+            }
         }
         self.known_places.push(KnownPlace { number: sequence, claimed, observed });
         sequence

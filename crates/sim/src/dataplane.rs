@@ -3,8 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 
-use whimbrel_protocol::{Binding, Carrier, FlowEntry, KernelOp, PeerId, TunnelPath};
+use std::time::Duration;
+
+use whimbrel_protocol::{Binding, Carrier, FlowEntry, KernelOp, PeerId, Time, TunnelPath};
 use whimbrel_wire::{FlowTuple, Transport};
+
+/// How long programs work on after the last moved flow is gone or home: the daemon does so for what is under way.
+const LINGER: Duration = Duration::from_secs(60);
 
 /// How a segment of a flow leaves its host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,16 +49,18 @@ pub struct DataPlane {
     pub(crate) reached: BTreeSet<IpAddr>,
     keys: BTreeMap<u32, PeerId>,
     paths: BTreeMap<PeerId, TunnelPath>,
+    /// Until when programs work on after the last moved flow.
+    carrying_until: Option<Time>,
 }
 
 impl DataPlane {
     /// Carries out what concerns the maps and the tunnel.
-    pub(crate) fn apply(&mut self, op: &KernelOp) {
+    pub(crate) fn apply(&mut self, now: Time, op: &KernelOp) {
         match op {
             KernelOp::ListenForIntroductions { indices } => self.listening = indices.iter().copied().collect(),
             KernelOp::InstallFlow { flow, entry } => self.install(*flow, *entry),
             KernelOp::RemoveFlow { flow } => self.remove(flow),
-            KernelOp::SetBinding { peer, binding, moved } => self.bind(*peer, binding.clone(), *moved),
+            KernelOp::SetBinding { peer, binding, moved } => self.bind(now, *peer, binding.clone(), *moved),
             KernelOp::RemoveBinding { peer } => {
                 self.bindings.remove(peer);
                 self.locators.retain(|_, of| of != peer);
@@ -69,7 +76,9 @@ impl DataPlane {
             KernelOp::RemoveTunnelKeys { receive_index } => {
                 self.keys.remove(receive_index);
             }
-            KernelOp::SetTunnelPath { peer, path, .. } => self.lead(*peer, path.clone()),
+            KernelOp::SetTunnelPath { peer, path, .. } => {
+                self.paths.insert(*peer, path.clone());
+            }
             KernelOp::Introduce { .. }
             | KernelOp::Probe { .. }
             | KernelOp::Kick { .. }
@@ -93,7 +102,8 @@ impl DataPlane {
         }
     }
 
-    fn bind(&mut self, peer: PeerId, binding: Binding, moved: bool) {
+    fn bind(&mut self, now: Time, peer: PeerId, binding: Binding, moved: bool) {
+        let carrying = self.bindings.values().any(|(_, moved)| *moved);
         let same = self.bindings.get(&peer).is_some_and(|(before, _)| {
             (before.local_locator, before.peer_locator) == (binding.local_locator, binding.peer_locator)
         });
@@ -102,24 +112,17 @@ impl DataPlane {
             self.heard.retain(|flow| flows.get(flow).is_some_and(|entry| entry.peer != peer));
         }
         self.locators.retain(|_, of| *of != peer);
-        // Without a moved flow the programs are not attached, so the pairs may as well not be there.
-        if moved {
-            self.locators.insert((binding.peer_locator, binding.local_locator), peer);
-            for (local, remote) in &binding.former {
-                self.locators.entry((*remote, *local)).or_insert(peer);
-            }
+        let pairs =
+            std::iter::once((binding.local_locator, binding.peer_locator)).chain(binding.former.iter().copied());
+        for (local, remote) in pairs.filter(|(local, _)| !local.is_unspecified()) {
+            self.locators.insert((remote, local), peer);
         }
         self.bindings.insert(peer, (binding, moved));
-    }
-
-    fn lead(&mut self, peer: PeerId, mut path: TunnelPath) {
-        if let (Some(before), Some(allowed)) = (self.paths.get(&peer), path.allowance) {
-            if let (true, Some(left)) = (before.remote == path.remote, before.allowance) {
-                // The same unconfirmed place: what was spent is spent.
-                path.allowance = Some(allowed.min(left));
-            }
+        if self.bindings.values().any(|(_, moved)| *moved) {
+            self.carrying_until = None;
+        } else if carrying {
+            self.carrying_until = Some(now + LINGER);
         }
-        self.paths.insert(peer, path);
     }
 
     /// The daemon is gone: the maps are pinned, the tunnel is not.
@@ -169,10 +172,15 @@ impl DataPlane {
     /// The own tuple of what came in between these endpoints, if that is a wire tuple.
     pub(crate) fn ingress(
         &self,
+        now: Time,
         transport: Transport,
         source: SocketAddr,
         destination: SocketAddr,
     ) -> Option<FlowTuple> {
+        // Without a moved flow the programs do nothing.
+        if self.carrying_until.is_none_or(|until| until < now) && !self.bindings.values().any(|(_, moved)| *moved) {
+            return None;
+        }
         let peer = self.locators.get(&(source.ip(), destination.ip()))?;
         let own = self.wire.get(&(*peer, transport, destination.port(), source.port())).copied()?;
         (own.remote.is_ipv4() == source.is_ipv4()).then_some(own)

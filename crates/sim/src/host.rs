@@ -1,6 +1,6 @@
 //! One host: its daemon, its sockets, its addresses, and what outlives the daemon.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use whimbrel_handshake::{PublicKey, StaticKey};
@@ -147,6 +147,3 @@ pub(crate) fn same_link(one: IpAddr, other: IpAddr) -> bool {
         _ => false,
     }
 }
-
-/// Keys that a daemon remembers over its restart.
-pub(crate) type KnownKeys = HashMap<IpAddr, PublicKey>;

@@ -41,4 +41,4 @@ pub use network::{Access, Link, NetworkId};
 pub use packet::{Body, Packet};
 pub use random::Random;
 
-pub use world::{Flow, FlowId, World};
+pub use world::{Carried, Flow, FlowId, World};

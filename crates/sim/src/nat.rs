@@ -136,11 +136,11 @@ impl Nat {
         let outside = Outside { transport, port, remote };
         if let Some(&inner) = self.outside.get(&outside) {
             let key = Inside { transport, inner, remote };
-            if let Some((_, used)) = self.inside.get_mut(&key) {
-                if *used + expiry > now {
-                    *used = now;
-                    return Inbound::To(inner);
-                }
+            if let Some((_, used)) = self.inside.get_mut(&key)
+                && *used + expiry > now
+            {
+                *used = now;
+                return Inbound::To(inner);
             }
             self.forget(key, port);
         }

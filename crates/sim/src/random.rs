@@ -14,7 +14,7 @@ impl Random {
     }
 
     /// 64 bits.
-    pub fn next(&mut self) -> u64 {
+    pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -24,7 +24,7 @@ impl Random {
 
     /// Below `limit`; 0 where that is 0.
     pub fn below(&mut self, limit: u64) -> u64 {
-        if limit == 0 { 0 } else { self.next() % limit }
+        if limit == 0 { 0 } else { self.bits() % limit }
     }
 
     /// An index of a slice of this length.
@@ -46,7 +46,7 @@ impl Random {
     pub fn seed(&mut self) -> [u8; 32] {
         let mut out = [0; 32];
         for chunk in out.chunks_mut(8) {
-            chunk.copy_from_slice(&self.next().to_be_bytes());
+            chunk.copy_from_slice(&self.bits().to_be_bytes());
         }
         out
     }

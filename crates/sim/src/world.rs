@@ -319,6 +319,11 @@ impl World {
         self.check_except(&[]);
     }
 
+    /// What happened last, a line each.
+    pub fn traced(&self) -> impl Iterator<Item = &str> {
+        self.trace.iter().map(String::as_str)
+    }
+
     // ---- time
 
     /// Lets time pass.
@@ -413,6 +418,12 @@ impl World {
         self.remove_all(host);
         self.add(host, network, parse(address));
         self.notify(host);
+    }
+
+    /// Moves by hand, to an address where one is given.
+    pub fn hand_off(&mut self, host: HostId, to: Option<&str>) {
+        let (now, routes) = (self.now, self.hosts[host.0].routes());
+        self.with_node(host, |node| node.hand_off(now, &routes, to.map(parse)));
     }
 
     fn add(&mut self, host: HostId, network: NetworkId, address: IpAddr) {

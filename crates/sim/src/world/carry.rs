@@ -226,7 +226,7 @@ impl World {
         }
         self.ledger.receive(host, packet.source.ip(), packet.length());
         let seen = FlowTuple { transport: packet.transport, local: packet.destination, remote: packet.source };
-        let wire = of.plane.ingress(packet.transport, packet.source, packet.destination);
+        let wire = of.plane.ingress(self.now, packet.transport, packet.source, packet.destination);
         let own = wire.unwrap_or(seen);
         match &packet.body {
             Body::Control(payload) => self.land_control(network, host, packet, payload),
@@ -266,12 +266,12 @@ impl World {
                 self.arrive(network, host, *inner, packet, of, Carried::Tunnelled);
             }
             Body::Reset => {
-                if let Some(&(flow, end)) = of.sockets.get(&own) {
-                    if self.flows[flow.0].open == [true; 2] {
-                        self.flows[flow.0].broken = true;
-                        let what = format!("end {end} of {flow:?} is reset by {packet}");
-                        self.ledger.violation(Kind::Reset, self.now, what);
-                    }
+                if let Some(&(flow, end)) = of.sockets.get(&own)
+                    && self.flows[flow.0].open == [true; 2]
+                {
+                    self.flows[flow.0].broken = true;
+                    let what = format!("end {end} of {flow:?} is reset by {packet}");
+                    self.ledger.violation(Kind::Reset, self.now, what);
                 }
             }
         }

@@ -207,7 +207,7 @@ impl World {
     fn carry_out(&mut self, host: HostId, op: &KernelOp) -> Result<(), OpFailed> {
         self.trace(|w| format!("{} does {}", w.hosts[host.0].name, brief(op)));
         let of = &mut self.hosts[host.0];
-        of.plane.apply(op);
+        of.plane.apply(self.now, op);
         match op {
             KernelOp::SavePeer(saved) => {
                 of.saved.insert(saved.id, saved.clone());

@@ -1,0 +1,7 @@
+//! Nodes on a simulated network. `WHIMBREL_SIM_TRACE=1` shows what happens; `WHIMBREL_SIM_SEED` and
+//! `WHIMBREL_SIM_RUNS` choose what the random runs do.
+
+mod chance;
+mod common;
+mod moves;
+mod nat;

@@ -1,0 +1,348 @@
+//! Hosts move between public addresses; connections stay.
+
+use std::time::Duration;
+
+use whimbrel_protocol::{Carriers, Config};
+use whimbrel_sim::{Access, Carried, Filter, Kind};
+use whimbrel_wire::Transport;
+
+use crate::common::{AWAY, FURTHER, HOME, SECOND, Two, introduced, settle_as};
+
+#[test]
+fn a_move_between_public_addresses_goes_over_to_rewriting() {
+    let (Two { mut world, client, away, .. }, flows) = Two::flowing(1, 3);
+    world.move_to(client, away, AWAY);
+    world.assert_delivering(SECOND);
+    settle_as(&mut world, &flows, Carried::Rewritten);
+    world.check();
+}
+
+#[test]
+fn the_first_byte_flows_after_one_round_trip() {
+    let (Two { mut world, client, away, .. }, flows) = Two::flowing(2, 1);
+    world.move_to(client, away, AWAY);
+    let moved = world.now();
+    let back = |w: &whimbrel_sim::World| w.flow(flows[0]).arrived[0].is_some_and(|at| at > moved);
+    assert!(world.wait(SECOND, back));
+    let took = world.now().since(moved);
+    assert!(took <= Duration::from_millis(21), "{took:?} at a round trip of 20 ms");
+    world.check();
+}
+
+#[test]
+fn without_the_tunnel_rewriting_does_it_all() {
+    let config = || Config { carriers: Carriers { rewrite: true, tunnel: false }, ..Config::default() };
+    let mut two = Two::with(3, config(), config());
+    let flows = two.flow(2);
+    two.world.move_to(two.client, two.away, AWAY);
+    two.world.assert_delivering(2 * SECOND);
+    settle_as(&mut two.world, &flows, Carried::Rewritten);
+    two.world.check();
+}
+
+#[test]
+fn without_rewriting_the_tunnel_does_it_all() {
+    for both in [true, false] {
+        let config = Config { carriers: Carriers { rewrite: false, tunnel: true }, ..Config::default() };
+        let mut two = Two::with(4, if both { config.clone() } else { Config::default() }, config);
+        let flows = two.flow(2);
+        two.world.move_to(two.client, two.away, AWAY);
+        two.world.assert_delivering(SECOND);
+        two.world.run_for(40 * SECOND);
+        settle_as(&mut two.world, &flows, Carried::Tunnelled);
+        two.world.check();
+    }
+}
+
+#[test]
+fn back_home_flows_are_native_again() {
+    let (Two { mut world, client, home, away, .. }, flows) = Two::flowing(5, 2);
+    world.move_to(client, away, AWAY);
+    world.assert_delivering(SECOND);
+    settle_as(&mut world, &flows, Carried::Rewritten);
+    world.move_to(client, home, HOME);
+    world.assert_delivering(SECOND);
+    settle_as(&mut world, &flows, Carried::Native);
+    world.check();
+}
+
+#[test]
+fn flows_of_several_homes() {
+    let (Two { mut world, client, home, away, further, .. }, mut flows) = Two::flowing(6, 2);
+    for (network, address) in [(away, AWAY), (further, FURTHER), (home, HOME), (away, AWAY), (further, FURTHER)] {
+        world.move_to(client, network, address);
+        world.assert_delivering(SECOND);
+        flows.push(world.connect(client, "10.9.0.1:80"));
+        introduced(&mut world, &flows);
+    }
+    world.assert_delivering(SECOND);
+    world.check();
+}
+
+#[test]
+fn a_place_that_was_never_announced_is_not_taken_for_another() {
+    // Nothing flows when the client moves; what is opened there is not at home where the client was first met.
+    let (Two { mut world, client, home, away, .. }, flows) = Two::flowing(7, 1);
+    world.close(flows[0]);
+    world.run_for(90 * SECOND);
+    world.move_to(client, away, AWAY);
+    world.run_for(SECOND);
+    let flow = world.connect(client, "10.9.0.1:80");
+    introduced(&mut world, &[flow]);
+    world.assert_delivering(SECOND);
+    world.move_to(client, home, HOME);
+    world.assert_delivering(SECOND);
+    world.check();
+}
+
+#[test]
+fn ten_quick_moves() {
+    for pause in [1, 5, 9, 10, 11, 15, 20, 25, 30, 60, 200] {
+        let (Two { mut world, client, home, away, further, .. }, _) = Two::flowing(8, 3);
+        for step in 0..10 {
+            let (network, address) = [(away, AWAY), (further, FURTHER), (home, HOME)][step % 3];
+            world.move_to(client, network, address);
+            world.run_for(Duration::from_millis(pause));
+        }
+        world.assert_delivering(2 * SECOND);
+        world.run_for(3 * SECOND);
+        world.assert_delivering(SECOND);
+        world.check();
+    }
+}
+
+#[test]
+fn the_server_moves() {
+    let (Two { mut world, client, server, home, away, far, further, .. }, flows) = Two::flowing(9, 3);
+    world.move_to(server, further, FURTHER);
+    world.assert_delivering(SECOND);
+    settle_as(&mut world, &flows, Carried::Rewritten);
+    world.move_to(client, away, AWAY);
+    world.assert_delivering(SECOND);
+    world.move_to(server, far, "10.9.0.1");
+    world.assert_delivering(SECOND);
+    world.move_to(client, home, HOME);
+    world.assert_delivering(SECOND);
+    settle_as(&mut world, &flows, Carried::Native);
+    world.check();
+}
+
+#[test]
+fn both_move_at_once_and_one_kept_its_old_address() {
+    let (Two { mut world, client, server, away, further, .. }, _) = Two::flowing(10, 2);
+    world.attach(server, further, FURTHER);
+    world.move_to(client, away, AWAY);
+    world.assert_delivering(3 * SECOND);
+    world.detach(server, "10.9.0.1");
+    world.assert_delivering(3 * SECOND);
+    world.check();
+}
+
+#[test]
+fn make_before_break() {
+    let (Two { mut world, client, home, away, .. }, flows) = Two::flowing(11, 2);
+    for _ in 0..3 {
+        world.attach(client, away, AWAY);
+        world.run_for(SECOND);
+        world.assert_delivering(SECOND);
+        world.detach(client, HOME);
+        world.run_for(SECOND);
+        world.assert_delivering(SECOND);
+        world.attach(client, home, HOME);
+        world.run_for(SECOND);
+        world.assert_delivering(SECOND);
+        world.detach(client, AWAY);
+        world.assert_delivering(SECOND);
+        settle_as(&mut world, &flows, Carried::Native);
+    }
+    world.check();
+}
+
+#[test]
+fn an_outage_between_two_networks() {
+    for outage in [1, 30, 300, 4000] {
+        let (Two { mut world, client, away, .. }, _) = Two::flowing(12, 2);
+        world.detach_all(client);
+        world.set_beat(None);
+        world.run_for(outage * SECOND);
+        world.move_to(client, away, AWAY);
+        world.assert_delivering(SECOND);
+        world.check();
+    }
+}
+
+#[test]
+fn the_same_place_after_an_outage() {
+    let (Two { mut world, client, home, .. }, flows) = Two::flowing(13, 2);
+    world.detach_all(client);
+    world.run_for(5 * SECOND);
+    world.attach(client, home, HOME);
+    world.assert_delivering(SECOND);
+    settle_as(&mut world, &flows, Carried::Native);
+    world.check();
+}
+
+#[test]
+fn a_change_of_family() {
+    let (Two { mut world, client, server, home, away, far, .. }, flows) = Two::flowing(14, 2);
+    // The server's second address must be known before the move.
+    world.attach(server, far, "2001:db8:9::1");
+    world.run_for(SECOND);
+    world.move_to(client, away, "2001:db8:2::2");
+    world.assert_delivering(2 * SECOND);
+    settle_as(&mut world, &flows, Carried::Tunnelled);
+    world.move_to(client, home, HOME);
+    world.assert_delivering(2 * SECOND);
+    settle_as(&mut world, &flows, Carried::Native);
+    world.check();
+}
+
+#[test]
+fn a_new_address_of_the_server_is_known_when_the_client_moves() {
+    let (Two { mut world, client, server, away, further, far, .. }, _) = Two::flowing(15, 1);
+    world.attach(server, far, "2001:db8:9::1");
+    world.attach(server, further, FURTHER);
+    world.run_for(5 * SECOND);
+    world.assert_delivering(SECOND);
+    world.move_to(client, away, "2001:db8:2::2");
+    world.assert_delivering(3 * SECOND);
+    world.check();
+}
+
+#[test]
+fn into_a_network_whose_firewall_drops_tcp_in_mid_stream() {
+    for strict in [true, false] {
+        let (mut two, flows) = Two::flowing(16, 2);
+        let filter = if strict { Filter::strict() } else { Filter::new() };
+        let walled = two.world.network(Access::Filtered(filter));
+        two.world.move_to(two.client, walled, "10.4.0.2");
+        two.world.assert_delivering(SECOND);
+        two.world.run_for(5 * SECOND);
+        settle_as(&mut two.world, &flows, if strict { Carried::Tunnelled } else { Carried::Rewritten });
+        two.world.move_to(two.client, two.away, AWAY);
+        two.world.assert_delivering(SECOND);
+        two.world.check();
+    }
+}
+
+#[test]
+fn the_server_moves_behind_a_firewall() {
+    let (mut two, _) = Two::flowing(17, 2);
+    let walled = two.world.network(Access::Filtered(Filter::new()));
+    two.world.move_to(two.server, walled, "10.4.0.2");
+    two.world.assert_delivering(SECOND);
+    // The client must stay: what it sent from elsewhere would not pass.
+    two.world.set_beat(None);
+    two.world.run_for(1000 * SECOND);
+    two.world.assert_delivering(SECOND);
+    two.world.move_to(two.server, two.further, FURTHER);
+    two.world.assert_delivering(SECOND);
+    two.world.check();
+}
+
+#[test]
+fn both_move_a_moment_apart() {
+    // The first update must have arrived before the other end leaves, or neither is heard.
+    for pause in [11, 15, 19, 20, 21, 25, 29, 30, 31, 39, 40, 41, 60] {
+        for server_first in [true, false] {
+            let (mut two, _) = Two::flowing(24, 2);
+            let ends = [(two.server, two.further, FURTHER), (two.client, two.away, AWAY)];
+            let order = if server_first { [0, 1] } else { [1, 0] };
+            for end in order {
+                two.world.move_to(ends[end].0, ends[end].1, ends[end].2);
+                two.world.run_for(Duration::from_millis(pause));
+            }
+            two.world.assert_delivering(2 * SECOND);
+            two.world.check();
+        }
+    }
+}
+
+#[test]
+fn the_peer_was_on_the_same_link() {
+    let mut two = Two::new(18);
+    two.world.move_to(two.client, two.far, "10.9.0.7");
+    let flows = two.flow(2);
+    two.world.move_to(two.client, two.away, AWAY);
+    two.world.assert_delivering(SECOND);
+    two.world.move_to(two.client, two.far, "10.9.0.7");
+    two.world.assert_delivering(SECOND);
+    settle_as(&mut two.world, &flows, Carried::Native);
+    two.world.check();
+}
+
+#[test]
+fn the_peer_came_to_the_same_link_and_left() {
+    let (mut two, _) = Two::flowing(19, 1);
+    two.world.move_to(two.client, two.far, "10.9.0.7");
+    two.world.assert_delivering(SECOND);
+    let there = two.world.connect(two.client, "10.9.0.1:80");
+    introduced(&mut two.world, &[there]);
+    two.world.assert_delivering(SECOND);
+    two.world.move_to(two.client, two.home, HOME);
+    two.world.assert_delivering(SECOND);
+    two.world.check();
+}
+
+#[test]
+fn datagram_flows_move_as_well() {
+    let mut two = Two::new(20);
+    let flow = two.world.connect_from(two.client, 5353, "10.9.0.1:53", Transport::Udp);
+    two.world.set_beat(Some(Duration::from_millis(7)));
+    introduced(&mut two.world, &[flow]);
+    two.world.move_to(two.client, two.away, AWAY);
+    two.world.assert_delivering(SECOND);
+    two.world.run_for(3 * SECOND);
+    two.world.move_to(two.client, two.home, HOME);
+    two.world.assert_delivering(SECOND);
+    two.world.check();
+}
+
+#[test]
+#[ignore = "a wire port is the flow's own port, which the kernel may give to a fresh connection (P-16)"]
+fn a_fresh_connection_may_take_the_port_of_one_that_moved() {
+    let mut two = Two::new(21);
+    let old = two.world.connect_from(two.client, 40_000, "10.9.0.1:80", Transport::Tcp);
+    introduced(&mut two.world, &[old]);
+    two.world.move_to(two.client, two.away, AWAY);
+    two.world.set_beat(Some(Duration::from_millis(7)));
+    two.world.run_for(2 * SECOND);
+    let fresh = two.world.connect_from(two.client, 40_000, "10.9.0.1:80", Transport::Tcp);
+    two.world.assert_delivering(SECOND);
+    introduced(&mut two.world, &[old, fresh]);
+    two.world.move_to(two.client, two.further, FURTHER);
+    two.world.assert_delivering(SECOND);
+    two.world.run_for(2 * SECOND);
+    two.world.assert_delivering(SECOND);
+    two.world.move_to(two.client, two.home, HOME);
+    two.world.assert_delivering(SECOND);
+    two.world.check();
+}
+
+#[test]
+fn a_suspend_over_the_weekend() {
+    let (mut two, flows) = Two::flowing(22, 2);
+    two.world.move_to(two.client, two.away, AWAY);
+    two.world.assert_delivering(SECOND);
+    two.world.detach_all(two.client);
+    two.world.sleep_all(Duration::from_secs(60 * 3600));
+    two.world.run_for(SECOND);
+    two.world.move_to(two.client, two.home, HOME);
+    two.world.assert_delivering(2 * SECOND);
+    settle_as(&mut two.world, &flows, Carried::Native);
+    two.world.check_except(&[Kind::Storm]);
+}
+
+#[test]
+fn a_hand_off_by_hand() {
+    let (mut two, flows) = Two::flowing(23, 2);
+    two.world.attach(two.client, two.away, AWAY);
+    two.world.run_for(SECOND);
+    two.world.hand_off(two.client, Some(HOME));
+    two.world.assert_delivering(SECOND);
+    settle_as(&mut two.world, &flows, Carried::Native);
+    two.world.hand_off(two.client, None);
+    two.world.assert_delivering(SECOND);
+    settle_as(&mut two.world, &flows, Carried::Rewritten);
+    two.world.check();
+}
