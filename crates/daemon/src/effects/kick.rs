@@ -106,20 +106,18 @@ impl Kicks {
                     round.waiting.remove(&flow);
                     continue;
                 }
-                if first && round.lost && socket.backoff == 0 {
-                    if let Err(error) = injector.shrink(&flow, socket.snd_una, shrunken(inner_mtu, socket)) {
-                        result = Err(error.into());
-                    }
-                    kicked += 1;
-                    continue;
-                }
                 for _ in 0..socket.backoff.min(STEPS) {
                     if let Err(error) = injector.kick(&flow, socket.snd_una) {
                         result = Err(error.into());
                         break;
                     }
                 }
-                kicked += usize::from(socket.backoff > 0);
+                // A step of back-off less is still at least the timer's smallest value since the last transmission.
+                let shrink = first && round.lost;
+                if shrink && let Err(error) = injector.shrink(&flow, socket.snd_una, shrunken(inner_mtu, socket)) {
+                    result = Err(error.into());
+                }
+                kicked += usize::from(socket.backoff > 0 || shrink);
             }
         }
         self.rounds.retain(|_, round| round.looks <= PAUSES.len() && !round.waiting.is_empty());
