@@ -106,7 +106,8 @@ fn build(root: &Path) -> Result<Tally, Failure> {
 /// Tests of all crates; `arguments` go to the test programs.
 fn cargo_test(root: &Path, part: &str, arguments: &[&str]) -> Result<Tally, Failure> {
     let mut command = Command::new(cargo());
-    command.args(["test", "--workspace", "--locked", "--no-fail-fast", "--"]).args(arguments).current_dir(root);
+    // The profile of the programs that were built before: nothing is compiled twice.
+    command.args(["test", "--release", "--workspace", "--locked", "--no-fail-fast", "--"]).args(arguments).current_dir(root);
     let mut tally = Tally::default();
     let end = process::run(&mut command, LIMIT, |line| {
         println!("{line}");
