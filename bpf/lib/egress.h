@@ -65,22 +65,22 @@ static __always_inline void wire_names_out(struct names *names, const struct flo
 /* An ICMP error that this host sends about a packet of a moved flow. */
 static __noinline int egress_icmp(struct __sk_buff *skb, const struct packet *packet)
 {
-	const struct settings *settings = get_settings();
-	struct names inner_names = {}, outer_names = {};
+	struct quotation *quotation = get_quotation();
 	struct flow_tuple own = {};
-	struct packet inner = {};
 	struct flow_entry *flow;
 	struct binding *binding;
+	struct packet *inner;
 
-	if (!packet || !settings)
+	if (!packet || !quotation)
 		return pass();
-	if (!parse(skb, packet->transport + 8, skb->protocol, &inner) || inner.part == FRAGMENT_LATER)
+	inner = &quotation->inner;
+	if (!parse(skb, packet->transport + 8, skb->protocol, inner) || inner->part == FRAGMENT_LATER)
 		return pass();
-	own.local = inner.destination;
-	own.remote = inner.source;
-	own.local_port = inner.destination_port;
-	own.remote_port = inner.source_port;
-	own.transport = inner.protocol;
+	own.local = inner->destination;
+	own.remote = inner->source;
+	own.local_port = inner->destination_port;
+	own.remote_port = inner->source_port;
+	own.transport = inner->protocol;
 	/* A router's error about a packet that was for another host names that host, and stays as it is. */
 	if (!same_address(&packet->source, &own.local) || !same_address(&packet->destination, &own.remote))
 		return pass();
@@ -94,13 +94,13 @@ static __noinline int egress_icmp(struct __sk_buff *skb, const struct packet *pa
 		return hold(COUNTER_DROPPED_ICMP_OUT);
 	if (!take_allowance(binding, skb->len - packet->network))
 		return hold(COUNTER_HELD_ALLOWANCE);
-	inner_names.source = binding->peer;
-	inner_names.destination = binding->local;
-	inner_names.source_port = flow->wire_remote_port;
-	inner_names.destination_port = flow->wire_local_port;
-	outer_names.source = binding->local;
-	outer_names.destination = binding->peer;
-	if (!rename_quotation(skb, packet, &outer_names, &inner, &inner_names))
+	quotation->inner_names.source = binding->peer;
+	quotation->inner_names.destination = binding->local;
+	quotation->inner_names.source_port = flow->wire_remote_port;
+	quotation->inner_names.destination_port = flow->wire_local_port;
+	quotation->outer_names.source = binding->local;
+	quotation->outer_names.destination = binding->peer;
+	if (!rename_quotation(skb, packet, quotation))
 		return drop(COUNTER_DROPPED_ICMP_OUT);
 	return to_wire(skb, packet, binding, flow->binding, COUNTER_ICMP_OUT);
 }

@@ -68,32 +68,33 @@ static __always_inline void hear(__u32 id, const struct flow_tuple *own, const s
 static __noinline int ingress_icmp(struct __sk_buff *skb, const struct packet *packet)
 {
 	const struct settings *settings = get_settings();
-	struct names inner_names = {}, outer_names = {};
-	struct packet inner = {};
+	struct quotation *quotation = get_quotation();
 	struct flow_tuple *own;
+	struct packet *inner;
 	__u32 *binding;
 
-	if (!packet || !settings)
+	if (!packet || !settings || !quotation)
 		return pass();
-	if (!parse(skb, packet->transport + 8, skb->protocol, &inner) || inner.part == FRAGMENT_LATER)
+	inner = &quotation->inner;
+	if (!parse(skb, packet->transport + 8, skb->protocol, inner) || inner->part == FRAGMENT_LATER)
 		return pass();
-	if (!same_address(&packet->destination, &inner.source))
+	if (!same_address(&packet->destination, &inner->source))
 		return pass();
-	binding = find_binding(&inner.destination, &inner.source);
+	binding = find_binding(&inner->destination, &inner->source);
 	if (!binding)
 		return pass();
-	own = find_own(*binding, inner.protocol, inner.source_port, inner.destination_port);
+	own = find_own(*binding, inner->protocol, inner->source_port, inner->destination_port);
 	if (!own || is_ipv4(&own->remote) != (packet->family == 4))
 		return pass();
-	inner_names.source = own->local;
-	inner_names.destination = own->remote;
-	inner_names.source_port = own->local_port;
-	inner_names.destination_port = own->remote_port;
-	outer_names.destination = own->local;
+	quotation->inner_names.source = own->local;
+	quotation->inner_names.destination = own->remote;
+	quotation->inner_names.source_port = own->local_port;
+	quotation->inner_names.destination_port = own->remote_port;
+	quotation->outer_names.destination = own->local;
 	/* The peer's own errors come from where the socket thinks it is; a router's from the router. */
-	outer_names.source = same_address(&packet->source, &inner.destination) ? own->remote : packet->source;
-	if (!same_names(&inner, &inner_names) &&
-	    !rename_quotation(skb, packet, &outer_names, &inner, &inner_names))
+	quotation->outer_names.source =
+		same_address(&packet->source, &inner->destination) ? own->remote : packet->source;
+	if (!same_names(inner, &quotation->inner_names) && !rename_quotation(skb, packet, quotation))
 		return drop(COUNTER_DROPPED_RESTORE);
 	set_mark(skb, settings);
 	return pass_counted(COUNTER_ICMP_IN);

@@ -99,21 +99,50 @@ static __always_inline bool rename_packet(struct __sk_buff *skb, const struct pa
 	return store_addresses(skb, packet, names, difference, BPF_F_RECOMPUTE_CSUM);
 }
 
+/* An ICMP error's quotation, and what it and the error are to carry. */
+struct quotation {
+	struct packet inner;
+	struct names inner_names;
+	struct names outer_names;
+};
+
+/* Too much for the stack beside everything else. Programs on tc are not interrupted by one another. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct quotation);
+} quotations SEC(".maps");
+
+static __always_inline struct quotation *get_quotation(void)
+{
+	__u32 zero = 0;
+	struct quotation *quotation = bpf_map_lookup_elem(&quotations, &zero);
+
+	if (quotation)
+		__builtin_memset(quotation, 0, sizeof(*quotation));
+	return quotation;
+}
+
 /*
  * Gives the packet that an ICMP error quotes other names, and the error itself other addresses. The ICMP checksum
  * covers the quotation; an IPv4 header and its own checksum cancel out in it.
  */
 static __noinline bool rename_quotation(struct __sk_buff *skb, const struct packet *outer,
-					const struct names *outer_names, const struct packet *inner,
-					const struct names *inner_names)
+					const struct quotation *quotation)
 {
+	const struct names *inner_names, *outer_names;
 	__u32 icmp_check, inner_difference, outer_difference, check;
+	const struct packet *inner;
 	__be16 from[2], to[2];
 	__u32 old_ports, new_ports;
 	__be16 checksum = 0;
 
-	if (!outer || !outer_names || !inner || !inner_names)
+	if (!outer || !quotation)
 		return false;
+	inner = &quotation->inner;
+	inner_names = &quotation->inner_names;
+	outer_names = &quotation->outer_names;
 	icmp_check = outer->transport + ICMP_CHECKSUM;
 	inner_difference = address_difference(inner, inner_names);
 	outer_difference = address_difference(outer, outer_names);
