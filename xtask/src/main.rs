@@ -46,7 +46,7 @@ enum Task {
         /// Series of Debian's cloud kernels
         #[arg(default_values = ["6.1", "6.12"])]
         series: Vec<String>,
-        /// Only the tests of the crates that make system calls, no scenario: needs no release build
+        /// Only the tests of the crates that make system calls, no scenario
         #[arg(long)]
         quick: bool,
     },

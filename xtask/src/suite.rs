@@ -54,7 +54,7 @@ pub(crate) fn run(root: &Path) -> Result<bool, Failure> {
     all.add(cargo_test(root, "unit tests", &[])?);
     if root_user {
         heading("tests that need root");
-        all.add(cargo_test(root, "tests that need root", &["--ignored", "--test-threads=1"])?);
+        all.add(cargo_test(root, "tests that need root", &["--tests", "--", "--ignored", "--test-threads=1"])?);
         if built.failed == 0 {
             heading("lab scenarios");
             all.add(lab(root)?);
@@ -103,11 +103,11 @@ fn build(root: &Path) -> Result<Tally, Failure> {
     Ok(tally)
 }
 
-/// Tests of all crates; `arguments` go to the test programs.
-fn cargo_test(root: &Path, part: &str, arguments: &[&str]) -> Result<Tally, Failure> {
+/// Tests of all crates; `targets` says which, and what test programs are told.
+fn cargo_test(root: &Path, part: &str, targets: &[&str]) -> Result<Tally, Failure> {
     let mut command = Command::new(cargo());
     // The profile of the programs that were built before: nothing is compiled twice.
-    command.args(["test", "--release", "--workspace", "--locked", "--no-fail-fast", "--"]).args(arguments).current_dir(root);
+    command.args(["test", "--release", "--workspace", "--locked", "--no-fail-fast"]).args(targets).current_dir(root);
     let mut tally = Tally::default();
     let end = process::run(&mut command, LIMIT, |line| {
         println!("{line}");

@@ -77,7 +77,7 @@ fn programs(root: &Path, with_lab: bool) -> Result<Programs, Failure> {
     let mut tests = Vec::new();
     let mut build = Command::new(cargo());
     build
-        .args(["test", "--no-run", "--test", "*", "--locked", "--message-format=json-render-diagnostics"])
+        .args(["test", "--release", "--no-run", "--test", "*", "--locked", "--message-format=json-render-diagnostics"])
         .current_dir(root);
     for name in TESTED_CRATES {
         build.args(["-p", name]);
