@@ -166,7 +166,7 @@ fn checksums_hold_for_any_payload() {
     on_both_families(|fixture| {
         for word in 0..=0xffff_u16 {
             // Some of them are plenty once around zero has been seen.
-            if word % 7 != 0 && word > 64 && word < 0xffc0 {
+            if word % 61 != 0 && word > 64 && word < 0xffc0 {
                 continue;
             }
             let mut packet = fixture.own_out(UDP);

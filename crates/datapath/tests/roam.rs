@@ -11,7 +11,7 @@
 mod support;
 
 use std::io::{Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use whimbrel_wire::{FlowTuple, Transport};
 
 const PEER: u32 = 7;
 const PORT: u16 = 5000;
-const BLOCK: usize = 4 << 20;
+const BLOCK: usize = 1 << 20;
 
 struct Net {
     laptop: Namespace,
@@ -206,6 +206,19 @@ fn roams(old: &str, new: &str, server: &str, tcx: bool, wire_port: impl Fn(u16) 
         assert!(counter(&host.datapath, "rewritten_in") > 0);
     }
 
+    // Another flow whose own tuple is this one's wire tuple: nothing is translated twice.
+    let other = FlowTuple { local: SocketAddr::new(new, wire), ..laptop.flow };
+    let entry = FlowEntry {
+        binding: PEER,
+        home_local_epoch: 1,
+        home_peer_epoch: 1,
+        wire_local_port: 9,
+        wire_remote_port: PORT,
+    };
+    laptop.datapath.insert_flows(&[(other, entry)]).expect("insert");
+    exchange(&mut stream, 7);
+    laptop.datapath.remove_flows(&[other]).expect("remove");
+
     // Without being told the interface.
     far.bind((1, 2), Carrier::Rewrite, peer, new, 0);
     laptop.bind((2, 1), Carrier::Rewrite, new, peer, 0);
@@ -259,6 +272,108 @@ fn connection_roams_under_another_wire_port() {
 fn connection_roams_with_filters_instead_of_tcx() {
     roams("10.1.0.2", "10.2.0.2", "10.9.0.2", false, |port| port);
     roams("fd00:1::2", "fd00:2::2", "fd00:9::2", false, |port| port ^ 1);
+}
+
+/// A moved connection, and what else goes between its hosts.
+struct Moved {
+    net: Net,
+    laptop: Host,
+    far: Host,
+    stream: TcpStream,
+    _serving: JoinHandle<()>,
+    _bpffs: Bpffs,
+}
+
+impl Moved {
+    fn new(new: &str, server: &str) -> Self {
+        let [new, peer] = [new, server].map(|address| address.parse::<IpAddr>().expect("an address"));
+        let bpffs = Bpffs::new();
+        let net = Net::new();
+        let serving = serve(&net.server, peer);
+        let stream = connect(&net.laptop, peer);
+        let (local, remote) = (stream.local_addr().expect("local"), stream.peer_addr().expect("remote"));
+        let mut datapath = Datapath::open(&bpffs.pins("laptop")).expect("open");
+        datapath.attach(index("lte"), Role::Wire).expect("attach");
+        let lte = index("lte");
+        let laptop = Host::new(datapath, local, remote, (local.port() ^ 1, PORT));
+        net.server.enter();
+        let mut datapath = Datapath::open(&bpffs.pins("server")).expect("open");
+        datapath.attach(index("eth"), Role::Wire).expect("attach");
+        let eth = index("eth");
+        let far = Host::new(datapath, remote, local, (PORT, local.port() ^ 1));
+        net.leave("wifi", 1);
+        net.join("lte", 2);
+        far.bind((1, 2), Carrier::Rewrite, peer, new, eth);
+        laptop.bind((2, 1), Carrier::Rewrite, new, peer, lte);
+        Self { net, laptop, far, stream, _serving: serving, _bpffs: bpffs }
+    }
+}
+
+fn finds_the_path_mtu(new: &str, server: &str) {
+    if !is_root() {
+        return;
+    }
+    let mut moved = Moved::new(new, server);
+    exchange(&mut moved.stream, 1);
+    // The server learns of the narrow link from the router only.
+    moved.net.router.run("ip link set n2 mtu 1300");
+    moved.net.laptop.run("ip link set lte mtu 1300");
+    exchange(&mut moved.stream, 2);
+    assert!(counter(&moved.far.datapath, "icmp_in") > 0, "{:?}", moved.far.datapath.counters());
+}
+
+#[test]
+fn path_mtu_is_found_under_other_names() {
+    finds_the_path_mtu("10.2.0.2", "10.9.0.2");
+    finds_the_path_mtu("fd00:2::2", "fd00:9::2");
+}
+
+fn carries_fragments(new: &str, server: &str) {
+    if !is_root() {
+        return;
+    }
+    let moved = Moved::new(new, server);
+    let (local, remote) = (moved.laptop.flow.local, moved.laptop.flow.remote);
+    moved.net.server.enter();
+    let server = UdpSocket::bind(remote).expect("bind");
+    moved.net.laptop.enter();
+    let laptop = UdpSocket::bind(local).expect("bind");
+    laptop.connect(remote).expect("connect");
+    for socket in [&server, &laptop] {
+        socket.set_read_timeout(Some(Duration::from_secs(20))).expect("SO_RCVTIMEO");
+    }
+    for (host, local, remote) in [(&moved.laptop, local, remote), (&moved.far, remote, local)] {
+        let entry = host.datapath.flows().expect("flows")[0].1;
+        let flow = FlowTuple { transport: Transport::Udp, local, remote };
+        host.datapath.insert_flows(&[(flow, entry)]).expect("insert");
+    }
+    for length in [1, 1000, 4000, 60_000] {
+        let sent: Vec<u8> = (0..length).map(|i| (i % 251) as u8).collect();
+        laptop.send(&sent).expect("send");
+        let mut received = vec![0; 1 << 16];
+        let (size, from) = server.recv_from(&mut received).expect("the datagram arrives");
+        assert_eq!((from, &received[..size]), (local, &sent[..]));
+        server.send_to(&sent, from).expect("send");
+        let size = laptop.recv(&mut received).expect("the answer arrives");
+        assert_eq!(&received[..size], &sent[..]);
+    }
+    for host in [&moved.laptop, &moved.far] {
+        assert!(counter(&host.datapath, "fragment_out") > 40);
+        assert!(counter(&host.datapath, "fragment_in") > 40);
+    }
+    // Nobody there any more: the error finds the socket.
+    drop(server);
+    laptop.send(&[0]).expect("send");
+    let error = laptop.recv(&mut [0]).expect_err("the port is closed");
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused);
+    assert!(counter(&moved.far.datapath, "icmp_out") > 0);
+    assert!(counter(&moved.laptop.datapath, "icmp_in") > 0);
+}
+
+#[test]
+fn fragments_and_errors_find_their_sockets() {
+    carries_fragments("10.2.0.2", "10.9.0.2");
+    carries_fragments("fd00:2::2", "fd00:9::2");
 }
 
 /// What a roamed host does with its old address: nobody may take it for one of its own any more, and its packets go to the

@@ -1,0 +1,121 @@
+//! Programs on devices come, go, and are taken over.
+
+mod support;
+
+use support::{Bpffs, Namespace, is_root, tun};
+use whimbrel_datapath::{Binding, Carrier, Datapath, Error, Features, LocatorPair, Role, features};
+
+fn pins(directory: &std::path::Path) -> Vec<String> {
+    let entries = std::fs::read_dir(directory).expect("the directory");
+    let mut names: Vec<_> =
+        entries.map(|entry| entry.expect("an entry").file_name().into_string().expect("a name")).collect();
+    names.retain(|name| name.contains('-'));
+    names.sort();
+    names
+}
+
+fn index(name: &str) -> u32 {
+    let name = std::ffi::CString::new(name).expect("no zero in it");
+    // SAFETY: a terminated string.
+    unsafe { libc::if_nametoindex(name.as_ptr()) }
+}
+
+fn takes_over(tcx: bool) {
+    if !is_root() {
+        return;
+    }
+    let bpffs = Bpffs::new();
+    let namespace = Namespace::new();
+    namespace.enter();
+    let directory = bpffs.pins("hooks");
+    namespace.run("ip link add va type veth peer name vb");
+    namespace.run("ip link add vc type veth peer name vd");
+    let _tun = tun("t");
+    let [a, c, t] = ["va", "vc", "t"].map(index);
+
+    let mut datapath = Datapath::open(&directory).expect("open");
+    if !tcx {
+        datapath.avoid_tcx();
+    }
+    assert_eq!(datapath.attached(), []);
+    datapath.attach(a, Role::IntroductionsOnly).expect("attach");
+    datapath.attach(a, Role::IntroductionsOnly).expect("attach again");
+    assert_eq!(pins(&directory).len(), 1);
+    datapath.attach(a, Role::Wire).expect("attach");
+    datapath.attach(c, Role::Wire).expect("attach");
+    datapath.attach(t, Role::Tunnel).expect("attach");
+    assert_eq!(pins(&directory).len(), 6);
+    datapath.attach(9999, Role::Wire).expect_err("there is no such interface");
+    let local = "10.0.0.1".parse().expect("address");
+    let peer = "10.0.0.2".parse().expect("address");
+    let binding = Binding {
+        local_epoch: 1,
+        peer_epoch: 2,
+        carrier: Carrier::Tunnel,
+        local,
+        peer,
+        interface: a,
+        allowance: Some(5),
+        accepted: vec![LocatorPair { local, peer }],
+    };
+    datapath.set_binding(1, &binding).expect("bind");
+    drop(datapath);
+
+    // One device goes while nobody looks.
+    namespace.run("ip link del vc");
+    let mut datapath = Datapath::open(&directory).expect("open again");
+    let mut attached = datapath.attached();
+    attached.sort_by_key(|(interface, _)| *interface);
+    assert_eq!(attached, [(a, Role::Wire), (t, Role::Tunnel)]);
+    assert_eq!(pins(&directory).len(), 4);
+    assert_eq!(datapath.bindings().expect("bindings"), [(1, binding.clone())]);
+    // Another goes while we hold it.
+    namespace.run("ip link del va");
+    datapath.detach(a).expect("detach what is gone");
+    datapath.detach(t).expect("detach");
+    datapath.detach(t).expect("detach again");
+    assert_eq!((datapath.attached(), pins(&directory)), (vec![], vec![]));
+    datapath.remove_binding(1).expect("remove");
+    assert_eq!(datapath.bindings().expect("bindings"), []);
+    datapath.attach(t, Role::Wire).expect("attach");
+    datapath.unload().expect("unload");
+    assert!(!directory.exists());
+}
+
+#[test]
+fn links_are_taken_over() {
+    takes_over(true);
+}
+
+#[test]
+fn filters_are_taken_over() {
+    takes_over(false);
+}
+
+#[test]
+fn foreign_pins_are_left_alone() {
+    if !is_root() {
+        return;
+    }
+    let bpffs = Bpffs::new();
+    Namespace::new().enter();
+    let directory = bpffs.pins("foreign");
+    let datapath = Datapath::open(&directory).expect("open");
+    drop(datapath);
+    // A map of another shape under a name of ours.
+    std::fs::remove_file(directory.join("settings")).expect("unpin");
+    std::fs::rename(directory.join("locators"), directory.join("settings")).expect("rename");
+    let Err(error) = Datapath::open(&directory) else { panic!("it must not open") };
+    assert!(matches!(error, Error::Load { .. }), "{error}");
+    assert!(directory.join("settings").exists());
+}
+
+#[test]
+fn features_are_found() {
+    if !is_root() {
+        return;
+    }
+    let Features { ring_buffer, redirect_neigh, datapath, .. } = features();
+    assert!(ring_buffer && redirect_neigh && datapath, "{:?}", features());
+    println!("{:?}", features());
+}
