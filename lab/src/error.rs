@@ -80,7 +80,9 @@ impl Error {
 #[macro_export]
 macro_rules! expect {
     ($condition:expr, $($message:tt)+) => {
-        if !$condition {
+        // Not `if !`: comparisons of floating point numbers are conditions, too.
+        if $condition {
+        } else {
             return Err($crate::Error::Expectation(format!($($message)+)));
         }
     };

@@ -24,6 +24,7 @@ pub struct Options {
 
 /// What two interfaces are connected by.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "there are a handful of them, and boxes would be in the way of every user")]
 pub enum Wire {
     /// A veth pair: no delay, no limit, segmentation offload as the kernel does it. For throughput figures.
     Veth,

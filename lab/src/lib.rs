@@ -37,6 +37,7 @@ pub use network::{Attachment, Join, Leave, Network, NetworkSpec};
 pub use process::{Cmd, Process, cpu_seconds};
 pub use programs::{
     Download, EchoServer, FlowPair, Iperf, IperfServer, Many, Nginx, PairOptions, Side, SshServer, SshSession,
+    UdpRelay,
 };
 pub use random::Random;
 pub use run::{Leftover, clean};

@@ -36,7 +36,7 @@ impl Random {
 
     /// Uniform in 0..n (n > 0).
     pub fn below(&mut self, n: u64) -> u64 {
-        (u128::from(self.next_u64()) * u128::from(n) >> 64) as u64
+        ((u128::from(self.next_u64()) * u128::from(n)) >> 64) as u64
     }
 }
 

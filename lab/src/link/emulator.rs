@@ -217,11 +217,9 @@ impl Forwarder {
             for observer in observers.iter_mut() {
                 observer(direction, &seen);
             }
-            if let Some(pcap) = capture.as_mut() {
-                if let Err(e) = pcap.write(&frame) {
-                    eprintln!("link emulator: capture of {}: {e}", link.name);
-                    *capture = None;
-                }
+            if let Some(Err(e)) = capture.as_mut().map(|pcap| pcap.write(&frame)) {
+                eprintln!("link emulator: capture of {}: {e}", link.name);
+                *capture = None;
             }
             let verdict = hook.as_mut().map_or(Verdict::Pass, |hook| hook(direction, &seen));
             match verdict {

@@ -8,4 +8,4 @@ mod traffic;
 pub use self::http::{Download, Nginx};
 pub use self::iperf::{Iperf, IperfServer};
 pub use self::ssh::{SshServer, SshSession};
-pub use self::traffic::{EchoServer, FlowPair, Many, PairOptions, Side};
+pub use self::traffic::{EchoServer, FlowPair, Many, PairOptions, Side, UdpRelay};

@@ -223,9 +223,13 @@ impl FlowPair {
         }
     }
 
-    /// When the first byte at or after `from` arrived.
-    pub fn first_arrival(&mut self, side: Side, from: MonoTime) -> Result<Option<MonoTime>> {
-        Ok(self.arrivals(side, from)?.first().map(|a| a.0))
+    /// When one end went on receiving after `from`: the end of its longest pause since then. What was still on the way at
+    /// `from` is not taken for it, if the pause is longer than those of the sender.
+    pub fn resumed(&mut self, side: Side, from: MonoTime) -> Result<Option<MonoTime>> {
+        let arrivals = self.arrivals(side, from)?;
+        let starts = std::iter::once(from).chain(arrivals.iter().map(|a| a.0));
+        let pauses = starts.zip(&arrivals).map(|(start, (end, _))| (*end - start, *end));
+        Ok(pauses.max_by_key(|(pause, _)| *pause).map(|(_, end)| end))
     }
 
     /// The longest time without a byte that ended at or after `from`.
@@ -256,6 +260,27 @@ impl FlowPair {
         expect!(server.received == client.sent, "server has {} of {} bytes", server.received, client.sent);
         expect!(client.received == server.sent, "client has {} of {} bytes", client.received, server.sent);
         Ok([client, server])
+    }
+}
+
+/// A program of an unprivileged user that passes datagrams on: it has nothing but a UDP port.
+#[derive(Debug)]
+pub struct UdpRelay(Program);
+
+impl UdpRelay {
+    /// Passes what comes to `listen` on to `to`, as user and group `nobody`, and the answers back.
+    pub fn start(host: &Host, listen: SocketAddr, to: SocketAddr) -> Result<Self> {
+        let args = [format!("--listen={listen}"), format!("--connect={to}")];
+        let command = host.command("setpriv").args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+        let command = command.args(["--bounding-set=-all", "--no-new-privs"]).arg(lab_binary()?);
+        let mut program = Program(command.args(["traffic", "udp-relay"]).args(args).label("udp-relay").spawn()?);
+        program.next("the relay listens", ANSWER)?;
+        Ok(Self(program))
+    }
+
+    /// Its process.
+    pub fn process(&mut self) -> &mut Process {
+        &mut self.0.0
     }
 }
 

@@ -59,6 +59,15 @@ pub enum Role {
         #[command(flatten)]
         flow: FlowOptions,
     },
+    /// Passes datagrams between whoever sends to one address first and another address: what an unprivileged user can do.
+    UdpRelay {
+        /// Address to listen on.
+        #[arg(long)]
+        listen: SocketAddr,
+        /// Address to pass to, and answers from.
+        #[arg(long)]
+        connect: SocketAddr,
+    },
     /// Echoes what arrives on any number of TCP connections.
     EchoServer {
         /// Address to listen on.
@@ -121,6 +130,7 @@ pub fn run(role: Role) -> Result<()> {
         Role::StreamClient { connect, flow } => stream::connect(connect, &flow),
         Role::UdpServer { listen, flow } => udp::serve(listen, &flow),
         Role::UdpClient { connect, flow } => udp::connect(connect, &flow),
+        Role::UdpRelay { listen, connect } => udp::relay(listen, connect),
         Role::EchoServer { listen } => many::serve(listen),
         Role::Many { connect, count } => many::hold(connect, count),
         Role::Requests { connect, milliseconds } => requests::requests(connect, Duration::from_millis(milliseconds)),

@@ -91,3 +91,34 @@ fn receiver(socket: &UdpSocket, flow: &Shared) {
         }
     }
 }
+
+/// Passes datagrams on in both directions; answers go to whoever sent last.
+pub(super) fn relay(listen: SocketAddr, connect: SocketAddr) -> Result<()> {
+    let bind = |address: SocketAddr| UdpSocket::bind(address).map_err(|e| Error::call("bind", address.to_string(), e));
+    let (front, back) = (Arc::new(bind(listen)?), Arc::new(bind(unspecified(connect))?));
+    back.connect(connect).map_err(|e| Error::call("connect", connect.to_string(), e))?;
+    let caller = Arc::new(std::sync::Mutex::new(None));
+    let answers = (front.clone(), back.clone(), caller.clone());
+    std::thread::spawn(move || {
+        let (front, back, caller) = answers;
+        let mut buffer = [0u8; 65_536];
+        loop {
+            // An error is an ICMP message for an earlier datagram.
+            let Ok(n) = back.recv(&mut buffer) else { continue };
+            let to: Option<SocketAddr> = *caller.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            if let Some(to) = to {
+                let _ = front.send_to(&buffer[..n], to);
+            }
+        }
+    });
+    std::thread::spawn(move || {
+        let mut buffer = [0u8; 65_536];
+        loop {
+            let Ok((n, from)) = front.recv_from(&mut buffer) else { continue };
+            *caller.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(from);
+            let _ = back.send(&buffer[..n]);
+        }
+    });
+    print(&Line::Listening { address: listen });
+    obey(&Shared::default(), || None)
+}

@@ -1,0 +1,169 @@
+//! Daemons that die, peers that vanish, connections that were there before.
+
+use std::time::Duration;
+
+use whimbrel_ipc::Carrier;
+
+use super::world::{LONG, SOME, World, all_run, carried_by, goes_on_since, site};
+use super::{Scenario, scenario};
+use crate::{Cut, Direction, Lab, MonoTime, Result, Verdict, Whimbrel, expect, wait_until};
+
+pub(super) const SCENARIOS: &[Scenario] = &[
+    scenario("adopt", "a connection that was open before the daemons started", adopt),
+    scenario("kill9-self", "kill -9 of the mobile's daemon before, during and after a move", kill_self),
+    scenario("kill9-peer", "kill -9 of the peer's daemon before, during and after a move", kill_peer),
+    scenario("kill9-both", "kill -9 of both daemons while a connection is moved", kill_both),
+    scenario("vanish-mid-handoff", "the peer vanishes in the middle of a hand-off and comes back", vanish),
+    scenario("lossy-handoff", "half of all control packets are lost during a move", lossy),
+    scenario("restart-daemons", "both daemons are stopped and started in good order while a connection is moved", restart),
+];
+
+/// UDP port of the control protocol.
+const PORT: u16 = 2031;
+
+fn adopt(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let mut pair = world.stream()?;
+    pair.wait_progress(SOME, LONG)?;
+    let (mut client, mut server) = world.daemons()?;
+    client.wait_introduced(&pair, LONG)?;
+    let b = world.b.clone();
+    world.roam(&b)?;
+    world.goes_on(&mut pair)?;
+    carried_by(&client, &pair, Carrier::Rewrite)?;
+    world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])
+}
+
+fn kill_self(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let daemons = world.daemons()?;
+    kill(&mut world, daemons, true)
+}
+
+fn kill_peer(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let daemons = world.daemons()?;
+    kill(&mut world, daemons, false)
+}
+
+/// Kills one daemon before, during and after a move of the laptop.
+fn kill(world: &mut World, daemons: (Whimbrel, Whimbrel), own: bool) -> Result<()> {
+    let (mut client, mut server) = daemons;
+    let mut pair = world.stream()?;
+    client.wait_introduced(&pair, LONG)?;
+    let (a, b) = (world.a.clone(), world.b.clone());
+
+    // Before: what was introduced is known again after the restart.
+    one_of(&mut client, &mut server, own).kill()?;
+    pair.wait_progress(SOME, LONG)?;
+    one_of(&mut client, &mut server, own).restart()?;
+    client.wait_introduced(&pair, LONG)?;
+    world.roam(&b)?;
+    pair.wait_progress(SOME, LONG)?;
+
+    // After: the data plane goes on without its daemon.
+    one_of(&mut client, &mut server, own).kill()?;
+    pair.wait_progress(2 * SOME, LONG)?;
+    one_of(&mut client, &mut server, own).restart()?;
+    pair.wait_progress(SOME, LONG)?;
+    client.wait_introduced(&pair, LONG)?;
+
+    // During: the update is on its way when it dies.
+    let updates = a.link()?.count(|d, p| d == Direction::Up && p.ports().is_some_and(|(_, to)| to == PORT));
+    world.roam(&a)?;
+    wait_until(LONG, "the laptop sends its update", || updates.get() > 0)?;
+    one_of(&mut client, &mut server, own).kill()?;
+    one_of(&mut client, &mut server, own).restart()?;
+    pair.wait_progress(SOME, LONG)?;
+    world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])
+}
+
+fn one_of<'a>(client: &'a mut Whimbrel, server: &'a mut Whimbrel, own: bool) -> &'a mut Whimbrel {
+    if own { client } else { server }
+}
+
+fn kill_both(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let (mut client, mut server) = world.daemons()?;
+    let mut pair = world.stream()?;
+    client.wait_introduced(&pair, LONG)?;
+    let (a, b) = (world.a.clone(), world.b.clone());
+    world.roam(&b)?;
+    world.goes_on(&mut pair)?;
+    client.kill()?;
+    server.kill()?;
+    pair.wait_progress(2 * SOME, LONG)?;
+    client.restart()?;
+    server.restart()?;
+    client.wait_introduced(&pair, LONG)?;
+    world.roam(&a)?;
+    pair.wait_progress(SOME, LONG)?;
+    world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])
+}
+
+fn restart(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let (mut client, mut server) = world.daemons()?;
+    let mut pair = world.stream()?;
+    client.wait_introduced(&pair, LONG)?;
+    let (a, b) = (world.a.clone(), world.b.clone());
+    world.roam(&b)?;
+    world.goes_on(&mut pair)?;
+    for daemon in [&mut client, &mut server] {
+        daemon.stop()?;
+        pair.wait_progress(SOME, LONG)?;
+        daemon.restart()?;
+    }
+    client.wait_introduced(&pair, LONG)?;
+    world.roam(&a)?;
+    pair.wait_progress(SOME, LONG)?;
+    world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])
+}
+
+fn vanish(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let (mut client, mut server) = world.daemons()?;
+    let mut pair = world.stream()?;
+    client.wait_introduced(&pair, LONG)?;
+    let b = world.b.clone();
+    let updates = b.link()?.count(|d, p| d == Direction::Up && p.ports().is_some_and(|(_, to)| to == PORT));
+    world.roam(&b)?;
+    wait_until(LONG, "the laptop sends its update", || updates.get() > 0)?;
+    world.s.link()?.cut(Cut::Silent)?;
+    let until = MonoTime::now() + Duration::from_secs(5);
+    wait_until(Duration::from_secs(6), "the peer is away for a while", || MonoTime::now() > until)?;
+    // Questions to a peer that does not answer are repeated with back-off (P-12), not in a storm.
+    println!("    {} control packets while the peer was away", updates.get());
+    expect!(updates.get() < 200, "{} control packets in five seconds", updates.get());
+    world.s.link()?.restore()?;
+    pair.wait_progress(SOME, LONG)?;
+    carried_by(&client, &pair, Carrier::Rewrite)?;
+    world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])
+}
+
+fn lossy(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let (mut client, mut server) = world.daemons()?;
+    let mut pair = world.stream()?;
+    client.wait_introduced(&pair, LONG)?;
+    for (n, to) in [world.b.clone(), world.a.clone(), world.b.clone()].into_iter().enumerate() {
+        // Every other one, the first of them lost or not by turns.
+        let mut count = n;
+        to.link()?.hook(move |_, frame| {
+            let control = frame.ip().is_some_and(|p| p.ports().is_some_and(|(from, to)| from == PORT || to == PORT));
+            count += usize::from(control);
+            if control && count % 2 == 0 { Verdict::Drop } else { Verdict::Pass }
+        });
+        world.roam(&to)?;
+        pair.wait_progress(SOME, LONG)?;
+        to.link()?.unhook();
+    }
+    goes_on_since(&mut pair, &world.at).or_else(|_| pair.wait_progress(SOME, LONG))?;
+    world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])
+}

@@ -1,0 +1,247 @@
+//! A host changes its address; the connection goes on.
+
+use std::time::Duration;
+
+use whimbrel_ipc::Carrier;
+
+use super::world::{LONG, RATE, SOME, World, all_run, carried_by, goes_on_since, is_native, ms, site};
+use super::{Scenario, scenario};
+use crate::{
+    FlowPair, Gateway, Join, Lab, Leave, MonoTime, PairOptions, Result, Side, SiteSpec, expect, wait_until,
+};
+
+pub(super) const SCENARIOS: &[Scenario] = &[
+    scenario("roam-public", "the client moves between public networks; carried by rewriting", public),
+    scenario("roam-public-v6", "the same over IPv6", public_v6),
+    scenario("roam-server", "the server moves", server),
+    scenario("roam-many-times", "ten moves between two networks; native again whenever back", many_times),
+    scenario("roam-overlap", "the new network is there before the old one goes: no stall, no retransmission", overlap),
+    scenario("roam-into-nat", "from a public network into a NAT", into_nat),
+    scenario("roam-from-nat", "from a NAT into a public network", from_nat),
+    scenario("roam-nat-to-nat", "from one NAT to another", nat_to_nat),
+    scenario("roam-nat-to-nat-random-ports", "the same; both NATs change every port", nat_to_nat_random),
+    scenario("roam-same-subnet", "both networks are 192.168.1.0/24 with the same gateway address", same_subnet),
+    scenario("roam-into-firewall", "the new network's firewall drops TCP in mid-stream", into_firewall),
+    scenario("roam-into-nat-firewall", "the same behind a NAT, as home routers are", into_nat_firewall),
+    scenario("roam-family", "an IPv4 connection moves to a network that has IPv6 only", family),
+    scenario("both-move", "client and server move in turn", both_move),
+    scenario("two-quick-handoffs", "a second move before the first is done", two_quick),
+    scenario("outage-3s", "three seconds without any network", outage_3),
+    scenario("outage-30s", "thirty seconds without any network", outage_30),
+    scenario("tunnel-forced", "configured to tunnel only, sealed and plain, between public networks", tunnel_forced),
+];
+
+/// One move from `a` to `b` and what carries the connection there.
+fn one_move(lab: &mut Lab, a: SiteSpec, b: SiteSpec, carrier: Carrier) -> Result<()> {
+    let mut world = World::new(lab, a, b)?;
+    let (mut client, mut server) = world.daemons()?;
+    let mut pair = world.stream()?;
+    client.wait_introduced(&pair, LONG)?;
+    let b = world.b.clone();
+    world.roam(&b)?;
+    world.goes_on(&mut pair)?;
+    carried_by(&client, &pair, carrier)?;
+    world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])?;
+    lab.check_links()
+}
+
+fn public(lab: &mut Lab) -> Result<()> {
+    one_move(lab, site("a").v4_only(), site("b").v4_only(), Carrier::Rewrite)
+}
+
+fn into_nat(lab: &mut Lab) -> Result<()> {
+    one_move(lab, site("a"), site("b").behind(Gateway::Nat { random_ports: false }), Carrier::Tunnel)
+}
+
+fn from_nat(lab: &mut Lab) -> Result<()> {
+    // Rewriting must undo the NAT's translation on the way out; either carrier is right if the bytes are.
+    let nat = site("a").behind(Gateway::Nat { random_ports: false });
+    one_move(lab, nat, site("b"), Carrier::Rewrite)
+}
+
+fn nat_to_nat(lab: &mut Lab) -> Result<()> {
+    let nat = Gateway::Nat { random_ports: false };
+    one_move(lab, site("a").behind(nat), site("b").behind(nat), Carrier::Tunnel)
+}
+
+fn nat_to_nat_random(lab: &mut Lab) -> Result<()> {
+    let nat = Gateway::Nat { random_ports: true };
+    one_move(lab, site("a").behind(nat), site("b").behind(nat), Carrier::Tunnel)
+}
+
+fn same_subnet(lab: &mut Lab) -> Result<()> {
+    let home = |name| site(name).behind(Gateway::NatFirewall).v4([192, 168, 1, 1], 24);
+    one_move(lab, home("a"), home("b"), Carrier::Tunnel)
+}
+
+fn into_firewall(lab: &mut Lab) -> Result<()> {
+    one_move(lab, site("a"), site("b").behind(Gateway::Firewall), Carrier::Tunnel)
+}
+
+fn into_nat_firewall(lab: &mut Lab) -> Result<()> {
+    one_move(lab, site("a"), site("b").behind(Gateway::NatFirewall), Carrier::Tunnel)
+}
+
+fn public_v6(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let (mut client, mut server) = world.daemons()?;
+    let mut pair = world.stream_to(world.at_server.ipv6()?)?;
+    client.wait_introduced(&pair, LONG)?;
+    let b = world.b.clone();
+    world.roam(&b)?;
+    world.goes_on(&mut pair)?;
+    carried_by(&client, &pair, Carrier::Rewrite)?;
+    world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])
+}
+
+fn server(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let t = world.add(lab, SiteSpec::named("t"))?;
+    let (client, server) = world.daemons()?;
+    let mut pair = world.stream()?;
+    client.wait_introduced(&pair, LONG)?;
+    world.roam_server(&t)?;
+    goes_on_since(&mut pair, &world.at_server)?;
+    carried_by(&client, &pair, Carrier::Rewrite)?;
+    // A new connection to the new address is native from the start.
+    let mut fresh = world.stream()?;
+    server.wait_connection(fresh.peer(), fresh.seen_by_server(), LONG, "known", |_| true)?;
+    fresh.wait_progress(SOME, LONG)?;
+    world.finish(fresh)?;
+    world.finish(pair)
+}
+
+fn many_times(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let (mut client, mut server) = world.daemons()?;
+    let mut pair = world.stream()?;
+    client.wait_introduced(&pair, LONG)?;
+    let (a, b) = (world.a.clone(), world.b.clone());
+    for n in 0..10 {
+        let there = n % 2 == 0;
+        world.roam(if there { &b } else { &a })?;
+        world.goes_on(&mut pair)?;
+        if there { carried_by(&client, &pair, Carrier::Rewrite)? } else { is_native(&client, &pair)? }
+    }
+    world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])
+}
+
+fn overlap(lab: &mut Lab) -> Result<()> {
+    let world = World::new(lab, site("a"), site("b"))?;
+    let (client, _server) = world.daemons()?;
+    let mut pair = world.stream()?;
+    client.wait_introduced(&pair, LONG)?;
+    let retransmits = |pair: &mut FlowPair| -> Result<[u32; 2]> {
+        let both = pair.check()?;
+        Ok([0, 1].map(|i| both[i].tcp.map_or(0, |t| t.total_retransmits)))
+    };
+    let before = retransmits(&mut pair)?;
+    let started = MonoTime::now();
+    let eth = world.laptop.join(&world.b.network, &Join::by("eth0").metric(50))?;
+    carried_by(&client, &pair, Carrier::Rewrite)?;
+    pair.wait_progress(SOME, LONG)?;
+    let old = world.a.link()?.count(|_, p| p.tcp().is_some());
+    pair.wait_progress(SOME, LONG)?;
+    expect!(old.get() == 0, "{} TCP packets took the old path after the move", old.get());
+    world.laptop.leave(&world.at, Leave::Orderly)?;
+    pair.wait_progress(SOME, LONG)?;
+    for side in [Side::Client, Side::Server] {
+        let gap = pair.longest_gap(side, started)?;
+        println!("    the longest pause at the {side:?} was {:.1} ms", ms(Some(gap)));
+        // Streams are paced in steps of a millisecond; the rest is left to a busy machine.
+        expect!(gap < Duration::from_millis(60), "{side:?} received nothing for {gap:?}");
+    }
+    let after = retransmits(&mut pair)?;
+    expect!(before == after, "segments were retransmitted: {before:?} before, {after:?} after");
+    expect!(eth.v4.is_some(), "the new network gave no address");
+    world.finish(pair)
+}
+
+fn family(lab: &mut Lab) -> Result<()> {
+    one_move(lab, site("a"), site("b").v6_only(), Carrier::Tunnel)
+}
+
+fn both_move(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let t = world.add(lab, SiteSpec::named("t"))?;
+    let (mut client, mut server) = world.daemons()?;
+    let mut pair = world.stream()?;
+    client.wait_introduced(&pair, LONG)?;
+    let (a, b, s) = (world.a.clone(), world.b.clone(), world.s.clone());
+    for (laptop_to, server_to) in [(&b, &t), (&a, &s), (&b, &t)] {
+        world.roam(laptop_to)?;
+        world.goes_on(&mut pair)?;
+        world.roam_server(server_to)?;
+        goes_on_since(&mut pair, &world.at_server)?;
+    }
+    carried_by(&client, &pair, Carrier::Rewrite)?;
+    world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])
+}
+
+fn two_quick(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let c = world.add(lab, site("c"))?;
+    let (mut client, mut server) = world.daemons()?;
+    let mut pair = world.stream()?;
+    client.wait_introduced(&pair, LONG)?;
+    let (a, b) = (world.a.clone(), world.b.clone());
+    for (first, second) in [(&b, &c), (&a, &b), (&c, &a)] {
+        world.roam(first)?;
+        // In the middle of the hand-off: the update is on its way, the answer is not back.
+        let updates = first.link()?.count(|_, p| p.ports().is_some_and(|(_, to)| to == 2031));
+        wait_until(LONG, "the laptop sends its update", || updates.get() > 0)?;
+        world.roam(second)?;
+        world.goes_on(&mut pair)?;
+    }
+    world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])
+}
+
+fn outage(lab: &mut Lab, seconds: u64) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let (mut client, mut server) = world.daemons()?;
+    let mut pair = world.stream()?;
+    client.wait_introduced(&pair, LONG)?;
+    world.laptop.leave(&world.at, Leave::Orderly)?;
+    let until = MonoTime::now() + Duration::from_secs(seconds);
+    wait_until(Duration::from_secs(seconds + 1), "the outage is over", || MonoTime::now() >= until)?;
+    world.at = world.laptop.join(&world.b.network, &Join::default())?;
+    world.goes_on(&mut pair)?;
+    carried_by(&client, &pair, Carrier::Rewrite)?;
+    world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])
+}
+
+fn outage_3(lab: &mut Lab) -> Result<()> {
+    outage(lab, 3)
+}
+
+fn outage_30(lab: &mut Lab) -> Result<()> {
+    outage(lab, 30)
+}
+
+fn tunnel_forced(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let (a, b) = (world.a.clone(), world.b.clone());
+    for (n, kind) in ["sealed", "plain"].into_iter().enumerate() {
+        let config = format!("carriers = [\"tunnel\"]\ntunnel = \"{kind}\"\n");
+        let mut client = world.laptop.whimbrel_with(&config)?;
+        let mut server = world.server.whimbrel_with(&config)?;
+        let to = world.at_server.ipv4()?;
+        let mut pair = FlowPair::tcp(&world.laptop, &world.server, to, &PairOptions::rate(RATE))?;
+        client.wait_introduced(&pair, LONG)?;
+        let bare = b.link()?.count(|_, p| p.tcp().is_some());
+        world.roam(if n == 0 { &b } else { &a })?;
+        world.goes_on(&mut pair)?;
+        carried_by(&client, &pair, Carrier::Tunnel)?;
+        expect!(n > 0 || bare.get() == 0, "{} TCP packets went outside the tunnel", bare.get());
+        world.finish(pair)?;
+        client.stop()?;
+        server.stop()?;
+    }
+    lab.check_links()
+}

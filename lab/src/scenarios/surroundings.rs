@@ -1,0 +1,228 @@
+//! What else is on the network: neighbours, filters, other hosts.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use whimbrel_ipc::ConnectionState;
+
+use super::world::{LONG, RATE, SOME, World, all_run, goes_on_since, site};
+use super::{Scenario, scenario};
+use crate::{
+    FlowPair, Gateway, Join, Lab, MonoTime, PacketCount, PairOptions, Result, Site, UdpRelay, expect, wait_until,
+};
+
+pub(super) const SCENARIOS: &[Scenario] = &[
+    scenario("on-link-before", "the peer is on the same link until the laptop leaves it", on_link_before),
+    scenario("on-link-after", "the laptop comes to the link that the peer is on", on_link_after),
+    scenario("strict-rp-filter", "both hosts drop packets that do not come from where their source is routed to", strict),
+    scenario("new-owner", "another host gets the laptop's old address; both talk to the server", new_owner),
+    scenario("two-mobiles-one-nat", "two laptops behind one NAT; one leaves, then the other", two_mobiles),
+    scenario("no-peer", "a server that runs nothing is left alone: it is asked a few times, then not again", no_peer),
+    scenario("no-peer-silent", "the same where a firewall drops the question without an answer", no_peer_silent),
+    scenario("local-thief", "a local user of a host without Whimbrel opens port 2031 and claims its connections", thief),
+];
+
+/// UDP port of the control protocol.
+const PORT: u16 = 2031;
+
+fn on_link_before(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let a = world.a.clone();
+    world.roam_server(&a)?;
+    on_link(&mut world, false)
+}
+
+fn on_link_after(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let b = world.b.clone();
+    world.roam_server(&b)?;
+    on_link(&mut world, true)
+}
+
+/// The laptop moves from `a` to `b` and back, both families; one of them is the server's own network.
+fn on_link(world: &mut World, server_in_b: bool) -> Result<()> {
+    let (mut client, mut server) = world.daemons()?;
+    let mut pairs = [world.stream_to(world.at_server.ipv4()?)?, world.stream_to(world.at_server.ipv6()?)?];
+    for pair in &pairs {
+        client.wait_introduced(pair, LONG)?;
+    }
+    let (a, b) = (world.a.clone(), world.b.clone());
+    for (there, site) in [(true, &b), (false, &a), (true, &b)] {
+        world.roam(site)?;
+        for pair in &mut pairs {
+            world.goes_on(pair)?;
+        }
+        if there == server_in_b {
+            // Neighbours talk directly.
+            let uplink = b.link()?.count(|_, p| p.tcp().is_some());
+            for pair in &mut pairs {
+                pair.wait_progress(SOME, LONG)?;
+            }
+            expect!(uplink.get() == 0 || !server_in_b, "{} packets between neighbours went over the uplink", uplink.get());
+        }
+    }
+    for pair in pairs {
+        world.finish(pair)?;
+    }
+    all_run(&mut [&mut client, &mut server])
+}
+
+fn strict(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let t = world.add(lab, crate::SiteSpec::named("t"))?;
+    for host in [&world.laptop, &world.server] {
+        host.strict_rp_filter()?;
+    }
+    let (mut client, mut server) = world.daemons()?;
+    let mut pair = world.stream()?;
+    client.wait_introduced(&pair, LONG)?;
+    let (a, b) = (world.a.clone(), world.b.clone());
+    world.roam(&b)?;
+    world.goes_on(&mut pair)?;
+    world.roam_server(&t)?;
+    goes_on_since(&mut pair, &world.at_server)?;
+    world.roam(&a)?;
+    world.goes_on(&mut pair)?;
+    // With both networks up as well: what is still on the way on the old one arrives there.
+    world.laptop.join(&world.b.network, &Join::by("eth0").metric(50))?;
+    world.laptop.strict_rp_filter()?;
+    pair.wait_progress(SOME, LONG)?;
+    for host in [&world.laptop, &world.server] {
+        expect!(host.sysctl_value("net.ipv4.conf.default.rp_filter")? == "1", "rp_filter was changed for good");
+    }
+    world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])
+}
+
+fn new_owner(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let (mut client, mut server) = world.daemons()?;
+    let mut pair = world.stream()?;
+    client.wait_introduced(&pair, LONG)?;
+    let old = world.at.clone();
+    let (a, b) = (world.a.clone(), world.b.clone());
+    world.roam(&b)?;
+    world.goes_on(&mut pair)?;
+    let other = lab.host("other")?;
+    let join = Join { address_v4: old.v4, address_v6: old.v6, ..Join::default() };
+    let at_other = other.join(&a.network, &join)?;
+    expect!(at_other.v4 == old.v4, "the other host has another address");
+    // The same port as well, so that both connections have the very same tuple in the laptop's and in the new owner's eyes,
+    // but for the server's port.
+    let options = PairOptions {
+        bind: Some(SocketAddr::new(old.ipv4()?, pair.local().port())),
+        ..PairOptions::rate(RATE)
+    };
+    let mut theirs = FlowPair::tcp(&other, &world.server, world.at_server.ipv4()?, &options)?;
+    theirs.wait_progress(SOME, LONG)?;
+    pair.wait_progress(SOME, LONG)?;
+    // The laptop itself can reach the new owner of its old address.
+    let mut neighbours = FlowPair::tcp(&world.laptop, &other, at_other.ipv4()?, &PairOptions::rate(RATE))?;
+    neighbours.wait_progress(SOME, LONG)?;
+    world.finish(neighbours)?;
+    world.finish(theirs)?;
+    world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])
+}
+
+fn two_mobiles(lab: &mut Lab) -> Result<()> {
+    let nat = Gateway::Nat { random_ports: false };
+    let mut world = World::new(lab, site("a").behind(nat), site("b"))?;
+    let tablet = lab.host("tablet")?;
+    let mut at_tablet = tablet.join(&world.a.network, &Join::default())?;
+    let (mut client, mut server) = world.daemons()?;
+    let mut third = tablet.whimbrel()?;
+    let to = world.at_server.ipv4()?;
+    let mut pair = world.stream()?;
+    // The same source port: behind the NAT only its translation tells them apart.
+    let bind = Some(SocketAddr::new(at_tablet.ipv4()?, pair.local().port()));
+    let options = PairOptions { bind, ..PairOptions::rate(RATE) };
+    let mut theirs = FlowPair::tcp(&tablet, &world.server, to, &options)?;
+    expect!(pair.seen_by_server().ip() == theirs.seen_by_server().ip(), "not behind one NAT");
+    client.wait_introduced(&pair, LONG)?;
+    third.wait_introduced(&theirs, LONG)?;
+    let b = world.b.clone();
+    world.roam(&b)?;
+    world.goes_on(&mut pair)?;
+    let status = third.connection(theirs.local(), theirs.peer())?;
+    expect!(status.is_some_and(|c| c.state == ConnectionState::Native), "the tablet's connection moved with the laptop's");
+    theirs.wait_progress(SOME, LONG)?;
+    at_tablet = tablet.roam(&at_tablet, &b.network, &Join::default())?;
+    goes_on_since(&mut theirs, &at_tablet)?;
+    pair.wait_progress(SOME, LONG)?;
+    world.finish(theirs)?;
+    world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server, &mut third])
+}
+
+/// Counts what anybody sends to or from the control port on a site's uplink.
+fn control_packets(site: &Site) -> Result<PacketCount> {
+    Ok(site.link()?.count(|_, p| p.ports().is_some_and(|(from, to)| p.udp().is_some() && (from == PORT || to == PORT))))
+}
+
+/// Opens connections for ten seconds to a server that runs nothing; `most` control packets may be seen meanwhile.
+fn ask_nobody(world: &mut World, most: u64) -> Result<()> {
+    let mut client = world.laptop.whimbrel()?;
+    let packets = control_packets(&world.s)?;
+    let started = MonoTime::now();
+    let mut pairs = Vec::new();
+    while started + Duration::from_secs(10) > MonoTime::now() {
+        let mut pair = FlowPair::tcp(&world.laptop, &world.server, world.at_server.ipv4()?, &PairOptions::rate(100_000))?;
+        pair.wait_progress(10_000, LONG)?;
+        pairs.push(pair);
+    }
+    expect!(pairs.len() >= 5, "only {} connections in ten seconds", pairs.len());
+    println!("    {} connections, {} control packets", pairs.len(), packets.get());
+    expect!((1..=most).contains(&packets.get()), "{} control packets, at most {most} are allowed", packets.get());
+    client.wait_event("nobody-there", 0, LONG)?;
+    let b = world.b.clone();
+    world.roam(&b)?;
+    let fresh = world.stream()?;
+    fresh.finish(LONG)?;
+    all_run(&mut [&mut client])
+}
+
+fn no_peer(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    // The port unreachable ends it at once (docs/protocol.md P-10); one more may have been on its way.
+    ask_nobody(&mut world, 2)
+}
+
+fn no_peer_silent(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    world.server.nft("table inet quiet {\nchain input {\ntype filter hook input priority filter;\nudp dport 2031 drop;\n}\n}\n")?;
+    ask_nobody(&mut world, 3)
+}
+
+/// The victim runs nothing. A user there passes port 2031 to a daemon of his own elsewhere, which so has a session with
+/// the server from the victim's address, and moves.
+fn thief(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let c = world.add(lab, site("c"))?;
+    let accomplice = lab.host("accomplice")?;
+    let at_c = accomplice.join(&c.network, &Join::default())?;
+    let mut server = world.server.whimbrel()?;
+    let mut thief = accomplice.whimbrel()?;
+    let victim = world.at.ipv4()?;
+    let relay = UdpRelay::start(&world.laptop, SocketAddr::new(victim, PORT), SocketAddr::new(at_c.ipv4()?, PORT))?;
+
+    // The server opens the connection, so it asks the victim's address, and the accomplice's daemon answers.
+    let mut pair = FlowPair::tcp(&world.server, &world.laptop, victim, &PairOptions::rate(RATE))?;
+    server.wait_event("peer-reached", 0, LONG)?;
+    // As many tries as an introduction gets, and their time-outs.
+    pair.wait_progress(SOME, LONG)?;
+    let until = MonoTime::now() + Duration::from_secs(8);
+    let what = "introductions have had their time";
+    wait_until(Duration::from_secs(9), what, || MonoTime::now() > until)?;
+    let never = |c: &whimbrel_ipc::Connection| matches!(c.state, ConnectionState::Pending | ConnectionState::Unprotected);
+    server.wait_connection(pair.local(), pair.peer(), LONG, "not introduced", never)?;
+
+    let before = control_packets(&world.a)?;
+    accomplice.roam(&at_c, &world.b.network, &Join::default())?;
+    pair.wait_progress(4 * SOME, LONG)?;
+    println!("    {} control packets by way of the victim after the accomplice moved", before.get());
+    server.wait_connection(pair.local(), pair.peer(), LONG, "not introduced", never)?;
+    world.finish(pair)?;
+    drop(relay);
+    all_run(&mut [&mut server, &mut thief])
+}

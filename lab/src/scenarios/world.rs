@@ -1,0 +1,156 @@
+//! What most scenarios share: a laptop, a server, two networks for the laptop, daemons on both, and what must be so after
+//! every move.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use whimbrel_ipc::{Carrier, ConnectionState};
+
+use crate::{
+    Attachment, Campus, FlowPair, Host, Join, Lab, PacketCount, PairOptions, Result, Shape, Side, Site, SiteSpec,
+    Whimbrel, expect, tcp_flags,
+};
+
+/// Time for anything that takes a few round trips, on a busy machine.
+pub(super) const LONG: Duration = Duration::from_secs(20);
+/// Time in which a stalled connection has to go on after a move: a second is the first RTO that a missed kick would cost.
+pub(super) const PROMPT: Duration = Duration::from_secs(1);
+/// Rate of streams in each direction, bits a second.
+pub(super) const RATE: u64 = 4_000_000;
+/// Bytes that must arrive in both directions before and after a move.
+pub(super) const SOME: u64 = 200_000;
+
+/// A network of the laptop: 20 ms beyond the gateway, 100 Mbit/s.
+pub(super) fn site(name: &str) -> SiteSpec {
+    SiteSpec::named(name).uplink(Shape::delay_rate(20, 100))
+}
+
+pub(super) struct World {
+    pub(super) campus: Campus,
+    pub(super) a: Site,
+    pub(super) b: Site,
+    pub(super) s: Site,
+    pub(super) laptop: Host,
+    pub(super) server: Host,
+    /// Where the laptop is.
+    pub(super) at: Attachment,
+    /// Where the server is.
+    pub(super) at_server: Attachment,
+    /// Resets that passed the server's or the laptop's uplink.
+    resets: Vec<PacketCount>,
+}
+
+impl World {
+    /// The laptop in `a`, the server in `s`.
+    pub(super) fn new(lab: &mut Lab, a: SiteSpec, b: SiteSpec) -> Result<Self> {
+        let mut campus = Campus::new(lab)?;
+        let a = campus.add(lab, a)?;
+        let b = campus.add(lab, b)?;
+        let s = campus.add(lab, SiteSpec::named("s"))?;
+        let (laptop, server) = (lab.host("laptop")?, lab.host("server")?);
+        let at_server = server.join(&s.network, &Join::by("eth0"))?;
+        let at = laptop.join(&a.network, &Join::default())?;
+        let mut world = Self { campus, a, b, s, laptop, server, at, at_server, resets: Vec::new() };
+        for site in [world.a.clone(), world.b.clone(), world.s.clone()] {
+            world.watch_resets(&site)?;
+        }
+        Ok(world)
+    }
+
+    /// Adds another network.
+    pub(super) fn add(&mut self, lab: &mut Lab, spec: SiteSpec) -> Result<Site> {
+        let site = self.campus.add(lab, spec)?;
+        self.watch_resets(&site)?;
+        Ok(site)
+    }
+
+    fn watch_resets(&mut self, site: &Site) -> Result<()> {
+        let count = site.link()?.count(|_, packet| packet.tcp().is_some_and(|t| t.has(tcp_flags::RST)));
+        self.resets.push(count);
+        Ok(())
+    }
+
+    /// Starts both daemons: the laptop's and the server's.
+    pub(super) fn daemons(&self) -> Result<(Whimbrel, Whimbrel)> {
+        Ok((self.laptop.whimbrel()?, self.server.whimbrel()?))
+    }
+
+    /// A stream from laptop to server over IPv4 that runs.
+    pub(super) fn stream(&self) -> Result<FlowPair> {
+        self.stream_to(self.at_server.ipv4()?)
+    }
+
+    pub(super) fn stream_to(&self, address: IpAddr) -> Result<FlowPair> {
+        let mut pair = FlowPair::tcp(&self.laptop, &self.server, address, &PairOptions::rate(RATE))?;
+        pair.wait_progress(SOME / 10, LONG)?;
+        Ok(pair)
+    }
+
+    /// The laptop moves to another network with the same interface; its old address vanishes.
+    pub(super) fn roam(&mut self, to: &Site) -> Result<()> {
+        self.at = self.laptop.roam(&self.at, &to.network, &Join::default())?;
+        Ok(())
+    }
+
+    /// The server moves.
+    pub(super) fn roam_server(&mut self, to: &Site) -> Result<()> {
+        self.at_server = self.server.roam(&self.at_server, &to.network, &Join::by("eth0"))?;
+        Ok(())
+    }
+
+    /// The stream goes on after the last move of the laptop; says how long each direction took.
+    pub(super) fn goes_on(&self, pair: &mut FlowPair) -> Result<()> {
+        goes_on_since(pair, &self.at)
+    }
+
+    /// Ends a stream: every byte has arrived, and nobody has reset anything.
+    pub(super) fn finish(&self, pair: FlowPair) -> Result<()> {
+        pair.finish(LONG)?;
+        self.no_resets()
+    }
+
+    /// Nobody has sent a reset so far.
+    pub(super) fn no_resets(&self) -> Result<()> {
+        let resets: u64 = self.resets.iter().map(PacketCount::get).sum();
+        expect!(resets == 0, "{resets} resets were sent");
+        Ok(())
+    }
+}
+
+/// A stream goes on promptly after a host has joined at `at`, in both directions.
+pub(super) fn goes_on_since(pair: &mut FlowPair, at: &Attachment) -> Result<()> {
+    pair.wait_progress(SOME, LONG)?;
+    for side in [Side::Client, Side::Server] {
+        let first = pair.resumed(side, at.usable_at)?;
+        let took = first.map(|t| t - at.usable_at);
+        println!("    {side:?} received again {:.1} ms after the address was there", ms(took));
+        expect!(took.is_some_and(|t| t < PROMPT), "{side:?} received nothing for {took:?}");
+    }
+    Ok(())
+}
+
+pub(super) fn ms(d: Option<Duration>) -> f64 {
+    d.map_or(f64::NAN, |d| d.as_secs_f64() * 1e3)
+}
+
+/// The pair's connection is carried so, as the laptop's daemon tells.
+pub(super) fn carried_by(daemon: &Whimbrel, pair: &FlowPair, carrier: Carrier) -> Result<()> {
+    let what = format!("moved and carried by {carrier}");
+    let good = |c: &whimbrel_ipc::Connection| c.state == ConnectionState::Moved && c.carrier == Some(carrier);
+    daemon.wait_connection(pair.local(), pair.peer(), LONG, &what, good).map(drop)
+}
+
+/// The pair's connection is where it was made: nothing carries it.
+pub(super) fn is_native(daemon: &Whimbrel, pair: &FlowPair) -> Result<()> {
+    let good = |c: &whimbrel_ipc::Connection| c.state == ConnectionState::Native;
+    daemon.wait_connection(pair.local(), pair.peer(), LONG, "native", good).map(drop)
+}
+
+/// None of the daemons has crashed.
+pub(super) fn all_run(daemons: &mut [&mut Whimbrel]) -> Result<()> {
+    for daemon in daemons {
+        let name = daemon.host().name().to_owned();
+        expect!(daemon.process().is_running(), "the daemon on {name} has ended: {}", daemon.process().stderr());
+    }
+    Ok(())
+}
