@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use whimbrel_handshake::{PublicKey, Session};
@@ -14,6 +15,9 @@ use crate::op::{Binding, Carrier, FlowEntry, PeerId, Places, SavedPeer};
 pub(crate) const NOWHERE: u32 = u32::MAX;
 /// Round trip assumed before one was measured.
 const INITIAL_ROUND_TRIP: Duration = Duration::from_millis(200);
+/// Ports that Linux gives to connections by itself, unless told otherwise (`net.ipv4.ip_local_port_range`).
+const EPHEMERAL: RangeInclusive<u16> = 32768..=60999;
+const FIRST_UNPRIVILEGED: u16 = 1024;
 /// Places remembered for a return (P-25).
 const PLACES_REMEMBERED: usize = 8;
 
@@ -351,11 +355,17 @@ impl Peer {
         self.remote_addresses.keys().copied()
     }
 
-    /// A local wire port near `wanted` that no other flow of this peer has together with `remote_port` (P-16).
-    pub(crate) fn free_wire_port(&self, wanted: u16, remote_port: u16) -> u16 {
+    /// A local wire port for a socket's port `own` that no other flow of this peer has together with `remote_port`, and that
+    /// the kernel gives to no connection by itself (P-16).
+    pub(crate) fn free_wire_port(&self, own: u16, remote_port: u16) -> u16 {
+        let wanted = if EPHEMERAL.contains(&own) { own - EPHEMERAL.start() + FIRST_UNPRIVILEGED } else { own };
         (0..u16::MAX)
             .map(|step| wanted.wrapping_add(step))
-            .find(|&port| port != 0 && !self.wire_ports.contains(&(port, remote_port)))
+            .find(|port| {
+                (*port == wanted || *port >= FIRST_UNPRIVILEGED)
+                    && !EPHEMERAL.contains(port)
+                    && !self.wire_ports.contains(&(*port, remote_port))
+            })
             .unwrap_or(wanted)
     }
 
