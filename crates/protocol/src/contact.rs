@@ -26,6 +26,8 @@ const SILENCE: Duration = Duration::from_secs(600);
 const SILENCE_LONGEST: Duration = Duration::from_secs(86_400);
 /// How long an answer to an initiation is waited for.
 const PENDING: Duration = Duration::from_secs(10);
+/// How long the peer's first datagram in a session is waited for before another handshake.
+const UNCONFIRMED: Duration = Duration::from_secs(1);
 /// Handshakes that wait for their finish; more are answered with cookies.
 const RESPONDING_MOST: usize = 1024;
 /// How long a former session is still received from (P-7).
@@ -98,6 +100,11 @@ impl Contacts {
 
     pub(crate) fn forget_peer(&mut self, id: PeerId) {
         self.addresses.retain(|_, contact| !matches!(contact, Contact::Known(known) if *known == id));
+    }
+
+    /// Whether this peer lives at an address.
+    pub(crate) fn is_known(&self, address: IpAddr, id: PeerId) -> bool {
+        matches!(self.addresses.get(&address), Some(Contact::Known(known)) if *known == id)
     }
 
     /// Whether one more handshake may be answered without a cookie.
@@ -441,6 +448,10 @@ impl Node {
             // It may have started anew and not know where we are.
             peer.unannounced = true;
         }
+        if known.is_some() {
+            self.introduce_failed(now, id);
+        }
+        let Some(peer) = self.peers.get_mut(&id) else { return };
         if hello.timestamp != 0 && !session.is_initiator() {
             peer.newest_initiation = peer.newest_initiation.max(hello.timestamp);
         }
@@ -494,7 +505,11 @@ impl Node {
                 }
             }
         }
-        self.timers.stop(Timer::Reach(id));
+        // Until the peer has shown that it has the keys too, the last message of the handshake may have been lost.
+        if let Some(peer) = self.peers.get_mut(&id).filter(|peer| !peer.has_session()) {
+            peer.reach_tries = 0;
+            self.timers.set(Timer::Reach(id), now + UNCONFIRMED);
+        }
         self.renew_later(now, id);
         if self.peers.get(&id).is_some_and(|peer| !peer.introductions.active.is_empty()) {
             self.timers.set(Timer::Introductions(id), now);
@@ -535,6 +550,7 @@ impl Node {
             }
         }
         peer.sessions.push(slot);
+        self.timers.stop(Timer::Reach(id));
         self.set_tunnel_path(id);
         self.refresh_listening(now);
         self.sweep_later(now);

@@ -12,28 +12,29 @@ pub(crate) enum Stage {
     /// peer and it is old enough (`Introducing`), or the peer's introduction arrives (`Responding`).
     Open,
     /// Our nonce is in the flow. Exits: the peer's nonce arrives (`Echoing`); three tries are over (`Failed`).
-    Introducing { peer: PeerId, nonce: u64, tries: u32, next: Time },
+    Introducing { peer: PeerId, nonce: u64, since: Time, tries: u32, next: Time },
     /// The peer's nonce arrived and was sent back. Exits: *done* (`Introduced`), a refusal or tries over (`Failed`).
     Echoing { peer: PeerId, nonce: u64, echo: whimbrel_wire::message::Echo, tries: u32, next: Time },
     /// The peer introduces: its nonce arrived, ours is in the flow. Exits: the right echo (`Introduced`), time (`Open`).
     Responding { peer: PeerId, introducer_nonce: u64, nonce: u64, until: Time },
     /// Both ends proved that they sit on it. `answered`: the introducer's nonce and ours, so that a repeated echo gets the
-    /// same answer.
-    Introduced { entry: FlowEntry, answered: Option<(u64, u64)> },
+    /// same answer. `again`: the same of an introduction that the peer began anew, as a daemon does that lost the flow.
+    Introduced { entry: FlowEntry, answered: Option<(u64, u64)>, again: Option<(u64, u64)> },
     /// It can't be moved.
     Failed(&'static str),
 }
 
 impl Stage {
-    /// The nonce that this host put into the flow, while the peer may still name it.
-    pub(crate) fn own_nonce(&self) -> Option<u64> {
-        match self {
+    /// The nonces that this host put into the flow, while the peer may still name them.
+    pub(crate) fn own_nonces(&self) -> impl Iterator<Item = u64> + use<> {
+        let nonces = match self {
             Self::Introducing { nonce, .. } | Self::Echoing { nonce, .. } | Self::Responding { nonce, .. } => {
-                Some(*nonce)
+                [Some(*nonce), None]
             }
-            Self::Introduced { answered, .. } => answered.map(|(_, own)| own),
-            Self::Open | Self::Failed(_) => None,
-        }
+            Self::Introduced { answered, again, .. } => [answered.map(|(_, own)| own), again.map(|(_, own)| own)],
+            Self::Open | Self::Failed(_) => [None, None],
+        };
+        nonces.into_iter().flatten()
     }
 }
 
@@ -63,7 +64,7 @@ impl Flow {
     }
 
     pub(crate) fn introduced(entry: FlowEntry, now: Time) -> Self {
-        Self { stage: Stage::Introduced { entry, answered: None }, ..Self::opened(now, false) }
+        Self { stage: Stage::Introduced { entry, answered: None, again: None }, ..Self::opened(now, false) }
     }
 
     pub(crate) fn entry(&self) -> Option<&FlowEntry> {

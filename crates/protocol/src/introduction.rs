@@ -24,7 +24,7 @@ const STEP: Duration = Duration::from_millis(50);
 const BEGUN_PER_STEP: usize = 100;
 /// Tries of each (P-15).
 const TRIES: u32 = 3;
-/// How often one is begun anew because an end moved.
+/// How often one is begun anew because an end moved, or forgot it.
 const AGAIN: u8 = 10;
 /// How long a responder waits for the echo.
 const RESPONDING: Duration = Duration::from_secs(10);
@@ -89,7 +89,7 @@ impl Node {
                 peer.introductions.request_tries = 0;
                 let flows: Vec<FlowTuple> = peer.introductions.active.iter().copied().collect();
                 for flow in flows {
-                    self.fail_introduction(now, &flow, "the peer does not answer");
+                    self.introduce_again(now, &flow);
                 }
                 return;
             }
@@ -121,7 +121,7 @@ impl Node {
             let Some(index) = peer.session().map(|slot| slot.session.remote_index()) else { return };
             match self.flows.get_mut(&flow) {
                 Some(known) if !known.closed && matches!(known.stage, Stage::Open) => {
-                    known.stage = Stage::Introducing { peer: id, nonce, tries: 1, next };
+                    known.stage = Stage::Introducing { peer: id, nonce, since: now, tries: 1, next };
                     self.nonces.insert(nonce, flow);
                     self.op(KernelOp::Introduce { flow, index, nonce }, Some(Asked::Introduce(flow)));
                 }
@@ -136,10 +136,17 @@ impl Node {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let Some(index) = peer.session().map(|slot| slot.session.remote_index()) else { return };
         let active: Vec<FlowTuple> = peer.introductions.active.iter().copied().collect();
-        let mut echoes = Vec::new();
+        let last_heard = peer.last_heard;
+        let (mut echoes, mut unheard) = (Vec::new(), false);
         for flow in active {
             match self.flows.get_mut(&flow).map(|known| &mut known.stage) {
-                Some(Stage::Introducing { nonce, tries, next, .. }) if *next <= now => {
+                Some(Stage::Introducing { nonce, since, tries, next, .. }) if *next <= now => {
+                    if *tries >= TRIES && last_heard <= *since {
+                        // The peer may be gone, or have started anew: it must say again that it looks.
+                        unheard = true;
+                        self.introduce_again(now, &flow);
+                        continue;
+                    }
                     if *tries >= TRIES {
                         self.fail_introduction(now, &flow, "the segment does not arrive, or its answer");
                         continue;
@@ -151,7 +158,8 @@ impl Node {
                 }
                 Some(Stage::Echoing { echo, tries, next, .. }) if *next <= now => {
                     if *tries >= 2 * TRIES {
-                        self.fail_introduction(now, &flow, "the peer does not answer");
+                        // It may have started anew, without the nonces.
+                        self.introduce_again(now, &flow);
                         continue;
                     }
                     *tries += 1;
@@ -165,6 +173,9 @@ impl Node {
                     }
                 }
             }
+        }
+        if let Some(peer) = self.peers.get_mut(&id).filter(|_| unheard) {
+            peer.introductions.ready_until = None;
         }
         self.send(id, &echoes);
     }
@@ -217,7 +228,7 @@ impl Node {
                 let op = KernelOp::Introduce { flow, index: their_index, nonce: answer };
                 self.op(op, Some(Asked::Introduce(flow)));
             }
-            Stage::Introduced { entry, .. } if entry.peer != id || entry.home != peer.places => {
+            Stage::Introduced { entry, .. } if entry.peer != id => {
                 // Another peer sits on a tuple that we know: an address got a new owner, or somebody tries. The one that
                 // is introduced keeps it until its socket closes.
                 self.event(Event::Refused { peer: id, reason: "a flow that it introduced belongs to another peer" });
@@ -227,7 +238,22 @@ impl Node {
                 let nonce = *own;
                 self.op(KernelOp::Introduce { flow, index: their_index, nonce }, Some(Asked::Introduce(flow)));
             }
-            Stage::Introduced { .. } | Stage::Introducing { .. } | Stage::Echoing { .. } => {}
+            Stage::Introduced { answered: Some((introducer_nonce, _)), .. } if *introducer_nonce == nonce => {}
+            Stage::Introduced { again, .. } => {
+                // The peer has lost what it knew of the flow, or our answer.
+                let own = match *again {
+                    Some((introducer_nonce, own)) if introducer_nonce == nonce => own,
+                    former => {
+                        former.map(|(_, own)| self.nonces.remove(&own));
+                        self.nonces.insert(answer, flow);
+                        *again = Some((nonce, answer));
+                        answer
+                    }
+                };
+                let op = KernelOp::Introduce { flow, index: their_index, nonce: own };
+                self.op(op, Some(Asked::Introduce(flow)));
+            }
+            Stage::Introducing { .. } | Stage::Echoing { .. } => {}
         }
     }
 
@@ -243,10 +269,15 @@ impl Node {
             {
                 None
             }
-            Some(Stage::Introduced { entry, answered: Some((introducer_nonce, _)) })
+            Some(Stage::Introduced { entry, answered: Some((introducer_nonce, _)), .. })
                 if entry.peer == id && *introducer_nonce == echo.introducer_nonce =>
             {
                 Some(*entry)
+            }
+            Some(Stage::Introduced { entry, again: Some((introducer_nonce, _)), .. })
+                if entry.peer == id && *introducer_nonce == echo.introducer_nonce =>
+            {
+                None
             }
             // Both ends introduce. The lower nonce is the introducer's; the other end answers once it has seen it.
             Some(Stage::Introducing { peer, nonce: own, .. } | Stage::Echoing { peer, nonce: own, .. })
@@ -279,8 +310,21 @@ impl Node {
         let entry =
             FlowEntry { peer: id, home, peer_tuple: echo.tuple, wire_local_port, wire_remote_port: echo.wire_port };
         self.install(now, flow, entry, Some((echo.introducer_nonce, echo.responder_nonce)));
-        let introduced = Introduced { wire_port: wire_local_port, tuple: flow };
-        Some(Message::IntroductionDone { nonce, outcome: Ok(introduced) })
+        // The answer waits until the flow is installed, so that whoever has it may rely on it.
+        None
+    }
+
+    /// A flow was installed, or could not be: the introducer is told, if we are not that.
+    pub(crate) fn answer_installed(&mut self, flow: &FlowTuple, installed: bool) {
+        let Some(Stage::Introduced { entry, answered: Some((nonce, _)), .. }) =
+            self.flows.get(flow).map(|known| &known.stage)
+        else {
+            return;
+        };
+        let introduced = Introduced { wire_port: entry.wire_local_port, tuple: *flow };
+        let outcome = if installed { Ok(introduced) } else { Err(IntroductionRefusal::Refused) };
+        let (id, nonce) = (entry.peer, *nonce);
+        self.send(id, &[Message::IntroductionDone { nonce, outcome }]);
     }
 
     /// Whether this nonce of the peer's arrived on a flow that we introduce too.
@@ -311,7 +355,6 @@ impl Node {
                     wire_local_port: echo.wire_port,
                     wire_remote_port: introduced.wire_port,
                 };
-                self.nonces.remove(&nonce);
                 self.install(now, flow, entry, None);
             }
             Ok(_) => self.fail_introduction(now, &flow, "the peer names a flow of another transport"),
@@ -319,15 +362,24 @@ impl Node {
                 self.announce_again(now, id);
                 self.introduce_again(now, &flow);
             }
+            // It has started anew, or the flow is no longer the one it was.
+            Err(IntroductionRefusal::NotSeen | IntroductionRefusal::OtherFlow) => self.introduce_again(now, &flow),
             Err(_) => self.fail_introduction(now, &flow, "the peer refused"),
         }
     }
 
     fn install(&mut self, now: Time, flow: FlowTuple, entry: FlowEntry, answered: Option<(u64, u64)>) {
         let Some(known) = self.flows.get_mut(&flow) else { return };
-        known.stage = Stage::Introduced { entry, answered };
+        let before = std::mem::replace(&mut known.stage, Stage::Introduced { entry, answered, again: None });
+        let kept = answered.map(|(_, own)| own);
+        for nonce in before.own_nonces().filter(|nonce| Some(*nonce) != kept) {
+            self.nonces.remove(&nonce);
+        }
         let id = entry.peer;
         let Some(peer) = self.peers.get_mut(&id) else { return };
+        if let Stage::Introduced { entry: former, .. } = &before {
+            peer.remove_flow(&flow, former);
+        }
         peer.introductions.active.remove(&flow);
         let first = peer.flows.is_empty();
         peer.add_flow(flow, &entry);
@@ -343,11 +395,31 @@ impl Node {
         self.refresh_sets();
     }
 
-    /// An end moved while a flow was introduced: the introduction begins anew, a moment later.
+    /// There is another session with a peer, which may have started anew: what could not be introduced is tried again.
+    pub(crate) fn introduce_failed(&mut self, now: Time, id: PeerId) {
+        let mut young = Vec::new();
+        for (flow, known) in &mut self.flows {
+            if matches!(known.stage, Stage::Failed(_))
+                && !known.accepted
+                && self.contacts.is_known(flow.remote.ip(), id)
+            {
+                known.stage = Stage::Open;
+                known.again = 0;
+                young.push(*flow);
+            }
+        }
+        young.sort_unstable();
+        if !young.is_empty() {
+            self.young.extend(young.into_iter().map(|flow| (now + MATURE, flow)));
+            self.timers.set_earlier(Timer::Mature, now + MATURE);
+        }
+    }
+
+    /// The ends did not agree about a flow: the introduction begins anew, a moment later.
     fn introduce_again(&mut self, now: Time, flow: &FlowTuple) {
         let Some(known) = self.flows.get_mut(flow) else { return };
         if known.again >= AGAIN {
-            self.fail_introduction(now, flow, "the ends do not agree where they are");
+            self.fail_introduction(now, flow, "the peer does not answer, or has other ideas of where the ends are");
             return;
         }
         known.again += 1;
@@ -375,7 +447,7 @@ impl Node {
 
     /// Takes a flow out of the lists of its peer's introductions.
     pub(crate) fn abandon_introduction(&mut self, flow: &FlowTuple, known: &Flow) {
-        if let Some(nonce) = known.stage.own_nonce() {
+        for nonce in known.stage.own_nonces() {
             self.nonces.remove(&nonce);
         }
         let peers: Vec<PeerId> = match known.stage {

@@ -341,7 +341,12 @@ impl Node {
     /// The result of an op.
     pub fn handle_done(&mut self, now: Time, id: OpId, result: Result<(), OpFailed>) {
         let Some(asked) = self.asked.remove(&id) else { return };
-        let Err(error) = result else { return };
+        let Err(error) = result else {
+            if let Asked::Install(flow) = asked {
+                self.answer_installed(&flow, true);
+            }
+            return;
+        };
         match asked {
             Asked::Introduce(flow) => {
                 if self.flows.get(&flow).is_some_and(|known| known.entry().is_none()) {
@@ -349,6 +354,7 @@ impl Node {
                 }
             }
             Asked::Install(flow) => {
+                self.answer_installed(&flow, false);
                 self.forget_flow(&flow);
                 self.event(Event::OpFailed { what: format!("making {flow} movable"), error: error.sentence });
             }

@@ -55,7 +55,7 @@ pub struct Host {
     pub(crate) next_port: u16,
     pub(crate) timer_at: Option<Time>,
     /// Ops and datagrams carried out, over all daemons of this host.
-    pub(crate) effects: u64,
+    pub effects: u64,
 }
 
 impl Host {

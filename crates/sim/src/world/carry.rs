@@ -66,6 +66,13 @@ impl World {
         }
     }
 
+    /// Notes what becomes of a packet; of data only where all is shown.
+    fn note(&mut self, packet: &Packet, what: &str) {
+        if self.aloud || !matches!(packet.body, Body::Data { .. } | Body::Tunnel { .. }) {
+            self.trace(|_| format!("{what}: {packet}"));
+        }
+    }
+
     /// A packet leaves its host by one of its attachments.
     pub(crate) fn put_out(&mut self, attached: Attached, packet: Packet, what: Sent) {
         self.ledger.send(self.now, packet.origin, packet.destination.ip(), packet.length(), what);
@@ -75,14 +82,14 @@ impl World {
     /// A packet is on an access network, on its way out. Its source may be a lie.
     pub fn launch(&mut self, from: NetworkId, mut packet: Packet) {
         if packet.source.is_ipv4() != packet.destination.is_ipv4() {
-            self.trace(|_| format!("two families, lost: {packet}"));
+            self.note(&packet, "two families, lost");
             return;
         }
         if let Body::Control(_) = packet.body {
             self.mutate(&mut packet);
         }
         if let Some(&to) = self.networks[from.0].hosts.get(&packet.destination.ip()) {
-            self.trace(|_| format!("on link: {packet}"));
+            self.note(&packet, "on link");
             self.later(NEAR, What::Land(from, to, packet));
             return;
         }
@@ -101,15 +108,13 @@ impl World {
             };
         let to = self.global.get(&packet.destination.ip()).copied();
         let Some(to) = to.filter(|_| passes) else {
-            self.trace(|_| format!("lost {}: {packet}", if passes { "in the core" } else { "on its way out" }));
+            self.note(&packet, if passes { "lost in the core" } else { "lost on its way out" });
             return;
         };
         let (near, far) = (self.networks[from.0].link, self.networks[to.0].link);
         for first in near.carry(&mut self.random) {
             for second in far.carry(&mut self.random) {
-                if self.aloud || !matches!(packet.body, Body::Data { .. } | Body::Tunnel { .. }) {
-                    self.trace(|_| format!("sent, {} us: {packet}", (first + second).as_micros()));
-                }
+                self.note(&packet, "sent");
                 self.later(first + second, What::Enter(to, packet.clone()));
             }
         }
@@ -182,11 +187,11 @@ impl World {
                 packet.destination = inner;
                 match self.networks[network.0].hosts.get(&inner.ip()).copied() {
                     Some(host) => self.land(network, host, &packet),
-                    None => self.trace(|_| format!("nobody there: {packet}")),
+                    None => self.note(&packet, "nobody there"),
                 }
             }
             Inbound::Reset => self.refuse(network, &packet, "the NAT"),
-            Inbound::Drop => self.trace(|_| format!("filtered: {packet}")),
+            Inbound::Drop => self.note(&packet, "filtered"),
         }
     }
 
@@ -221,7 +226,7 @@ impl World {
     pub(super) fn land(&mut self, network: NetworkId, host: HostId, packet: &Packet) {
         let of = &self.hosts[host.0];
         if of.attached.iter().all(|a| a.address != packet.destination.ip() || a.network != network) {
-            self.trace(|_| format!("gone meanwhile: {packet}"));
+            self.note(packet, "gone meanwhile");
             return;
         }
         self.ledger.receive(host, packet.source.ip(), packet.length());
@@ -236,7 +241,7 @@ impl World {
             }
             Body::Introduction { index, nonce, flow } => {
                 if of.plane.listening.contains(index) && of.powers.consume {
-                    self.trace(|_| format!("consumed: {packet}"));
+                    self.note(packet, "consumed");
                     let (now, index, nonce) = (self.now, *index, *nonce);
                     self.with_node(host, |node| node.handle_introduction(now, seen, index, nonce));
                     return;
@@ -247,7 +252,7 @@ impl World {
                         let what = format!("{} reads {packet} as data", of.name);
                         self.ledger.violation(Kind::Leaked, self.now, what);
                     }
-                    (Some(_), _) => self.trace(|_| format!("ignored: {packet}")),
+                    (Some(_), _) => self.note(packet, "ignored"),
                 }
             }
             Body::Data { flow, end, acknowledgement } => {
@@ -259,7 +264,7 @@ impl World {
             }
             Body::Tunnel { index, inner, flow, end, acknowledgement } => {
                 if of.node.is_none() || !of.plane.tunnel_accepts(*index, inner) {
-                    self.trace(|_| format!("not taken out of the tunnel: {packet}"));
+                    self.note(packet, "not taken out of the tunnel");
                     return;
                 }
                 let of = (*flow, *end, *acknowledgement);

@@ -3,5 +3,6 @@
 
 mod chance;
 mod common;
+mod faults;
 mod moves;
 mod nat;

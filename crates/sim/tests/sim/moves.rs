@@ -299,7 +299,6 @@ fn datagram_flows_move_as_well() {
 }
 
 #[test]
-#[ignore = "a wire port is the flow's own port, which the kernel may give to a fresh connection (P-16)"]
 fn a_fresh_connection_may_take_the_port_of_one_that_moved() {
     let mut two = Two::new(21);
     let old = two.world.connect_from(two.client, 40_000, "10.9.0.1:80", Transport::Tcp);

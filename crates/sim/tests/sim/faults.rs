@@ -1,0 +1,172 @@
+//! One fault at every step of a scenario: the scenario runs once to count its steps, then once for each of them.
+
+use std::time::Duration;
+
+use whimbrel_protocol::{Config, Event};
+use whimbrel_sim::{Faults, FlowId, HostId, Kind, World};
+
+use crate::common::{AWAY, FURTHER, HOME, INSIDE, SECOND, SERVICE, Two};
+
+/// A pause between the steps of a scenario: long enough to get over a fault.
+const PAUSE: Duration = Duration::from_secs(3);
+
+#[derive(Clone, Copy, Debug)]
+enum Scenario {
+    /// Home, away, home.
+    ThereAndBack,
+    /// Home, behind a NAT, behind another, away.
+    Nats,
+    /// Both networks at once for a while.
+    Overlap,
+    /// The server moves, then the client, then the server goes back.
+    Both,
+}
+
+const ALL: [Scenario; 4] = [Scenario::ThereAndBack, Scenario::Nats, Scenario::Overlap, Scenario::Both];
+
+struct Run {
+    two: Two,
+    flows: Vec<FlowId>,
+}
+
+/// Runs a scenario up to its last step.
+fn run(scenario: Scenario, faults: Faults) -> Run {
+    let mut two = Two::nowhere(7, Config::default(), Config::default());
+    two.world.faults = faults;
+    two.world.attach(two.client, two.home, HOME);
+    let flows: Vec<FlowId> = (0..2).map(|_| two.world.connect(two.client, SERVICE)).collect();
+    two.world.set_beat(Some(Duration::from_millis(29)));
+    two.world.run_for(2 * PAUSE);
+    // What moves before it is introduced is lost.
+    two.world.wait(20 * SECOND, |w| flows.iter().all(|flow| w.introduced(*flow)));
+    let Two { world, client, server, home, away, further, far, nat, second_nat } = &mut two;
+    match scenario {
+        Scenario::ThereAndBack => {
+            world.move_to(*client, *away, AWAY);
+            world.run_for(PAUSE);
+            world.move_to(*client, *home, HOME);
+        }
+        Scenario::Nats => {
+            world.move_to(*client, *nat, INSIDE);
+            world.run_for(PAUSE);
+            world.move_to(*client, *second_nat, INSIDE);
+            world.run_for(PAUSE);
+            world.move_to(*client, *away, AWAY);
+        }
+        Scenario::Overlap => {
+            world.attach(*client, *away, AWAY);
+            world.run_for(PAUSE);
+            world.detach(*client, HOME);
+            world.run_for(PAUSE);
+            world.attach(*client, *home, HOME);
+        }
+        Scenario::Both => {
+            world.move_to(*server, *further, FURTHER);
+            world.run_for(PAUSE);
+            world.move_to(*client, *away, AWAY);
+            world.run_for(PAUSE);
+            world.move_to(*server, *far, "10.9.0.1");
+        }
+    }
+    Run { two, flows }
+}
+
+/// Runs a scenario to its end; all must be well.
+fn survives(scenario: Scenario, faults: Faults, within: Duration) -> World {
+    let Run { mut two, .. } = run(scenario, faults);
+    // A daemon that is away when it is asked is not asked again for long (P-10).
+    let nobody = two.world.events.iter().any(|(_, _, event)| matches!(event, Event::NobodyThere { .. }));
+    let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        two.world.run_for(PAUSE);
+        if !nobody {
+            two.world.assert_delivering(within);
+        }
+        two.world.check();
+    }));
+    assert!(done.is_ok(), "{scenario:?} with {faults:?}");
+    two.world
+}
+
+#[test]
+fn without_a_fault() {
+    for scenario in ALL {
+        survives(scenario, Faults::default(), SECOND);
+    }
+}
+
+#[test]
+fn any_datagram_or_segment_is_lost() {
+    for scenario in ALL {
+        let count = survives(scenario, Faults::default(), SECOND).sent;
+        for lose in 0..count {
+            survives(scenario, Faults { lose: Some(lose), ..Faults::default() }, 3 * SECOND);
+        }
+    }
+}
+
+#[test]
+fn any_three_in_a_row_are_lost() {
+    for scenario in ALL {
+        let count = survives(scenario, Faults::default(), SECOND).sent;
+        // Where all three questions are lost, nobody is there (P-10).
+        for lose in 2..count {
+            let faults = Faults { lose: Some(lose), lose_also: 2, ..Faults::default() };
+            survives(scenario, faults, 3 * SECOND);
+        }
+    }
+}
+
+#[test]
+fn either_daemon_dies_before_any_step_and_comes_back() {
+    for scenario in ALL {
+        for host in [HostId(0), HostId(1)] {
+            let effects = survives(scenario, Faults::default(), SECOND).at(host).effects;
+            for step in 0..effects {
+                for downtime in [Duration::from_millis(15), 2 * SECOND] {
+                    let faults = Faults { crash: Some((host, step)), downtime, ..Faults::default() };
+                    survives(scenario, faults, 70 * SECOND);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn any_op_fails() {
+    for scenario in ALL {
+        let count = survives(scenario, Faults::default(), SECOND).ops;
+        for fail in 0..count {
+            let Run { mut two, flows } = run(scenario, Faults { fail: Some(fail), ..Faults::default() });
+            let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                two.world.run_for(PAUSE);
+                let missing = two.world.undelivered(8 * SECOND);
+                // What could not be made movable is lost where it was; everything else lives.
+                let bad: Vec<_> = missing.iter().filter(|(flow, _)| two.world.introduced(*flow)).collect();
+                assert!(bad.is_empty(), "{bad:?}");
+                two.world.check();
+                let lost = flows.iter().filter(|flow| !two.world.introduced(**flow)).count();
+                assert!(lost <= 1);
+            }));
+            assert!(done.is_ok(), "{scenario:?}, op {fail} fails");
+        }
+    }
+}
+
+#[test]
+fn either_host_vanishes_before_any_step() {
+    for scenario in ALL {
+        for host in [HostId(0), HostId(1)] {
+            let effects = survives(scenario, Faults::default(), SECOND).at(host).effects;
+            for step in (0..effects).step_by(3) {
+                let Run { mut two, .. } = run(scenario, Faults { vanish: Some((host, step)), ..Faults::default() });
+                two.world.set_beat(None);
+                let before = two.world.datagrams();
+                two.world.run_for(3600 * SECOND);
+                let sent = two.world.datagrams() - before;
+                assert!(sent < 400, "{sent} datagrams in an hour; {scenario:?}, {host:?} vanishes before {step}");
+                // The other host goes on with its life: its flows wait.
+                two.world.check_except(&[Kind::Reset]);
+            }
+        }
+    }
+}
