@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use whimbrel_bench::roam::{self, handoff, many, throughput};
 use whimbrel_bench::tunnel;
 
 /// Measures Whimbrel beside what it is held against, on this machine, in network namespaces of its own. As root.
@@ -20,14 +21,28 @@ struct Arguments {
 enum Measurement {
     /// TCP through the tunnel carrier, plain and sealed, beside wireguard-go
     Tunnel(tunnel::Options),
-    /// All measurements, with their defaults
-    All,
+    /// Hand-offs, the cost of rewriting, many connections: the three below and one report
+    Roam(roam::Options),
+    /// How soon a download goes on after its host has moved
+    RoamHandoff(roam::Options),
+    /// What Whimbrel costs in throughput, requests and CPU time, before and after a move
+    RoamThroughput(roam::Options),
+    /// How soon thousands of connections are back after a move, and their memory
+    RoamMany(roam::Options),
+    /// All measurements
+    All(roam::Options),
 }
 
 fn main() -> ExitCode {
+    let tunnel = |options: &tunnel::Options| tunnel::run(options).map_err(|error| error.to_string());
+    let roam = |result: whimbrel_bench::Result<()>| result.map_err(|error| error.to_string());
     let result = match Arguments::parse().measurement {
-        Measurement::Tunnel(options) => tunnel::run(&options),
-        Measurement::All => tunnel::run(&tunnel::Options::default()),
+        Measurement::Tunnel(options) => tunnel(&options),
+        Measurement::Roam(options) => roam(roam::run(&options)),
+        Measurement::RoamHandoff(options) => roam(handoff::run(&options)),
+        Measurement::RoamThroughput(options) => roam(throughput::run(&options)),
+        Measurement::RoamMany(options) => roam(many::run(&options)),
+        Measurement::All(options) => tunnel(&tunnel::Options::default()).and_then(|()| roam(roam::run(&options))),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -163,6 +163,12 @@ impl Report {
         self.figures.push(figure);
     }
 
+    /// Adds all figures of another report, whose names get a prefix.
+    pub fn take_in(&mut self, prefix: &str, other: Self) {
+        let renamed = other.figures.into_iter().map(|figure| Figure { id: format!("{prefix}_{}", figure.id), ..figure });
+        self.figures.extend(renamed);
+    }
+
     /// How many bounds are missed.
     #[must_use]
     pub fn missed(&self) -> usize {

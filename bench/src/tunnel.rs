@@ -10,8 +10,9 @@
 //! wireguard-go does. CPU time is that of all processes concerned; kernel work in a process' context counts as its.
 
 use std::error::Error;
+use std::ffi::OsStr;
 use std::fs;
-use std::io::{Error as IoError, ErrorKind};
+use std::io::{Error as IoError, ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -163,33 +164,83 @@ struct Turn {
 }
 
 struct Testbed {
-    a: String,
-    b: String,
-    wireguard: Vec<Child>,
-    _tunnels: Vec<Tunnel>,
+    tunnels: Vec<Tunnel>,
+    /// Each with the socket that it is configured through.
+    wireguard: Vec<(Child, PathBuf)>,
+    a: Namespace,
+    b: Namespace,
+}
+
+/// A network namespace without a name: it goes with this process, however that ends.
+struct Namespace {
+    /// Reads from us until we are gone.
+    holder: Child,
+}
+
+impl Namespace {
+    fn new() -> Result<Self> {
+        let mut holder = Command::new("unshare")
+            .args(["--net", "cat"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|error| format!("unshare: {error}"))?;
+        let mut answer = [0];
+        // The answer shows that the namespace is there.
+        if let (Some(input), Some(output)) = (&mut holder.stdin, &mut holder.stdout) {
+            input.write_all(b"?")?;
+            output.read_exact(&mut answer).map_err(|_| "unshare --net: no namespace could be made (as root?)")?;
+        }
+        Ok(Self { holder })
+    }
+
+    fn path(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/ns/net", self.holder.id()))
+    }
+
+    /// Works in the namespace; sockets and devices that are made stay there.
+    fn enter<T>(&self, work: impl FnOnce() -> T) -> Result<T> {
+        let _entered = Entered::path(&self.path())?;
+        Ok(work())
+    }
+
+    /// A program that runs in the namespace and ends with this process.
+    fn program(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new("nsenter");
+        let path = self.path();
+        command.arg(format!("--net={}", path.display())).args(["setpriv", "--pdeathsig", "KILL"]).arg(program);
+        command.stdin(Stdio::null());
+        command
+    }
+
+    fn ip(&self, arguments: &str) -> Result<()> {
+        pipe(self.program("ip").args(arguments.split(' ')), "").map(drop)
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        drop(self.holder.stdin.take());
+        let _ = self.holder.wait();
+    }
 }
 
 impl Testbed {
     fn new(options: &Options) -> Result<Self> {
-        let id = format!("{:06x}", std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0) & 0xff_ffff);
-        let (a, b) = (format!("wbt{id}a"), format!("wbt{id}b"));
-        let mut testbed = Self { a, b, wireguard: Vec::new(), _tunnels: Vec::new() };
-        for namespace in [&testbed.a, &testbed.b] {
-            command("ip", &["netns", "add", namespace])?;
-        }
-        let (a, b) = (testbed.a.clone(), testbed.b.clone());
-        command("ip", &["-n", &a, "link", "add", "veth", "type", "veth", "peer", "name", "veth", "netns", &b])?;
+        let (a, b) = (Namespace::new()?, Namespace::new()?);
+        a.ip(&format!("link add veth type veth peer name veth netns {}", b.holder.id()))?;
         for (namespace, address) in [(&a, OUTER_A), (&b, OUTER_B)] {
-            ip(namespace, "link set lo up")?;
-            ip(namespace, &format!("addr add {address}/24 dev veth"))?;
-            ip(namespace, &format!("link set veth mtu {MTU} up"))?;
+            namespace.ip("link set lo up")?;
+            namespace.ip(&format!("addr add {address}/24 dev veth"))?;
+            namespace.ip(&format!("link set veth mtu {MTU} up"))?;
         }
         let ports = format!("{} {}", CLIENT_PORTS.start(), CLIENT_PORTS.end());
-        enter(&a, || fs::write("/proc/sys/net/ipv4/ip_local_port_range", ports))??;
+        a.enter(|| fs::write("/proc/sys/net/ipv4/ip_local_port_range", ports))??;
+        let mut testbed = Self { tunnels: Vec::new(), wireguard: Vec::new(), a, b };
         for carrier in Carrier::ALL {
             match carrier {
                 Carrier::Direct => {}
-                Carrier::WireGuard => testbed.add_wireguard(options, &id)?,
+                Carrier::WireGuard => testbed.add_wireguard(options)?,
                 Carrier::Plain => testbed.add_tunnels(carrier, None)?,
                 Carrier::Sealed(algorithm) => testbed.add_tunnels(carrier, Some(algorithm))?,
             }
@@ -197,40 +248,37 @@ impl Testbed {
         Ok(testbed)
     }
 
-    fn add_wireguard(&mut self, options: &Options, id: &str) -> Result<()> {
+    fn add_wireguard(&mut self, options: &Options) -> Result<()> {
         let number = Carrier::WireGuard.number();
-        let sides = [(self.a.clone(), "a", 1, OUTER_B), (self.b.clone(), "b", 2, OUTER_A)];
+        let sides = [(&self.a, "a", 1, OUTER_B), (&self.b, "b", 2, OUTER_A)];
         let mut keys = Vec::new();
         for _ in &sides {
-            let private = pipe("wg", &["genkey"], "")?;
-            let public = pipe("wg", &["pubkey"], &private)?;
+            let private = pipe(Command::new("wg").arg("genkey"), "")?;
+            let public = pipe(Command::new("wg").arg("pubkey"), &private)?;
             keys.push((private, public));
         }
-        for (index, (namespace, side, host, outer)) in sides.iter().enumerate() {
-            let device = format!("wb{id}{side}");
-            let child = Command::new("nsenter")
-                .arg(format!("--net=/run/netns/{namespace}"))
-                .arg(&options.wireguard_go)
-                .args(["-f", &device])
-                .env("LOG_LEVEL", "error")
-                // Without this the older ones print a page about kernels that have WireGuard themselves.
-                .env("WG_I_PREFER_BUGGY_USERSPACE_TO_POLISHED_KMOD", "1")
-                .stdin(Stdio::null())
+        for (index, (namespace, side, host, outer)) in sides.into_iter().enumerate() {
+            let device = format!("wb{:x}{side}", std::process::id());
+            // wg(8) talks to it through a socket of the device's name, which has no namespace.
+            let socket = PathBuf::from(format!("/var/run/wireguard/{device}.sock"));
+            let _ = fs::remove_file(&socket);
+            let child = namespace
+                .program(&options.wireguard_go)
+                .arg(&device)
+                .envs([("LOG_LEVEL", "error"), ("WG_PROCESS_FOREGROUND", "1")])
                 .stdout(Stdio::null())
                 .spawn()
                 .map_err(|error| format!("{}: {error}", options.wireguard_go.display()))?;
-            self.wireguard.push(child);
-            // wg(8) talks to it through a socket of the device's name, which has no namespace.
-            let socket = PathBuf::from(format!("/var/run/wireguard/{device}.sock"));
+            self.wireguard.push((child, socket.clone()));
             until("wireguard-go to listen", || Ok(socket.exists()))?;
             let configuration = format!(
                 "[Interface]\nPrivateKey={}\nListenPort=51820\n[Peer]\nPublicKey={}\nAllowedIPs=0.0.0.0/0\nEndpoint={outer}:51820\n",
                 keys[index].0.trim(),
                 keys[1 - index].1.trim(),
             );
-            pipe("wg", &["setconf", &device, "/dev/stdin"], &configuration)?;
-            ip(namespace, &format!("addr add 10.77.{number}.{host}/24 dev {device}"))?;
-            ip(namespace, &format!("link set {device} mtu 1420 up"))?;
+            pipe(Command::new("wg").args(["setconf", &device, "/dev/stdin"]), &configuration)?;
+            namespace.ip(&format!("addr add 10.77.{number}.{host}/24 dev {device}"))?;
+            namespace.ip(&format!("link set {device} mtu 1420 up"))?;
         }
         Ok(())
     }
@@ -252,7 +300,7 @@ impl Testbed {
         });
         let flows: Vec<_> = flows.collect();
         for (namespace, net, host, local, remote, keys) in
-            [(self.a.clone(), 77, 1, OUTER_A, OUTER_B, forward), (self.b.clone(), 78, 2, OUTER_B, OUTER_A, back)]
+            [(&self.a, 77, 1, OUTER_A, OUTER_B, forward), (&self.b, 78, 2, OUTER_B, OUTER_A, back)]
         {
             let device = format!("whimbrel{number}");
             let path = TunnelPath {
@@ -266,7 +314,7 @@ impl Testbed {
                 path_mtu: MTU,
             };
             let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-            let tunnel = enter(&namespace, || -> Result<Tunnel> {
+            let tunnel = namespace.enter(|| -> Result<Tunnel> {
                 Ok(Tunnel::start(Tun::open(&device, path.inner_mtu())?, UdpSocket::bind(port)?, wake)?)
             })??;
             tunnel.add_keys(PEER, 1, sealed.unwrap_or(Algorithm::ChaCha20Poly1305), &keys);
@@ -275,27 +323,30 @@ impl Testbed {
                 let (own, peer_tuple) = if host == 1 { (*a, *b) } else { (*b, *a) };
                 TunnelFlow { own, peer: PEER, peer_tuple }
             }));
-            ip(&namespace, &format!("addr add 10.{net}.{number}.{host}/24 dev {device}"))?;
-            self._tunnels.push(tunnel);
+            namespace.ip(&format!("addr add 10.{net}.{number}.{host}/24 dev {device}"))?;
+            self.tunnels.push(tunnel);
         }
         Ok(())
     }
 
     fn transfer(&self, carrier: Carrier, seconds: u32) -> Result<Turn> {
         let before = self.cpu_seconds()?;
-        let mut server = nsenter(&self.b, "iperf3", &["-s", "-1", "-p", &IPERF_PORT.to_string()])
+        let mut server = self
+            .b
+            .program("iperf3")
+            .args(["-s", "-1", "-p", &IPERF_PORT.to_string()])
             .stdout(Stdio::null())
             .spawn()
             .map_err(|error| format!("iperf3: {error}"))?;
         let listening = until("iperf3 to listen", || {
-            let table = enter(&self.b, || fs::read_to_string("/proc/thread-self/net/tcp6"))??;
+            let table = self.b.enter(|| fs::read_to_string("/proc/thread-self/net/tcp6"))??;
             let port = format!(":{IPERF_PORT:04X} ");
             Ok(table.lines().any(|line| line.contains(&port) && line.contains(" 0A ")))
         });
         let result = listening.and_then(|()| {
             let (target, seconds) = (carrier.target().to_string(), seconds.to_string());
             let arguments = ["-J", "-C", "cubic", "-c", &target, "-t", &seconds];
-            Ok(nsenter(&self.a, "iperf3", &arguments).output()?)
+            Ok(self.a.program("iperf3").args(arguments).output()?)
         });
         if result.as_ref().map_or(true, |output| !output.status.success()) {
             let _ = server.kill();
@@ -317,8 +368,8 @@ impl Testbed {
     /// CPU time so far of this process, of its children that have ended, and of those that run on.
     fn cpu_seconds(&self) -> Result<f64> {
         let mut ticks = stat_ticks("self", &[11, 12, 13, 14])?;
-        for child in &self.wireguard {
-            // nsenter has become wireguard-go.
+        for (child, _) in &self.wireguard {
+            // nsenter and setpriv have become wireguard-go.
             ticks += stat_ticks(&child.id().to_string(), &[11, 12])?;
         }
         Ok(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
@@ -327,13 +378,12 @@ impl Testbed {
 
 impl Drop for Testbed {
     fn drop(&mut self) {
-        for child in &mut self.wireguard {
+        for (child, socket) in &mut self.wireguard {
             let _ = child.kill();
             let _ = child.wait();
+            let _ = fs::remove_file(socket);
         }
-        for namespace in [&self.a, &self.b] {
-            let _ = command("ip", &["netns", "del", namespace]);
-        }
+        self.tunnels.clear();
     }
 }
 
@@ -346,47 +396,22 @@ fn stat_ticks(process: &str, fields: &[usize]) -> Result<u64> {
     fields.iter().map(field).sum::<Option<u64>>().ok_or_else(|| "malformed /proc/PID/stat".into())
 }
 
-fn enter<T>(namespace: &str, work: impl FnOnce() -> T) -> Result<T> {
-    let _entered = Entered::path(&PathBuf::from("/run/netns").join(namespace))?;
-    Ok(work())
-}
-
-fn nsenter(namespace: &str, program: &str, arguments: &[&str]) -> Command {
-    let mut command = Command::new("nsenter");
-    command.arg(format!("--net=/run/netns/{namespace}")).arg(program).args(arguments).stdin(Stdio::null());
-    command
-}
-
-fn ip(namespace: &str, arguments: &str) -> Result<()> {
-    let arguments: Vec<&str> = ["-n", namespace].into_iter().chain(arguments.split(' ')).collect();
-    command("ip", &arguments)
-}
-
-fn command(program: &str, arguments: &[&str]) -> Result<()> {
-    pipe(program, arguments, "").map(drop)
-}
-
 /// Runs a program to its end with `input` and gives what it printed.
-fn pipe(program: &str, arguments: &[&str], input: &str) -> Result<String> {
-    let shown = || format!("{program} {}", arguments.join(" "));
-    let run = || -> std::io::Result<std::process::Output> {
-        let mut child = Command::new(program)
-            .args(arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()?;
+fn pipe(command: &mut Command, input: &str) -> Result<String> {
+    let mut run = || -> std::io::Result<std::process::Output> {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
         if let Some(mut stdin) = child.stdin.take() {
-            std::io::Write::write_all(&mut stdin, input.as_bytes()).or_else(|error| match error.kind() {
-                ErrorKind::BrokenPipe => Ok(()),
-                _ => Err(error),
-            })?;
+            match stdin.write_all(input.as_bytes()) {
+                Err(error) if error.kind() != ErrorKind::BrokenPipe => return Err(error),
+                _ => {}
+            }
         }
         child.wait_with_output()
     };
-    let output = run().map_err(|error| format!("{}: {error}", shown()))?;
+    let result = run();
+    let output = result.map_err(|error| format!("{command:?}: {error}"))?;
     if !output.status.success() {
-        return Err(format!("{}: {}", shown(), String::from_utf8_lossy(&output.stderr).trim()).into());
+        return Err(format!("{command:?}: {}", String::from_utf8_lossy(&output.stderr).trim()).into());
     }
     Ok(String::from_utf8(output.stdout)?)
 }

@@ -1,9 +1,10 @@
 //! Two hosts, each a network namespace with a tunnel, joined by a veth pair.
 
+use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
-use std::process::Command;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -46,7 +47,7 @@ pub(crate) fn is_root() -> bool {
 }
 
 pub(crate) struct Host {
-    namespace: String,
+    namespace: PathBuf,
     pub(crate) tunnel: Tunnel,
     wake: OwnedFd,
     pub(crate) outer_address: IpAddr,
@@ -70,24 +71,42 @@ pub(crate) struct Names {
     pub(crate) b: FlowTuple,
 }
 
-struct Namespace(String);
+/// A network namespace without a name: it goes with this process, however that ends.
+struct Namespace {
+    /// Reads from us until we are gone.
+    holder: Child,
+}
 
 impl Namespace {
-    fn new(name: String) -> Self {
-        run("ip", &["netns", "add", &name]);
-        Self(name)
+    fn new() -> Self {
+        let mut holder = Command::new("unshare")
+            .args(["--net", "cat"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("unshare of util-linux");
+        // The answer shows that the namespace is there.
+        holder.stdin.as_mut().unwrap().write_all(b"?").unwrap();
+        holder.stdout.as_mut().unwrap().read_exact(&mut [0]).expect("a network namespace");
+        Self { holder }
+    }
+
+    fn path(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/ns/net", self.holder.id()))
     }
 }
 
 impl Drop for Namespace {
     fn drop(&mut self) {
-        let _ = Command::new("ip").args(["netns", "del", &self.0]).status();
+        drop(self.holder.stdin.take());
+        let _ = self.holder.wait();
     }
 }
 
-fn run(program: &str, arguments: &[&str]) {
-    let output = Command::new(program).args(arguments).output().unwrap();
-    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+fn ip(namespace: &Path, arguments: &[&str]) {
+    let network = format!("--net={}", namespace.display());
+    let output = Command::new("nsenter").args([&network, "ip"]).args(arguments).output().unwrap();
+    assert!(output.status.success(), "ip {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
 /// The names of the flow: nothing of one end's tuple stands in the other's.
@@ -110,18 +129,18 @@ fn names(inner: Inner, transport: Transport) -> Names {
 
 impl Pair {
     pub(crate) fn new(inner: Inner, outer: Outer, sealed: bool, mtu: u32) -> Self {
-        let unique: u32 = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), mtu) as u32;
-        let namespaces = ["a", "b"].map(|side| Namespace::new(format!("wt{unique:08x}{side}")));
-        let [a, b] = &namespaces;
-        run("ip", &["-n", &a.0, "link", "add", "veth", "type", "veth", "peer", "name", "veth", "netns", &b.0]);
+        let namespaces = [Namespace::new(), Namespace::new()];
+        let [a, b] = namespaces.each_ref().map(Namespace::path);
+        let other = namespaces[1].holder.id().to_string();
+        ip(&a, &["link", "add", "veth", "type", "veth", "peer", "name", "veth", "netns", &other]);
         let (address_a, address_b) = match outer {
             Outer::V4 => ("192.0.2.1", "192.0.2.2"),
             Outer::V6 => ("2001:db8:f::1", "2001:db8:f::2"),
         };
         let prefix = if outer == Outer::V4 { "24" } else { "64" };
         let names = names(inner, Transport::Tcp);
-        for (namespace, outer_address, tuple) in [(a, address_a, names.a), (b, address_b, names.b)] {
-            let ip = |arguments: &[&str]| run("ip", &[&["-n", namespace.0.as_str()], arguments].concat());
+        for (namespace, outer_address, tuple) in [(&a, address_a, names.a), (&b, address_b, names.b)] {
+            let ip = |arguments: &[&str]| ip(namespace, arguments);
             let mtu = mtu.to_string();
             ip(&["link", "set", "lo", "up"]);
             ip(&["addr", "add", &tuple.local.ip().to_string(), "dev", "lo"]);
@@ -149,8 +168,8 @@ impl Pair {
         let flows_a = flows.map(|names| TunnelFlow { own: names.a, peer: PEER, peer_tuple: names.b });
         let flows_b = flows.map(|names| TunnelFlow { own: names.b, peer: PEER, peer_tuple: names.a });
         let pair = Self {
-            a: Host::start(a.0.clone(), 0x0a0a, keys, path(0x0b0b, address_a, address_b), flows_a.to_vec()),
-            b: Host::start(b.0.clone(), 0x0b0b, back, path(0x0a0a, address_b, address_a), flows_b.to_vec()),
+            a: Host::start(a, 0x0a0a, keys, path(0x0b0b, address_a, address_b), flows_a.to_vec()),
+            b: Host::start(b, 0x0b0b, back, path(0x0a0a, address_b, address_a), flows_b.to_vec()),
             inner,
             _namespaces: namespaces,
         };
@@ -167,10 +186,10 @@ impl Pair {
 }
 
 impl Host {
-    fn start(namespace: String, index: u32, keys: TunnelKeys, path: TunnelPath, flows: Vec<TunnelFlow>) -> Self {
+    fn start(namespace: PathBuf, index: u32, keys: TunnelKeys, path: TunnelPath, flows: Vec<TunnelFlow>) -> Self {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
         let tunnel = {
-            let _entered = Entered::path(&namespace_path(&namespace)).unwrap();
+            let _entered = Entered::path(&namespace).unwrap();
             let tun = Tun::open(DEVICE, path.inner_mtu()).unwrap();
             let udp = UdpSocket::bind(PORT).unwrap();
             Tunnel::start(tun, udp, wake.try_clone().unwrap()).unwrap()
@@ -191,12 +210,12 @@ impl Host {
     }
 
     pub(crate) fn enter<T>(&self, work: impl FnOnce() -> T) -> T {
-        let _entered = Entered::path(&namespace_path(&self.namespace)).unwrap();
+        let _entered = Entered::path(&self.namespace).unwrap();
         work()
     }
 
     pub(crate) fn ip(&self, arguments: &[&str]) {
-        run("ip", &[&["-n", self.namespace.as_str()], arguments].concat());
+        ip(&self.namespace, arguments);
     }
 
     pub(crate) fn set_path(&self, change: impl FnOnce(&mut TunnelPath)) {
@@ -211,10 +230,6 @@ impl Host {
         let ready = poll(&mut [PollFd::new(&self.wake, PollFlags::IN)], Some(&timeout)).unwrap();
         assert_eq!(ready, 1, "the control thread was not woken");
     }
-}
-
-fn namespace_path(name: &str) -> PathBuf {
-    PathBuf::from("/run/netns").join(name)
 }
 
 /// An IPv4 UDP packet of two bytes that the host with this flow would receive.
