@@ -491,6 +491,24 @@ mod tests {
     }
 
     #[test]
+    fn the_file_that_is_shipped_shows_the_defaults() {
+        let shipped = include_str!("../../../packaging/whimbrel.toml");
+        assert_eq!(parse(Path::new("w.toml"), shipped).expect("valid"), Config::default());
+        let is_key = |line: &str| {
+            line.split_once(" = ").is_some_and(|(key, _)| key.chars().all(|c| c.is_alphanumeric() || c == '_'))
+        };
+        let taken: Vec<&str> = shipped
+            .lines()
+            .take_while(|line| !line.starts_with("#[[peers]]"))
+            .map(|line| {
+                line.strip_prefix('#').filter(|line| is_key(line) && !line.starts_with("psk_file")).unwrap_or(line)
+            })
+            .collect();
+        assert!(taken.contains(&"kick = true"), "{taken:?}");
+        assert_eq!(parse(Path::new("w.toml"), &taken.join("\n")).expect("valid"), Config::default());
+    }
+
+    #[test]
     fn complaints_name_line_and_column_and_what_would_be_right() {
         assert_eq!(complaint("\n  prot = 1"), "/etc/w.toml:2:3: unknown key `prot`; did you mean `port`?");
         assert!(complaint("port = 99999").starts_with("/etc/w.toml:1:8: `port` must be a number from 1 to 65535"));

@@ -228,6 +228,10 @@ impl EventLoop {
             }
             self.handle_due();
             self.drain();
+            // Asked each time round: a pump wakes us a moment before it has ended.
+            if !self.effects.tunnel.is_running() {
+                return Err(Error::TunnelEnded);
+            }
         }
         self.tell(Told::new("stopping", "the daemon was asked to stop"));
         Ok(())
@@ -425,8 +429,8 @@ impl EventLoop {
         let own = own_addresses(&self.effects.network);
         match self.udp.update(&mut self.sockets, &|address| own.contains(&address)) {
             Ok((opened, closed)) => {
-                for flow in opened {
-                    self.node.handle_flow_opened(now, flow, false);
+                for found in opened {
+                    self.node.handle_flow_opened(now, found.flow, found.accepted);
                 }
                 for flow in closed {
                     self.node.handle_flow_closed(now, flow);

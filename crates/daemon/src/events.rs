@@ -111,7 +111,7 @@ impl From<&Event> for Told {
                 match found {
                     Some(found) => format!(
                         "{address} answered with the key {found}, but {expected} is known for it: not trusted. Where the \
-                         host was set up anew, `whimbrel peers --forget {address}` drops the old key"
+                         host was set up anew, `whimbrel peers forget {address}` drops the old key"
                     ),
                     None => format!("{address} does not have the key {expected} that is known for it: not trusted"),
                 },

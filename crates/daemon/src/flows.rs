@@ -2,9 +2,11 @@
 
 use std::collections::HashSet;
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
 
 use whimbrel_kernel::Error;
 use whimbrel_kernel::sock_diag::{MOVABLE, SockDiag};
+use whimbrel_kernel::sysctl;
 use whimbrel_wire::FlowTuple;
 
 /// A connection and which end opened it.
@@ -32,10 +34,18 @@ impl UdpFlows {
         &mut self,
         diag: &mut SockDiag,
         own: &impl Fn(IpAddr) -> bool,
-    ) -> Result<(Vec<FlowTuple>, Vec<FlowTuple>), Error> {
+    ) -> Result<(Vec<Found>, Vec<FlowTuple>), Error> {
         let now: HashSet<FlowTuple> =
             diag.udp()?.into_iter().map(|socket| socket.tuple).filter(|flow| is_movable(flow, own)).collect();
-        let opened = now.difference(&self.0).copied().collect();
+        let ephemeral = ephemeral_ports();
+        let opened = now
+            .difference(&self.0)
+            // UDP does not say who began. Whoever sits on a port of choice, facing one that was drawn, was asked.
+            .map(|flow| Found {
+                flow: *flow,
+                accepted: !ephemeral.contains(&flow.local.port()) && ephemeral.contains(&flow.remote.port()),
+            })
+            .collect();
         let closed = self.0.difference(&now).copied().collect();
         self.0 = now;
         Ok((opened, closed))
@@ -44,6 +54,17 @@ impl UdpFlows {
     /// Whether a flow was there at the last listing.
     pub(crate) fn contains(&self, flow: &FlowTuple) -> bool {
         self.0.contains(flow)
+    }
+}
+
+/// The ports that the kernel draws from.
+fn ephemeral_ports() -> RangeInclusive<u16> {
+    let range = sysctl::get("net/ipv4/ip_local_port_range").unwrap_or_default();
+    let mut bounds = range.split_whitespace().map_while(|bound| bound.parse().ok());
+    match (bounds.next(), bounds.next()) {
+        (Some(first), Some(last)) => first..=last,
+        // What the kernel starts with (ip-sysctl).
+        _ => 32768..=60999,
     }
 }
 

@@ -97,6 +97,9 @@ pub enum Error {
     /// The tunnel cannot be started.
     #[error(transparent)]
     Tunnel(#[from] tunnel::StartError),
+    /// A pump of the tunnel has ended; its log line says why.
+    #[error("the tunnel does not work any more: somebody removed its device {DEVICE}, or its socket failed")]
+    TunnelEnded,
     /// The control thread cannot go on.
     #[error(transparent)]
     Loop(#[from] event_loop::LoopError),
@@ -178,6 +181,7 @@ fn node_config(config: &Config, known_keys: &KnownKeys) -> whimbrel_protocol::Co
         ask: whimbrel_protocol::Ask { allow: config.ask_allow.clone(), deny: config.ask_deny.clone() },
         carriers: whimbrel_protocol::Carriers { rewrite: config.rewrite, tunnel: config.tunnel },
         tunnel_sealed: config.tunnel_sealed,
+        prefer_aes: whimbrel_transform::Algorithm::preferred() == whimbrel_transform::Algorithm::Aes256Gcm,
         port: config.port,
         wall_clock_at_zero: clock::wall_clock_at_zero(),
         ..whimbrel_protocol::Config::default()
