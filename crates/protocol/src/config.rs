@@ -82,6 +82,8 @@ pub struct Config {
     pub carriers: Carriers,
     /// Whether the tunnel seals its packets.
     pub tunnel_sealed: bool,
+    /// Whether this machine seals faster with AES-256-GCM than with ChaCha20-Poly1305.
+    pub prefer_aes: bool,
     /// The control port of all hosts, 2031.
     pub port: u16,
     /// Milliseconds of the wall clock when the caller's clock was zero, so that initiations rise over restarts (P-9).
@@ -99,6 +101,7 @@ impl Default for Config {
             ask: Ask::default(),
             carriers: Carriers { rewrite: true, tunnel: true },
             tunnel_sealed: true,
+            prefer_aes: false,
             port: 2031,
             wall_clock_at_zero: 0,
             handshakes_per_second: 100,

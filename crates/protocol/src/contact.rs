@@ -14,8 +14,8 @@ use crate::Time;
 use crate::config::Trust;
 use crate::flow::Stage;
 use crate::node::{Asked, Node};
-use crate::op::{Event, KernelOp, PeerId, Transmit};
-use crate::peer::{KnownPlace, SessionSlot};
+use crate::op::{Event, KernelOp, KnownPlace, PeerId, Transmit};
+use crate::peer::SessionSlot;
 use crate::random::Random;
 use crate::timer::Timer;
 
@@ -223,7 +223,10 @@ impl Node {
 
     pub(crate) fn continue_reaching(&mut self, now: Time, id: PeerId) {
         let Some(peer) = self.peers.get_mut(&id) else { return };
-        if peer.has_session() || (peer.flows.is_empty() && peer.introductions.active.is_empty()) {
+        if peer.has_session()
+            || peer.update.is_some()
+            || (peer.flows.is_empty() && peer.introductions.active.is_empty())
+        {
             return;
         }
         peer.reach_tries += 1;
@@ -251,6 +254,9 @@ impl Node {
         }
         if self.config.carriers.tunnel {
             capabilities = capabilities | Capabilities::TUNNEL_SEALED | Capabilities::TUNNEL_PLAIN;
+        }
+        if self.config.prefer_aes {
+            capabilities = capabilities | Capabilities::TUNNEL_AES;
         }
         // The first is the source of this datagram as we know it: it tells the peer whether a NAT is on the way (P-19).
         let mut locators: Vec<IpAddr> = source.into_iter().collect();
@@ -472,7 +478,8 @@ impl Node {
             self.op(KernelOp::RemoveTunnelKeys { receive_index }, Some(Asked::Effect("dropping tunnel keys")));
         }
         self.by_index.insert(index, id);
-        let op = KernelOp::AddTunnelKeys { peer: id, receive_index: index, keys };
+        let aes = self.config.prefer_aes && hello.capabilities.contains(Capabilities::TUNNEL_AES);
+        let op = KernelOp::AddTunnelKeys { peer: id, receive_index: index, keys, aes };
         self.op(op, Some(Asked::Effect("adding tunnel keys")));
         if let Some(payload) = answer {
             // XX's finish is repeated by asking again; the question is the same until the session is confirmed.

@@ -11,7 +11,7 @@ use crate::Time;
 use crate::introduction::PROBE_BIT;
 use crate::node::{Arrival, Asked, Node, Routes};
 use crate::op::{Carrier, Event, KernelOp, PeerId, TunnelPath};
-use crate::peer::{Attachment, Candidate, CarrierProbe, NOWHERE, Peer, PendingUpdate};
+use crate::peer::{Attachment, Candidate, CarrierProbe, NOWHERE, PendingUpdate};
 use crate::timer::Timer;
 
 /// Seconds that a binding is asked for; it is not renewed by time, since its flows end it.
@@ -178,13 +178,9 @@ impl Node {
         let Some(source) = peer.source else { return };
         let repeat = peer.round_trip();
         // Every third try goes to another of the peer's addresses of the family that we have.
-        let mut addresses: Vec<SocketAddr> = Vec::new();
-        let told = peer.locators.iter().map(|address| SocketAddr::new(*address, port));
-        for to in [peer.heading(), peer.remote].into_iter().chain(told) {
-            if to.is_ipv4() == source.is_ipv4() && !addresses.contains(&to) {
-                addresses.push(to);
-            }
-        }
+        let mut addresses = peer.whereabouts(port);
+        addresses.retain(|to| to.is_ipv4() == source.is_ipv4());
+        let session = peer.has_session();
         let (remote, pause) =
             (peer.remote, peer.repeat_after(peer.update.as_ref().map_or(1, |update| update.tries + 1)));
         let Some(update) = peer.update.as_mut() else { return };
@@ -197,11 +193,14 @@ impl Node {
         let tries = update.tries;
         let doubt = tries == DOUBT_AFTER || (tries > DOUBT_AFTER && tries % 8 == 0);
         let to = addresses[((tries - 1) / UPDATES_TO_ONE) as usize % addresses.len()];
-        let again = if tries <= UPDATES * addresses.len() as u32 {
+        let close = UPDATES.max(UPDATES_TO_ONE * addresses.len() as u32);
+        let again = if !session {
+            // What is sent is a question, and a large one.
+            (Duration::from_millis(250) * 2u32.pow(tries.min(7))).min(UPDATE_PAUSE_LONGEST)
+        } else if tries <= close {
             pause.min(repeat * 3 + Duration::from_millis(500))
         } else {
-            let round = (tries - UPDATES * addresses.len() as u32) / UPDATES_TO_ONE;
-            (UPDATE_PAUSE * 2u32.pow(round.min(4))).min(UPDATE_PAUSE_LONGEST)
+            (UPDATE_PAUSE * 2u32.pow(((tries - close) / UPDATES_TO_ONE).min(4))).min(UPDATE_PAUSE_LONGEST)
         };
         let flags = if update.lost { flags.with(UpdateFlags::FORMER_PATH_LOST) } else { flags };
         let message = Message::BindingUpdate {
@@ -221,7 +220,7 @@ impl Node {
         }
         self.timers.set(Timer::Update(id), now + again);
         self.send_padded(id, Some(source), to, &messages);
-        if doubt || !self.peers.get(&id).is_some_and(Peer::has_session) {
+        if doubt || !session {
             self.start_handshake_at(now, id, to);
         }
     }

@@ -28,7 +28,8 @@ pub use config::{Ask, Carriers, Config, Prefix, Trust};
 pub use flow::{FlowState, FlowView};
 pub use node::{Node, PeerView, Routes};
 pub use op::{
-    Binding, Carrier, Event, FlowEntry, KernelOp, OpFailed, OpId, PeerId, Places, SavedPeer, Transmit, TunnelPath,
+    Binding, Carrier, Event, FlowEntry, KernelOp, KnownPlace, OpFailed, OpId, PeerId, Places, SavedPeer, Transmit,
+    TunnelPath,
 };
 pub use peer::Attachment;
 pub use time::Time;

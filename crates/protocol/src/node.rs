@@ -484,9 +484,10 @@ impl Node {
         let pause = peer.repeat_after(1).max(Duration::from_secs(1)) * 2u32.pow(tries.min(5));
         self.timers.set(Timer::Keepalive(id), now + pause.min(KEEPALIVE));
         self.send(id, &[Message::PathChallenge { token }]);
-        if tries >= CHECKS && (tries - CHECKS).is_multiple_of(CHECKS) {
-            // It may have started anew and not know where we are.
-            self.start_handshake_with(now, id);
+        if let (Some(beyond), Some(peer)) = (tries.checked_sub(CHECKS), self.peers.get(&id)) {
+            // It may have started anew and not know where we are, or be elsewhere.
+            let whereabouts = peer.whereabouts(self.config.port);
+            self.start_handshake_at(now, id, whereabouts[beyond as usize % whereabouts.len()]);
         }
     }
 

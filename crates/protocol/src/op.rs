@@ -181,6 +181,8 @@ pub enum KernelOp {
         receive_index: u32,
         /// Keys and tokens of both directions.
         keys: TunnelKeys,
+        /// Both ends prefer AES-256-GCM; else it is ChaCha20-Poly1305.
+        aes: bool,
     },
     /// The session is no longer received from.
     RemoveTunnelKeys {
@@ -233,6 +235,23 @@ pub struct SavedPeer {
     pub places: Places,
     /// The carrier in force.
     pub carrier: Carrier,
+    /// Former pairs (local, peer), as in [`Binding::former`].
+    pub former: Vec<(IpAddr, IpAddr)>,
+    /// This host's control endpoint as the peer sees it.
+    pub observed: Option<SocketAddr>,
+    /// Where the peer was or is.
+    pub known_places: Vec<KnownPlace>,
+}
+
+/// Where a peer was or is, by the number of the place (`docs/protocol.md` §5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KnownPlace {
+    /// The number.
+    pub number: u32,
+    /// Source that the peer gave its update.
+    pub claimed: SocketAddr,
+    /// Source that the update had when it arrived.
+    pub observed: SocketAddr,
 }
 
 /// The result of an op that did not succeed.

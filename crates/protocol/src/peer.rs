@@ -9,7 +9,7 @@ use whimbrel_handshake::{PublicKey, Session};
 use whimbrel_wire::FlowTuple;
 
 use crate::Time;
-use crate::op::{Binding, Carrier, FlowEntry, PeerId, Places, SavedPeer};
+use crate::op::{Binding, Carrier, FlowEntry, KnownPlace, PeerId, Places, SavedPeer};
 
 /// The place of an end that is nowhere: no flow is at home there.
 pub(crate) const NOWHERE: u32 = u32::MAX;
@@ -90,14 +90,6 @@ impl Candidate {
         let tunnel = if announced { allowance.saturating_sub(CONTROL_SHARE) } else { 0 };
         Self { remote, token, sent: now, tries: 1, announced, tunnel, control: allowance - tunnel }
     }
-}
-
-/// Where the peer was or is, by the number of the place.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct KnownPlace {
-    pub(crate) number: u32,
-    pub(crate) claimed: SocketAddr,
-    pub(crate) observed: SocketAddr,
 }
 
 /// The carrier probe towards the peer (P-20).
@@ -224,7 +216,13 @@ impl Peer {
         peer.sequence_accepted = saved.sequence_accepted;
         peer.places = saved.places;
         peer.carrier = saved.carrier;
-        peer.known_places[0].number = saved.places.peer;
+        peer.former.clone_from(&saved.former);
+        peer.observed = saved.observed;
+        if saved.known_places.is_empty() {
+            peer.known_places[0].number = saved.places.peer;
+        } else {
+            peer.known_places.clone_from(&saved.known_places);
+        }
         peer
     }
 
@@ -232,13 +230,17 @@ impl Peer {
         SavedPeer {
             id: self.id,
             key: self.key,
-            remote: self.remote,
+            // The peer said that it is there. A session with it, without which nothing is sent, will prove it.
+            remote: self.heading(),
             source: self.source,
             locators: self.locators.clone(),
             sequence_sent: self.sequence_sent,
             sequence_accepted: self.sequence_accepted,
             places: self.places,
             carrier: self.carrier,
+            former: self.former.clone(),
+            observed: self.observed,
+            known_places: self.known_places.clone(),
         }
     }
 
@@ -317,6 +319,19 @@ impl Peer {
             peer_locator,
             former: self.former.clone(),
         }
+    }
+
+    /// Where the peer may be, the likeliest first: where it said that it is, its other addresses, and where it was before.
+    pub(crate) fn whereabouts(&self, port: u16) -> Vec<SocketAddr> {
+        let told = self.locators.iter().map(|address| SocketAddr::new(*address, port));
+        let before = self.known_places.iter().rev().filter(|place| place.claimed == place.observed);
+        let mut all = Vec::new();
+        for to in [self.heading(), self.remote].into_iter().chain(told).chain(before.map(|place| place.observed)) {
+            if !all.contains(&to) {
+                all.push(to);
+            }
+        }
+        all
     }
 
     /// Keeps the present pair of locators acceptable while another takes its place (P-22).

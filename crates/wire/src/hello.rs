@@ -22,6 +22,8 @@ impl Capabilities {
     pub const TUNNEL_SEALED: Self = Self(1 << 2);
     /// Bit 3: locators may be IPv6.
     pub const IPV6_LOCATORS: Self = Self(1 << 3);
+    /// Bit 4: sealed tunnel datagrams are preferred under AES-256-GCM; used where both ends say so.
+    pub const TUNNEL_AES: Self = Self(1 << 4);
 
     /// Whether all of `other` is in this set.
     #[must_use]

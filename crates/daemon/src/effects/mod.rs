@@ -191,8 +191,9 @@ impl Effects {
                     self.run_kicks(now, snapshot)?;
                 }
             }
-            KernelOp::AddTunnelKeys { peer, receive_index, keys } => {
-                self.tunnel.add_keys(peer, receive_index, Algorithm::ChaCha20Poly1305, &keys);
+            KernelOp::AddTunnelKeys { peer, receive_index, keys, aes } => {
+                let algorithm = if aes { Algorithm::Aes256Gcm } else { Algorithm::ChaCha20Poly1305 };
+                self.tunnel.add_keys(peer, receive_index, algorithm, &keys);
             }
             KernelOp::RemoveTunnelKeys { receive_index } => self.tunnel.remove_keys(receive_index),
             KernelOp::SetTunnelPath { peer, receive_index, path } => {
