@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use whimbrel_handshake::PublicKey;
-use whimbrel_protocol::{Carrier, FlowEntry, PeerId, Places, SavedPeer};
+use whimbrel_protocol::{Carrier, FlowEntry, KnownPlace, PeerId, Places, SavedPeer};
 use whimbrel_wire::{FlowTuple, Transport};
 
 /// Lines that may be out of date before the file is rewritten, beside as many as are in force.
@@ -270,6 +270,10 @@ struct PeerLine {
     sequence: (u32, u32),
     places: (u32, u32),
     carrier: CarrierLine,
+    former: Vec<(IpAddr, IpAddr)>,
+    observed: Option<SocketAddr>,
+    /// Number, claimed, observed.
+    known_places: Vec<(u32, SocketAddr, SocketAddr)>,
 }
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -297,6 +301,9 @@ impl From<SavedPeer> for PeerLine {
                 Carrier::FollowRewrite => CarrierLine::FollowRewrite,
                 Carrier::Rewrite => CarrierLine::Rewrite,
             },
+            former: peer.former,
+            observed: peer.observed,
+            known_places: peer.known_places.iter().map(|place| (place.number, place.claimed, place.observed)).collect(),
         }
     }
 }
@@ -318,6 +325,13 @@ impl From<PeerLine> for SavedPeer {
                 CarrierLine::FollowRewrite => Carrier::FollowRewrite,
                 CarrierLine::Rewrite => Carrier::Rewrite,
             },
+            former: line.former,
+            observed: line.observed,
+            known_places: line
+                .known_places
+                .into_iter()
+                .map(|(number, claimed, observed)| KnownPlace { number, claimed, observed })
+                .collect(),
         }
     }
 }
@@ -337,6 +351,13 @@ mod tests {
             sequence_accepted: 8,
             places: Places { local: 2, peer: 3 },
             carrier: Carrier::FollowRewrite,
+            former: vec![("192.0.2.7".parse().expect("address"), "192.0.2.8".parse().expect("address"))],
+            observed: Some("192.0.2.9:1024".parse().expect("endpoint")),
+            known_places: vec![KnownPlace {
+                number: 3,
+                claimed: "10.0.0.1:2031".parse().expect("endpoint"),
+                observed: "192.0.2.1:2031".parse().expect("endpoint"),
+            }],
         }
     }
 

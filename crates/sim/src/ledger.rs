@@ -53,15 +53,17 @@ struct Account {
     sent: u64,
     datagrams: VecDeque<Time>,
     introductions: VecDeque<Time>,
+    /// Bytes of initiations.
+    questions: u64,
     first: Option<Time>,
 }
 
 impl Account {
-    /// What may be sent to an address that was never heard, since a host may ask whether somebody is there: three
-    /// datagrams, and one more every 30 s.
+    /// What may be sent to an address that was never heard, since a host may ask whether somebody is there: eight
+    /// datagrams, and one more every 10 s.
     fn asked(&mut self, now: Time) -> u64 {
         let first = *self.first.get_or_insert(now);
-        ASKED * (3 + now.since(first).as_secs() / 30)
+        ASKED * (12 + now.since(first).as_secs() / 10)
     }
 }
 
@@ -101,7 +103,9 @@ impl Ledger {
     pub(crate) fn send(&mut self, now: Time, host: HostId, to: IpAddr, length: usize, what: Sent) {
         let proven = self.proven.contains(&(host, to));
         let account = self.accounts.entry((host, to)).or_default();
-        account.sent += length as u64;
+        // A question whether somebody is there is not an answer to anything.
+        let asks = what == Sent::Initiation;
+        *if asks { &mut account.questions } else { &mut account.sent } += length as u64;
         let second = now - Duration::from_secs(1);
         let recent = |times: &mut VecDeque<Time>| {
             while times.front().is_some_and(|first| *first <= second) {
@@ -110,7 +114,7 @@ impl Ledger {
             times.len()
         };
         match what {
-            Sent::Control => {
+            Sent::Control | Sent::Initiation => {
                 self.datagrams += 1;
                 account.datagrams.push_back(now);
                 let allowed = DATAGRAMS_A_SECOND + 2 * recent(&mut account.introductions);
@@ -124,7 +128,13 @@ impl Ledger {
             Sent::Data => {}
         }
         let account = self.accounts.entry((host, to)).or_default();
-        let grace = if account.received == 0 && what == Sent::Control { account.asked(now) } else { 0 };
+        let asked = account.asked(now);
+        if asks && account.questions > asked {
+            account.questions = 0;
+            self.violation(Kind::Storm, now, format!("{host:?} asks {to} over and over"));
+            return;
+        }
+        let grace = if account.received == 0 && what == Sent::Control { asked } else { 0 };
         if !proven && account.sent > 3 * account.received + grace {
             let (sent, received) = (account.sent, account.received);
             self.violation(
@@ -140,6 +150,7 @@ impl Ledger {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sent {
     Control,
+    Initiation,
     Introduction,
     Data,
 }

@@ -200,7 +200,8 @@ impl World {
             self.trace(|_| format!("lost on purpose: {packet}"));
             return;
         }
-        self.put_out(attached, packet, Sent::Control);
+        let asks = matches!(&packet.body, Body::Control(payload) if payload.first() == Some(&1));
+        self.put_out(attached, packet, if asks { Sent::Initiation } else { Sent::Control });
     }
 
     /// The kernel of a host does what it is asked to.
