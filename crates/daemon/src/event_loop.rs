@@ -261,7 +261,7 @@ impl EventLoop {
                 }
             }
             SIGNALS => {
-                while let Some(signal) = self.signals.next() {
+                while let Some(signal) = self.signals.take() {
                     match signal {
                         Signal::Stop => self.stopping = true,
                         Signal::Reload => self.reload(),

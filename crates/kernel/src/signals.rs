@@ -53,7 +53,7 @@ impl Signals {
     }
 
     /// The next signal that came, if one did.
-    pub fn next(&mut self) -> Option<Signal> {
+    pub fn take(&mut self) -> Option<Signal> {
         let mut info = MaybeUninit::<libc::signalfd_siginfo>::zeroed();
         let size = size_of::<libc::signalfd_siginfo>();
         // SAFETY: room for `size` bytes.
