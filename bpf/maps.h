@@ -1,29 +1,46 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The maps of the data plane. Hash maps take memory as they fill, so that an idle host pays only for the buckets. */
+/* The maps of the data plane. Hash maps take memory for entries as they come, so that an idle host pays next to nothing. */
 #ifndef WHIMBREL_MAPS_H
 #define WHIMBREL_MAPS_H
 
+#include <stddef.h>
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
 #include "abi.h"
 
-#define EVENTS_BYTES (1 << 20)
+#define EVENTS_BYTES (1 << 19)
 
+/*
+ * The two tables of flows are by far the largest, and a hash map takes memory for as many buckets as it may have entries
+ * from the start. So each is a slot that holds a table; user space puts a larger one there when it is full.
+ */
 struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 1000000);
-	__type(key, struct flow_tuple);
-	__type(value, struct flow_entry);
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__array(
+		values, struct {
+			__uint(type, BPF_MAP_TYPE_HASH);
+			__uint(map_flags, BPF_F_NO_PREALLOC);
+			__uint(max_entries, 1);
+			__uint(key_size, sizeof(struct flow_tuple));
+			__uint(value_size, sizeof(struct flow_entry));
+		});
 } flows SEC(".maps");
 
 struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 1000000);
-	__type(key, struct wire_flow);
-	__type(value, struct flow_tuple);
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__array(
+		values, struct {
+			__uint(type, BPF_MAP_TYPE_HASH);
+			__uint(map_flags, BPF_F_NO_PREALLOC);
+			__uint(max_entries, 1);
+			__uint(key_size, sizeof(struct wire_flow));
+			__uint(value_size, sizeof(struct flow_tuple));
+		});
 } wire_flows SEC(".maps");
 
 struct {
@@ -37,7 +54,7 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 65536);
+	__uint(max_entries, 16384);
 	__type(key, struct locator_pair);
 	__type(value, __u32);
 } locators SEC(".maps");
@@ -83,6 +100,28 @@ static __always_inline void count(__u32 counter)
 
 	if (value)
 		*value += 1;
+}
+
+static __always_inline struct flow_entry *find_flow(const struct flow_tuple *own)
+{
+	__u32 zero = 0;
+	void *table = bpf_map_lookup_elem(&flows, &zero);
+
+	return table ? bpf_map_lookup_elem(table, own) : NULL;
+}
+
+static __always_inline struct flow_tuple *find_own(__u32 binding, __u8 transport, __be16 local_port,
+						   __be16 remote_port)
+{
+	struct wire_flow key = {};
+	__u32 zero = 0;
+	void *table = bpf_map_lookup_elem(&wire_flows, &zero);
+
+	key.binding = binding;
+	key.local_port = local_port;
+	key.remote_port = remote_port;
+	key.transport = transport;
+	return table ? bpf_map_lookup_elem(table, &key) : NULL;
 }
 
 static __always_inline const struct settings *get_settings(void)

@@ -84,7 +84,7 @@ static __noinline int egress_icmp(struct __sk_buff *skb, const struct packet *pa
 	/* A router's error about a packet that was for another host names that host, and stays as it is. */
 	if (!same_address(&packet->source, &own.local) || !same_address(&packet->destination, &own.remote))
 		return pass();
-	flow = bpf_map_lookup_elem(&flows, &own);
+	flow = find_flow(&own);
 	if (!flow)
 		return pass();
 	binding = bpf_map_lookup_elem(&bindings, &flow->binding);
@@ -135,7 +135,7 @@ static __noinline int egress_flow(struct __sk_buff *skb, const struct packet *pa
 		own.remote_port = packet->destination_port;
 		own.transport = packet->protocol;
 	}
-	flow = bpf_map_lookup_elem(&flows, &own);
+	flow = find_flow(&own);
 	if (!flow)
 		return pass();
 	binding = bpf_map_lookup_elem(&bindings, &flow->binding);

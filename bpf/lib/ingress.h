@@ -32,18 +32,6 @@ static __always_inline __u32 *find_binding(const struct address *peer, const str
 	return bpf_map_lookup_elem(&locators, &pair);
 }
 
-static __always_inline struct flow_tuple *find_own(__u32 binding, __u8 transport, __be16 local_port,
-						   __be16 remote_port)
-{
-	struct wire_flow key = {};
-
-	key.binding = binding;
-	key.local_port = local_port;
-	key.remote_port = remote_port;
-	key.transport = transport;
-	return bpf_map_lookup_elem(&wire_flows, &key);
-}
-
 /* The flow came rewritten: whatever stands before the peer lets it through, so it may be answered so (P-24). */
 static __always_inline void hear(__u32 id, const struct flow_tuple *own, const struct packet *packet)
 {
@@ -55,7 +43,7 @@ static __always_inline void hear(__u32 id, const struct flow_tuple *own, const s
 	/* What still comes by a former path says nothing about this one. */
 	if (!same_address(&packet->source, &binding->peer) || !same_address(&packet->destination, &binding->local))
 		return;
-	flow = bpf_map_lookup_elem(&flows, own);
+	flow = find_flow(own);
 	if (!flow)
 		return;
 	if (flow->heard_local_epoch != binding->local_epoch || flow->heard_peer_epoch != binding->peer_epoch) {

@@ -16,7 +16,7 @@ use crate::events::{Event, Ring};
 use crate::hook::{Direction, Hook, Mechanism, has_ethernet_header};
 use crate::object::Programs;
 use crate::sockets::{Follower, Sockets, TcpSocket};
-use crate::table::Table;
+use crate::table::{GrowingTable, Table};
 
 /// What an interface is to the data plane, and so which programs it gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -71,8 +71,8 @@ pub struct Datapath {
     programs: Programs,
     sockets: OnceLock<Sockets>,
     follower: Option<Follower>,
-    flows: Table<RawTuple, RawFlowEntry>,
-    wire_flows: Table<RawWireFlow, RawTuple>,
+    flows: GrowingTable<RawTuple, RawFlowEntry>,
+    wire_flows: GrowingTable<RawWireFlow, RawTuple>,
     bindings: Table<u32, RawBinding>,
     locators: Table<RawLocatorPair, u32>,
     settings: Table<u32, RawSettings>,
@@ -102,8 +102,8 @@ impl Datapath {
             pins: pins.to_owned(),
             sockets: OnceLock::new(),
             follower: None,
-            flows: programs.table("flows")?,
-            wire_flows: programs.table("wire_flows")?,
+            flows: GrowingTable::new("flows", programs.map("flows")?)?,
+            wire_flows: GrowingTable::new("wire_flows", programs.map("wire_flows")?)?,
             bindings: programs.table("bindings")?,
             locators: programs.table("locators")?,
             settings: programs.table("settings")?,

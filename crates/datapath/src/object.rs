@@ -120,7 +120,7 @@ impl Programs {
         Table::new(name, duplicate(map.as_fd(), name)?, map.key_size(), map.value_size())
     }
 
-    /// The map of a type that has neither keys nor values.
+    /// The map of a type without keys and values of ours.
     pub(crate) fn map(&self, name: &'static str) -> Result<OwnedFd, Error> {
         let map = self.object.maps().find(|map| map.name() == name);
         let map = map.ok_or_else(|| Error::Mismatch { what: format!("map {name}") })?;

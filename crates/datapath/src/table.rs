@@ -1,9 +1,11 @@
-//! A map with typed keys and values.
+//! Maps with typed keys and values.
 
+use std::ffi::CString;
 use std::io;
 use std::marker::PhantomData;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
 use crate::Error;
 use crate::abi::Plain;
@@ -150,8 +152,147 @@ impl<V: Plain> Table<u32, V> {
     }
 }
 
-impl<K, V> AsFd for Table<K, V> {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+/// A hash map that makes room as it fills: the one slot of an array of maps, which the programs look into, holds the table,
+/// and gets a larger one when that is full. What the programs write to an entry meanwhile may be lost.
+#[derive(Debug)]
+pub(crate) struct GrowingTable<K, V> {
+    name: &'static str,
+    slot: OwnedFd,
+    /// The table in the slot, and how many entries it may have.
+    table: RwLock<(Table<K, V>, u32)>,
+}
+
+/// 64 kB of buckets.
+const FIRST_CAPACITY: u32 = 4096;
+const GROWTH: u32 = 4;
+const LAST_CAPACITY: u32 = FIRST_CAPACITY * GROWTH.pow(4);
+
+impl<K: Plain, V: Plain> GrowingTable<K, V> {
+    /// `slot` is an array of one map. An empty one gets a table.
+    pub(crate) fn new(name: &'static str, slot: OwnedFd) -> Result<Self, Error> {
+        let key = 0u32;
+        let mut id = 0u32;
+        // SAFETY: an array of maps has keys of 4 bytes, and shows ids of 4 bytes.
+        let code =
+            unsafe { libbpf_sys::bpf_map_lookup_elem(slot.as_raw_fd(), (&raw const key).cast(), (&raw mut id).cast()) };
+        let table = match -code {
+            0 => Self::adopt(name, id)?,
+            libc::ENOENT => {
+                let table = Self::create(name, FIRST_CAPACITY)?;
+                Self::fill(name, &slot, &table)?;
+                (table, FIRST_CAPACITY)
+            }
+            _ => return Err(Error::code("bpf(BPF_MAP_LOOKUP_ELEM)", name, code)),
+        };
+        Ok(Self { name, slot, table: RwLock::new(table) })
+    }
+
+    fn adopt(name: &'static str, id: u32) -> Result<(Table<K, V>, u32), Error> {
+        // SAFETY: takes a number.
+        let fd = unsafe { libbpf_sys::bpf_map_get_fd_by_id(id) };
+        if fd < 0 {
+            return Err(Error::code("bpf(BPF_MAP_GET_FD_BY_ID)", name, fd));
+        }
+        // SAFETY: a new descriptor that nobody else owns.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let mut info = libbpf_sys::bpf_map_info::default();
+        let mut size = size_of_val(&info) as u32;
+        // SAFETY: room for the information and its size.
+        let code = unsafe { libbpf_sys::bpf_map_get_info_by_fd(fd.as_raw_fd(), &raw mut info, &raw mut size) };
+        if code != 0 {
+            return Err(Error::code("bpf(BPF_OBJ_GET_INFO_BY_FD)", name, code));
+        }
+        Ok((Table::new(name, fd, info.key_size, info.value_size)?, info.max_entries))
+    }
+
+    fn create(name: &'static str, capacity: u32) -> Result<Table<K, V>, Error> {
+        let object = CString::new(name).map_err(|_| Error::Mismatch { what: name.to_owned() })?;
+        let mut options = libbpf_sys::bpf_map_create_opts::default();
+        options.sz = size_of_val(&options) as libbpf_sys::size_t;
+        options.map_flags = libbpf_sys::BPF_F_NO_PREALLOC;
+        let (key, value) = (size_of::<K>() as u32, size_of::<V>() as u32);
+        // SAFETY: a terminated string and sized options that live through the call.
+        let fd = unsafe {
+            libbpf_sys::bpf_map_create(
+                libbpf_sys::BPF_MAP_TYPE_HASH,
+                object.as_ptr(),
+                key,
+                value,
+                capacity,
+                &raw const options,
+            )
+        };
+        if fd < 0 {
+            return Err(Error::code("bpf(BPF_MAP_CREATE)", name, fd));
+        }
+        // SAFETY: a new descriptor that nobody else owns.
+        Table::new(name, unsafe { OwnedFd::from_raw_fd(fd) }, key, value)
+    }
+
+    /// From here on the programs find `table`.
+    fn fill(name: &'static str, slot: &OwnedFd, table: &Table<K, V>) -> Result<(), Error> {
+        let key = 0u32;
+        let fd = table.fd.as_raw_fd();
+        // SAFETY: an array of maps has keys of 4 bytes, and takes descriptors.
+        let code = unsafe {
+            libbpf_sys::bpf_map_update_elem(
+                slot.as_raw_fd(),
+                (&raw const key).cast(),
+                (&raw const fd).cast(),
+                libbpf_sys::BPF_ANY.into(),
+            )
+        };
+        if code == 0 { Ok(()) } else { Err(Error::code("bpf(BPF_MAP_UPDATE_ELEM)", name, code)) }
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, (Table<K, V>, u32)> {
+        // It changes in one assignment, so a panic elsewhere has not left it wrong.
+        self.table.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Many at once. On error some may have been inserted.
+    pub(crate) fn insert_all(&self, keys: &[K], values: &[V]) -> Result<(), Error> {
+        loop {
+            let (result, capacity) = {
+                let table = self.read();
+                (table.0.insert_all(keys, values), table.1)
+            };
+            match result {
+                Err(Error::Call { source, .. })
+                    if source.raw_os_error() == Some(libc::E2BIG) && capacity < LAST_CAPACITY =>
+                {
+                    self.grow(capacity)?;
+                }
+                result => return result,
+            }
+        }
+    }
+
+    fn grow(&self, full: u32) -> Result<(), Error> {
+        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        if table.1 != full {
+            return Ok(());
+        }
+        let capacity = full.saturating_mul(GROWTH).min(LAST_CAPACITY);
+        let larger = Self::create(self.name, capacity)?;
+        let (keys, values): (Vec<K>, Vec<V>) = table.0.entries()?.into_iter().unzip();
+        larger.insert_all(&keys, &values)?;
+        Self::fill(self.name, &self.slot, &larger)?;
+        *table = (larger, capacity);
+        Ok(())
+    }
+
+    pub(crate) fn get(&self, key: &K) -> Result<Option<V>, Error> {
+        self.read().0.get(key)
+    }
+
+    /// Whether it was there.
+    pub(crate) fn remove(&self, key: &K) -> Result<bool, Error> {
+        self.read().0.remove(key)
+    }
+
+    /// All entries. What changes meanwhile may be there or not.
+    pub(crate) fn entries(&self) -> Result<Vec<(K, V)>, Error> {
+        self.read().0.entries()
     }
 }

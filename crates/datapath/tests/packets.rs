@@ -529,7 +529,7 @@ fn what_only_looks_like_an_introduction_is_passed() {
 fn maps_hold_what_was_put_in() {
     on_both_families(|fixture| {
         let names = fixture.names;
-        let flows: Vec<_> = (1..=10_000_u16)
+        let flows: Vec<_> = (1..=20_000_u16)
             .map(|port| {
                 let local = SocketAddr::new(names.own_local.ip(), port);
                 let entry = FlowEntry {
@@ -544,7 +544,7 @@ fn maps_hold_what_was_put_in() {
             .collect();
         fixture.datapath.insert_flows(&flows).expect("insert");
         let mut read = fixture.datapath.flows().expect("flows");
-        read.retain(|(tuple, _)| tuple.local.port() <= 10_000);
+        read.retain(|(tuple, _)| tuple.local.port() <= 20_000);
         read.sort_by_key(|(tuple, _)| tuple.local.port());
         assert_eq!(read, flows);
         assert_eq!(fixture.datapath.bindings().expect("bindings"), [(PEER, fixture.binding())]);
