@@ -88,10 +88,10 @@ impl<'a> Ruleset<'a> {
                         (Match::Unknown, _) | (_, Match::Unknown) => Match::Unknown,
                         _ => Match::Yes,
                     };
-                } else if ["xt", "limit", "ct count", "vmap"].iter().any(|kind| statement.get(kind).is_some()) {
-                    if matched == Match::Yes {
-                        matched = Match::Unknown;
-                    }
+                } else if matched == Match::Yes
+                    && ["xt", "limit", "ct count", "vmap"].iter().any(|kind| statement.get(kind).is_some())
+                {
+                    matched = Match::Unknown;
                 }
                 if matched == Match::No {
                     break;

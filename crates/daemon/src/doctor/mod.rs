@@ -163,12 +163,9 @@ fn tun_device() -> Finding {
 }
 
 fn bpf_file_system() -> Finding {
-    const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
     let check = "bpffs on /sys/fs/bpf";
     match rustix::fs::statfs("/sys/fs/bpf") {
-        Ok(found) if i64::try_from(found.f_type).is_ok_and(|magic| magic == BPF_FS_MAGIC) => {
-            ok("kernel", check, "mounted")
-        }
+        Ok(found) if found.f_type == libc::BPF_FS_MAGIC => ok("kernel", check, "mounted"),
         Ok(_) => ok("kernel", check, "not mounted; the daemon mounts one of its own"),
         Err(errno) => warning("kernel", check, io::Error::from(errno).to_string())
             .lost("the daemon has to mount one of its own; where it may not, moved connections do not outlive it")

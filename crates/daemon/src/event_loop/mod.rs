@@ -1,28 +1,29 @@
 //! The control thread: waits for everything, tells the node, and carries out what it asks for.
 
+mod requests;
+
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, SystemTime};
 
-use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::event::epoll;
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
 use whimbrel_datapath::{Event as DatapathEvent, Origin};
-use whimbrel_ipc::{Failure, HandoffStarted, LocalAddress, Reply, Request, Status};
 use whimbrel_kernel::network::{Changed, NetworkMonitor, NetworkState, UsableAddress};
 use whimbrel_kernel::peer_route::PeerRoutes;
 use whimbrel_kernel::route::RouteKind;
 use whimbrel_kernel::signals::{Signal, Signals};
 use whimbrel_kernel::sock_diag::SockDiag;
-use whimbrel_protocol::{Event, Node, PeerId, PeerView, Routes, Time};
+use whimbrel_protocol::{Event, Node, PeerId, Routes, Time};
 use whimbrel_wire::FlowTuple;
+
+use requests::Answers;
 
 use crate::Error;
 use crate::attachments::{Attachments, Sighting};
@@ -32,8 +33,7 @@ use crate::effects::{Effects, own_addresses};
 use crate::events::{EventRing, Told};
 use crate::flows::{UdpFlows, is_movable, list_tcp};
 use crate::server::{ClientId, Server};
-use crate::tunnel::{Counter, Received};
-use crate::views;
+use crate::tunnel::Received;
 
 /// How often opened and closed connections are taken in: nothing is done about one in its first second (P-15), and the
 /// data plane does not wake us for each.
@@ -109,9 +109,7 @@ pub(crate) struct EventLoop {
     events: EventRing,
     /// When each peer's session came up.
     sessions: HashMap<PeerId, Time>,
-    /// Answers that other threads have found.
-    answers: (Sender<(ClientId, Reply)>, Receiver<(ClientId, Reply)>),
-    answers_wake: Arc<OwnedFd>,
+    answers: Answers,
     next_flow_tick: Time,
     next_udp_tick: Time,
     next_loss_tick: Time,
@@ -146,8 +144,6 @@ impl EventLoop {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(LoopError::new("epoll_create1"))?;
         let timer = timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)
             .map_err(LoopError::new("timerfd_create"))?;
-        let answers_wake =
-            eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(LoopError::new("eventfd"))?;
         let now = clock::now();
         // The counter outlives daemons.
         let this_far = parts.effects.lost_flow_events().unwrap_or(0);
@@ -167,8 +163,7 @@ impl EventLoop {
             udp: UdpFlows::default(),
             events: EventRing::default(),
             sessions: HashMap::new(),
-            answers: channel(),
-            answers_wake: Arc::new(answers_wake),
+            answers: Answers::new()?,
             next_flow_tick: now + FLOW_TICK,
             next_udp_tick: now + UDP_TICK,
             next_loss_tick: now + LOSS_TICK,
@@ -183,7 +178,7 @@ impl EventLoop {
             (this.server.listener(), LISTENER),
             (this.signals.as_fd(), SIGNALS),
             (this.timer.as_fd(), TIMER),
-            (this.answers_wake.as_fd(), ANSWERS),
+            (this.answers.wake(), ANSWERS),
         ];
         for (fd, token) in sources {
             epoll::add(&this.epoll, fd, epoll::EventData::new_u64(token), epoll::EventFlags::IN)
@@ -270,8 +265,7 @@ impl EventLoop {
             }
             TIMER => clear(&self.timer),
             ANSWERS => {
-                clear(&self.answers_wake);
-                while let Ok((id, reply)) = self.answers.1.try_recv() {
+                for (id, reply) in self.answers.take() {
                     self.server.reply(id, &reply);
                     self.serve(id);
                 }
@@ -530,189 +524,6 @@ impl EventLoop {
             (config.log, config.kick, config.control_mode);
         self.tell(Told::new("reloaded", sentence));
     }
-
-    fn watch_client(&self, id: ClientId, fresh: bool) {
-        let (Some(fd), Some(interest)) = (self.server.client(id), self.server.interest(id)) else { return };
-        let mut flags = epoll::EventFlags::empty();
-        flags.set(epoll::EventFlags::IN, interest.readable);
-        flags.set(epoll::EventFlags::OUT, interest.writable);
-        let data = epoll::EventData::new_u64(FIRST_CLIENT + id.0);
-        let result =
-            if fresh { epoll::add(&self.epoll, fd, data, flags) } else { epoll::modify(&self.epoll, fd, data, flags) };
-        if let Err(error) = result {
-            tracing::warn!(%error, "cannot watch a client of the control socket");
-        }
-    }
-
-    /// Answers a client's requests, one after the other.
-    fn serve(&mut self, id: ClientId) {
-        while let Some(request) = self.server.request(id) {
-            match request {
-                Ok(request) => self.answer(id, request),
-                Err(error) => self.server.reply(id, &Reply::Error(error.into())),
-            }
-        }
-        self.watch_client(id, false);
-    }
-
-    fn answer(&mut self, id: ClientId, request: Request) {
-        let reply = match request {
-            Request::Status => Reply::Status(Box::new(self.status())),
-            Request::Connections => {
-                let question = views::ConnectionsQuestion {
-                    flows: self.node.flows().collect(),
-                    peers: self.node.peers().collect(),
-                    now: clock::now(),
-                    wall: SystemTime::now(),
-                };
-                self.answer_later(id, move || Reply::Connections(question.answer()));
-                return;
-            }
-            Request::Peers => Reply::Peers(self.peers()),
-            Request::Paths => {
-                let paths = self
-                    .node
-                    .peers()
-                    .flat_map(|view| views::paths(&view, self.effects.tunnel_mtu(view.id)).collect::<Vec<_>>());
-                Reply::Paths(paths.collect())
-            }
-            Request::Events(query) => {
-                let mut replies: Vec<Reply> = self.events.select(&query).cloned().map(Reply::Event).collect();
-                if query.follow {
-                    self.server.replies(id, &replies);
-                    self.server.follow(id);
-                } else {
-                    replies.push(Reply::End { newest: self.events.newest() });
-                    self.server.replies(id, &replies);
-                }
-                return;
-            }
-            Request::Handoff { to, peer } => self.hand_off(to, peer.as_deref()),
-            Request::ForgetPeer { address } => match self.effects.known_keys.forget(address) {
-                Ok(Some(key)) => Reply::Forgotten { address, key: key.to_string() },
-                Ok(None) => Reply::Error(
-                    Failure::new("no key is remembered for this address")
-                        .on(address)
-                        .hint("`whimbrel peers` shows the addresses that have one."),
-                ),
-                Err(error) => Reply::Error(Failure::new(error.to_string())),
-            },
-        };
-        self.server.reply(id, &reply);
-    }
-
-    /// Lets another thread find an answer; the client is served on when it is there.
-    fn answer_later(&self, id: ClientId, find: impl FnOnce() -> Reply + Send + 'static) {
-        let (sender, wake) = (self.answers.0.clone(), Arc::clone(&self.answers_wake));
-        let spawned = std::thread::Builder::new().name("answer".to_owned()).spawn(move || {
-            // The loop ends only when the daemon does; then nobody waits for answers.
-            let _ = sender.send((id, find()));
-            let _ = rustix::io::write(&*wake, &1u64.to_ne_bytes());
-        });
-        if let Err(error) = spawned {
-            let failure = Failure::new(format!("no thread could be started for the answer: {error}"));
-            let _ = self.answers.0.send((id, Reply::Error(failure)));
-            let _ = rustix::io::write(&*self.answers_wake, &1u64.to_ne_bytes());
-        }
-    }
-
-    fn hand_off(&mut self, to: Option<IpAddr>, peer: Option<&str>) -> Reply {
-        if let Some(to) = to
-            && !own_addresses(&self.effects.network).contains(&to)
-        {
-            return Reply::Error(
-                Failure::new("this host has no such address").on(to).hint("`whimbrel status` shows those that it has."),
-            );
-        }
-        let views: Vec<PeerView> = self.node.peers().collect();
-        if let Some(wanted) = peer {
-            let matching = views.iter().filter(|view| names(view, wanted)).count();
-            if matching != 1 || views.len() != 1 {
-                let what = match matching {
-                    0 => "there is no such peer",
-                    1 => "a hand-off towards one peer alone is not possible yet while there are others",
-                    _ => "this names several peers",
-                };
-                return Reply::Error(Failure::new(what).on(wanted).hint("`whimbrel peers` shows them."));
-            }
-        }
-        let since = self.events.newest();
-        let now = clock::now();
-        self.take_in_udp(now);
-        self.node.hand_off(now, &self.routes, to);
-        self.transmit();
-        let told: Vec<&PeerView> = views.iter().filter(|view| view.flows > 0).collect();
-        Reply::Handoff(HandoffStarted {
-            to,
-            peers: told.iter().map(|view| views::name(view)).collect(),
-            flows: told.iter().map(|view| view.flows).sum(),
-            since,
-        })
-    }
-
-    fn peers(&self) -> Vec<whimbrel_ipc::Peer> {
-        let (now, trust) = (clock::now(), self.settings.config.trust);
-        let known = &self.effects.known_keys;
-        let since = |view: &PeerView| self.sessions.get(&view.id).copied();
-        self.node.peers().map(|view| views::peer(&view, now, since(&view), trust, known)).collect()
-    }
-
-    fn status(&self) -> Status {
-        let network = &self.effects.network;
-        let interface = |index: u32| match network.link(index) {
-            Some(link) => link.name.clone(),
-            None => format!("#{index}"),
-        };
-        let peers: Vec<PeerView> = self.node.peers().collect();
-        let device = self.effects.tunnel.device();
-        let counters = self.effects.tunnel.counters();
-        let own = own_addresses(network);
-        let mut addresses: Vec<LocalAddress> = network
-            .addresses
-            .iter()
-            .filter(|usable| own.contains(&usable.address))
-            .map(|usable| LocalAddress { address: usable.address, interface: interface(usable.interface) })
-            .collect();
-        // Those that the host uses towards everywhere come first.
-        let preferred: Vec<IpAddr> = EVERYWHERE.iter().filter_map(|to| self.routes.source_for(*to)).collect();
-        addresses.sort_by_key(|local| !preferred.contains(&local.address));
-        Status {
-            ready: true,
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            pid: std::process::id(),
-            uptime_ms: u64::try_from(clock::now().since(self.started).as_millis()).unwrap_or(u64::MAX),
-            public_key: self.node.public_key().to_string(),
-            port: self.settings.config.port,
-            trust: views::trust(self.settings.config.trust),
-            run_dir: self.settings.run_dir.clone(),
-            state_dir: self.settings.state_dir.clone(),
-            place: self.attachments.newest(),
-            addresses,
-            kept_addresses: self.effects.kept_addresses().to_vec(),
-            counts: views::counts(&peers, self.node.flows()),
-            attached: self.effects.attached(|index| interface(index)),
-            tunnel: Some(whimbrel_ipc::Tunnel {
-                device: device.name().to_owned(),
-                mtu: self.effects.inner_mtu(),
-                packets_sent: counters.get(Counter::PacketsSent),
-                packets_received: counters.get(Counter::PacketsReceived),
-            }),
-            newest_event: self.events.newest(),
-        }
-    }
-}
-
-/// Addresses far away in either family: documentation prefixes, which routing treats as any other (RFC 5737, RFC 3849).
-const EVERYWHERE: [IpAddr; 2] = [
-    IpAddr::V4(std::net::Ipv4Addr::new(203, 0, 113, 1)),
-    IpAddr::V6(std::net::Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
-];
-
-/// Whether `wanted` names a peer: its number, its key or the beginning of it, or an address of it.
-fn names(view: &PeerView, wanted: &str) -> bool {
-    view.id.0.to_string() == wanted.trim_start_matches('#')
-        || (wanted.len() >= 4 && view.key.to_string().starts_with(wanted))
-        || wanted.parse().is_ok_and(|address: IpAddr| view.remote.ip() == address || view.locators.contains(&address))
 }
 
 /// Takes the count out of an eventfd or timerfd; what it stands for is looked at in any case.

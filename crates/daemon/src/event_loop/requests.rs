@@ -1,0 +1,228 @@
+//! What clients of the control socket ask for.
+
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::SystemTime;
+
+use rustix::event::{EventfdFlags, epoll, eventfd};
+use whimbrel_ipc::{Failure, HandoffStarted, LocalAddress, Reply, Request, Status};
+use whimbrel_protocol::{PeerView, Routes};
+
+use super::{EventLoop, FIRST_CLIENT, LoopError, clear};
+use crate::clock;
+use crate::effects::own_addresses;
+use crate::server::ClientId;
+use crate::tunnel::Counter;
+use crate::views;
+
+/// Answers that other threads find, since finding them takes a while.
+pub(super) struct Answers {
+    sender: Sender<(ClientId, Reply)>,
+    receiver: Receiver<(ClientId, Reply)>,
+    wake: Arc<OwnedFd>,
+}
+
+impl Answers {
+    pub(super) fn new() -> Result<Self, LoopError> {
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(LoopError::new("eventfd"))?;
+        let (sender, receiver) = channel();
+        Ok(Self { sender, receiver, wake: Arc::new(wake) })
+    }
+
+    /// Readable when there is an answer.
+    pub(super) fn wake(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+
+    /// Takes those that are there.
+    pub(super) fn take(&self) -> Vec<(ClientId, Reply)> {
+        clear(&self.wake);
+        self.receiver.try_iter().collect()
+    }
+
+    /// Lets another thread find an answer; the client is served on when it is there.
+    fn find(&self, id: ClientId, find: impl FnOnce() -> Reply + Send + 'static) {
+        let (sender, wake) = (self.sender.clone(), Arc::clone(&self.wake));
+        let give = move |reply| {
+            // The loop ends only when the daemon does; then nobody waits for answers.
+            let _ = sender.send((id, reply));
+            let _ = rustix::io::write(&*wake, &1u64.to_ne_bytes());
+        };
+        let give_up = give.clone();
+        if let Err(error) = std::thread::Builder::new().name("answer".to_owned()).spawn(move || give(find())) {
+            give_up(Reply::Error(Failure::new(format!("no thread could be started for the answer: {error}"))));
+        }
+    }
+}
+
+impl EventLoop {
+    pub(super) fn watch_client(&self, id: ClientId, fresh: bool) {
+        let (Some(fd), Some(interest)) = (self.server.client(id), self.server.interest(id)) else { return };
+        let mut flags = epoll::EventFlags::empty();
+        flags.set(epoll::EventFlags::IN, interest.readable);
+        flags.set(epoll::EventFlags::OUT, interest.writable);
+        let data = epoll::EventData::new_u64(FIRST_CLIENT + id.0);
+        let result =
+            if fresh { epoll::add(&self.epoll, fd, data, flags) } else { epoll::modify(&self.epoll, fd, data, flags) };
+        if let Err(error) = result {
+            tracing::warn!(%error, "cannot watch a client of the control socket");
+        }
+    }
+
+    /// Answers a client's requests, one after the other.
+    pub(super) fn serve(&mut self, id: ClientId) {
+        while let Some(request) = self.server.request(id) {
+            match request {
+                Ok(request) => self.answer(id, request),
+                Err(error) => self.server.reply(id, &Reply::Error(error.into())),
+            }
+        }
+        self.watch_client(id, false);
+    }
+
+    fn answer(&mut self, id: ClientId, request: Request) {
+        let reply = match request {
+            Request::Status => Reply::Status(Box::new(self.status())),
+            Request::Connections => {
+                let question = views::ConnectionsQuestion {
+                    flows: self.node.flows().collect(),
+                    peers: self.node.peers().collect(),
+                    now: clock::now(),
+                    wall: SystemTime::now(),
+                };
+                self.answers.find(id, move || Reply::Connections(question.answer()));
+                return;
+            }
+            Request::Peers => Reply::Peers(self.peers()),
+            Request::Paths => {
+                let paths = self
+                    .node
+                    .peers()
+                    .flat_map(|view| views::paths(&view, self.effects.tunnel_mtu(view.id)).collect::<Vec<_>>());
+                Reply::Paths(paths.collect())
+            }
+            Request::Events(query) => {
+                let mut replies: Vec<Reply> = self.events.select(&query).cloned().map(Reply::Event).collect();
+                if query.follow {
+                    self.server.replies(id, &replies);
+                    self.server.follow(id);
+                } else {
+                    replies.push(Reply::End { newest: self.events.newest() });
+                    self.server.replies(id, &replies);
+                }
+                return;
+            }
+            Request::Handoff { to, peer } => self.hand_off(to, peer.as_deref()),
+            Request::ForgetPeer { address } => match self.effects.known_keys.forget(address) {
+                Ok(Some(key)) => Reply::Forgotten { address, key: key.to_string() },
+                Ok(None) => Reply::Error(
+                    Failure::new("no key is remembered for this address")
+                        .on(address)
+                        .hint("`whimbrel peers` shows the addresses that have one."),
+                ),
+                Err(error) => Reply::Error(Failure::new(error.to_string())),
+            },
+        };
+        self.server.reply(id, &reply);
+    }
+
+    fn hand_off(&mut self, to: Option<IpAddr>, peer: Option<&str>) -> Reply {
+        if let Some(to) = to
+            && !own_addresses(&self.effects.network).contains(&to)
+        {
+            return Reply::Error(
+                Failure::new("this host has no such address").on(to).hint("`whimbrel status` shows those that it has."),
+            );
+        }
+        let views: Vec<PeerView> = self.node.peers().collect();
+        if let Some(wanted) = peer {
+            let matching = views.iter().filter(|view| names(view, wanted)).count();
+            if matching != 1 || views.len() != 1 {
+                let what = match matching {
+                    0 => "there is no such peer",
+                    1 => "a hand-off towards one peer alone is not possible yet while there are others",
+                    _ => "this names several peers",
+                };
+                return Reply::Error(Failure::new(what).on(wanted).hint("`whimbrel peers` shows them."));
+            }
+        }
+        let since = self.events.newest();
+        let now = clock::now();
+        self.take_in_udp(now);
+        self.node.hand_off(now, &self.routes, to);
+        self.transmit();
+        let told: Vec<&PeerView> = views.iter().filter(|view| view.flows > 0).collect();
+        Reply::Handoff(HandoffStarted {
+            to,
+            peers: told.iter().map(|view| views::name(view)).collect(),
+            flows: told.iter().map(|view| view.flows).sum(),
+            since,
+        })
+    }
+
+    fn peers(&self) -> Vec<whimbrel_ipc::Peer> {
+        let (now, trust) = (clock::now(), self.settings.config.trust);
+        let known = &self.effects.known_keys;
+        let since = |view: &PeerView| self.sessions.get(&view.id).copied();
+        self.node.peers().map(|view| views::peer(&view, now, since(&view), trust, known)).collect()
+    }
+
+    fn status(&self) -> Status {
+        let network = &self.effects.network;
+        let interface = |index: u32| match network.link(index) {
+            Some(link) => link.name.clone(),
+            None => format!("#{index}"),
+        };
+        let peers: Vec<PeerView> = self.node.peers().collect();
+        let device = self.effects.tunnel.device();
+        let counters = self.effects.tunnel.counters();
+        let own = own_addresses(network);
+        let mut addresses: Vec<LocalAddress> = network
+            .addresses
+            .iter()
+            .filter(|usable| own.contains(&usable.address))
+            .map(|usable| LocalAddress { address: usable.address, interface: interface(usable.interface) })
+            .collect();
+        // Those that the host uses towards everywhere come first.
+        let preferred: Vec<IpAddr> = EVERYWHERE.iter().filter_map(|to| self.routes.source_for(*to)).collect();
+        addresses.sort_by_key(|local| !preferred.contains(&local.address));
+        Status {
+            ready: true,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            uptime_ms: u64::try_from(clock::now().since(self.started).as_millis()).unwrap_or(u64::MAX),
+            public_key: self.node.public_key().to_string(),
+            port: self.settings.config.port,
+            trust: views::trust(self.settings.config.trust),
+            run_dir: self.settings.run_dir.clone(),
+            state_dir: self.settings.state_dir.clone(),
+            place: self.attachments.newest(),
+            addresses,
+            kept_addresses: self.effects.kept_addresses().to_vec(),
+            counts: views::counts(&peers, self.node.flows()),
+            attached: self.effects.attached(interface),
+            tunnel: Some(whimbrel_ipc::Tunnel {
+                device: device.name().to_owned(),
+                mtu: self.effects.inner_mtu(),
+                packets_sent: counters.get(Counter::PacketsSent),
+                packets_received: counters.get(Counter::PacketsReceived),
+            }),
+            newest_event: self.events.newest(),
+        }
+    }
+}
+
+/// Addresses far away in either family: documentation prefixes, which routing treats as any other (RFC 5737, RFC 3849).
+const EVERYWHERE: [IpAddr; 2] = [
+    IpAddr::V4(std::net::Ipv4Addr::new(203, 0, 113, 1)),
+    IpAddr::V6(std::net::Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
+];
+
+/// Whether `wanted` names a peer: its number, its key or the beginning of it, or an address of it.
+fn names(view: &PeerView, wanted: &str) -> bool {
+    view.id.0.to_string() == wanted.trim_start_matches('#')
+        || (wanted.len() >= 4 && view.key.to_string().starts_with(wanted))
+        || wanted.parse().is_ok_and(|address: IpAddr| view.remote.ip() == address || view.locators.contains(&address))
+}
