@@ -64,6 +64,11 @@ impl Whimbrel {
         &self.host
     }
 
+    /// Its run directory.
+    pub fn run_dir(&self) -> PathBuf {
+        self.dir.join("run")
+    }
+
     /// Its process.
     pub fn process(&mut self) -> &mut Process {
         &mut self.process
@@ -71,7 +76,7 @@ impl Whimbrel {
 
     /// `whimbrel --run-dir …` with these arguments: its standard output, or an error if it fails.
     pub fn cli(&self, args: &[&str]) -> Result<String> {
-        self.host.command(&self.binary).arg("--run-dir").arg(self.dir.join("run")).args(args).run()
+        self.host.command(&self.binary).arg("--run-dir").arg(self.run_dir()).args(args).run()
     }
 
     /// A reading command with `--json`: its replies, one for each line.

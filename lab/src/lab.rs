@@ -24,7 +24,10 @@ pub struct Options {
 
 /// What two interfaces are connected by.
 #[derive(Clone, Debug, PartialEq)]
-#[expect(clippy::large_enum_variant, reason = "there are a handful of them, and boxes would be in the way of every user")]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "there are a handful of them, and boxes would be in the way of every user"
+)]
 pub enum Wire {
     /// A veth pair: no delay, no limit, segmentation offload as the kernel does it. For throughput figures.
     Veth,
@@ -181,7 +184,8 @@ impl Lab {
 
 impl Drop for Lab {
     fn drop(&mut self) {
-        self.hosts.clear();
+        // Before the hosts go: their namespaces' names are what finds the processes inside.
+        self.run.remove();
     }
 }
 

@@ -4,6 +4,7 @@
 //! [`roam`](Host::roam) between networks while programs run in them. Dropping the lab removes everything; so do a panic,
 //! SIGINT and SIGTERM, and [`clean`] does for runs that were killed.
 
+pub mod bench_link;
 mod campus;
 mod clock;
 mod daemon;
@@ -36,8 +37,7 @@ pub use netns::Netns;
 pub use network::{Attachment, Join, Leave, Network, NetworkSpec};
 pub use process::{Cmd, Process, cpu_seconds};
 pub use programs::{
-    Download, EchoServer, FlowPair, Iperf, IperfServer, Many, Nginx, PairOptions, Side, SshServer, SshSession,
-    UdpRelay,
+    Download, EchoServer, FlowPair, Iperf, IperfServer, Many, Nginx, PairOptions, Side, SshServer, SshSession, UdpRelay,
 };
 pub use random::Random;
 pub use run::{Leftover, clean};

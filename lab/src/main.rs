@@ -2,11 +2,13 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::{Parser, Subcommand};
 use whimbrel_lab::scenarios::{self, Scenario};
-use whimbrel_lab::{Error, Lab, Options, Result, clean, demo, traffic};
+use whimbrel_lab::{
+    Campus, Error, Gateway, Join, Lab, Options, Result, Shape, SiteSpec, bench_link, clean, demo, traffic,
+};
 
 /// Hosts in network namespaces, emulated links, and scenarios with real daemons and real programs.
 ///
@@ -33,6 +35,27 @@ enum Command {
         #[arg(long, value_name = "PATH")]
         whimbrel: Option<PathBuf>,
     },
+    /// Build a scenario's topology (two networks of the laptop and a server) and start a shell in one of its hosts
+    Shell {
+        /// What is between network `b` and the core; network `a` is public
+        #[arg(value_enum, default_value = "public")]
+        topology: Topology,
+        /// The host that the shell runs in
+        #[arg(long, default_value = "laptop")]
+        host: String,
+        /// Start a daemon on laptop and server
+        #[arg(long)]
+        daemons: bool,
+        /// The whimbrel binary [default: WHIMBREL_BIN, or the one beside this program]
+        #[arg(long, value_name = "PATH")]
+        whimbrel: Option<PathBuf>,
+    },
+    /// Measure the emulated links themselves
+    BenchLink {
+        /// Seconds for each of the two measurements
+        #[arg(long, default_value_t = 5)]
+        seconds: u64,
+    },
     /// Remove what killed runs left
     Clean,
     /// A traffic program inside a host
@@ -41,6 +64,19 @@ enum Command {
         #[command(subcommand)]
         role: traffic::Role,
     },
+}
+
+/// Networks to look around in.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Topology {
+    /// A plain router
+    Public,
+    /// A NAT that keeps ports where it can
+    Nat,
+    /// A NAT and a firewall that drops TCP in mid-stream
+    NatFirewall,
+    /// IPv6 only
+    V6Only,
 }
 
 #[derive(clap::Args)]
@@ -85,6 +121,8 @@ fn main() -> ExitCode {
             }
             true
         }),
+        Command::Shell { topology, host, daemons, whimbrel } => shell(topology, &host, daemons, whimbrel),
+        Command::BenchLink { seconds } => bench_link(seconds),
         Command::Traffic { role } => traffic::run(role).map(|()| true),
     };
     match result {
@@ -95,6 +133,69 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn bench_link(seconds: u64) -> Result<bool> {
+    let bench = bench_link::run(&mut Lab::new(Options::default())?, Duration::from_secs(seconds))?;
+    println!("TCP through an unlimited link      {:7.2} Gbit/s", bench.bits_per_second / 1e9);
+    println!("frames a second, both directions   {:7.0}", bench.frames_per_second);
+    println!("mean size of data frames           {:7.0} bytes", bench.frame_bytes);
+    println!("forwarding thread                  {:7.0} % of a processor", bench.processor * 100.0);
+    let [mean, most] = bench.lateness.map(|d| d.as_secs_f64() * 1e6);
+    println!("lateness at 50 Mbit/s and 20 ms    {mean:7.0} µs on average, {most:.0} µs at most");
+    Ok(true)
+}
+
+/// Builds a topology and hands it to a person until the shell ends.
+fn shell(topology: Topology, host: &str, daemons: bool, whimbrel: Option<PathBuf>) -> Result<bool> {
+    let mut lab = Lab::new(Options { whimbrel, ..Options::default() })?;
+    let site = |name| SiteSpec::named(name).uplink(Shape::delay_rate(20, 100));
+    let b = match topology {
+        Topology::Public => site("b"),
+        Topology::Nat => site("b").behind(Gateway::Nat { random_ports: false }),
+        Topology::NatFirewall => site("b").behind(Gateway::NatFirewall),
+        Topology::V6Only => site("b").v6_only(),
+    };
+    let mut campus = Campus::new(&mut lab)?;
+    let a = campus.add(&mut lab, site("a"))?;
+    let b = campus.add(&mut lab, b)?;
+    let s = campus.add(&mut lab, SiteSpec::named("s"))?;
+    let (laptop, server) = (lab.host("laptop")?, lab.host("server")?);
+    let at_server = server.join(&s.network, &Join::by("eth0"))?;
+    laptop.join(&a.network, &Join::by("wlan0"))?;
+    // The second interface is plugged in and down: `ip link set eth0 up` and an address are a move with overlap.
+    let second = laptop.join(&b.network, &Join::by("eth0").metric(50))?;
+    laptop.ip(["link set eth0 down"])?;
+    let running = if daemons { vec![laptop.whimbrel()?, server.whimbrel()?] } else { Vec::new() };
+    let chosen = lab.hosts().iter().find(|h| h.name() == host);
+    let chosen = chosen.ok_or_else(|| Error::Usage(format!("no host {host}")))?.clone();
+    println!("The server has {:?} and {:?}.", at_server.v4, at_server.v6);
+    println!("The laptop is in network a by wlan0. Its eth0 is plugged into network b and down. To move:");
+    let (v4, v6) = (second.network.spec().v4, second.network.spec().v6);
+    println!("    ip link set eth0 up");
+    if let (Some(own), Some((gateway, len))) = (second.v4, v4) {
+        println!("    ip route replace default via {gateway} dev eth0 metric 50   # {own}/{len} is still there");
+    }
+    if let (Some(own), Some((gateway, len))) = (second.v6, v6) {
+        println!("    ip addr add {own}/{len} dev eth0 nodad; ip route replace ::/0 via {gateway} dev eth0 metric 50");
+    }
+    println!("    ip addr flush dev wlan0 scope global");
+    println!("Other hosts, from another terminal:");
+    for other in lab.hosts() {
+        println!("    nsenter --net=/run/netns/{} sh   # {}", other.netns_name(), other.name());
+    }
+    for daemon in &running {
+        println!("The daemon on {} answers to WHIMBREL_RUN_DIR={}", daemon.host().name(), daemon.run_dir().display());
+    }
+    println!("Everything goes when this shell ends.");
+    let mut command = std::process::Command::new("nsenter");
+    command.arg(format!("--net=/run/netns/{}", chosen.netns_name()));
+    command.arg(std::env::var_os("SHELL").unwrap_or_else(|| "/bin/sh".into()));
+    if let Some(daemon) = running.iter().find(|d| d.host().name() == host) {
+        command.env("WHIMBREL_RUN_DIR", daemon.run_dir());
+    }
+    let status = command.status().map_err(|e| Error::call("exec", "nsenter", e))?;
+    Ok(status.success())
 }
 
 fn list() {

@@ -57,9 +57,16 @@ impl Run {
     }
 }
 
+impl Run {
+    /// Removes all that the run has made.
+    pub(crate) fn remove(&self) {
+        remove_run(&self.id);
+    }
+}
+
 impl Drop for Run {
     fn drop(&mut self) {
-        remove_run(&self.id);
+        self.remove();
         lock_active().retain(|id| *id != self.id);
     }
 }

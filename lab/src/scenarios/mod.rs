@@ -30,13 +30,9 @@ impl std::fmt::Debug for Scenario {
 
 /// All scenarios, in the order in which they are run.
 pub fn all() -> impl Iterator<Item = &'static Scenario> {
-    [
-        lab_itself::SCENARIOS,
-        roam::SCENARIOS,
-        surroundings::SCENARIOS,
-        faults::SCENARIOS,
-        real_programs::SCENARIOS,
-    ].into_iter().flatten()
+    [lab_itself::SCENARIOS, roam::SCENARIOS, surroundings::SCENARIOS, faults::SCENARIOS, real_programs::SCENARIOS]
+        .into_iter()
+        .flatten()
 }
 
 /// The scenario with this name.

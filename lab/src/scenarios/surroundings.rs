@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use whimbrel_ipc::ConnectionState;
 
-use super::world::{LONG, RATE, SOME, World, all_run, goes_on_since, site};
+use super::world::{LONG, RATE, SOME, World, all_run, goes_on_since, site, step};
 use super::{Scenario, scenario};
 use crate::{
     FlowPair, Gateway, Join, Lab, MonoTime, PacketCount, PairOptions, Result, Site, UdpRelay, expect, wait_until,
@@ -14,12 +14,20 @@ use crate::{
 pub(super) const SCENARIOS: &[Scenario] = &[
     scenario("on-link-before", "the peer is on the same link until the laptop leaves it", on_link_before),
     scenario("on-link-after", "the laptop comes to the link that the peer is on", on_link_after),
-    scenario("strict-rp-filter", "both hosts drop packets that do not come from where their source is routed to", strict),
+    scenario(
+        "strict-rp-filter",
+        "both hosts drop packets that do not come from where their source is routed to",
+        strict,
+    ),
     scenario("new-owner", "another host gets the laptop's old address; both talk to the server", new_owner),
     scenario("two-mobiles-one-nat", "two laptops behind one NAT; one leaves, then the other", two_mobiles),
     scenario("no-peer", "a server that runs nothing is left alone: it is asked a few times, then not again", no_peer),
     scenario("no-peer-silent", "the same where a firewall drops the question without an answer", no_peer_silent),
-    scenario("local-thief", "a local user of a host without Whimbrel opens port 2031 and claims its connections", thief),
+    scenario(
+        "local-thief",
+        "a local user of a host without Whimbrel opens port 2031 and claims its connections",
+        thief,
+    ),
 ];
 
 /// UDP port of the control protocol.
@@ -48,6 +56,7 @@ fn on_link(world: &mut World, server_in_b: bool) -> Result<()> {
     }
     let (a, b) = (world.a.clone(), world.b.clone());
     for (there, site) in [(true, &b), (false, &a), (true, &b)] {
+        step(if there { "to network b" } else { "to network a" });
         world.roam(site)?;
         for pair in &mut pairs {
             world.goes_on(pair)?;
@@ -58,7 +67,11 @@ fn on_link(world: &mut World, server_in_b: bool) -> Result<()> {
             for pair in &mut pairs {
                 pair.wait_progress(SOME, LONG)?;
             }
-            expect!(uplink.get() == 0 || !server_in_b, "{} packets between neighbours went over the uplink", uplink.get());
+            expect!(
+                uplink.get() == 0 || !server_in_b,
+                "{} packets between neighbours went over the uplink",
+                uplink.get()
+            );
         }
     }
     for pair in pairs {
@@ -109,10 +122,8 @@ fn new_owner(lab: &mut Lab) -> Result<()> {
     expect!(at_other.v4 == old.v4, "the other host has another address");
     // The same port as well, so that both connections have the very same tuple in the laptop's and in the new owner's eyes,
     // but for the server's port.
-    let options = PairOptions {
-        bind: Some(SocketAddr::new(old.ipv4()?, pair.local().port())),
-        ..PairOptions::rate(RATE)
-    };
+    let options =
+        PairOptions { bind: Some(SocketAddr::new(old.ipv4()?, pair.local().port())), ..PairOptions::rate(RATE) };
     let mut theirs = FlowPair::tcp(&other, &world.server, world.at_server.ipv4()?, &options)?;
     theirs.wait_progress(SOME, LONG)?;
     pair.wait_progress(SOME, LONG)?;
@@ -145,7 +156,10 @@ fn two_mobiles(lab: &mut Lab) -> Result<()> {
     world.roam(&b)?;
     world.goes_on(&mut pair)?;
     let status = third.connection(theirs.local(), theirs.peer())?;
-    expect!(status.is_some_and(|c| c.state == ConnectionState::Native), "the tablet's connection moved with the laptop's");
+    expect!(
+        status.is_some_and(|c| c.state == ConnectionState::Native),
+        "the tablet's connection moved with the laptop's"
+    );
     theirs.wait_progress(SOME, LONG)?;
     at_tablet = tablet.roam(&at_tablet, &b.network, &Join::default())?;
     goes_on_since(&mut theirs, &at_tablet)?;
@@ -167,7 +181,8 @@ fn ask_nobody(world: &mut World, most: u64) -> Result<()> {
     let started = MonoTime::now();
     let mut pairs = Vec::new();
     while started + Duration::from_secs(10) > MonoTime::now() {
-        let mut pair = FlowPair::tcp(&world.laptop, &world.server, world.at_server.ipv4()?, &PairOptions::rate(100_000))?;
+        let mut pair =
+            FlowPair::tcp(&world.laptop, &world.server, world.at_server.ipv4()?, &PairOptions::rate(100_000))?;
         pair.wait_progress(10_000, LONG)?;
         pairs.push(pair);
     }
@@ -190,7 +205,9 @@ fn no_peer(lab: &mut Lab) -> Result<()> {
 
 fn no_peer_silent(lab: &mut Lab) -> Result<()> {
     let mut world = World::new(lab, site("a"), site("b"))?;
-    world.server.nft("table inet quiet {\nchain input {\ntype filter hook input priority filter;\nudp dport 2031 drop;\n}\n}\n")?;
+    world.server.nft(
+        "table inet quiet {\nchain input {\ntype filter hook input priority filter;\nudp dport 2031 drop;\n}\n}\n",
+    )?;
     ask_nobody(&mut world, 3)
 }
 
@@ -214,7 +231,8 @@ fn thief(lab: &mut Lab) -> Result<()> {
     let until = MonoTime::now() + Duration::from_secs(8);
     let what = "introductions have had their time";
     wait_until(Duration::from_secs(9), what, || MonoTime::now() > until)?;
-    let never = |c: &whimbrel_ipc::Connection| matches!(c.state, ConnectionState::Pending | ConnectionState::Unprotected);
+    let never =
+        |c: &whimbrel_ipc::Connection| matches!(c.state, ConnectionState::Pending | ConnectionState::Unprotected);
     server.wait_connection(pair.local(), pair.peer(), LONG, "not introduced", never)?;
 
     let before = control_packets(&world.a)?;

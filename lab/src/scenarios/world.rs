@@ -129,6 +129,11 @@ pub(super) fn goes_on_since(pair: &mut FlowPair, at: &Attachment) -> Result<()> 
     Ok(())
 }
 
+/// Says what comes next, so that a failure can be placed.
+pub(super) fn step(text: &str) {
+    println!("    {text}");
+}
+
 pub(super) fn ms(d: Option<Duration>) -> f64 {
     d.map_or(f64::NAN, |d| d.as_secs_f64() * 1e3)
 }
