@@ -13,9 +13,10 @@ use whimbrel_wire::{Capabilities, Datagram, FlowTuple, Hello};
 use crate::Time;
 use crate::config::Trust;
 use crate::flow::Stage;
-use crate::node::{Asked, Node};
+use crate::node::Node;
 use crate::op::{Event, KernelOp, KnownPlace, PeerId, Transmit};
-use crate::peer::SessionSlot;
+use crate::outcome::{Asked, State};
+use crate::peer::{Peer, SessionSlot};
 use crate::random::Random;
 use crate::timer::Timer;
 
@@ -28,6 +29,8 @@ const SILENCE_LONGEST: Duration = Duration::from_secs(86_400);
 const PENDING: Duration = Duration::from_secs(10);
 /// How long the peer's first datagram in a session is waited for before another handshake.
 const UNCONFIRMED: Duration = Duration::from_secs(1);
+/// Tries to reach a peer that no introduced flow depends on.
+const REACHES: u32 = 8;
 /// Handshakes that wait for their finish; more are answered with cookies.
 const RESPONDING_MOST: usize = 1024;
 /// How long a former session is still received from (P-7).
@@ -192,10 +195,21 @@ impl Node {
     /// An ICMP error says that nobody listens at `destination`.
     pub fn handle_unreachable(&mut self, now: Time, destination: SocketAddr) {
         let address = destination.ip();
-        if destination.port() == self.config.port
-            && matches!(self.contacts.addresses.get(&address), Some(Contact::Asking { .. }))
-        {
-            self.give_up(now, address);
+        if destination.port() != self.config.port {
+            return;
+        }
+        match self.contacts.addresses.get(&address).copied() {
+            Some(Contact::Asking { .. }) => self.give_up(now, address),
+            Some(Contact::Known(id)) => {
+                // It ran Whimbrel once.
+                let lost = |peer: &Peer| peer.flows.is_empty() && !peer.has_session() && peer.remote == destination;
+                if self.peers.get(&id).is_some_and(lost) {
+                    self.abandon_introductions(now, id);
+                    self.drop_peer(id);
+                    self.give_up(now, address);
+                }
+            }
+            Some(Contact::Silent { .. }) | None => {}
         }
     }
 
@@ -214,11 +228,12 @@ impl Node {
     }
 
     /// Makes sure that there will be a session with a peer, and goes on trying.
+    ///
+    /// Nothing is hurried that goes on already: every connection to a host that stopped running Whimbrel comes by here.
     pub(crate) fn reach_again(&mut self, now: Time, id: PeerId) {
-        self.timers.set(Timer::Reach(id), now);
-        if let Some(peer) = self.peers.get_mut(&id) {
-            peer.reach_tries = 0;
-        }
+        let Some(peer) = self.peers.get(&id) else { return };
+        let pause = if peer.reach_tries == 0 { Duration::ZERO } else { reach_pause(peer.reach_tries) };
+        self.timers.set_earlier(Timer::Reach(id), now + pause);
     }
 
     pub(crate) fn continue_reaching(&mut self, now: Time, id: PeerId) {
@@ -230,8 +245,13 @@ impl Node {
             return;
         }
         peer.reach_tries += 1;
-        let pause = (Duration::from_millis(500) * 2u32.pow(peer.reach_tries.min(7))).min(Duration::from_secs(60));
-        self.timers.set(Timer::Reach(id), now + pause);
+        let tries = peer.reach_tries;
+        if peer.flows.is_empty() && tries > REACHES {
+            // No connection depends on it: the next one that opens asks again.
+            self.abandon_introductions(now, id);
+            return;
+        }
+        self.timers.set(Timer::Reach(id), now + reach_pause(tries));
         self.start_handshake_with(now, id);
     }
 
@@ -471,16 +491,16 @@ impl Node {
             if unsettled >= UNSETTLED_MOST { peer.sessions.iter().position(|slot| !slot.settled) } else { None };
         let surplus = surplus.map(|at| peer.sessions.remove(at).session.local_index());
         let origin = Some((how.source, how.destination));
-        peer.sessions.push(SessionSlot { session, settled: false, until: None, origin });
+        let aes = self.config.prefer_aes && hello.capabilities.contains(Capabilities::TUNNEL_AES);
+        peer.sessions.push(SessionSlot { session, settled: false, until: None, origin, aes });
         peer.last_heard = now;
         if let Some(receive_index) = surplus {
             self.by_index.remove(&receive_index);
             self.op(KernelOp::RemoveTunnelKeys { receive_index }, Some(Asked::Effect("dropping tunnel keys")));
         }
         self.by_index.insert(index, id);
-        let aes = self.config.prefer_aes && hello.capabilities.contains(Capabilities::TUNNEL_AES);
         let op = KernelOp::AddTunnelKeys { peer: id, receive_index: index, keys, aes };
-        self.op(op, Some(Asked::Effect("adding tunnel keys")));
+        self.op(op, Some(Asked::State("adding tunnel keys", State::Keys(id))));
         if let Some(payload) = answer {
             // XX's finish is repeated by asking again; the question is the same until the session is confirmed.
             self.transmit(Transmit { source: how.destination, destination: how.source, payload });
@@ -513,8 +533,7 @@ impl Node {
             }
         }
         // Until the peer has shown that it has the keys too, the last message of the handshake may have been lost.
-        if let Some(peer) = self.peers.get_mut(&id).filter(|peer| !peer.has_session()) {
-            peer.reach_tries = 0;
+        if self.peers.get(&id).is_some_and(|peer| !peer.has_session()) {
             self.timers.set(Timer::Reach(id), now + UNCONFIRMED);
         }
         self.renew_later(now, id);
@@ -557,6 +576,7 @@ impl Node {
             }
         }
         peer.sessions.push(slot);
+        peer.reach_tries = 0;
         self.timers.stop(Timer::Reach(id));
         self.set_tunnel_path(id);
         self.refresh_listening(now);
@@ -579,6 +599,11 @@ impl Node {
         self.timers.stop(Timer::Contact(address));
         self.config.known_keys.remove(&address).is_some()
     }
+}
+
+/// The pause after this many tries to reach a peer again.
+fn reach_pause(tries: u32) -> Duration {
+    (Duration::from_millis(500) * 2u32.pow(tries.min(7))).min(Duration::from_secs(60))
 }
 
 /// How a handshake ended.

@@ -17,11 +17,23 @@ pub(crate) enum Stage {
     Echoing { peer: PeerId, nonce: u64, echo: whimbrel_wire::message::Echo, tries: u32, next: Time },
     /// The peer introduces: its nonce arrived, ours is in the flow. Exits: the right echo (`Introduced`), time (`Open`).
     Responding { peer: PeerId, introducer_nonce: u64, nonce: u64, until: Time },
-    /// Both ends proved that they sit on it. `answered`: the introducer's nonce and ours, so that a repeated echo gets the
-    /// same answer. `again`: the same of an introduction that the peer began anew, as a daemon does that lost the flow.
-    Introduced { entry: FlowEntry, answered: Option<(u64, u64)>, again: Option<(u64, u64)> },
+    /// Both ends proved that they sit on it. `again`: nonces, theirs and ours, of an introduction that the peer began
+    /// anew, as a daemon does that lost the flow.
+    Introduced { entry: FlowEntry, origin: Origin, again: Option<(u64, u64)> },
     /// It can't be moved.
     Failed(&'static str),
+}
+
+/// How a flow came to be introduced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// A daemon before this one knew.
+    Restored,
+    /// We introduced it, with this nonce.
+    Introduced(u64),
+    /// The peer introduced it, with the first nonce, and we answered with the second: a repeated echo gets the same
+    /// answer.
+    Answered(u64, u64),
 }
 
 impl Stage {
@@ -31,7 +43,10 @@ impl Stage {
             Self::Introducing { nonce, .. } | Self::Echoing { nonce, .. } | Self::Responding { nonce, .. } => {
                 [Some(*nonce), None]
             }
-            Self::Introduced { answered, again, .. } => [answered.map(|(_, own)| own), again.map(|(_, own)| own)],
+            Self::Introduced { origin, again, .. } => {
+                let own = if let Origin::Answered(_, own) = origin { Some(*own) } else { None };
+                [own, again.map(|(_, own)| own)]
+            }
             Self::Open | Self::Failed(_) => [None, None],
         };
         nonces.into_iter().flatten()
@@ -64,7 +79,7 @@ impl Flow {
     }
 
     pub(crate) fn introduced(entry: FlowEntry, now: Time) -> Self {
-        Self { stage: Stage::Introduced { entry, answered: None, again: None }, ..Self::opened(now, false) }
+        Self { stage: Stage::Introduced { entry, origin: Origin::Restored, again: None }, ..Self::opened(now, false) }
     }
 
     pub(crate) fn entry(&self) -> Option<&FlowEntry> {

@@ -9,8 +9,9 @@ use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::Time;
 use crate::introduction::PROBE_BIT;
-use crate::node::{Arrival, Asked, Node, Routes};
+use crate::node::{Arrival, Node, Routes};
 use crate::op::{Carrier, Event, KernelOp, PeerId, TunnelPath};
+use crate::outcome::{Asked, State};
 use crate::peer::{Attachment, Candidate, CarrierProbe, NOWHERE, PendingUpdate};
 use crate::timer::Timer;
 
@@ -21,7 +22,7 @@ const DOUBT_AFTER: u32 = 3;
 /// Updates that are sent in close succession before the pauses grow to [`UPDATE_PAUSE_LONGEST`].
 const UPDATES: u32 = 12;
 const UPDATE_PAUSE: Duration = Duration::from_secs(2);
-const UPDATE_PAUSE_LONGEST: Duration = Duration::from_secs(30);
+const UPDATE_PAUSE_LONGEST: Duration = Duration::from_secs(60);
 /// Updates in a row to one address.
 const UPDATES_TO_ONE: u32 = 3;
 /// Unanswered challenges after which a candidate place is given up.
@@ -191,16 +192,23 @@ impl Node {
         update.tries += 1;
         update.sent = now;
         let tries = update.tries;
+        if tries > UPDATES && peer.flows.is_empty() {
+            // No connection depends on it: it is told when there is next a session.
+            peer.update = None;
+            peer.unannounced = true;
+            self.abandon_introductions(now, id);
+            return;
+        }
         let doubt = tries == DOUBT_AFTER || (tries > DOUBT_AFTER && tries % 8 == 0);
         let to = addresses[((tries - 1) / UPDATES_TO_ONE) as usize % addresses.len()];
         let close = UPDATES.max(UPDATES_TO_ONE * addresses.len() as u32);
         let again = if !session {
             // What is sent is a question, and a large one.
-            (Duration::from_millis(250) * 2u32.pow(tries.min(7))).min(UPDATE_PAUSE_LONGEST)
+            (Duration::from_millis(250) * 2u32.pow(tries.min(8))).min(UPDATE_PAUSE_LONGEST)
         } else if tries <= close {
             pause.min(repeat * 3 + Duration::from_millis(500))
         } else {
-            (UPDATE_PAUSE * 2u32.pow(((tries - close) / UPDATES_TO_ONE).min(4))).min(UPDATE_PAUSE_LONGEST)
+            (UPDATE_PAUSE * 2u32.pow(((tries - close) / UPDATES_TO_ONE).min(5))).min(UPDATE_PAUSE_LONGEST)
         };
         let flags = if update.lost { flags.with(UpdateFlags::FORMER_PATH_LOST) } else { flags };
         let message = Message::BindingUpdate {
@@ -349,7 +357,7 @@ impl Node {
         let allowance = candidate.map(|candidate| std::mem::take(&mut candidate.tunnel));
         let path = TunnelPath { send_index, source, remote, allowance, sealed };
         let op = KernelOp::SetTunnelPath { peer: id, receive_index, path };
-        self.op(op, Some(Asked::Effect("leading the tunnel")));
+        self.op(op, Some(Asked::State("leading the tunnel", State::Path(id))));
     }
 
     /// Repeats the challenge to an endpoint that has not answered, or gives it up.

@@ -6,9 +6,10 @@ use whimbrel_wire::FlowTuple;
 use whimbrel_wire::message::{Echo, Introduced, IntroductionRefusal, Message};
 
 use crate::Time;
-use crate::flow::{Flow, Stage};
-use crate::node::{Asked, Node};
+use crate::flow::{Flow, Origin, Stage};
+use crate::node::Node;
 use crate::op::{Event, FlowEntry, KernelOp, PeerId, Places};
+use crate::outcome::Asked;
 use crate::peer::NOWHERE;
 use crate::timer::Timer;
 
@@ -238,7 +239,7 @@ impl Node {
                 let nonce = *own;
                 self.op(KernelOp::Introduce { flow, index: their_index, nonce }, Some(Asked::Introduce(flow)));
             }
-            Stage::Introduced { answered: Some((introducer_nonce, _)), .. } if *introducer_nonce == nonce => {}
+            Stage::Introduced { origin: Origin::Answered(theirs, _), .. } if *theirs == nonce => {}
             Stage::Introduced { again, .. } => {
                 // The peer has lost what it knew of the flow, or our answer.
                 let own = match *again {
@@ -269,7 +270,7 @@ impl Node {
             {
                 None
             }
-            Some(Stage::Introduced { entry, answered: Some((introducer_nonce, _)), .. })
+            Some(Stage::Introduced { entry, origin: Origin::Answered(introducer_nonce, _), .. })
                 if entry.peer == id && *introducer_nonce == echo.introducer_nonce =>
             {
                 Some(*entry)
@@ -309,22 +310,21 @@ impl Node {
         let wire_local_port = peer.free_wire_port(flow.local.port(), echo.wire_port);
         let entry =
             FlowEntry { peer: id, home, peer_tuple: echo.tuple, wire_local_port, wire_remote_port: echo.wire_port };
-        self.install(now, flow, entry, Some((echo.introducer_nonce, echo.responder_nonce)));
+        self.install(now, flow, entry, Origin::Answered(echo.introducer_nonce, echo.responder_nonce));
         // The answer waits until the flow is installed, so that whoever has it may rely on it.
         None
     }
 
-    /// A flow was installed, or could not be: the introducer is told, if we are not that.
-    pub(crate) fn answer_installed(&mut self, flow: &FlowTuple, installed: bool) {
-        let Some(Stage::Introduced { entry, answered: Some((nonce, _)), .. }) =
+    /// A flow was installed: the introducer is told, if we are not that.
+    pub(crate) fn confirm_installed(&mut self, flow: &FlowTuple) {
+        let Some(Stage::Introduced { entry, origin: Origin::Answered(nonce, _), .. }) =
             self.flows.get(flow).map(|known| &known.stage)
         else {
             return;
         };
         let introduced = Introduced { wire_port: entry.wire_local_port, tuple: *flow };
-        let outcome = if installed { Ok(introduced) } else { Err(IntroductionRefusal::Refused) };
         let (id, nonce) = (entry.peer, *nonce);
-        self.send(id, &[Message::IntroductionDone { nonce, outcome }]);
+        self.send(id, &[Message::IntroductionDone { nonce, outcome: Ok(introduced) }]);
     }
 
     /// Whether this nonce of the peer's arrived on a flow that we introduce too.
@@ -355,7 +355,7 @@ impl Node {
                     wire_local_port: echo.wire_port,
                     wire_remote_port: introduced.wire_port,
                 };
-                self.install(now, flow, entry, None);
+                self.install(now, flow, entry, Origin::Introduced(nonce));
             }
             Ok(_) => self.fail_introduction(now, &flow, "the peer names a flow of another transport"),
             Err(IntroductionRefusal::OtherPlaces) => {
@@ -363,16 +363,18 @@ impl Node {
                 self.introduce_again(now, &flow);
             }
             // It has started anew, or the flow is no longer the one it was.
-            Err(IntroductionRefusal::NotSeen | IntroductionRefusal::OtherFlow) => self.introduce_again(now, &flow),
+            Err(IntroductionRefusal::NotSeen | IntroductionRefusal::OtherFlow | IntroductionRefusal::Busy) => {
+                self.introduce_again(now, &flow);
+            }
             Err(_) => self.fail_introduction(now, &flow, "the peer refused"),
         }
     }
 
-    fn install(&mut self, now: Time, flow: FlowTuple, entry: FlowEntry, answered: Option<(u64, u64)>) {
+    fn install(&mut self, now: Time, flow: FlowTuple, entry: FlowEntry, origin: Origin) {
         let Some(known) = self.flows.get_mut(&flow) else { return };
-        let before = std::mem::replace(&mut known.stage, Stage::Introduced { entry, answered, again: None });
-        let kept = answered.map(|(_, own)| own);
-        for nonce in before.own_nonces().filter(|nonce| Some(*nonce) != kept) {
+        let before = std::mem::replace(&mut known.stage, Stage::Introduced { entry, origin, again: None });
+        let kept: Vec<u64> = known.stage.own_nonces().collect();
+        for nonce in before.own_nonces().filter(|nonce| !kept.contains(nonce)) {
             self.nonces.remove(&nonce);
         }
         let id = entry.peer;
@@ -393,6 +395,19 @@ impl Node {
         self.op(KernelOp::InstallFlow { flow, entry }, Some(Asked::Install(flow)));
         self.event(Event::FlowIntroduced { flow, peer: id, translated });
         self.refresh_sets();
+        if first {
+            // Should it have to find us by another family than the one that it asked by.
+            self.tell_locators(id);
+        }
+    }
+
+    /// Gives up all introductions with a peer that does not answer.
+    pub(crate) fn abandon_introductions(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers.get(&id) else { return };
+        let flows: Vec<FlowTuple> = peer.introductions.active.iter().copied().collect();
+        for flow in flows {
+            self.fail_introduction(now, &flow, "the peer does not answer");
+        }
     }
 
     /// There is another session with a peer, which may have started anew: what could not be introduced is tried again.
@@ -416,7 +431,7 @@ impl Node {
     }
 
     /// The ends did not agree about a flow: the introduction begins anew, a moment later.
-    fn introduce_again(&mut self, now: Time, flow: &FlowTuple) {
+    pub(crate) fn introduce_again(&mut self, now: Time, flow: &FlowTuple) {
         let Some(known) = self.flows.get_mut(flow) else { return };
         if known.again >= AGAIN {
             self.fail_introduction(now, flow, "the peer does not answer, or has other ideas of where the ends are");

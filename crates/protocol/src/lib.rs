@@ -9,6 +9,7 @@
 //! introduction.rs  which tuples name one flow      -> InstallFlow
 //! handoff.rs       who moved where, by which way   -> SetBinding, SetTunnelPath, Kick
 //! node.rs          one host: dispatch, timers, what is asked of the caller
+//! outcome.rs       what came of that
 //! ```
 #![forbid(unsafe_code)]
 
@@ -19,6 +20,7 @@ mod handoff;
 mod introduction;
 mod node;
 mod op;
+mod outcome;
 mod peer;
 mod random;
 mod time;

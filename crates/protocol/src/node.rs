@@ -12,7 +12,8 @@ use crate::Time;
 use crate::config::Config;
 use crate::contact::Contacts;
 use crate::flow::{Flow, FlowView};
-use crate::op::{Carrier, Event, FlowEntry, KernelOp, OpFailed, OpId, PeerId, SavedPeer, Transmit};
+use crate::op::{Carrier, Event, FlowEntry, KernelOp, OpId, PeerId, SavedPeer, Transmit};
+use crate::outcome::{Asked, State};
 use crate::peer::{Attachment, Peer};
 use crate::random::Random;
 use crate::timer::{Timer, Timers};
@@ -66,18 +67,13 @@ pub struct Node {
     events: VecDeque<Event>,
     /// What each op that may fail was for.
     pub(crate) asked: HashMap<OpId, Asked>,
+    /// What could not be made so, and how often that was tried again.
+    pub(crate) failed: BTreeSet<State>,
+    pub(crate) mended: u32,
     listening: Vec<u32>,
     keeping: Vec<IpAddr>,
     reaching: Vec<(IpAddr, bool)>,
     dropped: u64,
-}
-
-/// What an op was for, where its failure matters.
-#[derive(Clone, Debug)]
-pub(crate) enum Asked {
-    Introduce(FlowTuple),
-    Install(FlowTuple),
-    Effect(&'static str),
 }
 
 /// A peer as `whimbrel peers` and `whimbrel paths` show it.
@@ -144,6 +140,8 @@ impl Node {
             ops: VecDeque::new(),
             events: VecDeque::new(),
             asked: HashMap::new(),
+            failed: BTreeSet::new(),
+            mended: 0,
             listening: Vec::new(),
             keeping: Vec::new(),
             reaching: Vec::new(),
@@ -249,11 +247,9 @@ impl Node {
                 }
                 Message::ProbeSeen { token } => self.handle_probe_seen(now, id, token),
                 Message::Ping { token } => answers.push(Message::Pong { token }),
+                Message::FlowClosed(nonces) => self.handle_flows_closed(now, id, &nonces),
                 Message::Close { .. } => self.handle_close(now, id),
-                Message::Padding { .. }
-                | Message::Pong { .. }
-                | Message::FlowClosed(_)
-                | Message::TunnelOffer { .. } => {}
+                Message::Padding { .. } | Message::Pong { .. } | Message::TunnelOffer { .. } => {}
             }
         }
         if !answers.is_empty() {
@@ -322,10 +318,10 @@ impl Node {
         let reaching = std::mem::take(&mut self.reaching);
         self.refresh_sets();
         if !keeping.is_empty() && self.keeping.is_empty() {
-            self.op(KernelOp::KeepAddresses { addresses: Vec::new() }, Some(Asked::Effect("keeping old addresses")));
+            self.keep_addresses();
         }
         if !reaching.is_empty() && self.reaching.is_empty() {
-            self.op(KernelOp::ReachPeers { addresses: Vec::new() }, Some(Asked::Effect("reaching moved peers")));
+            self.reach_peers();
         }
     }
 
@@ -336,30 +332,6 @@ impl Node {
             self.look_for_move(now, id, routes, Some(to));
         }
         self.refresh_sets();
-    }
-
-    /// The result of an op.
-    pub fn handle_done(&mut self, now: Time, id: OpId, result: Result<(), OpFailed>) {
-        let Some(asked) = self.asked.remove(&id) else { return };
-        let Err(error) = result else {
-            if let Asked::Install(flow) = asked {
-                self.answer_installed(&flow, true);
-            }
-            return;
-        };
-        match asked {
-            Asked::Introduce(flow) => {
-                if self.flows.get(&flow).is_some_and(|known| known.entry().is_none()) {
-                    self.fail_introduction(now, &flow, "the segment could not be sent");
-                }
-            }
-            Asked::Install(flow) => {
-                self.answer_installed(&flow, false);
-                self.forget_flow(&flow);
-                self.event(Event::OpFailed { what: format!("making {flow} movable"), error: error.sentence });
-            }
-            Asked::Effect(what) => self.event(Event::OpFailed { what: what.to_owned(), error: error.sentence }),
-        }
     }
 
     /// Whatever is due at `now` happens.
@@ -384,6 +356,8 @@ impl Node {
                 Timer::Idle(id) => self.forget_idle(now, id),
                 Timer::Linger => self.forget_closed(now),
                 Timer::Sweep => self.sweep(now),
+                Timer::Mend => self.mend(now),
+                Timer::Mended => self.rest_mending(now),
             }
         }
     }
@@ -558,7 +532,7 @@ impl Node {
     pub(crate) fn put_binding_in_force(&mut self, id: PeerId) {
         let Some(peer) = self.peers.get(&id) else { return };
         let op = KernelOp::SetBinding { peer: id, binding: peer.binding(), moved: peer.moved_flows() > 0 };
-        self.op(op, Some(Asked::Effect("putting a binding in force")));
+        self.op(op, Some(Asked::State("putting a binding in force", State::Binding(id))));
         let saved = self.peers[&id].saved();
         self.op(KernelOp::SavePeer(saved), Some(Asked::Effect("saving a peer")));
     }
@@ -578,13 +552,42 @@ impl Node {
         }
         let keep: Vec<IpAddr> = keep.into_iter().collect();
         if keep != self.keeping {
-            self.keeping.clone_from(&keep);
-            self.op(KernelOp::KeepAddresses { addresses: keep }, Some(Asked::Effect("keeping old addresses")));
+            self.keeping = keep;
+            self.keep_addresses();
         }
         let reach: Vec<(IpAddr, bool)> = reach.into_iter().collect();
         if reach != self.reaching {
-            self.reaching.clone_from(&reach);
-            self.op(KernelOp::ReachPeers { addresses: reach }, Some(Asked::Effect("reaching moved peers")));
+            self.reaching = reach;
+            self.reach_peers();
+        }
+    }
+
+    fn keep_addresses(&mut self) {
+        let asked = Some(Asked::State("keeping old addresses", State::Sets));
+        self.op(KernelOp::KeepAddresses { addresses: self.keeping.clone() }, asked);
+    }
+
+    fn reach_peers(&mut self) {
+        let asked = Some(Asked::State("reaching moved peers", State::Sets));
+        self.op(KernelOp::ReachPeers { addresses: self.reaching.clone() }, asked);
+    }
+
+    /// Tells the caller the sets again.
+    pub(crate) fn put_sets_in_force(&mut self) {
+        self.keep_addresses();
+        self.reach_peers();
+    }
+
+    /// Tells the caller again which sessions introductions may come for.
+    pub(crate) fn put_listening_in_force(&mut self) {
+        let asked = Some(Asked::State("looking for introductions", State::Listening));
+        self.op(KernelOp::ListenForIntroductions { indices: self.listening.clone() }, asked);
+    }
+
+    /// Lets a peer without flows be forgotten in time.
+    pub(crate) fn idle_later(&mut self, now: Time, id: PeerId) {
+        if self.peers.get(&id).is_some_and(|peer| peer.flows.is_empty()) {
+            self.timers.set_earlier(Timer::Idle(id), now + IDLE);
         }
     }
 
@@ -599,9 +602,8 @@ impl Node {
         }
         indices.sort_unstable();
         if indices != self.listening {
-            self.listening.clone_from(&indices);
-            let asked = Some(Asked::Effect("looking for introductions"));
-            self.op(KernelOp::ListenForIntroductions { indices }, asked);
+            self.listening = indices;
+            self.put_listening_in_force();
         }
     }
 

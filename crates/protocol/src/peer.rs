@@ -39,6 +39,8 @@ pub(crate) struct SessionSlot {
     pub(crate) until: Option<Time>,
     /// Where the peer asked for it, and at which of our addresses. That it knows the keys will show that it is there.
     pub(crate) origin: Option<(SocketAddr, Option<IpAddr>)>,
+    /// Whether the tunnel seals with AES.
+    pub(crate) aes: bool,
 }
 
 /// A binding update of ours that was not acknowledged yet.

@@ -35,6 +35,10 @@ pub(crate) enum Timer {
     Linger,
     /// Drop former sessions, unfinished handshakes and unanswered introductions.
     Sweep,
+    /// Ask again for ops that failed.
+    Mend,
+    /// See that none has failed for a while.
+    Mended,
 }
 
 /// The table of deadlines.

@@ -59,11 +59,11 @@ struct Account {
 }
 
 impl Account {
-    /// What may be sent to an address that was never heard, since a host may ask whether somebody is there: eight
+    /// What may be sent to an address that was never heard, since a host may ask whether somebody is there: two dozen, for a few moves,
     /// datagrams, and one more every 10 s.
     fn asked(&mut self, now: Time) -> u64 {
         let first = *self.first.get_or_insert(now);
-        ASKED * (12 + now.since(first).as_secs() / 10)
+        ASKED * (24 + now.since(first).as_secs() / 10)
     }
 }
 
