@@ -9,6 +9,7 @@ mod tunnels;
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::path::Path;
+use std::time::Duration;
 
 use whimbrel_datapath::{self as datapath, Datapath, LocatorPair, Role};
 use whimbrel_ipc::Attachment;
@@ -32,6 +33,12 @@ use hooks::Hooks;
 use introductions::{Listening, Snapshot};
 use kick::Kicks;
 use tunnels::Tunnels;
+
+/// Pauses before the kernel's state is made to fit again where it could not be.
+const RETRY_PAUSE: Duration = Duration::from_millis(5);
+const RETRY_PAUSE_LONGEST: Duration = Duration::from_secs(5);
+/// A failure so often in a row does not pass by itself.
+const TRIES_BEFORE_TOLD: u32 = 5;
 
 /// Why an effect did not come about.
 #[derive(Debug, thiserror::Error)]
@@ -64,6 +71,8 @@ pub(crate) struct Effects {
     kicks: Kicks,
     tunnels: Tunnels,
     bindings: HashMap<PeerId, Binding>,
+    /// How often the kernel's state could not be made to fit in a row, and when that is tried again.
+    unsettled: Option<(u32, Time)>,
     kick: bool,
     /// Programs hang on tcx, not on clsact.
     tcx: bool,
@@ -93,6 +102,7 @@ impl Effects {
             kicks: Kicks::default(),
             tunnels: Tunnels::default(),
             bindings: HashMap::new(),
+            unsettled: None,
             kick,
             tcx: datapath::features().tcx,
         })
@@ -131,14 +141,14 @@ impl Effects {
             );
             // A sender that is woken must find its way prepared.
             if matches!(op, KernelOp::Kick { .. }) && std::mem::take(&mut surroundings_changed) {
-                self.settle_noting_failure();
+                self.settle_or_retry(now);
             }
             tracing::debug!(id = id.0, op = %Shown(&op), "op");
             let result = self.carry_out_one(now, op, &mut snapshot);
             results.push((id, result.map_err(|failure| OpFailed { sentence: failure.to_string() })));
         }
         if surroundings_changed {
-            self.settle_noting_failure();
+            self.settle_or_retry(now);
         }
         if let Err(error) = self.journal.flush() {
             tracing::error!(%error, "connections that are introduced now do not outlive this process");
@@ -256,7 +266,7 @@ impl Effects {
     }
 
     /// Takes in another state of the network. The node may have to say more; what needs no word of it is done here.
-    pub(crate) fn network_changed(&mut self, network: NetworkState) {
+    pub(crate) fn network_changed(&mut self, now: Time, network: NetworkState) {
         self.network = network;
         let bindings: Vec<_> = self.bindings.iter().map(|(peer, binding)| (*peer, binding.clone())).collect();
         for (peer, binding) in bindings {
@@ -274,7 +284,7 @@ impl Effects {
             let mtu = self.path_mtu(remote, source);
             self.tunnels.set_mtu(&self.tunnel, peer, mtu);
         }
-        self.settle_noting_failure();
+        self.settle_or_retry(now);
     }
 
     /// Makes the kernel's state fit what is known now.
@@ -285,10 +295,20 @@ impl Effects {
         hooked
     }
 
-    /// As [`Effects::settle`]; the next change of anything tries again.
-    pub(crate) fn settle_noting_failure(&mut self) {
-        if let Err(failure) = self.settle() {
-            tracing::error!(%failure, "cannot prepare the way of moved connections");
+    /// As [`Effects::settle`]. Interfaces come and go while it works, so a failure is tried again before it is told.
+    pub(crate) fn settle_or_retry(&mut self, now: Time) {
+        match self.settle() {
+            Ok(()) => self.unsettled = None,
+            Err(failure) => {
+                let tries = self.unsettled.map_or(1, |(tries, _)| tries + 1);
+                if tries == TRIES_BEFORE_TOLD {
+                    tracing::error!(%failure, "cannot prepare the way of moved connections");
+                } else {
+                    tracing::debug!(%failure, tries, "cannot prepare the way of moved connections yet");
+                }
+                let pause = (RETRY_PAUSE * 2u32.pow(tries.min(9))).min(RETRY_PAUSE_LONGEST);
+                self.unsettled = Some((tries, now + pause));
+            }
         }
     }
 
@@ -331,13 +351,14 @@ impl Effects {
 
     /// When [`Effects::handle_timeout`] is due.
     pub(crate) fn poll_timeout(&self) -> Option<Time> {
-        [self.hooks.timeout(), self.kicks.timeout()].into_iter().flatten().min()
+        let retry = self.unsettled.map(|(_, due)| due);
+        [self.hooks.timeout(), self.kicks.timeout(), retry].into_iter().flatten().min()
     }
 
     /// Goes on with what takes several steps.
     pub(crate) fn handle_timeout(&mut self, now: Time) {
-        if self.hooks.expire(now) {
-            self.settle_noting_failure();
+        if self.hooks.expire(now) | self.unsettled.is_some_and(|(_, due)| due <= now) {
+            self.settle_or_retry(now);
         }
         if self.kicks.timeout().is_some_and(|due| due <= now)
             && let Err(failure) = self.run_kicks(now, &mut Snapshot::default())

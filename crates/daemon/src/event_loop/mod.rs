@@ -197,7 +197,7 @@ impl EventLoop {
         self.tell_node(&network);
         self.take_in_flows(clock::now(), restored)?;
         self.drain();
-        self.effects.settle_noting_failure();
+        self.effects.settle_or_retry(clock::now());
         let told = Told::new("started", format!("this host's key is {}", self.node.public_key()))
             .with("key", self.node.public_key().to_string())
             .with("restored_flows", restored.len());
@@ -335,13 +335,13 @@ impl EventLoop {
         // kept goes to the tunnel's device.
         let back = own_addresses(&network).iter().any(|address| self.effects.kept_addresses().contains(address));
         if changed && back {
-            self.effects.network_changed(network.clone());
+            self.effects.network_changed(clock::now(), network.clone());
         }
         self.tell_node(&network);
         // Peers are told first; what the kernel has to do for it comes after.
         self.transmit();
         if changed && !back {
-            self.effects.network_changed(network);
+            self.effects.network_changed(clock::now(), network);
         }
         Ok(())
     }
