@@ -4,7 +4,7 @@
 pub(crate) mod packet;
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,7 +15,10 @@ pub(crate) fn is_root() -> bool {
     // SAFETY: takes nothing and cannot fail.
     let root = unsafe { libc::geteuid() } == 0;
     if !root {
-        eprintln!("SKIPPED: this test loads eBPF programs and needs root");
+        // Not by a macro, whose output the test harness would keep to itself.
+        let test = thread::current().name().unwrap_or("a test").to_owned();
+        let line = format!("SKIPPED: {test} loads eBPF programs and needs root\n");
+        io::stderr().write_all(line.as_bytes()).expect("write to stderr");
     }
     root
 }
