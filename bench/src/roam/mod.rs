@@ -1,0 +1,76 @@
+//! Hand-offs, and what rewriting costs: the figures of a host that roams.
+
+mod baseline;
+pub mod handoff;
+pub mod many;
+mod moment;
+mod stage;
+pub mod throughput;
+mod turns;
+
+use std::path::PathBuf;
+
+use crate::Result;
+use crate::report::Report;
+
+/// How to measure.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct Options {
+    /// A short version: few runs, short ones
+    #[arg(long)]
+    pub quick: bool,
+    /// How often each case is measured [default: as docs/benchmarks.md says]
+    #[arg(long)]
+    pub runs: Option<usize>,
+    /// Only cases whose name contains this
+    #[arg(long, default_value = "", hide_default_value = true)]
+    pub only: String,
+    /// What runs on the hosts.
+    #[command(flatten)]
+    pub setup: Setup,
+}
+
+/// What runs on the hosts.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct Setup {
+    /// The whimbrel to measure [default: WHIMBREL_BIN, or the one beside this program]
+    #[arg(long)]
+    pub whimbrel: Option<PathBuf>,
+    /// How much the daemons log
+    #[arg(long)]
+    pub log: Option<String>,
+    /// Keep the daemons' logs of every run below this directory
+    #[arg(long)]
+    pub keep: Option<PathBuf>,
+    /// The wireguard-go to compare with
+    #[arg(long, default_value = "wireguard-go")]
+    pub wireguard_go: PathBuf,
+}
+
+impl Options {
+    /// `full` runs, or what was asked for.
+    fn runs(&self, full: usize, quick: usize) -> usize {
+        self.runs.unwrap_or(if self.quick { quick } else { full })
+    }
+}
+
+/// All three, and one report of everything.
+///
+/// # Errors
+/// When something could not be measured; what could be is reported first.
+pub fn run(options: &Options) -> Result<()> {
+    let mut all = Report::new("roam");
+    let mut failures = Vec::new();
+    for (name, measure) in [
+        ("handoff", handoff::measure as fn(&Options) -> Result<Report>),
+        ("throughput", throughput::measure),
+        ("many", many::measure),
+    ] {
+        match measure(options) {
+            Ok(report) => all.take_in(name, report),
+            Err(error) => failures.push(format!("{name}: {error}")),
+        }
+    }
+    all.finish()?;
+    if failures.is_empty() { Ok(()) } else { Err(failures.join("; ").into()) }
+}

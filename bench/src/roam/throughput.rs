@@ -1,0 +1,387 @@
+//! What Whimbrel costs where nothing else does: two hosts joined by veth, TCP as fast as it goes.
+//!
+//! ```text
+//!   client ── veth, no delay, no limit, offloads as the kernel has them ── server
+//!   on processor 0                                             on processor 1
+//! ```
+//!
+//! Each turn has two new hosts, so that none profits or suffers from the one before.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use rustix::thread::{CpuSet, sched_setaffinity};
+use whimbrel_ipc::{Carrier, Connection, ConnectionState};
+use whimbrel_lab::{EchoServer, Host, Lab, Options as LabOptions, Process, Whimbrel, Wire, wait_for, wait_until};
+
+use super::{Options, Setup};
+use crate::report::{Bound, Figure, Report, Samples};
+use crate::{Result, machine};
+
+const SERVER: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+const FIRST: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 10);
+const SECOND: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 20);
+/// What the client asks for where its own host translates it to the server's address.
+const TRANSLATED: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 1);
+const CLIENT_CPU: usize = 0;
+const SERVER_CPU: usize = 1;
+const LONG: Duration = Duration::from_secs(20);
+/// Between a move and the first measurement, and between measurements.
+const SETTLE: Duration = Duration::from_millis(300);
+
+/// What is compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Variant {
+    /// No Whimbrel.
+    Without,
+    /// It runs, and the connections are introduced.
+    Still,
+    /// The client has moved; the connections are rewritten.
+    Moved,
+    /// No Whimbrel; nftables on the client's host translates the destination.
+    Nftables,
+}
+
+impl Variant {
+    const ALL: [Self; 4] = [Self::Without, Self::Still, Self::Moved, Self::Nftables];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Without => "without",
+            Self::Still => "still",
+            Self::Moved => "moved",
+            Self::Nftables => "nftables_dnat",
+        }
+    }
+}
+
+/// What one turn gave.
+#[derive(Clone, Copy, Debug)]
+struct Turn {
+    /// Gbit/s
+    rate: f64,
+    /// CPU seconds of the whole machine for 10^9 bytes.
+    cost: f64,
+    /// Requests a second.
+    requests: f64,
+    /// Connections a second.
+    connections: f64,
+}
+
+const QUANTITIES: [(&str, &str); 4] =
+    [("rate", "Gbit/s"), ("cpu", "s/GB"), ("requests", "1/s"), ("connections", "1/s")];
+
+impl Turn {
+    fn values(self) -> [f64; 4] {
+        [self.rate, self.cost, self.requests, self.connections]
+    }
+}
+
+/// For how long is measured.
+#[derive(Clone, Copy, Debug)]
+struct Lengths {
+    transfer: Duration,
+    requests: Duration,
+    connections: Duration,
+}
+
+/// Measures and reports.
+///
+/// # Errors
+/// When hosts cannot be set up or a program fails.
+pub fn run(options: &Options) -> Result<()> {
+    measure(options)?.finish()?;
+    Ok(())
+}
+
+pub(super) fn measure(options: &Options) -> Result<Report> {
+    machine::warn_if_busy();
+    let rounds = options.runs(25, 3);
+    let unit = if options.quick { Duration::from_millis(1000) } else { Duration::from_millis(2000) };
+    let lengths = Lengths { transfer: unit * 2, requests: unit, connections: unit };
+    let variants: Vec<Variant> = Variant::ALL
+        .into_iter()
+        .filter(|variant| *variant == Variant::Without || variant.name().contains(&options.only))
+        .collect();
+    let mut samples = vec![vec![Samples::default(); QUANTITIES.len()]; Variant::ALL.len()];
+    for round in 0..rounds {
+        // Another one begins each round: what the one before left behind meets all alike.
+        for index in 0..variants.len() {
+            let variant = variants[(index + round) % variants.len()];
+            let turn = one_turn(&options.setup, variant, lengths).map_err(|error| format!("{}: {error}", variant.name()))?;
+            eprintln!(
+                "{}/{rounds} {:<13} {:6.2} Gbit/s {:6.3} CPU s/GB {:7.0} requests/s {:6.0} connections/s",
+                round + 1,
+                variant.name(),
+                turn.rate,
+                turn.cost,
+                turn.requests,
+                turn.connections
+            );
+            for (samples, value) in samples[variant as usize].iter_mut().zip(turn.values()) {
+                samples.push(value);
+            }
+        }
+    }
+    let mut report = Report::new("roam-throughput");
+    for (quantity, (name, unit)) in QUANTITIES.into_iter().enumerate() {
+        let baseline = &samples[Variant::Without as usize][quantity];
+        for &variant in variants.iter().filter(|variant| **variant != Variant::Without) {
+            let of = &samples[variant as usize][quantity];
+            let figure = Figure::against(&format!("{name}_{}", variant.name()), unit, of, baseline);
+            report.add(match (name, variant) {
+                ("rate" | "requests", Variant::Still) => figure.bound(Bound::RatioAtLeast(0.99)),
+                ("rate" | "requests", Variant::Moved) => figure.bound(Bound::RatioAtLeast(0.97)),
+                ("cpu", Variant::Still) => figure.bound(Bound::RatioAtMost(1.02)),
+                ("cpu", Variant::Moved) => figure.bound(Bound::RatioAtMost(1.05)),
+                ("connections", Variant::Still | Variant::Moved) => figure.bound(Bound::RatioAtLeast(0.97)),
+                _ => figure,
+            });
+        }
+    }
+    Ok(report)
+}
+
+fn one_turn(setup: &Setup, variant: Variant, lengths: Lengths) -> Result<Turn> {
+    let bed = Bed::build(setup, variant)?;
+    let result = bed.measure(lengths);
+    if let Some(directory) = &setup.keep {
+        bed.lab.keep_files(&directory.join(format!("throughput-{}-{}", variant.name(), bed.lab.id())))?;
+    }
+    result
+}
+
+struct Bed {
+    client: Host,
+    server: Host,
+    variant: Variant,
+    daemons: Option<[Whimbrel; 2]>,
+    lab: Lab,
+}
+
+impl Bed {
+    fn build(setup: &Setup, variant: Variant) -> Result<Self> {
+        let options =
+            LabOptions { whimbrel: setup.whimbrel.clone(), log_level: setup.log.clone(), ..LabOptions::default() };
+        let mut lab = Lab::new(options)?;
+        let (client, server) = (lab.host("client")?, lab.host("server")?);
+        lab.connect((&client, "eth0"), (&server, "eth0"), &Wire::Veth)?;
+        client.ip([format!("addr add {FIRST}/24 dev eth0")])?;
+        server.ip([format!("addr add {SERVER}/24 dev eth0")])?;
+        let mut daemons = None;
+        match variant {
+            Variant::Without => {}
+            Variant::Still | Variant::Moved => daemons = Some([client.whimbrel()?, server.whimbrel()?]),
+            Variant::Nftables => {
+                client.ip([format!("route add {TRANSLATED}/32 dev eth0")])?;
+                client.nft(&format!(
+                    "table ip nat {{ chain output {{ type nat hook output priority -100; ip daddr {TRANSLATED} dnat to {SERVER};\n}}\n}}\n"
+                ))?;
+            }
+        }
+        Ok(Self { client, server, variant, daemons, lab })
+    }
+
+    /// What the client connects to.
+    fn target(&self) -> IpAddr {
+        if self.variant == Variant::Nftables { TRANSLATED.into() } else { SERVER.into() }
+    }
+
+    fn measure(&self, lengths: Lengths) -> Result<Turn> {
+        let mut asker = Asker::connect(self)?;
+        let transfer = Transfer::start(self, lengths.transfer)?;
+        let mut flows = transfer.flows(self)?;
+        flows.push((asker.local, asker.remote));
+        self.protect(&flows)?;
+        if self.variant == Variant::Moved {
+            self.client.ip(["addr flush dev eth0 scope global".into(), format!("addr add {SECOND}/24 dev eth0")])?;
+            self.wait_rewritten(&flows)?;
+        }
+        std::thread::sleep(SETTLE);
+        let (rate, cost) = transfer.measure(self, lengths.transfer)?;
+        std::thread::sleep(SETTLE);
+        let requests = asker.measure(lengths.requests)?;
+        // Had anything changed the carrier in between, the figures would not be those of rewriting.
+        if self.variant == Variant::Moved {
+            self.wait_rewritten(&flows[flows.len() - 1..])?;
+        }
+        let connections = self.connections(lengths.connections)?;
+        Ok(Turn { rate, cost, requests, connections })
+    }
+
+    /// Waits until all are introduced, where there is somebody to do it.
+    fn protect(&self, flows: &[(SocketAddr, SocketAddr)]) -> Result<()> {
+        self.wait_daemons("introduced", flows, |connection| connection.state == ConnectionState::Native)
+    }
+
+    /// Waits until both hosts rewrite all.
+    fn wait_rewritten(&self, flows: &[(SocketAddr, SocketAddr)]) -> Result<()> {
+        self.wait_daemons("rewritten", flows, |connection| {
+            connection.state == ConnectionState::Moved && connection.carrier == Some(Carrier::Rewrite)
+        })
+    }
+
+    fn wait_daemons(
+        &self,
+        what: &str,
+        flows: &[(SocketAddr, SocketAddr)],
+        good: impl Fn(&Connection) -> bool,
+    ) -> Result<()> {
+        let Some([client, server]) = &self.daemons else { return Ok(()) };
+        let all = |daemon: &Whimbrel, client: bool| -> whimbrel_lab::Result<bool> {
+            let connections = daemon.connections()?;
+            Ok(flows.iter().all(|(local, remote)| {
+                let (own, far) = if client { (local, remote) } else { (remote, local) };
+                connections.iter().any(|found| found.flow.local == *own && found.flow.remote == *far && good(found))
+            }))
+        };
+        wait_for(LONG, &format!("all connections are {what}"), || {
+            std::thread::sleep(Duration::from_millis(20));
+            Ok((all(client, true)? && all(server, false)?).then_some(()))
+        })?;
+        Ok(())
+    }
+
+    /// New connections a second, one after the other.
+    fn connections(&self, length: Duration) -> Result<f64> {
+        let echo = EchoServer::start(&self.server, IpAddr::V4(SERVER))?;
+        let _ = &echo;
+        let address = SocketAddr::new(self.target(), echo.address().port());
+        let clients = self.client.clone();
+        // Like the lab's own, but to the address that is translated.
+        let thread = move || -> Result<f64> {
+            pin(CLIENT_CPU)?;
+            let (start, mut done) = (Instant::now(), 0u64);
+            while start.elapsed() < length {
+                let mut stream = TcpStream::connect(address)?;
+                stream.write_all(b"x")?;
+                stream.read_exact(&mut [0])?;
+                // Aborted, not closed: TIME_WAIT would use up the ports within a second or two.
+                rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO))?;
+                done += 1;
+            }
+            Ok(done as f64 / start.elapsed().as_secs_f64())
+        };
+        clients.enter(thread)?
+    }
+}
+
+/// Keeps the calling thread on one processor.
+fn pin(cpu: usize) -> Result<()> {
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    Ok(sched_setaffinity(None, &set)?)
+}
+
+/// An iperf3 that runs until it is dropped.
+struct Transfer {
+    client: Process,
+    _server: Process,
+    port: u16,
+}
+
+impl Transfer {
+    fn start(bed: &Bed, length: Duration) -> Result<Self> {
+        let port = bed.server.next_port();
+        let ports = ["--port".to_owned(), port.to_string()];
+        let listen = ["--server", "--one-off", "--forceflush", "--bind"];
+        let mut server =
+            bed.server.command("iperf3").args(listen).arg(SERVER.to_string()).args(&ports).label("iperf3-s").spawn()?;
+        wait_until(LONG, "iperf3 listens", || server.stdout().contains("listening") || !server.is_running())?;
+        let seconds = (length + LONG + LONG).as_secs().to_string();
+        let affinity = format!("{CLIENT_CPU},{SERVER_CPU}");
+        let options = ["--congestion", "cubic", "--affinity", &affinity, "--time", &seconds, "--interval", "0", "--client"];
+        let command = bed.client.command("iperf3").args(options).arg(bed.target().to_string()).args(&ports);
+        let client = command.label("iperf3-c").spawn()?;
+        Ok(Self { client, _server: server, port })
+    }
+
+    /// Its two connections as the client's sockets have them.
+    fn flows(&self, bed: &Bed) -> Result<Vec<(SocketAddr, SocketAddr)>> {
+        let flows = wait_for(LONG, "iperf3 has both of its connections", || {
+            let lines = sockets(&bed.client, "dport", self.port)?;
+            let flows: Vec<_> = lines.iter().filter_map(|line| endpoints(line)).collect();
+            Ok((flows.len() == 2).then_some(flows))
+        });
+        flows.map_err(|error| format!("{error}: {}", self.client.stderr()).into())
+    }
+
+    /// Gbit/s, and CPU seconds for 10^9 bytes.
+    fn measure(&self, bed: &Bed, length: Duration) -> Result<(f64, f64)> {
+        let look = || -> Result<(Instant, u64, f64)> {
+            let busy = machine::busy_seconds()?;
+            let lines = sockets(&bed.server, "sport", self.port)?;
+            let now = Instant::now();
+            let bytes = lines.iter().filter_map(|line| value(line, "bytes_received:")).max();
+            Ok((now, bytes.ok_or("iperf3 receives nothing")?, busy))
+        };
+        let before = look()?;
+        std::thread::sleep(length);
+        let after = look()?;
+        let (seconds, bytes) = ((after.0 - before.0).as_secs_f64(), (after.1 - before.1) as f64);
+        Ok((bytes * 8.0 / seconds / 1e9, (after.2 - before.2) / (bytes / 1e9)))
+    }
+}
+
+/// Established TCP sockets of a host with this port, one line each, with the kernel's figures.
+fn sockets(host: &Host, which: &str, port: u16) -> whimbrel_lab::Result<Vec<String>> {
+    let filter = format!("( {which} = :{port} )");
+    let text = host.command("ss").args(["-tinOH", "state", "established", &filter]).run()?;
+    Ok(text.lines().map(str::to_owned).collect())
+}
+
+/// Local and remote address of a line of `ss -tinOH state established`.
+fn endpoints(line: &str) -> Option<(SocketAddr, SocketAddr)> {
+    let mut words = line.split_whitespace().skip(2);
+    Some((words.next()?.parse().ok()?, words.next()?.parse().ok()?))
+}
+
+fn value(line: &str, name: &str) -> Option<u64> {
+    line.split_whitespace().find_map(|word| word.strip_prefix(name)?.parse().ok())
+}
+
+/// A connection on which one byte goes each way, and the thread that answers.
+struct Asker {
+    stream: TcpStream,
+    local: SocketAddr,
+    remote: SocketAddr,
+}
+
+impl Asker {
+    fn connect(bed: &Bed) -> Result<Self> {
+        let listener = bed.server.enter(|| TcpListener::bind((SERVER, bed.server.next_port())))??;
+        let remote = SocketAddr::new(bed.target(), listener.local_addr()?.port());
+        let stream = bed.client.enter(|| TcpStream::connect(remote))??;
+        let (mut answering, _) = listener.accept()?;
+        for stream in [&stream, &answering] {
+            stream.set_nodelay(true)?;
+        }
+        std::thread::Builder::new().name("answer".into()).spawn(move || {
+            let mut byte = [0];
+            // Ends with the connection. A machine with one processor cannot be divided.
+            let _ = pin(SERVER_CPU);
+            while answering.read_exact(&mut byte).and_then(|()| answering.write_all(&byte)).is_ok() {}
+        })?;
+        Ok(Self { local: stream.local_addr()?, remote, stream })
+    }
+
+    /// Requests a second.
+    fn measure(&mut self, length: Duration) -> Result<f64> {
+        self.stream.set_read_timeout(Some(LONG))?;
+        let stream = &mut self.stream;
+        std::thread::scope(|scope| {
+            let asking = scope.spawn(move || -> Result<f64> {
+                pin(CLIENT_CPU)?;
+                let (start, mut done) = (Instant::now(), 0u64);
+                while start.elapsed() < length {
+                    stream.write_all(b"x")?;
+                    stream.read_exact(&mut [0])?;
+                    done += 1;
+                }
+                Ok(done as f64 / start.elapsed().as_secs_f64())
+            });
+            asking.join().map_err(|_| "the asking thread panicked")?
+        })
+    }
+}
