@@ -516,7 +516,10 @@ impl Node {
                 peer.check = Some((token, now));
                 peer.told = self.attachments.keys().copied().collect();
             }
-            self.send_to(id, how.destination, how.source, &[Message::PathChallenge { token }, locators]);
+            let mut plaintext = Vec::new();
+            Message::PathChallenge { token }.encode(&mut plaintext);
+            locators.encode(&mut plaintext);
+            self.send_in(id, index, how.destination, how.source, &plaintext);
         }
         if let Purpose::Address(address) = how.purpose {
             self.contacts.addresses.insert(address, Contact::Known(id));
@@ -543,10 +546,6 @@ impl Node {
         if reached {
             self.event(Event::PeerReached { peer: id, key, remote: how.source, took: now.since(how.started) });
         }
-        if self.peers.get(&id).is_some_and(|peer| peer.update.is_some()) {
-            // The session was wanted for this.
-            self.repeat_update(now, id);
-        }
     }
 
     /// The peer has shown that it holds the keys of this session: it takes the place of the others (P-8).
@@ -558,17 +557,18 @@ impl Node {
         }
         let mut slot = peer.sessions.remove(at);
         slot.settled = true;
-        if let Some((remote, destination)) = slot.origin.take()
-            && peer.flows.is_empty()
-            && peer.update.is_none()
-            && peer.remote != remote
-        {
-            // It knows the keys, so it has received what was sent there.
-            peer.candidate = None;
-            peer.remote = remote;
-            peer.source = destination.or(peer.source);
-            let attachment = peer.source.and_then(|source| self.attachments.get(&source)).copied();
-            peer.attachment = attachment;
+        // It knows the keys, so it has received what was sent to where it asked from.
+        peer.met = None;
+        if let Some((remote, destination)) = slot.origin.take().filter(|(remote, _)| *remote != peer.remote) {
+            if peer.flows.is_empty() && peer.update.is_none() {
+                peer.candidate = None;
+                peer.remote = remote;
+                peer.source = destination.or(peer.source);
+                let attachment = peer.source.and_then(|source| self.attachments.get(&source)).copied();
+                peer.attachment = attachment;
+            } else {
+                peer.met = Some(remote);
+            }
         }
         for former in &mut peer.sessions {
             if former.settled {
@@ -581,6 +581,11 @@ impl Node {
         self.set_tunnel_path(id);
         self.refresh_listening(now);
         self.sweep_later(now);
+        if let Some(update) = self.peers.get_mut(&id).and_then(|peer| peer.update.as_mut()) {
+            // The session was wanted for this.
+            update.tries = 0;
+            self.repeat_update(now, id);
+        }
         self.announce_late(now, id);
     }
 

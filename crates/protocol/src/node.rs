@@ -642,6 +642,14 @@ impl Node {
         self.send_plaintext(id, source, to, &plaintext);
     }
 
+    /// Sends in the session of this index of ours, whichever others there are.
+    pub(crate) fn send_in(&mut self, id: PeerId, index: u32, source: Option<IpAddr>, to: SocketAddr, plaintext: &[u8]) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let Some(slot) = peer.sessions.iter_mut().find(|slot| slot.session.local_index() == index) else { return };
+        let Ok(payload) = slot.session.seal(plaintext) else { return };
+        self.transmit(Transmit { source, destination: to, payload });
+    }
+
     fn send_plaintext(&mut self, id: PeerId, source: Option<IpAddr>, to: SocketAddr, plaintext: &[u8]) {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         if let Some(candidate) = peer.candidate.as_mut().filter(|candidate| candidate.remote == to) {

@@ -129,6 +129,9 @@ pub(crate) struct Peer {
     pub(crate) sessions: Vec<SessionSlot>,
     /// The confirmed endpoint.
     pub(crate) remote: SocketAddr,
+    /// Where its last handshake came from, if that is not the confirmed endpoint: it was there, and has not said that its
+    /// flows are.
+    pub(crate) met: Option<SocketAddr>,
     /// Our address towards it.
     pub(crate) source: Option<IpAddr>,
     /// The attachment that it belongs to; `None`: we cannot reach the peer.
@@ -177,6 +180,7 @@ impl Peer {
             key,
             sessions: Vec::new(),
             remote,
+            met: None,
             source: None,
             attachment: None,
             locators: Vec::new(),
@@ -328,7 +332,8 @@ impl Peer {
         let told = self.locators.iter().map(|address| SocketAddr::new(*address, port));
         let before = self.known_places.iter().rev().filter(|place| place.claimed == place.observed);
         let mut all = Vec::new();
-        for to in [self.heading(), self.remote].into_iter().chain(told).chain(before.map(|place| place.observed)) {
+        let likely = self.met.into_iter().chain([self.heading(), self.remote]);
+        for to in likely.chain(told).chain(before.map(|place| place.observed)) {
             if !all.contains(&to) {
                 all.push(to);
             }
