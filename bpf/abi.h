@@ -126,7 +126,7 @@ enum counter {
 	COUNTER_TUNNELLED_OUT,	     /* egress: handed to the TUN device */
 	COUNTER_HELD,		     /* egress: binding on hold */
 	COUNTER_HELD_ALLOWANCE,	     /* egress: allowance towards an unproven locator used up (P-18) */
-	COUNTER_HELD_FAMILY,	     /* egress: locators of another family cannot be rewritten to */
+	COUNTER_HELD_FAMILY,	     /* egress: locators of another family, and no TUN device is set */
 	COUNTER_HELD_NO_TUNNEL,	     /* egress: carrier is the tunnel and no TUN device is set */
 	COUNTER_DROPPED_REWRITE,     /* egress: a kernel helper refused the rewriting */
 	COUNTER_DROPPED_ROUTE,	     /* egress: on the TUN device, and no way out found */

@@ -148,6 +148,12 @@ static __noinline int egress_flow(struct __sk_buff *skb, const struct packet *pa
 		bpf_map_update_elem(&fragments, &key, &own, BPF_ANY);
 	}
 	carrier = carrier_of(flow, binding);
+	if (carrier == CARRIER_REWRITE && is_ipv4(&binding->peer) != (packet->family == 4)) {
+		/* The peers of a binding meet in one family, and flows of the other can only go inside. */
+		if (!settings->tunnel)
+			return hold(COUNTER_HELD_FAMILY);
+		carrier = CARRIER_TUNNEL;
+	}
 	if (carrier == CARRIER_TUNNEL) {
 		if (!settings->tunnel)
 			return hold(COUNTER_HELD_NO_TUNNEL);
@@ -157,8 +163,6 @@ static __noinline int egress_flow(struct __sk_buff *skb, const struct packet *pa
 	}
 	if (carrier != CARRIER_REWRITE)
 		return hold(COUNTER_HELD);
-	if (is_ipv4(&binding->peer) != (packet->family == 4))
-		return hold(COUNTER_HELD_FAMILY);
 	if (!take_allowance(binding, skb->len - packet->network))
 		return hold(COUNTER_HELD_ALLOWANCE);
 	wire_names_out(&names, flow, binding);

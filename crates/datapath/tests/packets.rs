@@ -346,12 +346,17 @@ fn allowance_is_counted_in_ip_bytes() {
 
 #[test]
 fn locators_of_another_family_are_not_rewritten_to() {
-    on_both_families(|fixture| {
+    on_both_families(|mut fixture| {
         let [v4, v6] = both_families();
         let other = if fixture.names.own_local.is_ipv4() { v6 } else { v4 };
         let (local, peer) = (other.wire_local.ip(), other.wire_remote.ip());
         let binding = Binding { local, peer, accepted: vec![LocatorPair { local, peer }], ..fixture.binding() };
         fixture.datapath.set_binding(PEER, &binding).expect("bind");
+        fixture.datapath.set_tunnel(2, MARK, 0xff).expect("settings");
+        let packet = fixture.own_out(TCP).bytes();
+        assert_eq!(fixture.egress(&packet), Outcome { verdict: REDIRECT, packet, mark: 0 });
+        fixture.counted("tunnelled_out", 1);
+        fixture.datapath.set_tunnel(0, MARK, 0xff).expect("settings");
         assert_eq!(fixture.egress(&fixture.own_out(TCP).bytes()).verdict, REDIRECT);
         fixture.counted("held_family", 1);
         let packet = Packet::new(TCP, other.wire_remote, other.wire_local).bytes();

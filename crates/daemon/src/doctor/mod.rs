@@ -120,22 +120,27 @@ fn privileges() -> Vec<Finding> {
 }
 
 fn kernel() -> Vec<Finding> {
+    let may_try = Capabilities::effective().is_ok_and(|held| {
+        held.has(Capability::SysAdmin) || (held.has(Capability::Bpf) && held.has(Capability::NetAdmin))
+    });
+    if !may_try {
+        return vec![warning("kernel", "BPF", "cannot be tried without privileges").mend("run doctor as root")];
+    }
     let features = whimbrel_datapath::features();
-    const NOTHING: &str = "nothing works";
     let checks = [
-        ("BTF (/sys/kernel/btf/vmlinux)", features.btf, Verdict::Problem, NOTHING),
-        ("BPF ring buffer", features.ring_buffer, Verdict::Problem, NOTHING),
-        ("bpf_redirect_neigh", features.redirect_neigh, Verdict::Problem, NOTHING),
-        ("BPF programs on tc", features.datapath, Verdict::Problem, NOTHING),
-        ("BPF programs on sockets", features.sockets, Verdict::Problem, NOTHING),
+        ("BTF (/sys/kernel/btf/vmlinux)", features.btf),
+        ("BPF ring buffer", features.ring_buffer),
+        ("bpf_redirect_neigh", features.redirect_neigh),
+        ("BPF programs on tc", features.datapath),
+        ("BPF programs on sockets", features.sockets),
     ];
     let mut findings: Vec<Finding> = checks
         .into_iter()
-        .map(|(name, present, verdict, lost)| match present {
+        .map(|(name, present)| match present {
             true => ok("kernel", name, "there"),
-            false => finding("kernel", name, verdict, "missing, or not to be had without privileges")
-                .lost(lost)
-                .mend("run doctor as root; if it is missing then, use Linux 6.1 or newer as distributions build it"),
+            false => problem("kernel", name, "missing")
+                .lost("nothing works: the daemon does not start")
+                .mend("use Linux 6.1 or newer, as distributions build it"),
         })
         .collect();
     findings.push(match features.tcx {

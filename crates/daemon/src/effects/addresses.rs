@@ -92,6 +92,8 @@ impl Addresses {
     fn ways(&mut self, surroundings: &Surroundings) -> BTreeMap<IpAddr, PeerWay> {
         let mut ways = BTreeMap::new();
         for (peer, tunnelled) in self.reached.clone() {
+            // Where peers meet in the other family only, flows of this one go through the tunnel in any case.
+            let tunnelled = tunnelled || !surroundings.locators.iter().any(|at| at.is_ipv4() == peer.is_ipv4());
             // Where a peer is, the ordinary route serves; our own datagrams to it go there, too.
             if surroundings.locators.contains(&peer) || surroundings.own.contains(&peer) {
                 continue;
