@@ -42,7 +42,7 @@ pub use programs::{
 pub use random::Random;
 pub use run::{Leftover, clean};
 pub use sys::TcpInfo;
-pub use wait::{wait_for, wait_until};
+pub use wait::{patience, wait_for, wait_until};
 
 /// A program in the directory of this one, or one above (test programs lie in a directory of their own).
 fn beside_this_program(name: &str) -> Option<PathBuf> {

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::sys::{ChildSetup, prepare_child};
-use crate::{Error, Host, Result, wait_for};
+use crate::{Error, Host, Result, patience, wait_for};
 
 /// A program to run on a host; see [`Host::command`].
 #[derive(Debug)]
@@ -244,6 +244,7 @@ impl Process {
         what: &str,
         mut pick: impl FnMut(&str) -> Option<T>,
     ) -> Result<T> {
+        let timeout = timeout * patience();
         let start = Instant::now();
         let mut state = self.seen.lock();
         loop {

@@ -1,5 +1,6 @@
 //! Waiting on conditions. Nothing in the lab sleeps for a fixed time and hopes.
 
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use crate::{Error, Result};
@@ -7,8 +8,19 @@ use crate::{Error, Result};
 /// How often a condition that nobody announces is looked at.
 const POLL_EVERY: Duration = Duration::from_millis(2);
 
-/// Calls `check` until it gives a value, at most for `timeout`. `what` names the condition in the error.
+/// What every limit on time is multiplied by: `WHIMBREL_LAB_PATIENCE`, or 1. For guests under software emulation, where all is
+/// right but nothing is prompt.
+pub fn patience() -> u32 {
+    static PATIENCE: LazyLock<u32> = LazyLock::new(|| {
+        let said = std::env::var("WHIMBREL_LAB_PATIENCE").ok();
+        said.and_then(|number| number.parse().ok()).filter(|number| *number > 0).unwrap_or(1)
+    });
+    *PATIENCE
+}
+
+/// Calls `check` until it gives a value, at most for `timeout` (times [`patience`]). `what` names the condition in the error.
 pub fn wait_for<T>(timeout: Duration, what: &str, mut check: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    let timeout = timeout * patience();
     let start = Instant::now();
     loop {
         if let Some(value) = check()? {
@@ -21,7 +33,7 @@ pub fn wait_for<T>(timeout: Duration, what: &str, mut check: impl FnMut() -> Res
     }
 }
 
-/// Calls `check` until it is true, at most for `timeout`.
+/// Calls `check` until it is true, at most for `timeout` (times [`patience`]).
 pub fn wait_until(timeout: Duration, what: &str, mut check: impl FnMut() -> bool) -> Result<()> {
     wait_for(timeout, what, || Ok(check().then_some(())))
 }

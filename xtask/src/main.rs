@@ -47,8 +47,11 @@ enum Task {
         #[arg(default_values = ["6.1", "6.12"])]
         series: Vec<String>,
         /// Only the tests of the crates that make system calls, no scenario
+        #[arg(long, conflicts_with = "scenario")]
+        tests: bool,
+        /// Only this scenario of the lab (may be repeated), and no tests
         #[arg(long)]
-        quick: bool,
+        scenario: Vec<String>,
     },
 }
 
@@ -81,8 +84,8 @@ fn run(task: Task) -> Result<bool, Failure> {
         }
         Task::Test => suite::run(&root),
         Task::Fuzz { seconds } => Ok(fuzz::long(&root, seconds)?.failed == 0),
-        Task::TestKernels { series, quick } => {
-            kernels::run(&root, &series, if quick { &[] } else { kernels::SCENARIOS })
+        Task::TestKernels { series, tests, scenario } => {
+            kernels::run(&root, &series, &kernels::Part::new(tests, scenario))
         }
     }
 }

@@ -14,7 +14,7 @@ use super::archive::Archive;
 use super::package::Kernel;
 
 /// Programs of the host that scenarios use.
-const HOST_PROGRAMS: &[&str] = &["dash", "ip", "tc", "ss", "nft", "nsenter", "sysctl", "bash", "bpftool"];
+const HOST_PROGRAMS: &[&str] = &["dash", "ip", "tc", "ss", "nstat", "nft", "nsenter", "sysctl", "bash", "bpftool"];
 
 /// Programs without which nothing works.
 const NEEDED: &[&str] = &["dash", "ip", "nft", "nsenter"];
@@ -148,6 +148,7 @@ mkdir -p /run/netns /run/sshd
 {loads}ip link set lo up
 hostname guest
 ulimit -n 65536
+export WHIMBREL_LAB_PATIENCE=10
 step() {{
 	name=$1
 	shift
