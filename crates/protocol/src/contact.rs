@@ -514,7 +514,7 @@ impl Node {
             let locators = Message::Locators(self.attachments.keys().copied().collect());
             if let Some(peer) = self.peers.get_mut(&id) {
                 peer.check = Some((token, now));
-                peer.told = self.attachments.keys().copied().collect();
+                peer.telling = self.attachments.keys().copied().collect();
             }
             let mut plaintext = Vec::new();
             Message::PathChallenge { token }.encode(&mut plaintext);

@@ -72,7 +72,7 @@ impl Node {
         match found {
             None if peer.attachment.is_some() => self.leave(now, id),
             None => {}
-            Some(attachment) if peer.attachment == Some(attachment) && forced.is_none() => self.tell_locators(id),
+            Some(attachment) if peer.attachment == Some(attachment) && forced.is_none() => self.tell_locators(now, id),
             Some(attachment) => self.arrive(now, id, attachment),
         }
     }
@@ -103,14 +103,13 @@ impl Node {
     }
 
     /// Tells a peer with flows our addresses, where they are not those that it was told.
-    pub(crate) fn tell_locators(&mut self, id: PeerId) {
-        let locators: Vec<IpAddr> = self.attachments.keys().copied().collect();
-        let Some(peer) = self.peers.get_mut(&id) else { return };
-        if peer.told == locators || peer.flows.is_empty() || !peer.has_session() {
-            return;
+    pub(crate) fn tell_locators(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers.get(&id) else { return };
+        let told = peer.told.iter().eq(self.attachments.keys());
+        if !told && !peer.flows.is_empty() && peer.has_session() {
+            // They go along with a check of the path, so that they are repeated where they are lost.
+            self.timers.set(Timer::Keepalive(id), now);
         }
-        peer.told.clone_from(&locators);
-        self.send(id, &[Message::Locators(locators)]);
     }
 
     /// We are somewhere else: the peer is told.
@@ -411,6 +410,7 @@ impl Node {
             && expected == token
         {
             peer.check = None;
+            peer.told = std::mem::take(&mut peer.telling);
             peer.check_tries = 0;
             peer.sample_round_trip(now.since(sent));
             if arrival.source == peer.remote {
@@ -540,12 +540,8 @@ impl Node {
                 self.event(Event::Moved { peer: id, to, translated, took: now.since(started), flows });
             }
         }
-        let locators: Vec<IpAddr> = self.attachments.keys().copied().collect();
-        challenge.push(Message::Locators(locators.clone()));
-        if let Some(peer) = self.peers.get_mut(&id) {
-            peer.told = locators;
-        }
         self.send_to(id, source, arrival.source, &challenge);
+        self.tell_locators(now, id);
         if moved > 0 && self.rewrite_possible(id) {
             self.probe_carrier(now, id);
         }

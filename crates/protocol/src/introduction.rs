@@ -397,7 +397,7 @@ impl Node {
         self.refresh_sets();
         if first {
             // Should it have to find us by another family than the one that it asked by.
-            self.tell_locators(id);
+            self.tell_locators(now, id);
         }
     }
 

@@ -453,11 +453,13 @@ impl Node {
         if peer.check.is_some() {
             peer.check_tries += 1;
         }
+        let locators: Vec<IpAddr> = self.attachments.keys().copied().collect();
+        peer.telling.clone_from(&locators);
         peer.check = Some((token, now));
         let tries = peer.check_tries;
         let pause = peer.repeat_after(1).max(Duration::from_secs(1)) * 2u32.pow(tries.min(5));
         self.timers.set(Timer::Keepalive(id), now + pause.min(KEEPALIVE));
-        self.send(id, &[Message::PathChallenge { token }]);
+        self.send(id, &[Message::PathChallenge { token }, Message::Locators(locators)]);
         if let (Some(beyond), Some(peer)) = (tries.checked_sub(CHECKS), self.peers.get(&id)) {
             // It may have started anew and not know where we are, or be elsewhere.
             let whereabouts = peer.whereabouts(self.config.port);

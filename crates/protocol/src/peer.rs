@@ -156,8 +156,9 @@ pub(crate) struct Peer {
     pub(crate) check_tries: u32,
     /// The peer may not know where we are: it is told when there is a session.
     pub(crate) unannounced: bool,
-    /// Addresses of ours that it was told.
+    /// Addresses of ours that it has been told, and those that go along with the last check.
     pub(crate) told: Vec<IpAddr>,
+    pub(crate) telling: Vec<IpAddr>,
     pub(crate) round_trip: Option<Duration>,
     pub(crate) introductions: Introductions,
     pub(crate) flows: BTreeSet<FlowTuple>,
@@ -199,6 +200,7 @@ impl Peer {
             check_tries: 0,
             unannounced: false,
             told: Vec::new(),
+            telling: Vec::new(),
             round_trip: None,
             introductions: Introductions::default(),
             flows: BTreeSet::new(),

@@ -112,10 +112,14 @@ impl World {
             return;
         };
         let (near, far) = (self.networks[from.0].link, self.networks[to.0].link);
-        for first in near.carry(&mut self.random) {
-            for second in far.carry(&mut self.random) {
+        let (out, back) = (near.carry(&mut self.random), far.carry(&mut self.random));
+        if out.is_empty() || back.is_empty() {
+            self.note(&packet, "lost by chance");
+        }
+        for first in out {
+            for second in &back {
                 self.note(&packet, "sent");
-                self.later(first + second, What::Enter(to, packet.clone()));
+                self.later(first + *second, What::Enter(to, packet.clone()));
             }
         }
     }

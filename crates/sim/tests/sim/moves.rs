@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use whimbrel_protocol::{Carriers, Config};
-use whimbrel_sim::{Access, Carried, Filter, Kind};
+use whimbrel_sim::{Access, Carried, Filter, Kind, Link};
 use whimbrel_wire::Transport;
 
 use crate::common::{AWAY, FURTHER, HOME, SECOND, Two, introduced, settle_as};
@@ -195,6 +195,23 @@ fn a_change_of_family() {
     world.assert_delivering(2 * SECOND);
     settle_as(&mut world, &flows, Carried::Native);
     world.check();
+}
+
+#[test]
+fn a_second_address_of_the_server_is_known_from_the_start() {
+    for lossy in [false, true] {
+        let mut two = Two::new(25);
+        two.world.attach(two.server, two.far, "2001:db8:9::1");
+        if lossy {
+            two.world.set_links(Link { loss: 100, ..Link::default() });
+        }
+        two.flow(1);
+        two.world.run_for(10 * SECOND);
+        two.world.set_links(Link::default());
+        two.world.move_to(two.client, two.away, "2001:db8:2::2");
+        two.world.assert_delivering(3 * SECOND);
+        two.world.check();
+    }
 }
 
 #[test]
