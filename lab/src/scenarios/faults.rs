@@ -4,15 +4,20 @@ use std::time::Duration;
 
 use whimbrel_ipc::Carrier;
 
-use super::world::{LONG, SOME, World, all_run, carried_by, goes_on_since, site, step};
+use super::world::{LONG, SOME, World, all_run, carried_by, goes_on_since, is_bare, site, step};
 use super::{Scenario, scenario};
-use crate::{Cut, Direction, Lab, MonoTime, PacketCount, Result, Verdict, Whimbrel, expect, wait_until};
+use crate::{Cut, Direction, Gateway, Lab, MonoTime, PacketCount, Result, Side, Verdict, Whimbrel, expect, wait_until};
 
 pub(super) const SCENARIOS: &[Scenario] = &[
     scenario("adopt", "a connection that was open before the daemons started", adopt),
     scenario("kill9-self", "kill -9 of the mobile's daemon before, during and after a move", kill_self),
     scenario("kill9-peer", "kill -9 of the peer's daemon before, during and after a move", kill_peer),
     scenario("kill9-both", "kill -9 of both daemons while a connection is moved", kill_both),
+    scenario(
+        "kill9-tunnel",
+        "kill -9 of either daemon while the tunnel carries the connection: it waits, and goes on",
+        kill_tunnel,
+    ),
     scenario("vanish-mid-handoff", "the peer vanishes in the middle of a hand-off and comes back", vanish),
     scenario("lossy-handoff", "half of all control packets are lost during a move", lossy),
     scenario(
@@ -34,7 +39,7 @@ fn adopt(lab: &mut Lab) -> Result<()> {
     let b = world.b.clone();
     world.roam(&b)?;
     world.goes_on(&mut pair)?;
-    carried_by(&client, &pair, Carrier::Rewrite)?;
+    carried_by(&client, Side::Client, &pair, Carrier::Rewrite)?;
     world.finish(pair)?;
     all_run(&mut [&mut client, &mut server])
 }
@@ -67,6 +72,8 @@ fn kill(world: &mut World, daemons: (Whimbrel, Whimbrel), own: bool) -> Result<(
     world.roam(&b)?;
     pair.wait_progress(SOME, LONG)?;
 
+    carried_by(&client, Side::Client, &pair, Carrier::Rewrite)?;
+    is_bare(&b, &mut pair)?;
     step("killed after the move: the data plane goes on without its daemon");
     one_of(&mut client, &mut server, own).kill()?;
     pair.wait_progress(2 * SOME, LONG)?;
@@ -97,6 +104,8 @@ fn kill_both(lab: &mut Lab) -> Result<()> {
     let (a, b) = (world.a.clone(), world.b.clone());
     world.roam(&b)?;
     world.goes_on(&mut pair)?;
+    carried_by(&client, Side::Client, &pair, Carrier::Rewrite)?;
+    is_bare(&b, &mut pair)?;
     client.kill()?;
     server.kill()?;
     pair.wait_progress(2 * SOME, LONG)?;
@@ -109,6 +118,25 @@ fn kill_both(lab: &mut Lab) -> Result<()> {
     all_run(&mut [&mut client, &mut server])
 }
 
+fn kill_tunnel(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b").behind(Gateway::Nat { random_ports: false }))?;
+    let (mut client, mut server) = world.daemons()?;
+    let mut pair = world.stream()?;
+    client.wait_introduced(&pair, LONG)?;
+    let b = world.b.clone();
+    world.roam(&b)?;
+    world.goes_on(&mut pair)?;
+    carried_by(&client, Side::Client, &pair, Carrier::Tunnel)?;
+    for own in [true, false] {
+        step(if own { "the mobile's daemon" } else { "the peer's daemon" });
+        one_of(&mut client, &mut server, own).kill()?;
+        one_of(&mut client, &mut server, own).restart()?;
+        pair.wait_progress(SOME, LONG)?;
+    }
+    world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])
+}
+
 fn restart(lab: &mut Lab) -> Result<()> {
     let mut world = World::new(lab, site("a"), site("b"))?;
     let (mut client, mut server) = world.daemons()?;
@@ -117,6 +145,8 @@ fn restart(lab: &mut Lab) -> Result<()> {
     let (a, b) = (world.a.clone(), world.b.clone());
     world.roam(&b)?;
     world.goes_on(&mut pair)?;
+    carried_by(&client, Side::Client, &pair, Carrier::Rewrite)?;
+    is_bare(&b, &mut pair)?;
     for daemon in [&mut client, &mut server] {
         daemon.stop()?;
         pair.wait_progress(SOME, LONG)?;
@@ -153,7 +183,6 @@ fn vanish(lab: &mut Lab) -> Result<()> {
     expect!(updates.get() < 100, "{} control packets in five seconds", updates.get());
     world.s.link()?.restore()?;
     pair.wait_progress(SOME, LONG)?;
-    carried_by(&client, &pair, Carrier::Rewrite)?;
     world.finish(pair)?;
     all_run(&mut [&mut client, &mut server])
 }

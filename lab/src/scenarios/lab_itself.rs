@@ -18,6 +18,7 @@ const fn own(name: &'static str, description: &'static str, run: fn(&mut Lab) ->
 pub(super) const SCENARIOS: &[Scenario] = &[
     own("lab-links", "emulated links delay, lose, limit and are cut as they are told to", links),
     own("lab-mobility", "hosts join, leave and roam; a connection without Whimbrel dies of it", mobility),
+    own("lab-on-link", "a host that comes to a link finds its neighbours there at once", on_link),
     own("lab-nat", "NATs translate, with random ports if asked; the far end sees the NAT's address", nat),
     own("lab-firewall", "a firewall drops TCP in mid-stream and lets UDP and new connections out", firewall),
     own("lab-programs", "nginx, curl, ssh, iperf3 and the lab's own traffic programs work", programs),
@@ -150,6 +151,27 @@ fn mobility(lab: &mut Lab) -> Result<()> {
         server.ip_output("-o link show eth0").is_ok_and(|text| text.contains("NO-CARRIER"))
     })?;
     expect!(server.ip_output("-4 addr show eth0")?.contains("192.0.2.10"), "a pulled cable took the address away");
+    lab.check_links()
+}
+
+fn on_link(lab: &mut Lab) -> Result<()> {
+    let mut campus = Campus::new(lab)?;
+    let a = campus.add(lab, SiteSpec::named("a"))?;
+    let b = campus.add(lab, SiteSpec::named("b"))?;
+    let (laptop, server) = (lab.host("laptop")?, lab.host("server")?);
+    let to = server.join(&b.network, &Join::by("eth0"))?;
+    let mut at = laptop.join(&a.network, &Join::default())?;
+    for (n, network) in [&b, &a, &b, &a, &b].into_iter().enumerate() {
+        at = laptop.roam(&at, &network.network, &Join::default())?;
+        for address in [to.ipv6()?, to.ipv4()?] {
+            let times = ping(&laptop, address, 1)?;
+            let most = if n % 2 == 0 { 20.0 } else { 120.0 };
+            expect!(
+                times.iter().all(|t| *t < most),
+                "the first answer from {address} after move {n} took {times:?} ms"
+            );
+        }
+    }
     lab.check_links()
 }
 

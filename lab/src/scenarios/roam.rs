@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use whimbrel_ipc::Carrier;
 
-use super::world::{LONG, SOME, World, all_run, carried_by, goes_on_since, is_native, ms, site};
+use super::world::{LONG, SOME, World, all_run, carried_by, goes_on_since, is_bare, is_native, ms, site};
 use super::{Scenario, scenario};
 use crate::{Direction, FlowPair, Gateway, Join, Lab, Leave, MonoTime, Result, Side, SiteSpec, expect, wait_until};
 
@@ -39,7 +39,10 @@ fn one_move(lab: &mut Lab, a: SiteSpec, b: SiteSpec, carrier: Carrier) -> Result
     let b = world.b.clone();
     world.roam(&b)?;
     world.goes_on(&mut pair)?;
-    carried_by(&client, &pair, carrier)?;
+    carried_by(&client, Side::Client, &pair, carrier)?;
+    if carrier == Carrier::Rewrite {
+        is_bare(&world.b, &mut pair)?;
+    }
     world.finish(pair)?;
     all_run(&mut [&mut client, &mut server])?;
     lab.check_links()
@@ -90,7 +93,7 @@ fn public_v6(lab: &mut Lab) -> Result<()> {
     let b = world.b.clone();
     world.roam(&b)?;
     world.goes_on(&mut pair)?;
-    carried_by(&client, &pair, Carrier::Rewrite)?;
+    carried_by(&client, Side::Client, &pair, Carrier::Rewrite)?;
     world.finish(pair)?;
     all_run(&mut [&mut client, &mut server])
 }
@@ -103,7 +106,8 @@ fn server(lab: &mut Lab) -> Result<()> {
     client.wait_introduced(&pair, LONG)?;
     world.roam_server(&t)?;
     goes_on_since(&mut pair, &world.at_server)?;
-    carried_by(&client, &pair, Carrier::Rewrite)?;
+    carried_by(&server, Side::Server, &pair, Carrier::Rewrite)?;
+    is_bare(&t, &mut pair)?;
     // A new connection to the new address is native from the start.
     let mut fresh = world.stream()?;
     server.wait_connection(fresh.peer(), fresh.seen_by_server(), LONG, "known", |_| true)?;
@@ -122,7 +126,11 @@ fn many_times(lab: &mut Lab) -> Result<()> {
         let there = n % 2 == 0;
         world.roam(if there { &b } else { &a })?;
         world.goes_on(&mut pair)?;
-        if there { carried_by(&client, &pair, Carrier::Rewrite)? } else { is_native(&client, &pair)? }
+        if there {
+            carried_by(&client, Side::Client, &pair, Carrier::Rewrite)?
+        } else {
+            is_native(&client, Side::Client, &pair)?
+        }
     }
     world.finish(pair)?;
     all_run(&mut [&mut client, &mut server])
@@ -140,7 +148,7 @@ fn overlap(lab: &mut Lab) -> Result<()> {
     let before = retransmits(&mut pair)?;
     let started = MonoTime::now();
     let eth = world.laptop.join(&world.b.network, &Join::by("eth0").metric(50))?;
-    carried_by(&client, &pair, Carrier::Rewrite)?;
+    carried_by(&client, Side::Client, &pair, Carrier::Rewrite)?;
     pair.wait_progress(SOME, LONG)?;
     let old = world.a.link()?.count(|_, p| p.tcp().is_some());
     pair.wait_progress(SOME, LONG)?;
@@ -176,7 +184,8 @@ fn both_move(lab: &mut Lab) -> Result<()> {
         world.roam_server(server_to)?;
         goes_on_since(&mut pair, &world.at_server)?;
     }
-    carried_by(&client, &pair, Carrier::Rewrite)?;
+    carried_by(&server, Side::Server, &pair, Carrier::Rewrite)?;
+    is_bare(&t, &mut pair)?;
     world.finish(pair)?;
     all_run(&mut [&mut client, &mut server])
 }
@@ -210,7 +219,7 @@ fn outage(lab: &mut Lab, seconds: u64) -> Result<()> {
     wait_until(Duration::from_secs(seconds + 1), "the outage is over", || MonoTime::now() >= until)?;
     world.at = world.laptop.join(&world.b.network, &Join::default())?;
     world.goes_on(&mut pair)?;
-    carried_by(&client, &pair, Carrier::Rewrite)?;
+    carried_by(&client, Side::Client, &pair, Carrier::Rewrite)?;
     world.finish(pair)?;
     all_run(&mut [&mut client, &mut server])
 }
@@ -234,7 +243,7 @@ fn tunnel_only(lab: &mut Lab, kind: &str) -> Result<()> {
     let bare = b.link()?.count(|_, p| p.tcp().is_some());
     world.roam(&b)?;
     world.goes_on(&mut pair)?;
-    carried_by(&client, &pair, Carrier::Tunnel)?;
+    carried_by(&client, Side::Client, &pair, Carrier::Tunnel)?;
     expect!(bare.get() == 0, "{} TCP packets went outside the tunnel", bare.get());
     world.finish(pair)?;
     all_run(&mut [&mut client, &mut server])

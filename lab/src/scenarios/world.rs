@@ -7,8 +7,8 @@ use std::time::Duration;
 use whimbrel_ipc::{Carrier, ConnectionState};
 
 use crate::{
-    Attachment, Campus, FlowPair, Host, Join, Lab, PacketCount, PairOptions, Result, Shape, Side, Site, SiteSpec,
-    Whimbrel, expect, tcp_flags,
+    Attachment, Campus, Direction, FlowPair, Host, Join, Lab, PacketCount, PairOptions, Result, Shape, Side, Site,
+    SiteSpec, Whimbrel, expect, patience, tcp_flags,
 };
 
 /// Time for anything that takes a few round trips, on a busy machine.
@@ -124,7 +124,7 @@ pub(super) fn goes_on_since(pair: &mut FlowPair, at: &Attachment) -> Result<()> 
         let first = pair.resumed(side, at.usable_at)?;
         let took = first.map(|t| t - at.usable_at);
         println!("    {side:?} received again {:.1} ms after the address was there", ms(took));
-        expect!(took.is_some_and(|t| t < PROMPT), "{side:?} received nothing for {took:?}");
+        expect!(took.is_some_and(|t| t < PROMPT * patience()), "{side:?} received nothing for {took:?}");
     }
     Ok(())
 }
@@ -138,17 +138,44 @@ pub(super) fn ms(d: Option<Duration>) -> f64 {
     d.map_or(f64::NAN, |d| d.as_secs_f64() * 1e3)
 }
 
-/// The pair's connection is carried so, as the laptop's daemon tells.
-pub(super) fn carried_by(daemon: &Whimbrel, pair: &FlowPair, carrier: Carrier) -> Result<()> {
+/// The pair's connection is carried so, as the daemon at this end tells. It is the end that moved who chooses: the other
+/// one answers as it is spoken to.
+pub(super) fn carried_by(daemon: &Whimbrel, end: Side, pair: &FlowPair, carrier: Carrier) -> Result<()> {
     let what = format!("moved and carried by {carrier}");
-    let good = |c: &whimbrel_ipc::Connection| c.state == ConnectionState::Moved && c.carrier == Some(carrier);
-    daemon.wait_connection(pair.local(), pair.peer(), LONG, &what, good).map(drop)
+    wait_state(daemon, end, pair, &what, |c| c.state == ConnectionState::Moved && c.carrier == Some(carrier))
 }
 
 /// The pair's connection is where it was made: nothing carries it.
-pub(super) fn is_native(daemon: &Whimbrel, pair: &FlowPair) -> Result<()> {
-    let good = |c: &whimbrel_ipc::Connection| c.state == ConnectionState::Native;
-    daemon.wait_connection(pair.local(), pair.peer(), LONG, "native", good).map(drop)
+pub(super) fn is_native(daemon: &Whimbrel, end: Side, pair: &FlowPair) -> Result<()> {
+    wait_state(daemon, end, pair, "native", |c| c.state == ConnectionState::Native)
+}
+
+fn wait_state(
+    daemon: &Whimbrel,
+    end: Side,
+    pair: &FlowPair,
+    what: &str,
+    good: impl Fn(&whimbrel_ipc::Connection) -> bool,
+) -> Result<()> {
+    let (local, remote) = match end {
+        Side::Client => (pair.local(), pair.peer()),
+        Side::Server => (pair.peer(), pair.seen_by_server()),
+    };
+    daemon.wait_connection(local, remote, LONG, what, good).map(drop)
+}
+
+/// Only bare TCP, and in both directions, goes over the site's uplink while the pair makes progress.
+pub(super) fn is_bare(site: &Site, pair: &mut FlowPair) -> Result<()> {
+    let bare =
+        Direction::BOTH.map(|direction| site.link().map(|l| l.count(move |d, p| d == direction && p.tcp().is_some())));
+    let tunnelled =
+        site.link()?.count(|_, p| p.udp().is_some_and(|u| u.first().is_some_and(|kind| *kind & 0xf0 == 0x20)));
+    pair.wait_progress(SOME, LONG)?;
+    for count in bare {
+        expect!(count?.get() > 0, "no bare TCP in one direction on {}", site.network.name());
+    }
+    expect!(tunnelled.get() == 0, "{} packets of the tunnel on {}", tunnelled.get(), site.network.name());
+    Ok(())
 }
 
 /// None of the daemons has crashed.
