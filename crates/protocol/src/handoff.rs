@@ -53,7 +53,9 @@ impl Node {
     /// Compares where we are towards a peer with where we were. `forced`: a hand-off by hand, perhaps to an address.
     pub(crate) fn look_for_move(&mut self, now: Time, id: PeerId, routes: &dyn Routes, forced: Option<Option<IpAddr>>) {
         let Some(peer) = self.peers.get(&id) else { return };
-        let targets = std::iter::once(peer.remote.ip()).chain(peer.locators.iter().copied());
+        // Where it is going counts more than where it was: the two may be of different families.
+        let places = [peer.heading().ip(), peer.remote.ip()];
+        let targets = places.into_iter().chain(peer.locators.iter().copied());
         let wanted = forced.flatten();
         let found = targets.into_iter().find_map(|target| {
             let source = wanted.filter(|w| w.is_ipv4() == target.is_ipv4()).or_else(|| routes.source_for(target))?;
