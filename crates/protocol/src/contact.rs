@@ -1,6 +1,6 @@
 //! First contact and handshakes: who is asked whether it runs Whimbrel, how often, and what comes of it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
@@ -29,6 +29,8 @@ const SILENCE_LONGEST: Duration = Duration::from_secs(86_400);
 const PENDING: Duration = Duration::from_secs(10);
 /// How long the peer's first datagram in a session is waited for before another handshake.
 const UNCONFIRMED: Duration = Duration::from_secs(1);
+/// Of so many handshakes with a known peer that nothing comes of, one is a first contact.
+const FRESH_EVERY: u32 = 3;
 /// Tries to reach a peer that no introduced flow depends on.
 const REACHES: u32 = 8;
 /// Handshakes that wait for their finish; more are answered with cookies.
@@ -55,8 +57,8 @@ enum Contact {
 enum Purpose {
     /// To find out who lives at an address.
     Address(IpAddr),
-    /// To have a new session with a peer.
-    Peer,
+    /// To have a new session with the peer of this key.
+    Peer(PublicKey),
     /// The other end knows.
     Theirs,
 }
@@ -75,7 +77,7 @@ pub(crate) struct Contacts {
     /// The pause before the question that is being asked again.
     pauses: HashMap<IpAddr, Duration>,
     /// Flows that wait for their remote address to answer.
-    waiting: HashMap<IpAddr, Vec<FlowTuple>>,
+    waiting: HashMap<IpAddr, BTreeSet<FlowTuple>>,
     pending: HashMap<u32, Pending>,
     responding: HashMap<u32, (XxResponder, Time)>,
     cookies: CookieChecker,
@@ -103,6 +105,29 @@ impl Contacts {
 
     pub(crate) fn forget_peer(&mut self, id: PeerId) {
         self.addresses.retain(|_, contact| !matches!(contact, Contact::Known(known) if *known == id));
+    }
+
+    /// Entries of all tables together.
+    pub(crate) fn entries(&self) -> usize {
+        let waiting: usize = self.waiting.values().map(|flows| 1 + flows.len()).sum();
+        self.addresses.len() + self.pauses.len() + waiting + self.pending.len() + self.responding.len()
+    }
+
+    /// The addresses at which a peer answered.
+    fn addresses_of(&self, id: PeerId) -> Vec<IpAddr> {
+        let known = |contact: &Contact| matches!(contact, Contact::Known(known) if *known == id);
+        self.addresses.iter().filter(|(_, contact)| known(contact)).map(|(address, _)| *address).collect()
+    }
+
+    /// A flow that waits for its remote address to answer is gone.
+    pub(crate) fn forget_waiting(&mut self, flow: &FlowTuple) {
+        let address = flow.remote.ip();
+        if let Some(flows) = self.waiting.get_mut(&address) {
+            flows.remove(flow);
+            if flows.is_empty() {
+                self.waiting.remove(&address);
+            }
+        }
     }
 
     /// Whether this peer lives at an address.
@@ -134,13 +159,16 @@ impl Node {
                 }
                 self.queue_introduction(now, id, flow);
             }
-            Some(Contact::Asking { .. } | Contact::Silent { .. }) => {
-                self.contacts.waiting.entry(address).or_default().push(flow);
+            Some(&contact @ (Contact::Asking { .. } | Contact::Silent { .. })) => {
+                self.contacts.waiting.entry(address).or_default().insert(flow);
+                if matches!(contact, Contact::Silent { until, .. } if until <= now) {
+                    self.continue_contact(now, address);
+                }
             }
             _ if !self.config.ask.permits(address) => {}
             _ if self.config.trust == Trust::Pinned && !self.config.known_keys.contains_key(&address) => {}
             _ => {
-                self.contacts.waiting.entry(address).or_default().push(flow);
+                self.contacts.waiting.entry(address).or_default().insert(flow);
                 let source = Some(flow.local.ip());
                 self.contacts.addresses.insert(address, Contact::Asking { tries: 0, source });
                 self.continue_contact(now, address);
@@ -162,6 +190,7 @@ impl Node {
                 self.contacts.addresses.insert(address, Contact::Asking { tries: tries + 1, source });
                 self.timers.set(Timer::Contact(address), now + PAUSES[tries]);
                 let to = SocketAddr::new(address, self.config.port);
+                let source = source.filter(|source| self.attachments.contains_key(source));
                 self.initiate(now, knowledge, to, source, Purpose::Address(address));
             }
             Some(Contact::Asking { .. }) => self.give_up(now, address),
@@ -169,7 +198,12 @@ impl Node {
                 let mut waiting = self.contacts.waiting.remove(&address).unwrap_or_default();
                 waiting.retain(|flow| self.flows.get(flow).is_some_and(|known| !known.closed));
                 let Some(first) = waiting.first() else {
-                    self.contacts.addresses.remove(&address);
+                    // Remembered as long again, so that the next silence is the longer one.
+                    if until + pause <= now {
+                        self.contacts.addresses.remove(&address);
+                    } else {
+                        self.timers.set(Timer::Contact(address), until + pause);
+                    }
                     return;
                 };
                 let source = Some(first.local.ip());
@@ -204,12 +238,21 @@ impl Node {
                 // It ran Whimbrel once.
                 let lost = |peer: &Peer| peer.flows.is_empty() && !peer.has_session() && peer.remote == destination;
                 if self.peers.get(&id).is_some_and(lost) {
-                    self.abandon_introductions(now, id);
-                    self.drop_peer(id);
-                    self.give_up(now, address);
+                    self.lose(now, id);
                 }
             }
             Some(Contact::Silent { .. }) | None => {}
+        }
+    }
+
+    /// A peer on which no connection depends has stopped answering: its addresses are left alone (P-10).
+    fn lose(&mut self, now: Time, id: PeerId) {
+        self.abandon_introductions(now, id);
+        let mut addresses = self.contacts.addresses_of(id);
+        addresses.sort_unstable();
+        self.drop_peer(id);
+        for address in addresses {
+            self.give_up(now, address);
         }
     }
 
@@ -222,9 +265,13 @@ impl Node {
 
     /// The same, at an address that may be another of the peer's.
     pub(crate) fn start_handshake_at(&mut self, now: Time, id: PeerId, to: SocketAddr) {
-        let Some(peer) = self.peers.get(&id) else { return };
+        let Some(peer) = self.peers.get_mut(&id) else { return };
         let (key, source) = (peer.key, peer.source);
-        self.initiate(now, Knowledge::Known(key), to, source, Purpose::Peer);
+        peer.handshakes += 1;
+        // A first contact is not refused for its timestamp, as P-9 demands where our clock was set back.
+        let knowledge =
+            if peer.handshakes.is_multiple_of(FRESH_EVERY) { Knowledge::First } else { Knowledge::Known(key) };
+        self.initiate(now, knowledge, to, source, Purpose::Peer(key));
     }
 
     /// Makes sure that there will be a session with a peer, and goes on trying.
@@ -247,8 +294,8 @@ impl Node {
         peer.reach_tries += 1;
         let tries = peer.reach_tries;
         if peer.flows.is_empty() && tries > REACHES {
-            // No connection depends on it: the next one that opens asks again.
-            self.abandon_introductions(now, id);
+            // No connection depends on it.
+            self.lose(now, id);
             return;
         }
         self.timers.set(Timer::Reach(id), now + reach_pause(tries));
@@ -441,7 +488,8 @@ impl Node {
                 return;
             }
         }
-        if key == self.key.public() || !self.trusts(&key) {
+        let other = matches!(how.purpose, Purpose::Peer(expected) if expected != key);
+        if other || key == self.key.public() || !self.trusts(&key) {
             self.drop_datagram();
             return;
         }
@@ -474,10 +522,6 @@ impl Node {
             // It may have started anew and not know where we are.
             peer.unannounced = true;
         }
-        if known.is_some() {
-            self.introduce_failed(now, id);
-        }
-        let Some(peer) = self.peers.get_mut(&id) else { return };
         if hello.timestamp != 0 && !session.is_initiator() {
             peer.newest_initiation = peer.newest_initiation.max(hello.timestamp);
         }
@@ -535,6 +579,7 @@ impl Node {
                 }
             }
         }
+        self.introduce_failed(now, id);
         // Until the peer has shown that it has the keys too, the last message of the handshake may have been lost.
         if self.peers.get(&id).is_some_and(|peer| !peer.has_session()) {
             self.timers.set(Timer::Reach(id), now + UNCONFIRMED);
@@ -577,6 +622,7 @@ impl Node {
         }
         peer.sessions.push(slot);
         peer.reach_tries = 0;
+        peer.handshakes = 0;
         self.timers.stop(Timer::Reach(id));
         self.set_tunnel_path(id);
         self.refresh_listening(now);

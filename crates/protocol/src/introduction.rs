@@ -92,6 +92,10 @@ impl Node {
                 for flow in flows {
                     self.introduce_again(now, &flow);
                 }
+                if self.peers.get(&id).is_some_and(|peer| peer.flows.is_empty()) {
+                    // Neither this nor another handshake was answered.
+                    self.drop_sessions(id);
+                }
                 return;
             }
             peer.introductions.tag = tag;

@@ -295,6 +295,7 @@ impl Node {
     /// Forgets a flow altogether.
     pub(crate) fn forget_flow(&mut self, flow: &FlowTuple) {
         let Some(known) = self.flows.remove(flow) else { return };
+        self.contacts.forget_waiting(flow);
         self.abandon_introduction(flow, &known);
         if let Some(entry) = known.entry() {
             let id = entry.peer;
@@ -399,6 +400,7 @@ impl Node {
     pub(crate) fn handle_close(&mut self, now: Time, id: PeerId) {
         let Some(peer) = self.peers.get(&id) else { return };
         if peer.flows.is_empty() {
+            self.abandon_introductions(now, id);
             self.drop_peer(id);
         } else {
             self.drop_sessions(id);
@@ -406,7 +408,7 @@ impl Node {
         }
     }
 
-    fn drop_sessions(&mut self, id: PeerId) {
+    pub(crate) fn drop_sessions(&mut self, id: PeerId) {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         for slot in std::mem::take(&mut peer.sessions) {
             let receive_index = slot.session.local_index();
@@ -748,6 +750,26 @@ impl Node {
             let places = peer.map(Peer::places_in_force);
             flow.view(*tuple, places)
         })
+    }
+
+    /// Entries of all tables together: what must not grow without bound.
+    #[must_use]
+    pub fn entries(&self) -> usize {
+        let peers: usize = self.peers.values().map(Peer::entries).sum();
+        let own = [
+            self.flows.len(),
+            self.nonces.len(),
+            self.young.len(),
+            self.closed.len(),
+            self.asked.len(),
+            self.by_index.len(),
+            self.by_key.len(),
+            self.listening.len(),
+            self.keeping.len(),
+            self.reaching.len(),
+            self.failed.len(),
+        ];
+        peers + own.iter().sum::<usize>() + self.contacts.entries()
     }
 
     /// Distinct addresses of peers' flows; for tests of invariants.

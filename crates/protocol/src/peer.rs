@@ -170,6 +170,8 @@ pub(crate) struct Peer {
     /// Timestamp of the newest IK initiation accepted (P-9).
     pub(crate) newest_initiation: u64,
     pub(crate) reach_tries: u32,
+    /// Handshakes begun since a session was confirmed.
+    pub(crate) handshakes: u32,
     /// It was taken over from a daemon before this one, and where we are was not looked at since.
     pub(crate) restored: bool,
 }
@@ -211,6 +213,7 @@ impl Peer {
             last_heard: now,
             newest_initiation: 0,
             reach_tries: 0,
+            handshakes: 0,
             restored: false,
         }
     }
@@ -369,6 +372,14 @@ impl Peer {
             release_ordered(&mut self.remote_addresses, flow.remote.ip());
             self.wire_ports.remove(&(entry.wire_local_port, entry.wire_remote_port));
         }
+    }
+
+    /// Entries of all tables together.
+    pub(crate) fn entries(&self) -> usize {
+        let introductions = self.introductions.queue.len() + self.introductions.active.len();
+        let addresses = self.local_addresses.len() + self.remote_addresses.len() + self.locators.len();
+        let flows = self.flows.len() + self.homes.len() + self.wire_ports.len();
+        1 + self.sessions.len() + self.former.len() + self.known_places.len() + introductions + addresses + flows
     }
 
     pub(crate) fn local_addresses(&self) -> impl Iterator<Item = IpAddr> + '_ {

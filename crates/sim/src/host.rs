@@ -1,7 +1,7 @@
 //! One host: its daemon, its sockets, its addresses, and what outlives the daemon.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use whimbrel_handshake::{PublicKey, StaticKey};
 use whimbrel_protocol::{Attachment, Config, Node, PeerId, Routes, SavedPeer, Time};
@@ -42,6 +42,8 @@ pub struct Host {
     pub plane: DataPlane,
     /// What its daemon may do.
     pub powers: Powers,
+    /// Whether somebody without a daemon reads its control port.
+    pub collects: bool,
     /// Whether it answers datagrams to a closed port with ICMP.
     pub answers_icmp: bool,
     /// What its daemon is started with.
@@ -54,6 +56,10 @@ pub struct Host {
     pub(crate) generation: u64,
     pub(crate) next_port: u16,
     pub(crate) timer_at: Option<Time>,
+    /// Control datagrams that came while no daemon ran.
+    pub(crate) mail: Vec<(SocketAddr, Vec<u8>)>,
+    /// Nonces that were consumed while no daemon ran.
+    pub consumed: Vec<u64>,
     /// Ops and datagrams carried out, over all daemons of this host.
     pub effects: u64,
 }
@@ -68,6 +74,7 @@ impl Host {
             node: None,
             plane: DataPlane::default(),
             powers: Powers { inject: true, consume: true },
+            collects: false,
             answers_icmp: true,
             config,
             key,
@@ -77,6 +84,8 @@ impl Host {
             generation: 0,
             next_port: 40_000,
             timer_at: None,
+            mail: Vec::new(),
+            consumed: Vec::new(),
             effects: 0,
         }
     }
@@ -91,6 +100,11 @@ impl Host {
     #[must_use]
     pub fn public_key(&self) -> PublicKey {
         self.static_key().public()
+    }
+
+    /// Consumes introductions for this session, where no daemon runs.
+    pub fn listen(&mut self, index: u32) {
+        self.plane.listening.insert(index);
     }
 
     /// Makes another identity at the next start of the daemon.

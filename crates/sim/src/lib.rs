@@ -29,6 +29,7 @@ mod nat;
 mod network;
 mod packet;
 mod random;
+mod speaker;
 
 mod world;
 
@@ -40,5 +41,6 @@ pub use nat::{Filter, Nat, NatPorts, Unsolicited};
 pub use network::{Access, Link, NetworkId};
 pub use packet::{Body, Packet};
 pub use random::Random;
+pub use speaker::Speaker;
 
 pub use world::{Carried, Flow, FlowId, World};

@@ -117,6 +117,7 @@ pub struct World {
     pub bindings_set: u64,
     captured: VecDeque<Packet>,
     beat: Option<Duration>,
+    both_open: bool,
     /// Whether flows send whenever their host's maps change.
     pub stirring: bool,
     trace: VecDeque<String>,
@@ -149,6 +150,7 @@ impl World {
             bindings_set: 0,
             captured: VecDeque::new(),
             beat: None,
+            both_open: false,
             stirring: true,
             trace: VecDeque::new(),
             tracing: true,
@@ -461,6 +463,12 @@ impl World {
 
     // ---- flows
 
+    /// Lets both ends' daemons take themselves for the one that opened the connections to come, as they may where both
+    /// found them open.
+    pub fn set_both_open(&mut self, both: bool) {
+        self.both_open = both;
+    }
+
     /// A TCP connection from a host to an address and port, open at once.
     ///
     /// # Panics
@@ -495,7 +503,8 @@ impl World {
         self.trace(|_| format!("{id:?} opens: {} and {}", tuples[0], tuples[1]));
         for end in [1, 0] {
             let now = self.now;
-            self.with_node([client, server][end], |node| node.handle_flow_opened(now, tuples[end], end == 1));
+            let accepted = end == 1 && !self.both_open;
+            self.with_node([client, server][end], |node| node.handle_flow_opened(now, tuples[end], accepted));
         }
         id
     }

@@ -247,6 +247,7 @@ impl World {
                 if of.plane.listening.contains(index) && of.powers.consume {
                     self.note(packet, "consumed");
                     let (now, index, nonce) = (self.now, *index, *nonce);
+                    self.hosts[host.0].consumed.push(nonce);
                     self.with_node(host, |node| node.handle_introduction(now, seen, index, nonce));
                     return;
                 }

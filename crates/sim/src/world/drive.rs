@@ -75,6 +75,13 @@ impl World {
         self.trace(|w| format!("{} crashes", w.hosts[host.0].name));
     }
 
+    /// Takes away what a host's daemon would find of its past.
+    pub fn forget_saved(&mut self, host: HostId) {
+        let of = &mut self.hosts[host.0];
+        of.saved.clear();
+        of.plane = crate::dataplane::DataPlane::default();
+    }
+
     /// Ends a host's daemon and starts another after this time.
     pub fn restart(&mut self, host: HostId, downtime: Duration) {
         self.crash(host);
@@ -92,9 +99,11 @@ impl World {
     }
 
     pub(super) fn land_control(&mut self, network: NetworkId, host: HostId, packet: &Packet, payload: &[u8]) {
-        let of = &self.hosts[host.0];
+        let of = &mut self.hosts[host.0];
         if of.node.is_none() {
-            if of.answers_icmp {
+            if of.collects {
+                of.mail.push((packet.source, payload.to_vec()));
+            } else if of.answers_icmp {
                 let answer = Packet {
                     transport: Transport::Udp,
                     source: packet.destination,
@@ -108,6 +117,11 @@ impl World {
         }
         let (now, source, destination) = (self.now, packet.source, packet.destination.ip());
         self.with_node(host, |node| node.handle_datagram(now, source, Some(destination), payload));
+    }
+
+    /// Takes the control datagrams that came to a host without a daemon.
+    pub fn take_mail(&mut self, host: HostId) -> Vec<(SocketAddr, Vec<u8>)> {
+        std::mem::take(&mut self.hosts[host.0].mail)
     }
 
     /// Carries out all that a node asks for.

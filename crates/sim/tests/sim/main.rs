@@ -3,6 +3,7 @@
 
 mod chance;
 mod common;
+mod contact;
 mod faults;
 mod moves;
 mod nat;

@@ -1,0 +1,185 @@
+//! Somebody who holds a session and says what he likes.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use whimbrel_handshake::{Contact, Finished, Initiator, Local, PublicKey, Session, StaticKey};
+use whimbrel_wire::message::{Echo, Introduced, Message, decode_all};
+use whimbrel_wire::{Capabilities, Datagram, FlowTuple, Hello, Transport};
+
+use crate::host::HostId;
+use crate::network::NetworkId;
+use crate::packet::{Body, Packet};
+use crate::world::{FlowId, World};
+
+/// The control port.
+const PORT: u16 = 2031;
+
+/// A peer that keeps to the rules of cryptography and to no others. It lives on a host that runs no daemon, and reads
+/// what comes to that host's control port.
+pub struct Speaker {
+    host: HostId,
+    key: StaticKey,
+    /// Where its datagrams enter the network, whatever address they claim.
+    pub network: NetworkId,
+    /// Its true address.
+    pub address: IpAddr,
+    /// Whom it speaks to.
+    pub peer: SocketAddr,
+    session: Option<Session>,
+    next_index: u32,
+    timestamp: u64,
+    heard: Vec<Message>,
+}
+
+impl Speaker {
+    /// On a host that is attached to this network with this address.
+    #[must_use]
+    pub fn new(host: HostId, network: NetworkId, address: IpAddr, peer: IpAddr) -> Self {
+        let mut secret = [0x17; 32];
+        secret[1] = host.0 as u8;
+        let peer = SocketAddr::new(peer, PORT);
+        let key = StaticKey::from_bytes(secret);
+        Self { host, key, network, address, peer, session: None, next_index: 7000, timestamp: 1, heard: Vec::new() }
+    }
+
+    /// Its key.
+    #[must_use]
+    pub fn public_key(&self) -> PublicKey {
+        self.key.public()
+    }
+
+    /// The address and port that it really has.
+    #[must_use]
+    pub fn endpoint(&self) -> SocketAddr {
+        SocketAddr::new(self.address, PORT)
+    }
+
+    fn launch(&self, world: &mut World, source: SocketAddr, destination: SocketAddr, body: Body, transport: Transport) {
+        world.launch(self.network, Packet { transport, source, destination, origin: self.host, body });
+    }
+
+    /// Begins a handshake from an address that need not be its own, and does not wait for the answer.
+    ///
+    /// # Panics
+    /// The key is bad.
+    pub fn begin(&mut self, world: &mut World, contact: Contact, source: SocketAddr) -> Initiator {
+        self.next_index += 1;
+        self.timestamp += 1;
+        let hello = Hello {
+            capabilities: Capabilities::REWRITE | Capabilities::TUNNEL_SEALED | Capabilities::TUNNEL_PLAIN,
+            timestamp: 1_700_000_000_000 + self.timestamp,
+            locators: vec![source.ip()],
+            ..Hello::default()
+        };
+        let local = Local { key: &self.key, psk: None };
+        let random = &mut world.random;
+        let mut fill = |out: &mut [u8]| out.iter_mut().for_each(|byte| *byte = random.bits() as u8);
+        let (initiator, payload) =
+            Initiator::start(contact, local, self.next_index, hello, &mut fill).expect("a handshake");
+        self.launch(world, source, self.peer, Body::Control(payload), Transport::Udp);
+        initiator
+    }
+
+    /// Makes a session, from its true address.
+    ///
+    /// # Panics
+    /// Nobody answers.
+    pub fn meet(&mut self, world: &mut World) {
+        let initiator = self.begin(world, Contact::First, self.endpoint());
+        world.run_for(Duration::from_millis(100));
+        let datagrams = world.take_mail(self.host);
+        let (_, response) = datagrams.iter().find(|(_, bytes)| bytes.first() == Some(&2)).expect("a response");
+        let Ok(Datagram::Response(response)) = Datagram::parse(response) else { panic!("no response") };
+        let Finished { session, answer, .. } = initiator.handle_response(&response, 0).expect("a session");
+        self.session = Some(session);
+        if let Some(finish) = answer {
+            self.launch(world, self.endpoint(), self.peer, Body::Control(finish), Transport::Udp);
+        }
+        world.run_for(Duration::from_millis(50));
+        self.say(world, self.endpoint(), &[Message::Ping { token: 1 }]);
+        world.run_for(Duration::from_millis(50));
+        assert!(self.hear(world).contains(&Message::Pong { token: 1 }), "a session that both ends have");
+    }
+
+    /// Says something, from an address that need not be its own. Gives the length of the datagram.
+    ///
+    /// # Panics
+    /// There is no session.
+    pub fn say(&mut self, world: &mut World, source: SocketAddr, messages: &[Message]) -> usize {
+        let mut plaintext = Vec::new();
+        for message in messages {
+            message.encode(&mut plaintext);
+        }
+        let session = self.session.as_mut().expect("a session");
+        let payload = session.seal(&plaintext).expect("a counter");
+        let length = payload.len();
+        self.launch(world, source, self.peer, Body::Control(payload), Transport::Udp);
+        length
+    }
+
+    /// What came to its true address since it was last asked.
+    pub fn hear(&mut self, world: &mut World) -> Vec<Message> {
+        let mut heard = std::mem::take(&mut self.heard);
+        for (_, bytes) in world.take_mail(self.host) {
+            let (Ok(Datagram::Control(control)), Some(session)) = (Datagram::parse(&bytes), self.session.as_mut())
+            else {
+                continue;
+            };
+            if let Ok(opened) = session.open(&control) {
+                heard.extend(decode_all(&opened.plaintext).expect("messages"));
+            }
+        }
+        heard
+    }
+
+    /// The index that the peer addresses its session by.
+    ///
+    /// # Panics
+    /// There is no session.
+    #[must_use]
+    pub fn index(&self) -> u32 {
+        self.session.as_ref().expect("a session").local_index()
+    }
+
+    /// Puts a nonce into a flow of its host, as an introduction.
+    ///
+    /// # Panics
+    /// There is no session.
+    pub fn inject(&self, world: &mut World, tuple: FlowTuple, flow: Option<(FlowId, usize)>, nonce: u64) {
+        let index = self.session.as_ref().expect("a session").remote_index();
+        let body = Body::Introduction { index, nonce, flow };
+        self.launch(world, tuple.local, tuple.remote, body, tuple.transport);
+    }
+
+    /// Introduces a flow that its host opened, honestly. `places`: its own and the peer's.
+    ///
+    /// # Panics
+    /// The peer refuses.
+    pub fn introduce(&mut self, world: &mut World, flow: FlowId, places: (u32, u32)) -> Introduced {
+        let tuple = world.flow(flow).tuples[0];
+        world.at_mut(self.host).listen(self.index());
+        self.say(world, self.endpoint(), &[Message::IntroductionRequest { tag: 5 }]);
+        world.run_for(Duration::from_millis(50));
+        let nonce = 0x1000 + flow.0 as u64;
+        self.inject(world, tuple, Some((flow, 0)), nonce);
+        world.run_for(Duration::from_millis(50));
+        let responder_nonce = *world.at(self.host).consumed.last().expect("the peer's nonce");
+        let echo = Echo {
+            introducer_nonce: nonce,
+            responder_nonce,
+            introducer_place: places.0,
+            responder_place: places.1,
+            wire_port: tuple.local.port(),
+            tuple,
+        };
+        self.say(world, self.endpoint(), &[Message::IntroductionEcho(echo)]);
+        world.run_for(Duration::from_millis(50));
+        let heard = self.hear(world);
+        let done = heard.iter().find_map(|message| match message {
+            Message::IntroductionDone { outcome: Ok(introduced), .. } => Some(*introduced),
+            _ => None,
+        });
+        done.unwrap_or_else(|| panic!("no introduction: {heard:?}"))
+    }
+}

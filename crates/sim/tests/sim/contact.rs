@@ -1,0 +1,274 @@
+//! First contact, trust, handshakes, introductions.
+
+use std::time::Duration;
+
+use whimbrel_handshake::Contact;
+use whimbrel_protocol::{Config, Event, FlowState, Trust};
+use whimbrel_sim::{Access, Faults, HostId, Kind, Link, Speaker, World};
+
+use crate::common::{AWAY, FURTHER, HOME, SECOND, SERVICE, Two, address, introduced};
+
+fn happened(world: &World, host: HostId, what: impl Fn(&Event) -> bool) -> usize {
+    world.events.iter().filter(|(_, at, event)| *at == host && what(event)).count()
+}
+
+fn nobody_there(event: &Event) -> bool {
+    matches!(event, Event::NobodyThere { .. })
+}
+
+/// A client and a server that runs nothing.
+fn alone(seed: u64, answers_icmp: bool) -> (World, HostId, HostId) {
+    let mut world = World::new(seed);
+    let [home, far] = std::array::from_fn(|_| world.network(Access::Open));
+    let client = world.host("client");
+    let server = world.bare_host("server");
+    world.at_mut(server).answers_icmp = answers_icmp;
+    world.attach(client, home, HOME);
+    world.attach(server, far, "10.9.0.1");
+    (world, client, server)
+}
+
+#[test]
+fn a_host_that_runs_nothing_is_asked_three_times_and_left_alone() {
+    // P-10
+    for (answers_icmp, expected) in [(true, 1), (false, 3)] {
+        let (mut world, client, _) = alone(301, answers_icmp);
+        let flow = world.connect(client, SERVICE);
+        world.run_for(30 * SECOND);
+        assert_eq!(world.datagrams(), expected);
+        world.run_for(560 * SECOND);
+        assert_eq!(world.datagrams(), expected);
+        // Once more after 10 minutes, after 20 more, after 40 more …: 8 times in a day.
+        world.run_for(Duration::from_secs(86_400));
+        assert!((expected + 6..=expected + 8).contains(&world.datagrams()), "{}", world.datagrams());
+        world.close(flow);
+        world.run_for(Duration::from_secs(3 * 86_400));
+        assert_eq!(world.at(client).node.as_ref().expect("a node").entries(), 0);
+        world.check();
+    }
+}
+
+#[test]
+fn connections_to_hosts_that_run_nothing_leave_nothing_behind() {
+    let (mut world, client, _) = alone(302, false);
+    world.tracing = false;
+    let mut most = 0;
+    for _ in 0..3000 {
+        let flow = world.connect(client, SERVICE);
+        world.run_for(Duration::from_millis(1500));
+        world.close(flow);
+        most = most.max(world.at(client).node.as_ref().expect("a node").entries());
+    }
+    assert!(most < 60, "{most} entries");
+    assert!(world.datagrams() < 12, "{} datagrams", world.datagrams());
+}
+
+#[test]
+fn a_host_that_stopped_running_whimbrel_is_left_alone() {
+    for answers_icmp in [true, false] {
+        let (mut two, flows) = Two::flowing(303, 1);
+        two.world.close(flows[0]);
+        two.world.run_for(100 * SECOND);
+        two.world.at_mut(two.server).answers_icmp = answers_icmp;
+        two.world.crash(two.server);
+        let before = two.world.datagrams();
+        for _ in 0..600 {
+            let flow = two.world.connect(two.client, SERVICE);
+            two.world.run_for(2 * SECOND);
+            two.world.close(flow);
+        }
+        let sent = two.world.datagrams() - before;
+        assert!(sent < 150, "{sent} datagrams in 20 minutes");
+        two.world.check();
+        // It comes back.
+        two.world.boot(two.server);
+        two.world.connect(two.client, SERVICE);
+        two.world.run_for(1300 * SECOND);
+        let flow = two.world.connect(two.client, SERVICE);
+        introduced(&mut two.world, &[flow]);
+    }
+}
+
+#[test]
+fn a_deny_list_is_heeded() {
+    let mut config = Config::default();
+    config.ask.deny.push(whimbrel_protocol::Prefix { address: address("10.9.0.0"), length: 16 });
+    let mut two = Two::with(304, config, Config::default());
+    two.world.connect(two.client, SERVICE);
+    two.world.run_for(60 * SECOND);
+    assert_eq!(two.world.datagrams(), 0);
+}
+
+#[test]
+fn another_key_under_tofu() {
+    let (mut two, flows) = Two::flowing(305, 1);
+    two.world.close(flows[0]);
+    two.world.run_for(100 * SECOND);
+    // Both forget the session, the server its identity as well.
+    two.world.crash(two.server);
+    two.world.crash(two.client);
+    two.world.at_mut(two.server).change_key();
+    two.world.forget_saved(two.server);
+    two.world.boot(two.server);
+    two.world.boot(two.client);
+    let flow = two.world.connect(two.client, SERVICE);
+    two.world.run_for(20 * SECOND);
+    assert_eq!(happened(&two.world, two.client, |event| matches!(event, Event::KeyMismatch { .. })), 1);
+    assert!(!two.world.introduced(flow));
+    two.world.assert_delivering(SECOND);
+    // The user says that it is right.
+    two.world.with_node(two.client, |node| assert!(node.forget_key(address("10.9.0.1"))));
+    two.world.at_mut(two.client).config.known_keys.clear();
+    let flow = two.world.connect(two.client, SERVICE);
+    introduced(&mut two.world, &[flow]);
+    two.world.check();
+}
+
+#[test]
+fn pinned_keys() {
+    let mut probe = Two::new(306);
+    let keys = [probe.client, probe.server].map(|host| probe.world.at(host).public_key());
+    probe.world.run_for(SECOND);
+    let pinned = |known: Option<(&str, usize)>| Config {
+        trust: Trust::Pinned,
+        known_keys: known.map(|(at, host)| (address(at), keys[host])).into_iter().collect(),
+        ..Config::default()
+    };
+    // Each end knows the other.
+    let mut two = Two::with(306, pinned(Some(("10.9.0.1", 1))), pinned(Some((HOME, 0))));
+    two.flow(1);
+    two.world.check();
+    // The server does not know the client.
+    let mut two = Two::with(306, pinned(Some(("10.9.0.1", 1))), pinned(None));
+    let flow = two.world.connect(two.client, SERVICE);
+    two.world.run_for(30 * SECOND);
+    assert!(!two.world.introduced(flow) && two.world.peers(two.server).is_empty());
+    two.world.check();
+    // The client knows another key for the server: it is not even told who asks.
+    let mut two = Two::with(306, pinned(Some(("10.9.0.1", 0))), Config::default());
+    let flow = two.world.connect(two.client, SERVICE);
+    two.world.run_for(30 * SECOND);
+    assert!(!two.world.introduced(flow));
+    assert_eq!(happened(&two.world, two.client, |event| matches!(event, Event::FlowIntroduced { .. })), 0);
+    two.world.check();
+}
+
+#[test]
+fn a_shared_key_that_is_not_shared() {
+    let with = |psk: Option<u8>| Config {
+        trust: if psk.is_some() { Trust::Psk } else { Trust::Tofu },
+        psk: psk.map(|byte| [byte; 32]),
+        ..Config::default()
+    };
+    for (client, server, agree) in
+        [(Some(1), Some(1), true), (Some(1), Some(2), false), (Some(1), None, false), (None, Some(1), false)]
+    {
+        let mut two = Two::with(307, with(client), with(server));
+        let flow = two.world.connect(two.client, SERVICE);
+        two.world.run_for(20 * SECOND);
+        assert_eq!(two.world.introduced(flow), agree, "{client:?} {server:?}");
+        two.world.assert_delivering(SECOND);
+        two.world.check();
+    }
+}
+
+#[test]
+fn crossing_handshakes() {
+    for seed in 0..20 {
+        let mut two = Two::new(3100 + seed);
+        two.world.set_links(Link { jitter: Duration::from_millis(15), ..Link::default() });
+        let flows = [two.world.connect(two.client, SERVICE), two.world.connect(two.server, "10.1.0.2:22")];
+        two.world.set_beat(Some(Duration::from_millis(29)));
+        introduced(&mut two.world, &flows);
+        two.world.run_for(5 * SECOND);
+        two.world.move_to(two.client, two.away, AWAY);
+        two.world.assert_delivering(3 * SECOND);
+        two.world.check();
+    }
+}
+
+#[test]
+fn both_ends_introduce_one_flow() {
+    for seed in 0..10 {
+        let mut two = Two::new(3200 + seed);
+        two.world.set_links(Link { jitter: Duration::from_millis(5), ..Link::default() });
+        two.world.set_both_open(true);
+        let flows: Vec<_> = (0..3).map(|_| two.world.connect(two.client, SERVICE)).collect();
+        two.world.set_beat(Some(Duration::from_millis(29)));
+        introduced(&mut two.world, &flows);
+        two.world.move_to(two.client, two.away, AWAY);
+        two.world.assert_delivering(3 * SECOND);
+        two.world.move_to(two.server, two.further, FURTHER);
+        two.world.assert_delivering(3 * SECOND);
+        two.world.check();
+    }
+}
+
+#[test]
+fn both_ends_introduce_and_anything_is_lost() {
+    for lose in 0..40 {
+        let mut two = Two::new(3300);
+        two.world.faults = Faults { lose: Some(lose), lose_also: lose % 3, ..Faults::default() };
+        two.world.set_both_open(true);
+        let flows: Vec<_> = (0..2).map(|_| two.world.connect(two.client, SERVICE)).collect();
+        let done = two.world.wait(30 * SECOND, |w| flows.iter().all(|flow| w.introduced(*flow)));
+        assert!(done || happened(&two.world, two.client, nobody_there) > 0, "{lose} lost");
+        two.world.check();
+    }
+}
+
+#[test]
+fn a_wall_clock_that_was_set_back() {
+    // P-9: initiations seem older than those before. The flows must come through all the same.
+    let (mut two, _) = Two::flowing(308, 2);
+    two.world.move_to(two.client, two.away, AWAY);
+    two.world.assert_delivering(SECOND);
+    two.world.at_mut(two.client).config.wall_clock_at_zero -= 3_600_000;
+    two.world.restart(two.client, SECOND);
+    two.world.run_for(5 * SECOND);
+    two.world.assert_delivering(60 * SECOND);
+    two.world.move_to(two.client, two.home, HOME);
+    two.world.assert_delivering(5 * SECOND);
+    two.world.check();
+}
+
+#[test]
+fn a_flood_of_handshakes() {
+    let config = Config { handshakes_per_second: 5, ..Config::default() };
+    let mut two = Two::with(309, Config::default(), config);
+    let crowd = two.world.network(Access::Open);
+    let bot = two.world.bare_host("bot");
+    two.world.at_mut(bot).collects = true;
+    two.world.attach(bot, crowd, "10.66.0.1");
+    let mut speaker = Speaker::new(bot, crowd, address("10.66.0.1"), address("10.9.0.1"));
+    let mut flood = |world: &mut World, rounds: usize| {
+        for round in 0..rounds {
+            let source = format!("10.66.{}.{}:2031", round % 7, round % 250);
+            speaker.begin(world, Contact::First, source.parse().expect("an endpoint"));
+            world.run_for(Duration::from_millis(5));
+        }
+    };
+    flood(&mut two.world, 200);
+    let flow = two.world.connect(two.client, SERVICE);
+    flood(&mut two.world, 1500);
+    assert!(two.world.introduced(flow));
+    // The crowd is answered no more than it said, and leaves nothing behind.
+    two.world.run_for(60 * SECOND);
+    assert!(two.world.at(two.server).node.as_ref().expect("a node").entries() < 40);
+    two.world.check_except(&[Kind::Storm]);
+}
+
+#[test]
+fn a_flow_is_not_introduced_before_it_is_a_second_old() {
+    // P-15
+    let mut two = Two::new(310);
+    let flow = two.world.connect(two.client, SERVICE);
+    two.world.run_for(Duration::from_millis(990));
+    assert_eq!(two.world.datagrams(), 0);
+    introduced(&mut two.world, &[flow]);
+    // Where a session is there already, neither.
+    let young = two.world.connect(two.client, SERVICE);
+    two.world.run_for(Duration::from_millis(990));
+    assert_eq!(two.world.view(young, 0).map(|view| view.state), Some(FlowState::Unknown));
+    introduced(&mut two.world, &[young]);
+}
