@@ -274,6 +274,10 @@ impl Pacer {
         // What was not sent during a stall is not made up for: 50 ms at most.
         let quantum = (rate as f64 * 0.05).max(most.min(1500) as f64 * 8.0);
         self.credit = (self.credit + elapsed * rate as f64).min(quantum);
+        // A few bytes at a time would be sent as so many small segments, and keep a processor busy.
+        if self.credit < (rate as f64 * PACE.as_secs_f64()).min(most as f64 * 8.0) {
+            return 0;
+        }
         let bytes = ((self.credit / 8.0) as usize).min(most);
         self.credit -= bytes as f64 * 8.0;
         bytes
