@@ -133,7 +133,16 @@ impl Tunnel {
     /// # Errors
     /// [`UnknownSession`] if [`Tunnel::add_keys`] was not called for it; nothing is changed.
     pub fn set_path(&self, peer: PeerId, receive_index: u32, path: TunnelPath) -> Result<(), UnknownSession> {
-        self.table.set_path(peer, receive_index, path)
+        let (destination, source) = (path.remote, path.source);
+        let waited = self.table.set_path(peer, receive_index, path)?;
+        let transmits: Vec<Transmit<'_>> = waited
+            .iter()
+            .map(|datagram| Transmit { destination, source, contents: datagram, segment_size: None })
+            .collect();
+        let report = self.udp.send(&transmits);
+        self.counters.add(Counter::PacketsSent, report.sent);
+        self.counters.add(Counter::SendFailed, report.dropped);
+        Ok(())
     }
 
     /// Sends nothing more to this peer. What it sends is still received.

@@ -14,7 +14,7 @@ use whimbrel_transform::{Batch, Fragment, Headers, Span, TAG_LEN, VnetHeader};
 use whimbrel_wire::FlowTuple;
 
 use super::counters::{Counter, Counters};
-use super::table::{NoRoute, Route, Table, Way};
+use super::table::{Admission, NoRoute, Route, Table, Way};
 use super::{READS, Tunnel, Woken, wait};
 
 /// Datagrams are sent when so many bytes have gathered, or the device has no more.
@@ -130,8 +130,8 @@ impl Outbound {
         let bytes: usize = self.batch.spans().iter().map(|span| span.len).sum();
         if !frame(&mut self.batch, &way) {
             self.counters.add(Counter::SendFailed, count);
-        } else if way.allow(self.batch.spans().iter().map(|span| span.len).sum()) {
-            let transmits = trains(&self.batch, &way);
+        } else {
+            let transmits = if way.path.allowance.is_none() { trains(&self.batch, &way) } else { self.admitted(&way) };
             let report = self.udp.send(&transmits);
             self.counters.add(Counter::PacketsSent, report.sent);
             if report.dropped == 0 {
@@ -140,11 +140,29 @@ impl Outbound {
                 self.counters.add(Counter::SendFailed, report.dropped);
                 self.counters.add(Counter::BytesSent, bytes / count * report.sent);
             }
-        } else {
-            self.counters.add(Counter::Unconfirmed, count);
         }
         let tailroom = if way.path.sealed { TAG_LEN } else { 0 };
         self.batch.reset(FRAMING, tailroom);
+    }
+}
+
+impl Outbound {
+    /// The datagrams that may go to a path that is not confirmed.
+    fn admitted<'a>(&'a self, way: &Way) -> Vec<Transmit<'a>> {
+        let mut transmits = Vec::new();
+        for span in self.batch.spans() {
+            let contents = &self.batch.buffer()[span.start..span.end()];
+            match way.admit(contents) {
+                Admission::Send => transmits.push(Transmit {
+                    destination: way.path.remote,
+                    source: way.path.source,
+                    contents,
+                    segment_size: None,
+                }),
+                Admission::Waits | Admission::Dropped => self.counters.count(Counter::Unconfirmed),
+            }
+        }
+        transmits
     }
 }
 

@@ -15,6 +15,8 @@ use whimbrel_wire::FlowTuple;
 /// P-7: datagrams under one key.
 const COUNTER_LIMIT: u64 = 1 << 60;
 const UDP_HEADER: u32 = 8;
+/// Bytes of datagrams that wait for a path to be confirmed at the most: a window of TCP's, or a few.
+const WAITING_MOST: usize = 4 << 20;
 
 /// A flow that the tunnel carries, once moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,16 +113,56 @@ pub(super) struct Way {
     pub(super) path: TunnelPath,
     /// What is left of [`TunnelPath::allowance`]; `u64::MAX` stands for a confirmed path.
     allowance: AtomicU64,
+    waiting: Mutex<Waiting>,
+}
+
+/// Datagrams that may not go to a path before it is confirmed. They would be lost otherwise, and TCP, which has just sent
+/// all that was in flight once more, would find that out late.
+#[derive(Default)]
+struct Waiting {
+    /// The path was confirmed meanwhile.
+    released: bool,
+    datagrams: Vec<Vec<u8>>,
+    bytes: usize,
+}
+
+/// What becomes of a datagram on its way to a path that may not be confirmed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Admission {
+    Send,
+    Waits,
+    Dropped,
 }
 
 impl Way {
-    /// Whether so many bytes may be sent yet; they count as sent then (P-18).
-    pub(super) fn allow(&self, bytes: usize) -> bool {
-        self.path.allowance.is_none()
-            || self
-                .allowance
-                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(bytes as u64))
-                .is_ok()
+    /// Whether this datagram may be sent yet; it counts as sent then (P-18). Else it is kept until the path is confirmed,
+    /// in the order of arrival.
+    pub(super) fn admit(&self, datagram: &[u8]) -> Admission {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        if waiting.released {
+            return Admission::Send;
+        }
+        let length = datagram.len() as u64;
+        let spend = |left: u64| left.checked_sub(length);
+        if waiting.datagrams.is_empty()
+            && self.allowance.fetch_update(Ordering::Relaxed, Ordering::Relaxed, spend).is_ok()
+        {
+            return Admission::Send;
+        }
+        if waiting.bytes + datagram.len() > WAITING_MOST {
+            return Admission::Dropped;
+        }
+        waiting.bytes += datagram.len();
+        waiting.datagrams.push(datagram.to_vec());
+        Admission::Waits
+    }
+
+    /// Takes what waits; from now on nothing does.
+    fn release(&self) -> Vec<Vec<u8>> {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.released = true;
+        waiting.bytes = 0;
+        std::mem::take(&mut waiting.datagrams)
     }
 }
 
@@ -242,16 +284,25 @@ impl Table {
         }
     }
 
-    pub(super) fn set_path(&self, peer: PeerId, receive_index: u32, path: TunnelPath) -> Result<(), UnknownSession> {
+    /// Gives the datagrams that waited for this path to be confirmed, to be sent now.
+    pub(super) fn set_path(
+        &self,
+        peer: PeerId,
+        receive_index: u32,
+        path: TunnelPath,
+    ) -> Result<Vec<Vec<u8>>, UnknownSession> {
         let mut contents = self.write();
         let unknown = UnknownSession { peer, receive_index };
         let accepted = contents.sessions.get_mut(&receive_index).filter(|known| known.session.peer == peer);
         let accepted = accepted.ok_or(unknown)?;
         let allowance = AtomicU64::new(path.allowance.unwrap_or(u64::MAX));
-        let way = Arc::new(Way { session: Arc::clone(&accepted.session), path, allowance });
+        let confirmed = path.allowance.is_none();
+        let waiting = Mutex::new(Waiting { released: confirmed, ..Waiting::default() });
+        let way = Arc::new(Way { session: Arc::clone(&accepted.session), path, allowance, waiting });
         accepted.way = Some(Arc::clone(&way));
-        contents.ways.insert(peer, way);
-        Ok(())
+        let before = contents.ways.insert(peer, Arc::clone(&way));
+        let same = before.filter(|before| confirmed && before.path.remote == way.path.remote);
+        Ok(same.map_or_else(Vec::new, |before| before.release()))
     }
 
     pub(super) fn remove_path(&self, peer: PeerId) {

@@ -193,6 +193,10 @@ fn without_flow_path_or_allowance_nothing_is_sent() {
     pair.a.set_path(|path| path.allowance = Some(200));
     attempt(Counter::PacketsSent);
     attempt(Counter::Unconfirmed);
+    // What had to wait goes when the path is confirmed.
+    let before = count(Counter::PacketsSent);
+    pair.a.set_path(|path| path.allowance = None);
+    assert_eq!(count(Counter::PacketsSent), before + 1);
     pair.a.tunnel.remove_path(hosts::PEER);
     attempt(Counter::NoPath);
     pair.a.tunnel.remove_flow(&flow);
