@@ -161,10 +161,11 @@ impl DataPlane {
         let Some(entry) = self.flows.get(own) else { return Verdict::Hold("no flow") };
         let Some(path) = self.paths.get_mut(&peer) else { return Verdict::Hold("the tunnel leads nowhere") };
         if let Some(left) = path.allowance.as_mut() {
-            if *left < length as u64 {
+            let length = (length + crate::packet::TUNNEL_OVERHEAD) as u64;
+            if *left < length {
                 return Verdict::Hold("allowance used up");
             }
-            *left -= length as u64;
+            *left -= length;
         }
         Verdict::Tunnel { path: path.clone(), inner: entry.peer_tuple }
     }

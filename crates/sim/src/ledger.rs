@@ -92,7 +92,12 @@ impl Ledger {
     }
 
     pub(crate) fn receive(&mut self, host: HostId, from: IpAddr, length: usize) {
-        self.accounts.entry((host, from)).or_default().received += length as u64;
+        let account = self.accounts.entry((host, from)).or_default();
+        if account.received == 0 {
+            // What was sent before were questions.
+            account.sent = 0;
+        }
+        account.received += length as u64;
     }
 
     /// Bytes that `host` sent to `address` and received from it.

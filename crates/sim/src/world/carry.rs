@@ -233,7 +233,9 @@ impl World {
             self.note(packet, "gone meanwhile");
             return;
         }
-        self.ledger.receive(host, packet.source.ip(), packet.length());
+        if !matches!(packet.body, Body::Unreachable(_) | Body::Reset) {
+            self.ledger.receive(host, packet.source.ip(), packet.length());
+        }
         let seen = FlowTuple { transport: packet.transport, local: packet.destination, remote: packet.source };
         let wire = of.plane.ingress(self.now, packet.transport, packet.source, packet.destination);
         let own = wire.unwrap_or(seen);

@@ -1,0 +1,363 @@
+//! Peers and bystanders that do what they should not.
+
+use std::time::Duration;
+
+use whimbrel_handshake::Contact;
+use whimbrel_protocol::{Config, FlowState};
+use whimbrel_sim::{Access, FlowId, HostId, Kind, Link, Mutation, NetworkId, Powers, Speaker, World};
+use whimbrel_wire::message::{BindingStatus, Echo, Message, UpdateFlags};
+
+use crate::common::{AWAY, FURTHER, HOME, INSIDE, SECOND, SERVICE, Two, address};
+
+const VICTIM: &str = "10.77.0.1";
+
+/// A server with traffic, a liar who has flows with it, and a third party that runs nothing.
+struct Lie {
+    world: World,
+    server: HostId,
+    liar: Speaker,
+    liar_host: HostId,
+    flows: Vec<FlowId>,
+    crowd: NetworkId,
+}
+
+impl Lie {
+    fn new(seed: u64) -> Self {
+        let mut world = World::new(seed);
+        let [den, far, crowd] = std::array::from_fn(|_| world.network(Access::Open));
+        let server = world.host("server");
+        let liar_host = world.bare_host("liar");
+        let victim = world.bare_host("victim");
+        world.at_mut(liar_host).collects = true;
+        world.attach(server, far, "10.9.0.1");
+        world.attach(liar_host, den, "10.66.0.1");
+        world.attach(victim, crowd, VICTIM);
+        let mut liar = Speaker::new(liar_host, den, address("10.66.0.1"), address("10.9.0.1"));
+        liar.meet(&mut world);
+        let flows: Vec<FlowId> = (0..4).map(|_| world.connect(liar_host, SERVICE)).collect();
+        for flow in &flows {
+            liar.introduce(&mut world, *flow, (0, 0));
+        }
+        assert_eq!(world.peer(server).flows, flows.len());
+        world.set_beat(Some(Duration::from_millis(3)));
+        Self { world, server, liar, liar_host, flows, crowd }
+    }
+
+    /// Bytes that the server sent to the victim, and what came with the victim's address.
+    fn harm(&self) -> (u64, u64) {
+        self.world.exchanged(self.server, address(VICTIM))
+    }
+
+    fn update(&mut self, sequence: u32, claimed: &str, source: &str) -> usize {
+        let message =
+            Message::BindingUpdate { sequence, flags: UpdateFlags::NONE, claimed: endpoint(claimed), lifetime: 0 };
+        let padding = Message::Padding { length: 1100 };
+        self.liar.say(&mut self.world, endpoint(source), &[message, padding])
+    }
+}
+
+fn endpoint(address: &str) -> std::net::SocketAddr {
+    format!("{address}:2031").parse().expect("an address")
+}
+
+#[test]
+fn a_locator_that_is_somebody_elses() {
+    // P-18
+    let mut lie = Lie::new(401);
+    lie.update(1, VICTIM, VICTIM);
+    lie.world.run_for(60 * SECOND);
+    let (sent, received) = lie.harm();
+    assert!(received > 1000 && sent > 1000 && sent <= 3 * received, "{sent} for {received}");
+    assert_eq!(lie.world.peer(lie.server).remote.ip(), address("10.66.0.1"));
+    lie.world.check();
+    // Over and over, from several mappings, translated or not, in small datagrams and in new sessions.
+    for round in 2..40 {
+        let claimed = if round % 2 == 0 { VICTIM } else { "192.168.0.1" };
+        lie.update(round, claimed, VICTIM);
+        lie.world.run_for(Duration::from_millis(100));
+        lie.liar.say(&mut lie.world, endpoint(VICTIM), &[Message::Ping { token: 3 }]);
+        let flags = UpdateFlags::NONE;
+        let small = Message::BindingUpdate { sequence: 1000 + round, flags, claimed: endpoint(VICTIM), lifetime: 0 };
+        if round > 30 {
+            lie.liar.say(&mut lie.world, endpoint(VICTIM), &[small]);
+        }
+        if round % 5 == 0 {
+            lie.liar.meet(&mut lie.world);
+        }
+        lie.world.run_for(Duration::from_millis(100));
+    }
+    lie.world.run_for(60 * SECOND);
+    let (sent, received) = lie.harm();
+    assert!(sent <= 3 * received, "{sent} for {received}");
+    lie.world.check();
+}
+
+#[test]
+fn a_return_to_an_address_that_has_a_new_owner() {
+    let mut lie = Lie::new(402);
+    // It moves honestly, so that its first place is known and left.
+    let net = lie.world.network(Access::Open);
+    lie.world.move_to(lie.liar_host, net, "10.66.9.1");
+    (lie.liar.network, lie.liar.address) = (net, address("10.66.9.1"));
+    lie.update(1, "10.66.9.1", "10.66.9.1");
+    lie.world.run_for(Duration::from_millis(30));
+    let heard = lie.liar.hear(&mut lie.world);
+    let token = heard.iter().find_map(|message| match message {
+        Message::PathChallenge { token } => Some(*token),
+        _ => None,
+    });
+    let token = token.expect("a challenge");
+    let response = Message::PathResponse { token, observed: endpoint("10.9.0.1") };
+    lie.liar.say(&mut lie.world, endpoint("10.66.9.1"), &[response]);
+    lie.world.run_for(SECOND);
+    assert_eq!(lie.world.peer(lie.server).remote.ip(), address("10.66.9.1"));
+    // Somebody else gets the first address.
+    let heir = lie.world.bare_host("heir");
+    let crowd = lie.crowd;
+    lie.world.attach(heir, crowd, "10.66.0.1");
+    let before = lie.world.exchanged(lie.server, address("10.66.0.1"));
+    lie.update(2, "10.66.0.1", "10.66.0.1");
+    lie.world.run_for(30 * SECOND);
+    let after = lie.world.exchanged(lie.server, address("10.66.0.1"));
+    let (sent, received) = (after.0 - before.0, after.1 - before.1);
+    assert!(sent <= 3 * received, "{sent} for {received}");
+    lie.world.check();
+}
+
+#[test]
+fn a_rebinding_to_somebody_else() {
+    // P-26
+    let mut lie = Lie::new(403);
+    for _ in 0..50 {
+        lie.liar.say(&mut lie.world, endpoint(VICTIM), &[Message::Ping { token: 9 }]);
+        lie.world.run_for(Duration::from_millis(700));
+    }
+    lie.world.run_for(60 * SECOND);
+    let (sent, received) = lie.harm();
+    assert!(sent <= 3 * received, "{sent} for {received}");
+    assert_eq!(lie.world.peer(lie.server).remote.ip(), address("10.66.0.1"));
+    lie.world.assert_delivering(SECOND);
+    lie.world.check();
+}
+
+#[test]
+fn a_handshake_from_somebody_elses_address() {
+    let mut lie = Lie::new(404);
+    let key = lie.world.at(lie.server).public_key();
+    for round in 1..20 {
+        lie.liar.begin(&mut lie.world, Contact::Known(key), endpoint(VICTIM));
+        lie.world.run_for(Duration::from_millis(200));
+        lie.update(round, VICTIM, VICTIM);
+        lie.world.run_for(Duration::from_millis(200));
+    }
+    lie.world.run_for(60 * SECOND);
+    let (sent, received) = lie.harm();
+    assert!(sent <= 3 * received, "{sent} for {received}");
+    lie.world.check();
+    // The same where nothing is introduced yet.
+    for flow in lie.flows.clone() {
+        lie.world.close(flow);
+    }
+    lie.world.run_for(100 * SECOND);
+    let before = lie.harm();
+    lie.liar.begin(&mut lie.world, Contact::Known(key), endpoint(VICTIM));
+    lie.world.run_for(SECOND);
+    let flow = lie.world.connect(lie.liar_host, SERVICE);
+    let place = lie.world.peer(lie.server).places.peer;
+    if place == 0 {
+        lie.liar.introduce(&mut lie.world, flow, (0, 0));
+        lie.update(5000, VICTIM, VICTIM);
+    }
+    lie.world.run_for(60 * SECOND);
+    let (sent, received) = lie.harm();
+    assert!(sent - before.0 <= 3 * (received - before.1), "{sent} for {received}");
+    lie.world.check();
+}
+
+/// A client with traffic towards a server that lies: the client moves, the server answers as it likes.
+#[test]
+fn an_acknowledgement_from_somebody_elses_address() {
+    for tells_locator in [false, true] {
+        let mut world = World::new(405);
+        let [home, away, den, crowd] = std::array::from_fn(|_| world.network(Access::Open));
+        let client = world.host("client");
+        let liar_host = world.bare_host("liar");
+        let victim = world.bare_host("victim");
+        world.at_mut(liar_host).collects = true;
+        world.attach(client, home, HOME);
+        world.attach(liar_host, den, "10.66.0.1");
+        world.attach(victim, crowd, VICTIM);
+        let mut liar = Speaker::new(liar_host, den, address("10.66.0.1"), address(HOME));
+        liar.meet(&mut world);
+        let flow = world.connect(liar_host, "10.1.0.2:22");
+        liar.introduce(&mut world, flow, (0, 0));
+        world.set_beat(Some(Duration::from_millis(3)));
+        if tells_locator {
+            liar.say(&mut world, endpoint("10.66.0.1"), &[Message::Locators(vec![address(VICTIM)])]);
+            world.run_for(Duration::from_millis(50));
+        }
+        liar.hear(&mut world);
+        world.move_to(client, away, AWAY);
+        liar.peer = endpoint(AWAY);
+        // It waits until the client has tried elsewhere, if it can be made to.
+        world.run_for(if tells_locator { 4 * SECOND } else { Duration::from_millis(15) });
+        let sequence = liar.hear(&mut world).iter().find_map(|message| match message {
+            Message::BindingUpdate { sequence, .. } => Some(*sequence),
+            _ => None,
+        });
+        let sequence = sequence.expect("an update");
+        let acknowledgement = Message::BindingAcknowledgement {
+            sequence,
+            status: BindingStatus::Accepted,
+            flags: UpdateFlags::NONE,
+            newest: sequence,
+            place: sequence,
+            observed: endpoint(AWAY),
+        };
+        liar.say(&mut world, endpoint(VICTIM), &[acknowledgement]);
+        world.run_for(60 * SECOND);
+        // Updates are questions of the client's own, so few that nobody is harmed.
+        let (sent, received) = world.exchanged(client, address(VICTIM));
+        let questions = if tells_locator { 20 * 1300 } else { 0 };
+        assert!(sent <= 3 * received + questions, "{sent} for {received}");
+        world.check();
+    }
+}
+
+#[test]
+fn a_local_user_who_can_neither_inject_nor_consume() {
+    let mut two = Two::new(406);
+    two.world.at_mut(two.client).powers = Powers { inject: false, consume: false };
+    let flows: Vec<FlowId> = (0..3).map(|_| two.world.connect(two.client, SERVICE)).collect();
+    two.world.set_beat(Some(Duration::from_millis(29)));
+    two.world.run_for(30 * SECOND);
+    for flow in &flows {
+        assert!(!two.world.introduced(*flow));
+        let state = two.world.view(*flow, 1).map(|view| view.state);
+        assert_eq!(state, Some(FlowState::Unknown), "nothing is taken as introduced");
+    }
+    // It says that it moves, and speaks from elsewhere. The machine does not move.
+    two.world.attach(two.client, two.away, AWAY);
+    two.world.run_for(10 * SECOND);
+    assert!(two.world.peers(two.server).iter().all(|peer| peer.flows == 0));
+    two.world.assert_delivering(SECOND);
+    two.world.check();
+}
+
+#[test]
+fn a_stranger_who_names_a_flow_of_somebody_else() {
+    // It sees neither nonce, but knows everything else.
+    let (mut two, flows) = Two::flowing(407, 1);
+    let crowd = two.world.network(Access::Open);
+    let thief = two.world.bare_host("thief");
+    two.world.at_mut(thief).collects = true;
+    two.world.attach(thief, crowd, "10.66.0.1");
+    let mut speaker = Speaker::new(thief, crowd, address("10.66.0.1"), address("10.9.0.1"));
+    speaker.meet(&mut two.world);
+    let fresh = two.world.connect(two.client, SERVICE);
+    let own = endpoint("10.66.0.1");
+    for flow in [flows[0], fresh] {
+        let tuple = two.world.flow(flow).tuples[0];
+        for round in 0..50 {
+            speaker.say(&mut two.world, own, &[Message::IntroductionRequest { tag: round }]);
+            // A segment with the client's addresses, sent from elsewhere: the server takes it in, and answers the client.
+            speaker.inject(&mut two.world, tuple, Some((flow, 0)), 0x2000 + u64::from(round));
+            two.world.run_for(Duration::from_millis(40));
+            for guess in [0, 1, 0x2000 + u64::from(round), u64::MAX >> 1] {
+                let echo = Echo {
+                    introducer_nonce: 0x2000 + u64::from(round),
+                    responder_nonce: guess,
+                    introducer_place: 0,
+                    responder_place: 0,
+                    wire_port: tuple.local.port(),
+                    tuple,
+                };
+                speaker.say(&mut two.world, own, &[Message::IntroductionEcho(echo)]);
+            }
+        }
+    }
+    let update = Message::BindingUpdate { sequence: 1, flags: UpdateFlags::NONE, claimed: own, lifetime: 0 };
+    speaker.say(&mut two.world, own, &[update]);
+    two.world.run_for(20 * SECOND);
+    let key = speaker.public_key();
+    let peer = two.world.peers(two.server).into_iter().find(|peer| peer.key == key).expect("the thief");
+    assert_eq!(peer.flows, 0);
+    two.world.assert_delivering(SECOND);
+    two.world.move_to(two.client, two.away, AWAY);
+    two.world.run_for(5 * SECOND);
+    let missing = two.world.undelivered(SECOND);
+    assert!(missing.iter().all(|(flow, _)| *flow == fresh), "{missing:?}");
+    // Every refusal is an answer.
+    two.world.check_except(&[Kind::Storm]);
+}
+
+#[test]
+fn introductions_of_flows_that_do_not_exist_leave_nothing_behind() {
+    let mut lie = Lie::new(408);
+    let before = lie.world.at(lie.server).node.as_ref().expect("a node").entries();
+    let own = endpoint("10.66.0.1");
+    for round in 0..2000u16 {
+        if round % 100 == 0 {
+            lie.liar.say(&mut lie.world, own, &[Message::IntroductionRequest { tag: 1 }]);
+        }
+        let tuple = whimbrel_wire::FlowTuple {
+            transport: whimbrel_wire::Transport::Tcp,
+            local: format!("10.66.0.1:{}", 1000 + round).parse().expect("an endpoint"),
+            remote: SERVICE.parse().expect("an endpoint"),
+        };
+        lie.liar.inject(&mut lie.world, tuple, None, u64::from(round) + 0x100_0000);
+        lie.world.run_for(Duration::from_millis(1));
+    }
+    lie.world.run_for(40 * SECOND);
+    let after = lie.world.at(lie.server).node.as_ref().expect("a node").entries();
+    assert!(after <= before + 5, "{before} entries became {after}");
+    lie.world.check_except(&[Kind::Storm]);
+}
+
+/// Everything that an honest pair does, with datagrams damaged, cut, lengthened and repeated on the way.
+#[test]
+fn datagrams_are_mutated_in_flight() {
+    for seed in 0..6 {
+        let mut two = Two::new(4100 + seed);
+        two.world.mutation = Mutation { corrupt: 100, truncate: 60, extend: 60, replay: 200, replay_elsewhere: 100 };
+        let flows: Vec<FlowId> = (0..2).map(|_| two.world.connect(two.client, SERVICE)).collect();
+        two.world.set_beat(Some(Duration::from_millis(31)));
+        let ready = two.world.wait(60 * SECOND, |w| flows.iter().all(|flow| w.introduced(*flow)));
+        assert!(ready, "seed {seed}");
+        for (network, at) in
+            [(two.away, AWAY), (two.nat, INSIDE), (two.further, FURTHER), (two.second_nat, INSIDE), (two.home, HOME)]
+        {
+            two.world.move_to(two.client, network, at);
+            two.world.run_for(3 * SECOND);
+            two.world.assert_delivering(10 * SECOND);
+        }
+        two.world.check();
+    }
+}
+
+#[test]
+fn links_that_lose_reorder_and_duplicate() {
+    let rough = Link {
+        delay: Duration::from_millis(10),
+        jitter: Duration::from_millis(30),
+        loss: 80,
+        duplicate: 100,
+        reorder: 100,
+    };
+    for seed in 0..6 {
+        let mut two = Two::with(4200 + seed, Config::default(), Config::default());
+        two.world.set_links(rough);
+        let flows: Vec<FlowId> = (0..2).map(|_| two.world.connect(two.client, SERVICE)).collect();
+        two.world.set_beat(Some(Duration::from_millis(31)));
+        let ready = two.world.wait(60 * SECOND, |w| flows.iter().all(|flow| w.introduced(*flow)));
+        assert!(ready, "seed {seed}");
+        for (network, at) in
+            [(two.away, AWAY), (two.nat, INSIDE), (two.further, FURTHER), (two.second_nat, INSIDE), (two.home, HOME)]
+        {
+            two.world.move_to(two.client, network, at);
+            two.world.run_for(4 * SECOND);
+            two.world.assert_delivering(15 * SECOND);
+        }
+        two.world.check();
+    }
+}
