@@ -93,8 +93,25 @@ impl Host {
 
     /// Runs commands of ip(8), written without the leading `ip`, in one batch; the first failure ends it.
     pub fn ip<S: AsRef<str>>(&self, commands: impl IntoIterator<Item = S>) -> Result<()> {
+        self.ip_batch(&[], commands)
+    }
+
+    /// The same as `ip -4`.
+    pub(crate) fn ip4<S: AsRef<str>>(&self, commands: impl IntoIterator<Item = S>) -> Result<()> {
+        self.ip_batch(&["-4"], commands)
+    }
+
+    /// The same as `ip -6`.
+    pub(crate) fn ip6<S: AsRef<str>>(&self, commands: impl IntoIterator<Item = S>) -> Result<()> {
+        self.ip_batch(&["-6"], commands)
+    }
+
+    fn ip_batch<S: AsRef<str>>(&self, family: &[&str], commands: impl IntoIterator<Item = S>) -> Result<()> {
         let batch: String = commands.into_iter().map(|c| c.as_ref().to_owned() + "\n").collect();
-        match self.command("ip").args(["-batch", "-"]).stdin(batch.clone()).run() {
+        if batch.is_empty() {
+            return Ok(());
+        }
+        match self.command("ip").args(family).args(["-batch", "-"]).stdin(batch.clone()).run() {
             Ok(_) => Ok(()),
             Err(Error::Command { host, status, stderr, .. }) => {
                 let command = format!("ip -batch: {}", batch.trim_end().replace('\n', "; "));

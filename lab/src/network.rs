@@ -194,6 +194,22 @@ impl Network {
     }
 }
 
+/// Takes addresses away, and neighbours: another network may have the same gateway with another hardware address.
+fn clear_v4(dev: &str) -> [String; 2] {
+    // The routes go with the addresses.
+    [format!("addr flush dev {dev} scope global"), format!("neigh flush dev {dev}")]
+}
+
+/// The same for IPv6, whose routes stay unless taken away.
+fn clear_v6(dev: &str) -> [String; 4] {
+    [
+        format!("addr flush dev {dev} scope global"),
+        format!("route flush root 2000::/3 dev {dev}"),
+        format!("route flush exact default dev {dev}"),
+        format!("neigh flush dev {dev}"),
+    ]
+}
+
 /// The router's end of a plugged-in interface.
 pub(crate) struct Port {
     router: Host,
@@ -219,7 +235,7 @@ impl Host {
             return Err(Error::Usage(format!("{} on {} is plugged in already", join.interface, self.name())));
         }
         let link = self.plug(network, &join.interface)?;
-        self.configure(network, join, link, &[])
+        self.configure(network, join, link, false)
     }
 
     /// Leaves the network at `from` and joins another with the same interface, in one go: the old address is there until
@@ -234,9 +250,7 @@ impl Host {
         // The carrier stays, as it does between access points: the kernel reports its changes up to a second late.
         let left = self.plugs().get_mut(dev).and_then(|plug| plug.port.take());
         let link = self.plug(network, dev)?;
-        // Another network may have the same gateway with another hardware address.
-        let clear = [format!("addr flush dev {dev} scope global"), format!("neigh flush dev {dev}")];
-        let attachment = self.configure(network, &join, link, &clear)?;
+        let attachment = self.configure(network, &join, link, true)?;
         if let Some(port) = left {
             port.remove()?;
         }
@@ -246,7 +260,7 @@ impl Host {
     /// Leaves a network. The interface stays (unless it is a veth) and can join another.
     pub fn leave(&self, at: &Attachment, how: Leave) -> Result<()> {
         let dev = &at.interface;
-        let flush = || self.ip([format!("addr flush dev {dev} scope global"), format!("neigh flush dev {dev}")]);
+        let flush = || self.ip6(clear_v6(dev)).and_then(|()| self.ip4(clear_v4(dev)));
         match how {
             Leave::Orderly => {
                 flush()?;
@@ -300,8 +314,17 @@ impl Host {
         port.remove()
     }
 
-    /// Runs the commands in `first`, then enters addresses and routes, all in one batch.
-    fn configure(&self, network: &Network, join: &Join, link: Option<Link>, first: &[String]) -> Result<Attachment> {
+    /// True once the interface is in the solicited-node group of the address (RFC 4291 §2.7.1).
+    fn hears_solicitations(&self, interface: &str, address: Ipv6Addr) -> bool {
+        let [.., a, b, c] = address.octets();
+        let group = format!("ff0200000000000000000001ff{a:02x}{b:02x}{c:02x}");
+        let groups = self.enter(|| std::fs::read_to_string("/proc/thread-self/net/igmp6"));
+        let groups = groups.and_then(|text| text.map_err(|e| Error::call("read", "/proc/net/igmp6", e)));
+        groups.is_ok_and(|text| text.lines().any(|l| l.split_whitespace().skip(1).take(2).eq([interface, &group])))
+    }
+
+    /// Enters addresses and routes; with `first`, what the interface had before goes in the same step.
+    fn configure(&self, network: &Network, join: &Join, link: Option<Link>, first: bool) -> Result<Attachment> {
         let spec = network.spec();
         let dev = &join.interface;
         let metric = join.metric;
@@ -320,24 +343,30 @@ impl Host {
         // A client announces a new address; here the router forgets who had it before.
         let forget = v4.map(|v| IpAddr::V4(v.0)).into_iter().chain(v6.map(|v| IpAddr::V6(v.0)));
         network.router().ip(forget.map(|address| format!("neigh flush to {address} dev {}", network.bridge())))?;
-        let mut batch = first.to_vec();
-        if let Some((address, _, len)) = v4 {
-            batch.push(format!("addr add {address}/{len} dev {dev}"));
-        }
-        if let Some((address, _, len)) = v6 {
-            batch.push(format!("addr add {address}/{len} dev {dev} {}", if join.dad { "" } else { "nodad" }));
-        }
-        if join.default_route {
-            // As a route's attribute: a namespace may not choose a default that the machine's administrator restricts.
-            let control =
-                if join.congestion.is_empty() { String::new() } else { format!("congctl {}", join.congestion) };
-            let route =
-                |net: &str, via: IpAddr| format!("route replace {net} via {via} dev {dev} metric {metric} {control}");
-            batch.extend(v4.map(|(_, gateway, _)| route("default", gateway.into())));
-            batch.extend(v6.map(|(_, gateway, _)| route("::/0", gateway.into())));
-        }
+        // As a route's attribute: a namespace may not choose a default that the machine's administrator restricts.
+        let control = if join.congestion.is_empty() { String::new() } else { format!("congctl {}", join.congestion) };
+        let default = |via: IpAddr| format!("route replace default via {via} dev {dev} metric {metric} {control}");
+
         let started_at = MonoTime::now();
-        self.ip(batch)?;
+        let address_v6 = v6.map(|(address, _, len)| {
+            let dad = if join.dad { "" } else { "nodad" };
+            format!("addr add {address}/{len} dev {dev} noprefixroute {dad}")
+        });
+        self.ip6(first.then(|| clear_v6(dev)).into_iter().flatten().chain(address_v6))?;
+        let address_v4 = v4.map(|(address, _, len)| format!("addr add {address}/{len} dev {dev}"));
+        let default_v4 = v4.filter(|_| join.default_route).map(|(_, gateway, _)| default(gateway.into()));
+        self.ip4(first.then(|| clear_v4(dev)).into_iter().flatten().chain(address_v4).chain(default_v4))?;
+        if let Some((address, gateway, len)) = v6 {
+            // The kernel joins the group in which neighbours ask for the address a moment later. Where nobody can use the
+            // address before, no question is lost, which would cost a second.
+            wait_until(Duration::from_secs(5), &format!("{address} can be asked for on {dev}"), || {
+                self.hears_solicitations(dev, address)
+            })?;
+            let prefix = Ipv6Addr::from(u128::from(gateway) & (u128::MAX << (128 - u32::from(len))));
+            let on_link = format!("route replace {prefix}/{len} dev {dev} proto kernel metric 256");
+            let default_v6 = join.default_route.then(|| default(gateway.into()));
+            self.ip6([on_link].into_iter().chain(default_v6))?;
+        }
         if join.dad {
             wait_for(Duration::from_secs(10), "duplicate address detection ends", || {
                 Ok(self.ip_output(&format!("-6 addr show dev {dev} tentative"))?.trim().is_empty().then_some(()))
