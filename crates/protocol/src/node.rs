@@ -335,6 +335,12 @@ impl Node {
         self.refresh_sets();
     }
 
+    /// As [`Node::hand_off`], towards one peer alone.
+    pub fn hand_off_towards(&mut self, now: Time, routes: &dyn Routes, to: Option<IpAddr>, peer: PeerId) {
+        self.look_for_move(now, peer, routes, Some(to));
+        self.refresh_sets();
+    }
+
     /// Whatever is due at `now` happens.
     pub fn handle_timeout(&mut self, now: Time) {
         while let Some(timer) = self.timers.take_due(now) {

@@ -136,22 +136,25 @@ impl EventLoop {
                 Failure::new("this host has no such address").on(to).hint("`whimbrel status` shows those that it has."),
             );
         }
-        let views: Vec<PeerView> = self.node.peers().collect();
+        let mut views: Vec<PeerView> = self.node.peers().collect();
         if let Some(wanted) = peer {
-            let matching = views.iter().filter(|view| names(view, wanted)).count();
-            if matching != 1 || views.len() != 1 {
-                let what = match matching {
-                    0 => "there is no such peer",
-                    1 => "a hand-off towards one peer alone is not possible yet while there are others",
-                    _ => "this names several peers",
-                };
+            views.retain(|view| names(view, wanted));
+            let what = match views.len() {
+                0 => Some("there is no such peer"),
+                1 => None,
+                _ => Some("this names several peers"),
+            };
+            if let Some(what) = what {
                 return Reply::Error(Failure::new(what).on(wanted).hint("`whimbrel peers` shows them."));
             }
         }
         let since = self.events.newest();
         let now = clock::now();
         self.take_in_udp(now);
-        self.node.hand_off(now, &self.routes, to);
+        match (peer, views.as_slice()) {
+            (Some(_), [only]) => self.node.hand_off_towards(now, &self.routes, to, only.id),
+            _ => self.node.hand_off(now, &self.routes, to),
+        }
         self.transmit();
         let told: Vec<&PeerView> = views.iter().filter(|view| view.flows > 0).collect();
         Reply::Handoff(HandoffStarted {
