@@ -105,7 +105,7 @@ pub enum Error {
     Loop(#[from] event_loop::LoopError),
     /// What a daemon before this one left cannot be taken over.
     #[error("what was left by a former daemon cannot be taken over: {0}")]
-    Adopt(String),
+    Adopt(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
 /// Runs a daemon in the foreground, in the network namespace of the calling thread, until SIGTERM or SIGINT.
@@ -130,7 +130,7 @@ pub fn run(options: Options) -> Result<(), Error> {
         .and_then(|wake| Ok((rustix::io::fcntl_dupfd_cloexec(&wake, 0)?, wake)))
         .map_err(event_loop::LoopError::new("eventfd"))?;
     let tunnel = Tunnel::start(Tun::open(DEVICE, DEFAULT_MTU)?, udp, tunnel_wake.1)?;
-    let adopting = |failure: effects::Failure| Error::Adopt(failure.to_string());
+    let adopting = |failure: effects::Failure| Error::Adopt(Box::new(failure));
     let mut effects =
         Effects::new(datapath, tunnel, journal, known_keys, &options.run_dir, config.kick).map_err(adopting)?;
     effects.adopt(clock::now(), &restored.flows).map_err(adopting)?;
