@@ -453,11 +453,11 @@ impl Node {
         self.event(Event::PathConfirmed { peer: id, remote: candidate.remote, round_trip });
     }
 
-    /// P-26: the peer's NAT gave it another mapping.
-    pub(crate) fn notice_rebinding(&mut self, now: Time, id: PeerId, arrival: &Arrival) {
+    /// P-26: the peer's NAT gave it another mapping. `answered`: bytes of messages that went there already.
+    pub(crate) fn notice_rebinding(&mut self, now: Time, id: PeerId, arrival: &Arrival, answered: usize) {
         let token = self.random.u64();
         let Some(peer) = self.peers.get_mut(&id) else { return };
-        if !arrival.is_newest || arrival.source == peer.remote || peer.update.is_some() {
+        if !arrival.is_newest || arrival.source == peer.remote || peer.update.is_some() || !peer.is_mapped() {
             return;
         }
         if peer.candidate.as_ref().is_some_and(|candidate| candidate.remote == arrival.source) {
@@ -465,7 +465,10 @@ impl Node {
         }
         // Where the place itself is not confirmed yet, the other mapping takes its place.
         let announced = peer.candidate.as_ref().is_some_and(|candidate| candidate.announced);
-        peer.candidate = Some(Candidate::new(arrival.source, token, now, arrival.length, announced));
+        let mut candidate = Candidate::new(arrival.source, token, now, arrival.length, announced);
+        let spent = answered + if answered > 0 { whimbrel_handshake::CONTROL_OVERHEAD } else { 0 };
+        candidate.control = candidate.control.saturating_sub(spent as u64);
+        peer.candidate = Some(candidate);
         let again = peer.repeat_after(1);
         self.timers.set(Timer::Challenge(id), now + again);
         self.send_to(id, arrival.destination, arrival.source, &[Message::PathChallenge { token }]);

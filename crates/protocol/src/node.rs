@@ -215,7 +215,14 @@ impl Node {
     fn handle_messages(&mut self, now: Time, id: PeerId, arrival: &Arrival, messages: Vec<Message>) {
         self.hear_candidate(now, id, arrival);
         let mut answers = Vec::new();
-        let has_update = messages.iter().any(|message| matches!(message, Message::BindingUpdate { .. }));
+        // A probe of a path says nothing of where the peer is, nor does the answer to one (as RFC 9000 §9.1 has it).
+        let tells_place = !messages.iter().any(|message| matches!(message, Message::BindingUpdate { .. }))
+            && messages.iter().any(|message| {
+                !matches!(
+                    message,
+                    Message::PathChallenge { .. } | Message::PathResponse { .. } | Message::Padding { .. }
+                )
+            });
         for message in messages {
             match message {
                 Message::PathChallenge { token } => {
@@ -252,11 +259,12 @@ impl Node {
                 Message::Padding { .. } | Message::Pong { .. } | Message::TunnelOffer { .. } => {}
             }
         }
+        let answered: usize = answers.iter().map(Message::encoded_len).sum();
         if !answers.is_empty() {
             self.send_to(id, arrival.destination, arrival.source, &answers);
         }
-        if !has_update {
-            self.notice_rebinding(now, id, arrival);
+        if tells_place {
+            self.notice_rebinding(now, id, arrival, answered);
         }
     }
 

@@ -406,15 +406,18 @@ impl Peer {
 
     /// Whether something between us translates addresses, in either direction.
     pub(crate) fn translated(&self) -> bool {
-        let theirs = self
-            .known_places
-            .iter()
-            .any(|place| place.number == self.places.peer && place.claimed.ip() != place.observed.ip());
+        let theirs = self.is_mapped();
         let ours = match (self.observed, self.source) {
             (Some(observed), Some(source)) => observed.ip() != source,
             _ => false,
         };
         theirs || ours
+    }
+
+    /// Whether the peer's place is behind a NAT, so that it may be seen under another mapping.
+    pub(crate) fn is_mapped(&self) -> bool {
+        let mut known = self.known_places.iter();
+        known.any(|place| place.number == self.places.peer && place.claimed.ip() != place.observed.ip())
     }
 
     /// The place in force is seen under another mapping of its NAT from now on (P-26).

@@ -416,8 +416,15 @@ impl World {
     }
 
     /// Takes all addresses from a host and gives it another, as one change.
+    ///
+    /// Where the new address is the old one again, on another network, the link is seen to be down in between: otherwise
+    /// nobody could tell.
     pub fn move_to(&mut self, host: HostId, network: NetworkId, address: &str) {
+        let reused = self.hosts[host.0].attached_with(parse(address)).is_some_and(|old| old.network != network);
         self.remove_all(host);
+        if reused {
+            self.notify(host);
+        }
         self.add(host, network, parse(address));
         self.notify(host);
     }
@@ -559,7 +566,9 @@ impl World {
                 .flat_map(|flow| [(flow, 0), (flow, 1)])
                 .filter(|&(flow, end)| {
                     let flow = &self.flows[flow.0];
-                    flow.open == [true; 2] && flow.arrived[end].is_none_or(|at| at <= started.unwrap_or(since))
+                    flow.open == [true; 2]
+                        && !flow.broken
+                        && flow.arrived[end].is_none_or(|at| at <= started.unwrap_or(since))
                 })
                 .collect();
             if (missing.is_empty() && started.is_some()) || self.now >= until {

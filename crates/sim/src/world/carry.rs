@@ -85,9 +85,6 @@ impl World {
             self.note(&packet, "two families, lost");
             return;
         }
-        if let Body::Control(_) = packet.body {
-            self.mutate(&mut packet);
-        }
         if let Some(&to) = self.networks[from.0].hosts.get(&packet.destination.ip()) {
             self.note(&packet, "on link");
             self.later(NEAR, What::Land(from, to, packet));
@@ -111,6 +108,9 @@ impl World {
             self.note(&packet, if passes { "lost in the core" } else { "lost on its way out" });
             return;
         };
+        if let Body::Control(_) = packet.body {
+            self.mutate(&mut packet);
+        }
         let (near, far) = (self.networks[from.0].link, self.networks[to.0].link);
         let (out, back) = (near.carry(&mut self.random), far.carry(&mut self.random));
         if out.is_empty() || back.is_empty() {
@@ -205,7 +205,7 @@ impl World {
         let body = match &packet.body {
             Body::Control(_) => Body::Unreachable(packet.destination),
             Body::Data { flow, end, .. } => {
-                if self.flows[flow.0].open == [true; 2] && !self.flows[flow.0].broken {
+                if self.answers_for(*flow, *end) {
                     let what = format!("{who} refuses what end {end} of {flow:?} sent: {packet}");
                     self.ledger.violation(Kind::Reset, self.now, what);
                 }
@@ -225,6 +225,14 @@ impl World {
         } else {
             self.launch(network, answer);
         }
+    }
+
+    /// Whether what a flow's end sends is Whimbrel's business: both sockets are there, and the end's maps know it. Else it
+    /// fares as on any host.
+    fn answers_for(&self, flow: FlowId, end: usize) -> bool {
+        let flow = &self.flows[flow.0];
+        let known = self.hosts[flow.hosts[end].0].plane.flows.contains_key(&flow.tuples[end]);
+        flow.open == [true; 2] && !flow.broken && known
     }
 
     pub(super) fn land(&mut self, network: NetworkId, host: HostId, packet: &Packet) {
@@ -281,9 +289,11 @@ impl World {
                 if let Some(&(flow, end)) = of.sockets.get(&own)
                     && self.flows[flow.0].open == [true; 2]
                 {
+                    if self.answers_for(flow, end) {
+                        let what = format!("end {end} of {flow:?} is reset by {packet}");
+                        self.ledger.violation(Kind::Reset, self.now, what);
+                    }
                     self.flows[flow.0].broken = true;
-                    let what = format!("end {end} of {flow:?} is reset by {packet}");
-                    self.ledger.violation(Kind::Reset, self.now, what);
                 }
             }
         }

@@ -6,5 +6,7 @@ mod chance;
 mod common;
 mod contact;
 mod faults;
+mod growth;
 mod moves;
 mod nat;
+mod random;
