@@ -4,9 +4,11 @@ use std::time::Duration;
 
 use whimbrel_ipc::Carrier;
 
-use super::world::{LONG, SOME, World, all_run, carried_by, goes_on_since, is_bare, site, step};
+use super::world::{LONG, SOME, World, all_run, carried_by, is_bare, site, step};
 use super::{Scenario, scenario};
-use crate::{Cut, Direction, Gateway, Lab, MonoTime, PacketCount, Result, Side, Verdict, Whimbrel, expect, wait_until};
+use crate::{
+    Cut, Direction, Gateway, Lab, MonoTime, PacketCount, Random, Result, Side, Verdict, Whimbrel, expect, wait_until,
+};
 
 pub(super) const SCENARIOS: &[Scenario] = &[
     scenario("adopt", "a connection that was open before the daemons started", adopt),
@@ -19,7 +21,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         kill_tunnel,
     ),
     scenario("vanish-mid-handoff", "the peer vanishes in the middle of a hand-off and comes back", vanish),
-    scenario("lossy-handoff", "half of all control packets are lost during a move", lossy),
+    scenario("lossy-handoff", "three of ten control packets are lost during each of three moves", lossy),
     scenario(
         "restart-daemons",
         "both daemons are stopped and started in good order while a connection is moved",
@@ -192,19 +194,19 @@ fn lossy(lab: &mut Lab) -> Result<()> {
     let (mut client, mut server) = world.daemons()?;
     let mut pair = world.stream()?;
     client.wait_introduced(&pair, LONG)?;
-    for (n, to) in [world.b.clone(), world.a.clone(), world.b.clone()].into_iter().enumerate() {
-        // Every other one, the first of them lost or not by turns.
-        let mut count = n;
+    for (n, to) in (1..).zip([world.b.clone(), world.a.clone(), world.b.clone()]) {
+        // At random: losing every other one could hit every answer to a question.
+        let mut random = Random::new(lab.seed() + n);
         to.link()?.hook(move |_, frame| {
-            let control = frame.ip().is_some_and(|p| p.ports().is_some_and(|(from, to)| from == PORT || to == PORT));
-            count += usize::from(control);
-            if control && count % 2 == 0 { Verdict::Drop } else { Verdict::Pass }
+            let packet = frame.ip().filter(|p| p.ports().is_some_and(|(from, to)| from == PORT || to == PORT));
+            // docs/protocol.md §1: the first byte tells control from tunnel.
+            let control = packet.and_then(|p| p.udp()?.first().copied()).is_some_and(|kind| kind < 0x20);
+            if control && random.chance(0.3) { Verdict::Drop } else { Verdict::Pass }
         });
         world.roam(&to)?;
         pair.wait_progress(SOME, LONG)?;
         to.link()?.unhook();
     }
-    goes_on_since(&mut pair, &world.at).or_else(|_| pair.wait_progress(SOME, LONG))?;
     world.finish(pair)?;
     all_run(&mut [&mut client, &mut server])
 }
