@@ -13,7 +13,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 help: ## this list
 	@sed -n 's/^\([a-zA-Z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
 		printf '  make %-14s %s\n' "$$name" "$$text"; done
-	@printf '  make %-14s %s\n' bench-NAME "one of the measurements, e.g. bench-roam"
+	@printf '  make %-14s %s\n' bench-NAME "one of them, e.g. bench-roam, bench-tunnel; ARGUMENTS=--quick for a short run"
 
 build: ## target/release/whimbrel and the lab
 	@./setup
@@ -36,13 +36,13 @@ check: ## format, lint, dependency edges, unit tests
 
 bench: ## all measurements, each beside its baseline (as root)
 	@./setup bench
-	$(CARGO) build --release --locked -p whimbrel-cli -p whimbrel-bench
-	$(TARGET)/release/whimbrel-bench all
+	$(CARGO) build --release --locked -p whimbrel-cli -p whimbrel-lab -p whimbrel-bench
+	$(TARGET)/release/whimbrel-bench all $(ARGUMENTS)
 
 bench-%:
 	@./setup bench
-	$(CARGO) build --release --locked -p whimbrel-cli -p whimbrel-bench
-	$(TARGET)/release/whimbrel-bench $*
+	$(CARGO) build --release --locked -p whimbrel-cli -p whimbrel-lab -p whimbrel-bench
+	$(TARGET)/release/whimbrel-bench $* $(ARGUMENTS)
 
 test-kernels: ## boot Debian's kernels 6.1 and 6.12 in QEMU and run the core scenario there
 	@./setup test-kernels

@@ -11,7 +11,8 @@ use crate::Result;
 /// When /proc is not as it should be.
 pub fn busy_seconds() -> Result<f64> {
     let stat = fs::read_to_string("/proc/stat")?;
-    let line = stat.lines().next().and_then(|line| line.strip_prefix("cpu ")).ok_or("/proc/stat has no line for cpu")?;
+    let line =
+        stat.lines().next().and_then(|line| line.strip_prefix("cpu ")).ok_or("/proc/stat has no line for cpu")?;
     let values: Vec<u64> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
     // user nice system idle iowait irq softirq
     let ticks: u64 = [0, 1, 2, 5, 6].iter().filter_map(|index| values.get(*index)).sum();
@@ -44,7 +45,8 @@ pub fn status_bytes(pid: u32, field: &str) -> Result<u64> {
     let path = format!("/proc/{pid}/status");
     let text = fs::read_to_string(&path)?;
     let line = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
-    let number = line.and_then(|line| line.split_whitespace().next()).ok_or_else(|| format!("{path} has no {field}"))?;
+    let number =
+        line.and_then(|line| line.split_whitespace().next()).ok_or_else(|| format!("{path} has no {field}"))?;
     Ok(number.parse::<u64>()? * 1024)
 }
 

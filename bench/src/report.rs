@@ -68,6 +68,12 @@ impl Bound {
     }
 }
 
+impl Bound {
+    fn is_for_ratio(self) -> bool {
+        matches!(self, Self::RatioAtLeast(_) | Self::RatioAtMost(_))
+    }
+}
+
 impl std::fmt::Display for Bound {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -89,6 +95,8 @@ pub struct Figure {
     ratio: Option<f64>,
     bound: Option<String>,
     holds: Option<bool>,
+    /// Whether all of the interval lies on that side of the bound.
+    sure: Option<bool>,
     /// 95 % confidence interval of the ratio, or of the value where there is no baseline.
     interval: Option<[f64; 2]>,
     samples: usize,
@@ -113,6 +121,7 @@ impl Figure {
             ratio: None,
             bound: None,
             holds: None,
+            sure: None,
             interval: whole.then(|| interval(samples, None)).flatten(),
             samples: samples.0.len(),
         }
@@ -134,7 +143,25 @@ impl Figure {
     #[must_use]
     pub fn bound(self, bound: Bound) -> Self {
         let holds = bound.holds(self.value, self.ratio);
-        Self { bound: Some(bound.to_string()), holds: Some(holds), ..self }
+        // The interval is that of what the bound is about where there is a baseline and the bound is for the ratio, or
+        // neither.
+        let fits = self.ratio.is_some() == bound.is_for_ratio();
+        let sure = self
+            .interval
+            .filter(|_| fits)
+            .map(|interval| interval.into_iter().all(|end| bound.holds(end, Some(end)) == holds));
+        Self { bound: Some(bound.to_string()), holds: Some(holds), sure, ..self }
+    }
+
+    /// For people. A question mark says that the confidence interval reaches across the bound: more runs are needed.
+    fn verdict(&self) -> &'static str {
+        match (self.holds, self.sure) {
+            (None, _) => "",
+            (Some(true), Some(false)) => "holds?",
+            (Some(true), _) => "holds",
+            (Some(false), Some(false)) => "MISSED?",
+            (Some(false), _) => "MISSED",
+        }
     }
 
     /// Whether it has a bound and misses it.
@@ -165,7 +192,8 @@ impl Report {
 
     /// Adds all figures of another report, whose names get a prefix.
     pub fn take_in(&mut self, prefix: &str, other: Self) {
-        let renamed = other.figures.into_iter().map(|figure| Figure { id: format!("{prefix}_{}", figure.id), ..figure });
+        let renamed =
+            other.figures.into_iter().map(|figure| Figure { id: format!("{prefix}_{}", figure.id), ..figure });
         self.figures.extend(renamed);
     }
 
@@ -202,7 +230,7 @@ impl Report {
                 optional(figure.ratio),
                 figure.interval.map_or_else(String::new, |[low, high]| format!("{}..{}", number(low), number(high))),
                 figure.bound.clone().unwrap_or_default(),
-                figure.holds.map_or("", |holds| if holds { "holds" } else { "MISSED" }).to_owned(),
+                figure.verdict().to_owned(),
             ]
         }));
         let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
@@ -298,6 +326,15 @@ mod tests {
         assert_eq!(json["figures"][0]["bound"], "ratio >= 5");
         assert_eq!(json["figures"][1]["holds"], false);
         assert_eq!(json["figures"][2]["baseline"], serde_json::Value::Null);
+    }
+
+    #[test]
+    fn an_interval_across_the_bound_is_said() {
+        let (near, base) = (samples(&[0.8, 1.0, 1.0, 1.0, 1.3]), samples(&[1.0, 1.0, 1.0]));
+        let near = Figure::against("rate", "Gbit/s", &near, &base).bound(Bound::RatioAtLeast(0.99));
+        assert_eq!((near.holds, near.verdict()), (Some(true), "holds?"));
+        let far = Figure::against("rate", "Gbit/s", &base, &base).bound(Bound::RatioAtLeast(0.5));
+        assert_eq!(far.verdict(), "holds");
     }
 
     #[test]

@@ -94,7 +94,10 @@ impl WireGuard {
                 "[Interface]\nPrivateKey={private}\nListenPort=51820\n[Peer]\nPublicKey={other}\nAllowedIPs=10.99.0.0/24\n{endpoint}"
             );
             host.command("wg").args(["setconf", &device, "/dev/stdin"]).stdin(text).run()?;
-            host.ip([format!("addr add 10.99.0.{}/24 dev {device}", me + 1), format!("link set {device} mtu 1420 up")])?;
+            host.ip([
+                format!("addr add 10.99.0.{}/24 dev {device}", me + 1),
+                format!("link set {device} mtu 1420 up"),
+            ])?;
         }
         Ok(this)
     }

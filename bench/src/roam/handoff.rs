@@ -32,7 +32,9 @@ const MOVES: [Move; 5] = [Move::AtOnce, Move::Outage(1), Move::Outage(3), Move::
 /// Whose hand-off it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Subject {
-    Whimbrel { kick: bool },
+    Whimbrel {
+        kick: bool,
+    },
     /// Told at once, it opens another connection.
     Application,
     /// wireguard-go with a keepalive every second.
@@ -204,12 +206,10 @@ fn plan(cases: &[(Case, usize)], rounds: usize) -> VecDeque<(usize, Case)> {
 
 fn run_case(setup: &Setup, case: Case, round: usize, turn: &mut Turn<'_>) -> Result<Outcome> {
     let round_trip = Duration::from_millis(case.round_trip);
-    let mut stage = Stage::build(setup, round_trip, case.target, Access::Emulated)?;
+    let name = format!("{}-{}-{round}", case.id(), case.subject.name().replace(' ', "-"));
+    let mut stage = Stage::build(setup, &name, round_trip, case.target, Access::Emulated)?;
     let result = run_on(&mut stage, setup, case, turn);
-    if let Some(directory) = &setup.keep {
-        let subject = case.subject.name().replace(' ', "-");
-        stage.lab.keep_files(&directory.join(format!("{}-{subject}-{round}", case.id())))?;
-    }
+    setup.keep(&name, &stage.lab)?;
     stage.lab.check_links()?;
     result
 }
@@ -231,7 +231,7 @@ fn run_on(stage: &mut Stage, setup: &Setup, case: Case, turn: &mut Turn<'_>) -> 
     if let Some([laptop, _]) = &daemons {
         laptop.wait_introduced(&pair, LONG)?;
     }
-    wait_for(LONG, "the download has its rate", || {
+    wait_for(LONG * 3, "the download has its rate", || {
         let before = (MonoTime::now(), pair.status(Side::Client)?.received);
         std::thread::sleep(Duration::from_millis(400));
         let bits = (pair.status(Side::Client)?.received - before.1) as f64 * 8.0;
@@ -258,11 +258,29 @@ fn run_on(stage: &mut Stage, setup: &Setup, case: Case, turn: &mut Turn<'_>) -> 
     if case.subject != Subject::Application {
         outcome.retransmitted = sent_again(&mut pair)? - retransmitted;
     }
-    if let Some([laptop, _]) = &daemons {
+    if let Some([laptop, server]) = &daemons {
+        if setup.keep.is_some() {
+            keep_events(laptop, server, moved)?;
+        }
         outcome.carrier = laptop.connection(pair.local(), pair.peer())?.and_then(|connection| connection.carrier);
     }
     drop(tunnel);
     Ok(outcome)
+}
+
+/// Writes what the daemons say happened beside their logs, in ms after the new address was usable.
+fn keep_events(laptop: &Whimbrel, server: &Whimbrel, moved: Moved) -> Result<()> {
+    let mut lines = Vec::new();
+    for daemon in [laptop, server] {
+        let host = daemon.host();
+        for event in daemon.events(0)? {
+            let at = event.monotonic_ms as f64 - moved.usable.0 as f64 / 1e6;
+            lines.push((at, format!("{at:9.1} {:<7} {}: {}", host.name(), event.kind, event.sentence)));
+        }
+    }
+    lines.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let text: String = lines.into_iter().map(|(_, line)| line + "\n").collect();
+    Ok(std::fs::write(laptop.host().dir().join("events"), text)?)
 }
 
 /// Waits until something arrived after the move. Others have the machine when that takes long.
@@ -351,7 +369,8 @@ fn report(cases: &[(Case, usize)], series: &BTreeMap<(String, Subject), Series>,
             let bound = if far { 2.0 * case.round_trip as f64 + 40.0 } else { 80.0 };
             let first = beside(&format!("{id}_first"), &kicked.first, application.map(|series| &series.first));
             report.add(first.bound(Bound::AtMost(bound)));
-            let high = Figure::from_value(&format!("{id}_first_p95"), "ms", kicked.first.percentile(95.0), &kicked.first);
+            let high =
+                Figure::from_value(&format!("{id}_first_p95"), "ms", kicked.first.percentile(95.0), &kicked.first);
             report.add(if far { high } else { high.bound(Bound::AtMost(150.0)) });
             report.add(beside(&format!("{id}_stall"), &kicked.stall, application.map(|series| &series.stall)));
         }

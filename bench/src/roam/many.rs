@@ -142,11 +142,10 @@ fn report(cases: &[(Target, usize)], series: &[Series]) -> Report {
 }
 
 fn one_run(setup: &Setup, target: Target, count: usize, round: usize) -> Result<Outcome> {
-    let mut stage = Stage::build(setup, ROUND_TRIP, target, Access::Veth)?;
+    let name = format!("many-{}-{round}", id(target, count));
+    let mut stage = Stage::build(setup, &name, ROUND_TRIP, target, Access::Veth)?;
     let result = run_on(&mut stage, count);
-    if let Some(directory) = &setup.keep {
-        stage.lab.keep_files(&directory.join(format!("many-{}-{round}", id(target, count))))?;
-    }
+    setup.keep(&name, &stage.lab)?;
     stage.lab.check_links()?;
     result
 }

@@ -10,6 +10,8 @@ mod turns;
 
 use std::path::PathBuf;
 
+use whimbrel_lab::{Lab, Options as LabOptions};
+
 use crate::Result;
 use crate::report::Report;
 
@@ -39,12 +41,31 @@ pub struct Setup {
     /// How much the daemons log
     #[arg(long)]
     pub log: Option<String>,
-    /// Keep the daemons' logs of every run below this directory
+    /// Keep the daemons' logs and captures of the emulated links of every run below this directory; it disturbs
     #[arg(long)]
     pub keep: Option<PathBuf>,
     /// The wireguard-go to compare with
     #[arg(long, default_value = "wireguard-go")]
     pub wireguard_go: PathBuf,
+}
+
+impl Setup {
+    fn lab_options(&self) -> LabOptions {
+        LabOptions { whimbrel: self.whimbrel.clone(), log_level: self.log.clone(), ..LabOptions::default() }
+    }
+
+    /// Where the files of a run are kept, if they are.
+    fn directory(&self, name: &str) -> Option<PathBuf> {
+        Some(self.keep.as_ref()?.join(name))
+    }
+
+    /// Keeps the files of a run, if they are to be kept.
+    fn keep(&self, name: &str, lab: &Lab) -> Result<()> {
+        if let Some(directory) = self.directory(name) {
+            lab.keep_files(&directory)?;
+        }
+        Ok(())
+    }
 }
 
 impl Options {

@@ -98,10 +98,15 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    pub(crate) fn build(setup: &Setup, round_trip: Duration, target: Target, access: Access) -> Result<Self> {
-        let options =
-            Options { whimbrel: setup.whimbrel.clone(), log_level: setup.log.clone(), ..Options::default() };
-        let mut lab = Lab::new(options)?;
+    /// `name`: of this run among those whose files are kept.
+    pub(crate) fn build(
+        setup: &Setup,
+        name: &str,
+        round_trip: Duration,
+        target: Target,
+        access: Access,
+    ) -> Result<Self> {
+        let mut lab = Lab::new(Options { captures: setup.directory(name), ..setup.lab_options() })?;
         let mut campus = Campus::new(&mut lab)?;
         let uplink = Shape { rate: Some(UPLINK * 1_000_000), ..Shape::delay(round_trip / 2) };
         let access = |spec: SiteSpec| match access {

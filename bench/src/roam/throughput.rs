@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::{CpuSet, sched_setaffinity};
 use whimbrel_ipc::{Carrier, Connection, ConnectionState};
-use whimbrel_lab::{EchoServer, Host, Lab, Options as LabOptions, Process, Whimbrel, Wire, wait_for, wait_until};
+use whimbrel_lab::{EchoServer, Host, Lab, Process, Whimbrel, Wire, wait_for, wait_until};
 
 use super::{Options, Setup};
 use crate::report::{Bound, Figure, Report, Samples};
@@ -109,7 +109,8 @@ pub(super) fn measure(options: &Options) -> Result<Report> {
         // Another one begins each round: what the one before left behind meets all alike.
         for index in 0..variants.len() {
             let variant = variants[(index + round) % variants.len()];
-            let turn = one_turn(&options.setup, variant, lengths).map_err(|error| format!("{}: {error}", variant.name()))?;
+            let turn =
+                one_turn(&options.setup, variant, lengths).map_err(|error| format!("{}: {error}", variant.name()))?;
             eprintln!(
                 "{}/{rounds} {:<13} {:6.2} Gbit/s {:6.3} CPU s/GB {:7.0} requests/s {:6.0} connections/s",
                 round + 1,
@@ -146,9 +147,7 @@ pub(super) fn measure(options: &Options) -> Result<Report> {
 fn one_turn(setup: &Setup, variant: Variant, lengths: Lengths) -> Result<Turn> {
     let bed = Bed::build(setup, variant)?;
     let result = bed.measure(lengths);
-    if let Some(directory) = &setup.keep {
-        bed.lab.keep_files(&directory.join(format!("throughput-{}-{}", variant.name(), bed.lab.id())))?;
-    }
+    setup.keep(&format!("throughput-{}-{}", variant.name(), bed.lab.id()), &bed.lab)?;
     result
 }
 
@@ -162,9 +161,7 @@ struct Bed {
 
 impl Bed {
     fn build(setup: &Setup, variant: Variant) -> Result<Self> {
-        let options =
-            LabOptions { whimbrel: setup.whimbrel.clone(), log_level: setup.log.clone(), ..LabOptions::default() };
-        let mut lab = Lab::new(options)?;
+        let mut lab = Lab::new(setup.lab_options())?;
         let (client, server) = (lab.host("client")?, lab.host("server")?);
         lab.connect((&client, "eth0"), (&server, "eth0"), &Wire::Veth)?;
         client.ip([format!("addr add {FIRST}/24 dev eth0")])?;
@@ -193,54 +190,50 @@ impl Bed {
         let transfer = Transfer::start(self, lengths.transfer)?;
         let mut flows = transfer.flows(self)?;
         flows.push((asker.local, asker.remote));
-        self.protect(&flows)?;
+        self.wait_introduced(&flows)?;
         if self.variant == Variant::Moved {
             self.client.ip(["addr flush dev eth0 scope global".into(), format!("addr add {SECOND}/24 dev eth0")])?;
             self.wait_rewritten(&flows)?;
         }
         std::thread::sleep(SETTLE);
+        let tunnelled = self.tunnelled()?;
         let (rate, cost) = transfer.measure(self, lengths.transfer)?;
+        drop(transfer);
         std::thread::sleep(SETTLE);
         let requests = asker.measure(lengths.requests)?;
-        // Had anything changed the carrier in between, the figures would not be those of rewriting.
-        if self.variant == Variant::Moved {
-            self.wait_rewritten(&flows[flows.len() - 1..])?;
+        // Otherwise the figures would be those of another carrier.
+        let tunnelled = self.tunnelled()? - tunnelled;
+        if tunnelled > 0 {
+            return Err(format!("{tunnelled} packets went through the tunnel while rewriting was measured").into());
         }
         let connections = self.connections(lengths.connections)?;
         Ok(Turn { rate, cost, requests, connections })
     }
 
     /// Waits until all are introduced, where there is somebody to do it.
-    fn protect(&self, flows: &[(SocketAddr, SocketAddr)]) -> Result<()> {
-        self.wait_daemons("introduced", flows, |connection| connection.state == ConnectionState::Native)
+    fn wait_introduced(&self, flows: &[(SocketAddr, SocketAddr)]) -> Result<()> {
+        let Some([client, server]) = &self.daemons else { return Ok(()) };
+        let native = |connection: &Connection| connection.state == ConnectionState::Native;
+        let reversed: Vec<_> = flows.iter().map(|(local, remote)| (*remote, *local)).collect();
+        wait_connections(client, "introduced", flows, native)?;
+        wait_connections(server, "introduced", &reversed, native)
     }
 
-    /// Waits until both hosts rewrite all.
+    /// Waits until the client rewrites all; the server answers as it is asked (P-24 of docs/protocol.md).
     fn wait_rewritten(&self, flows: &[(SocketAddr, SocketAddr)]) -> Result<()> {
-        self.wait_daemons("rewritten", flows, |connection| {
+        let Some([client, _]) = &self.daemons else { return Ok(()) };
+        wait_connections(client, "rewritten", flows, |connection| {
             connection.state == ConnectionState::Moved && connection.carrier == Some(Carrier::Rewrite)
         })
     }
 
-    fn wait_daemons(
-        &self,
-        what: &str,
-        flows: &[(SocketAddr, SocketAddr)],
-        good: impl Fn(&Connection) -> bool,
-    ) -> Result<()> {
-        let Some([client, server]) = &self.daemons else { return Ok(()) };
-        let all = |daemon: &Whimbrel, client: bool| -> whimbrel_lab::Result<bool> {
-            let connections = daemon.connections()?;
-            Ok(flows.iter().all(|(local, remote)| {
-                let (own, far) = if client { (local, remote) } else { (remote, local) };
-                connections.iter().any(|found| found.flow.local == *own && found.flow.remote == *far && good(found))
-            }))
-        };
-        wait_for(LONG, &format!("all connections are {what}"), || {
-            std::thread::sleep(Duration::from_millis(20));
-            Ok((all(client, true)? && all(server, false)?).then_some(()))
-        })?;
-        Ok(())
+    /// Packets that have gone through the tunnel so far.
+    fn tunnelled(&self) -> Result<u64> {
+        let mut packets = 0;
+        for daemon in self.daemons.iter().flatten() {
+            packets += daemon.status()?.tunnel.map_or(0, |tunnel| tunnel.packets_sent);
+        }
+        Ok(packets)
     }
 
     /// New connections a second, one after the other.
@@ -267,6 +260,24 @@ impl Bed {
     }
 }
 
+fn wait_connections(
+    daemon: &Whimbrel,
+    what: &str,
+    flows: &[(SocketAddr, SocketAddr)],
+    good: impl Fn(&Connection) -> bool,
+) -> Result<()> {
+    wait_for(LONG, &format!("all connections are {what}"), || {
+        // Each question is a program that is started; asked without a pause they would take a processor.
+        std::thread::sleep(Duration::from_millis(20));
+        let found = daemon.connections()?;
+        let all = flows.iter().all(|(local, remote)| {
+            found.iter().any(|found| found.flow.local == *local && found.flow.remote == *remote && good(found))
+        });
+        Ok(all.then_some(()))
+    })?;
+    Ok(())
+}
+
 /// Keeps the calling thread on one processor.
 fn pin(cpu: usize) -> Result<()> {
     let mut set = CpuSet::new();
@@ -291,7 +302,8 @@ impl Transfer {
         wait_until(LONG, "iperf3 listens", || server.stdout().contains("listening") || !server.is_running())?;
         let seconds = (length + LONG + LONG).as_secs().to_string();
         let affinity = format!("{CLIENT_CPU},{SERVER_CPU}");
-        let options = ["--congestion", "cubic", "--affinity", &affinity, "--time", &seconds, "--interval", "0", "--client"];
+        let options =
+            ["--congestion", "cubic", "--affinity", &affinity, "--time", &seconds, "--interval", "0", "--client"];
         let command = bed.client.command("iperf3").args(options).arg(bed.target().to_string()).args(&ports);
         let client = command.label("iperf3-c").spawn()?;
         Ok(Self { client, _server: server, port })
