@@ -13,6 +13,9 @@ use crate::workspace::{cargo, target};
 /// A part that has not ended by then is stuck.
 const LIMIT: Duration = Duration::from_secs(15 * 60);
 
+/// With more scenarios failing than this, it is not the machine.
+const RETRIED_MOST: usize = 6;
+
 /// What was counted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
@@ -140,11 +143,31 @@ fn failed_test(line: &str) -> Option<&str> {
     line.strip_prefix("test ")?.strip_suffix(" ... FAILED")
 }
 
-/// Scenarios with real daemons and programs in namespaces.
+/// Scenarios with real daemons and programs in namespaces. One that fails is run once more, alone: they measure times, and
+/// the machine may be busy with other things. That it failed at first is told in any case.
 fn lab(root: &Path) -> Result<Tally, Failure> {
+    let mut tally = scenarios(root, &["--all".to_owned()])?;
+    let again: Vec<String> =
+        tally.failures.iter().filter_map(|failure| failure.strip_prefix("scenario ")).map(str::to_owned).collect();
+    if again.is_empty() || again.len() > RETRIED_MOST {
+        return Ok(tally);
+    }
+    println!("\nonce more, those that failed:");
+    let second = scenarios(root, &again)?;
+    for name in again.iter().filter(|name| !second.failures.contains(&format!("scenario {name}"))) {
+        println!("UNSTEADY: scenario {name} failed at first and passed when it was run again");
+        tally.failures.retain(|failure| failure != &format!("scenario {name}"));
+        tally.failed -= 1;
+        tally.passed += 1;
+    }
+    Ok(tally)
+}
+
+/// Runs scenarios by name, or `--all`.
+fn scenarios(root: &Path, which: &[String]) -> Result<Tally, Failure> {
     let target = target(root);
     let mut command = Command::new(target.join("release/whimbrel-lab"));
-    command.args(["run", "--all"]).current_dir(root);
+    command.arg("run").args(which).current_dir(root);
     let mut tally = Tally::default();
     let end = process::run(&mut command, LIMIT, |line| {
         println!("{line}");
