@@ -48,7 +48,9 @@ What it does to the system:
   - takes this away again when no connection needs it. What moved connections need
     stays when the daemon stops, so that it can be restarted under them.
 
-It needs root (or CAP_NET_ADMIN, CAP_BPF, CAP_PERFMON, CAP_SYS_ADMIN and CAP_NET_RAW).
+It needs root, or CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF, CAP_PERFMON and CAP_SYS_ADMIN (to
+mount a bpffs where /sys/fs/bpf has none, and to take over what a daemon before it left).
+To say which program has a connection it also needs CAP_DAC_READ_SEARCH and CAP_SYS_PTRACE.
 The configuration is optional; packaging/whimbrel.toml shows every key with its default.
 
 Examples:

@@ -91,6 +91,17 @@ pub enum Error {
     /// The data plane cannot be loaded.
     #[error("the data plane cannot be loaded: {0}. `whimbrel doctor` tells what the kernel lacks")]
     Datapath(#[from] whimbrel_datapath::Error),
+    /// There is no bpffs, and this process may not mount one.
+    #[error(
+        "cannot mount a bpffs at {}: {source}. There is none at /sys/fs/bpf, and mounting one takes CAP_SYS_ADMIN: run \
+         as root, or let root `mount -t bpf bpf /sys/fs/bpf` first", .path.display()
+    )]
+    Mount {
+        /// Where it was to be mounted.
+        path: PathBuf,
+        /// What mount(2) said.
+        source: std::io::Error,
+    },
     /// The kernel refused something.
     #[error("{0}. `whimbrel doctor` tells what is missing")]
     Kernel(#[from] whimbrel_kernel::Error),

@@ -1,9 +1,12 @@
 //! Where the data plane is pinned: a directory of a bpffs for each run directory.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use rustix::mount::{UnmountFlags, unmount};
+
+use crate::Error;
 
 /// The directory, and the bpffs that was mounted for it if there was none.
 #[derive(Debug)]
@@ -17,9 +20,16 @@ impl Place {
     ///
     /// # Errors
     /// When there is none and none can be mounted.
-    pub(crate) fn find(run_dir: &Path) -> Result<Self, whimbrel_datapath::Error> {
+    pub(crate) fn find(run_dir: &Path) -> Result<Self, Error> {
         let own = run_dir.join("bpffs");
-        let root = whimbrel_datapath::bpffs(&own)?;
+        let root = whimbrel_datapath::bpffs(&own).map_err(|error| match error {
+            whimbrel_datapath::Error::Bpffs { path, source } if source.kind() == io::ErrorKind::PermissionDenied => {
+                // Made for the mount.
+                let _ = fs::remove_dir(&path);
+                Error::Mount { path, source }
+            }
+            error => error.into(),
+        })?;
         let mounted = (root == own).then_some(own);
         // The machine's bpffs is shared with other instances.
         let absolute = fs::canonicalize(run_dir).unwrap_or_else(|_| run_dir.to_owned());

@@ -99,6 +99,7 @@ fn privileges() -> Vec<Finding> {
         (Capability::NetRaw, Verdict::Problem, "connections cannot be introduced, and senders cannot be woken"),
         (Capability::Bpf, Verdict::Problem, "nothing works: programs cannot be loaded"),
         (Capability::Perfmon, Verdict::Problem, "nothing works: programs cannot be loaded"),
+        (Capability::SysAdmin, Verdict::Problem, "the daemon does not start: it has to mount a bpffs, and may not"),
         (Capability::DacReadSearch, Verdict::Warning, "`connections` does not say which program has a connection"),
         (Capability::SysPtrace, Verdict::Warning, "`connections` does not say which program has a connection"),
     ];
@@ -110,10 +111,17 @@ fn privileges() -> Vec<Finding> {
                 matches!(capability, Capability::Bpf | Capability::Perfmon) && held.has(Capability::SysAdmin);
             if held.has(capability) || stands_in {
                 ok("privileges", capability.name(), "held")
-            } else {
-                finding("privileges", capability.name(), verdict, "not held")
-                    .lost(lost)
+            } else if capability == Capability::SysAdmin && bpffs_is_mounted() {
+                // BPF_MAP_GET_FD_BY_ID asks for it, which the maps that a former daemon left are opened with.
+                warning("privileges", capability.name(), "not held")
+                    .lost("a daemon cannot take over the moved connections of one before it")
                     .mend("run as root, or give the unit `AmbientCapabilities=` with this capability")
+            } else {
+                let mend = match capability {
+                    Capability::SysAdmin => "`mount -t bpf bpf /sys/fs/bpf` as root, or run the daemon as root",
+                    _ => "run as root, or give the unit `AmbientCapabilities=` with this capability",
+                };
+                finding("privileges", capability.name(), verdict, "not held").lost(lost).mend(mend)
             }
         })
         .collect()
@@ -167,13 +175,18 @@ fn tun_device() -> Finding {
     }
 }
 
+/// Whether there is a bpffs where distributions mount it.
+fn bpffs_is_mounted() -> bool {
+    rustix::fs::statfs("/sys/fs/bpf").is_ok_and(|found| found.f_type == libc::BPF_FS_MAGIC)
+}
+
 fn bpf_file_system() -> Finding {
     let check = "bpffs on /sys/fs/bpf";
     match rustix::fs::statfs("/sys/fs/bpf") {
         Ok(found) if found.f_type == libc::BPF_FS_MAGIC => ok("kernel", check, "mounted"),
-        Ok(_) => ok("kernel", check, "not mounted; the daemon mounts one of its own"),
+        Ok(_) => ok("kernel", check, "not mounted; the daemon mounts one of its own, with CAP_SYS_ADMIN"),
         Err(errno) => warning("kernel", check, io::Error::from(errno).to_string())
-            .lost("the daemon has to mount one of its own; where it may not, moved connections do not outlive it")
+            .lost("the daemon has to mount one of its own; where it may not (CAP_SYS_ADMIN), it does not start")
             .mend("`mount -t bpf bpf /sys/fs/bpf`"),
     }
 }
