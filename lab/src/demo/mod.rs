@@ -43,7 +43,8 @@ pub fn run(lab: &mut Lab, plot_path: &PathBuf) -> Result<()> {
     println!("Whimbrel: open connections outlive a change of network.\n{TOPOLOGY}");
     let mut campus = Campus::new(lab)?;
     let cafe = campus.add(lab, SiteSpec::named("a").v4_only().uplink(Shape::delay_rate(20, RATE)))?;
-    let home_spec = SiteSpec::named("b").behind(Gateway::Nat { random_ports: true }).uplink(Shape::delay_rate(20, RATE));
+    let home_spec =
+        SiteSpec::named("b").behind(Gateway::Nat { random_ports: true }).uplink(Shape::delay_rate(20, RATE));
     let home = campus.add(lab, home_spec)?;
     let shelf = campus.add(lab, SiteSpec::named("s").v4_only())?;
     let (laptop, server) = (lab.host("laptop")?, lab.host("server")?);
