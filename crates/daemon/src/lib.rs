@@ -30,11 +30,13 @@ pub mod server;
 pub mod tunnel;
 mod views;
 
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
 use rustix::event::{EventfdFlags, eventfd};
 use sd_notify::NotifyState;
 use whimbrel_datapath::Datapath;
+use whimbrel_handshake::StaticKey;
 use whimbrel_ipc::socket_path;
 use whimbrel_kernel::network::NetworkMonitor;
 use whimbrel_kernel::peer_route::PeerRoutes;
@@ -43,13 +45,15 @@ use whimbrel_kernel::sock_diag::SockDiag;
 use whimbrel_kernel::tun::Tun;
 use whimbrel_kernel::udp::UdpSocket;
 use whimbrel_protocol::Node;
+use whimbrel_wire::FlowTuple;
 
-use crate::config::Config;
+use crate::config::{Config, Level};
 use crate::effects::{DEFAULT_MTU, Effects, MARK};
 use crate::event_loop::{EventLoop, Parts, Settings};
 use crate::instance::Instance;
-use crate::journal::Journal;
+use crate::journal::{Journal, Restored};
 use crate::known_keys::KnownKeys;
+use crate::place::Place;
 use crate::server::Server;
 use crate::tunnel::Tunnel;
 
@@ -134,13 +138,66 @@ pub fn run(options: Options) -> Result<(), Error> {
     let (journal, restored) = Journal::open(&options.run_dir.join("journal"))?;
 
     let udp = UdpSocket::bind(config.port)?;
-    let place = place::Place::find(&options.run_dir)?;
+    let place = Place::find(&options.run_dir)?;
+    let parts = Start { options, config, set_log_level, signals, key, known_keys, journal, restored, udp };
+    let (mut event_loop, flows) = match start(parts, &place) {
+        Ok(started) => started,
+        Err(error) => {
+            place.abandon();
+            return Err(error);
+        }
+    };
+    let begun = event_loop.begin(&flows);
+    if begun.is_ok() {
+        notify(NotifyState::Ready);
+    }
+    let result = begun.and_then(|()| event_loop.run());
+    notify(NotifyState::Stopping);
+    if event_loop.shut_down() {
+        place.leave();
+    }
+    drop(instance);
+    result
+}
+
+/// What a start has before it makes anything that would stay.
+struct Start {
+    options: Options,
+    config: Config,
+    set_log_level: Box<dyn Fn(Level)>,
+    signals: Signals,
+    key: StaticKey,
+    known_keys: KnownKeys,
+    journal: Journal,
+    restored: Restored,
+    udp: UdpSocket,
+}
+
+/// Loads the data plane and starts the tunnel. The caller takes down what is pinned where this fails.
+fn start(start: Start, place: &Place) -> Result<(EventLoop, Vec<FlowTuple>), Error> {
     let mut datapath = Datapath::open(place.pins())?;
     datapath.track(true)?;
     let tunnel_wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
         .and_then(|wake| Ok((rustix::io::fcntl_dupfd_cloexec(&wake, 0)?, wake)))
         .map_err(event_loop::LoopError::new("eventfd"))?;
-    let tunnel = Tunnel::start(Tun::open(DEVICE, DEFAULT_MTU)?, udp, tunnel_wake.1)?;
+    let tun = Tun::open(DEVICE, DEFAULT_MTU)?;
+    let started = start_on(start, tun, datapath, tunnel_wake);
+    if started.is_err() && place.is_fresh() {
+        // It outlives the descriptor.
+        let _ = Tun::open(DEVICE, DEFAULT_MTU).and_then(Tun::remove);
+    }
+    started
+}
+
+/// The part of a start that has a TUN device.
+fn start_on(
+    start: Start,
+    tun: Tun,
+    datapath: Datapath,
+    tunnel_wake: (OwnedFd, OwnedFd),
+) -> Result<(EventLoop, Vec<FlowTuple>), Error> {
+    let Start { options, config, set_log_level, signals, key, known_keys, journal, restored, udp } = start;
+    let tunnel = Tunnel::start(tun, udp, tunnel_wake.1)?;
     let adopting = |failure: effects::Failure| Error::Adopt(Box::new(failure));
     let mut effects =
         Effects::new(datapath, tunnel, journal, known_keys, &options.run_dir, config.kick).map_err(adopting)?;
@@ -153,7 +210,7 @@ pub fn run(options: Options) -> Result<(), Error> {
     // Listening begins before anything is looked at, so that no change is missed in between.
     let monitor = NetworkMonitor::open()?;
     let server = Server::bind(&socket_path(&options.run_dir), config.control_mode)?;
-    let mut event_loop = EventLoop::new(Parts {
+    let event_loop = EventLoop::new(Parts {
         node,
         effects,
         monitor,
@@ -170,15 +227,7 @@ pub fn run(options: Options) -> Result<(), Error> {
             set_log_level,
         },
     })?;
-    event_loop.begin(&flows)?;
-    notify(NotifyState::Ready);
-    let result = event_loop.run();
-    notify(NotifyState::Stopping);
-    if event_loop.shut_down() {
-        place.leave();
-    }
-    drop(instance);
-    result
+    Ok((event_loop, flows))
 }
 
 fn node_config(config: &Config, known_keys: &KnownKeys) -> whimbrel_protocol::Config {

@@ -13,6 +13,8 @@ use crate::Error;
 pub(crate) struct Place {
     pins: PathBuf,
     mounted: Option<PathBuf>,
+    /// No daemon before this one has left anything here.
+    fresh: bool,
 }
 
 impl Place {
@@ -37,12 +39,35 @@ impl Place {
             Some(_) => root.join("whimbrel"),
             None => root.join("whimbrel").join(folder(&absolute)),
         };
-        Ok(Self { pins, mounted })
+        let fresh = !pins.exists();
+        Ok(Self { pins, mounted, fresh })
     }
 
     /// The directory for the pins.
     pub(crate) fn pins(&self) -> &Path {
         &self.pins
+    }
+
+    /// Whether nothing was here that a daemon before this one had left.
+    pub(crate) fn is_fresh(&self) -> bool {
+        self.fresh
+    }
+
+    /// Takes down what a start has made here that did not come about. What another daemon left stays: moved connections
+    /// may need it. Nothing may be attached to interfaces yet.
+    pub(crate) fn abandon(self) {
+        if !self.fresh {
+            return;
+        }
+        let removed = fs::read_dir(&self.pins)
+            .and_then(|mut pins| pins.try_for_each(|pin| fs::remove_file(pin?.path())))
+            .and_then(|()| fs::remove_dir(&self.pins));
+        match removed {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(path = %self.pins.display(), %error, "cannot remove what was pinned");
+            }
+            _ => self.leave(),
+        }
     }
 
     /// Takes down what was put up here; call it once nothing is pinned any more.
