@@ -179,11 +179,18 @@ fn connection(view: &FlowView, peer: Option<&PeerView>) -> ipc::Connection {
     };
     let carried = matches!(state, ipc::ConnectionState::Moved | ipc::ConnectionState::Held);
     let entry = view.entry.as_ref();
-    let rewritten = peer.filter(|peer| carried && peer.carrier == Carrier::Rewrite);
+    // Locators of the other family cannot be rewritten to.
+    let own_carrier = |peer: &PeerView| match peer.carrier {
+        Carrier::Rewrite | Carrier::FollowRewrite if peer.remote.is_ipv4() != view.tuple.local.is_ipv4() => {
+            Carrier::Tunnel
+        }
+        other => other,
+    };
+    let rewritten = peer.filter(|peer| carried && own_carrier(peer) == Carrier::Rewrite);
     ipc::Connection {
         flow: flow(view.tuple),
         state,
-        carrier: peer.filter(|_| carried).map(|peer| carrier(peer.carrier)),
+        carrier: peer.filter(|_| carried).map(|peer| carrier(own_carrier(peer))),
         peer: peer.map(name),
         translated: entry.map(|entry| entry.peer_tuple.mirrored() != view.tuple),
         wire: rewritten.zip(entry).and_then(|(peer, entry)| {

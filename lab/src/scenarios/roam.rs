@@ -158,8 +158,9 @@ fn overlap(lab: &mut Lab) -> Result<()> {
     for side in [Side::Client, Side::Server] {
         let gap = pair.longest_gap(side, started)?;
         println!("    the longest pause at the {side:?} was {:.1} ms", ms(Some(gap)));
-        // Streams are paced in steps of a millisecond; the rest is left to a busy machine.
-        expect!(gap < Duration::from_millis(60), "{side:?} received nothing for {gap:?}");
+        // The mover holds its packets for the round trip of the update (P-21), though the old path would still carry them;
+        // the rest is left to a busy machine. The benchmark has the bound that is aimed for, a few milliseconds.
+        expect!(gap < Duration::from_millis(200), "{side:?} received nothing for {gap:?}");
     }
     let after = retransmits(&mut pair)?;
     expect!(before == after, "segments were retransmitted: {before:?} before, {after:?} after");

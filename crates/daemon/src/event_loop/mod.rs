@@ -38,7 +38,7 @@ use crate::tunnel::Received;
 /// How often opened and closed connections are taken in: nothing is done about one in its first second (P-15), and the
 /// data plane does not wake us for each.
 const FLOW_TICK: Duration = Duration::from_millis(250);
-/// How often UDP sockets are listed, while there are peers that it could matter for.
+/// How often UDP sockets are listed.
 const UDP_TICK: Duration = Duration::from_secs(5);
 /// How often it is asked whether openings and closings were missed.
 const LOSS_TICK: Duration = Duration::from_secs(10);
@@ -453,9 +453,7 @@ impl EventLoop {
         }
         if self.next_udp_tick <= now {
             self.next_udp_tick = now + UDP_TICK;
-            if self.node.peers().next().is_some() {
-                self.take_in_udp(now);
-            }
+            self.take_in_udp(now);
         }
     }
 
