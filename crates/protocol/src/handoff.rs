@@ -74,7 +74,10 @@ impl Node {
         match found {
             None if peer.attachment.is_some() => self.leave(now, id),
             None => {}
-            Some(attachment) if peer.attachment == Some(attachment) && forced.is_none() => self.tell_locators(now, id),
+            Some(attachment) if peer.attachment == Some(attachment) && forced.is_none() => {
+                self.tell_locators(now, id);
+                self.uproot(now, id);
+            }
             Some(attachment) => self.arrive(now, id, attachment),
         }
     }
@@ -137,7 +140,7 @@ impl Node {
         }
         let flows = peer.flows.len();
         // The update first: nothing that the kernel must do delays it.
-        self.announce(now, id, lost, true);
+        self.announce(now, id, lost, true, false);
         self.hold(id);
         self.accept_former(now, id);
         if flows > 0 {
@@ -146,12 +149,27 @@ impl Node {
     }
 
     /// Sends an update that says where we are.
-    fn announce(&mut self, now: Time, id: PeerId, lost: bool, held: bool) {
+    fn announce(&mut self, now: Time, id: PeerId, lost: bool, held: bool, uprooted: bool) {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         peer.unannounced = false;
         peer.sequence_sent += 1;
-        peer.update = Some(PendingUpdate::new(peer.sequence_sent, now, lost, held));
+        peer.update = Some(PendingUpdate { uprooted, ..PendingUpdate::new(peer.sequence_sent, now, lost, held) });
         self.repeat_update(now, id);
+    }
+
+    /// Flows of a peer that are at home may use another address than the place names (P-29). Where one of those is gone,
+    /// they are at home nowhere.
+    pub(crate) fn uproot(&mut self, now: Time, id: PeerId) {
+        let gone = |address: &IpAddr| !self.attachments.contains_key(address) || self.replaced.contains(address);
+        let Some(peer) = self.peers.get(&id) else { return };
+        if peer.attachment.is_none() || peer.update.is_some() || !peer.is_rooted(gone) {
+            return;
+        }
+        let (source, flows) = (peer.source, peer.flows.len());
+        self.announce(now, id, false, true, true);
+        self.hold(id);
+        self.accept_former(now, id);
+        self.event(Event::Moving { peer: id, from: source, to: source, flows });
     }
 
     /// A peer has other ideas of where we are.
@@ -167,7 +185,7 @@ impl Node {
         let Some(peer) = self.peers.get(&id) else { return };
         if peer.unannounced && peer.attachment.is_some() && peer.update.is_none() {
             let held = peer.places.local == NOWHERE;
-            self.announce(now, id, false, held);
+            self.announce(now, id, false, held, false);
         }
     }
 
@@ -212,6 +230,7 @@ impl Node {
             (UPDATE_PAUSE * 2u32.pow(((tries - close) / UPDATES_TO_ONE).min(5))).min(UPDATE_PAUSE_LONGEST)
         };
         let flags = if update.lost { flags.with(UpdateFlags::FORMER_PATH_LOST) } else { flags };
+        let flags = if update.uprooted { flags.with(UpdateFlags::UPROOTED) } else { flags };
         let message = Message::BindingUpdate {
             sequence: update.sequence,
             flags,
@@ -276,7 +295,7 @@ impl Node {
             return;
         }
         let before = (peer.places.peer, peer.heading(), peer.peer_refuses_rewrite);
-        let place = peer.number_place(sequence, claimed, arrival.source);
+        let place = peer.number_place(sequence, claimed, arrival.source, flags.contains(UpdateFlags::UPROOTED));
         peer.sequence_accepted = sequence;
         answers.push(acknowledgement(BindingStatus::Accepted, sequence, place));
         let refuses = flags.contains(UpdateFlags::REWRITE_REFUSED);
@@ -435,9 +454,7 @@ impl Node {
         if candidate.tries == 1 {
             peer.sample_round_trip(round_trip);
         }
-        if !candidate.announced {
-            peer.follow_mapping(candidate.remote);
-        }
+        peer.follow_mapping(candidate.remote);
         let held = peer.carrier == Carrier::Hold;
         if held {
             self.choose_carrier(id);
@@ -551,6 +568,7 @@ impl Node {
             self.probe_carrier(now, id);
         }
         self.introduce_on(now, id);
+        self.uproot(now, id);
     }
 
     /// Introductions that waited for an update go on.
@@ -609,6 +627,10 @@ impl Node {
         let possible = self.rewrite_possible(id);
         let Some(peer) = self.peers.get_mut(&id) else { return };
         if wire.remote.ip() != peer.remote.ip() || Some(wire.local.ip()) != peer.source {
+            return;
+        }
+        if peer.translated() {
+            // What came rewritten would not be taken for that. The peer has other ideas of the way.
             return;
         }
         let index = peer.session().map(|slot| slot.session.remote_index());

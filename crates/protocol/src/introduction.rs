@@ -31,6 +31,8 @@ const AGAIN: u8 = 10;
 const RESPONDING: Duration = Duration::from_secs(10);
 /// The top bit of a nonce tells a carrier probe (set) from an introduction (§4, P-20).
 pub(crate) const PROBE_BIT: u64 = 1 << 63;
+/// The next bit tells the responder's nonce (set) from the introducer's: an answer must never be answered.
+const ANSWER_BIT: u64 = 1 << 62;
 
 impl Node {
     /// Flows that are old enough are introduced, or their remote address is asked whether it runs Whimbrel.
@@ -119,7 +121,7 @@ impl Node {
 
     fn begin_introductions(&mut self, now: Time, id: PeerId) {
         for _ in 0..BEGUN_PER_STEP {
-            let nonce = self.random.u64() & !PROBE_BIT;
+            let nonce = self.random.u64() & !(PROBE_BIT | ANSWER_BIT);
             let Some(peer) = self.peers.get_mut(&id) else { return };
             let Some(flow) = peer.introductions.queue.pop_front() else { return };
             let next = now + peer.repeat_after(1).max(Duration::from_millis(200));
@@ -195,9 +197,14 @@ impl Node {
             self.handle_probe(now, id, flow, nonce);
             return;
         }
-        let answer = self.random.u64() & !PROBE_BIT;
+        let answer = self.random.u64() & !PROBE_BIT | ANSWER_BIT;
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let Some(their_index) = peer.session().map(|slot| slot.session.remote_index()) else { return };
+        let introducing = self.flows.get(&flow).is_some_and(|known| matches!(known.stage, Stage::Introducing { .. }));
+        if nonce & ANSWER_BIT != 0 && !introducing {
+            // Repeated on the way, or too late.
+            return;
+        }
         // The datapath may see a connection before the tracker tells of it.
         let known = self.flows.entry(flow).or_insert_with(|| Flow::heard_of(now));
         match &mut known.stage {
@@ -403,6 +410,7 @@ impl Node {
             // Should it have to find us by another family than the one that it asked by.
             self.tell_locators(now, id);
         }
+        self.uproot(now, id);
     }
 
     /// Gives up all introductions with a peer that does not answer.

@@ -48,6 +48,8 @@ pub struct Node {
     pub(crate) random: Random,
     /// In order, so that what is told of them does not depend on chance.
     pub(crate) attachments: BTreeMap<IpAddr, Attachment>,
+    /// Addresses that are on another network than before, while a change of the network is looked at.
+    pub(crate) replaced: BTreeSet<IpAddr>,
     pub(crate) contacts: Contacts,
     pub(crate) peers: BTreeMap<PeerId, Peer>,
     pub(crate) by_key: HashMap<PublicKey, PeerId>,
@@ -125,6 +127,7 @@ impl Node {
             key,
             random,
             attachments: BTreeMap::new(),
+            replaced: BTreeSet::new(),
             contacts,
             peers: BTreeMap::new(),
             by_key: HashMap::new(),
@@ -317,11 +320,15 @@ impl Node {
 
     /// The network changed, or may have: `attachments` are all usable addresses of this host.
     pub fn handle_network(&mut self, now: Time, attachments: &[Attachment], routes: &dyn Routes) {
+        let before = std::mem::take(&mut self.attachments);
         self.attachments = attachments.iter().map(|attachment| (attachment.address, *attachment)).collect();
+        let stays = |old: &Attachment| self.attachments.get(&old.address).is_none_or(|new| new == old);
+        self.replaced = before.values().filter(|old| !stays(old)).map(|old| old.address).collect();
         let ids: Vec<PeerId> = self.peers.keys().copied().collect();
         for id in ids {
             self.look_for_move(now, id, routes, None);
         }
+        self.replaced.clear();
         // What the sets ask for may have been undone by the change.
         let keeping = std::mem::take(&mut self.keeping);
         let reaching = std::mem::take(&mut self.reaching);

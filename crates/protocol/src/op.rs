@@ -34,7 +34,7 @@ pub struct OpId(pub u64);
 
 /// A place of each end, counted by that end (`docs/protocol.md` §5). A flow is native while the binding's places
 /// are those that it was introduced at.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Places {
     /// This host's place.
     pub local: u32,

@@ -1,6 +1,6 @@
 //! What a node knows of one peer: its sessions, where it is, where we are towards it, and how its flows are carried.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -52,6 +52,8 @@ pub(crate) struct PendingUpdate {
     pub(crate) tries: u32,
     /// The path before is gone, and with it what was under way.
     pub(crate) lost: bool,
+    /// No flow is at home where we are (P-29).
+    pub(crate) uprooted: bool,
     /// Flows wait for the answer. Else it only tells a peer that may have forgotten it where we are.
     pub(crate) held: bool,
     /// Where it was sent beside the confirmed endpoint, and the challenge that went along.
@@ -62,7 +64,17 @@ pub(crate) struct PendingUpdate {
 
 impl PendingUpdate {
     pub(crate) fn new(sequence: u32, now: Time, lost: bool, held: bool) -> Self {
-        Self { sequence, started: now, sent: now, tries: 0, lost, held, asked: Vec::new(), proven: None }
+        Self {
+            sequence,
+            started: now,
+            sent: now,
+            tries: 0,
+            lost,
+            uprooted: false,
+            held,
+            asked: Vec::new(),
+            proven: None,
+        }
     }
 }
 
@@ -162,7 +174,8 @@ pub(crate) struct Peer {
     pub(crate) round_trip: Option<Duration>,
     pub(crate) introductions: Introductions,
     pub(crate) flows: BTreeSet<FlowTuple>,
-    homes: HashMap<Places, usize>,
+    /// Flows by their home and the address of this host that they use.
+    homes: BTreeMap<(Places, IpAddr), usize>,
     local_addresses: BTreeMap<IpAddr, usize>,
     remote_addresses: BTreeMap<IpAddr, usize>,
     wire_ports: HashSet<(u16, u16)>,
@@ -206,7 +219,7 @@ impl Peer {
             round_trip: None,
             introductions: Introductions::default(),
             flows: BTreeSet::new(),
-            homes: HashMap::new(),
+            homes: BTreeMap::new(),
             local_addresses: BTreeMap::new(),
             remote_addresses: BTreeMap::new(),
             wire_ports: HashSet::new(),
@@ -297,13 +310,18 @@ impl Peer {
     /// How many flows are not where they are at home.
     pub(crate) fn moved_flows(&self) -> usize {
         let places = self.places_in_force();
-        self.homes.iter().filter(|&(home, _)| *home != places).map(|(_, count)| count).sum()
+        self.homes.iter().filter(|((home, _), _)| *home != places).map(|(_, count)| count).sum()
     }
 
     /// Whether the peer is elsewhere than at the home of any of its flows.
     pub(crate) fn has_left(&self) -> bool {
         let places = self.places_in_force();
-        self.homes.keys().any(|home| home.peer != places.peer)
+        self.homes.keys().any(|(home, _)| home.peer != places.peer)
+    }
+
+    /// Whether any flow that is at home uses one of these addresses of this host.
+    pub(crate) fn is_rooted(&self, gone: impl Fn(&IpAddr) -> bool) -> bool {
+        self.homes.keys().any(|(home, address)| *home == self.places && gone(address))
     }
 
     /// Where flows are led: the endpoint that was announced last, whether or not it is confirmed.
@@ -358,7 +376,7 @@ impl Peer {
 
     pub(crate) fn add_flow(&mut self, flow: FlowTuple, entry: &FlowEntry) {
         if self.flows.insert(flow) {
-            *self.homes.entry(entry.home).or_default() += 1;
+            *self.homes.entry((entry.home, flow.local.ip())).or_default() += 1;
             *self.local_addresses.entry(flow.local.ip()).or_default() += 1;
             *self.remote_addresses.entry(flow.remote.ip()).or_default() += 1;
             self.wire_ports.insert((entry.wire_local_port, entry.wire_remote_port));
@@ -367,9 +385,9 @@ impl Peer {
 
     pub(crate) fn remove_flow(&mut self, flow: &FlowTuple, entry: &FlowEntry) {
         if self.flows.remove(flow) {
-            release(&mut self.homes, entry.home);
-            release_ordered(&mut self.local_addresses, flow.local.ip());
-            release_ordered(&mut self.remote_addresses, flow.remote.ip());
+            release(&mut self.homes, (entry.home, flow.local.ip()));
+            release(&mut self.local_addresses, flow.local.ip());
+            release(&mut self.remote_addresses, flow.remote.ip());
             self.wire_ports.remove(&(entry.wire_local_port, entry.wire_remote_port));
         }
     }
@@ -408,7 +426,8 @@ impl Peer {
     pub(crate) fn translated(&self) -> bool {
         let theirs = self.is_mapped();
         let ours = match (self.observed, self.source) {
-            (Some(observed), Some(source)) => observed.ip() != source,
+            // Seen by way of the other family, it says nothing of this one.
+            (Some(observed), Some(source)) if observed.is_ipv4() == source.is_ipv4() => observed.ip() != source,
             _ => false,
         };
         theirs || ours
@@ -430,8 +449,18 @@ impl Peer {
         }
     }
 
-    /// Numbers the place that an update with `sequence` announces (P-25) and remembers it.
-    pub(crate) fn number_place(&mut self, sequence: u32, claimed: SocketAddr, observed: SocketAddr) -> u32 {
+    /// Numbers the place that an update with `sequence` announces (P-25) and remembers it. `uprooted`: no flow is at home
+    /// there (P-29).
+    pub(crate) fn number_place(
+        &mut self,
+        sequence: u32,
+        claimed: SocketAddr,
+        observed: SocketAddr,
+        uprooted: bool,
+    ) -> u32 {
+        if uprooted {
+            self.known_places.retain(|place| (place.claimed, place.observed) != (claimed, observed));
+        }
         let here = self.known_places.iter().find(|place| {
             place.claimed == claimed
                 && place.observed == observed
@@ -442,7 +471,7 @@ impl Peer {
         }
         if self.known_places.len() >= PLACES_REMEMBERED {
             let in_force = self.places.peer;
-            let at_home = |place: &KnownPlace| self.homes.keys().any(|home| home.peer == place.number);
+            let at_home = |place: &KnownPlace| self.homes.keys().any(|(home, _)| home.peer == place.number);
             let known = &self.known_places;
             let oldest = known.iter().position(|place| place.number != in_force && !at_home(place));
             let oldest = oldest.or_else(|| known.iter().position(|place| place.number != in_force));
@@ -455,16 +484,7 @@ impl Peer {
     }
 }
 
-fn release<K: std::hash::Hash + Eq>(counts: &mut HashMap<K, usize>, key: K) {
-    if let Some(count) = counts.get_mut(&key) {
-        *count -= 1;
-        if *count == 0 {
-            counts.remove(&key);
-        }
-    }
-}
-
-fn release_ordered(counts: &mut BTreeMap<IpAddr, usize>, key: IpAddr) {
+fn release<K: Ord>(counts: &mut BTreeMap<K, usize>, key: K) {
     if let Some(count) = counts.get_mut(&key) {
         *count -= 1;
         if *count == 0 {

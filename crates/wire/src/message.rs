@@ -226,6 +226,9 @@ impl UpdateFlags {
     pub const REWRITE_REFUSED: Self = Self(1 << 1);
     /// Bit 2: what was under way on the former path is lost; senders need not wait for their timers to find out.
     pub const FORMER_PATH_LOST: Self = Self(1 << 2);
+    /// Bit 3: no flow is at home any more, though the sender may be seen where it was: another address of its is gone,
+    /// which some of them used.
+    pub const UPROOTED: Self = Self(1 << 3);
 
     /// Whether all of `other` is in this set.
     #[must_use]

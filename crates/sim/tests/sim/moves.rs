@@ -350,6 +350,52 @@ fn a_suspend_over_the_weekend() {
 }
 
 #[test]
+fn flows_of_an_address_that_is_not_the_preferred_one() {
+    // They are found open, through a NAT, when the daemon speaks to the peer from another address already.
+    for restart in [false, true] {
+        let mut two = Two::nowhere(26, Config::default(), Config::default());
+        two.world.attach(two.client, two.nat, "192.168.1.2");
+        let behind = two.world.connect(two.client, "10.9.0.1:80");
+        two.world.set_beat(Some(Duration::from_millis(7)));
+        two.world.attach(two.client, two.away, AWAY);
+        let ahead = two.world.connect(two.client, "10.9.0.1:80");
+        introduced(&mut two.world, &[behind, ahead]);
+        two.world.run_for(SECOND);
+        settle_as(&mut two.world, &[behind, ahead], Carried::Native);
+        if restart {
+            two.world.crash(two.client);
+        }
+        two.world.detach(two.client, "192.168.1.2");
+        two.world.boot(two.client);
+        two.world.assert_delivering(3 * SECOND);
+        // And for good: the place that the peer was met at is no home of theirs.
+        two.world.move_to(two.client, two.further, FURTHER);
+        two.world.assert_delivering(SECOND);
+        two.world.move_to(two.client, two.away, AWAY);
+        two.world.assert_delivering(SECOND);
+        two.world.check();
+    }
+}
+
+#[test]
+fn one_of_two_families_goes() {
+    let mut two = Two::new(27);
+    two.world.attach(two.server, two.far, "2001:db8:9::1");
+    two.world.attach(two.client, two.home, "2001:db8:1::2");
+    let old = two.world.connect(two.client, "10.9.0.1:80");
+    introduced(&mut two.world, &[old]);
+    let new = two.world.connect(two.client, "[2001:db8:9::1]:80");
+    two.world.set_beat(Some(Duration::from_millis(7)));
+    introduced(&mut two.world, &[old, new]);
+    settle_as(&mut two.world, &[old, new], Carried::Native);
+    two.world.detach(two.client, "2001:db8:1::2");
+    two.world.assert_delivering(2 * SECOND);
+    two.world.detach(two.server, "2001:db8:9::1");
+    two.world.assert_delivering(2 * SECOND);
+    two.world.check();
+}
+
+#[test]
 fn a_hand_off_by_hand() {
     let (mut two, flows) = Two::flowing(23, 2);
     two.world.attach(two.client, two.away, AWAY);
