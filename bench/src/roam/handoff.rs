@@ -67,6 +67,10 @@ impl Case {
         let far = if self.round_trip == ROUND_TRIPS[0] { String::new() } else { format!("rtt{}_", self.round_trip) };
         format!("{far}{}_{}", self.target.name(), self.how.name())
     }
+
+    fn title(self) -> String {
+        format!("{} {}", self.id(), self.subject.name())
+    }
 }
 
 /// What is measured, and how seldom: in every so manyth round.
@@ -82,7 +86,7 @@ fn cases(options: &Options) -> Vec<(Case, usize)> {
                 }
                 let mut add = |subject, every| {
                     let case = Case { round_trip, target, how, subject };
-                    if case.id().contains(&options.only) {
+                    if case.title().contains(&options.only) {
                         cases.push((case, every));
                     }
                 };
@@ -162,7 +166,7 @@ pub(super) fn measure(options: &Options) -> Result<Report> {
                     let mut turn = turns.take(RUN);
                     let job = locked(&jobs).pop_front();
                     let Some((round, case)) = job else { return };
-                    let name = format!("{} {}", case.id(), case.subject.name());
+                    let name = case.title();
                     match run_case(&options.setup, case, round, &mut turn) {
                         Ok(outcome) => {
                             eprintln!("{}/{rounds} {name}: {outcome}", round + 1);
@@ -206,7 +210,7 @@ fn plan(cases: &[(Case, usize)], rounds: usize) -> VecDeque<(usize, Case)> {
 
 fn run_case(setup: &Setup, case: Case, round: usize, turn: &mut Turn<'_>) -> Result<Outcome> {
     let round_trip = Duration::from_millis(case.round_trip);
-    let name = format!("{}-{}-{round}", case.id(), case.subject.name().replace(' ', "-"));
+    let name = format!("{}-{round}", case.title().replace(' ', "-"));
     let mut stage = Stage::build(setup, &name, round_trip, case.target, Access::Emulated)?;
     let result = run_on(&mut stage, setup, case, turn);
     setup.keep(&name, &stage.lab)?;
