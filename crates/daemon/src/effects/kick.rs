@@ -57,7 +57,8 @@ impl Kicks {
     }
 
     /// Kicks what is due. Returns how many sockets were kicked. `inner_mtu`: the longest packet, in bytes, that moved flows
-    /// are to send from now on; to believe in it makes a sender that is not in back-off yet send again at once.
+    /// are to send from now on; to believe in it makes a sender that is not in back-off yet send again at once. `open` is
+    /// called right before anything of a peer's is sent again.
     ///
     /// # Errors
     /// When the sockets cannot be listed, or nothing can be injected; the rounds go on.
@@ -69,6 +70,7 @@ impl Kicks {
         flows: &HashMap<FlowTuple, FlowEntry>,
         snapshot: &mut Snapshot,
         inner_mtu: u32,
+        mut open: impl FnMut(PeerId),
     ) -> Result<usize, super::Failure> {
         let mut kicked = 0;
         let mut result = Ok(());
@@ -96,6 +98,9 @@ impl Kicks {
             } else {
                 round.waiting.keys().copied().collect()
             };
+            if first {
+                open(*peer);
+            }
             for flow in candidates {
                 let Some(socket) = sockets.get(&flow).filter(|socket| in_flight(socket)) else {
                     round.waiting.remove(&flow);

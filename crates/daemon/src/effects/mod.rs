@@ -71,6 +71,8 @@ pub(crate) struct Effects {
     kicks: Kicks,
     tunnels: Tunnels,
     bindings: HashMap<PeerId, Binding>,
+    /// Peers whose senders are woken by one of the ops at hand.
+    spared: BTreeSet<PeerId>,
     /// How often the kernel's state could not be made to fit in a row, and when that is tried again.
     unsettled: Option<(u32, Time)>,
     kick: bool,
@@ -102,6 +104,7 @@ impl Effects {
             kicks: Kicks::default(),
             tunnels: Tunnels::default(),
             bindings: HashMap::new(),
+            spared: BTreeSet::new(),
             unsettled: None,
             kick,
             tcx: datapath::features().tcx,
@@ -129,6 +132,9 @@ impl Effects {
         let mut snapshot = Snapshot::default();
         let mut surroundings_changed = false;
         let mut results = Vec::with_capacity(ops.len());
+        // What is lost is the first that the peers lack: little may go to a path that is not confirmed, and senders that
+        // were not stopped would use it up with what comes after.
+        self.spared = if self.kick { ops.iter().filter_map(wakes).collect() } else { BTreeSet::new() };
         for (id, op) in ops {
             surroundings_changed |= matches!(
                 op,
@@ -198,7 +204,9 @@ impl Effects {
             KernelOp::Kick { peer, lost } => {
                 if self.kick {
                     self.kicks.begin(now, peer, lost);
-                    self.run_kicks(now, snapshot)?;
+                    let result = self.run_kicks(now, snapshot);
+                    self.tunnels.open(&self.tunnel, peer);
+                    result?;
                 }
             }
             KernelOp::AddTunnelKeys { peer, receive_index, keys, aes } => {
@@ -208,7 +216,8 @@ impl Effects {
             KernelOp::RemoveTunnelKeys { receive_index } => self.tunnel.remove_keys(receive_index),
             KernelOp::SetTunnelPath { peer, receive_index, path } => {
                 let mtu = self.path_mtu(path.remote.ip(), path.source);
-                self.tunnels.set_path(&self.tunnel, peer, receive_index, path, mtu)?;
+                let spare = self.spared.contains(&peer);
+                self.tunnels.set_path(&self.tunnel, peer, receive_index, path, mtu, spare)?;
             }
             KernelOp::SavePeer(peer) => self.journal.save_peer(peer),
             KernelOp::ForgetPeer { key } => self.journal.forget_peer(key),
@@ -335,14 +344,10 @@ impl Effects {
     }
 
     fn run_kicks(&mut self, now: Time, snapshot: &mut Snapshot) -> Result<(), Failure> {
-        let kicked = self.kicks.run(
-            now,
-            &mut self.datapath,
-            &self.injector,
-            self.journal.flows(),
-            snapshot,
-            self.tunnels.inner_mtu(),
-        )?;
+        let inner_mtu = self.tunnels.inner_mtu();
+        let Self { kicks, datapath, injector, journal, tunnels, tunnel, .. } = self;
+        let open = |peer| tunnels.open(tunnel, peer);
+        let kicked = kicks.run(now, datapath, injector, journal.flows(), snapshot, inner_mtu, open)?;
         if kicked > 0 {
             tracing::debug!(kicked, "woke senders");
         }
@@ -451,6 +456,14 @@ impl Effects {
             tracing::warn!(%error, "the tunnel's device is left behind");
         }
         true
+    }
+}
+
+/// The peer whose senders an op makes send again what is lost.
+fn wakes((_, op): &(OpId, KernelOp)) -> Option<PeerId> {
+    match op {
+        KernelOp::Kick { peer, lost: true } => Some(*peer),
+        _ => None,
     }
 }
 

@@ -28,10 +28,13 @@ struct Path {
     mtu: u32,
     /// The longest inner packet that fits whole.
     inner_mtu: u32,
+    /// What is allowed on the path (P-18) and is kept for what will be sent again.
+    spared: u64,
 }
 
 impl Tunnels {
-    /// The peer's packets go there from now on. `mtu` is the path's, in bytes.
+    /// The peer's packets go there from now on. `mtu` is the path's, in bytes. `spare`: nothing is sent on a path that is not
+    /// confirmed until [`Tunnels::open`] is called.
     pub(crate) fn set_path(
         &mut self,
         tunnel: &Tunnel,
@@ -39,6 +42,7 @@ impl Tunnels {
         receive_index: u32,
         path: TunnelPath,
         mtu: u32,
+        spare: bool,
     ) -> Result<(), UnknownSession> {
         let mut former = Vec::new();
         if let Some(before) = self.paths.get(&peer) {
@@ -57,13 +61,21 @@ impl Tunnels {
             former: former.clone(),
             source: path.source,
             remote: path.remote,
-            allowance: path.allowance,
+            allowance: path.allowance.map(|allowance| if spare { 0 } else { allowance }),
             path_mtu: mtu,
         };
         let inner_mtu = whole.inner_mtu();
         tunnel.set_path(peer, receive_index, whole)?;
-        self.paths.insert(peer, Path { receive_index, said: path, former, mtu, inner_mtu });
+        let spared = if spare { path.allowance.unwrap_or(0) } else { 0 };
+        self.paths.insert(peer, Path { receive_index, said: path, former, mtu, inner_mtu, spared });
         Ok(())
+    }
+
+    /// Lets go what was spared on the path to a peer.
+    pub(crate) fn open(&mut self, tunnel: &Tunnel, peer: PeerId) {
+        if let Some(path) = self.paths.get_mut(&peer).filter(|path| path.spared > 0) {
+            tunnel.grant(peer, std::mem::take(&mut path.spared));
+        }
     }
 
     /// Sets the path of a peer again where another MTU is found for it.
@@ -73,7 +85,7 @@ impl Tunnels {
         };
         let (receive_index, said) = (path.receive_index, path.said.clone());
         // The session may have ended meanwhile; its successor brings its own path.
-        let _ = self.set_path(tunnel, peer, receive_index, said, mtu);
+        let _ = self.set_path(tunnel, peer, receive_index, said, mtu, false);
     }
 
     /// Forgets a peer.

@@ -145,6 +145,11 @@ impl Tunnel {
         Ok(())
     }
 
+    /// Lets so many bytes more go to this peer, whose path is not confirmed (P-18).
+    pub fn grant(&self, peer: PeerId, bytes: u64) {
+        self.table.grant(peer, bytes);
+    }
+
     /// Sends nothing more to this peer. What it sends is still received.
     pub fn remove_path(&self, peer: PeerId) {
         self.table.remove_path(peer);

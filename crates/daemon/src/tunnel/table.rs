@@ -136,7 +136,7 @@ pub(super) enum Admission {
 
 impl Way {
     /// Whether this datagram may be sent yet; it counts as sent then (P-18). Else it is kept until the path is confirmed,
-    /// in the order of arrival.
+    /// in the order of arrival. What is allowed does not wait behind what is not: it may be what the peer lacks.
     pub(super) fn admit(&self, datagram: &[u8]) -> Admission {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         if waiting.released {
@@ -144,9 +144,7 @@ impl Way {
         }
         let length = datagram.len() as u64;
         let spend = |left: u64| left.checked_sub(length);
-        if waiting.datagrams.is_empty()
-            && self.allowance.fetch_update(Ordering::Relaxed, Ordering::Relaxed, spend).is_ok()
-        {
+        if self.allowance.fetch_update(Ordering::Relaxed, Ordering::Relaxed, spend).is_ok() {
             return Admission::Send;
         }
         if waiting.bytes + datagram.len() > WAITING_MOST {
@@ -155,6 +153,20 @@ impl Way {
         waiting.bytes += datagram.len();
         waiting.datagrams.push(datagram.to_vec());
         Admission::Waits
+    }
+
+    /// Lets datagrams of another way to the same place wait for this one.
+    fn wait(&self, datagrams: Vec<Vec<u8>>) {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.bytes = datagrams.iter().map(Vec::len).sum();
+        waiting.datagrams = datagrams;
+    }
+
+    /// Allows so many bytes more.
+    fn grant(&self, bytes: u64) {
+        let add = |left: u64| Some(left.saturating_add(bytes));
+        // Never fails: it always gives a value.
+        let _ = self.allowance.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
     }
 
     /// Takes what waits; from now on nothing does.
@@ -301,8 +313,21 @@ impl Table {
         let way = Arc::new(Way { session: Arc::clone(&accepted.session), path, allowance, waiting });
         accepted.way = Some(Arc::clone(&way));
         let before = contents.ways.insert(peer, Arc::clone(&way));
-        let same = before.filter(|before| confirmed && before.path.remote == way.path.remote);
-        Ok(same.map_or_else(Vec::new, |before| before.release()))
+        let same = before.filter(|before| before.path.remote == way.path.remote);
+        let waited = same.map_or_else(Vec::new, |before| before.release());
+        if confirmed {
+            return Ok(waited);
+        }
+        // Sealed for the session before, which the peer still opens (P-7).
+        way.wait(waited);
+        Ok(Vec::new())
+    }
+
+    /// Allows so many bytes more on the path to a peer, where that is not confirmed.
+    pub(super) fn grant(&self, peer: PeerId, bytes: u64) {
+        if let Some(way) = self.read().ways.get(&peer) {
+            way.grant(bytes);
+        }
     }
 
     pub(super) fn remove_path(&self, peer: PeerId) {
