@@ -56,7 +56,7 @@ The configuration is optional; packaging/whimbrel.toml shows every key with its 
 Examples:
   whimbrel up
   whimbrel up --config /etc/whimbrel/whimbrel.toml
-  whimbrel --run-dir /run/w2 up --state-dir /var/lib/w2      a second instance";
+  whimbrel --run-dir /run/w2 up --state-dir /var/lib/w2      one in another network namespace";
 
 const CONNECTIONS_HELP: &str = "\
 The state says what a change of network would do to the connection:

@@ -192,16 +192,21 @@ impl EventLoop {
     /// # Errors
     /// When the state cannot be read.
     pub(crate) fn begin(&mut self, restored: &[FlowTuple]) -> Result<(), Error> {
+        let taken_over = match restored.len() {
+            0 => String::new(),
+            1 => ", and takes over 1 connection".to_owned(),
+            count => format!(", and takes over {count} connections"),
+        };
+        let told = Told::new("started", format!("the daemon starts with key {}{taken_over}", self.node.public_key()))
+            .with("key", self.node.public_key().to_string())
+            .with("restored_flows", restored.len());
+        self.tell(told);
         let network = self.monitor.snapshot()?;
         self.effects.begin(network.clone());
         self.tell_node(&network);
         self.take_in_flows(clock::now(), restored)?;
         self.drain();
         self.effects.settle_or_retry(clock::now());
-        let told = Told::new("started", format!("this host's key is {}", self.node.public_key()))
-            .with("key", self.node.public_key().to_string())
-            .with("restored_flows", restored.len());
-        self.tell(told);
         Ok(())
     }
 
