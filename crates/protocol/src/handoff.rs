@@ -198,7 +198,8 @@ impl Node {
         let Some(source) = peer.source else { return };
         let repeat = peer.round_trip();
         // Every third try goes to another of the peer's addresses of the family that we have.
-        let mut addresses = peer.whereabouts(port);
+        let long = peer.update.as_ref().is_some_and(|update| update.tries >= UPDATES);
+        let mut addresses = peer.whereabouts(port, long);
         addresses.retain(|to| to.is_ipv4() == source.is_ipv4());
         let session = peer.has_session();
         let (remote, pause) =
@@ -440,13 +441,15 @@ impl Node {
             self.check_later(now, id);
             return;
         }
+        // A token proves the way that it was sent by, whichever way it comes back (as RFC 9000 §8.2.3 has it): somebody
+        // between the ends may send the answer on from elsewhere.
         if let Some(update) = peer.update.as_mut()
-            && update.asked.contains(&(arrival.source, token))
+            && let Some((asked, _)) = update.asked.iter().find(|(_, sent)| *sent == token)
         {
-            update.proven = Some(arrival.source);
+            update.proven = Some(*asked);
             return;
         }
-        let confirmed = peer.candidate.take_if(|c| c.token == token && c.remote == arrival.source);
+        let confirmed = peer.candidate.take_if(|candidate| candidate.token == token);
         let Some(candidate) = confirmed else { return };
         self.timers.stop(Timer::Challenge(id));
         peer.remote = candidate.remote;
@@ -515,9 +518,9 @@ impl Node {
                 return;
             }
         }
-        let proven = arrival.source == peer.remote || update.proven == Some(arrival.source);
+        let (proven, asked) = (update.proven, update.asked.last().map(|(asked, _)| *asked));
         let (started, sent, tries, lost) = (update.started, update.sent, update.tries, update.lost);
-        let quiet = !update.held && arrival.source == peer.remote && ack.place == peer.places.local;
+        let quiet = !update.held && proven.is_none() && ack.place == peer.places.local;
         peer.update = None;
         peer.unannounced = false;
         self.timers.stop(Timer::Update(id));
@@ -535,20 +538,21 @@ impl Node {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         peer.places.local = ack.place;
         peer.peer_refuses_rewrite = ack.flags.contains(UpdateFlags::REWRITE_REFUSED);
-        let mut challenge = Vec::new();
-        if proven {
-            // It answered from where we asked it: one of its addresses that we can reach from here.
-            peer.remote = arrival.source;
+        let source = peer.source;
+        let usable = source.is_some_and(|source| source.is_ipv4() == peer.remote.is_ipv4());
+        let mut challenge = None;
+        if let Some(remote) = proven {
+            // One of its addresses that we can reach from here.
+            peer.remote = remote;
             peer.candidate = None;
             self.timers.stop(Timer::Challenge(id));
-        } else {
-            // It claims to be somewhere else (P-18).
-            peer.candidate = Some(Candidate::new(arrival.source, token, now, arrival.length, true));
-            challenge.push(Message::PathChallenge { token });
+        } else if let Some(asked) = asked.filter(|_| !usable) {
+            // The address that the answer came from proves nothing, nor has the one that was asked (P-18).
+            peer.candidate = Some(Candidate::new(asked, token, now, arrival.length, true));
             let again = peer.repeat_after(1);
             self.timers.set(Timer::Challenge(id), now + again);
+            challenge = Some(asked);
         }
-        let source = peer.source;
         let translated = source.is_some_and(|source| source != ack.observed.ip());
         let (flows, moved) = (peer.flows.len(), peer.moved_flows());
         self.choose_carrier(id);
@@ -562,7 +566,9 @@ impl Node {
                 self.event(Event::Moved { peer: id, to, translated, took: now.since(started), flows });
             }
         }
-        self.send_to(id, source, arrival.source, &challenge);
+        if let Some(asked) = challenge {
+            self.send_to(id, source, asked, &[Message::PathChallenge { token }]);
+        }
         self.tell_locators(now, id);
         if moved > 0 && self.rewrite_possible(id) {
             self.probe_carrier(now, id);

@@ -485,7 +485,7 @@ impl Node {
         self.send(id, &[Message::PathChallenge { token }, Message::Locators(locators)]);
         if let (Some(beyond), Some(peer)) = (tries.checked_sub(CHECKS), self.peers.get(&id)) {
             // It may have started anew and not know where we are, or be elsewhere.
-            let whereabouts = peer.whereabouts(self.config.port);
+            let whereabouts = peer.whereabouts(self.config.port, true);
             self.start_handshake_at(now, id, whereabouts[beyond as usize % whereabouts.len()]);
         }
     }

@@ -351,9 +351,10 @@ impl Peer {
     }
 
     /// Where the peer may be, the likeliest first: where it said that it is, its other addresses, and where it was before.
-    pub(crate) fn whereabouts(&self, port: u16) -> Vec<SocketAddr> {
+    /// `anywhere`: the last as well.
+    pub(crate) fn whereabouts(&self, port: u16, anywhere: bool) -> Vec<SocketAddr> {
         let told = self.locators.iter().map(|address| SocketAddr::new(*address, port));
-        let before = self.known_places.iter().rev().filter(|place| place.claimed == place.observed);
+        let before = self.known_places.iter().rev().filter(|place| anywhere && place.claimed == place.observed);
         let mut all = Vec::new();
         let likely = self.met.into_iter().chain([self.heading(), self.remote]);
         for to in likely.chain(told).chain(before.map(|place| place.observed)) {

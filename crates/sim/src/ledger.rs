@@ -46,6 +46,9 @@ impl fmt::Display for Violation {
 /// Control datagrams that one host may send to one address within a second, beside two for each introduction.
 const DATAGRAMS_A_SECOND: usize = 40;
 
+/// Segments that one host may inject towards one address within a second (P-15).
+const INTRODUCTIONS_A_SECOND: usize = 2100;
+
 #[derive(Debug, Default)]
 struct Account {
     received: u64,
@@ -129,7 +132,14 @@ impl Ledger {
                     return;
                 }
             }
-            Sent::Introduction => account.introductions.push_back(now),
+            Sent::Introduction => {
+                account.introductions.push_back(now);
+                if recent(&mut account.introductions) > INTRODUCTIONS_A_SECOND {
+                    account.introductions.clear();
+                    self.violation(Kind::Storm, now, format!("{host:?} injects without end towards {to}"));
+                    return;
+                }
+            }
             Sent::Data => {}
         }
         let account = self.accounts.entry((host, to)).or_default();
@@ -139,7 +149,8 @@ impl Ledger {
             self.violation(Kind::Storm, now, format!("{host:?} asks {to} over and over"));
             return;
         }
-        let grace = if account.received == 0 && what == Sent::Control { asked } else { 0 };
+        let asking = matches!(what, Sent::Control | Sent::Initiation);
+        let grace = if account.received == 0 && asking { asked } else { 0 };
         if !proven && account.sent > 3 * account.received + grace {
             let (sent, received) = (account.sent, account.received);
             self.violation(

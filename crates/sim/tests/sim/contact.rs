@@ -218,6 +218,19 @@ fn both_ends_introduce_and_anything_is_lost() {
 }
 
 #[test]
+fn answers_are_not_answered() {
+    for both in [false, true] {
+        let mut two = Two::new(3400);
+        two.world.set_links(Link { duplicate: 500, reorder: 300, ..Link::default() });
+        two.world.set_both_open(both);
+        let flows: Vec<_> = (0..3).map(|_| two.world.connect(two.client, SERVICE)).collect();
+        introduced(&mut two.world, &flows);
+        two.world.run_for(20 * SECOND);
+        assert!(two.world.sent < 100, "{} datagrams and segments", two.world.sent);
+    }
+}
+
+#[test]
 fn a_wall_clock_that_was_set_back() {
     // P-9: initiations seem older than those before. The flows must come through all the same.
     let (mut two, _) = Two::flowing(308, 2);
