@@ -125,7 +125,7 @@ fn report(cases: &[(Target, usize)], series: &[Series]) -> Report {
     }
     // What a connection adds: the difference between the fewest and the most, so that what is there anyway is left out.
     let public = || cases.iter().zip(series).filter(|((target, _), _)| *target == Target::Public);
-    if let (Some(((_, few), least)), Some(((_, many), most))) = (public().next(), public().last())
+    if let (Some(((_, few), least)), Some(((_, many), most))) = (public().next(), public().next_back())
         && many > few
     {
         let slope = |of: fn(&Series) -> &Samples| -> Samples {

@@ -3,7 +3,7 @@
 mod plot;
 
 use std::io::{IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -39,7 +39,7 @@ struct Typed {
 }
 
 /// Runs the demo; the plot goes to `plot`.
-pub fn run(lab: &mut Lab, plot_path: &PathBuf) -> Result<()> {
+pub fn run(lab: &mut Lab, plot_path: &Path) -> Result<()> {
     println!("Whimbrel: open connections outlive a change of network.\n{TOPOLOGY}");
     let mut campus = Campus::new(lab)?;
     let cafe = campus.add(lab, SiteSpec::named("a").v4_only().uplink(Shape::delay_rate(20, RATE)))?;

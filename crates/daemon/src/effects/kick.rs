@@ -34,16 +34,17 @@ pub(crate) struct Kicks {
 struct Round {
     looks: usize,
     next: Time,
-    /// What was in flight when it began is lost.
-    lost: bool,
+    /// Where what was in flight when it began is lost: the longest packet, in bytes, that moved flows are to send from now
+    /// on. To believe in it makes a sender that is not in back-off yet send again at once.
+    shrink_to: Option<u32>,
     /// What waits, as it was when it was kicked last.
     waiting: HashMap<FlowTuple, TcpSocket>,
 }
 
 impl Kicks {
     /// Begins with a peer's senders; [`Kicks::run`] does the rest.
-    pub(crate) fn begin(&mut self, now: Time, peer: PeerId, lost: bool) {
-        self.rounds.insert(peer, Round { looks: 0, next: now, lost, waiting: HashMap::new() });
+    pub(crate) fn begin(&mut self, now: Time, peer: PeerId, shrink_to: Option<u32>) {
+        self.rounds.insert(peer, Round { looks: 0, next: now, shrink_to, waiting: HashMap::new() });
     }
 
     /// Forgets a peer.
@@ -56,8 +57,7 @@ impl Kicks {
         self.rounds.values().map(|round| round.next).min()
     }
 
-    /// Kicks what is due. Returns how many sockets were kicked. `inner_mtu`: the longest packet, in bytes, that moved flows
-    /// are to send from now on; to believe in it makes a sender that is not in back-off yet send again at once. `open` is
+    /// Kicks what is due. Returns how many sockets were kicked. `open` is
     /// called right before anything of a peer's is sent again.
     ///
     /// # Errors
@@ -69,7 +69,6 @@ impl Kicks {
         injector: &Injector,
         flows: &HashMap<FlowTuple, FlowEntry>,
         snapshot: &mut Snapshot,
-        inner_mtu: u32,
         mut open: impl FnMut(PeerId),
     ) -> Result<usize, super::Failure> {
         let mut kicked = 0;
@@ -118,11 +117,13 @@ impl Kicks {
                     }
                 }
                 // A step of back-off less is still at least the timer's smallest value since the last transmission.
-                let shrink = first && round.lost;
-                if shrink && let Err(error) = injector.shrink(&flow, socket.snd_una, shrunken(inner_mtu, socket)) {
+                let shrink_to = round.shrink_to.filter(|_| first);
+                if let Some(mtu) = shrink_to
+                    && let Err(error) = injector.shrink(&flow, socket.snd_una, shrunken(mtu, socket))
+                {
                     result = Err(error.into());
                 }
-                kicked += usize::from(socket.backoff > 0 || shrink);
+                kicked += usize::from(socket.backoff > 0 || shrink_to.is_some());
             }
         }
         self.rounds.retain(|_, round| round.looks <= PAUSES.len() && !round.waiting.is_empty());

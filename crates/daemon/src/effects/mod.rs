@@ -203,7 +203,8 @@ impl Effects {
             KernelOp::ReachPeers { addresses } => self.addresses.reach(addresses),
             KernelOp::Kick { peer, lost } => {
                 if self.kick {
-                    self.kicks.begin(now, peer, lost);
+                    let shrink_to = lost.then(|| self.tunnels.inner_mtu());
+                    self.kicks.begin(now, peer, shrink_to);
                     let result = self.run_kicks(now, snapshot);
                     self.tunnels.open(&self.tunnel, peer);
                     result?;
@@ -344,10 +345,9 @@ impl Effects {
     }
 
     fn run_kicks(&mut self, now: Time, snapshot: &mut Snapshot) -> Result<(), Failure> {
-        let inner_mtu = self.tunnels.inner_mtu();
         let Self { kicks, datapath, injector, journal, tunnels, tunnel, .. } = self;
         let open = |peer| tunnels.open(tunnel, peer);
-        let kicked = kicks.run(now, datapath, injector, journal.flows(), snapshot, inner_mtu, open)?;
+        let kicked = kicks.run(now, datapath, injector, journal.flows(), snapshot, open)?;
         if kicked > 0 {
             tracing::debug!(kicked, "woke senders");
         }
