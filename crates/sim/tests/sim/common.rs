@@ -30,6 +30,16 @@ pub(crate) struct Two {
     pub(crate) second_nat: NetworkId,
 }
 
+/// Whether every step is to be tried, and not only a share of them that takes seconds.
+pub(crate) fn thorough() -> bool {
+    std::env::var_os("WHIMBREL_SIM_LONG").is_some()
+}
+
+/// One, or a stride where not all is to be tried.
+pub(crate) fn stride(otherwise: usize) -> usize {
+    if thorough() { 1 } else { otherwise }
+}
+
 pub(crate) const HOME: &str = "10.1.0.2";
 pub(crate) const AWAY: &str = "10.2.0.2";
 pub(crate) const FURTHER: &str = "10.3.0.2";

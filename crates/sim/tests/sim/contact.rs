@@ -67,6 +67,7 @@ fn connections_to_hosts_that_run_nothing_leave_nothing_behind() {
 fn a_host_that_stopped_running_whimbrel_is_left_alone() {
     for answers_icmp in [true, false] {
         let (mut two, flows) = Two::flowing(303, 1);
+        two.world.set_beat(None);
         two.world.close(flows[0]);
         two.world.run_for(100 * SECOND);
         two.world.at_mut(two.server).answers_icmp = answers_icmp;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use whimbrel_protocol::{Config, Event};
 use whimbrel_sim::{Faults, FlowId, HostId, Kind, World};
 
-use crate::common::{AWAY, FURTHER, HOME, INSIDE, SECOND, SERVICE, Two};
+use crate::common::{AWAY, FURTHER, HOME, INSIDE, SECOND, SERVICE, Two, stride};
 
 /// A pause between the steps of a scenario: long enough to get over a fault.
 const PAUSE: Duration = Duration::from_secs(3);
@@ -98,7 +98,7 @@ fn without_a_fault() {
 fn any_datagram_or_segment_is_lost() {
     for scenario in ALL {
         let count = survives(scenario, Faults::default(), SECOND).sent;
-        for lose in 0..count {
+        for lose in (0..count).step_by(stride(2)) {
             survives(scenario, Faults { lose: Some(lose), ..Faults::default() }, 3 * SECOND);
         }
     }
@@ -109,7 +109,7 @@ fn any_three_in_a_row_are_lost() {
     for scenario in ALL {
         let count = survives(scenario, Faults::default(), SECOND).sent;
         // Where all three questions are lost, nobody is there (P-10).
-        for lose in 2..count {
+        for lose in (2..count).step_by(stride(2)) {
             let faults = Faults { lose: Some(lose), lose_also: 2, ..Faults::default() };
             survives(scenario, faults, 3 * SECOND);
         }
@@ -121,7 +121,7 @@ fn either_daemon_dies_before_any_step_and_comes_back() {
     for scenario in ALL {
         for host in [HostId(0), HostId(1)] {
             let effects = survives(scenario, Faults::default(), SECOND).at(host).effects;
-            for step in 0..effects {
+            for step in (0..effects).step_by(stride(6)) {
                 for downtime in [Duration::from_millis(15), 2 * SECOND] {
                     let faults = Faults { crash: Some((host, step)), downtime, ..Faults::default() };
                     survives(scenario, faults, 70 * SECOND);
@@ -135,7 +135,7 @@ fn either_daemon_dies_before_any_step_and_comes_back() {
 fn any_op_fails() {
     for scenario in ALL {
         let count = survives(scenario, Faults::default(), SECOND).ops;
-        for fail in 0..count {
+        for fail in (0..count).step_by(stride(3)) {
             let Run { mut two, flows } = run(scenario, Faults { fail: Some(fail), ..Faults::default() });
             let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 two.world.run_for(PAUSE);
@@ -157,7 +157,7 @@ fn either_host_vanishes_before_any_step() {
     for scenario in ALL {
         for host in [HostId(0), HostId(1)] {
             let effects = survives(scenario, Faults::default(), SECOND).at(host).effects;
-            for step in (0..effects).step_by(3) {
+            for step in (0..effects).step_by(stride(9)) {
                 let Run { mut two, .. } = run(scenario, Faults { vanish: Some((host, step)), ..Faults::default() });
                 two.world.set_beat(None);
                 let before = two.world.datagrams();

@@ -1,5 +1,5 @@
-//! Nodes on a simulated network. `WHIMBREL_SIM_TRACE=1` shows what happens; `WHIMBREL_SIM_SEED` and
-//! `WHIMBREL_SIM_RUNS` choose what the random runs do.
+//! Nodes on a simulated network. `WHIMBREL_SIM_TRACE=1` shows what happens; `WHIMBREL_SIM_LONG=1` tries every step and
+//! many random runs; `WHIMBREL_SIM_SEED` and `WHIMBREL_SIM_RUNS` choose which.
 
 mod adversary;
 mod chance;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use whimbrel_sim::{Access, Filter, FlowId, HostId, Kind, Link, Mutation, NatPorts, NetworkId, Random, World};
 
-use crate::common::{SECOND, nat};
+use crate::common::{SECOND, nat, thorough};
 
 const CLIENTS: usize = 2;
 const STEPS: usize = 25;
@@ -190,7 +190,7 @@ fn number(variable: &str, otherwise: u64) -> u64 {
 #[test]
 fn whatever_comes_to_mind() {
     let first = number("WHIMBREL_SIM_SEED", 1);
-    for seed in first..first + number("WHIMBREL_SIM_RUNS", 25) {
+    for seed in first..first + number("WHIMBREL_SIM_RUNS", if thorough() { 500 } else { 8 }) {
         let mut run = Run::new(seed);
         let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run.run()));
         if done.is_err() {
