@@ -42,6 +42,8 @@ pub struct Host {
     pub plane: DataPlane,
     /// What its daemon may do.
     pub powers: Powers,
+    /// Whether it is suspended: nothing moves on it, and nothing reaches it.
+    pub asleep: bool,
     /// Whether somebody without a daemon reads its control port.
     pub collects: bool,
     /// Whether it answers datagrams to a closed port with ICMP.
@@ -74,6 +76,7 @@ impl Host {
             node: None,
             plane: DataPlane::default(),
             powers: Powers { inject: true, consume: true },
+            asleep: false,
             collects: false,
             answers_icmp: true,
             config,

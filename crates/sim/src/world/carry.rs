@@ -28,7 +28,7 @@ impl World {
 
     pub(crate) fn send_segment(&mut self, id: FlowId, end: usize, acknowledgement: bool) {
         let flow = &self.flows[id.0];
-        if !flow.open[end] || flow.broken {
+        if !flow.open[end] || flow.broken || self.hosts[flow.hosts[end].0].asleep {
             return;
         }
         let (host, own) = (flow.hosts[end], flow.tuples[end]);
@@ -237,6 +237,9 @@ impl World {
 
     pub(super) fn land(&mut self, network: NetworkId, host: HostId, packet: &Packet) {
         let of = &self.hosts[host.0];
+        if of.asleep {
+            return;
+        }
         if of.attached.iter().all(|a| a.address != packet.destination.ip() || a.network != network) {
             self.note(packet, "gone meanwhile");
             return;

@@ -88,10 +88,25 @@ impl World {
         self.later(downtime, What::Boot(host));
     }
 
+    /// Suspends a host. Its clock goes on (`CLOCK_BOOTTIME`), its timers do not go off.
+    pub fn suspend(&mut self, host: HostId) {
+        self.hosts[host.0].asleep = true;
+        self.trace(|w| format!("{} falls asleep", w.hosts[host.0].name));
+    }
+
+    /// Wakes a host. What was due is late.
+    pub fn wake(&mut self, host: HostId) {
+        self.hosts[host.0].asleep = false;
+        self.trace(|w| format!("{} wakes", w.hosts[host.0].name));
+        if self.hosts[host.0].timer_at.is_some_and(|at| at <= self.now) {
+            self.timeout(host);
+        }
+    }
+
     pub(super) fn timeout(&mut self, host: HostId) {
         let now = self.now;
         let of = &mut self.hosts[host.0];
-        if of.timer_at.is_none_or(|at| at > now) {
+        if of.timer_at.is_none_or(|at| at > now) || of.asleep {
             return;
         }
         of.timer_at = None;

@@ -396,6 +396,57 @@ fn one_of_two_families_goes() {
 }
 
 #[test]
+fn a_laptop_that_slept() {
+    for hours in [0, 1, 3, 60] {
+        for moves in [false, true] {
+            let (mut two, flows) = Two::flowing(28, 2);
+            two.world.move_to(two.client, two.nat, "192.168.1.2");
+            two.world.assert_delivering(SECOND);
+            two.world.run_for(SECOND);
+            two.world.set_beat(None);
+            two.world.suspend(two.client);
+            let before = two.world.datagrams();
+            two.world.run_for(Duration::from_secs(600 + 3600 * hours));
+            let asked = two.world.datagrams() - before;
+            assert!(asked < 200 + 200 * hours, "{asked} datagrams to a host that sleeps for {hours} hours");
+            if moves {
+                two.world.wake(two.client);
+                two.world.move_to(two.client, two.home, HOME);
+            } else {
+                two.world.wake(two.client);
+            }
+            // Whatever was the NAT's mapping, and whether or not a timer tells.
+            two.world.set_beat(Some(Duration::from_millis(29)));
+            two.world.assert_delivering(if moves { 2 * SECOND } else { 40 * SECOND });
+            if moves {
+                two.world.run_for(SECOND);
+                settle_as(&mut two.world, &flows, Carried::Native);
+            }
+            two.world.check();
+        }
+    }
+}
+
+#[test]
+fn flows_that_are_idle_for_hours_move_at_once() {
+    let (mut two, flows) = Two::flowing(29, 2);
+    two.world.set_beat(None);
+    two.world.run_for(Duration::from_secs(5 * 3600 + 17));
+    for host in [two.client, two.server] {
+        let entries = two.world.at(host).node.as_ref().expect("a node").entries();
+        assert!(entries < 40, "{entries} entries");
+    }
+    let moved = two.world.now();
+    two.world.move_to(two.client, two.away, AWAY);
+    two.world.set_beat(Some(Duration::from_millis(1)));
+    let back = |w: &whimbrel_sim::World| w.flow(flows[0]).arrived[0].is_some_and(|at| at > moved);
+    assert!(two.world.wait(SECOND, back));
+    let took = two.world.now().since(moved);
+    assert!(took <= Duration::from_millis(22), "{took:?} at a round trip of 20 ms");
+    two.world.check();
+}
+
+#[test]
 fn a_hand_off_by_hand() {
     let (mut two, flows) = Two::flowing(23, 2);
     two.world.attach(two.client, two.away, AWAY);
