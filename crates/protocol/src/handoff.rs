@@ -542,7 +542,10 @@ impl Node {
         let usable = source.is_some_and(|source| source.is_ipv4() == peer.remote.is_ipv4());
         let mut challenge = None;
         if let Some(remote) = proven {
-            // One of its addresses that we can reach from here.
+            // One of its addresses that we can reach from here. It may still send by the one that it told.
+            if remote != peer.remote {
+                peer.retire_path();
+            }
             peer.remote = remote;
             peer.candidate = None;
             self.timers.stop(Timer::Challenge(id));

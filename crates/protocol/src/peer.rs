@@ -356,7 +356,7 @@ impl Peer {
         let told = self.locators.iter().map(|address| SocketAddr::new(*address, port));
         let before = self.known_places.iter().rev().filter(|place| anywhere && place.claimed == place.observed);
         let mut all = Vec::new();
-        let likely = self.met.into_iter().chain([self.heading(), self.remote]);
+        let likely = [self.heading(), self.remote].into_iter().chain(self.met);
         for to in likely.chain(told).chain(before.map(|place| place.observed)) {
             if !all.contains(&to) {
                 all.push(to);
