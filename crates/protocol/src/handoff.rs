@@ -1,17 +1,14 @@
-//! Hand-offs: this host notices that it moved and tells its peers; a peer tells that it moved; paths are confirmed; the
-//! carrier is chosen (`docs/protocol.md` §5).
+//! Hand-offs: this host notices that it moved and tells its peers; a peer tells that it moved (`docs/protocol.md` §5).
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use whimbrel_wire::message::{BindingStatus, Message, UpdateFlags};
-use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::Time;
-use crate::introduction::PROBE_BIT;
 use crate::node::{Arrival, Node, Routes};
-use crate::op::{Carrier, Event, KernelOp, PeerId, TunnelPath};
-use crate::outcome::{Asked, State};
+use crate::op::{Carrier, Event, KernelOp, PeerId};
+use crate::outcome::Asked;
 use crate::peer::{Attachment, Candidate, CarrierProbe, NOWHERE, PendingUpdate};
 use crate::timer::Timer;
 
@@ -25,12 +22,6 @@ const UPDATE_PAUSE: Duration = Duration::from_secs(2);
 const UPDATE_PAUSE_LONGEST: Duration = Duration::from_secs(60);
 /// Updates in a row to one address.
 const UPDATES_TO_ONE: u32 = 3;
-/// Unanswered challenges after which a candidate place is given up.
-const CHALLENGES: u32 = 10;
-/// Carrier probes in one round, and the pause between rounds at first (P-20).
-const PROBES: u32 = 3;
-const PROBE_PAUSE: Duration = Duration::from_secs(30);
-const PROBE_PAUSE_LONGEST: Duration = Duration::from_secs(1920);
 
 /// A binding update, as it stood in the message.
 pub(crate) struct Update {
@@ -348,152 +339,6 @@ impl Node {
         }
     }
 
-    /// How moved flows go at first, before any probe (P-19, P-20).
-    fn choose_carrier(&mut self, id: PeerId) {
-        let carriers = self.config.carriers;
-        let Some(peer) = self.peers.get_mut(&id) else { return };
-        let unconfirmed = peer.candidate.as_ref().is_some_and(|candidate| candidate.announced);
-        peer.carrier = if peer.places.local == NOWHERE {
-            // P-21
-            Carrier::Hold
-        } else if carriers.tunnel {
-            Carrier::Tunnel
-        } else if carriers.rewrite && !peer.translated() && !peer.peer_refuses_rewrite && !unconfirmed {
-            Carrier::Rewrite
-        } else {
-            // Nothing counts what goes out rewritten, so it waits for the path to be confirmed (P-18).
-            Carrier::Hold
-        };
-    }
-
-    /// Tells the tunnel where the peer is.
-    pub(crate) fn set_tunnel_path(&mut self, id: PeerId) {
-        let sealed = self.config.tunnel_sealed;
-        let Some(peer) = self.peers.get_mut(&id) else { return };
-        let (remote, source) = (peer.heading(), peer.source);
-        let Some(slot) = peer.session() else { return };
-        let (send_index, receive_index) = (slot.session.remote_index(), slot.session.local_index());
-        // What was allowed once is not allowed again.
-        let candidate = peer.candidate.as_mut().filter(|candidate| candidate.announced);
-        let allowance = candidate.map(|candidate| std::mem::take(&mut candidate.tunnel));
-        let path = TunnelPath { send_index, source, remote, allowance, sealed };
-        let op = KernelOp::SetTunnelPath { peer: id, receive_index, path };
-        self.op(op, Some(Asked::State("leading the tunnel", State::Path(id))));
-    }
-
-    /// Repeats the challenge to an endpoint that has not answered, or gives it up.
-    pub(crate) fn repeat_challenge(&mut self, now: Time, id: PeerId) {
-        let Some(peer) = self.peers.get_mut(&id) else { return };
-        let Some(candidate) = peer.candidate.as_mut() else { return };
-        candidate.tries += 1;
-        if candidate.tries > CHALLENGES {
-            if !candidate.announced {
-                // Somebody sent a datagram of the peer's from elsewhere. That means nothing.
-                peer.candidate = None;
-                return;
-            }
-            // Nobody there. The flows wait for the next update, or for anything to come from there.
-            peer.carrier = Carrier::Hold;
-            self.put_binding_in_force(id);
-            self.event(Event::Refused { peer: id, reason: "its new place does not answer the path challenge" });
-            return;
-        }
-        let (token, to, tries, source) = (candidate.token, candidate.remote, candidate.tries, peer.source);
-        let again = peer.repeat_after(tries);
-        self.timers.set(Timer::Challenge(id), now + again);
-        self.send_to(id, source, to, &[Message::PathChallenge { token }]);
-    }
-
-    /// Something authentic came from an endpoint that is not confirmed: as much more may go there (P-18), and one that
-    /// was given up is challenged again.
-    pub(crate) fn hear_candidate(&mut self, now: Time, id: PeerId, arrival: &Arrival) {
-        let Some(peer) = self.peers.get_mut(&id) else { return };
-        let Some(candidate) = peer.candidate.as_mut().filter(|candidate| candidate.remote == arrival.source) else {
-            return;
-        };
-        candidate.control += 3 * arrival.length as u64;
-        if candidate.tries > CHALLENGES {
-            candidate.tries = 0;
-            self.timers.set(Timer::Challenge(id), now);
-        }
-    }
-
-    /// An answer to a challenge: of a candidate, of an address that an update went to, or of a check of the present path.
-    pub(crate) fn handle_path_response(
-        &mut self,
-        now: Time,
-        id: PeerId,
-        arrival: &Arrival,
-        token: u64,
-        observed: SocketAddr,
-    ) {
-        let Some(peer) = self.peers.get_mut(&id) else { return };
-        if let Some((expected, sent)) = peer.check
-            && expected == token
-        {
-            peer.check = None;
-            peer.told = std::mem::take(&mut peer.telling);
-            peer.check_tries = 0;
-            peer.sample_round_trip(now.since(sent));
-            if arrival.source == peer.remote {
-                peer.observed = Some(observed);
-            }
-            self.check_later(now, id);
-            return;
-        }
-        // A token proves the way that it was sent by, whichever way it comes back (as RFC 9000 §8.2.3 has it): somebody
-        // between the ends may send the answer on from elsewhere.
-        if let Some(update) = peer.update.as_mut()
-            && let Some((asked, _)) = update.asked.iter().find(|(_, sent)| *sent == token)
-        {
-            update.proven = Some(*asked);
-            return;
-        }
-        let confirmed = peer.candidate.take_if(|candidate| candidate.token == token);
-        let Some(candidate) = confirmed else { return };
-        self.timers.stop(Timer::Challenge(id));
-        peer.remote = candidate.remote;
-        let round_trip = now.since(candidate.sent);
-        if candidate.tries == 1 {
-            peer.sample_round_trip(round_trip);
-        }
-        peer.follow_mapping(candidate.remote);
-        let held = peer.carrier == Carrier::Hold;
-        if held {
-            self.choose_carrier(id);
-        }
-        self.set_tunnel_path(id);
-        self.put_binding_in_force(id);
-        self.refresh_sets();
-        self.refresh_listening(now);
-        if candidate.announced {
-            // The allowance may have been used up; what was dropped then is not waited for.
-            self.op(KernelOp::Kick { peer: id, lost: false }, Some(Asked::Effect("waking senders")));
-        }
-        self.event(Event::PathConfirmed { peer: id, remote: candidate.remote, round_trip });
-    }
-
-    /// P-26: the peer's NAT gave it another mapping. `answered`: bytes of messages that went there already.
-    pub(crate) fn notice_rebinding(&mut self, now: Time, id: PeerId, arrival: &Arrival, answered: usize) {
-        let token = self.random.u64();
-        let Some(peer) = self.peers.get_mut(&id) else { return };
-        if !arrival.is_newest || arrival.source == peer.remote || peer.update.is_some() || !peer.is_mapped() {
-            return;
-        }
-        if peer.candidate.as_ref().is_some_and(|candidate| candidate.remote == arrival.source) {
-            return;
-        }
-        // Where the place itself is not confirmed yet, the other mapping takes its place.
-        let announced = peer.candidate.as_ref().is_some_and(|candidate| candidate.announced);
-        let mut candidate = Candidate::new(arrival.source, token, now, arrival.length, announced);
-        let spent = answered + if answered > 0 { whimbrel_handshake::CONTROL_OVERHEAD } else { 0 };
-        candidate.control = candidate.control.saturating_sub(spent as u64);
-        peer.candidate = Some(candidate);
-        let again = peer.repeat_after(1);
-        self.timers.set(Timer::Challenge(id), now + again);
-        self.send_to(id, arrival.destination, arrival.source, &[Message::PathChallenge { token }]);
-    }
-
     /// The peer's answer to our update.
     pub(crate) fn handle_acknowledgement(&mut self, now: Time, id: PeerId, arrival: &Arrival, ack: &Acknowledgement) {
         let token = self.random.u64();
@@ -585,92 +430,5 @@ impl Node {
         if self.peers.get(&id).is_some_and(|peer| !peer.introductions.active.is_empty()) {
             self.timers.set(Timer::Introductions(id), now);
         }
-    }
-
-    /// Both ends want it, no NAT is known on the way, both locators are of one family, and the tunnel goes first (P-19).
-    fn rewrite_possible(&self, id: PeerId) -> bool {
-        let Some(peer) = self.peers.get(&id) else { return false };
-        self.config.carriers.rewrite
-            && !peer.peer_refuses_rewrite
-            && !peer.translated()
-            && peer.candidate.as_ref().is_none_or(|candidate| !candidate.announced)
-            && peer.source.is_some_and(|source| source.is_ipv4() == peer.remote.is_ipv4())
-    }
-
-    /// Sends a carrier probe: the moving end begins, the other answers with one of its own (P-20).
-    pub(crate) fn probe_carrier(&mut self, now: Time, id: PeerId) {
-        if !self.rewrite_possible(id) {
-            return;
-        }
-        let nonce = self.random.u64() | PROBE_BIT;
-        let port = 32768 + (self.random.u32() % 28000) as u16;
-        let Some(peer) = self.peers.get_mut(&id) else { return };
-        let (Some(source), false) = (peer.source, peer.probe.forward) else { return };
-        if !peer.probe.leading {
-            return;
-        }
-        // A port that a firewall on the way has let through before.
-        let Some(service) = peer.flows.iter().next().map(|flow| flow.remote.port()) else { return };
-        let wire = FlowTuple {
-            transport: Transport::Tcp,
-            local: SocketAddr::new(source, port),
-            remote: SocketAddr::new(peer.remote.ip(), service),
-        };
-        peer.probe.nonce = nonce;
-        peer.probe.wire = Some(wire);
-        peer.probe.tries += 1;
-        let round = (peer.probe.tries - 1) / PROBES;
-        let pause = if peer.probe.tries % PROBES == 0 {
-            (PROBE_PAUSE * 2u32.pow(round.min(6))).min(PROBE_PAUSE_LONGEST)
-        } else {
-            peer.round_trip() * 2 + Duration::from_millis(20)
-        };
-        let Some(index) = peer.session().map(|slot| slot.session.remote_index()) else { return };
-        self.timers.set(Timer::Probe(id), now + pause);
-        self.op(KernelOp::Probe { wire, index, nonce }, Some(Asked::Effect("probing the carrier")));
-    }
-
-    /// A probe of the peer's arrived on `wire`.
-    pub(crate) fn handle_probe(&mut self, _now: Time, id: PeerId, wire: FlowTuple, nonce: u64) {
-        let answer = self.random.u64() | PROBE_BIT;
-        let possible = self.rewrite_possible(id);
-        let Some(peer) = self.peers.get_mut(&id) else { return };
-        if wire.remote.ip() != peer.remote.ip() || Some(wire.local.ip()) != peer.source {
-            return;
-        }
-        if peer.translated() {
-            // What came rewritten would not be taken for that. The peer has other ideas of the way.
-            return;
-        }
-        let index = peer.session().map(|slot| slot.session.remote_index());
-        let respond = possible && !peer.probe.leading && !peer.probe.forward;
-        if respond {
-            peer.probe.nonce = answer;
-            peer.probe.wire = Some(wire);
-        }
-        self.send(id, &[Message::ProbeSeen { token: nonce }]);
-        if let (true, Some(index)) = (respond, index) {
-            let op = KernelOp::Probe { wire, index, nonce: answer };
-            self.op(op, Some(Asked::Effect("probing the carrier")));
-        }
-    }
-
-    /// The peer saw our probe: we may rewrite.
-    pub(crate) fn handle_probe_seen(&mut self, _now: Time, id: PeerId, nonce: u64) {
-        if !self.rewrite_possible(id) {
-            return;
-        }
-        let Some(peer) = self.peers.get_mut(&id) else { return };
-        if peer.probe.nonce != nonce || peer.probe.forward || peer.update.is_some() {
-            return;
-        }
-        peer.probe.forward = true;
-        // P-24
-        peer.carrier = if peer.probe.leading { Carrier::Rewrite } else { Carrier::FollowRewrite };
-        let carrier = peer.carrier;
-        self.timers.stop(Timer::Probe(id));
-        self.put_binding_in_force(id);
-        self.refresh_sets();
-        self.event(Event::CarrierChanged { peer: id, carrier });
     }
 }

@@ -13,6 +13,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod carrier;
 mod config;
 mod contact;
 mod flow;
@@ -21,6 +22,7 @@ mod introduction;
 mod node;
 mod op;
 mod outcome;
+mod path;
 mod peer;
 mod random;
 mod time;

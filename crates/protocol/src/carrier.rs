@@ -1,0 +1,142 @@
+//! What carries moved flows: how it is chosen, and the probes that find out whether rewritten packets pass (P-19, P-20).
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use whimbrel_wire::message::Message;
+use whimbrel_wire::{FlowTuple, Transport};
+
+use crate::Time;
+use crate::introduction::PROBE_BIT;
+use crate::node::Node;
+use crate::op::{Carrier, Event, KernelOp, PeerId, TunnelPath};
+use crate::outcome::{Asked, State};
+use crate::peer::NOWHERE;
+use crate::timer::Timer;
+
+/// Carrier probes in one round, and the pause between rounds at first (P-20).
+const PROBES: u32 = 3;
+const PROBE_PAUSE: Duration = Duration::from_secs(30);
+const PROBE_PAUSE_LONGEST: Duration = Duration::from_secs(1920);
+
+impl Node {
+    /// How moved flows go at first, before any probe (P-19, P-20).
+    pub(crate) fn choose_carrier(&mut self, id: PeerId) {
+        let carriers = self.config.carriers;
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let unconfirmed = peer.candidate.as_ref().is_some_and(|candidate| candidate.announced);
+        peer.carrier = if peer.places.local == NOWHERE {
+            // P-21
+            Carrier::Hold
+        } else if carriers.tunnel {
+            Carrier::Tunnel
+        } else if carriers.rewrite && !peer.translated() && !peer.peer_refuses_rewrite && !unconfirmed {
+            Carrier::Rewrite
+        } else {
+            // Nothing counts what goes out rewritten, so it waits for the path to be confirmed (P-18).
+            Carrier::Hold
+        };
+    }
+
+    /// Tells the tunnel where the peer is.
+    pub(crate) fn set_tunnel_path(&mut self, id: PeerId) {
+        let sealed = self.config.tunnel_sealed;
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let (remote, source) = (peer.heading(), peer.source);
+        let Some(slot) = peer.session() else { return };
+        let (send_index, receive_index) = (slot.session.remote_index(), slot.session.local_index());
+        // What was allowed once is not allowed again.
+        let candidate = peer.candidate.as_mut().filter(|candidate| candidate.announced);
+        let allowance = candidate.map(|candidate| std::mem::take(&mut candidate.tunnel));
+        let path = TunnelPath { send_index, source, remote, allowance, sealed };
+        let op = KernelOp::SetTunnelPath { peer: id, receive_index, path };
+        self.op(op, Some(Asked::State("leading the tunnel", State::Path(id))));
+    }
+
+    /// Both ends want it, no NAT is known on the way, both locators are of one family, and the tunnel goes first (P-19).
+    pub(crate) fn rewrite_possible(&self, id: PeerId) -> bool {
+        let Some(peer) = self.peers.get(&id) else { return false };
+        self.config.carriers.rewrite
+            && !peer.peer_refuses_rewrite
+            && !peer.translated()
+            && peer.candidate.as_ref().is_none_or(|candidate| !candidate.announced)
+            && peer.source.is_some_and(|source| source.is_ipv4() == peer.remote.is_ipv4())
+    }
+
+    /// Sends a carrier probe: the moving end begins, the other answers with one of its own (P-20).
+    pub(crate) fn probe_carrier(&mut self, now: Time, id: PeerId) {
+        if !self.rewrite_possible(id) {
+            return;
+        }
+        let nonce = self.random.u64() | PROBE_BIT;
+        let port = 32768 + (self.random.u32() % 28000) as u16;
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let (Some(source), false) = (peer.source, peer.probe.forward) else { return };
+        if !peer.probe.leading {
+            return;
+        }
+        // A port that a firewall on the way has let through before.
+        let Some(service) = peer.flows.iter().next().map(|flow| flow.remote.port()) else { return };
+        let wire = FlowTuple {
+            transport: Transport::Tcp,
+            local: SocketAddr::new(source, port),
+            remote: SocketAddr::new(peer.remote.ip(), service),
+        };
+        peer.probe.nonce = nonce;
+        peer.probe.wire = Some(wire);
+        peer.probe.tries += 1;
+        let round = (peer.probe.tries - 1) / PROBES;
+        let pause = if peer.probe.tries % PROBES == 0 {
+            (PROBE_PAUSE * 2u32.pow(round.min(6))).min(PROBE_PAUSE_LONGEST)
+        } else {
+            peer.round_trip() * 2 + Duration::from_millis(20)
+        };
+        let Some(index) = peer.session().map(|slot| slot.session.remote_index()) else { return };
+        self.timers.set(Timer::Probe(id), now + pause);
+        self.op(KernelOp::Probe { wire, index, nonce }, Some(Asked::Effect("probing the carrier")));
+    }
+
+    /// A probe of the peer's arrived on `wire`.
+    pub(crate) fn handle_probe(&mut self, _now: Time, id: PeerId, wire: FlowTuple, nonce: u64) {
+        let answer = self.random.u64() | PROBE_BIT;
+        let possible = self.rewrite_possible(id);
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        if wire.remote.ip() != peer.remote.ip() || Some(wire.local.ip()) != peer.source {
+            return;
+        }
+        if peer.translated() {
+            // What came rewritten would not be taken for that. The peer has other ideas of the way.
+            return;
+        }
+        let index = peer.session().map(|slot| slot.session.remote_index());
+        let respond = possible && !peer.probe.leading && !peer.probe.forward;
+        if respond {
+            peer.probe.nonce = answer;
+            peer.probe.wire = Some(wire);
+        }
+        self.send(id, &[Message::ProbeSeen { token: nonce }]);
+        if let (true, Some(index)) = (respond, index) {
+            let op = KernelOp::Probe { wire, index, nonce: answer };
+            self.op(op, Some(Asked::Effect("probing the carrier")));
+        }
+    }
+
+    /// The peer saw our probe: we may rewrite.
+    pub(crate) fn handle_probe_seen(&mut self, _now: Time, id: PeerId, nonce: u64) {
+        if !self.rewrite_possible(id) {
+            return;
+        }
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        if peer.probe.nonce != nonce || peer.probe.forward || peer.update.is_some() {
+            return;
+        }
+        peer.probe.forward = true;
+        // P-24
+        peer.carrier = if peer.probe.leading { Carrier::Rewrite } else { Carrier::FollowRewrite };
+        let carrier = peer.carrier;
+        self.timers.stop(Timer::Probe(id));
+        self.put_binding_in_force(id);
+        self.refresh_sets();
+        self.event(Event::CarrierChanged { peer: id, carrier });
+    }
+}

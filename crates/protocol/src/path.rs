@@ -1,0 +1,130 @@
+//! Endpoints of a peer that are not confirmed: they are challenged, and little goes there before they answer (P-18, P-26).
+
+use std::net::SocketAddr;
+
+use whimbrel_wire::message::Message;
+
+use crate::Time;
+use crate::node::{Arrival, Node};
+use crate::op::{Carrier, Event, KernelOp, PeerId};
+use crate::outcome::Asked;
+use crate::peer::Candidate;
+use crate::timer::Timer;
+
+/// Unanswered challenges after which a candidate place is given up.
+const CHALLENGES: u32 = 10;
+
+impl Node {
+    /// Repeats the challenge to an endpoint that has not answered, or gives it up.
+    pub(crate) fn repeat_challenge(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let Some(candidate) = peer.candidate.as_mut() else { return };
+        candidate.tries += 1;
+        if candidate.tries > CHALLENGES {
+            if !candidate.announced {
+                // Somebody sent a datagram of the peer's from elsewhere. That means nothing.
+                peer.candidate = None;
+                return;
+            }
+            // Nobody there. The flows wait for the next update, or for anything to come from there.
+            peer.carrier = Carrier::Hold;
+            self.put_binding_in_force(id);
+            self.event(Event::Refused { peer: id, reason: "its new place does not answer the path challenge" });
+            return;
+        }
+        let (token, to, tries, source) = (candidate.token, candidate.remote, candidate.tries, peer.source);
+        let again = peer.repeat_after(tries);
+        self.timers.set(Timer::Challenge(id), now + again);
+        self.send_to(id, source, to, &[Message::PathChallenge { token }]);
+    }
+
+    /// Something authentic came from an endpoint that is not confirmed: as much more may go there (P-18), and one that
+    /// was given up is challenged again.
+    pub(crate) fn hear_candidate(&mut self, now: Time, id: PeerId, arrival: &Arrival) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let Some(candidate) = peer.candidate.as_mut().filter(|candidate| candidate.remote == arrival.source) else {
+            return;
+        };
+        candidate.control += 3 * arrival.length as u64;
+        if candidate.tries > CHALLENGES {
+            candidate.tries = 0;
+            self.timers.set(Timer::Challenge(id), now);
+        }
+    }
+
+    /// An answer to a challenge: of a candidate, of an address that an update went to, or of a check of the present path.
+    pub(crate) fn handle_path_response(
+        &mut self,
+        now: Time,
+        id: PeerId,
+        arrival: &Arrival,
+        token: u64,
+        observed: SocketAddr,
+    ) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        if let Some((expected, sent)) = peer.check
+            && expected == token
+        {
+            peer.check = None;
+            peer.told = std::mem::take(&mut peer.telling);
+            peer.check_tries = 0;
+            peer.sample_round_trip(now.since(sent));
+            if arrival.source == peer.remote {
+                peer.observed = Some(observed);
+            }
+            self.check_later(now, id);
+            return;
+        }
+        // A token proves the way that it was sent by, whichever way it comes back (as RFC 9000 §8.2.3 has it): somebody
+        // between the ends may send the answer on from elsewhere.
+        if let Some(update) = peer.update.as_mut()
+            && let Some((asked, _)) = update.asked.iter().find(|(_, sent)| *sent == token)
+        {
+            update.proven = Some(*asked);
+            return;
+        }
+        let confirmed = peer.candidate.take_if(|candidate| candidate.token == token);
+        let Some(candidate) = confirmed else { return };
+        self.timers.stop(Timer::Challenge(id));
+        peer.remote = candidate.remote;
+        let round_trip = now.since(candidate.sent);
+        if candidate.tries == 1 {
+            peer.sample_round_trip(round_trip);
+        }
+        peer.follow_mapping(candidate.remote);
+        let held = peer.carrier == Carrier::Hold;
+        if held {
+            self.choose_carrier(id);
+        }
+        self.set_tunnel_path(id);
+        self.put_binding_in_force(id);
+        self.refresh_sets();
+        self.refresh_listening(now);
+        if candidate.announced {
+            // The allowance may have been used up; what was dropped then is not waited for.
+            self.op(KernelOp::Kick { peer: id, lost: false }, Some(Asked::Effect("waking senders")));
+        }
+        self.event(Event::PathConfirmed { peer: id, remote: candidate.remote, round_trip });
+    }
+
+    /// P-26: the peer's NAT gave it another mapping. `answered`: bytes of messages that went there already.
+    pub(crate) fn notice_rebinding(&mut self, now: Time, id: PeerId, arrival: &Arrival, answered: usize) {
+        let token = self.random.u64();
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        if !arrival.is_newest || arrival.source == peer.remote || peer.update.is_some() || !peer.is_mapped() {
+            return;
+        }
+        if peer.candidate.as_ref().is_some_and(|candidate| candidate.remote == arrival.source) {
+            return;
+        }
+        // Where the place itself is not confirmed yet, the other mapping takes its place.
+        let announced = peer.candidate.as_ref().is_some_and(|candidate| candidate.announced);
+        let mut candidate = Candidate::new(arrival.source, token, now, arrival.length, announced);
+        let spent = answered + if answered > 0 { whimbrel_handshake::CONTROL_OVERHEAD } else { 0 };
+        candidate.control = candidate.control.saturating_sub(spent as u64);
+        peer.candidate = Some(candidate);
+        let again = peer.repeat_after(1);
+        self.timers.set(Timer::Challenge(id), now + again);
+        self.send_to(id, arrival.destination, arrival.source, &[Message::PathChallenge { token }]);
+    }
+}
