@@ -111,7 +111,7 @@ pub(crate) enum Command {
     #[command(after_help = CONNECTIONS_HELP)]
     Connections {
         /// Only those that have moved
-        #[arg(long, conflicts_with = "json")]
+        #[arg(long)]
         moved: bool,
         /// Print one line of JSON
         #[arg(long)]
@@ -180,7 +180,27 @@ pub(crate) enum PeersCommand {
     Forget {
         /// The address
         address: IpAddr,
+        /// Print one line of JSON
+        #[arg(long)]
+        json: bool,
     },
+}
+
+impl Command {
+    /// Whether the answer, or the complaint, is for a program.
+    pub(crate) fn json(&self) -> bool {
+        match self {
+            Self::Up { .. } => false,
+            Self::Peers { command: Some(PeersCommand::Forget { json, .. }), .. }
+            | Self::Status { json }
+            | Self::Connections { json, .. }
+            | Self::Peers { json, .. }
+            | Self::Paths { json }
+            | Self::Events { json, .. }
+            | Self::Handoff { json, .. }
+            | Self::Doctor { json, .. } => *json,
+        }
+    }
 }
 
 #[cfg(test)]

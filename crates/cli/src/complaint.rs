@@ -3,9 +3,10 @@
 use std::fmt;
 use std::io;
 
-use whimbrel_ipc::{ClientError, SchemaError};
+use whimbrel_ipc::{ClientError, Failure, SchemaError};
 
-/// A failure of the command. Shown as sentences: what failed, on which object, what to do.
+/// A failure of the command. Shown as sentences, or as the JSON of a [`Failure`]: what failed, on which object, what to
+/// do.
 #[derive(Debug)]
 pub(crate) enum Complaint {
     /// The daemon could not be asked, or refused.
@@ -21,6 +22,17 @@ pub(crate) enum Complaint {
 impl Complaint {
     pub(crate) fn daemon(error: impl std::error::Error + 'static) -> Self {
         Self::Run(Box::new(error))
+    }
+
+    /// It in its parts.
+    pub(crate) fn failure(&self) -> Failure {
+        match self {
+            Self::Daemon(error) => of_client(error),
+            Self::Run(error) => Failure::new(with_causes(error.as_ref()).trim_end_matches('.')),
+            Self::Handoff(what) => Failure::new(what)
+                .hint("The daemon goes on trying; `whimbrel events --follow` tells what becomes of it."),
+            Self::Output(error) => Failure::new(format!("cannot write: {error}")).on("standard output"),
+        }
     }
 }
 
@@ -39,73 +51,109 @@ impl From<SchemaError> for Complaint {
 impl fmt::Display for Complaint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Daemon(ClientError::Refused(failure)) => write!(f, "{failure}"),
-            Self::Daemon(error) => {
-                write!(f, "{error}.")?;
-                match advice(error) {
-                    Some(advice) => write!(f, "\n{advice}"),
-                    None => Ok(()),
-                }
+            // A daemon that is not there is named in the sentence, which reads better than before it.
+            Self::Daemon(error @ ClientError::Connect { socket, .. }) => {
+                let Failure { what, hint, .. } = of_client(error);
+                write!(f, "{what} at {}.\n{}", socket.display(), hint.unwrap_or_default())
             }
             Self::Run(error) => {
-                let sentence = error.to_string();
-                f.write_str(&sentence)?;
-                // Causes that the sentence does not name already.
-                let mut cause = error.source();
-                while let Some(inner) = cause {
-                    let text = inner.to_string();
-                    if !sentence.contains(&text) {
-                        write!(f, ": {text}")?;
-                    }
-                    cause = inner.source();
-                }
-                if sentence.ends_with(['.', '!', '?']) { Ok(()) } else { f.write_str(".") }
+                let sentence = with_causes(error.as_ref());
+                let stop = if sentence.ends_with(['.', '!', '?']) { "" } else { "." };
+                write!(f, "{sentence}{stop}")
             }
-            Self::Handoff(sentence) => f.write_str(sentence),
-            Self::Output(error) => write!(f, "cannot write to standard output: {error}."),
+            _ => self.failure().fmt(f),
         }
     }
 }
 
-fn advice(error: &ClientError) -> Option<&'static str> {
+fn of_client(error: &ClientError) -> Failure {
+    const LOG: &str = "Its log says why (`journalctl -u whimbrel`); start it again with `whimbrel up` or \
+                       `systemctl start whimbrel`.";
     match error {
-        ClientError::Connect { source, .. } => Some(match source.kind() {
-            io::ErrorKind::PermissionDenied => {
-                "Ask as root, or let others ask with `control_mode` in the configuration."
-            }
-            _ => {
-                "Start it with `whimbrel up` (or `systemctl start whimbrel`), or name its run directory \
-                 with --run-dir or WHIMBREL_RUN_DIR."
-            }
-        }),
-        ClientError::Timeout { .. } => Some("It may be stuck: its log says more (`journalctl -u whimbrel`)."),
-        ClientError::Io { .. } | ClientError::Closed { .. } => {
-            Some("It may have stopped: `whimbrel status` tells, and its log says why.")
+        ClientError::Refused(failure) => failure.clone(),
+        ClientError::Connect { socket, source } => {
+            let (what, hint) = match source.kind() {
+                io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => (
+                    "no daemon answers".to_owned(),
+                    "Start one with `whimbrel up` (or `systemctl start whimbrel`), or name the run directory of one that \
+                     runs with --run-dir or WHIMBREL_RUN_DIR.",
+                ),
+                io::ErrorKind::PermissionDenied => (
+                    "this user may not ask the daemon".to_owned(),
+                    "Ask as root, or let others ask with `control_mode` in the configuration.",
+                ),
+                _ => (
+                    format!("cannot ask a daemon ({source})"),
+                    "Name its run directory with --run-dir or WHIMBREL_RUN_DIR.",
+                ),
+            };
+            Failure::new(what).on(socket.display()).hint(hint)
         }
-        ClientError::Schema(_) | ClientError::Unexpected => {
-            Some("Use a command and a daemon of the same release: restart the daemon after an upgrade.")
+        ClientError::Timeout { socket, after } => {
+            Failure::new(format!("the daemon did not answer within {} s", after.as_secs()))
+                .on(socket.display())
+                .hint("It may be stuck: its log says more (`journalctl -u whimbrel`).")
         }
-        ClientError::Refused(_) => None,
+        ClientError::Io { socket, source } => {
+            Failure::new(format!("the connection with the daemon broke: {source}")).on(socket.display()).hint(LOG)
+        }
+        ClientError::Closed { socket } => {
+            Failure::new("the daemon closed the connection before it had answered").on(socket.display()).hint(LOG)
+        }
+        ClientError::Stopped { socket } => {
+            Failure::new("the daemon has stopped: no more events come").on(socket.display()).hint(LOG)
+        }
+        ClientError::Schema(_) | ClientError::Unexpected => Failure::new(error.to_string())
+            .hint("Use a command and a daemon of the same release: restart the daemon after an upgrade."),
     }
+}
+
+/// The sentence of an error, and those of its causes that it does not name already.
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut sentence = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        let text = inner.to_string();
+        if !sentence.contains(&text) {
+            sentence.push_str(": ");
+            sentence.push_str(&text);
+        }
+        cause = inner.source();
+    }
+    sentence
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use whimbrel_ipc::Failure;
+
+    fn connect(errno: i32) -> Complaint {
+        let socket = "/run/whimbrel/whimbrel.sock".into();
+        ClientError::Connect { socket, source: io::Error::from_raw_os_error(errno) }.into()
+    }
 
     #[test]
     fn says_how_to_start_a_daemon() {
-        let error = ClientError::Connect {
-            socket: "/run/whimbrel/whimbrel.sock".into(),
-            source: io::Error::from_raw_os_error(2),
-        };
-        assert_eq!(
-            Complaint::from(error).to_string(),
-            "no daemon answers at /run/whimbrel/whimbrel.sock: No such file or directory (os error 2).\n\
-             Start it with `whimbrel up` (or `systemctl start whimbrel`), or name its run directory with --run-dir \
-             or WHIMBREL_RUN_DIR."
-        );
+        // ENOENT: never started here; ECONNREFUSED: killed.
+        for errno in [2, 111] {
+            assert_eq!(
+                connect(errno).to_string(),
+                "no daemon answers at /run/whimbrel/whimbrel.sock.\n\
+                 Start one with `whimbrel up` (or `systemctl start whimbrel`), or name the run directory of one that runs \
+                 with --run-dir or WHIMBREL_RUN_DIR."
+            );
+        }
+        assert!(connect(13).to_string().contains("may not ask"));
+    }
+
+    #[test]
+    fn programs_are_told_in_parts() {
+        let failure = connect(2).failure();
+        assert_eq!(failure.what, "no daemon answers");
+        assert_eq!(failure.object.as_deref(), Some("/run/whimbrel/whimbrel.sock"));
+        assert!(failure.hint.is_some_and(|hint| hint.starts_with("Start one")));
+        let late = Complaint::Handoff("1 peer did not acknowledge the move within 15 s".into());
+        assert!(late.to_string().contains("15 s. The daemon goes on trying"), "{late}");
     }
 
     #[test]

@@ -84,8 +84,7 @@ impl Outcome {
         match self.open.len() {
             0 => Ok(ExitCode::SUCCESS),
             open => Err(Complaint::Handoff(format!(
-                "{} did not acknowledge the move within {} s. The daemon goes on trying; `whimbrel events --follow` \
-                 tells what becomes of it.",
+                "{} did not acknowledge the move within {} s",
                 show::count(open, "peer"),
                 WAIT.as_secs()
             ))),

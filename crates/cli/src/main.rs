@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use whimbrel_daemon::doctor::Patient;
-use whimbrel_ipc::{Client, EventsQuery, Finding, Request, SCHEMA, Verdict, reply_to_line};
+use whimbrel_ipc::{Client, EventsQuery, Finding, Reply, Request, SCHEMA, Verdict, reply_to_line};
 
 use crate::args::{Arguments, Command, PeersCommand};
 use crate::complaint::Complaint;
@@ -25,9 +25,21 @@ fn main() -> ExitCode {
         // Whoever reads our output has had enough (`whimbrel events | head`): that is no failure.
         Err(Complaint::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(complaint) => {
-            eprintln!("whimbrel: {complaint}");
+            tell(&complaint, arguments.command.json());
             ExitCode::FAILURE
         }
+    }
+}
+
+/// A complaint as a sentence on standard error, or, for a program that reads JSON, as the line `error` where it reads.
+fn tell(complaint: &Complaint, json: bool) {
+    let line = match complaint {
+        Complaint::Output(_) => None,
+        _ if json => reply_to_line(&Reply::Error(complaint.failure())).ok(),
+        _ => None,
+    };
+    if line.is_none_or(|line| print(&line).is_err()) {
+        eprintln!("whimbrel: {complaint}");
     }
 }
 
@@ -43,11 +55,21 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Complaint> {
             whimbrel_daemon::run(options).map_err(Complaint::daemon)?;
         }
         Command::Status { json } => return status(run_dir, *json),
-        Command::Connections { json: true, .. } => pass_on(run_dir, &Request::Connections)?,
-        Command::Connections { json: false, moved } => {
-            print(&show::connections(&connect(run_dir)?.connections()?, *moved))?;
+        Command::Connections { json: true, moved: false } => pass_on(run_dir, &Request::Connections)?,
+        Command::Connections { json, moved } => {
+            let mut connections = connect(run_dir)?.connections()?;
+            if *moved {
+                connections.retain(show::is_away);
+            }
+            print(&match json {
+                true => reply_to_line(&Reply::Connections(connections))?,
+                false => show::connections(&connections, *moved),
+            })?;
         }
-        Command::Peers { command: Some(PeersCommand::Forget { address }), .. } => {
+        Command::Peers { command: Some(PeersCommand::Forget { address, json: true }), .. } => {
+            pass_on(run_dir, &Request::ForgetPeer { address: *address })?;
+        }
+        Command::Peers { command: Some(PeersCommand::Forget { address, json: false }), .. } => {
             let key = connect(run_dir)?.forget_peer(*address)?;
             print(&format!(
                 "Forgot key {key} of {address}. The next key that answers there will be remembered instead.\n"
@@ -93,7 +115,7 @@ fn status(run_dir: &Path, json: bool) -> Result<ExitCode, Complaint> {
     let mut client = connect(run_dir)?;
     let status = client.status()?;
     if json {
-        print(&reply_to_line(&whimbrel_ipc::Reply::Status(Box::new(status.clone())))?)?;
+        print(&reply_to_line(&Reply::Status(Box::new(status.clone())))?)?;
     } else {
         print(&show::status(&status))?;
     }
@@ -104,7 +126,7 @@ fn events(run_dir: &Path, query: EventsQuery, json: bool) -> Result<(), Complain
     for event in connect(run_dir)?.events(query)? {
         let event = event?;
         match json {
-            true => print(&reply_to_line(&whimbrel_ipc::Reply::Event(event))?)?,
+            true => print(&reply_to_line(&Reply::Event(event))?)?,
             false => print(&show::event(&event))?,
         }
     }

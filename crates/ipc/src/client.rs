@@ -56,6 +56,12 @@ pub enum ClientError {
         /// The socket.
         socket: PathBuf,
     },
+    /// The daemon stopped while its events were followed.
+    #[error("the daemon at {} has stopped: no more events come", .socket.display())]
+    Stopped {
+        /// The socket.
+        socket: PathBuf,
+    },
     /// The answer makes no sense.
     #[error(transparent)]
     Schema(#[from] SchemaError),
@@ -211,7 +217,8 @@ impl Client {
     }
 }
 
-/// Events as they come. Ends when the daemon has told all that were asked for; while it follows, when it stops.
+/// Events as they come. Ends when the daemon has told all that were asked for; while it follows, never but with an error:
+/// [`ClientError::Stopped`] when the daemon stops.
 #[derive(Debug)]
 pub struct Events {
     client: Client,
@@ -244,11 +251,7 @@ impl Iterator for Events {
         }
         let item = match self.client.receive(self.timeout) {
             Err(error) => Err(error),
-            // A daemon that is followed says nothing more before it stops.
-            Ok(None) if self.follow => {
-                self.ended = true;
-                return None;
-            }
+            Ok(None) if self.follow => Err(ClientError::Stopped { socket: self.client.socket.clone() }),
             Ok(None) => Err(ClientError::Closed { socket: self.client.socket.clone() }),
             Ok(Some(line)) => match reply_from_line(&line) {
                 Ok(Reply::Event(event)) => return Some(Ok(event)),

@@ -274,6 +274,20 @@ fn client_reads_events_to_their_end() {
 }
 
 #[test]
+fn who_follows_is_told_that_the_daemon_stopped() {
+    let run_dir = RunDir::new("follow");
+    let Reply::Event(event) = replies().swap_remove(4).1 else { panic!("not an event") };
+    let daemon = daemon(&run_dir, reply_to_line(&Reply::Event(event.clone())).unwrap());
+    let query = EventsQuery { follow: true, ..EventsQuery::default() };
+    let mut events = Client::connect(&run_dir.0).unwrap().events(query).unwrap();
+    daemon.join().unwrap();
+    assert_eq!(events.next().unwrap().unwrap(), event);
+    let error = events.next().unwrap().unwrap_err();
+    assert!(matches!(error, ClientError::Stopped { .. }), "{error}");
+    assert!(events.next().is_none());
+}
+
+#[test]
 fn client_notices_a_daemon_that_dies_in_mid_answer() {
     let run_dir = RunDir::new("dies");
     let daemon = daemon(&run_dir, String::new());

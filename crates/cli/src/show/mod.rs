@@ -6,7 +6,7 @@ mod events;
 mod peers;
 mod status;
 
-pub(crate) use connections::connections;
+pub(crate) use connections::{connections, is_away};
 pub(crate) use doctor::findings;
 pub(crate) use events::event;
 pub(crate) use peers::{paths, peers};
