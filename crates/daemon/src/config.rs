@@ -104,6 +104,45 @@ impl Default for Config {
     }
 }
 
+/// Keys whose new values are taken in by a reload; those of all others count from the next start on.
+pub const RELOADED: [&str; 3] = ["control_mode", "kick", "log"];
+
+impl Config {
+    /// The keys that have other values in `other`, in the order of the file.
+    #[must_use]
+    pub fn differences(&self, other: &Self) -> Vec<&'static str> {
+        // Whole, so that a new key is not left out here.
+        let Self {
+            trust,
+            psk,
+            peers,
+            ask_allow,
+            ask_deny,
+            rewrite,
+            tunnel,
+            tunnel_sealed,
+            port,
+            control_mode,
+            kick,
+            log,
+        } = self;
+        let compared = [
+            ("trust", *trust != other.trust),
+            ("psk_file", *psk != other.psk),
+            ("carriers", (*rewrite, *tunnel) != (other.rewrite, other.tunnel)),
+            ("tunnel", *tunnel_sealed != other.tunnel_sealed),
+            ("port", *port != other.port),
+            ("control_mode", *control_mode != other.control_mode),
+            ("kick", *kick != other.kick),
+            ("log", *log != other.log),
+            ("ask.allow", *ask_allow != other.ask_allow),
+            ("ask.deny", *ask_deny != other.ask_deny),
+            ("peers", *peers != other.peers),
+        ];
+        compared.into_iter().filter(|(_, differs)| *differs).map(|(key, _)| key).collect()
+    }
+}
+
 /// Why a configuration is not used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -468,6 +507,15 @@ mod tests {
 
     fn complaint(text: &str) -> String {
         parse(Path::new("/etc/w.toml"), text).expect_err("a mistake").to_string()
+    }
+
+    #[test]
+    fn keys_that_differ_are_named() {
+        let config = |text| parse(Path::new("w.toml"), text).expect("valid");
+        let before = config("port = 2000\n[ask]\nallow = ['10.0.0.0/8']\n");
+        assert_eq!(before.differences(&before.clone()), [""; 0]);
+        let after = config("carriers = ['tunnel']\nlog = 'debug'\n");
+        assert_eq!(before.differences(&after), ["carriers", "port", "log", "ask.allow"]);
     }
 
     #[test]

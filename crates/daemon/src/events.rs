@@ -142,6 +142,9 @@ impl From<&Event> for Told {
                 match (from, to) {
                     (_, None) => format!("no way to peer {peer} any more: {} on hold", connections(*flows)),
                     (None, Some(to)) => format!("there is a way to peer {peer} from {to}: {} to move", connections(*flows)),
+                    (Some(from), Some(to)) if from == to => {
+                        format!("announcing {to} once more to peer {peer}: {}", connections(*flows))
+                    }
                     (Some(from), Some(to)) => {
                         format!("moving from {from} to {to} towards peer {peer}: {}", connections(*flows))
                     }
@@ -262,6 +265,17 @@ mod tests {
         let ring = filled(KEPT + 3);
         let all = numbers(&ring, &EventsQuery::default());
         assert_eq!((all.len(), all[0], ring.newest()), (KEPT, 4, (KEPT + 3) as u64));
+    }
+
+    #[test]
+    fn a_move_to_the_same_address_is_not_called_one() {
+        let here = "192.0.2.9".parse().ok();
+        let told = |to| Told::from(&Event::Moving { peer: PeerId(3), from: here, to, flows: 1 }).sentence;
+        assert_eq!(told(here), "announcing 192.0.2.9 once more to peer #3: 1 connection");
+        assert_eq!(
+            told("192.0.2.10".parse().ok()),
+            "moving from 192.0.2.9 to 192.0.2.10 towards peer #3: 1 connection"
+        );
     }
 
     #[test]

@@ -7,8 +7,8 @@ use std::path::{Path as FilePath, PathBuf};
 use std::time::Duration;
 
 use crate::{
-    Connection, EventRecord, EventsQuery, Failure, HandoffStarted, Path, Peer, Reply, Request, SchemaError, Status,
-    reply_from_line, request_to_line,
+    Configuration, Connection, EventRecord, EventsQuery, Failure, HandoffStarted, Path, Peer, Reply, Request,
+    SchemaError, Status, reply_from_line, request_to_line,
 };
 
 /// How long a daemon may take for an answer.
@@ -133,6 +133,17 @@ impl Client {
     pub fn paths(&mut self) -> Result<Vec<Path>, ClientError> {
         match self.ask(&Request::Paths)? {
             Reply::Paths(paths) => Ok(paths),
+            _ => Err(ClientError::Unexpected),
+        }
+    }
+
+    /// Whether the configuration file says what is in force.
+    ///
+    /// # Errors
+    /// When it does not answer, or refuses: a daemon of an older release does not know the question.
+    pub fn configuration(&mut self) -> Result<Configuration, ClientError> {
+        match self.ask(&Request::Configuration)? {
+            Reply::Configuration(configuration) => Ok(configuration),
             _ => Err(ClientError::Unexpected),
         }
     }

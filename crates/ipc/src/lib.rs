@@ -26,8 +26,9 @@ pub use line::{
     MAX_REQUEST_LINE, SCHEMA, SchemaError, reply_from_line, reply_to_line, request_from_line, request_to_line,
 };
 pub use reply::{
-    Attachment, Carrier, Connection, ConnectionState, Counts, EventRecord, Flow, HandoffStarted, LocalAddress, Path,
-    Peer, PeerFlows, PeerName, Places, Process, Reply, Sequence, Session, Status, Transport, Trust, Tunnel,
+    Attachment, Carrier, Configuration, Connection, ConnectionState, Counts, EventRecord, Flow, HandoffStarted,
+    LocalAddress, Path, Peer, PeerFlows, PeerName, Places, Process, Reply, Sequence, Session, Status, Transport, Trust,
+    Tunnel,
 };
 pub use request::{EventsQuery, Request};
 pub use time::rfc3339;

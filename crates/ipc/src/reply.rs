@@ -20,6 +20,8 @@ pub enum Reply {
     Peers(Vec<Peer>),
     /// To [`Request::Paths`](crate::Request::Paths).
     Paths(Vec<Path>),
+    /// To [`Request::Configuration`](crate::Request::Configuration).
+    Configuration(Configuration),
     /// One event; more follow until [`Reply::End`].
     Event(EventRecord),
     /// No more events.
@@ -321,6 +323,19 @@ pub struct Path {
     pub round_trip_ms: Option<f64>,
     /// Its MTU in bytes, where that is known.
     pub mtu: Option<u32>,
+}
+
+/// How the configuration file differs from what the daemon uses. Values are not told: a key may be among them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Configuration {
+    /// The file that the daemon reads, whether it is there or not.
+    pub path: PathBuf,
+    /// Keys that have another value in the file now, which counts from the next start on.
+    pub restart: Vec<String>,
+    /// The same, where a reload (SIGHUP) suffices.
+    pub reload: Vec<String>,
+    /// Why the file cannot be used as it is now; a daemon would not start with it.
+    pub error: Option<String>,
 }
 
 /// Something that happened.

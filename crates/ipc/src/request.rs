@@ -16,6 +16,8 @@ pub enum Request {
     Peers,
     /// The ways to them; [`Reply::Paths`](crate::Reply::Paths).
     Paths,
+    /// Whether the configuration file says what is in force; [`Reply::Configuration`](crate::Reply::Configuration).
+    Configuration,
     /// What happened: zero or more [`Reply::Event`](crate::Reply::Event), oldest first, then
     /// [`Reply::End`](crate::Reply::End) unless it follows.
     Events(EventsQuery),

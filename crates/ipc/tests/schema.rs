@@ -7,10 +7,10 @@ use std::path::PathBuf;
 use std::thread;
 
 use whimbrel_ipc::{
-    Attachment, Carrier, Client, ClientError, Connection, ConnectionState, Counts, EventRecord, EventsQuery, Failure,
-    Flow, HandoffStarted, LocalAddress, Path, Peer, PeerFlows, PeerName, Places, Process, Reply, Request, SchemaError,
-    Sequence, Session, Status, Transport, Trust, Tunnel, reply_from_line, reply_to_line, request_from_line,
-    request_to_line, socket_path,
+    Attachment, Carrier, Client, ClientError, Configuration, Connection, ConnectionState, Counts, EventRecord,
+    EventsQuery, Failure, Flow, HandoffStarted, LocalAddress, Path, Peer, PeerFlows, PeerName, Places, Process, Reply,
+    Request, SchemaError, Sequence, Session, Status, Transport, Trust, Tunnel, reply_from_line, reply_to_line,
+    request_from_line, request_to_line, socket_path,
 };
 
 const KEY: &str = "uM5ahVGHtdMGk2zVxpGZpaHZ0oTnSYfDwDMLnX1jkEo";
@@ -123,6 +123,15 @@ fn replies() -> Vec<(&'static str, Reply)> {
                 fields: serde_json::from_str(r#"{"peer":3,"to":"198.51.100.7","flows":1}"#).unwrap(),
             }),
         ),
+        (
+            "configuration",
+            Reply::Configuration(Configuration {
+                path: "/etc/whimbrel/whimbrel.toml".into(),
+                restart: vec!["port".into()],
+                reload: vec!["log".into()],
+                error: None,
+            }),
+        ),
         ("end", Reply::End { newest: 17 }),
         (
             "handoff",
@@ -151,6 +160,7 @@ fn requests() -> Vec<(Request, &'static str)> {
         (Request::Connections, r#"{"schema":1,"request":"connections"}"#),
         (Request::Peers, r#"{"schema":1,"request":"peers"}"#),
         (Request::Paths, r#"{"schema":1,"request":"paths"}"#),
+        (Request::Configuration, r#"{"schema":1,"request":"configuration"}"#),
         (
             Request::Events(EventsQuery { last: Some(20), since: Some(5), follow: true }),
             r#"{"schema":1,"request":"events","last":20,"since":5,"follow":true}"#,

@@ -43,11 +43,11 @@ fn one(finding: &Finding) -> String {
     for (name, text) in [("lost", &finding.lost), ("mend", &finding.mend)] {
         if let Some(text) = text {
             let lead = format!("{}{name}: ", " ".repeat(indent));
-            // A command stays as it is, so that it can be copied.
-            let text = if name == "mend" && lead.len() + text.len() <= WIDTH + INDENT {
-                text.clone()
-            } else {
-                wrap(text, WIDTH, lead.len())
+            let text = match name {
+                "mend" if lead.len() + text.len() <= WIDTH + INDENT => text.clone(),
+                // Commands stay as they are, so that they can be copied; a shell goes on after `&&`.
+                "mend" if text.contains(" && ") => text.replace(" && ", &format!(" &&\n{}", " ".repeat(lead.len()))),
+                _ => wrap(text, WIDTH, lead.len()),
             };
             out.push_str(&format!("{lead}{text}\n"));
         }
@@ -86,6 +86,17 @@ firewall
 Whimbrel does not work here: 1 problem, 1 warning.
 "
         );
+    }
+
+    #[test]
+    fn commands_are_not_broken() {
+        let command =
+            |chain: &str| format!("nft insert rule inet a-table-with-a-long-name {chain} udp dport 2031 accept");
+        let mut port = finding("firewall", "UDP port 2031", Verdict::Problem, "dropped");
+        port.mend = Some(format!("{} && {}", command("one"), command("two")));
+        let text = findings(&[port]);
+        assert!(text.contains(&format!("mend: {} &&\n", command("one"))), "{text}");
+        assert!(text.contains(&format!("  {}\n", command("two"))), "{text}");
     }
 
     #[test]

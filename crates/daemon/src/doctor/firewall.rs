@@ -11,38 +11,53 @@ use serde_json::Value;
 pub(super) enum Fate {
     /// Nothing stops it.
     Passes,
-    /// It depends on something that is not known beforehand; the rule's place.
-    Maybe(String),
-    /// It is dropped; the rule's or policy's place.
-    Dropped(String),
+    /// It depends on something that is not known beforehand.
+    Maybe(Obstacle),
+    /// It is dropped.
+    Dropped(Obstacle),
+}
+
+/// What stands in the way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Obstacle {
+    /// The rule or policy, for people.
+    pub(super) place: String,
+    /// The commands that let the datagram pass, one for each base chain that may drop it.
+    pub(super) mend: String,
 }
 
 /// What becomes of a UDP datagram to `port` of this host (hook `input`) or of another one (hook `output`).
 pub(super) fn fate(ruleset: &Value, hook: &str, port: u16) -> Fate {
     let Some(objects) = ruleset.get("nftables").and_then(Value::as_array) else { return Fate::Passes };
     let ruleset = Ruleset { objects };
-    let mut worst = Fate::Passes;
+    // Where it certainly is dropped comes before where it may be. A datagram has to pass all chains of a hook.
+    let (mut drops, mut maybes) = (Vec::new(), Vec::new());
     for chain in ruleset.chains().filter(|chain| text(chain, "hook") == hook && text(chain, "type") == "filter") {
         if !matches!(text(chain, "family"), "ip" | "ip6" | "inet") {
             continue;
         }
         let place = place(chain);
         let policy_drops = text(chain, "policy") == "drop";
-        let fate = match ruleset.walk(chain, port, 0) {
-            Walk::Accepted => Fate::Passes,
-            Walk::Dropped(place) => Fate::Dropped(place),
-            Walk::Fell { unsure: Some(unsure), .. } => Fate::Maybe(unsure),
-            Walk::Fell { accepted_maybe: true, .. } if policy_drops => Fate::Maybe(place),
-            Walk::Fell { .. } if policy_drops => Fate::Dropped(format!("the policy of {place}")),
-            Walk::Fell { .. } => Fate::Passes,
-        };
-        worst = match (worst, fate) {
-            (Fate::Dropped(place), _) | (_, Fate::Dropped(place)) => Fate::Dropped(place),
-            (Fate::Maybe(place), _) | (_, Fate::Maybe(place)) => Fate::Maybe(place),
-            _ => Fate::Passes,
-        };
+        match ruleset.walk(chain, port, 0) {
+            Walk::Accepted => {}
+            Walk::Dropped(place) => drops.push((place, opening(chain, port))),
+            Walk::Fell { unsure: Some(unsure), .. } => maybes.push((unsure, opening(chain, port))),
+            Walk::Fell { accepted_maybe: true, .. } if policy_drops => maybes.push((place, opening(chain, port))),
+            Walk::Fell { .. } if policy_drops => drops.push((format!("the policy of {place}"), opening(chain, port))),
+            Walk::Fell { .. } => {}
+        }
     }
-    worst
+    let dropped = !drops.is_empty();
+    let (places, commands): (Vec<_>, Vec<_>) = drops.into_iter().chain(maybes).unzip();
+    let Some(place) = places.into_iter().next() else { return Fate::Passes };
+    let obstacle = Obstacle { place, mend: commands.join(" && ") };
+    if dropped { Fate::Dropped(obstacle) } else { Fate::Maybe(obstacle) }
+}
+
+/// The command that lets the datagram pass a base chain, whatever its rules say.
+fn opening(chain: &Value, port: u16) -> String {
+    let [family, table, name] = ["family", "table", "name"].map(|key| text(chain, key));
+    format!("nft insert rule {family} {table} {name} udp dport {port} accept")
 }
 
 struct Ruleset<'a> {
@@ -235,7 +250,7 @@ mod tests {
         let established =
             json!({"match": {"op": "in", "left": {"ct": {"key": "state"}}, "right": ["established", "related"]}});
         let closed = vec![chain("drop"), rule(json!([established, {"accept": null}]))];
-        assert!(matches!(fate_of(closed.clone()), Fate::Dropped(place) if place.contains("policy")));
+        assert!(matches!(fate_of(closed.clone()), Fate::Dropped(obstacle) if obstacle.place.contains("policy")));
         for right in [json!(2031), json!({"set": [53, 2031]}), json!({"set": [{"range": [2000, 2100]}]})] {
             let mut open = closed.clone();
             open.push(rule(json!([dport(right), {"accept": null}])));
@@ -249,6 +264,20 @@ mod tests {
         assert!(matches!(fate_of(rules), Fate::Dropped(_)));
         let rules = vec![chain("accept"), rule(json!([dport(json!(53)), {"drop": null}]))];
         assert_eq!(fate_of(rules), Fate::Passes);
+    }
+
+    #[test]
+    fn the_remedy_opens_every_chain_that_is_in_the_way() {
+        let mut rules = vec![chain("drop"), rule(json!([dport(json!(2031)), {"drop": null}]))];
+        rules.push(
+            json!({"chain": {"family": "ip", "table": "other", "name": "INPUT", "type": "filter", "hook": "input",
+            "prio": 0, "policy": "drop"}}),
+        );
+        let Fate::Dropped(obstacle) = fate_of(rules) else { panic!("passes") };
+        assert_eq!(
+            obstacle.mend,
+            "nft insert rule inet filter input udp dport 2031 accept && nft insert rule ip other INPUT udp dport 2031 accept"
+        );
     }
 
     #[test]

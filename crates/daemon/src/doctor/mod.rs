@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
-use whimbrel_ipc::{Client, Finding, Verdict};
+use whimbrel_ipc::{Client, Configuration, Finding, Verdict};
 use whimbrel_kernel::privilege::{Capabilities, Capability};
 use whimbrel_kernel::sysctl;
 
@@ -33,7 +33,17 @@ pub struct Patient<'a> {
 #[must_use]
 pub fn examine(patient: &Patient<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let config = match config::read(patient.config) {
+    let running = instance::is_running(patient.run_dir);
+    let used = if running {
+        Client::connect(patient.run_dir).and_then(|mut client| client.configuration()).ok()
+    } else {
+        None
+    };
+    // The file that a running daemon reads, where nobody names another.
+    let of_daemon =
+        used.as_ref().map(|used| used.path.as_path()).filter(|path| *path != Path::new(config::DEFAULT_PATH));
+    let path = patient.config.or(of_daemon);
+    let config = match config::read(path) {
         Ok(config) => config,
         Err(error) => {
             findings.push(
@@ -44,7 +54,6 @@ pub fn examine(patient: &Patient<'_>) -> Vec<Finding> {
             Config::default()
         }
     };
-    let running = instance::is_running(patient.run_dir);
     findings.extend(privileges());
     findings.extend(kernel());
     findings.push(tun_device());
@@ -53,7 +62,46 @@ pub fn examine(patient: &Patient<'_>) -> Vec<Finding> {
     findings.extend(firewall_findings(config.port, &ruleset()));
     findings.extend(reverse_path_filters());
     findings.push(daemon(patient.run_dir, running));
+    findings.extend(used.as_ref().map(|used| in_force(path.unwrap_or(Path::new(config::DEFAULT_PATH)), used)));
     findings
+}
+
+/// Whether the running daemon does what the file at `path` says.
+fn in_force(path: &Path, used: &Configuration) -> Finding {
+    let check = "configuration in force";
+    let shown = used.path.display();
+    let same = match (fs::canonicalize(path), fs::canonicalize(&used.path)) {
+        (Ok(looked_at), Ok(used)) => looked_at == used,
+        _ => path == used.path,
+    };
+    if !same {
+        return warning("daemon", check, format!("the daemon reads {shown}, not {}", path.display()))
+            .lost(format!("what {} says does not count", path.display()))
+            .mend(format!("`whimbrel doctor --config {shown}`, or start the daemon with the other file"));
+    }
+    if let Some(error) = &used.error {
+        return problem("daemon", check, format!("the file has changed and cannot be used: {error}"))
+            .lost("the daemon works on as before, and will not start again")
+            .mend("correct the file");
+    }
+    let differs = |keys: &[String]| format!("{shown} has changed since the daemon read it: {}", keys.join(", "));
+    let lost = "the daemon works on with the former values";
+    if !used.restart.is_empty() {
+        let all = [used.restart.as_slice(), used.reload.as_slice()].concat();
+        return warning("daemon", check, differs(&all)).lost(lost).mend(
+            "`systemctl restart whimbrel`, or end `whimbrel up` and start it again: no connection is lost by that",
+        );
+    }
+    if !used.reload.is_empty() {
+        return warning("daemon", check, differs(&used.reload))
+            .lost(lost)
+            .mend("`systemctl reload whimbrel`, or SIGHUP to the daemon");
+    }
+    ok(
+        "daemon",
+        check,
+        format!("what {shown} says{}", if used.path.exists() { "" } else { " (it is not there: the defaults)" }),
+    )
 }
 
 fn finding(area: &str, check: impl Into<String>, verdict: Verdict, found: impl Into<String>) -> Finding {
@@ -242,20 +290,18 @@ fn firewall_findings(port: u16, ruleset: &Ruleset) -> Vec<Finding> {
             ))
         }
         Ruleset::Read(ruleset) => {
-            for (hook, direction, keyword) in
-                [("input", "to this host", "input"), ("output", "from this host", "output")]
-            {
+            for (hook, direction) in [("input", "to this host"), ("output", "from this host")] {
                 let check = format!("UDP {port} {direction}");
                 findings.push(match firewall::fate(ruleset, hook, port) {
                     Fate::Passes => ok("firewall", check, "passes"),
-                    Fate::Maybe(place) => warning("firewall", check, format!("may be dropped by {place}"))
-                        .lost("where it is dropped, nobody can open a session with this host")
-                        .mend(format!(
-                            "look at `nft list ruleset`; `udp dport {port} accept` in the {keyword} chain lets it pass"
-                        )),
-                    Fate::Dropped(place) => problem("firewall", check, format!("dropped by {place}"))
+                    Fate::Maybe(obstacle) => {
+                        warning("firewall", check, format!("may be dropped by {}", obstacle.place))
+                            .lost("where it is dropped, nobody can open a session with this host")
+                            .mend(obstacle.mend)
+                    }
+                    Fate::Dropped(obstacle) => problem("firewall", check, format!("dropped by {}", obstacle.place))
                         .lost("no session with any host, so no connection outlives a move")
-                        .mend(format!("add `udp dport {port} accept` to the {keyword} chain")),
+                        .mend(obstacle.mend),
                 });
             }
         }
@@ -330,12 +376,31 @@ mod tests {
     }
 
     #[test]
+    fn a_file_that_changed_under_the_daemon_is_told() {
+        let path = Path::new("/nonexistent/whimbrel.toml");
+        let used = |restart: &[&str], reload: &[&str], error: Option<&str>| Configuration {
+            path: path.into(),
+            restart: restart.iter().map(ToString::to_string).collect(),
+            reload: reload.iter().map(ToString::to_string).collect(),
+            error: error.map(str::to_owned),
+        };
+        assert_eq!(in_force(path, &used(&[], &[], None)).verdict, Verdict::Ok);
+        let changed = in_force(path, &used(&["port"], &["log"], None));
+        assert!(changed.verdict == Verdict::Warning && changed.found.ends_with("port, log"), "{changed:?}");
+        assert!(changed.mend.is_some_and(|mend| mend.contains("restart")));
+        let reload = in_force(path, &used(&[], &["log"], None));
+        assert!(reload.mend.is_some_and(|mend| mend.contains("reload")));
+        assert_eq!(in_force(path, &used(&[], &[], Some("w.toml:1:1: no"))).verdict, Verdict::Problem);
+        assert!(in_force(Path::new("/etc/other.toml"), &used(&[], &[], None)).found.contains("not /etc/other.toml"));
+    }
+
+    #[test]
     fn a_closed_firewall_is_a_problem_with_a_command() {
         let ruleset = serde_json::json!({"nftables": [{"chain": {"family": "inet", "table": "filter", "name": "input",
             "type": "filter", "hook": "input", "prio": 0, "policy": "drop"}}]});
         let findings = firewall_findings(2031, &Ruleset::Read(ruleset));
         assert_eq!(findings[0].verdict, Verdict::Problem);
-        assert_eq!(findings[0].mend.as_deref(), Some("add `udp dport 2031 accept` to the input chain"));
+        assert_eq!(findings[0].mend.as_deref(), Some("nft insert rule inet filter input udp dport 2031 accept"));
         assert_eq!(findings[1].verdict, Verdict::Ok);
     }
 }

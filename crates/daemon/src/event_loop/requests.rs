@@ -7,11 +7,12 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::SystemTime;
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
-use whimbrel_ipc::{Failure, HandoffStarted, LocalAddress, Reply, Request, Status};
-use whimbrel_protocol::{PeerView, Routes};
+use whimbrel_ipc::{Configuration, Failure, HandoffStarted, LocalAddress, Reply, Request, Status};
+use whimbrel_protocol::{PeerId, PeerView, Routes};
 
-use super::{EventLoop, FIRST_CLIENT, LoopError, clear};
+use super::{EventLoop, FIRST_CLIENT, LoopError, Settings, clear};
 use crate::clock;
+use crate::config;
 use crate::effects::own_addresses;
 use crate::server::ClientId;
 use crate::tunnel::Counter;
@@ -103,6 +104,7 @@ impl EventLoop {
                     .flat_map(|view| views::paths(&view, self.effects.tunnel_mtu(view.id)).collect::<Vec<_>>());
                 Reply::Paths(paths.collect())
             }
+            Request::Configuration => Reply::Configuration(self.configuration()),
             Request::Events(query) => {
                 let mut replies: Vec<Reply> = self.events.select(&query).cloned().map(Reply::Event).collect();
                 if query.follow {
@@ -151,18 +153,35 @@ impl EventLoop {
         let since = self.events.newest();
         let now = clock::now();
         self.take_in_udp(now);
+        let wanted: Vec<PeerId> = views.iter().map(|view| view.id).collect();
         match (peer, views.as_slice()) {
             (Some(_), [only]) => self.node.hand_off_towards(now, &self.routes, to, only.id),
             _ => self.node.hand_off(now, &self.routes, to),
         }
         self.transmit();
-        let told: Vec<&PeerView> = views.iter().filter(|view| view.flows > 0).collect();
-        Reply::Handoff(HandoffStarted {
-            to,
-            peers: told.iter().map(|view| views::name(view)).collect(),
-            flows: told.iter().map(|view| view.flows).sum(),
-            since,
-        })
+        let views: Vec<PeerView> = self.node.peers().filter(|view| wanted.contains(&view.id)).collect();
+        match told(&views, !own_addresses(&self.effects.network).is_empty()) {
+            Ok(told) => Reply::Handoff(HandoffStarted {
+                to,
+                peers: told.iter().map(|view| views::name(view)).collect(),
+                flows: told.iter().map(|view| view.flows).sum(),
+                since,
+            }),
+            Err(failure) => Reply::Error(failure),
+        }
+    }
+
+    fn configuration(&self) -> Configuration {
+        let Settings { config: used, config_path, .. } = &self.settings;
+        let path = config_path.clone().unwrap_or_else(|| config::DEFAULT_PATH.into());
+        let path = std::path::absolute(&path).unwrap_or(path);
+        let (differing, error) = match config::read(config_path.as_deref()) {
+            Ok(config) => (used.differences(&config), None),
+            Err(error) => (Vec::new(), Some(error.to_string())),
+        };
+        let (reload, restart): (Vec<_>, Vec<_>) = differing.iter().partition(|key| config::RELOADED.contains(key));
+        let owned = |keys: Vec<&str>| keys.into_iter().map(str::to_owned).collect();
+        Configuration { path, restart: owned(restart), reload: owned(reload), error }
     }
 
     fn peers(&self) -> Vec<whimbrel_ipc::Peer> {
@@ -217,6 +236,22 @@ impl EventLoop {
     }
 }
 
+/// The peers that a hand-off was announced to: those with connections that there is a way to. `addressed`: whether this
+/// host has any address.
+fn told(views: &[PeerView], addressed: bool) -> Result<Vec<&PeerView>, Failure> {
+    let concerned: Vec<&PeerView> = views.iter().filter(|view| view.flows > 0).collect();
+    let reached: Vec<&PeerView> = concerned.iter().copied().filter(|view| view.source.is_some()).collect();
+    let what = match (addressed, concerned.as_slice()) {
+        (false, _) => "this host has no usable network now",
+        (true, [_, ..]) if reached.is_empty() => "no network of this host leads to a peer now",
+        _ => return Ok(reached),
+    };
+    Err(Failure::new(what).hint(
+        "Known connections are held, and move by themselves once there is a way: an interface that is up, with an address \
+         and a route (`ip address`, `ip route`).",
+    ))
+}
+
 /// Addresses far away in either family: documentation prefixes, which routing treats as any other (RFC 5737, RFC 3849).
 const EVERYWHERE: [IpAddr; 2] = [
     IpAddr::V4(std::net::Ipv4Addr::new(203, 0, 113, 1)),
@@ -228,4 +263,43 @@ fn names(view: &PeerView, wanted: &str) -> bool {
     view.id.0.to_string() == wanted.trim_start_matches('#')
         || (wanted.len() >= 4 && view.key.to_string().starts_with(wanted))
         || wanted.parse().is_ok_and(|address: IpAddr| view.remote.ip() == address || view.locators.contains(&address))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use whimbrel_protocol::{Carrier, Places, Time};
+
+    fn view(id: u32, flows: usize, source: Option<IpAddr>) -> PeerView {
+        PeerView {
+            id: PeerId(id),
+            key: whimbrel_handshake::StaticKey::from_bytes([1; 32]).public(),
+            remote: ([203, 0, 113, 5], 2031).into(),
+            candidate: None,
+            source,
+            observed: None,
+            session: true,
+            round_trip: None,
+            places: Places::default(),
+            carrier: Carrier::Hold,
+            translated: false,
+            flows,
+            moved: 0,
+            locators: Vec::new(),
+            sequences: (0, 0),
+            last_heard: Time::default(),
+        }
+    }
+
+    #[test]
+    fn a_hand_off_without_a_network_is_refused_at_once() {
+        let here = Some([198, 51, 100, 7].into());
+        let refused = told(&[view(1, 2, None)], false).unwrap_err();
+        assert_eq!(refused.what, "this host has no usable network now");
+        let refused = told(&[view(1, 2, None), view(2, 0, here)], true).unwrap_err();
+        assert_eq!(refused.what, "no network of this host leads to a peer now");
+        let views = [view(1, 2, None), view(2, 1, here)];
+        assert_eq!(told(&views, true).unwrap().iter().map(|view| view.id.0).collect::<Vec<_>>(), [2]);
+        assert!(told(&[view(1, 0, None)], true).unwrap().is_empty());
+    }
 }
