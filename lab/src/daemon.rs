@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::process::Signal;
 use whimbrel_ipc::{Connection, ConnectionState, EventRecord, Peer, Reply, Status, reply_from_line};
 
 use crate::{Error, FlowPair, Host, Process, Result, expect, wait_for};
@@ -33,18 +34,23 @@ impl Host {
         let dir = self.dir().join(self.unique_label("whimbrel"));
         let path = dir.join("whimbrel.toml");
         fs::create_dir(&dir).map_err(|e| Error::call("mkdir", dir.display().to_string(), e))?;
-        let level = self.lab().log_level().map(|level| format!("log = \"{level}\"\n"));
-        let text = level.unwrap_or_default() + config;
-        let configured = !text.is_empty();
-        if configured {
-            fs::write(&path, text).map_err(|e| Error::call("write", path.display().to_string(), e))?;
-        }
+        let configured = configure(self, &path, config)?;
         let binary = whimbrel_binary(self.lab().whimbrel())?;
         let process = launch(self, &binary, &dir, configured)?;
         let mut daemon = Whimbrel { host: self.clone(), binary, process, dir, configured };
         daemon.wait_ready()?;
         Ok(daemon)
     }
+}
+
+/// Writes a configuration file, with the lab's log level; none where that would be empty, and then false.
+fn configure(host: &Host, path: &Path, config: &str) -> Result<bool> {
+    let level = host.lab().log_level().map(|level| format!("log = \"{level}\"\n"));
+    let text = level.unwrap_or_default() + config;
+    if !text.is_empty() {
+        fs::write(path, &text).map_err(|e| Error::call("write", path.display().to_string(), e))?;
+    }
+    Ok(!text.is_empty())
 }
 
 fn launch(host: &Host, binary: &Path, dir: &Path, configured: bool) -> Result<Process> {
@@ -179,6 +185,14 @@ impl Whimbrel {
     /// Kills it with SIGKILL.
     pub fn kill(&mut self) -> Result<()> {
         self.process.kill()
+    }
+
+    /// Gives it another configuration and has it read that (SIGHUP), of which its event `reloaded` tells. Only for one that
+    /// was started with a configuration.
+    pub fn reconfigure(&mut self, config: &str) -> Result<()> {
+        expect!(self.configured, "the daemon on {} was started without a configuration", self.host.name());
+        configure(&self.host, &self.dir.join("whimbrel.toml"), config)?;
+        self.process.signal(Signal::HUP)
     }
 
     /// Starts it again, after [`Whimbrel::kill`] or [`Whimbrel::stop`], and waits until it is ready.

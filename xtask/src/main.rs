@@ -11,10 +11,12 @@ mod suite;
 mod workspace;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 
 use crate::failure::Failure;
+use crate::kernels::{Limits, Part};
 
 #[derive(Debug, Parser)]
 #[command(about = "Checks and runs that cargo itself does not make")]
@@ -47,11 +49,20 @@ enum Task {
         #[arg(default_values = ["6.1", "6.12"])]
         series: Vec<String>,
         /// Only the tests of the crates that make system calls, no scenario
-        #[arg(long, conflicts_with = "scenario")]
+        #[arg(long, conflicts_with_all = ["scenario", "command"])]
         tests: bool,
         /// Only this scenario of the lab (may be repeated), and no tests
-        #[arg(long)]
+        #[arg(long, value_name = "NAME")]
         scenario: Vec<String>,
+        /// Only this shell command (may be repeated); `whimbrel`, `whimbrel-lab` and the programs in /tests are there
+        #[arg(long, value_name = "COMMAND")]
+        command: Vec<String>,
+        /// Seconds that a guest may take from its start to its end
+        #[arg(long, default_value_t = 1200, value_name = "SECONDS")]
+        guest_limit: u64,
+        /// Seconds that a test program or a scenario may take in a guest
+        #[arg(long, default_value_t = 300, value_name = "SECONDS")]
+        step_limit: u64,
     },
 }
 
@@ -84,8 +95,14 @@ fn run(task: Task) -> Result<bool, Failure> {
         }
         Task::Test => suite::run(&root),
         Task::Fuzz { seconds } => Ok(fuzz::long(&root, seconds)?.failed == 0),
-        Task::TestKernels { series, tests, scenario } => {
-            kernels::run(&root, &series, &kernels::Part::new(tests, scenario))
+        Task::TestKernels { series, tests, scenario, command, guest_limit, step_limit } => {
+            let part = match (tests, scenario.is_empty() && command.is_empty()) {
+                (true, _) => Part::tests(),
+                (false, true) => Part::usual(),
+                (false, false) => Part::only(scenario, command),
+            };
+            let [guest, step] = [guest_limit, step_limit].map(Duration::from_secs);
+            kernels::run(&root, &series, &part, Limits { guest, step })
         }
     }
 }

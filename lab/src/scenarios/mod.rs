@@ -1,6 +1,7 @@
 //! Scenarios: a topology, programs, something that happens, and what must be so afterwards.
 
 mod faults;
+mod kick;
 mod lab_itself;
 mod real_programs;
 mod roam;
@@ -30,9 +31,16 @@ impl std::fmt::Debug for Scenario {
 
 /// All scenarios, in the order in which they are run.
 pub fn all() -> impl Iterator<Item = &'static Scenario> {
-    [lab_itself::SCENARIOS, roam::SCENARIOS, surroundings::SCENARIOS, faults::SCENARIOS, real_programs::SCENARIOS]
-        .into_iter()
-        .flatten()
+    [
+        lab_itself::SCENARIOS,
+        roam::SCENARIOS,
+        kick::SCENARIOS,
+        surroundings::SCENARIOS,
+        faults::SCENARIOS,
+        real_programs::SCENARIOS,
+    ]
+    .into_iter()
+    .flatten()
 }
 
 /// The scenario with this name.

@@ -1,9 +1,7 @@
 //! An initramfs: a cpio archive of the "newc" format (Documentation/driver-api/early-userspace/buffer-format.rst). Written here so
 //! that its files belong to root whoever makes it.
 
-use std::fs::File;
-use std::io::{self, BufWriter, Write};
-use std::path::Path;
+use std::io::{self, Write};
 
 const DIRECTORY: u32 = 0o040_755;
 const PROGRAM: u32 = 0o100_755;
@@ -14,12 +12,6 @@ const SYMLINK: u32 = 0o120_777;
 pub(crate) struct Archive<W: Write> {
     out: W,
     inode: u32,
-}
-
-impl Archive<BufWriter<File>> {
-    pub(crate) fn create(path: &Path) -> io::Result<Self> {
-        Ok(Self::new(BufWriter::new(File::create(path)?)))
-    }
 }
 
 impl<W: Write> Archive<W> {

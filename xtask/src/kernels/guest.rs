@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 use std::collections::btree_map::{BTreeMap, Entry};
-use std::env;
 use std::fs;
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use crate::failure::{Failure, OnObject};
 
@@ -71,11 +71,15 @@ pub(crate) struct Guest<'a> {
     /// To `/tests`.
     pub(crate) tests: &'a [(String, PathBuf)],
     pub(crate) steps: &'a [Step],
+    /// A step that takes longer is killed, and the next one follows.
+    pub(crate) limit: Duration,
+    /// A file that may be written and removed meanwhile.
+    pub(crate) scratch: &'a Path,
 }
 
 impl Guest<'_> {
     /// Writes the initramfs.
-    pub(crate) fn write(&self, path: &Path) -> Result<(), Failure> {
+    pub(crate) fn write(&self, out: impl Write) -> Result<(), Failure> {
         let mut tree = Tree::default();
         for (link, to) in LINKS {
             tree.links.insert((*link).to_owned(), (*to).to_owned());
@@ -108,10 +112,10 @@ impl Guest<'_> {
             }
         }
         for command in self.commands {
-            tree.add_built(command, "usr/local/bin")?;
+            tree.add_built(command, "usr/local/bin", self.scratch)?;
         }
         for (_, test) in self.tests {
-            tree.add_built(test, "tests")?;
+            tree.add_built(test, "tests", self.scratch)?;
         }
         let modules = self.kernel.modules_in_order(MODULES)?;
         let mut loads = String::new();
@@ -124,7 +128,7 @@ impl Guest<'_> {
         tree.files.insert("etc/group".into(), GROUP.into());
         tree.files.insert("etc/hosts".into(), b"127.0.0.1 localhost\n::1 localhost\n".into());
         tree.files.insert("init".into(), self.script(&loads).into_bytes());
-        tree.write(path).failed("write", path.display())
+        tree.write(out).failed("write", "an initramfs")
     }
 
     fn script(&self, loads: &str) -> String {
@@ -153,9 +157,25 @@ step() {{
 	name=$1
 	shift
 	echo \"guest: run $name\"
-	if \"$@\"; then echo \"guest: PASS $name\"; else echo \"guest: FAIL $name (exit status $?)\"; fi
+	timeout -s KILL {limit} \"$@\"
+	status=$?
+	if [ $status = 0 ]; then
+		echo \"guest: PASS $name\"
+		return
+	fi
+	# What was killed has left its logs.
+	find /run/whimbrel-lab -name '*.err' -size +0 | while read -r log; do
+		echo \"--- end of $log:\"
+		tail -n 30 \"$log\"
+	done
+	[ ! -d /run/whimbrel-lab ] || whimbrel-lab clean
+	echo '--- end of the kernel log:'
+	dmesg | tail -n 15
+	if [ $status = 137 ]; then why='killed: it took longer than {limit} s'; else why=\"exit status $status\"; fi
+	echo \"guest: FAIL $name ($why)\"
 }}
-"
+",
+            limit = self.limit.as_secs(),
         );
         for step in self.steps {
             script.push_str(&format!("step {} {}\n", step.name, step.command));
@@ -246,20 +266,19 @@ impl Tree {
     }
 
     /// A program of this build, without what is only for debuggers.
-    fn add_built(&mut self, program: &Path, directory: &str) -> Result<(), Failure> {
+    fn add_built(&mut self, program: &Path, directory: &str, stripped: &Path) -> Result<(), Failure> {
         let name = program.file_name().unwrap_or_default().to_string_lossy();
-        let stripped = env::temp_dir().join(format!("xtask-{}-{name}", std::process::id()));
         let status = Command::new("strip")
             .arg("--strip-debug")
             .arg("-o")
-            .args([stripped.as_path(), program])
+            .args([stripped, program])
             .status()
             .failed("run", "strip")?;
         if !status.success() {
             return Err(Failure::new(format!("strip failed on {}", program.display())));
         }
-        let content = fs::read(&stripped).failed("read", stripped.display());
-        let removed = fs::remove_file(&stripped);
+        let content = fs::read(stripped).failed("read", stripped.display());
+        let removed = fs::remove_file(stripped);
         self.files.insert(format!("{directory}/{name}"), content?);
         removed.failed("remove", stripped.display())?;
         self.add_libraries(program)
@@ -289,7 +308,7 @@ impl Tree {
         Ok(())
     }
 
-    fn write(mut self, path: &Path) -> io::Result<()> {
+    fn write(mut self, out: impl Write) -> io::Result<()> {
         let paths: Vec<String> =
             self.files.keys().chain(self.links.keys()).chain(self.links.values()).cloned().collect();
         for path in &paths {
@@ -298,7 +317,7 @@ impl Tree {
         for (_, to) in LINKS {
             self.directories.insert((*to).to_owned());
         }
-        let mut archive = Archive::create(path)?;
+        let mut archive = Archive::new(out);
         // In order of their names, so parents come first.
         for directory in &self.directories {
             archive.directory(directory)?;
