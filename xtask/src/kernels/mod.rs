@@ -112,27 +112,30 @@ pub(crate) fn run(root: &Path, series: &[String], part: &Part, limits: Limits) -
     fs::create_dir_all(&directory).failed("make", directory.display())?;
     heading("build");
     let programs = programs(root, part)?;
-    heading("boot");
-    let test = |series: &String| {
-        let result = package::get(&directory, series).and_then(|kernel| {
-            println!("{series}: boots {}", kernel.release);
-            boot(&directory, series, &kernel, &programs, part, limits)
-        });
-        result.unwrap_or_else(|failure| {
-            let mut tally = Tally::default();
-            tally.fail(format!("Linux {series}: {failure}"));
-            tally
-        })
-    };
     let mut all = Tally::default();
-    let at_once = thread::available_parallelism().map_or(1, usize::from).max(1);
-    for group in series.chunks(at_once) {
+    let mut kernels = Vec::new();
+    for series in series {
+        match package::get(&directory, series) {
+            Ok(kernel) => kernels.push((series, kernel)),
+            Err(failure) => all.fail(format!("Linux {series}: {failure}")),
+        }
+    }
+    heading("boot");
+    let at_once = thread::available_parallelism().map_or(1, usize::from);
+    for group in kernels.chunks(at_once) {
         let tallies: Vec<_> = thread::scope(|scope| {
-            let guests: Vec<_> = group.iter().map(|series| (series, scope.spawn(|| test(series)))).collect();
+            let start = |(series, kernel): &'_ (&String, Kernel)| {
+                println!("{series}: boots {}", kernel.release);
+                boot(&directory, series, kernel, &programs, part, limits)
+            };
+            let guests: Vec<_> = group.iter().map(|one| (one.0, scope.spawn(move || start(one)))).collect();
             guests.into_iter().map(|(series, guest)| (series, guest.join())).collect()
         });
         for (series, tally) in tallies {
-            all.add(tally.map_err(|_| Failure::new(format!("the thread of the guest with Linux {series} panicked")))?);
+            match tally.unwrap_or_else(|_| Err(Failure::new("its thread panicked"))) {
+                Ok(tally) => all.add(tally),
+                Err(failure) => all.fail(format!("Linux {series}: {failure}")),
+            }
         }
     }
     heading("summary");

@@ -20,14 +20,19 @@ pub(crate) struct Kernel {
 
 /// The newest cloud kernel of a series (`6.1`), downloaded unless it is there already.
 pub(crate) fn get(directory: &Path, series: &str) -> Result<Kernel, Failure> {
-    let prefix = format!("linux-image-{series}.");
-    let names = run(Command::new("apt-cache").args(["pkgnames", &prefix]))?;
-    let package = newest(&String::from_utf8_lossy(&names.stdout), series).ok_or_else(|| {
-        Failure::new(format!(
-            "the package lists have no linux-image-{series}.*-cloud-amd64. Renew them with `apt-get update`; \
-             bookworm-security has both 6.1 and 6.12."
-        ))
-    })?;
+    let package = match listed(series)? {
+        Some(package) => package,
+        None => {
+            // Images of containers come without lists. Only root may fetch them; others are told below.
+            let _ = Command::new("apt-get").args(["--quiet", "update"]).status();
+            listed(series)?.ok_or_else(|| {
+                Failure::new(format!(
+                    "the package lists have no linux-image-{series}.*-cloud-amd64. Renew them with `apt-get update`; \
+                     bookworm-security has both 6.1 and 6.12."
+                ))
+            })?
+        }
+    };
     let release = package.trim_start_matches("linux-image-").to_owned();
     let unpacked = directory.join(&release);
     let kernel = Kernel {
@@ -45,14 +50,27 @@ pub(crate) fn get(directory: &Path, series: &str) -> Result<Kernel, Failure> {
     Ok(kernel)
 }
 
+/// The newest package of a series that apt knows of.
+fn listed(series: &str) -> Result<Option<String>, Failure> {
+    let names = run(Command::new("apt-cache").args(["pkgnames", &format!("linux-image-{series}.")]))?;
+    Ok(newest(&String::from_utf8_lossy(&names.stdout), series))
+}
+
 fn download(directory: &Path, package: &str) -> Result<PathBuf, Failure> {
-    run(Command::new("apt-get").args(["--quiet", "download", package]).current_dir(directory))?;
-    let entries = fs::read_dir(directory).failed("read", directory.display())?;
-    let is_it = |path: &PathBuf| {
-        let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
-        name.starts_with(&format!("{package}_")) && name.ends_with(".deb")
+    let found = || -> Result<Vec<PathBuf>, Failure> {
+        let is_it = |path: &PathBuf| {
+            let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
+            name.starts_with(&format!("{package}_")) && name.ends_with(".deb")
+        };
+        let entries = fs::read_dir(directory).failed("read", directory.display())?;
+        Ok(entries.flatten().map(|entry| entry.path()).filter(is_it).collect())
     };
-    entries.flatten().map(|entry| entry.path()).find(is_it).ok_or_else(|| {
+    // What a run that was interrupted has left may be half of it.
+    for left in found()? {
+        fs::remove_file(&left).failed("remove", left.display())?;
+    }
+    run(Command::new("apt-get").args(["--quiet", "download", package]).current_dir(directory))?;
+    found()?.pop().ok_or_else(|| {
         Failure::new(format!("apt-get downloaded {package}, but left no package in {}", directory.display()))
     })
 }

@@ -1,13 +1,14 @@
-//! Network namespaces without names, a private bpffs, and programs run on packets.
+//! Network namespaces without names, a place for pins, and programs run on packets.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 pub(crate) mod packet;
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 /// False, loudly, when the tests cannot run for want of privileges.
@@ -96,8 +97,12 @@ pub(crate) fn tun(name: &str) -> File {
     file
 }
 
-/// A bpffs that only the calling thread and its children see.
-pub(crate) struct Bpffs(PathBuf);
+/// A bpffs: the one of the machine, or one that only the calling thread and its children see. What was pinned in it goes
+/// with this.
+pub(crate) struct Bpffs {
+    root: PathBuf,
+    name: String,
+}
 
 impl Bpffs {
     pub(crate) fn new() -> Self {
@@ -117,14 +122,26 @@ impl Bpffs {
         // SAFETY: terminated strings; tmpfs needs no data.
         let tmpfs = unsafe { libc::mount(c"t".as_ptr(), c"/mnt".as_ptr(), c"tmpfs".as_ptr(), 0, std::ptr::null()) };
         check(tmpfs).expect("mount(tmpfs)");
-        Self(whimbrel_datapath::bpffs(Path::new("/mnt/bpf")).expect("a bpffs"))
+        static MADE: AtomicUsize = AtomicUsize::new(0);
+        Self {
+            root: whimbrel_datapath::bpffs(Path::new("/mnt/bpf")).expect("a bpffs"),
+            name: format!("whimbrel-test-{}-{}", std::process::id(), MADE.fetch_add(1, Ordering::Relaxed)),
+        }
     }
 
-    /// A directory in it; what tests in other threads pin lies elsewhere, even on a bpffs that they share.
+    /// A directory in it. The bpffs may be the machine's, so others' lie elsewhere.
     pub(crate) fn pins(&self, name: &str) -> PathBuf {
-        // SAFETY: takes nothing and cannot fail.
-        let thread = unsafe { libc::gettid() };
-        self.0.join(format!("whimbrel-test-{thread}-{name}"))
+        self.root.join(format!("{}-{name}", self.name))
+    }
+}
+
+impl Drop for Bpffs {
+    fn drop(&mut self) {
+        for entry in fs::read_dir(&self.root).into_iter().flatten().flatten() {
+            if entry.file_name().to_string_lossy().starts_with(&format!("{}-", self.name)) {
+                let _ = fs::remove_dir_all(entry.path());
+            }
+        }
     }
 }
 
