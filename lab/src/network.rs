@@ -314,6 +314,16 @@ impl Host {
         port.remove()
     }
 
+    /// True once the interface has a link-local address. Without one a router sends no neighbour solicitation for what it
+    /// forwards, and does not say so; the kernel makes it when it has noticed the carrier.
+    fn has_link_local(&self, interface: &str) -> bool {
+        let addresses = self.enter(|| std::fs::read_to_string("/proc/thread-self/net/if_inet6"));
+        let addresses = addresses.and_then(|text| text.map_err(|e| Error::call("read", "/proc/net/if_inet6", e)));
+        // Address, index, prefix length, scope, flags, name.
+        let link_local = |l: &str| l.starts_with("fe80") && l.split_whitespace().last() == Some(interface);
+        addresses.is_ok_and(|text| text.lines().any(link_local))
+    }
+
     /// True once the interface is in the solicited-node group of the address (RFC 4291 §2.7.1).
     fn hears_solicitations(&self, interface: &str, address: Ipv6Addr) -> bool {
         let [.., a, b, c] = address.octets();
@@ -346,6 +356,13 @@ impl Host {
         // As a route's attribute: a namespace may not choose a default that the machine's administrator restricts.
         let control = if join.congestion.is_empty() { String::new() } else { format!("congctl {}", join.congestion) };
         let default = |via: IpAddr| format!("route replace default via {via} dev {dev} metric {metric} {control}");
+
+        if v6.is_some() {
+            let bridge = network.bridge();
+            wait_until(Duration::from_secs(5), &format!("{bridge} has a link-local address"), || {
+                network.router().has_link_local(&bridge)
+            })?;
+        }
 
         let started_at = MonoTime::now();
         let address_v6 = v6.map(|(address, _, len)| {

@@ -49,6 +49,8 @@ impl Net {
 
     /// The laptop gets address and routes of network `n`.
     fn join(&self, device: &str, n: u8) {
+        self.laptop.wait_link_local(device);
+        self.router.wait_link_local(&format!("n{n}"));
         self.laptop.run(&format!("ip addr add 10.{n}.0.2/24 dev {device}"));
         self.laptop.run(&format!("ip addr add fd00:{n}::2/64 dev {device} nodad"));
         self.laptop.run(&format!("ip route replace default via 10.{n}.0.1"));

@@ -10,6 +10,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long a condition is waited for before a test fails.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// False, loudly, when the tests cannot run for want of privileges.
 pub(crate) fn is_root() -> bool {
@@ -40,6 +44,10 @@ impl Namespace {
         });
         let namespace = Self(made.join().expect("the thread ends").into());
         namespace.run("ip link set lo up");
+        // An interface's link-local address would be tentative for up to two seconds (RFC 4862 section 5.4).
+        for which in ["all", "default"] {
+            namespace.sysctl(&format!("net.ipv6.conf.{which}.accept_dad"), "0");
+        }
         namespace
     }
 
@@ -63,24 +71,56 @@ impl Namespace {
         assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
     }
 
+    /// Does something in it, on a thread of its own: /proc shows the opening thread's namespace.
+    fn on<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        thread::scope(|scope| {
+            let there = scope.spawn(|| {
+                self.enter();
+                work()
+            });
+            there.join().expect("the thread ends")
+        })
+    }
+
     pub(crate) fn sysctl(&self, key: &str, value: &str) {
         let path = format!("/proc/sys/{}", key.replace('.', "/"));
-        let namespace = self.0.try_clone().expect("dup");
-        let value = value.to_owned();
-        // /proc/sys/net shows the opening thread's namespace.
-        let written = thread::spawn(move || {
-            Self(namespace).enter();
-            std::fs::write(&path, value)
-        });
-        written.join().expect("the thread ends").unwrap_or_else(|error| panic!("{key}: {error}"));
+        self.on(|| std::fs::write(&path, value)).unwrap_or_else(|error| panic!("{key}: {error}"));
+    }
+
+    /// Waits until an interface has an IPv6 link-local address that it may use.
+    ///
+    /// The kernel makes it when it has noticed the carrier, by a work item of its own. A router without one sends no
+    /// neighbour solicitation for what it forwards (`ndisc_send_ns` gives up in silence), and after three of them it says
+    /// that the host is unreachable.
+    pub(crate) fn wait_link_local(&self, name: &str) {
+        let start = Instant::now();
+        // From include/uapi/linux/if_addr.h.
+        const IFA_F_TENTATIVE: u8 = 0x40;
+        const LINK_SCOPE: &str = "20";
+        loop {
+            let addresses = self.on(|| std::fs::read_to_string("/proc/thread-self/net/if_inet6")).expect("if_inet6");
+            let usable = addresses.lines().any(|line| {
+                // Address, index, prefix length, scope, flags, name.
+                let fields: Vec<_> = line.split_whitespace().collect();
+                let [.., LINK_SCOPE, flags, of] = fields[..] else { return false };
+                of == name && u8::from_str_radix(flags, 16).is_ok_and(|flags| flags & IFA_F_TENTATIVE == 0)
+            });
+            if usable {
+                return;
+            }
+            assert!(start.elapsed() < PATIENCE, "{name} has no link-local address:\n{addresses}");
+            thread::sleep(Duration::from_millis(1));
+        }
     }
 }
 
-/// Two ends of a veth pair.
+/// Two ends of a veth pair, both ready for use.
 pub(crate) fn veth(a: &Namespace, a_name: &str, b: &Namespace, b_name: &str) {
     a.run(&format!("ip link add {a_name} type veth peer name {b_name} netns {}", b.path()));
     a.run(&format!("ip link set {a_name} up"));
     b.run(&format!("ip link set {b_name} up"));
+    a.wait_link_local(a_name);
+    b.wait_link_local(b_name);
 }
 
 /// A TUN device of the calling thread's namespace, whole IP packets without a header. Gone when dropped.

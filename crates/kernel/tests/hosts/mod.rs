@@ -5,7 +5,7 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::PathBuf;
 use std::process::Command;
@@ -34,10 +34,9 @@ impl Host {
         .join()
         .unwrap();
         let host = Self { namespace };
-        // Duplicate address detection would only take time.
-        host.sh(
-            "ip link set lo up; cd /proc/sys/net/ipv6/conf/default; echo 0 > accept_dad; echo 0 > router_solicitations",
-        );
+        // Duplicate address detection would only take time; the larger of both values counts.
+        host.sh("ip link set lo up; cd /proc/sys/net/ipv6/conf; echo 0 > default/accept_dad; echo 0 > all/accept_dad;
+             echo 0 > default/router_solicitations");
         host
     }
 
@@ -60,11 +59,24 @@ impl Host {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// A cable from interface `here` to interface `there` of another host, both up.
+    /// A cable from interface `here` to interface `there` of another host, both ready for use.
     pub(crate) fn cable(&self, here: &str, other: &Self, there: &str) {
         let target = format!("/proc/{}/fd/{}", std::process::id(), other.namespace.as_raw_fd());
         self.sh(&format!("ip link add {here} type veth peer name {there} netns {target}; ip link set {here} up"));
         other.sh(&format!("ip link set {there} up"));
+        self.wait_link_local(here);
+        other.wait_link_local(there);
+    }
+
+    /// Waits until an interface has a link-local address: without one it asks for no IPv6 neighbour in the name of another
+    /// interface's address. The kernel makes it when it has noticed the carrier.
+    fn wait_link_local(&self, interface: &str) {
+        let index = self.index(interface);
+        let mut routes = self.on(|| RouteSocket::open().unwrap());
+        wait(&format!("{interface} has a link-local address"), || {
+            let mut all = routes.addresses().unwrap().into_iter().filter(|address| address.interface == index);
+            all.any(|a| matches!(a.prefix.address, IpAddr::V6(v6) if v6.is_unicast_link_local()) && !a.tentative)
+        });
     }
 
     pub(crate) fn index(&self, interface: &str) -> u32 {
