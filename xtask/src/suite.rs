@@ -13,8 +13,11 @@ use crate::workspace::{cargo, target};
 /// A part that has not ended by then is stuck.
 const LIMIT: Duration = Duration::from_secs(15 * 60);
 
-/// With more scenarios failing than this, it is not the machine.
+/// With more scenarios, or tests of one part, failing than this, it is not the machine.
 const RETRIED_MOST: usize = 6;
+
+/// What a scenario's name follows in a tally.
+const SCENARIO: &str = "scenario ";
 
 /// What was counted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -40,6 +43,25 @@ impl Tally {
         self.failed += part.failed;
         self.failures.extend(part.failures);
     }
+
+    /// How often `name` failed.
+    fn failures_of(&self, name: &str) -> usize {
+        self.failures.iter().filter(|failure| *failure == name).count()
+    }
+
+    /// Whether what failed may be run once more: everything that did has a name, and it is not too much.
+    fn may_be_retried(&self) -> bool {
+        (1..=RETRIED_MOST).contains(&self.failed) && self.failed == self.failures.len()
+    }
+
+    /// Counts what failed at first as passed, since it passed when it was run again.
+    fn was_unsteady(&mut self, name: &str) {
+        println!("UNSTEADY: {name} failed at first and passed when it was run again");
+        let times = self.failures_of(name);
+        self.failures.retain(|failure| failure != name);
+        self.failed -= times;
+        self.passed += times;
+    }
 }
 
 /// Runs all parts; whether none failed.
@@ -54,10 +76,10 @@ pub(crate) fn run(root: &Path) -> Result<bool, Failure> {
     all.add(built.clone());
 
     heading("unit tests");
-    all.add(cargo_test(root, "unit tests", &[])?);
+    all.add(tests(root, "unit tests", &[])?);
     if root_user {
         heading("tests that need root");
-        all.add(cargo_test(root, "tests that need root", &["--tests", "--", "--ignored", "--test-threads=1"])?);
+        all.add(tests(root, "tests that need root", &["--tests", "--", "--ignored", "--test-threads=1"])?);
         if built.failed == 0 {
             heading("lab scenarios");
             all.add(lab(root)?);
@@ -106,15 +128,39 @@ fn build(root: &Path) -> Result<Tally, Failure> {
     Ok(tally)
 }
 
-/// Tests of all crates; `targets` says which, and what test programs are told.
+/// Tests of all crates. One that fails is run once more, alone: many wait for the kernel, and the machine may be busy with
+/// other things. That it failed at first is told in any case.
+fn tests(root: &Path, part: &str, targets: &[&str]) -> Result<Tally, Failure> {
+    let mut tally = cargo_test(root, part, targets)?;
+    if !tally.may_be_retried() {
+        return Ok(tally);
+    }
+    let mut names = tally.failures.clone();
+    names.sort();
+    names.dedup();
+    for name in names {
+        println!("\nonce more: {name}");
+        let second = cargo_test(root, part, &["--tests", "--", "--include-ignored", "--exact", &name])?;
+        // A test of that name may be in several crates. A failure that is none of a test is found by no name.
+        if second.failed == 0 && second.passed >= tally.failures_of(&name) {
+            tally.was_unsteady(&name);
+        }
+    }
+    Ok(tally)
+}
+
+/// Runs tests of all crates; `targets` says which, and what test programs are told.
 fn cargo_test(root: &Path, part: &str, targets: &[&str]) -> Result<Tally, Failure> {
     let mut command = Command::new(cargo());
     // The profile of the programs that were built before: nothing is compiled twice.
     command.args(["test", "--release", "--workspace", "--locked", "--no-fail-fast"]).args(targets).current_dir(root);
     let mut tally = Tally::default();
+    let mut unfinished = 0;
     let end = process::run(&mut command, LIMIT, |line| {
         println!("{line}");
+        unfinished += usize::from(begins(line));
         if let Some((passed, failed)) = test_result(line) {
+            unfinished -= usize::from(unfinished > 0);
             tally.passed += passed;
             tally.failed += failed;
         }
@@ -123,11 +169,20 @@ fn cargo_test(root: &Path, part: &str, targets: &[&str]) -> Result<Tally, Failur
         }
     })?;
     match end {
-        End::Failure if tally.failed == 0 => tally.fail(format!("{part}: did not build or crashed")),
+        End::Failure if tally.failed == 0 || unfinished > 0 => tally.fail(format!("{part}: did not build or crashed")),
         End::TimedOut => tally.fail(format!("{part}: not done after {} s", LIMIT.as_secs())),
         _ => {}
     }
     Ok(tally)
+}
+
+/// True for libtest's `running 5 tests`, which a `test result` follows unless the program crashes.
+fn begins(line: &str) -> bool {
+    let mut words = line.split(' ');
+    words.next() == Some("running")
+        && words.next().is_some_and(|count| count.parse::<usize>().is_ok())
+        && matches!(words.next(), Some("test" | "tests"))
+        && words.next().is_none()
 }
 
 /// The counts of libtest's `test result: ok. 5 passed; 0 failed; …`.
@@ -148,17 +203,16 @@ fn failed_test(line: &str) -> Option<&str> {
 fn lab(root: &Path) -> Result<Tally, Failure> {
     let mut tally = scenarios(root, &["--all".to_owned()])?;
     let again: Vec<String> =
-        tally.failures.iter().filter_map(|failure| failure.strip_prefix("scenario ")).map(str::to_owned).collect();
-    if again.is_empty() || again.len() > RETRIED_MOST {
+        tally.failures.iter().filter_map(|failure| failure.strip_prefix(SCENARIO)).map(str::to_owned).collect();
+    if again.is_empty() || !tally.may_be_retried() {
         return Ok(tally);
     }
     println!("\nonce more, those that failed:");
     let second = scenarios(root, &again)?;
-    for name in again.iter().filter(|name| !second.failures.contains(&format!("scenario {name}"))) {
-        println!("UNSTEADY: scenario {name} failed at first and passed when it was run again");
-        tally.failures.retain(|failure| failure != &format!("scenario {name}"));
-        tally.failed -= 1;
-        tally.passed += 1;
+    for failure in again.iter().map(|name| format!("{SCENARIO}{name}")) {
+        if second.failures_of(&failure) == 0 && second.passed + second.failed >= again.len() {
+            tally.was_unsteady(&failure);
+        }
     }
     Ok(tally)
 }
@@ -173,7 +227,7 @@ fn scenarios(root: &Path, which: &[String]) -> Result<Tally, Failure> {
         println!("{line}");
         match scenario_result(line) {
             Some((_, true)) => tally.pass(),
-            Some((name, false)) => tally.fail(format!("scenario {name}")),
+            Some((name, false)) => tally.fail(format!("{SCENARIO}{name}")),
             None => {}
         }
     })?;
@@ -209,6 +263,28 @@ mod tests {
         assert_eq!(test_result("running 3 tests"), None);
         assert_eq!(failed_test("test a::b ... FAILED"), Some("a::b"));
         assert_eq!(failed_test("test a::b ... ok"), None);
+    }
+
+    #[test]
+    fn programs_that_crash_are_noticed() {
+        assert!(begins("running 0 tests") && begins("running 1 test"));
+        assert!(!begins("running nat-to-nat") && !begins("running 2 tests at once") && !begins("test running ... ok"));
+    }
+
+    #[test]
+    fn what_failed_once_is_counted_as_passed_and_what_has_no_name_is_not_run_again() {
+        let mut tally = Tally { passed: 5, ..Tally::default() };
+        assert!(!tally.may_be_retried(), "nothing failed");
+        for name in ["a", "b", "a"] {
+            tally.fail(name);
+        }
+        assert!(tally.may_be_retried());
+        tally.was_unsteady("a");
+        assert_eq!((tally.passed, tally.failed, tally.failures.as_slice()), (7, 1, &["b".to_owned()][..]));
+        tally.failed += 1;
+        assert!(!tally.may_be_retried(), "a failure without a name");
+        let many = Tally { passed: 0, failed: 7, failures: vec!["a".to_owned(); 7] };
+        assert!(!many.may_be_retried());
     }
 
     #[test]
