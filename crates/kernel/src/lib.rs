@@ -17,6 +17,7 @@ pub mod route;
 pub mod saved_sysctl;
 pub mod signals;
 pub mod sock_diag;
+pub mod source_way;
 pub mod sysctl;
 pub mod tun;
 pub mod udp;

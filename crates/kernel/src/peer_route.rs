@@ -13,9 +13,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use crate::error::{Effect, Error};
+use crate::error::Error;
 use crate::kept_address::Mark;
-use crate::route::{NextHop, Prefix, Route, RouteKind, RouteSocket, Rule, Selector, TableRoute};
+use crate::route::{Desired, NextHop, Prefix, Route, RouteKind, RouteSocket, Rule, Selector, TableRoute};
 
 /// The routes are in this table.
 pub const PEER_TABLE: u32 = 20313;
@@ -73,22 +73,14 @@ impl PeerRoutes {
     /// it are undone.
     ///
     /// # Errors
-    /// [`Error::Call`] of the step that failed. Its effect is [`Effect::Partial`] only where undoing failed as well; apply
+    /// [`Error::Call`] of the step that failed. Its effect is [`Effect::Partial`](crate::Effect::Partial) only where undoing failed as well; apply
     /// again then.
     pub fn apply(&mut self, wanted: &BTreeMap<IpAddr, PeerWay>) -> Result<bool, Error> {
-        let routes: BTreeSet<TableRoute> = wanted.iter().map(|(peer, way)| host_route(*peer, way)).collect();
-        let rules: BTreeSet<Rule> = wanted.keys().map(|peer| self.rule(peer.is_ipv4())).collect();
-        let present: BTreeSet<TableRoute> = self.route.routes_of(PEER_TABLE)?.into_iter().collect();
-        let ruled: BTreeSet<Rule> =
-            self.route.own_rules()?.into_iter().filter(|rule| rule.table == PEER_TABLE).collect();
-
-        let mut undo: Vec<Undo> = Vec::new();
-        let result = self.change(&present, &routes, &ruled, &rules, &mut undo);
-        if let Err(error) = result {
-            let failures = undo.into_iter().rev().filter_map(|step| step(&mut self.route).err()).count();
-            return Err(if failures > 0 { error.with_effect(Effect::Partial) } else { error });
-        }
-        Ok(!undo.is_empty())
+        let desired = Desired {
+            routes: wanted.iter().map(|(peer, way)| host_route(*peer, way)).collect(),
+            rules: wanted.keys().map(|peer| self.rule(peer.is_ipv4())).collect(),
+        };
+        self.route.establish(|table| table == PEER_TABLE, &desired)
     }
 
     /// Removes everything, also what a killed daemon left.
@@ -103,44 +95,7 @@ impl PeerRoutes {
         let selector = Selector::OwnUnmarked { mask: self.mark.mask, ipv4 };
         Rule { priority: PEER_PRIORITY, selector, table: PEER_TABLE }
     }
-
-    fn change(
-        &mut self,
-        present: &BTreeSet<TableRoute>,
-        routes: &BTreeSet<TableRoute>,
-        ruled: &BTreeSet<Rule>,
-        rules: &BTreeSet<Rule>,
-        undo: &mut Vec<Undo>,
-    ) -> Result<(), Error> {
-        let same = |a: &TableRoute, b: &TableRoute| (a.destination, a.metric) == (b.destination, b.metric);
-        for new in routes.difference(present) {
-            self.route.set_route(new)?;
-            match present.iter().find(|old| same(old, new)).cloned() {
-                Some(old) => undo.push(Box::new(move |socket| socket.set_route(&old))),
-                None => {
-                    let new = new.clone();
-                    undo.push(Box::new(move |socket| socket.delete_route(&new).map(drop)));
-                }
-            }
-        }
-        for &rule in rules.difference(ruled) {
-            self.route.set_rule(&rule)?;
-            undo.push(Box::new(move |socket| socket.delete_rule(&rule).map(drop)));
-        }
-        for &rule in ruled.difference(rules) {
-            self.route.delete_rule(&rule)?;
-            undo.push(Box::new(move |socket| socket.set_rule(&rule)));
-        }
-        for old in present.difference(routes).filter(|old| !routes.iter().any(|new| same(old, new))) {
-            self.route.delete_route(old)?;
-            let old = old.clone();
-            undo.push(Box::new(move |socket| socket.set_route(&old)));
-        }
-        Ok(())
-    }
 }
-
-type Undo = Box<dyn FnOnce(&mut RouteSocket) -> Result<(), Error>>;
 
 fn host_route(peer: IpAddr, way: &PeerWay) -> TableRoute {
     // The gateway need not be on a subnet of the interface any more.

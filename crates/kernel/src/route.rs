@@ -3,6 +3,7 @@
 //! Adding what is there and deleting what is not are no errors: the caller wants a state, not an event.
 
 mod address;
+mod desired;
 mod link;
 mod lookup;
 mod neighbour;
@@ -19,6 +20,7 @@ use crate::error::Error;
 use crate::netlink::{Netlink, Refusal};
 
 pub use address::{Address, AddressScope, NewAddress};
+pub(crate) use desired::Desired;
 pub use link::Link;
 pub use lookup::{Route, RouteKind};
 pub use neighbour::{Neighbour, NeighbourState};

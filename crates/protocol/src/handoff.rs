@@ -9,7 +9,7 @@ use crate::Time;
 use crate::node::{Arrival, Node, Routes};
 use crate::op::{Carrier, Event, KernelOp, PeerId};
 use crate::outcome::Asked;
-use crate::peer::{Attachment, Candidate, CarrierProbe, NOWHERE, PendingUpdate};
+use crate::peer::{Attachment, Awaited, Candidate, CarrierProbe, Meanwhile, NOWHERE, PendingUpdate};
 use crate::timer::Timer;
 
 /// Seconds that a binding is asked for; it is not renewed by time, since its flows end it.
@@ -47,13 +47,16 @@ impl Node {
         // Where it is going counts more than where it was: the two may be of different families.
         let places = [peer.heading().ip(), peer.remote.ip()];
         let targets = places.into_iter().chain(peer.locators.iter().copied());
-        let wanted = forced.flatten();
+        let by_hand = forced.map(|to| to.and_then(|to| self.attachments.get(&to).copied()));
+        let preferred = by_hand.unwrap_or(peer.preferred).filter(|a| self.attachments.get(&a.address) == Some(a));
+        let wanted = preferred.map(|attachment| attachment.address).or(forced.flatten());
         let found = targets.into_iter().find_map(|target| {
             let source = wanted.filter(|w| w.is_ipv4() == target.is_ipv4()).or_else(|| routes.source_for(target))?;
             self.attachments.get(&source).copied()
         });
         let adopted = peer.restored && found.is_some_and(|attachment| Some(attachment.address) == peer.source);
         if let Some(peer) = self.peers.get_mut(&id) {
+            peer.preferred = preferred;
             peer.restored = false;
             if adopted {
                 peer.attachment = found;
@@ -66,10 +69,11 @@ impl Node {
             None if peer.attachment.is_some() => self.leave(now, id),
             None => {}
             Some(attachment) if peer.attachment == Some(attachment) && forced.is_none() => {
+                self.watch_former(now, id, routes);
                 self.tell_locators(now, id);
                 self.uproot(now, id);
             }
-            Some(attachment) => self.arrive(now, id, attachment),
+            Some(attachment) => self.arrive(now, id, attachment, routes),
         }
     }
 
@@ -88,7 +92,7 @@ impl Node {
         }
     }
 
-    /// All flows of the peer wait (P-21).
+    /// All flows of the peer wait (P-21), unless the path that is being left carries them until then.
     fn hold(&mut self, id: PeerId) {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         peer.places.local = NOWHERE;
@@ -108,12 +112,34 @@ impl Node {
         }
     }
 
+    /// What carries the flows while an update is under way, if that still works: the path that they have now (P-38).
+    fn former_path(&self, id: PeerId, routes: &dyn Routes) -> Option<Meanwhile> {
+        let peer = self.peers.get(&id)?;
+        let meanwhile = match &peer.update {
+            Some(update) => update.meanwhile.clone()?,
+            None if peer.carrier == Carrier::Hold && peer.moved_flows() > 0 => return None,
+            None => Meanwhile { binding: peer.binding(), attachment: peer.attachment? },
+        };
+        let attachment = meanwhile.attachment;
+        let there = self.attachments.get(&attachment.address) == Some(&attachment);
+        (there && routes.still_reaches(attachment.address, meanwhile.binding.peer_locator)).then_some(meanwhile)
+    }
+
+    /// While an update is not answered: the path that is being left may go before.
+    fn watch_former(&mut self, now: Time, id: PeerId, routes: &dyn Routes) {
+        let waiting = self.peers.get(&id).is_some_and(|peer| peer.meanwhile().is_some());
+        if waiting && self.former_path(id, routes).is_none() {
+            self.announce(now, id, true, true, false);
+            self.hold(id);
+        }
+    }
+
     /// We are somewhere else: the peer is told.
-    fn arrive(&mut self, now: Time, id: PeerId, attachment: Attachment) {
+    fn arrive(&mut self, now: Time, id: PeerId, attachment: Attachment, routes: &dyn Routes) {
+        let meanwhile = self.former_path(id, routes);
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let from = peer.source;
-        let before = peer.attachment;
-        let lost = before.is_none_or(|before| self.attachments.get(&before.address) != Some(&before));
+        let lost = meanwhile.is_none();
         peer.retire_path();
         peer.attachment = Some(attachment);
         peer.source = Some(attachment.address);
@@ -132,6 +158,9 @@ impl Node {
         let flows = peer.flows.len();
         // The update first: nothing that the kernel must do delays it.
         self.announce(now, id, lost, true, false);
+        if let Some(update) = self.peers.get_mut(&id).and_then(|peer| peer.update.as_mut()) {
+            update.meanwhile = meanwhile;
+        }
         self.hold(id);
         self.accept_former(now, id);
         if flows > 0 {
@@ -279,37 +308,40 @@ impl Node {
         };
         // P-17
         if sequence <= peer.sequence_accepted {
-            let repeated = sequence == peer.sequence_accepted && peer.heading() == arrival.source;
+            let (place, endpoint, _) = peer.announced();
+            let repeated = sequence == peer.sequence_accepted && endpoint == arrival.source;
             let status = if repeated { BindingStatus::Accepted } else { BindingStatus::NotNewer };
-            answers.push(acknowledgement(status, peer.sequence_accepted, peer.places.peer));
-            let challenge = peer.candidate.as_ref().filter(|candidate| repeated && candidate.announced);
+            answers.push(acknowledgement(status, peer.sequence_accepted, place));
+            let challenge = peer.candidate.as_ref().filter(|candidate| repeated && candidate.remote == arrival.source);
             answers.extend(challenge.map(|candidate| Message::PathChallenge { token: candidate.token }));
             return;
         }
-        let before = (peer.places.peer, peer.heading(), peer.peer_refuses_rewrite);
+        let before = peer.announced();
         let place = peer.number_place(sequence, claimed, arrival.source, flags.contains(UpdateFlags::UPROOTED));
         peer.sequence_accepted = sequence;
         answers.push(acknowledgement(BindingStatus::Accepted, sequence, place));
         let refuses = flags.contains(UpdateFlags::REWRITE_REFUSED);
         if (place, arrival.source, refuses) == before {
             // It only makes sure that we know.
-            let challenge = peer.candidate.as_ref().filter(|candidate| candidate.announced);
+            let challenge = peer.candidate.as_ref().filter(|candidate| candidate.remote == arrival.source);
             answers.extend(challenge.map(|candidate| Message::PathChallenge { token: candidate.token }));
             let saved = peer.saved();
             self.op(KernelOp::SavePeer(saved), Some(Asked::Effect("saving a peer")));
             return;
         }
-        peer.retire_path();
-        peer.places.peer = place;
-        peer.peer_refuses_rewrite = refuses;
-        peer.probe = CarrierProbe::default();
-        if let Some(destination) = arrival.destination {
-            // The answer must leave from the address that the peer asked; that it is our locator towards it now.
-            if peer.update.is_none() && self.attachments.contains_key(&destination) {
-                peer.source = Some(destination);
-                peer.attachment = self.attachments.get(&destination).copied();
-            }
+        let lost = flags.contains(UpdateFlags::FORMER_PATH_LOST);
+        let translated = claimed.ip() != arrival.source.ip();
+        let awaited = Awaited { place, refuses_rewrite: refuses, translated, destination: arrival.destination };
+        if !lost && arrival.source != peer.remote && peer.carries() {
+            // P-38
+            let candidate = Candidate::new(arrival.source, token, now, arrival.length, false);
+            peer.candidate = Some(Candidate { awaited: Some(awaited), ..candidate });
+            let again = peer.repeat_after(1);
+            answers.push(Message::PathChallenge { token });
+            self.timers.set(Timer::Challenge(id), now + again);
+            return;
         }
+        peer.follow(&awaited, &self.attachments);
         if arrival.source == peer.remote {
             peer.candidate = None;
             self.timers.stop(Timer::Challenge(id));
@@ -320,23 +352,26 @@ impl Node {
             let again = peer.repeat_after(1);
             self.timers.set(Timer::Challenge(id), now + again);
         }
-        let translated = claimed.ip() != arrival.source.ip();
         let flows = peer.flows.len();
-        self.timers.stop(Timer::Probe(id));
         // The answer before the effects: it is what the peer waits for.
         self.send_to(id, arrival.destination, arrival.source, answers);
         answers.clear();
+        self.lead_flows(now, id);
+        if flows > 0 {
+            self.op(KernelOp::Kick { peer: id, lost }, Some(Asked::Effect("waking senders")));
+            self.event(Event::PeerMoved { peer: id, to: arrival.source, translated, flows });
+        }
+    }
+
+    /// The flows of a peer that moved go where it is now.
+    pub(crate) fn lead_flows(&mut self, now: Time, id: PeerId) {
+        self.timers.stop(Timer::Probe(id));
         self.choose_carrier(id);
         self.set_tunnel_path(id);
         self.put_binding_in_force(id);
         self.accept_former(now, id);
         self.refresh_sets();
         self.refresh_listening(now);
-        if flows > 0 {
-            let lost = flags.contains(UpdateFlags::FORMER_PATH_LOST);
-            self.op(KernelOp::Kick { peer: id, lost }, Some(Asked::Effect("waking senders")));
-            self.event(Event::PeerMoved { peer: id, to: arrival.source, translated, flows });
-        }
     }
 
     /// The peer's answer to our update.

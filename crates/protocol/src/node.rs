@@ -22,6 +22,10 @@ use crate::timer::{Timer, Timers};
 pub trait Routes {
     /// The address, or `None` where the destination cannot be reached.
     fn source_for(&self, destination: IpAddr) -> Option<IpAddr>;
+
+    /// Whether packets from `source`, an address of the host's, could still reach a destination by the interface that has
+    /// it, though the way that is preferred now may be another.
+    fn still_reaches(&self, source: IpAddr, destination: IpAddr) -> bool;
 }
 
 /// How long closed flows stay known: the last acknowledgements of a moved connection are translated too.
@@ -74,6 +78,7 @@ pub struct Node {
     pub(crate) mended: u32,
     listening: Vec<u32>,
     keeping: Vec<IpAddr>,
+    leaving: Vec<IpAddr>,
     reaching: Vec<(IpAddr, bool)>,
     dropped: u64,
 }
@@ -147,6 +152,7 @@ impl Node {
             mended: 0,
             listening: Vec::new(),
             keeping: Vec::new(),
+            leaving: Vec::new(),
             reaching: Vec::new(),
             dropped: 0,
         }
@@ -556,7 +562,9 @@ impl Node {
     /// Tells the data plane the binding of a peer as it is now.
     pub(crate) fn put_binding_in_force(&mut self, id: PeerId) {
         let Some(peer) = self.peers.get(&id) else { return };
-        let op = KernelOp::SetBinding { peer: id, binding: peer.binding(), moved: peer.moved_flows() > 0 };
+        // While a move is under way what comes by the wrong path is to be seen.
+        let moved = peer.moved_flows() > 0 || peer.meanwhile().is_some();
+        let op = KernelOp::SetBinding { peer: id, binding: peer.binding(), moved };
         self.op(op, Some(Asked::State("putting a binding in force", State::Binding(id))));
         let saved = self.peers[&id].saved();
         self.op(KernelOp::SavePeer(saved), Some(Asked::Effect("saving a peer")));
@@ -565,9 +573,14 @@ impl Node {
     /// Tells the caller the sets of addresses that moved flows need, where they changed.
     pub(crate) fn refresh_sets(&mut self) {
         let mut keep: BTreeSet<IpAddr> = BTreeSet::new();
+        let mut leave: BTreeSet<IpAddr> = BTreeSet::new();
         let mut reach: BTreeMap<IpAddr, bool> = BTreeMap::new();
         for peer in self.peers.values() {
             keep.extend(peer.local_addresses());
+            if peer.has_gone() {
+                let former = peer.former.iter().map(|(local, _)| *local);
+                leave.extend(peer.local_addresses().chain(former).chain(peer.source));
+            }
             if peer.has_left() {
                 let tunnelled = peer.carrier != Carrier::Rewrite;
                 for address in peer.remote_addresses() {
@@ -579,6 +592,11 @@ impl Node {
         if keep != self.keeping {
             self.keeping = keep;
             self.keep_addresses();
+        }
+        let leave: Vec<IpAddr> = leave.into_iter().collect();
+        if leave != self.leaving {
+            self.leaving = leave;
+            self.leave_from();
         }
         let reach: Vec<(IpAddr, bool)> = reach.into_iter().collect();
         if reach != self.reaching {
@@ -592,6 +610,11 @@ impl Node {
         self.op(KernelOp::KeepAddresses { addresses: self.keeping.clone() }, asked);
     }
 
+    fn leave_from(&mut self) {
+        let asked = Some(Asked::State("leading packets out of the network that is left", State::Sets));
+        self.op(KernelOp::LeaveFrom { addresses: self.leaving.clone() }, asked);
+    }
+
     fn reach_peers(&mut self) {
         let asked = Some(Asked::State("reaching moved peers", State::Sets));
         self.op(KernelOp::ReachPeers { addresses: self.reaching.clone() }, asked);
@@ -600,6 +623,7 @@ impl Node {
     /// Tells the caller the sets again.
     pub(crate) fn put_sets_in_force(&mut self) {
         self.keep_addresses();
+        self.leave_from();
         self.reach_peers();
     }
 
@@ -787,6 +811,7 @@ impl Node {
             self.by_key.len(),
             self.listening.len(),
             self.keeping.len(),
+            self.leaving.len(),
             self.reaching.len(),
             self.failed.len(),
         ];

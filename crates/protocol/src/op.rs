@@ -160,6 +160,12 @@ pub enum KernelOp {
         /// Sorted.
         addresses: Vec<IpAddr>,
     },
+    /// Addresses that this host is leaving: what is sent from those that it still has is to go out by the interface that
+    /// has them, wherever other packets are sent by now (P-38).
+    LeaveFrom {
+        /// Sorted.
+        addresses: Vec<IpAddr>,
+    },
     /// Virtual addresses of moved peers that must lead into the egress programs, with whether they go by tunnel (so
     /// need the tunnel's MTU).
     ReachPeers {

@@ -21,7 +21,11 @@ impl Node {
         let Some(candidate) = peer.candidate.as_mut() else { return };
         candidate.tries += 1;
         if candidate.tries > CHALLENGES {
-            if !candidate.announced {
+            if let Some(awaited) = candidate.awaited.take() {
+                candidate.announced = true;
+                peer.follow(&awaited, &self.attachments);
+                self.timers.stop(Timer::Probe(id));
+            } else if !candidate.announced {
                 // Somebody sent a datagram of the peer's from elsewhere. That means nothing.
                 peer.candidate = None;
                 return;
@@ -86,20 +90,30 @@ impl Node {
         let confirmed = peer.candidate.take_if(|candidate| candidate.token == token);
         let Some(candidate) = confirmed else { return };
         self.timers.stop(Timer::Challenge(id));
+        if let Some(awaited) = &candidate.awaited {
+            peer.follow(awaited, &self.attachments);
+        }
         peer.remote = candidate.remote;
         let round_trip = now.since(candidate.sent);
         if candidate.tries == 1 {
             peer.sample_round_trip(round_trip);
         }
         peer.follow_mapping(candidate.remote);
-        let held = peer.carrier == Carrier::Hold;
-        if held {
-            self.choose_carrier(id);
+        let flows = peer.flows.len();
+        if let Some(awaited) = candidate.awaited.filter(|_| flows > 0) {
+            self.event(Event::PeerMoved { peer: id, to: candidate.remote, translated: awaited.translated, flows });
         }
-        self.set_tunnel_path(id);
-        self.put_binding_in_force(id);
-        self.refresh_sets();
-        self.refresh_listening(now);
+        if candidate.awaited.is_some() {
+            self.lead_flows(now, id);
+        } else {
+            if self.peers.get(&id).is_some_and(|peer| peer.carrier == Carrier::Hold) {
+                self.choose_carrier(id);
+            }
+            self.set_tunnel_path(id);
+            self.put_binding_in_force(id);
+            self.refresh_sets();
+            self.refresh_listening(now);
+        }
         if candidate.announced {
             // The allowance may have been used up; what was dropped then is not waited for.
             self.op(KernelOp::Kick { peer: id, lost: false }, Some(Asked::Effect("waking senders")));
@@ -118,8 +132,10 @@ impl Node {
             return;
         }
         // Where the place itself is not confirmed yet, the other mapping takes its place.
-        let announced = peer.candidate.as_ref().is_some_and(|candidate| candidate.announced);
+        let before = peer.candidate.take();
+        let announced = before.as_ref().is_some_and(|candidate| candidate.announced);
         let mut candidate = Candidate::new(arrival.source, token, now, arrival.length, announced);
+        candidate.awaited = before.and_then(|candidate| candidate.awaited);
         let spent = answered + if answered > 0 { whimbrel_handshake::CONTROL_OVERHEAD } else { 0 };
         candidate.control = candidate.control.saturating_sub(spent as u64);
         peer.candidate = Some(candidate);

@@ -60,6 +60,17 @@ pub(crate) struct PendingUpdate {
     pub(crate) asked: Vec<(SocketAddr, u64)>,
     /// The one of these that has answered its challenge.
     pub(crate) proven: Option<SocketAddr>,
+    /// What carries the flows until the answer is there.
+    pub(crate) meanwhile: Option<Meanwhile>,
+}
+
+/// The path that is being left and still works: make before break (P-38).
+#[derive(Clone, Debug)]
+pub(crate) struct Meanwhile {
+    /// Stays in force.
+    pub(crate) binding: Binding,
+    /// What it depends on.
+    pub(crate) attachment: Attachment,
 }
 
 impl PendingUpdate {
@@ -74,6 +85,7 @@ impl PendingUpdate {
             held,
             asked: Vec::new(),
             proven: None,
+            meanwhile: None,
         }
     }
 }
@@ -92,6 +104,19 @@ pub(crate) struct Candidate {
     pub(crate) tunnel: u64,
     /// Bytes of control datagrams that may still go there.
     pub(crate) control: u64,
+    /// The peer moves there, and its former path carries its flows until this one is confirmed (P-38).
+    pub(crate) awaited: Option<Awaited>,
+}
+
+/// What an update said that is carried out once the path is confirmed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Awaited {
+    /// The peer's place from then on.
+    pub(crate) place: u32,
+    pub(crate) refuses_rewrite: bool,
+    pub(crate) translated: bool,
+    /// Where the update was received.
+    pub(crate) destination: Option<IpAddr>,
 }
 
 /// Bytes of the allowance that are kept for control datagrams.
@@ -102,7 +127,7 @@ impl Candidate {
     pub(crate) fn new(remote: SocketAddr, token: u64, now: Time, received: usize, announced: bool) -> Self {
         let allowance = 3 * received as u64;
         let tunnel = if announced { allowance.saturating_sub(CONTROL_SHARE) } else { 0 };
-        Self { remote, token, sent: now, tries: 1, announced, tunnel, control: allowance - tunnel }
+        Self { remote, token, sent: now, tries: 1, announced, tunnel, control: allowance - tunnel, awaited: None }
     }
 }
 
@@ -187,6 +212,8 @@ pub(crate) struct Peer {
     pub(crate) handshakes: u32,
     /// It was taken over from a daemon before this one, and where we are was not looked at since.
     pub(crate) restored: bool,
+    /// The address that was chosen by hand, as long as this host has it.
+    pub(crate) preferred: Option<Attachment>,
 }
 
 impl Peer {
@@ -228,6 +255,7 @@ impl Peer {
             reach_tries: 0,
             handshakes: 0,
             restored: false,
+            preferred: None,
         }
     }
 
@@ -301,6 +329,9 @@ impl Peer {
     /// The places as the data plane is to have them. No flow is at home at a place that is not confirmed: native
     /// packets would know no allowance (P-18).
     pub(crate) fn places_in_force(&self) -> Places {
+        if let Some(meanwhile) = self.meanwhile() {
+            return meanwhile.binding.places;
+        }
         match &self.candidate {
             Some(candidate) if candidate.announced => Places { peer: NOWHERE, ..self.places },
             _ => self.places,
@@ -332,8 +363,50 @@ impl Peer {
         }
     }
 
+    /// The place and endpoint that the peer announced last, the refusal of rewritten packets that went with it.
+    pub(crate) fn announced(&self) -> (u32, SocketAddr, bool) {
+        let candidate = self.candidate.as_ref();
+        match candidate.and_then(|candidate| Some((candidate.remote, candidate.awaited?))) {
+            Some((remote, awaited)) => (awaited.place, remote, awaited.refuses_rewrite),
+            None => (self.places.peer, self.heading(), self.peer_refuses_rewrite),
+        }
+    }
+
+    /// Whether the present path carries flows: no move of either end is under way.
+    pub(crate) fn carries(&self) -> bool {
+        let announced = self.candidate.as_ref().is_some_and(|candidate| candidate.announced);
+        self.update.is_none() && self.attachment.is_some() && !announced
+    }
+
+    /// The peer is at another place. `attachments` are those of this host.
+    pub(crate) fn follow(&mut self, awaited: &Awaited, attachments: &BTreeMap<IpAddr, Attachment>) {
+        self.retire_path();
+        self.places.peer = awaited.place;
+        self.peer_refuses_rewrite = awaited.refuses_rewrite;
+        self.probe = CarrierProbe::default();
+        // The answer leaves from the address that the peer asked; that it is our locator towards it now.
+        let asked = awaited.destination.and_then(|address| attachments.get(&address));
+        if let (None, Some(attachment)) = (&self.update, asked) {
+            self.source = Some(attachment.address);
+            self.attachment = Some(*attachment);
+        }
+    }
+
+    /// What carries the flows while an update is not answered.
+    pub(crate) fn meanwhile(&self) -> Option<&Meanwhile> {
+        self.update.as_ref()?.meanwhile.as_ref()
+    }
+
+    /// Whether flows are at home at another place of this host than the one where it is or goes to.
+    pub(crate) fn has_gone(&self) -> bool {
+        self.homes.keys().any(|(home, _)| home.local != self.places.local)
+    }
+
     /// The binding as the data plane is to have it.
     pub(crate) fn binding(&self) -> Binding {
+        if let Some(meanwhile) = self.meanwhile() {
+            return meanwhile.binding.clone();
+        }
         let peer_locator = self.heading().ip();
         let unspecified = match peer_locator {
             IpAddr::V4(_) => IpAddr::from([0; 4]),

@@ -79,7 +79,9 @@ impl DataPlane {
             KernelOp::SetTunnelPath { peer, path, .. } => {
                 self.paths.insert(*peer, path.clone());
             }
-            KernelOp::Introduce { .. }
+            // A simulated host sends from each address by the link that has it in any case.
+            KernelOp::LeaveFrom { .. }
+            | KernelOp::Introduce { .. }
             | KernelOp::Probe { .. }
             | KernelOp::Kick { .. }
             | KernelOp::SavePeer(_)

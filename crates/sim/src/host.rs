@@ -154,6 +154,10 @@ impl Routes for Table {
         let near = self.addresses.iter().find(|address| same_link(**address, destination));
         near.or_else(|| self.addresses.iter().find(|address| address.is_ipv4() == destination.is_ipv4())).copied()
     }
+
+    fn still_reaches(&self, source: IpAddr, destination: IpAddr) -> bool {
+        self.addresses.contains(&source) && source.is_ipv4() == destination.is_ipv4()
+    }
 }
 
 /// All links are /24 or /64.

@@ -32,6 +32,10 @@ pub struct Flow {
     pub tuples: [FlowTuple; 2],
     /// Whether the end's socket is there.
     pub open: [bool; 2],
+    /// Segments that each end's socket made.
+    pub sent: [u64; 2],
+    /// Segments that came to it.
+    pub received: [u64; 2],
     /// When each end last received something.
     pub arrived: [Option<Time>; 2],
     /// How that came.
@@ -498,6 +502,8 @@ impl World {
             hosts: [client, server],
             tuples,
             open: [true; 2],
+            sent: [0; 2],
+            received: [0; 2],
             arrived: [None; 2],
             carried: [None; 2],
             broken: false,

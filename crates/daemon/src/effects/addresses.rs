@@ -8,6 +8,7 @@ use whimbrel_kernel::Error;
 use whimbrel_kernel::kept_address::{Carrier, Kept, KeptAddresses, Mark};
 use whimbrel_kernel::peer_route::{PeerRoutes, PeerWay};
 use whimbrel_kernel::route::RouteKind;
+use whimbrel_kernel::source_way::{SourceWay, SourceWays};
 
 /// The mark of packets of moved flows. Two bits that neither Kubernetes (0xc000), Tailscale (0xff0000) nor wg-quick
 /// (its port) use; the second tells "looked at, and not of a moved flow" apart (`PeerRoutes::under`).
@@ -18,8 +19,11 @@ pub(crate) const MARK: Mark = Mark { value: 0x1000_0000, mask: 0x3000_0000 };
 pub(crate) struct Addresses {
     kept: KeptAddresses,
     routes: PeerRoutes,
+    sources: SourceWays,
     /// All addresses of this host that flows use.
     used: BTreeSet<IpAddr>,
+    /// Those that the host leaves, and those that it is at instead.
+    leaving: Vec<IpAddr>,
     /// Addresses of moved peers, and whether through the tunnel.
     reached: Vec<(IpAddr, bool)>,
     /// Those of `used` that are kept now.
@@ -31,6 +35,8 @@ pub(crate) struct Addresses {
 pub(crate) struct Surroundings {
     /// This host's own addresses now.
     pub(crate) own: BTreeSet<IpAddr>,
+    /// The ways of those whose interface leads everywhere.
+    pub(crate) ways: BTreeMap<IpAddr, SourceWay>,
     /// Where peers are now: no route of ours may lead these astray.
     pub(crate) locators: BTreeSet<IpAddr>,
     /// Interfaces that packets of moved flows may arrive on; none while nothing is moved.
@@ -46,7 +52,9 @@ impl Addresses {
         Ok(Self {
             kept: KeptAddresses::open(run_dir)?,
             routes: PeerRoutes::open(MARK)?,
+            sources: SourceWays::open(MARK)?,
             used: BTreeSet::new(),
+            leaving: Vec::new(),
             reached: Vec::new(),
             in_force: Vec::new(),
         })
@@ -60,6 +68,11 @@ impl Addresses {
     /// Sets which addresses of this host flows use.
     pub(crate) fn use_addresses(&mut self, addresses: Vec<IpAddr>) {
         self.used = addresses.into_iter().collect();
+    }
+
+    /// Sets which addresses are left.
+    pub(crate) fn leave(&mut self, addresses: Vec<IpAddr>) {
+        self.leaving = addresses;
     }
 
     /// Sets which addresses of moved peers are to be reached.
@@ -84,9 +97,24 @@ impl Addresses {
         if applied.is_ok() {
             self.in_force = kept.addresses.iter().copied().collect();
         }
+        let sources = self.source_ways(surroundings);
+        let left = self.sources.apply(&sources);
         let ways = self.ways(surroundings);
         let reached = self.routes.apply(&ways);
-        applied.and(reached).map(drop)
+        applied.and(left).and(reached).map(drop)
+    }
+
+    /// Only those that would be led astray without.
+    fn source_ways(&mut self, surroundings: &Surroundings) -> BTreeMap<IpAddr, SourceWay> {
+        let Self { routes, leaving, .. } = self;
+        let mut astray = |address: IpAddr, way: &SourceWay| {
+            surroundings.locators.iter().filter(|to| to.is_ipv4() == address.is_ipv4()).any(|to| {
+                let natural = routes.under(*to, Some(address));
+                natural.is_ok_and(|route| route.interface != way.interface && route.kind == RouteKind::Unicast)
+            })
+        };
+        let ways = leaving.iter().filter_map(|address| Some((*address, *surroundings.ways.get(address)?)));
+        ways.filter(|(address, way)| astray(*address, way)).collect()
     }
 
     fn ways(&mut self, surroundings: &Surroundings) -> BTreeMap<IpAddr, PeerWay> {
@@ -125,7 +153,8 @@ impl Addresses {
     pub(crate) fn release(&mut self) -> Result<(), Error> {
         self.in_force.clear();
         let kept = self.kept.release();
-        self.routes.release().and(kept)
+        let sources = self.sources.release();
+        self.routes.release().and(sources).and(kept)
     }
 }
 

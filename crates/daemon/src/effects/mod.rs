@@ -6,7 +6,7 @@ mod introductions;
 mod kick;
 mod tunnels;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
@@ -14,7 +14,8 @@ use std::time::Duration;
 use whimbrel_datapath::{self as datapath, Datapath, LocatorPair, Role};
 use whimbrel_ipc::Attachment;
 use whimbrel_kernel::inject::Injector;
-use whimbrel_kernel::network::NetworkState;
+use whimbrel_kernel::network::{NetworkState, UsableAddress};
+use whimbrel_kernel::source_way::SourceWay;
 use whimbrel_kernel::tun::Tun;
 use whimbrel_protocol::{Binding, Carrier, FlowEntry, KernelOp, OpFailed, OpId, PeerId, Places, Time};
 use whimbrel_transform::Algorithm;
@@ -141,6 +142,7 @@ impl Effects {
                 KernelOp::SetBinding { .. }
                     | KernelOp::RemoveBinding { .. }
                     | KernelOp::KeepAddresses { .. }
+                    | KernelOp::LeaveFrom { .. }
                     | KernelOp::ReachPeers { .. }
                     | KernelOp::SetTunnelPath { .. }
                     | KernelOp::ListenForIntroductions { .. }
@@ -200,6 +202,7 @@ impl Effects {
                 self.datapath.remove_binding(peer.0)?;
             }
             KernelOp::KeepAddresses { addresses } => self.addresses.use_addresses(addresses),
+            KernelOp::LeaveFrom { addresses } => self.addresses.leave(addresses),
             KernelOp::ReachPeers { addresses } => self.addresses.reach(addresses),
             KernelOp::Kick { peer, lost } => {
                 if self.kick {
@@ -331,6 +334,7 @@ impl Effects {
         let wires = || hooks::wires(&self.network, tun).map(|link| link.index);
         Surroundings {
             own: own_addresses(&self.network),
+            ways: source_ways(&self.network),
             locators: self.bindings.values().map(|binding| binding.peer_locator).collect(),
             arrivals: if self.hooks.carrying() { wires().collect() } else { BTreeSet::new() },
             tun,
@@ -465,6 +469,18 @@ fn wakes((_, op): &(OpId, KernelOp)) -> Option<PeerId> {
         KernelOp::Kick { peer, lost: true } => Some(*peer),
         _ => None,
     }
+}
+
+/// How packets leave that are sent from each address of this host, where its interface has a way to everywhere.
+pub(crate) fn source_ways(network: &NetworkState) -> BTreeMap<IpAddr, SourceWay> {
+    let way = |usable: &UsableAddress| {
+        let ipv4 = usable.address.is_ipv4();
+        let defaults = network.default_routes.iter();
+        let own = defaults.filter(|route| route.ipv4 == ipv4 && route.interface == usable.interface);
+        let best = own.min_by_key(|route| route.metric)?;
+        Some((usable.address, SourceWay { interface: usable.interface, gateway: best.gateway }))
+    };
+    network.addresses.iter().filter_map(way).collect()
 }
 
 /// The addresses that this host has by itself.

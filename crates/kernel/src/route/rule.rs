@@ -17,6 +17,13 @@ pub enum Selector {
     /// Packets of this host (not forwarded ones) that are sent from this address. Reverse-path checks of packets to
     /// this address count as such.
     From(IpAddr),
+    /// As [`From`](Self::From), but only packets whose firewall mark has none of the bits of `mask`.
+    FromUnmarked {
+        /// The source.
+        address: IpAddr,
+        /// Which bits have to be zero.
+        mask: u32,
+    },
     /// Packets whose firewall mark has `value` in the bits of `mask`.
     Mark {
         /// Compared under the mask.
@@ -38,7 +45,7 @@ pub enum Selector {
 impl Selector {
     fn is_ipv4(self) -> bool {
         match self {
-            Self::From(address) => address.is_ipv4(),
+            Self::From(address) | Self::FromUnmarked { address, .. } => address.is_ipv4(),
             Self::Mark { ipv4, .. } | Self::OwnUnmarked { ipv4, .. } => ipv4,
         }
     }
@@ -59,6 +66,9 @@ impl Rule {
     fn object(&self) -> String {
         match self.selector {
             Selector::From(address) => format!("from {address} lookup {}", self.table),
+            Selector::FromUnmarked { address, mask } => {
+                format!("from {address} fwmark 0/{mask:#x} lookup {}", self.table)
+            }
             Selector::Mark { value, mask, .. } => format!("fwmark {value:#x}/{mask:#x} lookup {}", self.table),
             Selector::OwnUnmarked { mask, .. } => format!("fwmark 0/{mask:#x} iif lo lookup {}", self.table),
         }
@@ -124,6 +134,13 @@ fn encode(rule: &Rule) -> RuleMessage {
             attributes.push(RuleAttribute::Source(address));
             attributes.push(RuleAttribute::Iifname("lo".to_owned()));
         }
+        Selector::FromUnmarked { address, mask } => {
+            message.header.src_len = Prefix::host(address).length;
+            attributes.push(RuleAttribute::Source(address));
+            attributes.push(RuleAttribute::FwMark(0));
+            attributes.push(RuleAttribute::FwMask(mask));
+            attributes.push(RuleAttribute::Iifname("lo".to_owned()));
+        }
         Selector::Mark { value, mask, .. } => {
             attributes.push(RuleAttribute::FwMark(value));
             attributes.push(RuleAttribute::FwMask(mask));
@@ -154,6 +171,7 @@ fn decode(message: &RuleMessage) -> Option<Rule> {
     }
     // The kernel reports no mark of zero.
     let selector = match (source, value, mask) {
+        (Some(address), None, Some(mask)) if mask != 0 => Selector::FromUnmarked { address, mask },
         (Some(address), ..) => Selector::From(address),
         (None, Some(value), mask) => Selector::Mark { value, mask: mask.unwrap_or(u32::MAX), ipv4 },
         (None, None, Some(mask)) => Selector::OwnUnmarked { mask, ipv4 },

@@ -32,6 +32,7 @@ impl World {
             return;
         }
         let (host, own) = (flow.hosts[end], flow.tuples[end]);
+        self.flows[id.0].sent[end] += 1;
         let body = Body::Data { flow: id, end, acknowledgement };
         let mut packet =
             Packet { transport: own.transport, source: own.local, destination: own.remote, origin: host, body };
@@ -327,6 +328,7 @@ impl World {
             return;
         }
         let to = &mut self.flows[flow.0];
+        to.received[1 - end] += 1;
         to.arrived[1 - end] = Some(self.now);
         to.carried[1 - end] = Some(carried);
         if !acknowledgement {

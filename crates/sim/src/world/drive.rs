@@ -291,6 +291,7 @@ impl World {
                 | KernelOp::InstallFlow { .. }
                 | KernelOp::RemoveFlow { .. }
                 | KernelOp::KeepAddresses { .. }
+                | KernelOp::LeaveFrom { .. }
                 | KernelOp::ReachPeers { .. }
                 | KernelOp::Kick { .. }
         ) {

@@ -49,8 +49,11 @@ impl Lie {
     }
 
     fn update(&mut self, sequence: u32, claimed: &str, source: &str) -> usize {
-        let message =
-            Message::BindingUpdate { sequence, flags: UpdateFlags::NONE, claimed: endpoint(claimed), lifetime: 0 };
+        self.update_with(UpdateFlags::FORMER_PATH_LOST, sequence, claimed, source)
+    }
+
+    fn update_with(&mut self, flags: UpdateFlags, sequence: u32, claimed: &str, source: &str) -> usize {
+        let message = Message::BindingUpdate { sequence, flags, claimed: endpoint(claimed), lifetime: 0 };
         let padding = Message::Padding { length: 1100 };
         self.liar.say(&mut self.world, endpoint(source), &[message, padding])
     }
@@ -73,7 +76,8 @@ fn a_locator_that_is_somebody_elses() {
     // Over and over, from several mappings, translated or not, in small datagrams and in new sessions.
     for round in 2..40 {
         let claimed = if round % 2 == 0 { VICTIM } else { "192.168.0.1" };
-        lie.update(round, claimed, VICTIM);
+        let flags = if round % 3 == 0 { UpdateFlags::NONE } else { UpdateFlags::FORMER_PATH_LOST };
+        lie.update_with(flags, round, claimed, VICTIM);
         lie.world.run_for(Duration::from_millis(100));
         lie.liar.say(&mut lie.world, endpoint(VICTIM), &[Message::Ping { token: 3 }]);
         let flags = UpdateFlags::NONE;
@@ -89,6 +93,18 @@ fn a_locator_that_is_somebody_elses() {
     lie.world.run_for(60 * SECOND);
     let (sent, received) = lie.harm();
     assert!(sent <= 3 * received, "{sent} for {received}");
+    lie.world.check();
+}
+
+#[test]
+fn a_lie_without_haste_leads_nothing_astray() {
+    // P-38: while the former path is said to work, nothing but the challenge goes to the new one.
+    let mut lie = Lie::new(403);
+    lie.update_with(UpdateFlags::NONE, 1, VICTIM, VICTIM);
+    lie.world.run_for(60 * SECOND);
+    let (sent, received) = lie.harm();
+    assert!(sent < 1000 && received > 1000, "{sent} for {received}");
+    assert_eq!(lie.world.peer(lie.server).remote.ip(), address("10.66.0.1"));
     lie.world.check();
 }
 

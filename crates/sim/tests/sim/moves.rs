@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use whimbrel_protocol::{Carriers, Config};
-use whimbrel_sim::{Access, Carried, Filter, Kind, Link};
+use whimbrel_sim::{Access, Carried, Filter, FlowId, Kind, Link, World};
 use whimbrel_wire::Transport;
 
-use crate::common::{AWAY, FURTHER, HOME, SECOND, Two, introduced, settle_as};
+use crate::common::{AWAY, FURTHER, HOME, INSIDE, SECOND, Two, introduced, settle_as};
 
 #[test]
 fn a_move_between_public_addresses_goes_over_to_rewriting() {
@@ -458,4 +458,87 @@ fn a_hand_off_by_hand() {
     two.world.assert_delivering(SECOND);
     settle_as(&mut two.world, &flows, Carried::Rewritten);
     two.world.check();
+}
+
+/// Segments that the client and the server did not get, of all flows.
+fn missing(world: &World, flows: &[FlowId]) -> [u64; 2] {
+    let all = flows.iter().map(|flow| world.flow(*flow));
+    all.fold([0, 0], |[client, server], flow| {
+        [client + flow.sent[1] - flow.received[0], server + flow.sent[0] - flow.received[1]]
+    })
+}
+
+#[test]
+fn make_before_break_loses_nothing() {
+    // Into an open network and behind a NAT; from home, and from where the flows are carried already.
+    for seed in 60..64 {
+        let (Two { mut world, client, away, nat, further, .. }, flows) = Two::flowing(seed, 3);
+        let mut from = HOME;
+        if seed >= 62 {
+            world.move_to(client, further, FURTHER);
+            settle_as(&mut world, &flows, Carried::Rewritten);
+            from = FURTHER;
+        }
+        let (network, address, carried) =
+            if seed % 2 == 0 { (away, AWAY, Carried::Rewritten) } else { (nat, INSIDE, Carried::Tunnelled) };
+        world.set_beat(None);
+        world.run_for(SECOND);
+        let before = missing(&world, &flows);
+        world.set_beat(Some(Duration::from_millis(1)));
+        world.run_for(SECOND);
+        world.attach(client, network, address);
+        world.run_for(SECOND);
+        world.detach(client, from);
+        world.run_for(SECOND);
+        world.set_beat(None);
+        world.run_for(SECOND);
+        assert_eq!(missing(&world, &flows), before, "seed {seed}");
+        assert!(flows.iter().all(|flow| world.flow(*flow).carried == [Some(carried); 2]), "seed {seed}");
+        world.check();
+    }
+}
+
+#[test]
+fn a_new_network_that_leads_nowhere_takes_nothing_away() {
+    let (Two { mut world, client, away, .. }, flows) = Two::flowing(64, 3);
+    world.set_cut(away, true);
+    world.set_beat(Some(Duration::from_millis(1)));
+    world.run_for(SECOND);
+    world.attach(client, away, AWAY);
+    world.run_for(10 * SECOND);
+    world.detach(client, AWAY);
+    world.run_for(10 * SECOND);
+    world.set_beat(None);
+    world.run_for(SECOND);
+    assert_eq!(missing(&world, &flows), [0, 0]);
+    world.check();
+}
+
+#[test]
+fn the_former_path_goes_at_any_time() {
+    for after in (1..60).step_by(2) {
+        let (Two { mut world, client, away, .. }, flows) = Two::flowing(65, 3);
+        world.attach(client, away, AWAY);
+        world.run_for(Duration::from_millis(after));
+        world.detach(client, HOME);
+        world.assert_delivering(Duration::from_millis(200));
+        settle_as(&mut world, &flows, Carried::Rewritten);
+        world.check();
+    }
+}
+
+#[test]
+fn an_address_chosen_by_hand_stays_chosen() {
+    let (Two { mut world, client, away, further, .. }, flows) = Two::flowing(66, 2);
+    world.attach(client, away, AWAY);
+    settle_as(&mut world, &flows, Carried::Rewritten);
+    world.hand_off(client, Some(HOME));
+    settle_as(&mut world, &flows, Carried::Native);
+    // Something else changes: what was chosen still counts.
+    world.attach(client, further, FURTHER);
+    world.run_for(SECOND);
+    settle_as(&mut world, &flows, Carried::Native);
+    world.hand_off(client, None);
+    settle_as(&mut world, &flows, Carried::Rewritten);
+    world.check();
 }
