@@ -88,6 +88,42 @@ static __noinline int ingress_icmp(struct __sk_buff *skb, const struct packet *p
 	return pass_counted(COUNTER_ICMP_IN);
 }
 
+#define TCP_FLAGS 13
+#define TCP_RST 0x04
+
+/*
+ * A packet that came under its own names, or as a stranger. What was sent natively in the moment before a move was noticed
+ * may have gone by the new network, where a NAT gave it another name: the peer knows no such connection, and its reset
+ * comes back through that NAT. A peer that means to reset a moved flow says so by the way that the flow takes; one that
+ * is gone says so again when it is next asked.
+ */
+static __noinline int ingress_native(struct __sk_buff *skb, const struct packet *packet)
+{
+	struct flow_tuple own = {};
+	struct flow_entry *flow;
+	struct binding *binding;
+	__u8 flags = 0;
+
+	if (!packet || packet->protocol != IPPROTO_TCP || packet->part == FRAGMENT_LATER)
+		return pass();
+	if (bpf_skb_load_bytes(skb, packet->transport + TCP_FLAGS, &flags, 1) || !(flags & TCP_RST))
+		return pass();
+	own.local = packet->destination;
+	own.remote = packet->source;
+	own.local_port = packet->destination_port;
+	own.remote_port = packet->source_port;
+	own.transport = packet->protocol;
+	flow = find_flow(&own);
+	if (!flow)
+		return pass();
+	binding = bpf_map_lookup_elem(&bindings, &flow->binding);
+	if (!binding || binding->carrier == CARRIER_NATIVE)
+		return pass();
+	if (!has_moved(flow, binding) && (!binding->interface || binding->interface == skb->ifindex))
+		return pass();
+	return drop(COUNTER_DROPPED_RESET);
+}
+
 /* A TCP or UDP packet that came in. */
 static __noinline int ingress_flow(struct __sk_buff *skb, const struct packet *packet)
 {
@@ -100,7 +136,7 @@ static __noinline int ingress_flow(struct __sk_buff *skb, const struct packet *p
 		return pass();
 	binding = find_binding(&packet->source, &packet->destination);
 	if (!binding)
-		return pass();
+		return ingress_native(skb, packet);
 	if (packet->part == FRAGMENT_LATER) {
 		struct fragment key;
 
@@ -116,7 +152,7 @@ static __noinline int ingress_flow(struct __sk_buff *skb, const struct packet *p
 	} else {
 		own = find_own(*binding, packet->protocol, packet->destination_port, packet->source_port);
 		if (!own)
-			return pass();
+			return ingress_native(skb, packet);
 		hear(*binding, own, packet);
 	}
 	if (is_ipv4(&own->remote) != (packet->family == 4))

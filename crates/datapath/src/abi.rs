@@ -120,7 +120,7 @@ const UNLIMITED: u64 = u64::MAX;
 const EPOCH_NEVER: u32 = u32::MAX;
 
 /// Names of the counters, in the order of `enum counter`.
-pub(crate) const COUNTERS: [&str; 23] = [
+pub(crate) const COUNTERS: [&str; 24] = [
     "native_out",
     "home_out",
     "rewritten_out",
@@ -137,6 +137,7 @@ pub(crate) const COUNTERS: [&str; 23] = [
     "rewritten_in",
     "home_in",
     "dropped_restore",
+    "dropped_reset",
     "icmp_in",
     "fragment_in",
     "fragment_unmatched",

@@ -301,6 +301,34 @@ fn the_old_path_is_marked_and_nothing_else() {
 }
 
 #[test]
+fn a_reset_that_comes_by_another_way_than_the_flow_is_dropped() {
+    on_both_families(|fixture| {
+        let mut reset = fixture.own_in(TCP);
+        reset.tcp_flags = 0x14;
+        let reset = reset.bytes();
+        // Moved: neither rewritten nor from the tunnel.
+        assert_eq!(fixture.ingress(&reset).verdict, SHOT);
+        fixture.counted("dropped_reset", 1);
+        assert_eq!(fixture.ingress(&fixture.own_in(TCP).bytes()).verdict, NEXT);
+        let mut rewritten = fixture.wire_in(TCP);
+        rewritten.tcp_flags = 0x14;
+        assert_eq!(fixture.ingress(&rewritten.bytes()).verdict, NEXT);
+        // Not moved: by another interface than the flow's (test runs are on interface 1), and by its own.
+        let home = Binding { local_epoch: 4, peer_epoch: 5, interface: 77, ..fixture.binding() };
+        fixture.datapath.set_binding(PEER, &home).expect("bind");
+        assert_eq!(fixture.ingress(&reset).verdict, SHOT);
+        fixture.datapath.set_binding(PEER, &Binding { interface: 1, ..home }).expect("bind");
+        assert_eq!(fixture.ingress(&reset).verdict, NEXT);
+        // Somebody else's.
+        let mut other = fixture.own_in(TCP);
+        other.source.set_port(1);
+        other.tcp_flags = 0x14;
+        assert_eq!(fixture.ingress(&other.bytes()).verdict, NEXT);
+        fixture.counted("dropped_reset", 2);
+    });
+}
+
+#[test]
 fn held_packets_disappear_without_an_error() {
     on_both_families(|fixture| {
         fixture.bind(Carrier::Hold, None);

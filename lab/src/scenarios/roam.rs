@@ -14,6 +14,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     scenario("roam-server", "the server moves", server),
     scenario("roam-many-times", "ten moves between two networks; native again whenever back", many_times),
     scenario("roam-overlap", "the new network is there before the old one goes: no stall, no retransmission", overlap),
+    scenario("roam-overlap-nat", "the same between two NATs, with a strict reverse path filter", overlap_nat),
     scenario("roam-into-nat", "from a public network into a NAT", into_nat),
     scenario("roam-from-nat", "from a NAT into a public network", from_nat),
     scenario("roam-nat-to-nat", "from one NAT to another", nat_to_nat),
@@ -137,7 +138,21 @@ fn many_times(lab: &mut Lab) -> Result<()> {
 }
 
 fn overlap(lab: &mut Lab) -> Result<()> {
-    let world = World::new(lab, site("a"), site("b"))?;
+    overlapping(lab, site("a"), site("b"), Carrier::Rewrite, false)
+}
+
+fn overlap_nat(lab: &mut Lab) -> Result<()> {
+    let nat = Gateway::Nat { random_ports: false };
+    overlapping(lab, site("a").behind(nat), site("b").behind(nat), Carrier::Tunnel, true)
+}
+
+/// `strict`: the laptop's reverse path filter would drop what comes by the old network once the routes lead by the new.
+fn overlapping(lab: &mut Lab, from: SiteSpec, to: SiteSpec, carrier: Carrier, strict: bool) -> Result<()> {
+    let to_nat = to.gateway.translates();
+    let world = World::new(lab, from, to)?;
+    if strict {
+        world.laptop.sysctl("net.ipv4.conf.all.rp_filter", "1")?;
+    }
     let (client, _server) = world.daemons()?;
     let mut pair = world.stream()?;
     client.wait_introduced(&pair, LONG)?;
@@ -148,7 +163,7 @@ fn overlap(lab: &mut Lab) -> Result<()> {
     let before = retransmits(&mut pair)?;
     let started = MonoTime::now();
     let eth = world.laptop.join(&world.b.network, &Join::by("eth0").metric(50))?;
-    carried_by(&client, Side::Client, &pair, Carrier::Rewrite)?;
+    carried_by(&client, Side::Client, &pair, carrier)?;
     pair.wait_progress(SOME, LONG)?;
     let old = world.a.link()?.count(|_, p| p.tcp().is_some());
     pair.wait_progress(SOME, LONG)?;
@@ -158,15 +173,21 @@ fn overlap(lab: &mut Lab) -> Result<()> {
     for side in [Side::Client, Side::Server] {
         let gap = pair.longest_gap(side, started)?;
         println!("    the longest pause at the {side:?} was {:.1} ms", ms(Some(gap)));
-        // The mover holds its packets for the round trip of the update (P-21), though the old path would still carry them;
-        // the rest is left to a busy machine. The benchmark has the bound that is aimed for, a few milliseconds.
-        expect!(gap < Duration::from_millis(200), "{side:?} received nothing for {gap:?}");
+        // Less than the round trip that a break would cost, were it not for a busy machine. The benchmark has the bound
+        // that is aimed for.
+        expect!(gap < Duration::from_millis(120), "{side:?} received nothing for {gap:?}");
     }
     let after = retransmits(&mut pair)?;
-    // What the mover sends during the round trip of the update is held, and so sent again, and its acknowledgements are
-    // held as well: a miss that docs/benchmarks.md names.
     println!("    segments sent again: {} by the client, {} by the server", after[0] - before[0], after[1] - before[1]);
+    // A break loses all that is in flight, some hundred segments. A few are sent again where the machine is late and the
+    // first packets on the new path overtake the last on the old.
+    expect!(after[0] - before[0] + after[1] - before[1] < 20, "{:?} segments were sent again", [before, after]);
     expect!(eth.v4.is_some(), "the new network gave no address");
+    if to_nat {
+        // What left by the new network before the daemon was told of it got another name from the NAT there, and was
+        // refused. That is not to end the connection.
+        return pair.finish(LONG);
+    }
     world.finish(pair)
 }
 
