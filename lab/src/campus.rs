@@ -31,7 +31,7 @@ pub enum Gateway {
 }
 
 impl Gateway {
-    fn translates(self) -> bool {
+    pub(crate) fn translates(self) -> bool {
         matches!(self, Self::Nat { .. } | Self::NatFirewall)
     }
 

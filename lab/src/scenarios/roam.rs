@@ -186,7 +186,7 @@ fn overlapping(lab: &mut Lab, from: SiteSpec, to: SiteSpec, carrier: Carrier, st
     if to_nat {
         // What left by the new network before the daemon was told of it got another name from the NAT there, and was
         // refused. That is not to end the connection.
-        return pair.finish(LONG);
+        return pair.finish(LONG).map(drop);
     }
     world.finish(pair)
 }
