@@ -58,10 +58,10 @@ enum Task {
         #[arg(long, value_name = "COMMAND")]
         command: Vec<String>,
         /// Seconds that a guest may take from its start to its end
-        #[arg(long, default_value_t = 1200, value_name = "SECONDS")]
+        #[arg(long, default_value_t = 1800, value_name = "SECONDS")]
         guest_limit: u64,
         /// Seconds that a test program or a scenario may take in a guest
-        #[arg(long, default_value_t = 300, value_name = "SECONDS")]
+        #[arg(long, default_value_t = 600, value_name = "SECONDS")]
         step_limit: u64,
     },
 }

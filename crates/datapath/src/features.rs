@@ -1,3 +1,6 @@
+use std::thread;
+
+use crate::hook::Hook;
 use crate::object::{DATAPATH, Programs, SOCKETS};
 
 /// What the running kernel lets this crate do, found by trying. Without privileges everything is missing.
@@ -13,11 +16,14 @@ pub struct Features {
     pub datapath: bool,
     /// tcx links (6.6). Without them filters on clsact are used.
     pub tcx: bool,
+    /// Filters on a clsact qdisc (CONFIG_NET_SCH_INGRESS, CONFIG_NET_CLS_BPF), which only kernels without tcx need; `None`
+    /// where it may not be tried, for want of CAP_SYS_ADMIN.
+    pub clsact: Option<bool>,
     /// The programs on sockets load: listing by `iter/tcp` and following by `inet_sock_set_state`.
     pub sockets: bool,
 }
 
-/// Tries what this kernel has. Loads the programs and throws them away; attaches nothing.
+/// Tries what this kernel has. Loads the programs and throws them away; attaches nothing to this host's interfaces.
 #[must_use]
 pub fn features() -> Features {
     Features {
@@ -28,16 +34,34 @@ pub fn features() -> Features {
             .unwrap_or(false),
         datapath: Programs::try_load(DATAPATH),
         tcx: has_tcx(),
+        clsact: has_clsact(),
         sockets: Programs::try_load(SOCKETS),
     }
 }
 
-/// Asks for the programs on the loopback device, which are there or not; a kernel without tcx does not know the question.
-fn has_tcx() -> bool {
-    const LOOPBACK: i32 = 1;
+/// Number of the loopback device in every network namespace (net/core/dev.c, `dev_index_reserve`).
+const LOOPBACK: u32 = 1;
+
+/// Puts a filter on the loopback device of a network namespace that goes again with the thread that made it.
+fn has_clsact() -> Option<bool> {
+    let trying = thread::spawn(|| {
+        // SAFETY: takes flags; nothing else runs in this thread.
+        let alone = unsafe { libc::unshare(libc::CLONE_NEWNET) } == 0;
+        alone.then(|| Hook::try_filter(LOOPBACK).is_ok())
+    });
+    // It does not panic; if it did, nothing would be known.
+    trying.join().ok().flatten()
+}
+
+/// Whether there are tcx links: asks for the programs on the loopback device, which are there or not; a kernel without tcx
+/// does not know the question.
+#[must_use]
+pub fn has_tcx() -> bool {
     let mut options = libbpf_sys::bpf_prog_query_opts::default();
     options.sz = size_of_val(&options) as libbpf_sys::size_t;
     // SAFETY: sized options that live through the call, asking for no arrays.
-    let code = unsafe { libbpf_sys::bpf_prog_query_opts(LOOPBACK, libbpf_sys::BPF_TCX_INGRESS, &raw mut options) };
+    let code = unsafe {
+        libbpf_sys::bpf_prog_query_opts(LOOPBACK.cast_signed(), libbpf_sys::BPF_TCX_INGRESS, &raw mut options)
+    };
     code == 0 || -code == libc::ENOENT
 }

@@ -7,7 +7,7 @@
 use std::ffi::CString;
 use std::fs;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::ptr;
@@ -164,6 +164,35 @@ impl Hook {
         // SAFETY: sized structs that live through the call.
         let code = unsafe { libbpf_sys::bpf_tc_attach(&raw const hook, &raw mut options) };
         if code == 0 { Ok(()) } else { Err(Error::code("bpf_tc_attach", self.object(), code)) }
+    }
+
+    /// Sets a filter that passes everything, on both sides of a device that the caller has for this.
+    pub(crate) fn try_filter(interface: u32) -> Result<(), Error> {
+        // r0 = TC_ACT_UNSPEC; return r0 (linux/bpf_common.h, linux/bpf.h)
+        let [mut verdict, mut exit] = [libbpf_sys::bpf_insn::default(); 2];
+        verdict.code = (libbpf_sys::BPF_ALU64 | libbpf_sys::BPF_MOV | libbpf_sys::BPF_K) as u8;
+        verdict.imm = -1;
+        exit.code = (libbpf_sys::BPF_JMP | libbpf_sys::BPF_EXIT) as u8;
+        let program = [verdict, exit];
+        // SAFETY: no name, a terminated string, as many instructions as said; null options mean defaults.
+        let fd = unsafe {
+            libbpf_sys::bpf_prog_load(
+                libbpf_sys::BPF_PROG_TYPE_SCHED_CLS,
+                ptr::null(),
+                c"Dual BSD/GPL".as_ptr(),
+                program.as_ptr(),
+                program.len() as libbpf_sys::size_t,
+                ptr::null_mut(),
+            )
+        };
+        if fd < 0 {
+            return Err(Error::code("bpf(BPF_PROG_LOAD)", "a filter", fd));
+        }
+        // SAFETY: a new descriptor that nobody else owns.
+        let program = unsafe { OwnedFd::from_raw_fd(fd) };
+        [Direction::Ingress, Direction::Egress].into_iter().try_for_each(|direction| {
+            Self { interface, direction, role: "", mechanism: Mechanism::Clsact }.filter(program.as_fd())
+        })
     }
 
     fn has_filter(&self) -> Result<bool, Error> {

@@ -25,5 +25,5 @@ pub use bpffs::bpffs;
 pub use datapath::{Datapath, Role};
 pub use error::Error;
 pub use events::{Event, Introduction, Origin};
-pub use features::{Features, features};
+pub use features::{Features, features, has_tcx};
 pub use sockets::TcpSocket;

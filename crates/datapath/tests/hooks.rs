@@ -2,6 +2,8 @@
 
 mod support;
 
+use std::process::Command;
+
 use support::{Bpffs, Namespace, is_root, tun};
 use whimbrel_datapath::{Binding, Carrier, Datapath, Error, Features, LocatorPair, Role, features};
 
@@ -115,7 +117,22 @@ fn features_are_found() {
     if !is_root() {
         return;
     }
-    let Features { ring_buffer, redirect_neigh, datapath, .. } = features();
-    assert!(ring_buffer && redirect_neigh && datapath, "{:?}", features());
-    println!("{:?}", features());
+    let found = features();
+    let Features { ring_buffer, redirect_neigh, datapath, tcx, clsact, .. } = found;
+    assert!(ring_buffer && redirect_neigh && datapath, "{found:?}");
+    assert!(tcx || clsact == Some(true), "{found:?}");
+    println!("{found:?}");
+}
+
+#[test]
+fn trying_clsact_leaves_nothing() {
+    if !is_root() {
+        return;
+    }
+    let namespace = Namespace::new();
+    namespace.enter();
+    assert!(features().clsact.is_some());
+    let there = Command::new("tc").args(["qdisc", "show", "dev", "lo"]).output().expect("tc");
+    let there = String::from_utf8_lossy(&there.stdout).into_owned();
+    assert!(there.contains("qdisc") && !there.contains("clsact"), "{there}");
 }

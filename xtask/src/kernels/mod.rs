@@ -33,8 +33,9 @@ const SCENARIOS: &[&str] = &["roam-public", "roam-into-nat", "outage-kick"];
 /// Crates whose tests (those in `tests/`) run in the guest: they load every program and try the system calls.
 const TESTED_CRATES: &[&str] = &["whimbrel-datapath", "whimbrel-kernel"];
 
-/// Tests that race the kernel's timers by milliseconds, which software emulation loses.
-const SKIPPED: &[&str] = &["a_smaller_mtu_resends"];
+/// Tests that race the kernel's timers by milliseconds, which software emulation loses; and one that takes a minute there
+/// for what is the same on all kernels.
+const SKIPPED: &[&str] = &["a_smaller_mtu_resends", "connection_roams_under_another_wire_port"];
 
 /// A build that takes longer is stuck.
 const BUILD_LIMIT: Duration = Duration::from_secs(20 * 60);

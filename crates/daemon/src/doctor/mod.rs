@@ -199,10 +199,16 @@ fn kernel() -> Vec<Finding> {
                 .mend("use Linux 6.1 or newer, as distributions build it"),
         })
         .collect();
-    findings.push(match features.tcx {
-        true => ok("kernel", "tcx", "there"),
+    let missing = "missing (Linux 6.6 has it)";
+    findings.push(match (features.tcx, features.clsact) {
+        (true, _) => ok("kernel", "tcx", "there"),
         // All works on clsact as well.
-        false => ok("kernel", "tcx", "missing (Linux 6.6 has it); clsact is used instead"),
+        (false, Some(true)) => ok("kernel", "tcx", format!("{missing}; clsact is there and used instead")),
+        (false, Some(false)) => problem("kernel", "tcx", format!("{missing}, and so is clsact"))
+            .lost("nothing works: programs cannot be attached to interfaces")
+            .mend("`modprobe -a sch_ingress cls_bpf`; a kernel that lacks these modules cannot be used"),
+        (false, None) => warning("kernel", "tcx", format!("{missing}; whether clsact is there could not be tried"))
+            .mend("run doctor as root"),
     });
     findings
 }

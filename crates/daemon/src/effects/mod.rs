@@ -108,7 +108,7 @@ impl Effects {
             spared: BTreeSet::new(),
             unsettled: None,
             kick,
-            tcx: datapath::features().tcx,
+            tcx: datapath::has_tcx(),
         })
     }
 
