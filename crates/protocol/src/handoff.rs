@@ -413,6 +413,8 @@ impl Node {
             let saved = self.peers[&id].saved();
             self.op(KernelOp::SavePeer(saved), Some(Asked::Effect("saving a peer")));
             self.introduce_on(now, id);
+            // An address that went meanwhile was not looked at.
+            self.uproot(now, id);
             return;
         }
         let Some(peer) = self.peers.get_mut(&id) else { return };

@@ -62,8 +62,8 @@ struct Account {
 }
 
 impl Account {
-    /// What may be sent to an address that was never heard, since a host may ask whether somebody is there: two dozen, for a few moves,
-    /// datagrams, and one more every 10 s.
+    /// What may be sent in any case, since a host may ask whether somebody is there: two dozen datagrams, for a few moves,
+    /// and one more every 10 s.
     fn asked(&mut self, now: Time) -> u64 {
         let first = *self.first.get_or_insert(now);
         ASKED * (24 + now.since(first).as_secs() / 10)
@@ -149,9 +149,11 @@ impl Ledger {
             self.violation(Kind::Storm, now, format!("{host:?} asks {to} over and over"));
             return;
         }
+        // One that was heard and proved nothing may be asked no less than one that never was: its own updates go to all
+        // addresses that the peer told.
         let asking = matches!(what, Sent::Control | Sent::Initiation);
-        let grace = if account.received == 0 && asking { asked } else { 0 };
-        if !proven && account.sent > 3 * account.received + grace {
+        let grace = if asking { asked } else { 0 };
+        if !proven && account.sent > (3 * account.received).max(grace) {
             let (sent, received) = (account.sent, account.received);
             self.violation(
                 Kind::Allowance,
