@@ -177,7 +177,7 @@ impl Node {
         self.repeat_update(now, id);
     }
 
-    /// Flows of a peer that are at home may use another address than the place names (P-29). Where one of those is gone,
+    /// Flows of a peer that are at home may use another address than the place names (P-33). Where one of those is gone,
     /// they are at home nowhere.
     pub(crate) fn uproot(&mut self, now: Time, id: PeerId) {
         let gone = |address: &IpAddr| !self.attachments.contains_key(address) || self.replaced.contains(address);

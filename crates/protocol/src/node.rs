@@ -262,10 +262,9 @@ impl Node {
                     self.handle_acknowledgement(now, id, arrival, &acknowledgement);
                 }
                 Message::ProbeSeen { token } => self.handle_probe_seen(now, id, token),
-                Message::Ping { token } => answers.push(Message::Pong { token }),
                 Message::FlowClosed(nonces) => self.handle_flows_closed(now, id, &nonces),
                 Message::Close { .. } => self.handle_close(now, id),
-                Message::Padding { .. } | Message::Pong { .. } | Message::TunnelOffer { .. } => {}
+                Message::Padding { .. } => {}
             }
         }
         let answered: usize = answers.iter().map(Message::encoded_len).sum();

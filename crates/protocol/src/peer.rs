@@ -52,7 +52,7 @@ pub(crate) struct PendingUpdate {
     pub(crate) tries: u32,
     /// The path before is gone, and with it what was under way.
     pub(crate) lost: bool,
-    /// No flow is at home where we are (P-29).
+    /// No flow is at home where we are (P-33).
     pub(crate) uprooted: bool,
     /// Flows wait for the answer. Else it only tells a peer that may have forgotten it where we are.
     pub(crate) held: bool,
@@ -524,7 +524,7 @@ impl Peer {
     }
 
     /// Numbers the place that an update with `sequence` announces (P-25) and remembers it. `uprooted`: no flow is at home
-    /// there (P-29).
+    /// there (P-33).
     pub(crate) fn number_place(
         &mut self,
         sequence: u32,

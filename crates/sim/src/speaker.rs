@@ -97,9 +97,9 @@ impl Speaker {
             self.launch(world, self.endpoint(), self.peer, Body::Control(finish), Transport::Udp);
         }
         world.run_for(Duration::from_millis(50));
-        self.say(world, self.endpoint(), &[Message::Ping { token: 1 }]);
+        self.say(world, self.endpoint(), &[Message::IntroductionRequest { tag: 1 }]);
         world.run_for(Duration::from_millis(50));
-        assert!(self.hear(world).contains(&Message::Pong { token: 1 }), "a session that both ends have");
+        assert!(self.hear(world).contains(&Message::IntroductionReady { tag: 1 }), "a session that both ends have");
     }
 
     /// Says something, from an address that need not be its own. Gives the length of the datagram.

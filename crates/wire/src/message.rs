@@ -16,16 +16,6 @@ pub enum Message {
         /// Number of zero bytes after the message's own header of [`MESSAGE_HEADER_LEN`] bytes.
         length: u16,
     },
-    /// Type 0x01: a request for a pong.
-    Ping {
-        /// Comes back in the pong.
-        token: u64,
-    },
-    /// Type 0x02: the answer to a ping.
-    Pong {
-        /// As in the ping.
-        token: u64,
-    },
     /// Type 0x03: the addresses at which the sender can be reached, best first; replaces those told before.
     Locators(
         /// At most [`MAX_LOCATORS`]; what is beyond is not sent.
@@ -96,13 +86,6 @@ pub enum Message {
     /// Type 0x32: a carrier probe has arrived.
     ProbeSeen {
         /// The nonce of the probe segment.
-        token: u64,
-    },
-    /// Type 0x40: the sender accepts plain tunnel datagrams of this chain.
-    TunnelOffer {
-        /// Chain of transforms; 0 is the empty one.
-        chain: u8,
-        /// The token that they must carry.
         token: u64,
     },
     /// Type 0x7f: the sender drops this session.
@@ -251,8 +234,6 @@ pub const MAX_CLOSED: usize = 1024;
 pub const MAX_MESSAGES: usize = 512;
 
 const PADDING: u8 = 0x00;
-const PING: u8 = 0x01;
-const PONG: u8 = 0x02;
 const LOCATORS: u8 = 0x03;
 const PATH_CHALLENGE: u8 = 0x10;
 const PATH_RESPONSE: u8 = 0x11;
@@ -264,7 +245,6 @@ const FLOW_CLOSED: u8 = 0x24;
 const BINDING_UPDATE: u8 = 0x30;
 const BINDING_ACKNOWLEDGEMENT: u8 = 0x31;
 const PROBE_SEEN: u8 = 0x32;
-const TUNNEL_OFFER: u8 = 0x40;
 const CLOSE: u8 = 0x7f;
 
 /// Status byte of *introduction done* when the flow is introduced.
@@ -298,7 +278,7 @@ impl Message {
     pub fn encoded_len(&self) -> usize {
         let body = match self {
             Self::Padding { length } => usize::from(*length),
-            Self::Ping { .. } | Self::Pong { .. } | Self::PathChallenge { .. } | Self::ProbeSeen { .. } => 8,
+            Self::PathChallenge { .. } | Self::ProbeSeen { .. } => 8,
             Self::Locators(locators) => 1 + 16 * locators.len().min(MAX_LOCATORS),
             Self::PathResponse { .. } => 8 + ENDPOINT_LEN,
             Self::IntroductionRequest { .. } | Self::IntroductionReady { .. } => 4,
@@ -311,7 +291,6 @@ impl Message {
             }
             Self::BindingUpdate { .. } => 9 + ENDPOINT_LEN,
             Self::BindingAcknowledgement { .. } => 14 + ENDPOINT_LEN,
-            Self::TunnelOffer { .. } => 9,
             Self::Close { .. } => 1,
         };
         MESSAGE_HEADER_LEN + body
@@ -320,8 +299,6 @@ impl Message {
     fn type_number(&self) -> u8 {
         match self {
             Self::Padding { .. } => PADDING,
-            Self::Ping { .. } => PING,
-            Self::Pong { .. } => PONG,
             Self::Locators(_) => LOCATORS,
             Self::PathChallenge { .. } => PATH_CHALLENGE,
             Self::PathResponse { .. } => PATH_RESPONSE,
@@ -333,7 +310,6 @@ impl Message {
             Self::BindingUpdate { .. } => BINDING_UPDATE,
             Self::BindingAcknowledgement { .. } => BINDING_ACKNOWLEDGEMENT,
             Self::ProbeSeen { .. } => PROBE_SEEN,
-            Self::TunnelOffer { .. } => TUNNEL_OFFER,
             Self::Close { .. } => CLOSE,
         }
     }
@@ -342,9 +318,7 @@ impl Message {
         match self {
             // Written by `encode`, which has to count them differently.
             Self::Padding { .. } | Self::FlowClosed(_) => {}
-            Self::Ping { token } | Self::Pong { token } | Self::PathChallenge { token } | Self::ProbeSeen { token } => {
-                put_u64(out, *token)
-            }
+            Self::PathChallenge { token } | Self::ProbeSeen { token } => put_u64(out, *token),
             Self::Locators(locators) => put_locators(out, locators),
             Self::PathResponse { token, observed } => {
                 put_u64(out, *token);
@@ -384,10 +358,6 @@ impl Message {
                 put_u32(out, *place);
                 put_endpoint(out, *observed);
             }
-            Self::TunnelOffer { chain, token } => {
-                out.push(*chain);
-                put_u64(out, *token);
-            }
             Self::Close { reason } => out.push(reason.number()),
         }
     }
@@ -396,8 +366,6 @@ impl Message {
     fn decode_body(number: u8, body: &mut Reader<'_>) -> Result<Option<Self>, Malformed> {
         let message = match number {
             PADDING => Self::Padding { length: body.rest().len() as u16 },
-            PING => Self::Ping { token: body.u64("ping token")? },
-            PONG => Self::Pong { token: body.u64("pong token")? },
             LOCATORS => Self::Locators(read_locators(body)?),
             PATH_CHALLENGE => Self::PathChallenge { token: body.u64("challenge token")? },
             PATH_RESPONSE => {
@@ -439,7 +407,6 @@ impl Message {
                 observed: body.endpoint("observed source")?,
             },
             PROBE_SEEN => Self::ProbeSeen { token: body.u64("probe nonce")? },
-            TUNNEL_OFFER => Self::TunnelOffer { chain: body.u8("chain")?, token: body.u64("tunnel token")? },
             CLOSE => Self::Close { reason: CloseReason::from_number(body.u8("close reason")?) },
             _ => return Ok(None),
         };

@@ -62,8 +62,6 @@ fn acknowledgement() -> impl Strategy<Value = Message> {
 fn message() -> impl Strategy<Value = Message> {
     prop_oneof![
         any::<u16>().prop_map(|length| Message::Padding { length }),
-        any::<u64>().prop_map(|token| Message::Ping { token }),
-        any::<u64>().prop_map(|token| Message::Pong { token }),
         vec(address(), 0..=MAX_LOCATORS).prop_map(Message::Locators),
         any::<u64>().prop_map(|token| Message::PathChallenge { token }),
         (any::<u64>(), endpoint()).prop_map(|(token, observed)| Message::PathResponse { token, observed }),
@@ -77,7 +75,6 @@ fn message() -> impl Strategy<Value = Message> {
         }),
         acknowledgement(),
         any::<u64>().prop_map(|token| Message::ProbeSeen { token }),
-        (any::<u8>(), any::<u64>()).prop_map(|(chain, token)| Message::TunnelOffer { chain, token }),
         any::<u8>().prop_map(|reason| Message::Close { reason: CloseReason::from_number(reason) }),
     ]
 }

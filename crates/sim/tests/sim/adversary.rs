@@ -79,7 +79,7 @@ fn a_locator_that_is_somebody_elses() {
         let flags = if round % 3 == 0 { UpdateFlags::NONE } else { UpdateFlags::FORMER_PATH_LOST };
         lie.update_with(flags, round, claimed, VICTIM);
         lie.world.run_for(Duration::from_millis(100));
-        lie.liar.say(&mut lie.world, endpoint(VICTIM), &[Message::Ping { token: 3 }]);
+        lie.liar.say(&mut lie.world, endpoint(VICTIM), &[Message::IntroductionRequest { tag: 3 }]);
         let flags = UpdateFlags::NONE;
         let small = Message::BindingUpdate { sequence: 1000 + round, flags, claimed: endpoint(VICTIM), lifetime: 0 };
         if round > 30 {
@@ -145,7 +145,7 @@ fn a_rebinding_to_somebody_else() {
     // P-26
     let mut lie = Lie::new(403);
     for _ in 0..50 {
-        lie.liar.say(&mut lie.world, endpoint(VICTIM), &[Message::Ping { token: 9 }]);
+        lie.liar.say(&mut lie.world, endpoint(VICTIM), &[Message::IntroductionRequest { tag: 9 }]);
         lie.world.run_for(Duration::from_millis(700));
     }
     lie.world.run_for(60 * SECOND);
