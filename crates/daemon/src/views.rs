@@ -1,12 +1,13 @@
 //! What the daemon knows, in the words of the local API.
 
 use std::collections::{HashMap, HashSet};
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, SystemTime};
 
 use whimbrel_ipc as ipc;
 use whimbrel_kernel::process;
 use whimbrel_kernel::sock_diag::{MOVABLE, SockDiag};
-use whimbrel_protocol::{Carrier, FlowState, FlowView, PeerId, PeerView, Time, Trust};
+use whimbrel_protocol::{Carrier, FlowState, FlowView, PeerId, PeerView, Standing, Time, Trust};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::known_keys::KnownKeys;
@@ -30,8 +31,9 @@ pub(crate) fn trust(trust: Trust) -> ipc::Trust {
 fn carrier(carrier: Carrier) -> ipc::Carrier {
     match carrier {
         Carrier::Hold => ipc::Carrier::Hold,
-        Carrier::Tunnel | Carrier::FollowRewrite => ipc::Carrier::Tunnel,
+        Carrier::Tunnel => ipc::Carrier::Tunnel,
         Carrier::Rewrite => ipc::Carrier::Rewrite,
+        Carrier::FollowRewrite => ipc::Carrier::FollowRewrite,
     }
 }
 
@@ -88,8 +90,13 @@ pub(crate) fn peer(view: &PeerView, now: Time, since: Option<Time>, of: Trust, k
 /// Of `docs/protocol.md`.
 const PROTOCOL_VERSION: u8 = 1;
 
-/// The ways to a peer. `mtu`: of the one in use, in bytes.
-pub(crate) fn paths(view: &PeerView, mtu: Option<u32>) -> impl Iterator<Item = ipc::Path> {
+/// The ways to a peer: the one in use, one that it announced and that is not confirmed, and those that could be used, which
+/// are neither active nor confirmed. `mtu`: of the one in use, in bytes. `possible`: own address and the peer's.
+pub(crate) fn paths(
+    view: &PeerView,
+    mtu: Option<u32>,
+    possible: impl IntoIterator<Item = (IpAddr, SocketAddr)>,
+) -> Vec<ipc::Path> {
     let active = ipc::Path {
         peer: name(view),
         local: view.source,
@@ -111,7 +118,23 @@ pub(crate) fn paths(view: &PeerView, mtu: Option<u32>) -> impl Iterator<Item = i
         mtu: None,
         ..active.clone()
     });
-    [Some(active), candidate].into_iter().flatten()
+    let mut paths: Vec<ipc::Path> = [Some(active), candidate].into_iter().flatten().collect();
+    for (local, remote) in possible {
+        if !paths.iter().any(|path| (path.local, path.remote.ip()) == (Some(local), remote.ip())) {
+            paths.push(ipc::Path {
+                peer: name(view),
+                local: Some(local),
+                remote,
+                active: false,
+                confirmed: false,
+                carrier: None,
+                translated: None,
+                round_trip_ms: None,
+                mtu: None,
+            });
+        }
+    }
+    paths
 }
 
 /// What is needed to describe connections apart from the event loop: finding out which program has a socket takes a
@@ -119,6 +142,10 @@ pub(crate) fn paths(view: &PeerView, mtu: Option<u32>) -> impl Iterator<Item = i
 pub(crate) struct ConnectionsQuestion {
     pub(crate) flows: Vec<FlowView>,
     pub(crate) peers: Vec<PeerView>,
+    /// Of the remote addresses of flows that are not introduced.
+    pub(crate) standings: HashMap<IpAddr, Standing>,
+    /// Flows that were heard rewritten, so are answered rewritten where the carrier follows.
+    pub(crate) heard: HashSet<FlowTuple>,
     pub(crate) now: Time,
     pub(crate) wall: SystemTime,
 }
@@ -134,7 +161,12 @@ impl ConnectionsQuestion {
             .flows
             .iter()
             .map(|flow| {
-                let mut connection = connection(flow, flow.peer.and_then(|peer| peers.get(&peer).copied()));
+                let peer = flow.peer.and_then(|peer| peers.get(&peer).copied());
+                let mut connection = connection(flow, peer, self.heard.contains(&flow.tuple));
+                if flow.state == FlowState::Unknown {
+                    let standing = self.standings.get(&flow.tuple.remote.ip()).copied();
+                    (connection.state, connection.reason) = self.unknown(flow, standing.unwrap_or(Standing::Unasked));
+                }
                 let age = self.now.since(flow.opened);
                 connection.since = ipc::rfc3339(self.wall.checked_sub(age).unwrap_or(SystemTime::UNIX_EPOCH));
                 connection.process = sockets
@@ -149,6 +181,27 @@ impl ConnectionsQuestion {
         });
         connections
     }
+
+    /// Why a flow is not introduced that nothing is under way for.
+    fn unknown(&self, flow: &FlowView, standing: Standing) -> (ipc::ConnectionState, Option<String>) {
+        let unprotected = |reason: &str| (ipc::ConnectionState::Unprotected, Some(reason.to_owned()));
+        match standing {
+            Standing::Silent { until } if until > self.now => {
+                unprotected(&format!("asked, silent until {}", minute(self.wall, self.now, until)))
+            }
+            Standing::Silent { .. } => unprotected("asked, silent; asked again with the next connection"),
+            _ if flow.accepted => unprotected("the other end opened it and has not asked"),
+            Standing::Barred => unprotected("`ask` or `trust` in the configuration keeps this host from asking"),
+            // Asked when it is a second old (P-15).
+            Standing::Known | Standing::Asking | Standing::Unasked => (ipc::ConnectionState::Pending, None),
+        }
+    }
+}
+
+/// Until a silence ends, by the wall clock and to the minute, so that addresses asked together share a line.
+fn minute(wall: SystemTime, now: Time, until: Time) -> String {
+    let time = ipc::rfc3339(wall.checked_add(until.since(now)).unwrap_or(wall));
+    format!("{} UTC", time.chars().take(16).collect::<String>().replace('T', " "))
 }
 
 /// The inode of each socket.
@@ -163,18 +216,15 @@ fn sockets() -> HashMap<FlowTuple, u32> {
     }
 }
 
-fn connection(view: &FlowView, peer: Option<&PeerView>) -> ipc::Connection {
+/// `heard`: whether it was heard rewritten.
+fn connection(view: &FlowView, peer: Option<&PeerView>, heard: bool) -> ipc::Connection {
     let (state, reason) = match view.state {
         FlowState::Native => (ipc::ConnectionState::Native, None),
         FlowState::Moved if peer.is_some_and(|peer| peer.carrier == Carrier::Hold) => {
             (ipc::ConnectionState::Held, None)
         }
         FlowState::Moved => (ipc::ConnectionState::Moved, None),
-        FlowState::Introducing => (ipc::ConnectionState::Pending, None),
-        FlowState::Unknown if view.peer.is_some() => (ipc::ConnectionState::Pending, None),
-        FlowState::Unknown => {
-            (ipc::ConnectionState::Unprotected, Some("the other end is not known to run Whimbrel (yet)".to_owned()))
-        }
+        FlowState::Introducing | FlowState::Unknown => (ipc::ConnectionState::Pending, None),
         FlowState::Failed(reason) => (ipc::ConnectionState::Unprotected, Some(reason.to_owned())),
     };
     let carried = matches!(state, ipc::ConnectionState::Moved | ipc::ConnectionState::Held);
@@ -184,6 +234,9 @@ fn connection(view: &FlowView, peer: Option<&PeerView>) -> ipc::Connection {
         Carrier::Rewrite | Carrier::FollowRewrite if peer.remote.is_ipv4() != view.tuple.local.is_ipv4() => {
             Carrier::Tunnel
         }
+        // P-24
+        Carrier::FollowRewrite if heard => Carrier::Rewrite,
+        Carrier::FollowRewrite => Carrier::Tunnel,
         other => other,
     };
     let rewritten = peer.filter(|peer| carried && own_carrier(peer) == Carrier::Rewrite);
@@ -213,4 +266,92 @@ fn millis(duration: Duration) -> u64 {
 
 fn fraction(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 1e6).round() / 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use whimbrel_handshake::StaticKey;
+    use whimbrel_protocol::{FlowEntry, Places};
+
+    fn tuple(local: &str, remote: &str) -> FlowTuple {
+        FlowTuple { transport: Transport::Tcp, local: local.parse().unwrap(), remote: remote.parse().unwrap() }
+    }
+
+    fn peer_view(carrier: Carrier) -> PeerView {
+        PeerView {
+            id: PeerId(3),
+            key: StaticKey::from_bytes([1; 32]).public(),
+            remote: "198.51.100.7:2031".parse().unwrap(),
+            candidate: None,
+            source: "203.0.113.5".parse().ok(),
+            observed: None,
+            session: true,
+            round_trip: None,
+            places: Places { local: 0, peer: 1 },
+            carrier,
+            translated: false,
+            flows: 1,
+            moved: 1,
+            locators: Vec::new(),
+            sequences: (0, 1),
+            last_heard: Time::default(),
+        }
+    }
+
+    fn flow_view(state: FlowState, accepted: bool) -> FlowView {
+        let own = tuple("203.0.113.5:22", "192.0.2.10:40000");
+        let entry = (state == FlowState::Moved).then(|| FlowEntry {
+            peer: PeerId(3),
+            home: Places::default(),
+            peer_tuple: own.mirrored(),
+            wire_local_port: 22,
+            wire_remote_port: 7232,
+        });
+        FlowView { tuple: own, state, peer: entry.map(|entry| entry.peer), entry, opened: Time::default(), accepted }
+    }
+
+    #[test]
+    fn the_end_that_follows_says_how_it_answers_each_connection() {
+        let (flow, peer) = (flow_view(FlowState::Moved, true), peer_view(Carrier::FollowRewrite));
+        let heard = connection(&flow, Some(&peer), true);
+        assert_eq!(heard.carrier, Some(ipc::Carrier::Rewrite));
+        assert_eq!(heard.wire.unwrap().remote, "198.51.100.7:7232".parse().unwrap());
+        let not_yet = connection(&flow, Some(&peer), false);
+        assert_eq!((not_yet.carrier, not_yet.wire), (Some(ipc::Carrier::Tunnel), None));
+        assert_eq!(carrier(peer.carrier), ipc::Carrier::FollowRewrite);
+        // Whatever was heard, a binding that tunnels does so.
+        let tunnelled = connection(&flow, Some(&peer_view(Carrier::Tunnel)), true);
+        assert_eq!(tunnelled.carrier, Some(ipc::Carrier::Tunnel));
+    }
+
+    #[test]
+    fn what_is_not_introduced_says_why() {
+        let (now, wall) = (Time::default(), SystemTime::UNIX_EPOCH);
+        let question = ConnectionsQuestion {
+            flows: Vec::new(),
+            peers: Vec::new(),
+            standings: HashMap::new(),
+            heard: HashSet::new(),
+            now,
+            wall,
+        };
+        let told = |standing, accepted| question.unknown(&flow_view(FlowState::Unknown, accepted), standing);
+        let (state, reason) = told(Standing::Silent { until: now + Duration::from_secs(600) }, false);
+        assert_eq!(state, ipc::ConnectionState::Unprotected);
+        assert_eq!(reason.as_deref(), Some("asked, silent until 1970-01-01 00:10 UTC"));
+        assert_eq!(told(Standing::Asking, false), (ipc::ConnectionState::Pending, None));
+        assert!(told(Standing::Unasked, true).1.unwrap().contains("the other end opened it"));
+        assert!(told(Standing::Barred, false).1.unwrap().contains("`ask`"));
+    }
+
+    #[test]
+    fn paths_show_what_could_be_used() {
+        let view = peer_view(Carrier::Rewrite);
+        let (here, there) = (view.source.unwrap(), view.remote);
+        let second: IpAddr = "203.0.113.200".parse().unwrap();
+        let paths = paths(&view, Some(1500), [(here, there), (second, there)]);
+        let shown: Vec<_> = paths.iter().map(|path| (path.local, path.active, path.confirmed)).collect();
+        assert_eq!(shown, [(Some(here), true, true), (Some(second), false, false)]);
+    }
 }

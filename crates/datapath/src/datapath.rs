@@ -1,4 +1,4 @@
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -300,6 +300,21 @@ impl Datapath {
     pub fn flows(&self) -> Result<Vec<(FlowTuple, FlowEntry)>, Error> {
         let entries = self.flows.entries()?;
         Ok(entries.iter().filter_map(|(tuple, entry)| Some((tuple.tuple()?, entry.entry()))).collect())
+    }
+
+    /// The flows that were heard rewritten since the binding of their peer is what it is: those that a binding with
+    /// [`Carrier::Follow`](crate::Carrier::Follow) answers rewritten (P-24).
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn heard_rewritten(&self) -> Result<HashSet<FlowTuple>, Error> {
+        let epochs: HashMap<u32, (u32, u32)> =
+            self.bindings.entries()?.iter().map(|(id, at)| (*id, (at.local_epoch, at.peer_epoch))).collect();
+        let heard = |entry: &RawFlowEntry| {
+            epochs.get(&entry.binding) == Some(&(entry.heard_local_epoch, entry.heard_peer_epoch))
+        };
+        let entries = self.flows.entries()?;
+        Ok(entries.iter().filter(|(_, entry)| heard(entry)).filter_map(|(tuple, _)| tuple.tuple()).collect())
     }
 
     /// Sets a binding: the one write that moves all its flows. New pairs are accepted before the binding changes, old ones

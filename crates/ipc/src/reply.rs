@@ -213,6 +213,9 @@ pub enum Carrier {
     Tunnel,
     /// Their own packets, with addresses replaced.
     Rewrite,
+    /// Of a peer or a path: each connection the way that the peer's packets of it come, rewritten or through the tunnel
+    /// (protocol.md P-24). A connection itself is one or the other.
+    FollowRewrite,
 }
 
 /// Names a peer.
@@ -402,6 +405,7 @@ impl fmt::Display for Carrier {
             Self::Hold => "hold",
             Self::Tunnel => "tunnel",
             Self::Rewrite => "rewrite",
+            Self::FollowRewrite => "follow-rewrite",
         })
     }
 }

@@ -53,6 +53,24 @@ enum Contact {
     Silent { pause: Duration, until: Time },
 }
 
+/// What is known of whether an address runs Whimbrel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// A peer answered there.
+    Known,
+    /// It is being asked.
+    Asking,
+    /// It was asked in vain, and is left alone until then (P-10).
+    Silent {
+        /// When it may be asked again.
+        until: Time,
+    },
+    /// The configuration keeps this host from asking.
+    Barred,
+    /// It was not asked, or long ago.
+    Unasked,
+}
+
 /// What a handshake is for.
 enum Purpose {
     /// To find out who lives at an address.
@@ -165,14 +183,30 @@ impl Node {
                     self.continue_contact(now, address);
                 }
             }
-            _ if !self.config.ask.permits(address) => {}
-            _ if self.config.trust == Trust::Pinned && !self.config.known_keys.contains_key(&address) => {}
+            _ if !self.may_ask(address) => {}
             _ => {
                 self.contacts.waiting.entry(address).or_default().insert(flow);
                 let source = Some(flow.local.ip());
                 self.contacts.addresses.insert(address, Contact::Asking { tries: 0, source });
                 self.continue_contact(now, address);
             }
+        }
+    }
+
+    fn may_ask(&self, address: IpAddr) -> bool {
+        let pinned = self.config.trust == Trust::Pinned;
+        self.config.ask.permits(address) && (!pinned || self.config.known_keys.contains_key(&address))
+    }
+
+    /// What is known of whether an address runs Whimbrel.
+    #[must_use]
+    pub fn standing(&self, address: IpAddr) -> Standing {
+        match self.contacts.addresses.get(&address) {
+            Some(Contact::Known(_)) => Standing::Known,
+            Some(Contact::Asking { .. }) => Standing::Asking,
+            Some(Contact::Silent { until, .. }) => Standing::Silent { until: *until },
+            None if !self.may_ask(address) => Standing::Barred,
+            None => Standing::Unasked,
         }
     }
 

@@ -29,6 +29,7 @@ mod time;
 mod timer;
 
 pub use config::{Ask, Carriers, Config, Prefix, Trust};
+pub use contact::Standing;
 pub use flow::{FlowState, FlowView};
 pub use node::{Node, PeerView, Routes};
 pub use op::{

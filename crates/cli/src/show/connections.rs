@@ -68,6 +68,7 @@ fn via(connection: &Connection) -> String {
         Some(Carrier::Hold) | None => "",
         Some(Carrier::Rewrite) => "rewrite",
         Some(Carrier::Tunnel) => "tunnel",
+        Some(Carrier::FollowRewrite) => "follow",
     };
     match (carrier, connection.translated) {
         ("", Some(true)) => "nat".to_owned(),

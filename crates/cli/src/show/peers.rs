@@ -56,7 +56,7 @@ pub(crate) fn paths(paths: &[Path]) -> String {
                 (true, true) => "in use",
                 (true, false) => "in use, unconfirmed",
                 (false, true) => "confirmed",
-                (false, false) => "unconfirmed",
+                (false, false) => "possible",
             };
             [
                 format!("#{}", path.peer.id),
@@ -141,6 +141,6 @@ PEER  KEY         ADDRESS           TRUST  SESSION    RTT ms  CONNS  MOVED  VIA
         };
         let text = paths(&[path]);
         assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
-        assert!(text.contains("unconfirmed"));
+        assert!(text.contains("in use, unconfirmed"));
     }
 }

@@ -1,6 +1,7 @@
 //! What clients of the control socket ask for.
 
-use std::net::IpAddr;
+use std::collections::{BTreeSet, HashSet};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -8,7 +9,9 @@ use std::time::SystemTime;
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use whimbrel_ipc::{Configuration, Failure, HandoffStarted, LocalAddress, Reply, Request, Status};
-use whimbrel_protocol::{PeerId, PeerView, Routes};
+use whimbrel_kernel::route::RouteKind;
+use whimbrel_protocol::{Carrier, FlowState, FlowView, PeerId, PeerView, Routes};
+use whimbrel_wire::FlowTuple;
 
 use super::{EventLoop, FIRST_CLIENT, LoopError, Settings, clear};
 use crate::clock;
@@ -87,9 +90,17 @@ impl EventLoop {
         let reply = match request {
             Request::Status => Reply::Status(Box::new(self.status())),
             Request::Connections => {
+                let flows: Vec<FlowView> = self.node.flows().collect();
+                let peers: Vec<PeerView> = self.node.peers().collect();
+                let unknown = flows.iter().filter(|flow| flow.state == FlowState::Unknown);
                 let question = views::ConnectionsQuestion {
-                    flows: self.node.flows().collect(),
-                    peers: self.node.peers().collect(),
+                    standings: unknown
+                        .map(|flow| flow.tuple.remote.ip())
+                        .map(|ip| (ip, self.node.standing(ip)))
+                        .collect(),
+                    heard: self.heard_rewritten(&peers),
+                    flows,
+                    peers,
                     now: clock::now(),
                     wall: SystemTime::now(),
                 };
@@ -98,10 +109,11 @@ impl EventLoop {
             }
             Request::Peers => Reply::Peers(self.peers()),
             Request::Paths => {
+                let own = own_addresses(&self.effects.network);
                 let paths = self
                     .node
                     .peers()
-                    .flat_map(|view| views::paths(&view, self.effects.tunnel_mtu(view.id)).collect::<Vec<_>>());
+                    .flat_map(|view| views::paths(&view, self.effects.tunnel_mtu(view.id), self.possible(&own, &view)));
                 Reply::Paths(paths.collect())
             }
             Request::Configuration => Reply::Configuration(self.configuration()),
@@ -169,6 +181,33 @@ impl EventLoop {
             }),
             Err(failure) => Reply::Error(failure),
         }
+    }
+
+    /// The flows that peers were heard rewritten on, where that decides anything.
+    fn heard_rewritten(&self, peers: &[PeerView]) -> HashSet<FlowTuple> {
+        if !peers.iter().any(|peer| peer.carrier == Carrier::FollowRewrite && peer.moved > 0) {
+            return HashSet::new();
+        }
+        self.effects.datapath.heard_rewritten().unwrap_or_else(|error| {
+            tracing::warn!(%error, "cannot read which connections are answered rewritten");
+            HashSet::new()
+        })
+    }
+
+    /// Pairs of an own address and one of the peer's that a route leads between.
+    fn possible(&self, own: &BTreeSet<IpAddr>, view: &PeerView) -> Vec<(IpAddr, SocketAddr)> {
+        let port = self.settings.config.port;
+        let locators = view.locators.iter().map(|locator| SocketAddr::new(*locator, port));
+        let mut routes = self.routes.0.borrow_mut();
+        let mut leads = |to: IpAddr, from: IpAddr| {
+            to.is_ipv4() == from.is_ipv4()
+                && routes.under(to, Some(from)).is_ok_and(|route| route.kind == RouteKind::Unicast)
+        };
+        std::iter::once(view.remote)
+            .chain(locators)
+            .flat_map(|remote| own.iter().map(move |local| (*local, remote)))
+            .filter(|(local, remote)| leads(remote.ip(), *local))
+            .collect()
     }
 
     fn configuration(&self) -> Configuration {
@@ -268,7 +307,7 @@ fn names(view: &PeerView, wanted: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use whimbrel_protocol::{Carrier, Places, Time};
+    use whimbrel_protocol::{Places, Time};
 
     fn view(id: u32, flows: usize, source: Option<IpAddr>) -> PeerView {
         PeerView {
