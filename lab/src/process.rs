@@ -76,7 +76,9 @@ impl Cmd {
         let (command, host) = (self.line(), self.host.name().to_owned());
         let output = self.output()?;
         if !output.status.success() {
-            let stderr = tail(&String::from_utf8_lossy(&output.stderr));
+            // With `--json` a program may say on standard output what is wrong.
+            let said = if output.stderr.is_empty() { &output.stdout } else { &output.stderr };
+            let stderr = tail(&String::from_utf8_lossy(said));
             return Err(Error::Command { command, host, status: describe(output.status), stderr });
         }
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())

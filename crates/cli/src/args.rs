@@ -33,7 +33,7 @@ Examples:
   whimbrel events --follow        watch what happens while you change networks
   whimbrel connections --json | jq '.connections[] | select(.state == \"moved\")'
 
-All commands but `up` and `doctor` ask a running daemon. They find it by --run-dir or WHIMBREL_RUN_DIR.
+All commands but `up`, `doctor` and `clean` ask a running daemon. They find it by --run-dir or WHIMBREL_RUN_DIR.
 The JSON that --json prints is described in docs/json.md.";
 
 const UP_HELP: &str = "\
@@ -44,9 +44,12 @@ What it does to the system:
   - makes a TUN device, whimbrel0
   - while it has introduced connections to their other ends: attaches eBPF programs to
     the interfaces, which leave packets alone until a connection moves
-  - while connections are moved: keeps the former address on `lo`, adds routing rules
+  - where /sys/fs/bpf is no bpffs: mounts one in the run directory
+  - while connections are moved: keeps the former address on `lo`, adds routing rules,
+    and sets net.ipv4.conf.all.src_valid_mark=1, so that strict rp_filter lets them pass
   - takes this away again when no connection needs it. What moved connections need
-    stays when the daemon stops, so that it can be restarted under them.
+    stays when the daemon stops, so that they go on and it can be restarted under them;
+    `whimbrel clean` removes it.
 
 It needs root, or CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF, CAP_PERFMON and CAP_SYS_ADMIN (to
 mount a bpffs where /sys/fs/bpf has none, and to take over what a daemon before it left).
@@ -77,6 +80,17 @@ once more to the preferred one (which makes the peers check the path again).
 Examples:
   whimbrel handoff --to 198.51.100.7     to the second network, while both are up
   whimbrel handoff --peer 203.0.113.5    only the connections with this peer";
+
+const CLEAN_HELP: &str = "\
+A daemon that is stopped removes all that it made, unless connections are moved: what
+carries these stays, so that they go on and the next `whimbrel up` takes them over. This
+command removes it instead: kept addresses, rules and routes, the device whimbrel0,
+programs, maps and links in the bpffs, sysctls (which get their former values), the
+journal. The connections that had moved end; all others go on.
+
+It needs root, and the network namespace that the daemon ran in. It refuses while a
+daemon runs, and does nothing where nothing is left. The key pair and the remembered keys
+in the state directory stay.";
 
 #[derive(Debug, Parser)]
 #[command(name = "whimbrel", version, about = ABOUT, long_about = LONG_ABOUT, after_help = AFTER_HELP)]
@@ -163,6 +177,9 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Remove what a stopped daemon has left; connections that had moved end
+    #[command(after_help = CLEAN_HELP)]
+    Clean,
     /// Check kernel, privileges, firewall and network settings, and say how to mend what is wrong
     Doctor {
         /// The configuration to check; without this, /etc/whimbrel/whimbrel.toml where it exists
@@ -190,7 +207,7 @@ impl Command {
     /// Whether the answer, or the complaint, is for a program.
     pub(crate) fn json(&self) -> bool {
         match self {
-            Self::Up { .. } => false,
+            Self::Up { .. } | Self::Clean => false,
             Self::Peers { command: Some(PeersCommand::Forget { json, .. }), .. }
             | Self::Status { json }
             | Self::Connections { json, .. }

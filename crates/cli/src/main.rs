@@ -90,6 +90,9 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Complaint> {
         Command::Handoff { to, peer, no_wait, json } => {
             return handoff::handoff(run_dir, *to, peer.clone(), !*no_wait, *json);
         }
+        Command::Clean => {
+            print(&show::removed(&whimbrel_daemon::clean::clean(run_dir).map_err(Complaint::daemon)?))?;
+        }
         Command::Doctor { config, json } => return doctor(run_dir, config.as_deref(), *json),
     }
     Ok(ExitCode::SUCCESS)

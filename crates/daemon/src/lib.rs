@@ -9,10 +9,12 @@
 //! journal.rs      what the next daemon must know if this one is killed
 //! server.rs       the local API's socket; views.rs and events.rs are what it tells
 //! doctor/         what is wrong with a host; needs no daemon
+//! clean.rs        removes what a stopped daemon has left
 //! ```
 #![forbid(unsafe_code)]
 
 mod attachments;
+pub mod clean;
 mod clock;
 pub mod config;
 pub mod doctor;

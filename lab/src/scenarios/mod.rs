@@ -1,5 +1,6 @@
 //! Scenarios: a topology, programs, something that happens, and what must be so afterwards.
 
+mod command_line;
 mod faults;
 mod kick;
 mod lab_itself;
@@ -38,6 +39,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         surroundings::SCENARIOS,
         faults::SCENARIOS,
         real_programs::SCENARIOS,
+        command_line::SCENARIOS,
     ]
     .into_iter()
     .flatten()

@@ -1,11 +1,13 @@
 //! Answers as text for people. All of it is pure: values in, text out.
 
+mod clean;
 mod connections;
 mod doctor;
 mod events;
 mod peers;
 mod status;
 
+pub(crate) use clean::removed;
 pub(crate) use connections::{connections, is_away};
 pub(crate) use doctor::findings;
 pub(crate) use events::event;

@@ -26,10 +26,10 @@ use crate::journal::{Journal, JournalError};
 use crate::known_keys::{KnownKeys, KnownKeysError};
 use crate::tunnel::{Tunnel, TunnelFlow, UnknownSession};
 
-pub(crate) use addresses::MARK;
+pub(crate) use addresses::{Addresses, MARK};
 pub(crate) use tunnels::DEFAULT_MTU;
 
-use addresses::{Addresses, Surroundings};
+use addresses::Surroundings;
 use hooks::Hooks;
 use introductions::{Listening, Snapshot};
 use kick::Kicks;

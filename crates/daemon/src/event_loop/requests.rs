@@ -9,7 +9,6 @@ use std::time::SystemTime;
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use whimbrel_ipc::{Configuration, Failure, HandoffStarted, LocalAddress, Reply, Request, Status};
-use whimbrel_kernel::route::RouteKind;
 use whimbrel_protocol::{Carrier, FlowState, FlowView, PeerId, PeerView, Routes};
 use whimbrel_wire::FlowTuple;
 
@@ -198,15 +197,11 @@ impl EventLoop {
     fn possible(&self, own: &BTreeSet<IpAddr>, view: &PeerView) -> Vec<(IpAddr, SocketAddr)> {
         let port = self.settings.config.port;
         let locators = view.locators.iter().map(|locator| SocketAddr::new(*locator, port));
-        let mut routes = self.routes.0.borrow_mut();
-        let mut leads = |to: IpAddr, from: IpAddr| {
-            to.is_ipv4() == from.is_ipv4()
-                && routes.under(to, Some(from)).is_ok_and(|route| route.kind == RouteKind::Unicast)
-        };
         std::iter::once(view.remote)
             .chain(locators)
             .flat_map(|remote| own.iter().map(move |local| (*local, remote)))
-            .filter(|(local, remote)| leads(remote.ip(), *local))
+            .filter(|(local, remote)| local.is_ipv4() == remote.is_ipv4())
+            .filter(|(local, remote)| self.routes.still_reaches(*local, remote.ip()))
             .collect()
     }
 

@@ -1,0 +1,52 @@
+//! `whimbrel clean`.
+
+use whimbrel_daemon::clean::Removed;
+
+use crate::table::{WIDTH, wrap};
+
+/// What was removed, a line for each kind.
+pub(crate) fn removed(removed: &Removed) -> String {
+    if removed.is_empty() {
+        return "Nothing was left behind.\n".to_owned();
+    }
+    let list = |items: &mut dyn Iterator<Item = String>| items.collect::<Vec<_>>().join(", ");
+    let kinds = [
+        ("kept addresses", list(&mut removed.kept_addresses.iter().map(ToString::to_string))),
+        ("routes to peers", list(&mut removed.peer_routes.iter().map(ToString::to_string))),
+        ("rules", list(&mut removed.source_ways.then(|| "for addresses that were being left".to_owned()).into_iter())),
+        ("device", list(&mut removed.device.iter().map(ToString::to_string))),
+        ("programs and maps", list(&mut removed.pins.iter().map(|path| path.display().to_string()))),
+        ("files", list(&mut removed.files.iter().map(|path| path.display().to_string()))),
+    ];
+    let mut out = "Removed what a stopped daemon had left:\n".to_owned();
+    for (kind, items) in kinds.iter().filter(|(_, items)| !items.is_empty()) {
+        let head = format!("  {kind:19}");
+        out.push_str(&format!("{head}{}\n", wrap(items, WIDTH, head.len())));
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn says_what_was_there() {
+        assert_eq!(removed(&Removed::default()), "Nothing was left behind.\n");
+        let left = Removed {
+            kept_addresses: ["198.51.100.10".parse().unwrap()].into(),
+            device: Some("whimbrel0"),
+            files: vec!["/run/whimbrel/journal".into()],
+            ..Removed::default()
+        };
+        assert_eq!(
+            removed(&left),
+            "\
+Removed what a stopped daemon had left:
+  kept addresses     198.51.100.10
+  device             whimbrel0
+  files              /run/whimbrel/journal
+"
+        );
+    }
+}

@@ -1,0 +1,172 @@
+//! Removes what a daemon that does not run any more has left: what carries its moved connections, which end with it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use whimbrel_datapath::Datapath;
+use whimbrel_ipc::socket_path;
+use whimbrel_kernel::kept_address::KeptAddresses;
+use whimbrel_kernel::network::NetworkMonitor;
+use whimbrel_kernel::peer_route::PeerRoutes;
+use whimbrel_kernel::source_way::SourceWays;
+use whimbrel_kernel::tun::Tun;
+
+use crate::DEVICE;
+use crate::effects::{Addresses, DEFAULT_MTU, MARK};
+use crate::instance::{Instance, InstanceError};
+use crate::place::Place;
+
+/// Why nothing, or not all, was removed. What was not can be tried again by the same call.
+#[derive(Debug, thiserror::Error)]
+pub enum CleanError {
+    /// The daemon runs.
+    #[error(
+        "a daemon (process {pid}) runs in {}, and needs what is there. Stop it first: `systemctl stop whimbrel`, or \
+         `kill {pid}`", .run_dir.display()
+    )]
+    Runs {
+        /// Its run directory.
+        run_dir: PathBuf,
+        /// Its process id, as it wrote it.
+        pid: String,
+    },
+    /// Another one works in this network namespace.
+    #[error(
+        "a daemon with another run directory works in this network namespace (it has the device {DEVICE} open). Nothing \
+         was removed; name its run directory with --run-dir once it is stopped"
+    )]
+    Elsewhere,
+    /// The run directory cannot be used.
+    #[error(transparent)]
+    Instance(InstanceError),
+    /// The kernel refused.
+    #[error("{0}. Run it as root, in the network namespace that the daemon ran in")]
+    Kernel(#[from] whimbrel_kernel::Error),
+    /// No bpffs to look into.
+    #[error(transparent)]
+    Place(Box<crate::Error>),
+    /// A file cannot be removed.
+    #[error("cannot remove {}: {source}", .path.display())]
+    Remove {
+        /// The file.
+        path: PathBuf,
+        /// What unlink(2) said.
+        source: io::Error,
+    },
+}
+
+/// What was removed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Removed {
+    /// Former addresses of this host, with their rules and routes, and the settings that went with them.
+    pub kept_addresses: BTreeSet<IpAddr>,
+    /// Addresses of peers that had a route of ours.
+    pub peer_routes: BTreeSet<IpAddr>,
+    /// Whether there were rules for addresses that the host has and is leaving.
+    pub source_ways: bool,
+    /// The TUN device.
+    pub device: Option<&'static str>,
+    /// The directory of a bpffs that programs, maps and links were pinned in.
+    pub pins: Option<PathBuf>,
+    /// Files in the run directory.
+    pub files: Vec<PathBuf>,
+}
+
+impl Removed {
+    /// Whether there was anything.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// Removes it, in the network namespace of the calling thread. Where nothing is left it does nothing. The key and the
+/// remembered keys, in the state directory, stay.
+///
+/// # Errors
+/// When a daemon runs there, and when something cannot be removed.
+pub fn clean(run_dir: &Path) -> Result<Removed, CleanError> {
+    let instance = match fs::exists(run_dir) {
+        // Not made for this alone: what is in the kernel may have outlived its run directory.
+        Ok(false) => None,
+        _ => Some(Instance::lock(run_dir).map_err(|error| match error {
+            InstanceError::Taken { run_dir, pid } => CleanError::Runs { run_dir, pid },
+            error => CleanError::Instance(error),
+        })?),
+    };
+    let mut removed = Removed::default();
+
+    // The device first: whoever else needs what follows has it open.
+    let there = NetworkMonitor::open()?.snapshot()?.links.iter().any(|link| link.name == DEVICE);
+    let device = match there.then(|| Tun::open(DEVICE, DEFAULT_MTU)).transpose() {
+        Err(error) if error.raw_os_error() == Some(libc::EBUSY) => return Err(CleanError::Elsewhere),
+        device => device?,
+    };
+    removed.kept_addresses = KeptAddresses::open(run_dir)?.kept()?;
+    removed.peer_routes = PeerRoutes::open(MARK)?.routed()?;
+    removed.source_ways = SourceWays::open(MARK)?.apply(&BTreeMap::new())?;
+    Addresses::open(run_dir)?.release()?;
+    if let Some(device) = device {
+        device.remove()?;
+        removed.device = Some(DEVICE);
+    }
+
+    if instance.is_some() {
+        let place = Place::find(run_dir).map_err(|error| CleanError::Place(Box::new(error)))?;
+        if !place.is_fresh() {
+            let pins = place.pins().to_owned();
+            // Maps of another release cannot be opened; without its pins a link on tcx goes as well.
+            if let Err(error) = Datapath::open(&pins).and_then(Datapath::unload) {
+                tracing::debug!(%error, "removing the pins by hand");
+                remove_pins(&pins)?;
+            }
+            removed.pins = Some(pins);
+        }
+        place.leave();
+        // The lock stays: a daemon that starts at this moment may hold it already.
+        for path in [run_dir.join("journal"), socket_path(run_dir)] {
+            match fs::remove_file(&path) {
+                Ok(()) => removed.files.push(path),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(source) => return Err(CleanError::Remove { path, source }),
+            }
+        }
+    }
+    Ok(removed)
+}
+
+fn remove_pins(pins: &Path) -> Result<(), CleanError> {
+    let failed = |path: &Path| {
+        let path = path.to_owned();
+        move |source| CleanError::Remove { path, source }
+    };
+    let entries = match fs::read_dir(pins) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(source) => return Err(failed(pins)(source)),
+    };
+    for entry in entries {
+        let path = entry.map_err(failed(pins))?.path();
+        fs::remove_file(&path).map_err(failed(&path))?;
+    }
+    fs::remove_dir(pins).map_err(failed(pins))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refuses_while_the_daemon_runs() {
+        let run_dir = std::env::temp_dir().join(format!("whimbrel-clean-{}", std::process::id()));
+        let instance = Instance::lock(&run_dir).expect("lock");
+        let refusal = clean(&run_dir).expect_err("it runs");
+        assert!(matches!(refusal, CleanError::Runs { .. }), "{refusal}");
+        assert!(refusal.to_string().contains(&format!("kill {}", std::process::id())), "{refusal}");
+        drop(instance);
+        fs::remove_dir_all(&run_dir).expect("remove");
+    }
+}
