@@ -26,20 +26,20 @@ struct flow_tuple {
 	__u8 zero[3];
 };
 
-/* Map `flows`: own tuple -> this. The flow has moved while an epoch differs from its binding's (P-14). */
+/* Map `flows`: own tuple -> this. The flow has moved while a place differs from its binding's (P-14). */
 struct flow_entry {
 	__u32 binding;
-	__u32 home_local_epoch;
-	__u32 home_peer_epoch;
+	__u32 home_local_place;
+	__u32 home_peer_place;
 	__be16 wire_local_port;
 	__be16 wire_remote_port;
-	/* Epochs at which the flow was last heard rewritten (P-24); written by ingress where the carrier is FOLLOW. */
-	__u32 heard_local_epoch;
-	__u32 heard_peer_epoch;
+	/* Places at which the flow was last heard rewritten (P-24); written by ingress where the carrier is FOLLOW. */
+	__u32 heard_local_place;
+	__u32 heard_peer_place;
 };
 
-/* An epoch that never is: the flow was not heard rewritten. */
-#define EPOCH_NEVER 0xffffffffU
+/* A place that never is: the flow was not heard rewritten. */
+#define PLACE_NEVER 0xffffffffU
 
 /* Map `wire_flows`: this -> own tuple. */
 struct wire_flow {
@@ -64,8 +64,8 @@ enum carrier {
 struct binding {
 	struct address local; /* locators that rewritten packets carry */
 	struct address peer;
-	__u32 local_epoch;
-	__u32 peer_epoch;
+	__u32 local_place;
+	__u32 peer_place;
 	__u32 interface; /* device that rewritten packets leave by; 0: ask the routing table */
 	/*
 	 * Written by the programs: until when (CLOCK_MONOTONIC, ns) rewritten packets are known to leave by this

@@ -15,7 +15,7 @@
 
 static __always_inline bool has_moved(const struct flow_entry *flow, const struct binding *binding)
 {
-	return flow->home_local_epoch != binding->local_epoch || flow->home_peer_epoch != binding->peer_epoch;
+	return flow->home_local_place != binding->local_place || flow->home_peer_place != binding->peer_place;
 }
 
 /* What carries this moved flow: a binding that follows looks at what the flow was heard by. */
@@ -23,7 +23,7 @@ static __always_inline __u8 carrier_of(const struct flow_entry *flow, const stru
 {
 	if (binding->carrier != CARRIER_FOLLOW)
 		return binding->carrier;
-	return flow->heard_local_epoch == binding->local_epoch && flow->heard_peer_epoch == binding->peer_epoch ?
+	return flow->heard_local_place == binding->local_place && flow->heard_peer_place == binding->peer_place ?
 		       CARRIER_REWRITE :
 		       CARRIER_TUNNEL;
 }

@@ -46,9 +46,9 @@ static __always_inline void hear(__u32 id, const struct flow_tuple *own, const s
 	flow = find_flow(own);
 	if (!flow)
 		return;
-	if (flow->heard_local_epoch != binding->local_epoch || flow->heard_peer_epoch != binding->peer_epoch) {
-		flow->heard_local_epoch = binding->local_epoch;
-		flow->heard_peer_epoch = binding->peer_epoch;
+	if (flow->heard_local_place != binding->local_place || flow->heard_peer_place != binding->peer_place) {
+		flow->heard_local_place = binding->local_place;
+		flow->heard_peer_place = binding->peer_place;
 	}
 }
 

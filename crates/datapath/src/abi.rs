@@ -61,19 +61,19 @@ plain! {
     }
     struct RawFlowEntry {
         binding: u32,
-        home_local_epoch: u32,
-        home_peer_epoch: u32,
+        home_local_place: u32,
+        home_peer_place: u32,
         wire_local_port: u16,
         wire_remote_port: u16,
-        heard_local_epoch: u32,
-        heard_peer_epoch: u32,
+        heard_local_place: u32,
+        heard_peer_place: u32,
     }
     struct RawWireFlow { binding: u32, local_port: u16, remote_port: u16, transport: u8, zero: [u8; 3] }
     struct RawBinding {
         local: RawAddress,
         peer: RawAddress,
-        local_epoch: u32,
-        peer_epoch: u32,
+        local_place: u32,
+        peer_place: u32,
         interface: u32,
         neighbour_interface: u32,
         neighbour_until: u64,
@@ -116,8 +116,8 @@ plain! {
 /// `ALLOWANCE_UNLIMITED`
 const UNLIMITED: u64 = u64::MAX;
 
-/// `EPOCH_NEVER`
-const EPOCH_NEVER: u32 = u32::MAX;
+/// `PLACE_NEVER`
+const PLACE_NEVER: u32 = u32::MAX;
 
 /// Names of the counters, in the order of `enum counter`.
 pub(crate) const COUNTERS: [&str; 24] = [
@@ -167,7 +167,7 @@ pub enum Carrier {
     Tunnel = 2,
     /// Not at all for now: they disappear in a way that leaves TCP's back-off as it is.
     Hold = 3,
-    /// As [`Self::Rewrite`] for flows that were heard rewritten since the binding's epochs are what they are, as
+    /// As [`Self::Rewrite`] for flows that were heard rewritten since the binding's places are what they are, as
     /// [`Self::Tunnel`] for the rest (P-24).
     Follow = 4,
 }
@@ -185,15 +185,15 @@ impl Carrier {
     }
 }
 
-/// What the programs know of a flow. Epochs as in P-14: while they equal the binding's, the flow is native.
+/// What the programs know of a flow. Places as in P-14: while they equal the binding's, the flow is native.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FlowEntry {
     /// The binding of the flow's peer.
     pub binding: u32,
-    /// This host's epoch towards the peer when the flow was introduced.
-    pub home_local_epoch: u32,
-    /// The peer's epoch then.
-    pub home_peer_epoch: u32,
+    /// This host's place towards the peer when the flow was introduced.
+    pub home_local_place: u32,
+    /// The peer's place then.
+    pub home_peer_place: u32,
     /// This end's port in rewritten packets.
     pub wire_local_port: u16,
     /// The other end's port in rewritten packets.
@@ -212,10 +212,10 @@ pub struct LocatorPair {
 /// Where a peer is, and how its moved flows get there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Binding {
-    /// This host's epoch towards the peer.
-    pub local_epoch: u32,
+    /// This host's place towards the peer.
+    pub local_place: u32,
     /// The peer's.
-    pub peer_epoch: u32,
+    pub peer_place: u32,
     /// For flows that have moved.
     pub carrier: Carrier,
     /// This host's locator: source of rewritten packets.
@@ -281,20 +281,20 @@ impl RawFlowEntry {
     pub(crate) fn new(entry: &FlowEntry) -> Self {
         Self {
             binding: entry.binding,
-            home_local_epoch: entry.home_local_epoch,
-            home_peer_epoch: entry.home_peer_epoch,
+            home_local_place: entry.home_local_place,
+            home_peer_place: entry.home_peer_place,
             wire_local_port: entry.wire_local_port.to_be(),
             wire_remote_port: entry.wire_remote_port.to_be(),
-            heard_local_epoch: EPOCH_NEVER,
-            heard_peer_epoch: EPOCH_NEVER,
+            heard_local_place: PLACE_NEVER,
+            heard_peer_place: PLACE_NEVER,
         }
     }
 
     pub(crate) fn entry(&self) -> FlowEntry {
         FlowEntry {
             binding: self.binding,
-            home_local_epoch: self.home_local_epoch,
-            home_peer_epoch: self.home_peer_epoch,
+            home_local_place: self.home_local_place,
+            home_peer_place: self.home_peer_place,
             wire_local_port: u16::from_be(self.wire_local_port),
             wire_remote_port: u16::from_be(self.wire_remote_port),
         }
@@ -316,8 +316,8 @@ impl RawBinding {
         Self {
             local: RawAddress::new(binding.local),
             peer: RawAddress::new(binding.peer),
-            local_epoch: binding.local_epoch,
-            peer_epoch: binding.peer_epoch,
+            local_place: binding.local_place,
+            peer_place: binding.peer_place,
             interface: binding.interface,
             // The programs find it out.
             neighbour_interface: 0,
@@ -332,8 +332,8 @@ impl RawBinding {
     /// None if the carrier is none that this version knows.
     pub(crate) fn binding(&self, accepted: Vec<LocatorPair>) -> Option<Binding> {
         Some(Binding {
-            local_epoch: self.local_epoch,
-            peer_epoch: self.peer_epoch,
+            local_place: self.local_place,
+            peer_place: self.peer_place,
             carrier: Carrier::from_raw(self.carrier)?,
             local: self.local.address(),
             peer: self.peer.address(),

@@ -51,8 +51,8 @@ fn takes_over(tcx: bool) {
     let local = "10.0.0.1".parse().expect("address");
     let peer = "10.0.0.2".parse().expect("address");
     let binding = Binding {
-        local_epoch: 1,
-        peer_epoch: 2,
+        local_place: 1,
+        peer_place: 2,
         carrier: Carrier::Tunnel,
         local,
         peer,

@@ -53,8 +53,8 @@ impl Fixture {
         let flows = [Transport::Tcp, Transport::Udp].map(|transport| {
             let entry = FlowEntry {
                 binding: PEER,
-                home_local_epoch: 4,
-                home_peer_epoch: 5,
+                home_local_place: 4,
+                home_peer_place: 5,
                 wire_local_port: names.wire_local.port(),
                 wire_remote_port: names.wire_remote.port(),
             };
@@ -68,8 +68,8 @@ impl Fixture {
     fn binding(&self) -> Binding {
         let (local, peer) = (self.names.wire_local.ip(), self.names.wire_remote.ip());
         Binding {
-            local_epoch: 6,
-            peer_epoch: 5,
+            local_place: 6,
+            peer_place: 5,
             carrier: Carrier::Rewrite,
             local,
             peer,
@@ -239,14 +239,14 @@ fn ipv6_extension_headers_are_skipped_up_to_a_bound() {
 fn native_and_unknown_flows_are_untouched() {
     on_both_families(|fixture| {
         let own = fixture.own_out(TCP).bytes();
-        let epochs = |local_epoch, peer_epoch| {
-            let binding = Binding { local_epoch, peer_epoch, ..fixture.binding() };
+        let places = |local_place, peer_place| {
+            let binding = Binding { local_place, peer_place, ..fixture.binding() };
             fixture.datapath.set_binding(PEER, &binding).expect("bind");
         };
-        epochs(4, 5);
+        places(4, 5);
         fixture.assert_untouched(&own);
         fixture.counted("native_out", 1);
-        epochs(4, 6);
+        places(4, 6);
         assert_eq!(fixture.egress(&own).verdict, REDIRECT);
         fixture.bind(Carrier::Native, None);
         fixture.assert_untouched(&own);
@@ -288,8 +288,8 @@ fn the_old_path_is_marked_and_nothing_else() {
         let tuple = FlowTuple { transport: Transport::Tcp, local: names.own_local, remote: names.own_remote };
         let entry = FlowEntry {
             binding: PEER,
-            home_local_epoch: 4,
-            home_peer_epoch: 5,
+            home_local_place: 4,
+            home_peer_place: 5,
             wire_local_port: names.wire_local.port(),
             wire_remote_port: names.wire_remote.port(),
         };
@@ -314,7 +314,7 @@ fn a_reset_that_comes_by_another_way_than_the_flow_is_dropped() {
         rewritten.tcp_flags = 0x14;
         assert_eq!(fixture.ingress(&rewritten.bytes()).verdict, NEXT);
         // Not moved: by another interface than the flow's (test runs are on interface 1), and by its own.
-        let home = Binding { local_epoch: 4, peer_epoch: 5, interface: 77, ..fixture.binding() };
+        let home = Binding { local_place: 4, peer_place: 5, interface: 77, ..fixture.binding() };
         fixture.datapath.set_binding(PEER, &home).expect("bind");
         assert_eq!(fixture.ingress(&reset).verdict, SHOT);
         fixture.datapath.set_binding(PEER, &Binding { interface: 1, ..home }).expect("bind");
@@ -567,8 +567,8 @@ fn maps_hold_what_was_put_in() {
                 let local = SocketAddr::new(names.own_local.ip(), port);
                 let entry = FlowEntry {
                     binding: PEER,
-                    home_local_epoch: 4,
-                    home_peer_epoch: 5,
+                    home_local_place: 4,
+                    home_peer_place: 5,
                     wire_local_port: port,
                     wire_remote_port: 9,
                 };

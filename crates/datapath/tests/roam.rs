@@ -117,13 +117,13 @@ struct Host {
 }
 
 impl Host {
-    /// The flow as introduced at epochs 1 and 1, with wire ports of its own.
+    /// The flow as introduced at places 1 and 1, with wire ports of its own.
     fn new(datapath: Datapath, local: SocketAddr, remote: SocketAddr, wire: (u16, u16)) -> Self {
         let flow = FlowTuple { transport: Transport::Tcp, local, remote };
         let entry = FlowEntry {
             binding: PEER,
-            home_local_epoch: 1,
-            home_peer_epoch: 1,
+            home_local_place: 1,
+            home_peer_place: 1,
             wire_local_port: wire.0,
             wire_remote_port: wire.1,
         };
@@ -131,10 +131,10 @@ impl Host {
         Self { datapath, flow }
     }
 
-    fn bind(&self, epochs: (u32, u32), carrier: Carrier, local: IpAddr, peer: IpAddr, interface: u32) {
+    fn bind(&self, places: (u32, u32), carrier: Carrier, local: IpAddr, peer: IpAddr, interface: u32) {
         let binding = Binding {
-            local_epoch: epochs.0,
-            peer_epoch: epochs.1,
+            local_place: places.0,
+            peer_place: places.1,
             carrier,
             local,
             peer,
@@ -212,8 +212,8 @@ fn roams(old: &str, new: &str, server: &str, tcx: bool, wire_port: impl Fn(u16) 
     let other = FlowTuple { local: SocketAddr::new(new, wire), ..laptop.flow };
     let entry = FlowEntry {
         binding: PEER,
-        home_local_epoch: 1,
-        home_peer_epoch: 1,
+        home_local_place: 1,
+        home_peer_place: 1,
         wire_local_port: 9,
         wire_remote_port: PORT,
     };

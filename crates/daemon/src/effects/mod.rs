@@ -267,8 +267,8 @@ impl Effects {
             .collect();
         let holder = self.network.addresses.iter().find(|usable| usable.address == binding.local_locator);
         datapath::Binding {
-            local_epoch: binding.places.local,
-            peer_epoch: binding.places.peer,
+            local_place: binding.places.local,
+            peer_place: binding.places.peer,
             carrier,
             local: binding.local_locator,
             peer: binding.peer_locator,
@@ -392,7 +392,7 @@ impl Effects {
         self.hooks.note_introduced(now, !flows.is_empty());
         for (id, binding) in self.datapath.bindings()? {
             let peer = PeerId(id);
-            let home = Places { local: binding.local_epoch, peer: binding.peer_epoch };
+            let home = Places { local: binding.local_place, peer: binding.peer_place };
             let mut of_peer = flows.values().filter(|entry| entry.peer == peer).peekable();
             if of_peer.peek().is_none() {
                 self.datapath.remove_binding(id)?;
@@ -492,8 +492,8 @@ pub(crate) fn own_addresses(network: &NetworkState) -> BTreeSet<IpAddr> {
 fn data_plane_entry(entry: &FlowEntry) -> datapath::FlowEntry {
     datapath::FlowEntry {
         binding: entry.peer.0,
-        home_local_epoch: entry.home.local,
-        home_peer_epoch: entry.home.peer,
+        home_local_place: entry.home.local,
+        home_peer_place: entry.home.peer,
         wire_local_port: entry.wire_local_port,
         wire_remote_port: entry.wire_remote_port,
     }
