@@ -185,9 +185,12 @@ struct socket_record {
 	__u32 pmtu_cookie;
 	__u32 bound_interface;
 	__u32 uid;
+	__u32 first_sent;     /* snd_una less what was acknowledged: where this end's numbers began, or one after */
+	__u32 first_received; /* rcv_nxt less what was received: one after where the other end's began */
 	__u8 backoff;
 	__u8 retransmits;
-	__u8 zero[2];
+	__u8 reports_errors; /* 1: IP_RECVERR or IPV6_RECVERR */
+	__u8 zero;
 };
 
 /*

@@ -3,6 +3,7 @@
 #ifndef WHIMBREL_MAPS_H
 #define WHIMBREL_MAPS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
@@ -108,6 +109,11 @@ static __always_inline struct flow_entry *find_flow(const struct flow_tuple *own
 	void *table = bpf_map_lookup_elem(&flows, &zero);
 
 	return table ? bpf_map_lookup_elem(table, own) : NULL;
+}
+
+static __always_inline bool has_moved(const struct flow_entry *flow, const struct binding *binding)
+{
+	return flow->home_local_place != binding->local_place || flow->home_peer_place != binding->peer_place;
 }
 
 static __always_inline struct flow_tuple *find_own(__u32 binding, __u8 transport, __be16 local_port,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Entry points that look at sockets: one follows them as they open and close, one lists them. */
+/* Entry points for sockets: one follows them as they open and close, one lists them, one unties them from devices. */
 #include <stdbool.h>
 #include <linux/bpf.h>
 #include <linux/in.h>
@@ -8,6 +8,30 @@
 
 #include "lib/socket.h"
 #include "maps.h"
+
+#ifndef SOL_SOCKET
+#define SOL_SOCKET 1
+#endif
+#ifndef SO_BINDTOIFINDEX
+#define SO_BINDTOIFINDEX 62
+#endif
+
+/* The device that a socket was bound to before its flow moved. The kernel drops it with the socket. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, __u32);
+} devices SEC(".maps");
+
+/* Indices of the interfaces that there are; the value is not used. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 16384);
+	__type(key, __u32);
+	__type(value, __u32);
+} interfaces SEC(".maps");
 
 /* include/net/tcp_states.h */
 enum {
@@ -93,6 +117,16 @@ static __always_inline __u64 inode_number(const struct socket *socket)
 	return number;
 }
 
+static __always_inline void read_tuple(const struct tcp_sock *tcp, struct flow_tuple *tuple)
+{
+	const struct inet_sock *inet = &tcp->inet_conn.icsk_inet;
+
+	read_addresses(&inet->sk.__sk_common, tuple);
+	tuple->local_port = inet->inet_sport;
+	tuple->remote_port = inet->sk.__sk_common.skc_dport;
+	tuple->transport = IPPROTO_TCP;
+}
+
 SEC("iter/tcp")
 int list_sockets(struct bpf_iter__tcp *context)
 {
@@ -111,10 +145,7 @@ int list_sockets(struct bpf_iter__tcp *context)
 	if (!tcp)
 		return 0;
 	connection = &tcp->inet_conn;
-	read_addresses(common, &record.tuple);
-	record.tuple.local_port = connection->icsk_inet.inet_sport;
-	record.tuple.remote_port = common->skc_dport;
-	record.tuple.transport = IPPROTO_TCP;
+	read_tuple(tcp, &record.tuple);
 	record.cookie = bpf_get_socket_cookie(common);
 	record.inode = inode_number(connection->icsk_inet.sk.sk_socket);
 	record.state = state;
@@ -128,7 +159,68 @@ int list_sockets(struct bpf_iter__tcp *context)
 	record.uid = context->uid;
 	record.backoff = connection->icsk_backoff;
 	record.retransmits = connection->icsk_retransmits;
+	record.reports_errors = reports_errors(&connection->icsk_inet);
+	record.first_sent = tcp->snd_una - (__u32)tcp->bytes_acked;
+	record.first_received = tcp->rcv_nxt - (__u32)tcp->bytes_received;
 	bpf_seq_write(context->meta->seq, &record, sizeof(record));
+	return 0;
+}
+
+static __always_inline bool is_moved(const struct flow_tuple *own)
+{
+	const struct flow_entry *flow = find_flow(own);
+	const struct binding *binding = flow ? bpf_map_lookup_elem(&bindings, &flow->binding) : NULL;
+
+	return binding && has_moved(flow, binding);
+}
+
+/*
+ * A socket that is bound to a device sends and receives nothing once its flow goes another way. So the socket of a
+ * moved flow is bound to none, and is bound again when the flow is native. Shows one byte for each socket changed.
+ */
+SEC("iter/tcp")
+int fit_devices(struct bpf_iter__tcp *context)
+{
+	struct sock_common *common = context->sk_common;
+	struct flow_tuple own = {};
+	struct tcp_sock *tcp;
+	__u32 *former;
+	int bound, wanted;
+	bool moved;
+	__u8 changed = 1;
+
+	tcp = common ? bpf_skc_to_tcp_sock(common) : NULL;
+	if (!tcp)
+		return 0;
+	bound = tcp->inet_conn.icsk_inet.sk.__sk_common.skc_bound_dev_if;
+	former = bpf_sk_storage_get(&devices, tcp, NULL, 0);
+	if (!bound && !former)
+		return 0;
+	read_tuple(tcp, &own);
+	moved = is_moved(&own);
+	if (moved && bound) {
+		/* Its program may have bound it anew since it moved. */
+		former = bpf_sk_storage_get(&devices, tcp, NULL, BPF_SK_STORAGE_GET_F_CREATE);
+		if (!former)
+			return 0;
+		*former = bound;
+		wanted = 0;
+	} else if (!moved && former && bound) {
+		bpf_sk_storage_delete(&devices, tcp);
+		return 0;
+	} else if (!moved && former) {
+		/* Bound to a device that is gone it would stand still for ever. */
+		if (!bpf_map_lookup_elem(&interfaces, former))
+			return 0;
+		wanted = *former;
+	} else {
+		return 0;
+	}
+	if (bpf_setsockopt(tcp, SOL_SOCKET, SO_BINDTOIFINDEX, &wanted, sizeof(wanted)))
+		return 0;
+	if (wanted)
+		bpf_sk_storage_delete(&devices, tcp);
+	bpf_seq_write(context->meta->seq, &changed, sizeof(changed));
 	return 0;
 }
 

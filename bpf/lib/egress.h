@@ -13,11 +13,6 @@
 #include "rewrite.h"
 #include "verdict.h"
 
-static __always_inline bool has_moved(const struct flow_entry *flow, const struct binding *binding)
-{
-	return flow->home_local_place != binding->local_place || flow->home_peer_place != binding->peer_place;
-}
-
 /* What carries this moved flow: a binding that follows looks at what the flow was heard by. */
 static __always_inline __u8 carrier_of(const struct flow_entry *flow, const struct binding *binding)
 {

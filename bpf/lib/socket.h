@@ -61,9 +61,22 @@ struct sock {
 	unsigned short sk_protocol;
 };
 
+struct ipv6_pinfo;
+
 struct inet_sock {
 	struct sock sk;
+	struct ipv6_pinfo *pinet6;
+	unsigned long inet_flags; /* from 6.6 on */
 	__be16 inet_sport;
+};
+
+/* Before that it was a bit field, for IPv6 until 6.7. */
+struct inet_sock___bits {
+	__u8 recverr : 1;
+};
+
+struct ipv6_pinfo___bits {
+	__u16 recverr : 1;
 };
 
 struct inet_connection_sock {
@@ -80,6 +93,8 @@ struct tcp_sock {
 	__u32 rcv_nxt;
 	__u32 snd_wnd;
 	__u32 mss_cache;
+	__u64 bytes_acked;
+	__u64 bytes_received;
 };
 
 struct seq_file;
@@ -95,6 +110,10 @@ struct bpf_iter__tcp {
 };
 
 #pragma clang attribute pop
+
+/* The bits of inet_flags have no named type that could be looked up (include/net/inet_sock.h). */
+#define FLAG_RECVERR (1UL << 9)
+#define FLAG_RECVERR6 (1UL << 26)
 
 #define FAMILY_INET 2
 #define FAMILY_INET6 10
@@ -112,6 +131,27 @@ static __always_inline void read_addresses(const struct sock_common *common, str
 		tuple->remote.words[2] = bpf_htonl(0xffff);
 		tuple->remote.words[3] = common->skc_daddr;
 	}
+}
+
+/*
+ * IP_RECVERR or IPV6_RECVERR: the program is told of every ICMP error. Which one counts depends on the packets; a
+ * socket that has either is left in peace.
+ */
+static __always_inline bool reports_errors(const struct inet_sock *inet)
+{
+	const struct inet_sock___bits *before = (const void *)inet;
+	const struct ipv6_pinfo___bits *v6;
+
+	if (bpf_core_field_exists(inet->inet_flags)) {
+		if (inet->inet_flags & (FLAG_RECVERR | FLAG_RECVERR6))
+			return true;
+	} else if (bpf_core_field_exists(before->recverr) && BPF_CORE_READ_BITFIELD_PROBED(before, recverr)) {
+		return true;
+	}
+	if (inet->sk.__sk_common.skc_family != FAMILY_INET6)
+		return false;
+	v6 = (const void *)inet->pinet6;
+	return v6 && bpf_core_field_exists(v6->recverr) && BPF_CORE_READ_BITFIELD_PROBED(v6, recverr);
 }
 
 static __always_inline bool is_loopback(const struct address *address)

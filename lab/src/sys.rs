@@ -212,3 +212,20 @@ pub(crate) fn bind_to_device(socket: impl AsFd, device: &str) -> io::Result<()> 
     };
     if r == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
+
+/// IP_RECVERR or IPV6_RECVERR.
+pub(crate) fn report_errors(socket: impl AsFd, v6: bool) -> io::Result<()> {
+    let (level, name) = if v6 { (libc::SOL_IPV6, libc::IPV6_RECVERR) } else { (libc::SOL_IP, libc::IP_RECVERR) };
+    let on: libc::c_int = 1;
+    // SAFETY: the kernel reads an integer that outlives the call.
+    let r = unsafe {
+        libc::setsockopt(
+            socket.as_fd().as_raw_fd(),
+            level,
+            name,
+            (&raw const on).cast(),
+            size_of_val(&on) as libc::socklen_t,
+        )
+    };
+    if r == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}

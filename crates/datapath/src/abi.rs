@@ -107,9 +107,12 @@ plain! {
         pmtu_cookie: u32,
         bound_interface: u32,
         uid: u32,
+        first_sent: u32,
+        first_received: u32,
         backoff: u8,
         retransmits: u8,
-        zero: [u8; 2],
+        reports_errors: u8,
+        zero: u8,
     }
 }
 

@@ -308,10 +308,10 @@ impl Datapath {
     /// # Errors
     /// When the kernel refuses.
     pub fn heard_rewritten(&self) -> Result<HashSet<FlowTuple>, Error> {
-        let epochs: HashMap<u32, (u32, u32)> =
-            self.bindings.entries()?.iter().map(|(id, at)| (*id, (at.local_epoch, at.peer_epoch))).collect();
+        let places: HashMap<u32, (u32, u32)> =
+            self.bindings.entries()?.iter().map(|(id, at)| (*id, (at.local_place, at.peer_place))).collect();
         let heard = |entry: &RawFlowEntry| {
-            epochs.get(&entry.binding) == Some(&(entry.heard_local_epoch, entry.heard_peer_epoch))
+            places.get(&entry.binding) == Some(&(entry.heard_local_place, entry.heard_peer_place))
         };
         let entries = self.flows.entries()?;
         Ok(entries.iter().filter(|(_, entry)| heard(entry)).filter_map(|(tuple, _)| tuple.tuple()).collect())
@@ -417,7 +417,7 @@ impl Datapath {
         if let Some(sockets) = self.sockets.get() {
             return Ok(sockets);
         }
-        let sockets = Sockets::load(&self.programs)?;
+        let sockets = Sockets::load(&self.programs, &self.pins)?;
         Ok(self.sockets.get_or_init(|| sockets))
     }
 
@@ -442,6 +442,16 @@ impl Datapath {
     /// When the kernel refuses, or lacks what the programs on sockets need ([`crate::Features::sockets`]).
     pub fn tcp_sockets(&self, mut receiver: impl FnMut(&TcpSocket)) -> Result<(), Error> {
         self.sockets()?.list(&mut receiver)
+    }
+
+    /// Unbinds the TCP sockets of moved flows from the devices that they are bound to (SO_BINDTODEVICE), where they would
+    /// stand still, and binds them again once their flows are native, if the device is among `interfaces` (indices). What
+    /// they were bound to is remembered with each socket as long as `pins` is there. Returns how many were changed.
+    ///
+    /// # Errors
+    /// As [`Datapath::tcp_sockets`]; some may have been changed, and the same call may be made again.
+    pub fn fit_devices(&self, interfaces: &[u32]) -> Result<usize, Error> {
+        self.sockets()?.fit_devices(interfaces)
     }
 
     /// How often each verdict was given, for each reason (`enum counter` in `bpf/abi.h`), summed over the CPUs.

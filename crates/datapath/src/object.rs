@@ -30,7 +30,10 @@ pub(crate) const SOCKETS: (&str, &[u8]) = ("sockets", object!("sockets"));
 /// What outlives the process. The rest is worth nothing to the next one: events that nobody waits for any more,
 /// session indices that end with their sessions, fragments in flight.
 const PINNED: [&str; 6] = ["flows", "wire_flows", "bindings", "locators", "settings", "counters"];
-const SHARED: [&str; 3] = ["settings", "counters", "events"];
+const SHARED: [&str; 5] = ["settings", "counters", "events", "flows", "bindings"];
+/// Maps of the socket programs alone; the first is pinned, since sockets outlive the process.
+const DEVICES: &str = "devices";
+const INTERFACES: &str = "interfaces";
 
 /// What libbpf had to say since it was last asked; its messages go nowhere else.
 static LOG: Mutex<String> = Mutex::new(String::new());
@@ -74,8 +77,8 @@ impl Programs {
         })
     }
 
-    /// Loads the socket programs on the maps of `datapath`.
-    pub(crate) fn load_sockets(datapath: &Self) -> Result<Self, Error> {
+    /// Loads the socket programs on the maps of `datapath`, and those of their own that are pinned in `pins`.
+    pub(crate) fn load_sockets(datapath: &Self, pins: &Path) -> Result<Self, Error> {
         Self::load(SOCKETS, |object| {
             for mut map in object.maps_mut() {
                 let name = map.name().to_owned();
@@ -83,7 +86,9 @@ impl Programs {
                     if let Some(theirs) = datapath.object.maps().find(|theirs| theirs.name() == name) {
                         map.reuse_fd(theirs.as_fd())?;
                     }
-                } else {
+                } else if name == DEVICES {
+                    map.set_pin_path(pins.join(DEVICES))?;
+                } else if name != INTERFACES {
                     map.set_autocreate(false)?;
                 }
             }

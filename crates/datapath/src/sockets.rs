@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::path::Path;
 use std::ptr;
 
 use whimbrel_wire::FlowTuple;
@@ -10,6 +11,7 @@ use whimbrel_wire::FlowTuple;
 use crate::Error;
 use crate::abi::{Plain, RawSocket};
 use crate::object::Programs;
+use crate::table::Table;
 
 /// A TCP socket that is connected, or connecting, as the kernel has it. Sequence numbers as they are on the wire, with
 /// no offset; fields are those of `struct tcp_sock` and its kin that have the same name.
@@ -43,6 +45,14 @@ pub struct TcpSocket {
     pub backoff: u8,
     /// Retransmissions of the oldest segment without an answer.
     pub retransmits: u8,
+    /// IP_RECVERR or IPV6_RECVERR: the program is told of every ICMP error at once.
+    pub reports_errors: bool,
+    /// `snd_una` less `bytes_acked`: this end's initial sequence number where it opened the connection, one more where it
+    /// accepted it (`tcp_connect_init`, `tcp_create_openreq_child`). Means nothing after TCP_REPAIR.
+    pub first_sent: u32,
+    /// `rcv_nxt` less `bytes_received`: one more than the other end's initial sequence number. Means nothing after
+    /// TCP_REPAIR.
+    pub first_received: u32,
 }
 
 impl TcpSocket {
@@ -62,6 +72,9 @@ impl TcpSocket {
             uid: raw.uid,
             backoff: raw.backoff,
             retransmits: raw.retransmits,
+            reports_errors: raw.reports_errors != 0,
+            first_sent: raw.first_sent,
+            first_received: raw.first_received,
         })
     }
 }
@@ -82,8 +95,8 @@ pub(crate) struct Follower {
 const READ_BYTES: usize = 32 * 1024;
 
 impl Sockets {
-    pub(crate) fn load(datapath: &Programs) -> Result<Self, Error> {
-        Ok(Self { programs: Programs::load_sockets(datapath)? })
+    pub(crate) fn load(datapath: &Programs, pins: &Path) -> Result<Self, Error> {
+        Ok(Self { programs: Programs::load_sockets(datapath, pins)? })
     }
 
     pub(crate) fn follow(&self) -> Result<Follower, Error> {
@@ -95,34 +108,54 @@ impl Sockets {
 
     /// Calls `receiver` for each TCP socket of the calling thread's network namespace.
     pub(crate) fn list(&self, receiver: &mut dyn FnMut(&TcpSocket)) -> Result<(), Error> {
-        let program = self.programs.program("list_sockets")?;
-        // SAFETY: null options mean defaults; an iterator has no target.
-        let link =
-            unsafe { libbpf_sys::bpf_link_create(program.as_raw_fd(), 0, libbpf_sys::BPF_TRACE_ITER, ptr::null()) };
-        let link = owned(link, "bpf(BPF_LINK_CREATE)", "iter/tcp")?;
-        // SAFETY: an open link of an iterator.
-        let iterator = unsafe { libbpf_sys::bpf_iter_create(link.as_raw_fd()) };
-        let mut iterator = File::from(owned(iterator, "bpf(BPF_ITER_CREATE)", "iter/tcp")?);
-        let mut buffer = vec![0; READ_BYTES];
-        let mut filled = 0;
-        loop {
-            let read = match iterator.read(&mut buffer[filled..]) {
-                Ok(0) => return Ok(()),
-                Ok(read) => read,
-                // The kernel looked at a million sockets without finding one to show.
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => continue,
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
-                Err(error) => return Err(Error::call("read", "iter/tcp", error)),
-            };
-            filled += read;
-            let whole = filled - filled % size_of::<RawSocket>();
-            for record in buffer[..whole].chunks_exact(size_of::<RawSocket>()) {
+        let mut kept = Vec::with_capacity(READ_BYTES);
+        self.visit("list_sockets", &mut |bytes| {
+            kept.extend_from_slice(bytes);
+            let whole = kept.len() - kept.len() % size_of::<RawSocket>();
+            for record in kept[..whole].chunks_exact(size_of::<RawSocket>()) {
                 if let Some(socket) = RawSocket::from_bytes(record).as_ref().and_then(TcpSocket::from_raw) {
                     receiver(&socket);
                 }
             }
-            buffer.copy_within(whole..filled, 0);
-            filled -= whole;
+            kept.drain(..whole);
+        })
+    }
+
+    /// Unbinds the TCP sockets of moved flows from their devices, and binds those of native ones again that it unbound,
+    /// where their device is among `interfaces`. Returns how many were changed.
+    pub(crate) fn fit_devices(&self, interfaces: &[u32]) -> Result<usize, Error> {
+        let present: Table<u32, u32> = self.programs.table("interfaces")?;
+        for (gone, _) in present.entries()?.iter().filter(|(index, _)| !interfaces.contains(index)) {
+            present.remove(gone)?;
+        }
+        for index in interfaces {
+            present.insert(index, &1)?;
+        }
+        let mut changed = 0;
+        self.visit("fit_devices", &mut |bytes| changed += bytes.len())?;
+        Ok(changed)
+    }
+
+    /// Runs an iterator's program on each socket and gives `receiver` what it writes.
+    fn visit(&self, name: &'static str, receiver: &mut dyn FnMut(&[u8])) -> Result<(), Error> {
+        let program = self.programs.program(name)?;
+        // SAFETY: null options mean defaults; an iterator has no target.
+        let link =
+            unsafe { libbpf_sys::bpf_link_create(program.as_raw_fd(), 0, libbpf_sys::BPF_TRACE_ITER, ptr::null()) };
+        let link = owned(link, "bpf(BPF_LINK_CREATE)", name)?;
+        // SAFETY: an open link of an iterator.
+        let iterator = unsafe { libbpf_sys::bpf_iter_create(link.as_raw_fd()) };
+        let mut iterator = File::from(owned(iterator, "bpf(BPF_ITER_CREATE)", name)?);
+        let mut buffer = vec![0; READ_BYTES];
+        loop {
+            match iterator.read(&mut buffer) {
+                Ok(0) => return Ok(()),
+                Ok(read) => receiver(&buffer[..read]),
+                // The kernel looked at a million sockets without finding one to show.
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(Error::call("read", name, error)),
+            }
         }
     }
 }

@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 
 use support::{Bpffs, Namespace, is_root, veth};
-use whimbrel_datapath::{Datapath, Event, Origin, TcpSocket};
+use whimbrel_datapath::{Binding, Carrier, Datapath, Event, FlowEntry, Origin, TcpSocket};
 use whimbrel_wire::{FlowTuple, Transport};
 
 struct Pair {
@@ -153,5 +153,154 @@ fn sockets_are_listed_with_their_state() {
             break;
         }
     }
+    datapath.unload().expect("unload");
+}
+
+fn find(datapath: &Datapath, stream: &TcpStream) -> TcpSocket {
+    let own = flow(stream);
+    list(datapath).into_iter().find(|socket| socket.flow == own).expect("it is there")
+}
+
+#[test]
+fn both_ends_tell_the_same_initial_numbers() {
+    if !is_root() {
+        return;
+    }
+    let pair = Pair::new();
+    pair.far.enter();
+    let far_datapath = Datapath::open(&pair.bpffs.pins("far")).expect("open");
+    // The end that accepts counts from the first byte on.
+    let agree = |near: &TcpStream, far: &TcpStream, near_datapath: &Datapath| {
+        pair.near.enter();
+        let one = find(near_datapath, near);
+        pair.far.enter();
+        let other = find(&far_datapath, far);
+        assert_eq!(one.first_sent.wrapping_add(1), other.first_received, "{one:?} {other:?}");
+        assert_eq!(one.first_received, other.first_sent, "{one:?} {other:?}");
+        (one.first_sent, one.first_received)
+    };
+    pair.near.enter();
+    let near_datapath = Datapath::open(&pair.bpffs.pins("near")).expect("open");
+    for to in ["10.0.0.2:0", "[fd00::2]:0"] {
+        for options in ["1", "0"] {
+            for option in ["timestamps", "window_scaling"] {
+                pair.near.sysctl(&format!("net.ipv4.tcp_{option}"), options);
+            }
+            let (mut near, mut far) = pair.connect(to);
+            let at_first = agree(&near, &far, &near_datapath);
+            for length in [1, 3_000_000] {
+                let mut buffer = vec![0; length];
+                std::thread::scope(|scope| {
+                    scope.spawn(|| near.write_all(&vec![1; length]).expect("write"));
+                    far.read_exact(&mut buffer).expect("read");
+                });
+                std::thread::scope(|scope| {
+                    scope.spawn(|| far.write_all(&buffer).expect("write"));
+                    near.read_exact(&mut vec![0; length]).expect("read");
+                });
+                assert_eq!(agree(&near, &far, &near_datapath), at_first);
+            }
+            // One end has finished; it is acknowledged at once.
+            near.shutdown(std::net::Shutdown::Write).expect("shut down");
+            assert_eq!(far.read(&mut [0]).expect("read"), 0);
+            assert_eq!(agree(&near, &far, &near_datapath), at_first);
+        }
+    }
+    near_datapath.unload().expect("unload");
+    far_datapath.unload().expect("unload");
+}
+
+fn set(stream: &TcpStream, level: i32, name: i32, value: i32) {
+    let fd = std::os::fd::AsRawFd::as_raw_fd(stream);
+    // SAFETY: an open socket, and a value that lives through the call, with its size.
+    let result = unsafe { libc::setsockopt(fd, level, name, (&raw const value).cast(), size_of_val(&value) as u32) };
+    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+}
+
+#[test]
+fn sockets_that_report_errors_are_told() {
+    if !is_root() {
+        return;
+    }
+    let pair = Pair::new();
+    pair.near.enter();
+    let datapath = Datapath::open(&pair.bpffs.pins("near")).expect("open");
+    let connections: Vec<_> = (0..4).map(|i| pair.connect(["10.0.0.2:0", "[fd00::2]:0"][i / 2])).collect();
+    set(&connections[1].0, libc::SOL_IP, libc::IP_RECVERR, 1);
+    set(&connections[3].0, libc::SOL_IPV6, libc::IPV6_RECVERR, 1);
+    let reports: Vec<bool> = connections.iter().map(|(near, _)| find(&datapath, near).reports_errors).collect();
+    assert_eq!(reports, [false, true, false, true]);
+    set(&connections[1].0, libc::SOL_IP, libc::IP_RECVERR, 0);
+    assert!(!find(&datapath, &connections[1].0).reports_errors);
+    datapath.unload().expect("unload");
+}
+
+/// SO_BINDTOIFINDEX, `asm-generic/socket.h`.
+const SO_BINDTOIFINDEX: i32 = 62;
+
+#[test]
+fn sockets_of_moved_flows_are_bound_to_no_device() {
+    if !is_root() {
+        return;
+    }
+    let pair = Pair::new();
+    pair.near.enter();
+    let pins = pair.bpffs.pins("near");
+    let mut datapath = Datapath::open(&pins).expect("open");
+    let (bound, _far) = pair.connect("10.0.0.2:0");
+    let (stranger, _strangers_far) = pair.connect("[fd00::2]:0");
+    // SAFETY: a terminated string.
+    let device = unsafe { libc::if_nametoindex(c"v".as_ptr()) };
+    for stream in [&bound, &stranger] {
+        set(stream, libc::SOL_SOCKET, SO_BINDTOIFINDEX, device as i32);
+    }
+    let entry = FlowEntry {
+        binding: 7,
+        home_local_place: 0,
+        home_peer_place: 0,
+        wire_local_port: bound.local_addr().expect("local").port(),
+        wire_remote_port: bound.peer_addr().expect("peer").port(),
+    };
+    datapath.insert_flows(&[(flow(&bound), entry)]).expect("insert");
+    let bind = |datapath: &Datapath, place: u32| {
+        let binding = Binding {
+            local_place: place,
+            peer_place: 0,
+            carrier: Carrier::Hold,
+            local: "10.0.0.1".parse().expect("address"),
+            peer: "10.0.0.2".parse().expect("address"),
+            interface: 0,
+            allowance: None,
+            accepted: Vec::new(),
+        };
+        datapath.set_binding(7, &binding).expect("bind");
+    };
+    let devices = |datapath: &Datapath| [&bound, &stranger].map(|stream| find(datapath, stream).bound_interface);
+
+    bind(&datapath, 0);
+    assert_eq!(datapath.fit_devices(&[device]).expect("fit"), 0);
+    assert_eq!(devices(&datapath), [device, device]);
+
+    bind(&datapath, 1);
+    assert_eq!(datapath.fit_devices(&[device]).expect("fit"), 1);
+    assert_eq!(devices(&datapath), [0, device]);
+    assert_eq!(datapath.fit_devices(&[device]).expect("fit"), 0);
+
+    // Another daemon knows as well, and binds it to no device that is gone.
+    drop(datapath);
+    datapath = Datapath::open(&pins).expect("open again");
+    bind(&datapath, 0);
+    assert_eq!(datapath.fit_devices(&[]).expect("fit"), 0);
+    assert_eq!(devices(&datapath), [0, device]);
+    assert_eq!(datapath.fit_devices(&[device]).expect("fit"), 1);
+    assert_eq!(devices(&datapath), [device, device]);
+
+    // What its program has bound anew stays so.
+    bind(&datapath, 1);
+    assert_eq!(datapath.fit_devices(&[device]).expect("fit"), 1);
+    bind(&datapath, 0);
+    set(&bound, libc::SOL_SOCKET, SO_BINDTOIFINDEX, device as i32);
+    assert_eq!(datapath.fit_devices(&[device]).expect("fit"), 0);
+    assert_eq!(devices(&datapath), [device, device]);
     datapath.unload().expect("unload");
 }

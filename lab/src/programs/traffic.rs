@@ -74,6 +74,8 @@ pub struct PairOptions {
     pub bind: Option<SocketAddr>,
     /// Interface that the client binds its socket to.
     pub device: Option<String>,
+    /// Both ends ask to be told of every ICMP error.
+    pub report_errors: bool,
 }
 
 impl PairOptions {
@@ -117,7 +119,8 @@ impl FlowPair {
         let to = SocketAddr::new(address, port);
         let common = |rate: Option<u64>| {
             let rate = rate.map(|r| format!("--rate={r}"));
-            rate.into_iter().chain([format!("--seed={port}")]).collect::<Vec<_>>()
+            let errors = options.report_errors.then(|| "--report-errors".to_owned());
+            rate.into_iter().chain([format!("--seed={port}")]).chain(errors).collect::<Vec<_>>()
         };
         let args = [vec![format!("--listen={to}")], common(options.down)].concat();
         let mut server = Program::start(server, &format!("{kind}-server"), &args)?;

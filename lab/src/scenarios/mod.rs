@@ -6,6 +6,7 @@ mod kick;
 mod lab_itself;
 mod real_programs;
 mod roam;
+mod sockets;
 mod surroundings;
 mod world;
 
@@ -37,6 +38,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         roam::SCENARIOS,
         kick::SCENARIOS,
         surroundings::SCENARIOS,
+        sockets::SCENARIOS,
         faults::SCENARIOS,
         real_programs::SCENARIOS,
         command_line::SCENARIOS,

@@ -10,6 +10,7 @@ mod udp;
 
 use std::io::{self, BufRead, Write};
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -118,6 +119,9 @@ pub struct FlowOptions {
     /// Interface to bind to (SO_BINDTODEVICE).
     #[arg(long)]
     pub device: Option<String>,
+    /// Report every ICMP error (IP_RECVERR, IPV6_RECVERR).
+    #[arg(long)]
+    pub report_errors: bool,
     /// Payload of a datagram, bytes (at least 8).
     #[arg(long, default_value_t = 200)]
     pub size: usize,
@@ -294,6 +298,15 @@ fn bind_device(socket: &rustix::fd::OwnedFd, options: &FlowOptions) -> Result<()
             .map_err(|e| Error::call("setsockopt(SO_BINDTODEVICE)", device.clone(), e)),
         None => Ok(()),
     }
+}
+
+/// Has a socket report every ICMP error, if asked to.
+fn report_errors(socket: impl AsFd, peer: SocketAddr, options: &FlowOptions) -> Result<()> {
+    if !options.report_errors {
+        return Ok(());
+    }
+    crate::sys::report_errors(socket, peer.is_ipv6())
+        .map_err(|e| Error::call("setsockopt(IP_RECVERR)", peer.to_string(), e))
 }
 
 fn unspecified(family_of: SocketAddr) -> SocketAddr {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
 use super::pattern::Pattern;
-use super::{Flow, FlowOptions, FlowStatus, Line, PACE, Pacer, Shared, bind_device, lock, obey, print};
+use super::{Flow, FlowOptions, FlowStatus, Line, PACE, Pacer, Shared, bind_device, lock, obey, print, report_errors};
 use crate::{Error, Result, sys};
 
 pub(super) fn serve(listen: SocketAddr, options: &FlowOptions) -> Result<()> {
@@ -35,6 +35,7 @@ pub(super) fn connect(to: SocketAddr, options: &FlowOptions) -> Result<()> {
 fn carry(stream: TcpStream, options: &FlowOptions, client: bool) -> Result<()> {
     let named = |e| Error::call("getpeername", "a new connection", e);
     let (local, peer) = (stream.local_addr().map_err(named)?, stream.peer_addr().map_err(named)?);
+    report_errors(&stream, peer, options)?;
     stream.set_nodelay(true).map_err(|e| Error::call("setsockopt(TCP_NODELAY)", local.to_string(), e))?;
     let flow = Shared::new(Flow { rate: options.rate, ..Flow::default() }.into());
     let stream = Arc::new(stream);

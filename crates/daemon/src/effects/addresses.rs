@@ -7,7 +7,7 @@ use std::path::Path;
 use whimbrel_kernel::Error;
 use whimbrel_kernel::kept_address::{Carrier, Kept, KeptAddresses, Mark};
 use whimbrel_kernel::peer_route::{PeerRoutes, PeerWay};
-use whimbrel_kernel::route::RouteKind;
+use whimbrel_kernel::route::{Route, RouteKind};
 use whimbrel_kernel::source_way::{SourceWay, SourceWays};
 
 /// The mark of packets of moved flows. Two bits that neither Kubernetes (0xc000), Tailscale (0xff0000) nor wg-quick
@@ -83,6 +83,11 @@ impl Addresses {
     /// The MTU of the way to a destination, where the route has one of its own, and its interface.
     pub(crate) fn way_to(&mut self, destination: IpAddr, from: Option<IpAddr>) -> Option<(Option<u32>, u32)> {
         self.routes.under(destination, from).ok().map(|route| (route.mtu, route.interface))
+    }
+
+    /// The way to a destination as if no route of ours led there.
+    pub(crate) fn under(&mut self, destination: IpAddr) -> Result<Route, Error> {
+        self.routes.under(destination, None)
     }
 
     /// Makes the kernel keep and reach what is wanted.

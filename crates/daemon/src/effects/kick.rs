@@ -1,6 +1,7 @@
 //! Waking senders that wait out a back-off though there is a path again (DESIGN §2, *Kick*).
 
 use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
 use std::time::Duration;
 
 use whimbrel_datapath::{Datapath, TcpSocket};
@@ -24,10 +25,17 @@ const PAUSES: [Duration; 7] = [
 /// The kernel counts back-off steps in 8 bits; TCP gives up long before so many.
 const STEPS: u8 = 32;
 
+/// Until what a socket was told of the path's MTU has had its effect: a socket that its program is using just then looks
+/// at it when the program is done.
+const BELIEVED: Duration = Duration::from_millis(50);
+
 /// Peers whose senders are being woken.
 #[derive(Debug, Default)]
 pub(crate) struct Kicks {
     rounds: BTreeMap<PeerId, Round>,
+    /// The MTUs that sockets were told, by where their packets come from and go to, and when the kernel need not know them
+    /// any more.
+    told: BTreeMap<(IpAddr, IpAddr), (Vec<u16>, Time)>,
 }
 
 #[derive(Debug)]
@@ -54,7 +62,17 @@ impl Kicks {
 
     /// When to come back.
     pub(crate) fn timeout(&self) -> Option<Time> {
-        self.rounds.values().map(|round| round.next).min()
+        let rounds = self.rounds.values().map(|round| round.next);
+        rounds.chain(self.told.values().map(|(_, until)| *until)).min()
+    }
+
+    /// Takes the ways (source, destination) whose MTU was told to be less than it is, which the kernel has to forget by
+    /// now: each with what was told.
+    pub(crate) fn take_told(&mut self, now: Time) -> BTreeMap<(IpAddr, IpAddr), Vec<u16>> {
+        let (due, later) = std::mem::take(&mut self.told).into_iter().partition(|(_, (_, until))| *until <= now);
+        self.told = later;
+        let due: BTreeMap<_, (Vec<u16>, Time)> = due;
+        due.into_iter().map(|(way, (mtus, _))| (way, mtus)).collect()
     }
 
     /// Kicks what is due. Returns how many sockets were kicked. `open` is
@@ -110,20 +128,30 @@ impl Kicks {
                     round.waiting.remove(&flow);
                     continue;
                 }
-                for _ in 0..socket.backoff.min(STEPS) {
+                // Its program would take the ICMP error that wakes it for the end of the connection.
+                let steps = if socket.reports_errors { 0 } else { socket.backoff.min(STEPS) };
+                for _ in 0..steps {
                     if let Err(error) = injector.kick(&flow, socket.snd_una) {
                         result = Err(error.into());
                         break;
                     }
                 }
-                // A step of back-off less is still at least the timer's smallest value since the last transmission.
-                let shrink_to = round.shrink_to.filter(|_| first);
-                if let Some(mtu) = shrink_to
-                    && let Err(error) = injector.shrink(&flow, socket.snd_una, shrunken(mtu, socket))
-                {
-                    result = Err(error.into());
+                // A step of back-off less is still at least the timer's smallest value since the last transmission. And a
+                // packet that is too big is no error that a program is told of (tcp_v4_err, tcp_v6_err).
+                let instead = (socket.reports_errors && socket.backoff > 0).then_some(socket.pmtu_cookie);
+                let shrink_to = round.shrink_to.or(instead).filter(|_| first).map(|mtu| shrunken(mtu, socket));
+                if let Some(mtu) = shrink_to {
+                    let way = (flow.local.ip(), flow.remote.ip());
+                    let (mtus, until) = self.told.entry(way).or_insert_with(|| (Vec::new(), now));
+                    *until = now + BELIEVED;
+                    if !mtus.contains(&mtu) {
+                        mtus.push(mtu);
+                    }
+                    if let Err(error) = injector.shrink(&flow, socket.snd_una, mtu) {
+                        result = Err(error.into());
+                    }
                 }
-                kicked += usize::from(socket.backoff > 0 || shrink_to.is_some());
+                kicked += usize::from(steps > 0 || shrink_to.is_some());
             }
         }
         self.rounds.retain(|_, round| round.looks <= PAUSES.len() && !round.waiting.is_empty());
@@ -132,7 +160,7 @@ impl Kicks {
 }
 
 /// The MTU that a socket is told: a byte above the route's own leaves no trace in the kernel; where the route's is not
-/// lower than what the socket uses, one below that.
+/// lower than what the socket uses, one below that, which the kernel has to be made to forget.
 fn shrunken(inner_mtu: u32, socket: &TcpSocket) -> u16 {
     let told = if inner_mtu + 1 < socket.pmtu_cookie { inner_mtu + 1 } else { socket.pmtu_cookie.saturating_sub(8) };
     u16::try_from(told).unwrap_or(u16::MAX)

@@ -15,6 +15,7 @@ use whimbrel_datapath::{self as datapath, Datapath, LocatorPair, Role};
 use whimbrel_ipc::Attachment;
 use whimbrel_kernel::inject::Injector;
 use whimbrel_kernel::network::{NetworkState, UsableAddress};
+use whimbrel_kernel::route::RouteSocket;
 use whimbrel_kernel::source_way::SourceWay;
 use whimbrel_kernel::tun::Tun;
 use whimbrel_protocol::{Binding, Carrier, FlowEntry, KernelOp, OpFailed, OpId, PeerId, Places, Time};
@@ -67,6 +68,7 @@ pub(crate) struct Effects {
     pub(crate) network: NetworkState,
     addresses: Addresses,
     injector: Injector,
+    routes: RouteSocket,
     hooks: Hooks,
     listening: Listening,
     kicks: Kicks,
@@ -76,6 +78,8 @@ pub(crate) struct Effects {
     spared: BTreeSet<PeerId>,
     /// How often the kernel's state could not be made to fit in a row, and when that is tried again.
     unsettled: Option<(u32, Time)>,
+    /// Flows may be moved or native that were not when sockets were last fitted to it.
+    unfitted: bool,
     kick: bool,
     /// Programs hang on tcx, not on clsact.
     tcx: bool,
@@ -95,6 +99,7 @@ impl Effects {
         Ok(Self {
             addresses: Addresses::open(run_dir)?,
             injector: Injector::open()?,
+            routes: RouteSocket::open()?,
             datapath,
             tunnel,
             journal,
@@ -107,6 +112,7 @@ impl Effects {
             bindings: HashMap::new(),
             spared: BTreeSet::new(),
             unsettled: None,
+            unfitted: false,
             kick,
             tcx: datapath::has_tcx(),
         })
@@ -147,9 +153,12 @@ impl Effects {
                     | KernelOp::SetTunnelPath { .. }
                     | KernelOp::ListenForIntroductions { .. }
             );
-            // A sender that is woken must find its way prepared.
-            if matches!(op, KernelOp::Kick { .. }) && std::mem::take(&mut surroundings_changed) {
-                self.settle_or_retry(now);
+            // A sender that is woken must find its way prepared, and be found.
+            if matches!(op, KernelOp::Kick { .. }) {
+                if std::mem::take(&mut surroundings_changed) {
+                    self.settle_or_retry(now);
+                }
+                self.fit_sockets();
             }
             tracing::debug!(id = id.0, op = %Shown(&op), "op");
             let result = self.carry_out_one(now, op, &mut snapshot);
@@ -158,6 +167,7 @@ impl Effects {
         if surroundings_changed {
             self.settle_or_retry(now);
         }
+        self.fit_sockets();
         if let Err(error) = self.journal.flush() {
             tracing::error!(%error, "connections that are introduced now do not outlive this process");
         }
@@ -199,6 +209,7 @@ impl Effects {
                 self.kicks.remove_peer(peer);
                 self.bindings.remove(&peer);
                 self.tunnels.remove_peer(&self.tunnel, peer);
+                self.unfitted = true;
                 self.datapath.remove_binding(peer.0)?;
             }
             KernelOp::KeepAddresses { addresses } => self.addresses.use_addresses(addresses),
@@ -233,7 +244,9 @@ impl Effects {
     fn set_binding(&mut self, now: Time, peer: PeerId, binding: Binding, moved: bool) -> Result<(), Failure> {
         self.hooks.note_peer(now, peer, moved);
         let wanted = self.data_plane_binding(peer, &binding);
+        let wanted_places = binding.places;
         let before = self.bindings.insert(peer, binding);
+        self.unfitted |= before.as_ref().map(|before| before.places) != Some(wanted_places);
         // Programs first: from the moment that the binding says so, nothing may leave the old way.
         if let Err(failure) = self.apply_hooks() {
             tracing::warn!(%failure, "cannot attach the programs to every interface");
@@ -358,6 +371,46 @@ impl Effects {
         Ok(())
     }
 
+    /// Unbinds the sockets of moved flows from their devices, and binds those of native ones again.
+    fn fit_sockets(&mut self) {
+        if !std::mem::take(&mut self.unfitted) {
+            return;
+        }
+        let interfaces: Vec<u32> = self.network.links.iter().map(|link| link.index).collect();
+        match self.datapath.fit_devices(&interfaces) {
+            Ok(0) => {}
+            Ok(sockets) => tracing::debug!(sockets, "bound to their devices, or no longer"),
+            Err(error) => {
+                tracing::warn!(%error, "connections that are bound to a device stand still while they are moved");
+            }
+        }
+    }
+
+    /// Has the kernel forget the path MTUs that were told only to have something sent again. What a route says itself, or
+    /// what was learned on the way, is not taken for it.
+    fn forget_told(&mut self, now: Time) {
+        for ((source, destination), mtus) in self.kicks.take_told(now) {
+            // It was noted with the route of that moment, which a route of ours may have taken the place of by now, so that
+            // no look-up shows it. IPv4 forgets all that it learned in any case, so that need not be found out.
+            if destination.is_ipv4() {
+                self.forget_path_mtu(destination, 0);
+                continue;
+            }
+            // IPv6 gives no way from an address that is not there.
+            let ways = [Some(source), None].map(|from| self.routes.route_to(destination, from, None));
+            let ways = ways.into_iter().chain([self.addresses.under(destination)]).flatten();
+            let told = |mtu| u16::try_from(mtu).is_ok_and(|mtu| mtus.contains(&mtu));
+            let Some(route) = ways.into_iter().find(|route| route.mtu.is_some_and(told)) else { continue };
+            self.forget_path_mtu(destination, route.table);
+        }
+    }
+
+    fn forget_path_mtu(&mut self, destination: IpAddr, table: u32) {
+        if let Err(error) = self.routes.forget_path_mtu(destination, table) {
+            tracing::warn!(%destination, %error, "a path MTU that is too low stays until it expires");
+        }
+    }
+
     /// When [`Effects::handle_timeout`] is due.
     pub(crate) fn poll_timeout(&self) -> Option<Time> {
         let retry = self.unsettled.map(|(_, due)| due);
@@ -374,6 +427,7 @@ impl Effects {
         {
             tracing::warn!(%failure, "cannot wake senders");
         }
+        self.forget_told(now);
     }
 
     /// Takes over what a daemon before this one left: the flows that the data plane has and the journal does not know
@@ -400,6 +454,7 @@ impl Effects {
                 self.hooks.note_peer(now, peer, true);
             }
         }
+        self.unfitted = true;
         Ok(())
     }
 

@@ -1,0 +1,123 @@
+//! What programs may ask of their sockets that a move would show them.
+
+use std::time::Duration;
+
+use whimbrel_ipc::Carrier;
+
+use super::world::{LONG, RATE, SOME, World, all_run, carried_by, is_native, site};
+use super::{Scenario, scenario};
+use crate::{FlowPair, Host, Join, Lab, Leave, MonoTime, PairOptions, Result, Side, expect, wait_for, wait_until};
+
+pub(super) const SCENARIOS: &[Scenario] = &[
+    scenario(
+        "bound-device",
+        "a socket is bound to a device that the laptop leaves; the daemon is killed before it comes back",
+        bound_device,
+    ),
+    scenario(
+        "reported-errors",
+        "programs ask for every ICMP error (IP_RECVERR); an outage of three seconds shows them none",
+        reported_errors,
+    ),
+    scenario(
+        "path-mtu-left",
+        "there and back: waking senders leaves no path MTU behind that the kernel takes for learned",
+        path_mtu_left,
+    ),
+];
+
+fn bound_device(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let (mut client, mut server) = world.daemons()?;
+    let options = PairOptions { device: Some("wlan0".into()), ..PairOptions::rate(RATE) };
+    let mut pair = FlowPair::tcp(&world.laptop, &world.server, world.at_server.ipv4()?, &options)?;
+    client.wait_introduced(&pair, LONG)?;
+    let bound = |world: &World, pair: &FlowPair| -> Result<bool> {
+        let listed = world.laptop.command("ss").args(["-tnH", "dst", &pair.peer().to_string()]).run()?;
+        expect!(listed.contains(&pair.local().port().to_string()), "the laptop has no such socket: {listed}");
+        Ok(listed.contains("%wlan0"))
+    };
+    expect!(bound(&world, &pair)?, "the socket is not bound");
+
+    let home = world.at.clone();
+    world.laptop.leave(&home, Leave::Orderly)?;
+    world.at = world.laptop.join(&world.b.network, &Join::by("eth0"))?;
+    world.goes_on(&mut pair)?;
+    carried_by(&client, Side::Client, &pair, Carrier::Rewrite)?;
+    expect!(!bound(&world, &pair)?, "the socket is bound to a device that its packets do not take");
+
+    client.kill()?;
+    client.restart()?;
+    pair.wait_progress(SOME, LONG)?;
+    let away = world.at.clone();
+    world.laptop.leave(&away, Leave::Orderly)?;
+    world.at = world.laptop.join(&world.a.network, &Join::default())?;
+    world.goes_on(&mut pair)?;
+    is_native(&client, Side::Client, &pair)?;
+    wait_for(LONG, "the socket is bound again", || Ok(bound(&world, &pair)?.then_some(())))?;
+    pair.wait_progress(SOME, LONG)?;
+    world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])
+}
+
+fn reported_errors(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let (mut client, mut server) = world.daemons()?;
+    // Full-sized segments are in flight whenever it stops.
+    let options = PairOptions { report_errors: true, ..PairOptions::rate(10 * RATE) };
+    let mut pairs = [world.at_server.ipv4()?, world.at_server.ipv6()?]
+        .into_iter()
+        .map(|to| FlowPair::tcp(&world.laptop, &world.server, to, &options))
+        .collect::<Result<Vec<_>>>()?;
+    for pair in &pairs {
+        client.wait_introduced(pair, LONG)?;
+    }
+    world.laptop.leave(&world.at, Leave::Orderly)?;
+    let until = MonoTime::now() + Duration::from_secs(3);
+    wait_until(Duration::from_secs(4), "the outage is over", || MonoTime::now() >= until)?;
+    world.at = world.laptop.join(&world.b.network, &Join::default())?;
+    for pair in &mut pairs {
+        // Fails where a socket has reported an error.
+        world.goes_on(pair)?;
+    }
+    for pair in pairs {
+        world.finish(pair)?;
+    }
+    all_run(&mut [&mut client, &mut server])
+}
+
+/// What a host has learned of path MTUs, if anything.
+fn learned(host: &Host) -> Result<String> {
+    let caches = ["-4 route show cache table all", "-6 route show cache table all"].map(|which| host.ip_output(which));
+    let [v4, v6] = caches;
+    let lines = format!("{}{}", v4?, v6?);
+    Ok(lines.lines().filter(|line| line.contains("expires")).map(str::to_owned).collect())
+}
+
+fn path_mtu_left(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let (mut client, mut server) = world.daemons()?;
+    let mut pairs = [world.at_server.ipv4()?, world.at_server.ipv6()?]
+        .into_iter()
+        .map(|to| FlowPair::tcp(&world.laptop, &world.server, to, &PairOptions::rate(10 * RATE)))
+        .collect::<Result<Vec<_>>>()?;
+    for pair in &pairs {
+        client.wait_introduced(pair, LONG)?;
+    }
+    let (a, b) = (world.a.clone(), world.b.clone());
+    for there in [&b, &a] {
+        world.roam(there)?;
+        for pair in &mut pairs {
+            world.goes_on(pair)?;
+        }
+        for host in [&world.laptop, &world.server] {
+            let what = format!("{} has learned nothing of path MTUs", host.name());
+            let nothing = wait_for(Duration::from_secs(5), &what, || Ok(learned(host)?.is_empty().then_some(())));
+            expect!(nothing.is_ok(), "not so: {what}: {}", learned(host)?);
+        }
+    }
+    for pair in pairs {
+        world.finish(pair)?;
+    }
+    all_run(&mut [&mut client, &mut server])
+}
