@@ -244,6 +244,17 @@ mod tests {
     }
 
     #[test]
+    fn the_manual_page_has_every_key_of_the_configuration() {
+        let manual = include_str!("../../../docs/man/whimbrel.1");
+        for line in include_str!("../../../packaging/whimbrel.toml").lines() {
+            let line = line.trim_start_matches('#');
+            if let Some((key, _)) = line.split_once(" = ").filter(|(key, _)| !key.contains(' ')) {
+                assert!(manual.contains(key), "{key}");
+            }
+        }
+    }
+
+    #[test]
     fn help_fits_the_width() {
         let mut command = Arguments::command().term_width(crate::table::WIDTH);
         command.build();
