@@ -148,11 +148,13 @@ mount -t tmpfs tmpfs /tmp
 mount -t bpf bpf /sys/fs/bpf
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
 mount -t tracefs tracefs /sys/kernel/tracing
-mkdir -p /run/netns /run/sshd
+mkdir -p /run/netns /run/sshd /run/whimbrel-lab
 {loads}ip link set lo up
 hostname guest
 ulimit -n 65536
 export WHIMBREL_LAB_PATIENCE=10
+# What is shown of the kernel's log after a failure is not of the boot.
+dmesg -c >/dev/null
 step() {{
 	name=$1
 	shift
@@ -168,7 +170,7 @@ step() {{
 		echo \"--- end of $log:\"
 		tail -n 30 \"$log\"
 	done
-	[ ! -d /run/whimbrel-lab ] || whimbrel-lab clean
+	[ ! -x /usr/local/bin/whimbrel-lab ] || whimbrel-lab clean
 	echo '--- end of the kernel log:'
 	dmesg | tail -n 15
 	if [ $status = 137 ]; then why='killed: it took longer than {limit} s'; else why=\"exit status $status\"; fi
