@@ -141,6 +141,35 @@ impl SockDiag {
         self.dump(Transport::Udp, CONNECTED_BIT, |record| connection(Transport::Udp, record))
     }
 
+    /// The one connected socket with this tuple, however many others there are. A socket that is bound to an interface is
+    /// not found.
+    ///
+    /// # Errors
+    /// [`Error::Call`].
+    pub fn find(&mut self, tuple: &FlowTuple) -> Result<Option<Connection>, Error> {
+        let (mut own, mut other) = (tuple.local, tuple.remote);
+        if tuple.transport == Transport::Udp {
+            // udp_dump_one (net/ipv4/udp_diag.c) looks for the socket as a datagram to it would: from the other end.
+            std::mem::swap(&mut own, &mut other);
+        }
+        let request = request_for(tuple.transport, own, other, tuple.local.is_ipv4());
+        let mut found = None;
+        let result = self.netlink.request(
+            SOCK_DIAG_BY_FAMILY,
+            0,
+            &request,
+            &mut found,
+            |found| *found = None,
+            |found, _, record| *found = connection(tuple.transport, record),
+        );
+        match result {
+            // A listener, or a socket that is not connected, takes what has no socket of its own.
+            Ok(()) => Ok(found.filter(|found| found.tuple == *tuple)),
+            Err(refusal) if refusal.errno() == libc::ENOENT => Ok(None),
+            Err(refusal) => Err(refusal.of("SOCK_DIAG_BY_FAMILY", tuple.to_string())),
+        }
+    }
+
     /// The TCP sockets that wait for connections.
     ///
     /// # Errors
@@ -210,6 +239,19 @@ fn request(ipv4: bool, transport: Transport, states: u32) -> [u8; REQUEST_LEN] {
     request[0] = if ipv4 { libc::AF_INET } else { libc::AF_INET6 } as u8;
     request[1] = transport.protocol();
     request[4..8].copy_from_slice(&states.to_ne_bytes());
+    request
+}
+
+/// For one socket, whatever its state and cookie.
+fn request_for(transport: Transport, own: SocketAddr, other: SocketAddr, ipv4: bool) -> [u8; REQUEST_LEN] {
+    let mut request = request(ipv4, transport, u32::MAX);
+    let id = &mut request[8..];
+    id[..2].copy_from_slice(&own.port().to_be_bytes());
+    id[2..4].copy_from_slice(&other.port().to_be_bytes());
+    put_address(&mut id[4..20], own.ip());
+    put_address(&mut id[20..36], other.ip());
+    // INET_DIAG_NOCOOKIE
+    id[40..48].fill(0xff);
     request
 }
 
@@ -313,6 +355,38 @@ mod tests {
         assert!(!connected(&mut diag));
         socket.connect("127.0.0.1:9").unwrap();
         assert!(connected(&mut diag));
+    }
+
+    #[test]
+    fn finds_one_socket_among_all() {
+        let mut diag = SockDiag::open().unwrap();
+        let tuple = |transport, local, remote| FlowTuple { transport, local, remote };
+        for at in ["127.0.0.1:0", "[::1]:0"] {
+            let listener = TcpListener::bind(at).unwrap();
+            let here = listener.local_addr().unwrap();
+            let near = TcpStream::connect(here).unwrap();
+            let flow = tuple(Transport::Tcp, near.local_addr().unwrap(), here);
+            assert_eq!(diag.find(&flow).unwrap().map(|found| found.tuple), Some(flow));
+            let nobody = tuple(Transport::Tcp, here, "127.0.0.1:1".parse().unwrap());
+            if here.is_ipv4() {
+                // The listener is not taken for it.
+                assert_eq!(diag.find(&nobody).unwrap(), None);
+            }
+
+            let [one, other] = [UdpSocket::bind(at).unwrap(), UdpSocket::bind(at).unwrap()];
+            let [here, there] = [one.local_addr().unwrap(), other.local_addr().unwrap()];
+            let flow = tuple(Transport::Udp, here, there);
+            assert_eq!(diag.find(&flow).unwrap(), None, "not connected");
+            one.connect(there).unwrap();
+            assert_eq!(diag.find(&flow).unwrap().map(|found| found.tuple), Some(flow));
+            assert_eq!(diag.find(&flow.mirrored()).unwrap(), None, "the other end is not connected");
+        }
+        // An IPv6 socket with a mapped address is an IPv4 flow.
+        let [one, other] = [UdpSocket::bind("[::]:0").unwrap(), UdpSocket::bind("127.0.0.1:0").unwrap()];
+        let there = other.local_addr().unwrap();
+        one.connect(format!("[::ffff:127.0.0.1]:{}", there.port()).parse::<SocketAddr>().unwrap()).unwrap();
+        let here = SocketAddr::new(there.ip(), one.local_addr().unwrap().port());
+        assert!(diag.find(&tuple(Transport::Udp, here, there)).unwrap().is_some());
     }
 
     #[test]

@@ -90,6 +90,10 @@ pub struct Config {
     pub wall_clock_at_zero: u64,
     /// Handshakes a second that are answered without asking for a cookie first (P-3).
     pub handshakes_per_second: u32,
+    /// Flows that may be introduced with one peer at a time.
+    pub flows_per_peer: usize,
+    /// Flows that may be introduced at a time, with all peers.
+    pub flows: usize,
 }
 
 impl Default for Config {
@@ -105,6 +109,8 @@ impl Default for Config {
             port: 2031,
             wall_clock_at_zero: 0,
             handshakes_per_second: 100,
+            flows_per_peer: 262_144,
+            flows: 524_288,
         }
     }
 }

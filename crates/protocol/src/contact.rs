@@ -601,6 +601,9 @@ impl Node {
         }
         if let Purpose::Address(address) = how.purpose {
             self.contacts.addresses.insert(address, Contact::Known(id));
+            if let Some(peer) = self.peers.get_mut(&id) {
+                peer.answers_at.insert(address);
+            }
             self.contacts.pauses.remove(&address);
             self.timers.stop(Timer::Contact(address));
             if self.config.trust == Trust::Tofu && !self.config.known_keys.contains_key(&address) {

@@ -9,19 +9,29 @@ use crate::op::{FlowEntry, PeerId, Places};
 #[derive(Clone, Debug)]
 pub(crate) enum Stage {
     /// Nobody has introduced it. Entry: the socket is seen. Exits: the host behind its remote address turns out to be a
-    /// peer and it is old enough (`Introducing`), or the peer's introduction arrives (`Responding`).
+    /// peer and it is old enough (`Introducing`), or an introduction of a peer's is answered ([`Responding`]) and comes
+    /// back in its session (`Introduced`).
     Open,
     /// Our nonce is in the flow. Exits: the peer's nonce arrives (`Echoing`); three tries are over (`Failed`).
     Introducing { peer: PeerId, nonce: u64, since: Time, tries: u32, next: Time },
     /// The peer's nonce arrived and was sent back. Exits: *done* (`Introduced`), a refusal or tries over (`Failed`).
     Echoing { peer: PeerId, nonce: u64, echo: whimbrel_wire::message::Echo, tries: u32, next: Time },
-    /// The peer introduces: its nonce arrived, ours is in the flow. Exits: the right echo (`Introduced`), time (`Open`).
-    Responding { peer: PeerId, introducer_nonce: u64, nonce: u64, until: Time },
-    /// Both ends proved that they sit on it. `again`: nonces, theirs and ours, of an introduction that the peer began
-    /// anew, as a daemon does that lost the flow.
-    Introduced { entry: FlowEntry, origin: Origin, again: Option<(u64, u64)> },
+    /// Both ends proved that they sit on it.
+    Introduced { entry: FlowEntry, origin: Origin },
     /// It can't be moved.
     Failed(&'static str),
+}
+
+/// An introduction of a peer's that was answered on the flow and has not come back in the session. Whatever the flow's
+/// stage is meanwhile stays: anybody with a session may begin one, and only the peer that sits on the flow ends it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Responding {
+    pub(crate) introducer_nonce: u64,
+    /// Ours.
+    pub(crate) nonce: u64,
+    pub(crate) begun: Time,
+    /// How often the same nonce was answered.
+    pub(crate) answers: u32,
 }
 
 /// How a flow came to be introduced.
@@ -36,20 +46,25 @@ pub(crate) enum Origin {
     Answered(u64, u64),
 }
 
+impl Origin {
+    /// The introducer's nonce: the name of the flow in *flow closed*.
+    pub(crate) fn nonce(self) -> Option<u64> {
+        match self {
+            Self::Restored => None,
+            Self::Introduced(nonce) | Self::Answered(nonce, _) => Some(nonce),
+        }
+    }
+}
+
 impl Stage {
-    /// The nonces that this host put into the flow, while the peer may still name them.
-    pub(crate) fn own_nonces(&self) -> impl Iterator<Item = u64> + use<> {
-        let nonces = match self {
-            Self::Introducing { nonce, .. } | Self::Echoing { nonce, .. } | Self::Responding { nonce, .. } => {
-                [Some(*nonce), None]
-            }
-            Self::Introduced { origin, again, .. } => {
-                let own = if let Origin::Answered(_, own) = origin { Some(*own) } else { None };
-                [own, again.map(|(_, own)| own)]
-            }
-            Self::Open | Self::Failed(_) => [None, None],
-        };
-        nonces.into_iter().flatten()
+    /// The nonce that this host put into the flow, while the peer may still name it.
+    pub(crate) fn own_nonce(&self) -> Option<u64> {
+        match self {
+            Self::Introducing { nonce, .. }
+            | Self::Echoing { nonce, .. }
+            | Self::Introduced { origin: Origin::Answered(_, nonce), .. } => Some(*nonce),
+            Self::Introduced { .. } | Self::Open | Self::Failed(_) => None,
+        }
     }
 }
 
@@ -62,24 +77,19 @@ pub(crate) struct Flow {
     pub(crate) accepted: bool,
     /// Its socket is gone; it is kept for what is still under way.
     pub(crate) closed: bool,
-    /// Its socket was seen; else only an introduction of it.
-    pub(crate) seen: bool,
     /// How often its introduction met with a move and was begun anew.
     pub(crate) again: u8,
+    /// The peer has no socket for it that can be moved: another session with it changes nothing.
+    pub(crate) refused: bool,
 }
 
 impl Flow {
     pub(crate) fn opened(now: Time, accepted: bool) -> Self {
-        Self { stage: Stage::Open, opened: now, accepted, closed: false, seen: true, again: 0 }
-    }
-
-    /// An introduction of it has arrived; its socket was not seen.
-    pub(crate) fn heard_of(now: Time) -> Self {
-        Self { seen: false, ..Self::opened(now, true) }
+        Self { stage: Stage::Open, opened: now, accepted, closed: false, again: 0, refused: false }
     }
 
     pub(crate) fn introduced(entry: FlowEntry, now: Time) -> Self {
-        Self { stage: Stage::Introduced { entry, origin: Origin::Restored, again: None }, ..Self::opened(now, false) }
+        Self { stage: Stage::Introduced { entry, origin: Origin::Restored }, ..Self::opened(now, false) }
     }
 
     pub(crate) fn entry(&self) -> Option<&FlowEntry> {
@@ -92,9 +102,7 @@ impl Flow {
     pub(crate) fn view(&self, tuple: FlowTuple, places: Option<Places>) -> FlowView {
         let (state, peer) = match &self.stage {
             Stage::Open => (FlowState::Unknown, None),
-            Stage::Introducing { peer, .. } | Stage::Echoing { peer, .. } | Stage::Responding { peer, .. } => {
-                (FlowState::Introducing, Some(*peer))
-            }
+            Stage::Introducing { peer, .. } | Stage::Echoing { peer, .. } => (FlowState::Introducing, Some(*peer)),
             Stage::Introduced { entry, .. } => {
                 let state = if places == Some(entry.home) { FlowState::Native } else { FlowState::Moved };
                 (state, Some(entry.peer))

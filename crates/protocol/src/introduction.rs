@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use whimbrel_wire::FlowTuple;
 use whimbrel_wire::message::{Echo, Introduced, IntroductionRefusal, Message};
+use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::Time;
-use crate::flow::{Flow, Origin, Stage};
+use crate::flow::{Flow, Origin, Responding, Stage};
 use crate::node::Node;
 use crate::op::{Event, FlowEntry, KernelOp, PeerId, Places};
 use crate::outcome::Asked;
@@ -29,6 +29,14 @@ const TRIES: u32 = 3;
 const AGAIN: u8 = 10;
 /// How long a responder waits for the echo.
 const RESPONDING: Duration = Duration::from_secs(10);
+/// A peer's introductions that wait for their echoes at the most.
+const RESPONDING_MOST: usize = 1024;
+/// How often one of them is answered.
+const ANSWERS: u32 = 2 * TRIES;
+/// How long a datagram socket that cannot be moved is taken to be so (P-35), and how many are remembered of a peer.
+const REFUSED: Duration = Duration::from_secs(600);
+const REFUSED_MOST: usize = 1024;
+const NOT_CONNECTED: &str = "the peer has no connected socket for it";
 /// The top bit of a nonce tells a carrier probe (set) from an introduction (§4, P-20).
 pub(crate) const PROBE_BIT: u64 = 1 << 63;
 /// The next bit tells the responder's nonce (set) from the introducer's: an answer must never be answered.
@@ -128,9 +136,25 @@ impl Node {
             let Some(index) = peer.session().map(|slot| slot.session.remote_index()) else { return };
             match self.flows.get_mut(&flow) {
                 Some(known) if !known.closed && matches!(known.stage, Stage::Open) => {
+                    if peer.introductions.responding.contains_key(&flow) {
+                        // The peer was faster. Should nothing come of it, it is our turn.
+                        peer.introductions.active.remove(&flow);
+                        self.young.push_back((now + MATURE, flow));
+                        self.timers.set_earlier(Timer::Mature, now + MATURE);
+                        continue;
+                    }
+                    if peer.introductions.refused.get(&flow.remote).is_some_and(|until| *until > now) {
+                        known.refused = true;
+                        self.fail_introduction(now, &flow, NOT_CONNECTED);
+                        continue;
+                    }
+                    if peer.flows.len() >= self.config.flows_per_peer || self.introduced >= self.config.flows {
+                        self.fail_introduction(now, &flow, "there are as many movable connections as may be");
+                        continue;
+                    }
                     known.stage = Stage::Introducing { peer: id, nonce, since: now, tries: 1, next };
                     self.nonces.insert(nonce, flow);
-                    self.op(KernelOp::Introduce { flow, index, nonce }, Some(Asked::Introduce(flow)));
+                    self.op(KernelOp::Introduce { flow, index, nonce }, None);
                 }
                 _ => {
                     peer.introductions.active.remove(&flow);
@@ -161,7 +185,7 @@ impl Node {
                     *tries += 1;
                     *next = now + Duration::from_millis(500) * *tries;
                     let nonce = *nonce;
-                    self.op(KernelOp::Introduce { flow, index, nonce }, Some(Asked::Introduce(flow)));
+                    self.op(KernelOp::Introduce { flow, index, nonce }, None);
                 }
                 Some(Stage::Echoing { echo, tries, next, .. }) if *next <= now => {
                     if *tries >= 2 * TRIES {
@@ -197,16 +221,16 @@ impl Node {
             self.handle_probe(now, id, flow, nonce);
             return;
         }
-        let answer = self.random.u64() & !PROBE_BIT | ANSWER_BIT;
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let Some(their_index) = peer.session().map(|slot| slot.session.remote_index()) else { return };
-        let introducing = self.flows.get(&flow).is_some_and(|known| matches!(known.stage, Stage::Introducing { .. }));
-        if nonce & ANSWER_BIT != 0 && !introducing {
-            // Repeated on the way, or too late.
+        let answers = nonce & ANSWER_BIT != 0;
+        let Some(known) = self.flows.get_mut(&flow).filter(|known| !known.closed) else {
+            // P-35
+            if !answers {
+                self.refuse_introduction(id, nonce, IntroductionRefusal::Refused);
+            }
             return;
-        }
-        // The datapath may see a connection before the tracker tells of it.
-        let known = self.flows.entry(flow).or_insert_with(|| Flow::heard_of(now));
+        };
         match &mut known.stage {
             Stage::Introducing { peer: with, nonce: own, .. } if *with == id => {
                 // Both nonces have travelled; P-13 wants them back in the sessions.
@@ -222,51 +246,69 @@ impl Node {
                 known.stage = Stage::Echoing { peer: id, nonce: *own, echo, tries: 1, next };
                 self.send(id, &[Message::IntroductionEcho(echo)]);
             }
-            Stage::Responding { peer: with, introducer_nonce, nonce: own, .. }
-                if *with == id && *introducer_nonce == nonce =>
-            {
-                // Repeated: our answer was lost.
-                let nonce = *own;
-                self.op(KernelOp::Introduce { flow, index: their_index, nonce }, Some(Asked::Introduce(flow)));
-            }
-            Stage::Open | Stage::Failed(_) | Stage::Responding { .. } => {
-                let until = now + RESPONDING;
-                if let Stage::Responding { nonce: former, .. } = known.stage {
-                    self.nonces.remove(&former);
+            // Repeated on the way, or too late.
+            _ if answers => {}
+            Stage::Echoing { peer: with, nonce: own, echo, .. } if *with == id => {
+                if echo.responder_nonce == nonce {
+                    // Both ends introduce, and the peer has not seen our nonce.
+                    let nonce = *own;
+                    self.op(KernelOp::Introduce { flow, index: their_index, nonce }, None);
                 }
-                self.nonces.insert(answer, flow);
-                known.stage = Stage::Responding { peer: id, introducer_nonce: nonce, nonce: answer, until };
-                self.sweep_later(now);
-                let op = KernelOp::Introduce { flow, index: their_index, nonce: answer };
-                self.op(op, Some(Asked::Introduce(flow)));
             }
             Stage::Introduced { entry, .. } if entry.peer != id => {
                 // Another peer sits on a tuple that we know: an address got a new owner, or somebody tries. The one that
                 // is introduced keeps it until its socket closes.
                 self.event(Event::Refused { peer: id, reason: "a flow that it introduced belongs to another peer" });
             }
-            Stage::Echoing { peer: with, nonce: own, echo, .. } if *with == id && echo.responder_nonce == nonce => {
-                // Both ends introduce, and the peer has not seen our nonce.
-                let nonce = *own;
-                self.op(KernelOp::Introduce { flow, index: their_index, nonce }, Some(Asked::Introduce(flow)));
-            }
             Stage::Introduced { origin: Origin::Answered(theirs, _), .. } if *theirs == nonce => {}
-            Stage::Introduced { again, .. } => {
-                // The peer has lost what it knew of the flow, or our answer.
-                let own = match *again {
-                    Some((introducer_nonce, own)) if introducer_nonce == nonce => own,
-                    former => {
-                        former.map(|(_, own)| self.nonces.remove(&own));
-                        self.nonces.insert(answer, flow);
-                        *again = Some((nonce, answer));
-                        answer
-                    }
-                };
-                let op = KernelOp::Introduce { flow, index: their_index, nonce: own };
-                self.op(op, Some(Asked::Introduce(flow)));
-            }
-            Stage::Introducing { .. } | Stage::Echoing { .. } => {}
+            // Of one that is introduced already the peer has lost what it knew, or our answer.
+            _ => self.answer_introduction(now, id, flow, their_index, nonce),
         }
+    }
+
+    /// Puts our nonce into a flow that a peer introduces, or the same one again.
+    fn answer_introduction(&mut self, now: Time, id: PeerId, flow: FlowTuple, index: u32, introducer_nonce: u64) {
+        let fresh = self.random.u64() & !PROBE_BIT | ANSWER_BIT;
+        let room = self.introduced < self.config.flows;
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let before = peer.introductions.responding.get_mut(&flow);
+        let nonce = match before {
+            Some(before) if before.introducer_nonce == introducer_nonce => {
+                // Our answer was lost. Each costs a look at the host's sockets, and who asks may be anybody.
+                before.answers += 1;
+                if before.answers > ANSWERS {
+                    return;
+                }
+                before.nonce
+            }
+            before => {
+                let many = peer.flows.len() >= self.config.flows_per_peer || !room;
+                let known = peer.flows.contains(&flow) || before.is_some();
+                if !known && (many || peer.introductions.responding.len() >= RESPONDING_MOST) {
+                    self.refuse_introduction(id, introducer_nonce, IntroductionRefusal::Busy);
+                    return;
+                }
+                let begun = Responding { introducer_nonce, nonce: fresh, begun: now, answers: 1 };
+                if let Some(former) = peer.introductions.responding.insert(flow, begun) {
+                    self.nonces.remove(&former.nonce);
+                }
+                self.nonces.insert(fresh, flow);
+                self.sweep_later(now);
+                fresh
+            }
+        };
+        self.op(KernelOp::Introduce { flow, index, nonce }, Some(Asked::Answer(id, flow)));
+    }
+
+    fn refuse_introduction(&mut self, id: PeerId, nonce: u64, refusal: IntroductionRefusal) {
+        self.send(id, &[Message::IntroductionDone { nonce, outcome: Err(refusal) }]);
+    }
+
+    /// An answer of ours to a peer's introduction is over, one way or the other.
+    pub(crate) fn forget_responding(&mut self, id: PeerId, flow: &FlowTuple) -> Option<Responding> {
+        let responding = self.peers.get_mut(&id)?.introductions.responding.remove(flow)?;
+        self.nonces.remove(&responding.nonce);
+        Some(responding)
     }
 
     /// The introducer has seen both nonces travel; the responder's answer, if one is due.
@@ -275,22 +317,20 @@ impl Node {
         let refused = |refusal| Some(Message::IntroductionDone { nonce, outcome: Err(refusal) });
         // The nonce of ours that came back names the flow (P-13).
         let Some(&flow) = self.nonces.get(&echo.responder_nonce) else { return refused(IntroductionRefusal::NotSeen) };
-        let done = match self.flows.get(&flow).map(|known| &known.stage) {
-            Some(Stage::Responding { peer, introducer_nonce, .. })
-                if *peer == id && *introducer_nonce == echo.introducer_nonce =>
-            {
-                None
+        let Some(known) = self.flows.get(&flow) else { return refused(IntroductionRefusal::NotSeen) };
+        let answered = self.peers.get(&id).and_then(|peer| peer.introductions.responding.get(&flow)).filter(|own| {
+            (own.introducer_nonce, own.nonce) == (nonce, echo.responder_nonce) && own.begun >= known.opened
+        });
+        let done = match Some(&known.stage) {
+            Some(Stage::Introduced { entry, .. }) if entry.peer != id => {
+                return refused(IntroductionRefusal::OtherFlow);
             }
-            Some(Stage::Introduced { entry, origin: Origin::Answered(introducer_nonce, _), .. })
-                if entry.peer == id && *introducer_nonce == echo.introducer_nonce =>
+            Some(Stage::Introduced { entry, origin: Origin::Answered(introducer_nonce, _) })
+                if *introducer_nonce == echo.introducer_nonce =>
             {
                 Some(*entry)
             }
-            Some(Stage::Introduced { entry, again: Some((introducer_nonce, _)), .. })
-                if entry.peer == id && *introducer_nonce == echo.introducer_nonce =>
-            {
-                None
-            }
+            _ if answered.is_some() => None,
             // Both ends introduce. The lower nonce is the introducer's; the other end answers once it has seen it.
             Some(Stage::Introducing { peer, nonce: own, .. } | Stage::Echoing { peer, nonce: own, .. })
                 if *peer == id && (*own < echo.introducer_nonce || !self.has_seen(&flow, echo.introducer_nonce)) =>
@@ -309,7 +349,9 @@ impl Node {
         let home = Places { local: echo.responder_place, peer: echo.introducer_place };
         if home != peer.places || home.local == NOWHERE || home.peer == NOWHERE {
             let misled = home.local != peer.places.local;
-            self.fail_introduction(now, &flow, "an end moved meanwhile");
+            if self.forget_responding(id, &flow).is_none() {
+                self.fail_introduction(now, &flow, "an end moved meanwhile");
+            }
             if misled {
                 self.announce_again(now, id);
             }
@@ -318,9 +360,15 @@ impl Node {
         if echo.tuple.transport != flow.transport {
             return refused(IntroductionRefusal::Refused);
         }
+        let known = peer.flows.contains(&flow);
+        if !known && (peer.flows.len() >= self.config.flows_per_peer || self.introduced >= self.config.flows) {
+            self.forget_responding(id, &flow);
+            return refused(IntroductionRefusal::Busy);
+        }
         let wire_local_port = peer.free_wire_port(flow.local.port(), echo.wire_port);
         let entry =
             FlowEntry { peer: id, home, peer_tuple: echo.tuple, wire_local_port, wire_remote_port: echo.wire_port };
+        self.forget_responding(id, &flow);
         self.install(now, flow, entry, Origin::Answered(echo.introducer_nonce, echo.responder_nonce));
         // The answer waits until the flow is installed, so that whoever has it may rely on it.
         None
@@ -328,7 +376,7 @@ impl Node {
 
     /// A flow was installed: the introducer is told, if we are not that.
     pub(crate) fn confirm_installed(&mut self, flow: &FlowTuple) {
-        let Some(Stage::Introduced { entry, origin: Origin::Answered(nonce, _), .. }) =
+        let Some(Stage::Introduced { entry, origin: Origin::Answered(nonce, _) }) =
             self.flows.get(flow).map(|known| &known.stage)
         else {
             return;
@@ -354,11 +402,12 @@ impl Node {
     ) {
         let Some(&flow) = self.nonces.get(&nonce) else { return };
         let echo = match self.flows.get(&flow).map(|known| &known.stage) {
-            Some(Stage::Echoing { peer, nonce: own, echo, .. }) if *peer == id && *own == nonce => *echo,
+            Some(Stage::Echoing { peer, nonce: own, echo, .. }) if *peer == id && *own == nonce => Some(*echo),
+            Some(Stage::Introducing { peer, nonce: own, .. }) if *peer == id && *own == nonce => None,
             _ => return,
         };
-        match outcome {
-            Ok(introduced) if introduced.tuple.transport == flow.transport => {
+        match (outcome, echo) {
+            (Ok(introduced), Some(echo)) if introduced.tuple.transport == flow.transport => {
                 let entry = FlowEntry {
                     peer: id,
                     home: Places { local: echo.introducer_place, peer: echo.responder_place },
@@ -368,34 +417,60 @@ impl Node {
                 };
                 self.install(now, flow, entry, Origin::Introduced(nonce));
             }
-            Ok(_) => self.fail_introduction(now, &flow, "the peer names a flow of another transport"),
-            Err(IntroductionRefusal::OtherPlaces) => {
+            (Ok(_), Some(_)) => self.fail_introduction(now, &flow, "the peer names a flow of another transport"),
+            // It has not heard from us what it answers to.
+            (Ok(_), None) => {}
+            (Err(IntroductionRefusal::OtherPlaces), _) => {
                 self.announce_again(now, id);
                 self.introduce_again(now, &flow);
             }
             // It has started anew, or the flow is no longer the one it was.
-            Err(IntroductionRefusal::NotSeen | IntroductionRefusal::OtherFlow | IntroductionRefusal::Busy) => {
+            (Err(IntroductionRefusal::NotSeen | IntroductionRefusal::OtherFlow | IntroductionRefusal::Busy), _) => {
                 self.introduce_again(now, &flow);
             }
-            Err(_) => self.fail_introduction(now, &flow, "the peer refused"),
+            (Err(IntroductionRefusal::Refused), _) if flow.transport == Transport::Udp => {
+                self.note_refused(now, id, &flow);
+            }
+            // A TCP connection that it does not know yet, as one that its program has not accepted.
+            (Err(IntroductionRefusal::Refused), None) => self.introduce_again(now, &flow),
+            (Err(_), _) => self.fail_introduction(now, &flow, "the peer refused"),
         }
+    }
+
+    /// The peer's socket cannot be moved, and so it is with all other connections to it (P-35).
+    fn note_refused(&mut self, now: Time, id: PeerId, flow: &FlowTuple) {
+        if let Some(peer) = self.peers.get_mut(&id) {
+            let refused = &mut peer.introductions.refused;
+            refused.retain(|_, until| *until > now);
+            if refused.len() < REFUSED_MOST {
+                refused.insert(flow.remote, now + REFUSED);
+            }
+        }
+        if let Some(known) = self.flows.get_mut(flow) {
+            known.refused = true;
+        }
+        self.fail_introduction(now, flow, NOT_CONNECTED);
     }
 
     fn install(&mut self, now: Time, flow: FlowTuple, entry: FlowEntry, origin: Origin) {
         let Some(known) = self.flows.get_mut(&flow) else { return };
-        let before = std::mem::replace(&mut known.stage, Stage::Introduced { entry, origin, again: None });
-        let kept: Vec<u64> = known.stage.own_nonces().collect();
-        for nonce in before.own_nonces().filter(|nonce| !kept.contains(nonce)) {
+        let before = std::mem::replace(&mut known.stage, Stage::Introduced { entry, origin });
+        if let Some(nonce) = before.own_nonce() {
             self.nonces.remove(&nonce);
+        }
+        if let Origin::Answered(_, own) = origin {
+            self.nonces.insert(own, flow);
         }
         let id = entry.peer;
         let Some(peer) = self.peers.get_mut(&id) else { return };
-        if let Stage::Introduced { entry: former, .. } = &before {
-            peer.remove_flow(&flow, former);
+        if let Stage::Introduced { entry: former, origin } = &before {
+            peer.remove_flow(&flow, former, origin.nonce());
+        } else {
+            self.introduced += 1;
         }
         peer.introductions.active.remove(&flow);
         let first = peer.flows.is_empty();
-        peer.add_flow(flow, &entry);
+        peer.add_flow(flow, &entry, origin.nonce());
         let translated = entry.peer_tuple.mirrored() != flow;
         self.timers.stop(Timer::Idle(id));
         if first {
@@ -424,15 +499,17 @@ impl Node {
 
     /// There is another session with a peer, which may have started anew: what could not be introduced is tried again.
     pub(crate) fn introduce_failed(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers.get(&id) else { return };
         let mut young = Vec::new();
-        for (flow, known) in &mut self.flows {
-            if matches!(known.stage, Stage::Failed(_))
-                && !known.accepted
-                && self.contacts.is_known(flow.remote.ip(), id)
-            {
-                known.stage = Stage::Open;
-                known.again = 0;
-                young.push(*flow);
+        for address in peer.answers_at.iter().filter(|address| self.contacts.is_known(**address, id)) {
+            for flow in self.unintroduced.remove(address).unwrap_or_default() {
+                if let Some(known) = self.flows.get_mut(&flow)
+                    && matches!(known.stage, Stage::Failed(_))
+                {
+                    known.stage = Stage::Open;
+                    known.again = 0;
+                    young.push(flow);
+                }
             }
         }
         young.sort_unstable();
@@ -459,22 +536,18 @@ impl Node {
 
     pub(crate) fn fail_introduction(&mut self, _now: Time, flow: &FlowTuple, reason: &'static str) {
         let Some(known) = self.flows.get_mut(flow) else { return };
-        let responding = matches!(known.stage, Stage::Responding { .. });
-        if responding && !known.seen {
-            self.forget_flow(flow);
-            return;
-        }
-        let before = std::mem::replace(&mut known.stage, if responding { Stage::Open } else { Stage::Failed(reason) });
+        let before = std::mem::replace(&mut known.stage, Stage::Failed(reason));
         let unchanged = Flow { stage: before, ..known.clone() };
-        self.abandon_introduction(flow, &unchanged);
-        if !responding {
-            self.event(Event::IntroductionFailed { flow: *flow, reason });
+        if !known.accepted && !known.refused {
+            self.unintroduced.entry(flow.remote.ip()).or_default().insert(*flow);
         }
+        self.abandon_introduction(flow, &unchanged);
+        self.event(Event::IntroductionFailed { flow: *flow, reason });
     }
 
     /// Takes a flow out of the lists of its peer's introductions.
     pub(crate) fn abandon_introduction(&mut self, flow: &FlowTuple, known: &Flow) {
-        for nonce in known.stage.own_nonces() {
+        if let Some(nonce) = known.stage.own_nonce() {
             self.nonces.remove(&nonce);
         }
         let peers: Vec<PeerId> = match known.stage {
@@ -495,17 +568,16 @@ impl Node {
     /// Ends introductions of peers that nobody echoed. Tells whether more are under way.
     pub(crate) fn sweep_introductions(&mut self, now: Time) -> bool {
         let mut more = self.peers.values().any(|peer| peer.introductions.listen_until.is_some_and(|until| until > now));
-        let nonces = &mut self.nonces;
-        self.flows.retain(|_, known| {
-            let Stage::Responding { until, nonce, .. } = known.stage else { return true };
-            if until > now {
-                more = true;
-                return true;
-            }
-            nonces.remove(&nonce);
-            known.stage = Stage::Open;
-            known.seen
-        });
+        for peer in self.peers.values_mut() {
+            peer.introductions.responding.retain(|_, responding| {
+                let over = responding.begun + RESPONDING <= now;
+                if over {
+                    self.nonces.remove(&responding.nonce);
+                }
+                more |= !over;
+                !over
+            });
+        }
         more
     }
 }

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use whimbrel_handshake::{Opened, PublicKey, StaticKey};
 use whimbrel_wire::message::{MESSAGE_HEADER_LEN, Message, decode_all};
-use whimbrel_wire::{Datagram, FlowTuple};
+use whimbrel_wire::{Datagram, FlowTuple, Transport};
 
 use crate::Time;
 use crate::config::Config;
 use crate::contact::Contacts;
-use crate::flow::{Flow, FlowView};
+use crate::flow::{Flow, FlowView, Stage};
 use crate::op::{Carrier, Event, FlowEntry, KernelOp, OpId, PeerId, SavedPeer, Transmit};
 use crate::outcome::{Asked, State};
 use crate::peer::{Attachment, Peer};
@@ -59,6 +59,10 @@ pub struct Node {
     pub(crate) by_key: HashMap<PublicKey, PeerId>,
     pub(crate) by_index: HashMap<u32, PeerId>,
     pub(crate) flows: HashMap<FlowTuple, Flow>,
+    /// How many of them are introduced.
+    pub(crate) introduced: usize,
+    /// Flows that this host opened and that could not be introduced, by their remote addresses.
+    pub(crate) unintroduced: HashMap<IpAddr, BTreeSet<FlowTuple>>,
     /// Nonces of ours that are in flows.
     pub(crate) nonces: HashMap<u64, FlowTuple>,
     /// Flows that are too young to be introduced, oldest first.
@@ -138,6 +142,8 @@ impl Node {
             by_key: HashMap::new(),
             by_index: HashMap::new(),
             flows: HashMap::new(),
+            introduced: 0,
+            unintroduced: HashMap::new(),
             nonces: HashMap::new(),
             young: VecDeque::new(),
             closed: VecDeque::new(),
@@ -172,7 +178,8 @@ impl Node {
                 self.op(KernelOp::RemoveFlow { flow }, Some(Asked::Effect("removing a flow of nobody")));
                 continue;
             };
-            peer.add_flow(flow, &entry);
+            peer.add_flow(flow, &entry, None);
+            self.introduced += 1;
             self.flows.insert(flow, Flow::introduced(entry, now));
         }
         let ids: Vec<PeerId> = self.peers.keys().copied().collect();
@@ -276,11 +283,11 @@ impl Node {
         }
     }
 
-    /// A socket came into being, or was found. `accepted`: its local port listens, so the other end opened it.
+    /// A socket came into being, or was found: only flows that were told so are introduced (P-35). `accepted`: its local port
+    /// listens, so the other end opened it.
     pub fn handle_flow_opened(&mut self, now: Time, flow: FlowTuple, accepted: bool) {
         if let Some(old) = self.flows.get_mut(&flow) {
             if !old.closed {
-                old.seen = true;
                 return;
             }
             // The kernel took the tuple again before we had forgotten it.
@@ -299,6 +306,10 @@ impl Node {
         if known.closed {
             return;
         }
+        if flow.transport == Transport::Udp {
+            self.end_datagram_flow(now, &flow);
+            return;
+        }
         known.closed = true;
         if known.entry().is_some() {
             self.closed.push_back((now + LINGER, flow));
@@ -313,10 +324,16 @@ impl Node {
         let Some(known) = self.flows.remove(flow) else { return };
         self.contacts.forget_waiting(flow);
         self.abandon_introduction(flow, &known);
-        if let Some(entry) = known.entry() {
-            let id = entry.peer;
-            if let Some(peer) = self.peers.get_mut(&id) {
-                peer.remove_flow(flow, entry);
+        if let Some(failed) = self.unintroduced.get_mut(&flow.remote.ip()) {
+            failed.remove(flow);
+            if failed.is_empty() {
+                self.unintroduced.remove(&flow.remote.ip());
+            }
+        }
+        if let Stage::Introduced { entry, origin } = &known.stage {
+            self.introduced -= 1;
+            if let Some(peer) = self.peers.get_mut(&entry.peer) {
+                peer.remove_flow(flow, entry, origin.nonce());
             }
             self.op(KernelOp::RemoveFlow { flow: *flow }, Some(Asked::Effect("removing a flow")));
             self.event(Event::FlowGone { flow: *flow });
@@ -368,6 +385,7 @@ impl Node {
                 Timer::Contact(address) => self.continue_contact(now, address),
                 Timer::Mature => self.mature_flows(now),
                 Timer::Introductions(id) => self.continue_introductions(now, id),
+                Timer::Closed(id) => self.tell_closed(now, id),
                 Timer::Update(id) => self.repeat_update(now, id),
                 Timer::Challenge(id) => self.repeat_challenge(now, id),
                 Timer::Probe(id) => self.probe_carrier(now, id),
@@ -446,10 +464,14 @@ impl Node {
     pub(crate) fn drop_peer(&mut self, id: PeerId) {
         self.drop_sessions(id);
         let Some(peer) = self.peers.remove(&id) else { return };
+        for responding in peer.introductions.responding.values() {
+            self.nonces.remove(&responding.nonce);
+        }
         self.by_key.remove(&peer.key);
         self.contacts.forget_peer(id);
         for timer in [
             Timer::Introductions(id),
+            Timer::Closed(id),
             Timer::Update(id),
             Timer::Challenge(id),
             Timer::Probe(id),
@@ -787,6 +809,12 @@ impl Node {
         })
     }
 
+    /// Whether there is a socket with this tuple, as far as the node was told.
+    #[must_use]
+    pub fn has_flow(&self, flow: &FlowTuple) -> bool {
+        self.flows.get(flow).is_some_and(|known| !known.closed)
+    }
+
     /// All flows that are known, in no order.
     pub fn flows(&self) -> impl Iterator<Item = FlowView> + '_ {
         self.flows.iter().filter(|(_, flow)| !flow.closed).map(|(tuple, flow)| {
@@ -803,6 +831,7 @@ impl Node {
         let own = [
             self.flows.len(),
             self.nonces.len(),
+            self.unintroduced.values().map(BTreeSet::len).sum(),
             self.young.len(),
             self.closed.len(),
             self.asked.len(),

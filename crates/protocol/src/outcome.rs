@@ -15,10 +15,18 @@ use crate::timer::Timer;
 const PAUSE: Duration = Duration::from_millis(500);
 const PAUSE_DOUBLINGS: u32 = 7;
 
+/// Flows that ended are told together: so much later at the most, so many in a datagram, so often each, and no more of them
+/// waiting.
+const CLOSED_PAUSE: Duration = Duration::from_millis(100);
+const CLOSED_AT_ONCE: usize = 128;
+const CLOSED_TOLD: u32 = 3;
+const CLOSED_MOST: usize = 65_536;
+
 /// What an op was for, where its failure matters.
 #[derive(Clone, Debug)]
 pub(crate) enum Asked {
-    Introduce(FlowTuple),
+    /// The answer to a peer's introduction.
+    Answer(PeerId, FlowTuple),
     Install(FlowTuple),
     Effect(&'static str),
     /// Without it flows stand still.
@@ -46,9 +54,9 @@ impl Node {
             return;
         };
         match asked {
-            Asked::Introduce(flow) => {
-                // It may be the last of several tries; the timer knows.
-                self.note_not_injected(&flow);
+            // The introducer's next try begins it anew.
+            Asked::Answer(id, flow) => {
+                self.forget_responding(id, &flow);
             }
             Asked::Install(flow) => {
                 self.undo_installed(now, &flow);
@@ -101,28 +109,17 @@ impl Node {
         self.set_tunnel_path(id);
     }
 
-    /// A responder's introduction could not be injected: the introducer's next try begins it anew.
-    fn note_not_injected(&mut self, flow: &FlowTuple) {
-        let Some(known) = self.flows.get_mut(flow) else { return };
-        if let Stage::Responding { nonce, .. } = known.stage {
-            known.stage = Stage::Open;
-            self.nonces.remove(&nonce);
-            if !known.seen {
-                self.forget_flow(flow);
-            }
-        }
-    }
-
     /// A flow could not be installed. The other end must not take it as movable.
     fn undo_installed(&mut self, now: Time, flow: &FlowTuple) {
         let Some(known) = self.flows.get_mut(flow) else { return };
-        let Stage::Introduced { entry, origin, .. } = known.stage else { return };
+        let Stage::Introduced { entry, origin } = known.stage else { return };
         let before = std::mem::replace(&mut known.stage, Stage::Open);
-        for nonce in before.own_nonces() {
+        if let Some(nonce) = before.own_nonce() {
             self.nonces.remove(&nonce);
         }
+        self.introduced -= 1;
         if let Some(peer) = self.peers.get_mut(&entry.peer) {
-            peer.remove_flow(flow, &entry);
+            peer.remove_flow(flow, &entry, origin.nonce());
         }
         match origin {
             Origin::Answered(nonce, _) => {
@@ -139,26 +136,59 @@ impl Node {
         self.refresh_sets();
     }
 
-    /// The peer, which introduced these flows, could not install them.
+    /// The peer could not install these flows, or its sockets are gone (P-35).
     pub(crate) fn handle_flows_closed(&mut self, now: Time, id: PeerId, nonces: &[u64]) {
-        let named = |stage: &Stage| match stage {
-            Stage::Introduced { entry, origin: Origin::Answered(nonce, _), .. } => {
-                entry.peer == id && nonces.contains(nonce)
-            }
-            _ => false,
-        };
-        let closed: Vec<FlowTuple> =
-            self.flows.iter().filter(|(_, known)| named(&known.stage)).map(|(flow, _)| *flow).collect();
+        let Some(peer) = self.peers.get(&id) else { return };
+        let closed: Vec<FlowTuple> = nonces.iter().filter_map(|nonce| peer.named.get(nonce).copied()).collect();
+        if closed.is_empty() {
+            return;
+        }
         for flow in closed {
             let Some(known) = self.flows.get(&flow).cloned() else { continue };
             // Its socket is still there, and may be introduced again.
             self.forget_flow(&flow);
-            if known.seen && !known.closed {
-                let stage = Stage::Open;
-                self.flows.insert(flow, Flow { stage, ..known });
+            if !known.closed {
+                self.flows.insert(flow, Flow { stage: Stage::Open, ..known });
             }
         }
         self.idle_later(now, id);
         self.refresh_sets();
+    }
+
+    /// The socket of a datagram flow is gone, which the other end cannot see: it is told, and both forget the flow (P-35).
+    pub(crate) fn end_datagram_flow(&mut self, now: Time, flow: &FlowTuple) {
+        let stage = self.flows.get(flow).map(|known| known.stage.clone());
+        self.forget_flow(flow);
+        let Some(Stage::Introduced { entry, origin }) = stage else { return };
+        let Some(peer) = self.peers.get_mut(&entry.peer) else { return };
+        if let Some(nonce) = origin.nonce().filter(|_| peer.introductions.closed.len() < CLOSED_MOST) {
+            peer.introductions.closed.push((nonce, 0));
+            self.timers.set_earlier(Timer::Closed(entry.peer), now + CLOSED_PAUSE);
+        }
+        self.idle_later(now, entry.peer);
+        self.refresh_sets();
+    }
+
+    /// Tells a peer of datagram flows that ended, so often that it can be taken to know.
+    pub(crate) fn tell_closed(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let pause = if peer.has_session() && peer.carries() {
+            let closed = &mut peer.introductions.closed;
+            let count = closed.len().min(CLOSED_AT_ONCE);
+            let mut told: Vec<(u64, u32)> = closed.drain(..count).collect();
+            let nonces = told.iter().map(|(nonce, _)| *nonce).collect();
+            told.iter_mut().for_each(|(_, times)| *times += 1);
+            let least = told.iter().map(|(_, times)| *times).min().unwrap_or_default();
+            closed.extend(told.into_iter().filter(|(_, times)| *times < CLOSED_TOLD));
+            let more = closed.first().is_some_and(|(_, times)| *times < least);
+            self.send(id, &[Message::FlowClosed(nonces)]);
+            if more { CLOSED_PAUSE } else { Duration::from_secs(1) }
+        } else {
+            // When the move is over, or there is a session.
+            Duration::from_secs(5)
+        };
+        if self.peers.get(&id).is_some_and(|peer| !peer.introductions.closed.is_empty()) {
+            self.timers.set(Timer::Closed(id), now + pause);
+        }
     }
 }

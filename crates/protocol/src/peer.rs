@@ -1,6 +1,6 @@
 //! What a node knows of one peer: its sessions, where it is, where we are towards it, and how its flows are carried.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -9,6 +9,7 @@ use whimbrel_handshake::{PublicKey, Session};
 use whimbrel_wire::FlowTuple;
 
 use crate::Time;
+use crate::flow::Responding;
 use crate::op::{Binding, Carrier, FlowEntry, KnownPlace, PeerId, Places, SavedPeer};
 
 /// The place of an end that is nowhere: no flow is at home there.
@@ -158,6 +159,12 @@ pub(crate) struct Introductions {
     pub(crate) ready_until: Option<Time>,
     /// We look for the peer's until then.
     pub(crate) listen_until: Option<Time>,
+    /// The peer's, of which each flow has one at the most: nobody else's can displace it.
+    pub(crate) responding: BTreeMap<FlowTuple, Responding>,
+    /// Datagram sockets of the peer's that cannot be moved, and until when that is believed.
+    pub(crate) refused: BTreeMap<SocketAddr, Time>,
+    /// Flows that ended here by their introducers' nonces, and how often the peer was told.
+    pub(crate) closed: Vec<(u64, u32)>,
 }
 
 pub(crate) struct Peer {
@@ -204,6 +211,10 @@ pub(crate) struct Peer {
     local_addresses: BTreeMap<IpAddr, usize>,
     remote_addresses: BTreeMap<IpAddr, usize>,
     wire_ports: HashSet<(u16, u16)>,
+    /// Flows by the introducer's nonce.
+    pub(crate) named: HashMap<u64, FlowTuple>,
+    /// The addresses where we asked and it answered.
+    pub(crate) answers_at: BTreeSet<IpAddr>,
     pub(crate) last_heard: Time,
     /// Timestamp of the newest IK initiation accepted (P-9).
     pub(crate) newest_initiation: u64,
@@ -250,6 +261,8 @@ impl Peer {
             local_addresses: BTreeMap::new(),
             remote_addresses: BTreeMap::new(),
             wire_ports: HashSet::new(),
+            named: HashMap::new(),
+            answers_at: BTreeSet::new(),
             last_heard: now,
             newest_initiation: 0,
             reach_tries: 0,
@@ -448,7 +461,9 @@ impl Peer {
         }
     }
 
-    pub(crate) fn add_flow(&mut self, flow: FlowTuple, entry: &FlowEntry) {
+    /// `nonce`: the introducer's, where it is known.
+    pub(crate) fn add_flow(&mut self, flow: FlowTuple, entry: &FlowEntry, nonce: Option<u64>) {
+        self.named.extend(nonce.map(|nonce| (nonce, flow)));
         if self.flows.insert(flow) {
             *self.homes.entry((entry.home, flow.local.ip())).or_default() += 1;
             *self.local_addresses.entry(flow.local.ip()).or_default() += 1;
@@ -457,7 +472,8 @@ impl Peer {
         }
     }
 
-    pub(crate) fn remove_flow(&mut self, flow: &FlowTuple, entry: &FlowEntry) {
+    pub(crate) fn remove_flow(&mut self, flow: &FlowTuple, entry: &FlowEntry, nonce: Option<u64>) {
+        nonce.map(|nonce| self.named.remove(&nonce));
         if self.flows.remove(flow) {
             release(&mut self.homes, (entry.home, flow.local.ip()));
             release(&mut self.local_addresses, flow.local.ip());
@@ -468,9 +484,11 @@ impl Peer {
 
     /// Entries of all tables together.
     pub(crate) fn entries(&self) -> usize {
-        let introductions = self.introductions.queue.len() + self.introductions.active.len();
+        let under_way = &self.introductions;
+        let introductions = under_way.queue.len() + under_way.active.len() + under_way.responding.len();
+        let introductions = introductions + under_way.refused.len() + under_way.closed.len() + self.answers_at.len();
         let addresses = self.local_addresses.len() + self.remote_addresses.len() + self.locators.len();
-        let flows = self.flows.len() + self.homes.len() + self.wire_ports.len();
+        let flows = self.flows.len() + self.homes.len() + self.wire_ports.len() + self.named.len();
         1 + self.sessions.len() + self.former.len() + self.known_places.len() + introductions + addresses + flows
     }
 

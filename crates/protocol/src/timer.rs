@@ -15,6 +15,8 @@ pub(crate) enum Timer {
     Mature,
     /// Go on with the introductions of a peer.
     Introductions(PeerId),
+    /// Tell a peer of datagram flows that ended.
+    Closed(PeerId),
     /// Repeat a binding update.
     Update(PeerId),
     /// Repeat a path challenge.

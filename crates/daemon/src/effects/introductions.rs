@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use whimbrel_datapath::{Datapath, TcpSocket};
 use whimbrel_kernel::inject::{Injector, Numbers, Way};
+use whimbrel_kernel::sock_diag::SockDiag;
 use whimbrel_wire::introduction::Introduction;
 use whimbrel_wire::{FlowTuple, Transport};
 
@@ -38,12 +39,21 @@ impl Snapshot {
 pub(crate) fn introduce(
     injector: &Injector,
     datapath: &mut Datapath,
+    connections: &mut SockDiag,
     snapshot: &mut Snapshot,
     flow: FlowTuple,
     introduction: Introduction,
 ) -> Result<(), Failure> {
     match flow.transport {
-        Transport::Udp => injector.introduce_udp(&flow, introduction, Way::default())?,
+        Transport::Udp => {
+            // P-35. A socket that is bound to an interface is only found among all.
+            let there = connections.find(&flow)?.is_some()
+                || connections.udp()?.iter().any(|connection| connection.tuple == flow);
+            if !there {
+                return Err(Failure::NoSocket(flow));
+            }
+            injector.introduce_udp(&flow, introduction, Way::default())?;
+        }
         Transport::Tcp => {
             let sockets = snapshot.sockets(datapath)?;
             let socket = sockets.get(&flow).ok_or(Failure::NoSocket(flow))?;

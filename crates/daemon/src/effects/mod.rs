@@ -16,6 +16,7 @@ use whimbrel_ipc::Attachment;
 use whimbrel_kernel::inject::Injector;
 use whimbrel_kernel::network::{NetworkState, UsableAddress};
 use whimbrel_kernel::route::RouteSocket;
+use whimbrel_kernel::sock_diag::SockDiag;
 use whimbrel_kernel::source_way::SourceWay;
 use whimbrel_kernel::tun::Tun;
 use whimbrel_protocol::{Binding, Carrier, FlowEntry, KernelOp, OpFailed, OpId, PeerId, Places, Time};
@@ -69,6 +70,7 @@ pub(crate) struct Effects {
     addresses: Addresses,
     injector: Injector,
     routes: RouteSocket,
+    connections: SockDiag,
     hooks: Hooks,
     listening: Listening,
     kicks: Kicks,
@@ -100,6 +102,7 @@ impl Effects {
             addresses: Addresses::open(run_dir)?,
             injector: Injector::open()?,
             routes: RouteSocket::open()?,
+            connections: SockDiag::open()?,
             datapath,
             tunnel,
             journal,
@@ -184,7 +187,8 @@ impl Effects {
             }
             KernelOp::Introduce { flow, index, nonce } => {
                 let introduction = Introduction { index, nonce };
-                introductions::introduce(&self.injector, &mut self.datapath, snapshot, flow, introduction)?;
+                let Self { injector, datapath, connections, .. } = self;
+                introductions::introduce(injector, datapath, connections, snapshot, flow, introduction)?;
             }
             KernelOp::Probe { wire, index, nonce } => {
                 introductions::probe(&self.injector, wire, Introduction { index, nonce })?;

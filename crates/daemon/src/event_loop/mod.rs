@@ -404,11 +404,26 @@ impl EventLoop {
     }
 
     fn take_in_datapath_events(&mut self, now: Time) {
-        let Self { node, effects, .. } = self;
+        let Self { node, effects, sockets, .. } = self;
         let own = own_addresses(&effects.network);
         let own = |address: IpAddr| own.contains(&address);
+        let kept = effects.kept_addresses().to_vec();
+        // P-35: what is introduced has a socket, with an address of this host's. That of a datagram flow may be younger than
+        // the last listing, and the birth of a connection may have been missed.
+        let mut look_up = |node: &mut Node, flow: &FlowTuple| {
+            let here = own(flow.local.ip()) || kept.contains(&flow.local.ip());
+            if node.has_flow(flow) || !here || !is_movable(flow, &own) {
+                return;
+            }
+            match sockets.find(flow) {
+                Ok(Some(_)) => node.handle_flow_opened(now, *flow, true),
+                Ok(None) => {}
+                Err(error) => tracing::warn!(%flow, %error, "cannot look for a socket"),
+            }
+        };
         let drained = effects.datapath.drain_events(|event| match event {
             DatapathEvent::Introduction(introduction) => {
+                look_up(node, &introduction.seen);
                 node.handle_introduction(now, introduction.seen, introduction.index, introduction.nonce);
             }
             DatapathEvent::FlowOpened { flow, origin } => {

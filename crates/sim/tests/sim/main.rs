@@ -5,6 +5,7 @@ mod adversary;
 mod chance;
 mod common;
 mod contact;
+mod datagrams;
 mod faults;
 mod growth;
 mod moves;

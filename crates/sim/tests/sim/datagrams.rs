@@ -1,0 +1,202 @@
+//! Which flows are introduced, with whom, and how many: P-35 and its like.
+
+use std::time::Duration;
+
+use whimbrel_protocol::{Config, FlowState};
+use whimbrel_sim::{Access, Carried, Faults, FlowId, HostId, Kind, Speaker, World};
+use whimbrel_wire::message::{Echo, IntroductionRefusal, Message};
+use whimbrel_wire::{FlowTuple, Transport};
+
+use crate::common::{AWAY, SECOND, SERVICE, Two, address, introduced, settle_as};
+
+const NAMES: &str = "10.9.0.1:53";
+
+fn entries(world: &World, host: HostId) -> usize {
+    world.at(host).node.as_ref().expect("a node").entries()
+}
+
+/// A connected socket that sends to one that takes datagrams from everybody.
+fn ask(two: &mut Two, port: u16) -> FlowId {
+    let flow = two.world.connect_from(two.client, port, NAMES, Transport::Udp);
+    two.world.close_end(flow, 1);
+    flow
+}
+
+#[test]
+fn a_datagram_socket_that_is_not_connected_is_left_alone() {
+    // P-35
+    let mut two = Two::new(701);
+    let flow = ask(&mut two, 5353);
+    two.world.run_for(5 * SECOND);
+    assert!(matches!(two.world.view(flow, 0).map(|view| view.state), Some(FlowState::Failed(_))));
+    assert_eq!(two.world.view(flow, 1).map(|view| view.state), None);
+    // The next ones are not even asked about.
+    let sent = two.world.sent;
+    for port in 5400..5420 {
+        let flow = ask(&mut two, port);
+        two.world.run_for(SECOND / 2);
+        two.world.close_end(flow, 0);
+    }
+    two.world.run_for(5 * SECOND);
+    assert!(two.world.sent - sent < 12, "{} datagrams and segments", two.world.sent - sent);
+    assert_eq!(two.world.peer(two.server).flows, 0);
+    // Connections are, as before.
+    let other = two.world.connect(two.client, SERVICE);
+    introduced(&mut two.world, &[other]);
+    two.world.move_to(two.client, two.away, AWAY);
+    two.world.run_for(5 * SECOND);
+    two.world.assert_delivering(SECOND);
+    two.world.check();
+}
+
+#[test]
+fn datagram_flows_without_sockets_leave_nothing_behind() {
+    // P-35
+    let mut world = World::new(702);
+    let [den, far] = std::array::from_fn(|_| world.network(Access::Open));
+    let server = world.host("server");
+    let liar_host = world.bare_host("liar");
+    world.at_mut(liar_host).collects = true;
+    world.attach(server, far, "10.9.0.1");
+    world.attach(liar_host, den, "10.66.0.1");
+    let mut liar = Speaker::new(liar_host, den, address("10.66.0.1"), address("10.9.0.1"));
+    liar.meet(&mut world);
+    let before = entries(&world, server);
+    let index = liar.index();
+    world.at_mut(liar_host).listen(index);
+    liar.say(&mut world, liar.endpoint(), &[Message::IntroductionRequest { tag: 1 }]);
+    world.run_for(Duration::from_millis(50));
+    for port in 1000..1300u16 {
+        // The last: to an address that is not the server's.
+        let remote = if port < 1290 { NAMES } else { "10.9.0.7:53" };
+        let tuple = FlowTuple {
+            transport: Transport::Udp,
+            local: format!("10.66.0.1:{port}").parse().expect("an endpoint"),
+            remote: remote.parse().expect("an endpoint"),
+        };
+        liar.inject(&mut world, tuple, None, u64::from(port));
+        world.run_for(Duration::from_millis(20));
+    }
+    world.run_for(Duration::from_millis(50));
+    let heard = liar.hear(&mut world);
+    let refused = heard.iter().filter(|message| {
+        matches!(message, Message::IntroductionDone { outcome: Err(IntroductionRefusal::Refused), .. })
+    });
+    assert!(refused.count() >= 290);
+    assert!(world.at(liar_host).consumed.is_empty(), "the server puts nothing into flows that it does not have");
+    assert!(entries(&world, server) <= before + 2, "{} entries", entries(&world, server));
+    world.check_except(&[Kind::Storm]);
+}
+
+#[test]
+fn the_end_of_a_datagram_flow_is_told() {
+    // P-35: whichever end closes first, whatever is lost of the word, and whether or not it has moved.
+    for (end, lost, moved) in
+        [(0, false, false), (1, false, false), (0, true, false), (1, true, true), (0, false, true)]
+    {
+        let mut two = Two::new(703);
+        let flows: Vec<FlowId> =
+            (5353..5360).map(|port| two.world.connect_from(two.client, port, NAMES, Transport::Udp)).collect();
+        let stays = two.world.connect(two.client, SERVICE);
+        introduced(&mut two.world, &flows);
+        introduced(&mut two.world, &[stays]);
+        if moved {
+            two.world.move_to(two.client, two.away, AWAY);
+            two.world.run_for(5 * SECOND);
+        }
+        if lost {
+            let next = two.world.sent;
+            two.world.faults = Faults { lose: Some(next), lose_also: 1, ..Faults::default() };
+        }
+        let hosts = [two.client, two.server];
+        let [of, other] = [hosts[end], hosts[1 - end]];
+        let sent = two.world.sent;
+        for flow in &flows[1..] {
+            two.world.close_end(*flow, end);
+        }
+        two.world.run_for(8 * SECOND);
+        assert!(two.world.sent - sent < 12, "one datagram for all: {}", two.world.sent - sent);
+        for host in [of, other] {
+            assert_eq!(two.world.peer(host).flows, 2, "closed by {end}, lost {lost}, moved {moved}");
+            assert_eq!(two.world.view(flows[1], 0).is_some(), end == 1);
+        }
+        assert!(two.world.introduced(flows[0]) && two.world.introduced(stays));
+        two.world.set_beat(Some(Duration::from_millis(7)));
+        two.world.run_for(2 * SECOND);
+        two.world.check();
+    }
+}
+
+#[test]
+fn more_flows_than_are_allowed() {
+    // P-36
+    let server = Config { flows_per_peer: 3, ..Config::default() };
+    let mut two = Two::with(704, Config::default(), server);
+    let flows: Vec<FlowId> = (0..5).map(|_| two.world.connect(two.client, SERVICE)).collect();
+    two.world.run_for(30 * SECOND);
+    let movable = |world: &World| flows.iter().filter(|flow| world.introduced(**flow)).count();
+    assert_eq!((movable(&two.world), two.world.peer(two.server).flows), (3, 3));
+    two.world.assert_delivering(SECOND);
+    two.world.check();
+    // The asking end's own limit.
+    let client = Config { flows: 2, ..Config::default() };
+    let mut two = Two::with(705, client, Config::default());
+    let flows: Vec<FlowId> = (0..6)
+        .map(|_| {
+            two.world.run_for(2 * SECOND);
+            two.world.connect(two.client, SERVICE)
+        })
+        .collect();
+    two.world.run_for(10 * SECOND);
+    assert_eq!(flows.iter().filter(|flow| two.world.introduced(**flow)).count(), 2);
+    two.world.check();
+}
+
+#[test]
+fn introductions_by_others_displace_no_true_one() {
+    // P-36: strangers who know the tuple put nonces into it the whole time.
+    let mut two = Two::new(706);
+    let den = two.world.network(Access::Open);
+    let mut strangers: Vec<Speaker> = (0..3u8)
+        .map(|number| {
+            let host = two.world.bare_host("stranger");
+            two.world.at_mut(host).collects = true;
+            let at = format!("10.66.0.{}", number + 1);
+            two.world.attach(host, den, &at);
+            let mut stranger = Speaker::new(host, den, address(&at), address("10.9.0.1"));
+            stranger.meet(&mut two.world);
+            stranger.say(&mut two.world, stranger.endpoint(), &[Message::IntroductionRequest { tag: 1 }]);
+            stranger
+        })
+        .collect();
+    two.world.set_beat(Some(Duration::from_millis(29)));
+    let flow = two.world.connect(two.client, SERVICE);
+    let tuple = two.world.flow(flow).tuples[0];
+    for round in 0..2000u64 {
+        for (number, stranger) in strangers.iter().enumerate() {
+            stranger.inject(&mut two.world, tuple, Some((flow, 0)), round << 8 | number as u64);
+        }
+        if round == 1000 {
+            let echo = Echo {
+                introducer_nonce: round << 8,
+                responder_nonce: 1 << 62,
+                introducer_place: 0,
+                responder_place: 0,
+                wire_port: 80,
+                tuple,
+            };
+            let from = strangers[0].endpoint();
+            strangers[0].say(&mut two.world, from, &[Message::IntroductionEcho(echo)]);
+        }
+        two.world.run_for(Duration::from_millis(2));
+    }
+    assert!(two.world.introduced(flow));
+    let key = two.world.at(two.client).public_key();
+    let owner = two.world.view(flow, 1).and_then(|view| view.peer);
+    let client = two.world.peers(two.server).into_iter().find(|peer| peer.key == key).map(|peer| peer.id);
+    assert_eq!(owner, client);
+    two.world.run_for(20 * SECOND);
+    two.world.move_to(two.client, two.away, AWAY);
+    two.world.assert_delivering(3 * SECOND);
+    settle_as(&mut two.world, &[flow], Carried::Rewritten);
+}
