@@ -11,6 +11,7 @@ use whimbrel_wire::message::Message;
 use whimbrel_wire::{Capabilities, Datagram, FlowTuple, Hello};
 
 use crate::Time;
+use crate::bucket::Bucket;
 use crate::config::Trust;
 use crate::flow::Stage;
 use crate::node::Node;
@@ -35,6 +36,8 @@ const FRESH_EVERY: u32 = 3;
 const REACHES: u32 = 8;
 /// Handshakes that wait for their finish; more are answered with cookies.
 const RESPONDING_MOST: usize = 1024;
+/// So many times more handshakes are answered in all than without asking for a cookie.
+const PROVEN_SHARE: u32 = 10;
 /// How long a former session is still received from (P-7).
 const FORMER_SESSION: Duration = Duration::from_secs(30);
 /// Sessions of one peer that wait to be confirmed at the most.
@@ -99,15 +102,13 @@ pub(crate) struct Contacts {
     pending: HashMap<u32, Pending>,
     responding: HashMap<u32, (XxResponder, Time)>,
     cookies: CookieChecker,
-    /// Handshakes that may still be answered without a cookie, and since when it was filled up (P-3).
-    budget: f64,
-    budget_most: f64,
-    filled: Time,
+    /// Handshakes that are answered without a cookie, and with one (P-3).
+    unproven: Bucket,
+    proven: Bucket,
 }
 
 impl Contacts {
     pub(crate) fn new(public: PublicKey, random: &mut Random, handshakes_per_second: u32) -> Self {
-        let budget_most = f64::from(handshakes_per_second.max(1));
         Self {
             addresses: HashMap::new(),
             pauses: HashMap::new(),
@@ -115,9 +116,8 @@ impl Contacts {
             pending: HashMap::new(),
             responding: HashMap::new(),
             cookies: CookieChecker::new(public, &mut |bytes| random.fill(bytes)),
-            budget: budget_most,
-            budget_most,
-            filled: Time::default(),
+            unproven: Bucket::new(handshakes_per_second),
+            proven: Bucket::new(handshakes_per_second.saturating_mul(PROVEN_SHARE)),
         }
     }
 
@@ -151,17 +151,6 @@ impl Contacts {
     /// Whether this peer lives at an address.
     pub(crate) fn is_known(&self, address: IpAddr, id: PeerId) -> bool {
         matches!(self.addresses.get(&address), Some(Contact::Known(known)) if *known == id)
-    }
-
-    /// Whether one more handshake may be answered without a cookie.
-    fn take_from_budget(&mut self, now: Time) -> bool {
-        self.budget = (self.budget + now.since(self.filled).as_secs_f64() * self.budget_most).min(self.budget_most);
-        self.filled = now;
-        if self.budget < 1.0 {
-            return false;
-        }
-        self.budget -= 1.0;
-        true
     }
 }
 
@@ -451,7 +440,7 @@ impl Node {
         initiation: &whimbrel_wire::datagram::Initiation<'_>,
     ) {
         // P-3
-        let loaded = !self.contacts.take_from_budget(now) || self.contacts.responding.len() >= RESPONDING_MOST;
+        let loaded = !self.contacts.unproven.take(now) || self.contacts.responding.len() >= RESPONDING_MOST;
         if loaded {
             let random = &mut self.random;
             let cookies = &self.contacts.cookies;
@@ -460,7 +449,7 @@ impl Node {
                 self.transmit(Transmit { source: destination, destination: source, payload: payload.to_vec() });
                 return;
             }
-            if self.contacts.responding.len() >= RESPONDING_MOST {
+            if self.contacts.responding.len() >= RESPONDING_MOST || !self.contacts.proven.take(now) {
                 self.drop_datagram();
                 return;
             }
@@ -662,7 +651,9 @@ impl Node {
         peer.handshakes = 0;
         self.timers.stop(Timer::Reach(id));
         self.set_tunnel_path(id);
-        self.refresh_listening(now);
+        if self.peers.get(&id).is_some_and(|peer| peer.is_listened_for(now)) {
+            self.refresh_listening(now);
+        }
         self.sweep_later(now);
         if let Some(update) = self.peers.get_mut(&id).and_then(|peer| peer.update.as_mut()) {
             // The session was wanted for this.

@@ -69,8 +69,11 @@ impl Node {
     /// Looks for introductions of this peer from now on, for a while.
     pub(crate) fn listen_for_introductions(&mut self, now: Time, id: PeerId) {
         let Some(peer) = self.peers.get_mut(&id) else { return };
+        let listening = peer.is_listened_for(now);
         peer.introductions.listen_until = Some(now + LISTEN);
-        self.refresh_listening(now);
+        if !listening {
+            self.refresh_listening(now);
+        }
         self.sweep_later(now);
     }
 

@@ -13,6 +13,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod bucket;
 mod carrier;
 mod config;
 mod contact;

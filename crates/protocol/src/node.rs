@@ -219,6 +219,15 @@ impl Node {
                     self.dropped += 1;
                     return;
                 };
+                // P-37
+                let count = |of: fn(&Message) -> bool| messages.iter().filter(|message| of(message)).count();
+                if count(|message| matches!(message, Message::BindingUpdate { .. })) > 1
+                    || count(|message| matches!(message, Message::IntroductionRequest { .. })) > 1
+                    || count(|message| matches!(message, Message::FlowClosed(_))) > 1
+                {
+                    self.dropped += 1;
+                    return;
+                }
                 self.confirm_session(now, id, index);
                 let arrival = Arrival { source, destination, length: payload.len(), is_newest };
                 self.handle_messages(now, id, &arrival, messages);
@@ -665,8 +674,7 @@ impl Node {
     pub(crate) fn refresh_listening(&mut self, now: Time) {
         let mut indices: Vec<u32> = Vec::new();
         for peer in self.peers.values() {
-            let introducing = peer.introductions.listen_until.is_some_and(|until| until > now);
-            if introducing || peer.moved_flows() > 0 {
+            if peer.is_listened_for(now) {
                 indices.extend(peer.sessions.iter().map(|slot| slot.session.local_index()));
             }
         }

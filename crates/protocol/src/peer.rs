@@ -321,6 +321,11 @@ impl Peer {
         self.sessions.iter().any(|slot| slot.settled && slot.until.is_none())
     }
 
+    /// Whether segments of this peer's that introduce or probe are to be consumed.
+    pub(crate) fn is_listened_for(&self, now: Time) -> bool {
+        self.introductions.listen_until.is_some_and(|until| until > now) || self.moved_flows() > 0
+    }
+
     pub(crate) fn round_trip(&self) -> Duration {
         self.round_trip.unwrap_or(INITIAL_ROUND_TRIP)
     }

@@ -81,6 +81,14 @@ impl Speaker {
         initiator
     }
 
+    /// Sends an initiation again with the cookie that was asked for, from its true address. Tells whether one was.
+    pub fn show_cookie(&mut self, world: &mut World, initiator: &mut Initiator, datagram: &[u8]) -> bool {
+        let Ok(Datagram::Cookie(reply)) = Datagram::parse(datagram) else { return false };
+        let Ok(payload) = initiator.handle_cookie(&reply) else { return false };
+        self.launch(world, self.endpoint(), self.peer, Body::Control(payload), Transport::Udp);
+        true
+    }
+
     /// Makes a session, from its true address.
     ///
     /// # Panics

@@ -273,6 +273,33 @@ fn a_flood_of_handshakes() {
 }
 
 #[test]
+fn a_flood_of_handshakes_with_cookies() {
+    // P-3
+    let config = Config { handshakes_per_second: 1, ..Config::default() };
+    let mut two = Two::with(311, Config::default(), config);
+    let crowd = two.world.network(Access::Open);
+    let bot = two.world.bare_host("bot");
+    two.world.at_mut(bot).collects = true;
+    two.world.attach(bot, crowd, "10.66.0.1");
+    let mut speaker = Speaker::new(bot, crowd, address("10.66.0.1"), address("10.9.0.1"));
+    let (mut responses, mut cookies) = (0, 0);
+    for _ in 0..200 {
+        let mut initiator = speaker.begin(&mut two.world, Contact::First, speaker.endpoint());
+        for _ in 0..2 {
+            two.world.run_for(Duration::from_millis(25));
+            for (_, datagram) in two.world.take_mail(bot) {
+                responses += usize::from(datagram[0] == 2);
+                cookies += usize::from(speaker.show_cookie(&mut two.world, &mut initiator, &datagram));
+            }
+        }
+    }
+    // One a second without a cookie and ten with, and what both buckets hold at the start.
+    assert!(cookies > 150, "{cookies} cookies");
+    assert!((100..=125).contains(&responses), "{responses} responses in ten seconds");
+    two.world.check_except(&[Kind::Storm]);
+}
+
+#[test]
 fn a_flow_is_not_introduced_before_it_is_a_second_old() {
     // P-15
     let mut two = Two::new(310);

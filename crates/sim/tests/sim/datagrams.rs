@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use whimbrel_protocol::{Config, FlowState};
 use whimbrel_sim::{Access, Carried, Faults, FlowId, HostId, Kind, Speaker, World};
-use whimbrel_wire::message::{Echo, IntroductionRefusal, Message};
+use whimbrel_wire::message::{Echo, IntroductionRefusal, Message, UpdateFlags};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::common::{AWAY, SECOND, SERVICE, Two, address, introduced, settle_as};
@@ -199,4 +199,36 @@ fn introductions_by_others_displace_no_true_one() {
     two.world.move_to(two.client, two.away, AWAY);
     two.world.assert_delivering(3 * SECOND);
     settle_as(&mut two.world, &[flow], Carried::Rewritten);
+}
+
+#[test]
+fn what_costs_much_is_asked_for_once_in_a_datagram() {
+    // P-37
+    let mut two = Two::new(707);
+    let den = two.world.network(Access::Open);
+    let host = two.world.bare_host("speaker");
+    two.world.at_mut(host).collects = true;
+    two.world.attach(host, den, "10.66.0.1");
+    let mut speaker = Speaker::new(host, den, address("10.66.0.1"), address("10.9.0.1"));
+    speaker.meet(&mut two.world);
+    let claimed = speaker.endpoint();
+    let update = |sequence| Message::BindingUpdate { sequence, flags: UpdateFlags::NONE, claimed, lifetime: 0 };
+    let dropped = |world: &World| world.at(two.server).node.as_ref().expect("a node").dropped();
+    let before = dropped(&two.world);
+    for messages in [
+        vec![Message::IntroductionRequest { tag: 1 }; 2],
+        vec![Message::FlowClosed(vec![]); 512],
+        vec![update(1), update(2)],
+    ] {
+        speaker.say(&mut two.world, claimed, &messages);
+        two.world.run_for(Duration::from_millis(50));
+        assert_eq!(speaker.hear(&mut two.world), []);
+    }
+    assert_eq!(dropped(&two.world), before + 3);
+    let messages = [Message::IntroductionRequest { tag: 1 }, Message::FlowClosed(vec![]), update(1)];
+    speaker.say(&mut two.world, claimed, &messages);
+    two.world.run_for(Duration::from_millis(50));
+    let heard = speaker.hear(&mut two.world);
+    assert!(heard.contains(&Message::IntroductionReady { tag: 1 }), "{heard:?}");
+    assert!(heard.iter().any(|message| matches!(message, Message::BindingAcknowledgement { .. })));
 }

@@ -1,0 +1,49 @@
+//! Token buckets: how often something may happen.
+
+use crate::Time;
+
+/// A token bucket. It holds what a second brings, and is full at the start.
+#[derive(Debug)]
+pub(crate) struct Bucket {
+    level: f64,
+    a_second: f64,
+    filled: Time,
+}
+
+impl Bucket {
+    /// `a_second`: tokens, at least 1.
+    pub(crate) fn new(a_second: u32) -> Self {
+        let a_second = f64::from(a_second.max(1));
+        Self { level: a_second, a_second, filled: Time::default() }
+    }
+
+    /// Takes a token, if there is one.
+    pub(crate) fn take(&mut self, now: Time) -> bool {
+        self.level = (self.level + now.since(self.filled).as_secs_f64() * self.a_second).min(self.a_second);
+        self.filled = self.filled.max(now);
+        let there = self.level >= 1.0;
+        if there {
+            self.level -= 1.0;
+        }
+        there
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_burst_and_then_the_rate() {
+        let mut bucket = Bucket::new(10);
+        let start = Time::from_micros(5_000_000);
+        assert_eq!((0..50).filter(|_| bucket.take(start)).count(), 10);
+        let later = (1..=100).filter(|step| bucket.take(start + Duration::from_millis(20) * *step)).count();
+        assert!((19..=20).contains(&later), "{later} in two seconds");
+        // A pause is worth no more than a second.
+        let after = start + Duration::from_secs(3600);
+        assert_eq!((0..50).filter(|_| bucket.take(after)).count(), 10);
+    }
+}
