@@ -50,6 +50,21 @@ static __always_inline bool is_connected(int state)
 	       state != STATE_NEW_SYN_RECV;
 }
 
+/* The ring buffer puts a header before each record (kernel/bpf/ringbuf.c, struct bpf_ringbuf_hdr). */
+#define EVENT_BYTES (8 + sizeof(struct event))
+/* A reader is woken when so much more is waiting. */
+#define WAKE_BYTES (EVENTS_BYTES / 8)
+
+/*
+ * Has the reader fallen behind by another step, now that `waiting` bytes are there? To wake it for each record from some
+ * point on would cost several times what all the rest does. Where two processors pass a step at once neither may notice:
+ * there are more steps.
+ */
+static __always_inline bool falls_behind(__u64 waiting)
+{
+	return waiting / WAKE_BYTES > (waiting - EVENT_BYTES) / WAKE_BYTES;
+}
+
 /* The tracepoint fires for every namespace of the machine; the cookie is never used twice, unlike the inode number. */
 SEC("tp_btf/inet_sock_set_state")
 int BPF_PROG(follow_sockets, const struct sock *sk, int old_state, int new_state)
@@ -99,7 +114,7 @@ int BPF_PROG(follow_sockets, const struct sock *sk, int old_state, int new_state
 	 * for each one would cost more than all of the above. It is woken when it has fallen behind.
 	 */
 	waiting = bpf_ringbuf_query(&events, BPF_RB_AVAIL_DATA);
-	bpf_ringbuf_submit(event, waiting > EVENTS_BYTES / 4 ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP);
+	bpf_ringbuf_submit(event, falls_behind(waiting) ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP);
 	return 0;
 }
 

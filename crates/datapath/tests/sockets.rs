@@ -4,6 +4,7 @@ mod support;
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use support::{Bpffs, Namespace, is_root, veth};
 use whimbrel_datapath::{Binding, Carrier, Datapath, Event, FlowEntry, Origin, TcpSocket};
@@ -102,6 +103,57 @@ fn connections_are_followed_in_their_own_namespace() {
     assert_eq!(events(&mut near_datapath), []);
     near_datapath.unload().expect("unload");
     far_datapath.unload().expect("unload");
+}
+
+/// How often a reader that sleeps until it is woken would have been woken since it was last asked: never or at all.
+struct Sleeper(OwnedFd);
+
+impl Sleeper {
+    fn new(datapath: &Datapath) -> Self {
+        // SAFETY: takes flags.
+        let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        assert!(epoll >= 0, "epoll_create1: {}", std::io::Error::last_os_error());
+        // SAFETY: a new descriptor that nobody else has.
+        let epoll = unsafe { OwnedFd::from_raw_fd(epoll) };
+        let mut event = libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: 0 };
+        let ring = datapath.event_fd().as_raw_fd();
+        // SAFETY: open descriptors, and an event that the kernel reads.
+        let added = unsafe { libc::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, ring, &raw mut event) };
+        assert_eq!(added, 0, "epoll_ctl: {}", std::io::Error::last_os_error());
+        Self(epoll)
+    }
+
+    /// Waits no longer than it takes the kernel to run the wake-up, which it puts off to an interrupt.
+    fn is_woken(&self) -> bool {
+        let mut event = libc::epoll_event { events: 0, u64: 0 };
+        // SAFETY: room for the one event that is asked for.
+        unsafe { libc::epoll_wait(self.0.as_raw_fd(), &raw mut event, 1, 100) > 0 }
+    }
+}
+
+#[test]
+fn a_reader_is_woken_when_it_has_fallen_behind_and_not_for_each_event() {
+    if !is_root() {
+        return;
+    }
+    let pair = Pair::new();
+    pair.near.enter();
+    let mut datapath = Datapath::open(&pair.bpffs.pins("near")).expect("open");
+    datapath.track(true).expect("track");
+    let sleeper = Sleeper::new(&datapath);
+    let mut streams: Vec<_> = (0..10).map(|_| pair.connect("10.0.0.2:0")).collect();
+    assert!(!sleeper.is_woken(), "for a few");
+    // An eighth of the ring buffer: 64 KiB.
+    let record = 8 + 72;
+    streams.extend((10..65_536 / record).map(|_| pair.connect("10.0.0.2:0")));
+    assert!(!sleeper.is_woken(), "just before the step");
+    streams.push(pair.connect("10.0.0.2:0"));
+    assert!(sleeper.is_woken(), "at the step");
+    streams.push(pair.connect("10.0.0.2:0"));
+    assert!(!sleeper.is_woken(), "for each that follows");
+    drop(streams);
+    assert!(sleeper.is_woken(), "at a later step");
+    datapath.unload().expect("unload");
 }
 
 fn list(datapath: &Datapath) -> Vec<TcpSocket> {
