@@ -239,7 +239,9 @@ impl Node {
             self.abandon_introductions(now, id);
             return;
         }
-        let doubt = tries == DOUBT_AFTER || (tries > DOUBT_AFTER && tries % 8 == 0);
+        // Later, when the pauses are long, at each address in turn: the peer may have started anew there.
+        let doubt_each = if long { UPDATES_TO_ONE } else { 8 };
+        let doubt = tries == DOUBT_AFTER || (tries > DOUBT_AFTER && tries % doubt_each == 0);
         let to = addresses[((tries - 1) / UPDATES_TO_ONE) as usize % addresses.len()];
         let close = UPDATES.max(UPDATES_TO_ONE * addresses.len() as u32);
         let again = if !session {

@@ -125,7 +125,7 @@ impl Node {
     pub(crate) fn notice_rebinding(&mut self, now: Time, id: PeerId, arrival: &Arrival, answered: usize) {
         let token = self.random.u64();
         let Some(peer) = self.peers.get_mut(&id) else { return };
-        if !arrival.is_newest || arrival.source == peer.remote || peer.update.is_some() || !peer.is_mapped() {
+        if !arrival.is_newest || arrival.source == peer.remote || !peer.is_mapped() {
             return;
         }
         if peer.candidate.as_ref().is_some_and(|candidate| candidate.remote == arrival.source) {

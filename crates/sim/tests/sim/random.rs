@@ -241,8 +241,12 @@ fn whatever_comes_to_mind() {
 
 /// An address that went while a peer was told again where the host is, which changed nothing.
 const ROOTED_FLOW: u64 = 1615;
+/// A NAT that changed its mapping while the other end, started anew, announced where it is.
+const REBOUND_MEANWHILE: u64 = 10_069;
+/// A peer that started anew, and an update that went to its former place whenever another handshake was due.
+const DOUBTED_ELSEWHERE: u64 = 10_235;
 
 #[test]
 fn what_was_found_once() {
-    [ROOTED_FLOW].into_iter().for_each(run);
+    [ROOTED_FLOW, REBOUND_MEANWHILE, DOUBTED_ELSEWHERE].into_iter().for_each(run);
 }
