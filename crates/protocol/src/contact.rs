@@ -8,7 +8,7 @@ use whimbrel_handshake::{
     Contact as Knowledge, CookieChecker, Finished, Incoming, Initiator, Local, PublicKey, XxResponder,
 };
 use whimbrel_wire::message::Message;
-use whimbrel_wire::{Capabilities, Datagram, FlowTuple, Hello};
+use whimbrel_wire::{Capabilities, Datagram, FlowTuple, Hello, Transport};
 
 use crate::Time;
 use crate::bucket::Bucket;
@@ -595,10 +595,6 @@ impl Node {
             }
             self.contacts.pauses.remove(&address);
             self.timers.stop(Timer::Contact(address));
-            if self.config.trust == Trust::Tofu && !self.config.known_keys.contains_key(&address) {
-                self.config.known_keys.insert(address, key);
-                self.op(KernelOp::RememberKey { address, key }, Some(Asked::Effect("remembering a key")));
-            }
             for flow in self.contacts.waiting.remove(&address).unwrap_or_default() {
                 if self.flows.get(&flow).is_some_and(|known| matches!(known.stage, Stage::Open) && !known.closed) {
                     self.queue_introduction(now, id, flow);
@@ -668,6 +664,21 @@ impl Node {
         self.contacts.pending.retain(|_, pending| pending.started + PENDING > now);
         self.contacts.responding.retain(|_, (_, since)| *since + PENDING > now);
         !self.contacts.pending.is_empty() || !self.contacts.responding.is_empty()
+    }
+
+    /// Remembers whose address it is that a connection of ours leads to, where the peer has proven that it sits on that
+    /// (P-42). A datagram flow proves it for a port alone, which any user of that host may have.
+    pub(crate) fn remember_key(&mut self, id: PeerId, flow: &FlowTuple) {
+        let address = flow.remote.ip();
+        let Some(key) = self.peers.get(&id).map(|peer| peer.key) else { return };
+        if self.config.trust == Trust::Tofu
+            && flow.transport == Transport::Tcp
+            && self.contacts.is_known(address, id)
+            && !self.config.known_keys.contains_key(&address)
+        {
+            self.config.known_keys.insert(address, key);
+            self.op(KernelOp::RememberKey { address, key }, Some(Asked::Effect("remembering a key")));
+        }
     }
 
     /// Forgets the key that was remembered for an address, so that another may answer there; it is asked again when the

@@ -482,6 +482,7 @@ impl Node {
             self.timers.set_earlier(Timer::Keepalive(id), now + crate::node::KEEPALIVE);
         }
         self.op(KernelOp::InstallFlow { flow, entry }, Some(Asked::Install(flow)));
+        self.remember_key(id, &flow);
         self.event(Event::FlowIntroduced { flow, peer: id, translated });
         self.refresh_sets();
         if first {

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use whimbrel_handshake::Contact;
 use whimbrel_protocol::{Config, Event, FlowState, Trust};
-use whimbrel_sim::{Access, Faults, HostId, Kind, Link, Speaker, World};
+use whimbrel_sim::{Access, Faults, HostId, Kind, Link, Powers, Speaker, World};
+use whimbrel_wire::Transport;
 
 use crate::common::{AWAY, FURTHER, HOME, SECOND, SERVICE, Two, address, introduced};
 
@@ -122,6 +123,35 @@ fn another_key_under_tofu() {
     two.world.at_mut(two.client).config.known_keys.clear();
     let flow = two.world.connect(two.client, SERVICE);
     introduced(&mut two.world, &[flow]);
+    two.world.check();
+}
+
+#[test]
+fn a_key_that_has_proven_nothing_is_not_remembered() {
+    // P-42: a user of a host without Whimbrel answers handshakes. Later the host runs Whimbrel itself.
+    let mut two = Two::new(312);
+    two.world.at_mut(two.server).powers = Powers { inject: false, consume: false };
+    let flow = two.world.connect(two.client, SERVICE);
+    two.world.run_for(60 * SECOND);
+    assert_eq!(happened(&two.world, two.client, |event| matches!(event, Event::PeerReached { .. })), 1);
+    assert!(!two.world.introduced(flow));
+    assert_eq!(two.world.at(two.client).config.known_keys.len(), 0);
+    two.world.crash(two.server);
+    two.world.at_mut(two.server).change_key();
+    two.world.at_mut(two.server).powers = Powers { inject: true, consume: true };
+    two.world.forget_saved(two.server);
+    two.world.run_for(700 * SECOND);
+    two.world.boot(two.server);
+    let flow = two.world.connect(two.client, SERVICE);
+    introduced(&mut two.world, &[flow]);
+    assert_eq!(happened(&two.world, two.client, |event| matches!(event, Event::KeyMismatch { .. })), 0);
+    let key = two.world.at(two.server).public_key();
+    assert_eq!(two.world.at(two.client).config.known_keys.get(&address("10.9.0.1")), Some(&key));
+    // A datagram flow proves a port, not an address.
+    let mut two = Two::new(313);
+    let flow = two.world.connect_from(two.client, 5353, "10.9.0.1:53", Transport::Udp);
+    introduced(&mut two.world, &[flow]);
+    assert_eq!(two.world.at(two.client).config.known_keys.len(), 0);
     two.world.check();
 }
 
