@@ -161,6 +161,8 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Show peers, connections, rates and events live, in the terminal, until `q` or Ctrl-C
+    Watch,
     /// Move now, to another address of this host
     #[command(after_help = HANDOFF_HELP)]
     Handoff {
@@ -207,7 +209,7 @@ impl Command {
     /// Whether the answer, or the complaint, is for a program.
     pub(crate) fn json(&self) -> bool {
         match self {
-            Self::Up { .. } | Self::Clean => false,
+            Self::Up { .. } | Self::Watch | Self::Clean => false,
             Self::Peers { command: Some(PeersCommand::Forget { json, .. }), .. }
             | Self::Status { json }
             | Self::Connections { json, .. }

@@ -6,6 +6,7 @@ mod complaint;
 mod handoff;
 mod show;
 mod table;
+mod watch;
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -90,6 +91,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Complaint> {
         Command::Handoff { to, peer, no_wait, json } => {
             return handoff::handoff(run_dir, *to, peer.clone(), !*no_wait, *json);
         }
+        Command::Watch => watch::watch(run_dir)?,
         Command::Clean => {
             print(&show::removed(&whimbrel_daemon::clean::clean(run_dir).map_err(Complaint::daemon)?))?;
         }

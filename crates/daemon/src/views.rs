@@ -156,6 +156,7 @@ impl ConnectionsQuestion {
         let sockets = sockets();
         let inodes: HashSet<u32> = self.flows.iter().filter_map(|flow| sockets.get(&flow.tuple).copied()).collect();
         let owners = process::owners(&inodes);
+        let traffic = traffic();
         let peers: HashMap<PeerId, &PeerView> = self.peers.iter().map(|peer| (peer.id, peer)).collect();
         let mut connections: Vec<_> = self
             .flows
@@ -169,6 +170,7 @@ impl ConnectionsQuestion {
                 }
                 let age = self.now.since(flow.opened);
                 connection.since = ipc::rfc3339(self.wall.checked_sub(age).unwrap_or(SystemTime::UNIX_EPOCH));
+                connection.bytes = traffic.get(&flow.tuple).copied();
                 connection.process = sockets
                     .get(&flow.tuple)
                     .and_then(|inode| owners.get(inode))
@@ -202,6 +204,20 @@ impl ConnectionsQuestion {
 fn minute(wall: SystemTime, now: Time, until: Time) -> String {
     let time = ipc::rfc3339(wall.checked_add(until.since(now)).unwrap_or(wall));
     format!("{} UTC", time.chars().take(16).collect::<String>().replace('T', " "))
+}
+
+/// What each TCP connection has carried.
+fn traffic() -> HashMap<FlowTuple, ipc::Bytes> {
+    match SockDiag::open().and_then(|mut diag| diag.tcp_traffic(&MOVABLE)) {
+        Ok(listed) => listed
+            .into_iter()
+            .map(|(tuple, traffic)| (tuple, ipc::Bytes { sent: traffic.acknowledged, received: traffic.received }))
+            .collect(),
+        Err(error) => {
+            tracing::warn!(%error, "cannot look up what connections have carried");
+            HashMap::new()
+        }
+    }
 }
 
 /// The inode of each socket.
@@ -255,6 +271,7 @@ fn connection(view: &FlowView, peer: Option<&PeerView>, heard: bool) -> ipc::Con
         }),
         peer_flow: entry.map(|entry| flow(entry.peer_tuple)),
         process: None,
+        bytes: None,
         since: String::new(),
         reason,
     }

@@ -26,7 +26,7 @@ pub use line::{
     MAX_REQUEST_LINE, SCHEMA, SchemaError, reply_from_line, reply_to_line, request_from_line, request_to_line,
 };
 pub use reply::{
-    Attachment, Carrier, Configuration, Connection, ConnectionState, Counts, EventRecord, Flow, HandoffStarted,
+    Attachment, Bytes, Carrier, Configuration, Connection, ConnectionState, Counts, EventRecord, Flow, HandoffStarted,
     LocalAddress, Path, Peer, PeerFlows, PeerName, Places, Process, Reply, Sequence, Session, Status, Transport, Trust,
     Tunnel,
 };

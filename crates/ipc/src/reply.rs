@@ -181,10 +181,22 @@ pub struct Connection {
     pub peer_flow: Option<Flow>,
     /// Whose it is, where that could be found out.
     pub process: Option<Process>,
+    /// What its program has sent and received, where the kernel counts that (TCP).
+    #[serde(default)]
+    pub bytes: Option<Bytes>,
     /// When the daemon came to know of it (RFC 3339).
     pub since: String,
     /// Why it is not introduced, where `state` is `unprotected`.
     pub reason: Option<String>,
+}
+
+/// What a connection has carried since it was opened, in bytes of its stream.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bytes {
+    /// Sent and acknowledged.
+    pub sent: u64,
+    /// Received in order.
+    pub received: u64,
 }
 
 /// How a connection stands.

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::thread;
 
 use whimbrel_ipc::{
-    Attachment, Carrier, Client, ClientError, Configuration, Connection, ConnectionState, Counts, EventRecord,
+    Attachment, Bytes, Carrier, Client, ClientError, Configuration, Connection, ConnectionState, Counts, EventRecord,
     EventsQuery, Failure, Flow, HandoffStarted, LocalAddress, Path, Peer, PeerFlows, PeerName, Places, Process, Reply,
     Request, SchemaError, Sequence, Session, Status, Transport, Trust, Tunnel, reply_from_line, reply_to_line,
     request_from_line, request_to_line, socket_path,
@@ -59,6 +59,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
                     wire: Some(flow("198.51.100.7:51514", "203.0.113.5:443")),
                     peer_flow: Some(flow("203.0.113.5:443", "192.0.2.10:51514")),
                     process: Some(Process { pid: 812, name: "curl".into() }),
+                    bytes: Some(Bytes { sent: 412, received: 1_048_576 }),
                     since: "2026-01-31T23:59:58.007Z".into(),
                     reason: None,
                 },
@@ -71,6 +72,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
                     wire: None,
                     peer_flow: None,
                     process: None,
+                    bytes: None,
                     since: "2026-01-31T23:59:58.007Z".into(),
                     reason: Some("nobody answers at 2001:db8:1::1 on UDP port 2031".into()),
                 },

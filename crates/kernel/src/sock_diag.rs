@@ -20,6 +20,13 @@ const REQUEST_LEN: usize = 56;
 const RECORD_LEN: usize = 72;
 /// `struct inet_diag_sockid`: ports (2 + 2, network order), addresses (16 + 16), interface (4), cookie (8).
 const ID: usize = 4;
+/// In the request.
+const EXTENSIONS: usize = 2;
+/// Number of the attribute that holds a `struct tcp_info`, and where that has `tcpi_bytes_acked` and
+/// `tcpi_bytes_received` (include/uapi/linux/tcp.h; RFC 4898).
+const INET_DIAG_INFO: u16 = 2;
+const BYTES_ACKED: usize = 120;
+const BYTES_RECEIVED: usize = 128;
 const UID: usize = 64;
 const INODE: usize = 68;
 
@@ -100,6 +107,15 @@ pub struct Connection {
     pub interface: u32,
 }
 
+/// What a TCP connection has carried since it was opened, in bytes of its stream.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Sent, and acknowledged by the other end.
+    pub acknowledged: u64,
+    /// Received in order.
+    pub received: u64,
+}
+
 /// A TCP socket that waits for connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Listener {
@@ -131,6 +147,17 @@ impl SockDiag {
     pub fn tcp(&mut self, states: &[TcpState]) -> Result<Vec<Connection>, Error> {
         let states = states.iter().fold(0, |bits, state| bits | state.bit());
         self.dump(Transport::Tcp, states, |record| connection(Transport::Tcp, record))
+    }
+
+    /// What the TCP connections in any of these states have carried. Takes longer than [`tcp`](Self::tcp).
+    ///
+    /// # Errors
+    /// [`Error::Call`].
+    pub fn tcp_traffic(&mut self, states: &[TcpState]) -> Result<Vec<(FlowTuple, Traffic)>, Error> {
+        let states = states.iter().fold(0, |bits, state| bits | state.bit());
+        self.dump_with(Transport::Tcp, states, 1 << (INET_DIAG_INFO - 1), |record| {
+            Some((connection(Transport::Tcp, record)?.tuple, traffic(record)?))
+        })
     }
 
     /// The connected UDP sockets.
@@ -208,14 +235,27 @@ impl SockDiag {
         states: u32,
         decode: impl Fn(&[u8]) -> Option<T>,
     ) -> Result<Vec<T>, Error> {
+        self.dump_with(transport, states, 0, decode)
+    }
+
+    /// `extensions`: attributes that each record is to have, bit n for the one with number n + 1.
+    fn dump_with<T>(
+        &mut self,
+        transport: Transport,
+        states: u32,
+        extensions: u8,
+        decode: impl Fn(&[u8]) -> Option<T>,
+    ) -> Result<Vec<T>, Error> {
         let mut found = Vec::new();
         for ipv4 in [true, false] {
             let before = found.len();
             let mut state = (std::mem::take(&mut found), before);
+            let mut question = request(ipv4, transport, states);
+            question[EXTENSIONS] = extensions;
             let result = self.netlink.request(
                 SOCK_DIAG_BY_FAMILY,
                 NLM_F_DUMP,
-                &request(ipv4, transport, states),
+                &question,
                 &mut state,
                 |(found, before)| found.truncate(*before),
                 |(found, _), _, record| found.extend(decode(record)),
@@ -323,6 +363,21 @@ fn connection(transport: Transport, record: &[u8]) -> Option<Connection> {
     })
 }
 
+/// From the attributes behind a record (`struct nlattr`: length, type; each begins at a multiple of four).
+fn traffic(record: &[u8]) -> Option<Traffic> {
+    let mut rest = record.get(RECORD_LEN..)?;
+    loop {
+        let length = usize::from(u16::from_ne_bytes(*rest.first_chunk()?));
+        let kind = u16::from_ne_bytes(*rest.get(2..)?.first_chunk()?);
+        let content = rest.get(4..length)?;
+        if kind == INET_DIAG_INFO {
+            let count = |at: usize| Some(u64::from_ne_bytes(*content.get(at..)?.first_chunk()?));
+            return Some(Traffic { acknowledged: count(BYTES_ACKED)?, received: count(BYTES_RECEIVED)? });
+        }
+        rest = rest.get(length.next_multiple_of(4)..)?;
+    }
+}
+
 fn number(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
 }
@@ -387,6 +442,23 @@ mod tests {
         one.connect(format!("[::ffff:127.0.0.1]:{}", there.port()).parse::<SocketAddr>().unwrap()).unwrap();
         let here = SocketAddr::new(there.ip(), one.local_addr().unwrap().port());
         assert!(diag.find(&tuple(Transport::Udp, here, there)).unwrap().is_some());
+    }
+
+    #[test]
+    fn counts_what_a_connection_has_carried() {
+        use std::io::{Read, Write};
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut far, _) = listener.accept().unwrap();
+        far.write_all(&[0; 1234]).unwrap();
+        near.read_exact(&mut [0; 1234]).unwrap();
+        let local = near.local_addr().unwrap();
+        let listed = SockDiag::open().unwrap().tcp_traffic(&MOVABLE).unwrap();
+        let (_, traffic) = listed.iter().find(|(tuple, _)| tuple.local == local).unwrap();
+        assert_eq!(traffic.received, 1234);
+        // The listing ends where attributes make no sense.
+        assert_eq!(super::traffic(&[0; RECORD_LEN + 8]), None);
+        assert_eq!(super::traffic(&[0; RECORD_LEN - 1]), None);
     }
 
     #[test]

@@ -63,7 +63,7 @@ fn reasons(shown: &[&Connection]) -> String {
 }
 
 /// What carries it, and whether something on the way translates its addresses.
-fn via(connection: &Connection) -> String {
+pub(crate) fn via(connection: &Connection) -> String {
     let carrier = match connection.carrier {
         Some(Carrier::Hold) | None => "",
         Some(Carrier::Rewrite) => "rewrite",
@@ -78,7 +78,7 @@ fn via(connection: &Connection) -> String {
 }
 
 /// What moved comes first, what has no protection last.
-fn rank(state: ConnectionState) -> u8 {
+pub(crate) fn rank(state: ConnectionState) -> u8 {
     match state {
         ConnectionState::Held => 0,
         ConnectionState::Moved => 1,
@@ -103,6 +103,7 @@ mod tests {
             wire: None,
             peer_flow: None,
             process: None,
+            bytes: None,
             since: "2026-01-31T23:59:58.007Z".into(),
             reason: None,
         }

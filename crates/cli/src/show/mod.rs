@@ -8,7 +8,7 @@ mod peers;
 mod status;
 
 pub(crate) use clean::removed;
-pub(crate) use connections::{connections, is_away};
+pub(crate) use connections::{connections, is_away, rank, via};
 pub(crate) use doctor::findings;
 pub(crate) use events::event;
 pub(crate) use peers::{paths, peers};
@@ -23,7 +23,7 @@ pub(crate) fn count(number: usize, thing: &str) -> String {
 }
 
 /// A duration in its two largest units: `3 d 4 h`, `12 s`.
-fn duration(duration: Duration) -> String {
+pub(crate) fn duration(duration: Duration) -> String {
     let seconds = duration.as_secs();
     let (days, hours, minutes) = (seconds / 86_400, seconds / 3_600 % 24, seconds / 60 % 60);
     match (days, hours, minutes) {

@@ -1,0 +1,231 @@
+//! What is on the screen. Pure: values in, lines out.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use whimbrel_ipc::Flow;
+
+use super::{Rate, Snapshot};
+use crate::show;
+use crate::table::{cut, elastic, number, render, text};
+
+/// Something to say above all else.
+pub(super) enum Notice {
+    /// The daemon does not answer; what is below is from before.
+    Gone { what: String, since: Instant },
+    /// Another daemon answers than before.
+    Restarted { pid: u32 },
+}
+
+/// The lines, as many as fit, each as wide as fits.
+pub(super) fn draw(
+    snapshot: &Snapshot,
+    rates: &HashMap<Flow, Rate>,
+    notice: Option<&Notice>,
+    (width, height): (usize, usize),
+) -> Vec<String> {
+    let mut lines = head(snapshot, rates);
+    match notice {
+        Some(Notice::Gone { what, since }) => {
+            lines.push(format!("!! {what} for {} s; below is how it was. Waiting.", since.elapsed().as_secs()));
+        }
+        Some(Notice::Restarted { pid }) => lines.push(format!("!! the daemon was restarted: process {pid}")),
+        None => {}
+    }
+    let events: Vec<String> = snapshot.events.iter().flat_map(|event| own_lines(&show::event(event))).collect();
+    // Peers and events get a quarter each at the most, connections what is left.
+    let quarter = (height / 4).max(2);
+    section(&mut lines, own_lines(&show::peers(&snapshot.peers)), quarter);
+    let of_events = events.len().min(quarter);
+    let room = height.saturating_sub(lines.len() + of_events + 4).max(2);
+    section(&mut lines, connections(snapshot, rates), room);
+    lines.push(String::new());
+    lines.extend(events.into_iter().rev().take(of_events).rev());
+    lines.truncate(height.saturating_sub(1));
+    lines.resize(height.saturating_sub(1), String::new());
+    lines.push("q quits".to_owned());
+    lines.into_iter().map(|line| cut(&line, width)).collect()
+}
+
+fn head(snapshot: &Snapshot, rates: &HashMap<Flow, Rate>) -> Vec<String> {
+    let status = &snapshot.status;
+    let addresses: Vec<_> =
+        status.addresses.iter().map(|local| format!("{} ({})", local.address, local.interface)).collect();
+    let addresses = if addresses.is_empty() { "none".to_owned() } else { addresses.join(", ") };
+    let kept: Vec<_> = status.kept_addresses.iter().map(ToString::to_string).collect();
+    let kept = if kept.is_empty() { String::new() } else { format!("   kept {}", kept.join(", ")) };
+    let (sent, received) =
+        rates.values().fold((0.0, 0.0), |(sent, received), rate| (sent + rate.sent, received + rate.received));
+    let counts = status.counts;
+    vec![
+        format!(
+            "whimbrel {}, process {}, up {}   {}: {} would survive, {} moved, {} held   out {} in {}",
+            status.version,
+            status.pid,
+            show::duration(Duration::from_millis(status.uptime_ms)),
+            show::count(counts.connections, "connection"),
+            counts.introduced,
+            counts.moved,
+            counts.held,
+            bits(sent),
+            bits(received)
+        ),
+        format!("addresses {addresses}{kept}"),
+    ]
+}
+
+fn connections(snapshot: &Snapshot, rates: &HashMap<Flow, Rate>) -> Vec<String> {
+    let mut shown: Vec<_> = snapshot.connections.iter().collect();
+    shown.sort_by_key(|connection| (show::rank(connection.state), connection.flow));
+    if shown.is_empty() {
+        return vec!["No connections.".to_owned()];
+    }
+    let rate = |flow: &Flow, pick: fn(&Rate) -> f64| rates.get(flow).map(|rate| bits(pick(rate))).unwrap_or_default();
+    let rows: Vec<_> = shown
+        .into_iter()
+        .map(|connection| {
+            [
+                connection.flow.transport.to_string(),
+                connection.flow.local.to_string(),
+                connection.flow.remote.to_string(),
+                connection.state.to_string(),
+                show::via(connection),
+                connection.peer.as_ref().map(|peer| format!("#{}", peer.id)).unwrap_or_default(),
+                rate(&connection.flow, |rate| rate.sent),
+                rate(&connection.flow, |rate| rate.received),
+                connection.process.as_ref().map(|process| process.name.clone()).unwrap_or_default(),
+            ]
+        })
+        .collect();
+    let columns = [
+        text("PROTO"),
+        elastic("LOCAL"),
+        elastic("REMOTE"),
+        text("STATE"),
+        text("VIA"),
+        text("PEER"),
+        number("OUT"),
+        number("IN"),
+        elastic("PROGRAM"),
+    ];
+    own_lines(&render(columns, &rows))
+}
+
+/// Adds a section with at most so many lines, an empty one before it; says how many more there are.
+fn section(lines: &mut Vec<String>, mut content: Vec<String>, most: usize) {
+    if content.len() > most {
+        let more = content.len() - most.saturating_sub(1);
+        content.truncate(most.saturating_sub(1));
+        content.push(format!("… and {more} more"));
+    }
+    lines.push(String::new());
+    lines.extend(content);
+}
+
+fn own_lines(text: &str) -> Vec<String> {
+    text.lines().map(str::to_owned).collect()
+}
+
+/// Bytes a second as bits a second: `0`, `12 kbit/s`, `3.4 Mbit/s`.
+fn bits(bytes: f64) -> String {
+    let bits = bytes * 8.0;
+    match bits {
+        ..1.0 => "0".to_owned(),
+        1.0..1e3 => format!("{bits:.0} bit/s"),
+        1e3..1e6 => format!("{:.0} kbit/s", bits / 1e3),
+        1e6..1e9 => format!("{:.1} Mbit/s", bits / 1e6),
+        _ => format!("{:.2} Gbit/s", bits / 1e9),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use whimbrel_ipc::{Bytes, Connection, ConnectionState, Counts, EventRecord, Status, Transport, Trust};
+
+    fn snapshot(count: u16, sent: u64) -> Snapshot {
+        let connection = |port| Connection {
+            flow: Flow {
+                transport: Transport::Tcp,
+                local: ([192, 0, 2, 10], port).into(),
+                remote: ([203, 0, 113, 5], 22).into(),
+            },
+            state: ConnectionState::Native,
+            carrier: None,
+            peer: None,
+            translated: None,
+            wire: None,
+            peer_flow: None,
+            process: None,
+            bytes: Some(Bytes { sent, received: 0 }),
+            since: String::new(),
+            reason: None,
+        };
+        let event = |number| EventRecord {
+            number,
+            time: "2026-01-31T23:59:58.007Z".into(),
+            monotonic_ms: 0,
+            kind: "moved".into(),
+            sentence: format!("event {number}"),
+            fields: serde_json::Map::new(),
+        };
+        Snapshot {
+            status: Status {
+                ready: true,
+                version: "0.1.0".into(),
+                pid: 4711,
+                uptime_ms: 1000,
+                public_key: String::new(),
+                port: 2031,
+                trust: Trust::Tofu,
+                run_dir: "/run/whimbrel".into(),
+                state_dir: "/var/lib/whimbrel".into(),
+                place: 0,
+                addresses: Vec::new(),
+                kept_addresses: Vec::new(),
+                counts: Counts::default(),
+                attached: Vec::new(),
+                tunnel: None,
+                newest_event: 30,
+            },
+            peers: Vec::new(),
+            connections: (1..=count).map(connection).collect(),
+            events: (1..=30).map(event).collect(),
+            taken: Instant::now(),
+        }
+    }
+
+    #[test]
+    fn fills_any_screen_exactly() {
+        for size in [(80, 24), (40, 12), (200, 60), (20, 5)] {
+            for count in [0, 3, 500] {
+                let gone = Notice::Gone { what: "no daemon answers".into(), since: Instant::now() };
+                let lines = draw(&snapshot(count, 0), &HashMap::new(), Some(&gone), size);
+                assert_eq!(lines.len(), size.1);
+                assert!(lines.iter().all(|line| line.chars().count() <= size.0), "{lines:?}");
+                assert_eq!(lines.last().unwrap(), "q quits");
+            }
+        }
+    }
+
+    #[test]
+    fn shows_the_newest_events_what_is_left_out_and_that_the_daemon_is_gone() {
+        let gone = Notice::Gone { what: "no daemon answers".into(), since: Instant::now() };
+        let text = draw(&snapshot(500, 0), &HashMap::new(), Some(&gone), (100, 24)).join("\n");
+        assert!(text.contains("event 30") && !text.contains("event 1\n"), "{text}");
+        assert!(text.contains("more") && text.contains("!! no daemon answers for 0 s"), "{text}");
+        let text = draw(&snapshot(1, 0), &HashMap::new(), Some(&Notice::Restarted { pid: 9 }), (100, 24)).join("\n");
+        assert!(text.contains("!! the daemon was restarted: process 9"), "{text}");
+    }
+
+    #[test]
+    fn rates_are_what_was_added_since() {
+        let before = snapshot(1, 1_000);
+        let mut now = snapshot(1, 126_000);
+        now.taken = before.taken + Duration::from_secs(1);
+        let rates = super::super::rates(&before, &now);
+        assert_eq!(rates.values().next().unwrap().sent, 125_000.0);
+        let text = draw(&now, &rates, None, (100, 24)).join("\n");
+        assert!(text.contains("1.0 Mbit/s"), "{text}");
+    }
+}
