@@ -169,7 +169,7 @@ fn shell(topology: Topology, host: &str, daemons: bool, whimbrel: Option<PathBuf
     let running = if daemons { vec![laptop.whimbrel()?, server.whimbrel()?] } else { Vec::new() };
     let chosen = lab.hosts().iter().find(|h| h.name() == host);
     let chosen = chosen.ok_or_else(|| Error::Usage(format!("no host {host}")))?.clone();
-    println!("The server has {:?} and {:?}.", at_server.v4, at_server.v6);
+    println!("The server has {} and {}.", at_server.ipv4()?, at_server.ipv6()?);
     println!("The laptop is in network a by wlan0. Its eth0 is plugged into network b and down. To move:");
     let (v4, v6) = (second.network.spec().v4, second.network.spec().v6);
     println!("    ip link set eth0 up");
