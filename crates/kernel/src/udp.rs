@@ -114,6 +114,8 @@ pub struct ErrorReport {
     pub errno: i32,
     /// The path MTU in bytes, if that is what it is about.
     pub mtu: Option<u32>,
+    /// How the datagram began, where the report quotes so much of it. Who forges a report has to know it.
+    pub quoted: Option<[u8; 8]>,
 }
 
 impl ErrorReport {
@@ -287,13 +289,17 @@ impl UdpSocket {
     pub fn receive_error(&self) -> io::Result<Option<ErrorReport>> {
         loop {
             let (mut name, mut control) = (Name::EMPTY, Control::EMPTY);
+            let mut quoted = [0; 8];
+            let mut vector = libc::iovec { iov_base: quoted.as_mut_ptr().cast(), iov_len: quoted.len() };
             let mut header = EMPTY_MESSAGE.msg_hdr;
             header.msg_name = name.0.as_mut_ptr().cast();
             header.msg_namelen = Name::LEN as u32;
+            header.msg_iov = &raw mut vector;
+            header.msg_iovlen = 1;
             header.msg_control = control.bytes.as_mut_ptr().cast();
             header.msg_controllen = Control::CAPACITY;
             let flags = libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT;
-            // SAFETY: name and control buffer outlive the call and their lengths are true; there is no data vector.
+            // SAFETY: name, data vector and control buffer outlive the call and their lengths are true.
             let result = unsafe { libc::recvmsg(self.fd.as_raw_fd(), &raw mut header, flags) };
             if result < 0 {
                 let error = io::Error::last_os_error();
@@ -301,7 +307,8 @@ impl UdpSocket {
             }
             control.len = header.msg_controllen;
             if let Some(report) = name.decode().and_then(|destination| control.error_report(destination)) {
-                return Ok(Some(report));
+                let quoted = (result >= quoted.len() as isize).then_some(quoted);
+                return Ok(Some(ErrorReport { quoted, ..report }));
             }
         }
     }

@@ -36,6 +36,8 @@ const FRESH_EVERY: u32 = 3;
 const REACHES: u32 = 8;
 /// Handshakes that wait for their finish; more are answered with cookies.
 const RESPONDING_MOST: usize = 1024;
+/// The first byte of an initiation (§1).
+const INITIATION: u8 = 0x01;
 /// So many times more handshakes are answered in all than without asking for a cookie.
 const PROVEN_SHARE: u32 = 10;
 /// How long a former session is still received from (P-7).
@@ -249,10 +251,15 @@ impl Node {
         self.event(Event::NobodyThere { address, again_in: pause });
     }
 
-    /// An ICMP error says that nobody listens at `destination`.
-    pub fn handle_unreachable(&mut self, now: Time, destination: SocketAddr) {
+    /// An ICMP error says that nobody listens at `destination`. `quoted`: how the datagram that it is about begins. It
+    /// counts only where that is an initiation of ours (P-10): both ports are known to everybody, its index is not.
+    pub fn handle_unreachable(&mut self, now: Time, destination: SocketAddr, quoted: Option<[u8; 8]>) {
         let address = destination.ip();
-        if destination.port() != self.config.port {
+        let index = match quoted {
+            Some([INITIATION, _, _, _, index @ ..]) => u32::from_be_bytes(index),
+            _ => return,
+        };
+        if self.contacts.pending.get(&index).is_none_or(|pending| pending.to != destination) {
             return;
         }
         match self.contacts.addresses.get(&address).copied() {

@@ -66,8 +66,8 @@ pub enum Body {
     },
     /// A reset, or an ICMP error that a UDP socket hears.
     Reset,
-    /// ICMP port unreachable about a control datagram to this endpoint.
-    Unreachable(SocketAddr),
+    /// ICMP port unreachable about a control datagram to this endpoint, with how that began.
+    Unreachable(SocketAddr, Option<[u8; 8]>),
 }
 
 impl Packet {
@@ -80,7 +80,7 @@ impl Packet {
             Body::Data { .. } => SEGMENT,
             Body::Tunnel { acknowledgement: true, .. } => 60 + TUNNEL_OVERHEAD,
             Body::Tunnel { .. } => SEGMENT + TUNNEL_OVERHEAD,
-            Body::Reset | Body::Unreachable(_) => 40,
+            Body::Reset | Body::Unreachable(..) => 40,
         }
     }
 }
@@ -109,7 +109,7 @@ impl fmt::Display for Packet {
             Body::Introduction { index, nonce, flow: None } => write!(f, "probe {nonce:x} to {index:x}"),
             Body::Tunnel { inner, flow, end, .. } => write!(f, "tunnel of {flow:?} from end {end} ({inner})"),
             Body::Reset => f.write_str("reset"),
-            Body::Unreachable(endpoint) => write!(f, "unreachable {endpoint}"),
+            Body::Unreachable(endpoint, _) => write!(f, "unreachable {endpoint}"),
         }
     }
 }

@@ -393,7 +393,7 @@ impl EventLoop {
                     self.node.handle_datagram(now, source, destination, &bytes);
                 }
                 Received::Error(report) if report.is_port_unreachable() => {
-                    self.node.handle_unreachable(now, report.destination);
+                    self.node.handle_unreachable(now, report.destination, report.quoted);
                 }
                 // Anything else may pass (RFC 8085 §5.2): whoever waits asks again.
                 Received::Error(report) => tracing::debug!(?report, "a datagram did not arrive"),

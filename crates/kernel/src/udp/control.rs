@@ -146,7 +146,7 @@ impl Control {
             };
             let reporter = data.get(EXTENDED_ERROR..).and_then(decode_address).map(|address| address.ip());
             let mtu = (errno == libc::EMSGSIZE).then_some(info);
-            Some(ErrorReport { destination, reporter, origin, kind, code, errno, mtu })
+            Some(ErrorReport { destination, reporter, origin, kind, code, errno, mtu, quoted: None })
         })
     }
 

@@ -91,7 +91,7 @@ fn a_closed_port_is_reported_and_does_not_spoil_the_next_send() {
     let addresses = if socket.is_dual_stack() { &["127.0.0.1", "::1"][..] } else { &["127.0.0.1"] };
     for address in addresses {
         let closed = local(address, UdpSocket::bind(0).unwrap().port());
-        let transmit = Transmit { destination: closed, source: None, contents: b"anyone?", segment_size: None };
+        let transmit = Transmit { destination: closed, source: None, contents: b"anyone?!?", segment_size: None };
         assert_eq!(socket.send(&[transmit]).sent, 1);
         wait_readable(&socket);
         let receiver = UdpSocket::bind(0).unwrap();
@@ -101,6 +101,7 @@ fn a_closed_port_is_reported_and_does_not_spoil_the_next_send() {
         let report = socket.receive_error().unwrap().unwrap();
         assert!(report.is_port_unreachable(), "{report:?}");
         assert_eq!((report.destination, report.reporter), (closed, Some(closed.ip())));
+        assert_eq!(report.quoted.as_ref(), b"anyone?!".first_chunk());
         assert_eq!(socket.receive_error().unwrap(), None);
         assert_eq!(socket.receive(&mut ReceiveBatch::new()).unwrap(), 0);
     }

@@ -204,7 +204,7 @@ impl World {
     fn refuse(&mut self, network: NetworkId, packet: &Packet, who: &str) {
         self.trace(|_| format!("refused by {who}: {packet}"));
         let body = match &packet.body {
-            Body::Control(_) => Body::Unreachable(packet.destination),
+            Body::Control(payload) => Body::Unreachable(packet.destination, payload.first_chunk().copied()),
             Body::Data { flow, end, .. } => {
                 if self.answers_for(*flow, *end) {
                     let what = format!("{who} refuses what end {end} of {flow:?} sent: {packet}");
@@ -213,7 +213,7 @@ impl World {
                 Body::Reset
             }
             Body::Introduction { .. } => Body::Reset,
-            Body::Tunnel { .. } | Body::Reset | Body::Unreachable(_) => return,
+            Body::Tunnel { .. } | Body::Reset | Body::Unreachable(..) => return,
         };
         let origin = packet.origin;
         let (source, destination) = (packet.destination, packet.source);
@@ -245,7 +245,7 @@ impl World {
             self.note(packet, "gone meanwhile");
             return;
         }
-        if !matches!(packet.body, Body::Unreachable(_) | Body::Reset) {
+        if !matches!(packet.body, Body::Unreachable(..) | Body::Reset) {
             self.ledger.receive(host, packet.source.ip(), packet.length());
         }
         let seen = FlowTuple { transport: packet.transport, local: packet.destination, remote: packet.source };
@@ -253,9 +253,9 @@ impl World {
         let own = wire.unwrap_or(seen);
         match &packet.body {
             Body::Control(payload) => self.land_control(network, host, packet, payload),
-            Body::Unreachable(endpoint) => {
-                let (now, endpoint) = (self.now, *endpoint);
-                self.with_node(host, |node| node.handle_unreachable(now, endpoint));
+            Body::Unreachable(endpoint, quoted) => {
+                let (now, endpoint, quoted) = (self.now, *endpoint, *quoted);
+                self.with_node(host, |node| node.handle_unreachable(now, endpoint, quoted));
             }
             Body::Introduction { index, nonce, flow } => {
                 if of.plane.listening.contains(index) && of.powers.consume {

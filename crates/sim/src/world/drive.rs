@@ -124,7 +124,7 @@ impl World {
                     source: packet.destination,
                     destination: packet.source,
                     origin: host,
-                    body: Body::Unreachable(packet.destination),
+                    body: Body::Unreachable(packet.destination, payload.first_chunk().copied()),
                 };
                 self.launch(network, answer);
             }

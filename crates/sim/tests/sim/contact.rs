@@ -50,6 +50,25 @@ fn a_host_that_runs_nothing_is_asked_three_times_and_left_alone() {
 }
 
 #[test]
+fn an_error_that_somebody_makes_up_ends_no_contact() {
+    // P-10: addresses and ports of a question can be guessed, its index cannot.
+    let mut two = Two::new(314);
+    two.world.set_links(Link { delay: Duration::from_millis(200), ..Link::default() });
+    let flow = two.world.connect(two.client, SERVICE);
+    for quoted in [None, Some([0; 8]), Some([1, 1, 1, 0, 0, 0, 0, 1])] {
+        for _ in 0..20 {
+            two.world.run_for(Duration::from_millis(20));
+            let now = two.world.now();
+            let endpoint = "10.9.0.1:2031".parse().expect("an endpoint");
+            two.world.with_node(two.client, |node| node.handle_unreachable(now, endpoint, quoted));
+        }
+        two.world.run_for(Duration::from_millis(200));
+    }
+    introduced(&mut two.world, &[flow]);
+    assert_eq!(happened(&two.world, two.client, nobody_there), 0);
+}
+
+#[test]
 fn connections_to_hosts_that_run_nothing_leave_nothing_behind() {
     let (mut world, client, _) = alone(302, false);
     world.tracing = false;
