@@ -101,7 +101,13 @@ struct settings {
 enum idle {
 	IDLE_TRANSLATION = 1,	/* no flow has moved */
 	IDLE_INTRODUCTIONS = 2, /* no introduction is expected */
+	IDLE_VACATED = 4,	/* map `vacated` is empty */
 };
+
+/*
+ * Map `vacated`: address (struct address) that a moved peer had on a link of this host -> interface index of that link.
+ * Routes lead everything for it to the TUN device; what is of no moved flow belongs to whoever has the address now.
+ */
 
 enum fragment_direction {
 	FRAGMENT_OUT = 0,
@@ -130,6 +136,7 @@ enum counter {
 	COUNTER_HELD_NO_TUNNEL,	     /* egress: carrier is the tunnel and no TUN device is set */
 	COUNTER_DROPPED_REWRITE,     /* egress: a kernel helper refused the rewriting */
 	COUNTER_DROPPED_ROUTE,	     /* egress: on the TUN device, and no way out found */
+	COUNTER_VACATED_OUT,	     /* egress: on the TUN device, of no moved flow: sent to the address's owner of today */
 	COUNTER_ICMP_OUT,	     /* egress: ICMP error about a moved flow rewritten */
 	COUNTER_DROPPED_ICMP_OUT,    /* egress: ICMP error about a moved flow that cannot be rewritten */
 	COUNTER_FRAGMENT_OUT,	     /* egress: later fragment recognised by its first */

@@ -70,7 +70,7 @@ static __noinline int egress_icmp(struct __sk_buff *skb, const struct packet *pa
 		return pass();
 	inner = &quotation->inner;
 	if (!parse(skb, packet->transport + 8, skb->protocol, inner) || inner->part == FRAGMENT_LATER)
-		return pass();
+		return pass_ordinary(skb, packet);
 	own.local = inner->destination;
 	own.remote = inner->source;
 	own.local_port = inner->destination_port;
@@ -78,13 +78,13 @@ static __noinline int egress_icmp(struct __sk_buff *skb, const struct packet *pa
 	own.transport = inner->protocol;
 	/* A router's error about a packet that was for another host names that host, and stays as it is. */
 	if (!same_address(&packet->source, &own.local) || !same_address(&packet->destination, &own.remote))
-		return pass();
+		return pass_ordinary(skb, packet);
 	flow = find_flow(&own);
 	if (!flow)
-		return pass();
+		return pass_ordinary(skb, packet);
 	binding = bpf_map_lookup_elem(&bindings, &flow->binding);
 	if (!binding || binding->carrier == CARRIER_NATIVE || !has_moved(flow, binding))
-		return pass();
+		return pass_ordinary(skb, packet);
 	if (carrier_of(flow, binding) != CARRIER_REWRITE || is_ipv4(&binding->peer) != (packet->family == 4))
 		return hold(COUNTER_DROPPED_ICMP_OUT);
 	if (!take_allowance(binding, skb->len - packet->network))
@@ -120,7 +120,7 @@ static __noinline int egress_flow(struct __sk_buff *skb, const struct packet *pa
 		first = bpf_map_lookup_elem(&fragments, &key);
 		/* The host fragments in order, and only first fragments of moved flows are written down. */
 		if (!first)
-			return pass();
+			return pass_ordinary(skb, packet);
 		own = *first;
 		count(COUNTER_FRAGMENT_OUT);
 	} else {
@@ -132,10 +132,12 @@ static __noinline int egress_flow(struct __sk_buff *skb, const struct packet *pa
 	}
 	flow = find_flow(&own);
 	if (!flow)
-		return pass();
+		return pass_ordinary(skb, packet);
 	binding = bpf_map_lookup_elem(&bindings, &flow->binding);
-	if (!binding || binding->carrier == CARRIER_NATIVE || !has_moved(flow, binding))
-		return pass_counted(COUNTER_NATIVE_OUT);
+	if (!binding || binding->carrier == CARRIER_NATIVE || !has_moved(flow, binding)) {
+		count(COUNTER_NATIVE_OUT);
+		return pass_ordinary(skb, packet);
+	}
 	if (packet->part == FRAGMENT_FIRST) {
 		struct fragment key;
 
@@ -194,7 +196,7 @@ static __always_inline int egress(struct __sk_buff *skb, __u32 network)
 		return egress_flow(skb, &packet);
 	if (quotes_packet(skb, &packet))
 		return egress_icmp(skb, &packet);
-	return pass();
+	return pass_ordinary(skb, &packet);
 }
 
 #endif

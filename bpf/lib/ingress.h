@@ -186,11 +186,14 @@ static __always_inline int ingress(struct __sk_buff *skb, __u32 network)
 	if (!settings)
 		return pass();
 	idle = settings->idle;
-	if (idle == (IDLE_TRANSLATION | IDLE_INTRODUCTIONS))
+	if ((idle & (IDLE_TRANSLATION | IDLE_INTRODUCTIONS)) == (IDLE_TRANSLATION | IDLE_INTRODUCTIONS))
 		return pass();
 	/* Between namespaces of one machine the sender's note arrives with the packet. */
 	if (skb->tc_index == TRANSLATED)
 		skb->tc_index = 0;
+	/* Whoever has a vacated address now may be answered: strict reverse path filtering asks for ARP as well. */
+	if (!(idle & IDLE_VACATED) && skb->protocol == bpf_htons(ETH_P_ARP))
+		set_other_mark(skb, settings);
 	/* A tagged packet comes by again on its VLAN device. */
 	if (skb->vlan_present || !parse(skb, network, skb->protocol, &packet))
 		return pass();
@@ -198,6 +201,9 @@ static __always_inline int ingress(struct __sk_buff *skb, __u32 network)
 		return TC_ACT_SHOT;
 	if (idle & IDLE_TRANSLATION)
 		return pass();
+	/* What turns out to be of a moved flow gets the mark of such. */
+	if (!(idle & IDLE_VACATED) && bpf_map_lookup_elem(&vacated, &packet.source))
+		set_other_mark(skb, settings);
 	if (packet.protocol == IPPROTO_TCP || packet.protocol == IPPROTO_UDP)
 		return ingress_flow(skb, &packet);
 	if (quotes_packet(skb, &packet))

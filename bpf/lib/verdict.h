@@ -37,6 +37,34 @@ static __always_inline int pass_counted(__u32 counter)
 	return TC_ACT_UNSPEC;
 }
 
+/*
+ * The mark that says "looked at, and not of a moved flow": routing rules of ours pass such packets over, so they go, and
+ * are checked to have come, by the ordinary routes.
+ */
+static __always_inline void set_other_mark(struct __sk_buff *skb, const struct settings *settings)
+{
+	skb->mark = (skb->mark & ~settings->mark_mask) | (settings->mark_mask & ~settings->mark);
+}
+
+/*
+ * Of no moved flow. On the TUN device, where routes for an address that a moved peer has left lead everything, it is sent
+ * to the owner of today, by the link that the address is on. Without such a link the daemon gets it, and drops it.
+ */
+static __noinline int pass_ordinary(struct __sk_buff *skb, const struct packet *packet)
+{
+	const struct settings *settings = get_settings();
+	__u32 *interface;
+
+	if (!packet || !settings || skb->ifindex != settings->tunnel)
+		return pass();
+	interface = bpf_map_lookup_elem(&vacated, &packet->destination);
+	if (!interface || bpf_skb_change_head(skb, ETH_HLEN, 0))
+		return pass();
+	set_other_mark(skb, settings);
+	count(COUNTER_VACATED_OUT);
+	return bpf_redirect_neigh(*interface, 0, 0, 0);
+}
+
 /* Drop, and let the sender's TCP know: it tries again soon, without backing off. */
 static __always_inline int drop(__u32 counter)
 {

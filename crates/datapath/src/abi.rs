@@ -123,7 +123,7 @@ const UNLIMITED: u64 = u64::MAX;
 const PLACE_NEVER: u32 = u32::MAX;
 
 /// Names of the counters, in the order of `enum counter`.
-pub(crate) const COUNTERS: [&str; 24] = [
+pub(crate) const COUNTERS: [&str; 25] = [
     "native_out",
     "home_out",
     "rewritten_out",
@@ -134,6 +134,7 @@ pub(crate) const COUNTERS: [&str; 24] = [
     "held_no_tunnel",
     "dropped_rewrite",
     "dropped_route",
+    "vacated_out",
     "icmp_out",
     "dropped_icmp_out",
     "fragment_out",
@@ -152,6 +153,7 @@ pub(crate) const COUNTERS: [&str; 24] = [
 
 pub(crate) const IDLE_TRANSLATION: u32 = 1;
 pub(crate) const IDLE_INTRODUCTIONS: u32 = 2;
+pub(crate) const IDLE_VACATED: u32 = 4;
 pub(crate) const EVENT_INTRODUCTION: u32 = 1;
 pub(crate) const EVENT_FLOW_OPENED: u32 = 2;
 pub(crate) const EVENT_FLOW_CLOSED: u32 = 3;

@@ -1,6 +1,7 @@
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -8,8 +9,8 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use whimbrel_wire::FlowTuple;
 
 use crate::abi::{
-    Binding, COUNTERS, FlowEntry, IDLE_INTRODUCTIONS, IDLE_TRANSLATION, LocatorPair, RawBinding, RawFlowEntry,
-    RawLocatorPair, RawSettings, RawTuple, RawWireFlow,
+    Binding, COUNTERS, FlowEntry, IDLE_INTRODUCTIONS, IDLE_TRANSLATION, IDLE_VACATED, LocatorPair, RawAddress,
+    RawBinding, RawFlowEntry, RawLocatorPair, RawSettings, RawTuple, RawWireFlow,
 };
 use crate::error::Error;
 use crate::events::{Event, Ring};
@@ -75,6 +76,7 @@ pub struct Datapath {
     wire_flows: GrowingTable<RawWireFlow, RawTuple>,
     bindings: Table<u32, RawBinding>,
     locators: Table<RawLocatorPair, u32>,
+    vacated: Table<RawAddress, u32>,
     settings: Table<u32, RawSettings>,
     counters: Table<u32, u64>,
     introduction_indices: Table<u32, u32>,
@@ -106,6 +108,7 @@ impl Datapath {
             wire_flows: GrowingTable::new("wire_flows", programs.map("wire_flows")?)?,
             bindings: programs.table("bindings")?,
             locators: programs.table("locators")?,
+            vacated: programs.table("vacated")?,
             settings: programs.table("settings")?,
             counters: programs.table("counters")?,
             introduction_indices: programs.table("introduction_indices")?,
@@ -169,8 +172,29 @@ impl Datapath {
     pub fn set_busy(&self, translation: bool, introductions: bool) -> Result<(), Error> {
         let idle = |busy, bit| if busy { 0 } else { bit };
         self.change_settings(|settings| {
-            settings.idle = idle(translation, IDLE_TRANSLATION) | idle(introductions, IDLE_INTRODUCTIONS);
+            let both = idle(translation, IDLE_TRANSLATION) | idle(introductions, IDLE_INTRODUCTIONS);
+            settings.idle = settings.idle & IDLE_VACATED | both;
         })
+    }
+
+    /// Sets which addresses moved peers have vacated on links of this host, each with the index of the link's interface.
+    /// What reaches the TUN device for such an address and is of no moved flow goes out there, to its owner of today.
+    ///
+    /// # Errors
+    /// When the kernel refuses; some may have been set, and the same call may be made again.
+    pub fn set_vacated(&self, addresses: &BTreeMap<IpAddr, u32>) -> Result<(), Error> {
+        let present = self.vacated.entries()?;
+        for (address, _) in present.iter().filter(|(address, _)| !addresses.contains_key(&address.address())) {
+            self.vacated.remove(address)?;
+        }
+        for (address, interface) in addresses {
+            let key = RawAddress::new(*address);
+            if !present.contains(&(key, *interface)) {
+                self.vacated.insert(&key, interface)?;
+            }
+        }
+        let bit = if addresses.is_empty() { IDLE_VACATED } else { 0 };
+        self.change_settings(|settings| settings.idle = settings.idle & !IDLE_VACATED | bit)
     }
 
     fn change_settings(&self, change: impl FnOnce(&mut RawSettings)) -> Result<(), Error> {

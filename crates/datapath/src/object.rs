@@ -29,7 +29,7 @@ pub(crate) const SOCKETS: (&str, &[u8]) = ("sockets", object!("sockets"));
 
 /// What outlives the process. The rest is worth nothing to the next one: events that nobody waits for any more,
 /// session indices that end with their sessions, fragments in flight.
-const PINNED: [&str; 6] = ["flows", "wire_flows", "bindings", "locators", "settings", "counters"];
+const PINNED: [&str; 7] = ["flows", "wire_flows", "bindings", "locators", "vacated", "settings", "counters"];
 const SHARED: [&str; 5] = ["settings", "counters", "events", "flows", "bindings"];
 /// Maps of the socket programs alone; the first is pinned, since sockets outlive the process.
 const DEVICES: &str = "devices";

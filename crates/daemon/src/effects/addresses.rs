@@ -4,11 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::Path;
 
+use whimbrel_datapath::Datapath;
 use whimbrel_kernel::Error;
 use whimbrel_kernel::kept_address::{Carrier, Kept, KeptAddresses, Mark};
 use whimbrel_kernel::peer_route::{PeerRoutes, PeerWay};
 use whimbrel_kernel::route::{Route, RouteKind};
 use whimbrel_kernel::source_way::{SourceWay, SourceWays};
+
+use super::Failure;
 
 /// The mark of packets of moved flows. Two bits that neither Kubernetes (0xc000), Tailscale (0xff0000) nor wg-quick
 /// (its port) use; the second tells "looked at, and not of a moved flow" apart (`PeerRoutes::under`).
@@ -93,8 +96,8 @@ impl Addresses {
     /// Makes the kernel keep and reach what is wanted.
     ///
     /// # Errors
-    /// The first; both sets are tried.
-    pub(crate) fn apply(&mut self, surroundings: &Surroundings) -> Result<(), Error> {
+    /// The first; all is tried.
+    pub(crate) fn apply(&mut self, surroundings: &Surroundings, datapath: &Datapath) -> Result<(), Failure> {
         let addresses: BTreeSet<IpAddr> = self.used.difference(&surroundings.own).copied().collect();
         let carrier = Carrier { tun: surroundings.tun, mtu: surroundings.inner_mtu, mark: MARK };
         let kept = Kept { addresses, arrivals: surroundings.arrivals.clone() };
@@ -105,8 +108,11 @@ impl Addresses {
         let sources = self.source_ways(surroundings);
         let left = self.sources.apply(&sources);
         let ways = self.ways(surroundings);
-        let reached = self.routes.apply(&ways);
-        applied.and(left).and(reached).map(drop)
+        // Before a route leads everything for an address to the TUN device, the program there knows what belongs elsewhere.
+        let vacated = datapath.set_vacated(&ways.vacated);
+        let reached = self.routes.apply(&ways.peers);
+        applied.and(left).and(reached)?;
+        Ok(vacated?)
     }
 
     /// Only those that would be led astray without.
@@ -122,8 +128,8 @@ impl Addresses {
         ways.filter(|(address, way)| astray(*address, way)).collect()
     }
 
-    fn ways(&mut self, surroundings: &Surroundings) -> BTreeMap<IpAddr, PeerWay> {
-        let mut ways = BTreeMap::new();
+    fn ways(&mut self, surroundings: &Surroundings) -> Ways {
+        let mut ways = Ways::default();
         for (peer, tunnelled) in self.reached.clone() {
             // Where peers meet in the other family only, flows of this one go through the tunnel in any case.
             let tunnelled = tunnelled || !surroundings.locators.iter().any(|at| at.is_ipv4() == peer.is_ipv4());
@@ -142,11 +148,15 @@ impl Addresses {
                         mtu: surroundings.inner_mtu,
                     })
                 }
-                // It was on the link, or there is no way at all: nobody would answer for it.
-                Ok(route) => Some(through_tun(surroundings, route.source)),
+                // It was on the link: nobody answers for it, unless another host has got it.
+                Ok(route) => {
+                    ways.vacated.insert(peer, route.interface);
+                    Some(through_tun(surroundings, route.source))
+                }
+                // There is no way at all.
                 Err(_) => Some(through_tun(surroundings, None)),
             };
-            ways.extend(way.map(|way| (peer, way)));
+            ways.peers.extend(way.map(|way| (peer, way)));
         }
         ways
     }
@@ -161,6 +171,14 @@ impl Addresses {
         let sources = self.sources.release();
         self.routes.release().and(sources).and(kept)
     }
+}
+
+/// How the addresses of moved peers are reached.
+#[derive(Debug, Default)]
+struct Ways {
+    peers: BTreeMap<IpAddr, PeerWay>,
+    /// Those that were on a link, with its interface: what is of no moved flow is for their owners of today.
+    vacated: BTreeMap<IpAddr, u32>,
 }
 
 fn through_tun(surroundings: &Surroundings, source: Option<IpAddr>) -> PeerWay {

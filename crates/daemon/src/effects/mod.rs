@@ -321,7 +321,7 @@ impl Effects {
     fn settle(&mut self) -> Result<(), Failure> {
         let hooked = self.apply_hooks();
         let surroundings = self.surroundings();
-        self.addresses.apply(&surroundings)?;
+        self.addresses.apply(&surroundings, &self.datapath)?;
         hooked
     }
 
