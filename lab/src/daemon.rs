@@ -195,6 +195,12 @@ impl Whimbrel {
         self.process.signal(Signal::HUP)
     }
 
+    /// Removes its state directory, as if its host were set up anew. Only while it is stopped.
+    pub fn forget_everything(&self) -> Result<()> {
+        let state = self.dir.join("state");
+        fs::remove_dir_all(&state).map_err(|e| Error::call("rmdir", state.display().to_string(), e))
+    }
+
     /// Starts it again, after [`Whimbrel::kill`] or [`Whimbrel::stop`], and waits until it is ready.
     pub fn restart(&mut self) -> Result<()> {
         self.process.kill()?;

@@ -68,7 +68,7 @@ impl Changed {
     }
 }
 
-/// An address that connections can be made from.
+/// An address that packets can be sent from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct UsableAddress {
     /// The index of the interface.
@@ -79,6 +79,8 @@ pub struct UsableAddress {
     pub prefix_length: u8,
     /// When it was made, in hundredths of a second since the machine was booted: tells one that was away for a moment.
     pub made: u32,
+    /// What is made from now on shall not use it, though what does use it goes on (RFC 4862 §5.5.4).
+    pub deprecated: bool,
 }
 
 /// A way to everywhere.
@@ -102,7 +104,7 @@ pub struct NetworkState {
     /// All interfaces, by index.
     pub links: Vec<Link>,
     /// Addresses of interfaces that are up, but for loopback and link-local ones, those that wait for or failed duplicate
-    /// address detection, deprecated ones and Whimbrel's own; sorted.
+    /// address detection and Whimbrel's own; sorted.
     pub addresses: Vec<UsableAddress>,
     /// Default routes of all tables but Whimbrel's own; sorted.
     pub default_routes: Vec<DefaultRoute>,
@@ -180,13 +182,14 @@ impl NetworkMonitor {
             .route
             .addresses()?
             .into_iter()
-            .filter(|a| !(a.tentative || a.duplicate || a.deprecated || a.own) && a.scope == AddressScope::Global)
+            .filter(|a| !(a.tentative || a.duplicate || a.own) && a.scope == AddressScope::Global)
             .filter(|a| up(a.interface) && is_global(a.prefix.address))
             .map(|a| UsableAddress {
                 interface: a.interface,
                 address: a.prefix.address,
                 prefix_length: a.prefix.length,
                 made: a.made,
+                deprecated: a.deprecated,
             })
             .collect();
         addresses.sort_unstable();

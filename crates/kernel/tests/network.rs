@@ -42,8 +42,10 @@ fn changes_are_told_and_the_state_is_read() {
     let changed = monitor.drain().unwrap();
     assert!(changed.addresses && changed.routes && !changed.rules);
     let state = monitor.snapshot().unwrap();
-    let addresses: Vec<_> = state.addresses.iter().map(|a| (a.interface, a.address, a.prefix_length)).collect();
-    assert_eq!(addresses, [(index, ip("10.1.0.2"), 24), (index, ip("fd01::2"), 64)]);
+    let addresses: Vec<_> = state.addresses.iter().map(|a| (a.address, a.prefix_length, a.deprecated)).collect();
+    // What uses a deprecated address goes on.
+    assert_eq!(addresses, [(ip("10.1.0.2"), 24, false), (ip("fd01::2"), 64, false), (ip("fd01::3"), 64, true)]);
+    assert!(state.addresses.iter().all(|a| a.interface == index));
     let route = state.default_routes[0];
     assert_eq!((route.interface, route.gateway, route.metric), (index, Some(ip("10.1.0.1")), 77));
     assert!(state.has_default_route(true) && !state.has_default_route(false));

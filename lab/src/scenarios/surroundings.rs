@@ -1,14 +1,14 @@
 //! What else is on the network: neighbours, filters, other hosts.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use whimbrel_ipc::ConnectionState;
 
-use super::world::{LONG, RATE, SOME, World, all_run, goes_on_since, site, step};
+use super::world::{LONG, RATE, SOME, World, all_run, goes_on_since, is_native, site, step};
 use super::{Scenario, scenario};
 use crate::{
-    FlowPair, Gateway, Join, Lab, MonoTime, PacketCount, PairOptions, Result, Site, UdpRelay, expect, wait_until,
+    FlowPair, Gateway, Join, Lab, MonoTime, PacketCount, PairOptions, Result, Side, Site, UdpRelay, expect, wait_until,
 };
 
 pub(super) const SCENARIOS: &[Scenario] = &[
@@ -20,6 +20,21 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         strict,
     ),
     scenario("new-owner", "another host gets the laptop's old address; both talk to the server", new_owner),
+    scenario(
+        "new-owner-on-link",
+        "the same on the server's own link, with strict reverse path filtering",
+        new_owner_on_link,
+    ),
+    scenario(
+        "deprecated-address",
+        "the laptop's IPv6 address is deprecated in favour of another, as privacy extensions do, and later ends",
+        deprecated,
+    ),
+    scenario(
+        "forgotten-key",
+        "the server is set up anew: its new key is refused until the old one is forgotten",
+        forgotten_key,
+    ),
     scenario("two-mobiles-one-nat", "two laptops behind one NAT; one leaves, then the other", two_mobiles),
     scenario("no-peer", "a server that runs nothing is left alone: it is asked a few times, then not again", no_peer),
     scenario("no-peer-silent", "the same where a firewall drops the question without an answer", no_peer_silent),
@@ -129,6 +144,113 @@ fn new_owner(lab: &mut Lab) -> Result<()> {
     world.finish(neighbours)?;
     world.finish(theirs)?;
     world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])
+}
+
+/// The server's routes lead the laptop's old addresses elsewhere, and yet it talks to whoever has them now, both ways and in
+/// both families.
+fn new_owner_on_link(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let (a, b) = (world.a.clone(), world.b.clone());
+    world.roam_server(&a)?;
+    world.server.strict_rp_filter()?;
+    let (mut client, mut server) = world.daemons()?;
+    let (v4, v6) = (world.at_server.ipv4()?, world.at_server.ipv6()?);
+    let mut pairs = [world.stream_to(v4)?, world.stream_to(v6)?];
+    for pair in &pairs {
+        client.wait_introduced(pair, LONG)?;
+    }
+    let old = world.at.clone();
+    world.roam(&b)?;
+    for pair in &mut pairs {
+        world.goes_on(pair)?;
+    }
+    let other = lab.host("other")?;
+    let join = Join { address_v4: old.v4, address_v6: old.v6, ..Join::default() };
+    let at_other = other.join(&a.network, &join)?;
+    expect!(at_other.v4 == old.v4 && at_other.v6 == old.v6, "the other host has other addresses");
+    for (theirs, servers) in [(at_other.ipv4()?, v4), (at_other.ipv6()?, v6)] {
+        step(&format!("{theirs} and {servers}"));
+        let port = pairs[usize::from(theirs.is_ipv6())].local().port();
+        let options = PairOptions { bind: Some(SocketAddr::new(theirs, port)), ..PairOptions::rate(RATE) };
+        let mut to = FlowPair::tcp(&other, &world.server, servers, &options)?;
+        to.wait_progress(SOME, LONG)?;
+        let mut from = FlowPair::tcp(&world.server, &other, theirs, &PairOptions::rate(RATE))?;
+        from.wait_progress(SOME, LONG)?;
+        other.command("ping").args(["-c", "2", "-W", "5", &servers.to_string()]).run()?;
+        world.server.command("ping").args(["-c", "2", "-W", "5", &theirs.to_string()]).run()?;
+        for pair in &mut pairs {
+            pair.wait_progress(SOME, LONG)?;
+        }
+        world.finish(to)?;
+        world.finish(from)?;
+    }
+    for pair in pairs {
+        world.finish(pair)?;
+    }
+    all_run(&mut [&mut client, &mut server])
+}
+
+/// What uses a deprecated address goes on as it was, with Whimbrel at the other end or without.
+fn deprecated(lab: &mut Lab) -> Result<()> {
+    let world = World::new(lab, site("a"), site("b"))?;
+    let bystander = lab.host("bystander")?;
+    let at_bystander = bystander.join(&world.s.network, &Join::default())?;
+    let (mut client, mut server) = world.daemons()?;
+    let mut pair = world.stream_to(world.at_server.ipv6()?)?;
+    let mut other = FlowPair::tcp(&world.laptop, &bystander, at_bystander.ipv6()?, &PairOptions::rate(RATE))?;
+    client.wait_introduced(&pair, LONG)?;
+    let before = client.status()?.newest_event;
+    let (old, device) = (world.at.ipv6()?, world.at.interface.clone());
+    world.laptop.ip([
+        format!("addr add 2001:db8:a::77/64 dev {device} nodad"),
+        format!("addr change {old}/64 dev {device} preferred_lft 0"),
+    ])?;
+    let fresh: IpAddr = [0x2001, 0xdb8, 0xa, 0, 0, 0, 0, 0x77].into();
+    wait_until(LONG, "the daemon knows the new address", || {
+        client.status().is_ok_and(|status| status.addresses.iter().any(|local| local.address == fresh))
+    })?;
+    for pair in [&mut pair, &mut other] {
+        pair.wait_progress(SOME, LONG)?;
+    }
+    is_native(&client, Side::Client, &pair)?;
+    let moves = client.events(before)?.iter().filter(|event| event.kind == "moving").count();
+    expect!(moves == 0, "moved {moves} times though its address is still there");
+    // What is new uses the new address; the old one ends.
+    let mut later = world.stream_to(world.at_server.ipv6()?)?;
+    expect!(later.local().ip() == fresh, "a new connection from {}", later.local());
+    client.wait_introduced(&later, LONG)?;
+    world.finish(other)?;
+    world.laptop.ip([format!("addr del {old}/64 dev {device}")])?;
+    for pair in [&mut pair, &mut later] {
+        pair.wait_progress(SOME, LONG)?;
+    }
+    world.finish(later)?;
+    world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])
+}
+
+fn forgotten_key(lab: &mut Lab) -> Result<()> {
+    let world = World::new(lab, site("a"), site("b"))?;
+    let (mut client, mut server) = world.daemons()?;
+    let pair = world.stream()?;
+    client.wait_introduced(&pair, LONG)?;
+    world.finish(pair)?;
+    client.stop()?;
+    server.stop()?;
+    server.forget_everything()?;
+    server.restart()?;
+    client.restart()?;
+    let refused = world.stream()?;
+    let before = client.wait_event("key-mismatch", 0, LONG)?.number;
+    client.cli(&["peers", "forget", &world.at_server.ipv4()?.to_string()])?;
+    // Nothing is restarted, and nothing is waited for.
+    let taken = world.stream()?;
+    client.wait_introduced(&taken, LONG)?;
+    let again = client.events(before)?.iter().filter(|event| event.kind == "key-mismatch").count();
+    expect!(again == 0, "the new key was refused {again} times more");
+    world.finish(taken)?;
+    world.finish(refused)?;
     all_run(&mut [&mut client, &mut server])
 }
 

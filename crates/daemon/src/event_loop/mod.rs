@@ -1,9 +1,9 @@
 //! The control thread: waits for everything, tells the node, and carries out what it asks for.
 
 mod requests;
+mod route_lookup;
 
-use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,20 +17,19 @@ use rustix::time::{
 use whimbrel_datapath::{Event as DatapathEvent, Origin};
 use whimbrel_kernel::network::{Changed, NetworkMonitor, NetworkState, UsableAddress};
 use whimbrel_kernel::peer_route::PeerRoutes;
-use whimbrel_kernel::route::RouteKind;
 use whimbrel_kernel::signals::{Signal, Signals};
 use whimbrel_kernel::sock_diag::SockDiag;
-use whimbrel_kernel::source_way::SourceWay;
-use whimbrel_protocol::{Event, Node, PeerId, Routes, Time};
+use whimbrel_protocol::{Event, Node, PeerId, Time};
 use whimbrel_wire::FlowTuple;
 
 use requests::Answers;
+use route_lookup::RouteLookup;
 
 use crate::Error;
 use crate::attachments::{Attachments, Sighting};
 use crate::clock;
 use crate::config::{self, Config, Level};
-use crate::effects::{Effects, own_addresses, source_ways};
+use crate::effects::{Effects, own_addresses};
 use crate::events::{EventRing, Told};
 use crate::flows::{UdpFlows, is_movable, list_tcp};
 use crate::server::{ClientId, Server};
@@ -119,35 +118,6 @@ pub(crate) struct EventLoop {
     stopping: bool,
 }
 
-/// Asks the kernel for routes, those of ours left aside.
-struct RouteLookup {
-    routes: RefCell<PeerRoutes>,
-    /// The interface that has an address of this host's.
-    holders: BTreeMap<IpAddr, u32>,
-    /// The ways of those whose interface leads everywhere.
-    ways: BTreeMap<IpAddr, SourceWay>,
-}
-
-impl Routes for RouteLookup {
-    fn source_for(&self, destination: IpAddr) -> Option<IpAddr> {
-        match self.routes.borrow_mut().under(destination, None) {
-            // A destination that is this host itself is no peer.
-            Ok(route) if route.kind == RouteKind::Unicast => route.source,
-            Ok(_) | Err(whimbrel_kernel::Error::Unreachable { .. }) => None,
-            Err(error) => {
-                tracing::warn!(%destination, %error, "cannot look up a route");
-                None
-            }
-        }
-    }
-
-    fn still_reaches(&self, source: IpAddr, destination: IpAddr) -> bool {
-        let Some(holder) = self.holders.get(&source) else { return false };
-        let natural = || self.routes.borrow_mut().under(destination, Some(source)).map(|route| route.interface).ok();
-        self.ways.contains_key(&source) || natural() == Some(*holder)
-    }
-}
-
 impl EventLoop {
     /// Takes in how things stand: attachments and open connections.
     ///
@@ -164,7 +134,7 @@ impl EventLoop {
             node: parts.node,
             effects: parts.effects,
             monitor: parts.monitor,
-            routes: RouteLookup { routes: RefCell::new(parts.routes), holders: BTreeMap::new(), ways: BTreeMap::new() },
+            routes: RouteLookup::new(parts.routes),
             sockets: parts.sockets,
             server: parts.server,
             signals: parts.signals,
@@ -380,8 +350,7 @@ impl EventLoop {
             .collect();
         let attachments = self.attachments.update(&sightings);
         tracing::debug!(?attachments, "network");
-        self.routes.holders = network.addresses.iter().map(|usable| (usable.address, usable.interface)).collect();
-        self.routes.ways = source_ways(network);
+        self.routes.take_in(network, self.node.peers());
         self.node.handle_network(clock::now(), &attachments, &self.routes);
     }
 
