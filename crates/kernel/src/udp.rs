@@ -26,6 +26,8 @@ const SLOT: usize = 65_536;
 /// Asked of SO_RCVBUFFORCE: a few milliseconds at 10 Gbit/s, as a burst has to wait while the thread sleeps.
 const RECEIVE_BUFFER: i32 = 8 << 20;
 const SEND_BUFFER: i32 = 4 << 20;
+/// How many errors about earlier datagrams are passed over in one receive.
+const STALE_ERRORS: usize = 8;
 /// How long a send waits for a full socket buffer before it drops, in milliseconds.
 const SEND_PATIENCE_MS: i32 = 100;
 
@@ -242,8 +244,7 @@ impl UdpSocket {
             header.msg_control = controls[index].bytes.as_mut_ptr().cast();
             header.msg_controllen = Control::CAPACITY;
         }
-        let mut attempts = 0;
-        let count = loop {
+        let count = past_stale_errors(|| {
             // SAFETY: the first MESSAGES headers are initialised and point to names, vectors and control buffers that
             // live until the end of this function, each with its true length.
             let result = unsafe {
@@ -255,17 +256,8 @@ impl UdpSocket {
                     std::ptr::null_mut(),
                 )
             };
-            if let Ok(count) = usize::try_from(result) {
-                break count;
-            }
-            let error = io::Error::last_os_error();
-            attempts += 1;
-            match error.raw_os_error() {
-                Some(libc::EAGAIN) => break 0,
-                Some(number) if attempts < 8 && is_about_a_datagram(number) => {}
-                _ => return Err(error),
-            }
-        };
+            usize::try_from(result).map_err(|_| io::Error::last_os_error())
+        })?;
         for (index, header) in headers[..count].iter().enumerate() {
             let Some(source) = names[index].decode() else { continue };
             let truncated = header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
@@ -474,6 +466,23 @@ impl UdpSocket {
         // SAFETY: one pollfd, which outlives the call.
         unsafe { libc::poll(&raw mut fd, 1, SEND_PATIENCE_MS) > 0 }
     }
+}
+
+/// Tries to receive until it is not an error about an earlier datagram that comes back. Such errors can come faster than
+/// they are taken, as anybody can send ICMP messages; after a few it is as if nothing were there, and the caller waits
+/// for the socket, which is readable as long as something is.
+fn past_stale_errors(mut receive: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
+    for _ in 0..STALE_ERRORS {
+        match receive() {
+            Ok(count) => return Ok(count),
+            Err(error) => match error.raw_os_error() {
+                Some(libc::EAGAIN) => return Ok(0),
+                Some(number) if is_about_a_datagram(number) => {}
+                _ => return Err(error),
+            },
+        }
+    }
+    Ok(0)
 }
 
 /// Whether an error number can stem from an ICMP message about an earlier datagram (net/ipv4/icmp.c `icmp_err_convert`).

@@ -106,3 +106,13 @@ fn a_closed_port_is_reported_and_does_not_spoil_the_next_send() {
         assert_eq!(socket.receive(&mut ReceiveBatch::new()).unwrap(), 0);
     }
 }
+
+#[test]
+fn errors_about_datagrams_never_end_a_receive() {
+    let refused = || io::Error::from_raw_os_error(libc::ECONNREFUSED);
+    // As fast as they are taken.
+    assert_eq!(past_stale_errors(|| Err(refused())).unwrap(), 0);
+    let mut results = vec![Ok(3), Err(refused())];
+    assert_eq!(past_stale_errors(|| results.pop().unwrap()).unwrap(), 3);
+    assert!(past_stale_errors(|| Err(io::Error::from_raw_os_error(libc::EBADF))).is_err());
+}
