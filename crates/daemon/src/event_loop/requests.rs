@@ -128,17 +128,28 @@ impl EventLoop {
                 return;
             }
             Request::Handoff { to, peer } => self.hand_off(to, peer.as_deref()),
-            Request::ForgetPeer { address } => match self.effects.known_keys.forget(address) {
-                Ok(Some(key)) => Reply::Forgotten { address, key: key.to_string() },
-                Ok(None) => Reply::Error(
-                    Failure::new("no key is remembered for this address")
-                        .on(address)
-                        .hint("`whimbrel peers` shows the addresses that have one."),
-                ),
-                Err(error) => Reply::Error(Failure::new(error.to_string())),
-            },
+            Request::ForgetPeer { address } => self.forget_peer(address),
         };
         self.server.reply(id, &reply);
+    }
+
+    fn forget_peer(&mut self, address: IpAddr) -> Reply {
+        match self.effects.known_keys.forget(address) {
+            Ok(Some(key)) => {
+                self.node.forget_key(address);
+                Reply::Forgotten { address, key: key.to_string() }
+            }
+            Ok(None) => Reply::Error(
+                Failure::new("no key is remembered for this address")
+                    .on(address)
+                    .hint("`whimbrel peers` shows the addresses that have one."),
+            ),
+            Err(error) => {
+                // It is forgotten as long as this daemon runs.
+                self.node.forget_key(address);
+                Reply::Error(Failure::new(error.to_string()))
+            }
+        }
     }
 
     fn hand_off(&mut self, to: Option<IpAddr>, peer: Option<&str>) -> Reply {
