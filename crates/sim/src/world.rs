@@ -282,6 +282,12 @@ impl World {
         })
     }
 
+    /// Whether an end of the flow got a reset.
+    #[must_use]
+    pub fn was_reset(&self, flow: FlowId) -> bool {
+        self.flows[flow.0].broken
+    }
+
     /// How an end would send now. Takes nothing off any allowance.
     #[must_use]
     pub fn verdict(&self, flow: FlowId, end: usize) -> Verdict {
@@ -560,7 +566,7 @@ impl World {
     }
 
     /// Sends on all flows that are open until each end has received something that was sent after now, at most this long.
-    /// Gives back the flows and ends that have not.
+    /// Gives back the flows and ends that have not, those that were reset among them.
     pub fn undelivered(&mut self, within: Duration) -> Vec<(FlowId, usize)> {
         let (since, until) = (self.now, self.now + within);
         // What is under way already does not count.
@@ -572,9 +578,7 @@ impl World {
                 .flat_map(|flow| [(flow, 0), (flow, 1)])
                 .filter(|&(flow, end)| {
                     let flow = &self.flows[flow.0];
-                    flow.open == [true; 2]
-                        && !flow.broken
-                        && flow.arrived[end].is_none_or(|at| at <= started.unwrap_or(since))
+                    flow.open == [true; 2] && flow.arrived[end].is_none_or(|at| at <= started.unwrap_or(since))
                 })
                 .collect();
             if (missing.is_empty() && started.is_some()) || self.now >= until {

@@ -191,8 +191,9 @@ impl Run {
         }
         self.world.run_for(60 * SECOND);
         let undelivered = self.world.undelivered(60 * SECOND);
-        // A flow that was carried off before it was introduced is gone.
-        let lost: Vec<_> = undelivered.iter().filter(|(flow, _)| self.world.introduced(*flow)).collect();
+        // A flow that was carried off, or reset, before it was introduced is gone; that later ones are not reset is checked below.
+        let whole = |flow| self.world.introduced(flow) && !self.world.was_reset(flow);
+        let lost: Vec<_> = undelivered.iter().filter(|(flow, _)| whole(*flow)).collect();
         assert!(lost.is_empty(), "{lost:?}");
         let gone: Vec<FlowId> = undelivered.iter().map(|(flow, _)| *flow).collect();
         for flow in gone {
