@@ -21,6 +21,9 @@ pub const DEFAULT_PATH: &str = "/etc/whimbrel/whimbrel.toml";
 /// The UDP port of control and tunnel datagrams (`docs/protocol.md` §1).
 pub const DEFAULT_PORT: u16 = 2031;
 
+/// Connections that the data plane has room for (`bpf/maps.h`).
+const MOST_CONNECTIONS: u32 = 1 << 20;
+
 /// A peer whose key is configured.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KnownPeer {
@@ -81,6 +84,12 @@ pub struct Config {
     pub control_mode: u32,
     /// `kick`: senders in back-off are made to retransmit when a path is there again.
     pub kick: bool,
+    /// `limits.questions`: hosts are asked so often a second, in all, whether they run Whimbrel.
+    pub questions: u32,
+    /// `limits.connections`: so many can be movable at a time.
+    pub connections: u32,
+    /// `limits.connections_per_peer`: so many with one peer.
+    pub connections_per_peer: u32,
     /// `log`: how much is logged.
     pub log: Level,
 }
@@ -99,6 +108,9 @@ impl Default for Config {
             port: DEFAULT_PORT,
             control_mode: 0o600,
             kick: true,
+            questions: 20,
+            connections: 524_288,
+            connections_per_peer: 262_144,
             log: Level::default(),
         }
     }
@@ -124,6 +136,9 @@ impl Config {
             port,
             control_mode,
             kick,
+            questions,
+            connections,
+            connections_per_peer,
             log,
         } = self;
         let compared = [
@@ -137,6 +152,9 @@ impl Config {
             ("log", *log != other.log),
             ("ask.allow", *ask_allow != other.ask_allow),
             ("ask.deny", *ask_deny != other.ask_deny),
+            ("limits.questions", *questions != other.questions),
+            ("limits.connections", *connections != other.connections),
+            ("limits.connections_per_peer", *connections_per_peer != other.connections_per_peer),
             ("peers", *peers != other.peers),
         ];
         compared.into_iter().filter(|(_, differs)| *differs).map(|(key, _)| key).collect()
@@ -295,6 +313,19 @@ fn interpret(table: &DeTable<'_>, whole: Range<usize>) -> Result<(Config, Option
         }
         ask.finish()?;
     }
+    if let Some(value) = section.take("limits") {
+        let mut limits = Section::new(subtable(value, "limits")?);
+        for (key, most, into) in [
+            ("questions", 10_000, &mut config.questions),
+            ("connections", MOST_CONNECTIONS, &mut config.connections),
+            ("connections_per_peer", MOST_CONNECTIONS, &mut config.connections_per_peer),
+        ] {
+            if let Some(value) = limits.take(key) {
+                *into = limit(value, key, most)?;
+            }
+        }
+        limits.finish()?;
+    }
     if let Some(value) = section.take("carriers") {
         (config.rewrite, config.tunnel) = (false, false);
         for element in array(value, "carriers", "a list of \"rewrite\" and \"tunnel\"")? {
@@ -425,6 +456,14 @@ fn port(value: Value<'_, '_>) -> Result<u16, Mistake> {
         .ok_or_else(|| Mistake::new(value.span(), "`port` must be a number from 1 to 65535, the same on both ends"))
 }
 
+fn limit(value: Value<'_, '_>, name: &str, most: u32) -> Result<u32, Mistake> {
+    let number =
+        value.get_ref().as_integer().and_then(|number| u32::from_str_radix(number.as_str(), number.radix()).ok());
+    number
+        .filter(|number| (1..=most).contains(number))
+        .ok_or_else(|| Mistake::new(value.span(), format!("`{name}` must be a number from 1 to {most}")))
+}
+
 fn mode(value: Value<'_, '_>) -> Result<u32, Mistake> {
     let wrong =
         || Mistake::new(value.span(), "`control_mode` must be octal digits in quotes, such as \"0600\" or \"0660\"");
@@ -528,11 +567,13 @@ mod tests {
         let config = parse(
             Path::new("w.toml"),
             "trust = 'tofu'\ncarriers = ['tunnel']\ntunnel = 'plain'\nport = 0x7d0\ncontrol_mode = '0660'\n\
-             kick = false\nlog = 'debug'\n[ask]\nallow = ['10.0.0.0/8', '2001:db8::1']\ndeny = ['10.1.0.0/16']\n",
+             kick = false\nlog = 'debug'\n[ask]\nallow = ['10.0.0.0/8', '2001:db8::1']\ndeny = ['10.1.0.0/16']\n\
+             [limits]\nquestions = 5\nconnections = 1000\nconnections_per_peer = 100\n",
         )
         .expect("valid");
         assert!(!config.rewrite && config.tunnel && !config.tunnel_sealed && !config.kick);
         assert_eq!((config.port, config.control_mode, config.log), (2000, 0o660, Level::Debug));
+        assert_eq!((config.questions, config.connections, config.connections_per_peer), (5, 1000, 100));
         assert_eq!(config.ask_allow[1], Prefix { address: "2001:db8::1".parse().expect("address"), length: 128 });
         assert!(config.ask_deny[0].contains("10.1.2.3".parse().expect("address")));
         assert!(!config.ask_deny[0].contains("10.2.2.3".parse().expect("address")));
@@ -570,6 +611,7 @@ mod tests {
         assert!(complaint("trust = ").starts_with("/etc/w.toml:1:"));
         assert!(complaint("[[peers]]\naddress = 'example.org'\nkey = 'x'").contains("is no IP address"));
         assert!(complaint("control_mode = 600").contains("octal"));
+        assert!(complaint("[limits]\nquestions = 0").contains("`questions` must be a number from 1 to 10000"));
     }
 
     #[test]

@@ -246,6 +246,9 @@ fn node_config(config: &Config, known_keys: &KnownKeys) -> whimbrel_protocol::Co
         prefer_aes: whimbrel_transform::Algorithm::preferred() == whimbrel_transform::Algorithm::Aes256Gcm,
         port: config.port,
         wall_clock_at_zero: clock::wall_clock_at_zero(),
+        questions_per_second: config.questions,
+        flows: config.connections as usize,
+        flows_per_peer: config.connections_per_peer as usize,
         ..whimbrel_protocol::Config::default()
     }
 }

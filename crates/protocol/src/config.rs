@@ -90,6 +90,8 @@ pub struct Config {
     pub wall_clock_at_zero: u64,
     /// Handshakes a second that are answered without asking for a cookie first (P-3).
     pub handshakes_per_second: u32,
+    /// Initiations a second that ask addresses of which nothing is known (P-10).
+    pub questions_per_second: u32,
     /// Flows that may be introduced with one peer at a time.
     pub flows_per_peer: usize,
     /// Flows that may be introduced at a time, with all peers.
@@ -109,6 +111,7 @@ impl Default for Config {
             port: 2031,
             wall_clock_at_zero: 0,
             handshakes_per_second: 100,
+            questions_per_second: 20,
             flows_per_peer: 262_144,
             flows: 524_288,
         }

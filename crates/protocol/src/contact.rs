@@ -12,7 +12,7 @@ use whimbrel_wire::{Capabilities, Datagram, FlowTuple, Hello, Transport};
 
 use crate::Time;
 use crate::bucket::Bucket;
-use crate::config::Trust;
+use crate::config::{Config, Trust};
 use crate::flow::Stage;
 use crate::node::Node;
 use crate::op::{Event, KernelOp, KnownPlace, PeerId, Transmit};
@@ -23,6 +23,8 @@ use crate::timer::Timer;
 
 /// Pauses after each try (P-10).
 const PAUSES: [Duration; 3] = [Duration::from_millis(500), Duration::from_secs(2), Duration::from_secs(3)];
+/// How long a question waits before it is looked again whether it may be asked.
+const TURN: Duration = Duration::from_millis(500);
 /// Silence after an address did not answer, at first and at the longest (P-10).
 const SILENCE: Duration = Duration::from_secs(600);
 const SILENCE_LONGEST: Duration = Duration::from_secs(86_400);
@@ -107,10 +109,13 @@ pub(crate) struct Contacts {
     /// Handshakes that are answered without a cookie, and with one (P-3).
     unproven: Bucket,
     proven: Bucket,
+    /// Questions to addresses of which nothing is known (P-10).
+    questions: Bucket,
 }
 
 impl Contacts {
-    pub(crate) fn new(public: PublicKey, random: &mut Random, handshakes_per_second: u32) -> Self {
+    pub(crate) fn new(public: PublicKey, random: &mut Random, config: &Config) -> Self {
+        let handshakes_per_second = config.handshakes_per_second;
         Self {
             addresses: HashMap::new(),
             pauses: HashMap::new(),
@@ -120,6 +125,7 @@ impl Contacts {
             cookies: CookieChecker::new(public, &mut |bytes| random.fill(bytes)),
             unproven: Bucket::new(handshakes_per_second),
             proven: Bucket::new(handshakes_per_second.saturating_mul(PROVEN_SHARE)),
+            questions: Bucket::new(config.questions_per_second),
         }
     }
 
@@ -204,7 +210,15 @@ impl Node {
     /// Asks once more, or gives up; or the silence about an address is over.
     pub(crate) fn continue_contact(&mut self, now: Time, address: IpAddr) {
         match self.contacts.addresses.get(&address).copied() {
+            Some(Contact::Asking { tries: 0, .. }) if !self.contacts.waiting.contains_key(&address) => {
+                // Whoever wanted to know is gone before it was its turn.
+                self.contacts.addresses.remove(&address);
+            }
             Some(Contact::Asking { tries, source }) if tries < PAUSES.len() => {
+                if !self.contacts.questions.take(now) {
+                    self.timers.set(Timer::Contact(address), now + TURN);
+                    return;
+                }
                 let known = self.config.known_keys.get(&address).copied();
                 // The last try is a first contact in any case: it finds out whether somebody else lives there now.
                 let last = tries + 1 == PAUSES.len();

@@ -130,7 +130,7 @@ impl Node {
     #[must_use]
     pub fn new(config: Config, key: StaticKey, seed: [u8; 32]) -> Self {
         let mut random = Random::new(seed);
-        let contacts = Contacts::new(key.public(), &mut random, config.handshakes_per_second);
+        let contacts = Contacts::new(key.public(), &mut random, &config);
         Self {
             config,
             key,

@@ -50,6 +50,37 @@ fn a_host_that_runs_nothing_is_asked_three_times_and_left_alone() {
 }
 
 #[test]
+fn a_crawler_asks_no_more_hosts_than_it_may() {
+    // P-10: a hundred connections a second, each to another host, as long as a crawler's.
+    let config = Config { questions_per_second: 5, ..Config::default() };
+    let mut world = World::new(315);
+    world.tracing = false;
+    let [home, far] = std::array::from_fn(|_| world.network(Access::Open));
+    let client = world.host_with("client", config);
+    world.attach(client, home, HOME);
+    let bare = world.bare_host("servers");
+    for host in 0..1000u32 {
+        world.attach(bare, far, &format!("10.9.{}.{}", host / 250, host % 250 + 1));
+    }
+    let mut open = std::collections::VecDeque::new();
+    for host in 0..1000u32 {
+        open.push_back(world.connect(client, &format!("10.9.{}.{}:80", host / 250, host % 250 + 1)));
+        world.run_for(Duration::from_millis(10));
+        if open.len() > 300 {
+            let old = open.pop_front().expect("one");
+            world.close(old);
+        }
+    }
+    assert!((40..=55).contains(&world.datagrams()), "{} questions in ten seconds", world.datagrams());
+    open.into_iter().for_each(|flow| world.close(flow));
+    world.run_for(60 * SECOND);
+    // Of those that were never asked nothing is remembered, and they may be asked next time.
+    let entries = world.at(client).node.as_ref().expect("a node").entries();
+    assert!(entries <= world.datagrams() as usize, "{entries} entries");
+    world.check();
+}
+
+#[test]
 fn an_error_that_somebody_makes_up_ends_no_contact() {
     // P-10: addresses and ports of a question can be guessed, its index cannot.
     let mut two = Two::new(314);
