@@ -58,7 +58,7 @@ impl UdpFlows {
 }
 
 /// The ports that the kernel draws from.
-fn ephemeral_ports() -> RangeInclusive<u16> {
+pub(crate) fn ephemeral_ports() -> RangeInclusive<u16> {
     let range = sysctl::get("net/ipv4/ip_local_port_range").unwrap_or_default();
     let mut bounds = range.split_whitespace().map_while(|bound| bound.parse().ok());
     match (bounds.next(), bounds.next()) {

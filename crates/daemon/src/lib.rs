@@ -245,6 +245,7 @@ fn node_config(config: &Config, known_keys: &KnownKeys) -> whimbrel_protocol::Co
         tunnel_sealed: config.tunnel_sealed,
         prefer_aes: whimbrel_transform::Algorithm::preferred() == whimbrel_transform::Algorithm::Aes256Gcm,
         port: config.port,
+        drawn_ports: flows::ephemeral_ports(),
         wall_clock_at_zero: clock::wall_clock_at_zero(),
         questions_per_second: config.questions,
         flows: config.connections as usize,

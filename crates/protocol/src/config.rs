@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
 
 use whimbrel_handshake::PublicKey;
 
@@ -86,6 +87,8 @@ pub struct Config {
     pub prefer_aes: bool,
     /// The control port of all hosts, 2031.
     pub port: u16,
+    /// Ports that this host gives to connections by itself (`net.ipv4.ip_local_port_range`, for IPv6 as well; P-16).
+    pub drawn_ports: RangeInclusive<u16>,
     /// Milliseconds of the wall clock when the caller's clock was zero, so that initiations rise over restarts (P-9).
     pub wall_clock_at_zero: u64,
     /// Handshakes a second that are answered without asking for a cookie first (P-3).
@@ -109,6 +112,7 @@ impl Default for Config {
             tunnel_sealed: true,
             prefer_aes: false,
             port: 2031,
+            drawn_ports: 32_768..=60_999,
             wall_clock_at_zero: 0,
             handshakes_per_second: 100,
             questions_per_second: 20,

@@ -242,7 +242,7 @@ impl Node {
                     responder_nonce: nonce,
                     introducer_place: peer.places.local,
                     responder_place: peer.places.peer,
-                    wire_port: peer.free_wire_port(flow.local.port(), flow.remote.port()),
+                    wire_port: peer.free_wire_port(flow.local.port(), flow.remote.port(), &self.config.drawn_ports),
                     tuple: flow,
                 };
                 let next = now + peer.repeat_after(1).max(Duration::from_millis(200));
@@ -368,7 +368,7 @@ impl Node {
             self.forget_responding(id, &flow);
             return refused(IntroductionRefusal::Busy);
         }
-        let wire_local_port = peer.free_wire_port(flow.local.port(), echo.wire_port);
+        let wire_local_port = peer.free_wire_port(flow.local.port(), echo.wire_port, &self.config.drawn_ports);
         let entry =
             FlowEntry { peer: id, home, peer_tuple: echo.tuple, wire_local_port, wire_remote_port: echo.wire_port };
         self.forget_responding(id, &flow);

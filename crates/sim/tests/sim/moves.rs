@@ -6,7 +6,7 @@ use whimbrel_protocol::{Carriers, Config};
 use whimbrel_sim::{Access, Carried, Filter, FlowId, Kind, Link, World};
 use whimbrel_wire::Transport;
 
-use crate::common::{AWAY, FURTHER, HOME, INSIDE, SECOND, Two, introduced, settle_as};
+use crate::common::{AWAY, FURTHER, HOME, INSIDE, SECOND, SERVICE, Two, introduced, settle_as};
 
 #[test]
 fn a_move_between_public_addresses_goes_over_to_rewriting() {
@@ -313,6 +313,32 @@ fn datagram_flows_move_as_well() {
     two.world.move_to(two.client, two.home, HOME);
     two.world.assert_delivering(SECOND);
     two.world.check();
+}
+
+#[test]
+fn a_fresh_connection_never_gets_the_wire_port_of_one_that_moved() {
+    // P-16: busy hosts draw from all ports that need no privilege.
+    for drawn in [1024..=65_535, 32_768..=60_999, 2000..=30_000] {
+        let config = Config { drawn_ports: drawn.clone(), ..Config::default() };
+        let mut two = Two::with(22, config, Config::default());
+        let old = two.world.connect_from(two.client, 40_000, SERVICE, Transport::Tcp);
+        introduced(&mut two.world, &[old]);
+        let port = two.world.view(old, 0).and_then(|view| view.entry).expect("an entry").wire_local_port;
+        assert!(!drawn.contains(&port), "{port} of {drawn:?}");
+        two.world.move_to(two.client, two.away, AWAY);
+        two.world.set_beat(Some(Duration::from_millis(7)));
+        settle_as(&mut two.world, &[old], Carried::Rewritten);
+        // The port that it would have with the range that is usual.
+        let fresh = two.world.connect_from(
+            two.client,
+            if drawn.contains(&8256) { 8256 } else { 40_001 },
+            SERVICE,
+            Transport::Tcp,
+        );
+        two.world.assert_delivering(SECOND);
+        introduced(&mut two.world, &[old, fresh]);
+        two.world.check();
+    }
 }
 
 #[test]
