@@ -3,7 +3,7 @@
 use std::fmt;
 
 use ring::aead::{CHACHA20_POLY1305, LessSafeKey, UnboundKey};
-use ring::hkdf;
+use ring::{hkdf, hmac};
 
 /// What a handshake ends with.
 pub(crate) struct Secrets {
@@ -47,8 +47,14 @@ impl fmt::Debug for TunnelKeys {
     }
 }
 
+/// Keys of the proofs by which flows are paired (P-50).
+pub(crate) struct PairingKeys {
+    pub(crate) send: hmac::Key,
+    pub(crate) receive: hmac::Key,
+}
+
 /// Draws all keys of a session.
-pub(crate) fn session_keys(secrets: &Secrets, role: Role) -> (ControlKeys, TunnelKeys) {
+pub(crate) fn session_keys(secrets: &Secrets, role: Role) -> (ControlKeys, TunnelKeys, PairingKeys) {
     let salt = hkdf::Salt::new(hkdf::HKDF_SHA256, &secrets.hash);
     let root = salt.extract(&[secrets.from_initiator, secrets.from_responder].concat());
     let (ours, theirs) = match role {
@@ -67,7 +73,9 @@ pub(crate) fn session_keys(secrets: &Secrets, role: Role) -> (ControlKeys, Tunne
         send_token: token(ours),
         receive_token: token(theirs),
     };
-    (control_keys, tunnel_keys)
+    let pairing = |sender| hmac::Key::new(hmac::HMAC_SHA256, &expand::<32>(&root, "pairing", sender));
+    let pairing_keys = PairingKeys { send: pairing(ours), receive: pairing(theirs) };
+    (control_keys, tunnel_keys, pairing_keys)
 }
 
 /// `N` bytes for one use by one sender, at most 32.
@@ -98,8 +106,8 @@ mod tests {
 
     #[test]
     fn the_ends_agree_and_no_two_keys_are_equal() {
-        let (_, initiator) = session_keys(&secrets(), Role::Initiator);
-        let (_, responder) = session_keys(&secrets(), Role::Responder);
+        let (_, initiator, _) = session_keys(&secrets(), Role::Initiator);
+        let (_, responder, _) = session_keys(&secrets(), Role::Responder);
         assert_eq!(initiator.send, responder.receive);
         assert_eq!(initiator.receive, responder.send);
         assert_eq!(initiator.send_token, responder.receive_token);
@@ -110,7 +118,7 @@ mod tests {
 
     #[test]
     fn every_input_counts() {
-        let (_, keys) = session_keys(&secrets(), Role::Initiator);
+        let (_, keys, _) = session_keys(&secrets(), Role::Initiator);
         for change in [
             |s: &mut Secrets| s.from_initiator[0] ^= 1,
             |s: &mut Secrets| s.from_responder[31] ^= 1,
@@ -118,7 +126,7 @@ mod tests {
         ] {
             let mut other = secrets();
             change(&mut other);
-            let (_, others) = session_keys(&other, Role::Initiator);
+            let (_, others, _) = session_keys(&other, Role::Initiator);
             assert_ne!(keys.send, others.send);
             assert_ne!(keys.receive, others.receive);
         }

@@ -3,9 +3,10 @@
 use std::fmt;
 
 use ring::aead::{Aad, Nonce};
+use ring::hmac;
 use whimbrel_wire::datagram::{CONTROL_HEADER_LEN, Control, NONCE_LEN, TAG_LEN, control_header};
 
-use crate::derive::{ControlKeys, Role, Secrets, TunnelKeys, session_keys};
+use crate::derive::{ControlKeys, PairingKeys, Role, Secrets, TunnelKeys, session_keys};
 use crate::error::SessionError;
 use crate::replay::ReplayWindow;
 
@@ -22,6 +23,7 @@ pub struct Session {
     /// Boxed, as the window is: together they take 1.6 KiB, and sessions are moved about.
     control: Box<ControlKeys>,
     tunnel: TunnelKeys,
+    pairing: Box<PairingKeys>,
     established: u64,
     sent: u64,
     received: u64,
@@ -42,13 +44,14 @@ pub struct Opened {
 
 impl Session {
     pub(crate) fn new(role: Role, local_index: u32, remote_index: u32, secrets: &Secrets, now: u64) -> Self {
-        let (control, tunnel) = session_keys(secrets, role);
+        let (control, tunnel, pairing) = session_keys(secrets, role);
         Self {
             role,
             local_index,
             remote_index,
             control: Box::new(control),
             tunnel,
+            pairing: Box::new(pairing),
             established: now,
             sent: 0,
             received: 0,
@@ -122,6 +125,20 @@ impl Session {
     #[must_use]
     pub fn tunnel_keys(&self) -> &TunnelKeys {
         &self.tunnel
+    }
+
+    /// The proof that its sender knows these two sequence numbers (P-50): `ours` for one that this end sends, else for
+    /// one that it receives. `numbers` are the introducer's, `introducer` is whether it is that who proves.
+    #[must_use]
+    pub fn pairing_proof(&self, ours: bool, introducer: bool, numbers: (u32, u32)) -> [u8; 16] {
+        let key = if ours { &self.pairing.send } else { &self.pairing.receive };
+        let mut message = [0; 9];
+        message[0] = u8::from(!introducer);
+        message[1..5].copy_from_slice(&numbers.0.to_be_bytes());
+        message[5..].copy_from_slice(&numbers.1.to_be_bytes());
+        let mut proof = [0; 16];
+        proof.copy_from_slice(&hmac::sign(key, &message).as_ref()[..16]);
+        proof
     }
 
     /// The index that the peer addresses this session by.

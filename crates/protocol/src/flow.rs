@@ -16,6 +16,18 @@ pub(crate) enum Stage {
     Introducing { peer: PeerId, nonce: u64, since: Time, tries: u32, next: Time },
     /// The peer's nonce arrived and was sent back. Exits: *done* (`Introduced`), a refusal or tries over (`Failed`).
     Echoing { peer: PeerId, nonce: u64, echo: whimbrel_wire::message::Echo, tries: u32, next: Time },
+    /// Our nonce did not arrive, so the flow is named by its sequence numbers (P-50). Exits: *paired* (`Introduced`), a refusal
+    /// or tries over (`Failed`).
+    Pairing {
+        peer: PeerId,
+        nonce: u64,
+        home: Places,
+        wire_port: u16,
+        numbers: Option<(u32, u32)>,
+        since: Time,
+        tries: u32,
+        next: Time,
+    },
     /// Both ends proved that they sit on it.
     Introduced { entry: FlowEntry, origin: Origin },
     /// It can't be moved.
@@ -44,6 +56,8 @@ pub(crate) enum Origin {
     /// The peer introduced it, with the first nonce, and we answered with the second: a repeated echo gets the same
     /// answer.
     Answered(u64, u64),
+    /// The peer introduced it, with this nonce, by the numbers that follow.
+    Paired(u64, (u32, u32)),
 }
 
 impl Origin {
@@ -51,7 +65,7 @@ impl Origin {
     pub(crate) fn nonce(self) -> Option<u64> {
         match self {
             Self::Restored => None,
-            Self::Introduced(nonce) | Self::Answered(nonce, _) => Some(nonce),
+            Self::Introduced(nonce) | Self::Answered(nonce, _) | Self::Paired(nonce, _) => Some(nonce),
         }
     }
 }
@@ -62,6 +76,7 @@ impl Stage {
         match self {
             Self::Introducing { nonce, .. }
             | Self::Echoing { nonce, .. }
+            | Self::Pairing { nonce, .. }
             | Self::Introduced { origin: Origin::Answered(_, nonce), .. } => Some(*nonce),
             Self::Introduced { .. } | Self::Open | Self::Failed(_) => None,
         }
@@ -102,7 +117,9 @@ impl Flow {
     pub(crate) fn view(&self, tuple: FlowTuple, places: Option<Places>) -> FlowView {
         let (state, peer) = match &self.stage {
             Stage::Open => (FlowState::Unknown, None),
-            Stage::Introducing { peer, .. } | Stage::Echoing { peer, .. } => (FlowState::Introducing, Some(*peer)),
+            Stage::Introducing { peer, .. } | Stage::Echoing { peer, .. } | Stage::Pairing { peer, .. } => {
+                (FlowState::Introducing, Some(*peer))
+            }
             Stage::Introduced { entry, .. } => {
                 let state = if places == Some(entry.home) { FlowState::Native } else { FlowState::Moved };
                 (state, Some(entry.peer))

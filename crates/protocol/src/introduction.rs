@@ -24,7 +24,7 @@ const STEP: Duration = Duration::from_millis(50);
 /// Introductions begun in one step: 2,000 a second (P-15).
 const BEGUN_PER_STEP: usize = 100;
 /// Tries of each (P-15).
-const TRIES: u32 = 3;
+pub(crate) const TRIES: u32 = 3;
 /// How often one is begun anew because an end moved, or forgot it.
 const AGAIN: u8 = 10;
 /// How long a responder waits for the echo.
@@ -175,14 +175,18 @@ impl Node {
         for flow in active {
             match self.flows.get_mut(&flow).map(|known| &mut known.stage) {
                 Some(Stage::Introducing { nonce, since, tries, next, .. }) if *next <= now => {
-                    if *tries >= TRIES && last_heard <= *since {
-                        // The peer may be gone, or have started anew: it must say again that it looks.
-                        unheard = true;
-                        self.introduce_again(now, &flow);
-                        continue;
-                    }
                     if *tries >= TRIES {
-                        self.fail_introduction(now, &flow, "the segment does not arrive, or its answer");
+                        let silent = last_heard <= *since;
+                        if self.begin_pairing(now, id, flow) {
+                            continue;
+                        }
+                        if silent {
+                            // The peer may be gone, or have started anew: it must say again that it looks.
+                            unheard = true;
+                            self.introduce_again(now, &flow);
+                        } else {
+                            self.fail_introduction(now, &flow, "the segment does not arrive, or its answer");
+                        }
                         continue;
                     }
                     *tries += 1;
@@ -200,7 +204,7 @@ impl Node {
                     *next = now + Duration::from_millis(300) * *tries;
                     echoes.push(Message::IntroductionEcho(*echo));
                 }
-                Some(Stage::Introducing { .. } | Stage::Echoing { .. } | Stage::Open) => {}
+                Some(Stage::Introducing { .. } | Stage::Echoing { .. } | Stage::Pairing { .. } | Stage::Open) => {}
                 _ => {
                     if let Some(peer) = self.peers.get_mut(&id) {
                         peer.introductions.active.remove(&flow);
@@ -212,6 +216,7 @@ impl Node {
             peer.introductions.ready_until = None;
         }
         self.send(id, &echoes);
+        self.repeat_pairings(now, id);
     }
 
     /// A nonce was consumed at ingress: an introduction on `flow`, or a carrier probe on a tuple of the wire.
@@ -379,10 +384,10 @@ impl Node {
 
     /// A flow was installed: the introducer is told, if we are not that.
     pub(crate) fn confirm_installed(&mut self, flow: &FlowTuple) {
-        let Some(Stage::Introduced { entry, origin: Origin::Answered(nonce, _) }) =
-            self.flows.get(flow).map(|known| &known.stage)
-        else {
-            return;
+        let (entry, nonce) = match self.flows.get(flow).map(|known| &known.stage) {
+            Some(Stage::Introduced { entry, origin: Origin::Answered(nonce, _), .. }) => (entry, nonce),
+            Some(Stage::Introduced { origin: Origin::Paired(..), .. }) => return self.confirm_paired(flow),
+            _ => return,
         };
         let introduced = Introduced { wire_port: entry.wire_local_port, tuple: *flow };
         let (id, nonce) = (entry.peer, *nonce);
@@ -407,6 +412,7 @@ impl Node {
         let echo = match self.flows.get(&flow).map(|known| &known.stage) {
             Some(Stage::Echoing { peer, nonce: own, echo, .. }) if *peer == id && *own == nonce => Some(*echo),
             Some(Stage::Introducing { peer, nonce: own, .. }) if *peer == id && *own == nonce => None,
+            Some(Stage::Pairing { peer, .. }) if *peer == id => return self.handle_not_paired(now, id, flow, outcome),
             _ => return,
         };
         match (outcome, echo) {
@@ -455,7 +461,7 @@ impl Node {
         self.fail_introduction(now, flow, NOT_CONNECTED);
     }
 
-    fn install(&mut self, now: Time, flow: FlowTuple, entry: FlowEntry, origin: Origin) {
+    pub(crate) fn install(&mut self, now: Time, flow: FlowTuple, entry: FlowEntry, origin: Origin) {
         let Some(known) = self.flows.get_mut(&flow) else { return };
         let before = std::mem::replace(&mut known.stage, Stage::Introduced { entry, origin });
         if let Some(nonce) = before.own_nonce() {
@@ -555,7 +561,7 @@ impl Node {
             self.nonces.remove(&nonce);
         }
         let peers: Vec<PeerId> = match known.stage {
-            Stage::Introducing { peer, .. } | Stage::Echoing { peer, .. } => vec![peer],
+            Stage::Introducing { peer, .. } | Stage::Echoing { peer, .. } | Stage::Pairing { peer, .. } => vec![peer],
             Stage::Open => {
                 self.peers.values().filter(|p| p.introductions.active.contains(flow)).map(|p| p.id).collect()
             }

@@ -7,6 +7,7 @@
 //! ```text
 //! contact.rs       who is asked, handshakes        -> sessions
 //! introduction.rs  which tuples name one flow      -> InstallFlow
+//! pairing.rs       the same where nonces do not get through
 //! handoff.rs       who moved where, by which way   -> SetBinding, SetTunnelPath, Kick
 //! node.rs          one host: dispatch, timers, what is asked of the caller
 //! outcome.rs       what came of that
@@ -23,6 +24,7 @@ mod introduction;
 mod node;
 mod op;
 mod outcome;
+mod pairing;
 mod path;
 mod peer;
 mod random;
@@ -34,8 +36,8 @@ pub use contact::Standing;
 pub use flow::{FlowState, FlowView};
 pub use node::{Node, PeerView, Routes};
 pub use op::{
-    Binding, Carrier, Event, FlowEntry, KernelOp, KnownPlace, OpFailed, OpId, PeerId, Places, SavedPeer, Transmit,
-    TunnelPath,
+    Binding, Carrier, Event, FlowEntry, KernelOp, KnownPlace, OpFailed, OpId, PeerId, Places, SavedPeer, SocketNumbers,
+    Transmit, TunnelPath,
 };
 pub use peer::Attachment;
 pub use time::Time;

@@ -229,7 +229,7 @@ impl Node {
                     return;
                 }
                 self.confirm_session(now, id, index);
-                let arrival = Arrival { source, destination, length: payload.len(), is_newest };
+                let arrival = Arrival { source, destination, index, length: payload.len(), is_newest };
                 self.handle_messages(now, id, &arrival, messages);
             }
             Ok(Datagram::TunnelSealed(_) | Datagram::TunnelPlain(_)) | Err(_) => self.dropped += 1,
@@ -268,6 +268,10 @@ impl Node {
                 Message::IntroductionReady { tag } => self.handle_introduction_ready(now, id, tag),
                 Message::IntroductionEcho(echo) => answers.extend(self.handle_echo(now, id, &echo)),
                 Message::IntroductionDone { nonce, outcome } => self.handle_introduced(now, id, nonce, outcome),
+                Message::Pairing(pairing) => answers.extend(self.handle_pairing(now, id, arrival.index, &pairing)),
+                Message::Paired { nonce, proof, introduced } => {
+                    self.handle_paired(now, id, arrival.index, nonce, proof, introduced);
+                }
                 Message::BindingUpdate { sequence, flags, claimed, .. } => {
                     let update = crate::handoff::Update { sequence, flags, claimed };
                     self.handle_update(now, id, arrival, &update, &mut answers);
@@ -395,6 +399,7 @@ impl Node {
                 Timer::Mature => self.mature_flows(now),
                 Timer::Introductions(id) => self.continue_introductions(now, id),
                 Timer::Closed(id) => self.tell_closed(now, id),
+                Timer::Pairings(id) => self.look_for_claims(now, id),
                 Timer::Update(id) => self.repeat_update(now, id),
                 Timer::Challenge(id) => self.repeat_challenge(now, id),
                 Timer::Probe(id) => self.probe_carrier(now, id),
@@ -481,6 +486,7 @@ impl Node {
         for timer in [
             Timer::Introductions(id),
             Timer::Closed(id),
+            Timer::Pairings(id),
             Timer::Update(id),
             Timer::Challenge(id),
             Timer::Probe(id),
@@ -865,6 +871,8 @@ impl Node {
 pub(crate) struct Arrival {
     pub(crate) source: SocketAddr,
     pub(crate) destination: Option<IpAddr>,
+    /// Of the session that it came in.
+    pub(crate) index: u32,
     pub(crate) length: usize,
     /// Its counter is above all before it.
     pub(crate) is_newest: bool,

@@ -119,6 +119,13 @@ pub enum KernelOp {
         /// The nonce.
         nonce: u64,
     },
+    /// Find the TCP sockets whose remote address is this one, and hand what they know to [`crate::Node::handle_sockets`].
+    FindSockets {
+        /// For whom.
+        peer: PeerId,
+        /// The remote address.
+        remote: IpAddr,
+    },
     /// Send a carrier probe: a segment as for an introduction, on a tuple that no socket has (P-20).
     Probe {
         /// The tuple on the wire.
@@ -218,6 +225,17 @@ pub enum KernelOp {
         /// The key that answered.
         key: PublicKey,
     },
+}
+
+/// Where the sequence numbers of a TCP connection began, as its socket at this end can tell: TCP_REPAIR makes both wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SocketNumbers {
+    /// As this host has it.
+    pub flow: FlowTuple,
+    /// This end's initial number where it opened the connection, one more where it accepted it.
+    pub first_sent: u32,
+    /// One more than the other end's initial number.
+    pub first_received: u32,
 }
 
 /// What survives a restart of the daemon about a peer. Flows survive as the [`KernelOp::InstallFlow`] that made them.

@@ -27,6 +27,7 @@ const CLOSED_MOST: usize = 65_536;
 pub(crate) enum Asked {
     /// The answer to a peer's introduction.
     Answer(PeerId, FlowTuple),
+    FindSockets(PeerId),
     Install(FlowTuple),
     Effect(&'static str),
     /// Without it flows stand still.
@@ -58,6 +59,7 @@ impl Node {
             Asked::Answer(id, flow) => {
                 self.forget_responding(id, &flow);
             }
+            Asked::FindSockets(id) => self.note_not_found(now, id),
             Asked::Install(flow) => {
                 self.undo_installed(now, &flow);
                 self.event(Event::OpFailed { what: format!("making {flow} movable"), error: error.sentence });
@@ -122,7 +124,7 @@ impl Node {
             peer.remove_flow(flow, &entry, origin.nonce());
         }
         match origin {
-            Origin::Answered(nonce, _) => {
+            Origin::Answered(nonce, _) | Origin::Paired(nonce, _) => {
                 let outcome = Err(IntroductionRefusal::Busy);
                 self.send(entry.peer, &[Message::IntroductionDone { nonce, outcome }]);
             }

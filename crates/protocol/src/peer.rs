@@ -11,6 +11,7 @@ use whimbrel_wire::FlowTuple;
 use crate::Time;
 use crate::flow::Responding;
 use crate::op::{Binding, Carrier, FlowEntry, KnownPlace, PeerId, Places, SavedPeer};
+use crate::pairing::Pairings;
 
 /// The place of an end that is nowhere: no flow is at home there.
 pub(crate) const NOWHERE: u32 = u32::MAX;
@@ -163,6 +164,7 @@ pub(crate) struct Introductions {
     pub(crate) refused: BTreeMap<SocketAddr, Time>,
     /// Flows that ended here by their introducers' nonces, and how often the peer was told.
     pub(crate) closed: Vec<(u64, u32)>,
+    pub(crate) pairings: Pairings,
 }
 
 pub(crate) struct Peer {
@@ -490,6 +492,7 @@ impl Peer {
         let under_way = &self.introductions;
         let introductions = under_way.queue.len() + under_way.active.len() + under_way.responding.len();
         let introductions = introductions + under_way.refused.len() + under_way.closed.len() + self.answers_at.len();
+        let introductions = introductions + under_way.pairings.claims.len();
         let addresses = self.local_addresses.len() + self.remote_addresses.len() + self.locators.len();
         let flows = self.flows.len() + self.homes.len() + self.wire_ports.len() + self.named.len();
         1 + self.sessions.len() + self.former.len() + self.known_places.len() + introductions + addresses + flows

@@ -17,6 +17,8 @@ pub(crate) enum Timer {
     Introductions(PeerId),
     /// Tell a peer of datagram flows that ended.
     Closed(PeerId),
+    /// Look for the flows that a peer names by their numbers.
+    Pairings(PeerId),
     /// Repeat a binding update.
     Update(PeerId),
     /// Repeat a path challenge.

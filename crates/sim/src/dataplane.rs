@@ -82,6 +82,7 @@ impl DataPlane {
             // A simulated host sends from each address by the link that has it in any case.
             KernelOp::LeaveFrom { .. }
             | KernelOp::Introduce { .. }
+            | KernelOp::FindSockets { .. }
             | KernelOp::Probe { .. }
             | KernelOp::Kick { .. }
             | KernelOp::SavePeer(_)

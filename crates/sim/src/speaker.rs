@@ -55,6 +55,15 @@ impl Speaker {
         SocketAddr::new(self.address, PORT)
     }
 
+    /// What it would say to prove these numbers of a flow (P-50).
+    ///
+    /// # Panics
+    /// Without a session.
+    #[must_use]
+    pub fn pairing_proof(&self, introducer: bool, numbers: (u32, u32)) -> [u8; 16] {
+        self.session.as_ref().expect("a session").pairing_proof(true, introducer, numbers)
+    }
+
     fn launch(&self, world: &mut World, source: SocketAddr, destination: SocketAddr, body: Body, transport: Transport) {
         world.launch(self.network, Packet { transport, source, destination, origin: self.host, body });
     }

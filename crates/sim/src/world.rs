@@ -111,6 +111,10 @@ pub struct World {
     pub(crate) ledger: Ledger,
     /// What goes wrong on purpose.
     pub faults: Faults,
+    /// Whether what is between the hosts strips options that it does not know from TCP segments.
+    pub strips_options: bool,
+    /// Whether the numbers of all flows began alike, as they do by bad luck.
+    pub same_numbers: bool,
     /// What is done to control datagrams in flight.
     pub mutation: Mutation,
     /// Datagrams and injected segments that nodes sent, of all hosts.
@@ -148,6 +152,8 @@ impl World {
             flows: Vec::new(),
             ledger: Ledger::default(),
             faults: Faults::default(),
+            strips_options: false,
+            same_numbers: false,
             mutation: Mutation::default(),
             sent: 0,
             ops: 0,

@@ -52,6 +52,17 @@ pub enum Message {
         /// How the responder knows the flow, or why it does not.
         outcome: Result<Introduced, IntroductionRefusal>,
     },
+    /// Type 0x25: the introducer names a flow by its sequence numbers, since its nonce did not arrive.
+    Pairing(Pairing),
+    /// Type 0x26: the responder sits on that flow too.
+    Paired {
+        /// The introducer's nonce.
+        nonce: u64,
+        /// The responder's proof.
+        proof: PairingProof,
+        /// How the responder knows the flow.
+        introduced: Introduced,
+    },
     /// Type 0x24: these flows are over.
     FlowClosed(
         /// The introducers' nonces of the flows. More than [`MAX_CLOSED`] are written as several messages.
@@ -102,6 +113,26 @@ pub struct Echo {
     pub introducer_nonce: u64,
     /// Nonce that the responder put into the flow, as it arrived.
     pub responder_nonce: u64,
+    /// The introducer's place (P-14).
+    pub introducer_place: u32,
+    /// The responder's place as the introducer knows it (P-14).
+    pub responder_place: u32,
+    /// The introducer's wire port (P-16).
+    pub wire_port: u16,
+    /// The flow as the introducer sees it.
+    pub tuple: FlowTuple,
+}
+
+/// A MAC over the initial sequence numbers of a connection (P-50).
+pub type PairingProof = [u8; 16];
+
+/// What the introducer says of a flow that nonces do not travel on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pairing {
+    /// Nonce that the introducer put into the flow, in vain.
+    pub introducer_nonce: u64,
+    /// The introducer's proof.
+    pub proof: PairingProof,
     /// The introducer's place (P-14).
     pub introducer_place: u32,
     /// The responder's place as the introducer knows it (P-14).
@@ -242,6 +273,8 @@ const INTRODUCTION_READY: u8 = 0x21;
 const INTRODUCTION_ECHO: u8 = 0x22;
 const INTRODUCTION_DONE: u8 = 0x23;
 const FLOW_CLOSED: u8 = 0x24;
+const PAIRING: u8 = 0x25;
+const PAIRED: u8 = 0x26;
 const BINDING_UPDATE: u8 = 0x30;
 const BINDING_ACKNOWLEDGEMENT: u8 = 0x31;
 const PROBE_SEEN: u8 = 0x32;
@@ -285,6 +318,8 @@ impl Message {
             Self::IntroductionEcho(_) => 26 + TUPLE_LEN,
             Self::IntroductionDone { outcome: Ok(_), .. } => 11 + TUPLE_LEN,
             Self::IntroductionDone { outcome: Err(_), .. } => 9,
+            Self::Pairing(_) => 34 + TUPLE_LEN,
+            Self::Paired { .. } => 26 + TUPLE_LEN,
             Self::FlowClosed(nonces) => {
                 let messages = nonces.len().div_ceil(MAX_CLOSED).max(1);
                 return messages * (MESSAGE_HEADER_LEN + 2) + 8 * nonces.len();
@@ -307,6 +342,8 @@ impl Message {
             Self::IntroductionEcho(_) => INTRODUCTION_ECHO,
             Self::IntroductionDone { .. } => INTRODUCTION_DONE,
             Self::FlowClosed(_) => FLOW_CLOSED,
+            Self::Pairing(_) => PAIRING,
+            Self::Paired { .. } => PAIRED,
             Self::BindingUpdate { .. } => BINDING_UPDATE,
             Self::BindingAcknowledgement { .. } => BINDING_ACKNOWLEDGEMENT,
             Self::ProbeSeen { .. } => PROBE_SEEN,
@@ -343,6 +380,20 @@ impl Message {
                     }
                     Err(refusal) => out.push(refusal.number()),
                 }
+            }
+            Self::Pairing(pairing) => {
+                put_u64(out, pairing.introducer_nonce);
+                out.extend_from_slice(&pairing.proof);
+                put_u32(out, pairing.introducer_place);
+                put_u32(out, pairing.responder_place);
+                put_u16(out, pairing.wire_port);
+                put_tuple(out, &pairing.tuple);
+            }
+            Self::Paired { nonce, proof, introduced } => {
+                put_u64(out, *nonce);
+                out.extend_from_slice(proof);
+                put_u16(out, introduced.wire_port);
+                put_tuple(out, &introduced.tuple);
             }
             Self::BindingUpdate { sequence, flags, claimed, lifetime } => {
                 put_u32(out, *sequence);
@@ -392,6 +443,22 @@ impl Message {
                 },
             },
             FLOW_CLOSED => Self::FlowClosed(read_closed(body)?),
+            PAIRING => Self::Pairing(Pairing {
+                introducer_nonce: body.u64("introducer's nonce")?,
+                proof: *body.array("introducer's proof")?,
+                introducer_place: body.u32("introducer's place")?,
+                responder_place: body.u32("responder's place")?,
+                wire_port: body.u16("introducer's wire port")?,
+                tuple: body.tuple("introducer's tuple")?,
+            }),
+            PAIRED => Self::Paired {
+                nonce: body.u64("introducer's nonce")?,
+                proof: *body.array("responder's proof")?,
+                introduced: Introduced {
+                    wire_port: body.u16("responder's wire port")?,
+                    tuple: body.tuple("responder's tuple")?,
+                },
+            },
             BINDING_UPDATE => Self::BindingUpdate {
                 sequence: body.u32("update sequence")?,
                 flags: UpdateFlags(body.u8("update flags")?),

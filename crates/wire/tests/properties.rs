@@ -6,7 +6,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use whimbrel_wire::hello::MAX_LOCATORS;
 use whimbrel_wire::message::{
-    BindingStatus, CloseReason, Echo, Introduced, IntroductionRefusal, MAX_CLOSED, UpdateFlags, decode_all,
+    BindingStatus, CloseReason, Echo, Introduced, IntroductionRefusal, MAX_CLOSED, Pairing, UpdateFlags, decode_all,
 };
 use whimbrel_wire::{Capabilities, Datagram, FlowTuple, Hello, Introduction, Message, Transport};
 
@@ -68,6 +68,19 @@ fn message() -> impl Strategy<Value = Message> {
         any::<u32>().prop_map(|tag| Message::IntroductionRequest { tag }),
         any::<u32>().prop_map(|tag| Message::IntroductionReady { tag }),
         echo().prop_map(Message::IntroductionEcho),
+        (echo(), any::<[u8; 16]>()).prop_map(|(echo, proof)| {
+            Message::Pairing(Pairing {
+                introducer_nonce: echo.introducer_nonce,
+                proof,
+                introducer_place: echo.introducer_place,
+                responder_place: echo.responder_place,
+                wire_port: echo.wire_port,
+                tuple: echo.tuple,
+            })
+        }),
+        (any::<u64>(), any::<[u8; 16]>(), any::<u16>(), tuple()).prop_map(|(nonce, proof, wire_port, tuple)| {
+            Message::Paired { nonce, proof, introduced: Introduced { wire_port, tuple } }
+        }),
         (any::<u64>(), outcome()).prop_map(|(nonce, outcome)| Message::IntroductionDone { nonce, outcome }),
         vec(any::<u64>(), 0..200).prop_map(Message::FlowClosed),
         (any::<u32>(), any::<u8>(), endpoint(), any::<u32>()).prop_map(|(sequence, flags, claimed, lifetime)| {

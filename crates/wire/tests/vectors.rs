@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use whimbrel_wire::codec::Malformed;
 use whimbrel_wire::datagram::{self, Datagram, Pattern};
 use whimbrel_wire::message::{
-    BindingStatus, CloseReason, Echo, Introduced, IntroductionRefusal, UpdateFlags, decode_all,
+    BindingStatus, CloseReason, Echo, Introduced, IntroductionRefusal, Pairing, UpdateFlags, decode_all,
 };
 use whimbrel_wire::{Capabilities, FlowTuple, Hello, Introduction, Message, Transport};
 
@@ -62,6 +62,25 @@ fn messages() -> Vec<(&'static str, Message)> {
                 wire_port: 40000,
                 tuple: tcp4(),
             }),
+        ),
+        (
+            "pairing",
+            Message::Pairing(Pairing {
+                introducer_nonce: 0xa0a1_a2a3_a4a5_a6a7,
+                proof: *b"0123456789abcdef",
+                introducer_place: 1,
+                responder_place: 2,
+                wire_port: 40000,
+                tuple: tcp4(),
+            }),
+        ),
+        (
+            "paired",
+            Message::Paired {
+                nonce: 0xa0a1_a2a3_a4a5_a6a7,
+                proof: *b"0123456789abcdef",
+                introduced: Introduced { wire_port: 443, tuple: tcp4().mirrored() },
+            },
         ),
         (
             "introduction_done",

@@ -4,6 +4,7 @@ mod command_line;
 mod faults;
 mod kick;
 mod lab_itself;
+mod pairing;
 mod real_programs;
 mod roam;
 mod sockets;
@@ -39,6 +40,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         kick::SCENARIOS,
         surroundings::SCENARIOS,
         sockets::SCENARIOS,
+        pairing::SCENARIOS,
         faults::SCENARIOS,
         real_programs::SCENARIOS,
         command_line::SCENARIOS,

@@ -1,10 +1,12 @@
 //! Introductions and carrier probes: segments that are put into a flow without its socket's knowing.
 
 use std::collections::{BTreeSet, HashMap};
+use std::net::IpAddr;
 
 use whimbrel_datapath::{Datapath, TcpSocket};
 use whimbrel_kernel::inject::{Injector, Numbers, Way};
 use whimbrel_kernel::sock_diag::SockDiag;
+use whimbrel_protocol::SocketNumbers;
 use whimbrel_wire::introduction::Introduction;
 use whimbrel_wire::{FlowTuple, Transport};
 
@@ -13,6 +15,8 @@ use super::Failure;
 /// In the segment's header, before scaling. The receiver consumes the segment, so nobody takes it for an announcement;
 /// connection tracking on the way only ever widens what it accepts by it.
 const WINDOW: u16 = 512;
+/// `TCP_ESTABLISHED`, `include/net/tcp_states.h`.
+const ESTABLISHED: u8 = 1;
 
 /// The TCP sockets as one pass of the kernel's iterator found them, kept for the ops that are queued together.
 #[derive(Debug, Default)]
@@ -33,6 +37,18 @@ impl Snapshot {
         }
         Ok(self.0.get_or_insert_default())
     }
+}
+
+/// What sockets that are connected to `remote` know of where their numbers began.
+pub(crate) fn numbers_of<'a>(sockets: impl Iterator<Item = &'a TcpSocket>, remote: IpAddr) -> Vec<SocketNumbers> {
+    let there = sockets.filter(|socket| socket.state == ESTABLISHED && socket.flow.remote.ip() == remote);
+    there
+        .map(|socket| SocketNumbers {
+            flow: socket.flow,
+            first_sent: socket.first_sent,
+            first_received: socket.first_received,
+        })
+        .collect()
 }
 
 /// Injects an introduction into a flow of a socket.

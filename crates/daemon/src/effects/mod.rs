@@ -19,7 +19,7 @@ use whimbrel_kernel::route::RouteSocket;
 use whimbrel_kernel::sock_diag::SockDiag;
 use whimbrel_kernel::source_way::SourceWay;
 use whimbrel_kernel::tun::Tun;
-use whimbrel_protocol::{Binding, Carrier, FlowEntry, KernelOp, OpFailed, OpId, PeerId, Places, Time};
+use whimbrel_protocol::{Binding, Carrier, FlowEntry, KernelOp, OpFailed, OpId, PeerId, Places, SocketNumbers, Time};
 use whimbrel_transform::Algorithm;
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::introduction::Introduction;
@@ -80,6 +80,8 @@ pub(crate) struct Effects {
     spared: BTreeSet<PeerId>,
     /// How often the kernel's state could not be made to fit in a row, and when that is tried again.
     unsettled: Option<(u32, Time)>,
+    /// Sockets that the node asked for and was not given yet.
+    found: Vec<(PeerId, Vec<SocketNumbers>)>,
     /// Flows may be moved or native that were not when sockets were last fitted to it.
     unfitted: bool,
     kick: bool,
@@ -115,6 +117,7 @@ impl Effects {
             bindings: HashMap::new(),
             spared: BTreeSet::new(),
             unsettled: None,
+            found: Vec::new(),
             unfitted: false,
             kick,
             tcx: datapath::has_tcx(),
@@ -177,6 +180,11 @@ impl Effects {
         results
     }
 
+    /// Takes what was found by the ops that look for sockets.
+    pub(crate) fn take_found(&mut self) -> Vec<(PeerId, Vec<SocketNumbers>)> {
+        std::mem::take(&mut self.found)
+    }
+
     fn carry_out_one(&mut self, now: Time, op: KernelOp, snapshot: &mut Snapshot) -> Result<(), Failure> {
         match op {
             KernelOp::ListenForIntroductions { indices } => {
@@ -189,6 +197,10 @@ impl Effects {
                 let introduction = Introduction { index, nonce };
                 let Self { injector, datapath, connections, .. } = self;
                 introductions::introduce(injector, datapath, connections, snapshot, flow, introduction)?;
+            }
+            KernelOp::FindSockets { peer, remote } => {
+                let sockets = snapshot.sockets(&mut self.datapath)?;
+                self.found.push((peer, introductions::numbers_of(sockets.values(), remote)));
             }
             KernelOp::Probe { wire, index, nonce } => {
                 introductions::probe(&self.injector, wire, Introduction { index, nonce })?;

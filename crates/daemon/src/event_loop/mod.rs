@@ -278,6 +278,9 @@ impl EventLoop {
             for (id, result) in self.effects.carry_out(now, ops) {
                 self.node.handle_done(now, id, result);
             }
+            for (peer, sockets) in self.effects.take_found() {
+                self.node.handle_sockets(now, peer, &sockets);
+            }
             while let Some(event) = self.node.poll_event() {
                 if let Event::PeerReached { peer, .. } = &event {
                     self.sessions.insert(*peer, now);

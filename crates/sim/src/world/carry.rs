@@ -258,7 +258,8 @@ impl World {
                 self.with_node(host, |node| node.handle_unreachable(now, endpoint, quoted));
             }
             Body::Introduction { index, nonce, flow } => {
-                if of.plane.listening.contains(index) && of.powers.consume {
+                let stripped = self.strips_options && packet.transport == Transport::Tcp;
+                if of.plane.listening.contains(index) && of.powers.consume && !stripped {
                     self.note(packet, "consumed");
                     let (now, index, nonce) = (self.now, *index, *nonce);
                     self.hosts[host.0].consumed.push(nonce);

@@ -1,12 +1,12 @@
 //! Nodes between their inputs and what they ask for.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use whimbrel_protocol::{KernelOp, Node, OpFailed, Routes, SavedPeer, Transmit};
+use whimbrel_protocol::{KernelOp, Node, OpFailed, Routes, SavedPeer, SocketNumbers, Transmit};
 use whimbrel_wire::{FlowTuple, Transport};
 
-use super::{What, World};
+use super::{FlowId, What, World};
 use crate::host::HostId;
 use crate::ledger::{Kind, Sent};
 use crate::network::NetworkId;
@@ -247,11 +247,43 @@ impl World {
                 of.config.known_keys.insert(*address, *key);
             }
             KernelOp::SetBinding { .. } => self.bindings_set += 1,
+            KernelOp::FindSockets { peer, remote } => {
+                if !of.powers.inject {
+                    return Err(OpFailed { sentence: "not permitted".to_owned() });
+                }
+                let sockets = self.numbers(host, *remote);
+                let (now, peer) = (self.now, *peer);
+                if let Some(node) = self.hosts[host.0].node.as_mut() {
+                    node.handle_sockets(now, peer, &sockets);
+                }
+            }
             KernelOp::Introduce { flow, index, nonce } => return self.inject(host, *flow, *index, *nonce, true),
             KernelOp::Probe { wire, index, nonce } => return self.inject(host, *wire, *index, *nonce, false),
             _ => {}
         }
         Ok(())
+    }
+
+    /// What the sockets of a host to one remote address know of their numbers.
+    fn numbers(&self, host: HostId, remote: IpAddr) -> Vec<SocketNumbers> {
+        let sockets = self.hosts[host.0].sockets.iter();
+        let there = sockets.filter(|(flow, _)| flow.transport == Transport::Tcp && flow.remote.ip() == remote);
+        there
+            .map(|(flow, (id, end))| {
+                let (opener, accepter) = self.initial_numbers(*id);
+                let accepted = accepter.wrapping_add(1);
+                let [first_sent, first_received] =
+                    if *end == 0 { [opener, accepted] } else { [accepted, opener.wrapping_add(1)] };
+                SocketNumbers { flow: *flow, first_sent, first_received }
+            })
+            .collect()
+    }
+
+    /// The initial sequence numbers of the end that opened a flow, and of the other.
+    #[must_use]
+    pub fn initial_numbers(&self, flow: FlowId) -> (u32, u32) {
+        let of = if self.same_numbers { 0 } else { flow.0 as u32 };
+        (of.wrapping_mul(0x9e37_79b9) ^ 0xffff_fff0, of.wrapping_mul(0x85eb_ca6b) ^ 0x1234_5678)
     }
 
     fn inject(&mut self, host: HostId, flow: FlowTuple, index: u32, nonce: u64, in_flow: bool) -> Result<(), OpFailed> {

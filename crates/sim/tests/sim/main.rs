@@ -10,4 +10,5 @@ mod faults;
 mod growth;
 mod moves;
 mod nat;
+mod pairing;
 mod random;

@@ -1,0 +1,369 @@
+//! Pairing by sequence numbers (P-50 to P-52): where a path strips the option that nonces travel in, both ends still know
+//! where the connection's numbers began. They are proved to each other in the session, and never sent.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use whimbrel_wire::message::{Introduced, IntroductionRefusal, Message, Pairing, PairingProof};
+use whimbrel_wire::{FlowTuple, Transport};
+
+use crate::Time;
+use crate::flow::{Origin, Stage};
+use crate::introduction::TRIES;
+use crate::node::Node;
+use crate::op::{Event, FlowEntry, KernelOp, PeerId, Places, SocketNumbers};
+use crate::outcome::Asked;
+use crate::peer::NOWHERE;
+use crate::timer::Timer;
+
+/// Claims of a peer that wait for a look at the sockets; what is beyond is told to come again.
+const CLAIMS: usize = 256;
+/// Time between two such looks (P-52).
+const PAUSE: Duration = Duration::from_millis(50);
+/// Claims that fit no connection which a peer may make in [`MISSES_FOR`] (P-52).
+const MISSES: u32 = 64;
+const MISSES_FOR: Duration = Duration::from_secs(600);
+/// Why a flow stays where it is.
+const STRIPPED: &str =
+    "TCP options are stripped on the way, and its sequence numbers fit no connection at the other end";
+
+/// Pairings with one peer that are not finished.
+#[derive(Debug, Default)]
+pub(crate) struct Pairings {
+    /// The sockets are being looked for.
+    asked: bool,
+    /// No other look before that.
+    again: Option<Time>,
+    /// What the peer claims, with the session that it said so in.
+    pub(crate) claims: Vec<(u32, Pairing)>,
+    /// Claims that fitted nothing, and until when they are counted.
+    misses: u32,
+    counted_until: Option<Time>,
+}
+
+/// A connection whose numbers a proof fits, with the numbers as the introducer has them.
+type Fit = (FlowTuple, (u32, u32));
+
+impl Node {
+    /// Nonces do not arrive on this flow of ours: it is named by its numbers, if it goes to where the peer is. Tells whether
+    /// it does.
+    pub(crate) fn begin_pairing(&mut self, now: Time, id: PeerId, flow: FlowTuple) -> bool {
+        let Some(peer) = self.peers.get(&id) else { return false };
+        let (home, remote) = (peer.places, peer.remote.ip());
+        // P-51
+        let fits = flow.transport == Transport::Tcp
+            && flow.remote.ip() == remote
+            && self.attachments.contains_key(&flow.local.ip());
+        let wire_port = peer.free_wire_port(flow.local.port(), flow.remote.port());
+        let Some(known) = self.flows.get_mut(&flow).filter(|_| fits) else { return false };
+        let Stage::Introducing { nonce, .. } = known.stage else { return false };
+        known.stage =
+            Stage::Pairing { peer: id, nonce, home, wire_port, numbers: None, since: now, tries: 0, next: now };
+        self.find_sockets(now, id);
+        true
+    }
+
+    /// Says again what was not answered.
+    pub(crate) fn repeat_pairings(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let active: Vec<FlowTuple> = peer.introductions.active.iter().copied().collect();
+        let last_heard = peer.last_heard;
+        let Some(slot) = peer.session() else { return };
+        let (mut messages, mut silent, mut over, mut unknown) = (Vec::new(), Vec::new(), Vec::new(), false);
+        for flow in active {
+            let Some(Stage::Pairing { nonce, home, wire_port, numbers, since, tries, next, .. }) =
+                self.flows.get_mut(&flow).map(|known| &mut known.stage)
+            else {
+                continue;
+            };
+            if *next > now {
+                continue;
+            }
+            if *tries >= TRIES && last_heard <= *since {
+                silent.push(flow);
+                continue;
+            }
+            if *tries >= 2 * TRIES {
+                over.push(flow);
+                continue;
+            }
+            *tries += 1;
+            *next = now + Duration::from_millis(300) * *tries;
+            let Some(numbers) = *numbers else {
+                unknown = true;
+                continue;
+            };
+            messages.push(Message::Pairing(Pairing {
+                introducer_nonce: *nonce,
+                proof: slot.session.pairing_proof(true, true, numbers),
+                introducer_place: home.local,
+                responder_place: home.peer,
+                wire_port: *wire_port,
+                tuple: flow,
+            }));
+        }
+        self.send(id, &messages);
+        if let Some(peer) = self.peers.get_mut(&id).filter(|_| !silent.is_empty()) {
+            // It may be gone, or have started anew: it must say again that it looks.
+            peer.introductions.ready_until = None;
+        }
+        for flow in silent {
+            self.introduce_again(now, &flow);
+        }
+        for flow in over {
+            self.fail_introduction(now, &flow, "the segment does not arrive, or its answer");
+        }
+        if unknown {
+            self.find_sockets(now, id);
+        }
+    }
+
+    fn find_sockets(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let pairings = &mut peer.introductions.pairings;
+        if pairings.asked {
+            return;
+        }
+        if let Some(again) = pairings.again.filter(|again| *again > now) {
+            self.timers.set_earlier(Timer::Pairings(id), again);
+            return;
+        }
+        pairings.asked = true;
+        pairings.again = Some(now + PAUSE);
+        let remote = peer.remote.ip();
+        self.op(KernelOp::FindSockets { peer: id, remote }, Some(Asked::FindSockets(id)));
+    }
+
+    /// It is time to look at the sockets again.
+    pub(crate) fn look_for_claims(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers.get(&id) else { return };
+        let ours = |flow: &FlowTuple| {
+            matches!(self.flows.get(flow).map(|known| &known.stage), Some(Stage::Pairing { numbers: None, .. }))
+        };
+        if !peer.introductions.pairings.claims.is_empty() || peer.introductions.active.iter().any(ours) {
+            self.find_sockets(now, id);
+        }
+    }
+
+    /// The sockets could not be looked at: claims are answered so that they are made again.
+    pub(crate) fn note_not_found(&mut self, _now: Time, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        peer.introductions.pairings.asked = false;
+        let claims = std::mem::take(&mut peer.introductions.pairings.claims);
+        let busy: Vec<Message> = claims.iter().map(|(_, claim)| answer(claim, IntroductionRefusal::Busy)).collect();
+        self.send(id, &busy);
+    }
+
+    /// The sockets whose remote address is the peer's, as [`KernelOp::FindSockets`] asked for them.
+    pub fn handle_sockets(&mut self, now: Time, id: PeerId, sockets: &[SocketNumbers]) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        peer.introductions.pairings.asked = false;
+        let claims = std::mem::take(&mut peer.introductions.pairings.claims);
+        let remote = peer.remote.ip();
+        // P-51: also where the peer has moved since they were asked for.
+        let fitting = |socket: &&SocketNumbers| {
+            socket.flow.remote.ip() == remote && self.attachments.contains_key(&socket.flow.local.ip())
+        };
+        let candidates: Vec<SocketNumbers> = sockets.iter().filter(fitting).copied().collect();
+        for socket in &candidates {
+            if let Some(Stage::Pairing { peer, numbers: numbers @ None, next, tries, .. }) =
+                self.flows.get_mut(&socket.flow).map(|known| &mut known.stage)
+                && *peer == id
+            {
+                *numbers = Some((socket.first_sent, socket.first_received));
+                (*tries, *next) = (0, now);
+            }
+        }
+        self.timers.set_earlier(Timer::Introductions(id), now);
+        let mut tables: HashMap<u32, HashMap<PairingProof, Vec<Fit>>> = HashMap::new();
+        let mut answers = Vec::new();
+        for (index, claim) in claims {
+            let fits = tables.entry(index).or_insert_with(|| self.proofs(id, index, &candidates)).get(&claim.proof);
+            match fits.map(Vec::as_slice) {
+                Some(&[(flow, numbers)]) => answers.extend(self.accept_pairing(now, id, &claim, flow, numbers)),
+                _ => {
+                    self.count_miss(now, id);
+                    answers.push(answer(&claim, IntroductionRefusal::Refused));
+                }
+            }
+        }
+        self.send(id, &answers);
+    }
+
+    /// The proofs that the peer can make of these sockets' numbers. Who opened a connection has its own initial number, who
+    /// accepted it one more; it is not known for certain which end is which, so all that it may be is tried.
+    fn proofs(&self, id: PeerId, index: u32, sockets: &[SocketNumbers]) -> HashMap<PairingProof, Vec<Fit>> {
+        let mut proofs: HashMap<PairingProof, Vec<Fit>> = HashMap::new();
+        let slot = self.peers.get(&id).and_then(|peer| peer.sessions.iter().find(|s| s.session.local_index() == index));
+        let Some(slot) = slot else { return proofs };
+        for socket in sockets {
+            for sent in [socket.first_received.wrapping_sub(1), socket.first_received] {
+                for received in [socket.first_sent, socket.first_sent.wrapping_add(1)] {
+                    let proof = slot.session.pairing_proof(false, true, (sent, received));
+                    proofs.entry(proof).or_default().push((socket.flow, (sent, received)));
+                }
+            }
+        }
+        proofs
+    }
+
+    fn count_miss(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let pairings = &mut peer.introductions.pairings;
+        if pairings.counted_until.is_none_or(|until| until <= now) {
+            pairings.counted_until = Some(now + MISSES_FOR);
+            pairings.misses = 0;
+        }
+        pairings.misses += 1;
+        if pairings.misses == MISSES {
+            self.event(Event::Refused { peer: id, reason: "it claims connections by numbers that are not theirs" });
+        }
+    }
+
+    /// The peer names a flow of its own by numbers. It is looked for; an answer at once is a refusal.
+    pub(crate) fn handle_pairing(&mut self, now: Time, id: PeerId, index: u32, claim: &Pairing) -> Option<Message> {
+        let peer = self.peers.get_mut(&id)?;
+        let pairings = &mut peer.introductions.pairings;
+        if claim.tuple.transport != Transport::Tcp {
+            return Some(answer(claim, IntroductionRefusal::Refused));
+        }
+        // P-52
+        if pairings.misses >= MISSES && pairings.counted_until.is_some_and(|until| until > now) {
+            return Some(answer(claim, IntroductionRefusal::Refused));
+        }
+        pairings.claims.retain(|(_, waiting)| waiting.introducer_nonce != claim.introducer_nonce);
+        if pairings.claims.len() >= CLAIMS {
+            return Some(answer(claim, IntroductionRefusal::Busy));
+        }
+        pairings.claims.push((index, *claim));
+        self.find_sockets(now, id);
+        None
+    }
+
+    /// Exactly one connection has the numbers that the peer proved to know.
+    fn accept_pairing(
+        &mut self,
+        now: Time,
+        id: PeerId,
+        claim: &Pairing,
+        flow: FlowTuple,
+        numbers: (u32, u32),
+    ) -> Option<Message> {
+        let peer = self.peers.get(&id)?;
+        // P-14
+        let home = Places { local: claim.responder_place, peer: claim.introducer_place };
+        if home != peer.places || home.local == NOWHERE || home.peer == NOWHERE {
+            if home.local != peer.places.local {
+                self.announce_again(now, id);
+            }
+            return Some(answer(claim, IntroductionRefusal::OtherPlaces));
+        }
+        let nonce = claim.introducer_nonce;
+        let room = peer.flows.contains(&flow)
+            || peer.flows.len() < self.config.flows_per_peer && self.introduced < self.config.flows;
+        // One that was not told of yet will be in a moment.
+        let Some(known) = self.flows.get(&flow).filter(|known| room && !known.closed) else {
+            return Some(answer(claim, IntroductionRefusal::Busy));
+        };
+        match &known.stage {
+            Stage::Introduced { entry, .. } if entry.peer != id => {
+                self.event(Event::Refused { peer: id, reason: "a flow that it introduced belongs to another peer" });
+                return Some(answer(claim, IntroductionRefusal::Refused));
+            }
+            Stage::Introduced { origin: Origin::Paired(former, _), .. } if *former == nonce => {
+                self.confirm_paired(&flow);
+                return None;
+            }
+            // Moved, it may not be native where both are now.
+            Stage::Introduced { entry, .. } if entry.home != home => {
+                return Some(answer(claim, IntroductionRefusal::OtherPlaces));
+            }
+            // Both ends pair. The lower nonce is the introducer's.
+            Stage::Pairing { nonce: own, .. } if *own < nonce => return None,
+            Stage::Echoing { .. } => return None,
+            _ => {}
+        }
+        self.forget_responding(id, &flow);
+        let wire_local_port = self.peers.get(&id)?.free_wire_port(flow.local.port(), claim.wire_port);
+        let wire_remote_port = claim.wire_port;
+        let entry = FlowEntry { peer: id, home, peer_tuple: claim.tuple, wire_local_port, wire_remote_port };
+        self.install(now, flow, entry, Origin::Paired(nonce, numbers));
+        // The answer waits until the flow is installed.
+        None
+    }
+
+    /// A flow that the peer named by its numbers is installed.
+    pub(crate) fn confirm_paired(&mut self, flow: &FlowTuple) {
+        let Some(Stage::Introduced { entry, origin: Origin::Paired(nonce, numbers), .. }) =
+            self.flows.get(flow).map(|known| &known.stage)
+        else {
+            return;
+        };
+        let introduced = Introduced { wire_port: entry.wire_local_port, tuple: *flow };
+        let (id, nonce, numbers) = (entry.peer, *nonce, *numbers);
+        let Some(slot) = self.peers.get_mut(&id).and_then(|peer| peer.session()) else { return };
+        let proof = slot.session.pairing_proof(true, false, numbers);
+        self.send(id, &[Message::Paired { nonce, proof, introduced }]);
+    }
+
+    /// The responder has a connection with the numbers that we proved to know, and proves to know them.
+    pub(crate) fn handle_paired(
+        &mut self,
+        now: Time,
+        id: PeerId,
+        index: u32,
+        nonce: u64,
+        proof: PairingProof,
+        introduced: Introduced,
+    ) {
+        let Some(&flow) = self.nonces.get(&nonce) else { return };
+        let Some(&Stage::Pairing { peer: with, home, wire_port, numbers: Some(numbers), .. }) =
+            self.flows.get(&flow).map(|known| &known.stage)
+        else {
+            return;
+        };
+        let Some(peer) = self.peers.get(&id).filter(|_| with == id) else { return };
+        let Some(slot) = peer.sessions.iter().find(|slot| slot.session.local_index() == index) else { return };
+        let expected = slot.session.pairing_proof(false, false, numbers);
+        let differs = expected.iter().zip(proof).fold(0, |differs, (a, b)| differs | (a ^ b));
+        if differs != 0 || introduced.tuple.transport != flow.transport {
+            self.event(Event::Refused { peer: id, reason: "it claims a connection by numbers that are not its own" });
+            self.fail_introduction(now, &flow, STRIPPED);
+        } else if home != peer.places {
+            self.introduce_again(now, &flow);
+        } else {
+            let entry = FlowEntry {
+                peer: id,
+                home,
+                peer_tuple: introduced.tuple,
+                wire_local_port: wire_port,
+                wire_remote_port: introduced.wire_port,
+            };
+            self.install(now, flow, entry, Origin::Introduced(nonce));
+        }
+    }
+
+    /// The responder does not take the flow that we named by its numbers.
+    pub(crate) fn handle_not_paired(
+        &mut self,
+        now: Time,
+        id: PeerId,
+        flow: FlowTuple,
+        outcome: Result<Introduced, IntroductionRefusal>,
+    ) {
+        match outcome {
+            Err(IntroductionRefusal::OtherPlaces) => {
+                self.announce_again(now, id);
+                self.introduce_again(now, &flow);
+            }
+            Err(IntroductionRefusal::Busy) => self.introduce_again(now, &flow),
+            // *Done* without a proof proves nothing.
+            Ok(_) => {}
+            Err(_) => self.fail_introduction(now, &flow, STRIPPED),
+        }
+    }
+}
+
+fn answer(claim: &Pairing, refusal: IntroductionRefusal) -> Message {
+    Message::IntroductionDone { nonce: claim.introducer_nonce, outcome: Err(refusal) }
+}
