@@ -54,7 +54,7 @@ impl Node {
         let fits = flow.transport == Transport::Tcp
             && flow.remote.ip() == remote
             && self.attachments.contains_key(&flow.local.ip());
-        let wire_port = peer.free_wire_port(flow.local.port(), flow.remote.port());
+        let wire_port = peer.free_wire_port(flow.local.port(), flow.remote.port(), &self.config.drawn_ports);
         let Some(known) = self.flows.get_mut(&flow).filter(|_| fits) else { return false };
         let Stage::Introducing { nonce, .. } = known.stage else { return false };
         known.stage =
@@ -284,7 +284,8 @@ impl Node {
             _ => {}
         }
         self.forget_responding(id, &flow);
-        let wire_local_port = self.peers.get(&id)?.free_wire_port(flow.local.port(), claim.wire_port);
+        let wire_local_port =
+            self.peers.get(&id)?.free_wire_port(flow.local.port(), claim.wire_port, &self.config.drawn_ports);
         let wire_remote_port = claim.wire_port;
         let entry = FlowEntry { peer: id, home, peer_tuple: claim.tuple, wire_local_port, wire_remote_port };
         self.install(now, flow, entry, Origin::Paired(nonce, numbers));
