@@ -29,6 +29,7 @@ fn every_pattern_leads_to_a_session() {
 
 #[test]
 fn hellos_arrive_where_they_are_sealed() {
+    // P-5, P-30
     for ends in Ends::all() {
         let (initiator, responder) = ends.shake();
         assert_eq!(responder.hello, initiator_hello());
@@ -42,6 +43,7 @@ fn hellos_arrive_where_they_are_sealed() {
 
 #[test]
 fn initiations_are_as_long_as_demanded_and_answers_not_longer() {
+    // P-2
     let locators = vec!["2001:db8::1".parse().unwrap(); MAX_LOCATORS + 1];
     for ends in Ends::all() {
         let local = Local { key: &ends.initiator, psk: ends.initiator_psk.as_ref() };
@@ -72,6 +74,7 @@ fn the_first_message_of_xx_tells_nothing() {
 
 #[test]
 fn both_ends_are_confirmed_by_what_the_peer_sent_last() {
+    // P-8
     for ends in Ends::all() {
         let (mut initiator, mut responder) = ends.shake();
         assert_eq!(initiator.session.is_confirmed(), ends.knows_responder);
@@ -100,6 +103,7 @@ fn xx_shows_another_responder_to_be_another() {
 
 #[test]
 fn a_wrong_psk_is_found_out_in_xx_by_the_responder() {
+    // P-29
     let mut ends = Ends::new(false, Some(PSK));
     ends.responder_psk = Some([0x5b; 32]);
     let (initiator, initiation) = ends.start();
@@ -114,6 +118,7 @@ fn a_wrong_psk_is_found_out_in_xx_by_the_responder() {
 
 #[test]
 fn a_wrong_psk_is_found_out_in_ik_by_the_initiator() {
+    // P-29
     let mut ends = Ends::new(true, Some(PSK));
     ends.responder_psk = Some([0x5b; 32]);
     let (initiator, initiation) = ends.start();
@@ -125,6 +130,7 @@ fn a_wrong_psk_is_found_out_in_ik_by_the_initiator() {
 
 #[test]
 fn a_psk_on_one_end_only_is_named() {
+    // P-29
     for knows_responder in [false, true] {
         let mut ends = Ends::new(knows_responder, None);
         ends.responder_psk = Some(PSK);
@@ -137,6 +143,7 @@ fn a_psk_on_one_end_only_is_named() {
 
 #[test]
 fn keys_of_small_order_are_refused() {
+    // P-28
     // 0, 1 and the two points of order 8 (RFC 7748 §7; curve25519 has no others in canonical form but p-1, of order 2).
     let order_8 = "e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800";
     let one = format!("01{}", "00".repeat(31));

@@ -8,6 +8,7 @@ use whimbrel_handshake::{CONTROL_OVERHEAD, ReplayWindow, SessionError};
 
 #[test]
 fn each_datagram_opens_once() {
+    // P-6
     let (mut initiator, mut responder) = Ends::new(true, None).shake();
     let datagrams: Vec<_> = (0..5).map(|_| initiator.session.seal(b"again").unwrap()).collect();
     for at in [3, 0, 4, 1, 2] {
@@ -29,6 +30,7 @@ fn only_the_newest_datagram_says_that_it_is() {
 
 #[test]
 fn what_fell_out_of_the_window_is_refused() {
+    // P-6
     let (mut initiator, mut responder) = Ends::new(true, None).shake();
     let late = initiator.session.seal(b"late").unwrap();
     for _ in 0..ReplayWindow::WIDTH {

@@ -14,6 +14,7 @@ fn positions(length: usize) -> impl Iterator<Item = usize> {
 
 #[test]
 fn initiations() {
+    // P-1
     for ends in Ends::all() {
         let (initiator, initiation) = ends.start();
         let mut initiator = initiator;
@@ -35,6 +36,7 @@ fn initiations() {
 
 #[test]
 fn responses() {
+    // P-27, P-31
     for ends in Ends::all() {
         let (mut initiator, initiation) = ends.start();
         let answered = ends.respond(&initiation).unwrap();
@@ -63,6 +65,7 @@ fn responses() {
 
 #[test]
 fn finishes() {
+    // P-27, P-31
     for psk in [None, Some(PSK)] {
         let ends = Ends::new(false, psk);
         let (initiator, initiation) = ends.start();
@@ -92,6 +95,7 @@ fn finishes() {
 
 #[test]
 fn control_datagrams() {
+    // P-1
     let (mut initiator, mut responder) = Ends::new(true, None).shake();
     let datagram = initiator.session.seal(b"twelve bytes").unwrap();
     for at in 1..datagram.len() {

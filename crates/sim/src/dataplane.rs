@@ -190,6 +190,12 @@ impl DataPlane {
         (own.remote.is_ipv4() == source.is_ipv4()).then_some(own)
     }
 
+    /// Whether rewritten packets between this address of the host's and one of a peer's are taken in.
+    #[must_use]
+    pub fn accepts_rewritten(&self, local: IpAddr, peer: IpAddr) -> bool {
+        self.locators.contains_key(&(peer, local))
+    }
+
     /// A flow was heard rewritten.
     pub(crate) fn hear(&mut self, own: FlowTuple) {
         self.heard.insert(own);

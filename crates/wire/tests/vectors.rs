@@ -136,6 +136,7 @@ fn messages_are_as_in_the_vectors() {
 
 #[test]
 fn messages_cut_short_are_malformed() {
+    // P-11
     for (name, message) in messages() {
         let whole = bytes(name);
         for length in 1..whole.len() {
@@ -160,6 +161,7 @@ fn messages_cut_short_are_malformed() {
 
 #[test]
 fn unknown_types_are_skipped() {
+    // P-11
     let mut plaintext = vec![0xee, 0, 3, 1, 2, 3];
     plaintext.extend(bytes("path_challenge"));
     plaintext.extend([0x7e, 0, 0]);
@@ -255,6 +257,7 @@ fn session_datagrams_are_taken_apart() {
 
 #[test]
 fn datagrams_that_nobody_speaks_are_malformed() {
+    // P-1, P-5
     let kind = Malformed { what: "datagram kind", at: 0 };
     assert_eq!(Datagram::parse(&[]), Err(kind));
     for other in (0..=255).filter(|kind| ![1, 2, 3, 4, 0x10, 0x20, 0x21].contains(kind)) {

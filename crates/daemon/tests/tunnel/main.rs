@@ -145,6 +145,7 @@ fn datagrams_pass_whole_and_fragmented() {
 
 #[test]
 fn what_is_forged_or_foreign_is_dropped_and_counted() {
+    // P-1, P-23
     if !is_root() {
         return;
     }

@@ -242,6 +242,7 @@ fn an_acknowledgement_from_somebody_elses_address() {
 
 #[test]
 fn a_local_user_who_can_neither_inject_nor_consume() {
+    // P-13
     let mut two = Two::new(406);
     two.world.at_mut(two.client).powers = Powers { inject: false, consume: false };
     let flows: Vec<FlowId> = (0..3).map(|_| two.world.connect(two.client, SERVICE)).collect();
@@ -262,7 +263,7 @@ fn a_local_user_who_can_neither_inject_nor_consume() {
 
 #[test]
 fn a_stranger_who_names_a_flow_of_somebody_else() {
-    // It sees neither nonce, but knows everything else.
+    // P-13: It sees neither nonce, but knows everything else.
     let (mut two, flows) = Two::flowing(407, 1);
     let crowd = two.world.network(Access::Open);
     let thief = two.world.bare_host("thief");
@@ -333,6 +334,7 @@ fn introductions_of_flows_that_do_not_exist_leave_nothing_behind() {
 /// Everything that an honest pair does, with datagrams damaged, cut, lengthened and repeated on the way.
 #[test]
 fn datagrams_are_mutated_in_flight() {
+    // P-1, P-6
     for seed in 0..6 {
         let mut two = Two::new(4100 + seed);
         two.world.mutation = Mutation { corrupt: 100, truncate: 60, extend: 60, replay: 200, replay_elsewhere: 100 };

@@ -255,6 +255,7 @@ fn a_shared_key_that_is_not_shared() {
 
 #[test]
 fn crossing_handshakes() {
+    // P-8
     for seed in 0..20 {
         let mut two = Two::new(3100 + seed);
         two.world.set_links(Link { jitter: Duration::from_millis(15), ..Link::default() });

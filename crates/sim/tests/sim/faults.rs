@@ -96,6 +96,7 @@ fn without_a_fault() {
 
 #[test]
 fn any_datagram_or_segment_is_lost() {
+    // P-12
     for scenario in ALL {
         let count = survives(scenario, Faults::default(), SECOND).sent;
         for lose in (0..count).step_by(stride(2)) {
@@ -118,6 +119,7 @@ fn any_three_in_a_row_are_lost() {
 
 #[test]
 fn either_daemon_dies_before_any_step_and_comes_back() {
+    // P-34
     for scenario in ALL {
         for host in [HostId(0), HostId(1)] {
             let effects = survives(scenario, Faults::default(), SECOND).at(host).effects;

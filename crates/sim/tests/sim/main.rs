@@ -12,3 +12,4 @@ mod moves;
 mod nat;
 mod pairing;
 mod random;
+mod rules;

@@ -10,6 +10,7 @@ use crate::common::{AWAY, FURTHER, HOME, INSIDE, SECOND, SERVICE, Two, introduce
 
 #[test]
 fn a_move_between_public_addresses_goes_over_to_rewriting() {
+    // P-19, P-20
     let (Two { mut world, client, away, .. }, flows) = Two::flowing(1, 3);
     world.move_to(client, away, AWAY);
     world.assert_delivering(SECOND);
@@ -19,6 +20,7 @@ fn a_move_between_public_addresses_goes_over_to_rewriting() {
 
 #[test]
 fn the_first_byte_flows_after_one_round_trip() {
+    // P-21
     let (Two { mut world, client, away, .. }, flows) = Two::flowing(2, 1);
     world.move_to(client, away, AWAY);
     let moved = world.now();
@@ -56,6 +58,7 @@ fn without_rewriting_the_tunnel_does_it_all() {
 
 #[test]
 fn back_home_flows_are_native_again() {
+    // P-25
     let (Two { mut world, client, home, away, .. }, flows) = Two::flowing(5, 2);
     world.move_to(client, away, AWAY);
     world.assert_delivering(SECOND);
@@ -81,7 +84,7 @@ fn flows_of_several_homes() {
 
 #[test]
 fn a_place_that_was_never_announced_is_not_taken_for_another() {
-    // Nothing flows when the client moves; what is opened there is not at home where the client was first met.
+    // P-32: Nothing flows when the client moves; what is opened there is not at home where the client was first met.
     let (Two { mut world, client, home, away, .. }, flows) = Two::flowing(7, 1);
     world.close(flows[0]);
     world.run_for(90 * SECOND);
@@ -244,6 +247,7 @@ fn into_a_network_whose_firewall_drops_tcp_in_mid_stream() {
 
 #[test]
 fn the_server_moves_behind_a_firewall() {
+    // P-24
     let (mut two, _) = Two::flowing(17, 2);
     let walled = two.world.network(Access::Filtered(Filter::new()));
     two.world.move_to(two.server, walled, "10.4.0.2");
@@ -377,7 +381,7 @@ fn a_suspend_over_the_weekend() {
 
 #[test]
 fn flows_of_an_address_that_is_not_the_preferred_one() {
-    // They are found open, through a NAT, when the daemon speaks to the peer from another address already.
+    // P-33: They are found open, through a NAT, when the daemon speaks to the peer from another address already.
     for restart in [false, true] {
         let mut two = Two::nowhere(26, Config::default(), Config::default());
         two.world.attach(two.client, two.nat, "192.168.1.2");
@@ -496,7 +500,7 @@ fn missing(world: &World, flows: &[FlowId]) -> [u64; 2] {
 
 #[test]
 fn make_before_break_loses_nothing() {
-    // Into an open network and behind a NAT; from home, and from where the flows are carried already.
+    // P-38: Into an open network and behind a NAT; from home, and from where the flows are carried already.
     for seed in 60..64 {
         let (Two { mut world, client, away, nat, further, .. }, flows) = Two::flowing(seed, 3);
         let mut from = HOME;

@@ -9,6 +9,7 @@ use crate::common::{AWAY, HOME, INSIDE, SECOND, SERVICE, Two, introduced, nat, s
 
 #[test]
 fn into_a_nat() {
+    // P-19
     for ports in [NatPorts::Preserving, NatPorts::Random] {
         let (mut two, flows) = Two::flowing(101, 3);
         let network = two.world.network(nat("10.100.0.9", ports));
@@ -43,6 +44,7 @@ fn from_a_nat_to_another() {
 
 #[test]
 fn back_behind_the_nat_flows_stay_in_the_tunnel() {
+    // P-25
     let (mut two, flows) = Two::flowing_inside(104, 3);
     two.world.move_to(two.client, two.home, HOME);
     two.world.assert_delivering(SECOND);
@@ -81,6 +83,7 @@ fn native_and_moved_flows_side_by_side_behind_one_nat() {
 
 #[test]
 fn the_nat_changes_its_mapping() {
+    // P-26
     let (mut two, _) = Two::flowing(105, 2);
     two.world.move_to(two.client, two.second_nat, INSIDE);
     two.world.assert_delivering(SECOND);
@@ -101,6 +104,7 @@ fn the_nat_changes_its_mapping() {
 
 #[test]
 fn the_keepalive_holds_the_mapping() {
+    // P-34
     let (mut two, _) = Two::flowing(106, 2);
     if let Access::Translated(nat) = two.world.access(two.second_nat) {
         nat.udp_expiry = Duration::from_secs(30);
