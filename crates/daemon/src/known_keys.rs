@@ -1,6 +1,9 @@
 //! Which key answered at which address: what trust on first use remembers, as ssh's `known_hosts` does.
 //!
 //! One line for each address: the address, a blank, the key. Lines that start with `#` are for people.
+//!
+//! A thread of its own writes the file, since it must outlive a power failure: a disk that is slow to sync must not keep a
+//! hand-off waiting.
 
 use std::collections::HashMap;
 use std::fs::{self, OpenOptions};
@@ -8,6 +11,8 @@ use std::io::{self, Write};
 use std::net::IpAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
 
 use whimbrel_handshake::PublicKey;
 
@@ -27,6 +32,14 @@ pub enum KnownKeysError {
         /// What the system said.
         source: io::Error,
     },
+    /// The thread that writes it could not be started.
+    #[error("cannot start the thread that writes {path}: {source}")]
+    Thread {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
     /// A line of it makes no sense. It is not skipped: a remembered key that is ignored would let another one in.
     #[error("{path}:{line}: not an address and a public key with a blank between; correct or remove the line")]
     Line {
@@ -37,11 +50,20 @@ pub enum KnownKeysError {
     },
 }
 
-/// The remembered keys.
+/// The remembered keys. Dropping them waits until the file has all of them.
 #[derive(Debug)]
 pub struct KnownKeys {
-    path: PathBuf,
     keys: HashMap<IpAddr, PublicKey>,
+    /// None once the end has begun.
+    writer: Option<Sender<Order>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What the file is to have from now on, and who wants to know whether it has.
+#[derive(Debug)]
+struct Order {
+    keys: HashMap<IpAddr, PublicKey>,
+    answer: Option<Sender<Result<(), KnownKeysError>>>,
 }
 
 impl KnownKeys {
@@ -69,7 +91,12 @@ impl KnownKeys {
             };
             keys.insert(address, key);
         }
-        Ok(Self { path: path.to_owned(), keys })
+        let (writer, orders) = channel();
+        let target = path.to_owned();
+        let thread = std::thread::Builder::new().name("known-keys".to_owned());
+        let thread = thread.spawn(move || write_ordered(&target, &orders));
+        let thread = thread.map_err(|source| KnownKeysError::Thread { path: path.to_owned(), source })?;
+        Ok(Self { keys, writer: Some(writer), thread: Some(thread) })
     }
 
     /// All of them.
@@ -87,43 +114,80 @@ impl KnownKeys {
         addresses
     }
 
-    /// Remembers a key for an address.
-    ///
-    /// # Errors
-    /// When the file cannot be written; the key is then remembered until the daemon ends.
-    pub fn remember(&mut self, address: IpAddr, key: PublicKey) -> Result<(), KnownKeysError> {
-        if self.keys.insert(address, key) == Some(key) {
-            return Ok(());
+    /// Remembers a key for an address. It is in the file a moment later; where that cannot be written the log says so, and
+    /// the key is remembered until the daemon ends.
+    pub fn remember(&mut self, address: IpAddr, key: PublicKey) {
+        if self.keys.insert(address, key) != Some(key) {
+            self.order(None);
         }
-        self.write()
     }
 
-    /// Forgets the key of an address and gives it back.
+    /// Forgets the key of an address and gives it back, once the file has no more of it.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// When the file cannot be written; the key is then forgotten until the daemon ends.
     pub fn forget(&mut self, address: IpAddr) -> Result<Option<PublicKey>, KnownKeysError> {
         let Some(key) = self.keys.remove(&address) else { return Ok(None) };
-        self.write().map(|()| Some(key))
+        let (sender, answer) = channel();
+        self.order(Some(sender));
+        // The thread ends only when it is told to, and it answers all that it was asked before.
+        answer.recv().unwrap_or(Ok(())).map(|()| Some(key))
     }
 
-    fn write(&self) -> Result<(), KnownKeysError> {
-        let mut lines: Vec<_> = self.keys.iter().collect();
-        lines.sort_unstable_by_key(|(address, _)| **address);
-        let mut text = HEAD.to_owned();
-        for (address, key) in lines {
-            text.push_str(&format!("{address} {key}\n"));
+    fn order(&self, answer: Option<Sender<Result<(), KnownKeysError>>>) {
+        if let Some(writer) = &self.writer {
+            // It can only fail where the thread has panicked, which was told.
+            let _ = writer.send(Order { keys: self.keys.clone(), answer });
         }
-        let fresh = self.path.with_extension("new");
-        let written =
-            OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(&fresh).and_then(|mut file| {
-                file.write_all(text.as_bytes())?;
-                // Unlike the journal this must outlive a power failure.
-                file.sync_all()?;
-                fs::rename(&fresh, &self.path)
-            });
-        written.map_err(|source| KnownKeysError::Io { action: "write", path: self.path.clone(), source })
     }
+}
+
+impl Drop for KnownKeys {
+    fn drop(&mut self) {
+        drop(self.writer.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Writes what is ordered until there is nobody to order any more. Of several orders that wait only the last counts.
+fn write_ordered(path: &Path, orders: &Receiver<Order>) {
+    while let Ok(mut order) = orders.recv() {
+        let mut asked: Vec<_> = order.answer.take().into_iter().collect();
+        for newer in orders.try_iter() {
+            order.keys = newer.keys;
+            asked.extend(newer.answer);
+        }
+        if asked.is_empty() {
+            if let Err(error) = write(path, &order.keys) {
+                tracing::error!(%error, "keys that answered first are remembered until the daemon ends only");
+            }
+            continue;
+        }
+        for answer in asked {
+            // Who asked may have given up.
+            let _ = answer.send(write(path, &order.keys));
+        }
+    }
+}
+
+fn write(path: &Path, keys: &HashMap<IpAddr, PublicKey>) -> Result<(), KnownKeysError> {
+    let mut lines: Vec<_> = keys.iter().collect();
+    lines.sort_unstable_by_key(|(address, _)| **address);
+    let mut text = HEAD.to_owned();
+    for (address, key) in lines {
+        text.push_str(&format!("{address} {key}\n"));
+    }
+    let fresh = path.with_extension("new");
+    let written =
+        OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(&fresh).and_then(|mut file| {
+            file.write_all(text.as_bytes())?;
+            // Unlike the journal this must outlive a power failure.
+            file.sync_all()?;
+            fs::rename(&fresh, path)
+        });
+    written.map_err(|source| KnownKeysError::Io { action: "write", path: path.to_owned(), source })
 }
 
 #[cfg(test)]
@@ -137,15 +201,37 @@ mod tests {
         let address: IpAddr = "2001:db8::7".parse().expect("address");
         let key = PublicKey::from([7; 32]);
         let mut known = KnownKeys::open(&path).expect("open");
-        known.remember(address, key).expect("remember");
-        known.remember("192.0.2.1".parse().expect("address"), key).expect("remember");
+        known.remember(address, key);
+        known.remember("192.0.2.1".parse().expect("address"), key);
+        drop(known);
         let mut known = KnownKeys::open(&path).expect("open");
         assert_eq!(known.addresses_of(key).len(), 2);
         assert_eq!(known.forget(address).expect("forget"), Some(key));
         assert_eq!(known.forget(address).expect("forget"), None);
         assert_eq!(KnownKeys::open(&path).expect("open").all().len(), 1);
+        drop(known);
         fs::write(&path, "# a comment\n\n192.0.2.1 nonsense\n").expect("write");
         assert!(KnownKeys::open(&path).expect_err("a bad line").to_string().contains(":3:"));
         fs::remove_file(&path).expect("remove");
+    }
+
+    #[test]
+    fn a_slow_disk_keeps_nobody_waiting() {
+        let path = std::env::temp_dir().join(format!("whimbrel-slow-keys-{}", std::process::id()));
+        let _ = fs::remove_file(&path);
+        let mut known = KnownKeys::open(&path).expect("open");
+        // Whoever opens a FIFO for writing waits for a reader: the slowest of disks.
+        let fresh = path.with_extension("new");
+        let _ = fs::remove_file(&fresh);
+        rustix::fs::mknodat(rustix::fs::CWD, &fresh, rustix::fs::FileType::Fifo, 0o600.into(), 0).expect("mkfifo");
+        known.remember("192.0.2.1".parse().expect("address"), PublicKey::from([7; 32]));
+        known.remember("192.0.2.2".parse().expect("address"), PublicKey::from([8; 32]));
+        assert_eq!(known.all().len(), 2);
+        // Now there is one. A FIFO cannot be synced, so nothing takes the file's place.
+        let reader = OpenOptions::new().read(true).open(&fresh).expect("open");
+        drop(known);
+        drop(reader);
+        fs::remove_file(&fresh).expect("remove");
+        let _ = fs::remove_file(&path);
     }
 }

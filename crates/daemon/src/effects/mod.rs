@@ -252,7 +252,7 @@ impl Effects {
             }
             KernelOp::SavePeer(peer) => self.journal.save_peer(peer),
             KernelOp::ForgetPeer { key } => self.journal.forget_peer(key),
-            KernelOp::RememberKey { address, key } => self.known_keys.remember(address, key)?,
+            KernelOp::RememberKey { address, key } => self.known_keys.remember(address, key),
         }
         Ok(())
     }
