@@ -1,12 +1,12 @@
 //! What happened, kept for `whimbrel events`: the last few thousand, each as a sentence and in parts.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, SystemTime};
 
 use serde_json::{Map, Value};
 use whimbrel_ipc::{EventRecord, EventsQuery, rfc3339};
-use whimbrel_protocol::{Carrier, Event};
+use whimbrel_protocol::{Carrier, Event, Time};
 
 /// Events that are kept.
 const KEPT: usize = 4096;
@@ -60,6 +60,63 @@ impl EventRing {
         let wanted = query.last.unwrap_or(usize::MAX);
         let skipped = (self.records.len() - first).saturating_sub(wanted);
         self.records.iter().skip(first + skipped)
+    }
+}
+
+/// Events of a kind that others can cause at will, that are told in a row.
+const CAUSED_BY_OTHERS: u32 = 64;
+/// After that, one in so long.
+const CAUSED_BY_OTHERS_PAUSE: Duration = Duration::from_secs(1);
+
+/// Keeps what strangers cause from pushing everything else out: anybody can make a key, a session and a message that is
+/// refused.
+#[derive(Debug, Default)]
+pub(crate) struct Restraint {
+    kinds: BTreeMap<&'static str, Allowed>,
+}
+
+#[derive(Debug)]
+struct Allowed {
+    left: u32,
+    since: Time,
+    left_out: u64,
+}
+
+impl Restraint {
+    /// Whether this event is told; else it is counted.
+    pub(crate) fn admits(&mut self, now: Time, event: &Event) -> bool {
+        let kind = match event {
+            Event::PeerReached { .. } => "peer-reached",
+            Event::Refused { .. } => "refused",
+            Event::PeerMoved { flows: 0, .. } => "peer-moved",
+            _ => return true,
+        };
+        let fresh = || Allowed { left: CAUSED_BY_OTHERS, since: now, left_out: 0 };
+        let allowed = self.kinds.entry(kind).or_insert_with(fresh);
+        let pauses = now.since(allowed.since).as_micros() / CAUSED_BY_OTHERS_PAUSE.as_micros();
+        if pauses > 0 {
+            allowed.left = CAUSED_BY_OTHERS.min(allowed.left.saturating_add(u32::try_from(pauses).unwrap_or(u32::MAX)));
+            allowed.since = now;
+        }
+        if allowed.left == 0 {
+            allowed.left_out += 1;
+            return false;
+        }
+        allowed.left -= 1;
+        true
+    }
+
+    /// What was left out since the last call.
+    pub(crate) fn left_out(&mut self) -> Vec<Told> {
+        let told = |(kind, allowed): (&&'static str, &mut Allowed)| match std::mem::take(&mut allowed.left_out) {
+            0 => None,
+            count => Some(
+                Told::new("left-out", format!("{count} more events `{kind}` came than are told"))
+                    .with("of", *kind)
+                    .with("count", count),
+            ),
+        };
+        self.kinds.iter_mut().filter_map(told).collect()
     }
 }
 
@@ -265,6 +322,23 @@ mod tests {
         let ring = filled(KEPT + 3);
         let all = numbers(&ring, &EventsQuery::default());
         assert_eq!((all.len(), all[0], ring.newest()), (KEPT, 4, (KEPT + 3) as u64));
+    }
+
+    #[test]
+    fn strangers_push_nothing_out() {
+        let mut restraint = Restraint::default();
+        let at = |seconds: u64| Time::from_micros(seconds * 1_000_000);
+        let refused = Event::Refused { peer: PeerId(1), reason: "a test" };
+        let admitted = (0..1000).filter(|_| restraint.admits(at(9), &refused)).count();
+        assert_eq!(admitted, CAUSED_BY_OTHERS as usize);
+        let to = ([192, 0, 2, 1], 2031).into();
+        let moved = |flows| Event::PeerMoved { peer: PeerId(2), to, translated: false, flows };
+        assert!((0..1000).all(|_| restraint.admits(at(9), &moved(1))), "a peer with connections is no stranger");
+        assert!(restraint.admits(at(9), &moved(0)), "one kind does not push out another");
+        let told = restraint.left_out();
+        assert_eq!((told.len(), &told[0].fields["count"]), (1, &Value::from(1000 - CAUSED_BY_OTHERS)));
+        assert!(restraint.left_out().is_empty());
+        assert_eq!((0..1000).filter(|_| restraint.admits(at(12), &refused)).count(), 3);
     }
 
     #[test]

@@ -30,7 +30,7 @@ use crate::attachments::{Attachments, Sighting};
 use crate::clock;
 use crate::config::{self, Config, Level};
 use crate::effects::{Effects, own_addresses};
-use crate::events::{EventRing, Told};
+use crate::events::{EventRing, Restraint, Told};
 use crate::flows::{UdpFlows, is_movable, list_tcp};
 use crate::server::{ClientId, Server};
 use crate::tunnel::Received;
@@ -107,6 +107,7 @@ pub(crate) struct EventLoop {
     attachments: Attachments,
     udp: UdpFlows,
     events: EventRing,
+    restraint: Restraint,
     /// When each peer's session came up.
     sessions: HashMap<PeerId, Time>,
     answers: Answers,
@@ -145,6 +146,7 @@ impl EventLoop {
             attachments: Attachments::default(),
             udp: UdpFlows::default(),
             events: EventRing::default(),
+            restraint: Restraint::default(),
             sessions: HashMap::new(),
             answers: Answers::new()?,
             next_flow_tick: now + FLOW_TICK,
@@ -285,7 +287,9 @@ impl EventLoop {
                 if let Event::PeerReached { peer, .. } = &event {
                     self.sessions.insert(*peer, now);
                 }
-                self.tell(Told::from(&event));
+                if self.restraint.admits(now, &event) {
+                    self.tell(Told::from(&event));
+                }
             }
             if quiet {
                 return;
@@ -457,6 +461,11 @@ impl EventLoop {
         if self.next_loss_tick <= now {
             self.next_loss_tick = now + LOSS_TICK;
             self.make_up_for_losses(now);
+            for told in self.restraint.left_out() {
+                self.tell(told);
+            }
+            let there: HashSet<PeerId> = self.node.peers().map(|view| view.id).collect();
+            self.sessions.retain(|peer, _| there.contains(peer));
         }
         if self.next_udp_tick <= now {
             self.next_udp_tick = now + UDP_TICK;
