@@ -17,6 +17,7 @@
 /*
  * The mark lets routing rules tell these packets from the rest: their destination may be an address that this host
  * gave up, and their source one that strict reverse path filtering would not expect here.
+ * What comes under own names by the path that is being left gets none: its way back is a rule of its own (source_way.rs).
  */
 static __always_inline void set_mark(struct __sk_buff *skb, const struct settings *settings)
 {

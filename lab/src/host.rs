@@ -156,6 +156,20 @@ impl Host {
         Ok(())
     }
 
+    /// How many packets its reverse path filter has dropped so far (`TcpExt: IPReversePathFilter`).
+    pub fn reverse_path_drops(&self) -> Result<u64> {
+        let text = self.enter(|| fs::read_to_string("/proc/thread-self/net/netstat"))?;
+        let text = text.map_err(|e| Error::call("read", format!("/proc/net/netstat on {}", self.name()), e))?;
+        let mut lines = text.lines().filter(|line| line.starts_with("TcpExt:")).map(str::split_whitespace);
+        let (names, values) = (lines.next().into_iter().flatten(), lines.next().into_iter().flatten());
+        let found = names.zip(values).find(|(name, _)| *name == "IPReversePathFilter");
+        found.and_then(|(_, value)| value.parse().ok()).ok_or_else(|| Error::Output {
+            program: "/proc/net/netstat".into(),
+            expected: "a number for IPReversePathFilter",
+            got: text.chars().take(300).collect(),
+        })
+    }
+
     /// Names of its interfaces.
     pub fn interfaces(&self) -> Result<Vec<String>> {
         let text = self.enter(|| fs::read_to_string("/proc/thread-self/net/dev"))?;

@@ -18,7 +18,8 @@
 //! **Strict rp_filter**, on either end: a marked packet's way back is looked up with its mark (`src_valid_mark`), and in
 //! [`MARKED_TABLE`] the default route leads out of every interface that moved flows may arrive on, the TUN device among
 //! them (one multipath route: `fib_info_nh_uses_dev` looks at all its hops). So packets that are taken from the TUN device
-//! need the mark as well.
+//! need the mark as well. What still arrives under its own names by the network that is being left has no mark; it passes
+//! once [`SourceWays`](crate::source_way::SourceWays) leads there what is sent from its destination.
 //!
 //! Tables, priorities and [`PROTOCOL`](crate::route::PROTOCOL) are the same in every instance: an instance is a network
 //! namespace, and two daemons do not share one.

@@ -108,9 +108,14 @@ fn strict(lab: &mut Lab) -> Result<()> {
     world.roam(&a)?;
     world.goes_on(&mut pair)?;
     // With both networks up as well: what is still on the way on the old one arrives there.
+    let (before, moves) = (world.laptop.reverse_path_drops()?, client.status()?.newest_event);
     world.laptop.join(&world.b.network, &Join::by("eth0").metric(50))?;
     world.laptop.strict_rp_filter()?;
+    client.wait_event("moved", moves, LONG)?;
     pair.wait_progress(SOME, LONG)?;
+    let dropped = world.laptop.reverse_path_drops()? - before;
+    println!("    {dropped} packets dropped for the way they came");
+    expect!(dropped == 0, "{dropped} packets were dropped by the reverse path filter");
     for host in [&world.laptop, &world.server] {
         expect!(host.sysctl_value("net.ipv4.conf.default.rp_filter")? == "1", "rp_filter was changed for good");
     }
