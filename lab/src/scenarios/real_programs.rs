@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use whimbrel_ipc::{Connection, ConnectionState};
+
 use super::world::{LONG, World, all_run, site};
 use super::{Scenario, scenario};
 use crate::{Download, FlowPair, Gateway, Lab, Nginx, PairOptions, Result, Side, SshServer, expect, wait_for};
@@ -9,7 +11,7 @@ use crate::{Download, FlowPair, Gateway, Lab, Nginx, PairOptions, Result, Side, 
 pub(super) const SCENARIOS: &[Scenario] = &[
     scenario("ssh-interactive", "an OpenSSH session is typed into while the laptop moves", ssh),
     scenario("nginx-curl", "a download by curl from nginx is whole after three moves", download),
-    scenario("udp-flow", "a connected UDP pair goes on after a move", udp),
+    scenario("udp-flow", "a connected UDP pair goes on after a move; when one end closes, both daemons forget it", udp),
 ];
 
 /// Waits until the laptop's daemon has introduced `count` connections.
@@ -75,5 +77,11 @@ fn udp(lab: &mut Lab) -> Result<()> {
     for (status, end) in pair.check()?.iter().zip(["client", "server"]) {
         expect!(status.duplicates == 0, "the {end} received {} datagrams twice", status.duplicates);
     }
+    // Nobody sees from the other end that a datagram socket is gone: it is told (P-35).
+    let (local, remote) = (pair.peer(), pair.seen_by_server());
+    pair.process(Side::Client).kill()?;
+    let forgotten = |c: &Connection| matches!(c.state, ConnectionState::Pending | ConnectionState::Unprotected);
+    server.wait_connection(local, remote, LONG, "forgotten", forgotten)?;
+    expect!(pair.process(Side::Server).is_running(), "the server's program ended");
     all_run(&mut [&mut client, &mut server])
 }

@@ -386,9 +386,9 @@ impl EventLoop {
         let kept = effects.kept_addresses().to_vec();
         // P-35: what is introduced has a socket, with an address of this host's. That of a datagram flow may be younger than
         // the last listing, and the birth of a connection may have been missed.
+        let here = |flow: &FlowTuple| own(flow.local.ip()) || kept.contains(&flow.local.ip());
         let mut look_up = |node: &mut Node, flow: &FlowTuple| {
-            let here = own(flow.local.ip()) || kept.contains(&flow.local.ip());
-            if node.has_flow(flow) || !here || !is_movable(flow, &own) {
+            if node.has_flow(flow) || !is_movable(flow, &own) {
                 return;
             }
             match sockets.find(flow) {
@@ -398,6 +398,8 @@ impl EventLoop {
             }
         };
         let drained = effects.datapath.drain_events(|event| match event {
+            // A frame on the link may name any destination.
+            DatapathEvent::Introduction(introduction) if !here(&introduction.seen) => {}
             DatapathEvent::Introduction(introduction) => {
                 look_up(node, &introduction.seen);
                 node.handle_introduction(now, introduction.seen, introduction.index, introduction.nonce);
