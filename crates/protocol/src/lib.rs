@@ -20,6 +20,7 @@ mod config;
 mod contact;
 mod flow;
 mod handoff;
+mod in_force;
 mod introduction;
 mod node;
 mod op;

@@ -1,0 +1,101 @@
+//! What the node wants of the data plane and the kernel, told where it has changed: bindings, and sets of addresses and
+//! sessions.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use crate::Time;
+use crate::node::Node;
+use crate::op::{Carrier, KernelOp, PeerId};
+use crate::outcome::{Asked, State};
+
+impl Node {
+    /// Tells the data plane the binding of a peer as it is now.
+    pub(crate) fn put_binding_in_force(&mut self, id: PeerId) {
+        let Some(peer) = self.peers.get(&id) else { return };
+        // While a move is under way what comes by the wrong path is to be seen.
+        let moved = peer.moved_flows() > 0 || peer.meanwhile().is_some();
+        let op = KernelOp::SetBinding { peer: id, binding: peer.binding(), moved };
+        self.op(op, Some(Asked::State("putting a binding in force", State::Binding(id))));
+        let saved = self.peers[&id].saved();
+        self.op(KernelOp::SavePeer(saved), Some(Asked::Effect("saving a peer")));
+    }
+
+    /// Tells the caller the sets of addresses that moved flows need, where they changed.
+    pub(crate) fn refresh_sets(&mut self) {
+        let mut keep: BTreeSet<IpAddr> = BTreeSet::new();
+        let mut leave: BTreeSet<IpAddr> = BTreeSet::new();
+        let mut reach: BTreeMap<IpAddr, bool> = BTreeMap::new();
+        for peer in self.peers.values() {
+            keep.extend(peer.local_addresses());
+            if peer.has_gone() {
+                let former = peer.former.iter().map(|(local, _)| *local);
+                leave.extend(peer.local_addresses().chain(former).chain(peer.source));
+            }
+            if peer.has_left() {
+                let tunnelled = peer.carrier != Carrier::Rewrite;
+                for address in peer.remote_addresses() {
+                    *reach.entry(address).or_default() |= tunnelled;
+                }
+            }
+        }
+        let keep: Vec<IpAddr> = keep.into_iter().collect();
+        if keep != self.keeping {
+            self.keeping = keep;
+            self.keep_addresses();
+        }
+        let leave: Vec<IpAddr> = leave.into_iter().collect();
+        if leave != self.leaving {
+            self.leaving = leave;
+            self.leave_from();
+        }
+        let reach: Vec<(IpAddr, bool)> = reach.into_iter().collect();
+        if reach != self.reaching {
+            self.reaching = reach;
+            self.reach_peers();
+        }
+    }
+
+    pub(crate) fn keep_addresses(&mut self) {
+        let asked = Some(Asked::State("keeping old addresses", State::Sets));
+        self.op(KernelOp::KeepAddresses { addresses: self.keeping.clone() }, asked);
+    }
+
+    fn leave_from(&mut self) {
+        let asked = Some(Asked::State("leading packets out of the network that is left", State::Sets));
+        self.op(KernelOp::LeaveFrom { addresses: self.leaving.clone() }, asked);
+    }
+
+    pub(crate) fn reach_peers(&mut self) {
+        let asked = Some(Asked::State("reaching moved peers", State::Sets));
+        self.op(KernelOp::ReachPeers { addresses: self.reaching.clone() }, asked);
+    }
+
+    /// Tells the caller the sets again.
+    pub(crate) fn put_sets_in_force(&mut self) {
+        self.keep_addresses();
+        self.leave_from();
+        self.reach_peers();
+    }
+
+    /// Tells the caller again which sessions introductions may come for.
+    pub(crate) fn put_listening_in_force(&mut self) {
+        let asked = Some(Asked::State("looking for introductions", State::Listening));
+        self.op(KernelOp::ListenForIntroductions { indices: self.listening.clone() }, asked);
+    }
+
+    /// Tells the caller which sessions introductions may come for, where that changed.
+    pub(crate) fn refresh_listening(&mut self, now: Time) {
+        let mut indices: Vec<u32> = Vec::new();
+        for peer in self.peers.values() {
+            if peer.is_listened_for(now) {
+                indices.extend(peer.sessions.iter().map(|slot| slot.session.local_index()));
+            }
+        }
+        indices.sort_unstable();
+        if indices != self.listening {
+            self.listening = indices;
+            self.put_listening_in_force();
+        }
+    }
+}
