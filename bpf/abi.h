@@ -56,6 +56,7 @@ enum carrier {
 	CARRIER_TUNNEL = 2,
 	CARRIER_HOLD = 3,
 	CARRIER_FOLLOW = 4, /* as REWRITE for flows that were heard rewritten, as TUNNEL for the rest (P-24) */
+	CARRIER_LISTEN = 5, /* as HOLD; the first packet under a flow's own names is reported (P-39) */
 };
 
 #define ALLOWANCE_UNLIMITED 0xffffffffffffffffULL
@@ -102,6 +103,7 @@ enum idle {
 	IDLE_TRANSLATION = 1,	/* no flow has moved */
 	IDLE_INTRODUCTIONS = 2, /* no introduction is expected */
 	IDLE_VACATED = 4,	/* map `vacated` is empty */
+	IDLE_LISTENING = 8,	/* no binding is CARRIER_LISTEN */
 };
 
 /*
@@ -158,6 +160,7 @@ enum event_kind {
 	EVENT_INTRODUCTION = 1,
 	EVENT_FLOW_OPENED = 2,
 	EVENT_FLOW_CLOSED = 3,
+	EVENT_HEARD_NATIVELY = 4,
 };
 
 enum event_origin {

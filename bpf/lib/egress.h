@@ -145,6 +145,9 @@ static __noinline int egress_flow(struct __sk_buff *skb, const struct packet *pa
 		bpf_map_update_elem(&fragments, &key, &own, BPF_ANY);
 	}
 	carrier = carrier_of(flow, binding);
+	/* The daemon's own question whether the flow is at home after all. */
+	if (carrier == CARRIER_LISTEN && (skb->mark & settings->mark_mask) == (settings->mark_mask & ~settings->mark))
+		return pass();
 	if (carrier == CARRIER_REWRITE && is_ipv4(&binding->peer) != (packet->family == 4)) {
 		/* The peers of a binding meet in one family, and flows of the other can only go inside. */
 		if (!settings->tunnel)

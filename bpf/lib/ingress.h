@@ -89,6 +89,20 @@ static __noinline int ingress_icmp(struct __sk_buff *skb, const struct packet *p
 	return pass_counted(COUNTER_ICMP_IN);
 }
 
+/* A held flow is where it always was (P-39). Said once; the binding merely holds from then on. */
+static __always_inline void report_native(struct binding *binding, const struct flow_tuple *own)
+{
+	struct event *event = bpf_ringbuf_reserve(&events, sizeof(*event), 0);
+
+	if (!event)
+		return;
+	binding->carrier = CARRIER_HOLD;
+	__builtin_memset(event, 0, sizeof(*event));
+	event->tuple = *own;
+	event->kind = EVENT_HEARD_NATIVELY;
+	bpf_ringbuf_submit(event, BPF_RB_FORCE_WAKEUP);
+}
+
 #define TCP_FLAGS 13
 #define TCP_RST 0x04
 
@@ -100,14 +114,19 @@ static __noinline int ingress_icmp(struct __sk_buff *skb, const struct packet *p
  */
 static __noinline int ingress_native(struct __sk_buff *skb, const struct packet *packet)
 {
+	const struct settings *settings = get_settings();
 	struct flow_tuple own = {};
 	struct flow_entry *flow;
 	struct binding *binding;
 	__u8 flags = 0;
+	bool reset;
 
-	if (!packet || packet->protocol != IPPROTO_TCP || packet->part == FRAGMENT_LATER)
+	if (!packet || !settings || packet->part == FRAGMENT_LATER)
 		return pass();
-	if (bpf_skb_load_bytes(skb, packet->transport + TCP_FLAGS, &flags, 1) || !(flags & TCP_RST))
+	if (packet->protocol == IPPROTO_TCP && bpf_skb_load_bytes(skb, packet->transport + TCP_FLAGS, &flags, 1))
+		return pass();
+	reset = flags & TCP_RST;
+	if (!reset && settings->idle & IDLE_LISTENING)
 		return pass();
 	own.local = packet->destination;
 	own.remote = packet->source;
@@ -120,9 +139,14 @@ static __noinline int ingress_native(struct __sk_buff *skb, const struct packet 
 	binding = bpf_map_lookup_elem(&bindings, &flow->binding);
 	if (!binding || binding->carrier == CARRIER_NATIVE)
 		return pass();
-	if (!has_moved(flow, binding) && (!binding->interface || binding->interface == skb->ifindex))
-		return pass();
-	return drop(COUNTER_DROPPED_RESET);
+	if (reset) {
+		if (!has_moved(flow, binding) && (!binding->interface || binding->interface == skb->ifindex))
+			return pass();
+		return drop(COUNTER_DROPPED_RESET);
+	}
+	if (binding->carrier == CARRIER_LISTEN && has_moved(flow, binding))
+		report_native(binding, &own);
+	return pass();
 }
 
 /* A TCP or UDP packet that came in. */
@@ -186,8 +210,8 @@ static __always_inline int ingress(struct __sk_buff *skb, __u32 network)
 
 	if (!settings)
 		return pass();
-	idle = settings->idle;
-	if ((idle & (IDLE_TRANSLATION | IDLE_INTRODUCTIONS)) == (IDLE_TRANSLATION | IDLE_INTRODUCTIONS))
+	idle = settings->idle & (IDLE_TRANSLATION | IDLE_INTRODUCTIONS);
+	if (idle == (IDLE_TRANSLATION | IDLE_INTRODUCTIONS))
 		return pass();
 	/* Between namespaces of one machine the sender's note arrives with the packet. */
 	if (skb->tc_index == TRANSLATED)

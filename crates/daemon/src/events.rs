@@ -225,6 +225,17 @@ impl From<&Event> for Told {
             .with("translated", *translated)
             .with("took_ms", millis(*took))
             .with("flows", *flows),
+            Event::NotMoved { peer, at, flows } => {
+                let told = Self::new(
+                    "not-moved",
+                    format!("peer {peer} does not answer, but this network is the old one: {} as before", connections(*flows)),
+                );
+                let told = told.with("peer", peer.0).with("flows", *flows);
+                match at {
+                    Some(at) => told.with("at", at.to_string()),
+                    None => told,
+                }
+            }
             Event::PeerMoved { peer, to, translated, flows } => Self::new(
                 "peer-moved",
                 format!(

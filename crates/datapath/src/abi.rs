@@ -154,9 +154,11 @@ pub(crate) const COUNTERS: [&str; 25] = [
 pub(crate) const IDLE_TRANSLATION: u32 = 1;
 pub(crate) const IDLE_INTRODUCTIONS: u32 = 2;
 pub(crate) const IDLE_VACATED: u32 = 4;
+pub(crate) const IDLE_LISTENING: u32 = 8;
 pub(crate) const EVENT_INTRODUCTION: u32 = 1;
 pub(crate) const EVENT_FLOW_OPENED: u32 = 2;
 pub(crate) const EVENT_FLOW_CLOSED: u32 = 3;
+pub(crate) const EVENT_HEARD_NATIVELY: u32 = 4;
 pub(crate) const ORIGIN_CONNECTED: u32 = 1;
 pub(crate) const ORIGIN_ACCEPTED: u32 = 2;
 
@@ -175,6 +177,9 @@ pub enum Carrier {
     /// As [`Self::Rewrite`] for flows that were heard rewritten since the binding's places are what they are, as
     /// [`Self::Tunnel`] for the rest (P-24).
     Follow = 4,
+    /// As [`Self::Hold`]; the first packet that comes in under a flow's own names is reported (P-39), and the binding is
+    /// on hold from then on.
+    Listen = 5,
 }
 
 impl Carrier {
@@ -185,6 +190,7 @@ impl Carrier {
             2 => Some(Self::Tunnel),
             3 => Some(Self::Hold),
             4 => Some(Self::Follow),
+            5 => Some(Self::Listen),
             _ => None,
         }
     }

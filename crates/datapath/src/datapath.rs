@@ -9,8 +9,8 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use whimbrel_wire::FlowTuple;
 
 use crate::abi::{
-    Binding, COUNTERS, FlowEntry, IDLE_INTRODUCTIONS, IDLE_TRANSLATION, IDLE_VACATED, LocatorPair, RawAddress,
-    RawBinding, RawFlowEntry, RawLocatorPair, RawSettings, RawTuple, RawWireFlow,
+    Binding, COUNTERS, FlowEntry, IDLE_INTRODUCTIONS, IDLE_LISTENING, IDLE_TRANSLATION, IDLE_VACATED, LocatorPair,
+    RawAddress, RawBinding, RawFlowEntry, RawLocatorPair, RawSettings, RawTuple, RawWireFlow,
 };
 use crate::error::Error;
 use crate::events::{Event, Ring};
@@ -163,17 +163,19 @@ impl Datapath {
     }
 
     /// What the attached programs have to do from now on: `translation` while any flow has moved, `introductions` while
-    /// any are expected. Where there is nothing they pass every packet at once; a new instance does both.
+    /// any are expected, `listening` while any binding is [`Carrier::Listen`](crate::Carrier::Listen). Where there is nothing they pass every packet at once; a new instance does both.
     ///
     /// Attaching waits for the kernel for tens of milliseconds; this is done in an instant.
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub fn set_busy(&self, translation: bool, introductions: bool) -> Result<(), Error> {
+    pub fn set_busy(&self, translation: bool, introductions: bool, listening: bool) -> Result<(), Error> {
         let idle = |busy, bit| if busy { 0 } else { bit };
         self.change_settings(|settings| {
-            let both = idle(translation, IDLE_TRANSLATION) | idle(introductions, IDLE_INTRODUCTIONS);
-            settings.idle = settings.idle & IDLE_VACATED | both;
+            let all = idle(translation, IDLE_TRANSLATION)
+                | idle(introductions, IDLE_INTRODUCTIONS)
+                | idle(listening, IDLE_LISTENING);
+            settings.idle = settings.idle & IDLE_VACATED | all;
         })
     }
 

@@ -8,7 +8,8 @@ use whimbrel_wire::FlowTuple;
 
 use crate::Error;
 use crate::abi::{
-    EVENT_FLOW_CLOSED, EVENT_FLOW_OPENED, EVENT_INTRODUCTION, ORIGIN_ACCEPTED, ORIGIN_CONNECTED, Plain, RawEvent,
+    EVENT_FLOW_CLOSED, EVENT_FLOW_OPENED, EVENT_HEARD_NATIVELY, EVENT_INTRODUCTION, ORIGIN_ACCEPTED, ORIGIN_CONNECTED,
+    Plain, RawEvent,
 };
 
 /// What the programs report.
@@ -22,6 +23,12 @@ pub enum Event {
         flow: FlowTuple,
         /// Which end opened it.
         origin: Origin,
+    },
+    /// Something came in on a flow whose binding is [`Carrier::Listen`](crate::Carrier::Listen), under its own names. The
+    /// binding is on hold from then on.
+    HeardNatively {
+        /// Its own tuple.
+        flow: FlowTuple,
     },
     /// Such a connection has left the state that its socket keeps. The kernel may still answer for it for a minute
     /// (TIME-WAIT), so its packets may still have to be carried.
@@ -81,6 +88,7 @@ impl Event {
                 Some(Self::FlowOpened { flow, origin })
             }
             EVENT_FLOW_CLOSED => Some(Self::FlowClosed { flow }),
+            EVENT_HEARD_NATIVELY => Some(Self::HeardNatively { flow }),
             _ => None,
         }
     }

@@ -6,8 +6,9 @@ use libbpf_rs::btf::types::{Enum, Struct};
 use libbpf_rs::btf::{Btf, BtfType, HasSize};
 
 use crate::abi::{
-    COUNTERS, Carrier, EVENT_FLOW_CLOSED, EVENT_FLOW_OPENED, EVENT_INTRODUCTION, ORIGIN_ACCEPTED, ORIGIN_CONNECTED,
-    RawAddress, RawBinding, RawEvent, RawFlowEntry, RawLocatorPair, RawSettings, RawSocket, RawTuple, RawWireFlow,
+    COUNTERS, Carrier, EVENT_FLOW_CLOSED, EVENT_FLOW_OPENED, EVENT_HEARD_NATIVELY, EVENT_INTRODUCTION, ORIGIN_ACCEPTED,
+    ORIGIN_CONNECTED, RawAddress, RawBinding, RawEvent, RawFlowEntry, RawLocatorPair, RawSettings, RawSocket, RawTuple,
+    RawWireFlow,
 };
 
 const OBJECT: &str = concat!(env!("OUT_DIR"), "/layout.bpf.o");
@@ -97,6 +98,7 @@ fn constants_are_those_of_c() {
         ("EVENT_INTRODUCTION", EVENT_INTRODUCTION.into()),
         ("EVENT_FLOW_OPENED", EVENT_FLOW_OPENED.into()),
         ("EVENT_FLOW_CLOSED", EVENT_FLOW_CLOSED.into()),
+        ("EVENT_HEARD_NATIVELY", EVENT_HEARD_NATIVELY.into()),
     ];
     assert_eq!(constants(&btf, "event_kind"), named(&kinds));
     let origins = [
@@ -111,6 +113,7 @@ fn constants_are_those_of_c() {
         ("CARRIER_TUNNEL", Carrier::Tunnel as i64),
         ("CARRIER_HOLD", Carrier::Hold as i64),
         ("CARRIER_FOLLOW", Carrier::Follow as i64),
+        ("CARRIER_LISTEN", Carrier::Listen as i64),
     ];
     assert_eq!(constants(&btf, "carrier"), named(&carriers));
 }

@@ -329,6 +329,36 @@ fn a_reset_that_comes_by_another_way_than_the_flow_is_dropped() {
 }
 
 #[test]
+fn what_is_heard_natively_on_a_held_flow_is_told_once() {
+    on_both_families(|mut fixture| {
+        let own = fixture.own_in(TCP).bytes();
+        let events = |fixture: &mut Fixture| {
+            let mut events = Vec::new();
+            fixture.datapath.drain_events(|event| events.push(event)).expect("drain");
+            events
+        };
+        fixture.datapath.set_busy(true, false, true).expect("settings");
+        fixture.bind(Carrier::Hold, None);
+        assert_eq!(fixture.ingress(&own).verdict, NEXT);
+        assert_eq!(events(&mut fixture), []);
+        fixture.bind(Carrier::Listen, None);
+        // It holds.
+        assert_eq!(fixture.egress(&fixture.own_out(TCP).bytes()).verdict, REDIRECT);
+        fixture.counted("held", 1);
+        let mut reset = fixture.own_in(TCP);
+        reset.tcp_flags = 0x04;
+        assert_eq!(fixture.ingress(&reset.bytes()).verdict, SHOT);
+        assert_eq!(events(&mut fixture), []);
+        for _ in 0..2 {
+            assert_eq!(fixture.ingress(&own), Outcome { verdict: NEXT, packet: own.clone(), mark: 0 });
+        }
+        let (local, remote) = (fixture.names.own_local, fixture.names.own_remote);
+        let flow = FlowTuple { transport: Transport::Tcp, local, remote };
+        assert_eq!(events(&mut fixture), [Event::HeardNatively { flow }]);
+    });
+}
+
+#[test]
 fn held_packets_disappear_without_an_error() {
     on_both_families(|fixture| {
         fixture.bind(Carrier::Hold, None);

@@ -22,6 +22,7 @@ const PROBE_PAUSE_LONGEST: Duration = Duration::from_secs(1920);
 impl Node {
     /// How moved flows go at first, before any probe (P-19, P-20).
     pub(crate) fn choose_carrier(&mut self, id: PeerId) {
+        self.claim_pair(id);
         let carriers = self.config.carriers;
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let unconfirmed = peer.candidate.as_ref().is_some_and(|candidate| candidate.announced);
@@ -30,7 +31,7 @@ impl Node {
             Carrier::Hold
         } else if carriers.tunnel {
             Carrier::Tunnel
-        } else if carriers.rewrite && !peer.translated() && !peer.peer_refuses_rewrite && !unconfirmed {
+        } else if carriers.rewrite && peer.pair.is_some() && !peer.peer_refuses_rewrite && !unconfirmed {
             Carrier::Rewrite
         } else {
             // Nothing counts what goes out rewritten, so it waits for the path to be confirmed (P-18).
@@ -56,11 +57,7 @@ impl Node {
     /// Both ends want it, no NAT is known on the way, both locators are of one family, and the tunnel goes first (P-19).
     pub(crate) fn rewrite_possible(&self, id: PeerId) -> bool {
         let Some(peer) = self.peers.get(&id) else { return false };
-        self.config.carriers.rewrite
-            && !peer.peer_refuses_rewrite
-            && !peer.translated()
-            && peer.candidate.as_ref().is_none_or(|candidate| !candidate.announced)
-            && peer.source.is_some_and(|source| source.is_ipv4() == peer.remote.is_ipv4())
+        self.config.carriers.rewrite && !peer.peer_refuses_rewrite && peer.pair.is_some()
     }
 
     /// Sends a carrier probe: the moving end begins, the other answers with one of its own (P-20).
@@ -100,12 +97,10 @@ impl Node {
     pub(crate) fn handle_probe(&mut self, _now: Time, id: PeerId, wire: FlowTuple, nonce: u64) {
         let answer = self.random.u64() | PROBE_BIT;
         let possible = self.rewrite_possible(id);
+        let unable = self.failed.contains(&State::Binding(id));
         let Some(peer) = self.peers.get_mut(&id) else { return };
-        if wire.remote.ip() != peer.remote.ip() || Some(wire.local.ip()) != peer.source {
-            return;
-        }
-        if peer.translated() {
-            // What came rewritten would not be taken for that. The peer has other ideas of the way.
+        if peer.pair != Some((wire.local.ip(), wire.remote.ip())) || unable {
+            // What came rewritten would not be taken for that. The peer has other ideas of the way, or asks again.
             return;
         }
         let index = peer.session().map(|slot| slot.session.remote_index());
@@ -127,7 +122,7 @@ impl Node {
             return;
         }
         let Some(peer) = self.peers.get_mut(&id) else { return };
-        if peer.probe.nonce != nonce || peer.probe.forward || peer.update.is_some() {
+        if peer.probe.nonce != nonce || peer.probe.forward || peer.places.local == NOWHERE {
             return;
         }
         peer.probe.forward = true;

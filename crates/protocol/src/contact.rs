@@ -539,9 +539,14 @@ impl Node {
         }
         let known = self.by_key.get(&key).copied();
         if known.is_none() && self.peers.len() >= IDLE_PEERS_MOST {
-            let idle = self.peers.values().filter(|peer| peer.flows.is_empty()).min_by_key(|peer| peer.last_heard);
-            if let Some(idle) = idle.map(|peer| peer.id) {
-                self.drop_peer(idle);
+            let idle = |peer: &&Peer| {
+                peer.flows.is_empty() && peer.introductions.active.is_empty() && peer.introductions.queue.is_empty()
+            };
+            let count = self.peers.values().filter(idle).count();
+            // Those first that have not even shown that they hold the keys.
+            let oldest = self.peers.values().filter(idle).min_by_key(|peer| (peer.has_session(), peer.last_heard));
+            if let Some(oldest) = oldest.filter(|_| count >= IDLE_PEERS_MOST).map(|peer| peer.id) {
+                self.drop_peer(oldest);
             }
         }
         let id = known.unwrap_or_else(|| self.new_peer(now, key, how.source));

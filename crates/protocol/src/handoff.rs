@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use whimbrel_wire::message::{BindingStatus, Message, UpdateFlags};
+use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::Time;
 use crate::node::{Arrival, Node, Routes};
@@ -20,6 +21,10 @@ const DOUBT_AFTER: u32 = 3;
 const UPDATES: u32 = 12;
 const UPDATE_PAUSE: Duration = Duration::from_secs(2);
 const UPDATE_PAUSE_LONGEST: Duration = Duration::from_secs(60);
+/// Sequence numbers are below this; what comes with another is not from a peer that counts (P-17).
+const SEQUENCES: u32 = 1 << 31;
+/// Addresses that a peer only told, so that nothing says that it is there, that are tried.
+const UNPROVEN_MOST: usize = 4;
 /// Updates in a row to one address.
 const UPDATES_TO_ONE: u32 = 3;
 
@@ -97,6 +102,7 @@ impl Node {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         peer.places.local = NOWHERE;
         peer.carrier = Carrier::Hold;
+        peer.listens = false;
         if !peer.flows.is_empty() {
             self.put_binding_in_force(id);
         }
@@ -132,6 +138,48 @@ impl Node {
             self.announce(now, id, true, true, false);
             self.hold(id);
         }
+    }
+
+    /// An update stays unanswered, and this host has the address that flows are at home at: perhaps nothing has moved, and
+    /// only the peer's daemon is away. Then what comes in under the flows' own names shows it (P-39), and is asked for.
+    fn listen_natively(&mut self, _now: Time, id: PeerId, tries: u32) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let held = peer.update.as_ref().is_some_and(|update| update.held && update.meanwhile.is_none());
+        if !held || tries < 2 || peer.places.local != NOWHERE || !peer.is_home_address() {
+            return;
+        }
+        peer.listens = true;
+        let here = peer.attachment.map(|attachment| attachment.address);
+        let flow = peer
+            .flows
+            .iter()
+            .filter(|flow| flow.transport == Transport::Tcp)
+            .find(|flow| Some(flow.local.ip()) == here);
+        let flow = flow.copied();
+        self.put_binding_in_force(id);
+        if let Some(flow) = flow {
+            self.op(KernelOp::AskNatively { flow }, None);
+        }
+    }
+
+    /// A packet came in on a held flow under its own names: the flow is at home here, whoever does not answer (P-39).
+    pub fn handle_heard_natively(&mut self, now: Time, flow: FlowTuple) {
+        let Some(entry) = self.flows.get(&flow).and_then(|known| known.entry()).copied() else { return };
+        let id = entry.peer;
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let here = peer.attachment.is_some_and(|attachment| attachment.address == flow.local.ip());
+        let waiting = peer.update.as_ref().is_some_and(|update| update.held) && peer.places.local == NOWHERE;
+        if !peer.listens || !waiting || !here || entry.home.peer != peer.places.peer {
+            return;
+        }
+        peer.listens = false;
+        peer.places.local = entry.home.local;
+        let (flows, at) = (peer.flows.len(), peer.source);
+        self.put_binding_in_force(id);
+        self.refresh_sets();
+        self.op(KernelOp::Kick { peer: id, lost: false }, Some(Asked::Effect("waking senders")));
+        self.event(Event::NotMoved { peer: id, at, flows });
+        self.refresh_listening(now);
     }
 
     /// We are somewhere else: the peer is told.
@@ -172,7 +220,7 @@ impl Node {
     fn announce(&mut self, now: Time, id: PeerId, lost: bool, held: bool, uprooted: bool) {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         peer.unannounced = false;
-        peer.sequence_sent += 1;
+        peer.sequence_sent = (peer.sequence_sent + 1).min(SEQUENCES - 1);
         peer.update = Some(PendingUpdate { uprooted, ..PendingUpdate::new(peer.sequence_sent, now, lost, held) });
         self.repeat_update(now, id);
     }
@@ -221,6 +269,11 @@ impl Node {
         let long = peer.update.as_ref().is_some_and(|update| update.tries >= UPDATES);
         let mut addresses = peer.whereabouts(port, long);
         addresses.retain(|to| to.is_ipv4() == source.is_ipv4());
+        let mut unproven = 0;
+        addresses.retain(|to| {
+            unproven += usize::from(!peer.has_shown(*to));
+            peer.has_shown(*to) || unproven <= UNPROVEN_MOST
+        });
         let session = peer.has_session();
         let (remote, pause) =
             (peer.remote, peer.repeat_after(peer.update.as_ref().map_or(1, |update| update.tries + 1)));
@@ -270,10 +323,17 @@ impl Node {
             messages.splice(0..0, asked.map(|(_, token)| Message::PathChallenge { token: *token }));
         }
         self.timers.set(Timer::Update(id), now + again);
-        self.send_padded(id, Some(source), to, &messages);
-        if doubt || !session {
-            self.start_handshake_at(now, id, to);
+        // A peer may tell anybody's address as its own.
+        let proven = self.peers.get(&id).is_some_and(|peer| peer.has_shown(to));
+        if proven {
+            self.send_padded(id, Some(source), to, &messages);
+        } else {
+            self.send_to(id, Some(source), to, &messages);
         }
+        if doubt || !session {
+            self.start_handshake_at(now, id, if proven { to } else { remote });
+        }
+        self.listen_natively(now, id, tries);
     }
 
     fn own_flags(&self) -> UpdateFlags {
@@ -309,6 +369,10 @@ impl Node {
             observed: arrival.source,
         };
         // P-17
+        if sequence >= SEQUENCES {
+            answers.push(acknowledgement(BindingStatus::Refused, peer.sequence_accepted, peer.places.peer));
+            return;
+        }
         if sequence <= peer.sequence_accepted {
             let (place, endpoint, _) = peer.announced();
             let repeated = sequence == peer.sequence_accepted && endpoint == arrival.source;
@@ -385,12 +449,18 @@ impl Node {
             BindingStatus::Accepted => {}
             BindingStatus::NotNewer => {
                 // We lost count, as after a restart without memory (P-17).
-                let next = peer.sequence_sent.max(ack.newest).saturating_add(1);
-                peer.sequence_sent = next;
-                if let Some(update) = peer.update.as_mut() {
-                    update.sequence = next;
+                let newest = peer.sequence_sent.max(ack.newest);
+                if newest >= SEQUENCES - 1 {
+                    return;
                 }
-                self.repeat_update(now, id);
+                peer.sequence_sent = newest + 1;
+                if let Some(update) = peer.update.as_mut() {
+                    update.sequence = newest + 1;
+                    // Once at once: who says so again and again is answered no sooner than who says nothing.
+                    if !std::mem::replace(&mut update.corrected, true) {
+                        self.repeat_update(now, id);
+                    }
+                }
                 return;
             }
             _ => {
@@ -412,6 +482,12 @@ impl Node {
         peer.observed = Some(ack.observed);
         self.check_later(now, id);
         if quiet {
+            // Either end may have started anew, and know of no probe.
+            let Some(peer) = self.peers.get_mut(&id) else { return };
+            if peer.moved_flows() > 0 {
+                peer.probe = CarrierProbe { leading: peer.has_gone(), ..CarrierProbe::default() };
+                self.probe_carrier(now, id);
+            }
             let saved = self.peers[&id].saved();
             self.op(KernelOp::SavePeer(saved), Some(Asked::Effect("saving a peer")));
             self.introduce_on(now, id);
@@ -421,6 +497,8 @@ impl Node {
         }
         let Some(peer) = self.peers.get_mut(&id) else { return };
         peer.places.local = ack.place;
+        peer.listens = false;
+        peer.probe.leading = true;
         peer.peer_refuses_rewrite = ack.flags.contains(UpdateFlags::REWRITE_REFUSED);
         let source = peer.source;
         let usable = source.is_some_and(|source| source.is_ipv4() == peer.remote.is_ipv4());

@@ -10,12 +10,39 @@ use crate::op::{Carrier, KernelOp, PeerId};
 use crate::outcome::{Asked, State};
 
 impl Node {
+    /// Lets the peer have the pair of locators that it is at now, if nobody else has it (P-40), and gives up the one that it
+    /// had.
+    pub(crate) fn claim_pair(&mut self, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        if peer.meanwhile().is_some() {
+            return;
+        }
+        let wanted = peer.wanted_pair();
+        if peer.pair == wanted {
+            return;
+        }
+        if let Some(before) = peer.pair.take() {
+            self.pairs.remove(&before);
+        }
+        let Some(pair) = wanted.filter(|pair| !self.pairs.contains_key(pair)) else { return };
+        peer.pair = Some(pair);
+        self.pairs.insert(pair, id);
+        // Whoever was there before accepts nothing from there any more.
+        let others = self.peers.values().filter(|other| other.id != id && other.former.contains(&pair));
+        for other in others.map(|other| other.id).collect::<Vec<_>>() {
+            self.put_binding_in_force(other);
+        }
+    }
+
     /// Tells the data plane the binding of a peer as it is now.
     pub(crate) fn put_binding_in_force(&mut self, id: PeerId) {
+        self.claim_pair(id);
         let Some(peer) = self.peers.get(&id) else { return };
         // While a move is under way what comes by the wrong path is to be seen.
         let moved = peer.moved_flows() > 0 || peer.meanwhile().is_some();
-        let op = KernelOp::SetBinding { peer: id, binding: peer.binding(), moved };
+        let mut binding = peer.binding();
+        binding.former.retain(|pair| self.pairs.get(pair).is_none_or(|holder| *holder == id));
+        let op = KernelOp::SetBinding { peer: id, binding, moved };
         self.op(op, Some(Asked::State("putting a binding in force", State::Binding(id))));
         let saved = self.peers[&id].saved();
         self.op(KernelOp::SavePeer(saved), Some(Asked::Effect("saving a peer")));

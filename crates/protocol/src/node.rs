@@ -80,6 +80,8 @@ pub struct Node {
     /// What could not be made so, and how often that was tried again.
     pub(crate) failed: BTreeSet<State>,
     pub(crate) mended: u32,
+    /// Which peer rewritten packets between two locators (ours, its) belong to.
+    pub(crate) pairs: HashMap<(IpAddr, IpAddr), PeerId>,
     pub(crate) listening: Vec<u32>,
     pub(crate) keeping: Vec<IpAddr>,
     pub(crate) leaving: Vec<IpAddr>,
@@ -156,6 +158,7 @@ impl Node {
             asked: HashMap::new(),
             failed: BTreeSet::new(),
             mended: 0,
+            pairs: HashMap::new(),
             listening: Vec::new(),
             keeping: Vec::new(),
             leaving: Vec::new(),
@@ -184,10 +187,11 @@ impl Node {
         }
         let ids: Vec<PeerId> = self.peers.keys().copied().collect();
         for id in ids {
-            self.put_binding_in_force(id);
             if self.peers[&id].flows.is_empty() {
                 self.timers.set(Timer::Idle(id), now + IDLE);
             } else {
+                self.put_binding_in_force(id);
+                self.accept_former(now, id);
                 self.reach_again(now, id);
             }
         }
@@ -422,21 +426,24 @@ impl Node {
     }
 
     fn forget_closed(&mut self, now: Time) {
+        let mut idle = BTreeSet::new();
         while let Some(&(until, flow)) = self.closed.front() {
             if until > now {
                 self.timers.set(Timer::Linger, until);
                 break;
             }
             self.closed.pop_front();
-            if self.flows.get(&flow).is_some_and(|known| known.closed) {
+            if let Some(known) = self.flows.get(&flow).filter(|known| known.closed) {
+                idle.extend(known.entry().map(|entry| entry.peer));
                 self.forget_flow(&flow);
             }
         }
         self.refresh_sets();
-        let idle: Vec<PeerId> = self.peers.values().filter(|peer| peer.flows.is_empty()).map(|peer| peer.id).collect();
         for id in idle {
-            self.timers.set_earlier(Timer::Idle(id), now + IDLE);
-            self.put_binding_in_force(id);
+            if self.peers.get(&id).is_some_and(|peer| peer.flows.is_empty()) {
+                self.idle_later(now, id);
+                self.put_binding_in_force(id);
+            }
         }
     }
 
@@ -482,6 +489,7 @@ impl Node {
             self.nonces.remove(&responding.nonce);
         }
         self.by_key.remove(&peer.key);
+        self.pairs.retain(|_, holder| *holder != id);
         self.contacts.forget_peer(id);
         for timer in [
             Timer::Introductions(id),

@@ -78,13 +78,17 @@ pub struct Binding {
     pub places: Places,
     /// For all other flows of the peer.
     pub carrier: Carrier,
-    /// This host's address towards the peer; unspecified where something on the way translates, so that nothing can
-    /// arrive rewritten.
+    /// This host's address in rewritten packets; unspecified where nothing can arrive rewritten, or is not to (P-40).
     pub local_locator: IpAddr,
     /// The peer's address.
     pub peer_locator: IpAddr,
+    /// This host's address towards the peer, translated or not.
+    pub source: Option<IpAddr>,
     /// Former pairs (local, peer) that rewritten packets may still arrive on, newest first.
     pub former: Vec<(IpAddr, IpAddr)>,
+    /// While on hold: the first packet that comes in on a held flow under its own names is to be told, by
+    /// [`Node::handle_heard_natively`](crate::Node::handle_heard_natively) (P-39).
+    pub listens: bool,
 }
 
 /// Where a peer's tunnel leads.
@@ -125,6 +129,11 @@ pub enum KernelOp {
         peer: PeerId,
         /// The remote address.
         remote: IpAddr,
+    },
+    /// Send a keepalive in a held TCP flow, under its own names, past the hold (P-39). The peer's stack acknowledges it.
+    AskNatively {
+        /// The flow, as this host has it.
+        flow: FlowTuple,
     },
     /// Send a carrier probe: a segment as for an introduction, on a tuple that no socket has (P-20).
     Probe {
@@ -359,6 +368,16 @@ pub enum Event {
         /// Since the move was noticed.
         took: Duration,
         /// Flows that moved.
+        flows: usize,
+    },
+    /// The peer does not answer, but what comes in shows that this host is where its flows are at home: they go on as if
+    /// nothing had been noticed.
+    NotMoved {
+        /// The peer.
+        peer: PeerId,
+        /// Our address.
+        at: Option<IpAddr>,
+        /// Flows that go on.
         flows: usize,
     },
     /// A peer moved.

@@ -56,6 +56,8 @@ pub(crate) struct PendingUpdate {
     pub(crate) uprooted: bool,
     /// Flows wait for the answer. Else it only tells a peer that may have forgotten it where we are.
     pub(crate) held: bool,
+    /// It was given another sequence number already, since the peer knew of a newer one.
+    pub(crate) corrected: bool,
     /// Where it was sent beside the confirmed endpoint, and the challenge that went along.
     pub(crate) asked: Vec<(SocketAddr, u64)>,
     /// The one of these that has answered its challenge.
@@ -83,6 +85,7 @@ impl PendingUpdate {
             lost,
             uprooted: false,
             held,
+            corrected: false,
             asked: Vec::new(),
             proven: None,
             meanwhile: None,
@@ -223,6 +226,10 @@ pub(crate) struct Peer {
     pub(crate) handshakes: u32,
     /// It was taken over from a daemon before this one, and where we are was not looked at since.
     pub(crate) restored: bool,
+    /// The pair of locators, ours and its own, that rewritten packets are accepted between as this peer's.
+    pub(crate) pair: Option<(IpAddr, IpAddr)>,
+    /// Held flows that are heard under their own names after all are to be told (P-39).
+    pub(crate) listens: bool,
     /// The address that was chosen by hand, as long as this host has it.
     pub(crate) preferred: Option<Attachment>,
 }
@@ -268,6 +275,8 @@ impl Peer {
             reach_tries: 0,
             handshakes: 0,
             restored: false,
+            pair: None,
+            listens: false,
             preferred: None,
         }
     }
@@ -430,15 +439,31 @@ impl Peer {
             IpAddr::V4(_) => IpAddr::from([0; 4]),
             IpAddr::V6(_) => IpAddr::from([0; 16]),
         };
-        // Through a NAT nothing arrives rewritten, and what arrives under its address may be anybody's.
-        let local_locator = self.source.filter(|_| !self.translated()).unwrap_or(unspecified);
         Binding {
             places: self.places_in_force(),
             carrier: self.carrier,
-            local_locator,
+            local_locator: self.pair.map_or(unspecified, |(local, _)| local),
             peer_locator,
+            source: self.source,
             former: self.former.clone(),
+            listens: self.listens && self.carrier == Carrier::Hold,
         }
+    }
+
+    /// The pair of locators that rewritten packets may come between. Through a NAT nothing arrives rewritten, and what
+    /// arrives under its address may be anybody's; so may what seems to come from a place that is not confirmed.
+    pub(crate) fn wanted_pair(&self) -> Option<(IpAddr, IpAddr)> {
+        let unconfirmed = self.candidate.as_ref().is_some_and(|candidate| candidate.announced);
+        if self.flows.is_empty() || unconfirmed || self.translated() {
+            return None;
+        }
+        self.source.filter(|source| source.is_ipv4() == self.remote.is_ipv4()).map(|source| (source, self.remote.ip()))
+    }
+
+    /// Whether a flow is at home at the address where this host is.
+    pub(crate) fn is_home_address(&self) -> bool {
+        let here = self.attachment.map(|attachment| attachment.address);
+        self.homes.keys().any(|(home, address)| Some(*address) == here && home.peer == self.places.peer)
     }
 
     /// Where the peer may be, the likeliest first: where it said that it is, its other addresses, and where it was before.
@@ -454,6 +479,11 @@ impl Peer {
             }
         }
         all
+    }
+
+    /// Whether the peer has shown that it is at an endpoint. What it told, or announced once, shows nothing.
+    pub(crate) fn has_shown(&self, endpoint: SocketAddr) -> bool {
+        self.remote == endpoint || self.met == Some(endpoint)
     }
 
     /// Keeps the present pair of locators acceptable while another takes its place (P-22).

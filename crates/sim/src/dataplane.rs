@@ -83,6 +83,7 @@ impl DataPlane {
             KernelOp::LeaveFrom { .. }
             | KernelOp::Introduce { .. }
             | KernelOp::FindSockets { .. }
+            | KernelOp::AskNatively { .. }
             | KernelOp::Probe { .. }
             | KernelOp::Kick { .. }
             | KernelOp::SavePeer(_)
@@ -194,6 +195,23 @@ impl DataPlane {
     #[must_use]
     pub fn accepts_rewritten(&self, local: IpAddr, peer: IpAddr) -> bool {
         self.locators.contains_key(&(peer, local))
+    }
+
+    /// Whether a flow is carried, or held.
+    pub(crate) fn has_moved(&self, own: &FlowTuple) -> bool {
+        let binding =
+            |entry: &FlowEntry| self.bindings.get(&entry.peer).map(|(binding, _)| (binding.places, entry.home));
+        self.flows.get(own).and_then(binding).is_some_and(|(places, home)| places != home)
+    }
+
+    /// Something came in under a flow's own names: whether the node is to be told (P-39).
+    pub(crate) fn hear_natively(&mut self, own: &FlowTuple) -> bool {
+        if !self.has_moved(own) {
+            return false;
+        }
+        let peer = self.flows.get(own).map(|entry| entry.peer);
+        let binding = peer.and_then(|peer| self.bindings.get_mut(&peer));
+        binding.is_some_and(|(binding, _)| std::mem::take(&mut binding.listens))
     }
 
     /// A flow was heard rewritten.

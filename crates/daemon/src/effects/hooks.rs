@@ -24,7 +24,9 @@ pub(crate) struct Hooks {
     introduced: bool,
     /// Until when programs hang on though no flow could move any more.
     hanging_until: Option<Time>,
-    listening: bool,
+    introducing: bool,
+    /// Peers whose held flows are listened for (P-39).
+    listening: BTreeSet<PeerId>,
 }
 
 impl Hooks {
@@ -49,8 +51,17 @@ impl Hooks {
     }
 
     /// Notes whether introductions are expected.
-    pub(crate) fn note_listening(&mut self, listening: bool) {
-        self.listening = listening;
+    pub(crate) fn note_introducing(&mut self, introducing: bool) {
+        self.introducing = introducing;
+    }
+
+    /// Notes whether held flows of a peer are listened for.
+    pub(crate) fn note_listening(&mut self, peer: PeerId, listening: bool) {
+        if listening {
+            self.listening.insert(peer);
+        } else {
+            self.listening.remove(&peer);
+        }
     }
 
     /// Whether any flow is moved, or was a moment ago.
@@ -78,10 +89,10 @@ impl Hooks {
     /// Makes the kernel's state equal to what is wanted. Failures of one interface do not keep the others from being
     /// served; the first is returned.
     pub(crate) fn apply(&self, datapath: &mut Datapath, network: &NetworkState, tun: u32) -> Result<(), Error> {
-        let mut result = datapath.set_busy(self.carrying(), self.listening);
+        let mut result = datapath.set_busy(self.carrying(), self.introducing, !self.listening.is_empty());
         let mut wanted: BTreeMap<u32, Role> = BTreeMap::new();
         let hanging = self.carrying() || self.introduced || self.hanging_until.is_some();
-        if hanging || self.listening {
+        if hanging || self.introducing {
             wanted.extend(wires(network, tun).map(|link| (link.index, Role::Wire)));
         }
         if hanging {

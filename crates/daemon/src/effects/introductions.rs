@@ -10,7 +10,7 @@ use whimbrel_protocol::SocketNumbers;
 use whimbrel_wire::introduction::Introduction;
 use whimbrel_wire::{FlowTuple, Transport};
 
-use super::Failure;
+use super::{Failure, MARK};
 
 /// In the segment's header, before scaling. The receiver consumes the segment, so nobody takes it for an announcement;
 /// connection tracking on the way only ever widens what it accepts by it.
@@ -73,16 +73,34 @@ pub(crate) fn introduce(
         Transport::Tcp => {
             let sockets = snapshot.sockets(datapath)?;
             let socket = sockets.get(&flow).ok_or(Failure::NoSocket(flow))?;
-            let numbers = Numbers {
-                // As a keepalive has it (RFC 9293 §3.8.4): a stack that does not know the option only acknowledges it.
-                sequence: socket.snd_una.wrapping_sub(1),
-                acknowledgement: socket.rcv_nxt,
-                window: WINDOW,
-            };
-            injector.introduce_tcp(&flow, numbers, introduction, Way::default())?;
+            injector.introduce_tcp(&flow, keepalive(socket), introduction, Way::default())?;
         }
     }
     Ok(())
+}
+
+/// Sends a keepalive in a TCP flow that is on hold.
+pub(crate) fn ask(
+    injector: &Injector,
+    datapath: &mut Datapath,
+    snapshot: &mut Snapshot,
+    flow: FlowTuple,
+) -> Result<(), Failure> {
+    let socket = snapshot.sockets(datapath)?.get(&flow).ok_or(Failure::NoSocket(flow))?;
+    // Past the hold, and not by the ways of moved flows.
+    let way = Way { mark: Some(MARK.mask & !MARK.value), interface: None };
+    // No daemon consumes it: session index 0 is nobody's.
+    injector.introduce_tcp(&flow, keepalive(socket), Introduction { index: 0, nonce: 0 }, way)?;
+    Ok(())
+}
+
+fn keepalive(socket: &TcpSocket) -> Numbers {
+    Numbers {
+        // As a keepalive has it (RFC 9293 §3.8.4): a stack that does not know the option only acknowledges it.
+        sequence: socket.snd_una.wrapping_sub(1),
+        acknowledgement: socket.rcv_nxt,
+        window: WINDOW,
+    }
 }
 
 /// Sends a carrier probe on a tuple that no socket has.

@@ -188,7 +188,7 @@ impl Effects {
     fn carry_out_one(&mut self, now: Time, op: KernelOp, snapshot: &mut Snapshot) -> Result<(), Failure> {
         match op {
             KernelOp::ListenForIntroductions { indices } => {
-                self.hooks.note_listening(!indices.is_empty());
+                self.hooks.note_introducing(!indices.is_empty());
                 self.listening.set(&self.datapath, indices)?;
                 // The peer begins as soon as it is told that we look.
                 self.apply_hooks()?;
@@ -201,6 +201,9 @@ impl Effects {
             KernelOp::FindSockets { peer, remote } => {
                 let sockets = snapshot.sockets(&mut self.datapath)?;
                 self.found.push((peer, introductions::numbers_of(sockets.values(), remote)));
+            }
+            KernelOp::AskNatively { flow } => {
+                introductions::ask(&self.injector, &mut self.datapath, snapshot, flow)?;
             }
             KernelOp::Probe { wire, index, nonce } => {
                 introductions::probe(&self.injector, wire, Introduction { index, nonce })?;
@@ -222,6 +225,7 @@ impl Effects {
             KernelOp::SetBinding { peer, binding, moved } => self.set_binding(now, peer, binding, moved)?,
             KernelOp::RemoveBinding { peer } => {
                 self.hooks.note_peer(now, peer, false);
+                self.hooks.note_listening(peer, false);
                 self.kicks.remove_peer(peer);
                 self.bindings.remove(&peer);
                 self.tunnels.remove_peer(&self.tunnel, peer);
@@ -259,6 +263,7 @@ impl Effects {
 
     fn set_binding(&mut self, now: Time, peer: PeerId, binding: Binding, moved: bool) -> Result<(), Failure> {
         self.hooks.note_peer(now, peer, moved);
+        self.hooks.note_listening(peer, binding.listens);
         let wanted = self.data_plane_binding(peer, &binding);
         let wanted_places = binding.places;
         let before = self.bindings.insert(peer, binding);
@@ -281,6 +286,7 @@ impl Effects {
     fn data_plane_binding(&self, peer: PeerId, binding: &Binding) -> datapath::Binding {
         let same_family = binding.local_locator.is_ipv4() == binding.peer_locator.is_ipv4();
         let carrier = match binding.carrier {
+            Carrier::Hold if binding.listens => datapath::Carrier::Listen,
             Carrier::Hold => datapath::Carrier::Hold,
             Carrier::Tunnel => datapath::Carrier::Tunnel,
             Carrier::FollowRewrite if same_family => datapath::Carrier::Follow,
@@ -294,7 +300,7 @@ impl Effects {
             .filter(|(local, peer)| local.is_ipv4() == peer.is_ipv4() && !local.is_unspecified())
             .map(|(local, peer)| LocatorPair { local: *local, peer: *peer })
             .collect();
-        let holder = self.network.addresses.iter().find(|usable| usable.address == binding.local_locator);
+        let holder = self.network.addresses.iter().find(|usable| Some(usable.address) == binding.source);
         datapath::Binding {
             local_place: binding.places.local,
             peer_place: binding.places.peer,

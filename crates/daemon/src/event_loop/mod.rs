@@ -409,6 +409,7 @@ impl EventLoop {
                     node.handle_flow_opened(now, flow, origin == Origin::Accepted);
                 }
             }
+            DatapathEvent::HeardNatively { flow } => node.handle_heard_natively(now, flow),
             DatapathEvent::FlowClosed { flow } => node.handle_flow_closed(now, flow),
         });
         if let Err(error) = drained {

@@ -272,13 +272,19 @@ impl World {
                         let what = format!("{} reads {packet} as data", of.name);
                         self.ledger.violation(Kind::Leaked, self.now, what);
                     }
-                    (Some(_), _) => self.note(packet, "ignored"),
+                    (Some(&(flow, end)), _) => {
+                        self.note(packet, "acknowledged");
+                        self.send_segment(flow, end, true);
+                    }
                 }
             }
             Body::Data { flow, end, acknowledgement } => {
                 let carried = if own == seen { Carried::Native } else { Carried::Rewritten };
                 if wire.is_some() {
                     self.hosts[host.0].plane.hear(own);
+                } else if self.hosts[host.0].plane.hear_natively(&own) {
+                    let now = self.now;
+                    self.with_node(host, |node| node.handle_heard_natively(now, own));
                 }
                 self.arrive(network, host, own, packet, (*flow, *end, *acknowledgement), carried);
             }
@@ -290,6 +296,7 @@ impl World {
                 let of = (*flow, *end, *acknowledgement);
                 self.arrive(network, host, *inner, packet, of, Carried::Tunnelled);
             }
+            Body::Reset if wire.is_none() && of.plane.has_moved(&own) => self.note(packet, "a reset from elsewhere"),
             Body::Reset => {
                 if let Some(&(flow, end)) = of.sockets.get(&own)
                     && self.flows[flow.0].open == [true; 2]

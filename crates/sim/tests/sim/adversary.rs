@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use whimbrel_handshake::Contact;
 use whimbrel_protocol::{Config, FlowState};
-use whimbrel_sim::{Access, FlowId, HostId, Kind, Link, Mutation, NetworkId, Powers, Speaker, World};
+use whimbrel_sim::{Access, Carried, FlowId, HostId, Kind, Link, Mutation, NetworkId, Powers, Speaker, World};
 use whimbrel_wire::message::{BindingStatus, Echo, Message, UpdateFlags};
 
-use crate::common::{AWAY, FURTHER, HOME, INSIDE, SECOND, SERVICE, Two, address};
+use crate::common::{AWAY, FURTHER, HOME, INSIDE, SECOND, SERVICE, Two, address, settle_as};
 
 const VICTIM: &str = "10.77.0.1";
 
@@ -378,4 +378,140 @@ fn links_that_lose_reorder_and_duplicate() {
         }
         two.world.check();
     }
+}
+
+/// A stranger without flows, at 10.66.0.1, beside two hosts that have moved flows and rewrite them.
+struct Beside {
+    two: Two,
+    flows: Vec<FlowId>,
+    stranger: Speaker,
+}
+
+impl Beside {
+    fn new(seed: u64) -> Self {
+        let (mut two, flows) = Two::flowing(seed, 3);
+        two.world.move_to(two.client, two.away, AWAY);
+        settle_as(&mut two.world, &flows, Carried::Rewritten);
+        let crowd = two.world.network(Access::Open);
+        let host = two.world.bare_host("stranger");
+        two.world.at_mut(host).collects = true;
+        two.world.attach(host, crowd, "10.66.0.1");
+        let stranger = Speaker::new(host, crowd, address("10.66.0.1"), address("10.9.0.1"));
+        Self { two, flows, stranger }
+    }
+
+    fn assert_unharmed(&mut self) {
+        self.two.world.assert_delivering(SECOND);
+        settle_as(&mut self.two.world, &self.flows, Carried::Rewritten);
+        self.two.world.check();
+    }
+}
+
+#[test]
+fn a_stranger_who_claims_the_place_of_another_gets_nothing_of_its() {
+    // P-40. With the source forged, in an update; and in a handshake, where a flow ends after it.
+    for flags in [UpdateFlags::NONE, UpdateFlags::FORMER_PATH_LOST] {
+        let mut beside = Beside::new(410);
+        beside.stranger.meet(&mut beside.two.world);
+        let update = Message::BindingUpdate { sequence: 1, flags, claimed: endpoint(AWAY), lifetime: 0 };
+        beside.stranger.say(&mut beside.two.world, endpoint(AWAY), &[update, Message::Padding { length: 1000 }]);
+        beside.two.world.run_for(20 * SECOND);
+        beside.assert_unharmed();
+    }
+    let mut beside = Beside::new(411);
+    let key = beside.two.world.at(beside.two.server).public_key();
+    beside.stranger.begin(&mut beside.two.world, Contact::Known(key), endpoint(AWAY));
+    beside.two.world.run_for(SECOND);
+    let ending = beside.flows.remove(2);
+    beside.two.world.close(ending);
+    beside.two.world.run_for(70 * SECOND);
+    beside.assert_unharmed();
+}
+
+#[test]
+fn one_flow_that_ends_costs_nothing_to_strangers() {
+    let mut beside = Beside::new(412);
+    let key = beside.two.world.at(beside.two.server).public_key();
+    let crowd = beside.stranger.network;
+    for n in 2..22 {
+        let (host, at) = (beside.two.world.bare_host("stranger"), format!("10.66.0.{n}"));
+        beside.two.world.attach(host, crowd, &at);
+        let mut speaker = Speaker::new(host, crowd, address(&at), address("10.9.0.1"));
+        speaker.begin(&mut beside.two.world, Contact::Known(key), endpoint(&at));
+        beside.two.world.run_for(Duration::from_millis(30));
+    }
+    assert!(beside.two.world.peers(beside.two.server).len() > 20);
+    let bindings = |world: &World| world.traced().filter(|line| line.contains("server does SetBinding")).count();
+    let before = bindings(&beside.two.world);
+    let ending = beside.flows.remove(2);
+    beside.two.world.close(ending);
+    beside.two.world.run_for(65 * SECOND);
+    let after = bindings(&beside.two.world);
+    assert!(after <= before + 1, "{before} became {after}");
+    beside.assert_unharmed();
+}
+
+/// A client with a flow to a liar, which has moved to `AWAY`; the sequence number of its update.
+fn a_client_moves_away_from_a_liar(seed: u64) -> (World, HostId, Speaker, u32) {
+    let mut world = World::new(seed);
+    let [home, away, den, crowd] = std::array::from_fn(|_| world.network(Access::Open));
+    let client = world.host("client");
+    let [liar_host, victim] = ["liar", "victim"].map(|name| world.bare_host(name));
+    world.at_mut(liar_host).collects = true;
+    world.attach(client, home, HOME);
+    world.attach(liar_host, den, "10.66.0.1");
+    world.attach(victim, crowd, VICTIM);
+    let mut liar = Speaker::new(liar_host, den, address("10.66.0.1"), address(HOME));
+    liar.meet(&mut world);
+    let flow = world.connect(liar_host, "10.1.0.2:22");
+    liar.introduce(&mut world, flow, (0, 0));
+    let told = (1..33).map(|n| address(&format!("10.77.0.{n}"))).collect();
+    liar.say(&mut world, endpoint("10.66.0.1"), &[Message::Locators(told)]);
+    world.run_for(Duration::from_millis(50));
+    liar.hear(&mut world);
+    world.move_to(client, away, AWAY);
+    liar.peer = endpoint(AWAY);
+    world.run_for(Duration::from_millis(15));
+    let sequence = liar.hear(&mut world).iter().find_map(|message| match message {
+        Message::BindingUpdate { sequence, .. } => Some(*sequence),
+        _ => None,
+    });
+    (world, client, liar, sequence.expect("an update"))
+}
+
+fn not_newer(sequence: u32, newest: u32) -> Message {
+    let (status, observed) = (BindingStatus::NotNewer, endpoint(AWAY));
+    Message::BindingAcknowledgement { sequence, status, flags: UpdateFlags::NONE, newest, place: 0, observed }
+}
+
+#[test]
+fn a_peer_that_always_knows_better_gets_little_sent() {
+    let (mut world, client, mut liar, first) = a_client_moves_away_from_a_liar(413);
+    let mut said = 0;
+    for step in 0..1000 {
+        said += liar.say(&mut world, endpoint("10.66.0.1"), &[not_newer(first + step, 0)]);
+        world.run_for(Duration::from_millis(2));
+    }
+    world.run_for(60 * SECOND);
+    let victims: u64 = (1..33).map(|n| world.exchanged(client, address(&format!("10.77.0.{n}"))).0).sum();
+    let (to_liar, _) = world.exchanged(client, address("10.66.0.1"));
+    // To addresses that were only told no more than three times what the telling took.
+    assert!(victims <= 3 * 600, "{victims} bytes to others");
+    assert!(to_liar < 3 * said as u64, "{to_liar} bytes for {said}");
+    world.check();
+}
+
+#[test]
+fn sequence_numbers_have_an_end() {
+    // P-17
+    let (mut world, client, mut liar, sequence) = a_client_moves_away_from_a_liar(414);
+    liar.say(&mut world, endpoint("10.66.0.1"), &[not_newer(sequence, u32::MAX)]);
+    world.run_for(SECOND);
+    assert_eq!(world.peer(client).sequences.0, sequence);
+    let claimed = endpoint("10.66.0.1");
+    let update = Message::BindingUpdate { sequence: u32::MAX, flags: UpdateFlags::NONE, claimed, lifetime: 0 };
+    liar.say(&mut world, endpoint("10.66.0.1"), &[update]);
+    world.run_for(SECOND);
+    assert_eq!(world.peer(client).sequences.1, 0);
+    world.check();
 }

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use whimbrel_protocol::{Config, Event};
-use whimbrel_sim::{Faults, FlowId, HostId, Kind, World};
+use whimbrel_sim::{Carried, Faults, FlowId, HostId, Kind, Verdict, World};
 
-use crate::common::{AWAY, FURTHER, HOME, INSIDE, SECOND, SERVICE, Two, stride};
+use crate::common::{AWAY, FURTHER, HOME, INSIDE, SECOND, SERVICE, Two, settle_as, stride};
 
 /// A pause between the steps of a scenario: long enough to get over a fault.
 const PAUSE: Duration = Duration::from_secs(3);
@@ -171,4 +171,63 @@ fn either_host_vanishes_before_any_step() {
             }
         }
     }
+}
+
+#[test]
+fn a_daemon_killed_at_any_time_of_a_move_is_carried_rewritten_in_the_end() {
+    for client_dies in [true, false] {
+        for after in (0..140).step_by(4) {
+            let (mut two, flows) = Two::flowing(9006, 1);
+            two.world.move_to(two.client, two.away, AWAY);
+            two.world.run_for(Duration::from_millis(after));
+            let host = if client_dies { two.client } else { two.server };
+            two.world.restart(host, Duration::from_millis(300));
+            two.world.run_for(60 * SECOND);
+            let carried = two.world.flow(flows[0]).carried;
+            assert_eq!(carried, [Some(Carried::Rewritten); 2], "client: {client_dies}, killed after {after} ms");
+            two.world.check();
+        }
+    }
+}
+
+#[test]
+fn where_nothing_has_moved_a_dead_daemon_at_the_other_end_does_no_harm() {
+    // P-39: the network goes and comes back, while the peer's daemon is away for good; behind a NAT as well.
+    for inside in [false, true] {
+        let (Two { mut world, client, server, home, nat, .. }, flows) =
+            if inside { Two::flowing_inside(9010, 2) } else { Two::flowing(9010, 2) };
+        let (network, address) = if inside { (nat, INSIDE) } else { (home, HOME) };
+        world.crash(server);
+        world.run_for(SECOND);
+        world.assert_delivering(SECOND);
+        world.detach(client, address);
+        world.run_for(SECOND);
+        world.attach(client, network, address);
+        world.assert_delivering(SECOND);
+        // Nothing is under way when it happens again: the end that came back asks.
+        world.set_beat(None);
+        world.run_for(10 * SECOND);
+        world.detach(client, address);
+        world.run_for(SECOND);
+        world.attach(client, network, address);
+        world.run_for(2 * SECOND);
+        assert!(flows.iter().all(|flow| world.verdict(*flow, 0) == Verdict::Native));
+        // It is back: the client may move.
+        world.boot(server);
+        world.run_for(60 * SECOND);
+        world.check();
+    }
+}
+
+#[test]
+fn a_second_network_does_no_harm_while_the_other_end_has_no_daemon() {
+    // P-38: the first goes on carrying.
+    let (Two { mut world, client, server, away, .. }, flows) = Two::flowing(9011, 2);
+    world.crash(server);
+    world.run_for(SECOND);
+    world.attach(client, away, AWAY);
+    world.run_for(300 * SECOND);
+    world.assert_delivering(SECOND);
+    settle_as(&mut world, &flows, Carried::Native);
+    world.check();
 }
