@@ -121,9 +121,10 @@ impl Node {
     /// What carries the flows while an update is under way, if that still works: the path that they have now (P-38).
     fn former_path(&self, id: PeerId, routes: &dyn Routes) -> Option<Meanwhile> {
         let peer = self.peers.get(&id)?;
-        let meanwhile = match &peer.update {
-            Some(update) => update.meanwhile.clone()?,
-            None if peer.carrier == Carrier::Hold && peer.moved_flows() > 0 => return None,
+        let holds = peer.places.local == NOWHERE || (peer.carrier == Carrier::Hold && peer.moved_flows() > 0);
+        let meanwhile = match peer.meanwhile() {
+            Some(meanwhile) => meanwhile.clone(),
+            None if holds => return None,
             None => Meanwhile { binding: peer.binding(), attachment: peer.attachment? },
         };
         let attachment = meanwhile.attachment;

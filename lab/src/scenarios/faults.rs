@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use whimbrel_ipc::Carrier;
 
-use super::world::{LONG, SOME, World, all_run, carried_by, is_bare, site, step};
+use super::world::{LONG, SOME, World, all_run, carried_by, is_bare, is_native, site, step};
 use super::{Scenario, scenario};
 use crate::{
-    Cut, Direction, Gateway, Lab, MonoTime, PacketCount, Random, Result, Side, Verdict, Whimbrel, expect, wait_until,
+    Cut, Direction, Gateway, Join, Lab, Leave, MonoTime, PacketCount, Random, Result, Side, Verdict, Whimbrel, expect,
+    wait_until,
 };
 
 pub(super) const SCENARIOS: &[Scenario] = &[
@@ -22,6 +23,11 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     ),
     scenario("vanish-mid-handoff", "the peer vanishes in the middle of a hand-off and comes back", vanish),
     scenario("lossy-handoff", "three of ten control packets are lost during each of three moves", lossy),
+    scenario(
+        "peer-stopped",
+        "the peer's daemon has stopped; a network that goes and comes back, or a second one, ends no connection",
+        peer_stopped,
+    ),
     scenario(
         "restart-daemons",
         "both daemons are stopped and started in good order while a connection is moved",
@@ -158,6 +164,34 @@ fn restart(lab: &mut Lab) -> Result<()> {
     world.roam(&a)?;
     pair.wait_progress(SOME, LONG)?;
     world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])
+}
+
+fn peer_stopped(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let (mut client, mut server) = world.daemons()?;
+    let mut pair = world.stream()?;
+    client.wait_introduced(&pair, LONG)?;
+    server.stop()?;
+    let a = world.a.clone();
+    for _ in 0..2 {
+        // The same network and the same address; P-39.
+        world.roam(&a)?;
+        world.goes_on(&mut pair)?;
+        is_native(&client, Side::Client, &pair)?;
+    }
+    // P-38.
+    let before = client.events(0)?.last().map_or(0, |event| event.number);
+    world.laptop.join(&world.b.network, &Join::by("eth0").metric(50))?;
+    client.wait_event("moving", before, LONG)?;
+    pair.wait_progress(SOME, LONG)?;
+    is_native(&client, Side::Client, &pair)?;
+    // It is back, and what was asked all the time is answered.
+    server.restart()?;
+    carried_by(&client, Side::Client, &pair, Carrier::Rewrite)?;
+    world.laptop.leave(&world.at, Leave::Orderly)?;
+    pair.wait_progress(SOME, LONG)?;
+    pair.finish(LONG)?;
     all_run(&mut [&mut client, &mut server])
 }
 
