@@ -24,7 +24,7 @@
 //! Tables, priorities and [`PROTOCOL`](crate::route::PROTOCOL) are the same in every instance: an instance is a network
 //! namespace, and two daemons do not share one.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 
@@ -79,6 +79,8 @@ pub struct Kept {
     /// The indexes of the interfaces that packets of moved flows may arrive on, beside the TUN device. Those that are down
     /// are left out.
     pub arrivals: BTreeSet<u32>,
+    /// Destinations to which the MTU of packets from old addresses is less than the carrier's, in bytes.
+    pub smaller: BTreeMap<IpAddr, u32>,
 }
 
 /// Keeps old addresses, in the network namespace of the thread that opened it. All calls have to be made in that namespace.
@@ -272,6 +274,11 @@ impl KeptAddresses {
             let everything = Prefix::everything(address);
             let hops = vec![NextHop::interface(carrier.tun)];
             state.routes.insert(TableRoute::new(everything, OUTPUT_TABLE, RouteKind::Unicast, hops).mtu(carrier.mtu));
+            for (&to, &mtu) in kept.smaller.iter().filter(|(to, _)| to.is_ipv4() == address.is_ipv4()) {
+                let hops = vec![NextHop::interface(carrier.tun)];
+                let route = TableRoute::new(Prefix::host(to), OUTPUT_TABLE, RouteKind::Unicast, hops);
+                state.routes.insert(route.mtu(mtu));
+            }
             let fallback = TableRoute::new(everything, OUTPUT_TABLE, RouteKind::Unreachable, Vec::new());
             state.routes.insert(fallback.metric(LAST_METRIC));
             let hops = vec![NextHop::interface(LOOPBACK)];

@@ -109,7 +109,8 @@ fn roams(plan: &Plan) {
     let carrier = |host: &Host| Carrier { tun: host.index("wbt"), mtu: MTU, mark: MARK };
     let (client_carrier, server_carrier) = (carrier(&client), carrier(&server));
     let mut kept = client.on(|| KeptAddresses::open(&client_dir.0).unwrap());
-    let mut wanted = Kept { addresses: set(&[plan.client]), arrivals: BTreeSet::from([client.index("e1")]) };
+    let arrivals = BTreeSet::from([client.index("e1")]);
+    let mut wanted = Kept { addresses: set(&[plan.client]), arrivals, ..Kept::default() };
     assert!(client.on(|| kept.apply(&client_carrier, &wanted)).unwrap());
     assert!(!client.on(|| kept.apply(&client_carrier, &wanted)).unwrap(), "applied twice:\n{}", everything(&client));
     assert_eq!(client.on(|| kept.kept()).unwrap(), wanted.addresses);
@@ -119,6 +120,15 @@ fn roams(plan: &Plan) {
     let mut routes = client.on(|| RouteSocket::open().unwrap());
     let out = routes.route_to(far_address, Some(old), None).unwrap();
     assert_eq!((out.interface, out.mtu), (client_carrier.tun, Some(MTU)));
+    // A path that is smaller is so for its own destination alone, and grows back.
+    let elsewhere: IpAddr = if plan.ipv4 { "192.0.2.99" } else { "2001:db8::99" }.parse().unwrap();
+    wanted.smaller.insert(elsewhere, 1280);
+    assert!(client.on(|| kept.apply(&client_carrier, &wanted)).unwrap());
+    let mut mtu_to = |to| routes.route_to(to, Some(old), None).unwrap().mtu;
+    assert_eq!((mtu_to(elsewhere), mtu_to(far_address)), (Some(1280), Some(MTU)));
+    wanted.smaller.clear();
+    assert!(client.on(|| kept.apply(&client_carrier, &wanted)).unwrap());
+    assert_eq!(mtu_to(elsewhere), Some(MTU));
     assert_eq!(routes.route_to(far_address, None, None).unwrap().interface, client.index("e1"));
     let home = routes.route_to(old, None, Some(MARK.value)).unwrap();
     assert_eq!((home.kind, home.interface), (RouteKind::Local, LOOPBACK));

@@ -46,8 +46,16 @@ pub(crate) struct Surroundings {
     pub(crate) arrivals: BTreeSet<u32>,
     /// The tunnel's device.
     pub(crate) tun: u32,
-    /// The longest packet that fits the tunnel whole, in bytes.
+    /// The longest packet that fits a tunnel whole, in bytes, on most paths.
     pub(crate) inner_mtu: u32,
+    /// Remote addresses of flows whose peers' paths are smaller, with theirs.
+    pub(crate) smaller: BTreeMap<IpAddr, u32>,
+}
+
+impl Surroundings {
+    fn mtu_to(&self, remote: IpAddr) -> u32 {
+        self.smaller.get(&remote).copied().unwrap_or(self.inner_mtu)
+    }
 }
 
 impl Addresses {
@@ -100,7 +108,7 @@ impl Addresses {
     pub(crate) fn apply(&mut self, surroundings: &Surroundings, datapath: &Datapath) -> Result<(), Failure> {
         let addresses: BTreeSet<IpAddr> = self.used.difference(&surroundings.own).copied().collect();
         let carrier = Carrier { tun: surroundings.tun, mtu: surroundings.inner_mtu, mark: MARK };
-        let kept = Kept { addresses, arrivals: surroundings.arrivals.clone() };
+        let kept = Kept { addresses, arrivals: surroundings.arrivals.clone(), smaller: surroundings.smaller.clone() };
         let applied = self.kept.apply(&carrier, &kept);
         if applied.is_ok() {
             self.in_force = kept.addresses.iter().copied().collect();
@@ -145,16 +153,16 @@ impl Addresses {
                         interface: route.interface,
                         gateway: route.gateway,
                         source: route.source,
-                        mtu: surroundings.inner_mtu,
+                        mtu: surroundings.mtu_to(peer),
                     })
                 }
                 // It was on the link: nobody answers for it, unless another host has got it.
                 Ok(route) => {
                     ways.vacated.insert(peer, route.interface);
-                    Some(through_tun(surroundings, route.source))
+                    Some(through_tun(surroundings, peer, route.source))
                 }
                 // There is no way at all.
-                Err(_) => Some(through_tun(surroundings, None)),
+                Err(_) => Some(through_tun(surroundings, peer, None)),
             };
             ways.peers.extend(way.map(|way| (peer, way)));
         }
@@ -181,6 +189,6 @@ struct Ways {
     vacated: BTreeMap<IpAddr, u32>,
 }
 
-fn through_tun(surroundings: &Surroundings, source: Option<IpAddr>) -> PeerWay {
-    PeerWay { interface: surroundings.tun, gateway: None, source, mtu: surroundings.inner_mtu }
+fn through_tun(surroundings: &Surroundings, peer: IpAddr, source: Option<IpAddr>) -> PeerWay {
+    PeerWay { interface: surroundings.tun, gateway: None, source, mtu: surroundings.mtu_to(peer) }
 }

@@ -4,6 +4,7 @@ mod addresses;
 mod hooks;
 mod introductions;
 mod kick;
+mod remotes;
 mod tunnels;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -35,11 +36,15 @@ use addresses::Surroundings;
 use hooks::Hooks;
 use introductions::{Listening, Snapshot};
 use kick::Kicks;
+use remotes::Remotes;
 use tunnels::Tunnels;
 
 /// Pauses before the kernel's state is made to fit again where it could not be.
 const RETRY_PAUSE: Duration = Duration::from_millis(5);
 const RETRY_PAUSE_LONGEST: Duration = Duration::from_secs(5);
+/// How often the MTUs of paths are looked at. What the kernel learned of one expires after ten minutes (ip-sysctl(7),
+/// `mtu_expires`).
+const MTU_PAUSE: Duration = Duration::from_secs(30);
 /// A failure so often in a row does not pass by itself.
 const TRIES_BEFORE_TOLD: u32 = 5;
 
@@ -75,6 +80,9 @@ pub(crate) struct Effects {
     listening: Listening,
     kicks: Kicks,
     tunnels: Tunnels,
+    remotes: Remotes,
+    /// When the MTUs of paths are looked at again: routers tell of smaller ones, and what they told expires.
+    next_mtu_look: Option<Time>,
     bindings: HashMap<PeerId, Binding>,
     /// Peers whose senders are woken by one of the ops at hand.
     spared: BTreeSet<PeerId>,
@@ -114,6 +122,8 @@ impl Effects {
             listening: Listening::default(),
             kicks: Kicks::default(),
             tunnels: Tunnels::default(),
+            remotes: Remotes::default(),
+            next_mtu_look: None,
             bindings: HashMap::new(),
             spared: BTreeSet::new(),
             unsettled: None,
@@ -211,12 +221,19 @@ impl Effects {
             KernelOp::InstallFlow { flow, entry } => {
                 self.datapath.insert_flows(&[(flow, data_plane_entry(&entry))])?;
                 self.tunnel.set_flow(tunnel_flow(flow, &entry));
+                if let Some(before) = self.journal.flows().get(&flow) {
+                    self.remotes.remove(&flow, before);
+                }
+                self.remotes.add(&flow, &entry);
                 self.journal.save_flow(flow, entry);
                 if self.hooks.note_introduced(now, true) {
                     self.apply_hooks()?;
                 }
             }
             KernelOp::RemoveFlow { flow } => {
+                if let Some(before) = self.journal.flows().get(&flow) {
+                    self.remotes.remove(&flow, before);
+                }
                 self.journal.remove_flow(flow);
                 self.tunnel.remove_flow(&flow);
                 self.datapath.remove_flows(&[flow])?;
@@ -237,7 +254,7 @@ impl Effects {
             KernelOp::ReachPeers { addresses } => self.addresses.reach(addresses),
             KernelOp::Kick { peer, lost } => {
                 if self.kick {
-                    let shrink_to = lost.then(|| self.tunnels.inner_mtu());
+                    let shrink_to = lost.then(|| self.tunnels.inner_mtu_of(peer));
                     self.kicks.begin(now, peer, shrink_to);
                     let result = self.run_kicks(now, snapshot);
                     self.tunnels.open(&self.tunnel, peer);
@@ -253,6 +270,7 @@ impl Effects {
                 let mtu = self.path_mtu(path.remote.ip(), path.source);
                 let spare = self.spared.contains(&peer);
                 self.tunnels.set_path(&self.tunnel, peer, receive_index, path, mtu, spare)?;
+                self.next_mtu_look.get_or_insert(now + MTU_PAUSE);
             }
             KernelOp::SavePeer(peer) => self.journal.save_peer(peer),
             KernelOp::ForgetPeer { key } => self.journal.forget_peer(key),
@@ -327,12 +345,19 @@ impl Effects {
                 tracing::warn!(%peer, %error, "cannot put a binding in force again");
             }
         }
+        self.look_at_mtus();
+        self.settle_or_retry(now);
+    }
+
+    /// Takes in what the kernel knows of the paths by now; returns whether any has changed.
+    fn look_at_mtus(&mut self) -> bool {
+        let mut changed = false;
         let paths: Vec<_> = self.tunnels.paths().collect();
         for (peer, remote, source) in paths {
             let mtu = self.path_mtu(remote, source);
-            self.tunnels.set_mtu(&self.tunnel, peer, mtu);
+            changed |= self.tunnels.set_mtu(&self.tunnel, peer, mtu);
         }
-        self.settle_or_retry(now);
+        changed
     }
 
     /// Makes the kernel's state fit what is known now.
@@ -373,7 +398,8 @@ impl Effects {
             locators: self.bindings.values().map(|binding| binding.peer_locator).collect(),
             arrivals: if self.hooks.carrying() { wires().collect() } else { BTreeSet::new() },
             tun,
-            inner_mtu: self.tunnels.inner_mtu(),
+            inner_mtu: self.tunnels.longest_inner(),
+            smaller: self.remotes.smaller(self.tunnels.longest_inner(), |peer| self.tunnels.known_inner_mtu(peer)),
         }
     }
 
@@ -436,7 +462,7 @@ impl Effects {
     /// When [`Effects::handle_timeout`] is due.
     pub(crate) fn poll_timeout(&self) -> Option<Time> {
         let retry = self.unsettled.map(|(_, due)| due);
-        [self.hooks.timeout(), self.kicks.timeout(), retry].into_iter().flatten().min()
+        [self.hooks.timeout(), self.kicks.timeout(), retry, self.next_mtu_look].into_iter().flatten().min()
     }
 
     /// Goes on with what takes several steps.
@@ -450,6 +476,12 @@ impl Effects {
             tracing::warn!(%failure, "cannot wake senders");
         }
         self.forget_told(now);
+        if self.next_mtu_look.is_some_and(|due| due <= now) {
+            self.next_mtu_look = self.tunnels.paths().next().map(|_| now + MTU_PAUSE);
+            if self.look_at_mtus() {
+                self.settle_or_retry(now);
+            }
+        }
     }
 
     /// Takes over what a daemon before this one left: the flows that the data plane has and the journal does not know
@@ -464,6 +496,7 @@ impl Effects {
             .filter(|(flow, entry)| present.get(flow) != Some(entry))
             .collect();
         self.datapath.insert_flows(&missing)?;
+        flows.iter().for_each(|(flow, entry)| self.remotes.add(flow, entry));
         self.tunnel.set_flows(flows.iter().map(|(flow, entry)| tunnel_flow(*flow, entry)));
         self.hooks.note_introduced(now, !flows.is_empty());
         for (id, binding) in self.datapath.bindings()? {

@@ -78,14 +78,14 @@ impl Tunnels {
         }
     }
 
-    /// Sets the path of a peer again where another MTU is found for it.
-    pub(crate) fn set_mtu(&mut self, tunnel: &Tunnel, peer: PeerId, mtu: u32) {
+    /// Sets the path of a peer again where another MTU is found for it; returns whether it is.
+    pub(crate) fn set_mtu(&mut self, tunnel: &Tunnel, peer: PeerId, mtu: u32) -> bool {
         let Some(path) = self.paths.get(&peer).filter(|path| path.mtu != mtu && path.said.allowance.is_none()) else {
-            return;
+            return false;
         };
         let (receive_index, said) = (path.receive_index, path.said.clone());
         // The session may have ended meanwhile; its successor brings its own path.
-        let _ = self.set_path(tunnel, peer, receive_index, said, mtu, false);
+        self.set_path(tunnel, peer, receive_index, said, mtu, false).is_ok()
     }
 
     /// Forgets a peer.
@@ -107,6 +107,21 @@ impl Tunnels {
     /// The MTU of a peer's path, in bytes.
     pub(crate) fn mtu(&self, peer: PeerId) -> Option<u32> {
         self.paths.get(&peer).map(|path| path.mtu)
+    }
+
+    /// The longest packet that fits the tunnel to this peer whole, in bytes, where it has a path.
+    pub(crate) fn known_inner_mtu(&self, peer: PeerId) -> Option<u32> {
+        self.paths.get(&peer).map(|path| path.inner_mtu)
+    }
+
+    /// The same with a guess where it has none.
+    pub(crate) fn inner_mtu_of(&self, peer: PeerId) -> u32 {
+        self.known_inner_mtu(peer).unwrap_or(UNKNOWN_INNER_MTU)
+    }
+
+    /// The longest packet that fits any tunnel whole, in bytes.
+    pub(crate) fn longest_inner(&self) -> u32 {
+        self.paths.values().map(|path| path.inner_mtu).max().unwrap_or(UNKNOWN_INNER_MTU)
     }
 
     /// The longest packet that fits all tunnels whole, in bytes.
