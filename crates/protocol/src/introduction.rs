@@ -31,6 +31,8 @@ const AGAIN: u8 = 10;
 const RESPONDING: Duration = Duration::from_secs(10);
 /// A peer's introductions that wait for their echoes at the most.
 const RESPONDING_MOST: usize = 1024;
+/// How soon one of a flow takes the place of another.
+const ANEW: Duration = Duration::from_millis(200);
 /// How often one of them is answered.
 const ANSWERS: u32 = 2 * TRIES;
 /// How long a datagram socket that cannot be moved is taken to be so (P-35), and how many are remembered of a peer.
@@ -289,6 +291,8 @@ impl Node {
                 }
                 before.nonce
             }
+            // Begun anew, which nobody does at once.
+            Some(before) if before.begun + ANEW > now => return,
             before => {
                 let many = peer.flows.len() >= self.config.flows_per_peer || !room;
                 let known = peer.flows.contains(&flow) || before.is_some();

@@ -80,6 +80,29 @@ fn an_introduction_at_other_places_is_refused() {
 }
 
 #[test]
+fn one_flow_is_answered_seldom() {
+    // P-36: each answer costs a look at the host's sockets.
+    let (mut world, _, mut speaker, flow) = server_and_speaker(805);
+    let tuple = world.flow(flow).tuples[0];
+    let from = speaker.endpoint();
+    speaker.say(&mut world, from, &[Message::IntroductionRequest { tag: 1 }]);
+    world.run_for(Duration::from_millis(50));
+    for same in [true, false] {
+        let before = world.at(world.flow(flow).hosts[0]).consumed.len();
+        for round in 0..500 {
+            speaker.inject(&mut world, tuple, Some((flow, 0)), 0x1000 + if same { 0 } else { round });
+            world.run_for(Duration::from_millis(2));
+        }
+        let answers = world.at(world.flow(flow).hosts[0]).consumed.len() - before;
+        assert!((4..=6).contains(&answers), "{answers} answers in a second, same nonce: {same}");
+        world.run_for(12 * SECOND);
+        speaker.say(&mut world, from, &[Message::IntroductionRequest { tag: 1 }]);
+        world.run_for(Duration::from_millis(50));
+    }
+    speaker.introduce(&mut world, flow, (0, 0));
+}
+
+#[test]
 fn an_update_that_is_not_newer_moves_nothing() {
     // P-17
     let (mut world, server, mut speaker, flow) = server_and_speaker(803);
