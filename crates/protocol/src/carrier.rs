@@ -69,15 +69,16 @@ impl Node {
         let port = 32768 + (self.random.u32() % 28000) as u16;
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let (Some(source), false) = (peer.source, peer.probe.forward) else { return };
-        if !peer.probe.leading {
-            return;
-        }
         // A port that a firewall on the way has let through before.
         let Some(service) = peer.flows.iter().next().map(|flow| flow.remote.port()) else { return };
-        let wire = FlowTuple {
+        let leading = FlowTuple {
             transport: Transport::Tcp,
             local: SocketAddr::new(source, port),
             remote: SocketAddr::new(peer.remote.ip(), service),
+        };
+        // The other end answers on the tuple that it was probed on, which the first probe has opened.
+        let Some(wire) = peer.probe.wire.filter(|_| !peer.probe.leading).or(peer.probe.leading.then_some(leading)) else {
+            return;
         };
         peer.probe.nonce = nonce;
         peer.probe.wire = Some(wire);
@@ -94,8 +95,7 @@ impl Node {
     }
 
     /// A probe of the peer's arrived on `wire`.
-    pub(crate) fn handle_probe(&mut self, _now: Time, id: PeerId, wire: FlowTuple, nonce: u64) {
-        let answer = self.random.u64() | PROBE_BIT;
+    pub(crate) fn handle_probe(&mut self, now: Time, id: PeerId, wire: FlowTuple, nonce: u64) {
         let possible = self.rewrite_possible(id);
         let unable = self.failed.contains(&State::Binding(id));
         let Some(peer) = self.peers.get_mut(&id) else { return };
@@ -103,16 +103,14 @@ impl Node {
             // What came rewritten would not be taken for that. The peer has other ideas of the way, or asks again.
             return;
         }
-        let index = peer.session().map(|slot| slot.session.remote_index());
         let respond = possible && !peer.probe.leading && !peer.probe.forward;
         if respond {
-            peer.probe.nonce = answer;
             peer.probe.wire = Some(wire);
+            peer.probe.tries = 0;
         }
         self.send(id, &[Message::ProbeSeen { token: nonce }]);
-        if let (true, Some(index)) = (respond, index) {
-            let op = KernelOp::Probe { wire, index, nonce: answer };
-            self.op(op, Some(Asked::Effect("probing the carrier")));
+        if respond {
+            self.probe_carrier(now, id);
         }
     }
 
