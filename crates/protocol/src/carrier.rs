@@ -77,7 +77,8 @@ impl Node {
             remote: SocketAddr::new(peer.remote.ip(), service),
         };
         // The other end answers on the tuple that it was probed on, which the first probe has opened.
-        let Some(wire) = peer.probe.wire.filter(|_| !peer.probe.leading).or(peer.probe.leading.then_some(leading)) else {
+        let Some(wire) = peer.probe.wire.filter(|_| !peer.probe.leading).or(peer.probe.leading.then_some(leading))
+        else {
             return;
         };
         peer.probe.nonce = nonce;

@@ -24,7 +24,13 @@ impl Node {
         if let Some(before) = peer.pair.take() {
             self.pairs.remove(&before);
         }
-        let Some(pair) = wanted.filter(|pair| !self.pairs.contains_key(pair)) else { return };
+        let Some(pair) = wanted.filter(|pair| !self.pairs.contains_key(pair)) else {
+            if matches!(peer.carrier, Carrier::Rewrite | Carrier::FollowRewrite) {
+                peer.carrier = if self.config.carriers.tunnel { Carrier::Tunnel } else { Carrier::Hold };
+                peer.probe.forward = false;
+            }
+            return;
+        };
         peer.pair = Some(pair);
         self.pairs.insert(pair, id);
         // Whoever was there before accepts nothing from there any more.

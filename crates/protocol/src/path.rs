@@ -73,7 +73,9 @@ impl Node {
             peer.told = std::mem::take(&mut peer.telling);
             peer.check_tries = 0;
             peer.sample_round_trip(now.since(sent));
-            if arrival.source == peer.remote {
+            // The answer to a question from where this host was before says nothing of where it is.
+            let here = arrival.destination.is_none_or(|destination| Some(destination) == peer.source);
+            if here && arrival.source == peer.remote {
                 peer.observed = Some(observed);
             }
             self.check_later(now, id);
