@@ -104,7 +104,45 @@ static __always_inline void report_native(struct binding *binding, const struct 
 }
 
 #define TCP_FLAGS 13
+#define TCP_SYN 0x02
 #define TCP_RST 0x04
+
+/*
+ * A segment between the locators of moved flows that belongs to none of them: would the stack answer it with a reset? The
+ * peer may know a flow more than this host does, where a daemon died in the middle of an introduction, and a reset would
+ * end it (P-43). A first segment is answered as ever.
+ */
+static __noinline bool would_be_reset(struct __sk_buff *skb, const struct packet *packet)
+{
+	struct bpf_sock_tuple tuple = {};
+	struct bpf_sock *socket;
+	__u8 flags = 0;
+	__u32 size, state;
+
+	if (!packet || packet->protocol != IPPROTO_TCP)
+		return false;
+	if (bpf_skb_load_bytes(skb, packet->transport + TCP_FLAGS, &flags, 1) || flags & (TCP_SYN | TCP_RST))
+		return false;
+	if (packet->family == 4) {
+		tuple.ipv4.saddr = packet->source.words[3];
+		tuple.ipv4.daddr = packet->destination.words[3];
+		tuple.ipv4.sport = packet->source_port;
+		tuple.ipv4.dport = packet->destination_port;
+		size = sizeof(tuple.ipv4);
+	} else {
+		__builtin_memcpy(tuple.ipv6.saddr, &packet->source, 16);
+		__builtin_memcpy(tuple.ipv6.daddr, &packet->destination, 16);
+		tuple.ipv6.sport = packet->source_port;
+		tuple.ipv6.dport = packet->destination_port;
+		size = sizeof(tuple.ipv6);
+	}
+	socket = bpf_skc_lookup_tcp(skb, &tuple, size, BPF_F_CURRENT_NETNS, 0);
+	if (!socket)
+		return true;
+	state = socket->state;
+	bpf_sk_release(socket);
+	return state == BPF_TCP_LISTEN;
+}
 
 /*
  * A packet that came under its own names, or as a stranger. What was sent natively in the moment before a move was noticed
@@ -112,7 +150,7 @@ static __always_inline void report_native(struct binding *binding, const struct 
  * comes back through that NAT. A peer that means to reset a moved flow says so by the way that the flow takes; one that
  * is gone says so again when it is next asked.
  */
-static __noinline int ingress_native(struct __sk_buff *skb, const struct packet *packet)
+static __noinline int ingress_native(struct __sk_buff *skb, const struct packet *packet, bool between_locators)
 {
 	const struct settings *settings = get_settings();
 	struct flow_tuple own = {};
@@ -126,7 +164,7 @@ static __noinline int ingress_native(struct __sk_buff *skb, const struct packet 
 	if (packet->protocol == IPPROTO_TCP && bpf_skb_load_bytes(skb, packet->transport + TCP_FLAGS, &flags, 1))
 		return pass();
 	reset = flags & TCP_RST;
-	if (!reset && settings->idle & IDLE_LISTENING)
+	if (!reset && !between_locators && settings->idle & IDLE_LISTENING)
 		return pass();
 	own.local = packet->destination;
 	own.remote = packet->source;
@@ -135,7 +173,7 @@ static __noinline int ingress_native(struct __sk_buff *skb, const struct packet 
 	own.transport = packet->protocol;
 	flow = find_flow(&own);
 	if (!flow)
-		return pass();
+		return between_locators && would_be_reset(skb, packet) ? drop(COUNTER_DROPPED_UNKNOWN) : pass();
 	binding = bpf_map_lookup_elem(&bindings, &flow->binding);
 	if (!binding || binding->carrier == CARRIER_NATIVE)
 		return pass();
@@ -161,7 +199,7 @@ static __noinline int ingress_flow(struct __sk_buff *skb, const struct packet *p
 		return pass();
 	binding = find_binding(&packet->source, &packet->destination);
 	if (!binding)
-		return ingress_native(skb, packet);
+		return ingress_native(skb, packet, false);
 	if (packet->part == FRAGMENT_LATER) {
 		struct fragment key;
 
@@ -177,7 +215,7 @@ static __noinline int ingress_flow(struct __sk_buff *skb, const struct packet *p
 	} else {
 		own = find_own(*binding, packet->protocol, packet->destination_port, packet->source_port);
 		if (!own)
-			return ingress_native(skb, packet);
+			return ingress_native(skb, packet, true);
 		hear(*binding, own, packet);
 	}
 	if (is_ipv4(&own->remote) != (packet->family == 4))

@@ -123,7 +123,7 @@ const UNLIMITED: u64 = u64::MAX;
 const PLACE_NEVER: u32 = u32::MAX;
 
 /// Names of the counters, in the order of `enum counter`.
-pub(crate) const COUNTERS: [&str; 25] = [
+pub(crate) const COUNTERS: [&str; 26] = [
     "native_out",
     "home_out",
     "rewritten_out",
@@ -141,6 +141,7 @@ pub(crate) const COUNTERS: [&str; 25] = [
     "rewritten_in",
     "home_in",
     "dropped_restore",
+    "dropped_unknown",
     "dropped_reset",
     "icmp_in",
     "fragment_in",

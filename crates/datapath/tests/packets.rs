@@ -254,7 +254,14 @@ fn native_and_unknown_flows_are_untouched() {
         let mut other = fixture.own_out(TCP);
         other.source.set_port(1);
         fixture.assert_untouched(&other.bytes());
+        // Between the locators, of no flow and no socket: not reset, but a new connection is answered as ever (P-43).
         let mut other = fixture.wire_in(TCP);
+        other.source.set_port(1);
+        assert_eq!(fixture.ingress(&other.bytes()).verdict, SHOT);
+        fixture.counted("dropped_unknown", 1);
+        other.tcp_flags = 0x02;
+        fixture.assert_untouched(&other.bytes());
+        let mut other = fixture.wire_in(UDP);
         other.source.set_port(1);
         fixture.assert_untouched(&other.bytes());
         fixture.datapath.remove_binding(PEER).expect("remove");

@@ -384,7 +384,10 @@ impl Node {
             return;
         }
         let before = peer.announced();
-        let place = peer.number_place(sequence, claimed, arrival.source, flags.contains(UpdateFlags::UPROOTED));
+        // Behind a NAT even the place in force is not the same after the host was away: the NAT may have forgotten its flows.
+        let away = flags.contains(UpdateFlags::FORMER_PATH_LOST) && claimed.ip() != arrival.source.ip();
+        let uprooted = away || flags.contains(UpdateFlags::UPROOTED);
+        let place = peer.number_place(sequence, claimed, arrival.source, uprooted);
         peer.sequence_accepted = sequence;
         answers.push(acknowledgement(BindingStatus::Accepted, sequence, place));
         let refuses = flags.contains(UpdateFlags::REWRITE_REFUSED);

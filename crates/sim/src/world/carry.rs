@@ -202,6 +202,15 @@ impl World {
 
     /// Nobody has a socket for a packet.
     fn refuse(&mut self, network: NetworkId, packet: &Packet, who: &str) {
+        if let Some(host) = self.networks[network.0].hosts.get(&packet.destination.ip())
+            && packet.transport == Transport::Tcp
+            && matches!(packet.body, Body::Data { .. })
+            && self.hosts[host.0].plane.accepts_rewritten(packet.destination.ip(), packet.source.ip())
+        {
+            // P-43
+            self.trace(|_| format!("of no flow here: {packet}"));
+            return;
+        }
         self.trace(|_| format!("refused by {who}: {packet}"));
         let body = match &packet.body {
             Body::Control(payload) => Body::Unreachable(packet.destination, payload.first_chunk().copied()),

@@ -246,8 +246,12 @@ const ROOTED_FLOW: u64 = 1615;
 const REBOUND_MEANWHILE: u64 = 10_069;
 /// A peer that started anew, and an update that went to its former place whenever another handshake was due.
 const DOUBTED_ELSEWHERE: u64 = 10_235;
+/// A flow that only the end which answered knows, and rewrites (P-43).
+const HALF_INTRODUCED: u64 = 40420;
+/// Away and back behind a NAT that forgot the flow, before the peer had heard of any of it (P-25).
+const BACK_BEHIND_A_NAT: u64 = 41590;
 
 #[test]
 fn what_was_found_once() {
-    [ROOTED_FLOW, REBOUND_MEANWHILE, DOUBTED_ELSEWHERE].into_iter().for_each(run);
+    [ROOTED_FLOW, REBOUND_MEANWHILE, DOUBTED_ELSEWHERE, HALF_INTRODUCED, BACK_BEHIND_A_NAT].into_iter().for_each(run);
 }
