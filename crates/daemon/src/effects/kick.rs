@@ -27,7 +27,7 @@ const STEPS: u8 = 32;
 
 /// Until what a socket was told of the path's MTU has had its effect: a socket that its program is using just then looks
 /// at it when the program is done.
-const BELIEVED: Duration = Duration::from_millis(50);
+const BELIEVED: Duration = Duration::from_millis(200);
 
 /// Peers whose senders are being woken.
 #[derive(Debug, Default)]
