@@ -76,6 +76,9 @@ pub struct Kept {
     /// Old addresses that sockets still use. Only such as are no longer on an interface: as long as OLD works, what is sent
     /// from it should go the ordinary way.
     pub addresses: BTreeSet<IpAddr>,
+    /// Addresses that are still there, and may go at any moment: packets of moved flows are delivered to them in the moment
+    /// before that is noticed, too.
+    pub leaving: BTreeSet<IpAddr>,
     /// The indexes of the interfaces that packets of moved flows may arrive on, beside the TUN device. Those that are down
     /// are left out.
     pub arrivals: BTreeSet<u32>,
@@ -194,7 +197,7 @@ impl KeptAddresses {
             Step::DeleteRule(rule) => self.route.delete_rule(rule).map(drop),
             Step::KeepAddress(address) => self.keep_address(*address),
             Step::DeleteAddress(address) => self.route.delete_address(LOOPBACK, IpAddr::V4(*address)).map(drop),
-            Step::DeleteLocal(address) => self.route.delete_route(&local(*address, LOCAL_TABLE)).map(drop),
+            Step::DeleteLocal(address) => self.route.delete_route(&local(IpAddr::V4(*address), LOCAL_TABLE)).map(drop),
         }
     }
 
@@ -206,7 +209,7 @@ impl KeptAddresses {
             deprecated: true,
         };
         self.route.set_address(&new)?;
-        self.route.delete_route(&local(address, LOCAL_TABLE)).map(drop).inspect_err(|_| {
+        self.route.delete_route(&local(IpAddr::V4(address), LOCAL_TABLE)).map(drop).inspect_err(|_| {
             // What remains is found by the next `apply`.
             let _ = self.route.delete_address(LOOPBACK, IpAddr::V4(address));
         })
@@ -281,12 +284,12 @@ impl KeptAddresses {
             }
             let fallback = TableRoute::new(everything, OUTPUT_TABLE, RouteKind::Unreachable, Vec::new());
             state.routes.insert(fallback.metric(LAST_METRIC));
-            let hops = vec![NextHop::interface(LOOPBACK)];
-            state.routes.insert(TableRoute::new(Prefix::host(address), MARKED_TABLE, RouteKind::Local, hops));
+            state.routes.insert(local(address, MARKED_TABLE));
             let selector = Selector::From(address);
             state.rules.insert(Rule { priority: OUTPUT_PRIORITY, selector, table: OUTPUT_TABLE });
             state.addresses.extend(v4(address));
         }
+        state.routes.extend(kept.leaving.iter().map(|address| local(*address, MARKED_TABLE)));
         Ok(state)
     }
 }
@@ -298,9 +301,9 @@ fn v4(address: IpAddr) -> Option<Ipv4Addr> {
     }
 }
 
-fn local(address: Ipv4Addr, table: u32) -> TableRoute {
+fn local(address: IpAddr, table: u32) -> TableRoute {
     let hops = vec![NextHop::interface(LOOPBACK)];
-    TableRoute::new(Prefix::host(IpAddr::V4(address)), table, RouteKind::Local, hops)
+    TableRoute::new(Prefix::host(address), table, RouteKind::Local, hops)
 }
 
 /// What leads from one state to the other, each step with what undoes it.

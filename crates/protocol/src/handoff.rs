@@ -412,6 +412,7 @@ impl Node {
             return;
         }
         peer.follow(&awaited, &self.attachments);
+        peer.unbroken = false;
         if arrival.source == peer.remote {
             peer.candidate = None;
             self.timers.stop(Timer::Challenge(id));

@@ -66,7 +66,7 @@ impl Node {
                 leave.extend(peer.local_addresses().chain(former).chain(peer.source));
             }
             if peer.has_left() {
-                let tunnelled = peer.carrier != Carrier::Rewrite;
+                let tunnelled = peer.needs_small_segments();
                 for address in peer.remote_addresses() {
                     *reach.entry(address).or_default() |= tunnelled;
                 }

@@ -1,6 +1,7 @@
 //! Endpoints of a peer that are not confirmed: they are challenged, and little goes there before they answer (P-18, P-26).
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use whimbrel_wire::message::Message;
 
@@ -11,6 +12,8 @@ use crate::outcome::Asked;
 use crate::peer::Candidate;
 use crate::timer::Timer;
 
+/// Round trips within which a peer that moved probes whether rewritten packets pass, and repeats that.
+const PROBED_WITHIN: u32 = 6;
 /// Unanswered challenges after which a candidate place is given up.
 const CHALLENGES: u32 = 10;
 
@@ -94,6 +97,7 @@ impl Node {
         self.timers.stop(Timer::Challenge(id));
         if let Some(awaited) = &candidate.awaited {
             peer.follow(awaited, &self.attachments);
+            peer.unbroken = true;
         }
         peer.remote = candidate.remote;
         let round_trip = now.since(candidate.sent);
@@ -107,6 +111,7 @@ impl Node {
         }
         if candidate.awaited.is_some() {
             self.lead_flows(now, id);
+            self.timers.set(Timer::Probe(id), now + round_trip * PROBED_WITHIN + Duration::from_millis(100));
         } else {
             if self.peers.get(&id).is_some_and(|peer| peer.carrier == Carrier::Hold) {
                 self.choose_carrier(id);

@@ -18,6 +18,8 @@ pub(crate) const NOWHERE: u32 = u32::MAX;
 /// Round trip assumed before one was measured.
 const INITIAL_ROUND_TRIP: Duration = Duration::from_millis(200);
 const FIRST_UNPRIVILEGED: u16 = 1024;
+/// Carrier probes in one round (P-20).
+pub(crate) const PROBES: u32 = 3;
 /// Places remembered for a return (P-25).
 const PLACES_REMEMBERED: usize = 8;
 
@@ -226,6 +228,8 @@ pub(crate) struct Peer {
     pub(crate) handshakes: u32,
     /// It was taken over from a daemon before this one, and where we are was not looked at since.
     pub(crate) restored: bool,
+    /// Its last move has broken nothing (P-38): what is under way need not be sent again.
+    pub(crate) unbroken: bool,
     /// The pair of locators, ours and its own, that rewritten packets are accepted between as this peer's.
     pub(crate) pair: Option<(IpAddr, IpAddr)>,
     /// Held flows that are heard under their own names after all are to be told (P-39).
@@ -275,6 +279,7 @@ impl Peer {
             reach_tries: 0,
             handshakes: 0,
             restored: false,
+            unbroken: false,
             pair: None,
             listens: false,
             preferred: None,
@@ -422,6 +427,15 @@ impl Peer {
     /// What carries the flows while an update is not answered.
     pub(crate) fn meanwhile(&self) -> Option<&Meanwhile> {
         self.update.as_ref()?.meanwhile.as_ref()
+    }
+
+    /// Whether segments of its flows are to be made small enough for the tunnel. To make them so has TCP send again all that
+    /// is under way, where a first segment of the old size meets the new route (`ip_fragment` tells of it by ICMP). So after
+    /// a move that has broken nothing it waits until the carrier probes are in vain; until then the tunnel carries segments
+    /// that do not fit it in fragments.
+    pub(crate) fn needs_small_segments(&self) -> bool {
+        let hopeful = self.pair.is_some() && (self.probe.forward || self.probe.tries < PROBES);
+        self.carrier != Carrier::Rewrite && !(self.unbroken && hopeful)
     }
 
     /// Whether flows are at home at another place of this host than the one where it is or goes to.

@@ -108,7 +108,10 @@ impl Addresses {
     pub(crate) fn apply(&mut self, surroundings: &Surroundings, datapath: &Datapath) -> Result<(), Failure> {
         let addresses: BTreeSet<IpAddr> = self.used.difference(&surroundings.own).copied().collect();
         let carrier = Carrier { tun: surroundings.tun, mtu: surroundings.inner_mtu, mark: MARK };
-        let kept = Kept { addresses, arrivals: surroundings.arrivals.clone(), smaller: surroundings.smaller.clone() };
+        let leaving = self.leaving.iter().filter(|address| self.used.contains(address));
+        let leaving = leaving.filter(|address| surroundings.own.contains(address)).copied().collect();
+        let arrivals = surroundings.arrivals.clone();
+        let kept = Kept { addresses, leaving, arrivals, smaller: surroundings.smaller.clone() };
         let applied = self.kept.apply(&carrier, &kept);
         if applied.is_ok() {
             self.in_force = kept.addresses.iter().copied().collect();
