@@ -42,12 +42,16 @@ impl Node {
     pub(crate) fn set_tunnel_path(&mut self, id: PeerId) {
         let sealed = self.config.tunnel_sealed;
         let Some(peer) = self.peers.get_mut(&id) else { return };
-        let (remote, source) = (peer.heading(), peer.source);
+        let remote = peer.heading();
+        let held = peer.places.local == NOWHERE && peer.meanwhile().is_none();
+        let source = peer.meanwhile().map_or(peer.source, |meanwhile| meanwhile.binding.source);
         let Some(slot) = peer.session() else { return };
         let (send_index, receive_index) = (slot.session.remote_index(), slot.session.local_index());
         // What was allowed once is not allowed again.
         let candidate = peer.candidate.as_mut().filter(|candidate| candidate.announced);
         let allowance = candidate.map(|candidate| std::mem::take(&mut candidate.tunnel));
+        // P-21: until the acknowledgement all waits.
+        let allowance = if held { Some(0) } else { allowance };
         let path = TunnelPath { send_index, source, remote, allowance, sealed };
         let op = KernelOp::SetTunnelPath { peer: id, receive_index, path };
         self.op(op, Some(Asked::State("leading the tunnel", State::Path(id))));

@@ -99,13 +99,29 @@ impl Node {
 
     /// All flows of the peer wait (P-21), unless the path that is being left carries them until then.
     fn hold(&mut self, id: PeerId) {
+        self.hold_as(id, Carrier::Hold);
+    }
+
+    fn hold_as(&mut self, id: PeerId, carrier: Carrier) {
+        let tunnel = carrier == Carrier::Tunnel && self.config.carriers.tunnel;
         let Some(peer) = self.peers.get_mut(&id) else { return };
         peer.places.local = NOWHERE;
-        peer.carrier = Carrier::Hold;
         peer.listens = false;
-        if !peer.flows.is_empty() {
-            self.put_binding_in_force(id);
+        let tunnel = tunnel && peer.has_session();
+        peer.carrier = if tunnel { Carrier::Tunnel } else { Carrier::Hold };
+        if peer.flows.is_empty() {
+            return;
         }
+        if tunnel && peer.meanwhile().is_none() {
+            self.set_tunnel_path(id);
+        }
+        self.put_binding_in_force(id);
+    }
+
+    /// As [`Node::hold`], but what flows send meanwhile waits before the tunnel for the acknowledgement and is sent then: TCP
+    /// would send a short segment that was swallowed again only when its timer runs out.
+    fn hold_back(&mut self, id: PeerId) {
+        self.hold_as(id, Carrier::Tunnel);
     }
 
     /// Tells a peer with flows our addresses, where they are not those that it was told.
@@ -137,7 +153,7 @@ impl Node {
         let waiting = self.peers.get(&id).is_some_and(|peer| peer.meanwhile().is_some());
         if waiting && self.former_path(id, routes).is_none() {
             self.announce(now, id, true, true, false);
-            self.hold(id);
+            self.hold_back(id);
         }
     }
 
@@ -150,6 +166,7 @@ impl Node {
             return;
         }
         peer.listens = true;
+        peer.carrier = Carrier::Hold;
         let here = peer.attachment.map(|attachment| attachment.address);
         let flow = peer
             .flows
@@ -210,7 +227,7 @@ impl Node {
         if let Some(update) = self.peers.get_mut(&id).and_then(|peer| peer.update.as_mut()) {
             update.meanwhile = meanwhile;
         }
-        self.hold(id);
+        self.hold_back(id);
         self.accept_former(now, id);
         if flows > 0 {
             self.event(Event::Moving { peer: id, from, to: Some(attachment.address), flows });
@@ -236,7 +253,7 @@ impl Node {
         }
         let (source, flows) = (peer.source, peer.flows.len());
         self.announce(now, id, false, true, true);
-        self.hold(id);
+        self.hold_back(id);
         self.accept_former(now, id);
         self.event(Event::Moving { peer: id, from: source, to: source, flows });
     }
