@@ -49,9 +49,11 @@ impl Node {
         let (send_index, receive_index) = (slot.session.remote_index(), slot.session.local_index());
         // What was allowed once is not allowed again.
         let candidate = peer.candidate.as_mut().filter(|candidate| candidate.announced);
+        let unconfirmed = candidate.is_some();
         let allowance = candidate.map(|candidate| std::mem::take(&mut candidate.tunnel));
-        // P-21: until the acknowledgement all waits.
-        let allowance = if held { Some(0) } else { allowance };
+        // P-21: what is sealed needs no acknowledgement, if the peer is where it was last confirmed.
+        let early = sealed && !unconfirmed && source.is_some_and(|source| source.is_ipv4() == remote.is_ipv4());
+        let allowance = if held && !early { Some(0) } else { allowance };
         let path = TunnelPath { send_index, source, remote, allowance, sealed };
         let op = KernelOp::SetTunnelPath { peer: id, receive_index, path };
         self.op(op, Some(Asked::State("leading the tunnel", State::Path(id))));
