@@ -11,10 +11,11 @@ use crate::introduction::PROBE_BIT;
 use crate::node::Node;
 use crate::op::{Carrier, Event, KernelOp, PeerId, TunnelPath};
 use crate::outcome::{Asked, State};
-use crate::peer::{NOWHERE, PROBES};
+use crate::peer::NOWHERE;
 use crate::timer::Timer;
 
-/// The pause between rounds of carrier probes at first (P-20).
+/// Carrier probes in one round, and the pause between rounds at first (P-20).
+const PROBES: u32 = 3;
 const PROBE_PAUSE: Duration = Duration::from_secs(30);
 const PROBE_PAUSE_LONGEST: Duration = Duration::from_secs(1920);
 
@@ -83,12 +84,7 @@ impl Node {
         };
         // The other end answers on the tuple that it was probed on, which the first probe has opened.
         let answering = peer.probe.wire.filter(|_| !peer.probe.leading);
-        let Some(wire) = answering.or(peer.probe.leading.then_some(leading)) else {
-            // It was not probed: there is nothing to hope for.
-            peer.unbroken = false;
-            self.refresh_sets();
-            return;
-        };
+        let Some(wire) = answering.or(peer.probe.leading.then_some(leading)) else { return };
         peer.probe.nonce = nonce;
         peer.probe.wire = Some(wire);
         peer.probe.tries += 1;
@@ -99,11 +95,7 @@ impl Node {
             peer.round_trip() * 2 + Duration::from_millis(20)
         };
         let Some(index) = peer.session().map(|slot| slot.session.remote_index()) else { return };
-        let vain = peer.probe.tries >= PROBES;
         self.timers.set(Timer::Probe(id), now + pause);
-        if vain {
-            self.refresh_sets();
-        }
         self.op(KernelOp::Probe { wire, index, nonce }, Some(Asked::Effect("probing the carrier")));
     }
 

@@ -1,7 +1,6 @@
 //! Endpoints of a peer that are not confirmed: they are challenged, and little goes there before they answer (P-18, P-26).
 
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use whimbrel_wire::message::Message;
 
@@ -12,8 +11,6 @@ use crate::outcome::Asked;
 use crate::peer::Candidate;
 use crate::timer::Timer;
 
-/// Round trips within which a peer that moved probes whether rewritten packets pass, and repeats that.
-const PROBED_WITHIN: u32 = 6;
 /// Unanswered challenges after which a candidate place is given up.
 const CHALLENGES: u32 = 10;
 
@@ -111,7 +108,6 @@ impl Node {
         }
         if candidate.awaited.is_some() {
             self.lead_flows(now, id);
-            self.timers.set(Timer::Probe(id), now + round_trip * PROBED_WITHIN + Duration::from_millis(100));
         } else {
             if self.peers.get(&id).is_some_and(|peer| peer.carrier == Carrier::Hold) {
                 self.choose_carrier(id);

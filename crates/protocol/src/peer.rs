@@ -18,8 +18,6 @@ pub(crate) const NOWHERE: u32 = u32::MAX;
 /// Round trip assumed before one was measured.
 const INITIAL_ROUND_TRIP: Duration = Duration::from_millis(200);
 const FIRST_UNPRIVILEGED: u16 = 1024;
-/// Carrier probes in one round (P-20).
-pub(crate) const PROBES: u32 = 3;
 /// Places remembered for a return (P-25).
 const PLACES_REMEMBERED: usize = 8;
 
@@ -430,12 +428,10 @@ impl Peer {
     }
 
     /// Whether segments of its flows are to be made small enough for the tunnel. To make them so has TCP send again all that
-    /// is under way, where a first segment of the old size meets the new route (`ip_fragment` tells of it by ICMP). So after
-    /// a move that has broken nothing it waits until the carrier probes are in vain; until then the tunnel carries segments
-    /// that do not fit it in fragments.
+    /// is under way, where a first segment of the old size meets the new route (`ip_fragment` tells of it by ICMP): after a
+    /// move that has broken nothing the tunnel cuts them instead.
     pub(crate) fn needs_small_segments(&self) -> bool {
-        let hopeful = self.pair.is_some() && (self.probe.forward || self.probe.tries < PROBES);
-        self.carrier != Carrier::Rewrite && !(self.unbroken && hopeful)
+        self.carrier != Carrier::Rewrite && !self.unbroken
     }
 
     /// Whether flows are at home at another place of this host than the one where it is or goes to.

@@ -57,6 +57,25 @@ pub fn segment(
     Ok(cut.count)
 }
 
+/// The offload header by which a TCP packet is cut into ones of at most `mtu` bytes: TCP is a stream of bytes, and does not
+/// mind where it is cut. So a sender need not be told of a path that is smaller than the one it made its segments for.
+/// Everything else keeps the header that it has.
+#[must_use]
+pub fn fitting(headers: &Headers, offload: VnetHeader, mtu: usize) -> VnetHeader {
+    let whole = headers.transport == Transport::Tcp && headers.fragment == crate::packet::Fragment::Whole;
+    let longest = match offload.gso_kind() {
+        GSO_NONE => headers.end,
+        _ => headers.payload_offset + usize::from(offload.gso_size),
+    };
+    let room = mtu.saturating_sub(headers.payload_offset);
+    if !whole || longest.min(headers.end) <= mtu || room == 0 {
+        return offload;
+    }
+    let kind = if headers.is_v6() { GSO_TCPV6 } else { GSO_TCPV4 };
+    let ecn = offload.gso_type & !offload.gso_kind();
+    VnetHeader { gso_type: kind | ecn, gso_size: u16::try_from(room).unwrap_or(u16::MAX), ..offload }
+}
+
 /// Completes the checksum of a packet that is not to be cut, in place.
 ///
 /// # Errors

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use proptest::prelude::*;
 use whimbrel_transform::checksum;
-use whimbrel_transform::segment::{SegmentError, segment};
+use whimbrel_transform::segment::{SegmentError, fitting, segment};
 use whimbrel_transform::vnet::{GSO_ECN, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, NEEDS_CSUM};
 use whimbrel_transform::{Batch, Coalescer, Headers, Span, VnetHeader};
 use whimbrel_wire::Transport;
@@ -205,6 +205,31 @@ proptest! {
                 prop_assert_eq!(mine[0], &(offload, packet));
             }
         }
+    }
+
+    #[test]
+    fn tcp_is_cut_to_fit(shape in shapes(), payload in payloads(), size in 320u16..1500, mtu in 576usize..1500, single: bool) {
+        let (mut offload, packet) = shape.build(&payload, size);
+        if single && shape.tcp {
+            // As a stack without offload made it for a larger path.
+            (offload.gso_type, offload.gso_size) = (0, 0);
+        }
+        let headers = Headers::parse(&packet).unwrap();
+        let fit = fitting(&headers, offload, mtu);
+        if !shape.tcp {
+            prop_assert_eq!(fit, offload);
+            return Ok(());
+        }
+        let batch = cut(&fit, &packet);
+        let mut stream = Vec::new();
+        for span in batch.spans() {
+            let segment = &batch.buffer()[span.start..span.end()];
+            prop_assert!(segment.len() <= mtu, "{} for {mtu}", segment.len());
+            prop_assert!(checksums_hold(segment));
+            let of = Headers::parse(segment).unwrap();
+            stream.extend_from_slice(&segment[of.payload_offset..of.end]);
+        }
+        prop_assert_eq!(stream, payload);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use whimbrel_kernel::udp::{Transmit, UdpSocket};
 use whimbrel_transform::datagram::{FRAMING, HEADER_LEN, LENGTH_LEN, Protection, TunnelHeader, length_prefix};
 use whimbrel_transform::fragment::FragmentMemory;
 use whimbrel_transform::rewrite::{ChecksumState, rewrite};
-use whimbrel_transform::segment::segment;
+use whimbrel_transform::segment::{fitting, segment};
 use whimbrel_transform::{Batch, Fragment, Headers, Span, TAG_LEN, VnetHeader};
 use whimbrel_wire::FlowTuple;
 
@@ -100,6 +100,7 @@ impl Outbound {
         // The peer's names, seen from here: what it calls remote is this host.
         let (source, destination) = (route.peer_tuple.remote, route.peer_tuple.local);
         let translated = rewrite(packet, &mut headers, source, destination, state).is_ok();
+        let offload = fitting(&headers, offload, route.way.path.inner_mtu() as usize);
         if !translated || segment(packet, &headers, &offload, &mut self.batch).is_err() {
             return self.counters.count(Counter::Unsuitable);
         }
