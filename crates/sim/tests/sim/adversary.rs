@@ -495,7 +495,7 @@ fn a_peer_that_always_knows_better_gets_little_sent() {
     world.run_for(60 * SECOND);
     let victims: u64 = (1..33).map(|n| world.exchanged(client, address(&format!("10.77.0.{n}"))).0).sum();
     let (to_liar, _) = world.exchanged(client, address("10.66.0.1"));
-    // To addresses that were only told no more than three times what the telling took.
+    // P-41: to addresses that were only told no more than three times what the telling took.
     assert!(victims <= 3 * 600, "{victims} bytes to others");
     assert!(to_liar < 3 * said as u64, "{to_liar} bytes for {said}");
     world.check();
