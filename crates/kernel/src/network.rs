@@ -11,7 +11,7 @@ use netlink_sys::{Socket, SocketAddr};
 
 use crate::error::Error;
 use crate::netlink::Messages;
-use crate::route::{AddressScope, Link, PROTOCOL, RouteKind, RouteSocket};
+use crate::route::{AddressScope, Link, PROTOCOL, Prefix, RouteKind, RouteSocket};
 
 /// Multicast groups (`RTNLGRP_*`, include/uapi/linux/rtnetlink.h).
 const GROUPS: [u32; 8] = [
@@ -121,6 +121,17 @@ impl NetworkState {
     #[must_use]
     pub fn has_default_route(&self, ipv4: bool) -> bool {
         self.default_routes.iter().any(|route| route.ipv4 == ipv4)
+    }
+
+    /// Whether an interface's addresses say that this one is a neighbour there. Link-local ones are on every link.
+    #[must_use]
+    pub fn is_on_link(&self, interface: u32, address: IpAddr) -> bool {
+        let link_local = match address {
+            IpAddr::V4(v4) => v4.is_link_local(),
+            IpAddr::V6(v6) => v6.is_unicast_link_local() || v6.is_multicast(),
+        };
+        let subnet = |own: &UsableAddress| Prefix { address: own.address, length: own.prefix_length };
+        link_local || self.addresses.iter().any(|own| own.interface == interface && subnet(own).contains(address))
     }
 }
 

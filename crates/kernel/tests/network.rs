@@ -166,6 +166,33 @@ fn setting_twice_and_deleting_twice_is_fine() {
 
 #[test]
 #[ignore = "needs root"]
+fn what_waits_for_an_answer_is_given_up() {
+    for plan in &PLANS {
+        let (host, _other) = plan.build();
+        let e0 = host.index("e0");
+        let state = host.on(|| NetworkMonitor::open().unwrap()).snapshot().unwrap();
+        let mut routes = host.on(|| RouteSocket::open().unwrap());
+        // Nobody has these addresses.
+        let [given_up, kept] = if plan.ipv4 { ["10.1.0.77", "10.1.0.78"] } else { ["fd01::77", "fd01::78"] }.map(ip);
+        let local = if plan.ipv4 { "0.0.0.0:0" } else { "[::]:0" };
+        let socket = host.on(|| std::net::UdpSocket::bind(local).unwrap());
+        for to in [given_up, kept] {
+            assert!(state.is_on_link(e0, to) && !state.is_on_link(e0 + 1, to));
+            socket.send_to(b"x", (to, 9)).unwrap();
+        }
+        assert!(!state.is_on_link(e0, ip(plan.server)));
+
+        assert_eq!(routes.give_up_unanswered(|interface, address| (interface, address) == (e0, given_up)).unwrap(), 1);
+        let left = routes.neighbours().unwrap();
+        let state_of = |address| left.iter().find(|one| one.address == address).map(|one| one.state);
+        assert_ne!(state_of(given_up), Some(NeighbourState::Incomplete));
+        assert_eq!(state_of(kept), Some(NeighbourState::Incomplete));
+        assert_eq!(routes.give_up_unanswered(|_, address| address == given_up).unwrap(), 0);
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
 fn the_way_is_found_or_said_to_be_missing() {
     for plan in &PLANS {
         let (host, _other) = plan.build();

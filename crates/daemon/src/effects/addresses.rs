@@ -91,6 +91,11 @@ impl Addresses {
         self.reached = addresses;
     }
 
+    /// Whether a moved peer's address is to be reached elsewhere than where it was.
+    pub(crate) fn reaches(&self, address: IpAddr) -> bool {
+        self.reached.iter().any(|(reached, _)| *reached == address)
+    }
+
     /// The MTU of the way to a destination, where the route has one of its own, and its interface.
     pub(crate) fn way_to(&mut self, destination: IpAddr, from: Option<IpAddr>) -> Option<(Option<u32>, u32)> {
         self.routes.under(destination, from).ok().map(|route| (route.mtu, route.interface))

@@ -432,6 +432,21 @@ impl Effects {
                 tracing::warn!(%error, "connections that are bound to a device stand still while they are moved");
             }
         }
+        self.release_waiting();
+    }
+
+    /// Drops what waits for an answer from a link that does not lead to where it is for any more. IPv4 takes whatever a
+    /// socket that is bound to a device wants to reach for a neighbour once no route is left there.
+    fn release_waiting(&mut self) {
+        let Self { routes, addresses, network, .. } = self;
+        let lost = |interface, address| addresses.reaches(address) || !network.is_on_link(interface, address);
+        match routes.give_up_unanswered(lost) {
+            Ok(0) => {}
+            Ok(neighbours) => tracing::debug!(neighbours, "gave up waiting for neighbours that are not there"),
+            Err(error) => {
+                tracing::warn!(%error, "what was sent before the move may hold connections up for three seconds")
+            }
+        }
     }
 
     /// Has the kernel forget the path MTUs that were told only to have something sent again. What a route says itself, or

@@ -72,6 +72,24 @@ impl RouteSocket {
             .map_err(|e| e.of("RTM_DELNEIGH", object(interface, address)))
     }
 
+    /// Gives up those neighbours that were asked for and have not answered, and of which `which(interface, address)` says
+    /// so; returns how many. What waits for their answer is dropped at once and not after three seconds. TCP sends nothing
+    /// again that still waits so (`skb_still_in_host_queue`): a connection that is sent another way would stand still as long.
+    ///
+    /// # Errors
+    /// [`Error::Call`], the first; all is tried.
+    pub fn give_up_unanswered(&mut self, which: impl Fn(u32, IpAddr) -> bool) -> Result<usize, Error> {
+        let waiting = self.neighbours()?.into_iter().filter(|neighbour| neighbour.state == NeighbourState::Incomplete);
+        let (mut given_up, mut outcome) = (0, Ok(()));
+        for Neighbour { interface, address, .. } in waiting.filter(|one| which(one.interface, one.address)) {
+            match self.delete_neighbour(interface, address) {
+                Ok(found) => given_up += usize::from(found),
+                Err(error) => outcome = outcome.and(Err(error)),
+            }
+        }
+        outcome.map(|()| given_up)
+    }
+
     /// All neighbours of both families.
     ///
     /// # Errors
