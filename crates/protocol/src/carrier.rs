@@ -9,7 +9,7 @@ use whimbrel_wire::{FlowTuple, Transport};
 use crate::Time;
 use crate::introduction::PROBE_BIT;
 use crate::node::Node;
-use crate::op::{Carrier, Event, KernelOp, PeerId, TunnelPath};
+use crate::op::{Carrier, Event, KernelOp, OpId, PeerId, TunnelPath};
 use crate::outcome::{Asked, State};
 use crate::peer::NOWHERE;
 use crate::timer::Timer;
@@ -104,6 +104,11 @@ impl Node {
         let possible = self.rewrite_possible(id);
         let unable = self.failed.contains(&State::Binding(id));
         let Some(peer) = self.peers.get_mut(&id) else { return };
+        if peer.binding_asked.is_some() {
+            // The peer may send as soon as it has the answer.
+            peer.probed_early = Some((wire, nonce));
+            return;
+        }
         if peer.pair != Some((wire.local.ip(), wire.remote.ip())) || unable {
             // What came rewritten would not be taken for that. The peer has other ideas of the way, or asks again.
             return;
@@ -116,6 +121,15 @@ impl Node {
         self.send(id, &[Message::ProbeSeen { token: nonce }]);
         if respond {
             self.probe_carrier(now, id);
+        }
+    }
+
+    /// An op that was to put a peer's binding in force has come to its end.
+    pub(crate) fn note_binding_done(&mut self, now: Time, id: PeerId, op: OpId) {
+        let Some(peer) = self.peers.get_mut(&id).filter(|peer| peer.binding_asked == Some(op)) else { return };
+        peer.binding_asked = None;
+        if let Some((wire, nonce)) = peer.probed_early.take() {
+            self.handle_probe(now, id, wire, nonce);
         }
     }
 

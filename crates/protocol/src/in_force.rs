@@ -49,8 +49,10 @@ impl Node {
         let mut binding = peer.binding();
         binding.former.retain(|pair| self.pairs.get(pair).is_none_or(|holder| *holder == id));
         let op = KernelOp::SetBinding { peer: id, binding, moved };
-        self.op(op, Some(Asked::State("putting a binding in force", State::Binding(id))));
-        let saved = self.peers[&id].saved();
+        let asked = self.op(op, Some(Asked::State("putting a binding in force", State::Binding(id))));
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        peer.binding_asked = Some(asked);
+        let saved = peer.saved();
         self.op(KernelOp::SavePeer(saved), Some(Asked::Effect("saving a peer")));
     }
 

@@ -674,13 +674,14 @@ impl Node {
         self.events.push_back(event);
     }
 
-    pub(crate) fn op(&mut self, op: KernelOp, asked: Option<Asked>) {
+    pub(crate) fn op(&mut self, op: KernelOp, asked: Option<Asked>) -> OpId {
         let id = OpId(self.next_op);
         self.next_op += 1;
         if let Some(asked) = asked {
             self.asked.insert(id, asked);
         }
         self.ops.push_back((id, op));
+        id
     }
 
     /// Takes the next datagram to send.

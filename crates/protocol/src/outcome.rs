@@ -49,8 +49,10 @@ impl Node {
     pub fn handle_done(&mut self, now: Time, id: OpId, result: Result<(), OpFailed>) {
         let Some(asked) = self.asked.remove(&id) else { return };
         let Err(error) = result else {
-            if let Asked::Install(flow) = asked {
-                self.confirm_installed(&flow);
+            match asked {
+                Asked::Install(flow) => self.confirm_installed(&flow),
+                Asked::State(_, State::Binding(peer)) => self.note_binding_done(now, peer, id),
+                _ => {}
             }
             return;
         };
@@ -69,6 +71,9 @@ impl Node {
                 self.failed.insert(state);
                 self.timers.set_earlier(Timer::Mend, now + PAUSE * 2u32.pow(self.mended.min(PAUSE_DOUBLINGS)));
                 self.event(Event::OpFailed { what: what.to_owned(), error: error.sentence });
+                if let State::Binding(peer) = state {
+                    self.note_binding_done(now, peer, id);
+                }
             }
         }
     }

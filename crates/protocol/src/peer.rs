@@ -10,7 +10,7 @@ use whimbrel_wire::FlowTuple;
 
 use crate::Time;
 use crate::flow::Responding;
-use crate::op::{Binding, Carrier, FlowEntry, KnownPlace, PeerId, Places, SavedPeer};
+use crate::op::{Binding, Carrier, FlowEntry, KnownPlace, OpId, PeerId, Places, SavedPeer};
 use crate::pairing::Pairings;
 
 /// The place of an end that is nowhere: no flow is at home there.
@@ -193,6 +193,10 @@ pub(crate) struct Peer {
     pub(crate) update: Option<PendingUpdate>,
     pub(crate) candidate: Option<Candidate>,
     pub(crate) probe: CarrierProbe,
+    /// The op that is to put the newest binding in force, until that is done.
+    pub(crate) binding_asked: Option<OpId>,
+    /// A probe of the peer's that is answered then: its tuple on the wire and its nonce.
+    pub(crate) probed_early: Option<(FlowTuple, u64)>,
     pub(crate) known_places: Vec<KnownPlace>,
     /// Our own address and port as the peer sees them.
     pub(crate) observed: Option<SocketAddr>,
@@ -255,6 +259,8 @@ impl Peer {
             update: None,
             candidate: None,
             probe: CarrierProbe::default(),
+            binding_asked: None,
+            probed_early: None,
             known_places: vec![KnownPlace { number: 0, claimed: remote, observed: remote }],
             observed: None,
             peer_refuses_rewrite: false,

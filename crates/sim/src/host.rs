@@ -1,10 +1,11 @@
 //! One host: its daemon, its sockets, its addresses, and what outlives the daemon.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use whimbrel_handshake::{PublicKey, StaticKey};
-use whimbrel_protocol::{Attachment, Config, Node, PeerId, Routes, SavedPeer, Time};
+use whimbrel_protocol::{Attachment, Config, KernelOp, Node, OpId, PeerId, Routes, SavedPeer, Time};
 use whimbrel_wire::FlowTuple;
 
 use crate::dataplane::DataPlane;
@@ -42,6 +43,8 @@ pub struct Host {
     pub plane: DataPlane,
     /// What its daemon may do.
     pub powers: Powers,
+    /// How long its kernel takes for an op. What comes in meanwhile is handled before.
+    pub op_takes: Duration,
     /// Whether it is suspended: nothing moves on it, and nothing reaches it.
     pub asleep: bool,
     /// Whether somebody without a daemon reads its control port.
@@ -58,6 +61,8 @@ pub struct Host {
     pub(crate) generation: u64,
     pub(crate) next_port: u16,
     pub(crate) timer_at: Option<Time>,
+    /// Ops that take time, oldest first.
+    pub(crate) under_way: VecDeque<(OpId, KernelOp)>,
     /// Control datagrams that came while no daemon ran.
     pub(crate) mail: Vec<(SocketAddr, Vec<u8>)>,
     /// Nonces that were consumed while no daemon ran.
@@ -76,6 +81,7 @@ impl Host {
             node: None,
             plane: DataPlane::default(),
             powers: Powers { inject: true, consume: true },
+            op_takes: Duration::ZERO,
             asleep: false,
             collects: false,
             answers_icmp: true,
@@ -87,6 +93,7 @@ impl Host {
             generation: 0,
             next_port: 40_000,
             timer_at: None,
+            under_way: VecDeque::new(),
             mail: Vec::new(),
             consumed: Vec::new(),
             effects: 0,

@@ -67,6 +67,8 @@ enum What {
     Beat,
     /// A daemon starts again.
     Boot(HostId),
+    /// The op that has been under way for longest is done.
+    Done(HostId),
 }
 
 #[derive(Debug)]
@@ -381,6 +383,7 @@ impl World {
             What::Enter(network, packet) => self.enter(network, packet),
             What::Land(network, host, packet) => self.land(network, host, &packet),
             What::Timeout(host) => self.timeout(host),
+            What::Done(host) => self.end_op(host),
             What::Beat => self.beat(),
             What::Boot(host) => self.boot(host),
         }

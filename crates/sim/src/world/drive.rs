@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use whimbrel_protocol::{KernelOp, Node, OpFailed, Routes, SavedPeer, SocketNumbers, Transmit};
+use whimbrel_protocol::{KernelOp, Node, OpFailed, OpId, Routes, SavedPeer, SocketNumbers, Transmit};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use super::{FlowId, What, World};
@@ -71,6 +71,7 @@ impl World {
         let of = &mut self.hosts[host.0];
         of.node = None;
         of.timer_at = None;
+        of.under_way.clear();
         of.plane.lose_daemon();
         self.trace(|w| format!("{} crashes", w.hosts[host.0].name));
     }
@@ -149,23 +150,15 @@ impl World {
                 }
                 self.transmit(host, transmit);
             } else if let Some((id, op)) = node.poll_op() {
-                if !self.next_effect(host) {
-                    return;
-                }
-                let fails = self.faults.fail == Some(self.ops);
-                self.ops += 1;
-                let result = if fails {
-                    self.trace(|w| format!("{} fails to do {}", w.hosts[host.0].name, brief(&op)));
-                    Err(OpFailed { sentence: "it fails on purpose".to_owned() })
+                let of = &mut self.hosts[host.0];
+                if of.op_takes.is_zero() {
+                    if !self.act(host, id, &op) {
+                        return;
+                    }
                 } else {
-                    self.carry_out(host, &op)
-                };
-                let now = self.now;
-                if let Some(node) = self.hosts[host.0].node.as_mut() {
-                    node.handle_done(now, id, result);
-                }
-                if self.stirring {
-                    self.stir(host, &op);
+                    of.under_way.push_back((id, op));
+                    let takes = of.op_takes;
+                    self.later(takes, What::Done(host));
                 }
             } else if let Some(event) = node.poll_event() {
                 self.trace(|w| format!("{} says {event:?}", w.hosts[host.0].name));
@@ -176,6 +169,38 @@ impl World {
             }
         }
         self.ledger.violation(Kind::Endless, self.now, format!("{host:?} does not come to rest"));
+    }
+
+    /// Carries out the op that has been under way for longest.
+    pub(super) fn end_op(&mut self, host: HostId) {
+        if let Some((id, op)) = self.hosts[host.0].under_way.pop_front()
+            && self.act(host, id, &op)
+        {
+            self.drive(host);
+        }
+    }
+
+    /// Carries out one op; whether the daemon lived to do it.
+    fn act(&mut self, host: HostId, id: OpId, op: &KernelOp) -> bool {
+        if !self.next_effect(host) {
+            return false;
+        }
+        let fails = self.faults.fail == Some(self.ops);
+        self.ops += 1;
+        let result = if fails {
+            self.trace(|w| format!("{} fails to do {}", w.hosts[host.0].name, brief(op)));
+            Err(OpFailed { sentence: "it fails on purpose".to_owned() })
+        } else {
+            self.carry_out(host, op)
+        };
+        let now = self.now;
+        if let Some(node) = self.hosts[host.0].node.as_mut() {
+            node.handle_done(now, id, result);
+        }
+        if self.stirring {
+            self.stir(host, op);
+        }
+        true
     }
 
     fn come_to_rest(&mut self, host: HostId) {

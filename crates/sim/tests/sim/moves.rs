@@ -19,6 +19,19 @@ fn a_move_between_public_addresses_goes_over_to_rewriting() {
 }
 
 #[test]
+fn no_probe_is_answered_before_what_comes_rewritten_would_be_taken() {
+    // P-20: the kernel of the end that stays, or of the one that moves, takes longer than a round trip.
+    for slow in [true, false] {
+        let (Two { mut world, client, server, away, .. }, flows) = Two::flowing(2, 3);
+        world.at_mut(if slow { server } else { client }).op_takes = Duration::from_millis(60);
+        world.move_to(client, away, AWAY);
+        world.assert_delivering(SECOND);
+        settle_as(&mut world, &flows, Carried::Rewritten);
+        world.check();
+    }
+}
+
+#[test]
 fn the_first_byte_flows_after_one_round_trip() {
     // P-21
     let (Two { mut world, client, away, .. }, flows) = Two::flowing(2, 1);
