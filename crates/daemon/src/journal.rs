@@ -232,6 +232,7 @@ impl TupleLine {
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct EntryLine {
     peer: u32,
+    name: u64,
     home: (u32, u32),
     peer_tuple: TupleLine,
     wire: (u16, u16),
@@ -241,6 +242,7 @@ impl From<FlowEntry> for EntryLine {
     fn from(entry: FlowEntry) -> Self {
         Self {
             peer: entry.peer.0,
+            name: entry.name,
             home: (entry.home.local, entry.home.peer),
             peer_tuple: entry.peer_tuple.into(),
             wire: (entry.wire_local_port, entry.wire_remote_port),
@@ -252,6 +254,7 @@ impl EntryLine {
     fn entry(self) -> Option<FlowEntry> {
         Some(FlowEntry {
             peer: PeerId(self.peer),
+            name: self.name,
             home: Places { local: self.home.0, peer: self.home.1 },
             peer_tuple: self.peer_tuple.tuple()?,
             wire_local_port: self.wire.0,
@@ -372,6 +375,7 @@ mod tests {
     fn entry(peer: u32) -> FlowEntry {
         FlowEntry {
             peer: PeerId(peer),
+            name: 0x1234_5678_9abc_def0,
             home: Places { local: 1, peer: 1 },
             peer_tuple: flow(9).mirrored(),
             wire_local_port: 9,

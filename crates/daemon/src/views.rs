@@ -320,6 +320,7 @@ mod tests {
         let own = tuple("203.0.113.5:22", "192.0.2.10:40000");
         let entry = (state == FlowState::Moved).then(|| FlowEntry {
             peer: PeerId(3),
+            name: 7,
             home: Places::default(),
             peer_tuple: own.mirrored(),
             wire_local_port: 22,

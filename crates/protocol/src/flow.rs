@@ -51,23 +51,12 @@ pub(crate) struct Responding {
 pub(crate) enum Origin {
     /// A daemon before this one knew.
     Restored,
-    /// We introduced it, with this nonce.
-    Introduced(u64),
-    /// The peer introduced it, with the first nonce, and we answered with the second: a repeated echo gets the same
-    /// answer.
-    Answered(u64, u64),
-    /// The peer introduced it, with this nonce, by the numbers that follow.
-    Paired(u64, (u32, u32)),
-}
-
-impl Origin {
-    /// The introducer's nonce: the name of the flow in *flow closed*.
-    pub(crate) fn nonce(self) -> Option<u64> {
-        match self {
-            Self::Restored => None,
-            Self::Introduced(nonce) | Self::Answered(nonce, _) | Self::Paired(nonce, _) => Some(nonce),
-        }
-    }
+    /// We introduced it.
+    Introduced,
+    /// The peer introduced it, and we answered with this nonce: a repeated echo gets the same answer.
+    Answered(u64),
+    /// The peer introduced it by these numbers.
+    Paired((u32, u32)),
 }
 
 impl Stage {
@@ -77,7 +66,7 @@ impl Stage {
             Self::Introducing { nonce, .. }
             | Self::Echoing { nonce, .. }
             | Self::Pairing { nonce, .. }
-            | Self::Introduced { origin: Origin::Answered(_, nonce), .. } => Some(*nonce),
+            | Self::Introduced { origin: Origin::Answered(nonce), .. } => Some(*nonce),
             Self::Introduced { .. } | Self::Open | Self::Failed(_) => None,
         }
     }

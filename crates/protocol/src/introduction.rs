@@ -270,7 +270,7 @@ impl Node {
                 // is introduced keeps it until its socket closes.
                 self.event(Event::Refused { peer: id, reason: "a flow that it introduced belongs to another peer" });
             }
-            Stage::Introduced { origin: Origin::Answered(theirs, _), .. } if *theirs == nonce => {}
+            Stage::Introduced { entry, origin: Origin::Answered(_) } if entry.name == nonce => {}
             // Of one that is introduced already the peer has lost what it knew, or our answer.
             _ => self.answer_introduction(now, id, flow, their_index, nonce),
         }
@@ -337,9 +337,7 @@ impl Node {
             Some(Stage::Introduced { entry, .. }) if entry.peer != id => {
                 return refused(IntroductionRefusal::OtherFlow);
             }
-            Some(Stage::Introduced { entry, origin: Origin::Answered(introducer_nonce, _) })
-                if *introducer_nonce == echo.introducer_nonce =>
-            {
+            Some(Stage::Introduced { entry, origin: Origin::Answered(_) }) if entry.name == echo.introducer_nonce => {
                 Some(*entry)
             }
             _ if answered.is_some() => None,
@@ -378,23 +376,29 @@ impl Node {
             return refused(IntroductionRefusal::Busy);
         }
         let wire_local_port = peer.free_wire_port(flow.local.port(), echo.wire_port, &self.config.drawn_ports);
-        let entry =
-            FlowEntry { peer: id, home, peer_tuple: echo.tuple, wire_local_port, wire_remote_port: echo.wire_port };
+        let entry = FlowEntry {
+            peer: id,
+            name: echo.introducer_nonce,
+            home,
+            peer_tuple: echo.tuple,
+            wire_local_port,
+            wire_remote_port: echo.wire_port,
+        };
         self.forget_responding(id, &flow);
-        self.install(now, flow, entry, Origin::Answered(echo.introducer_nonce, echo.responder_nonce));
+        self.install(now, flow, entry, Origin::Answered(echo.responder_nonce));
         // The answer waits until the flow is installed, so that whoever has it may rely on it.
         None
     }
 
     /// A flow was installed: the introducer is told, if we are not that.
     pub(crate) fn confirm_installed(&mut self, flow: &FlowTuple) {
-        let (entry, nonce) = match self.flows.get(flow).map(|known| &known.stage) {
-            Some(Stage::Introduced { entry, origin: Origin::Answered(nonce, _), .. }) => (entry, nonce),
+        let entry = match self.flows.get(flow).map(|known| &known.stage) {
+            Some(Stage::Introduced { entry, origin: Origin::Answered(_) }) => entry,
             Some(Stage::Introduced { origin: Origin::Paired(..), .. }) => return self.confirm_paired(flow),
             _ => return,
         };
         let introduced = Introduced { wire_port: entry.wire_local_port, tuple: *flow };
-        let (id, nonce) = (entry.peer, *nonce);
+        let (id, nonce) = (entry.peer, entry.name);
         self.send(id, &[Message::IntroductionDone { nonce, outcome: Ok(introduced) }]);
     }
 
@@ -423,12 +427,13 @@ impl Node {
             (Ok(introduced), Some(echo)) if introduced.tuple.transport == flow.transport => {
                 let entry = FlowEntry {
                     peer: id,
+                    name: nonce,
                     home: Places { local: echo.introducer_place, peer: echo.responder_place },
                     peer_tuple: introduced.tuple,
                     wire_local_port: echo.wire_port,
                     wire_remote_port: introduced.wire_port,
                 };
-                self.install(now, flow, entry, Origin::Introduced(nonce));
+                self.install(now, flow, entry, Origin::Introduced);
             }
             (Ok(_), Some(_)) => self.fail_introduction(now, &flow, "the peer names a flow of another transport"),
             // It has not heard from us what it answers to.
@@ -471,19 +476,19 @@ impl Node {
         if let Some(nonce) = before.own_nonce() {
             self.nonces.remove(&nonce);
         }
-        if let Origin::Answered(_, own) = origin {
+        if let Origin::Answered(own) = origin {
             self.nonces.insert(own, flow);
         }
         let id = entry.peer;
         let Some(peer) = self.peers.get_mut(&id) else { return };
-        if let Stage::Introduced { entry: former, origin } = &before {
-            peer.remove_flow(&flow, former, origin.nonce());
+        if let Stage::Introduced { entry: former, .. } = &before {
+            peer.remove_flow(&flow, former);
         } else {
             self.introduced += 1;
         }
         peer.introductions.active.remove(&flow);
         let first = peer.flows.is_empty();
-        peer.add_flow(flow, &entry, origin.nonce());
+        peer.add_flow(flow, &entry);
         let translated = entry.peer_tuple.mirrored() != flow;
         self.timers.stop(Timer::Idle(id));
         if first {

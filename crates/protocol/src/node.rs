@@ -181,7 +181,7 @@ impl Node {
                 self.op(KernelOp::RemoveFlow { flow }, Some(Asked::Effect("removing a flow of nobody")));
                 continue;
             };
-            peer.add_flow(flow, &entry, None);
+            peer.add_flow(flow, &entry);
             self.introduced += 1;
             self.flows.insert(flow, Flow::introduced(entry, now));
         }
@@ -347,10 +347,10 @@ impl Node {
                 self.unintroduced.remove(&flow.remote.ip());
             }
         }
-        if let Stage::Introduced { entry, origin } = &known.stage {
+        if let Stage::Introduced { entry, .. } = &known.stage {
             self.introduced -= 1;
             if let Some(peer) = self.peers.get_mut(&entry.peer) {
-                peer.remove_flow(flow, entry, origin.nonce());
+                peer.remove_flow(flow, entry);
             }
             self.op(KernelOp::RemoveFlow { flow: *flow }, Some(Asked::Effect("removing a flow")));
             self.event(Event::FlowGone { flow: *flow });

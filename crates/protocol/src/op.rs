@@ -47,6 +47,8 @@ pub struct Places {
 pub struct FlowEntry {
     /// Whose it is.
     pub peer: PeerId,
+    /// What the ends call it between them: the introducer's nonce.
+    pub name: u64,
     /// The places at which it is native.
     pub home: Places,
     /// The tuple that the peer's socket has (its own view).

@@ -126,15 +126,16 @@ impl Node {
         }
         self.introduced -= 1;
         if let Some(peer) = self.peers.get_mut(&entry.peer) {
-            peer.remove_flow(flow, &entry, origin.nonce());
+            peer.remove_flow(flow, &entry);
         }
         match origin {
-            Origin::Answered(nonce, _) | Origin::Paired(nonce, _) => {
+            Origin::Answered(_) | Origin::Paired(_) => {
+                let nonce = entry.name;
                 let outcome = Err(IntroductionRefusal::Busy);
                 self.send(entry.peer, &[Message::IntroductionDone { nonce, outcome }]);
             }
-            Origin::Introduced(nonce) => {
-                self.send(entry.peer, &[Message::FlowClosed(vec![nonce])]);
+            Origin::Introduced => {
+                self.send(entry.peer, &[Message::FlowClosed(vec![entry.name])]);
                 self.introduce_again(now, flow);
             }
             Origin::Restored => {}
@@ -166,10 +167,10 @@ impl Node {
     pub(crate) fn end_datagram_flow(&mut self, now: Time, flow: &FlowTuple) {
         let stage = self.flows.get(flow).map(|known| known.stage.clone());
         self.forget_flow(flow);
-        let Some(Stage::Introduced { entry, origin }) = stage else { return };
+        let Some(Stage::Introduced { entry, .. }) = stage else { return };
         let Some(peer) = self.peers.get_mut(&entry.peer) else { return };
-        if let Some(nonce) = origin.nonce().filter(|_| peer.introductions.closed.len() < CLOSED_MOST) {
-            peer.introductions.closed.push((nonce, 0));
+        if peer.introductions.closed.len() < CLOSED_MOST {
+            peer.introductions.closed.push((entry.name, 0));
             self.timers.set_earlier(Timer::Closed(entry.peer), now + CLOSED_PAUSE);
         }
         self.idle_later(now, entry.peer);

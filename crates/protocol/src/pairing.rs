@@ -270,7 +270,7 @@ impl Node {
                 self.event(Event::Refused { peer: id, reason: "a flow that it introduced belongs to another peer" });
                 return Some(answer(claim, IntroductionRefusal::Refused));
             }
-            Stage::Introduced { origin: Origin::Paired(former, _), .. } if *former == nonce => {
+            Stage::Introduced { entry, origin: Origin::Paired(_) } if entry.name == nonce => {
                 self.confirm_paired(&flow);
                 return None;
             }
@@ -287,21 +287,22 @@ impl Node {
         let wire_local_port =
             self.peers.get(&id)?.free_wire_port(flow.local.port(), claim.wire_port, &self.config.drawn_ports);
         let wire_remote_port = claim.wire_port;
-        let entry = FlowEntry { peer: id, home, peer_tuple: claim.tuple, wire_local_port, wire_remote_port };
-        self.install(now, flow, entry, Origin::Paired(nonce, numbers));
+        let peer_tuple = claim.tuple;
+        let entry = FlowEntry { peer: id, name: nonce, home, peer_tuple, wire_local_port, wire_remote_port };
+        self.install(now, flow, entry, Origin::Paired(numbers));
         // The answer waits until the flow is installed.
         None
     }
 
     /// A flow that the peer named by its numbers is installed.
     pub(crate) fn confirm_paired(&mut self, flow: &FlowTuple) {
-        let Some(Stage::Introduced { entry, origin: Origin::Paired(nonce, numbers), .. }) =
+        let Some(Stage::Introduced { entry, origin: Origin::Paired(numbers) }) =
             self.flows.get(flow).map(|known| &known.stage)
         else {
             return;
         };
         let introduced = Introduced { wire_port: entry.wire_local_port, tuple: *flow };
-        let (id, nonce, numbers) = (entry.peer, *nonce, *numbers);
+        let (id, nonce, numbers) = (entry.peer, entry.name, *numbers);
         let Some(slot) = self.peers.get_mut(&id).and_then(|peer| peer.session()) else { return };
         let proof = slot.session.pairing_proof(true, false, numbers);
         self.send(id, &[Message::Paired { nonce, proof, introduced }]);
@@ -335,12 +336,13 @@ impl Node {
         } else {
             let entry = FlowEntry {
                 peer: id,
+                name: nonce,
                 home,
                 peer_tuple: introduced.tuple,
                 wire_local_port: wire_port,
                 wire_remote_port: introduced.wire_port,
             };
-            self.install(now, flow, entry, Origin::Introduced(nonce));
+            self.install(now, flow, entry, Origin::Introduced);
         }
     }
 

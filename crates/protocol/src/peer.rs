@@ -218,7 +218,7 @@ pub(crate) struct Peer {
     local_addresses: BTreeMap<IpAddr, usize>,
     remote_addresses: BTreeMap<IpAddr, usize>,
     wire_ports: HashSet<(u16, u16)>,
-    /// Flows by the introducer's nonce.
+    /// Flows by their names.
     pub(crate) named: HashMap<u64, FlowTuple>,
     /// The addresses where we asked and it answered.
     pub(crate) answers_at: BTreeSet<IpAddr>,
@@ -512,9 +512,8 @@ impl Peer {
         }
     }
 
-    /// `nonce`: the introducer's, where it is known.
-    pub(crate) fn add_flow(&mut self, flow: FlowTuple, entry: &FlowEntry, nonce: Option<u64>) {
-        self.named.extend(nonce.map(|nonce| (nonce, flow)));
+    pub(crate) fn add_flow(&mut self, flow: FlowTuple, entry: &FlowEntry) {
+        self.named.insert(entry.name, flow);
         if self.flows.insert(flow) {
             *self.homes.entry((entry.home, flow.local.ip())).or_default() += 1;
             *self.local_addresses.entry(flow.local.ip()).or_default() += 1;
@@ -523,8 +522,8 @@ impl Peer {
         }
     }
 
-    pub(crate) fn remove_flow(&mut self, flow: &FlowTuple, entry: &FlowEntry, nonce: Option<u64>) {
-        nonce.map(|nonce| self.named.remove(&nonce));
+    pub(crate) fn remove_flow(&mut self, flow: &FlowTuple, entry: &FlowEntry) {
+        self.named.remove(&entry.name);
         if self.flows.remove(flow) {
             release(&mut self.homes, (entry.home, flow.local.ip()));
             release(&mut self.local_addresses, flow.local.ip());

@@ -55,6 +55,7 @@ mod tests {
         };
         let entry = FlowEntry {
             peer: PeerId(peer),
+            name: 7,
             home: Places::default(),
             peer_tuple: tuple,
             wire_local_port: port,

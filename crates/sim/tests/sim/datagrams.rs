@@ -90,10 +90,18 @@ fn datagram_flows_without_sockets_leave_nothing_behind() {
 
 #[test]
 fn the_end_of_a_datagram_flow_is_told() {
-    // P-35: whichever end closes first, whatever is lost of the word, and whether or not it has moved.
-    for (end, lost, moved) in
-        [(0, false, false), (1, false, false), (0, true, false), (1, true, true), (0, false, true)]
-    {
+    // P-35: whichever end closes first, whatever is lost of the word, whether or not it has moved, and whichever daemon
+    // was started anew meanwhile.
+    for (end, lost, moved, anew) in [
+        (0, false, false, None),
+        (1, false, false, None),
+        (0, true, false, None),
+        (1, true, true, None),
+        (0, false, true, None),
+        (0, false, false, Some(0)),
+        (1, true, true, Some(0)),
+        (0, false, true, Some(1)),
+    ] {
         let mut two = Two::new(703);
         let flows: Vec<FlowId> =
             (5353..5360).map(|port| two.world.connect_from(two.client, port, NAMES, Transport::Udp)).collect();
@@ -104,11 +112,15 @@ fn the_end_of_a_datagram_flow_is_told() {
             two.world.move_to(two.client, two.away, AWAY);
             two.world.run_for(5 * SECOND);
         }
+        let hosts = [two.client, two.server];
+        if let Some(end) = anew {
+            two.world.restart(hosts[end], Duration::from_millis(1));
+            two.world.run_for(5 * SECOND);
+        }
         if lost {
             let next = two.world.sent;
             two.world.faults = Faults { lose: Some(next), lose_also: 1, ..Faults::default() };
         }
-        let hosts = [two.client, two.server];
         let [of, other] = [hosts[end], hosts[1 - end]];
         let sent = two.world.sent;
         for flow in &flows[1..] {
@@ -117,7 +129,7 @@ fn the_end_of_a_datagram_flow_is_told() {
         two.world.run_for(8 * SECOND);
         assert!(two.world.sent - sent < 12, "one datagram for all: {}", two.world.sent - sent);
         for host in [of, other] {
-            assert_eq!(two.world.peer(host).flows, 2, "closed by {end}, lost {lost}, moved {moved}");
+            assert_eq!(two.world.peer(host).flows, 2, "closed by {end}, lost {lost}, moved {moved}, anew {anew:?}");
             assert_eq!(two.world.view(flows[1], 0).is_some(), end == 1);
         }
         assert!(two.world.introduced(flows[0]) && two.world.introduced(stays));
