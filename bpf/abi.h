@@ -36,6 +36,8 @@ struct flow_entry {
 	/* Places at which the flow was last heard rewritten (P-24); written by ingress where the carrier is FOLLOW. */
 	__u32 heard_local_place;
 	__u32 heard_peer_place;
+	__u8 held; /* 1: no packet of it leaves, wherever it is */
+	__u8 zero[3];
 };
 
 /* A place that never is: the flow was not heard rewritten. */
@@ -100,7 +102,7 @@ struct settings {
  * are attached ahead of a move, and cost next to nothing while these bits are set.
  */
 enum idle {
-	IDLE_TRANSLATION = 1,	/* no flow has moved */
+	IDLE_TRANSLATION = 1,	/* no flow has moved or is held */
 	IDLE_INTRODUCTIONS = 2, /* no introduction is expected */
 	IDLE_VACATED = 4,	/* map `vacated` is empty */
 	IDLE_LISTENING = 8,	/* no binding is CARRIER_LISTEN */
@@ -132,7 +134,7 @@ enum counter {
 	COUNTER_HOME_OUT,	     /* egress: moved, yet back under its own names, passed */
 	COUNTER_REWRITTEN_OUT,	     /* egress: rewritten to the wire tuple */
 	COUNTER_TUNNELLED_OUT,	     /* egress: handed to the TUN device */
-	COUNTER_HELD,		     /* egress: binding on hold */
+	COUNTER_HELD,		     /* egress: binding or flow on hold */
 	COUNTER_HELD_ALLOWANCE,	     /* egress: allowance towards an unproven locator used up (P-18) */
 	COUNTER_HELD_FAMILY,	     /* egress: locators of another family, and no TUN device is set */
 	COUNTER_HELD_NO_TUNNEL,	     /* egress: carrier is the tunnel and no TUN device is set */

@@ -109,6 +109,7 @@ static __noinline int egress_flow(struct __sk_buff *skb, const struct packet *pa
 	struct flow_entry *flow;
 	struct binding *binding;
 	__u8 carrier;
+	bool moved;
 
 	if (!packet || !settings)
 		return pass();
@@ -118,7 +119,7 @@ static __noinline int egress_flow(struct __sk_buff *skb, const struct packet *pa
 
 		fragment_key(&key, packet, FRAGMENT_OUT);
 		first = bpf_map_lookup_elem(&fragments, &key);
-		/* The host fragments in order, and only first fragments of moved flows are written down. */
+		/* The host fragments in order, and only first fragments of moved and held flows are written down. */
 		if (!first)
 			return pass_ordinary(skb, packet);
 		own = *first;
@@ -134,7 +135,8 @@ static __noinline int egress_flow(struct __sk_buff *skb, const struct packet *pa
 	if (!flow)
 		return pass_ordinary(skb, packet);
 	binding = bpf_map_lookup_elem(&bindings, &flow->binding);
-	if (!binding || binding->carrier == CARRIER_NATIVE || !has_moved(flow, binding)) {
+	moved = binding && binding->carrier != CARRIER_NATIVE && has_moved(flow, binding);
+	if (!moved && !flow->held) {
 		count(COUNTER_NATIVE_OUT);
 		return pass_ordinary(skb, packet);
 	}
@@ -144,10 +146,15 @@ static __noinline int egress_flow(struct __sk_buff *skb, const struct packet *pa
 		fragment_key(&key, packet, FRAGMENT_OUT);
 		bpf_map_update_elem(&fragments, &key, &own, BPF_ANY);
 	}
+	/* Without a binding nothing is moved. */
+	if (!moved || !binding)
+		return hold(COUNTER_HELD);
 	carrier = carrier_of(flow, binding);
 	/* The daemon's own question whether the flow is at home after all. */
 	if (carrier == CARRIER_LISTEN && (skb->mark & settings->mark_mask) == (settings->mark_mask & ~settings->mark))
 		return pass();
+	if (flow->held)
+		carrier = CARRIER_HOLD;
 	if (carrier == CARRIER_REWRITE && is_ipv4(&binding->peer) != (packet->family == 4)) {
 		/* The peers of a binding meet in one family, and flows of the other can only go inside. */
 		if (!settings->tunnel)

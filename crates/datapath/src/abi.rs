@@ -67,6 +67,8 @@ plain! {
         wire_remote_port: u16,
         heard_local_place: u32,
         heard_peer_place: u32,
+        held: u8,
+        zero: [u8; 3],
     }
     struct RawWireFlow { binding: u32, local_port: u16, remote_port: u16, transport: u8, zero: [u8; 3] }
     struct RawBinding {
@@ -210,6 +212,8 @@ pub struct FlowEntry {
     pub wire_local_port: u16,
     /// The other end's port in rewritten packets.
     pub wire_remote_port: u16,
+    /// No packet of it leaves this host, native or moved, whatever the binding's carrier.
+    pub held: bool,
 }
 
 /// Two locators that packets may run between.
@@ -299,6 +303,8 @@ impl RawFlowEntry {
             wire_remote_port: entry.wire_remote_port.to_be(),
             heard_local_place: PLACE_NEVER,
             heard_peer_place: PLACE_NEVER,
+            held: entry.held.into(),
+            zero: [0; 3],
         }
     }
 
@@ -309,6 +315,7 @@ impl RawFlowEntry {
             home_peer_place: self.home_peer_place,
             wire_local_port: u16::from_be(self.wire_local_port),
             wire_remote_port: u16::from_be(self.wire_remote_port),
+            held: self.held != 0,
         }
     }
 

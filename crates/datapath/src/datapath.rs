@@ -162,7 +162,7 @@ impl Datapath {
         })
     }
 
-    /// What the attached programs have to do from now on: `translation` while any flow has moved, `introductions` while
+    /// What the attached programs have to do from now on: `translation` while any flow has moved or is held, `introductions` while
     /// any are expected, `listening` while any binding is [`Carrier::Listen`](crate::Carrier::Listen). Where there is nothing they pass every packet at once; a new instance does both.
     ///
     /// Attaching waits for the kernel for tens of milliseconds; this is done in an instant.

@@ -50,6 +50,13 @@ impl Fixture {
         let mut datapath = Datapath::open(&bpffs.pins("packets")).expect("open");
         datapath.set_tunnel(1, MARK, 0xff).expect("settings");
         let fixture = Self { datapath, names, _bpffs: bpffs, _namespace: namespace };
+        fixture.insert(false);
+        fixture.bind(Carrier::Rewrite, None);
+        fixture
+    }
+
+    fn insert(&self, held: bool) {
+        let names = self.names;
         let flows = [Transport::Tcp, Transport::Udp].map(|transport| {
             let entry = FlowEntry {
                 binding: PEER,
@@ -57,12 +64,11 @@ impl Fixture {
                 home_peer_place: 5,
                 wire_local_port: names.wire_local.port(),
                 wire_remote_port: names.wire_remote.port(),
+                held,
             };
             (FlowTuple { transport, local: names.own_local, remote: names.own_remote }, entry)
         });
-        fixture.datapath.insert_flows(&flows).expect("insert");
-        fixture.bind(Carrier::Rewrite, None);
-        fixture
+        self.datapath.insert_flows(&flows).expect("insert");
     }
 
     fn binding(&self) -> Binding {
@@ -271,6 +277,41 @@ fn native_and_unknown_flows_are_untouched() {
 }
 
 #[test]
+fn held_flows_send_nothing_wherever_they_are() {
+    on_both_families(|fixture| {
+        let whole = [TCP, UDP].map(|protocol| fixture.own_out(protocol).bytes());
+        let packets = whole.into_iter().chain(fixture.own_out(UDP).fragments(48)).collect::<Vec<_>>();
+        let mut held = 0;
+        let mut assert_held = || {
+            for packet in &packets {
+                let outcome = fixture.egress(packet);
+                assert_eq!(outcome, Outcome { verdict: REDIRECT, packet: packet.clone(), mark: 0 });
+                held += 1;
+                fixture.counted("held", held);
+            }
+        };
+        fixture.insert(true);
+        for carrier in [Carrier::Native, Carrier::Rewrite, Carrier::Tunnel, Carrier::Hold, Carrier::Follow] {
+            fixture.bind(carrier, None);
+            assert_held();
+            let home = Binding { local_place: 4, peer_place: 5, carrier, ..fixture.binding() };
+            fixture.datapath.set_binding(PEER, &home).expect("bind");
+            assert_held();
+        }
+        fixture.datapath.remove_binding(PEER).expect("remove");
+        assert_held();
+        assert!(fixture.datapath.flows().expect("flows").iter().all(|(_, entry)| entry.held));
+        // What comes in is as welcome as ever.
+        fixture.bind(Carrier::Rewrite, None);
+        assert_eq!(fixture.ingress(&fixture.wire_in(TCP).bytes()).packet, fixture.own_in(TCP).bytes());
+        fixture.insert(false);
+        fixture.assert_translates(TCP, |_| {});
+        fixture.datapath.remove_binding(PEER).expect("remove");
+        fixture.assert_untouched(&packets[0]);
+    });
+}
+
+#[test]
 fn malformed_packets_are_untouched() {
     on_both_families(|fixture| {
         let whole = fixture.own_out(TCP).bytes();
@@ -299,6 +340,7 @@ fn the_old_path_is_marked_and_nothing_else() {
             home_peer_place: 5,
             wire_local_port: names.wire_local.port(),
             wire_remote_port: names.wire_remote.port(),
+            held: false,
         };
         fixture.datapath.insert_flows(&[(tuple, entry)]).expect("insert");
         let packet = Packet::new(TCP, names.own_remote, names.own_local).bytes();
@@ -608,6 +650,7 @@ fn maps_hold_what_was_put_in() {
                     home_peer_place: 5,
                     wire_local_port: port,
                     wire_remote_port: 9,
+                    held: false,
                 };
                 (FlowTuple { transport: Transport::Tcp, local, remote: names.own_remote }, entry)
             })

@@ -126,6 +126,7 @@ impl Host {
             home_peer_place: 1,
             wire_local_port: wire.0,
             wire_remote_port: wire.1,
+            held: false,
         };
         datapath.insert_flows(&[(flow, entry)]).expect("insert");
         Self { datapath, flow }
@@ -216,6 +217,7 @@ fn roams(old: &str, new: &str, server: &str, tcx: bool, wire_port: impl Fn(u16) 
         home_peer_place: 1,
         wire_local_port: 9,
         wire_remote_port: PORT,
+        held: false,
     };
     laptop.datapath.insert_flows(&[(other, entry)]).expect("insert");
     exchange(&mut stream, 7);

@@ -312,6 +312,7 @@ fn sockets_of_moved_flows_are_bound_to_no_device() {
         home_peer_place: 0,
         wire_local_port: bound.local_addr().expect("local").port(),
         wire_remote_port: bound.peer_addr().expect("peer").port(),
+        held: false,
     };
     datapath.insert_flows(&[(flow(&bound), entry)]).expect("insert");
     let bind = |datapath: &Datapath, place: u32| {

@@ -621,6 +621,7 @@ fn data_plane_entry(entry: &FlowEntry) -> datapath::FlowEntry {
         home_peer_place: entry.home.peer,
         wire_local_port: entry.wire_local_port,
         wire_remote_port: entry.wire_remote_port,
+        held: false,
     }
 }
 
