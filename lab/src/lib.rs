@@ -20,6 +20,7 @@ mod programs;
 mod random;
 mod run;
 pub mod scenarios;
+mod shower;
 mod sys;
 pub mod traffic;
 mod wait;

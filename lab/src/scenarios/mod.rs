@@ -2,6 +2,7 @@
 
 mod command_line;
 mod faults;
+mod hostile;
 mod kick;
 mod lab_itself;
 mod pairing;
@@ -42,6 +43,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         sockets::SCENARIOS,
         pairing::SCENARIOS,
         faults::SCENARIOS,
+        hostile::SCENARIOS,
         real_programs::SCENARIOS,
         command_line::SCENARIOS,
     ]
