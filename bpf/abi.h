@@ -79,7 +79,7 @@ struct binding {
 	__u64 allowance; /* bytes of IP packets that may still leave by rewriting (P-18) */
 	__u8 neighbour[6];
 	__u8 carrier; /* enum carrier */
-	__u8 zero;
+	__u8 parked;  /* 1: the peer is away; its TCP sockets here must not give up */
 };
 
 /* Map `locators`: this, as found in a packet from the peer -> binding id. */
@@ -204,6 +204,12 @@ struct socket_record {
 	__u8 retransmits;
 	__u8 reports_errors; /* 1: IP_RECVERR or IPV6_RECVERR */
 	__u8 zero;
+};
+
+/* One byte of these for each socket that `fit_sockets` shows. */
+enum fitted {
+	FITTED_CHANGED = 1,
+	FITTED_WAITING = 2, /* no longer parked, and its options cannot be put back yet */
 };
 
 /*

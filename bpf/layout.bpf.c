@@ -16,3 +16,4 @@ enum carrier carrier;
 enum counter counter;
 enum event_kind event_kind;
 enum event_origin event_origin;
+enum fitted fitted;

@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Entry points for sockets: one follows them as they open and close, one lists them, one unties them from devices. */
+/* Entry points for sockets: one follows them as they open and close, one lists them, one fits them to their flows. */
 #include <stdbool.h>
 #include <linux/bpf.h>
 #include <linux/in.h>
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
 
+#include "lib/park.h"
 #include "lib/socket.h"
 #include "maps.h"
 
-#ifndef SOL_SOCKET
-#define SOL_SOCKET 1
-#endif
 #ifndef SO_BINDTOIFINDEX
 #define SO_BINDTOIFINDEX 62
 #endif
@@ -32,17 +30,6 @@ struct {
 	__type(key, __u32);
 	__type(value, __u32);
 } interfaces SEC(".maps");
-
-/* include/net/tcp_states.h */
-enum {
-	STATE_ESTABLISHED = 1,
-	STATE_SYN_SENT = 2,
-	STATE_SYN_RECV = 3,
-	STATE_TIME_WAIT = 6,
-	STATE_CLOSE = 7,
-	STATE_LISTEN = 10,
-	STATE_NEW_SYN_RECV = 12,
-};
 
 static __always_inline bool is_connected(int state)
 {
@@ -181,61 +168,65 @@ int list_sockets(struct bpf_iter__tcp *context)
 	return 0;
 }
 
-static __always_inline bool is_moved(const struct flow_tuple *own)
-{
-	const struct flow_entry *flow = find_flow(own);
-	const struct binding *binding = flow ? bpf_map_lookup_elem(&bindings, &flow->binding) : NULL;
-
-	return binding && has_moved(flow, binding);
-}
-
 /*
  * A socket that is bound to a device sends and receives nothing once its flow goes another way. So the socket of a
- * moved flow is bound to none, and is bound again when the flow is native. Shows one byte for each socket changed.
+ * moved flow is bound to none, and is bound again when the flow is native. True: it was changed.
  */
-SEC("iter/tcp")
-int fit_devices(struct bpf_iter__tcp *context)
+static __always_inline bool fit_device(struct tcp_sock *tcp, bool moved)
 {
-	struct sock_common *common = context->sk_common;
-	struct flow_tuple own = {};
-	struct tcp_sock *tcp;
-	__u32 *former;
-	int bound, wanted;
-	bool moved;
-	__u8 changed = 1;
+	int bound = tcp->inet_conn.icsk_inet.sk.__sk_common.skc_bound_dev_if, wanted;
+	__u32 *former = bpf_sk_storage_get(&devices, tcp, NULL, 0);
 
-	tcp = common ? bpf_skc_to_tcp_sock(common) : NULL;
-	if (!tcp)
-		return 0;
-	bound = tcp->inet_conn.icsk_inet.sk.__sk_common.skc_bound_dev_if;
-	former = bpf_sk_storage_get(&devices, tcp, NULL, 0);
-	if (!bound && !former)
-		return 0;
-	read_tuple(tcp, &own);
-	moved = is_moved(&own);
 	if (moved && bound) {
 		/* Its program may have bound it anew since it moved. */
 		former = bpf_sk_storage_get(&devices, tcp, NULL, BPF_SK_STORAGE_GET_F_CREATE);
 		if (!former)
-			return 0;
+			return false;
 		*former = bound;
 		wanted = 0;
 	} else if (!moved && former && bound) {
 		bpf_sk_storage_delete(&devices, tcp);
-		return 0;
+		return false;
 	} else if (!moved && former) {
 		/* Bound to a device that is gone it would stand still for ever. */
 		if (!bpf_map_lookup_elem(&interfaces, former))
-			return 0;
+			return false;
 		wanted = *former;
 	} else {
-		return 0;
+		return false;
 	}
 	if (bpf_setsockopt(tcp, SOL_SOCKET, SO_BINDTOIFINDEX, &wanted, sizeof(wanted)))
-		return 0;
+		return false;
 	if (wanted)
 		bpf_sk_storage_delete(&devices, tcp);
-	bpf_seq_write(context->meta->seq, &changed, sizeof(changed));
+	return true;
+}
+
+/* Shows one byte (enum fitted) for each socket of which there is something to tell. */
+SEC("iter/tcp")
+int fit_sockets(struct bpf_iter__tcp *context)
+{
+	struct sock_common *common = context->sk_common;
+	const struct flow_entry *flow;
+	const struct binding *binding;
+	struct flow_tuple own = {};
+	struct tcp_sock *tcp;
+	__u8 fitted = 0;
+
+	tcp = common ? bpf_skc_to_tcp_sock(common) : NULL;
+	if (!tcp)
+		return 0;
+	read_tuple(tcp, &own);
+	flow = find_flow(&own);
+	binding = flow ? bpf_map_lookup_elem(&bindings, &flow->binding) : NULL;
+	if (fit_device(tcp, binding && has_moved(flow, binding)))
+		fitted |= FITTED_CHANGED;
+	if (flow && (flow->held || (binding && binding->parked)))
+		fitted |= park(tcp);
+	else
+		fitted |= unpark(tcp);
+	if (fitted)
+		bpf_seq_write(context->meta->seq, &fitted, sizeof(fitted));
 	return 0;
 }
 

@@ -82,8 +82,11 @@ struct ipv6_pinfo___bits {
 struct inet_connection_sock {
 	struct inet_sock icsk_inet;
 	__u32 icsk_pmtu_cookie;
+	__u32 icsk_user_timeout;
+	__u8 icsk_ca_state : 5;
 	__u8 icsk_retransmits;
 	__u8 icsk_backoff;
+	__u8 icsk_probes_out;
 };
 
 struct tcp_sock {
@@ -92,9 +95,15 @@ struct tcp_sock {
 	__u32 snd_nxt;
 	__u32 rcv_nxt;
 	__u32 snd_wnd;
+	__u32 write_seq;
 	__u32 mss_cache;
 	__u64 bytes_acked;
 	__u64 bytes_received;
+};
+
+/* From 6.7 on. */
+struct tcp_sock___microseconds {
+	__u8 tcp_usec_ts : 1;
 };
 
 struct seq_file;
@@ -114,6 +123,21 @@ struct bpf_iter__tcp {
 /* The bits of inet_flags have no named type that could be looked up (include/net/inet_sock.h). */
 #define FLAG_RECVERR (1UL << 9)
 #define FLAG_RECVERR6 (1UL << 26)
+
+/* include/net/tcp_states.h */
+enum {
+	STATE_ESTABLISHED = 1,
+	STATE_SYN_SENT = 2,
+	STATE_SYN_RECV = 3,
+	STATE_FIN_WAIT1 = 4,
+	STATE_FIN_WAIT2 = 5,
+	STATE_TIME_WAIT = 6,
+	STATE_CLOSE = 7,
+	STATE_LAST_ACK = 9,
+	STATE_LISTEN = 10,
+	STATE_CLOSING = 11,
+	STATE_NEW_SYN_RECV = 12,
+};
 
 #define FAMILY_INET 2
 #define FAMILY_INET6 10

@@ -82,7 +82,7 @@ plain! {
         allowance: u64,
         neighbour: [u8; 6],
         carrier: u8,
-        zero: u8,
+        parked: u8,
     }
     struct RawLocatorPair { peer: RawAddress, local: RawAddress }
     struct RawSettings { namespace_cookie: u64, tunnel: u32, mark: u32, mark_mask: u32, idle: u32 }
@@ -162,6 +162,8 @@ pub(crate) const EVENT_INTRODUCTION: u32 = 1;
 pub(crate) const EVENT_FLOW_OPENED: u32 = 2;
 pub(crate) const EVENT_FLOW_CLOSED: u32 = 3;
 pub(crate) const EVENT_HEARD_NATIVELY: u32 = 4;
+pub(crate) const FITTED_CHANGED: u8 = 1;
+pub(crate) const FITTED_WAITING: u8 = 2;
 pub(crate) const ORIGIN_CONNECTED: u32 = 1;
 pub(crate) const ORIGIN_ACCEPTED: u32 = 2;
 
@@ -212,7 +214,8 @@ pub struct FlowEntry {
     pub wire_local_port: u16,
     /// The other end's port in rewritten packets.
     pub wire_remote_port: u16,
-    /// No packet of it leaves this host, native or moved, whatever the binding's carrier.
+    /// No packet of it leaves this host, native or moved, whatever the binding's carrier. Its TCP socket is kept from
+    /// giving up ([`Datapath::fit_sockets`](crate::Datapath::fit_sockets)).
     pub held: bool,
 }
 
@@ -245,6 +248,9 @@ pub struct Binding {
     /// Bytes of IP packets that may still leave by rewriting (P-18); `None`: any number. The programs count it down and
     /// hold what does not fit. Read back, it is what is left.
     pub allowance: Option<u64>,
+    /// The peer is away for a while: the TCP sockets of all its flows, moved or not, are kept from giving up
+    /// ([`Datapath::fit_sockets`](crate::Datapath::fit_sockets)).
+    pub parked: bool,
     /// Pairs of locators on which rewritten packets are accepted and restored, old paths included (P-22).
     pub accepted: Vec<LocatorPair>,
 }
@@ -344,7 +350,7 @@ impl RawBinding {
             allowance: binding.allowance.unwrap_or(UNLIMITED),
             neighbour: [0; 6],
             carrier: binding.carrier as u8,
-            zero: 0,
+            parked: binding.parked.into(),
         }
     }
 
@@ -358,6 +364,7 @@ impl RawBinding {
             peer: self.peer.address(),
             interface: self.interface,
             allowance: (self.allowance != UNLIMITED).then_some(self.allowance),
+            parked: self.parked != 0,
             accepted,
         })
     }

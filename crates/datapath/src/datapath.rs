@@ -16,7 +16,7 @@ use crate::error::Error;
 use crate::events::{Event, Ring};
 use crate::hook::{Direction, Hook, Mechanism, has_ethernet_header};
 use crate::object::Programs;
-use crate::sockets::{Follower, Sockets, TcpSocket};
+use crate::sockets::{Fitted, Follower, Sockets, TcpSocket};
 use crate::table::{GrowingTable, Table};
 
 /// What an interface is to the data plane, and so which programs it gets.
@@ -470,14 +470,22 @@ impl Datapath {
         self.sockets()?.list(&mut receiver)
     }
 
-    /// Unbinds the TCP sockets of moved flows from the devices that they are bound to (SO_BINDTODEVICE), where they would
-    /// stand still, and binds them again once their flows are native, if the device is among `interfaces` (indices). What
-    /// they were bound to is remembered with each socket as long as `pins` is there. Returns how many were changed.
+    /// Makes TCP sockets fit what has become of their flows; orphans, which no process holds any more, are sockets too.
+    ///
+    /// *Moved*: unbinds them from the devices that they are bound to (SO_BINDTODEVICE), where they would stand still, and
+    /// binds them again once their flows are native, if the device is among `interfaces` (indices).
+    ///
+    /// *Parked* ([`FlowEntry::held`], [`Binding::parked`]): keeps them from giving up, by the longest TCP_USER_TIMEOUT that
+    /// the kernel's arithmetic bears (20 days; 30 minutes on a route with `tcp_usec_ts`) and SO_KEEPALIVE off. Both are put
+    /// back once the flow is no longer parked, where the program has not set another value meanwhile, and as soon as that
+    /// does not end the connection: see [`Fitted::waiting`]. A flow that is not known is not parked.
+    ///
+    /// What they had is remembered with each socket as long as `pins` is there.
     ///
     /// # Errors
     /// As [`Datapath::tcp_sockets`]; some may have been changed, and the same call may be made again.
-    pub fn fit_devices(&self, interfaces: &[u32]) -> Result<usize, Error> {
-        self.sockets()?.fit_devices(interfaces)
+    pub fn fit_sockets(&self, interfaces: &[u32]) -> Result<Fitted, Error> {
+        self.sockets()?.fit(interfaces)
     }
 
     /// How often each verdict was given, for each reason (`enum counter` in `bpf/abi.h`), summed over the CPUs.

@@ -26,4 +26,4 @@ pub use datapath::{Datapath, Role};
 pub use error::Error;
 pub use events::{Event, Introduction, Origin};
 pub use features::{Features, features, has_tcx};
-pub use sockets::TcpSocket;
+pub use sockets::{Fitted, TcpSocket};

@@ -31,8 +31,8 @@ pub(crate) const SOCKETS: (&str, &[u8]) = ("sockets", object!("sockets"));
 /// session indices that end with their sessions, fragments in flight.
 const PINNED: [&str; 7] = ["flows", "wire_flows", "bindings", "locators", "vacated", "settings", "counters"];
 const SHARED: [&str; 5] = ["settings", "counters", "events", "flows", "bindings"];
-/// Maps of the socket programs alone; the first is pinned, since sockets outlive the process.
-const DEVICES: &str = "devices";
+/// Maps of the socket programs alone; the first are pinned, since sockets outlive the process.
+const PINNED_OF_SOCKETS: [&str; 2] = ["devices", "parked_sockets"];
 const INTERFACES: &str = "interfaces";
 
 /// What libbpf had to say since it was last asked; its messages go nowhere else.
@@ -86,8 +86,8 @@ impl Programs {
                     if let Some(theirs) = datapath.object.maps().find(|theirs| theirs.name() == name) {
                         map.reuse_fd(theirs.as_fd())?;
                     }
-                } else if name == DEVICES {
-                    map.set_pin_path(pins.join(DEVICES))?;
+                } else if PINNED_OF_SOCKETS.iter().any(|pinned| name == **pinned) {
+                    map.set_pin_path(pins.join(name))?;
                 } else if name != INTERFACES {
                     map.set_autocreate(false)?;
                 }

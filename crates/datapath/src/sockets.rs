@@ -9,7 +9,7 @@ use std::ptr;
 use whimbrel_wire::FlowTuple;
 
 use crate::Error;
-use crate::abi::{Plain, RawSocket};
+use crate::abi::{FITTED_CHANGED, FITTED_WAITING, Plain, RawSocket};
 use crate::object::Programs;
 use crate::table::Table;
 
@@ -79,6 +79,16 @@ impl TcpSocket {
     }
 }
 
+/// What [`crate::Datapath::fit_sockets`] did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Fitted {
+    /// Sockets that were changed.
+    pub changed: usize,
+    /// Sockets that are no longer parked and whose options cannot be put back yet, as that would end the connection: the
+    /// kernel reckons from before the absence until something new is acknowledged. The caller comes again.
+    pub waiting: usize,
+}
+
 /// The socket programs, loaded.
 #[derive(Debug)]
 pub(crate) struct Sockets {
@@ -121,9 +131,8 @@ impl Sockets {
         })
     }
 
-    /// Unbinds the TCP sockets of moved flows from their devices, and binds those of native ones again that it unbound,
-    /// where their device is among `interfaces`. Returns how many were changed.
-    pub(crate) fn fit_devices(&self, interfaces: &[u32]) -> Result<usize, Error> {
+    /// Makes TCP sockets fit what has become of their flows ([`crate::Datapath::fit_sockets`]).
+    pub(crate) fn fit(&self, interfaces: &[u32]) -> Result<Fitted, Error> {
         let present: Table<u32, u32> = self.programs.table("interfaces")?;
         for (gone, _) in present.entries()?.iter().filter(|(index, _)| !interfaces.contains(index)) {
             present.remove(gone)?;
@@ -131,9 +140,13 @@ impl Sockets {
         for index in interfaces {
             present.insert(index, &1)?;
         }
-        let mut changed = 0;
-        self.visit("fit_devices", &mut |bytes| changed += bytes.len())?;
-        Ok(changed)
+        let mut fitted = Fitted::default();
+        self.visit("fit_sockets", &mut |bytes| {
+            let count = |flag| bytes.iter().filter(|byte| **byte & flag != 0).count();
+            fitted.changed += count(FITTED_CHANGED);
+            fitted.waiting += count(FITTED_WAITING);
+        })?;
+        Ok(fitted)
     }
 
     /// Runs an iterator's program on each socket and gives `receiver` what it writes.

@@ -58,6 +58,7 @@ fn takes_over(tcx: bool) {
         peer,
         interface: a,
         allowance: Some(5),
+        parked: true,
         accepted: vec![LocatorPair { local, peer }],
     };
     datapath.set_binding(1, &binding).expect("bind");

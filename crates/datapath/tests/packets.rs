@@ -81,6 +81,7 @@ impl Fixture {
             peer,
             interface: 1,
             allowance: None,
+            parked: false,
             accepted: vec![
                 LocatorPair { local, peer },
                 LocatorPair { local: self.names.own_local.ip(), peer: self.names.own_remote.ip() },

@@ -141,6 +141,7 @@ impl Host {
             peer,
             interface,
             allowance: None,
+            parked: false,
             accepted: vec![
                 LocatorPair { local, peer },
                 LocatorPair { local: self.flow.local.ip(), peer: self.flow.remote.ip() },

@@ -3,53 +3,12 @@
 mod support;
 
 use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use support::{Bpffs, Namespace, is_root, veth};
+use support::is_root;
+use support::pair::{Pair, events, find, flow, list, set};
 use whimbrel_datapath::{Binding, Carrier, Datapath, Event, FlowEntry, Origin, TcpSocket};
-use whimbrel_wire::{FlowTuple, Transport};
-
-struct Pair {
-    near: Namespace,
-    far: Namespace,
-    bpffs: Bpffs,
-}
-
-impl Pair {
-    fn new() -> Self {
-        let pair = Self { near: Namespace::new(), far: Namespace::new(), bpffs: Bpffs::new() };
-        veth(&pair.near, "v", &pair.far, "v");
-        for (namespace, n) in [(&pair.near, 1), (&pair.far, 2)] {
-            namespace.run(&format!("ip addr add 10.0.0.{n}/24 dev v"));
-            namespace.run(&format!("ip addr add fd00::{n}/64 dev v nodad"));
-        }
-        pair
-    }
-
-    fn connect(&self, to: &str) -> (TcpStream, TcpStream) {
-        self.far.enter();
-        let listener = TcpListener::bind(to).expect("listen");
-        self.near.enter();
-        let near = TcpStream::connect(listener.local_addr().expect("address")).expect("connect");
-        (near, listener.accept().expect("accept").0)
-    }
-}
-
-fn flow(stream: &TcpStream) -> FlowTuple {
-    let canonical = |address: SocketAddr| SocketAddr::new(address.ip().to_canonical(), address.port());
-    FlowTuple {
-        transport: Transport::Tcp,
-        local: canonical(stream.local_addr().expect("local")),
-        remote: canonical(stream.peer_addr().expect("remote")),
-    }
-}
-
-fn events(datapath: &mut Datapath) -> Vec<Event> {
-    let mut events = Vec::new();
-    datapath.drain_events(|event| events.push(event)).expect("drain");
-    events
-}
 
 /// Drains until `count` events have come.
 fn wait(datapath: &mut Datapath, count: usize) -> Vec<Event> {
@@ -156,12 +115,6 @@ fn a_reader_is_woken_when_it_has_fallen_behind_and_not_for_each_event() {
     datapath.unload().expect("unload");
 }
 
-fn list(datapath: &Datapath) -> Vec<TcpSocket> {
-    let mut sockets = Vec::new();
-    datapath.tcp_sockets(|socket| sockets.push(*socket)).expect("list");
-    sockets
-}
-
 #[test]
 fn sockets_are_listed_with_their_state() {
     if !is_root() {
@@ -206,11 +159,6 @@ fn sockets_are_listed_with_their_state() {
         }
     }
     datapath.unload().expect("unload");
-}
-
-fn find(datapath: &Datapath, stream: &TcpStream) -> TcpSocket {
-    let own = flow(stream);
-    list(datapath).into_iter().find(|socket| socket.flow == own).expect("it is there")
 }
 
 #[test]
@@ -260,13 +208,6 @@ fn both_ends_tell_the_same_initial_numbers() {
     }
     near_datapath.unload().expect("unload");
     far_datapath.unload().expect("unload");
-}
-
-fn set(stream: &TcpStream, level: i32, name: i32, value: i32) {
-    let fd = std::os::fd::AsRawFd::as_raw_fd(stream);
-    // SAFETY: an open socket, and a value that lives through the call, with its size.
-    let result = unsafe { libc::setsockopt(fd, level, name, (&raw const value).cast(), size_of_val(&value) as u32) };
-    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
 }
 
 #[test]
@@ -324,36 +265,42 @@ fn sockets_of_moved_flows_are_bound_to_no_device() {
             peer: "10.0.0.2".parse().expect("address"),
             interface: 0,
             allowance: None,
+            parked: false,
             accepted: Vec::new(),
         };
         datapath.set_binding(7, &binding).expect("bind");
     };
+    let changed = |datapath: &Datapath, interfaces: &[u32]| {
+        let fitted = datapath.fit_sockets(interfaces).expect("fit");
+        assert_eq!(fitted.waiting, 0);
+        fitted.changed
+    };
     let devices = |datapath: &Datapath| [&bound, &stranger].map(|stream| find(datapath, stream).bound_interface);
 
     bind(&datapath, 0);
-    assert_eq!(datapath.fit_devices(&[device]).expect("fit"), 0);
+    assert_eq!(changed(&datapath, &[device]), 0);
     assert_eq!(devices(&datapath), [device, device]);
 
     bind(&datapath, 1);
-    assert_eq!(datapath.fit_devices(&[device]).expect("fit"), 1);
+    assert_eq!(changed(&datapath, &[device]), 1);
     assert_eq!(devices(&datapath), [0, device]);
-    assert_eq!(datapath.fit_devices(&[device]).expect("fit"), 0);
+    assert_eq!(changed(&datapath, &[device]), 0);
 
     // Another daemon knows as well, and binds it to no device that is gone.
     drop(datapath);
     datapath = Datapath::open(&pins).expect("open again");
     bind(&datapath, 0);
-    assert_eq!(datapath.fit_devices(&[]).expect("fit"), 0);
+    assert_eq!(changed(&datapath, &[]), 0);
     assert_eq!(devices(&datapath), [0, device]);
-    assert_eq!(datapath.fit_devices(&[device]).expect("fit"), 1);
+    assert_eq!(changed(&datapath, &[device]), 1);
     assert_eq!(devices(&datapath), [device, device]);
 
     // What its program has bound anew stays so.
     bind(&datapath, 1);
-    assert_eq!(datapath.fit_devices(&[device]).expect("fit"), 1);
+    assert_eq!(changed(&datapath, &[device]), 1);
     bind(&datapath, 0);
     set(&bound, libc::SOL_SOCKET, SO_BINDTOIFINDEX, device as i32);
-    assert_eq!(datapath.fit_devices(&[device]).expect("fit"), 0);
+    assert_eq!(changed(&datapath, &[device]), 0);
     assert_eq!(devices(&datapath), [device, device]);
     datapath.unload().expect("unload");
 }

@@ -12,7 +12,7 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use whimbrel_datapath::{self as datapath, Datapath, LocatorPair, Role};
+use whimbrel_datapath::{self as datapath, Datapath, Fitted, LocatorPair, Role};
 use whimbrel_ipc::Attachment;
 use whimbrel_kernel::inject::Injector;
 use whimbrel_kernel::network::{NetworkState, UsableAddress};
@@ -327,6 +327,7 @@ impl Effects {
             peer: binding.peer_locator,
             interface: holder.map_or(0, |usable| usable.interface),
             allowance: self.tunnels.allowance(peer, binding.peer_locator),
+            parked: false,
             accepted,
         }
     }
@@ -425,9 +426,9 @@ impl Effects {
             return;
         }
         let interfaces: Vec<u32> = self.network.links.iter().map(|link| link.index).collect();
-        match self.datapath.fit_devices(&interfaces) {
-            Ok(0) => {}
-            Ok(sockets) => tracing::debug!(sockets, "bound to their devices, or no longer"),
+        match self.datapath.fit_sockets(&interfaces) {
+            Ok(Fitted { changed: 0, waiting: 0 }) => {}
+            Ok(Fitted { changed, waiting }) => tracing::debug!(changed, waiting, "sockets fitted to their flows"),
             Err(error) => {
                 tracing::warn!(%error, "connections that are bound to a device stand still while they are moved");
             }

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 pub(crate) mod packet;
+pub(crate) mod pair;
 
 use std::fs::{self, File};
 use std::io::{self, Write};
