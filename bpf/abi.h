@@ -164,6 +164,7 @@ enum event_kind {
 	EVENT_FLOW_OPENED = 2,
 	EVENT_FLOW_CLOSED = 3,
 	EVENT_HEARD_NATIVELY = 4,
+	EVENT_FLOW_STALLED = 5,
 };
 
 enum event_origin {

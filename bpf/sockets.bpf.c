@@ -8,6 +8,7 @@
 
 #include "lib/park.h"
 #include "lib/socket.h"
+#include "lib/stall.h"
 #include "maps.h"
 
 #ifndef SO_BINDTOIFINDEX
@@ -105,6 +106,19 @@ int BPF_PROG(follow_sockets, const struct sock *sk, int old_state, int new_state
 	return 0;
 }
 
+/* The kernel sent something again, or tried to. */
+SEC("tp_btf/tcp_retransmit_skb")
+int BPF_PROG(follow_retransmissions, const struct sock *sk)
+{
+	struct tcp_sock *tcp = bpf_skc_to_tcp_sock((void *)sk);
+
+	(void)ctx;
+	/* What is lost in a stream that goes on is sent again without the timer, which then has not run out once. */
+	if (tcp && stalled(tcp->inet_conn.icsk_retransmits, 2))
+		report_stalled(tcp);
+	return 0;
+}
+
 static __always_inline __u64 inode_number(const struct socket *socket)
 {
 	const struct inode *inode;
@@ -117,16 +131,6 @@ static __always_inline __u64 inode_number(const struct socket *socket)
 	bpf_probe_read_kernel(&number, sizeof(number),
 			      (const char *)inode + bpf_core_field_offset(struct inode, i_ino));
 	return number;
-}
-
-static __always_inline void read_tuple(const struct tcp_sock *tcp, struct flow_tuple *tuple)
-{
-	const struct inet_sock *inet = &tcp->inet_conn.icsk_inet;
-
-	read_addresses(&inet->sk.__sk_common, tuple);
-	tuple->local_port = inet->inet_sport;
-	tuple->remote_port = inet->sk.__sk_common.skc_dport;
-	tuple->transport = IPPROTO_TCP;
 }
 
 SEC("iter/tcp")

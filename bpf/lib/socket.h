@@ -8,6 +8,7 @@
 
 #include <stdbool.h>
 #include <linux/bpf.h>
+#include <linux/in.h>
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
@@ -155,6 +156,16 @@ static __always_inline void read_addresses(const struct sock_common *common, str
 		tuple->remote.words[2] = bpf_htonl(0xffff);
 		tuple->remote.words[3] = common->skc_daddr;
 	}
+}
+
+static __always_inline void read_tuple(const struct tcp_sock *tcp, struct flow_tuple *tuple)
+{
+	const struct inet_sock *inet = &tcp->inet_conn.icsk_inet;
+
+	read_addresses(&inet->sk.__sk_common, tuple);
+	tuple->local_port = inet->inet_sport;
+	tuple->remote_port = inet->sk.__sk_common.skc_dport;
+	tuple->transport = IPPROTO_TCP;
 }
 
 /*

@@ -162,6 +162,7 @@ pub(crate) const EVENT_INTRODUCTION: u32 = 1;
 pub(crate) const EVENT_FLOW_OPENED: u32 = 2;
 pub(crate) const EVENT_FLOW_CLOSED: u32 = 3;
 pub(crate) const EVENT_HEARD_NATIVELY: u32 = 4;
+pub(crate) const EVENT_FLOW_STALLED: u32 = 5;
 pub(crate) const FITTED_CHANGED: u8 = 1;
 pub(crate) const FITTED_WAITING: u8 = 2;
 pub(crate) const ORIGIN_CONNECTED: u32 = 1;

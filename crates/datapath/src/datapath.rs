@@ -422,10 +422,11 @@ impl Datapath {
         self.introduction_indices.remove(&index).map(drop)
     }
 
-    /// Report TCP connections of this namespace as they open and close, or stop. It ends with this process.
+    /// Report TCP connections of this namespace as they open and close, and those of introduced flows that stall, or stop.
+    /// It ends with this process. That a probe has no answer is seen only where [`Datapath::sees_probes`].
     ///
-    /// These events do not make [`Datapath::event_fd`] readable until many have gathered, since waking a process for each
-    /// connection would cost more than all the rest: drain them on a timer.
+    /// That a connection opens or closes does not make [`Datapath::event_fd`] readable until many have gathered, since waking a process for each
+    /// one would cost more than all the rest: drain them on a timer.
     ///
     /// # Errors
     /// When the kernel refuses, or lacks what the programs on sockets need ([`crate::Features::sockets`]).
@@ -433,9 +434,16 @@ impl Datapath {
         if !enabled {
             self.follower = None;
         } else if self.follower.is_none() {
-            self.follower = Some(self.sockets()?.follow()?);
+            self.follower = Some(self.sockets()?.follow(&self.programs, &self.pins)?);
         }
         Ok(())
+    }
+
+    /// Whether connections are being followed, and the kernel lets programs be attached to its functions (fentry), which it
+    /// takes to report a keepalive or zero-window probe that has no answer.
+    #[must_use]
+    pub fn sees_probes(&self) -> bool {
+        self.follower.as_ref().is_some_and(|follower| follower.sees_probes)
     }
 
     /// The programs on sockets, loaded when they are first needed: that takes tens of milliseconds.
@@ -447,7 +455,7 @@ impl Datapath {
         Ok(self.sockets.get_or_init(|| sockets))
     }
 
-    /// Readable when there are events to be drained at once: introductions, or many of the rest.
+    /// Readable when there are events to be drained at once: openings and closings only when there are many.
     #[must_use]
     pub fn event_fd(&self) -> BorrowedFd<'_> {
         self.ring.fd()

@@ -8,8 +8,8 @@ use whimbrel_wire::FlowTuple;
 
 use crate::Error;
 use crate::abi::{
-    EVENT_FLOW_CLOSED, EVENT_FLOW_OPENED, EVENT_HEARD_NATIVELY, EVENT_INTRODUCTION, ORIGIN_ACCEPTED, ORIGIN_CONNECTED,
-    Plain, RawEvent,
+    EVENT_FLOW_CLOSED, EVENT_FLOW_OPENED, EVENT_FLOW_STALLED, EVENT_HEARD_NATIVELY, EVENT_INTRODUCTION,
+    ORIGIN_ACCEPTED, ORIGIN_CONNECTED, Plain, RawEvent,
 };
 
 /// What the programs report.
@@ -30,6 +30,9 @@ pub enum Event {
         /// Its own tuple.
         flow: FlowTuple,
     },
+    /// The TCP socket of an introduced flow has had no answer to two retransmissions by its timer, or to a probe (keepalive
+    /// or zero window). Said again each time that their number has doubled.
+    FlowStalled(FlowTuple),
     /// Such a connection has left the state that its socket keeps. The kernel may still answer for it for a minute
     /// (TIME-WAIT), so its packets may still have to be carried.
     FlowClosed {
@@ -88,6 +91,7 @@ impl Event {
                 Some(Self::FlowOpened { flow, origin })
             }
             EVENT_FLOW_CLOSED => Some(Self::FlowClosed { flow }),
+            EVENT_FLOW_STALLED => Some(Self::FlowStalled(flow)),
             EVENT_HEARD_NATIVELY => Some(Self::HeardNatively { flow }),
             _ => None,
         }

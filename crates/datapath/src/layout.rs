@@ -6,9 +6,9 @@ use libbpf_rs::btf::types::{Enum, Struct};
 use libbpf_rs::btf::{Btf, BtfType, HasSize};
 
 use crate::abi::{
-    COUNTERS, Carrier, EVENT_FLOW_CLOSED, EVENT_FLOW_OPENED, EVENT_HEARD_NATIVELY, EVENT_INTRODUCTION, FITTED_CHANGED,
-    FITTED_WAITING, ORIGIN_ACCEPTED, ORIGIN_CONNECTED, RawAddress, RawBinding, RawEvent, RawFlowEntry, RawLocatorPair,
-    RawSettings, RawSocket, RawTuple, RawWireFlow,
+    COUNTERS, Carrier, EVENT_FLOW_CLOSED, EVENT_FLOW_OPENED, EVENT_FLOW_STALLED, EVENT_HEARD_NATIVELY,
+    EVENT_INTRODUCTION, FITTED_CHANGED, FITTED_WAITING, ORIGIN_ACCEPTED, ORIGIN_CONNECTED, RawAddress, RawBinding,
+    RawEvent, RawFlowEntry, RawLocatorPair, RawSettings, RawSocket, RawTuple, RawWireFlow,
 };
 
 const OBJECT: &str = concat!(env!("OUT_DIR"), "/layout.bpf.o");
@@ -99,6 +99,7 @@ fn constants_are_those_of_c() {
         ("EVENT_FLOW_OPENED", EVENT_FLOW_OPENED.into()),
         ("EVENT_FLOW_CLOSED", EVENT_FLOW_CLOSED.into()),
         ("EVENT_HEARD_NATIVELY", EVENT_HEARD_NATIVELY.into()),
+        ("EVENT_FLOW_STALLED", EVENT_FLOW_STALLED.into()),
     ];
     assert_eq!(constants(&btf, "event_kind"), named(&kinds));
     let fitted = [("FITTED_CHANGED", FITTED_CHANGED.into()), ("FITTED_WAITING", FITTED_WAITING.into())];

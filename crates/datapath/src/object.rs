@@ -27,6 +27,9 @@ pub(crate) const DATAPATH: (&str, &[u8]) = ("datapath", object!("datapath"));
 /// The programs that look at sockets; they share maps with the former.
 pub(crate) const SOCKETS: (&str, &[u8]) = ("sockets", object!("sockets"));
 
+/// The program that sees probes without an answer, where the kernel lets it.
+pub(crate) const PROBES: (&str, &[u8]) = ("probes", object!("probes"));
+
 /// What outlives the process. The rest is worth nothing to the next one: events that nobody waits for any more,
 /// session indices that end with their sessions, fragments in flight.
 const PINNED: [&str; 7] = ["flows", "wire_flows", "bindings", "locators", "vacated", "settings", "counters"];
@@ -79,7 +82,16 @@ impl Programs {
 
     /// Loads the socket programs on the maps of `datapath`, and those of their own that are pinned in `pins`.
     pub(crate) fn load_sockets(datapath: &Self, pins: &Path) -> Result<Self, Error> {
-        Self::load(SOCKETS, |object| {
+        Self::load_beside(datapath, SOCKETS, pins)
+    }
+
+    /// Loads the program on probes on the maps of `datapath`.
+    pub(crate) fn load_probes(datapath: &Self, pins: &Path) -> Result<Self, Error> {
+        Self::load_beside(datapath, PROBES, pins)
+    }
+
+    fn load_beside(datapath: &Self, object: (&'static str, &[u8]), pins: &Path) -> Result<Self, Error> {
+        Self::load(object, |object| {
             for mut map in object.maps_mut() {
                 let name = map.name().to_owned();
                 if SHARED.iter().any(|shared| name == **shared) {

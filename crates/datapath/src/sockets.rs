@@ -95,10 +95,12 @@ pub(crate) struct Sockets {
     programs: Programs,
 }
 
-/// The program that reports sockets as they open and close; attached while this lives.
+/// The programs that report sockets as they open, stall and close; attached while this lives.
 #[derive(Debug)]
 pub(crate) struct Follower {
-    _link: OwnedFd,
+    _links: Vec<OwnedFd>,
+    /// Whether this kernel lets a program see unanswered probes.
+    pub(crate) sees_probes: bool,
 }
 
 /// Records a read; the kernel makes 8 pages at a time (`kernel/bpf/bpf_iter.c`).
@@ -109,11 +111,16 @@ impl Sockets {
         Ok(Self { programs: Programs::load_sockets(datapath, pins)? })
     }
 
-    pub(crate) fn follow(&self) -> Result<Follower, Error> {
-        let program = self.programs.program("follow_sockets")?;
-        // SAFETY: a program of the kind that has its tracepoint in itself, so the name is null.
-        let fd = unsafe { libbpf_sys::bpf_raw_tracepoint_open(ptr::null(), program.as_raw_fd()) };
-        Ok(Follower { _link: owned(fd, "bpf(BPF_RAW_TRACEPOINT_OPEN)", "inet_sock_set_state")? })
+    pub(crate) fn follow(&self, datapath: &Programs, pins: &Path) -> Result<Follower, Error> {
+        let mut links = ["follow_sockets", "follow_retransmissions"]
+            .map(|name| attach(&self.programs, name))
+            .into_iter()
+            .collect::<Result<Vec<_>, _>>()?;
+        // What is missed without it is heard of later, by what its program sends or by the peer's daemon.
+        let probes = Programs::load_probes(datapath, pins).and_then(|probes| attach(&probes, "follow_probes"));
+        let sees_probes = probes.is_ok();
+        links.extend(probes);
+        Ok(Follower { _links: links, sees_probes })
     }
 
     /// Calls `receiver` for each TCP socket of the calling thread's network namespace.
@@ -171,6 +178,14 @@ impl Sockets {
             }
         }
     }
+}
+
+/// Attaches a program that says itself what it belongs to: a tracepoint, or a function of the kernel.
+fn attach(programs: &Programs, name: &'static str) -> Result<OwnedFd, Error> {
+    let program = programs.program(name)?;
+    // SAFETY: the name of the tracepoint is in the program, so it is null here.
+    let fd = unsafe { libbpf_sys::bpf_raw_tracepoint_open(ptr::null(), program.as_raw_fd()) };
+    owned(fd, "bpf(BPF_RAW_TRACEPOINT_OPEN)", name)
 }
 
 fn owned(fd: i32, call: &'static str, object: &str) -> Result<OwnedFd, Error> {

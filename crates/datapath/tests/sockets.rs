@@ -9,6 +9,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use support::is_root;
 use support::pair::{Pair, events, find, flow, list, set};
 use whimbrel_datapath::{Binding, Carrier, Datapath, Event, FlowEntry, Origin, TcpSocket};
+use whimbrel_wire::FlowTuple;
 
 /// Drains until `count` events have come.
 fn wait(datapath: &mut Datapath, count: usize) -> Vec<Event> {
@@ -302,5 +303,71 @@ fn sockets_of_moved_flows_are_bound_to_no_device() {
     set(&bound, libc::SOL_SOCKET, SO_BINDTOIFINDEX, device as i32);
     assert_eq!(changed(&datapath, &[device]), 0);
     assert_eq!(devices(&datapath), [device, device]);
+    datapath.unload().expect("unload");
+}
+
+#[test]
+fn flows_that_get_no_answer_are_told() {
+    if !is_root() {
+        return;
+    }
+    let pair = Pair::new();
+    pair.near.enter();
+    let mut datapath = Datapath::open(&pair.bpffs.pins("near")).expect("open");
+    let [mut known, mut stranger, idle, mut elsewhere] =
+        [0, 1, 0, 1].map(|at| pair.connect(["10.0.0.2:0", "[fd00::2]:0"][at]));
+    let flows = [&known.0, &idle.0].map(|stream| {
+        let own = flow(stream);
+        let entry = FlowEntry {
+            binding: 7,
+            home_local_place: 0,
+            home_peer_place: 0,
+            wire_local_port: own.local.port(),
+            wire_remote_port: own.remote.port(),
+            held: false,
+        };
+        (own, entry)
+    });
+    datapath.insert_flows(&flows).expect("insert");
+    // The other end of a flow of the same names is in another namespace.
+    let (own, entry) = flows[0];
+    let far = FlowTuple { local: flow(&elsewhere.1).local, remote: flow(&elsewhere.1).remote, ..own };
+    datapath.insert_flows(&[(far, entry)]).expect("insert");
+    datapath.track(true).expect("track");
+    for (name, value) in [(libc::TCP_KEEPIDLE, 1), (libc::TCP_KEEPINTVL, 1)] {
+        set(&idle.0, libc::SOL_TCP, name, value);
+    }
+    set(&idle.0, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1);
+    // What is answered is nothing to tell: data, and the probes of two seconds.
+    let start = std::time::Instant::now();
+    while start.elapsed() < std::time::Duration::from_millis(2_500) {
+        known.0.write_all(&[0; 100]).expect("write");
+        known.1.read_exact(&mut [0; 100]).expect("read");
+    }
+    assert_eq!(events(&mut datapath), []);
+
+    pair.cut();
+    pair.far.run("ip neigh replace fd00::1 lladdr 02:00:00:00:00:98 dev v nud permanent");
+    let sleeper = Sleeper::new(&datapath);
+    for stream in [&mut known.0, &mut stranger.0, &mut elsewhere.1] {
+        stream.write_all(&[0; 100]).expect("write");
+    }
+    let mut seen = Vec::new();
+    let told = |seen: &[Event], of: &FlowTuple| seen.iter().filter(|event| **event == Event::FlowStalled(*of)).count();
+    assert!((0..200).any(|_| sleeper.is_woken()), "at the first");
+    // Not every kernel lets a program see probes.
+    let of_probes = if datapath.sees_probes() { 2 } else { 0 };
+    let start = std::time::Instant::now();
+    while told(&seen, &flows[0].0) < 2 || told(&seen, &flows[1].0) < of_probes {
+        assert!(start.elapsed() < std::time::Duration::from_secs(30), "{seen:?}");
+        seen.extend(events(&mut datapath));
+        std::thread::yield_now();
+    }
+    // At the second of its timer, and at the fourth.
+    assert!((4..8).contains(&find(&datapath, &known.0).retransmits));
+    assert!(find(&datapath, &stranger.0).retransmits >= 2);
+    assert!(seen.iter().all(|event| flows.iter().any(|(own, _)| *event == Event::FlowStalled(*own))), "{seen:?}");
+    assert_eq!(told(&seen, &flows[0].0), 2);
+    datapath.track(false).expect("track no more");
     datapath.unload().expect("unload");
 }

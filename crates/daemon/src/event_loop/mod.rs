@@ -410,6 +410,7 @@ impl EventLoop {
                 }
             }
             DatapathEvent::HeardNatively { flow } => node.handle_heard_natively(now, flow),
+            DatapathEvent::FlowStalled(flow) => tracing::debug!(%flow, "no answer"),
             DatapathEvent::FlowClosed { flow } => node.handle_flow_closed(now, flow),
         });
         if let Err(error) = drained {
