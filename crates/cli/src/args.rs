@@ -81,6 +81,15 @@ Examples:
   whimbrel handoff --to 198.51.100.7     to the second network, while both are up
   whimbrel handoff --peer 203.0.113.5    only the connections with this peer";
 
+const SUSPEND_HELP: &str = "\
+Nobody has to say so before a move: connections go on from wherever this host is next, and
+peers that do not hear it any more keep their ends open. Who says so spares them the time
+of finding out. whimbrel-sleep.service does it whenever the system sleeps.
+
+The command returns when the peers have answered, after a second at the latest. Network
+changes are not acted on before `whimbrel resume`, nor is anything sent for the
+connections that wait; new connections are left alone. A restart of the daemon resumes.";
+
 const CLEAN_HELP: &str = "\
 A daemon that is stopped removes all that it made, unless connections are moved: what
 carries these stays, so that they go on and the next `whimbrel up` takes them over. This
@@ -179,6 +188,22 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Go away, to sleep or to another network: connections wait, at both ends, until `resume`
+    #[command(after_help = SUSPEND_HELP)]
+    Suspend {
+        /// All connections, which is what happens without it, too
+        #[arg(long)]
+        all: bool,
+        /// Print one line of JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Be back: connections that wait since `suspend` go on from where this host is now
+    Resume {
+        /// Print one line of JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Remove what a stopped daemon has left; connections that had moved end
     #[command(after_help = CLEAN_HELP)]
     Clean,
@@ -217,6 +242,8 @@ impl Command {
             | Self::Paths { json }
             | Self::Events { json, .. }
             | Self::Handoff { json, .. }
+            | Self::Suspend { json, .. }
+            | Self::Resume { json }
             | Self::Doctor { json, .. } => *json,
         }
     }

@@ -91,6 +91,10 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Complaint> {
         Command::Handoff { to, peer, no_wait, json } => {
             return handoff::handoff(run_dir, *to, peer.clone(), !*no_wait, *json);
         }
+        Command::Suspend { json: true, .. } => pass_on(run_dir, &Request::Suspend)?,
+        Command::Suspend { .. } => print(&show::suspended(&connect(run_dir)?.suspend()?))?,
+        Command::Resume { json: true } => pass_on(run_dir, &Request::Resume)?,
+        Command::Resume { json: false } => print(&show::resumed(connect(run_dir)?.resume()?))?,
         Command::Watch => watch::watch(run_dir)?,
         Command::Clean => {
             print(&show::removed(&whimbrel_daemon::clean::clean(run_dir).map_err(Complaint::daemon)?))?;

@@ -236,6 +236,27 @@ impl From<&Event> for Told {
                     None => told,
                 }
             }
+            Event::PeerAway { peer, announced, flows } => Self::new(
+                "peer-away",
+                format!(
+                    "peer {peer} {}: {} for it",
+                    if *announced { "goes away" } else { "is not heard any more" },
+                    wait(*flows)
+                ),
+            )
+            .with("peer", peer.0)
+            .with("announced", *announced)
+            .with("flows", *flows),
+            Event::PeerBack { peer, flows } => {
+                Self::new("peer-back", format!("peer {peer} is heard again: {} on", go(*flows)))
+                    .with("peer", peer.0)
+                    .with("flows", *flows)
+            }
+            Event::Suspended { flows } => {
+                Self::new("suspended", format!("this host goes away: {} until it is back", wait(*flows)))
+                    .with("flows", *flows)
+            }
+            Event::Resumed => Self::new("resumed", "this host is back"),
             Event::PeerMoved { peer, to, translated, flows } => Self::new(
                 "peer-moved",
                 format!(
@@ -299,6 +320,14 @@ fn connections(count: usize) -> String {
         1 => "1 connection".into(),
         _ => format!("{count} connections"),
     }
+}
+
+fn wait(count: usize) -> String {
+    format!("{} {}", connections(count), if count == 1 { "waits" } else { "wait" })
+}
+
+fn go(count: usize) -> String {
+    format!("{} {}", connections(count), if count == 1 { "goes" } else { "go" })
 }
 
 #[cfg(test)]

@@ -275,6 +275,7 @@ struct PeerLine {
     carrier: CarrierLine,
     former: Vec<(IpAddr, IpAddr)>,
     observed: Option<SocketAddr>,
+    absent: bool,
     /// Number, claimed, observed.
     known_places: Vec<(u32, SocketAddr, SocketAddr)>,
 }
@@ -306,6 +307,7 @@ impl From<SavedPeer> for PeerLine {
             },
             former: peer.former,
             observed: peer.observed,
+            absent: peer.absent,
             known_places: peer.known_places.iter().map(|place| (place.number, place.claimed, place.observed)).collect(),
         }
     }
@@ -330,6 +332,7 @@ impl From<PeerLine> for SavedPeer {
             },
             former: line.former,
             observed: line.observed,
+            absent: line.absent,
             known_places: line
                 .known_places
                 .into_iter()
@@ -356,6 +359,7 @@ mod tests {
             carrier: Carrier::FollowRewrite,
             former: vec![("192.0.2.7".parse().expect("address"), "192.0.2.8".parse().expect("address"))],
             observed: Some("192.0.2.9:1024".parse().expect("endpoint")),
+            absent: true,
             known_places: vec![KnownPlace {
                 number: 3,
                 claimed: "10.0.0.1:2031".parse().expect("endpoint"),

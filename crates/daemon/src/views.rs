@@ -84,6 +84,7 @@ pub(crate) fn peer(view: &PeerView, now: Time, since: Option<Time>, of: Trust, k
         locators: view.locators.clone(),
         carrier: (view.moved > 0).then(|| carrier(view.carrier)),
         flows: ipc::PeerFlows { introduced: view.flows, moved: view.moved },
+        away: view.away.map(|announced| if announced { ipc::Away::Announced } else { ipc::Away::Silent }),
     }
 }
 
@@ -313,6 +314,7 @@ mod tests {
             locators: Vec::new(),
             sequences: (0, 1),
             last_heard: Time::default(),
+            away: None,
         }
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::{
     Configuration, Connection, EventRecord, EventsQuery, Failure, HandoffStarted, Path, Peer, Reply, Request,
-    SchemaError, Status, reply_from_line, request_to_line,
+    SchemaError, Status, Suspended, reply_from_line, request_to_line,
 };
 
 /// How long a daemon may take for an answer.
@@ -144,6 +144,28 @@ impl Client {
     pub fn configuration(&mut self) -> Result<Configuration, ClientError> {
         match self.ask(&Request::Configuration)? {
             Reply::Configuration(configuration) => Ok(configuration),
+            _ => Err(ClientError::Unexpected),
+        }
+    }
+
+    /// Has this host go away, see [`Request::Suspend`].
+    ///
+    /// # Errors
+    /// As [`Self::status`].
+    pub fn suspend(&mut self) -> Result<Suspended, ClientError> {
+        match self.ask(&Request::Suspend)? {
+            Reply::Suspended(suspended) => Ok(suspended),
+            _ => Err(ClientError::Unexpected),
+        }
+    }
+
+    /// Has this host be back, see [`Request::Resume`]. Returns how many connections go on.
+    ///
+    /// # Errors
+    /// As [`Self::status`]; the daemon's own where this host is not suspended.
+    pub fn resume(&mut self) -> Result<usize, ClientError> {
+        match self.ask(&Request::Resume)? {
+            Reply::Resumed { flows } => Ok(flows),
             _ => Err(ClientError::Unexpected),
         }
     }

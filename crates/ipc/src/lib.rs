@@ -26,9 +26,9 @@ pub use line::{
     MAX_REQUEST_LINE, SCHEMA, SchemaError, reply_from_line, reply_to_line, request_from_line, request_to_line,
 };
 pub use reply::{
-    Attachment, Bytes, Carrier, Configuration, Connection, ConnectionState, Counts, EventRecord, Flow, HandoffStarted,
-    LocalAddress, Path, Peer, PeerFlows, PeerName, Places, Process, Reply, Sequence, Session, Status, Transport, Trust,
-    Tunnel,
+    Attachment, Away, Bytes, Carrier, Configuration, Connection, ConnectionState, Counts, EventRecord, Flow,
+    HandoffStarted, LocalAddress, Path, Peer, PeerFlows, PeerName, Places, Process, Reply, Sequence, Session, Status,
+    Suspended, Transport, Trust, Tunnel,
 };
 pub use request::{EventsQuery, Request};
 pub use time::rfc3339;

@@ -31,6 +31,13 @@ pub enum Reply {
     },
     /// To [`Request::Handoff`](crate::Request::Handoff).
     Handoff(HandoffStarted),
+    /// To [`Request::Suspend`](crate::Request::Suspend).
+    Suspended(Suspended),
+    /// To [`Request::Resume`](crate::Request::Resume).
+    Resumed {
+        /// Connections that go on, or will once there is a network.
+        flows: usize,
+    },
     /// To [`Request::ForgetPeer`](crate::Request::ForgetPeer).
     Forgotten {
         /// The address.
@@ -69,6 +76,8 @@ pub struct Status {
     pub addresses: Vec<LocalAddress>,
     /// Former addresses of this host that are kept because connections still use them.
     pub kept_addresses: Vec<IpAddr>,
+    /// Whether it was suspended, and not resumed yet.
+    pub suspended: bool,
     /// How much it looks after.
     pub counts: Counts,
     /// Where programs are attached now; empty while no connection is introduced.
@@ -273,6 +282,18 @@ pub struct Peer {
     pub carrier: Option<Carrier>,
     /// Its connections with this host.
     pub flows: PeerFlows,
+    /// Whether it is away, so that its connections wait for it.
+    pub away: Option<Away>,
+}
+
+/// How a peer is away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Away {
+    /// It said so.
+    Announced,
+    /// It is not heard.
+    Silent,
 }
 
 /// A session with a peer.
@@ -382,6 +403,17 @@ pub struct HandoffStarted {
     pub flows: usize,
     /// What becomes of it is told by events with a number above this one.
     pub since: u64,
+}
+
+/// What came of a suspension. Connections wait whether or not a peer has answered: one that has not finds out by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Suspended {
+    /// Connections that wait.
+    pub flows: usize,
+    /// Peers that were told.
+    pub told: usize,
+    /// How many of these have answered.
+    pub answered: usize,
 }
 
 impl fmt::Display for Transport {

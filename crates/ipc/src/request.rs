@@ -31,6 +31,11 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         peer: Option<String>,
     },
+    /// This host goes away, to sleep for example: peers are told, and all connections wait until [`Request::Resume`];
+    /// [`Reply::Suspended`](crate::Reply::Suspended) once the peers have answered, or after a second.
+    Suspend,
+    /// This host is back: connections go on from where it is now; [`Reply::Resumed`](crate::Reply::Resumed).
+    Resume,
     /// Drop the key that is remembered for an address (trust on first use); [`Reply::Forgotten`](crate::Reply::Forgotten).
     ForgetPeer {
         /// The address.

@@ -37,6 +37,7 @@ fn status() -> Status {
         place: 2,
         addresses: vec![LocalAddress { address: "198.51.100.7".parse().unwrap(), interface: "wlan0".into() }],
         kept_addresses: vec!["192.0.2.10".parse().unwrap()],
+        suspended: false,
         counts: Counts { peers: 1, sessions: 1, connections: 5, introduced: 2, moved: 1, held: 0 },
         attached: vec![Attachment { interface: "wlan0".into(), program: "egress".into(), hook: "tcx".into() }],
         tunnel: Some(Tunnel { device: "whimbrel0".into(), mtu: 1428, packets_sent: 10, packets_received: 20 }),
@@ -98,6 +99,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
                 locators: vec!["2001:db8:1::1".parse().unwrap()],
                 carrier: Some(Carrier::Rewrite),
                 flows: PeerFlows { introduced: 2, moved: 1 },
+                away: None,
             }]),
         ),
         (

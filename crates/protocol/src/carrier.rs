@@ -21,13 +21,13 @@ const PROBE_PAUSE_LONGEST: Duration = Duration::from_secs(1920);
 
 impl Node {
     /// How moved flows go at first, before any probe (P-19, P-20).
-    pub(crate) fn choose_carrier(&mut self, id: PeerId) {
-        self.claim_pair(id);
+    pub(crate) fn choose_carrier(&mut self, now: Time, id: PeerId) {
+        self.claim_pair(now, id);
         let carriers = self.config.carriers;
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let unconfirmed = peer.candidate.as_ref().is_some_and(|candidate| candidate.announced);
-        peer.carrier = if peer.places.local == NOWHERE {
-            // P-21
+        peer.carrier = if peer.places.local == NOWHERE || peer.is_held_away() {
+            // P-21, P-44
             Carrier::Hold
         } else if carriers.tunnel {
             Carrier::Tunnel
@@ -134,7 +134,7 @@ impl Node {
     }
 
     /// The peer saw our probe: we may rewrite.
-    pub(crate) fn handle_probe_seen(&mut self, _now: Time, id: PeerId, nonce: u64) {
+    pub(crate) fn handle_probe_seen(&mut self, now: Time, id: PeerId, nonce: u64) {
         if !self.rewrite_possible(id) {
             return;
         }
@@ -147,7 +147,7 @@ impl Node {
         peer.carrier = if peer.probe.leading { Carrier::Rewrite } else { Carrier::FollowRewrite };
         let carrier = peer.carrier;
         self.timers.stop(Timer::Probe(id));
-        self.put_binding_in_force(id);
+        self.put_binding_in_force(now, id);
         self.refresh_sets();
         self.event(Event::CarrierChanged { peer: id, carrier });
     }

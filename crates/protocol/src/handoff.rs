@@ -3,10 +3,11 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use whimbrel_wire::FlowTuple;
 use whimbrel_wire::message::{BindingStatus, Message, UpdateFlags};
-use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::Time;
+use crate::absence::PARTINGS;
 use crate::node::{Arrival, Node, Routes};
 use crate::op::{Carrier, Event, KernelOp, PeerId};
 use crate::outcome::Asked;
@@ -22,7 +23,7 @@ const UPDATES: u32 = 12;
 const UPDATE_PAUSE: Duration = Duration::from_secs(2);
 const UPDATE_PAUSE_LONGEST: Duration = Duration::from_secs(60);
 /// Sequence numbers are below this; what comes with another is not from a peer that counts (P-17).
-const SEQUENCES: u32 = 1 << 31;
+pub(crate) const SEQUENCES: u32 = 1 << 31;
 /// Addresses that a peer only told, so that nothing says that it is there, that are tried.
 const UNPROVEN_MOST: usize = 4;
 /// Updates in a row to one address.
@@ -48,6 +49,9 @@ pub(crate) struct Acknowledgement {
 impl Node {
     /// Compares where we are towards a peer with where we were. `forced`: a hand-off by hand, perhaps to an address.
     pub(crate) fn look_for_move(&mut self, now: Time, id: PeerId, routes: &dyn Routes, forced: Option<Option<IpAddr>>) {
+        if self.suspended {
+            return;
+        }
         let Some(peer) = self.peers.get(&id) else { return };
         // Where it is going counts more than where it was: the two may be of different families.
         let places = [peer.heading().ip(), peer.remote.ip()];
@@ -83,14 +87,14 @@ impl Node {
     }
 
     /// There is no way to the peer any more: its flows are held.
-    fn leave(&mut self, _now: Time, id: PeerId) {
+    fn leave(&mut self, now: Time, id: PeerId) {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let from = peer.source;
         peer.attachment = None;
         peer.update = None;
         self.timers.stop(Timer::Update(id));
         self.timers.stop(Timer::Probe(id));
-        self.hold(id);
+        self.hold(now, id);
         let flows = self.peers[&id].flows.len();
         if flows > 0 {
             self.event(Event::Moving { peer: id, from, to: None, flows });
@@ -98,11 +102,11 @@ impl Node {
     }
 
     /// All flows of the peer wait (P-21), unless the path that is being left carries them until then.
-    fn hold(&mut self, id: PeerId) {
-        self.hold_as(id, Carrier::Hold);
+    pub(crate) fn hold(&mut self, now: Time, id: PeerId) {
+        self.hold_as(now, id, Carrier::Hold);
     }
 
-    fn hold_as(&mut self, id: PeerId, carrier: Carrier) {
+    fn hold_as(&mut self, now: Time, id: PeerId, carrier: Carrier) {
         let tunnel = carrier == Carrier::Tunnel && self.config.carriers.tunnel;
         let Some(peer) = self.peers.get_mut(&id) else { return };
         peer.places.local = NOWHERE;
@@ -115,13 +119,13 @@ impl Node {
         if tunnel && peer.meanwhile().is_none() {
             self.set_tunnel_path(id);
         }
-        self.put_binding_in_force(id);
+        self.put_binding_in_force(now, id);
     }
 
     /// As [`Node::hold`], but what flows send meanwhile waits before the tunnel for the acknowledgement and is sent then: TCP
     /// would send a short segment that was swallowed again only when its timer runs out.
-    fn hold_back(&mut self, id: PeerId) {
-        self.hold_as(id, Carrier::Tunnel);
+    fn hold_back(&mut self, now: Time, id: PeerId) {
+        self.hold_as(now, id, Carrier::Tunnel);
     }
 
     /// Tells a peer with flows our addresses, where they are not those that it was told.
@@ -153,31 +157,23 @@ impl Node {
         let waiting = self.peers.get(&id).is_some_and(|peer| peer.meanwhile().is_some());
         if waiting && self.former_path(id, routes).is_none() {
             self.announce(now, id, true, true, false);
-            self.hold_back(id);
+            self.hold_back(now, id);
         }
     }
 
     /// An update stays unanswered, and this host has the address that flows are at home at: perhaps nothing has moved, and
     /// only the peer's daemon is away. Then what comes in under the flows' own names shows it (P-39), and is asked for.
-    fn listen_natively(&mut self, _now: Time, id: PeerId, tries: u32) {
+    fn listen_natively(&mut self, now: Time, id: PeerId, tries: u32) {
         let Some(peer) = self.peers.get_mut(&id) else { return };
-        let held = peer.update.as_ref().is_some_and(|update| update.held && update.meanwhile.is_none());
+        let held = |update: &PendingUpdate| update.held && !update.absent && update.meanwhile.is_none();
+        let held = peer.update.as_ref().is_some_and(held);
         if !held || tries < 2 || peer.places.local != NOWHERE || !peer.is_home_address() {
             return;
         }
         peer.listens = true;
         peer.carrier = Carrier::Hold;
-        let here = peer.attachment.map(|attachment| attachment.address);
-        let flow = peer
-            .flows
-            .iter()
-            .filter(|flow| flow.transport == Transport::Tcp)
-            .find(|flow| Some(flow.local.ip()) == here);
-        let flow = flow.copied();
-        self.put_binding_in_force(id);
-        if let Some(flow) = flow {
-            self.op(KernelOp::AskNatively { flow }, None);
-        }
+        self.put_binding_in_force(now, id);
+        self.ask_natively(id);
     }
 
     /// A packet came in on a held flow under its own names: the flow is at home here, whoever does not answer (P-39).
@@ -187,13 +183,20 @@ impl Node {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let here = peer.attachment.is_some_and(|attachment| attachment.address == flow.local.ip());
         let waiting = peer.update.as_ref().is_some_and(|update| update.held) && peer.places.local == NOWHERE;
-        if !peer.listens || !waiting || !here || entry.home.peer != peer.places.peer {
+        if !peer.listens || !here || entry.home.peer != peer.places.peer {
+            return;
+        }
+        if peer.away.is_some() && entry.home.local == peer.places.local {
+            self.hear(now, id);
+            return;
+        }
+        if !waiting {
             return;
         }
         peer.listens = false;
         peer.places.local = entry.home.local;
         let (flows, at) = (peer.flows.len(), peer.source);
-        self.put_binding_in_force(id);
+        self.put_binding_in_force(now, id);
         self.refresh_sets();
         self.op(KernelOp::Kick { peer: id, lost: false }, Some(Asked::Effect("waking senders")));
         self.event(Event::NotMoved { peer: id, at, flows });
@@ -227,7 +230,7 @@ impl Node {
         if let Some(update) = self.peers.get_mut(&id).and_then(|peer| peer.update.as_mut()) {
             update.meanwhile = meanwhile;
         }
-        self.hold_back(id);
+        self.hold_back(now, id);
         self.accept_former(now, id);
         if flows > 0 {
             self.event(Event::Moving { peer: id, from, to: Some(attachment.address), flows });
@@ -253,7 +256,7 @@ impl Node {
         }
         let (source, flows) = (peer.source, peer.flows.len());
         self.announce(now, id, false, true, true);
-        self.hold_back(id);
+        self.hold_back(now, id);
         self.accept_former(now, id);
         self.event(Event::Moving { peer: id, from: source, to: source, flows });
     }
@@ -268,7 +271,7 @@ impl Node {
 
     /// There is a session with a peer that may not know where we are.
     pub(crate) fn announce_late(&mut self, now: Time, id: PeerId) {
-        let Some(peer) = self.peers.get(&id) else { return };
+        let Some(peer) = self.peers.get(&id).filter(|_| !self.suspended) else { return };
         if peer.unannounced && peer.attachment.is_some() && peer.update.is_none() {
             let held = peer.places.local == NOWHERE;
             self.announce(now, id, false, held, false);
@@ -303,6 +306,11 @@ impl Node {
         update.tries += 1;
         update.sent = now;
         let tries = update.tries;
+        if update.absent && tries > PARTINGS {
+            // It will find out.
+            peer.update = None;
+            return;
+        }
         if tries > UPDATES && peer.flows.is_empty() {
             // No connection depends on it: it is told when there is next a session.
             peer.update = None;
@@ -325,6 +333,7 @@ impl Node {
         };
         let flags = if update.lost { flags.with(UpdateFlags::FORMER_PATH_LOST) } else { flags };
         let flags = if update.uprooted { flags.with(UpdateFlags::UPROOTED) } else { flags };
+        let flags = if update.absent { flags.with(UpdateFlags::ABSENT) } else { flags };
         let message = Message::BindingUpdate {
             sequence: update.sequence,
             flags,
@@ -400,6 +409,16 @@ impl Node {
             answers.extend(challenge.map(|candidate| Message::PathChallenge { token: candidate.token }));
             return;
         }
+        if flags.contains(UpdateFlags::ABSENT) {
+            peer.sequence_accepted = sequence;
+            let (place, ..) = peer.announced();
+            answers.push(acknowledgement(BindingStatus::Accepted, sequence, place));
+            self.send_to(id, arrival.destination, arrival.source, answers);
+            answers.clear();
+            self.let_go(now, id);
+            return;
+        }
+        let returned = peer.away.take().is_some();
         let before = peer.announced();
         // Behind a NAT even the place in force is not the same after the host was away: the NAT may have forgotten its flows.
         let away = flags.contains(UpdateFlags::FORMER_PATH_LOST) && claimed.ip() != arrival.source.ip();
@@ -408,7 +427,7 @@ impl Node {
         peer.sequence_accepted = sequence;
         answers.push(acknowledgement(BindingStatus::Accepted, sequence, place));
         let refuses = flags.contains(UpdateFlags::REWRITE_REFUSED);
-        if (place, arrival.source, refuses) == before {
+        if (place, arrival.source, refuses) == before && !returned {
             // It only makes sure that we know.
             let challenge = peer.candidate.as_ref().filter(|candidate| candidate.remote == arrival.source);
             answers.extend(challenge.map(|candidate| Message::PathChallenge { token: candidate.token }));
@@ -419,7 +438,7 @@ impl Node {
         let lost = flags.contains(UpdateFlags::FORMER_PATH_LOST);
         let translated = claimed.ip() != arrival.source.ip();
         let awaited = Awaited { place, refuses_rewrite: refuses, translated, destination: arrival.destination };
-        if !lost && arrival.source != peer.remote && peer.carries() {
+        if !lost && !returned && arrival.source != peer.remote && peer.carries() {
             // P-38
             let candidate = Candidate::new(arrival.source, token, now, arrival.length, false);
             peer.candidate = Some(Candidate { awaited: Some(awaited), ..candidate });
@@ -430,6 +449,10 @@ impl Node {
         }
         peer.follow(&awaited, &self.attachments);
         peer.unbroken = false;
+        peer.stalled = false;
+        if returned {
+            peer.listens = false;
+        }
         if arrival.source == peer.remote {
             peer.candidate = None;
             self.timers.stop(Timer::Challenge(id));
@@ -454,9 +477,9 @@ impl Node {
     /// The flows of a peer that moved go where it is now.
     pub(crate) fn lead_flows(&mut self, now: Time, id: PeerId) {
         self.timers.stop(Timer::Probe(id));
-        self.choose_carrier(id);
+        self.choose_carrier(now, id);
         self.set_tunnel_path(id);
-        self.put_binding_in_force(id);
+        self.put_binding_in_force(now, id);
         self.accept_former(now, id);
         self.refresh_sets();
         self.refresh_listening(now);
@@ -491,6 +514,11 @@ impl Node {
                 self.event(Event::Refused { peer: id, reason: "it refuses our move" });
                 return;
             }
+        }
+        if update.absent {
+            peer.update = None;
+            self.timers.stop(Timer::Update(id));
+            return;
         }
         let (proven, asked) = (update.proven, update.asked.last().map(|(asked, _)| *asked));
         let (started, sent, tries, lost) = (update.started, update.sent, update.tries, update.lost);
@@ -542,9 +570,9 @@ impl Node {
         }
         let translated = source.is_some_and(|source| source != ack.observed.ip());
         let (flows, moved) = (peer.flows.len(), peer.moved_flows());
-        self.choose_carrier(id);
+        self.choose_carrier(now, id);
         self.set_tunnel_path(id);
-        self.put_binding_in_force(id);
+        self.put_binding_in_force(now, id);
         self.refresh_sets();
         self.refresh_listening(now);
         if flows > 0 {

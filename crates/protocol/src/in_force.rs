@@ -12,7 +12,7 @@ use crate::outcome::{Asked, State};
 impl Node {
     /// Lets the peer have the pair of locators that it is at now, if nobody else has it (P-40), and gives up the one that it
     /// had.
-    pub(crate) fn claim_pair(&mut self, id: PeerId) {
+    pub(crate) fn claim_pair(&mut self, now: Time, id: PeerId) {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         if peer.meanwhile().is_some() {
             return;
@@ -36,13 +36,14 @@ impl Node {
         // Whoever was there before accepts nothing from there any more.
         let others = self.peers.values().filter(|other| other.id != id && other.former.contains(&pair));
         for other in others.map(|other| other.id).collect::<Vec<_>>() {
-            self.put_binding_in_force(other);
+            self.put_binding_in_force(now, other);
         }
     }
 
     /// Tells the data plane the binding of a peer as it is now.
-    pub(crate) fn put_binding_in_force(&mut self, id: PeerId) {
-        self.claim_pair(id);
+    pub(crate) fn put_binding_in_force(&mut self, now: Time, id: PeerId) {
+        self.claim_pair(now, id);
+        self.park_in_time(now, id);
         let Some(peer) = self.peers.get(&id) else { return };
         // While a move is under way what comes by the wrong path is to be seen.
         let moved = peer.moved_flows() > 0 || peer.meanwhile().is_some();

@@ -493,7 +493,7 @@ impl Node {
         self.timers.stop(Timer::Idle(id));
         if first {
             // The data plane needs the places before the flow: without a binding a flow is native in any case.
-            self.put_binding_in_force(id);
+            self.put_binding_in_force(now, id);
             self.timers.set_earlier(Timer::Keepalive(id), now + crate::node::KEEPALIVE);
         }
         self.op(KernelOp::InstallFlow { flow, entry }, Some(Asked::Install(flow)));

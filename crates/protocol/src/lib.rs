@@ -14,6 +14,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod absence;
 mod bucket;
 mod carrier;
 mod config;

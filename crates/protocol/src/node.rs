@@ -14,7 +14,7 @@ use crate::contact::Contacts;
 use crate::flow::{Flow, FlowView, Stage};
 use crate::op::{Carrier, Event, FlowEntry, KernelOp, OpId, PeerId, SavedPeer, Transmit};
 use crate::outcome::{Asked, State};
-use crate::peer::{Attachment, Peer};
+use crate::peer::{Attachment, Away, Peer};
 use crate::random::Random;
 use crate::timer::{Timer, Timers};
 
@@ -52,6 +52,8 @@ pub struct Node {
     pub(crate) random: Random,
     /// In order, so that what is told of them does not depend on chance.
     pub(crate) attachments: BTreeMap<IpAddr, Attachment>,
+    /// This host has gone away (P-44).
+    pub(crate) suspended: bool,
     /// Addresses that are on another network than before, while a change of the network is looked at.
     pub(crate) replaced: BTreeSet<IpAddr>,
     pub(crate) contacts: Contacts,
@@ -124,6 +126,8 @@ pub struct PeerView {
     pub sequences: (u32, u32),
     /// When it was last heard.
     pub last_heard: Time,
+    /// Whether it is away, and then whether it said so.
+    pub away: Option<bool>,
 }
 
 impl Node {
@@ -138,6 +142,7 @@ impl Node {
             key,
             random,
             attachments: BTreeMap::new(),
+            suspended: false,
             replaced: BTreeSet::new(),
             contacts,
             peers: BTreeMap::new(),
@@ -190,7 +195,7 @@ impl Node {
             if self.peers[&id].flows.is_empty() {
                 self.timers.set(Timer::Idle(id), now + IDLE);
             } else {
-                self.put_binding_in_force(id);
+                self.put_binding_in_force(now, id);
                 self.accept_former(now, id);
                 self.reach_again(now, id);
             }
@@ -243,9 +248,13 @@ impl Node {
 
     fn handle_messages(&mut self, now: Time, id: PeerId, arrival: &Arrival, messages: Vec<Message>) {
         self.hear_candidate(now, id, arrival);
+        let updates = messages.iter().any(|message| matches!(message, Message::BindingUpdate { .. }));
+        if !updates && self.peers.get(&id).is_some_and(|peer| peer.remote == arrival.source) {
+            self.hear(now, id);
+        }
         let mut answers = Vec::new();
         // A probe of a path says nothing of where the peer is, nor does the answer to one (as RFC 9000 §9.1 has it).
-        let tells_place = !messages.iter().any(|message| matches!(message, Message::BindingUpdate { .. }))
+        let tells_place = !updates
             && messages.iter().any(|message| {
                 !matches!(
                     message,
@@ -413,9 +422,10 @@ impl Node {
                 Timer::Former(id) => {
                     if let Some(peer) = self.peers.get_mut(&id) {
                         peer.former.clear();
-                        self.put_binding_in_force(id);
+                        self.put_binding_in_force(now, id);
                     }
                 }
+                Timer::Park(id) => self.park_late(now, id),
                 Timer::Idle(id) => self.forget_idle(now, id),
                 Timer::Linger => self.forget_closed(now),
                 Timer::Sweep => self.sweep(now),
@@ -442,7 +452,7 @@ impl Node {
         for id in idle {
             if self.peers.get(&id).is_some_and(|peer| peer.flows.is_empty()) {
                 self.idle_later(now, id);
-                self.put_binding_in_force(id);
+                self.put_binding_in_force(now, id);
             }
         }
     }
@@ -502,6 +512,7 @@ impl Node {
             Timer::Renew(id),
             Timer::Reach(id),
             Timer::Former(id),
+            Timer::Park(id),
             Timer::Idle(id),
         ] {
             self.timers.stop(timer);
@@ -515,7 +526,7 @@ impl Node {
     fn keep_alive(&mut self, now: Time, id: PeerId) {
         let token = self.random.u64();
         let Some(peer) = self.peers.get_mut(&id) else { return };
-        if peer.flows.is_empty() || peer.attachment.is_none() {
+        if peer.flows.is_empty() || peer.attachment.is_none() || peer.away == Some(Away::Announced) || self.suspended {
             return;
         }
         if peer.update.is_some() {
@@ -531,7 +542,8 @@ impl Node {
         peer.check = Some((token, now));
         let tries = peer.check_tries;
         let pause = peer.repeat_after(1).max(Duration::from_secs(1)) * 2u32.pow(tries.min(5));
-        self.timers.set(Timer::Keepalive(id), now + pause.min(KEEPALIVE));
+        let pause = self.miss(now, id, tries).unwrap_or(pause.min(KEEPALIVE));
+        self.timers.set(Timer::Keepalive(id), now + pause);
         self.send(id, &[Message::PathChallenge { token }, Message::Locators(locators)]);
         if let (Some(beyond), Some(peer)) = (tries.checked_sub(CHECKS), self.peers.get(&id)) {
             // It may have started anew and not know where we are, or be elsewhere.
@@ -552,7 +564,7 @@ impl Node {
 
     fn renew(&mut self, now: Time, id: PeerId) {
         let Some(peer) = self.peers.get(&id) else { return };
-        if !peer.flows.is_empty() && peer.attachment.is_some() {
+        if !peer.flows.is_empty() && peer.attachment.is_some() && peer.away.is_none() && !self.suspended {
             self.start_handshake_with(now, id);
         }
         self.timers.set(Timer::Renew(id), now + RENEW);
@@ -740,6 +752,7 @@ impl Node {
             locators: peer.locators.clone(),
             sequences: (peer.sequence_sent, peer.sequence_accepted),
             last_heard: peer.last_heard,
+            away: peer.away.map(|away| away == Away::Announced),
         })
     }
 

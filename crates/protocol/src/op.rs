@@ -91,6 +91,8 @@ pub struct Binding {
     /// While on hold: the first packet that comes in on a held flow under its own names is to be told, by
     /// [`Node::handle_heard_natively`](crate::Node::handle_heard_natively) (P-39).
     pub listens: bool,
+    /// The sockets of its flows are not to give up, however long nothing is acknowledged (P-46).
+    pub parked: bool,
 }
 
 /// Where a peer's tunnel leads.
@@ -272,6 +274,8 @@ pub struct SavedPeer {
     pub carrier: Carrier,
     /// Former pairs (local, peer), as in [`Binding::former`].
     pub former: Vec<(IpAddr, IpAddr)>,
+    /// Whether it has said that it goes away, and not come back since (P-44).
+    pub absent: bool,
     /// This host's control endpoint as the peer sees it.
     pub observed: Option<SocketAddr>,
     /// Where the peer was or is.
@@ -382,6 +386,29 @@ pub enum Event {
         /// Flows that go on.
         flows: usize,
     },
+    /// A peer went away: it said so, or is not heard any more. Its flows wait for it.
+    PeerAway {
+        /// The peer.
+        peer: PeerId,
+        /// Whether it said so.
+        announced: bool,
+        /// Flows that wait.
+        flows: usize,
+    },
+    /// A peer that was not heard is there again, where it was.
+    PeerBack {
+        /// The peer.
+        peer: PeerId,
+        /// Flows that go on.
+        flows: usize,
+    },
+    /// This host told its peers that it goes away; flows wait from now on.
+    Suspended {
+        /// Flows that wait.
+        flows: usize,
+    },
+    /// This host is back.
+    Resumed,
     /// A peer moved.
     PeerMoved {
         /// The peer.

@@ -86,7 +86,7 @@ impl Node {
             match state {
                 State::Keys(id) => self.add_keys(id),
                 State::Path(id) => self.set_tunnel_path(id),
-                State::Binding(id) => self.put_binding_in_force(id),
+                State::Binding(id) => self.put_binding_in_force(now, id),
                 State::Sets => self.put_sets_in_force(),
                 State::Listening => self.put_listening_in_force(),
             }

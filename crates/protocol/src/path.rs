@@ -32,7 +32,7 @@ impl Node {
             }
             // Nobody there. The flows wait for the next update, or for anything to come from there.
             peer.carrier = Carrier::Hold;
-            self.put_binding_in_force(id);
+            self.put_binding_in_force(now, id);
             self.event(Event::Refused { peer: id, reason: "its new place does not answer the path challenge" });
             return;
         }
@@ -110,10 +110,10 @@ impl Node {
             self.lead_flows(now, id);
         } else {
             if self.peers.get(&id).is_some_and(|peer| peer.carrier == Carrier::Hold) {
-                self.choose_carrier(id);
+                self.choose_carrier(now, id);
             }
             self.set_tunnel_path(id);
-            self.put_binding_in_force(id);
+            self.put_binding_in_force(now, id);
             self.refresh_sets();
             self.refresh_listening(now);
         }

@@ -64,6 +64,18 @@ pub(crate) struct PendingUpdate {
     pub(crate) proven: Option<SocketAddr>,
     /// What carries the flows until the answer is there.
     pub(crate) meanwhile: Option<Meanwhile>,
+    /// It says that we go away (P-44).
+    pub(crate) absent: bool,
+}
+
+/// A peer that is away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Away {
+    /// It said so; its next update brings it back (P-44).
+    Announced,
+    /// It is not heard, and neither are its flows: whatever is heard of it brings it back (P-45). The flows are `held` where
+    /// they were native, since another host may be given its address; moved ones are carried on.
+    Silent { held: bool },
 }
 
 /// The path that is being left and still works: make before break (P-38).
@@ -89,6 +101,7 @@ impl PendingUpdate {
             asked: Vec::new(),
             proven: None,
             meanwhile: None,
+            absent: false,
         }
     }
 }
@@ -238,6 +251,11 @@ pub(crate) struct Peer {
     pub(crate) listens: bool,
     /// The address that was chosen by hand, as long as this host has it.
     pub(crate) preferred: Option<Attachment>,
+    pub(crate) away: Option<Away>,
+    /// A flow of its sends again and again and is not answered: if the checks of its path are not either, it is away.
+    pub(crate) stalled: bool,
+    /// The sockets of its flows are kept from giving up (P-46).
+    pub(crate) parked: bool,
 }
 
 impl Peer {
@@ -287,6 +305,9 @@ impl Peer {
             pair: None,
             listens: false,
             preferred: None,
+            away: None,
+            stalled: false,
+            parked: false,
         }
     }
 
@@ -301,6 +322,8 @@ impl Peer {
         peer.carrier = saved.carrier;
         peer.former.clone_from(&saved.former);
         peer.observed = saved.observed;
+        peer.away = saved.absent.then_some(Away::Announced);
+        peer.parked = saved.absent;
         if saved.known_places.is_empty() {
             peer.known_places[0].number = saved.places.peer;
         } else {
@@ -322,6 +345,7 @@ impl Peer {
             places: self.places,
             carrier: self.carrier,
             former: self.former.clone(),
+            absent: self.away == Some(Away::Announced),
             observed: self.observed,
             known_places: self.known_places.clone(),
         }
@@ -368,10 +392,20 @@ impl Peer {
         if let Some(meanwhile) = self.meanwhile() {
             return meanwhile.binding.places;
         }
-        match &self.candidate {
-            Some(candidate) if candidate.announced => Places { peer: NOWHERE, ..self.places },
-            _ => self.places,
-        }
+        let unconfirmed = self.candidate.as_ref().is_some_and(|candidate| candidate.announced);
+        if unconfirmed || self.is_held_away() { Places { peer: NOWHERE, ..self.places } } else { self.places }
+    }
+
+    /// Whether flows wait since the peer is away.
+    pub(crate) fn is_held_away(&self) -> bool {
+        matches!(self.away, Some(Away::Announced | Away::Silent { held: true }))
+    }
+
+    /// Whether flows wait for this host or for the peer, so that their sockets may come to give up.
+    pub(crate) fn waits(&self) -> bool {
+        !self.flows.is_empty()
+            && (self.away.is_some() || self.carrier == Carrier::Hold || self.places.local == NOWHERE)
+            && (self.away.is_some() || self.meanwhile().is_none())
     }
 
     /// How many flows are not where they are at home.
@@ -411,7 +445,7 @@ impl Peer {
     /// Whether the present path carries flows: no move of either end is under way.
     pub(crate) fn carries(&self) -> bool {
         let announced = self.candidate.as_ref().is_some_and(|candidate| candidate.announced);
-        self.update.is_none() && self.attachment.is_some() && !announced
+        self.update.is_none() && self.attachment.is_some() && !announced && self.away.is_none()
     }
 
     /// The peer is at another place. `attachments` are those of this host.
@@ -463,6 +497,7 @@ impl Peer {
             source: self.source,
             former: self.former.clone(),
             listens: self.listens && self.carrier == Carrier::Hold,
+            parked: self.parked,
         }
     }
 

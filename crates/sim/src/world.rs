@@ -454,6 +454,25 @@ impl World {
         self.with_node(host, |node| node.hand_off(now, &routes, to.map(parse)));
     }
 
+    /// Has a host's daemon tell its peers that the host goes away.
+    pub fn part(&mut self, host: HostId) {
+        let now = self.now;
+        self.with_node(host, |node| node.suspend(now));
+    }
+
+    /// Tells a host's daemon that the host is back.
+    pub fn resume(&mut self, host: HostId) {
+        let (now, routes) = (self.now, self.hosts[host.0].routes());
+        self.with_node(host, |node| node.resume(now, &routes));
+    }
+
+    /// Tells the daemon at an end of a flow that the same is sent on it again and again.
+    pub fn stall(&mut self, flow: FlowId, end: usize) {
+        let (now, Flow { hosts, tuples, .. }) = (self.now, &self.flows[flow.0]);
+        let (host, tuple) = (hosts[end], tuples[end]);
+        self.with_node(host, |node| node.handle_flow_stalled(now, tuple));
+    }
+
     fn add(&mut self, host: HostId, network: NetworkId, address: IpAddr) {
         let of = &mut self.hosts[host.0];
         of.generation += 1;

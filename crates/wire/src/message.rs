@@ -243,6 +243,8 @@ impl UpdateFlags {
     /// Bit 3: no flow is at home any more, though the sender may be seen where it was: another address of its is gone,
     /// which some of them used.
     pub const UPROOTED: Self = Self(1 << 3);
+    /// Bit 4: the sender goes away; its flows wait for the next update (P-44).
+    pub const ABSENT: Self = Self(1 << 4);
 
     /// Whether all of `other` is in this set.
     #[must_use]

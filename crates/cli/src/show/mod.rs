@@ -1,5 +1,6 @@
 //! Answers as text for people. All of it is pure: values in, text out.
 
+mod absence;
 mod clean;
 mod connections;
 mod doctor;
@@ -7,6 +8,7 @@ mod events;
 mod peers;
 mod status;
 
+pub(crate) use absence::{resumed, suspended};
 pub(crate) use clean::removed;
 pub(crate) use connections::{connections, is_away, rank, via};
 pub(crate) use doctor::findings;

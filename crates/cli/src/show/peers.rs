@@ -112,6 +112,7 @@ mod tests {
             locators: Vec::new(),
             carrier: Some(Carrier::Rewrite),
             flows: PeerFlows { introduced: 12, moved: 2 },
+            away: None,
         }
     }
 

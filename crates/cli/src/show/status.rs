@@ -11,7 +11,11 @@ const INDENT: usize = 13;
 
 pub(crate) fn status(status: &Status) -> String {
     let counts = status.counts;
-    let ready = if status.ready { "ready" } else { "starting" };
+    let ready = match (status.ready, status.suspended) {
+        (false, _) => "starting",
+        (true, false) => "ready",
+        (true, true) => "suspended (`whimbrel resume`)",
+    };
     let mut lines = vec![
         (
             "daemon",
@@ -83,6 +87,7 @@ mod tests {
             place: 2,
             addresses: vec![LocalAddress { address: "198.51.100.7".parse().unwrap(), interface: "wlan0".into() }],
             kept_addresses: Vec::new(),
+            suspended: false,
             counts: Counts { peers: 1, sessions: 1, connections: 5, introduced: 2, moved: 0, held: 0 },
             attached: Vec::new(),
             tunnel: None,

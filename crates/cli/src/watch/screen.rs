@@ -183,6 +183,7 @@ mod tests {
                 place: 0,
                 addresses: Vec::new(),
                 kept_addresses: Vec::new(),
+                suspended: false,
                 counts: Counts::default(),
                 attached: Vec::new(),
                 tunnel: None,

@@ -22,7 +22,7 @@ use whimbrel_kernel::sock_diag::SockDiag;
 use whimbrel_protocol::{Event, Node, PeerId, Time};
 use whimbrel_wire::FlowTuple;
 
-use requests::Answers;
+use requests::{Answers, Suspending};
 use route_lookup::RouteLookup;
 
 use crate::Error;
@@ -111,6 +111,8 @@ pub(crate) struct EventLoop {
     /// When each peer's session came up.
     sessions: HashMap<PeerId, Time>,
     answers: Answers,
+    /// Clients that suspended this host and have no answer yet.
+    suspending: Option<Suspending>,
     next_flow_tick: Time,
     next_udp_tick: Time,
     next_loss_tick: Time,
@@ -149,6 +151,7 @@ impl EventLoop {
             restraint: Restraint::default(),
             sessions: HashMap::new(),
             answers: Answers::new()?,
+            suspending: None,
             next_flow_tick: now + FLOW_TICK,
             next_udp_tick: now + UDP_TICK,
             next_loss_tick: now + LOSS_TICK,
@@ -213,6 +216,7 @@ impl EventLoop {
             }
             self.handle_due();
             self.drain();
+            self.answer_suspending();
             // Asked each time round: a pump wakes us a moment before it has ended.
             if !self.effects.tunnel.is_running() {
                 return Err(Error::TunnelEnded);
@@ -498,7 +502,8 @@ impl EventLoop {
     }
 
     fn set_timer(&self) -> Result<(), Error> {
-        let due = [self.node.poll_timeout(), self.effects.poll_timeout(), Some(self.next_flow_tick)];
+        let told = self.suspending.as_ref().map(|suspending| suspending.until);
+        let due = [self.node.poll_timeout(), self.effects.poll_timeout(), Some(self.next_flow_tick), told];
         // The clock starts at boot, so no moment that is meant is zero, which would stop the timer.
         let micros = due.into_iter().flatten().min().map_or(0, Time::as_micros).max(1);
         let value = Itimerspec {

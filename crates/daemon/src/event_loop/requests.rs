@@ -5,11 +5,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
-use whimbrel_ipc::{Configuration, Failure, HandoffStarted, LocalAddress, Reply, Request, Status};
-use whimbrel_protocol::{Carrier, FlowState, FlowView, PeerId, PeerView, Routes};
+use whimbrel_ipc::{Configuration, Failure, HandoffStarted, LocalAddress, Reply, Request, Status, Suspended};
+use whimbrel_protocol::{Carrier, FlowState, FlowView, PeerId, PeerView, Routes, Time};
 use whimbrel_wire::FlowTuple;
 
 use super::{EventLoop, FIRST_CLIENT, LoopError, Settings, clear};
@@ -19,6 +19,18 @@ use crate::effects::own_addresses;
 use crate::server::ClientId;
 use crate::tunnel::Counter;
 use crate::views;
+
+/// How long peers are waited for when this host goes away.
+const SUSPEND_WAIT: Duration = Duration::from_secs(1);
+
+/// Clients that wait for a suspension.
+pub(super) struct Suspending {
+    clients: Vec<ClientId>,
+    /// They are answered then at the latest.
+    pub(super) until: Time,
+    /// Peers that were told.
+    told: usize,
+}
 
 /// Answers that other threads find, since finding them takes a while.
 pub(super) struct Answers {
@@ -128,9 +140,51 @@ impl EventLoop {
                 return;
             }
             Request::Handoff { to, peer } => self.hand_off(to, peer.as_deref()),
+            Request::Suspend => {
+                self.suspend(id);
+                return;
+            }
+            Request::Resume => self.resume(),
             Request::ForgetPeer { address } => self.forget_peer(address),
         };
         self.server.reply(id, &reply);
+    }
+
+    /// Peers are told at once; the client is answered when they have answered, or after a while.
+    fn suspend(&mut self, id: ClientId) {
+        let now = clock::now();
+        self.take_in_udp(now);
+        self.node.suspend(now);
+        self.transmit();
+        let told = self.node.leaving_peers();
+        let fresh = || Suspending { clients: Vec::new(), until: now + SUSPEND_WAIT, told };
+        self.suspending.get_or_insert_with(fresh).clients.push(id);
+    }
+
+    /// Answers whoever suspended this host, where the time has come.
+    pub(super) fn answer_suspending(&mut self) {
+        let open = self.node.leaving_peers();
+        let over = |suspending: &mut Suspending| open == 0 || suspending.until <= clock::now();
+        let Some(suspending) = self.suspending.take_if(over) else { return };
+        let flows = self.node.peers().map(|view| view.flows).sum();
+        let answered = suspending.told.saturating_sub(open);
+        let reply = Reply::Suspended(Suspended { flows, told: suspending.told, answered });
+        for id in suspending.clients {
+            self.server.reply(id, &reply);
+            self.serve(id);
+        }
+    }
+
+    fn resume(&mut self) -> Reply {
+        if !self.node.is_suspended() {
+            return Reply::Error(
+                Failure::new("this host is not suspended").hint("`whimbrel suspend` has its connections wait."),
+            );
+        }
+        let now = clock::now();
+        self.node.resume(now, &self.routes);
+        self.transmit();
+        Reply::Resumed { flows: self.node.peers().map(|view| view.flows).sum() }
     }
 
     fn forget_peer(&mut self, address: IpAddr) -> Reply {
@@ -268,6 +322,7 @@ impl EventLoop {
             place: self.attachments.newest(),
             addresses,
             kept_addresses: self.effects.kept_addresses().to_vec(),
+            suspended: self.node.is_suspended(),
             counts: views::counts(&peers, self.node.flows()),
             attached: self.effects.attached(interface),
             tunnel: Some(whimbrel_ipc::Tunnel {
@@ -333,6 +388,7 @@ mod tests {
             locators: Vec::new(),
             sequences: (0, 0),
             last_heard: Time::default(),
+            away: None,
         }
     }
 

@@ -20,9 +20,14 @@ enum Scenario {
     Overlap,
     /// The server moves, then the client, then the server goes back.
     Both,
+    /// The client says that it goes to sleep, and wakes elsewhere; then again, and wakes where it was.
+    Sleep,
+    /// Both go to sleep, the client wakes elsewhere, and later the server where it was.
+    BothSleep,
 }
 
-const ALL: [Scenario; 4] = [Scenario::ThereAndBack, Scenario::Nats, Scenario::Overlap, Scenario::Both];
+const ALL: [Scenario; 6] =
+    [Scenario::ThereAndBack, Scenario::Nats, Scenario::Overlap, Scenario::Both, Scenario::Sleep, Scenario::BothSleep];
 
 struct Run {
     two: Two,
@@ -66,6 +71,30 @@ fn run(scenario: Scenario, faults: Faults) -> Run {
             world.move_to(*client, *away, AWAY);
             world.run_for(PAUSE);
             world.move_to(*server, *far, "10.9.0.1");
+        }
+        Scenario::Sleep => {
+            world.part(*client);
+            world.run_for(PAUSE);
+            world.detach(*client, HOME);
+            world.run_for(8 * PAUSE);
+            world.attach(*client, *away, AWAY);
+            world.resume(*client);
+            world.run_for(PAUSE);
+            world.part(*client);
+            world.run_for(8 * PAUSE);
+            world.resume(*client);
+        }
+        Scenario::BothSleep => {
+            world.part(*client);
+            world.run_for(PAUSE);
+            world.part(*server);
+            world.run_for(PAUSE);
+            world.move_to(*client, *away, AWAY);
+            world.run_for(10 * PAUSE);
+            world.resume(*client);
+            world.run_for(8 * PAUSE);
+            world.resume(*server);
+            world.run_for(10 * PAUSE);
         }
     }
     Run { two, flows }

@@ -1,6 +1,7 @@
 //! Nodes on a simulated network. `WHIMBREL_SIM_TRACE=1` shows what happens; `WHIMBREL_SIM_LONG=1` tries every step and
 //! many random runs; `WHIMBREL_SIM_SEED` and `WHIMBREL_SIM_RUNS` choose which.
 
+mod absence;
 mod adversary;
 mod chance;
 mod common;

@@ -1,0 +1,51 @@
+//! `whimbrel suspend` and `whimbrel resume`.
+
+use whimbrel_ipc::Suspended;
+
+use super::count;
+
+pub(crate) fn suspended(suspended: &Suspended) -> String {
+    let Suspended { flows, told, answered } = *suspended;
+    let wait = if flows == 1 { "waits" } else { "wait" };
+    let peers = match told {
+        0 => "Nobody could be told".to_owned(),
+        _ if told == answered => format!("Told {}", count(told, "peer")),
+        _ => format!("Told {}, of which {} did not answer", count(told, "peer"), told - answered),
+    };
+    match flows {
+        0 => "No connection would outlive a move, so nobody was told. `whimbrel resume` when this host is back.\n"
+            .to_owned(),
+        _ => format!("{peers}. {} {wait} until `whimbrel resume`.\n", count(flows, "connection")),
+    }
+}
+
+pub(crate) fn resumed(flows: usize) -> String {
+    match flows {
+        0 => "This host is back. No connection has waited.\n".to_owned(),
+        _ => format!(
+            "This host is back. {} as soon as the peers know.\n",
+            match flows {
+                1 => "1 connection goes on".to_owned(),
+                _ => format!("{flows} connections go on"),
+            }
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_told_is_said() {
+        let text = |flows, told, answered| suspended(&Suspended { flows, told, answered });
+        assert_eq!(text(2, 1, 1), "Told 1 peer. 2 connections wait until `whimbrel resume`.\n");
+        assert_eq!(
+            text(1, 2, 1),
+            "Told 2 peers, of which 1 did not answer. 1 connection waits until `whimbrel resume`.\n"
+        );
+        assert!(text(1, 0, 0).starts_with("Nobody could be told"));
+        assert!(text(0, 0, 0).starts_with("No connection"));
+        assert_eq!(resumed(1), "This host is back. 1 connection goes on as soon as the peers know.\n");
+    }
+}

@@ -1,0 +1,206 @@
+//! Ends that are away: this host goes to sleep and comes back, a peer says that it goes or is not heard any more, and
+//! flows wait without giving up (`docs/protocol.md` §7).
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use whimbrel_wire::{FlowTuple, Transport};
+
+use crate::Time;
+use crate::node::{Node, Routes};
+use crate::op::{Carrier, Event, KernelOp, PeerId};
+use crate::outcome::Asked;
+use crate::peer::{Away, PendingUpdate};
+use crate::timer::Timer;
+
+/// How long flows wait before their sockets are kept from giving up (P-46). The least that programs set as a
+/// TCP_USER_TIMEOUT is several seconds; hand-offs are over before.
+const PARK_AFTER: Duration = Duration::from_secs(3);
+/// Pauses between looks for a silent peer, at first and at the longest.
+const LOOK_PAUSE: Duration = Duration::from_secs(2);
+const LOOK_PAUSE_LONGEST: Duration = Duration::from_secs(300);
+/// Unanswered checks of a path after which a peer with a stalled flow is taken to be away.
+pub(crate) const SILENT_AFTER: u32 = 3;
+/// How often a peer is told that this host goes away.
+pub(crate) const PARTINGS: u32 = 5;
+
+impl Node {
+    /// This host goes away: its peers are told, and its flows wait. [`Node::leaving_peers`] tells how many have not answered
+    /// yet. Whatever changes in the network before [`Node::resume`] is not acted on.
+    pub fn suspend(&mut self, now: Time) {
+        if std::mem::replace(&mut self.suspended, true) {
+            return;
+        }
+        let ids: Vec<PeerId> = self.peers.values().filter(|peer| !peer.flows.is_empty()).map(|peer| peer.id).collect();
+        for id in &ids {
+            self.part_from(now, *id);
+        }
+        self.refresh_sets();
+        let flows = ids.iter().map(|id| self.peers[id].flows.len()).sum();
+        self.event(Event::Suspended { flows });
+    }
+
+    /// Tells a peer that we go, in an update that announces no place (P-44).
+    fn part_from(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        peer.preferred = None;
+        let reachable = peer.attachment.is_some() && peer.has_session();
+        peer.update = None;
+        if reachable {
+            peer.sequence_sent = (peer.sequence_sent + 1).min(crate::handoff::SEQUENCES - 1);
+            let update = PendingUpdate::new(peer.sequence_sent, now, false, true);
+            peer.update = Some(PendingUpdate { absent: true, ..update });
+            self.repeat_update(now, id);
+        }
+        self.timers.stop(Timer::Probe(id));
+        self.timers.stop(Timer::Keepalive(id));
+        self.park(id);
+        self.hold(now, id);
+    }
+
+    /// How many peers were told that this host goes away and have not answered.
+    #[must_use]
+    pub fn leaving_peers(&self) -> usize {
+        self.peers.values().filter(|peer| peer.update.as_ref().is_some_and(|update| update.absent)).count()
+    }
+
+    /// Whether this host is suspended.
+    #[must_use]
+    pub fn is_suspended(&self) -> bool {
+        self.suspended
+    }
+
+    /// This host is back: its flows go on from where it is now.
+    pub fn resume(&mut self, now: Time, routes: &dyn Routes) {
+        if !std::mem::replace(&mut self.suspended, false) {
+            return;
+        }
+        self.event(Event::Resumed);
+        let ids: Vec<PeerId> = self.peers.keys().copied().collect();
+        for id in ids {
+            if let Some(peer) = self.peers.get_mut(&id).filter(|peer| peer.places.local == crate::peer::NOWHERE) {
+                peer.update = None;
+                peer.attachment = None;
+                self.timers.stop(Timer::Update(id));
+            }
+            self.look_for_move(now, id, routes, None);
+        }
+        self.refresh_sets();
+    }
+
+    /// A peer says that it goes away (P-44).
+    pub(crate) fn let_go(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        peer.candidate = None;
+        peer.stalled = false;
+        self.timers.stop(Timer::Challenge(id));
+        self.timers.stop(Timer::Probe(id));
+        self.timers.stop(Timer::Keepalive(id));
+        self.be_away(now, id, Away::Announced);
+    }
+
+    fn be_away(&mut self, now: Time, id: PeerId, away: Away) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        peer.away = Some(away);
+        // Whatever is native cannot be told from what is another's, where the host that had the address is gone.
+        peer.listens = away == Away::Silent { held: true };
+        let flows = peer.flows.len();
+        self.park(id);
+        self.choose_carrier(now, id);
+        self.put_binding_in_force(now, id);
+        self.refresh_sets();
+        self.refresh_listening(now);
+        if flows > 0 {
+            self.event(Event::PeerAway { peer: id, announced: away == Away::Announced, flows });
+        }
+    }
+
+    /// A flow has sent the same for the third time and more, and nobody answers. The checks of the path show whether its
+    /// peer is there (P-45).
+    pub fn handle_flow_stalled(&mut self, now: Time, flow: FlowTuple) {
+        let Some(id) = self.flows.get(&flow).and_then(|known| known.entry()).map(|entry| entry.peer) else { return };
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        if peer.stalled || !peer.carries() || peer.carrier == Carrier::Hold && peer.moved_flows() > 0 {
+            return;
+        }
+        peer.stalled = true;
+        if peer.check.is_none() {
+            self.timers.set(Timer::Keepalive(id), now);
+        }
+    }
+
+    /// A check of the path stays unanswered. Tells whether the peer is away, so that it is looked for at longer intervals.
+    pub(crate) fn miss(&mut self, now: Time, id: PeerId, tries: u32) -> Option<Duration> {
+        let peer = self.peers.get_mut(&id)?;
+        if peer.stalled && tries >= SILENT_AFTER && peer.away.is_none() {
+            peer.stalled = false;
+            let held = peer.moved_flows() == 0;
+            self.be_away(now, id, Away::Silent { held });
+        }
+        let peer = self.peers.get(&id)?;
+        let Some(Away::Silent { held }) = peer.away else { return None };
+        if held {
+            self.ask_natively(id);
+        }
+        let doublings = tries.saturating_sub(SILENT_AFTER).min(8);
+        Some((LOOK_PAUSE * 2u32.pow(doublings)).min(LOOK_PAUSE_LONGEST))
+    }
+
+    /// Has one of a peer's held flows ask whether it is at home here (P-39).
+    pub(crate) fn ask_natively(&mut self, id: PeerId) {
+        let Some(peer) = self.peers.get(&id) else { return };
+        let here: Option<IpAddr> = peer.attachment.map(|attachment| attachment.address);
+        let mut flows = peer.flows.iter().filter(|flow| flow.transport == Transport::Tcp);
+        if let Some(flow) = flows.find(|flow| Some(flow.local.ip()) == here).copied() {
+            self.op(KernelOp::AskNatively { flow }, None);
+        }
+    }
+
+    /// Something was heard of a peer: one that was only not heard is back where it was.
+    pub(crate) fn hear(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        peer.stalled = false;
+        if !matches!(peer.away, Some(Away::Silent { .. })) {
+            return;
+        }
+        peer.away = None;
+        peer.listens = false;
+        peer.check_tries = 0;
+        let flows = peer.flows.len();
+        self.lead_flows(now, id);
+        if flows > 0 {
+            self.op(KernelOp::Kick { peer: id, lost: false }, Some(Asked::Effect("waking senders")));
+            self.event(Event::PeerBack { peer: id, flows });
+        }
+        self.check_later(now, id);
+    }
+
+    /// From now on the sockets of a peer's flows do not give up (P-46).
+    fn park(&mut self, id: PeerId) {
+        self.timers.stop(Timer::Park(id));
+        if let Some(peer) = self.peers.get_mut(&id) {
+            peer.parked = true;
+        }
+    }
+
+    /// Sees to it that flows that wait are parked before their sockets give up, and no longer than that.
+    pub(crate) fn park_in_time(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        if peer.waits() {
+            if !peer.parked {
+                self.timers.set_earlier(Timer::Park(id), now + PARK_AFTER);
+            }
+        } else {
+            peer.parked = false;
+            self.timers.stop(Timer::Park(id));
+        }
+    }
+
+    /// Flows have waited for a while.
+    pub(crate) fn park_late(&mut self, now: Time, id: PeerId) {
+        if self.peers.get(&id).is_some_and(|peer| peer.waits() && !peer.parked) {
+            self.park(id);
+            self.put_binding_in_force(now, id);
+        }
+    }
+}

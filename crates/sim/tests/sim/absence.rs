@@ -1,0 +1,114 @@
+//! An end sleeps, or vanishes without a word, and comes back.
+
+use std::time::Duration;
+
+use whimbrel_protocol::Event;
+use whimbrel_sim::{Carried, Kind, Mutation};
+
+use crate::common::{AWAY, HOME, INSIDE, SECOND, Two, settle_as};
+
+const WEEKEND: Duration = Duration::from_secs(72 * 3600);
+
+#[test]
+fn a_host_sleeps_and_wakes_elsewhere() {
+    // P-44: while it sleeps nothing is sent, at either end.
+    for inside in [false, true] {
+        let (Two { mut world, client, server, home: _, away, nat, .. }, flows) = Two::flowing(811, 3);
+        world.part(client);
+        world.run_for(SECOND);
+        assert_eq!(world.at(client).node.as_ref().map(|node| node.leaving_peers()), Some(0), "the peer has answered");
+        assert_eq!(world.peer(server).away, Some(true));
+        let sent = world.sent;
+        world.detach(client, HOME);
+        world.suspend(client);
+        world.run_for(WEEKEND);
+        assert_eq!(world.sent, sent, "nothing is sent to whom is away");
+        world.wake(client);
+        if inside {
+            world.attach(client, nat, INSIDE);
+        } else {
+            world.attach(client, away, AWAY);
+        }
+        world.resume(client);
+        world.assert_delivering(2 * SECOND);
+        assert_eq!(world.peer(server).away, None);
+        settle_as(&mut world, &flows, if inside { Carried::Tunnelled } else { Carried::Rewritten });
+        world.check();
+    }
+}
+
+#[test]
+fn whom_nothing_is_heard_of_is_waited_for() {
+    // P-45: it comes back where it was, elsewhere, or behind a NAT.
+    for back in 0..3 {
+        let (Two { mut world, client, server, home, away, nat, .. }, flows) = Two::flowing(812, 3);
+        world.detach(client, HOME);
+        world.run_for(5 * SECOND);
+        assert_eq!(world.peer(server).away, None, "nothing stalls, so nothing is noticed");
+        world.stall(flows[1], 1);
+        world.run_for(20 * SECOND);
+        assert_eq!(world.peer(server).away, Some(false));
+        assert!(world.events.iter().any(|(_, host, event)| {
+            *host == server && matches!(event, Event::PeerAway { announced: false, flows: 3, .. })
+        }));
+        let sent = world.sent;
+        world.run_for(WEEKEND);
+        assert!(world.sent - sent < 4 * 72 * 3600 / 300, "{} datagrams", world.sent - sent);
+        match back {
+            0 => world.attach(client, home, HOME),
+            1 => world.attach(client, away, AWAY),
+            _ => world.attach(client, nat, INSIDE),
+        }
+        world.assert_delivering(2 * SECOND);
+        assert_eq!(world.peer(server).away, None);
+        settle_as(&mut world, &flows, [Carried::Native, Carried::Rewritten, Carried::Tunnelled][back]);
+        world.check();
+    }
+}
+
+#[test]
+fn whose_daemon_alone_is_gone_is_heard_natively() {
+    // P-45, P-39: a flow stalled for a while, but its host is there.
+    let (Two { mut world, client, server, .. }, flows) = Two::flowing(813, 3);
+    world.crash(client);
+    world.stall(flows[0], 1);
+    assert!(world.wait(30 * SECOND, |w| w.events.iter().any(|(_, _, event)| matches!(event, Event::PeerBack { .. }))));
+    assert_eq!(world.peer(server).away, None);
+    world.assert_delivering(SECOND);
+    settle_as(&mut world, &flows, Carried::Native);
+    world.check();
+}
+
+#[test]
+fn a_new_owner_of_the_address_gets_nothing() {
+    // P-45: whom nothing is heard of is not sent to either, since its address may be another's by now.
+    let (Two { mut world, client, server, home, away, .. }, flows) = Two::flowing(814, 3);
+    world.detach(client, HOME);
+    world.stall(flows[0], 1);
+    assert!(world.wait(30 * SECOND, |w| w.peer(server).away == Some(false)));
+    let other = world.host("new owner");
+    world.attach(other, home, HOME);
+    world.run_for(600 * SECOND);
+    world.attach(client, away, AWAY);
+    world.assert_delivering(2 * SECOND);
+    assert!(flows.iter().all(|flow| !world.was_reset(*flow)));
+    world.check_except(&[Kind::Storm]);
+}
+
+#[test]
+fn a_recorded_word_of_parting_means_nothing_later() {
+    // P-17, P-44
+    let (Two { mut world, client, server, away, .. }, flows) = Two::flowing(815, 2);
+    // Each is followed by one from before, from where that came or from elsewhere.
+    world.mutation = Mutation { replay: 1000, replay_elsewhere: 1000, ..Mutation::default() };
+    world.part(client);
+    world.run_for(SECOND);
+    world.move_to(client, away, AWAY);
+    world.resume(client);
+    world.assert_delivering(2 * SECOND);
+    world.run_for(600 * SECOND);
+    assert_eq!(world.peer(server).away, None);
+    world.assert_delivering(SECOND);
+    settle_as(&mut world, &flows, Carried::Rewritten);
+    world.check();
+}
