@@ -1,5 +1,5 @@
 //! Ends that are away: this host goes to sleep and comes back, a peer says that it goes or is not heard any more, and
-//! flows wait without giving up (`docs/protocol.md` §7).
+//! flows wait without giving up (`docs/protocol.md` §6).
 
 use std::net::IpAddr;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The datagrams of a tunnel: docs/protocol.md §1 (kinds 0x20 and 0x21) and §6 (the train of inner packets).
+//! The datagrams of a tunnel: docs/protocol.md §1 (kinds 0x20 and 0x21) and §7 (the train of inner packets).
 
 use whimbrel_wire::Malformed;
 use whimbrel_wire::datagram::{CONTROL_HEADER_LEN, Datagram, Kind, tunnel_plain_header, tunnel_sealed_header};
