@@ -541,7 +541,9 @@ impl Node {
         peer.telling.clone_from(&locators);
         peer.check = Some((token, now));
         let tries = peer.check_tries;
-        let pause = peer.repeat_after(1).max(Duration::from_secs(1)) * 2u32.pow(tries.min(5));
+        // Where a flow has stalled, programs may give up soon.
+        let least = Duration::from_millis(if peer.stalled { 300 } else { 1000 });
+        let pause = peer.repeat_after(1).max(least) * 2u32.pow(tries.min(5));
         let pause = self.miss(now, id, tries).unwrap_or(pause.min(KEEPALIVE));
         self.timers.set(Timer::Keepalive(id), now + pause);
         self.send(id, &[Message::PathChallenge { token }, Message::Locators(locators)]);

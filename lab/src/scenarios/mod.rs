@@ -1,5 +1,6 @@
 //! Scenarios: a topology, programs, something that happens, and what must be so afterwards.
 
+mod absence;
 mod command_line;
 mod faults;
 mod hostile;
@@ -39,6 +40,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         lab_itself::SCENARIOS,
         roam::SCENARIOS,
         kick::SCENARIOS,
+        absence::SCENARIOS,
         surroundings::SCENARIOS,
         sockets::SCENARIOS,
         pairing::SCENARIOS,

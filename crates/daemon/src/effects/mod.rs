@@ -1,6 +1,7 @@
 //! Carries out what the node asks of the kernel, one file for each kind of effect.
 
 mod addresses;
+mod fitting;
 mod hooks;
 mod introductions;
 mod kick;
@@ -33,6 +34,7 @@ pub(crate) use addresses::{Addresses, MARK};
 pub(crate) use tunnels::DEFAULT_MTU;
 
 use addresses::Surroundings;
+use fitting::Fitting;
 use hooks::Hooks;
 use introductions::{Listening, Snapshot};
 use kick::Kicks;
@@ -90,8 +92,7 @@ pub(crate) struct Effects {
     unsettled: Option<(u32, Time)>,
     /// Sockets that the node asked for and was not given yet.
     found: Vec<(PeerId, Vec<SocketNumbers>)>,
-    /// Flows may be moved or native that were not when sockets were last fitted to it.
-    unfitted: bool,
+    fitting: Fitting,
     kick: bool,
     /// Programs hang on tcx, not on clsact.
     tcx: bool,
@@ -128,7 +129,7 @@ impl Effects {
             spared: BTreeSet::new(),
             unsettled: None,
             found: Vec::new(),
-            unfitted: false,
+            fitting: Fitting::default(),
             kick,
             tcx: datapath::has_tcx(),
         })
@@ -174,7 +175,7 @@ impl Effects {
                 if std::mem::take(&mut surroundings_changed) {
                     self.settle_or_retry(now);
                 }
-                self.fit_sockets();
+                self.fit_sockets(now);
             }
             tracing::debug!(id = id.0, op = %Shown(&op), "op");
             let result = self.carry_out_one(now, op, &mut snapshot);
@@ -183,7 +184,7 @@ impl Effects {
         if surroundings_changed {
             self.settle_or_retry(now);
         }
-        self.fit_sockets();
+        self.fit_sockets(now);
         if let Err(error) = self.journal.flush() {
             tracing::error!(%error, "connections that are introduced now do not outlive this process");
         }
@@ -246,7 +247,7 @@ impl Effects {
                 self.kicks.remove_peer(peer);
                 self.bindings.remove(&peer);
                 self.tunnels.remove_peer(&self.tunnel, peer);
-                self.unfitted = true;
+                self.fitting.want();
                 self.datapath.remove_binding(peer.0)?;
             }
             KernelOp::KeepAddresses { addresses } => self.addresses.use_addresses(addresses),
@@ -283,9 +284,11 @@ impl Effects {
         self.hooks.note_peer(now, peer, moved);
         self.hooks.note_listening(peer, binding.listens);
         let wanted = self.data_plane_binding(peer, &binding);
-        let wanted_places = binding.places;
+        let fits = |other: &Binding| (other.places, other.parked) == (binding.places, binding.parked);
+        if !self.bindings.get(&peer).is_some_and(fits) {
+            self.fitting.want();
+        }
         let before = self.bindings.insert(peer, binding);
-        self.unfitted |= before.as_ref().map(|before| before.places) != Some(wanted_places);
         // Programs first: from the moment that the binding says so, nothing may leave the old way.
         if let Err(failure) = self.apply_hooks() {
             tracing::warn!(%failure, "cannot attach the programs to every interface");
@@ -327,7 +330,7 @@ impl Effects {
             peer: binding.peer_locator,
             interface: holder.map_or(0, |usable| usable.interface),
             allowance: self.tunnels.allowance(peer, binding.peer_locator),
-            parked: false,
+            parked: binding.parked,
             accepted,
         }
     }
@@ -420,17 +423,21 @@ impl Effects {
         Ok(())
     }
 
-    /// Unbinds the sockets of moved flows from their devices, and binds those of native ones again.
-    fn fit_sockets(&mut self) {
-        if !std::mem::take(&mut self.unfitted) {
+    /// Unbinds the sockets of moved flows from their devices, keeps those of flows that wait from giving up, and undoes both
+    /// where it is over.
+    fn fit_sockets(&mut self, now: Time) {
+        if !self.fitting.take(now) {
             return;
         }
         let interfaces: Vec<u32> = self.network.links.iter().map(|link| link.index).collect();
         match self.datapath.fit_sockets(&interfaces) {
-            Ok(Fitted { changed: 0, waiting: 0 }) => {}
-            Ok(Fitted { changed, waiting }) => tracing::debug!(changed, waiting, "sockets fitted to their flows"),
+            Ok(Fitted { changed, waiting }) => {
+                tracing::debug!(changed, waiting, "sockets fitted to their flows");
+                self.fitting.note_waiting(now, waiting);
+            }
             Err(error) => {
-                tracing::warn!(%error, "connections that are bound to a device stand still while they are moved");
+                tracing::warn!(%error, "connections that wait may give up, and those bound to a device stand still");
+                self.fitting.note_waiting(now, 1);
             }
         }
         self.release_waiting();
@@ -478,7 +485,8 @@ impl Effects {
     /// When [`Effects::handle_timeout`] is due.
     pub(crate) fn poll_timeout(&self) -> Option<Time> {
         let retry = self.unsettled.map(|(_, due)| due);
-        [self.hooks.timeout(), self.kicks.timeout(), retry, self.next_mtu_look].into_iter().flatten().min()
+        let all = [self.hooks.timeout(), self.kicks.timeout(), retry, self.next_mtu_look, self.fitting.timeout()];
+        all.into_iter().flatten().min()
     }
 
     /// Goes on with what takes several steps.
@@ -492,6 +500,9 @@ impl Effects {
             tracing::warn!(%failure, "cannot wake senders");
         }
         self.forget_told(now);
+        if self.fitting.timeout().is_some_and(|due| due <= now) {
+            self.fit_sockets(now);
+        }
         if self.next_mtu_look.is_some_and(|due| due <= now) {
             self.next_mtu_look = self.tunnels.paths().next().map(|_| now + MTU_PAUSE);
             if self.look_at_mtus() {
@@ -525,7 +536,7 @@ impl Effects {
                 self.hooks.note_peer(now, peer, true);
             }
         }
-        self.unfitted = true;
+        self.fitting.want();
         Ok(())
     }
 

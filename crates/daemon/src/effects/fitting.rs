@@ -1,0 +1,67 @@
+//! When sockets are to be made to fit what has become of their flows.
+
+use std::time::Duration;
+
+use whimbrel_protocol::Time;
+
+/// Pauses between looks at sockets whose options cannot be put back yet, at first and at the longest.
+const PAUSE: Duration = Duration::from_millis(200);
+const PAUSE_LONGEST: Duration = Duration::from_secs(30);
+
+/// Whether a pass over the sockets is due.
+#[derive(Debug, Default)]
+pub(crate) struct Fitting {
+    /// Flows may be moved, parked or native that were not at the last pass.
+    wanted: bool,
+    /// Some could not be made to fit, in so many passes in a row; the next is due then.
+    again: Option<(u32, Time)>,
+}
+
+impl Fitting {
+    /// Something has become of flows.
+    pub(crate) fn want(&mut self) {
+        self.wanted = true;
+    }
+
+    /// Whether a pass is to be made now; it is taken as made.
+    pub(crate) fn take(&mut self, now: Time) -> bool {
+        std::mem::take(&mut self.wanted) || self.again.is_some_and(|(_, due)| due <= now)
+    }
+
+    /// A pass has left this many sockets to come back to.
+    pub(crate) fn note_waiting(&mut self, now: Time, waiting: usize) {
+        let passes = self.again.map_or(0, |(passes, _)| passes);
+        let pause = (PAUSE * 2u32.pow(passes.min(10))).min(PAUSE_LONGEST);
+        self.again = (waiting > 0).then_some((passes + 1, now + pause));
+    }
+
+    /// When the next pass is due, where nothing happens before.
+    pub(crate) fn timeout(&self) -> Option<Time> {
+        self.again.map(|(_, due)| due)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_waits_is_come_back_to_less_and_less_often() {
+        let (mut fitting, mut now) = (Fitting::default(), Time::default());
+        assert!(!fitting.take(now) && fitting.timeout().is_none());
+        fitting.want();
+        assert!(fitting.take(now) && !fitting.take(now));
+        let mut pauses = Vec::new();
+        for _ in 0..10 {
+            fitting.note_waiting(now, 3);
+            let due = fitting.timeout().expect("another pass");
+            assert!(!fitting.take(now));
+            pauses.push(due.since(now));
+            now = due;
+            assert!(fitting.take(now));
+        }
+        assert!(pauses.is_sorted() && pauses[0] == PAUSE && pauses[9] == PAUSE_LONGEST, "{pauses:?}");
+        fitting.note_waiting(now, 0);
+        assert!(fitting.timeout().is_none());
+    }
+}

@@ -1,0 +1,212 @@
+//! Hosts that sleep, or vanish without a word, for longer than TCP would wait.
+
+use std::time::Duration;
+
+use whimbrel_ipc::{Away, Carrier};
+
+use super::world::{LONG, RATE, SOME, World, all_run, carried_by, goes_on_since, is_native, site, step};
+use super::{Scenario, scenario};
+use crate::{
+    FlowPair, Gateway, Host, Join, Lab, Leave, PairOptions, Result, Side, Whimbrel, expect, wait_for, wait_until,
+};
+
+pub(super) const SCENARIOS: &[Scenario] = &[
+    scenario(
+        "sleep",
+        "the laptop sleeps for longer than the server's TCP would wait, and wakes in another network and then at home",
+        sleep,
+    ),
+    scenario("sleep-nat", "the laptop goes to sleep and wakes behind a NAT", sleep_nat),
+    scenario("sleep-restart", "while the laptop sleeps, both daemons are killed", sleep_restart),
+    scenario("server-sleeps", "the server sleeps and wakes where it was, while the laptop moves", server_sleeps),
+    scenario("vanish", "the laptop vanishes without a word for longer than the server's TCP would wait", vanish),
+    scenario(
+        "vanish-daemon",
+        "only the laptop's daemon is gone when a connection stalls: it is found out and goes on",
+        vanish_daemon,
+    ),
+];
+
+/// A connection of a host that runs nothing, which vanishes as well: how long TCP waits by itself.
+struct Unprotected {
+    host: Host,
+    pair: FlowPair,
+}
+
+impl Unprotected {
+    fn new(lab: &mut Lab, world: &World) -> Result<Self> {
+        let host = lab.host("bystander")?;
+        host.join(&world.a.network, &Join::default())?;
+        let mut pair = FlowPair::tcp(&host, &world.server, world.at_server.ipv4()?, &PairOptions::rate(RATE))?;
+        pair.wait_progress(SOME / 10, LONG)?;
+        Ok(Self { host, pair })
+    }
+
+    fn vanish(&self) -> Result<()> {
+        self.host.ip(["link set wlan0 down"])
+    }
+
+    /// Waits until the server's end has given up.
+    fn wait_dead(&self, world: &World) -> Result<()> {
+        let client = self.pair.local().to_string();
+        wait_for(Duration::from_secs(60), "the server's TCP gives a connection up", || {
+            Ok((!world.server.command("ss").args(["-tnH"]).run()?.contains(&client)).then_some(()))
+        })?;
+        step("the server has given up the connection of a host that vanished as well and runs nothing");
+        Ok(())
+    }
+}
+
+fn wait_away(daemon: &Whimbrel, how: Option<Away>) -> Result<()> {
+    wait_until(LONG, &format!("the peer is {how:?}"), || {
+        daemon.peers().is_ok_and(|peers| peers.first().is_some_and(|peer| peer.away == how))
+    })
+}
+
+fn sleep(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    // Gives up after 3 s instead of a quarter of an hour.
+    world.server.sysctl("net.ipv4.tcp_retries2", "3")?;
+    world.laptop.sysctl("net.ipv4.tcp_retries2", "3")?;
+    let (mut client, mut server) = world.daemons()?;
+    let mut pairs = [world.stream()?, world.stream_to(world.at_server.ipv6()?)?];
+    for pair in &pairs {
+        client.wait_introduced(pair, LONG)?;
+    }
+    let unprotected = Unprotected::new(lab, &world)?;
+    let told = client.cli(&["suspend"])?;
+    expect!(told.starts_with("Told 1 peer. 2 connections wait"), "{told}");
+    expect!(client.status()?.suspended, "the laptop is not suspended");
+    wait_away(&server, Some(Away::Announced))?;
+    unprotected.vanish()?;
+    let at = world.at.clone();
+    world.laptop.leave(&at, Leave::Orderly)?;
+    unprotected.wait_dead(&world)?;
+    world.at = world.laptop.join(&world.b.network, &Join::default())?;
+    let told = client.cli(&["resume"])?;
+    expect!(told.contains("2 connections go on"), "{told}");
+    for pair in &mut pairs {
+        pair.wait_progress(SOME, LONG)?;
+    }
+    wait_away(&server, None)?;
+
+    // At home again, and asleep without leaving at all.
+    client.cli(&["suspend"])?;
+    let at = world.at.clone();
+    world.laptop.leave(&at, Leave::Orderly)?;
+    world.at = world.laptop.join(&world.a.network, &Join::default())?;
+    client.cli(&["resume"])?;
+    for pair in &mut pairs {
+        pair.wait_progress(SOME, LONG)?;
+        is_native(&client, Side::Client, pair)?;
+    }
+    client.cli(&["suspend"])?;
+    client.cli(&["resume"])?;
+    for pair in pairs {
+        world.finish(pair)?;
+    }
+    all_run(&mut [&mut client, &mut server])
+}
+
+fn sleep_nat(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b").behind(Gateway::Nat { random_ports: true }))?;
+    let (mut client, mut server) = world.daemons()?;
+    let mut pair = world.stream()?;
+    client.wait_introduced(&pair, LONG)?;
+    client.cli(&["suspend"])?;
+    wait_away(&server, Some(Away::Announced))?;
+    let b = world.b.clone();
+    world.roam(&b)?;
+    client.cli(&["resume"])?;
+    pair.wait_progress(SOME, LONG)?;
+    carried_by(&client, Side::Client, &pair, Carrier::Tunnel)?;
+    world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])
+}
+
+fn sleep_restart(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    world.server.sysctl("net.ipv4.tcp_retries2", "3")?;
+    let (mut client, mut server) = world.daemons()?;
+    let mut pair = world.stream()?;
+    client.wait_introduced(&pair, LONG)?;
+    let unprotected = Unprotected::new(lab, &world)?;
+    client.cli(&["suspend"])?;
+    wait_away(&server, Some(Away::Announced))?;
+    server.kill()?;
+    client.kill()?;
+    unprotected.vanish()?;
+    let at = world.at.clone();
+    world.laptop.leave(&at, Leave::Orderly)?;
+    server.restart()?;
+    wait_away(&server, Some(Away::Announced))?;
+    unprotected.wait_dead(&world)?;
+    world.at = world.laptop.join(&world.b.network, &Join::default())?;
+    client.restart()?;
+    pair.wait_progress(SOME, LONG)?;
+    wait_away(&server, None)?;
+    world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])
+}
+
+fn server_sleeps(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    world.laptop.sysctl("net.ipv4.tcp_retries2", "3")?;
+    let (mut client, mut server) = world.daemons()?;
+    let mut pair = world.stream()?;
+    client.wait_introduced(&pair, LONG)?;
+    server.cli(&["suspend"])?;
+    wait_away(&client, Some(Away::Announced))?;
+    let b = world.b.clone();
+    world.roam(&b)?;
+    // Longer than the laptop's TCP would wait.
+    wait_for(LONG, "the laptop's sender has backed off", || {
+        let timer = pair.status(Side::Client)?.tcp.map_or(0, |tcp| tcp.rto_us);
+        Ok((timer >= 6_000_000).then_some(()))
+    })?;
+    server.cli(&["resume"])?;
+    pair.wait_progress(SOME, LONG)?;
+    carried_by(&client, Side::Client, &pair, Carrier::Rewrite)?;
+    world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])
+}
+
+fn vanish(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    // Gives up after 13 s.
+    world.server.sysctl("net.ipv4.tcp_retries2", "5")?;
+    let (mut client, mut server) = world.daemons()?;
+    let mut pair = world.stream()?;
+    client.wait_introduced(&pair, LONG)?;
+    let unprotected = Unprotected::new(lab, &world)?;
+    unprotected.vanish()?;
+    let at = world.at.clone();
+    world.laptop.leave(&at, Leave::Orderly)?;
+    wait_away(&server, Some(Away::Silent))?;
+    unprotected.wait_dead(&world)?;
+    world.at = world.laptop.join(&world.b.network, &Join::default())?;
+    goes_on_since(&mut pair, &world.at)?;
+    wait_away(&server, None)?;
+    world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])
+}
+
+fn vanish_daemon(lab: &mut Lab) -> Result<()> {
+    let world = World::new(lab, site("a"), site("b"))?;
+    let (mut client, mut server) = world.daemons()?;
+    let mut pair = world.stream()?;
+    client.wait_introduced(&pair, LONG)?;
+    let since = server.status()?.newest_event;
+    client.kill()?;
+    // Nothing passes for a while, so that the server's sender stalls and finds nobody to ask.
+    let link = world.at.access()?;
+    link.cut(crate::Cut::Silent)?;
+    server.wait_event("peer-away", since, LONG)?;
+    link.restore()?;
+    server.wait_event("peer-back", since, LONG)?;
+    pair.wait_progress(SOME, LONG)?;
+    is_native(&server, Side::Server, &pair)?;
+    client.restart()?;
+    world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])
+}
