@@ -278,6 +278,7 @@ struct PeerLine {
     absent: bool,
     /// Number, claimed, observed.
     known_places: Vec<(u32, SocketAddr, SocketAddr)>,
+    own_places: Vec<(u32, IpAddr)>,
 }
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -308,6 +309,7 @@ impl From<SavedPeer> for PeerLine {
             former: peer.former,
             observed: peer.observed,
             absent: peer.absent,
+            own_places: peer.own_places,
             known_places: peer.known_places.iter().map(|place| (place.number, place.claimed, place.observed)).collect(),
         }
     }
@@ -333,6 +335,7 @@ impl From<PeerLine> for SavedPeer {
             former: line.former,
             observed: line.observed,
             absent: line.absent,
+            own_places: line.own_places,
             known_places: line
                 .known_places
                 .into_iter()
@@ -360,6 +363,7 @@ mod tests {
             former: vec![("192.0.2.7".parse().expect("address"), "192.0.2.8".parse().expect("address"))],
             observed: Some("192.0.2.9:1024".parse().expect("endpoint")),
             absent: true,
+            own_places: vec![(2, "192.0.2.7".parse().expect("address"))],
             known_places: vec![KnownPlace {
                 number: 3,
                 claimed: "10.0.0.1:2031".parse().expect("endpoint"),

@@ -15,9 +15,9 @@ use crate::bucket::Bucket;
 use crate::config::{Config, Trust};
 use crate::flow::Stage;
 use crate::node::Node;
-use crate::op::{Event, KernelOp, KnownPlace, PeerId, Transmit};
+use crate::op::{Event, KernelOp, PeerId, Transmit};
 use crate::outcome::{Asked, State};
-use crate::peer::{Peer, SessionSlot};
+use crate::peer::{Met, Peer, SessionSlot};
 use crate::random::Random;
 use crate::timer::Timer;
 
@@ -554,15 +554,14 @@ impl Node {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let reached = !peer.has_session();
         let idle = peer.flows.is_empty() && peer.update.is_none();
+        let claimed = hello.locators.first().map_or(how.source, |first| SocketAddr::new(*first, how.source.port()));
+        let claimed = if session.is_initiator() { how.source } else { claimed };
         if known.is_none() || (idle && session.is_confirmed()) {
             peer.candidate = None;
             peer.remote = how.source;
             peer.source = how.destination;
             peer.attachment = attachment;
-            let claimed = hello.locators.first().map_or(how.source, |first| SocketAddr::new(*first, how.source.port()));
-            if known.is_none() && !session.is_initiator() {
-                peer.known_places = vec![KnownPlace { number: 0, claimed, observed: how.source }];
-            }
+            peer.meet_at(claimed, how.source);
         } else if peer.attachment.is_none() && how.destination == peer.source {
             peer.attachment = attachment;
         }
@@ -583,7 +582,7 @@ impl Node {
         let surplus =
             if unsettled >= UNSETTLED_MOST { peer.sessions.iter().position(|slot| !slot.settled) } else { None };
         let surplus = surplus.map(|at| peer.sessions.remove(at).session.local_index());
-        let origin = Some((how.source, how.destination));
+        let origin = Some(Met { remote: how.source, destination: how.destination, claimed });
         let aes = self.config.prefer_aes && hello.capabilities.contains(Capabilities::TUNNEL_AES);
         peer.sessions.push(SessionSlot { session, settled: false, until: None, origin, aes });
         peer.last_heard = now;
@@ -652,10 +651,12 @@ impl Node {
         slot.settled = true;
         // It knows the keys, so it has received what was sent to where it asked from.
         peer.met = None;
-        if let Some((remote, destination)) = slot.origin.take().filter(|(remote, _)| *remote != peer.remote) {
+        let met = slot.origin.take().filter(|met| met.remote != peer.remote);
+        if let Some(Met { remote, destination, claimed }) = met {
             if peer.flows.is_empty() && peer.update.is_none() {
                 peer.candidate = None;
                 peer.remote = remote;
+                peer.meet_at(claimed, remote);
                 peer.source = destination.or(peer.source);
                 let attachment = peer.source.and_then(|source| self.attachments.get(&source)).copied();
                 peer.attachment = attachment;

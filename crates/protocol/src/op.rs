@@ -280,6 +280,8 @@ pub struct SavedPeer {
     pub observed: Option<SocketAddr>,
     /// Where the peer was or is.
     pub known_places: Vec<KnownPlace>,
+    /// This host's addresses at places that flows are at home at.
+    pub own_places: Vec<(u32, IpAddr)>,
 }
 
 /// Where a peer was or is, by the number of the place (`docs/protocol.md` §5).

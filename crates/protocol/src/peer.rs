@@ -38,7 +38,7 @@ pub(crate) struct SessionSlot {
     /// When it is no longer received from, once another took its place.
     pub(crate) until: Option<Time>,
     /// Where the peer asked for it, and at which of our addresses. That it knows the keys will show that it is there.
-    pub(crate) origin: Option<(SocketAddr, Option<IpAddr>)>,
+    pub(crate) origin: Option<Met>,
     /// Whether the tunnel seals with AES.
     pub(crate) aes: bool,
 }
@@ -66,6 +66,16 @@ pub(crate) struct PendingUpdate {
     pub(crate) meanwhile: Option<Meanwhile>,
     /// It says that we go away (P-44).
     pub(crate) absent: bool,
+}
+
+/// Where a handshake was made.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Met {
+    pub(crate) remote: SocketAddr,
+    /// Our address.
+    pub(crate) destination: Option<IpAddr>,
+    /// The peer's endpoint as it knows it.
+    pub(crate) claimed: SocketAddr,
 }
 
 /// A peer that is away.
@@ -211,6 +221,8 @@ pub(crate) struct Peer {
     /// A probe of the peer's that is answered then: its tuple on the wire and its nonce.
     pub(crate) probed_early: Option<(FlowTuple, u64)>,
     pub(crate) known_places: Vec<KnownPlace>,
+    /// Our addresses at places of ours that flows are at home at.
+    pub(crate) own_places: BTreeMap<u32, IpAddr>,
     /// Our own address and port as the peer sees them.
     pub(crate) observed: Option<SocketAddr>,
     pub(crate) peer_refuses_rewrite: bool,
@@ -280,6 +292,7 @@ impl Peer {
             binding_asked: None,
             probed_early: None,
             known_places: vec![KnownPlace { number: 0, claimed: remote, observed: remote }],
+            own_places: BTreeMap::new(),
             observed: None,
             peer_refuses_rewrite: false,
             check: None,
@@ -322,6 +335,7 @@ impl Peer {
         peer.carrier = saved.carrier;
         peer.former.clone_from(&saved.former);
         peer.observed = saved.observed;
+        peer.own_places = saved.own_places.iter().copied().collect();
         peer.away = saved.absent.then_some(Away::Announced);
         peer.parked = saved.absent;
         if saved.known_places.is_empty() {
@@ -348,7 +362,23 @@ impl Peer {
             absent: self.away == Some(Away::Announced),
             observed: self.observed,
             known_places: self.known_places.clone(),
+            own_places: self.own_places.iter().map(|(number, address)| (*number, *address)).collect(),
         }
+    }
+
+    /// Remembers which address of ours the place in force is at, and forgets where no flow is at home.
+    pub(crate) fn note_own_place(&mut self) {
+        let here = self.places.local;
+        self.own_places.extend(self.source.filter(|_| here != NOWHERE).map(|source| (here, source)));
+        let homes = &self.homes;
+        self.own_places.retain(|number, _| *number == here || homes.keys().any(|(home, _)| home.local == *number));
+    }
+
+    /// How many flows are at home where this host is at this address.
+    pub(crate) fn flows_at_home(&self, address: IpAddr) -> usize {
+        let homes = self.homes.iter().filter(|((home, _), _)| home.peer == self.places.peer);
+        let here = homes.filter(|((home, _), _)| self.own_places.get(&home.local) == Some(&address));
+        here.map(|(_, count)| count).sum()
     }
 
     /// The session to send with: the one that was confirmed last (P-8), or else one that we began, so that the peer can
@@ -549,6 +579,7 @@ impl Peer {
 
     pub(crate) fn add_flow(&mut self, flow: FlowTuple, entry: &FlowEntry) {
         self.named.insert(entry.name, flow);
+        self.note_own_place();
         if self.flows.insert(flow) {
             *self.homes.entry((entry.home, flow.local.ip())).or_default() += 1;
             *self.local_addresses.entry(flow.local.ip()).or_default() += 1;
@@ -629,6 +660,13 @@ impl Peer {
             && place.claimed.ip() != place.observed.ip()
         {
             place.observed = observed;
+        }
+    }
+
+    /// The peer, which has no flows, is met at another endpoint. Place 0 is where it was met before any update (§5).
+    pub(crate) fn meet_at(&mut self, claimed: SocketAddr, observed: SocketAddr) {
+        if self.sequence_accepted == 0 {
+            self.known_places = vec![KnownPlace { number: 0, claimed, observed }];
         }
     }
 
