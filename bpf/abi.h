@@ -156,6 +156,7 @@ enum counter {
 	COUNTER_INTRODUCTION_LOST,   /* ingress: introduction consumed, ring buffer full */
 	COUNTER_TUNNEL_IN,	     /* TUN ingress: packet of the daemon marked */
 	COUNTER_FLOW_EVENT_LOST,     /* tracker: ring buffer full */
+	COUNTER_ANSWERED,	     /* egress: probe on hold, turned round as the absent peer's answer */
 	COUNTER_MAX,
 };
 

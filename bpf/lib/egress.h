@@ -9,6 +9,7 @@
 
 #include "../abi.h"
 #include "../maps.h"
+#include "answer.h"
 #include "parse.h"
 #include "rewrite.h"
 #include "verdict.h"
@@ -148,7 +149,7 @@ static __noinline int egress_flow(struct __sk_buff *skb, const struct packet *pa
 	}
 	/* Without a binding nothing is moved. */
 	if (!moved || !binding)
-		return hold(COUNTER_HELD);
+		return hold_or_answer(skb, packet);
 	carrier = carrier_of(flow, binding);
 	/* The daemon's own question whether the flow is at home after all. */
 	if (carrier == CARRIER_LISTEN && (skb->mark & settings->mark_mask) == (settings->mark_mask & ~settings->mark))
@@ -169,7 +170,7 @@ static __noinline int egress_flow(struct __sk_buff *skb, const struct packet *pa
 		return to_tunnel(settings->tunnel);
 	}
 	if (carrier != CARRIER_REWRITE)
-		return hold(COUNTER_HELD);
+		return hold_or_answer(skb, packet);
 	if (!take_allowance(binding, skb->len - packet->network))
 		return hold(COUNTER_HELD_ALLOWANCE);
 	wire_names_out(&names, flow, binding);

@@ -125,7 +125,7 @@ const UNLIMITED: u64 = u64::MAX;
 const PLACE_NEVER: u32 = u32::MAX;
 
 /// Names of the counters, in the order of `enum counter`.
-pub(crate) const COUNTERS: [&str; 26] = [
+pub(crate) const COUNTERS: [&str; 27] = [
     "native_out",
     "home_out",
     "rewritten_out",
@@ -152,6 +152,7 @@ pub(crate) const COUNTERS: [&str; 26] = [
     "introduction_lost",
     "tunnel_in",
     "flow_event_lost",
+    "answered",
 ];
 
 pub(crate) const IDLE_TRANSLATION: u32 = 1;
@@ -178,7 +179,8 @@ pub enum Carrier {
     Rewrite = 1,
     /// Through the TUN device, to the daemon.
     Tunnel = 2,
-    /// Not at all for now: they disappear in a way that leaves TCP's back-off as it is.
+    /// Not at all for now: they disappear in a way that leaves TCP's back-off as it is. Window probes and keepalives are
+    /// answered for the peer, by a closed window, where there is a TUN device ([`crate::Datapath::set_tunnel`]).
     Hold = 3,
     /// As [`Self::Rewrite`] for flows that were heard rewritten since the binding's places are what they are, as
     /// [`Self::Tunnel`] for the rest (P-24).

@@ -7,9 +7,9 @@ use std::net::TcpStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use support::is_root;
 use support::pair::{Pair, find, flow, get, look, set};
-use whimbrel_datapath::{Binding, Carrier, Datapath, Fitted, FlowEntry};
+use support::{is_root, tun};
+use whimbrel_datapath::{Binding, Carrier, Datapath, Fitted, FlowEntry, Role};
 
 const PEER: u32 = 7;
 /// `PARKED_TIMEOUT` of bpf/lib/park.h.
@@ -45,10 +45,14 @@ fn introduce(datapath: &Datapath, streams: &[&TcpStream], held: bool) {
 }
 
 fn bind(datapath: &Datapath, parked: bool) {
+    bind_at(datapath, 0, Carrier::Native, parked);
+}
+
+fn bind_at(datapath: &Datapath, local_place: u32, carrier: Carrier, parked: bool) {
     let binding = Binding {
-        local_place: 0,
+        local_place,
         peer_place: 0,
-        carrier: Carrier::Native,
+        carrier,
         local: "10.0.0.1".parse().expect("address"),
         peer: "10.0.0.2".parse().expect("address"),
         interface: 0,
@@ -275,4 +279,94 @@ fn parked_sockets_outlive_what_kills_others() {
     wait(|| fit(&datapath).waiting == 0);
     assert_eq!([&one.0, &two.0, &three.0].map(options), [(0, 0), (500, 0), (0, 1)]);
     datapath.unload().expect("unload");
+}
+
+/// Writes until the other end's window is closed, and gives how much that was.
+fn fill(datapath: &Datapath, stream: &mut TcpStream) -> usize {
+    stream.set_nonblocking(true).expect("O_NONBLOCK");
+    let mut written = 0;
+    wait(|| {
+        loop {
+            match stream.write(&[7; 65_536]) {
+                Ok(more) => written += more,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        let socket = find(datapath, stream);
+        socket.snd_wnd == 0 && socket.snd_una == socket.snd_nxt
+    });
+    written
+}
+
+fn probes_are_answered(to: &str) {
+    if !is_root() {
+        return;
+    }
+    let pair = Pair::new();
+    pair.near.sysctl("net.ipv4.tcp_retries2", "3");
+    pair.near.sysctl("net.ipv4.tcp_wmem", "4096 16384 65536");
+    pair.near.enter();
+    let mut datapath = Datapath::open(&pair.bpffs.pins("near")).expect("open");
+    let _tun = tun("tun");
+    pair.near.run("ip link set tun up");
+    // SAFETY: terminated strings.
+    let [wire, tunnel] = [c"v", c"tun"].map(|name| unsafe { libc::if_nametoindex(name.as_ptr()) });
+    datapath.set_tunnel(tunnel, 0x57, 0xff).expect("settings");
+    datapath.attach(wire, Role::Wire).expect("attach");
+    datapath.attach(tunnel, Role::Tunnel).expect("attach");
+    // One in front of a closed window, one that is idle and held by itself, and a stranger like the first.
+    let [mut full, mut idle, mut stranger] = [(); 3].map(|()| pair.connect(to));
+    let written = fill(&datapath, &mut full.0);
+    fill(&datapath, &mut stranger.0);
+    introduce(&datapath, &[&full.0], false);
+    introduce(&datapath, &[&idle.0], true);
+    for (name, value) in [(libc::TCP_KEEPIDLE, 1), (libc::TCP_KEEPINTVL, 1), (libc::TCP_KEEPCNT, 2)] {
+        set(&idle.0, libc::SOL_TCP, name, value);
+    }
+    bind_at(&datapath, 1, Carrier::Hold, true);
+    assert_eq!(fit(&datapath).waiting, 0);
+    // Those of the idle one stay on: by its answers alone it lives.
+    set(&idle.0, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1);
+    let before = [&full.0, &idle.0].map(|stream| find(&datapath, stream));
+    pair.cut();
+    let answered = || {
+        let counters = datapath.counters().expect("counters");
+        counters.iter().find(|(name, _)| *name == "answered").expect("a counter").1
+    };
+    wait(|| answered() >= 14 && timed_out(&stranger.0));
+    for (stream, before) in [&full.0, &idle.0].into_iter().zip(before) {
+        assert!(!timed_out(stream));
+        let now = find(&datapath, stream);
+        assert_eq!((now.snd_una, now.rcv_nxt), (before.snd_una, before.rcv_nxt), "nothing new was said");
+    }
+    assert_eq!(full.1.peek(&mut [0]).expect("peek"), 1);
+    idle.1.set_nonblocking(true).expect("O_NONBLOCK");
+    assert_eq!(idle.1.read(&mut [0]).expect_err("nothing came").kind(), ErrorKind::WouldBlock);
+
+    pair.mend();
+    bind(&datapath, false);
+    introduce(&datapath, &[&idle.0], false);
+    full.1.read_exact(&mut vec![0; written]).expect("all of it");
+    wait(|| fit(&datapath).waiting == 0);
+    assert_eq!([&full.0, &idle.0].map(options), [(0, 0), (0, 1)]);
+    for (near, far) in [&mut full, &mut idle] {
+        near.set_nonblocking(false).expect("O_NONBLOCK");
+        far.set_nonblocking(false).expect("O_NONBLOCK");
+        near.write_all(&[8; 100]).expect("write");
+        far.read_exact(&mut [0; 100]).expect("read");
+        far.write_all(&[9; 100]).expect("write");
+        near.read_exact(&mut [0; 100]).expect("read");
+    }
+    datapath.unload().expect("unload");
+}
+
+#[test]
+fn probes_are_answered_with_a_closed_window() {
+    probes_are_answered("10.0.0.2:0");
+}
+
+#[test]
+fn probes_are_answered_over_ipv6() {
+    probes_are_answered("[fd00::2]:0");
 }
