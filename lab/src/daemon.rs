@@ -21,6 +21,8 @@ pub struct Whimbrel {
     process: Process,
     dir: PathBuf,
     configured: bool,
+    /// By how many seconds its CLOCK_BOOTTIME is ahead of the machine's.
+    ahead: i64,
 }
 
 impl Host {
@@ -36,8 +38,8 @@ impl Host {
         fs::create_dir(&dir).map_err(|e| Error::call("mkdir", dir.display().to_string(), e))?;
         let configured = configure(self, &path, config)?;
         let binary = whimbrel_binary(self.lab().whimbrel())?;
-        let process = launch(self, &binary, &dir, configured)?;
-        let mut daemon = Whimbrel { host: self.clone(), binary, process, dir, configured };
+        let process = launch(self, &binary, &dir, configured, 0)?;
+        let mut daemon = Whimbrel { host: self.clone(), binary, process, dir, configured, ahead: 0 };
         daemon.wait_ready()?;
         Ok(daemon)
     }
@@ -53,8 +55,16 @@ fn configure(host: &Host, path: &Path, config: &str) -> Result<bool> {
     Ok(!text.is_empty())
 }
 
-fn launch(host: &Host, binary: &Path, dir: &Path, configured: bool) -> Result<Process> {
-    let mut command = host.command(binary).arg("--run-dir").arg(dir.join("run")).arg("up");
+/// `ahead`: by how many seconds its CLOCK_BOOTTIME is ahead of the machine's (time_namespaces(7)).
+fn launch(host: &Host, binary: &Path, dir: &Path, configured: bool, ahead: i64) -> Result<Process> {
+    let mut command = if ahead == 0 {
+        host.command(binary)
+    } else {
+        // A new time namespace is that of children only, unless it is entered: no fork, so that the process is the daemon.
+        let enter = ["--", "nsenter", "--time=/proc/self/ns/time_for_children", "--"];
+        host.command("unshare").args(["--time", "--boottime", &ahead.to_string()]).args(enter).arg(binary)
+    };
+    command = command.arg("--run-dir").arg(dir.join("run")).arg("up");
     command = command.arg("--state-dir").arg(dir.join("state")).label("whimbrel");
     if configured {
         command = command.arg("--config").arg(dir.join("whimbrel.toml"));
@@ -204,8 +214,24 @@ impl Whimbrel {
     /// Starts it again, after [`Whimbrel::kill`] or [`Whimbrel::stop`], and waits until it is ready.
     pub fn restart(&mut self) -> Result<()> {
         self.process.kill()?;
-        self.process = launch(&self.host, &self.binary, &self.dir, self.configured)?;
+        self.process = launch(&self.host, &self.binary, &self.dir, self.configured, self.ahead)?;
         self.wait_ready()
+    }
+
+    /// Starts it again with its CLOCK_BOOTTIME so many seconds ahead of the machine's (behind, if negative): the clock has
+    /// jumped since it ran last. The wall clock is everybody's, and stays.
+    pub fn restart_ahead(&mut self, seconds: i64) -> Result<()> {
+        self.ahead = seconds;
+        self.restart()
+    }
+
+    /// Whether its clock is another than this program's: a kernel may lack what [`Whimbrel::restart_ahead`] needs.
+    pub(crate) fn in_own_time(&self) -> Result<bool> {
+        let namespace = |pid: &str| {
+            let path = format!("/proc/{pid}/ns/time");
+            fs::read_link(&path).map_err(|e| Error::call("readlink", path, e))
+        };
+        Ok(namespace(&self.process.pid().to_string())? != namespace("self")?)
     }
 
     /// Asks it to end and waits for that.

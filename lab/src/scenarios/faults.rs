@@ -33,6 +33,11 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         "both daemons are stopped and started in good order while a connection is moved",
         restart,
     ),
+    scenario(
+        "clock-jumps",
+        "the clock of either daemon is decades ahead, then back at boot, each time that it is killed and started again",
+        clock_jumps,
+    ),
 ];
 
 /// UDP port of the control protocol.
@@ -163,6 +168,49 @@ fn restart(lab: &mut Lab) -> Result<()> {
     client.wait_introduced(&pair, LONG)?;
     world.roam(&a)?;
     pair.wait_progress(SOME, LONG)?;
+    world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])
+}
+
+/// Seconds that a clock may jump ahead: forty years.
+const DECADES: i64 = 40 * 365 * 86_400;
+
+fn clock_jumps(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let (mut client, mut server) = world.daemons()?;
+    let mut pair = world.stream()?;
+    client.wait_introduced(&pair, LONG)?;
+    let (a, b) = (world.a.clone(), world.b.clone());
+    // As far back as a clock that is never negative goes, less what may pass meanwhile.
+    let to_boot = 30 - rustix::time::clock_gettime(rustix::time::ClockId::Boottime).tv_sec;
+    let jumps =
+        [(true, DECADES, "ahead"), (false, DECADES, "ahead"), (true, to_boot, "back"), (false, to_boot, "back")];
+    for ((own, ahead, which), to) in jumps.into_iter().zip([&b, &a].into_iter().cycle()) {
+        step(&format!("the clock of the {} jumps {which}", if own { "laptop" } else { "server" }));
+        let daemon = one_of(&mut client, &mut server, own);
+        daemon.kill()?;
+        daemon.restart_ahead(ahead)?;
+        expect!(daemon.in_own_time()?, "the daemon on {} has everybody's clock", daemon.host().name());
+        // It knows the connection again, and the peer takes what it says for newer than what it said before.
+        client.wait_introduced(&pair, LONG)?;
+        world.roam(to)?;
+        world.goes_on(&mut pair)?;
+        if to.network.name() == a.network.name() {
+            is_native(&client, Side::Client, &pair)?;
+        } else {
+            carried_by(&client, Side::Client, &pair, Carrier::Rewrite)?;
+        }
+    }
+    // What it looks after goes by its clock: nothing is due at once, and nothing is put off for decades.
+    for daemon in [&client, &server] {
+        let told = daemon.events(0)?;
+        let odd = told.iter().filter(|event| matches!(event.kind.as_str(), "op-failed" | "flow-gone" | "key-mismatch"));
+        expect!(odd.clone().count() == 0, "events on {}: {:?}", daemon.host().name(), odd.collect::<Vec<_>>());
+    }
+    let mut later = world.stream()?;
+    client.wait_introduced(&later, LONG)?;
+    later.wait_progress(SOME, LONG)?;
+    world.finish(later)?;
     world.finish(pair)?;
     all_run(&mut [&mut client, &mut server])
 }
