@@ -205,7 +205,7 @@ struct socket_record {
 	__u8 backoff;
 	__u8 retransmits;
 	__u8 reports_errors; /* 1: IP_RECVERR or IPV6_RECVERR */
-	__u8 zero;
+	__u8 repairs;	     /* 1: takes some of what it sent for lost */
 };
 
 /* One byte of these for each socket that `fit_sockets` shows. */

@@ -98,6 +98,7 @@ struct tcp_sock {
 	__u32 snd_wnd;
 	__u32 write_seq;
 	__u32 mss_cache;
+	__u32 lost_out;
 	__u64 bytes_acked;
 	__u64 bytes_received;
 };

@@ -114,7 +114,7 @@ plain! {
         backoff: u8,
         retransmits: u8,
         reports_errors: u8,
-        zero: u8,
+        repairs: u8,
     }
 }
 

@@ -47,6 +47,8 @@ pub struct TcpSocket {
     pub retransmits: u8,
     /// IP_RECVERR or IPV6_RECVERR: the program is told of every ICMP error at once.
     pub reports_errors: bool,
+    /// It takes some of what it sent for lost (`lost_out`), and sends that again as the peer answers.
+    pub repairs: bool,
     /// `snd_una` less `bytes_acked`: this end's initial sequence number where it opened the connection, one more where it
     /// accepted it (`tcp_connect_init`, `tcp_create_openreq_child`). Means nothing after TCP_REPAIR.
     pub first_sent: u32,
@@ -73,6 +75,7 @@ impl TcpSocket {
             backoff: raw.backoff,
             retransmits: raw.retransmits,
             reports_errors: raw.reports_errors != 0,
+            repairs: raw.repairs != 0,
             first_sent: raw.first_sent,
             first_received: raw.first_received,
         })

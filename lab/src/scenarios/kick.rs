@@ -5,15 +5,22 @@ use std::time::Duration;
 use super::world::{LONG, RATE, SOME, World, all_run, ms, site, step};
 use super::{Scenario, scenario};
 use crate::{
-    FlowPair, Host, Join, Lab, Leave, MonoTime, PairOptions, Result, Side, Site, Whimbrel, expect, patience, wait_for,
-    wait_until,
+    Direction, FlowPair, Host, Join, Lab, Leave, MonoTime, PairOptions, Result, Shape, Side, Site, Verdict, Whimbrel,
+    expect, patience, wait_for, wait_until,
 };
 
-pub(super) const SCENARIOS: &[Scenario] = &[scenario(
-    "outage-kick",
-    "after an outage a sender goes on at once; with the kick switched off it waits for TCP's timer",
-    outage_kick,
-)];
+pub(super) const SCENARIOS: &[Scenario] = &[
+    scenario(
+        "outage-kick",
+        "after an outage a sender goes on at once; with the kick switched off it waits for TCP's timer",
+        outage_kick,
+    ),
+    scenario(
+        "outage-kick-again",
+        "the last acknowledgements go with the network; the sender takes its loss back, and goes on at once nevertheless",
+        outage_kick_again,
+    ),
+];
 
 /// What TCP's timer has to have grown to when the outage ends: far more than a hand-off takes.
 const BACKED_OFF: Duration = Duration::from_secs(3);
@@ -46,6 +53,47 @@ fn outage_kick(lab: &mut Lab) -> Result<()> {
     step(&format!("with it {first_ms:.0} ms after; TCP's timer would have taken {due_ms:.0} ms"));
     expect!(first < due / 2, "the kick did not work: {first:?}, and TCP's own timer takes {due:?}");
 
+    world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])
+}
+
+/// Segments that still arrive when acknowledgements do not any more.
+const UNACKNOWLEDGED: u32 = 8;
+/// A round trip of the networks here.
+const ROUND_TRIP: Duration = Duration::from_millis(200);
+
+/// What the sender sends again first has arrived already. The answer says so, and the sender takes all that is under way
+/// for not lost (`tcp_try_undo_loss`): as much as the network may hold, so that nothing is sent before the timer runs out.
+fn outage_kick_again(lab: &mut Lab) -> Result<()> {
+    let far = |name: &str| site(name).uplink(Shape::delay_rate(ROUND_TRIP.as_millis() as u64 / 2, 100));
+    let mut world = World::new(lab, far("a"), far("b"))?;
+    let (mut client, mut server) = world.daemons()?;
+    // Slower than the network, so that all that there is to send is under way in the end.
+    let download = PairOptions { up: Some(0), down: Some(12 * RATE), ..PairOptions::default() };
+    let mut pair = FlowPair::tcp(&world.laptop, &world.server, world.at_server.ipv4()?, &download)?;
+    client.wait_introduced(&pair, LONG)?;
+    pair.wait_progress_of(&[Side::Client], 60 * SOME, LONG)?;
+
+    let mut left = UNACKNOWLEDGED;
+    world.a.link()?.hook(move |direction, frame| {
+        let Some(segment) = frame.ip().and_then(|packet| packet.tcp()) else { return Verdict::Pass };
+        let arrives = direction == Direction::Down && left > 0;
+        left -= u32::from(arrives && !segment.data.is_empty());
+        if arrives { Verdict::Pass } else { Verdict::Drop }
+    });
+    wait_for(LONG, "the server's sender backs off", || {
+        Ok(pair.status(Side::Server)?.tcp.is_some_and(|tcp| tcp.backoff >= 2).then_some(()))
+    })?;
+    world.laptop.leave(&world.at, Leave::Orderly)?;
+    world.at = world.laptop.join(&world.b.network, &Join::default())?;
+    let usable = world.at.usable_at;
+    pair.wait_progress_of(&[Side::Client], SOME, LONG)?;
+    let first = pair.arrivals(Side::Client, usable)?.first().map(|(at, _)| at.since(usable));
+    step(&format!("the laptop received something new {:.0} ms after the address was there", ms(first)));
+    // Half a round trip for the update, one until the sender has heard what has arrived, half until the next comes. Without
+    // another kick it is a round trip more if there is something new to send, else the timer.
+    let bound = ROUND_TRIP * 11 / 4 * patience();
+    expect!(first.is_some_and(|first| first < bound), "something new came after {first:?}");
     world.finish(pair)?;
     all_run(&mut [&mut client, &mut server])
 }

@@ -22,6 +22,10 @@ const PAUSES: [Duration; 7] = [
     Duration::from_millis(200),
 ];
 
+/// Further looks, at those who were told of a loss and have not been answered: for a round trip of a second and more.
+const LATE_LOOKS: usize = 5;
+const LATE_PAUSE: Duration = Duration::from_millis(200);
+
 /// The kernel counts back-off steps in 8 bits; TCP gives up long before so many.
 const STEPS: u8 = 32;
 
@@ -35,7 +39,7 @@ pub(crate) struct Kicks {
     rounds: BTreeMap<PeerId, Round>,
     /// The MTUs that sockets were told, by where their packets come from and go to, and when the kernel need not know them
     /// any more.
-    told: BTreeMap<(IpAddr, IpAddr), (Vec<u16>, Time)>,
+    told: Told,
 }
 
 #[derive(Debug)]
@@ -47,12 +51,17 @@ struct Round {
     shrink_to: Option<u32>,
     /// What waits, as it was when it was kicked last.
     waiting: HashMap<FlowTuple, TcpSocket>,
+    /// What was told of a loss, as it was then, and of which MTU. Where the segment that is sent again first had arrived,
+    /// the answer says that, and the kernel takes the rest for not lost either (`tcp_try_undo_loss`).
+    told: HashMap<FlowTuple, (TcpSocket, u32)>,
 }
 
 impl Kicks {
     /// Begins with a peer's senders; [`Kicks::run`] does the rest.
     pub(crate) fn begin(&mut self, now: Time, peer: PeerId, shrink_to: Option<u32>) {
-        self.rounds.insert(peer, Round { looks: 0, next: now, shrink_to, waiting: HashMap::new() });
+        // What was lost is still lost when senders are woken once more.
+        let told = self.rounds.remove(&peer).map(|round| round.told).unwrap_or_default();
+        self.rounds.insert(peer, Round { looks: 0, next: now, shrink_to, waiting: HashMap::new(), told });
     }
 
     /// Forgets a peer.
@@ -95,7 +104,10 @@ impl Kicks {
             let first = round.looks == 0;
             match PAUSES.get(round.looks) {
                 Some(pause) => round.next = now + *pause,
-                None => round.waiting.clear(),
+                None => {
+                    round.waiting.clear();
+                    round.next = now + LATE_PAUSE;
+                }
             }
             round.looks += 1;
             let sockets = match snapshot.sockets(datapath) {
@@ -113,16 +125,32 @@ impl Kicks {
                     .copied()
                     .collect()
             } else {
-                round.waiting.keys().copied().collect()
+                let told = round.told.keys().filter(|flow| !round.waiting.contains_key(flow));
+                round.waiting.keys().chain(told).copied().collect()
             };
+            let gives_up = round.looks > PAUSES.len();
             if first {
                 open(*peer);
             }
             for flow in candidates {
                 let Some(socket) = sockets.get(&flow).filter(|socket| in_flight(socket)) else {
                     round.waiting.remove(&flow);
+                    round.told.remove(&flow);
                     continue;
                 };
+                match round.told.get(&flow) {
+                    Some((then, mtu)) if took_back(then, socket) => {
+                        let mtu = shrunken(*mtu, socket);
+                        round.told.remove(&flow);
+                        result = shrink(injector, &mut self.told, now, socket, mtu).and(result);
+                        kicked += 1;
+                    }
+                    Some((then, _)) if is_over(then, socket) => drop(round.told.remove(&flow)),
+                    _ => {}
+                }
+                if gives_up || !(first || round.waiting.contains_key(&flow)) {
+                    continue;
+                }
                 let before = round.waiting.insert(flow, *socket);
                 if before.is_some_and(|before| went_on(&before, socket)) {
                     round.waiting.remove(&flow);
@@ -139,24 +167,34 @@ impl Kicks {
                 // A step of back-off less is still at least the timer's smallest value since the last transmission. And a
                 // packet that is too big is no error that a program is told of (tcp_v4_err, tcp_v6_err).
                 let instead = (socket.reports_errors && socket.backoff > 0).then_some(socket.pmtu_cookie);
-                let shrink_to = round.shrink_to.or(instead).filter(|_| first).map(|mtu| shrunken(mtu, socket));
+                let shrink_to = round.shrink_to.or(instead).filter(|_| first);
                 if let Some(mtu) = shrink_to {
-                    let way = (flow.local.ip(), flow.remote.ip());
-                    let (mtus, until) = self.told.entry(way).or_insert_with(|| (Vec::new(), now));
-                    *until = now + BELIEVED;
-                    if !mtus.contains(&mtu) {
-                        mtus.push(mtu);
-                    }
-                    if let Err(error) = injector.shrink(&flow, socket.snd_una, mtu) {
-                        result = Err(error.into());
-                    }
+                    round.told.insert(flow, (*socket, mtu));
+                    result = shrink(injector, &mut self.told, now, socket, shrunken(mtu, socket)).and(result);
                 }
                 kicked += usize::from(steps > 0 || shrink_to.is_some());
             }
         }
-        self.rounds.retain(|_, round| round.looks <= PAUSES.len() && !round.waiting.is_empty());
+        self.rounds.retain(|_, round| {
+            let waits = round.looks <= PAUSES.len() && !round.waiting.is_empty();
+            waits || (round.looks <= PAUSES.len() + LATE_LOOKS && !round.told.is_empty())
+        });
         result.map(|()| kicked)
     }
+}
+
+/// Ways (source, destination), what MTUs sockets were told of them, and until when.
+type Told = BTreeMap<(IpAddr, IpAddr), (Vec<u16>, Time)>;
+
+/// Tells a socket of an MTU that is smaller than what it uses, and notes that.
+fn shrink(injector: &Injector, told: &mut Told, now: Time, socket: &TcpSocket, mtu: u16) -> Result<(), super::Failure> {
+    let way = (socket.flow.local.ip(), socket.flow.remote.ip());
+    let (mtus, until) = told.entry(way).or_insert_with(|| (Vec::new(), now));
+    *until = now + BELIEVED;
+    if !mtus.contains(&mtu) {
+        mtus.push(mtu);
+    }
+    injector.shrink(&socket.flow, socket.snd_una, mtu).map_err(Into::into)
 }
 
 /// The MTU that a socket is told: a byte above the route's own leaves no trace in the kernel; where the route's is not
@@ -169,6 +207,22 @@ fn shrunken(inner_mtu: u32, socket: &TcpSocket) -> u16 {
 /// Whether anything that was sent is not acknowledged.
 fn in_flight(socket: &TcpSocket) -> bool {
     socket.snd_una != socket.snd_nxt
+}
+
+/// Whether some of what was in flight at `then` still is.
+fn some_left(then: &TcpSocket, now: &TcpSocket) -> bool {
+    // Sequence numbers wrap (RFC 9293 §3.4).
+    then.snd_nxt.wrapping_sub(now.snd_una).cast_signed() > 0
+}
+
+/// Whether a socket that was told of a loss has been answered since, and yet sends nothing of that again.
+fn took_back(then: &TcpSocket, now: &TcpSocket) -> bool {
+    now.snd_una != then.snd_una && !now.repairs && some_left(then, now)
+}
+
+/// Whether a socket that was told of a loss needs no second word: what was lost has arrived, or it is at it.
+fn is_over(then: &TcpSocket, now: &TcpSocket) -> bool {
+    !some_left(then, now) || (now.snd_una != then.snd_una && now.repairs)
 }
 
 /// Whether a socket has sent again, or was answered, since `before`.
