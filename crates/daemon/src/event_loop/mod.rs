@@ -414,7 +414,7 @@ impl EventLoop {
                 }
             }
             DatapathEvent::HeardNatively { flow } => node.handle_heard_natively(now, flow),
-            DatapathEvent::FlowStalled(flow) => tracing::debug!(%flow, "no answer"),
+            DatapathEvent::FlowStalled(flow) => node.handle_flow_stalled(now, flow),
             DatapathEvent::FlowClosed { flow } => node.handle_flow_closed(now, flow),
         });
         if let Err(error) = drained {
