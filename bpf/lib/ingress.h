@@ -178,7 +178,7 @@ static __noinline int ingress_native(struct __sk_buff *skb, const struct packet 
 	if (!binding || binding->carrier == CARRIER_NATIVE)
 		return pass();
 	if (reset) {
-		if (!has_moved(flow, binding) && (!binding->interface || binding->interface == skb->ifindex))
+		if (!has_moved(flow, binding) && (!binding->arrival || binding->arrival == skb->ifindex))
 			return pass();
 		return drop(COUNTER_DROPPED_RESET);
 	}

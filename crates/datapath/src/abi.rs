@@ -83,6 +83,8 @@ plain! {
         neighbour: [u8; 6],
         carrier: u8,
         parked: u8,
+        arrival: u32,
+        reserved: u32,
     }
     struct RawLocatorPair { peer: RawAddress, local: RawAddress }
     struct RawSettings { namespace_cookie: u64, tunnel: u32, mark: u32, mark_mask: u32, idle: u32 }
@@ -244,10 +246,12 @@ pub struct Binding {
     pub local: IpAddr,
     /// The peer's locator: destination of rewritten packets. Of the same family as `local`.
     pub peer: IpAddr,
-    /// Index of the interface that rewritten packets leave by: the one that has `local`. With 0 the programs look the
-    /// route up, which the kernel allows only on an interface that forwards, and else stay on the interface where a
-    /// packet already is.
+    /// Index of the interface that rewritten packets leave by: the one that the route from `local` to `peer` names, and
+    /// not always the one that has `local`. With 0 the programs look the route up, which the kernel allows only on an
+    /// interface that forwards, and else stay on the interface where a packet already is.
     pub interface: u32,
+    /// Index of the interface that a reset of a flow at home has to arrive on to be believed (P-38); 0 where it may be any.
+    pub arrival: u32,
     /// Bytes of IP packets that may still leave by rewriting (P-18); `None`: any number. The programs count it down and
     /// hold what does not fit. Read back, it is what is left.
     pub allowance: Option<u64>,
@@ -354,6 +358,8 @@ impl RawBinding {
             neighbour: [0; 6],
             carrier: binding.carrier as u8,
             parked: binding.parked.into(),
+            arrival: binding.arrival,
+            reserved: 0,
         }
     }
 
@@ -366,6 +372,7 @@ impl RawBinding {
             local: self.local.address(),
             peer: self.peer.address(),
             interface: self.interface,
+            arrival: self.arrival,
             allowance: (self.allowance != UNLIMITED).then_some(self.allowance),
             parked: self.parked != 0,
             accepted,

@@ -57,6 +57,7 @@ fn takes_over(tcx: bool) {
         local,
         peer,
         interface: a,
+        arrival: a,
         allowance: Some(5),
         parked: true,
         accepted: vec![LocatorPair { local, peer }],

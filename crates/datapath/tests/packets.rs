@@ -80,6 +80,7 @@ impl Fixture {
             local,
             peer,
             interface: 1,
+            arrival: 1,
             allowance: None,
             parked: false,
             accepted: vec![
@@ -364,10 +365,10 @@ fn a_reset_that_comes_by_another_way_than_the_flow_is_dropped() {
         rewritten.tcp_flags = 0x14;
         assert_eq!(fixture.ingress(&rewritten.bytes()).verdict, NEXT);
         // Not moved: by another interface than the flow's (test runs are on interface 1), and by its own.
-        let home = Binding { local_place: 4, peer_place: 5, interface: 77, ..fixture.binding() };
+        let home = Binding { local_place: 4, peer_place: 5, arrival: 77, ..fixture.binding() };
         fixture.datapath.set_binding(PEER, &home).expect("bind");
         assert_eq!(fixture.ingress(&reset).verdict, SHOT);
-        fixture.datapath.set_binding(PEER, &Binding { interface: 1, ..home }).expect("bind");
+        fixture.datapath.set_binding(PEER, &Binding { arrival: 1, ..home }).expect("bind");
         assert_eq!(fixture.ingress(&reset).verdict, NEXT);
         // Somebody else's.
         let mut other = fixture.own_in(TCP);

@@ -56,6 +56,7 @@ fn bind_at(datapath: &Datapath, local_place: u32, carrier: Carrier, parked: bool
         local: "10.0.0.1".parse().expect("address"),
         peer: "10.0.0.2".parse().expect("address"),
         interface: 0,
+        arrival: 0,
         allowance: None,
         parked,
         accepted: Vec::new(),

@@ -140,6 +140,7 @@ impl Host {
             local,
             peer,
             interface,
+            arrival: interface,
             allowance: None,
             parked: false,
             accepted: vec![

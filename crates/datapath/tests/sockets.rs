@@ -265,6 +265,7 @@ fn sockets_of_moved_flows_are_bound_to_no_device() {
             local: "10.0.0.1".parse().expect("address"),
             peer: "10.0.0.2".parse().expect("address"),
             interface: 0,
+            arrival: 0,
             allowance: None,
             parked: false,
             accepted: Vec::new(),

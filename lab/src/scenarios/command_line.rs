@@ -4,12 +4,17 @@ use std::time::Duration;
 
 use whimbrel_ipc::{Carrier, ConnectionState, Path};
 
-use super::world::{LONG, World, all_run, carried_by, site};
+use super::world::{LONG, World, all_run, carried_by, is_native, site};
 use super::{Scenario, scenario};
-use crate::{FlowPair, Host, Join, Lab, Leave, MonoTime, PairOptions, Result, Side, expect, wait_for};
+use crate::{Direction, FlowPair, Host, Join, Lab, Leave, MonoTime, PairOptions, Result, Side, expect, wait_for};
 
 pub(super) const SCENARIOS: &[Scenario] = &[
     scenario("views", "paths, connections, peers and hand-offs by hand tell what is so", views),
+    scenario(
+        "handoff-without-default-route",
+        "by hand to an interface that has an address and no default route: packets go as routing leads that address",
+        without_default_route,
+    ),
     scenario("clean", "what a stopped daemon leaves for moved connections is removed by hand", clean),
 ];
 
@@ -58,6 +63,62 @@ fn views(lab: &mut Lab) -> Result<()> {
         refusal.as_ref().is_err_and(|error| error.to_string().contains("no usable network")),
         "a hand-off without a network gave {refusal:?}"
     );
+    all_run(&mut [&mut client, &mut server])
+}
+
+fn without_default_route(lab: &mut Lab) -> Result<()> {
+    let world = World::new(lab, site("a"), site("b"))?;
+    let (mut client, mut server) = world.daemons()?;
+    let mut pair = world.stream()?;
+    client.wait_introduced(&pair, LONG)?;
+    let second = Join { default_route: false, ..Join::by("eth1") };
+    let second = world.laptop.join(&world.b.network, &second)?.ipv4()?;
+    let known =
+        |client: &crate::Whimbrel| Ok(client.status()?.addresses.iter().any(|own| own.address == second).then_some(()));
+    wait_for(LONG, "the second address is known", || known(&client))?;
+
+    // What is sent from there goes by the first network's gateway; what is sent there comes by the second.
+    for there in [true, false, true] {
+        client.handoff(Some(if there { second } else { world.at.ipv4()? }))?;
+        for (daemon, side) in [(&client, Side::Client), (&server, Side::Server)] {
+            if there {
+                carried_by(daemon, side, &pair, Carrier::Rewrite)?;
+            } else {
+                is_native(daemon, side, &pair)?;
+            }
+        }
+        pair.wait_progress(super::world::SOME, LONG)?;
+        if there {
+            let bare = |_: Direction, p: &crate::Packet<'_>| p.tcp().is_some();
+            let [first, other] = [&world.a, &world.b].map(|site| site.link().map(|link| link.count(bare)));
+            let (first, other) = (first?, other?);
+            pair.wait_progress(super::world::SOME, LONG)?;
+            expect!(first.get() > 0 && other.get() > 0, "{} packets out, {} in", first.get(), other.get());
+        }
+    }
+
+    // A default route on the second network is a better way: it is taken without a word.
+    let gateway = world.b.network.spec().v4.map(|(gateway, _)| gateway);
+    let default = format!("default via {} dev eth1 metric 4000", gateway.expect("b has IPv4"));
+    world.laptop.ip([format!("route add {default}")])?;
+    let other = world.b.link()?.count(|direction, p| direction == Direction::Up && p.tcp().is_some());
+    wait_for(LONG, "packets leave by the second network", || Ok((other.get() > 0).then_some(())))?;
+    pair.wait_progress(super::world::SOME, LONG)?;
+    world.laptop.ip([format!("route del {default}")])?;
+    pair.wait_progress(super::world::SOME, LONG)?;
+
+    // Where no route leads from an address at all, it is refused, and nothing changes.
+    client.handoff(Some(world.at.ipv4()?))?;
+    is_native(&client, Side::Client, &pair)?;
+    world.laptop.ip([format!("rule add from {second} unreachable")])?;
+    let refusal = client.handoff(Some(second));
+    expect!(
+        refusal.as_ref().is_err_and(|error| error.to_string().contains("no route leads")),
+        "a hand-off to an address that no route leads from gave {refusal:?}"
+    );
+    is_native(&client, Side::Client, &pair)?;
+    pair.wait_progress(super::world::SOME, LONG)?;
+    world.finish(pair)?;
     all_run(&mut [&mut client, &mut server])
 }
 

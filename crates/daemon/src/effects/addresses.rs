@@ -101,6 +101,12 @@ impl Addresses {
         self.routes.under(destination, from).ok().map(|route| (route.mtu, route.interface))
     }
 
+    /// The interface that what is sent from `source` to `destination` leaves by, if there is a way out of this host.
+    pub(crate) fn way_from(&mut self, source: IpAddr, destination: IpAddr) -> Option<u32> {
+        let route = self.routes.under(destination, Some(source)).ok()?;
+        (route.kind == RouteKind::Unicast).then_some(route.interface)
+    }
+
     /// The way to a destination as if no route of ours led there.
     pub(crate) fn under(&mut self, destination: IpAddr) -> Result<Route, Error> {
         self.routes.under(destination, None)

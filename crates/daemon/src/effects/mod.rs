@@ -86,6 +86,8 @@ pub(crate) struct Effects {
     /// When the MTUs of paths are looked at again: routers tell of smaller ones, and what they told expires.
     next_mtu_look: Option<Time>,
     bindings: HashMap<PeerId, Binding>,
+    /// The interface that rewritten packets of each leave by.
+    ways_out: HashMap<PeerId, u32>,
     /// Peers whose senders are woken by one of the ops at hand.
     spared: BTreeSet<PeerId>,
     /// How often the kernel's state could not be made to fit in a row, and when that is tried again.
@@ -126,6 +128,7 @@ impl Effects {
             remotes: Remotes::default(),
             next_mtu_look: None,
             bindings: HashMap::new(),
+            ways_out: HashMap::new(),
             spared: BTreeSet::new(),
             unsettled: None,
             found: Vec::new(),
@@ -246,6 +249,7 @@ impl Effects {
                 self.hooks.note_listening(peer, false);
                 self.kicks.remove_peer(peer);
                 self.bindings.remove(&peer);
+                self.ways_out.remove(&peer);
                 self.tunnels.remove_peer(&self.tunnel, peer);
                 self.fitting.want();
                 self.datapath.remove_binding(peer.0)?;
@@ -301,10 +305,11 @@ impl Effects {
             };
             return Err(error.into());
         }
+        self.ways_out.insert(peer, wanted.interface);
         Ok(())
     }
 
-    fn data_plane_binding(&self, peer: PeerId, binding: &Binding) -> datapath::Binding {
+    fn data_plane_binding(&mut self, peer: PeerId, binding: &Binding) -> datapath::Binding {
         let same_family = binding.local_locator.is_ipv4() == binding.peer_locator.is_ipv4();
         let carrier = match binding.carrier {
             Carrier::Hold if binding.listens => datapath::Carrier::Listen,
@@ -321,17 +326,41 @@ impl Effects {
             .filter(|(local, peer)| local.is_ipv4() == peer.is_ipv4() && !local.is_unspecified())
             .map(|(local, peer)| LocatorPair { local: *local, peer: *peer })
             .collect();
-        let holder = self.network.addresses.iter().find(|usable| Some(usable.address) == binding.source);
+        let holder = self.holder(binding.source);
+        let way = self.way_out(binding).or(holder);
+        // Where packets leave by another interface than the one that has their source, answers come by either.
+        let arrival = holder.filter(|holder| Some(*holder) == way);
         datapath::Binding {
             local_place: binding.places.local,
             peer_place: binding.places.peer,
             carrier,
             local: binding.local_locator,
             peer: binding.peer_locator,
-            interface: holder.map_or(0, |usable| usable.interface),
+            interface: way.unwrap_or(0),
+            arrival: arrival.unwrap_or(0),
             allowance: self.tunnels.allowance(peer, binding.peer_locator),
             parked: binding.parked,
             accepted,
+        }
+    }
+
+    /// The interface that has an address.
+    fn holder(&self, address: Option<IpAddr>) -> Option<u32> {
+        let holder = self.network.addresses.iter().find(|usable| Some(usable.address) == address);
+        holder.map(|usable| usable.interface)
+    }
+
+    /// The interface that rewritten packets of a binding leave by: the same as all else that is sent from its source to the
+    /// peer, the tunnel and the probe that tried whether they pass.
+    fn way_out(&mut self, binding: &Binding) -> Option<u32> {
+        let (source, peer) = (binding.source?, binding.peer_locator);
+        if source.is_ipv4() != peer.is_ipv4() || peer.is_unspecified() {
+            return None;
+        }
+        // An interface that leads everywhere is made to (`kernel::source_way`), wherever the routes lead by themselves.
+        match source_ways(&self.network).get(&source) {
+            Some(way) => Some(way.interface),
+            None => self.addresses.way_from(source, peer),
         }
     }
 
@@ -345,12 +374,30 @@ impl Effects {
                 continue;
             }
             // The interface may have got another number, or the address another interface.
-            if let Err(error) = self.datapath.set_binding(peer.0, &self.data_plane_binding(peer, &binding)) {
+            let wanted = self.data_plane_binding(peer, &binding);
+            if let Err(error) = self.datapath.set_binding(peer.0, &wanted) {
                 tracing::warn!(%peer, %error, "cannot put a binding in force again");
             }
+            self.ways_out.insert(peer, wanted.interface);
         }
         self.look_at_mtus();
         self.settle_or_retry(now);
+    }
+
+    /// Routes have changed, and nothing of the network's state: a binding may lead its packets out another way.
+    pub(crate) fn routes_changed(&mut self) {
+        let bindings: Vec<_> = self.bindings.iter().map(|(peer, binding)| (*peer, binding.clone())).collect();
+        for (peer, binding) in bindings {
+            let allowed = self.tunnels.allowance(peer, binding.peer_locator).is_some();
+            let wanted = self.data_plane_binding(peer, &binding);
+            if allowed || self.ways_out.get(&peer) == Some(&wanted.interface) {
+                continue;
+            }
+            match self.datapath.set_binding(peer.0, &wanted) {
+                Ok(()) => drop(self.ways_out.insert(peer, wanted.interface)),
+                Err(error) => tracing::warn!(%peer, %error, "cannot lead a binding's packets out another way"),
+            }
+        }
     }
 
     /// Takes in what the kernel knows of the paths by now; returns whether any has changed.

@@ -341,6 +341,8 @@ impl EventLoop {
         self.transmit();
         if changed && !back {
             self.effects.network_changed(clock::now(), network);
+        } else if !changed {
+            self.effects.routes_changed();
         }
         Ok(())
     }

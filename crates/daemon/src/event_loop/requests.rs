@@ -226,13 +226,27 @@ impl EventLoop {
                 return Reply::Error(Failure::new(what).on(wanted).hint("`whimbrel peers` shows them."));
             }
         }
+        let all = views.len();
+        if let Some(to) = to {
+            let concerned = views.iter().any(|view| view.flows > 0);
+            views.retain(|view| self.leads(to, view));
+            if concerned && !views.iter().any(|view| view.flows > 0) {
+                let failure = Failure::new("no route leads from this address to a peer").on(to);
+                return Reply::Error(
+                    failure.hint("`ip route get ADDRESS_OF_PEER from` this address shows what is missing."),
+                );
+            }
+        }
         let since = self.events.newest();
         let now = clock::now();
         self.take_in_udp(now);
         let wanted: Vec<PeerId> = views.iter().map(|view| view.id).collect();
-        match (peer, views.as_slice()) {
-            (Some(_), [only]) => self.node.hand_off_towards(now, &self.routes, to, only.id),
-            _ => self.node.hand_off(now, &self.routes, to),
+        if peer.is_none() && wanted.len() == all {
+            self.node.hand_off(now, &self.routes, to);
+        } else {
+            for id in &wanted {
+                self.node.hand_off_towards(now, &self.routes, to, *id);
+            }
         }
         self.transmit();
         let views: Vec<PeerView> = self.node.peers().filter(|view| wanted.contains(&view.id)).collect();
@@ -256,6 +270,13 @@ impl EventLoop {
             tracing::warn!(%error, "cannot read which connections are answered rewritten");
             HashSet::new()
         })
+    }
+
+    /// Whether a route leads from an address of this host to one of the peer's.
+    fn leads(&self, from: IpAddr, view: &PeerView) -> bool {
+        let places = std::iter::once(view.remote.ip()).chain(view.candidate.map(|at| at.ip()));
+        let mut places = places.chain(view.locators.iter().copied()).filter(|at| at.is_ipv4() == from.is_ipv4());
+        places.any(|at| self.routes.leads(from, at))
     }
 
     /// Pairs of an own address and one of the peer's that a route leads between.

@@ -38,6 +38,17 @@ impl RouteLookup {
         self.addresses.clone_from(&network.addresses);
         self.ways = source_ways(network);
     }
+
+    /// Whether what is sent from `source`, an address of the host's, has a way to a destination, by whatever interface.
+    pub(super) fn leads(&self, source: IpAddr, destination: IpAddr) -> bool {
+        self.ways.contains_key(&source) || self.way_from(source, destination).is_some()
+    }
+
+    /// The interface of that way, where the source leads it nowhere else.
+    fn way_from(&self, source: IpAddr, destination: IpAddr) -> Option<u32> {
+        let route = self.routes.borrow_mut().under(destination, Some(source)).ok()?;
+        (route.kind == RouteKind::Unicast).then_some(route.interface)
+    }
 }
 
 impl Routes for RouteLookup {
@@ -57,8 +68,7 @@ impl Routes for RouteLookup {
 
     fn still_reaches(&self, source: IpAddr, destination: IpAddr) -> bool {
         let Some(holder) = self.addresses.iter().find(|usable| usable.address == source) else { return false };
-        let natural = || self.routes.borrow_mut().under(destination, Some(source)).map(|route| route.interface).ok();
-        self.ways.contains_key(&source) || natural() == Some(holder.interface)
+        self.ways.contains_key(&source) || self.way_from(source, destination) == Some(holder.interface)
     }
 }
 
