@@ -15,6 +15,8 @@ pub(crate) enum Complaint {
     Run(Box<dyn std::error::Error>),
     /// Peers did not take a hand-off.
     Handoff(String),
+    /// A hand-off by hand was taken back.
+    Stayed(String),
     /// There is nothing to draw on.
     NoTerminal,
     /// Standard output does not take what is to be told.
@@ -33,6 +35,7 @@ impl Complaint {
             Self::Run(error) => Failure::new(with_causes(error.as_ref()).trim_end_matches('.')),
             Self::Handoff(what) => Failure::new(what)
                 .hint("The daemon goes on trying; `whimbrel events --follow` tells what becomes of it."),
+            Self::Stayed(what) => Failure::new(what).hint("Its connections go on as before."),
             Self::NoTerminal => Failure::new("`watch` draws on a terminal, and this is none")
                 .hint("`whimbrel events --follow --json` and `whimbrel connections --json` are for programs."),
             Self::Output(error) => Failure::new(format!("cannot write: {error}")).on("standard output"),

@@ -64,11 +64,13 @@ fn announcement(started: &HandoffStarted) -> String {
 struct Outcome {
     /// Those that have not acknowledged it.
     open: HashSet<u64>,
+    /// Those that did not answer, so that their connections stay where they were.
+    stayed: usize,
 }
 
 impl Outcome {
     fn new(started: &HandoffStarted) -> Self {
-        Self { open: started.peers.iter().map(|peer| u64::from(peer.id)).collect() }
+        Self { open: started.peers.iter().map(|peer| u64::from(peer.id)).collect(), stayed: 0 }
     }
 
     /// Takes an event in; whether it belongs to this hand-off.
@@ -76,11 +78,19 @@ impl Outcome {
         let Some(peer) = event.fields.get("peer").and_then(serde_json::Value::as_u64) else { return false };
         match event.kind.as_str() {
             "moved" => self.open.remove(&peer),
+            "taken-back" => {
+                let stays = self.open.remove(&peer);
+                self.stayed += usize::from(stays);
+                stays
+            }
             _ => self.open.contains(&peer),
         }
     }
 
     fn verdict(&self) -> Result<ExitCode, Complaint> {
+        if self.stayed > 0 {
+            return Err(Complaint::Stayed(format!("{} did not answer from there", show::count(self.stayed, "peer"))));
+        }
         match self.open.len() {
             0 => Ok(ExitCode::SUCCESS),
             open => Err(Complaint::Handoff(format!(
@@ -122,6 +132,17 @@ mod tests {
         assert!(outcome.verdict().is_err());
         assert!(outcome.note(&event("moved", 2)));
         assert!(outcome.verdict().is_ok());
+    }
+
+    #[test]
+    fn failed_where_a_peer_stays() {
+        let mut outcome = Outcome::new(&started(&[1, 2]));
+        assert!(outcome.note(&event("moved", 2)));
+        assert!(outcome.note(&event("taken-back", 1)));
+        // Back where it was: that is no success.
+        assert!(!outcome.note(&event("moved", 1)));
+        let told = outcome.verdict().unwrap_err().to_string();
+        assert!(told.contains("1 peer did not answer from there") && told.contains("as before"), "{told}");
     }
 
     #[test]

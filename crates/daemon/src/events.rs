@@ -257,6 +257,13 @@ impl From<&Event> for Told {
                     .with("flows", *flows)
             }
             Event::Resumed => Self::new("resumed", "this host is back"),
+            Event::TakenBack { peer, from, flows } => Self::new(
+                "taken-back",
+                format!("no answer of peer {peer} arrives at {from}: {} as before", connections(*flows)),
+            )
+            .with("peer", peer.0)
+            .with("from", from.to_string())
+            .with("flows", *flows),
             Event::PeerMoved { peer, to, translated, flows } => Self::new(
                 "peer-moved",
                 format!(

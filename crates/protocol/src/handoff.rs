@@ -273,6 +273,33 @@ impl Node {
         }
     }
 
+    /// A hand-off by hand stays unanswered, and the path that was to be left still carries: it is taken back (P-38). Returns
+    /// whether it is.
+    fn take_back(&mut self, now: Time, id: PeerId) -> bool {
+        let Some(peer) = self.peers.get_mut(&id) else { return false };
+        let by_hand = peer.preferred.is_some() && peer.preferred == peer.attachment;
+        let tried = peer.update.as_ref().is_some_and(|update| update.tries >= UPDATES);
+        let Some(meanwhile) = peer.meanwhile().filter(|_| by_hand && tried).cloned() else { return false };
+        let (tried, flows) = (peer.source, peer.flows.len());
+        peer.preferred = None;
+        peer.retire_path();
+        peer.attachment = Some(meanwhile.attachment);
+        peer.source = Some(meanwhile.attachment.address);
+        peer.observed = None;
+        // The peer may have accepted what it could not answer.
+        self.announce(now, id, false, true, false);
+        if let Some(update) = self.peers.get_mut(&id).and_then(|peer| peer.update.as_mut()) {
+            update.meanwhile = Some(meanwhile);
+        }
+        self.hold_back(now, id);
+        self.accept_former(now, id);
+        self.refresh_sets();
+        if let Some(from) = tried {
+            self.event(Event::TakenBack { peer: id, from, flows });
+        }
+        true
+    }
+
     /// There is a session with a peer that may not know where we are.
     pub(crate) fn announce_late(&mut self, now: Time, id: PeerId) {
         let Some(peer) = self.peers.get(&id).filter(|_| !self.suspended) else { return };
@@ -284,6 +311,9 @@ impl Node {
 
     /// Sends the pending update, for the first time or again.
     pub(crate) fn repeat_update(&mut self, now: Time, id: PeerId) {
+        if self.take_back(now, id) {
+            return;
+        }
         let port = self.config.port;
         let flags = self.own_flags();
         let token = self.random.u64();

@@ -411,6 +411,15 @@ pub enum Event {
     },
     /// This host is back.
     Resumed,
+    /// The peer does not answer a hand-off by hand: its flows stay on the path that they have.
+    TakenBack {
+        /// The peer.
+        peer: PeerId,
+        /// Our address that was tried.
+        from: IpAddr,
+        /// Flows that stay.
+        flows: usize,
+    },
     /// A peer moved.
     PeerMoved {
         /// The peer.

@@ -21,11 +21,16 @@ impl Node {
         let Some(candidate) = peer.candidate.as_mut() else { return };
         candidate.tries += 1;
         if candidate.tries > CHALLENGES {
-            if let Some(awaited) = candidate.awaited.take() {
-                candidate.announced = true;
-                peer.follow(&awaited, &self.attachments);
-                self.timers.stop(Timer::Probe(id));
-            } else if !candidate.announced {
+            if candidate.awaited.is_some() {
+                // P-38: the former path goes on. Whatever comes from there has it challenged again.
+                if !std::mem::replace(&mut candidate.doubted, true) {
+                    let reason =
+                        "its new place does not answer the path challenge, so its connections stay at the former one";
+                    self.event(Event::Refused { peer: id, reason });
+                }
+                return;
+            }
+            if !candidate.announced {
                 // Somebody sent a datagram of the peer's from elsewhere. That means nothing.
                 peer.candidate = None;
                 return;
@@ -117,7 +122,7 @@ impl Node {
             self.refresh_sets();
             self.refresh_listening(now);
         }
-        if candidate.announced {
+        if candidate.announced || candidate.doubted {
             // The allowance may have been used up; what was dropped then is not waited for.
             self.op(KernelOp::Kick { peer: id, lost: false }, Some(Asked::Effect("waking senders")));
         }
@@ -134,8 +139,8 @@ impl Node {
         if peer.candidate.as_ref().is_some_and(|candidate| candidate.remote == arrival.source) {
             return;
         }
-        // Where the place itself is not confirmed yet, the other mapping takes its place.
-        let before = peer.candidate.take();
+        // Where the place itself is not confirmed yet, the other mapping takes its place; one that was given up does not count.
+        let before = peer.candidate.take().filter(|candidate| candidate.tries <= CHALLENGES || candidate.announced);
         let announced = before.as_ref().is_some_and(|candidate| candidate.announced);
         let mut candidate = Candidate::new(arrival.source, token, now, arrival.length, announced);
         candidate.awaited = before.and_then(|candidate| candidate.awaited);

@@ -132,6 +132,8 @@ pub(crate) struct Candidate {
     pub(crate) control: u64,
     /// The peer moves there, and its former path carries its flows until this one is confirmed (P-38).
     pub(crate) awaited: Option<Awaited>,
+    /// Its challenges went unanswered.
+    pub(crate) doubted: bool,
 }
 
 /// What an update said that is carried out once the path is confirmed.
@@ -153,7 +155,8 @@ impl Candidate {
     pub(crate) fn new(remote: SocketAddr, token: u64, now: Time, received: usize, announced: bool) -> Self {
         let allowance = 3 * received as u64;
         let tunnel = if announced { allowance.saturating_sub(CONTROL_SHARE) } else { 0 };
-        Self { remote, token, sent: now, tries: 1, announced, tunnel, control: allowance - tunnel, awaited: None }
+        let control = allowance - tunnel;
+        Self { remote, token, sent: now, tries: 1, announced, tunnel, control, awaited: None, doubted: false }
     }
 }
 

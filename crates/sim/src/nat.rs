@@ -199,6 +199,8 @@ pub struct Filter {
     pub strict: bool,
     /// UDP 2031 is dropped, both ways.
     pub no_control: bool,
+    /// Nothing comes in, though everything goes out: as by strict reverse path filtering of a way that is not the route's.
+    pub deaf: bool,
     seen: HashMap<(Transport, SocketAddr, SocketAddr), Time>,
 }
 
@@ -216,6 +218,12 @@ impl Filter {
     #[must_use]
     pub fn strict() -> Self {
         Self { strict: true, ..Self::default() }
+    }
+
+    /// One that lets nothing in.
+    #[must_use]
+    pub fn deaf() -> Self {
+        Self { deaf: true, ..Self::default() }
     }
 
     pub(crate) fn outbound(
@@ -240,7 +248,7 @@ impl Filter {
     }
 
     pub(crate) fn inbound(&mut self, now: Time, transport: Transport, inner: SocketAddr, remote: SocketAddr) -> bool {
-        match self.seen.get_mut(&(transport, inner, remote)) {
+        match self.seen.get_mut(&(transport, inner, remote)).filter(|_| !self.deaf) {
             Some(used) if *used + FILTER_EXPIRY > now => {
                 *used = now;
                 true

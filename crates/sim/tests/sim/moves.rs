@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use whimbrel_protocol::{Carriers, Config};
-use whimbrel_sim::{Access, Carried, Filter, FlowId, Kind, Link, World};
+use whimbrel_sim::{Access, Carried, Filter, FlowId, Kind, Link, Verdict, World};
 use whimbrel_wire::Transport;
 
 use crate::common::{AWAY, FURTHER, HOME, INSIDE, SECOND, SERVICE, Two, introduced, settle_as};
@@ -554,6 +554,71 @@ fn a_new_network_that_leads_nowhere_takes_nothing_away() {
     world.set_beat(None);
     world.run_for(SECOND);
     assert_eq!(missing(&world, &flows), [0, 0]);
+    world.check();
+}
+
+/// The client has a second network, by hand or by its routes, in which nothing arrives that is sent there.
+fn into_a_deaf_network(by_hand: bool) -> (World, Vec<FlowId>) {
+    let mut two = Two::nowhere(67, Config::default(), Config::default());
+    let (client, home, away) = (two.client, two.home, two.away);
+    *two.world.access(away) = Access::Filtered(Filter::deaf());
+    if by_hand {
+        two.world.attach(client, away, AWAY);
+    }
+    two.world.attach(client, home, HOME);
+    let flows = two.flow(3);
+    let mut world = two.world;
+    if by_hand {
+        world.hand_off(client, Some(AWAY));
+    } else {
+        world.attach(client, away, AWAY);
+    }
+    (world, flows)
+}
+
+#[test]
+fn a_move_that_is_never_confirmed_leaves_both_ends_at_the_former_path() {
+    // P-38: the update arrives, and neither its answer nor a challenge does.
+    for by_hand in [true, false] {
+        let (mut world, flows) = into_a_deaf_network(by_hand);
+        for _ in 0..60 {
+            world.run_for(SECOND);
+            world.assert_delivering(SECOND);
+        }
+        settle_as(&mut world, &flows, Carried::Native);
+        let stays = flows
+            .iter()
+            .all(|flow| [0, 1].map(|end| world.verdict(*flow, end)).iter().all(|so| *so == Verdict::Native));
+        assert!(stays, "by hand: {by_hand}");
+        world.check();
+    }
+}
+
+#[test]
+fn a_hand_off_by_hand_without_an_answer_is_taken_back() {
+    let (mut world, mut flows) = into_a_deaf_network(true);
+    let client = world.flow(flows[0]).hosts[0];
+    world.run_for(30 * SECOND);
+    assert_eq!(world.peer(client).source, Some(crate::common::address(HOME)));
+    // It is over for both: what is opened now is introduced, and moves with the rest.
+    flows.push(world.connect(client, SERVICE));
+    introduced(&mut world, &flows);
+    world.assert_delivering(SECOND);
+    world.check();
+}
+
+#[test]
+fn a_new_network_that_is_heard_late_is_gone_over_to() {
+    // P-38: what comes from there has it challenged again.
+    let (mut world, flows) = into_a_deaf_network(false);
+    world.run_for(60 * SECOND);
+    world.assert_delivering(SECOND);
+    let away = whimbrel_sim::NetworkId(1);
+    *world.access(away) = Access::Open;
+    let over =
+        world.wait(120 * SECOND, |w| flows.iter().all(|flow| w.flow(*flow).carried == [Some(Carried::Rewritten); 2]));
+    assert!(over, "still at the former path");
+    world.assert_delivering(SECOND);
     world.check();
 }
 
