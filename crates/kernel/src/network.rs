@@ -104,7 +104,8 @@ pub struct NetworkState {
     /// All interfaces, by index.
     pub links: Vec<Link>,
     /// Addresses of interfaces that are up, but for loopback and link-local ones, those that wait for or failed duplicate
-    /// address detection and Whimbrel's own; sorted.
+    /// address detection and Whimbrel's own; sorted. The loopback interface may have some: those of services that are
+    /// routed to this host, whichever interface that leads through (anycast).
     pub addresses: Vec<UsableAddress>,
     /// Default routes of all tables but Whimbrel's own; sorted.
     pub default_routes: Vec<DefaultRoute>,
@@ -188,7 +189,7 @@ impl NetworkMonitor {
     /// [`Error::Call`].
     pub fn snapshot(&mut self) -> Result<NetworkState, Error> {
         let links = self.route.links()?;
-        let up = |index| links.iter().any(|link| link.index == index && link.up && !link.loopback);
+        let up = |index| links.iter().any(|link| link.index == index && link.up);
         let mut addresses: Vec<UsableAddress> = self
             .route
             .addresses()?

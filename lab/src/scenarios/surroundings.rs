@@ -3,9 +3,9 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use whimbrel_ipc::ConnectionState;
+use whimbrel_ipc::{Carrier, ConnectionState};
 
-use super::world::{LONG, RATE, SOME, World, all_run, goes_on_since, is_native, site, step};
+use super::world::{LONG, RATE, SOME, World, all_run, carried_by, goes_on_since, is_native, site, step};
 use super::{Scenario, scenario};
 use crate::{
     FlowPair, Gateway, Join, Lab, MonoTime, PacketCount, PairOptions, Result, Side, Site, UdpRelay, expect, wait_until,
@@ -18,6 +18,11 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         "strict-rp-filter",
         "both hosts drop packets that do not come from where their source is routed to",
         strict,
+    ),
+    scenario(
+        "service-address",
+        "the laptop talks to an address that the server has on lo, and that is routed there",
+        service_address,
     ),
     scenario("new-owner", "another host gets the laptop's old address; both talk to the server", new_owner),
     scenario(
@@ -119,6 +124,32 @@ fn strict(lab: &mut Lab) -> Result<()> {
     for host in [&world.laptop, &world.server] {
         expect!(host.sysctl_value("net.ipv4.conf.default.rp_filter")? == "1", "rp_filter was changed for good");
     }
+    world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])
+}
+
+fn service_address(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let service: IpAddr = IpAddr::from([172, 31, 6, 6]);
+    world.server.ip([format!("addr add {service}/32 dev lo")])?;
+    world.s.router.ip([format!("route add {service} via {}", world.at_server.ipv4()?)])?;
+    world.campus.core.ip([format!("route add {service} via {}", world.s.outside)])?;
+    let (mut client, mut server) = world.daemons()?;
+    let mut pair = world.stream_to(service)?;
+    client.wait_introduced(&pair, LONG)?;
+    let (a, b) = (world.a.clone(), world.b.clone());
+    world.roam(&b)?;
+    world.goes_on(&mut pair)?;
+    carried_by(&client, Side::Client, &pair, Carrier::Rewrite)?;
+    carried_by(&server, Side::Server, &pair, Carrier::Rewrite)?;
+    pair.wait_progress(SOME, LONG)?;
+    world.roam(&a)?;
+    world.goes_on(&mut pair)?;
+    is_native(&server, Side::Server, &pair)?;
+    // Nothing is routed to the service address where the server goes.
+    let t = world.add(lab, crate::SiteSpec::named("t"))?;
+    world.roam_server(&t)?;
+    goes_on_since(&mut pair, &world.at_server)?;
     world.finish(pair)?;
     all_run(&mut [&mut client, &mut server])
 }

@@ -344,7 +344,7 @@ impl Effects {
         }
     }
 
-    /// The interface that has an address.
+    /// The interface that has an address, and that what is sent there arrives on.
     fn holder(&self, address: Option<IpAddr>) -> Option<u32> {
         let holder = self.network.addresses.iter().find(|usable| Some(usable.address) == address);
         holder.map(|usable| usable.interface)
