@@ -5,8 +5,6 @@ use whimbrel_ipc::{Finding, Verdict};
 use super::count;
 use crate::table::{WIDTH, wrap};
 
-const INDENT: usize = 4;
-
 pub(crate) fn findings(findings: &[Finding]) -> String {
     let mut out = String::new();
     let mut areas: Vec<&str> = Vec::new();
@@ -43,16 +41,21 @@ fn one(finding: &Finding) -> String {
     for (name, text) in [("lost", &finding.lost), ("mend", &finding.mend)] {
         if let Some(text) = text {
             let lead = format!("{}{name}: ", " ".repeat(indent));
-            let text = match name {
-                "mend" if lead.len() + text.len() <= WIDTH + INDENT => text.clone(),
-                // Commands stay as they are, so that they can be copied; a shell goes on after `&&`.
-                "mend" if text.contains(" && ") => text.replace(" && ", &format!(" &&\n{}", " ".repeat(lead.len()))),
-                _ => wrap(text, WIDTH, lead.len()),
-            };
+            let text = unbroken(text, |text| wrap(text, WIDTH, lead.len()));
             out.push_str(&format!("{lead}{text}\n"));
         }
     }
     out
+}
+
+/// Wraps a text whose commands, in backticks, stay on a line each, so that they can be copied.
+fn unbroken(text: &str, wrap: impl Fn(&str) -> String) -> String {
+    const BLANK: char = '\u{1}';
+    let parts = text.split('`').enumerate().map(|(number, part)| match number % 2 {
+        0 => part.to_owned(),
+        _ => part.replace(' ', &BLANK.to_string()),
+    });
+    wrap(&parts.collect::<Vec<_>>().join("`")).replace(BLANK, " ")
 }
 
 #[cfg(test)]
@@ -67,7 +70,7 @@ mod tests {
     fn groups_by_area_and_says_what_to_do() {
         let mut port = finding("firewall", "UDP port 2031", Verdict::Problem, "table inet filter drops it");
         port.lost = Some("no peer can reach this host".into());
-        port.mend = Some("nft add rule inet filter input udp dport 2031 accept".into());
+        port.mend = Some("`nft add rule inet filter input udp dport 2031 accept`".into());
         let text = findings(&[
             finding("kernel", "BTF", Verdict::Ok, "present"),
             port,
@@ -82,7 +85,7 @@ kernel
 firewall
   FAIL  UDP port 2031: table inet filter drops it
         lost: no peer can reach this host
-        mend: nft add rule inet filter input udp dport 2031 accept
+        mend: `nft add rule inet filter input udp dport 2031 accept`
 Whimbrel does not work here: 1 problem, 1 warning.
 "
         );
@@ -91,11 +94,11 @@ Whimbrel does not work here: 1 problem, 1 warning.
     #[test]
     fn commands_are_not_broken() {
         let command =
-            |chain: &str| format!("nft insert rule inet a-table-with-a-long-name {chain} udp dport 2031 accept");
+            |chain: &str| format!("`nft insert rule inet a-table-with-a-long-name {chain} udp dport 2031 accept`");
         let mut port = finding("firewall", "UDP port 2031", Verdict::Problem, "dropped");
-        port.mend = Some(format!("{} && {}", command("one"), command("two")));
+        port.mend = Some(format!("{} and {}", command("one"), command("two")));
         let text = findings(&[port]);
-        assert!(text.contains(&format!("mend: {} &&\n", command("one"))), "{text}");
+        assert!(text.contains(&format!("mend: {} and\n", command("one"))), "{text}");
         assert!(text.contains(&format!("  {}\n", command("two"))), "{text}");
     }
 

@@ -4,6 +4,9 @@
 //! a rule looks at something that is not known beforehand, the answer is "maybe": better to ask for a look than to
 //! promise.
 
+use std::io;
+use std::net::{IpAddr, UdpSocket};
+
 use serde_json::Value;
 
 /// What becomes of a control datagram.
@@ -26,23 +29,49 @@ pub(super) struct Obstacle {
     pub(super) mend: String,
 }
 
-/// What becomes of a UDP datagram to `port` of this host (hook `input`) or of another one (hook `output`).
-pub(super) fn fate(ruleset: &Value, hook: &str, port: u16) -> Fate {
+/// The way of a datagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Direction {
+    /// To this host.
+    In,
+    /// To another one.
+    Out,
+}
+
+impl Direction {
+    /// The hooks that it passes (`enum nf_inet_hooks`, uapi/linux/netfilter.h). Those of single interfaces (`ingress`,
+    /// `egress`) stop nothing for certain, as there may be others.
+    fn hooks(self) -> &'static [&'static str] {
+        match self {
+            Self::In => &["ingress", "prerouting", "input"],
+            Self::Out => &["output", "postrouting", "egress"],
+        }
+    }
+}
+
+/// What becomes of a UDP datagram to `port` on its way.
+pub(super) fn fate(ruleset: &Value, direction: Direction, port: u16) -> Fate {
     let Some(objects) = ruleset.get("nftables").and_then(Value::as_array) else { return Fate::Passes };
     let ruleset = Ruleset { objects };
     // Where it certainly is dropped comes before where it may be. A datagram has to pass all chains of a hook.
     let (mut drops, mut maybes) = (Vec::new(), Vec::new());
-    for chain in ruleset.chains().filter(|chain| text(chain, "hook") == hook && text(chain, "type") == "filter") {
-        if !matches!(text(chain, "family"), "ip" | "ip6" | "inet") {
+    let of_packets = |chain: &&Value| {
+        direction.hooks().contains(&text(chain, "hook")) && matches!(text(chain, "type"), "filter" | "route")
+    };
+    for chain in ruleset.chains().filter(of_packets) {
+        if !matches!(text(chain, "family"), "ip" | "ip6" | "inet" | "netdev") {
             continue;
         }
         let place = place(chain);
+        let device = matches!(text(chain, "hook"), "ingress" | "egress");
         let policy_drops = text(chain, "policy") == "drop";
         match ruleset.walk(chain, port, 0) {
             Walk::Accepted => {}
+            Walk::Dropped(place) if device => maybes.push((place, opening(chain, port))),
             Walk::Dropped(place) => drops.push((place, opening(chain, port))),
             Walk::Fell { unsure: Some(unsure), .. } => maybes.push((unsure, opening(chain, port))),
             Walk::Fell { accepted_maybe: true, .. } if policy_drops => maybes.push((place, opening(chain, port))),
+            Walk::Fell { .. } if policy_drops && device => maybes.push((place, opening(chain, port))),
             Walk::Fell { .. } if policy_drops => drops.push((format!("the policy of {place}"), opening(chain, port))),
             Walk::Fell { .. } => {}
         }
@@ -50,14 +79,14 @@ pub(super) fn fate(ruleset: &Value, hook: &str, port: u16) -> Fate {
     let dropped = !drops.is_empty();
     let (places, commands): (Vec<_>, Vec<_>) = drops.into_iter().chain(maybes).unzip();
     let Some(place) = places.into_iter().next() else { return Fate::Passes };
-    let obstacle = Obstacle { place, mend: commands.join(" && ") };
+    let obstacle = Obstacle { place, mend: commands.join(" and ") };
     if dropped { Fate::Dropped(obstacle) } else { Fate::Maybe(obstacle) }
 }
 
 /// The command that lets the datagram pass a base chain, whatever its rules say.
 fn opening(chain: &Value, port: u16) -> String {
     let [family, table, name] = ["family", "table", "name"].map(|key| text(chain, key));
-    format!("nft insert rule {family} {table} {name} udp dport {port} accept")
+    format!("`nft insert rule {family} {table} {name} udp dport {port} accept`")
 }
 
 struct Ruleset<'a> {
@@ -160,6 +189,8 @@ fn matches(test: &Value, port: u16) -> Match {
             ("udp" | "th", "dport") => among(right, &Value::from(port)),
             ("tcp" | "icmp" | "icmpv6" | "sctp" | "esp" | "ah", _) => Some(false),
             ("ip" | "ip6", "protocol" | "nexthdr") => among(right, &Value::from("udp")),
+            // Container engines drop what comes from outside for their containers' addresses.
+            ("ip" | "ip6", "daddr") => right.as_str().and_then(|text| text.parse().ok()).and_then(not_ours),
             _ => None,
         }
     } else if let Some(meta) = left.get("meta") {
@@ -174,6 +205,12 @@ fn matches(test: &Value, port: u16) -> Match {
             "state" => among(right, &Value::from("new")),
             _ => None,
         }
+    } else if let Some(fib) = left.get("fib") {
+        match (text(fib, "result"), right) {
+            // A reverse path filter asks whether there is no way back; who is answered has one.
+            ("oif" | "oifname", Value::Bool(found)) => Some(*found),
+            _ => None,
+        }
     } else {
         None
     };
@@ -182,6 +219,12 @@ fn matches(test: &Value, port: u16) -> Match {
         Some(holds) if holds == (op != "!=") => Match::Yes,
         Some(_) => Match::No,
     }
+}
+
+/// `Some(false)` where an address is certainly not one of this host's.
+fn not_ours(address: IpAddr) -> Option<bool> {
+    let bound = UdpSocket::bind((address, 0));
+    bound.is_err_and(|error| error.kind() == io::ErrorKind::AddrNotAvailable).then_some(false)
 }
 
 /// Whether `value` is the right side of a test, or in its set, list or range.
@@ -236,7 +279,39 @@ mod tests {
     }
 
     fn fate_of(objects: Vec<Value>) -> Fate {
-        fate(&json!({ "nftables": objects }), "input", 2031)
+        fate(&json!({ "nftables": objects }), Direction::In, 2031)
+    }
+
+    /// A rule in a chain of its own at a hook.
+    fn at(family: &str, hook: &str, prio: i32, expr: Value) -> Vec<Value> {
+        vec![
+            json!({"chain": {"family": family, "table": "t", "name": "c", "type": "filter", "hook": hook, "prio": prio,
+                "policy": "accept"}}),
+            json!({"rule": {"family": family, "table": "t", "chain": "c", "expr": expr}}),
+        ]
+    }
+
+    #[test]
+    fn a_datagram_passes_more_hooks_than_one() {
+        let drop = json!([dport(json!(2031)), {"drop": null}]);
+        for prio in [-300, -150] {
+            assert!(matches!(fate_of(at("inet", "prerouting", prio, drop.clone())), Fate::Dropped(obstacle)
+                if obstacle.mend == "`nft insert rule inet t c udp dport 2031 accept`"));
+        }
+        let out = json!({ "nftables": at("ip", "postrouting", 0, drop.clone()) });
+        assert!(matches!(fate(&out, Direction::Out, 2031), Fate::Dropped(_)));
+        assert_eq!(fate(&out, Direction::In, 2031), Fate::Passes);
+        assert!(matches!(fate_of(at("netdev", "ingress", 0, drop)), Fate::Maybe(_)));
+    }
+
+    #[test]
+    fn what_others_put_there_stops_no_datagram() {
+        let fib = |found: bool| json!([{"match": {"op": "==", "left": {"fib": {"result": "oif",
+            "flags": ["saddr", "mark", "iif"]}}, "right": found}}, {"drop": null}]);
+        assert_eq!(fate_of(at("inet", "prerouting", -290, fib(false))), Fate::Passes);
+        let elsewhere = json!([{"match": {"op": "==", "left": {"payload": {"protocol": "ip", "field": "daddr"}},
+            "right": "203.0.113.2"}}, {"drop": null}]);
+        assert_eq!(fate_of(at("ip", "prerouting", -300, elsewhere)), Fate::Passes);
     }
 
     #[test]
@@ -276,7 +351,7 @@ mod tests {
         let Fate::Dropped(obstacle) = fate_of(rules) else { panic!("passes") };
         assert_eq!(
             obstacle.mend,
-            "nft insert rule inet filter input udp dport 2031 accept && nft insert rule ip other INPUT udp dport 2031 accept"
+            "`nft insert rule inet filter input udp dport 2031 accept` and `nft insert rule ip other INPUT udp dport 2031 accept`"
         );
     }
 

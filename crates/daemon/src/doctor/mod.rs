@@ -18,7 +18,10 @@ use whimbrel_kernel::sysctl;
 use crate::config::{self, Config};
 use crate::instance;
 
-use firewall::Fate;
+use firewall::{Direction, Fate};
+
+/// The check of the file alone.
+const CONFIGURATION: &str = "configuration";
 
 /// What is looked at.
 #[derive(Clone, Debug)]
@@ -47,7 +50,7 @@ pub fn examine(patient: &Patient<'_>) -> Vec<Finding> {
         Ok(config) => config,
         Err(error) => {
             findings.push(
-                problem("daemon", "configuration", error.to_string())
+                problem("daemon", CONFIGURATION, error.to_string())
                     .lost("the daemon does not start")
                     .mend("correct the file, or remove it to use the defaults"),
             );
@@ -62,7 +65,12 @@ pub fn examine(patient: &Patient<'_>) -> Vec<Finding> {
     findings.extend(firewall_findings(config.port, &ruleset()));
     findings.extend(reverse_path_filters());
     findings.push(daemon(patient.run_dir, running));
-    findings.extend(used.as_ref().map(|used| in_force(path.unwrap_or(Path::new(config::DEFAULT_PATH)), used)));
+    let in_force = used.as_ref().map(|used| in_force(path.unwrap_or(Path::new(config::DEFAULT_PATH)), used));
+    if in_force.as_ref().is_some_and(|finding| finding.verdict == Verdict::Problem) {
+        // One fault, told once: with what it means for the daemon that runs.
+        findings.retain(|finding| finding.check != CONFIGURATION);
+    }
+    findings.extend(in_force);
     findings
 }
 
@@ -95,7 +103,7 @@ fn in_force(path: &Path, used: &Configuration) -> Finding {
     if !used.reload.is_empty() {
         return warning("daemon", check, differs(&used.reload))
             .lost(lost)
-            .mend("`systemctl reload whimbrel`, or SIGHUP to the daemon");
+            .mend("`systemctl reload whimbrel`, or `kill -HUP` the daemon");
     }
     ok(
         "daemon",
@@ -180,7 +188,7 @@ fn kernel() -> Vec<Finding> {
         held.has(Capability::SysAdmin) || (held.has(Capability::Bpf) && held.has(Capability::NetAdmin))
     });
     if !may_try {
-        return vec![warning("kernel", "BPF", "cannot be tried without privileges").mend("run doctor as root")];
+        return vec![warning("kernel", "BPF", "cannot be tried without privileges").mend("run `whimbrel doctor` as root")];
     }
     let features = whimbrel_datapath::features();
     let checks = [
@@ -208,7 +216,7 @@ fn kernel() -> Vec<Finding> {
             .lost("nothing works: programs cannot be attached to interfaces")
             .mend("`modprobe -a sch_ingress cls_bpf`; a kernel that lacks these modules cannot be used"),
         (false, None) => warning("kernel", "tcx", format!("{missing}; whether clsact is there could not be tried"))
-            .mend("run doctor as root"),
+            .mend("run `whimbrel doctor` as root"),
     });
     findings
 }
@@ -292,13 +300,13 @@ fn firewall_findings(port: u16, ruleset: &Ruleset) -> Vec<Finding> {
     match ruleset {
         Ruleset::Unknown(why) => {
             findings.push(warning("firewall", "nftables", format!("cannot be looked at: {why}")).mend(
-                "`apt install nftables`, run doctor as root, or look yourself that UDP on the control port passes",
+                "`apt install nftables`, run `whimbrel doctor` as root, or look yourself that UDP on the control port passes",
             ))
         }
         Ruleset::Read(ruleset) => {
-            for (hook, direction) in [("input", "to this host"), ("output", "from this host")] {
-                let check = format!("UDP {port} {direction}");
-                findings.push(match firewall::fate(ruleset, hook, port) {
+            for (direction, words) in [(Direction::In, "to this host"), (Direction::Out, "from this host")] {
+                let check = format!("UDP {port} {words}");
+                findings.push(match firewall::fate(ruleset, direction, port) {
                     Fate::Passes => ok("firewall", check, "passes"),
                     Fate::Maybe(obstacle) => {
                         warning("firewall", check, format!("may be dropped by {}", obstacle.place))
@@ -345,7 +353,7 @@ fn reverse_path_filters() -> Vec<Finding> {
         Err(_) => vec![
             warning("network", check, "strict, and src_valid_mark cannot be set")
                 .lost("packets of moved connections may be dropped")
-                .mend("`sysctl -w net.ipv4.conf.all.src_valid_mark=1`, or rp_filter=2 on these interfaces"),
+                .mend("`sysctl -w net.ipv4.conf.all.src_valid_mark=1`, or set `rp_filter` to 2 on these interfaces"),
         ],
     }
 }
@@ -362,7 +370,7 @@ fn daemon(run_dir: &Path, running: bool) -> Finding {
         Ok(status) => warning("daemon", check, format!("process {} is not ready yet", status.pid)),
         Err(error) => problem("daemon", check, error.to_string())
             .lost("status and hand-offs by hand; moved connections are carried on by the kernel meanwhile")
-            .mend("restart it: no connection is lost by that"),
+            .mend("`systemctl restart whimbrel`, or end `whimbrel up` and start it again: no connection is lost by that"),
     }
 }
 
@@ -406,7 +414,7 @@ mod tests {
             "type": "filter", "hook": "input", "prio": 0, "policy": "drop"}}]});
         let findings = firewall_findings(2031, &Ruleset::Read(ruleset));
         assert_eq!(findings[0].verdict, Verdict::Problem);
-        assert_eq!(findings[0].mend.as_deref(), Some("nft insert rule inet filter input udp dport 2031 accept"));
+        assert_eq!(findings[0].mend.as_deref(), Some("`nft insert rule inet filter input udp dport 2031 accept`"));
         assert_eq!(findings[1].verdict, Verdict::Ok);
     }
 }
