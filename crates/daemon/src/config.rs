@@ -8,6 +8,7 @@ use std::fs;
 use std::io;
 use std::net::IpAddr;
 use std::ops::Range;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use toml::Spanned;
@@ -66,6 +67,8 @@ pub struct Config {
     pub trust: Trust,
     /// The content of `psk_file`.
     pub psk: Option<[u8; 32]>,
+    /// The path of `psk_file`, where others than its owner may read or write it.
+    pub psk_open: Option<PathBuf>,
     /// `[[peers]]`: keys that are known beforehand.
     pub peers: Vec<KnownPeer>,
     /// `ask.allow`: hosts in these prefixes may be asked whether they run Whimbrel. Empty: all.
@@ -99,6 +102,7 @@ impl Default for Config {
         Self {
             trust: Trust::default(),
             psk: None,
+            psk_open: None,
             peers: Vec::new(),
             ask_allow: Vec::new(),
             ask_deny: Vec::new(),
@@ -127,6 +131,7 @@ impl Config {
         let Self {
             trust,
             psk,
+            psk_open: _,
             peers,
             ask_allow,
             ask_deny,
@@ -225,6 +230,8 @@ pub fn parse(path: &Path, text: &str) -> Result<Config, ConfigError> {
     if let Some(psk_file) = psk_file {
         let psk_file = path.parent().unwrap_or(Path::new("/")).join(psk_file);
         config.psk = Some(read_psk(&psk_file)?);
+        let open = fs::metadata(&psk_file).is_ok_and(|found| found.permissions().mode() & 0o077 != 0);
+        config.psk_open = open.then_some(psk_file);
     }
     Ok(config)
 }

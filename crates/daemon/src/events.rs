@@ -88,6 +88,7 @@ impl Restraint {
         let kind = match event {
             Event::PeerReached { .. } => "peer-reached",
             Event::Refused { .. } => "refused",
+            Event::HandshakeRefused { .. } => "handshake-refused",
             Event::PeerMoved { flows: 0, .. } => "peer-moved",
             _ => return true,
         };
@@ -157,7 +158,8 @@ impl From<&Event> for Told {
             Event::NobodyThere { address, again_in } => Self::new(
                 "nobody-there",
                 format!(
-                    "{address} did not answer: it runs no Whimbrel, or UDP is dropped on the way; asked again in {}",
+                    "{address} did not answer: it runs no Whimbrel, or UDP is dropped on the way, or its `trust` is \
+                     another; asked again in {}",
                     human(*again_in)
                 ),
             )
@@ -301,6 +303,23 @@ impl From<&Event> for Told {
                     .with("peer", peer.0)
                     .with("reason", *reason)
             }
+            Event::HandshakeRefused { remote, reason } => Self::new(
+                "handshake-refused",
+                format!("no session with {remote}: {reason}. `trust` and `psk_file` have to be the same at both ends"),
+            )
+            .endpoint("remote", *remote)
+            .with("reason", *reason),
+            Event::PeerSilent { peer, remote, flows } => Self::new(
+                "peer-silent",
+                format!(
+                    "peer {peer} at {remote} does not answer: {} would not survive a move before it does. Whether it runs, \
+                     lets UDP in and has the same `trust` is to be seen there (`whimbrel doctor`, `whimbrel events`)",
+                    connections(*flows)
+                ),
+            )
+            .with("peer", peer.0)
+            .endpoint("remote", *remote)
+            .with("flows", *flows),
             Event::OpFailed { what, error } => Self::new("op-failed", format!("{what} failed: {error}"))
                 .with("what", what.clone())
                 .with("error", error.clone()),

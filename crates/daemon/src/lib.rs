@@ -132,6 +132,7 @@ pub enum Error {
 pub fn run(options: Options) -> Result<(), Error> {
     let config = config::read(options.config.as_deref())?;
     let set_log_level = log::start(config.log);
+    event_loop::warn_of_open_psk(&config);
     // Before there are other threads, so that they block the signals too.
     let signals = Signals::open()?;
     let instance = Instance::lock(&options.run_dir)?;

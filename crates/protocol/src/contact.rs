@@ -5,7 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use whimbrel_handshake::{
-    Contact as Knowledge, CookieChecker, Finished, Incoming, Initiator, Local, PublicKey, XxResponder,
+    Contact as Knowledge, CookieChecker, Error as HandshakeError, Finished, Incoming, Initiator, Local, PublicKey,
+    XxResponder,
 };
 use whimbrel_wire::message::Message;
 use whimbrel_wire::{Capabilities, Datagram, FlowTuple, Hello, Transport};
@@ -38,6 +39,8 @@ const FRESH_EVERY: u32 = 3;
 const REACHES: u32 = 8;
 /// Handshakes that wait for their finish; more are answered with cookies.
 const RESPONDING_MOST: usize = 1024;
+/// Tries without an answer after which it is told that a peer with flows is silent.
+const TOLD_AFTER: u32 = 4;
 /// The first byte of an initiation (§1).
 const INITIATION: u8 = 0x01;
 /// So many times more handshakes are answered in all than without asking for a cookie.
@@ -343,7 +346,28 @@ impl Node {
             return;
         }
         self.timers.set(Timer::Reach(id), now + reach_pause(tries));
+        self.tell_silence(id, tries);
         self.start_handshake_with(now, id);
+    }
+
+    /// Tells, once in a row of tries, that connections wait for a session that does not come up.
+    pub(crate) fn tell_silence(&mut self, id: PeerId, tries: u32) {
+        let Some(peer) = self.peers.get(&id) else { return };
+        if tries == TOLD_AFTER && !peer.has_session() && !peer.flows.is_empty() {
+            let (remote, flows) = (peer.remote, peer.flows.len());
+            self.event(Event::PeerSilent { peer: id, remote, flows });
+        }
+    }
+
+    /// Tells why a handshake came to nothing, where this end alone knows and somebody can mend it (P-29).
+    fn tell_refusal(&mut self, remote: SocketAddr, error: &HandshakeError) {
+        let reason = match error {
+            HandshakeError::PskMissing => "it uses a pre-shared key, and this host has none",
+            HandshakeError::PskExpected => "it uses no pre-shared key, and this host demands one",
+            HandshakeError::NotAuthentic if self.config.psk.is_some() => "it seems to have another pre-shared key",
+            _ => return,
+        };
+        self.event(Event::HandshakeRefused { remote, reason });
     }
 
     fn initiate(&mut self, now: Time, knowledge: Knowledge, to: SocketAddr, source: Option<IpAddr>, purpose: Purpose) {
@@ -416,6 +440,7 @@ impl Node {
                     }
                     Err(rejected) => {
                         self.drop_datagram();
+                        self.tell_refusal(to, &rejected.error);
                         let pending = Pending { initiator: rejected.state, to, source: from, purpose, started };
                         self.contacts.pending.insert(response.receiver, pending);
                     }
@@ -434,6 +459,7 @@ impl Node {
                     }
                     Err(rejected) => {
                         self.drop_datagram();
+                        self.tell_refusal(source, &rejected.error);
                         self.contacts.responding.insert(finish.receiver, (rejected.state, since));
                     }
                 }
@@ -479,9 +505,16 @@ impl Node {
         let hello = self.hello(now, destination);
         let local = Local { key: &self.key, psk: self.config.psk.as_ref() };
         let random = &mut self.random;
-        let Ok(incoming) = Incoming::read(initiation, local, &mut |bytes| random.fill(bytes)) else {
-            self.drop_datagram();
-            return;
+        let incoming = match Incoming::read(initiation, local, &mut |bytes| random.fill(bytes)) {
+            Ok(incoming) => incoming,
+            Err(error) => {
+                self.drop_datagram();
+                // Else it may be anything: made for another key, or no handshake at all.
+                if matches!(error, HandshakeError::PskMissing | HandshakeError::PskExpected) {
+                    self.tell_refusal(source, &error);
+                }
+                return;
+            }
         };
         match incoming {
             Incoming::First(xx) => {
@@ -705,6 +738,26 @@ impl Node {
         {
             self.config.known_keys.insert(address, key);
             self.op(KernelOp::RememberKey { address, key }, Some(Asked::Effect("remembering a key")));
+        }
+    }
+
+    /// Asks all addresses that were silent as if for the first time: at once where a flow waits for one, else when the next
+    /// connection opens. How many questions a second there are stays limited (P-10).
+    pub fn ask_again(&mut self, now: Time) {
+        let silent = |(address, contact): (&IpAddr, &Contact)| {
+            matches!(contact, Contact::Silent { .. }).then_some(*address)
+        };
+        let mut addresses: Vec<IpAddr> = self.contacts.addresses.iter().filter_map(silent).collect();
+        addresses.sort_unstable();
+        for address in addresses {
+            self.contacts.addresses.remove(&address);
+            self.contacts.pauses.remove(&address);
+            self.timers.stop(Timer::Contact(address));
+            for flow in self.contacts.waiting.remove(&address).unwrap_or_default() {
+                if self.flows.get(&flow).is_some_and(|known| matches!(known.stage, Stage::Open) && !known.closed) {
+                    self.want_introduction(now, flow);
+                }
+            }
         }
     }
 

@@ -384,6 +384,7 @@ impl Node {
             messages.splice(0..0, asked.map(|(_, token)| Message::PathChallenge { token: *token }));
         }
         self.timers.set(Timer::Update(id), now + again);
+        self.tell_silence(id, tries);
         // A peer may tell anybody's address as its own.
         let proven = self.peers.get(&id).is_some_and(|peer| peer.has_shown(to));
         if proven {

@@ -454,6 +454,22 @@ pub enum Event {
         /// What and why.
         reason: &'static str,
     },
+    /// A handshake came to nothing at this end: the other one is never told why.
+    HandshakeRefused {
+        /// Who asked or answered, as far as an address shows.
+        remote: SocketAddr,
+        /// Why.
+        reason: &'static str,
+    },
+    /// A peer with flows has not answered several handshakes in a row: they survive a move once it does.
+    PeerSilent {
+        /// The peer.
+        peer: PeerId,
+        /// Where it was asked.
+        remote: SocketAddr,
+        /// Flows that depend on it.
+        flows: usize,
+    },
     /// An op of ours failed.
     OpFailed {
         /// What was asked, for people.

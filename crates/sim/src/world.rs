@@ -473,6 +473,12 @@ impl World {
         self.with_node(host, |node| node.handle_flow_stalled(now, tuple));
     }
 
+    /// Asks silent hosts again.
+    pub fn ask_again(&mut self, host: HostId) {
+        let now = self.now;
+        self.with_node(host, |node| node.ask_again(now));
+    }
+
     fn add(&mut self, host: HostId, network: NetworkId, address: IpAddr) {
         let of = &mut self.hosts[host.0];
         of.generation += 1;

@@ -519,8 +519,9 @@ impl EventLoop {
         Ok(())
     }
 
-    /// Reads the configuration again. What the node was told once stays until the next start.
+    /// Reads the configuration again, and asks again who was silent: something may have been mended. What the node was told once stays until the next start.
     fn reload(&mut self) {
+        self.node.ask_again(clock::now());
         let config = match config::read(self.settings.config_path.as_deref()) {
             Ok(config) => config,
             Err(error) => {
@@ -529,6 +530,7 @@ impl EventLoop {
             }
         };
         (self.settings.set_log_level)(config.log);
+        warn_of_open_psk(&config);
         self.effects.set_kick(config.kick);
         if let Err(error) = self.server.set_mode(config.control_mode) {
             tracing::warn!(%error, "cannot change the mode of the control socket");
@@ -537,17 +539,25 @@ impl EventLoop {
             log: config.log,
             kick: config.kick,
             control_mode: config.control_mode,
+            psk_open: config.psk_open.clone(),
             ..self.settings.config.clone()
         };
         let sentence = if before == config {
-            "the configuration was read again"
+            "the configuration was read again, and silent hosts are asked again"
         } else {
-            "the configuration was read again; what it says of trust, peers, carriers and the port counts from the \
-             next start on"
+            "the configuration was read again, and silent hosts are asked again; what it says of trust, peers, carriers \
+             and the port counts from the next start on"
         };
         (self.settings.config.log, self.settings.config.kick, self.settings.config.control_mode) =
             (config.log, config.kick, config.control_mode);
         self.tell(Told::new("reloaded", sentence));
+    }
+}
+
+/// Warns where others than root can read the pre-shared key.
+pub(crate) fn warn_of_open_psk(config: &Config) {
+    if let Some(path) = &config.psk_open {
+        tracing::warn!("others can read {}: `chmod 600 {}`", path.display(), path.display());
     }
 }
 

@@ -248,9 +248,29 @@ fn a_shared_key_that_is_not_shared() {
         let flow = two.world.connect(two.client, SERVICE);
         two.world.run_for(20 * SECOND);
         assert_eq!(two.world.introduced(flow), agree, "{client:?} {server:?}");
+        // The end that sees the fault says so.
+        let refused = |event: &Event| matches!(event, Event::HandshakeRefused { .. });
+        assert_eq!(happened(&two.world, two.server, refused) > 0, !agree, "{client:?} {server:?}");
         two.world.assert_delivering(SECOND);
         two.world.check();
     }
+}
+
+#[test]
+fn a_silent_host_is_asked_again_when_somebody_says_so() {
+    let (mut world, client, _) = alone(316, false);
+    world.connect(client, SERVICE);
+    world.run_for(30 * SECOND);
+    assert_eq!((happened(&world, client, nobody_there), world.datagrams()), (1, 3));
+    world.ask_again(client);
+    world.run_for(30 * SECOND);
+    assert_eq!((happened(&world, client, nobody_there), world.datagrams()), (2, 6));
+    // The pause is the first one again.
+    let again = |event: &Event| {
+        matches!(event, Event::NobodyThere { again_in, .. } if *again_in == Duration::from_secs(600))
+    };
+    assert_eq!(happened(&world, client, again), 2);
+    world.check();
 }
 
 #[test]
