@@ -66,7 +66,8 @@ The state says what a change of network would do to the connection:
   native       known to both ends; survives a move. Its packets are not touched
   moved        carried to another address than the one it was opened with
   held         waiting for a new path; nothing is sent until it is there
-  pending      being introduced to the other end; usually takes a second or two
+  pending      being introduced to the other end: a second or two, or some 15
+               where nothing answers
   unprotected  a move would end it: the lines below the table say why
 
 `via` is what carries it after a move: `rewrite` replaces addresses in its packets and

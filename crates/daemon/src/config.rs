@@ -622,6 +622,21 @@ mod tests {
     }
 
     #[test]
+    fn a_key_that_others_can_read_is_noticed() {
+        let folder = std::env::temp_dir().join(format!("whimbrel-psk-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let psk = folder.join("psk");
+        fs::write(&psk, format!("{}=\n", "A".repeat(43))).unwrap();
+        let file = folder.join("whimbrel.toml");
+        fs::write(&file, "trust = \"psk\"\npsk_file = \"psk\"\n").unwrap();
+        for (mode, open) in [(0o600, false), (0o640, true), (0o604, true)] {
+            fs::set_permissions(&psk, fs::Permissions::from_mode(mode)).unwrap();
+            assert_eq!(read(Some(&file)).unwrap().psk_open.is_some(), open, "{mode:o}");
+        }
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
     fn a_prefix_of_length_zero_has_every_address_of_its_family() {
         let all = parse_prefix("0.0.0.0/0").expect("prefix");
         assert!(all.contains("203.0.113.9".parse().expect("address")));

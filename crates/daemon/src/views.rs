@@ -190,9 +190,9 @@ impl ConnectionsQuestion {
         let unprotected = |reason: &str| (ipc::ConnectionState::Unprotected, Some(reason.to_owned()));
         match standing {
             Standing::Silent { until } if until > self.now => {
-                unprotected(&format!("asked, silent until {}", minute(self.wall, self.now, until)))
+                unprotected(&format!("{ASKED} until {}", minute(self.wall, self.now, until)))
             }
-            Standing::Silent { .. } => unprotected("asked, silent; asked again with the next connection"),
+            Standing::Silent { .. } => unprotected(&format!("{ASKED}; asked again with the next connection")),
             _ if flow.accepted => unprotected("the other end opened it and has not asked"),
             Standing::Barred => unprotected("`ask` or `trust` in the configuration keeps this host from asking"),
             // Asked when it is a second old (P-15).
@@ -200,6 +200,9 @@ impl ConnectionsQuestion {
         }
     }
 }
+
+/// How the reason begins where the other host was asked in vain.
+pub(crate) const ASKED: &str = "asked, silent";
 
 /// Until a silence ends, by the wall clock and to the minute, so that addresses asked together share a line.
 fn minute(wall: SystemTime, now: Time, until: Time) -> String {

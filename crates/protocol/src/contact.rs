@@ -353,7 +353,7 @@ impl Node {
     /// Tells, once in a row of tries, that connections wait for a session that does not come up.
     pub(crate) fn tell_silence(&mut self, id: PeerId, tries: u32) {
         let Some(peer) = self.peers.get(&id) else { return };
-        if tries == TOLD_AFTER && !peer.has_session() && !peer.flows.is_empty() {
+        if tries == TOLD_AFTER && !peer.has_session() && peer.away.is_none() && !peer.flows.is_empty() {
             let (remote, flows) = (peer.remote, peer.flows.len());
             self.event(Event::PeerSilent { peer: id, remote, flows });
         }
@@ -744,9 +744,8 @@ impl Node {
     /// Asks all addresses that were silent as if for the first time: at once where a flow waits for one, else when the next
     /// connection opens. How many questions a second there are stays limited (P-10).
     pub fn ask_again(&mut self, now: Time) {
-        let silent = |(address, contact): (&IpAddr, &Contact)| {
-            matches!(contact, Contact::Silent { .. }).then_some(*address)
-        };
+        let silent =
+            |(address, contact): (&IpAddr, &Contact)| matches!(contact, Contact::Silent { .. }).then_some(*address);
         let mut addresses: Vec<IpAddr> = self.contacts.addresses.iter().filter_map(silent).collect();
         addresses.sort_unstable();
         for address in addresses {

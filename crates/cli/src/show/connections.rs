@@ -42,6 +42,9 @@ pub(crate) fn connections(connections: &[Connection], only_moved: bool) -> Strin
         &rows,
     );
     out.push_str(&reasons(&shown));
+    if shown.iter().any(|one| one.reason.as_deref().is_some_and(|reason| reason.starts_with("asked, silent"))) {
+        out.push_str("(`systemctl reload whimbrel`, or SIGHUP to the daemon, has silent hosts asked again at once.)\n");
+    }
     let of = |state| shown.iter().filter(|connection| connection.state == state).count();
     let survive = of(ConnectionState::Native) + of(ConnectionState::Moved) + of(ConnectionState::Held);
     let verb = if survive == 1 { "survives" } else { "survive" };

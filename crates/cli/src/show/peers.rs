@@ -29,7 +29,7 @@ pub(crate) fn peers(peers: &[Peer]) -> String {
             ]
         })
         .collect();
-    render(
+    let mut out = render(
         [
             text("PEER"),
             text("KEY"),
@@ -42,7 +42,14 @@ pub(crate) fn peers(peers: &[Peer]) -> String {
             text("VIA"),
         ],
         &rows,
-    )
+    );
+    let waits = |peer: &&Peer| peer.session.is_none() && peer.away.is_none() && peer.flows.introduced > 0;
+    if peers.iter().any(|peer| waits(&peer)) {
+        out.push_str(
+            "Connections of a peer without a session survive a move only once one comes up (`whimbrel doctor`).\n",
+        );
+    }
+    out
 }
 
 pub(crate) fn paths(paths: &[Path]) -> String {
@@ -125,6 +132,12 @@ PEER  KEY         ADDRESS           TRUST  SESSION    RTT ms  CONNS  MOVED  VIA
 #3    uM5ahVGHtd  203.0.113.5:2031  tofu   1 min 1 s      41     12      2  rewrite
 "
         );
+    }
+
+    #[test]
+    fn a_peer_without_a_session_promises_nothing() {
+        let silent = Peer { session: None, ..peer("203.0.113.5:2031") };
+        assert!(peers(&[silent]).ends_with("only once one comes up (`whimbrel doctor`).\n"));
     }
 
     #[test]

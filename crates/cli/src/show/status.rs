@@ -34,9 +34,10 @@ pub(crate) fn status(status: &Status) -> String {
     lines.push((
         "connections",
         format!(
-            "{}: {} would survive a move, {} moved, {} held",
+            "{}: {} would survive a move{}, {} moved, {} held",
             count(counts.connections, "connection"),
             counts.introduced,
+            if counts.introduced > 0 && counts.sessions == 0 { " once a session comes up" } else { "" },
             counts.moved,
             counts.held
         ),
@@ -109,6 +110,13 @@ connections  5 connections: 2 would survive a move, 0 moved, 0 held
 attached     nothing: no packet is touched
 "
         );
+    }
+
+    #[test]
+    fn without_a_session_nothing_is_promised() {
+        let mut alone = example();
+        alone.counts.sessions = 0;
+        assert!(status(&alone).contains("2 would survive a move once a session comes up, 0 moved"));
     }
 
     #[test]

@@ -306,8 +306,10 @@ mod tests {
 
     #[test]
     fn what_others_put_there_stops_no_datagram() {
-        let fib = |found: bool| json!([{"match": {"op": "==", "left": {"fib": {"result": "oif",
-            "flags": ["saddr", "mark", "iif"]}}, "right": found}}, {"drop": null}]);
+        let fib = |found: bool| {
+            json!([{"match": {"op": "==", "left": {"fib": {"result": "oif",
+            "flags": ["saddr", "mark", "iif"]}}, "right": found}}, {"drop": null}])
+        };
         assert_eq!(fate_of(at("inet", "prerouting", -290, fib(false))), Fate::Passes);
         let elsewhere = json!([{"match": {"op": "==", "left": {"payload": {"protocol": "ip", "field": "daddr"}},
             "right": "203.0.113.2"}}, {"drop": null}]);

@@ -4,6 +4,7 @@
 
 mod firewall;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
@@ -11,7 +12,7 @@ use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
-use whimbrel_ipc::{Client, Configuration, Finding, Verdict};
+use whimbrel_ipc::{Client, Configuration, Connection, ConnectionState, Finding, Peer, Verdict};
 use whimbrel_kernel::privilege::{Capabilities, Capability};
 use whimbrel_kernel::sysctl;
 
@@ -64,7 +65,15 @@ pub fn examine(patient: &Patient<'_>) -> Vec<Finding> {
     findings.push(port(config.port, running));
     findings.extend(firewall_findings(config.port, &ruleset()));
     findings.extend(reverse_path_filters());
+    findings.extend(config.psk_open.as_deref().map(|path| {
+        warning("daemon", "psk_file", format!("others than its owner may read or write {}", path.display()))
+            .lost("whoever can read the key can pass for one of your hosts")
+            .mend(format!("`chmod 600 {}`", path.display()))
+    }));
     findings.push(daemon(patient.run_dir, running));
+    if running {
+        findings.extend(protection(patient.run_dir));
+    }
     let in_force = used.as_ref().map(|used| in_force(path.unwrap_or(Path::new(config::DEFAULT_PATH)), used));
     if in_force.as_ref().is_some_and(|finding| finding.verdict == Verdict::Problem) {
         // One fault, told once: with what it means for the daemon that runs.
@@ -188,7 +197,9 @@ fn kernel() -> Vec<Finding> {
         held.has(Capability::SysAdmin) || (held.has(Capability::Bpf) && held.has(Capability::NetAdmin))
     });
     if !may_try {
-        return vec![warning("kernel", "BPF", "cannot be tried without privileges").mend("run `whimbrel doctor` as root")];
+        return vec![
+            warning("kernel", "BPF", "cannot be tried without privileges").mend("run `whimbrel doctor` as root"),
+        ];
     }
     let features = whimbrel_datapath::features();
     let checks = [
@@ -370,8 +381,70 @@ fn daemon(run_dir: &Path, running: bool) -> Finding {
         Ok(status) => warning("daemon", check, format!("process {} is not ready yet", status.pid)),
         Err(error) => problem("daemon", check, error.to_string())
             .lost("status and hand-offs by hand; moved connections are carried on by the kernel meanwhile")
-            .mend("`systemctl restart whimbrel`, or end `whimbrel up` and start it again: no connection is lost by that"),
+            .mend(
+                "`systemctl restart whimbrel`, or end `whimbrel up` and start it again: no connection is lost by that",
+            ),
     }
+}
+
+/// How the running daemon gets on with other hosts. What it cannot be asked shows in [`daemon`].
+fn protection(run_dir: &Path) -> Vec<Finding> {
+    let Ok(mut client) = Client::connect(run_dir) else { return Vec::new() };
+    let (Ok(peers), Ok(connections)) = (client.peers(), client.connections()) else { return Vec::new() };
+    protected(&peers, &connections)
+}
+
+/// Whether the other end was asked in vain.
+fn was_asked(connection: &Connection) -> bool {
+    connection.reason.as_deref().is_some_and(|reason| reason.starts_with(crate::views::ASKED))
+}
+
+fn protected(peers: &[Peer], connections: &[Connection]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let lost_peers = peers.iter().filter(|peer| peer.session.is_none() && peer.away.is_none());
+    let lost_peers: Vec<&Peer> = lost_peers.filter(|peer| peer.flows.introduced > 0).collect();
+    if !lost_peers.is_empty() {
+        let names: Vec<String> =
+            lost_peers.iter().map(|peer| format!("#{} at {}", peer.id, peer.address.ip())).collect();
+        findings.push(
+            warning("connections", "sessions", format!("none with peer {}", names.join(", ")))
+                .lost("their connections do not survive a move before there is one")
+                .mend(
+                    "see there that the daemon runs, lets UDP in and has the same `trust`: `whimbrel doctor`, `whimbrel \
+                     events`",
+                ),
+        );
+    }
+    let of = |states: &[ConnectionState]| connections.iter().filter(|one| states.contains(&one.state)).count();
+    let survive = of(&[ConnectionState::Native, ConnectionState::Moved, ConnectionState::Held]);
+    let silent = connections.iter().filter(|one| was_asked(one));
+    let silent: BTreeSet<IpAddr> = silent.map(|one| one.flow.remote.ip()).collect();
+    let check = "hosts that were asked";
+    if let Some(first) = silent.first() {
+        let more = match silent.len() - 1 {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        let found = format!("{first}{more} did not answer");
+        if survive > 0 {
+            // Most hosts of the world run nothing.
+            findings.push(ok(
+                "connections",
+                check,
+                format!("{found}; {survive} of {} survive a move", connections.len()),
+            ));
+        } else {
+            findings.push(
+                warning("connections", check, format!("{found}, and no connection would survive a move"))
+                    .lost("connections with hosts that do run Whimbrel, but do not answer")
+                    .mend(
+                        "`whimbrel doctor` there, and then, to ask again at once, `systemctl reload whimbrel`, or `kill \
+                         -HUP` the daemon here",
+                    ),
+            );
+        }
+    }
+    findings
 }
 
 #[cfg(test)]
@@ -387,6 +460,21 @@ mod tests {
         for finding in findings.iter().filter(|finding| finding.verdict == Verdict::Problem) {
             assert!(finding.lost.is_some(), "{finding:?}");
         }
+    }
+
+    #[test]
+    fn unprotected_connections_are_not_called_well() {
+        let line = r#"{"flow":{"transport":"tcp","local":"192.0.2.1:4000","remote":"192.0.2.9:22"},"state":"unprotected",
+            "since":"","reason":"asked, silent until 03:52"}"#;
+        let connection: Connection = serde_json::from_str(line).expect("a connection");
+        let found = protected(&[], std::slice::from_ref(&connection));
+        assert!(matches!(found.as_slice(), [one] if one.verdict == Verdict::Warning), "{found:?}");
+        assert!(found[0].mend.as_ref().is_some_and(|mend| mend.contains("reload")));
+        // Where others are protected, this one is a host that runs nothing.
+        let native = Connection { state: ConnectionState::Native, reason: None, ..connection.clone() };
+        let found = protected(&[], &[connection, native.clone()]);
+        assert!(matches!(found.as_slice(), [one] if one.verdict == Verdict::Ok), "{found:?}");
+        assert!(protected(&[], &[native]).is_empty());
     }
 
     #[test]

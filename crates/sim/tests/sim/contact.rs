@@ -266,9 +266,8 @@ fn a_silent_host_is_asked_again_when_somebody_says_so() {
     world.run_for(30 * SECOND);
     assert_eq!((happened(&world, client, nobody_there), world.datagrams()), (2, 6));
     // The pause is the first one again.
-    let again = |event: &Event| {
-        matches!(event, Event::NobodyThere { again_in, .. } if *again_in == Duration::from_secs(600))
-    };
+    let again =
+        |event: &Event| matches!(event, Event::NobodyThere { again_in, .. } if *again_in == Duration::from_secs(600));
     assert_eq!(happened(&world, client, again), 2);
     world.check();
 }
