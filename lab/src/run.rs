@@ -31,6 +31,9 @@ pub(crate) struct Run {
 
 impl Run {
     pub(crate) fn create() -> Result<Self> {
+        if !rustix::process::geteuid().is_root() {
+            return Err(Error::Usage("the lab makes network namespaces, which needs root".into()));
+        }
         watch_signals()?;
         let id = format!("{:06x}", Random::fresh_seed() & 0xff_ffff);
         let dir = Path::new(RUNS_DIR).join(&id);

@@ -98,9 +98,9 @@ command removes it instead: kept addresses, rules and routes, the device whimbre
 programs, maps and links in the bpffs, sysctls (which get their former values), the
 journal. The connections that had moved end; all others go on.
 
-It needs root, and the network namespace that the daemon ran in. It refuses while a
-daemon runs, and does nothing where nothing is left. The key pair and the remembered keys
-in the state directory stay.";
+It needs root, and the network namespace that the daemon ran in. It refuses
+elsewhere and while a daemon runs, and does nothing where nothing is left. The key pair
+and the remembered keys in the state directory stay.";
 
 #[derive(Debug, Parser)]
 #[command(name = "whimbrel", version, about = ABOUT, long_about = LONG_ABOUT, after_help = AFTER_HELP)]
@@ -207,7 +207,11 @@ pub(crate) enum Command {
     },
     /// Remove what a stopped daemon has left; connections that had moved end
     #[command(after_help = CLEAN_HELP)]
-    Clean,
+    Clean {
+        /// Print one line of JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Check kernel, privileges, firewall and network settings, and say how to mend what is wrong
     Doctor {
         /// The configuration to check; without this, /etc/whimbrel/whimbrel.toml where it exists
@@ -235,7 +239,7 @@ impl Command {
     /// Whether the answer, or the complaint, is for a program.
     pub(crate) fn json(&self) -> bool {
         match self {
-            Self::Up { .. } | Self::Watch | Self::Clean => false,
+            Self::Up { .. } | Self::Watch => false,
             Self::Peers { command: Some(PeersCommand::Forget { json, .. }), .. }
             | Self::Status { json }
             | Self::Connections { json, .. }
@@ -245,6 +249,7 @@ impl Command {
             | Self::Handoff { json, .. }
             | Self::Suspend { json, .. }
             | Self::Resume { json }
+            | Self::Clean { json }
             | Self::Doctor { json, .. } => *json,
         }
     }

@@ -96,8 +96,9 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Complaint> {
         Command::Resume { json: true } => pass_on(run_dir, &Request::Resume)?,
         Command::Resume { json: false } => print(&show::resumed(connect(run_dir)?.resume()?))?,
         Command::Watch => watch::watch(run_dir)?,
-        Command::Clean => {
-            print(&show::removed(&whimbrel_daemon::clean::clean(run_dir).map_err(Complaint::daemon)?))?;
+        Command::Clean { json } => {
+            let removed = whimbrel_daemon::clean::clean(run_dir).map_err(Complaint::daemon)?;
+            print(&if *json { show::removed_json(&removed) } else { show::removed(&removed) })?;
         }
         Command::Doctor { config, json } => return doctor(run_dir, config.as_deref(), *json),
     }

@@ -114,7 +114,7 @@ pub fn clean(run_dir: &Path) -> Result<Removed, CleanError> {
         removed.device = Some(DEVICE);
     }
 
-    if instance.is_some() {
+    if let Some(instance) = instance {
         let place = Place::find(run_dir).map_err(|error| CleanError::Place(Box::new(error)))?;
         if !place.is_fresh() {
             let pins = place.pins().to_owned();
@@ -134,6 +134,7 @@ pub fn clean(run_dir: &Path) -> Result<Removed, CleanError> {
                 Err(source) => return Err(CleanError::Remove { path, source }),
             }
         }
+        instance.forget_namespace(run_dir);
     }
     Ok(removed)
 }

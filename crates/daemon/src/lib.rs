@@ -108,6 +108,12 @@ pub enum Error {
         /// What mount(2) said.
         source: std::io::Error,
     },
+    /// Another program has the port.
+    #[error(
+        "UDP port {0} is taken by another program. `ss -lunp sport = :{0}` shows which: end it, or set another `port` on \
+         all hosts"
+    )]
+    PortTaken(u16),
     /// The kernel refused something.
     #[error("{0}. `whimbrel doctor` tells what is missing")]
     Kernel(#[from] whimbrel_kernel::Error),
@@ -135,17 +141,25 @@ pub fn run(options: Options) -> Result<(), Error> {
     event_loop::warn_of_open_psk(&config);
     // Before there are other threads, so that they block the signals too.
     let signals = Signals::open()?;
-    let instance = Instance::lock(&options.run_dir)?;
+    let run_dir = options.run_dir.clone();
+    let instance = Instance::lock(&run_dir)?;
     let key = identity::load_or_create(&options.state_dir)?;
     let known_keys = KnownKeys::open(&options.state_dir.join("known_keys"))?;
     let (journal, restored) = Journal::open(&options.run_dir.join("journal"))?;
 
-    let udp = UdpSocket::bind(config.port)?;
+    let udp = UdpSocket::bind(config.port).map_err(|error| match error.raw_os_error() {
+        Some(libc::EADDRINUSE) => Error::PortTaken(config.port),
+        _ => error.into(),
+    })?;
+    instance.note_namespace(&run_dir)?;
     let place = Place::find(&options.run_dir)?;
     let parts = Start { options, config, set_log_level, signals, key, known_keys, journal, restored, udp };
     let (mut event_loop, flows) = match start(parts, &place) {
         Ok(started) => started,
         Err(error) => {
+            if place.is_fresh() {
+                instance.forget_namespace(&run_dir);
+            }
             place.abandon();
             return Err(error);
         }
@@ -158,6 +172,7 @@ pub fn run(options: Options) -> Result<(), Error> {
     notify(NotifyState::Stopping);
     if event_loop.shut_down() {
         place.leave();
+        instance.forget_namespace(&run_dir);
     }
     drop(instance);
     result

@@ -70,7 +70,7 @@ pub struct Node {
     /// Flows that are too young to be introduced, oldest first.
     pub(crate) young: VecDeque<(Time, FlowTuple)>,
     /// Closed flows, oldest first.
-    closed: VecDeque<(Time, FlowTuple)>,
+    pub(crate) closed: VecDeque<(Time, FlowTuple)>,
     pub(crate) timers: Timers,
     next_peer: u32,
     next_op: u64,
@@ -737,7 +737,8 @@ impl Node {
 
     /// All peers, by number.
     pub fn peers(&self) -> impl Iterator<Item = PeerView> + '_ {
-        self.peers.values().map(|peer| PeerView {
+        let ended = self.ended();
+        self.peers.values().map(move |peer| PeerView {
             id: peer.id,
             key: peer.key,
             remote: peer.remote,
@@ -749,8 +750,8 @@ impl Node {
             places: peer.places,
             carrier: peer.carrier,
             translated: peer.translated(),
-            flows: peer.flows.len(),
-            moved: peer.moved_flows(),
+            flows: peer.flows.len().saturating_sub(ended.get(&peer.id).map_or(0, |ended| ended.0)),
+            moved: peer.moved_flows().saturating_sub(ended.get(&peer.id).map_or(0, |ended| ended.1)),
             locators: peer.locators.clone(),
             sequences: (peer.sequence_sent, peer.sequence_accepted),
             last_heard: peer.last_heard,

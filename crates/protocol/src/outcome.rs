@@ -1,5 +1,6 @@
 //! What comes of the ops that the caller carries out. What failed and matters is tried again.
 
+use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use whimbrel_wire::FlowTuple;
@@ -45,6 +46,21 @@ pub(crate) enum State {
 }
 
 impl Node {
+    /// Introduced flows whose sockets are gone and that are still known, and how many of them are moved, of each peer.
+    pub(crate) fn ended(&self) -> HashMap<PeerId, (usize, usize)> {
+        let mut ended: HashMap<PeerId, (usize, usize)> = HashMap::new();
+        // A socket that was opened anew and closed again is there twice.
+        let flows: BTreeSet<&FlowTuple> = self.closed.iter().map(|(_, flow)| flow).collect();
+        for flow in flows {
+            let Some(entry) = self.flows.get(flow).filter(|known| known.closed).and_then(Flow::entry) else { continue };
+            let Some(peer) = self.peers.get(&entry.peer) else { continue };
+            let count = ended.entry(entry.peer).or_default();
+            count.0 += 1;
+            count.1 += usize::from(entry.home != peer.places_in_force());
+        }
+        ended
+    }
+
     /// The result of an op.
     pub fn handle_done(&mut self, now: Time, id: OpId, result: Result<(), OpFailed>) {
         let Some(asked) = self.asked.remove(&id) else { return };

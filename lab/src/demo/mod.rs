@@ -21,6 +21,9 @@ const RATE: u64 = 60;
 const SIZE: u64 = 110_000_000;
 /// How often the download's size is read, for the plot.
 const SAMPLE: Duration = Duration::from_millis(10);
+/// How often progress is drawn anew on a terminal, and printed where there is none.
+const REDRAW: Duration = Duration::from_millis(200);
+const PRINT: Duration = Duration::from_secs(1);
 /// How often something is typed into the ssh session.
 const TYPE_EVERY: Duration = Duration::from_millis(150);
 /// How long one stay lasts.
@@ -71,7 +74,7 @@ pub fn run(lab: &mut Lab, plot_path: &Path) -> Result<()> {
     })?;
     print!("{}", daemons[0].1.cli(&["connections"])?);
 
-    let mut watch = Watch { started, samples: Vec::new(), marks: Vec::new() };
+    let mut watch = Watch { started, samples: Vec::new(), marks: Vec::new(), redraw: Redraw::default() };
     watch.stay(&mut download, STAY)?;
     let at_home = watch.move_to(&laptop, &at_cafe, &home.network, "home, behind a NAT", &mut download)?;
     print!("{}", daemons[0].1.cli(&["connections"])?);
@@ -128,6 +131,22 @@ struct Watch {
     started: MonoTime,
     samples: Vec<(f64, u64)>,
     marks: Vec<Mark>,
+    redraw: Redraw,
+}
+
+/// When progress was shown last, in seconds.
+#[derive(Default)]
+struct Redraw(Option<f64>);
+
+impl Redraw {
+    /// Whether so much time has passed that it is shown again; then it is taken to be.
+    fn is_due(&mut self, at: f64, every: Duration) -> bool {
+        let due = self.0.is_none_or(|last| at - last >= every.as_secs_f64());
+        if due {
+            self.0 = Some(at);
+        }
+        due
+    }
 }
 
 impl Watch {
@@ -159,11 +178,17 @@ impl Watch {
     fn sample(&mut self, download: &Download) {
         let (at, size) = (self.seconds(MonoTime::now()), download.size());
         self.samples.push((at, size));
-        if std::io::stdout().is_terminal() {
+        let terminal = std::io::stdout().is_terminal();
+        if !self.redraw.is_due(at, if terminal { REDRAW } else { PRINT }) {
+            return;
+        }
+        if terminal {
             let full = (size * 40 / SIZE) as usize;
             let bar = "#".repeat(full) + &".".repeat(40 - full.min(40));
             print!("\r  {at:5.1} s  [{bar}] {:5.1} MB", size as f64 / 1e6);
             let _ = std::io::stdout().flush();
+        } else {
+            println!("  {at:5.1} s  {:5.1} MB", size as f64 / 1e6);
         }
     }
 
@@ -209,4 +234,15 @@ fn timeline(daemons: &[(&str, Whimbrel)], started: MonoTime) -> Result<Vec<Strin
     events.sort();
     let recent = events.into_iter().filter(|(ms, _, _)| *ms >= start_ms);
     Ok(recent.map(|(ms, host, said)| format!("{:7.3}  {host:6}  {said}", (ms - start_ms) as f64 / 1e3)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_is_shown_once_in_a_while() {
+        let mut redraw = Redraw::default();
+        assert_eq!((0..500).filter(|sample| redraw.is_due(f64::from(*sample) / 100.0, PRINT)).count(), 5);
+    }
 }

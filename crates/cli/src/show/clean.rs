@@ -26,6 +26,19 @@ pub(crate) fn removed(removed: &Removed) -> String {
     out
 }
 
+/// The same as a line for programs (docs/json.md).
+pub(crate) fn removed_json(removed: &Removed) -> String {
+    let line = serde_json::json!({ "schema": whimbrel_ipc::SCHEMA, "removed": {
+        "kept_addresses": removed.kept_addresses,
+        "peer_routes": removed.peer_routes,
+        "source_ways": removed.source_ways,
+        "device": removed.device,
+        "pins": removed.pins,
+        "files": removed.files,
+    }});
+    format!("{line}\n")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -47,6 +60,16 @@ Removed what a stopped daemon had left:
   device             whimbrel0
   files              /run/whimbrel/journal
 "
+        );
+    }
+
+    #[test]
+    fn programs_are_told_the_same() {
+        let left = Removed { kept_addresses: ["198.51.100.10".parse().unwrap()].into(), ..Removed::default() };
+        assert_eq!(
+            removed_json(&left),
+            "{\"removed\":{\"device\":null,\"files\":[],\"kept_addresses\":[\"198.51.100.10\"],\"peer_routes\":[],\
+             \"pins\":null,\"source_ways\":false},\"schema\":1}\n"
         );
     }
 }

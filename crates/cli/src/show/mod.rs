@@ -9,7 +9,7 @@ mod peers;
 mod status;
 
 pub(crate) use absence::{resumed, suspended};
-pub(crate) use clean::removed;
+pub(crate) use clean::{removed, removed_json};
 pub(crate) use connections::{connections, is_away, rank, via};
 pub(crate) use doctor::findings;
 pub(crate) use events::event;

@@ -60,6 +60,8 @@ pub(crate) fn paths(paths: &[Path]) -> String {
         .iter()
         .map(|path| {
             let state = match (path.active, path.confirmed) {
+                // Where the peer was last, which nothing leads to now.
+                (true, _) if path.local.is_none() => "no way",
                 (true, true) => "in use",
                 (true, false) => "in use, unconfirmed",
                 (false, true) => "confirmed",
@@ -153,8 +155,10 @@ PEER  KEY         ADDRESS           TRUST  SESSION    RTT ms  CONNS  MOVED  VIA
             round_trip_ms: Some(1.25),
             mtu: Some(1500),
         };
-        let text = paths(&[path]);
+        let text = paths(&[path.clone()]);
         assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
         assert!(text.contains("in use, unconfirmed"));
+        let text = paths(&[Path { local: None, ..path }]);
+        assert!(text.contains("no way") && !text.contains("in use"), "{text}");
     }
 }

@@ -273,6 +273,22 @@ fn a_silent_host_is_asked_again_when_somebody_says_so() {
 }
 
 #[test]
+fn flows_whose_sockets_are_gone_are_not_counted() {
+    let mut two = Two::new(317);
+    let flows = [two.world.connect(two.client, SERVICE), two.world.connect(two.client, SERVICE)];
+    introduced(&mut two.world, &flows);
+    two.world.move_to(two.client, two.away, AWAY);
+    two.world.run_for(3 * SECOND);
+    let counted =
+        |world: &World| world.peers(two.client).iter().map(|peer| (peer.flows, peer.moved)).collect::<Vec<_>>();
+    assert_eq!(counted(&two.world), [(2, 2)]);
+    two.world.close_end(flows[0], 0);
+    assert_eq!(counted(&two.world), [(1, 1)]);
+    two.world.close_end(flows[1], 0);
+    assert_eq!(counted(&two.world), [(0, 0)]);
+}
+
+#[test]
 fn crossing_handshakes() {
     // P-8
     for seed in 0..20 {
