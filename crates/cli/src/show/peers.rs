@@ -155,7 +155,7 @@ PEER  KEY         ADDRESS           TRUST  SESSION    RTT ms  CONNS  MOVED  VIA
             round_trip_ms: Some(1.25),
             mtu: Some(1500),
         };
-        let text = paths(&[path.clone()]);
+        let text = paths(std::slice::from_ref(&path));
         assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
         assert!(text.contains("in use, unconfirmed"));
         let text = paths(&[Path { local: None, ..path }]);
