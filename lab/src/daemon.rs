@@ -31,6 +31,19 @@ impl Host {
         self.whimbrel_with("")
     }
 
+    /// Starts the daemon of another host, which was started anew, on this one: all that it has is that one's state directory.
+    pub fn whimbrel_reborn(&self, other: &Whimbrel) -> Result<Whimbrel> {
+        let dir = self.dir().join(self.unique_label("whimbrel"));
+        fs::create_dir(&dir).map_err(|e| Error::call("mkdir", dir.display().to_string(), e))?;
+        self.command("cp").args(["-a", &format!("{}/state", other.dir.display()), &dir.display().to_string()]).run()?;
+        let configured = configure(self, &dir.join("whimbrel.toml"), "")?;
+        let process = launch(self, &other.binary, &dir, configured, 0)?;
+        let binary = other.binary.clone();
+        let mut daemon = Whimbrel { host: self.clone(), binary, process, dir, configured, ahead: 0 };
+        daemon.wait_ready()?;
+        Ok(daemon)
+    }
+
     /// Starts a daemon with this configuration (whimbrel.toml), and waits until it is ready.
     pub fn whimbrel_with(&self, config: &str) -> Result<Whimbrel> {
         let dir = self.dir().join(self.unique_label("whimbrel"));

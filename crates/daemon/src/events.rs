@@ -249,6 +249,12 @@ impl From<&Event> for Told {
             .with("peer", peer.0)
             .with("announced", *announced)
             .with("flows", *flows),
+            Event::PeerRestarted { peer, flows } => Self::new(
+                "peer-restarted",
+                format!("the host of peer {peer} was started anew: {} ended with it", connections(*flows)),
+            )
+            .with("peer", peer.0)
+            .with("flows", *flows),
             Event::PeerBack { peer, flows } => {
                 Self::new("peer-back", format!("peer {peer} is heard again: {} on", go(*flows)))
                     .with("peer", peer.0)

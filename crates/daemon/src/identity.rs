@@ -10,6 +10,25 @@ use whimbrel_handshake::StaticKey;
 /// Where the key is kept when nobody says otherwise.
 pub const DEFAULT_STATE_DIR: &str = "/var/lib/whimbrel";
 
+/// Names the life of this namespace's sockets (protocol.md P-47): another number after the machine was started anew, the same
+/// as long as a socket may live. 0 where that cannot be told.
+#[must_use]
+pub fn life() -> u64 {
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let digits: String = boot.chars().filter(char::is_ascii_hexdigit).collect();
+    match (u128::from_str_radix(&digits, 16), whimbrel_kernel::namespace::cookie()) {
+        (Ok(boot), Ok(namespace)) => mix((boot >> 64) as u64 ^ mix(boot as u64 ^ mix(namespace))),
+        _ => 0,
+    }
+}
+
+/// SplitMix64's finaliser (Steele et al., 2014): it has to be the same with every release, or upgrades would end connections.
+fn mix(number: u64) -> u64 {
+    let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    number ^ (number >> 31)
+}
+
 /// The host's key cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {

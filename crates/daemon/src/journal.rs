@@ -276,6 +276,7 @@ struct PeerLine {
     former: Vec<(IpAddr, IpAddr)>,
     observed: Option<SocketAddr>,
     absent: bool,
+    life: u64,
     /// Number, claimed, observed.
     known_places: Vec<(u32, SocketAddr, SocketAddr)>,
     own_places: Vec<(u32, IpAddr)>,
@@ -309,6 +310,7 @@ impl From<SavedPeer> for PeerLine {
             former: peer.former,
             observed: peer.observed,
             absent: peer.absent,
+            life: peer.life,
             own_places: peer.own_places,
             known_places: peer.known_places.iter().map(|place| (place.number, place.claimed, place.observed)).collect(),
         }
@@ -335,6 +337,7 @@ impl From<PeerLine> for SavedPeer {
             former: line.former,
             observed: line.observed,
             absent: line.absent,
+            life: line.life,
             own_places: line.own_places,
             known_places: line
                 .known_places
@@ -363,6 +366,7 @@ mod tests {
             former: vec![("192.0.2.7".parse().expect("address"), "192.0.2.8".parse().expect("address"))],
             observed: Some("192.0.2.9:1024".parse().expect("endpoint")),
             absent: true,
+            life: 77,
             own_places: vec![(2, "192.0.2.7".parse().expect("address"))],
             known_places: vec![KnownPlace {
                 number: 3,

@@ -263,6 +263,7 @@ fn node_config(config: &Config, known_keys: &KnownKeys) -> whimbrel_protocol::Co
         port: config.port,
         drawn_ports: flows::ephemeral_ports(),
         wall_clock_at_zero: clock::wall_clock_at_zero(),
+        life: identity::life(),
         questions_per_second: config.questions,
         flows: config.connections as usize,
         flows_per_peer: config.connections_per_peer as usize,

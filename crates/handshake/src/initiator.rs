@@ -35,7 +35,7 @@ pub struct Initiator {
     /// Taken out by an attempt to read a response; made again from the inputs if that failed.
     noise: Option<Box<HandshakeState>>,
     index: u32,
-    hello: Hello,
+    hello: Box<Hello>,
     /// The initiation without its MAC.
     covered: Vec<u8>,
     has_cookie: bool,
@@ -73,8 +73,14 @@ impl Initiator {
             ephemeral,
             initiation_header: initiation_header(pattern, VERSION, index),
         };
-        let mut initiator =
-            Self { inputs: Box::new(inputs), noise: None, index, hello, covered: Vec::new(), has_cookie: false };
+        let mut initiator = Self {
+            inputs: Box::new(inputs),
+            noise: None,
+            index,
+            hello: Box::new(hello),
+            covered: Vec::new(),
+            has_cookie: false,
+        };
         let (noise, covered) = initiator.write_initiation()?;
         initiator.noise = Some(noise);
         initiator.covered = covered;

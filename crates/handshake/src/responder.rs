@@ -117,14 +117,15 @@ pub struct XxInitiation {
 }
 
 impl XxInitiation {
-    /// Answers, and gives the response to send. Of the hello's locators the first alone is told: whoever asks could read
-    /// them (P-30).
+    /// Answers, and gives the response to send. Of the hello's locators the first alone is told, and no life: whoever asks
+    /// could read them (P-30).
     ///
     /// # Errors
     /// The initiator's ephemeral key is of small order.
     pub fn respond(mut self, index: u32, mut hello: Hello) -> Result<(XxResponder, Vec<u8>), Error> {
         hello.version = self.version;
         hello.timestamp = 0;
+        hello.life = 0;
         hello.locators.truncate(1);
         let header = response_header(index, self.remote_index);
         let response = write_sealed(&mut self.noise, &header, &hello)?;

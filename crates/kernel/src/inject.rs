@@ -133,14 +133,28 @@ impl Injector {
         self.report(tuple, snd_una, packet::IcmpError::TooBig { mtu })
     }
 
+    /// Ends the socket of a TCP flow: a reset as from the other end, delivered on this host. `rcv_nxt` must be exact
+    /// (RFC 5961 §3.2).
+    ///
+    /// # Errors
+    /// As [`kick`](Self::kick).
+    pub fn reset(&self, tuple: &FlowTuple, rcv_nxt: u32) -> Result<(), Error> {
+        check(tuple, Transport::Tcp)?;
+        self.deliver(&packet::tcp_reset(&tuple.mirrored(), rcv_nxt)?, tuple)
+    }
+
     fn report(&self, tuple: &FlowTuple, snd_una: u32, kind: packet::IcmpError) -> Result<(), Error> {
         check(tuple, Transport::Tcp)?;
-        let message = packet::icmp_error(tuple, snd_una, kind)?;
+        self.deliver(&packet::icmp_error(tuple, snd_una, kind)?, tuple)
+    }
+
+    /// Sends a packet to this host itself, for the socket of `tuple`.
+    fn deliver(&self, packet: &[u8], tuple: &FlowTuple) -> Result<(), Error> {
         // Where it is routed to, not what its header says.
         let here: IpAddr = if tuple.local.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
         let outside =
             FlowTuple { transport: Transport::Tcp, local: SocketAddr::new(here, 0), remote: SocketAddr::new(here, 0) };
-        self.send(&message, &outside, Way::default())
+        self.send(packet, &outside, Way::default())
     }
 
     /// Sends a packet with its IP header, routed from `ends.local` to `ends.remote`.

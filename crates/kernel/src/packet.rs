@@ -17,6 +17,7 @@ const HOPS: u8 = 64;
 /// In a quoted packet: a socket with IP_MINTTL ignores errors that quote less (`tcp_v4_err`).
 const QUOTED_HOPS: u8 = 255;
 const FLAG_ACK: u8 = 0x10;
+const FLAG_RST: u8 = 0x04;
 
 /// What an ICMP error says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +44,16 @@ pub(crate) fn tcp_segment(tuple: &FlowTuple, numbers: Numbers, options: &[u8]) -
     segment.extend_from_slice(&numbers.window.to_be_bytes());
     segment.extend_from_slice(&[0; 4]);
     segment.extend_from_slice(options);
+    whole(tuple, TCP, segment, 16)
+}
+
+/// A TCP reset, acceptable to who expects `sequence` next.
+pub(crate) fn tcp_reset(tuple: &FlowTuple, sequence: u32) -> Result<Vec<u8>, Error> {
+    let mut segment = Vec::with_capacity(20);
+    segment.extend_from_slice(&tuple.local.port().to_be_bytes());
+    segment.extend_from_slice(&tuple.remote.port().to_be_bytes());
+    segment.extend_from_slice(&sequence.to_be_bytes());
+    segment.extend_from_slice(&[0, 0, 0, 0, 5 << 4, FLAG_RST, 0, 0, 0, 0, 0, 0]);
     whole(tuple, TCP, segment, 16)
 }
 

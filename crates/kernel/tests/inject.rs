@@ -390,3 +390,33 @@ fn tun(host: &Host) -> File {
     host.sh("ip link set wbt up mtu 1400");
     file
 }
+
+/// A connection whose other end is gone ends as if that had reset it, whatever the reverse path filter says;
+/// that end hears nothing of it.
+#[test]
+#[ignore = "needs root"]
+fn a_reset_ends_the_socket_alone() {
+    for plan in &PLANS {
+        let (near, far) = plan.build();
+        near.strict_rp_filter();
+        let mut pairs = [near.connect(&far, plan.server_socket()), near.connect(&far, plan.server_socket())];
+        let [flow, other] = [0, 1].map(|at| numbers(&pairs[at].0));
+        let injector = near.on(|| Injector::open().unwrap());
+        let local = |at: usize| (pairs[at].0.local_addr().unwrap(), pairs[at].0.peer_addr().unwrap());
+        let tuple = |at| {
+            let (local, remote) = local(at);
+            FlowTuple { transport: Transport::Tcp, local, remote }
+        };
+        injector.reset(&tuple(0), flow.1).unwrap();
+        // Not what it expects next: at the most a challenge acknowledgement comes of it (RFC 5961 §3.2).
+        injector.reset(&tuple(1), other.1.wrapping_add(1)).unwrap();
+        let mut byte = [0];
+        let error = pairs[0].0.read(&mut byte).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "{error}");
+        let unaware = &pairs[0].1;
+        unaware.set_nonblocking(true).unwrap();
+        assert_eq!(unaware.peek(&mut byte).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+        let (stays, remote) = &mut pairs[1];
+        exchange(stays, remote);
+    }
+}

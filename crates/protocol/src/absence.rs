@@ -175,6 +175,38 @@ impl Node {
         self.check_later(now, id);
     }
 
+    /// A peer has told the life of its sockets, and shown that it is the peer: where it is another than before, its ends of
+    /// our flows are gone (P-47).
+    pub(crate) fn note_life(&mut self, now: Time, id: PeerId, life: u64) {
+        let Some(peer) = self.peers.get_mut(&id).filter(|_| life != 0) else { return };
+        let before = std::mem::replace(&mut peer.life, life);
+        if before == life {
+            return;
+        }
+        let ended: Vec<FlowTuple> = if before == 0 { Vec::new() } else { peer.flows.iter().copied().collect() };
+        if !ended.is_empty() {
+            peer.away = None;
+            peer.listens = false;
+            for flow in &ended {
+                if flow.transport == Transport::Tcp {
+                    self.op(
+                        KernelOp::Reset { flow: *flow },
+                        Some(Asked::Effect("ending a connection whose other end is gone")),
+                    );
+                }
+                self.forget_flow(flow);
+            }
+            self.event(Event::PeerRestarted { peer: id, flows: ended.len() });
+            self.put_binding_in_force(now, id);
+            self.refresh_sets();
+            self.idle_later(now, id);
+        }
+        if let Some(peer) = self.peers.get(&id) {
+            let saved = peer.saved();
+            self.op(KernelOp::SavePeer(saved), Some(Asked::Effect("saving a peer")));
+        }
+    }
+
     /// From now on the sockets of a peer's flows do not give up (P-46).
     fn park(&mut self, id: PeerId) {
         self.timers.stop(Timer::Park(id));

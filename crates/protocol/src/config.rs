@@ -91,6 +91,8 @@ pub struct Config {
     pub drawn_ports: RangeInclusive<u16>,
     /// Milliseconds of the wall clock when the caller's clock was zero, so that initiations rise over restarts (P-9).
     pub wall_clock_at_zero: u64,
+    /// Names the life of this host's sockets: another number when the host was started anew (P-47). 0: not told.
+    pub life: u64,
     /// Handshakes a second that are answered without asking for a cookie first (P-3).
     pub handshakes_per_second: u32,
     /// Initiations a second that ask addresses of which nothing is known (P-10).
@@ -114,6 +116,7 @@ impl Default for Config {
             port: 2031,
             drawn_ports: 32_768..=60_999,
             wall_clock_at_zero: 0,
+            life: 0,
             handshakes_per_second: 100,
             questions_per_second: 20,
             flows_per_peer: 262_144,

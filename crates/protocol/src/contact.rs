@@ -399,6 +399,7 @@ impl Node {
         Hello {
             capabilities,
             timestamp: self.config.wall_clock_at_zero + now.as_millis(),
+            life: self.config.life,
             locators,
             ..Hello::default()
         }
@@ -586,6 +587,7 @@ impl Node {
         let attachment = how.destination.and_then(|address| self.attachments.get(&address)).copied();
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let reached = !peer.has_session();
+        let life = hello.life;
         let idle = peer.flows.is_empty() && peer.update.is_none();
         let claimed = hello.locators.first().map_or(how.source, |first| SocketAddr::new(*first, how.source.port()));
         let claimed = if session.is_initiator() { how.source } else { claimed };
@@ -617,7 +619,7 @@ impl Node {
         let surplus = surplus.map(|at| peer.sessions.remove(at).session.local_index());
         let origin = Some(Met { remote: how.source, destination: how.destination, claimed });
         let aes = self.config.prefer_aes && hello.capabilities.contains(Capabilities::TUNNEL_AES);
-        peer.sessions.push(SessionSlot { session, settled: false, until: None, origin, aes });
+        peer.sessions.push(SessionSlot { session, settled: false, until: None, origin, aes, life });
         peer.last_heard = now;
         if let Some(receive_index) = surplus {
             self.by_index.remove(&receive_index);
@@ -682,6 +684,7 @@ impl Node {
         }
         let mut slot = peer.sessions.remove(at);
         slot.settled = true;
+        let life = slot.life;
         // It knows the keys, so it has received what was sent to where it asked from.
         peer.met = None;
         let met = slot.origin.take().filter(|met| met.remote != peer.remote);
@@ -717,6 +720,7 @@ impl Node {
             self.repeat_update(now, id);
         }
         self.announce_late(now, id);
+        self.note_life(now, id, life);
     }
 
     /// Drops what nobody answered. Tells whether more is under way.

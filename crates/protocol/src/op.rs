@@ -192,6 +192,11 @@ pub enum KernelOp {
         /// Address and whether through the tunnel; sorted.
         addresses: Vec<(IpAddr, bool)>,
     },
+    /// End a TCP flow's socket as a reset of the other end's would: that end is gone.
+    Reset {
+        /// As this host has it.
+        flow: FlowTuple,
+    },
     /// Make the sockets of a peer's flows retransmit now, those that wait out a back-off.
     Kick {
         /// Whose.
@@ -276,6 +281,8 @@ pub struct SavedPeer {
     pub former: Vec<(IpAddr, IpAddr)>,
     /// Whether it has said that it goes away, and not come back since (P-44).
     pub absent: bool,
+    /// The life of its sockets, as it said last (P-47).
+    pub life: u64,
     /// This host's control endpoint as the peer sees it.
     pub observed: Option<SocketAddr>,
     /// Where the peer was or is.
@@ -395,6 +402,13 @@ pub enum Event {
         /// Whether it said so.
         announced: bool,
         /// Flows that wait.
+        flows: usize,
+    },
+    /// A peer's host was started anew: its ends of the flows are gone, and so are ours.
+    PeerRestarted {
+        /// The peer.
+        peer: PeerId,
+        /// Flows that ended.
         flows: usize,
     },
     /// A peer that was not heard is there again, where it was.

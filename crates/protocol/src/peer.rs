@@ -39,6 +39,8 @@ pub(crate) struct SessionSlot {
     pub(crate) until: Option<Time>,
     /// Where the peer asked for it, and at which of our addresses. That it knows the keys will show that it is there.
     pub(crate) origin: Option<Met>,
+    /// The peer's life, as its hello says (P-47).
+    pub(crate) life: u64,
     /// Whether the tunnel seals with AES.
     pub(crate) aes: bool,
 }
@@ -266,6 +268,8 @@ pub(crate) struct Peer {
     pub(crate) listens: bool,
     /// The address that was chosen by hand, as long as this host has it.
     pub(crate) preferred: Option<Attachment>,
+    /// The life of its sockets, as it said last; 0: it said nothing (P-47).
+    pub(crate) life: u64,
     pub(crate) away: Option<Away>,
     /// A flow of its sends again and again and is not answered: if the checks of its path are not either, it is away.
     pub(crate) stalled: bool,
@@ -321,6 +325,7 @@ impl Peer {
             pair: None,
             listens: false,
             preferred: None,
+            life: 0,
             away: None,
             stalled: false,
             parked: false,
@@ -339,6 +344,7 @@ impl Peer {
         peer.former.clone_from(&saved.former);
         peer.observed = saved.observed;
         peer.own_places = saved.own_places.iter().copied().collect();
+        peer.life = saved.life;
         peer.away = saved.absent.then_some(Away::Announced);
         peer.parked = saved.absent;
         if saved.known_places.is_empty() {
@@ -363,6 +369,7 @@ impl Peer {
             carrier: self.carrier,
             former: self.former.clone(),
             absent: self.away == Some(Away::Announced),
+            life: self.life,
             observed: self.observed,
             known_places: self.known_places.clone(),
             own_places: self.own_places.iter().map(|(number, address)| (*number, *address)).collect(),

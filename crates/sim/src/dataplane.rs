@@ -84,6 +84,7 @@ impl DataPlane {
             | KernelOp::Introduce { .. }
             | KernelOp::FindSockets { .. }
             | KernelOp::AskNatively { .. }
+            | KernelOp::Reset { .. }
             | KernelOp::Probe { .. }
             | KernelOp::Kick { .. }
             | KernelOp::SavePeer(_)

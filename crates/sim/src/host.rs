@@ -63,6 +63,8 @@ pub struct Host {
     pub(crate) timer_at: Option<Time>,
     /// Ops that take time, oldest first.
     pub(crate) under_way: VecDeque<(OpId, KernelOp)>,
+    /// Flows whose sockets its daemon has ended.
+    pub(crate) reset: Vec<FlowTuple>,
     /// Control datagrams that came while no daemon ran.
     pub(crate) mail: Vec<(SocketAddr, Vec<u8>)>,
     /// Nonces that were consumed while no daemon ran.
@@ -94,6 +96,7 @@ impl Host {
             next_port: 40_000,
             timer_at: None,
             under_way: VecDeque::new(),
+            reset: Vec::new(),
             mail: Vec::new(),
             consumed: Vec::new(),
             effects: 0,

@@ -296,6 +296,16 @@ impl World {
         self.flows[flow.0].broken
     }
 
+    /// The flows whose sockets a host's daemon has ended, since the other end is gone.
+    #[must_use]
+    pub fn resets(&self, host: HostId) -> Vec<FlowId> {
+        let sockets = &self.hosts[host.0].sockets;
+        let reset = &self.hosts[host.0].reset;
+        let mut flows: Vec<FlowId> = reset.iter().filter_map(|tuple| sockets.get(tuple)).map(|(id, _)| *id).collect();
+        flows.sort_unstable();
+        flows
+    }
+
     /// How an end would send now. Takes nothing off any allowance.
     #[must_use]
     pub fn verdict(&self, flow: FlowId, end: usize) -> Verdict {

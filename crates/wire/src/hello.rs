@@ -55,6 +55,8 @@ pub struct Hello {
     pub capabilities: Capabilities,
     /// Milliseconds, strictly rising from one initiation of a key to its next (P-9); 0 from a responder.
     pub timestamp: u64,
+    /// Names the life of all of the sender's sockets: another one when its host was started anew (P-47). 0 says nothing.
+    pub life: u64,
     /// Addresses of the sender, at most [`MAX_LOCATORS`]; the first is the one that it has itself on this path.
     pub locators: Vec<IpAddr>,
 }
@@ -62,12 +64,12 @@ pub struct Hello {
 /// Most addresses in a hello or a *locators* message. With so many a response is still shorter than an initiation (P-2).
 pub const MAX_LOCATORS: usize = 32;
 /// Length of a hello without locators, in bytes.
-pub const HELLO_FIXED_LEN: usize = 14;
+pub const HELLO_FIXED_LEN: usize = 22;
 
 impl Default for Hello {
     /// A hello of the newest version that says nothing.
     fn default() -> Self {
-        Self { version: VERSION, capabilities: Capabilities::NONE, timestamp: 0, locators: Vec::new() }
+        Self { version: VERSION, capabilities: Capabilities::NONE, timestamp: 0, life: 0, locators: Vec::new() }
     }
 }
 
@@ -83,6 +85,7 @@ impl Hello {
         out.push(self.version);
         put_u32(out, self.capabilities.0);
         put_u64(out, self.timestamp);
+        put_u64(out, self.life);
         put_locators(out, &self.locators);
     }
 
@@ -98,8 +101,9 @@ impl Hello {
         }
         let capabilities = Capabilities(reader.u32("capabilities")?);
         let timestamp = reader.u64("timestamp")?;
+        let life = reader.u64("life")?;
         let locators = read_locators(&mut reader)?;
-        Ok(Self { version, capabilities, timestamp, locators })
+        Ok(Self { version, capabilities, timestamp, life, locators })
     }
 }
 

@@ -93,11 +93,12 @@ fn message() -> impl Strategy<Value = Message> {
 }
 
 fn hello() -> impl Strategy<Value = Hello> {
-    (1..=255_u8, any::<u32>(), any::<u64>(), vec(address(), 0..=MAX_LOCATORS)).prop_map(
-        |(version, capabilities, timestamp, locators)| Hello {
+    (1..=255_u8, any::<u32>(), any::<[u64; 2]>(), vec(address(), 0..=MAX_LOCATORS)).prop_map(
+        |(version, capabilities, [timestamp, life], locators)| Hello {
             version,
             capabilities: Capabilities(capabilities),
             timestamp,
+            life,
             locators,
         },
     )

@@ -191,6 +191,7 @@ fn hello_is_as_in_the_vector() {
         version: 1,
         capabilities: Capabilities::REWRITE | Capabilities::TUNNEL_SEALED,
         timestamp: 1_700_000_000_123,
+        life: 0xb0b1_b2b3_b4b5_b6b7,
         locators: vec!["192.0.2.1".parse().unwrap(), "2001:db8::1".parse().unwrap()],
     };
     let mut encoded = Vec::new();
@@ -205,9 +206,9 @@ fn hello_is_as_in_the_vector() {
     encoded[0] = 0;
     assert_eq!(Hello::decode(&encoded), Err(Malformed { what: "hello version", at: 0 }));
     encoded[0] = 1;
-    encoded[13] = 33;
+    encoded[21] = 33;
     encoded.resize(2000, 0);
-    assert_eq!(Hello::decode(&encoded), Err(Malformed { what: "locator count", at: 13 }));
+    assert_eq!(Hello::decode(&encoded), Err(Malformed { what: "locator count", at: 21 }));
 }
 
 #[test]

@@ -25,6 +25,11 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         "only the laptop's daemon is gone when a connection stalls: it is found out and goes on",
         vanish_daemon,
     ),
+    scenario(
+        "started-anew",
+        "the laptop sleeps and comes back without its past: the server's end of the connection is reset at once",
+        started_anew,
+    ),
 ];
 
 /// A connection of a host that runs nothing, which vanishes as well: how long TCP waits by itself.
@@ -209,4 +214,33 @@ fn vanish_daemon(lab: &mut Lab) -> Result<()> {
     client.restart()?;
     world.finish(pair)?;
     all_run(&mut [&mut client, &mut server])
+}
+
+fn started_anew(lab: &mut Lab) -> Result<()> {
+    let world = World::new(lab, site("a"), site("b"))?;
+    let (mut client, mut server) = world.daemons()?;
+    let pair = world.stream()?;
+    client.wait_introduced(&pair, LONG)?;
+    client.cli(&["suspend"])?;
+    wait_away(&server, Some(Away::Announced))?;
+    client.kill()?;
+    world.laptop.leave(&world.at, Leave::Orderly)?;
+    let since = server.status()?.newest_event;
+    let there = || -> Result<bool> {
+        let sockets = world.server.command("ss").args(["-tnH", "state", "established"]).run()?;
+        Ok(sockets.contains(&pair.local().to_string()))
+    };
+    expect!(there()?, "the server's end is not there any more");
+
+    let reborn = lab.host("reborn")?;
+    reborn.join(&world.b.network, &Join::default())?;
+    let mut daemon = reborn.whimbrel_reborn(&client)?;
+    let mut fresh = FlowPair::tcp(&reborn, &world.server, world.at_server.ipv4()?, &PairOptions::rate(RATE))?;
+    server.wait_event("peer-restarted", since, LONG)?;
+    wait_until(LONG, "the server's end is reset", || there().is_ok_and(|there| !there))?;
+    // What the host opens in its new life is introduced as ever.
+    daemon.wait_introduced(&fresh, LONG)?;
+    fresh.wait_progress(SOME, LONG)?;
+    fresh.finish(LONG)?;
+    all_run(&mut [&mut daemon, &mut server])
 }

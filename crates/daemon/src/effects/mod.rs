@@ -216,6 +216,12 @@ impl Effects {
                 let sockets = snapshot.sockets(&mut self.datapath)?;
                 self.found.push((peer, introductions::numbers_of(sockets.values(), remote)));
             }
+            KernelOp::Reset { flow } => {
+                // A socket that is gone by itself needs no reset.
+                if let Some(socket) = snapshot.sockets(&mut self.datapath)?.get(&flow) {
+                    self.injector.reset(&flow, socket.rcv_nxt)?;
+                }
+            }
             KernelOp::AskNatively { flow } => {
                 introductions::ask(&self.injector, &mut self.datapath, snapshot, flow)?;
             }

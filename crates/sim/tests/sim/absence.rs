@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use whimbrel_protocol::Event;
+use whimbrel_protocol::{Config, Event};
 use whimbrel_sim::{Carried, Kind, Mutation};
 
-use crate::common::{AWAY, HOME, INSIDE, SECOND, Two, settle_as};
+use crate::common::{AWAY, HOME, INSIDE, SECOND, SERVICE, Two, settle_as};
 
 const WEEKEND: Duration = Duration::from_secs(72 * 3600);
 
@@ -111,4 +111,50 @@ fn a_recorded_word_of_parting_means_nothing_later() {
     world.assert_delivering(SECOND);
     settle_as(&mut world, &flows, Carried::Rewritten);
     world.check();
+}
+
+#[test]
+fn a_host_that_was_started_anew_ends_its_flows() {
+    // P-47: it went to sleep and woke without its past, or it crashed; where it was, or elsewhere. Its daemon alone being
+    // started anew ends nothing.
+    for (asleep, elsewhere, anew) in [(true, true, true), (true, false, true), (false, true, true), (true, true, false)]
+    {
+        let life = |life| Config { life, ..Config::default() };
+        let mut two = Two::with(816, life(1), life(2));
+        let flows = two.flow(3);
+        let Two { world, client, server, home, away, .. } = &mut two;
+        let (client, server) = (*client, *server);
+        if asleep {
+            world.part(client);
+            world.run_for(SECOND);
+        }
+        world.crash(client);
+        world.detach(client, HOME);
+        if !asleep {
+            world.stall(flows[0], 1);
+            world.run_for(20 * SECOND);
+        }
+        world.run_for(100 * SECOND);
+        if anew {
+            world.forget_saved(client);
+            world.at_mut(client).config.life = 3;
+        }
+        world.attach(client, if elsewhere { *away } else { *home }, if elsewhere { AWAY } else { HOME });
+        world.boot(client);
+        if anew {
+            // It knows of nobody; another connection brings the two together.
+            world.connect(client, SERVICE);
+        }
+        world.run_for(400 * SECOND);
+        let ended = world
+            .events
+            .iter()
+            .any(|(_, host, event)| *host == server && matches!(event, Event::PeerRestarted { flows: 3, .. }));
+        assert_eq!(ended, anew, "asleep {asleep}, elsewhere {elsewhere}");
+        assert_eq!(world.resets(server), if anew { flows.clone() } else { Vec::new() });
+        if !anew {
+            world.assert_delivering(2 * SECOND);
+            world.check();
+        }
+    }
 }
