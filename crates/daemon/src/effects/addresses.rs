@@ -162,18 +162,19 @@ impl Addresses {
             let way = match self.routes.under(peer, None) {
                 Ok(route) if route.kind != RouteKind::Unicast => continue,
                 Ok(route) if route.gateway.is_some() => {
+                    let source = lasting(route.source, surroundings);
                     // The next hop answers for it. Only segments that fit the tunnel are to be made.
                     tunnelled.then_some(PeerWay {
                         interface: route.interface,
                         gateway: route.gateway,
-                        source: route.source,
+                        source,
                         mtu: surroundings.mtu_to(peer),
                     })
                 }
                 // It was on the link: nobody answers for it, unless another host has got it.
                 Ok(route) => {
                     ways.vacated.insert(peer, route.interface);
-                    Some(through_tun(surroundings, peer, route.source))
+                    Some(through_tun(surroundings, peer, lasting(route.source, surroundings)))
                 }
                 // There is no way at all.
                 Err(_) => Some(through_tun(surroundings, peer, None)),
@@ -203,6 +204,35 @@ struct Ways {
     vacated: BTreeMap<IpAddr, u32>,
 }
 
+/// The source of a route, where a route over another device may name it too. Where the host has lost its last address of the
+/// family the kernel offers the link-local one of an interface, and refuses it on any other (`ipv6_chk_addr`); or one that
+/// goes away at this moment.
+fn lasting(source: Option<IpAddr>, surroundings: &Surroundings) -> Option<IpAddr> {
+    source.filter(|source| surroundings.own.contains(source))
+}
+
 fn through_tun(surroundings: &Surroundings, peer: IpAddr, source: Option<IpAddr>) -> PeerWay {
     PeerWay { interface: surroundings.tun, gateway: None, source, mtu: surroundings.mtu_to(peer) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_route_names_no_source_that_is_not_this_hosts() {
+        let here: IpAddr = "2001:db8:5::22".parse().expect("address");
+        let surroundings = Surroundings {
+            own: [here].into(),
+            ways: BTreeMap::new(),
+            locators: BTreeSet::new(),
+            arrivals: BTreeSet::new(),
+            tun: 1,
+            inner_mtu: 1400,
+            smaller: BTreeMap::new(),
+        };
+        assert_eq!(lasting(Some(here), &surroundings), Some(here));
+        assert_eq!(lasting("fe80::1".parse().ok(), &surroundings), None);
+        assert_eq!(lasting("2001:db8:6::1".parse().ok(), &surroundings), None);
+    }
 }
