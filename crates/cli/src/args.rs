@@ -89,7 +89,13 @@ of finding out. whimbrel-sleep.service does it whenever the system sleeps.
 
 The command returns when the peers have answered, after a second at the latest. Network
 changes are not acted on before `whimbrel resume`, nor is anything sent for the
-connections that wait; new connections are left alone. A restart of the daemon resumes.";
+connections that wait; new connections are left alone. A restart of the daemon resumes.
+
+With connections named, these alone wait, at both ends, through moves and restarts.
+
+Examples:
+  whimbrel suspend                       all of them; this host goes away
+  whimbrel suspend 203.0.113.5:22        those with this server's ssh";
 
 const CLEAN_HELP: &str = "\
 A daemon that is stopped removes all that it made, unless connections are moved: what
@@ -192,15 +198,21 @@ pub(crate) enum Command {
     /// Go away, to sleep or to another network: connections wait, at both ends, until `resume`
     #[command(after_help = SUSPEND_HELP)]
     Suspend {
-        /// All connections, which is what happens without it, too
-        #[arg(long)]
+        /// All connections, which is what happens where none is named
+        #[arg(long, conflicts_with = "connections")]
         all: bool,
+        /// Connections by an address and port of either end, or those of a process (pid:NUMBER); the host stays
+        #[arg(value_name = "CONNECTION")]
+        connections: Vec<String>,
         /// Print one line of JSON
         #[arg(long)]
         json: bool,
     },
     /// Be back: connections that wait since `suspend` go on from where this host is now
     Resume {
+        /// Connections that were suspended by themselves; without any, all that waits goes on
+        #[arg(value_name = "CONNECTION")]
+        connections: Vec<String>,
         /// Print one line of JSON
         #[arg(long)]
         json: bool,
@@ -248,7 +260,7 @@ impl Command {
             | Self::Events { json, .. }
             | Self::Handoff { json, .. }
             | Self::Suspend { json, .. }
-            | Self::Resume { json }
+            | Self::Resume { json, .. }
             | Self::Clean { json }
             | Self::Doctor { json, .. } => *json,
         }

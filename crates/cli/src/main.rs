@@ -91,10 +91,20 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Complaint> {
         Command::Handoff { to, peer, no_wait, json } => {
             return handoff::handoff(run_dir, *to, peer.clone(), !*no_wait, *json);
         }
-        Command::Suspend { json: true, .. } => pass_on(run_dir, &Request::Suspend)?,
-        Command::Suspend { .. } => print(&show::suspended(&connect(run_dir)?.suspend()?))?,
-        Command::Resume { json: true } => pass_on(run_dir, &Request::Resume)?,
-        Command::Resume { json: false } => print(&show::resumed(connect(run_dir)?.resume()?))?,
+        Command::Suspend { json: true, connections, .. } => {
+            pass_on(run_dir, &Request::Suspend { connections: connections.clone() })?;
+        }
+        Command::Suspend { connections, .. } => {
+            let suspended = connect(run_dir)?.suspend(connections.clone())?;
+            print(&show::suspended(&suspended, connections.is_empty()))?;
+        }
+        Command::Resume { json: true, connections } => {
+            pass_on(run_dir, &Request::Resume { connections: connections.clone() })?;
+        }
+        Command::Resume { json: false, connections } => {
+            let flows = connect(run_dir)?.resume(connections.clone())?;
+            print(&show::resumed(flows, connections.is_empty()))?;
+        }
         Command::Watch => watch::watch(run_dir)?,
         Command::Clean { json } => {
             let removed = whimbrel_daemon::clean::clean(run_dir).map_err(Complaint::daemon)?;

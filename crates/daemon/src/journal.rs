@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use whimbrel_handshake::PublicKey;
-use whimbrel_protocol::{Carrier, FlowEntry, KnownPlace, PeerId, Places, SavedPeer};
+use whimbrel_protocol::{Carrier, FlowEntry, KnownPlace, PeerId, Places, SavedPeer, Waits};
 use whimbrel_wire::{FlowTuple, Transport};
 
 /// Lines that may be out of date before the file is rewritten, beside as many as are in force.
@@ -235,6 +235,8 @@ struct EntryLine {
     name: u64,
     home: (u32, u32),
     peer_tuple: TupleLine,
+    /// Here, there.
+    waits: (bool, bool),
     wire: (u16, u16),
 }
 
@@ -245,6 +247,7 @@ impl From<FlowEntry> for EntryLine {
             name: entry.name,
             home: (entry.home.local, entry.home.peer),
             peer_tuple: entry.peer_tuple.into(),
+            waits: (entry.waits.here, entry.waits.there),
             wire: (entry.wire_local_port, entry.wire_remote_port),
         }
     }
@@ -257,6 +260,7 @@ impl EntryLine {
             name: self.name,
             home: Places { local: self.home.0, peer: self.home.1 },
             peer_tuple: self.peer_tuple.tuple()?,
+            waits: Waits { here: self.waits.0, there: self.waits.1 },
             wire_local_port: self.wire.0,
             wire_remote_port: self.wire.1,
         })
@@ -277,6 +281,7 @@ struct PeerLine {
     observed: Option<SocketAddr>,
     absent: bool,
     life: u64,
+    waiting: (u32, u32),
     /// Number, claimed, observed.
     known_places: Vec<(u32, SocketAddr, SocketAddr)>,
     own_places: Vec<(u32, IpAddr)>,
@@ -311,6 +316,7 @@ impl From<SavedPeer> for PeerLine {
             observed: peer.observed,
             absent: peer.absent,
             life: peer.life,
+            waiting: peer.waiting,
             own_places: peer.own_places,
             known_places: peer.known_places.iter().map(|place| (place.number, place.claimed, place.observed)).collect(),
         }
@@ -338,6 +344,7 @@ impl From<PeerLine> for SavedPeer {
             observed: line.observed,
             absent: line.absent,
             life: line.life,
+            waiting: line.waiting,
             own_places: line.own_places,
             known_places: line
                 .known_places
@@ -367,6 +374,7 @@ mod tests {
             observed: Some("192.0.2.9:1024".parse().expect("endpoint")),
             absent: true,
             life: 77,
+            waiting: (5, 6),
             own_places: vec![(2, "192.0.2.7".parse().expect("address"))],
             known_places: vec![KnownPlace {
                 number: 3,
@@ -390,6 +398,7 @@ mod tests {
             name: 0x1234_5678_9abc_def0,
             home: Places { local: 1, peer: 1 },
             peer_tuple: flow(9).mirrored(),
+            waits: Waits { here: true, there: false },
             wire_local_port: 9,
             wire_remote_port: 22,
         }

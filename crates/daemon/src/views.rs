@@ -225,6 +225,18 @@ fn traffic() -> HashMap<FlowTuple, ipc::Bytes> {
 }
 
 /// The inode of each socket.
+/// Those of `flows` that a process has open.
+pub(crate) fn of_process(flows: &[FlowView], pid: u32) -> Vec<FlowTuple> {
+    let sockets = sockets();
+    let inodes: HashSet<u32> = flows.iter().filter_map(|flow| sockets.get(&flow.tuple).copied()).collect();
+    let owners = process::owners(&inodes);
+    let has = |flow: &&FlowView| {
+        let owner = sockets.get(&flow.tuple).and_then(|inode| owners.get(inode));
+        owner.is_some_and(|owner| owner.pid == pid)
+    };
+    flows.iter().filter(has).map(|flow| flow.tuple).collect()
+}
+
 fn sockets() -> HashMap<FlowTuple, u32> {
     let listed = SockDiag::open().and_then(|mut diag| Ok((diag.tcp(&MOVABLE)?, diag.udp()?)));
     match listed {
@@ -238,7 +250,9 @@ fn sockets() -> HashMap<FlowTuple, u32> {
 
 /// `heard`: whether it was heard rewritten.
 fn connection(view: &FlowView, peer: Option<&PeerView>, heard: bool) -> ipc::Connection {
+    let waits = view.entry.is_some_and(|entry| entry.waits.any());
     let (state, reason) = match view.state {
+        FlowState::Native | FlowState::Moved if waits => (ipc::ConnectionState::Held, None),
         FlowState::Native => (ipc::ConnectionState::Native, None),
         FlowState::Moved if peer.is_some_and(|peer| peer.carrier == Carrier::Hold) => {
             (ipc::ConnectionState::Held, None)
@@ -251,6 +265,7 @@ fn connection(view: &FlowView, peer: Option<&PeerView>, heard: bool) -> ipc::Con
     let entry = view.entry.as_ref();
     // Locators of the other family cannot be rewritten to.
     let own_carrier = |peer: &PeerView| match peer.carrier {
+        _ if waits => Carrier::Hold,
         Carrier::Rewrite | Carrier::FollowRewrite if peer.remote.is_ipv4() != view.tuple.local.is_ipv4() => {
             Carrier::Tunnel
         }
@@ -326,6 +341,7 @@ mod tests {
         let entry = (state == FlowState::Moved).then(|| FlowEntry {
             peer: PeerId(3),
             name: 7,
+            waits: whimbrel_protocol::Waits::default(),
             home: Places::default(),
             peer_tuple: own.mirrored(),
             wire_local_port: 22,

@@ -152,8 +152,8 @@ impl Client {
     ///
     /// # Errors
     /// As [`Self::status`].
-    pub fn suspend(&mut self) -> Result<Suspended, ClientError> {
-        match self.ask(&Request::Suspend)? {
+    pub fn suspend(&mut self, connections: Vec<String>) -> Result<Suspended, ClientError> {
+        match self.ask(&Request::Suspend { connections })? {
             Reply::Suspended(suspended) => Ok(suspended),
             _ => Err(ClientError::Unexpected),
         }
@@ -163,8 +163,8 @@ impl Client {
     ///
     /// # Errors
     /// As [`Self::status`]; the daemon's own where this host is not suspended.
-    pub fn resume(&mut self) -> Result<usize, ClientError> {
-        match self.ask(&Request::Resume)? {
+    pub fn resume(&mut self, connections: Vec<String>) -> Result<usize, ClientError> {
+        match self.ask(&Request::Resume { connections })? {
             Reply::Resumed { flows } => Ok(flows),
             _ => Err(ClientError::Unexpected),
         }

@@ -32,10 +32,20 @@ pub enum Request {
         peer: Option<String>,
     },
     /// This host goes away, to sleep for example: peers are told, and all connections wait until [`Request::Resume`];
-    /// [`Reply::Suspended`](crate::Reply::Suspended) once the peers have answered, or after a second.
-    Suspend,
-    /// This host is back: connections go on from where it is now; [`Reply::Resumed`](crate::Reply::Resumed).
-    Resume,
+    /// [`Reply::Suspended`](crate::Reply::Suspended) once the peers have answered, or after a second. With `connections`:
+    /// these alone wait, and the host stays.
+    Suspend {
+        /// Each names connections that outlive a move: by an address and port of either end, or a process id (`pid:4711`).
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        connections: Vec<String>,
+    },
+    /// This host is back, and all that it had wait goes on from where it is now; [`Reply::Resumed`](crate::Reply::Resumed).
+    /// With `connections`: these alone.
+    Resume {
+        /// As for [`Request::Suspend`].
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        connections: Vec<String>,
+    },
     /// Drop the key that is remembered for an address (trust on first use); [`Reply::Forgotten`](crate::Reply::Forgotten).
     ForgetPeer {
         /// The address.

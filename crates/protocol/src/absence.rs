@@ -10,7 +10,7 @@ use crate::Time;
 use crate::node::{Node, Routes};
 use crate::op::{Carrier, Event, KernelOp, PeerId};
 use crate::outcome::Asked;
-use crate::peer::{Away, PendingUpdate};
+use crate::peer::{Away, Peer, PendingUpdate};
 use crate::timer::Timer;
 
 /// How long flows wait before their sockets are kept from giving up (P-46). The least that programs set as a
@@ -58,10 +58,11 @@ impl Node {
         self.hold(now, id);
     }
 
-    /// How many peers were told that this host goes away and have not answered.
+    /// How many peers were told that this host goes away, or that single flows wait, and have not answered.
     #[must_use]
     pub fn leaving_peers(&self) -> usize {
-        self.peers.values().filter(|peer| peer.update.as_ref().is_some_and(|update| update.absent)).count()
+        let parting = |peer: &&Peer| peer.update.as_ref().is_some_and(|update| update.absent);
+        self.peers.values().filter(|peer| parting(peer) || !peer.waiting.untold.is_empty()).count()
     }
 
     /// Whether this host is suspended.

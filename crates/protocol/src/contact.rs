@@ -721,6 +721,7 @@ impl Node {
         }
         self.announce_late(now, id);
         self.note_life(now, id, life);
+        self.tell_waiting(now, id);
     }
 
     /// Drops what nobody answered. Tells whether more is under way.

@@ -46,7 +46,7 @@ impl Node {
         self.park_in_time(now, id);
         let Some(peer) = self.peers.get(&id) else { return };
         // While a move is under way what comes by the wrong path is to be seen.
-        let moved = peer.moved_flows() > 0 || peer.meanwhile().is_some();
+        let moved = peer.moved_flows() > 0 || peer.waiting.flows > 0 || peer.meanwhile().is_some();
         let mut binding = peer.binding();
         binding.former.retain(|pair| self.pairs.get(pair).is_none_or(|holder| *holder == id));
         let op = KernelOp::SetBinding { peer: id, binding, moved };

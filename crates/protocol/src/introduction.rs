@@ -8,7 +8,7 @@ use whimbrel_wire::{FlowTuple, Transport};
 use crate::Time;
 use crate::flow::{Flow, Origin, Responding, Stage};
 use crate::node::Node;
-use crate::op::{Event, FlowEntry, KernelOp, PeerId, Places};
+use crate::op::{Event, FlowEntry, KernelOp, PeerId, Places, Waits};
 use crate::outcome::Asked;
 use crate::peer::NOWHERE;
 use crate::timer::Timer;
@@ -380,6 +380,7 @@ impl Node {
             peer: id,
             name: echo.introducer_nonce,
             home,
+            waits: Waits::default(),
             peer_tuple: echo.tuple,
             wire_local_port,
             wire_remote_port: echo.wire_port,
@@ -429,6 +430,7 @@ impl Node {
                     peer: id,
                     name: nonce,
                     home: Places { local: echo.introducer_place, peer: echo.responder_place },
+                    waits: Waits::default(),
                     peer_tuple: introduced.tuple,
                     wire_local_port: echo.wire_port,
                     wire_remote_port: introduced.wire_port,

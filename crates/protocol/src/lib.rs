@@ -32,6 +32,7 @@ mod peer;
 mod random;
 mod time;
 mod timer;
+mod waiting;
 
 pub use config::{Ask, Carriers, Config, Prefix, Trust};
 pub use contact::Standing;
@@ -39,7 +40,7 @@ pub use flow::{FlowState, FlowView};
 pub use node::{Node, PeerView, Routes};
 pub use op::{
     Binding, Carrier, Event, FlowEntry, KernelOp, KnownPlace, OpFailed, OpId, PeerId, Places, SavedPeer, SocketNumbers,
-    Transmit, TunnelPath,
+    Transmit, TunnelPath, Waits,
 };
 pub use peer::Attachment;
 pub use time::Time;

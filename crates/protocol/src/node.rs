@@ -198,6 +198,7 @@ impl Node {
                 self.put_binding_in_force(now, id);
                 self.accept_former(now, id);
                 self.reach_again(now, id);
+                self.tell_waiting_again(id);
             }
         }
         self.refresh_sets();
@@ -295,6 +296,10 @@ impl Node {
                     self.handle_acknowledgement(now, id, arrival, &acknowledgement);
                 }
                 Message::ProbeSeen { token } => self.handle_probe_seen(now, id, token),
+                Message::Waiting { number, wait, names } => {
+                    answers.extend(self.handle_waiting(now, id, number, wait, &names))
+                }
+                Message::WaitingSeen { number } => self.handle_waiting_seen(now, id, number),
                 Message::FlowClosed(nonces) => self.handle_flows_closed(now, id, &nonces),
                 Message::Close { .. } => self.handle_close(now, id),
                 Message::Padding { .. } => {}
@@ -426,6 +431,7 @@ impl Node {
                     }
                 }
                 Timer::Park(id) => self.park_late(now, id),
+                Timer::Waiting(id) => self.tell_waiting(now, id),
                 Timer::Idle(id) => self.forget_idle(now, id),
                 Timer::Linger => self.forget_closed(now),
                 Timer::Sweep => self.sweep(now),
@@ -513,6 +519,7 @@ impl Node {
             Timer::Reach(id),
             Timer::Former(id),
             Timer::Park(id),
+            Timer::Waiting(id),
             Timer::Idle(id),
         ] {
             self.timers.stop(timer);

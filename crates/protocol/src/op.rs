@@ -53,10 +53,29 @@ pub struct FlowEntry {
     pub home: Places,
     /// The tuple that the peer's socket has (its own view).
     pub peer_tuple: FlowTuple,
+    /// Who has it wait, whatever the binding says (P-48).
+    pub waits: Waits,
     /// This end's port in rewritten packets.
     pub wire_local_port: u16,
     /// The peer's port in rewritten packets.
     pub wire_remote_port: u16,
+}
+
+/// Who has a single flow wait.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Waits {
+    /// This host.
+    pub here: bool,
+    /// The peer.
+    pub there: bool,
+}
+
+impl Waits {
+    /// Whether it waits at all.
+    #[must_use]
+    pub fn any(self) -> bool {
+        self.here || self.there
+    }
 }
 
 /// How packets of moved flows are carried.
@@ -283,6 +302,8 @@ pub struct SavedPeer {
     pub absent: bool,
     /// The life of its sockets, as it said last (P-47).
     pub life: u64,
+    /// Numbers of the last words about single flows that wait, sent and seen (P-48).
+    pub waiting: (u32, u32),
     /// This host's control endpoint as the peer sees it.
     pub observed: Option<SocketAddr>,
     /// Where the peer was or is.

@@ -11,7 +11,7 @@ use crate::Time;
 use crate::flow::{Origin, Stage};
 use crate::introduction::TRIES;
 use crate::node::Node;
-use crate::op::{Event, FlowEntry, KernelOp, PeerId, Places, SocketNumbers};
+use crate::op::{Event, FlowEntry, KernelOp, PeerId, Places, SocketNumbers, Waits};
 use crate::outcome::Asked;
 use crate::peer::NOWHERE;
 use crate::timer::Timer;
@@ -288,7 +288,15 @@ impl Node {
             self.peers.get(&id)?.free_wire_port(flow.local.port(), claim.wire_port, &self.config.drawn_ports);
         let wire_remote_port = claim.wire_port;
         let peer_tuple = claim.tuple;
-        let entry = FlowEntry { peer: id, name: nonce, home, peer_tuple, wire_local_port, wire_remote_port };
+        let entry = FlowEntry {
+            peer: id,
+            name: nonce,
+            home,
+            waits: Waits::default(),
+            peer_tuple,
+            wire_local_port,
+            wire_remote_port,
+        };
         self.install(now, flow, entry, Origin::Paired(numbers));
         // The answer waits until the flow is installed.
         None
@@ -338,6 +346,7 @@ impl Node {
                 peer: id,
                 name: nonce,
                 home,
+                waits: Waits::default(),
                 peer_tuple: introduced.tuple,
                 wire_local_port: wire_port,
                 wire_remote_port: introduced.wire_port,

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use whimbrel_handshake::{PublicKey, Session};
 use whimbrel_wire::FlowTuple;
+use whimbrel_wire::message::MAX_WAITING;
 
 use crate::Time;
 use crate::flow::Responding;
@@ -275,6 +276,32 @@ pub(crate) struct Peer {
     pub(crate) stalled: bool,
     /// The sockets of its flows are kept from giving up (P-46).
     pub(crate) parked: bool,
+    pub(crate) waiting: Waiting,
+}
+
+/// Single flows that wait (P-48).
+#[derive(Debug, Default)]
+pub(crate) struct Waiting {
+    /// What the peer is to be told, oldest first: number, whether they wait, names.
+    pub(crate) untold: VecDeque<(u32, bool, Vec<u64>)>,
+    pub(crate) tries: u32,
+    /// Number of the last message made.
+    pub(crate) sent: u32,
+    /// Number of the last one that the peer sent.
+    pub(crate) seen: u32,
+    /// Flows that wait.
+    pub(crate) flows: usize,
+}
+
+impl Waiting {
+    /// The peer is to be told that flows wait, or go on.
+    pub(crate) fn tell(&mut self, names: &[u64], wait: bool) {
+        for names in names.chunks(MAX_WAITING) {
+            self.sent += 1;
+            self.untold.push_back((self.sent, wait, names.to_vec()));
+        }
+        self.tries = 0;
+    }
 }
 
 impl Peer {
@@ -329,6 +356,7 @@ impl Peer {
             away: None,
             stalled: false,
             parked: false,
+            waiting: Waiting::default(),
         }
     }
 
@@ -345,6 +373,7 @@ impl Peer {
         peer.observed = saved.observed;
         peer.own_places = saved.own_places.iter().copied().collect();
         peer.life = saved.life;
+        (peer.waiting.sent, peer.waiting.seen) = saved.waiting;
         peer.away = saved.absent.then_some(Away::Announced);
         peer.parked = saved.absent;
         if saved.known_places.is_empty() {
@@ -370,6 +399,7 @@ impl Peer {
             former: self.former.clone(),
             absent: self.away == Some(Away::Announced),
             life: self.life,
+            waiting: (self.waiting.sent, self.waiting.seen),
             observed: self.observed,
             known_places: self.known_places.clone(),
             own_places: self.own_places.iter().map(|(number, address)| (*number, *address)).collect(),
@@ -595,6 +625,7 @@ impl Peer {
             *self.local_addresses.entry(flow.local.ip()).or_default() += 1;
             *self.remote_addresses.entry(flow.remote.ip()).or_default() += 1;
             self.wire_ports.insert((entry.wire_local_port, entry.wire_remote_port));
+            self.waiting.flows += usize::from(entry.waits.any());
         }
     }
 
@@ -605,6 +636,7 @@ impl Peer {
             release(&mut self.local_addresses, flow.local.ip());
             release(&mut self.remote_addresses, flow.remote.ip());
             self.wire_ports.remove(&(entry.wire_local_port, entry.wire_remote_port));
+            self.waiting.flows -= usize::from(entry.waits.any());
         }
     }
 

@@ -33,6 +33,8 @@ pub(crate) enum Timer {
     Reach(PeerId),
     /// Former paths of a peer are no longer accepted.
     Former(PeerId),
+    /// Tell a peer again which flows wait.
+    Waiting(PeerId),
     /// Flows have waited so long that their sockets are kept from giving up.
     Park(PeerId),
     /// Forget a peer that has no flows.

@@ -139,6 +139,9 @@ impl DataPlane {
     /// What would become of a segment of this flow, `length` bytes long. Takes them off the allowance.
     pub(crate) fn egress(&mut self, own: &FlowTuple, length: usize) -> Verdict {
         let Some(entry) = self.flows.get(own) else { return Verdict::Native };
+        if entry.waits.any() {
+            return Verdict::Hold("waits by itself");
+        }
         let Some((binding, _)) = self.bindings.get(&entry.peer) else { return Verdict::Native };
         if binding.places == entry.home {
             return Verdict::Native;

@@ -476,6 +476,15 @@ impl World {
         self.with_node(host, |node| node.resume(now, &routes));
     }
 
+    /// Has the daemon at an end of a flow let it wait, or go on.
+    pub fn let_wait(&mut self, flow: FlowId, end: usize, wait: bool) {
+        let (now, Flow { hosts, tuples, .. }) = (self.now, &self.flows[flow.0]);
+        let (host, tuple) = (hosts[end], tuples[end]);
+        self.with_node(host, |node| {
+            node.set_waiting(now, &[tuple], wait);
+        });
+    }
+
     /// Tells the daemon at an end of a flow that the same is sent on it again and again.
     pub fn stall(&mut self, flow: FlowId, end: usize) {
         let (now, Flow { hosts, tuples, .. }) = (self.now, &self.flows[flow.0]);

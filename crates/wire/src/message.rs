@@ -99,6 +99,20 @@ pub enum Message {
         /// The nonce of the probe segment.
         token: u64,
     },
+    /// Type 0x33: these flows wait from now on, or go on; until it is answered it is repeated (P-48).
+    Waiting {
+        /// Rises with each such message of a sender's; comes back in the answer.
+        number: u32,
+        /// Whether they wait.
+        wait: bool,
+        /// The names of the flows, at most [`MAX_WAITING`]; what is beyond is not sent.
+        names: Vec<u64>,
+    },
+    /// Type 0x34: the answer to [`Message::Waiting`].
+    WaitingSeen {
+        /// As in the message.
+        number: u32,
+    },
     /// Type 0x7f: the sender drops this session.
     Close {
         /// Why.
@@ -263,6 +277,8 @@ impl UpdateFlags {
 pub const MESSAGE_HEADER_LEN: usize = 3;
 /// Most nonces in one *flow closed* message.
 pub const MAX_CLOSED: usize = 1024;
+/// Most names in one *waiting* message.
+pub const MAX_WAITING: usize = 128;
 /// Most messages of known types in one datagram.
 pub const MAX_MESSAGES: usize = 512;
 
@@ -280,6 +296,8 @@ const PAIRED: u8 = 0x26;
 const BINDING_UPDATE: u8 = 0x30;
 const BINDING_ACKNOWLEDGEMENT: u8 = 0x31;
 const PROBE_SEEN: u8 = 0x32;
+const WAITING: u8 = 0x33;
+const WAITING_SEEN: u8 = 0x34;
 const CLOSE: u8 = 0x7f;
 
 /// Status byte of *introduction done* when the flow is introduced.
@@ -316,7 +334,8 @@ impl Message {
             Self::PathChallenge { .. } | Self::ProbeSeen { .. } => 8,
             Self::Locators(locators) => 1 + 16 * locators.len().min(MAX_LOCATORS),
             Self::PathResponse { .. } => 8 + ENDPOINT_LEN,
-            Self::IntroductionRequest { .. } | Self::IntroductionReady { .. } => 4,
+            Self::IntroductionRequest { .. } | Self::IntroductionReady { .. } | Self::WaitingSeen { .. } => 4,
+            Self::Waiting { names, .. } => 7 + 8 * names.len().min(MAX_WAITING),
             Self::IntroductionEcho(_) => 26 + TUPLE_LEN,
             Self::IntroductionDone { outcome: Ok(_), .. } => 11 + TUPLE_LEN,
             Self::IntroductionDone { outcome: Err(_), .. } => 9,
@@ -349,6 +368,8 @@ impl Message {
             Self::BindingUpdate { .. } => BINDING_UPDATE,
             Self::BindingAcknowledgement { .. } => BINDING_ACKNOWLEDGEMENT,
             Self::ProbeSeen { .. } => PROBE_SEEN,
+            Self::Waiting { .. } => WAITING,
+            Self::WaitingSeen { .. } => WAITING_SEEN,
             Self::Close { .. } => CLOSE,
         }
     }
@@ -411,6 +432,14 @@ impl Message {
                 put_u32(out, *place);
                 put_endpoint(out, *observed);
             }
+            Self::Waiting { number, wait, names } => {
+                put_u32(out, *number);
+                out.push(u8::from(*wait));
+                let names = &names[..names.len().min(MAX_WAITING)];
+                put_u16(out, names.len() as u16);
+                names.iter().for_each(|name| put_u64(out, *name));
+            }
+            Self::WaitingSeen { number } => put_u32(out, *number),
             Self::Close { reason } => out.push(reason.number()),
         }
     }
@@ -476,6 +505,8 @@ impl Message {
                 observed: body.endpoint("observed source")?,
             },
             PROBE_SEEN => Self::ProbeSeen { token: body.u64("probe nonce")? },
+            WAITING => read_waiting(body)?,
+            WAITING_SEEN => Self::WaitingSeen { number: body.u32("number")? },
             CLOSE => Self::Close { reason: CloseReason::from_number(body.u8("close reason")?) },
             _ => return Ok(None),
         };
@@ -519,6 +550,23 @@ fn encode_closed(nonces: &[u64], out: &mut Vec<u8>) {
         encode_chunk(nonces);
     }
     nonces.chunks(MAX_CLOSED).for_each(encode_chunk);
+}
+
+fn read_waiting(body: &mut Reader<'_>) -> Result<Message, Malformed> {
+    let number = body.u32("number")?;
+    let not_boolean = body.malformed("whether flows wait");
+    let wait = match body.u8("whether flows wait")? {
+        0 => false,
+        1 => true,
+        _ => return Err(not_boolean),
+    };
+    let too_many = body.malformed("count of waiting flows");
+    let count = usize::from(body.u16("count of waiting flows")?);
+    if count > MAX_WAITING || count * 8 != body.remaining() {
+        return Err(too_many);
+    }
+    let names = (0..count).map(|_| body.u64("waiting flow")).collect::<Result<_, _>>()?;
+    Ok(Message::Waiting { number, wait, names })
 }
 
 fn read_closed(body: &mut Reader<'_>) -> Result<Vec<u64>, Malformed> {

@@ -6,7 +6,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use whimbrel_wire::hello::MAX_LOCATORS;
 use whimbrel_wire::message::{
-    BindingStatus, CloseReason, Echo, Introduced, IntroductionRefusal, MAX_CLOSED, Pairing, UpdateFlags, decode_all,
+    BindingStatus, CloseReason, Echo, Introduced, IntroductionRefusal, MAX_CLOSED, MAX_WAITING, Pairing, UpdateFlags,
+    decode_all,
 };
 use whimbrel_wire::{Capabilities, Datagram, FlowTuple, Hello, Introduction, Message, Transport};
 
@@ -88,6 +89,9 @@ fn message() -> impl Strategy<Value = Message> {
         }),
         acknowledgement(),
         any::<u64>().prop_map(|token| Message::ProbeSeen { token }),
+        (any::<u32>(), any::<bool>(), vec(any::<u64>(), 0..=MAX_WAITING))
+            .prop_map(|(number, wait, names)| Message::Waiting { number, wait, names }),
+        any::<u32>().prop_map(|number| Message::WaitingSeen { number }),
         any::<u8>().prop_map(|reason| Message::Close { reason: CloseReason::from_number(reason) }),
     ]
 }

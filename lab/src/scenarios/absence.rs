@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use whimbrel_ipc::{Away, Carrier};
+use whimbrel_ipc::{Away, Carrier, ConnectionState};
 
 use super::world::{LONG, RATE, SOME, World, all_run, carried_by, goes_on_since, is_native, site, step};
 use super::{Scenario, scenario};
@@ -29,6 +29,11 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         "started-anew",
         "the laptop sleeps and comes back without its past: the server's end of the connection is reset at once",
         started_anew,
+    ),
+    scenario(
+        "suspend-one",
+        "one of two connections is suspended by itself, through a move and a restart of both daemons",
+        suspend_one,
     ),
 ];
 
@@ -243,4 +248,62 @@ fn started_anew(lab: &mut Lab) -> Result<()> {
     fresh.wait_progress(SOME, LONG)?;
     fresh.finish(LONG)?;
     all_run(&mut [&mut daemon, &mut server])
+}
+
+fn suspend_one(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    world.server.sysctl("net.ipv4.tcp_retries2", "3")?;
+    let (mut client, mut server) = world.daemons()?;
+    let mut pairs = [world.stream()?, world.stream()?];
+    for pair in &pairs {
+        client.wait_introduced(pair, LONG)?;
+    }
+    let unprotected = Unprotected::new(lab, &world)?;
+    let name = pairs[0].local().to_string();
+    let told = client.cli(&["suspend", &name])?;
+    expect!(told.starts_with("Told 1 peer. 1 connection waits"), "{told}");
+    for (daemon, end) in [(&client, Side::Client), (&server, Side::Server)] {
+        is_held(daemon, end, &pairs[0])?;
+        is_native(daemon, end, &pairs[1])?;
+    }
+    unprotected.vanish()?;
+    let [waits, runs] = &mut pairs;
+    runs.wait_progress(SOME, LONG)?;
+    unprotected.wait_dead(&world)?;
+    let b = world.b.clone();
+    world.roam(&b)?;
+    world.goes_on(runs)?;
+    client.kill()?;
+    client.restart()?;
+    server.kill()?;
+    server.restart()?;
+    runs.wait_progress(SOME, LONG)?;
+    is_held(&server, Side::Server, waits)?;
+    let before = [Side::Client, Side::Server].map(|side| waits.status(side).map(|status| status.received));
+    runs.wait_progress(SOME, LONG)?;
+    let after = [Side::Client, Side::Server].map(|side| waits.status(side).map(|status| status.received));
+    for (before, after) in before.into_iter().zip(after) {
+        expect!(before? == after?, "the connection that waits has received something");
+    }
+    let unknown = client.cli(&["suspend", "192.0.2.99:1"]);
+    expect!(unknown.is_err(), "no connection has this name: {unknown:?}");
+    client.cli(&["resume", &name])?;
+    for pair in &mut pairs {
+        pair.wait_progress(SOME, LONG)?;
+    }
+    for pair in pairs {
+        world.finish(pair)?;
+    }
+    all_run(&mut [&mut client, &mut server])
+}
+
+fn is_held(daemon: &Whimbrel, end: Side, pair: &FlowPair) -> Result<()> {
+    let (local, remote) = match end {
+        Side::Client => (pair.local(), pair.peer()),
+        Side::Server => (pair.peer(), pair.local()),
+    };
+    wait_until(LONG, &format!("{local} -> {remote} waits"), || {
+        let connection = daemon.connection(local, remote);
+        connection.is_ok_and(|found| found.is_some_and(|found| found.state == ConnectionState::Held))
+    })
 }

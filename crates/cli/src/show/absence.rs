@@ -4,7 +4,8 @@ use whimbrel_ipc::Suspended;
 
 use super::count;
 
-pub(crate) fn suspended(suspended: &Suspended) -> String {
+/// `all`: and the host has gone away.
+pub(crate) fn suspended(suspended: &Suspended, all: bool) -> String {
     let Suspended { flows, told, answered } = *suspended;
     let wait = if flows == 1 { "waits" } else { "wait" };
     let peers = match told {
@@ -13,15 +14,18 @@ pub(crate) fn suspended(suspended: &Suspended) -> String {
         _ => format!("Told {}, of which {} did not answer", count(told, "peer"), told - answered),
     };
     match flows {
+        _ if !all => format!("{peers}. {} {wait} until `whimbrel resume`.\n", count(flows, "connection")),
         0 => "No connection would outlive a move, so nobody was told. `whimbrel resume` when this host is back.\n"
             .to_owned(),
         _ => format!("{peers}. {} {wait} until `whimbrel resume`.\n", count(flows, "connection")),
     }
 }
 
-pub(crate) fn resumed(flows: usize) -> String {
+pub(crate) fn resumed(flows: usize, all: bool) -> String {
     match flows {
         0 => "This host is back. No connection has waited.\n".to_owned(),
+        1 if !all => "1 connection goes on.\n".to_owned(),
+        _ if !all => format!("{flows} connections go on.\n"),
         _ => format!(
             "This host is back. {} as soon as the peers know.\n",
             match flows {
@@ -38,7 +42,7 @@ mod tests {
 
     #[test]
     fn what_was_told_is_said() {
-        let text = |flows, told, answered| suspended(&Suspended { flows, told, answered });
+        let text = |flows, told, answered| suspended(&Suspended { flows, told, answered }, true);
         assert_eq!(text(2, 1, 1), "Told 1 peer. 2 connections wait until `whimbrel resume`.\n");
         assert_eq!(
             text(1, 2, 1),
@@ -46,6 +50,6 @@ mod tests {
         );
         assert!(text(1, 0, 0).starts_with("Nobody could be told"));
         assert!(text(0, 0, 0).starts_with("No connection"));
-        assert_eq!(resumed(1), "This host is back. 1 connection goes on as soon as the peers know.\n");
+        assert_eq!(resumed(1, true), "This host is back. 1 connection goes on as soon as the peers know.\n");
     }
 }

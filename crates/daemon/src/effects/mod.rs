@@ -231,7 +231,11 @@ impl Effects {
             KernelOp::InstallFlow { flow, entry } => {
                 self.datapath.insert_flows(&[(flow, data_plane_entry(&entry))])?;
                 self.tunnel.set_flow(tunnel_flow(flow, &entry));
-                if let Some(before) = self.journal.flows().get(&flow) {
+                let before = self.journal.flows().get(&flow);
+                if before.is_some_and(|before| before.waits != entry.waits) {
+                    self.fitting.want();
+                }
+                if let Some(before) = before {
                     self.remotes.remove(&flow, before);
                 }
                 self.remotes.add(&flow, &entry);
@@ -686,7 +690,7 @@ fn data_plane_entry(entry: &FlowEntry) -> datapath::FlowEntry {
         home_peer_place: entry.home.peer,
         wire_local_port: entry.wire_local_port,
         wire_remote_port: entry.wire_remote_port,
-        held: false,
+        held: entry.waits.any(),
     }
 }
 

@@ -56,6 +56,7 @@ mod tests {
         let entry = FlowEntry {
             peer: PeerId(peer),
             name: 7,
+            waits: whimbrel_protocol::Waits::default(),
             home: Places::default(),
             peer_tuple: tuple,
             wire_local_port: port,

@@ -25,7 +25,8 @@ const SUSPEND_WAIT: Duration = Duration::from_secs(1);
 
 /// Clients that wait for a suspension.
 pub(super) struct Suspending {
-    clients: Vec<ClientId>,
+    /// Each with how many connections wait.
+    clients: Vec<(ClientId, usize)>,
     /// They are answered then at the latest.
     pub(super) until: Time,
     /// Peers that were told.
@@ -140,25 +141,63 @@ impl EventLoop {
                 return;
             }
             Request::Handoff { to, peer } => self.hand_off(to, peer.as_deref()),
-            Request::Suspend => {
-                self.suspend(id);
-                return;
-            }
-            Request::Resume => self.resume(),
+            Request::Suspend { connections } => match self.suspend(id, &connections) {
+                Ok(()) => return,
+                Err(failure) => Reply::Error(failure),
+            },
+            Request::Resume { connections } => self.resume(&connections).unwrap_or_else(Reply::Error),
             Request::ForgetPeer { address } => self.forget_peer(address),
         };
         self.server.reply(id, &reply);
     }
 
     /// Peers are told at once; the client is answered when they have answered, or after a while.
-    fn suspend(&mut self, id: ClientId) {
+    fn suspend(&mut self, id: ClientId, connections: &[String]) -> Result<(), Failure> {
         let now = clock::now();
         self.take_in_udp(now);
-        self.node.suspend(now);
+        let flows = if connections.is_empty() {
+            self.node.suspend(now);
+            self.node.peers().map(|view| view.flows).sum()
+        } else {
+            let named = self.named(connections)?;
+            self.node.set_waiting(now, &named, true).len()
+        };
         self.transmit();
         let told = self.node.leaving_peers();
         let fresh = || Suspending { clients: Vec::new(), until: now + SUSPEND_WAIT, told };
-        self.suspending.get_or_insert_with(fresh).clients.push(id);
+        self.suspending.get_or_insert_with(fresh).clients.push((id, flows));
+        Ok(())
+    }
+
+    /// The connections that outlive a move and that these name.
+    fn named(&self, names: &[String]) -> Result<Vec<FlowTuple>, Failure> {
+        let views: Vec<FlowView> = self.node.flows().filter(|view| view.entry.is_some()).collect();
+        let mut named = BTreeSet::new();
+        for name in names {
+            let matching: Vec<FlowTuple> = match name.strip_prefix("pid:").map(str::parse) {
+                Some(pid) => {
+                    let pid: u32 = pid.map_err(|_| Failure::new("this is no process id").on(name))?;
+                    let connections = views::of_process(&views, pid);
+                    connections.into_iter().collect()
+                }
+                None => {
+                    let wanted: SocketAddr = name.parse().map_err(|_| {
+                        Failure::new("this names no connection").on(name).hint(
+                            "An address and port of either end does (192.0.2.1:22, [2001:db8::1]:22), or pid:NUMBER.",
+                        )
+                    })?;
+                    let ends = |view: &&FlowView| [view.tuple.local, view.tuple.remote].contains(&wanted);
+                    views.iter().filter(ends).map(|view| view.tuple).collect()
+                }
+            };
+            if matching.is_empty() {
+                return Err(Failure::new("no connection that outlives a move is named by this")
+                    .on(name)
+                    .hint("`whimbrel connections` shows them."));
+            }
+            named.extend(matching);
+        }
+        Ok(named.into_iter().collect())
     }
 
     /// Answers whoever suspended this host, where the time has come.
@@ -166,25 +205,28 @@ impl EventLoop {
         let open = self.node.leaving_peers();
         let over = |suspending: &mut Suspending| open == 0 || suspending.until <= clock::now();
         let Some(suspending) = self.suspending.take_if(over) else { return };
-        let flows = self.node.peers().map(|view| view.flows).sum();
         let answered = suspending.told.saturating_sub(open);
-        let reply = Reply::Suspended(Suspended { flows, told: suspending.told, answered });
-        for id in suspending.clients {
-            self.server.reply(id, &reply);
+        for (id, flows) in suspending.clients {
+            self.server.reply(id, &Reply::Suspended(Suspended { flows, told: suspending.told, answered }));
             self.serve(id);
         }
     }
 
-    fn resume(&mut self) -> Reply {
-        if !self.node.is_suspended() {
-            return Reply::Error(
-                Failure::new("this host is not suspended").hint("`whimbrel suspend` has its connections wait."),
-            );
-        }
+    fn resume(&mut self, connections: &[String]) -> Result<Reply, Failure> {
         let now = clock::now();
-        self.node.resume(now, &self.routes);
+        let all = connections.is_empty();
+        let waiting = if all { self.node.waiting_flows() } else { self.named(connections)? };
+        if all && !self.node.is_suspended() && waiting.is_empty() {
+            return Err(Failure::new("this host is not suspended, nor is a connection of its")
+                .hint("`whimbrel suspend` has its connections wait."));
+        }
+        let mut flows = self.node.set_waiting(now, &waiting, false).len();
+        if all && self.node.is_suspended() {
+            self.node.resume(now, &self.routes);
+            flows = self.node.peers().map(|view| view.flows).sum();
+        }
         self.transmit();
-        Reply::Resumed { flows: self.node.peers().map(|view| view.flows).sum() }
+        Ok(Reply::Resumed { flows })
     }
 
     fn forget_peer(&mut self, address: IpAddr) -> Reply {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use whimbrel_protocol::{Config, Event};
-use whimbrel_sim::{Carried, Kind, Mutation};
+use whimbrel_sim::{Carried, FlowId, Kind, Mutation, World};
 
 use crate::common::{AWAY, HOME, INSIDE, SECOND, SERVICE, Two, settle_as};
 
@@ -21,7 +21,9 @@ fn a_host_sleeps_and_wakes_elsewhere() {
         let sent = world.sent;
         world.detach(client, HOME);
         world.suspend(client);
+        world.set_beat(Some(10 * SECOND));
         world.run_for(WEEKEND);
+        world.set_beat(Some(Duration::from_millis(7)));
         assert_eq!(world.sent, sent, "nothing is sent to whom is away");
         world.wake(client);
         if inside {
@@ -52,7 +54,9 @@ fn whom_nothing_is_heard_of_is_waited_for() {
             *host == server && matches!(event, Event::PeerAway { announced: false, flows: 3, .. })
         }));
         let sent = world.sent;
+        world.set_beat(Some(10 * SECOND));
         world.run_for(WEEKEND);
+        world.set_beat(Some(Duration::from_millis(7)));
         assert!(world.sent - sent < 4 * 72 * 3600 / 300, "{} datagrams", world.sent - sent);
         match back {
             0 => world.attach(client, home, HOME),
@@ -156,5 +160,46 @@ fn a_host_that_was_started_anew_ends_its_flows() {
             world.assert_delivering(2 * SECOND);
             world.check();
         }
+    }
+}
+
+#[test]
+fn single_flows_wait_by_request_of_either_end() {
+    // P-48: through a move and a restart of whichever daemon, and whatever datagram is lost.
+    for lost in 0..6 {
+        let (Two { mut world, client, server, away, .. }, flows) = Two::flowing(817, 3);
+        let [one, other, runs] = [flows[0], flows[1], flows[2]];
+        let next = world.sent;
+        world.faults.lose = Some(next + lost);
+        world.let_wait(one, 0, true);
+        world.let_wait(other, 1, true);
+        world.run_for(SECOND);
+        let still = |world: &mut World, waiting: &[FlowId]| {
+            let before: Vec<_> = flows.iter().map(|flow| world.flow(*flow).arrived).collect();
+            world.run_for(2 * SECOND);
+            for (flow, before) in flows.iter().zip(before) {
+                let arrived = world.flow(*flow).arrived;
+                let stands = (0..2).map(|end| arrived[end] == before[end]);
+                assert!(stands.clone().all(|stands| stands == waiting.contains(flow)), "{flow:?} of {waiting:?}");
+            }
+        };
+        still(&mut world, &[one, other]);
+        world.move_to(client, away, AWAY);
+        world.run_for(SECOND);
+        still(&mut world, &[one, other]);
+        world.restart(server, SECOND);
+        world.restart(client, 2 * SECOND);
+        world.run_for(20 * SECOND);
+        still(&mut world, &[one, other]);
+        // Who did not ask for it does not end it.
+        world.let_wait(one, 1, false);
+        world.let_wait(other, 1, false);
+        world.run_for(SECOND);
+        still(&mut world, &[one]);
+        world.let_wait(one, 0, false);
+        world.run_for(SECOND);
+        still(&mut world, &[]);
+        assert!(world.introduced(runs));
+        world.check();
     }
 }
