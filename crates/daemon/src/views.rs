@@ -227,13 +227,8 @@ fn traffic() -> HashMap<FlowTuple, ipc::Bytes> {
 /// The inode of each socket.
 /// Those of `flows` that a process has open.
 pub(crate) fn of_process(flows: &[FlowView], pid: u32) -> Vec<FlowTuple> {
-    let sockets = sockets();
-    let inodes: HashSet<u32> = flows.iter().filter_map(|flow| sockets.get(&flow.tuple).copied()).collect();
-    let owners = process::owners(&inodes);
-    let has = |flow: &&FlowView| {
-        let owner = sockets.get(&flow.tuple).and_then(|inode| owners.get(inode));
-        owner.is_some_and(|owner| owner.pid == pid)
-    };
+    let (sockets, open) = (sockets(), process::sockets(pid));
+    let has = |flow: &&FlowView| sockets.get(&flow.tuple).is_some_and(|inode| open.contains(inode));
     flows.iter().filter(has).map(|flow| flow.tuple).collect()
 }
 

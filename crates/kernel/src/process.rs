@@ -29,11 +29,7 @@ pub fn owners(inodes: &HashSet<u32>) -> HashMap<u32, Process> {
             break;
         }
         let mut name = None;
-        let Ok(descriptors) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { continue };
-        for descriptor in descriptors.flatten() {
-            let Some(inode) = std::fs::read_link(descriptor.path()).ok().and_then(|link| socket_inode(&link)) else {
-                continue;
-            };
+        for inode in open_sockets(pid) {
             if inodes.contains(&inode) && !owners.contains_key(&inode) {
                 let name = name.get_or_insert_with(|| name_of(pid)).clone();
                 owners.insert(inode, Process { pid, name });
@@ -41,6 +37,17 @@ pub fn owners(inodes: &HashSet<u32>) -> HashMap<u32, Process> {
         }
     }
     owners
+}
+
+/// The inodes of the sockets that a process has open, shared ones too; none where it may not be looked into, or is gone.
+#[must_use]
+pub fn sockets(pid: u32) -> HashSet<u32> {
+    open_sockets(pid).collect()
+}
+
+fn open_sockets(pid: u32) -> impl Iterator<Item = u32> {
+    let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    descriptors.filter_map(|descriptor| socket_inode(&std::fs::read_link(descriptor.path()).ok()?))
 }
 
 fn name_of(pid: u32) -> String {
@@ -66,5 +73,7 @@ mod tests {
         let owners = owners(&HashSet::from([inode, 0]));
         assert_eq!(owners[&inode].pid, std::process::id());
         assert!(!owners[&inode].name.is_empty());
+        assert!(sockets(std::process::id()).contains(&inode));
+        assert!(sockets(u32::MAX).is_empty());
     }
 }

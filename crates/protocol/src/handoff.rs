@@ -1,5 +1,6 @@
 //! Hand-offs: this host notices that it moved and tells its peers; a peer tells that it moved (`docs/protocol.md` §5).
 
+use std::cmp::Reverse;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
@@ -59,14 +60,12 @@ impl Node {
         let by_hand = forced.map(|to| to.and_then(|to| self.attachments.get(&to).copied()));
         let preferred = by_hand.unwrap_or(peer.preferred).filter(|a| self.attachments.get(&a.address) == Some(a));
         let wanted = preferred.map(|attachment| attachment.address).or(forced.flatten());
-        let mut ways: Vec<Attachment> = Vec::new();
-        ways.extend(targets.into_iter().filter_map(|target| {
+        let ways = targets.into_iter().filter_map(|target| {
             let source = wanted.filter(|w| w.is_ipv4() == target.is_ipv4()).or_else(|| routes.source_for(target))?;
             self.attachments.get(&source).copied()
-        }));
-        // Where both families lead there, by the one that most flows are at home in.
-        ways.reverse();
-        let found = ways.into_iter().max_by_key(|way| peer.flows_at_home(way.address));
+        });
+        // Where both families lead there, by the one that most flows are at home in; else by the first.
+        let found = ways.min_by_key(|way| Reverse(peer.flows_at_home(way.address)));
         let adopted = peer.restored && found.is_some_and(|attachment| Some(attachment.address) == peer.source);
         if let Some(peer) = self.peers.get_mut(&id) {
             peer.preferred = preferred;

@@ -195,10 +195,11 @@ impl Node {
             if self.peers[&id].flows.is_empty() {
                 self.timers.set(Timer::Idle(id), now + IDLE);
             } else {
+                // Before the peer is saved, with the numbers of these words.
+                self.tell_waiting_again(id);
                 self.put_binding_in_force(now, id);
                 self.accept_former(now, id);
                 self.reach_again(now, id);
-                self.tell_waiting_again(id);
             }
         }
         self.refresh_sets();

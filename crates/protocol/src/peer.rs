@@ -473,9 +473,8 @@ impl Peer {
 
     /// Whether flows wait for this host or for the peer, so that their sockets may come to give up.
     pub(crate) fn waits(&self) -> bool {
-        !self.flows.is_empty()
-            && (self.away.is_some() || self.carrier == Carrier::Hold || self.places.local == NOWHERE)
-            && (self.away.is_some() || self.meanwhile().is_none())
+        let held = self.carrier == Carrier::Hold || self.places.local == NOWHERE;
+        !self.flows.is_empty() && (self.away.is_some() || (held && self.meanwhile().is_none()))
     }
 
     /// How many flows are not where they are at home.

@@ -288,6 +288,14 @@ fn suspend_one(lab: &mut Lab) -> Result<()> {
     let unknown = client.cli(&["suspend", "192.0.2.99:1"]);
     expect!(unknown.is_err(), "no connection has this name: {unknown:?}");
     client.cli(&["resume", &name])?;
+
+    // The same by its process.
+    let process = wait_for(LONG, "the connection's process is found", || {
+        Ok(client.connection(pairs[0].local(), pairs[0].peer())?.and_then(|found| found.process))
+    })?;
+    client.cli(&["suspend", &format!("pid:{}", process.pid)])?;
+    is_held(&server, Side::Server, &pairs[0])?;
+    client.cli(&["resume"])?;
     for pair in &mut pairs {
         pair.wait_progress(SOME, LONG)?;
     }

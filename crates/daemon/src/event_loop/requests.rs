@@ -177,8 +177,7 @@ impl EventLoop {
             let matching: Vec<FlowTuple> = match name.strip_prefix("pid:").map(str::parse) {
                 Some(pid) => {
                     let pid: u32 = pid.map_err(|_| Failure::new("this is no process id").on(name))?;
-                    let connections = views::of_process(&views, pid);
-                    connections.into_iter().collect()
+                    views::of_process(&views, pid)
                 }
                 None => {
                     let wanted: SocketAddr = name.parse().map_err(|_| {
@@ -202,6 +201,9 @@ impl EventLoop {
 
     /// Answers whoever suspended this host, where the time has come.
     pub(super) fn answer_suspending(&mut self) {
+        if self.suspending.is_none() {
+            return;
+        }
         let open = self.node.leaving_peers();
         let over = |suspending: &mut Suspending| open == 0 || suspending.until <= clock::now();
         let Some(suspending) = self.suspending.take_if(over) else { return };
