@@ -32,15 +32,17 @@ mod peer;
 mod random;
 mod time;
 mod timer;
+mod view;
 mod waiting;
 
 pub use config::{Ask, Carriers, Config, Prefix, Trust};
 pub use contact::Standing;
 pub use flow::{FlowState, FlowView};
-pub use node::{Node, PeerView, Routes};
+pub use node::{Node, Routes};
 pub use op::{
     Binding, Carrier, Event, FlowEntry, KernelOp, KnownPlace, OpFailed, OpId, PeerId, Places, SavedPeer, SocketNumbers,
     Transmit, TunnelPath, Waits,
 };
 pub use peer::Attachment;
 pub use time::Time;
+pub use view::PeerView;

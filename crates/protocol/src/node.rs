@@ -1,6 +1,6 @@
 //! The state of one host: its peers, its flows, and the order in which things are asked of the caller.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ use whimbrel_wire::{Datagram, FlowTuple, Transport};
 use crate::Time;
 use crate::config::Config;
 use crate::contact::Contacts;
-use crate::flow::{Flow, FlowView, Stage};
-use crate::op::{Carrier, Event, FlowEntry, KernelOp, OpId, PeerId, SavedPeer, Transmit};
+use crate::flow::{Flow, Stage};
+use crate::op::{Event, FlowEntry, KernelOp, OpId, PeerId, SavedPeer, Transmit};
 use crate::outcome::{Asked, State};
 use crate::peer::{Attachment, Away, Peer};
 use crate::random::Random;
@@ -89,45 +89,6 @@ pub struct Node {
     pub(crate) leaving: Vec<IpAddr>,
     pub(crate) reaching: Vec<(IpAddr, bool)>,
     dropped: u64,
-}
-
-/// A peer as `whimbrel peers` and `whimbrel paths` show it.
-#[derive(Clone, Debug)]
-pub struct PeerView {
-    /// Its number.
-    pub id: PeerId,
-    /// Its key.
-    pub key: PublicKey,
-    /// Its confirmed endpoint.
-    pub remote: SocketAddr,
-    /// An endpoint that it announced and that is not confirmed.
-    pub candidate: Option<SocketAddr>,
-    /// Our address towards it; `None`: it can't be reached now.
-    pub source: Option<IpAddr>,
-    /// Our endpoint as it sees it.
-    pub observed: Option<SocketAddr>,
-    /// Whether a session is there.
-    pub session: bool,
-    /// Smoothed round trip.
-    pub round_trip: Option<Duration>,
-    /// Places now.
-    pub places: crate::op::Places,
-    /// How moved flows are carried.
-    pub carrier: Carrier,
-    /// Whether addresses are translated on the way.
-    pub translated: bool,
-    /// Flows that were introduced.
-    pub flows: usize,
-    /// Of these, how many are not where they are at home.
-    pub moved: usize,
-    /// Its other addresses.
-    pub locators: Vec<IpAddr>,
-    /// Sequence numbers of the last update sent and accepted.
-    pub sequences: (u32, u32),
-    /// When it was last heard.
-    pub last_heard: Time,
-    /// Whether it is away, and then whether it said so.
-    pub away: Option<bool>,
 }
 
 impl Node {
@@ -741,73 +702,6 @@ impl Node {
     #[must_use]
     pub fn public_key(&self) -> PublicKey {
         self.key.public()
-    }
-
-    /// All peers, by number.
-    pub fn peers(&self) -> impl Iterator<Item = PeerView> + '_ {
-        let ended = self.ended();
-        self.peers.values().map(move |peer| PeerView {
-            id: peer.id,
-            key: peer.key,
-            remote: peer.remote,
-            candidate: peer.candidate.as_ref().map(|candidate| candidate.remote),
-            source: peer.attachment.and(peer.source),
-            observed: peer.observed,
-            session: peer.has_session(),
-            round_trip: peer.round_trip,
-            places: peer.places,
-            carrier: peer.carrier,
-            translated: peer.translated(),
-            flows: peer.flows.len().saturating_sub(ended.get(&peer.id).map_or(0, |ended| ended.0)),
-            moved: peer.moved_flows().saturating_sub(ended.get(&peer.id).map_or(0, |ended| ended.1)),
-            locators: peer.locators.clone(),
-            sequences: (peer.sequence_sent, peer.sequence_accepted),
-            last_heard: peer.last_heard,
-            away: peer.away.map(|away| away == Away::Announced),
-        })
-    }
-
-    /// Whether there is a socket with this tuple, as far as the node was told.
-    #[must_use]
-    pub fn has_flow(&self, flow: &FlowTuple) -> bool {
-        self.flows.get(flow).is_some_and(|known| !known.closed)
-    }
-
-    /// All flows that are known, in no order.
-    pub fn flows(&self) -> impl Iterator<Item = FlowView> + '_ {
-        self.flows.iter().filter(|(_, flow)| !flow.closed).map(|(tuple, flow)| {
-            let peer = flow.entry().and_then(|entry| self.peers.get(&entry.peer));
-            let places = peer.map(Peer::places_in_force);
-            flow.view(*tuple, places)
-        })
-    }
-
-    /// Entries of all tables together: what must not grow without bound.
-    #[must_use]
-    pub fn entries(&self) -> usize {
-        let peers: usize = self.peers.values().map(Peer::entries).sum();
-        let own = [
-            self.flows.len(),
-            self.nonces.len(),
-            self.unintroduced.values().map(BTreeSet::len).sum(),
-            self.young.len(),
-            self.closed.len(),
-            self.asked.len(),
-            self.by_index.len(),
-            self.by_key.len(),
-            self.listening.len(),
-            self.keeping.len(),
-            self.leaving.len(),
-            self.reaching.len(),
-            self.failed.len(),
-        ];
-        peers + own.iter().sum::<usize>() + self.contacts.entries()
-    }
-
-    /// Distinct addresses of peers' flows; for tests of invariants.
-    #[must_use]
-    pub fn kept_addresses(&self) -> HashSet<IpAddr> {
-        self.keeping.iter().copied().collect()
     }
 }
 
