@@ -10,8 +10,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use whimbrel_kernel::Error;
 use whimbrel_kernel::network::{Changed, NetworkMonitor};
 use whimbrel_kernel::route::{
-    AddressScope, MAIN_TABLE, NeighbourState, NewAddress, NextHop, Prefix, RouteKind, RouteSocket, Rule, Selector,
-    TableRoute,
+    AddressScope, LOOPBACK, MAIN_TABLE, NeighbourState, NewAddress, NextHop, Prefix, RouteKind, RouteSocket, Rule,
+    Selector, TableRoute,
 };
 
 fn ip(text: &str) -> IpAddr {
@@ -43,9 +43,13 @@ fn changes_are_told_and_the_state_is_read() {
     assert!(changed.addresses && changed.routes && !changed.rules);
     let state = monitor.snapshot().unwrap();
     let addresses: Vec<_> = state.addresses.iter().map(|a| (a.address, a.prefix_length, a.deprecated)).collect();
-    // What uses a deprecated address goes on.
-    assert_eq!(addresses, [(ip("10.1.0.2"), 24, false), (ip("fd01::2"), 64, false), (ip("fd01::3"), 64, true)]);
-    assert!(state.addresses.iter().all(|a| a.interface == index));
+    // A service address stays wherever the host goes, and what uses a deprecated address goes on.
+    let service = (ip("10.5.5.5"), 32, false);
+    assert_eq!(
+        addresses,
+        [service, (ip("10.1.0.2"), 24, false), (ip("fd01::2"), 64, false), (ip("fd01::3"), 64, true)]
+    );
+    assert!(state.addresses.iter().all(|a| a.interface == if a.address == service.0 { LOOPBACK } else { index }));
     let route = state.default_routes[0];
     assert_eq!((route.interface, route.gateway, route.metric), (index, Some(ip("10.1.0.1")), 77));
     assert!(state.has_default_route(true) && !state.has_default_route(false));
@@ -84,7 +88,7 @@ fn own_routes_wake_nobody() {
     let host = Host::new();
     let mut monitor = host.on(|| NetworkMonitor::open().unwrap());
     let mut routes = host.on(|| RouteSocket::open().unwrap());
-    let hops = vec![NextHop::interface(whimbrel_kernel::route::LOOPBACK)];
+    let hops = vec![NextHop::interface(LOOPBACK)];
     routes.set_route(&TableRoute::new(Prefix::host(ip("10.1.1.1")), 7777, RouteKind::Local, hops)).unwrap();
     assert!(!monitor.drain().unwrap().routes);
 }
