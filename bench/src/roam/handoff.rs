@@ -15,6 +15,8 @@ use crate::{Result, machine};
 
 /// Of the download, bits a second.
 const RATE: u64 = 50_000_000;
+/// Baselines scatter little beside what they are compared with, so they are measured in every so manyth round.
+const BASELINE_EVERY: usize = 4;
 /// Runs that are under way at once; one of them measures, the others wait for long outages to end.
 const LANES: usize = 6;
 /// How long a run has the machine, at most, before it waits for anything long.
@@ -92,13 +94,13 @@ fn cases(options: &Options) -> Vec<(Case, usize)> {
                 };
                 add(Subject::Whimbrel { kick: true }, if far { 2 } else { 1 });
                 if how != Move::Overlap {
-                    add(Subject::Application, 2);
+                    add(Subject::Application, BASELINE_EVERY);
                 }
                 if !far {
-                    add(Subject::Whimbrel { kick: false }, 2);
+                    add(Subject::Whimbrel { kick: false }, BASELINE_EVERY);
                 }
                 if !far && !matches!(how, Move::Outage(3 | 30)) {
-                    add(Subject::WireGuard, 2);
+                    add(Subject::WireGuard, BASELINE_EVERY);
                 }
             }
         }
@@ -257,7 +259,8 @@ fn run_on(stage: &mut Stage, setup: &Setup, case: Case, turn: &mut Turn<'_>) -> 
         }
     };
     // The move is complete when what it set off has been seen.
-    std::thread::sleep(AFTER);
+    let seen = first.map_or(AFTER, |first| MonoTime::now().since(first));
+    std::thread::sleep(AFTER.saturating_sub(seen));
     let mut outcome = judge(&mut pair, moved, first, case.subject)?;
     if case.subject != Subject::Application {
         outcome.retransmitted = sent_again(&mut pair)? - retransmitted;
