@@ -36,8 +36,10 @@ struct flow_entry {
 	/* Places at which the flow was last heard rewritten (P-24); written by ingress where the carrier is FOLLOW. */
 	__u32 heard_local_place;
 	__u32 heard_peer_place;
-	__u8 held; /* 1: no packet of it leaves, wherever it is */
-	__u8 zero[3];
+	__u8 held;   /* 1: no packet of it leaves, wherever it is */
+	__u8 lapsed; /* 1: echoes of timestamps before `echoes_from` are not to be measured; see lib/lapse.h */
+	__u8 zero[2];
+	__u32 echoes_from; /* a TSval (RFC 7323) of this end's */
 };
 
 /* A place that never is: the flow was not heard rewritten. */
@@ -108,6 +110,7 @@ enum idle {
 	IDLE_INTRODUCTIONS = 2, /* no introduction is expected */
 	IDLE_VACATED = 4,	/* map `vacated` is empty */
 	IDLE_LISTENING = 8,	/* no binding is CARRIER_LISTEN */
+	IDLE_LAPSES = 16,	/* no flow has gone on after a lapse a moment ago */
 };
 
 /*
@@ -159,6 +162,7 @@ enum counter {
 	COUNTER_TUNNEL_IN,	     /* TUN ingress: packet of the daemon marked */
 	COUNTER_FLOW_EVENT_LOST,     /* tracker: ring buffer full */
 	COUNTER_ANSWERED,	     /* egress: probe on hold, turned round as the absent peer's answer */
+	COUNTER_STALE_ECHO,	     /* ingress: timestamps that echo what was sent before a lapse taken out */
 	COUNTER_MAX,
 };
 
@@ -208,6 +212,12 @@ struct socket_record {
 	__u8 retransmits;
 	__u8 reports_errors; /* 1: IP_RECVERR or IPV6_RECVERR */
 	__u8 repairs;	     /* 1: takes some of what it sent for lost */
+};
+
+/* Map `lapse`, one entry: what `fit_sockets` is to note. */
+struct lapse {
+	__u32 binding; /* whose flows go on after a lapse */
+	__u32 any;     /* 1: there is one */
 };
 
 /* One byte of these for each socket that `fit_sockets` shows. */

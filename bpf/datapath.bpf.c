@@ -46,16 +46,10 @@ int introductions_l3(struct __sk_buff *skb)
 	return ingress_introductions(skb, 0);
 }
 
-/* Packets that the daemon took out of a tunnel and wrote to the TUN device, under the own tuple already. */
 SEC("tc")
 int ingress_tunnel(struct __sk_buff *skb)
 {
-	const struct settings *settings = get_settings();
-
-	if (!settings)
-		return pass();
-	set_mark(skb, settings);
-	return pass_counted(COUNTER_TUNNEL_IN);
+	return ingress_inner(skb);
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

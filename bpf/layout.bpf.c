@@ -11,6 +11,7 @@ struct locator_pair locator_pair;
 struct settings settings;
 struct fragment fragment;
 struct event event;
+struct lapse lapse;
 struct socket_record socket_record;
 enum carrier carrier;
 enum counter counter;

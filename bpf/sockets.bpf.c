@@ -32,6 +32,13 @@ struct {
 	__type(value, __u32);
 } interfaces SEC(".maps");
 
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct lapse);
+} lapse SEC(".maps");
+
 static __always_inline bool is_connected(int state)
 {
 	return state != STATE_SYN_SENT && state != STATE_SYN_RECV && state != STATE_CLOSE && state != STATE_LISTEN &&
@@ -207,15 +214,27 @@ static __always_inline bool fit_device(struct tcp_sock *tcp, bool moved)
 	return true;
 }
 
+/* From now on no echo of what was sent before is to be measured (lib/lapse.h). */
+static __always_inline void note_lapse(const struct tcp_sock *tcp, struct flow_entry *flow)
+{
+	__u64 now = bpf_ktime_get_ns();
+
+	/* The clock of tcp_time_stamp_ts (include/net/tcp.h). */
+	flow->echoes_from = (__u32)(counts_microseconds(tcp) ? now / 1000 : now / 1000000) + tcp->tsoffset;
+	flow->lapsed = 1;
+}
+
 /* Shows one byte (enum fitted) for each socket of which there is something to tell. */
 SEC("iter/tcp")
 int fit_sockets(struct bpf_iter__tcp *context)
 {
 	struct sock_common *common = context->sk_common;
-	const struct flow_entry *flow;
 	const struct binding *binding;
 	struct flow_tuple own = {};
+	const struct lapse *going_on;
+	struct flow_entry *flow;
 	struct tcp_sock *tcp;
+	__u32 zero = 0;
 	__u8 fitted = 0;
 
 	tcp = common ? bpf_skc_to_tcp_sock(common) : NULL;
@@ -230,6 +249,9 @@ int fit_sockets(struct bpf_iter__tcp *context)
 		fitted |= park(tcp);
 	else
 		fitted |= unpark(tcp);
+	going_on = bpf_map_lookup_elem(&lapse, &zero);
+	if (flow && going_on && going_on->any && flow->binding == going_on->binding)
+		note_lapse(tcp, flow);
 	if (fitted)
 		bpf_seq_write(context->meta->seq, &fitted, sizeof(fitted));
 	return 0;

@@ -23,15 +23,12 @@
 #include "../maps.h"
 #include "parse.h"
 #include "rewrite.h"
+#include "timestamps.h"
 #include "verdict.h"
 
 /* Words of a TCP header (RFC 9293 section 3.1): ports, sequence, acknowledgement, and length, flags and window. */
 #define TCP_WORDS 4
-#define TCP_OPTIONS 20
 #define TCP_MOST_OPTIONS 10
-/* Timestamps as Linux writes them, with two NOPs before (RFC 7323 appendix A). */
-#define TIMESTAMPS 0x0101080aU
-#define ALL_NOPS 0x01010101U
 #define FLAG_ACK 0x00100000U
 #define FLAGS_SYN_FIN_RST 0x00070000U
 

@@ -10,6 +10,7 @@
 #include "../maps.h"
 #include "egress.h"
 #include "introduction.h"
+#include "lapse.h"
 #include "parse.h"
 #include "rewrite.h"
 #include "verdict.h"
@@ -164,7 +165,7 @@ static __noinline int ingress_native(struct __sk_buff *skb, const struct packet 
 	if (packet->protocol == IPPROTO_TCP && bpf_skb_load_bytes(skb, packet->transport + TCP_FLAGS, &flags, 1))
 		return pass();
 	reset = flags & TCP_RST;
-	if (!reset && !between_locators && settings->idle & IDLE_LISTENING)
+	if (!reset && !between_locators && settings->idle & IDLE_LISTENING && settings->idle & IDLE_LAPSES)
 		return pass();
 	own.local = packet->destination;
 	own.remote = packet->source;
@@ -174,6 +175,8 @@ static __noinline int ingress_native(struct __sk_buff *skb, const struct packet 
 	flow = find_flow(&own);
 	if (!flow)
 		return between_locators && would_be_reset(skb, packet) ? drop(COUNTER_DROPPED_UNKNOWN) : pass();
+	if (!(settings->idle & IDLE_LAPSES) && !forget_lapse(skb, packet, &own))
+		return TC_ACT_SHOT;
 	binding = bpf_map_lookup_elem(&bindings, &flow->binding);
 	if (!binding || binding->carrier == CARRIER_NATIVE)
 		return pass();
@@ -233,6 +236,8 @@ static __noinline int ingress_flow(struct __sk_buff *skb, const struct packet *p
 		names.destination_port = own->local_port;
 	}
 	set_mark(skb, settings);
+	if (!(settings->idle & IDLE_LAPSES) && !forget_lapse(skb, packet, own))
+		return TC_ACT_SHOT;
 	if (same_names(packet, &names))
 		return pass_counted(COUNTER_HOME_IN);
 	if (!rename_packet(skb, packet, &names))
@@ -272,6 +277,28 @@ static __always_inline int ingress(struct __sk_buff *skb, __u32 network)
 	if (quotes_packet(skb, &packet))
 		return ingress_icmp(skb, &packet);
 	return pass();
+}
+
+/* Packets that the daemon took out of a tunnel and wrote to the TUN device, under the own tuple already. */
+static __always_inline int ingress_inner(struct __sk_buff *skb)
+{
+	const struct settings *settings = get_settings();
+	struct flow_tuple own = {};
+	struct packet packet = {};
+
+	if (!settings)
+		return pass();
+	set_mark(skb, settings);
+	if (!(settings->idle & IDLE_LAPSES) && parse(skb, 0, skb->protocol, &packet)) {
+		own.local = packet.destination;
+		own.remote = packet.source;
+		own.local_port = packet.destination_port;
+		own.remote_port = packet.source_port;
+		own.transport = packet.protocol;
+		if (!forget_lapse(skb, &packet, &own))
+			return TC_ACT_SHOT;
+	}
+	return pass_counted(COUNTER_TUNNEL_IN);
 }
 
 /* What runs while introductions are expected and nothing has moved. */

@@ -59,11 +59,7 @@ struct {
 
 static __always_inline __u32 parked_timeout(const struct tcp_sock *tcp)
 {
-	const struct tcp_sock___microseconds *newer = (const void *)tcp;
-
-	if (bpf_core_field_exists(newer->tcp_usec_ts) && BPF_CORE_READ_BITFIELD_PROBED(newer, tcp_usec_ts))
-		return PARKED_TIMEOUT_MICROSECONDS;
-	return PARKED_TIMEOUT;
+	return counts_microseconds(tcp) ? PARKED_TIMEOUT_MICROSECONDS : PARKED_TIMEOUT;
 }
 
 /* Closed by its program, and not gone yet. A socket that waits to be accepted has no file either. */

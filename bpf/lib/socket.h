@@ -99,6 +99,7 @@ struct tcp_sock {
 	__u32 write_seq;
 	__u32 mss_cache;
 	__u32 lost_out;
+	__u32 tsoffset;
 	__u64 bytes_acked;
 	__u64 bytes_received;
 };
@@ -188,6 +189,14 @@ static __always_inline bool reports_errors(const struct inet_sock *inet)
 		return false;
 	v6 = (const void *)inet->pinet6;
 	return v6 && bpf_core_field_exists(v6->recverr) && BPF_CORE_READ_BITFIELD_PROBED(v6, recverr);
+}
+
+/* Whether a connection's times are microseconds and not milliseconds (`features tcp_usec_ts` of its route). */
+static __always_inline bool counts_microseconds(const struct tcp_sock *tcp)
+{
+	const struct tcp_sock___microseconds *newer = (const void *)tcp;
+
+	return bpf_core_field_exists(newer->tcp_usec_ts) && BPF_CORE_READ_BITFIELD_PROBED(newer, tcp_usec_ts);
 }
 
 static __always_inline bool is_loopback(const struct address *address)

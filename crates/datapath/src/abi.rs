@@ -68,7 +68,9 @@ plain! {
         heard_local_place: u32,
         heard_peer_place: u32,
         held: u8,
-        zero: [u8; 3],
+        lapsed: u8,
+        zero: [u8; 2],
+        echoes_from: u32,
     }
     struct RawWireFlow { binding: u32, local_port: u16, remote_port: u16, transport: u8, zero: [u8; 3] }
     struct RawBinding {
@@ -98,6 +100,7 @@ plain! {
         acknowledgement: u32,
         interface: u32,
     }
+    struct RawLapse { binding: u32, any: u32 }
     struct RawSocket {
         tuple: RawTuple,
         cookie: u64,
@@ -127,7 +130,7 @@ const UNLIMITED: u64 = u64::MAX;
 const PLACE_NEVER: u32 = u32::MAX;
 
 /// Names of the counters, in the order of `enum counter`.
-pub(crate) const COUNTERS: [&str; 27] = [
+pub(crate) const COUNTERS: [&str; 28] = [
     "native_out",
     "home_out",
     "rewritten_out",
@@ -155,12 +158,14 @@ pub(crate) const COUNTERS: [&str; 27] = [
     "tunnel_in",
     "flow_event_lost",
     "answered",
+    "stale_echo",
 ];
 
 pub(crate) const IDLE_TRANSLATION: u32 = 1;
 pub(crate) const IDLE_INTRODUCTIONS: u32 = 2;
 pub(crate) const IDLE_VACATED: u32 = 4;
 pub(crate) const IDLE_LISTENING: u32 = 8;
+pub(crate) const IDLE_LAPSES: u32 = 16;
 pub(crate) const EVENT_INTRODUCTION: u32 = 1;
 pub(crate) const EVENT_FLOW_OPENED: u32 = 2;
 pub(crate) const EVENT_FLOW_CLOSED: u32 = 3;
@@ -317,7 +322,9 @@ impl RawFlowEntry {
             heard_local_place: PLACE_NEVER,
             heard_peer_place: PLACE_NEVER,
             held: entry.held.into(),
-            zero: [0; 3],
+            lapsed: 0,
+            zero: [0; 2],
+            echoes_from: 0,
         }
     }
 

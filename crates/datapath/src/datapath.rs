@@ -9,8 +9,8 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use whimbrel_wire::FlowTuple;
 
 use crate::abi::{
-    Binding, COUNTERS, FlowEntry, IDLE_INTRODUCTIONS, IDLE_LISTENING, IDLE_TRANSLATION, IDLE_VACATED, LocatorPair,
-    RawAddress, RawBinding, RawFlowEntry, RawLocatorPair, RawSettings, RawTuple, RawWireFlow,
+    Binding, COUNTERS, FlowEntry, IDLE_INTRODUCTIONS, IDLE_LAPSES, IDLE_LISTENING, IDLE_TRANSLATION, IDLE_VACATED,
+    LocatorPair, RawAddress, RawBinding, RawFlowEntry, RawLocatorPair, RawSettings, RawTuple, RawWireFlow,
 };
 use crate::error::Error;
 use crate::events::{Event, Ring};
@@ -175,8 +175,18 @@ impl Datapath {
             let all = idle(translation, IDLE_TRANSLATION)
                 | idle(introductions, IDLE_INTRODUCTIONS)
                 | idle(listening, IDLE_LISTENING);
-            settings.idle = settings.idle & IDLE_VACATED | all;
+            settings.idle = settings.idle & (IDLE_VACATED | IDLE_LAPSES) | all;
         })
+    }
+
+    /// Whether any flow has gone on after a lapse ([`Datapath::fit_sockets`]) a moment ago, so that what comes in is looked
+    /// at for stale echoes.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn set_lapses(&self, any: bool) -> Result<(), Error> {
+        let bit = if any { 0 } else { IDLE_LAPSES };
+        self.change_settings(|settings| settings.idle = settings.idle & !IDLE_LAPSES | bit)
     }
 
     /// Sets which addresses moved peers have vacated on links of this host, each with the index of the link's interface.
@@ -279,9 +289,10 @@ impl Datapath {
         let mut wires = Vec::with_capacity(flows.len());
         for (tuple, entry) in flows {
             let tuple = RawTuple::new(tuple);
-            let entry = RawFlowEntry::new(entry);
+            let mut entry = RawFlowEntry::new(entry);
             let wire = entry.wire_flow(tuple.transport);
             if let Some(former) = self.flows.get(&tuple)? {
+                (entry.lapsed, entry.echoes_from) = (former.lapsed, former.echoes_from);
                 let former = former.wire_flow(tuple.transport);
                 if former != wire {
                     self.remove_wire(&former, &tuple)?;
@@ -490,10 +501,15 @@ impl Datapath {
     ///
     /// What they had is remembered with each socket as long as `pins` is there.
     ///
+    /// *Lapsed* (`lapsed`: a binding): its flows go on after a time in which what they sent may have got nowhere. Echoes of
+    /// timestamps (RFC 7323) from before this call are taken out of what comes in for them, while
+    /// [`Datapath::set_lapses`] says that there are such: the kernel would take the lapse for a round trip, and wait for
+    /// multiples of it when something is lost next.
+    ///
     /// # Errors
     /// As [`Datapath::tcp_sockets`]; some may have been changed, and the same call may be made again.
-    pub fn fit_sockets(&self, interfaces: &[u32]) -> Result<Fitted, Error> {
-        self.sockets()?.fit(interfaces)
+    pub fn fit_sockets(&self, interfaces: &[u32], lapsed: Option<u32>) -> Result<Fitted, Error> {
+        self.sockets()?.fit(interfaces, lapsed)
     }
 
     /// How often each verdict was given, for each reason (`enum counter` in `bpf/abi.h`), summed over the CPUs.

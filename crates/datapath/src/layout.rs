@@ -8,7 +8,7 @@ use libbpf_rs::btf::{Btf, BtfType, HasSize};
 use crate::abi::{
     COUNTERS, Carrier, EVENT_FLOW_CLOSED, EVENT_FLOW_OPENED, EVENT_FLOW_STALLED, EVENT_HEARD_NATIVELY,
     EVENT_INTRODUCTION, FITTED_CHANGED, FITTED_WAITING, ORIGIN_ACCEPTED, ORIGIN_CONNECTED, RawAddress, RawBinding,
-    RawEvent, RawFlowEntry, RawLocatorPair, RawSettings, RawSocket, RawTuple, RawWireFlow,
+    RawEvent, RawFlowEntry, RawLapse, RawLocatorPair, RawSettings, RawSocket, RawTuple, RawWireFlow,
 };
 
 const OBJECT: &str = concat!(env!("OUT_DIR"), "/layout.bpf.o");
@@ -67,6 +67,7 @@ fn structs_are_laid_out_as_in_c() {
         "locator_pair" => RawLocatorPair,
         "settings" => RawSettings,
         "event" => RawEvent,
+        "lapse" => RawLapse,
         "socket_record" => RawSocket,
     );
 }

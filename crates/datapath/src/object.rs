@@ -36,7 +36,8 @@ const PINNED: [&str; 7] = ["flows", "wire_flows", "bindings", "locators", "vacat
 const SHARED: [&str; 5] = ["settings", "counters", "events", "flows", "bindings"];
 /// Maps of the socket programs alone; the first are pinned, since sockets outlive the process.
 const PINNED_OF_SOCKETS: [&str; 2] = ["devices", "parked_sockets"];
-const INTERFACES: &str = "interfaces";
+/// What a pass over the sockets is told.
+const OF_A_PASS: [&str; 2] = ["interfaces", "lapse"];
 
 /// What libbpf had to say since it was last asked; its messages go nowhere else.
 static LOG: Mutex<String> = Mutex::new(String::new());
@@ -100,7 +101,7 @@ impl Programs {
                     }
                 } else if PINNED_OF_SOCKETS.iter().any(|pinned| name == **pinned) {
                     map.set_pin_path(pins.join(name))?;
-                } else if name != INTERFACES {
+                } else if OF_A_PASS.iter().all(|own| name != **own) {
                     map.set_autocreate(false)?;
                 }
             }

@@ -9,7 +9,7 @@ use std::ptr;
 use whimbrel_wire::FlowTuple;
 
 use crate::Error;
-use crate::abi::{FITTED_CHANGED, FITTED_WAITING, Plain, RawSocket};
+use crate::abi::{FITTED_CHANGED, FITTED_WAITING, Plain, RawLapse, RawSocket};
 use crate::object::Programs;
 use crate::table::Table;
 
@@ -142,7 +142,7 @@ impl Sockets {
     }
 
     /// Makes TCP sockets fit what has become of their flows ([`crate::Datapath::fit_sockets`]).
-    pub(crate) fn fit(&self, interfaces: &[u32]) -> Result<Fitted, Error> {
+    pub(crate) fn fit(&self, interfaces: &[u32], lapsed: Option<u32>) -> Result<Fitted, Error> {
         let present: Table<u32, u32> = self.programs.table("interfaces")?;
         for (gone, _) in present.entries()?.iter().filter(|(index, _)| !interfaces.contains(index)) {
             present.remove(gone)?;
@@ -150,6 +150,8 @@ impl Sockets {
         for index in interfaces {
             present.insert(index, &1)?;
         }
+        let going_on: Table<u32, RawLapse> = self.programs.table("lapse")?;
+        going_on.insert(&0, &RawLapse { binding: lapsed.unwrap_or(0), any: lapsed.is_some().into() })?;
         let mut fitted = Fitted::default();
         self.visit("fit_sockets", &mut |bytes| {
             let count = |flag| bytes.iter().filter(|byte| **byte & flag != 0).count();

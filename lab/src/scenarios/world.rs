@@ -19,6 +19,8 @@ pub(super) const PROMPT: Duration = Duration::from_secs(1);
 pub(super) const RATE: u64 = 4_000_000;
 /// Bytes that must arrive in both directions before and after a move.
 pub(super) const SOME: u64 = 200_000;
+/// More than any retransmission timeout of a path of the lab's.
+const RETRANSMIT_SOON: Duration = Duration::from_secs(3);
 
 /// A network of the laptop: 20 ms beyond the gateway, 100 Mbit/s.
 pub(super) fn site(name: &str) -> SiteSpec {
@@ -125,6 +127,9 @@ pub(super) fn goes_on_since(pair: &mut FlowPair, at: &Attachment) -> Result<()> 
         let took = first.map(|t| t - at.usable_at);
         println!("    {side:?} received again {:.1} ms after the address was there", ms(took));
         expect!(took.is_some_and(|t| t < PROMPT * patience()), "{side:?} received nothing for {took:?}");
+        // The time away is no round trip: whatever is lost next would wait for a multiple of it.
+        let timeout = pair.status(side)?.tcp.map(|info| Duration::from_micros(info.rto_us.into()));
+        expect!(timeout.is_none_or(|t| t < RETRANSMIT_SOON), "{side:?} sends again after {timeout:?} only");
     }
     Ok(())
 }

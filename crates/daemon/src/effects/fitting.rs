@@ -8,6 +8,9 @@ use whimbrel_protocol::Time;
 const PAUSE: Duration = Duration::from_millis(200);
 const PAUSE_LONGEST: Duration = Duration::from_secs(30);
 
+/// For how long what comes in is looked at for stale echoes once flows go on: several round trips of the longest paths.
+const ECHOES: Duration = Duration::from_secs(10);
+
 /// Whether a pass over the sockets is due.
 #[derive(Debug, Default)]
 pub(crate) struct Fitting {
@@ -15,6 +18,8 @@ pub(crate) struct Fitting {
     wanted: bool,
     /// Some could not be made to fit, in so many passes in a row; the next is due then.
     again: Option<(u32, Time)>,
+    /// Until when echoes of what was sent before a lapse may come in.
+    lapsed_until: Option<Time>,
 }
 
 impl Fitting {
@@ -35,9 +40,19 @@ impl Fitting {
         self.again = (waiting > 0).then_some((passes + 1, now + pause));
     }
 
-    /// When the next pass is due, where nothing happens before.
+    /// Flows go on after a lapse.
+    pub(crate) fn note_lapse(&mut self, now: Time) {
+        self.lapsed_until = Some(now + ECHOES);
+    }
+
+    /// Whether the last lapse is long enough ago; that is said once.
+    pub(crate) fn take_lapse(&mut self, now: Time) -> bool {
+        self.lapsed_until.take_if(|until| *until <= now).is_some()
+    }
+
+    /// When there is something to do, where nothing happens before.
     pub(crate) fn timeout(&self) -> Option<Time> {
-        self.again.map(|(_, due)| due)
+        self.again.map(|(_, due)| due).into_iter().chain(self.lapsed_until).min()
     }
 }
 
@@ -63,5 +78,16 @@ mod tests {
         assert!(pauses.is_sorted() && pauses[0] == PAUSE && pauses[9] == PAUSE_LONGEST, "{pauses:?}");
         fitting.note_waiting(now, 0);
         assert!(fitting.timeout().is_none());
+    }
+
+    #[test]
+    fn echoes_are_looked_for_until_some_time_after_the_last_lapse() {
+        let (mut fitting, now) = (Fitting::default(), Time::default());
+        fitting.note_lapse(now);
+        fitting.note_lapse(now + ECHOES / 2);
+        assert!(!fitting.take_lapse(now + ECHOES));
+        let end = fitting.timeout().expect("its end");
+        assert_eq!(end, now + ECHOES / 2 + ECHOES);
+        assert!(fitting.take_lapse(end) && !fitting.take_lapse(end) && fitting.timeout().is_none());
     }
 }

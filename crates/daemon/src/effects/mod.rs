@@ -111,6 +111,7 @@ impl Effects {
         kick: bool,
     ) -> Result<Self, Failure> {
         datapath.set_tunnel(tunnel.device().index(), MARK.value, MARK.mask)?;
+        datapath.set_lapses(false)?;
         Ok(Self {
             addresses: Addresses::open(run_dir)?,
             injector: Injector::open()?,
@@ -174,11 +175,11 @@ impl Effects {
                     | KernelOp::ListenForIntroductions { .. }
             );
             // A sender that is woken must find its way prepared, and be found.
-            if matches!(op, KernelOp::Kick { .. }) {
+            if let KernelOp::Kick { peer, .. } = op {
                 if std::mem::take(&mut surroundings_changed) {
                     self.settle_or_retry(now);
                 }
-                self.fit_sockets(now);
+                self.go_on(now, peer);
             }
             tracing::debug!(id = id.0, op = %Shown(&op), "op");
             let result = self.carry_out_one(now, op, &mut snapshot);
@@ -187,7 +188,9 @@ impl Effects {
         if surroundings_changed {
             self.settle_or_retry(now);
         }
-        self.fit_sockets(now);
+        if self.fitting.take(now) {
+            self.fit_sockets(now, None);
+        }
         if let Err(error) = self.journal.flush() {
             tracing::error!(%error, "connections that are introduced now do not outlive this process");
         }
@@ -482,12 +485,11 @@ impl Effects {
 
     /// Unbinds the sockets of moved flows from their devices, keeps those of flows that wait from giving up, and undoes both
     /// where it is over.
-    fn fit_sockets(&mut self, now: Time) {
-        if !self.fitting.take(now) {
-            return;
-        }
+    ///
+    /// `lapsed`: the peer whose flows go on after what they sent may have got nowhere for a while.
+    fn fit_sockets(&mut self, now: Time, lapsed: Option<PeerId>) {
         let interfaces: Vec<u32> = self.network.links.iter().map(|link| link.index).collect();
-        match self.datapath.fit_sockets(&interfaces) {
+        match self.datapath.fit_sockets(&interfaces, lapsed.map(|peer| peer.0)) {
             Ok(Fitted { changed, waiting }) => {
                 tracing::debug!(changed, waiting, "sockets fitted to their flows");
                 self.fitting.note_waiting(now, waiting);
@@ -498,6 +500,16 @@ impl Effects {
             }
         }
         self.release_waiting();
+    }
+
+    /// The flows of a peer go on, perhaps after a lapse. What echoes of before is not to be measured.
+    fn go_on(&mut self, now: Time, peer: PeerId) {
+        if let Err(error) = self.datapath.set_lapses(true) {
+            tracing::warn!(%error, "the kernel may take the time away for a round trip");
+        }
+        self.fitting.note_lapse(now);
+        self.fitting.take(now);
+        self.fit_sockets(now, Some(peer));
     }
 
     /// Drops what waits for an answer from a link that does not lead to where it is for any more. IPv4 takes whatever a
@@ -557,8 +569,13 @@ impl Effects {
             tracing::warn!(%failure, "cannot wake senders");
         }
         self.forget_told(now);
-        if self.fitting.timeout().is_some_and(|due| due <= now) {
-            self.fit_sockets(now);
+        if self.fitting.take_lapse(now)
+            && let Err(error) = self.datapath.set_lapses(false)
+        {
+            tracing::warn!(%error, "what comes in is looked at for stale echoes until the next move");
+        }
+        if self.fitting.take(now) {
+            self.fit_sockets(now, None);
         }
         if self.next_mtu_look.is_some_and(|due| due <= now) {
             self.next_mtu_look = self.tunnels.paths().next().map(|_| now + MTU_PAUSE);
