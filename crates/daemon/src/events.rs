@@ -6,15 +6,20 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::{Map, Value};
 use whimbrel_ipc::{EventRecord, EventsQuery, rfc3339};
-use whimbrel_protocol::{Carrier, Event, Time};
+use whimbrel_protocol::{Carried, Carrier, Event, Time};
 
-/// Events that are kept.
+/// Events that are kept of each sort.
 const KEPT: usize = 4096;
 
-/// The newest events, oldest first.
+/// Connections of whose names an event tells.
+const NAMED: usize = 16;
+
+/// The newest events, oldest first. Those about single connections are kept apart: where connections come and go by the
+/// thousand they would push out what became of all of them.
 #[derive(Debug, Default)]
 pub(crate) struct EventRing {
-    records: VecDeque<EventRecord>,
+    general: VecDeque<EventRecord>,
+    of_connections: VecDeque<EventRecord>,
     newest: u64,
 }
 
@@ -32,11 +37,13 @@ pub(crate) struct Told {
 impl EventRing {
     /// Stamps and keeps an event.
     pub(crate) fn push(&mut self, wall: SystemTime, monotonic: Duration, told: Told) -> &EventRecord {
-        if self.records.len() == KEPT {
-            self.records.pop_front();
+        let of_connections = matches!(told.kind, "flow-introduced" | "introduction-failed" | "flow-gone");
+        let records = if of_connections { &mut self.of_connections } else { &mut self.general };
+        if records.len() == KEPT {
+            records.pop_front();
         }
         self.newest += 1;
-        self.records.push_back(EventRecord {
+        records.push_back(EventRecord {
             number: self.newest,
             time: rfc3339(wall),
             monotonic_ms: u64::try_from(monotonic.as_millis()).unwrap_or(u64::MAX),
@@ -44,7 +51,7 @@ impl EventRing {
             sentence: told.sentence,
             fields: told.fields,
         });
-        &self.records[self.records.len() - 1]
+        &records[records.len() - 1]
     }
 
     /// The number of the newest event; 0 where there is none.
@@ -56,10 +63,18 @@ impl EventRing {
     /// The events that a query asks for, oldest first.
     pub(crate) fn select(&self, query: &EventsQuery) -> impl Iterator<Item = &EventRecord> {
         let after = query.since.unwrap_or(0);
-        let first = self.records.partition_point(|record| record.number <= after);
-        let wanted = query.last.unwrap_or(usize::MAX);
-        let skipped = (self.records.len() - first).saturating_sub(wanted);
-        self.records.iter().skip(first + skipped)
+        let fresh = |records: &'_ VecDeque<EventRecord>| records.partition_point(|record| record.number <= after);
+        let (general, of_connections) = (fresh(&self.general), fresh(&self.of_connections));
+        let all = self.general.len() - general + self.of_connections.len() - of_connections;
+        let skipped = all.saturating_sub(query.last.unwrap_or(usize::MAX));
+        let mut general = self.general.iter().skip(general).peekable();
+        let mut of_connections = self.of_connections.iter().skip(of_connections).peekable();
+        let merged = std::iter::from_fn(move || match (general.peek(), of_connections.peek()) {
+            (Some(one), Some(other)) if one.number > other.number => of_connections.next(),
+            (Some(_), _) => general.next(),
+            (None, _) => of_connections.next(),
+        });
+        merged.skip(skipped)
     }
 }
 
@@ -142,6 +157,12 @@ impl Told {
     fn endpoint(self, name: &str, endpoint: SocketAddr) -> Self {
         self.with(name, endpoint.to_string())
     }
+
+    /// How the peer's connections go from now on.
+    fn carried(self, carried: Carried) -> Self {
+        let carrier = (carried.flows > 0).then(|| word(carried.carrier));
+        self.with("carried", carried.flows).with("carrier", carrier)
+    }
 }
 
 impl From<&Event> for Told {
@@ -193,10 +214,29 @@ impl From<&Event> for Told {
                     .with("flow", flow.to_string())
                     .with("reason", *reason)
             }
-            Event::FlowGone { flow } => {
-                Self::new("flow-gone", format!("{flow} has ended")).with("flow", flow.to_string())
-            }
-            Event::Moving { peer, from, to, flows } => Self::new(
+            Event::FlowGone { flow, peer } => Self::new("flow-gone", format!("{flow} has ended"))
+                .with("flow", flow.to_string())
+                .with("peer", peer.0),
+            Event::Waiting { peer, wait, by_peer, flows, waiting } => Self::new(
+                if *wait { "flows-wait" } else { "flows-go-on" },
+                format!(
+                    "{} of peer {peer} {} as {} asked",
+                    connections(flows.len()),
+                    match (*wait, flows.len()) {
+                        (true, 1) => "waits",
+                        (true, _) => "wait",
+                        (false, 1) => "goes on",
+                        (false, _) => "go on",
+                    },
+                    if *by_peer { "the peer" } else { "somebody here" }
+                ),
+            )
+            .with("peer", peer.0)
+            .with("by", if *by_peer { "peer" } else { "this-host" })
+            .with("flows", flows.len())
+            .with("waiting", *waiting)
+            .with("named", flows.iter().take(NAMED).map(ToString::to_string).collect::<Vec<_>>()),
+            Event::Moving { peer, from, to, flows, kept } => Self::new(
                 "moving",
                 match (from, to) {
                     (_, None) => format!("no way to peer {peer} any more: {} on hold", connections(*flows)),
@@ -212,8 +252,9 @@ impl From<&Event> for Told {
             .with("peer", peer.0)
             .address("from", *from)
             .address("to", *to)
-            .with("flows", *flows),
-            Event::Moved { peer, to, translated, took, flows } => Self::new(
+            .with("flows", *flows)
+            .with("kept", *kept),
+            Event::Moved { peer, to, translated, took, flows, carried } => Self::new(
                 "moved",
                 format!(
                     "moved to {to}{} towards peer {peer} in {}: {}",
@@ -226,13 +267,14 @@ impl From<&Event> for Told {
             .address("to", Some(*to))
             .with("translated", *translated)
             .with("took_ms", millis(*took))
-            .with("flows", *flows),
-            Event::NotMoved { peer, at, flows } => {
+            .with("flows", *flows)
+            .carried(*carried),
+            Event::NotMoved { peer, at, flows, carried } => {
                 let told = Self::new(
                     "not-moved",
                     format!("peer {peer} does not answer, but this network is the old one: {} as before", connections(*flows)),
                 );
-                let told = told.with("peer", peer.0).with("flows", *flows);
+                let told = told.with("peer", peer.0).with("flows", *flows).carried(*carried);
                 match at {
                     Some(at) => told.with("at", at.to_string()),
                     None => told,
@@ -255,10 +297,11 @@ impl From<&Event> for Told {
             )
             .with("peer", peer.0)
             .with("flows", *flows),
-            Event::PeerBack { peer, flows } => {
+            Event::PeerBack { peer, flows, carried } => {
                 Self::new("peer-back", format!("peer {peer} is heard again: {} on", go(*flows)))
                     .with("peer", peer.0)
                     .with("flows", *flows)
+                    .carried(*carried)
             }
             Event::Suspended { flows } => {
                 Self::new("suspended", format!("this host goes away: {} until it is back", wait(*flows)))
@@ -272,7 +315,7 @@ impl From<&Event> for Told {
             .with("peer", peer.0)
             .with("from", from.to_string())
             .with("flows", *flows),
-            Event::PeerMoved { peer, to, translated, flows } => Self::new(
+            Event::PeerMoved { peer, to, translated, flows, carried } => Self::new(
                 "peer-moved",
                 format!(
                     "peer {peer} moved to {to}{}: {}",
@@ -283,26 +326,26 @@ impl From<&Event> for Told {
             .with("peer", peer.0)
             .endpoint("to", *to)
             .with("translated", *translated)
-            .with("flows", *flows),
-            Event::PathConfirmed { peer, remote, round_trip } => Self::new(
+            .with("flows", *flows)
+            .carried(*carried),
+            Event::PathConfirmed { peer, remote, round_trip, carried } => Self::new(
                 "path-confirmed",
                 format!("the path to peer {peer} at {remote} is confirmed, round trip {}", human(*round_trip)),
             )
             .with("peer", peer.0)
             .endpoint("remote", *remote)
-            .with("round_trip_ms", millis(*round_trip)),
+            .with("round_trip_ms", millis(*round_trip))
+            .carried(*carried),
             Event::CarrierChanged { peer, carrier } => {
-                let (word, sentence) = match carrier {
-                    Carrier::Hold => ("hold", "are held"),
-                    Carrier::Tunnel => ("tunnel", "go through the tunnel"),
-                    Carrier::FollowRewrite => {
-                        ("follow-rewrite", "go through the tunnel, and are answered rewritten where they come so")
-                    }
-                    Carrier::Rewrite => ("rewrite", "are rewritten"),
+                let sentence = match carrier {
+                    Carrier::Hold => "are held",
+                    Carrier::Tunnel => "go through the tunnel",
+                    Carrier::FollowRewrite => "go through the tunnel, and are answered rewritten where they come so",
+                    Carrier::Rewrite => "are rewritten",
                 };
                 Self::new("carrier-changed", format!("moved connections of peer {peer} {sentence} from now on"))
                     .with("peer", peer.0)
-                    .with("carrier", word)
+                    .with("carrier", word(*carrier))
             }
             Event::Refused { peer, reason } => {
                 Self::new("refused", format!("refused what peer {peer} asked for: {reason}"))
@@ -330,6 +373,15 @@ impl From<&Event> for Told {
                 .with("what", what.clone())
                 .with("error", error.clone()),
         }
+    }
+}
+
+fn word(carrier: Carrier) -> &'static str {
+    match carrier {
+        Carrier::Hold => "hold",
+        Carrier::Tunnel => "tunnel",
+        Carrier::FollowRewrite => "follow-rewrite",
+        Carrier::Rewrite => "rewrite",
     }
 }
 
@@ -366,6 +418,7 @@ fn go(count: usize) -> String {
 mod tests {
     use super::*;
     use whimbrel_protocol::PeerId;
+    use whimbrel_wire::FlowTuple;
 
     fn filled(count: usize) -> EventRing {
         let mut ring = EventRing::default();
@@ -390,6 +443,23 @@ mod tests {
     }
 
     #[test]
+    fn connections_that_come_and_go_push_nothing_else_out() {
+        let mut ring = filled(2);
+        for _ in 0..KEPT + 1 {
+            ring.push(SystemTime::UNIX_EPOCH, Duration::ZERO, Told::new("flow-gone", "a connection has ended"));
+        }
+        ring.push(SystemTime::UNIX_EPOCH, Duration::ZERO, Told::new("test", "something"));
+        let last = (KEPT + 4) as u64;
+        let all = numbers(&ring, &EventsQuery::default());
+        assert_eq!((all.len(), &all[..3], all.last()), (KEPT + 3, &[1, 2, 4][..], Some(&last)));
+        assert!(all.is_sorted());
+        let query = EventsQuery { last: Some(2), ..Default::default() };
+        assert_eq!(numbers(&ring, &query), [last - 1, last]);
+        let query = EventsQuery { since: Some(2), last: Some(KEPT + 9), ..Default::default() };
+        assert_eq!(numbers(&ring, &query).len(), KEPT + 1);
+    }
+
+    #[test]
     fn the_ring_forgets_the_oldest() {
         let ring = filled(KEPT + 3);
         let all = numbers(&ring, &EventsQuery::default());
@@ -404,7 +474,8 @@ mod tests {
         let admitted = (0..1000).filter(|_| restraint.admits(at(9), &refused)).count();
         assert_eq!(admitted, CAUSED_BY_OTHERS as usize);
         let to = ([192, 0, 2, 1], 2031).into();
-        let moved = |flows| Event::PeerMoved { peer: PeerId(2), to, translated: false, flows };
+        let carried = Carried { flows: 0, carrier: Carrier::Tunnel };
+        let moved = |flows| Event::PeerMoved { peer: PeerId(2), to, translated: false, flows, carried };
         assert!((0..1000).all(|_| restraint.admits(at(9), &moved(1))), "a peer with connections is no stranger");
         assert!(restraint.admits(at(9), &moved(0)), "one kind does not push out another");
         let told = restraint.left_out();
@@ -416,7 +487,7 @@ mod tests {
     #[test]
     fn a_move_to_the_same_address_is_not_called_one() {
         let here = "192.0.2.9".parse().ok();
-        let told = |to| Told::from(&Event::Moving { peer: PeerId(3), from: here, to, flows: 1 }).sentence;
+        let told = |to| Told::from(&Event::Moving { peer: PeerId(3), from: here, to, flows: 1, kept: true }).sentence;
         assert_eq!(told(here), "announcing 192.0.2.9 once more to peer #3: 1 connection");
         assert_eq!(
             told("192.0.2.10".parse().ok()),
@@ -432,9 +503,36 @@ mod tests {
             translated: true,
             took: Duration::from_micros(41_250),
             flows: 1,
+            carried: Carried { flows: 1, carrier: Carrier::Tunnel },
         });
         assert_eq!(told.sentence, "moved to 192.0.2.9 (behind a NAT) towards peer #3 in 41.2 ms: 1 connection");
         assert_eq!(told.fields["took_ms"], 41.25);
         assert_eq!(told.fields["peer"], 3);
+        assert_eq!((&told.fields["carried"], &told.fields["carrier"]), (&1.into(), &"tunnel".into()));
+    }
+
+    #[test]
+    fn what_is_at_home_is_carried_by_nothing() {
+        let carried = Carried { flows: 0, carrier: Carrier::Tunnel };
+        let told = Told::from(&Event::PeerBack { peer: PeerId(3), flows: 2, carried });
+        assert_eq!((&told.fields["carried"], &told.fields["carrier"]), (&0.into(), &Value::Null));
+    }
+
+    #[test]
+    fn connections_that_wait_are_named_up_to_a_number() {
+        let flow = |port| FlowTuple {
+            transport: whimbrel_wire::Transport::Tcp,
+            local: ([192, 0, 2, 1], port).into(),
+            remote: ([203, 0, 113, 5], 22).into(),
+        };
+        let flows = (1..=100).map(flow).collect();
+        let told = Told::from(&Event::Waiting { peer: PeerId(3), wait: true, by_peer: false, flows, waiting: 101 });
+        assert_eq!((told.kind, &told.fields["by"]), ("flows-wait", &"this-host".into()));
+        assert_eq!(told.sentence, "100 connections of peer #3 wait as somebody here asked");
+        assert_eq!((&told.fields["flows"], &told.fields["waiting"]), (&100.into(), &101.into()));
+        assert_eq!(told.fields["named"].as_array().map(Vec::len), Some(NAMED));
+        assert_eq!(told.fields["named"][0], "tcp 192.0.2.1:1 -> 203.0.113.5:22");
+        let one = Event::Waiting { peer: PeerId(3), wait: false, by_peer: true, flows: vec![flow(1)], waiting: 0 };
+        assert_eq!(Told::from(&one).sentence, "1 connection of peer #3 goes on as the peer asked");
     }
 }

@@ -171,7 +171,7 @@ impl Node {
         self.lead_flows(now, id);
         if flows > 0 {
             self.op(KernelOp::Kick { peer: id, lost: false }, Some(Asked::Effect("waking senders")));
-            self.event(Event::PeerBack { peer: id, flows });
+            self.event(Event::PeerBack { peer: id, flows, carried: self.peers[&id].carried() });
         }
         self.check_later(now, id);
     }

@@ -100,7 +100,7 @@ impl Node {
         self.hold(now, id);
         let flows = self.peers[&id].flows.len();
         if flows > 0 {
-            self.event(Event::Moving { peer: id, from, to: None, flows });
+            self.event(Event::Moving { peer: id, from, to: None, flows, kept: false });
         }
     }
 
@@ -202,7 +202,7 @@ impl Node {
         self.put_binding_in_force(now, id);
         self.refresh_sets();
         self.op(KernelOp::Kick { peer: id, lost: false }, Some(Asked::Effect("waking senders")));
-        self.event(Event::NotMoved { peer: id, at, flows });
+        self.event(Event::NotMoved { peer: id, at, flows, carried: self.peers[&id].carried() });
         self.refresh_listening(now);
     }
 
@@ -236,7 +236,7 @@ impl Node {
         self.hold_back(now, id);
         self.accept_former(now, id);
         if flows > 0 {
-            self.event(Event::Moving { peer: id, from, to: Some(attachment.address), flows });
+            self.event(Event::Moving { peer: id, from, to: Some(attachment.address), flows, kept: !lost });
         }
     }
 
@@ -261,7 +261,7 @@ impl Node {
         self.announce(now, id, false, true, true);
         self.hold_back(now, id);
         self.accept_former(now, id);
-        self.event(Event::Moving { peer: id, from: source, to: source, flows });
+        self.event(Event::Moving { peer: id, from: source, to: source, flows, kept: false });
     }
 
     /// A peer has other ideas of where we are.
@@ -504,7 +504,8 @@ impl Node {
         self.lead_flows(now, id);
         if flows > 0 {
             self.op(KernelOp::Kick { peer: id, lost }, Some(Asked::Effect("waking senders")));
-            self.event(Event::PeerMoved { peer: id, to: arrival.source, translated, flows });
+            let carried = self.peers[&id].carried();
+            self.event(Event::PeerMoved { peer: id, to: arrival.source, translated, flows, carried });
         }
     }
 
@@ -613,7 +614,8 @@ impl Node {
         if flows > 0 {
             self.op(KernelOp::Kick { peer: id, lost }, Some(Asked::Effect("waking senders")));
             if let Some(to) = source {
-                self.event(Event::Moved { peer: id, to, translated, took: now.since(started), flows });
+                let carried = self.peers[&id].carried();
+                self.event(Event::Moved { peer: id, to, translated, took: now.since(started), flows, carried });
             }
         }
         if let Some(asked) = challenge {

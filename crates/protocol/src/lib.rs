@@ -40,8 +40,8 @@ pub use contact::Standing;
 pub use flow::{FlowState, FlowView};
 pub use node::{Node, Routes};
 pub use op::{
-    Binding, Carrier, Event, FlowEntry, KernelOp, KnownPlace, OpFailed, OpId, PeerId, Places, SavedPeer, SocketNumbers,
-    Transmit, TunnelPath, Waits,
+    Binding, Carried, Carrier, Event, FlowEntry, KernelOp, KnownPlace, OpFailed, OpId, PeerId, Places, SavedPeer,
+    SocketNumbers, Transmit, TunnelPath, Waits,
 };
 pub use peer::Attachment;
 pub use time::Time;

@@ -329,7 +329,7 @@ impl Node {
                 peer.remove_flow(flow, entry);
             }
             self.op(KernelOp::RemoveFlow { flow: *flow }, Some(Asked::Effect("removing a flow")));
-            self.event(Event::FlowGone { flow: *flow });
+            self.event(Event::FlowGone { flow: *flow, peer: entry.peer });
         }
     }
 

@@ -331,6 +331,15 @@ pub struct OpFailed {
     pub sentence: String,
 }
 
+/// How a peer's flows go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Carried {
+    /// Of its flows, how many are not where they are at home.
+    pub flows: usize,
+    /// What carries these.
+    pub carrier: Carrier,
+}
+
 /// Something that happened, for `whimbrel events`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
@@ -381,6 +390,21 @@ pub enum Event {
     FlowGone {
         /// The flow.
         flow: FlowTuple,
+        /// With whom.
+        peer: PeerId,
+    },
+    /// Single flows wait by request, or go on (P-48).
+    Waiting {
+        /// The peer.
+        peer: PeerId,
+        /// Whether they wait from now on, or go on.
+        wait: bool,
+        /// Whether the peer has asked for it, or somebody at this host.
+        by_peer: bool,
+        /// Those that this is about.
+        flows: Vec<FlowTuple>,
+        /// Flows of this peer that wait now, all together.
+        waiting: usize,
     },
     /// This host's address towards a peer changed, or is gone (`to` = `None`).
     Moving {
@@ -392,6 +416,8 @@ pub enum Event {
         to: Option<IpAddr>,
         /// Flows that move.
         flows: usize,
+        /// Whether the path that is being left carries them until the peer has answered (P-38).
+        kept: bool,
     },
     /// The peer acknowledged our move.
     Moved {
@@ -405,6 +431,8 @@ pub enum Event {
         took: Duration,
         /// Flows that moved.
         flows: usize,
+        /// How they go now.
+        carried: Carried,
     },
     /// The peer does not answer, but what comes in shows that this host is where its flows are at home: they go on as if
     /// nothing had been noticed.
@@ -415,6 +443,8 @@ pub enum Event {
         at: Option<IpAddr>,
         /// Flows that go on.
         flows: usize,
+        /// How they go now.
+        carried: Carried,
     },
     /// A peer went away: it said so, or is not heard any more. Its flows wait for it.
     PeerAway {
@@ -438,6 +468,8 @@ pub enum Event {
         peer: PeerId,
         /// Flows that go on.
         flows: usize,
+        /// How they go now.
+        carried: Carried,
     },
     /// This host told its peers that it goes away; flows wait from now on.
     Suspended {
@@ -465,6 +497,8 @@ pub enum Event {
         translated: bool,
         /// Flows that moved with it.
         flows: usize,
+        /// How they go now.
+        carried: Carried,
     },
     /// The path to a peer's new place was confirmed.
     PathConfirmed {
@@ -474,6 +508,8 @@ pub enum Event {
         remote: SocketAddr,
         /// The round trip.
         round_trip: Duration,
+        /// How its flows go now.
+        carried: Carried,
     },
     /// Moved flows are carried another way from now on.
     CarrierChanged {

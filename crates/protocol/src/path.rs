@@ -8,7 +8,7 @@ use crate::Time;
 use crate::node::{Arrival, Node};
 use crate::op::{Carrier, Event, KernelOp, PeerId};
 use crate::outcome::Asked;
-use crate::peer::Candidate;
+use crate::peer::{Awaited, Candidate};
 use crate::timer::Timer;
 
 /// Unanswered challenges after which a candidate place is given up.
@@ -108,11 +108,12 @@ impl Node {
         }
         peer.follow_mapping(candidate.remote);
         let flows = peer.flows.len();
-        if let Some(awaited) = candidate.awaited.filter(|_| flows > 0) {
-            self.event(Event::PeerMoved { peer: id, to: candidate.remote, translated: awaited.translated, flows });
-        }
-        if candidate.awaited.is_some() {
+        if let Some(Awaited { translated, .. }) = candidate.awaited {
             self.lead_flows(now, id);
+            if flows > 0 {
+                let carried = self.peers[&id].carried();
+                self.event(Event::PeerMoved { peer: id, to: candidate.remote, translated, flows, carried });
+            }
         } else {
             if self.peers.get(&id).is_some_and(|peer| peer.carrier == Carrier::Hold) {
                 self.choose_carrier(now, id);
@@ -126,7 +127,8 @@ impl Node {
             // The allowance may have been used up; what was dropped then is not waited for.
             self.op(KernelOp::Kick { peer: id, lost: false }, Some(Asked::Effect("waking senders")));
         }
-        self.event(Event::PathConfirmed { peer: id, remote: candidate.remote, round_trip });
+        let carried = self.peers[&id].carried();
+        self.event(Event::PathConfirmed { peer: id, remote: candidate.remote, round_trip, carried });
     }
 
     /// P-26: the peer's NAT gave it another mapping. `answered`: bytes of messages that went there already.

@@ -6,7 +6,7 @@ use whimbrel_wire::message::Message;
 use crate::Time;
 use crate::flow::Stage;
 use crate::node::Node;
-use crate::op::{KernelOp, PeerId, Waits};
+use crate::op::{Event, KernelOp, PeerId, Waits};
 use crate::outcome::Asked;
 use crate::timer::Timer;
 
@@ -31,6 +31,8 @@ impl Node {
                 peer.waiting.tell(&names, wait);
             }
             self.flows_wait(now, id, wait);
+            let flows = of_peer.iter().map(|(_, _, flow)| *flow).collect();
+            self.event_of_waiting(id, wait, false, flows);
             self.tell_waiting(now, id);
         }
         changed.into_iter().map(|(_, _, flow)| flow).collect()
@@ -80,6 +82,11 @@ impl Node {
         }
     }
 
+    fn event_of_waiting(&mut self, id: PeerId, wait: bool, by_peer: bool, flows: Vec<FlowTuple>) {
+        let waiting = self.peers.get(&id).map_or(0, |peer| peer.waiting.flows);
+        self.event(Event::Waiting { peer: id, wait, by_peer, flows, waiting });
+    }
+
     /// Tells a peer the oldest change that it has not acknowledged.
     pub(crate) fn tell_waiting(&mut self, now: Time, id: PeerId) {
         let Some(peer) = self.peers.get_mut(&id) else { return };
@@ -121,6 +128,7 @@ impl Node {
             self.op(KernelOp::SavePeer(saved), Some(Asked::Effect("saving a peer")));
             if !flows.is_empty() {
                 self.flows_wait(now, id, wait);
+                self.event_of_waiting(id, wait, true, flows);
             }
         }
         Some(Message::WaitingSeen { number })
