@@ -95,6 +95,8 @@ pub struct Config {
     pub connections_per_peer: u32,
     /// `log`: how much is logged.
     pub log: Level,
+    /// `event_log`: the file that events are written to, relative to the state directory.
+    pub event_log: Option<PathBuf>,
 }
 
 impl Default for Config {
@@ -116,6 +118,7 @@ impl Default for Config {
             connections: 524_288,
             connections_per_peer: 262_144,
             log: Level::default(),
+            event_log: None,
         }
     }
 }
@@ -145,6 +148,7 @@ impl Config {
             connections,
             connections_per_peer,
             log,
+            event_log,
         } = self;
         let compared = [
             ("trust", *trust != other.trust),
@@ -155,6 +159,7 @@ impl Config {
             ("control_mode", *control_mode != other.control_mode),
             ("kick", *kick != other.kick),
             ("log", *log != other.log),
+            ("event_log", *event_log != other.event_log),
             ("ask.allow", *ask_allow != other.ask_allow),
             ("ask.deny", *ask_deny != other.ask_deny),
             ("limits.questions", *questions != other.questions),
@@ -373,6 +378,13 @@ fn interpret(table: &DeTable<'_>, whole: Range<usize>) -> Result<(Config, Option
             ],
         )?;
     }
+    if let Some(value) = section.take("event_log") {
+        let path = string(value, "event_log", "a path")?;
+        if path.is_empty() || path.ends_with('/') {
+            return Err(Mistake::new(value.span(), "`event_log` must be the path of a file, such as \"events.jsonl\""));
+        }
+        config.event_log = Some(path.into());
+    }
     section.finish()?;
 
     let at = trust.map_or(whole, Spanned::span);
@@ -574,13 +586,14 @@ mod tests {
         let config = parse(
             Path::new("w.toml"),
             "trust = 'tofu'\ncarriers = ['tunnel']\ntunnel = 'plain'\nport = 0x7d0\ncontrol_mode = '0660'\n\
-             kick = false\nlog = 'debug'\n[ask]\nallow = ['10.0.0.0/8', '2001:db8::1']\ndeny = ['10.1.0.0/16']\n\
+             kick = false\nlog = 'debug'\nevent_log = 'e.jsonl'\n[ask]\nallow = ['10.0.0.0/8', '2001:db8::1']\ndeny = ['10.1.0.0/16']\n\
              [limits]\nquestions = 5\nconnections = 1000\nconnections_per_peer = 100\n",
         )
         .expect("valid");
         assert!(!config.rewrite && config.tunnel && !config.tunnel_sealed && !config.kick);
         assert_eq!((config.port, config.control_mode, config.log), (2000, 0o660, Level::Debug));
         assert_eq!((config.questions, config.connections, config.connections_per_peer), (5, 1000, 100));
+        assert_eq!(config.event_log.as_deref(), Some(Path::new("e.jsonl")));
         assert_eq!(config.ask_allow[1], Prefix { address: "2001:db8::1".parse().expect("address"), length: 128 });
         assert!(config.ask_deny[0].contains("10.1.2.3".parse().expect("address")));
         assert!(!config.ask_deny[0].contains("10.2.2.3".parse().expect("address")));
@@ -597,7 +610,9 @@ mod tests {
             .lines()
             .take_while(|line| !line.starts_with("#[[peers]]"))
             .map(|line| {
-                line.strip_prefix('#').filter(|line| is_key(line) && !line.starts_with("psk_file")).unwrap_or(line)
+                // Those that are nothing unless they are set.
+                let unset = |line: &str| ["psk_file", "event_log"].iter().any(|key| line.starts_with(key));
+                line.strip_prefix('#').filter(|line| is_key(line) && !unset(line)).unwrap_or(line)
             })
             .collect();
         assert!(taken.contains(&"kick = true"), "{taken:?}");
@@ -618,6 +633,10 @@ mod tests {
         assert!(complaint("trust = ").starts_with("/etc/w.toml:1:"));
         assert!(complaint("[[peers]]\naddress = 'example.org'\nkey = 'x'").contains("is no IP address"));
         assert!(complaint("control_mode = 600").contains("octal"));
+        assert_eq!(
+            complaint("event_log = '/var/log/'"),
+            "/etc/w.toml:1:13: `event_log` must be the path of a file, such as \"events.jsonl\""
+        );
         assert!(complaint("[limits]\nquestions = 0").contains("`questions` must be a number from 1 to 10000"));
     }
 

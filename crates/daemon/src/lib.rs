@@ -8,6 +8,7 @@
 //! flows.rs        which connections there are
 //! journal.rs      what the next daemon must know if this one is killed
 //! server.rs       the local API's socket; views.rs and events.rs are what it tells
+//! event_log.rs    events in a file
 //! doctor/         what is wrong with a host; needs no daemon
 //! clean.rs        removes what a stopped daemon has left
 //! ```
@@ -19,6 +20,7 @@ mod clock;
 pub mod config;
 pub mod doctor;
 mod effects;
+mod event_log;
 mod event_loop;
 mod events;
 mod flows;
@@ -51,6 +53,7 @@ use whimbrel_wire::FlowTuple;
 
 use crate::config::{Config, Level};
 use crate::effects::{DEFAULT_MTU, Effects, MARK};
+use crate::event_log::EventLog;
 use crate::event_loop::{EventLoop, Parts, Settings};
 use crate::instance::Instance;
 use crate::journal::{Journal, Restored};
@@ -108,6 +111,14 @@ pub enum Error {
         /// What mount(2) said.
         source: std::io::Error,
     },
+    /// The log of events cannot be written.
+    #[error("the log of events {path} cannot be written: {source}. `event_log` in the configuration names it")]
+    EventLog {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
     /// Another program has the port.
     #[error(
         "UDP port {0} is taken by another program. `ss -lunp sport = :{0}` shows which: end it, or set another `port` on \
@@ -146,6 +157,11 @@ pub fn run(options: Options) -> Result<(), Error> {
     let key = identity::load_or_create(&options.state_dir)?;
     let known_keys = KnownKeys::open(&options.state_dir.join("known_keys"))?;
     let (journal, restored) = Journal::open(&options.run_dir.join("journal"))?;
+    let event_log = config.event_log.as_ref().map(|path| {
+        let path = options.state_dir.join(path);
+        EventLog::open(&path).map_err(|source| Error::EventLog { path, source })
+    });
+    let event_log = event_log.transpose()?;
 
     let udp = UdpSocket::bind(config.port).map_err(|error| match error.raw_os_error() {
         Some(libc::EADDRINUSE) => Error::PortTaken(config.port),
@@ -153,7 +169,7 @@ pub fn run(options: Options) -> Result<(), Error> {
     })?;
     instance.note_namespace(&run_dir)?;
     let place = Place::find(&options.run_dir)?;
-    let parts = Start { options, config, set_log_level, signals, key, known_keys, journal, restored, udp };
+    let parts = Start { options, config, set_log_level, signals, key, known_keys, journal, restored, udp, event_log };
     let (mut event_loop, flows) = match start(parts, &place) {
         Ok(started) => started,
         Err(error) => {
@@ -189,6 +205,7 @@ struct Start {
     journal: Journal,
     restored: Restored,
     udp: UdpSocket,
+    event_log: Option<EventLog>,
 }
 
 /// Loads the data plane and starts the tunnel. The caller takes down what is pinned where this fails.
@@ -214,7 +231,7 @@ fn start_on(
     datapath: Datapath,
     tunnel_wake: (OwnedFd, OwnedFd),
 ) -> Result<(EventLoop, Vec<FlowTuple>), Error> {
-    let Start { options, config, set_log_level, signals, key, known_keys, journal, restored, udp } = start;
+    let Start { options, config, set_log_level, signals, key, known_keys, journal, restored, udp, event_log } = start;
     let tunnel = Tunnel::start(tun, udp, tunnel_wake.1)?;
     let adopting = |failure: effects::Failure| Error::Adopt(Box::new(failure));
     let mut effects =
@@ -237,6 +254,7 @@ fn start_on(
         server,
         signals,
         tunnel_wake: tunnel_wake.0,
+        event_log,
         settings: Settings {
             config,
             config_path: options.config,

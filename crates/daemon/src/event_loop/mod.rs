@@ -30,6 +30,7 @@ use crate::attachments::{Attachments, Sighting};
 use crate::clock;
 use crate::config::{self, Config, Level};
 use crate::effects::{Effects, own_addresses};
+use crate::event_log::EventLog;
 use crate::events::{EventRing, Restraint, Told};
 use crate::flows::{UdpFlows, is_movable, list_tcp};
 use crate::server::{ClientId, Server};
@@ -79,6 +80,7 @@ pub(crate) struct Parts {
     pub(crate) signals: Signals,
     /// Readable when the tunnel has something for the control thread.
     pub(crate) tunnel_wake: OwnedFd,
+    pub(crate) event_log: Option<EventLog>,
     pub(crate) settings: Settings,
 }
 
@@ -107,6 +109,7 @@ pub(crate) struct EventLoop {
     attachments: Attachments,
     udp: UdpFlows,
     events: EventRing,
+    event_log: Option<EventLog>,
     restraint: Restraint,
     /// When each peer's session came up.
     sessions: HashMap<PeerId, Time>,
@@ -148,6 +151,7 @@ impl EventLoop {
             attachments: Attachments::default(),
             udp: UdpFlows::default(),
             events: EventRing::default(),
+            event_log: parts.event_log,
             restraint: Restraint::default(),
             sessions: HashMap::new(),
             answers: Answers::new()?,
@@ -315,6 +319,9 @@ impl EventLoop {
     fn tell(&mut self, told: Told) {
         tracing::info!("{}", told.sentence);
         let record = self.events.push(SystemTime::now(), clock::monotonic(), told);
+        if let Some(log) = &mut self.event_log {
+            log.write(record);
+        }
         for id in self.server.tell(record) {
             self.watch_client(id, false);
         }
