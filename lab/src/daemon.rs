@@ -98,6 +98,11 @@ impl Whimbrel {
         self.dir.join("run")
     }
 
+    /// Its state directory.
+    pub fn state_dir(&self) -> PathBuf {
+        self.dir.join("state")
+    }
+
     /// Its process.
     pub fn process(&mut self) -> &mut Process {
         &mut self.process

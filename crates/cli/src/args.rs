@@ -73,6 +73,19 @@ The state says what a change of network would do to the connection:
 `via` is what carries it after a move: `rewrite` replaces addresses in its packets and
 costs nothing; `tunnel` puts them into UDP, where a NAT or a firewall rules rewriting out.";
 
+const EVENTS_HELP: &str = "\
+The daemon keeps some thousand events. `event_log` in the configuration has it write all of them
+to a file, in the lines that --json prints (docs/json.md), which --from reads.
+
+The time line has a lane for each peer: the path that packets took, what carried connections,
+the connections themselves (their number, where there are many), numbered hand-offs, holds
+and absences with their times and durations. Any browser shows it.
+
+Examples:
+  whimbrel events --follow                          watch what happens
+  whimbrel events --plot moves.svg                  draw what the daemon remembers
+  whimbrel events --from events.jsonl --plot -      draw a log, to standard output";
+
 const HANDOFF_HELP: &str = "\
 The daemon moves by itself when an address vanishes or a better one appears. This
 command moves now: to another address that the host has as well, or, with no address,
@@ -162,17 +175,24 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Tell what happened, oldest first
+    /// Tell what happened, oldest first, or draw it
+    #[command(after_help = EVENTS_HELP)]
     Events {
         /// Go on with what happens from now on, until interrupted
         #[arg(long, short)]
         follow: bool,
-        /// At most so many of those that are there already [default: 30, or all with --since]
+        /// At most so many of those that are there already [default: 30, or all with --since, --from or --plot]
         #[arg(long, short = 'n', value_name = "COUNT")]
         last: Option<usize>,
         /// Only those after this number
         #[arg(long, value_name = "NUMBER")]
         since: Option<u64>,
+        /// Those of a log, as --json prints it or the daemon writes it (`event_log`), instead of asking the daemon
+        #[arg(long, value_name = "LOG", conflicts_with = "follow")]
+        from: Option<PathBuf>,
+        /// Draw them as a time line (SVG) into this file, or to standard output where it is `-`
+        #[arg(long, value_name = "FILE", conflicts_with_all = ["follow", "json"])]
+        plot: Option<PathBuf>,
         /// Print a line of JSON for each
         #[arg(long)]
         json: bool,

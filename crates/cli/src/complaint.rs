@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::path::PathBuf;
 
 use whimbrel_ipc::{ClientError, Failure, SchemaError};
 
@@ -19,6 +20,10 @@ pub(crate) enum Complaint {
     Stayed(String),
     /// There is nothing to draw on.
     NoTerminal,
+    /// A file cannot be read or written.
+    File(PathBuf, io::Error),
+    /// A line of a log is no event.
+    Line(PathBuf, usize, SchemaError),
     /// Standard output does not take what is to be told.
     Output(io::Error),
 }
@@ -38,6 +43,10 @@ impl Complaint {
             Self::Stayed(what) => Failure::new(what).hint("Its connections go on as before."),
             Self::NoTerminal => Failure::new("`watch` draws on a terminal, and this is none")
                 .hint("`whimbrel events --follow --json` and `whimbrel connections --json` are for programs."),
+            Self::File(path, error) => Failure::new(error.to_string()).on(path.display()),
+            Self::Line(path, line, error) => Failure::new(format!("{error}"))
+                .on(format!("{}:{line}", path.display()))
+                .hint("A log has the lines that `whimbrel events --json` prints; docs/json.md describes them."),
             Self::Output(error) => Failure::new(format!("cannot write: {error}")).on("standard output"),
         }
     }

@@ -4,8 +4,10 @@
 mod args;
 mod complaint;
 mod handoff;
+mod log;
 mod show;
 mod table;
+mod timeline;
 mod watch;
 
 use std::io::{self, Write};
@@ -80,13 +82,14 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Complaint> {
         Command::Peers { .. } => print(&show::peers(&connect(run_dir)?.peers()?))?,
         Command::Paths { json: true } => pass_on(run_dir, &Request::Paths)?,
         Command::Paths { json: false } => print(&show::paths(&connect(run_dir)?.paths()?))?,
-        Command::Events { follow, last, since, json } => {
-            let last = match (follow, since, last) {
-                (_, _, Some(last)) => Some(*last),
-                (false, Some(_), None) => None,
-                (_, _, None) => Some(args::EVENTS_SHOWN),
-            };
-            events(run_dir, EventsQuery { last, since: *since, follow: *follow }, *json)?;
+        Command::Events { follow, last, since, from, plot, json } => {
+            let all = !follow && (since.is_some() || from.is_some() || plot.is_some());
+            let last = last.or((!all).then_some(args::EVENTS_SHOWN));
+            let query = EventsQuery { last, since: *since, follow: *follow };
+            match plot {
+                Some(file) => log::plot(run_dir, from.as_deref(), query, file)?,
+                None => log::events(run_dir, from.as_deref(), query, *json)?,
+            }
         }
         Command::Handoff { to, peer, no_wait, json } => {
             return handoff::handoff(run_dir, *to, peer.clone(), !*no_wait, *json);
@@ -140,17 +143,6 @@ fn status(run_dir: &Path, json: bool) -> Result<ExitCode, Complaint> {
         print(&show::status(&status))?;
     }
     Ok(if status.ready { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-}
-
-fn events(run_dir: &Path, query: EventsQuery, json: bool) -> Result<(), Complaint> {
-    for event in connect(run_dir)?.events(query)? {
-        let event = event?;
-        match json {
-            true => print(&reply_to_line(&Reply::Event(event))?)?,
-            false => print(&show::event(&event))?,
-        }
-    }
-    Ok(())
 }
 
 /// Fails when something is found that keeps Whimbrel from working.

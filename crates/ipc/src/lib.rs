@@ -31,4 +31,4 @@ pub use reply::{
     Suspended, Transport, Trust, Tunnel,
 };
 pub use request::{EventsQuery, Request};
-pub use time::rfc3339;
+pub use time::{parse_rfc3339, rfc3339};

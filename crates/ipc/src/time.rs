@@ -1,6 +1,6 @@
 //! Wall-clock times as text.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// A time as RFC 3339 in UTC with milliseconds: `2026-01-31T23:59:58.007Z`. Times before 1970 are written as 1970.
 #[must_use]
@@ -12,11 +12,38 @@ pub fn rfc3339(time: SystemTime) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{:03}Z", since.subsec_millis())
 }
 
+/// The time that [`rfc3339`] wrote as this; `None` for what it would not write.
+#[must_use]
+pub fn parse_rfc3339(text: &str) -> Option<SystemTime> {
+    let digits = |from: usize, to: usize| {
+        let digits = text.get(from..to).filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()))?;
+        digits.parse::<u64>().ok()
+    };
+    let (year, month, day) = (digits(0, 4)?, digits(5, 7)?, digits(8, 10)?);
+    let (hour, minute, second) = (digits(11, 13)?, digits(14, 16)?, digits(17, 19)?);
+    let seconds = days_before(year, month, day)? * 86_400 + hour * 3_600 + minute * 60 + second;
+    let time = UNIX_EPOCH + Duration::from_millis(seconds * 1_000 + digits(20, 23)?);
+    // Whatever is out of range, or between the digits, is not written so.
+    (rfc3339(time) == text).then_some(time)
+}
+
+/// Days from 1970-01-01 to a day of the Gregorian calendar, which [`civil_date`] turns around.
+fn days_before(year: u64, month: u64, day: u64) -> Option<u64> {
+    let (year, month_from_march) =
+        if month > 2 { (year, month - 3) } else { (year.checked_sub(1)?, (month + 9).min(11)) };
+    let (era, year_of_era) = (year / 400, year % 400);
+    let day_of_year = (153 * month_from_march + 2) / 5 + day.checked_sub(1)?;
+    let day_of_era = year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + day_of_year;
+    (era * 146_097 + day_of_era).checked_sub(DAYS_TO_ERA)
+}
+
+/// From the first day of an era of [`civil_date`] to 1970-01-01.
+const DAYS_TO_ERA: u64 = 719_468;
+
 /// Days since 1970-01-01 as (year, month, day) of the Gregorian calendar.
 ///
 /// Counts in eras of 400 years that begin on 1 March, so that the leap day is the last of a year.
 fn civil_date(days: u64) -> (u64, u64, u64) {
-    const DAYS_TO_ERA: u64 = 719_468;
     let days = days + DAYS_TO_ERA;
     let (era, day_of_era) = (days / 146_097, days % 146_097);
     let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
@@ -30,7 +57,6 @@ fn civil_date(days: u64) -> (u64, u64, u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     #[test]
     fn known_dates() {
@@ -41,6 +67,34 @@ mod tests {
             (4_107_542_400_000, "2100-03-01T00:00:00.000Z"),
         ] {
             assert_eq!(rfc3339(UNIX_EPOCH + Duration::from_millis(millis)), text);
+            assert_eq!(parse_rfc3339(text), Some(UNIX_EPOCH + Duration::from_millis(millis)));
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        for day in (0..200 * 366).step_by(13) {
+            let time = UNIX_EPOCH + Duration::from_millis(day * 86_400_000 + day * 7);
+            assert_eq!(parse_rfc3339(&rfc3339(time)), Some(time));
+        }
+    }
+
+    #[test]
+    fn what_is_no_time_is_refused() {
+        for text in [
+            "",
+            "2026-02-30T00:00:00.000Z",
+            "2026-01-31T24:00:00.000Z",
+            "2026-01-31 23:59:58.007Z",
+            "2026-01-31T23:59:58.007",
+            "2026-01-31T23:59:58.007+",
+            "2026-01-31T23:59:58.007Zx",
+            "0000-01-01T00:00:00.000Z",
+            "9999-99-99T99:99:99.999Z",
+            "+026-01-31T23:59:58.007Z",
+            "2026-01-\u{fe}1T23:59:58.007Z",
+        ] {
+            assert_eq!(parse_rfc3339(text), None, "{text}");
         }
     }
 }

@@ -8,6 +8,7 @@ mod kick;
 mod lab_itself;
 mod pairing;
 mod real_programs;
+mod records;
 mod roam;
 mod sockets;
 mod surroundings;
@@ -48,6 +49,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         hostile::SCENARIOS,
         real_programs::SCENARIOS,
         command_line::SCENARIOS,
+        records::SCENARIOS,
     ]
     .into_iter()
     .flatten()

@@ -1,0 +1,131 @@
+//! What stands in the table under the lanes: hand-offs, absences and the like.
+
+use std::time::Duration;
+
+use super::story::{Millis, Way};
+use crate::show;
+
+/// What sort of thing happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// This host moved.
+    Handoff,
+    PeerMoved,
+    NoWay,
+    Away,
+    Restarted,
+    Suspended,
+    Down,
+    Waiting,
+}
+
+/// Something that happened to connections.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Incident {
+    pub(super) kind: Kind,
+    pub(super) from: Millis,
+    /// Its end, or that of a part of it while it goes on for some peers.
+    pub(super) to: Option<Millis>,
+    /// Peers that it goes on for.
+    pub(super) open: usize,
+    pub(super) what: String,
+    pub(super) outcome: Option<&'static str>,
+    pub(super) nat: bool,
+    /// How long it took, where an event says so more exactly than by its time.
+    pub(super) took: Option<Millis>,
+    /// Connections.
+    pub(super) flows: u64,
+    /// Which peers (by their place in the story).
+    pub(super) peers: Vec<usize>,
+    /// Which ways connections went after it, and since when.
+    led: Vec<(Millis, Way)>,
+}
+
+impl Incident {
+    pub(super) fn new(kind: Kind, from: Millis, what: impl Into<String>, flows: u64) -> Self {
+        Self {
+            kind,
+            from,
+            to: None,
+            open: 0,
+            what: what.into(),
+            outcome: None,
+            nat: false,
+            took: None,
+            flows,
+            peers: Vec::new(),
+            led: Vec::new(),
+        }
+    }
+
+    /// From `at` on connections go this way because of it.
+    pub(super) fn led_to(&mut self, at: Millis, way: Way) {
+        if !self.led.iter().any(|(_, led)| *led == way) {
+            self.led.push((at, way));
+        }
+    }
+
+    /// What happened, as a sentence.
+    pub(super) fn sentence(&self) -> String {
+        let nat = if self.nat { " (behind a NAT)" } else { "" };
+        let outcome = self.outcome.map(|outcome| format!(": {outcome}")).unwrap_or_default();
+        format!("{}{nat}{outcome}", self.what)
+    }
+
+    /// How long it lasted, or has lasted until `end`; empty for what has no length.
+    pub(super) fn lasted(&self, end: Millis) -> String {
+        match (self.kind, self.to) {
+            (Kind::PeerMoved | Kind::Restarted, _) => String::new(),
+            (Kind::Down, Some(to)) if to <= self.from => String::new(),
+            (_, Some(to)) if self.open == 0 => human(self.took.unwrap_or(to - self.from)),
+            _ => format!("{} and more", human(end - self.from)),
+        }
+    }
+
+    /// How connections went after it.
+    pub(super) fn ways(&self) -> String {
+        let since = self.to.unwrap_or(self.from);
+        let ways = self.led.iter().map(|(at, way)| {
+            let way = match way {
+                Way::Native => "native",
+                Way::Rewrite => "rewritten",
+                Way::Tunnel => "tunnel",
+                Way::Follow => "rewritten where they come so",
+                Way::Held | Way::Away => "held",
+            };
+            if at - since >= 1.0 { format!("{way} after {}", human(at - since)) } else { way.to_owned() }
+        });
+        ways.collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// A duration with as many digits as mean something.
+pub(super) fn human(millis: Millis) -> String {
+    match millis {
+        ..9.95 => format!("{millis:.1} ms"),
+        ..999.5 => format!("{millis:.0} ms"),
+        ..59_950.0 => format!("{:.1} s", millis / 1e3),
+        _ => show::duration(Duration::from_millis(millis as u64)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_told_in_the_unit_that_fits() {
+        for (millis, text) in [
+            (0.0, "0.0 ms"),
+            (4.12, "4.1 ms"),
+            (41.25, "41 ms"),
+            (999.4, "999 ms"),
+            (999.6, "1.0 s"),
+            (12_340.0, "12.3 s"),
+            (61_000.0, "1 min 1 s"),
+            (7_260_000.0, "2 h 1 min"),
+        ] {
+            assert_eq!(human(millis), text);
+        }
+    }
+}
