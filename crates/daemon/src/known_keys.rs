@@ -59,6 +59,24 @@ pub struct KnownKeys {
     thread: Option<JoinHandle<()>>,
 }
 
+/// A key that was forgotten a moment ago.
+#[derive(Debug)]
+pub struct Forgotten {
+    key: PublicKey,
+    written: Receiver<Result<(), KnownKeysError>>,
+}
+
+impl Forgotten {
+    /// Waits until the file has no more of it, as long as a disk may take, and gives the key.
+    ///
+    /// # Errors
+    /// When the file cannot be written; the key is then forgotten until the daemon ends.
+    pub fn written(self) -> Result<PublicKey, KnownKeysError> {
+        // The thread ends only when it is told to, and it answers all that it was asked before.
+        self.written.recv().unwrap_or(Ok(())).map(|()| self.key)
+    }
+}
+
 /// What the file is to have from now on, and who wants to know whether it has.
 #[derive(Debug)]
 struct Order {
@@ -122,16 +140,12 @@ impl KnownKeys {
         }
     }
 
-    /// Forgets the key of an address and gives it back, once the file has no more of it.
-    ///
-    /// # Errors
-    /// When the file cannot be written; the key is then forgotten until the daemon ends.
-    pub fn forget(&mut self, address: IpAddr) -> Result<Option<PublicKey>, KnownKeysError> {
-        let Some(key) = self.keys.remove(&address) else { return Ok(None) };
-        let (sender, answer) = channel();
+    /// Forgets the key of an address; `None` where there is none. [`Forgotten::written`] waits for the file.
+    pub fn forget(&mut self, address: IpAddr) -> Option<Forgotten> {
+        let key = self.keys.remove(&address)?;
+        let (sender, written) = channel();
         self.order(Some(sender));
-        // The thread ends only when it is told to, and it answers all that it was asked before.
-        answer.recv().unwrap_or(Ok(())).map(|()| Some(key))
+        Some(Forgotten { key, written })
     }
 
     fn order(&self, answer: Option<Sender<Result<(), KnownKeysError>>>) {
@@ -206,8 +220,8 @@ mod tests {
         drop(known);
         let mut known = KnownKeys::open(&path).expect("open");
         assert_eq!(known.addresses_of(key).len(), 2);
-        assert_eq!(known.forget(address).expect("forget"), Some(key));
-        assert_eq!(known.forget(address).expect("forget"), None);
+        assert_eq!(known.forget(address).expect("remembered").written().expect("forgotten"), key);
+        assert!(known.forget(address).is_none());
         assert_eq!(KnownKeys::open(&path).expect("open").all().len(), 1);
         drop(known);
         fs::write(&path, "# a comment\n\n192.0.2.1 nonsense\n").expect("write");
@@ -227,9 +241,12 @@ mod tests {
         known.remember("192.0.2.1".parse().expect("address"), PublicKey::from([7; 32]));
         known.remember("192.0.2.2".parse().expect("address"), PublicKey::from([8; 32]));
         assert_eq!(known.all().len(), 2);
+        let forgotten = known.forget("192.0.2.2".parse().expect("address")).expect("remembered");
+        assert_eq!(known.all().len(), 1);
         // Now there is one. A FIFO cannot be synced, so nothing takes the file's place.
         let reader = OpenOptions::new().read(true).open(&fresh).expect("open");
         drop(known);
+        assert!(forgotten.written().is_err(), "the file has it still");
         drop(reader);
         fs::remove_file(&fresh).expect("remove");
         let _ = fs::remove_file(&path);

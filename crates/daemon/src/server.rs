@@ -1,7 +1,8 @@
 //! The local API's socket: clients, their half-read requests and half-written answers.
 //!
 //! Nothing here blocks and nothing grows without bound: a client whose request is too long, or that does not read what
-//! it asked for, is dropped; it is served its next request only when it has read the last answer.
+//! it asked for, is dropped; it is served its next request only when it has read the last answer, and nothing is read from
+//! it while its answer is being found.
 
 use std::collections::HashMap;
 use std::fs;
@@ -40,6 +41,8 @@ struct Client {
     input: Vec<u8>,
     output: Vec<u8>,
     follows: bool,
+    /// Its answer takes a while, and comes with the next [`Server::reply`].
+    waits: bool,
     /// It will send no more; to be dropped when its answers are written.
     finished: bool,
 }
@@ -112,7 +115,8 @@ impl Server {
     pub fn interest(&self, id: ClientId) -> Option<Interest> {
         let client = self.clients.get(&id)?;
         let writable = !client.output.is_empty();
-        Some(Interest { readable: !client.finished && (client.follows || !writable), writable })
+        let readable = !client.finished && !client.waits && (client.follows || !writable);
+        Some(Interest { readable, writable })
     }
 
     /// Takes in whoever waits.
@@ -123,8 +127,8 @@ impl Server {
                 Ok((stream, _)) if self.clients.len() < CLIENTS && stream.set_nonblocking(true).is_ok() => {
                     let id = ClientId(self.next);
                     self.next += 1;
-                    let client =
-                        Client { stream, input: Vec::new(), output: Vec::new(), follows: false, finished: false };
+                    let (input, output) = (Vec::new(), Vec::new());
+                    let client = Client { stream, input, output, follows: false, waits: false, finished: false };
                     self.clients.insert(id, client);
                     fresh.push(id);
                 }
@@ -167,7 +171,7 @@ impl Server {
     /// The next whole request of a client that has read its last answer.
     pub fn request(&mut self, id: ClientId) -> Option<Result<Request, SchemaError>> {
         let client = self.clients.get_mut(&id)?;
-        if client.follows || !client.output.is_empty() {
+        if client.follows || client.waits || !client.output.is_empty() {
             return None;
         }
         let Some(end) = client.input.iter().position(|byte| *byte == b'\n') else {
@@ -184,6 +188,14 @@ impl Server {
         Some(request_from_line(&String::from_utf8_lossy(&line)))
     }
 
+    /// The answer to a client's last request comes later. Until then it is asked for no other, however many it has sent
+    /// already: each would cost as much, and its answer could come first.
+    pub fn answer_later(&mut self, id: ClientId) {
+        if let Some(client) = self.clients.get_mut(&id) {
+            client.waits = true;
+        }
+    }
+
     /// Answers a client.
     pub fn reply(&mut self, id: ClientId, reply: &Reply) {
         self.replies(id, [reply]);
@@ -192,6 +204,7 @@ impl Server {
     /// Answers a client in several lines.
     pub fn replies<'a>(&mut self, id: ClientId, replies: impl IntoIterator<Item = &'a Reply>) {
         let Some(client) = self.clients.get_mut(&id) else { return };
+        client.waits = false;
         for reply in replies {
             match reply_to_line(reply) {
                 Ok(line) => client.output.extend_from_slice(line.as_bytes()),
@@ -242,7 +255,7 @@ impl Server {
             }
         }
         client.output.drain(..written);
-        if client.output.is_empty() && client.finished && client.input.is_empty() {
+        if client.output.is_empty() && !client.waits && client.finished && client.input.is_empty() {
             self.clients.remove(&id);
         }
     }
@@ -288,6 +301,31 @@ mod tests {
         let mut answer = String::new();
         BufReader::new(stream).read_line(&mut answer).expect("read");
         assert_eq!(reply_from_line(&answer).expect("reply"), Reply::End { newest: 7 });
+    }
+
+    #[test]
+    fn an_answer_that_takes_a_while_is_waited_for() {
+        let mut server = Server::bind(&socket("late"), 0o600).expect("bind");
+        let (mut stream, id) = connect(&mut server);
+        let lines = [Request::Connections, Request::Status].map(|request| request_to_line(&request).expect("line"));
+        stream.write_all(lines.concat().as_bytes()).expect("write");
+        // It says all that it has to say at once, as `nc -N` does.
+        stream.shutdown(std::net::Shutdown::Write).expect("shutdown");
+        server.read(id);
+        assert_eq!(server.request(id).expect("whole").expect("valid"), Request::Connections);
+        server.answer_later(id);
+        assert!(server.request(id).is_none(), "asked for the next before the answer was there");
+        server.write(id);
+        assert_eq!(server.interest(id), Some(Interest { readable: false, writable: false }));
+        server.reply(id, &Reply::Connections(Vec::new()));
+        assert_eq!(server.request(id).expect("whole").expect("valid"), Request::Status);
+        server.reply(id, &Reply::End { newest: 7 });
+        assert!(server.request(id).is_none());
+        assert_eq!(server.interest(id), None, "it has sent all and was answered all");
+        let answers: Vec<_> = BufReader::new(stream).lines().map(|line| line.expect("read")).collect();
+        assert_eq!(answers.len(), 2, "{answers:?}");
+        assert_eq!(reply_from_line(&answers[0]).expect("reply"), Reply::Connections(Vec::new()));
+        assert_eq!(reply_from_line(&answers[1]).expect("reply"), Reply::End { newest: 7 });
     }
 
     #[test]

@@ -250,7 +250,7 @@ impl EventLoop {
             }
             LISTENER => {
                 for id in self.server.accept() {
-                    self.watch_client(id, true);
+                    self.watch_client(id);
                 }
             }
             SIGNALS => {
@@ -323,7 +323,7 @@ impl EventLoop {
             log.write(record);
         }
         for id in self.server.tell(record) {
-            self.watch_client(id, false);
+            self.watch_client(id);
         }
     }
 

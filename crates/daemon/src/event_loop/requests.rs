@@ -8,6 +8,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, SystemTime};
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::io::Errno;
 use whimbrel_ipc::{Configuration, Failure, HandoffStarted, LocalAddress, Reply, Request, Status, Suspended};
 use whimbrel_protocol::{Carrier, FlowState, FlowView, PeerId, PeerView, Routes, Time};
 use whimbrel_wire::FlowTuple;
@@ -74,16 +75,24 @@ impl Answers {
 }
 
 impl EventLoop {
-    pub(super) fn watch_client(&self, id: ClientId, fresh: bool) {
+    pub(super) fn watch_client(&self, id: ClientId) {
         let (Some(fd), Some(interest)) = (self.server.client(id), self.server.interest(id)) else { return };
         let mut flags = epoll::EventFlags::empty();
         flags.set(epoll::EventFlags::IN, interest.readable);
         flags.set(epoll::EventFlags::OUT, interest.writable);
         let data = epoll::EventData::new_u64(FIRST_CLIENT + id.0);
-        let result =
-            if fresh { epoll::add(&self.epoll, fd, data, flags) } else { epoll::modify(&self.epoll, fd, data, flags) };
-        if let Err(error) = result {
-            tracing::warn!(%error, "cannot watch a client of the control socket");
+        let result = if flags.is_empty() {
+            // Who waits for an answer and hangs up would wake us again and again, whatever is asked for (epoll_ctl(2)).
+            epoll::delete(&self.epoll, fd)
+        } else {
+            match epoll::modify(&self.epoll, fd, data, flags) {
+                Err(Errno::NOENT) => epoll::add(&self.epoll, fd, data, flags),
+                result => result,
+            }
+        };
+        match result {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(error) => tracing::warn!(%error, "cannot watch a client of the control socket"),
         }
     }
 
@@ -95,7 +104,7 @@ impl EventLoop {
                 Err(error) => self.server.reply(id, &Reply::Error(error.into())),
             }
         }
-        self.watch_client(id, false);
+        self.watch_client(id);
     }
 
     fn answer(&mut self, id: ClientId, request: Request) {
@@ -116,7 +125,7 @@ impl EventLoop {
                     now: clock::now(),
                     wall: SystemTime::now(),
                 };
-                self.answers.find(id, move || Reply::Connections(question.answer()));
+                self.find_answer(id, move || Reply::Connections(question.answer()));
                 return;
             }
             Request::Peers => Reply::Peers(self.peers()),
@@ -146,7 +155,10 @@ impl EventLoop {
                 Err(failure) => Reply::Error(failure),
             },
             Request::Resume { connections } => self.resume(&connections).unwrap_or_else(Reply::Error),
-            Request::ForgetPeer { address } => self.forget_peer(address),
+            Request::ForgetPeer { address } => match self.forget_peer(id, address) {
+                Ok(()) => return,
+                Err(failure) => Reply::Error(failure),
+            },
         };
         self.server.reply(id, &reply);
     }
@@ -166,6 +178,7 @@ impl EventLoop {
         let told = self.node.leaving_peers();
         let fresh = || Suspending { clients: Vec::new(), until: now + SUSPEND_WAIT, told };
         self.suspending.get_or_insert_with(fresh).clients.push((id, flows));
+        self.server.answer_later(id);
         Ok(())
     }
 
@@ -231,23 +244,27 @@ impl EventLoop {
         Ok(Reply::Resumed { flows })
     }
 
-    fn forget_peer(&mut self, address: IpAddr) -> Reply {
-        match self.effects.known_keys.forget(address) {
-            Ok(Some(key)) => {
-                self.node.forget_key(address);
-                Reply::Forgotten { address, key: key.to_string() }
-            }
-            Ok(None) => Reply::Error(
-                Failure::new("no key is remembered for this address")
-                    .on(address)
-                    .hint("`whimbrel peers` shows the addresses that have one."),
-            ),
-            Err(error) => {
-                // It is forgotten as long as this daemon runs.
-                self.node.forget_key(address);
-                Reply::Error(Failure::new(error.to_string()))
-            }
-        }
+    /// The client is answered when the disk has it, for which nobody else waits.
+    fn forget_peer(&mut self, id: ClientId, address: IpAddr) -> Result<(), Failure> {
+        let Some(forgotten) = self.effects.known_keys.forget(address) else {
+            return Err(Failure::new("no key is remembered for this address")
+                .on(address)
+                .hint("`whimbrel peers` shows the addresses that have one."));
+        };
+        self.node.forget_key(address);
+        self.find_answer(id, move || match forgotten.written() {
+            Ok(key) => Reply::Forgotten { address, key: key.to_string() },
+            Err(error) => Reply::Error(Failure::new(error.to_string()).hint(
+                "It is forgotten until the daemon is started again; remove its line from that file to forget it for good.",
+            )),
+        });
+        Ok(())
+    }
+
+    /// Lets another thread find the answer for a client.
+    fn find_answer(&mut self, id: ClientId, find: impl FnOnce() -> Reply + Send + 'static) {
+        self.server.answer_later(id);
+        self.answers.find(id, find);
     }
 
     fn hand_off(&mut self, to: Option<IpAddr>, peer: Option<&str>) -> Reply {
