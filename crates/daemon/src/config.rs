@@ -169,6 +169,15 @@ impl Config {
         ];
         compared.into_iter().filter(|(_, differs)| *differs).map(|(key, _)| key).collect()
     }
+
+    /// How somebody with this key comes to be trusted: what stands under `[[peers]]` is pinned under `tofu` as well.
+    #[must_use]
+    pub fn trust_in(&self, key: &PublicKey) -> Trust {
+        match self.trust {
+            Trust::Tofu if self.peers.iter().any(|peer| peer.key == *key) => Trust::Pinned,
+            trust => trust,
+        }
+    }
 }
 
 /// Why a configuration is not used.
@@ -574,6 +583,16 @@ mod tests {
         assert_eq!(before.differences(&before.clone()), [""; 0]);
         let after = config("carriers = ['tunnel']\nlog = 'debug'\n");
         assert_eq!(before.differences(&after), ["carriers", "port", "log", "ask.allow"]);
+    }
+
+    #[test]
+    fn a_key_that_is_configured_is_trusted_for_that() {
+        let (listed, other) = (PublicKey::from([7; 32]), PublicKey::from([8; 32]));
+        let text = format!("[[peers]]\naddress = '192.0.2.1'\nkey = '{listed}'\n");
+        let mut config = parse(Path::new("w.toml"), &text).expect("valid");
+        assert_eq!((config.trust_in(&listed), config.trust_in(&other)), (Trust::Pinned, Trust::Tofu));
+        config.trust = Trust::Psk;
+        assert_eq!(config.trust_in(&listed), Trust::Psk);
     }
 
     #[test]

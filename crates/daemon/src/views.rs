@@ -8,6 +8,7 @@ use whimbrel_ipc as ipc;
 use whimbrel_kernel::process;
 use whimbrel_kernel::sock_diag::{MOVABLE, SockDiag};
 use whimbrel_protocol::{Carrier, FlowState, FlowView, PeerId, PeerView, Standing, Time, Trust};
+use whimbrel_wire::hello::Capabilities;
 use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::known_keys::KnownKeys;
@@ -41,10 +42,9 @@ pub(crate) fn name(view: &PeerView) -> ipc::PeerName {
     ipc::PeerName { id: view.id.0, key: view.key.to_string() }
 }
 
-/// How many flows there are of each kind.
+/// How many flows there are of each kind, as [`ConnectionsQuestion`] shows them.
 pub(crate) fn counts(peers: &[PeerView], flows: impl Iterator<Item = FlowView>) -> ipc::Counts {
-    let holding: HashSet<PeerId> =
-        peers.iter().filter(|peer| peer.carrier == Carrier::Hold).map(|peer| peer.id).collect();
+    let peer_of: HashMap<PeerId, &PeerView> = peers.iter().map(|peer| (peer.id, peer)).collect();
     let mut counts = ipc::Counts {
         peers: peers.len(),
         sessions: peers.iter().filter(|peer| peer.session).count(),
@@ -53,17 +53,29 @@ pub(crate) fn counts(peers: &[PeerView], flows: impl Iterator<Item = FlowView>) 
     for flow in flows {
         counts.connections += 1;
         counts.introduced += usize::from(flow.entry.is_some());
-        if flow.state == FlowState::Moved {
-            match flow.peer.is_some_and(|peer| holding.contains(&peer)) {
-                true => counts.held += 1,
-                false => counts.moved += 1,
-            }
+        match state(&flow, flow.peer.and_then(|peer| peer_of.get(&peer).copied())) {
+            ipc::ConnectionState::Held => counts.held += 1,
+            ipc::ConnectionState::Moved => counts.moved += 1,
+            _ => {}
         }
     }
     counts
 }
 
-/// A peer. `since`: when its session came up.
+/// How a flow stands.
+fn state(view: &FlowView, peer: Option<&PeerView>) -> ipc::ConnectionState {
+    let waits = view.entry.is_some_and(|entry| entry.waits.any());
+    match view.state {
+        FlowState::Native | FlowState::Moved if waits => ipc::ConnectionState::Held,
+        FlowState::Native => ipc::ConnectionState::Native,
+        FlowState::Moved if peer.is_some_and(|peer| peer.carrier == Carrier::Hold) => ipc::ConnectionState::Held,
+        FlowState::Moved => ipc::ConnectionState::Moved,
+        FlowState::Introducing | FlowState::Unknown => ipc::ConnectionState::Pending,
+        FlowState::Failed(_) => ipc::ConnectionState::Unprotected,
+    }
+}
+
+/// A peer. `since`: when its session came up. `of`: how it came to be trusted.
 pub(crate) fn peer(view: &PeerView, now: Time, since: Option<Time>, of: Trust, known_keys: &KnownKeys) -> ipc::Peer {
     let heard = now.since(view.last_heard);
     ipc::Peer {
@@ -77,7 +89,7 @@ pub(crate) fn peer(view: &PeerView, now: Time, since: Option<Time>, of: Trust, k
             round_trip_ms: view.round_trip.map(fraction),
             heard_ms: Some(millis(heard)),
             version: PROTOCOL_VERSION,
-            capabilities: Vec::new(),
+            capabilities: view.capabilities.map(capabilities).unwrap_or_default(),
         }),
         sequence: ipc::Sequence { sent: view.sequences.0, accepted: view.sequences.1 },
         places: ipc::Places { local: view.places.local, peer: view.places.peer },
@@ -90,6 +102,18 @@ pub(crate) fn peer(view: &PeerView, now: Time, since: Option<Time>, of: Trust, k
 
 /// Of `docs/protocol.md`.
 const PROTOCOL_VERSION: u8 = 1;
+
+/// What a peer is able to do, in the words of `docs/json.md`.
+fn capabilities(of: Capabilities) -> Vec<String> {
+    let words = [
+        (Capabilities::REWRITE, "rewrite"),
+        (Capabilities::TUNNEL_PLAIN, "tunnel-plain"),
+        (Capabilities::TUNNEL_SEALED, "tunnel-sealed"),
+        (Capabilities::IPV6_LOCATORS, "ipv6"),
+        (Capabilities::TUNNEL_AES, "aes"),
+    ];
+    words.into_iter().filter(|(bit, _)| of.contains(*bit)).map(|(_, word)| word.to_owned()).collect()
+}
 
 /// The ways to a peer: the one in use, one that it announced and that is not confirmed, and those that could be used, which
 /// are neither active nor confirmed. `mtu`: of the one in use, in bytes. `possible`: own address and the peer's.
@@ -224,7 +248,6 @@ fn traffic() -> HashMap<FlowTuple, ipc::Bytes> {
     }
 }
 
-/// The inode of each socket.
 /// Those of `flows` that a process has open.
 pub(crate) fn of_process(flows: &[FlowView], pid: u32) -> Vec<FlowTuple> {
     let (sockets, open) = (sockets(), process::sockets(pid));
@@ -232,6 +255,7 @@ pub(crate) fn of_process(flows: &[FlowView], pid: u32) -> Vec<FlowTuple> {
     flows.iter().filter(has).map(|flow| flow.tuple).collect()
 }
 
+/// The inode of each socket.
 fn sockets() -> HashMap<FlowTuple, u32> {
     let listed = SockDiag::open().and_then(|mut diag| Ok((diag.tcp(&MOVABLE)?, diag.udp()?)));
     match listed {
@@ -246,15 +270,10 @@ fn sockets() -> HashMap<FlowTuple, u32> {
 /// `heard`: whether it was heard rewritten.
 fn connection(view: &FlowView, peer: Option<&PeerView>, heard: bool) -> ipc::Connection {
     let waits = view.entry.is_some_and(|entry| entry.waits.any());
-    let (state, reason) = match view.state {
-        FlowState::Native | FlowState::Moved if waits => (ipc::ConnectionState::Held, None),
-        FlowState::Native => (ipc::ConnectionState::Native, None),
-        FlowState::Moved if peer.is_some_and(|peer| peer.carrier == Carrier::Hold) => {
-            (ipc::ConnectionState::Held, None)
-        }
-        FlowState::Moved => (ipc::ConnectionState::Moved, None),
-        FlowState::Introducing | FlowState::Unknown => (ipc::ConnectionState::Pending, None),
-        FlowState::Failed(reason) => (ipc::ConnectionState::Unprotected, Some(reason.to_owned())),
+    let state = state(view, peer);
+    let reason = match view.state {
+        FlowState::Failed(reason) => Some(reason.to_owned()),
+        _ => None,
     };
     let carried = matches!(state, ipc::ConnectionState::Moved | ipc::ConnectionState::Held);
     let entry = view.entry.as_ref();
@@ -328,6 +347,7 @@ mod tests {
             sequences: (0, 1),
             last_heard: Time::default(),
             away: None,
+            capabilities: Some(Capabilities::REWRITE | Capabilities::TUNNEL_SEALED),
         }
     }
 
@@ -357,6 +377,34 @@ mod tests {
         // Whatever was heard, a binding that tunnels does so.
         let tunnelled = connection(&flow, Some(&peer_view(Carrier::Tunnel)), true);
         assert_eq!(tunnelled.carrier, Some(ipc::Carrier::Tunnel));
+    }
+
+    #[test]
+    fn what_waits_is_counted_as_it_is_shown() {
+        let peers = [peer_view(Carrier::Tunnel)];
+        let moved = flow_view(FlowState::Moved, true);
+        let mut waits = moved.clone();
+        if let Some(entry) = waits.entry.as_mut() {
+            entry.waits.here = true;
+        }
+        // One that is at home may wait by request, too.
+        let at_home = FlowView { state: FlowState::Native, ..waits.clone() };
+        let flows = [moved, waits, at_home];
+        let shown: Vec<_> = flows.iter().map(|flow| connection(flow, peers.first(), false).state).collect();
+        assert_eq!(shown, [ipc::ConnectionState::Moved, ipc::ConnectionState::Held, ipc::ConnectionState::Held]);
+        let counted = counts(&peers, flows.into_iter());
+        assert_eq!((counted.introduced, counted.moved, counted.held), (3, 1, 2));
+        let held = counts(&[peer_view(Carrier::Hold)], [flow_view(FlowState::Moved, true)].into_iter());
+        assert_eq!((held.moved, held.held), (0, 1));
+    }
+
+    #[test]
+    fn what_a_peer_can_do_is_told() {
+        let path = std::env::temp_dir().join(format!("whimbrel-views-{}", std::process::id()));
+        let known_keys = KnownKeys::open(&path).unwrap();
+        let told = peer(&peer_view(Carrier::Hold), Time::default(), None, Trust::Pinned, &known_keys);
+        assert_eq!(told.session.unwrap().capabilities, ["rewrite", "tunnel-sealed"]);
+        assert_eq!(told.trust, ipc::Trust::Pinned);
     }
 
     #[test]

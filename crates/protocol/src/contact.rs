@@ -619,7 +619,8 @@ impl Node {
         let surplus = surplus.map(|at| peer.sessions.remove(at).session.local_index());
         let origin = Some(Met { remote: how.source, destination: how.destination, claimed });
         let aes = self.config.prefer_aes && hello.capabilities.contains(Capabilities::TUNNEL_AES);
-        peer.sessions.push(SessionSlot { session, settled: false, until: None, origin, aes, life });
+        let capabilities = hello.capabilities;
+        peer.sessions.push(SessionSlot { session, settled: false, until: None, origin, aes, life, capabilities });
         peer.last_heard = now;
         if let Some(receive_index) = surplus {
             self.by_index.remove(&receive_index);

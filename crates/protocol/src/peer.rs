@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use whimbrel_handshake::{PublicKey, Session};
 use whimbrel_wire::FlowTuple;
+use whimbrel_wire::hello::Capabilities;
 use whimbrel_wire::message::MAX_WAITING;
 
 use crate::Time;
@@ -44,6 +45,8 @@ pub(crate) struct SessionSlot {
     pub(crate) life: u64,
     /// Whether the tunnel seals with AES.
     pub(crate) aes: bool,
+    /// What the peer is able to do, as its hello says.
+    pub(crate) capabilities: Capabilities,
 }
 
 /// A binding update of ours that was not acknowledged yet.

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
 use whimbrel_wire::FlowTuple;
+use whimbrel_wire::hello::Capabilities;
 
 use crate::Time;
 use crate::flow::FlowView;
@@ -50,6 +51,8 @@ pub struct PeerView {
     pub last_heard: Time,
     /// Whether it is away, and then whether it said so.
     pub away: Option<bool>,
+    /// What it is able to do, while a session is there.
+    pub capabilities: Option<Capabilities>,
 }
 
 impl Node {
@@ -74,6 +77,11 @@ impl Node {
             sequences: (peer.sequence_sent, peer.sequence_accepted),
             last_heard: peer.last_heard,
             away: peer.away.map(|away| away == Away::Announced),
+            capabilities: peer
+                .sessions
+                .iter()
+                .rfind(|slot| slot.settled && slot.until.is_none())
+                .map(|slot| slot.capabilities),
         })
     }
 

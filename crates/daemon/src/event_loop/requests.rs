@@ -340,8 +340,12 @@ impl EventLoop {
         places.any(|at| self.routes.leads(from, at))
     }
 
-    /// Pairs of an own address and one of the peer's that a route leads between.
+    /// Pairs of an own address and one of the peer's that a route leads between. Not for peers without connections: anybody
+    /// can be one and have dozens of addresses, and the kernel is asked about each.
     fn possible(&self, own: &BTreeSet<IpAddr>, view: &PeerView) -> Vec<(IpAddr, SocketAddr)> {
+        if view.flows == 0 {
+            return Vec::new();
+        }
         let port = self.settings.config.port;
         let locators = view.locators.iter().map(|locator| SocketAddr::new(*locator, port));
         std::iter::once(view.remote)
@@ -366,10 +370,9 @@ impl EventLoop {
     }
 
     fn peers(&self) -> Vec<whimbrel_ipc::Peer> {
-        let (now, trust) = (clock::now(), self.settings.config.trust);
-        let known = &self.effects.known_keys;
+        let (now, config, known) = (clock::now(), &self.settings.config, &self.effects.known_keys);
         let since = |view: &PeerView| self.sessions.get(&view.id).copied();
-        self.node.peers().map(|view| views::peer(&view, now, since(&view), trust, known)).collect()
+        self.node.peers().map(|view| views::peer(&view, now, since(&view), config.trust_in(&view.key), known)).collect()
     }
 
     fn status(&self) -> Status {
@@ -471,6 +474,7 @@ mod tests {
             sequences: (0, 0),
             last_heard: Time::default(),
             away: None,
+            capabilities: None,
         }
     }
 
