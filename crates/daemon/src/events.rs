@@ -37,8 +37,7 @@ pub(crate) struct Told {
 impl EventRing {
     /// Stamps and keeps an event.
     pub(crate) fn push(&mut self, wall: SystemTime, monotonic: Duration, told: Told) -> &EventRecord {
-        let of_connections = matches!(told.kind, "flow-introduced" | "introduction-failed" | "flow-gone");
-        let records = if of_connections { &mut self.of_connections } else { &mut self.general };
+        let records = if told.is_of_connection() { &mut self.of_connections } else { &mut self.general };
         if records.len() == KEPT {
             records.pop_front();
         }
@@ -148,6 +147,11 @@ impl Told {
     pub(crate) fn with(mut self, name: &str, value: impl Into<Value>) -> Self {
         self.fields.insert(name.to_owned(), value.into());
         self
+    }
+
+    /// Whether it is about a single connection.
+    pub(crate) fn is_of_connection(&self) -> bool {
+        matches!(self.kind, "flow-introduced" | "introduction-failed" | "flow-gone")
     }
 
     fn address(self, name: &str, address: Option<IpAddr>) -> Self {
@@ -482,6 +486,28 @@ mod tests {
         assert_eq!((told.len(), &told[0].fields["count"]), (1, &Value::from(1000 - CAUSED_BY_OTHERS)));
         assert!(restraint.left_out().is_empty());
         assert_eq!((0..1000).filter(|_| restraint.admits(at(12), &refused)).count(), 3);
+    }
+
+    /// Kinds and fields as they stand in the code above: whoever adds one is reminded of the documentation.
+    #[test]
+    fn every_kind_and_its_fields_are_documented() {
+        let text = include_str!("../../../docs/json.md").split_whitespace().collect::<Vec<_>>().join(" ");
+        let list = text.split("Kinds and their fields:").nth(1).expect("a list of kinds");
+        let list: Vec<&str> = list.split("Others may be added").next().expect("its end").split(" · ").collect();
+        let quoted = |text: &str| text.split('"').nth(1).expect("a word").to_owned();
+        let code = include_str!("events.rs").split("impl From<&Event> for Told").nth(1).expect("the code");
+        let arms: Vec<&str> = code.split("#[cfg(test)]").next().expect("its end").split("Event::").skip(1).collect();
+        assert!(arms.len() > 20, "{}", arms.len());
+        for arm in arms {
+            let kind = quoted(arm.split("Self::new(").nth(1).expect("a kind"));
+            let described = list.iter().find(|part| part.contains(&format!("`{kind}`")));
+            let described = described.unwrap_or_else(|| panic!("`{kind}` is not in docs/json.md"));
+            for call in [".with(", ".address(", ".endpoint("] {
+                for field in arm.split(call).skip(1).map(quoted) {
+                    assert!(described.contains(&field), "{kind}: `{field}` is not in docs/json.md");
+                }
+            }
+        }
     }
 
     #[test]

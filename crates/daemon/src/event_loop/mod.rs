@@ -317,7 +317,12 @@ impl EventLoop {
 
     /// Keeps an event, logs it, and tells it to those who follow.
     fn tell(&mut self, told: Told) {
-        tracing::info!("{}", told.sentence);
+        if told.is_of_connection() {
+            // A busy server would fill its log.
+            tracing::debug!("{}", told.sentence);
+        } else {
+            tracing::info!("{}", told.sentence);
+        }
         let record = self.events.push(SystemTime::now(), clock::monotonic(), told);
         if let Some(log) = &mut self.event_log {
             log.write(record);
