@@ -97,8 +97,23 @@ pub fn clean(run_dir: &Path) -> Result<Removed, CleanError> {
             error => CleanError::Instance(error),
         })?),
     };
-    let mut removed = Removed::default();
+    let removed = match &instance {
+        Some(instance) if instance.is_orphaned() => return remove_orphans(instance, run_dir),
+        _ => remove_from_kernel(run_dir)?,
+    };
+    remove_pins_and_files(removed, instance.as_ref(), run_dir)
+}
 
+/// Removes what a daemon left for a network namespace that is gone. What it made there is gone with it; nothing here is
+/// of it.
+pub(crate) fn remove_orphans(instance: &Instance, run_dir: &Path) -> Result<Removed, CleanError> {
+    let mut removed = Removed::default();
+    remove_file(run_dir.join("sysctls"), &mut removed)?;
+    remove_pins_and_files(removed, Some(instance), run_dir)
+}
+
+fn remove_from_kernel(run_dir: &Path) -> Result<Removed, CleanError> {
+    let mut removed = Removed::default();
     // The device first: whoever else needs what follows has it open.
     let there = NetworkMonitor::open()?.snapshot()?.links.iter().any(|link| link.name == DEVICE);
     let device = match there.then(|| Tun::open(DEVICE, DEFAULT_MTU)).transpose() {
@@ -113,30 +128,46 @@ pub fn clean(run_dir: &Path) -> Result<Removed, CleanError> {
         device.remove()?;
         removed.device = Some(DEVICE);
     }
+    Ok(removed)
+}
 
-    if let Some(instance) = instance {
+/// `instance` is there where the run directory is; what is pinned may have outlived it.
+fn remove_pins_and_files(
+    mut removed: Removed,
+    instance: Option<&Instance>,
+    run_dir: &Path,
+) -> Result<Removed, CleanError> {
+    if instance.is_some() || whimbrel_datapath::common_bpffs().is_some() {
         let place = Place::find(run_dir).map_err(|error| CleanError::Place(Box::new(error)))?;
         if !place.is_fresh() {
             let pins = place.pins().to_owned();
             // Maps of another release cannot be opened; without its pins a link on tcx goes as well.
-            if let Err(error) = Datapath::open(&pins).and_then(Datapath::unload) {
-                tracing::debug!(%error, "removing the pins by hand");
+            let orphaned = instance.is_some_and(Instance::is_orphaned);
+            if orphaned || Datapath::open(&pins).and_then(Datapath::unload).is_err() {
+                tracing::debug!("removing the pins by hand");
                 remove_pins(&pins)?;
             }
             removed.pins = Some(pins);
         }
         place.leave();
+    }
+    if let Some(instance) = instance {
         // The lock stays: a daemon that starts at this moment may hold it already.
         for path in [run_dir.join("journal"), socket_path(run_dir)] {
-            match fs::remove_file(&path) {
-                Ok(()) => removed.files.push(path),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(source) => return Err(CleanError::Remove { path, source }),
-            }
+            remove_file(path, &mut removed)?;
         }
         instance.forget_namespace(run_dir);
     }
     Ok(removed)
+}
+
+fn remove_file(path: PathBuf, removed: &mut Removed) -> Result<(), CleanError> {
+    match fs::remove_file(&path) {
+        Ok(()) => removed.files.push(path),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(source) => return Err(CleanError::Remove { path, source }),
+    }
+    Ok(())
 }
 
 fn remove_pins(pins: &Path) -> Result<(), CleanError> {

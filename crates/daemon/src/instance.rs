@@ -6,6 +6,9 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
+use whimbrel_kernel::namespace::{self, Whereabouts};
+
+use crate::journal::Journal;
 
 /// The run directory of a machine's only daemon.
 pub const DEFAULT_RUN_DIR: &str = "/run/whimbrel";
@@ -34,15 +37,13 @@ pub enum InstanceError {
         /// On what.
         path: PathBuf,
     },
-    /// What a former daemon left there belongs to another network namespace.
-    #[error(
-        "{} holds what a daemon left in another network namespace. Run this in that one (`nsenter --net=/run/netns/NAME \
-         whimbrel clean` removes it there), or use another --run-dir and --state-dir. Nothing was changed. If that \
-         namespace is gone, remove {}", .run_dir.display(), .run_dir.join(NAMESPACE).display()
-    )]
+    /// What a former daemon left there belongs to another network namespace, which is there still, or may be.
+    #[error("{}", elsewhere(.run_dir, .place))]
     Namespace {
         /// The directory.
         run_dir: PathBuf,
+        /// Where that namespace is.
+        place: Whereabouts,
     },
     /// Another daemon runs there.
     #[error("a daemon (process {pid}) already runs in {run_dir}; another one needs its own --run-dir and --state-dir")]
@@ -54,10 +55,32 @@ pub enum InstanceError {
     },
 }
 
+/// What is to be done where another network namespace is in the way.
+fn elsewhere(run_dir: &Path, place: &Whereabouts) -> String {
+    let (dir, note) = (run_dir.display(), run_dir.join(NAMESPACE));
+    let begin = format!("{dir} holds what a daemon has left in another network namespace");
+    let end = "Or use another --run-dir and --state-dir here. Nothing was changed";
+    match place {
+        Whereabouts::At(path) => format!(
+            "{begin}, which is still there. `nsenter --net={} whimbrel --run-dir {dir} clean` removes it; a daemon that is \
+             started there takes it over. {end}",
+            path.display()
+        ),
+        Whereabouts::Unclear(path) => format!(
+            "{begin}, and whether that is still there cannot be told: {} cannot be looked at. Try it as root; if that \
+             namespace is gone, `rm {}`. {end}",
+            path.display(),
+            note.display()
+        ),
+        Whereabouts::Gone => format!("{begin}, which is gone: `rm {}`. {end}", note.display()),
+    }
+}
+
 /// The lock on a run directory; held by the kernel for as long as the process lives, however it ends.
 #[derive(Debug)]
 pub struct Instance {
     _lock: File,
+    orphaned: bool,
 }
 
 impl Instance {
@@ -92,9 +115,16 @@ impl Instance {
             }
             Err(errno) => return Err(unusable("lock", &path)(errno.into())),
         }
-        check_namespace(run_dir)?;
+        let orphaned = check_namespace(run_dir, namespace().as_deref(), namespace::find)?;
         lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id())).map_err(unusable("write to", &path))?;
-        Ok(Self { _lock: lock })
+        Ok(Self { _lock: lock, orphaned })
+    }
+
+    /// Whether what a former daemon left here was for a network namespace that is gone: nobody needs it, and none of it
+    /// means anything here.
+    #[must_use]
+    pub fn is_orphaned(&self) -> bool {
+        self.orphaned
     }
 }
 
@@ -104,18 +134,32 @@ const NAMESPACE: &str = "namespace";
 /// The network namespace of the calling thread, unlike any other of any boot; `None` where the kernel cannot tell.
 fn namespace() -> Option<String> {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
-    Some(format!("{} {}\n", boot.trim(), whimbrel_kernel::namespace::cookie().ok()?))
+    Some(format!("{} {}\n", boot.trim(), namespace::cookie().ok()?))
 }
 
-/// Refuses a run directory whose daemon worked in another network namespace since the last boot, before which no namespace
-/// is left.
-fn check_namespace(run_dir: &Path) -> Result<(), InstanceError> {
-    let (Some(here), Ok(there)) = (namespace(), fs::read_to_string(run_dir.join(NAMESPACE))) else { return Ok(()) };
-    let boot = |text: &str| text.split(' ').next().map(str::to_owned);
-    if here != there && boot(&here) == boot(&there) {
-        return Err(InstanceError::Namespace { run_dir: run_dir.to_owned() });
+/// Refuses a run directory whose daemon worked in another network namespace that may still be there; whether it worked in one
+/// that is gone. No namespace outlives a boot, and where no connection was introduced nobody misses what is left. `here`: as
+/// [`namespace`] names the present one.
+fn check_namespace(
+    run_dir: &Path,
+    here: Option<&str>,
+    find: impl FnOnce(u64) -> Whereabouts,
+) -> Result<bool, InstanceError> {
+    let note = run_dir.join(NAMESPACE);
+    let (Some(here), Ok(there)) = (here, fs::read_to_string(&note)) else { return Ok(false) };
+    let (mut here, mut there) = (here.split_whitespace(), there.split_whitespace());
+    if here.next() != there.next() {
+        return Ok(false);
     }
-    Ok(())
+    let cookie = there.next();
+    if cookie == here.next() {
+        return Ok(false);
+    }
+    match cookie.and_then(|cookie| cookie.parse().ok()).map_or(Whereabouts::Unclear(note), find) {
+        Whereabouts::Gone => Ok(true),
+        Whereabouts::Unclear(_) if !Journal::has_flows(&run_dir.join("journal")) => Ok(true),
+        place => Err(InstanceError::Namespace { run_dir: run_dir.to_owned(), place }),
+    }
 }
 
 impl Instance {
@@ -175,15 +219,26 @@ mod tests {
         let instance = Instance::lock(&run_dir).expect("lock");
         instance.note_namespace(&run_dir).expect("noted");
         drop(instance);
-        drop(Instance::lock(&run_dir).expect("the same namespace"));
-        let noted = fs::read_to_string(run_dir.join(NAMESPACE)).expect("a note");
-        fs::write(run_dir.join(NAMESPACE), format!("{}7\n", noted.trim())).expect("another");
-        let error = Instance::lock(&run_dir).expect_err("another namespace");
-        assert!(error.to_string().contains("another network namespace"), "{error}");
-        // No namespace outlives a boot.
-        fs::write(run_dir.join(NAMESPACE), "another-boot 7\n").expect("before the boot");
-        let instance = Instance::lock(&run_dir).expect("what was is gone");
-        fs::write(run_dir.join(NAMESPACE), noted).expect("back");
+        let instance = Instance::lock(&run_dir).expect("the same namespace");
+        assert!(!instance.is_orphaned());
+        let check = |there: &str, found: Whereabouts| {
+            fs::write(run_dir.join(NAMESPACE), there).expect("a note");
+            check_namespace(&run_dir, Some("boot 7\n"), |_| found)
+        };
+        let at = || Whereabouts::At("/run/netns/other".into());
+        assert!(!check("boot 7\n", at()).expect("this one"));
+        let refusal = check("boot 8\n", at()).expect_err("another one").to_string();
+        let command = format!("`nsenter --net=/run/netns/other whimbrel --run-dir {} clean`", run_dir.display());
+        assert!(refusal.contains(&command), "{refusal}");
+        let unclear = || Whereabouts::Unclear("/proc/1/ns/net".into());
+        assert!(check("boot 8\n", unclear()).expect("nothing is to be lost"), "no connection was introduced");
+        // A journal that cannot be read may have some.
+        fs::create_dir(run_dir.join("journal")).expect("a directory");
+        let refusal = check("boot 8\n", unclear()).expect_err("perhaps").to_string();
+        assert!(refusal.contains("/proc/1/ns/net") && refusal.contains("as root"), "{refusal}");
+        assert!(check("boot nonsense\n", Whereabouts::Gone).is_err(), "nobody can look for that");
+        assert!(check("boot 8\n", Whereabouts::Gone).expect("its end is known"), "it is gone");
+        assert!(!check("another-boot 8\n", at()).expect("no namespace outlives a boot"));
         instance.forget_namespace(&run_dir);
         assert!(!run_dir.join(NAMESPACE).exists());
         fs::remove_dir_all(&run_dir).expect("remove");

@@ -55,11 +55,7 @@ impl Journal {
     /// When the file cannot be read or rewritten.
     pub fn open(path: &Path) -> Result<(Self, Restored), JournalError> {
         let failed = |action| move |source| JournalError { action, path: path.to_owned(), source };
-        let text = match fs::read(path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
-            Err(error) => return Err(failed("read")(error)),
-        };
+        let text = read(path).map_err(failed("read"))?;
         let file = create(path).map_err(failed("create"))?;
         let mut journal = Self {
             path: path.to_owned(),
@@ -81,6 +77,14 @@ impl Journal {
         journal.rewrite()?;
         let restored = Restored { peers: journal.peers.values().cloned().collect(), flows: journal.flows.clone() };
         Ok((journal, restored))
+    }
+
+    /// Whether the journal at `path`, which stays as it is, tells of any flow, if one that has ended. One that cannot be read
+    /// may do so.
+    #[must_use]
+    pub fn has_flows(path: &Path) -> bool {
+        let Ok(text) = read(path) else { return true };
+        text.split(|byte| *byte == b'\n').any(|line| matches!(serde_json::from_slice(line), Ok(Line::Flow(_))))
     }
 
     /// The flows in force.
@@ -190,6 +194,14 @@ impl Journal {
         self.lines = count;
         self.pending.clear();
         Ok(())
+    }
+}
+
+/// What is there, if anything.
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    match fs::read(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        result => result,
     }
 }
 
@@ -424,9 +436,12 @@ mod tests {
     #[test]
     fn what_was_said_is_there_after_a_kill() {
         let folder = Folder::new("kill");
+        assert!(!Journal::has_flows(&folder.file()));
         let (mut journal, restored) = Journal::open(&folder.file()).expect("open");
         assert_eq!(restored, Restored::default());
         journal.save_peer(peer(1));
+        journal.flush().expect("flush");
+        assert!(!Journal::has_flows(&folder.file()));
         journal.save_peer(peer(2));
         for port in 1..=3 {
             journal.save_flow(flow(port), entry(1));
@@ -437,6 +452,7 @@ mod tests {
         journal.flush().expect("flush");
         std::mem::forget(journal);
 
+        assert!(Journal::has_flows(&folder.file()));
         let (_, restored) = Journal::open(&folder.file()).expect("open");
         assert_eq!(restored.peers, vec![peer(1)]);
         assert_eq!(restored.flows.len(), 2);

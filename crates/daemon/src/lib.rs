@@ -85,6 +85,9 @@ pub enum Error {
     /// The run directory cannot be used.
     #[error(transparent)]
     Instance(#[from] instance::InstanceError),
+    /// What a daemon left for a network namespace that is gone cannot be removed.
+    #[error(transparent)]
+    Orphans(Box<clean::CleanError>),
     /// The host's key cannot be used.
     #[error(transparent)]
     Identity(#[from] identity::IdentityError),
@@ -154,6 +157,10 @@ pub fn run(options: Options) -> Result<(), Error> {
     let signals = Signals::open()?;
     let run_dir = options.run_dir.clone();
     let instance = Instance::lock(&run_dir)?;
+    if instance.is_orphaned() {
+        let removed = clean::remove_orphans(&instance, &run_dir).map_err(|error| Error::Orphans(Box::new(error)))?;
+        tracing::info!(?removed, "a daemon before this one worked in a network namespace that is gone");
+    }
     let key = identity::load_or_create(&options.state_dir)?;
     let known_keys = KnownKeys::open(&options.state_dir.join("known_keys"))?;
     let (journal, restored) = Journal::open(&options.run_dir.join("journal"))?;

@@ -34,7 +34,8 @@ impl Place {
         })?;
         let mounted = (root == own).then_some(own);
         // The machine's bpffs is shared with other instances.
-        let absolute = fs::canonicalize(run_dir).unwrap_or_else(|_| run_dir.to_owned());
+        let absolute = fs::canonicalize(run_dir).or_else(|_| std::path::absolute(run_dir));
+        let absolute = absolute.unwrap_or_else(|_| run_dir.to_owned());
         let pins = match mounted {
             Some(_) => root.join("whimbrel"),
             None => root.join("whimbrel").join(folder(&absolute)),

@@ -13,9 +13,8 @@ const COMMON: &str = "/sys/fs/bpf";
 /// # Errors
 /// When `fallback` is needed and cannot be made or mounted on.
 pub fn bpffs(fallback: &Path) -> Result<PathBuf, Error> {
-    let common = Path::new(COMMON);
-    if is_bpffs(common) {
-        return Ok(common.to_owned());
+    if let Some(common) = common_bpffs() {
+        return Ok(common);
     }
     let failed = |source| Error::Bpffs { path: fallback.to_owned(), source };
     std::fs::create_dir_all(fallback).map_err(failed)?;
@@ -23,6 +22,13 @@ pub fn bpffs(fallback: &Path) -> Result<PathBuf, Error> {
         mount(fallback).map_err(failed)?;
     }
     Ok(fallback.to_owned())
+}
+
+/// The machine's own bpffs, where it has one.
+#[must_use]
+pub fn common_bpffs() -> Option<PathBuf> {
+    let common = Path::new(COMMON);
+    is_bpffs(common).then(|| common.to_owned())
 }
 
 fn path_string(path: &Path) -> io::Result<CString> {

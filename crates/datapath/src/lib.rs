@@ -21,7 +21,7 @@ mod sockets;
 mod table;
 
 pub use abi::{Binding, Carrier, FlowEntry, LocatorPair};
-pub use bpffs::bpffs;
+pub use bpffs::{bpffs, common_bpffs};
 pub use datapath::{Datapath, Role};
 pub use error::Error;
 pub use events::{Event, Introduction, Origin};

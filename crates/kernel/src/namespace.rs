@@ -1,9 +1,12 @@
-//! Network namespaces: which one this is, and working in another one for a while.
+//! Network namespaces: which one this is, where another one is, and working in it for a while.
 
+use std::collections::BTreeSet;
 use std::fs::File;
+use std::io;
 use std::marker::PhantomData;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
@@ -86,6 +89,100 @@ impl Drop for Entered {
     }
 }
 
+/// Where a network namespace was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Whereabouts {
+    /// It is behind this path, which `nsenter --net=` takes.
+    At(PathBuf),
+    /// Nothing that could be looked at holds it, and everything could be.
+    Gone,
+    /// It may be behind this path, which the caller may not look at.
+    Unclear(PathBuf),
+}
+
+/// Looks for the network namespace with this cookie: where it is mounted, and in all processes, their threads and
+/// descriptors. That is slow where there are many. One that only a socket holds is not found.
+#[must_use]
+pub fn find(wanted: u64) -> Whereabouts {
+    // A thread of its own goes from one to the next, and home by ending.
+    let search = std::thread::Builder::new().name("namespaces".to_owned()).spawn(move || look_for(wanted));
+    let found = search.ok().and_then(|thread| thread.join().ok());
+    found.unwrap_or_else(|| Whereabouts::Unclear(PathBuf::from("/proc")))
+}
+
+fn look_for(wanted: u64) -> Whereabouts {
+    let mut known: BTreeSet<(u64, u64)> = BTreeSet::new();
+    let mut unclear = None;
+    for path in holders() {
+        let metadata = match std::fs::metadata(&path) {
+            Ok(metadata) => metadata,
+            // It ended meanwhile.
+            Err(error) if error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH) => {
+                continue;
+            }
+            Err(_) => {
+                unclear.get_or_insert(path);
+                continue;
+            }
+        };
+        if !known.insert((metadata.dev(), metadata.ino())) {
+            continue;
+        }
+        match cookie_behind(&path) {
+            Ok(Some(cookie)) if cookie == wanted => return Whereabouts::At(path),
+            Ok(_) => {}
+            Err(_) => {
+                unclear.get_or_insert(path);
+            }
+        }
+    }
+    unclear.map_or(Whereabouts::Gone, Whereabouts::Unclear)
+}
+
+/// The cookie of the namespace behind a path, which the calling thread is in afterwards; `None` where it is gone.
+fn cookie_behind(path: &Path) -> Result<Option<u64>, Error> {
+    let called = |call, error: io::Error| Error::call(call, path.display().to_string(), error);
+    let target = match File::open(path) {
+        Ok(target) => target,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(called("open", error)),
+    };
+    move_into_link_name_space(target.as_fd(), Some(LinkNameSpaceType::Network))
+        .map_err(|error| called("setns", error.into()))?;
+    cookie().map(Some)
+}
+
+/// Paths that namespaces are behind, those that people gave a name first.
+fn holders() -> impl Iterator<Item = PathBuf> {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let mounted: Vec<PathBuf> = mounts.lines().filter_map(mounted_namespace).collect();
+    mounted.into_iter().chain(numbered(Path::new("/proc")).into_iter().flat_map(of_process))
+}
+
+/// Those of a process: its own, those of its threads, and those that it has open.
+fn of_process(process: PathBuf) -> Vec<PathBuf> {
+    let is_namespace = |path: &PathBuf| {
+        std::fs::read_link(path).is_ok_and(|target| target.to_str().is_some_and(|target| target.starts_with("net:[")))
+    };
+    let threads = numbered(&process.join("task")).into_iter().map(|thread| thread.join("ns/net"));
+    let descriptors = numbered(&process.join("fd")).into_iter().filter(is_namespace);
+    std::iter::once(process.join("ns/net")).chain(threads).chain(descriptors).collect()
+}
+
+/// The entries of a directory of `/proc` whose names are numbers.
+fn numbered(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let is_number = |name: &str| name.bytes().all(|byte| byte.is_ascii_digit());
+    entries.filter(|entry| entry.file_name().to_str().is_some_and(is_number)).map(|entry| entry.path()).collect()
+}
+
+/// The mount point of a line of `/proc/PID/mountinfo` (proc_pid_mountinfo(5)), where a network namespace is mounted.
+fn mounted_namespace(line: &str) -> Option<PathBuf> {
+    let mut fields = line.split(' ');
+    let (root, point) = (fields.nth(3)?, fields.next()?);
+    root.starts_with("net:[").then(|| PathBuf::from(point.replace("\\040", " ")))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -93,6 +190,14 @@ mod tests {
     #[test]
     fn has_a_cookie() {
         assert_eq!(cookie().unwrap(), cookie().unwrap());
+    }
+
+    #[test]
+    fn namespaces_are_found_among_mounts() {
+        let line = "612 27 0:4 net:[4026532709] /run/netns/a\\040b rw shared:317 - nsfs nsfs rw";
+        assert_eq!(mounted_namespace(line), Some(PathBuf::from("/run/netns/a b")));
+        assert_eq!(mounted_namespace("27 1 0:25 / /run rw,nosuid - tmpfs tmpfs rw"), None);
+        assert_eq!(mounted_namespace(""), None);
     }
 
     #[test]

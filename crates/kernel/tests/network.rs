@@ -8,6 +8,7 @@ use std::os::fd::AsFd;
 use hosts::{Host, PLANS, wait};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use whimbrel_kernel::Error;
+use whimbrel_kernel::namespace::{self, Whereabouts};
 use whimbrel_kernel::network::{Changed, NetworkMonitor};
 use whimbrel_kernel::route::{
     AddressScope, LOOPBACK, MAIN_TABLE, NeighbourState, NewAddress, NextHop, Prefix, RouteKind, RouteSocket, Rule,
@@ -16,6 +17,23 @@ use whimbrel_kernel::route::{
 
 fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_namespace_is_found_as_long_as_something_holds_it() {
+    let host = Host::new();
+    let cookie = host.on(|| namespace::cookie().unwrap());
+    let Whereabouts::At(path) = namespace::find(cookie) else { panic!("not found") };
+    let there = std::thread::spawn(move || {
+        let _there = namespace::Entered::path(&path).unwrap();
+        namespace::cookie().unwrap()
+    });
+    assert_eq!(there.join().unwrap(), cookie);
+    assert!(matches!(namespace::find(namespace::cookie().unwrap()), Whereabouts::At(_)), "the own one");
+    drop(host);
+    // A thread that was there goes a moment after it was waited for. And there may be processes that not even root may look at.
+    wait("the namespace is not found any more", || !matches!(namespace::find(cookie), Whereabouts::At(_)));
 }
 
 #[test]
