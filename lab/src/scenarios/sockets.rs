@@ -6,7 +6,9 @@ use whimbrel_ipc::Carrier;
 
 use super::world::{LONG, RATE, SOME, World, all_run, carried_by, is_native, site};
 use super::{Scenario, scenario};
-use crate::{FlowPair, Host, Join, Lab, Leave, MonoTime, PairOptions, Result, Side, expect, wait_for, wait_until};
+use crate::{
+    FlowPair, Host, Join, Lab, Leave, MonoTime, PairOptions, Result, Side, Whimbrel, expect, wait_for, wait_until,
+};
 
 pub(super) const SCENARIOS: &[Scenario] = &[
     scenario(
@@ -21,7 +23,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     ),
     scenario(
         "path-mtu-left",
-        "there and back: waking senders leaves no path MTU behind that the kernel takes for learned",
+        "there and back: waking senders leaves no path MTU behind that the kernel, or the daemon, takes for learned",
         path_mtu_left,
     ),
 ];
@@ -95,6 +97,18 @@ fn learned(host: &Host) -> Result<String> {
     Ok(lines.lines().filter(|line| line.contains("expires")).map(str::to_owned).collect())
 }
 
+/// The daemon's paths have the MTU of the links, not that of a tunnel, or what a sender was told.
+fn paths_are_whole(daemon: &Whimbrel) -> Result<()> {
+    let shown = || -> Result<Vec<Option<u32>>> {
+        Ok(daemon.paths()?.into_iter().filter(|path| path.active).map(|path| path.mtu).collect())
+    };
+    let what = format!("paths of {} have 1500 bytes", daemon.host().name());
+    let whole = |mtus: &[Option<u32>]| !mtus.is_empty() && mtus.iter().all(|mtu| *mtu == Some(1500));
+    let found = wait_for(Duration::from_secs(3), &what, || Ok(whole(&shown()?).then_some(())));
+    expect!(found.is_ok(), "not so: {what}: {:?}", shown()?);
+    Ok(())
+}
+
 fn path_mtu_left(lab: &mut Lab) -> Result<()> {
     let mut world = World::new(lab, site("a"), site("b"))?;
     let (mut client, mut server) = world.daemons()?;
@@ -116,7 +130,22 @@ fn path_mtu_left(lab: &mut Lab) -> Result<()> {
             let nothing = wait_for(Duration::from_secs(5), &what, || Ok(learned(host)?.is_empty().then_some(())));
             expect!(nothing.is_ok(), "not so: {what}: {}", learned(host)?);
         }
+        for daemon in [&client, &server] {
+            paths_are_whole(daemon)?;
+        }
     }
+    // The same after a time without any network, in which the way of kept addresses is the only one.
+    world.laptop.leave(&world.at, Leave::Orderly)?;
+    wait_for(
+        LONG,
+        "the laptop keeps its addresses",
+        || Ok((client.status()?.kept_addresses.len() == 2).then_some(())),
+    )?;
+    world.at = world.laptop.join(&b.network, &Join::default())?;
+    for pair in &mut pairs {
+        world.goes_on(pair)?;
+    }
+    paths_are_whole(&client)?;
     for pair in pairs {
         world.finish(pair)?;
     }

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use whimbrel_datapath::Datapath;
 use whimbrel_kernel::Error;
-use whimbrel_kernel::kept_address::{Carrier, Kept, KeptAddresses, Mark};
-use whimbrel_kernel::peer_route::{PeerRoutes, PeerWay};
+use whimbrel_kernel::kept_address::{Carrier, Kept, KeptAddresses, MARKED_TABLE, Mark, OUTPUT_TABLE};
+use whimbrel_kernel::peer_route::{PEER_TABLE, PeerRoutes, PeerWay};
 use whimbrel_kernel::route::{Route, RouteKind};
 use whimbrel_kernel::source_way::{SourceWay, SourceWays};
 
@@ -96,9 +96,12 @@ impl Addresses {
         self.reached.iter().any(|(reached, _)| *reached == address)
     }
 
-    /// The MTU of the way to a destination, where the route has one of its own, and its interface.
+    /// The MTU of the way to a destination, where the route has one of its own, and its interface. Where the way from there is
+    /// one of ours, since the address is kept, or none, it is the way that all else takes: ours have the MTU of a tunnel.
     pub(crate) fn way_to(&mut self, destination: IpAddr, from: Option<IpAddr>) -> Option<(Option<u32>, u32)> {
-        self.routes.under(destination, from).ok().map(|route| (route.mtu, route.interface))
+        let mut ways = [from, None].into_iter().filter_map(|from| self.routes.under(destination, from).ok());
+        let way = ways.find(|route| !matches!(route.table, OUTPUT_TABLE | MARKED_TABLE | PEER_TABLE))?;
+        Some((way.mtu, way.interface))
     }
 
     /// The interface that what is sent from `source` to `destination` leaves by, if there is a way out of this host.

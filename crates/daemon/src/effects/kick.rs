@@ -84,6 +84,12 @@ impl Kicks {
         due.into_iter().map(|(way, (mtus, _))| (way, mtus)).collect()
     }
 
+    /// Whether a sender was told this MTU of the way to a destination, and the kernel may still take it for learned.
+    pub(crate) fn has_told(&self, destination: IpAddr, mtu: u32) -> bool {
+        let mut ways = self.told.iter().filter(|((_, to), _)| *to == destination);
+        ways.any(|(_, (mtus, _))| mtus.iter().any(|told| u32::from(*told) == mtu))
+    }
+
     /// Kicks what is due. Returns how many sockets were kicked. `open` is
     /// called right before anything of a peer's is sent again.
     ///
@@ -228,4 +234,21 @@ fn is_over(then: &TcpSocket, now: &TcpSocket) -> bool {
 /// Whether a socket has sent again, or was answered, since `before`.
 fn went_on(before: &TcpSocket, now: &TcpSocket) -> bool {
     now.snd_una != before.snd_una || (before.backoff > 0 && now.retransmits > before.retransmits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_told_is_known_until_the_kernel_forgets_it() {
+        let (mut kicks, now) = (Kicks::default(), Time::default());
+        let [here, there]: [IpAddr; 2] = ["192.0.2.1", "192.0.2.9"].map(|address| address.parse().expect("address"));
+        kicks.told.insert((here, there), (vec![1439, 1430], now + BELIEVED));
+        assert!(kicks.has_told(there, 1439) && kicks.has_told(there, 1430));
+        assert!(!kicks.has_told(there, 1438) && !kicks.has_told(here, 1430));
+        assert!(kicks.take_told(now).is_empty() && kicks.has_told(there, 1430));
+        assert_eq!(kicks.take_told(now + BELIEVED)[&(here, there)], [1439, 1430]);
+        assert!(!kicks.has_told(there, 1430));
+    }
 }

@@ -285,7 +285,7 @@ impl Effects {
             }
             KernelOp::RemoveTunnelKeys { receive_index } => self.tunnel.remove_keys(receive_index),
             KernelOp::SetTunnelPath { peer, receive_index, path } => {
-                let mtu = self.path_mtu(path.remote.ip(), path.source);
+                let mtu = self.path_mtu(path.remote.ip(), path.source).unwrap_or(DEFAULT_MTU);
                 let spare = self.spared.contains(&peer);
                 self.tunnels.set_path(&self.tunnel, peer, receive_index, path, mtu, spare)?;
                 self.next_mtu_look.get_or_insert(now + MTU_PAUSE);
@@ -418,7 +418,8 @@ impl Effects {
         let mut changed = false;
         let paths: Vec<_> = self.tunnels.paths().collect();
         for (peer, remote, source) in paths {
-            let mtu = self.path_mtu(remote, source);
+            // Without a way there the path is no other for that.
+            let Some(mtu) = self.path_mtu(remote, source) else { continue };
             changed |= self.tunnels.set_mtu(&self.tunnel, peer, mtu);
         }
         changed
@@ -467,10 +468,13 @@ impl Effects {
         }
     }
 
-    fn path_mtu(&mut self, remote: IpAddr, source: Option<IpAddr>) -> u32 {
-        let Some((learned, interface)) = self.addresses.way_to(remote, source) else { return DEFAULT_MTU };
+    /// What the kernel knows of the MTU of a path, but for what senders were told only to have something sent again; `None`
+    /// where there is no way.
+    fn path_mtu(&mut self, remote: IpAddr, source: Option<IpAddr>) -> Option<u32> {
+        let (learned, interface) = self.addresses.way_to(remote, source)?;
         let link = self.network.link(interface).map_or(DEFAULT_MTU, |link| link.mtu);
-        learned.map_or(link, |learned| learned.min(link))
+        let learned = learned.filter(|mtu| !self.kicks.has_told(remote, *mtu));
+        Some(learned.map_or(link, |learned| learned.min(link)))
     }
 
     fn run_kicks(&mut self, now: Time, snapshot: &mut Snapshot) -> Result<(), Failure> {
