@@ -79,12 +79,14 @@ fn shrink<const N: usize>(columns: &[Column; N], widths: &mut [usize; N]) {
     }
 }
 
-/// The text, cut to so many characters.
+/// The text, cut to so many characters, with nothing in it that a terminal would obey: any user may give a program of its
+/// own whatever name.
 pub(crate) fn cut(text: &str, width: usize) -> String {
+    let shown = text.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c });
     if length(text) <= width {
-        return text.to_owned();
+        return shown.collect();
     }
-    let mut cut: String = text.chars().take(width.saturating_sub(1)).collect();
+    let mut cut: String = shown.take(width.saturating_sub(1)).collect();
     cut.push('…');
     cut
 }
@@ -140,6 +142,14 @@ mod tests {
         let table = render([elastic("A"), text("B")], &[row([&long, &"k".repeat(40)])]);
         assert!(table.lines().all(|line| line.chars().count() <= WIDTH), "{table}");
         assert!(table.contains('…') && table.contains(&"k".repeat(40)));
+    }
+
+    #[test]
+    fn a_terminal_is_told_nothing_by_what_is_shown() {
+        let table = render([text("PROGRAM"), text("X")], &[row(["\x1b]0;mine\x07\n\u{9b}2J", "y"])]);
+        assert_eq!(table.lines().count(), 2, "{table:?}");
+        assert!(!table.replace('\n', "").contains(char::is_control) && table.contains("]0;mine"), "{table:?}");
+        assert_eq!(cut("\x1b[31mred", 5), "\u{fffd}[31…");
     }
 
     #[test]

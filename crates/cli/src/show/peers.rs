@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use whimbrel_ipc::{Path, Peer};
+use whimbrel_ipc::{Away, Path, Peer};
 
 use super::{duration, milliseconds, short_key};
 use crate::table::{elastic, number, render, text};
@@ -26,6 +26,7 @@ pub(crate) fn peers(peers: &[Peer]) -> String {
                 peer.flows.introduced.to_string(),
                 peer.flows.moved.to_string(),
                 peer.carrier.map(|carrier| carrier.to_string()).unwrap_or_default(),
+                away(peer).to_owned(),
             ]
         })
         .collect();
@@ -40,6 +41,7 @@ pub(crate) fn peers(peers: &[Peer]) -> String {
             number("CONNS"),
             number("MOVED"),
             text("VIA"),
+            text("AWAY"),
         ],
         &rows,
     );
@@ -50,6 +52,15 @@ pub(crate) fn peers(peers: &[Peer]) -> String {
         );
     }
     out
+}
+
+/// How it is away: its connections wait for it.
+fn away(peer: &Peer) -> &'static str {
+    match peer.away {
+        None => "",
+        Some(Away::Announced) => "said so",
+        Some(Away::Silent) => "silent",
+    }
 }
 
 pub(crate) fn paths(paths: &[Path]) -> String {
@@ -140,6 +151,15 @@ PEER  KEY         ADDRESS           TRUST  SESSION    RTT ms  CONNS  MOVED  VIA
     fn a_peer_without_a_session_promises_nothing() {
         let silent = Peer { session: None, ..peer("203.0.113.5:2031") };
         assert!(peers(&[silent]).ends_with("only once one comes up (`whimbrel doctor`).\n"));
+    }
+
+    #[test]
+    fn a_peer_that_is_away_is_told() {
+        for (how, word) in [(Away::Announced, "said so"), (Away::Silent, "silent")] {
+            let text = peers(&[Peer { away: Some(how), session: None, ..peer("203.0.113.5:2031") }]);
+            assert!(text.lines().next().is_some_and(|line| line.ends_with("AWAY")), "{text}");
+            assert!(text.lines().nth(1).is_some_and(|line| line.ends_with(word)), "{text}");
+        }
     }
 
     #[test]

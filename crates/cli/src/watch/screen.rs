@@ -32,6 +32,9 @@ pub(super) fn draw(
         Some(Notice::Restarted { pid }) => lines.push(format!("!! the daemon was restarted: process {pid}")),
         None => {}
     }
+    if snapshot.status.suspended {
+        lines.push("!! this host is suspended: connections wait until `whimbrel resume`".to_owned());
+    }
     let events: Vec<String> = snapshot.events.iter().flat_map(|event| own_lines(&show::event(event))).collect();
     // Peers and events get a quarter each at the most, connections what is left.
     let quarter = (height / 4).max(2);
@@ -59,12 +62,13 @@ fn head(snapshot: &Snapshot, rates: &HashMap<Flow, Rate>) -> Vec<String> {
     let counts = status.counts;
     vec![
         format!(
-            "whimbrel {}, process {}, up {}   {}: {} would survive, {} moved, {} held   out {} in {}",
+            "whimbrel {}, process {}, up {}   {}: {} would survive{}, {} moved, {} held   out {} in {}",
             status.version,
             status.pid,
             show::duration(Duration::from_millis(status.uptime_ms)),
             show::count(counts.connections, "connection"),
             counts.introduced,
+            if counts.introduced > 0 && counts.sessions == 0 { " once a session comes up" } else { "" },
             counts.moved,
             counts.held,
             bits(sent),
@@ -217,6 +221,19 @@ mod tests {
         assert!(text.contains("more") && text.contains("!! no daemon answers for 0 s"), "{text}");
         let text = draw(&snapshot(1, 0), &HashMap::new(), Some(&Notice::Restarted { pid: 9 }), (100, 24)).join("\n");
         assert!(text.contains("!! the daemon was restarted: process 9"), "{text}");
+    }
+
+    #[test]
+    fn what_keeps_connections_from_surviving_is_shown() {
+        let mut away = snapshot(1, 0);
+        away.status.suspended = true;
+        away.status.counts = Counts { introduced: 1, ..Counts::default() };
+        let text = draw(&away, &HashMap::new(), None, (160, 24)).join("\n");
+        assert!(text.contains("this host is suspended") && text.contains("1 would survive once a session"), "{text}");
+        away.status.suspended = false;
+        away.status.counts.sessions = 1;
+        let text = draw(&away, &HashMap::new(), None, (160, 24)).join("\n");
+        assert!(!text.contains("suspended") && text.contains("1 would survive, 0 moved"), "{text}");
     }
 
     #[test]
