@@ -157,7 +157,13 @@ impl Advice for Finding {
 fn privileges() -> Vec<Finding> {
     let held = match Capabilities::effective() {
         Ok(held) => held,
-        Err(error) => return vec![warning("privileges", "capabilities", error.to_string())],
+        Err(error) => {
+            return vec![
+                warning("privileges", "capabilities", error.to_string())
+                    .lost("which privileges are missing cannot be told")
+                    .mend("see that /proc is mounted, and run `whimbrel doctor` as root"),
+            ];
+        }
     };
     let needed = [
         (Capability::NetAdmin, Verdict::Problem, "nothing works: addresses, routes and programs cannot be set"),
@@ -237,7 +243,7 @@ fn tun_device() -> Finding {
     match fs::OpenOptions::new().read(true).write(true).open(check) {
         Ok(_) => ok("kernel", check, "there"),
         Err(error) => problem("kernel", check, error.to_string())
-            .lost("no tunnel: connections cannot be moved to where a NAT or a firewall stands in the way")
+            .lost("the daemon does not start: it has no tunnel")
             .mend(match error.kind() {
                 io::ErrorKind::NotFound => {
                     "`mkdir -p /dev/net && mknod /dev/net/tun c 10 200`; in a container, pass the device in"
@@ -278,7 +284,12 @@ fn port(port: u16, running: bool) -> Finding {
             .mend(format!("`ss -lunp sport = :{port}` shows which; end it, or set another `port` on all hosts")),
         // A kernel without IPv6 is served as well.
         Some(error) if error.raw_os_error() == Some(libc::EAFNOSUPPORT) => ok("network", check, "free (no IPv6)"),
-        Some(error) => problem("network", check, error.to_string()).lost("the daemon does not start"),
+        Some(error) => {
+            problem("network", check, error.to_string()).lost("the daemon does not start").mend(match error.kind() {
+                io::ErrorKind::PermissionDenied => "run as root, or set a `port` from 1024 up, the same on all hosts",
+                _ => "see that IPv4 works on this host (`ip address`), or set another `port`, the same on all hosts",
+            })
+        }
     }
 }
 
@@ -378,7 +389,9 @@ fn daemon(run_dir: &Path, running: bool) -> Finding {
     }
     match Client::connect(run_dir).and_then(|mut client| client.status()) {
         Ok(status) if status.ready => ok("daemon", check, format!("runs as process {}", status.pid)),
-        Ok(status) => warning("daemon", check, format!("process {} is not ready yet", status.pid)),
+        Ok(status) => warning("daemon", check, format!("process {} is not ready yet", status.pid))
+            .lost("connections are not protected yet")
+            .mend("wait a moment, and look again with `whimbrel status`"),
         Err(error) => problem("daemon", check, error.to_string())
             .lost("status and hand-offs by hand; moved connections are carried on by the kernel meanwhile")
             .mend(
@@ -457,9 +470,17 @@ mod tests {
         let findings = examine(&Patient { config: Some(Path::new("/nonexistent/whimbrel.toml")), run_dir: &run_dir });
         assert!(findings.iter().any(|finding| finding.check == "configuration" && finding.verdict == Verdict::Problem));
         assert!(findings.iter().any(|finding| finding.area == "daemon" && finding.found == "does not run"));
-        for finding in findings.iter().filter(|finding| finding.verdict == Verdict::Problem) {
-            assert!(finding.lost.is_some(), "{finding:?}");
+        for finding in findings.iter().filter(|finding| finding.verdict != Verdict::Ok) {
+            assert!(finding.mend.is_some(), "{finding:?}");
+            assert!(finding.lost.is_some() || finding.verdict == Verdict::Warning, "{finding:?}");
         }
+        assert!(
+            firewall_findings(2031, &Ruleset::Unknown("a test".into())).iter().all(|finding| finding.mend.is_some())
+        );
+        // A port that another program has, if only on one address.
+        let taken = UdpSocket::bind("127.0.0.1:0").expect("a port");
+        let held = port(taken.local_addr().expect("its address").port(), false);
+        assert!(held.verdict == Verdict::Problem && held.mend.is_some(), "{held:?}");
     }
 
     #[test]
