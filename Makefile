@@ -56,18 +56,33 @@ fuzz-long: ## every fuzz target for half an hour
 	@./setup
 	$(CARGO) run --quiet --locked -p xtask -- fuzz --seconds 1800
 
-install: ## after `make build`, as root: program, manual page, systemd unit
+# The units name the program where it is installed.
+UNITS := whimbrel.service whimbrel-sleep.service
+
+install: ## after `make build`, as root: program, manual page, systemd units
 	install -D -m 755 $(TARGET)/release/whimbrel $(DESTDIR)$(PREFIX)/bin/whimbrel
 	install -D -m 644 docs/man/whimbrel.1 $(DESTDIR)$(PREFIX)/share/man/man1/whimbrel.1
-	install -D -m 644 packaging/whimbrel.service $(DESTDIR)$(SYSTEMD_UNITS)/whimbrel.service
+	for unit in $(UNITS); do \
+		sed 's|/usr/bin/whimbrel|$(PREFIX)/bin/whimbrel|g' packaging/$$unit | \
+			install -D -m 644 /dev/stdin $(DESTDIR)$(SYSTEMD_UNITS)/$$unit || exit; \
+	done
 	[ -e $(DESTDIR)/etc/whimbrel/whimbrel.toml ] || \
 		install -D -m 644 packaging/whimbrel.toml $(DESTDIR)/etc/whimbrel/whimbrel.toml
 	@echo "Installed. Start it now and at every boot with: systemctl daemon-reload && systemctl enable --now whimbrel"
+	@echo "On a machine that sleeps, have it say so to the other ends: systemctl enable whimbrel-sleep"
 
-uninstall: ## as root: remove what `make install` installed, keeping configuration and keys
-	[ -n "$(DESTDIR)" ] || ! command -v systemctl >/dev/null || systemctl disable --now whimbrel || true
+# What a stopped daemon leaves for moved connections goes with the program: nothing else could remove it.
+uninstall: ## as root: stop the daemon, remove what it and `make install` made; keeps configuration and keys
+	[ -n "$(DESTDIR)" ] || ! command -v systemctl >/dev/null || for unit in $(UNITS); do \
+		systemctl disable --now --quiet $$unit || true; \
+	done
+	[ -n "$(DESTDIR)" ] || ! [ -x $(PREFIX)/bin/whimbrel ] || $(PREFIX)/bin/whimbrel clean
 	rm -f $(DESTDIR)$(PREFIX)/bin/whimbrel $(DESTDIR)$(PREFIX)/share/man/man1/whimbrel.1 \
-		$(DESTDIR)$(SYSTEMD_UNITS)/whimbrel.service
+		$(addprefix $(DESTDIR)$(SYSTEMD_UNITS)/,$(UNITS))
+	[ -n "$(DESTDIR)" ] || ! command -v systemctl >/dev/null || systemctl daemon-reload || true
+	[ -n "$(DESTDIR)" ] || rm -rf /run/whimbrel
+	@echo "Removed. What is left: the configuration in $(DESTDIR)/etc/whimbrel, and this host's keys in" \
+		"$(DESTDIR)/var/lib/whimbrel; remove these directories to forget them."
 
 clean: ## remove all that was built
 	$(CARGO) clean

@@ -1,0 +1,65 @@
+//! What `make install` puts where, and that `make uninstall` takes all of it away.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A directory of its own that goes with it.
+struct Folder(PathBuf);
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// All files below a directory, without it.
+fn files(root: &Path) -> Vec<String> {
+    let (mut found, mut open) = (Vec::new(), vec![root.to_owned()]);
+    while let Some(folder) = open.pop() {
+        for entry in fs::read_dir(folder).unwrap().flatten() {
+            match entry.file_type().unwrap().is_dir() {
+                true => open.push(entry.path()),
+                false => found.push(entry.path().strip_prefix(root).unwrap().display().to_string()),
+            }
+        }
+    }
+    found.sort_unstable();
+    found
+}
+
+#[test]
+fn what_is_installed_is_uninstalled() {
+    let folder = Folder(std::env::temp_dir().join(format!("whimbrel-packaging-{}", std::process::id())));
+    let (built, root) = (folder.0.join("target"), folder.0.join("root"));
+    fs::create_dir_all(built.join("release")).unwrap();
+    fs::write(built.join("release/whimbrel"), "a program").unwrap();
+    let make = |goal: &str| {
+        let mut command = Command::new("make");
+        command.arg("--silent").arg(goal).current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
+        command.args(["PREFIX=/opt/w", "SYSTEMD_UNITS=/lib/systemd/system"]);
+        command.arg(format!("TARGET={}", built.display())).arg(format!("DESTDIR={}", root.display()));
+        let output = command.env_remove("MAKEFLAGS").output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    };
+    make("install");
+    let units = ["whimbrel.service", "whimbrel-sleep.service"].map(|unit| format!("lib/systemd/system/{unit}"));
+    let mut expected = vec!["etc/whimbrel/whimbrel.toml".to_owned(), "opt/w/bin/whimbrel".to_owned()];
+    expected.extend(["opt/w/share/man/man1/whimbrel.1".to_owned()].into_iter().chain(units.clone()));
+    expected.sort_unstable();
+    assert_eq!(files(&root), expected);
+    for unit in &units {
+        let text = fs::read_to_string(root.join(unit)).unwrap();
+        let started: Vec<&str> =
+            text.lines().filter(|line| line.starts_with("Exec") && line.contains("whimbrel")).collect();
+        assert!(!started.is_empty() && started.iter().all(|line| line.contains("/opt/w/bin/whimbrel ")), "{started:?}");
+    }
+
+    // A configuration that the administrator has changed is kept, by another installation too.
+    let configuration = root.join("etc/whimbrel/whimbrel.toml");
+    fs::write(&configuration, "port = 2032\n").unwrap();
+    make("install");
+    assert_eq!(fs::read_to_string(&configuration).unwrap(), "port = 2032\n");
+    make("uninstall");
+    assert_eq!(files(&root), ["etc/whimbrel/whimbrel.toml"]);
+}
