@@ -13,6 +13,9 @@ use crate::workspace::{cargo, target};
 /// A part that has not ended by then is stuck.
 const LIMIT: Duration = Duration::from_secs(15 * 60);
 
+/// Scenarios bound their own waiting, and there are many: ten minutes' worth on two idle processors, more on busy ones.
+const LAB_LIMIT: Duration = Duration::from_secs(45 * 60);
+
 /// With more scenarios, or tests of one part, failing than this, it is not the machine.
 const RETRIED_MOST: usize = 6;
 
@@ -223,7 +226,7 @@ fn scenarios(root: &Path, which: &[String]) -> Result<Tally, Failure> {
     let mut command = Command::new(target.join("release/whimbrel-lab"));
     command.arg("run").args(which).current_dir(root);
     let mut tally = Tally::default();
-    let end = process::run(&mut command, LIMIT, |line| {
+    let end = process::run(&mut command, LAB_LIMIT, |line| {
         println!("{line}");
         match scenario_result(line) {
             Some((_, true)) => tally.pass(),
@@ -233,7 +236,7 @@ fn scenarios(root: &Path, which: &[String]) -> Result<Tally, Failure> {
     })?;
     match end {
         End::Failure if tally.failed == 0 => tally.fail("lab scenarios: the lab itself failed"),
-        End::TimedOut => tally.fail(format!("lab scenarios: not done after {} s", LIMIT.as_secs())),
+        End::TimedOut => tally.fail(format!("lab scenarios: not done after {} s", LAB_LIMIT.as_secs())),
         End::Success if tally.passed == 0 => tally.fail("lab scenarios: none were run"),
         _ => {}
     }
