@@ -21,8 +21,16 @@ pub struct Whimbrel {
     process: Process,
     dir: PathBuf,
     configured: bool,
-    /// By how many seconds its CLOCK_BOOTTIME is ahead of the machine's.
+    surroundings: Surroundings,
+}
+
+/// What a daemon runs in that is not its host's.
+#[derive(Clone, Copy, Debug, Default)]
+struct Surroundings {
+    /// By how many seconds its CLOCK_BOOTTIME is ahead of the machine's (time_namespaces(7)).
     ahead: i64,
+    /// It has a network namespace that goes with it.
+    apart: bool,
 }
 
 impl Host {
@@ -37,9 +45,10 @@ impl Host {
         fs::create_dir(&dir).map_err(|e| Error::call("mkdir", dir.display().to_string(), e))?;
         self.command("cp").args(["-a", &format!("{}/state", other.dir.display()), &dir.display().to_string()]).run()?;
         let configured = configure(self, &dir.join("whimbrel.toml"), "")?;
-        let process = launch(self, &other.binary, &dir, configured, 0)?;
+        let surroundings = Surroundings::default();
+        let process = launch(self, &other.binary, &dir, configured, surroundings)?;
         let binary = other.binary.clone();
-        let mut daemon = Whimbrel { host: self.clone(), binary, process, dir, configured, ahead: 0 };
+        let mut daemon = Whimbrel { host: self.clone(), binary, process, dir, configured, surroundings };
         daemon.wait_ready()?;
         Ok(daemon)
     }
@@ -51,8 +60,9 @@ impl Host {
         fs::create_dir(&dir).map_err(|e| Error::call("mkdir", dir.display().to_string(), e))?;
         let configured = configure(self, &path, config)?;
         let binary = whimbrel_binary(self.lab().whimbrel())?;
-        let process = launch(self, &binary, &dir, configured, 0)?;
-        let mut daemon = Whimbrel { host: self.clone(), binary, process, dir, configured, ahead: 0 };
+        let surroundings = Surroundings::default();
+        let process = launch(self, &binary, &dir, configured, surroundings)?;
+        let mut daemon = Whimbrel { host: self.clone(), binary, process, dir, configured, surroundings };
         daemon.wait_ready()?;
         Ok(daemon)
     }
@@ -68,15 +78,20 @@ fn configure(host: &Host, path: &Path, config: &str) -> Result<bool> {
     Ok(!text.is_empty())
 }
 
-/// `ahead`: by how many seconds its CLOCK_BOOTTIME is ahead of the machine's (time_namespaces(7)).
-fn launch(host: &Host, binary: &Path, dir: &Path, configured: bool, ahead: i64) -> Result<Process> {
-    let mut command = if ahead == 0 {
-        host.command(binary)
-    } else {
-        // A new time namespace is that of children only, unless it is entered: no fork, so that the process is the daemon.
-        let enter = ["--", "nsenter", "--time=/proc/self/ns/time_for_children", "--"];
-        host.command("unshare").args(["--time", "--boottime", &ahead.to_string()]).args(enter).arg(binary)
-    };
+fn launch(host: &Host, binary: &Path, dir: &Path, configured: bool, surroundings: Surroundings) -> Result<Process> {
+    // None of these programs forks: the process that is started becomes the daemon.
+    let mut words: Vec<std::ffi::OsString> = Vec::new();
+    if surroundings.apart {
+        words.extend(["unshare", "--net", "--"].map(Into::into));
+    }
+    if surroundings.ahead != 0 {
+        let ahead = surroundings.ahead.to_string();
+        words.extend(["unshare", "--time", "--boottime", &ahead, "--"].map(Into::into));
+        // A new time namespace is that of children only, unless it is entered.
+        words.extend(["nsenter", "--time=/proc/self/ns/time_for_children", "--"].map(Into::into));
+    }
+    words.push(binary.into());
+    let mut command = host.command(&words[0]).args(&words[1..]);
     command = command.arg("--run-dir").arg(dir.join("run")).arg("up");
     command = command.arg("--state-dir").arg(dir.join("state")).label("whimbrel");
     if configured {
@@ -232,14 +247,21 @@ impl Whimbrel {
     /// Starts it again, after [`Whimbrel::kill`] or [`Whimbrel::stop`], and waits until it is ready.
     pub fn restart(&mut self) -> Result<()> {
         self.process.kill()?;
-        self.process = launch(&self.host, &self.binary, &self.dir, self.configured, self.ahead)?;
+        self.process = launch(&self.host, &self.binary, &self.dir, self.configured, self.surroundings)?;
         self.wait_ready()
     }
 
     /// Starts it again with its CLOCK_BOOTTIME so many seconds ahead of the machine's (behind, if negative): the clock has
     /// jumped since it ran last. The wall clock is everybody's, and stays.
     pub fn restart_ahead(&mut self, seconds: i64) -> Result<()> {
-        self.ahead = seconds;
+        self.surroundings.ahead = seconds;
+        self.restart()
+    }
+
+    /// Starts it again in a network namespace of its own, without any network, that is gone when it is killed; or in its
+    /// host's again.
+    pub fn restart_apart(&mut self, apart: bool) -> Result<()> {
+        self.surroundings.apart = apart;
         self.restart()
     }
 

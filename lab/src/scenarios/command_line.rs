@@ -1,12 +1,17 @@
 //! What the commands say and do beside asking: they are what users see.
 
+use std::io::{BufRead, BufReader, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use whimbrel_ipc::{Carrier, ConnectionState, Path};
+use whimbrel_ipc::{Carrier, ConnectionState, Path, Request, request_to_line};
 
 use super::world::{LONG, World, all_run, carried_by, is_native, site};
 use super::{Scenario, scenario};
-use crate::{Direction, FlowPair, Host, Join, Lab, Leave, MonoTime, PairOptions, Result, Side, expect, wait_for};
+use crate::{
+    Direction, FlowPair, Host, Join, Lab, Leave, MonoTime, PairOptions, Result, Side, expect, patience, wait_for,
+};
 
 pub(super) const SCENARIOS: &[Scenario] = &[
     scenario("views", "paths, connections, peers and hand-offs by hand tell what is so", views),
@@ -16,6 +21,16 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         without_default_route,
     ),
     scenario("clean", "what a stopped daemon leaves for moved connections is removed by hand", clean),
+    scenario(
+        "another-namespace",
+        "a killed daemon's run directory is refused in another network namespace while its own is there, and no longer",
+        another_namespace,
+    ),
+    scenario(
+        "local-api",
+        "programs that ask all at once, hang up or never read are answered in order, or dropped",
+        local_api,
+    ),
 ];
 
 fn views(lab: &mut Lab) -> Result<()> {
@@ -165,5 +180,90 @@ fn clean(lab: &mut Lab) -> Result<()> {
     let fresh = world.stream()?;
     client.wait_introduced(&fresh, LONG)?;
     fresh.finish(LONG)?;
+    all_run(&mut [&mut client, &mut server])
+}
+
+fn another_namespace(lab: &mut Lab) -> Result<()> {
+    let host = lab.host("host")?;
+    let mut daemon = host.whimbrel()?;
+    daemon.kill()?;
+    let refusal = daemon.restart_apart(true);
+    let command = format!(
+        "`nsenter --net=/run/netns/{} whimbrel --run-dir {} clean`",
+        host.netns_name(),
+        daemon.run_dir().display()
+    );
+    expect!(
+        refusal.as_ref().is_err_and(|error| error.to_string().contains(&command)),
+        "a start in another namespace gave {refusal:?}, not {command}"
+    );
+    // As it says.
+    let told = daemon.cli(&["clean"])?;
+    expect!(told.contains("whimbrel0") && told.contains("programs and maps"), "nothing was cleaned: {told}");
+    daemon.restart_apart(true)?;
+
+    // With the daemon its namespace goes: nobody could clean there, or start.
+    for clean in [false, true] {
+        daemon.kill()?;
+        if clean {
+            let told = daemon.cli(&["clean"])?;
+            expect!(told.contains("programs and maps") && !told.contains("whimbrel0"), "{told}");
+        }
+        daemon.restart_apart(false)?;
+        let status = daemon.status()?;
+        expect!(status.ready && status.counts.peers == 0, "{status:?}");
+        daemon.stop()?;
+        daemon.restart_apart(true)?;
+    }
+    daemon.restart_apart(false)?;
+    all_run(&mut [&mut daemon])
+}
+
+fn local_api(lab: &mut Lab) -> Result<()> {
+    let world = World::new(lab, site("a"), site("b"))?;
+    let (mut client, mut server) = world.daemons()?;
+    let pair = world.stream()?;
+    client.wait_introduced(&pair, LONG)?;
+    let socket = whimbrel_ipc::socket_path(&client.run_dir());
+    let open =
+        || UnixStream::connect(&socket).map_err(|e| crate::Error::call("connect", socket.display().to_string(), e));
+    let failed = |call| move |e| crate::Error::call(call, "the control socket", e);
+
+    // All at once, and no more to say: what is slow to answer is answered first all the same.
+    let mut stream = open()?;
+    let requests = [Request::Connections, Request::Status, Request::Connections, Request::Peers];
+    let lines: Vec<String> = requests.iter().filter_map(|request| request_to_line(request).ok()).collect();
+    stream.write_all(lines.concat().as_bytes()).map_err(failed("write"))?;
+    stream.shutdown(Shutdown::Write).map_err(failed("shutdown"))?;
+    stream.set_read_timeout(Some(LONG * patience())).map_err(failed("setsockopt"))?;
+    let answers: Vec<String> =
+        BufReader::new(&stream).lines().collect::<std::result::Result<_, _>>().map_err(failed("read"))?;
+    let kinds: Vec<&str> = answers.iter().filter_map(|line| line.split('"').nth(3)).collect();
+    expect!(kinds == ["connections", "status", "connections", "peers"], "{kinds:?}: {answers:?}");
+
+    // As many as fit, again and again, and nobody who waits for the answers.
+    let threads = |client: &mut crate::Whimbrel| -> Result<usize> {
+        let path = format!("/proc/{}/task", client.process().pid());
+        Ok(std::fs::read_dir(&path).map_err(|e| crate::Error::call("readdir", path, e))?.count())
+    };
+    let before = threads(&mut client)?;
+    let flood = request_to_line(&Request::Connections).unwrap_or_default().repeat(300);
+    let mut silent = Vec::new();
+    for _ in 0..20 {
+        let mut stream = open()?;
+        stream.write_all(flood.as_bytes()).map_err(failed("write"))?;
+        silent.push(stream);
+    }
+    let most = threads(&mut client)?;
+    println!("    {before} threads, and {most} with {} questions under way", silent.len() * 300);
+    expect!(most <= before + silent.len(), "{most} threads after {before}");
+    drop(silent);
+    wait_for(LONG, "the daemon has done with them", || Ok((threads(&mut client)? <= before).then_some(())))?;
+    let used = crate::cpu_seconds(client.process().pid())?;
+    let until = MonoTime::now() + Duration::from_secs(1);
+    wait_for(LONG, "a second has passed", || Ok((MonoTime::now() > until).then_some(())))?;
+    let used = crate::cpu_seconds(client.process().pid())? - used;
+    expect!(used < 0.5, "the daemon is busy with nobody: {used} s of a second");
+    world.finish(pair)?;
     all_run(&mut [&mut client, &mut server])
 }
