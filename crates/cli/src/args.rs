@@ -89,7 +89,9 @@ Examples:
 const HANDOFF_HELP: &str = "\
 The daemon moves by itself when an address vanishes or a better one appears. This
 command moves now: to another address that the host has as well, or, with no address,
-once more to the preferred one (which makes the peers check the path again).
+once more to the preferred one (which makes the peers check the path again). The path
+that is left carries on until the new one is confirmed, if its interface has a default
+route.
 
 Examples:
   whimbrel handoff --to 198.51.100.7     to the second network, while both are up
@@ -98,7 +100,8 @@ Examples:
 const SUSPEND_HELP: &str = "\
 Nobody has to say so before a move: connections go on from wherever this host is next, and
 peers that do not hear it any more keep their ends open. Who says so spares them the time
-of finding out. whimbrel-sleep.service does it whenever the system sleeps.
+of finding out. whimbrel-sleep.service does it whenever the system sleeps, once it is
+enabled.
 
 The command returns when the peers have answered, after a second at the latest. Network
 changes are not acted on before `whimbrel resume`, nor is anything sent for the
@@ -117,9 +120,9 @@ command removes it instead: kept addresses, rules and routes, the device whimbre
 programs, maps and links in the bpffs, sysctls (which get their former values), the
 journal. The connections that had moved end; all others go on.
 
-It needs root, and the network namespace that the daemon ran in. It refuses
-elsewhere and while a daemon runs, and does nothing where nothing is left. The key pair
-and the remembered keys in the state directory stay.";
+It needs root, and the network namespace that the daemon ran in. It refuses elsewhere, as
+long as that namespace is there, and while a daemon runs, and does nothing where nothing
+is left. The key pair and the remembered keys in the state directory stay.";
 
 #[derive(Debug, Parser)]
 #[command(name = "whimbrel", version, about = ABOUT, long_about = LONG_ABOUT, after_help = AFTER_HELP)]
