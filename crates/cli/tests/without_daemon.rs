@@ -45,6 +45,9 @@ fn people_get_a_sentence_and_programs_a_line() {
         &["paths"],
         &["events"],
         &["handoff"],
+        &["suspend"],
+        &["suspend", "203.0.113.5:22"],
+        &["resume"],
     ] {
         let output = run_dir.whimbrel(args);
         assert_eq!(output.status.code(), Some(1), "{args:?}");

@@ -101,6 +101,8 @@ impl Restraint {
     pub(crate) fn admits(&mut self, now: Time, event: &Event) -> bool {
         let kind = match event {
             Event::PeerReached { .. } => "peer-reached",
+            // A crawler asks a score of hosts in a second, all day long.
+            Event::NobodyThere { .. } => "nobody-there",
             Event::Refused { .. } => "refused",
             Event::HandshakeRefused { .. } => "handshake-refused",
             Event::PeerMoved { flows: 0, .. } => "peer-moved",
@@ -482,6 +484,9 @@ mod tests {
         let moved = |flows| Event::PeerMoved { peer: PeerId(2), to, translated: false, flows, carried };
         assert!((0..1000).all(|_| restraint.admits(at(9), &moved(1))), "a peer with connections is no stranger");
         assert!(restraint.admits(at(9), &moved(0)), "one kind does not push out another");
+        let nobody = |last: u8| Event::NobodyThere { address: [192, 0, 2, last].into(), again_in: Duration::ZERO };
+        assert_eq!((0..=255).filter(|last| restraint.admits(at(9), &nobody(*last))).count(), CAUSED_BY_OTHERS as usize);
+        assert_eq!(restraint.kinds.remove("nobody-there").map(|allowed| allowed.left_out), Some(256 - 64));
         let told = restraint.left_out();
         assert_eq!((told.len(), &told[0].fields["count"]), (1, &Value::from(1000 - CAUSED_BY_OTHERS)));
         assert!(restraint.left_out().is_empty());

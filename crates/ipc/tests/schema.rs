@@ -9,8 +9,8 @@ use std::thread;
 use whimbrel_ipc::{
     Attachment, Bytes, Carrier, Client, ClientError, Configuration, Connection, ConnectionState, Counts, EventRecord,
     EventsQuery, Failure, Flow, HandoffStarted, LocalAddress, Path, Peer, PeerFlows, PeerName, Places, Process, Reply,
-    Request, SchemaError, Sequence, Session, Status, Transport, Trust, Tunnel, reply_from_line, reply_to_line,
-    request_from_line, request_to_line, socket_path,
+    Request, SchemaError, Sequence, Session, Status, Suspended, Transport, Trust, Tunnel, reply_from_line,
+    reply_to_line, request_from_line, request_to_line, socket_path,
 };
 
 const KEY: &str = "uM5ahVGHtdMGk2zVxpGZpaHZ0oTnSYfDwDMLnX1jkEo";
@@ -146,6 +146,8 @@ fn replies() -> Vec<(&'static str, Reply)> {
                 since: 17,
             }),
         ),
+        ("suspended", Reply::Suspended(Suspended { flows: 2, told: 1, answered: 1 })),
+        ("resumed", Reply::Resumed { flows: 2 }),
         ("forgotten", Reply::Forgotten { address: "203.0.113.5".parse().unwrap(), key: KEY.into() }),
         (
             "error",
@@ -174,6 +176,14 @@ fn requests() -> Vec<(Request, &'static str)> {
             r##"{"schema":1,"request":"handoff","to":"198.51.100.7","peer":"#3"}"##,
         ),
         (
+            Request::Suspend { connections: vec!["192.0.2.1:22".into()] },
+            r#"{"schema":1,"request":"suspend","connections":["192.0.2.1:22"]}"#,
+        ),
+        (
+            Request::Resume { connections: vec!["pid:4711".into()] },
+            r#"{"schema":1,"request":"resume","connections":["pid:4711"]}"#,
+        ),
+        (
             Request::ForgetPeer { address: "203.0.113.5".parse().unwrap() },
             r#"{"schema":1,"request":"forget-peer","address":"203.0.113.5"}"#,
         ),
@@ -196,6 +206,30 @@ fn replies_are_as_documented() {
     }
 }
 
+/// The names of all members of a value, however deep, but for those that `fields` of an event has.
+fn members(value: &serde_json::Value, into: &mut std::collections::BTreeSet<String>) {
+    if let Some(object) = value.as_object() {
+        into.extend(object.keys().cloned());
+    }
+    let inner =
+        value.as_object().map(|object| object.iter().filter(|(name, _)| *name != "fields").map(|(_, inner)| inner));
+    let elements = value.as_array().into_iter().flatten();
+    inner.into_iter().flatten().chain(elements).for_each(|inner| members(inner, into));
+}
+
+#[test]
+fn every_member_is_documented() {
+    let text = include_str!("../../../docs/json.md");
+    let mut names = std::collections::BTreeSet::new();
+    for (_, reply) in replies() {
+        members(&serde_json::from_str(&reply_to_line(&reply).unwrap()).unwrap(), &mut names);
+    }
+    assert!(names.len() > 70, "{}", names.len());
+    let words: std::collections::BTreeSet<&str> = text.split(|c: char| !(c.is_alphanumeric() || c == '_')).collect();
+    let missing: Vec<_> = names.iter().filter(|name| !words.contains(name.as_str())).collect();
+    assert!(missing.is_empty(), "not in docs/json.md: {missing:?}");
+}
+
 #[test]
 fn requests_are_as_documented() {
     for (request, line) in requests() {
@@ -210,6 +244,8 @@ fn what_a_request_may_leave_out() {
     assert_eq!(request, Request::Events(EventsQuery::default()));
     let request = request_from_line(r#"{"schema":1,"request":"handoff"}"#).unwrap();
     assert_eq!(request, Request::Handoff { to: None, peer: None });
+    let request = request_from_line(r#"{"schema":1,"request":"suspend"}"#).unwrap();
+    assert_eq!(request, Request::Suspend { connections: Vec::new() });
 }
 
 #[test]
