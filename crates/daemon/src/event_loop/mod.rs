@@ -41,6 +41,9 @@ use crate::tunnel::Received;
 const FLOW_TICK: Duration = Duration::from_millis(250);
 /// How often UDP sockets are listed.
 const UDP_TICK: Duration = Duration::from_secs(5);
+/// Datagrams that are taken in before everything else is looked at again: whoever sends them faster than they can be answered
+/// is not to keep this host from noticing that it has moved, or from stopping.
+const DATAGRAMS: usize = 128;
 /// How often it is asked whether openings and closings were missed.
 const LOSS_TICK: Duration = Duration::from_secs(10);
 
@@ -380,7 +383,8 @@ impl EventLoop {
     }
 
     fn take_in_datagrams(&mut self) {
-        while let Some(received) = self.effects.tunnel.receive_control() {
+        for _ in 0..DATAGRAMS {
+            let Some(received) = self.effects.tunnel.receive_control() else { return };
             let now = clock::now();
             match received {
                 Received::Datagram { source, destination, bytes, .. } => {
@@ -395,6 +399,8 @@ impl EventLoop {
             // Answers do not wait for what else has come.
             self.transmit();
         }
+        // There may be more.
+        let _ = rustix::io::write(&self.tunnel_wake, &1u64.to_ne_bytes());
     }
 
     fn take_in_datapath_events(&mut self, now: Time) {
