@@ -82,6 +82,9 @@ fn kill(world: &mut World, daemons: (Whimbrel, Whimbrel), own: bool) -> Result<(
     pair.wait_progress(SOME, LONG)?;
     one_of(&mut client, &mut server, own).restart()?;
     client.wait_introduced(&pair, LONG)?;
+    let begun = one_of(&mut client, &mut server, own).events(0)?.into_iter().next();
+    let restored = begun.as_ref().and_then(|event| event.fields.get("restored_flows")?.as_u64());
+    expect!(restored == Some(1), "the first event does not tell that a connection is taken over: {begun:?}");
     world.roam(&b)?;
     pair.wait_progress(SOME, LONG)?;
 
