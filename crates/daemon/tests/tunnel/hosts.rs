@@ -143,7 +143,8 @@ impl Pair {
             let ip = |arguments: &[&str]| ip(namespace, arguments);
             let mtu = mtu.to_string();
             ip(&["link", "set", "lo", "up"]);
-            ip(&["addr", "add", &tuple.local.ip().to_string(), "dev", "lo"]);
+            // Else an IPv6 address is tentative for a moment, on any interface, and no route may name it.
+            ip(&["addr", "add", &tuple.local.ip().to_string(), "dev", "lo", "nodad"]);
             ip(&["link", "set", "veth", "mtu", &mtu, "up"]);
             ip(&["addr", "add", &format!("{outer_address}/{prefix}"), "dev", "veth", "nodad"]);
         }
