@@ -11,6 +11,10 @@ const PAUSE_LONGEST: Duration = Duration::from_secs(30);
 /// For how long what comes in is looked at for stale echoes once flows go on: several round trips of the longest paths.
 const ECHOES: Duration = Duration::from_secs(10);
 
+/// For how long packets of flows that go another way from now on may still come in by the former one: several round trips. A
+/// socket that is bound to a device takes none that come by another, and the kernel would reset its connection.
+const STRAGGLERS: Duration = Duration::from_secs(3);
+
 /// Whether a pass over the sockets is due.
 #[derive(Debug, Default)]
 pub(crate) struct Fitting {
@@ -18,6 +22,8 @@ pub(crate) struct Fitting {
     wanted: bool,
     /// Some could not be made to fit, in so many passes in a row; the next is due then.
     again: Option<(u32, Time)>,
+    /// From when on sockets of flows that are home again may be bound to their devices again.
+    bind_from: Option<Time>,
     /// Until when echoes of what was sent before a lapse may come in.
     lapsed_until: Option<Time>,
 }
@@ -28,9 +34,21 @@ impl Fitting {
         self.wanted = true;
     }
 
+    /// Flows go another way from now on.
+    pub(crate) fn note_ways(&mut self, now: Time) {
+        self.wanted = true;
+        self.bind_from = Some(now + STRAGGLERS);
+    }
+
     /// Whether a pass is to be made now; it is taken as made.
     pub(crate) fn take(&mut self, now: Time) -> bool {
-        std::mem::take(&mut self.wanted) || self.again.is_some_and(|(_, due)| due <= now)
+        let settled = self.bind_from.take_if(|from| *from <= now).is_some();
+        std::mem::take(&mut self.wanted) || settled || self.again.is_some_and(|(_, due)| due <= now)
+    }
+
+    /// Whether this pass may bind sockets to devices.
+    pub(crate) fn binds(&self) -> bool {
+        self.bind_from.is_none()
     }
 
     /// A pass has left this many sockets to come back to.
@@ -52,7 +70,7 @@ impl Fitting {
 
     /// When there is something to do, where nothing happens before.
     pub(crate) fn timeout(&self) -> Option<Time> {
-        self.again.map(|(_, due)| due).into_iter().chain(self.lapsed_until).min()
+        self.again.map(|(_, due)| due).into_iter().chain(self.lapsed_until).chain(self.bind_from).min()
     }
 }
 
@@ -77,6 +95,21 @@ mod tests {
         }
         assert!(pauses.is_sorted() && pauses[0] == PAUSE && pauses[9] == PAUSE_LONGEST, "{pauses:?}");
         fitting.note_waiting(now, 0);
+        assert!(fitting.timeout().is_none());
+    }
+
+    #[test]
+    fn nothing_is_bound_before_the_last_straggler_is_in() {
+        let (mut fitting, now) = (Fitting::default(), Time::default());
+        assert!(fitting.binds());
+        fitting.note_ways(now);
+        assert!(fitting.take(now) && !fitting.binds());
+        let again = now + STRAGGLERS / 2;
+        fitting.note_ways(again);
+        assert!(fitting.take(now + STRAGGLERS) && !fitting.binds());
+        let due = fitting.timeout().expect("another pass");
+        assert_eq!(due, again + STRAGGLERS);
+        assert!(!fitting.take(now + STRAGGLERS) && fitting.take(due) && fitting.binds());
         assert!(fitting.timeout().is_none());
     }
 

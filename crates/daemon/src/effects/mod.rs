@@ -303,7 +303,7 @@ impl Effects {
         let wanted = self.data_plane_binding(peer, &binding);
         let fits = |other: &Binding| (other.places, other.parked) == (binding.places, binding.parked);
         if !self.bindings.get(&peer).is_some_and(fits) {
-            self.fitting.want();
+            self.fitting.note_ways(now);
         }
         let before = self.bindings.insert(peer, binding);
         // Programs first: from the moment that the binding says so, nothing may leave the old way.
@@ -492,7 +492,8 @@ impl Effects {
     ///
     /// `lapsed`: the peer whose flows go on after what they sent may have got nowhere for a while.
     fn fit_sockets(&mut self, now: Time, lapsed: Option<PeerId>) {
-        let interfaces: Vec<u32> = self.network.links.iter().map(|link| link.index).collect();
+        let bindable = self.network.links.iter().filter(|_| self.fitting.binds());
+        let interfaces: Vec<u32> = bindable.map(|link| link.index).collect();
         match self.datapath.fit_sockets(&interfaces, lapsed.map(|peer| peer.0)) {
             Ok(Fitted { changed, waiting }) => {
                 tracing::debug!(changed, waiting, "sockets fitted to their flows");
@@ -614,7 +615,7 @@ impl Effects {
                 self.hooks.note_peer(now, peer, true);
             }
         }
-        self.fitting.want();
+        self.fitting.note_ways(now);
         Ok(())
     }
 
