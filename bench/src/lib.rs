@@ -1,9 +1,12 @@
 //! Measurements, each beside its baseline in the same interleaved run, and the report that all of them end in.
 
+mod bed;
+mod chart;
 pub mod machine;
 pub mod report;
 pub mod roam;
 pub mod tunnel;
+pub mod vnat;
 
 /// What a measurement gives, or why it could not be made.
 pub type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use whimbrel_bench::roam::{self, handoff, many, throughput};
-use whimbrel_bench::tunnel;
+use whimbrel_bench::{tunnel, vnat};
 
 /// Measures Whimbrel beside what it is held against, on this machine, in network namespaces of its own. As root.
 ///
@@ -29,6 +29,8 @@ enum Measurement {
     RoamThroughput(roam::Options),
     /// How soon thousands of connections are back after a move, and their memory
     RoamMany(roam::Options),
+    /// The VNAT paper's experiments: messages of 64 to 8192 bytes, beside nothing and beside connection tracking
+    Vnat(roam::Options),
     /// All measurements
     All(roam::Options),
 }
@@ -42,7 +44,10 @@ fn main() -> ExitCode {
         Measurement::RoamHandoff(options) => roam(handoff::run(&options)),
         Measurement::RoamThroughput(options) => roam(throughput::run(&options)),
         Measurement::RoamMany(options) => roam(many::run(&options)),
-        Measurement::All(options) => tunnel(&tunnel::Options::default()).and_then(|()| roam(roam::run(&options))),
+        Measurement::Vnat(options) => roam(vnat::run(&options)),
+        Measurement::All(options) => tunnel(&tunnel::Options::default())
+            .and_then(|()| roam(roam::run(&options)))
+            .and_then(|()| roam(vnat::run(&options))),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -50,7 +50,7 @@ pub struct Setup {
 }
 
 impl Setup {
-    fn lab_options(&self) -> LabOptions {
+    pub(crate) fn lab_options(&self) -> LabOptions {
         LabOptions { whimbrel: self.whimbrel.clone(), log_level: self.log.clone(), ..LabOptions::default() }
     }
 
@@ -70,7 +70,7 @@ impl Setup {
 
 impl Options {
     /// `full` runs, or what was asked for.
-    fn runs(&self, full: usize, quick: usize) -> usize {
+    pub(crate) fn runs(&self, full: usize, quick: usize) -> usize {
         self.runs.unwrap_or(if self.quick { quick } else { full })
     }
 }

@@ -1,60 +1,15 @@
-//! What Whimbrel costs where nothing else does: two hosts joined by veth, TCP as fast as it goes.
-//!
-//! ```text
-//!   client ── veth, no delay, no limit, offloads as the kernel has them ── server
-//!   on processor 0                                             on processor 1
-//! ```
-//!
-//! Each turn has two new hosts, so that none profits or suffers from the one before.
+//! What Whimbrel costs where nothing else does: TCP as fast as it goes, on a [`Bed`] of two hosts.
 
 use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use rustix::thread::{CpuSet, sched_setaffinity};
-use whimbrel_ipc::{Carrier, Connection, ConnectionState};
-use whimbrel_lab::{EchoServer, Host, Lab, Process, Whimbrel, Wire, wait_for, wait_until};
+use whimbrel_lab::{EchoServer, Host, Process, wait_for, wait_until};
 
 use super::{Options, Setup};
+use crate::bed::{Bed, CLIENT_CPU, LONG, SERVER, SERVER_CPU, SETTLE, Variant, pin};
 use crate::report::{Bound, Figure, Report, Samples};
 use crate::{Result, machine};
-
-const SERVER: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
-const FIRST: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 10);
-const SECOND: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 20);
-/// What the client asks for where its own host translates it to the server's address.
-const TRANSLATED: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 1);
-const CLIENT_CPU: usize = 0;
-const SERVER_CPU: usize = 1;
-const LONG: Duration = Duration::from_secs(20);
-/// Between a move and the first measurement, and between measurements.
-const SETTLE: Duration = Duration::from_millis(300);
-
-/// What is compared.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Variant {
-    /// No Whimbrel.
-    Without,
-    /// It runs, and the connections are introduced.
-    Still,
-    /// The client has moved; the connections are rewritten.
-    Moved,
-    /// No Whimbrel; nftables on the client's host translates the destination.
-    Nftables,
-}
-
-impl Variant {
-    const ALL: [Self; 4] = [Self::Without, Self::Still, Self::Moved, Self::Nftables];
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Without => "without",
-            Self::Still => "still",
-            Self::Moved => "moved",
-            Self::Nftables => "nftables_dnat",
-        }
-    }
-}
 
 /// What one turn gave.
 #[derive(Clone, Copy, Debug)]
@@ -68,6 +23,8 @@ struct Turn {
     /// Connections a second.
     connections: f64,
 }
+
+const VARIANTS: [Variant; 4] = [Variant::Without, Variant::Still, Variant::Moved, Variant::Nftables];
 
 const QUANTITIES: [(&str, &str); 4] =
     [("rate", "Gbit/s"), ("cpu", "s/GB"), ("requests", "1/s"), ("connections", "1/s")];
@@ -100,11 +57,11 @@ pub(super) fn measure(options: &Options) -> Result<Report> {
     let rounds = options.runs(25, 3);
     let unit = if options.quick { Duration::from_millis(1000) } else { Duration::from_millis(2000) };
     let lengths = Lengths { transfer: unit * 2, requests: unit, connections: unit };
-    let variants: Vec<Variant> = Variant::ALL
+    let variants: Vec<Variant> = VARIANTS
         .into_iter()
         .filter(|variant| *variant == Variant::Without || variant.name().contains(&options.only))
         .collect();
-    let mut samples = vec![vec![Samples::default(); QUANTITIES.len()]; Variant::ALL.len()];
+    let mut samples = vec![vec![Samples::default(); QUANTITIES.len()]; Variant::COUNT];
     for round in 0..rounds {
         // Another one begins each round: what the one before left behind meets all alike.
         for index in 0..variants.len() {
@@ -145,144 +102,54 @@ pub(super) fn measure(options: &Options) -> Result<Report> {
 }
 
 fn one_turn(setup: &Setup, variant: Variant, lengths: Lengths) -> Result<Turn> {
-    let bed = Bed::build(setup, variant)?;
-    let result = bed.measure(lengths);
+    let bed = Bed::build(setup.lab_options(), variant)?;
+    let result = take_turn(&bed, lengths);
     setup.keep(&format!("throughput-{}-{}", variant.name(), bed.lab.id()), &bed.lab)?;
     result
 }
 
-struct Bed {
-    client: Host,
-    server: Host,
-    variant: Variant,
-    daemons: Option<[Whimbrel; 2]>,
-    lab: Lab,
+fn take_turn(bed: &Bed, lengths: Lengths) -> Result<Turn> {
+    let mut asker = Asker::connect(bed)?;
+    let transfer = Transfer::start(bed, lengths.transfer)?;
+    let mut flows = transfer.flows(bed)?;
+    flows.push((asker.local, asker.remote));
+    bed.wait_introduced(&flows)?;
+    bed.move_client(&flows)?;
+    let tunnelled = bed.tunnelled()?;
+    let (rate, cost) = transfer.measure(bed, lengths.transfer)?;
+    drop(transfer);
+    std::thread::sleep(SETTLE);
+    let requests = asker.measure(lengths.requests)?;
+    // Otherwise the figures would be those of another carrier.
+    let tunnelled = bed.tunnelled()? - tunnelled;
+    if tunnelled > 0 {
+        return Err(format!("{tunnelled} packets went through the tunnel while rewriting was measured").into());
+    }
+    let connections = connections(bed, lengths.connections)?;
+    Ok(Turn { rate, cost, requests, connections })
 }
 
-impl Bed {
-    fn build(setup: &Setup, variant: Variant) -> Result<Self> {
-        let mut lab = Lab::new(setup.lab_options())?;
-        let (client, server) = (lab.host("client")?, lab.host("server")?);
-        lab.connect((&client, "eth0"), (&server, "eth0"), &Wire::Veth)?;
-        client.ip([format!("addr add {FIRST}/24 dev eth0")])?;
-        server.ip([format!("addr add {SERVER}/24 dev eth0")])?;
-        let mut daemons = None;
-        match variant {
-            Variant::Without => {}
-            Variant::Still | Variant::Moved => daemons = Some([client.whimbrel()?, server.whimbrel()?]),
-            Variant::Nftables => {
-                client.ip([format!("route add {TRANSLATED}/32 dev eth0")])?;
-                client.nft(&format!(
-                    "table ip nat {{ chain output {{ type nat hook output priority -100; ip daddr {TRANSLATED} dnat to {SERVER};\n}}\n}}\n"
-                ))?;
-            }
+/// New connections a second, one after the other.
+fn connections(bed: &Bed, length: Duration) -> Result<f64> {
+    let echo = EchoServer::start(&bed.server, IpAddr::V4(SERVER))?;
+    let _ = &echo;
+    let address = SocketAddr::new(bed.target(), echo.address().port());
+    let clients = bed.client.clone();
+    // Like the lab's own, but to the address that is translated.
+    let thread = move || -> Result<f64> {
+        pin(CLIENT_CPU)?;
+        let (start, mut done) = (Instant::now(), 0u64);
+        while start.elapsed() < length {
+            let mut stream = TcpStream::connect(address)?;
+            stream.write_all(b"x")?;
+            stream.read_exact(&mut [0])?;
+            // Aborted, not closed: TIME_WAIT would use up the ports within a second or two.
+            rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO))?;
+            done += 1;
         }
-        Ok(Self { client, server, variant, daemons, lab })
-    }
-
-    /// What the client connects to.
-    fn target(&self) -> IpAddr {
-        if self.variant == Variant::Nftables { TRANSLATED.into() } else { SERVER.into() }
-    }
-
-    fn measure(&self, lengths: Lengths) -> Result<Turn> {
-        let mut asker = Asker::connect(self)?;
-        let transfer = Transfer::start(self, lengths.transfer)?;
-        let mut flows = transfer.flows(self)?;
-        flows.push((asker.local, asker.remote));
-        self.wait_introduced(&flows)?;
-        if self.variant == Variant::Moved {
-            self.client.ip(["addr flush dev eth0 scope global".into(), format!("addr add {SECOND}/24 dev eth0")])?;
-            self.wait_rewritten(&flows)?;
-        }
-        std::thread::sleep(SETTLE);
-        let tunnelled = self.tunnelled()?;
-        let (rate, cost) = transfer.measure(self, lengths.transfer)?;
-        drop(transfer);
-        std::thread::sleep(SETTLE);
-        let requests = asker.measure(lengths.requests)?;
-        // Otherwise the figures would be those of another carrier.
-        let tunnelled = self.tunnelled()? - tunnelled;
-        if tunnelled > 0 {
-            return Err(format!("{tunnelled} packets went through the tunnel while rewriting was measured").into());
-        }
-        let connections = self.connections(lengths.connections)?;
-        Ok(Turn { rate, cost, requests, connections })
-    }
-
-    /// Waits until all are introduced, where there is somebody to do it.
-    fn wait_introduced(&self, flows: &[(SocketAddr, SocketAddr)]) -> Result<()> {
-        let Some([client, server]) = &self.daemons else { return Ok(()) };
-        let native = |connection: &Connection| connection.state == ConnectionState::Native;
-        let reversed: Vec<_> = flows.iter().map(|(local, remote)| (*remote, *local)).collect();
-        wait_connections(client, "introduced", flows, native)?;
-        wait_connections(server, "introduced", &reversed, native)
-    }
-
-    /// Waits until the client rewrites all; the server answers as it is asked (P-24 of docs/protocol.md).
-    fn wait_rewritten(&self, flows: &[(SocketAddr, SocketAddr)]) -> Result<()> {
-        let Some([client, _]) = &self.daemons else { return Ok(()) };
-        wait_connections(client, "rewritten", flows, |connection| {
-            connection.state == ConnectionState::Moved && connection.carrier == Some(Carrier::Rewrite)
-        })
-    }
-
-    /// Packets that have gone through the tunnel so far.
-    fn tunnelled(&self) -> Result<u64> {
-        let mut packets = 0;
-        for daemon in self.daemons.iter().flatten() {
-            packets += daemon.status()?.tunnel.map_or(0, |tunnel| tunnel.packets_sent);
-        }
-        Ok(packets)
-    }
-
-    /// New connections a second, one after the other.
-    fn connections(&self, length: Duration) -> Result<f64> {
-        let echo = EchoServer::start(&self.server, IpAddr::V4(SERVER))?;
-        let _ = &echo;
-        let address = SocketAddr::new(self.target(), echo.address().port());
-        let clients = self.client.clone();
-        // Like the lab's own, but to the address that is translated.
-        let thread = move || -> Result<f64> {
-            pin(CLIENT_CPU)?;
-            let (start, mut done) = (Instant::now(), 0u64);
-            while start.elapsed() < length {
-                let mut stream = TcpStream::connect(address)?;
-                stream.write_all(b"x")?;
-                stream.read_exact(&mut [0])?;
-                // Aborted, not closed: TIME_WAIT would use up the ports within a second or two.
-                rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO))?;
-                done += 1;
-            }
-            Ok(done as f64 / start.elapsed().as_secs_f64())
-        };
-        clients.enter(thread)?
-    }
-}
-
-fn wait_connections(
-    daemon: &Whimbrel,
-    what: &str,
-    flows: &[(SocketAddr, SocketAddr)],
-    good: impl Fn(&Connection) -> bool,
-) -> Result<()> {
-    wait_for(LONG, &format!("all connections are {what}"), || {
-        // Each question is a program that is started; asked without a pause they would take a processor.
-        std::thread::sleep(Duration::from_millis(20));
-        let found = daemon.connections()?;
-        let all = flows.iter().all(|(local, remote)| {
-            found.iter().any(|found| found.flow.local == *local && found.flow.remote == *remote && good(found))
-        });
-        Ok(all.then_some(()))
-    })?;
-    Ok(())
-}
-
-/// Keeps the calling thread on one processor.
-fn pin(cpu: usize) -> Result<()> {
-    let mut set = CpuSet::new();
-    set.set(cpu);
-    Ok(sched_setaffinity(None, &set)?)
+        Ok(done as f64 / start.elapsed().as_secs_f64())
+    };
+    clients.enter(thread)?
 }
 
 /// An iperf3 that runs until it is dropped.
