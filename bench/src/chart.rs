@@ -83,12 +83,13 @@ fn draw(out: &mut String, chart: &Chart, beside: &str, (lowest, highest): (f64, 
             bottom - top
         );
     }
-    let steps = ((highest - lowest) / 0.05).round() as u32;
-    let every = steps.div_ceil(8).max(1);
-    for step in (0..=steps).step_by(every as usize) {
-        let value = lowest + f64::from(step) * 0.05;
+    // Steps of 0.05, as many at a time as leave room, counted from 1.
+    let (down, up) = (((lowest - 1.0) * 20.0).round() as i32, ((highest - 1.0) * 20.0).round() as i32);
+    let every = ((up - down) / 8).max(1);
+    for step in (down..=up).filter(|step| step % every == 0) {
+        let value = 1.0 + f64::from(step) * 0.05;
         let at = y(value);
-        let colour = if (value - 1.0).abs() < 1e-9 { "#666" } else { "#ddd" };
+        let colour = if step == 0 { "#666" } else { "#ddd" };
         let _ = writeln!(
             out,
             "<line x1=\"{left}\" x2=\"{}\" y1=\"{at:.1}\" y2=\"{at:.1}\" stroke=\"{colour}\"/>\
@@ -152,6 +153,6 @@ mod tests {
         }
         assert_eq!(drawn.matches("<polyline").count(), 2);
         // The scale holds the lowest and the highest.
-        assert!(drawn.contains(">0.50<") && !drawn.contains("NaN"));
+        assert!(drawn.contains(">0.50<") && drawn.contains(">1.40<") && !drawn.contains("NaN"), "{drawn}");
     }
 }

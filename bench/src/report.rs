@@ -139,6 +139,19 @@ impl Figure {
         }
     }
 
+    /// A figure beside its baseline, where the two were measured in turns so short that what changes on the machine meets
+    /// both alike: the ratio is the median of those of neighbours.
+    #[must_use]
+    pub fn paired(id: &str, unit: &str, samples: &Samples, baseline: &Samples) -> Self {
+        let ratios: Samples = samples.0.iter().zip(&baseline.0).map(|(value, base)| value / base).collect();
+        Self {
+            baseline: Some(baseline.median()),
+            ratio: Some(ratios.median()),
+            interval: interval(&ratios, None),
+            ..Self::new(id, unit, samples)
+        }
+    }
+
     /// The same figure held to a bound.
     #[must_use]
     pub fn bound(self, bound: Bound) -> Self {
@@ -151,6 +164,12 @@ impl Figure {
             .filter(|_| fits)
             .map(|interval| interval.into_iter().all(|end| bound.holds(end, Some(end)) == holds));
         Self { bound: Some(bound.to_string()), holds: Some(holds), sure, ..self }
+    }
+
+    /// The ratio to the baseline, where there is one.
+    #[must_use]
+    pub fn ratio(&self) -> Option<f64> {
+        self.ratio
     }
 
     /// For people. A question mark says that the confidence interval reaches across the bound: more runs are needed.
@@ -335,6 +354,15 @@ mod tests {
         assert_eq!((near.holds, near.verdict()), (Some(true), "holds?"));
         let far = Figure::against("rate", "Gbit/s", &base, &base).bound(Bound::RatioAtLeast(0.5));
         assert_eq!(far.verdict(), "holds");
+    }
+
+    #[test]
+    fn neighbours_are_compared() {
+        // The machine is at times ten times as fast.
+        let base = samples(&[10.0, 1.0, 12.0, 1.1, 9.0]);
+        let half: Samples = base.values().iter().map(|value| value / 2.0).collect();
+        let figure = Figure::paired("rate", "Gbit/s", &half, &base).bound(Bound::RatioAtLeast(0.97));
+        assert_eq!((figure.ratio, figure.interval, figure.sure), (Some(0.5), Some([0.5, 0.5]), Some(true)));
     }
 
     #[test]

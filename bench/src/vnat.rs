@@ -75,6 +75,9 @@ impl Quantity {
     }
 }
 
+/// How long one turn lasts.
+const TURN: Duration = Duration::from_millis(100);
+
 /// Samples of a variant by quantity and size.
 type Series = Vec<Vec<Samples>>;
 
@@ -84,23 +87,18 @@ type Series = Vec<Vec<Samples>>;
 /// When hosts cannot be set up or a program fails.
 pub fn run(options: &Options) -> Result<()> {
     machine::warn_if_busy();
-    let rounds = options.runs(10, 2);
-    let length = Duration::from_millis(if options.quick { 100 } else { 250 });
-    let empty = || vec![vec![Samples::default(); SIZES.len()]; Quantity::ALL.len()];
-    let mut series: Vec<Series> = VARIANTS.iter().map(|_| empty()).collect();
-    for round in 0..rounds {
-        // Another one begins each round: what the one before left behind meets all alike.
-        for index in 0..VARIANTS.len() {
-            let which = (index + round) % VARIANTS.len();
-            let variant = VARIANTS[which];
-            let began = Instant::now();
-            let bed = Bed::build(options.setup.lab_options(), variant)?;
-            let turn = take_turn(&bed, length).map_err(|error| format!("{}: {error}", variant.name()))?;
-            for (samples, values) in series[which].iter_mut().zip(turn) {
-                samples.iter_mut().zip(values).for_each(|(samples, value)| samples.push(value));
+    let rounds = options.runs(30, 2);
+    let mut series: Vec<Series> = VARIANTS.iter().map(|_| vec![vec![Samples::default(); SIZES.len()]; 4]).collect();
+    take_turns(options, rounds, &mut series)?;
+    for round in 0..rounds.div_ceil(3) {
+        for which in turn_of(round) {
+            // Whoever follows sockets is told of those of all namespaces: nobody else may be there.
+            let bed = Bed::build(options.setup.lab_options(), VARIANTS[which])?;
+            for (size, samples) in SIZES.into_iter().zip(&mut series[which][Quantity::Connections as usize]) {
+                samples.push(make_connections(&bed, size, TURN)?);
             }
-            eprintln!("{}/{rounds} {:<13} {:.1} s", round + 1, variant.name(), began.elapsed().as_secs_f64());
         }
+        eprintln!("{}/{} connections", round + 1, rounds.div_ceil(3));
     }
     draw(&series, Path::new("target/bench/vnat.svg"))?;
     report(&series).finish()?;
@@ -114,7 +112,7 @@ fn report(series: &[Series]) -> Report {
             for (size, name) in SIZES.into_iter().enumerate() {
                 let (of, baseline) = (&series[which][at][size], &series[0][at][size]);
                 let id = format!("{}_{}_{name}", quantity.name(), variant.name());
-                let figure = Figure::against(&id, quantity.unit(), of, baseline);
+                let figure = Figure::paired(&id, quantity.unit(), of, baseline);
                 report.add(match quantity.bound(variant) {
                     Some(bound) => figure.bound(bound),
                     None => figure,
@@ -137,7 +135,10 @@ fn draw(series: &[Series], path: &Path) -> Result<()> {
         let lines = VARIANTS.into_iter().enumerate().skip(1).map(|(which, variant)| Line {
             name: variant.name().replace('_', " "),
             points: (0..SIZES.len())
-                .map(|size| (SIZES[size] as f64, series[which][at][size].median() / series[0][at][size].median()))
+                .map(|size| {
+                    let figure = Figure::paired("", "", &series[which][at][size], &series[0][at][size]);
+                    (SIZES[size] as f64, figure.ratio().unwrap_or(f64::NAN))
+                })
                 .collect(),
         });
         let band = quantity.paper().map(|(from, to)| Band { name: "the paper, 2.4 kernel".into(), from, to });
@@ -146,29 +147,42 @@ fn draw(series: &[Series], path: &Path) -> Result<()> {
     crate::chart::write(&charts, "beside a system without anything", path)
 }
 
-fn take_turn(bed: &Bed, length: Duration) -> Result<[Vec<f64>; 4]> {
-    let mut asker = Exchange::open(bed)?;
-    let stream = Stream::open(bed)?;
-    let flows = [asker.flow()?, stream.flow];
-    bed.wait_introduced(&flows)?;
-    bed.move_client(&flows)?;
-    let tunnelled = bed.tunnelled()?;
-    let mut turn: [Vec<f64>; 4] = Default::default();
-    let [rates, costs, requests, connections] = &mut turn;
-    for size in SIZES {
-        let (rate, cost) = stream.measure(size, length)?;
-        rates.push(rate);
-        costs.push(cost);
-        requests.push(asker.measure(size, length)?);
+/// Another one begins each round: what the one before left behind meets all alike.
+fn turn_of(round: usize) -> impl Iterator<Item = usize> {
+    (0..VARIANTS.len()).map(move |index| (index + round) % VARIANTS.len())
+}
+
+/// All are set up at once and take short turns: the rate of the machine changes by the second, and many times over.
+fn take_turns(options: &Options, rounds: usize, series: &mut [Series]) -> Result<()> {
+    let mut standing = Vec::new();
+    for variant in VARIANTS {
+        let bed = Bed::build(options.setup.lab_options(), variant)?;
+        let (asker, stream) = (Exchange::open(&bed)?, Stream::open(&bed)?);
+        let flows = [asker.flow()?, stream.flow];
+        bed.wait_introduced(&flows)?;
+        bed.move_client(&flows)?;
+        let tunnelled = bed.tunnelled()?;
+        standing.push((bed, asker, stream, tunnelled));
     }
-    let tunnelled = bed.tunnelled()? - tunnelled;
-    if tunnelled > 0 {
-        return Err(format!("{tunnelled} packets went through the tunnel while rewriting was measured").into());
+    for round in 0..rounds {
+        let began = Instant::now();
+        for (at, size) in SIZES.into_iter().enumerate() {
+            for which in turn_of(round + at) {
+                let (_, asker, stream, _) = &mut standing[which];
+                let (rate, cost) = stream.measure(size, TURN)?;
+                let values = [rate, cost, asker.measure(size, TURN)?];
+                series[which].iter_mut().zip(values).for_each(|(samples, value)| samples[at].push(value));
+            }
+        }
+        eprintln!("{}/{rounds} {:.1} s", round + 1, began.elapsed().as_secs_f64());
     }
-    for size in SIZES {
-        connections.push(make_connections(bed, size, length)?);
+    for (bed, _, _, tunnelled) in &standing {
+        let tunnelled = bed.tunnelled()? - tunnelled;
+        if tunnelled > 0 {
+            return Err(format!("{tunnelled} packets went through the tunnel while rewriting was measured").into());
+        }
     }
-    Ok(turn)
+    Ok(())
 }
 
 fn connect(bed: &Bed, listener: &TcpListener) -> Result<TcpStream> {

@@ -1,41 +1,28 @@
 //! What Whimbrel costs where nothing else does: TCP as fast as it goes, on a [`Bed`] of two hosts.
 
+use std::fmt::Write as _;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
 use whimbrel_lab::{EchoServer, Host, Process, wait_for, wait_until};
 
 use super::{Options, Setup};
-use crate::bed::{Bed, CLIENT_CPU, LONG, SERVER, SERVER_CPU, SETTLE, Variant, pin};
+use crate::bed::{Bed, CLIENT_CPU, LONG, SERVER, SERVER_CPU, Variant, pin};
 use crate::report::{Bound, Figure, Report, Samples};
 use crate::{Result, machine};
-
-/// What one turn gave.
-#[derive(Clone, Copy, Debug)]
-struct Turn {
-    /// Gbit/s
-    rate: f64,
-    /// CPU seconds of the whole machine for 10^9 bytes.
-    cost: f64,
-    /// Requests a second.
-    requests: f64,
-    /// Connections a second.
-    connections: f64,
-}
 
 const VARIANTS: [Variant; 4] = [Variant::Without, Variant::Still, Variant::Moved, Variant::Nftables];
 
 const QUANTITIES: [(&str, &str); 4] =
     [("rate", "Gbit/s"), ("cpu", "s/GB"), ("requests", "1/s"), ("connections", "1/s")];
+const CONNECTIONS: usize = 3;
 
-impl Turn {
-    fn values(self) -> [f64; 4] {
-        [self.rate, self.cost, self.requests, self.connections]
-    }
-}
+/// Turns of transfers and requests for each of connections, which need hosts of their own.
+const TURNS: usize = 8;
 
-/// For how long is measured.
+/// For how long is measured in one turn.
 #[derive(Clone, Copy, Debug)]
 struct Lengths {
     transfer: Duration,
@@ -52,34 +39,29 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
+/// The rate of the machine changes by the second and many times over, so all are set up at once and take short turns.
 pub(super) fn measure(options: &Options) -> Result<Report> {
     machine::warn_if_busy();
-    let rounds = options.runs(25, 3);
-    let unit = if options.quick { Duration::from_millis(1000) } else { Duration::from_millis(2000) };
-    let lengths = Lengths { transfer: unit * 2, requests: unit, connections: unit };
+    let rounds = options.runs(25, 2);
+    let lengths = Lengths {
+        transfer: Duration::from_millis(150),
+        requests: Duration::from_millis(100),
+        connections: Duration::from_millis(500),
+    };
     let variants: Vec<Variant> = VARIANTS
         .into_iter()
         .filter(|variant| *variant == Variant::Without || variant.name().contains(&options.only))
         .collect();
     let mut samples = vec![vec![Samples::default(); QUANTITIES.len()]; Variant::COUNT];
+    take_turns(&options.setup, &variants, rounds * TURNS, lengths, &mut samples)?;
     for round in 0..rounds {
-        // Another one begins each round: what the one before left behind meets all alike.
-        for index in 0..variants.len() {
-            let variant = variants[(index + round) % variants.len()];
-            let turn =
-                one_turn(&options.setup, variant, lengths).map_err(|error| format!("{}: {error}", variant.name()))?;
-            eprintln!(
-                "{}/{rounds} {:<13} {:6.2} Gbit/s {:6.3} CPU s/GB {:7.0} requests/s {:6.0} connections/s",
-                round + 1,
-                variant.name(),
-                turn.rate,
-                turn.cost,
-                turn.requests,
-                turn.connections
-            );
-            for (samples, value) in samples[variant as usize].iter_mut().zip(turn.values()) {
-                samples.push(value);
-            }
+        for variant in turn_of(&variants, round) {
+            // Whoever follows sockets is told of those of all namespaces: nobody else may be there.
+            let bed = Bed::build(options.setup.lab_options(), variant)?;
+            let rate =
+                connections(&bed, lengths.connections).map_err(|error| format!("{}: {error}", variant.name()))?;
+            eprintln!("{}/{rounds} {:<13} {rate:6.0} connections/s", round + 1, variant.name());
+            samples[variant as usize][CONNECTIONS].push(rate);
         }
     }
     let mut report = Report::new("roam-throughput");
@@ -87,7 +69,7 @@ pub(super) fn measure(options: &Options) -> Result<Report> {
         let baseline = &samples[Variant::Without as usize][quantity];
         for &variant in variants.iter().filter(|variant| **variant != Variant::Without) {
             let of = &samples[variant as usize][quantity];
-            let figure = Figure::against(&format!("{name}_{}", variant.name()), unit, of, baseline);
+            let figure = Figure::paired(&format!("{name}_{}", variant.name()), unit, of, baseline);
             report.add(match (name, variant) {
                 ("rate" | "requests", Variant::Still) => figure.bound(Bound::RatioAtLeast(0.99)),
                 ("rate" | "requests", Variant::Moved) => figure.bound(Bound::RatioAtLeast(0.97)),
@@ -101,32 +83,72 @@ pub(super) fn measure(options: &Options) -> Result<Report> {
     Ok(report)
 }
 
-fn one_turn(setup: &Setup, variant: Variant, lengths: Lengths) -> Result<Turn> {
-    let bed = Bed::build(setup.lab_options(), variant)?;
-    let result = take_turn(&bed, lengths);
-    setup.keep(&format!("throughput-{}-{}", variant.name(), bed.lab.id()), &bed.lab)?;
-    result
+/// Another one begins each round: what the one before left behind meets all alike.
+fn turn_of(variants: &[Variant], round: usize) -> impl Iterator<Item = Variant> + '_ {
+    (0..variants.len()).map(move |index| variants[(index + round) % variants.len()])
 }
 
-fn take_turn(bed: &Bed, lengths: Lengths) -> Result<Turn> {
-    let mut asker = Asker::connect(bed)?;
-    let transfer = Transfer::start(bed, lengths.transfer)?;
-    let mut flows = transfer.flows(bed)?;
-    flows.push((asker.local, asker.remote));
-    bed.wait_introduced(&flows)?;
-    bed.move_client(&flows)?;
-    let tunnelled = bed.tunnelled()?;
-    let (rate, cost) = transfer.measure(bed, lengths.transfer)?;
-    drop(transfer);
-    std::thread::sleep(SETTLE);
-    let requests = asker.measure(lengths.requests)?;
-    // Otherwise the figures would be those of another carrier.
-    let tunnelled = bed.tunnelled()? - tunnelled;
-    if tunnelled > 0 {
-        return Err(format!("{tunnelled} packets went through the tunnel while rewriting was measured").into());
+/// A bed with what is measured on it.
+struct Standing {
+    bed: Bed,
+    transfer: Transfer,
+    asker: Asker,
+    tunnelled: u64,
+}
+
+impl Standing {
+    fn build(setup: &Setup, variant: Variant) -> Result<Self> {
+        let bed = Bed::build(setup.lab_options(), variant)?;
+        let asker = Asker::connect(&bed)?;
+        let transfer = Transfer::start(&bed)?;
+        let mut flows = transfer.flows(&bed)?;
+        transfer.pause()?;
+        flows.push((asker.local, asker.remote));
+        bed.wait_introduced(&flows)?;
+        bed.move_client(&flows)?;
+        let tunnelled = bed.tunnelled()?;
+        Ok(Self { bed, transfer, asker, tunnelled })
     }
-    let connections = connections(bed, lengths.connections)?;
-    Ok(Turn { rate, cost, requests, connections })
+}
+
+fn take_turns(
+    setup: &Setup,
+    variants: &[Variant],
+    rounds: usize,
+    lengths: Lengths,
+    samples: &mut [Vec<Samples>],
+) -> Result<()> {
+    let standing: Result<Vec<Standing>> = variants
+        .iter()
+        .map(|variant| Standing::build(setup, *variant).map_err(|error| format!("{}: {error}", variant.name()).into()))
+        .collect();
+    let mut standing = standing?;
+    for round in 0..rounds {
+        let mut line = format!("{}/{rounds}", round + 1);
+        for variant in turn_of(variants, round) {
+            let Some(Standing { bed, transfer, asker, .. }) =
+                standing.iter_mut().find(|standing| standing.bed.variant == variant)
+            else {
+                continue;
+            };
+            let (rate, cost) = transfer.measure(bed, lengths.transfer)?;
+            let requests = asker.measure(lengths.requests)?;
+            let _ = write!(line, "  {} {rate:.1} Gbit/s {cost:.3} s/GB {requests:.0}/s", variant.name());
+            for (samples, value) in samples[variant as usize].iter_mut().zip([rate, cost, requests]) {
+                samples.push(value);
+            }
+        }
+        eprintln!("{line}");
+    }
+    for Standing { bed, tunnelled, .. } in &standing {
+        // Otherwise the figures would be those of another carrier.
+        let tunnelled = bed.tunnelled()? - tunnelled;
+        if tunnelled > 0 {
+            return Err(format!("{tunnelled} packets went through the tunnel while rewriting was measured").into());
+        }
+        setup.keep(&format!("throughput-{}", bed.variant.name()), &bed.lab)?;
+    }
+    Ok(())
 }
 
 /// New connections a second, one after the other.
@@ -152,7 +174,7 @@ fn connections(bed: &Bed, length: Duration) -> Result<f64> {
     clients.enter(thread)?
 }
 
-/// An iperf3 that runs until it is dropped.
+/// An iperf3 that runs until it is dropped, and is stopped between turns.
 struct Transfer {
     client: Process,
     _server: Process,
@@ -160,17 +182,15 @@ struct Transfer {
 }
 
 impl Transfer {
-    fn start(bed: &Bed, length: Duration) -> Result<Self> {
+    fn start(bed: &Bed) -> Result<Self> {
         let port = bed.server.next_port();
         let ports = ["--port".to_owned(), port.to_string()];
         let listen = ["--server", "--one-off", "--forceflush", "--bind"];
         let mut server =
             bed.server.command("iperf3").args(listen).arg(SERVER.to_string()).args(&ports).label("iperf3-s").spawn()?;
         wait_until(LONG, "iperf3 listens", || server.stdout().contains("listening") || !server.is_running())?;
-        let seconds = (length + LONG + LONG).as_secs().to_string();
         let affinity = format!("{CLIENT_CPU},{SERVER_CPU}");
-        let options =
-            ["--congestion", "cubic", "--affinity", &affinity, "--time", &seconds, "--interval", "0", "--client"];
+        let options = ["--congestion", "cubic", "--affinity", &affinity, "--time", "0", "--interval", "0", "--client"];
         let command = bed.client.command("iperf3").args(options).arg(bed.target().to_string()).args(&ports);
         let client = command.label("iperf3-c").spawn()?;
         Ok(Self { client, _server: server, port })
@@ -186,21 +206,33 @@ impl Transfer {
         flows.map_err(|error| format!("{error}: {}", self.client.stderr()).into())
     }
 
+    fn pause(&self) -> Result<()> {
+        Ok(self.client.signal(Signal::STOP)?)
+    }
+
     /// Gbit/s, and CPU seconds for 10^9 bytes.
     fn measure(&self, bed: &Bed, length: Duration) -> Result<(f64, f64)> {
-        let look = || -> Result<(Instant, u64, f64)> {
-            let busy = machine::busy_seconds()?;
-            let lines = sockets(&bed.server, "sport", self.port)?;
-            let now = Instant::now();
-            let bytes = lines.iter().filter_map(|line| value(line, "bytes_received:")).max();
-            Ok((now, bytes.ok_or("iperf3 receives nothing")?, busy))
-        };
+        let look = || -> Result<(Instant, u64, f64)> { Ok((Instant::now(), received(bed)?, machine::busy_seconds()?)) };
+        self.client.signal(Signal::CONT)?;
+        std::thread::sleep(length / 3);
         let before = look()?;
         std::thread::sleep(length);
         let after = look()?;
+        self.pause()?;
         let (seconds, bytes) = ((after.0 - before.0).as_secs_f64(), (after.1 - before.1) as f64);
+        if bytes == 0.0 {
+            return Err("iperf3 sends nothing".into());
+        }
         Ok((bytes * 8.0 / seconds / 1e9, (after.2 - before.2) / (bytes / 1e9)))
     }
+}
+
+/// Bytes that the server's interface has received, headers included.
+fn received(bed: &Bed) -> Result<u64> {
+    let text = bed.server.enter(|| std::fs::read_to_string("/proc/thread-self/net/dev"))??;
+    let line = text.lines().find_map(|line| line.trim_start().strip_prefix("eth0:"));
+    let bytes = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
+    bytes.ok_or_else(|| "the server has no interface eth0".into())
 }
 
 /// Established TCP sockets of a host with this port, one line each, with the kernel's figures.
@@ -214,10 +246,6 @@ fn sockets(host: &Host, which: &str, port: u16) -> whimbrel_lab::Result<Vec<Stri
 fn endpoints(line: &str) -> Option<(SocketAddr, SocketAddr)> {
     let mut words = line.split_whitespace().skip(2);
     Some((words.next()?.parse().ok()?, words.next()?.parse().ok()?))
-}
-
-fn value(line: &str, name: &str) -> Option<u64> {
-    line.split_whitespace().find_map(|word| word.strip_prefix(name)?.parse().ok())
 }
 
 /// A connection on which one byte goes each way, and the thread that answers.
