@@ -162,13 +162,14 @@ fn take_turns(options: &Options, rounds: usize, series: &mut [Series]) -> Result
         bed.wait_introduced(&flows)?;
         bed.move_client(&flows)?;
         let tunnelled = bed.tunnelled()?;
-        standing.push((bed, asker, stream, tunnelled));
+        // Connections end before their hosts do.
+        standing.push((stream, asker, bed, tunnelled));
     }
     for round in 0..rounds {
         let began = Instant::now();
         for (at, size) in SIZES.into_iter().enumerate() {
             for which in turn_of(round + at) {
-                let (_, asker, stream, _) = &mut standing[which];
+                let (stream, asker, ..) = &mut standing[which];
                 let (rate, cost) = stream.measure(size, TURN)?;
                 let values = [rate, cost, asker.measure(size, TURN)?];
                 series[which].iter_mut().zip(values).for_each(|(samples, value)| samples[at].push(value));
@@ -176,7 +177,7 @@ fn take_turns(options: &Options, rounds: usize, series: &mut [Series]) -> Result
         }
         eprintln!("{}/{rounds} {:.1} s", round + 1, began.elapsed().as_secs_f64());
     }
-    for (bed, _, _, tunnelled) in &standing {
+    for (_, _, bed, tunnelled) in &standing {
         let tunnelled = bed.tunnelled()? - tunnelled;
         if tunnelled > 0 {
             return Err(format!("{tunnelled} packets went through the tunnel while rewriting was measured").into());
@@ -237,7 +238,7 @@ impl Stream {
             }
         })?;
         let receiver = std::thread::Builder::new().name("receive".into()).spawn({
-            let received = Arc::clone(&received);
+            let (received, stop) = (Arc::clone(&received), Arc::clone(&stop));
             move || {
                 let _ = pin(SERVER_CPU);
                 let mut buffer = vec![0; 1 << 16];
@@ -246,7 +247,8 @@ impl Stream {
                     match receiving.read(&mut buffer) {
                         Ok(0) => return,
                         Ok(read) => drop(received.fetch_add(read as u64, Ordering::Relaxed)),
-                        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                        Err(error)
+                            if error.kind() == std::io::ErrorKind::WouldBlock && !stop.load(Ordering::Relaxed) => {}
                         Err(_) => return,
                     }
                 }
