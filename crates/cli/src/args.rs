@@ -200,6 +200,12 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Print figures for monitoring, as Prometheus reads them
+    Metrics {
+        /// Print one line of JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Show peers, connections, rates and events live, in the terminal, until `q` or Ctrl-C
     Watch,
     /// Move now, to another address of this host
@@ -280,6 +286,7 @@ impl Command {
             | Self::Connections { json, .. }
             | Self::Peers { json, .. }
             | Self::Paths { json }
+            | Self::Metrics { json }
             | Self::Events { json, .. }
             | Self::Handoff { json, .. }
             | Self::Suspend { json, .. }

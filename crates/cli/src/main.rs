@@ -16,7 +16,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use whimbrel_daemon::doctor::Patient;
-use whimbrel_ipc::{Client, EventsQuery, Finding, Reply, Request, SCHEMA, Verdict, reply_to_line};
+use whimbrel_ipc::{Client, EventsQuery, Finding, Reply, Request, SCHEMA, Verdict, exposition, reply_to_line};
 
 use crate::args::{Arguments, Command, PeersCommand};
 use crate::complaint::Complaint;
@@ -108,6 +108,8 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Complaint> {
             let flows = connect(run_dir)?.resume(connections.clone())?;
             print(&show::resumed(flows, connections.is_empty()))?;
         }
+        Command::Metrics { json: true } => pass_on(run_dir, &Request::Metrics)?,
+        Command::Metrics { json: false } => print(&exposition(&connect(run_dir)?.metrics()?))?,
         Command::Watch => watch::watch(run_dir)?,
         Command::Clean { json } => {
             let removed = whimbrel_daemon::clean::clean(run_dir).map_err(Complaint::daemon)?;

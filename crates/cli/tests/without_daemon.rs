@@ -43,6 +43,7 @@ fn people_get_a_sentence_and_programs_a_line() {
         &["peers"],
         &["peers", "forget", "203.0.113.5"],
         &["paths"],
+        &["metrics"],
         &["events"],
         &["handoff"],
         &["suspend"],

@@ -6,7 +6,7 @@
 
 use std::fs;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -97,6 +97,8 @@ pub struct Config {
     pub log: Level,
     /// `event_log`: the file that events are written to, relative to the state directory.
     pub event_log: Option<PathBuf>,
+    /// `metrics.listen`: where Prometheus may ask for figures.
+    pub metrics_listen: Option<SocketAddr>,
 }
 
 impl Default for Config {
@@ -119,6 +121,7 @@ impl Default for Config {
             connections_per_peer: 262_144,
             log: Level::default(),
             event_log: None,
+            metrics_listen: None,
         }
     }
 }
@@ -149,6 +152,7 @@ impl Config {
             connections_per_peer,
             log,
             event_log,
+            metrics_listen,
         } = self;
         let compared = [
             ("trust", *trust != other.trust),
@@ -165,6 +169,7 @@ impl Config {
             ("limits.questions", *questions != other.questions),
             ("limits.connections", *connections != other.connections),
             ("limits.connections_per_peer", *connections_per_peer != other.connections_per_peer),
+            ("metrics.listen", *metrics_listen != other.metrics_listen),
             ("peers", *peers != other.peers),
         ];
         compared.into_iter().filter(|(_, differs)| *differs).map(|(key, _)| key).collect()
@@ -347,6 +352,11 @@ fn interpret(table: &DeTable<'_>, whole: Range<usize>) -> Result<(Config, Option
         }
         limits.finish()?;
     }
+    if let Some(value) = section.take("metrics") {
+        let mut metrics = Section::new(subtable(value, "metrics")?);
+        config.metrics_listen = metrics.take("listen").map(endpoint).transpose()?;
+        metrics.finish()?;
+    }
     if let Some(value) = section.take("carriers") {
         (config.rewrite, config.tunnel) = (false, false);
         for element in array(value, "carriers", "a list of \"rewrite\" and \"tunnel\"")? {
@@ -484,6 +494,15 @@ fn port(value: Value<'_, '_>) -> Result<u16, Mistake> {
         .ok_or_else(|| Mistake::new(value.span(), "`port` must be a number from 1 to 65535, the same on both ends"))
 }
 
+fn endpoint(value: Value<'_, '_>) -> Result<SocketAddr, Mistake> {
+    let wrong = || {
+        let right = "`listen` must be an address and a port in quotes, such as \"127.0.0.1:9203\" or \"[::1]:9203\"";
+        Mistake::new(value.span(), right)
+    };
+    let endpoint: SocketAddr = value.get_ref().as_str().and_then(|text| text.parse().ok()).ok_or_else(wrong)?;
+    if endpoint.port() == 0 { Err(wrong()) } else { Ok(endpoint) }
+}
+
 fn limit(value: Value<'_, '_>, name: &str, most: u32) -> Result<u32, Mistake> {
     let number =
         value.get_ref().as_integer().and_then(|number| u32::from_str_radix(number.as_str(), number.radix()).ok());
@@ -606,13 +625,14 @@ mod tests {
             Path::new("w.toml"),
             "trust = 'tofu'\ncarriers = ['tunnel']\ntunnel = 'plain'\nport = 0x7d0\ncontrol_mode = '0660'\n\
              kick = false\nlog = 'debug'\nevent_log = 'e.jsonl'\n[ask]\nallow = ['10.0.0.0/8', '2001:db8::1']\ndeny = ['10.1.0.0/16']\n\
-             [limits]\nquestions = 5\nconnections = 1000\nconnections_per_peer = 100\n",
+             [limits]\nquestions = 5\nconnections = 1000\nconnections_per_peer = 100\n[metrics]\nlisten = '[::1]:9203'\n",
         )
         .expect("valid");
         assert!(!config.rewrite && config.tunnel && !config.tunnel_sealed && !config.kick);
         assert_eq!((config.port, config.control_mode, config.log), (2000, 0o660, Level::Debug));
         assert_eq!((config.questions, config.connections, config.connections_per_peer), (5, 1000, 100));
         assert_eq!(config.event_log.as_deref(), Some(Path::new("e.jsonl")));
+        assert_eq!(config.metrics_listen, "[::1]:9203".parse().ok());
         assert_eq!(config.ask_allow[1], Prefix { address: "2001:db8::1".parse().expect("address"), length: 128 });
         assert!(config.ask_deny[0].contains("10.1.2.3".parse().expect("address")));
         assert!(!config.ask_deny[0].contains("10.2.2.3".parse().expect("address")));
@@ -630,7 +650,7 @@ mod tests {
             .take_while(|line| !line.starts_with("#[[peers]]"))
             .map(|line| {
                 // Those that are nothing unless they are set.
-                let unset = |line: &str| ["psk_file", "event_log"].iter().any(|key| line.starts_with(key));
+                let unset = |line: &str| ["psk_file", "event_log", "listen"].iter().any(|key| line.starts_with(key));
                 line.strip_prefix('#').filter(|line| is_key(line) && !unset(line)).unwrap_or(line)
             })
             .collect();
@@ -652,6 +672,10 @@ mod tests {
         assert!(complaint("trust = ").starts_with("/etc/w.toml:1:"));
         assert!(complaint("[[peers]]\naddress = 'example.org'\nkey = 'x'").contains("is no IP address"));
         assert!(complaint("control_mode = 600").contains("octal"));
+        for listen in ["'9203'", "9203", "'localhost:9203'", "'127.0.0.1:0'"] {
+            let complaint = complaint(&format!("[metrics]\nlisten = {listen}"));
+            assert!(complaint.starts_with("/etc/w.toml:2:10: `listen` must be an address and a port"), "{complaint}");
+        }
         assert_eq!(
             complaint("event_log = '/var/log/'"),
             "/etc/w.toml:1:13: `event_log` must be the path of a file, such as \"events.jsonl\""

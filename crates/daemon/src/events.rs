@@ -11,6 +11,39 @@ use whimbrel_protocol::{Carried, Carrier, Event, Time};
 /// Events that are kept of each sort.
 const KEPT: usize = 4096;
 
+/// What can happen (`docs/json.md`).
+pub(crate) const KINDS: [&str; 29] = [
+    "carrier-changed",
+    "flow-gone",
+    "flow-introduced",
+    "flows-go-on",
+    "flows-wait",
+    "handshake-refused",
+    "introduction-failed",
+    "key-mismatch",
+    "left-out",
+    "moved",
+    "moving",
+    "nobody-there",
+    "not-moved",
+    "op-failed",
+    "path-confirmed",
+    "peer-away",
+    "peer-back",
+    "peer-moved",
+    "peer-reached",
+    "peer-restarted",
+    "peer-silent",
+    "refused",
+    "reload-failed",
+    "reloaded",
+    "resumed",
+    "started",
+    "stopping",
+    "suspended",
+    "taken-back",
+];
+
 /// Connections of whose names an event tells.
 const NAMED: usize = 16;
 
@@ -99,15 +132,7 @@ struct Allowed {
 impl Restraint {
     /// Whether this event is told; else it is counted.
     pub(crate) fn admits(&mut self, now: Time, event: &Event) -> bool {
-        let kind = match event {
-            Event::PeerReached { .. } => "peer-reached",
-            // A crawler asks a score of hosts in a second, all day long.
-            Event::NobodyThere { .. } => "nobody-there",
-            Event::Refused { .. } => "refused",
-            Event::HandshakeRefused { .. } => "handshake-refused",
-            Event::PeerMoved { flows: 0, .. } => "peer-moved",
-            _ => return true,
-        };
+        let Some(kind) = restrained(event) else { return true };
         let fresh = || Allowed { left: CAUSED_BY_OTHERS, since: now, left_out: 0 };
         let allowed = self.kinds.entry(kind).or_insert_with(fresh);
         let pauses = now.since(allowed.since).as_micros() / CAUSED_BY_OTHERS_PAUSE.as_micros();
@@ -134,6 +159,19 @@ impl Restraint {
             ),
         };
         self.kinds.iter_mut().filter_map(told).collect()
+    }
+}
+
+/// The kind of an event that others can cause at will.
+pub(crate) fn restrained(event: &Event) -> Option<&'static str> {
+    match event {
+        Event::PeerReached { .. } => Some("peer-reached"),
+        // A crawler asks a score of hosts in a second, all day long.
+        Event::NobodyThere { .. } => Some("nobody-there"),
+        Event::Refused { .. } => Some("refused"),
+        Event::HandshakeRefused { .. } => Some("handshake-refused"),
+        Event::PeerMoved { flows: 0, .. } => Some("peer-moved"),
+        _ => None,
     }
 }
 
@@ -540,6 +578,15 @@ mod tests {
         assert_eq!(told.fields["took_ms"], 41.25);
         assert_eq!(told.fields["peer"], 3);
         assert_eq!((&told.fields["carried"], &told.fields["carrier"]), (&1.into(), &"tunnel".into()));
+    }
+
+    #[test]
+    fn all_kinds_are_documented() {
+        let documentation = include_str!("../../../docs/json.md");
+        for kind in KINDS {
+            assert!(documentation.contains(&format!("`{kind}`")), "{kind}");
+        }
+        assert!(KINDS.is_sorted());
     }
 
     #[test]

@@ -9,6 +9,7 @@
 //! journal.rs      what the next daemon must know if this one is killed
 //! server.rs       the local API's socket; views.rs and events.rs are what it tells
 //! event_log.rs    events in a file
+//! metrics/        figures for monitoring, and the endpoint that serves them
 //! doctor/         what is wrong with a host; needs no daemon
 //! clean.rs        removes what a stopped daemon has left
 //! ```
@@ -29,11 +30,13 @@ pub mod instance;
 pub mod journal;
 pub mod known_keys;
 mod log;
+mod metrics;
 mod place;
 pub mod server;
 pub mod tunnel;
 mod views;
 
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
@@ -58,6 +61,7 @@ use crate::event_loop::{EventLoop, Parts, Settings};
 use crate::instance::Instance;
 use crate::journal::{Journal, Restored};
 use crate::known_keys::KnownKeys;
+use crate::metrics::Endpoint;
 use crate::place::Place;
 use crate::server::Server;
 use crate::tunnel::Tunnel;
@@ -122,6 +126,14 @@ pub enum Error {
         /// What the system said.
         source: std::io::Error,
     },
+    /// Figures cannot be served.
+    #[error("cannot listen at {listen} for metrics: {source}. `listen` under [metrics] in the configuration names it")]
+    Metrics {
+        /// The address and port.
+        listen: SocketAddr,
+        /// What the system said.
+        source: std::io::Error,
+    },
     /// Another program has the port.
     #[error(
         "UDP port {0} is taken by another program. `ss -lunp sport = :{0}` shows which: end it, or set another `port` on \
@@ -169,6 +181,9 @@ pub fn run(options: Options) -> Result<(), Error> {
         EventLog::open(&path).map_err(|source| Error::EventLog { path, source })
     });
     let event_log = event_log.transpose()?;
+    let endpoint =
+        config.metrics_listen.map(|listen| Endpoint::bind(listen).map_err(|source| Error::Metrics { listen, source }));
+    let endpoint = endpoint.transpose()?;
 
     let udp = UdpSocket::bind(config.port).map_err(|error| match error.raw_os_error() {
         Some(libc::EADDRINUSE) => Error::PortTaken(config.port),
@@ -176,7 +191,8 @@ pub fn run(options: Options) -> Result<(), Error> {
     })?;
     instance.note_namespace(&run_dir)?;
     let place = Place::find(&options.run_dir)?;
-    let parts = Start { options, config, set_log_level, signals, key, known_keys, journal, restored, udp, event_log };
+    let parts =
+        Start { options, config, set_log_level, signals, key, known_keys, journal, restored, udp, event_log, endpoint };
     let (mut event_loop, flows) = match start(parts, &place) {
         Ok(started) => started,
         Err(error) => {
@@ -213,6 +229,7 @@ struct Start {
     restored: Restored,
     udp: UdpSocket,
     event_log: Option<EventLog>,
+    endpoint: Option<Endpoint>,
 }
 
 /// Loads the data plane and starts the tunnel. The caller takes down what is pinned where this fails.
@@ -238,7 +255,8 @@ fn start_on(
     datapath: Datapath,
     tunnel_wake: (OwnedFd, OwnedFd),
 ) -> Result<(EventLoop, Vec<FlowTuple>), Error> {
-    let Start { options, config, set_log_level, signals, key, known_keys, journal, restored, udp, event_log } = start;
+    let Start { options, config, set_log_level, signals, key, known_keys, journal, restored, udp, event_log, endpoint } =
+        start;
     let tunnel = Tunnel::start(tun, udp, tunnel_wake.1)?;
     let adopting = |failure: effects::Failure| Error::Adopt(Box::new(failure));
     let mut effects =
@@ -252,6 +270,9 @@ fn start_on(
     // Listening begins before anything is looked at, so that no change is missed in between.
     let monitor = NetworkMonitor::open()?;
     let server = Server::bind(&socket_path(&options.run_dir), config.control_mode)?;
+    if let (Some(endpoint), Some(listen)) = (endpoint, config.metrics_listen) {
+        endpoint.serve(options.run_dir.clone()).map_err(|source| Error::Metrics { listen, source })?;
+    }
     let event_loop = EventLoop::new(Parts {
         node,
         effects,

@@ -62,8 +62,8 @@ pub(crate) fn counts(peers: &[PeerView], flows: impl Iterator<Item = FlowView>) 
     counts
 }
 
-/// How a flow stands.
-fn state(view: &FlowView, peer: Option<&PeerView>) -> ipc::ConnectionState {
+/// How a flow stands; one that nothing is known of and that is not under way, by [`state_of_unknown`].
+pub(crate) fn state(view: &FlowView, peer: Option<&PeerView>) -> ipc::ConnectionState {
     let waits = view.entry.is_some_and(|entry| entry.waits.any());
     match view.state {
         FlowState::Native | FlowState::Moved if waits => ipc::ConnectionState::Held,
@@ -219,8 +219,7 @@ impl ConnectionsQuestion {
             Standing::Silent { .. } => unprotected(&format!("{ASKED}; asked again with the next connection")),
             _ if flow.accepted => unprotected("the other end opened it and has not asked"),
             Standing::Barred => unprotected("`ask` or `trust` in the configuration keeps this host from asking"),
-            // Asked when it is a second old (P-15).
-            Standing::Known | Standing::Asking | Standing::Unasked => (ipc::ConnectionState::Pending, None),
+            Standing::Known | Standing::Asking | Standing::Unasked => (state_of_unknown(flow, standing), None),
         }
     }
 }
@@ -264,6 +263,15 @@ fn sockets() -> HashMap<FlowTuple, u32> {
             tracing::warn!(%error, "cannot look up which program has which connection");
             HashMap::new()
         }
+    }
+}
+
+/// How a flow stands that is not introduced, and that nothing is under way for.
+pub(crate) fn state_of_unknown(flow: &FlowView, standing: Standing) -> ipc::ConnectionState {
+    match standing {
+        // Asked when it is a second old (P-15).
+        Standing::Known | Standing::Asking | Standing::Unasked if !flow.accepted => ipc::ConnectionState::Pending,
+        _ => ipc::ConnectionState::Unprotected,
     }
 }
 

@@ -7,7 +7,7 @@ use std::path::{Path as FilePath, PathBuf};
 use std::time::Duration;
 
 use crate::{
-    Configuration, Connection, EventRecord, EventsQuery, Failure, HandoffStarted, Path, Peer, Reply, Request,
+    Configuration, Connection, EventRecord, EventsQuery, Failure, HandoffStarted, Metric, Path, Peer, Reply, Request,
     SchemaError, Status, Suspended, reply_from_line, request_to_line,
 };
 
@@ -144,6 +144,17 @@ impl Client {
     pub fn configuration(&mut self) -> Result<Configuration, ClientError> {
         match self.ask(&Request::Configuration)? {
             Reply::Configuration(configuration) => Ok(configuration),
+            _ => Err(ClientError::Unexpected),
+        }
+    }
+
+    /// Figures for monitoring.
+    ///
+    /// # Errors
+    /// When it does not answer, or refuses: a daemon of an older release does not know the question.
+    pub fn metrics(&mut self) -> Result<Vec<Metric>, ClientError> {
+        match self.ask(&Request::Metrics)? {
+            Reply::Metrics(metrics) => Ok(metrics),
             _ => Err(ClientError::Unexpected),
         }
     }

@@ -15,6 +15,7 @@ mod client;
 mod doctor;
 mod error;
 mod line;
+mod metrics;
 mod reply;
 mod request;
 mod time;
@@ -25,6 +26,7 @@ pub use error::Failure;
 pub use line::{
     MAX_REQUEST_LINE, SCHEMA, SchemaError, reply_from_line, reply_to_line, request_from_line, request_to_line,
 };
+pub use metrics::{EXPOSITION_TYPE, Metric, MetricKind, Sample, exposition};
 pub use reply::{
     Attachment, Away, Bytes, Carrier, Configuration, Connection, ConnectionState, Counts, EventRecord, Flow,
     HandoffStarted, LocalAddress, Path, Peer, PeerFlows, PeerName, Places, Process, Reply, Sequence, Session, Status,

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::Failure;
+use crate::{Failure, Metric};
 
 /// An answer: one line. On the wire the variant's name is the one member beside `schema`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -22,6 +22,8 @@ pub enum Reply {
     Paths(Vec<Path>),
     /// To [`Request::Configuration`](crate::Request::Configuration).
     Configuration(Configuration),
+    /// To [`Request::Metrics`](crate::Request::Metrics).
+    Metrics(Vec<Metric>),
     /// One event; more follow until [`Reply::End`].
     Event(EventRecord),
     /// No more events.

@@ -18,6 +18,8 @@ pub enum Request {
     Paths,
     /// Whether the configuration file says what is in force; [`Reply::Configuration`](crate::Reply::Configuration).
     Configuration,
+    /// Figures for monitoring; [`Reply::Metrics`](crate::Reply::Metrics).
+    Metrics,
     /// What happened: zero or more [`Reply::Event`](crate::Reply::Event), oldest first, then
     /// [`Reply::End`](crate::Reply::End) unless it follows.
     Events(EventsQuery),

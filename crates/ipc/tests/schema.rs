@@ -8,8 +8,9 @@ use std::thread;
 
 use whimbrel_ipc::{
     Attachment, Bytes, Carrier, Client, ClientError, Configuration, Connection, ConnectionState, Counts, EventRecord,
-    EventsQuery, Failure, Flow, HandoffStarted, LocalAddress, Path, Peer, PeerFlows, PeerName, Places, Process, Reply,
-    Request, SchemaError, Sequence, Session, Status, Suspended, Transport, Trust, Tunnel, reply_from_line,
+    EventsQuery, Failure, Flow, HandoffStarted, LocalAddress, Metric, MetricKind, Path, Peer, PeerFlows, PeerName,
+    Places, Process, Reply, Request, SchemaError, Sequence, Session, Status, Suspended, Transport, Trust, Tunnel,
+    reply_from_line,
     reply_to_line, request_from_line, request_to_line, socket_path,
 };
 
@@ -136,6 +137,17 @@ fn replies() -> Vec<(&'static str, Reply)> {
                 error: None,
             }),
         ),
+        (
+            "metrics",
+            Reply::Metrics(vec![
+                Metric::new("whimbrel_suspended", MetricKind::Gauge, "Whether this host is suspended.").value(0.0),
+                Metric::new("whimbrel_handoff_duration_seconds", MetricKind::Histogram, "How long they took.")
+                    .sample("_bucket", &[("le", "0.05")], 3.0)
+                    .sample("_bucket", &[("le", "+Inf")], 4.0)
+                    .sample("_sum", &[], 0.75)
+                    .sample("_count", &[], 4.0),
+            ]),
+        ),
         ("end", Reply::End { newest: 17 }),
         (
             "handoff",
@@ -167,6 +179,7 @@ fn requests() -> Vec<(Request, &'static str)> {
         (Request::Peers, r#"{"schema":1,"request":"peers"}"#),
         (Request::Paths, r#"{"schema":1,"request":"paths"}"#),
         (Request::Configuration, r#"{"schema":1,"request":"configuration"}"#),
+        (Request::Metrics, r#"{"schema":1,"request":"metrics"}"#),
         (
             Request::Events(EventsQuery { last: Some(20), since: Some(5), follow: true }),
             r#"{"schema":1,"request":"events","last":20,"since":5,"follow":true}"#,

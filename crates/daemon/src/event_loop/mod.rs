@@ -31,8 +31,9 @@ use crate::clock;
 use crate::config::{self, Config, Level};
 use crate::effects::{Effects, own_addresses};
 use crate::event_log::EventLog;
-use crate::events::{EventRing, Restraint, Told};
+use crate::events::{EventRing, Restraint, Told, restrained};
 use crate::flows::{UdpFlows, is_movable, list_tcp};
+use crate::metrics::Tally;
 use crate::server::{ClientId, Server};
 use crate::tunnel::Received;
 
@@ -114,6 +115,7 @@ pub(crate) struct EventLoop {
     events: EventRing,
     event_log: Option<EventLog>,
     restraint: Restraint,
+    tally: Tally,
     /// When each peer's session came up.
     sessions: HashMap<PeerId, Time>,
     answers: Answers,
@@ -156,6 +158,7 @@ impl EventLoop {
             events: EventRing::default(),
             event_log: parts.event_log,
             restraint: Restraint::default(),
+            tally: Tally::new(SystemTime::now()),
             sessions: HashMap::new(),
             answers: Answers::new()?,
             suspending: None,
@@ -298,8 +301,11 @@ impl EventLoop {
                 if let Event::PeerReached { peer, .. } = &event {
                     self.sessions.insert(*peer, now);
                 }
+                self.tally.note(&event);
                 if self.restraint.admits(now, &event) {
                     self.tell(Told::from(&event));
+                } else if let Some(kind) = restrained(&event) {
+                    self.tally.count(kind);
                 }
             }
             if quiet {
@@ -326,6 +332,7 @@ impl EventLoop {
         } else {
             tracing::info!("{}", told.sentence);
         }
+        self.tally.count(told.kind);
         let record = self.events.push(SystemTime::now(), clock::monotonic(), told);
         if let Some(log) = &mut self.event_log {
             log.write(record);

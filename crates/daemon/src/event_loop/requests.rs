@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::io::Errno;
-use whimbrel_ipc::{Configuration, Failure, HandoffStarted, LocalAddress, Reply, Request, Status, Suspended};
+use whimbrel_ipc::{Configuration, Failure, HandoffStarted, LocalAddress, Metric, Reply, Request, Status, Suspended};
 use whimbrel_protocol::{Carrier, FlowState, FlowView, PeerId, PeerView, Routes, Time};
 use whimbrel_wire::FlowTuple;
 
@@ -17,6 +17,7 @@ use super::{EventLoop, FIRST_CLIENT, LoopError, Settings, clear};
 use crate::clock;
 use crate::config;
 use crate::effects::own_addresses;
+use crate::metrics::{Connections, Looked};
 use crate::server::ClientId;
 use crate::tunnel::Counter;
 use crate::views;
@@ -138,6 +139,7 @@ impl EventLoop {
                 Reply::Paths(paths.collect())
             }
             Request::Configuration => Reply::Configuration(self.configuration()),
+            Request::Metrics => Reply::Metrics(self.metrics()),
             Request::Events(query) => {
                 let mut replies: Vec<Reply> = self.events.select(&query).cloned().map(Reply::Event).collect();
                 if query.follow {
@@ -367,6 +369,22 @@ impl EventLoop {
         let (reload, restart): (Vec<_>, Vec<_>) = differing.iter().partition(|key| config::RELOADED.contains(key));
         let owned = |keys: Vec<&str>| keys.into_iter().map(str::to_owned).collect();
         Configuration { path, restart: owned(restart), reload: owned(reload), error }
+    }
+
+    fn metrics(&self) -> Vec<Metric> {
+        let peers: Vec<PeerView> = self.node.peers().collect();
+        let datapath = self.effects.datapath.counters();
+        if let Err(error) = &datapath {
+            tracing::warn!(%error, "cannot read the data plane's counters");
+        }
+        self.tally.metrics(&Looked {
+            suspended: self.node.is_suspended(),
+            connections: Connections::count(self.node.flows(), &peers, |address| self.node.standing(address)),
+            peers: &peers,
+            kept_addresses: self.effects.kept_addresses().len(),
+            tunnel: self.effects.tunnel.counters().all().collect(),
+            datapath: datapath.ok(),
+        })
     }
 
     fn peers(&self) -> Vec<whimbrel_ipc::Peer> {
