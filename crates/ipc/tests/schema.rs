@@ -10,8 +10,7 @@ use whimbrel_ipc::{
     Attachment, Bytes, Carrier, Client, ClientError, Configuration, Connection, ConnectionState, Counts, EventRecord,
     EventsQuery, Failure, Flow, HandoffStarted, LocalAddress, Metric, MetricKind, Path, Peer, PeerFlows, PeerName,
     Places, Process, Reply, Request, SchemaError, Sequence, Session, Status, Suspended, Transport, Trust, Tunnel,
-    reply_from_line,
-    reply_to_line, request_from_line, request_to_line, socket_path,
+    reply_from_line, reply_to_line, request_from_line, request_to_line, socket_path,
 };
 
 const KEY: &str = "uM5ahVGHtdMGk2zVxpGZpaHZ0oTnSYfDwDMLnX1jkEo";

@@ -41,7 +41,7 @@ struct Typed {
     slowest: Duration,
 }
 
-/// Runs the demo; the plot goes to `plot`.
+/// Runs the demo; the plot of the throughput goes to `plot`, and the time line of the laptop's events beside it.
 pub fn run(lab: &mut Lab, plot_path: &Path) -> Result<()> {
     println!("Whimbrel: open connections outlive a change of network.\n{TOPOLOGY}");
     let mut campus = Campus::new(lab)?;
@@ -92,6 +92,12 @@ pub fn run(lab: &mut Lab, plot_path: &Path) -> Result<()> {
     }
     let plot = Plot { samples: watch.samples, marks: watch.marks, title: "A download crosses two moves".into() };
     plot.write(plot_path)?;
+    let drawn = plot_path.with_file_name("timeline.svg");
+    daemons[0].1.cli(&[
+        "events",
+        "--plot",
+        &std::path::absolute(&drawn).unwrap_or(drawn.clone()).display().to_string(),
+    ])?;
     println!();
     step(&format!("the download is whole: SHA-256 {}…", &checksum[..16]));
     step(&format!(
@@ -102,7 +108,11 @@ pub fn run(lab: &mut Lab, plot_path: &Path) -> Result<()> {
     for (place, stall) in plot.stalls() {
         step(&format!("moving {place}: the longest pause of the download was {:.0} ms", stall.as_secs_f64() * 1e3));
     }
-    step(&format!("throughput around the moves: {}", plot_path.display()));
+    step(&format!(
+        "throughput around the moves: {}; what the laptop's daemon tells: {}",
+        plot_path.display(),
+        drawn.display()
+    ));
     Ok(())
 }
 

@@ -25,6 +25,8 @@ const LANES_OF_MANY: usize = 2;
 /// Peers and incidents that are drawn; of the others it is told how many there are.
 const PEERS: usize = 24;
 const ROWS: usize = 60;
+/// Spans of a lane of which each is drawn, however short.
+const SPANS: usize = 2_000;
 
 /// The least that something short is drawn as.
 const SHORTEST: f64 = 2.5;
@@ -204,7 +206,7 @@ impl Page<'_> {
         }
         self.paths(peer);
         self.label("state", 11.0);
-        for span in &peer.ways {
+        for span in self.visible(&peer.ways) {
             self.bar(span, 14.0, class(span.what), &self.told(words(span.what), span.from, span.to));
         }
         self.durations(&peer.ways);
@@ -220,7 +222,7 @@ impl Page<'_> {
         } else {
             self.numbers(peer);
         }
-        for span in &peer.handoffs {
+        for span in self.visible(&peer.handoffs) {
             let x = self.axis.x(span.from);
             self.svg.line((x, rows), (x, self.y), "moment");
         }
@@ -251,7 +253,8 @@ impl Page<'_> {
     /// On which addresses packets went, and hand-offs between them.
     fn paths(&mut self, peer: &Peer) {
         self.label("path", 11.0);
-        for (n, span) in peer.paths.iter().enumerate() {
+        for span in self.visible(&peer.paths) {
+            let n = peer.paths.partition_point(|other| other.from < span.from);
             let Ends { ours, theirs } = &span.what;
             let class = match (ours, n % 2) {
                 (None, _) => "nowhere",
@@ -272,7 +275,7 @@ impl Page<'_> {
                 self.svg.text(left + 5.0, self.y + 11.5, "onbar", text);
             }
         }
-        for span in &peer.handoffs {
+        for span in self.visible(&peer.handoffs) {
             let (left, width) = self.extent(span.from, span.to);
             let rect = Rect { x: left, y: self.y, width, height: 15.0 };
             let told = self.story.incidents.get(span.what).map(Incident::sentence).unwrap_or_default();
@@ -306,9 +309,10 @@ impl Page<'_> {
         for one in &peer.connections {
             self.label(&short(&one.name), 9.0);
             let waits = one.waits.iter().map(|span| Span { from: span.from, to: span.to, what: Way::Held });
-            for span in peer.ways_of(one).into_iter().chain(waits) {
+            let ways: Vec<_> = peer.ways_of(one).into_iter().chain(waits).collect();
+            for span in self.visible(&ways) {
                 let told = format!("{}: {}", one.name, words(span.what));
-                self.bar(&span, 10.0, class(span.what), &self.told(&told, span.from, span.to));
+                self.bar(span, 10.0, class(span.what), &self.told(&told, span.from, span.to));
             }
             self.y += 13.0;
         }
@@ -324,7 +328,7 @@ impl Page<'_> {
         self.svg.text(MARGIN, self.y + HEIGHT / 2.0 + 4.0, "faint", "connections");
         self.svg.line((LEFT, self.y), (RIGHT, self.y), "grid");
         let height = |count: usize| base - HEIGHT * count as f64 / most as f64;
-        for way in &peer.ways {
+        for way in self.visible(&peer.ways) {
             let (left, right) = (self.axis.x(way.from), self.axis.x(way.to));
             let first = peer.counts.partition_point(|(at, _)| *at <= way.from);
             let mut count = first.checked_sub(1).map_or(0, |index| peer.counts[index].1);
@@ -421,6 +425,19 @@ impl Page<'_> {
             [first, second, rest @ ..] => format!("{}, {} and {} more", name(first), name(second), rest.len()),
             [one] => name(one),
         }
+    }
+
+    /// The spans that are drawn: all of them, or, where those are too many, those that would not lie on one another.
+    fn visible<'s, T>(&self, spans: &'s [Span<T>]) -> Vec<&'s Span<T>> {
+        let all = spans.len() <= SPANS;
+        let mut drawn = f64::NEG_INFINITY;
+        let visible = |span: &&Span<T>| {
+            let right = self.axis.x(span.to);
+            let visible = all || right - drawn >= 0.5;
+            drawn = if visible { right } else { drawn };
+            visible
+        };
+        spans.iter().filter(visible).collect()
     }
 
     /// What is told where a pointer rests on something.

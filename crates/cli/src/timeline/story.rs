@@ -573,16 +573,16 @@ impl Peer {
             Some(last) if last.what == what && last.to >= from => last.to = to,
             _ => ways.push(Span { from, to, what }),
         };
+        let mut homes = self.paths.iter().filter(|path| path.what == one.home).peekable();
         for way in &self.ways {
             let (mut at, to) = (way.from.max(one.from), way.to.min(one.to));
             if matches!(way.what, Way::Rewrite | Way::Tunnel | Way::Follow) {
-                for path in self.paths.iter().filter(|path| path.what == one.home) {
+                while homes.next_if(|path| path.to <= at).is_some() {}
+                for path in homes.clone().take_while(|path| path.from < to) {
                     let home = (path.from.max(at), path.to.min(to));
-                    if home.0 < home.1 {
-                        push(at, home.0, way.what);
-                        push(home.0, home.1, Way::Native);
-                        at = home.1;
-                    }
+                    push(at, home.0, way.what);
+                    push(home.0, home.1, Way::Native);
+                    at = home.1;
                 }
             }
             push(at, to, way.what);

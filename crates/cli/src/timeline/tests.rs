@@ -330,6 +330,23 @@ fn many_peers_and_incidents_are_bounded() {
 }
 
 #[test]
+fn a_log_of_weeks_is_bounded() {
+    let mut log = Log::new();
+    log.reached(10, 5);
+    log.introduced(20, 5, 40_000, HOME);
+    for n in 0..20_000 {
+        let at = 60_000 + n * 60_000;
+        log.moving(at, 5, Some(HOME), Some(AWAY), 1, false);
+        log.moved(at + 40, 5, AWAY, 40.0, 1, Some("tunnel"));
+        log.moving(at + 30_000, 5, Some(AWAY), Some(HOME), 1, true);
+        log.moved(at + 30_040, 5, HOME, 40.0, 1, None);
+    }
+    let drawn = plot(&log.0, None);
+    well_formed(&drawn);
+    assert!(drawn.len() < 3 << 20, "{} bytes", drawn.len());
+}
+
+#[test]
 fn what_makes_no_sense_is_drawn_all_the_same() {
     assert!(plot(&[], None).contains("No events"));
     let mut log = Log::new();

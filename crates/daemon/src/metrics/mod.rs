@@ -263,6 +263,7 @@ mod tests {
             source: None,
             observed: None,
             session: id != 2,
+            capabilities: None,
             round_trip: None,
             places: Places::default(),
             carrier,
