@@ -8,7 +8,7 @@ TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
 # rustup's place, for shells that do not have it in their path
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: help build demo test check bench test-kernels fuzz fuzz-long install uninstall clean
+.PHONY: help build demo test test-programs check bench test-kernels fuzz fuzz-long install uninstall clean
 
 help: ## this list
 	@sed -n 's/^\([a-zA-Z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -25,6 +25,10 @@ demo: build ## watch a download and an ssh session cross a move (as root)
 test: ## the whole suite: unit tests, root tests, lab scenarios, a short fuzz (as root; a part runs without)
 	@./setup
 	$(CARGO) run --quiet --locked -p xtask -- test
+
+test-programs: build ## sessions of many programs from Debian through moves and a sleep (as root)
+	@./setup programs
+	$(TARGET)/release/whimbrel-lab run --programs
 
 check: ## format, lint, dependency edges, unit tests
 	@./setup

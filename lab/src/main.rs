@@ -82,11 +82,14 @@ enum Topology {
 #[derive(clap::Args)]
 struct RunOptions {
     /// Their names
-    #[arg(required_unless_present = "all", conflicts_with = "all")]
+    #[arg(required_unless_present_any = ["all", "programs"], conflicts_with_all = ["all", "programs"])]
     scenarios: Vec<String>,
-    /// All of them
+    /// All of the test suite
     #[arg(long)]
     all: bool,
+    /// All with many real programs (first: ./setup programs)
+    #[arg(long)]
+    programs: bool,
     /// Keep logs, and captures of all emulated links, in a directory under the system's temporary one
     #[arg(long)]
     keep: bool,
@@ -199,14 +202,16 @@ fn shell(topology: Topology, host: &str, daemons: bool, whimbrel: Option<PathBuf
 }
 
 fn list() {
-    for scenario in scenarios::all() {
-        println!("{:26} {}", scenario.name, scenario.description);
-    }
+    let show = |scenario: &Scenario| println!("{:26} {}", scenario.name, scenario.description);
+    scenarios::all().for_each(show);
+    println!("\nmany real programs (first: ./setup programs)");
+    scenarios::programs().for_each(show);
 }
 
 fn run(options: &RunOptions) -> Result<bool> {
-    let chosen: Vec<&Scenario> = if options.all {
-        scenarios::all().collect()
+    let chosen: Vec<&Scenario> = if options.all || options.programs {
+        let suite = scenarios::all().filter(|_| options.all);
+        suite.chain(scenarios::programs().filter(|_| options.programs)).collect()
     } else {
         let find = |name: &String| {
             scenarios::find(name).ok_or_else(|| Error::Usage(format!("no scenario {name}; see whimbrel-lab list")))

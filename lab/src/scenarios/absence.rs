@@ -38,13 +38,13 @@ pub(super) const SCENARIOS: &[Scenario] = &[
 ];
 
 /// A connection of a host that runs nothing, which vanishes as well: how long TCP waits by itself.
-struct Unprotected {
+pub(super) struct Unprotected {
     host: Host,
     pair: FlowPair,
 }
 
 impl Unprotected {
-    fn new(lab: &mut Lab, world: &World) -> Result<Self> {
+    pub(super) fn new(lab: &mut Lab, world: &World) -> Result<Self> {
         let host = lab.host("bystander")?;
         host.join(&world.a.network, &Join::default())?;
         let mut pair = FlowPair::tcp(&host, &world.server, world.at_server.ipv4()?, &PairOptions::rate(RATE))?;
@@ -52,12 +52,12 @@ impl Unprotected {
         Ok(Self { host, pair })
     }
 
-    fn vanish(&self) -> Result<()> {
+    pub(super) fn vanish(&self) -> Result<()> {
         self.host.ip(["link set wlan0 down"])
     }
 
     /// Waits until the server's end has given up.
-    fn wait_dead(&self, world: &World) -> Result<()> {
+    pub(super) fn wait_dead(&self, world: &World) -> Result<()> {
         let client = self.pair.local().to_string();
         wait_for(Duration::from_secs(60), "the server's TCP gives a connection up", || {
             Ok((!world.server.command("ss").args(["-tnH"]).run()?.contains(&client)).then_some(()))
@@ -67,7 +67,7 @@ impl Unprotected {
     }
 }
 
-fn wait_away(daemon: &Whimbrel, how: Option<Away>) -> Result<()> {
+pub(super) fn wait_away(daemon: &Whimbrel, how: Option<Away>) -> Result<()> {
     wait_until(LONG, &format!("the peer is {how:?}"), || {
         daemon.peers().is_ok_and(|peers| peers.first().is_some_and(|peer| peer.away == how))
     })

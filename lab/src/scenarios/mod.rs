@@ -7,6 +7,7 @@ mod hostile;
 mod kick;
 mod lab_itself;
 mod pairing;
+mod programs;
 mod real_programs;
 mod records;
 mod roam;
@@ -35,7 +36,7 @@ impl std::fmt::Debug for Scenario {
     }
 }
 
-/// All scenarios, in the order in which they are run.
+/// The scenarios of the test suite, in the order in which they are run.
 pub fn all() -> impl Iterator<Item = &'static Scenario> {
     [
         lab_itself::SCENARIOS,
@@ -55,9 +56,15 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
     .flatten()
 }
 
+/// Sessions of many real programs, each through moves and a sleep. `./setup programs` installs what they need; they are not
+/// part of the test suite.
+pub fn programs() -> impl Iterator<Item = &'static Scenario> {
+    programs::scenarios()
+}
+
 /// The scenario with this name.
 pub fn find(name: &str) -> Option<&'static Scenario> {
-    all().find(|scenario| scenario.name == name)
+    all().chain(programs()).find(|scenario| scenario.name == name)
 }
 
 /// Shorthand for the tables of scenarios.
@@ -71,7 +78,7 @@ mod tests {
 
     #[test]
     fn names_are_unique_and_typeable() {
-        let names: Vec<_> = all().map(|s| s.name).collect();
+        let names: Vec<_> = all().chain(programs()).map(|s| s.name).collect();
         for (i, name) in names.iter().enumerate() {
             assert!(name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-'), "{name}");
             assert!(!names[..i].contains(name), "{name} twice");
