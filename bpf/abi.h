@@ -37,9 +37,16 @@ struct flow_entry {
 	__u32 heard_local_place;
 	__u32 heard_peer_place;
 	__u8 held;   /* 1: no packet of it leaves, wherever it is */
-	__u8 lapsed; /* 1: echoes of timestamps before `echoes_from` are not to be measured; see lib/lapse.h */
+	__u8 lapsed; /* enum lapsed */
 	__u8 zero[2];
-	__u32 echoes_from; /* a TSval (RFC 7323) of this end's */
+	__u32 echoes_from; /* a TSval (RFC 7323) of this end's: echoes of older ones are not to be measured; see lib/lapse.h */
+	__u32 clock;	   /* what this end's TSvals are ahead of CLOCK_MONOTONIC by */
+};
+
+enum lapsed {
+	LAPSED_NOT = 0,
+	LAPSED_MILLISECONDS = 1, /* the unit of this end's TSvals */
+	LAPSED_MICROSECONDS = 2,
 };
 
 /* A place that never is: the flow was not heard rewritten. */
@@ -110,7 +117,7 @@ enum idle {
 	IDLE_INTRODUCTIONS = 2, /* no introduction is expected */
 	IDLE_VACATED = 4,	/* map `vacated` is empty */
 	IDLE_LISTENING = 8,	/* no binding is CARRIER_LISTEN */
-	IDLE_LAPSES = 16,	/* no flow has gone on after a lapse a moment ago */
+	IDLE_LAPSES = 16,	/* no flow waits, or has gone on after a lapse a moment ago */
 };
 
 /*
@@ -162,7 +169,7 @@ enum counter {
 	COUNTER_TUNNEL_IN,	     /* TUN ingress: packet of the daemon marked */
 	COUNTER_FLOW_EVENT_LOST,     /* tracker: ring buffer full */
 	COUNTER_ANSWERED,	     /* egress: probe on hold, turned round as the absent peer's answer */
-	COUNTER_STALE_ECHO,	     /* ingress: timestamps that echo what was sent before a lapse taken out */
+	COUNTER_STALE_ECHO,	     /* ingress: echo of a timestamp from before a lapse made a new one */
 	COUNTER_MAX,
 };
 

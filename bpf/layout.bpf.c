@@ -18,3 +18,4 @@ enum counter counter;
 enum event_kind event_kind;
 enum event_origin event_origin;
 enum fitted fitted;
+enum lapsed lapsed;

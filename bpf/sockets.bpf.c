@@ -9,6 +9,7 @@
 #include "lib/park.h"
 #include "lib/socket.h"
 #include "lib/stall.h"
+#include "lib/timestamps.h"
 #include "maps.h"
 
 #ifndef SO_BINDTOIFINDEX
@@ -217,11 +218,11 @@ static __always_inline bool fit_device(struct tcp_sock *tcp, bool moved)
 /* From now on no echo of what was sent before is to be measured (lib/lapse.h). */
 static __always_inline void note_lapse(const struct tcp_sock *tcp, struct flow_entry *flow)
 {
-	__u64 now = bpf_ktime_get_ns();
+	__u8 unit = counts_microseconds(tcp) ? LAPSED_MICROSECONDS : LAPSED_MILLISECONDS;
 
-	/* The clock of tcp_time_stamp_ts (include/net/tcp.h). */
-	flow->echoes_from = (__u32)(counts_microseconds(tcp) ? now / 1000 : now / 1000000) + tcp->tsoffset;
-	flow->lapsed = 1;
+	flow->clock = tcp->tsoffset;
+	flow->echoes_from = time_stamp(flow, unit);
+	flow->lapsed = unit;
 }
 
 /* Shows one byte (enum fitted) for each socket of which there is something to tell. */
@@ -236,6 +237,7 @@ int fit_sockets(struct bpf_iter__tcp *context)
 	struct tcp_sock *tcp;
 	__u32 zero = 0;
 	__u8 fitted = 0;
+	bool waits;
 
 	tcp = common ? bpf_skc_to_tcp_sock(common) : NULL;
 	if (!tcp)
@@ -245,12 +247,14 @@ int fit_sockets(struct bpf_iter__tcp *context)
 	binding = flow ? bpf_map_lookup_elem(&bindings, &flow->binding) : NULL;
 	if (fit_device(tcp, binding && has_moved(flow, binding)))
 		fitted |= FITTED_CHANGED;
-	if (flow && (flow->held || (binding && binding->parked)))
+	waits = flow && (flow->held || (binding && binding->parked));
+	if (waits)
 		fitted |= park(tcp);
 	else
 		fitted |= unpark(tcp);
 	going_on = bpf_map_lookup_elem(&lapse, &zero);
-	if (flow && going_on && going_on->any && flow->binding == going_on->binding)
+	/* Of a flow that waits already, since the first that its peer sends may be here before anybody says that it goes on. */
+	if (flow && (waits || (going_on && going_on->any && flow->binding == going_on->binding)))
 		note_lapse(tcp, flow);
 	if (fitted)
 		bpf_seq_write(context->meta->seq, &fitted, sizeof(fitted));

@@ -32,17 +32,6 @@
 #define FLAG_ACK 0x00100000U
 #define FLAGS_SYN_FIN_RST 0x00070000U
 
-/* Puts a word of a TCP header in another's place, the checksum with it. */
-static __always_inline bool replace_word(struct __sk_buff *skb, const struct packet *packet, __u32 offset, __be32 from,
-					 __be32 to)
-{
-	if (from == to)
-		return true;
-	/* A partial checksum, which does not cover the header yet, is left as it is. */
-	return !bpf_l4_csum_replace(skb, checksum_offset(packet), from, to, 4) &&
-	       !bpf_skb_store_bytes(skb, packet->transport + offset, &to, sizeof(to), 0);
-}
-
 /*
  * The options of the answer. Timestamps change places, so that the one that is echoed is what the peer last had to say
  * and the other passes PAWS (RFC 7323 section 5). What else was there would not be true the other way round: nothing.

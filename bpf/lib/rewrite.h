@@ -72,6 +72,17 @@ static __always_inline __u32 checksum_offset(const struct packet *packet)
 								      offsetof(struct udphdr, check));
 }
 
+/* Puts a word of a TCP header in another's place, the checksum with it. */
+static __always_inline bool replace_word(struct __sk_buff *skb, const struct packet *packet, __u32 offset, __be32 from,
+					 __be32 to)
+{
+	if (from == to)
+		return true;
+	/* A partial checksum, which does not cover the header yet, is left as it is. */
+	return !bpf_l4_csum_replace(skb, checksum_offset(packet), from, to, 4) &&
+	       !bpf_skb_store_bytes(skb, packet->transport + offset, &to, sizeof(to), 0);
+}
+
 /* Gives a TCP or UDP packet other names. False: it may be half changed and has to be dropped. */
 static __always_inline bool rename_packet(struct __sk_buff *skb, const struct packet *packet,
 					  const struct names *names)

@@ -71,6 +71,7 @@ plain! {
         lapsed: u8,
         zero: [u8; 2],
         echoes_from: u32,
+        clock: u32,
     }
     struct RawWireFlow { binding: u32, local_port: u16, remote_port: u16, transport: u8, zero: [u8; 3] }
     struct RawBinding {
@@ -325,6 +326,7 @@ impl RawFlowEntry {
             lapsed: 0,
             zero: [0; 2],
             echoes_from: 0,
+            clock: 0,
         }
     }
 

@@ -179,8 +179,8 @@ impl Datapath {
         })
     }
 
-    /// Whether any flow has gone on after a lapse ([`Datapath::fit_sockets`]) a moment ago, so that what comes in is looked
-    /// at for stale echoes.
+    /// Whether any flow is parked, or has gone on after a lapse a moment ago ([`Datapath::fit_sockets`]), so that what comes
+    /// in is looked at for stale echoes.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -292,7 +292,7 @@ impl Datapath {
             let mut entry = RawFlowEntry::new(entry);
             let wire = entry.wire_flow(tuple.transport);
             if let Some(former) = self.flows.get(&tuple)? {
-                (entry.lapsed, entry.echoes_from) = (former.lapsed, former.echoes_from);
+                (entry.lapsed, entry.echoes_from, entry.clock) = (former.lapsed, former.echoes_from, former.clock);
                 let former = former.wire_flow(tuple.transport);
                 if former != wire {
                     self.remove_wire(&former, &tuple)?;
@@ -501,10 +501,10 @@ impl Datapath {
     ///
     /// What they had is remembered with each socket as long as `pins` is there.
     ///
-    /// *Lapsed* (`lapsed`: a binding): its flows go on after a time in which what they sent may have got nowhere. Echoes of
-    /// timestamps (RFC 7323) from before this call are taken out of what comes in for them, while
-    /// [`Datapath::set_lapses`] says that there are such: the kernel would take the lapse for a round trip, and wait for
-    /// multiples of it when something is lost next.
+    /// *Lapsed* (`lapsed`: a binding): its flows go on after a time in which what they sent may have got nowhere; those that
+    /// are parked will. Echoes of timestamps (RFC 7323) from before the last such call are renewed in what comes in for
+    /// them, while [`Datapath::set_lapses`] says that there are such: the kernel would take the lapse for a round trip, and
+    /// wait for multiples of it when something is lost next.
     ///
     /// # Errors
     /// As [`Datapath::tcp_sockets`]; some may have been changed, and the same call may be made again.

@@ -2,17 +2,18 @@
 
 mod support;
 
+use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::time::Duration;
 
-use support::packet::{Packet, TCP};
-use support::pair::{Pair, flow, get};
+use support::packet::{ETHERNET, Packet, TCP};
+use support::pair::{Pair, entry, find, flow, get, timer, wait};
 use support::{NEXT, is_root, run};
-use whimbrel_datapath::{Binding, Carrier, Datapath, FlowEntry, LocatorPair};
+use whimbrel_datapath::{Binding, Carrier, Datapath, FlowEntry, LocatorPair, Role};
 
 const PEER: u32 = 7;
 /// `linux/tcp.h`
 const TCP_TIMESTAMP: i32 = 24;
-const NOPS: [u8; 12] = [1; 12];
 
 /// A segment of the far end's, with the options that Linux would put there.
 fn segment(near: &TcpStream, names: (&str, &str), echo: u32) -> Packet {
@@ -26,16 +27,7 @@ fn segment(near: &TcpStream, names: (&str, &str), echo: u32) -> Packet {
 
 fn open(pair: &Pair, near: &TcpStream, locators: (&str, &str)) -> Datapath {
     let datapath = Datapath::open(&pair.bpffs.pins("near")).expect("open");
-    let own = flow(near);
-    let entry = FlowEntry {
-        binding: PEER,
-        home_local_place: 0,
-        home_peer_place: 0,
-        wire_local_port: own.local.port(),
-        wire_remote_port: own.remote.port(),
-        held: false,
-    };
-    datapath.insert_flows(&[(own, entry)]).expect("insert");
+    datapath.insert_flows(&[entry(near, PEER, false)]).expect("insert");
     let [local, peer] = [locators.0, locators.1].map(|address| address.parse().expect("an address"));
     let binding = Binding {
         local_place: 1,
@@ -55,7 +47,7 @@ fn open(pair: &Pair, near: &TcpStream, locators: (&str, &str)) -> Datapath {
 }
 
 #[test]
-fn stale_echoes_are_taken_out_until_there_is_a_fresh_one() {
+fn stale_echoes_are_renewed_until_there_is_a_fresh_one() {
     if !is_root() {
         return;
     }
@@ -81,9 +73,15 @@ fn stale_echoes_are_taken_out_until_there_is_a_fresh_one() {
             outcome.packet
         };
         let whole = |echo| segment(&near, own_names, echo).bytes();
-        let mut without = segment(&near, own_names, 0);
-        without.tcp_options = NOPS.to_vec();
-        let without = without.bytes();
+        // The echo is the last word of the options, in front of the payload.
+        let renewed = |packet: &[u8]| {
+            let at = ETHERNET + if own_names.0.contains(':') { 40 } else { 20 } + 20 + 8;
+            let echo = u32::from_be_bytes(packet[at..at + 4].try_into().expect("four bytes"));
+            let clock = get(&near, libc::IPPROTO_TCP, TCP_TIMESTAMP).cast_unsigned();
+            let age = clock.wrapping_sub(echo);
+            assert!((90..5_000).contains(&age), "the echo of {age} ms ago");
+            assert_eq!(packet, whole(echo));
+        };
         let before = counted();
 
         datapath.set_lapses(true).expect("lapses");
@@ -93,13 +91,13 @@ fn stale_echoes_are_taken_out_until_there_is_a_fresh_one() {
 
         datapath.fit_sockets(&[], Some(PEER)).expect("fit");
         for names in [locators, own_names] {
-            assert_eq!(arrive(names, stale), without);
+            renewed(&arrive(names, stale));
         }
         assert_eq!(counted(), before + 2);
         // What is known of the flow otherwise may change meanwhile.
         let [(own, entry)] = datapath.flows().expect("flows")[..] else { panic!("one flow") };
         datapath.insert_flows(&[(own, FlowEntry { held: true, ..entry })]).expect("insert");
-        assert_eq!(arrive(locators, stale), without);
+        renewed(&arrive(locators, stale));
         assert_eq!(arrive(locators, fresh), whole(fresh));
         assert_eq!(arrive(locators, stale), whole(stale), "it is over");
 
@@ -108,4 +106,46 @@ fn stale_echoes_are_taken_out_until_there_is_a_fresh_one() {
         assert_eq!(arrive(locators, stale), whole(stale), "it is long ago");
         datapath.unload().expect("unload");
     }
+}
+
+/// The peer has had what was sent last, and says so when it is back; nobody has said yet that the flow goes on.
+#[test]
+fn the_time_that_a_flow_waits_is_no_round_trip() {
+    if !is_root() {
+        return;
+    }
+    let pair = Pair::new();
+    pair.near.enter();
+    let mut datapath = Datapath::open(&pair.bpffs.pins("near")).expect("open");
+    // SAFETY: a terminated string.
+    datapath.attach(unsafe { libc::if_nametoindex(c"v".as_ptr()) }, Role::Wire).expect("attach");
+    for to in ["10.0.0.2:0", "[fd00::2]:0"] {
+        let (mut near, mut far) = pair.connect(to);
+        near.write_all(&[0; 100]).expect("write");
+        far.read_exact(&mut [0; 100]).expect("read");
+        wait(|| find(&datapath, &near).snd_una == find(&datapath, &near).snd_nxt);
+        datapath.insert_flows(&[entry(&near, PEER, true)]).expect("insert");
+        datapath.set_lapses(true).expect("lapses");
+
+        // The first is heard, and the answer to it is not. As long as they may be, so that they are not sent again as one.
+        let mut segment = vec![0; find(&datapath, &near).mss_cache as usize];
+        pair.mute();
+        datapath.set_busy(false, false, false).expect("not held yet");
+        near.write_all(&segment).expect("write");
+        far.read_exact(&mut segment).expect("read");
+        datapath.set_busy(true, false, false).expect("held");
+        near.write_all(&segment).expect("write");
+        wait(|| find(&datapath, &near).retransmits > 0);
+        datapath.fit_sockets(&[], None).expect("fit");
+        let long = Duration::from_secs(2);
+        wait(|| timer(&near) > long);
+
+        pair.unmute();
+        let before = find(&datapath, &near).snd_una;
+        far.write_all(&[0; 100]).expect("write");
+        near.read_exact(&mut [0; 100]).expect("read");
+        assert_eq!(find(&datapath, &near).snd_una, before.wrapping_add(segment.len() as u32));
+        assert!(timer(&near) < long / 2, "the timer is at {:?}", timer(&near));
+    }
+    datapath.unload().expect("unload");
 }

@@ -4,43 +4,18 @@ mod support;
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
-use std::thread;
 use std::time::{Duration, Instant};
 
-use support::pair::{Pair, find, flow, get, look, set};
+use support::pair::{Pair, binding, entry, find, flow, get, look, set, wait};
 use support::{is_root, tun};
-use whimbrel_datapath::{Binding, Carrier, Datapath, Fitted, FlowEntry, Role};
+use whimbrel_datapath::{Carrier, Datapath, Fitted, Role};
 
 const PEER: u32 = 7;
 /// `PARKED_TIMEOUT` of bpf/lib/park.h.
 const PARKED: (i32, i32) = (1_728_000_000, 0);
-const PATIENCE: Duration = Duration::from_secs(60);
-
-#[track_caller]
-fn wait(mut condition: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !condition() {
-        assert!(start.elapsed() < PATIENCE, "this takes too long");
-        thread::sleep(Duration::from_millis(5));
-    }
-}
 
 fn introduce(datapath: &Datapath, streams: &[&TcpStream], held: bool) {
-    let flows: Vec<_> = streams
-        .iter()
-        .map(|stream| {
-            let own = flow(stream);
-            let entry = FlowEntry {
-                binding: PEER,
-                home_local_place: 0,
-                home_peer_place: 0,
-                wire_local_port: own.local.port(),
-                wire_remote_port: own.remote.port(),
-                held,
-            };
-            (own, entry)
-        })
-        .collect();
+    let flows: Vec<_> = streams.iter().map(|stream| entry(stream, PEER, held)).collect();
     datapath.insert_flows(&flows).expect("insert");
 }
 
@@ -49,19 +24,7 @@ fn bind(datapath: &Datapath, parked: bool) {
 }
 
 fn bind_at(datapath: &Datapath, local_place: u32, carrier: Carrier, parked: bool) {
-    let binding = Binding {
-        local_place,
-        peer_place: 0,
-        carrier,
-        local: "10.0.0.1".parse().expect("address"),
-        peer: "10.0.0.2".parse().expect("address"),
-        interface: 0,
-        arrival: 0,
-        allowance: None,
-        parked,
-        accepted: Vec::new(),
-    };
-    datapath.set_binding(PEER, &binding).expect("bind");
+    datapath.set_binding(PEER, &binding(local_place, carrier, parked)).expect("bind");
 }
 
 fn fit(datapath: &Datapath) -> Fitted {

@@ -7,8 +7,8 @@ use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use support::is_root;
-use support::pair::{Pair, events, find, flow, list, set};
-use whimbrel_datapath::{Binding, Carrier, Datapath, Event, FlowEntry, Origin, TcpSocket};
+use support::pair::{Pair, binding, entry, events, find, flow, list, set};
+use whimbrel_datapath::{Carrier, Datapath, Event, Origin, TcpSocket};
 use whimbrel_wire::FlowTuple;
 
 /// Drains until `count` events have come.
@@ -248,29 +248,9 @@ fn sockets_of_moved_flows_are_bound_to_no_device() {
     for stream in [&bound, &stranger] {
         set(stream, libc::SOL_SOCKET, SO_BINDTOIFINDEX, device as i32);
     }
-    let entry = FlowEntry {
-        binding: 7,
-        home_local_place: 0,
-        home_peer_place: 0,
-        wire_local_port: bound.local_addr().expect("local").port(),
-        wire_remote_port: bound.peer_addr().expect("peer").port(),
-        held: false,
-    };
-    datapath.insert_flows(&[(flow(&bound), entry)]).expect("insert");
+    datapath.insert_flows(&[entry(&bound, 7, false)]).expect("insert");
     let bind = |datapath: &Datapath, place: u32| {
-        let binding = Binding {
-            local_place: place,
-            peer_place: 0,
-            carrier: Carrier::Hold,
-            local: "10.0.0.1".parse().expect("address"),
-            peer: "10.0.0.2".parse().expect("address"),
-            interface: 0,
-            arrival: 0,
-            allowance: None,
-            parked: false,
-            accepted: Vec::new(),
-        };
-        datapath.set_binding(7, &binding).expect("bind");
+        datapath.set_binding(7, &binding(place, Carrier::Hold, false)).expect("bind");
     };
     let changed = |datapath: &Datapath, interfaces: &[u32]| {
         let fitted = datapath.fit_sockets(interfaces, None).expect("fit");
@@ -317,18 +297,7 @@ fn flows_that_get_no_answer_are_told() {
     let mut datapath = Datapath::open(&pair.bpffs.pins("near")).expect("open");
     let [mut known, mut stranger, idle, mut elsewhere] =
         [0, 1, 0, 1].map(|at| pair.connect(["10.0.0.2:0", "[fd00::2]:0"][at]));
-    let flows = [&known.0, &idle.0].map(|stream| {
-        let own = flow(stream);
-        let entry = FlowEntry {
-            binding: 7,
-            home_local_place: 0,
-            home_peer_place: 0,
-            wire_local_port: own.local.port(),
-            wire_remote_port: own.remote.port(),
-            held: false,
-        };
-        (own, entry)
-    });
+    let flows = [&known.0, &idle.0].map(|stream| entry(stream, 7, false));
     datapath.insert_flows(&flows).expect("insert");
     // The other end of a flow of the same names is in another namespace.
     let (own, entry) = flows[0];
@@ -348,7 +317,7 @@ fn flows_that_get_no_answer_are_told() {
     assert_eq!(events(&mut datapath), []);
 
     pair.cut();
-    pair.far.run("ip neigh replace fd00::1 lladdr 02:00:00:00:00:98 dev v nud permanent");
+    pair.mute();
     let sleeper = Sleeper::new(&datapath);
     for stream in [&mut known.0, &mut stranger.0, &mut elsewhere.1] {
         stream.write_all(&[0; 100]).expect("write");

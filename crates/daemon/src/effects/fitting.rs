@@ -29,9 +29,10 @@ pub(crate) struct Fitting {
 }
 
 impl Fitting {
-    /// Something has become of flows.
+    /// Something has become of flows. Those that could not be made to fit before are looked at as often as these.
     pub(crate) fn want(&mut self) {
         self.wanted = true;
+        self.again = self.again.map(|(_, due)| (0, due));
     }
 
     /// Flows go another way from now on.
@@ -58,7 +59,7 @@ impl Fitting {
         self.again = (waiting > 0).then_some((passes + 1, now + pause));
     }
 
-    /// Flows go on after a lapse.
+    /// Flows wait, or go on after a lapse.
     pub(crate) fn note_lapse(&mut self, now: Time) {
         self.lapsed_until = Some(now + ECHOES);
     }
@@ -94,6 +95,11 @@ mod tests {
             assert!(fitting.take(now));
         }
         assert!(pauses.is_sorted() && pauses[0] == PAUSE && pauses[9] == PAUSE_LONGEST, "{pauses:?}");
+        // Others need not wait so long.
+        fitting.want();
+        assert!(fitting.take(now));
+        fitting.note_waiting(now, 4);
+        assert_eq!(fitting.timeout().map(|due| due.since(now)), Some(PAUSE));
         fitting.note_waiting(now, 0);
         assert!(fitting.timeout().is_none());
     }

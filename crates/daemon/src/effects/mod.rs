@@ -492,6 +492,10 @@ impl Effects {
     ///
     /// `lapsed`: the peer whose flows go on after what they sent may have got nowhere for a while.
     fn fit_sockets(&mut self, now: Time, lapsed: Option<PeerId>) {
+        // The first that a peer sends when it is back may be here before anybody says that its flows go on.
+        if self.any_waits() {
+            self.look_for_echoes(now);
+        }
         let bindable = self.network.links.iter().filter(|_| self.fitting.binds());
         let interfaces: Vec<u32> = bindable.map(|link| link.index).collect();
         match self.datapath.fit_sockets(&interfaces, lapsed.map(|peer| peer.0)) {
@@ -509,12 +513,22 @@ impl Effects {
 
     /// The flows of a peer go on, perhaps after a lapse. What echoes of before is not to be measured.
     fn go_on(&mut self, now: Time, peer: PeerId) {
+        self.look_for_echoes(now);
+        self.fitting.take(now);
+        self.fit_sockets(now, Some(peer));
+    }
+
+    fn look_for_echoes(&mut self, now: Time) {
         if let Err(error) = self.datapath.set_lapses(true) {
             tracing::warn!(%error, "the kernel may take the time away for a round trip");
         }
         self.fitting.note_lapse(now);
-        self.fitting.take(now);
-        self.fit_sockets(now, Some(peer));
+    }
+
+    /// Whether any flows are parked.
+    fn any_waits(&self) -> bool {
+        self.bindings.values().any(|binding| binding.parked)
+            || self.journal.flows().values().any(|entry| entry.waits.any())
     }
 
     /// Drops what waits for an answer from a link that does not lead to where it is for any more. IPv4 takes whatever a
@@ -574,10 +588,12 @@ impl Effects {
             tracing::warn!(%failure, "cannot wake senders");
         }
         self.forget_told(now);
-        if self.fitting.take_lapse(now)
-            && let Err(error) = self.datapath.set_lapses(false)
-        {
-            tracing::warn!(%error, "what comes in is looked at for stale echoes until the next move");
+        if self.fitting.take_lapse(now) {
+            if self.any_waits() {
+                self.look_for_echoes(now);
+            } else if let Err(error) = self.datapath.set_lapses(false) {
+                tracing::warn!(%error, "what comes in is looked at for stale echoes until the next move");
+            }
         }
         if self.fitting.take(now) {
             self.fit_sockets(now, None);

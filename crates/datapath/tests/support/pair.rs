@@ -3,11 +3,26 @@
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use whimbrel_datapath::{Datapath, Event, TcpSocket};
+use whimbrel_datapath::{Binding, Carrier, Datapath, Event, FlowEntry, TcpSocket};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use super::{Bpffs, Namespace, veth};
+
+/// How long a condition is waited for before a test fails: TCP's timers are among them.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Waits until a condition holds.
+#[track_caller]
+pub(crate) fn wait(mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < PATIENCE, "this takes too long");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
 
 pub(crate) struct Pair {
     pub(crate) near: Namespace,
@@ -41,18 +56,57 @@ impl Pair {
 
     /// From now on nothing that the near end sends arrives, and nobody tells it.
     pub(crate) fn cut(&self) {
-        self.neighbour(0x99);
+        Self::neighbour(&self.near, 2, 0x99);
     }
 
     pub(crate) fn mend(&self) {
-        self.neighbour(2);
+        Self::neighbour(&self.near, 2, 2);
     }
 
-    fn neighbour(&self, n: u8) {
-        for address in ["10.0.0.2", "fd00::2"] {
-            let to = Self::hardware_address(n);
-            self.near.run(&format!("ip neigh replace {address} lladdr {to} dev v nud permanent"));
+    /// The same for the far end.
+    pub(crate) fn mute(&self) {
+        Self::neighbour(&self.far, 1, 0x98);
+    }
+
+    pub(crate) fn unmute(&self) {
+        Self::neighbour(&self.far, 1, 1);
+    }
+
+    fn neighbour(of: &Namespace, n: u8, hardware: u8) {
+        for address in [format!("10.0.0.{n}"), format!("fd00::{n}")] {
+            let to = Self::hardware_address(hardware);
+            of.run(&format!("ip neigh replace {address} lladdr {to} dev v nud permanent"));
         }
+    }
+}
+
+/// What the data plane is told of a flow that is at home at the places 0 and 0.
+pub(crate) fn entry(stream: &TcpStream, binding: u32, held: bool) -> (FlowTuple, FlowEntry) {
+    let own = flow(stream);
+    let entry = FlowEntry {
+        binding,
+        home_local_place: 0,
+        home_peer_place: 0,
+        wire_local_port: own.local.port(),
+        wire_remote_port: own.remote.port(),
+        held,
+    };
+    (own, entry)
+}
+
+/// A binding of the pair's own addresses.
+pub(crate) fn binding(local_place: u32, carrier: Carrier, parked: bool) -> Binding {
+    Binding {
+        local_place,
+        peer_place: 0,
+        carrier,
+        local: "10.0.0.1".parse().expect("address"),
+        peer: "10.0.0.2".parse().expect("address"),
+        interface: 0,
+        arrival: 0,
+        allowance: None,
+        parked,
+        accepted: Vec::new(),
     }
 }
 
@@ -103,4 +157,23 @@ pub(crate) fn get(stream: &TcpStream, level: i32, name: i32) -> i32 {
     };
     assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
     value
+}
+
+/// The retransmission timeout, back-off and all.
+pub(crate) fn timer(stream: &TcpStream) -> Duration {
+    // SAFETY: plain integers, for which zero is a value.
+    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+    let mut length = size_of_val(&info) as libc::socklen_t;
+    // SAFETY: an open socket, and room for what the kernel tells and its length.
+    let result = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            (&raw mut info).cast::<libc::c_void>(),
+            &raw mut length,
+        )
+    };
+    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+    Duration::from_micros(info.tcpi_rto.into())
 }
