@@ -219,6 +219,8 @@ struct socket_record {
 	__u8 retransmits;
 	__u8 reports_errors; /* 1: IP_RECVERR or IPV6_RECVERR */
 	__u8 repairs;	     /* 1: takes some of what it sent for lost */
+	__u32 write_seq;     /* one more than the last that its program wrote */
+	__u32 zero;
 };
 
 /* Map `lapse`, one entry: what `fit_sockets` is to note. */

@@ -175,6 +175,7 @@ int list_sockets(struct bpf_iter__tcp *context)
 	record.retransmits = connection->icsk_retransmits;
 	record.reports_errors = reports_errors(&connection->icsk_inet);
 	record.repairs = tcp->lost_out > 0;
+	record.write_seq = tcp->write_seq;
 	record.first_sent = tcp->snd_una - (__u32)tcp->bytes_acked;
 	record.first_received = tcp->rcv_nxt - (__u32)tcp->bytes_received;
 	bpf_seq_write(context->meta->seq, &record, sizeof(record));

@@ -121,6 +121,8 @@ plain! {
         retransmits: u8,
         reports_errors: u8,
         repairs: u8,
+        write_seq: u32,
+        zero: u32,
     }
 }
 

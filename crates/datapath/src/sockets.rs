@@ -29,6 +29,8 @@ pub struct TcpSocket {
     pub snd_una: u32,
     /// Next to be sent.
     pub snd_nxt: u32,
+    /// One more than the last that its program wrote.
+    pub write_seq: u32,
     /// Next expected.
     pub rcv_nxt: u32,
     /// The peer's receive window, scaled: bytes.
@@ -66,6 +68,7 @@ impl TcpSocket {
             state: u8::try_from(raw.state).ok()?,
             snd_una: raw.snd_una,
             snd_nxt: raw.snd_nxt,
+            write_seq: raw.write_seq,
             rcv_nxt: raw.rcv_nxt,
             snd_wnd: raw.snd_wnd,
             mss_cache: raw.mss_cache,

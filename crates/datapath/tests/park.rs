@@ -258,7 +258,7 @@ fn fill(datapath: &Datapath, stream: &mut TcpStream) -> usize {
             }
         }
         let socket = find(datapath, stream);
-        socket.snd_wnd == 0 && socket.snd_una == socket.snd_nxt
+        socket.snd_wnd == 0 && socket.snd_una == socket.snd_nxt && socket.write_seq != socket.snd_nxt
     });
     written
 }

@@ -143,10 +143,12 @@ fn sockets_are_listed_with_their_state() {
         *sockets.iter().find(|socket| socket.flow == flow(stream)).expect("it is there")
     };
     let before = of(&near, &list(&datapath));
+    assert_eq!(before.write_seq, before.snd_nxt);
     near.write_all(&[0; 100]).expect("write");
     far.read_exact(&mut [0; 100]).expect("read");
     let after = of(&near, &list(&datapath));
     assert_eq!(after.snd_nxt, before.snd_nxt.wrapping_add(100));
+    assert_eq!(after.write_seq, after.snd_nxt);
     assert_eq!((after.cookie, after.inode), (before.cookie, before.inode));
 
     // With nobody to acknowledge, the timer backs off.

@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
+use rustix::process::Signal;
 use whimbrel_ipc::{Away, Carrier, ConnectionState};
 
-use super::world::{LONG, RATE, SOME, World, all_run, carried_by, goes_on_since, is_native, site, step};
+use super::world::{LONG, PROMPT, RATE, SOME, World, all_run, carried_by, goes_on_since, is_native, ms, site, step};
 use super::{Scenario, scenario};
 use crate::{
-    FlowPair, Gateway, Host, Join, Lab, Leave, PairOptions, Result, Side, Whimbrel, expect, wait_for, wait_until,
+    FlowPair, Gateway, Host, Join, Lab, Leave, MonoTime, PairOptions, Result, Side, Whimbrel, expect, patience,
+    wait_for, wait_until,
 };
 
 pub(super) const SCENARIOS: &[Scenario] = &[
@@ -19,6 +21,11 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     scenario("sleep-nat", "the laptop goes to sleep and wakes behind a NAT", sleep_nat),
     scenario("sleep-restart", "while the laptop sleeps, both daemons are killed", sleep_restart),
     scenario("server-sleeps", "the server sleeps and wakes where it was, while the laptop moves", server_sleeps),
+    scenario(
+        "sleep-full",
+        "the laptop's sender waits for a closed window when it goes to sleep, and the window opens meanwhile",
+        sleep_full,
+    ),
     scenario("vanish", "the laptop vanishes without a word for longer than the server's TCP would wait", vanish),
     scenario(
         "vanish-daemon",
@@ -177,6 +184,43 @@ fn server_sleeps(lab: &mut Lab) -> Result<()> {
     server.cli(&["resume"])?;
     pair.wait_progress(SOME, LONG)?;
     carried_by(&client, Side::Client, &pair, Carrier::Rewrite)?;
+    world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])
+}
+
+/// What a sender in front of a closed window waits for is that it is open. That was said while it slept.
+fn sleep_full(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let (mut client, mut server) = world.daemons()?;
+    let upload = PairOptions { up: None, down: Some(0), ..PairOptions::default() };
+    let mut pair = FlowPair::tcp(&world.laptop, &world.server, world.at_server.ipv4()?, &upload)?;
+    client.wait_introduced(&pair, LONG)?;
+    pair.process(Side::Server).signal(Signal::STOP)?;
+    let probed = |pair: &mut FlowPair, times: u8| {
+        wait_for(LONG, &format!("the laptop's sender has probed a closed window {times} times"), || {
+            let stopped = pair.status(Side::Client)?.tcp.is_some_and(|tcp| tcp.unacked == 0 && tcp.backoff >= times);
+            Ok(stopped.then_some(()))
+        })
+    };
+    probed(&mut pair, 1)?;
+    client.cli(&["suspend"])?;
+    wait_away(&server, Some(Away::Announced))?;
+    world.laptop.leave(&world.at, Leave::Orderly)?;
+    pair.process(Side::Server).signal(Signal::CONT)?;
+    let mut received = 0;
+    wait_for(LONG, "the server's program has read what there was", || {
+        let before = std::mem::replace(&mut received, pair.status(Side::Server)?.received);
+        Ok((before == received).then_some(()))
+    })?;
+    // The next probe is more than 5 s away.
+    probed(&mut pair, 5)?;
+    world.at = world.laptop.join(&world.b.network, &Join::default())?;
+    let since = MonoTime::now();
+    client.cli(&["resume"])?;
+    pair.wait_progress_of(&[Side::Server], SOME, LONG)?;
+    let first = pair.resumed(Side::Server, since)?.map(|first| first - since);
+    step(&format!("the server received something new {:.0} ms after the laptop was back", ms(first)));
+    expect!(first.is_some_and(|first| first < PROMPT * patience()), "something new came after {first:?}");
     world.finish(pair)?;
     all_run(&mut [&mut client, &mut server])
 }

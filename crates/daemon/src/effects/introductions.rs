@@ -88,9 +88,13 @@ pub(crate) fn ask(
 ) -> Result<(), Failure> {
     let socket = snapshot.sockets(datapath)?.get(&flow).ok_or(Failure::NoSocket(flow))?;
     // Past the hold, and not by the ways of moved flows.
-    let way = Way { mark: Some(MARK.mask & !MARK.value), interface: None };
+    inquire(injector, socket, Way { mark: Some(MARK.mask & !MARK.value), interface: None })
+}
+
+/// Has the other end of a flow's socket say again what it has and how much more it takes, by a keepalive.
+pub(super) fn inquire(injector: &Injector, socket: &TcpSocket, way: Way) -> Result<(), Failure> {
     // No daemon consumes it: session index 0 is nobody's.
-    injector.introduce_tcp(&flow, keepalive(socket), Introduction { index: 0, nonce: 0 }, way)?;
+    injector.introduce_tcp(&socket.flow, keepalive(socket), Introduction { index: 0, nonce: 0 }, way)?;
     Ok(())
 }
 

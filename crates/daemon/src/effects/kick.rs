@@ -5,11 +5,11 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use whimbrel_datapath::{Datapath, TcpSocket};
-use whimbrel_kernel::inject::Injector;
+use whimbrel_kernel::inject::{Injector, Way};
 use whimbrel_protocol::{FlowEntry, PeerId, Time};
 use whimbrel_wire::FlowTuple;
 
-use super::introductions::Snapshot;
+use super::introductions::{Snapshot, inquire};
 
 /// Pauses between looks at a peer's sockets. A retransmission shows at the next look.
 const PAUSES: [Duration; 7] = [
@@ -139,9 +139,19 @@ impl Kicks {
                 open(*peer);
             }
             for flow in candidates {
-                let Some(socket) = sockets.get(&flow).filter(|socket| in_flight(socket)) else {
-                    round.waiting.remove(&flow);
+                let socket = sockets.get(&flow);
+                let Some(socket) = socket.filter(|socket| in_flight(socket)) else {
                     round.told.remove(&flow);
+                    let Some(socket) = socket.filter(|socket| !gives_up && is_stopped(socket)) else {
+                        round.waiting.remove(&flow);
+                        continue;
+                    };
+                    // Twice, since the first may be lost; more often in half a second nobody answers (tcp_oow_rate_limited).
+                    round.waiting.insert(flow, *socket);
+                    if first || round.looks == PAUSES.len() {
+                        result = inquire(injector, socket, Way::default()).and(result);
+                        kicked += 1;
+                    }
                     continue;
                 };
                 match round.told.get(&flow) {
@@ -213,6 +223,13 @@ fn shrunken(inner_mtu: u32, socket: &TcpSocket) -> u16 {
 /// Whether anything that was sent is not acknowledged.
 fn in_flight(socket: &TcpSocket) -> bool {
     socket.snd_una != socket.snd_nxt
+}
+
+/// Whether a socket with nothing in flight does not send what it has to, or would not: the last word that it had of its
+/// peer is that the window is closed, or the network did not take it. TCP asks for another word less and less often, up to
+/// every two minutes, and the one that the peer had meanwhile went nowhere.
+fn is_stopped(socket: &TcpSocket) -> bool {
+    socket.snd_wnd == 0 || socket.write_seq != socket.snd_nxt
 }
 
 /// Whether some of what was in flight at `then` still is.
