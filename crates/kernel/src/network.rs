@@ -124,7 +124,8 @@ impl NetworkState {
         self.default_routes.iter().any(|route| route.ipv4 == ipv4)
     }
 
-    /// Whether an interface's addresses say that this one is a neighbour there. Link-local ones are on every link.
+    /// Whether an interface's addresses say that this one is a neighbour there, or a default route, as where the address is
+    /// a host's alone and the gateway no neighbour by it. Link-local ones are on every link.
     #[must_use]
     pub fn is_on_link(&self, interface: u32, address: IpAddr) -> bool {
         let link_local = match address {
@@ -132,7 +133,10 @@ impl NetworkState {
             IpAddr::V6(v6) => v6.is_unicast_link_local() || v6.is_multicast(),
         };
         let subnet = |own: &UsableAddress| Prefix { address: own.address, length: own.prefix_length };
-        link_local || self.addresses.iter().any(|own| own.interface == interface && subnet(own).contains(address))
+        let gateway = |route: &DefaultRoute| route.interface == interface && route.gateway == Some(address);
+        link_local
+            || self.addresses.iter().any(|own| own.interface == interface && subnet(own).contains(address))
+            || self.default_routes.iter().any(gateway)
     }
 }
 

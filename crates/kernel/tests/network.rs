@@ -213,6 +213,19 @@ fn what_waits_for_an_answer_is_given_up() {
     }
 }
 
+/// As in many data centres: what waits for the gateway's answer is the first that is sent there.
+#[test]
+#[ignore = "needs root"]
+fn a_gateway_is_a_neighbour_of_an_address_of_its_own() {
+    let (host, other) = (Host::new(), Host::new());
+    host.cable("e0", &other, "p0");
+    host.sh("ip addr add 10.1.0.2/32 dev e0; ip route add default via 172.31.1.1 dev e0 onlink");
+    let state = host.on(|| NetworkMonitor::open().unwrap()).snapshot().unwrap();
+    let e0 = host.index("e0");
+    assert!(state.is_on_link(e0, ip("172.31.1.1")));
+    assert!(!state.is_on_link(e0 + 1, ip("172.31.1.1")) && !state.is_on_link(e0, ip("172.31.1.2")));
+}
+
 #[test]
 #[ignore = "needs root"]
 fn the_way_is_found_or_said_to_be_missing() {
