@@ -252,13 +252,27 @@ int fit_sockets(struct bpf_iter__tcp *context)
 	if (waits)
 		fitted |= park(tcp);
 	else
-		fitted |= unpark(tcp);
+		fitted |= unpark(tcp, false);
 	going_on = bpf_map_lookup_elem(&lapse, &zero);
 	/* Of a flow that waits already, since the first that its peer sends may be here before anybody says that it goes on. */
 	if (flow && (waits || (going_on && going_on->any && flow->binding == going_on->binding)))
 		note_lapse(tcp, flow);
 	if (fitted)
 		bpf_seq_write(context->meta->seq, &fitted, sizeof(fitted));
+	return 0;
+}
+
+/* What is to be put back is put back now. */
+SEC("iter/tcp")
+int release_sockets(struct bpf_iter__tcp *context)
+{
+	struct sock_common *common = context->sk_common;
+	struct tcp_sock *tcp = common ? bpf_skc_to_tcp_sock(common) : NULL;
+
+	if (!tcp)
+		return 0;
+	fit_device(tcp, false);
+	unpark(tcp, true);
 	return 0;
 }
 

@@ -132,9 +132,9 @@ static __always_inline __u8 park(struct tcp_sock *tcp)
  *
  * What it had before may end it at once while the kernel still reckons from before the absence: from the first
  * retransmission until something is acknowledged and the loss is made up for, and from the last packet received until
- * keepalive probes are answered.
+ * keepalive probes are answered. `at_once`: nobody will come again, so it is put back all the same.
  */
-static __always_inline __u8 unpark(struct tcp_sock *tcp)
+static __always_inline __u8 unpark(struct tcp_sock *tcp, bool at_once)
 {
 	struct parked_socket *noted = bpf_sk_storage_get(&parked_sockets, tcp, NULL, 0);
 	const struct inet_connection_sock *connection = &tcp->inet_conn;
@@ -145,14 +145,14 @@ static __always_inline __u8 unpark(struct tcp_sock *tcp)
 		return 0;
 	acknowledged = tcp->snd_una != noted->acknowledged &&
 		       BPF_CORE_READ_BITFIELD_PROBED(connection, icsk_ca_state) != CONGESTION_LOSS;
-	if (!acknowledged && tcp->snd_una != tcp->write_seq)
+	if (!at_once && !acknowledged && tcp->snd_una != tcp->write_seq)
 		return FITTED_WAITING;
 	orphan = is_orphan(tcp);
 	if (noted->keepalive && !orphan && !has_keepalive(tcp) && set_keepalive(tcp, 1))
 		fitted |= FITTED_CHANGED;
 	noted->keepalive = 0;
 	if (connection->icsk_user_timeout == parked_timeout(tcp) && connection->icsk_user_timeout != noted->timeout) {
-		if (noted->timeout && connection->icsk_probes_out && !orphan && has_keepalive(tcp)) {
+		if (!at_once && noted->timeout && connection->icsk_probes_out && !orphan && has_keepalive(tcp)) {
 			noted->returning = 1;
 			return fitted | FITTED_WAITING;
 		}

@@ -529,12 +529,16 @@ impl Datapath {
         self.programs.program(name)
     }
 
-    /// Takes all programs off and removes all pins and the directory.
+    /// Takes all programs off and removes all pins and the directory. Sockets get back what they had, at once, as nobody can
+    /// do it later: their devices, if those are in the calling thread's network namespace, and the options of those that are
+    /// parked. Connections that have waited for longer than these allow end.
     ///
     /// # Errors
     /// The first one; everything that can be removed is.
     pub fn unload(mut self) -> Result<(), Error> {
-        let mut result = Ok(());
+        let noted = self.pins.join(crate::object::PARKED_SOCKETS).exists();
+        let release = |sockets: &Sockets| sockets.release(&interfaces()?);
+        let mut result = if noted { self.sockets().and_then(release) } else { Ok(()) };
         for (interface, _) in self.attached() {
             result = result.and(self.detach(interface));
         }
@@ -549,6 +553,26 @@ impl Datapath {
         }
         result.and(fs::remove_dir(&self.pins).map_err(failed))
     }
+}
+
+/// The indices of all interfaces.
+fn interfaces() -> Result<Vec<u32>, Error> {
+    // SAFETY: takes nothing.
+    let list = unsafe { libc::if_nameindex() };
+    if list.is_null() {
+        return Err(Error::call("if_nameindex", "interfaces", io::Error::last_os_error()));
+    }
+    let mut indices = Vec::new();
+    let mut at = list;
+    // SAFETY: an array that ends with an entry whose index is 0.
+    while let index @ 1.. = unsafe { (*at).if_index } {
+        indices.push(index);
+        // SAFETY: this one was not the last.
+        at = unsafe { at.add(1) };
+    }
+    // SAFETY: what if_nameindex returned, once.
+    unsafe { libc::if_freenameindex(list) };
+    Ok(indices)
 }
 
 /// SO_NETNS_COOKIE (Linux 5.14), the same number that the programs find in a socket's namespace.

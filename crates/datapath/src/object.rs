@@ -35,7 +35,9 @@ pub(crate) const PROBES: (&str, &[u8]) = ("probes", object!("probes"));
 const PINNED: [&str; 7] = ["flows", "wire_flows", "bindings", "locators", "vacated", "settings", "counters"];
 const SHARED: [&str; 5] = ["settings", "counters", "events", "flows", "bindings"];
 /// Maps of the socket programs alone; the first are pinned, since sockets outlive the process.
-const PINNED_OF_SOCKETS: [&str; 2] = ["devices", "parked_sockets"];
+const PINNED_OF_SOCKETS: [&str; 2] = ["devices", PARKED_SOCKETS];
+/// What parked sockets had before.
+pub(crate) const PARKED_SOCKETS: &str = "parked_sockets";
 /// What a pass over the sockets is told.
 const OF_A_PASS: [&str; 2] = ["interfaces", "lapse"];
 

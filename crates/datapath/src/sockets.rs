@@ -146,13 +146,7 @@ impl Sockets {
 
     /// Makes TCP sockets fit what has become of their flows ([`crate::Datapath::fit_sockets`]).
     pub(crate) fn fit(&self, interfaces: &[u32], lapsed: Option<u32>) -> Result<Fitted, Error> {
-        let present: Table<u32, u32> = self.programs.table("interfaces")?;
-        for (gone, _) in present.entries()?.iter().filter(|(index, _)| !interfaces.contains(index)) {
-            present.remove(gone)?;
-        }
-        for index in interfaces {
-            present.insert(index, &1)?;
-        }
+        self.set_interfaces(interfaces)?;
         let going_on: Table<u32, RawLapse> = self.programs.table("lapse")?;
         going_on.insert(&0, &RawLapse { binding: lapsed.unwrap_or(0), any: lapsed.is_some().into() })?;
         let mut fitted = Fitted::default();
@@ -162,6 +156,24 @@ impl Sockets {
             fitted.waiting += count(FITTED_WAITING);
         })?;
         Ok(fitted)
+    }
+
+    /// Puts back what sockets had, for good ([`crate::Datapath::unload`]).
+    pub(crate) fn release(&self, interfaces: &[u32]) -> Result<(), Error> {
+        self.set_interfaces(interfaces)?;
+        self.visit("release_sockets", &mut |_| {})
+    }
+
+    /// Says which devices sockets may be bound to.
+    fn set_interfaces(&self, interfaces: &[u32]) -> Result<(), Error> {
+        let present: Table<u32, u32> = self.programs.table("interfaces")?;
+        for (gone, _) in present.entries()?.iter().filter(|(index, _)| !interfaces.contains(index)) {
+            present.remove(gone)?;
+        }
+        for index in interfaces {
+            present.insert(index, &1)?;
+        }
+        Ok(())
     }
 
     /// Runs an iterator's program on each socket and gives `receiver` what it writes.

@@ -105,6 +105,35 @@ fn options_are_put_back_exactly() {
     datapath.unload().expect("unload");
 }
 
+/// Nobody would put them back later.
+#[test]
+fn options_are_put_back_when_the_data_plane_goes() {
+    if !is_root() {
+        return;
+    }
+    let pair = Pair::new();
+    pair.near.enter();
+    let pins = pair.bpffs.pins("near");
+    let datapath = Datapath::open(&pins).expect("open");
+    let (mut parked, _far) = pair.connect("10.0.0.2:0");
+    let (mut waiting, _its_far) = pair.connect("[fd00::2]:0");
+    for stream in [&parked, &waiting] {
+        set_options(stream, (60_000, 1));
+    }
+    introduce(&datapath, &[&parked, &waiting], true);
+    pair.cut();
+    for stream in [&mut parked, &mut waiting] {
+        stream.write_all(&[1; 10]).expect("write");
+    }
+    assert_eq!(fit(&datapath), fitted(2, 0));
+    introduce(&datapath, &[&waiting], false);
+    assert_eq!(fit(&datapath), fitted(0, 1));
+    // By another daemon, which has not looked at sockets yet.
+    drop(datapath);
+    Datapath::open(&pins).expect("open again").unload().expect("unload");
+    assert_eq!([&parked, &waiting].map(options), [(60_000, 1); 2]);
+}
+
 #[test]
 fn options_are_put_back_once_something_new_is_acknowledged() {
     if !is_root() {

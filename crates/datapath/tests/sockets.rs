@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use support::is_root;
-use support::pair::{Pair, binding, entry, events, find, flow, list, set};
+use support::pair::{Pair, binding, entry, events, find, flow, get, list, set};
 use whimbrel_datapath::{Carrier, Datapath, Event, Origin, TcpSocket};
 use whimbrel_wire::FlowTuple;
 
@@ -286,7 +286,13 @@ fn sockets_of_moved_flows_are_bound_to_no_device() {
     set(&bound, libc::SOL_SOCKET, SO_BINDTOIFINDEX, device as i32);
     assert_eq!(changed(&datapath, &[device]), 0);
     assert_eq!(devices(&datapath), [device, device]);
+
+    // Nobody would bind it later.
+    bind(&datapath, 1);
+    assert_eq!(changed(&datapath, &[device]), 1);
     datapath.unload().expect("unload");
+    let index = |stream| get(stream, libc::SOL_SOCKET, SO_BINDTOIFINDEX).cast_unsigned();
+    assert_eq!([&bound, &stranger].map(index), [device, device]);
 }
 
 #[test]

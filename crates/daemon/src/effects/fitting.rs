@@ -37,7 +37,7 @@ impl Fitting {
 
     /// Flows go another way from now on.
     pub(crate) fn note_ways(&mut self, now: Time) {
-        self.wanted = true;
+        self.want();
         self.bind_from = Some(now + STRAGGLERS);
     }
 

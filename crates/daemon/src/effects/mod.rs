@@ -95,6 +95,8 @@ pub(crate) struct Effects {
     /// Sockets that the node asked for and was not given yet.
     found: Vec<(PeerId, Vec<SocketNumbers>)>,
     fitting: Fitting,
+    /// Sockets whose options cannot be put back yet.
+    unfitted: usize,
     kick: bool,
     /// Programs hang on tcx, not on clsact.
     tcx: bool,
@@ -134,6 +136,7 @@ impl Effects {
             unsettled: None,
             found: Vec::new(),
             fitting: Fitting::default(),
+            unfitted: 0,
             kick,
             tcx: datapath::has_tcx(),
         })
@@ -502,6 +505,7 @@ impl Effects {
             Ok(Fitted { changed, waiting }) => {
                 tracing::debug!(changed, waiting, "sockets fitted to their flows");
                 self.fitting.note_waiting(now, waiting);
+                self.unfitted = waiting;
             }
             Err(error) => {
                 tracing::warn!(%error, "connections that wait may give up, and those bound to a device stand still");
@@ -677,7 +681,7 @@ impl Effects {
 
     /// Ends. While anything is moved all stays as it is, for the next daemon; else all is removed, and `true` returned.
     pub(crate) fn shut_down(mut self) -> bool {
-        if self.moved() {
+        if self.moved() || self.unfitted > 0 {
             tracing::info!("moved connections are carried on: what they need stays, and the next start takes it over");
             return false;
         }
