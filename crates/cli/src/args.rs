@@ -34,7 +34,7 @@ Examples:
   whimbrel connections --json | jq '.connections[] | select(.state == \"moved\")'
 
 All commands but `up`, `doctor` and `clean` ask a running daemon. They find it by --run-dir or WHIMBREL_RUN_DIR.
-The JSON that --json prints is described in docs/json.md.";
+The JSON that --json prints is described in docs/json.md (installed: share/doc/whimbrel/json.md).";
 
 const UP_HELP: &str = "\
 What it does to the system:
@@ -54,7 +54,8 @@ What it does to the system:
 It needs root, or CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF, CAP_PERFMON and CAP_SYS_ADMIN (to
 mount a bpffs where /sys/fs/bpf has none, and to take over what a daemon before it left).
 To say which program has a connection it also needs CAP_DAC_READ_SEARCH and CAP_SYS_PTRACE.
-The configuration is optional; packaging/whimbrel.toml shows every key with its default.
+The configuration is optional; the file that is installed as /etc/whimbrel/whimbrel.toml
+shows every key with its default.
 
 Examples:
   whimbrel up

@@ -45,7 +45,8 @@ fn what_is_installed_is_uninstalled() {
     make("install");
     let units = ["whimbrel.service", "whimbrel-sleep.service"].map(|unit| format!("lib/systemd/system/{unit}"));
     let mut expected = vec!["etc/whimbrel/whimbrel.toml".to_owned(), "opt/w/bin/whimbrel".to_owned()];
-    expected.extend(["opt/w/share/man/man1/whimbrel.1".to_owned()].into_iter().chain(units.clone()));
+    let shared = ["man/man1/whimbrel.1", "doc/whimbrel/json.md", "doc/whimbrel/whimbrel.toml"];
+    expected.extend(shared.map(|file| format!("opt/w/share/{file}")).into_iter().chain(units.clone()));
     expected.sort_unstable();
     assert_eq!(files(&root), expected);
     for unit in &units {
