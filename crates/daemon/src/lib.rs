@@ -140,6 +140,12 @@ pub enum Error {
          all hosts"
     )]
     PortTaken(u16),
+    /// Another daemon works in this network namespace.
+    #[error(
+        "a daemon with another run directory works in this network namespace already: it has the device {DEVICE} open. One \
+         is enough, whatever port it has; another one needs a network namespace of its own"
+    )]
+    DeviceTaken,
     /// The kernel refused something.
     #[error("{0}. `whimbrel doctor` tells what is missing")]
     Kernel(#[from] whimbrel_kernel::Error),
@@ -239,7 +245,10 @@ fn start(start: Start, place: &Place) -> Result<(EventLoop, Vec<FlowTuple>), Err
     let tunnel_wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
         .and_then(|wake| Ok((rustix::io::fcntl_dupfd_cloexec(&wake, 0)?, wake)))
         .map_err(event_loop::LoopError::new("eventfd"))?;
-    let tun = Tun::open(DEVICE, DEFAULT_MTU)?;
+    let tun = Tun::open(DEVICE, DEFAULT_MTU).map_err(|error| match error.raw_os_error() {
+        Some(libc::EBUSY) => Error::DeviceTaken,
+        _ => error.into(),
+    })?;
     let started = start_on(start, tun, datapath, tunnel_wake);
     if started.is_err() && place.is_fresh() {
         // It outlives the descriptor.

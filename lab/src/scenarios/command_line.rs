@@ -216,6 +216,16 @@ fn another_namespace(lab: &mut Lab) -> Result<()> {
         daemon.restart_apart(true)?;
     }
     daemon.restart_apart(false)?;
+
+    // Two in one namespace do not go together.
+    for (config, why) in [("", "UDP port 2031 is taken"), ("port = 2032\n", "works in this network namespace already")]
+    {
+        let second = host.whimbrel_with(config);
+        expect!(
+            second.as_ref().is_err_and(|error| error.to_string().contains(why)),
+            "a second daemon with {config:?} gave {second:?}, not {why}"
+        );
+    }
     all_run(&mut [&mut daemon])
 }
 
