@@ -22,6 +22,9 @@ pub const DEFAULT_PATH: &str = "/etc/whimbrel/whimbrel.toml";
 /// The UDP port of control and tunnel datagrams (`docs/protocol.md` §1).
 pub const DEFAULT_PORT: u16 = 2031;
 
+/// Addresses that `rendezvous` may have: each costs a session.
+const MOST_RENDEZVOUS: usize = 8;
+
 /// Connections that the data plane has room for (`bpf/maps.h`).
 const MOST_CONNECTIONS: u32 = 1 << 20;
 
@@ -87,6 +90,10 @@ pub struct Config {
     pub control_mode: u32,
     /// `kick`: senders in back-off are made to retransmit when a path is there again.
     pub kick: bool,
+    /// `rendezvous`: hosts that this one meets its peers at.
+    pub rendezvous: Vec<IpAddr>,
+    /// `serve_rendezvous`: others may meet here.
+    pub serve_rendezvous: bool,
     /// `limits.questions`: hosts are asked so often a second, in all, whether they run Whimbrel.
     pub questions: u32,
     /// `limits.connections`: so many can be movable at a time.
@@ -116,6 +123,8 @@ impl Default for Config {
             port: DEFAULT_PORT,
             control_mode: 0o600,
             kick: true,
+            rendezvous: Vec::new(),
+            serve_rendezvous: false,
             questions: 20,
             connections: 524_288,
             connections_per_peer: 262_144,
@@ -147,6 +156,8 @@ impl Config {
             port,
             control_mode,
             kick,
+            rendezvous,
+            serve_rendezvous,
             questions,
             connections,
             connections_per_peer,
@@ -162,6 +173,8 @@ impl Config {
             ("port", *port != other.port),
             ("control_mode", *control_mode != other.control_mode),
             ("kick", *kick != other.kick),
+            ("rendezvous", *rendezvous != other.rendezvous),
+            ("serve_rendezvous", *serve_rendezvous != other.serve_rendezvous),
             ("log", *log != other.log),
             ("event_log", *event_log != other.event_log),
             ("ask.allow", *ask_allow != other.ask_allow),
@@ -379,10 +392,14 @@ fn interpret(table: &DeTable<'_>, whole: Range<usize>) -> Result<(Config, Option
         config.control_mode = mode(value)?;
     }
     if let Some(value) = section.take("kick") {
-        config.kick = value
-            .get_ref()
-            .as_bool()
-            .ok_or_else(|| Mistake::new(value.span(), format!("`kick` must be true or false, not {}", kind(value))))?;
+        config.kick = boolean(value, "kick")?;
+    }
+    let rendezvous = section.take("rendezvous");
+    if let Some(value) = rendezvous {
+        config.rendezvous = meeting_places(value)?;
+    }
+    if let Some(value) = section.take("serve_rendezvous") {
+        config.serve_rendezvous = boolean(value, "serve_rendezvous")?;
     }
     if let Some(value) = section.take("log") {
         config.log = choice(
@@ -416,7 +433,34 @@ fn interpret(table: &DeTable<'_>, whole: Range<usize>) -> Result<(Config, Option
             "trust = \"pinned\" needs at least one [[peers]] section with `address` and `key`",
         ));
     }
+    let unknown = |address: &&IpAddr| config.peers.iter().all(|peer| peer.address != **address);
+    if let Some(address) = config.rendezvous.iter().find(|address| config.trust == Trust::Pinned && unknown(address)) {
+        let sentence = format!("trust = \"pinned\" needs a [[peers]] section with the key of the rendezvous {address}");
+        return Err(Mistake::new(rendezvous.map_or(at, Spanned::span), sentence));
+    }
     Ok((config, psk_file.map(PathBuf::from)))
+}
+
+fn boolean(value: Value<'_, '_>, name: &str) -> Result<bool, Mistake> {
+    let wrong = || Mistake::new(value.span(), format!("`{name}` must be true or false, not {}", kind(value)));
+    value.get_ref().as_bool().ok_or_else(wrong)
+}
+
+fn meeting_places(value: Value<'_, '_>) -> Result<Vec<IpAddr>, Mistake> {
+    let elements = array(value, "rendezvous", "a list of addresses such as [\"192.0.2.1\"]")?;
+    if elements.len() > MOST_RENDEZVOUS {
+        return Err(Mistake::new(value.span(), format!("`rendezvous` must have at most {MOST_RENDEZVOUS} addresses")));
+    }
+    let address = |element| {
+        let text = string(element, "rendezvous", "addresses")?;
+        text.parse().map_err(|_| {
+            Mistake::new(
+                element.span(),
+                format!("`{text}` is no IP address; write one such as \"192.0.2.1\" (no name, no port)"),
+            )
+        })
+    };
+    elements.iter().map(address).collect()
 }
 
 fn known_peer(value: Value<'_, '_>) -> Result<KnownPeer, Mistake> {
@@ -681,6 +725,33 @@ mod tests {
             "/etc/w.toml:1:13: `event_log` must be the path of a file, such as \"events.jsonl\""
         );
         assert!(complaint("[limits]\nquestions = 0").contains("`questions` must be a number from 1 to 10000"));
+    }
+
+    #[test]
+    fn rendezvous_are_addresses_whose_keys_are_known_where_keys_are_pinned() {
+        let config = parse(Path::new("w.toml"), "rendezvous = ['192.0.2.1', '2001:db8::1']\nserve_rendezvous = true\n");
+        let config = config.expect("valid");
+        assert_eq!(config.rendezvous.len(), 2);
+        assert!(config.serve_rendezvous);
+        assert_eq!(config.differences(&Config::default()), ["rendezvous", "serve_rendezvous"]);
+        assert_eq!(
+            complaint("rendezvous = ['192.0.2.1', 'meet.example.org']"),
+            "/etc/w.toml:1:28: `meet.example.org` is no IP address; write one such as \"192.0.2.1\" (no name, no port)"
+        );
+        assert!(complaint("rendezvous = '192.0.2.1'").contains("`rendezvous` must be a list of addresses such as"));
+        assert!(complaint("rendezvous = [1]").contains("`rendezvous` must be addresses in quotes, not an integer"));
+        assert!(complaint("rendezvouz = []").contains("did you mean `rendezvous`?"));
+        assert!(
+            complaint("serve_rendezvous = 'yes'").contains("`serve_rendezvous` must be true or false, not a string")
+        );
+        let nine = ["'192.0.2.1'"; 9].join(", ");
+        assert!(complaint(&format!("rendezvous = [{nine}]")).contains("at most 8 addresses"));
+        let key = "A".repeat(43) + "=";
+        let pinned = |at: &str| {
+            format!("trust = 'pinned'\nrendezvous = ['192.0.2.1']\n[[peers]]\naddress = '{at}'\nkey = '{key}'\n")
+        };
+        assert!(parse(Path::new("w.toml"), &pinned("192.0.2.1")).is_ok());
+        assert!(complaint(&pinned("192.0.2.2")).starts_with("/etc/w.toml:2:14: trust = \"pinned\" needs a [[peers]]"));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use whimbrel_protocol::{Carried, Carrier, Event, Time};
 const KEPT: usize = 4096;
 
 /// What can happen (`docs/json.md`).
-pub(crate) const KINDS: [&str; 29] = [
+pub(crate) const KINDS: [&str; 30] = [
     "carrier-changed",
     "flow-gone",
     "flow-introduced",
@@ -30,6 +30,7 @@ pub(crate) const KINDS: [&str; 29] = [
     "path-confirmed",
     "peer-away",
     "peer-back",
+    "peer-found",
     "peer-moved",
     "peer-reached",
     "peer-restarted",
@@ -171,6 +172,7 @@ pub(crate) fn restrained(event: &Event) -> Option<&'static str> {
         Event::Refused { .. } => Some("refused"),
         Event::HandshakeRefused { .. } => Some("handshake-refused"),
         Event::PeerMoved { flows: 0, .. } => Some("peer-moved"),
+        Event::PeerFound { .. } => Some("peer-found"),
         _ => None,
     }
 }
@@ -352,6 +354,13 @@ impl From<&Event> for Told {
                     .with("flows", *flows)
             }
             Event::Resumed => Self::new("resumed", "this host is back"),
+            Event::PeerFound { peer, remote, rendezvous } => Self::new(
+                "peer-found",
+                format!("peer {peer} was found at {remote}, as the rendezvous (peer {rendezvous}) said"),
+            )
+            .with("peer", peer.0)
+            .endpoint("remote", *remote)
+            .with("rendezvous", rendezvous.0),
             Event::TakenBack { peer, from, flows } => Self::new(
                 "taken-back",
                 format!("no answer of peer {peer} arrives at {from}: {} as before", connections(*flows)),

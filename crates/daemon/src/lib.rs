@@ -320,6 +320,8 @@ fn node_config(config: &Config, known_keys: &KnownKeys) -> whimbrel_protocol::Co
         wall_clock_at_zero: clock::wall_clock_at_zero(),
         life: identity::life(),
         questions_per_second: config.questions,
+        rendezvous: config.rendezvous.clone(),
+        serve_rendezvous: config.serve_rendezvous,
         flows: config.connections as usize,
         flows_per_peer: config.connections_per_peer as usize,
         ..whimbrel_protocol::Config::default()

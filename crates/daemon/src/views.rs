@@ -7,7 +7,9 @@ use std::time::{Duration, SystemTime};
 use whimbrel_ipc as ipc;
 use whimbrel_kernel::process;
 use whimbrel_kernel::sock_diag::{MOVABLE, SockDiag};
-use whimbrel_protocol::{Carrier, FlowState, FlowView, PeerId, PeerView, Standing, Time, Trust};
+use whimbrel_protocol::{
+    Carrier, FlowState, FlowView, PeerId, PeerView, RendezvousStanding, RendezvousView, Standing, Time, Trust,
+};
 use whimbrel_wire::hello::Capabilities;
 use whimbrel_wire::{FlowTuple, Transport};
 
@@ -27,6 +29,23 @@ pub(crate) fn trust(trust: Trust) -> ipc::Trust {
         Trust::Pinned => ipc::Trust::Pinned,
         Trust::Psk => ipc::Trust::Psk,
     }
+}
+
+/// A rendezvous and how it stands.
+pub(crate) fn rendezvous(view: RendezvousView) -> ipc::Rendezvous {
+    let (state, peers) = match view.standing {
+        RendezvousStanding::Unneeded => (ipc::RendezvousState::Unneeded, 0),
+        RendezvousStanding::Unanswered => (ipc::RendezvousState::Unanswered, 0),
+        RendezvousStanding::Registered { peers } => (ipc::RendezvousState::Registered, peers),
+        RendezvousStanding::Full { peers } => (ipc::RendezvousState::Full, peers),
+        RendezvousStanding::Refused => (ipc::RendezvousState::Refused, 0),
+    };
+    ipc::Rendezvous { address: view.address, state, peers }
+}
+
+/// Who meets here.
+pub(crate) fn meetings((hosts, pairs): (usize, usize)) -> ipc::Meetings {
+    ipc::Meetings { hosts, pairs }
 }
 
 fn carrier(carrier: Carrier) -> ipc::Carrier {

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use ring::hmac;
 use snow::params::DHChoice;
 use snow::resolvers::{CryptoResolver, DefaultResolver};
 
@@ -10,6 +11,10 @@ use crate::Randomness;
 
 /// Length of either key, in bytes.
 const KEY_LEN: usize = 32;
+/// Length of a meeting tag, in bytes.
+const TAG_LEN: usize = 16;
+/// What a meeting tag is a MAC over.
+const MEETING: &[u8] = b"whimbrel 1 meeting";
 /// Length of a key in base64.
 const BASE64_LEN: usize = 44;
 const BASE64: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
@@ -49,6 +54,21 @@ impl StaticKey {
     #[must_use]
     pub fn public(&self) -> PublicKey {
         self.public
+    }
+
+    /// What this host and a peer call their meeting at a rendezvous (P-54): the same at both ends, and known to nobody
+    /// else. `None` where the peer's key is of small order, so that everybody could know it (P-28).
+    #[must_use]
+    pub fn meeting_tag(&self, peer: &PublicKey) -> Option<[u8; TAG_LEN]> {
+        let mut agreement = DefaultResolver.resolve_dh(&DHChoice::Curve25519).expect("built with `use-curve25519`");
+        agreement.set(&self.secret);
+        let mut shared = [0; KEY_LEN];
+        agreement.dh(peer.as_bytes(), &mut shared).ok()?;
+        if shared == [0; KEY_LEN] {
+            return None;
+        }
+        let mac = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, &shared), MEETING);
+        mac.as_ref().first_chunk().copied()
     }
 
     pub(crate) fn secret(&self) -> &[u8; KEY_LEN] {
@@ -155,6 +175,27 @@ mod tests {
         assert_eq!(key.public().to_string(), "hSDwCYkwp1R0i33ctD73Wg2/Og0mOBr066SpjqqbTmo=");
         assert_eq!(key.to_bytes(), secret);
         assert!(!format!("{key:?}").contains("secret"));
+    }
+
+    #[test]
+    fn a_meeting_tag_is_of_both_keys_and_of_no_others() {
+        // P-54. The shared secret is that of RFC 7748 §6.1; the MAC over it was made with another implementation.
+        let bytes = |text: &str| {
+            let digits = (0..32).map(|at| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).unwrap());
+            digits.collect::<Vec<u8>>().try_into().unwrap()
+        };
+        let alice = StaticKey::from_bytes(bytes("77076d0a7318a57d3c16c17251b26645df4c2f87ebc0992ab177fba51db92c2a"));
+        let bob = StaticKey::from_bytes(bytes("5dab087e624a8a4b79e17f8b83800ee66f3bb1292618b6fd1c2f8b27ff88e0eb"));
+        let tag = alice.meeting_tag(&bob.public()).unwrap();
+        assert_eq!(
+            tag,
+            [0x48, 0xdd, 0x27, 0x9d, 0xfb, 0xb2, 0x0e, 0x89, 0x2e, 0x38, 0xb3, 0x30, 0x97, 0xc7, 0x55, 0x18]
+        );
+        assert_eq!(bob.meeting_tag(&alice.public()), Some(tag));
+        let carol = StaticKey::from_bytes([9; 32]);
+        assert_ne!(carol.meeting_tag(&bob.public()), Some(tag));
+        assert_ne!(carol.meeting_tag(&alice.public()), Some(tag));
+        assert_eq!(alice.meeting_tag(&PublicKey([0; 32])), None, "of small order");
     }
 
     #[test]

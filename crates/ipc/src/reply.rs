@@ -80,6 +80,12 @@ pub struct Status {
     pub kept_addresses: Vec<IpAddr>,
     /// Whether it was suspended, and not resumed yet.
     pub suspended: bool,
+    /// The hosts that it is to meet its peers at, as configured.
+    #[serde(default)]
+    pub rendezvous: Vec<Rendezvous>,
+    /// Who meets here, where it serves as a rendezvous.
+    #[serde(default)]
+    pub meetings: Option<Meetings>,
     /// How much it looks after.
     pub counts: Counts,
     /// Where programs are attached now; empty while no connection is introduced.
@@ -109,6 +115,42 @@ pub struct LocalAddress {
     pub address: IpAddr,
     /// The interface that has it.
     pub interface: String,
+}
+
+/// A host that this one meets its peers at, when neither finds the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rendezvous {
+    /// As configured.
+    pub address: IpAddr,
+    /// How it stands.
+    pub state: RendezvousState,
+    /// Peers that can meet this host there, if they know it too.
+    pub peers: usize,
+}
+
+/// How a rendezvous stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RendezvousState {
+    /// No connection could be moved, so there is nobody to meet, and it is not asked.
+    Unneeded,
+    /// It does not answer, or has not yet.
+    Unanswered,
+    /// It answers, and knows where this host is.
+    Registered,
+    /// The same, but it has no room for all peers of this host.
+    Full,
+    /// It serves nobody: `serve_rendezvous` is not set there.
+    Refused,
+}
+
+/// Who meets at a host that serves as a rendezvous.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Meetings {
+    /// Hosts that want to be found.
+    pub hosts: usize,
+    /// Pairs of them that want to be found by one another.
+    pub pairs: usize,
 }
 
 /// How much the daemon looks after.

@@ -8,9 +8,10 @@ use std::thread;
 
 use whimbrel_ipc::{
     Attachment, Bytes, Carrier, Client, ClientError, Configuration, Connection, ConnectionState, Counts, EventRecord,
-    EventsQuery, Failure, Flow, HandoffStarted, LocalAddress, Metric, MetricKind, Path, Peer, PeerFlows, PeerName,
-    Places, Process, Reply, Request, SchemaError, Sequence, Session, Status, Suspended, Transport, Trust, Tunnel,
-    reply_from_line, reply_to_line, request_from_line, request_to_line, socket_path,
+    EventsQuery, Failure, Flow, HandoffStarted, LocalAddress, Meetings, Metric, MetricKind, Path, Peer, PeerFlows,
+    PeerName, Places, Process, Rendezvous, RendezvousState, Reply, Request, SchemaError, Sequence, Session, Status,
+    Suspended, Transport, Trust, Tunnel, reply_from_line, reply_to_line, request_from_line, request_to_line,
+    socket_path,
 };
 
 const KEY: &str = "uM5ahVGHtdMGk2zVxpGZpaHZ0oTnSYfDwDMLnX1jkEo";
@@ -38,6 +39,12 @@ fn status() -> Status {
         addresses: vec![LocalAddress { address: "198.51.100.7".parse().unwrap(), interface: "wlan0".into() }],
         kept_addresses: vec!["192.0.2.10".parse().unwrap()],
         suspended: false,
+        rendezvous: vec![Rendezvous {
+            address: "203.0.113.53".parse().unwrap(),
+            state: RendezvousState::Registered,
+            peers: 1,
+        }],
+        meetings: Some(Meetings { hosts: 2, pairs: 1 }),
         counts: Counts { peers: 1, sessions: 1, connections: 5, introduced: 2, moved: 1, held: 0 },
         attached: vec![Attachment { interface: "wlan0".into(), program: "egress".into(), hook: "tcx".into() }],
         tunnel: Some(Tunnel { device: "whimbrel0".into(), mtu: 1428, packets_sent: 10, packets_received: 20 }),

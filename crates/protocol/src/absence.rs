@@ -77,6 +77,7 @@ impl Node {
             return;
         }
         self.event(Event::Resumed);
+        self.meet_later(now);
         let ids: Vec<PeerId> = self.peers.keys().copied().collect();
         for id in ids {
             if let Some(peer) = self.peers.get_mut(&id).filter(|peer| peer.places.local == crate::peer::NOWHERE) {

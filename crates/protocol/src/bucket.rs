@@ -1,25 +1,33 @@
 //! Token buckets: how often something may happen.
 
+use std::time::Duration;
+
 use crate::Time;
 
-/// A token bucket. It holds what a second brings, and is full at the start.
+/// A token bucket, full at the start.
 #[derive(Debug)]
 pub(crate) struct Bucket {
     level: f64,
+    most: f64,
     a_second: f64,
     filled: Time,
 }
 
 impl Bucket {
-    /// `a_second`: tokens, at least 1.
+    /// Holds what a second brings. `a_second`: tokens, at least 1.
     pub(crate) fn new(a_second: u32) -> Self {
         let a_second = f64::from(a_second.max(1));
-        Self { level: a_second, a_second, filled: Time::default() }
+        Self { level: a_second, most: a_second, a_second, filled: Time::default() }
+    }
+
+    /// Holds `most` tokens; another comes every `pause`.
+    pub(crate) fn of(most: f64, pause: Duration) -> Self {
+        Self { level: most, most, a_second: 1.0 / pause.as_secs_f64(), filled: Time::default() }
     }
 
     /// Takes a token, if there is one.
     pub(crate) fn take(&mut self, now: Time) -> bool {
-        self.level = (self.level + now.since(self.filled).as_secs_f64() * self.a_second).min(self.a_second);
+        self.level = (self.level + now.since(self.filled).as_secs_f64() * self.a_second).min(self.most);
         self.filled = self.filled.max(now);
         let there = self.level >= 1.0;
         if there {
@@ -31,8 +39,6 @@ impl Bucket {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]

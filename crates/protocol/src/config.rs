@@ -97,6 +97,10 @@ pub struct Config {
     pub handshakes_per_second: u32,
     /// Initiations a second that ask addresses of which nothing is known (P-10).
     pub questions_per_second: u32,
+    /// Hosts that this host meets its peers at, when neither finds the other (P-55).
+    pub rendezvous: Vec<IpAddr>,
+    /// Whether others may meet at this host.
+    pub serve_rendezvous: bool,
     /// Flows that may be introduced with one peer at a time.
     pub flows_per_peer: usize,
     /// Flows that may be introduced at a time, with all peers.
@@ -119,6 +123,8 @@ impl Default for Config {
             life: 0,
             handshakes_per_second: 100,
             questions_per_second: 20,
+            rendezvous: Vec::new(),
+            serve_rendezvous: false,
             flows_per_peer: 262_144,
             flows: 524_288,
         }

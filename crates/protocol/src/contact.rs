@@ -27,8 +27,8 @@ const PAUSES: [Duration; 3] = [Duration::from_millis(500), Duration::from_secs(2
 /// How long a question waits before it is looked again whether it may be asked.
 const TURN: Duration = Duration::from_millis(500);
 /// Silence after an address did not answer, at first and at the longest (P-10).
-const SILENCE: Duration = Duration::from_secs(600);
-const SILENCE_LONGEST: Duration = Duration::from_secs(86_400);
+pub(crate) const SILENCE: Duration = Duration::from_secs(600);
+pub(crate) const SILENCE_LONGEST: Duration = Duration::from_secs(86_400);
 /// How long an answer to an initiation is waited for.
 const PENDING: Duration = Duration::from_secs(10);
 /// How long the peer's first datagram in a session is waited for before another handshake.
@@ -54,7 +54,7 @@ const IDLE_PEERS_MOST: usize = 4096;
 
 /// What is known of an address.
 #[derive(Clone, Copy, Debug)]
-enum Contact {
+pub(crate) enum Contact {
     /// It was asked `tries` times.
     Asking { tries: usize, source: Option<IpAddr> },
     /// A peer answered.
@@ -101,7 +101,7 @@ struct Pending {
 
 /// Addresses that were or are asked, and handshakes under way.
 pub(crate) struct Contacts {
-    addresses: HashMap<IpAddr, Contact>,
+    pub(crate) addresses: HashMap<IpAddr, Contact>,
     /// The pause before the question that is being asked again.
     pauses: HashMap<IpAddr, Duration>,
     /// Flows that wait for their remote address to answer.
@@ -213,7 +213,9 @@ impl Node {
     /// Asks once more, or gives up; or the silence about an address is over.
     pub(crate) fn continue_contact(&mut self, now: Time, address: IpAddr) {
         match self.contacts.addresses.get(&address).copied() {
-            Some(Contact::Asking { tries: 0, .. }) if !self.contacts.waiting.contains_key(&address) => {
+            Some(Contact::Asking { tries: 0, .. })
+                if !self.contacts.waiting.contains_key(&address) && !self.is_rendezvous(address) =>
+            {
                 // Whoever wanted to know is gone before it was its turn.
                 self.contacts.addresses.remove(&address);
             }
@@ -239,7 +241,8 @@ impl Node {
             Some(Contact::Silent { pause, until }) if until <= now => {
                 let mut waiting = self.contacts.waiting.remove(&address).unwrap_or_default();
                 waiting.retain(|flow| self.flows.get(flow).is_some_and(|known| !known.closed));
-                let Some(first) = waiting.first() else {
+                let source = waiting.first().map(|first| first.local.ip());
+                if source.is_none() && !self.is_rendezvous(address) {
                     // Remembered as long again, so that the next silence is the longer one.
                     if until + pause <= now {
                         self.contacts.addresses.remove(&address);
@@ -247,9 +250,10 @@ impl Node {
                         self.timers.set(Timer::Contact(address), until + pause);
                     }
                     return;
-                };
-                let source = Some(first.local.ip());
-                self.contacts.waiting.insert(address, waiting);
+                }
+                if !waiting.is_empty() {
+                    self.contacts.waiting.insert(address, waiting);
+                }
                 // Two tries less than at first contact.
                 self.contacts.addresses.insert(address, Contact::Asking { tries: PAUSES.len() - 1, source });
                 self.contacts.pauses.insert(address, pause);
@@ -262,7 +266,8 @@ impl Node {
 
     /// Nobody answered at an address.
     fn give_up(&mut self, now: Time, address: IpAddr) {
-        let pause = self.contacts.pauses.remove(&address).map_or(SILENCE, |last| (last * 2).min(SILENCE_LONGEST));
+        let (first, longest) = self.silence(address);
+        let pause = self.contacts.pauses.remove(&address).map_or(first, |last| (last * 2).min(longest));
         self.contacts.addresses.insert(address, Contact::Silent { pause, until: now + pause });
         self.timers.set(Timer::Contact(address), now + pause);
         self.event(Event::NobodyThere { address, again_in: pause });
@@ -284,7 +289,7 @@ impl Node {
             Some(Contact::Known(id)) => {
                 // It ran Whimbrel once.
                 let lost = |peer: &Peer| peer.flows.is_empty() && !peer.has_session() && peer.remote == destination;
-                if self.peers.get(&id).is_some_and(lost) {
+                if !self.keeps(id) && self.peers.get(&id).is_some_and(lost) {
                     self.lose(now, id);
                 }
             }
@@ -331,10 +336,11 @@ impl Node {
     }
 
     pub(crate) fn continue_reaching(&mut self, now: Time, id: PeerId) {
+        let keeps = self.keeps(id);
         let Some(peer) = self.peers.get_mut(&id) else { return };
         if peer.has_session()
             || peer.update.is_some()
-            || (peer.flows.is_empty() && peer.introductions.active.is_empty())
+            || (peer.flows.is_empty() && peer.introductions.active.is_empty() && !keeps)
         {
             return;
         }
@@ -573,12 +579,11 @@ impl Node {
         }
         let known = self.by_key.get(&key).copied();
         if known.is_none() && self.peers.len() >= IDLE_PEERS_MOST {
-            let idle = |peer: &&Peer| {
-                peer.flows.is_empty() && peer.introductions.active.is_empty() && peer.introductions.queue.is_empty()
-            };
+            let idle = |peer: &&Peer| self.is_idle(peer);
             let count = self.peers.values().filter(idle).count();
             // Those first that have not even shown that they hold the keys.
-            let oldest = self.peers.values().filter(idle).min_by_key(|peer| (peer.has_session(), peer.last_heard));
+            let worth = |peer: &&Peer| (peer.has_session(), self.meetings.knows(peer.id), peer.last_heard);
+            let oldest = self.peers.values().filter(idle).min_by_key(worth);
             if let Some(oldest) = oldest.filter(|_| count >= IDLE_PEERS_MOST).map(|peer| peer.id) {
                 self.drop_peer(oldest);
             }
@@ -656,6 +661,7 @@ impl Node {
             }
             self.contacts.pauses.remove(&address);
             self.timers.stop(Timer::Contact(address));
+            self.meet_later(now);
             for flow in self.contacts.waiting.remove(&address).unwrap_or_default() {
                 if self.flows.get(&flow).is_some_and(|known| matches!(known.stage, Stage::Open) && !known.closed) {
                     self.queue_introduction(now, id, flow);
@@ -723,6 +729,8 @@ impl Node {
         self.announce_late(now, id);
         self.note_life(now, id, life);
         self.tell_waiting(now, id);
+        self.register_anew(now, id);
+        self.note_endpoint(now, id);
     }
 
     /// Drops what nobody answered. Tells whether more is under way.

@@ -27,6 +27,8 @@ const UPDATE_PAUSE_LONGEST: Duration = Duration::from_secs(60);
 pub(crate) const SEQUENCES: u32 = 1 << 31;
 /// Addresses that a peer only told, so that nothing says that it is there, that are tried.
 const UNPROVEN_MOST: usize = 4;
+/// Endpoints that are remembered as asked by one update.
+const ASKED_MOST: usize = 32;
 /// Updates in a row to one address.
 const UPDATES_TO_ONE: u32 = 3;
 
@@ -233,6 +235,7 @@ impl Node {
         if let Some(update) = self.peers.get_mut(&id).and_then(|peer| peer.update.as_mut()) {
             update.meanwhile = meanwhile;
         }
+        self.try_found_again(now, id);
         self.hold_back(now, id);
         self.accept_former(now, id);
         if flows > 0 {
@@ -313,9 +316,7 @@ impl Node {
         if self.take_back(now, id) {
             return;
         }
-        let port = self.config.port;
-        let flags = self.own_flags();
-        let token = self.random.u64();
+        let (port, keeps) = (self.config.port, self.keeps(id));
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let Some(source) = peer.source else { return };
         let repeat = peer.round_trip();
@@ -344,7 +345,7 @@ impl Node {
             peer.update = None;
             return;
         }
-        if tries > UPDATES && peer.flows.is_empty() {
+        if tries > UPDATES && peer.flows.is_empty() && !keeps {
             // No connection depends on it: it is told when there is next a session.
             peer.update = None;
             peer.unannounced = true;
@@ -364,6 +365,27 @@ impl Node {
         } else {
             (UPDATE_PAUSE * 2u32.pow(((tries - close) / UPDATES_TO_ONE).min(5))).min(UPDATE_PAUSE_LONGEST)
         };
+        self.timers.set(Timer::Update(id), now + again);
+        self.tell_silence(id, tries);
+        let proven = self.peers.get(&id).is_some_and(|peer| peer.has_shown(to));
+        self.say_update(id, to);
+        if doubt || !session {
+            self.start_handshake_at(now, id, if proven { to } else { remote });
+        }
+        if doubt {
+            self.check_rendezvous(now, id);
+        }
+        self.listen_natively(now, id, tries);
+    }
+
+    /// Sends the pending update to an endpoint of the peer's, or to one that may be.
+    pub(crate) fn say_update(&mut self, id: PeerId, to: SocketAddr) {
+        let port = self.config.port;
+        let flags = self.own_flags();
+        let token = self.random.u64();
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let (remote, proven) = (peer.remote, peer.has_shown(to));
+        let (Some(source), Some(update)) = (peer.source, peer.update.as_mut()) else { return };
         let flags = if update.lost { flags.with(UpdateFlags::FORMER_PATH_LOST) } else { flags };
         let flags = if update.uprooted { flags.with(UpdateFlags::UPROOTED) } else { flags };
         let flags = if update.absent { flags.with(UpdateFlags::ABSENT) } else { flags };
@@ -377,24 +399,20 @@ impl Node {
         if to != remote {
             // It is not confirmed; the answer to this goes along with the acknowledgement (P-18).
             if update.asked.iter().all(|(asked, _)| *asked != to) {
+                if update.asked.len() >= ASKED_MOST {
+                    update.asked.remove(0);
+                }
                 update.asked.push((to, token));
             }
             let asked = update.asked.iter().find(|(asked, _)| *asked == to);
             messages.splice(0..0, asked.map(|(_, token)| Message::PathChallenge { token: *token }));
         }
-        self.timers.set(Timer::Update(id), now + again);
-        self.tell_silence(id, tries);
-        // A peer may tell anybody's address as its own.
-        let proven = self.peers.get(&id).is_some_and(|peer| peer.has_shown(to));
+        // Of a peer, or of a rendezvous: it may tell anybody's address.
         if proven {
             self.send_padded(id, Some(source), to, &messages);
         } else {
             self.send_to(id, Some(source), to, &messages);
         }
-        if doubt || !session {
-            self.start_handshake_at(now, id, if proven { to } else { remote });
-        }
-        self.listen_natively(now, id, tries);
     }
 
     fn own_flags(&self) -> UpdateFlags {

@@ -505,6 +505,7 @@ impl Node {
         if first {
             // Should it have to find us by another family than the one that it asked by.
             self.tell_locators(now, id);
+            self.meet_later(now);
         }
         self.uproot(now, id);
     }

@@ -9,6 +9,8 @@
 //! introduction.rs  which tuples name one flow      -> InstallFlow
 //! pairing.rs       the same where nonces do not get through
 //! handoff.rs       who moved where, by which way   -> SetBinding, SetTunnelPath, Kick
+//! rendezvous.rs    where peers are that are not found where they were, as a third host says
+//! meetings.rs      being that third host
 //! node.rs          one host: dispatch, timers, what is asked of the caller
 //! outcome.rs       what came of that
 //! ```
@@ -23,6 +25,7 @@ mod flow;
 mod handoff;
 mod in_force;
 mod introduction;
+mod meetings;
 mod node;
 mod op;
 mod outcome;
@@ -30,6 +33,7 @@ mod pairing;
 mod path;
 mod peer;
 mod random;
+mod rendezvous;
 mod time;
 mod timer;
 mod view;
@@ -44,5 +48,6 @@ pub use op::{
     SocketNumbers, Transmit, TunnelPath, Waits,
 };
 pub use peer::Attachment;
+pub use rendezvous::{RendezvousStanding, RendezvousView};
 pub use time::Time;
 pub use view::PeerView;

@@ -12,10 +12,12 @@ use crate::Time;
 use crate::config::Config;
 use crate::contact::Contacts;
 use crate::flow::{Flow, Stage};
+use crate::meetings::Meetings;
 use crate::op::{Event, FlowEntry, KernelOp, OpId, PeerId, SavedPeer, Transmit};
 use crate::outcome::{Asked, State};
 use crate::peer::{Attachment, Away, Peer};
 use crate::random::Random;
+use crate::rendezvous::{REFRESH, Rendezvous};
 use crate::timer::{Timer, Timers};
 
 /// Which source address the host would use towards a destination.
@@ -57,6 +59,8 @@ pub struct Node {
     /// Addresses that are on another network than before, while a change of the network is looked at.
     pub(crate) replaced: BTreeSet<IpAddr>,
     pub(crate) contacts: Contacts,
+    pub(crate) rendezvous: Rendezvous,
+    pub(crate) meetings: Meetings,
     pub(crate) peers: BTreeMap<PeerId, Peer>,
     pub(crate) by_key: HashMap<PublicKey, PeerId>,
     pub(crate) by_index: HashMap<u32, PeerId>,
@@ -106,6 +110,8 @@ impl Node {
             suspended: false,
             replaced: BTreeSet::new(),
             contacts,
+            rendezvous: Rendezvous::default(),
+            meetings: Meetings::default(),
             peers: BTreeMap::new(),
             by_key: HashMap::new(),
             by_index: HashMap::new(),
@@ -164,6 +170,7 @@ impl Node {
             }
         }
         self.refresh_sets();
+        self.meet_later(now);
     }
 
     /// A datagram came to the control port (tunnel datagrams are the caller's business). `destination` is the address of
@@ -196,6 +203,8 @@ impl Node {
                 if count(|message| matches!(message, Message::BindingUpdate { .. })) > 1
                     || count(|message| matches!(message, Message::IntroductionRequest { .. })) > 1
                     || count(|message| matches!(message, Message::FlowClosed(_))) > 1
+                    || count(|message| matches!(message, Message::Register { .. })) > 1
+                    || count(|message| matches!(message, Message::Whereabouts { .. })) > 1
                 {
                     self.dropped += 1;
                     return;
@@ -211,6 +220,7 @@ impl Node {
 
     fn handle_messages(&mut self, now: Time, id: PeerId, arrival: &Arrival, messages: Vec<Message>) {
         self.hear_candidate(now, id, arrival);
+        self.note_found(id, arrival);
         let updates = messages.iter().any(|message| matches!(message, Message::BindingUpdate { .. }));
         if !updates && self.peers.get(&id).is_some_and(|peer| peer.remote == arrival.source) {
             self.hear(now, id);
@@ -262,6 +272,16 @@ impl Node {
                     answers.extend(self.handle_waiting(now, id, number, wait, &names))
                 }
                 Message::WaitingSeen { number } => self.handle_waiting_seen(now, id, number),
+                Message::Register { number, change, tags } => {
+                    answers.extend(self.handle_registration(now, id, number, change, &tags));
+                }
+                Message::Registered { number, status, newest } => {
+                    self.handle_registered(now, id, number, status, newest);
+                }
+                Message::Whereabouts { number, found } => {
+                    answers.extend(self.handle_whereabouts(now, id, number, &found));
+                }
+                Message::WhereaboutsSeen { number } => self.handle_whereabouts_seen(now, id, number),
                 Message::FlowClosed(nonces) => self.handle_flows_closed(now, id, &nonces),
                 Message::Close { .. } => self.handle_close(now, id),
                 Message::Padding { .. } => {}
@@ -274,6 +294,7 @@ impl Node {
         if tells_place {
             self.notice_rebinding(now, id, arrival, answered);
         }
+        self.note_endpoint(now, id);
     }
 
     /// A socket came into being, or was found: only flows that were told so are introduced (P-35). `accepted`: its local port
@@ -344,6 +365,7 @@ impl Node {
             self.look_for_move(now, id, routes, None);
         }
         self.replaced.clear();
+        self.ask_rendezvous_again(now);
         // What the sets ask for may have been undone by the change.
         let keeping = std::mem::take(&mut self.keeping);
         let reaching = std::mem::take(&mut self.reaching);
@@ -394,6 +416,10 @@ impl Node {
                 }
                 Timer::Park(id) => self.park_late(now, id),
                 Timer::Waiting(id) => self.tell_waiting(now, id),
+                Timer::Registration(id) => self.register(now, id),
+                Timer::Whereabouts(id) => self.tell_whereabouts(now, id),
+                Timer::Found(id) => self.try_found(now, id),
+                Timer::Rendezvous => self.look_for_rendezvous(now),
                 Timer::Idle(id) => self.forget_idle(now, id),
                 Timer::Linger => self.forget_closed(now),
                 Timer::Sweep => self.sweep(now),
@@ -427,7 +453,7 @@ impl Node {
 
     fn forget_idle(&mut self, now: Time, id: PeerId) {
         let Some(peer) = self.peers.get(&id) else { return };
-        if !peer.flows.is_empty() || !peer.introductions.active.is_empty() {
+        if !peer.flows.is_empty() || !peer.introductions.active.is_empty() || self.keeps(id) {
             return;
         }
         if now < peer.last_heard + IDLE {
@@ -442,7 +468,7 @@ impl Node {
 
     pub(crate) fn handle_close(&mut self, now: Time, id: PeerId) {
         let Some(peer) = self.peers.get(&id) else { return };
-        if peer.flows.is_empty() {
+        if peer.flows.is_empty() && !self.keeps(id) {
             self.abandon_introductions(now, id);
             self.drop_peer(id);
         } else {
@@ -469,6 +495,8 @@ impl Node {
         self.by_key.remove(&peer.key);
         self.pairs.retain(|_, holder| *holder != id);
         self.contacts.forget_peer(id);
+        self.rendezvous.forget(id);
+        self.leave_meetings(id);
         for timer in [
             Timer::Introductions(id),
             Timer::Closed(id),
@@ -482,6 +510,9 @@ impl Node {
             Timer::Former(id),
             Timer::Park(id),
             Timer::Waiting(id),
+            Timer::Registration(id),
+            Timer::Whereabouts(id),
+            Timer::Found(id),
             Timer::Idle(id),
         ] {
             self.timers.stop(timer);
@@ -494,8 +525,10 @@ impl Node {
     /// Checks the path: that keeps a NAT's mapping, and shows whether the peer still knows us.
     fn keep_alive(&mut self, now: Time, id: PeerId) {
         let token = self.random.u64();
+        let keeps = self.keeps(id);
         let Some(peer) = self.peers.get_mut(&id) else { return };
-        if peer.flows.is_empty() || peer.attachment.is_none() || peer.away == Some(Away::Announced) || self.suspended {
+        let unneeded = peer.flows.is_empty() && !keeps;
+        if unneeded || peer.attachment.is_none() || peer.away == Some(Away::Announced) || self.suspended {
             return;
         }
         if peer.update.is_some() {
@@ -510,10 +543,14 @@ impl Node {
         peer.telling.clone_from(&locators);
         peer.check = Some((token, now));
         let tries = peer.check_tries;
-        // Where a flow has stalled, programs may give up soon.
-        let least = Duration::from_millis(if peer.stalled { 300 } else { 1000 });
-        let pause = peer.repeat_after(1).max(least) * 2u32.pow(tries.min(5));
-        let pause = self.miss(now, id, tries).unwrap_or(pause.min(KEEPALIVE));
+        // Where a flow has stalled, programs may give up soon; a rendezvous is checked while one is needed.
+        let (least, doublings, longest) = match (peer.flows.is_empty(), peer.stalled) {
+            (true, _) => (300, 10, REFRESH),
+            (false, true) => (300, 5, KEEPALIVE),
+            (false, false) => (1000, 5, KEEPALIVE),
+        };
+        let pause = peer.repeat_after(1).max(Duration::from_millis(least)) * 2u32.pow(tries.min(doublings));
+        let pause = self.miss(now, id, tries).unwrap_or(pause.min(longest));
         self.timers.set(Timer::Keepalive(id), now + pause);
         self.send(id, &[Message::PathChallenge { token }, Message::Locators(locators)]);
         if let (Some(beyond), Some(peer)) = (tries.checked_sub(CHECKS), self.peers.get(&id)) {
@@ -526,8 +563,12 @@ impl Node {
     /// Sets the next check of a path that has just shown that it works.
     pub(crate) fn check_later(&mut self, now: Time, id: PeerId) {
         let Some(peer) = self.peers.get(&id) else { return };
-        if !peer.flows.is_empty() && (peer.translated() || peer.moved_flows() > 0) {
+        let keeps = self.keeps(id);
+        let needed = keeps || !peer.flows.is_empty();
+        if needed && (peer.translated() || peer.moved_flows() > 0) {
             self.timers.set(Timer::Keepalive(id), now + KEEPALIVE);
+        } else if keeps {
+            self.timers.set(Timer::Keepalive(id), now + REFRESH);
         } else {
             self.timers.stop(Timer::Keepalive(id));
         }
@@ -535,7 +576,8 @@ impl Node {
 
     fn renew(&mut self, now: Time, id: PeerId) {
         let Some(peer) = self.peers.get(&id) else { return };
-        if !peer.flows.is_empty() && peer.attachment.is_some() && peer.away.is_none() && !self.suspended {
+        let needed = !peer.flows.is_empty() || self.keeps(id);
+        if needed && peer.attachment.is_some() && peer.away.is_none() && !self.suspended {
             self.start_handshake_with(now, id);
         }
         self.timers.set(Timer::Renew(id), now + RENEW);

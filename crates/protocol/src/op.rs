@@ -511,6 +511,15 @@ pub enum Event {
         /// How its flows go now.
         carried: Carried,
     },
+    /// A peer was heard from where a rendezvous said that it is.
+    PeerFound {
+        /// The peer.
+        peer: PeerId,
+        /// Where.
+        remote: SocketAddr,
+        /// Who said so.
+        rendezvous: PeerId,
+    },
     /// Moved flows are carried another way from now on.
     CarrierChanged {
         /// The peer.

@@ -86,6 +86,10 @@ impl Node {
             self.check_later(now, id);
             return;
         }
+        if self.prove_found(id, token) {
+            return;
+        }
+        let Some(peer) = self.peers.get_mut(&id) else { return };
         // A token proves the way that it was sent by, whichever way it comes back (as RFC 9000 §8.2.3 has it): somebody
         // between the ends may send the answer on from elsewhere.
         if let Some(update) = peer.update.as_mut()

@@ -37,6 +37,14 @@ pub(crate) enum Timer {
     Waiting(PeerId),
     /// Flows have waited so long that their sockets are kept from giving up.
     Park(PeerId),
+    /// Tell a rendezvous again whom this host is to be met by.
+    Registration(PeerId),
+    /// Tell a host again where those are that it is to meet.
+    Whereabouts(PeerId),
+    /// Send again to where a rendezvous says that a peer is.
+    Found(PeerId),
+    /// Look which rendezvous are needed, and which answer.
+    Rendezvous,
     /// Forget a peer that has no flows.
     Idle(PeerId),
     /// Forget closed flows.

@@ -119,7 +119,11 @@ impl Node {
             self.reaching.len(),
             self.failed.len(),
         ];
-        peers + own.iter().sum::<usize>() + self.contacts.entries()
+        peers
+            + own.iter().sum::<usize>()
+            + self.contacts.entries()
+            + self.rendezvous.entries()
+            + self.meetings.entries()
     }
 
     /// Distinct addresses of peers' flows; for tests of invariants.

@@ -55,6 +55,9 @@ pub struct Nat {
     pub udp_expiry: Duration,
     /// How long an unused TCP mapping lives.
     pub tcp_expiry: Duration,
+    /// Whether a UDP socket has the same outer port towards everybody (RFC 4787's endpoint-independent mapping). What comes in
+    /// is filtered by address and port all the same.
+    pub same_for_all: bool,
     /// Whether TCP in mid-stream gets a mapping (`nf_conntrack_tcp_loose`).
     pub loose: bool,
     inside: HashMap<Inside, (u16, Time)>,
@@ -82,6 +85,7 @@ impl Nat {
             unsolicited: Unsolicited::Reset,
             udp_expiry: Duration::from_secs(120),
             tcp_expiry: Duration::from_secs(7200),
+            same_for_all: false,
             loose: true,
             inside: HashMap::new(),
             outside: HashMap::new(),
@@ -119,13 +123,20 @@ impl Nat {
             return None;
         }
         self.sweep(now);
-        let wanted = match self.ports {
-            NatPorts::Preserving => inner.port(),
-            NatPorts::Random => 40_000 + random.below(24) as u16,
+        let same = self.same_for_all && transport == Transport::Udp;
+        let kept = self.inside.iter().find(|(key, _)| same && (key.transport, key.inner) == (transport, inner));
+        let wanted = match (kept, self.ports) {
+            (Some((_, (port, _))), _) => *port,
+            (None, NatPorts::Preserving) => inner.port(),
+            (None, NatPorts::Random) => 40_000 + random.below(24) as u16,
         };
-        let port = (0..u16::MAX)
-            .map(|step| wanted.wrapping_add(step))
-            .find(|&port| port >= 1024 && !self.outside.contains_key(&Outside { transport, port, remote }))?;
+        let free = |port: &u16| match same {
+            true => {
+                self.outside.iter().all(|(key, of)| key.port != *port || key.transport != transport || *of == inner)
+            }
+            false => !self.outside.contains_key(&Outside { transport, port: *port, remote }),
+        };
+        let port = (0..u16::MAX).map(|step| wanted.wrapping_add(step)).find(|port| *port >= 1024 && free(port))?;
         self.inside.insert(key, (port, now));
         self.outside.insert(Outside { transport, port, remote }, inner);
         Some(SocketAddr::new(self.external, port))

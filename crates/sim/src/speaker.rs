@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use whimbrel_handshake::{Contact, Finished, Initiator, Local, PublicKey, Session, StaticKey};
+use whimbrel_handshake::{Contact, Finished, Incoming, Initiator, Local, PublicKey, Session, StaticKey};
 use whimbrel_wire::message::{Echo, Introduced, Message, decode_all};
 use whimbrel_wire::{Capabilities, Datagram, FlowTuple, Hello, Transport};
 
@@ -117,6 +117,35 @@ impl Speaker {
         self.say(world, self.endpoint(), &[Message::IntroductionRequest { tag: 1 }]);
         world.run_for(Duration::from_millis(50));
         assert!(self.hear(world).contains(&Message::IntroductionReady { tag: 1 }), "a session that both ends have");
+    }
+
+    /// Answers whoever asked its host for a session, and speaks to that one from now on. Tells whether there is a session.
+    ///
+    /// # Panics
+    /// The key is bad.
+    pub fn answer(&mut self, world: &mut World) -> bool {
+        let asked = world.take_mail(self.host);
+        let Some((source, bytes)) = asked.iter().rfind(|(_, bytes)| bytes.first() == Some(&1)) else { return false };
+        let Ok(Datagram::Initiation(initiation)) = Datagram::parse(bytes) else { return false };
+        self.next_index += 1;
+        self.peer = *source;
+        let hello = Hello { locators: vec![self.address], ..Hello::default() };
+        let local = Local { key: &self.key, psk: None };
+        let random = &mut world.random;
+        let mut fill = |out: &mut [u8]| out.iter_mut().for_each(|byte| *byte = random.bits() as u8);
+        let incoming = Incoming::read(&initiation, local, &mut fill).expect("an initiation");
+        let Incoming::First(incoming) = incoming else { panic!("nobody knows the speaker") };
+        let (responder, payload) = incoming.respond(self.next_index, hello).expect("a response");
+        self.launch(world, self.endpoint(), self.peer, Body::Control(payload), Transport::Udp);
+        world.run_for(Duration::from_millis(50));
+        let datagrams = world.take_mail(self.host);
+        let Some((_, finish)) = datagrams.iter().find(|(_, bytes)| bytes.first() == Some(&3)) else { return false };
+        let Ok(Datagram::Finish(finish)) = Datagram::parse(finish) else { return false };
+        let Finished { session, .. } = responder.handle_finish(&finish, 0).expect("a session");
+        self.session = Some(session);
+        // The other end knows by this that there is one (P-8).
+        self.say(world, self.endpoint(), &[Message::Padding { length: 0 }]);
+        true
     }
 
     /// Says something, from an address that need not be its own. Gives the length of the datagram.

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use whimbrel_protocol::{Config, Event, FlowState, FlowView, Node, PeerView, Time};
+use whimbrel_protocol::{Config, Event, FlowState, FlowView, Node, PeerView, RendezvousStanding, Time};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::dataplane::Verdict;
@@ -272,6 +272,19 @@ impl World {
         let peers = self.peers(host);
         assert_eq!(peers.len(), 1, "peers of {}", self.hosts[host.0].name);
         peers[0].clone()
+    }
+
+    /// How a host's node stands with the rendezvous that it is to use.
+    #[must_use]
+    pub fn rendezvous(&self, host: HostId) -> Vec<RendezvousStanding> {
+        let views = self.hosts[host.0].node.as_ref().map(Node::rendezvous).unwrap_or_default();
+        views.into_iter().map(|view| view.standing).collect()
+    }
+
+    /// Hosts that are registered with a host's node, and pairs of them that can meet.
+    #[must_use]
+    pub fn meetings(&self, host: HostId) -> (usize, usize) {
+        self.hosts[host.0].node.as_ref().map(Node::meetings).unwrap_or_default()
     }
 
     /// What an end's node says of a flow.

@@ -113,6 +113,38 @@ pub enum Message {
         /// As in the message.
         number: u32,
     },
+    /// Type 0x40: meetings that the sender wants its peers to be told its endpoint for; until it is answered it is
+    /// repeated (P-55).
+    Register {
+        /// Rises with each such message of a sender's; comes back in the answer.
+        number: u32,
+        /// What becomes of the tags.
+        change: RegistrationChange,
+        /// At most [`MAX_REGISTERED`]; what is beyond is not sent.
+        tags: Vec<MeetingTag>,
+    },
+    /// Type 0x41: the answer to [`Message::Register`].
+    Registered {
+        /// As in the message.
+        number: u32,
+        /// What became of it.
+        status: RegistrationStatus,
+        /// The newest number that was accepted.
+        newest: u32,
+    },
+    /// Type 0x42: where others who have registered the same tags are; until it is answered it is repeated (P-56).
+    Whereabouts {
+        /// Rises with each such message of a sender's; comes back in the answer.
+        number: u32,
+        /// Tags and the endpoints at which the others have answered; at most [`MAX_WHEREABOUTS`], what is beyond is not
+        /// sent.
+        found: Vec<(MeetingTag, SocketAddr)>,
+    },
+    /// Type 0x43: the answer to [`Message::Whereabouts`].
+    WhereaboutsSeen {
+        /// As in the message.
+        number: u32,
+    },
     /// Type 0x7f: the sender drops this session.
     Close {
         /// Why.
@@ -136,6 +168,9 @@ pub struct Echo {
     /// The flow as the introducer sees it.
     pub tuple: FlowTuple,
 }
+
+/// What two hosts call their meeting at a rendezvous: nobody else can know it (P-54).
+pub type MeetingTag = [u8; 16];
 
 /// A MAC over the initial sequence numbers of a connection (P-50).
 pub type PairingProof = [u8; 16];
@@ -228,6 +263,32 @@ byte_enum! {
 }
 
 byte_enum! {
+    /// What becomes of the tags that are registered.
+    RegistrationChange {
+        /// Forget these.
+        Withdraw = 0,
+        /// These as well.
+        Add = 1,
+        /// Forget all that there were before, and remember these.
+        Replace = 2,
+    }
+}
+
+byte_enum! {
+    /// What became of a registration.
+    RegistrationStatus {
+        /// It is remembered.
+        Accepted = 0,
+        /// Its number is not newer than the newest accepted one, which the answer names.
+        NotNewer = 1,
+        /// The peer is nobody's rendezvous.
+        Refused = 2,
+        /// There is no room for all of the tags.
+        Full = 3,
+    }
+}
+
+byte_enum! {
     /// Why a session is dropped.
     CloseReason {
         /// The daemon ends.
@@ -279,6 +340,10 @@ pub const MESSAGE_HEADER_LEN: usize = 3;
 pub const MAX_CLOSED: usize = 1024;
 /// Most names in one *waiting* message.
 pub const MAX_WAITING: usize = 128;
+/// Most tags in one *register* message.
+pub const MAX_REGISTERED: usize = 64;
+/// Most endpoints in one *whereabouts* message.
+pub const MAX_WHEREABOUTS: usize = 32;
 /// Most messages of known types in one datagram.
 pub const MAX_MESSAGES: usize = 512;
 
@@ -298,7 +363,14 @@ const BINDING_ACKNOWLEDGEMENT: u8 = 0x31;
 const PROBE_SEEN: u8 = 0x32;
 const WAITING: u8 = 0x33;
 const WAITING_SEEN: u8 = 0x34;
+const REGISTER: u8 = 0x40;
+const REGISTERED: u8 = 0x41;
+const WHEREABOUTS: u8 = 0x42;
+const WHEREABOUTS_SEEN: u8 = 0x43;
 const CLOSE: u8 = 0x7f;
+
+/// Length of a meeting tag, in bytes.
+const TAG_LEN: usize = size_of::<MeetingTag>();
 
 /// Status byte of *introduction done* when the flow is introduced.
 const INTRODUCED: u8 = 0;
@@ -334,7 +406,13 @@ impl Message {
             Self::PathChallenge { .. } | Self::ProbeSeen { .. } => 8,
             Self::Locators(locators) => 1 + 16 * locators.len().min(MAX_LOCATORS),
             Self::PathResponse { .. } => 8 + ENDPOINT_LEN,
-            Self::IntroductionRequest { .. } | Self::IntroductionReady { .. } | Self::WaitingSeen { .. } => 4,
+            Self::IntroductionRequest { .. }
+            | Self::IntroductionReady { .. }
+            | Self::WaitingSeen { .. }
+            | Self::WhereaboutsSeen { .. } => 4,
+            Self::Register { tags, .. } => 7 + TAG_LEN * tags.len().min(MAX_REGISTERED),
+            Self::Registered { .. } => 9,
+            Self::Whereabouts { found, .. } => 6 + (TAG_LEN + ENDPOINT_LEN) * found.len().min(MAX_WHEREABOUTS),
             Self::Waiting { names, .. } => 7 + 8 * names.len().min(MAX_WAITING),
             Self::IntroductionEcho(_) => 26 + TUPLE_LEN,
             Self::IntroductionDone { outcome: Ok(_), .. } => 11 + TUPLE_LEN,
@@ -370,6 +448,10 @@ impl Message {
             Self::ProbeSeen { .. } => PROBE_SEEN,
             Self::Waiting { .. } => WAITING,
             Self::WaitingSeen { .. } => WAITING_SEEN,
+            Self::Register { .. } => REGISTER,
+            Self::Registered { .. } => REGISTERED,
+            Self::Whereabouts { .. } => WHEREABOUTS,
+            Self::WhereaboutsSeen { .. } => WHEREABOUTS_SEEN,
             Self::Close { .. } => CLOSE,
         }
     }
@@ -439,7 +521,28 @@ impl Message {
                 put_u16(out, names.len() as u16);
                 names.iter().for_each(|name| put_u64(out, *name));
             }
-            Self::WaitingSeen { number } => put_u32(out, *number),
+            Self::WaitingSeen { number } | Self::WhereaboutsSeen { number } => put_u32(out, *number),
+            Self::Register { number, change, tags } => {
+                put_u32(out, *number);
+                out.push(change.number());
+                let tags = &tags[..tags.len().min(MAX_REGISTERED)];
+                put_u16(out, tags.len() as u16);
+                tags.iter().for_each(|tag| out.extend_from_slice(tag));
+            }
+            Self::Registered { number, status, newest } => {
+                put_u32(out, *number);
+                out.push(status.number());
+                put_u32(out, *newest);
+            }
+            Self::Whereabouts { number, found } => {
+                put_u32(out, *number);
+                let found = &found[..found.len().min(MAX_WHEREABOUTS)];
+                put_u16(out, found.len() as u16);
+                for (tag, endpoint) in found {
+                    out.extend_from_slice(tag);
+                    put_endpoint(out, *endpoint);
+                }
+            }
             Self::Close { reason } => out.push(reason.number()),
         }
     }
@@ -507,6 +610,14 @@ impl Message {
             PROBE_SEEN => Self::ProbeSeen { token: body.u64("probe nonce")? },
             WAITING => read_waiting(body)?,
             WAITING_SEEN => Self::WaitingSeen { number: body.u32("number")? },
+            REGISTER => read_register(body)?,
+            REGISTERED => Self::Registered {
+                number: body.u32("number")?,
+                status: RegistrationStatus::from_number(body.u8("registration status")?),
+                newest: body.u32("newest number")?,
+            },
+            WHEREABOUTS => read_whereabouts(body)?,
+            WHEREABOUTS_SEEN => Self::WhereaboutsSeen { number: body.u32("number")? },
             CLOSE => Self::Close { reason: CloseReason::from_number(body.u8("close reason")?) },
             _ => return Ok(None),
         };
@@ -567,6 +678,32 @@ fn read_waiting(body: &mut Reader<'_>) -> Result<Message, Malformed> {
     }
     let names = (0..count).map(|_| body.u64("waiting flow")).collect::<Result<_, _>>()?;
     Ok(Message::Waiting { number, wait, names })
+}
+
+fn read_register(body: &mut Reader<'_>) -> Result<Message, Malformed> {
+    let number = body.u32("number")?;
+    let change = RegistrationChange::from_number(body.u8("change of registration")?);
+    let too_many = body.malformed("count of tags");
+    let count = usize::from(body.u16("count of tags")?);
+    if count > MAX_REGISTERED || count * TAG_LEN != body.remaining() {
+        return Err(too_many);
+    }
+    let tags = (0..count).map(|_| body.array("meeting tag").copied()).collect::<Result<_, _>>()?;
+    Ok(Message::Register { number, change, tags })
+}
+
+fn read_whereabouts(body: &mut Reader<'_>) -> Result<Message, Malformed> {
+    let number = body.u32("number")?;
+    let too_many = body.malformed("count of endpoints");
+    let count = usize::from(body.u16("count of endpoints")?);
+    if count > MAX_WHEREABOUTS || count * (TAG_LEN + ENDPOINT_LEN) != body.remaining() {
+        return Err(too_many);
+    }
+    let mut found = Vec::new();
+    for _ in 0..count {
+        found.push((*body.array("meeting tag")?, body.endpoint("endpoint of a peer")?));
+    }
+    Ok(Message::Whereabouts { number, found })
 }
 
 fn read_closed(body: &mut Reader<'_>) -> Result<Vec<u64>, Malformed> {

@@ -6,8 +6,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use whimbrel_wire::hello::MAX_LOCATORS;
 use whimbrel_wire::message::{
-    BindingStatus, CloseReason, Echo, Introduced, IntroductionRefusal, MAX_CLOSED, MAX_WAITING, Pairing, UpdateFlags,
-    decode_all,
+    BindingStatus, CloseReason, Echo, Introduced, IntroductionRefusal, MAX_CLOSED, MAX_REGISTERED, MAX_WAITING,
+    MAX_WHEREABOUTS, Pairing, RegistrationChange, RegistrationStatus, UpdateFlags, decode_all,
 };
 use whimbrel_wire::{Capabilities, Datagram, FlowTuple, Hello, Introduction, Message, Transport};
 
@@ -92,6 +92,15 @@ fn message() -> impl Strategy<Value = Message> {
         (any::<u32>(), any::<bool>(), vec(any::<u64>(), 0..=MAX_WAITING))
             .prop_map(|(number, wait, names)| Message::Waiting { number, wait, names }),
         any::<u32>().prop_map(|number| Message::WaitingSeen { number }),
+        (any::<u32>(), any::<u8>(), vec(any::<[u8; 16]>(), 0..=MAX_REGISTERED)).prop_map(|(number, change, tags)| {
+            Message::Register { number, change: RegistrationChange::from_number(change), tags }
+        }),
+        (any::<u32>(), any::<u8>(), any::<u32>()).prop_map(|(number, status, newest)| {
+            Message::Registered { number, status: RegistrationStatus::from_number(status), newest }
+        }),
+        (any::<u32>(), vec((any::<[u8; 16]>(), endpoint()), 0..=MAX_WHEREABOUTS))
+            .prop_map(|(number, found)| Message::Whereabouts { number, found }),
+        any::<u32>().prop_map(|number| Message::WhereaboutsSeen { number }),
         any::<u8>().prop_map(|reason| Message::Close { reason: CloseReason::from_number(reason) }),
     ]
 }
@@ -127,7 +136,7 @@ proptest! {
         // A right type and length, else hardly anything is read.
         if bytes.len() >= 3 {
             let length = bytes.len() as u16 - 3;
-            bytes[0] = number % 0x41;
+            bytes[0] = number % 0x44;
             bytes[1..3].copy_from_slice(&length.to_be_bytes());
         }
         if let Ok(messages) = decode_all(&bytes) {

@@ -10,6 +10,7 @@ mod pairing;
 mod programs;
 mod real_programs;
 mod records;
+mod rendezvous;
 mod roam;
 mod sockets;
 mod surroundings;
@@ -43,6 +44,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         roam::SCENARIOS,
         kick::SCENARIOS,
         absence::SCENARIOS,
+        rendezvous::SCENARIOS,
         surroundings::SCENARIOS,
         sockets::SCENARIOS,
         pairing::SCENARIOS,

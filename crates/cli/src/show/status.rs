@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use whimbrel_ipc::Status;
+use whimbrel_ipc::{RendezvousState, Status};
 
 use super::{count, duration};
 use crate::table::{WIDTH, wrap};
@@ -31,6 +31,24 @@ pub(crate) fn status(status: &Status) -> String {
         lines.push(("kept", list(status.kept_addresses.iter().map(ToString::to_string))));
     }
     lines.push(("peers", format!("{}, {} with a session", count(counts.peers, "peer"), counts.sessions)));
+    for rendezvous in &status.rendezvous {
+        let stands = match rendezvous.state {
+            RendezvousState::Unneeded => "is not needed now".to_owned(),
+            RendezvousState::Unanswered => "does not answer".to_owned(),
+            RendezvousState::Registered => {
+                format!("answers, {} can meet this host there", count(rendezvous.peers, "peer"))
+            }
+            RendezvousState::Full => {
+                format!("has room for no more than {}", count(rendezvous.peers, "peer"))
+            }
+            RendezvousState::Refused => "refuses: `serve_rendezvous` is not set there".to_owned(),
+        };
+        lines.push(("rendezvous", format!("{} {stands}", rendezvous.address)));
+    }
+    if let Some(meetings) = status.meetings {
+        let (hosts, pairs) = (count(meetings.hosts, "host"), count(meetings.pairs, "pair"));
+        lines.push(("meetings", format!("{hosts} can be met here, {pairs} by one another")));
+    }
     lines.push((
         "connections",
         format!(
@@ -72,7 +90,7 @@ fn list(items: impl Iterator<Item = String>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use whimbrel_ipc::{Attachment, Counts, LocalAddress, Trust, Tunnel};
+    use whimbrel_ipc::{Attachment, Counts, LocalAddress, Meetings, Rendezvous, Trust, Tunnel};
 
     fn example() -> Status {
         Status {
@@ -89,6 +107,8 @@ mod tests {
             addresses: vec![LocalAddress { address: "198.51.100.7".parse().unwrap(), interface: "wlan0".into() }],
             kept_addresses: Vec::new(),
             suspended: false,
+            rendezvous: Vec::new(),
+            meetings: None,
             counts: Counts { peers: 1, sessions: 1, connections: 5, introduced: 2, moved: 0, held: 0 },
             attached: Vec::new(),
             tunnel: None,
@@ -110,6 +130,23 @@ connections  5 connections: 2 would survive a move, 0 moved, 0 held
 attached     nothing: no packet is touched
 "
         );
+    }
+
+    #[test]
+    fn of_a_host_that_has_and_is_a_rendezvous() {
+        let mut known = example();
+        let at = |address: &str, state| Rendezvous { address: address.parse().unwrap(), state, peers: 1 };
+        known.rendezvous =
+            vec![at("192.0.2.53", RendezvousState::Registered), at("192.0.2.54", RendezvousState::Refused)];
+        known.meetings = Some(Meetings { hosts: 3, pairs: 1 });
+        let text = status(&known);
+        for line in [
+            "rendezvous   192.0.2.53 answers, 1 peer can meet this host there",
+            "rendezvous   192.0.2.54 refuses: `serve_rendezvous` is not set there",
+            "meetings     3 hosts can be met here, 1 pair by one another",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{text}");
+        }
     }
 
     #[test]

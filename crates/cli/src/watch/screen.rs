@@ -188,6 +188,8 @@ mod tests {
                 addresses: Vec::new(),
                 kept_addresses: Vec::new(),
                 suspended: false,
+                rendezvous: Vec::new(),
+                meetings: None,
                 counts: Counts::default(),
                 attached: Vec::new(),
                 tunnel: None,

@@ -426,6 +426,8 @@ impl EventLoop {
             addresses,
             kept_addresses: self.effects.kept_addresses().to_vec(),
             suspended: self.node.is_suspended(),
+            rendezvous: self.node.rendezvous().into_iter().map(views::rendezvous).collect(),
+            meetings: self.settings.config.serve_rendezvous.then(|| views::meetings(self.node.meetings())),
             counts: views::counts(&peers, self.node.flows()),
             attached: self.effects.attached(interface),
             tunnel: Some(whimbrel_ipc::Tunnel {

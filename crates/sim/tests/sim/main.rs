@@ -13,4 +13,5 @@ mod moves;
 mod nat;
 mod pairing;
 mod random;
+mod rendezvous;
 mod rules;

@@ -1,0 +1,225 @@
+//! Both ends move at once, and meet through a third host.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use whimbrel_ipc::{Carrier, RendezvousState};
+
+use super::world::{LONG, SOME, World, all_run, carried_by, is_bare, ms, site, step};
+use super::{Scenario, scenario};
+use crate::{
+    Attachment, Cut, FlowPair, Gateway, Join, Lab, MonoTime, Result, Side, Site, SiteSpec, Whimbrel, expect, patience,
+    wait_for, wait_until,
+};
+
+pub(super) const SCENARIOS: &[Scenario] = &[
+    scenario(
+        "both-move-at-once",
+        "laptop and server move at once; they lose one another, but not where both know a rendezvous",
+        both_move_at_once,
+    ),
+    scenario(
+        "both-move-into-nats",
+        "the same, both behind home routers, and once more with the rendezvous started anew in between",
+        into_nats,
+    ),
+    scenario(
+        "server-moves-nat",
+        "the laptop is behind a home router that lets nothing in from where the server moves to",
+        server_moves,
+    ),
+];
+
+/// A configuration that says nothing, so that there is one to be changed.
+const ALONE: &str = "kick = true\n";
+/// A meeting takes four round trips. The kernel asks for its gateway once a second, and its first question is lost where the
+/// router's end of the new cable is not up yet.
+const SOON: Duration = Duration::from_secs(3);
+/// How long a connection is seen to stand still.
+const STILL: Duration = Duration::from_secs(5);
+
+/// A world with a third host, and daemons on all three.
+struct Three {
+    world: World,
+    /// Where the server goes.
+    t: Site,
+    client: Whimbrel,
+    server: Whimbrel,
+    meeting: Whimbrel,
+    /// Of the third host.
+    address: IpAddr,
+}
+
+impl Three {
+    /// The two do not know of the third yet.
+    fn new(lab: &mut Lab, from: SiteSpec, to: SiteSpec, server_to: SiteSpec) -> Result<Self> {
+        let mut world = World::new(lab, from, to)?;
+        let c = world.add(lab, site("c"))?;
+        let t = world.add(lab, server_to)?;
+        let host = lab.host("meeting")?;
+        let address = host.join(&c.network, &Join::by("eth0"))?.ipv4()?;
+        let meeting = host.whimbrel_with("serve_rendezvous = true\n")?;
+        let client = world.laptop.whimbrel_with(ALONE)?;
+        let server = world.server.whimbrel_with(ALONE)?;
+        Ok(Self { world, t, client, server, meeting, address })
+    }
+
+    /// Both are started again with the rendezvous in their configurations.
+    fn make_known(&mut self) -> Result<()> {
+        let config = format!("rendezvous = [\"{}\"]\n", self.address);
+        for daemon in [&mut self.client, &mut self.server] {
+            daemon.reconfigure(&config)?;
+            daemon.stop()?;
+            daemon.restart()?;
+        }
+        Ok(())
+    }
+
+    /// Both ends can be met.
+    fn registered(&self) -> Result<()> {
+        for daemon in [&self.client, &self.server] {
+            wait_until(LONG, "the rendezvous answers", || {
+                let state = daemon.status().ok().and_then(|status| status.rendezvous.first().copied());
+                state.is_some_and(|at| at.state == RendezvousState::Registered && at.peers == 1)
+            })?;
+        }
+        let pairs = || self.meeting.status().ok().and_then(|status| status.meetings).map(|meetings| meetings.pairs);
+        wait_until(LONG, "both are known at the rendezvous", || pairs() == Some(1))
+    }
+
+    /// Both ends move, and neither hears anything that the other sends to where it was.
+    fn both_move(&mut self, laptop_to: &Site) -> Result<()> {
+        let t = self.t.clone();
+        self.world.s.link()?.cut(Cut::Silent)?;
+        self.world.roam(laptop_to)?;
+        self.world.roam_server(&t)
+    }
+
+    fn found(&self, since: [u64; 2]) -> Result<()> {
+        let ends = [(&self.client, since[0]), (&self.server, since[1])];
+        wait_for(LONG, "one of them says that the other was found", || {
+            for (daemon, since) in ends {
+                if daemon.events(since)?.iter().any(|event| event.kind == "peer-found") {
+                    return Ok(Some(()));
+                }
+            }
+            Ok(None)
+        })
+    }
+
+    fn finish(mut self, pair: FlowPair) -> Result<()> {
+        self.world.finish(pair)?;
+        all_run(&mut [&mut self.client, &mut self.server, &mut self.meeting])
+    }
+
+    fn newest(&self) -> Result<[u64; 2]> {
+        Ok([self.client.status()?.newest_event, self.server.status()?.newest_event])
+    }
+}
+
+fn both_move_at_once(lab: &mut Lab) -> Result<()> {
+    let mut three = Three::new(lab, site("a"), site("b"), SiteSpec::named("t"))?;
+    let mut pair = three.world.stream()?;
+    three.client.wait_introduced(&pair, LONG)?;
+    let (a, s) = (three.world.a.clone(), three.world.s.clone());
+
+    step("without a rendezvous");
+    let b = three.world.b.clone();
+    three.both_move(&b)?;
+    stands_still(&mut pair)?;
+    step("the connection stands still, until one of them is where the other knows it to be");
+    s.link()?.restore()?;
+    three.world.roam_server(&s)?;
+    pair.wait_progress(SOME, LONG)?;
+
+    step("with a rendezvous");
+    three.make_known()?;
+    three.registered()?;
+    let since = three.newest()?;
+    three.both_move(&a)?;
+    goes_on_soon(&mut pair, &three.world.at_server)?;
+    three.found(since)?;
+    carried_by(&three.server, Side::Server, &pair, Carrier::Rewrite)?;
+    let t = three.t.clone();
+    is_bare(&t, &mut pair)?;
+    three.finish(pair)
+}
+
+fn into_nats(lab: &mut Lab) -> Result<()> {
+    let home = |name| site(name).behind(Gateway::NatFirewall);
+    let mut three = Three::new(lab, site("a"), home("b"), home("t"))?;
+    three.make_known()?;
+    let mut pair = three.world.stream()?;
+    three.client.wait_introduced(&pair, LONG)?;
+    three.registered()?;
+    for site in [three.world.b.clone(), three.t.clone()] {
+        closed_router(&site)?;
+    }
+    let since = three.newest()?;
+    let (a, b, s) = (three.world.a.clone(), three.world.b.clone(), three.world.s.clone());
+    three.both_move(&b)?;
+    pair.wait_progress(SOME, LONG)?;
+    three.found(since)?;
+    carried_by(&three.server, Side::Server, &pair, Carrier::Tunnel)?;
+
+    step("the rendezvous is started anew, and both go back");
+    s.link()?.restore()?;
+    three.meeting.kill()?;
+    three.meeting.restart()?;
+    // Neither hears what is sent to where it was.
+    three.t.link()?.cut(Cut::Silent)?;
+    three.world.roam(&a)?;
+    three.world.roam_server(&s)?;
+    pair.wait_progress(SOME, LONG)?;
+    three.finish(pair)
+}
+
+fn server_moves(lab: &mut Lab) -> Result<()> {
+    let home = site("a").behind(Gateway::NatFirewall);
+    let mut three = Three::new(lab, home, site("b"), SiteSpec::named("t"))?;
+    three.make_known()?;
+    closed_router(&three.world.a)?;
+    let mut pair = three.world.stream()?;
+    three.client.wait_introduced(&pair, LONG)?;
+    three.registered()?;
+    let t = three.t.clone();
+    three.world.roam_server(&t)?;
+    goes_on_soon(&mut pair, &three.world.at_server)?;
+    carried_by(&three.server, Side::Server, &pair, Carrier::Tunnel)?;
+    three.finish(pair)
+}
+
+/// A stream goes on in both directions after the server has joined at `at`.
+fn goes_on_soon(pair: &mut FlowPair, at: &Attachment) -> Result<()> {
+    pair.wait_progress(SOME, LONG)?;
+    for side in [Side::Client, Side::Server] {
+        let took = pair.resumed(side, at.usable_at)?.map(|first| first - at.usable_at);
+        println!("    {side:?} received again {:.1} ms after the address was there", ms(took));
+        expect!(took.is_some_and(|t| t < SOON * patience()), "{side:?} received nothing for {took:?}");
+    }
+    Ok(())
+}
+
+/// Has a site's router take nothing from outside for itself, as those of homes do. One that answers for itself takes what
+/// comes in first for its own, and gives what goes out later another port (conntrack's clash resolution).
+fn closed_router(site: &Site) -> Result<()> {
+    site.router.nft(
+        "table inet closed { chain input { type filter hook input priority filter; \
+         iifname \"up0\" ct state new meta l4proto { tcp, udp } drop;\n}\n}\n",
+    )
+}
+
+/// Nothing arrives at either end for a while, once what was under way has arrived.
+fn stands_still(pair: &mut FlowPair) -> Result<()> {
+    let mut received =
+        || -> Result<[u64; 2]> { Ok([pair.status(Side::Client)?.received, pair.status(Side::Server)?.received]) };
+    let mut before = received()?;
+    let mut since = MonoTime::now();
+    wait_for(LONG, "the connection stands still", || {
+        let now = received()?;
+        if now != std::mem::replace(&mut before, now) {
+            since = MonoTime::now();
+        }
+        Ok((MonoTime::now() - since >= STILL).then_some(()))
+    })
+}
