@@ -196,6 +196,11 @@ impl Told {
         matches!(self.kind, "flow-introduced" | "introduction-failed" | "flow-gone")
     }
 
+    /// Whether something that was asked for could not be done.
+    pub(crate) fn is_a_failure(&self) -> bool {
+        matches!(self.kind, "reload-failed" | "key-mismatch")
+    }
+
     fn address(self, name: &str, address: Option<IpAddr>) -> Self {
         self.with(name, address.map(|address| address.to_string()))
     }

@@ -73,6 +73,14 @@ pub enum ClientError {
     Refused(#[from] Failure),
 }
 
+impl ClientError {
+    /// Whether a daemon listens and this user may not ask it.
+    #[must_use]
+    pub fn is_denied(&self) -> bool {
+        matches!(self, Self::Connect { source, .. } if source.kind() == io::ErrorKind::PermissionDenied)
+    }
+}
+
 /// A connection with a daemon; any number of requests may be made on it, one after the other.
 #[derive(Debug)]
 pub struct Client {

@@ -329,6 +329,8 @@ impl EventLoop {
         if told.is_of_connection() {
             // A busy server would fill its log.
             tracing::debug!("{}", told.sentence);
+        } else if told.is_a_failure() {
+            tracing::warn!("{}", told.sentence);
         } else {
             tracing::info!("{}", told.sentence);
         }
