@@ -38,6 +38,11 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         started_anew,
     ),
     scenario(
+        "server-started-anew",
+        "the server comes back without its past while the laptop is behind a NAT: the laptop's end is reset",
+        server_started_anew,
+    ),
+    scenario(
         "suspend-one",
         "one of two connections is suspended by itself, through a move and a restart of both daemons",
         suspend_one,
@@ -292,6 +297,31 @@ fn started_anew(lab: &mut Lab) -> Result<()> {
     fresh.wait_progress(SOME, LONG)?;
     fresh.finish(LONG)?;
     all_run(&mut [&mut daemon, &mut server])
+}
+
+fn server_started_anew(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b").behind(Gateway::Nat { random_ports: false }))?;
+    let (mut client, mut server) = world.daemons()?;
+    let mut pair = world.stream()?;
+    client.wait_introduced(&pair, LONG)?;
+    let b = world.b.clone();
+    world.roam(&b)?;
+    world.goes_on(&mut pair)?;
+    carried_by(&client, Side::Client, &pair, Carrier::Tunnel)?;
+    let since = client.status()?.newest_event;
+    server.kill()?;
+    world.server.leave(&world.at_server, Leave::Orderly)?;
+    let reborn = lab.host("reborn")?;
+    let same = Join { address_v4: world.at_server.v4, address_v6: world.at_server.v6, ..Join::by("eth0") };
+    reborn.join(&world.s.network, &same)?;
+    let mut daemon = reborn.whimbrel_reborn(&server)?;
+    client.wait_event("peer-restarted", since, LONG)?;
+    let there = || -> Result<bool> {
+        let sockets = world.laptop.command("ss").args(["-tnH", "state", "established"]).run()?;
+        Ok(sockets.contains(&pair.local().to_string()))
+    };
+    wait_until(LONG, "the laptop's end is reset", || there().is_ok_and(|there| !there))?;
+    all_run(&mut [&mut client, &mut daemon])
 }
 
 fn suspend_one(lab: &mut Lab) -> Result<()> {

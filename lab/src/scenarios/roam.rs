@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use whimbrel_ipc::Carrier;
 
-use super::world::{LONG, SOME, World, all_run, carried_by, goes_on_since, is_bare, is_native, ms, site};
+use super::world::{LONG, RATE, SOME, World, all_run, carried_by, goes_on_since, is_bare, is_native, ms, site};
 use super::{Scenario, scenario};
 use crate::{Direction, FlowPair, Gateway, Join, Lab, Leave, MonoTime, Result, Side, SiteSpec, expect, wait_until};
 
@@ -21,6 +21,11 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     scenario("roam-nat-to-nat-random-ports", "the same; both NATs change every port", nat_to_nat_random),
     scenario("roam-same-subnet", "both networks are 192.168.1.0/24 with the same gateway address", same_subnet),
     scenario("roam-into-firewall", "the new network's firewall drops TCP in mid-stream", into_firewall),
+    scenario(
+        "home-firewall-forgets",
+        "the laptop comes home to a firewall that has forgotten the connection meanwhile: it goes by the tunnel",
+        home_firewall_forgets,
+    ),
     scenario("roam-into-nat-firewall", "the same behind a NAT, as home routers are", into_nat_firewall),
     scenario("roam-family", "an IPv4 connection moves to a network that has IPv6 only", family),
     scenario("both-move", "client and server move in turn", both_move),
@@ -80,6 +85,31 @@ fn same_subnet(lab: &mut Lab) -> Result<()> {
 
 fn into_firewall(lab: &mut Lab) -> Result<()> {
     one_move(lab, site("a"), site("b").behind(Gateway::Firewall), Carrier::Tunnel)
+}
+
+fn home_firewall_forgets(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a").behind(Gateway::Firewall), site("b"))?;
+    let (mut client, mut server) = world.daemons()?;
+    let mut pair = world.stream()?;
+    client.wait_introduced(&pair, LONG)?;
+    let (a, b) = (world.a.clone(), world.b.clone());
+    // What it sees from now on it remembers for a second.
+    a.router.sysctl("net.netfilter.nf_conntrack_tcp_timeout_established", "1")?;
+    pair.wait_progress(SOME, LONG)?;
+    world.roam(&b)?;
+    world.goes_on(&mut pair)?;
+    // Several seconds' worth.
+    pair.wait_progress(RATE / 2, LONG)?;
+    world.roam(&a)?;
+    pair.wait_progress(SOME, LONG)?;
+    carried_by(&client, Side::Client, &pair, Carrier::Tunnel)?;
+    carried_by(&server, Side::Server, &pair, Carrier::Tunnel)?;
+    // Elsewhere there is no firewall.
+    world.roam(&b)?;
+    world.goes_on(&mut pair)?;
+    carried_by(&client, Side::Client, &pair, Carrier::Rewrite)?;
+    world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])
 }
 
 fn into_nat_firewall(lab: &mut Lab) -> Result<()> {
