@@ -292,6 +292,8 @@ struct PeerLine {
     former: Vec<(IpAddr, IpAddr)>,
     observed: Option<SocketAddr>,
     absent: bool,
+    #[serde(default)]
+    silent: bool,
     life: u64,
     waiting: (u32, u32),
     /// Number, claimed, observed.
@@ -327,6 +329,7 @@ impl From<SavedPeer> for PeerLine {
             former: peer.former,
             observed: peer.observed,
             absent: peer.absent,
+            silent: peer.silent,
             life: peer.life,
             waiting: peer.waiting,
             own_places: peer.own_places,
@@ -355,6 +358,7 @@ impl From<PeerLine> for SavedPeer {
             former: line.former,
             observed: line.observed,
             absent: line.absent,
+            silent: line.silent,
             life: line.life,
             waiting: line.waiting,
             own_places: line.own_places,
@@ -385,6 +389,7 @@ mod tests {
             former: vec![("192.0.2.7".parse().expect("address"), "192.0.2.8".parse().expect("address"))],
             observed: Some("192.0.2.9:1024".parse().expect("endpoint")),
             absent: true,
+            silent: true,
             life: 77,
             waiting: (5, 6),
             own_places: vec![(2, "192.0.2.7".parse().expect("address"))],

@@ -8,7 +8,7 @@ use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::Time;
 use crate::node::{Node, Routes};
-use crate::op::{Carrier, Event, KernelOp, PeerId};
+use crate::op::{Event, KernelOp, PeerId};
 use crate::outcome::Asked;
 use crate::peer::{Away, Peer, PendingUpdate};
 use crate::timer::Timer;
@@ -17,10 +17,14 @@ use crate::timer::Timer;
 /// TCP_USER_TIMEOUT is several seconds; hand-offs are over before.
 const PARK_AFTER: Duration = Duration::from_secs(3);
 /// Pauses between looks for a silent peer, at first and at the longest.
-const LOOK_PAUSE: Duration = Duration::from_secs(2);
-const LOOK_PAUSE_LONGEST: Duration = Duration::from_secs(300);
+pub(crate) const LOOK_PAUSE: Duration = Duration::from_secs(2);
+pub(crate) const LOOK_PAUSE_LONGEST: Duration = Duration::from_secs(300);
 /// Unanswered checks of a path after which a peer with a stalled flow is taken to be away.
 pub(crate) const SILENT_AFTER: u32 = 3;
+/// What was said so long ago may be said again at once, where there is a reason.
+const HURRY: Duration = Duration::from_secs(1);
+/// Tries without an answer after which it is told that a peer with flows is silent.
+const TOLD_AFTER: u32 = 4;
 /// How often a peer is told that this host goes away.
 pub(crate) const PARTINGS: u32 = 5;
 
@@ -44,6 +48,7 @@ impl Node {
     fn part_from(&mut self, now: Time, id: PeerId) {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         peer.preferred = None;
+        peer.unheard = false;
         let reachable = peer.attachment.is_some() && peer.has_session();
         peer.update = None;
         if reachable {
@@ -62,7 +67,15 @@ impl Node {
     #[must_use]
     pub fn leaving_peers(&self) -> usize {
         let parting = |peer: &&Peer| peer.update.as_ref().is_some_and(|update| update.absent);
-        self.peers.values().filter(|peer| parting(peer) || !peer.waiting.untold.is_empty()).count()
+        self.peers.values().filter(|peer| parting(peer) || !peer.waiting.is_told()).count()
+    }
+
+    /// Something was heard of a peer that never answered the word of parting: this host is not asleep yet, and the way is there
+    /// again.
+    pub(crate) fn part_again(&mut self, now: Time, id: PeerId) {
+        if self.suspended && self.peers.get(&id).is_some_and(|peer| peer.unheard && !peer.flows.is_empty()) {
+            self.part_from(now, id);
+        }
     }
 
     /// Whether this host is suspended.
@@ -81,6 +94,7 @@ impl Node {
         let ids: Vec<PeerId> = self.peers.keys().copied().collect();
         for id in ids {
             if let Some(peer) = self.peers.get_mut(&id).filter(|peer| peer.places.local == crate::peer::NOWHERE) {
+                peer.unheard = false;
                 peer.update = None;
                 peer.attachment = None;
                 self.timers.stop(Timer::Update(id));
@@ -108,26 +122,14 @@ impl Node {
         peer.listens = away == Away::Silent { held: true };
         let flows = peer.flows.len();
         self.park(id);
-        self.choose_carrier(now, id);
+        if away != (Away::Silent { held: false }) {
+            self.choose_carrier(now, id);
+        }
         self.put_binding_in_force(now, id);
         self.refresh_sets();
         self.refresh_listening(now);
         if flows > 0 {
             self.event(Event::PeerAway { peer: id, announced: away == Away::Announced, flows });
-        }
-    }
-
-    /// A flow has sent the same for the third time and more, and nobody answers. The checks of the path show whether its
-    /// peer is there (P-45).
-    pub fn handle_flow_stalled(&mut self, now: Time, flow: FlowTuple) {
-        let Some(id) = self.flows.get(&flow).and_then(|known| known.entry()).map(|entry| entry.peer) else { return };
-        let Some(peer) = self.peers.get_mut(&id) else { return };
-        if peer.stalled || !peer.carries() || peer.carrier == Carrier::Hold && peer.moved_flows() > 0 {
-            return;
-        }
-        peer.stalled = true;
-        if peer.check.is_none() {
-            self.timers.set(Timer::Keepalive(id), now);
         }
     }
 
@@ -158,29 +160,68 @@ impl Node {
         }
     }
 
+    /// Tells, once in a row of tries, that connections wait for a session that does not come up.
+    pub(crate) fn tell_silence(&mut self, id: PeerId, tries: u32) {
+        let Some(peer) = self.peers.get(&id) else { return };
+        if tries == TOLD_AFTER && !peer.has_session() && peer.away.is_none() && !peer.flows.is_empty() {
+            let (remote, flows) = (peer.remote, peer.flows.len());
+            self.event(Event::PeerSilent { peer: id, remote, flows });
+        }
+    }
+
     /// Something was heard of a peer: one that was only not heard is back where it was.
     pub(crate) fn hear(&mut self, now: Time, id: PeerId) {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         peer.stalled = false;
-        if !matches!(peer.away, Some(Away::Silent { .. })) {
-            return;
-        }
+        let Some(Away::Silent { held }) = peer.away else { return };
         peer.away = None;
         peer.listens = false;
         peer.check_tries = 0;
         let flows = peer.flows.len();
-        self.lead_flows(now, id);
+        if held {
+            self.lead_flows(now, id);
+        } else {
+            // They were carried on, and go on as they went.
+            self.put_binding_in_force(now, id);
+        }
         if flows > 0 {
             self.op(KernelOp::Kick { peer: id, lost: false }, Some(Asked::Effect("waking senders")));
             self.event(Event::PeerBack { peer: id, flows, carried: self.peers[&id].carried() });
         }
         self.check_later(now, id);
+        self.hurry(now, id);
     }
 
-    /// A peer has told the life of its sockets, and shown that it is the peer: where it is another than before, its ends of
-    /// our flows are gone (P-47).
-    pub(crate) fn note_life(&mut self, now: Time, id: PeerId, life: u64) {
-        let Some(peer) = self.peers.get_mut(&id).filter(|_| life != 0) else { return };
+    /// A peer is there (again), that what it was told last may have missed: it is told now, and not after a long pause.
+    pub(crate) fn hurry(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        if let Some(update) = peer.update.as_mut().filter(|update| update.sent + HURRY <= now) {
+            // First to where it is now.
+            update.tries = 0;
+            self.timers.set_earlier(Timer::Update(id), now);
+        }
+        if peer.waiting.said.is_none_or(|said| said + HURRY <= now) {
+            self.tell_waiting_soon(now, id);
+        }
+    }
+
+    /// As [`Node::note_life`], told in the session of this index of ours. One that another has taken the place of may be the
+    /// session of a life before.
+    pub(crate) fn note_life_in_session(&mut self, now: Time, id: PeerId, index: u32, life: u64) {
+        let session = self.peers.get_mut(&id).and_then(|peer| peer.session());
+        if let Some(since) = session.filter(|slot| slot.session.local_index() == index).map(|slot| slot.begun) {
+            self.note_life(now, id, life, since);
+        }
+    }
+
+    /// A peer has told the life of its sockets in a session that began at `since`, and shown that it is the peer: where it is
+    /// another than before, its ends of our flows are gone (P-47).
+    pub(crate) fn note_life(&mut self, now: Time, id: PeerId, life: u64, since: Time) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        if life == 0 || since < peer.life_since {
+            return;
+        }
+        peer.life_since = since;
         let before = std::mem::replace(&mut peer.life, life);
         if before == life {
             return;

@@ -70,7 +70,7 @@ impl Node {
     /// Both ends want it, no NAT is known on the way, both locators are of one family, and the tunnel goes first (P-19).
     pub(crate) fn rewrite_possible(&self, id: PeerId) -> bool {
         let Some(peer) = self.peers.get(&id) else { return false };
-        self.config.carriers.rewrite && !peer.peer_refuses_rewrite && peer.pair.is_some()
+        self.config.carriers.rewrite && !peer.peer_refuses_rewrite && !peer.only_tunnel && peer.pair.is_some()
     }
 
     /// Sends a carrier probe: the moving end begins, the other answers with one of its own (P-20).

@@ -39,14 +39,14 @@ const FRESH_EVERY: u32 = 3;
 const REACHES: u32 = 8;
 /// Handshakes that wait for their finish; more are answered with cookies.
 const RESPONDING_MOST: usize = 1024;
-/// Tries without an answer after which it is told that a peer with flows is silent.
-const TOLD_AFTER: u32 = 4;
 /// The first byte of an initiation (§1).
 const INITIATION: u8 = 0x01;
 /// So many times more handshakes are answered in all than without asking for a cookie.
 const PROVEN_SHARE: u32 = 10;
 /// How long a former session is still received from (P-7).
 const FORMER_SESSION: Duration = Duration::from_secs(30);
+/// How long a session waits to be confirmed: what confirms it may have been kept back until it does harm.
+const UNSETTLED: Duration = Duration::from_secs(60);
 /// Sessions of one peer that wait to be confirmed at the most.
 const UNSETTLED_MOST: usize = 4;
 /// Peers without flows that are kept at the most.
@@ -114,6 +114,8 @@ pub(crate) struct Contacts {
     proven: Bucket,
     /// Questions to addresses of which nothing is known (P-10).
     questions: Bucket,
+    /// Refused handshakes that are told.
+    refusals: Bucket,
 }
 
 impl Contacts {
@@ -129,6 +131,7 @@ impl Contacts {
             unproven: Bucket::new(handshakes_per_second),
             proven: Bucket::new(handshakes_per_second.saturating_mul(PROVEN_SHARE)),
             questions: Bucket::new(config.questions_per_second),
+            refusals: Bucket::new(1),
         }
     }
 
@@ -338,10 +341,9 @@ impl Node {
     pub(crate) fn continue_reaching(&mut self, now: Time, id: PeerId) {
         let keeps = self.keeps(id);
         let Some(peer) = self.peers.get_mut(&id) else { return };
-        if peer.has_session()
-            || peer.update.is_some()
-            || (peer.flows.is_empty() && peer.introductions.active.is_empty() && !keeps)
-        {
+        // Whom nothing is heard of is looked for (P-45), and who said that it goes is not.
+        let wanted = keeps || !peer.flows.is_empty() && peer.away.is_none();
+        if peer.has_session() || peer.update.is_some() || (peer.introductions.active.is_empty() && !wanted) {
             return;
         }
         peer.reach_tries += 1;
@@ -356,24 +358,17 @@ impl Node {
         self.start_handshake_with(now, id);
     }
 
-    /// Tells, once in a row of tries, that connections wait for a session that does not come up.
-    pub(crate) fn tell_silence(&mut self, id: PeerId, tries: u32) {
-        let Some(peer) = self.peers.get(&id) else { return };
-        if tries == TOLD_AFTER && !peer.has_session() && peer.away.is_none() && !peer.flows.is_empty() {
-            let (remote, flows) = (peer.remote, peer.flows.len());
-            self.event(Event::PeerSilent { peer: id, remote, flows });
-        }
-    }
-
     /// Tells why a handshake came to nothing, where this end alone knows and somebody can mend it (P-29).
-    fn tell_refusal(&mut self, remote: SocketAddr, error: &HandshakeError) {
+    fn tell_refusal(&mut self, now: Time, remote: SocketAddr, error: &HandshakeError) {
         let reason = match error {
             HandshakeError::PskMissing => "it uses a pre-shared key, and this host has none",
             HandshakeError::PskExpected => "it uses no pre-shared key, and this host demands one",
             HandshakeError::NotAuthentic if self.config.psk.is_some() => "it seems to have another pre-shared key",
             _ => return,
         };
-        self.event(Event::HandshakeRefused { remote, reason });
+        if self.contacts.refusals.take(now) {
+            self.event(Event::HandshakeRefused { remote, reason });
+        }
     }
 
     fn initiate(&mut self, now: Time, knowledge: Knowledge, to: SocketAddr, source: Option<IpAddr>, purpose: Purpose) {
@@ -447,7 +442,7 @@ impl Node {
                     }
                     Err(rejected) => {
                         self.drop_datagram();
-                        self.tell_refusal(to, &rejected.error);
+                        self.tell_refusal(now, to, &rejected.error);
                         let pending = Pending { initiator: rejected.state, to, source: from, purpose, started };
                         self.contacts.pending.insert(response.receiver, pending);
                     }
@@ -466,7 +461,7 @@ impl Node {
                     }
                     Err(rejected) => {
                         self.drop_datagram();
-                        self.tell_refusal(source, &rejected.error);
+                        self.tell_refusal(now, source, &rejected.error);
                         self.contacts.responding.insert(finish.receiver, (rejected.state, since));
                     }
                 }
@@ -518,7 +513,7 @@ impl Node {
                 self.drop_datagram();
                 // Else it may be anything: made for another key, or no handshake at all.
                 if matches!(error, HandshakeError::PskMissing | HandshakeError::PskExpected) {
-                    self.tell_refusal(source, &error);
+                    self.tell_refusal(now, source, &error);
                 }
                 return;
             }
@@ -624,8 +619,8 @@ impl Node {
         let surplus = surplus.map(|at| peer.sessions.remove(at).session.local_index());
         let origin = Some(Met { remote: how.source, destination: how.destination, claimed });
         let aes = self.config.prefer_aes && hello.capabilities.contains(Capabilities::TUNNEL_AES);
-        let capabilities = hello.capabilities;
-        peer.sessions.push(SessionSlot { session, settled: false, until: None, origin, aes, life, capabilities });
+        let (until, begun, capabilities) = (Some(now + UNSETTLED), how.started, hello.capabilities);
+        peer.sessions.push(SessionSlot { session, settled: false, until, begun, origin, aes, life, capabilities });
         peer.last_heard = now;
         if let Some(receive_index) = surplus {
             self.by_index.remove(&receive_index);
@@ -648,6 +643,9 @@ impl Node {
             if let Some(peer) = self.peers.get_mut(&id) {
                 peer.check = Some((token, now));
                 peer.telling = self.attachments.keys().copied().collect();
+                if !peer.flows.is_empty() {
+                    self.timers.set_earlier(Timer::Keepalive(id), now + peer.repeat_after(1));
+                }
             }
             let mut plaintext = Vec::new();
             Message::PathChallenge { token }.encode(&mut plaintext);
@@ -669,6 +667,7 @@ impl Node {
             }
         }
         self.introduce_failed(now, id);
+        self.sweep_later(now);
         // Until the peer has shown that it has the keys too, the last message of the handshake may have been lost.
         if self.peers.get(&id).is_some_and(|peer| !peer.has_session()) {
             self.timers.set(Timer::Reach(id), now + UNCONFIRMED);
@@ -690,8 +689,8 @@ impl Node {
             return;
         }
         let mut slot = peer.sessions.remove(at);
-        slot.settled = true;
-        let life = slot.life;
+        (slot.settled, slot.until) = (true, None);
+        let (life, begun) = (slot.life, slot.begun);
         // It knows the keys, so it has received what was sent to where it asked from.
         peer.met = None;
         let met = slot.origin.take().filter(|met| met.remote != peer.remote);
@@ -727,7 +726,7 @@ impl Node {
             self.repeat_update(now, id);
         }
         self.announce_late(now, id);
-        self.note_life(now, id, life);
+        self.note_life(now, id, life, begun);
         self.tell_waiting(now, id);
         self.register_anew(now, id);
         self.note_endpoint(now, id);

@@ -12,7 +12,8 @@ use crate::absence::PARTINGS;
 use crate::node::{Arrival, Node, Routes};
 use crate::op::{Carrier, Event, KernelOp, PeerId};
 use crate::outcome::Asked;
-use crate::peer::{Attachment, Awaited, Candidate, CarrierProbe, Meanwhile, NOWHERE, PendingUpdate};
+use crate::peer::{Attachment, Awaited, Candidate, CarrierProbe, Meanwhile, NOWHERE, Peer, PendingUpdate};
+use crate::stall::Stalls;
 use crate::timer::Timer;
 
 /// Seconds that a binding is asked for; it is not renewed by time, since its flows end it.
@@ -29,8 +30,9 @@ pub(crate) const SEQUENCES: u32 = 1 << 31;
 const UNPROVEN_MOST: usize = 4;
 /// Endpoints that are remembered as asked by one update.
 const ASKED_MOST: usize = 32;
-/// Updates in a row to one address.
+/// Updates in a row to one address, and before a family that the peer was not heard in is left.
 const UPDATES_TO_ONE: u32 = 3;
+const UPDATES_TO_A_FAMILY: u32 = 6;
 
 /// A binding update, as it stood in the message.
 pub(crate) struct Update {
@@ -56,21 +58,21 @@ impl Node {
             return;
         }
         let Some(peer) = self.peers.get(&id) else { return };
-        // Where it is going counts more than where it was: the two may be of different families.
-        let places = [peer.heading().ip(), peer.remote.ip()];
-        let targets = places.into_iter().chain(peer.locators.iter().copied());
         let by_hand = forced.map(|to| to.and_then(|to| self.attachments.get(&to).copied()));
         let preferred = by_hand.unwrap_or(peer.preferred).filter(|a| self.attachments.get(&a.address) == Some(a));
         let wanted = preferred.map(|attachment| attachment.address).or(forced.flatten());
-        let ways = targets.into_iter().filter_map(|target| {
-            let source = wanted.filter(|w| w.is_ipv4() == target.is_ipv4()).or_else(|| routes.source_for(target))?;
-            self.attachments.get(&source).copied()
+        // Where both families lead there, by the one that was chosen by hand or that most flows are at home in; else by the
+        // first.
+        let mut ways = self.ways_to(peer, wanted, routes);
+        ways.sort_by_key(|way| {
+            let deaf = Some(*way) == peer.unanswered;
+            (Some(way.address) != wanted, deaf, Reverse(peer.flows_at_home(way.address)))
         });
-        // Where both families lead there, by the one that most flows are at home in; else by the first.
-        let found = ways.min_by_key(|way| Reverse(peer.flows_at_home(way.address)));
+        let (found, otherwise) = (ways.first().copied(), ways.get(1).copied());
         let adopted = peer.restored && found.is_some_and(|attachment| Some(attachment.address) == peer.source);
         if let Some(peer) = self.peers.get_mut(&id) {
             peer.preferred = preferred;
+            peer.otherwise = otherwise;
             peer.restored = false;
             if adopted {
                 peer.attachment = found;
@@ -89,6 +91,26 @@ impl Node {
             }
             Some(attachment) => self.arrive(now, id, attachment, routes),
         }
+    }
+
+    /// Where this host may reach a peer from, one address of each family at the most.
+    fn ways_to(&self, peer: &Peer, wanted: Option<IpAddr>, routes: &dyn Routes) -> Vec<Attachment> {
+        // Where it is going counts more than where it was: the two may be of different families.
+        let places = [peer.heading().ip(), peer.remote.ip()];
+        let mut ways: Vec<Attachment> = Vec::new();
+        for target in places.into_iter().chain(peer.locators.iter().copied()) {
+            let alike = |address: &IpAddr| address.is_ipv4() == target.is_ipv4();
+            // Each look at the routes costs, and a peer may tell many addresses.
+            if ways.iter().any(|way| alike(&way.address)) || !self.attachments.keys().any(alike) {
+                continue;
+            }
+            let source = wanted.filter(alike).or_else(|| routes.source_for(target));
+            ways.extend(source.and_then(|source| self.attachments.get(&source)));
+            if peer.flows.is_empty() && !ways.is_empty() {
+                break;
+            }
+        }
+        ways
     }
 
     /// There is no way to the peer any more: its flows are held.
@@ -116,7 +138,8 @@ impl Node {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         peer.places.local = NOWHERE;
         peer.listens = false;
-        let tunnel = tunnel && peer.has_session();
+        // Nothing goes to whom is away (P-44).
+        let tunnel = tunnel && peer.has_session() && !peer.is_held_away();
         peer.carrier = if tunnel { Carrier::Tunnel } else { Carrier::Hold };
         if peer.flows.is_empty() {
             return;
@@ -219,6 +242,8 @@ impl Node {
         peer.source = Some(attachment.address);
         peer.observed = None;
         peer.probe = CarrierProbe { leading: true, ..CarrierProbe::default() };
+        peer.only_tunnel = false;
+        peer.stalls = Stalls::default();
         self.timers.stop(Timer::Probe(id));
         let idle = peer.flows.is_empty() && peer.introductions.active.is_empty();
         if idle && !peer.has_session() {
@@ -260,10 +285,16 @@ impl Node {
         if peer.attachment.is_none() || peer.update.is_some() || !peer.is_rooted(gone) {
             return;
         }
-        let (source, flows) = (peer.source, peer.flows.len());
-        self.announce(now, id, false, true, true);
+        self.uproot_all(now, id, false);
+    }
+
+    /// No flow of a peer is at home any more, though this host stays where it is. `lost`: what was under way is lost.
+    pub(crate) fn uproot_all(&mut self, now: Time, id: PeerId, lost: bool) {
+        self.announce(now, id, lost, true, true);
         self.hold_back(now, id);
         self.accept_former(now, id);
+        let Some(peer) = self.peers.get(&id) else { return };
+        let (source, flows) = (peer.source, peer.flows.len());
         self.event(Event::Moving { peer: id, from: source, to: source, flows, kept: false });
     }
 
@@ -302,6 +333,33 @@ impl Node {
         true
     }
 
+    /// An update stays unanswered from an address of another family than the peer was last heard in: that one is gone back to.
+    /// An address may be there long before it is routed.
+    fn try_other_family(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let Some(update) = peer.update.as_ref() else { return };
+        let strayed = peer.source.is_some_and(|source| source.is_ipv4() != peer.remote.is_ipv4());
+        let due = strayed && update.tries >= UPDATES_TO_A_FAMILY;
+        let other = peer.otherwise.filter(|other| self.attachments.get(&other.address) == Some(other));
+        let (Some(other), true) = (other, due && update.held && !update.absent && update.meanwhile.is_none()) else {
+            return;
+        };
+        peer.retire_path();
+        peer.otherwise = peer.attachment.replace(other);
+        peer.unanswered = peer.otherwise;
+        peer.source = Some(other.address);
+        peer.observed = None;
+        peer.sequence_sent = (peer.sequence_sent + 1).min(SEQUENCES - 1);
+        let sequence = peer.sequence_sent;
+        if let Some(update) = peer.update.as_mut() {
+            let (started, tries, lost, uprooted) = (update.started, update.tries, update.lost, update.uprooted);
+            *update = PendingUpdate { started, tries, uprooted, ..PendingUpdate::new(sequence, now, lost, true) };
+        }
+        self.hold_back(now, id);
+        self.accept_former(now, id);
+        self.refresh_sets();
+    }
+
     /// There is a session with a peer that may not know where we are.
     pub(crate) fn announce_late(&mut self, now: Time, id: PeerId) {
         let Some(peer) = self.peers.get(&id).filter(|_| !self.suspended) else { return };
@@ -316,6 +374,7 @@ impl Node {
         if self.take_back(now, id) {
             return;
         }
+        self.try_other_family(now, id);
         let (port, keeps) = (self.config.port, self.keeps(id));
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let Some(source) = peer.source else { return };
@@ -343,6 +402,7 @@ impl Node {
         if update.absent && tries > PARTINGS {
             // It will find out.
             peer.update = None;
+            peer.unheard = true;
             return;
         }
         if tries > UPDATES && peer.flows.is_empty() && !keeps {
@@ -381,7 +441,7 @@ impl Node {
     /// Sends the pending update to an endpoint of the peer's, or to one that may be.
     pub(crate) fn say_update(&mut self, id: PeerId, to: SocketAddr) {
         let port = self.config.port;
-        let flags = self.own_flags();
+        let flags = self.own_flags(id);
         let token = self.random.u64();
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let (remote, proven) = (peer.remote, peer.has_shown(to));
@@ -415,12 +475,12 @@ impl Node {
         }
     }
 
-    fn own_flags(&self) -> UpdateFlags {
+    fn own_flags(&self, id: PeerId) -> UpdateFlags {
         let mut flags = UpdateFlags::NONE;
         if !self.config.tunnel_sealed {
             flags = flags.with(UpdateFlags::PLAIN_TUNNEL_ACCEPTED);
         }
-        if !self.config.carriers.rewrite {
+        if !self.config.carriers.rewrite || self.peers.get(&id).is_some_and(|peer| peer.only_tunnel) {
             flags = flags.with(UpdateFlags::REWRITE_REFUSED);
         }
         flags
@@ -435,28 +495,29 @@ impl Node {
         update: &Update,
         answers: &mut Vec<Message>,
     ) {
-        let own_flags = self.own_flags();
+        let mut flags_here = self.own_flags(id);
         let token = self.random.u64();
         let Update { sequence, flags, claimed } = *update;
         let Some(peer) = self.peers.get_mut(&id) else { return };
-        let acknowledgement = |status, newest, place| Message::BindingAcknowledgement {
+        let acknowledgement = |status, flags, newest, place| Message::BindingAcknowledgement {
             sequence,
             status,
-            flags: own_flags,
+            flags,
             newest,
             place,
             observed: arrival.source,
         };
         // P-17
         if sequence >= SEQUENCES {
-            answers.push(acknowledgement(BindingStatus::Refused, peer.sequence_accepted, peer.places.peer));
+            let (newest, place) = (peer.sequence_accepted, peer.places.peer);
+            answers.push(acknowledgement(BindingStatus::Refused, flags_here, newest, place));
             return;
         }
         if sequence <= peer.sequence_accepted {
             let (place, endpoint, _) = peer.announced();
             let repeated = sequence == peer.sequence_accepted && endpoint == arrival.source;
             let status = if repeated { BindingStatus::Accepted } else { BindingStatus::NotNewer };
-            answers.push(acknowledgement(status, peer.sequence_accepted, place));
+            answers.push(acknowledgement(status, flags_here, peer.sequence_accepted, place));
             let challenge = peer.candidate.as_ref().filter(|candidate| repeated && candidate.remote == arrival.source);
             answers.extend(challenge.map(|candidate| Message::PathChallenge { token: candidate.token }));
             return;
@@ -464,20 +525,32 @@ impl Node {
         if flags.contains(UpdateFlags::ABSENT) {
             peer.sequence_accepted = sequence;
             let (place, ..) = peer.announced();
-            answers.push(acknowledgement(BindingStatus::Accepted, sequence, place));
+            answers.push(acknowledgement(BindingStatus::Accepted, flags_here, sequence, place));
             self.send_to(id, arrival.destination, arrival.source, answers);
             answers.clear();
             self.let_go(now, id);
             return;
         }
         let returned = peer.away.take().is_some();
+        if returned {
+            // What went unanswered says nothing of where it is now.
+            (peer.check, peer.check_tries) = (None, 0);
+        }
+        self.hurry(now, id);
+        let Some(peer) = self.peers.get_mut(&id) else { return };
         let before = peer.announced();
         // Behind a NAT even the place in force is not the same after the host was away: the NAT may have forgotten its flows.
         let away = flags.contains(UpdateFlags::FORMER_PATH_LOST) && claimed.ip() != arrival.source.ip();
         let uprooted = away || flags.contains(UpdateFlags::UPROOTED);
         let place = peer.number_place(sequence, claimed, arrival.source, uprooted);
         peer.sequence_accepted = sequence;
-        answers.push(acknowledgement(BindingStatus::Accepted, sequence, place));
+        if std::mem::take(&mut peer.only_tunnel) && (place, arrival.source) == (before.0, before.1) {
+            peer.only_tunnel = true;
+        } else {
+            flags_here = self.own_flags(id);
+        }
+        answers.push(acknowledgement(BindingStatus::Accepted, flags_here, sequence, place));
+        let Some(peer) = self.peers.get_mut(&id) else { return };
         let refuses = flags.contains(UpdateFlags::REWRITE_REFUSED);
         if (place, arrival.source, refuses) == before && !returned {
             // It only makes sure that we know.
@@ -594,6 +667,7 @@ impl Node {
             let saved = self.peers[&id].saved();
             self.op(KernelOp::SavePeer(saved), Some(Asked::Effect("saving a peer")));
             self.introduce_on(now, id);
+            self.tell_waiting_soon(now, id);
             // An address that went meanwhile was not looked at.
             self.uproot(now, id);
             return;
@@ -644,6 +718,7 @@ impl Node {
             self.probe_carrier(now, id);
         }
         self.introduce_on(now, id);
+        self.tell_waiting_soon(now, id);
         self.uproot(now, id);
     }
 

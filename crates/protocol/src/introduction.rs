@@ -248,7 +248,7 @@ impl Node {
                     introducer_nonce: *own,
                     responder_nonce: nonce,
                     introducer_place: peer.places.local,
-                    responder_place: peer.places.peer,
+                    responder_place: peer.places_agreed().peer,
                     wire_port: peer.free_wire_port(flow.local.port(), flow.remote.port(), &self.config.drawn_ports),
                     tuple: flow,
                 };
@@ -357,7 +357,7 @@ impl Node {
         let Some(peer) = self.peers.get(&id) else { return refused(IntroductionRefusal::Refused) };
         // P-14
         let home = Places { local: echo.responder_place, peer: echo.introducer_place };
-        if home != peer.places || home.local == NOWHERE || home.peer == NOWHERE {
+        if home != peer.places_agreed() || home.local == NOWHERE || home.peer == NOWHERE {
             let misled = home.local != peer.places.local;
             if self.forget_responding(id, &flow).is_none() {
                 self.fail_introduction(now, &flow, "an end moved meanwhile");
@@ -425,6 +425,10 @@ impl Node {
             _ => return,
         };
         match (outcome, echo) {
+            // It has not looked at the places that it was to agree to.
+            (Ok(_), Some(echo)) if echo.introducer_place == NOWHERE || echo.responder_place == NOWHERE => {
+                self.introduce_again(now, &flow);
+            }
             (Ok(introduced), Some(echo)) if introduced.tuple.transport == flow.transport => {
                 let entry = FlowEntry {
                     peer: id,
@@ -472,8 +476,10 @@ impl Node {
         self.fail_introduction(now, flow, NOT_CONNECTED);
     }
 
-    pub(crate) fn install(&mut self, now: Time, flow: FlowTuple, entry: FlowEntry, origin: Origin) {
+    pub(crate) fn install(&mut self, now: Time, flow: FlowTuple, mut entry: FlowEntry, origin: Origin) {
         let Some(known) = self.flows.get_mut(&flow) else { return };
+        // The peer may have forgotten it, and with it that it waits here (P-48).
+        entry.waits.here = known.entry().is_some_and(|former| former.waits.here);
         let before = std::mem::replace(&mut known.stage, Stage::Introduced { entry, origin });
         if let Some(nonce) = before.own_nonce() {
             self.nonces.remove(&nonce);
@@ -499,6 +505,10 @@ impl Node {
             self.timers.set_earlier(Timer::Keepalive(id), now + crate::node::KEEPALIVE);
         }
         self.op(KernelOp::InstallFlow { flow, entry }, Some(Asked::Install(flow)));
+        if entry.waits.here {
+            self.note_word(id, entry.name, true);
+            self.tell_waiting_soon(now, id);
+        }
         self.remember_key(id, &flow);
         self.event(Event::FlowIntroduced { flow, peer: id, translated });
         self.refresh_sets();

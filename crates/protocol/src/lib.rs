@@ -11,6 +11,9 @@
 //! handoff.rs       who moved where, by which way   -> SetBinding, SetTunnelPath, Kick
 //! rendezvous.rs    where peers are that are not found where they were, as a third host says
 //! meetings.rs      being that third host
+//! absence.rs       ends that sleep or vanish       -> held, parked
+//! waiting.rs       single flows that wait
+//! stall.rs         flows that get no answer        -> Keepalive, the tunnel
 //! node.rs          one host: dispatch, timers, what is asked of the caller
 //! outcome.rs       what came of that
 //! ```
@@ -34,6 +37,7 @@ mod path;
 mod peer;
 mod random;
 mod rendezvous;
+mod stall;
 mod time;
 mod timer;
 mod view;

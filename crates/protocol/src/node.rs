@@ -162,6 +162,9 @@ impl Node {
             if self.peers[&id].flows.is_empty() {
                 self.timers.set(Timer::Idle(id), now + IDLE);
             } else {
+                if self.peers[&id].away.is_some() {
+                    self.timers.set(Timer::Keepalive(id), now + crate::absence::LOOK_PAUSE);
+                }
                 // Before the peer is saved, with the numbers of these words.
                 self.tell_waiting_again(id);
                 self.put_binding_in_force(now, id);
@@ -205,6 +208,7 @@ impl Node {
                     || count(|message| matches!(message, Message::FlowClosed(_))) > 1
                     || count(|message| matches!(message, Message::Register { .. })) > 1
                     || count(|message| matches!(message, Message::Whereabouts { .. })) > 1
+                    || count(|message| matches!(message, Message::Waiting { .. })) > 1
                 {
                     self.dropped += 1;
                     return;
@@ -225,23 +229,31 @@ impl Node {
         if !updates && self.peers.get(&id).is_some_and(|peer| peer.remote == arrival.source) {
             self.hear(now, id);
         }
+        self.part_again(now, id);
         let mut answers = Vec::new();
         // A probe of a path says nothing of where the peer is, nor does the answer to one (as RFC 9000 §9.1 has it).
         let tells_place = !updates
             && messages.iter().any(|message| {
                 !matches!(
                     message,
-                    Message::PathChallenge { .. } | Message::PathResponse { .. } | Message::Padding { .. }
+                    Message::PathChallenge { .. }
+                        | Message::PathResponse { .. }
+                        | Message::Life { .. }
+                        | Message::Padding { .. }
                 )
             });
         for message in messages {
             match message {
                 Message::PathChallenge { token } => {
                     answers.push(Message::PathResponse { token, observed: arrival.source });
+                    // Once for them all: no answer is to be much larger than what it answers.
+                    let life = Message::Life { life: self.config.life };
+                    answers.extend((self.config.life != 0 && !answers.contains(&life)).then_some(life));
                 }
                 Message::PathResponse { token, observed } => {
                     self.handle_path_response(now, id, arrival, token, observed);
                 }
+                Message::Life { life } => self.note_life_in_session(now, id, arrival.index, life),
                 Message::Locators(locators) => {
                     if let Some(peer) = self.peers.get_mut(&id) {
                         peer.locators = locators;
@@ -420,6 +432,7 @@ impl Node {
                 Timer::Whereabouts(id) => self.tell_whereabouts(now, id),
                 Timer::Found(id) => self.try_found(now, id),
                 Timer::Rendezvous => self.look_for_rendezvous(now),
+                Timer::Wake(id) => self.wake_flows(now, id),
                 Timer::Idle(id) => self.forget_idle(now, id),
                 Timer::Linger => self.forget_closed(now),
                 Timer::Sweep => self.sweep(now),
@@ -513,6 +526,7 @@ impl Node {
             Timer::Registration(id),
             Timer::Whereabouts(id),
             Timer::Found(id),
+            Timer::Wake(id),
             Timer::Idle(id),
         ] {
             self.timers.stop(timer);

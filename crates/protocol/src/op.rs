@@ -300,6 +300,8 @@ pub struct SavedPeer {
     pub former: Vec<(IpAddr, IpAddr)>,
     /// Whether it has said that it goes away, and not come back since (P-44).
     pub absent: bool,
+    /// Whether it is not heard any more, and its flows wait for it (P-45).
+    pub silent: bool,
     /// The life of its sockets, as it said last (P-47).
     pub life: u64,
     /// Numbers of the last words about single flows that wait, sent and seen (P-48).

@@ -49,7 +49,7 @@ impl Node {
     /// it does.
     pub(crate) fn begin_pairing(&mut self, now: Time, id: PeerId, flow: FlowTuple) -> bool {
         let Some(peer) = self.peers.get(&id) else { return false };
-        let (home, remote) = (peer.places, peer.remote.ip());
+        let (home, remote) = (peer.places_agreed(), peer.remote.ip());
         // P-51
         let fits = flow.transport == Transport::Tcp
             && flow.remote.ip() == remote
@@ -252,7 +252,7 @@ impl Node {
         let peer = self.peers.get(&id)?;
         // P-14
         let home = Places { local: claim.responder_place, peer: claim.introducer_place };
-        if home != peer.places || home.local == NOWHERE || home.peer == NOWHERE {
+        if home != peer.places_agreed() || home.local == NOWHERE || home.peer == NOWHERE {
             if home.local != peer.places.local {
                 self.announce_again(now, id);
             }
@@ -339,7 +339,7 @@ impl Node {
         if differs != 0 || introduced.tuple.transport != flow.transport {
             self.event(Event::Refused { peer: id, reason: "it claims a connection by numbers that are not its own" });
             self.fail_introduction(now, &flow, STRIPPED);
-        } else if home != peer.places {
+        } else if home != peer.places || home.peer == NOWHERE {
             self.introduce_again(now, &flow);
         } else {
             let entry = FlowEntry {

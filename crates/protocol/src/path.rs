@@ -75,6 +75,7 @@ impl Node {
             && expected == token
         {
             peer.check = None;
+            let stands = peer.stalls.note_answer(now);
             peer.told = std::mem::take(&mut peer.telling);
             peer.check_tries = 0;
             peer.sample_round_trip(now.since(sent));
@@ -84,6 +85,9 @@ impl Node {
                 peer.observed = Some(observed);
             }
             self.check_later(now, id);
+            if stands {
+                self.fall_back(now, id);
+            }
             return;
         }
         if self.prove_found(id, token) {

@@ -8,12 +8,13 @@ use std::time::Duration;
 use whimbrel_handshake::{PublicKey, Session};
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::hello::Capabilities;
-use whimbrel_wire::message::MAX_WAITING;
 
 use crate::Time;
 use crate::flow::Responding;
 use crate::op::{Binding, Carrier, FlowEntry, KnownPlace, OpId, PeerId, Places, SavedPeer};
 use crate::pairing::Pairings;
+use crate::stall::Stalls;
+use crate::waiting::Waiting;
 
 /// The place of an end that is nowhere: no flow is at home there.
 pub(crate) const NOWHERE: u32 = u32::MAX;
@@ -37,8 +38,10 @@ pub(crate) struct SessionSlot {
     pub(crate) session: Session,
     /// Whether it took the place of the others: the peer has shown that it holds the keys too.
     pub(crate) settled: bool,
-    /// When it is no longer received from, once another took its place.
+    /// When it is no longer received from: once another took its place, and before the peer has shown that it holds the keys.
     pub(crate) until: Option<Time>,
+    /// When its handshake began here.
+    pub(crate) begun: Time,
     /// Where the peer asked for it, and at which of our addresses. That it knows the keys will show that it is there.
     pub(crate) origin: Option<Met>,
     /// The peer's life, as its hello says (P-47).
@@ -274,37 +277,23 @@ pub(crate) struct Peer {
     pub(crate) preferred: Option<Attachment>,
     /// The life of its sockets, as it said last; 0: it said nothing (P-47).
     pub(crate) life: u64,
+    /// When the session began that it was told in.
+    pub(crate) life_since: Time,
     pub(crate) away: Option<Away>,
+    /// It never answered the word that this host goes away.
+    pub(crate) unheard: bool,
     /// A flow of its sends again and again and is not answered: if the checks of its path are not either, it is away.
     pub(crate) stalled: bool,
     /// The sockets of its flows are kept from giving up (P-46).
     pub(crate) parked: bool,
     pub(crate) waiting: Waiting,
-}
-
-/// Single flows that wait (P-48).
-#[derive(Debug, Default)]
-pub(crate) struct Waiting {
-    /// What the peer is to be told, oldest first: number, whether they wait, names.
-    pub(crate) untold: VecDeque<(u32, bool, Vec<u64>)>,
-    pub(crate) tries: u32,
-    /// Number of the last message made.
-    pub(crate) sent: u32,
-    /// Number of the last one that the peer sent.
-    pub(crate) seen: u32,
-    /// Flows that wait.
-    pub(crate) flows: usize,
-}
-
-impl Waiting {
-    /// The peer is to be told that flows wait, or go on.
-    pub(crate) fn tell(&mut self, names: &[u64], wait: bool) {
-        for names in names.chunks(MAX_WAITING) {
-            self.sent += 1;
-            self.untold.push_back((self.sent, wait, names.to_vec()));
-        }
-        self.tries = 0;
-    }
+    pub(crate) stalls: Stalls,
+    /// Its flows go by the tunnel as long as both ends are where they are: their own packets do not pass (P-49).
+    pub(crate) only_tunnel: bool,
+    /// The attachment of the other family that leads to it, tried where nobody answers by the one that was chosen.
+    pub(crate) otherwise: Option<Attachment>,
+    /// The one that it was left for since nobody answered.
+    pub(crate) unanswered: Option<Attachment>,
 }
 
 impl Peer {
@@ -356,10 +345,16 @@ impl Peer {
             listens: false,
             preferred: None,
             life: 0,
+            life_since: Time::default(),
             away: None,
+            unheard: false,
             stalled: false,
             parked: false,
             waiting: Waiting::default(),
+            stalls: Stalls::default(),
+            only_tunnel: false,
+            otherwise: None,
+            unanswered: None,
         }
     }
 
@@ -376,9 +371,14 @@ impl Peer {
         peer.observed = saved.observed;
         peer.own_places = saved.own_places.iter().copied().collect();
         peer.life = saved.life;
-        (peer.waiting.sent, peer.waiting.seen) = saved.waiting;
-        peer.away = saved.absent.then_some(Away::Announced);
-        peer.parked = saved.absent;
+        peer.waiting = Waiting::restored(saved.waiting);
+        peer.away = match (saved.absent, saved.silent) {
+            (true, _) => Some(Away::Announced),
+            (false, true) => Some(Away::Silent { held: true }),
+            (false, false) => None,
+        };
+        peer.listens = peer.away == Some(Away::Silent { held: true });
+        peer.parked = peer.away.is_some();
         if saved.known_places.is_empty() {
             peer.known_places[0].number = saved.places.peer;
         } else {
@@ -401,6 +401,7 @@ impl Peer {
             carrier: self.carrier,
             former: self.former.clone(),
             absent: self.away == Some(Away::Announced),
+            silent: self.away == Some(Away::Silent { held: true }),
             life: self.life,
             waiting: (self.waiting.sent, self.waiting.seen),
             observed: self.observed,
@@ -469,6 +470,12 @@ impl Peer {
         if unconfirmed || self.is_held_away() { Places { peer: NOWHERE, ..self.places } } else { self.places }
     }
 
+    /// The places that an introduction is to agree about (P-14). With a peer that is away there are none: that it takes part in
+    /// an introduction shows that it is back, and it is made to say where.
+    pub(crate) fn places_agreed(&self) -> Places {
+        if self.is_held_away() { Places { peer: NOWHERE, ..self.places } } else { self.places }
+    }
+
     /// Whether flows wait since the peer is away.
     pub(crate) fn is_held_away(&self) -> bool {
         matches!(self.away, Some(Away::Announced | Away::Silent { held: true }))
@@ -514,6 +521,11 @@ impl Peer {
         }
     }
 
+    /// Whether either end has said that it is elsewhere than where they met.
+    pub(crate) fn has_moved(&self) -> bool {
+        self.sequence_sent > 0 || self.sequence_accepted > 0
+    }
+
     /// Whether the present path carries flows: no move of either end is under way.
     pub(crate) fn carries(&self) -> bool {
         let announced = self.candidate.as_ref().is_some_and(|candidate| candidate.announced);
@@ -525,6 +537,8 @@ impl Peer {
         self.retire_path();
         self.places.peer = awaited.place;
         self.peer_refuses_rewrite = awaited.refuses_rewrite;
+        self.only_tunnel = false;
+        self.stalls = Stalls::default();
         self.probe = CarrierProbe::default();
         // The answer leaves from the address that the peer asked; that it is our locator towards it now.
         let asked = awaited.destination.and_then(|address| attachments.get(&address));
@@ -633,6 +647,7 @@ impl Peer {
 
     pub(crate) fn remove_flow(&mut self, flow: &FlowTuple, entry: &FlowEntry) {
         self.named.remove(&entry.name);
+        self.waiting.untold.remove(&entry.name);
         if self.flows.remove(flow) {
             release(&mut self.homes, (entry.home, flow.local.ip()));
             release(&mut self.local_addresses, flow.local.ip());
@@ -648,9 +663,16 @@ impl Peer {
         let introductions = under_way.queue.len() + under_way.active.len() + under_way.responding.len();
         let introductions = introductions + under_way.refused.len() + under_way.closed.len() + self.answers_at.len();
         let introductions = introductions + under_way.pairings.claims.len();
+        let absence = self.waiting.entries() + self.stalls.entries() + self.own_places.len();
         let addresses = self.local_addresses.len() + self.remote_addresses.len() + self.locators.len();
         let flows = self.flows.len() + self.homes.len() + self.wire_ports.len() + self.named.len();
-        1 + self.sessions.len() + self.former.len() + self.known_places.len() + introductions + addresses + flows
+        1 + self.sessions.len()
+            + self.former.len()
+            + self.known_places.len()
+            + introductions
+            + addresses
+            + flows
+            + absence
     }
 
     pub(crate) fn local_addresses(&self) -> impl Iterator<Item = IpAddr> + '_ {

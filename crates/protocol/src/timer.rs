@@ -35,6 +35,8 @@ pub(crate) enum Timer {
     Former(PeerId),
     /// Tell a peer again which flows wait.
     Waiting(PeerId),
+    /// Wake the senders of single flows that go on.
+    Wake(PeerId),
     /// Flows have waited so long that their sockets are kept from giving up.
     Park(PeerId),
     /// Tell a rendezvous again whom this host is to be met by.

@@ -29,6 +29,8 @@ pub struct Speaker {
     session: Option<Session>,
     next_index: u32,
     timestamp: u64,
+    /// The life that it tells (P-47).
+    pub life: u64,
     heard: Vec<Message>,
 }
 
@@ -40,7 +42,18 @@ impl Speaker {
         secret[1] = host.0 as u8;
         let peer = SocketAddr::new(peer, PORT);
         let key = StaticKey::from_bytes(secret);
-        Self { host, key, network, address, peer, session: None, next_index: 7000, timestamp: 1, heard: Vec::new() }
+        Self {
+            host,
+            key,
+            network,
+            address,
+            peer,
+            session: None,
+            next_index: 7000,
+            timestamp: 1,
+            life: 0,
+            heard: Vec::new(),
+        }
     }
 
     /// Its key.
@@ -78,6 +91,7 @@ impl Speaker {
         let hello = Hello {
             capabilities: Capabilities::REWRITE | Capabilities::TUNNEL_SEALED | Capabilities::TUNNEL_PLAIN,
             timestamp: 1_700_000_000_000 + self.timestamp,
+            life: self.life,
             locators: vec![source.ip()],
             ..Hello::default()
         };
@@ -146,6 +160,39 @@ impl Speaker {
         // The other end knows by this that there is one (P-8).
         self.say(world, self.endpoint(), &[Message::Padding { length: 0 }]);
         true
+    }
+
+    /// Makes another session, from its true address, and says nothing in it, so that the other end cannot know that it came
+    /// about.
+    ///
+    /// # Panics
+    /// Nobody answers.
+    pub fn meet_in_silence(&mut self, world: &mut World, key: PublicKey) -> Session {
+        world.take_mail(self.host);
+        let initiator = self.begin(world, Contact::Known(key), self.endpoint());
+        world.run_for(Duration::from_millis(100));
+        let datagrams = world.take_mail(self.host);
+        let (_, response) = datagrams.iter().find(|(_, bytes)| bytes.first() == Some(&2)).expect("a response");
+        let Ok(Datagram::Response(response)) = Datagram::parse(response) else { panic!("no response") };
+        initiator.handle_response(&response, 0).expect("a session").session
+    }
+
+    /// Says something in such a session. Tells whether it is answered.
+    ///
+    /// # Panics
+    /// The session has no counter left.
+    pub fn ask_in(&self, world: &mut World, session: &mut Session) -> bool {
+        let mut plaintext = Vec::new();
+        Message::PathChallenge { token: 77 }.encode(&mut plaintext);
+        let payload = session.seal(&plaintext).expect("a counter");
+        world.take_mail(self.host);
+        self.launch(world, self.endpoint(), self.peer, Body::Control(payload), Transport::Udp);
+        world.run_for(Duration::from_millis(50));
+        let mail = world.take_mail(self.host);
+        mail.iter().any(|(_, bytes)| match Datagram::parse(bytes) {
+            Ok(Datagram::Control(control)) => session.open(&control).is_ok(),
+            _ => false,
+        })
     }
 
     /// Says something, from an address that need not be its own. Gives the length of the datagram.

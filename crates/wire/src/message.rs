@@ -21,6 +21,11 @@ pub enum Message {
         /// At most [`MAX_LOCATORS`]; what is beyond is not sent.
         Vec<IpAddr>,
     ),
+    /// Type 0x04: names the life of the sender's sockets, as a hello does (P-47): what a responder may not say in a first contact.
+    Life {
+        /// As in a hello.
+        life: u64,
+    },
     /// Type 0x10: asks whether the peer receives at the address that this is sent to.
     PathChallenge {
         /// Random; comes back in the response.
@@ -101,7 +106,7 @@ pub enum Message {
     },
     /// Type 0x33: these flows wait from now on, or go on; until it is answered it is repeated (P-48).
     Waiting {
-        /// Rises with each such message of a sender's; comes back in the answer.
+        /// Rises with each such message of a sender's, and is below 2^31.
         number: u32,
         /// Whether they wait.
         wait: bool,
@@ -110,7 +115,7 @@ pub enum Message {
     },
     /// Type 0x34: the answer to [`Message::Waiting`].
     WaitingSeen {
-        /// As in the message.
+        /// The highest that was acted on.
         number: u32,
     },
     /// Type 0x40: meetings that the sender wants its peers to be told its endpoint for; until it is answered it is
@@ -349,6 +354,7 @@ pub const MAX_MESSAGES: usize = 512;
 
 const PADDING: u8 = 0x00;
 const LOCATORS: u8 = 0x03;
+const LIFE: u8 = 0x04;
 const PATH_CHALLENGE: u8 = 0x10;
 const PATH_RESPONSE: u8 = 0x11;
 const INTRODUCTION_REQUEST: u8 = 0x20;
@@ -403,7 +409,7 @@ impl Message {
     pub fn encoded_len(&self) -> usize {
         let body = match self {
             Self::Padding { length } => usize::from(*length),
-            Self::PathChallenge { .. } | Self::ProbeSeen { .. } => 8,
+            Self::Life { .. } | Self::PathChallenge { .. } | Self::ProbeSeen { .. } => 8,
             Self::Locators(locators) => 1 + 16 * locators.len().min(MAX_LOCATORS),
             Self::PathResponse { .. } => 8 + ENDPOINT_LEN,
             Self::IntroductionRequest { .. }
@@ -434,6 +440,7 @@ impl Message {
         match self {
             Self::Padding { .. } => PADDING,
             Self::Locators(_) => LOCATORS,
+            Self::Life { .. } => LIFE,
             Self::PathChallenge { .. } => PATH_CHALLENGE,
             Self::PathResponse { .. } => PATH_RESPONSE,
             Self::IntroductionRequest { .. } => INTRODUCTION_REQUEST,
@@ -460,7 +467,9 @@ impl Message {
         match self {
             // Written by `encode`, which has to count them differently.
             Self::Padding { .. } | Self::FlowClosed(_) => {}
-            Self::PathChallenge { token } | Self::ProbeSeen { token } => put_u64(out, *token),
+            Self::Life { life: number } | Self::PathChallenge { token: number } | Self::ProbeSeen { token: number } => {
+                put_u64(out, *number);
+            }
             Self::Locators(locators) => put_locators(out, locators),
             Self::PathResponse { token, observed } => {
                 put_u64(out, *token);
@@ -552,6 +561,7 @@ impl Message {
         let message = match number {
             PADDING => Self::Padding { length: body.rest().len() as u16 },
             LOCATORS => Self::Locators(read_locators(body)?),
+            LIFE => Self::Life { life: body.u64("life")? },
             PATH_CHALLENGE => Self::PathChallenge { token: body.u64("challenge token")? },
             PATH_RESPONSE => {
                 Self::PathResponse { token: body.u64("response token")?, observed: body.endpoint("observed source")? }

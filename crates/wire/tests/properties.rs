@@ -64,6 +64,7 @@ fn message() -> impl Strategy<Value = Message> {
     prop_oneof![
         any::<u16>().prop_map(|length| Message::Padding { length }),
         vec(address(), 0..=MAX_LOCATORS).prop_map(Message::Locators),
+        any::<u64>().prop_map(|life| Message::Life { life }),
         any::<u64>().prop_map(|token| Message::PathChallenge { token }),
         (any::<u64>(), endpoint()).prop_map(|(token, observed)| Message::PathResponse { token, observed }),
         any::<u32>().prop_map(|tag| Message::IntroductionRequest { tag }),

@@ -46,6 +46,7 @@ fn messages() -> Vec<(&'static str, Message)> {
     vec![
         ("padding", Message::Padding { length: 5 }),
         ("locators", Message::Locators(vec!["192.0.2.1".parse().unwrap(), "2001:db8::1".parse().unwrap()])),
+        ("life", Message::Life { life: 0x0102_0304_0506_0708 }),
         ("path_challenge", Message::PathChallenge { token: 0x1112_1314_1516_1718 }),
         (
             "path_response",
@@ -136,6 +137,11 @@ fn messages() -> Vec<(&'static str, Message)> {
             },
         ),
         ("whereabouts_seen", Message::WhereaboutsSeen { number: 7 }),
+        (
+            "waiting",
+            Message::Waiting { number: 5, wait: true, names: vec![0xa0a1_a2a3_a4a5_a6a7, 0xb0b1_b2b3_b4b5_b6b7] },
+        ),
+        ("waiting_seen", Message::WaitingSeen { number: 5 }),
         ("close", Message::Close { reason: CloseReason::Untrusted }),
     ]
 }

@@ -1,10 +1,14 @@
 //! Peers and bystanders that do what they should not.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use whimbrel_handshake::Contact;
-use whimbrel_protocol::{Config, FlowState};
-use whimbrel_sim::{Access, Carried, FlowId, HostId, Kind, Link, Mutation, NetworkId, Powers, Speaker, World};
+use whimbrel_protocol::{Attachment, Config, Event, FlowState, Routes, Trust};
+use whimbrel_sim::{
+    Access, Body, Carried, FlowId, HostId, Kind, Link, Mutation, NetworkId, Packet, Powers, Speaker, Verdict, World,
+};
+use whimbrel_wire::Transport;
 use whimbrel_wire::message::{BindingStatus, Echo, Message, UpdateFlags};
 
 use crate::common::{AWAY, FURTHER, HOME, INSIDE, SECOND, SERVICE, Two, address, settle_as};
@@ -514,4 +518,172 @@ fn sequence_numbers_have_an_end() {
     world.run_for(SECOND);
     assert_eq!(world.peer(client).sequences.1, 0);
     world.check();
+}
+
+#[test]
+fn what_confirms_a_session_is_kept_back_until_another_life() {
+    // P-47, P-8: a host dies with a session whose first datagram somebody has kept, and sends it on when the host is there
+    // again.
+    for kept in [10, 100] {
+        let mut lie = Lie::new(415);
+        let key = lie.world.at(lie.server).public_key();
+        lie.liar.life = 1;
+        let mut early = lie.liar.meet_in_silence(&mut lie.world, key);
+        lie.liar.life = 2;
+        let mut late = lie.liar.meet_in_silence(&mut lie.world, key);
+        assert!(lie.liar.ask_in(&mut lie.world, &mut late));
+        lie.world.run_for(kept * SECOND);
+        let answered = lie.liar.ask_in(&mut lie.world, &mut early);
+        // It is no session of anybody's in the end.
+        assert_eq!(answered, kept < 60);
+        lie.world.run_for(SECOND);
+        assert_eq!(lie.world.resets(lie.server), []);
+        assert_eq!(lie.world.peer(lie.server).flows, lie.flows.len());
+        // What the life is now counts as before.
+        lie.liar.life = 3;
+        let mut last = lie.liar.meet_in_silence(&mut lie.world, key);
+        assert!(lie.liar.ask_in(&mut lie.world, &mut last));
+        assert_eq!(lie.world.resets(lie.server), lie.flows);
+    }
+}
+
+#[test]
+fn many_words_about_waiting_flows_in_one_datagram_are_none() {
+    // P-37, P-48
+    let mut lie = Lie::new(416);
+    let name = 0x1000 + lie.flows[0].0 as u64;
+    let own = endpoint("10.66.0.1");
+    let word = |number, wait, name| Message::Waiting { number, wait, names: vec![name] };
+    lie.liar.say(&mut lie.world, own, &[word(1, true, name), word(2, false, name)]);
+    lie.world.run_for(Duration::from_millis(50));
+    let seen = |heard: Vec<Message>| heard.into_iter().any(|message| matches!(message, Message::WaitingSeen { .. }));
+    assert!(!seen(lie.liar.hear(&mut lie.world)));
+    // Numbers that leave no room for others.
+    lie.liar.say(&mut lie.world, own, &[word(u32::MAX, true, name)]);
+    lie.world.run_for(Duration::from_millis(50));
+    assert!(!seen(lie.liar.hear(&mut lie.world)));
+    // Flows that are not its own, and one that is.
+    lie.liar.say(&mut lie.world, own, &[word(1, true, 0x1234)]);
+    lie.liar.say(&mut lie.world, own, &[word(2, true, name)]);
+    lie.world.run_for(Duration::from_millis(50));
+    assert!(seen(lie.liar.hear(&mut lie.world)));
+    let held = |world: &World, flow| world.verdict(flow, 1) == Verdict::Hold("waits by itself");
+    assert!(held(&lie.world, lie.flows[0]) && lie.flows[1..].iter().all(|flow| !held(&lie.world, *flow)));
+    // An old word in a new datagram means nothing, and its answer says what counts.
+    lie.liar.say(&mut lie.world, own, &[word(1, false, name)]);
+    lie.world.run_for(Duration::from_millis(50));
+    assert!(lie.liar.hear(&mut lie.world).contains(&Message::WaitingSeen { number: 2 }));
+    assert!(held(&lie.world, lie.flows[0]));
+    // Who changes its mind a thousand times a second has senders woken a few times.
+    let before = lie.world.ops;
+    for number in 3..1003 {
+        lie.liar.say(&mut lie.world, own, &[word(number, number % 2 == 0, name)]);
+        lie.world.run_for(Duration::from_millis(1));
+    }
+    let ops = lie.world.ops - before;
+    assert!(ops < 3 * 1000 + 50, "{ops} ops");
+    lie.world.check_except(&[Kind::Storm]);
+}
+
+#[test]
+fn handshakes_that_are_refused_are_told_of_now_and_then() {
+    // P-29: whoever sends initiations without the shared key could fill the log.
+    let mut world = World::new(417);
+    let [den, far] = std::array::from_fn(|_| world.network(Access::Open));
+    let config = Config { trust: Trust::Psk, psk: Some([1; 32]), ..Config::default() };
+    let server = world.host_with("server", config);
+    let host = world.bare_host("stranger");
+    world.at_mut(host).collects = true;
+    world.attach(server, far, "10.9.0.1");
+    world.attach(host, den, "10.66.0.1");
+    let mut stranger = Speaker::new(host, den, address("10.66.0.1"), address("10.9.0.1"));
+    for _ in 0..300 {
+        stranger.begin(&mut world, Contact::First, endpoint("10.66.0.1"));
+        world.run_for(Duration::from_millis(10));
+    }
+    let told = world.events.iter().filter(|(_, _, event)| matches!(event, Event::HandshakeRefused { .. })).count();
+    assert!((1..=5).contains(&told), "told {told} times");
+}
+
+/// Passes on what two hosts say to somebody between them, each to the other, as if it were his own.
+fn relay(world: &mut World, host: HostId, den: NetworkId, ends: [&str; 2], time: Duration) {
+    let until = world.now() + time;
+    while world.now() < until {
+        for (source, payload) in world.take_mail(host) {
+            let Some(end) = ends.iter().position(|end| address(end) == source.ip()) else { continue };
+            let (source, destination) = (endpoint("10.66.0.1"), endpoint(ends[1 - end]));
+            let body = Body::Control(payload);
+            world.launch(den, Packet { transport: Transport::Udp, source, destination, origin: host, body });
+        }
+        world.run_for(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn who_relays_a_handshake_of_two_others_gets_neither_their_flows_nor_in_their_way() {
+    // The client asks at the relay's address, and the server answers there.
+    for early in [true, false] {
+        let mut two = Two::new(418);
+        let den = two.world.network(Access::Open);
+        let host = two.world.bare_host("relay");
+        two.world.at_mut(host).collects = true;
+        two.world.attach(host, den, "10.66.0.1");
+        let Two { mut world, client, server, away, .. } = two;
+        let mut flows = Vec::new();
+        if !early {
+            flows.push(world.connect(client, SERVICE));
+            world.run_for(3 * SECOND);
+        }
+        let bait = world.connect(client, "10.66.0.1:80");
+        relay(&mut world, host, den, [HOME, "10.9.0.1"], 5 * SECOND);
+        assert_eq!(world.peer(client).key, world.at(server).public_key(), "the two believe to have met");
+        assert!(!world.introduced(bait));
+        // From now on it drops everything.
+        flows.push(world.connect(client, SERVICE));
+        world.set_beat(Some(Duration::from_millis(7)));
+        let done = world.wait(15 * SECOND, |w| flows.iter().all(|flow| w.introduced(*flow)));
+        assert!(done, "early {early}");
+        world.close(bait);
+        world.move_to(client, away, AWAY);
+        let relayed = world.exchanged(client, address("10.66.0.1")).0;
+        world.assert_delivering(3 * SECOND);
+        settle_as(&mut world, &flows, Carried::Rewritten);
+        world.run_for(60 * SECOND);
+        let more = world.exchanged(client, address("10.66.0.1")).0 - relayed;
+        assert!(more <= 4 * 1300, "{more} bytes to the relay, early {early}");
+        assert!(flows.iter().all(|flow| !world.was_reset(*flow)));
+    }
+}
+
+/// Counts how often it is asked.
+struct Counted(std::cell::Cell<usize>);
+
+impl Routes for Counted {
+    fn source_for(&self, _: IpAddr) -> Option<IpAddr> {
+        self.0.set(self.0.get() + 1);
+        Some(address("10.9.0.1"))
+    }
+
+    fn still_reaches(&self, _: IpAddr, _: IpAddr) -> bool {
+        true
+    }
+}
+
+#[test]
+fn many_told_addresses_cost_no_looks_at_the_routes() {
+    // Of anybody who made a session, at each change of the network: the moves of the others wait for it.
+    for flows in [false, true] {
+        let mut lie = Lie::new(419);
+        if !flows {
+            lie.flows.iter().for_each(|flow| lie.world.close(*flow));
+            lie.world.run_for(70 * SECOND);
+        }
+        let told = (1..33).map(|n| address(&format!("10.77.0.{n}"))).collect();
+        lie.liar.say(&mut lie.world, endpoint("10.66.0.1"), &[Message::Locators(told)]);
+        lie.world.run_for(SECOND);
+        let (now, counted) = (lie.world.now(), Counted(std::cell::Cell::new(0)));
+        let attachments = [Attachment { address: address("10.9.0.1"), generation: 1 }];
+        lie.world.with_node(lie.server, |node| node.handle_network(now, &attachments, &counted));
+        assert_eq!(counted.0.get(), 1);
+    }
 }

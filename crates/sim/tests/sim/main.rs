@@ -14,4 +14,5 @@ mod nat;
 mod pairing;
 mod random;
 mod rendezvous;
+mod returns;
 mod rules;
