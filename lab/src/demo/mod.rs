@@ -108,6 +108,7 @@ pub fn run(lab: &mut Lab, plot_path: &Path) -> Result<()> {
     for (place, stall) in plot.stalls() {
         step(&format!("moving {place}: the longest pause of the download was {:.0} ms", stall.as_secs_f64() * 1e3));
     }
+    step("the download fills its link's queue, so its pauses outlast the hand-offs above (docs/benchmarks.md)");
     step(&format!(
         "throughput around the moves: {}; what the laptop's daemon tells: {}",
         plot_path.display(),
