@@ -1,0 +1,170 @@
+//! The file's keys: which there are, and what of them goes together.
+
+use std::net::IpAddr;
+use std::ops::Range;
+use std::path::PathBuf;
+
+use toml::Spanned;
+use toml::de::DeTable;
+use whimbrel_protocol::Trust;
+
+use super::value::{
+    Mistake, Section, Value, array, boolean, choice, endpoint, limit, mode, port, prefix, string, subtable,
+};
+use super::{Config, KnownPeer, Level, MOST_CONNECTIONS, MOST_RENDEZVOUS};
+
+pub(super) fn interpret(table: &DeTable<'_>, whole: Range<usize>) -> Result<(Config, Option<PathBuf>), Mistake> {
+    let mut config = Config::default();
+    let mut section = Section::new(table);
+    let trust = section.take("trust");
+    if let Some(value) = trust {
+        config.trust =
+            choice(value, "trust", &[("tofu", Trust::Tofu), ("pinned", Trust::Pinned), ("psk", Trust::Psk)])?;
+    }
+    let psk_file = section.take("psk_file").map(|value| string(value, "psk_file", "a path")).transpose()?;
+    if let Some(value) = section.take("peers") {
+        for peer in array(value, "peers", "written as [[peers]] sections with `address` and `key`")? {
+            config.peers.push(known_peer(peer)?);
+        }
+    }
+    if let Some(value) = section.take("ask") {
+        let mut ask = Section::new(subtable(value, "ask")?);
+        for (key, into) in [("allow", &mut config.ask_allow), ("deny", &mut config.ask_deny)] {
+            if let Some(value) = ask.take(key) {
+                for element in array(value, key, "a list of prefixes such as [\"192.0.2.0/24\", \"2001:db8::/32\"]")? {
+                    into.push(prefix(element)?);
+                }
+            }
+        }
+        ask.finish()?;
+    }
+    if let Some(value) = section.take("limits") {
+        let mut limits = Section::new(subtable(value, "limits")?);
+        for (key, most, into) in [
+            ("questions", 10_000, &mut config.questions),
+            ("connections", MOST_CONNECTIONS, &mut config.connections),
+            ("connections_per_peer", MOST_CONNECTIONS, &mut config.connections_per_peer),
+        ] {
+            if let Some(value) = limits.take(key) {
+                *into = limit(value, key, most)?;
+            }
+        }
+        limits.finish()?;
+    }
+    if let Some(value) = section.take("metrics") {
+        let mut metrics = Section::new(subtable(value, "metrics")?);
+        config.metrics_listen = metrics.take("listen").map(endpoint).transpose()?;
+        metrics.finish()?;
+    }
+    if let Some(value) = section.take("carriers") {
+        (config.rewrite, config.tunnel) = (false, false);
+        for element in array(value, "carriers", "a list of \"rewrite\" and \"tunnel\"")? {
+            match choice(element, "a carrier", &[("rewrite", false), ("tunnel", true)])? {
+                false => config.rewrite = true,
+                true => config.tunnel = true,
+            }
+        }
+        if !config.rewrite && !config.tunnel {
+            return Err(Mistake::new(value.span(), "`carriers` must name \"rewrite\", \"tunnel\" or both"));
+        }
+    }
+    if let Some(value) = section.take("tunnel") {
+        config.tunnel_sealed = choice(value, "tunnel", &[("sealed", true), ("plain", false)])?;
+    }
+    if let Some(value) = section.take("port") {
+        config.port = port(value)?;
+    }
+    if let Some(value) = section.take("control_mode") {
+        config.control_mode = mode(value)?;
+    }
+    if let Some(value) = section.take("kick") {
+        config.kick = boolean(value, "kick")?;
+    }
+    let rendezvous = section.take("rendezvous");
+    if let Some(value) = rendezvous {
+        config.rendezvous = meeting_places(value)?;
+    }
+    if let Some(value) = section.take("serve_rendezvous") {
+        config.serve_rendezvous = boolean(value, "serve_rendezvous")?;
+    }
+    if let Some(value) = section.take("log") {
+        config.log = choice(
+            value,
+            "log",
+            &[
+                ("error", Level::Error),
+                ("warn", Level::Warn),
+                ("info", Level::Info),
+                ("debug", Level::Debug),
+                ("trace", Level::Trace),
+            ],
+        )?;
+    }
+    if let Some(value) = section.take("event_log") {
+        let path = string(value, "event_log", "a path")?;
+        if path.is_empty() || path.ends_with('/') {
+            return Err(Mistake::new(value.span(), "`event_log` must be the path of a file, such as \"events.jsonl\""));
+        }
+        config.event_log = Some(path.into());
+    }
+    section.finish()?;
+
+    let at = trust.map_or(whole, Spanned::span);
+    if config.trust == Trust::Psk && psk_file.is_none() {
+        return Err(Mistake::new(at, "trust = \"psk\" needs `psk_file`, a file with 32 random bytes in base64"));
+    }
+    if config.trust == Trust::Pinned && config.peers.is_empty() {
+        return Err(Mistake::new(
+            at,
+            "trust = \"pinned\" needs at least one [[peers]] section with `address` and `key`",
+        ));
+    }
+    let unknown = |address: &&IpAddr| config.peers.iter().all(|peer| peer.address != **address);
+    if let Some(address) = config.rendezvous.iter().find(|address| config.trust == Trust::Pinned && unknown(address)) {
+        let sentence = format!("trust = \"pinned\" needs a [[peers]] section with the key of the rendezvous {address}");
+        return Err(Mistake::new(rendezvous.map_or(at, Spanned::span), sentence));
+    }
+    Ok((config, psk_file.map(PathBuf::from)))
+}
+
+fn meeting_places(value: Value<'_, '_>) -> Result<Vec<IpAddr>, Mistake> {
+    let elements = array(value, "rendezvous", "a list of addresses such as [\"192.0.2.1\"]")?;
+    if elements.len() > MOST_RENDEZVOUS {
+        return Err(Mistake::new(value.span(), format!("`rendezvous` must have at most {MOST_RENDEZVOUS} addresses")));
+    }
+    let address = |element| {
+        let text = string(element, "rendezvous", "addresses")?;
+        text.parse().map_err(|_| {
+            Mistake::new(
+                element.span(),
+                format!("`{text}` is no IP address; write one such as \"192.0.2.1\" (no name, no port)"),
+            )
+        })
+    };
+    elements.iter().map(address).collect()
+}
+
+fn known_peer(value: Value<'_, '_>) -> Result<KnownPeer, Mistake> {
+    let mut section = Section::new(subtable(value, "peers")?);
+    let address = section.take("address");
+    let key = section.take("key");
+    section.finish()?;
+    let missing = |name: &str| Mistake::new(value.span(), format!("this peer has no `{name}`"));
+    let address = address.ok_or_else(|| missing("address"))?;
+    let key = key.ok_or_else(|| missing("key"))?;
+    let text = string(address, "address", "an IP address")?;
+    let parsed = text.parse().map_err(|_| {
+        Mistake::new(
+            address.span(),
+            format!("`{text}` is no IP address; write one such as \"192.0.2.1\" (no name, no port)"),
+        )
+    })?;
+    let text = string(key, "key", "a public key")?;
+    let key = text.parse().map_err(|error| {
+        Mistake::new(
+            key.span(),
+            format!("`{text}` is no public key ({error}); `whimbrel status` on that host shows its own"),
+        )
+    })?;
+    Ok(KnownPeer { address: parsed, key })
+}

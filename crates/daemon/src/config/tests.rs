@@ -1,0 +1,141 @@
+//! Tests of what is read and what is complained of.
+
+use super::value::parse_prefix;
+use super::*;
+
+fn complaint(text: &str) -> String {
+    parse(Path::new("/etc/w.toml"), text).expect_err("a mistake").to_string()
+}
+
+#[test]
+fn keys_that_differ_are_named() {
+    let config = |text| parse(Path::new("w.toml"), text).expect("valid");
+    let before = config("port = 2000\n[ask]\nallow = ['10.0.0.0/8']\n");
+    assert_eq!(before.differences(&before.clone()), [""; 0]);
+    let after = config("carriers = ['tunnel']\nlog = 'debug'\n");
+    assert_eq!(before.differences(&after), ["carriers", "port", "log", "ask.allow"]);
+}
+
+#[test]
+fn a_key_that_is_configured_is_trusted_for_that() {
+    let (listed, other) = (PublicKey::from([7; 32]), PublicKey::from([8; 32]));
+    let text = format!("[[peers]]\naddress = '192.0.2.1'\nkey = '{listed}'\n");
+    let mut config = parse(Path::new("w.toml"), &text).expect("valid");
+    assert_eq!((config.trust_in(&listed), config.trust_in(&other)), (Trust::Pinned, Trust::Tofu));
+    config.trust = Trust::Psk;
+    assert_eq!(config.trust_in(&listed), Trust::Psk);
+}
+
+#[test]
+fn an_empty_file_is_the_default() {
+    assert_eq!(parse(Path::new("w.toml"), "").expect("valid"), Config::default());
+}
+
+#[test]
+fn all_keys_are_read() {
+    let config = parse(
+        Path::new("w.toml"),
+        "trust = 'tofu'\ncarriers = ['tunnel']\ntunnel = 'plain'\nport = 0x7d0\ncontrol_mode = '0660'\n\
+         kick = false\nlog = 'debug'\nevent_log = 'e.jsonl'\n[ask]\nallow = ['10.0.0.0/8', '2001:db8::1']\ndeny = ['10.1.0.0/16']\n\
+         [limits]\nquestions = 5\nconnections = 1000\nconnections_per_peer = 100\n[metrics]\nlisten = '[::1]:9203'\n",
+    )
+    .expect("valid");
+    assert!(!config.rewrite && config.tunnel && !config.tunnel_sealed && !config.kick);
+    assert_eq!((config.port, config.control_mode, config.log), (2000, 0o660, Level::Debug));
+    assert_eq!((config.questions, config.connections, config.connections_per_peer), (5, 1000, 100));
+    assert_eq!(config.event_log.as_deref(), Some(Path::new("e.jsonl")));
+    assert_eq!(config.metrics_listen, "[::1]:9203".parse().ok());
+    assert_eq!(config.ask_allow[1], Prefix { address: "2001:db8::1".parse().expect("address"), length: 128 });
+    assert!(config.ask_deny[0].contains("10.1.2.3".parse().expect("address")));
+    assert!(!config.ask_deny[0].contains("10.2.2.3".parse().expect("address")));
+}
+
+#[test]
+fn the_file_that_is_shipped_shows_the_defaults() {
+    let shipped = include_str!("../../../../packaging/whimbrel.toml");
+    assert_eq!(parse(Path::new("w.toml"), shipped).expect("valid"), Config::default());
+    let is_key = |line: &str| {
+        line.split_once(" = ").is_some_and(|(key, _)| key.chars().all(|c| c.is_alphanumeric() || c == '_'))
+    };
+    let taken: Vec<&str> = shipped
+        .lines()
+        .take_while(|line| !line.starts_with("#[[peers]]"))
+        .map(|line| {
+            // Those that are nothing unless they are set.
+            let unset = |line: &str| ["psk_file", "event_log", "listen"].iter().any(|key| line.starts_with(key));
+            line.strip_prefix('#').filter(|line| is_key(line) && !unset(line)).unwrap_or(line)
+        })
+        .collect();
+    assert!(taken.contains(&"kick = true"), "{taken:?}");
+    assert_eq!(parse(Path::new("w.toml"), &taken.join("\n")).expect("valid"), Config::default());
+}
+
+#[test]
+fn complaints_name_line_and_column_and_what_would_be_right() {
+    assert_eq!(complaint("\n  prot = 1"), "/etc/w.toml:2:3: unknown key `prot`; did you mean `port`?");
+    assert!(complaint("port = 99999").starts_with("/etc/w.toml:1:8: `port` must be a number from 1 to 65535"));
+    assert!(complaint("trust = 'toffu'").contains("did you mean \"tofu\"?"));
+    assert!(complaint("kick = 'no'").contains("`kick` must be true or false, not a string"));
+    assert!(complaint("[ask]\nalow = []").starts_with("/etc/w.toml:2:1: unknown key `alow`; did you mean `allow`?"));
+    assert!(complaint("[ask]\nallow = ['10.0.0.0/33']").contains("`10.0.0.0/33` is no prefix"));
+    assert!(complaint("trust = 'pinned'").contains("[[peers]]"));
+    assert!(complaint("trust = ").starts_with("/etc/w.toml:1:"));
+    assert!(complaint("[[peers]]\naddress = 'example.org'\nkey = 'x'").contains("is no IP address"));
+    assert!(complaint("control_mode = 600").contains("octal"));
+    for listen in ["'9203'", "9203", "'localhost:9203'", "'127.0.0.1:0'"] {
+        let complaint = complaint(&format!("[metrics]\nlisten = {listen}"));
+        assert!(complaint.starts_with("/etc/w.toml:2:10: `listen` must be an address and a port"), "{complaint}");
+    }
+    assert_eq!(
+        complaint("event_log = '/var/log/'"),
+        "/etc/w.toml:1:13: `event_log` must be the path of a file, such as \"events.jsonl\""
+    );
+    assert!(complaint("[limits]\nquestions = 0").contains("`questions` must be a number from 1 to 10000"));
+}
+
+#[test]
+fn rendezvous_are_addresses_whose_keys_are_known_where_keys_are_pinned() {
+    let config = parse(Path::new("w.toml"), "rendezvous = ['192.0.2.1', '2001:db8::1']\nserve_rendezvous = true\n");
+    let config = config.expect("valid");
+    assert_eq!(config.rendezvous.len(), 2);
+    assert!(config.serve_rendezvous);
+    assert_eq!(config.differences(&Config::default()), ["rendezvous", "serve_rendezvous"]);
+    assert_eq!(
+        complaint("rendezvous = ['192.0.2.1', 'meet.example.org']"),
+        "/etc/w.toml:1:28: `meet.example.org` is no IP address; write one such as \"192.0.2.1\" (no name, no port)"
+    );
+    assert!(complaint("rendezvous = '192.0.2.1'").contains("`rendezvous` must be a list of addresses such as"));
+    assert!(complaint("rendezvous = [1]").contains("`rendezvous` must be addresses in quotes, not an integer"));
+    assert!(complaint("rendezvouz = []").contains("did you mean `rendezvous`?"));
+    assert!(complaint("serve_rendezvous = 'yes'").contains("`serve_rendezvous` must be true or false, not a string"));
+    let nine = ["'192.0.2.1'"; 9].join(", ");
+    assert!(complaint(&format!("rendezvous = [{nine}]")).contains("at most 8 addresses"));
+    let key = "A".repeat(43) + "=";
+    let pinned = |at: &str| {
+        format!("trust = 'pinned'\nrendezvous = ['192.0.2.1']\n[[peers]]\naddress = '{at}'\nkey = '{key}'\n")
+    };
+    assert!(parse(Path::new("w.toml"), &pinned("192.0.2.1")).is_ok());
+    assert!(complaint(&pinned("192.0.2.2")).starts_with("/etc/w.toml:2:14: trust = \"pinned\" needs a [[peers]]"));
+}
+
+#[test]
+fn a_key_that_others_can_read_is_noticed() {
+    let folder = std::env::temp_dir().join(format!("whimbrel-psk-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    let psk = folder.join("psk");
+    fs::write(&psk, format!("{}=\n", "A".repeat(43))).unwrap();
+    let file = folder.join("whimbrel.toml");
+    fs::write(&file, "trust = \"psk\"\npsk_file = \"psk\"\n").unwrap();
+    for (mode, open) in [(0o600, false), (0o640, true), (0o604, true)] {
+        fs::set_permissions(&psk, fs::Permissions::from_mode(mode)).unwrap();
+        assert_eq!(read(Some(&file)).unwrap().psk_open.is_some(), open, "{mode:o}");
+    }
+    fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn a_prefix_of_length_zero_has_every_address_of_its_family() {
+    let all = parse_prefix("0.0.0.0/0").expect("prefix");
+    assert!(all.contains("203.0.113.9".parse().expect("address")));
+    assert!(!all.contains("2001:db8::1".parse().expect("address")));
+}
