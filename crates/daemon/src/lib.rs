@@ -6,6 +6,7 @@
 //! tunnel/         the pump between the TUN device and UDP: two threads of its own
 //! attachments.rs  which stay on which network an address stands for
 //! flows.rs        which connections there are
+//! policy/         what the configuration wants for which of them
 //! journal.rs      what the next daemon must know if this one is killed
 //! server.rs       the local API's socket; views.rs and events.rs are what it tells
 //! event_log.rs    events in a file
@@ -32,6 +33,7 @@ pub mod known_keys;
 mod log;
 mod metrics;
 mod place;
+pub mod policy;
 pub mod server;
 pub mod tunnel;
 mod views;

@@ -8,12 +8,20 @@ use toml::Spanned;
 use toml::de::DeTable;
 use whimbrel_protocol::Trust;
 
+use crate::policy::{Policies, Policy, Treatment};
+
+use super::conditions::matcher;
 use super::value::{
     Mistake, Section, Value, array, boolean, choice, endpoint, limit, mode, port, prefix, string, subtable,
 };
 use super::{Config, KnownPeer, Level, MOST_CONNECTIONS, MOST_RENDEZVOUS};
 
-pub(super) fn interpret(table: &DeTable<'_>, whole: Range<usize>) -> Result<(Config, Option<PathBuf>), Mistake> {
+/// `line_of`: the line, from 1, that the byte at a place stands in.
+pub(super) fn interpret(
+    table: &DeTable<'_>,
+    whole: Range<usize>,
+    line_of: &dyn Fn(usize) -> u32,
+) -> Result<(Config, Option<PathBuf>), Mistake> {
     let mut config = Config::default();
     let mut section = Section::new(table);
     let trust = section.take("trust");
@@ -26,6 +34,11 @@ pub(super) fn interpret(table: &DeTable<'_>, whole: Range<usize>) -> Result<(Con
         for peer in array(value, "peers", "written as [[peers]] sections with `address` and `key`")? {
             config.peers.push(known_peer(peer)?);
         }
+    }
+    if let Some(value) = section.take("policy") {
+        let sections = array(value, "policy", "written as [[policy]] sections")?;
+        let policy = |section| policy(section, line_of);
+        config.policies = Policies::new(sections.iter().map(policy).collect::<Result<_, _>>()?);
     }
     if let Some(value) = section.take("ask") {
         let mut ask = Section::new(subtable(value, "ask")?);
@@ -167,4 +180,19 @@ fn known_peer(value: Value<'_, '_>) -> Result<KnownPeer, Mistake> {
         )
     })?;
     Ok(KnownPeer { address: parsed, key })
+}
+
+fn policy(value: Value<'_, '_>, line_of: &dyn Fn(usize) -> u32) -> Result<Policy, Mistake> {
+    let mut section = Section::new(subtable(value, "policy")?);
+    let matcher = matcher(&mut section)?;
+    let mut treatment = Treatment::default();
+    let protect = section.take("protect");
+    if let Some(value) = protect {
+        treatment.protect = boolean(value, "protect")?;
+    }
+    section.finish()?;
+    if protect.is_none() {
+        return Err(Mistake::new(value.span(), "this policy says nothing; it must have `protect`"));
+    }
+    Ok(Policy { line: line_of(value.span().start), matcher, treatment })
 }

@@ -4,6 +4,7 @@
 //! from a tree that knows where each value stands, so that every complaint names file, line and column and says what
 //! would be right there.
 
+mod conditions;
 mod file;
 mod value;
 
@@ -17,8 +18,10 @@ use toml::de::DeTable;
 use whimbrel_handshake::PublicKey;
 use whimbrel_protocol::{Prefix, Trust};
 
+use crate::policy::Policies;
+
 use file::interpret;
-use value::Mistake;
+use value::{Mistake, line_of};
 
 /// Where the configuration is looked for when nobody says otherwise.
 pub const DEFAULT_PATH: &str = "/etc/whimbrel/whimbrel.toml";
@@ -104,6 +107,8 @@ pub struct Config {
     pub connections: u32,
     /// `limits.connections_per_peer`: so many with one peer.
     pub connections_per_peer: u32,
+    /// `[[policy]]`: how which connections are treated.
+    pub policies: Policies,
     /// `log`: how much is logged.
     pub log: Level,
     /// `event_log`: the file that events are written to, relative to the state directory.
@@ -132,6 +137,7 @@ impl Default for Config {
             questions: 20,
             connections: 524_288,
             connections_per_peer: 262_144,
+            policies: Policies::default(),
             log: Level::default(),
             event_log: None,
             metrics_listen: None,
@@ -165,6 +171,7 @@ impl Config {
             questions,
             connections,
             connections_per_peer,
+            policies,
             log,
             event_log,
             metrics_listen,
@@ -188,6 +195,7 @@ impl Config {
             ("limits.connections_per_peer", *connections_per_peer != other.connections_per_peer),
             ("metrics.listen", *metrics_listen != other.metrics_listen),
             ("peers", *peers != other.peers),
+            ("policy", *policies != other.policies),
         ];
         compared.into_iter().filter(|(_, differs)| *differs).map(|(key, _)| key).collect()
     }
@@ -261,8 +269,8 @@ pub fn parse(path: &Path, text: &str) -> Result<Config, ConfigError> {
     let document = DeTable::parse(text)
         .map_err(|error| Mistake { at: error.span().unwrap_or(0..0), sentence: error.message().to_owned() })
         .map_err(|mistake| mistake.located(path, text))?;
-    let (mut config, psk_file) =
-        interpret(document.get_ref(), document.span()).map_err(|mistake| mistake.located(path, text))?;
+    let (mut config, psk_file) = interpret(document.get_ref(), document.span(), &|at| line_of(text, at))
+        .map_err(|mistake| mistake.located(path, text))?;
     if let Some(psk_file) = psk_file {
         let psk_file = path.parent().unwrap_or(Path::new("/")).join(psk_file);
         config.psk = Some(read_psk(&psk_file)?);

@@ -2,6 +2,8 @@
 
 use super::value::parse_prefix;
 use super::*;
+use crate::policy::{Matcher, PeerCondition, Policy, ProgramCondition, Treatment};
+use whimbrel_wire::Transport;
 
 fn complaint(text: &str) -> String {
     parse(Path::new("/etc/w.toml"), text).expect_err("a mistake").to_string()
@@ -138,4 +140,68 @@ fn a_prefix_of_length_zero_has_every_address_of_its_family() {
     let all = parse_prefix("0.0.0.0/0").expect("prefix");
     assert!(all.contains("203.0.113.9".parse().expect("address")));
     assert!(!all.contains("2001:db8::1".parse().expect("address")));
+}
+
+#[test]
+fn policies_are_read_in_their_order() {
+    let key = PublicKey::from([7; 32]);
+    let text = format!(
+        "[[policy]]\nremote_port = 25\nprotect = false\n\n[[policy]]\npeer = ['10.0.0.0/8', '{key}']\n\
+         local_port = '6000-6063'\ntransport = 'udp'\nprogram = '/usr/bin/ftp'\ncgroup = '/user.slice/'\nprotect = true\n"
+    );
+    let config = parse(Path::new("w.toml"), &text).expect("valid");
+    let first = Policy {
+        line: 1,
+        matcher: Matcher { remote_port: Some(25..=25), ..Matcher::default() },
+        treatment: Treatment { protect: false },
+    };
+    let prefix = PeerCondition::Prefix(Prefix { address: "10.0.0.0".parse().expect("address"), length: 8 });
+    let second = Policy {
+        line: 5,
+        matcher: Matcher {
+            peer: Some(vec![prefix, PeerCondition::Key(key)]),
+            local_port: Some(6000..=6063),
+            remote_port: None,
+            transport: Some(Transport::Udp),
+            program: Some(ProgramCondition::new("/usr/bin/ftp")),
+            cgroup: Some("/user.slice".to_owned()),
+        },
+        treatment: Treatment { protect: true },
+    };
+    assert_eq!(config.policies, Policies::new(vec![first, second]));
+    assert_eq!(config.differences(&Config::default()), ["policy"]);
+}
+
+#[test]
+fn complaints_about_policies_say_what_would_be_right() {
+    for (text, right) in [
+        ("[[policy]]\nprotext = false", "/etc/w.toml:2:1: unknown key `protext`; did you mean `protect`?"),
+        ("[[policy]]\nremote_port = 25", "/etc/w.toml:1:1: this policy says nothing; it must have `protect`"),
+        ("[policy]\nprotect = false", "/etc/w.toml:1:1: `policy` must be written as [[policy]] sections, not a table"),
+        ("[[policy]]\nprotect = 'no'", "/etc/w.toml:2:11: `protect` must be true or false, not a string"),
+        (
+            "[[policy]]\nprotect = true\nremote_port = '25-20'",
+            "/etc/w.toml:3:15: `remote_port` must be a port such as 21, or a range in quotes such as \"6000-6063\", of \
+             ports from 1 to 65535",
+        ),
+        (
+            "[[policy]]\ntransport = 'sctp'",
+            "/etc/w.toml:2:13: `transport` must be one of \"tcp\", \"udp\", not \"sctp\"",
+        ),
+        ("[[policy]]\nprogram = 'bin/ftp'", "/etc/w.toml:2:11: `program` must be the name of an executable"),
+        (
+            "[[policy]]\ncgroup = '/sys/fs/cgroup/system.slice'",
+            "/etc/w.toml:2:10: `cgroup` must be a path below the root of cgroup v2, such as \
+             \"/system.slice/vsftpd.service\", not `/sys/fs/cgroup/system.slice`",
+        ),
+        ("[[policy]]\npeer = []", "/etc/w.toml:2:8: `peer` must name somebody"),
+        ("[[policy]]\npeer = 'example.org'", "/etc/w.toml:2:8: `example.org` is neither a prefix nor a public key"),
+    ] {
+        let complaint = complaint(text);
+        assert!(complaint.starts_with(right), "{complaint}");
+    }
+    for port in ["0", "65536", "true", "'a-b'", "'0-5'", "-1"] {
+        let complaint = complaint(&format!("[[policy]]\nprotect = true\nlocal_port = {port}"));
+        assert!(complaint.starts_with("/etc/w.toml:3:14: `local_port` must be a port such as 21"), "{complaint}");
+    }
 }

@@ -24,15 +24,26 @@ impl Mistake {
     }
 
     pub(super) fn located(self, path: &Path, text: &str) -> ConfigError {
-        let mut start = self.at.start.min(text.len());
-        while !text.is_char_boundary(start) {
-            start -= 1;
-        }
-        let before = &text[..start];
+        let before = before(text, self.at.start);
         let line = before.matches('\n').count() + 1;
         let column = before.rsplit('\n').next().unwrap_or("").chars().count() + 1;
         ConfigError::Wrong { path: path.to_owned(), line, column, sentence: self.sentence }
     }
+}
+
+/// The line, from 1, that the byte at `at` stands in.
+pub(super) fn line_of(text: &str, at: usize) -> u32 {
+    let lines = before(text, at).matches('\n').count();
+    u32::try_from(lines).unwrap_or(u32::MAX).saturating_add(1)
+}
+
+/// What stands before a byte.
+fn before(text: &str, at: usize) -> &str {
+    let mut end = at.min(text.len());
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
 }
 
 /// A value and where it stands.

@@ -1,0 +1,80 @@
+//! Policy: what the configuration wants for which connections.
+//!
+//! A [`Matcher`] says which connections a section means; [`Policies`] are the `[[policy]]` sections in order, of which the
+//! first that matches decides. Both are pure: who has a connection open is found out elsewhere.
+
+mod matcher;
+
+pub use matcher::{Holder, Matcher, PeerCondition, ProgramCondition, Subject};
+
+use whimbrel_handshake::PublicKey;
+
+/// How a connection is to be treated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Treatment {
+    /// `protect`: whether it may be introduced, and so be parked and moved.
+    pub protect: bool,
+}
+
+impl Default for Treatment {
+    /// That of connections that no section matches.
+    fn default() -> Self {
+        Self { protect: true }
+    }
+}
+
+/// One `[[policy]]` section.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// Where the file has it, from 1.
+    pub line: u32,
+    /// Which connections it means.
+    pub matcher: Matcher,
+    /// What it wants for them.
+    pub treatment: Treatment,
+}
+
+/// All `[[policy]]` sections, in the order of the file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Policies(Vec<Policy>);
+
+impl Policies {
+    /// In this order.
+    #[must_use]
+    pub fn new(sections: Vec<Policy>) -> Self {
+        Self(sections)
+    }
+
+    /// Whether there are none, so that all connections are treated alike.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The first section that matches.
+    #[must_use]
+    pub fn decide(&self, subject: &Subject<'_>) -> Option<&Policy> {
+        self.0.iter().find(|policy| policy.matcher.matches(subject))
+    }
+
+    /// Whether it must be known who has a connection open before it is decided about. `subject` may be without holders.
+    #[must_use]
+    pub fn asks_for_holders(&self, subject: &Subject<'_>) -> bool {
+        let but_for_holders = |policy: &Policy| Matcher { program: None, cgroup: None, ..policy.matcher.clone() };
+        // The first that may match decides, whatever comes after it.
+        let first = self.0.iter().find(|policy| but_for_holders(policy).matches(subject));
+        first.is_some_and(|policy| policy.matcher.asks_for_holders())
+    }
+
+    /// The keys that the sections name, each once.
+    #[must_use]
+    pub fn keys(&self) -> Vec<PublicKey> {
+        let mut keys: Vec<PublicKey> = self.0.iter().flat_map(|policy| policy.matcher.keys()).copied().collect();
+        keys.sort_unstable();
+        keys.dedup();
+        keys
+    }
+}
+
+#[cfg(test)]
+mod tests;
