@@ -52,6 +52,22 @@ enum lapsed {
 /* A place that never is: the flow was not heard rewritten. */
 #define PLACE_NEVER 0xffffffffU
 
+/* Map `helped`: own tuple -> this. A flow that was answered on in the peer's name, or whose kept bytes are on their way. */
+struct helped_flow {
+	__u32 offset;	    /* bytes that were put into what the peer sends */
+	__u32 acknowledged; /* of what the socket sends, all before this was acknowledged in the peer's name */
+	__u32 delivered;    /* of that, all before this is acknowledged by the peer; ingress moves it on */
+	__u8 phase;	    /* enum helped */
+	__u8 zero[3];
+};
+
+enum helped {
+	HELPED_KEPT = 1,      /* what the socket sends goes to the daemon, and nothing of the peer's gets in */
+	HELPED_HELD = 2,      /* it is held; nothing of the peer's gets in */
+	HELPED_DELIVERED = 3, /* it is held, but for acknowledgements, until the peer has what was kept */
+	HELPED_OVER = 4,      /* numbers are translated */
+};
+
 /* Map `wire_flows`: this -> own tuple. */
 struct wire_flow {
 	__u32 binding;
@@ -118,6 +134,7 @@ enum idle {
 	IDLE_VACATED = 4,	/* map `vacated` is empty */
 	IDLE_LISTENING = 8,	/* no binding is CARRIER_LISTEN */
 	IDLE_LAPSES = 16,	/* no flow waits, or has gone on after a lapse a moment ago */
+	IDLE_HELPED = 32,	/* map `helped` is empty */
 };
 
 /*
@@ -170,6 +187,9 @@ enum counter {
 	COUNTER_FLOW_EVENT_LOST,     /* tracker: ring buffer full */
 	COUNTER_ANSWERED,	     /* egress: probe on hold, turned round as the absent peer's answer */
 	COUNTER_STALE_ECHO,	     /* ingress: echo of a timestamp from before a lapse made a new one */
+	COUNTER_HELPED,		     /* egress: handed to the daemon for a peer that is away */
+	COUNTER_HELD_IN,	     /* ingress: of a helped flow whose peer has not been let in again yet */
+	COUNTER_DROPPED_RENUMBER,    /* either way: numbers of a helped flow cannot be translated */
 	COUNTER_MAX,
 };
 
@@ -179,6 +199,7 @@ enum event_kind {
 	EVENT_FLOW_CLOSED = 3,
 	EVENT_HEARD_NATIVELY = 4,
 	EVENT_FLOW_STALLED = 5,
+	EVENT_ACKNOWLEDGED = 6, /* what the peer has of what was kept for it: `acknowledgement`, and its window in `index` */
 };
 
 enum event_origin {
@@ -220,7 +241,9 @@ struct socket_record {
 	__u8 reports_errors; /* 1: IP_RECVERR or IPV6_RECVERR */
 	__u8 repairs;	     /* 1: takes some of what it sent for lost */
 	__u32 write_seq;     /* one more than the last that its program wrote */
-	__u32 zero;
+	__u8 window_scale;   /* bits that the peer's window is to be shifted by */
+	__u8 unordered;	     /* 1: something came that is not next in the stream */
+	__u8 zero[2];
 };
 
 /* Map `lapse`, one entry: what `fit_sockets` is to note. */

@@ -5,6 +5,7 @@
 struct address address;
 struct flow_tuple flow_tuple;
 struct flow_entry flow_entry;
+struct helped_flow helped_flow;
 struct wire_flow wire_flow;
 struct binding binding;
 struct locator_pair locator_pair;
@@ -18,4 +19,5 @@ enum counter counter;
 enum event_kind event_kind;
 enum event_origin event_origin;
 enum fitted fitted;
+enum helped helped;
 enum lapsed lapsed;

@@ -176,6 +176,8 @@ int list_sockets(struct bpf_iter__tcp *context)
 	record.reports_errors = reports_errors(&connection->icsk_inet);
 	record.repairs = tcp->lost_out > 0;
 	record.write_seq = tcp->write_seq;
+	record.window_scale = BPF_CORE_READ_BITFIELD_PROBED(tcp, rx_opt.snd_wscale);
+	record.unordered = !!tcp->out_of_order_queue.rb_node;
 	record.first_sent = tcp->snd_una - (__u32)tcp->bytes_acked;
 	record.first_received = tcp->rcv_nxt - (__u32)tcp->bytes_received;
 	bpf_seq_write(context->meta->seq, &record, sizeof(record));

@@ -125,6 +125,7 @@ static __noinline int hold_or_answer(struct __sk_buff *skb, const struct packet 
 	if (!turn_options(skb, packet, length - TCP_OPTIONS) || !turn_addresses(skb, packet))
 		return hold(COUNTER_HELD);
 	count(COUNTER_ANSWERED);
+	skb->tc_index = RENUMBERED;
 	/* A device without link headers: they are taken off. */
 	return bpf_redirect(settings->tunnel, BPF_F_INGRESS);
 }

@@ -10,6 +10,7 @@
 #include "../abi.h"
 #include "../maps.h"
 #include "answer.h"
+#include "helped.h"
 #include "parse.h"
 #include "rewrite.h"
 #include "verdict.h"
@@ -101,6 +102,13 @@ static __noinline int egress_icmp(struct __sk_buff *skb, const struct packet *pa
 	return to_wire(skb, packet, binding, flow->binding, COUNTER_ICMP_OUT);
 }
 
+/* Of no moved flow, but perhaps of one that was helped. */
+static __always_inline int pass_lowered(struct __sk_buff *skb, const struct packet *packet,
+					const struct flow_tuple *own)
+{
+	return lower(skb, packet, own) ? pass_ordinary(skb, packet) : drop(COUNTER_DROPPED_RENUMBER);
+}
+
 /* A TCP or UDP packet that this host sends. */
 static __noinline int egress_flow(struct __sk_buff *skb, const struct packet *packet)
 {
@@ -132,14 +140,23 @@ static __noinline int egress_flow(struct __sk_buff *skb, const struct packet *pa
 		own.remote_port = packet->destination_port;
 		own.transport = packet->protocol;
 	}
+	if (!(settings->idle & IDLE_HELPED)) {
+		int steered = steer(skb, packet, &own);
+
+		if (steered == STEERED_TO_HOLD)
+			return hold_or_answer(skb, packet);
+		if (steered == STEERED_TO_HELPER)
+			return skb->ifindex == settings->tunnel ? pass_counted(COUNTER_HELPED) :
+								  bpf_redirect(settings->tunnel, 0);
+	}
 	flow = find_flow(&own);
 	if (!flow)
-		return pass_ordinary(skb, packet);
+		return pass_lowered(skb, packet, &own);
 	binding = bpf_map_lookup_elem(&bindings, &flow->binding);
 	moved = binding && binding->carrier != CARRIER_NATIVE && has_moved(flow, binding);
 	if (!moved && !flow->held) {
 		count(COUNTER_NATIVE_OUT);
-		return pass_ordinary(skb, packet);
+		return pass_lowered(skb, packet, &own);
 	}
 	if (packet->part == FRAGMENT_FIRST) {
 		struct fragment key;
@@ -153,7 +170,7 @@ static __noinline int egress_flow(struct __sk_buff *skb, const struct packet *pa
 	carrier = carrier_of(flow, binding);
 	/* The daemon's own question whether the flow is at home after all. */
 	if (carrier == CARRIER_LISTEN && (skb->mark & settings->mark_mask) == (settings->mark_mask & ~settings->mark))
-		return pass();
+		return lower(skb, packet, &own) ? pass() : drop(COUNTER_DROPPED_RENUMBER);
 	if (flow->held)
 		carrier = CARRIER_HOLD;
 	if (carrier == CARRIER_REWRITE && is_ipv4(&binding->peer) != (packet->family == 4)) {
@@ -165,14 +182,16 @@ static __noinline int egress_flow(struct __sk_buff *skb, const struct packet *pa
 	if (carrier == CARRIER_TUNNEL) {
 		if (!settings->tunnel)
 			return hold(COUNTER_HELD_NO_TUNNEL);
-		if (skb->ifindex == settings->tunnel)
-			return pass_counted(COUNTER_TUNNELLED_OUT);
-		return to_tunnel(settings->tunnel);
+		if (skb->ifindex != settings->tunnel)
+			return to_tunnel(settings->tunnel);
+		return lower(skb, packet, &own) ? pass_counted(COUNTER_TUNNELLED_OUT) : drop(COUNTER_DROPPED_RENUMBER);
 	}
 	if (carrier != CARRIER_REWRITE)
 		return hold_or_answer(skb, packet);
 	if (!take_allowance(binding, skb->len - packet->network))
 		return hold(COUNTER_HELD_ALLOWANCE);
+	if (!lower(skb, packet, &own))
+		return drop(COUNTER_DROPPED_RENUMBER);
 	wire_names_out(&names, flow, binding);
 	if (packet->part == FRAGMENT_LATER) {
 		names.source_port = 0;

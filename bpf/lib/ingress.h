@@ -9,6 +9,7 @@
 #include "../abi.h"
 #include "../maps.h"
 #include "egress.h"
+#include "helped.h"
 #include "introduction.h"
 #include "lapse.h"
 #include "parse.h"
@@ -104,6 +105,9 @@ static __always_inline void report_native(struct binding *binding, const struct 
 	bpf_ringbuf_submit(event, BPF_RB_FORCE_WAKEUP);
 }
 
+/* Nothing has to be looked for among packets that come under their own names. */
+#define IDLE_QUIET (IDLE_LISTENING | IDLE_LAPSES | IDLE_HELPED)
+
 #define TCP_FLAGS 13
 #define TCP_SYN 0x02
 #define TCP_RST 0x04
@@ -145,6 +149,12 @@ static __noinline bool would_be_reset(struct __sk_buff *skb, const struct packet
 	return state == BPF_TCP_LISTEN;
 }
 
+/* A packet under its own names may be of a flow that was helped. */
+static __always_inline int pass_raised(struct __sk_buff *skb, const struct packet *packet, const struct flow_tuple *own)
+{
+	return raise(skb, packet, own) ? pass() : TC_ACT_SHOT;
+}
+
 /*
  * A packet that came under its own names, or as a stranger. What was sent natively in the moment before a move was noticed
  * may have gone by the new network, where a NAT gave it another name: the peer knows no such connection, and its reset
@@ -165,7 +175,7 @@ static __noinline int ingress_native(struct __sk_buff *skb, const struct packet 
 	if (packet->protocol == IPPROTO_TCP && bpf_skb_load_bytes(skb, packet->transport + TCP_FLAGS, &flags, 1))
 		return pass();
 	reset = flags & TCP_RST;
-	if (!reset && !between_locators && settings->idle & IDLE_LISTENING && settings->idle & IDLE_LAPSES)
+	if (!reset && !between_locators && (settings->idle & IDLE_QUIET) == IDLE_QUIET)
 		return pass();
 	own.local = packet->destination;
 	own.remote = packet->source;
@@ -173,21 +183,23 @@ static __noinline int ingress_native(struct __sk_buff *skb, const struct packet 
 	own.remote_port = packet->source_port;
 	own.transport = packet->protocol;
 	flow = find_flow(&own);
-	if (!flow)
-		return between_locators && would_be_reset(skb, packet) ? drop(COUNTER_DROPPED_UNKNOWN) : pass();
+	if (!flow) {
+		if (between_locators && would_be_reset(skb, packet))
+			return drop(COUNTER_DROPPED_UNKNOWN);
+		return pass_raised(skb, packet, &own);
+	}
 	if (!(settings->idle & IDLE_LAPSES) && !forget_lapse(skb, packet, &own))
 		return TC_ACT_SHOT;
 	binding = bpf_map_lookup_elem(&bindings, &flow->binding);
-	if (!binding || binding->carrier == CARRIER_NATIVE)
-		return pass();
-	if (reset) {
-		if (!has_moved(flow, binding) && (!binding->arrival || binding->arrival == skb->ifindex))
-			return pass();
-		return drop(COUNTER_DROPPED_RESET);
+	if (binding && binding->carrier != CARRIER_NATIVE) {
+		if (!reset) {
+			if (binding->carrier == CARRIER_LISTEN && has_moved(flow, binding))
+				report_native(binding, &own);
+		} else if (has_moved(flow, binding) || (binding->arrival && binding->arrival != skb->ifindex)) {
+			return drop(COUNTER_DROPPED_RESET);
+		}
 	}
-	if (binding->carrier == CARRIER_LISTEN && has_moved(flow, binding))
-		report_native(binding, &own);
-	return pass();
+	return pass_raised(skb, packet, &own);
 }
 
 /* A TCP or UDP packet that came in. */
@@ -237,6 +249,8 @@ static __noinline int ingress_flow(struct __sk_buff *skb, const struct packet *p
 	}
 	set_mark(skb, settings);
 	if (!(settings->idle & IDLE_LAPSES) && !forget_lapse(skb, packet, own))
+		return TC_ACT_SHOT;
+	if (!(settings->idle & IDLE_HELPED) && !raise(skb, packet, own))
 		return TC_ACT_SHOT;
 	if (same_names(packet, &names))
 		return pass_counted(COUNTER_HOME_IN);
@@ -289,13 +303,16 @@ static __always_inline int ingress_inner(struct __sk_buff *skb)
 	if (!settings)
 		return pass();
 	set_mark(skb, settings);
-	if (!(settings->idle & IDLE_LAPSES) && parse(skb, 0, skb->protocol, &packet)) {
+	if ((settings->idle & (IDLE_LAPSES | IDLE_HELPED)) != (IDLE_LAPSES | IDLE_HELPED) &&
+	    parse(skb, 0, skb->protocol, &packet)) {
 		own.local = packet.destination;
 		own.remote = packet.source;
 		own.local_port = packet.destination_port;
 		own.remote_port = packet.source_port;
 		own.transport = packet.protocol;
-		if (!forget_lapse(skb, &packet, &own))
+		if (!(settings->idle & IDLE_LAPSES) && !forget_lapse(skb, &packet, &own))
+			return TC_ACT_SHOT;
+		if (!raise(skb, &packet, &own))
 			return TC_ACT_SHOT;
 	}
 	return pass_counted(COUNTER_TUNNEL_IN);

@@ -90,8 +90,20 @@ struct inet_connection_sock {
 	__u8 icsk_probes_out;
 };
 
+struct rb_node;
+
+struct rb_root {
+	struct rb_node *rb_node;
+};
+
+struct tcp_options_received {
+	__u16 snd_wscale : 4;
+};
+
 struct tcp_sock {
 	struct inet_connection_sock inet_conn;
+	struct tcp_options_received rx_opt;
+	struct rb_root out_of_order_queue;
 	__u32 snd_una;
 	__u32 snd_nxt;
 	__u32 rcv_nxt;

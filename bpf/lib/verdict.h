@@ -25,6 +25,8 @@
  * translation is enough, since a wire tuple may also be some other flow's own tuple.
  */
 #define TRANSLATED 0x5742
+/* The same of packets whose numbers ingress has translated, or that are in the socket's numbers already. */
+#define RENUMBERED 0x5743
 
 static __always_inline int pass(void)
 {

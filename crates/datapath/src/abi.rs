@@ -73,6 +73,7 @@ plain! {
         echoes_from: u32,
         clock: u32,
     }
+    struct RawHelpedFlow { offset: u32, acknowledged: u32, delivered: u32, phase: u8, zero: [u8; 3] }
     struct RawWireFlow { binding: u32, local_port: u16, remote_port: u16, transport: u8, zero: [u8; 3] }
     struct RawBinding {
         local: RawAddress,
@@ -122,7 +123,9 @@ plain! {
         reports_errors: u8,
         repairs: u8,
         write_seq: u32,
-        zero: u32,
+        window_scale: u8,
+        unordered: u8,
+        zero: [u8; 2],
     }
 }
 
@@ -133,7 +136,7 @@ const UNLIMITED: u64 = u64::MAX;
 const PLACE_NEVER: u32 = u32::MAX;
 
 /// Names of the counters, in the order of `enum counter`.
-pub(crate) const COUNTERS: [&str; 28] = [
+pub(crate) const COUNTERS: [&str; 31] = [
     "native_out",
     "home_out",
     "rewritten_out",
@@ -162,6 +165,9 @@ pub(crate) const COUNTERS: [&str; 28] = [
     "flow_event_lost",
     "answered",
     "stale_echo",
+    "helped",
+    "held_in",
+    "dropped_renumber",
 ];
 
 pub(crate) const IDLE_TRANSLATION: u32 = 1;
@@ -169,11 +175,13 @@ pub(crate) const IDLE_INTRODUCTIONS: u32 = 2;
 pub(crate) const IDLE_VACATED: u32 = 4;
 pub(crate) const IDLE_LISTENING: u32 = 8;
 pub(crate) const IDLE_LAPSES: u32 = 16;
+pub(crate) const IDLE_HELPED: u32 = 32;
 pub(crate) const EVENT_INTRODUCTION: u32 = 1;
 pub(crate) const EVENT_FLOW_OPENED: u32 = 2;
 pub(crate) const EVENT_FLOW_CLOSED: u32 = 3;
 pub(crate) const EVENT_HEARD_NATIVELY: u32 = 4;
 pub(crate) const EVENT_FLOW_STALLED: u32 = 5;
+pub(crate) const EVENT_ACKNOWLEDGED: u32 = 6;
 pub(crate) const FITTED_CHANGED: u8 = 1;
 pub(crate) const FITTED_WAITING: u8 = 2;
 pub(crate) const ORIGIN_CONNECTED: u32 = 1;
@@ -230,6 +238,48 @@ pub struct FlowEntry {
     /// No packet of it leaves this host, native or moved, whatever the binding's carrier. Its TCP socket is kept from
     /// giving up ([`Datapath::fit_sockets`](crate::Datapath::fit_sockets)).
     pub held: bool,
+}
+
+/// What becomes of a flow that is answered on in its peer's name, or was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum HelpedPhase {
+    /// What its socket sends goes to the daemon, by the TUN device; nothing of the peer's gets in.
+    Kept = 1,
+    /// What its socket sends is held as by [`Carrier::Hold`]; nothing of the peer's gets in.
+    Held = 2,
+    /// What the daemon sends goes its way. Of what its socket sends only acknowledgements do, with a sequence number that
+    /// the peer expects. What the peer acknowledges is reported ([`Event::Acknowledged`](crate::Event::Acknowledged)).
+    Delivered = 3,
+    /// Numbers are translated, and nothing else.
+    Over = 4,
+}
+
+impl HelpedPhase {
+    fn from_raw(raw: u8) -> Option<Self> {
+        match raw {
+            1 => Some(Self::Kept),
+            2 => Some(Self::Held),
+            3 => Some(Self::Delivered),
+            4 => Some(Self::Over),
+            _ => None,
+        }
+    }
+}
+
+/// A TCP flow that is answered on in its peer's name, or was: what was put into the peer's stream shifts what follows. The
+/// peer's sequence numbers are raised by the offset as they come in, what the socket acknowledges (SACK as well) is lowered as it
+/// goes out, whatever carries the flow. Sequence numbers wrap (RFC 9293 §3.4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct HelpedFlow {
+    /// What becomes of it now.
+    pub phase: HelpedPhase,
+    /// Bytes that were put into what the peer sends.
+    pub offset: u32,
+    /// Of what the socket sends, all before this sequence number was acknowledged in the peer's name.
+    pub acknowledged: u32,
+    /// Of that, all before this is acknowledged by the peer itself. The programs move it on.
+    pub delivered: u32,
 }
 
 /// Two locators that packets may run between.
@@ -351,6 +401,19 @@ impl RawFlowEntry {
             transport,
             zero: [0; 3],
         }
+    }
+}
+
+impl RawHelpedFlow {
+    pub(crate) fn new(flow: &HelpedFlow) -> Self {
+        let HelpedFlow { phase, offset, acknowledged, delivered } = *flow;
+        Self { offset, acknowledged, delivered, phase: phase as u8, zero: [0; 3] }
+    }
+
+    /// None if the phase is none that this version knows.
+    pub(crate) fn flow(&self) -> Option<HelpedFlow> {
+        let Self { offset, acknowledged, delivered, phase, .. } = *self;
+        Some(HelpedFlow { phase: HelpedPhase::from_raw(phase)?, offset, acknowledged, delivered })
     }
 }
 

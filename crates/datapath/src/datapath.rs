@@ -9,8 +9,9 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use whimbrel_wire::FlowTuple;
 
 use crate::abi::{
-    Binding, COUNTERS, FlowEntry, IDLE_INTRODUCTIONS, IDLE_LAPSES, IDLE_LISTENING, IDLE_TRANSLATION, IDLE_VACATED,
-    LocatorPair, RawAddress, RawBinding, RawFlowEntry, RawLocatorPair, RawSettings, RawTuple, RawWireFlow,
+    Binding, COUNTERS, FlowEntry, HelpedFlow, IDLE_HELPED, IDLE_INTRODUCTIONS, IDLE_LAPSES, IDLE_LISTENING,
+    IDLE_TRANSLATION, IDLE_VACATED, LocatorPair, RawAddress, RawBinding, RawFlowEntry, RawHelpedFlow, RawLocatorPair,
+    RawSettings, RawTuple, RawWireFlow,
 };
 use crate::error::Error;
 use crate::events::{Event, Ring};
@@ -74,6 +75,7 @@ pub struct Datapath {
     follower: Option<Follower>,
     flows: GrowingTable<RawTuple, RawFlowEntry>,
     wire_flows: GrowingTable<RawWireFlow, RawTuple>,
+    helped: Table<RawTuple, RawHelpedFlow>,
     bindings: Table<u32, RawBinding>,
     locators: Table<RawLocatorPair, u32>,
     vacated: Table<RawAddress, u32>,
@@ -106,6 +108,7 @@ impl Datapath {
             follower: None,
             flows: GrowingTable::new("flows", programs.map("flows")?)?,
             wire_flows: GrowingTable::new("wire_flows", programs.map("wire_flows")?)?,
+            helped: programs.table("helped")?,
             bindings: programs.table("bindings")?,
             locators: programs.table("locators")?,
             vacated: programs.table("vacated")?,
@@ -175,7 +178,7 @@ impl Datapath {
             let all = idle(translation, IDLE_TRANSLATION)
                 | idle(introductions, IDLE_INTRODUCTIONS)
                 | idle(listening, IDLE_LISTENING);
-            settings.idle = settings.idle & (IDLE_VACATED | IDLE_LAPSES) | all;
+            settings.idle = settings.idle & (IDLE_VACATED | IDLE_LAPSES | IDLE_HELPED) | all;
         })
     }
 
@@ -187,6 +190,37 @@ impl Datapath {
     pub fn set_lapses(&self, any: bool) -> Result<(), Error> {
         let bit = if any { 0 } else { IDLE_LAPSES };
         self.change_settings(|settings| settings.idle = settings.idle & !IDLE_LAPSES | bit)
+    }
+
+    /// Sets what becomes of a helped flow. Its programs have to be on every interface that it may go by, and busy
+    /// ([`Datapath::set_busy`]), as long as it is there.
+    ///
+    /// # Errors
+    /// When the kernel refuses, as it does when the map is full.
+    pub fn set_helped(&self, flow: &FlowTuple, helped: &HelpedFlow) -> Result<(), Error> {
+        self.helped.insert(&RawTuple::new(flow), &RawHelpedFlow::new(helped))?;
+        self.change_settings(|settings| settings.idle &= !IDLE_HELPED)
+    }
+
+    /// Forgets a helped flow, whose numbers are no longer translated; one that is not known is none the worse.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn remove_helped(&self, flow: &FlowTuple) -> Result<(), Error> {
+        self.helped.remove(&RawTuple::new(flow))?;
+        let bit = if self.helped.entries()?.is_empty() { IDLE_HELPED } else { 0 };
+        self.change_settings(|settings| settings.idle = settings.idle & !IDLE_HELPED | bit)
+    }
+
+    /// All helped flows, among them those of a process before this one.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn helped(&self) -> Result<Vec<(FlowTuple, HelpedFlow)>, Error> {
+        let entries = self.helped.entries()?;
+        let bit = if entries.is_empty() { IDLE_HELPED } else { 0 };
+        self.change_settings(|settings| settings.idle = settings.idle & !IDLE_HELPED | bit)?;
+        Ok(entries.iter().filter_map(|(tuple, flow)| Some((tuple.tuple()?, flow.flow()?))).collect())
     }
 
     /// Sets which addresses moved peers have vacated on links of this host, each with the index of the link's interface.

@@ -8,8 +8,8 @@ use whimbrel_wire::FlowTuple;
 
 use crate::Error;
 use crate::abi::{
-    EVENT_FLOW_CLOSED, EVENT_FLOW_OPENED, EVENT_FLOW_STALLED, EVENT_HEARD_NATIVELY, EVENT_INTRODUCTION,
-    ORIGIN_ACCEPTED, ORIGIN_CONNECTED, Plain, RawEvent,
+    EVENT_ACKNOWLEDGED, EVENT_FLOW_CLOSED, EVENT_FLOW_OPENED, EVENT_FLOW_STALLED, EVENT_HEARD_NATIVELY,
+    EVENT_INTRODUCTION, ORIGIN_ACCEPTED, ORIGIN_CONNECTED, Plain, RawEvent,
 };
 
 /// What the programs report.
@@ -33,6 +33,16 @@ pub enum Event {
     /// The TCP socket of an introduced flow has had no answer to two retransmissions by its timer, or to a probe (keepalive
     /// or zero window). Said again each time that their number has doubled.
     FlowStalled(FlowTuple),
+    /// The peer of a helped flow has acknowledged some of what was kept for it
+    /// ([`HelpedPhase::Delivered`](crate::HelpedPhase::Delivered)), or says again what it has.
+    Acknowledged {
+        /// Its own tuple.
+        flow: FlowTuple,
+        /// The next sequence number that the peer expects.
+        next: u32,
+        /// How much more it takes, as in the header, without the scale.
+        window: u16,
+    },
     /// Such a connection has left the state that its socket keeps. The kernel may still answer for it for a minute
     /// (TIME-WAIT), so its packets may still have to be carried.
     FlowClosed {
@@ -92,6 +102,11 @@ impl Event {
             }
             EVENT_FLOW_CLOSED => Some(Self::FlowClosed { flow }),
             EVENT_FLOW_STALLED => Some(Self::FlowStalled(flow)),
+            EVENT_ACKNOWLEDGED => Some(Self::Acknowledged {
+                flow,
+                next: raw.acknowledgement,
+                window: u16::try_from(raw.index).unwrap_or(u16::MAX),
+            }),
             EVENT_HEARD_NATIVELY => Some(Self::HeardNatively { flow }),
             _ => None,
         }

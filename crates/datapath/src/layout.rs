@@ -6,9 +6,10 @@ use libbpf_rs::btf::types::{Enum, Struct};
 use libbpf_rs::btf::{Btf, BtfType, HasSize};
 
 use crate::abi::{
-    COUNTERS, Carrier, EVENT_FLOW_CLOSED, EVENT_FLOW_OPENED, EVENT_FLOW_STALLED, EVENT_HEARD_NATIVELY,
-    EVENT_INTRODUCTION, FITTED_CHANGED, FITTED_WAITING, ORIGIN_ACCEPTED, ORIGIN_CONNECTED, RawAddress, RawBinding,
-    RawEvent, RawFlowEntry, RawLapse, RawLocatorPair, RawSettings, RawSocket, RawTuple, RawWireFlow,
+    COUNTERS, Carrier, EVENT_ACKNOWLEDGED, EVENT_FLOW_CLOSED, EVENT_FLOW_OPENED, EVENT_FLOW_STALLED,
+    EVENT_HEARD_NATIVELY, EVENT_INTRODUCTION, FITTED_CHANGED, FITTED_WAITING, HelpedPhase, ORIGIN_ACCEPTED,
+    ORIGIN_CONNECTED, RawAddress, RawBinding, RawEvent, RawFlowEntry, RawHelpedFlow, RawLapse, RawLocatorPair,
+    RawSettings, RawSocket, RawTuple, RawWireFlow,
 };
 
 const OBJECT: &str = concat!(env!("OUT_DIR"), "/layout.bpf.o");
@@ -62,6 +63,7 @@ fn structs_are_laid_out_as_in_c() {
         "address" => RawAddress,
         "flow_tuple" => RawTuple,
         "flow_entry" => RawFlowEntry,
+        "helped_flow" => RawHelpedFlow,
         "wire_flow" => RawWireFlow,
         "binding" => RawBinding,
         "locator_pair" => RawLocatorPair,
@@ -101,6 +103,7 @@ fn constants_are_those_of_c() {
         ("EVENT_FLOW_CLOSED", EVENT_FLOW_CLOSED.into()),
         ("EVENT_HEARD_NATIVELY", EVENT_HEARD_NATIVELY.into()),
         ("EVENT_FLOW_STALLED", EVENT_FLOW_STALLED.into()),
+        ("EVENT_ACKNOWLEDGED", EVENT_ACKNOWLEDGED.into()),
     ];
     assert_eq!(constants(&btf, "event_kind"), named(&kinds));
     let fitted = [("FITTED_CHANGED", FITTED_CHANGED.into()), ("FITTED_WAITING", FITTED_WAITING.into())];
@@ -111,6 +114,13 @@ fn constants_are_those_of_c() {
         ("ORIGIN_ACCEPTED", ORIGIN_ACCEPTED.into()),
     ];
     assert_eq!(constants(&btf, "event_origin"), named(&origins));
+    let phases = [
+        ("HELPED_KEPT", HelpedPhase::Kept as i64),
+        ("HELPED_HELD", HelpedPhase::Held as i64),
+        ("HELPED_DELIVERED", HelpedPhase::Delivered as i64),
+        ("HELPED_OVER", HelpedPhase::Over as i64),
+    ];
+    assert_eq!(constants(&btf, "helped"), named(&phases));
     let carriers = [
         ("CARRIER_NATIVE", Carrier::Native as i64),
         ("CARRIER_REWRITE", Carrier::Rewrite as i64),

@@ -20,7 +20,7 @@ mod object;
 mod sockets;
 mod table;
 
-pub use abi::{Binding, Carrier, FlowEntry, LocatorPair};
+pub use abi::{Binding, Carrier, FlowEntry, HelpedFlow, HelpedPhase, LocatorPair};
 pub use bpffs::{bpffs, common_bpffs};
 pub use datapath::{Datapath, Role};
 pub use error::Error;

@@ -51,6 +51,10 @@ pub struct TcpSocket {
     pub reports_errors: bool,
     /// It takes some of what it sent for lost (`lost_out`), and sends that again as the peer answers.
     pub repairs: bool,
+    /// Bits that the window in the peer's segments is shifted by (RFC 7323).
+    pub window_scale: u8,
+    /// Something has come that is not the next in the stream, and waits.
+    pub unordered: bool,
     /// `snd_una` less `bytes_acked`: this end's initial sequence number where it opened the connection, one more where it
     /// accepted it (`tcp_connect_init`, `tcp_create_openreq_child`). Means nothing after TCP_REPAIR.
     pub first_sent: u32,
@@ -79,6 +83,8 @@ impl TcpSocket {
             retransmits: raw.retransmits,
             reports_errors: raw.reports_errors != 0,
             repairs: raw.repairs != 0,
+            window_scale: raw.window_scale,
+            unordered: raw.unordered != 0,
             first_sent: raw.first_sent,
             first_received: raw.first_received,
         })

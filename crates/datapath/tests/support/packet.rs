@@ -17,6 +17,9 @@ pub(crate) struct Packet {
     /// TCP options, a multiple of four bytes.
     pub(crate) tcp_options: Vec<u8>,
     pub(crate) tcp_flags: u8,
+    pub(crate) sequence: u32,
+    pub(crate) acknowledgement: u32,
+    pub(crate) window: u16,
     /// IPv4 options, a multiple of four bytes.
     pub(crate) ip_options: Vec<u8>,
     /// IPv6 extension headers and their numbers.
@@ -100,6 +103,9 @@ impl Packet {
             payload: (0..101).collect(),
             tcp_options: Vec::new(),
             tcp_flags: 0x18,
+            sequence: 0x0102_0304,
+            acknowledgement: 0x0506_0708,
+            window: 0x2000,
             ip_options: Vec::new(),
             extensions: Vec::new(),
             no_checksum: false,
@@ -113,9 +119,11 @@ impl Packet {
         segment.extend(self.source.port().to_be_bytes());
         segment.extend(self.destination.port().to_be_bytes());
         let at = if self.protocol == TCP {
-            segment.extend(0x0102_0304_u32.to_be_bytes());
-            segment.extend(0x0506_0708_u32.to_be_bytes());
-            segment.extend([((5 + self.tcp_options.len() / 4) << 4) as u8, self.tcp_flags, 0x20, 0, 0, 0, 0, 0]);
+            segment.extend(self.sequence.to_be_bytes());
+            segment.extend(self.acknowledgement.to_be_bytes());
+            segment.extend([((5 + self.tcp_options.len() / 4) << 4) as u8, self.tcp_flags]);
+            segment.extend(self.window.to_be_bytes());
+            segment.extend([0; 4]);
             segment.extend(&self.tcp_options);
             16
         } else {

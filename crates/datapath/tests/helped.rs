@@ -1,0 +1,235 @@
+//! Flows that were answered on in their peer's name: what was put into the peer's stream is made up for in every number.
+
+mod support;
+
+use std::net::SocketAddr;
+
+use support::packet::{Packet, TCP, UDP};
+use support::{Bpffs, NEXT, Namespace, Outcome, REDIRECT, SHOT, is_root, run};
+use whimbrel_datapath::{Binding, Carrier, Datapath, Event, FlowEntry, HelpedFlow, HelpedPhase, LocatorPair};
+use whimbrel_wire::{FlowTuple, Transport};
+
+const PEER: u32 = 3;
+const OVER: HelpedFlow = HelpedFlow { phase: HelpedPhase::Over, offset: 0, acknowledged: 0, delivered: 0 };
+
+struct Fixture {
+    datapath: Datapath,
+    own: [SocketAddr; 2],
+    wire: [SocketAddr; 2],
+    _bpffs: Bpffs,
+    _namespace: Namespace,
+}
+
+impl Fixture {
+    fn new([own, wire]: [[&str; 2]; 2]) -> Self {
+        let [own, wire] = [own, wire].map(|names| names.map(|name| name.parse().expect("an endpoint")));
+        let bpffs = Bpffs::new();
+        let namespace = Namespace::new();
+        namespace.enter();
+        let mut datapath = Datapath::open(&bpffs.pins("helped")).expect("open");
+        datapath.set_tunnel(1, 0x57, 0xff).expect("settings");
+        let this = Self { datapath, own, wire, _bpffs: bpffs, _namespace: namespace };
+        let entry = FlowEntry {
+            binding: PEER,
+            home_local_place: 4,
+            home_peer_place: 5,
+            wire_local_port: wire[0].port(),
+            wire_remote_port: wire[1].port(),
+            held: false,
+        };
+        this.datapath.insert_flows(&[(this.flow(), entry)]).expect("insert");
+        this.bind(Carrier::Rewrite);
+        this
+    }
+
+    fn flow(&self) -> FlowTuple {
+        FlowTuple { transport: Transport::Tcp, local: self.own[0], remote: self.own[1] }
+    }
+
+    fn bind(&self, carrier: Carrier) {
+        let [local, peer] = self.wire.map(|end| end.ip());
+        let binding = Binding {
+            local_place: 6,
+            peer_place: 5,
+            carrier,
+            local,
+            peer,
+            interface: 1,
+            arrival: 0,
+            allowance: None,
+            parked: false,
+            accepted: vec![LocatorPair { local, peer }],
+        };
+        self.datapath.set_binding(PEER, &binding).expect("bind");
+    }
+
+    fn help(&self, helped: HelpedFlow) {
+        self.datapath.set_helped(&self.flow(), &helped).expect("set");
+    }
+
+    fn egress(&self, packet: &Packet) -> Outcome {
+        run(self.datapath.program("egress_l2").expect("program"), &packet.bytes())
+    }
+
+    fn ingress(&self, packet: &Packet) -> Outcome {
+        run(self.datapath.program("ingress_l2").expect("program"), &packet.bytes())
+    }
+
+    fn reports(&mut self) -> Vec<Event> {
+        let mut events = Vec::new();
+        self.datapath.drain_events(|event| events.push(event)).expect("drain");
+        events
+    }
+
+    #[track_caller]
+    fn counted(&self, name: &str, times: u64) {
+        let counters = self.datapath.counters().expect("counters");
+        assert_eq!(counters.iter().find(|(known, _)| *known == name), Some(&(name, times)), "{counters:?}");
+    }
+}
+
+/// A segment with numbers of its own, between these ends.
+fn segment([from, to]: [SocketAddr; 2], sequence: u32, acknowledgement: u32, options: &[u8]) -> Packet {
+    Packet { sequence, acknowledgement, tcp_options: options.to_vec(), ..Packet::new(TCP, from, to) }
+}
+
+fn reversed([from, to]: [SocketAddr; 2]) -> [SocketAddr; 2] {
+    [to, from]
+}
+
+fn blocks(edges: &[[u32; 2]]) -> Vec<u8> {
+    let mut option = vec![1, 1, 5, (2 + 8 * edges.len()) as u8];
+    option.extend(edges.as_flattened().iter().flat_map(|edge| edge.to_be_bytes()));
+    option
+}
+
+fn with_timestamps(rest: &[u8]) -> Vec<u8> {
+    [&[1, 1, 8, 10, 0xaa, 0xbb, 0xcc, 0xdd, 0x01, 0x02, 0x03, 0x04], rest].concat()
+}
+
+fn on_both_families(test: impl Fn(Fixture) + Copy + Send + 'static) {
+    if !is_root() {
+        return;
+    }
+    let families = [
+        [["10.1.0.2:40000", "192.0.2.9:443"], ["172.16.5.2:40001", "198.51.100.77:444"]],
+        [["[2001:db8:1::2]:40000", "[2001:db8:9::9]:443"], ["[2001:db8:5::2]:40001", "[2001:db8:77::1:77]:444"]],
+    ];
+    for names in families {
+        // The fixture changes the thread's namespaces.
+        std::thread::spawn(move || test(Fixture::new(names))).join().expect("the test holds");
+    }
+}
+
+/// Numbers that the offset takes across 2^32 among them.
+const OFFSETS: [u32; 4] = [1, 12, 70_000, u32::MAX - 4];
+const NUMBERS: [u32; 5] = [0, 5, 0x7fff_ffff, 0xffff_fff8, u32::MAX];
+
+#[test]
+fn numbers_are_translated_whatever_carries_the_flow() {
+    on_both_families(|fixture| {
+        for (number, offset) in NUMBERS.into_iter().flat_map(|number| OFFSETS.map(|offset| (number, offset))) {
+            fixture.help(HelpedFlow { offset, ..OVER });
+            let lowered = number.wrapping_sub(offset);
+            let raised = number.wrapping_add(offset);
+            for (carrier, out, verdict) in [
+                (Carrier::Rewrite, fixture.wire, REDIRECT),
+                // The fixture's TUN device is the one that test runs pretend to be on.
+                (Carrier::Tunnel, fixture.own, NEXT),
+                (Carrier::Native, fixture.own, NEXT),
+            ] {
+                fixture.bind(carrier);
+                let outcome = fixture.egress(&segment(fixture.own, 77, number, &[]));
+                assert_eq!((outcome.verdict, outcome.packet), (verdict, segment(out, 77, lowered, &[]).bytes()));
+            }
+            fixture.bind(Carrier::Rewrite);
+            for names in [fixture.wire, fixture.own] {
+                let outcome = fixture.ingress(&segment(reversed(names), number, 77, &[]));
+                let whole = segment(reversed(fixture.own), raised, 77, &[]).bytes();
+                assert_eq!((outcome.verdict, outcome.packet), (NEXT, whole));
+            }
+        }
+        // A flow that is known to nobody else any more goes on all the same.
+        fixture.help(HelpedFlow { offset: 12, ..OVER });
+        fixture.datapath.remove_flows(&[fixture.flow()]).expect("remove");
+        let outcome = fixture.egress(&segment(fixture.own, 77, 100, &[]));
+        assert_eq!((outcome.verdict, outcome.packet), (NEXT, segment(fixture.own, 77, 88, &[]).bytes()));
+        let outcome = fixture.ingress(&segment(reversed(fixture.own), 100, 77, &[]));
+        assert_eq!((outcome.verdict, outcome.packet), (NEXT, segment(reversed(fixture.own), 112, 77, &[]).bytes()));
+        fixture.datapath.remove_helped(&fixture.flow()).expect("remove");
+        let packet = segment(fixture.own, 77, 100, &[]);
+        assert_eq!(fixture.egress(&packet).packet, packet.bytes());
+    });
+}
+
+#[test]
+fn what_is_acknowledged_out_of_order_is_translated_as_well() {
+    on_both_families(|fixture| {
+        let offset = 12;
+        fixture.help(HelpedFlow { offset, ..OVER });
+        let edges = [[10, 20], [5, 0xffff_fff0], [100, 200], [0, 12]];
+        let lowered = edges.map(|block| block.map(|edge: u32| edge.wrapping_sub(offset)));
+        for count in 0..=4 {
+            let (before, after) = (blocks(&edges[..count]), blocks(&lowered[..count]));
+            let outcome = fixture.egress(&segment(fixture.own, 77, 100, &before));
+            assert_eq!(outcome.packet, segment(fixture.wire, 77, 88, &after).bytes(), "{count} blocks");
+            if count < 4 {
+                let outcome = fixture.egress(&segment(fixture.own, 77, 100, &with_timestamps(&before)));
+                assert_eq!(outcome.packet, segment(fixture.wire, 77, 88, &with_timestamps(&after)).bytes());
+            }
+        }
+        // Not what merely looks like it, and nothing that is cut off is read beyond its end.
+        for options in [vec![0, 5, 10, 0, 1, 1, 1, 1, 2, 2, 2, 2], vec![8, 10, 5, 10, 0, 0, 0, 0, 0, 0, 1, 1]] {
+            let outcome = fixture.egress(&segment(fixture.own, 77, 100, &options));
+            assert_eq!(outcome.packet, segment(fixture.wire, 77, 88, &options).bytes());
+        }
+        let cut = fixture.egress(&segment(fixture.own, 77, 100, &[1, 1, 5, 34, 0, 0, 0, 9]));
+        assert_eq!(cut.verdict, SHOT);
+        fixture.counted("dropped_renumber", 1);
+        // A reset may have no acknowledgement.
+        let reset = |acknowledgement| Packet { tcp_flags: 4, ..segment(fixture.own, 77, acknowledgement, &[]) };
+        let bare = Packet { source: fixture.wire[0], destination: fixture.wire[1], ..reset(0) };
+        assert_eq!(fixture.egress(&reset(0)).packet, bare.bytes());
+    });
+}
+
+#[test]
+fn nothing_of_the_peer_gets_in_while_it_is_helped_out_for() {
+    on_both_families(|mut fixture| {
+        fixture.bind(Carrier::Listen);
+        let (wire, own) = (reversed(fixture.wire), reversed(fixture.own));
+        for phase in [HelpedPhase::Kept, HelpedPhase::Held] {
+            fixture.help(HelpedFlow { phase, ..OVER });
+            for names in [wire, own] {
+                assert_eq!(fixture.ingress(&segment(names, 1, 2, &[])).verdict, SHOT);
+            }
+        }
+        fixture.counted("held_in", 4);
+        // That it is there is told all the same (P-39).
+        assert_eq!(fixture.reports(), [Event::HeardNatively { flow: fixture.flow() }]);
+        // What has nothing to do with it passes.
+        let other = Packet::new(UDP, own[0], own[1]);
+        assert_eq!(fixture.ingress(&other).verdict, NEXT);
+    });
+}
+
+#[test]
+fn the_peer_is_listened_to_while_it_gets_what_was_kept() {
+    on_both_families(|mut fixture| {
+        let delivered =
+            HelpedFlow { phase: HelpedPhase::Delivered, offset: 12, acknowledged: 3, delivered: 0xffff_fff0 };
+        fixture.help(delivered);
+        let own = reversed(fixture.own);
+        let come = |acknowledgement| fixture.ingress(&segment(own, 100, acknowledgement, &[])).packet;
+        // To the socket everything was acknowledged, so it hears of a window that is closed.
+        let closed = Packet { window: 0, ..segment(own, 112, 3, &[]) }.bytes();
+        assert_eq!(come(0xffff_fff8), closed);
+        assert_eq!(come(0xffff_fff4), closed);
+        assert_eq!(fixture.datapath.helped().expect("read")[0].1.delivered, 0xffff_fff8);
+        assert_eq!(come(3), segment(own, 112, 3, &[]).bytes());
+        assert_eq!(come(40), segment(own, 112, 40, &[]).bytes());
+        let flow = fixture.flow();
+        let told = [0xffff_fff8, 0xffff_fff4, 3, 40].map(|next| Event::Acknowledged { flow, next, window: 0x2000 });
+        assert_eq!(fixture.reports(), told);
+    });
+}
