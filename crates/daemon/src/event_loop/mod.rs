@@ -444,6 +444,8 @@ impl EventLoop {
             }
             DatapathEvent::HeardNatively { flow } => node.handle_heard_natively(now, flow),
             DatapathEvent::FlowStalled(flow) => node.handle_flow_stalled(now, flow),
+            // Nothing is kept for a peer yet.
+            DatapathEvent::Acknowledged { .. } => {}
             DatapathEvent::FlowClosed { flow } => node.handle_flow_closed(now, flow),
         });
         if let Err(error) = drained {
