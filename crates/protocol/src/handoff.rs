@@ -570,6 +570,9 @@ impl Node {
             let again = peer.repeat_after(1);
             answers.push(Message::PathChallenge { token });
             self.timers.set(Timer::Challenge(id), now + again);
+            self.send_to(id, arrival.destination, arrival.source, answers);
+            answers.clear();
+            self.put_binding_in_force(now, id);
             return;
         }
         peer.follow(&awaited, &self.attachments);

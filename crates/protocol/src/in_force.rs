@@ -45,8 +45,9 @@ impl Node {
         self.claim_pair(now, id);
         self.park_in_time(now, id);
         let Some(peer) = self.peers.get(&id) else { return };
-        // While a move is under way what comes by the wrong path is to be seen.
-        let moved = peer.moved_flows() > 0 || peer.waiting.flows > 0 || peer.meanwhile().is_some();
+        // While a move is under way what comes by the wrong path is to be seen, and what comes by the new one to be taken.
+        let moving = peer.meanwhile().is_some() || peer.may_come_anew();
+        let moved = peer.moved_flows() > 0 || peer.waiting.flows > 0 || moving;
         let mut binding = peer.binding();
         binding.former.retain(|pair| self.pairs.get(pair).is_none_or(|holder| *holder == id));
         let op = KernelOp::SetBinding { peer: id, binding, moved };

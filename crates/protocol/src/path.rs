@@ -27,6 +27,7 @@ impl Node {
                     let reason =
                         "its new place does not answer the path challenge, so its connections stay at the former one";
                     self.event(Event::Refused { peer: id, reason });
+                    self.put_binding_in_force(now, id);
                 }
                 return;
             }

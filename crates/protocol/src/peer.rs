@@ -521,6 +521,12 @@ impl Peer {
         }
     }
 
+    /// Whether its flows may come by another path at any moment: it has told of one that is not confirmed yet, and need not wait
+    /// with what it sends itself (P-21, P-38).
+    pub(crate) fn may_come_anew(&self) -> bool {
+        self.candidate.as_ref().is_some_and(|candidate| candidate.awaited.is_some() && !candidate.doubted)
+    }
+
     /// Whether either end has said that it is elsewhere than where they met.
     pub(crate) fn has_moved(&self) -> bool {
         self.sequence_sent > 0 || self.sequence_accepted > 0

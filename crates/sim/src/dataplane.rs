@@ -186,8 +186,7 @@ impl DataPlane {
         source: SocketAddr,
         destination: SocketAddr,
     ) -> Option<FlowTuple> {
-        // Without a moved flow the programs do nothing.
-        if self.carrying_until.is_none_or(|until| until < now) && !self.bindings.values().any(|(_, moved)| *moved) {
+        if !self.carries(now) {
             return None;
         }
         let peer = self.locators.get(&(source.ip(), destination.ip()))?;
@@ -223,9 +222,17 @@ impl DataPlane {
         self.heard.insert(own);
     }
 
-    /// Whether the tunnel takes a packet so named that came with this session (P-23).
-    pub(crate) fn tunnel_accepts(&self, index: u32, inner: &FlowTuple) -> bool {
-        self.keys.get(&index).is_some_and(|peer| self.flows.get(inner).is_some_and(|entry| entry.peer == *peer))
+    /// Whether the programs work: without a moved flow they do nothing.
+    fn carries(&self, now: Time) -> bool {
+        self.carrying_until.is_some_and(|until| until >= now) || self.bindings.values().any(|(_, moved)| *moved)
+    }
+
+    /// Whether the tunnel takes a packet so named that came with this session (P-23), and the kernel what the tunnel hands it:
+    /// its reverse path filter, be it loose, drops what comes by a device without addresses, unless routes for moved flows
+    /// are there.
+    pub(crate) fn tunnel_accepts(&self, now: Time, index: u32, inner: &FlowTuple) -> bool {
+        self.carries(now)
+            && self.keys.get(&index).is_some_and(|peer| self.flows.get(inner).is_some_and(|entry| entry.peer == *peer))
     }
 
     /// Entries of all maps together, for limits on growth.

@@ -344,6 +344,12 @@ impl World {
         self.ledger.datagrams
     }
 
+    /// Datagrams and injected segments so far, as [`Faults::lose`] counts them.
+    #[must_use]
+    pub fn sent(&self) -> u64 {
+        self.sent
+    }
+
     /// Fails the test where anything happened that must not, except of these kinds.
     ///
     /// # Panics

@@ -298,7 +298,7 @@ impl World {
                 self.arrive(network, host, own, packet, (*flow, *end, *acknowledgement), carried);
             }
             Body::Tunnel { index, inner, flow, end, acknowledgement } => {
-                if of.node.is_none() || !of.plane.tunnel_accepts(*index, inner) {
+                if of.node.is_none() || !of.plane.tunnel_accepts(self.now, *index, inner) {
                     self.note(packet, "not taken out of the tunnel");
                     return;
                 }

@@ -542,6 +542,25 @@ fn make_before_break_loses_nothing() {
 }
 
 #[test]
+fn make_before_break_loses_nothing_when_one_of_its_datagrams_is_lost() {
+    // P-38: the mover's own packets may overtake its answer to the challenge.
+    for lost in 0..6 {
+        let (Two { mut world, client, away, .. }, flows) = Two::flowing(70 + lost, 3);
+        world.set_beat(Some(Duration::from_millis(1)));
+        world.run_for(SECOND);
+        world.faults.lose = Some(world.sent() + lost);
+        world.attach(client, away, AWAY);
+        world.run_for(5 * SECOND);
+        world.detach(client, HOME);
+        world.run_for(SECOND);
+        world.set_beat(None);
+        world.run_for(SECOND);
+        assert_eq!(missing(&world, &flows), [0, 0], "datagram {lost}");
+        world.check();
+    }
+}
+
+#[test]
 fn a_new_network_that_leads_nowhere_takes_nothing_away() {
     let (Two { mut world, client, away, .. }, flows) = Two::flowing(64, 3);
     world.set_cut(away, true);
