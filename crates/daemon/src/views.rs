@@ -90,7 +90,7 @@ pub(crate) fn state(view: &FlowView, peer: Option<&PeerView>) -> ipc::Connection
         FlowState::Moved if peer.is_some_and(|peer| peer.carrier == Carrier::Hold) => ipc::ConnectionState::Held,
         FlowState::Moved => ipc::ConnectionState::Moved,
         FlowState::Introducing | FlowState::Unknown => ipc::ConnectionState::Pending,
-        FlowState::Failed(_) => ipc::ConnectionState::Unprotected,
+        FlowState::Failed(_) | FlowState::Excluded(_) => ipc::ConnectionState::Unprotected,
     }
 }
 
@@ -300,6 +300,7 @@ fn connection(view: &FlowView, peer: Option<&PeerView>, heard: bool) -> ipc::Con
     let state = state(view, peer);
     let reason = match view.state {
         FlowState::Failed(reason) => Some(reason.to_owned()),
+        FlowState::Excluded(line) => Some(format!("policy at line {line}")),
         _ => None,
     };
     let carried = matches!(state, ipc::ConnectionState::Moved | ipc::ConnectionState::Held);

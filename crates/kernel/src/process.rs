@@ -1,7 +1,7 @@
 //! Which program a socket belongs to.
 
 use std::collections::{HashMap, HashSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// A process.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -39,6 +39,41 @@ pub fn owners(inodes: &HashSet<u32>) -> HashMap<u32, Process> {
     owners
 }
 
+/// A process that has a socket open, and where it belongs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Holder {
+    /// The first 15 bytes of its name (`/proc/PID/comm`).
+    pub name: String,
+    /// The file that it executes (`/proc/PID/exe`); of a script that is its interpreter. One that was replaced or removed ends
+    /// in ` (deleted)`. Empty where that may not be read.
+    pub executable: PathBuf,
+    /// Its place in the cgroup v2 hierarchy, beginning with `/`; empty where there is none.
+    pub cgroup: String,
+}
+
+/// All processes that have sockets with these inodes. As [`owners`], but whoever shares a socket is told.
+#[must_use]
+pub fn holders(inodes: &HashSet<u32>) -> HashMap<u32, Vec<Holder>> {
+    let pids = std::fs::read_dir("/proc").into_iter().flatten();
+    let pids = pids.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
+    let mut holders: HashMap<u32, Vec<Holder>> = HashMap::with_capacity(inodes.len());
+    for pid in pids {
+        let open: HashSet<u32> = open_sockets(pid).filter(|inode| inodes.contains(inode)).collect();
+        if open.is_empty() {
+            continue;
+        }
+        let holder = Holder {
+            name: name_of(pid),
+            executable: std::fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default(),
+            cgroup: cgroup_of(pid),
+        };
+        for inode in open {
+            holders.entry(inode).or_default().push(holder.clone());
+        }
+    }
+    holders
+}
+
 /// The inodes of the sockets that a process has open, shared ones too; none where it may not be looked into, or is gone.
 #[must_use]
 pub fn sockets(pid: u32) -> HashSet<u32> {
@@ -53,6 +88,12 @@ fn open_sockets(pid: u32) -> impl Iterator<Item = u32> {
 fn name_of(pid: u32) -> String {
     let comm = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
     String::from_utf8_lossy(comm.trim_ascii_end()).into_owned()
+}
+
+/// From the line of hierarchy 0, which is that of version 2 (cgroups(7)).
+fn cgroup_of(pid: u32) -> String {
+    let lines = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    lines.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or_default().to_owned()
 }
 
 fn socket_inode(link: &Path) -> Option<u32> {
@@ -73,6 +114,10 @@ mod tests {
         let owners = owners(&HashSet::from([inode, 0]));
         assert_eq!(owners[&inode].pid, std::process::id());
         assert!(!owners[&inode].name.is_empty());
+        let holders = super::holders(&HashSet::from([inode, 0]));
+        assert_eq!(holders.keys().collect::<Vec<_>>(), [&inode]);
+        let itself = std::fs::read_link("/proc/self/exe").unwrap();
+        assert!(holders[&inode].iter().any(|holder| holder.executable == itself && holder.name == owners[&inode].name));
         assert!(sockets(std::process::id()).contains(&inode));
         assert!(sockets(u32::MAX).is_empty());
     }

@@ -4,6 +4,7 @@ use whimbrel_wire::FlowTuple;
 
 use crate::Time;
 use crate::op::{FlowEntry, PeerId, Places};
+use crate::ruling::Ruling;
 
 /// How far a flow's introduction is.
 #[derive(Clone, Debug)]
@@ -32,6 +33,8 @@ pub(crate) enum Stage {
     Introduced { entry: FlowEntry, origin: Origin },
     /// It can't be moved.
     Failed(&'static str),
+    /// The caller's policy leaves it alone, by the rule of this number (P-59).
+    Excluded(u32),
 }
 
 /// An introduction of a peer's that was answered on the flow and has not come back in the session. Whatever the flow's
@@ -67,7 +70,7 @@ impl Stage {
             | Self::Echoing { nonce, .. }
             | Self::Pairing { nonce, .. }
             | Self::Introduced { origin: Origin::Answered(nonce), .. } => Some(*nonce),
-            Self::Introduced { .. } | Self::Open | Self::Failed(_) => None,
+            Self::Introduced { .. } | Self::Open | Self::Failed(_) | Self::Excluded(_) => None,
         }
     }
 }
@@ -85,11 +88,14 @@ pub(crate) struct Flow {
     pub(crate) again: u8,
     /// The peer has no socket for it that can be moved: another session with it changes nothing.
     pub(crate) refused: bool,
+    /// What the caller's policy says of it; `None` while that is awaited.
+    pub(crate) ruling: Option<Ruling>,
 }
 
 impl Flow {
     pub(crate) fn opened(now: Time, accepted: bool) -> Self {
-        Self { stage: Stage::Open, opened: now, accepted, closed: false, again: 0, refused: false }
+        let ruling = Some(Ruling::default());
+        Self { stage: Stage::Open, opened: now, accepted, closed: false, again: 0, refused: false, ruling }
     }
 
     pub(crate) fn introduced(entry: FlowEntry, now: Time) -> Self {
@@ -114,6 +120,7 @@ impl Flow {
                 (state, Some(entry.peer))
             }
             Stage::Failed(reason) => (FlowState::Failed(reason), None),
+            Stage::Excluded(rule) => (FlowState::Excluded(*rule), None),
         };
         FlowView { tuple, state, peer, entry: self.entry().copied(), opened: self.opened, accepted: self.accepted }
     }
@@ -132,6 +139,8 @@ pub enum FlowState {
     Moved,
     /// It can't be moved.
     Failed(&'static str),
+    /// The caller's rule of this number leaves it alone.
+    Excluded(u32),
 }
 
 /// A flow as `whimbrel connections` shows it.

@@ -11,6 +11,7 @@ use crate::node::Node;
 use crate::op::{Event, FlowEntry, KernelOp, PeerId, Places, Waits};
 use crate::outcome::Asked;
 use crate::peer::NOWHERE;
+use crate::ruling::Ruled;
 use crate::timer::Timer;
 
 /// Age at which a connection is introduced (P-15): short ones are left alone.
@@ -38,6 +39,8 @@ const ANSWERS: u32 = 2 * TRIES;
 /// How long a datagram socket that cannot be moved is taken to be so (P-35), and how many are remembered of a peer.
 const REFUSED: Duration = Duration::from_secs(600);
 const REFUSED_MOST: usize = 1024;
+/// What is said of flows that the other end leaves alone (P-59).
+pub(crate) const DECLINED: &str = "the peer's policy leaves it alone";
 const NOT_CONNECTED: &str = "the peer has no connected socket for it";
 /// The top bit of a nonce tells a carrier probe (set) from an introduction (§4, P-20).
 pub(crate) const PROBE_BIT: u64 = 1 << 63;
@@ -54,7 +57,12 @@ impl Node {
             }
             self.young.pop_front();
             if self.flows.get(&flow).is_some_and(|known| !known.closed && matches!(known.stage, Stage::Open)) {
-                self.want_introduction(now, flow);
+                match self.ruled_beforehand(&flow) {
+                    Ruled::Free => self.want_introduction(now, flow),
+                    Ruled::Excluded(rule) => self.exclude_flow(&flow, rule),
+                    // It has its turn when that is there.
+                    Ruled::Awaited => {}
+                }
             }
         }
     }
@@ -139,6 +147,11 @@ impl Node {
             let Some(flow) = peer.introductions.queue.pop_front() else { return };
             let next = now + peer.repeat_after(1).max(Duration::from_millis(200));
             let Some(index) = peer.session().map(|slot| slot.session.remote_index()) else { return };
+            if let Ruled::Excluded(rule) = self.ruled(&flow, id) {
+                self.exclude_flow(&flow, rule);
+                continue;
+            }
+            let Some(peer) = self.peers.get_mut(&id) else { return };
             match self.flows.get_mut(&flow) {
                 Some(known) if !known.closed && matches!(known.stage, Stage::Open) => {
                     if peer.introductions.responding.contains_key(&flow) {
@@ -231,9 +244,18 @@ impl Node {
             self.handle_probe(now, id, flow, nonce);
             return;
         }
+        let answers = nonce & ANSWER_BIT != 0;
+        if !answers && self.flows.get(&flow).is_some_and(|known| !known.closed && known.entry().is_none()) {
+            match self.ruled(&flow, id) {
+                Ruled::Free => {}
+                // It is asked again in a moment.
+                Ruled::Awaited => return,
+                // P-59
+                Ruled::Excluded(_) => return self.refuse_introduction(id, nonce, IntroductionRefusal::Declined),
+            }
+        }
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let Some(their_index) = peer.session().map(|slot| slot.session.remote_index()) else { return };
-        let answers = nonce & ANSWER_BIT != 0;
         let Some(known) = self.flows.get_mut(&flow).filter(|known| !known.closed) else {
             // P-35
             if !answers {
@@ -457,6 +479,7 @@ impl Node {
             }
             // A TCP connection that it does not know yet, as one that its program has not accepted.
             (Err(IntroductionRefusal::Refused), None) => self.introduce_again(now, &flow),
+            (Err(IntroductionRefusal::Declined), _) => self.fail_introduction(now, &flow, DECLINED),
             (Err(_), _) => self.fail_introduction(now, &flow, "the peer refused"),
         }
     }

@@ -37,6 +37,7 @@ mod path;
 mod peer;
 mod random;
 mod rendezvous;
+mod ruling;
 mod stall;
 mod time;
 mod timer;
@@ -53,5 +54,6 @@ pub use op::{
 };
 pub use peer::Attachment;
 pub use rendezvous::{RendezvousStanding, RendezvousView};
+pub use ruling::{Rule, Ruling};
 pub use time::Time;
 pub use view::PeerView;

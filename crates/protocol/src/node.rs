@@ -71,6 +71,8 @@ pub struct Node {
     pub(crate) unintroduced: HashMap<IpAddr, BTreeSet<FlowTuple>>,
     /// Nonces of ours that are in flows.
     pub(crate) nonces: HashMap<u64, FlowTuple>,
+    /// Flows that are opened from now on wait for their ruling.
+    pub(crate) awaits_rulings: bool,
     /// Flows that are too young to be introduced, oldest first.
     pub(crate) young: VecDeque<(Time, FlowTuple)>,
     /// Closed flows, oldest first.
@@ -119,6 +121,7 @@ impl Node {
             introduced: 0,
             unintroduced: HashMap::new(),
             nonces: HashMap::new(),
+            awaits_rulings: false,
             young: VecDeque::new(),
             closed: VecDeque::new(),
             timers: Timers::default(),
@@ -319,7 +322,9 @@ impl Node {
             // The kernel took the tuple again before we had forgotten it.
             self.forget_flow(&flow);
         }
-        self.flows.insert(flow, Flow::opened(now, accepted));
+        let opened = Flow::opened(now, accepted);
+        let ruling = opened.ruling.clone().filter(|_| !self.awaits_rulings);
+        self.flows.insert(flow, Flow { ruling, ..opened });
         if !accepted {
             self.young.push_back((now + crate::introduction::MATURE, flow));
             self.timers.set_earlier(Timer::Mature, now + crate::introduction::MATURE);

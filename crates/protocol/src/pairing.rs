@@ -9,11 +9,12 @@ use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::Time;
 use crate::flow::{Origin, Stage};
-use crate::introduction::TRIES;
+use crate::introduction::{DECLINED, TRIES};
 use crate::node::Node;
 use crate::op::{Event, FlowEntry, KernelOp, PeerId, Places, SocketNumbers, Waits};
 use crate::outcome::Asked;
 use crate::peer::NOWHERE;
+use crate::ruling::Ruled;
 use crate::timer::Timer;
 
 /// Claims of a peer that wait for a look at the sockets; what is beyond is told to come again.
@@ -265,6 +266,13 @@ impl Node {
         let Some(known) = self.flows.get(&flow).filter(|known| room && !known.closed) else {
             return Some(answer(claim, IntroductionRefusal::Busy));
         };
+        if known.entry().is_none() {
+            match self.ruled(&flow, id) {
+                Ruled::Free => {}
+                Ruled::Awaited => return Some(answer(claim, IntroductionRefusal::Busy)),
+                Ruled::Excluded(_) => return Some(answer(claim, IntroductionRefusal::Declined)),
+            }
+        }
         match &known.stage {
             Stage::Introduced { entry, .. } if entry.peer != id => {
                 self.event(Event::Refused { peer: id, reason: "a flow that it introduced belongs to another peer" });
@@ -369,6 +377,7 @@ impl Node {
                 self.introduce_again(now, &flow);
             }
             Err(IntroductionRefusal::Busy) => self.introduce_again(now, &flow),
+            Err(IntroductionRefusal::Declined) => self.fail_introduction(now, &flow, DECLINED),
             // *Done* without a proof proves nothing.
             Ok(_) => {}
             Err(_) => self.fail_introduction(now, &flow, STRIPPED),

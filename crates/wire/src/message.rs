@@ -252,6 +252,8 @@ byte_enum! {
         Refused = 4,
         /// The responder has too many flows or introductions at the moment.
         Busy = 5,
+        /// The responder leaves the flow alone, as its policy wants it (P-59).
+        Declined = 6,
     }
 }
 

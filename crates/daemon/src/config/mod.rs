@@ -146,7 +146,7 @@ impl Default for Config {
 }
 
 /// Keys whose new values are taken in by a reload; those of all others count from the next start on.
-pub const RELOADED: [&str; 3] = ["control_mode", "kick", "log"];
+pub const RELOADED: [&str; 4] = ["control_mode", "kick", "log", "policy"];
 
 impl Config {
     /// The keys that have other values in `other`, in the order of the file.

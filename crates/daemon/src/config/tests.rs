@@ -143,6 +143,14 @@ fn a_prefix_of_length_zero_has_every_address_of_its_family() {
 }
 
 #[test]
+fn the_policy_that_is_shipped_as_an_example_is_one() {
+    let shipped = include_str!("../../../../packaging/whimbrel.toml");
+    let lines = shipped.lines().skip_while(|line| *line != "#[[policy]]").filter_map(|line| line.strip_prefix('#'));
+    let text: Vec<&str> = lines.filter(|line| !line.starts_with(' ')).collect();
+    assert!(!parse(Path::new("w.toml"), &text.join("\n")).expect("valid").policies.is_empty(), "{text:?}");
+}
+
+#[test]
 fn policies_are_read_in_their_order() {
     let key = PublicKey::from([7; 32]);
     let text = format!(

@@ -34,6 +34,7 @@ use crate::event_log::EventLog;
 use crate::events::{EventRing, Restraint, Told, restrained};
 use crate::flows::{UdpFlows, is_movable, list_tcp};
 use crate::metrics::Tally;
+use crate::policy::Judge;
 use crate::server::{ClientId, Server};
 use crate::tunnel::Received;
 
@@ -55,6 +56,7 @@ const LISTENER: u64 = 4;
 const SIGNALS: u64 = 5;
 const TIMER: u64 = 6;
 const ANSWERS: u64 = 7;
+const HOLDERS: u64 = 8;
 /// Clients of the control socket have their number plus this.
 const FIRST_CLIENT: u64 = 16;
 
@@ -119,6 +121,7 @@ pub(crate) struct EventLoop {
     /// When each peer's session came up.
     sessions: HashMap<PeerId, Time>,
     answers: Answers,
+    judge: Judge,
     /// Clients that suspended this host and have no answer yet.
     suspending: Option<Suspending>,
     next_flow_tick: Time,
@@ -141,8 +144,10 @@ impl EventLoop {
         let now = clock::now();
         // The counter outlives daemons.
         let this_far = parts.effects.lost_flow_events().unwrap_or(0);
+        let mut node = parts.node;
+        let judge = Judge::new(parts.settings.config.policies.clone(), &mut node).map_err(LoopError::new("eventfd"))?;
         let this = Self {
-            node: parts.node,
+            node,
             effects: parts.effects,
             monitor: parts.monitor,
             routes: RouteLookup::new(parts.routes),
@@ -161,6 +166,7 @@ impl EventLoop {
             tally: Tally::new(SystemTime::now()),
             sessions: HashMap::new(),
             answers: Answers::new()?,
+            judge,
             suspending: None,
             next_flow_tick: now + FLOW_TICK,
             next_udp_tick: now + UDP_TICK,
@@ -177,6 +183,7 @@ impl EventLoop {
             (this.signals.as_fd(), SIGNALS),
             (this.timer.as_fd(), TIMER),
             (this.answers.wake(), ANSWERS),
+            (this.judge.wake(), HOLDERS),
         ];
         for (fd, token) in sources {
             epoll::add(&this.epoll, fd, epoll::EventData::new_u64(token), epoll::EventFlags::IN)
@@ -273,6 +280,10 @@ impl EventLoop {
                     self.server.reply(id, &reply);
                     self.serve(id);
                 }
+            }
+            HOLDERS => {
+                clear(self.judge.wake());
+                self.judge.take(&mut self.node, clock::now());
             }
             client => {
                 let id = ClientId(client - FIRST_CLIENT);
@@ -413,19 +424,22 @@ impl EventLoop {
     }
 
     fn take_in_datapath_events(&mut self, now: Time) {
-        let Self { node, effects, sockets, .. } = self;
+        let Self { node, effects, sockets, judge, .. } = self;
         let own = own_addresses(&effects.network);
         let own = |address: IpAddr| own.contains(&address);
         let kept = effects.kept_addresses().to_vec();
         // P-35: what is introduced has a socket, with an address of this host's. That of a datagram flow may be younger than
         // the last listing, and the birth of a connection may have been missed.
         let here = |flow: &FlowTuple| own(flow.local.ip()) || kept.contains(&flow.local.ip());
-        let mut look_up = |node: &mut Node, flow: &FlowTuple| {
+        let mut look_up = |node: &mut Node, judge: &mut Judge, flow: &FlowTuple| {
             if node.has_flow(flow) || !is_movable(flow, &own) {
                 return;
             }
             match sockets.find(flow) {
-                Ok(Some(_)) => node.handle_flow_opened(now, *flow, true),
+                Ok(Some(_)) => {
+                    node.handle_flow_opened(now, *flow, true);
+                    judge.consider(node, now, *flow);
+                }
                 Ok(None) => {}
                 Err(error) => tracing::warn!(%flow, %error, "cannot look for a socket"),
             }
@@ -434,12 +448,13 @@ impl EventLoop {
             // A frame on the link may name any destination.
             DatapathEvent::Introduction(introduction) if !here(&introduction.seen) => {}
             DatapathEvent::Introduction(introduction) => {
-                look_up(node, &introduction.seen);
+                look_up(node, judge, &introduction.seen);
                 node.handle_introduction(now, introduction.seen, introduction.index, introduction.nonce);
             }
             DatapathEvent::FlowOpened { flow, origin } => {
                 if is_movable(&flow, &own) {
                     node.handle_flow_opened(now, flow, origin == Origin::Accepted);
+                    judge.consider(node, now, flow);
                 }
             }
             DatapathEvent::HeardNatively { flow } => node.handle_heard_natively(now, flow),
@@ -460,6 +475,7 @@ impl EventLoop {
         let there: HashSet<FlowTuple> = found.iter().map(|found| found.flow).collect();
         for found in found {
             self.node.handle_flow_opened(now, found.flow, found.accepted);
+            self.judge.consider(&mut self.node, now, found.flow);
         }
         self.take_in_udp(now);
         let udp = &self.udp;
@@ -475,6 +491,7 @@ impl EventLoop {
             Ok((opened, closed)) => {
                 for found in opened {
                     self.node.handle_flow_opened(now, found.flow, found.accepted);
+                    self.judge.consider(&mut self.node, now, found.flow);
                 }
                 for flow in closed {
                     self.node.handle_flow_closed(now, flow);
@@ -496,6 +513,7 @@ impl EventLoop {
         if self.next_flow_tick <= now {
             self.next_flow_tick = now + FLOW_TICK;
             self.take_in_datapath_events(now);
+            self.judge.look(&mut self.node, now);
         }
         if self.next_loss_tick <= now {
             self.next_loss_tick = now + LOSS_TICK;
@@ -564,7 +582,9 @@ impl EventLoop {
         if let Err(error) = self.server.set_mode(config.control_mode) {
             tracing::warn!(%error, "cannot change the mode of the control socket");
         }
+        self.judge.replace(config.policies.clone(), &mut self.node);
         let before = Config {
+            policies: config.policies.clone(),
             log: config.log,
             kick: config.kick,
             control_mode: config.control_mode,
@@ -579,6 +599,7 @@ impl EventLoop {
         };
         (self.settings.config.log, self.settings.config.kick, self.settings.config.control_mode) =
             (config.log, config.kick, config.control_mode);
+        self.settings.config.policies = config.policies;
         self.tell(Told::new("reloaded", sentence));
     }
 }
@@ -591,7 +612,7 @@ pub(crate) fn warn_of_open_psk(config: &Config) {
 }
 
 /// Takes the count out of an eventfd or timerfd; what it stands for is looked at in any case.
-fn clear(fd: &OwnedFd) {
+fn clear(fd: impl AsFd) {
     let mut count = [0; 8];
     let _ = rustix::io::read(fd, &mut count);
 }

@@ -4,19 +4,9 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use whimbrel_handshake::PublicKey;
+pub use whimbrel_kernel::process::Holder;
 use whimbrel_protocol::Prefix;
 use whimbrel_wire::{FlowTuple, Transport};
-
-/// A process that has a connection's socket open, as far as conditions ask for it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Holder {
-    /// The name that it goes by: the first 15 bytes of it (`/proc/PID/comm`).
-    pub name: String,
-    /// The file that it executes; of a script that is its interpreter.
-    pub executable: PathBuf,
-    /// Its place in the cgroup v2 hierarchy, beginning with `/`; empty where there is none.
-    pub cgroup: String,
-}
 
 /// A connection that is held against conditions.
 #[derive(Clone, Copy, Debug)]

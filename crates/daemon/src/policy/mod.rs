@@ -1,13 +1,17 @@
 //! Policy: what the configuration wants for which connections.
 //!
 //! A [`Matcher`] says which connections a section means; [`Policies`] are the `[[policy]]` sections in order, of which the
-//! first that matches decides. Both are pure: who has a connection open is found out elsewhere.
+//! first that matches decides. Both are pure. What they ask of a running host is found out by [`Judge`].
 
+mod judge;
 mod matcher;
 
+pub(crate) use judge::Judge;
 pub use matcher::{Holder, Matcher, PeerCondition, ProgramCondition, Subject};
 
 use whimbrel_handshake::PublicKey;
+use whimbrel_protocol::{Rule, Ruling};
+use whimbrel_wire::FlowTuple;
 
 /// How a connection is to be treated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,13 +61,29 @@ impl Policies {
         self.0.iter().find(|policy| policy.matcher.matches(subject))
     }
 
-    /// Whether it must be known who has a connection open before it is decided about. `subject` may be without holders.
+    /// Whether it must be known who has a connection open before it is decided about, whoever is at its other end.
     #[must_use]
-    pub fn asks_for_holders(&self, subject: &Subject<'_>) -> bool {
-        let but_for_holders = |policy: &Policy| Matcher { program: None, cgroup: None, ..policy.matcher.clone() };
-        // The first that may match decides, whatever comes after it.
-        let first = self.0.iter().find(|policy| but_for_holders(policy).matches(subject));
-        first.is_some_and(|policy| policy.matcher.asks_for_holders())
+    pub fn asks_for_holders(&self, flow: &FlowTuple) -> bool {
+        let keys = self.keys();
+        keys.iter().map(Some).chain([None]).any(|key| {
+            let subject = Subject { flow, key, holders: &[] };
+            let but_for_holders = |policy: &Policy| Matcher { program: None, cgroup: None, ..policy.matcher.clone() };
+            // The first that may match decides, whatever comes after it.
+            let first = self.0.iter().find(|policy| but_for_holders(policy).matches(&subject));
+            first.is_some_and(|policy| policy.matcher.asks_for_holders())
+        })
+    }
+
+    /// What is wanted for a connection, whoever turns out to be at its other end. `holders`: who has it open.
+    #[must_use]
+    pub fn ruling(&self, flow: &FlowTuple, holders: &[Holder]) -> Ruling {
+        let rule = |key: Option<&PublicKey>| match self.decide(&Subject { flow, key, holders }) {
+            Some(policy) => Rule { excluded_by: (!policy.treatment.protect).then_some(policy.line) },
+            None => Rule::default(),
+        };
+        let otherwise = rule(None);
+        let for_keys = self.keys().into_iter().map(|key| (key, rule(Some(&key))));
+        Ruling { for_keys: for_keys.filter(|(_, rule)| *rule != otherwise).collect(), otherwise }
     }
 
     /// The keys that the sections name, each once.

@@ -12,6 +12,7 @@ mod growth;
 mod moves;
 mod nat;
 mod pairing;
+mod policy;
 mod random;
 mod rendezvous;
 mod returns;

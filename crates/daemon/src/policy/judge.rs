@@ -1,0 +1,172 @@
+//! Has the node wait for what policy says of each flow, and finds out who has it open where policy asks for that.
+//!
+//! Whose a socket is shows in the descriptors of all processes alone, and to read them takes milliseconds on a busy host. So a
+//! thread of its own does that, for all flows at once that have come up meanwhile, and rests four times as long as it took.
+//! It is started with the first flow that it is needed for. A flow is looked at shortly before it could be introduced:
+//! servers hand what they accept to other processes.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, eventfd};
+use whimbrel_kernel::process;
+use whimbrel_kernel::sock_diag::{MOVABLE, SockDiag};
+use whimbrel_protocol::{Node, Time};
+use whimbrel_wire::FlowTuple;
+
+use super::{Holder, Policies};
+
+/// Age at which a flow is looked at. It is introduced at 1 s (P-15).
+const AGE: Duration = Duration::from_millis(750);
+/// The least time from one look to the next.
+const PAUSE: Duration = Duration::from_millis(250);
+/// The share of its time that looking may take: one in so many.
+const SHARE: u32 = 5;
+/// How often a socket is looked at that nobody has open: its program has not accepted it yet, or has ended.
+const LOOKS: u32 = 20;
+/// So many sockets are asked for one by one; of more, all are listed.
+const SINGLY: usize = 64;
+
+/// Who has each flow open.
+type Found = Vec<(FlowTuple, Vec<Holder>)>;
+
+/// Policy at work.
+pub(crate) struct Judge {
+    policies: Policies,
+    /// Flows whose holders are asked for, oldest first.
+    due: VecDeque<(Time, FlowTuple)>,
+    looking: Option<Sender<FlowTuple>>,
+    found: (Sender<Found>, Receiver<Found>),
+    wake: Arc<OwnedFd>,
+}
+
+impl Judge {
+    /// # Errors
+    /// When eventfd(2) fails.
+    pub(crate) fn new(policies: Policies, node: &mut Node) -> Result<Self, rustix::io::Errno> {
+        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        node.await_rulings(!policies.is_empty());
+        Ok(Self { policies, due: VecDeque::new(), looking: None, found: channel(), wake })
+    }
+
+    /// Other policies count for flows of which nothing was said yet.
+    pub(crate) fn replace(&mut self, policies: Policies, node: &mut Node) {
+        node.await_rulings(!policies.is_empty());
+        self.policies = policies;
+    }
+
+    /// Readable when somebody was found.
+    pub(crate) fn wake(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+
+    /// A flow was opened, or noticed. Says what is wanted for it, if that is known.
+    pub(crate) fn consider(&mut self, node: &mut Node, now: Time, flow: FlowTuple) {
+        if self.policies.is_empty() || !node.awaits_ruling(&flow) {
+            return;
+        }
+        if self.policies.asks_for_holders(&flow) {
+            self.due.push_back((now + AGE, flow));
+        } else {
+            node.handle_ruling(now, flow, self.policies.ruling(&flow, &[]));
+        }
+    }
+
+    /// Begins to look for who has the flows that are old enough.
+    pub(crate) fn look(&mut self, node: &mut Node, now: Time) {
+        while let Some(&(due, flow)) = self.due.front() {
+            if due > now {
+                return;
+            }
+            self.due.pop_front();
+            if !node.awaits_ruling(&flow) {
+                continue;
+            }
+            let looking = match self.looking.take() {
+                Some(looking) => Some(looking),
+                None => start(self.found.0.clone(), Arc::clone(&self.wake)),
+            };
+            self.looking = looking.filter(|looking| looking.send(flow).is_ok());
+            if self.looking.is_none() {
+                // It is treated as if nobody had it open.
+                node.handle_ruling(now, flow, self.policies.ruling(&flow, &[]));
+            }
+        }
+    }
+
+    /// Takes in who was found.
+    pub(crate) fn take(&mut self, node: &mut Node, now: Time) {
+        for (flow, holders) in self.found.1.try_iter().flatten() {
+            node.handle_ruling(now, flow, self.policies.ruling(&flow, &holders));
+        }
+    }
+}
+
+/// Starts the thread that looks.
+fn start(found: Sender<Found>, wake: Arc<OwnedFd>) -> Option<Sender<FlowTuple>> {
+    let (sender, receiver) = channel();
+    let started = SockDiag::open().map_err(std::io::Error::other).and_then(|diag| {
+        std::thread::Builder::new().name("holders".to_owned()).spawn(move || search(diag, &receiver, &found, &wake))
+    });
+    match started {
+        Ok(_) => Some(sender),
+        Err(error) => {
+            tracing::warn!(%error, "cannot find out which program has which connection");
+            None
+        }
+    }
+}
+
+fn search(mut diag: SockDiag, asked: &Receiver<FlowTuple>, found: &Sender<Found>, wake: &OwnedFd) {
+    let mut looks: HashMap<FlowTuple, u32> = HashMap::new();
+    loop {
+        if looks.is_empty() {
+            // The end of the daemon, or a flow.
+            let Ok(flow) = asked.recv() else { return };
+            looks.insert(flow, 0);
+        }
+        looks.extend(asked.try_iter().map(|flow| (flow, 0)));
+        let began = Instant::now();
+        let sockets = inodes(&mut diag, &looks);
+        let holders =
+            process::holders(&sockets.values().copied().filter(|inode| *inode != 0).collect::<HashSet<u32>>());
+        let mut answers = Found::new();
+        looks.retain(|flow, looks| {
+            *looks += 1;
+            let inode = sockets.get(flow);
+            let holders = inode.and_then(|inode| holders.get(inode));
+            // One that is gone has nobody.
+            let over = holders.is_some() || inode.is_none() || *looks >= LOOKS;
+            if over {
+                answers.push((*flow, holders.cloned().unwrap_or_default()));
+            }
+            !over
+        });
+        if !answers.is_empty() {
+            if found.send(answers).is_err() {
+                return;
+            }
+            let _ = rustix::io::write(wake, &1u64.to_ne_bytes());
+        }
+        std::thread::sleep((began.elapsed() * (SHARE - 1)).max(PAUSE));
+    }
+}
+
+/// The inode of each socket that is there; 0 of one that no process has open.
+fn inodes(diag: &mut SockDiag, flows: &HashMap<FlowTuple, u32>) -> HashMap<FlowTuple, u32> {
+    let listed = if flows.len() <= SINGLY {
+        flows.keys().filter_map(|flow| diag.find(flow).transpose()).collect::<Result<Vec<_>, _>>()
+    } else {
+        diag.tcp(&MOVABLE).and_then(|tcp| Ok(tcp.into_iter().chain(diag.udp()?).collect()))
+    };
+    match listed {
+        Ok(listed) => listed.into_iter().map(|socket| (socket.tuple, socket.inode)).collect(),
+        Err(error) => {
+            tracing::warn!(%error, "cannot look for the sockets of connections");
+            HashMap::new()
+        }
+    }
+}
