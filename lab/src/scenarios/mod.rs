@@ -7,6 +7,7 @@ mod hostile;
 mod kick;
 mod lab_itself;
 mod pairing;
+mod policy;
 mod programs;
 mod real_programs;
 mod records;
@@ -48,6 +49,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         surroundings::SCENARIOS,
         sockets::SCENARIOS,
         pairing::SCENARIOS,
+        policy::SCENARIOS,
         faults::SCENARIOS,
         hostile::SCENARIOS,
         real_programs::SCENARIOS,
