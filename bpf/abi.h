@@ -135,11 +135,16 @@ enum idle {
 	IDLE_LISTENING = 8,	/* no binding is CARRIER_LISTEN */
 	IDLE_LAPSES = 16,	/* no flow waits, or has gone on after a lapse a moment ago */
 	IDLE_HELPED = 32,	/* map `helped` is empty */
+	IDLE_KEPT = 64,		/* map `kept` is empty */
 };
 
 /*
  * Map `vacated`: address (struct address) that a moved peer had on a link of this host -> interface index of that link.
- * Routes lead everything for it to the TUN device; what is of no moved flow belongs to whoever has the address now.
+ * Routes lead everything for it to the TUN device, or to where the peer is; what is of no moved flow belongs to whoever
+ * has the address now.
+ *
+ * Map `kept`: address (struct address) of this host that is gone, and that its sockets go on using; the value is not used.
+ * Routes may lead what is sent from it out of the host; what is of no moved flow does not go there.
  */
 
 enum fragment_direction {
@@ -169,7 +174,7 @@ enum counter {
 	COUNTER_HELD_NO_TUNNEL,	     /* egress: carrier is the tunnel and no TUN device is set */
 	COUNTER_DROPPED_REWRITE,     /* egress: a kernel helper refused the rewriting */
 	COUNTER_DROPPED_ROUTE,	     /* egress: on the TUN device, and no way out found */
-	COUNTER_VACATED_OUT,	     /* egress: on the TUN device, of no moved flow: sent to the address's owner of today */
+	COUNTER_VACATED_OUT,	     /* egress: of no moved flow: sent to the vacated address's owner of today */
 	COUNTER_ICMP_OUT,	     /* egress: ICMP error about a moved flow rewritten */
 	COUNTER_DROPPED_ICMP_OUT,    /* egress: ICMP error about a moved flow that cannot be rewritten */
 	COUNTER_FRAGMENT_OUT,	     /* egress: later fragment recognised by its first */
@@ -190,6 +195,8 @@ enum counter {
 	COUNTER_HELPED,		     /* egress: handed to the daemon for a peer that is away */
 	COUNTER_HELD_IN,	     /* ingress: of a helped flow whose peer has not been let in again yet */
 	COUNTER_DROPPED_RENUMBER,    /* either way: numbers of a helped flow cannot be translated */
+	COUNTER_REDIRECTED_OUT,	     /* egress: translated, and sent again to find its device and next hop */
+	COUNTER_HELD_KEPT,	     /* egress: of no moved flow, from an address that this host no longer has */
 	COUNTER_MAX,
 };
 

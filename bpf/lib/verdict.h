@@ -48,25 +48,6 @@ static __always_inline void set_other_mark(struct __sk_buff *skb, const struct s
 	skb->mark = (skb->mark & ~settings->mark_mask) | (settings->mark_mask & ~settings->mark);
 }
 
-/*
- * Of no moved flow. On the TUN device, where routes for an address that a moved peer has left lead everything, it is sent
- * to the owner of today, by the link that the address is on. Without such a link the daemon gets it, and drops it.
- */
-static __noinline int pass_ordinary(struct __sk_buff *skb, const struct packet *packet)
-{
-	const struct settings *settings = get_settings();
-	__u32 *interface;
-
-	if (!packet || !settings || skb->ifindex != settings->tunnel)
-		return pass();
-	interface = bpf_map_lookup_elem(&vacated, &packet->destination);
-	if (!interface || bpf_skb_change_head(skb, ETH_HLEN, 0))
-		return pass();
-	set_other_mark(skb, settings);
-	count(COUNTER_VACATED_OUT);
-	return bpf_redirect_neigh(*interface, 0, 0, 0);
-}
-
 /* Drop, and let the sender's TCP know: it tries again soon, without backing off. */
 static __always_inline int drop(__u32 counter)
 {
@@ -79,6 +60,35 @@ static __always_inline int hold(__u32 counter)
 {
 	count(counter);
 	return bpf_redirect(0, 0);
+}
+
+/*
+ * Of no moved flow, on any device: routes lead what is for an address that a moved peer has left, and what is from one that
+ * this host has left, where the moved flows go. The former is sent to the owner of today, by the link that the address is
+ * on; the latter nowhere, since a NAT there would give it another name, and the peer reset that. Without such a link the
+ * daemon gets what is on the TUN device, and drops it.
+ */
+static __noinline int pass_ordinary(struct __sk_buff *skb, const struct packet *packet)
+{
+	const struct settings *settings = get_settings();
+	__u32 *interface;
+
+	if (!packet || !settings || (settings->idle & (IDLE_VACATED | IDLE_KEPT)) == (IDLE_VACATED | IDLE_KEPT))
+		return pass();
+	/* What is forwarded is another host's, and what was looked at goes its way. */
+	if (skb->ingress_ifindex || (skb->mark & settings->mark_mask) == (settings->mark_mask & ~settings->mark))
+		return pass();
+	if (!(settings->idle & IDLE_KEPT) && skb->ifindex != settings->tunnel &&
+	    bpf_map_lookup_elem(&kept, &packet->source))
+		return hold(COUNTER_HELD_KEPT);
+	if (settings->idle & IDLE_VACATED)
+		return pass();
+	interface = bpf_map_lookup_elem(&vacated, &packet->destination);
+	if (!interface || (!packet->network && bpf_skb_change_head(skb, ETH_HLEN, 0)))
+		return pass();
+	set_other_mark(skb, settings);
+	count(COUNTER_VACATED_OUT);
+	return bpf_redirect_neigh(*interface, 0, 0, 0);
 }
 
 /* Hand to the TUN device, as the socket made it. */
@@ -191,6 +201,7 @@ static __noinline int to_wire(struct __sk_buff *skb, const struct packet *packet
 		return pass_counted(counter);
 	if (!packet->network && bpf_skb_change_head(skb, ETH_HLEN, 0))
 		return drop(COUNTER_DROPPED_REWRITE);
+	count(COUNTER_REDIRECTED_OUT);
 	if (!interface) {
 		struct bpf_fib_lookup fib = {};
 		struct bpf_redir_neigh next_hop = {};

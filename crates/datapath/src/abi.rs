@@ -136,7 +136,7 @@ const UNLIMITED: u64 = u64::MAX;
 const PLACE_NEVER: u32 = u32::MAX;
 
 /// Names of the counters, in the order of `enum counter`.
-pub(crate) const COUNTERS: [&str; 31] = [
+pub(crate) const COUNTERS: [&str; 33] = [
     "native_out",
     "home_out",
     "rewritten_out",
@@ -168,6 +168,8 @@ pub(crate) const COUNTERS: [&str; 31] = [
     "helped",
     "held_in",
     "dropped_renumber",
+    "redirected_out",
+    "held_kept",
 ];
 
 pub(crate) const IDLE_TRANSLATION: u32 = 1;
@@ -176,6 +178,7 @@ pub(crate) const IDLE_VACATED: u32 = 4;
 pub(crate) const IDLE_LISTENING: u32 = 8;
 pub(crate) const IDLE_LAPSES: u32 = 16;
 pub(crate) const IDLE_HELPED: u32 = 32;
+pub(crate) const IDLE_KEPT: u32 = 64;
 pub(crate) const EVENT_INTRODUCTION: u32 = 1;
 pub(crate) const EVENT_FLOW_OPENED: u32 = 2;
 pub(crate) const EVENT_FLOW_CLOSED: u32 = 3;

@@ -1,4 +1,4 @@
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::net::IpAddr;
@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use whimbrel_wire::FlowTuple;
 
 use crate::abi::{
-    Binding, COUNTERS, FlowEntry, HelpedFlow, IDLE_HELPED, IDLE_INTRODUCTIONS, IDLE_LAPSES, IDLE_LISTENING,
+    Binding, COUNTERS, FlowEntry, HelpedFlow, IDLE_HELPED, IDLE_INTRODUCTIONS, IDLE_KEPT, IDLE_LAPSES, IDLE_LISTENING,
     IDLE_TRANSLATION, IDLE_VACATED, LocatorPair, RawAddress, RawBinding, RawFlowEntry, RawHelpedFlow, RawLocatorPair,
     RawSettings, RawTuple, RawWireFlow,
 };
@@ -79,6 +79,7 @@ pub struct Datapath {
     bindings: Table<u32, RawBinding>,
     locators: Table<RawLocatorPair, u32>,
     vacated: Table<RawAddress, u32>,
+    kept: Table<RawAddress, u32>,
     settings: Table<u32, RawSettings>,
     counters: Table<u32, u64>,
     introduction_indices: Table<u32, u32>,
@@ -112,6 +113,7 @@ impl Datapath {
             bindings: programs.table("bindings")?,
             locators: programs.table("locators")?,
             vacated: programs.table("vacated")?,
+            kept: programs.table("kept")?,
             settings: programs.table("settings")?,
             counters: programs.table("counters")?,
             introduction_indices: programs.table("introduction_indices")?,
@@ -178,7 +180,7 @@ impl Datapath {
             let all = idle(translation, IDLE_TRANSLATION)
                 | idle(introductions, IDLE_INTRODUCTIONS)
                 | idle(listening, IDLE_LISTENING);
-            settings.idle = settings.idle & (IDLE_VACATED | IDLE_LAPSES | IDLE_HELPED) | all;
+            settings.idle = settings.idle & (IDLE_VACATED | IDLE_LAPSES | IDLE_HELPED | IDLE_KEPT) | all;
         })
     }
 
@@ -224,7 +226,7 @@ impl Datapath {
     }
 
     /// Sets which addresses moved peers have vacated on links of this host, each with the index of the link's interface.
-    /// What reaches the TUN device for such an address and is of no moved flow goes out there, to its owner of today.
+    /// What is sent to such an address and is of no moved flow goes out there, to its owner of today.
     ///
     /// # Errors
     /// When the kernel refuses; some may have been set, and the same call may be made again.
@@ -241,6 +243,26 @@ impl Datapath {
         }
         let bit = if addresses.is_empty() { IDLE_VACATED } else { 0 };
         self.change_settings(|settings| settings.idle = settings.idle & !IDLE_VACATED | bit)
+    }
+
+    /// Sets which addresses this host uses though it has them no longer. What it sends from them and is of no moved flow
+    /// leaves by no device but the TUN device.
+    ///
+    /// # Errors
+    /// When the kernel refuses; some may have been set, and the same call may be made again.
+    pub fn set_kept(&self, addresses: &BTreeSet<IpAddr>) -> Result<(), Error> {
+        let present = self.kept.entries()?;
+        for (address, _) in present.iter().filter(|(address, _)| !addresses.contains(&address.address())) {
+            self.kept.remove(address)?;
+        }
+        for address in addresses {
+            let key = RawAddress::new(*address);
+            if !present.iter().any(|(kept, _)| *kept == key) {
+                self.kept.insert(&key, &0)?;
+            }
+        }
+        let bit = if addresses.is_empty() { IDLE_KEPT } else { 0 };
+        self.change_settings(|settings| settings.idle = settings.idle & !IDLE_KEPT | bit)
     }
 
     fn change_settings(&self, change: impl FnOnce(&mut RawSettings)) -> Result<(), Error> {

@@ -32,7 +32,8 @@ pub(crate) const PROBES: (&str, &[u8]) = ("probes", object!("probes"));
 
 /// What outlives the process. The rest is worth nothing to the next one: events that nobody waits for any more,
 /// session indices that end with their sessions, fragments in flight.
-const PINNED: [&str; 8] = ["flows", "wire_flows", "helped", "bindings", "locators", "vacated", "settings", "counters"];
+const PINNED: [&str; 9] =
+    ["flows", "wire_flows", "helped", "bindings", "locators", "vacated", "kept", "settings", "counters"];
 const SHARED: [&str; 5] = ["settings", "counters", "events", "flows", "bindings"];
 /// Maps of the socket programs alone; the first are pinned, since sockets outlive the process.
 const PINNED_OF_SOCKETS: [&str; 2] = ["devices", PARKED_SOCKETS];

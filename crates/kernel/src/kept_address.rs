@@ -10,7 +10,9 @@
 //! - IPv6: OLD is on no interface. The kernel does not ask for it, and having it would make it the source of everything
 //!   that is sent to its new owner (RFC 6724 §5, rule 1).
 //! - `from OLD iif lo lookup` [`OUTPUT_TABLE`], whose default route is the TUN device, so that packets of moved flows reach
-//!   its egress program even where no route of their family exists. Below is an `unreachable` route: should the
+//!   its egress program even where no route of their family exists. Where all packets to a destination are rewritten, a
+//!   route leads there straight ([`Straight`]), since the TUN device would be a second pass through the kernel's output; the
+//!   egress program there lets nothing else pass from OLD. Below is an `unreachable` route: should the
 //!   device be gone, nothing with an old address leaks into a foreign network.
 //! - `fwmark M lookup` [`MARKED_TABLE`], where OLD is local: packets of moved flows, marked by the ingress program, are
 //!   delivered.
@@ -70,6 +72,23 @@ pub struct Carrier {
     pub mark: Mark,
 }
 
+/// The way of rewritten packets out of a host. A packet that is led there under its own names, with the Ethernet header that
+/// it will need, is rewritten in passing; from the TUN device it has to be sent again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Straight {
+    /// The index of the interface.
+    pub interface: u32,
+    /// The next hop: a gateway or, where the peer is on the link, the peer itself. Of the family of the packets.
+    pub next_hop: IpAddr,
+}
+
+impl Straight {
+    pub(crate) fn hop(self) -> NextHop {
+        // For the destination that it is the next hop of, no subnet speaks.
+        NextHop { interface: self.interface, gateway: Some(self.next_hop), onlink: true }
+    }
+}
+
 /// The state that is wanted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kept {
@@ -84,6 +103,8 @@ pub struct Kept {
     pub arrivals: BTreeSet<u32>,
     /// Destinations to which the MTU of packets from old addresses is less than the carrier's, in bytes.
     pub smaller: BTreeMap<IpAddr, u32>,
+    /// Destinations of which all packets are rewritten, with the hop that these leave by.
+    pub straight: BTreeMap<IpAddr, Straight>,
 }
 
 /// Keeps old addresses, in the network namespace of the thread that opened it. All calls have to be made in that namespace.
@@ -277,7 +298,14 @@ impl KeptAddresses {
             let everything = Prefix::everything(address);
             let hops = vec![NextHop::interface(carrier.tun)];
             state.routes.insert(TableRoute::new(everything, OUTPUT_TABLE, RouteKind::Unicast, hops).mtu(carrier.mtu));
-            for (&to, &mtu) in kept.smaller.iter().filter(|(to, _)| to.is_ipv4() == address.is_ipv4()) {
+            let family = |to: &IpAddr| to.is_ipv4() == address.is_ipv4();
+            for (&to, &way) in kept.straight.iter().filter(|(to, _)| family(to)) {
+                let mtu = kept.smaller.get(&to).copied().unwrap_or(carrier.mtu);
+                let route = TableRoute::new(Prefix::host(to), OUTPUT_TABLE, RouteKind::Unicast, vec![way.hop()]);
+                state.routes.insert(route.mtu(mtu));
+            }
+            let others = kept.smaller.iter().filter(|(to, _)| family(to) && !kept.straight.contains_key(to));
+            for (&to, &mtu) in others {
                 let hops = vec![NextHop::interface(carrier.tun)];
                 let route = TableRoute::new(Prefix::host(to), OUTPUT_TABLE, RouteKind::Unicast, hops);
                 state.routes.insert(route.mtu(mtu));

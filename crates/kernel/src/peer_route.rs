@@ -1,7 +1,8 @@
 //! Routes to the addresses of peers that have moved away, for the host that stays.
 //!
 //! tc egress comes after neighbour resolution: towards a peer that was on the link and has left, the kernel would only ask
-//! for its link-layer address and send nothing. A host route to the TUN device makes the packets reach an egress program.
+//! for its link-layer address and send nothing. A host route to the TUN device makes the packets reach an egress program; where
+//! all are rewritten, one to the next hop of its new address spares them a second pass through the kernel's output.
 //! A host route by the old next hop with a smaller MTU makes TCP send segments that fit into the tunnel: what is built already
 //! and does not fit comes back to TCP, which counts it as not sent (`tcp_write_xmit`) and cuts it smaller. Nothing that is in
 //! flight is resent.
@@ -22,6 +23,9 @@ pub const PEER_TABLE: u32 = 20313;
 /// The priority of the rule that leads to it.
 pub const PEER_PRIORITY: u32 = 2033;
 
+/// Higher than those of the other routes, in either family.
+const OTHERWISE_METRIC: u32 = 2048;
+
 /// How packets to a peer that has moved away leave this host's routing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerWay {
@@ -29,10 +33,12 @@ pub struct PeerWay {
     pub interface: u32,
     /// The next hop; none for the TUN device.
     pub gateway: Option<IpAddr>,
+    /// The index of the TUN device, where that is to take over when the interface goes away.
+    pub otherwise: Option<u32>,
     /// The address that new sockets send from. Without one the TUN device, having none, would let the kernel pick any.
     pub source: Option<IpAddr>,
-    /// In bytes. It is not locked: with a locked MTU IPv4 clears DF, and sends what TCP has built already in fragments.
-    pub mtu: u32,
+    /// In bytes, where it is not that of the interface. It is not locked: with a locked MTU IPv4 clears DF, and sends what TCP has built already in fragments.
+    pub mtu: Option<u32>,
 }
 
 /// Keeps routes to moved peers, in the network namespace of the thread that opened it.
@@ -77,7 +83,7 @@ impl PeerRoutes {
     /// again then.
     pub fn apply(&mut self, wanted: &BTreeMap<IpAddr, PeerWay>) -> Result<bool, Error> {
         let desired = Desired {
-            routes: wanted.iter().map(|(peer, way)| host_route(*peer, way)).collect(),
+            routes: wanted.iter().flat_map(|(peer, way)| host_routes(*peer, way)).collect(),
             rules: wanted.keys().map(|peer| self.rule(peer.is_ipv4())).collect(),
         };
         self.route.establish(|table| table == PEER_TABLE, &desired)
@@ -97,9 +103,14 @@ impl PeerRoutes {
     }
 }
 
-fn host_route(peer: IpAddr, way: &PeerWay) -> TableRoute {
+fn host_routes(peer: IpAddr, way: &PeerWay) -> impl Iterator<Item = TableRoute> {
     // The gateway need not be on a subnet of the interface any more.
     let hop = NextHop { interface: way.interface, gateway: way.gateway, onlink: way.gateway.is_some() };
-    let route = TableRoute::new(Prefix::host(peer), PEER_TABLE, RouteKind::Unicast, vec![hop]);
-    TableRoute { source: way.source, ..route.mtu(way.mtu) }
+    let (source, mtu) = (way.source, way.mtu);
+    let route = move |hop| {
+        let route = TableRoute::new(Prefix::host(peer), PEER_TABLE, RouteKind::Unicast, vec![hop]);
+        TableRoute { source, mtu, ..route }
+    };
+    let otherwise = way.otherwise.map(|tun| route(NextHop::interface(tun)).metric(OTHERWISE_METRIC));
+    [Some(route(hop)), otherwise].into_iter().flatten()
 }

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use hosts::{Host, PATIENCE, PLANS, Plan, RunDir, exchange, wait};
 use rustix::event::{PollFd, PollFlags, poll};
-use whimbrel_kernel::kept_address::{Carrier, Kept, KeptAddresses, Mark};
+use whimbrel_kernel::kept_address::{Carrier, Kept, KeptAddresses, Mark, Straight};
 use whimbrel_kernel::route::{LOOPBACK, RouteKind, RouteSocket};
 
 const MARK: Mark = Mark { value: 0x100, mask: 0xff00 };
@@ -129,6 +129,17 @@ fn roams(plan: &Plan) {
     wanted.smaller.clear();
     assert!(client.on(|| kept.apply(&client_carrier, &wanted)).unwrap());
     assert_eq!(mtu_to(elsewhere), Some(MTU));
+    // To one of which all packets are rewritten there is no detour, and the MTU is the same.
+    let next_hop: IpAddr = plan.router_new.parse().unwrap();
+    wanted.straight.insert(far_address, Straight { interface: client.index("e1"), next_hop });
+    assert!(client.on(|| kept.apply(&client_carrier, &wanted)).unwrap());
+    assert!(!client.on(|| kept.apply(&client_carrier, &wanted)).unwrap(), "applied twice:\n{}", everything(&client));
+    let out = routes.route_to(far_address, Some(old), None).unwrap();
+    assert_eq!((out.interface, out.gateway, out.mtu), (client.index("e1"), Some(next_hop), Some(MTU)));
+    assert_eq!(routes.route_to(elsewhere, Some(old), None).unwrap().interface, client_carrier.tun);
+    wanted.straight.clear();
+    assert!(client.on(|| kept.apply(&client_carrier, &wanted)).unwrap());
+    assert_eq!(routes.route_to(far_address, Some(old), None).unwrap().interface, client_carrier.tun);
     assert_eq!(routes.route_to(far_address, None, None).unwrap().interface, client.index("e1"));
     let home = routes.route_to(old, None, Some(MARK.value)).unwrap();
     assert_eq!((home.kind, home.interface), (RouteKind::Local, LOOPBACK));

@@ -33,7 +33,7 @@ fn a_peer_left_the_link(plan: &Plan) {
     plan.roam(&peer);
     host.sh(&format!("{} neigh flush dev p0", plan.ip));
     let source = near.local_addr().unwrap().ip();
-    let way = PeerWay { interface: tun.index(), gateway: None, source: Some(source), mtu: 1400 };
+    let way = PeerWay { interface: tun.index(), gateway: None, otherwise: None, source: Some(source), mtu: Some(1400) };
     let wanted = BTreeMap::from([(gone, way)]);
     assert!(routes.apply(&wanted).unwrap());
     assert!(!routes.apply(&wanted).unwrap());
@@ -48,6 +48,20 @@ fn a_peer_left_the_link(plan: &Plan) {
         let header = if plan.ipv4 { 20 } else { 40 };
         packet[..length].get(VNET_LEN + header..).is_some_and(|segment| segment.starts_with(&port))
     });
+
+    // By another interface to where the peer is, and by the TUN device when that is gone.
+    host.sh("ip link add other type veth peer name end; ip link set other up; ip link set end up");
+    let next_hop = if plan.ipv4 { "10.77.0.1" } else { "fd77::1" }.parse().unwrap();
+    let straight =
+        PeerWay { interface: host.index("other"), gateway: Some(next_hop), otherwise: Some(tun.index()), ..way };
+    assert!(routes.apply(&BTreeMap::from([(gone, straight)])).unwrap());
+    assert!(!routes.apply(&BTreeMap::from([(gone, straight)])).unwrap());
+    let mut lookup = host.on(|| RouteSocket::open().unwrap());
+    let way_out = lookup.route_to(gone, Some(source), None).unwrap();
+    assert_eq!((way_out.interface, way_out.gateway, way_out.mtu), (straight.interface, Some(next_hop), Some(1400)));
+    host.sh("ip link del other");
+    assert_eq!(lookup.route_to(gone, Some(source), None).unwrap().interface, tun.index());
+    assert!(routes.apply(&wanted).unwrap());
 
     // A new process takes over, and removes everything.
     drop(routes);
@@ -90,7 +104,13 @@ fn a_smaller_mtu_makes_smaller_segments_without_an_error() {
         let before_counts = [counted("TcpRetransSegs") - counted("TcpExtTCPLossProbes"), counted("IpFragCreates")];
         let before = segment_size(&near);
         let mut routes = host.on(|| PeerRoutes::open(MARK).unwrap());
-        let way = PeerWay { interface: under.interface, gateway: under.gateway, source: under.source, mtu: 1300 };
+        let way = PeerWay {
+            interface: under.interface,
+            gateway: under.gateway,
+            otherwise: None,
+            source: under.source,
+            mtu: Some(1300),
+        };
         routes.apply(&BTreeMap::from([(peer_address, way)])).unwrap();
         assert_eq!(lookup.route_to(peer_address, None, None).unwrap().mtu, Some(1300));
         assert_eq!(routes.under(peer_address, None).unwrap().mtu, None);

@@ -151,7 +151,7 @@ fn metrics(lab: &mut Lab) -> Result<()> {
     all_run(&mut [&mut client, &mut server])
 }
 
-type Figures = BTreeMap<String, f64>;
+pub(super) type Figures = BTreeMap<String, f64>;
 
 /// The figures that a host serves.
 fn served(host: &Host) -> Result<Figures> {
@@ -160,7 +160,7 @@ fn served(host: &Host) -> Result<Figures> {
 }
 
 /// Figures by name and labels.
-fn figures(text: &str) -> Result<Figures> {
+pub(super) fn figures(text: &str) -> Result<Figures> {
     let figure = |line: &str| {
         let figure = line.rsplit_once(' ').and_then(|(name, value)| Some((name.to_owned(), value.parse().ok()?)));
         figure.ok_or_else(|| Error::Output {

@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use whimbrel_ipc::{Carrier, ConnectionState};
 
+use super::records::figures;
 use super::world::{LONG, RATE, SOME, World, all_run, carried_by, goes_on_since, is_native, site, step};
 use super::{Scenario, scenario};
 use crate::{
-    FlowPair, Gateway, Join, Lab, MonoTime, PacketCount, PairOptions, Result, Side, Site, UdpRelay, expect, wait_until,
+    FlowPair, Gateway, Join, Lab, MonoTime, PacketCount, PairOptions, Result, Side, Site, UdpRelay, Whimbrel, expect,
+    wait_until,
 };
 
 pub(super) const SCENARIOS: &[Scenario] = &[
@@ -81,6 +83,11 @@ fn on_link(world: &mut World, server_in_b: bool) -> Result<()> {
         for pair in &mut pairs {
             world.goes_on(pair)?;
         }
+        if there {
+            for daemon in [&client, &server] {
+                rewritten_in_passing(daemon, &mut pairs)?;
+            }
+        }
         if there == server_in_b {
             // Neighbours talk directly: nothing of theirs goes over the uplink of the network that both are in.
             let uplink = site.link()?.count(|_, p| p.tcp().is_some());
@@ -94,6 +101,28 @@ fn on_link(world: &mut World, server_in_b: bool) -> Result<()> {
         world.finish(pair)?;
     }
     all_run(&mut [&mut client, &mut server])
+}
+
+/// What is rewritten crosses the host's output once, but for one packet every now and then that shows the next hop, whether the
+/// old address of this end is gone or the other end has left the link.
+fn rewritten_in_passing(daemon: &Whimbrel, pairs: &mut [FlowPair]) -> Result<()> {
+    let look = || -> Result<[f64; 2]> {
+        let all = figures(&daemon.cli(&["metrics"])?)?;
+        let of = |verdict: &str| all.get(&format!("whimbrel_datapath_packets_total{{verdict=\"{verdict}\"}}")).copied();
+        Ok(["rewritten_out", "redirected_out"].map(|verdict| of(verdict).unwrap_or(0.0)))
+    };
+    let start = look()?[0];
+    wait_until(LONG, "what is moved is rewritten", || look().is_ok_and(|now| now[0] > start))?;
+    let mut progress = || pairs.iter_mut().try_for_each(|pair| pair.wait_progress(SOME, LONG));
+    // The routes follow the binding.
+    progress()?;
+    let before = look()?;
+    progress()?;
+    let after = look()?;
+    let [rewritten, redirected] = [0, 1].map(|index| after[index] - before[index]);
+    println!("    {redirected} of {rewritten} rewritten packets were sent again on {}", daemon.host().name());
+    expect!(redirected * 4.0 < rewritten, "{redirected} of {rewritten} rewritten packets were sent again");
+    Ok(())
 }
 
 fn strict(lab: &mut Lab) -> Result<()> {

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use whimbrel_datapath::Datapath;
 use whimbrel_kernel::Error;
-use whimbrel_kernel::kept_address::{Carrier, Kept, KeptAddresses, MARKED_TABLE, Mark, OUTPUT_TABLE};
+use whimbrel_kernel::kept_address::{Carrier, Kept, KeptAddresses, MARKED_TABLE, Mark, OUTPUT_TABLE, Straight};
 use whimbrel_kernel::peer_route::{PEER_TABLE, PeerRoutes, PeerWay};
 use whimbrel_kernel::route::{Route, RouteKind};
 use whimbrel_kernel::source_way::{SourceWay, SourceWays};
@@ -50,6 +50,8 @@ pub(crate) struct Surroundings {
     pub(crate) inner_mtu: u32,
     /// Remote addresses of flows whose peers' paths are smaller, with theirs.
     pub(crate) smaller: BTreeMap<IpAddr, u32>,
+    /// Remote addresses of flows that are all rewritten, with the next hop of their peer.
+    pub(crate) straight: BTreeMap<IpAddr, Straight>,
 }
 
 impl Surroundings {
@@ -111,8 +113,8 @@ impl Addresses {
     }
 
     /// The way to a destination as if no route of ours led there.
-    pub(crate) fn under(&mut self, destination: IpAddr) -> Result<Route, Error> {
-        self.routes.under(destination, None)
+    pub(crate) fn under(&mut self, destination: IpAddr, from: Option<IpAddr>) -> Result<Route, Error> {
+        self.routes.under(destination, from)
     }
 
     /// Makes the kernel keep and reach what is wanted.
@@ -125,7 +127,10 @@ impl Addresses {
         let leaving = self.leaving.iter().filter(|address| self.used.contains(address));
         let leaving = leaving.filter(|address| surroundings.own.contains(address)).copied().collect();
         let arrivals = surroundings.arrivals.clone();
-        let kept = Kept { addresses, leaving, arrivals, smaller: surroundings.smaller.clone() };
+        let (smaller, straight) = (surroundings.smaller.clone(), surroundings.straight.clone());
+        let kept = Kept { addresses, leaving, arrivals, smaller, straight };
+        // Before a route leads out what is sent from an address that is gone, the programs know what is not to go.
+        datapath.set_kept(&kept.addresses)?;
         let applied = self.kept.apply(&carrier, &kept);
         if applied.is_ok() {
             self.in_force = kept.addresses.iter().copied().collect();
@@ -166,21 +171,26 @@ impl Addresses {
                 Ok(route) if route.kind != RouteKind::Unicast => continue,
                 Ok(route) if route.gateway.is_some() => {
                     let source = lasting(route.source, surroundings);
-                    // The next hop answers for it. Only segments that fit the tunnel are to be made.
-                    tunnelled.then_some(PeerWay {
-                        interface: route.interface,
-                        gateway: route.gateway,
-                        source,
-                        mtu: surroundings.mtu_to(peer),
-                    })
+                    let mtu = tunnelled.then(|| surroundings.mtu_to(peer));
+                    let way = |interface, gateway| PeerWay { interface, gateway, otherwise: None, source, mtu };
+                    let natural = way(route.interface, route.gateway);
+                    let straight = surroundings.straight.get(&peer).map(|to| way(to.interface, Some(to.next_hop)));
+                    match straight.filter(|straight| *straight != natural) {
+                        Some(straight) => {
+                            ways.vacated.insert(peer, route.interface);
+                            Some(straight)
+                        }
+                        // The next hop answers for it. Only segments that fit the tunnel are to be made.
+                        None => tunnelled.then_some(natural),
+                    }
                 }
                 // It was on the link: nobody answers for it, unless another host has got it.
                 Ok(route) => {
                     ways.vacated.insert(peer, route.interface);
-                    Some(through_tun(surroundings, peer, lasting(route.source, surroundings)))
+                    Some(past_the_link(surroundings, peer, lasting(route.source, surroundings)))
                 }
                 // There is no way at all.
-                Err(_) => Some(through_tun(surroundings, peer, None)),
+                Err(_) => Some(past_the_link(surroundings, peer, None)),
             };
             ways.peers.extend(way.map(|way| (peer, way)));
         }
@@ -203,7 +213,8 @@ impl Addresses {
 #[derive(Debug, Default)]
 struct Ways {
     peers: BTreeMap<IpAddr, PeerWay>,
-    /// Those that were on a link, with its interface: what is of no moved flow is for their owners of today.
+    /// Those that are led elsewhere than where they are, with the interface that leads there: what is of no moved flow is for
+    /// their owners of today.
     vacated: BTreeMap<IpAddr, u32>,
 }
 
@@ -214,8 +225,16 @@ fn lasting(source: Option<IpAddr>, surroundings: &Surroundings) -> Option<IpAddr
     source.filter(|source| surroundings.own.contains(source))
 }
 
-fn through_tun(surroundings: &Surroundings, peer: IpAddr, source: Option<IpAddr>) -> PeerWay {
-    PeerWay { interface: surroundings.tun, gateway: None, source, mtu: surroundings.mtu_to(peer) }
+/// To where the peer is, if that is all that matters, else to the TUN device, which leads everywhere.
+fn past_the_link(surroundings: &Surroundings, peer: IpAddr, source: Option<IpAddr>) -> PeerWay {
+    let (tun, mtu) = (surroundings.tun, Some(surroundings.mtu_to(peer)));
+    match surroundings.straight.get(&peer) {
+        Some(way) => {
+            let (interface, gateway) = (way.interface, Some(way.next_hop));
+            PeerWay { interface, gateway, otherwise: Some(tun), source, mtu }
+        }
+        None => PeerWay { interface: tun, gateway: None, otherwise: None, source, mtu },
+    }
 }
 
 #[cfg(test)]
@@ -233,6 +252,7 @@ mod tests {
             tun: 1,
             inner_mtu: 1400,
             smaller: BTreeMap::new(),
+            straight: BTreeMap::new(),
         };
         assert_eq!(lasting(Some(here), &surroundings), Some(here));
         assert_eq!(lasting("fe80::1".parse().ok(), &surroundings), None);

@@ -16,8 +16,9 @@ use std::time::Duration;
 use whimbrel_datapath::{self as datapath, Datapath, Fitted, LocatorPair, Role};
 use whimbrel_ipc::Attachment;
 use whimbrel_kernel::inject::Injector;
+use whimbrel_kernel::kept_address::Straight;
 use whimbrel_kernel::network::{NetworkState, UsableAddress};
-use whimbrel_kernel::route::RouteSocket;
+use whimbrel_kernel::route::{RouteKind, RouteSocket};
 use whimbrel_kernel::sock_diag::SockDiag;
 use whimbrel_kernel::source_way::SourceWay;
 use whimbrel_kernel::tun::Tun;
@@ -88,6 +89,8 @@ pub(crate) struct Effects {
     bindings: HashMap<PeerId, Binding>,
     /// The interface that rewritten packets of each leave by.
     ways_out: HashMap<PeerId, u32>,
+    /// The next hops of peers whose flows are all rewritten, as they were when routes were last made to fit.
+    straight: HashMap<PeerId, Straight>,
     /// Peers whose senders are woken by one of the ops at hand.
     spared: BTreeSet<PeerId>,
     /// How often the kernel's state could not be made to fit in a row, and when that is tried again.
@@ -132,6 +135,7 @@ impl Effects {
             next_mtu_look: None,
             bindings: HashMap::new(),
             ways_out: HashMap::new(),
+            straight: HashMap::new(),
             spared: BTreeSet::new(),
             unsettled: None,
             found: Vec::new(),
@@ -401,7 +405,7 @@ impl Effects {
     }
 
     /// Routes have changed, and nothing of the network's state: a binding may lead its packets out another way.
-    pub(crate) fn routes_changed(&mut self) {
+    pub(crate) fn routes_changed(&mut self, now: Time) {
         let bindings: Vec<_> = self.bindings.iter().map(|(peer, binding)| (*peer, binding.clone())).collect();
         for (peer, binding) in bindings {
             let allowed = self.tunnels.allowance(peer, binding.peer_locator).is_some();
@@ -413,6 +417,10 @@ impl Effects {
                 Ok(()) => drop(self.ways_out.insert(peer, wanted.interface)),
                 Err(error) => tracing::warn!(%peer, %error, "cannot lead a binding's packets out another way"),
             }
+        }
+        let straight = self.straight_ways();
+        if self.straight != straight {
+            self.settle_or_retry(now);
         }
     }
 
@@ -457,7 +465,11 @@ impl Effects {
         Ok(self.hooks.apply(&mut self.datapath, &self.network, self.tunnel.device().index())?)
     }
 
-    fn surroundings(&self) -> Surroundings {
+    fn surroundings(&mut self) -> Surroundings {
+        self.straight = self.straight_ways();
+        let mut straight = self.remotes.one_way(|peer| self.straight.get(&peer).copied());
+        // Where the peer is found in the other family only, flows of this one go through the tunnel.
+        straight.retain(|remote, way| remote.is_ipv4() == way.next_hop.is_ipv4());
         let tun = self.tunnel.device().index();
         let wires = || hooks::wires(&self.network, tun).map(|link| link.index);
         Surroundings {
@@ -468,7 +480,30 @@ impl Effects {
             tun,
             inner_mtu: self.tunnels.longest_inner(),
             smaller: self.remotes.smaller(self.tunnels.longest_inner(), |peer| self.tunnels.known_inner_mtu(peer)),
+            straight,
         }
+    }
+
+    /// The next hops of peers whose flows are rewritten. Only over interfaces that have the programs.
+    fn straight_ways(&mut self) -> HashMap<PeerId, Straight> {
+        let Self { bindings, ways_out, addresses, datapath, .. } = self;
+        let attached = datapath.attached();
+        let way = |(peer, binding): (&PeerId, &Binding)| {
+            if !matches!(binding.carrier, Carrier::Rewrite | Carrier::FollowRewrite) {
+                return None;
+            }
+            let interface = *ways_out.get(peer)?;
+            let locator = binding.peer_locator;
+            let source = binding.source.filter(|source| source.is_ipv4() == locator.is_ipv4())?;
+            let route = addresses.under(locator, Some(source)).ok()?;
+            let next_hop = route.gateway.unwrap_or(locator);
+            let whole = route.kind == RouteKind::Unicast
+                && route.interface == interface
+                && next_hop.is_ipv4() == locator.is_ipv4()
+                && attached.contains(&(interface, Role::Wire));
+            whole.then_some((*peer, Straight { interface, next_hop }))
+        };
+        bindings.iter().filter_map(way).collect()
     }
 
     /// What the kernel knows of the MTU of a path, but for what senders were told only to have something sent again; `None`
@@ -561,7 +596,7 @@ impl Effects {
             }
             // IPv6 gives no way from an address that is not there.
             let ways = [Some(source), None].map(|from| self.routes.route_to(destination, from, None));
-            let ways = ways.into_iter().chain([self.addresses.under(destination)]).flatten();
+            let ways = ways.into_iter().chain([self.addresses.under(destination, None)]).flatten();
             let told = |mtu| u16::try_from(mtu).is_ok_and(|mtu| mtus.contains(&mtu));
             let Some(route) = ways.into_iter().find(|route| route.mtu.is_some_and(told)) else { continue };
             self.forget_path_mtu(destination, route.table);

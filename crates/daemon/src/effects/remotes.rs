@@ -39,6 +39,16 @@ impl Remotes {
         let all = self.counts.iter().filter_map(|(address, peers)| Some((*address, least(peers)?)));
         all.filter(|(_, least)| *least < usual).collect()
     }
+
+    /// The addresses to which all flows go one way, with it. `way` is that of a peer.
+    pub(crate) fn one_way<W: PartialEq>(&self, way: impl Fn(PeerId) -> Option<W>) -> BTreeMap<IpAddr, W> {
+        let common = |peers: &BTreeMap<PeerId, usize>| {
+            let mut ways = peers.keys().map(|peer| way(*peer));
+            let first = ways.next()??;
+            ways.all(|other| other.as_ref() == Some(&first)).then_some(first)
+        };
+        self.counts.iter().filter_map(|(address, peers)| Some((*address, common(peers)?))).collect()
+    }
 }
 
 #[cfg(test)]
@@ -76,6 +86,11 @@ mod tests {
         let longest = |peer: PeerId| [None, Some(1440), Some(1440), Some(1280)][peer.0 as usize];
         let nat: IpAddr = "203.0.113.1".parse().expect("address");
         assert_eq!(remotes.smaller(1440, longest), BTreeMap::from([(nat, 1280)]));
+        let way = |peer: PeerId| [None, Some('a'), Some('a'), None][peer.0 as usize];
+        let one = "198.51.100.1".parse().expect("address");
+        assert_eq!(remotes.one_way(way), BTreeMap::from([(one, 'a')]));
+        assert_eq!(remotes.one_way(|peer| way(peer).or(Some('b'))), BTreeMap::from([(one, 'a')]));
+        assert_eq!(remotes.one_way(|_| Some('a')), BTreeMap::from([(one, 'a'), (nat, 'a')]));
         remotes.remove(&flows[2].0, &flows[2].1);
         assert!(remotes.smaller(1440, longest).is_empty());
         for (tuple, entry) in &flows[..2] {

@@ -377,7 +377,7 @@ impl EventLoop {
         if changed && !back {
             self.effects.network_changed(clock::now(), network);
         } else if !changed {
-            self.effects.routes_changed();
+            self.effects.routes_changed(clock::now());
         }
         Ok(())
     }
