@@ -8,7 +8,7 @@ TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
 # rustup's place, for shells that do not have it in their path
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: help build demo test test-programs check bench test-kernels fuzz fuzz-long install uninstall clean
+.PHONY: help build demo test test-programs soak-absence check bench test-kernels fuzz fuzz-long install uninstall clean
 
 help: ## this list
 	@sed -n 's/^\([a-zA-Z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -47,6 +47,9 @@ bench-%:
 	@./setup bench
 	$(CARGO) build --release --locked -p whimbrel-cli -p whimbrel-lab -p whimbrel-bench
 	$(TARGET)/release/whimbrel-bench $* $(ARGUMENTS)
+
+soak-absence: build ## two laptops away for HOURS (72 unless given), then back: no connection may be lost (as root)
+	nice $(TARGET)/release/whimbrel-lab soak-absence $(if $(HOURS),--hours $(HOURS))
 
 test-kernels: ## boot Debian's kernels 6.1 and 6.12 in QEMU and run the core scenario there
 	@./setup test-kernels

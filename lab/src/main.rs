@@ -50,6 +50,15 @@ enum Command {
         #[arg(long, value_name = "PATH")]
         whimbrel: Option<PathBuf>,
     },
+    /// Have two laptops be away for real: one suspended, one that vanished; the exit status is 1 if a connection is lost
+    SoakAbsence {
+        /// Hours of absence
+        #[arg(long, default_value_t = 72.0, value_parser = hours)]
+        hours: f64,
+        /// The whimbrel binary [default: WHIMBREL_BIN, or the one beside this program]
+        #[arg(long, value_name = "PATH")]
+        whimbrel: Option<PathBuf>,
+    },
     /// Measure the emulated links themselves
     BenchLink {
         /// Seconds for each of the two measurements
@@ -117,6 +126,9 @@ fn main() -> ExitCode {
         Command::Demo { plot, whimbrel } => Lab::new(Options { whimbrel, ..Options::default() })
             .and_then(|mut lab| demo::run(&mut lab, &plot))
             .map(|()| true),
+        Command::SoakAbsence { hours, whimbrel } => Lab::new(Options { whimbrel, ..Options::default() })
+            .and_then(|mut lab| scenarios::soak(&mut lab, Duration::from_secs_f64(hours * 3600.0)))
+            .map(|()| true),
         Command::Clean => clean().map(|removed| {
             for left in removed {
                 let (n, p) = (left.namespaces.len(), left.processes.len());
@@ -136,6 +148,12 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Hours that an absence may last: until parked sockets give up after all (decision 0008).
+fn hours(text: &str) -> std::result::Result<f64, String> {
+    let hours = text.parse().map_err(|_| "not a number")?;
+    if (0.0..480.0).contains(&hours) { Ok(hours) } else { Err("from 0 to 480".into()) }
 }
 
 fn bench_link(seconds: u64) -> Result<bool> {

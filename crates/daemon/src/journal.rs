@@ -35,6 +35,8 @@ pub struct Restored {
     pub peers: Vec<SavedPeer>,
     /// Flows that were introduced.
     pub flows: HashMap<FlowTuple, FlowEntry>,
+    /// Whether this host is suspended.
+    pub suspended: bool,
 }
 
 /// The journal, open for appending.
@@ -46,6 +48,7 @@ pub struct Journal {
     pending: Vec<u8>,
     peers: BTreeMap<u32, SavedPeer>,
     flows: HashMap<FlowTuple, FlowEntry>,
+    suspended: bool,
 }
 
 impl Journal {
@@ -64,6 +67,7 @@ impl Journal {
             pending: Vec::new(),
             peers: BTreeMap::new(),
             flows: HashMap::new(),
+            suspended: false,
         };
         for line in text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
             match serde_json::from_slice::<Line>(line) {
@@ -75,7 +79,8 @@ impl Journal {
         let peers = &journal.peers;
         journal.flows.retain(|_, entry| peers.contains_key(&entry.peer.0));
         journal.rewrite()?;
-        let restored = Restored { peers: journal.peers.values().cloned().collect(), flows: journal.flows.clone() };
+        let peers = journal.peers.values().cloned().collect();
+        let restored = Restored { peers, flows: journal.flows.clone(), suspended: journal.suspended };
         Ok((journal, restored))
     }
 
@@ -96,6 +101,11 @@ impl Journal {
     /// Keeps what is known of a peer.
     pub fn save_peer(&mut self, peer: SavedPeer) {
         self.append(Line::Peer(PeerLine::from(peer)));
+    }
+
+    /// Keeps whether this host is suspended.
+    pub fn save_suspended(&mut self, suspended: bool) {
+        self.append(Line::Suspended(suspended));
     }
 
     /// Drops a peer and its flows.
@@ -153,6 +163,7 @@ impl Journal {
             Line::Peer(peer) => {
                 self.peers.insert(peer.id, peer.into());
             }
+            Line::Suspended(suspended) => self.suspended = suspended,
             Line::Forget(id) => {
                 self.peers.remove(&id);
                 self.flows.retain(|_, entry| entry.peer.0 != id);
@@ -172,9 +183,10 @@ impl Journal {
 
     /// Writes what is in force to a new file that takes the old one's place.
     fn rewrite(&mut self) -> Result<(), JournalError> {
-        let lines = self.peers.values().map(|peer| Line::Peer(peer.clone().into())).chain(
-            self.flows.iter().map(|(flow, entry)| Line::Flow(FlowLine { own: (*flow).into(), entry: (*entry).into() })),
-        );
+        let peers = self.peers.values().map(|peer| Line::Peer(peer.clone().into()));
+        let flow = |(flow, entry): (&FlowTuple, &FlowEntry)| FlowLine { own: (*flow).into(), entry: (*entry).into() };
+        let flows = self.flows.iter().map(|entry| Line::Flow(flow(entry)));
+        let lines = peers.chain(flows).chain(self.suspended.then_some(Line::Suspended(true)));
         let mut text = Vec::new();
         let mut count = 0;
         for line in lines {
@@ -213,6 +225,7 @@ fn create(path: &Path) -> io::Result<File> {
 #[serde(rename_all = "snake_case")]
 enum Line {
     Peer(PeerLine),
+    Suspended(bool),
     Forget(u32),
     Flow(FlowLine),
     Gone(TupleLine),
@@ -462,6 +475,24 @@ mod tests {
         assert_eq!(restored.peers, vec![peer(1)]);
         assert_eq!(restored.flows.len(), 2);
         assert_eq!(restored.flows[&flow(3)], entry(1));
+    }
+
+    #[test]
+    fn a_host_that_is_suspended_stays_so() {
+        let folder = Folder::new("suspended");
+        let (mut journal, restored) = Journal::open(&folder.file()).expect("open");
+        assert!(!restored.suspended);
+        for suspended in [true, false, true] {
+            journal.save_suspended(suspended);
+            journal.flush().expect("flush");
+            drop(journal);
+            // The second look is at what the first has rewritten.
+            for _ in 0..2 {
+                let (_, restored) = Journal::open(&folder.file()).expect("open");
+                assert_eq!(restored.suspended, suspended);
+            }
+            journal = Journal::open(&folder.file()).expect("open").0;
+        }
     }
 
     #[test]

@@ -276,7 +276,11 @@ fn start_on(
 
     let mut node = Node::new(node_config(&config, &effects.known_keys), key, identity::random_bytes()?);
     let flows: Vec<_> = restored.flows.keys().copied().collect();
-    node.restore(clock::now(), restored.peers, restored.flows.into_iter().collect());
+    let now = clock::now();
+    node.restore(now, restored.peers, restored.flows.into_iter().collect());
+    if restored.suspended {
+        node.restore_suspended(now);
+    }
 
     // Listening begins before anything is looked at, so that no change is missed in between.
     let monitor = NetworkMonitor::open()?;

@@ -35,6 +35,23 @@ impl Node {
         if std::mem::replace(&mut self.suspended, true) {
             return;
         }
+        self.op(KernelOp::SaveSuspended(true), Some(Asked::Effect("saving that this host is suspended")));
+        self.part(now);
+    }
+
+    /// Takes over that this host was suspended when the daemon before this one ended. Its peers may not have heard of it:
+    /// they are told as soon as anything is heard of them. Call it after [`Node::restore`], before anything else.
+    pub fn restore_suspended(&mut self, now: Time) {
+        self.suspended = true;
+        for id in self.part(now) {
+            if let Some(peer) = self.peers.get_mut(&id) {
+                peer.unheard = true;
+            }
+        }
+    }
+
+    /// Has the flows of all peers wait, and tells those that can be told.
+    fn part(&mut self, now: Time) -> Vec<PeerId> {
         let ids: Vec<PeerId> = self.peers.values().filter(|peer| !peer.flows.is_empty()).map(|peer| peer.id).collect();
         for id in &ids {
             self.part_from(now, *id);
@@ -42,6 +59,7 @@ impl Node {
         self.refresh_sets();
         let flows = ids.iter().map(|id| self.peers[id].flows.len()).sum();
         self.event(Event::Suspended { flows });
+        ids
     }
 
     /// Tells a peer that we go, in an update that announces no place (P-44).
@@ -89,6 +107,7 @@ impl Node {
         if !std::mem::replace(&mut self.suspended, false) {
             return;
         }
+        self.op(KernelOp::SaveSuspended(false), Some(Asked::Effect("saving that this host is not suspended any more")));
         self.event(Event::Resumed);
         self.meet_later(now);
         let ids: Vec<PeerId> = self.peers.keys().copied().collect();
@@ -97,6 +116,8 @@ impl Node {
                 peer.unheard = false;
                 peer.update = None;
                 peer.attachment = None;
+                // A daemon that was started meanwhile has told nobody where it is.
+                peer.restored = false;
                 self.timers.stop(Timer::Update(id));
             }
             self.look_for_move(now, id, routes, None);
@@ -163,7 +184,7 @@ impl Node {
     /// Tells, once in a row of tries, that connections wait for a session that does not come up.
     pub(crate) fn tell_silence(&mut self, id: PeerId, tries: u32) {
         let Some(peer) = self.peers.get(&id) else { return };
-        if tries == TOLD_AFTER && !peer.has_session() && peer.away.is_none() && !peer.flows.is_empty() {
+        if tries == TOLD_AFTER && !self.suspended && !peer.has_session() && peer.away.is_none() && !peer.flows.is_empty() {
             let (remote, flows) = (peer.remote, peer.flows.len());
             self.event(Event::PeerSilent { peer: id, remote, flows });
         }

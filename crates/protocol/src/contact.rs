@@ -353,6 +353,10 @@ impl Node {
             self.lose(now, id);
             return;
         }
+        if self.suspended && tries > REACHES {
+            // It is reached when this host is back.
+            return;
+        }
         self.timers.set(Timer::Reach(id), now + reach_pause(tries));
         self.tell_silence(id, tries);
         self.start_handshake_with(now, id);
@@ -567,8 +571,14 @@ impl Node {
                 return;
             }
         }
-        let other = matches!(how.purpose, Purpose::Peer(expected) if expected != key);
-        if other || key == self.key.public() || !self.trusts(&key) {
+        if let Purpose::Peer(expected) = how.purpose
+            && expected != key
+        {
+            self.drop_datagram();
+            self.find_another(now, expected, key, how.source.ip());
+            return;
+        }
+        if key == self.key.public() || !self.trusts(&key) {
             self.drop_datagram();
             return;
         }
@@ -681,6 +691,39 @@ impl Node {
         }
     }
 
+    /// Another key answers where a peer was asked for, as after a host was set up anew: the address is that peer's no longer,
+    /// and what waits to be introduced there is another's. Of a peer that is known by nothing else nothing is kept.
+    fn find_another(&mut self, now: Time, expected: PublicKey, found: PublicKey, address: IpAddr) {
+        let Some(&id) = self.by_key.get(&expected) else { return };
+        if !self.contacts.is_known(address, id) {
+            return;
+        }
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        peer.answers_at.remove(&address);
+        peer.replaced = true;
+        let flows: Vec<FlowTuple> =
+            peer.introductions.active.iter().filter(|flow| flow.remote.ip() == address).copied().collect();
+        for flow in &flows {
+            let Some(known) = self.flows.get_mut(flow) else { continue };
+            let unchanged = known.clone();
+            known.stage = Stage::Open;
+            self.abandon_introduction(flow, &unchanged);
+        }
+        self.contacts.addresses.remove(&address);
+        match self.config.known_keys.get(&address).copied() {
+            Some(expected) if expected != found => {
+                self.contacts.waiting.entry(address).or_default().extend(flows);
+                self.event(Event::KeyMismatch { address, expected, found: Some(found) });
+                self.give_up(now, address);
+            }
+            _ => flows.into_iter().for_each(|flow| self.want_introduction(now, flow)),
+        }
+        let forgotten = |peer: &Peer| peer.flows.is_empty() && peer.introductions.active.is_empty();
+        if !self.keeps(id) && self.peers.get(&id).is_some_and(forgotten) && self.contacts.addresses_of(id).is_empty() {
+            self.drop_peer(id);
+        }
+    }
+
     /// The peer has shown that it holds the keys of this session: it takes the place of the others (P-8).
     pub(crate) fn confirm_session(&mut self, now: Time, id: PeerId, index: u32) {
         let Some(peer) = self.peers.get_mut(&id) else { return };
@@ -691,6 +734,7 @@ impl Node {
         let mut slot = peer.sessions.remove(at);
         (slot.settled, slot.until) = (true, None);
         let (life, begun) = (slot.life, slot.begun);
+        peer.replaced = false;
         // It knows the keys, so it has received what was sent to where it asked from.
         peer.met = None;
         let met = slot.origin.take().filter(|met| met.remote != peer.remote);

@@ -12,7 +12,7 @@ use crate::absence::PARTINGS;
 use crate::node::{Arrival, Node, Routes};
 use crate::op::{Carrier, Event, KernelOp, PeerId};
 use crate::outcome::Asked;
-use crate::peer::{Attachment, Awaited, Candidate, CarrierProbe, Meanwhile, NOWHERE, Peer, PendingUpdate};
+use crate::peer::{Attachment, Awaited, Away, Candidate, CarrierProbe, Meanwhile, NOWHERE, Peer, PendingUpdate};
 use crate::stall::Stalls;
 use crate::timer::Timer;
 
@@ -69,7 +69,11 @@ impl Node {
             (Some(way.address) != wanted, deaf, Reverse(peer.flows_at_home(way.address)))
         });
         let (found, otherwise) = (ways.first().copied(), ways.get(1).copied());
-        let adopted = peer.restored && found.is_some_and(|attachment| Some(attachment.address) == peer.source);
+        // A peer that said that it goes is not asked for a session where this host has nothing to tell (P-44). A daemon that
+        // died before it had told where it is has.
+        let untold = peer.places.local == NOWHERE && peer.away == Some(Away::Announced);
+        let same = found.is_some_and(|attachment| Some(attachment.address) == peer.source);
+        let adopted = peer.restored && same && !untold;
         if let Some(peer) = self.peers.get_mut(&id) {
             peer.preferred = preferred;
             peer.otherwise = otherwise;
@@ -515,7 +519,9 @@ impl Node {
         }
         if sequence <= peer.sequence_accepted {
             let (place, endpoint, _) = peer.announced();
-            let repeated = sequence == peer.sequence_accepted && endpoint == arrival.source;
+            // A daemon that died before it had saved that its host was to be absent begins anew at the same number.
+            let absent = flags.contains(UpdateFlags::ABSENT) == (peer.away == Some(Away::Announced));
+            let repeated = sequence == peer.sequence_accepted && endpoint == arrival.source && absent;
             let status = if repeated { BindingStatus::Accepted } else { BindingStatus::NotNewer };
             answers.push(acknowledgement(status, flags_here, peer.sequence_accepted, place));
             let challenge = peer.candidate.as_ref().filter(|candidate| repeated && candidate.remote == arrival.source);
@@ -592,10 +598,19 @@ impl Node {
             self.timers.set(Timer::Challenge(id), now + again);
         }
         let flows = peer.flows.len();
-        // The answer before the effects: it is what the peer waits for.
-        self.send_to(id, arrival.destination, arrival.source, answers);
-        answers.clear();
-        self.lead_flows(now, id);
+        if self.suspended {
+            // Whoever is away has been told where the other end is for a long time: nothing else would tell the daemon after
+            // this one.
+            self.lead_flows(now, id);
+            let (saved, told) = (self.peers[&id].saved(), std::mem::take(answers));
+            let say = Asked::Say(id, arrival.destination, arrival.source, told);
+            self.op(KernelOp::SavePeer(saved), Some(say));
+        } else {
+            // The answer before the effects: it is what the peer waits for.
+            self.send_to(id, arrival.destination, arrival.source, answers);
+            answers.clear();
+            self.lead_flows(now, id);
+        }
         if flows > 0 {
             self.op(KernelOp::Kick { peer: id, lost }, Some(Asked::Effect("waking senders")));
             let carried = self.peers[&id].carried();

@@ -474,7 +474,7 @@ impl Node {
         if !peer.flows.is_empty() || !peer.introductions.active.is_empty() || self.keeps(id) {
             return;
         }
-        if now < peer.last_heard + IDLE {
+        if now < peer.last_heard + IDLE && !peer.replaced {
             let until = peer.last_heard + IDLE;
             self.timers.set(Timer::Idle(id), until);
             return;
@@ -649,8 +649,9 @@ impl Node {
 
     /// Lets a peer without flows be forgotten in time.
     pub(crate) fn idle_later(&mut self, now: Time, id: PeerId) {
-        if self.peers.get(&id).is_some_and(|peer| peer.flows.is_empty()) {
-            self.timers.set_earlier(Timer::Idle(id), now + IDLE);
+        if let Some(peer) = self.peers.get(&id).filter(|peer| peer.flows.is_empty()) {
+            let due = if peer.replaced { now } else { now + IDLE };
+            self.timers.set_earlier(Timer::Idle(id), due);
         }
     }
 

@@ -250,6 +250,8 @@ pub enum KernelOp {
     },
     /// Keep over a restart what is known of a peer.
     SavePeer(SavedPeer),
+    /// Keep over a restart whether this host is suspended.
+    SaveSuspended(bool),
     /// Drop what was saved of a peer.
     ForgetPeer {
         /// Its key.

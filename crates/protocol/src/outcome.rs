@@ -1,6 +1,7 @@
 //! What comes of the ops that the caller carries out. What failed and matters is tried again.
 
 use std::collections::{BTreeSet, HashMap};
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use whimbrel_wire::FlowTuple;
@@ -31,6 +32,8 @@ pub(crate) enum Asked {
     FindSockets(PeerId),
     Install(FlowTuple),
     Effect(&'static str),
+    /// What a peer is told once it is saved: from, to, and what.
+    Say(PeerId, Option<IpAddr>, SocketAddr, Vec<Message>),
     /// Without it flows stand still.
     State(&'static str, State),
 }
@@ -67,6 +70,7 @@ impl Node {
         let Err(error) = result else {
             match asked {
                 Asked::Install(flow) => self.confirm_installed(&flow),
+                Asked::Say(peer, source, to, messages) => self.send_to(peer, source, to, &messages),
                 Asked::State(_, State::Binding(peer)) => self.note_binding_done(now, peer, id),
                 _ => {}
             }
@@ -78,6 +82,8 @@ impl Node {
                 self.forget_responding(id, &flow);
             }
             Asked::FindSockets(id) => self.note_not_found(now, id),
+            // It says so again.
+            Asked::Say(..) => {}
             Asked::Install(flow) => {
                 self.undo_installed(now, &flow);
                 self.event(Event::OpFailed { what: format!("making {flow} movable"), error: error.sentence });

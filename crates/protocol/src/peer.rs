@@ -271,6 +271,8 @@ pub(crate) struct Peer {
     pub(crate) unbroken: bool,
     /// The pair of locators, ours and its own, that rewritten packets are accepted between as this peer's.
     pub(crate) pair: Option<(IpAddr, IpAddr)>,
+    /// Another key answers where it was: nothing of it is worth keeping once its flows are gone.
+    pub(crate) replaced: bool,
     /// Held flows that are heard under their own names after all are to be told (P-39).
     pub(crate) listens: bool,
     /// The address that was chosen by hand, as long as this host has it.
@@ -343,6 +345,7 @@ impl Peer {
             unbroken: false,
             pair: None,
             listens: false,
+            replaced: false,
             preferred: None,
             life: 0,
             life_since: Time::default(),

@@ -88,6 +88,7 @@ impl DataPlane {
             | KernelOp::Probe { .. }
             | KernelOp::Kick { .. }
             | KernelOp::SavePeer(_)
+            | KernelOp::SaveSuspended(_)
             | KernelOp::ForgetPeer { .. }
             | KernelOp::RememberKey { .. } => {}
         }

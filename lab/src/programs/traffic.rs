@@ -76,6 +76,8 @@ pub struct PairOptions {
     pub device: Option<String>,
     /// Both ends ask to be told of every ICMP error.
     pub report_errors: bool,
+    /// Both ends send keepalives, which would end a connection that nobody answers within 15 s (TCP).
+    pub keepalive: bool,
 }
 
 impl PairOptions {
@@ -120,7 +122,9 @@ impl FlowPair {
         let common = |rate: Option<u64>| {
             let rate = rate.map(|r| format!("--rate={r}"));
             let errors = options.report_errors.then(|| "--report-errors".to_owned());
-            rate.into_iter().chain([format!("--seed={port}")]).chain(errors).collect::<Vec<_>>()
+            let keepalive = options.keepalive.then(|| "--keepalive".to_owned());
+            let seed = [format!("--seed={port}")];
+            rate.into_iter().chain(seed).chain(errors).chain(keepalive).collect::<Vec<_>>()
         };
         let args = [vec![format!("--listen={to}")], common(options.down)].concat();
         let mut server = Program::start(server, &format!("{kind}-server"), &args)?;

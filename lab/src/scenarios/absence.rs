@@ -19,7 +19,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         sleep,
     ),
     scenario("sleep-nat", "the laptop goes to sleep and wakes behind a NAT", sleep_nat),
-    scenario("sleep-restart", "while the laptop sleeps, both daemons are killed", sleep_restart),
+    scenario("sleep-restart", "while the laptop sleeps, both daemons are killed: it is suspended still", sleep_restart),
     scenario("server-sleeps", "the server sleeps and wakes where it was, while the laptop moves", server_sleeps),
     scenario(
         "sleep-full",
@@ -36,6 +36,11 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         "started-anew",
         "the laptop sleeps and comes back without its past: the server's end of the connection is reset at once",
         started_anew,
+    ),
+    scenario(
+        "rebooted",
+        "the laptop vanishes, and is started anew where it was: the server's ends are reset though it says nothing by itself",
+        rebooted,
     ),
     scenario(
         "server-started-anew",
@@ -165,6 +170,9 @@ fn sleep_restart(lab: &mut Lab) -> Result<()> {
     unprotected.wait_dead(&world)?;
     world.at = world.laptop.join(&world.b.network, &Join::default())?;
     client.restart()?;
+    expect!(client.status()?.suspended, "the laptop is not suspended any more");
+    is_held(&client, Side::Client, &pair)?;
+    client.cli(&["resume"])?;
     pair.wait_progress(SOME, LONG)?;
     wait_away(&server, None)?;
     world.finish(pair)?;
@@ -270,32 +278,73 @@ fn vanish_daemon(lab: &mut Lab) -> Result<()> {
     all_run(&mut [&mut client, &mut server])
 }
 
+/// Connections of which the server has something in flight, only receives, and hears nothing at all.
+fn of_all_kinds(world: &World, client: &Whimbrel) -> Result<[FlowPair; 3]> {
+    let open = |options: PairOptions| FlowPair::tcp(&world.laptop, &world.server, world.at_server.ipv4()?, &options);
+    let reads = PairOptions { up: Some(RATE), down: Some(0), ..PairOptions::default() };
+    let mut pairs = [world.stream()?, open(reads)?, open(PairOptions::rate(0))?];
+    pairs[1].wait_progress_of(&[Side::Server], SOME / 10, LONG)?;
+    for pair in &pairs {
+        client.wait_introduced(pair, LONG)?;
+    }
+    Ok(pairs)
+}
+
+/// Waits until the server's programs have been told that these connections are over; says how long it took.
+fn told_of_the_end(pairs: &mut [FlowPair; 3], since: MonoTime, within: Duration) -> Result<()> {
+    for (pair, kind) in pairs.iter_mut().zip(["with data in flight", "that was only read", "on which nothing was said"]) {
+        let error = wait_for(within, &format!("the server's end of the connection {kind} is reset"), || {
+            Ok(pair.status(Side::Server)?.error)
+        })?;
+        step(&format!("{kind}: {error} after {:.0} ms", ms(Some(MonoTime::now() - since))));
+        expect!(error.contains("reset"), "the program was told: {error}");
+    }
+    Ok(())
+}
+
 fn started_anew(lab: &mut Lab) -> Result<()> {
     let world = World::new(lab, site("a"), site("b"))?;
     let (mut client, mut server) = world.daemons()?;
-    let pair = world.stream()?;
-    client.wait_introduced(&pair, LONG)?;
+    let mut pairs = of_all_kinds(&world, &client)?;
     client.cli(&["suspend"])?;
     wait_away(&server, Some(Away::Announced))?;
     client.kill()?;
     world.laptop.leave(&world.at, Leave::Orderly)?;
     let since = server.status()?.newest_event;
-    let there = || -> Result<bool> {
-        let sockets = world.server.command("ss").args(["-tnH", "state", "established"]).run()?;
-        Ok(sockets.contains(&pair.local().to_string()))
-    };
-    expect!(there()?, "the server's end is not there any more");
+    for pair in &mut pairs {
+        expect!(pair.status(Side::Server)?.error.is_none(), "the server's end is not there any more");
+    }
 
     let reborn = lab.host("reborn")?;
     reborn.join(&world.b.network, &Join::default())?;
     let mut daemon = reborn.whimbrel_reborn(&client)?;
+    let back = MonoTime::now();
     let mut fresh = FlowPair::tcp(&reborn, &world.server, world.at_server.ipv4()?, &PairOptions::rate(RATE))?;
+    // A connection is a second old when its other end is asked (P-15).
+    told_of_the_end(&mut pairs, back, (Duration::from_secs(1) + PROMPT) * patience())?;
     server.wait_event("peer-restarted", since, LONG)?;
-    wait_until(LONG, "the server's end is reset", || there().is_ok_and(|there| !there))?;
     // What the host opens in its new life is introduced as ever.
     daemon.wait_introduced(&fresh, LONG)?;
     fresh.wait_progress(SOME, LONG)?;
     fresh.finish(LONG)?;
+    all_run(&mut [&mut daemon, &mut server])
+}
+
+fn rebooted(lab: &mut Lab) -> Result<()> {
+    let world = World::new(lab, site("a"), site("b"))?;
+    let (mut client, mut server) = world.daemons()?;
+    let mut pairs = of_all_kinds(&world, &client)?;
+    let since = server.status()?.newest_event;
+    client.kill()?;
+    world.laptop.leave(&world.at, Leave::Orderly)?;
+    server.wait_event("peer-away", since, LONG)?;
+
+    let reborn = lab.host("reborn")?;
+    let same = Join { address_v4: world.at.v4, address_v6: world.at.v6, ..Join::default() };
+    reborn.join(&world.a.network, &same)?;
+    let mut daemon = reborn.whimbrel_reborn(&client)?;
+    told_of_the_end(&mut pairs, MonoTime::now(), LONG)?;
+    server.wait_event("peer-restarted", since, LONG)?;
     all_run(&mut [&mut daemon, &mut server])
 }
 

@@ -6,6 +6,7 @@ mod faults;
 mod hostile;
 mod kick;
 mod lab_itself;
+mod long_absence;
 mod pairing;
 mod policy;
 mod programs;
@@ -17,6 +18,7 @@ mod sockets;
 mod surroundings;
 mod world;
 
+pub use self::long_absence::soak;
 use crate::{Lab, Result};
 
 /// A scenario by name.
@@ -45,6 +47,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         roam::SCENARIOS,
         kick::SCENARIOS,
         absence::SCENARIOS,
+        long_absence::SCENARIOS,
         rendezvous::SCENARIOS,
         surroundings::SCENARIOS,
         sockets::SCENARIOS,

@@ -42,6 +42,11 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         "the server is set up anew: its new key is refused until the old one is forgotten",
         forgotten_key,
     ),
+    scenario(
+        "another-key",
+        "the server alone is set up anew, while the laptop has a session with the former one: its new key is noticed",
+        another_key,
+    ),
     scenario("two-mobiles-one-nat", "two laptops behind one NAT; one leaves, then the other", two_mobiles),
     scenario("no-peer", "a server that runs nothing is left alone: it is asked a few times, then not again", no_peer),
     scenario("no-peer-silent", "the same where a firewall drops the question without an answer", no_peer_silent),
@@ -310,6 +315,28 @@ fn forgotten_key(lab: &mut Lab) -> Result<()> {
     let before = client.wait_event("key-mismatch", 0, LONG)?.number;
     client.cli(&["peers", "forget", &world.at_server.ipv4()?.to_string()])?;
     // Nothing is restarted, and nothing is waited for.
+    let taken = world.stream()?;
+    client.wait_introduced(&taken, LONG)?;
+    let again = client.events(before)?.iter().filter(|event| event.kind == "key-mismatch").count();
+    expect!(again == 0, "the new key was refused {again} times more");
+    world.finish(taken)?;
+    world.finish(refused)?;
+    all_run(&mut [&mut client, &mut server])
+}
+
+fn another_key(lab: &mut Lab) -> Result<()> {
+    let world = World::new(lab, site("a"), site("b"))?;
+    let (mut client, mut server) = world.daemons()?;
+    let pair = world.stream()?;
+    client.wait_introduced(&pair, LONG)?;
+    world.finish(pair)?;
+    server.stop()?;
+    server.forget_everything()?;
+    server.restart()?;
+    // The laptop has its session still.
+    let refused = world.stream()?;
+    let before = client.wait_event("key-mismatch", 0, 3 * LONG)?.number;
+    client.cli(&["peers", "forget", &world.at_server.ipv4()?.to_string()])?;
     let taken = world.stream()?;
     client.wait_introduced(&taken, LONG)?;
     let again = client.events(before)?.iter().filter(|event| event.kind == "key-mismatch").count();

@@ -122,6 +122,9 @@ pub struct FlowOptions {
     /// Report every ICMP error (IP_RECVERR, IPV6_RECVERR).
     #[arg(long)]
     pub report_errors: bool,
+    /// Send keepalives: the first after 5 s, two more before giving up (TCP).
+    #[arg(long)]
+    pub keepalive: bool,
     /// Payload of a datagram, bytes (at least 8).
     #[arg(long, default_value_t = 200)]
     pub size: usize,

@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
@@ -36,6 +37,14 @@ fn carry(stream: TcpStream, options: &FlowOptions, client: bool) -> Result<()> {
     let named = |e| Error::call("getpeername", "a new connection", e);
     let (local, peer) = (stream.local_addr().map_err(named)?, stream.peer_addr().map_err(named)?);
     report_errors(&stream, peer, options)?;
+    if options.keepalive {
+        let pause = Duration::from_secs(5);
+        sockopt::set_socket_keepalive(&stream, true)
+            .and_then(|()| sockopt::set_tcp_keepidle(&stream, pause))
+            .and_then(|()| sockopt::set_tcp_keepintvl(&stream, pause))
+            .and_then(|()| sockopt::set_tcp_keepcnt(&stream, 2))
+            .map_err(|e| Error::call("setsockopt(SO_KEEPALIVE)", local.to_string(), e))?;
+    }
     stream.set_nodelay(true).map_err(|e| Error::call("setsockopt(TCP_NODELAY)", local.to_string(), e))?;
     let flow = Shared::new(Flow { rate: options.rate, ..Flow::default() }.into());
     let stream = Arc::new(stream);

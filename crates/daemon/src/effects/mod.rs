@@ -298,6 +298,7 @@ impl Effects {
                 self.next_mtu_look.get_or_insert(now + MTU_PAUSE);
             }
             KernelOp::SavePeer(peer) => self.journal.save_peer(peer),
+            KernelOp::SaveSuspended(suspended) => self.journal.save_suspended(suspended),
             KernelOp::ForgetPeer { key } => self.journal.forget_peer(key),
             KernelOp::RememberKey { address, key } => self.known_keys.remember(address, key),
         }

@@ -49,6 +49,9 @@ impl World {
         if !saved.is_empty() || !flows.is_empty() {
             node.restore(self.now, saved, flows);
         }
+        if of.saved_suspended {
+            node.restore_suspended(self.now);
+        }
         of.node = Some(node);
         self.trace(|w| format!("{} starts", w.hosts[host.0].name));
         self.drive(host);
@@ -80,6 +83,7 @@ impl World {
     pub fn forget_saved(&mut self, host: HostId) {
         let of = &mut self.hosts[host.0];
         of.saved.clear();
+        of.saved_suspended = false;
         of.plane = crate::dataplane::DataPlane::default();
     }
 
@@ -267,6 +271,7 @@ impl World {
             KernelOp::SavePeer(saved) => {
                 of.saved.insert(saved.id, saved.clone());
             }
+            KernelOp::SaveSuspended(suspended) => of.saved_suspended = *suspended,
             KernelOp::ForgetPeer { key } => of.saved.retain(|_, saved| saved.key != *key),
             KernelOp::RememberKey { address, key } => {
                 of.config.known_keys.insert(*address, *key);

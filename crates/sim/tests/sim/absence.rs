@@ -145,6 +145,10 @@ fn a_host_that_was_started_anew_ends_its_flows() {
         }
         world.attach(client, if elsewhere { *away } else { *home }, if elsewhere { AWAY } else { HOME });
         world.boot(client);
+        if asleep && !anew {
+            assert_eq!(world.at(client).node.as_ref().map(|node| node.is_suspended()), Some(true));
+            world.resume(client);
+        }
         if anew {
             // It knows of nobody; another connection brings the two together.
             world.connect(client, SERVICE);

@@ -177,6 +177,76 @@ fn another_key_under_tofu() {
 }
 
 #[test]
+fn another_key_while_the_session_with_the_former_counts() {
+    // Nobody but the server was started anew. Connections from before may still be there, or not.
+    let mismatch = |event: &Event| matches!(event, Event::KeyMismatch { .. });
+    for before in [true, false] {
+        let (Two { mut world, client, server, .. }, flows) = Two::flowing(318, 2);
+        if !before {
+            flows.iter().for_each(|flow| world.close(*flow));
+            world.run_for(10 * SECOND);
+        }
+        world.crash(server);
+        world.at_mut(server).change_key();
+        world.forget_saved(server);
+        world.run_for(5 * SECOND);
+        world.boot(server);
+        let flow = world.connect(client, SERVICE);
+        assert!(world.wait(60 * SECOND, |w| happened(w, client, mismatch) == 1), "before {before}");
+        world.run_for(5 * SECOND);
+        assert!(!world.introduced(flow));
+        // Who is gone for good is not shown any more, once nothing depends on it.
+        flows.iter().for_each(|flow| world.close(*flow));
+        world.close(flow);
+        world.run_for(100 * SECOND);
+        assert!(world.peers(client).is_empty(), "before {before}");
+        assert_eq!(happened(&world, client, mismatch), 1);
+        world.with_node(client, |node| assert!(node.forget_key(address("10.9.0.1"))));
+        world.at_mut(client).config.known_keys.clear();
+        let fresh = world.connect(client, SERVICE);
+        introduced(&mut world, &[fresh]);
+        world.assert_delivering(SECOND);
+        world.check();
+    }
+}
+
+#[test]
+fn another_key_at_an_address_that_has_proven_none() {
+    // P-42: the first that answered there could move nothing, so nothing is remembered of it, and the other is welcome.
+    let mut two = Two::new(319);
+    two.world.at_mut(two.server).powers = Powers { inject: false, consume: false };
+    let flow = two.world.connect(two.client, SERVICE);
+    two.world.run_for(20 * SECOND);
+    assert!(!two.world.introduced(flow));
+    two.world.crash(two.server);
+    two.world.at_mut(two.server).change_key();
+    two.world.at_mut(two.server).powers = Powers { inject: true, consume: true };
+    two.world.forget_saved(two.server);
+    two.world.boot(two.server);
+    let flow = two.world.connect(two.client, SERVICE);
+    let done = two.world.wait(60 * SECOND, |w| w.introduced(flow));
+    assert!(done, "not introduced");
+    assert_eq!(happened(&two.world, two.client, |event| matches!(event, Event::KeyMismatch { .. })), 0);
+    two.world.check();
+}
+
+#[test]
+fn a_daemon_that_is_only_started_again_is_not_left_alone() {
+    // However long that takes, while connections are opened that wait for it.
+    for downtime in [1, 5, 20] {
+        let (Two { mut world, client, server, .. }, _) = Two::flowing(320, 1);
+        world.crash(server);
+        world.connect(client, SERVICE);
+        world.run_for(downtime * SECOND);
+        world.boot(server);
+        let flow = world.connect(client, SERVICE);
+        assert!(world.wait(20 * SECOND, |w| w.introduced(flow)), "after {downtime} s");
+        assert_eq!(happened(&world, client, nobody_there), 0, "after {downtime} s");
+        world.check();
+    }
+}
+
+#[test]
 fn a_key_that_has_proven_nothing_is_not_remembered() {
     // P-42: a user of a host without Whimbrel answers handshakes. Later the host runs Whimbrel itself.
     let mut two = Two::new(312);

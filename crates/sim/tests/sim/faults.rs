@@ -107,6 +107,12 @@ fn survives(scenario: Scenario, faults: Faults, within: Duration) -> World {
     let nobody = two.world.events.iter().any(|(_, _, event)| matches!(event, Event::NobodyThere { .. }));
     let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         two.world.run_for(PAUSE);
+        for host in [two.client, two.server] {
+            // Whose daemon died as it was to go on had no answer, and is told again.
+            if two.world.at(host).node.as_ref().is_some_and(|node| node.is_suspended()) {
+                two.world.resume(host);
+            }
+        }
         if !nobody {
             two.world.assert_delivering(within);
         }

@@ -104,6 +104,42 @@ fn a_daemon_sends_nothing_to_whom_was_away_when_it_was_started() {
 }
 
 #[test]
+fn a_suspended_host_stays_so_when_its_daemon_is_started_again() {
+    // P-44: whether the peer has heard of it or not.
+    for (heard, elsewhere) in [(true, true), (true, false), (false, true), (false, false)] {
+        let (Two { mut world, client, server, home, away, .. }, flows) = Two::flowing(867, 2);
+        world.set_cut(home, !heard);
+        world.part(client);
+        world.run_for(2 * SECOND);
+        world.restart(client, SECOND);
+        world.run_for(100 * SECOND);
+        let suspended = |world: &World| world.at(client).node.as_ref().is_some_and(|node| node.is_suspended());
+        assert!(suspended(&world));
+        assert_eq!(world.peer(server).away, heard.then_some(true));
+        let sent = world.sent;
+        world.run_for(3600 * SECOND);
+        assert!(world.sent - sent < 20, "{} datagrams in an hour", world.sent - sent);
+        world.set_cut(home, false);
+        assert!(flows.iter().all(|flow| matches!(world.verdict(*flow, 0), Verdict::Hold(_))));
+        // Once more, and where something is heard of the peer that is told.
+        world.restart(client, SECOND);
+        world.run_for(3 * SECOND);
+        assert!(world.wait(10 * SECOND, |w| w.peer(server).away == Some(true)), "heard {heard}");
+        if elsewhere {
+            world.move_to(client, away, AWAY);
+        }
+        world.resume(client);
+        world.assert_delivering(2 * SECOND);
+        settle_as(&mut world, &flows, if elsewhere { Carried::Rewritten } else { Carried::Native });
+        world.restart(client, SECOND);
+        world.run_for(3 * SECOND);
+        assert!(!suspended(&world));
+        world.assert_delivering(5 * SECOND);
+        world.check();
+    }
+}
+
+#[test]
 fn flows_are_held_for_whom_is_away_though_this_end_moves() {
     // P-44
     let (Two { mut world, client, server, further, .. }, flows) = Two::flowing(844, 2);
