@@ -106,7 +106,8 @@ enabled.
 
 The command returns when the peers have answered, after a second at the latest. Network
 changes are not acted on before `whimbrel resume`, nor is anything sent for the
-connections that wait; new connections are left alone. A restart of the daemon resumes.
+connections that wait; new connections are left alone. A restart of the daemon changes
+nothing about that.
 
 With connections named, these alone wait, at both ends, through moves and restarts.
 

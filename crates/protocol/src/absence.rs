@@ -184,7 +184,12 @@ impl Node {
     /// Tells, once in a row of tries, that connections wait for a session that does not come up.
     pub(crate) fn tell_silence(&mut self, id: PeerId, tries: u32) {
         let Some(peer) = self.peers.get(&id) else { return };
-        if tries == TOLD_AFTER && !self.suspended && !peer.has_session() && peer.away.is_none() && !peer.flows.is_empty() {
+        if tries == TOLD_AFTER
+            && !self.suspended
+            && !peer.has_session()
+            && peer.away.is_none()
+            && !peer.flows.is_empty()
+        {
             let (remote, flows) = (peer.remote, peer.flows.len());
             self.event(Event::PeerSilent { peer: id, remote, flows });
         }

@@ -9,7 +9,7 @@ use whimbrel_handshake::{
     XxResponder,
 };
 use whimbrel_wire::message::Message;
-use whimbrel_wire::{Capabilities, Datagram, FlowTuple, Hello, Transport};
+use whimbrel_wire::{Capabilities, Datagram, FlowTuple, Hello};
 
 use crate::Time;
 use crate::bucket::Bucket;
@@ -21,6 +21,8 @@ use crate::outcome::{Asked, State};
 use crate::peer::{Met, Peer, SessionSlot};
 use crate::random::Random;
 use crate::timer::Timer;
+
+mod trust;
 
 /// Pauses after each try (P-10).
 const PAUSES: [Duration; 3] = [Duration::from_millis(500), Duration::from_secs(2), Duration::from_secs(3)];
@@ -550,15 +552,6 @@ impl Node {
         }
     }
 
-    /// Whether a key that somebody shows may become a peer's. Under `tofu` everybody may: what a peer may move is
-    /// proven flow by flow, and which key lives at an address that we ask is checked where we asked.
-    fn trusts(&self, key: &PublicKey) -> bool {
-        match self.config.trust {
-            Trust::Pinned => self.config.known_keys.values().any(|known| known == key),
-            Trust::Tofu | Trust::Psk => true,
-        }
-    }
-
     /// A handshake ended well: the session begins.
     fn establish(&mut self, now: Time, finished: Finished, how: &Established) {
         let Finished { session, remote: key, hello, answer } = finished;
@@ -691,39 +684,6 @@ impl Node {
         }
     }
 
-    /// Another key answers where a peer was asked for, as after a host was set up anew: the address is that peer's no longer,
-    /// and what waits to be introduced there is another's. Of a peer that is known by nothing else nothing is kept.
-    fn find_another(&mut self, now: Time, expected: PublicKey, found: PublicKey, address: IpAddr) {
-        let Some(&id) = self.by_key.get(&expected) else { return };
-        if !self.contacts.is_known(address, id) {
-            return;
-        }
-        let Some(peer) = self.peers.get_mut(&id) else { return };
-        peer.answers_at.remove(&address);
-        peer.replaced = true;
-        let flows: Vec<FlowTuple> =
-            peer.introductions.active.iter().filter(|flow| flow.remote.ip() == address).copied().collect();
-        for flow in &flows {
-            let Some(known) = self.flows.get_mut(flow) else { continue };
-            let unchanged = known.clone();
-            known.stage = Stage::Open;
-            self.abandon_introduction(flow, &unchanged);
-        }
-        self.contacts.addresses.remove(&address);
-        match self.config.known_keys.get(&address).copied() {
-            Some(expected) if expected != found => {
-                self.contacts.waiting.entry(address).or_default().extend(flows);
-                self.event(Event::KeyMismatch { address, expected, found: Some(found) });
-                self.give_up(now, address);
-            }
-            _ => flows.into_iter().for_each(|flow| self.want_introduction(now, flow)),
-        }
-        let forgotten = |peer: &Peer| peer.flows.is_empty() && peer.introductions.active.is_empty();
-        if !self.keeps(id) && self.peers.get(&id).is_some_and(forgotten) && self.contacts.addresses_of(id).is_empty() {
-            self.drop_peer(id);
-        }
-    }
-
     /// The peer has shown that it holds the keys of this session: it takes the place of the others (P-8).
     pub(crate) fn confirm_session(&mut self, now: Time, id: PeerId, index: u32) {
         let Some(peer) = self.peers.get_mut(&id) else { return };
@@ -783,21 +743,6 @@ impl Node {
         !self.contacts.pending.is_empty() || !self.contacts.responding.is_empty()
     }
 
-    /// Remembers whose address it is that a connection of ours leads to, where the peer has proven that it sits on that
-    /// (P-42). A datagram flow proves it for a port alone, which any user of that host may have.
-    pub(crate) fn remember_key(&mut self, id: PeerId, flow: &FlowTuple) {
-        let address = flow.remote.ip();
-        let Some(key) = self.peers.get(&id).map(|peer| peer.key) else { return };
-        if self.config.trust == Trust::Tofu
-            && flow.transport == Transport::Tcp
-            && self.contacts.is_known(address, id)
-            && !self.config.known_keys.contains_key(&address)
-        {
-            self.config.known_keys.insert(address, key);
-            self.op(KernelOp::RememberKey { address, key }, Some(Asked::Effect("remembering a key")));
-        }
-    }
-
     /// Asks all addresses that were silent as if for the first time: at once where a flow waits for one, else when the next
     /// connection opens. How many questions a second there are stays limited (P-10).
     pub fn ask_again(&mut self, now: Time) {
@@ -815,15 +760,6 @@ impl Node {
                 }
             }
         }
-    }
-
-    /// Forgets the key that was remembered for an address, so that another may answer there; it is asked again when the
-    /// next connection opens. Tells whether one was remembered.
-    pub fn forget_key(&mut self, address: IpAddr) -> bool {
-        self.contacts.addresses.remove(&address);
-        self.contacts.pauses.remove(&address);
-        self.timers.stop(Timer::Contact(address));
-        self.config.known_keys.remove(&address).is_some()
     }
 }
 

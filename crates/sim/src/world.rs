@@ -119,6 +119,8 @@ pub struct World {
     pub same_numbers: bool,
     /// What is done to control datagrams in flight.
     pub mutation: Mutation,
+    /// Control datagrams that are put on the way while this is there, and the network that each comes from.
+    pub recorded: Option<Vec<(NetworkId, Packet)>>,
     /// Datagrams and injected segments that nodes sent, of all hosts.
     pub sent: u64,
     /// Ops that nodes asked for, of all hosts.
@@ -157,6 +159,7 @@ impl World {
             strips_options: false,
             same_numbers: false,
             mutation: Mutation::default(),
+            recorded: None,
             sent: 0,
             ops: 0,
             bindings_set: 0,
@@ -336,6 +339,11 @@ impl World {
     #[must_use]
     pub fn exchanged(&self, host: HostId, address: IpAddr) -> (u64, u64) {
         self.ledger.exchanged(host, address)
+    }
+
+    /// Gives a host the key of another, as a copy of its disk would.
+    pub fn copy_key(&mut self, from: HostId, to: HostId) {
+        self.hosts[to.0].key = self.hosts[from.0].key;
     }
 
     /// Datagrams of the control port that were sent, in all.

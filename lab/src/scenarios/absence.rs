@@ -292,7 +292,8 @@ fn of_all_kinds(world: &World, client: &Whimbrel) -> Result<[FlowPair; 3]> {
 
 /// Waits until the server's programs have been told that these connections are over; says how long it took.
 fn told_of_the_end(pairs: &mut [FlowPair; 3], since: MonoTime, within: Duration) -> Result<()> {
-    for (pair, kind) in pairs.iter_mut().zip(["with data in flight", "that was only read", "on which nothing was said"]) {
+    for (pair, kind) in pairs.iter_mut().zip(["with data in flight", "that was only read", "on which nothing was said"])
+    {
         let error = wait_for(within, &format!("the server's end of the connection {kind} is reset"), || {
             Ok(pair.status(Side::Server)?.error)
         })?;

@@ -174,5 +174,8 @@ fn wait_away_of(server: &Whimbrel, of: &Sleeper, how: Option<Away>) -> Result<()
 /// Packets that leave the server for where a host was.
 fn sent_to(world: &World, of: &Sleeper) -> Result<PacketCount> {
     let address = of.at.ipv4()?;
-    Ok(world.s.link()?.count(move |direction, packet| direction == crate::Direction::Up && packet.destination == address))
+    Ok(world
+        .s
+        .link()?
+        .count(move |direction, packet| direction == crate::Direction::Up && packet.destination == address))
 }

@@ -82,6 +82,9 @@ impl World {
 
     /// A packet is on an access network, on its way out. Its source may be a lie.
     pub fn launch(&mut self, from: NetworkId, mut packet: Packet) {
+        if let (Some(recorded), Body::Control(_)) = (&mut self.recorded, &packet.body) {
+            recorded.push((from, packet.clone()));
+        }
         if packet.source.is_ipv4() != packet.destination.is_ipv4() {
             self.note(&packet, "two families, lost");
             return;

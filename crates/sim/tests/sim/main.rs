@@ -15,5 +15,6 @@ mod pairing;
 mod policy;
 mod random;
 mod rendezvous;
+mod resumes;
 mod returns;
 mod rules;
