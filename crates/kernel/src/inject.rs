@@ -143,6 +143,25 @@ impl Injector {
         self.deliver(&packet::tcp_reset(&tuple.mirrored(), rcv_nxt)?, tuple)
     }
 
+    /// Ends what the other end of a TCP flow has to say: a FIN as from there, delivered on this host. `numbers` are those of the other
+    /// end: what the socket expects next, and what it has sent of late.
+    ///
+    /// # Errors
+    /// As [`kick`](Self::kick).
+    pub fn finish(&self, tuple: &FlowTuple, numbers: Numbers) -> Result<(), Error> {
+        check(tuple, Transport::Tcp)?;
+        self.deliver(&packet::tcp_finish(&tuple.mirrored(), numbers)?, tuple)
+    }
+
+    /// Gives the socket of a UDP flow a datagram as from the other end, delivered on this host.
+    ///
+    /// # Errors
+    /// [`Error::Call`], [`Error::Argument`] where the tuple is not UDP, mixes families, or the payload is too long.
+    pub fn deliver_udp(&self, tuple: &FlowTuple, payload: &[u8]) -> Result<(), Error> {
+        check(tuple, Transport::Udp)?;
+        self.deliver(&packet::udp_datagram(&tuple.mirrored(), payload)?, tuple)
+    }
+
     fn report(&self, tuple: &FlowTuple, snd_una: u32, kind: packet::IcmpError) -> Result<(), Error> {
         check(tuple, Transport::Tcp)?;
         self.deliver(&packet::icmp_error(tuple, snd_una, kind)?, tuple)

@@ -4,6 +4,7 @@
 //! The only `unsafe` code of the workspace beside the BPF loader's is here.
 
 pub mod error;
+pub mod frozen;
 pub mod inject;
 pub mod kept_address;
 pub mod namespace;
@@ -17,6 +18,7 @@ pub mod route;
 pub mod saved_sysctl;
 pub mod signals;
 pub mod sock_diag;
+mod sockopt;
 pub mod source_way;
 pub mod sysctl;
 pub mod tun;

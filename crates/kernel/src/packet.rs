@@ -18,6 +18,7 @@ const HOPS: u8 = 64;
 const QUOTED_HOPS: u8 = 255;
 const FLAG_ACK: u8 = 0x10;
 const FLAG_RST: u8 = 0x04;
+const FLAG_FIN: u8 = 0x01;
 
 /// What an ICMP error says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +34,15 @@ pub(crate) enum IcmpError {
 
 /// A TCP segment without data; the options are a multiple of 4 bytes.
 pub(crate) fn tcp_segment(tuple: &FlowTuple, numbers: Numbers, options: &[u8]) -> Result<Vec<u8>, Error> {
+    tcp_bare(tuple, numbers, FLAG_ACK, options)
+}
+
+/// A TCP segment without data that ends what its sender has to say.
+pub(crate) fn tcp_finish(tuple: &FlowTuple, numbers: Numbers) -> Result<Vec<u8>, Error> {
+    tcp_bare(tuple, numbers, FLAG_ACK | FLAG_FIN, &[])
+}
+
+fn tcp_bare(tuple: &FlowTuple, numbers: Numbers, flags: u8, options: &[u8]) -> Result<Vec<u8>, Error> {
     debug_assert!(options.len().is_multiple_of(4) && options.len() <= 40);
     let mut segment = Vec::with_capacity(20 + options.len());
     segment.extend_from_slice(&tuple.local.port().to_be_bytes());
@@ -40,7 +50,7 @@ pub(crate) fn tcp_segment(tuple: &FlowTuple, numbers: Numbers, options: &[u8]) -
     segment.extend_from_slice(&numbers.sequence.to_be_bytes());
     segment.extend_from_slice(&numbers.acknowledgement.to_be_bytes());
     segment.push((((20 + options.len()) / 4) << 4) as u8);
-    segment.push(FLAG_ACK);
+    segment.push(flags);
     segment.extend_from_slice(&numbers.window.to_be_bytes());
     segment.extend_from_slice(&[0; 4]);
     segment.extend_from_slice(options);

@@ -57,6 +57,11 @@ impl<'a> Reader<'a> {
         Malformed { what, at: self.at }
     }
 
+    /// Leaves out all but the next `length` bytes; positions count on from where they are.
+    pub fn limit(&mut self, length: usize) {
+        self.rest = &self.rest[..length.min(self.rest.len())];
+    }
+
     /// The next `length` bytes.
     ///
     /// # Errors

@@ -1,0 +1,245 @@
+//! Sockets that are taken from one host and given to another: frozen, written down, rebuilt, thawed or destroyed.
+//!
+//! A TCP socket is frozen by TCP_REPAIR (Linux 3.5): it sends nothing by itself, and closing it sends neither FIN nor RST. It still
+//! takes what comes in, so **whoever freezes a socket first holds its input** (a filter), and its program (`SIGSTOP`, the cgroup's
+//! freezer), or has the program's word that it does nothing with it: calls on a frozen socket fail with EPERM.
+//!
+//! The steps of a move are those of DESIGN §3: [`Frozen::freeze`], [`Frozen::dump`], on the other host [`Frozen::restore`], and
+//! once the move is decided [`Frozen::destroy`] here and [`Frozen::thaw`] there; or `thaw` here, as if nothing had been.
+//!
+//! Needs CAP_NET_ADMIN in the user namespace that owns the socket's network namespace.
+
+mod datagram;
+mod options;
+mod stream;
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use whimbrel_wire::snapshot::{Body, Family, Snapshot};
+
+use crate::error::Error;
+use crate::inject::Injector;
+use crate::sockopt::{self, Name};
+
+/// A socket that cannot be moved, and why.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Unmovable {
+    /// It is none of those that can be.
+    #[error("{0}")]
+    Kind(&'static str),
+    /// The kernel refused a call.
+    #[error(transparent)]
+    Kernel(#[from] Error),
+}
+
+const SO_DOMAIN: Name = Name { level: libc::SOL_SOCKET, name: libc::SO_DOMAIN, text: "SO_DOMAIN" };
+const SO_TYPE: Name = Name { level: libc::SOL_SOCKET, name: libc::SO_TYPE, text: "SO_TYPE" };
+const SO_PROTOCOL: Name = Name { level: libc::SOL_SOCKET, name: libc::SO_PROTOCOL, text: "SO_PROTOCOL" };
+const SO_ACCEPTCONN: Name = Name { level: libc::SOL_SOCKET, name: libc::SO_ACCEPTCONN, text: "SO_ACCEPTCONN" };
+const SO_BUF_LOCK: Name = Name { level: libc::SOL_SOCKET, name: 72, text: "SO_BUF_LOCK" };
+const SO_SNDBUFFORCE: Name = Name { level: libc::SOL_SOCKET, name: libc::SO_SNDBUFFORCE, text: "SO_SNDBUFFORCE" };
+const SO_RCVBUFFORCE: Name = Name { level: libc::SOL_SOCKET, name: libc::SO_RCVBUFFORCE, text: "SO_RCVBUFFORCE" };
+
+/// A socket at rest.
+#[derive(Debug)]
+pub struct Frozen {
+    socket: OwnedFd,
+    family: Family,
+    kind: Kind,
+    /// What is done when it wakes.
+    due: stream::Due,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Stream,
+    Listening,
+    Datagram,
+}
+
+impl Frozen {
+    /// Puts a socket to rest. `socket` may be a duplicate of a program's descriptor (pidfd_getfd(2)); the program's own is put to
+    /// rest with it.
+    ///
+    /// # Errors
+    /// [`Unmovable`]: it is another kind of socket, or in a state that cannot be moved; it is as it was.
+    pub fn freeze(socket: OwnedFd) -> Result<Self, Unmovable> {
+        let fd = socket.as_fd();
+        let family = match sockopt::get_int(fd, SO_DOMAIN)
+            .map_err(|_| Unmovable::Kind("this descriptor is no socket, and only sockets can be moved"))?
+        {
+            libc::AF_INET => Family::Ipv4,
+            libc::AF_INET6 => Family::Ipv6,
+            _ => return Err(Unmovable::Kind("only sockets of IPv4 and IPv6 can be moved")),
+        };
+        let of = (sockopt::get_int(fd, SO_TYPE)?, sockopt::get_int(fd, SO_PROTOCOL)?);
+        let kind = match of {
+            (libc::SOCK_STREAM, libc::IPPROTO_TCP) if sockopt::get_int(fd, SO_ACCEPTCONN)? != 0 => Kind::Listening,
+            (libc::SOCK_STREAM, libc::IPPROTO_TCP) => Kind::Stream,
+            (libc::SOCK_DGRAM, libc::IPPROTO_UDP) => Kind::Datagram,
+            (libc::SOCK_STREAM, libc::IPPROTO_MPTCP) => {
+                return Err(Unmovable::Kind(
+                    "a socket of Multipath TCP cannot be moved: the kernel does not give away its state",
+                ));
+            }
+            _ => return Err(Unmovable::Kind("only sockets of TCP and UDP can be moved")),
+        };
+        let due = if kind == Kind::Stream { stream::freeze(fd)? } else { stream::Due::default() };
+        Ok(Self { socket, family, kind, due })
+    }
+
+    /// Writes the socket down. Nothing is changed.
+    ///
+    /// # Errors
+    /// [`Unmovable`]: something about it could not be taken along.
+    pub fn dump(&self) -> Result<Snapshot, Unmovable> {
+        let fd = self.socket.as_fd();
+        let local = local_name(fd)?;
+        let body = match self.kind {
+            Kind::Stream => Body::Stream(stream::dump(fd)?),
+            Kind::Listening => Body::Listening { backlog: stream::backlog(fd)? },
+            Kind::Datagram => Body::Datagram(datagram::dump(fd)?),
+        };
+        let mut options = options::dump(fd, self.kind, self.family)?;
+        if self.kind == Kind::Stream {
+            self.due.name_reuse(&mut options);
+        }
+        Ok(Snapshot { family: self.family, local, body, options })
+    }
+
+    /// Rebuilds a socket in the calling thread's network namespace, which must have its local address. It sends nothing before it
+    /// is [thawed](Self::thaw). `injector` belongs to the same namespace.
+    ///
+    /// # Errors
+    /// [`Unmovable`]: this host lacks something, such as the address, its family, a port that is free, room, or rights. Nothing is
+    /// left of the attempt.
+    pub fn restore(snapshot: &Snapshot, injector: &Injector) -> Result<Self, Unmovable> {
+        let (family, of) = match snapshot.family {
+            Family::Ipv4 => (AddressFamily::INET, "IPv4"),
+            Family::Ipv6 => (AddressFamily::INET6, "IPv6"),
+        };
+        let (kind, shape) = match &snapshot.body {
+            Body::Stream(_) => (Kind::Stream, SocketType::STREAM),
+            Body::Listening { .. } => (Kind::Listening, SocketType::STREAM),
+            Body::Datagram(_) => (Kind::Datagram, SocketType::DGRAM),
+        };
+        let socket =
+            socket_with(family, shape, SocketFlags::CLOEXEC, None).map_err(|e| Error::call("socket", of, e))?;
+        let fd = socket.as_fd();
+        options::restore_early(fd, snapshot)?;
+        let due = match &snapshot.body {
+            Body::Stream(stream) => stream::restore(fd, snapshot.local, stream, options::locks(snapshot))?,
+            Body::Listening { backlog } => {
+                bind(fd, snapshot.local)?;
+                rustix::net::listen(fd, i32::try_from(*backlog).unwrap_or(i32::MAX))
+                    .map_err(|e| Error::call("listen", snapshot.local.to_string(), e))?;
+                stream::Due::default()
+            }
+            Body::Datagram(datagrams) => {
+                datagram::restore(fd, snapshot.local, datagrams, injector)?;
+                stream::Due::default()
+            }
+        };
+        options::restore_late(fd, snapshot)?;
+        Ok(Self { socket, family: snapshot.family, kind, due })
+    }
+
+    /// The socket goes on, and is the caller's. What it had not sent is sent, and its peer is told where it stands. `injector`
+    /// belongs to its network namespace.
+    ///
+    /// # Errors
+    /// [`Unmovable`]. The socket may be awake, and is closed with all that this means to its peer: a socket that another host
+    /// has as well must not be thawed.
+    pub fn thaw(self, injector: &Injector) -> Result<OwnedFd, Unmovable> {
+        if self.kind == Kind::Stream {
+            stream::thaw(self.socket.as_fd(), &self.due, injector)?;
+        }
+        Ok(self.socket)
+    }
+
+    /// The socket is another host's now: it ends here, and the peer is told nothing. A program that has it open finds its connection
+    /// aborted (ECONNABORTED).
+    ///
+    /// # Errors
+    /// [`Unmovable`], with the socket still at rest, and given back.
+    pub fn destroy(self) -> Result<(), (Self, Unmovable)> {
+        let ended = match self.kind {
+            Kind::Stream => stream::destroy(self.socket.as_fd()),
+            // Nobody is told of the end of these in any case; a duplicate of the descriptor keeps none of them open for long.
+            Kind::Listening | Kind::Datagram => {
+                let both = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+                both.or_else(|error| if error == rustix::io::Errno::NOTCONN { Ok(()) } else { Err(error) })
+                    .map_err(|e| Error::call("shutdown", "a socket that was moved", e).into())
+            }
+        };
+        match ended {
+            Ok(()) => Ok(()),
+            Err(error) => Err((self, error)),
+        }
+    }
+}
+
+impl AsFd for Frozen {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+fn bind(fd: BorrowedFd<'_>, local: SocketAddr) -> Result<(), Error> {
+    rustix::net::bind(fd, &for_family(fd, local)?).map_err(|e| Error::call("bind", local.to_string(), e))
+}
+
+fn connect(fd: BorrowedFd<'_>, remote: SocketAddr) -> Result<(), Error> {
+    rustix::net::connect(fd, &for_family(fd, remote)?).map_err(|e| Error::call("connect", remote.to_string(), e))
+}
+
+/// An IPv4 endpoint as an IPv6 socket has it.
+fn for_family(fd: BorrowedFd<'_>, endpoint: SocketAddr) -> Result<SocketAddr, Error> {
+    Ok(match endpoint {
+        SocketAddr::V4(v4) if sockopt::get_int(fd, SO_DOMAIN)? == libc::AF_INET6 => {
+            let any = v4.ip().is_unspecified();
+            let mapped = if any { std::net::Ipv6Addr::UNSPECIFIED } else { v4.ip().to_ipv6_mapped() };
+            SocketAddr::new(mapped.into(), v4.port())
+        }
+        _ => endpoint,
+    })
+}
+
+fn local_name(fd: BorrowedFd<'_>) -> Result<SocketAddr, Error> {
+    let name = rustix::net::getsockname(fd).map_err(|e| Error::call("getsockname", "a frozen socket", e))?;
+    canonical("getsockname", name)
+}
+
+/// The other end's name, if there is another end.
+fn remote_name(fd: BorrowedFd<'_>) -> Result<Option<SocketAddr>, Error> {
+    match rustix::net::getpeername(fd) {
+        Ok(name) => name.map(|name| canonical("getpeername", name)).transpose(),
+        Err(rustix::io::Errno::NOTCONN) => Ok(None),
+        Err(error) => Err(Error::call("getpeername", "a frozen socket", error)),
+    }
+}
+
+fn canonical(call: &'static str, name: rustix::net::SocketAddrAny) -> Result<SocketAddr, Error> {
+    let name = SocketAddr::try_from(name).map_err(|_| Error::Answer {
+        call,
+        object: "a frozen socket".to_owned(),
+        detail: "its name is no Internet address".to_owned(),
+    })?;
+    Ok(SocketAddr::new(name.ip().to_canonical(), name.port()))
+}
+
+/// Room for what is put into the queues of a socket that is rebuilt. The kernel takes it for a wish of the program's and never
+/// grows the buffer again, unless its locks are put back.
+fn make_room(fd: BorrowedFd<'_>, option: Name, bytes: usize) -> Result<(), Error> {
+    // The kernel counts its own overhead too, and doubles what it is given.
+    let room = i32::try_from(bytes.saturating_mul(2)).unwrap_or(i32::MAX / 2).max(65_536);
+    sockopt::set(fd, option, &room)
+}
+
+fn interrupted(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::Interrupted
+}

@@ -1,0 +1,377 @@
+//! TCP connections: what TCP_REPAIR gives away of them, and takes (tcp(7), net/ipv4/tcp.c).
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use rustix::net::{RecvFlags, SendFlags, Shutdown};
+use whimbrel_wire::snapshot::{
+    Negotiated, OptionKind, PathState, ReceiveQueue, Scale, SendQueue, SocketOption, Stream, StreamState, Window,
+};
+use whimbrel_wire::{FlowTuple, Transport};
+
+use super::{
+    SO_BUF_LOCK, SO_RCVBUFFORCE, SO_SNDBUFFORCE, Unmovable, bind, connect, interrupted, make_room, remote_name,
+};
+use crate::error::Error;
+use crate::inject::{Injector, Numbers};
+use crate::sockopt::{Name, get_int, get_into, ioctl_int, set, set_slice};
+
+const fn tcp(name: libc::c_int, text: &'static str) -> Name {
+    Name { level: libc::IPPROTO_TCP, name, text }
+}
+
+const TCP_REPAIR: Name = tcp(libc::TCP_REPAIR, "TCP_REPAIR");
+const TCP_REPAIR_QUEUE: Name = tcp(libc::TCP_REPAIR_QUEUE, "TCP_REPAIR_QUEUE");
+const TCP_QUEUE_SEQ: Name = tcp(libc::TCP_QUEUE_SEQ, "TCP_QUEUE_SEQ");
+const TCP_REPAIR_OPTIONS: Name = tcp(libc::TCP_REPAIR_OPTIONS, "TCP_REPAIR_OPTIONS");
+const TCP_REPAIR_WINDOW: Name = tcp(29, "TCP_REPAIR_WINDOW");
+const TCP_TIMESTAMP: Name = tcp(libc::TCP_TIMESTAMP, "TCP_TIMESTAMP");
+const TCP_MAXSEG: Name = tcp(libc::TCP_MAXSEG, "TCP_MAXSEG");
+const TCP_INFO: Name = tcp(libc::TCP_INFO, "TCP_INFO");
+const TCP_ULP: Name = tcp(31, "TCP_ULP");
+const TCP_CONGESTION: Name = tcp(libc::TCP_CONGESTION, "TCP_CONGESTION");
+
+const SO_REUSEADDR: Name = Name { level: libc::SOL_SOCKET, name: libc::SO_REUSEADDR, text: "SO_REUSEADDR" };
+
+const ON: i32 = 1;
+/// Off, and a window probe tells the peer where the connection stands.
+const OFF: i32 = 0;
+/// Off without a word.
+const OFF_SILENTLY: i32 = -1;
+
+const NO_QUEUE: i32 = 0;
+const RECEIVE_QUEUE: i32 = 1;
+const SEND_QUEUE: i32 = 2;
+
+// include/net/tcp_states.h
+const ESTABLISHED: u8 = 1;
+const FIN_WAIT1: u8 = 4;
+const FIN_WAIT2: u8 = 5;
+const CLOSE_WAIT: u8 = 8;
+const LAST_ACK: u8 = 9;
+const CLOSING: u8 = 11;
+
+// tcpi_options
+const HAS_TIMESTAMPS: u8 = 1;
+const HAS_SACK: u8 = 2;
+const HAS_SCALE: u8 = 4;
+const HAS_ECN: u8 = 8;
+
+// TCP option kinds (RFC 9293 §3.2, RFC 7323, RFC 2018), as TCP_REPAIR_OPTIONS takes them.
+const KIND_MSS: u32 = 2;
+const KIND_SCALE: u32 = 3;
+const KIND_SACK: u32 = 4;
+const KIND_TIMESTAMPS: u32 = 8;
+
+const SIOCOUTQ: libc::c_ulong = libc::TIOCOUTQ;
+const SIOCINQ: libc::c_ulong = libc::FIONREAD;
+const SIOCOUTQNSD: libc::c_ulong = 0x894b;
+
+/// Bytes that are put into a queue at a time: the kernel wants them in one piece of memory.
+const CHUNK: usize = 32 << 10;
+
+/// The parts of tcp_info that are there in every kernel (linux/tcp.h).
+struct Info {
+    state: u8,
+    options: u8,
+    scales: u8,
+    numbers: [u32; 24],
+}
+
+impl Info {
+    fn of(fd: BorrowedFd<'_>) -> Result<Self, Error> {
+        let mut bytes = [0u8; 104];
+        let length = get_into(fd, TCP_INFO, &mut bytes).map_err(|e| Error::call("getsockopt", "TCP_INFO", e))?;
+        if length < bytes.len() {
+            let detail = format!("{length} bytes");
+            return Err(Error::Answer { call: "getsockopt", object: "TCP_INFO".to_owned(), detail });
+        }
+        let mut words = bytes[8..].chunks_exact(4).map(|word| u32::from_ne_bytes([word[0], word[1], word[2], word[3]]));
+        let numbers = std::array::from_fn(|_| words.next().unwrap_or(0));
+        Ok(Self { state: bytes[0], options: bytes[5], scales: bytes[6], numbers })
+    }
+
+    /// How many may wait to be accepted, where it listens (`tcp_get_info`).
+    fn backlog(&self) -> u32 {
+        self.numbers[5]
+    }
+
+    fn mtu(&self) -> u32 {
+        self.numbers[13]
+    }
+
+    /// Smoothed round-trip time and its variation, in microseconds.
+    fn round_trip(&self) -> (u32, u32) {
+        (self.numbers[15], self.numbers[16])
+    }
+
+    /// Slow start threshold and congestion window, in segments.
+    fn congestion(&self) -> (u32, u32) {
+        (self.numbers[17], self.numbers[18])
+    }
+}
+
+pub(super) fn backlog(fd: BorrowedFd<'_>) -> Result<u32, Unmovable> {
+    Ok(Info::of(fd)?.backlog())
+}
+
+/// What is left for the moment in which a rebuilt socket wakes.
+#[derive(Debug, Default)]
+pub(super) struct Due {
+    /// Bytes that were never sent.
+    unsent: Vec<u8>,
+    /// This end says no more.
+    finish: bool,
+    /// The other end's FIN is to arrive: the socket's tuple and the numbers that it comes with.
+    peer_finish: Option<(FlowTuple, Numbers)>,
+    /// SO_REUSEADDR, which repair mode makes its own use of.
+    reuse: i32,
+    /// SO_BUF_LOCK, where the buffers were made larger by force.
+    locks: Option<i32>,
+}
+
+impl Due {
+    /// Puts the program's SO_REUSEADDR in place of repair mode's.
+    pub(super) fn name_reuse(&self, options: &mut Vec<SocketOption>) {
+        options.retain(|option| option.kind != OptionKind::ReuseAddress);
+        if self.reuse != 0 {
+            options.insert(0, SocketOption { kind: OptionKind::ReuseAddress, value: 1 });
+        }
+    }
+}
+
+pub(super) fn freeze(fd: BorrowedFd<'_>) -> Result<Due, Unmovable> {
+    state_of(&Info::of(fd)?)?;
+    let mut protocol = [0u8; 16];
+    if get_into(fd, TCP_ULP, &mut protocol).is_ok_and(|length| length > 0 && protocol[0] != 0) {
+        return Err(Unmovable::Kind(
+            "a TLS connection that the kernel encrypts cannot be moved: it does not give away the state of its keys",
+        ));
+    }
+    if urgent(fd)? {
+        return Err(Unmovable::Kind("urgent data waits to be read; it can be moved once the program has read it"));
+    }
+    let reuse = get_int(fd, SO_REUSEADDR)?;
+    set(fd, TCP_REPAIR, &ON)?;
+    Ok(Due { reuse, ..Due::default() })
+}
+
+/// Whether urgent data has arrived that the program has not read (`tcp_poll`).
+fn urgent(fd: BorrowedFd<'_>) -> Result<bool, Error> {
+    let mut polled = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::PRI)];
+    let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+    rustix::event::poll(&mut polled, Some(&now)).map_err(|e| Error::call("poll", "a socket to be moved", e))?;
+    Ok(polled[0].revents().contains(rustix::event::PollFlags::PRI))
+}
+
+fn state_of(info: &Info) -> Result<StreamState, Unmovable> {
+    Ok(match info.state {
+        ESTABLISHED => StreamState::Established,
+        FIN_WAIT1 => StreamState::FinWait1,
+        FIN_WAIT2 => StreamState::FinWait2,
+        CLOSE_WAIT => StreamState::CloseWait,
+        LAST_ACK => StreamState::LastAck,
+        CLOSING => StreamState::Closing,
+        _ => return Err(Unmovable::Kind("this connection is not established yet, or is over")),
+    })
+}
+
+pub(super) fn dump(fd: BorrowedFd<'_>) -> Result<Stream, Unmovable> {
+    let info = Info::of(fd)?;
+    let state = state_of(&info)?;
+    let remote = remote_name(fd)?.ok_or(Unmovable::Kind("this connection is over"))?;
+    let (send, receive) = (dump_send(fd, state)?, dump_receive(fd, state)?);
+    let mss = get_int(fd, TCP_MAXSEG)?;
+    let scale = Scale { send: info.scales & 15, receive: info.scales >> 4 };
+    let has = |flag| info.options & flag != 0;
+    let timestamp = if has(HAS_TIMESTAMPS) { Some(get_int(fd, TCP_TIMESTAMP)?.cast_unsigned()) } else { None };
+    let negotiated = Negotiated {
+        mss: u16::try_from(mss).unwrap_or(u16::MAX),
+        scale: has(HAS_SCALE).then_some(scale),
+        sack: has(HAS_SACK),
+        ecn: has(HAS_ECN),
+        timestamp,
+    };
+    let mut fields = [0u32; 5];
+    get_into(fd, TCP_REPAIR_WINDOW, &mut fields).map_err(|e| Error::call("getsockopt", "TCP_REPAIR_WINDOW", e))?;
+    let [send_updated, send_window, send_max, receive_window, updated] = fields;
+    // The kernel counts the peer's FIN; here only bytes count.
+    let receive_updated = if receive.end.wrapping_sub(updated).cast_signed() < 0 { receive.end } else { updated };
+    let window = Window { send_updated, send: send_window, send_max, receive: receive_window, receive_updated };
+    let (slow_start_threshold, congestion_window) = info.congestion();
+    let (round_trip, variation) = info.round_trip();
+    let mut name = [0u8; 16];
+    let length = get_into(fd, TCP_CONGESTION, &mut name).unwrap_or(0);
+    let name = name[..length].split(|byte| *byte == 0).next().unwrap_or_default();
+    let path = PathState {
+        congestion_control: String::from_utf8_lossy(name).into_owned(),
+        congestion_window,
+        slow_start_threshold,
+        round_trip,
+        variation,
+        mtu: info.mtu(),
+    };
+    Ok(Stream { remote, state, send, receive, negotiated, window, out_of_order: Vec::new(), path: Some(path) })
+}
+
+fn dump_send(fd: BorrowedFd<'_>, state: StreamState) -> Result<SendQueue, Unmovable> {
+    set(fd, TCP_REPAIR_QUEUE, &SEND_QUEUE)?;
+    let end = get_int(fd, TCP_QUEUE_SEQ)?.cast_unsigned();
+    let queued = ioctl_int(fd, SIOCOUTQ, "SIOCOUTQ")?;
+    let unsent = ioctl_int(fd, SIOCOUTQNSD, "SIOCOUTQNSD")?;
+    let bytes = peek(fd, queued as usize)?;
+    set(fd, TCP_REPAIR_QUEUE, &NO_QUEUE)?;
+    // A FIN takes a number of its own, the last.
+    let finish = u32::from(state.has_finished());
+    Ok(SendQueue { end: end.wrapping_sub(finish), unsent: unsent.saturating_sub(finish), bytes })
+}
+
+fn dump_receive(fd: BorrowedFd<'_>, state: StreamState) -> Result<ReceiveQueue, Unmovable> {
+    set(fd, TCP_REPAIR_QUEUE, &RECEIVE_QUEUE)?;
+    let end = get_int(fd, TCP_QUEUE_SEQ)?.cast_unsigned();
+    let unread = ioctl_int(fd, SIOCINQ, "SIOCINQ")?;
+    let bytes = peek(fd, unread as usize)?;
+    set(fd, TCP_REPAIR_QUEUE, &NO_QUEUE)?;
+    Ok(ReceiveQueue { end: end.wrapping_sub(u32::from(state.peer_has_finished())), bytes })
+}
+
+/// All bytes of the queue that is chosen: up to `length`, of which one may be a FIN.
+fn peek(fd: BorrowedFd<'_>, length: usize) -> Result<Vec<u8>, Unmovable> {
+    let mut bytes = vec![0; length];
+    if length == 0 {
+        return Ok(bytes);
+    }
+    loop {
+        match rustix::net::recv(fd, bytes.as_mut_slice(), RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+            Ok((_, length)) => {
+                bytes.truncate(length);
+                return Ok(bytes);
+            }
+            Err(rustix::io::Errno::INTR) => {}
+            // Only a FIN is there.
+            Err(rustix::io::Errno::AGAIN) => return Ok(Vec::new()),
+            Err(error) => return Err(Error::call("recv", "a queue of a frozen socket", error).into()),
+        }
+    }
+}
+
+/// `locks`: SO_BUF_LOCK once it is awake.
+pub(super) fn restore(fd: BorrowedFd<'_>, local: SocketAddr, stream: &Stream, locks: i32) -> Result<Due, Unmovable> {
+    let Stream { remote, state, send, receive, negotiated, window, path, .. } = stream;
+    let sent = send.bytes.len() - send.unsent as usize;
+    let (sent, unsent) = send.bytes.split_at(sent);
+    let reuse = get_int(fd, SO_REUSEADDR)?;
+    make_room(fd, SO_SNDBUFFORCE, send.bytes.len())?;
+    make_room(fd, SO_RCVBUFFORCE, receive.bytes.len())?;
+    set(fd, TCP_REPAIR, &ON)?;
+    choose(fd, SEND_QUEUE, send.end.wrapping_sub(send.bytes.len() as u32))?;
+    choose(fd, RECEIVE_QUEUE, receive.end.wrapping_sub(receive.bytes.len() as u32))?;
+    set(fd, TCP_REPAIR_QUEUE, &NO_QUEUE)?;
+    bind(fd, local)?;
+    // What the kernel does not have stays what its administrator chose.
+    if let Some(path) = path.as_ref().filter(|path| !path.congestion_control.is_empty()) {
+        let _ = set_slice(fd, TCP_CONGESTION, &[name_of(&path.congestion_control)]);
+    }
+    // In repair mode this sends nothing: the connection is established at once (`tcp_connect`).
+    connect(fd, *remote)?;
+    set_slice(fd, TCP_REPAIR_OPTIONS, &agreed(negotiated))?;
+    if let Some(timestamp) = negotiated.timestamp {
+        // The lowest bit asks for a clock of microseconds, which not every kernel has; the clock must not go back.
+        let value = (timestamp.wrapping_add(2) & !1).cast_signed();
+        set(fd, TCP_TIMESTAMP, &value)?;
+    }
+    set(fd, TCP_REPAIR_QUEUE, &RECEIVE_QUEUE)?;
+    fill(fd, &receive.bytes)?;
+    set(fd, TCP_REPAIR_QUEUE, &SEND_QUEUE)?;
+    fill(fd, sent)?;
+    set(fd, TCP_REPAIR_QUEUE, &NO_QUEUE)?;
+    let fields =
+        [window.send_updated, window.send, window.send_max.max(window.send), window.receive, window.receive_updated];
+    set(fd, TCP_REPAIR_WINDOW, &fields)?;
+    let peer_finish = state.peer_has_finished().then(|| {
+        let tuple = FlowTuple { transport: Transport::Tcp, local, remote: *remote };
+        let scale = negotiated.scale.map_or(0, |scale| scale.send);
+        let numbers = Numbers {
+            sequence: receive.end,
+            acknowledgement: send.end.wrapping_sub(send.bytes.len() as u32),
+            window: u16::try_from(window.send >> scale).unwrap_or(u16::MAX),
+        };
+        (tuple, numbers)
+    });
+    Ok(Due { unsent: unsent.to_vec(), finish: state.has_finished(), peer_finish, reuse, locks: Some(locks) })
+}
+
+fn choose(fd: BorrowedFd<'_>, queue: i32, sequence: u32) -> Result<(), Error> {
+    set(fd, TCP_REPAIR_QUEUE, &queue)?;
+    set(fd, TCP_QUEUE_SEQ, &sequence.cast_signed())
+}
+
+fn name_of(congestion_control: &str) -> [u8; 16] {
+    let mut name = [0; 16];
+    name.iter_mut().zip(congestion_control.bytes().take(15)).for_each(|(to, from)| *to = from);
+    name
+}
+
+/// What TCP_REPAIR_OPTIONS takes: pairs of an option's kind and its value (`tcp_repair_options_est`).
+fn agreed(negotiated: &Negotiated) -> Vec<[u32; 2]> {
+    let scale = negotiated.scale.map(|scale| [KIND_SCALE, u32::from(scale.send) | u32::from(scale.receive) << 16]);
+    let sack = negotiated.sack.then_some([KIND_SACK, 0]);
+    let timestamps = negotiated.timestamp.map(|_| [KIND_TIMESTAMPS, 0]);
+    [Some([KIND_MSS, u32::from(negotiated.mss)]), scale, sack, timestamps].into_iter().flatten().collect()
+}
+
+/// Puts bytes into the queue that is chosen.
+fn fill(fd: BorrowedFd<'_>, bytes: &[u8]) -> Result<(), Error> {
+    let object = || format!("{} bytes into a queue of a rebuilt socket", bytes.len());
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        let chunk = &rest[..rest.len().min(CHUNK)];
+        match rustix::net::send(fd, chunk, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+            Ok(0) => return Err(Error::call("send", object(), io::Error::from(io::ErrorKind::WriteZero))),
+            Ok(length) => rest = &rest[length..],
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(Error::call("send", object(), error)),
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn thaw(fd: BorrowedFd<'_>, due: &Due, injector: &Injector) -> Result<(), Unmovable> {
+    let says_more = !due.unsent.is_empty() || due.finish;
+    set(fd, TCP_REPAIR, if says_more { &OFF_SILENTLY } else { &OFF })?;
+    fill(fd, &due.unsent)?;
+    if let Some((tuple, numbers)) = &due.peer_finish {
+        injector.finish(tuple, *numbers)?;
+    }
+    if due.finish {
+        // Whoever has acknowledged it already does so again (RFC 9293 §3.10.7.4).
+        rustix::net::shutdown(fd, Shutdown::Write).map_err(|e| Error::call("shutdown", "a rebuilt socket", e))?;
+    }
+    if due.reuse != 0 {
+        set(fd, SO_REUSEADDR, &due.reuse)?;
+    }
+    if let Some(locks) = due.locks {
+        // Room was made by force, which the kernel takes for the program's wish, and lets the buffers grow no more.
+        set(fd, SO_BUF_LOCK, &locks)?;
+    }
+    Ok(())
+}
+
+pub(super) fn destroy(fd: BorrowedFd<'_>) -> Result<(), Unmovable> {
+    // A socket in repair mode is dropped without a word (`tcp_disconnect`).
+    let nobody = libc::sockaddr { sa_family: libc::AF_UNSPEC as libc::sa_family_t, sa_data: [0; 14] };
+    loop {
+        // SAFETY: `nobody` is valid for reads of its own size for the duration of the call.
+        let result =
+            unsafe { libc::connect(fd.as_raw_fd(), &raw const nobody, size_of::<libc::sockaddr>() as libc::socklen_t) };
+        if result == 0 {
+            break;
+        }
+        let error = io::Error::last_os_error();
+        if !interrupted(&error) {
+            return Err(Error::call("connect", "AF_UNSPEC", error).into());
+        }
+    }
+    Ok(set(fd, TCP_REPAIR, &OFF_SILENTLY)?)
+}

@@ -1,0 +1,493 @@
+//! Sockets go from one host to another, and the far end notices nothing. Run as root.
+
+mod hosts;
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use hosts::{Host, PATIENCE, wait};
+use rustix::net::sockopt;
+use whimbrel_kernel::frozen::{Frozen, Unmovable};
+use whimbrel_kernel::inject::Injector;
+use whimbrel_wire::snapshot::{Body, OptionKind, Snapshot, Stream, StreamState};
+
+/// Two hosts that both have one address, and a far end that reaches it at one of them:
+///
+/// ```text
+/// donor (HOME) e0 -- d0 far d1 -- e0 acceptor (HOME)
+/// ```
+struct Three {
+    donor: Host,
+    acceptor: Host,
+    far: Host,
+    plan: Plan,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Plan {
+    ip: &'static str,
+    home: &'static str,
+    far: &'static str,
+    donor_link: &'static str,
+    acceptor_link: &'static str,
+    far_links: [&'static str; 2],
+    link: u8,
+    host: u8,
+    nodad: &'static str,
+}
+
+const PLANS: [Plan; 2] = [
+    Plan {
+        ip: "ip",
+        home: "10.5.0.1",
+        far: "10.9.0.1",
+        donor_link: "10.1.0.2",
+        acceptor_link: "10.2.0.2",
+        far_links: ["10.1.0.1", "10.2.0.1"],
+        link: 24,
+        host: 32,
+        nodad: "",
+    },
+    Plan {
+        ip: "ip -6",
+        home: "fd05::1",
+        far: "fd09::1",
+        donor_link: "fd01::2",
+        acceptor_link: "fd02::2",
+        far_links: ["fd01::1", "fd02::1"],
+        link: 64,
+        host: 128,
+        nodad: "nodad",
+    },
+];
+
+impl Three {
+    fn new(plan: Plan) -> Self {
+        let (donor, acceptor, far) = (Host::new(), Host::new(), Host::new());
+        let Plan { ip, home, link, host, nodad, far_links, .. } = plan;
+        for (one, near, index) in [(&donor, plan.donor_link, 0), (&acceptor, plan.acceptor_link, 1)] {
+            one.cable("e0", &far, &format!("d{index}"));
+            let gateway = far_links[index];
+            far.sh(&format!("{ip} addr add {gateway}/{link} dev d{index} {nodad}"));
+            one.sh(&format!(
+                "{ip} addr add {near}/{link} dev e0 {nodad}; {ip} addr add {home}/{host} dev lo {nodad};
+                 {ip} route add default via {gateway}"
+            ));
+        }
+        far.sh(&format!("{ip} addr add {}/{host} dev lo {nodad}", plan.far));
+        let three = Self { donor, acceptor, far, plan };
+        three.lead(plan.donor_link);
+        three
+    }
+
+    /// The far end reaches HOME there from now on.
+    fn lead(&self, to: &str) {
+        let Plan { ip, home, host, .. } = self.plan;
+        self.far.sh(&format!("{ip} route replace {home}/{host} via {to}"));
+    }
+
+    fn home(&self) -> IpAddr {
+        self.plan.home.parse().unwrap()
+    }
+
+    fn far_address(&self, port: u16) -> SocketAddr {
+        SocketAddr::new(self.plan.far.parse().unwrap(), port)
+    }
+
+    /// A connection from HOME, on the donor, to the far end: the end to be moved first.
+    fn connect(&self) -> (TcpStream, TcpStream) {
+        let listener = self.far.on(|| TcpListener::bind(self.far_address(0)).unwrap());
+        let home = SocketAddr::new(self.home(), 0);
+        let near = self.donor.on(|| {
+            use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
+            let family = if home.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+            let socket = socket(family, SocketType::STREAM, None).unwrap();
+            bind(&socket, &home).unwrap();
+            connect(&socket, &listener.local_addr().unwrap()).unwrap();
+            TcpStream::from(socket)
+        });
+        let (far, _) = listener.accept().unwrap();
+        for end in [&near, &far] {
+            end.set_read_timeout(Some(PATIENCE)).unwrap();
+        }
+        (near, far)
+    }
+
+    /// Nothing gets to the donor or away from it.
+    fn hold(&self) {
+        self.donor.sh("ip link set e0 down");
+    }
+
+    fn injector(host: &Host) -> Injector {
+        host.on(|| Injector::open().unwrap())
+    }
+
+    /// The whole way: what was dumped passes through its bytes.
+    fn move_over(&self, near: OwnedFd) -> (TcpStream, Snapshot) {
+        let frozen = Frozen::freeze(near).unwrap();
+        let snapshot = frozen.dump().unwrap();
+        let mut bytes = Vec::new();
+        snapshot.encode(&mut bytes);
+        let arrived = Snapshot::decode(&bytes).unwrap();
+        assert_eq!(arrived, snapshot);
+        let injector = Self::injector(&self.acceptor);
+        let restored = self.acceptor.on(|| Frozen::restore(&arrived, &injector)).unwrap();
+        frozen.destroy().map_err(|(_, error)| error).unwrap();
+        self.lead(self.plan.acceptor_link);
+        let socket = TcpStream::from(restored.thaw(&injector).unwrap());
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        (socket, snapshot)
+    }
+}
+
+fn stream(snapshot: &Snapshot) -> &Stream {
+    match &snapshot.body {
+        Body::Stream(stream) => stream,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn pattern(from: usize, length: usize) -> Vec<u8> {
+    (from..from + length).map(|at| (at * 31 + at / 251) as u8).collect()
+}
+
+fn fill(end: &mut TcpStream) -> Vec<u8> {
+    end.set_nonblocking(true).unwrap();
+    let mut written = Vec::new();
+    loop {
+        match end.write(&pattern(written.len(), 10_000)) {
+            Ok(length) => written.extend_from_slice(&pattern(written.len(), length)),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    end.set_nonblocking(false).unwrap();
+    written
+}
+
+fn read_exactly(end: &mut TcpStream, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    end.read_exact(&mut bytes).unwrap();
+    bytes
+}
+
+#[test]
+fn a_connection_goes_on_at_another_host() {
+    for plan in PLANS {
+        let three = Three::new(plan);
+        let (mut near, mut far) = three.connect();
+        hosts::exchange(&mut near, &mut far);
+        three.hold();
+        let (mut moved, _) = three.move_over(near.try_clone().unwrap().into());
+        hosts::exchange(&mut moved, &mut far);
+        // The donor's end is dead, and its death is not told to anybody.
+        let error = near.read(&mut [0]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionAborted);
+        drop(near);
+        hosts::exchange(&mut moved, &mut far);
+        drop(moved);
+        assert_eq!(far.read(&mut [0]).unwrap(), 0, "a FIN ends it");
+    }
+}
+
+#[test]
+fn what_is_not_read_not_sent_and_not_acknowledged_goes_along() {
+    for plan in PLANS {
+        let three = Three::new(plan);
+        let (mut near, mut far) = three.connect();
+        far.write_all(&pattern(7, 20_000)).unwrap();
+        wait("all has arrived", || {
+            let mut buffer = [0; 20_000];
+            near.peek(&mut buffer).unwrap() == 20_000
+        });
+        // Some of it is sent and lost, the rest waits for room.
+        three.far.sh(LOSE);
+        let mine = fill(&mut near);
+        three.hold();
+        three.far.sh(LOSE_NO_MORE);
+        let (mut moved, snapshot) = three.move_over(near.into());
+        let Stream { send, receive, .. } = stream(&snapshot);
+        assert!(
+            send.unsent > 0 && (send.unsent as usize) < send.bytes.len(),
+            "{} of {}",
+            send.unsent,
+            send.bytes.len()
+        );
+        assert_eq!((&send.bytes, &receive.bytes), (&mine, &pattern(7, 20_000)));
+        assert_eq!(read_exactly(&mut moved, 20_000), pattern(7, 20_000));
+        assert_eq!(read_exactly(&mut far, mine.len()), mine);
+        hosts::exchange(&mut moved, &mut far);
+    }
+}
+
+/// What the far end is sent is lost, and is no more.
+const LOSE: &str =
+    "nft 'add table inet lossy; add chain inet lossy into { type filter hook prerouting priority 0 ; policy drop ; }'";
+const LOSE_NO_MORE: &str = "nft delete table inet lossy";
+
+/// The state of the connection, which goes on.
+fn state_of(three: &Three, near: &TcpStream) -> StreamState {
+    let frozen = Frozen::freeze(near.try_clone().unwrap().into()).unwrap();
+    let state = stream(&frozen.dump().unwrap()).state;
+    frozen.thaw(&Three::injector(&three.donor)).unwrap();
+    state
+}
+
+/// Does something to a connection that brings its near end into a state, then moves it.
+fn moved_in(three: &Three, state: StreamState) {
+    let (mut near, mut far) = three.connect();
+    hosts::exchange(&mut near, &mut far);
+    let finishes_first = matches!(state, StreamState::FinWait1 | StreamState::FinWait2 | StreamState::Closing);
+    // What is said and heard before the end, so that something is left to do.
+    if state == StreamState::FinWait2 {
+        near.shutdown(Shutdown::Write).unwrap();
+        assert_eq!(far.read(&mut [0]).unwrap(), 0);
+        far.write_all(b"late").unwrap();
+        wait("it has arrived", || near.peek(&mut [0; 9]).unwrap() == 4);
+    }
+    if state.peer_has_finished() && !finishes_first {
+        far.write_all(b"last words").unwrap();
+        far.shutdown(Shutdown::Write).unwrap();
+        wait("the end has arrived", || state_of(three, &near) == StreamState::CloseWait);
+    }
+    if state != StreamState::Closing {
+        three.hold();
+    }
+    if matches!(state, StreamState::FinWait1 | StreamState::LastAck | StreamState::Closing) {
+        three.far.sh(LOSE);
+        near.write_all(b"mine").unwrap();
+        near.shutdown(Shutdown::Write).unwrap();
+    }
+    if state == StreamState::Closing {
+        // Both ends finish, and neither has heard of it.
+        far.write_all(b"last words").unwrap();
+        far.shutdown(Shutdown::Write).unwrap();
+        wait("the end has arrived", || state_of(three, &near) == state);
+        three.hold();
+    }
+    if state != StreamState::FinWait2 && state != StreamState::CloseWait {
+        three.far.sh(LOSE_NO_MORE);
+    }
+    let frozen = Frozen::freeze(near.into()).unwrap();
+    let snapshot = frozen.dump().unwrap();
+    let mut bytes = Vec::new();
+    snapshot.encode(&mut bytes);
+    let snapshot = Snapshot::decode(&bytes).unwrap();
+    assert_eq!(stream(&snapshot).state, state);
+    let injector = Three::injector(&three.acceptor);
+    let restored = three.acceptor.on(|| Frozen::restore(&snapshot, &injector)).unwrap();
+    frozen.destroy().map_err(|(_, error)| error).unwrap();
+    three.lead(three.plan.acceptor_link);
+    let mut moved = TcpStream::from(restored.thaw(&injector).unwrap());
+    moved.set_read_timeout(Some(PATIENCE)).unwrap();
+    let (mut heard, mut said) = (Vec::new(), Vec::new());
+    match state {
+        StreamState::Established => unreachable!(),
+        StreamState::FinWait1 | StreamState::FinWait2 => {
+            far.write_all(b" enough").unwrap();
+            far.read_to_end(&mut heard).unwrap();
+            far.shutdown(Shutdown::Write).unwrap();
+            moved.read_to_end(&mut said).unwrap();
+            let before = if state == StreamState::FinWait2 { "late" } else { "" };
+            assert_eq!(said, format!("{before} enough").as_bytes());
+            assert_eq!(heard, if state == StreamState::FinWait1 { &b"mine"[..] } else { b"" });
+        }
+        StreamState::CloseWait | StreamState::LastAck | StreamState::Closing => {
+            moved.read_to_end(&mut said).unwrap();
+            assert_eq!(said, b"last words");
+            if state == StreamState::CloseWait {
+                moved.write_all(b"mine").unwrap();
+                moved.shutdown(Shutdown::Write).unwrap();
+            }
+            far.read_to_end(&mut heard).unwrap();
+            assert_eq!(heard, b"mine");
+        }
+    }
+    // Nobody is told of a reset.
+    assert!(far.take_error().unwrap().is_none() && moved.take_error().unwrap().is_none());
+}
+
+#[test]
+fn half_closed_connections_move_in_every_state() {
+    for plan in PLANS {
+        for state in StreamState::ALL.into_iter().filter(|state| *state != StreamState::Established) {
+            println!("{state:?} over {}", plan.ip);
+            moved_in(&Three::new(plan), state);
+        }
+    }
+}
+
+#[test]
+fn a_move_that_is_given_up_leaves_the_connection_as_it_was() {
+    let three = Three::new(PLANS[0]);
+    let (mut near, mut far) = three.connect();
+    sockopt::set_socket_reuseaddr(&near, true).unwrap();
+    let frozen = Frozen::freeze(near.try_clone().unwrap().into()).unwrap();
+    assert!(near.write(b"?").is_err(), "a frozen socket takes nothing");
+    frozen.dump().unwrap();
+    drop(frozen.thaw(&Three::injector(&three.donor)).unwrap());
+    assert!(sockopt::socket_reuseaddr(&near).unwrap());
+    hosts::exchange(&mut near, &mut far);
+}
+
+#[test]
+fn options_of_the_program_go_along_and_no_others() {
+    let three = Three::new(PLANS[0]);
+    let (near, mut far) = three.connect();
+    sockopt::set_tcp_nodelay(&near, true).unwrap();
+    sockopt::set_socket_keepalive(&near, true).unwrap();
+    sockopt::set_tcp_keepidle(&near, Duration::from_secs(77)).unwrap();
+    sockopt::set_tcp_user_timeout(&near, 12_345).unwrap();
+    sockopt::set_ip_tos(&near, 0x10).unwrap();
+    sockopt::set_socket_linger(&near, Some(Duration::from_secs(3))).unwrap();
+    sockopt::set_socket_recv_buffer_size(&near, 50_000).unwrap();
+    sockopt::set_socket_timeout(&near, sockopt::Timeout::Send, Some(Duration::from_millis(1500))).unwrap();
+    three.hold();
+    let (mut moved, snapshot) = three.move_over(near.into());
+    let kinds: Vec<_> = snapshot.options.iter().map(|option| (option.kind, option.value)).collect();
+    let expected = [
+        (OptionKind::KeepAlive, 1),
+        (OptionKind::Linger, 3),
+        (OptionKind::ReceiveBuffer, 50_000),
+        (OptionKind::ReceiveTimeout, PATIENCE.as_micros() as u64),
+        (OptionKind::SendTimeout, 1_500_000),
+        (OptionKind::TypeOfService, 0x10),
+        (OptionKind::NoDelay, 1),
+        (OptionKind::KeepIdle, 77),
+        (OptionKind::UserTimeout, 12_345),
+    ];
+    // The kernel draws a priority from the type of service.
+    let kinds: Vec<_> = kinds.into_iter().filter(|(kind, _)| *kind != OptionKind::Priority).collect();
+    assert_eq!(kinds, expected);
+    assert!(sockopt::tcp_nodelay(&moved).unwrap());
+    assert_eq!(sockopt::tcp_keepidle(&moved).unwrap(), Duration::from_secs(77));
+    assert_eq!(sockopt::tcp_user_timeout(&moved).unwrap(), 12_345);
+    assert_eq!(sockopt::ip_tos(&moved).unwrap(), 0x10);
+    assert_eq!(sockopt::socket_recv_buffer_size(&moved).unwrap(), 100_000);
+    hosts::exchange(&mut moved, &mut far);
+}
+
+#[test]
+fn datagrams_that_were_not_read_go_along() {
+    for plan in PLANS {
+        let three = Three::new(plan);
+        let far = three.far.on(|| UdpSocket::bind(three.far_address(0)).unwrap());
+        let near = three.donor.on(|| UdpSocket::bind(SocketAddr::new(three.home(), 0)).unwrap());
+        let home = near.local_addr().unwrap();
+        near.connect(far.local_addr().unwrap()).unwrap();
+        let last = three.donor.on(|| UdpSocket::bind(SocketAddr::new(three.home(), 0)).unwrap());
+        last.set_read_timeout(Some(PATIENCE)).unwrap();
+        for datagram in [&b"one"[..], b"", b"three"] {
+            far.send_to(datagram, home).unwrap();
+        }
+        // What was sent before it is there as well.
+        far.send_to(b"last", last.local_addr().unwrap()).unwrap();
+        last.recv(&mut [0; 9]).unwrap();
+        let snapshot = dump(&near);
+        three.hold();
+        let injector = Three::injector(&three.acceptor);
+        let restored = three.acceptor.on(|| Frozen::restore(&snapshot, &injector)).unwrap();
+        three.lead(plan.acceptor_link);
+        let moved = UdpSocket::from(restored.thaw(&injector).unwrap());
+        moved.set_read_timeout(Some(PATIENCE)).unwrap();
+        far.send_to(b"four", home).unwrap();
+        let mut buffer = [0; 100];
+        for datagram in [&b"one"[..], b"", b"three", b"four"] {
+            let length = moved.recv(&mut buffer).unwrap();
+            assert_eq!(&buffer[..length], datagram);
+        }
+        moved.send(b"back").unwrap();
+        let (length, from) = far.recv_from(&mut buffer).unwrap();
+        assert_eq!((&buffer[..length], from), (&b"back"[..], home));
+    }
+}
+
+fn dump(socket: &UdpSocket) -> Snapshot {
+    Frozen::freeze(socket.try_clone().unwrap().into()).unwrap().dump().unwrap()
+}
+
+#[test]
+fn a_listener_goes_on_at_another_host() {
+    let three = Three::new(PLANS[0]);
+    let near = three.donor.on(|| TcpListener::bind(SocketAddr::new(three.home(), 0)).unwrap());
+    let address = near.local_addr().unwrap();
+    let frozen = Frozen::freeze(near.into()).unwrap();
+    let snapshot = frozen.dump().unwrap();
+    let injector = Three::injector(&three.acceptor);
+    let restored = three.acceptor.on(|| Frozen::restore(&snapshot, &injector)).unwrap();
+    frozen.destroy().map_err(|(_, error)| error).unwrap();
+    three.lead(three.plan.acceptor_link);
+    let listener = TcpListener::from(restored.thaw(&injector).unwrap());
+    let mut far = three.far.on(|| TcpStream::connect_timeout(&address, PATIENCE)).unwrap();
+    let (mut accepted, _) = listener.accept().unwrap();
+    hosts::exchange(&mut far, &mut accepted);
+}
+
+#[test]
+fn a_mapped_connection_moves_as_one_of_an_ipv6_socket() {
+    let three = Three::new(PLANS[0]);
+    let listener = three.donor.on(|| TcpListener::bind("[::]:0").unwrap());
+    let to = SocketAddr::new(three.home(), listener.local_addr().unwrap().port());
+    let mut far = three.far.on(|| TcpStream::connect_timeout(&to, PATIENCE)).unwrap();
+    let (near, _) = listener.accept().unwrap();
+    three.hold();
+    let (mut moved, snapshot) = three.move_over(near.into());
+    assert_eq!(snapshot.family, whimbrel_wire::snapshot::Family::Ipv6);
+    assert_eq!(snapshot.local, to);
+    hosts::exchange(&mut moved, &mut far);
+    assert!(moved.local_addr().unwrap().is_ipv6());
+}
+
+#[test]
+fn what_cannot_be_moved_is_refused_with_its_reason() {
+    let refused = |socket: OwnedFd| match Frozen::freeze(socket) {
+        Err(Unmovable::Kind(reason)) => reason,
+        other => panic!("{other:?}"),
+    };
+    let file = std::fs::File::open("/dev/null").unwrap();
+    assert!(refused(file.into()).contains("no socket"));
+    let (unix, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+    assert!(refused(unix.into()).contains("IPv4 and IPv6"));
+    let idle = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None).unwrap();
+    assert!(refused(idle).contains("not established"));
+    if let Ok(multipath) = rustix::net::socket(
+        rustix::net::AddressFamily::INET,
+        rustix::net::SocketType::STREAM,
+        Some(rustix::net::Protocol::from_raw(262.try_into().unwrap())),
+    ) {
+        assert!(refused(multipath).contains("Multipath"));
+    }
+}
+
+#[test]
+fn urgent_data_that_was_not_read_is_a_reason_to_wait() {
+    let three = Three::new(PLANS[0]);
+    let (mut near, mut far) = three.connect();
+    rustix::net::send(&far, b"!", rustix::net::SendFlags::OOB).unwrap();
+    far.write_all(b"x").unwrap();
+    wait("it has arrived", || near.peek(&mut [0; 9]).is_ok_and(|length| length > 0));
+    let error = Frozen::freeze(near.try_clone().unwrap().into()).unwrap_err();
+    assert!(error.to_string().contains("urgent"), "{error}");
+    let mut urgent = [0];
+    rustix::net::recv(near.as_fd(), &mut urgent[..], rustix::net::RecvFlags::OOB).unwrap();
+    assert_eq!((&urgent, read_exactly(&mut near, 1)), (b"!", b"x".to_vec()));
+    let frozen = Frozen::freeze(near.try_clone().unwrap().into()).unwrap();
+    frozen.thaw(&Three::injector(&three.donor)).unwrap();
+}
+
+#[test]
+fn a_target_that_lacks_the_address_leaves_nothing_behind() {
+    let three = Three::new(PLANS[0]);
+    let (mut near, mut far) = three.connect();
+    let frozen = Frozen::freeze(near.try_clone().unwrap().into()).unwrap();
+    let snapshot = frozen.dump().unwrap();
+    let home = three.plan.home;
+    three.acceptor.sh(&format!("ip addr del {home}/32 dev lo"));
+    let injector = Three::injector(&three.acceptor);
+    let error = three.acceptor.on(|| Frozen::restore(&snapshot, &injector)).unwrap_err();
+    assert!(error.to_string().contains(home), "{error}");
+    drop(frozen.thaw(&Three::injector(&three.donor)).unwrap());
+    hosts::exchange(&mut near, &mut far);
+}
