@@ -134,7 +134,7 @@ impl Three {
         assert_eq!(arrived, snapshot);
         let injector = Self::injector(&self.acceptor);
         let restored = self.acceptor.on(|| Frozen::restore(&arrived, &injector)).unwrap();
-        frozen.destroy().map_err(|(_, error)| error).unwrap();
+        frozen.destroy().unwrap();
         self.lead(self.plan.acceptor_link);
         let socket = TcpStream::from(restored.thaw(&injector).unwrap());
         socket.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -278,7 +278,7 @@ fn moved_in(three: &Three, state: StreamState) {
     assert_eq!(stream(&snapshot).state, state);
     let injector = Three::injector(&three.acceptor);
     let restored = three.acceptor.on(|| Frozen::restore(&snapshot, &injector)).unwrap();
-    frozen.destroy().map_err(|(_, error)| error).unwrap();
+    frozen.destroy().unwrap();
     three.lead(three.plan.acceptor_link);
     let mut moved = TcpStream::from(restored.thaw(&injector).unwrap());
     moved.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -417,7 +417,7 @@ fn a_listener_goes_on_at_another_host() {
     let snapshot = frozen.dump().unwrap();
     let injector = Three::injector(&three.acceptor);
     let restored = three.acceptor.on(|| Frozen::restore(&snapshot, &injector)).unwrap();
-    frozen.destroy().map_err(|(_, error)| error).unwrap();
+    frozen.destroy().unwrap();
     three.lead(three.plan.acceptor_link);
     let listener = TcpListener::from(restored.thaw(&injector).unwrap());
     let mut far = three.far.on(|| TcpStream::connect_timeout(&address, PATIENCE)).unwrap();

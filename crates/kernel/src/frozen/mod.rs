@@ -165,9 +165,9 @@ impl Frozen {
     /// aborted (ECONNABORTED).
     ///
     /// # Errors
-    /// [`Unmovable`], with the socket still at rest, and given back.
-    pub fn destroy(self) -> Result<(), (Self, Unmovable)> {
-        let ended = match self.kind {
+    /// [`Unmovable`]. It is at rest for whoever has it open otherwise, and says nothing when that is closed.
+    pub fn destroy(self) -> Result<(), Unmovable> {
+        match self.kind {
             Kind::Stream => stream::destroy(self.socket.as_fd()),
             // Nobody is told of the end of these in any case; a duplicate of the descriptor keeps none of them open for long.
             Kind::Listening | Kind::Datagram => {
@@ -175,10 +175,6 @@ impl Frozen {
                 both.or_else(|error| if error == rustix::io::Errno::NOTCONN { Ok(()) } else { Err(error) })
                     .map_err(|e| Error::call("shutdown", "a socket that was moved", e).into())
             }
-        };
-        match ended {
-            Ok(()) => Ok(()),
-            Err(error) => Err((self, error)),
         }
     }
 }
