@@ -22,6 +22,8 @@ pub(crate) enum Complaint {
     NoTerminal,
     /// A file cannot be read or written.
     File(PathBuf, io::Error),
+    /// A log of events cannot be read.
+    Log(PathBuf, io::Error),
     /// A line of a log is no event.
     Line(PathBuf, usize, SchemaError),
     /// Standard output does not take what is to be told.
@@ -44,6 +46,13 @@ impl Complaint {
             Self::NoTerminal => Failure::new("`watch` draws on a terminal, and this is none")
                 .hint("`whimbrel events --follow --json` and `whimbrel connections --json` are for programs."),
             Self::File(path, error) => Failure::new(error.to_string()).on(path.display()),
+            Self::Log(path, error) if error.kind() == io::ErrorKind::NotFound => {
+                Failure::new("there is no such log").on(path.display()).hint(
+                    "A daemon writes one if `event_log` in its configuration names it, below its state directory \
+                     (/var/lib/whimbrel); without --from the daemon that runs is asked.",
+                )
+            }
+            Self::Log(path, error) => Failure::new(format!("the log cannot be read: {error}")).on(path.display()),
             Self::Line(path, line, error) => Failure::new(format!("{error}"))
                 .on(format!("{}:{line}", path.display()))
                 .hint("A log has the lines that `whimbrel events --json` prints; docs/json.md describes them."),

@@ -49,7 +49,7 @@ pub(crate) fn plot(run_dir: &Path, log: Option<&Path>, query: EventsQuery, file:
 /// The events of a log that a query asks for. What else it says (that no more events come, say) is left out; so is a last
 /// line that is not ended, which its writer was killed over.
 fn read(log: &Path, query: &EventsQuery) -> Result<Vec<EventRecord>, Complaint> {
-    let broken = |error| Complaint::File(log.to_owned(), error);
+    let broken = |error| Complaint::Log(log.to_owned(), error);
     let mut lines = BufReader::new(File::open(log).map_err(broken)?);
     let mut events = Vec::new();
     for number in 1.. {
@@ -109,6 +109,12 @@ mod tests {
         assert_eq!(numbers(&log[..log.len() - 9], &all), Ok(vec![1, 2, 3, 4]));
         assert_eq!(numbers(log.trim_end(), &all), Ok(vec![1, 2, 3, 4, 5]));
         assert_eq!(numbers(&format!("{}\n{}", &line(1)[..60], line(2)), &all), Ok(vec![2]));
+    }
+
+    #[test]
+    fn a_log_that_is_not_there_is_told_of() {
+        let error = read(Path::new("/nonexistent/log"), &EventsQuery::default()).unwrap_err().to_string();
+        assert!(error.contains("no such log") && error.contains("`event_log`"), "{error}");
     }
 
     #[test]

@@ -10,7 +10,7 @@ mod table;
 mod timeline;
 mod watch;
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -23,6 +23,9 @@ use crate::complaint::Complaint;
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    if !io::stdout().is_terminal() {
+        table::do_not_break();
+    }
     match run(&arguments) {
         Ok(code) => code,
         // Whoever reads our output has had enough (`whimbrel events | head`): that is no failure.

@@ -1,7 +1,22 @@
-//! Tables for people: columns as wide as they must be, the whole at most [`WIDTH`] characters.
+//! Tables for people: columns as wide as they must be, the whole at most [`WIDTH`] characters on a terminal.
 
-/// The width that every table fits in.
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// The width that every table fits in on a terminal.
 pub(crate) const WIDTH: usize = 100;
+
+/// The width that is kept to now.
+static KEPT: AtomicUsize = AtomicUsize::new(WIDTH);
+
+/// Breaks and cuts nothing from now on: what is told goes to a file or another program.
+pub(crate) fn do_not_break() {
+    KEPT.store(usize::MAX, Ordering::Relaxed);
+}
+
+/// The width that what is told may have.
+pub(crate) fn width() -> usize {
+    KEPT.load(Ordering::Relaxed)
+}
 
 /// Between two columns.
 const GAP: usize = 2;
@@ -41,7 +56,7 @@ pub(crate) fn render<const N: usize>(columns: [Column; N], rows: &[[String; N]])
             *width = (*width).max(length(column.heading));
         }
     }
-    shrink(&columns, &mut widths);
+    shrink(&columns, &mut widths, width());
 
     let headings = columns.map(|column| column.heading.to_owned());
     let mut out = String::new();
@@ -64,11 +79,11 @@ pub(crate) fn render<const N: usize>(columns: [Column; N], rows: &[[String; N]])
     out
 }
 
-/// Takes what is too much from the columns that yield, always from the widest.
-fn shrink<const N: usize>(columns: &[Column; N], widths: &mut [usize; N]) {
+/// Takes what is more than `most` from the columns that yield, always from the widest.
+fn shrink<const N: usize>(columns: &[Column; N], widths: &mut [usize; N], most: usize) {
     loop {
         let shown = widths.iter().filter(|width| **width > 0).count();
-        if widths.iter().sum::<usize>() + GAP * shown.saturating_sub(1) <= WIDTH {
+        if widths.iter().sum::<usize>() + GAP * shown.saturating_sub(1) <= most {
             return;
         }
         let widest = (0..N).filter(|i| columns[*i].yields && widths[*i] > NARROWEST).max_by_key(|i| widths[*i]);
@@ -142,6 +157,14 @@ mod tests {
         let table = render([elastic("A"), text("B")], &[row([&long, &"k".repeat(40)])]);
         assert!(table.lines().all(|line| line.chars().count() <= WIDTH), "{table}");
         assert!(table.contains('…') && table.contains(&"k".repeat(40)));
+    }
+
+    #[test]
+    fn nothing_is_cut_where_nothing_has_to_fit() {
+        let (columns, mut widths) = ([elastic("A"), text("B")], [300, 40]);
+        shrink(&columns, &mut widths, usize::MAX);
+        assert_eq!(widths, [300, 40]);
+        assert_eq!(wrap(&"word ".repeat(100), usize::MAX, 8).lines().count(), 1);
     }
 
     #[test]

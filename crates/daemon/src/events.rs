@@ -6,16 +6,18 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::{Map, Value};
 use whimbrel_ipc::{EventRecord, EventsQuery, rfc3339};
-use whimbrel_protocol::{Carried, Carrier, Event, Time};
+use whimbrel_protocol::{Carried, Carrier, Event, PeerId, Time};
+use whimbrel_wire::FlowTuple;
 
 /// Events that are kept of each sort.
 const KEPT: usize = 4096;
 
 /// What can happen (`docs/json.md`).
-pub(crate) const KINDS: [&str; 30] = [
+pub(crate) const KINDS: [&str; 31] = [
     "carrier-changed",
     "flow-gone",
     "flow-introduced",
+    "flow-taken-over",
     "flows-go-on",
     "flows-wait",
     "handshake-refused",
@@ -193,12 +195,19 @@ impl Told {
 
     /// Whether it is about a single connection.
     pub(crate) fn is_of_connection(&self) -> bool {
-        matches!(self.kind, "flow-introduced" | "introduction-failed" | "flow-gone")
+        matches!(self.kind, "flow-introduced" | "flow-taken-over" | "introduction-failed" | "flow-gone")
     }
 
     /// Whether something that was asked for could not be done.
     pub(crate) fn is_a_failure(&self) -> bool {
         matches!(self.kind, "reload-failed" | "key-mismatch")
+    }
+
+    /// A connection that a daemon before this one introduced.
+    pub(crate) fn taken_over(flow: &FlowTuple, peer: PeerId) -> Self {
+        Self::new("flow-taken-over", format!("{flow} outlives moves since before this daemon was started"))
+            .with("flow", flow.to_string())
+            .with("peer", peer.0)
     }
 
     fn address(self, name: &str, address: Option<IpAddr>) -> Self {
@@ -221,7 +230,11 @@ impl From<&Event> for Told {
         match event {
             Event::PeerReached { peer, key, remote, took } => Self::new(
                 "peer-reached",
-                format!("peer {peer} at {remote} runs Whimbrel too: a session is up after {}", human(*took)),
+                match took.is_zero() {
+                    // It asked, in one message.
+                    true => format!("peer {peer} at {remote} runs Whimbrel too: it asked for a session, which is up"),
+                    false => format!("peer {peer} at {remote} runs Whimbrel too: a session is up after {}", human(*took)),
+                },
             )
             .with("peer", peer.0)
             .with("key", key.to_string())

@@ -49,6 +49,7 @@ use whimbrel_handshake::StaticKey;
 use whimbrel_ipc::socket_path;
 use whimbrel_kernel::network::NetworkMonitor;
 use whimbrel_kernel::peer_route::PeerRoutes;
+use whimbrel_kernel::privilege::{Capabilities, Capability};
 use whimbrel_kernel::signals::Signals;
 use whimbrel_kernel::sock_diag::SockDiag;
 use whimbrel_kernel::tun::Tun;
@@ -88,6 +89,12 @@ pub enum Error {
     /// The configuration is wrong.
     #[error(transparent)]
     Config(#[from] config::ConfigError),
+    /// This process may not do what the daemon does.
+    #[error(
+        "Whimbrel needs root: run it with sudo. This process lacks {}; directories of its own make no difference",
+        .0.iter().map(|capability| capability.name()).collect::<Vec<_>>().join(", ")
+    )]
+    Privileges(Vec<Capability>),
     /// The run directory cannot be used.
     #[error(transparent)]
     Instance(#[from] instance::InstanceError),
@@ -173,6 +180,10 @@ pub fn run(options: Options) -> Result<(), Error> {
     let config = config::read(options.config.as_deref())?;
     let set_log_level = log::start(config.log);
     event_loop::warn_of_open_psk(&config);
+    let lacking = lacking(Capabilities::effective()?);
+    if !lacking.is_empty() {
+        return Err(Error::Privileges(lacking));
+    }
     // Before there are other threads, so that they block the signals too.
     let signals = Signals::open()?;
     let run_dir = options.run_dir.clone();
@@ -223,6 +234,16 @@ pub fn run(options: Options) -> Result<(), Error> {
     }
     drop(instance);
     result
+}
+
+/// What a daemon cannot start without and does not have. CAP_SYS_ADMIN stands for the two of BPF (capabilities(7)).
+fn lacking(held: Capabilities) -> Vec<Capability> {
+    let has = |capability| {
+        let of_bpf = matches!(capability, Capability::Bpf | Capability::Perfmon);
+        held.has(capability) || of_bpf && held.has(Capability::SysAdmin)
+    };
+    let needed = [Capability::NetAdmin, Capability::NetRaw, Capability::Bpf, Capability::Perfmon];
+    needed.into_iter().filter(|capability| !has(*capability)).collect()
 }
 
 /// What a start has before it makes anything that would stay.

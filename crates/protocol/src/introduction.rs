@@ -41,6 +41,8 @@ const REFUSED: Duration = Duration::from_secs(600);
 const REFUSED_MOST: usize = 1024;
 /// What is said of flows that the other end leaves alone (P-59).
 pub(crate) const DECLINED: &str = "the peer's policy leaves it alone";
+/// What users are told where nothing of an introduction has come through.
+pub(crate) const UNMARKED: &str = "what marks its packets is dropped or taken out on the way";
 const NOT_CONNECTED: &str = "the peer has no connected socket for it";
 /// The top bit of a nonce tells a carrier probe (set) from an introduction (§4, P-20).
 pub(crate) const PROBE_BIT: u64 = 1 << 63;
@@ -200,7 +202,7 @@ impl Node {
                             unheard = true;
                             self.introduce_again(now, &flow);
                         } else {
-                            self.fail_introduction(now, &flow, "the segment does not arrive, or its answer");
+                            self.fail_introduction(now, &flow, UNMARKED);
                         }
                         continue;
                     }
@@ -382,7 +384,7 @@ impl Node {
         if home != peer.places_agreed() || home.local == NOWHERE || home.peer == NOWHERE {
             let misled = home.local != peer.places.local;
             if self.forget_responding(id, &flow).is_none() {
-                self.fail_introduction(now, &flow, "an end moved meanwhile");
+                self.fail_introduction(now, &flow, "one of the hosts moved meanwhile");
             }
             if misled {
                 self.announce_again(now, id);
@@ -463,7 +465,9 @@ impl Node {
                 };
                 self.install(now, flow, entry, Origin::Introduced);
             }
-            (Ok(_), Some(_)) => self.fail_introduction(now, &flow, "the peer names a flow of another transport"),
+            (Ok(_), Some(_)) => {
+                self.fail_introduction(now, &flow, "the other host takes it for another kind of connection")
+            }
             // It has not heard from us what it answers to.
             (Ok(_), None) => {}
             (Err(IntroductionRefusal::OtherPlaces), _) => {
@@ -480,7 +484,7 @@ impl Node {
             // A TCP connection that it does not know yet, as one that its program has not accepted.
             (Err(IntroductionRefusal::Refused), None) => self.introduce_again(now, &flow),
             (Err(IntroductionRefusal::Declined), _) => self.fail_introduction(now, &flow, DECLINED),
-            (Err(_), _) => self.fail_introduction(now, &flow, "the peer refused"),
+            (Err(_), _) => self.fail_introduction(now, &flow, "the other host refused"),
         }
     }
 
@@ -548,7 +552,7 @@ impl Node {
         let Some(peer) = self.peers.get(&id) else { return };
         let flows: Vec<FlowTuple> = peer.introductions.active.iter().copied().collect();
         for flow in flows {
-            self.fail_introduction(now, &flow, "the peer does not answer");
+            self.fail_introduction(now, &flow, "the other host does not answer");
         }
     }
 
@@ -578,7 +582,7 @@ impl Node {
     pub(crate) fn introduce_again(&mut self, now: Time, flow: &FlowTuple) {
         let Some(known) = self.flows.get_mut(flow) else { return };
         if known.again >= AGAIN {
-            self.fail_introduction(now, flow, "the peer does not answer, or has other ideas of where the ends are");
+            self.fail_introduction(now, flow, "the other host does not answer, or the two keep moving meanwhile");
             return;
         }
         known.again += 1;

@@ -112,7 +112,7 @@ impl Node {
             self.introduce_again(now, &flow);
         }
         for flow in over {
-            self.fail_introduction(now, &flow, "the segment does not arrive, or its answer");
+            self.fail_introduction(now, &flow, crate::introduction::UNMARKED);
         }
         if unknown {
             self.find_sockets(now, id);

@@ -2,7 +2,7 @@
 
 use whimbrel_daemon::clean::Removed;
 
-use crate::table::{WIDTH, wrap};
+use crate::table::{width, wrap};
 
 /// What was removed, a line for each kind.
 pub(crate) fn removed(removed: &Removed) -> String {
@@ -21,7 +21,7 @@ pub(crate) fn removed(removed: &Removed) -> String {
     let mut out = "Removed what a stopped daemon had left:\n".to_owned();
     for (kind, items) in kinds.iter().filter(|(_, items)| !items.is_empty()) {
         let head = format!("  {kind:19}");
-        out.push_str(&format!("{head}{}\n", wrap(items, WIDTH, head.len())));
+        out.push_str(&format!("{head}{}\n", wrap(items, width(), head.len())));
     }
     out
 }

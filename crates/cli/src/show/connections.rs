@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use whimbrel_ipc::{Carrier, Connection, ConnectionState};
 
 use super::count;
-use crate::table::{WIDTH, elastic, render, text, wrap};
+use crate::table::{elastic, render, text, width, wrap};
 
 /// Whether it is not carried the way that it was opened.
 pub(crate) fn is_away(connection: &Connection) -> bool {
@@ -60,7 +60,7 @@ fn reasons(shown: &[&Connection]) -> String {
     }
     let line = |(reason, number): (&str, usize)| {
         let head = "unprotected: ";
-        format!("{head}{}\n", wrap(&format!("{reason} ({})", count(number, "connection")), WIDTH, head.len()))
+        format!("{head}{}\n", wrap(&format!("{reason} ({})", count(number, "connection")), width(), head.len()))
     };
     reasons.into_iter().map(line).collect()
 }
@@ -94,6 +94,7 @@ pub(crate) fn rank(state: ConnectionState) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::table::WIDTH;
     use whimbrel_ipc::{Flow, PeerName, Process, Transport};
 
     fn connection(local: &str, remote: &str, state: ConnectionState) -> Connection {

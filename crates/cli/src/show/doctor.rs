@@ -3,7 +3,7 @@
 use whimbrel_ipc::{Finding, Verdict};
 
 use super::count;
-use crate::table::{WIDTH, wrap};
+use crate::table::{width, wrap};
 
 pub(crate) fn findings(findings: &[Finding]) -> String {
     let mut out = String::new();
@@ -37,11 +37,11 @@ fn one(finding: &Finding) -> String {
     };
     let head = format!("  {mark}  ");
     let indent = head.chars().count();
-    let mut out = format!("{head}{}\n", wrap(&format!("{}: {}", finding.check, finding.found), WIDTH, indent));
+    let mut out = format!("{head}{}\n", wrap(&format!("{}: {}", finding.check, finding.found), width(), indent));
     for (name, text) in [("lost", &finding.lost), ("mend", &finding.mend)] {
         if let Some(text) = text {
             let lead = format!("{}{name}: ", " ".repeat(indent));
-            let text = unbroken(text, |text| wrap(text, WIDTH, lead.len()));
+            let text = unbroken(text, |text| wrap(text, width(), lead.len()));
             out.push_str(&format!("{lead}{text}\n"));
         }
     }

@@ -2,7 +2,7 @@
 
 use whimbrel_ipc::EventRecord;
 
-use crate::table::{WIDTH, wrap};
+use crate::table::{width, wrap};
 
 /// One event: number, time of day and what happened.
 pub(crate) fn event(event: &EventRecord) -> String {
@@ -10,7 +10,7 @@ pub(crate) fn event(event: &EventRecord) -> String {
     let time = event.time.split_once('T').map_or(event.time.as_str(), |(_, time)| time.trim_end_matches('Z'));
     let head = format!("{:>5}  {time}  ", event.number);
     let indent = head.chars().count();
-    format!("{head}{}\n", wrap(&event.sentence, WIDTH, indent))
+    format!("{head}{}\n", wrap(&event.sentence, width(), indent))
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use whimbrel_ipc::{RendezvousState, Status};
 
 use super::{count, duration};
-use crate::table::{WIDTH, wrap};
+use crate::table::{width, wrap};
 
 const INDENT: usize = 13;
 
@@ -77,7 +77,7 @@ pub(crate) fn status(status: &Status) -> String {
 
     let mut out = String::new();
     for (name, text) in lines {
-        out.push_str(&format!("{name:INDENT$}{}\n", wrap(&text, WIDTH, INDENT)));
+        out.push_str(&format!("{name:INDENT$}{}\n", wrap(&text, width(), INDENT)));
     }
     out
 }
@@ -90,6 +90,7 @@ fn list(items: impl Iterator<Item = String>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::table::WIDTH;
     use whimbrel_ipc::{Attachment, Counts, LocalAddress, Meetings, Rendezvous, Trust, Tunnel};
 
     fn example() -> Status {

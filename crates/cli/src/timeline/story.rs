@@ -188,6 +188,10 @@ impl Reader {
                 peer.on_path(at);
             }
             "flow-introduced" => self.introduced(at, id, event),
+            // Where what was before is not known.
+            "flow-taken-over" if text(event, "flow").is_some_and(|name| !self.open.contains_key(&name)) => {
+                self.introduced(at, id, event);
+            }
             "flow-gone" => self.gone(at, id, event),
             "moving" => self.moving(at, id, event),
             "moved" => {

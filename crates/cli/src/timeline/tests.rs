@@ -347,6 +347,28 @@ fn a_log_of_weeks_is_bounded() {
 }
 
 #[test]
+fn connections_that_were_taken_over_are_drawn() {
+    let mut log = Log::new();
+    let flow = format!("tcp {HOME}:40000 -> 203.0.113.5:22");
+    log.add(0, "started", json!({ "key": KEY, "restored_flows": 1 }));
+    log.add(1, "flow-taken-over", json!({ "flow": flow, "peer": 5 }));
+    log.reached(1_120, 5);
+    log.moving(90_000, 5, Some(HOME), Some(AWAY), 1, false);
+    log.moved(90_041, 5, AWAY, 41.25, 1, Some("tunnel"));
+    let drawn = plot(&log.0, None);
+    well_formed(&drawn);
+    assert!(drawn.contains("40000"), "{drawn}");
+    // Where what was before is known, it is one connection still.
+    let mut whole = Log::new();
+    whole.reached(0, 5);
+    whole.introduced(10, 5, 40_000, HOME);
+    whole.add(20_000, "started", json!({ "key": KEY, "restored_flows": 1 }));
+    let before = plot(&whole.0, None).matches("40000").count();
+    whole.add(20_000, "flow-taken-over", json!({ "flow": flow, "peer": 5 }));
+    assert_eq!(plot(&whole.0, None).matches("40000").count(), before);
+}
+
+#[test]
 fn what_makes_no_sense_is_drawn_all_the_same() {
     assert!(plot(&[], None).contains("No events"));
     let mut log = Log::new();

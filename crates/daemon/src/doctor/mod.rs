@@ -18,6 +18,7 @@ use whimbrel_kernel::sysctl;
 
 use crate::config::{self, Config};
 use crate::instance;
+use crate::journal::Journal;
 
 use firewall::{Direction, Fate};
 
@@ -73,6 +74,8 @@ pub fn examine(patient: &Patient<'_>) -> Vec<Finding> {
     findings.push(daemon(patient.run_dir, running));
     if running {
         findings.extend(protection(patient.run_dir));
+    } else {
+        findings.extend(leftovers(patient.run_dir, &Path::new("/sys/class/net").join(crate::DEVICE)));
     }
     let in_force = used.as_ref().map(|used| in_force(path.unwrap_or(Path::new(config::DEFAULT_PATH)), used));
     if in_force.as_ref().is_some_and(|finding| finding.verdict == Verdict::Problem) {
@@ -380,6 +383,24 @@ fn reverse_path_filters() -> Vec<Finding> {
     }
 }
 
+/// What a daemon that has stopped has left for the next one, if anything. `device`: where its device is, if it is there.
+fn leftovers(run_dir: &Path, device: &Path) -> Option<Finding> {
+    let journal = run_dir.join("journal");
+    // One that cannot be read says nothing.
+    let flows = fs::File::open(&journal).is_ok() && Journal::has_flows(&journal);
+    let device = device.exists();
+    let found = match (flows, device) {
+        (false, false) => return None,
+        (true, true) => format!("connections that a daemon has moved, and its device {}", crate::DEVICE),
+        (true, false) => "notes about connections that a daemon has introduced".to_owned(),
+        (false, true) => format!("the device {}, of a daemon with this run directory or another", crate::DEVICE),
+    };
+    let finding = warning("daemon", "what a stopped daemon has left", found)
+        .lost("moved connections go on as far as they can without a daemon, and survive no other move")
+        .mend("`whimbrel up` takes them over; `whimbrel clean` removes all that is left, and ends them");
+    Some(finding)
+}
+
 fn daemon(run_dir: &Path, running: bool) -> Finding {
     let check = format!("daemon in {}", run_dir.display());
     if !running {
@@ -466,6 +487,21 @@ fn protected(peers: &[Peer], connections: &[Connection]) -> Vec<Finding> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_stopped_daemon_has_left_is_told_of() {
+        let run_dir = std::env::temp_dir().join(format!("whimbrel-doctor-left-{}", std::process::id()));
+        fs::create_dir_all(&run_dir).expect("a directory");
+        let found = |device: &str| leftovers(&run_dir, Path::new(device)).map(|finding| finding.found);
+        assert_eq!(found("/nonexistent"), None);
+        assert!(found("/").is_some_and(|found| found.contains("the device whimbrel0")));
+        let tuple = r#"[6,"192.0.2.1:1","192.0.2.2:2"]"#;
+        let entry = r#""peer":1,"name":1,"home":[0,0],"waits":[false,false],"wire":[1,2]"#;
+        let line = format!(r#"{{"flow":{{"own":{tuple},"peer_tuple":{tuple},{entry}}}}}"#);
+        fs::write(run_dir.join("journal"), line).expect("a journal");
+        assert!(found("/nonexistent").is_some_and(|found| found.contains("notes about connections")));
+        fs::remove_dir_all(&run_dir).expect("remove");
+    }
 
     #[test]
     fn every_ailment_comes_with_a_remedy() {

@@ -48,6 +48,8 @@ const UDP_TICK: Duration = Duration::from_secs(5);
 const DATAGRAMS: usize = 128;
 /// How often it is asked whether openings and closings were missed.
 const LOSS_TICK: Duration = Duration::from_secs(10);
+/// Connections of a daemon before this one that are told of one by one.
+const TAKEN_OVER: usize = 1000;
 
 const MONITOR: u64 = 1;
 const DATAPATH: u64 = 2;
@@ -206,6 +208,11 @@ impl EventLoop {
             .with("key", self.node.public_key().to_string())
             .with("restored_flows", restored.len());
         self.tell(told);
+        let known: Vec<_> =
+            self.node.flows().filter_map(|view| Some((view.tuple, view.peer?))).take(TAKEN_OVER).collect();
+        for (flow, peer) in known {
+            self.tell(Told::taken_over(&flow, peer));
+        }
         let network = self.monitor.snapshot()?;
         self.effects.begin(network.clone());
         self.tell_node(&network);
@@ -583,25 +590,30 @@ impl EventLoop {
             tracing::warn!(%error, "cannot change the mode of the control socket");
         }
         self.judge.replace(config.policies.clone(), &mut self.node);
-        let before = Config {
-            policies: config.policies.clone(),
-            log: config.log,
-            kick: config.kick,
-            control_mode: config.control_mode,
-            psk_open: config.psk_open.clone(),
-            ..self.settings.config.clone()
-        };
-        let sentence = if before == config {
-            "the configuration was read again, and silent hosts are asked again"
-        } else {
-            "the configuration was read again, and silent hosts are asked again; what it says of trust, peers, carriers \
-             and the port counts from the next start on"
-        };
+        let differing = self.settings.config.differences(&config);
         (self.settings.config.log, self.settings.config.kick, self.settings.config.control_mode) =
             (config.log, config.kick, config.control_mode);
         self.settings.config.policies = config.policies;
-        self.tell(Told::new("reloaded", sentence));
+        self.tell(reloaded(&differing));
     }
+}
+
+/// What a reload has taken in, and what has to wait for a start.
+fn reloaded(differing: &[&'static str]) -> Told {
+    let (taken, waiting): (Vec<&str>, Vec<&str>) = differing.iter().partition(|key| config::RELOADED.contains(key));
+    let list = |keys: &[&str]| keys.iter().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
+    let mut sentence = "the configuration was read again, and silent hosts are asked again".to_owned();
+    match (taken.as_slice(), waiting.as_slice()) {
+        ([], []) => sentence.push_str("; nothing in it has changed"),
+        ([], waiting) => sentence.push_str(&format!("; changed, but only from the next start on: {}", list(waiting))),
+        (taken, []) => sentence.push_str(&format!("; changed now: {}", list(taken))),
+        (taken, waiting) => sentence.push_str(&format!(
+            "; changed now: {}; only from the next start on: {}",
+            list(taken),
+            list(waiting)
+        )),
+    }
+    Told::new("reloaded", sentence).with("changed", taken).with("restart", waiting)
 }
 
 /// Warns where others than root can read the pre-shared key.
@@ -615,4 +627,18 @@ pub(crate) fn warn_of_open_psk(config: &Config) {
 fn clear(fd: impl AsFd) {
     let mut count = [0; 8];
     let _ = rustix::io::read(fd, &mut count);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reload_says_what_it_has_changed() {
+        let said = |keys: &[&'static str]| reloaded(keys).sentence;
+        assert!(said(&[]).ends_with("nothing in it has changed"));
+        assert!(said(&["log"]).ends_with("; changed now: `log`"));
+        assert!(said(&["trust", "port"]).ends_with("; changed, but only from the next start on: `trust`, `port`"));
+        assert!(said(&["log", "port"]).ends_with("; changed now: `log`; only from the next start on: `port`"));
+    }
 }

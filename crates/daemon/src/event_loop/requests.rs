@@ -291,13 +291,11 @@ impl EventLoop {
         }
         let all = views.len();
         if let Some(to) = to {
-            let concerned = views.iter().any(|view| view.flows > 0);
+            let concerned = views.iter().find(|view| view.flows > 0).map(|view| view.remote.ip());
             views.retain(|view| self.leads(to, view));
-            if concerned && !views.iter().any(|view| view.flows > 0) {
+            if let Some(peer) = concerned.filter(|_| !views.iter().any(|view| view.flows > 0)) {
                 let failure = Failure::new("no route leads from this address to a peer").on(to);
-                return Reply::Error(
-                    failure.hint("`ip route get ADDRESS_OF_PEER from` this address shows what is missing."),
-                );
+                return Reply::Error(failure.hint(format!("`ip route get {peer} from {to}` shows what is missing.")));
             }
         }
         let since = self.events.newest();
