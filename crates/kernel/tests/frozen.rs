@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use hosts::{Host, PATIENCE, wait};
 use rustix::net::sockopt;
-use whimbrel_kernel::frozen::{Frozen, Unmovable};
+use whimbrel_kernel::frozen::{Defaults, Frozen, Unmovable};
 use whimbrel_kernel::inject::Injector;
 use whimbrel_wire::snapshot::{Body, OptionKind, Snapshot, Stream, StreamState};
 
@@ -127,7 +127,7 @@ impl Three {
     /// The whole way: what was dumped passes through its bytes.
     fn move_over(&self, near: OwnedFd) -> (TcpStream, Snapshot) {
         let frozen = Frozen::freeze(near).unwrap();
-        let snapshot = frozen.dump().unwrap();
+        let snapshot = frozen.dump(&defaults()).unwrap();
         let mut bytes = Vec::new();
         snapshot.encode(&mut bytes);
         let arrived = Snapshot::decode(&bytes).unwrap();
@@ -140,6 +140,11 @@ impl Three {
         socket.set_read_timeout(Some(PATIENCE)).unwrap();
         (socket, snapshot)
     }
+}
+
+/// All hosts of a test are made alike.
+fn defaults() -> Defaults {
+    Defaults::look().unwrap()
 }
 
 fn stream(snapshot: &Snapshot) -> &Stream {
@@ -230,7 +235,7 @@ const LOSE_NO_MORE: &str = "nft delete table inet lossy";
 /// The state of the connection, which goes on.
 fn state_of(three: &Three, near: &TcpStream) -> StreamState {
     let frozen = Frozen::freeze(near.try_clone().unwrap().into()).unwrap();
-    let state = stream(&frozen.dump().unwrap()).state;
+    let state = stream(&frozen.dump(&defaults()).unwrap()).state;
     frozen.thaw(&Three::injector(&three.donor)).unwrap();
     state
 }
@@ -271,7 +276,7 @@ fn moved_in(three: &Three, state: StreamState) {
         three.far.sh(LOSE_NO_MORE);
     }
     let frozen = Frozen::freeze(near.into()).unwrap();
-    let snapshot = frozen.dump().unwrap();
+    let snapshot = frozen.dump(&defaults()).unwrap();
     let mut bytes = Vec::new();
     snapshot.encode(&mut bytes);
     let snapshot = Snapshot::decode(&bytes).unwrap();
@@ -326,7 +331,7 @@ fn a_move_that_is_given_up_leaves_the_connection_as_it_was() {
     sockopt::set_socket_reuseaddr(&near, true).unwrap();
     let frozen = Frozen::freeze(near.try_clone().unwrap().into()).unwrap();
     assert!(near.write(b"?").is_err(), "a frozen socket takes nothing");
-    frozen.dump().unwrap();
+    frozen.dump(&defaults()).unwrap();
     drop(frozen.thaw(&Three::injector(&three.donor)).unwrap());
     assert!(sockopt::socket_reuseaddr(&near).unwrap());
     hosts::exchange(&mut near, &mut far);
@@ -405,7 +410,7 @@ fn datagrams_that_were_not_read_go_along() {
 }
 
 fn dump(socket: &UdpSocket) -> Snapshot {
-    Frozen::freeze(socket.try_clone().unwrap().into()).unwrap().dump().unwrap()
+    Frozen::freeze(socket.try_clone().unwrap().into()).unwrap().dump(&defaults()).unwrap()
 }
 
 #[test]
@@ -414,7 +419,7 @@ fn a_listener_goes_on_at_another_host() {
     let near = three.donor.on(|| TcpListener::bind(SocketAddr::new(three.home(), 0)).unwrap());
     let address = near.local_addr().unwrap();
     let frozen = Frozen::freeze(near.into()).unwrap();
-    let snapshot = frozen.dump().unwrap();
+    let snapshot = frozen.dump(&defaults()).unwrap();
     let injector = Three::injector(&three.acceptor);
     let restored = three.acceptor.on(|| Frozen::restore(&snapshot, &injector)).unwrap();
     frozen.destroy().unwrap();
@@ -482,7 +487,7 @@ fn a_target_that_lacks_the_address_leaves_nothing_behind() {
     let three = Three::new(PLANS[0]);
     let (mut near, mut far) = three.connect();
     let frozen = Frozen::freeze(near.try_clone().unwrap().into()).unwrap();
-    let snapshot = frozen.dump().unwrap();
+    let snapshot = frozen.dump(&defaults()).unwrap();
     let home = three.plan.home;
     three.acceptor.sh(&format!("ip addr del {home}/32 dev lo"));
     let injector = Three::injector(&three.acceptor);
@@ -490,4 +495,32 @@ fn a_target_that_lacks_the_address_leaves_nothing_behind() {
     assert!(error.to_string().contains(home), "{error}");
     drop(frozen.thaw(&Three::injector(&three.donor)).unwrap());
     hosts::exchange(&mut near, &mut far);
+}
+
+/// `cargo test --release -p whimbrel-kernel --test frozen -- --ignored --nocapture`
+#[test]
+#[ignore = "a measurement, not a test"]
+fn what_it_costs() {
+    let three = Three::new(PLANS[0]);
+    let pairs: Vec<_> = (0..1000).map(|_| three.connect()).collect();
+    let defaults = three.donor.on(defaults);
+    let injector = Three::injector(&three.acceptor);
+    let ends: Vec<OwnedFd> = pairs.iter().map(|(near, _)| near.try_clone().unwrap().into()).collect();
+    let each = |since: std::time::Instant| since.elapsed().as_secs_f64() * 1e6 / pairs.len() as f64;
+    let began = std::time::Instant::now();
+    let frozen: Vec<_> = ends.into_iter().map(|end| Frozen::freeze(end).unwrap()).collect();
+    println!("freeze  {:5.1} us", each(began));
+    let began = std::time::Instant::now();
+    let snapshots: Vec<_> = frozen.iter().map(|end| end.dump(&defaults).unwrap()).collect();
+    println!("dump    {:5.1} us", each(began));
+    let _there = three.acceptor.enter();
+    let began = std::time::Instant::now();
+    let restored: Vec<_> = snapshots.iter().map(|end| Frozen::restore(end, &injector).unwrap()).collect();
+    println!("restore {:5.1} us", each(began));
+    let began = std::time::Instant::now();
+    frozen.into_iter().for_each(|end| end.destroy().unwrap());
+    println!("destroy {:5.1} us", each(began));
+    let began = std::time::Instant::now();
+    restored.into_iter().for_each(|end| drop(end.thaw(&injector).unwrap()));
+    println!("thaw    {:5.1} us", each(began));
 }

@@ -23,6 +23,7 @@ use whimbrel_wire::snapshot::{Body, Family, Snapshot};
 use crate::error::Error;
 use crate::inject::Injector;
 use crate::sockopt::{self, Name};
+pub use options::Defaults;
 
 /// A socket that cannot be moved, and why.
 #[derive(Debug, thiserror::Error)]
@@ -92,11 +93,11 @@ impl Frozen {
         Ok(Self { socket, family, kind, due })
     }
 
-    /// Writes the socket down. Nothing is changed.
+    /// Writes the socket down. Nothing is changed. `defaults` are those of its network namespace.
     ///
     /// # Errors
     /// [`Unmovable`]: something about it could not be taken along.
-    pub fn dump(&self) -> Result<Snapshot, Unmovable> {
+    pub fn dump(&self, defaults: &Defaults) -> Result<Snapshot, Unmovable> {
         let fd = self.socket.as_fd();
         let local = local_name(fd)?;
         let body = match self.kind {
@@ -104,7 +105,7 @@ impl Frozen {
             Kind::Listening => Body::Listening { backlog: stream::backlog(fd)? },
             Kind::Datagram => Body::Datagram(datagram::dump(fd)?),
         };
-        let mut options = options::dump(fd, self.kind, self.family)?;
+        let mut options = options::dump(fd, self.kind, self.family, defaults);
         if self.kind == Kind::Stream {
             self.due.name_reuse(&mut options);
         }

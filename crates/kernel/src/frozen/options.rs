@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use whimbrel_wire::snapshot::{Body, Family, OptionKind, Snapshot, SocketOption};
 
@@ -170,20 +171,49 @@ impl Row {
     }
 }
 
-/// What the program has set: all that is otherwise than in a socket of the same kind that was made just now.
-pub(super) fn dump(fd: BorrowedFd<'_>, kind: Kind, family: Family) -> Result<Vec<SocketOption>, Unmovable> {
-    let (family_number, shape) = (
-        if family == Family::Ipv4 { AddressFamily::INET } else { AddressFamily::INET6 },
-        if kind == Kind::Datagram { SocketType::DGRAM } else { SocketType::STREAM },
-    );
-    let fresh = socket_with(family_number, shape, SocketFlags::CLOEXEC, None)
-        .map_err(|e| Error::call("socket", "one to compare with", e))?;
-    let rows = ROWS.iter().filter(|row| row.is_of(kind, family));
-    let differing = rows.filter_map(|row| {
+/// What sockets have whose programs have set nothing, on this host: what differs is what a program has set. The values are those of
+/// the calling thread's network namespace; looking at them costs as much as a few sockets, so it is done once for many.
+#[derive(Debug)]
+pub struct Defaults {
+    /// By family and kind, in the order of the rows.
+    values: [[Vec<Option<u64>>; 2]; 2],
+}
+
+impl Defaults {
+    /// Makes sockets to look at.
+    ///
+    /// # Errors
+    /// [`Error::Call`]: the kernel refused one, other than for want of IPv6.
+    pub fn look() -> Result<Self, Error> {
+        let mut values: [[Vec<Option<u64>>; 2]; 2] = Default::default();
+        for (family, number) in [(Family::Ipv4, AddressFamily::INET), (Family::Ipv6, AddressFamily::INET6)] {
+            for (kind, shape) in [(Kind::Stream, SocketType::STREAM), (Kind::Datagram, SocketType::DGRAM)] {
+                let fresh = match socket_with(number, shape, SocketFlags::CLOEXEC, None) {
+                    Ok(fresh) => fresh,
+                    Err(Errno::AFNOSUPPORT) => continue,
+                    Err(error) => return Err(Error::call("socket", "one to compare with", error)),
+                };
+                let get = |row: &Row| row.is_of(kind, family).then(|| row.get(fresh.as_fd())).flatten();
+                values[usize::from(family == Family::Ipv6)][usize::from(kind == Kind::Datagram)] =
+                    ROWS.iter().map(get).collect();
+            }
+        }
+        Ok(Self { values })
+    }
+
+    fn of(&self, family: Family, kind: Kind) -> &[Option<u64>] {
+        &self.values[usize::from(family == Family::Ipv6)][usize::from(kind == Kind::Datagram)]
+    }
+}
+
+/// What the program has set.
+pub(super) fn dump(fd: BorrowedFd<'_>, kind: Kind, family: Family, defaults: &Defaults) -> Vec<SocketOption> {
+    let rows = ROWS.iter().zip(defaults.of(family, kind)).filter(|(row, _)| row.is_of(kind, family));
+    let differing = rows.filter_map(|(row, default)| {
         let value = row.get(fd)?;
-        (row.get(fresh.as_fd()) != Some(value)).then_some(SocketOption { kind: row.kind, value })
+        (*default != Some(value)).then_some(SocketOption { kind: row.kind, value })
     });
-    Ok(differing.collect())
+    differing.collect()
 }
 
 /// SO_BUF_LOCK of a socket whose program has chosen the sizes that the snapshot names, and no others.
