@@ -1,7 +1,10 @@
 //! Interfaces.
 
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 use netlink_packet_route::RouteNetlinkMessage;
-use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkInfo, LinkMessage};
+use netlink_packet_route::link::{InfoData, InfoKind, InfoVeth, LinkAttribute, LinkFlags, LinkInfo, LinkMessage};
 
 use super::RouteSocket;
 use crate::error::Error;
@@ -45,6 +48,46 @@ impl RouteSocket {
             .collect();
         links.sort_by_key(|link| link.index);
         Ok(links)
+    }
+
+    /// Makes a pair of connected interfaces (veth(4)): `name` here and `peer` in another namespace, both switched off. `mtu` is in
+    /// bytes. Returns the index of the one here.
+    ///
+    /// # Errors
+    /// [`Error::Call`], [`Error::Answer`]; nothing has changed then.
+    pub fn create_pair(&mut self, name: &str, peer: &str, namespace: BorrowedFd<'_>, mtu: u32) -> Result<u32, Error> {
+        let mut other = LinkMessage::default();
+        other.attributes.push(LinkAttribute::IfName(peer.to_owned()));
+        other.attributes.push(LinkAttribute::Mtu(mtu));
+        other.attributes.push(LinkAttribute::NetNsFd(namespace.as_raw_fd()));
+        let mut message = LinkMessage::default();
+        message.attributes.push(LinkAttribute::IfName(name.to_owned()));
+        message.attributes.push(LinkAttribute::Mtu(mtu));
+        message.attributes.push(LinkAttribute::LinkInfo(vec![
+            LinkInfo::Kind(InfoKind::Veth),
+            LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(other))),
+        ]));
+        self.change(&RouteNetlinkMessage::NewLink(message), NLM_F_CREATE | NLM_F_EXCL)
+            .map_err(|e| e.of("RTM_NEWLINK", format!("the pair of {name} and {peer}")))?;
+        let made = self.links()?.into_iter().find(|link| link.name == name);
+        made.map(|link| link.index).ok_or_else(|| Error::Answer {
+            call: "RTM_GETLINK",
+            object: name.to_owned(),
+            detail: "it was made and is not there".to_owned(),
+        })
+    }
+
+    /// Switches an interface on. `arp`: it asks for the link-layer addresses of neighbours.
+    ///
+    /// # Errors
+    /// [`Error::Call`]; nothing has changed then.
+    pub fn set_up(&mut self, interface: u32, arp: bool) -> Result<(), Error> {
+        let mut message = LinkMessage::default();
+        message.header.index = interface;
+        message.header.flags = if arp { LinkFlags::Up } else { LinkFlags::Up | LinkFlags::Noarp };
+        message.header.change_mask = LinkFlags::Up | LinkFlags::Noarp;
+        self.change(&RouteNetlinkMessage::SetLink(message), 0)
+            .map_err(|e| e.of("RTM_SETLINK", format!("interface {interface}")))
     }
 }
 
