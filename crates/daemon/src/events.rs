@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::{Map, Value};
 use whimbrel_ipc::{EventRecord, EventsQuery, rfc3339};
-use whimbrel_protocol::{Carried, Carrier, Event, PeerId, Time};
+use whimbrel_protocol::{Carried, Carrier, Event, PeerId, StandInStatus, Time};
 use whimbrel_wire::FlowTuple;
 
 /// Events that are kept of each sort.
@@ -175,6 +175,8 @@ pub(crate) fn restrained(event: &Event) -> Option<&'static str> {
         Event::HandshakeRefused { .. } => Some("handshake-refused"),
         Event::PeerMoved { flows: 0, .. } => Some("peer-moved"),
         Event::PeerFound { .. } => Some("peer-found"),
+        Event::StandsIn { .. } => Some("stands-in"),
+        Event::StoodAside { .. } => Some("stood-aside"),
         _ => None,
     }
 }
@@ -222,6 +224,18 @@ impl Told {
     fn carried(self, carried: Carried) -> Self {
         let carrier = (carried.flows > 0).then(|| word(carried.carrier));
         self.with("carried", carried.flows).with("carrier", carrier)
+    }
+}
+
+/// Why nobody stands in for an address.
+fn not_stood_in(status: StandInStatus) -> &'static str {
+    match status {
+        StandInStatus::Accepted => "it is",
+        StandInStatus::Unproven => "this host was not met there",
+        StandInStatus::OffLink => "it is on none of its links",
+        StandInStatus::Taken => "somebody has it",
+        StandInStatus::Refused => "`stand_in` is not set there, or there are too many",
+        StandInStatus::Other(_) => "for a reason that this version does not know",
     }
 }
 
@@ -379,6 +393,33 @@ impl From<&Event> for Told {
             .with("peer", peer.0)
             .endpoint("remote", *remote)
             .with("rendezvous", rendezvous.0),
+            Event::StandsIn { peer, address } => Self::new(
+                "stands-in",
+                format!("peer {peer} has left {address}, and what is said to it there is passed on to it"),
+            )
+            .with("peer", peer.0)
+            .address("address", Some(*address)),
+            Event::StoodAside { peer, address, reason } => Self::new(
+                "stood-aside",
+                format!("{address}, which peer {peer} has left, is not stood in for: {}", not_stood_in(*reason)),
+            )
+            .with("peer", peer.0)
+            .address("address", Some(*address))
+            .with("reason", not_stood_in(*reason)),
+            Event::StoodInFor { by, address, status: StandInStatus::Accepted } => Self::new(
+                "stood-in-for",
+                format!("peer {by} passes on what is said to this host at {address}, which it has left"),
+            )
+            .with("peer", by.0)
+            .address("address", Some(*address))
+            .with("reason", Value::Null),
+            Event::StoodInFor { by, address, status } => Self::new(
+                "not-stood-in-for",
+                format!("peer {by} does not stand in for this host at {address}: {}", not_stood_in(*status)),
+            )
+            .with("peer", by.0)
+            .address("address", Some(*address))
+            .with("reason", not_stood_in(*status)),
             Event::TakenBack { peer, from, flows } => Self::new(
                 "taken-back",
                 format!("no answer of peer {peer} arrives at {from}: {} as before", connections(*flows)),

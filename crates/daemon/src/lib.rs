@@ -294,6 +294,9 @@ fn start_on(
     let mut effects =
         Effects::new(datapath, tunnel, journal, known_keys, &options.run_dir, config.kick).map_err(adopting)?;
     effects.adopt(clock::now(), &restored.flows).map_err(adopting)?;
+    if config.stand_in {
+        effects.stand_in(config.port).map_err(adopting)?;
+    }
 
     let mut node = Node::new(node_config(&config, &effects.known_keys), key, identity::random_bytes()?);
     let flows: Vec<_> = restored.flows.keys().copied().collect();
@@ -349,6 +352,7 @@ fn node_config(config: &Config, known_keys: &KnownKeys) -> whimbrel_protocol::Co
         questions_per_second: config.questions,
         rendezvous: config.rendezvous.clone(),
         serve_rendezvous: config.serve_rendezvous,
+        stand_in: config.stand_in,
         flows: config.connections as usize,
         flows_per_peer: config.connections_per_peer as usize,
         ..whimbrel_protocol::Config::default()

@@ -21,6 +21,7 @@ pub mod signals;
 pub mod sock_diag;
 mod sockopt;
 pub mod source_way;
+pub mod stand_in;
 pub mod sysctl;
 pub mod tun;
 pub mod udp;

@@ -67,6 +67,7 @@ impl Node {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         peer.preferred = None;
         peer.unheard = false;
+        peer.note_left();
         let reachable = peer.attachment.is_some() && peer.has_session();
         peer.update = None;
         if reachable {

@@ -101,6 +101,8 @@ pub struct Config {
     pub rendezvous: Vec<IpAddr>,
     /// Whether others may meet at this host.
     pub serve_rendezvous: bool,
+    /// Whether this host stands in for hosts that have left its links (P-60).
+    pub stand_in: bool,
     /// Flows that may be introduced with one peer at a time.
     pub flows_per_peer: usize,
     /// Flows that may be introduced at a time, with all peers.
@@ -125,6 +127,7 @@ impl Default for Config {
             questions_per_second: 20,
             rendezvous: Vec::new(),
             serve_rendezvous: false,
+            stand_in: false,
             flows_per_peer: 262_144,
             flows: 524_288,
         }

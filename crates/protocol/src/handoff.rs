@@ -121,6 +121,7 @@ impl Node {
     fn leave(&mut self, now: Time, id: PeerId) {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let from = peer.source;
+        peer.note_left();
         peer.attachment = None;
         peer.update = None;
         self.timers.stop(Timer::Update(id));
@@ -241,6 +242,7 @@ impl Node {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let from = peer.source;
         let lost = meanwhile.is_none();
+        peer.note_left();
         peer.retire_path();
         peer.attachment = Some(attachment);
         peer.source = Some(attachment.address);
@@ -438,6 +440,7 @@ impl Node {
         }
         if doubt {
             self.check_rendezvous(now, id);
+            self.want_stand_in(now, id);
         }
         self.listen_natively(now, id, tries);
     }
@@ -675,6 +678,7 @@ impl Node {
         }
         peer.observed = Some(ack.observed);
         self.check_later(now, id);
+        self.stand_in_no_more(now, id);
         if quiet {
             // Either end may have started anew, and know of no probe.
             let Some(peer) = self.peers.get_mut(&id) else { return };

@@ -1,7 +1,7 @@
 //! Serving as a rendezvous: who wants to be met by whom, and telling each where the other is (`docs/protocol.md` §8).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use whimbrel_wire::message::{MAX_WHEREABOUTS, MeetingTag, Message, RegistrationChange, RegistrationStatus};
 
@@ -18,6 +18,8 @@ const TAGS_OF_ALL: usize = 131_072;
 const HOSTS_OF_A_TAG: usize = 2;
 /// How often a host is told where another is, until it is heard again.
 const TELLS: u32 = 10;
+/// Addresses of a host that are remembered as those that it was met at (P-60).
+const ADDRESSES: usize = 4;
 
 /// Who wants to be met.
 #[derive(Default)]
@@ -35,6 +37,8 @@ struct Registrant {
     status: RegistrationStatus,
     /// Where it has answered last.
     endpoint: SocketAddr,
+    /// Addresses of its own, without a NAT, that it has answered at, the last one last.
+    was_at: Vec<IpAddr>,
     /// Its tags, with the endpoint of the other that it was told or is to be told.
     tags: BTreeMap<MeetingTag, Option<SocketAddr>>,
     /// What it is to be told.
@@ -55,6 +59,11 @@ impl Meetings {
     /// Whether a host is registered here.
     pub(crate) fn knows(&self, id: PeerId) -> bool {
         self.registrants.contains_key(&id)
+    }
+
+    /// Whether a host that is registered here was met at an address.
+    pub(crate) fn was_at(&self, id: PeerId, address: IpAddr) -> bool {
+        self.registrants.get(&id).is_some_and(|registrant| registrant.was_at.contains(&address))
     }
 
     fn withdraw(&mut self, id: PeerId, tag: &MeetingTag) {
@@ -193,6 +202,13 @@ impl Node {
     pub(crate) fn note_endpoint(&mut self, now: Time, id: PeerId) {
         let Some(registrant) = self.meetings.registrants.get_mut(&id) else { return };
         let Some(peer) = self.peers.get(&id).filter(|peer| peer.has_session()) else { return };
+        let here = peer.remote.ip();
+        if registrant.was_at.last() != Some(&here) && peer.remote.port() == self.config.port && !peer.is_mapped() {
+            registrant.was_at.retain(|address| *address != here);
+            registrant.was_at.push(here);
+            let over = registrant.was_at.len().saturating_sub(ADDRESSES);
+            registrant.was_at.drain(..over);
+        }
         let moved = std::mem::replace(&mut registrant.endpoint, peer.remote) != peer.remote;
         let given_up = registrant.tries > TELLS;
         if moved {
@@ -269,6 +285,7 @@ impl Registrant {
             newest: 0,
             status: RegistrationStatus::Accepted,
             endpoint,
+            was_at: Vec::new(),
             tags: BTreeMap::new(),
             untold: BTreeSet::new(),
             told: Vec::new(),

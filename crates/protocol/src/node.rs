@@ -18,6 +18,7 @@ use crate::outcome::{Asked, State};
 use crate::peer::{Attachment, Away, Peer};
 use crate::random::Random;
 use crate::rendezvous::{REFRESH, Rendezvous};
+use crate::stand_in::StandIns;
 use crate::timer::{Timer, Timers};
 
 /// Which source address the host would use towards a destination.
@@ -61,6 +62,7 @@ pub struct Node {
     pub(crate) contacts: Contacts,
     pub(crate) rendezvous: Rendezvous,
     pub(crate) meetings: Meetings,
+    pub(crate) stand_ins: StandIns,
     pub(crate) peers: BTreeMap<PeerId, Peer>,
     pub(crate) by_key: HashMap<PublicKey, PeerId>,
     pub(crate) by_index: HashMap<u32, PeerId>,
@@ -114,6 +116,7 @@ impl Node {
             contacts,
             rendezvous: Rendezvous::default(),
             meetings: Meetings::default(),
+            stand_ins: StandIns::default(),
             peers: BTreeMap::new(),
             by_key: HashMap::new(),
             by_index: HashMap::new(),
@@ -182,6 +185,18 @@ impl Node {
     /// A datagram came to the control port (tunnel datagrams are the caller's business). `destination` is the address of
     /// this host that it was sent to.
     pub fn handle_datagram(&mut self, now: Time, source: SocketAddr, destination: Option<IpAddr>, payload: &[u8]) {
+        self.take_in_datagram(now, source, destination, payload, false);
+    }
+
+    /// `passed_on`: it came to another host, for an address that this one has left (P-61).
+    pub(crate) fn take_in_datagram(
+        &mut self,
+        now: Time,
+        source: SocketAddr,
+        destination: Option<IpAddr>,
+        payload: &[u8],
+        passed_on: bool,
+    ) {
         match Datagram::parse(payload) {
             Ok(Datagram::Control(control)) => {
                 let Some(&id) = self.by_index.get(&control.receiver) else {
@@ -189,6 +204,8 @@ impl Node {
                     return;
                 };
                 let index = control.receiver;
+                let own_source = self.peers.get(&id).and_then(|peer| peer.source);
+                let destination = if passed_on { own_source } else { destination };
                 let opened = self.peers.get_mut(&id).and_then(|peer| {
                     let slot = peer.sessions.iter_mut().find(|slot| slot.session.local_index() == index)?;
                     let opened = slot.session.open(&control).ok()?;
@@ -212,12 +229,14 @@ impl Node {
                     || count(|message| matches!(message, Message::Register { .. })) > 1
                     || count(|message| matches!(message, Message::Whereabouts { .. })) > 1
                     || count(|message| matches!(message, Message::Waiting { .. })) > 1
+                    || count(|message| matches!(message, Message::StandIn { .. })) > 1
+                    || count(|message| matches!(message, Message::PassedOn { .. })) > 1
                 {
                     self.dropped += 1;
                     return;
                 }
                 self.confirm_session(now, id, index);
-                let arrival = Arrival { source, destination, index, length: payload.len(), is_newest };
+                let arrival = Arrival { source, destination, index, length: payload.len(), is_newest, passed_on };
                 self.handle_messages(now, id, &arrival, messages);
             }
             Ok(Datagram::TunnelSealed(_) | Datagram::TunnelPlain(_)) | Err(_) => self.dropped += 1,
@@ -297,6 +316,11 @@ impl Node {
                     answers.extend(self.handle_whereabouts(now, id, number, &found));
                 }
                 Message::WhereaboutsSeen { number } => self.handle_whereabouts_seen(now, id, number),
+                Message::StandIn { addresses } => answers.extend(self.handle_stand_in(now, id, arrival, &addresses)),
+                Message::StandingIn { addresses } => self.handle_standing_in(now, id, &addresses),
+                Message::PassedOn { left, source, datagram } => {
+                    self.handle_passed_on(now, id, arrival, left, source, &datagram);
+                }
                 Message::FlowClosed(nonces) => self.handle_flows_closed(now, id, &nonces),
                 Message::Close { .. } => self.handle_close(now, id),
                 Message::Padding { .. } => {}
@@ -436,6 +460,7 @@ impl Node {
                 Timer::Registration(id) => self.register(now, id),
                 Timer::Whereabouts(id) => self.tell_whereabouts(now, id),
                 Timer::Found(id) => self.try_found(now, id),
+                Timer::StandIn(id) => self.ask_stand_in(now, id),
                 Timer::Rendezvous => self.look_for_rendezvous(now),
                 Timer::Wake(id) => self.wake_flows(now, id),
                 Timer::Idle(id) => self.forget_idle(now, id),
@@ -515,6 +540,7 @@ impl Node {
         self.contacts.forget_peer(id);
         self.rendezvous.forget(id);
         self.leave_meetings(id);
+        self.forget_stand_ins(id);
         for timer in [
             Timer::Introductions(id),
             Timer::Closed(id),
@@ -531,6 +557,7 @@ impl Node {
             Timer::Registration(id),
             Timer::Whereabouts(id),
             Timer::Found(id),
+            Timer::StandIn(id),
             Timer::Wake(id),
             Timer::Idle(id),
         ] {
@@ -776,4 +803,6 @@ pub(crate) struct Arrival {
     pub(crate) length: usize,
     /// Its counter is above all before it.
     pub(crate) is_newest: bool,
+    /// It came by way of a host that stands in for this one.
+    pub(crate) passed_on: bool,
 }

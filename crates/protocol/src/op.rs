@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use whimbrel_handshake::{PublicKey, TunnelKeys};
 use whimbrel_wire::FlowTuple;
+use whimbrel_wire::message::StandInStatus;
 
 /// A peer's number on this host; the number of its binding in the data plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -210,6 +211,13 @@ pub enum KernelOp {
     ReachPeers {
         /// Address and whether through the tunnel; sorted.
         addresses: Vec<(IpAddr, bool)>,
+    },
+    /// Addresses of hosts that have left this host's links and that it is to stand in for: to answer for them, and to hand
+    /// datagrams to their control ports to [`Node::handle_intercepted`](crate::Node::handle_intercepted). One that somebody
+    /// has, or that is on no link, is told by [`Node::stand_aside`](crate::Node::stand_aside).
+    StandIn {
+        /// Sorted.
+        addresses: Vec<IpAddr>,
     },
     /// End a TCP flow's socket as a reset of the other end's would: that end is gone.
     Reset {
@@ -523,6 +531,31 @@ pub enum Event {
         remote: SocketAddr,
         /// Who said so.
         rendezvous: PeerId,
+    },
+    /// This host stands in for a peer that has left one of its links.
+    StandsIn {
+        /// The peer.
+        peer: PeerId,
+        /// The address that it has left.
+        address: IpAddr,
+    },
+    /// This host does not stand in for an address any more.
+    StoodAside {
+        /// The peer that had it.
+        peer: PeerId,
+        /// The address.
+        address: IpAddr,
+        /// Why.
+        reason: StandInStatus,
+    },
+    /// A rendezvous has answered whether it stands in for an address that this host has left.
+    StoodInFor {
+        /// The rendezvous.
+        by: PeerId,
+        /// The address.
+        address: IpAddr,
+        /// What becomes of it.
+        status: StandInStatus,
     },
     /// Moved flows are carried another way from now on.
     CarrierChanged {

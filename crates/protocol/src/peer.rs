@@ -218,6 +218,8 @@ pub(crate) struct Peer {
     pub(crate) source: Option<IpAddr>,
     /// The attachment that it belongs to; `None`: we cannot reach the peer.
     pub(crate) attachment: Option<Attachment>,
+    /// Our address where it takes us to be, while we are elsewhere and it has not answered.
+    pub(crate) left: Option<IpAddr>,
     /// Other addresses that it told.
     pub(crate) locators: Vec<IpAddr>,
     pub(crate) sequence_sent: u32,
@@ -308,6 +310,7 @@ impl Peer {
             met: None,
             source: None,
             attachment: None,
+            left: None,
             locators: Vec::new(),
             sequence_sent: 0,
             sequence_accepted: 0,
@@ -410,6 +413,13 @@ impl Peer {
             observed: self.observed,
             known_places: self.known_places.clone(),
             own_places: self.own_places.iter().map(|(number, address)| (*number, *address)).collect(),
+        }
+    }
+
+    /// This host leaves the place where the peer takes it to be.
+    pub(crate) fn note_left(&mut self) {
+        if self.places.local != NOWHERE {
+            self.left = self.source;
         }
     }
 

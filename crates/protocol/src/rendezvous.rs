@@ -203,6 +203,7 @@ impl Node {
                 }
             }
         }
+        self.ask_stand_ins(now);
         self.timers.set(Timer::Rendezvous, now + REFRESH);
     }
 
@@ -215,6 +216,7 @@ impl Node {
             }
         }
         self.meet_later(now);
+        self.ask_stand_ins(now);
     }
 
     /// A peer does not answer our updates. It may have moved as well, and a rendezvous may have forgotten us: that is found out
@@ -260,6 +262,7 @@ impl Node {
             registrar.untold = None;
             registrar.heard = 0;
             self.register(now, id);
+            self.ask_stand_in_anew(now, id);
         }
     }
 
@@ -468,6 +471,12 @@ impl Node {
         }
         self.timers.stop(Timer::Found(id));
         true
+    }
+
+    /// The rendezvous that serve this host.
+    pub(crate) fn registrars(&self) -> Vec<PeerId> {
+        let serves = |(_, registrar): &(&PeerId, &Registrar)| registrar.standing != RegistrationStanding::Refused;
+        self.rendezvous.registrars.iter().filter(serves).map(|(id, _)| *id).collect()
     }
 
     /// The configured rendezvous, and how they stand.

@@ -45,6 +45,8 @@ pub(crate) enum Timer {
     Whereabouts(PeerId),
     /// Send again to where a rendezvous says that a peer is.
     Found(PeerId),
+    /// Ask a rendezvous again to stand in for addresses that this host has left.
+    StandIn(PeerId),
     /// Look which rendezvous are needed, and which answer.
     Rendezvous,
     /// Forget a peer that has no flows.

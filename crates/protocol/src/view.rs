@@ -124,6 +124,7 @@ impl Node {
             + self.contacts.entries()
             + self.rendezvous.entries()
             + self.meetings.entries()
+            + self.stand_ins.entries()
     }
 
     /// Distinct addresses of peers' flows; for tests of invariants.

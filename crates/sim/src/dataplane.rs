@@ -47,6 +47,8 @@ pub struct DataPlane {
     pub(crate) listening: BTreeSet<u32>,
     pub(crate) kept: BTreeSet<IpAddr>,
     pub(crate) reached: BTreeSet<IpAddr>,
+    /// Addresses of others that its host stands in for.
+    pub(crate) standing_in: BTreeSet<IpAddr>,
     keys: BTreeMap<u32, PeerId>,
     paths: BTreeMap<PeerId, TunnelPath>,
     /// Until when programs work on after the last moved flow.
@@ -70,6 +72,7 @@ impl DataPlane {
             KernelOp::ReachPeers { addresses } => {
                 self.reached = addresses.iter().map(|(address, _)| *address).collect()
             }
+            KernelOp::StandIn { addresses } => self.standing_in = addresses.iter().copied().collect(),
             KernelOp::AddTunnelKeys { peer, receive_index, .. } => {
                 self.keys.insert(*receive_index, *peer);
             }
@@ -134,6 +137,7 @@ impl DataPlane {
     /// The daemon is gone: the maps are pinned, the tunnel is not.
     pub(crate) fn lose_daemon(&mut self) {
         self.keys.clear();
+        self.standing_in.clear();
         self.paths.clear();
     }
 

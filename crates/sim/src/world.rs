@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use whimbrel_protocol::{Config, Event, FlowState, FlowView, Node, PeerView, RendezvousStanding, Time};
+use whimbrel_protocol::{Config, Event, FlowState, FlowView, Node, PeerView, RendezvousStanding, StandInStatus, Time};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::dataplane::Verdict;
@@ -109,6 +109,8 @@ pub struct World {
     networks: Vec<Network>,
     /// Which network a globally routed address leads to.
     global: BTreeMap<IpAddr, NetworkId>,
+    /// Where an address was that nobody has any more, and who had it.
+    former: BTreeMap<IpAddr, (NetworkId, HostId)>,
     flows: Vec<Flow>,
     pub(crate) ledger: Ledger,
     /// What goes wrong on purpose.
@@ -153,6 +155,7 @@ impl World {
             hosts: Vec::new(),
             networks: Vec::new(),
             global: BTreeMap::new(),
+            former: BTreeMap::new(),
             flows: Vec::new(),
             ledger: Ledger::default(),
             faults: Faults::default(),
@@ -531,10 +534,15 @@ impl World {
         of.attached.insert(0, Attached { address, network, generation: of.generation });
         let net = &mut self.networks[network.0];
         net.hosts.insert(address, host);
+        let stands = self.former.remove(&address).and_then(|(former, _)| self.stand_in(former, address));
+        let net = &self.networks[network.0];
         if !matches!(net.access, Access::Translated(_)) {
             self.global.insert(address, network);
         }
         self.trace(|w| format!("{} gets {address} on {network:?}", w.hosts[host.0].name));
+        if let Some(stands) = stands {
+            self.with_node(stands, |node| node.stand_aside(address, StandInStatus::Taken));
+        }
     }
 
     fn remove(&mut self, host: HostId, address: IpAddr) {
@@ -544,6 +552,7 @@ impl World {
         let net = &mut self.networks[attached.network.0];
         if net.hosts.get(&address) == Some(&host) {
             net.hosts.remove(&address);
+            self.former.insert(address, (attached.network, host));
             if self.global.get(&address) == Some(&attached.network) {
                 self.global.remove(&address);
             }

@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 
 use crate::codec::{ENDPOINT_LEN, Malformed, Reader, TUPLE_LEN};
-use crate::codec::{put_endpoint, put_tuple, put_u16, put_u32, put_u64};
+use crate::codec::{put_address, put_endpoint, put_tuple, put_u16, put_u32, put_u64};
 use crate::flow::FlowTuple;
 use crate::hello::{MAX_LOCATORS, put_locators, read_locators};
 
@@ -149,6 +149,26 @@ pub enum Message {
     WhereaboutsSeen {
         /// As in the message.
         number: u32,
+    },
+    /// Type 0x44: addresses that the sender has left and that the receiver is to stand in for, instead of those before; until
+    /// it is answered it is repeated (P-60).
+    StandIn {
+        /// At most [`MAX_STOOD_IN`]; what is beyond is not sent.
+        addresses: Vec<IpAddr>,
+    },
+    /// Type 0x45: the answer to [`Message::StandIn`], and said again of an address that is given up (P-62).
+    StandingIn {
+        /// What becomes of each; at most [`MAX_STOOD_IN`], what is beyond is not sent.
+        addresses: Vec<(IpAddr, StandInStatus)>,
+    },
+    /// Type 0x46: a datagram that came for an address which the sender stands in for (P-60).
+    PassedOn {
+        /// That address.
+        left: IpAddr,
+        /// Where the datagram came from.
+        source: SocketAddr,
+        /// Its payload; at most [`MAX_PASSED_ON`] bytes, a longer one is not to be passed on.
+        datagram: Vec<u8>,
     },
     /// Type 0x7f: the sender drops this session.
     Close {
@@ -296,6 +316,22 @@ byte_enum! {
 }
 
 byte_enum! {
+    /// What becomes of an address that somebody is to stand in for.
+    StandInStatus {
+        /// It is stood in for, once it is seen that nobody has it.
+        Accepted = 0,
+        /// The host that asks was never met there.
+        Unproven = 1,
+        /// It is on no link of the one that is asked.
+        OffLink = 2,
+        /// Somebody has it.
+        Taken = 3,
+        /// The peer stands in for nobody, or for no more.
+        Refused = 4,
+    }
+}
+
+byte_enum! {
     /// Why a session is dropped.
     CloseReason {
         /// The daemon ends.
@@ -351,6 +387,10 @@ pub const MAX_WAITING: usize = 128;
 pub const MAX_REGISTERED: usize = 64;
 /// Most endpoints in one *whereabouts* message.
 pub const MAX_WHEREABOUTS: usize = 32;
+/// Most addresses in one *stand in* or *standing in* message.
+pub const MAX_STOOD_IN: usize = 8;
+/// Longest datagram in a *passed on* message, in bytes: any control datagram is shorter.
+pub const MAX_PASSED_ON: usize = 1280;
 /// Most messages of known types in one datagram.
 pub const MAX_MESSAGES: usize = 512;
 
@@ -375,6 +415,9 @@ const REGISTER: u8 = 0x40;
 const REGISTERED: u8 = 0x41;
 const WHEREABOUTS: u8 = 0x42;
 const WHEREABOUTS_SEEN: u8 = 0x43;
+const STAND_IN: u8 = 0x44;
+const STANDING_IN: u8 = 0x45;
+const PASSED_ON: u8 = 0x46;
 const CLOSE: u8 = 0x7f;
 
 /// Length of a meeting tag, in bytes.
@@ -421,6 +464,9 @@ impl Message {
             Self::Register { tags, .. } => 7 + TAG_LEN * tags.len().min(MAX_REGISTERED),
             Self::Registered { .. } => 9,
             Self::Whereabouts { found, .. } => 6 + (TAG_LEN + ENDPOINT_LEN) * found.len().min(MAX_WHEREABOUTS),
+            Self::StandIn { addresses } => 1 + 16 * addresses.len().min(MAX_STOOD_IN),
+            Self::StandingIn { addresses } => 1 + 17 * addresses.len().min(MAX_STOOD_IN),
+            Self::PassedOn { datagram, .. } => 16 + ENDPOINT_LEN + datagram.len().min(MAX_PASSED_ON),
             Self::Waiting { names, .. } => 7 + 8 * names.len().min(MAX_WAITING),
             Self::IntroductionEcho(_) => 26 + TUPLE_LEN,
             Self::IntroductionDone { outcome: Ok(_), .. } => 11 + TUPLE_LEN,
@@ -461,6 +507,9 @@ impl Message {
             Self::Registered { .. } => REGISTERED,
             Self::Whereabouts { .. } => WHEREABOUTS,
             Self::WhereaboutsSeen { .. } => WHEREABOUTS_SEEN,
+            Self::StandIn { .. } => STAND_IN,
+            Self::StandingIn { .. } => STANDING_IN,
+            Self::PassedOn { .. } => PASSED_ON,
             Self::Close { .. } => CLOSE,
         }
     }
@@ -554,6 +603,20 @@ impl Message {
                     put_endpoint(out, *endpoint);
                 }
             }
+            Self::StandIn { addresses } => put_locators(out, &addresses[..addresses.len().min(MAX_STOOD_IN)]),
+            Self::StandingIn { addresses } => {
+                let addresses = &addresses[..addresses.len().min(MAX_STOOD_IN)];
+                out.push(addresses.len() as u8);
+                for (address, status) in addresses {
+                    put_address(out, *address);
+                    out.push(status.number());
+                }
+            }
+            Self::PassedOn { left, source, datagram } => {
+                put_address(out, *left);
+                put_endpoint(out, *source);
+                out.extend_from_slice(&datagram[..datagram.len().min(MAX_PASSED_ON)]);
+            }
             Self::Close { reason } => out.push(reason.number()),
         }
     }
@@ -630,6 +693,9 @@ impl Message {
             },
             WHEREABOUTS => read_whereabouts(body)?,
             WHEREABOUTS_SEEN => Self::WhereaboutsSeen { number: body.u32("number")? },
+            STAND_IN => read_stand_in(body)?,
+            STANDING_IN => read_standing_in(body)?,
+            PASSED_ON => read_passed_on(body)?,
             CLOSE => Self::Close { reason: CloseReason::from_number(body.u8("close reason")?) },
             _ => return Ok(None),
         };
@@ -716,6 +782,33 @@ fn read_whereabouts(body: &mut Reader<'_>) -> Result<Message, Malformed> {
         found.push((*body.array("meeting tag")?, body.endpoint("endpoint of a peer")?));
     }
     Ok(Message::Whereabouts { number, found })
+}
+
+fn read_stand_in(body: &mut Reader<'_>) -> Result<Message, Malformed> {
+    let too_many = body.malformed("count of addresses");
+    let addresses = read_locators(body)?;
+    if addresses.len() > MAX_STOOD_IN { Err(too_many) } else { Ok(Message::StandIn { addresses }) }
+}
+
+fn read_standing_in(body: &mut Reader<'_>) -> Result<Message, Malformed> {
+    let too_many = body.malformed("count of addresses");
+    let count = usize::from(body.u8("count of addresses")?);
+    if count > MAX_STOOD_IN || count * 17 != body.remaining() {
+        return Err(too_many);
+    }
+    let mut addresses = Vec::new();
+    for _ in 0..count {
+        let address = body.address("address")?;
+        addresses.push((address, StandInStatus::from_number(body.u8("status of an address")?)));
+    }
+    Ok(Message::StandingIn { addresses })
+}
+
+fn read_passed_on(body: &mut Reader<'_>) -> Result<Message, Malformed> {
+    let (left, source) = (body.address("address that was left")?, body.endpoint("source of a datagram")?);
+    let too_long = body.malformed("length of a datagram");
+    let datagram = body.rest().to_vec();
+    if datagram.len() > MAX_PASSED_ON { Err(too_long) } else { Ok(Message::PassedOn { left, source, datagram }) }
 }
 
 fn read_closed(body: &mut Reader<'_>) -> Result<Vec<u64>, Malformed> {

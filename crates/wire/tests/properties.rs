@@ -6,8 +6,9 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use whimbrel_wire::hello::MAX_LOCATORS;
 use whimbrel_wire::message::{
-    BindingStatus, CloseReason, Echo, Introduced, IntroductionRefusal, MAX_CLOSED, MAX_REGISTERED, MAX_WAITING,
-    MAX_WHEREABOUTS, Pairing, RegistrationChange, RegistrationStatus, UpdateFlags, decode_all,
+    BindingStatus, CloseReason, Echo, Introduced, IntroductionRefusal, MAX_CLOSED, MAX_PASSED_ON, MAX_REGISTERED,
+    MAX_STOOD_IN, MAX_WAITING, MAX_WHEREABOUTS, Pairing, RegistrationChange, RegistrationStatus, StandInStatus,
+    UpdateFlags, decode_all,
 };
 use whimbrel_wire::{Capabilities, Datagram, FlowTuple, Hello, Introduction, Message, Transport};
 
@@ -102,6 +103,11 @@ fn message() -> impl Strategy<Value = Message> {
         (any::<u32>(), vec((any::<[u8; 16]>(), endpoint()), 0..=MAX_WHEREABOUTS))
             .prop_map(|(number, found)| Message::Whereabouts { number, found }),
         any::<u32>().prop_map(|number| Message::WhereaboutsSeen { number }),
+        vec(address(), 0..=MAX_STOOD_IN).prop_map(|addresses| Message::StandIn { addresses }),
+        vec((address(), any::<u8>().prop_map(StandInStatus::from_number)), 0..=MAX_STOOD_IN)
+            .prop_map(|addresses| Message::StandingIn { addresses }),
+        (address(), endpoint(), vec(any::<u8>(), 0..=MAX_PASSED_ON))
+            .prop_map(|(left, source, datagram)| Message::PassedOn { left, source, datagram }),
         any::<u8>().prop_map(|reason| Message::Close { reason: CloseReason::from_number(reason) }),
     ]
 }
@@ -137,7 +143,7 @@ proptest! {
         // A right type and length, else hardly anything is read.
         if bytes.len() >= 3 {
             let length = bytes.len() as u16 - 3;
-            bytes[0] = number % 0x44;
+            bytes[0] = number % 0x47;
             bytes[1..3].copy_from_slice(&length.to_be_bytes());
         }
         if let Ok(messages) = decode_all(&bytes) {

@@ -6,7 +6,7 @@ use whimbrel_wire::codec::Malformed;
 use whimbrel_wire::datagram::{self, Datagram, Pattern};
 use whimbrel_wire::message::{
     BindingStatus, CloseReason, Echo, Introduced, IntroductionRefusal, Pairing, RegistrationChange, RegistrationStatus,
-    UpdateFlags, decode_all,
+    StandInStatus, UpdateFlags, decode_all,
 };
 use whimbrel_wire::{Capabilities, FlowTuple, Hello, Introduction, Message, Transport};
 
@@ -137,6 +137,24 @@ fn messages() -> Vec<(&'static str, Message)> {
             },
         ),
         ("whereabouts_seen", Message::WhereaboutsSeen { number: 7 }),
+        ("stand_in", Message::StandIn { addresses: vec!["10.0.0.9".parse().unwrap()] }),
+        (
+            "standing_in",
+            Message::StandingIn {
+                addresses: vec![
+                    ("10.0.0.9".parse().unwrap(), StandInStatus::Taken),
+                    ("2001:db8::9".parse().unwrap(), StandInStatus::Accepted),
+                ],
+            },
+        ),
+        (
+            "passed_on",
+            Message::PassedOn {
+                left: "10.0.0.9".parse().unwrap(),
+                source: endpoint("203.0.113.5:61000"),
+                datagram: vec![0x10, 0, 0, 0, 0xaa],
+            },
+        ),
         (
             "waiting",
             Message::Waiting { number: 5, wait: true, names: vec![0xa0a1_a2a3_a4a5_a6a7, 0xb0b1_b2b3_b4b5_b6b7] },

@@ -15,6 +15,7 @@ mod records;
 mod rendezvous;
 mod roam;
 mod sockets;
+mod stand_in;
 mod surroundings;
 mod world;
 
@@ -49,6 +50,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         absence::SCENARIOS,
         long_absence::SCENARIOS,
         rendezvous::SCENARIOS,
+        stand_in::SCENARIOS,
         surroundings::SCENARIOS,
         sockets::SCENARIOS,
         pairing::SCENARIOS,

@@ -100,6 +100,13 @@ pub(super) fn interpret(
     if let Some(value) = section.take("serve_rendezvous") {
         config.serve_rendezvous = boolean(value, "serve_rendezvous")?;
     }
+    if let Some(value) = section.take("stand_in") {
+        config.stand_in = boolean(value, "stand_in")?;
+        if config.stand_in && !config.serve_rendezvous {
+            let sentence = "`stand_in` is for hosts that meet others here: it needs `serve_rendezvous = true` as well";
+            return Err(Mistake::new(value.span(), sentence));
+        }
+    }
     if let Some(value) = section.take("log") {
         config.log = choice(
             value,

@@ -101,6 +101,8 @@ pub struct Config {
     pub rendezvous: Vec<IpAddr>,
     /// `serve_rendezvous`: others may meet here.
     pub serve_rendezvous: bool,
+    /// `stand_in`: hosts that meet others here, and leave this host's links, are stood in for.
+    pub stand_in: bool,
     /// `limits.questions`: hosts are asked so often a second, in all, whether they run Whimbrel.
     pub questions: u32,
     /// `limits.connections`: so many can be movable at a time.
@@ -134,6 +136,7 @@ impl Default for Config {
             kick: true,
             rendezvous: Vec::new(),
             serve_rendezvous: false,
+            stand_in: false,
             questions: 20,
             connections: 524_288,
             connections_per_peer: 262_144,
@@ -168,6 +171,7 @@ impl Config {
             kick,
             rendezvous,
             serve_rendezvous,
+            stand_in,
             questions,
             connections,
             connections_per_peer,
@@ -186,6 +190,7 @@ impl Config {
             ("kick", *kick != other.kick),
             ("rendezvous", *rendezvous != other.rendezvous),
             ("serve_rendezvous", *serve_rendezvous != other.serve_rendezvous),
+            ("stand_in", *stand_in != other.stand_in),
             ("log", *log != other.log),
             ("event_log", *event_log != other.event_log),
             ("ask.allow", *ask_allow != other.ask_allow),

@@ -109,6 +109,7 @@ fn rendezvous_are_addresses_whose_keys_are_known_where_keys_are_pinned() {
     assert!(complaint("rendezvous = '192.0.2.1'").contains("`rendezvous` must be a list of addresses such as"));
     assert!(complaint("rendezvous = [1]").contains("`rendezvous` must be addresses in quotes, not an integer"));
     assert!(complaint("rendezvouz = []").contains("did you mean `rendezvous`?"));
+    assert!(complaint("stand_in = true").contains("w.toml:1:12: `stand_in` is for hosts that meet others here"));
     assert!(complaint("serve_rendezvous = 'yes'").contains("`serve_rendezvous` must be true or false, not a string"));
     let nine = ["'192.0.2.1'"; 9].join(", ");
     assert!(complaint(&format!("rendezvous = [{nine}]")).contains("at most 8 addresses"));

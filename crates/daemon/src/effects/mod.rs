@@ -6,10 +6,12 @@ mod hooks;
 mod introductions;
 mod kick;
 mod remotes;
+mod stand_in;
 mod tunnels;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::time::Duration;
 
@@ -21,8 +23,11 @@ use whimbrel_kernel::network::{NetworkState, UsableAddress};
 use whimbrel_kernel::route::{RouteKind, RouteSocket};
 use whimbrel_kernel::sock_diag::SockDiag;
 use whimbrel_kernel::source_way::SourceWay;
+use whimbrel_kernel::stand_in::Seen;
 use whimbrel_kernel::tun::Tun;
-use whimbrel_protocol::{Binding, Carrier, FlowEntry, KernelOp, OpFailed, OpId, PeerId, Places, SocketNumbers, Time};
+use whimbrel_protocol::{
+    Binding, Carrier, FlowEntry, KernelOp, OpFailed, OpId, PeerId, Places, SocketNumbers, StandInStatus, Time,
+};
 use whimbrel_transform::Algorithm;
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::introduction::Introduction;
@@ -40,6 +45,7 @@ use hooks::Hooks;
 use introductions::{Listening, Snapshot};
 use kick::Kicks;
 use remotes::Remotes;
+use stand_in::Deputy;
 use tunnels::Tunnels;
 
 /// Pauses before the kernel's state is made to fit again where it could not be.
@@ -98,6 +104,7 @@ pub(crate) struct Effects {
     /// Sockets that the node asked for and was not given yet.
     found: Vec<(PeerId, Vec<SocketNumbers>)>,
     fitting: Fitting,
+    deputy: Deputy,
     /// Sockets whose options cannot be put back yet.
     unfitted: usize,
     kick: bool,
@@ -140,6 +147,7 @@ impl Effects {
             unsettled: None,
             found: Vec::new(),
             fitting: Fitting::default(),
+            deputy: Deputy::default(),
             unfitted: 0,
             kick,
             tcx: datapath::has_tcx(),
@@ -202,6 +210,29 @@ impl Effects {
             tracing::error!(%error, "connections that are introduced now do not outlive this process");
         }
         results
+    }
+
+    /// Stands in for hosts that have left this host's links, where the node asks for it.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub(crate) fn stand_in(&mut self, port: u16) -> Result<(), Failure> {
+        Ok(self.deputy.serve(port)?)
+    }
+
+    /// Readable when something came for a host that has left.
+    pub(crate) fn stand_in_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.deputy.fd()
+    }
+
+    /// Takes the next datagram that came for a host that has left.
+    pub(crate) fn receive_for_others(&mut self) -> Option<Seen> {
+        self.deputy.receive()
+    }
+
+    /// Takes the addresses that are not stood in for after all, and why.
+    pub(crate) fn take_aside(&mut self) -> Vec<(IpAddr, StandInStatus)> {
+        self.deputy.take_aside()
     }
 
     /// Takes what was found by the ops that look for sockets.
@@ -297,6 +328,7 @@ impl Effects {
                 self.tunnels.set_path(&self.tunnel, peer, receive_index, path, mtu, spare)?;
                 self.next_mtu_look.get_or_insert(now + MTU_PAUSE);
             }
+            KernelOp::StandIn { addresses } => self.deputy.set(now, &addresses, &self.network),
             KernelOp::SavePeer(peer) => self.journal.save_peer(peer),
             KernelOp::SaveSuspended(suspended) => self.journal.save_suspended(suspended),
             KernelOp::ForgetPeer { key } => self.journal.forget_peer(key),
@@ -388,6 +420,7 @@ impl Effects {
     /// Takes in another state of the network. The node may have to say more; what needs no word of it is done here.
     pub(crate) fn network_changed(&mut self, now: Time, network: NetworkState) {
         self.network = network;
+        self.deputy.network_changed(&self.network);
         let bindings: Vec<_> = self.bindings.iter().map(|(peer, binding)| (*peer, binding.clone())).collect();
         for (peer, binding) in bindings {
             // Setting it anew would grant an allowance twice; its confirmation sets it in a moment.
@@ -613,7 +646,9 @@ impl Effects {
     /// When [`Effects::handle_timeout`] is due.
     pub(crate) fn poll_timeout(&self) -> Option<Time> {
         let retry = self.unsettled.map(|(_, due)| due);
-        let all = [self.hooks.timeout(), self.kicks.timeout(), retry, self.next_mtu_look, self.fitting.timeout()];
+        let deputy = self.deputy.timeout();
+        let all =
+            [self.hooks.timeout(), self.kicks.timeout(), retry, self.next_mtu_look, self.fitting.timeout(), deputy];
         all.into_iter().flatten().min()
     }
 
@@ -628,6 +663,7 @@ impl Effects {
             tracing::warn!(%failure, "cannot wake senders");
         }
         self.forget_told(now);
+        self.deputy.go_on(now);
         if self.fitting.take_lapse(now) {
             if self.any_waits() {
                 self.look_for_echoes(now);

@@ -19,6 +19,7 @@ use whimbrel_kernel::network::{Changed, NetworkMonitor, NetworkState, UsableAddr
 use whimbrel_kernel::peer_route::PeerRoutes;
 use whimbrel_kernel::signals::{Signal, Signals};
 use whimbrel_kernel::sock_diag::SockDiag;
+use whimbrel_kernel::stand_in::Seen;
 use whimbrel_protocol::{Event, Node, PeerId, Time};
 use whimbrel_wire::FlowTuple;
 
@@ -59,6 +60,7 @@ const SIGNALS: u64 = 5;
 const TIMER: u64 = 6;
 const ANSWERS: u64 = 7;
 const HOLDERS: u64 = 8;
+const FOR_OTHERS: u64 = 9;
 /// Clients of the control socket have their number plus this.
 const FIRST_CLIENT: u64 = 16;
 
@@ -187,7 +189,8 @@ impl EventLoop {
             (this.answers.wake(), ANSWERS),
             (this.judge.wake(), HOLDERS),
         ];
-        for (fd, token) in sources {
+        let for_others = this.effects.stand_in_fd().map(|fd| (fd, FOR_OTHERS));
+        for (fd, token) in sources.into_iter().chain(for_others) {
             epoll::add(&this.epoll, fd, epoll::EventData::new_u64(token), epoll::EventFlags::IN)
                 .map_err(LoopError::new("epoll_ctl"))?;
         }
@@ -282,6 +285,7 @@ impl EventLoop {
                 }
             }
             TIMER => clear(&self.timer),
+            FOR_OTHERS => self.take_in_for_others(),
             ANSWERS => {
                 for (id, reply) in self.answers.take() {
                     self.server.reply(id, &reply);
@@ -306,6 +310,9 @@ impl EventLoop {
     fn drain(&mut self) {
         let now = clock::now();
         loop {
+            for (address, reason) in self.effects.take_aside() {
+                self.node.stand_aside(address, reason);
+            }
             self.transmit();
             let ops: Vec<_> = std::iter::from_fn(|| self.node.poll_op()).collect();
             let quiet = ops.is_empty();
@@ -428,6 +435,19 @@ impl EventLoop {
         }
         // There may be more.
         let _ = rustix::io::write(&self.tunnel_wake, &1u64.to_ne_bytes());
+    }
+
+    /// Takes in what came for hosts that have left this host's links.
+    fn take_in_for_others(&mut self) {
+        for _ in 0..DATAGRAMS {
+            match self.effects.receive_for_others() {
+                Some(Seen::Datagram { address, source, payload }) => {
+                    self.node.handle_intercepted(clock::now(), address, source, &payload);
+                }
+                Some(Seen::Claimed { .. }) => {}
+                None => return,
+            }
+        }
     }
 
     fn take_in_datapath_events(&mut self, now: Time) {

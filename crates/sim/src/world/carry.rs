@@ -1,6 +1,6 @@
 //! Packets between hosts.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use whimbrel_protocol::Routes;
@@ -9,7 +9,7 @@ use whimbrel_wire::{FlowTuple, Transport};
 use super::{Carried, FlowId, What, World};
 use crate::dataplane::Verdict;
 use crate::faults::Mutation;
-use crate::host::{Attached, HostId};
+use crate::host::{Attached, Host, HostId};
 use crate::ledger::{Kind, Sent};
 use crate::nat::Inbound;
 use crate::network::{Access, NetworkId};
@@ -107,7 +107,8 @@ impl World {
                     outer.map(|outer| packet.source = outer).is_some()
                 }
             };
-        let to = self.global.get(&packet.destination.ip()).copied();
+        let stood_in_for = self.stand_in_of(packet.destination.ip()).map(|(network, _)| network);
+        let to = self.global.get(&packet.destination.ip()).copied().or(stood_in_for);
         let Some(to) = to.filter(|_| passes) else {
             self.note(&packet, if passes { "lost in the core" } else { "lost on its way out" });
             return;
@@ -195,12 +196,42 @@ impl World {
                 packet.destination = inner;
                 match self.networks[network.0].hosts.get(&inner.ip()).copied() {
                     Some(host) => self.land(network, host, &packet),
-                    None => self.note(&packet, "nobody there"),
+                    None => self.intercept(network, &packet),
                 }
             }
             Inbound::Reset => self.refuse(network, &packet, "the NAT"),
             Inbound::Drop => self.note(&packet, "filtered"),
         }
+    }
+
+    /// Who stands in for an address on the network that it was on.
+    pub(super) fn stand_in(&self, network: NetworkId, address: IpAddr) -> Option<HostId> {
+        let stands = |host: &Host| {
+            let there = host.attached.iter().any(|attached| attached.network == network);
+            there && !host.asleep && host.node.is_some() && host.plane.standing_in.contains(&address)
+        };
+        self.hosts.iter().position(stands).map(HostId)
+    }
+
+    fn stand_in_of(&self, address: IpAddr) -> Option<(NetworkId, HostId)> {
+        let (network, _) = self.former.get(&address)?;
+        Some((*network, self.stand_in(*network, address)?))
+    }
+
+    /// Nobody has an address, but somebody may stand in for whoever had it.
+    fn intercept(&mut self, network: NetworkId, packet: &Packet) {
+        let address = packet.destination.ip();
+        let (Some(host), Body::Control(payload)) = (self.stand_in(network, address), &packet.body) else {
+            self.note(packet, "nobody there");
+            return;
+        };
+        self.note(packet, "taken in for another");
+        if let Some((_, whose)) = self.former.get(&address) {
+            // It is heard by way of the other.
+            self.ledger.receive(*whose, packet.source.ip(), packet.length());
+        }
+        let (now, source) = (self.now, packet.source);
+        self.with_node(host, |node| node.handle_intercepted(now, address, source, payload));
     }
 
     /// Nobody has a socket for a packet.

@@ -18,3 +18,4 @@ mod rendezvous;
 mod resumes;
 mod returns;
 mod rules;
+mod stand_in;

@@ -1,0 +1,293 @@
+//! Questions for link-layer addresses, answers and claims (RFC 826, 5227, 4861), without their link-layer headers.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// A link-layer address of Ethernet.
+pub(crate) type Mac = [u8; 6];
+
+/// Ethertypes (RFC 9542, appendix B).
+pub(crate) const ETHERTYPE_IPV4: u16 = 0x0800;
+pub(crate) const ETHERTYPE_ARP: u16 = 0x0806;
+pub(crate) const ETHERTYPE_IPV6: u16 = 0x86dd;
+
+const ARP_LEN: usize = 28;
+/// Ethernet, IPv4, and the lengths of their addresses.
+const ARP_START: [u8; 6] = [0, 1, 8, 0, 6, 4];
+const ARP_REQUEST: u8 = 1;
+const ARP_REPLY: u8 = 2;
+const IPV6_HEADER: usize = 40;
+const UDP_HEADER: usize = 8;
+const UDP: u8 = 17;
+const ICMPV6: u8 = 58;
+const SOLICITATION: u8 = 135;
+const ADVERTISEMENT: u8 = 136;
+const SOURCE_LINK_ADDRESS: u8 = 1;
+const TARGET_LINK_ADDRESS: u8 = 2;
+/// Neighbour discovery takes only what has passed no router (RFC 4861 §7.1).
+const HOPS: u8 = 255;
+
+/// What a packet on the link is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Said {
+    /// Somebody asks for an address, to send there.
+    Asks { address: IpAddr, asker: IpAddr, mac: Mac },
+    /// Somebody has an address, or looks whether anybody has it since it wants it.
+    Claims { address: IpAddr },
+    /// A datagram to a port of an address.
+    Datagram { address: IpAddr, source: IpAddr, source_port: u16, port: u16, payload: Vec<u8> },
+}
+
+/// Reads what came from somebody with this link-layer address.
+pub(crate) fn read(ethertype: u16, packet: &[u8]) -> Option<Said> {
+    match ethertype {
+        ETHERTYPE_ARP => read_arp(packet),
+        ETHERTYPE_IPV4 => read_ipv4(packet),
+        ETHERTYPE_IPV6 => read_ipv6(packet),
+        _ => None,
+    }
+}
+
+fn read_arp(packet: &[u8]) -> Option<Said> {
+    let packet = packet.get(..ARP_LEN).filter(|packet| packet.starts_with(&ARP_START))?;
+    let mac: Mac = packet[8..14].try_into().ok()?;
+    let address = |at: usize| Ipv4Addr::from_octets(packet[at..at + 4].try_into().unwrap_or_default());
+    let (sender, target) = (address(14), address(24));
+    if !sender.is_unspecified() {
+        // One that asks for itself says that it has its address (RFC 5227 §3).
+        return Some(if packet[7] == ARP_REQUEST && sender != target {
+            Said::Asks { address: target.into(), asker: sender.into(), mac }
+        } else {
+            Said::Claims { address: sender.into() }
+        });
+    }
+    (packet[7] == ARP_REQUEST).then_some(Said::Claims { address: target.into() })
+}
+
+fn read_ipv4(packet: &[u8]) -> Option<Said> {
+    let first = *packet.first().filter(|first| *first >> 4 == 4)?;
+    let header = usize::from(first & 15) * 4;
+    let fragment = u16::from_be_bytes([*packet.get(6)?, *packet.get(7)?]) & 0x3fff;
+    if header < 20 || *packet.get(9)? != UDP || fragment != 0 {
+        return None;
+    }
+    let address = |at: usize| Some(Ipv4Addr::from_octets(packet.get(at..at + 4)?.try_into().ok()?));
+    read_udp(address(12)?.into(), address(16)?.into(), packet.get(header..)?)
+}
+
+fn read_ipv6(packet: &[u8]) -> Option<Said> {
+    let address = |at: usize| Some(Ipv6Addr::from_octets(packet.get(at..at + 16)?.try_into().ok()?));
+    let (source, destination) = (address(8)?, address(24)?);
+    let body = packet.get(IPV6_HEADER..)?;
+    if packet[6] == UDP {
+        return read_udp(source.into(), destination.into(), body);
+    }
+    if packet[6] != ICMPV6 || packet[7] != HOPS {
+        return None;
+    }
+    let target = IpAddr::from(Ipv6Addr::from_octets(body.get(8..24)?.try_into().ok()?));
+    match body[0] {
+        // RFC 4862 §5.4.3: who has no address yet looks whether anybody has this one.
+        SOLICITATION if source.is_unspecified() => Some(Said::Claims { address: target }),
+        SOLICITATION => {
+            let mac = option(body.get(24..)?, SOURCE_LINK_ADDRESS)?;
+            Some(Said::Asks { address: target, asker: source.into(), mac })
+        }
+        ADVERTISEMENT => Some(Said::Claims { address: target }),
+        _ => None,
+    }
+}
+
+/// The link-layer address in an option of neighbour discovery (RFC 4861 §4.6.1).
+fn option(mut options: &[u8], kind: u8) -> Option<Mac> {
+    loop {
+        let length = usize::from(*options.get(1)?) * 8;
+        if length == 0 {
+            return None;
+        }
+        if options[0] == kind {
+            return options.get(2..8)?.try_into().ok();
+        }
+        options = options.get(length..)?;
+    }
+}
+
+fn read_udp(source: IpAddr, address: IpAddr, body: &[u8]) -> Option<Said> {
+    let number = |at: usize| Some(u16::from_be_bytes([*body.get(at)?, *body.get(at + 1)?]));
+    let (source_port, port, length) = (number(0)?, number(2)?, usize::from(number(4)?));
+    let payload = body.get(UDP_HEADER..length)?.to_vec();
+    Some(Said::Datagram { address, source, source_port, port, payload })
+}
+
+/// Who is asked, and what is said: a packet, where it goes and its ethertype.
+pub(crate) struct Frame {
+    pub(crate) ethertype: u16,
+    pub(crate) to: Mac,
+    pub(crate) packet: Vec<u8>,
+}
+
+/// Asks whether anybody has an address (RFC 5227 §2.1.1, RFC 4862 §5.4.2).
+pub(crate) fn probe(own: Mac, address: IpAddr) -> Frame {
+    match address {
+        IpAddr::V4(address) => arp(ARP_REQUEST, (own, Ipv4Addr::UNSPECIFIED), ([0; 6], address), BROADCAST),
+        IpAddr::V6(address) => {
+            let group = solicited_node(address);
+            let mut body = vec![SOLICITATION, 0, 0, 0, 0, 0, 0, 0];
+            body.extend_from_slice(&address.octets());
+            neighbour(Ipv6Addr::UNSPECIFIED, group, body, multicast(group))
+        }
+    }
+}
+
+/// Says to all that `own` is to be sent what goes to an address (RFC 5227 §2.3, RFC 4861 §7.2.6).
+pub(crate) fn announcement(own: Mac, address: IpAddr) -> Frame {
+    match address {
+        IpAddr::V4(address) => arp(ARP_REQUEST, (own, address), ([0; 6], address), BROADCAST),
+        IpAddr::V6(address) => {
+            let all = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+            advertisement(own, address, false, all, multicast(all))
+        }
+    }
+}
+
+/// Answers who asks for an address.
+pub(crate) fn answer(own: Mac, address: IpAddr, asker: IpAddr, mac: Mac) -> Option<Frame> {
+    match (address, asker) {
+        (IpAddr::V4(address), IpAddr::V4(asker)) => Some(arp(ARP_REPLY, (own, address), (mac, asker), mac)),
+        (IpAddr::V6(address), IpAddr::V6(asker)) => Some(advertisement(own, address, true, asker, mac)),
+        _ => None,
+    }
+}
+
+const BROADCAST: Mac = [0xff; 6];
+
+fn arp(operation: u8, sender: (Mac, Ipv4Addr), target: (Mac, Ipv4Addr), to: Mac) -> Frame {
+    let mut packet = ARP_START.to_vec();
+    packet.extend_from_slice(&[0, operation]);
+    for (mac, address) in [sender, target] {
+        packet.extend_from_slice(&mac);
+        packet.extend_from_slice(&address.octets());
+    }
+    Frame { ethertype: ETHERTYPE_ARP, to, packet }
+}
+
+/// As a home agent does for a node that is away, with the override flag (RFC 6275 §10.4.1): what neighbours remember is the
+/// address of a host that is gone.
+fn advertisement(own: Mac, address: Ipv6Addr, solicited: bool, to: Ipv6Addr, mac: Mac) -> Frame {
+    const SOLICITED: u8 = 0x40;
+    const OVERRIDE: u8 = 0x20;
+    let flags = if solicited { SOLICITED | OVERRIDE } else { OVERRIDE };
+    let mut body = vec![ADVERTISEMENT, 0, 0, 0, flags, 0, 0, 0];
+    body.extend_from_slice(&address.octets());
+    body.extend_from_slice(&[TARGET_LINK_ADDRESS, 1]);
+    body.extend_from_slice(&own);
+    neighbour(address, to, body, mac)
+}
+
+fn neighbour(source: Ipv6Addr, destination: Ipv6Addr, mut body: Vec<u8>, to: Mac) -> Frame {
+    let mut sum: u32 = u32::from(ICMPV6) + body.len() as u32;
+    let (source, destination) = (source.octets(), destination.octets());
+    for pair in source.chunks(2).chain(destination.chunks(2)).chain(body.chunks(2)) {
+        sum += u32::from(u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)]));
+    }
+    while sum > 0xffff {
+        sum = (sum >> 16) + (sum & 0xffff);
+    }
+    body[2..4].copy_from_slice(&(!(sum as u16)).to_be_bytes());
+    let mut packet = vec![0x60, 0, 0, 0];
+    packet.extend_from_slice(&(body.len() as u16).to_be_bytes());
+    packet.extend_from_slice(&[ICMPV6, HOPS]);
+    packet.extend_from_slice(&source);
+    packet.extend_from_slice(&destination);
+    packet.extend_from_slice(&body);
+    Frame { ethertype: ETHERTYPE_IPV6, to, packet }
+}
+
+/// The group that questions for an address go to (RFC 4291 §2.7.1).
+pub(crate) fn solicited_node(address: Ipv6Addr) -> Ipv6Addr {
+    let [.., a, b, c] = address.octets();
+    Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00 | u16::from(a), u16::from_be_bytes([b, c]))
+}
+
+/// Where a group is on Ethernet (RFC 2464 §7).
+fn multicast(group: Ipv6Addr) -> Mac {
+    let [.., a, b, c, d] = group.octets();
+    [0x33, 0x33, a, b, c, d]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OWN: Mac = [2, 0, 0, 0, 0, 1];
+    const OTHER: Mac = [2, 0, 0, 0, 0, 2];
+
+    fn address(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn what_is_said_is_understood() {
+        for (left, asker) in [("10.0.0.9", "10.0.0.1"), ("2001:db8::9", "2001:db8::1")] {
+            let (left, asker) = (address(left), address(asker));
+            let claims = Some(Said::Claims { address: left });
+            for frame in [probe(OTHER, left), announcement(OTHER, left), answer(OTHER, left, asker, OWN).unwrap()] {
+                assert_eq!(read(frame.ethertype, &frame.packet), claims, "{left}");
+                for short in 0..frame.packet.len().min(28) {
+                    assert_eq!(read(frame.ethertype, &frame.packet[..short]), None);
+                }
+            }
+        }
+        assert_eq!(answer(OWN, address("10.0.0.9"), address("::1"), OTHER).map(|frame| frame.to), None);
+    }
+
+    #[test]
+    fn questions_are_told_from_claims() {
+        let frame =
+            arp(ARP_REQUEST, (OTHER, Ipv4Addr::new(10, 0, 0, 1)), ([0; 6], Ipv4Addr::new(10, 0, 0, 9)), BROADCAST);
+        let asks = Said::Asks { address: address("10.0.0.9"), asker: address("10.0.0.1"), mac: OTHER };
+        assert_eq!(read(frame.ethertype, &frame.packet), Some(asks));
+        let (asker, left) = ("2001:db8::1".parse().unwrap(), "2001:db8::9".parse::<Ipv6Addr>().unwrap());
+        let mut body = vec![SOLICITATION, 0, 0, 0, 0, 0, 0, 0];
+        body.extend_from_slice(&left.octets());
+        body.extend_from_slice(&[14, 1, 0, 0, 0, 0, 0, 0, SOURCE_LINK_ADDRESS, 1]);
+        body.extend_from_slice(&OTHER);
+        let frame = neighbour(asker, solicited_node(left), body, OWN);
+        let asks = Said::Asks { address: left.into(), asker: asker.into(), mac: OTHER };
+        assert_eq!(read(frame.ethertype, &frame.packet), Some(asks));
+        // From beyond a router.
+        let mut far = frame.packet;
+        far[7] = 254;
+        assert_eq!(read(frame.ethertype, &far), None);
+    }
+
+    #[test]
+    fn datagrams_are_whole_or_nothing() {
+        let mut packet = vec![0x45, 0, 0, 33, 0, 0, 0, 0, 64, UDP, 0, 0, 10, 0, 0, 1, 10, 0, 0, 9];
+        packet.extend_from_slice(&[0x07, 0xd0, 0x07, 0xef, 0, 13, 0, 0]);
+        packet.extend_from_slice(b"hello and padding");
+        let said = read(ETHERTYPE_IPV4, &packet);
+        let (address, source) = (address("10.0.0.9"), address("10.0.0.1"));
+        let payload = b"hello".to_vec();
+        assert_eq!(said, Some(Said::Datagram { address, source, source_port: 2000, port: 2031, payload }));
+        for (at, value) in [(0, 0x44), (0, 0x65), (6, 0x20), (9, 6), (25, 7), (25, 255)] {
+            let mut other = packet.clone();
+            other[at] = value;
+            assert_eq!(read(ETHERTYPE_IPV4, &other), None, "{at}");
+        }
+        assert_eq!(read(0x88cc, &packet), None);
+    }
+
+    #[test]
+    fn groups_and_checksums_are_as_the_standards_have_them() {
+        let target = "fe80::1234:56ff:fe78:9abc".parse().unwrap();
+        assert_eq!(solicited_node(target), "ff02::1:ff78:9abc".parse::<Ipv6Addr>().unwrap());
+        let frame = probe(OWN, target.into());
+        assert_eq!(frame.to, [0x33, 0x33, 0xff, 0x78, 0x9a, 0xbc]);
+        // The sum over everything with its checksum in place is all ones.
+        let mut sum = u32::from(ICMPV6) + 24;
+        for pair in frame.packet[8..].chunks(2) {
+            sum += u32::from(u16::from_be_bytes([pair[0], pair[1]]));
+        }
+        assert_eq!((sum >> 16) + (sum & 0xffff), 0xffff);
+    }
+}
