@@ -9,7 +9,8 @@ use whimbrel_wire::message::{BindingStatus, Message, UpdateFlags};
 
 use crate::Time;
 use crate::absence::PARTINGS;
-use crate::node::{Arrival, Node, Routes};
+use crate::arrival::Arrival;
+use crate::node::{Node, Routes};
 use crate::op::{Carrier, Event, KernelOp, PeerId};
 use crate::outcome::Asked;
 use crate::peer::{Attachment, Awaited, Away, Candidate, CarrierProbe, Meanwhile, NOWHERE, Peer, PendingUpdate};
@@ -682,7 +683,9 @@ impl Node {
         if quiet {
             // Either end may have started anew, and know of no probe.
             let Some(peer) = self.peers.get_mut(&id) else { return };
-            if peer.moved_flows() > 0 {
+            // A peer that is on its way moved last: it probes, and is answered.
+            let comes = peer.candidate.as_ref().is_some_and(|candidate| candidate.announced);
+            if peer.moved_flows() > 0 && !comes {
                 peer.probe = CarrierProbe { leading: peer.has_gone(), ..CarrierProbe::default() };
                 self.probe_carrier(now, id);
             }

@@ -20,6 +20,7 @@
 #![forbid(unsafe_code)]
 
 mod absence;
+mod arrival;
 mod bucket;
 mod carrier;
 mod config;

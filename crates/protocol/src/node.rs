@@ -9,6 +9,7 @@ use whimbrel_wire::message::{MESSAGE_HEADER_LEN, Message, decode_all};
 use whimbrel_wire::{Datagram, FlowTuple, Transport};
 
 use crate::Time;
+use crate::arrival::{Arrival, costs_too_much};
 use crate::config::Config;
 use crate::contact::Contacts;
 use crate::flow::{Flow, Stage};
@@ -221,17 +222,7 @@ impl Node {
                     self.dropped += 1;
                     return;
                 };
-                // P-37
-                let count = |of: fn(&Message) -> bool| messages.iter().filter(|message| of(message)).count();
-                if count(|message| matches!(message, Message::BindingUpdate { .. })) > 1
-                    || count(|message| matches!(message, Message::IntroductionRequest { .. })) > 1
-                    || count(|message| matches!(message, Message::FlowClosed(_))) > 1
-                    || count(|message| matches!(message, Message::Register { .. })) > 1
-                    || count(|message| matches!(message, Message::Whereabouts { .. })) > 1
-                    || count(|message| matches!(message, Message::Waiting { .. })) > 1
-                    || count(|message| matches!(message, Message::StandIn { .. })) > 1
-                    || count(|message| matches!(message, Message::PassedOn { .. })) > 1
-                {
+                if costs_too_much(&messages) {
                     self.dropped += 1;
                     return;
                 }
@@ -792,17 +783,4 @@ impl Node {
     pub fn public_key(&self) -> PublicKey {
         self.key.public()
     }
-}
-
-/// How a datagram arrived.
-pub(crate) struct Arrival {
-    pub(crate) source: SocketAddr,
-    pub(crate) destination: Option<IpAddr>,
-    /// Of the session that it came in.
-    pub(crate) index: u32,
-    pub(crate) length: usize,
-    /// Its counter is above all before it.
-    pub(crate) is_newest: bool,
-    /// It came by way of a host that stands in for this one.
-    pub(crate) passed_on: bool,
 }

@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 use whimbrel_wire::message::Message;
 
 use crate::Time;
-use crate::node::{Arrival, Node};
+use crate::arrival::Arrival;
+use crate::node::Node;
 use crate::op::{Carrier, Event, KernelOp, PeerId};
 use crate::outcome::Asked;
 use crate::peer::{Awaited, Candidate};

@@ -8,9 +8,10 @@ use std::time::Duration;
 use whimbrel_wire::message::{MAX_REGISTERED, MeetingTag, Message, RegistrationChange, RegistrationStatus};
 
 use crate::Time;
+use crate::arrival::Arrival;
 use crate::bucket::Bucket;
 use crate::contact::{Contact, SILENCE, SILENCE_LONGEST};
-use crate::node::{Arrival, Node};
+use crate::node::Node;
 use crate::op::{Event, PeerId};
 use crate::peer::Peer;
 use crate::timer::Timer;

@@ -8,8 +8,9 @@ use std::time::Duration;
 use whimbrel_wire::message::{MAX_PASSED_ON, MAX_STOOD_IN, Message, StandInStatus};
 
 use crate::Time;
+use crate::arrival::Arrival;
 use crate::bucket::Bucket;
-use crate::node::{Arrival, Node};
+use crate::node::Node;
 use crate::op::{Event, KernelOp, PeerId};
 use crate::outcome::Asked;
 use crate::timer::Timer;

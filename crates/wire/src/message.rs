@@ -1,5 +1,7 @@
 //! The messages inside a control datagram: `docs/protocol.md` §3.
 
+mod lists;
+
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 
@@ -7,6 +9,10 @@ use crate::codec::{ENDPOINT_LEN, Malformed, Reader, TUPLE_LEN};
 use crate::codec::{put_address, put_endpoint, put_tuple, put_u16, put_u32, put_u64};
 use crate::flow::FlowTuple;
 use crate::hello::{MAX_LOCATORS, put_locators, read_locators};
+use lists::{
+    encode_closed, read_closed, read_passed_on, read_register, read_stand_in, read_standing_in, read_waiting,
+    read_whereabouts,
+};
 
 /// A message of the control protocol.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -161,7 +167,7 @@ pub enum Message {
         /// What becomes of each; at most [`MAX_STOOD_IN`], what is beyond is not sent.
         addresses: Vec<(IpAddr, StandInStatus)>,
     },
-    /// Type 0x46: a datagram that came for an address which the sender stands in for (P-60).
+    /// Type 0x46: a datagram that came for an address which the sender stands in for (P-61).
     PassedOn {
         /// That address.
         left: IpAddr,
@@ -726,96 +732,4 @@ pub fn decode_all(plaintext: &[u8]) -> Result<Vec<Message>, Malformed> {
         }
     }
     Ok(messages)
-}
-
-fn encode_closed(nonces: &[u64], out: &mut Vec<u8>) {
-    let mut encode_chunk = |chunk: &[u64]| {
-        out.push(FLOW_CLOSED);
-        put_u16(out, (2 + 8 * chunk.len()) as u16);
-        put_u16(out, chunk.len() as u16);
-        chunk.iter().for_each(|nonce| put_u64(out, *nonce));
-    };
-    if nonces.is_empty() {
-        encode_chunk(nonces);
-    }
-    nonces.chunks(MAX_CLOSED).for_each(encode_chunk);
-}
-
-fn read_waiting(body: &mut Reader<'_>) -> Result<Message, Malformed> {
-    let number = body.u32("number")?;
-    let not_boolean = body.malformed("whether flows wait");
-    let wait = match body.u8("whether flows wait")? {
-        0 => false,
-        1 => true,
-        _ => return Err(not_boolean),
-    };
-    let too_many = body.malformed("count of waiting flows");
-    let count = usize::from(body.u16("count of waiting flows")?);
-    if count > MAX_WAITING || count * 8 != body.remaining() {
-        return Err(too_many);
-    }
-    let names = (0..count).map(|_| body.u64("waiting flow")).collect::<Result<_, _>>()?;
-    Ok(Message::Waiting { number, wait, names })
-}
-
-fn read_register(body: &mut Reader<'_>) -> Result<Message, Malformed> {
-    let number = body.u32("number")?;
-    let change = RegistrationChange::from_number(body.u8("change of registration")?);
-    let too_many = body.malformed("count of tags");
-    let count = usize::from(body.u16("count of tags")?);
-    if count > MAX_REGISTERED || count * TAG_LEN != body.remaining() {
-        return Err(too_many);
-    }
-    let tags = (0..count).map(|_| body.array("meeting tag").copied()).collect::<Result<_, _>>()?;
-    Ok(Message::Register { number, change, tags })
-}
-
-fn read_whereabouts(body: &mut Reader<'_>) -> Result<Message, Malformed> {
-    let number = body.u32("number")?;
-    let too_many = body.malformed("count of endpoints");
-    let count = usize::from(body.u16("count of endpoints")?);
-    if count > MAX_WHEREABOUTS || count * (TAG_LEN + ENDPOINT_LEN) != body.remaining() {
-        return Err(too_many);
-    }
-    let mut found = Vec::new();
-    for _ in 0..count {
-        found.push((*body.array("meeting tag")?, body.endpoint("endpoint of a peer")?));
-    }
-    Ok(Message::Whereabouts { number, found })
-}
-
-fn read_stand_in(body: &mut Reader<'_>) -> Result<Message, Malformed> {
-    let too_many = body.malformed("count of addresses");
-    let addresses = read_locators(body)?;
-    if addresses.len() > MAX_STOOD_IN { Err(too_many) } else { Ok(Message::StandIn { addresses }) }
-}
-
-fn read_standing_in(body: &mut Reader<'_>) -> Result<Message, Malformed> {
-    let too_many = body.malformed("count of addresses");
-    let count = usize::from(body.u8("count of addresses")?);
-    if count > MAX_STOOD_IN || count * 17 != body.remaining() {
-        return Err(too_many);
-    }
-    let mut addresses = Vec::new();
-    for _ in 0..count {
-        let address = body.address("address")?;
-        addresses.push((address, StandInStatus::from_number(body.u8("status of an address")?)));
-    }
-    Ok(Message::StandingIn { addresses })
-}
-
-fn read_passed_on(body: &mut Reader<'_>) -> Result<Message, Malformed> {
-    let (left, source) = (body.address("address that was left")?, body.endpoint("source of a datagram")?);
-    let too_long = body.malformed("length of a datagram");
-    let datagram = body.rest().to_vec();
-    if datagram.len() > MAX_PASSED_ON { Err(too_long) } else { Ok(Message::PassedOn { left, source, datagram }) }
-}
-
-fn read_closed(body: &mut Reader<'_>) -> Result<Vec<u64>, Malformed> {
-    let too_many = body.malformed("count of closed flows");
-    let count = usize::from(body.u16("count of closed flows")?);
-    if count > MAX_CLOSED || count * 8 != body.remaining() {
-        return Err(too_many);
-    }
-    (0..count).map(|_| body.u64("closed flow")).collect()
 }

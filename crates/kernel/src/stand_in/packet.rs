@@ -50,7 +50,7 @@ pub(crate) fn read(ethertype: u16, packet: &[u8]) -> Option<Said> {
 fn read_arp(packet: &[u8]) -> Option<Said> {
     let packet = packet.get(..ARP_LEN).filter(|packet| packet.starts_with(&ARP_START))?;
     let mac: Mac = packet[8..14].try_into().ok()?;
-    let address = |at: usize| Ipv4Addr::from_octets(packet[at..at + 4].try_into().unwrap_or_default());
+    let address = |at: usize| Ipv4Addr::new(packet[at], packet[at + 1], packet[at + 2], packet[at + 3]);
     let (sender, target) = (address(14), address(24));
     if !sender.is_unspecified() {
         // One that asks for itself says that it has its address (RFC 5227 §3).
@@ -70,12 +70,12 @@ fn read_ipv4(packet: &[u8]) -> Option<Said> {
     if header < 20 || *packet.get(9)? != UDP || fragment != 0 {
         return None;
     }
-    let address = |at: usize| Some(Ipv4Addr::from_octets(packet.get(at..at + 4)?.try_into().ok()?));
+    let address = |at: usize| Some(Ipv4Addr::from(<[u8; 4]>::try_from(packet.get(at..at + 4)?).ok()?));
     read_udp(address(12)?.into(), address(16)?.into(), packet.get(header..)?)
 }
 
 fn read_ipv6(packet: &[u8]) -> Option<Said> {
-    let address = |at: usize| Some(Ipv6Addr::from_octets(packet.get(at..at + 16)?.try_into().ok()?));
+    let address = |at: usize| Some(Ipv6Addr::from(<[u8; 16]>::try_from(packet.get(at..at + 16)?).ok()?));
     let (source, destination) = (address(8)?, address(24)?);
     let body = packet.get(IPV6_HEADER..)?;
     if packet[6] == UDP {
@@ -84,7 +84,7 @@ fn read_ipv6(packet: &[u8]) -> Option<Said> {
     if packet[6] != ICMPV6 || packet[7] != HOPS {
         return None;
     }
-    let target = IpAddr::from(Ipv6Addr::from_octets(body.get(8..24)?.try_into().ok()?));
+    let target = IpAddr::from(<[u8; 16]>::try_from(body.get(8..24)?).ok()?);
     match body[0] {
         // RFC 4862 §5.4.3: who has no address yet looks whether anybody has this one.
         SOLICITATION if source.is_unspecified() => Some(Said::Claims { address: target }),

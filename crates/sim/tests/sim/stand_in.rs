@@ -76,6 +76,24 @@ fn one_of_both_is_found_by_way_of_where_it_was() {
 }
 
 #[test]
+fn however_their_words_cross_they_come_to_rewrite() {
+    for delay in [5, 10, 20, 40] {
+        for apart in (0..600).step_by(stride(40)) {
+            let mut left = Left::new(1212);
+            left.two.world.set_links(Link { delay: Duration::from_millis(delay), ..Link::default() });
+            let Two { world, client, server, away, further, far, .. } = &mut left.two;
+            world.set_cut(*far, true);
+            world.move_to(*client, *away, AWAY);
+            world.run_for(Duration::from_millis(apart));
+            world.move_to(*server, *further, FURTHER);
+            world.assert_delivering(10 * SECOND);
+            settle_as(world, &left.flows, Carried::Rewritten);
+            world.check();
+        }
+    }
+}
+
+#[test]
 fn nobody_stands_in_who_was_not_told_to() {
     let mut left = Left::with(1201, Config { serve_rendezvous: true, ..Config::default() });
     left.both_move();
