@@ -38,7 +38,8 @@ struct flow_entry {
 	__u32 heard_peer_place;
 	__u8 held;   /* 1: no packet of it leaves, wherever it is */
 	__u8 lapsed; /* enum lapsed */
-	__u8 zero[2];
+	__u8 real_view; /* 1: its sockets are shown the binding's locators while it has moved */
+	__u8 zero;
 	__u32 echoes_from; /* a TSval (RFC 7323) of this end's: echoes of older ones are not to be measured; see lib/lapse.h */
 	__u32 clock;	   /* what this end's TSvals are ahead of CLOCK_MONOTONIC by */
 };
@@ -146,6 +147,22 @@ enum idle {
  * Map `kept`: address (struct address) of this host that is gone, and that its sockets go on using; the value is not used.
  * Routes may lead what is sent from it out of the host; what is of no moved flow does not go there.
  */
+
+enum alias_kind {
+	ALIAS_REACH = 1,     /* connect: where the peer that was at `address` is now */
+	ALIAS_BIND = 2,	     /* bind: where this host is that was at `address` */
+	ALIAS_SHOW_PEER = 3, /* getpeername, accept, recvmsg: where the peer that is at `address` was */
+	ALIAS_SHOW_OWN = 4,  /* getsockname: where this host, at `address` now, was for the peer that is at `other` */
+};
+
+/* Map `aliases`: this -> the address that a program of this name is shown, or meant (struct address). */
+struct alias {
+	__u8 program[16]; /* as in /proc/PID/comm, zeros behind it */
+	struct address address;
+	struct address other;
+	__u8 kind; /* enum alias_kind */
+	__u8 zero[7];
+};
 
 enum fragment_direction {
 	FRAGMENT_OUT = 0,

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use whimbrel_handshake::PublicKey;
-use whimbrel_protocol::{Carrier, FlowEntry, KnownPlace, PeerId, Places, SavedPeer, Waits};
+use whimbrel_protocol::{Carrier, FlowEntry, KnownPlace, Manner, PeerId, Places, SavedPeer, View, Waits};
 use whimbrel_wire::{FlowTuple, Transport};
 
 /// Lines that may be out of date before the file is rewritten, beside as many as are in force.
@@ -262,7 +262,20 @@ struct EntryLine {
     peer_tuple: TupleLine,
     /// Here, there.
     waits: (bool, bool),
+    #[serde(default)]
+    view: ViewLine,
+    #[serde(default)]
+    gives_way: bool,
     wire: (u16, u16),
+}
+
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum ViewLine {
+    #[default]
+    Virtual,
+    Real,
+    Lasting,
 }
 
 impl From<FlowEntry> for EntryLine {
@@ -273,6 +286,12 @@ impl From<FlowEntry> for EntryLine {
             home: (entry.home.local, entry.home.peer),
             peer_tuple: entry.peer_tuple.into(),
             waits: (entry.waits.here, entry.waits.there),
+            view: match entry.manner.view {
+                View::Virtual => ViewLine::Virtual,
+                View::Real => ViewLine::Real,
+                View::Lasting => ViewLine::Lasting,
+            },
+            gives_way: entry.manner.gives_way,
             wire: (entry.wire_local_port, entry.wire_remote_port),
         }
     }
@@ -286,6 +305,14 @@ impl EntryLine {
             home: Places { local: self.home.0, peer: self.home.1 },
             peer_tuple: self.peer_tuple.tuple()?,
             waits: Waits { here: self.waits.0, there: self.waits.1 },
+            manner: Manner {
+                view: match self.view {
+                    ViewLine::Virtual => View::Virtual,
+                    ViewLine::Real => View::Real,
+                    ViewLine::Lasting => View::Lasting,
+                },
+                gives_way: self.gives_way,
+            },
             wire_local_port: self.wire.0,
             wire_remote_port: self.wire.1,
         })
@@ -429,6 +456,7 @@ mod tests {
             home: Places { local: 1, peer: 1 },
             peer_tuple: flow(9).mirrored(),
             waits: Waits { here: true, there: false },
+            manner: Manner { view: View::Lasting, gives_way: true },
             wire_local_port: 9,
             wire_remote_port: 22,
         }

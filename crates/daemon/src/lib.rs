@@ -297,6 +297,7 @@ fn start_on(
     if config.stand_in {
         effects.stand_in(config.port).map_err(adopting)?;
     }
+    effects.set_policies(&config.policies);
 
     let mut node = Node::new(node_config(&config, &effects.known_keys), key, identity::random_bytes()?);
     let flows: Vec<_> = restored.flows.keys().copied().collect();

@@ -385,6 +385,7 @@ mod tests {
             peer: PeerId(3),
             name: 7,
             waits: whimbrel_protocol::Waits::default(),
+            manner: whimbrel_protocol::Manner::default(),
             home: Places::default(),
             peer_tuple: own.mirrored(),
             wire_local_port: 22,

@@ -69,10 +69,12 @@ plain! {
         heard_peer_place: u32,
         held: u8,
         lapsed: u8,
-        zero: [u8; 2],
+        real_view: u8,
+        zero: u8,
         echoes_from: u32,
         clock: u32,
     }
+    struct RawAlias { program: [u8; 16], address: RawAddress, other: RawAddress, kind: u8, zero: [u8; 7] }
     struct RawHelpedFlow { offset: u32, acknowledged: u32, delivered: u32, phase: u8, zero: [u8; 3] }
     struct RawWireFlow { binding: u32, local_port: u16, remote_port: u16, transport: u8, zero: [u8; 3] }
     struct RawBinding {
@@ -241,6 +243,8 @@ pub struct FlowEntry {
     /// No packet of it leaves this host, native or moved, whatever the binding's carrier. Its TCP socket is kept from
     /// giving up ([`Datapath::fit_sockets`](crate::Datapath::fit_sockets)).
     pub held: bool,
+    /// While it has moved, its sockets are shown the binding's locators ([`Datapath::attach_names`](crate::Datapath::attach_names)).
+    pub real_view: bool,
 }
 
 /// What becomes of a flow that is answered on in its peer's name, or was.
@@ -283,6 +287,41 @@ pub struct HelpedFlow {
     pub acknowledged: u32,
     /// Of that, all before this is acknowledged by the peer itself. The programs move it on.
     pub delivered: u32,
+}
+
+/// What an address means to a program beside what it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum AliasUse {
+    /// It connects to this address, where a peer was.
+    Reach(IpAddr),
+    /// It binds a socket to this address, which was this host's.
+    Bind(IpAddr),
+    /// It is shown this address of a peer.
+    ShowPeer(IpAddr),
+    /// It is shown this address of this host, as that of a socket whose peer is at the other one.
+    ShowOwn(IpAddr, IpAddr),
+}
+
+/// An [`AliasUse`] by the programs of one name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Alias {
+    /// As in `/proc/PID/comm` (of each thread, `/proc/PID/task/TID/comm`), with zeros behind it.
+    pub program: [u8; 16],
+    /// For what.
+    pub used: AliasUse,
+}
+
+impl RawAlias {
+    pub(crate) fn new(alias: &Alias) -> Self {
+        let unspecified = RawAddress { words: [0; 4] };
+        let (kind, address, other) = match alias.used {
+            AliasUse::Reach(address) => (1, address, unspecified),
+            AliasUse::Bind(address) => (2, address, unspecified),
+            AliasUse::ShowPeer(address) => (3, address, unspecified),
+            AliasUse::ShowOwn(address, peer) => (4, address, RawAddress::new(peer)),
+        };
+        Self { program: alias.program, address: RawAddress::new(address), other, kind, zero: [0; 7] }
+    }
 }
 
 /// Two locators that packets may run between.
@@ -379,7 +418,8 @@ impl RawFlowEntry {
             heard_peer_place: PLACE_NEVER,
             held: entry.held.into(),
             lapsed: 0,
-            zero: [0; 2],
+            real_view: entry.real_view.into(),
+            zero: 0,
             echoes_from: 0,
             clock: 0,
         }
@@ -393,6 +433,7 @@ impl RawFlowEntry {
             wire_local_port: u16::from_be(self.wire_local_port),
             wire_remote_port: u16::from_be(self.wire_remote_port),
             held: self.held != 0,
+            real_view: self.real_view != 0,
         }
     }
 

@@ -9,13 +9,14 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use whimbrel_wire::FlowTuple;
 
 use crate::abi::{
-    Binding, COUNTERS, FlowEntry, HelpedFlow, IDLE_HELPED, IDLE_INTRODUCTIONS, IDLE_KEPT, IDLE_LAPSES, IDLE_LISTENING,
-    IDLE_TRANSLATION, IDLE_VACATED, LocatorPair, RawAddress, RawBinding, RawFlowEntry, RawHelpedFlow, RawLocatorPair,
-    RawSettings, RawTuple, RawWireFlow,
+    Alias, Binding, COUNTERS, FlowEntry, HelpedFlow, IDLE_HELPED, IDLE_INTRODUCTIONS, IDLE_KEPT, IDLE_LAPSES,
+    IDLE_LISTENING, IDLE_TRANSLATION, IDLE_VACATED, LocatorPair, RawAddress, RawBinding, RawFlowEntry, RawHelpedFlow,
+    RawLocatorPair, RawSettings, RawTuple, RawWireFlow,
 };
 use crate::error::Error;
 use crate::events::{Event, Ring};
 use crate::hook::{Direction, Hook, Mechanism, has_ethernet_header};
+use crate::names::Names;
 use crate::object::Programs;
 use crate::sockets::{Fitted, Follower, Sockets, TcpSocket};
 use crate::table::{GrowingTable, Table};
@@ -73,6 +74,7 @@ pub struct Datapath {
     programs: Programs,
     sockets: OnceLock<Sockets>,
     follower: Option<Follower>,
+    names: Option<Names>,
     flows: GrowingTable<RawTuple, RawFlowEntry>,
     wire_flows: GrowingTable<RawWireFlow, RawTuple>,
     helped: Table<RawTuple, RawHelpedFlow>,
@@ -107,6 +109,7 @@ impl Datapath {
             pins: pins.to_owned(),
             sockets: OnceLock::new(),
             follower: None,
+            names: None,
             flows: GrowingTable::new("flows", programs.map("flows")?)?,
             wire_flows: GrowingTable::new("wire_flows", programs.map("wire_flows")?)?,
             helped: programs.table("helped")?,
@@ -511,6 +514,32 @@ impl Datapath {
     #[must_use]
     pub fn sees_probes(&self) -> bool {
         self.follower.as_ref().is_some_and(|follower| follower.sees_probes)
+    }
+
+    /// Has programs shown the locators of moved flows that are to be seen so ([`FlowEntry::real_view`]), by getsockname(2),
+    /// getpeername(2), accept(2) and recvmsg(2) of connected UDP sockets, and `aliases` applied to what they open: each is
+    /// an address and what is meant by it. Ports stay what they are. Both are of the same family.
+    ///
+    /// The programs hang on the root of cgroup v2 as long as this is not undone by [`Datapath::detach_names`], whether or
+    /// not this process lives. They pass over what is in other network namespaces.
+    ///
+    /// # Errors
+    /// When the kernel refuses, or lacks what they need ([`crate::Features::names`]).
+    pub fn attach_names(&mut self, aliases: &BTreeMap<Alias, IpAddr>) -> Result<(), Error> {
+        let names = match &self.names {
+            Some(names) => names,
+            None => self.names.insert(Names::attach(&self.programs, &self.pins)?),
+        };
+        names.set_aliases(aliases)
+    }
+
+    /// Undoes [`Datapath::attach_names`], of a process before this one as well.
+    ///
+    /// # Errors
+    /// The first; all is tried.
+    pub fn detach_names(&mut self) -> Result<(), Error> {
+        self.names = None;
+        Names::detach(&self.pins)
     }
 
     /// The programs on sockets, loaded when they are first needed: that takes tens of milliseconds.

@@ -1,7 +1,8 @@
 use std::thread;
 
 use crate::hook::Hook;
-use crate::object::{DATAPATH, Programs, SOCKETS};
+use crate::names::root_cgroup;
+use crate::object::{DATAPATH, NAMES, Programs, SOCKETS};
 
 /// What the running kernel lets this crate do, found by trying. Without privileges everything is missing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,6 +22,9 @@ pub struct Features {
     pub clsact: Option<bool>,
     /// The programs on sockets load: listing by `iter/tcp` and following by `inet_sock_set_state`.
     pub sockets: bool,
+    /// The programs on names load (cgroup hooks, of which `getpeername` and `getsockname` came last, in 5.8), and there is a
+    /// cgroup v2 hierarchy to attach them to. Without them no program is shown other addresses than its sockets have.
+    pub names: bool,
 }
 
 /// Tries what this kernel has. Loads the programs and throws them away; attaches nothing to this host's interfaces.
@@ -36,6 +40,7 @@ pub fn features() -> Features {
         tcx: has_tcx(),
         clsact: has_clsact(),
         sockets: Programs::try_load(SOCKETS),
+        names: Programs::try_load(NAMES) && root_cgroup().is_ok(),
     }
 }
 

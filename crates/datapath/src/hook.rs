@@ -267,14 +267,14 @@ fn path_string(path: &Path) -> Result<CString, Error> {
         .map_err(|_| Error::call("open", path.display().to_string(), io::ErrorKind::InvalidInput.into()))
 }
 
-fn pin(fd: &impl AsRawFd, path: &Path) -> Result<(), Error> {
+pub(crate) fn pin(fd: &impl AsRawFd, path: &Path) -> Result<(), Error> {
     let name = path_string(path)?;
     // SAFETY: an open BPF descriptor and a terminated string.
     let code = unsafe { libbpf_sys::bpf_obj_pin(fd.as_raw_fd(), name.as_ptr()) };
     if code == 0 { Ok(()) } else { Err(Error::code("bpf(BPF_OBJ_PIN)", path.display().to_string(), code)) }
 }
 
-fn open_pinned(path: &Path) -> Result<OwnedFd, Error> {
+pub(crate) fn open_pinned(path: &Path) -> Result<OwnedFd, Error> {
     let name = path_string(path)?;
     // SAFETY: a terminated string.
     let fd = unsafe { libbpf_sys::bpf_obj_get(name.as_ptr()) };
@@ -285,7 +285,7 @@ fn open_pinned(path: &Path) -> Result<OwnedFd, Error> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-fn unpin(path: &Path) -> Result<(), Error> {
+pub(crate) fn unpin(path: &Path) -> Result<(), Error> {
     fs::remove_file(path).map_err(|source| Error::call("unlink", path.display().to_string(), source))
 }
 

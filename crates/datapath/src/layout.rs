@@ -8,8 +8,8 @@ use libbpf_rs::btf::{Btf, BtfType, HasSize};
 use crate::abi::{
     COUNTERS, Carrier, EVENT_ACKNOWLEDGED, EVENT_FLOW_CLOSED, EVENT_FLOW_OPENED, EVENT_FLOW_STALLED,
     EVENT_HEARD_NATIVELY, EVENT_INTRODUCTION, FITTED_CHANGED, FITTED_WAITING, HelpedPhase, ORIGIN_ACCEPTED,
-    ORIGIN_CONNECTED, RawAddress, RawBinding, RawEvent, RawFlowEntry, RawHelpedFlow, RawLapse, RawLocatorPair,
-    RawSettings, RawSocket, RawTuple, RawWireFlow,
+    ORIGIN_CONNECTED, RawAddress, RawAlias, RawBinding, RawEvent, RawFlowEntry, RawHelpedFlow, RawLapse,
+    RawLocatorPair, RawSettings, RawSocket, RawTuple, RawWireFlow,
 };
 
 const OBJECT: &str = concat!(env!("OUT_DIR"), "/layout.bpf.o");
@@ -60,6 +60,7 @@ macro_rules! assert_layout {
 #[test]
 fn structs_are_laid_out_as_in_c() {
     assert_layout!(&btf(),
+        "alias" => RawAlias,
         "address" => RawAddress,
         "flow_tuple" => RawTuple,
         "flow_entry" => RawFlowEntry,

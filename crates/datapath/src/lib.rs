@@ -16,11 +16,12 @@ mod features;
 mod hook;
 #[cfg(test)]
 mod layout;
+mod names;
 mod object;
 mod sockets;
 mod table;
 
-pub use abi::{Binding, Carrier, FlowEntry, HelpedFlow, HelpedPhase, LocatorPair};
+pub use abi::{Alias, AliasUse, Binding, Carrier, FlowEntry, HelpedFlow, HelpedPhase, LocatorPair};
 pub use bpffs::{bpffs, common_bpffs};
 pub use datapath::{Datapath, Role};
 pub use error::Error;

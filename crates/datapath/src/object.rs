@@ -1,4 +1,4 @@
-//! The two compiled objects: loading them, and what is found in them.
+//! The compiled objects: loading them, and what is found in them.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -30,13 +30,16 @@ pub(crate) const SOCKETS: (&str, &[u8]) = ("sockets", object!("sockets"));
 /// The program that sees probes without an answer, where the kernel lets it.
 pub(crate) const PROBES: (&str, &[u8]) = ("probes", object!("probes"));
 
+/// The programs that tell programs what addresses are, and mean.
+pub(crate) const NAMES: (&str, &[u8]) = ("names", object!("names"));
+
 /// What outlives the process. The rest is worth nothing to the next one: events that nobody waits for any more,
 /// session indices that end with their sessions, fragments in flight.
 const PINNED: [&str; 9] =
     ["flows", "wire_flows", "helped", "bindings", "locators", "vacated", "kept", "settings", "counters"];
 const SHARED: [&str; 5] = ["settings", "counters", "events", "flows", "bindings"];
-/// Maps of the socket programs alone; the first are pinned, since sockets outlive the process.
-const PINNED_OF_SOCKETS: [&str; 2] = ["devices", PARKED_SOCKETS];
+/// Maps of the programs on sockets and names alone; the first are pinned, since sockets outlive the process.
+const PINNED_OF_SOCKETS: [&str; 4] = ["devices", PARKED_SOCKETS, "aliases", "bound_as"];
 /// What parked sockets had before.
 pub(crate) const PARKED_SOCKETS: &str = "parked_sockets";
 /// What a pass over the sockets is told.
@@ -92,6 +95,11 @@ impl Programs {
     /// Loads the program on probes on the maps of `datapath`.
     pub(crate) fn load_probes(datapath: &Self, pins: &Path) -> Result<Self, Error> {
         Self::load_beside(datapath, PROBES, pins)
+    }
+
+    /// Loads the programs on names on the maps of `datapath`, and those of their own that are pinned in `pins`.
+    pub(crate) fn load_names(datapath: &Self, pins: &Path) -> Result<Self, Error> {
+        Self::load_beside(datapath, NAMES, pins)
     }
 
     fn load_beside(datapath: &Self, object: (&'static str, &[u8]), pins: &Path) -> Result<Self, Error> {

@@ -36,6 +36,7 @@ impl Fixture {
             wire_local_port: wire[0].port(),
             wire_remote_port: wire[1].port(),
             held: false,
+            real_view: false,
         };
         this.datapath.insert_flows(&[(this.flow(), entry)]).expect("insert");
         this.bind(Carrier::Rewrite);

@@ -65,6 +65,7 @@ impl Fixture {
                 wire_local_port: names.wire_local.port(),
                 wire_remote_port: names.wire_remote.port(),
                 held,
+                real_view: false,
             };
             (FlowTuple { transport, local: names.own_local, remote: names.own_remote }, entry)
         });
@@ -343,6 +344,7 @@ fn the_old_path_is_marked_and_nothing_else() {
             wire_local_port: names.wire_local.port(),
             wire_remote_port: names.wire_remote.port(),
             held: false,
+            real_view: false,
         };
         fixture.datapath.insert_flows(&[(tuple, entry)]).expect("insert");
         let packet = Packet::new(TCP, names.own_remote, names.own_local).bytes();
@@ -653,6 +655,7 @@ fn maps_hold_what_was_put_in() {
                     wire_local_port: port,
                     wire_remote_port: 9,
                     held: false,
+                    real_view: false,
                 };
                 (FlowTuple { transport: Transport::Tcp, local, remote: names.own_remote }, entry)
             })

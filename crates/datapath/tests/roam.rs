@@ -127,6 +127,7 @@ impl Host {
             wire_local_port: wire.0,
             wire_remote_port: wire.1,
             held: false,
+            real_view: false,
         };
         datapath.insert_flows(&[(flow, entry)]).expect("insert");
         Self { datapath, flow }
@@ -220,6 +221,7 @@ fn roams(old: &str, new: &str, server: &str, tcx: bool, wire_port: impl Fn(u16) 
         wire_local_port: 9,
         wire_remote_port: PORT,
         held: false,
+        real_view: false,
     };
     laptop.datapath.insert_flows(&[(other, entry)]).expect("insert");
     exchange(&mut stream, 7);

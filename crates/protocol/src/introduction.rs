@@ -11,7 +11,7 @@ use crate::node::Node;
 use crate::op::{Event, FlowEntry, KernelOp, PeerId, Places, Waits};
 use crate::outcome::Asked;
 use crate::peer::NOWHERE;
-use crate::ruling::Ruled;
+use crate::ruling::{Manner, Ruled};
 use crate::timer::Timer;
 
 /// Age at which a connection is introduced (P-15): short ones are left alone.
@@ -405,6 +405,7 @@ impl Node {
             name: echo.introducer_nonce,
             home,
             waits: Waits::default(),
+            manner: Manner::default(),
             peer_tuple: echo.tuple,
             wire_local_port,
             wire_remote_port: echo.wire_port,
@@ -459,6 +460,7 @@ impl Node {
                     name: nonce,
                     home: Places { local: echo.introducer_place, peer: echo.responder_place },
                     waits: Waits::default(),
+                    manner: Manner::default(),
                     peer_tuple: introduced.tuple,
                     wire_local_port: echo.wire_port,
                     wire_remote_port: introduced.wire_port,
@@ -507,6 +509,11 @@ impl Node {
         let Some(known) = self.flows.get_mut(&flow) else { return };
         // The peer may have forgotten it, and with it that it waits here (P-48).
         entry.waits.here = known.entry().is_some_and(|former| former.waits.here);
+        if let (Some(ruling), Some(peer)) = (&known.ruling, self.peers.get(&entry.peer)) {
+            entry.manner = ruling.with(&peer.key).manner;
+        }
+        // What was restored has nothing else.
+        entry.manner = known.entry().map_or(entry.manner, |former| former.manner);
         let before = std::mem::replace(&mut known.stage, Stage::Introduced { entry, origin });
         if let Some(nonce) = before.own_nonce() {
             self.nonces.remove(&nonce);

@@ -56,7 +56,7 @@ pub use op::{
 };
 pub use peer::Attachment;
 pub use rendezvous::{RendezvousStanding, RendezvousView};
-pub use ruling::{Rule, Ruling};
+pub use ruling::{Manner, Rule, Ruling, View};
 pub use time::Time;
 pub use view::PeerView;
 pub use whimbrel_wire::message::StandInStatus;

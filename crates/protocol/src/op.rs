@@ -8,6 +8,8 @@ use whimbrel_handshake::{PublicKey, TunnelKeys};
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::message::StandInStatus;
 
+use crate::ruling::Manner;
+
 /// A peer's number on this host; the number of its binding in the data plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PeerId(pub u32);
@@ -56,6 +58,8 @@ pub struct FlowEntry {
     pub peer_tuple: FlowTuple,
     /// Who has it wait, whatever the binding says (P-48).
     pub waits: Waits,
+    /// What the caller's policy wants for it.
+    pub manner: Manner,
     /// This end's port in rewritten packets.
     pub wire_local_port: u16,
     /// The peer's port in rewritten packets.

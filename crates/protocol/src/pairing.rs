@@ -14,7 +14,7 @@ use crate::node::Node;
 use crate::op::{Event, FlowEntry, KernelOp, PeerId, Places, SocketNumbers, Waits};
 use crate::outcome::Asked;
 use crate::peer::NOWHERE;
-use crate::ruling::Ruled;
+use crate::ruling::{Manner, Ruled};
 use crate::timer::Timer;
 
 /// Claims of a peer that wait for a look at the sockets; what is beyond is told to come again.
@@ -301,6 +301,7 @@ impl Node {
             name: nonce,
             home,
             waits: Waits::default(),
+            manner: Manner::default(),
             peer_tuple,
             wire_local_port,
             wire_remote_port,
@@ -355,6 +356,7 @@ impl Node {
                 name: nonce,
                 home,
                 waits: Waits::default(),
+                manner: Manner::default(),
                 peer_tuple: introduced.tuple,
                 wire_local_port: wire_port,
                 wire_remote_port: introduced.wire_port,

@@ -9,11 +9,35 @@ use crate::flow::Stage;
 use crate::node::Node;
 use crate::op::PeerId;
 
+/// Which addresses programs are shown for a flow that has moved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum View {
+    /// Those that its sockets were made with.
+    #[default]
+    Virtual,
+    /// Those where the two ends are now.
+    Real,
+    /// The former; and they go on to stand for the two ends in what the same program opens later.
+    Lasting,
+}
+
+/// How a flow is treated once it is introduced. It goes with the flow to the data plane and the journal, and means nothing
+/// to the protocol.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Manner {
+    /// What is shown of it.
+    pub view: View,
+    /// Whether it is given up where, after a move, somebody else opens a connection under its very names.
+    pub gives_way: bool,
+}
+
 /// What is wanted for a flow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rule {
     /// It is left alone, by the caller's rule of this number, which means nothing here.
     pub excluded_by: Option<u32>,
+    /// How it is treated otherwise.
+    pub manner: Manner,
 }
 
 /// What is wanted for a flow, whoever turns out to be at its other end.
@@ -112,10 +136,13 @@ mod tests {
     #[test]
     fn a_flow_is_left_alone_whoever_is_there_only_if_no_key_is_excepted() {
         let (one, other) = (PublicKey::from([1; 32]), PublicKey::from([2; 32]));
-        let left_alone = Rule { excluded_by: Some(7) };
+        let left_alone = Rule { excluded_by: Some(7), manner: Manner::default() };
         let ruling = Ruling { for_keys: vec![(one, Rule::default())], otherwise: left_alone };
         assert_eq!((ruling.excluded_by(), ruling.with(&one), ruling.with(&other)), (None, Rule::default(), left_alone));
-        let ruling = Ruling { for_keys: vec![(one, Rule { excluded_by: Some(3) })], otherwise: left_alone };
+        let ruling = Ruling {
+            for_keys: vec![(one, Rule { excluded_by: Some(3), manner: Manner::default() })],
+            otherwise: left_alone,
+        };
         assert_eq!(ruling.excluded_by(), Some(7));
         let ruling = Ruling { for_keys: vec![(one, left_alone)], otherwise: Rule::default() };
         assert_eq!(ruling.excluded_by(), None);

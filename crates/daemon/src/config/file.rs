@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use toml::Spanned;
 use toml::de::DeTable;
-use whimbrel_protocol::Trust;
+use whimbrel_protocol::{Trust, View};
 
 use crate::policy::{Policies, Policy, Treatment};
 
@@ -197,9 +197,22 @@ fn policy(value: Value<'_, '_>, line_of: &dyn Fn(usize) -> u32) -> Result<Policy
     if let Some(value) = protect {
         treatment.protect = boolean(value, "protect")?;
     }
+    let view = section.take("view");
+    if let Some(value) = view {
+        let views = [("virtual", View::Virtual), ("real", View::Real), ("lasting", View::Lasting)];
+        treatment.manner.view = choice(value, "view", &views)?;
+        if treatment.manner.view == View::Lasting && matcher.program.is_none() {
+            let sentence = "`view` = \"lasting\" needs `program`, whose later connections it is about";
+            return Err(Mistake::new(value.span(), sentence));
+        }
+    }
     section.finish()?;
-    if protect.is_none() {
-        return Err(Mistake::new(value.span(), "this policy says nothing; it must have `protect`"));
+    if protect.is_none() && view.is_none() {
+        return Err(Mistake::new(value.span(), "this policy says nothing; it must have `protect` or `view`"));
+    }
+    if let Some(value) = view.filter(|_| !treatment.protect) {
+        let sentence = "`view` means nothing where `protect` is false: such connections are never moved";
+        return Err(Mistake::new(value.span(), sentence));
     }
     Ok(Policy { line: line_of(value.span().start), matcher, treatment })
 }

@@ -2,7 +2,8 @@
 
 use super::value::parse_prefix;
 use super::*;
-use crate::policy::{Matcher, PeerCondition, Policy, ProgramCondition, Treatment};
+use crate::policy::{Matcher, PeerCondition, Policy, ProgramCondition, ProgramName, Treatment};
+use whimbrel_protocol::{Manner, View};
 use whimbrel_wire::Transport;
 
 fn complaint(text: &str) -> String {
@@ -156,13 +157,14 @@ fn policies_are_read_in_their_order() {
     let key = PublicKey::from([7; 32]);
     let text = format!(
         "[[policy]]\nremote_port = 25\nprotect = false\n\n[[policy]]\npeer = ['10.0.0.0/8', '{key}']\n\
-         local_port = '6000-6063'\ntransport = 'udp'\nprogram = '/usr/bin/ftp'\ncgroup = '/user.slice/'\nprotect = true\n"
+         local_port = '6000-6063'\ntransport = 'udp'\nprogram = '/usr/bin/ftp'\ncgroup = '/user.slice/'\nprotect = true\n\
+         view = 'lasting'\n"
     );
     let config = parse(Path::new("w.toml"), &text).expect("valid");
     let first = Policy {
         line: 1,
         matcher: Matcher { remote_port: Some(25..=25), ..Matcher::default() },
-        treatment: Treatment { protect: false },
+        treatment: Treatment { protect: false, ..Treatment::default() },
     };
     let prefix = PeerCondition::Prefix(Prefix { address: "10.0.0.0".parse().expect("address"), length: 8 });
     let second = Policy {
@@ -175,17 +177,19 @@ fn policies_are_read_in_their_order() {
             program: Some(ProgramCondition::new("/usr/bin/ftp")),
             cgroup: Some("/user.slice".to_owned()),
         },
-        treatment: Treatment { protect: true },
+        treatment: Treatment { manner: Manner { view: View::Lasting, ..Manner::default() }, ..Treatment::default() },
     };
     assert_eq!(config.policies, Policies::new(vec![first, second]));
     assert_eq!(config.differences(&Config::default()), ["policy"]);
+    assert!(config.policies.ask_for_views());
+    assert_eq!(config.policies.lasting_programs(), [ProgramName::new("ftp")]);
 }
 
 #[test]
 fn complaints_about_policies_say_what_would_be_right() {
     for (text, right) in [
         ("[[policy]]\nprotext = false", "/etc/w.toml:2:1: unknown key `protext`; did you mean `protect`?"),
-        ("[[policy]]\nremote_port = 25", "/etc/w.toml:1:1: this policy says nothing; it must have `protect`"),
+        ("[[policy]]\nremote_port = 25", "/etc/w.toml:1:1: this policy says nothing; it must have `protect` or `view`"),
         ("[policy]\nprotect = false", "/etc/w.toml:1:1: `policy` must be written as [[policy]] sections, not a table"),
         ("[[policy]]\nprotect = 'no'", "/etc/w.toml:2:11: `protect` must be true or false, not a string"),
         (
@@ -202,6 +206,15 @@ fn complaints_about_policies_say_what_would_be_right() {
             "[[policy]]\ncgroup = '/sys/fs/cgroup/system.slice'",
             "/etc/w.toml:2:10: `cgroup` must be a path below the root of cgroup v2, such as \
              \"/system.slice/vsftpd.service\", not `/sys/fs/cgroup/system.slice`",
+        ),
+        (
+            "[[policy]]\nview = 'reel'",
+            "/etc/w.toml:2:8: `view` must be one of \"virtual\", \"real\", \"lasting\", not \"reel\"; did",
+        ),
+        ("[[policy]]\nlocal_port = 21\nview = 'lasting'", "/etc/w.toml:3:8: `view` = \"lasting\" needs `program`"),
+        (
+            "[[policy]]\nprotect = false\nview = 'real'",
+            "/etc/w.toml:3:8: `view` means nothing where `protect` is false",
         ),
         ("[[policy]]\npeer = []", "/etc/w.toml:2:8: `peer` must name somebody"),
         ("[[policy]]\npeer = 'example.org'", "/etc/w.toml:2:8: `example.org` is neither a prefix nor a public key"),

@@ -227,6 +227,13 @@ fn kernel() -> Vec<Finding> {
                 .mend("use Linux 6.1 or newer, as distributions build it"),
         })
         .collect();
+    findings.push(if features.names {
+        ok("kernel", "BPF programs on names", "there")
+    } else {
+        warning("kernel", "BPF programs on names", "missing, or cgroup v2 is not mounted")
+            .lost("policies with `view`: programs are shown the addresses that their sockets were made with")
+            .mend("mount cgroup v2; otherwise use Linux 6.1 or newer, as distributions build it (CONFIG_CGROUP_BPF)")
+    });
     let missing = "missing (Linux 6.6 has it)";
     findings.push(match (features.tcx, features.clsact) {
         (true, _) => ok("kernel", "tcx", "there"),

@@ -5,6 +5,7 @@ mod fitting;
 mod hooks;
 mod introductions;
 mod kick;
+mod names;
 mod remotes;
 mod stand_in;
 mod tunnels;
@@ -26,7 +27,7 @@ use whimbrel_kernel::source_way::SourceWay;
 use whimbrel_kernel::stand_in::Seen;
 use whimbrel_kernel::tun::Tun;
 use whimbrel_protocol::{
-    Binding, Carrier, FlowEntry, KernelOp, OpFailed, OpId, PeerId, Places, SocketNumbers, StandInStatus, Time,
+    Binding, Carrier, FlowEntry, KernelOp, OpFailed, OpId, PeerId, Places, SocketNumbers, StandInStatus, Time, View,
 };
 use whimbrel_transform::Algorithm;
 use whimbrel_wire::FlowTuple;
@@ -34,6 +35,7 @@ use whimbrel_wire::introduction::Introduction;
 
 use crate::journal::{Journal, JournalError};
 use crate::known_keys::{KnownKeys, KnownKeysError};
+use crate::policy::Policies;
 use crate::tunnel::{Tunnel, TunnelFlow, UnknownSession};
 
 pub(crate) use addresses::{Addresses, MARK};
@@ -44,6 +46,7 @@ use fitting::Fitting;
 use hooks::Hooks;
 use introductions::{Listening, Snapshot};
 use kick::Kicks;
+use names::Names;
 use remotes::Remotes;
 use stand_in::Deputy;
 use tunnels::Tunnels;
@@ -90,6 +93,7 @@ pub(crate) struct Effects {
     kicks: Kicks,
     tunnels: Tunnels,
     remotes: Remotes,
+    names: Names,
     /// When the MTUs of paths are looked at again: routers tell of smaller ones, and what they told expires.
     next_mtu_look: Option<Time>,
     bindings: HashMap<PeerId, Binding>,
@@ -139,6 +143,7 @@ impl Effects {
             kicks: Kicks::default(),
             tunnels: Tunnels::default(),
             remotes: Remotes::default(),
+            names: Names::default(),
             next_mtu_look: None,
             bindings: HashMap::new(),
             ways_out: HashMap::new(),
@@ -157,6 +162,18 @@ impl Effects {
     /// Whether senders are woken from now on.
     pub(crate) fn set_kick(&mut self, kick: bool) {
         self.kick = kick;
+    }
+
+    /// Takes in what policies want programs to be shown.
+    pub(crate) fn set_policies(&mut self, policies: &Policies) {
+        self.names.set_policy(policies.ask_for_views(), policies.lasting_programs());
+        self.apply_names();
+    }
+
+    fn apply_names(&mut self) {
+        let Self { names, datapath, bindings, network, .. } = self;
+        let own = own_addresses(network);
+        names.apply(datapath, bindings, |address| own.contains(&address));
     }
 
     /// Whether anything is moved, so must be left in place when the daemon stops.
@@ -202,6 +219,8 @@ impl Effects {
         }
         if surroundings_changed {
             self.settle_or_retry(now);
+        } else if self.names.changed() {
+            self.apply_names();
         }
         if self.fitting.take(now) {
             self.fit_sockets(now, None);
@@ -278,8 +297,10 @@ impl Effects {
                 }
                 if let Some(before) = before {
                     self.remotes.remove(&flow, before);
+                    self.names.remove(&flow, before);
                 }
                 self.remotes.add(&flow, &entry);
+                self.names.add(&flow, &entry);
                 self.journal.save_flow(flow, entry);
                 if self.hooks.note_introduced(now, true) {
                     self.apply_hooks()?;
@@ -288,6 +309,7 @@ impl Effects {
             KernelOp::RemoveFlow { flow } => {
                 if let Some(before) = self.journal.flows().get(&flow) {
                     self.remotes.remove(&flow, before);
+                    self.names.remove(&flow, before);
                 }
                 self.journal.remove_flow(flow);
                 self.tunnel.remove_flow(&flow);
@@ -383,11 +405,13 @@ impl Effects {
         let way = self.way_out(binding).or(holder);
         // Where packets leave by another interface than the one that has their source, answers come by either.
         let arrival = holder.filter(|holder| Some(*holder) == way);
+        // What is rewritten has a locator; of all else this is only shown.
+        let shown = names::own_locator(binding).filter(|own| own.is_ipv4() == binding.peer_locator.is_ipv4());
         datapath::Binding {
             local_place: binding.places.local,
             peer_place: binding.places.peer,
             carrier,
-            local: binding.local_locator,
+            local: if carrier == datapath::Carrier::Follow { None } else { shown }.unwrap_or(binding.local_locator),
             peer: binding.peer_locator,
             interface: way.unwrap_or(0),
             arrival: arrival.unwrap_or(0),
@@ -474,6 +498,8 @@ impl Effects {
     fn settle(&mut self) -> Result<(), Failure> {
         let hooked = self.apply_hooks();
         let surroundings = self.surroundings();
+        // Programs may be shown what is in force once it is.
+        self.apply_names();
         self.addresses.apply(&surroundings, &self.datapath)?;
         hooked
     }
@@ -694,7 +720,10 @@ impl Effects {
             .filter(|(flow, entry)| present.get(flow) != Some(entry))
             .collect();
         self.datapath.insert_flows(&missing)?;
-        flows.iter().for_each(|(flow, entry)| self.remotes.add(flow, entry));
+        for (flow, entry) in flows {
+            self.remotes.add(flow, entry);
+            self.names.add(flow, entry);
+        }
         self.tunnel.set_flows(flows.iter().map(|(flow, entry)| tunnel_flow(*flow, entry)));
         self.hooks.note_introduced(now, !flows.is_empty());
         for (id, binding) in self.datapath.bindings()? {
@@ -805,6 +834,7 @@ fn data_plane_entry(entry: &FlowEntry) -> datapath::FlowEntry {
         wire_local_port: entry.wire_local_port,
         wire_remote_port: entry.wire_remote_port,
         held: entry.waits.any(),
+        real_view: entry.manner.view == View::Real,
     }
 }
 

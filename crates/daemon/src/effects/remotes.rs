@@ -67,6 +67,7 @@ mod tests {
             peer: PeerId(peer),
             name: 7,
             waits: whimbrel_protocol::Waits::default(),
+            manner: whimbrel_protocol::Manner::default(),
             home: Places::default(),
             peer_tuple: tuple,
             wire_local_port: port,

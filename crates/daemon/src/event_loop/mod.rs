@@ -610,6 +610,7 @@ impl EventLoop {
             tracing::warn!(%error, "cannot change the mode of the control socket");
         }
         self.judge.replace(config.policies.clone(), &mut self.node);
+        self.effects.set_policies(&config.policies);
         let differing = self.settings.config.differences(&config);
         (self.settings.config.log, self.settings.config.kick, self.settings.config.control_mode) =
             (config.log, config.kick, config.control_mode);

@@ -284,6 +284,7 @@ mod tests {
             peer: PeerId(peer),
             name: 7,
             waits: Waits { here: port == 99, ..Waits::default() },
+            manner: whimbrel_protocol::Manner::default(),
             home: Places::default(),
             peer_tuple: tuple.mirrored(),
             wire_local_port: 1,

@@ -37,7 +37,36 @@ pub enum ProgramCondition {
     Path(PathBuf),
 }
 
+/// The name that a process goes by, as the kernel has it: 15 bytes at most, and zeros behind them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ProgramName([u8; 16]);
+
+impl ProgramName {
+    /// What a process is called that executes a file of this name, unless it calls itself otherwise.
+    #[must_use]
+    pub fn new(name: &str) -> Self {
+        let mut bytes = [0; 16];
+        bytes.iter_mut().zip(name.bytes().take(15)).for_each(|(to, from)| *to = from);
+        Self(bytes)
+    }
+
+    /// With the zeros.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8; 16] {
+        &self.0
+    }
+}
+
 impl ProgramCondition {
+    /// The name that such a process goes by, unless it calls itself otherwise.
+    #[must_use]
+    pub fn name(&self) -> Option<ProgramName> {
+        match self {
+            Self::Name(name) => Some(ProgramName::new(name)),
+            Self::Path(path) => path.file_name()?.to_str().map(ProgramName::new),
+        }
+    }
+
     /// Of the configuration's text: a path where that begins with `/`.
     #[must_use]
     pub fn new(text: &str) -> Self {

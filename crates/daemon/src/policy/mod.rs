@@ -7,10 +7,10 @@ mod judge;
 mod matcher;
 
 pub(crate) use judge::Judge;
-pub use matcher::{Holder, Matcher, PeerCondition, ProgramCondition, Subject};
+pub use matcher::{Holder, Matcher, PeerCondition, ProgramCondition, ProgramName, Subject};
 
 use whimbrel_handshake::PublicKey;
-use whimbrel_protocol::{Rule, Ruling};
+use whimbrel_protocol::{Manner, Rule, Ruling, View};
 use whimbrel_wire::FlowTuple;
 
 /// How a connection is to be treated.
@@ -18,12 +18,14 @@ use whimbrel_wire::FlowTuple;
 pub struct Treatment {
     /// `protect`: whether it may be introduced, and so be parked and moved.
     pub protect: bool,
+    /// `view` and `conflict`.
+    pub manner: Manner,
 }
 
 impl Default for Treatment {
     /// That of connections that no section matches.
     fn default() -> Self {
-        Self { protect: true }
+        Self { protect: true, manner: Manner::default() }
     }
 }
 
@@ -78,12 +80,31 @@ impl Policies {
     #[must_use]
     pub fn ruling(&self, flow: &FlowTuple, holders: &[Holder]) -> Ruling {
         let rule = |key: Option<&PublicKey>| match self.decide(&Subject { flow, key, holders }) {
-            Some(policy) => Rule { excluded_by: (!policy.treatment.protect).then_some(policy.line) },
+            Some(policy) => Rule {
+                excluded_by: (!policy.treatment.protect).then_some(policy.line),
+                manner: policy.treatment.manner,
+            },
             None => Rule::default(),
         };
         let otherwise = rule(None);
         let for_keys = self.keys().into_iter().map(|key| (key, rule(Some(&key))));
         Ruling { for_keys: for_keys.filter(|(_, rule)| *rule != otherwise).collect(), otherwise }
+    }
+
+    /// Whether any section wants programs to be shown anything but the addresses that their sockets were made with.
+    #[must_use]
+    pub fn ask_for_views(&self) -> bool {
+        self.0.iter().any(|policy| policy.treatment.manner.view != View::Virtual)
+    }
+
+    /// The names of programs with lasting views, each once.
+    #[must_use]
+    pub fn lasting_programs(&self) -> Vec<ProgramName> {
+        let lasting = self.0.iter().filter(|policy| policy.treatment.manner.view == View::Lasting);
+        let mut names: Vec<_> = lasting.filter_map(|policy| policy.matcher.program.as_ref()?.name()).collect();
+        names.sort_unstable();
+        names.dedup();
+        names
     }
 
     /// The keys that the sections name, each once.

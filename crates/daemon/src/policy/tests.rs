@@ -60,7 +60,11 @@ fn any_matcher() -> impl Strategy<Value = Matcher> {
 }
 
 fn numbered(matchers: Vec<Matcher>) -> Policies {
-    let section = |(line, matcher)| Policy { line, matcher, treatment: Treatment { protect: line % 2 == 0 } };
+    let section = |(line, matcher)| Policy {
+        line,
+        matcher,
+        treatment: Treatment { protect: line % 2 == 0, ..Treatment::default() },
+    };
     Policies::new((1..).zip(matchers).map(section).collect())
 }
 

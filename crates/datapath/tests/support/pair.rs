@@ -90,6 +90,7 @@ pub(crate) fn entry(stream: &TcpStream, binding: u32, held: bool) -> (FlowTuple,
         wire_local_port: own.local.port(),
         wire_remote_port: own.remote.port(),
         held,
+        real_view: false,
     };
     (own, entry)
 }

@@ -1,12 +1,12 @@
 //! Flows that a policy leaves alone (P-59).
 
 use whimbrel_handshake::PublicKey;
-use whimbrel_protocol::{Config, FlowState, Rule, Ruling};
+use whimbrel_protocol::{Config, FlowState, Manner, Rule, Ruling, View};
 use whimbrel_sim::{Carried, FlowId, HostId};
 
 use crate::common::{AWAY, SECOND, SERVICE, Two, introduced, settle_as};
 
-const LEFT_ALONE: Rule = Rule { excluded_by: Some(7) };
+const LEFT_ALONE: Rule = Rule { excluded_by: Some(7), manner: Manner { view: View::Virtual, gives_way: false } };
 
 /// Both hosts ask what is wanted for each flow.
 fn asking(seed: u64) -> Two {

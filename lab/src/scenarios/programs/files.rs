@@ -2,7 +2,7 @@
 
 use super::{End, Move, Program, Sign, table};
 
-table![RSYNC, GIT, FTP_PASSIVE, FTP_ACTIVE, FTP_PASSIVE_AGAIN, SAMBA];
+table![RSYNC, GIT, FTP_PASSIVE, FTP_ACTIVE, FTP_PASSIVE_AGAIN, FTP_ACTIVE_AGAIN, SAMBA];
 
 /// A file that takes half a minute over the slow network, and many small ones.
 const TREE: &str = r#"
@@ -131,21 +131,43 @@ const FTP_ACTIVE: Program = Program {
     ..FTP_PASSIVE
 };
 
-/// Every file has a data connection of its own, to the address of the server's end of the control connection (EPSV, RFC 2428): it is
-/// opened from the client's present address, which vsftpd takes for somebody else's unless it is told otherwise.
+/// What is shipped for FTP.
+const FTP_POLICY: &str = "\
+[[policy]]
+program = \"vsftpd\"
+view = \"lasting\"
+
+[[policy]]
+program = \"tnftp\"
+view = \"lasting\"
+";
+
+/// Every file has a data connection of its own, to the address of the server's end of the control connection (EPSV, RFC 2428), and
+/// vsftpd takes it only from the address that the client's end had. Behind a NAT too.
 const FTP_PASSIVE_AGAIN: Program = Program {
     name: "ftp-passive-again",
-    description: "ftp gets more files after the client has moved, over data connections that it opens then",
-    server: r#"exec /usr/sbin/vsftpd "$DIR/vsftpd.conf" -opasv_promiscuous=YES"#,
+    description: "ftp gets more files after each move, over data connections that the client opens then",
+    policy: FTP_POLICY,
     client: r#"
         { printf '%s\n' 'user anonymous a@example.org' binary; cat; } | stdbuf -oL tnftp -p -n -v "$ADDRESS" "$PORT"
     "#,
     sign: Sign::Answers("get {n} -"),
     connections: 1,
-    moves: &[Move::Client],
     end: End::Line("quit"),
     verify: "",
     ..FTP_PASSIVE
+};
+
+/// The client listens at the address that its end of the control connection had, and tells it to vsftpd, which takes no other
+/// (EPRT, RFC 2428), and binds to the address that its own end had. Nothing gets in through a NAT, as ever with active FTP.
+const FTP_ACTIVE_AGAIN: Program = Program {
+    name: "ftp-active-again",
+    description: "the same, over data connections that the server opens then",
+    client: r#"
+        { printf '%s\n' 'user anonymous a@example.org' binary; cat; } | stdbuf -oL tnftp -A -n -v "$ADDRESS" "$PORT"
+    "#,
+    moves: &[Move::Client, Move::Server],
+    ..FTP_PASSIVE_AGAIN
 };
 
 const SMBD: &str = "\

@@ -84,6 +84,8 @@ struct Program {
     description: &'static str,
     /// Debian's packages of server and client; `./setup programs` installs them.
     packages: &'static [&'static str],
+    /// Configuration of both daemons.
+    policy: &'static str,
     /// Files in `DIR` by name; the variables are put in for `$NAME`.
     configuration: &'static [(&'static str, &'static str)],
     /// Run to its end on the server before anything else.
@@ -112,6 +114,7 @@ impl Program {
         name: "",
         description: "",
         packages: &[],
+        policy: "",
         configuration: &[],
         prepare: "",
         server: "",
@@ -134,7 +137,8 @@ impl Program {
             // Gives up after 4 s instead of a quarter of an hour.
             host.sysctl("net.ipv4.tcp_retries2", "3")?;
         }
-        let (mut client, mut server) = world.daemons()?;
+        let mut client = world.laptop.whimbrel_with(self.policy)?;
+        let mut server = world.server.whimbrel_with(self.policy)?;
         let mut session = Session::start(self, &world)?;
         session.goes_on()?;
         wait_for(LONG, &format!("{} connections are introduced", self.connections), || {

@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * Entry points for what programs are told of addresses, and mean by them. They belong to the root of cgroup v2, so they run
+ * for every network namespace of the machine, and look at one only.
+ *
+ * A flow whose entry says so is shown with the locators of its binding; its ports stay. Aliases (map `aliases`) let an
+ * address that a moved host had stand for it in what a program of a certain name opens.
+ */
+#include <stdbool.h>
+#include <linux/bpf.h>
+#include <linux/in.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "abi.h"
+#include "maps.h"
+
+#define FAMILY_INET 2
+#define ALLOWED 1
+
+/*
+ * A member of the context or of a socket. The verifier wants each read by an instruction of its own, at a fixed offset; the
+ * compiler would reckon an address where two branches read different ones.
+ */
+#define FIELD(base, member)                                                                                            \
+	({                                                                                                             \
+		__u32 value;                                                                                           \
+		asm volatile("%0 = *(u32 *)(%1 + %2)"                                                                  \
+			     : "=r"(value)                                                                             \
+			     : "r"(base), "i"(__builtin_offsetof(typeof(*(base)), member)));                           \
+		value;                                                                                                 \
+	})
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 65536);
+	__type(key, struct alias);
+	__type(value, struct address);
+} aliases SEC(".maps");
+
+/* The address that a program asked for, where its socket was bound to another. The kernel drops it with the socket. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct address);
+} bound_as SEC(".maps");
+
+static __always_inline bool is_ours(struct bpf_sock_addr *context)
+{
+	const struct settings *settings = get_settings();
+
+	return settings && bpf_get_netns_cookie(context) == settings->namespace_cookie;
+}
+
+static __always_inline bool is_v4(const struct address *address)
+{
+	return !address->words[0] && !address->words[1] && address->words[2] == bpf_htonl(0xffff);
+}
+
+/* In either family. */
+static __always_inline bool is_unspecified(const struct address *address)
+{
+	return !address->words[0] && !address->words[1] && !address->words[3];
+}
+
+static __always_inline bool equal(const struct address *a, const struct address *b)
+{
+	return a->words[0] == b->words[0] && a->words[1] == b->words[1] && a->words[2] == b->words[2] &&
+	       a->words[3] == b->words[3];
+}
+
+static __always_inline void put_v4(struct address *address, __be32 v4)
+{
+	address->words[0] = 0;
+	address->words[1] = 0;
+	address->words[2] = bpf_htonl(0xffff);
+	address->words[3] = v4;
+}
+
+/* The own tuple of a connected socket. False: it is none. */
+static __always_inline bool own_tuple(struct bpf_sock_addr *context, struct flow_tuple *own)
+{
+	struct bpf_sock *sk = context->sk;
+
+	if (!sk || !sk->dst_port)
+		return false;
+	if (sk->family == FAMILY_INET) {
+		put_v4(&own->local, FIELD(sk, src_ip4));
+		put_v4(&own->remote, FIELD(sk, dst_ip4));
+	} else {
+		own->local.words[0] = FIELD(sk, src_ip6[0]);
+		own->local.words[1] = FIELD(sk, src_ip6[1]);
+		own->local.words[2] = FIELD(sk, src_ip6[2]);
+		own->local.words[3] = FIELD(sk, src_ip6[3]);
+		own->remote.words[0] = FIELD(sk, dst_ip6[0]);
+		own->remote.words[1] = FIELD(sk, dst_ip6[1]);
+		own->remote.words[2] = FIELD(sk, dst_ip6[2]);
+		own->remote.words[3] = FIELD(sk, dst_ip6[3]);
+	}
+	own->local_port = bpf_htons((__u16)sk->src_port);
+	own->remote_port = sk->dst_port;
+	own->transport = (__u8)sk->protocol;
+	return true;
+}
+
+/* The binding of a socket's flow, where that has moved and its locators are to be shown. */
+static __always_inline struct binding *shown_binding(struct bpf_sock_addr *context, struct flow_tuple *own)
+{
+	struct flow_entry *flow;
+	struct binding *binding;
+
+	if (!own_tuple(context, own))
+		return NULL;
+	flow = find_flow(own);
+	if (!flow || !flow->real_view)
+		return NULL;
+	binding = bpf_map_lookup_elem(&bindings, &flow->binding);
+	return binding && binding->carrier != CARRIER_NATIVE && has_moved(flow, binding) ? binding : NULL;
+}
+
+static __always_inline struct address *find_alias(__u8 kind, const struct address *address, const struct address *other)
+{
+	struct alias key = {};
+
+	if (bpf_get_current_comm(key.program, sizeof(key.program)))
+		return NULL;
+	key.address = *address;
+	if (other)
+		key.other = *other;
+	key.kind = kind;
+	return bpf_map_lookup_elem(&aliases, &key);
+}
+
+/* Puts what is to be shown, or used, instead of `address` there. False: it stays. */
+static __always_inline bool peer_name(struct bpf_sock_addr *context, struct address *address)
+{
+	struct flow_tuple own = {};
+	struct binding *binding = shown_binding(context, &own);
+	struct address *alias;
+
+	if (binding && !is_unspecified(&binding->peer)) {
+		*address = binding->peer;
+		return true;
+	}
+	alias = find_alias(ALIAS_SHOW_PEER, address, NULL);
+	if (!alias)
+		return false;
+	*address = *alias;
+	return true;
+}
+
+static __always_inline bool own_name(struct bpf_sock_addr *context, struct address *address)
+{
+	struct flow_tuple own = {};
+	struct binding *binding = shown_binding(context, &own);
+	struct bpf_sock *sk = context->sk;
+	struct address *alias = NULL;
+
+	if (binding && !is_unspecified(&binding->local)) {
+		*address = binding->local;
+		return true;
+	}
+	if (sk)
+		alias = bpf_sk_storage_get(&bound_as, sk, NULL, 0);
+	if (!alias)
+		alias = find_alias(ALIAS_SHOW_OWN, address, &own.remote);
+	if (!alias)
+		return false;
+	*address = *alias;
+	return true;
+}
+
+/* Where the peer of a moved flow is shown as its locator, a datagram to there is one to the peer. */
+static __always_inline bool meant_peer(struct bpf_sock_addr *context, struct address *address)
+{
+	struct flow_tuple own = {};
+	struct binding *binding = shown_binding(context, &own);
+
+	if (!binding || !equal(address, &binding->peer))
+		return false;
+	*address = own.remote;
+	return true;
+}
+
+static __always_inline bool reached_at(struct address *address)
+{
+	struct address *alias = find_alias(ALIAS_REACH, address, NULL);
+
+	if (!alias)
+		return false;
+	*address = *alias;
+	return true;
+}
+
+static __always_inline bool bound_to(struct bpf_sock_addr *context, struct address *address)
+{
+	struct address *alias = find_alias(ALIAS_BIND, address, NULL);
+	struct bpf_sock *sk = context->sk;
+
+	if (!alias || !sk)
+		return false;
+	/* Without the note it would be shown where it is, which is no worse than to fail. */
+	bpf_sk_storage_get(&bound_as, sk, address, BPF_SK_STORAGE_GET_F_CREATE);
+	*address = *alias;
+	return true;
+}
+
+/* The entry points of both families; the verifier lets each see the addresses of its own only. */
+#define ENTRY(hook, name, change)                                                                                      \
+	SEC("cgroup/" #hook "4")                                                                                       \
+	int name##_v4(struct bpf_sock_addr *context)                                                                   \
+	{                                                                                                              \
+		struct address address;                                                                                \
+                                                                                                                       \
+		if (!is_ours(context))                                                                                 \
+			return ALLOWED;                                                                                \
+		put_v4(&address, context->user_ip4);                                                                   \
+		if (change && is_v4(&address))                                                                         \
+			context->user_ip4 = address.words[3];                                                          \
+		return ALLOWED;                                                                                        \
+	}                                                                                                              \
+	SEC("cgroup/" #hook "6")                                                                                       \
+	int name##_v6(struct bpf_sock_addr *context)                                                                   \
+	{                                                                                                              \
+		struct address address;                                                                                \
+                                                                                                                       \
+		if (!is_ours(context))                                                                                 \
+			return ALLOWED;                                                                                \
+		address.words[0] = context->user_ip6[0];                                                               \
+		address.words[1] = context->user_ip6[1];                                                               \
+		address.words[2] = context->user_ip6[2];                                                               \
+		address.words[3] = context->user_ip6[3];                                                               \
+		if (change) {                                                                                          \
+			context->user_ip6[0] = address.words[0];                                                       \
+			context->user_ip6[1] = address.words[1];                                                       \
+			context->user_ip6[2] = address.words[2];                                                       \
+			context->user_ip6[3] = address.words[3];                                                       \
+		}                                                                                                      \
+		return ALLOWED;                                                                                        \
+	}
+
+ENTRY(getpeername, show_peer, peer_name(context, &address))
+ENTRY(getsockname, show_own, own_name(context, &address))
+ENTRY(recvmsg, show_sender, peer_name(context, &address))
+ENTRY(sendmsg, send_to, meant_peer(context, &address))
+ENTRY(connect, reach, reached_at(&address))
+ENTRY(bind, bind_to, bound_to(context, &address))
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";

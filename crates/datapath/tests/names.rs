@@ -1,0 +1,202 @@
+//! What programs are shown of moved flows, and where addresses of before lead them.
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+
+use support::is_root;
+use support::pair::{Pair, binding, entry, flow};
+use whimbrel_datapath::{Alias, AliasUse, Binding, Carrier, Datapath, FlowEntry, features};
+use whimbrel_wire::{FlowTuple, Transport};
+
+const PEER: u32 = 7;
+
+fn address(text: &str) -> IpAddr {
+    text.parse().expect("an address")
+}
+
+/// Where the two ends of a pair are said to be: nothing is sent there.
+fn away() -> Binding {
+    Binding { local: address("192.0.2.1"), peer: address("192.0.2.2"), ..binding(1, Carrier::Tunnel, false) }
+}
+
+/// As the kernel names the calling thread.
+fn myself() -> [u8; 16] {
+    let comm = std::fs::read("/proc/thread-self/comm").expect("comm");
+    let mut name = [0; 16];
+    name[..comm.len() - 1].copy_from_slice(&comm[..comm.len() - 1]);
+    name
+}
+
+fn shown(stream: &TcpStream) -> (SocketAddr, SocketAddr) {
+    let canonical = |at: SocketAddr| SocketAddr::new(at.ip().to_canonical(), at.port());
+    (canonical(stream.local_addr().expect("local")), canonical(stream.peer_addr().expect("peer")))
+}
+
+#[test]
+fn a_moved_connection_shows_where_it_is_if_it_is_to() {
+    if !is_root() {
+        return;
+    }
+    assert!(features().names, "this kernel does not show names");
+    let pair = Pair::new();
+    for to in ["10.0.0.2:0", "[fd00::2]:0", "[::ffff:10.0.0.2]:0"] {
+        let (near, _far) = pair.connect(to);
+        let (other, _its_far) = pair.connect(to);
+        let mut datapath = Datapath::open(&pair.bpffs.pins("near")).expect("open");
+        datapath.attach_names(&BTreeMap::new()).expect("attach");
+        let (own, of) = entry(&near, PEER, false);
+        datapath
+            .insert_flows(&[(own, FlowEntry { real_view: true, ..of }), entry(&other, PEER, false)])
+            .expect("insert");
+        let here = (own.local, own.remote);
+        datapath.set_binding(PEER, &binding(0, Carrier::Tunnel, false)).expect("set");
+        assert_eq!(shown(&near), here, "it has not moved");
+        datapath.set_binding(PEER, &away()).expect("set");
+        // A socket of IPv6 that is to be shown an IPv4 address has it mapped.
+        let there = (
+            SocketAddr::new(address("192.0.2.1"), here.0.port()),
+            SocketAddr::new(address("192.0.2.2"), here.1.port()),
+        );
+        assert_eq!(shown(&near), there);
+        assert_eq!(shown(&other), (flow(&other).local, flow(&other).remote), "nobody wanted that");
+
+        // The programs outlive the process, and another takes them over.
+        drop(datapath);
+        assert_eq!(shown(&near), there);
+        let mut datapath = Datapath::open(&pair.bpffs.pins("near")).expect("open again");
+        datapath.attach_names(&BTreeMap::new()).expect("attach again");
+        assert_eq!(shown(&near), there);
+        pair.far.enter();
+        assert_eq!(shown(&near), there, "it is the socket's namespace that counts");
+        pair.near.enter();
+        datapath.detach_names().expect("detach");
+        assert_eq!(shown(&near), here);
+        datapath.unload().expect("unload");
+    }
+}
+
+#[test]
+fn another_namespace_is_not_looked_at() {
+    if !is_root() {
+        return;
+    }
+    let pair = Pair::new();
+    let (near, far) = pair.connect("10.0.0.2:0");
+    // The far end's own tuple, known to the near end's instance.
+    let mut datapath = Datapath::open(&pair.bpffs.pins("near")).expect("open");
+    datapath.attach_names(&BTreeMap::new()).expect("attach");
+    let (own, of) = entry(&far, PEER, false);
+    datapath.insert_flows(&[(own, FlowEntry { real_view: true, ..of })]).expect("insert");
+    datapath.set_binding(PEER, &away()).expect("set");
+    assert_eq!(shown(&far), (own.local, own.remote));
+    drop(near);
+    datapath.unload().expect("unload");
+}
+
+#[test]
+fn a_connected_datagram_socket_hears_from_where_its_peer_is_and_sends_there() {
+    if !is_root() {
+        return;
+    }
+    let pair = Pair::new();
+    for (near_at, far_at) in [("10.0.0.1:0", "10.0.0.2:0"), ("[fd00::1]:0", "[fd00::2]:0")] {
+        pair.far.enter();
+        let far = UdpSocket::bind(far_at).expect("bind");
+        pair.near.enter();
+        let near = UdpSocket::bind(near_at).expect("bind");
+        near.connect(far.local_addr().expect("local")).expect("connect");
+        far.connect(near.local_addr().expect("local")).expect("connect");
+        let own = FlowTuple {
+            transport: Transport::Udp,
+            local: near.local_addr().expect("local"),
+            remote: near.peer_addr().expect("peer"),
+        };
+        let mut datapath = Datapath::open(&pair.bpffs.pins("near")).expect("open");
+        datapath.attach_names(&BTreeMap::new()).expect("attach");
+        let of = FlowEntry {
+            binding: PEER,
+            home_local_place: 0,
+            home_peer_place: 0,
+            wire_local_port: own.local.port(),
+            wire_remote_port: own.remote.port(),
+            held: false,
+            real_view: true,
+        };
+        datapath.insert_flows(&[(own, of)]).expect("insert");
+        let peer = if own.local.is_ipv4() { "192.0.2.2" } else { "2001:db8::2" };
+        let local = if own.local.is_ipv4() { "192.0.2.1" } else { "2001:db8::1" };
+        let binding = Binding { local: address(local), peer: address(peer), ..away() };
+        datapath.set_binding(PEER, &binding).expect("set");
+
+        let there = SocketAddr::new(address(peer), own.remote.port());
+        let mut data = [0; 8];
+        far.send(b"question").expect("send");
+        assert_eq!(near.recv_from(&mut data).expect("receive"), (8, there));
+        assert_eq!(near.peer_addr().expect("peer"), there);
+        // No program on tc carries it: it goes to the peer under the names that the sockets have.
+        near.send_to(b"an answer", there).expect("send");
+        assert_eq!(far.recv(&mut data).expect("receive"), 8);
+        datapath.detach_names().expect("detach");
+        far.send(b"question").expect("send");
+        assert_eq!(near.recv_from(&mut data).expect("receive"), (8, own.remote));
+        datapath.unload().expect("unload");
+    }
+}
+
+#[test]
+fn addresses_of_before_lead_programs_of_one_name_to_where_the_ends_are() {
+    if !is_root() {
+        return;
+    }
+    let pair = Pair::new();
+    for (was_near, was_far, near_at, far_at) in
+        [("192.0.2.1", "192.0.2.2", "10.0.0.1", "10.0.0.2"), ("2001:db8::1", "2001:db8::2", "fd00::1", "fd00::2")]
+    {
+        let [was_near, was_far, near_at, far_at] = [was_near, was_far, near_at, far_at].map(address);
+        pair.far.enter();
+        let listener = TcpListener::bind((far_at, 0)).expect("listen");
+        let port = listener.local_addr().expect("address").port();
+        pair.near.enter();
+        let mut datapath = Datapath::open(&pair.bpffs.pins("near")).expect("open");
+        let aliases_of = |program: [u8; 16]| {
+            let alias = |used, meant| (Alias { program, used }, meant);
+            BTreeMap::from([
+                alias(AliasUse::Reach(was_far), far_at),
+                alias(AliasUse::Bind(was_near), near_at),
+                alias(AliasUse::ShowPeer(far_at), was_far),
+                alias(AliasUse::ShowOwn(near_at, far_at), was_near),
+            ])
+        };
+        datapath.attach_names(&aliases_of(*b"somebody-else\0\0\0")).expect("attach");
+        let refused = TcpListener::bind((was_near, 0)).expect_err("another program's");
+        assert_eq!(refused.kind(), ErrorKind::AddrNotAvailable);
+        datapath.attach_names(&aliases_of(myself())).expect("set");
+
+        // It connects to the peer's former address, and sees both ends as they were.
+        let near = TcpStream::connect((was_far, port)).expect("connect");
+        let far = listener.accept().expect("accept").0;
+        assert_eq!(near.peer_addr().expect("peer"), SocketAddr::new(was_far, port));
+        assert_eq!(near.local_addr().expect("local").ip(), was_near);
+        assert_eq!(far.peer_addr().expect("peer").ip(), near_at, "in another namespace nothing is changed");
+
+        // It listens at its own former address, which it is shown, and accepts from the peer's.
+        let own = TcpListener::bind((was_near, 0)).expect("bind");
+        let listening = own.local_addr().expect("local");
+        assert_eq!(listening.ip(), was_near);
+        pair.far.enter();
+        let theirs = TcpStream::connect((near_at, listening.port())).expect("connect");
+        pair.near.enter();
+        let (accepted, from) = own.accept().expect("accept");
+        assert_eq!(from, SocketAddr::new(was_far, theirs.local_addr().expect("local").port()));
+        assert_eq!(accepted.local_addr().expect("local").ip(), was_near);
+
+        // Without aliases all is as it is.
+        datapath.attach_names(&BTreeMap::new()).expect("set");
+        assert_eq!(near.peer_addr().expect("peer").ip(), far_at);
+        assert_eq!(accepted.local_addr().expect("local").ip(), near_at);
+        datapath.unload().expect("unload");
+    }
+}
