@@ -62,7 +62,12 @@ pub(super) struct Unprotected {
 
 impl Unprotected {
     pub(super) fn new(lab: &mut Lab, world: &World) -> Result<Self> {
-        let host = lab.host("bystander")?;
+        Self::named("bystander", lab, world)
+    }
+
+    /// One of several.
+    pub(super) fn named(name: &str, lab: &mut Lab, world: &World) -> Result<Self> {
+        let host = lab.host(name)?;
         host.join(&world.a.network, &Join::default())?;
         let mut pair = FlowPair::tcp(&host, &world.server, world.at_server.ipv4()?, &PairOptions::rate(RATE))?;
         pair.wait_progress(SOME / 10, LONG)?;

@@ -2,7 +2,7 @@
 
 use super::{End, Move, Program, Sign, table};
 
-table![RSYNC, GIT, FTP_PASSIVE, FTP_ACTIVE, FTP_PASSIVE_AGAIN, FTP_ACTIVE_AGAIN, SAMBA];
+table![RSYNC, GIT, FTP_PASSIVE, FTP_ACTIVE, FTP_PASSIVE_AGAIN, FTP_ACTIVE_AGAIN, SAMBA, NFS];
 
 /// A file that takes half a minute over the slow network, and many small ones.
 const TREE: &str = r#"
@@ -212,6 +212,53 @@ const SAMBA: Program = Program {
         cd "$OUT"
         exec smbclient --configfile="$DIR/client.conf" --port="$PORT" --no-pass --timeout=60 --command='get large' "//$ADDRESS/files"
     "#,
+    verify: r#"exec cmp "$FILES/large" "$OUT/large""#,
+    ..Program::USUAL
+};
+
+/// NFS version 4 alone, which has one port; the client has no kernel's part either.
+const GANESHA: &str = "\
+NFS_CORE_PARAM {
+    Protocols = 4;
+    NFS_Port = $PORT;
+    Enable_NLM = false;
+    Enable_RQUOTA = false;
+    Enable_UDP = false;
+}
+NFSV4 {
+    Graceless = true;
+    RecoveryRoot = $DIR/recovery;
+    Minor_Versions = 0;
+}
+NFS_KRB5 {
+    Active_krb5 = false;
+}
+EXPORT {
+    Export_Id = 1;
+    Path = $FILES;
+    Pseudo = /files;
+    Access_Type = RO;
+    Squash = None;
+    SecType = sys;
+    Transports = TCP;
+    Protocols = 4;
+    FSAL {
+        Name = VFS;
+    }
+}
+";
+
+const NFS: Program = Program {
+    name: "nfs",
+    description: "a file is copied from an NFS server (version 4), all of it in user space",
+    packages: &["nfs-ganesha", "nfs-ganesha-vfs", "libnfs-utils"],
+    configuration: &[("ganesha.conf", GANESHA)],
+    prepare: r#"
+        head -c 24000000 /dev/urandom >"$FILES/large"
+        mkdir "$DIR/recovery"
+    "#,
+    server: r#"exec ganesha.nfsd -F -f "$DIR/ganesha.conf" -L "$DIR/log" -p "$DIR/pid" -N WARN"#,
+    client: r#"exec nfs-cp "nfs://$ADDRESS/files/large?version=4&nfsport=$PORT" "$OUT/large""#,
     verify: r#"exec cmp "$FILES/large" "$OUT/large""#,
     ..Program::USUAL
 };

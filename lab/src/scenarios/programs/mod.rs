@@ -19,7 +19,9 @@ use self::session::{Session, Sign, versions};
 use super::Scenario;
 use super::absence::{Unprotected, wait_away};
 use super::world::{LONG, World, all_run, site, step};
-use crate::{Direction, Gateway, Join, Lab, Leave, Result, Shape, Site, SiteSpec, Whimbrel, wait_for, wait_until};
+use crate::{
+    Cut, Direction, Gateway, Join, Lab, Leave, Result, Shape, Site, SiteSpec, Whimbrel, expect, wait_for, wait_until,
+};
 
 /// The scenarios of all families, the most used programs first.
 pub(super) fn scenarios() -> impl Iterator<Item = &'static Scenario> {
@@ -38,6 +40,9 @@ const REST: Duration = Duration::from_secs(90);
 /// Datagrams after which it is the session that comes by an interface, and not a daemon that looks for others.
 const DATAGRAMS: u64 = 100;
 
+/// How a datagram begins that introduces a flow (docs/protocol.md, section 4).
+const MARK: &[u8] = b"\xffWBintro";
+
 /// What happens to a session.
 #[derive(Clone, Copy, Debug)]
 enum Move {
@@ -47,6 +52,8 @@ enum Move {
     Server,
     /// The laptop joins another network with a second interface, and leaves the first when datagrams of the session come by the other.
     Overlap,
+    /// The laptop is suspended, and its network passes nothing until the server's TCP would have given up; then the same of the server's.
+    Outage,
     /// The laptop is suspended, leaves, is away for longer than the server's TCP would wait, and wakes behind a NAT and a firewall.
     Sleep,
 }
@@ -139,12 +146,14 @@ impl Program {
         }
         let mut client = world.laptop.whimbrel_with(self.policy)?;
         let mut server = world.server.whimbrel_with(self.policy)?;
+        let marked = world.s.link()?.count(|_, packet| packet.udp().is_some_and(|data| data.starts_with(MARK)));
         let mut session = Session::start(self, &world)?;
         session.goes_on()?;
         wait_for(LONG, &format!("{} connections are introduced", self.connections), || {
             let known = [client.status()?, server.status()?].map(|status| status.counts.introduced);
             Ok(known.iter().all(|known| *known >= self.connections).then_some(()))
         })?;
+        world.forget_resets();
         for happens in self.moves {
             session.begin()?;
             match happens {
@@ -158,9 +167,24 @@ impl Program {
                     world.roam_server(&elsewhere)?;
                 }
                 Move::Overlap => overlap(&mut world)?,
+                Move::Outage => {
+                    step("the client is suspended, and its network fails");
+                    client.cli(&["suspend"])?;
+                    let site = world.a.clone();
+                    outage(lab, &mut world, &site, "bystander")?;
+                    client.cli(&["resume"])?;
+                    session.goes_on()?;
+                    step("the server's network fails");
+                    let site = world.s.clone();
+                    outage(lab, &mut world, &site, "onlooker")?;
+                }
                 Move::Sleep => sleep(lab, &mut world, [&client, &server], &awake)?,
             }
             session.goes_on()?;
+        }
+        if self.connections == 0 {
+            let known = [client.status()?, server.status()?].map(|status| status.counts.introduced);
+            expect!(known == [0, 0] && marked.get() == 0, "it was not left alone: {known:?}, {}", marked.get());
         }
         world.no_resets()?;
         for site in [&world.a, &world.b, &awake] {
@@ -185,6 +209,17 @@ fn overlap(world: &mut World) -> Result<()> {
     wait_until(LONG, "the session has moved by itself", || arrive.get() >= DATAGRAMS)?;
     world.laptop.leave(&world.at, Leave::Orderly)?;
     world.at = second;
+    Ok(())
+}
+
+/// Nothing passes the network of one end for as long as a server's TCP would wait for a laptop that vanished.
+fn outage(lab: &mut Lab, world: &mut World, site: &Site, who: &str) -> Result<()> {
+    let unprotected = Unprotected::named(who, lab, world)?;
+    unprotected.vanish()?;
+    site.link()?.cut(Cut::Silent)?;
+    unprotected.wait_dead(world)?;
+    site.link()?.restore()?;
+    step("the network is back");
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 
 use super::{End, Move, Program, Sign, table};
 
-table![HTTP2, WEBSOCKET, W3M, SQUID, QUIC];
+table![HTTP2, WEBSOCKET, BROWSER, W3M, SQUID, QUIC, QUIC_OUTAGE];
 
 /// Files to be fetched, and a certificate.
 const SITE: &str = r#"
@@ -99,6 +99,46 @@ asyncio.run(main())
     ..Program::USUAL
 };
 
+/// The page has an icon of its own, lest the browser asks for one over another connection. It writes what its WebSocket brings to the browser's console, which is the browser's log.
+const BROWSER: Program = Program {
+    name: "browser",
+    description: "Chromium shows a page whose WebSocket brings a number twenty times a second",
+    packages: &["chromium", "python3-websockets"],
+    server: r#"
+        exec /usr/bin/python3 -c '
+import asyncio, http, itertools, os, websockets
+
+PAGE = b"""<!doctype html><title>numbers</title><link rel=icon href=data:,><script>
+new WebSocket("ws://" + location.host + "/numbers").onmessage = (message) => console.log(message.data);
+</script>"""
+
+async def page(path, headers):
+    if path != "/numbers":
+        return http.HTTPStatus.OK, [("Content-Type", "text/html")], PAGE
+
+async def count(socket):
+    for n in itertools.count(1):
+        await socket.send(f"count {n}")
+        await asyncio.sleep(0.05)
+
+async def main():
+    where = os.environ["ADDRESS"], int(os.environ["PORT"])
+    async with websockets.serve(count, *where, process_request=page, ping_interval=1):
+        await asyncio.Future()
+
+asyncio.run(main())
+'
+    "#,
+    client: r#"
+        chromium --headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage --disable-background-networking --no-first-run \
+            --user-data-dir="$HOME/profile" --enable-logging=stderr --v=0 --log-level=0 "http://$ADDRESS:$PORT/" 2>&1 |
+            sed -un 's/.*CONSOLE.*"\(count [0-9]*\)".*/\1/p'
+    "#,
+    sign: Sign::Counts("count "),
+    end: End::Killed,
+    ..Program::USUAL
+};
+
 const W3M: Program = Program {
     name: "w3m",
     description: "w3m fetches a page of 24 MB",
@@ -169,4 +209,17 @@ const QUIC: Program = Program {
     moves: &[Move::Overlap],
     verify: r#"exec cmp "$FILES/one" "$OUT/one""#,
     ..Program::USUAL
+};
+
+/// Either end loses its network and has it again, the laptop suspended meanwhile: what Whimbrel does not move it does not hold either.
+const QUIC_OUTAGE: Program = Program {
+    name: "quic-outage",
+    description: "a download over QUIC while networks go and come back: Whimbrel leaves it alone",
+    client: r#"
+        until [ -e "$DIR/ready" ]; do sleep 0.05; done
+        exec gtlsclient --quiet --download="$OUT" --timeout=60s --exit-on-all-streams-close \
+            "$ADDRESS" "$PORT" "https://$ADDRESS:$PORT/one"
+    "#,
+    moves: &[Move::Outage],
+    ..QUIC
 };
