@@ -34,6 +34,17 @@ pub struct Numbers {
     pub window: u16,
 }
 
+/// A TCP segment that is put into a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment<'a> {
+    /// Its numbers.
+    pub numbers: Numbers,
+    /// The timestamps option (RFC 7323): TSval and TSecr.
+    pub timestamps: Option<(u32, u32)>,
+    /// Bytes of the stream, at most what one packet carries.
+    pub payload: &'a [u8],
+}
+
 /// Which way an injected packet goes, where the ordinary one will not do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Way {
@@ -160,6 +171,25 @@ impl Injector {
     pub fn deliver_udp(&self, tuple: &FlowTuple, payload: &[u8]) -> Result<(), Error> {
         check(tuple, Transport::Udp)?;
         self.deliver(&packet::udp_datagram(&tuple.mirrored(), payload)?, tuple)
+    }
+
+    /// Puts a segment into a TCP flow as from the other end, delivered on this host.
+    ///
+    /// # Errors
+    /// As [`kick`](Self::kick).
+    pub fn answer(&self, tuple: &FlowTuple, segment: &Segment<'_>) -> Result<(), Error> {
+        check(tuple, Transport::Tcp)?;
+        self.deliver(&packet::tcp_data(&tuple.mirrored(), segment)?, tuple)
+    }
+
+    /// Puts a segment into a TCP flow as from this end. It is routed as from `tuple.local` and passes the egress programs
+    /// like the flow's own segments.
+    ///
+    /// # Errors
+    /// As [`kick`](Self::kick).
+    pub fn send_segment(&self, tuple: &FlowTuple, segment: &Segment<'_>) -> Result<(), Error> {
+        check(tuple, Transport::Tcp)?;
+        self.send(&packet::tcp_data(tuple, segment)?, tuple, Way::default())
     }
 
     fn report(&self, tuple: &FlowTuple, snd_una: u32, kind: packet::IcmpError) -> Result<(), Error> {

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use whimbrel_wire::FlowTuple;
 
 use crate::error::Error;
-use crate::inject::Numbers;
+use crate::inject::{Numbers, Segment};
 
 const IPV4_HEADER: usize = 20;
 const IPV6_HEADER: usize = 40;
@@ -17,6 +17,8 @@ const HOPS: u8 = 64;
 /// In a quoted packet: a socket with IP_MINTTL ignores errors that quote less (`tcp_v4_err`).
 const QUOTED_HOPS: u8 = 255;
 const FLAG_ACK: u8 = 0x10;
+const FLAG_PSH: u8 = 0x08;
+const TIMESTAMPS_LEN: usize = 12;
 const FLAG_RST: u8 = 0x04;
 const FLAG_FIN: u8 = 0x01;
 
@@ -55,6 +57,28 @@ fn tcp_bare(tuple: &FlowTuple, numbers: Numbers, flags: u8, options: &[u8]) -> R
     segment.extend_from_slice(&[0; 4]);
     segment.extend_from_slice(options);
     whole(tuple, TCP, segment, 16)
+}
+
+/// A TCP segment with data or without, and timestamps (RFC 7323) where there are some, laid out as Linux does.
+pub(crate) fn tcp_data(tuple: &FlowTuple, segment: &Segment<'_>) -> Result<Vec<u8>, Error> {
+    let Segment { numbers, timestamps, payload } = segment;
+    let options = if timestamps.is_some() { TIMESTAMPS_LEN } else { 0 };
+    let mut bytes = Vec::with_capacity(20 + options + payload.len());
+    bytes.extend_from_slice(&tuple.local.port().to_be_bytes());
+    bytes.extend_from_slice(&tuple.remote.port().to_be_bytes());
+    bytes.extend_from_slice(&numbers.sequence.to_be_bytes());
+    bytes.extend_from_slice(&numbers.acknowledgement.to_be_bytes());
+    let flags = if payload.is_empty() { FLAG_ACK } else { FLAG_ACK | FLAG_PSH };
+    bytes.extend_from_slice(&[(((20 + options) / 4) << 4) as u8, flags]);
+    bytes.extend_from_slice(&numbers.window.to_be_bytes());
+    bytes.extend_from_slice(&[0; 4]);
+    if let Some((own, echo)) = timestamps {
+        bytes.extend_from_slice(&[1, 1, 8, 10]);
+        bytes.extend_from_slice(&own.to_be_bytes());
+        bytes.extend_from_slice(&echo.to_be_bytes());
+    }
+    bytes.extend_from_slice(payload);
+    whole(tuple, TCP, bytes, 16)
 }
 
 /// A TCP reset, acceptable to who expects `sequence` next.
@@ -203,6 +227,27 @@ mod tests {
 
     fn tuple(transport: Transport, local: &str, remote: &str) -> FlowTuple {
         FlowTuple { transport, local: local.parse().unwrap(), remote: remote.parse().unwrap() }
+    }
+
+    #[test]
+    fn data_follows_timestamps() {
+        for (local, remote) in [("192.0.2.1:7", "192.0.2.2:9"), ("[2001:db8::1]:7", "[2001:db8::2]:9")] {
+            let tuple = tuple(Transport::Tcp, local, remote);
+            let numbers = Numbers { sequence: 1, acknowledgement: 2, window: 3 };
+            let header = if tuple.local.is_ipv4() { 20 } else { 40 };
+            let segment = |timestamps, payload| {
+                let packet = tcp_data(&tuple, &Segment { numbers, timestamps, payload }).unwrap();
+                let segment = packet[header..].to_vec();
+                let pseudo = pseudo_header(tuple.local.ip(), tuple.remote.ip(), TCP, segment.len());
+                assert_eq!(fold(add(pseudo, &segment)), 0, "the checksum holds");
+                segment
+            };
+            let data = segment(Some((0x0102_0304, 0x0506_0708)), b"hello");
+            assert_eq!(data[12..16], [0x80, 0x18, 0, 3]);
+            assert_eq!(data[20..], *b"\x01\x01\x08\x0a\x01\x02\x03\x04\x05\x06\x07\x08hello");
+            let bare = segment(None, b"");
+            assert_eq!((bare.len(), bare[12], bare[13]), (20, 0x50, 0x10));
+        }
     }
 
     #[test]

@@ -42,6 +42,8 @@ pub fn owners(inodes: &HashSet<u32>) -> HashMap<u32, Process> {
 /// A process that has a socket open, and where it belongs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Holder {
+    /// Its number, in the PID namespace that `/proc` shows.
+    pub pid: u32,
     /// The first 15 bytes of its name (`/proc/PID/comm`).
     pub name: String,
     /// The file that it executes (`/proc/PID/exe`); of a script that is its interpreter. One that was replaced or removed ends
@@ -63,6 +65,7 @@ pub fn holders(inodes: &HashSet<u32>) -> HashMap<u32, Vec<Holder>> {
             continue;
         }
         let holder = Holder {
+            pid,
             name: name_of(pid),
             executable: std::fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default(),
             cgroup: cgroup_of(pid),
@@ -85,13 +88,17 @@ fn open_sockets(pid: u32) -> impl Iterator<Item = u32> {
     descriptors.filter_map(|descriptor| socket_inode(&std::fs::read_link(descriptor.path()).ok()?))
 }
 
-fn name_of(pid: u32) -> String {
+/// The first 15 bytes of a process's name (`/proc/PID/comm`); empty where it is gone.
+#[must_use]
+pub fn name_of(pid: u32) -> String {
     let comm = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
     String::from_utf8_lossy(comm.trim_ascii_end()).into_owned()
 }
 
-/// From the line of hierarchy 0, which is that of version 2 (cgroups(7)).
-fn cgroup_of(pid: u32) -> String {
+/// The place of a process in the cgroup v2 hierarchy, beginning with `/`; empty where there is none, or it is gone.
+#[must_use]
+pub fn cgroup_of(pid: u32) -> String {
+    // From the line of hierarchy 0, which is that of version 2 (cgroups(7)).
     let lines = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
     lines.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or_default().to_owned()
 }
