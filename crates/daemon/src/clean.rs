@@ -152,6 +152,12 @@ fn remove_pins_and_files(
         place.leave();
     }
     if let Some(instance) = instance {
+        crate::helpers::continue_stopped(run_dir);
+        let helped = run_dir.join("helpers");
+        for entry in fs::read_dir(&helped).into_iter().flatten().flatten() {
+            remove_file(entry.path(), &mut removed)?;
+        }
+        let _ = fs::remove_dir(&helped);
         // The lock stays: a daemon that starts at this moment may hold it already.
         for path in [run_dir.join("journal"), socket_path(run_dir)] {
             remove_file(path, &mut removed)?;

@@ -13,7 +13,7 @@ use whimbrel_wire::FlowTuple;
 const KEPT: usize = 4096;
 
 /// What can happen (`docs/json.md`).
-pub(crate) const KINDS: [&str; 31] = [
+pub(crate) const KINDS: [&str; 36] = [
     "carrier-changed",
     "flow-gone",
     "flow-introduced",
@@ -21,6 +21,9 @@ pub(crate) const KINDS: [&str; 31] = [
     "flows-go-on",
     "flows-wait",
     "handshake-refused",
+    "helper-failed",
+    "helper-over",
+    "helper-started",
     "introduction-failed",
     "key-mismatch",
     "left-out",
@@ -37,6 +40,8 @@ pub(crate) const KINDS: [&str; 31] = [
     "peer-reached",
     "peer-restarted",
     "peer-silent",
+    "process-continued",
+    "process-stopped",
     "refused",
     "reload-failed",
     "reloaded",
@@ -202,7 +207,7 @@ impl Told {
 
     /// Whether something that was asked for could not be done.
     pub(crate) fn is_a_failure(&self) -> bool {
-        matches!(self.kind, "reload-failed" | "key-mismatch")
+        matches!(self.kind, "reload-failed" | "key-mismatch" | "helper-failed")
     }
 
     /// A connection that a daemon before this one introduced.

@@ -98,6 +98,12 @@ impl Journal {
         &self.flows
     }
 
+    /// The key of a peer.
+    #[must_use]
+    pub fn key_of(&self, peer: PeerId) -> Option<PublicKey> {
+        self.peers.get(&peer.0).map(|saved| saved.key)
+    }
+
     /// Keeps what is known of a peer.
     pub fn save_peer(&mut self, peer: SavedPeer) {
         self.append(Line::Peer(PeerLine::from(peer)));

@@ -10,6 +10,7 @@
 //! journal.rs      what the next daemon must know if this one is killed
 //! server.rs       the local API's socket; views.rs and events.rs are what it tells
 //! event_log.rs    events in a file
+//! helpers/        what is done for connections whose peer is away, beside waiting
 //! metrics/        figures for monitoring, and the endpoint that serves them
 //! doctor/         what is wrong with a host; needs no daemon
 //! clean.rs        removes what a stopped daemon has left
@@ -26,6 +27,7 @@ mod event_log;
 mod event_loop;
 mod events;
 mod flows;
+pub mod helpers;
 pub mod identity;
 pub mod instance;
 pub mod journal;
@@ -61,6 +63,7 @@ use crate::config::{Config, Level};
 use crate::effects::{DEFAULT_MTU, Effects, MARK};
 use crate::event_log::EventLog;
 use crate::event_loop::{EventLoop, Parts, Settings};
+use crate::helpers::Helpers;
 use crate::instance::Instance;
 use crate::journal::{Journal, Restored};
 use crate::known_keys::KnownKeys;
@@ -291,8 +294,10 @@ fn start_on(
         start;
     let tunnel = Tunnel::start(tun, udp, tunnel_wake.1)?;
     let adopting = |failure: effects::Failure| Error::Adopt(Box::new(failure));
-    let mut effects =
-        Effects::new(datapath, tunnel, journal, known_keys, &options.run_dir, config.kick).map_err(adopting)?;
+    let helpers =
+        Helpers::new(&options.run_dir, config.helpers.clone()).map_err(|source| Error::Adopt(Box::new(source)))?;
+    let mut effects = Effects::new(datapath, tunnel, journal, known_keys, helpers, &options.run_dir, config.kick)
+        .map_err(adopting)?;
     effects.adopt(clock::now(), &restored.flows).map_err(adopting)?;
     if config.stand_in {
         effects.stand_in(config.port).map_err(adopting)?;

@@ -190,6 +190,8 @@ pub(crate) struct ConnectionsQuestion {
     pub(crate) standings: HashMap<IpAddr, Standing>,
     /// Flows that were heard rewritten, so are answered rewritten where the carrier follows.
     pub(crate) heard: HashSet<FlowTuple>,
+    /// What helps which.
+    pub(crate) helpers: HashMap<FlowTuple, ipc::Helper>,
     pub(crate) now: Time,
     pub(crate) wall: SystemTime,
 }
@@ -214,6 +216,7 @@ impl ConnectionsQuestion {
                 }
                 let age = self.now.since(flow.opened);
                 connection.since = ipc::rfc3339(self.wall.checked_sub(age).unwrap_or(SystemTime::UNIX_EPOCH));
+                connection.helper = self.helpers.get(&flow.tuple).cloned();
                 connection.bytes = traffic.get(&flow.tuple).copied();
                 connection.process = sockets
                     .get(&flow.tuple)
@@ -335,6 +338,7 @@ fn connection(view: &FlowView, peer: Option<&PeerView>, heard: bool) -> ipc::Con
         bytes: None,
         since: String::new(),
         reason,
+        helper: None,
     }
 }
 
@@ -444,6 +448,7 @@ mod tests {
             peers: Vec::new(),
             standings: HashMap::new(),
             heard: HashSet::new(),
+            helpers: HashMap::new(),
             now,
             wall,
         };

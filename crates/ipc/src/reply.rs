@@ -241,6 +241,44 @@ pub struct Connection {
     pub since: String,
     /// Why it is not introduced, where `state` is `unprotected`.
     pub reason: Option<String>,
+    /// What is done, or was, in the name of its peer while that is away.
+    #[serde(default)]
+    pub helper: Option<Helper>,
+}
+
+/// A migration helper of a connection (docs/helpers.md).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Helper {
+    /// Its name in the configuration.
+    pub name: String,
+    /// What it does.
+    pub state: HelperState,
+    /// The program's process, or the one that is stopped.
+    pub pid: Option<u32>,
+    /// Bytes that this end has sent and that are kept for the peer.
+    pub kept: u64,
+    /// Of these, bytes that the peer has by now.
+    pub delivered: u64,
+    /// Bytes that were answered in this absence.
+    pub answered: u64,
+    /// Bytes that were answered in all absences together, modulo 2^32: the peer's sequence numbers are raised by so much.
+    pub shifted: u32,
+}
+
+/// What a helper does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum HelperState {
+    /// Its program is handed what this end sends, and may answer.
+    Answers,
+    /// Its program has failed or reached a limit: the connection waits, and what was kept is kept.
+    Holds,
+    /// The peer is back and gets what was kept.
+    Delivers,
+    /// The connection goes on; its numbers are translated.
+    Over,
+    /// What serves the connection is stopped.
+    Stopped,
 }
 
 /// What a connection has carried since it was opened, in bytes of its stream.

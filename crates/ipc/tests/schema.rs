@@ -8,10 +8,10 @@ use std::thread;
 
 use whimbrel_ipc::{
     Attachment, Bytes, Carrier, Client, ClientError, Configuration, Connection, ConnectionState, Counts, EventRecord,
-    EventsQuery, Failure, Flow, HandoffStarted, LocalAddress, Meetings, Metric, MetricKind, Path, Peer, PeerFlows,
-    PeerName, Places, Process, Rendezvous, RendezvousState, Reply, Request, SchemaError, Sequence, Session, Status,
-    Suspended, Transport, Trust, Tunnel, reply_from_line, reply_to_line, request_from_line, request_to_line,
-    socket_path,
+    EventsQuery, Failure, Flow, HandoffStarted, Helper, HelperState, LocalAddress, Meetings, Metric, MetricKind, Path,
+    Peer, PeerFlows, PeerName, Places, Process, Rendezvous, RendezvousState, Reply, Request, SchemaError, Sequence,
+    Session, Status, Suspended, Transport, Trust, Tunnel, reply_from_line, reply_to_line, request_from_line,
+    request_to_line, socket_path,
 };
 
 const KEY: &str = "uM5ahVGHtdMGk2zVxpGZpaHZ0oTnSYfDwDMLnX1jkEo";
@@ -70,6 +70,15 @@ fn replies() -> Vec<(&'static str, Reply)> {
                     bytes: Some(Bytes { sent: 412, received: 1_048_576 }),
                     since: "2026-01-31T23:59:58.007Z".into(),
                     reason: None,
+                    helper: Some(Helper {
+                        name: "irc".into(),
+                        state: HelperState::Over,
+                        pid: None,
+                        kept: 0,
+                        delivered: 0,
+                        answered: 0,
+                        shifted: 75,
+                    }),
                 },
                 Connection {
                     flow: flow("[2001:db8::10]:40000", "[2001:db8:1::1]:22"),
@@ -83,6 +92,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
                     bytes: None,
                     since: "2026-01-31T23:59:58.007Z".into(),
                     reason: Some("nobody answers at 2001:db8:1::1 on UDP port 2031".into()),
+                    helper: None,
                 },
             ]),
         ),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use whimbrel_ipc::{Carrier, Connection, ConnectionState};
+use whimbrel_ipc::{Carrier, Connection, ConnectionState, HelperState};
 
 use super::count;
 use crate::table::{elastic, render, text, width, wrap};
@@ -41,6 +41,7 @@ pub(crate) fn connections(connections: &[Connection], only_moved: bool) -> Strin
         [text("PROTO"), text("LOCAL"), text("REMOTE"), text("STATE"), text("VIA"), text("PEER"), elastic("PROGRAM")],
         &rows,
     );
+    out.push_str(&helpers(&shown));
     out.push_str(&reasons(&shown));
     if shown.iter().any(|one| one.reason.as_deref().is_some_and(|reason| reason.starts_with("asked, silent"))) {
         out.push_str("(`systemctl reload whimbrel`, or SIGHUP to the daemon, has silent hosts asked again at once.)\n");
@@ -50,6 +51,32 @@ pub(crate) fn connections(connections: &[Connection], only_moved: bool) -> Strin
     let verb = if survive == 1 { "survives" } else { "survive" };
     out.push_str(&format!("{}, of which {survive} {verb} a move.\n", count(shown.len(), "connection")));
     out
+}
+
+/// What is done, or was, for those whose peer is away.
+fn helpers(shown: &[&Connection]) -> String {
+    let line = |connection: &&Connection| {
+        let helper = connection.helper.as_ref()?;
+        let head = format!("helper {} at {}: ", helper.name, connection.flow.remote);
+        let what = match helper.state {
+            HelperState::Answers => {
+                format!("has kept {} and answered with {}", bytes(helper.kept), bytes(helper.answered))
+            }
+            HelperState::Holds => format!("no longer answers; {} are kept", bytes(helper.kept)),
+            HelperState::Delivers => format!("the peer is back and has {} of {}", helper.delivered, bytes(helper.kept)),
+            HelperState::Over => format!("is done; sequence numbers are shifted by {}", helper.shifted),
+            HelperState::Stopped => match helper.pid {
+                Some(pid) => format!("process {pid} is stopped"),
+                None => "its cgroup is stopped".to_owned(),
+            },
+        };
+        Some(format!("{head}{}\n", wrap(&what, width(), head.len())))
+    };
+    shown.iter().filter_map(line).collect()
+}
+
+fn bytes(number: u64) -> String {
+    count(usize::try_from(number).unwrap_or(usize::MAX), "byte")
 }
 
 /// Why some would not survive a move: each reason once.
@@ -67,7 +94,9 @@ fn reasons(shown: &[&Connection]) -> String {
 
 /// What carries it, and whether something on the way translates its addresses.
 pub(crate) fn via(connection: &Connection) -> String {
+    let helps = connection.helper.as_ref().is_some_and(|helper| helper.state != HelperState::Over);
     let carrier = match connection.carrier {
+        _ if helps => "helper",
         Some(Carrier::Hold) | None => "",
         Some(Carrier::Rewrite) => "rewrite",
         Some(Carrier::Tunnel) => "tunnel",
@@ -95,7 +124,7 @@ pub(crate) fn rank(state: ConnectionState) -> u8 {
 mod tests {
     use super::*;
     use crate::table::WIDTH;
-    use whimbrel_ipc::{Flow, PeerName, Process, Transport};
+    use whimbrel_ipc::{Flow, Helper, PeerName, Process, Transport};
 
     fn connection(local: &str, remote: &str, state: ConnectionState) -> Connection {
         Connection {
@@ -110,6 +139,34 @@ mod tests {
             bytes: None,
             since: "2026-01-31T23:59:58.007Z".into(),
             reason: None,
+            helper: None,
+        }
+    }
+
+    #[test]
+    fn helpers_are_told_with_what_they_did() {
+        let mut helped = connection("192.0.2.10:6667", "203.0.113.5:51514", ConnectionState::Held);
+        helped.carrier = Some(Carrier::Hold);
+        let helper = |state| Helper {
+            name: "irc".into(),
+            state,
+            pid: Some(7),
+            kept: 2409,
+            delivered: 9,
+            answered: 75,
+            shifted: 80,
+        };
+        for (state, via, told) in [
+            (HelperState::Answers, "helper", "has kept 2409 bytes and answered with 75 bytes"),
+            (HelperState::Holds, "helper", "no longer answers; 2409 bytes are kept"),
+            (HelperState::Delivers, "helper", "the peer is back and has 9 of 2409 bytes"),
+            (HelperState::Over, "", "is done; sequence numbers are shifted by 80"),
+            (HelperState::Stopped, "helper", "process 7 is stopped"),
+        ] {
+            helped.helper = Some(helper(state));
+            assert_eq!(super::via(&helped), via);
+            let shown = connections(std::slice::from_ref(&helped), false);
+            assert!(shown.contains(&format!("\nhelper irc at 203.0.113.5:51514: {told}\n")), "{shown}");
         }
     }
 

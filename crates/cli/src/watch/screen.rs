@@ -164,6 +164,7 @@ mod tests {
             bytes: Some(Bytes { sent, received: 0 }),
             since: String::new(),
             reason: None,
+            helper: None,
         };
         let event = |number| EventRecord {
             number,

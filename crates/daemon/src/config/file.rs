@@ -40,6 +40,9 @@ pub(super) fn interpret(
         let policy = |section| policy(section, line_of);
         config.policies = Policies::new(sections.iter().map(policy).collect::<Result<_, _>>()?);
     }
+    if let Some(value) = section.take("helper") {
+        config.helpers = super::helper::sections(value)?;
+    }
     if let Some(value) = section.take("ask") {
         let mut ask = Section::new(subtable(value, "ask")?);
         for (key, into) in [("allow", &mut config.ask_allow), ("deny", &mut config.ask_deny)] {

@@ -6,6 +6,7 @@
 
 mod conditions;
 mod file;
+mod helper;
 mod value;
 
 use std::fs;
@@ -18,6 +19,7 @@ use toml::de::DeTable;
 use whimbrel_handshake::PublicKey;
 use whimbrel_protocol::{Prefix, Trust};
 
+use crate::helpers::section::Sections;
 use crate::policy::Policies;
 
 use file::interpret;
@@ -111,6 +113,8 @@ pub struct Config {
     pub connections_per_peer: u32,
     /// `[[policy]]`: how which connections are treated.
     pub policies: Policies,
+    /// `[[helper]]`: what is done for which connections while their peer is away.
+    pub helpers: Sections,
     /// `log`: how much is logged.
     pub log: Level,
     /// `event_log`: the file that events are written to, relative to the state directory.
@@ -141,6 +145,7 @@ impl Default for Config {
             connections: 524_288,
             connections_per_peer: 262_144,
             policies: Policies::default(),
+            helpers: Sections::default(),
             log: Level::default(),
             event_log: None,
             metrics_listen: None,
@@ -176,6 +181,7 @@ impl Config {
             connections,
             connections_per_peer,
             policies,
+            helpers,
             log,
             event_log,
             metrics_listen,
@@ -201,6 +207,7 @@ impl Config {
             ("metrics.listen", *metrics_listen != other.metrics_listen),
             ("peers", *peers != other.peers),
             ("policy", *policies != other.policies),
+            ("helper", *helpers != other.helpers),
         ];
         compared.into_iter().filter(|(_, differs)| *differs).map(|(key, _)| key).collect()
     }

@@ -25,6 +25,8 @@ pub(crate) struct Hooks {
     /// Until when programs hang on though no flow could move any more.
     hanging_until: Option<Time>,
     introducing: bool,
+    /// Numbers of some flows are translated, wherever they are.
+    helped: bool,
     /// Peers whose held flows are listened for (P-39).
     listening: BTreeSet<PeerId>,
 }
@@ -53,6 +55,11 @@ impl Hooks {
     /// Notes whether introductions are expected.
     pub(crate) fn note_introducing(&mut self, introducing: bool) {
         self.introducing = introducing;
+    }
+
+    /// Notes whether numbers of any flow are translated. Returns whether that is new.
+    pub(crate) fn note_helped(&mut self, helped: bool) -> bool {
+        std::mem::replace(&mut self.helped, helped) != helped
     }
 
     /// Notes whether held flows of a peer are listened for.
@@ -89,9 +96,10 @@ impl Hooks {
     /// Makes the kernel's state equal to what is wanted. Failures of one interface do not keep the others from being
     /// served; the first is returned.
     pub(crate) fn apply(&self, datapath: &mut Datapath, network: &NetworkState, tun: u32) -> Result<(), Error> {
-        let mut result = datapath.set_busy(self.carrying(), self.introducing, !self.listening.is_empty());
+        let mut result =
+            datapath.set_busy(self.carrying() || self.helped, self.introducing, !self.listening.is_empty());
         let mut wanted: BTreeMap<u32, Role> = BTreeMap::new();
-        let hanging = self.carrying() || self.introduced || self.hanging_until.is_some();
+        let hanging = self.carrying() || self.helped || self.introduced || self.hanging_until.is_some();
         if hanging || self.introducing {
             wanted.extend(wires(network, tun).map(|link| (link.index, Role::Wire)));
         }

@@ -79,16 +79,19 @@ pub(crate) fn introduce(
     Ok(())
 }
 
-/// Sends a keepalive in a TCP flow that is on hold.
+/// Sends a keepalive in a TCP flow that is on hold. `helped`: what its peer lacks next and will send next, where somebody has
+/// answered in its name, so that its socket does not know it.
 pub(crate) fn ask(
     injector: &Injector,
     datapath: &mut Datapath,
     snapshot: &mut Snapshot,
     flow: FlowTuple,
+    helped: Option<(u32, u32)>,
 ) -> Result<(), Failure> {
-    let socket = snapshot.sockets(datapath)?.get(&flow).ok_or(Failure::NoSocket(flow))?;
+    let mut socket = *snapshot.sockets(datapath)?.get(&flow).ok_or(Failure::NoSocket(flow))?;
+    (socket.snd_una, socket.rcv_nxt) = helped.unwrap_or((socket.snd_una, socket.rcv_nxt));
     // Past the hold, and not by the ways of moved flows.
-    inquire(injector, socket, Way { mark: Some(MARK.mask & !MARK.value), interface: None })
+    inquire(injector, &socket, Way { mark: Some(MARK.mask & !MARK.value), interface: None })
 }
 
 /// Has the other end of a flow's socket say again what it has and how much more it takes, by a keepalive.

@@ -2,6 +2,7 @@
 
 mod addresses;
 mod fitting;
+mod helping;
 mod hooks;
 mod introductions;
 mod kick;
@@ -34,6 +35,7 @@ use whimbrel_transform::Algorithm;
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::introduction::Introduction;
 
+use crate::helpers::Helpers;
 use crate::journal::{Journal, JournalError};
 use crate::known_keys::{KnownKeys, KnownKeysError};
 use crate::policy::Policies;
@@ -44,6 +46,7 @@ pub(crate) use tunnels::DEFAULT_MTU;
 
 use addresses::Surroundings;
 use fitting::Fitting;
+use helping::Helping;
 use hooks::Hooks;
 use introductions::{Listening, Snapshot};
 use kick::Kicks;
@@ -112,6 +115,7 @@ pub(crate) struct Effects {
     deputy: Deputy,
     /// Sockets whose options cannot be put back yet.
     unfitted: usize,
+    helping: Helping,
     kick: bool,
     /// Programs hang on tcx, not on clsact.
     tcx: bool,
@@ -124,6 +128,7 @@ impl Effects {
         tunnel: Tunnel,
         journal: Journal,
         known_keys: KnownKeys,
+        helpers: Helpers,
         run_dir: &Path,
         kick: bool,
     ) -> Result<Self, Failure> {
@@ -155,6 +160,7 @@ impl Effects {
             fitting: Fitting::default(),
             deputy: Deputy::default(),
             unfitted: 0,
+            helping: Helping::new(helpers),
             kick,
             tcx: datapath::has_tcx(),
         })
@@ -226,6 +232,7 @@ impl Effects {
         if self.fitting.take(now) {
             self.fit_sockets(now, None);
         }
+        self.help(now);
         if let Err(error) = self.journal.flush() {
             tracing::error!(%error, "connections that are introduced now do not outlive this process");
         }
@@ -284,7 +291,8 @@ impl Effects {
                 }
             }
             KernelOp::AskNatively { flow } => {
-                introductions::ask(&self.injector, &mut self.datapath, snapshot, flow)?;
+                let helped = self.helping.helpers.numbers_of_peer(&flow);
+                introductions::ask(&self.injector, &mut self.datapath, snapshot, flow, helped)?;
             }
             KernelOp::Probe { wire, index, nonce } => {
                 introductions::probe(&self.injector, wire, Introduction { index, nonce })?;
@@ -303,6 +311,7 @@ impl Effects {
                 self.remotes.add(&flow, &entry);
                 self.names.add(&flow, &entry);
                 self.journal.save_flow(flow, entry);
+                self.helping.note_flow(flow);
                 if self.hooks.note_introduced(now, true) {
                     self.apply_hooks()?;
                 }
@@ -382,6 +391,7 @@ impl Effects {
             return Err(error.into());
         }
         self.ways_out.insert(peer, wanted.interface);
+        self.helping.note_peer(peer);
         Ok(())
     }
 
@@ -630,7 +640,8 @@ impl Effects {
         let deputy = self.deputy.timeout();
         let all =
             [self.hooks.timeout(), self.kicks.timeout(), retry, self.next_mtu_look, self.fitting.timeout(), deputy];
-        all.into_iter().flatten().min()
+        let all = all.into_iter().chain([self.helping.helpers.poll_timeout()]);
+        all.flatten().min()
     }
 
     /// Goes on with what takes several steps.
@@ -645,6 +656,7 @@ impl Effects {
         }
         self.forget_told(now);
         self.deputy.go_on(now);
+        self.handle_helpers_timeout(now);
         if self.fitting.take_lapse(now) {
             if self.any_waits() {
                 self.look_for_echoes(now);
@@ -692,6 +704,7 @@ impl Effects {
             }
         }
         self.fitting.note_ways(now);
+        self.adopt_helped(now, flows);
         Ok(())
     }
 
@@ -737,7 +750,8 @@ impl Effects {
 
     /// Ends. While anything is moved all stays as it is, for the next daemon; else all is removed, and `true` returned.
     pub(crate) fn shut_down(mut self) -> bool {
-        if self.moved() || self.unfitted > 0 {
+        self.helping.helpers.let_go();
+        if self.moved() || self.unfitted > 0 || self.helping.helpers.translates() {
             tracing::info!("moved connections are carried on: what they need stays, and the next start takes it over");
             return false;
         }

@@ -61,6 +61,7 @@ const TIMER: u64 = 6;
 const ANSWERS: u64 = 7;
 const HOLDERS: u64 = 8;
 const FOR_OTHERS: u64 = 9;
+const HELPERS: u64 = 10;
 /// Clients of the control socket have their number plus this.
 const FIRST_CLIENT: u64 = 16;
 
@@ -188,6 +189,7 @@ impl EventLoop {
             (this.timer.as_fd(), TIMER),
             (this.answers.wake(), ANSWERS),
             (this.judge.wake(), HOLDERS),
+            (this.effects.helpers_wake(), HELPERS),
         ];
         let for_others = this.effects.stand_in_fd().map(|fd| (fd, FOR_OTHERS));
         for (fd, token) in sources.into_iter().chain(for_others) {
@@ -269,6 +271,7 @@ impl EventLoop {
             DATAPATH => self.take_in_datapath_events(clock::now()),
             TUNNEL => {
                 clear(&self.tunnel_wake);
+                self.effects.take_in_kept(clock::now());
                 self.take_in_datagrams();
             }
             LISTENER => {
@@ -286,6 +289,7 @@ impl EventLoop {
             }
             TIMER => clear(&self.timer),
             FOR_OTHERS => self.take_in_for_others(),
+            HELPERS => self.effects.take_in_helpers(clock::now()),
             ANSWERS => {
                 for (id, reply) in self.answers.take() {
                     self.server.reply(id, &reply);
@@ -316,6 +320,7 @@ impl EventLoop {
             self.transmit();
             let ops: Vec<_> = std::iter::from_fn(|| self.node.poll_op()).collect();
             let quiet = ops.is_empty();
+            self.effects.set_suspended(self.node.is_suspended());
             for (id, result) in self.effects.carry_out(now, ops) {
                 self.node.handle_done(now, id, result);
             }
@@ -332,6 +337,9 @@ impl EventLoop {
                 } else if let Some(kind) = restrained(&event) {
                     self.tally.count(kind);
                 }
+            }
+            for told in self.effects.take_told() {
+                self.tell(told);
             }
             if quiet {
                 return;
@@ -471,6 +479,7 @@ impl EventLoop {
                 Err(error) => tracing::warn!(%flow, %error, "cannot look for a socket"),
             }
         };
+        let (mut acknowledged, mut flows) = (Vec::new(), Vec::new());
         let drained = effects.datapath.drain_events(|event| match event {
             // A frame on the link may name any destination.
             DatapathEvent::Introduction(introduction) if !here(&introduction.seen) => {}
@@ -479,6 +488,7 @@ impl EventLoop {
                 node.handle_introduction(now, introduction.seen, introduction.index, introduction.nonce);
             }
             DatapathEvent::FlowOpened { flow, origin } => {
+                flows.push((flow, true));
                 if is_movable(&flow, &own) {
                     node.handle_flow_opened(now, flow, origin == Origin::Accepted);
                     judge.consider(node, now, flow);
@@ -486,10 +496,14 @@ impl EventLoop {
             }
             DatapathEvent::HeardNatively { flow } => node.handle_heard_natively(now, flow),
             DatapathEvent::FlowStalled(flow) => node.handle_flow_stalled(now, flow),
-            // Nothing is kept for a peer yet.
-            DatapathEvent::Acknowledged { .. } => {}
-            DatapathEvent::FlowClosed { flow } => node.handle_flow_closed(now, flow),
+            DatapathEvent::Acknowledged { flow, next, window } => acknowledged.push((flow, next, window)),
+            DatapathEvent::FlowClosed { flow } => {
+                flows.push((flow, false));
+                node.handle_flow_closed(now, flow);
+            }
         });
+        effects.take_in_acknowledged(now, &acknowledged);
+        effects.take_in_flows(now, &flows);
         if let Err(error) = drained {
             tracing::error!(%error, "cannot read what the data plane reports");
         }

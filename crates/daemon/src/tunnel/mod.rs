@@ -32,6 +32,8 @@ pub use table::{TunnelFlow, TunnelPath, UnknownSession};
 
 /// Control datagrams that wait for the control thread at most; more are dropped and counted.
 const CONTROL_QUEUE: usize = 4096;
+/// Packets of flows that are kept, which may be as long as 64 KiB, that wait for it at most. What is dropped is sent again.
+const KEPT_QUEUE: usize = 256;
 /// Reads in a row before a pump looks whether it is to stop.
 const READS: usize = 256;
 
@@ -61,6 +63,7 @@ pub struct Tunnel {
     table: Arc<Table>,
     counters: Arc<Counters>,
     control: Receiver<Received>,
+    kept: Receiver<Vec<u8>>,
     stop: Arc<OwnedFd>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -82,17 +85,19 @@ impl Tunnel {
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| StartError { call: "eventfd", source: error.into() })?;
         let (sender, control) = sync_channel(CONTROL_QUEUE);
+        let (keeper, kept) = sync_channel(KEPT_QUEUE);
         let mut tunnel = Self {
             tun: Arc::new(tun),
             udp: Arc::new(udp),
             table: Arc::default(),
             counters: Arc::default(),
             control,
+            kept,
             stop: Arc::new(stop),
             threads: Vec::new(),
         };
         let wake = Arc::new(wake);
-        let outbound = Outbound::new(&tunnel);
+        let outbound = Outbound::new(&tunnel, keeper, Arc::clone(&wake));
         let inbound = Inbound::new(&tunnel, sender, Arc::clone(&wake));
         tunnel.spawn("tunnel-out", &wake, move || outbound.run())?;
         tunnel.spawn("tunnel-in", &wake, move || inbound.run())?;
@@ -112,6 +117,18 @@ impl Tunnel {
     /// Forgets a flow: its packets are dropped in both directions from now on.
     pub fn remove_flow(&self, own: &FlowTuple) {
         self.table.remove_flow(own);
+    }
+
+    /// From now on what the TUN device has of this flow goes to [`Tunnel::receive_kept`], or no longer.
+    pub fn keep(&self, own: FlowTuple, kept: bool) {
+        self.table.keep(own, kept);
+    }
+
+    /// Takes the next packet of a flow that is kept: a whole IP packet, perhaps as long as several segments, whose checksum
+    /// may not be filled in. The eventfd given at the start becomes readable when there are some.
+    #[must_use]
+    pub fn receive_kept(&self) -> Option<Vec<u8>> {
+        self.kept.try_recv().ok()
     }
 
     /// Receives sealed datagrams of this session from now on. The same keys given again go on with their counter and

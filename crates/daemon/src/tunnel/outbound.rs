@@ -3,6 +3,7 @@
 use std::io::IoSliceMut;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
 
 use whimbrel_kernel::tun::{MAX_PACKET, Tun, VNET_LEN};
 use whimbrel_kernel::udp::{Transmit, UdpSocket};
@@ -26,6 +27,8 @@ pub(super) struct Outbound {
     table: Arc<Table>,
     counters: Arc<Counters>,
     stop: Arc<OwnedFd>,
+    keeper: SyncSender<Vec<u8>>,
+    wake: Arc<OwnedFd>,
     packet: Vec<u8>,
     /// Datagrams of one peer that are not sent yet.
     batch: Batch,
@@ -35,13 +38,16 @@ pub(super) struct Outbound {
 }
 
 impl Outbound {
-    pub(super) fn new(tunnel: &Tunnel) -> Self {
+    /// `keeper`: takes the packets of flows that are kept; `wake` is said so.
+    pub(super) fn new(tunnel: &Tunnel, keeper: SyncSender<Vec<u8>>, wake: Arc<OwnedFd>) -> Self {
         Self {
             tun: Arc::clone(&tunnel.tun),
             udp: Arc::clone(&tunnel.udp),
             table: Arc::clone(&tunnel.table),
             counters: Arc::clone(&tunnel.counters),
             stop: Arc::clone(&tunnel.stop),
+            keeper,
+            wake,
             packet: vec![0; MAX_PACKET],
             batch: Batch::new(FRAMING, 0),
             way: None,
@@ -86,6 +92,12 @@ impl Outbound {
             Ok(route) => route,
             Err(NoRoute::Flow) => return self.counters.count(Counter::NoFlow),
             Err(NoRoute::Path) => return self.counters.count(Counter::NoPath),
+            Err(NoRoute::Kept) => {
+                if self.keeper.try_send(self.packet[..len].to_vec()).is_ok() {
+                    super::signal(&self.wake);
+                }
+                return;
+            }
         };
         if let Fragment::First(_) = headers.fragment {
             self.fragments.remember(&headers, own);

@@ -1,6 +1,6 @@
 //! What the pumps have to know of flows and peers. The control thread writes it, the pumps read it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -211,6 +211,8 @@ pub(super) struct Route {
 pub(super) enum NoRoute {
     Flow,
     Path,
+    /// It is not to leave this host.
+    Kept,
 }
 
 /// No keys were given for this session, or they are another peer's. Nothing was changed.
@@ -228,6 +230,8 @@ struct Contents {
     sessions: HashMap<u32, Accepted>,
     /// The way that is sent on.
     ways: HashMap<PeerId, Arc<Way>>,
+    /// Flows whose packets go to the control thread.
+    kept: HashSet<FlowTuple>,
 }
 
 /// Flows, sessions and paths. Readers remember what they looked up together with the [`Table::generation`] of before.
@@ -253,6 +257,9 @@ impl Table {
     /// The way of a packet that this host sends.
     pub(super) fn route(&self, own: &FlowTuple) -> Result<Route, NoRoute> {
         let contents = self.read();
+        if contents.kept.contains(own) {
+            return Err(NoRoute::Kept);
+        }
         let (peer, peer_tuple) = contents.flows.get(own).ok_or(NoRoute::Flow)?;
         let way = contents.ways.get(peer).ok_or(NoRoute::Path)?;
         Ok(Route { way: Arc::clone(way), peer_tuple: *peer_tuple })
@@ -275,6 +282,19 @@ impl Table {
 
     pub(super) fn remove_flow(&self, own: &FlowTuple) {
         self.write().flows.remove(own);
+    }
+
+    pub(super) fn keep(&self, own: FlowTuple, kept: bool) {
+        // Writers make readers look everything up again.
+        if self.read().kept.contains(&own) == kept {
+            return;
+        }
+        let mut contents = self.write();
+        if kept {
+            contents.kept.insert(own);
+        } else {
+            contents.kept.remove(&own);
+        }
     }
 
     pub(super) fn add_keys(&self, peer: PeerId, receive_index: u32, algorithm: Algorithm, keys: &TunnelKeys) {

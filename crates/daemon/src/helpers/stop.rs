@@ -1,0 +1,413 @@
+//! Stopping what serves a connection while its peer is away, and continuing it after.
+//!
+//! Of a server with many processes only that one is stopped which serves this connection: who has its socket open, and
+//! no connection whose peer is there. What was stopped is noted before, so that a daemon that is started anew continues it.
+
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use serde::{Deserialize, Serialize};
+use whimbrel_datapath::TcpSocket;
+use whimbrel_ipc as ipc;
+use whimbrel_kernel::process;
+use whimbrel_kernel::sock_diag::SockDiag;
+use whimbrel_wire::{FlowTuple, Transport};
+
+use super::section::{Scope, Section};
+use super::told;
+use crate::events::Told;
+
+/// Something that was stopped.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Target {
+    /// A process: its number, and when it was started, in the kernel's ticks (proc_pid_stat(5), field 22).
+    Process(u32, u64),
+    /// A cgroup, as a path below the root of cgroup v2.
+    Cgroup(String),
+}
+
+/// What was stopped for a connection.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Record {
+    local: SocketAddr,
+    remote: SocketAddr,
+    helper: String,
+    target: Target,
+}
+
+impl Record {
+    fn flow(&self) -> FlowTuple {
+        FlowTuple { transport: Transport::Tcp, local: self.local, remote: self.remote }
+    }
+}
+
+/// All that is stopped.
+#[derive(Debug)]
+pub(crate) struct Stops {
+    path: PathBuf,
+    records: Vec<Record>,
+}
+
+impl Stops {
+    /// With what a daemon before this one has noted in its run directory.
+    pub(crate) fn open(run_dir: &Path) -> Self {
+        let path = run_dir.join("stopped");
+        let records = fs::read(&path).ok().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default();
+        Self { path, records }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.records.is_empty()
+    }
+
+    /// Whether something is stopped for a connection.
+    pub(crate) fn has(&self, flow: &FlowTuple) -> bool {
+        self.records.iter().any(|record| record.flow() == *flow)
+    }
+
+    /// For people.
+    pub(crate) fn views(&self) -> Vec<(FlowTuple, ipc::Helper)> {
+        let view = |record: &Record| ipc::Helper {
+            name: record.helper.clone(),
+            state: ipc::HelperState::Stopped,
+            pid: if let Target::Process(pid, _) = record.target { Some(pid) } else { None },
+            kept: 0,
+            delivered: 0,
+            answered: 0,
+            shifted: 0,
+        };
+        self.records.iter().map(|record| (record.flow(), view(record))).collect()
+    }
+
+    /// Stops what serves a connection. `sockets`: all of this host; `away`: whether a connection's peer is.
+    pub(crate) fn stop(
+        &mut self,
+        section: &Section,
+        scope: Scope,
+        socket: &TcpSocket,
+        sockets: &HashMap<FlowTuple, TcpSocket>,
+        away: &dyn Fn(&FlowTuple) -> bool,
+    ) -> Vec<Told> {
+        let flow = socket.flow;
+        let targets = match targets(scope, socket, sockets, away) {
+            Ok(targets) => targets,
+            Err(why) => {
+                let sentence = format!("what serves {flow} is not stopped by the helper {}: {why}", section.name);
+                return vec![told("helper-failed", sentence, &flow, &section.name)];
+            }
+        };
+        let mut events = Vec::new();
+        for target in targets {
+            let known = self.records.iter().any(|record| record.target == target);
+            self.records.push(Record {
+                local: flow.local,
+                remote: flow.remote,
+                helper: section.name.clone(),
+                target: target.clone(),
+            });
+            self.save();
+            if known {
+                continue;
+            }
+            match set(&target, true) {
+                Ok(()) => {
+                    let sentence = format!("{} is stopped, since the peer of {flow} is away", name(&target));
+                    let event = told("process-stopped", sentence, &flow, &section.name);
+                    events.push(with_target(event, &target));
+                }
+                Err(error) => {
+                    self.records.retain(|record| record.target != target);
+                    self.save();
+                    let sentence = format!("{}, which serves {flow}, cannot be stopped: {error}", name(&target));
+                    events.push(told("helper-failed", sentence, &flow, &section.name));
+                }
+            }
+        }
+        events
+    }
+
+    /// Continues what was stopped for a connection, unless it is for another as well.
+    pub(crate) fn resume(&mut self, flow: &FlowTuple) -> Vec<Told> {
+        if !self.has(flow) {
+            return Vec::new();
+        }
+        let of_flow: Vec<Record> = self.records.extract_if(.., |record| record.flow() == *flow).collect();
+        let mut events = Vec::new();
+        for record in of_flow {
+            if self.records.iter().any(|other| other.target == record.target) {
+                continue;
+            }
+            let target = &record.target;
+            let event = match set(target, false) {
+                Ok(()) => {
+                    let sentence = format!("{} is continued, since {flow} goes on", name(target));
+                    told("process-continued", sentence, flow, &record.helper)
+                }
+                Err(error) => {
+                    let sentence = format!("{}, which serves {flow}, cannot be continued: {error}", name(target));
+                    told("helper-failed", sentence, flow, &record.helper)
+                }
+            };
+            events.push(with_target(event, target));
+        }
+        self.save();
+        events
+    }
+
+    /// Continues what was stopped for connections that are not `known` any more.
+    pub(crate) fn adopt(&mut self, known: impl Fn(&FlowTuple) -> bool) -> Vec<Told> {
+        let gone: HashSet<FlowTuple> = self.records.iter().map(Record::flow).filter(|flow| !known(flow)).collect();
+        gone.iter().flat_map(|flow| self.resume(flow)).collect()
+    }
+
+    fn save(&self) {
+        let written = if self.records.is_empty() {
+            match fs::remove_file(&self.path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+                _ => Ok(()),
+            }
+        } else {
+            let fresh = self.path.with_extension("new");
+            let text = serde_json::to_vec(&self.records).unwrap_or_default();
+            fs::write(&fresh, text).and_then(|()| fs::rename(&fresh, &self.path))
+        };
+        if let Err(error) = written {
+            tracing::error!(%error, "what is stopped may stay so if this process is killed");
+        }
+    }
+}
+
+fn name(target: &Target) -> String {
+    match target {
+        Target::Process(pid, _) => format!("process {pid} ({})", process::name_of(*pid)),
+        Target::Cgroup(path) => format!("cgroup {path}"),
+    }
+}
+
+fn with_target(event: Told, target: &Target) -> Told {
+    match target {
+        Target::Process(pid, _) => event.with("pid", *pid),
+        Target::Cgroup(path) => event.with("cgroup", path.as_str()),
+    }
+}
+
+/// What serves a connection and nobody else, or why nothing is to be stopped.
+fn targets(
+    scope: Scope,
+    socket: &TcpSocket,
+    sockets: &HashMap<FlowTuple, TcpSocket>,
+    away: &dyn Fn(&FlowTuple) -> bool,
+) -> Result<Vec<Target>, String> {
+    let inode = u32::try_from(socket.inode).unwrap_or(0);
+    let found = process::holders(&HashSet::from([inode])).remove(&inode).unwrap_or_default();
+    if inode == 0 || found.is_empty() {
+        return Err("no process has it open".into());
+    }
+    if scope == Scope::Cgroup {
+        let cgroup = &found[0].cgroup;
+        if found.iter().any(|holder| holder.cgroup != *cgroup) {
+            return Err("its processes are in several cgroups".into());
+        }
+        let own = process::cgroup_of(std::process::id());
+        let rest = own.strip_prefix(cgroup.as_str());
+        if cgroup.len() < 2 || rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/')) {
+            return Err(format!("its cgroup {cgroup} is that of this daemon as well"));
+        }
+        let pids = members(cgroup).map_err(|error| format!("its cgroup {cgroup} cannot be read: {error}"))?;
+        serve_nobody_else(&pids, sockets, away)?;
+        return Ok(vec![Target::Cgroup(cgroup.clone())]);
+    }
+    let pids: Vec<u32> = found.iter().map(|holder| holder.pid).collect();
+    serve_nobody_else(&pids, sockets, away)?;
+    let target = |pid| {
+        let (state, started) = look_at(pid).ok_or_else(|| format!("process {pid} has ended"))?;
+        if state == 'T' { Err(format!("process {pid} is stopped already")) } else { Ok(Target::Process(pid, started)) }
+    };
+    pids.into_iter().map(target).collect()
+}
+
+/// Whether processes have no connection open whose peer is there, and listen nowhere alone.
+fn serve_nobody_else(
+    pids: &[u32],
+    sockets: &HashMap<FlowTuple, TcpSocket>,
+    away: &dyn Fn(&FlowTuple) -> bool,
+) -> Result<(), String> {
+    if pids.contains(&1) || pids.contains(&std::process::id()) {
+        return Err("it is open in process 1, or in this daemon".into());
+    }
+    let by_inode: HashMap<u64, &FlowTuple> = sockets.iter().map(|(flow, socket)| (socket.inode, flow)).collect();
+    let listeners = SockDiag::open().and_then(|mut diag| diag.listeners());
+    let listeners = listeners.map_err(|error| format!("who listens cannot be seen: {error}"))?;
+    for pid in pids {
+        let open = process::sockets(*pid);
+        let others = open.iter().filter_map(|inode| by_inode.get(&u64::from(*inode)));
+        if let Some(other) = others.copied().find(|flow| !away(flow)) {
+            return Err(format!("process {pid} serves {other} as well, whose peer is there"));
+        }
+        let listens: HashSet<u32> =
+            listeners.iter().map(|listener| listener.inode).filter(|at| open.contains(at)).collect();
+        for with in process::holders(&listens).values() {
+            if with.iter().all(|holder| pids.contains(&holder.pid)) {
+                return Err(format!("process {pid} listens for new connections, and nobody else does"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The processes of a cgroup and of those below it.
+fn members(cgroup: &str) -> io::Result<Vec<u32>> {
+    let mut pids = Vec::new();
+    let mut dirs = vec![directory(cgroup)?];
+    while let Some(dir) = dirs.pop() {
+        let text = fs::read_to_string(dir.join("cgroup.procs"))?;
+        pids.extend(text.lines().filter_map(|line| line.parse::<u32>().ok()));
+        let below = fs::read_dir(&dir)?.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+        dirs.extend(below.map(|entry| entry.path()));
+    }
+    Ok(pids)
+}
+
+/// Where a cgroup is in the file system.
+fn directory(cgroup: &str) -> io::Result<PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mounts")?;
+    let root = mounts.lines().find_map(|line| {
+        let mut fields = line.split(' ');
+        let (_, at, kind) = (fields.next()?, fields.next()?, fields.next()?);
+        (kind == "cgroup2").then(|| at.to_owned())
+    });
+    let root = root.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "no cgroup v2 hierarchy is mounted"))?;
+    Ok(Path::new(&root).join(cgroup.trim_start_matches('/')))
+}
+
+/// Stops or continues.
+fn set(target: &Target, stopped: bool) -> io::Result<()> {
+    match target {
+        Target::Process(pid, started) => {
+            let signal = if stopped { Signal::STOP } else { Signal::CONT };
+            match open(*pid, *started)? {
+                Some(process) => Ok(pidfd_send_signal(process, signal)?),
+                // It has ended, whoever has its number now.
+                None if stopped => Err(io::ErrorKind::NotFound.into()),
+                None => Ok(()),
+            }
+        }
+        Target::Cgroup(path) => {
+            match fs::write(directory(path)?.join("cgroup.freeze"), if stopped { "1" } else { "0" }) {
+                Err(error) if !stopped && error.kind() == io::ErrorKind::NotFound => Ok(()),
+                result => result,
+            }
+        }
+    }
+}
+
+/// The process that was started then, if it is still there: its number may be another's by now.
+fn open(pid: u32, started: u64) -> io::Result<Option<OwnedFd>> {
+    let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return Ok(None) };
+    let process = match pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(process) => process,
+        Err(rustix::io::Errno::SRCH) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    // Looked at with the descriptor in hand, which stays that process's.
+    let same = look_at(pid.as_raw_nonzero().get().cast_unsigned()).is_some_and(|(_, then)| then == started);
+    Ok(same.then_some(process))
+}
+
+/// State and start of a process.
+fn look_at(pid: u32) -> Option<(char, u64)> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name, in parentheses, may have any bytes.
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    let state = fields.next()?.chars().next()?;
+    Some((state, fields.nth(18)?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Child, Command};
+    use std::time::{Duration, Instant};
+
+    struct Sleeper(Child);
+
+    impl Sleeper {
+        fn start() -> Self {
+            Self(Command::new("sleep").arg("1000").spawn().expect("sleep"))
+        }
+
+        fn target(&self) -> Target {
+            Target::Process(self.0.id(), look_at(self.0.id()).expect("there").1)
+        }
+
+        fn wait_state(&self, wanted: char) {
+            let start = Instant::now();
+            while look_at(self.0.id()).is_none_or(|(state, _)| state != wanted) {
+                assert!(start.elapsed() < Duration::from_secs(20), "this takes too long");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+
+    impl Drop for Sleeper {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    fn record(port: u16, target: Target) -> Record {
+        let local = SocketAddr::new("192.0.2.1".parse().expect("address"), port);
+        Record { local, remote: "192.0.2.2:9".parse().expect("endpoint"), helper: "forks".into(), target }
+    }
+
+    fn folder(name: &str) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("whimbrel-stops-{name}-{}", std::process::id()));
+        fs::create_dir_all(&path).expect("a folder");
+        path
+    }
+
+    #[test]
+    fn a_process_that_serves_two_is_continued_for_the_last() {
+        let (folder, sleeper) = (folder("two"), Sleeper::start());
+        set(&sleeper.target(), true).expect("stopped");
+        sleeper.wait_state('T');
+        let mut stops = Stops::open(&folder);
+        stops.records = vec![record(1, sleeper.target()), record(2, sleeper.target())];
+        stops.save();
+        assert!(stops.resume(&record(1, sleeper.target()).flow()).is_empty());
+        assert_eq!(look_at(sleeper.0.id()).expect("there").0, 'T');
+        // By another daemon, which does not know the connection any more.
+        drop(stops);
+        let mut stops = Stops::open(&folder);
+        assert!(stops.has(&record(2, sleeper.target()).flow()));
+        let events = stops.adopt(|_| false);
+        assert_eq!(events.iter().map(|event| event.kind).collect::<Vec<_>>(), ["process-continued"]);
+        sleeper.wait_state('S');
+        assert!(stops.is_empty() && !folder.join("stopped").exists());
+        fs::remove_dir_all(&folder).expect("removed");
+    }
+
+    #[test]
+    fn a_number_that_is_another_process_now_is_left_alone() {
+        let sleeper = Sleeper::start();
+        let Target::Process(pid, started) = sleeper.target() else { panic!("is a process") };
+        set(&Target::Process(pid, started + 1), true).expect_err("another one");
+        assert_ne!(look_at(pid).expect("there").0, 'T');
+        set(&Target::Process(pid, started + 1), false).expect("nothing to be done");
+    }
+
+    #[test]
+    fn the_first_process_and_this_one_are_not_stopped() {
+        for pid in [1, std::process::id()] {
+            let refused = serve_nobody_else(&[pid], &HashMap::new(), &|_| true).expect_err("refused");
+            assert!(refused.contains("process 1, or in this daemon"), "{refused}");
+        }
+    }
+}
