@@ -17,7 +17,7 @@ help: ## this list
 
 build: ## target/release/whimbrel and the lab
 	@./setup
-	$(CARGO) build --release --locked -p whimbrel-cli -p whimbrel-lab
+	$(CARGO) build --release --locked -p whimbrel-cli -p whimbrel-irc-pong -p whimbrel-lab
 
 demo: build ## watch a download and an ssh session cross a move (as root)
 	$(TARGET)/release/whimbrel-lab demo
@@ -68,8 +68,9 @@ UNITS := whimbrel.service whimbrel-sleep.service
 
 install: ## after `make build`, as root: program, manual page, documentation, systemd units
 	install -D -m 755 $(TARGET)/release/whimbrel $(DESTDIR)$(PREFIX)/bin/whimbrel
+	install -D -m 755 $(TARGET)/release/irc-pong $(DESTDIR)$(PREFIX)/lib/whimbrel/irc-pong
 	install -D -m 644 docs/man/whimbrel.1 $(DESTDIR)$(PREFIX)/share/man/man1/whimbrel.1
-	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/whimbrel docs/json.md packaging/whimbrel.toml
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/whimbrel docs/json.md docs/helpers.md packaging/whimbrel.toml
 	for unit in $(UNITS); do \
 		sed 's|/usr/bin/whimbrel|$(PREFIX)/bin/whimbrel|g' packaging/$$unit | \
 			install -D -m 644 /dev/stdin $(DESTDIR)$(SYSTEMD_UNITS)/$$unit || exit; \
@@ -87,7 +88,7 @@ uninstall: ## as root: stop the daemon, remove what it and `make install` made; 
 	[ -n "$(DESTDIR)" ] || ! [ -x $(PREFIX)/bin/whimbrel ] || $(PREFIX)/bin/whimbrel clean
 	rm -f $(DESTDIR)$(PREFIX)/bin/whimbrel $(DESTDIR)$(PREFIX)/share/man/man1/whimbrel.1 \
 		$(addprefix $(DESTDIR)$(SYSTEMD_UNITS)/,$(UNITS))
-	rm -rf $(DESTDIR)$(PREFIX)/share/doc/whimbrel
+	rm -rf $(DESTDIR)$(PREFIX)/share/doc/whimbrel $(DESTDIR)$(PREFIX)/lib/whimbrel
 	[ -n "$(DESTDIR)" ] || ! command -v systemctl >/dev/null || systemctl daemon-reload || true
 	[ -n "$(DESTDIR)" ] || rm -rf /run/whimbrel
 	@echo "Removed. What is left: the configuration in $(DESTDIR)/etc/whimbrel, and this host's keys in" \

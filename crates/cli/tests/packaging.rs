@@ -33,7 +33,9 @@ fn what_is_installed_is_uninstalled() {
     let folder = Folder(std::env::temp_dir().join(format!("whimbrel-packaging-{}", std::process::id())));
     let (built, root) = (folder.0.join("target"), folder.0.join("root"));
     fs::create_dir_all(built.join("release")).unwrap();
-    fs::write(built.join("release/whimbrel"), "a program").unwrap();
+    for program in ["whimbrel", "irc-pong"] {
+        fs::write(built.join("release").join(program), "a program").unwrap();
+    }
     let make = |goal: &str| {
         let mut command = Command::new("make");
         command.arg("--silent").arg(goal).current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
@@ -44,8 +46,10 @@ fn what_is_installed_is_uninstalled() {
     };
     make("install");
     let units = ["whimbrel.service", "whimbrel-sleep.service"].map(|unit| format!("lib/systemd/system/{unit}"));
-    let mut expected = vec!["etc/whimbrel/whimbrel.toml".to_owned(), "opt/w/bin/whimbrel".to_owned()];
-    let shared = ["man/man1/whimbrel.1", "doc/whimbrel/json.md", "doc/whimbrel/whimbrel.toml"];
+    let mut expected =
+        ["etc/whimbrel/whimbrel.toml", "opt/w/bin/whimbrel", "opt/w/lib/whimbrel/irc-pong"].map(str::to_owned).to_vec();
+    let shared =
+        ["man/man1/whimbrel.1", "doc/whimbrel/json.md", "doc/whimbrel/helpers.md", "doc/whimbrel/whimbrel.toml"];
     expected.extend(shared.map(|file| format!("opt/w/share/{file}")).into_iter().chain(units.clone()));
     expected.sort_unstable();
     assert_eq!(files(&root), expected);

@@ -3,6 +3,7 @@
 mod absence;
 mod command_line;
 mod faults;
+mod helpers;
 mod hostile;
 mod kick;
 mod lab_itself;
@@ -49,6 +50,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         kick::SCENARIOS,
         absence::SCENARIOS,
         long_absence::SCENARIOS,
+        helpers::SCENARIOS,
         rendezvous::SCENARIOS,
         stand_in::SCENARIOS,
         surroundings::SCENARIOS,
