@@ -113,7 +113,9 @@ impl World {
 
     /// Resets until now do not count: programs may give up what they opened on speculation.
     pub(super) fn forget_resets(&self) {
-        self.resets.iter().for_each(|count| drop(count.take()));
+        for count in &self.resets {
+            count.take();
+        }
     }
 
     /// Nobody has sent a reset so far.
