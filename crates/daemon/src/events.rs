@@ -207,7 +207,9 @@ impl Told {
 
     /// Whether something that was asked for could not be done.
     pub(crate) fn is_a_failure(&self) -> bool {
-        matches!(self.kind, "reload-failed" | "key-mismatch" | "helper-failed")
+        const FAILURES: [&str; 5] =
+            ["reload-failed", "key-mismatch", "helper-failed", "name-refused", "name-unanswered"];
+        FAILURES.contains(&self.kind)
     }
 
     /// A connection that a daemon before this one introduced.

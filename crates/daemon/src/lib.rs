@@ -34,6 +34,7 @@ pub mod journal;
 pub mod known_keys;
 mod log;
 mod metrics;
+pub mod names;
 mod place;
 pub mod policy;
 pub mod server;

@@ -8,6 +8,7 @@ mod hostile;
 mod kick;
 mod lab_itself;
 mod long_absence;
+mod names;
 mod pairing;
 mod policy;
 mod programs;
@@ -53,6 +54,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         helpers::SCENARIOS,
         rendezvous::SCENARIOS,
         stand_in::SCENARIOS,
+        names::SCENARIOS,
         surroundings::SCENARIOS,
         sockets::SCENARIOS,
         pairing::SCENARIOS,

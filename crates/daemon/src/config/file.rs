@@ -1,6 +1,6 @@
 //! The file's keys: which there are, and what of them goes together.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::path::PathBuf;
 
@@ -8,6 +8,7 @@ use toml::Spanned;
 use toml::de::DeTable;
 use whimbrel_protocol::{Trust, View};
 
+use crate::names::{NameServer, SigningKey};
 use crate::policy::{Policies, Policy, Treatment};
 
 use super::conditions::matcher;
@@ -16,12 +17,30 @@ use super::value::{
 };
 use super::{Config, KnownPeer, Level, MOST_CONNECTIONS, MOST_RENDEZVOUS};
 
+/// `[dns]`, before the key's file is read.
+pub(super) struct Dns {
+    name: String,
+    zone: String,
+    server: SocketAddr,
+    ttl: u32,
+    private: bool,
+    pub(super) key_file: PathBuf,
+    pub(super) key_name: Option<String>,
+}
+
+impl Dns {
+    pub(super) fn with(self, key: SigningKey) -> NameServer {
+        let Self { name, zone, server, ttl, private, .. } = self;
+        NameServer { name, zone, server, key, ttl, private }
+    }
+}
+
 /// `line_of`: the line, from 1, that the byte at a place stands in.
 pub(super) fn interpret(
     table: &DeTable<'_>,
     whole: Range<usize>,
     line_of: &dyn Fn(usize) -> u32,
-) -> Result<(Config, Option<PathBuf>), Mistake> {
+) -> Result<(Config, Option<PathBuf>, Option<Dns>), Mistake> {
     let mut config = Config::default();
     let mut section = Section::new(table);
     let trust = section.take("trust");
@@ -72,6 +91,7 @@ pub(super) fn interpret(
         config.metrics_listen = metrics.take("listen").map(endpoint).transpose()?;
         metrics.finish()?;
     }
+    let dns = section.take("dns").map(name_server).transpose()?.flatten();
     if let Some(value) = section.take("carriers") {
         (config.rewrite, config.tunnel) = (false, false);
         for element in array(value, "carriers", "a list of \"rewrite\" and \"tunnel\"")? {
@@ -147,7 +167,51 @@ pub(super) fn interpret(
         let sentence = format!("trust = \"pinned\" needs a [[peers]] section with the key of the rendezvous {address}");
         return Err(Mistake::new(rendezvous.map_or(at, Spanned::span), sentence));
     }
-    Ok((config, psk_file.map(PathBuf::from)))
+    Ok((config, psk_file.map(PathBuf::from), dns))
+}
+
+/// How long others may remember an address where nothing else is said, in seconds, and at the longest: a day.
+const DNS_TTL: u32 = 60;
+const DNS_TTL_LONGEST: u32 = 86_400;
+const DNS_PORT: u16 = 53;
+
+/// `[dns]`; one without a key in it is none.
+fn name_server(value: Value<'_, '_>) -> Result<Option<Dns>, Mistake> {
+    let mut section = Section::new(subtable(value, "dns")?);
+    let what = [
+        ("name", "this host's name, such as \"laptop.example.org\""),
+        ("zone", "the zone that it is in, such as \"example.org\""),
+        ("server", "the address of its primary name server"),
+        ("key_file", "the path of a file that `tsig-keygen` has written"),
+    ];
+    let texts = what.map(|(key, what)| {
+        section.take(key).map(|value| string(value, key, what).map(|text| (text, value.span()))).transpose()
+    });
+    let key_name = section.take("key_name").map(|value| string(value, "key_name", "the name of a key")).transpose()?;
+    let ttl = section.take("ttl").map(|value| limit(value, "ttl", DNS_TTL_LONGEST)).transpose()?.unwrap_or(DNS_TTL);
+    let private = section.take("private").map(|value| boolean(value, "private")).transpose()?.unwrap_or(false);
+    section.finish()?;
+    let [name, zone, server, key_file] = texts;
+    let (name, zone, server, key_file) = (name?, zone?, server?, key_file?);
+    let given = [name.is_some(), zone.is_some(), server.is_some(), key_file.is_some()];
+    if given == [false; 4] {
+        return Ok(None);
+    }
+    let (Some((name, at)), Some((zone, _)), Some((server, of)), Some((key_file, _))) = (name, zone, server, key_file)
+    else {
+        let missing = what.iter().zip(given).find(|(_, given)| !given);
+        let (key, what) = missing.map_or(("", ""), |((key, what), _)| (*key, *what));
+        return Err(Mistake::new(value.span(), format!("`[dns]` needs `{key}` as well: {what}")));
+    };
+    if let Some(sentence) = NameServer::complaint(name, zone) {
+        return Err(Mistake::new(at, sentence));
+    }
+    let alone = server.parse::<IpAddr>().map(|address| SocketAddr::new(address, DNS_PORT));
+    let server = alone.ok().or_else(|| server.parse().ok()).filter(|server: &SocketAddr| server.port() != 0);
+    let sentence = "`server` must be an address, or one with a port, such as \"192.0.2.53\" or \"[2001:db8::53]:5353\"";
+    let server = server.ok_or_else(|| Mistake::new(of, sentence))?;
+    let (name, zone, key_name) = (name.to_owned(), zone.to_owned(), key_name.map(str::to_owned));
+    Ok(Some(Dns { name, zone, server, ttl, private, key_file: key_file.into(), key_name }))
 }
 
 fn meeting_places(value: Value<'_, '_>) -> Result<Vec<IpAddr>, Mistake> {

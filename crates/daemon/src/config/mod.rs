@@ -20,6 +20,7 @@ use whimbrel_handshake::PublicKey;
 use whimbrel_protocol::{Prefix, Trust};
 
 use crate::helpers::section::Sections;
+use crate::names::{NameServer, SigningKey};
 use crate::policy::Policies;
 
 use file::interpret;
@@ -115,6 +116,8 @@ pub struct Config {
     pub policies: Policies,
     /// `[[helper]]`: what is done for which connections while their peer is away.
     pub helpers: Sections,
+    /// `[dns]`: the name server that is told where this host is.
+    pub dns: Option<NameServer>,
     /// `log`: how much is logged.
     pub log: Level,
     /// `event_log`: the file that events are written to, relative to the state directory.
@@ -146,6 +149,7 @@ impl Default for Config {
             connections_per_peer: 262_144,
             policies: Policies::default(),
             helpers: Sections::default(),
+            dns: None,
             log: Level::default(),
             event_log: None,
             metrics_listen: None,
@@ -182,6 +186,7 @@ impl Config {
             connections_per_peer,
             policies,
             helpers,
+            dns,
             log,
             event_log,
             metrics_listen,
@@ -205,6 +210,7 @@ impl Config {
             ("limits.connections", *connections != other.connections),
             ("limits.connections_per_peer", *connections_per_peer != other.connections_per_peer),
             ("metrics.listen", *metrics_listen != other.metrics_listen),
+            ("dns", *dns != other.dns),
             ("peers", *peers != other.peers),
             ("policy", *policies != other.policies),
             ("helper", *helpers != other.helpers),
@@ -245,6 +251,14 @@ pub enum ConfigError {
         /// What is wrong and what would be right.
         sentence: String,
     },
+    /// The key for updates of the name server is not there or is none.
+    #[error("`dns.key_file` {path} {sentence}")]
+    NameKey {
+        /// The key's file.
+        path: PathBuf,
+        /// What is wrong and what to do.
+        sentence: String,
+    },
     /// The pre-shared key is not there or is none.
     #[error("psk_file {path}: {sentence}")]
     Psk {
@@ -281,13 +295,19 @@ pub fn parse(path: &Path, text: &str) -> Result<Config, ConfigError> {
     let document = DeTable::parse(text)
         .map_err(|error| Mistake { at: error.span().unwrap_or(0..0), sentence: error.message().to_owned() })
         .map_err(|mistake| mistake.located(path, text))?;
-    let (mut config, psk_file) = interpret(document.get_ref(), document.span(), &|at| line_of(text, at))
+    let (mut config, psk_file, dns) = interpret(document.get_ref(), document.span(), &|at| line_of(text, at))
         .map_err(|mistake| mistake.located(path, text))?;
     if let Some(psk_file) = psk_file {
         let psk_file = path.parent().unwrap_or(Path::new("/")).join(psk_file);
         config.psk = Some(read_psk(&psk_file)?);
         let open = fs::metadata(&psk_file).is_ok_and(|found| found.permissions().mode() & 0o077 != 0);
         config.psk_open = open.then_some(psk_file);
+    }
+    if let Some(dns) = dns {
+        let key_file = path.parent().unwrap_or(Path::new("/")).join(&dns.key_file);
+        let wrong = |sentence| ConfigError::NameKey { path: key_file.clone(), sentence };
+        let key = SigningKey::read(&key_file, dns.key_name.as_deref()).map_err(wrong)?;
+        config.dns = Some(dns.with(key));
     }
     Ok(config)
 }

@@ -65,7 +65,11 @@ fn the_file_that_is_shipped_shows_the_defaults() {
         .take_while(|line| !line.starts_with("#[[peers]]"))
         .map(|line| {
             // Those that are nothing unless they are set.
-            let unset = |line: &str| ["psk_file", "event_log", "listen"].iter().any(|key| line.starts_with(key));
+            let unset = |line: &str| {
+                ["psk_file", "event_log", "listen", "name", "zone", "server", "key_"]
+                    .iter()
+                    .any(|key| line.starts_with(key))
+            };
             line.strip_prefix('#').filter(|line| is_key(line) && !unset(line)).unwrap_or(line)
         })
         .collect();
@@ -226,4 +230,30 @@ fn complaints_about_policies_say_what_would_be_right() {
         let complaint = complaint(&format!("[[policy]]\nprotect = true\nlocal_port = {port}"));
         assert!(complaint.starts_with("/etc/w.toml:3:14: `local_port` must be a port such as 21"), "{complaint}");
     }
+}
+
+#[test]
+fn a_name_server_is_told_under_a_key() {
+    let dir = std::env::temp_dir().join(format!("whimbrel-config-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let secret = "m3zgYfEx6qFNBTAbUGDh3bWXPTF5KbuIjpBMB2k3uVw=";
+    std::fs::write(dir.join("laptop.key"), format!("key \"k\" {{ algorithm hmac-sha256; secret \"{secret}\"; }};"))
+        .unwrap();
+    let read = |text: &str| parse(&dir.join("w.toml"), text).map_err(|error| error.to_string());
+    let whole =
+        "[dns]\nname = 'laptop.roam.test'\nzone = 'roam.test'\nserver = '192.0.2.53'\nkey_file = 'laptop.key'\n";
+    let dns = read(whole).unwrap().dns.unwrap();
+    assert_eq!((dns.server.port(), dns.ttl, dns.private), (53, 60, false));
+    assert_eq!(read("[dns]\n"), Ok(Config::default()), "switched off");
+    let missing = read(&whole.replace("zone =", "#")).unwrap_err();
+    assert!(missing.contains("`[dns]` needs `zone` as well"), "{missing}");
+    let elsewhere = read(&whole.replace("'roam.test'", "'room.test'")).unwrap_err();
+    assert!(elsewhere.contains("w.toml:2:8: \"laptop.roam.test\" is not in the zone \"room.test\""), "{elsewhere}");
+    assert!(
+        read(&whole.replace("192.0.2.53", "ns.test")).unwrap_err().contains("w.toml:4:10: `server` must be an address")
+    );
+    assert!(read(&whole.replace("laptop.key", "lost.key")).unwrap_err().contains("lost.key cannot be read"));
+    assert!(read(&format!("{whole}key_name = 'other'\n")).unwrap_err().contains("`key_name` is \"other\""));
+    assert_eq!(read(whole).unwrap().differences(&Config::default()), ["dns"]);
+    std::fs::remove_dir_all(&dir).unwrap();
 }

@@ -30,11 +30,12 @@ use crate::Error;
 use crate::attachments::{Attachments, Sighting};
 use crate::clock;
 use crate::config::{self, Config, Level};
-use crate::effects::{Effects, own_addresses};
+use crate::effects::{Effects, own_addresses, source_ways};
 use crate::event_log::EventLog;
 use crate::events::{EventRing, Restraint, Told, restrained};
 use crate::flows::{UdpFlows, is_movable, list_tcp};
 use crate::metrics::Tally;
+use crate::names::Names;
 use crate::policy::Judge;
 use crate::server::{ClientId, Server};
 use crate::tunnel::Received;
@@ -62,6 +63,7 @@ const ANSWERS: u64 = 7;
 const HOLDERS: u64 = 8;
 const FOR_OTHERS: u64 = 9;
 const HELPERS: u64 = 10;
+const NAMES: u64 = 11;
 /// Clients of the control socket have their number plus this.
 const FIRST_CLIENT: u64 = 16;
 
@@ -127,6 +129,7 @@ pub(crate) struct EventLoop {
     sessions: HashMap<PeerId, Time>,
     answers: Answers,
     judge: Judge,
+    names: Option<Names>,
     /// Clients that suspended this host and have no answer yet.
     suspending: Option<Suspending>,
     next_flow_tick: Time,
@@ -150,6 +153,9 @@ impl EventLoop {
         // The counter outlives daemons.
         let this_far = parts.effects.lost_flow_events().unwrap_or(0);
         let mut node = parts.node;
+        let settings = &parts.settings;
+        let names = settings.config.dns.clone().map(|server| Names::start(server, &settings.state_dir));
+        let names = names.transpose().map_err(|source| LoopError { call: "clone", source })?;
         let judge = Judge::new(parts.settings.config.policies.clone(), &mut node).map_err(LoopError::new("eventfd"))?;
         let this = Self {
             node,
@@ -172,6 +178,7 @@ impl EventLoop {
             sessions: HashMap::new(),
             answers: Answers::new()?,
             judge,
+            names,
             suspending: None,
             next_flow_tick: now + FLOW_TICK,
             next_udp_tick: now + UDP_TICK,
@@ -192,7 +199,8 @@ impl EventLoop {
             (this.effects.helpers_wake(), HELPERS),
         ];
         let for_others = this.effects.stand_in_fd().map(|fd| (fd, FOR_OTHERS));
-        for (fd, token) in sources.into_iter().chain(for_others) {
+        let names = this.names.as_ref().map(|names| (names.wake(), NAMES));
+        for (fd, token) in sources.into_iter().chain(for_others).chain(names) {
             epoll::add(&this.epoll, fd, epoll::EventData::new_u64(token), epoll::EventFlags::IN)
                 .map_err(LoopError::new("epoll_ctl"))?;
         }
@@ -290,6 +298,7 @@ impl EventLoop {
             TIMER => clear(&self.timer),
             FOR_OTHERS => self.take_in_for_others(),
             HELPERS => self.effects.take_in_helpers(clock::now()),
+            NAMES => self.take_in_names(),
             ANSWERS => {
                 for (id, reply) in self.answers.take() {
                     self.server.reply(id, &reply);
@@ -420,6 +429,12 @@ impl EventLoop {
             .collect();
         let attachments = self.attachments.update(&sightings);
         tracing::debug!(?attachments, "network");
+        if let Some(names) = &mut self.names {
+            let usual = source_ways(network);
+            let there = |usable: &&UsableAddress| connected(usable) && !usable.deprecated;
+            let addresses = network.addresses.iter().filter(there).map(|usable| usable.address);
+            names.set(addresses.filter(|address| usual.contains_key(address)));
+        }
         self.routes.take_in(network, self.node.peers());
         self.node.handle_network(clock::now(), &attachments, &self.routes);
     }
@@ -443,6 +458,15 @@ impl EventLoop {
         }
         // There may be more.
         let _ = rustix::io::write(&self.tunnel_wake, &1u64.to_ne_bytes());
+    }
+
+    /// Tells what became of this host's name.
+    fn take_in_names(&mut self) {
+        let Some(names) = &self.names else { return };
+        clear(names.wake());
+        for told in names.take() {
+            self.tell(told);
+        }
     }
 
     /// Takes in what came for hosts that have left this host's links.

@@ -1,0 +1,331 @@
+//! Telling a name server where this host is, for connections to come (RFC 2136).
+//!
+//! A thread of its own asks and waits: name servers take their time, and nothing else waits for them. It deletes what it has
+//! written before, which it remembers over restarts, and nothing else.
+
+mod key;
+mod update;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant, SystemTime};
+
+use domain::base::name::Name;
+use rustix::event::{EventfdFlags, eventfd};
+use serde::{Deserialize, Serialize};
+
+use crate::events::Told;
+use crate::identity;
+use update::{Answer, Change, DomainName};
+
+pub use key::SigningKey;
+
+/// What was written is remembered here, in the state directory.
+const MEMORY: &str = "dns.json";
+/// How long the network has to be quiet before the server is told: addresses come one after the other.
+const SETTLED: Duration = Duration::from_secs(1);
+/// How long an answer is waited for.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// Pauses before the server is asked again that did not answer, and one that refused.
+const UNANSWERED: Duration = Duration::from_secs(2);
+const REFUSED: Duration = Duration::from_secs(60);
+const LONGEST: Duration = Duration::from_secs(600);
+/// Tries without an answer after which it is told.
+const TOLD_AFTER: u32 = 3;
+/// Addresses that a name gets at the most: the message has to fit a datagram.
+const ADDRESSES: usize = 16;
+
+/// `[dns]` of the configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NameServer {
+    /// The name of this host.
+    pub name: String,
+    /// The zone that it is in.
+    pub zone: String,
+    /// The primary server of that.
+    pub server: SocketAddr,
+    /// What updates are signed with.
+    pub key: SigningKey,
+    /// How long others may remember addresses, in seconds.
+    pub ttl: u32,
+    /// Whether addresses are told that do not lead here from everywhere.
+    pub private: bool,
+}
+
+impl NameServer {
+    /// What is wrong with the names, if anything is.
+    pub(crate) fn complaint(name: &str, zone: &str) -> Option<String> {
+        let (Some(host), Some(of)) = (parse_name(name), parse_name(zone)) else {
+            let wrong = if parse_name(name).is_none() { name } else { zone };
+            return Some(format!("\"{wrong}\" is no name such as \"laptop.example.org\""));
+        };
+        (!host.ends_with(&of)).then(|| format!("\"{name}\" is not in the zone \"{zone}\""))
+    }
+}
+
+fn parse_name(text: &str) -> Option<DomainName> {
+    Name::from_str(text).ok().filter(|name: &DomainName| !name.is_root())
+}
+
+/// What is known to be written, or may be.
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Memory {
+    name: String,
+    addresses: BTreeSet<IpAddr>,
+}
+
+/// The thread that tells the server.
+pub(crate) struct Names {
+    wanted: Sender<Vec<IpAddr>>,
+    told: Receiver<Told>,
+    wake: Arc<OwnedFd>,
+    private: bool,
+    last: Option<Vec<IpAddr>>,
+}
+
+impl Names {
+    /// Starts it.
+    pub(crate) fn start(server: NameServer, state_dir: &Path) -> io::Result<Self> {
+        let (wanted, changes) = channel();
+        let (sender, told) = channel();
+        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let private = server.private;
+        let teller = Teller {
+            memory_path: state_dir.join(MEMORY),
+            server,
+            told: sender,
+            wake: Arc::clone(&wake),
+            wanted: Vec::new(),
+            said: None,
+        };
+        std::thread::Builder::new().name("names".to_owned()).spawn(move || teller.run(&changes))?;
+        Ok(Self { wanted, told, wake, private, last: None })
+    }
+
+    /// Readable when there is something to be told.
+    pub(crate) fn wake(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+
+    /// Takes what there is to be told.
+    pub(crate) fn take(&self) -> Vec<Told> {
+        self.told.try_iter().collect()
+    }
+
+    /// This host has these addresses from now on.
+    pub(crate) fn set(&mut self, addresses: impl Iterator<Item = IpAddr>) {
+        let private = self.private;
+        let mut addresses: Vec<IpAddr> = addresses.filter(|address| private || leads_here(*address)).collect();
+        addresses.sort_unstable();
+        addresses.dedup();
+        addresses.truncate(ADDRESSES);
+        if self.last.as_ref() != Some(&addresses) {
+            self.last = Some(addresses.clone());
+            // The thread lives as long as this does.
+            let _ = self.wanted.send(addresses);
+        }
+    }
+}
+
+/// Whether an address leads to its host from everywhere: it is none of those that are given out again in each network
+/// (RFC 1918, RFC 6598, RFC 4193) or mean something on a link only.
+fn leads_here(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => {
+            let [a, b, ..] = address.octets();
+            let shared = a == 100 && b & 0xc0 == 64;
+            let nowhere = address.is_loopback() || address.is_link_local() || address.is_multicast() || a == 0;
+            !address.is_private() && !shared && !nowhere
+        }
+        IpAddr::V6(address) => {
+            let local = address.is_unicast_link_local() || address.is_unique_local();
+            !local && !address.is_loopback() && !address.is_multicast() && !address.is_unspecified()
+        }
+    }
+}
+
+struct Teller {
+    server: NameServer,
+    memory_path: PathBuf,
+    told: Sender<Told>,
+    wake: Arc<OwnedFd>,
+    wanted: Vec<IpAddr>,
+    /// What the last event was about, so that it is not told again and again.
+    said: Option<String>,
+}
+
+impl Teller {
+    fn run(mut self, changes: &Receiver<Vec<IpAddr>>) {
+        let mut due: Option<Instant> = None;
+        let mut tries = 0;
+        loop {
+            let change = match due {
+                None => changes.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(due) => changes.recv_timeout(due.saturating_duration_since(Instant::now())),
+            };
+            match change {
+                Ok(addresses) => {
+                    self.wanted = addresses;
+                    due = Some(Instant::now() + SETTLED);
+                    tries = 0;
+                }
+                Err(RecvTimeoutError::Disconnected) => return,
+                Err(RecvTimeoutError::Timeout) => {
+                    tries += 1;
+                    due = self.try_once(tries).map(|pause| Instant::now() + pause);
+                }
+            }
+        }
+    }
+
+    /// Brings the server up to date; gives the pause until it is tried again, if it has to be.
+    fn try_once(&mut self, tries: u32) -> Option<Duration> {
+        let memory = self.recall();
+        let wanted: BTreeSet<IpAddr> = self.wanted.iter().copied().collect();
+        let remove: Vec<IpAddr> = memory.addresses.difference(&wanted).copied().collect();
+        if wanted.is_empty() && remove.is_empty() {
+            return None;
+        }
+        // Written before it is so: the server may have done what it could not answer.
+        self.remember(memory.addresses.union(&wanted).copied().collect());
+        let doubled = |first: Duration| (first * 2u32.pow(tries.saturating_sub(1).min(10))).min(LONGEST);
+        match self.ask(&remove) {
+            Ok(Answer::Done) => {
+                self.remember(wanted.clone());
+                let list: Vec<String> = wanted.iter().map(IpAddr::to_string).collect();
+                let NameServer { name, server, .. } = &self.server;
+                let sentence = match list.as_slice() {
+                    [] => format!("the name server {server} was told that {name} has no address now"),
+                    list => format!("the name server {server} was told that {name} is at {}", list.join(", ")),
+                };
+                self.said = None;
+                self.tell(Told::new("name-updated", sentence).with("addresses", list));
+                None
+            }
+            Ok(Answer::Refused { code, advice }) => {
+                let NameServer { name, server, key, .. } = &self.server;
+                let sentence = format!(
+                    "the name server {server} does not take the address of {name} under the key \"{}\" ({code}): {advice}",
+                    key.name()
+                );
+                let told = Told::new("name-refused", sentence.clone()).with("code", code).with("advice", advice);
+                if self.said.as_ref() != Some(&sentence) {
+                    self.said = Some(sentence);
+                    self.tell(told);
+                }
+                Some(doubled(REFUSED))
+            }
+            Err(error) => {
+                let again = doubled(UNANSWERED);
+                tracing::debug!(%error, tries, "the name server does not answer");
+                if tries == TOLD_AFTER {
+                    let NameServer { name, server, .. } = &self.server;
+                    let sentence =
+                        format!("the name server {server} is not told where {name} is: {error}; it is asked on");
+                    self.tell(Told::new("name-unanswered", sentence).with("again_in_ms", again.as_millis() as u64));
+                }
+                Some(again)
+            }
+        }
+    }
+
+    fn ask(&self, remove: &[IpAddr]) -> io::Result<Answer> {
+        let unusable = || io::Error::other("the names in the configuration cannot be used");
+        let NameServer { name, zone, server, key, ttl, .. } = &self.server;
+        let (name, zone) = (parse_name(name).ok_or_else(unusable)?, parse_name(zone).ok_or_else(unusable)?);
+        let [high, low, ..] = identity::random_bytes().map_err(io::Error::other)?;
+        let id = u16::from_be_bytes([high, low]);
+        let change = Change { zone: &zone, name: &name, remove, add: &self.wanted, ttl: *ttl };
+        let signing = key.tsig().ok_or_else(unusable)?;
+        let asked = change.ask(signing, id, SystemTime::now()).map_err(|_| unusable())?;
+        let any = if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        let socket = UdpSocket::bind(SocketAddr::new(any, 0))?;
+        socket.connect(server)?;
+        socket.send(&asked.datagram)?;
+        let until = Instant::now() + PATIENCE;
+        let mut buffer = [0; 4096];
+        let mut unproven = None;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                // Whoever wrote it, nothing else came.
+                return unproven.ok_or_else(|| io::Error::new(io::ErrorKind::TimedOut, "no answer came"));
+            }
+            socket.set_read_timeout(Some(left))?;
+            match socket.recv(&mut buffer) {
+                Ok(length) => match asked.read(&buffer[..length], SystemTime::now()) {
+                    Some(Ok(answer)) => return Ok(answer),
+                    Some(Err(answer)) => unproven = Some(answer),
+                    None => {}
+                },
+                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn tell(&self, told: Told) {
+        let told = told.with("name", self.server.name.clone()).with("server", self.server.server.to_string());
+        // The loop ends only when the daemon does.
+        let _ = self.told.send(told);
+        let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
+    }
+
+    /// What was written under this name; what stands under another one is somebody else's by now.
+    fn recall(&self) -> Memory {
+        let read = fs::read(&self.memory_path).ok().and_then(|text| serde_json::from_slice::<Memory>(&text).ok());
+        read.filter(|memory| memory.name == self.server.name).unwrap_or_default()
+    }
+
+    fn remember(&self, addresses: BTreeSet<IpAddr>) {
+        let memory = Memory { name: self.server.name.clone(), addresses };
+        let beside = self.memory_path.with_extension("new");
+        let written = serde_json::to_vec(&memory)
+            .map_err(io::Error::from)
+            .and_then(|text| fs::write(&beside, text))
+            .and_then(|()| fs::rename(&beside, &self.memory_path));
+        if let Err(error) = written {
+            tracing::warn!(path = %self.memory_path.display(), %error, "an address may stay with the name server");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_addresses_that_lead_here_are_told() {
+        for (address, leads) in [
+            ("198.51.100.7", true),
+            ("2001:db8::7", true),
+            ("10.1.2.3", false),
+            ("172.16.0.1", false),
+            ("192.168.1.2", false),
+            ("100.64.0.1", false),
+            ("100.128.0.1", true),
+            ("169.254.1.1", false),
+            ("127.0.0.1", false),
+            ("fd00::1", false),
+            ("fe80::1", false),
+            ("::1", false),
+        ] {
+            assert_eq!(leads_here(address.parse().unwrap()), leads, "{address}");
+        }
+    }
+
+    #[test]
+    fn names_are_in_their_zones() {
+        assert_eq!(NameServer::complaint("laptop.roam.test", "roam.test."), None);
+        assert_eq!(NameServer::complaint("roam.test", "roam.test"), None);
+        assert!(NameServer::complaint("laptop.roam.test", "room.test").unwrap().contains("not in the zone"));
+        assert!(NameServer::complaint("laptop..test", "test").unwrap().contains("no name"));
+    }
+}
