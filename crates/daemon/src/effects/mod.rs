@@ -14,7 +14,6 @@ mod tunnels;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
-use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::time::Duration;
 
@@ -26,10 +25,9 @@ use whimbrel_kernel::network::{NetworkState, UsableAddress};
 use whimbrel_kernel::route::{RouteKind, RouteSocket};
 use whimbrel_kernel::sock_diag::SockDiag;
 use whimbrel_kernel::source_way::SourceWay;
-use whimbrel_kernel::stand_in::Seen;
 use whimbrel_kernel::tun::Tun;
 use whimbrel_protocol::{
-    Binding, Carrier, FlowEntry, KernelOp, OpFailed, OpId, PeerId, Places, SocketNumbers, StandInStatus, Time, View,
+    Binding, Carrier, FlowEntry, KernelOp, OpFailed, OpId, PeerId, Places, SocketNumbers, Time, View,
 };
 use whimbrel_transform::Algorithm;
 use whimbrel_wire::FlowTuple;
@@ -237,29 +235,6 @@ impl Effects {
             tracing::error!(%error, "connections that are introduced now do not outlive this process");
         }
         results
-    }
-
-    /// Stands in for hosts that have left this host's links, where the node asks for it.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
-    pub(crate) fn stand_in(&mut self, port: u16) -> Result<(), Failure> {
-        Ok(self.deputy.serve(port)?)
-    }
-
-    /// Readable when something came for a host that has left.
-    pub(crate) fn stand_in_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.deputy.fd()
-    }
-
-    /// Takes the next datagram that came for a host that has left.
-    pub(crate) fn receive_for_others(&mut self) -> Option<Seen> {
-        self.deputy.receive()
-    }
-
-    /// Takes the addresses that are not stood in for after all, and why.
-    pub(crate) fn take_aside(&mut self) -> Vec<(IpAddr, StandInStatus)> {
-        self.deputy.take_aside()
     }
 
     /// Takes what was found by the ops that look for sockets.
@@ -637,11 +612,8 @@ impl Effects {
     /// When [`Effects::handle_timeout`] is due.
     pub(crate) fn poll_timeout(&self) -> Option<Time> {
         let retry = self.unsettled.map(|(_, due)| due);
-        let deputy = self.deputy.timeout();
-        let all =
-            [self.hooks.timeout(), self.kicks.timeout(), retry, self.next_mtu_look, self.fitting.timeout(), deputy];
-        let all = all.into_iter().chain([self.helping.helpers.poll_timeout()]);
-        all.flatten().min()
+        let own = [self.hooks.timeout(), self.kicks.timeout(), retry, self.next_mtu_look, self.fitting.timeout()];
+        own.into_iter().chain([self.deputy.timeout(), self.helping.helpers.poll_timeout()]).flatten().min()
     }
 
     /// Goes on with what takes several steps.
