@@ -2,11 +2,14 @@
 
 mod support;
 
-use std::net::SocketAddr;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::thread;
 
 use support::packet::{Packet, TCP, UDP};
-use support::{Bpffs, NEXT, Namespace, Outcome, REDIRECT, SHOT, is_root, run};
-use whimbrel_datapath::{Binding, Carrier, Datapath, Event, FlowEntry, HelpedFlow, HelpedPhase, LocatorPair};
+use support::pair::{Pair, entry, find, flow, wait};
+use support::{Bpffs, NEXT, Namespace, Outcome, REDIRECT, SHOT, is_root, run, tun};
+use whimbrel_datapath::{Binding, Carrier, Datapath, Event, FlowEntry, HelpedFlow, HelpedPhase, LocatorPair, Role};
 use whimbrel_wire::{FlowTuple, Transport};
 
 const PEER: u32 = 3;
@@ -233,4 +236,148 @@ fn the_peer_is_listened_to_while_it_gets_what_was_kept() {
         let told = [0xffff_fff8, 0xffff_fff4, 3, 40].map(|next| Event::Acknowledged { flow, next, window: 0x2000 });
         assert_eq!(fixture.reports(), told);
     });
+}
+
+/// Bytes that a stream is tried with: enough for segments of all sizes, and losses.
+const BLOCK: usize = 4 << 20;
+
+fn pattern(seed: u32) -> Vec<u8> {
+    (0..BLOCK as u32).map(|at| (at.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 13) as u8).collect()
+}
+
+/// Sends a block each way at the same time, and looks whether it comes out whole.
+fn exchange(one: &TcpStream, other: &TcpStream) {
+    thread::scope(|scope| {
+        for (stream, seed) in [(one, 1), (other, 2)] {
+            let mut stream = stream.try_clone().expect("dup");
+            scope.spawn(move || stream.write_all(&pattern(seed)).expect("write"));
+        }
+        for (stream, seed) in [(one, 2), (other, 1)] {
+            let mut stream = stream.try_clone().expect("dup");
+            scope.spawn(move || {
+                let mut received = vec![0; BLOCK];
+                stream.read_exact(&mut received).expect("read");
+                assert!(received == pattern(seed), "the block came changed");
+            });
+        }
+    });
+}
+
+/// With super-segments, partial checksums, losses and selective acknowledgements, at home and over IPv4 and IPv6.
+#[test]
+fn a_stream_goes_on_behind_what_was_put_in() {
+    if !is_root() {
+        return;
+    }
+    for to in ["10.0.0.2:0", "[fd00::2]:0"] {
+        thread::spawn(move || goes_on(to)).join().expect("the test holds");
+    }
+}
+
+fn goes_on(to: &str) {
+    let pair = Pair::new();
+    pair.near.enter();
+    let mut datapath = Datapath::open(&pair.bpffs.pins("near")).expect("open");
+    let mut device = tun("tun");
+    pair.near.run("ip link set tun up");
+    // SAFETY: terminated strings.
+    let [wire, tunnel] = [c"v", c"tun"].map(|name| unsafe { libc::if_nametoindex(name.as_ptr()) });
+    datapath.set_tunnel(tunnel, 0x57, 0xff).expect("settings");
+    datapath.attach(wire, Role::Wire).expect("attach");
+    datapath.attach(tunnel, Role::Tunnel).expect("attach");
+    let (mut near, mut far) = pair.connect(to);
+    far.write_all(b"before").expect("write");
+    near.read_exact(&mut [0; 6]).expect("read");
+    datapath.insert_flows(&[entry(&near, PEER, false)]).expect("insert");
+
+    // The peer is away, and what the socket sends goes to the TUN device.
+    pair.cut();
+    let own = flow(&near);
+    let helped = HelpedFlow { phase: HelpedPhase::Kept, ..OVER };
+    datapath.set_helped(&own, &helped).expect("set");
+    near.write_all(b"PING").expect("write");
+    let mut kept = [0; 2000];
+    let length = loop {
+        let length = device.read(&mut kept).expect("read");
+        if kept[..length].ends_with(b"PING") {
+            break length;
+        }
+    };
+    assert!(length < 120, "{length} bytes");
+    assert!(datapath.counters().expect("counters").contains(&("helped", 1)));
+    // Somebody answers, as nobody else may now, and takes what came.
+    let socket = find(&datapath, &near);
+    let held = HelpedFlow { phase: HelpedPhase::Over, ..OVER };
+    datapath.set_helped(&own, &held).expect("set");
+    let answer = Packet {
+        sequence: socket.rcv_nxt,
+        acknowledgement: socket.snd_una.wrapping_add(4),
+        window: 500,
+        payload: b"PONG!".to_vec(),
+        ..Packet::new(TCP, own.remote, own.local)
+    };
+    device.write_all(&answer.ip()).expect("write");
+    let mut heard = [0; 5];
+    near.read_exact(&mut heard).expect("read");
+    assert_eq!(&heard, b"PONG!");
+    let answered = find(&datapath, &near);
+    assert_eq!((answered.snd_una, answered.rcv_nxt), (socket.snd_una + 4, socket.rcv_nxt + 5));
+
+    // The peer is back. It gets what was kept, from the daemon; then everything else.
+    datapath.set_helped(&own, &HelpedFlow { offset: 5, ..OVER }).expect("set");
+    pair.mend();
+    let missing = Packet {
+        sequence: socket.snd_una,
+        acknowledgement: answered.rcv_nxt,
+        payload: b"PING".to_vec(),
+        ..Packet::new(TCP, own.local, own.remote)
+    };
+    let frame = [&[2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1][..], if own.local.is_ipv4() { &[8, 0] } else { &[0x86, 0xdd] }];
+    send_frame(wire, &[&frame.concat()[..], &missing.ip()].concat());
+    let mut heard = [0; 4];
+    far.read_exact(&mut heard).expect("read");
+    assert_eq!(&heard, b"PING");
+    exchange(&near, &far);
+
+    for namespace in [&pair.near, &pair.far] {
+        namespace.run("nft add table inet loss");
+        namespace.run("nft add chain inet loss input { type filter hook input priority 0 ; }");
+        namespace.run("nft add rule inet loss input meta l4proto tcp numgen random mod 50 0 drop");
+    }
+    exchange(&near, &far);
+    for namespace in [&pair.near, &pair.far] {
+        namespace.run("nft delete table inet loss");
+    }
+    assert!(datapath.counters().expect("counters").contains(&("dropped_renumber", 0)));
+    // Both ends close as ever.
+    drop(near);
+    assert_eq!(far.read(&mut [0; 1]).expect("the end"), 0);
+    drop(far);
+    wait(|| support::pair::look(&datapath, &own).is_none());
+}
+
+/// Sends a frame by a device, as nobody's socket.
+fn send_frame(interface: u32, frame: &[u8]) {
+    // SAFETY: takes numbers.
+    let socket = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
+    assert!(socket >= 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: plain data, for which zero is a value.
+    let mut to: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    to.sll_family = libc::AF_PACKET as u16;
+    to.sll_ifindex = interface.cast_signed();
+    to.sll_halen = 6;
+    // SAFETY: an open socket, a frame and an address with their lengths.
+    let sent = unsafe {
+        libc::sendto(
+            socket,
+            frame.as_ptr().cast(),
+            frame.len(),
+            0,
+            (&raw const to).cast(),
+            size_of_val(&to) as libc::socklen_t,
+        )
+    };
+    assert_eq!(usize::try_from(sent).ok(), Some(frame.len()), "{}", std::io::Error::last_os_error());
+    // SAFETY: opened above, and used by nobody else.
+    unsafe { libc::close(socket) };
 }

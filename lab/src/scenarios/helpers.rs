@@ -19,6 +19,11 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         "an IRC client sleeps for longer than its server's ping timeout: the server is answered, and nothing is lost",
         irc,
     ),
+    scenario(
+        "helper-irc-vanish",
+        "an IRC client vanishes without a word for longer than its server's ping timeout, and is back elsewhere",
+        irc_vanish,
+    ),
     scenario("helper-irc-without", "the same without a helper: the server drops the client", irc_without),
     scenario("helper-crash", "a helper crashes again and again: the connection waits, and nothing is lost", crash),
     scenario("helper-hang", "a helper reads nothing: the connection waits, and nothing is lost", hang),
@@ -301,6 +306,31 @@ fn irc(lab: &mut Lab) -> Result<()> {
     session.irc.is_alive(&session.sleeper, "with none again")?;
     session.server.restart()?;
     session.irc.is_alive(&session.sleeper, "at the end")?;
+    session.finish()
+}
+
+fn irc_vanish(lab: &mut Lab) -> Result<()> {
+    let config = section(&irc_pong(lab)?, "");
+    let mut session = Session::start(lab, &config, PING)?;
+    let since = session.server.status()?.newest_event;
+    step("the laptop vanishes");
+    session.world.laptop.leave(&session.world.at, Leave::Orderly)?;
+    session.irc.talk(5, 100)?;
+    wait_away(&session.server, Some(Away::Silent))?;
+    session.server.wait_event("helper-started", since, LONG)?;
+    for pongs in 1..=2 {
+        session.irc.talk(5, 100)?;
+        session.answered(pongs * ONE_PONG)?;
+    }
+    session.world.at = session.world.laptop.join(&session.world.b.network, &Join::default())?;
+    step("the laptop is back");
+    // It speaks first: its words stand behind what was answered for it.
+    session.sleeper.say("I am back")?;
+    session.server.wait_event("helper-over", since, LONG)?;
+    session.irc.all_heard(&mut session.sleeper)?;
+    session.irc.is_alive(&session.sleeper, "and still there")?;
+    let heard = session.irc.talker.heard();
+    expect!(heard.matches("<sleeper> I am back").count() == 1, "{heard}");
     session.finish()
 }
 

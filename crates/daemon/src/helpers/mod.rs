@@ -49,6 +49,8 @@ pub(crate) use stand_in::Means;
 const ESTABLISHED: u8 = 1;
 /// How long numbers of a connection that has ended are still translated: TIME-WAIT answers for it for a minute.
 const LINGER: Duration = Duration::from_secs(120);
+/// Connections that are answered on at a time: each takes a process, and room in the run directory. More wait.
+const MOST: usize = 256;
 /// Steps of back-off that a sender is rid of when its segments have somebody to go to again.
 const STEPS: u8 = 32;
 
@@ -224,6 +226,12 @@ impl Helpers {
         program: &section::Program,
     ) {
         let flow = situation.flow;
+        if self.flows.values().filter(|stand_in| !stand_in.is_over()).count() >= MOST {
+            let why = format!("{MOST} connections are answered on already");
+            let sentence = format!("the helper {} is not started for {flow}, which waits: {why}", section.name);
+            self.told.push(told("helper-failed", sentence, &flow, &section.name));
+            return;
+        }
         let former = self.flows.remove(&flow);
         let before = former.as_ref().map_or(0, StandIn::offset);
         let shut = HelpedFlow { phase: HelpedPhase::Kept, offset: before, acknowledged: 0, delivered: 0 };

@@ -307,6 +307,11 @@ impl StandIn {
             self.acknowledge(means);
         }
         self.pump(now, means);
+        if segment.fin && self.note.progress == Progress::Helping {
+            // Data for a socket that its program has closed would be answered by a reset, and the peer lose the rest.
+            self.fail(means, "is not needed any more: this end has said its last".into());
+            return;
+        }
         // Less than what a scaled window can tell of is nothing.
         if self.note.progress == Progress::Helping && self.keeper.window(self.note.window_scale) == 0 {
             let limit = self.program.as_ref().map_or(0, |program| program.keep);
