@@ -39,9 +39,14 @@ struct flow_entry {
 	__u8 held;   /* 1: no packet of it leaves, wherever it is */
 	__u8 lapsed; /* enum lapsed */
 	__u8 real_view; /* 1: its sockets are shown the binding's locators while it has moved */
-	__u8 zero;
+	__u8 conflict; /* enum conflict */
 	__u32 echoes_from; /* a TSval (RFC 7323) of this end's: echoes of older ones are not to be measured; see lib/lapse.h */
 	__u32 clock;	   /* what this end's TSvals are ahead of CLOCK_MONOTONIC by */
+};
+
+enum conflict {
+	CONFLICT_GIVES_WAY = 1, /* the daemon gives it up where somebody else opens a connection under its names */
+	CONFLICT_REPORTED = 2,	/* written by the programs: somebody did */
 };
 
 enum lapsed {
@@ -214,6 +219,7 @@ enum counter {
 	COUNTER_DROPPED_RENUMBER,    /* either way: numbers of a helped flow cannot be translated */
 	COUNTER_REDIRECTED_OUT,	     /* egress: translated, and sent again to find its device and next hop */
 	COUNTER_HELD_KEPT,	     /* egress: of no moved flow, from an address that this host no longer has */
+	COUNTER_CLAIMED,	     /* ingress: SYN of somebody else under the names of a moved flow, refused or dropped */
 	COUNTER_MAX,
 };
 
@@ -224,6 +230,7 @@ enum event_kind {
 	EVENT_HEARD_NATIVELY = 4,
 	EVENT_FLOW_STALLED = 5,
 	EVENT_ACKNOWLEDGED = 6, /* what the peer has of what was kept for it: `acknowledgement`, and its window in `index` */
+	EVENT_CLAIMED = 7, /* somebody else opens a connection under the names of a moved flow */
 };
 
 enum event_origin {

@@ -17,6 +17,7 @@ struct lapse lapse;
 struct socket_record socket_record;
 enum alias_kind alias_kind;
 enum carrier carrier;
+enum conflict conflict;
 enum counter counter;
 enum event_kind event_kind;
 enum event_origin event_origin;

@@ -10,6 +10,7 @@
 #include "../maps.h"
 #include "egress.h"
 #include "helped.h"
+#include "claim.h"
 #include "introduction.h"
 #include "lapse.h"
 #include "parse.h"
@@ -111,6 +112,17 @@ static __always_inline void report_native(struct binding *binding, const struct 
 #define TCP_FLAGS 13
 #define TCP_SYN 0x02
 #define TCP_RST 0x04
+#define TCP_ACK 0x10
+
+/* The first segment of a connection. No flow has one: those that are introduced are open. */
+static __always_inline bool opens_connection(struct __sk_buff *skb, const struct packet *packet)
+{
+	__u8 flags = 0;
+
+	return packet->protocol == IPPROTO_TCP && packet->part != FRAGMENT_LATER &&
+	       !bpf_skb_load_bytes(skb, packet->transport + TCP_FLAGS, &flags, 1) &&
+	       (flags & (TCP_SYN | TCP_RST | TCP_ACK)) == TCP_SYN;
+}
 
 /*
  * A segment between the locators of moved flows that belongs to none of them: would the stack answer it with a reset? The
@@ -168,14 +180,15 @@ static __noinline int ingress_native(struct __sk_buff *skb, const struct packet 
 	struct flow_entry *flow;
 	struct binding *binding;
 	__u8 flags = 0;
-	bool reset;
+	bool reset, opens;
 
 	if (!packet || !settings || packet->part == FRAGMENT_LATER)
 		return pass();
 	if (packet->protocol == IPPROTO_TCP && bpf_skb_load_bytes(skb, packet->transport + TCP_FLAGS, &flags, 1))
 		return pass();
 	reset = flags & TCP_RST;
-	if (!reset && !between_locators && (settings->idle & IDLE_QUIET) == IDLE_QUIET)
+	opens = (flags & (TCP_SYN | TCP_RST | TCP_ACK)) == TCP_SYN;
+	if (!reset && !opens && !between_locators && (settings->idle & IDLE_QUIET) == IDLE_QUIET)
 		return pass();
 	own.local = packet->destination;
 	own.remote = packet->source;
@@ -188,9 +201,13 @@ static __noinline int ingress_native(struct __sk_buff *skb, const struct packet 
 			return drop(COUNTER_DROPPED_UNKNOWN);
 		return pass_raised(skb, packet, &own);
 	}
+	binding = bpf_map_lookup_elem(&bindings, &flow->binding);
+	if (opens && binding && binding->carrier != CARRIER_NATIVE && has_moved(flow, binding)) {
+		report_claim(flow, &own);
+		return flow->conflict & CONFLICT_GIVES_WAY ? drop(COUNTER_CLAIMED) : refuse(skb, packet);
+	}
 	if (!(settings->idle & IDLE_LAPSES) && !forget_lapse(skb, packet, &own))
 		return TC_ACT_SHOT;
-	binding = bpf_map_lookup_elem(&bindings, &flow->binding);
 	if (binding && binding->carrier != CARRIER_NATIVE) {
 		if (!reset) {
 			if (binding->carrier == CARRIER_LISTEN && has_moved(flow, binding))
@@ -247,6 +264,9 @@ static __noinline int ingress_flow(struct __sk_buff *skb, const struct packet *p
 		names.source_port = own->remote_port;
 		names.destination_port = own->local_port;
 	}
+	/* Where the wire ports are the flow's own, what comes from its peer's former address looks like it. */
+	if (same_names(packet, &names) && opens_connection(skb, packet))
+		return ingress_native(skb, packet, true);
 	set_mark(skb, settings);
 	if (!(settings->idle & IDLE_LAPSES) && !forget_lapse(skb, packet, own))
 		return TC_ACT_SHOT;

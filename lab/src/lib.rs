@@ -38,8 +38,8 @@ pub use netns::Netns;
 pub use network::{Attachment, Join, Leave, Network, NetworkSpec};
 pub use process::{Cmd, Process, cpu_seconds};
 pub use programs::{
-    Bind, Download, EchoServer, FlowPair, Iperf, IperfServer, Many, Nginx, PairOptions, Side, SshServer, SshSession,
-    UdpRelay, ZONE,
+    Bind, DhcpServer, Download, EchoServer, FlowPair, Iperf, IperfServer, Lease, Many, Nginx, PairOptions, Side,
+    SshServer, SshSession, UdpRelay, ZONE,
 };
 pub use random::Random;
 pub use run::{Leftover, clean};

@@ -177,6 +177,7 @@ pub(crate) fn restrained(event: &Event) -> Option<&'static str> {
         // A crawler asks a score of hosts in a second, all day long.
         Event::NobodyThere { .. } => Some("nobody-there"),
         Event::Refused { .. } => Some("refused"),
+        Event::Claimed { .. } => Some("address-conflict"),
         Event::HandshakeRefused { .. } => Some("handshake-refused"),
         Event::PeerMoved { flows: 0, .. } => Some("peer-moved"),
         Event::PeerFound { .. } => Some("peer-found"),
@@ -466,6 +467,17 @@ impl From<&Event> for Told {
                     .with("peer", peer.0)
                     .with("carrier", word(*carrier))
             }
+            Event::Claimed { flow, peer, given_up } => Self::new(
+                "address-conflict",
+                format!(
+                    "whoever is at {} now, which peer {peer} has left, opens a connection under the very names of {flow}: {}",
+                    flow.remote.ip(),
+                    if *given_up { "this one is aborted for it" } else { "it is refused as long as this one is open" }
+                ),
+            )
+            .with("flow", flow.to_string())
+            .with("peer", peer.0)
+            .with("outcome", if *given_up { "aborted" } else { "refused" }),
             Event::Refused { peer, reason } => {
                 Self::new("refused", format!("refused what peer {peer} asked for: {reason}"))
                     .with("peer", peer.0)

@@ -70,7 +70,7 @@ plain! {
         held: u8,
         lapsed: u8,
         real_view: u8,
-        zero: u8,
+        conflict: u8,
         echoes_from: u32,
         clock: u32,
     }
@@ -138,7 +138,7 @@ const UNLIMITED: u64 = u64::MAX;
 const PLACE_NEVER: u32 = u32::MAX;
 
 /// Names of the counters, in the order of `enum counter`.
-pub(crate) const COUNTERS: [&str; 33] = [
+pub(crate) const COUNTERS: [&str; 34] = [
     "native_out",
     "home_out",
     "rewritten_out",
@@ -172,6 +172,7 @@ pub(crate) const COUNTERS: [&str; 33] = [
     "dropped_renumber",
     "redirected_out",
     "held_kept",
+    "claimed",
 ];
 
 pub(crate) const IDLE_TRANSLATION: u32 = 1;
@@ -187,6 +188,8 @@ pub(crate) const EVENT_FLOW_CLOSED: u32 = 3;
 pub(crate) const EVENT_HEARD_NATIVELY: u32 = 4;
 pub(crate) const EVENT_FLOW_STALLED: u32 = 5;
 pub(crate) const EVENT_ACKNOWLEDGED: u32 = 6;
+pub(crate) const EVENT_CLAIMED: u32 = 7;
+pub(crate) const CONFLICT_GIVES_WAY: u8 = 1;
 pub(crate) const FITTED_CHANGED: u8 = 1;
 pub(crate) const FITTED_WAITING: u8 = 2;
 pub(crate) const ORIGIN_CONNECTED: u32 = 1;
@@ -245,6 +248,9 @@ pub struct FlowEntry {
     pub held: bool,
     /// While it has moved, its sockets are shown the binding's locators ([`Datapath::attach_names`](crate::Datapath::attach_names)).
     pub real_view: bool,
+    /// While it has moved, a SYN that comes under its own names, as from whoever has its peer's former address now, is dropped
+    /// without an answer, since the caller will give the flow up ([`Event::Claimed`](crate::Event::Claimed)); else it is refused by a reset.
+    pub gives_way: bool,
 }
 
 /// What becomes of a flow that is answered on in its peer's name, or was.
@@ -419,7 +425,7 @@ impl RawFlowEntry {
             held: entry.held.into(),
             lapsed: 0,
             real_view: entry.real_view.into(),
-            zero: 0,
+            conflict: if entry.gives_way { CONFLICT_GIVES_WAY } else { 0 },
             echoes_from: 0,
             clock: 0,
         }
@@ -434,6 +440,7 @@ impl RawFlowEntry {
             wire_remote_port: u16::from_be(self.wire_remote_port),
             held: self.held != 0,
             real_view: self.real_view != 0,
+            gives_way: self.conflict & CONFLICT_GIVES_WAY != 0,
         }
     }
 

@@ -8,7 +8,7 @@ use whimbrel_wire::FlowTuple;
 
 use crate::Error;
 use crate::abi::{
-    EVENT_ACKNOWLEDGED, EVENT_FLOW_CLOSED, EVENT_FLOW_OPENED, EVENT_FLOW_STALLED, EVENT_HEARD_NATIVELY,
+    EVENT_ACKNOWLEDGED, EVENT_CLAIMED, EVENT_FLOW_CLOSED, EVENT_FLOW_OPENED, EVENT_FLOW_STALLED, EVENT_HEARD_NATIVELY,
     EVENT_INTRODUCTION, ORIGIN_ACCEPTED, ORIGIN_CONNECTED, Plain, RawEvent,
 };
 
@@ -43,6 +43,9 @@ pub enum Event {
         /// How much more it takes, as in the header, without the scale.
         window: u16,
     },
+    /// A SYN came under the names of a flow that has moved ([`FlowEntry::gives_way`](crate::FlowEntry::gives_way)). Said once for each
+    /// flow, until it is inserted again.
+    Claimed(FlowTuple),
     /// Such a connection has left the state that its socket keeps. The kernel may still answer for it for a minute
     /// (TIME-WAIT), so its packets may still have to be carried.
     FlowClosed {
@@ -107,6 +110,7 @@ impl Event {
                 next: raw.acknowledgement,
                 window: u16::try_from(raw.index).unwrap_or(u16::MAX),
             }),
+            EVENT_CLAIMED => Some(Self::Claimed(flow)),
             EVENT_HEARD_NATIVELY => Some(Self::HeardNatively { flow }),
             _ => None,
         }

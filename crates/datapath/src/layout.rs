@@ -6,7 +6,7 @@ use libbpf_rs::btf::types::{Enum, Struct};
 use libbpf_rs::btf::{Btf, BtfType, HasSize};
 
 use crate::abi::{
-    COUNTERS, Carrier, EVENT_ACKNOWLEDGED, EVENT_FLOW_CLOSED, EVENT_FLOW_OPENED, EVENT_FLOW_STALLED,
+    COUNTERS, Carrier, EVENT_ACKNOWLEDGED, EVENT_CLAIMED, EVENT_FLOW_CLOSED, EVENT_FLOW_OPENED, EVENT_FLOW_STALLED,
     EVENT_HEARD_NATIVELY, EVENT_INTRODUCTION, FITTED_CHANGED, FITTED_WAITING, HelpedPhase, ORIGIN_ACCEPTED,
     ORIGIN_CONNECTED, RawAddress, RawAlias, RawBinding, RawEvent, RawFlowEntry, RawHelpedFlow, RawLapse,
     RawLocatorPair, RawSettings, RawSocket, RawTuple, RawWireFlow,
@@ -105,6 +105,7 @@ fn constants_are_those_of_c() {
         ("EVENT_HEARD_NATIVELY", EVENT_HEARD_NATIVELY.into()),
         ("EVENT_FLOW_STALLED", EVENT_FLOW_STALLED.into()),
         ("EVENT_ACKNOWLEDGED", EVENT_ACKNOWLEDGED.into()),
+        ("EVENT_CLAIMED", EVENT_CLAIMED.into()),
     ];
     assert_eq!(constants(&btf, "event_kind"), named(&kinds));
     let fitted = [("FITTED_CHANGED", FITTED_CHANGED.into()), ("FITTED_WAITING", FITTED_WAITING.into())];

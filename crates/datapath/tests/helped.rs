@@ -40,6 +40,7 @@ impl Fixture {
             wire_remote_port: wire[1].port(),
             held: false,
             real_view: false,
+            gives_way: false,
         };
         this.datapath.insert_flows(&[(this.flow(), entry)]).expect("insert");
         this.bind(Carrier::Rewrite);

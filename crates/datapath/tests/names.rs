@@ -124,6 +124,7 @@ fn a_connected_datagram_socket_hears_from_where_its_peer_is_and_sends_there() {
             wire_remote_port: own.remote.port(),
             held: false,
             real_view: true,
+            gives_way: false,
         };
         datapath.insert_flows(&[(own, of)]).expect("insert");
         let peer = if own.local.is_ipv4() { "192.0.2.2" } else { "2001:db8::2" };

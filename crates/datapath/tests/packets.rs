@@ -66,6 +66,7 @@ impl Fixture {
                 wire_remote_port: names.wire_remote.port(),
                 held,
                 real_view: false,
+                gives_way: false,
             };
             (FlowTuple { transport, local: names.own_local, remote: names.own_remote }, entry)
         });
@@ -345,12 +346,78 @@ fn the_old_path_is_marked_and_nothing_else() {
             wire_remote_port: names.wire_remote.port(),
             held: false,
             real_view: false,
+            gives_way: false,
         };
         fixture.datapath.insert_flows(&[(tuple, entry)]).expect("insert");
         let packet = Packet::new(TCP, names.own_remote, names.own_local).bytes();
         assert_eq!(fixture.ingress(&packet), Outcome { verdict: NEXT, packet, mark: MARK });
         fixture.counted("home_in", 1);
     });
+}
+
+#[test]
+fn whoever_opens_a_connection_under_the_names_of_a_moved_one_is_refused() {
+    on_both_families(|mut fixture| {
+        let names = fixture.names;
+        let own = FlowTuple { transport: Transport::Tcp, local: names.own_local, remote: names.own_remote };
+        let mut syn = fixture.own_in(TCP);
+        // MSS, SACK permitted, timestamps, nothing, window scale: as Linux sends them.
+        syn.tcp_options = vec![2, 4, 5, 0xb4, 4, 2, 8, 10, 0, 1, 2, 3, 0, 0, 0, 0, 1, 3, 3, 7];
+        (syn.tcp_flags, syn.acknowledgement) = (0x02, 0);
+        for data in [0, 7] {
+            syn.payload = (0..data).collect();
+            let asked = syn.bytes();
+            let mut reset = syn_answer(&syn);
+            reset.acknowledgement = syn.sequence + 1 + u32::from(data);
+            let mut wanted = reset.bytes();
+            // Back to whoever sent it.
+            let (to, from) = asked[..12].split_at(6);
+            wanted[..12].copy_from_slice(&[from, to].concat());
+            let out = fixture.ingress(&asked);
+            assert_eq!(out.verdict, REDIRECT);
+            assert_eq!(out.packet, wanted);
+        }
+        fixture.counted("claimed", 2);
+        let mut told = Vec::new();
+        fixture.datapath.drain_events(|event| told.push(event)).expect("drain");
+        assert_eq!(told, [Event::Claimed(own)], "said once");
+
+        // A word of parting, an answer or a duplicate of long ago is not one.
+        for flags in [0x10, 0x11, 0x12] {
+            syn.tcp_flags = flags;
+            assert_eq!(fixture.ingress(&syn.bytes()).verdict, NEXT, "{flags:#x}");
+        }
+        syn.tcp_flags = 0x02;
+        // While a silent peer is listened for, a stranger's SYN does not show that it is at home.
+        fixture.bind(Carrier::Listen, None);
+        fixture.datapath.set_busy(true, false, true).expect("busy");
+        assert_eq!(fixture.ingress(&syn.bytes()).verdict, REDIRECT);
+        fixture.datapath.drain_events(|event| panic!("{event:?}")).expect("drain");
+        fixture.bind(Carrier::Rewrite, None);
+
+        // Where it gives way the newcomer is to come again.
+        let (_, entry) =
+            fixture.datapath.flows().expect("flows").into_iter().find(|(flow, _)| *flow == own).expect("it");
+        fixture.datapath.insert_flows(&[(own, FlowEntry { gives_way: true, ..entry })]).expect("insert");
+        assert_eq!(fixture.ingress(&syn.bytes()).verdict, SHOT);
+        fixture.datapath.drain_events(|event| assert_eq!(event, Event::Claimed(own))).expect("drain");
+        fixture.datapath.remove_flows(&[own]).expect("remove");
+        assert_eq!(fixture.ingress(&syn.bytes()).verdict, NEXT);
+
+        // At home it is the stack's business.
+        fixture.insert(false);
+        fixture.datapath.set_binding(PEER, &Binding { local_place: 4, ..fixture.binding() }).expect("bind");
+        assert_eq!(fixture.ingress(&syn.bytes()).verdict, NEXT);
+    });
+}
+
+/// The reset that a SYN is answered with where nobody listens, options and data in place.
+fn syn_answer(syn: &Packet) -> Packet {
+    let mut reset = Packet::new(TCP, syn.destination, syn.source);
+    reset.tcp_options = vec![1; syn.tcp_options.len()];
+    (reset.tcp_flags, reset.sequence, reset.window) = (0x14, 0, 0);
+    reset.payload.clone_from(&syn.payload);
+    reset
 }
 
 #[test]
@@ -656,6 +723,7 @@ fn maps_hold_what_was_put_in() {
                     wire_remote_port: 9,
                     held: false,
                     real_view: false,
+                    gives_way: false,
                 };
                 (FlowTuple { transport: Transport::Tcp, local, remote: names.own_remote }, entry)
             })

@@ -128,6 +128,7 @@ impl Host {
             wire_remote_port: wire.1,
             held: false,
             real_view: false,
+            gives_way: false,
         };
         datapath.insert_flows(&[(flow, entry)]).expect("insert");
         Self { datapath, flow }
@@ -222,6 +223,7 @@ fn roams(old: &str, new: &str, server: &str, tcx: bool, wire_port: impl Fn(u16) 
         wire_remote_port: PORT,
         held: false,
         real_view: false,
+        gives_way: false,
     };
     laptop.datapath.insert_flows(&[(other, entry)]).expect("insert");
     exchange(&mut stream, 7);

@@ -228,6 +228,11 @@ pub enum KernelOp {
         /// As this host has it.
         flow: FlowTuple,
     },
+    /// End a TCP flow's socket, and tell the other end by a reset, which goes the way that the flow goes now.
+    Abort {
+        /// As this host has it.
+        flow: FlowTuple,
+    },
     /// Make the sockets of a peer's flows retransmit now, those that wait out a back-off.
     Kick {
         /// Whose.
@@ -567,6 +572,15 @@ pub enum Event {
         peer: PeerId,
         /// How.
         carrier: Carrier,
+    },
+    /// Whoever has the former address of a peer now opened a connection under the very names of a flow that has moved.
+    Claimed {
+        /// The flow.
+        flow: FlowTuple,
+        /// Whose it is.
+        peer: PeerId,
+        /// It was given up for that; else the newcomer is refused.
+        given_up: bool,
     },
     /// A peer's request was refused.
     Refused {

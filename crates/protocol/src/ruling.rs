@@ -7,7 +7,8 @@ use crate::Time;
 use crate::contact::Contact;
 use crate::flow::Stage;
 use crate::node::Node;
-use crate::op::PeerId;
+use crate::op::{Event, KernelOp, PeerId};
+use crate::outcome::Asked;
 
 /// Which addresses programs are shown for a flow that has moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -118,6 +119,21 @@ impl Node {
         };
         let excluded = expected.map_or_else(|| ruling.excluded_by(), |key| ruling.with(key).excluded_by);
         excluded.map_or(Ruled::Free, Ruled::Excluded)
+    }
+
+    /// Somebody else opened a connection under the names of a flow that has moved, and is refused, or will get through when
+    /// the flow has gone: as its ruling wants it.
+    pub fn handle_claim(&mut self, now: Time, flow: FlowTuple) {
+        let Some(entry) = self.flows.get(&flow).and_then(|known| known.entry()).copied() else { return };
+        let given_up = entry.manner.gives_way;
+        self.event(Event::Claimed { flow, peer: entry.peer, given_up });
+        if given_up {
+            // The reset takes the way that the data plane still knows.
+            self.op(KernelOp::Abort { flow }, Some(Asked::Effect("aborting a connection")));
+            self.forget_flow(&flow);
+            self.idle_later(now, entry.peer);
+            self.refresh_sets();
+        }
     }
 
     /// A flow turned out to be one that is left alone.

@@ -88,6 +88,7 @@ impl DataPlane {
             | KernelOp::FindSockets { .. }
             | KernelOp::AskNatively { .. }
             | KernelOp::Reset { .. }
+            | KernelOp::Abort { .. }
             | KernelOp::Probe { .. }
             | KernelOp::Kick { .. }
             | KernelOp::SavePeer(_)

@@ -1,12 +1,14 @@
-//! Real programs inside hosts: the lab's own traffic programs, and nginx, curl, BIND, OpenSSH, iperf3.
+//! Real programs inside hosts: the lab's own traffic programs, and nginx, curl, BIND, OpenSSH, iperf3, busybox for DHCP.
 
 mod bind;
+mod dhcp;
 mod http;
 mod iperf;
 mod ssh;
 mod traffic;
 
 pub use self::bind::{Bind, ZONE};
+pub use self::dhcp::{DhcpServer, Lease};
 pub use self::http::{Download, Nginx};
 pub use self::iperf::{Iperf, IperfServer};
 pub use self::ssh::{SshServer, SshSession};

@@ -273,13 +273,20 @@ fn policy(value: Value<'_, '_>, line_of: &dyn Fn(usize) -> u32) -> Result<Policy
             return Err(Mistake::new(value.span(), sentence));
         }
     }
-    section.finish()?;
-    if protect.is_none() && view.is_none() {
-        return Err(Mistake::new(value.span(), "this policy says nothing; it must have `protect` or `view`"));
+    let conflict = section.take("conflict");
+    if let Some(value) = conflict {
+        treatment.manner.gives_way = choice(value, "conflict", &[("pre-empt", false), ("abort", true)])?;
     }
-    if let Some(value) = view.filter(|_| !treatment.protect) {
-        let sentence = "`view` means nothing where `protect` is false: such connections are never moved";
+    section.finish()?;
+    if protect.or(view).or(conflict).is_none() {
+        let sentence = "this policy says nothing; it must have `protect`, `view` or `conflict`";
         return Err(Mistake::new(value.span(), sentence));
+    }
+    for (value, name) in [(view, "view"), (conflict, "conflict")] {
+        if let Some(value) = value.filter(|_| !treatment.protect) {
+            let sentence = format!("`{name}` means nothing where `protect` is false: such connections are never moved");
+            return Err(Mistake::new(value.span(), sentence));
+        }
     }
     Ok(Policy { line: line_of(value.span().start), matcher, treatment })
 }

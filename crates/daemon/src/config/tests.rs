@@ -162,7 +162,7 @@ fn policies_are_read_in_their_order() {
     let text = format!(
         "[[policy]]\nremote_port = 25\nprotect = false\n\n[[policy]]\npeer = ['10.0.0.0/8', '{key}']\n\
          local_port = '6000-6063'\ntransport = 'udp'\nprogram = '/usr/bin/ftp'\ncgroup = '/user.slice/'\nprotect = true\n\
-         view = 'lasting'\n"
+         view = 'lasting'\nconflict = 'abort'\n"
     );
     let config = parse(Path::new("w.toml"), &text).expect("valid");
     let first = Policy {
@@ -181,7 +181,7 @@ fn policies_are_read_in_their_order() {
             program: Some(ProgramCondition::new("/usr/bin/ftp")),
             cgroup: Some("/user.slice".to_owned()),
         },
-        treatment: Treatment { manner: Manner { view: View::Lasting, ..Manner::default() }, ..Treatment::default() },
+        treatment: Treatment { manner: Manner { view: View::Lasting, gives_way: true }, ..Treatment::default() },
     };
     assert_eq!(config.policies, Policies::new(vec![first, second]));
     assert_eq!(config.differences(&Config::default()), ["policy"]);
@@ -193,7 +193,10 @@ fn policies_are_read_in_their_order() {
 fn complaints_about_policies_say_what_would_be_right() {
     for (text, right) in [
         ("[[policy]]\nprotext = false", "/etc/w.toml:2:1: unknown key `protext`; did you mean `protect`?"),
-        ("[[policy]]\nremote_port = 25", "/etc/w.toml:1:1: this policy says nothing; it must have `protect` or `view`"),
+        (
+            "[[policy]]\nremote_port = 25",
+            "/etc/w.toml:1:1: this policy says nothing; it must have `protect`, `view` or `conflict`",
+        ),
         ("[policy]\nprotect = false", "/etc/w.toml:1:1: `policy` must be written as [[policy]] sections, not a table"),
         ("[[policy]]\nprotect = 'no'", "/etc/w.toml:2:11: `protect` must be true or false, not a string"),
         (
@@ -219,6 +222,10 @@ fn complaints_about_policies_say_what_would_be_right() {
         (
             "[[policy]]\nprotect = false\nview = 'real'",
             "/etc/w.toml:3:8: `view` means nothing where `protect` is false",
+        ),
+        (
+            "[[policy]]\nconflict = 'preempt'",
+            "/etc/w.toml:2:12: `conflict` must be one of \"pre-empt\", \"abort\", not \"preempt\"; did you mean \"pre-empt\"?",
         ),
         ("[[policy]]\npeer = []", "/etc/w.toml:2:8: `peer` must name somebody"),
         ("[[policy]]\npeer = 'example.org'", "/etc/w.toml:2:8: `example.org` is neither a prefix nor a public key"),

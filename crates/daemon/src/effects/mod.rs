@@ -265,6 +265,11 @@ impl Effects {
                     self.injector.reset(&flow, socket.rcv_nxt)?;
                 }
             }
+            KernelOp::Abort { flow } => {
+                if let Some(socket) = self.connections.find(&flow)? {
+                    self.connections.destroy(&socket)?;
+                }
+            }
             KernelOp::AskNatively { flow } => {
                 let helped = self.helping.helpers.numbers_of_peer(&flow);
                 introductions::ask(&self.injector, &mut self.datapath, snapshot, flow, helped)?;
@@ -776,6 +781,7 @@ fn data_plane_entry(entry: &FlowEntry) -> datapath::FlowEntry {
         wire_remote_port: entry.wire_remote_port,
         held: entry.waits.any(),
         real_view: entry.manner.view == View::Real,
+        gives_way: entry.manner.gives_way,
     }
 }
 

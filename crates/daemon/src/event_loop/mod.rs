@@ -525,6 +525,7 @@ impl EventLoop {
                 flows.push((flow, false));
                 node.handle_flow_closed(now, flow);
             }
+            DatapathEvent::Claimed(flow) => node.handle_claim(now, flow),
         });
         effects.take_in_acknowledged(now, &acknowledged);
         effects.take_in_flows(now, &flows);

@@ -91,6 +91,7 @@ pub(crate) fn entry(stream: &TcpStream, binding: u32, held: bool) -> (FlowTuple,
         wire_remote_port: own.remote.port(),
         held,
         real_view: false,
+        gives_way: false,
     };
     (own, entry)
 }

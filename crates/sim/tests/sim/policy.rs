@@ -3,8 +3,9 @@
 use whimbrel_handshake::PublicKey;
 use whimbrel_protocol::{Config, FlowState, Manner, Rule, Ruling, View};
 use whimbrel_sim::{Carried, FlowId, HostId};
+use whimbrel_wire::Transport;
 
-use crate::common::{AWAY, SECOND, SERVICE, Two, introduced, settle_as};
+use crate::common::{AWAY, FURTHER, HOME, SECOND, SERVICE, Two, introduced, settle_as};
 
 const LEFT_ALONE: Rule = Rule { excluded_by: Some(7), manner: Manner { view: View::Virtual, gives_way: false } };
 
@@ -113,4 +114,68 @@ fn flows_are_not_paired_before_their_ruling_or_against_it() {
     two.world.run_for(20 * SECOND);
     assert_eq!(state(&two, flow, 0), FlowState::Failed("the peer's policy leaves it alone"));
     two.world.check();
+}
+
+#[test]
+fn whoever_claims_the_names_of_a_moved_flow_is_refused_or_gets_them() {
+    let mut two = asking(906);
+    two.world.set_beat(Some(SECOND / 10));
+    let flows = [(); 2].map(|()| two.world.connect(two.client, SERVICE));
+    for (flow, gives_way) in flows.into_iter().zip([false, true]) {
+        rule(&mut two, flow, 0, &Ruling::default());
+        let manner = Manner { view: View::Virtual, gives_way };
+        rule(&mut two, flow, 1, &Ruling { otherwise: Rule { excluded_by: None, manner }, ..Ruling::default() });
+    }
+    introduced(&mut two.world, &flows);
+    two.world.move_to(two.client, two.away, AWAY);
+    settle_as(&mut two.world, &flows, Carried::Rewritten);
+    let claim = |two: &mut Two, flow: FlowId| {
+        let (tuple, now) = (two.world.flow(flow).tuples[1], two.world.now());
+        two.world.with_node(two.server, |node| node.handle_claim(now, tuple));
+    };
+    // What nobody knows is nobody's business.
+    let strange = two.world.connect(two.client, SERVICE);
+    claim(&mut two, strange);
+    flows.into_iter().for_each(|flow| claim(&mut two, flow));
+    assert_eq!(two.world.resets(two.server), [flows[1]]);
+    assert_eq!(two.world.view(flows[1], 1).map(|view| view.state), None);
+    assert_eq!(state(&two, flows[0], 1), FlowState::Moved);
+    two.world.close_end(strange, 0);
+    two.world.close(flows[1]);
+    two.world.run_for(2 * SECOND);
+    two.world.assert_delivering(SECOND);
+    two.world.check();
+}
+
+#[test]
+fn the_new_owner_of_an_address_that_runs_whimbrel_is_a_peer_of_its_own() {
+    for server_opens in [false, true] {
+        let mut two = Two::new(907);
+        let flows = two.flow(3);
+        two.world.move_to(two.client, two.away, AWAY);
+        settle_as(&mut two.world, &flows, Carried::Rewritten);
+        let other = two.world.host("other");
+        two.world.attach(other, two.home, HOME);
+        let theirs = two.world.connect_from(other, 45_000, SERVICE, Transport::Tcp);
+        introduced(&mut two.world, &[theirs]);
+        let mut all = flows.clone();
+        all.push(theirs);
+        if server_opens {
+            let to_them = two.world.connect_from(two.server, 45_001, "10.1.0.2:80", Transport::Tcp);
+            introduced(&mut two.world, &[to_them]);
+            all.push(to_them);
+        }
+        two.world.run_for(2 * SECOND);
+        two.world.assert_delivering(SECOND);
+        // It leaves the address in its turn: two peers have flows with the server that were at home there.
+        two.world.move_to(other, two.further, FURTHER);
+        settle_as(&mut two.world, &[theirs], Carried::Rewritten);
+        two.world.assert_delivering(SECOND);
+        // And the first comes back to it.
+        two.world.move_to(two.client, two.home, HOME);
+        settle_as(&mut two.world, &flows, Carried::Native);
+        two.world.run_for(5 * SECOND);
+        two.world.assert_delivering(SECOND);
+        two.world.check();
+    }
 }
