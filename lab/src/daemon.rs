@@ -90,7 +90,9 @@ fn launch(host: &Host, binary: &Path, dir: &Path, configured: bool, surroundings
         // A new time namespace is that of children only, unless it is entered.
         words.extend(["nsenter", "--time=/proc/self/ns/time_for_children", "--"].map(Into::into));
     }
-    words.push(binary.into());
+    // As the unit that users have it started by: what works here with more rights might not work there.
+    words.extend(["setpriv", "--no-new-privs", "--bounding-set"].map(Into::into));
+    words.extend([capabilities().into(), "--".into(), binary.into()]);
     let mut command = host.command(&words[0]).args(&words[1..]);
     command = command.arg("--run-dir").arg(dir.join("run")).arg("up");
     command = command.arg("--state-dir").arg(dir.join("state")).label("whimbrel");
@@ -100,6 +102,14 @@ fn launch(host: &Host, binary: &Path, dir: &Path, configured: bool, surroundings
     let process = command.spawn()?;
     host.lab().note_log(host.name(), process.err_path());
     Ok(process)
+}
+
+/// The capabilities that the unit leaves to the daemon, as setpriv(1) takes them.
+fn capabilities() -> String {
+    const UNIT: &str = include_str!("../../packaging/whimbrel.service");
+    let line = UNIT.lines().find_map(|line| line.strip_prefix("CapabilityBoundingSet="));
+    let names = line.unwrap_or_default().split_whitespace().filter_map(|name| name.strip_prefix("CAP_"));
+    names.fold("-all".to_owned(), |all, name| format!("{all},+{}", name.to_ascii_lowercase()))
 }
 
 impl Whimbrel {

@@ -13,7 +13,7 @@ use whimbrel_wire::FlowTuple;
 const KEPT: usize = 4096;
 
 /// What can happen (`docs/json.md`).
-pub(crate) const KINDS: [&str; 36] = [
+pub(crate) const KINDS: [&str; 40] = [
     "carrier-changed",
     "flow-gone",
     "flow-introduced",
@@ -31,6 +31,7 @@ pub(crate) const KINDS: [&str; 36] = [
     "moving",
     "nobody-there",
     "not-moved",
+    "not-stood-in-for",
     "op-failed",
     "path-confirmed",
     "peer-away",
@@ -46,7 +47,10 @@ pub(crate) const KINDS: [&str; 36] = [
     "reload-failed",
     "reloaded",
     "resumed",
+    "stands-in",
     "started",
+    "stood-aside",
+    "stood-in-for",
     "stopping",
     "suspended",
     "taken-back",
@@ -630,6 +634,7 @@ mod tests {
         assert!(arms.len() > 20, "{}", arms.len());
         for arm in arms {
             let kind = quoted(arm.split("Self::new(").nth(1).expect("a kind"));
+            assert!(KINDS.contains(&kind.as_str()), "`{kind}` is not counted");
             let described = list.iter().find(|part| part.contains(&format!("`{kind}`")));
             let described = described.unwrap_or_else(|| panic!("`{kind}` is not in docs/json.md"));
             for call in [".with(", ".address(", ".endpoint("] {

@@ -14,10 +14,11 @@ use super::archive::Archive;
 use super::package::Kernel;
 
 /// Programs of the host that scenarios use.
-const HOST_PROGRAMS: &[&str] = &["dash", "ip", "tc", "ss", "nstat", "nft", "nsenter", "sysctl", "bash", "bpftool"];
+const HOST_PROGRAMS: &[&str] =
+    &["dash", "ip", "tc", "ss", "nstat", "nft", "nsenter", "setpriv", "sysctl", "bash", "bpftool"];
 
 /// Programs without which nothing works.
-const NEEDED: &[&str] = &["dash", "ip", "nft", "nsenter"];
+const NEEDED: &[&str] = &["dash", "ip", "nft", "nsenter", "setpriv"];
 
 /// Modules of Debian's kernels that Whimbrel or the lab use; what is built in is left out, what is not there complained of.
 const MODULES: &[&str] = &[
