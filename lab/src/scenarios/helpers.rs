@@ -1,7 +1,7 @@
 //! Migration helpers: what is done for a connection while its peer is away, and what becomes of those that fail.
 
 use std::fs;
-use std::net::TcpStream;
+use std::net::{IpAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -24,6 +24,11 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         "an IRC client vanishes without a word for longer than its server's ping timeout, and is back elsewhere",
         irc_vanish,
     ),
+    scenario(
+        "helper-irc-v6",
+        "an IRC client that is connected over IPv6 sleeps, and is back elsewhere and at home",
+        irc_v6,
+    ),
     scenario("helper-irc-without", "the same without a helper: the server drops the client", irc_without),
     scenario("helper-crash", "a helper crashes again and again: the connection waits, and nothing is lost", crash),
     scenario("helper-hang", "a helper reads nothing: the connection waits, and nothing is lost", hang),
@@ -43,6 +48,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         "of a server that forks, the process that serves the sleeping laptop is stopped, through a kill of the daemon",
         stop,
     ),
+    scenario("helper-stop-shared", "a process that serves others as well is not stopped", stop_shared),
 ];
 
 const PORT: u16 = 6667;
@@ -115,9 +121,9 @@ fn read(path: &Path) -> String {
 }
 
 impl Irc {
-    fn start(world: &World, ping: u32) -> Result<Self> {
+    fn start(world: &World, ip: IpAddr, ping: u32) -> Result<Self> {
         let host = &world.server;
-        let address = world.at_server.ipv4()?.to_string();
+        let address = ip.to_string();
         let config = host.dir().join("ngircd.conf");
         let text = format!(
             "[Global]\nName = irc.whimbrel.test\nInfo = lab\nListen = {address}\nPorts = {PORT}\nMotdPhrase = hello\n\
@@ -126,7 +132,6 @@ impl Irc {
         );
         fs::write(&config, text).map_err(|error| Error::call("write", config.display().to_string(), error))?;
         let mut server = host.command("ngircd").args(["-n", "-f", &config.display().to_string()]).spawn()?;
-        let ip = world.at_server.ipv4()?;
         let open = || host.enter(|| TcpStream::connect((ip, PORT)).is_ok()).unwrap_or(false);
         wait_until(LONG, "the server listens", || !server.is_running() || open())?;
         expect!(server.is_running(), "ngircd ended: {} {}", server.stdout(), server.stderr());
@@ -181,8 +186,13 @@ struct Session {
 impl Session {
     fn start(lab: &mut Lab, config: &str, ping: u32) -> Result<Self> {
         let world = World::new(lab, site("a"), site("b"))?;
+        let ip = world.at_server.ipv4()?;
+        Self::start_at(world, ip, config, ping)
+    }
+
+    fn start_at(world: World, ip: IpAddr, config: &str, ping: u32) -> Result<Self> {
         let (client, server) = (world.laptop.whimbrel()?, world.server.whimbrel_with(config)?);
-        let mut irc = Irc::start(&world, ping)?;
+        let mut irc = Irc::start(&world, ip, ping)?;
         let sleeper = Client::join(&world.laptop, &irc.address, "sleeper")?;
         wait_for(LONG, "the session is introduced", || {
             let introduced = [client.status()?, server.status()?].map(|status| status.counts.introduced);
@@ -306,6 +316,24 @@ fn irc(lab: &mut Lab) -> Result<()> {
     session.irc.is_alive(&session.sleeper, "with none again")?;
     session.server.restart()?;
     session.irc.is_alive(&session.sleeper, "at the end")?;
+    session.finish()
+}
+
+fn irc_v6(lab: &mut Lab) -> Result<()> {
+    let config = section(&irc_pong(lab)?, "");
+    let world = World::new(lab, site("a"), site("b"))?;
+    let ip = world.at_server.ipv6()?;
+    let mut session = Session::start_at(world, ip, &config, PING)?;
+    for home in [false, true] {
+        let since = session.server.status()?.newest_event;
+        session.sleep()?;
+        session.irc.talk(5, 100)?;
+        session.answered(ONE_PONG)?;
+        session.wake(home)?;
+        session.server.wait_event("helper-over", since, LONG)?;
+        session.irc.all_heard(&mut session.sleeper)?;
+        session.irc.is_alive(&session.sleeper, &format!("at home: {home}"))?;
+    }
     session.finish()
 }
 
@@ -447,4 +475,18 @@ fn stop(lab: &mut Lab) -> Result<()> {
     session.finish(LONG)?;
     other.finish(Duration::from_secs(20))?;
     all_run(&mut [&mut client, &mut server])
+}
+
+fn stop_shared(lab: &mut Lab) -> Result<()> {
+    let config = format!("[[helper]]\nname = \"all\"\nkind = \"stop\"\nlocal_port = {PORT}\n");
+    let mut session = Session::start(lab, &config, NEVER)?;
+    let since = session.server.status()?.newest_event;
+    session.sleep()?;
+    session.failed(since, "whose peer is there")?;
+    // The one that talks is served.
+    session.irc.talk(3, 10)?;
+    session.wake(false)?;
+    session.irc.all_heard(&mut session.sleeper)?;
+    session.irc.is_alive(&session.sleeper, "back")?;
+    session.finish()
 }

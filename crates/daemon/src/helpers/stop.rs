@@ -404,6 +404,37 @@ mod tests {
     }
 
     #[test]
+    fn a_cgroup_is_stopped_with_all_below_it() {
+        let name = format!("/whimbrel-stops-{}", std::process::id());
+        let below = format!("{name}/below");
+        let made = directory(&below).and_then(|dir| fs::create_dir_all(&dir).map(|()| dir));
+        let Ok(dir) = made else {
+            eprintln!("SKIPPED: a_cgroup_is_stopped_with_all_below_it needs root and cgroup v2");
+            return;
+        };
+        let sleeper = Sleeper::start();
+        fs::write(dir.join("cgroup.procs"), sleeper.0.id().to_string()).expect("moved");
+        assert_eq!(process::cgroup_of(sleeper.0.id()), below);
+        assert_eq!(members(&name).expect("read"), [sleeper.0.id()]);
+        let frozen = || fs::read_to_string(dir.join("cgroup.events")).expect("read").contains("frozen 1");
+        for stopped in [true, false] {
+            set(&Target::Cgroup(name.clone()), stopped).expect("set");
+            let start = Instant::now();
+            while frozen() != stopped {
+                assert!(start.elapsed() < Duration::from_secs(20), "this takes too long");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        drop(sleeper);
+        for dir in [dir.clone(), dir.parent().expect("it has one").to_owned()] {
+            fs::remove_dir(dir).expect("removed");
+        }
+        // One that is gone needs no continuing.
+        set(&Target::Cgroup(name.clone()), false).expect("nothing to be done");
+        set(&Target::Cgroup(name), true).expect_err("it is gone");
+    }
+
+    #[test]
     fn the_first_process_and_this_one_are_not_stopped() {
         for pid in [1, std::process::id()] {
             let refused = serve_nobody_else(&[pid], &HashMap::new(), &|_| true).expect_err("refused");
