@@ -35,7 +35,7 @@ pub(crate) struct Chart {
     pub(crate) band: Option<Band>,
 }
 
-/// Writes charts side by side, all with one scale of y, which is a ratio `beside` something.
+/// Writes charts side by side, each with a scale of its own; y is a ratio `beside` something.
 pub(crate) fn write(charts: &[Chart], beside: &str, path: &Path) -> Result<()> {
     if let Some(directory) = path.parent() {
         std::fs::create_dir_all(directory)?;
@@ -44,14 +44,6 @@ pub(crate) fn write(charts: &[Chart], beside: &str, path: &Path) -> Result<()> {
 }
 
 fn svg(charts: &[Chart], beside: &str) -> String {
-    let values = charts.iter().flat_map(|chart| {
-        let points = chart.lines.iter().flat_map(|line| line.points.iter().map(|(_, y)| *y));
-        points.chain(chart.band.iter().flat_map(|band| [band.from, band.to]))
-    });
-    let (lowest, highest) = values
-        .filter(|value| value.is_finite())
-        .fold((0.9f64, 1.05f64), |(low, high), value| (low.min(value), high.max(value)));
-    let (lowest, highest) = ((lowest * 20.0).floor() / 20.0, (highest * 20.0).ceil() / 20.0);
     let width = WIDTH * charts.len() as f64;
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{HEIGHT}\" font-family=\"sans-serif\" \
@@ -59,14 +51,25 @@ fn svg(charts: &[Chart], beside: &str) -> String {
     );
     for (index, chart) in charts.iter().enumerate() {
         let _ = writeln!(out, "<g transform=\"translate({},0)\">", WIDTH * index as f64);
-        draw(&mut out, chart, beside, (lowest, highest));
+        draw(&mut out, chart, beside);
         out.push_str("</g>\n");
     }
     out.push_str("</svg>\n");
     out
 }
 
-fn draw(out: &mut String, chart: &Chart, beside: &str, (lowest, highest): (f64, f64)) {
+/// The least and the greatest that a chart has to hold, at full steps.
+fn scale(chart: &Chart) -> (f64, f64) {
+    let points = chart.lines.iter().flat_map(|line| line.points.iter().map(|(_, y)| *y));
+    let values = points.chain(chart.band.iter().flat_map(|band| [band.from, band.to]));
+    let (lowest, highest) = values
+        .filter(|value| value.is_finite())
+        .fold((0.9f64, 1.05f64), |(low, high), value| (low.min(value), high.max(value)));
+    ((lowest * 20.0).floor() / 20.0, (highest * 20.0).ceil() / 20.0)
+}
+
+fn draw(out: &mut String, chart: &Chart, beside: &str) {
+    let (lowest, highest) = scale(chart);
     let (left, above, right, below) = MARGIN;
     let all = || chart.lines.iter().flat_map(|line| line.points.iter().map(|(x, _)| *x));
     let (first, last) = (all().fold(f64::MAX, f64::min), all().fold(f64::MIN, f64::max));

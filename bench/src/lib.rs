@@ -5,6 +5,7 @@ mod chart;
 pub mod machine;
 pub mod report;
 pub mod roam;
+mod sleep;
 pub mod tunnel;
 pub mod vnat;
 

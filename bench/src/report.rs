@@ -230,8 +230,7 @@ impl Report {
         print!("{}", self.table());
         let json = serde_json::to_string(self)?;
         println!("BENCH {json}");
-        let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
-        let path = target.join("bench").join(format!("{}.json", self.name));
+        let path = directory().join(format!("{}.json", self.name));
         write(&path, &json)?;
         Ok(path)
     }
@@ -314,6 +313,11 @@ fn interval(samples: &Samples, baseline: Option<&Samples>) -> Option<[f64; 2]> {
     let mut medians: Vec<f64> =
         (0..RESAMPLES).map(|_| draw(&samples.0) / baseline.map_or(1.0, |baseline| draw(&baseline.0))).collect();
     Some([percentile(&mut medians, 2.5), percentile(&mut medians, 97.5)])
+}
+
+/// Where reports and drawings go.
+pub(crate) fn directory() -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from).join("bench")
 }
 
 #[cfg(test)]
