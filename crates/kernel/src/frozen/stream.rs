@@ -34,6 +34,8 @@ const TCP_CONGESTION: Name = tcp(libc::TCP_CONGESTION, "TCP_CONGESTION");
 
 const SO_REUSEADDR: Name = Name { level: libc::SOL_SOCKET, name: libc::SO_REUSEADDR, text: "SO_REUSEADDR" };
 
+const SO_OOBINLINE: Name = Name { level: libc::SOL_SOCKET, name: libc::SO_OOBINLINE, text: "SO_OOBINLINE" };
+
 const ON: i32 = 1;
 /// Off, and a window probe tells the peer where the connection stands.
 const OFF: i32 = 0;
@@ -157,12 +159,21 @@ pub(super) fn freeze(fd: BorrowedFd<'_>) -> Result<Due, Unmovable> {
     Ok(Due { reuse, ..Due::default() })
 }
 
-/// Whether urgent data has arrived that the program has not read (`tcp_poll`).
+/// Whether urgent data has arrived that the program has not read, or has read before what came first: the queue can be looked at as
+/// far as its mark only (`tcp_poll`, `tcp_inq`).
 fn urgent(fd: BorrowedFd<'_>) -> Result<bool, Error> {
     let mut polled = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::PRI)];
     let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
     rustix::event::poll(&mut polled, Some(&now)).map_err(|e| Error::call("poll", "a socket to be moved", e))?;
-    Ok(polled[0].revents().contains(rustix::event::PollFlags::PRI))
+    if polled[0].revents().contains(rustix::event::PollFlags::PRI) {
+        return Ok(true);
+    }
+    let unread = || ioctl_int(fd, SIOCINQ, "SIOCINQ");
+    let (inline, to_mark) = (get_int(fd, SO_OOBINLINE)?, unread()?);
+    set(fd, SO_OOBINLINE, &1i32)?;
+    let all = unread();
+    set(fd, SO_OOBINLINE, &inline)?;
+    Ok(all? != to_mark)
 }
 
 fn state_of(info: &Info) -> Result<StreamState, Unmovable> {
