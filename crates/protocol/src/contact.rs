@@ -568,7 +568,11 @@ impl Node {
             && expected != key
         {
             self.drop_datagram();
-            self.find_another(now, expected, key, how.source.ip());
+            // Where only named keys count, any other says something only at an address that one is named for.
+            let at = how.source.ip();
+            if self.trusts(&key) || self.config.known_keys.contains_key(&at) {
+                self.find_another(now, expected, key, at);
+            }
             return;
         }
         if key == self.key.public() || !self.trusts(&key) {
