@@ -39,6 +39,7 @@ mod place;
 pub mod policy;
 pub mod server;
 pub mod tunnel;
+mod unmoved;
 mod views;
 
 use std::net::SocketAddr;

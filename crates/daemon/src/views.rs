@@ -1,6 +1,6 @@
 //! What the daemon knows, in the words of the local API.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, SystemTime};
 
@@ -14,6 +14,7 @@ use whimbrel_wire::hello::Capabilities;
 use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::known_keys::KnownKeys;
+use crate::unmoved;
 
 pub(crate) fn flow(tuple: FlowTuple) -> ipc::Flow {
     let transport = match tuple.transport {
@@ -190,6 +191,8 @@ pub(crate) struct ConnectionsQuestion {
     pub(crate) standings: HashMap<IpAddr, Standing>,
     /// Flows that were heard rewritten, so are answered rewritten where the carrier follows.
     pub(crate) heard: HashSet<FlowTuple>,
+    /// This host's addresses.
+    pub(crate) own: BTreeSet<IpAddr>,
     /// What helps which.
     pub(crate) helpers: HashMap<FlowTuple, ipc::Helper>,
     pub(crate) now: Time,
@@ -225,6 +228,7 @@ impl ConnectionsQuestion {
                 connection
             })
             .collect();
+        connections.extend(unmoved::connections(&self.own, &ipc::rfc3339(self.wall)));
         connections.sort_unstable_by_key(|connection| {
             (connection.flow.transport, connection.flow.remote, connection.flow.local)
         });
@@ -448,6 +452,7 @@ mod tests {
             peers: Vec::new(),
             standings: HashMap::new(),
             heard: HashSet::new(),
+            own: BTreeSet::new(),
             helpers: HashMap::new(),
             now,
             wall,

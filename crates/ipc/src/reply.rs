@@ -202,12 +202,22 @@ pub enum Transport {
     Tcp,
     /// UDP.
     Udp,
+    /// UDP-Lite, which is never moved; nor are those that follow.
+    UdpLite,
+    /// ICMP echo by a socket of its own; ports are its identifier.
+    Echo,
+    /// A raw socket; ports are the IP protocol's number.
+    Raw,
+    /// SCTP.
+    Sctp,
+    /// ESP or AH; ports are 0.
+    Ipsec,
 }
 
 /// A connection's name as one host has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Flow {
-    /// TCP or UDP.
+    /// Of those, TCP and UDP can be moved.
     pub transport: Transport,
     /// That host's address and port.
     pub local: SocketAddr,
@@ -503,6 +513,11 @@ impl fmt::Display for Transport {
         f.pad(match self {
             Self::Tcp => "tcp",
             Self::Udp => "udp",
+            Self::UdpLite => "udp-lite",
+            Self::Echo => "echo",
+            Self::Raw => "raw",
+            Self::Sctp => "sctp",
+            Self::Ipsec => "ipsec",
         })
     }
 }

@@ -12,6 +12,7 @@ pub mod kept_address;
 pub mod namespace;
 mod netlink;
 pub mod network;
+pub mod other_protocols;
 mod packet;
 pub mod peer_route;
 pub mod privilege;

@@ -19,6 +19,7 @@ mod roam;
 mod sockets;
 mod stand_in;
 mod surroundings;
+mod unmoved;
 mod world;
 
 pub use self::long_absence::soak;
@@ -55,6 +56,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         rendezvous::SCENARIOS,
         stand_in::SCENARIOS,
         names::SCENARIOS,
+        unmoved::SCENARIOS,
         surroundings::SCENARIOS,
         sockets::SCENARIOS,
         pairing::SCENARIOS,

@@ -3,7 +3,7 @@
 mod requests;
 mod route_lookup;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -39,6 +39,7 @@ use crate::names::Names;
 use crate::policy::Judge;
 use crate::server::{ClientId, Server};
 use crate::tunnel::Received;
+use crate::unmoved;
 
 /// How often opened and closed connections are taken in: nothing is done about one in its first second (P-15), and the
 /// data plane does not wake us for each.
@@ -130,6 +131,8 @@ pub(crate) struct EventLoop {
     answers: Answers,
     judge: Judge,
     names: Option<Names>,
+    /// This host's addresses.
+    own: BTreeSet<IpAddr>,
     /// Clients that suspended this host and have no answer yet.
     suspending: Option<Suspending>,
     next_flow_tick: Time,
@@ -179,6 +182,7 @@ impl EventLoop {
             answers: Answers::new()?,
             judge,
             names,
+            own: BTreeSet::new(),
             suspending: None,
             next_flow_tick: now + FLOW_TICK,
             next_udp_tick: now + UDP_TICK,
@@ -228,6 +232,7 @@ impl EventLoop {
         }
         let network = self.monitor.snapshot()?;
         self.effects.begin(network.clone());
+        self.own = own_addresses(&network);
         self.tell_node(&network);
         self.take_in_flows(clock::now(), restored)?;
         self.drain();
@@ -405,12 +410,23 @@ impl EventLoop {
         self.tell_node(&network);
         // Peers are told first; what the kernel has to do for it comes after.
         self.transmit();
+        self.tell_left_behind(&network);
         if changed && !back {
             self.effects.network_changed(clock::now(), network);
         } else if !changed {
             self.effects.routes_changed(clock::now());
         }
         Ok(())
+    }
+
+    /// Names what is left behind at addresses that are gone.
+    fn tell_left_behind(&mut self, network: &NetworkState) {
+        let own = own_addresses(network);
+        let before = std::mem::replace(&mut self.own, own);
+        let gone: Vec<IpAddr> = before.difference(&self.own).copied().collect();
+        if let Some(told) = unmoved::left_behind(&gone) {
+            self.tell(told);
+        }
     }
 
     fn tell_node(&mut self, network: &NetworkState) {

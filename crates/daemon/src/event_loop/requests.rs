@@ -121,6 +121,7 @@ impl EventLoop {
                         .map(|ip| (ip, self.node.standing(ip)))
                         .collect(),
                     heard: self.heard_rewritten(&peers),
+                    own: own_addresses(&self.effects.network),
                     helpers: self.effects.helper_views(),
                     flows,
                     peers,
