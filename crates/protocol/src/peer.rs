@@ -416,13 +416,6 @@ impl Peer {
         }
     }
 
-    /// This host leaves the place where the peer takes it to be.
-    pub(crate) fn note_left(&mut self) {
-        if self.places.local != NOWHERE {
-            self.left = self.source;
-        }
-    }
-
     /// Remembers which address of ours the place in force is at, and forgets where no flow is at home.
     pub(crate) fn note_own_place(&mut self) {
         let here = self.places.local;

@@ -13,6 +13,7 @@ use crate::bucket::Bucket;
 use crate::node::Node;
 use crate::op::{Event, KernelOp, PeerId};
 use crate::outcome::Asked;
+use crate::peer::{NOWHERE, Peer};
 use crate::timer::Timer;
 
 /// Addresses that a host stands in for, of all hosts together.
@@ -58,6 +59,15 @@ impl StandIns {
     pub(crate) fn entries(&self) -> usize {
         let asked: usize = self.asked.values().map(|request| 1 + request.addresses.len() + request.known.len()).sum();
         self.unheard.len() + asked + self.stands.len()
+    }
+}
+
+impl Peer {
+    /// This host leaves the place where the peer takes it to be.
+    pub(crate) fn note_left(&mut self) {
+        if self.places.local != NOWHERE {
+            self.left = self.source;
+        }
     }
 }
 

@@ -715,16 +715,6 @@ impl Effects {
         shown.collect()
     }
 
-    /// The MTU of the way to a peer, in bytes, where it has a tunnel.
-    pub(crate) fn tunnel_mtu(&self, peer: PeerId) -> Option<u32> {
-        self.tunnels.mtu(peer)
-    }
-
-    /// The longest packet that fits all tunnels whole, in bytes.
-    pub(crate) fn inner_mtu(&self) -> u32 {
-        self.tunnels.inner_mtu()
-    }
-
     /// Ends. While anything is moved all stays as it is, for the next daemon; else all is removed, and `true` returned.
     pub(crate) fn shut_down(mut self) -> bool {
         self.helping.helpers.let_go();

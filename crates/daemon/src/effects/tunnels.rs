@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use whimbrel_protocol::{PeerId, TunnelPath};
 
+use super::Effects;
 use crate::tunnel::{self, Tunnel, UnknownSession};
 
 /// Of Ethernet, where nothing better is known, in bytes.
@@ -127,5 +128,17 @@ impl Tunnels {
     /// The longest packet that fits all tunnels whole, in bytes.
     pub(crate) fn inner_mtu(&self) -> u32 {
         self.paths.values().map(|path| path.inner_mtu).min().unwrap_or(UNKNOWN_INNER_MTU)
+    }
+}
+
+impl Effects {
+    /// The MTU of the way to a peer, in bytes, where it has a tunnel.
+    pub(crate) fn tunnel_mtu(&self, peer: PeerId) -> Option<u32> {
+        self.tunnels.mtu(peer)
+    }
+
+    /// The longest packet that fits all tunnels whole, in bytes.
+    pub(crate) fn inner_mtu(&self) -> u32 {
+        self.tunnels.inner_mtu()
     }
 }
