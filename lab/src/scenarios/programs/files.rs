@@ -153,6 +153,8 @@ const FTP_PASSIVE_AGAIN: Program = Program {
     "#,
     sign: Sign::Answers("get {n} -"),
     connections: 1,
+    // A data connection that is being opened while its host moves is too young to be moved.
+    begun: false,
     end: End::Line("quit"),
     verify: "",
     ..FTP_PASSIVE

@@ -107,6 +107,8 @@ struct Program {
     sign: Sign,
     /// How many of its connections both daemons have to know before anything moves; 0 where it has none that can be moved.
     connections: usize,
+    /// Whether the client is asked for something just before each move.
+    begun: bool,
     /// What happens, in order.
     moves: &'static [Move],
     /// How the client ends.
@@ -129,6 +131,7 @@ impl Program {
         client: "",
         sign: Sign::Grows,
         connections: 1,
+        begun: true,
         moves: Move::ALL,
         end: End::Itself,
         verify: "",
@@ -155,7 +158,9 @@ impl Program {
         })?;
         world.forget_resets();
         for happens in self.moves {
-            session.begin()?;
+            if self.begun {
+                session.begin()?;
+            }
             match happens {
                 Move::Client => {
                     step("the client moves");
