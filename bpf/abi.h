@@ -277,6 +277,12 @@ struct socket_record {
 	__u8 zero[2];
 };
 
+/* What `find_socket` tells of one. */
+struct socket_position {
+	__u32 snd_una;
+	__u32 rcv_nxt;
+};
+
 /* Map `lapse`, one entry: what `fit_sockets` is to note. */
 struct lapse {
 	__u32 binding; /* whose flows go on after a lapse */

@@ -16,6 +16,7 @@ struct event event;
 struct lapse lapse;
 struct socket_record socket_record;
 enum alias_kind alias_kind;
+struct socket_position socket_position;
 enum carrier carrier;
 enum conflict conflict;
 enum counter counter;

@@ -2,10 +2,12 @@
 /* Entry points for sockets: one follows them as they open and close, one lists them, one fits them to their flows. */
 #include <stdbool.h>
 #include <linux/bpf.h>
+#include <linux/if_ether.h>
 #include <linux/in.h>
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
 
+#include "lib/address.h"
 #include "lib/park.h"
 #include "lib/socket.h"
 #include "lib/stall.h"
@@ -182,6 +184,54 @@ int list_sockets(struct bpf_iter__tcp *context)
 	record.first_received = tcp->rcv_nxt - (__u32)tcp->bytes_received;
 	bpf_seq_write(context->meta->seq, &record, sizeof(record));
 	return 0;
+}
+
+/*
+ * Where one socket is in its stream. Run by hand (BPF_PROG_TEST_RUN) on a frame that holds the tuple and has the answer
+ * put in its place: to go through all sockets for a few would cost the more the more there are.
+ */
+SEC("tc")
+int find_socket(struct __sk_buff *skb)
+{
+	struct socket_position position = {};
+	struct bpf_sock_tuple names = {};
+	struct flow_tuple own = {};
+	struct tcp_sock *tcp;
+	struct bpf_sock *socket;
+	__u32 size;
+
+	if (bpf_skb_load_bytes(skb, ETH_HLEN, &own, sizeof(own)))
+		return 0;
+	/* As in a packet that comes in. */
+	if (is_ipv4(&own.remote)) {
+		names.ipv4.saddr = own.remote.words[3];
+		names.ipv4.daddr = own.local.words[3];
+		names.ipv4.sport = own.remote_port;
+		names.ipv4.dport = own.local_port;
+		size = sizeof(names.ipv4);
+	} else {
+		__builtin_memcpy(names.ipv6.saddr, &own.remote, 16);
+		__builtin_memcpy(names.ipv6.daddr, &own.local, 16);
+		names.ipv6.sport = own.remote_port;
+		names.ipv6.dport = own.local_port;
+		size = sizeof(names.ipv6);
+	}
+	socket = bpf_skc_lookup_tcp(skb, &names, size, BPF_F_CURRENT_NETNS, 0);
+	if (!socket)
+		return 0;
+	if (!is_connected(socket->state)) {
+		bpf_sk_release(socket);
+		return 0;
+	}
+	tcp = bpf_skc_to_tcp_sock(socket);
+	if (tcp) {
+		position.snd_una = tcp->snd_una;
+		position.rcv_nxt = tcp->rcv_nxt;
+	}
+	bpf_sk_release(socket);
+	if (!tcp || bpf_skb_store_bytes(skb, ETH_HLEN, &position, sizeof(position), 0))
+		return 0;
+	return 1;
 }
 
 /*

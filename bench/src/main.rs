@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use whimbrel_bench::roam::{self, handoff, many, throughput};
+use whimbrel_bench::roam::{self, handoff, many, parked, throughput};
 use whimbrel_bench::{tunnel, vnat};
 
 /// Measures Whimbrel beside what it is held against, on this machine, in network namespaces of its own. As root.
@@ -21,7 +21,7 @@ struct Arguments {
 enum Measurement {
     /// TCP through the tunnel carrier, plain and sealed, beside wireguard-go
     Tunnel(tunnel::Options),
-    /// Hand-offs, the cost of rewriting, many connections: the three below and one report
+    /// Hand-offs, the cost of rewriting, many connections: the four below and one report
     Roam(roam::Options),
     /// How soon a download goes on after its host has moved
     RoamHandoff(roam::Options),
@@ -29,6 +29,8 @@ enum Measurement {
     RoamThroughput(roam::Options),
     /// How soon thousands of connections are back after a move, and their memory
     RoamMany(roam::Options),
+    /// What connections cost whose other end is away
+    RoamParked(roam::Options),
     /// The VNAT paper's experiments: messages of 64 to 8192 bytes, beside nothing and beside connection tracking
     Vnat(roam::Options),
     /// All measurements
@@ -44,6 +46,7 @@ fn main() -> ExitCode {
         Measurement::RoamHandoff(options) => roam(handoff::run(&options)),
         Measurement::RoamThroughput(options) => roam(throughput::run(&options)),
         Measurement::RoamMany(options) => roam(many::run(&options)),
+        Measurement::RoamParked(options) => roam(parked::run(&options)),
         Measurement::Vnat(options) => roam(vnat::run(&options)),
         Measurement::All(options) => tunnel(&tunnel::Options::default())
             .and_then(|()| roam(roam::run(&options)))

@@ -15,6 +15,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "../abi.h"
+#include "address.h"
 
 /* More IPv6 extension headers than anything in use sends (RFC 8200 section 4.1 recommends at most one of each). */
 #define MAX_EXTENSION_HEADERS 6
@@ -44,25 +45,6 @@ struct packet {
 	__u8 protocol;
 	__u8 part; /* enum fragment_part */
 };
-
-static __always_inline void map_ipv4(struct address *address, __be32 ipv4)
-{
-	address->words[0] = 0;
-	address->words[1] = 0;
-	address->words[2] = bpf_htonl(0xffff);
-	address->words[3] = ipv4;
-}
-
-static __always_inline bool is_ipv4(const struct address *address)
-{
-	return !address->words[0] && !address->words[1] && address->words[2] == bpf_htonl(0xffff);
-}
-
-static __always_inline bool same_address(const struct address *a, const struct address *b)
-{
-	return a->words[0] == b->words[0] && a->words[1] == b->words[1] && a->words[2] == b->words[2] &&
-	       a->words[3] == b->words[3];
-}
 
 /*
  * The bytes at `offset` if they lie in the linear part of the packet, where it costs nothing to look at them; headers do,

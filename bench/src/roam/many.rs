@@ -3,8 +3,9 @@
 use std::net::{SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
-use whimbrel_lab::{Direction, EchoServer, Many, MonoTime, Whimbrel, wait_for};
+use whimbrel_lab::{Direction, MonoTime, Whimbrel};
 
+use super::crowd::Crowd;
 use super::stage::{Access, Move, Stage, Target};
 use super::turns::Turns;
 use super::{Options, Setup};
@@ -12,9 +13,13 @@ use crate::report::{Bound, Figure, Report, Samples};
 use crate::{Result, machine};
 
 const ROUND_TRIP: Duration = Duration::from_millis(40);
-/// What the bound allows beyond two round trips.
+/// What the bound for 10,000 allows beyond two round trips.
 const ALLOWED: Duration = Duration::from_millis(200);
-const COUNTS: [usize; 4] = [10, 100, 1_000, 10_000];
+/// What the bound for [`MOST`] allows beyond two round trips until the binding is in force, and until all are back.
+const ALLOWED_BINDING: Duration = Duration::from_millis(100);
+const ALLOWED_ALL: Duration = Duration::from_secs(2);
+const COUNTS: [usize; 5] = [10, 100, 1_000, 10_000, MOST];
+const MOST: usize = 100_000;
 const LONG: Duration = Duration::from_secs(60);
 /// How long the link's own rate is measured.
 const BLAST: Duration = Duration::from_millis(500);
@@ -26,6 +31,8 @@ struct Outcome {
     all: f64,
     /// The same for the median connection.
     median: f64,
+    /// Until both ends had their new binding.
+    in_force: f64,
     /// A round of echoes before the move, until the last byte was back.
     native: f64,
     /// Connections that never answered.
@@ -44,6 +51,7 @@ struct Series {
     all: Samples,
     each: Samples,
     median: Samples,
+    in_force: Samples,
     native: Samples,
     daemon: Samples,
     maps: Samples,
@@ -66,7 +74,8 @@ pub(super) fn measure(options: &Options) -> Result<Report> {
     let mut cases: Vec<(Target, usize)> =
         [Target::Public, Target::Nat].into_iter().flat_map(|target| COUNTS.map(|count| (target, count))).collect();
     cases.retain(|(target, count)| {
-        id(*target, *count).contains(&options.only) && !(options.quick && *target == Target::Nat && *count < 10_000)
+        id(*target, *count).contains(&options.only)
+            && !(options.quick && (*count == MOST || *target == Target::Nat && *count < 10_000))
     });
     let mut series = vec![Series::default(); cases.len()];
     for round in 0..rounds {
@@ -74,13 +83,15 @@ pub(super) fn measure(options: &Options) -> Result<Report> {
             let outcome = one_run(&options.setup, *target, *count, round)
                 .map_err(|error| format!("{}: {error}", id(*target, *count)))?;
             eprintln!(
-                "{}/{rounds} {:<13} {:7.1} ms for all, {:6.1} for the median ({:6.1} for all before the move), {} lost, \
+                "{}/{rounds} {:<13} {:7.1} ms for all, {:6.1} for the median ({:6.1} for all before the move), {:5.1} for the \
+                 binding, {} lost, \
                  daemon {:.1} MB, maps {:.1} MB, link {:.0} packets/s",
                 round + 1,
                 id(*target, *count),
                 outcome.all,
                 outcome.median,
                 outcome.native,
+                outcome.in_force,
                 outcome.lost,
                 outcome.daemon as f64 / 1e6,
                 outcome.maps as f64 / 1e6,
@@ -101,6 +112,7 @@ impl Series {
         self.all.push(outcome.all);
         self.each.push(outcome.all / count as f64);
         self.median.push(outcome.median);
+        self.in_force.push(outcome.in_force);
         self.native.push(outcome.native);
         self.daemon.push(outcome.daemon as f64);
         self.maps.push(outcome.maps as f64);
@@ -115,8 +127,14 @@ fn report(cases: &[(Target, usize)], series: &[Series]) -> Report {
     for ((target, count), of) in cases.iter().zip(series) {
         let id = id(*target, *count);
         let all = Figure::against(&format!("{id}_all"), "ms", &of.all, &of.native);
-        let bound = (ROUND_TRIP * 2 + ALLOWED).as_secs_f64() * 1e3;
-        report.add(if *count == 10_000 { all.bound(Bound::AtMost(bound)) } else { all });
+        let ms = |time: Duration| Bound::AtMost(time.as_secs_f64() * 1e3);
+        let in_force = Figure::new(&format!("{id}_in_force"), "ms", &of.in_force);
+        report.add(match *count {
+            MOST => all.bound(ms(ALLOWED_ALL)),
+            10_000 => all.bound(ms(ROUND_TRIP * 2 + ALLOWED)),
+            _ => all,
+        });
+        report.add(if *count == MOST { in_force.bound(ms(ROUND_TRIP * 2 + ALLOWED_BINDING)) } else { in_force });
         report.add(Figure::new(&format!("{id}_each"), "ms", &of.each));
         report.add(Figure::new(&format!("{id}_median"), "ms", &of.median));
         let lost: Samples = [of.lost as f64].into_iter().collect();
@@ -152,48 +170,42 @@ fn one_run(setup: &Setup, target: Target, count: usize, round: usize) -> Result<
 
 fn run_on(stage: &mut Stage, count: usize) -> Result<Outcome> {
     let mut daemons = stage.daemons("")?;
-    let echo = EchoServer::start(&stage.server, stage.address)?;
-    let mut many = Many::open(&stage.laptop, &echo, count)?;
+    let mut crowd = Crowd::open(&stage.laptop, &stage.server, stage.address, count)?;
     for daemon in &daemons {
-        wait_introduced(daemon, count)?;
+        crowd.wait_introduced(daemon)?;
     }
-    let native = many.echo(LONG)?.slowest().ok_or("no echo before the move")?;
+    let native = crowd.echo(LONG)?.all().ok_or("not every echo came before the move")?;
     let (mut memory, mut maps) = (0, 0);
     for daemon in &mut daemons {
         let pid = daemon.process().pid();
         memory = memory.max(machine::status_bytes(pid, "VmRSS")?);
         maps = maps.max(machine::map_bytes(pid)?);
     }
+    let [laptop, server] = &daemons;
+    let before = [laptop.status()?.newest_event, server.status()?.newest_event];
     let moved = stage.go(Move::AtOnce, &mut Turns::default().take(Duration::ZERO))?;
-    let report = many.echo(LONG)?;
-    let started = report.started.ok_or("the echoes have no time")?;
+    let echoes = crowd.echo(LONG)?;
+    let in_force = told(laptop, "moved", before[0])?.max(told(server, "peer-moved", before[1])?);
     // Written a little after the new address was usable; the clock runs from then.
-    let late = started.since(moved.usable);
-    let mut times: Vec<u64> = report.answered_us.iter().flatten().copied().collect();
-    times.sort_unstable();
-    let lost = count - times.len();
-    let ms = |us: u64| late.as_secs_f64() * 1e3 + us as f64 / 1e3;
-    let never = LONG.as_micros() as u64;
-    let all = if lost > 0 { never } else { times.last().copied().unwrap_or(never) };
+    let since = |time: &MonoTime| time.since(moved.usable).as_secs_f64() * 1e3;
+    let never = LONG.as_secs_f64() * 1e3;
+    let all = if echoes.lost > 0 { never } else { echoes.answered.last().map_or(never, since) };
     Ok(Outcome {
-        all: ms(all),
-        median: ms(times.get(times.len() / 2).copied().unwrap_or(never)),
+        all,
+        median: echoes.answered.get(count / 2).map_or(never, since),
+        in_force: since(&in_force),
         native: native.as_secs_f64() * 1e3,
-        lost,
+        lost: echoes.lost,
         daemon: memory,
         maps,
         link: link_rate(stage)?,
     })
 }
 
-fn wait_introduced(daemon: &Whimbrel, count: usize) -> Result<()> {
-    let mut last = 0;
-    let waited = wait_for(LONG, &format!("{count} connections are introduced"), || {
-        std::thread::sleep(Duration::from_millis(100));
-        last = daemon.status()?.counts.introduced;
-        Ok((last >= count).then_some(()))
-    });
-    waited.map_err(|error| format!("{error}; {last} are, on {}", daemon.host().name()).into())
+/// When a daemon told of the first event of this kind after `since`.
+fn told(daemon: &Whimbrel, kind: &str, since: u64) -> Result<MonoTime> {
+    let event = daemon.wait_event(kind, since, LONG)?;
+    Ok(MonoTime(event.monotonic_ms * 1_000_000))
 }
 
 /// Small datagrams that cross the emulated link in a second, as many as it can carry.

@@ -1,9 +1,11 @@
 //! Hand-offs, and what rewriting costs: the figures of a host that roams.
 
 mod baseline;
+mod crowd;
 pub mod handoff;
 pub mod many;
 mod moment;
+pub mod parked;
 mod stage;
 pub mod throughput;
 mod turns;
@@ -75,7 +77,7 @@ impl Options {
     }
 }
 
-/// All three, and one report of everything.
+/// All of them, and one report of everything.
 ///
 /// # Errors
 /// When something could not be measured; what could be is reported first.
@@ -86,6 +88,7 @@ pub fn run(options: &Options) -> Result<()> {
         ("handoff", handoff::measure as fn(&Options) -> Result<Report>),
         ("throughput", throughput::measure),
         ("many", many::measure),
+        ("parked", parked::measure),
     ] {
         match measure(options) {
             Ok(report) => all.take_in(name, report),

@@ -17,6 +17,11 @@ pub(crate) unsafe trait Plain: Copy {
         (bytes.len() >= size_of::<Self>()).then(|| unsafe { bytes.as_ptr().cast::<Self>().read_unaligned() })
     }
 
+    fn as_bytes(&self) -> &[u8] {
+        // SAFETY: it is exactly its bytes, and they live as long as it is borrowed.
+        unsafe { std::slice::from_raw_parts(std::ptr::from_ref(self).cast(), size_of::<Self>()) }
+    }
+
     fn zeroed() -> Self {
         // SAFETY: any bit pattern is a value.
         unsafe { std::mem::zeroed() }
@@ -104,6 +109,7 @@ plain! {
         acknowledgement: u32,
         interface: u32,
     }
+    struct RawPosition { snd_una: u32, rcv_nxt: u32 }
     struct RawLapse { binding: u32, any: u32 }
     struct RawSocket {
         tuple: RawTuple,

@@ -18,7 +18,7 @@ use crate::events::{Event, Ring};
 use crate::hook::{Direction, Hook, Mechanism, has_ethernet_header};
 use crate::names::Names;
 use crate::object::Programs;
-use crate::sockets::{Fitted, Follower, Sockets, TcpSocket};
+use crate::sockets::{Fitted, Follower, Position, Sockets, TcpSocket};
 use crate::table::{GrowingTable, Table};
 
 /// What an interface is to the data plane, and so which programs it gets.
@@ -572,6 +572,15 @@ impl Datapath {
     /// When the kernel refuses, or lacks what the programs on sockets need ([`crate::Features::sockets`]).
     pub fn tcp_sockets(&self, mut receiver: impl FnMut(&TcpSocket)) -> Result<(), Error> {
         self.sockets()?.list(&mut receiver)
+    }
+
+    /// Where the TCP socket of a flow is in its streams: what [`Datapath::tcp_sockets`] would tell, without going
+    /// through all of them. None where there is none that is connected, or it is bound to a device.
+    ///
+    /// # Errors
+    /// As [`Datapath::tcp_sockets`].
+    pub fn tcp_position(&self, flow: &FlowTuple) -> Result<Option<Position>, Error> {
+        self.sockets()?.find(flow)
     }
 
     /// Makes TCP sockets fit what has become of their flows; orphans, which no process holds any more, are sockets too.

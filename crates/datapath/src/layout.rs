@@ -9,7 +9,7 @@ use crate::abi::{
     COUNTERS, Carrier, EVENT_ACKNOWLEDGED, EVENT_CLAIMED, EVENT_FLOW_CLOSED, EVENT_FLOW_OPENED, EVENT_FLOW_STALLED,
     EVENT_HEARD_NATIVELY, EVENT_INTRODUCTION, FITTED_CHANGED, FITTED_WAITING, HelpedPhase, ORIGIN_ACCEPTED,
     ORIGIN_CONNECTED, RawAddress, RawAlias, RawBinding, RawEvent, RawFlowEntry, RawHelpedFlow, RawLapse,
-    RawLocatorPair, RawSettings, RawSocket, RawTuple, RawWireFlow,
+    RawLocatorPair, RawPosition, RawSettings, RawSocket, RawTuple, RawWireFlow,
 };
 
 const OBJECT: &str = concat!(env!("OUT_DIR"), "/layout.bpf.o");
@@ -71,6 +71,7 @@ fn structs_are_laid_out_as_in_c() {
         "settings" => RawSettings,
         "event" => RawEvent,
         "lapse" => RawLapse,
+        "socket_position" => RawPosition,
         "socket_record" => RawSocket,
     );
 }

@@ -27,4 +27,4 @@ pub use datapath::{Datapath, Role};
 pub use error::Error;
 pub use events::{Event, Introduction, Origin};
 pub use features::{Features, features, has_tcx};
-pub use sockets::{Fitted, TcpSocket};
+pub use sockets::{Fitted, Position, TcpSocket};

@@ -9,7 +9,7 @@ use std::ptr;
 use whimbrel_wire::FlowTuple;
 
 use crate::Error;
-use crate::abi::{FITTED_CHANGED, FITTED_WAITING, Plain, RawLapse, RawSocket};
+use crate::abi::{FITTED_CHANGED, FITTED_WAITING, Plain, RawLapse, RawPosition, RawSocket, RawTuple};
 use crate::object::Programs;
 use crate::table::Table;
 
@@ -91,6 +91,21 @@ impl TcpSocket {
     }
 }
 
+/// Where a TCP socket is in its streams, as [`TcpSocket`] has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Position {
+    /// Oldest sequence number that is not acknowledged.
+    pub snd_una: u32,
+    /// Next expected.
+    pub rcv_nxt: u32,
+}
+
+impl From<&TcpSocket> for Position {
+    fn from(socket: &TcpSocket) -> Self {
+        Self { snd_una: socket.snd_una, rcv_nxt: socket.rcv_nxt }
+    }
+}
+
 /// What [`crate::Datapath::fit_sockets`] did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Fitted {
@@ -117,6 +132,9 @@ pub(crate) struct Follower {
 
 /// Records a read; the kernel makes 8 pages at a time (`kernel/bpf/bpf_iter.c`).
 const READ_BYTES: usize = 32 * 1024;
+
+/// Length of an Ethernet header, which a program on tc is run behind.
+const ETHERNET: usize = 14;
 
 impl Sockets {
     pub(crate) fn load(datapath: &Programs, pins: &Path) -> Result<Self, Error> {
@@ -148,6 +166,30 @@ impl Sockets {
             }
             kept.drain(..whole);
         })
+    }
+
+    /// Where the socket of a flow is, if it is connected and bound to no device.
+    pub(crate) fn find(&self, flow: &FlowTuple) -> Result<Option<Position>, Error> {
+        const NAME: &str = "find_socket";
+        let tuple = RawTuple::new(flow);
+        let mut frame = [0; ETHERNET + size_of::<RawTuple>()];
+        frame[ETHERNET..].copy_from_slice(tuple.as_bytes());
+        let mut answer = frame;
+        let mut options = libbpf_sys::bpf_test_run_opts::default();
+        options.sz = size_of_val(&options) as libbpf_sys::size_t;
+        options.data_in = frame.as_ptr().cast();
+        options.data_size_in = frame.len() as u32;
+        options.data_out = answer.as_mut_ptr().cast();
+        options.data_size_out = answer.len() as u32;
+        options.repeat = 1;
+        let program = self.programs.program(NAME)?;
+        // SAFETY: buffers of the sizes given, living through the call.
+        let code = unsafe { libbpf_sys::bpf_prog_test_run_opts(program.as_raw_fd(), &raw mut options) };
+        if code < 0 {
+            return Err(Error::code("bpf(BPF_PROG_TEST_RUN)", NAME, code));
+        }
+        let found = RawPosition::from_bytes(&answer[ETHERNET..]).filter(|_| options.retval == 1);
+        Ok(found.map(|found| Position { snd_una: found.snd_una, rcv_nxt: found.rcv_nxt }))
     }
 
     /// Makes TCP sockets fit what has become of their flows ([`crate::Datapath::fit_sockets`]).

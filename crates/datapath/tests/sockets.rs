@@ -137,7 +137,12 @@ fn sockets_are_listed_with_their_state() {
         assert_eq!((socket.backoff, socket.retransmits, socket.bound_interface, socket.uid), (0, 0, 0, 0));
         assert_eq!(socket.pmtu_cookie, 1500);
         assert!(socket.mss_cache > 1400 && socket.mss_cache < 1460);
+        // The same of one alone.
+        assert_eq!(datapath.tcp_position(&flow(near)).expect("look"), Some(socket.into()));
     }
+    let stranger =
+        FlowTuple { local: (streams[0].0.local_addr().expect("local").ip(), 1).into(), ..flow(&streams[0].0) };
+    assert_eq!(datapath.tcp_position(&stranger).expect("look"), None);
     let (mut near, mut far) = streams.into_iter().next().expect("there are some");
     let of = |stream: &TcpStream, sockets: &[TcpSocket]| {
         *sockets.iter().find(|socket| socket.flow == flow(stream)).expect("it is there")

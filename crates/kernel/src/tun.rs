@@ -143,6 +143,9 @@ impl Tun {
         request.ioctl(&self.control, libc::SIOCGIFINDEX, "ioctl SIOCGIFINDEX")?;
         self.index = request.number();
         self.set_mtu(mtu)?;
+        let mut request = Request::new(&self.name)?;
+        request.0[IFNAMSIZ..IFNAMSIZ + 4].copy_from_slice(&QUEUE.to_ne_bytes());
+        request.ioctl(&self.control, libc::SIOCSIFTXQLEN, "ioctl SIOCSIFTXQLEN")?;
         // Addresses that the kernel makes up would only send router solicitations into the tunnel. The file is missing
         // where there is no IPv6, and then there is nothing to prevent.
         let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{}/addr_gen_mode", self.name), "1");
@@ -166,6 +169,10 @@ impl Tun {
             .map_err(|error| Error::call("ioctl TUNSETPERSIST", &self.name, error))
     }
 }
+
+/// Packets that wait to be read. Thousands of connections that have a word to say at once, as after a move, are as many small
+/// packets, and what is lost of such waits for TCP's timer; the kernel's 500 are gone while the reader wakes up.
+const QUEUE: u32 = 4096;
 
 /// A `struct ifreq`: 16 bytes of name, then the argument.
 #[repr(C, align(8))]

@@ -173,6 +173,7 @@ impl Node {
                         continue;
                     }
                     known.stage = Stage::Introducing { peer: id, nonce, since: now, tries: 1, next };
+                    peer.introductions.begun.insert(flow);
                     self.nonces.insert(nonce, flow);
                     self.op(KernelOp::Introduce { flow, index, nonce }, None);
                 }
@@ -186,10 +187,10 @@ impl Node {
     fn repeat_introductions(&mut self, now: Time, id: PeerId) {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let Some(index) = peer.session().map(|slot| slot.session.remote_index()) else { return };
-        let active: Vec<FlowTuple> = peer.introductions.active.iter().copied().collect();
+        let begun: Vec<FlowTuple> = peer.introductions.begun.iter().copied().collect();
         let last_heard = peer.last_heard;
         let (mut echoes, mut unheard) = (Vec::new(), false);
-        for flow in active {
+        for flow in begun {
             match self.flows.get_mut(&flow).map(|known| &mut known.stage) {
                 Some(Stage::Introducing { nonce, since, tries, next, .. }) if *next <= now => {
                     if *tries >= TRIES {
@@ -221,10 +222,14 @@ impl Node {
                     *next = now + Duration::from_millis(300) * *tries;
                     echoes.push(Message::IntroductionEcho(*echo));
                 }
-                Some(Stage::Introducing { .. } | Stage::Echoing { .. } | Stage::Pairing { .. } | Stage::Open) => {}
-                _ => {
+                Some(Stage::Introducing { .. } | Stage::Echoing { .. } | Stage::Pairing { .. }) => {}
+                stage => {
+                    let queued = matches!(stage, Some(Stage::Open));
                     if let Some(peer) = self.peers.get_mut(&id) {
-                        peer.introductions.active.remove(&flow);
+                        peer.introductions.begun.remove(&flow);
+                        if !queued {
+                            peer.introductions.active.remove(&flow);
+                        }
                     }
                 }
             }

@@ -67,11 +67,11 @@ impl Node {
     /// Says again what was not answered.
     pub(crate) fn repeat_pairings(&mut self, now: Time, id: PeerId) {
         let Some(peer) = self.peers.get_mut(&id) else { return };
-        let active: Vec<FlowTuple> = peer.introductions.active.iter().copied().collect();
+        let begun: Vec<FlowTuple> = peer.introductions.begun.iter().copied().collect();
         let last_heard = peer.last_heard;
         let Some(slot) = peer.session() else { return };
         let (mut messages, mut silent, mut over, mut unknown) = (Vec::new(), Vec::new(), Vec::new(), false);
-        for flow in active {
+        for flow in begun {
             let Some(Stage::Pairing { nonce, home, wire_port, numbers, since, tries, next, .. }) =
                 self.flows.get_mut(&flow).map(|known| &mut known.stage)
             else {
@@ -141,7 +141,7 @@ impl Node {
         let ours = |flow: &FlowTuple| {
             matches!(self.flows.get(flow).map(|known| &known.stage), Some(Stage::Pairing { numbers: None, .. }))
         };
-        if !peer.introductions.pairings.claims.is_empty() || peer.introductions.active.iter().any(ours) {
+        if !peer.introductions.pairings.claims.is_empty() || peer.introductions.begun.iter().any(ours) {
             self.find_sockets(now, id);
         }
     }

@@ -189,6 +189,9 @@ pub(crate) struct Introductions {
     pub(crate) queue: VecDeque<FlowTuple>,
     /// Flows whose introduction is under way.
     pub(crate) active: BTreeSet<FlowTuple>,
+    /// Those of them that have been begun, and some that are over. All others, of which there may be very many, are not
+    /// looked at in every step.
+    pub(crate) begun: BTreeSet<FlowTuple>,
     /// Tag of the request.
     pub(crate) tag: u32,
     pub(crate) request_tries: u32,

@@ -10,6 +10,7 @@ use whimbrel_kernel::kept_address::{Carrier, Kept, KeptAddresses, MARKED_TABLE, 
 use whimbrel_kernel::peer_route::{PEER_TABLE, PeerRoutes, PeerWay};
 use whimbrel_kernel::route::{Route, RouteKind};
 use whimbrel_kernel::source_way::{SourceWay, SourceWays};
+use whimbrel_protocol::{self as protocol, Binding};
 
 use super::Failure;
 
@@ -115,6 +116,20 @@ impl Addresses {
     /// The way to a destination as if no route of ours led there.
     pub(crate) fn under(&mut self, destination: IpAddr, from: Option<IpAddr>) -> Result<Route, Error> {
         self.routes.under(destination, from)
+    }
+
+    /// The next hop of a peer whose flows are rewritten and leave by `interface`, which has the programs.
+    pub(crate) fn straight_way(&mut self, binding: &Binding, interface: u32) -> Option<Straight> {
+        if !matches!(binding.carrier, protocol::Carrier::Rewrite | protocol::Carrier::FollowRewrite) {
+            return None;
+        }
+        let locator = binding.peer_locator;
+        let source = binding.source.filter(|source| source.is_ipv4() == locator.is_ipv4())?;
+        let route = self.under(locator, Some(source)).ok()?;
+        let next_hop = route.gateway.unwrap_or(locator);
+        let whole =
+            route.kind == RouteKind::Unicast && route.interface == interface && next_hop.is_ipv4() == locator.is_ipv4();
+        whole.then_some(Straight { interface, next_hop })
     }
 
     /// Makes the kernel keep and reach what is wanted.

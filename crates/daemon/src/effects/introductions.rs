@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 
-use whimbrel_datapath::{Datapath, TcpSocket};
+use whimbrel_datapath::{Datapath, Position, TcpSocket};
 use whimbrel_kernel::inject::{Injector, Numbers, Way};
 use whimbrel_kernel::sock_diag::SockDiag;
 use whimbrel_protocol::SocketNumbers;
@@ -71,9 +71,12 @@ pub(crate) fn introduce(
             injector.introduce_udp(&flow, introduction, Way::default())?;
         }
         Transport::Tcp => {
-            let sockets = snapshot.sockets(datapath)?;
-            let socket = sockets.get(&flow).ok_or(Failure::NoSocket(flow))?;
-            injector.introduce_tcp(&flow, keepalive(socket), introduction, Way::default())?;
+            // One that is bound to an interface is only found among all.
+            let position = match datapath.tcp_position(&flow)? {
+                Some(position) => position,
+                None => snapshot.sockets(datapath)?.get(&flow).ok_or(Failure::NoSocket(flow))?.into(),
+            };
+            injector.introduce_tcp(&flow, keepalive(position), introduction, Way::default())?;
         }
     }
     Ok(())
@@ -97,11 +100,11 @@ pub(crate) fn ask(
 /// Has the other end of a flow's socket say again what it has and how much more it takes, by a keepalive.
 pub(super) fn inquire(injector: &Injector, socket: &TcpSocket, way: Way) -> Result<(), Failure> {
     // No daemon consumes it: session index 0 is nobody's.
-    injector.introduce_tcp(&socket.flow, keepalive(socket), Introduction { index: 0, nonce: 0 }, way)?;
+    injector.introduce_tcp(&socket.flow, keepalive(socket.into()), Introduction { index: 0, nonce: 0 }, way)?;
     Ok(())
 }
 
-fn keepalive(socket: &TcpSocket) -> Numbers {
+fn keepalive(socket: Position) -> Numbers {
     Numbers {
         // As a keepalive has it (RFC 9293 §3.8.4): a stack that does not know the option only acknowledges it.
         sequence: socket.snd_una.wrapping_sub(1),

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use whimbrel_datapath::{Datapath, TcpSocket};
 use whimbrel_kernel::inject::{Injector, Way};
@@ -21,6 +21,12 @@ const PAUSES: [Duration; 7] = [
     Duration::from_millis(100),
     Duration::from_millis(200),
 ];
+
+/// Senders that are woken before something else has its turn: some 50 ms.
+const AT_ONCE: usize = 1_000;
+
+/// A look at sockets takes one part in so many of the daemon's time at the most.
+const LOOKS_SHARE: u32 = 4;
 
 /// Further looks, at those who were told of a loss and have not been answered: for a round trip of a second and more.
 const LATE_LOOKS: usize = 5;
@@ -46,6 +52,9 @@ pub(crate) struct Kicks {
 struct Round {
     looks: usize,
     next: Time,
+    /// Those that have something to send, or to ask, and were not looked at in the first look yet. There may be very many,
+    /// and peers wait for other words meanwhile.
+    left: Option<Vec<TcpSocket>>,
     /// Where what was in flight when it began is lost: the longest packet, in bytes, that moved flows are to send from now
     /// on. To believe in it makes a sender that is not in back-off yet send again at once.
     shrink_to: Option<u32>,
@@ -61,7 +70,7 @@ impl Kicks {
     pub(crate) fn begin(&mut self, now: Time, peer: PeerId, shrink_to: Option<u32>) {
         // What was lost is still lost when senders are woken once more.
         let told = self.rounds.remove(&peer).map(|round| round.told).unwrap_or_default();
-        self.rounds.insert(peer, Round { looks: 0, next: now, shrink_to, waiting: HashMap::new(), told });
+        self.rounds.insert(peer, Round { looks: 0, next: now, left: None, shrink_to, waiting: HashMap::new(), told });
     }
 
     /// Forgets a peer.
@@ -107,39 +116,59 @@ impl Kicks {
         let mut kicked = 0;
         let mut result = Ok(());
         for (peer, round) in self.rounds.iter_mut().filter(|(_, round)| round.next <= now) {
+            let begun = Instant::now();
             let first = round.looks == 0;
-            match PAUSES.get(round.looks) {
-                Some(pause) => round.next = now + *pause,
-                None => {
-                    round.waiting.clear();
-                    round.next = now + LATE_PAUSE;
-                }
-            }
-            round.looks += 1;
-            let sockets = match snapshot.sockets(datapath) {
-                Ok(sockets) => sockets,
-                Err(error) => {
-                    result = Err(error.into());
-                    continue;
-                }
-            };
-            let candidates: Vec<FlowTuple> = if first {
-                // Whichever is shorter is looked through: a peer has few of many flows, or many of few sockets.
-                sockets
-                    .keys()
-                    .filter(|flow| flows.get(flow).is_some_and(|entry| entry.peer == *peer))
-                    .copied()
-                    .collect()
+            let candidates: Vec<(FlowTuple, Option<TcpSocket>)> = if first {
+                let left = match &mut round.left {
+                    Some(left) => left,
+                    None => match snapshot.sockets(datapath) {
+                        Ok(sockets) => {
+                            open(*peer);
+                            let theirs = |flow| flows.get(flow).is_some_and(|entry: &FlowEntry| entry.peer == *peer);
+                            let all = sockets.values().filter(|socket| in_flight(socket) || is_stopped(socket));
+                            round.left.insert(all.filter(|socket| theirs(&socket.flow)).copied().collect())
+                        }
+                        Err(error) => {
+                            round.next = now + PAUSES[0];
+                            round.looks += 1;
+                            result = Err(error.into());
+                            continue;
+                        }
+                    },
+                };
+                let rest = left.len().saturating_sub(AT_ONCE);
+                left.drain(rest..).map(|socket| (socket.flow, Some(socket))).collect()
             } else {
+                let sockets = match snapshot.sockets(datapath) {
+                    Ok(sockets) => sockets,
+                    Err(error) => {
+                        round.next = now + LATE_PAUSE;
+                        round.looks += 1;
+                        result = Err(error.into());
+                        continue;
+                    }
+                };
                 let told = round.told.keys().filter(|flow| !round.waiting.contains_key(flow));
-                round.waiting.keys().chain(told).copied().collect()
+                let all = round.waiting.keys().chain(told);
+                all.map(|flow| (*flow, sockets.get(flow).copied())).collect()
             };
-            let gives_up = round.looks > PAUSES.len();
-            if first {
-                open(*peer);
+            let unfinished = round.left.as_ref().is_some_and(|left| !left.is_empty());
+            if unfinished {
+                round.next = now;
+            } else {
+                round.left = None;
+                match PAUSES.get(round.looks) {
+                    Some(pause) => round.next = now + *pause,
+                    None => {
+                        round.waiting.clear();
+                        round.next = now + LATE_PAUSE;
+                    }
+                }
+                round.looks += 1;
             }
-            for flow in candidates {
-                let socket = sockets.get(&flow);
+            let gives_up = round.looks > PAUSES.len();
+            for (flow, socket) in candidates {
+                let socket = socket.as_ref();
                 let Some(socket) = socket.filter(|socket| in_flight(socket)) else {
                     round.told.remove(&flow);
                     let Some(socket) = socket.filter(|socket| !gives_up && is_stopped(socket)) else {
@@ -184,16 +213,21 @@ impl Kicks {
                 // packet that is too big is no error that a program is told of (tcp_v4_err, tcp_v6_err).
                 let instead = (socket.reports_errors && socket.backoff > 0).then_some(socket.pmtu_cookie);
                 let shrink_to = round.shrink_to.or(instead).filter(|_| first);
+                let shrink_to = shrink_to.filter(|mtu| may_resend(socket, shrunken(*mtu, socket)));
                 if let Some(mtu) = shrink_to {
                     round.told.insert(flow, (*socket, mtu));
                     result = shrink(injector, &mut self.told, now, socket, shrunken(mtu, socket)).and(result);
                 }
                 kicked += usize::from(steps > 0 || shrink_to.is_some());
             }
+            // With very many sockets the looks would leave time for nothing else.
+            if !first {
+                round.next = round.next.max(now + LOOKS_SHARE * begun.elapsed());
+            }
         }
         self.rounds.retain(|_, round| {
             let waits = round.looks <= PAUSES.len() && !round.waiting.is_empty();
-            waits || (round.looks <= PAUSES.len() + LATE_LOOKS && !round.told.is_empty())
+            round.left.is_some() || waits || (round.looks <= PAUSES.len() + LATE_LOOKS && !round.told.is_empty())
         });
         result.map(|()| kicked)
     }
@@ -219,6 +253,15 @@ fn shrunken(inner_mtu: u32, socket: &TcpSocket) -> u16 {
     let told = if inner_mtu + 1 < socket.pmtu_cookie { inner_mtu + 1 } else { socket.pmtu_cookie.saturating_sub(8) };
     u16::try_from(told).unwrap_or(u16::MAX)
 }
+
+/// Whether a socket that is told of an MTU sends anything again for it: all segments that are too long. Where many have only
+/// a request in flight, telling each of them for nothing takes longer than all the rest.
+fn may_resend(socket: &TcpSocket, mtu: u16) -> bool {
+    socket.snd_nxt.wrapping_sub(socket.snd_una) + LONGEST_HEADERS > u32::from(mtu)
+}
+
+/// Of IPv6 and TCP with all options that there is room for, in bytes.
+const LONGEST_HEADERS: u32 = 40 + 60;
 
 /// Whether anything that was sent is not acknowledged.
 fn in_flight(socket: &TcpSocket) -> bool {
@@ -256,6 +299,41 @@ fn went_on(before: &TcpSocket, now: &TcpSocket) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn socket(in_flight: u32) -> TcpSocket {
+        let [local, remote] = ["192.0.2.1:5", "192.0.2.9:7"].map(|end| end.parse().expect("endpoint"));
+        let snd_una = u32::MAX - 3;
+        TcpSocket {
+            flow: FlowTuple { transport: whimbrel_wire::Transport::Tcp, local, remote },
+            cookie: 1,
+            inode: 1,
+            state: 1,
+            snd_una,
+            snd_nxt: snd_una.wrapping_add(in_flight),
+            write_seq: snd_una.wrapping_add(in_flight),
+            rcv_nxt: 1,
+            snd_wnd: 1000,
+            mss_cache: 1388,
+            pmtu_cookie: 1440,
+            bound_interface: 0,
+            uid: 0,
+            backoff: 0,
+            retransmits: 0,
+            reports_errors: false,
+            repairs: false,
+            window_scale: 0,
+            unordered: false,
+            first_sent: 1,
+            first_received: 1,
+        }
+    }
+
+    #[test]
+    fn only_long_segments_are_sent_again_for_a_smaller_mtu() {
+        assert!(!may_resend(&socket(1), 1440) && !may_resend(&socket(1340), 1440));
+        // A segment that has one byte more than fits with the least headers.
+        assert!(may_resend(&socket(1401), 1440) && may_resend(&socket(70_000), 1440));
+    }
 
     #[test]
     fn what_was_told_is_known_until_the_kernel_forgets_it() {

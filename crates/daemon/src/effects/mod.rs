@@ -8,6 +8,7 @@ mod introductions;
 mod kick;
 mod names;
 mod path_mtus;
+mod postponed;
 mod remotes;
 mod stand_in;
 mod tunnels;
@@ -22,7 +23,7 @@ use whimbrel_ipc::Attachment;
 use whimbrel_kernel::inject::Injector;
 use whimbrel_kernel::kept_address::Straight;
 use whimbrel_kernel::network::{NetworkState, UsableAddress};
-use whimbrel_kernel::route::{RouteKind, RouteSocket};
+use whimbrel_kernel::route::RouteSocket;
 use whimbrel_kernel::sock_diag::SockDiag;
 use whimbrel_kernel::source_way::SourceWay;
 use whimbrel_kernel::tun::Tun;
@@ -49,6 +50,7 @@ use hooks::Hooks;
 use introductions::{Listening, Snapshot};
 use kick::Kicks;
 use names::Names;
+use postponed::Postponed;
 use remotes::Remotes;
 use stand_in::Deputy;
 use tunnels::Tunnels;
@@ -105,6 +107,7 @@ pub(crate) struct Effects {
     straight: HashMap<PeerId, Straight>,
     /// Peers whose senders are woken by one of the ops at hand.
     spared: BTreeSet<PeerId>,
+    postponed: Postponed,
     /// How often the kernel's state could not be made to fit in a row, and when that is tried again.
     unsettled: Option<(u32, Time)>,
     /// Sockets that the node asked for and was not given yet.
@@ -153,6 +156,7 @@ impl Effects {
             ways_out: HashMap::new(),
             straight: HashMap::new(),
             spared: BTreeSet::new(),
+            postponed: Postponed::default(),
             unsettled: None,
             found: Vec::new(),
             fitting: Fitting::default(),
@@ -211,6 +215,10 @@ impl Effects {
                     | KernelOp::SetTunnelPath { .. }
                     | KernelOp::ListenForIntroductions { .. }
             );
+            let Some(op) = self.postpone(now, op) else {
+                results.push((id, Ok(())));
+                continue;
+            };
             // A sender that is woken must find its way prepared, and be found.
             if let KernelOp::Kick { peer, .. } = op {
                 if std::mem::take(&mut surroundings_changed) {
@@ -227,7 +235,7 @@ impl Effects {
         } else if self.names.changed() {
             self.apply_names();
         }
-        if self.fitting.take(now) {
+        if !self.postponed.leaves_sockets(now) && self.fitting.take(now) {
             self.fit_sockets(now, None);
         }
         self.help(now);
@@ -313,6 +321,7 @@ impl Effects {
                 self.kicks.remove_peer(peer);
                 self.bindings.remove(&peer);
                 self.ways_out.remove(&peer);
+                self.postponed.remove(peer);
                 self.tunnels.remove_peer(&self.tunnel, peer);
                 self.fitting.want();
                 self.datapath.remove_binding(peer.0)?;
@@ -523,24 +532,13 @@ impl Effects {
         }
     }
 
-    /// The next hops of peers whose flows are rewritten. Only over interfaces that have the programs.
     fn straight_ways(&mut self) -> HashMap<PeerId, Straight> {
-        let Self { bindings, ways_out, addresses, datapath, .. } = self;
-        let attached = datapath.attached();
+        let attached = self.datapath.attached();
+        let Self { bindings, ways_out, addresses, .. } = self;
         let way = |(peer, binding): (&PeerId, &Binding)| {
-            if !matches!(binding.carrier, Carrier::Rewrite | Carrier::FollowRewrite) {
-                return None;
-            }
             let interface = *ways_out.get(peer)?;
-            let locator = binding.peer_locator;
-            let source = binding.source.filter(|source| source.is_ipv4() == locator.is_ipv4())?;
-            let route = addresses.under(locator, Some(source)).ok()?;
-            let next_hop = route.gateway.unwrap_or(locator);
-            let whole = route.kind == RouteKind::Unicast
-                && route.interface == interface
-                && next_hop.is_ipv4() == locator.is_ipv4()
-                && attached.contains(&(interface, Role::Wire));
-            whole.then_some((*peer, Straight { interface, next_hop }))
+            let carries = attached.contains(&(interface, Role::Wire));
+            Some((*peer, addresses.straight_way(binding, interface).filter(|_| carries)?))
         };
         bindings.iter().filter_map(way).collect()
     }
@@ -617,8 +615,11 @@ impl Effects {
     /// When [`Effects::handle_timeout`] is due.
     pub(crate) fn poll_timeout(&self) -> Option<Time> {
         let retry = self.unsettled.map(|(_, due)| due);
-        let own = [self.hooks.timeout(), self.kicks.timeout(), retry, self.next_mtu_look, self.fitting.timeout()];
-        own.into_iter().chain([self.deputy.timeout(), self.helping.helpers.poll_timeout()]).flatten().min()
+        // A pass over the sockets that is put off is not due meanwhile.
+        let fitting = self.fitting.timeout().map(|due| self.postponed.timeout().map_or(due, |until| due.max(until)));
+        let own = [self.hooks.timeout(), self.kicks.timeout(), retry, self.next_mtu_look, fitting];
+        let others = [self.deputy.timeout(), self.helping.helpers.poll_timeout(), self.postponed.timeout()];
+        own.into_iter().chain(others).flatten().min()
     }
 
     /// Goes on with what takes several steps.
@@ -634,6 +635,8 @@ impl Effects {
         self.forget_told(now);
         self.deputy.go_on(now);
         self.handle_helpers_timeout(now);
+        self.postponed.expire(now);
+        self.wake_postponed(now);
         if self.fitting.take_lapse(now) {
             if self.any_waits() {
                 self.look_for_echoes(now);
@@ -641,7 +644,7 @@ impl Effects {
                 tracing::warn!(%error, "what comes in is looked at for stale echoes until the next move");
             }
         }
-        if self.fitting.take(now) {
+        if !self.postponed.leaves_sockets(now) && self.fitting.take(now) {
             self.fit_sockets(now, None);
         }
         if self.next_mtu_look.is_some_and(|due| due <= now) {

@@ -33,6 +33,11 @@ impl Remotes {
         }
     }
 
+    /// How many flows a peer has.
+    pub(crate) fn flows_of(&self, peer: PeerId) -> usize {
+        self.counts.values().filter_map(|peers| peers.get(&peer)).sum()
+    }
+
     /// The addresses that packets of less than `usual` bytes are to go to, with the longest. `longest` is that of a peer.
     pub(crate) fn smaller(&self, usual: u32, longest: impl Fn(PeerId) -> Option<u32>) -> BTreeMap<IpAddr, u32> {
         let least = |peers: &BTreeMap<PeerId, usize>| peers.keys().filter_map(|peer| longest(*peer)).min();
@@ -87,6 +92,7 @@ mod tests {
         let longest = |peer: PeerId| [None, Some(1440), Some(1440), Some(1280)][peer.0 as usize];
         let nat: IpAddr = "203.0.113.1".parse().expect("address");
         assert_eq!(remotes.smaller(1440, longest), BTreeMap::from([(nat, 1280)]));
+        assert_eq!([1, 2, 4].map(|peer| remotes.flows_of(PeerId(peer))), [1, 1, 0]);
         let way = |peer: PeerId| [None, Some('a'), Some('a'), None][peer.0 as usize];
         let one = "198.51.100.1".parse().expect("address");
         assert_eq!(remotes.one_way(way), BTreeMap::from([(one, 'a')]));
