@@ -13,7 +13,8 @@ use whimbrel_wire::FlowTuple;
 const KEPT: usize = 4096;
 
 /// What can happen (`docs/json.md`).
-pub(crate) const KINDS: [&str; 40] = [
+pub(crate) const KINDS: [&str; 45] = [
+    "address-conflict",
     "carrier-changed",
     "flow-gone",
     "flow-introduced",
@@ -26,9 +27,13 @@ pub(crate) const KINDS: [&str; 40] = [
     "helper-started",
     "introduction-failed",
     "key-mismatch",
+    "left-behind",
     "left-out",
     "moved",
     "moving",
+    "name-refused",
+    "name-unanswered",
+    "name-updated",
     "nobody-there",
     "not-moved",
     "not-stood-in-for",
