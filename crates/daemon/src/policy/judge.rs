@@ -131,20 +131,12 @@ fn search(mut diag: SockDiag, asked: &Receiver<FlowTuple>, found: &Sender<Found>
         looks.extend(asked.try_iter().map(|flow| (flow, 0)));
         let began = Instant::now();
         let sockets = inodes(&mut diag, &looks);
-        let holders =
-            process::holders(&sockets.values().copied().filter(|inode| *inode != 0).collect::<HashSet<u32>>());
-        let mut answers = Found::new();
-        looks.retain(|flow, looks| {
-            *looks += 1;
-            let inode = sockets.get(flow);
-            let holders = inode.and_then(|inode| holders.get(inode));
-            // One that is gone has nobody.
-            let over = holders.is_some() || inode.is_none() || *looks >= LOOKS;
-            if over {
-                answers.push((*flow, holders.cloned().unwrap_or_default()));
-            }
-            !over
-        });
+        if sockets.is_none() {
+            // It may have lost count of what was asked and answered.
+            diag = SockDiag::open().unwrap_or(diag);
+        }
+        let open = sockets.iter().flat_map(HashMap::values).copied().filter(|inode| *inode != 0);
+        let answers = settled(&mut looks, sockets.as_ref(), &process::holders(&open.collect::<HashSet<u32>>()));
         if !answers.is_empty() {
             if found.send(answers).is_err() {
                 return;
@@ -155,18 +147,70 @@ fn search(mut diag: SockDiag, asked: &Receiver<FlowTuple>, found: &Sender<Found>
     }
 }
 
-/// The inode of each socket that is there; 0 of one that no process has open.
-fn inodes(diag: &mut SockDiag, flows: &HashMap<FlowTuple, u32>) -> HashMap<FlowTuple, u32> {
+/// Takes out the flows that need not be looked at again, with who has them open. `sockets`: the inodes of those that are there;
+/// `None`: they could not be asked for, which says of no flow that it is gone.
+fn settled(
+    looks: &mut HashMap<FlowTuple, u32>,
+    sockets: Option<&HashMap<FlowTuple, u32>>,
+    holders: &HashMap<u32, Vec<Holder>>,
+) -> Found {
+    let mut answers = Found::new();
+    looks.retain(|flow, looks| {
+        *looks += 1;
+        let inode = sockets.and_then(|sockets| sockets.get(flow));
+        let holders = inode.and_then(|inode| holders.get(inode));
+        let gone = sockets.is_some() && inode.is_none();
+        let over = holders.is_some() || gone || *looks >= LOOKS;
+        if over {
+            // One that is gone has nobody.
+            answers.push((*flow, holders.cloned().unwrap_or_default()));
+        }
+        !over
+    });
+    answers
+}
+
+/// The inode of each socket that is there; 0 of one that no process has open. `None`: the kernel does not say.
+fn inodes(diag: &mut SockDiag, flows: &HashMap<FlowTuple, u32>) -> Option<HashMap<FlowTuple, u32>> {
     let listed = if flows.len() <= SINGLY {
         flows.keys().filter_map(|flow| diag.find(flow).transpose()).collect::<Result<Vec<_>, _>>()
     } else {
         diag.tcp(&MOVABLE).and_then(|tcp| Ok(tcp.into_iter().chain(diag.udp()?).collect()))
     };
     match listed {
-        Ok(listed) => listed.into_iter().map(|socket| (socket.tuple, socket.inode)).collect(),
+        Ok(listed) => Some(listed.into_iter().map(|socket| (socket.tuple, socket.inode)).collect()),
         Err(error) => {
             tracing::warn!(%error, "cannot look for the sockets of connections");
-            HashMap::new()
+            None
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use whimbrel_wire::Transport;
+
+    #[test]
+    fn a_flow_is_looked_at_again_where_the_kernel_did_not_answer() {
+        let flow = FlowTuple {
+            transport: Transport::Tcp,
+            local: "192.0.2.1:5000".parse().expect("endpoint"),
+            remote: "198.51.100.1:80".parse().expect("endpoint"),
+        };
+        let nobody = HashMap::new();
+        let mut looks = HashMap::from([(flow, 0)]);
+        assert_eq!(settled(&mut looks, None, &nobody), [], "that says nothing of the flow");
+        assert_eq!(looks, HashMap::from([(flow, 1)]));
+        // Not accepted yet.
+        assert_eq!(settled(&mut looks, Some(&HashMap::from([(flow, 0)])), &nobody), []);
+        // Gone.
+        assert_eq!(settled(&mut looks, Some(&HashMap::new()), &nobody), [(flow, Vec::new())]);
+        assert!(looks.is_empty());
+        // It does not wait for ever.
+        let mut looks = HashMap::from([(flow, 0)]);
+        let answers: Vec<_> = (0..LOOKS).map(|_| settled(&mut looks, None, &nobody)).collect();
+        assert_eq!(answers.concat(), [(flow, Vec::new())]);
+        assert_eq!(answers.iter().position(|found| !found.is_empty()), Some(LOOKS as usize - 1));
     }
 }
