@@ -161,6 +161,12 @@ static __noinline bool would_be_reset(struct __sk_buff *skb, const struct packet
 	return state == BPF_TCP_LISTEN;
 }
 
+/*
+ * No verdict of tc: ingress() is to refuse the packet. Called from where that is found out, refuse() would make the frames
+ * on the stack more than Linux 6.1 allows (see to_wire).
+ */
+#define TO_BE_REFUSED 0x5744
+
 /* A packet under its own names may be of a flow that was helped. */
 static __always_inline int pass_raised(struct __sk_buff *skb, const struct packet *packet, const struct flow_tuple *own)
 {
@@ -204,7 +210,7 @@ static __noinline int ingress_native(struct __sk_buff *skb, const struct packet 
 	binding = bpf_map_lookup_elem(&bindings, &flow->binding);
 	if (opens && binding && binding->carrier != CARRIER_NATIVE && has_moved(flow, binding)) {
 		report_claim(flow, &own);
-		return flow->conflict & CONFLICT_GIVES_WAY ? drop(COUNTER_CLAIMED) : refuse(skb, packet);
+		return flow->conflict & CONFLICT_GIVES_WAY ? drop(COUNTER_CLAIMED) : TO_BE_REFUSED;
 	}
 	if (!(settings->idle & IDLE_LAPSES) && !forget_lapse(skb, packet, &own))
 		return TC_ACT_SHOT;
@@ -284,6 +290,7 @@ static __always_inline int ingress(struct __sk_buff *skb, __u32 network)
 	const struct settings *settings = get_settings();
 	struct packet packet = {};
 	__u32 idle;
+	int verdict;
 
 	if (!settings)
 		return pass();
@@ -306,8 +313,10 @@ static __always_inline int ingress(struct __sk_buff *skb, __u32 network)
 	/* What turns out to be of a moved flow gets the mark of such. */
 	if (!(idle & IDLE_VACATED) && bpf_map_lookup_elem(&vacated, &packet.source))
 		set_other_mark(skb, settings);
-	if (packet.protocol == IPPROTO_TCP || packet.protocol == IPPROTO_UDP)
-		return ingress_flow(skb, &packet);
+	if (packet.protocol == IPPROTO_TCP || packet.protocol == IPPROTO_UDP) {
+		verdict = ingress_flow(skb, &packet);
+		return verdict == TO_BE_REFUSED ? refuse(skb, &packet) : verdict;
+	}
 	if (quotes_packet(skb, &packet))
 		return ingress_icmp(skb, &packet);
 	return pass();
