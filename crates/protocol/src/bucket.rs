@@ -25,9 +25,18 @@ impl Bucket {
         Self { level: most, most, a_second: 1.0 / pause.as_secs_f64(), filled: Time::default() }
     }
 
+    fn level_at(&self, now: Time) -> f64 {
+        (self.level + now.since(self.filled).as_secs_f64() * self.a_second).min(self.most)
+    }
+
+    /// Whether it holds all that it can.
+    pub(crate) fn is_full(&self, now: Time) -> bool {
+        self.level_at(now) >= self.most
+    }
+
     /// Takes a token, if there is one.
     pub(crate) fn take(&mut self, now: Time) -> bool {
-        self.level = (self.level + now.since(self.filled).as_secs_f64() * self.a_second).min(self.most);
+        self.level = self.level_at(now);
         self.filled = self.filled.max(now);
         let there = self.level >= 1.0;
         if there {

@@ -21,6 +21,10 @@ const STOOD_IN: usize = 64;
 /// Datagrams that are passed on to one host for one address: so many at once, and one more in so long.
 const BUDGET: f64 = 32.0;
 const BUDGET_PAUSE: Duration = Duration::from_millis(200);
+/// Addresses that are begun to be stood in for, for one host: so many at once, and one more in so long. Each has all on the
+/// link asked and told, and costs calls that wait.
+const BEGINNINGS: f64 = MAX_STOOD_IN as f64;
+const BEGINNING_PAUSE: Duration = Duration::from_secs(10);
 /// Requests in close succession before the pauses become long.
 const REQUESTS: u32 = 8;
 const REQUEST_PAUSE: Duration = Duration::from_secs(60);
@@ -35,7 +39,11 @@ pub(crate) struct StandIns {
     /// The rendezvous that were asked.
     asked: BTreeMap<PeerId, Request>,
     /// Addresses that this host stands in for.
-    stands: BTreeMap<IpAddr, Stand>,
+    stands: BTreeMap<IpAddr, PeerId>,
+    /// What may be passed on still for these, and for those that were stood in for lately: who asks again has no more of it.
+    budgets: BTreeMap<IpAddr, Bucket>,
+    /// How soon more addresses are begun with.
+    beginnings: BTreeMap<PeerId, Bucket>,
 }
 
 /// What a rendezvous was asked for.
@@ -48,17 +56,21 @@ struct Request {
     known: BTreeMap<IpAddr, StandInStatus>,
 }
 
-/// An address that this host stands in for.
-struct Stand {
-    /// Whose it was.
-    peer: PeerId,
-    budget: Bucket,
-}
-
 impl StandIns {
     pub(crate) fn entries(&self) -> usize {
         let asked: usize = self.asked.values().map(|request| 1 + request.addresses.len() + request.known.len()).sum();
-        self.unheard.len() + asked + self.stands.len()
+        self.unheard.len() + asked + self.stands.len() + self.budgets.len() + self.beginnings.len()
+    }
+
+    /// Whether a host may have one more address stood in for already.
+    fn may_begin(&mut self, now: Time, id: PeerId) -> bool {
+        self.beginnings.entry(id).or_insert_with(|| Bucket::of(BEGINNINGS, BEGINNING_PAUSE)).take(now)
+    }
+
+    /// Forgets budgets that are whole again.
+    fn sweep_budgets(&mut self, now: Time) {
+        let Self { stands, budgets, .. } = self;
+        budgets.retain(|address, budget| stands.contains_key(address) || !budget.is_full(now));
     }
 }
 
@@ -206,10 +218,12 @@ impl Node {
             return None;
         }
         let before: Vec<IpAddr> = self.stand_ins.stands.keys().copied().collect();
-        self.stand_ins.stands.retain(|address, stand| stand.peer != id || addresses.contains(address));
+        self.stand_ins.stands.retain(|address, whose| *whose != id || addresses.contains(address));
+        self.stand_ins.sweep_budgets(now);
+        let mut too_soon = false;
         let mut answer = Vec::new();
         for address in addresses {
-            let held = self.stand_ins.stands.get(address).map(|stand| stand.peer);
+            let held = self.stand_ins.stands.get(address).copied();
             let status = match held {
                 _ if !self.config.stand_in => StandInStatus::Refused,
                 Some(peer) if peer == id => StandInStatus::Accepted,
@@ -217,9 +231,13 @@ impl Node {
                 None if self.attachments.contains_key(address) || here == *address => StandInStatus::Taken,
                 None if !self.meetings.was_at(id, *address) => StandInStatus::Unproven,
                 None if self.stand_ins.stands.len() >= STOOD_IN => StandInStatus::Refused,
+                None if !self.stand_ins.may_begin(now, id) => {
+                    too_soon = true;
+                    continue;
+                }
                 None => {
-                    let budget = Bucket::of(BUDGET, BUDGET_PAUSE);
-                    self.stand_ins.stands.insert(*address, Stand { peer: id, budget });
+                    self.stand_ins.stands.insert(*address, id);
+                    self.stand_ins.budgets.entry(*address).or_insert_with(|| Bucket::of(BUDGET, BUDGET_PAUSE));
                     self.event(Event::StandsIn { peer: id, address: *address });
                     StandInStatus::Accepted
                 }
@@ -228,7 +246,8 @@ impl Node {
         }
         self.stand(&before);
         self.idle_later(now, id);
-        Some(Message::StandingIn { addresses: answer })
+        // Who is not answered asks again.
+        (!too_soon).then_some(Message::StandingIn { addresses: answer })
     }
 
     /// Has the caller stand in for the addresses that are to be stood in for, if they are others than before.
@@ -241,11 +260,11 @@ impl Node {
 
     /// A datagram came to the control port of an address that this host stands in for.
     pub fn handle_intercepted(&mut self, now: Time, address: IpAddr, source: SocketAddr, datagram: &[u8]) {
-        let Some(stand) = self.stand_ins.stands.get_mut(&address) else { return };
+        let Some(id) = self.stand_ins.stands.get(&address).copied() else { return };
         let passable = datagram.len() <= MAX_PASSED_ON && datagram.first().is_some_and(|kind| KINDS.contains(kind));
-        let id = stand.peer;
         let there = self.peers.get(&id).is_some_and(|peer| peer.has_session() && peer.remote.ip() != address);
-        if passable && there && stand.budget.take(now) {
+        let budget = self.stand_ins.budgets.get_mut(&address);
+        if passable && there && budget.is_some_and(|budget| budget.take(now)) {
             self.send(id, &[Message::PassedOn { left: address, source, datagram: datagram.to_vec() }]);
         } else {
             self.drop_datagram();
@@ -255,7 +274,7 @@ impl Node {
     /// An address that this host stands in for is somebody's, or on none of its links: it is given up (P-62).
     pub fn stand_aside(&mut self, address: IpAddr, reason: StandInStatus) {
         let before: Vec<IpAddr> = self.stand_ins.stands.keys().copied().collect();
-        let Some(Stand { peer, .. }) = self.stand_ins.stands.remove(&address) else { return };
+        let Some(peer) = self.stand_ins.stands.remove(&address) else { return };
         self.stand(&before);
         self.send(peer, &[Message::StandingIn { addresses: vec![(address, reason)] }]);
         self.event(Event::StoodAside { peer, address, reason });
@@ -265,8 +284,9 @@ impl Node {
     pub(crate) fn forget_stand_ins(&mut self, id: PeerId) {
         self.stand_ins.unheard.remove(&id);
         self.stand_ins.asked.remove(&id);
+        self.stand_ins.beginnings.remove(&id);
         let before: Vec<IpAddr> = self.stand_ins.stands.keys().copied().collect();
-        self.stand_ins.stands.retain(|_, stand| stand.peer != id);
+        self.stand_ins.stands.retain(|_, whose| *whose != id);
         self.stand(&before);
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use whimbrel_protocol::{Config, Event, StandInStatus};
 use whimbrel_sim::{Access, Carried, Faults, FlowId, HostId, Kind, Link, Speaker, World};
-use whimbrel_wire::message::{MAX_PASSED_ON, Message};
+use whimbrel_wire::message::{MAX_PASSED_ON, Message, RegistrationChange, UpdateFlags};
 
 use crate::common::{AWAY, FURTHER, HOME, SECOND, Two, address, settle_as, stride};
 
@@ -290,6 +290,82 @@ fn little_is_passed_on_and_only_what_belongs_to_control() {
     // What is passed on is nobody's: nothing is answered.
     left.two.world.run_for(5 * SECOND);
     assert_eq!(left.two.world.exchanged(left.two.client, source.ip()).0, 0);
+    left.two.world.check_except(&[Kind::Storm]);
+}
+
+#[test]
+fn who_asks_again_and_again_is_stood_in_for_at_a_pace_and_has_no_more_passed_on() {
+    // P-60, P-61
+    const LEFT: &str = "10.1.0.7";
+    const NOW_AT: &str = "10.66.0.1";
+    let mut left = Left::new(1213);
+    let host = left.two.world.bare_host("restless");
+    left.two.world.at_mut(host).collects = true;
+    left.two.world.attach(host, left.two.home, LEFT);
+    let mut restless = Speaker::new(host, left.two.home, address(LEFT), address(ROUTER));
+    restless.meet(&mut left.two.world);
+    let register = Message::Register { number: 1, change: RegistrationChange::Add, tags: vec![[1; 16]] };
+    for message in [register, Message::Padding { length: 0 }] {
+        let endpoint = restless.endpoint();
+        restless.say(&mut left.two.world, endpoint, &[message]);
+        left.two.world.run_for(Duration::from_millis(50));
+    }
+    let den = left.two.world.network(Access::Open);
+    left.two.world.move_to(host, den, NOW_AT);
+    (restless.network, restless.address) = (den, address(NOW_AT));
+    let endpoint = restless.endpoint();
+    let update = Message::BindingUpdate { sequence: 1, flags: UpdateFlags::NONE, claimed: endpoint, lifetime: 0 };
+    restless.say(&mut left.two.world, endpoint, &[update]);
+    left.two.world.run_for(Duration::from_millis(50));
+    let token = restless.hear(&mut left.two.world).into_iter().find_map(|message| match message {
+        Message::PathChallenge { token } => Some(token),
+        _ => None,
+    });
+    let observed = SocketAddr::new(address(ROUTER), endpoint.port());
+    let response = Message::PathResponse { token: token.expect("a challenge"), observed };
+    restless.say(&mut left.two.world, endpoint, &[response]);
+    left.two.world.run_for(Duration::from_millis(50));
+
+    let router = left.router;
+    let mut ask = |left: &mut Left, addresses: Vec<IpAddr>| {
+        restless.say(&mut left.two.world, endpoint, &[Message::StandIn { addresses }]);
+        left.two.world.run_for(Duration::from_millis(20));
+        let heard = restless.hear(&mut left.two.world);
+        heard.into_iter().find_map(|message| match message {
+            Message::StandingIn { addresses } => Some(addresses),
+            _ => None,
+        })
+    };
+    let flood = |left: &mut Left| {
+        let before = left.two.world.exchanged(router, address(NOW_AT)).0;
+        let source: SocketAddr = "10.66.0.9:2031".parse().expect("an endpoint");
+        for _ in 0..100 {
+            let now = left.two.world.now();
+            left.two.world.with_node(router, |node| node.handle_intercepted(now, address(LEFT), source, &[0x10; 100]));
+        }
+        left.two.world.exchanged(router, address(NOW_AT)).0 - before
+    };
+    let accepted = Some(vec![(address(LEFT), StandInStatus::Accepted)]);
+    assert_eq!(ask(&mut left, vec![address(LEFT)]), accepted);
+    let much = flood(&mut left);
+    assert!(much > 3000, "{much} bytes");
+    assert_eq!(ask(&mut left, vec![]), Some(vec![]));
+    assert_eq!(ask(&mut left, vec![address(LEFT)]), accepted);
+    let more = flood(&mut left);
+    assert!(more < 300, "{more} bytes for asking anew");
+
+    for _ in 0..100 {
+        ask(&mut left, vec![]);
+        ask(&mut left, vec![address(LEFT)]);
+    }
+    let begun = |event: &Event| matches!(event, Event::StandsIn { address: at, .. } if *at == address(LEFT));
+    let count = left.two.world.events.iter().filter(|(_, at, event)| *at == router && begun(event)).count();
+    assert!((8..10).contains(&count), "{count} times within some seconds");
+    // Who waits is heeded, and what was begun with is answered for as often as it likes.
+    left.two.world.run_for(12 * SECOND);
+    for _ in 0..20 {
+        assert_eq!(ask(&mut left, vec![address(LEFT)]), accepted);
+    }
     left.two.world.check_except(&[Kind::Storm]);
 }
 
