@@ -649,6 +649,7 @@ impl Node {
             let locators = Message::Locators(self.attachments.keys().copied().collect());
             if let Some(peer) = self.peers.get_mut(&id) {
                 peer.check = Some((token, now));
+                peer.checked = Some(how.source.ip());
                 peer.telling = self.attachments.keys().copied().collect();
                 if !peer.flows.is_empty() {
                     self.timers.set_earlier(Timer::Keepalive(id), now + peer.repeat_after(1));
@@ -702,6 +703,8 @@ impl Node {
         // It knows the keys, so it has received what was sent to where it asked from.
         peer.met = None;
         let met = slot.origin.take().filter(|met| met.remote != peer.remote);
+        let shown = peer.unproven && met.is_none();
+        peer.unproven &= !shown;
         if let Some(Met { remote, destination, claimed }) = met {
             if peer.flows.is_empty() && peer.update.is_none() {
                 peer.candidate = None;
@@ -724,6 +727,9 @@ impl Node {
         peer.handshakes = 0;
         self.timers.stop(Timer::Reach(id));
         self.set_tunnel_path(id);
+        if shown {
+            self.put_binding_in_force(now, id);
+        }
         if self.peers.get(&id).is_some_and(|peer| peer.is_listened_for(now)) {
             self.refresh_listening(now);
         }

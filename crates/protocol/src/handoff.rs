@@ -712,6 +712,7 @@ impl Node {
                 peer.retire_path();
             }
             peer.remote = remote;
+            peer.unproven = false;
             peer.candidate = None;
             self.timers.stop(Timer::Challenge(id));
         } else if let Some(asked) = asked.filter(|_| !usable) {

@@ -579,6 +579,7 @@ impl Node {
         let locators: Vec<IpAddr> = self.attachments.keys().copied().collect();
         peer.telling.clone_from(&locators);
         peer.check = Some((token, now));
+        peer.checked = Some(peer.heading().ip());
         let tries = peer.check_tries;
         // Where a flow has stalled, programs may give up soon; a rendezvous is checked while one is needed.
         let (least, doublings, longest) = match (peer.flows.is_empty(), peer.stalled) {

@@ -108,6 +108,9 @@ pub struct Binding {
     pub local_locator: IpAddr,
     /// The peer's address.
     pub peer_locator: IpAddr,
+    /// The peer's address as far as it has shown that it is there (P-18), which alone may be told to programs; `None`: it has
+    /// shown nothing since this node was restored.
+    pub proven: Option<IpAddr>,
     /// This host's address towards the peer, translated or not.
     pub source: Option<IpAddr>,
     /// Former pairs (local, peer) that rewritten packets may still arrive on, newest first.

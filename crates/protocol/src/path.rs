@@ -86,6 +86,11 @@ impl Node {
             if here && arrival.source == peer.remote {
                 peer.observed = Some(observed);
             }
+            let shown = peer.unproven && peer.checked == Some(peer.remote.ip());
+            peer.unproven &= !shown;
+            if shown {
+                self.put_binding_in_force(now, id);
+            }
             self.check_later(now, id);
             if stands {
                 self.fall_back(now, id);
@@ -112,6 +117,7 @@ impl Node {
             peer.unbroken = true;
         }
         peer.remote = candidate.remote;
+        peer.unproven = false;
         let round_trip = now.since(candidate.sent);
         if candidate.tries == 1 {
             peer.sample_round_trip(round_trip);

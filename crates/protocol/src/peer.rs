@@ -245,6 +245,8 @@ pub(crate) struct Peer {
     pub(crate) peer_refuses_rewrite: bool,
     /// Token of the last unsolicited challenge, for the round trip and the observed address.
     pub(crate) check: Option<(u64, Time)>,
+    /// Where it went.
+    pub(crate) checked: Option<IpAddr>,
     /// How often it was repeated.
     pub(crate) check_tries: u32,
     /// The peer may not know where we are: it is told when there is a session.
@@ -272,6 +274,8 @@ pub(crate) struct Peer {
     pub(crate) handshakes: u32,
     /// It was taken over from a daemon before this one, and where we are was not looked at since.
     pub(crate) restored: bool,
+    /// It has not shown since then that it is where it said.
+    pub(crate) unproven: bool,
     /// Its last move has broken nothing (P-38): what is under way need not be sent again.
     pub(crate) unbroken: bool,
     /// The pair of locators, ours and its own, that rewritten packets are accepted between as this peer's.
@@ -330,6 +334,7 @@ impl Peer {
             observed: None,
             peer_refuses_rewrite: false,
             check: None,
+            checked: None,
             check_tries: 0,
             unannounced: false,
             told: Vec::new(),
@@ -348,6 +353,7 @@ impl Peer {
             reach_tries: 0,
             handshakes: 0,
             restored: false,
+            unproven: false,
             unbroken: false,
             pair: None,
             listens: false,
@@ -370,6 +376,7 @@ impl Peer {
     pub(crate) fn restored(saved: &SavedPeer, now: Time) -> Self {
         let mut peer = Self::new(saved.id, saved.key, saved.remote, now);
         peer.restored = true;
+        peer.unproven = true;
         peer.source = saved.source;
         peer.locators.clone_from(&saved.locators);
         peer.sequence_sent = saved.sequence_sent;
@@ -595,6 +602,7 @@ impl Peer {
             carrier: self.carrier,
             local_locator: self.pair.map_or(unspecified, |(local, _)| local),
             peer_locator,
+            proven: Some(self.remote.ip()).filter(|_| !self.unproven),
             source: self.source,
             former: self.former.clone(),
             listens: self.listens && self.carrier == Carrier::Hold,

@@ -206,6 +206,15 @@ impl DataPlane {
         self.locators.contains_key(&(peer, local))
     }
 
+    /// Where each peer is said to be, and where it has shown that it is.
+    #[must_use]
+    pub fn whereabouts(&self) -> Vec<(IpAddr, Option<IpAddr>)> {
+        let mut all: Vec<_> =
+            self.bindings.values().map(|(binding, _)| (binding.peer_locator, binding.proven)).collect();
+        all.sort_unstable();
+        all
+    }
+
     /// Whether a flow is carried, or held.
     pub(crate) fn has_moved(&self, own: &FlowTuple) -> bool {
         let binding =

@@ -407,12 +407,15 @@ impl Effects {
         let arrival = holder.filter(|holder| Some(*holder) == way);
         // What is rewritten has a locator; of all else this is only shown.
         let shown = names::own_locator(binding).filter(|own| own.is_ipv4() == binding.peer_locator.is_ipv4());
+        let rewritten = matches!(carrier, datapath::Carrier::Rewrite | datapath::Carrier::Follow);
+        let nowhere = IpAddr::from([0; 4]);
+        let peer_shown = if rewritten { binding.peer_locator } else { binding.proven.unwrap_or(nowhere) };
         datapath::Binding {
             local_place: binding.places.local,
             peer_place: binding.places.peer,
             carrier,
             local: if carrier == datapath::Carrier::Follow { None } else { shown }.unwrap_or(binding.local_locator),
-            peer: binding.peer_locator,
+            peer: peer_shown,
             interface: way.unwrap_or(0),
             arrival: arrival.unwrap_or(0),
             allowance: self.tunnels.allowance(peer, binding.peer_locator),

@@ -93,22 +93,32 @@ impl Names {
         let mut uses: BTreeMap<AliasUse, IpAddr> = BTreeMap::new();
         for ((peer, local, remote, home), _) in kinds {
             let Some(binding) = bindings.get(peer) else { continue };
-            let Binding { peer_locator: there, places, .. } = binding;
-            let Some(here) = &own_locator(binding) else { continue };
+            // A peer says where it is before it has shown it: until then nobody is led there, nor taken for it.
+            let (Some(there), Some(here)) = (&binding.proven, &own_locator(binding)) else { continue };
+            let places = &binding.places;
             let is_like = |a: &IpAddr, b: &IpAddr| a.is_ipv4() == b.is_ipv4() && !b.is_unspecified();
-            if *home == numbers(places) || !is_like(local, here) || !is_like(remote, there) {
+            if *home == numbers(places)
+                || (remote, local) == (there, here)
+                || !is_like(local, here)
+                || !is_like(remote, there)
+            {
                 continue;
             }
+            // What is opened under a name that still is right is noted as well, for what it is shown of the other end.
             if remote != there {
                 uses.insert(AliasUse::Reach(*remote), *there);
                 uses.insert(AliasUse::ShowPeer(*there), *remote);
+            } else {
+                uses.entry(AliasUse::Reach(*remote)).or_insert(*remote);
             }
             if local != here {
                 uses.insert(AliasUse::ShowOwn(*here, *there), *local);
-                // What it has again, or has still, is meant as such.
-                if !is_own(*local) {
-                    uses.insert(AliasUse::Bind(*local), *here);
-                }
+            }
+            // What it has again, or has still, is meant as such.
+            if !is_own(*local) {
+                uses.insert(AliasUse::Bind(*local), *here);
+            } else if remote != there {
+                uses.insert(AliasUse::Bind(*local), *local);
             }
         }
         let of = |program: &ProgramName| {
@@ -163,6 +173,7 @@ mod tests {
             carrier: Carrier::Tunnel,
             local_locator: local.parse().expect("address"),
             peer_locator: peer.parse().expect("address"),
+            proven: peer.parse().ok(),
             former: Vec::new(),
             source: local.parse().ok(),
             parked: false,
@@ -185,19 +196,25 @@ mod tests {
         };
         // The second and the third are at home.
         let (here, there) = (at("192.0.2.9"), at("198.51.100.1"));
-        let first = [(AliasUse::Bind(at("192.0.2.1")), here), (AliasUse::ShowOwn(here, there), at("192.0.2.1"))];
+        let first = [
+            (AliasUse::Bind(at("192.0.2.1")), here),
+            (AliasUse::ShowOwn(here, there), at("192.0.2.1")),
+            (AliasUse::Reach(there), there),
+        ];
         assert_eq!(uses(&names, 1, "192.0.2.9"), first.into());
         let here = at("203.0.113.1");
         let all = [
             (AliasUse::Bind(at("192.0.2.1")), here),
             (AliasUse::Bind(at("192.0.2.9")), here),
             (AliasUse::ShowOwn(here, there), at("192.0.2.9")),
+            (AliasUse::Reach(there), there),
         ];
         assert_eq!(uses(&names, 2, "203.0.113.1"), all.into());
         // In another family nothing can be meant.
         assert!(names.aliases(&bindings(2, "2001:db8::1", "2001:db8::2"), |_| false).is_empty());
         // An address that is the host's again is meant as such.
-        assert!(names.aliases(&bindings(2, "203.0.113.1", "198.51.100.1"), |_| true).len() == 1);
+        let again = names.aliases(&bindings(2, "203.0.113.1", "198.51.100.1"), |_| true);
+        assert!(!again.keys().any(|alias| matches!(alias.used, AliasUse::Bind(_))), "{again:?}");
         flows.iter().for_each(|(flow, entry)| names.remove(flow, entry));
         assert_eq!((names.seen, names.lasting.len()), (0, 0));
     }
@@ -213,11 +230,23 @@ mod tests {
         bindings.values_mut().for_each(|binding| binding.local_locator = std::net::Ipv4Addr::UNSPECIFIED.into());
         let aliases = names.aliases(&bindings, |_| true);
         let (was, there): (IpAddr, IpAddr) = ("198.51.100.1".parse().unwrap(), "203.0.113.7".parse().unwrap());
+        let own: IpAddr = "192.0.2.1".parse().unwrap();
         let program = *b"vsftpd\0\0\0\0\0\0\0\0\0\0";
         let wanted = [
             (Alias { program, used: AliasUse::Reach(was) }, there),
             (Alias { program, used: AliasUse::ShowPeer(there) }, was),
+            // What it listens at is noted: there it may be found by the peer.
+            (Alias { program, used: AliasUse::Bind(own) }, own),
         ];
         assert_eq!(aliases, wanted.into());
+
+        // It says so, and has not shown it.
+        bindings.values_mut().for_each(|binding| {
+            (binding.places.peer, binding.proven) = (u32::MAX, Some(was));
+        });
+        assert!(names.aliases(&bindings, |_| true).is_empty());
+        // A daemon that was started anew does not know whether it had.
+        bindings.values_mut().for_each(|binding| binding.proven = None);
+        assert!(names.aliases(&bindings, |_| true).is_empty());
     }
 }

@@ -101,6 +101,34 @@ fn a_locator_that_is_somebody_elses() {
 }
 
 #[test]
+fn programs_are_told_only_where_a_peer_has_shown_that_it_is() {
+    let mut lie = Lie::new(404);
+    let (home, victim) = (address("10.66.0.1"), address(VICTIM));
+    let whereabouts = |world: &World, server: HostId| world.at(server).plane.whereabouts();
+    assert_eq!(whereabouts(&lie.world, lie.server), [(home, Some(home))]);
+    let server = lie.server;
+    lie.update(1, VICTIM, VICTIM);
+    assert!(lie.world.wait(SECOND, |world| whereabouts(world, server) == [(victim, Some(home))]));
+    lie.world.run_for(20 * SECOND);
+    assert_eq!(whereabouts(&lie.world, server), [(victim, Some(home))]);
+    // A daemon that is started anew has only its predecessor's word for it.
+    lie.world.restart(server, SECOND);
+    lie.world.run_for(5 * SECOND);
+    assert_eq!(whereabouts(&lie.world, server), [(victim, None)]);
+    lie.liar.meet(&mut lie.world);
+    lie.world.run_for(20 * SECOND);
+    assert!(whereabouts(&lie.world, server).iter().all(|(_, proven)| *proven != Some(victim)));
+
+    // Who is where it says has shown it as soon as it has answered from there.
+    let (Two { mut world, client, server, away, .. }, _) = Two::flowing(405, 2);
+    world.move_to(client, away, AWAY);
+    let moved = (address(AWAY), Some(address(AWAY)));
+    assert!(world.wait(SECOND, |world| whereabouts(world, server) == [moved]));
+    world.restart(server, SECOND);
+    assert!(world.wait(20 * SECOND, |world| whereabouts(world, server) == [moved]));
+}
+
+#[test]
 fn a_lie_without_haste_leads_nothing_astray() {
     // P-38: while the former path is said to work, nothing but the challenge goes to the new one.
     let mut lie = Lie::new(403);
