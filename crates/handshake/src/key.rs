@@ -15,6 +15,8 @@ const KEY_LEN: usize = 32;
 const TAG_LEN: usize = 16;
 /// What a meeting tag is a MAC over.
 const MEETING: &[u8] = b"whimbrel 1 meeting";
+/// What the key of tickets is a MAC over.
+const TICKET: &[u8] = b"whimbrel 1 ticket";
 /// Length of a key in base64.
 const BASE64_LEN: usize = 44;
 const BASE64: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
@@ -60,6 +62,18 @@ impl StaticKey {
     /// else. `None` where the peer's key is of small order, so that everybody could know it (P-28).
     #[must_use]
     pub fn meeting_tag(&self, peer: &PublicKey) -> Option<[u8; TAG_LEN]> {
+        self.shared_mac(peer, MEETING)?.first_chunk().copied()
+    }
+
+    /// The key of the tickets that a donor of sockets has a holder of bindings accept (P-73): the same at both ends, and known
+    /// to nobody else. `None` where the peer's key is of small order (P-28).
+    #[must_use]
+    pub fn ticket_key(&self, peer: &PublicKey) -> Option<[u8; KEY_LEN]> {
+        self.shared_mac(peer, TICKET)
+    }
+
+    /// A MAC over `text` under the secret that the two static keys share.
+    fn shared_mac(&self, peer: &PublicKey, text: &[u8]) -> Option<[u8; KEY_LEN]> {
         let mut agreement = DefaultResolver.resolve_dh(&DHChoice::Curve25519).expect("built with `use-curve25519`");
         agreement.set(&self.secret);
         let mut shared = [0; KEY_LEN];
@@ -67,7 +81,7 @@ impl StaticKey {
         if shared == [0; KEY_LEN] {
             return None;
         }
-        let mac = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, &shared), MEETING);
+        let mac = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, &shared), text);
         mac.as_ref().first_chunk().copied()
     }
 
@@ -196,6 +210,13 @@ mod tests {
         assert_ne!(carol.meeting_tag(&bob.public()), Some(tag));
         assert_ne!(carol.meeting_tag(&alice.public()), Some(tag));
         assert_eq!(alice.meeting_tag(&PublicKey([0; 32])), None, "of small order");
+        // P-73
+        let key = alice.ticket_key(&bob.public()).unwrap();
+        assert_eq!(bob.ticket_key(&alice.public()), Some(key));
+        assert_ne!(key[..16], tag);
+        assert_ne!(carol.ticket_key(&bob.public()), Some(key));
+        assert_eq!(alice.ticket_key(&PublicKey([0; 32])), None, "of small order");
+        assert!(alice.ticket_key(&alice.public()).is_some(), "with itself");
     }
 
     #[test]

@@ -32,6 +32,8 @@ pub(crate) fn costs_too_much(messages: &[Message]) -> bool {
                 | Message::Waiting { .. }
                 | Message::StandIn { .. }
                 | Message::PassedOn { .. }
+                | Message::Stream(_)
+                | Message::Received(_)
         )
     };
     let mut seen = HashSet::new();

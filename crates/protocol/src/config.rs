@@ -6,6 +6,8 @@ use std::ops::RangeInclusive;
 
 use whimbrel_handshake::PublicKey;
 
+use crate::migration::Moving;
+
 /// Whom a node believes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Trust {
@@ -103,6 +105,8 @@ pub struct Config {
     pub serve_rendezvous: bool,
     /// Whether this host stands in for hosts that have left its links (P-60).
     pub stand_in: bool,
+    /// Sockets that move from host to host.
+    pub moving: Moving,
     /// Flows that may be introduced with one peer at a time.
     pub flows_per_peer: usize,
     /// Flows that may be introduced at a time, with all peers.
@@ -128,6 +132,7 @@ impl Default for Config {
             rendezvous: Vec::new(),
             serve_rendezvous: false,
             stand_in: false,
+            moving: Moving::default(),
             flows_per_peer: 262_144,
             flows: 524_288,
         }

@@ -341,7 +341,7 @@ impl Node {
     }
 
     pub(crate) fn continue_reaching(&mut self, now: Time, id: PeerId) {
-        let keeps = self.keeps(id);
+        let (keeps, needed) = (self.keeps(id), self.moves_with(id));
         let Some(peer) = self.peers.get_mut(&id) else { return };
         // Whom nothing is heard of is looked for (P-45), and who said that it goes is not.
         let wanted = keeps || !peer.flows.is_empty() && peer.away.is_none();
@@ -350,7 +350,7 @@ impl Node {
         }
         peer.reach_tries += 1;
         let tries = peer.reach_tries;
-        if peer.flows.is_empty() && tries > REACHES {
+        if peer.flows.is_empty() && tries > REACHES && !needed {
             // No connection depends on it.
             self.lose(now, id);
             return;
@@ -375,6 +375,11 @@ impl Node {
         if self.contacts.refusals.take(now) {
             self.event(Event::HandshakeRefused { remote, reason });
         }
+    }
+
+    /// Begins a handshake with a host that is known by its key alone.
+    pub(crate) fn initiate_with_key(&mut self, now: Time, knowledge: Knowledge, to: SocketAddr, key: PublicKey) {
+        self.initiate(now, knowledge, to, None, Purpose::Peer(key));
     }
 
     fn initiate(&mut self, now: Time, knowledge: Knowledge, to: SocketAddr, source: Option<IpAddr>, purpose: Purpose) {
@@ -744,6 +749,7 @@ impl Node {
         self.tell_waiting(now, id);
         self.register_anew(now, id);
         self.note_endpoint(now, id);
+        self.note_move_session(now, id);
     }
 
     /// Drops what nobody answered. Tells whether more is under way.

@@ -12,6 +12,7 @@
 //! rendezvous.rs    where peers are that are not found where they were, as a third host says
 //! meetings.rs      being that third host
 //! absence.rs       ends that sleep or vanish       -> held, parked
+//! migration.rs     sockets that change hosts      -> MoveOp
 //! waiting.rs       single flows that wait
 //! stall.rs         flows that get no answer        -> Keepalive, the tunnel
 //! node.rs          one host: dispatch, timers, what is asked of the caller
@@ -30,6 +31,7 @@ mod handoff;
 mod in_force;
 mod introduction;
 mod meetings;
+mod migration;
 mod node;
 mod op;
 mod outcome;
@@ -49,6 +51,10 @@ mod waiting;
 pub use config::{Ask, Carriers, Config, Prefix, Trust};
 pub use contact::Standing;
 pub use flow::{FlowState, FlowView};
+pub use migration::{
+    Found, Gift, MoveDone, MoveEvent, MoveFailed, MoveName, MoveOp, MoveOpId, Moving, NotGiven, Refusal, Request,
+    SavedAcceptance, SavedDonation, SavedHeld, Ticket,
+};
 pub use node::{Node, Routes};
 pub use op::{
     Binding, Carried, Carrier, Event, FlowEntry, KernelOp, KnownPlace, OpFailed, OpId, PeerId, Places, SavedPeer,

@@ -14,6 +14,7 @@ use crate::config::Config;
 use crate::contact::Contacts;
 use crate::flow::{Flow, Stage};
 use crate::meetings::Meetings;
+use crate::migration::Moves;
 use crate::op::{Event, FlowEntry, KernelOp, OpId, PeerId, SavedPeer, Transmit};
 use crate::outcome::{Asked, State};
 use crate::peer::{Attachment, Away, Peer};
@@ -64,6 +65,8 @@ pub struct Node {
     pub(crate) rendezvous: Rendezvous,
     pub(crate) meetings: Meetings,
     pub(crate) stand_ins: StandIns,
+    /// Sockets that move, where this host takes part in that.
+    pub(crate) moves: Option<Box<Moves>>,
     pub(crate) peers: BTreeMap<PeerId, Peer>,
     pub(crate) by_key: HashMap<PublicKey, PeerId>,
     pub(crate) by_index: HashMap<u32, PeerId>,
@@ -107,6 +110,7 @@ impl Node {
     pub fn new(config: Config, key: StaticKey, seed: [u8; 32]) -> Self {
         let mut random = Random::new(seed);
         let contacts = Contacts::new(key.public(), &mut random, &config);
+        let moves = Moves::of(&key, &config);
         Self {
             config,
             key,
@@ -118,6 +122,7 @@ impl Node {
             rendezvous: Rendezvous::default(),
             meetings: Meetings::default(),
             stand_ins: StandIns::default(),
+            moves,
             peers: BTreeMap::new(),
             by_key: HashMap::new(),
             by_index: HashMap::new(),
@@ -312,6 +317,7 @@ impl Node {
                 Message::PassedOn { left, source, datagram } => {
                     self.handle_passed_on(now, id, arrival, left, source, &datagram);
                 }
+                message @ (Message::Stream(_) | Message::Received(_)) => self.handle_move_message(now, id, message),
                 Message::FlowClosed(nonces) => self.handle_flows_closed(now, id, &nonces),
                 Message::Close { .. } => self.handle_close(now, id),
                 Message::Padding { .. } => {}
@@ -378,6 +384,9 @@ impl Node {
         }
         if let Stage::Introduced { entry, .. } = &known.stage {
             self.introduced -= 1;
+            if known.closed {
+                self.end_moved_flow(entry.name);
+            }
             if let Some(peer) = self.peers.get_mut(&entry.peer) {
                 peer.remove_flow(flow, entry);
             }
@@ -453,6 +462,7 @@ impl Node {
                 Timer::Found(id) => self.try_found(now, id),
                 Timer::StandIn(id) => self.ask_stand_in(now, id),
                 Timer::Rendezvous => self.look_for_rendezvous(now),
+                Timer::Moves => self.continue_moves(now),
                 Timer::Wake(id) => self.wake_flows(now, id),
                 Timer::Idle(id) => self.forget_idle(now, id),
                 Timer::Linger => self.forget_closed(now),

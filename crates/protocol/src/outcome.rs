@@ -190,6 +190,7 @@ impl Node {
         let stage = self.flows.get(flow).map(|known| known.stage.clone());
         self.forget_flow(flow);
         let Some(Stage::Introduced { entry, .. }) = stage else { return };
+        self.end_moved_flow(entry.name);
         let Some(peer) = self.peers.get_mut(&entry.peer) else { return };
         if peer.introductions.closed.len() < CLOSED_MOST {
             peer.introductions.closed.push((entry.name, 0));

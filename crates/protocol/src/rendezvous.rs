@@ -138,11 +138,12 @@ impl Rendezvous {
 }
 
 impl Node {
-    /// Whether a session is kept with a peer, flows or not, since it is a rendezvous.
+    /// Whether a session is kept with a peer, flows or not, since it is a rendezvous or a socket moves by its help.
     pub(crate) fn keeps(&self, id: PeerId) -> bool {
         let registrar = self.rendezvous.registrars.get(&id);
-        !self.rendezvous.tags.is_empty()
-            && registrar.is_some_and(|registrar| registrar.standing != RegistrationStanding::Refused)
+        let meets = !self.rendezvous.tags.is_empty()
+            && registrar.is_some_and(|registrar| registrar.standing != RegistrationStanding::Refused);
+        meets || self.moves_with(id)
     }
 
     /// Whether nothing depends on a peer.

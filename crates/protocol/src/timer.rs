@@ -49,6 +49,8 @@ pub(crate) enum Timer {
     StandIn(PeerId),
     /// Look which rendezvous are needed, and which answer.
     Rendezvous,
+    /// Go on with sockets that move.
+    Moves,
     /// Forget a peer that has no flows.
     Idle(PeerId),
     /// Forget closed flows.
@@ -89,6 +91,11 @@ impl Timers {
         if let Some(old) = self.at.remove(&timer) {
             self.queue.remove(&(old, timer));
         }
+    }
+
+    /// Whether `timer` is set.
+    pub(crate) fn is_set(&self, timer: Timer) -> bool {
+        self.at.contains_key(&timer)
     }
 
     /// The earliest deadline.

@@ -125,6 +125,7 @@ impl Node {
             + self.rendezvous.entries()
             + self.meetings.entries()
             + self.stand_ins.entries()
+            + self.moves.as_ref().map_or(0, |moves| moves.entries())
     }
 
     /// Distinct addresses of peers' flows; for tests of invariants.

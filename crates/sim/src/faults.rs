@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::host::HostId;
+use crate::network::NetworkId;
 
 /// Faults that strike once, at a step that is counted. Scenarios are run once without, to count the steps, then again for
 /// each of them.
@@ -18,14 +19,33 @@ pub struct Faults {
     pub crash: Option<(HostId, u64)>,
     /// This host vanishes, cable and all, before its effect of this number.
     pub vanish: Option<(HostId, u64)>,
+    /// These two cannot reach one another.
+    pub part: Option<Parting>,
     /// How long a daemon that died stays away.
     pub downtime: Duration,
 }
 
 impl Default for Faults {
     fn default() -> Self {
-        Self { lose: None, lose_also: 0, fail: None, crash: None, vanish: None, downtime: Duration::from_secs(2) }
+        Self {
+            lose: None,
+            lose_also: 0,
+            fail: None,
+            crash: None,
+            vanish: None,
+            part: None,
+            downtime: Duration::from_secs(2),
+        }
     }
+}
+
+/// Two networks that nothing passes between any more.
+#[derive(Clone, Copy, Debug)]
+pub struct Parting {
+    /// Which.
+    pub networks: [NetworkId; 2],
+    /// From this datagram or injected segment on, counted over all hosts from 0.
+    pub from: u64,
 }
 
 /// What is done to control datagrams in flight, of a thousand each.

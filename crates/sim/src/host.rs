@@ -5,11 +5,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use whimbrel_handshake::{PublicKey, StaticKey};
-use whimbrel_protocol::{Attachment, Config, KernelOp, Node, OpId, PeerId, Routes, SavedPeer, Time};
+use whimbrel_protocol::{Attachment, Config, KernelOp, MoveName, Node, OpId, PeerId, Routes, SavedPeer, Time};
 use whimbrel_wire::FlowTuple;
 
 use crate::dataplane::DataPlane;
 use crate::network::NetworkId;
+use crate::relocation::SavedMoves;
 use crate::world::FlowId;
 
 /// A host's number.
@@ -59,6 +60,14 @@ pub struct Host {
     pub(crate) sockets: BTreeMap<FlowTuple, (FlowId, usize)>,
     pub(crate) saved: BTreeMap<PeerId, SavedPeer>,
     pub(crate) saved_suspended: bool,
+    /// What its daemon saved of moves.
+    pub saved_moves: SavedMoves,
+    /// The sockets that moves are about.
+    pub(crate) moved_tuples: BTreeMap<MoveName, FlowTuple>,
+    /// Flows that it lends to others.
+    pub(crate) lent: Vec<(u64, PublicKey)>,
+    /// Whether it has no room for sockets of others.
+    pub full: bool,
     pub(crate) generation: u64,
     pub(crate) next_port: u16,
     pub(crate) timer_at: Option<Time>,
@@ -94,6 +103,10 @@ impl Host {
             sockets: BTreeMap::new(),
             saved: BTreeMap::new(),
             saved_suspended: false,
+            saved_moves: SavedMoves::default(),
+            moved_tuples: BTreeMap::new(),
+            lent: Vec::new(),
+            full: false,
             generation: 0,
             next_port: 40_000,
             timer_at: None,

@@ -22,6 +22,8 @@ pub enum Kind {
     Allowance,
     /// More datagrams a second than any purpose justifies.
     Storm,
+    /// A socket goes on at two hosts, or what its ends say does not fit together.
+    Torn,
     /// A daemon does not come to rest at one moment.
     Endless,
 }
@@ -81,6 +83,8 @@ pub(crate) struct Ledger {
     pub(crate) found: Vec<Violation>,
     /// Datagrams sent in all.
     pub(crate) datagrams: u64,
+    /// Control datagrams a second to one address that are no storm, where more than usual.
+    pub(crate) datagrams_a_second: Option<usize>,
 }
 
 impl Ledger {
@@ -125,7 +129,8 @@ impl Ledger {
             Sent::Control | Sent::Initiation => {
                 self.datagrams += 1;
                 account.datagrams.push_back(now);
-                let allowed = DATAGRAMS_A_SECOND + 2 * recent(&mut account.introductions);
+                let allowed =
+                    self.datagrams_a_second.unwrap_or(DATAGRAMS_A_SECOND) + 2 * recent(&mut account.introductions);
                 if recent(&mut account.datagrams) > allowed {
                     account.datagrams.clear();
                     self.violation(Kind::Storm, now, format!("{host:?} sends more than {allowed} a second to {to}"));

@@ -11,6 +11,7 @@
 //! nat.rs        address translation and stateful filtering
 //! dataplane.rs  the maps and programs of one host: native, rewritten, tunnelled, held
 //! host.rs       one host: sockets, attachments, what outlives its daemon
+//! relocation.rs connections whose sockets change hosts
 //! world.rs      the event loop; carries packets, runs the nodes, carries out what they ask for
 //! ledger.rs     what must never happen: wrong sockets, resets, storms, more than the allowance
 //! faults.rs     what goes wrong on purpose
@@ -29,18 +30,20 @@ mod nat;
 mod network;
 mod packet;
 mod random;
+mod relocation;
 mod speaker;
 
 mod world;
 
 pub use dataplane::{DataPlane, Verdict};
-pub use faults::{Faults, Mutation};
+pub use faults::{Faults, Mutation, Parting};
 pub use host::{Host, HostId, Powers};
 pub use ledger::{Kind, Violation};
 pub use nat::{Filter, Nat, NatPorts, Unsolicited};
 pub use network::{Access, Link, NetworkId};
 pub use packet::{Body, Packet};
 pub use random::Random;
+pub use relocation::{Connection, ConnectionId, Copy, SavedMoves};
 pub use speaker::Speaker;
 
 pub use world::{Carried, Flow, FlowId, World};

@@ -2,13 +2,16 @@
 
 mod carry;
 mod drive;
+mod relocate;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use whimbrel_protocol::{Config, Event, FlowState, FlowView, Node, PeerView, RendezvousStanding, StandInStatus, Time};
+use whimbrel_protocol::{
+    Config, Event, FlowState, FlowView, MoveEvent, Node, PeerView, RendezvousStanding, StandInStatus, Time,
+};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::dataplane::Verdict;
@@ -18,6 +21,7 @@ use crate::ledger::{Kind, Ledger, Violation};
 use crate::network::{Access, Link, Network, NetworkId};
 use crate::packet::Packet;
 use crate::random::Random;
+use crate::relocation::{Connection, ConnectionId, Words};
 
 /// A flow's number, the same at both ends: the truth that no host knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -65,6 +69,10 @@ enum What {
     Timeout(HostId),
     /// All flows send.
     Beat,
+    /// Those who have a connection whose socket may move talk.
+    Converse,
+    /// What was said there arrives, at a host that has or had the socket, or at the far end.
+    Said(ConnectionId, Option<HostId>, Words),
     /// A daemon starts again.
     Boot(HostId),
     /// The op that has been under way for longest is done.
@@ -112,6 +120,10 @@ pub struct World {
     /// Where an address was that nobody has any more, and who had it.
     former: BTreeMap<IpAddr, (NetworkId, HostId)>,
     flows: Vec<Flow>,
+    connections: Vec<Connection>,
+    talks: Option<Duration>,
+    /// How long snapshots are.
+    pub(crate) snapshot_length: usize,
     pub(crate) ledger: Ledger,
     /// What goes wrong on purpose.
     pub faults: Faults,
@@ -140,6 +152,8 @@ pub struct World {
     aloud: bool,
     /// Events of all nodes.
     pub events: Vec<(Time, HostId, Event)>,
+    /// The same, of sockets that move.
+    pub move_events: Vec<(Time, HostId, MoveEvent)>,
 }
 
 impl World {
@@ -157,6 +171,9 @@ impl World {
             global: BTreeMap::new(),
             former: BTreeMap::new(),
             flows: Vec::new(),
+            connections: Vec::new(),
+            talks: None,
+            snapshot_length: 24,
             ledger: Ledger::default(),
             faults: Faults::default(),
             strips_options: false,
@@ -174,6 +191,7 @@ impl World {
             tracing: true,
             aloud: std::env::var_os("WHIMBREL_SIM_TRACE").is_some(),
             events: Vec::new(),
+            move_events: Vec::new(),
         }
     }
 
@@ -425,6 +443,13 @@ impl World {
             What::Timeout(host) => self.timeout(host),
             What::Done(host) => self.end_op(host),
             What::Beat => self.beat(),
+            What::Converse => {
+                if let Some(pause) = self.talks {
+                    self.converse();
+                    self.later(pause, What::Converse);
+                }
+            }
+            What::Said(connection, host, words) => self.hear_words(connection, host, words),
             What::Boot(host) => self.boot(host),
         }
         true
@@ -642,6 +667,20 @@ impl World {
         if let (true, Some(interval)) = (idle, interval) {
             self.later(interval, What::Beat);
         }
+    }
+
+    /// Those who have connections whose sockets may move talk at this interval.
+    pub fn set_talk(&mut self, interval: Option<Duration>) {
+        let idle = self.talks.is_none();
+        self.talks = interval;
+        if let (true, Some(interval)) = (idle, interval) {
+            self.later(interval, What::Converse);
+        }
+    }
+
+    /// Allows so many control datagrams a second from one host to another, as a transfer takes.
+    pub fn allow_datagrams(&mut self, a_second: usize) {
+        self.ledger.datagrams_a_second = Some(a_second);
     }
 
     fn beat(&mut self) {

@@ -5,7 +5,7 @@
 //!
 //! From the outside in: [`datagram`] is what a UDP payload looks like before any key is used, [`hello`] what handshake
 //! messages carry, [`message`] what a control datagram holds once it is opened, and [`introduction`] the mark that is
-//! put into a flow itself; [`snapshot`] is a socket on its way to another host. All of them read and write through [`codec`], whose only error is [`Malformed`].
+//! put into a flow itself; [`snapshot`] is a socket on its way to another host, and [`moving`] what is said about its way. All of them read and write through [`codec`], whose only error is [`Malformed`].
 #![no_std]
 #![forbid(unsafe_code)]
 extern crate alloc;
@@ -16,6 +16,7 @@ pub mod flow;
 pub mod hello;
 pub mod introduction;
 pub mod message;
+pub mod moving;
 pub mod snapshot;
 
 pub use codec::Malformed;

@@ -9,6 +9,7 @@ use crate::codec::{ENDPOINT_LEN, Malformed, Reader, TUPLE_LEN};
 use crate::codec::{put_address, put_endpoint, put_tuple, put_u16, put_u32, put_u64};
 use crate::flow::FlowTuple;
 use crate::hello::{MAX_LOCATORS, put_locators, read_locators};
+use crate::moving::{Received, Stretch};
 use lists::{
     encode_closed, read_closed, read_passed_on, read_register, read_stand_in, read_standing_in, read_waiting,
     read_whereabouts,
@@ -176,6 +177,10 @@ pub enum Message {
         /// Its payload; at most [`MAX_PASSED_ON`] bytes, a longer one is not to be passed on.
         datagram: Vec<u8>,
     },
+    /// Type 0x50: a stretch of the stream of records about sockets that move (P-71).
+    Stream(Stretch),
+    /// Type 0x51: how the receiver of such a stream stands.
+    Received(Received),
     /// Type 0x7f: the sender drops this session.
     Close {
         /// Why.
@@ -264,6 +269,7 @@ macro_rules! byte_enum {
         }
     };
 }
+pub(crate) use byte_enum;
 
 byte_enum! {
     /// Why a responder did not take a flow as introduced. On the wire 0 stands for "introduced".
@@ -424,6 +430,8 @@ const WHEREABOUTS_SEEN: u8 = 0x43;
 const STAND_IN: u8 = 0x44;
 const STANDING_IN: u8 = 0x45;
 const PASSED_ON: u8 = 0x46;
+const STREAM: u8 = 0x50;
+const RECEIVED: u8 = 0x51;
 const CLOSE: u8 = 0x7f;
 
 /// Length of a meeting tag, in bytes.
@@ -485,6 +493,8 @@ impl Message {
             }
             Self::BindingUpdate { .. } => 9 + ENDPOINT_LEN,
             Self::BindingAcknowledgement { .. } => 14 + ENDPOINT_LEN,
+            Self::Stream(stretch) => stretch.length(),
+            Self::Received(received) => received.length(),
             Self::Close { .. } => 1,
         };
         MESSAGE_HEADER_LEN + body
@@ -516,6 +526,8 @@ impl Message {
             Self::StandIn { .. } => STAND_IN,
             Self::StandingIn { .. } => STANDING_IN,
             Self::PassedOn { .. } => PASSED_ON,
+            Self::Stream(_) => STREAM,
+            Self::Received(_) => RECEIVED,
             Self::Close { .. } => CLOSE,
         }
     }
@@ -623,6 +635,8 @@ impl Message {
                 put_endpoint(out, *source);
                 out.extend_from_slice(&datagram[..datagram.len().min(MAX_PASSED_ON)]);
             }
+            Self::Stream(stretch) => stretch.put(out),
+            Self::Received(received) => received.put(out),
             Self::Close { reason } => out.push(reason.number()),
         }
     }
@@ -702,6 +716,8 @@ impl Message {
             STAND_IN => read_stand_in(body)?,
             STANDING_IN => read_standing_in(body)?,
             PASSED_ON => read_passed_on(body)?,
+            STREAM => Self::Stream(Stretch::read(body)?),
+            RECEIVED => Self::Received(Received::read(body)?),
             CLOSE => Self::Close { reason: CloseReason::from_number(body.u8("close reason")?) },
             _ => return Ok(None),
         };

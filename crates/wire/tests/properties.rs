@@ -10,6 +10,7 @@ use whimbrel_wire::message::{
     MAX_STOOD_IN, MAX_WAITING, MAX_WHEREABOUTS, Pairing, RegistrationChange, RegistrationStatus, StandInStatus,
     UpdateFlags, decode_all,
 };
+use whimbrel_wire::moving::{MAX_RANGES, MAX_STRETCH, Received, Record, StreamStanding, Stretch};
 use whimbrel_wire::{Capabilities, Datagram, FlowTuple, Hello, Introduction, Message, Transport};
 
 fn address() -> impl Strategy<Value = IpAddr> {
@@ -61,6 +62,20 @@ fn acknowledgement() -> impl Strategy<Value = Message> {
     )
 }
 
+fn received() -> impl Strategy<Value = Received> {
+    let gaps = vec((1..5000_u64, 1..5000_u64), 0..=MAX_RANGES);
+    (any::<u64>(), any::<u8>(), any::<u32>(), any::<u64>(), gaps).prop_map(|(stream, standing, before, limit, gaps)| {
+        let mut at = u64::from(before);
+        let ranges = gaps.into_iter().map(|(gap, length)| {
+            at += gap + length;
+            (at - length, at)
+        });
+        let ranges = ranges.collect();
+        let standing = StreamStanding::from_number(standing);
+        Received { stream, standing, before: u64::from(before), limit, ranges }
+    })
+}
+
 fn message() -> impl Strategy<Value = Message> {
     prop_oneof![
         any::<u16>().prop_map(|length| Message::Padding { length }),
@@ -108,6 +123,12 @@ fn message() -> impl Strategy<Value = Message> {
             .prop_map(|addresses| Message::StandingIn { addresses }),
         (address(), endpoint(), vec(any::<u8>(), 0..=MAX_PASSED_ON))
             .prop_map(|(left, source, datagram)| Message::PassedOn { left, source, datagram }),
+        (any::<u64>(), any::<bool>(), any::<u32>(), vec(any::<u8>(), 0..=MAX_STRETCH)).prop_map(
+            |(stream, fresh, offset, bytes)| {
+                Message::Stream(Stretch { stream, fresh, offset: u64::from(offset), bytes })
+            }
+        ),
+        received().prop_map(Message::Received),
         any::<u8>().prop_map(|reason| Message::Close { reason: CloseReason::from_number(reason) }),
     ]
 }
@@ -143,7 +164,7 @@ proptest! {
         // A right type and length, else hardly anything is read.
         if bytes.len() >= 3 {
             let length = bytes.len() as u16 - 3;
-            bytes[0] = number % 0x47;
+            bytes[0] = number % 0x52;
             bytes[1..3].copy_from_slice(&length.to_be_bytes());
         }
         if let Ok(messages) = decode_all(&bytes) {
@@ -154,6 +175,19 @@ proptest! {
                     prop_assert_eq!(&encoded, &bytes);
                 }
             }
+        }
+    }
+
+    #[test]
+    fn records_are_spelled_one_way(mut bytes in vec(any::<u8>(), 3..300), kind in 0..16_u8) {
+        let length = bytes.len() as u16 - 3;
+        bytes[0] = kind;
+        bytes[1..3].copy_from_slice(&length.to_be_bytes());
+        if let Ok(Some((Some(record), whole))) = Record::decode(&bytes) {
+            let mut encoded = Vec::new();
+            record.encode(&mut encoded);
+            prop_assert_eq!(whole, bytes.len());
+            prop_assert_eq!(encoded, bytes);
         }
     }
 

@@ -8,6 +8,10 @@ use whimbrel_wire::message::{
     BindingStatus, CloseReason, Echo, Introduced, IntroductionRefusal, Pairing, RegistrationChange, RegistrationStatus,
     StandInStatus, UpdateFlags, decode_all,
 };
+use whimbrel_wire::moving::{
+    AcceptorStanding, Decision, MoveName, Received, Record, Refusal, Request, StreamStanding, Stretch, Ticket,
+};
+use whimbrel_wire::snapshot::Family;
 use whimbrel_wire::{Capabilities, FlowTuple, Hello, Introduction, Message, Transport};
 
 fn bytes(name: &str) -> Vec<u8> {
@@ -160,6 +164,20 @@ fn messages() -> Vec<(&'static str, Message)> {
             Message::Waiting { number: 5, wait: true, names: vec![0xa0a1_a2a3_a4a5_a6a7, 0xb0b1_b2b3_b4b5_b6b7] },
         ),
         ("waiting_seen", Message::WaitingSeen { number: 5 }),
+        (
+            "stream",
+            Message::Stream(Stretch { stream: 1_700_000_000_000, fresh: true, offset: 1024, bytes: b"hello".to_vec() }),
+        ),
+        (
+            "received",
+            Message::Received(Received {
+                stream: 1_700_000_000_000,
+                standing: StreamStanding::Taken,
+                before: 1024,
+                limit: 65_536,
+                ranges: vec![(2048, 3072), (4096, 4097)],
+            }),
+        ),
         ("close", Message::Close { reason: CloseReason::Untrusted }),
     ]
 }
@@ -187,14 +205,19 @@ fn messages_cut_short_are_malformed() {
         for length in 1..whole.len() {
             assert!(decode_all(&whole[..length]).is_err(), "{name}: {length} bytes");
         }
-        // Also where the length field says so. Padding and what is passed on may have any length.
-        if matches!(message, Message::Padding { .. } | Message::PassedOn { .. }) {
-            continue;
-        }
-        for length in 3..whole.len() {
+        // Also where the length field says so. Padding, what is passed on and what a stream carries may have any length.
+        let least = match message {
+            Message::Padding { .. } | Message::PassedOn { .. } => continue,
+            Message::Stream(_) => 3 + 17,
+            _ => whole.len(),
+        };
+        for length in 3..least {
             let mut cut = whole[..length].to_vec();
             cut[1..3].copy_from_slice(&((length - 3) as u16).to_be_bytes());
             assert!(decode_all(&cut).is_err(), "{name}: body of {}", length - 3);
+        }
+        if matches!(message, Message::Stream(_)) {
+            continue;
         }
         let mut longer = whole.clone();
         longer.push(0);
@@ -320,4 +343,86 @@ fn datagrams_that_nobody_speaks_are_malformed() {
     }
     initiation[3] = 0xff;
     assert!(Datagram::parse(&initiation).is_ok(), "P-4");
+}
+
+fn records() -> Vec<Record> {
+    let (number, flow, acceptor) = (0xa0a1_a2a3_a4a5_a6a7, 0xb0b1_b2b3_b4b5_b6b7, [0xac; 32]);
+    let name = MoveName { donor: [0xd0; 32], number };
+    let ticket = Ticket { name, flow, acceptor, sequence: 5, lifetime: 60, mac: *b"0123456789abcdef" };
+    let tuple = FlowTuple {
+        transport: Transport::Tcp,
+        local: endpoint("192.0.2.1:22"),
+        remote: endpoint("198.51.100.7:40000"),
+    };
+    let request = Request {
+        holder: [0x40; 32],
+        holder_at: endpoint("203.0.113.5:2031"),
+        flow,
+        tuple,
+        family: Family::Ipv4,
+        size: 300,
+        options: vec![1, 60],
+    };
+    vec![
+        Record::Ask { number, request },
+        Record::Answer { number, standing: AcceptorStanding::Refused, refusal: Some(Refusal::NoRoom) },
+        Record::Announce { number, flow, lifetime: 60, acceptor },
+        Record::Announced { number, sequence: 5, lifetime: 60, refusal: None },
+        Record::Part { number, total: 300, offset: 16, bytes: b"hello".to_vec() },
+        Record::Ticket(ticket),
+        Record::Verdict { name, refusal: Some(Refusal::Expired) },
+        Record::Recall { number, flow, gone: true },
+        Record::Decided { number, decision: Decision::Committed },
+        Record::Settled { number },
+        Record::Surrender(ticket),
+        Record::Cancel { number },
+    ]
+}
+
+#[test]
+fn records_are_as_in_the_vector() {
+    let whole = bytes("records");
+    let mut rest = &whole[..];
+    for record in records() {
+        let mut encoded = Vec::new();
+        record.encode(&mut encoded);
+        let (read, length) = Record::decode(rest).unwrap().unwrap();
+        assert_eq!((read, length), (Some(record.clone()), encoded.len()));
+        assert_eq!(encoded, rest[..length], "{record:?}");
+        // A body that is cut short, or has more behind it.
+        for wrong in (0..length - 3).chain([length - 2]) {
+            let mut other = encoded.clone();
+            other.resize(3 + wrong, 0);
+            other[1..3].copy_from_slice(&(wrong as u16).to_be_bytes());
+            // What a part holds may have any length.
+            if !matches!(record, Record::Part { .. }) || wrong < 16 {
+                assert!(Record::decode(&other).is_err(), "{record:?}: body of {wrong}");
+            }
+        }
+        rest = &rest[length..];
+    }
+    assert!(rest.is_empty());
+}
+
+#[test]
+fn a_ticket_signs_all_but_its_mac() {
+    let Some(Record::Ticket(ticket)) = records().into_iter().find(|record| matches!(record, Record::Ticket(_))) else {
+        panic!("no ticket")
+    };
+    let mut encoded = Vec::new();
+    Record::Ticket(ticket).encode(&mut encoded);
+    assert_eq!(ticket.signed(), encoded[3..encoded.len() - 16]);
+}
+
+#[test]
+fn what_contradicts_itself_is_malformed() {
+    let mut part = Vec::new();
+    Record::Part { number: 1, total: 4, offset: 2, bytes: vec![1, 2, 3] }.encode(&mut part);
+    assert_eq!(Record::decode(&part), Err(Malformed { what: "part of a snapshot", at: 15 }));
+    for ranges in [vec![(5, 9)], vec![(10, 9)], vec![(20, 30), (30, 40)], vec![(20, 30), (25, 40)]] {
+        let standing = StreamStanding::Taken;
+        let mut encoded = Vec::new();
+        Message::Received(Received { stream: 1, standing, before: 5, limit: 9, ranges }).encode(&mut encoded);
+        assert_eq!(decode_all(&encoded).unwrap_err().what, "range of a stream");
+    }
 }

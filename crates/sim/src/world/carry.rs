@@ -116,6 +116,13 @@ impl World {
         if let Body::Control(_) = packet.body {
             self.mutate(&mut packet);
         }
+        if let Some(part) = self.faults.part
+            && (part.networks == [from, to] || part.networks == [to, from])
+            && self.sent > part.from
+        {
+            self.note(&packet, "parted");
+            return;
+        }
         let (near, far) = (self.networks[from.0].link, self.networks[to.0].link);
         let (out, back) = (near.carry(&mut self.random), far.carry(&mut self.random));
         if out.is_empty() || back.is_empty() {

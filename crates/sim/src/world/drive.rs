@@ -67,6 +67,7 @@ impl World {
         for tuple in gone {
             self.with_node(host, |node| node.handle_flow_closed(now, tuple));
         }
+        self.restore_moves(host);
     }
 
     /// Ends a host's daemon without a word, as `kill -9` does.
@@ -76,6 +77,7 @@ impl World {
         of.timer_at = None;
         of.under_way.clear();
         of.plane.lose_daemon();
+        self.lose_descriptors(host);
         self.trace(|w| format!("{} crashes", w.hosts[host.0].name));
     }
 
@@ -164,6 +166,12 @@ impl World {
                     let takes = of.op_takes;
                     self.later(takes, What::Done(host));
                 }
+            } else if let Some((id, op)) = node.poll_move_op() {
+                if !self.act_on_move(host, id, op) {
+                    return;
+                }
+            } else if let Some(event) = node.poll_move_event() {
+                self.note_move_event(host, event);
             } else if let Some(event) = node.poll_event() {
                 self.trace(|w| format!("{} says {event:?}", w.hosts[host.0].name));
                 self.events.push((self.now, host, event));
@@ -220,7 +228,7 @@ impl World {
     }
 
     /// Counts an effect; the host's daemon or the host itself may end before it.
-    fn next_effect(&mut self, host: HostId) -> bool {
+    pub(super) fn next_effect(&mut self, host: HostId) -> bool {
         let number = self.hosts[host.0].effects;
         self.hosts[host.0].effects += 1;
         if self.faults.crash == Some((host, number)) {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use whimbrel_protocol::{Config, FlowState};
 use whimbrel_sim::{Access, Carried, Faults, FlowId, HostId, Kind, Speaker, World};
 use whimbrel_wire::message::{Echo, IntroductionRefusal, Message, UpdateFlags};
+use whimbrel_wire::moving::Stretch;
 use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::common::{AWAY, SECOND, SERVICE, Two, address, introduced, settle_as};
@@ -231,12 +232,13 @@ fn what_costs_much_is_asked_for_once_in_a_datagram() {
         vec![Message::IntroductionRequest { tag: 1 }; 2],
         vec![Message::FlowClosed(vec![]); 512],
         vec![update(1), update(2)],
+        vec![Message::Stream(Stretch { stream: 1, fresh: true, offset: 0, bytes: vec![] }); 2],
     ] {
         speaker.say(&mut two.world, claimed, &messages);
         two.world.run_for(Duration::from_millis(50));
         assert_eq!(speaker.hear(&mut two.world), []);
     }
-    assert_eq!(dropped(&two.world), before + 3);
+    assert_eq!(dropped(&two.world), before + 4);
     let messages = [Message::IntroductionRequest { tag: 1 }, Message::FlowClosed(vec![]), update(1)];
     speaker.say(&mut two.world, claimed, &messages);
     two.world.run_for(Duration::from_millis(50));

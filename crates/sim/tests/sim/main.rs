@@ -14,6 +14,7 @@ mod nat;
 mod pairing;
 mod policy;
 mod random;
+mod relocation;
 mod rendezvous;
 mod resumes;
 mod returns;

@@ -1,0 +1,411 @@
+//! The transaction that moves a socket from one host to another (`docs/protocol.md` §9, decision 0015).
+//!
+//! ```text
+//! op.rs        what the caller is asked for, and what it tells
+//! stream.rs    bytes from one host to another, over datagrams
+//! lane.rs      two streams of records, one each way, with each host
+//! donor.rs     having a socket, and giving it away
+//! acceptor.rs  getting it
+//! holder.rs    saying whose it is: the one point of no return
+//! glue.rs      what the node has to do with it: sessions, timers
+//! ```
+//!
+//! All three roles may be one host's, or two of them: what a host has to say to itself goes the same way as what it says to others.
+
+mod acceptor;
+mod donor;
+mod glue;
+mod holder;
+mod lane;
+mod op;
+mod stream;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use ring::hmac;
+use whimbrel_handshake::{PublicKey, StaticKey};
+use whimbrel_wire::FlowTuple;
+use whimbrel_wire::message::Message;
+use whimbrel_wire::moving::{Received, Record, Stretch, TicketMac};
+
+use crate::Time;
+use crate::config::Config;
+pub use op::{
+    Found, Gift, MoveDone, MoveEvent, MoveFailed, MoveName, MoveOp, MoveOpId, Moving, NotGiven, Refusal, Request,
+    SavedAcceptance, SavedDonation, SavedHeld, Ticket,
+};
+
+use acceptor::Acceptance;
+use donor::Donation;
+use holder::Held;
+use lane::Lanes;
+
+/// How fast snapshots may be taken to be sent, at the least, in bytes a second.
+const RATE: u64 = 256 * 1024;
+
+/// Pause before something that failed is asked for again.
+const AGAIN: Duration = Duration::from_millis(500);
+
+/// What a move has to know of the node around it.
+pub(crate) trait Around {
+    /// Whether there is a session with a host.
+    fn has_session(&self, with: &PublicKey) -> bool;
+    /// Whether a flow of this name is introduced with a host.
+    fn has_flow(&self, with: &PublicKey, flow: u64) -> bool;
+    /// Where a host is, if it is known.
+    fn whereabouts(&self, of: &PublicKey) -> Option<SocketAddr>;
+}
+
+/// The moment of an input, and what is around it.
+#[derive(Clone, Copy)]
+pub(crate) struct At<'a> {
+    pub(crate) now: Time,
+    pub(crate) around: &'a dyn Around,
+}
+
+/// What has a deadline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Limit {
+    Donation(u64),
+    Acceptance(MoveName),
+    Announcement(u64),
+    Lead(u64),
+    Unsettled(u64),
+    /// Ops that failed and that nothing depends on but tidiness.
+    Again,
+}
+
+/// What an op was for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Asked {
+    Donation(u64),
+    Acceptance(MoveName),
+    Keep(u64),
+    Lead(u64),
+    /// Nothing waits for it, and it is asked for again where it fails.
+    Effect(&'static str, Box<MoveOp>),
+}
+
+/// All moves that a host takes part in.
+pub(crate) struct Moves {
+    key: StaticKey,
+    config: Moving,
+    wall_clock_at_zero: u64,
+    lanes: Lanes,
+    donations: BTreeMap<u64, Donation>,
+    /// The sockets of these and of the acceptances.
+    moving: HashSet<FlowTuple>,
+    /// The flows of the donations, by their holders' names for them.
+    giving: HashSet<(PublicKey, u64)>,
+    /// Length of the snapshots of the donations, about, in bytes.
+    promised: u64,
+    acceptances: BTreeMap<MoveName, Acceptance>,
+    /// Bytes that the snapshots of these may have.
+    reserved: u64,
+    held: BTreeMap<u64, Held>,
+    /// The flows of moves whose donors have not said that they know.
+    settling: HashMap<MoveName, u64>,
+    limits: BTreeSet<(Time, Limit)>,
+    /// What this host says to itself.
+    own: VecDeque<Record>,
+    ops: VecDeque<(MoveOpId, MoveOp)>,
+    events: VecDeque<MoveEvent>,
+    asked: HashMap<MoveOpId, Asked>,
+    /// What failed and is asked for again.
+    failed: Vec<(&'static str, MoveOp)>,
+    next_op: u64,
+    /// Keys that tickets are authenticated with, by the other host.
+    ticket_keys: HashMap<PublicKey, hmac::Key>,
+    /// Where hosts are to be asked for that no peer is known of.
+    hints: BTreeMap<PublicKey, SocketAddr>,
+    /// When such hosts are asked again, and how often they were.
+    asked_at: BTreeMap<PublicKey, (Time, u32)>,
+}
+
+impl Moves {
+    /// Those of a host, if it is to take part in any.
+    pub(crate) fn of(key: &StaticKey, config: &Config) -> Option<Box<Self>> {
+        let taking_part = config.moving.enabled;
+        taking_part.then(|| Box::new(Self::new(key.clone(), config.moving.clone(), config.wall_clock_at_zero)))
+    }
+
+    fn new(key: StaticKey, config: Moving, wall_clock_at_zero: u64) -> Self {
+        Self {
+            key,
+            config,
+            wall_clock_at_zero,
+            lanes: Lanes::default(),
+            donations: BTreeMap::new(),
+            moving: HashSet::new(),
+            giving: HashSet::new(),
+            promised: 0,
+            acceptances: BTreeMap::new(),
+            reserved: 0,
+            held: BTreeMap::new(),
+            settling: HashMap::new(),
+            limits: BTreeSet::new(),
+            own: VecDeque::new(),
+            ops: VecDeque::new(),
+            events: VecDeque::new(),
+            asked: HashMap::new(),
+            failed: Vec::new(),
+            next_op: 1,
+            ticket_keys: HashMap::new(),
+            hints: BTreeMap::new(),
+            asked_at: BTreeMap::new(),
+        }
+    }
+
+    fn me(&self) -> PublicKey {
+        self.key.public()
+    }
+
+    /// How long so many bytes of snapshots may take.
+    fn takes(bytes: u64) -> Duration {
+        Duration::from_secs(bytes / RATE)
+    }
+
+    fn wall(&self, now: Time) -> u64 {
+        self.wall_clock_at_zero + now.as_millis()
+    }
+
+    // ---- saying and hearing
+
+    fn say(&mut self, at: At<'_>, to: PublicKey, record: Record) {
+        if to == self.me() {
+            self.own.push_back(record);
+        } else {
+            let wall = self.wall(at.now);
+            self.lanes.say(at.now, wall, to, &record);
+        }
+    }
+
+    /// Of those that a move waited for a word of, and those that it waits for now.
+    fn wait(&mut self, at: At<'_>, before: &[PublicKey], after: &[PublicKey]) {
+        let (me, wall) = (self.me(), self.wall(at.now));
+        for (keys, more) in [(after, true), (before, false)] {
+            for key in keys.iter().filter(|key| **key != me) {
+                self.lanes.wait(at.now, wall, *key, more);
+            }
+        }
+    }
+
+    /// A host says something.
+    fn hear(&mut self, at: At<'_>, from: PublicKey, record: Record) {
+        let name = |number| MoveName { donor: *from.as_bytes(), number };
+        match record {
+            Record::Ask { number, request } => self.handle_ask(at, name(number), from, request),
+            Record::Part { number, total, offset, bytes } => {
+                self.handle_part(at, name(number), total, offset, &bytes);
+            }
+            Record::Ticket(ticket) if ticket.name.donor == *from.as_bytes() => self.handle_ticket(at, from, ticket),
+            Record::Ticket(ticket) => self.handle_presented(at, from, ticket),
+            Record::Cancel { number } => self.handle_cancel(at, name(number)),
+            Record::Verdict { name, refusal } => self.handle_verdict(at, name, from, refusal),
+            Record::Answer { number, standing, refusal } => self.handle_answer(at, number, from, standing, refusal),
+            Record::Announced { number, sequence, lifetime, refusal } => {
+                self.handle_announced(at, number, from, sequence, lifetime, refusal);
+            }
+            Record::Decided { number, decision } => self.handle_decided(at, number, from, decision),
+            Record::Announce { number, flow, lifetime, acceptor } => {
+                self.handle_announce(at, name(number), from, flow, lifetime, PublicKey::from(acceptor));
+            }
+            Record::Recall { number, flow, gone } => self.handle_recall(at, name(number), from, flow, gone),
+            Record::Settled { number } => self.handle_settled(at, name(number)),
+            Record::Surrender(ticket) => self.handle_surrender(at, from, ticket),
+        }
+    }
+
+    /// What this host has said to itself is heard.
+    fn hear_own(&mut self, at: At<'_>) {
+        let me = self.me();
+        while let Some(record) = self.own.pop_front() {
+            self.hear(at, me, record);
+        }
+    }
+
+    pub(crate) fn handle_stretch(&mut self, at: At<'_>, from: PublicKey, stretch: Stretch) {
+        let wall = self.wall(at.now);
+        let expected = self.config.accept_from.contains(&from) || self.lanes.wants(&from);
+        for record in self.lanes.handle_stretch(at.now, wall, from, stretch, expected) {
+            self.hear(at, from, record);
+            self.hear_own(at);
+        }
+    }
+
+    pub(crate) fn handle_received(&mut self, at: At<'_>, from: PublicKey, received: &Received) {
+        let wall = self.wall(at.now);
+        if self.lanes.handle_received(at.now, wall, from, received) {
+            self.say_again(at, from);
+        }
+    }
+
+    /// A host has forgotten what it was told: all that it is to answer is said anew.
+    fn say_again(&mut self, at: At<'_>, to: PublicKey) {
+        let donations: Vec<u64> = self.donations.keys().copied().collect();
+        donations.into_iter().for_each(|number| self.say_donation(at, number, Some(to)));
+        let acceptances: Vec<MoveName> = self.acceptances.keys().copied().collect();
+        acceptances.into_iter().for_each(|name| self.say_acceptance(at, name, Some(to)));
+        let held: Vec<u64> = self.held.keys().copied().collect();
+        held.into_iter().for_each(|flow| self.say_unsettled(at, flow, Some(to)));
+    }
+
+    /// There is a session with a host.
+    pub(crate) fn handle_session(&mut self, at: At<'_>, with: PublicKey) {
+        self.lanes.ask(&with);
+        let waiting: Vec<MoveName> =
+            self.acceptances.iter().filter(|(_, of)| of.reaches(&with)).map(|(name, _)| *name).collect();
+        waiting.into_iter().for_each(|name| self.handle_holder_reached(at, name));
+        self.hear_own(at);
+    }
+
+    // ---- tickets
+
+    fn ticket_key(&mut self, with: PublicKey) -> Option<&hmac::Key> {
+        if !self.ticket_keys.contains_key(&with) {
+            let key = self.key.ticket_key(&with)?;
+            self.ticket_keys.insert(with, hmac::Key::new(hmac::HMAC_SHA256, &key));
+        }
+        self.ticket_keys.get(&with)
+    }
+
+    /// Puts the MAC into a ticket that a holder is to accept (P-73).
+    fn sign(&mut self, ticket: &mut Ticket, holder: PublicKey) -> bool {
+        let Some(key) = self.ticket_key(holder) else { return false };
+        let mac = hmac::sign(key, &ticket.signed());
+        let Some(first) = mac.as_ref().first_chunk::<{ size_of::<TicketMac>() }>() else { return false };
+        ticket.mac = *first;
+        true
+    }
+
+    /// Whether a ticket is its donor's.
+    fn is_genuine(&mut self, ticket: &Ticket) -> bool {
+        let mut right = *ticket;
+        self.sign(&mut right, PublicKey::from(ticket.name.donor)) && equal(&right.mac, &ticket.mac)
+    }
+
+    // ---- ops, events, deadlines
+
+    fn op(&mut self, op: MoveOp, asked: Asked) -> MoveOpId {
+        let id = MoveOpId(self.next_op);
+        self.next_op += 1;
+        self.asked.insert(id, asked);
+        self.ops.push_back((id, op));
+        id
+    }
+
+    /// Asks for something that nothing waits for.
+    fn effect(&mut self, what: &'static str, op: MoveOp) {
+        self.op(op.clone(), Asked::Effect(what, Box::new(op)));
+    }
+
+    /// Asks for something again that failed. What a holder keeps may be another than it was then.
+    fn ask_again(&mut self, what: &'static str, op: MoveOp) {
+        let op = match op {
+            MoveOp::SaveHeld(before) => self.held_to_save(before.flow).map(MoveOp::SaveHeld),
+            MoveOp::ForgetHeld { flow } if self.held_to_save(flow).is_some() => None,
+            other => Some(other),
+        };
+        if let Some(op) = op {
+            self.effect(what, op);
+        }
+    }
+
+    fn event(&mut self, event: MoveEvent) {
+        self.events.push_back(event);
+    }
+
+    fn limit(&mut self, when: Time, limit: Limit) {
+        self.limits.insert((when, limit));
+    }
+
+    pub(crate) fn handle_done(&mut self, at: At<'_>, id: MoveOpId, result: Result<MoveDone, MoveFailed>) {
+        let Some(asked) = self.asked.remove(&id) else { return };
+        match asked {
+            Asked::Donation(number) => self.handle_donation_done(at, number, result),
+            Asked::Acceptance(name) => self.handle_acceptance_done(at, name, result),
+            Asked::Keep(flow) => self.handle_kept(at, flow, result),
+            Asked::Lead(flow) => self.handle_led(at, flow, result),
+            Asked::Effect(what, op) => {
+                if let Err(failed) = result {
+                    self.failed.push((what, *op));
+                    self.limit(at.now + AGAIN, Limit::Again);
+                    self.event(MoveEvent::OpFailed { what, error: failed.sentence });
+                }
+            }
+        }
+        self.hear_own(at);
+    }
+
+    pub(crate) fn handle_timeout(&mut self, at: At<'_>) {
+        self.lanes.handle_timeout(at.now);
+        while let Some(&(when, limit)) = self.limits.first() {
+            if when > at.now {
+                break;
+            }
+            self.limits.remove(&(when, limit));
+            match limit {
+                Limit::Donation(number) => self.handle_donation_limit(at, number),
+                Limit::Acceptance(name) => self.handle_acceptance_limit(at, name),
+                Limit::Announcement(flow) => self.handle_announcement_limit(at, flow),
+                Limit::Lead(flow) => self.lead(at, flow),
+                Limit::Unsettled(flow) => self.handle_unsettled_limit(at, flow),
+                Limit::Again => {
+                    let failed = std::mem::take(&mut self.failed);
+                    failed.into_iter().for_each(|(what, op)| self.ask_again(what, op));
+                }
+            }
+            self.hear_own(at);
+        }
+        if self.donations.is_empty() && self.held.is_empty() {
+            self.ticket_keys.clear();
+        }
+        let lanes = &self.lanes;
+        self.hints.retain(|key, _| lanes.wants(key));
+        self.asked_at.retain(|key, _| lanes.wants(key));
+    }
+
+    pub(crate) fn deadline(&self, at: At<'_>) -> Option<Time> {
+        let lanes = self.lanes.deadline(at.now, |key| at.around.has_session(key));
+        let limit = self.limits.first().map(|(when, _)| *when);
+        [lanes, limit].into_iter().flatten().min()
+    }
+
+    fn poll_op(&mut self) -> Option<(MoveOpId, MoveOp)> {
+        self.ops.pop_front()
+    }
+
+    fn poll_event(&mut self) -> Option<MoveEvent> {
+        self.events.pop_front()
+    }
+
+    fn poll_message(&mut self, now: Time, to: &PublicKey) -> Option<Message> {
+        self.lanes.poll(now, to)
+    }
+
+    /// Entries of all tables together.
+    pub(crate) fn entries(&self) -> usize {
+        let snapshots: usize = self.donations.values().map(Donation::held).sum();
+        self.lanes.entries()
+            + self.donations.len()
+            + self.acceptances.len()
+            + self.held.len()
+            + self.moving.len()
+            + self.giving.len()
+            + self.settling.len()
+            + self.limits.len()
+            + self.asked.len()
+            + self.hints.len()
+            + self.failed.len()
+            + snapshots
+    }
+}
+
+/// Whether two MACs are equal, in a time that does not depend on where they differ.
+fn equal(one: &TicketMac, other: &TicketMac) -> bool {
+    one.iter().zip(other).fold(0, |differences, (a, b)| differences | (a ^ b)) == 0
+}

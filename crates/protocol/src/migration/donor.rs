@@ -1,0 +1,513 @@
+//! Having a socket, and giving it away.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+use whimbrel_handshake::PublicKey;
+use whimbrel_wire::moving::{AcceptorStanding, Decision, MAX_PART, MoveName, Record, Request, Ticket};
+use whimbrel_wire::snapshot::Family;
+
+use super::{
+    Asked, At, Found, Gift, Limit, MoveDone, MoveEvent, MoveFailed, MoveOp, Moves, NotGiven, Refusal, SavedDonation,
+};
+use crate::Time;
+
+/// How long acceptor and holder may take to say that they are ready.
+const PREPARED_WITHIN: Duration = Duration::from_secs(10);
+/// How long a frozen socket is waited for to be taken before it is called back, beside the time that the snapshots take.
+const TAKEN_WITHIN: Duration = Duration::from_secs(20);
+/// How long a holder may be silent before people are told.
+const DECIDED_WITHIN: Duration = Duration::from_secs(30);
+/// How long a ticket is wanted to last, in seconds, beside the time that the snapshots take.
+const LIFETIME: u32 = 60;
+
+/// A socket that is being given away.
+#[derive(Debug)]
+pub(super) struct Donation {
+    holder: PublicKey,
+    acceptor: PublicKey,
+    request: Request,
+    stage: Stage,
+    /// The acceptor is ready.
+    ready: bool,
+    /// What the holder said: sequence number and lifetime of the ticket.
+    announced: Option<(u32, u32)>,
+    snapshot: Vec<u8>,
+    ticket: Option<Ticket>,
+    /// The socket is, or may be, at rest.
+    frozen: bool,
+    /// There is no socket any more.
+    gone: bool,
+    /// Why it comes to nothing.
+    why: Option<Refusal>,
+    /// When the present stage has lasted too long.
+    until: Time,
+}
+
+/// How far it is. What is undone by whom when it fails stands with each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// Both are asked. Exits: both are ready (`Saving`); a refusal or time (over: nothing was done).
+    Preparing,
+    /// What a restarted daemon has to know is being saved. Exits: `Freezing`; it fails (over).
+    Saving,
+    /// Exits: `Dumping`; it fails (over).
+    Freezing,
+    /// Exits: `Offered`; it fails (`Thawing`: no ticket is out, nobody need be asked).
+    Dumping,
+    /// Snapshot and ticket are out: the holder alone decides. Exits: it says *committed* (`Destroying`) or *revoked* (`Thawing`);
+    /// the acceptor refuses, or time (`Recalling`).
+    Offered,
+    /// The holder is asked to revoke. Exits: as it decides.
+    Recalling,
+    /// It is the acceptor's.
+    Destroying,
+    /// It stays. Exits: over; it fails, so that the socket is lost (`Recalling`).
+    Thawing,
+}
+
+impl Donation {
+    pub(super) fn held(&self) -> usize {
+        self.snapshot.len()
+    }
+
+    fn waits_for(&self) -> Vec<PublicKey> {
+        match self.stage {
+            Stage::Preparing => {
+                let asked = (!self.ready).then_some(self.acceptor);
+                asked.into_iter().chain(self.announced.is_none().then_some(self.holder)).collect()
+            }
+            Stage::Offered => vec![self.acceptor, self.holder],
+            Stage::Recalling => vec![self.holder],
+            Stage::Saving | Stage::Freezing | Stage::Dumping | Stage::Destroying | Stage::Thawing => Vec::new(),
+        }
+    }
+}
+
+impl Moves {
+    fn name(&self, number: u64) -> MoveName {
+        MoveName { donor: *self.me().as_bytes(), number }
+    }
+
+    /// Begins to give a socket away. `number` is drawn by lot.
+    pub(super) fn give(&mut self, at: At<'_>, number: u64, gift: Gift) -> Result<MoveName, NotGiven> {
+        let Gift { tuple, family, size, options, holder, holder_at, flow, acceptor, acceptor_at } = gift;
+        if !self.config.enabled {
+            return Err(NotGiven::Disabled);
+        }
+        if acceptor == self.me() {
+            return Err(NotGiven::Here);
+        }
+        if self.moving.contains(&tuple) || self.giving.contains(&(holder, flow)) || self.donations.contains_key(&number)
+        {
+            return Err(NotGiven::Moving);
+        }
+        if self.donations.len() >= self.config.most {
+            return Err(NotGiven::TooMany);
+        }
+        for (key, hint) in [(holder, holder_at), (acceptor, acceptor_at)] {
+            self.hints.extend(hint.map(|hint| (key, hint)));
+        }
+        let unknown = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0);
+        let holder_at = if holder == self.me() { None } else { at.around.whereabouts(&holder).or(holder_at) };
+        let request = Request {
+            holder: *holder.as_bytes(),
+            holder_at: holder_at.unwrap_or(unknown),
+            flow,
+            tuple,
+            family,
+            size,
+            options,
+        };
+        let donation = Donation {
+            holder,
+            acceptor,
+            request,
+            stage: Stage::Preparing,
+            ready: false,
+            announced: None,
+            snapshot: Vec::new(),
+            ticket: None,
+            frozen: false,
+            gone: false,
+            why: None,
+            until: at.now + PREPARED_WITHIN,
+        };
+        self.enter(at, number, donation);
+        self.hear_own(at);
+        Ok(self.name(number))
+    }
+
+    /// A daemon before this one left a move in the middle.
+    pub(super) fn restore_donation(&mut self, at: At<'_>, saved: &SavedDonation, found: Found) {
+        let SavedDonation { name, tuple, flow, holder, holder_at, acceptor } = *saved;
+        if found == Found::Awake {
+            // It was not frozen yet, or is awake again: no ticket of it is good any more.
+            self.say(at, holder, Record::Recall { number: name.number, flow, gone: false });
+            self.effect("forgetting a move", MoveOp::ForgetDonation { name });
+            self.event(MoveEvent::Kept { name, why: Refusal::Cancelled });
+            return;
+        }
+        self.hints.extend(holder_at.map(|hint| (holder, hint)));
+        let family = if tuple.local.is_ipv4() { Family::Ipv4 } else { Family::Ipv6 };
+        let request = Request {
+            holder: *holder.as_bytes(),
+            holder_at: holder_at.unwrap_or(SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0)),
+            flow,
+            tuple,
+            family,
+            size: 0,
+            options: Vec::new(),
+        };
+        let donation = Donation {
+            holder,
+            acceptor,
+            request,
+            stage: Stage::Recalling,
+            ready: true,
+            announced: None,
+            snapshot: Vec::new(),
+            ticket: None,
+            frozen: true,
+            gone: found == Found::Gone,
+            why: Some(Refusal::Cancelled),
+            until: at.now + DECIDED_WITHIN,
+        };
+        self.enter(at, name.number, donation);
+    }
+
+    fn enter(&mut self, at: At<'_>, number: u64, donation: Donation) {
+        self.limit(donation.until, Limit::Donation(number));
+        self.wait(at, &[], &donation.waits_for());
+        self.moving.insert(donation.request.tuple);
+        self.giving.insert((donation.holder, donation.request.flow));
+        self.promised += u64::from(donation.request.size);
+        self.donations.insert(number, donation);
+        self.say_donation(at, number, None);
+    }
+
+    /// Says what a move waits to be answered: all, or what one host is to answer.
+    pub(super) fn say_donation(&mut self, at: At<'_>, number: u64, to: Option<PublicKey>) {
+        let Some(of) = self.donations.get(&number) else { return };
+        let (holder, acceptor, stage, flow) = (of.holder, of.acceptor, of.stage, of.request.flow);
+        let meant = |key: PublicKey| to.is_none_or(|to| to == key);
+        let mut words = Vec::new();
+        match stage {
+            Stage::Preparing => {
+                if !of.ready && meant(acceptor) {
+                    words.push((acceptor, Record::Ask { number, request: of.request.clone() }));
+                }
+                if of.announced.is_none() && meant(holder) {
+                    let acceptor = *acceptor.as_bytes();
+                    let longer = Self::takes(self.promised).as_secs();
+                    let lifetime = LIFETIME.saturating_add(u32::try_from(longer).unwrap_or(u32::MAX));
+                    words.push((holder, Record::Announce { number, flow, lifetime, acceptor }));
+                }
+            }
+            Stage::Offered if meant(acceptor) => {
+                let total = u32::try_from(of.snapshot.len()).unwrap_or(u32::MAX);
+                for (part, bytes) in of.snapshot.chunks(MAX_PART).enumerate() {
+                    let offset = (part * MAX_PART) as u32;
+                    words.push((acceptor, Record::Part { number, total, offset, bytes: bytes.to_vec() }));
+                }
+                words.extend(of.ticket.map(|ticket| (acceptor, Record::Ticket(ticket))));
+            }
+            Stage::Recalling if meant(holder) => words.push((holder, Record::Recall { number, flow, gone: of.gone })),
+            _ => {}
+        }
+        words.into_iter().for_each(|(to, record)| self.say(at, to, record));
+    }
+
+    /// Brings a move to another stage.
+    fn turn(&mut self, at: At<'_>, number: u64, stage: Stage) {
+        let (name, me) = (self.name(number), self.me());
+        let taken_within = TAKEN_WITHIN + Self::takes(self.promised);
+        let Some(of) = self.donations.get_mut(&number) else { return };
+        let before = of.waits_for();
+        of.stage = stage;
+        let after = of.waits_for();
+        let (tuple, flow, holder, acceptor) = (of.request.tuple, of.request.flow, of.holder, of.acceptor);
+        let within = match stage {
+            Stage::Offered => Some(taken_within),
+            Stage::Recalling => Some(DECIDED_WITHIN),
+            _ => None,
+        };
+        if let Some(within) = within {
+            let old = std::mem::replace(&mut of.until, at.now + within);
+            let until = of.until;
+            self.limits.remove(&(old, Limit::Donation(number)));
+            self.limit(until, Limit::Donation(number));
+        }
+        self.wait(at, &before, &after);
+        let asked = Asked::Donation(number);
+        match stage {
+            Stage::Preparing => {}
+            Stage::Saving => {
+                let holder_at = (holder != me).then(|| at.around.whereabouts(&holder)).flatten();
+                let saved = SavedDonation { name, tuple, flow, holder, holder_at, acceptor };
+                self.op(MoveOp::SaveDonation(saved), asked);
+            }
+            Stage::Freezing => {
+                self.op(MoveOp::Freeze { name, flow: tuple }, asked);
+            }
+            Stage::Dumping => {
+                self.op(MoveOp::Dump { name }, asked);
+            }
+            Stage::Offered | Stage::Recalling => self.say_donation(at, number, None),
+            Stage::Destroying => {
+                self.op(MoveOp::Destroy { name, forward: Some(acceptor) }, asked);
+            }
+            Stage::Thawing => {
+                self.op(MoveOp::Thaw { name }, asked);
+            }
+        }
+    }
+
+    /// A move is over, one way or the other.
+    fn end_donation(&mut self, at: At<'_>, number: u64, event: MoveEvent) {
+        let name = self.name(number);
+        let Some(of) = self.donations.remove(&number) else { return };
+        self.wait(at, &of.waits_for(), &[]);
+        self.limits.remove(&(of.until, Limit::Donation(number)));
+        self.moving.remove(&of.request.tuple);
+        self.giving.remove(&(of.holder, of.request.flow));
+        self.promised -= u64::from(of.request.size);
+        if of.stage != Stage::Preparing {
+            self.effect("forgetting a move", MoveOp::ForgetDonation { name });
+        }
+        self.event(event);
+    }
+
+    /// A move is not to be.
+    fn abort(&mut self, at: At<'_>, number: u64, why: Refusal) {
+        let name = self.name(number);
+        let Some(of) = self.donations.get_mut(&number) else { return };
+        of.why.get_or_insert(why);
+        let (holder, acceptor, flow, why) = (of.holder, of.acceptor, of.request.flow, of.why.unwrap_or(why));
+        match of.stage {
+            Stage::Preparing => {
+                self.say(at, acceptor, Record::Cancel { number });
+                self.say(at, holder, Record::Recall { number, flow, gone: false });
+                self.end_donation(at, number, MoveEvent::Kept { name, why });
+            }
+            Stage::Offered => {
+                self.say(at, acceptor, Record::Cancel { number });
+                self.turn(at, number, Stage::Recalling);
+            }
+            // Looked at when the op is done, or a decision is on its way already.
+            Stage::Saving | Stage::Freezing | Stage::Dumping => {}
+            Stage::Recalling | Stage::Destroying | Stage::Thawing => {}
+        }
+    }
+
+    /// The acceptor says how it stands.
+    pub(super) fn handle_answer(
+        &mut self,
+        at: At<'_>,
+        number: u64,
+        from: PublicKey,
+        standing: AcceptorStanding,
+        refusal: Option<Refusal>,
+    ) {
+        let Some(of) = self.donations.get_mut(&number).filter(|of| of.acceptor == from) else { return };
+        match standing {
+            AcceptorStanding::Ready if of.stage == Stage::Preparing => {
+                let before = of.waits_for();
+                of.ready = true;
+                let after = of.waits_for();
+                self.wait(at, &before, &after);
+                self.begin(at, number);
+            }
+            AcceptorStanding::Ready => {}
+            _ => self.abort(at, number, refusal.unwrap_or(Refusal::NotRestored)),
+        }
+    }
+
+    /// The holder knows of the move, or does not want to.
+    pub(super) fn handle_announced(
+        &mut self,
+        at: At<'_>,
+        number: u64,
+        from: PublicKey,
+        sequence: u32,
+        lifetime: u32,
+        refusal: Option<Refusal>,
+    ) {
+        let Some(of) = self.donations.get_mut(&number).filter(|of| of.holder == from) else { return };
+        if of.stage != Stage::Preparing {
+            return;
+        }
+        if let Some(refusal) = refusal {
+            self.abort(at, number, refusal);
+            return;
+        }
+        let before = of.waits_for();
+        of.announced = Some((sequence, lifetime));
+        let after = of.waits_for();
+        self.wait(at, &before, &after);
+        self.begin(at, number);
+    }
+
+    /// Begins if both are ready.
+    fn begin(&mut self, at: At<'_>, number: u64) {
+        if self.donations.get(&number).is_some_and(|of| of.ready && of.announced.is_some()) {
+            self.turn(at, number, Stage::Saving);
+        }
+    }
+
+    pub(super) fn handle_donation_done(&mut self, at: At<'_>, number: u64, result: Result<MoveDone, MoveFailed>) {
+        let name = self.name(number);
+        let failed = result.as_ref().err().map(|failed| failed.refusal);
+        if let Err(failed) = &result {
+            self.event(MoveEvent::OpFailed { what: "moving a socket away", error: failed.sentence.clone() });
+        }
+        let Some(of) = self.donations.get_mut(&number) else { return };
+        let (holder, acceptor, flow) = (of.holder, of.acceptor, of.request.flow);
+        of.why = of.why.or(failed);
+        let why_before = of.why;
+        match of.stage {
+            Stage::Saving | Stage::Freezing => {
+                of.frozen |= of.stage == Stage::Freezing && failed.is_none();
+                match (of.stage, of.why) {
+                    (Stage::Saving, None) => self.turn(at, number, Stage::Freezing),
+                    (Stage::Freezing, None) => self.turn(at, number, Stage::Dumping),
+                    (_, Some(_)) => self.take_back(at, number),
+                    (_, None) => {}
+                }
+            }
+            Stage::Dumping => {
+                let Some((sequence, lifetime)) = of.announced else { return };
+                if let (Ok(MoveDone::Dumped(snapshot)), None) = (result, of.why) {
+                    of.snapshot = snapshot;
+                    let acceptor = *acceptor.as_bytes();
+                    let mut ticket = Ticket { name, flow, acceptor, sequence, lifetime, mac: [0; 16] };
+                    let signed = self.sign(&mut ticket, holder);
+                    if let Some(of) = self.donations.get_mut(&number).filter(|_| signed) {
+                        of.ticket = Some(ticket);
+                        self.turn(at, number, Stage::Offered);
+                        return;
+                    }
+                }
+                self.take_back(at, number);
+            }
+            Stage::Destroying => {
+                // Where it failed the copy stays at rest.
+                self.say(at, holder, Record::Settled { number });
+                let lost = why_before == Some(Refusal::NoSuchFlow);
+                let event = if lost { MoveEvent::Lost { name } } else { MoveEvent::Given { name, to: acceptor } };
+                self.end_donation(at, number, event);
+            }
+            Stage::Thawing if failed.is_some() || of.gone => {
+                of.gone = true;
+                self.turn(at, number, Stage::Recalling);
+            }
+            Stage::Thawing => {
+                let why = of.why.unwrap_or(Refusal::Cancelled);
+                self.end_donation(at, number, MoveEvent::Kept { name, why });
+            }
+            Stage::Preparing | Stage::Offered | Stage::Recalling => {}
+        }
+    }
+
+    /// No ticket is out: the socket goes on here, whatever the others think.
+    fn take_back(&mut self, at: At<'_>, number: u64) {
+        let name = self.name(number);
+        let Some(of) = self.donations.get_mut(&number) else { return };
+        let (holder, acceptor, flow) = (of.holder, of.acceptor, of.request.flow);
+        let why = *of.why.get_or_insert(Refusal::NotKept);
+        let (frozen, gone) = (of.frozen, of.gone);
+        self.say(at, acceptor, Record::Cancel { number });
+        match (frozen, gone) {
+            (true, true) => self.turn(at, number, Stage::Recalling),
+            (true, false) => {
+                self.say(at, holder, Record::Recall { number, flow, gone: false });
+                self.turn(at, number, Stage::Thawing);
+            }
+            (false, _) => {
+                self.say(at, holder, Record::Recall { number, flow, gone: false });
+                self.end_donation(at, number, MoveEvent::Kept { name, why });
+            }
+        }
+    }
+
+    /// The holder has decided.
+    pub(super) fn handle_decided(&mut self, at: At<'_>, number: u64, from: PublicKey, decision: Decision) {
+        let name = self.name(number);
+        let Some(of) = self.donations.get_mut(&number).filter(|of| of.holder == from) else {
+            if decision == Decision::Committed {
+                // This host has acted on it already.
+                self.say(at, from, Record::Settled { number });
+            }
+            return;
+        };
+        if !matches!(of.stage, Stage::Offered | Stage::Recalling) {
+            return;
+        }
+        let (gone, acceptor) = (of.gone, of.acceptor);
+        match decision {
+            Decision::Committed if gone => {
+                self.say(at, from, Record::Settled { number });
+                self.end_donation(at, number, MoveEvent::Given { name, to: acceptor });
+            }
+            Decision::Committed => self.turn(at, number, Stage::Destroying),
+            Decision::Revoked | Decision::NoSuchFlow if gone => {
+                self.end_donation(at, number, MoveEvent::Lost { name });
+            }
+            Decision::Revoked if self.is_given_twice(number) => {
+                // Another move of the socket is undecided, which a daemon before this one has left: that one tells.
+                self.end_donation(at, number, MoveEvent::Kept { name, why: Refusal::Cancelled });
+            }
+            Decision::Revoked => {
+                let Some(of) = self.donations.get_mut(&number) else { return };
+                of.why.get_or_insert(Refusal::Cancelled);
+                self.say(at, acceptor, Record::Cancel { number });
+                self.turn(at, number, Stage::Thawing);
+            }
+            // What was decided is not known any more; whichever it was, the far end of this is over.
+            Decision::NoSuchFlow => {
+                let Some(of) = self.donations.get_mut(&number) else { return };
+                of.why = Some(Refusal::NoSuchFlow);
+                self.turn(at, number, Stage::Destroying);
+            }
+            Decision::Other(_) => {}
+        }
+    }
+
+    /// Whether another move is about the same socket.
+    fn is_given_twice(&self, number: u64) -> bool {
+        let Some(of) = self.donations.get(&number) else { return false };
+        let same = |other: &&Donation| other.request.tuple == of.request.tuple;
+        self.donations.values().filter(same).nth(1).is_some()
+    }
+
+    pub(super) fn handle_donation_limit(&mut self, at: At<'_>, number: u64) {
+        let name = self.name(number);
+        let Some(of) = self.donations.get(&number).filter(|of| of.until <= at.now) else { return };
+        let holder = of.holder;
+        match of.stage {
+            Stage::Preparing => {
+                let why = if of.announced.is_none() { Refusal::HolderUnreached } else { Refusal::NobodyReceives };
+                self.abort(at, number, why);
+            }
+            Stage::Offered => self.abort(at, number, Refusal::Expired),
+            Stage::Recalling => self.event(MoveEvent::Undecided { name, holder }),
+            _ => {}
+        }
+    }
+
+    /// The program that had a socket is gone, and the socket with it.
+    pub(super) fn handle_donor_gone(&mut self, at: At<'_>, number: u64) {
+        let Some(of) = self.donations.get_mut(&number) else { return };
+        of.gone = true;
+        if of.stage == Stage::Recalling {
+            self.say_donation(at, number, None);
+        }
+        self.abort(at, number, Refusal::Cancelled);
+    }
+
+    /// Whoever asked for a move wants it no more.
+    pub(super) fn cancel(&mut self, at: At<'_>, number: u64) {
+        self.abort(at, number, Refusal::Cancelled);
+        self.hear_own(at);
+    }
+}

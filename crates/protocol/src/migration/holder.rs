@@ -1,0 +1,473 @@
+//! Saying whose a socket is: the binding of its far end, and the one point of no return.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use whimbrel_handshake::PublicKey;
+use whimbrel_wire::moving::{Decision, MoveName, Record, Ticket};
+
+use super::{AGAIN, Asked, At, Limit, MoveDone, MoveEvent, MoveFailed, MoveOp, Moves, Refusal, SavedHeld};
+use crate::Time;
+
+/// How long a ticket lasts at the least and at the most, in seconds.
+const LIFETIME_LEAST: u32 = 5;
+const LIFETIME_MOST: u32 = 600;
+/// How long a donor may take to learn that its move was committed. It learns it later too, if it asks.
+const SETTLED_WITHIN: Duration = Duration::from_secs(86_400);
+
+/// The binding of a flow's far end.
+#[derive(Debug)]
+pub(super) struct Held {
+    /// Who has the socket.
+    owner: PublicKey,
+    /// The sequence number of the binding; 0 until there was a commit.
+    sequence: u32,
+    /// That of the next announcement: those that came to nothing are not used again.
+    next: u32,
+    /// The move that was committed last; until there is one, nothing is saved.
+    last: Option<MoveName>,
+    announced: Option<Announcement>,
+    /// Moves whose donors have not said that they know.
+    unsettled: BTreeMap<MoveName, Unsettled>,
+    /// The acceptor that waits to hear that it may go on.
+    awaiting: Option<PublicKey>,
+    /// It was lent, so it is there until its end, moved or not.
+    lent: bool,
+    /// The flow is over; what remains is to be settled.
+    over: bool,
+}
+
+/// A donor that has not said that it knows.
+#[derive(Clone, Copy, Debug)]
+struct Unsettled {
+    /// It is waited for until then.
+    until: Time,
+    /// Where it is to be told.
+    donor_at: Option<SocketAddr>,
+}
+
+/// A move that may be committed.
+#[derive(Debug)]
+struct Announcement {
+    name: MoveName,
+    acceptor: PublicKey,
+    lifetime: u32,
+    until: Time,
+    /// The commit is being saved: it is decided when that is done.
+    keeping: bool,
+    /// The donor has asked for it back meanwhile; whether its socket is gone.
+    recalled: Option<bool>,
+    /// The acceptor has lost its copy meanwhile.
+    surrendered: bool,
+}
+
+impl Held {
+    #[cfg(test)]
+    pub(super) fn is_owned_by(&self, owner: PublicKey) -> bool {
+        self.owner == owner
+    }
+
+    fn waits_for(&self) -> Vec<PublicKey> {
+        self.unsettled.keys().map(|name| PublicKey::from(name.donor)).collect()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.announced.is_none() && self.unsettled.is_empty() && (self.last.is_none() && !self.lent || self.over)
+    }
+
+    fn saved(&self, flow: u64) -> Option<SavedHeld> {
+        let unsettled = self.unsettled.iter().map(|(name, of)| (*name, of.donor_at)).collect();
+        self.last.map(|last| SavedHeld { flow, owner: self.owner, sequence: self.sequence, last, unsettled })
+    }
+}
+
+impl Moves {
+    /// Whether a flow is a host's to give away, as far as this host can tell.
+    fn is_owned(&self, at: At<'_>, flow: u64, by: PublicKey) -> bool {
+        match self.held.get(&flow) {
+            Some(held) => held.owner == by && !held.over,
+            None => by == self.me() || at.around.has_flow(&by, flow),
+        }
+    }
+
+    fn held(&mut self, flow: u64, owner: PublicKey) -> &mut Held {
+        self.held.entry(flow).or_insert_with(|| Held {
+            owner,
+            sequence: 0,
+            next: 1,
+            last: None,
+            announced: None,
+            unsettled: BTreeMap::new(),
+            awaiting: None,
+            lent: false,
+            over: false,
+        })
+    }
+
+    /// A flow is lent to a host. What was moved since is not changed.
+    pub(super) fn lend(&mut self, flow: u64, owner: PublicKey) {
+        self.held(flow, owner).lent = true;
+    }
+
+    /// What is to be kept of a flow now. While a commit is being kept that is what counts.
+    pub(super) fn held_to_save(&self, flow: u64) -> Option<SavedHeld> {
+        let held = self.held.get(&flow)?;
+        let keeping = held.announced.as_ref().is_some_and(|announced| announced.keeping);
+        held.saved(flow).filter(|_| !keeping && !held.is_empty())
+    }
+
+    /// Forgets what nothing depends on.
+    fn tidy(&mut self, flow: u64) {
+        if let Some(held) = self.held.get(&flow).filter(|held| held.is_empty()) {
+            let saved = held.last.is_some();
+            self.held.remove(&flow);
+            if saved {
+                self.effect("forgetting a flow that was moved", MoveOp::ForgetHeld { flow });
+            }
+        }
+    }
+
+    /// A daemon before this one held a flow that was moved.
+    pub(super) fn restore_held(&mut self, at: At<'_>, saved: &SavedHeld) {
+        let until = at.now + SETTLED_WITHIN;
+        let unsettled: BTreeMap<MoveName, Unsettled> =
+            saved.unsettled.iter().map(|(name, donor_at)| (*name, Unsettled { until, donor_at: *donor_at })).collect();
+        for (name, of) in &unsettled {
+            self.settling.insert(*name, saved.flow);
+            self.hints.extend(of.donor_at.map(|hint| (PublicKey::from(name.donor), hint)));
+        }
+        let held = Held {
+            owner: saved.owner,
+            sequence: saved.sequence,
+            next: saved.sequence.saturating_add(1),
+            last: Some(saved.last),
+            announced: None,
+            unsettled,
+            awaiting: None,
+            lent: false,
+            over: false,
+        };
+        if !held.unsettled.is_empty() {
+            self.limit(until, Limit::Unsettled(saved.flow));
+        }
+        self.wait(at, &[], &held.waits_for());
+        self.held.insert(saved.flow, held);
+        self.lead(at, saved.flow);
+        self.say_unsettled(at, saved.flow, None);
+    }
+
+    /// Tells donors that their moves are committed.
+    pub(super) fn say_unsettled(&mut self, at: At<'_>, flow: u64, to: Option<PublicKey>) {
+        let Some(held) = self.held.get(&flow) else { return };
+        let names: Vec<MoveName> = held.unsettled.keys().copied().collect();
+        for name in names {
+            let donor = PublicKey::from(name.donor);
+            if to.is_none_or(|to| to == donor) {
+                self.say(at, donor, Record::Decided { number: name.number, decision: Decision::Committed });
+            }
+        }
+    }
+
+    /// A donor announces a move.
+    pub(super) fn handle_announce(
+        &mut self,
+        at: At<'_>,
+        name: MoveName,
+        donor: PublicKey,
+        flow: u64,
+        lifetime: u32,
+        acceptor: PublicKey,
+    ) {
+        let lifetime = lifetime.clamp(LIFETIME_LEAST, LIFETIME_MOST);
+        let announced = |sequence, refusal| Record::Announced { number: name.number, sequence, lifetime, refusal };
+        let refusal = if !self.config.enabled || acceptor == donor {
+            Some(Refusal::NotAllowed)
+        } else if !self.is_owned(at, flow, donor) {
+            Some(Refusal::NoSuchFlow)
+        } else if self.held.len() >= self.config.most.saturating_mul(4) && !self.held.contains_key(&flow) {
+            Some(Refusal::NoRoom)
+        } else {
+            None
+        };
+        if refusal.is_some() {
+            self.say(at, donor, announced(0, refusal));
+            return;
+        }
+        let until = at.now + Duration::from_secs(u64::from(lifetime));
+        let held = self.held(flow, donor);
+        match &held.announced {
+            Some(before) if before.name == name && before.acceptor == acceptor => {
+                let record = announced(held.next, None);
+                self.say(at, donor, record);
+                return;
+            }
+            Some(before) if before.keeping => {
+                self.say(at, donor, announced(0, Some(Refusal::Busy)));
+                return;
+            }
+            // Tickets for it are not good any more.
+            Some(_) => held.next = held.next.saturating_add(1),
+            None => {}
+        }
+        held.announced =
+            Some(Announcement { name, acceptor, lifetime, until, keeping: false, recalled: None, surrendered: false });
+        let sequence = held.next;
+        self.limit(until, Limit::Announcement(flow));
+        self.say(at, donor, announced(sequence, None));
+    }
+
+    /// Whether a move is that which was announced of a flow, or committed last: no key is computed on account of others.
+    fn concerns(&self, flow: u64, name: MoveName) -> bool {
+        let announced = |held: &Held| held.announced.as_ref().is_some_and(|announced| announced.name == name);
+        self.held.get(&flow).is_some_and(|held| held.last == Some(name) || announced(held))
+    }
+
+    /// An acceptor presents its ticket (P-74).
+    pub(super) fn handle_presented(&mut self, at: At<'_>, from: PublicKey, ticket: Ticket) {
+        let (name, flow) = (ticket.name, ticket.flow);
+        let genuine = self.concerns(flow, name) && self.is_genuine(&ticket);
+        let refusal = match self.held.get(&flow) {
+            // It did not hear that it is committed.
+            Some(held) if held.last == Some(name) && held.owner == from => {
+                if held.awaiting.is_none() {
+                    self.say(at, from, Record::Verdict { name, refusal: None });
+                }
+                return;
+            }
+            Some(held) => {
+                let announced = held.announced.as_ref().filter(|announced| announced.name == name);
+                match announced {
+                    Some(announced) if announced.keeping && announced.acceptor == from => return,
+                    Some(_) if held.over => Some(Refusal::NoSuchFlow),
+                    Some(_) if *held.owner.as_bytes() != name.donor => Some(Refusal::NotAnnounced),
+                    Some(announced) if announced.acceptor != from || ticket.acceptor != *from.as_bytes() => {
+                        Some(Refusal::NotYours)
+                    }
+                    Some(_) if !genuine => Some(Refusal::Forged),
+                    Some(announced) if ticket.sequence != held.next || ticket.lifetime != announced.lifetime => {
+                        Some(Refusal::OtherSequence)
+                    }
+                    Some(announced) if announced.until <= at.now => Some(Refusal::Expired),
+                    Some(_) => None,
+                    None => Some(Refusal::NotAnnounced),
+                }
+            }
+            None => Some(Refusal::NotAnnounced),
+        };
+        if refusal.is_some() {
+            self.say(at, from, Record::Verdict { name, refusal });
+            return;
+        }
+        let Some(held) = self.held.get_mut(&flow) else { return };
+        let donor = held.owner;
+        let before: Vec<_> = held.unsettled.iter().map(|(name, of)| (*name, of.donor_at)).collect();
+        let donor_at = (donor != self.key.public()).then(|| at.around.whereabouts(&donor)).flatten();
+        let unsettled = before.into_iter().chain([(name, donor_at)]).collect();
+        let saved = SavedHeld { flow, owner: from, sequence: held.next, last: name, unsettled };
+        if let Some(announced) = &mut held.announced {
+            announced.keeping = true;
+        }
+        self.op(MoveOp::SaveHeld(saved), Asked::Keep(flow));
+    }
+
+    /// The commit is kept: it is decided. Or it could not be.
+    pub(super) fn handle_kept(&mut self, at: At<'_>, flow: u64, result: Result<MoveDone, MoveFailed>) {
+        let Some(held) = self.held.get_mut(&flow) else { return };
+        let Some(announced) = held.announced.take_if(|announced| announced.keeping) else { return };
+        let Announcement { name, acceptor, recalled, surrendered, .. } = announced;
+        let donor = held.owner;
+        let sequence = held.next;
+        held.next = sequence.saturating_add(1);
+        if let Err(failed) = result {
+            self.event(MoveEvent::OpFailed { what: "keeping whose a socket is", error: failed.sentence });
+            self.say(at, acceptor, Record::Verdict { name, refusal: Some(Refusal::NotKept) });
+            self.say(at, donor, Record::Decided { number: name.number, decision: Decision::Revoked });
+            if recalled == Some(true) {
+                self.close_far_end(flow);
+            }
+            self.tidy(flow);
+            return;
+        }
+        let before = held.waits_for();
+        held.owner = acceptor;
+        held.sequence = sequence;
+        held.last = Some(name);
+        held.awaiting = Some(acceptor);
+        let until = at.now + SETTLED_WITHIN;
+        let donor_at = at.around.whereabouts(&donor);
+        held.unsettled.insert(name, Unsettled { until, donor_at });
+        self.settling.insert(name, flow);
+        let after = held.waits_for();
+        self.wait(at, &before, &after);
+        self.limit(until, Limit::Unsettled(flow));
+        self.say(at, donor, Record::Decided { number: name.number, decision: Decision::Committed });
+        self.event(MoveEvent::Rebound { flow, to: acceptor });
+        if surrendered {
+            self.lose(at, flow, name, acceptor);
+        } else {
+            self.lead(at, flow);
+        }
+    }
+
+    /// Has what the far end sends led to the flow's owner.
+    pub(super) fn lead(&mut self, at: At<'_>, flow: u64) {
+        match self.held.get(&flow) {
+            Some(held) if held.last.is_some() && !held.over => {
+                let (to, sequence) = (held.owner, held.sequence);
+                self.op(MoveOp::Lead { flow, to, sequence }, Asked::Lead(flow));
+            }
+            // There is nothing to lead any more.
+            _ => self.handle_led(at, flow, Ok(MoveDone::Done)),
+        }
+    }
+
+    pub(super) fn handle_led(&mut self, at: At<'_>, flow: u64, result: Result<MoveDone, MoveFailed>) {
+        if let Err(failed) = result {
+            self.event(MoveEvent::OpFailed { what: "leading a flow to where it was moved", error: failed.sentence });
+            self.limit(at.now + AGAIN, Limit::Lead(flow));
+        }
+        // It may go on in any case: it was decided.
+        let Some(held) = self.held.get_mut(&flow) else { return };
+        if let (Some(acceptor), Some(name)) = (held.awaiting.take(), held.last) {
+            self.say(at, acceptor, Record::Verdict { name, refusal: None });
+        }
+        self.tidy(flow);
+    }
+
+    /// A donor wants a move back (P-75).
+    pub(super) fn handle_recall(&mut self, at: At<'_>, name: MoveName, donor: PublicKey, flow: u64, gone: bool) {
+        let owned = self.is_owned(at, flow, donor);
+        let decided = |decision| Record::Decided { number: name.number, decision };
+        let decision = match self.held.get_mut(&flow) {
+            Some(held) if held.unsettled.contains_key(&name) || held.last == Some(name) => Decision::Committed,
+            Some(held) if held.owner != donor => {
+                if held.last.is_some() {
+                    Decision::Committed
+                } else {
+                    Decision::NoSuchFlow
+                }
+            }
+            Some(held) if !held.over => {
+                match &mut held.announced {
+                    // It is told when that is known.
+                    Some(announced) if announced.keeping && announced.name == name => {
+                        announced.recalled = Some(gone);
+                        return;
+                    }
+                    Some(announced) if announced.name == name => {
+                        held.announced = None;
+                        held.next = held.next.saturating_add(1);
+                    }
+                    _ => {}
+                }
+                Decision::Revoked
+            }
+            Some(_) => Decision::NoSuchFlow,
+            None if owned => Decision::Revoked,
+            None => Decision::NoSuchFlow,
+        };
+        if decision == Decision::Revoked && gone {
+            self.close_far_end(flow);
+        }
+        self.say(at, donor, decided(decision));
+        self.tidy(flow);
+    }
+
+    /// A donor has acted on what was decided.
+    pub(super) fn handle_settled(&mut self, at: At<'_>, name: MoveName) {
+        if let Some(flow) = self.settling.get(&name).copied() {
+            self.settle(at, flow, &[name]);
+        }
+    }
+
+    fn settle(&mut self, at: At<'_>, flow: u64, names: &[MoveName]) {
+        let Some(held) = self.held.get_mut(&flow) else { return };
+        let before = held.waits_for();
+        for name in names {
+            self.settling.remove(name);
+            if let Some(of) = held.unsettled.remove(name) {
+                self.limits.remove(&(of.until, Limit::Unsettled(flow)));
+            }
+        }
+        let Some(held) = self.held.get(&flow) else { return };
+        let after = held.waits_for();
+        // A limit may have been that of two.
+        let next = held.unsettled.values().map(|of| of.until).min();
+        self.limits.extend(next.map(|until| (until, Limit::Unsettled(flow))));
+        self.wait(at, &before, &after);
+        if let Some(saved) = self.held_to_save(flow) {
+            self.effect("keeping whose a socket is", MoveOp::SaveHeld(saved));
+        }
+        self.tidy(flow);
+    }
+
+    /// An acceptor's copy is lost.
+    pub(super) fn handle_surrender(&mut self, at: At<'_>, from: PublicKey, ticket: Ticket) {
+        let (name, flow) = (ticket.name, ticket.flow);
+        let genuine = self.concerns(flow, name) && self.is_genuine(&ticket);
+        let Some(held) = self.held.get_mut(&flow).filter(|_| genuine) else {
+            self.say(at, from, Record::Verdict { name, refusal: Some(Refusal::NotAnnounced) });
+            return;
+        };
+        if held.last == Some(name) && held.owner == from {
+            self.lose(at, flow, name, from);
+            return;
+        }
+        if let Some(announced) = &mut held.announced
+            && announced.name == name
+            && announced.acceptor == from
+        {
+            if announced.keeping {
+                announced.surrendered = true;
+                return;
+            }
+            held.announced = None;
+            held.next = held.next.saturating_add(1);
+            let donor = held.owner;
+            self.say(at, donor, Record::Decided { number: name.number, decision: Decision::Revoked });
+        }
+        self.say(at, from, Record::Verdict { name, refusal: Some(Refusal::Cancelled) });
+        self.tidy(flow);
+    }
+
+    /// The only copy of a flow's socket is lost.
+    fn lose(&mut self, at: At<'_>, flow: u64, name: MoveName, owner: PublicKey) {
+        self.close_far_end(flow);
+        self.say(at, owner, Record::Verdict { name, refusal: Some(Refusal::Cancelled) });
+        self.end_flow(flow);
+    }
+
+    fn close_far_end(&mut self, flow: u64) {
+        self.effect("closing a connection whose socket is lost", MoveOp::CloseFarEnd { flow });
+    }
+
+    /// A flow is over: whose it was matters to nobody but a donor that has not heard it yet.
+    pub(super) fn end_flow(&mut self, flow: u64) {
+        if let Some(held) = self.held.get_mut(&flow) {
+            held.over = true;
+            if held.announced.as_ref().is_some_and(|announced| !announced.keeping) {
+                held.announced = None;
+            }
+            self.tidy(flow);
+        }
+    }
+
+    pub(super) fn handle_announcement_limit(&mut self, at: At<'_>, flow: u64) {
+        let Some(held) = self.held.get_mut(&flow) else { return };
+        let over = |announced: &mut Announcement| announced.until <= at.now && !announced.keeping;
+        if held.announced.take_if(over).is_some() {
+            held.next = held.next.saturating_add(1);
+            self.tidy(flow);
+        }
+    }
+
+    pub(super) fn handle_unsettled_limit(&mut self, at: At<'_>, flow: u64) {
+        let Some(held) = self.held.get(&flow) else { return };
+        let late: Vec<MoveName> =
+            held.unsettled.iter().filter(|(_, of)| of.until <= at.now).map(|(name, _)| *name).collect();
+        if !late.is_empty() {
+            self.settle(at, flow, &late);
+        }
+    }
+}

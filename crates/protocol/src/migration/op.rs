@@ -1,0 +1,285 @@
+//! What the transaction that moves a socket asks its caller to do, and what it is told of it.
+
+use std::net::SocketAddr;
+
+use whimbrel_handshake::PublicKey;
+use whimbrel_wire::FlowTuple;
+pub use whimbrel_wire::moving::{MoveName, Refusal, Request, Ticket};
+use whimbrel_wire::snapshot::Family;
+
+/// Which sockets a host takes part in moving.
+#[derive(Clone, Debug)]
+pub struct Moving {
+    /// Whether it takes part at all: as a donor, and as a holder for its peers.
+    pub enabled: bool,
+    /// Whose sockets it takes.
+    pub accept_from: Vec<PublicKey>,
+    /// Moves that it takes part in at a time, in each role.
+    pub most: usize,
+    /// Bytes of snapshots that it takes at a time, of all donors.
+    pub bytes: u64,
+}
+
+impl Default for Moving {
+    fn default() -> Self {
+        Self { enabled: false, accept_from: Vec::new(), most: 16_384, bytes: 1 << 30 }
+    }
+}
+
+/// A socket that is to be given away.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gift {
+    /// The flow as the socket has it.
+    pub tuple: FlowTuple,
+    /// The family of the socket.
+    pub family: Family,
+    /// How long its snapshot will be, about, in bytes.
+    pub size: u32,
+    /// The kinds of socket options that it needs, as in its snapshot.
+    pub options: Vec<u16>,
+    /// Who holds the binding of the far end: the peer at the far end, the anchor that lends the endpoint, or this host.
+    pub holder: PublicKey,
+    /// Where the holder is, if no peer has this key yet.
+    pub holder_at: Option<SocketAddr>,
+    /// What this host and the holder call the flow.
+    pub flow: u64,
+    /// Who is to have the socket.
+    pub acceptor: PublicKey,
+    /// Where the acceptor is, if no peer has this key yet.
+    pub acceptor_at: Option<SocketAddr>,
+}
+
+/// Why a socket is not even tried to be given away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotGiven {
+    /// This host takes no part in moves.
+    #[error("this host is not configured to move sockets")]
+    Disabled,
+    /// The acceptor is this host itself.
+    #[error("the socket is on this host already")]
+    Here,
+    /// The flow is being moved already.
+    #[error("the connection is being moved already")]
+    Moving,
+    /// As many moves are under way as may be.
+    #[error("too many connections are being moved at once")]
+    TooMany,
+}
+
+/// Names one [`MoveOp`], so that its result finds its way back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct MoveOpId(pub u64);
+
+/// An effect of a move that the caller carries out. What fails has changed nothing, unless it says otherwise. Whose socket it is
+/// follows from the name: the donor's own key, or another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MoveOp {
+    /// Acceptor: is there room, the address family, the right to rebuild sockets, somebody to receive it? Nothing is done yet, but
+    /// what is found is kept free until [`MoveOp::Restore`] or the end of the move.
+    Admit {
+        /// Which move.
+        name: MoveName,
+        /// Which socket.
+        request: Request,
+    },
+    /// Donor: hold what comes in for the flow (it is kept, for whoever has the socket in the end), hold the program, freeze the
+    /// socket.
+    Freeze {
+        /// Which move.
+        name: MoveName,
+        /// Which socket.
+        flow: FlowTuple,
+    },
+    /// Donor: write the frozen socket down; [`MoveDone::Dumped`].
+    Dump {
+        /// Which move.
+        name: MoveName,
+    },
+    /// Acceptor: rebuild the socket, which says nothing before it is thawed. A malformed snapshot is refused as
+    /// [`Refusal::BadSnapshot`].
+    Restore {
+        /// Which move.
+        name: MoveName,
+        /// Which socket.
+        request: Request,
+        /// As [`MoveOp::Dump`] has made it.
+        snapshot: Vec<u8>,
+    },
+    /// Either: the socket goes on. The donor's program and what was held come to it; at the acceptor it is handed to whoever is to
+    /// receive it. Where this fails the socket is lost.
+    Thaw {
+        /// Which move.
+        name: MoveName,
+    },
+    /// Either: this copy of the socket ends without a word to the far end. Where this fails it stays at rest for ever.
+    Destroy {
+        /// Which move.
+        name: MoveName,
+        /// Donor: to whom that goes which was held, and what still comes in for the flow.
+        forward: Option<PublicKey>,
+    },
+    /// Holder: what the far end sends in this flow is led to this host from now on, and what comes from there in the flow is
+    /// taken. A desired state: asked again until it is so, and after a restart.
+    Lead {
+        /// What the holder and its owners call the flow.
+        flow: u64,
+        /// Who owns it.
+        to: PublicKey,
+        /// The sequence number of the binding.
+        sequence: u32,
+    },
+    /// Holder: the flow's only socket is lost. Tell the far end that the connection is over, as a reset of that socket would.
+    CloseFarEnd {
+        /// What the holder and its owners call the flow.
+        flow: u64,
+    },
+    /// Donor: keep this over a restart.
+    SaveDonation(SavedDonation),
+    /// Donor: it need not be kept any more.
+    ForgetDonation {
+        /// Which move.
+        name: MoveName,
+    },
+    /// Acceptor: keep this over a restart.
+    SaveAcceptance(SavedAcceptance),
+    /// Acceptor: it need not be kept any more.
+    ForgetAcceptance {
+        /// Which move.
+        name: MoveName,
+    },
+    /// Holder: keep this over a restart.
+    SaveHeld(SavedHeld),
+    /// Holder: it need not be kept any more.
+    ForgetHeld {
+        /// What the holder and its owners call the flow.
+        flow: u64,
+    },
+}
+
+/// What an op that succeeded came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MoveDone {
+    /// It is done.
+    Done,
+    /// [`MoveOp::Dump`]: the snapshot (docs/snapshot.md).
+    Dumped(Vec<u8>),
+}
+
+/// What an op that failed came to.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{sentence}")]
+pub struct MoveFailed {
+    /// What another host is told.
+    pub refusal: Refusal,
+    /// What failed, for people at this host.
+    pub sentence: String,
+}
+
+/// What a restarted daemon finds of the socket of a move that was saved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// It goes on here.
+    Awake,
+    /// It is here, frozen.
+    Frozen,
+    /// It is not here.
+    Gone,
+}
+
+/// What a donor knows over a restart: its socket may be frozen, and its ticket out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SavedDonation {
+    /// Which move.
+    pub name: MoveName,
+    /// The flow as the socket has it.
+    pub tuple: FlowTuple,
+    /// What donor and holder call it.
+    pub flow: u64,
+    /// Who holds the binding.
+    pub holder: PublicKey,
+    /// Where.
+    pub holder_at: Option<SocketAddr>,
+    /// Who is to have the socket.
+    pub acceptor: PublicKey,
+}
+
+/// What an acceptor knows over a restart: it may have presented the ticket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SavedAcceptance {
+    /// Which socket.
+    pub request: Request,
+    /// Which move, and what lets it be committed.
+    pub ticket: Ticket,
+}
+
+/// What a holder knows over a restart of a flow that was moved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SavedHeld {
+    /// What the holder and its owners call the flow.
+    pub flow: u64,
+    /// Who has the socket.
+    pub owner: PublicKey,
+    /// The sequence number of the binding.
+    pub sequence: u32,
+    /// The move that was committed last.
+    pub last: MoveName,
+    /// Moves whose donors have not said that they know, and where these are.
+    pub unsettled: Vec<(MoveName, Option<SocketAddr>)>,
+}
+
+/// Something about a move that people or programs at this host want to know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MoveEvent {
+    /// Donor: the acceptor has the socket.
+    Given {
+        /// Which move.
+        name: MoveName,
+        /// Who has it.
+        to: PublicKey,
+    },
+    /// Donor: the socket stays here and goes on.
+    Kept {
+        /// Which move.
+        name: MoveName,
+        /// Why.
+        why: Refusal,
+    },
+    /// Donor: nobody can tell yet whose the socket is, since the holder does not answer. It rests until then (decision 0015).
+    Undecided {
+        /// Which move.
+        name: MoveName,
+        /// Who does not answer.
+        holder: PublicKey,
+    },
+    /// Acceptor: the socket goes on here.
+    Taken {
+        /// Which move.
+        name: MoveName,
+    },
+    /// Acceptor: the socket does not come.
+    NotTaken {
+        /// Which move.
+        name: MoveName,
+        /// Why.
+        why: Refusal,
+    },
+    /// Holder: a flow's socket is with another host now.
+    Rebound {
+        /// What the holder and its owners call the flow.
+        flow: u64,
+        /// With whom.
+        to: PublicKey,
+    },
+    /// Either end: the only copy of a socket is lost. The far end has been told that the connection is over, or there is none.
+    Lost {
+        /// Which move.
+        name: MoveName,
+    },
+    /// An op failed.
+    OpFailed {
+        /// What was asked, for people.
+        what: &'static str,
+        /// What came of it.
+        error: String,
+    },
+}

@@ -1,0 +1,541 @@
+//! Single roles, with words that an honest host would not say, or not then.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use whimbrel_handshake::{PublicKey, StaticKey};
+use whimbrel_wire::message::Message;
+use whimbrel_wire::moving::{AcceptorStanding, Decision, MAX_PART, MoveName, Record, Request, Stretch, Ticket};
+use whimbrel_wire::snapshot::Family;
+use whimbrel_wire::{FlowTuple, Transport};
+
+use super::{Around, At, MoveDone, MoveFailed, MoveOp, MoveOpId, Moves, Moving, Refusal, SavedHeld};
+use crate::Time;
+
+const FLOW: u64 = 77;
+const NUMBER: u64 = 5;
+const DONOR: usize = 0;
+const ACCEPTOR: usize = 1;
+const HOLDER: usize = 2;
+const THIEF: usize = 3;
+
+fn secret(of: usize) -> StaticKey {
+    StaticKey::from_bytes([8 * (of as u8 + 1); 32])
+}
+
+fn key(of: usize) -> PublicKey {
+    secret(of).public()
+}
+
+fn name(number: u64) -> MoveName {
+    MoveName { donor: *key(DONOR).as_bytes(), number }
+}
+
+/// Everybody has a session with everybody.
+struct Known;
+
+impl Around for Known {
+    fn has_session(&self, _: &PublicKey) -> bool {
+        true
+    }
+    fn has_flow(&self, _: &PublicKey, _: u64) -> bool {
+        false
+    }
+    fn whereabouts(&self, _: &PublicKey) -> Option<SocketAddr> {
+        None
+    }
+}
+
+/// One host, whom others are made to speak to.
+struct Host {
+    moves: Moves,
+    now: Time,
+    /// What it has said to each so far, that was not read.
+    unread: BTreeMap<PublicKey, Vec<u8>>,
+}
+
+impl Host {
+    fn new(of: usize) -> Self {
+        let accept_from = vec![key(DONOR)];
+        let config = Moving { enabled: true, accept_from, most: 4, bytes: 100_000 };
+        Self { moves: Moves::new(secret(of), config, 0), now: Time::from_micros(1_000_000), unread: BTreeMap::new() }
+    }
+
+    fn hear(&mut self, from: usize, record: Record) {
+        let at = At { now: self.now, around: &Known };
+        self.moves.hear(at, key(from), record);
+        self.moves.hear_own(at);
+    }
+
+    /// What it has said to somebody since the last time.
+    fn said(&mut self, to: usize) -> Vec<Record> {
+        let to = key(to);
+        let bytes = self.unread.entry(to).or_default();
+        while let Some(message) = self.moves.poll_message(self.now, &to) {
+            if let Message::Stream(Stretch { stream, offset, bytes: some, .. }) = message {
+                bytes.extend_from_slice(&some);
+                let before = offset + some.len() as u64;
+                let received = whimbrel_wire::moving::Received {
+                    stream,
+                    standing: whimbrel_wire::moving::StreamStanding::Taken,
+                    before,
+                    limit: before + 100_000,
+                    ranges: Vec::new(),
+                };
+                self.moves.handle_received(At { now: self.now, around: &Known }, to, &received);
+            }
+        }
+        let mut records = Vec::new();
+        while let Ok(Some((record, length))) = Record::decode(bytes) {
+            records.extend(record);
+            bytes.drain(..length);
+        }
+        records
+    }
+
+    fn ops(&mut self) -> Vec<(MoveOpId, MoveOp)> {
+        std::iter::from_fn(|| self.moves.poll_op()).collect()
+    }
+
+    /// The only op that it asks for.
+    fn op(&mut self) -> (MoveOpId, MoveOp) {
+        let mut ops = self.ops();
+        assert_eq!(ops.len(), 1, "{ops:?}");
+        ops.remove(0)
+    }
+
+    fn done(&mut self, id: MoveOpId) {
+        self.moves.handle_done(At { now: self.now, around: &Known }, id, Ok(MoveDone::Done));
+    }
+
+    fn failed(&mut self, id: MoveOpId) {
+        let failed = MoveFailed { refusal: Refusal::NotKept, sentence: "on purpose".to_owned() };
+        self.moves.handle_done(At { now: self.now, around: &Known }, id, Err(failed));
+    }
+
+    fn pass(&mut self, seconds: u64) {
+        self.now = self.now + Duration::from_secs(seconds);
+        self.moves.handle_timeout(At { now: self.now, around: &Known });
+    }
+
+    /// Carries out all that it asks for.
+    fn carry_out(&mut self) -> Vec<MoveOp> {
+        let mut all = Vec::new();
+        loop {
+            let ops = self.ops();
+            if ops.is_empty() {
+                return all;
+            }
+            for (id, op) in ops {
+                all.push(op);
+                self.done(id);
+            }
+        }
+    }
+}
+
+/// A holder that has lent the flow to the donor, which has announced a move, and the ticket for it.
+fn announced(number: u64) -> (Host, Ticket) {
+    let mut holder = Host::new(HOLDER);
+    holder.moves.lend(FLOW, key(DONOR));
+    let ticket = announce(&mut holder, number);
+    (holder, ticket)
+}
+
+fn announce(holder: &mut Host, number: u64) -> Ticket {
+    let acceptor = *key(ACCEPTOR).as_bytes();
+    holder.hear(DONOR, Record::Announce { number, flow: FLOW, lifetime: 60, acceptor });
+    let said = holder.said(DONOR);
+    let Some(Record::Announced { sequence, lifetime, refusal: None, .. }) = said.last() else { panic!("{said:?}") };
+    ticket(number, ACCEPTOR, *sequence, *lifetime)
+}
+
+fn ticket(number: u64, acceptor: usize, sequence: u32, lifetime: u32) -> Ticket {
+    let acceptor = *key(acceptor).as_bytes();
+    let mut ticket = Ticket { name: name(number), flow: FLOW, acceptor, sequence, lifetime, mac: [0; 16] };
+    let mut donor = Host::new(DONOR);
+    assert!(donor.moves.sign(&mut ticket, key(HOLDER)));
+    ticket
+}
+
+fn verdict(holder: &mut Host, to: usize) -> Option<Refusal> {
+    let said = holder.said(to);
+    let [Record::Verdict { refusal, .. }] = said[..] else { panic!("{said:?}") };
+    refusal
+}
+
+fn refused(holder: &mut Host, from: usize, ticket: Ticket, why: Refusal) {
+    holder.hear(from, Record::Ticket(ticket));
+    assert!(holder.ops().is_empty(), "{why:?}");
+    assert_eq!(verdict(holder, from), Some(why));
+}
+
+#[test]
+fn only_the_right_ticket_from_the_right_host_commits() {
+    // P-74
+    let (mut holder, right) = announced(NUMBER);
+    refused(&mut holder, THIEF, right, Refusal::NotYours);
+    for byte in 0..16 {
+        let mut forged = right;
+        forged.mac[byte] ^= 1;
+        refused(&mut holder, ACCEPTOR, forged, Refusal::Forged);
+    }
+    // The thief puts itself in, and cannot sign that.
+    refused(&mut holder, THIEF, Ticket { acceptor: *key(THIEF).as_bytes(), ..right }, Refusal::NotYours);
+    refused(&mut holder, ACCEPTOR, Ticket { sequence: right.sequence + 1, ..right }, Refusal::Forged);
+    // What the donor itself signs wrongly.
+    refused(&mut holder, ACCEPTOR, ticket(NUMBER, ACCEPTOR, right.sequence + 1, 60), Refusal::OtherSequence);
+    refused(&mut holder, ACCEPTOR, ticket(NUMBER + 1, ACCEPTOR, right.sequence, 60), Refusal::NotAnnounced);
+    refused(&mut holder, ACCEPTOR, ticket(NUMBER, THIEF, right.sequence, 60), Refusal::NotYours);
+    // After all that the right one is good.
+    holder.hear(ACCEPTOR, Record::Ticket(right));
+    let ops = holder.carry_out();
+    let saved = SavedHeld {
+        flow: FLOW,
+        owner: key(ACCEPTOR),
+        sequence: right.sequence,
+        last: name(NUMBER),
+        unsettled: vec![(name(NUMBER), None)],
+    };
+    let lead = MoveOp::Lead { flow: FLOW, to: key(ACCEPTOR), sequence: right.sequence };
+    assert_eq!(ops, [MoveOp::SaveHeld(saved), lead]);
+    assert_eq!(verdict(&mut holder, ACCEPTOR), None);
+    assert_eq!(holder.said(DONOR), [Record::Decided { number: NUMBER, decision: Decision::Committed }]);
+}
+
+#[test]
+fn a_ticket_that_is_presented_again_is_answered_and_changes_nothing() {
+    let (mut holder, ticket) = announced(NUMBER);
+    holder.hear(ACCEPTOR, Record::Ticket(ticket));
+    // Again, before it is kept.
+    holder.hear(ACCEPTOR, Record::Ticket(ticket));
+    holder.carry_out();
+    assert_eq!(verdict(&mut holder, ACCEPTOR), None);
+    holder.hear(ACCEPTOR, Record::Ticket(ticket));
+    assert!(holder.ops().is_empty());
+    assert_eq!(verdict(&mut holder, ACCEPTOR), None);
+    refused(&mut holder, THIEF, ticket, Refusal::NotAnnounced);
+    // The flow moved on meanwhile, to the thief: the ticket is worth nothing any more.
+    let acceptor = *key(THIEF).as_bytes();
+    holder.hear(ACCEPTOR, Record::Announce { number: 9, flow: FLOW, lifetime: 60, acceptor });
+    let mut next = Ticket { sequence: ticket.sequence + 1, acceptor, ..ticket };
+    next.name = MoveName { donor: *key(ACCEPTOR).as_bytes(), number: 9 };
+    assert!(Host::new(ACCEPTOR).moves.sign(&mut next, key(HOLDER)));
+    holder.hear(THIEF, Record::Ticket(next));
+    holder.carry_out();
+    holder.said(ACCEPTOR);
+    refused(&mut holder, ACCEPTOR, ticket, Refusal::NotAnnounced);
+}
+
+#[test]
+fn an_expired_ticket_is_worth_nothing() {
+    let (mut holder, ticket) = announced(NUMBER);
+    // Late by the holder's clock, before it has looked.
+    holder.now = holder.now + Duration::from_secs(60);
+    refused(&mut holder, ACCEPTOR, ticket, Refusal::Expired);
+    holder.pass(0);
+    refused(&mut holder, ACCEPTOR, ticket, Refusal::NotAnnounced);
+    // Nor is it when the donor announces another move, which has another number.
+    let next = announce(&mut holder, NUMBER + 1);
+    assert!(next.sequence > ticket.sequence);
+    refused(&mut holder, ACCEPTOR, ticket, Refusal::NotAnnounced);
+}
+
+#[test]
+fn what_is_recalled_is_never_committed_and_what_is_committed_is_never_recalled() {
+    // P-75
+    let recall = Record::Recall { number: NUMBER, flow: FLOW, gone: false };
+    let decided = |decision| Record::Decided { number: NUMBER, decision };
+    let (mut holder, ticket) = announced(NUMBER);
+    holder.hear(DONOR, recall.clone());
+    assert_eq!(holder.said(DONOR), [decided(Decision::Revoked)]);
+    refused(&mut holder, ACCEPTOR, ticket, Refusal::NotAnnounced);
+    // Somebody else may not recall it.
+    let (mut holder, ticket) = announced(NUMBER);
+    holder.hear(THIEF, recall.clone());
+    assert_eq!(holder.said(THIEF), [decided(Decision::NoSuchFlow)]);
+    // While it is being kept nobody knows.
+    holder.hear(ACCEPTOR, Record::Ticket(ticket));
+    let (keep, _) = holder.op();
+    holder.hear(DONOR, recall.clone());
+    assert!(holder.said(DONOR).is_empty());
+    holder.done(keep);
+    holder.carry_out();
+    assert_eq!(holder.said(DONOR), [decided(Decision::Committed)]);
+    holder.hear(DONOR, recall.clone());
+    assert_eq!(holder.said(DONOR), [decided(Decision::Committed)]);
+    // It could not be kept.
+    let (mut holder, ticket) = announced(NUMBER);
+    holder.hear(ACCEPTOR, Record::Ticket(ticket));
+    let (keep, _) = holder.op();
+    holder.hear(DONOR, recall);
+    holder.failed(keep);
+    assert_eq!(holder.said(DONOR), [decided(Decision::Revoked)]);
+    assert_eq!(verdict(&mut holder, ACCEPTOR), Some(Refusal::NotKept));
+    refused(&mut holder, ACCEPTOR, ticket, Refusal::NotAnnounced);
+}
+
+#[test]
+fn a_commit_is_not_overwritten_by_what_was_before_it() {
+    let (mut holder, first) = announced(NUMBER);
+    holder.hear(ACCEPTOR, Record::Ticket(first));
+    holder.carry_out();
+    // The acceptor gives it back before the donor has said that it knows.
+    let acceptor = *key(DONOR).as_bytes();
+    holder.hear(ACCEPTOR, Record::Announce { number: 9, flow: FLOW, lifetime: 60, acceptor });
+    let mut back = Ticket { sequence: first.sequence + 1, acceptor, ..first };
+    back.name = MoveName { donor: *key(ACCEPTOR).as_bytes(), number: 9 };
+    assert!(Host::new(ACCEPTOR).moves.sign(&mut back, key(HOLDER)));
+    holder.hear(DONOR, Record::Ticket(back));
+    let (keep, op) = holder.op();
+    assert!(matches!(op, MoveOp::SaveHeld(SavedHeld { owner, .. }) if owner == key(DONOR)));
+    holder.hear(DONOR, Record::Settled { number: NUMBER });
+    assert!(holder.ops().is_empty(), "nothing older is saved behind it");
+    holder.done(keep);
+    holder.carry_out();
+    holder.hear(ACCEPTOR, Record::Settled { number: 9 });
+    let (id, op) = holder.op();
+    let MoveOp::SaveHeld(saved) = &op else { panic!("{op:?}") };
+    assert_eq!((saved.owner, saved.unsettled.len()), (key(DONOR), 0));
+    // It fails, and is asked for again, as it is by then.
+    holder.failed(id);
+    holder.pass(1);
+    assert_eq!(holder.op().1, op);
+}
+
+#[test]
+fn a_lost_copy_closes_the_far_end_and_only_its_acceptor_may_say_so() {
+    let (mut holder, ticket) = announced(NUMBER);
+    holder.hear(ACCEPTOR, Record::Ticket(ticket));
+    holder.carry_out();
+    holder.said(ACCEPTOR);
+    let mut forged = ticket;
+    forged.mac[3] ^= 4;
+    for (from, ticket) in [(THIEF, ticket), (ACCEPTOR, forged)] {
+        holder.hear(from, Record::Surrender(ticket));
+        assert_eq!(
+            verdict(&mut holder, from),
+            Some(if from == THIEF { Refusal::Cancelled } else { Refusal::NotAnnounced })
+        );
+        assert!(holder.ops().is_empty());
+    }
+    holder.hear(ACCEPTOR, Record::Surrender(ticket));
+    assert_eq!(holder.carry_out(), [MoveOp::CloseFarEnd { flow: FLOW }]);
+    assert_eq!(verdict(&mut holder, ACCEPTOR), Some(Refusal::Cancelled));
+    // The donor still learns that it has the socket no more; then nothing is left.
+    holder.hear(DONOR, Record::Recall { number: NUMBER, flow: FLOW, gone: false });
+    assert!(holder.said(DONOR).contains(&Record::Decided { number: NUMBER, decision: Decision::Committed }));
+    holder.hear(DONOR, Record::Settled { number: NUMBER });
+    assert_eq!(holder.carry_out(), [MoveOp::ForgetHeld { flow: FLOW }]);
+    assert!(holder.moves.held.is_empty());
+}
+
+fn request(port: u16, size: u32) -> Request {
+    let local = SocketAddr::new("192.0.2.1".parse().unwrap(), port);
+    let remote = "198.51.100.7:40000".parse().unwrap();
+    Request {
+        holder: *key(HOLDER).as_bytes(),
+        holder_at: "203.0.113.5:2031".parse().unwrap(),
+        flow: FLOW,
+        tuple: FlowTuple { transport: Transport::Tcp, local, remote },
+        family: Family::Ipv4,
+        size,
+        options: Vec::new(),
+    }
+}
+
+fn answers(said: Vec<Record>) -> Vec<(u64, AcceptorStanding, Option<Refusal>)> {
+    let of = |record| match record {
+        Record::Answer { number, standing, refusal } => (number, standing, refusal),
+        other => panic!("{other:?}"),
+    };
+    said.into_iter().map(of).collect()
+}
+
+/// An acceptor that is ready for a snapshot of 1000 bytes.
+fn ready() -> Host {
+    let mut acceptor = Host::new(ACCEPTOR);
+    acceptor.hear(DONOR, Record::Ask { number: NUMBER, request: request(1, 1000) });
+    let (admit, op) = acceptor.op();
+    assert!(matches!(op, MoveOp::Admit { .. }));
+    acceptor.done(admit);
+    assert_eq!(answers(acceptor.said(DONOR)), [(NUMBER, AcceptorStanding::Ready, None)]);
+    acceptor
+}
+
+#[test]
+fn an_acceptor_bounds_what_it_takes() {
+    // P-72
+    let mut acceptor = ready();
+    acceptor.hear(THIEF, Record::Ask { number: 1, request: request(2, 1000) });
+    assert_eq!(answers(acceptor.said(THIEF)), [(1, AcceptorStanding::Refused, Some(Refusal::NotAllowed))]);
+    let no_room = |number| (number, AcceptorStanding::Refused, Some(Refusal::NoRoom));
+    acceptor.hear(DONOR, Record::Ask { number: 6, request: request(3, 99_000) });
+    assert_eq!(answers(acceptor.said(DONOR)), [no_room(6)]);
+    acceptor.hear(DONOR, Record::Ask { number: 7, request: request(1, 10) });
+    assert_eq!(answers(acceptor.said(DONOR)), [(7, AcceptorStanding::Refused, Some(Refusal::Busy))]);
+    for number in 10..13 {
+        acceptor.hear(DONOR, Record::Ask { number, request: request(number as u16, 10) });
+    }
+    acceptor.hear(DONOR, Record::Ask { number: 13, request: request(13, 10) });
+    assert_eq!(answers(acceptor.said(DONOR)), [no_room(13)]);
+    // A snapshot that turns out longer than there is room.
+    acceptor.hear(DONOR, Record::Part { number: NUMBER, total: 98_000, offset: 0, bytes: vec![1; 10] });
+    assert_eq!(answers(acceptor.said(DONOR)), [no_room(NUMBER)]);
+    (10..13).for_each(|number| acceptor.hear(DONOR, Record::Cancel { number }));
+    assert!(acceptor.ops().iter().all(|(_, op)| matches!(op, MoveOp::Admit { .. } | MoveOp::ForgetAcceptance { .. })));
+    assert_eq!((acceptor.moves.reserved, acceptor.moves.acceptances.len()), (0, 0));
+}
+
+#[test]
+fn a_snapshot_that_does_not_fit_together_is_refused() {
+    let signed = ticket(NUMBER, ACCEPTOR, 1, 60);
+    let part = |total, offset: usize, length| Record::Part {
+        number: NUMBER,
+        total,
+        offset: offset as u32,
+        bytes: vec![7; length],
+    };
+    let bad: [Vec<Record>; 5] = [
+        vec![part(1000, 0, 500), part(1000, 600, 100)],
+        vec![part(1000, 0, 500), part(1001, 500, 100)],
+        vec![part(1000, 0, 500), Record::Ticket(signed)],
+        vec![Record::Ticket(signed)],
+        vec![part(1000, 0, 1000), Record::Ticket(ticket(NUMBER, THIEF, 1, 60))],
+    ];
+    for records in bad {
+        let mut acceptor = ready();
+        records.iter().for_each(|record| acceptor.hear(DONOR, record.clone()));
+        let refused = (NUMBER, AcceptorStanding::Refused, Some(Refusal::BadSnapshot));
+        assert_eq!(answers(acceptor.said(DONOR)), [refused], "{records:?}");
+        assert!(!acceptor.ops().iter().any(|(_, op)| matches!(op, MoveOp::Restore { .. })));
+        assert_eq!(acceptor.moves.reserved, 0);
+    }
+    // From its beginning again, as when the words had to be said anew.
+    let mut acceptor = ready();
+    for record in [part(1000, 0, 500), part(1000, 0, 500), part(1000, 500, 500), Record::Ticket(signed)] {
+        acceptor.hear(DONOR, record);
+    }
+    let (_, op) = acceptor.op();
+    assert!(matches!(op, MoveOp::Restore { snapshot, .. } if snapshot == vec![7; 1000]));
+    // Somebody else's parts and ticket are about another move.
+    let mut acceptor = ready();
+    acceptor.hear(THIEF, part(1000, 0, 1000));
+    assert_eq!(answers(acceptor.said(THIEF)), [(NUMBER, AcceptorStanding::Unknown, None)]);
+}
+
+#[test]
+fn who_asks_and_does_not_listen_is_not_answered_for_ever() {
+    let mut acceptor = Host::new(ACCEPTOR);
+    let mut offset = 0;
+    let mut bytes = Vec::new();
+    (0..10).for_each(|number| Record::Ask { number, request: request(1, 10) }.encode(&mut bytes));
+    for _ in 0..40_000 {
+        let stretch = Stretch { stream: 1, fresh: true, offset, bytes: bytes.clone() };
+        let at = At { now: acceptor.now, around: &Known };
+        acceptor.moves.handle_stretch(at, key(THIEF), stretch);
+        let limit = acceptor.moves.poll_message(acceptor.now, &key(THIEF));
+        offset += bytes.len() as u64;
+        drop(limit);
+    }
+    let entries = acceptor.moves.entries();
+    assert!(entries < 2 << 20, "{entries}");
+    assert!(acceptor.moves.ticket_keys.is_empty() && acceptor.ops().is_empty());
+}
+
+#[test]
+fn a_part_is_no_longer_than_a_record_may_be() {
+    let mut bytes = Vec::new();
+    Record::Part { number: 1, total: MAX_PART as u32, offset: 0, bytes: vec![0; MAX_PART] }.encode(&mut bytes);
+    assert!(Record::decode(&bytes).is_ok_and(|record| record.is_some()));
+}
+
+/// Three hosts that hear one another at once, and do what they are asked.
+struct Three {
+    hosts: [Host; 3],
+    datagrams: usize,
+}
+
+impl Three {
+    /// Says, hears and does whatever there is; whether there was anything.
+    fn step(&mut self) -> bool {
+        let mut any = false;
+        for from in 0..3 {
+            for to in (0..3).filter(|to| *to != from) {
+                while let Some(message) = self.hosts[from].moves.poll_message(self.hosts[from].now, &key(to)) {
+                    (any, self.datagrams) = (true, self.datagrams + 1);
+                    let at = At { now: self.hosts[to].now, around: &Known };
+                    match message {
+                        Message::Stream(stretch) => self.hosts[to].moves.handle_stretch(at, key(from), stretch),
+                        Message::Received(received) => self.hosts[to].moves.handle_received(at, key(from), &received),
+                        other => panic!("{other:?}"),
+                    }
+                }
+            }
+            for (id, op) in self.hosts[from].ops() {
+                any = true;
+                let dumped = matches!(op, MoveOp::Dump { .. });
+                let done = if dumped { MoveDone::Dumped(vec![7; 600]) } else { MoveDone::Done };
+                let at = At { now: self.hosts[from].now, around: &Known };
+                self.hosts[from].moves.handle_done(at, id, Ok(done));
+            }
+        }
+        any
+    }
+
+    /// Lets time pass until something is due.
+    fn pass(&mut self) {
+        let at = At { now: self.hosts[0].now, around: &Known };
+        let due = self.hosts.iter().filter_map(|host| host.moves.deadline(at)).min();
+        let now = due.expect("something is due").max(self.hosts[0].now);
+        for host in &mut self.hosts {
+            host.now = now;
+            host.moves.handle_timeout(At { now, around: &Known });
+        }
+    }
+}
+
+#[test]
+fn thousands_move_at_once() {
+    let count: u64 = if cfg!(debug_assertions) { 500 } else { 4000 };
+    let mut three = Three { hosts: [DONOR, ACCEPTOR, HOLDER].map(Host::new), datagrams: 0 };
+    for host in &mut three.hosts {
+        host.moves.config.most = count as usize;
+        host.moves.config.bytes = 1 << 30;
+    }
+    let start = three.hosts[DONOR].now;
+    let at = At { now: start, around: &Known };
+    for flow in 0..count {
+        three.hosts[HOLDER].moves.lend(flow, key(DONOR));
+        let Request { tuple, family, .. } = request(1, 600);
+        let remote = SocketAddr::new([10, 0, (flow >> 8) as u8, flow as u8].into(), 9);
+        let gift = super::Gift {
+            tuple: FlowTuple { remote, ..tuple },
+            family,
+            size: 600,
+            options: Vec::new(),
+            holder: key(HOLDER),
+            holder_at: None,
+            flow,
+            acceptor: key(ACCEPTOR),
+            acceptor_at: None,
+        };
+        assert!(three.hosts[DONOR].moves.give(at, 1_000_000 + flow, gift).is_ok());
+    }
+    let taken = |three: &Three| three.hosts[HOLDER].moves.held.values().all(|held| held.is_owned_by(key(ACCEPTOR)));
+    let busy = |three: &Three| {
+        three.hosts.iter().any(|host| !host.moves.donations.is_empty() || !host.moves.acceptances.is_empty())
+    };
+    while busy(&three) {
+        if !three.step() {
+            three.pass();
+        }
+    }
+    assert!(taken(&three));
+    let took = three.hosts[DONOR].now.since(start);
+    // Nothing but pacing and acknowledgements that wait takes time here.
+    assert!(took < Duration::from_secs(2), "{took:?}");
+    // Of about 1 KB for each move; what is said together goes together.
+    assert!(three.datagrams < 3 * count as usize, "{}", three.datagrams);
+}

@@ -1,0 +1,395 @@
+//! Sockets that change hosts: their kernels, their programs, and what the far end sees.
+
+use std::time::Duration;
+
+use whimbrel_handshake::PublicKey;
+use whimbrel_protocol::{
+    Found, Gift, MoveDone, MoveEvent, MoveFailed, MoveName, MoveOp, MoveOpId, NotGiven, Refusal, SavedAcceptance,
+    SavedDonation, SavedHeld,
+};
+use whimbrel_wire::FlowTuple;
+use whimbrel_wire::snapshot::Family;
+
+use super::{What, World};
+use crate::host::HostId;
+use crate::ledger::Kind;
+use crate::relocation::{Connection, ConnectionId, Copy, Counts, Words};
+
+/// How long what an end says is under way.
+const WAY: Duration = Duration::from_millis(4);
+
+impl World {
+    /// A connection whose socket is on `owner`; `holder` holds its far end, by this name.
+    pub fn movable(&mut self, owner: HostId, holder: HostId, name: u64, tuple: FlowTuple) -> ConnectionId {
+        let id = ConnectionId(self.connections.len());
+        let socket = Copy { awake: true, in_program: true, relic: false, counts: Counts::default() };
+        self.connections.push(Connection {
+            tuple,
+            name,
+            holder,
+            led: owner,
+            copies: [(owner, socket)].into(),
+            left: [].into(),
+            died: false,
+            closed: false,
+            far: Counts::default(),
+        });
+        id
+    }
+
+    /// Has a holder lend a flow to a host, now and whenever its daemon is started.
+    pub fn lend(&mut self, holder: HostId, name: u64, to: HostId) {
+        let key = self.hosts[to.0].public_key();
+        self.hosts[holder.0].lent.push((name, key));
+        self.with_node(holder, |node| node.lend_flow(name, key));
+    }
+
+    /// A connection whose socket may move.
+    #[must_use]
+    pub fn connection(&self, id: ConnectionId) -> &Connection {
+        &self.connections[id.0]
+    }
+
+    /// All of them.
+    pub fn connections(&self) -> impl Iterator<Item = ConnectionId> + use<> {
+        (0..self.connections.len()).map(ConnectionId)
+    }
+
+    /// Has a host give the socket of a connection to another.
+    ///
+    /// # Errors
+    /// As [`whimbrel_protocol::Node::give_socket`].
+    ///
+    /// # Panics
+    /// Its daemon does not run.
+    pub fn give(&mut self, id: ConnectionId, from: HostId, to: HostId, size: usize) -> Result<MoveName, NotGiven> {
+        let endpoint = |w: &Self, host: HostId| {
+            let of = &w.hosts[host.0];
+            of.attached.first().map(|attached| (attached.address, of.config.port).into())
+        };
+        let of = self.connections[id.0].clone();
+        self.snapshot_length = size;
+        let gift = Gift {
+            tuple: of.tuple,
+            family: Family::Ipv4,
+            size: size as u32,
+            options: vec![1, 60],
+            holder: self.hosts[of.holder.0].public_key(),
+            holder_at: endpoint(self, of.holder),
+            flow: of.name,
+            acceptor: self.hosts[to.0].public_key(),
+            acceptor_at: endpoint(self, to),
+        };
+        let now = self.now;
+        let mut given = None;
+        self.with_node(from, |node| given = Some(node.give_socket(now, gift)));
+        given.expect("its daemon runs")
+    }
+
+    /// A program ends, and its copy of a socket with it, frozen or not.
+    pub fn end_program(&mut self, id: ConnectionId, host: HostId, name: MoveName) {
+        let of = &mut self.connections[id.0];
+        if of.copies.remove(&host).is_some() {
+            of.died = true;
+            let now = self.now;
+            self.with_node(host, |node| node.handle_move_socket_gone(now, name));
+        }
+    }
+
+    /// Whether a connection goes on at one place, which is where its far end leads, and no copy is anywhere else.
+    #[must_use]
+    pub fn is_whole(&self, id: ConnectionId) -> bool {
+        let of = &self.connections[id.0];
+        let copies: Vec<HostId> = of.copies.iter().filter(|(_, copy)| !copy.relic).map(|(host, _)| *host).collect();
+        !of.closed && copies == [of.led] && of.copies[&of.led].awake && of.copies[&of.led].in_program
+    }
+
+    /// Whether a connection is over, as is right where a process that had its only socket died.
+    #[must_use]
+    pub fn is_over(&self, id: ConnectionId) -> bool {
+        let of = &self.connections[id.0];
+        of.died && of.closed && of.copies.values().all(|copy| copy.relic)
+    }
+
+    /// What a host's node keeps on account of moves.
+    #[must_use]
+    pub fn moving_entries(&self, host: HostId) -> usize {
+        self.hosts[host.0].node.as_ref().map_or(0, whimbrel_protocol::Node::move_entries)
+    }
+
+    /// Bytes that have come to the socket, and to the far end.
+    #[must_use]
+    pub fn heard(&self, id: ConnectionId) -> (u64, u64) {
+        let of = &self.connections[id.0];
+        (of.copies.values().map(|copy| copy.counts.received).max().unwrap_or_default(), of.far.received)
+    }
+
+    // ---- what is said over the connections
+
+    /// Both ends say something, and so does whoever else takes itself for an end.
+    pub(super) fn converse(&mut self) {
+        for at in 0..self.connections.len() {
+            let of = &mut self.connections[at];
+            if of.closed {
+                continue;
+            }
+            of.far.sent += 7;
+            let words = Words { from: of.far.acknowledged, to: of.far.sent, received: of.far.received };
+            let to = of.led;
+            let awake: Vec<HostId> = of.copies.iter().filter(|(_, copy)| copy.awake).map(|(host, _)| *host).collect();
+            for host in &awake {
+                if let Some(copy) = of.copies.get_mut(host) {
+                    copy.counts.sent += 5;
+                }
+            }
+            self.later(WAY, What::Said(ConnectionId(at), Some(to), words));
+            awake.into_iter().for_each(|host| self.speak(at, host));
+        }
+    }
+
+    fn speak(&mut self, at: usize, host: HostId) {
+        let Some(copy) = self.connections[at].copies.get(&host).filter(|copy| copy.awake) else { return };
+        let Counts { sent, acknowledged, received } = copy.counts;
+        self.later(WAY, What::Said(ConnectionId(at), None, Words { from: acknowledged, to: sent, received }));
+    }
+
+    /// Words arrive at the socket's end, on a host, or at the far end.
+    pub(super) fn hear_words(&mut self, id: ConnectionId, host: Option<HostId>, words: Words) {
+        let now = self.now;
+        let of = &mut self.connections[id.0];
+        if of.closed {
+            return;
+        }
+        let end = match host {
+            None => Some(&mut of.far),
+            Some(host) => match of.copies.get_mut(&host) {
+                Some(copy) if copy.awake => Some(&mut copy.counts),
+                // Held, and said again.
+                Some(_) => return,
+                None => {
+                    if !of.left.contains(&host) && !of.died {
+                        let what = format!("{host:?} has no socket of {id:?}, and resets it");
+                        self.ledger.violation(Kind::Reset, now, what);
+                    }
+                    return;
+                }
+            },
+        };
+        let Some(end) = end else { return };
+        if words.from > end.received || words.received > end.sent {
+            let what = format!("{id:?} at {host:?} is at {end:?} and hears {words:?}");
+            self.ledger.violation(Kind::Torn, now, what);
+            return;
+        }
+        end.received = end.received.max(words.to);
+        end.acknowledged = end.acknowledged.max(words.received);
+        if let Some(host) = host {
+            self.speak(id.0, host);
+        }
+    }
+
+    // ---- what a daemon asks for
+
+    fn by_public_key(&self, key: &PublicKey) -> Option<HostId> {
+        (0..self.hosts.len()).map(HostId).find(|host| self.hosts[host.0].public_key() == *key)
+    }
+
+    /// Carries out one op of a move; whether the daemon lived to do it.
+    pub(super) fn act_on_move(&mut self, host: HostId, id: MoveOpId, op: MoveOp) -> bool {
+        if !self.next_effect(host) {
+            return false;
+        }
+        let fails = self.faults.fail == Some(self.ops);
+        self.ops += 1;
+        let label = format!("{op:?}");
+        let label = &label[..label.len().min(200)];
+        self.trace(|w| format!("{} {} {label}", w.hosts[host.0].name, if fails { "fails to do" } else { "does" }));
+        let result = if fails {
+            self.fail_move_op(host, &op);
+            Err(MoveFailed { refusal: Refusal::NotRestored, sentence: "it fails on purpose".to_owned() })
+        } else {
+            self.carry_out_move(host, op)
+        };
+        for at in self.connections.iter().enumerate() {
+            let awake = at.1.copies.values().filter(|copy| copy.awake).count();
+            if awake > 1 {
+                let what = format!("{:?} goes on at {awake} hosts at once", ConnectionId(at.0));
+                self.ledger.violation(Kind::Torn, self.now, what);
+                break;
+            }
+        }
+        let now = self.now;
+        if let Some(node) = self.hosts[host.0].node.as_mut() {
+            node.handle_move_done(now, id, result);
+        }
+        true
+    }
+
+    /// The connection of a move, by what was saved or is known of it.
+    fn of_tuple(&mut self, tuple: FlowTuple) -> Option<&mut Connection> {
+        self.connections.iter_mut().find(|of| of.tuple == tuple)
+    }
+
+    fn of_move(&mut self, host: HostId, name: &MoveName) -> Option<&mut Connection> {
+        let tuple = *self.hosts[host.0].moved_tuples.get(name)?;
+        self.of_tuple(tuple)
+    }
+
+    /// Where these fail, the socket is not as it was.
+    fn fail_move_op(&mut self, host: HostId, op: &MoveOp) {
+        match op {
+            MoveOp::Thaw { name } => {
+                if let Some(of) = self.of_move(host, name) {
+                    of.copies.remove(&host);
+                    of.died = true;
+                }
+            }
+            MoveOp::Destroy { name, .. } => {
+                if let Some(of) = self.of_move(host, name)
+                    && let Some(copy) = of.copies.get_mut(&host)
+                {
+                    copy.relic = true;
+                    of.left.insert(host);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn carry_out_move(&mut self, host: HostId, op: MoveOp) -> Result<MoveDone, MoveFailed> {
+        let failed = |refusal, sentence: &str| Err(MoveFailed { refusal, sentence: sentence.to_owned() });
+        let length = self.snapshot_length;
+        match op {
+            MoveOp::Admit { name, request } => {
+                if self.hosts[host.0].full {
+                    return failed(Refusal::NoRoom, "no room");
+                }
+                self.hosts[host.0].moved_tuples.insert(name, request.tuple);
+            }
+            MoveOp::Freeze { name, flow } => {
+                self.hosts[host.0].moved_tuples.insert(name, flow);
+                let copy = self.of_tuple(flow).and_then(|of| of.copies.get_mut(&host));
+                match copy.filter(|copy| copy.awake) {
+                    Some(copy) => copy.awake = false,
+                    None => return failed(Refusal::NotRestored, "no such socket"),
+                }
+            }
+            MoveOp::Dump { name } => {
+                let copy = self.of_move(host, &name).and_then(|of| of.copies.get(&host));
+                match copy.filter(|copy| !copy.awake) {
+                    Some(copy) => return Ok(MoveDone::Dumped(copy.counts.write(length))),
+                    None => return failed(Refusal::NotRestored, "no such frozen socket"),
+                }
+            }
+            MoveOp::Restore { request, snapshot, .. } => {
+                let Some(counts) = Counts::read(&snapshot) else {
+                    return failed(Refusal::BadSnapshot, "malformed snapshot");
+                };
+                let Some(of) = self.of_tuple(request.tuple) else {
+                    return failed(Refusal::NotRestored, "no such connection");
+                };
+                if of.copies.get(&host).is_some_and(|copy| !copy.relic) {
+                    return failed(Refusal::Taken, "the address is in use");
+                }
+                of.copies.insert(host, Copy { awake: false, in_program: false, relic: false, counts });
+            }
+            MoveOp::Thaw { name } => {
+                let Some(of) = self.of_move(host, &name) else { return failed(Refusal::NotWoken, "no such socket") };
+                let Some(copy) = of.copies.get_mut(&host) else { return failed(Refusal::NotWoken, "no such socket") };
+                (copy.awake, copy.in_program) = (true, true);
+                of.left.remove(&host);
+            }
+            MoveOp::Destroy { name, .. } => {
+                if let Some(of) = self.of_move(host, &name) {
+                    of.left.insert(host);
+                    if of.copies.remove(&host).is_some_and(|copy| copy.awake) {
+                        let what = format!("{host:?} destroys a socket that goes on");
+                        self.ledger.violation(Kind::Torn, self.now, what);
+                    }
+                }
+            }
+            MoveOp::Lead { flow, to, .. } => {
+                let to = self.by_public_key(&to).expect("a host of this world");
+                if let Some(of) = self.connections.iter_mut().find(|of| of.name == flow && of.holder == host) {
+                    of.led = to;
+                }
+            }
+            MoveOp::CloseFarEnd { flow } => {
+                let now = self.now;
+                if let Some(of) = self.connections.iter_mut().find(|of| of.name == flow && of.holder == host) {
+                    of.closed = true;
+                    if !of.died || of.copies.values().any(|copy| copy.awake) {
+                        let what = format!("a connection is closed that has a socket: {of:?}");
+                        self.ledger.violation(Kind::Reset, now, what);
+                    }
+                }
+            }
+            MoveOp::SaveDonation(saved) => {
+                self.hosts[host.0].saved_moves.donations.insert(saved.name, saved);
+            }
+            MoveOp::SaveAcceptance(saved) => {
+                self.hosts[host.0].saved_moves.acceptances.insert(saved.ticket.name, saved);
+            }
+            MoveOp::SaveHeld(saved) => {
+                self.hosts[host.0].saved_moves.held.insert(saved.flow, saved);
+            }
+            MoveOp::ForgetDonation { name } => {
+                self.hosts[host.0].saved_moves.donations.remove(&name);
+                self.hosts[host.0].moved_tuples.remove(&name);
+            }
+            MoveOp::ForgetAcceptance { name } => {
+                self.hosts[host.0].saved_moves.acceptances.remove(&name);
+                self.hosts[host.0].moved_tuples.remove(&name);
+            }
+            MoveOp::ForgetHeld { flow } => {
+                self.hosts[host.0].saved_moves.held.remove(&flow);
+            }
+        }
+        Ok(MoveDone::Done)
+    }
+
+    /// A daemon is gone, and what it alone had with it.
+    pub(super) fn lose_descriptors(&mut self, host: HostId) {
+        for of in &mut self.connections {
+            if of.copies.get(&host).is_some_and(|copy| !copy.in_program) {
+                of.copies.remove(&host);
+                of.died = true;
+            }
+        }
+    }
+
+    /// A daemon is there again: it is told what the one before it left.
+    pub(super) fn restore_moves(&mut self, host: HostId) {
+        let saved = self.hosts[host.0].saved_moves.clone();
+        let found = |w: &Self, tuple: FlowTuple| {
+            let of = w.connections.iter().find(|of| of.tuple == tuple);
+            match of.and_then(|of| of.copies.get(&host)).filter(|copy| !copy.relic) {
+                None => Found::Gone,
+                Some(copy) if copy.awake => Found::Awake,
+                Some(_) => Found::Frozen,
+            }
+        };
+        let mut donations: Vec<(SavedDonation, Found)> = Vec::new();
+        for saved in saved.donations.values() {
+            self.hosts[host.0].moved_tuples.insert(saved.name, saved.tuple);
+            donations.push((saved.clone(), found(self, saved.tuple)));
+        }
+        let mut acceptances: Vec<(SavedAcceptance, Found)> = Vec::new();
+        for saved in saved.acceptances.values() {
+            self.hosts[host.0].moved_tuples.insert(saved.ticket.name, saved.request.tuple);
+            acceptances.push((saved.clone(), found(self, saved.request.tuple)));
+        }
+        let held: Vec<SavedHeld> = saved.held.into_values().collect();
+        let (now, lent) = (self.now, self.hosts[host.0].lent.clone());
+        self.with_node(host, |node| {
+            node.restore_moves(now, &donations, &acceptances, &held);
+            lent.into_iter().for_each(|(name, owner)| node.lend_flow(name, owner));
+        });
+    }
+
+    /// What a node says of moves.
+    pub(super) fn note_move_event(&mut self, host: HostId, event: MoveEvent) {
+        self.trace(|w| format!("{} says {event:?}", w.hosts[host.0].name));
+        self.move_events.push((self.now, host, event));
+    }
+}

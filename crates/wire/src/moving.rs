@@ -1,0 +1,634 @@
+//! What hosts say to one another when a socket moves between them: `docs/protocol.md` §9.
+//!
+//! Such words go as *records* in a stream of bytes between two hosts, which [`Message::Stream`](crate::Message::Stream) carries.
+
+use alloc::vec::Vec;
+use core::net::SocketAddr;
+
+use crate::codec::{Malformed, Reader};
+use crate::codec::{put_endpoint, put_tuple, put_u16, put_u32, put_u64};
+use crate::flow::FlowTuple;
+use crate::message::byte_enum;
+use crate::snapshot::Family;
+
+/// The 32 bytes of a host's static public key.
+pub type Key = [u8; 32];
+/// The MAC of a ticket (P-73).
+pub type TicketMac = [u8; 16];
+
+/// A move is named by its donor and a number that the donor drew by lot (P-70).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct MoveName {
+    /// Who had the socket when the move began.
+    pub donor: Key,
+    /// Drawn by lot.
+    pub number: u64,
+}
+
+/// What lets its acceptor, and nobody else, commit a move (P-73).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ticket {
+    /// Which move.
+    pub name: MoveName,
+    /// What holder and donor call the flow.
+    pub flow: u64,
+    /// Who may present it.
+    pub acceptor: Key,
+    /// The sequence number that the flow's binding has once it is committed.
+    pub sequence: u32,
+    /// How long the holder takes it, in seconds from its own announcement.
+    pub lifetime: u32,
+    /// Over all before it, under a key that donor and holder alone have.
+    pub mac: TicketMac,
+}
+
+/// What a donor says of a socket before anything is done with it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Who holds the binding of the far end.
+    pub holder: Key,
+    /// Where the donor knows the holder to be; port 0 where it does not, or is the holder itself.
+    pub holder_at: SocketAddr,
+    /// What holder and donor call the flow.
+    pub flow: u64,
+    /// The flow as the socket has it.
+    pub tuple: FlowTuple,
+    /// The family of the socket.
+    pub family: Family,
+    /// How long its snapshot will be, about, in bytes.
+    pub size: u32,
+    /// The kinds of the socket options that it needs; at most [`MAX_OPTIONS`], what is beyond is not sent.
+    pub options: Vec<u16>,
+}
+
+/// A word about a move.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Record {
+    /// Kind 1, donor to acceptor: will you take this socket?
+    Ask {
+        /// Of the move.
+        number: u64,
+        /// Which socket.
+        request: Request,
+    },
+    /// Kind 2, acceptor to donor: how it stands here.
+    Answer {
+        /// Of the move.
+        number: u64,
+        /// How.
+        standing: AcceptorStanding,
+        /// Why, where it is refused or failed.
+        refusal: Option<Refusal>,
+    },
+    /// Kind 3, donor to holder: this acceptor may come for the flow.
+    Announce {
+        /// Of the move.
+        number: u64,
+        /// The flow.
+        flow: u64,
+        /// How long the donor wants its ticket to last, in seconds.
+        lifetime: u32,
+        /// Who may come.
+        acceptor: Key,
+    },
+    /// Kind 4, holder to donor: the answer to that.
+    Announced {
+        /// Of the move.
+        number: u64,
+        /// The next sequence number of the flow's binding: that of the ticket, if the announcement is in force.
+        sequence: u32,
+        /// How long a ticket lasts from now, in seconds.
+        lifetime: u32,
+        /// Why it is not in force.
+        refusal: Option<Refusal>,
+    },
+    /// Kind 5, donor to acceptor: a part of the snapshot.
+    Part {
+        /// Of the move.
+        number: u64,
+        /// Length of the whole snapshot, in bytes.
+        total: u32,
+        /// Where this part begins. Parts come in order.
+        offset: u32,
+        /// At most [`MAX_PART`].
+        bytes: Vec<u8>,
+    },
+    /// Kind 6, donor to acceptor behind the last part, and acceptor to holder: the ticket.
+    Ticket(Ticket),
+    /// Kind 7, holder to acceptor: what became of the ticket.
+    Verdict {
+        /// Of which move.
+        name: MoveName,
+        /// `None`: the move is committed, the socket is the acceptor's.
+        refusal: Option<Refusal>,
+    },
+    /// Kind 8, donor to holder: the move is not to be committed any more.
+    Recall {
+        /// Of the move.
+        number: u64,
+        /// The flow.
+        flow: u64,
+        /// The donor has no socket any more: if the flow is still its own, the far end is to be told that it is over.
+        gone: bool,
+    },
+    /// Kind 9, holder to donor: whose the socket is. Also said by itself once a move is committed.
+    Decided {
+        /// Of the move.
+        number: u64,
+        /// Whose.
+        decision: Decision,
+    },
+    /// Kind 10, donor to holder: it has acted on the decision.
+    Settled {
+        /// Of the move.
+        number: u64,
+    },
+    /// Kind 11, acceptor to holder: its copy of the socket is lost, or could not be woken.
+    Surrender(Ticket),
+    /// Kind 12, donor to acceptor: it is not to present the ticket, if it has not yet.
+    Cancel {
+        /// Of the move.
+        number: u64,
+    },
+}
+
+byte_enum! {
+    /// How a move stands at its acceptor.
+    AcceptorStanding {
+        /// It will take the socket.
+        Ready = 1,
+        /// It will not take it, or could not rebuild it; it has no copy and presents no ticket.
+        Refused = 2,
+        /// It knows nothing of the move: it has no copy and presents no ticket, unless it has presented it before.
+        Unknown = 3,
+    }
+}
+
+byte_enum! {
+    /// Whose a socket is.
+    Decision {
+        /// The move is not committed, and will not be: the socket is the donor's.
+        Revoked = 1,
+        /// The move is committed.
+        Committed = 2,
+        /// The holder knows no such flow of the donor's: what there was is over.
+        NoSuchFlow = 3,
+    }
+}
+
+byte_enum! {
+    /// Why a host does not do its part in a move. On the wire 0 stands for none.
+    Refusal {
+        /// It takes no sockets from this donor, or holds none for it.
+        NotAllowed = 1,
+        /// No room: too many moves, too many bytes, or no memory.
+        NoRoom = 2,
+        /// It lacks the address family.
+        NoFamily = 3,
+        /// It may not rebuild sockets.
+        NoRights = 4,
+        /// It cannot set an option that the socket needs.
+        NoOption = 5,
+        /// The address and port are taken there.
+        Taken = 6,
+        /// Nobody there is to receive the socket.
+        NobodyReceives = 7,
+        /// The acceptor does not reach the holder.
+        HolderUnreached = 8,
+        /// The snapshot is malformed, of a later version, or longer than agreed.
+        BadSnapshot = 9,
+        /// The socket could not be rebuilt.
+        NotRestored = 10,
+        /// The holder knows no such flow of the donor's.
+        NoSuchFlow = 11,
+        /// Another sequence number is the next.
+        OtherSequence = 12,
+        /// Another move of the flow is being decided.
+        Busy = 13,
+        /// No such move is announced: it never was, was recalled, or the holder has forgotten it.
+        NotAnnounced = 14,
+        /// The ticket is another acceptor's.
+        NotYours = 15,
+        /// The ticket is forged.
+        Forged = 16,
+        /// The ticket has expired.
+        Expired = 17,
+        /// The decision could not be kept.
+        NotKept = 18,
+        /// The donor wants it no more.
+        Cancelled = 19,
+        /// The socket could not be woken.
+        NotWoken = 20,
+    }
+}
+
+/// Most options in a request.
+pub const MAX_OPTIONS: usize = 128;
+/// Most bytes of a snapshot in one record.
+pub const MAX_PART: usize = 16_384;
+/// Length of kind and length in front of a record's body, in bytes.
+pub const RECORD_HEADER_LEN: usize = 3;
+/// Length of a ticket, in bytes.
+pub const TICKET_LEN: usize = 32 + 8 + 8 + 32 + 4 + 4 + 16;
+
+const ASK: u8 = 1;
+const ANSWER: u8 = 2;
+const ANNOUNCE: u8 = 3;
+const ANNOUNCED: u8 = 4;
+const PART: u8 = 5;
+const TICKET: u8 = 6;
+const VERDICT: u8 = 7;
+const RECALL: u8 = 8;
+const DECIDED: u8 = 9;
+const SETTLED: u8 = 10;
+const SURRENDER: u8 = 11;
+const CANCEL: u8 = 12;
+
+impl Ticket {
+    /// What its MAC is over: all of it that comes before.
+    #[must_use]
+    pub fn signed(&self) -> [u8; TICKET_LEN - 16] {
+        let mut out = Vec::with_capacity(TICKET_LEN);
+        self.put(&mut out);
+        let mut signed = [0; TICKET_LEN - 16];
+        signed.copy_from_slice(&out[..TICKET_LEN - 16]);
+        signed
+    }
+
+    fn put(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.name.donor);
+        put_u64(out, self.name.number);
+        put_u64(out, self.flow);
+        out.extend_from_slice(&self.acceptor);
+        put_u32(out, self.sequence);
+        put_u32(out, self.lifetime);
+        out.extend_from_slice(&self.mac);
+    }
+
+    fn read(body: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Ok(Self {
+            name: MoveName { donor: *body.array("donor's key")?, number: body.u64("number of the move")? },
+            flow: body.u64("name of the flow")?,
+            acceptor: *body.array("acceptor's key")?,
+            sequence: body.u32("sequence")?,
+            lifetime: body.u32("lifetime")?,
+            mac: *body.array("MAC of the ticket")?,
+        })
+    }
+}
+
+impl Record {
+    /// Appends the record, with kind and length.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        out.push(self.kind());
+        let length_at = out.len();
+        put_u16(out, 0);
+        let body_at = out.len();
+        self.encode_body(out);
+        // The longest body is a part's, of 16 KiB and a little.
+        let length = (out.len() - body_at) as u16;
+        out[length_at..body_at].copy_from_slice(&length.to_be_bytes());
+    }
+
+    fn kind(&self) -> u8 {
+        match self {
+            Self::Ask { .. } => ASK,
+            Self::Answer { .. } => ANSWER,
+            Self::Announce { .. } => ANNOUNCE,
+            Self::Announced { .. } => ANNOUNCED,
+            Self::Part { .. } => PART,
+            Self::Ticket(_) => TICKET,
+            Self::Verdict { .. } => VERDICT,
+            Self::Recall { .. } => RECALL,
+            Self::Decided { .. } => DECIDED,
+            Self::Settled { .. } => SETTLED,
+            Self::Surrender(_) => SURRENDER,
+            Self::Cancel { .. } => CANCEL,
+        }
+    }
+
+    fn encode_body(&self, out: &mut Vec<u8>) {
+        let refused = |refusal: &Option<Refusal>| refusal.map_or(0, Refusal::number);
+        match self {
+            Self::Ask { number, request } => {
+                put_u64(out, *number);
+                out.extend_from_slice(&request.holder);
+                put_endpoint(out, request.holder_at);
+                put_u64(out, request.flow);
+                put_tuple(out, &request.tuple);
+                out.push(match request.family {
+                    Family::Ipv4 => 4,
+                    Family::Ipv6 => 6,
+                });
+                put_u32(out, request.size);
+                let options = &request.options[..request.options.len().min(MAX_OPTIONS)];
+                out.push(options.len() as u8);
+                options.iter().for_each(|option| put_u16(out, *option));
+            }
+            Self::Answer { number, standing, refusal } => {
+                put_u64(out, *number);
+                out.push(standing.number());
+                out.push(refused(refusal));
+            }
+            Self::Announce { number, flow, lifetime, acceptor } => {
+                put_u64(out, *number);
+                put_u64(out, *flow);
+                put_u32(out, *lifetime);
+                out.extend_from_slice(acceptor);
+            }
+            Self::Announced { number, sequence, lifetime, refusal } => {
+                put_u64(out, *number);
+                put_u32(out, *sequence);
+                put_u32(out, *lifetime);
+                out.push(refused(refusal));
+            }
+            Self::Part { number, total, offset, bytes } => {
+                put_u64(out, *number);
+                put_u32(out, *total);
+                put_u32(out, *offset);
+                out.extend_from_slice(&bytes[..bytes.len().min(MAX_PART)]);
+            }
+            Self::Ticket(ticket) | Self::Surrender(ticket) => ticket.put(out),
+            Self::Verdict { name, refusal } => {
+                out.extend_from_slice(&name.donor);
+                put_u64(out, name.number);
+                out.push(refused(refusal));
+            }
+            Self::Recall { number, flow, gone } => {
+                put_u64(out, *number);
+                put_u64(out, *flow);
+                out.push(u8::from(*gone));
+            }
+            Self::Decided { number, decision } => {
+                put_u64(out, *number);
+                out.push(decision.number());
+            }
+            Self::Settled { number } | Self::Cancel { number } => put_u64(out, *number),
+        }
+    }
+
+    /// Reads the record at the beginning of `bytes`, and tells how long it is. `None`: it is not all there yet.
+    /// The record is `None` where its kind is not known: it is passed over.
+    ///
+    /// # Errors
+    /// It is longer or shorter than its body, or a field has no meaning. No more of the stream can be used.
+    pub fn decode(bytes: &[u8]) -> Result<Option<(Option<Self>, usize)>, Malformed> {
+        let mut reader = Reader::new(bytes);
+        if reader.remaining() < RECORD_HEADER_LEN {
+            return Ok(None);
+        }
+        let kind = reader.u8("kind of record")?;
+        let length = usize::from(reader.u16("length of record")?);
+        if reader.remaining() < length {
+            return Ok(None);
+        }
+        let mut body = Reader::new(reader.bytes(length, "record")?);
+        let from_start = |error: Malformed| Malformed { at: RECORD_HEADER_LEN + error.at, ..error };
+        let record = Self::decode_body(kind, &mut body).map_err(from_start)?;
+        if record.is_some() {
+            body.finish("end of record").map_err(from_start)?;
+        }
+        Ok(Some((record, RECORD_HEADER_LEN + length)))
+    }
+
+    fn decode_body(kind: u8, body: &mut Reader<'_>) -> Result<Option<Self>, Malformed> {
+        let record = match kind {
+            ASK => Self::Ask { number: body.u64("number of the move")?, request: read_request(body)? },
+            ANSWER => Self::Answer {
+                number: body.u64("number of the move")?,
+                standing: AcceptorStanding::from_number(body.u8("standing")?),
+                refusal: read_refusal(body)?,
+            },
+            ANNOUNCE => Self::Announce {
+                number: body.u64("number of the move")?,
+                flow: body.u64("name of the flow")?,
+                lifetime: body.u32("lifetime")?,
+                acceptor: *body.array("acceptor's key")?,
+            },
+            ANNOUNCED => Self::Announced {
+                number: body.u64("number of the move")?,
+                sequence: body.u32("sequence")?,
+                lifetime: body.u32("lifetime")?,
+                refusal: read_refusal(body)?,
+            },
+            PART => {
+                let (number, total) = (body.u64("number of the move")?, body.u32("length of the snapshot")?);
+                let outside = body.malformed("part of a snapshot");
+                let offset = body.u32("offset of a part")?;
+                let bytes = body.rest();
+                let end = u64::from(offset) + bytes.len() as u64;
+                if bytes.len() > MAX_PART || end > u64::from(total) {
+                    return Err(outside);
+                }
+                Self::Part { number, total, offset, bytes: bytes.to_vec() }
+            }
+            TICKET => Self::Ticket(Ticket::read(body)?),
+            VERDICT => Self::Verdict {
+                name: MoveName { donor: *body.array("donor's key")?, number: body.u64("number of the move")? },
+                refusal: read_refusal(body)?,
+            },
+            RECALL => Self::Recall {
+                number: body.u64("number of the move")?,
+                flow: body.u64("name of the flow")?,
+                gone: read_flag(body, "whether the socket is gone")?,
+            },
+            DECIDED => Self::Decided {
+                number: body.u64("number of the move")?,
+                decision: Decision::from_number(body.u8("decision")?),
+            },
+            SETTLED => Self::Settled { number: body.u64("number of the move")? },
+            SURRENDER => Self::Surrender(Ticket::read(body)?),
+            CANCEL => Self::Cancel { number: body.u64("number of the move")? },
+            _ => return Ok(None),
+        };
+        Ok(Some(record))
+    }
+}
+
+fn read_refusal(body: &mut Reader<'_>) -> Result<Option<Refusal>, Malformed> {
+    let number = body.u8("refusal")?;
+    Ok((number != 0).then(|| Refusal::from_number(number)))
+}
+
+fn read_flag(body: &mut Reader<'_>, what: &'static str) -> Result<bool, Malformed> {
+    let malformed = body.malformed(what);
+    match body.u8(what)? {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(malformed),
+    }
+}
+
+fn read_request(body: &mut Reader<'_>) -> Result<Request, Malformed> {
+    let holder = *body.array("holder's key")?;
+    let holder_at = body.endpoint("where the holder is")?;
+    let flow = body.u64("name of the flow")?;
+    let tuple = body.tuple("tuple of the socket")?;
+    let unknown = body.malformed("family of the socket");
+    let family = match body.u8("family of the socket")? {
+        4 => Family::Ipv4,
+        6 => Family::Ipv6,
+        _ => return Err(unknown),
+    };
+    let size = body.u32("size of the snapshot")?;
+    let too_many = body.malformed("count of options");
+    let count = usize::from(body.u8("count of options")?);
+    if count > MAX_OPTIONS || count * 2 != body.remaining() {
+        return Err(too_many);
+    }
+    let options = (0..count).map(|_| body.u16("option")).collect::<Result<_, _>>()?;
+    Ok(Request { holder, holder_at, flow, tuple, family, size, options })
+}
+
+/// A stretch of a stream of records (P-71).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stretch {
+    /// The number of the stream: higher than that of any before it between the same hosts, the same way.
+    pub stream: u64,
+    /// Whether its sender has heard nothing of the receiver's about this stream yet.
+    pub fresh: bool,
+    /// Where in the stream it stands, in bytes.
+    pub offset: u64,
+    /// At most [`MAX_STRETCH`]; none at all asks how the receiver stands.
+    pub bytes: Vec<u8>,
+}
+
+/// How the receiver of a stream stands (P-71).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Received {
+    /// The stream.
+    pub stream: u64,
+    /// What the receiver makes of it.
+    pub standing: StreamStanding,
+    /// All before it has arrived; where the stream is not the newest, the number of that one.
+    pub before: u64,
+    /// What is sent from there on is not taken yet.
+    pub limit: u64,
+    /// Beginnings and ends of what has arrived after that, in order; at most [`MAX_RANGES`], what is beyond is not sent.
+    pub ranges: Vec<(u64, u64)>,
+}
+
+byte_enum! {
+    /// What the receiver makes of a stream.
+    StreamStanding {
+        /// It takes it.
+        Taken = 0,
+        /// It does not know how it began: all is to be said again, in another stream.
+        Unknown = 1,
+        /// There is a newer one.
+        NotNewest = 2,
+    }
+}
+
+/// Most bytes of a stream in one message: with it a datagram is no longer than 1280 bytes over IPv6 (RFC 8200 §5).
+pub const MAX_STRETCH: usize = 1150;
+/// Most ranges in one acknowledgement.
+pub const MAX_RANGES: usize = 32;
+
+pub(crate) const STRETCH_FIXED: usize = 17;
+pub(crate) const RECEIVED_FIXED: usize = 27;
+
+impl Stretch {
+    pub(crate) fn put(&self, out: &mut Vec<u8>) {
+        put_u64(out, self.stream);
+        out.push(u8::from(self.fresh));
+        put_u64(out, self.offset);
+        out.extend_from_slice(&self.bytes[..self.bytes.len().min(MAX_STRETCH)]);
+    }
+
+    pub(crate) fn read(body: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let (stream, fresh) = (body.u64("number of the stream")?, read_flag(body, "whether the stream is fresh")?);
+        let beyond = body.malformed("stretch of a stream");
+        let offset = body.u64("offset in the stream")?;
+        let bytes = body.rest();
+        if bytes.len() > MAX_STRETCH || offset.checked_add(bytes.len() as u64).is_none() {
+            return Err(beyond);
+        }
+        Ok(Self { stream, fresh, offset, bytes: bytes.to_vec() })
+    }
+
+    /// Length of the body, in bytes.
+    pub(crate) fn length(&self) -> usize {
+        STRETCH_FIXED + self.bytes.len().min(MAX_STRETCH)
+    }
+}
+
+impl Received {
+    pub(crate) fn put(&self, out: &mut Vec<u8>) {
+        put_u64(out, self.stream);
+        out.push(self.standing.number());
+        put_u64(out, self.before);
+        put_u64(out, self.limit);
+        let ranges = &self.ranges[..self.ranges.len().min(MAX_RANGES)];
+        put_u16(out, ranges.len() as u16);
+        for (start, end) in ranges {
+            put_u64(out, *start);
+            put_u64(out, *end);
+        }
+    }
+
+    pub(crate) fn read(body: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let stream = body.u64("number of the stream")?;
+        let standing = StreamStanding::from_number(body.u8("standing of the stream")?);
+        let (before, limit) = (body.u64("what has arrived")?, body.u64("limit of the stream")?);
+        let too_many = body.malformed("count of ranges");
+        let count = usize::from(body.u16("count of ranges")?);
+        if count > MAX_RANGES || count * 16 != body.remaining() {
+            return Err(too_many);
+        }
+        let mut ranges = Vec::with_capacity(count);
+        let mut last = before;
+        for _ in 0..count {
+            let disordered = body.malformed("range of a stream");
+            let (start, end) = (body.u64("start of a range")?, body.u64("end of a range")?);
+            if start <= last || end <= start {
+                return Err(disordered);
+            }
+            last = end;
+            ranges.push((start, end));
+        }
+        Ok(Self { stream, standing, before, limit, ranges })
+    }
+
+    /// Length of the body, in bytes.
+    pub(crate) fn length(&self) -> usize {
+        RECEIVED_FIXED + 16 * self.ranges.len().min(MAX_RANGES)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codec::{ENDPOINT_LEN, TUPLE_LEN};
+
+    /// Length of the fixed fields of a request, in bytes.
+    const REQUEST_FIXED: usize = 32 + ENDPOINT_LEN + 8 + TUPLE_LEN + 1 + 4 + 1;
+
+    #[test]
+    fn a_record_is_read_once_it_is_whole() {
+        let request = Request {
+            holder: [1; 32],
+            holder_at: "192.0.2.1:2031".parse().unwrap(),
+            flow: 7,
+            tuple: FlowTuple {
+                transport: crate::Transport::Tcp,
+                local: "192.0.2.1:22".parse().unwrap(),
+                remote: "192.0.2.2:40000".parse().unwrap(),
+            },
+            family: Family::Ipv6,
+            size: 300,
+            options: alloc::vec![1, 60],
+        };
+        let record = Record::Ask { number: 5, request };
+        let mut bytes = Vec::new();
+        record.encode(&mut bytes);
+        assert_eq!(bytes.len(), RECORD_HEADER_LEN + 8 + REQUEST_FIXED + 4);
+        for length in 0..bytes.len() {
+            assert_eq!(Record::decode(&bytes[..length]), Ok(None));
+        }
+        let length = bytes.len();
+        bytes.extend([0xee, 0, 1, 9]);
+        assert_eq!(Record::decode(&bytes), Ok(Some((Some(record), length))));
+        assert_eq!(Record::decode(&bytes[length..]), Ok(Some((None, 4))), "a kind that is not known");
+    }
+}
