@@ -156,8 +156,9 @@ enum idle {
 enum alias_kind {
 	ALIAS_REACH = 1,     /* connect: where the peer that was at `address` is now */
 	ALIAS_BIND = 2,	     /* bind: where this host is that was at `address` */
-	ALIAS_SHOW_PEER = 3, /* getpeername, accept, recvmsg: where the peer that is at `address` was */
-	ALIAS_SHOW_OWN = 4,  /* getsockname: where this host, at `address` now, was for the peer that is at `other` */
+	ALIAS_SHOW_PEER = 3, /* getpeername, accept: where the peer that is at `address` was; of what came by ALIAS_BIND */
+	ALIAS_SHOW_OWN = 4,  /* getsockname: where this host, at `address` now, was for the peer that is at `other`; of what
+				was opened by ALIAS_REACH */
 };
 
 /* Map `aliases`: this -> the address that a program of this name is shown, or meant (struct address). */

@@ -17,6 +17,8 @@
 
 #define FAMILY_INET 2
 #define ALLOWED 1
+/* Ports below are those of services, which anybody may ask for. */
+#define FIRST_UNPRIVILEGED 1024
 
 /*
  * A member of the context or of a socket. The verifier wants each read by an instruction of its own, at a fixed offset; the
@@ -39,13 +41,30 @@ struct {
 	__type(value, struct address);
 } aliases SEC(".maps");
 
-/* The address that a program asked for, where its socket was bound to another. The kernel drops it with the socket. */
+/* The address that a program asked for, and the one that its socket got. */
+struct asked {
+	struct address asked;
+	struct address got;
+};
+
+/*
+ * Sockets that a program bound, or connected, by way of an alias: these alone are shown other addresses on account of
+ * aliases. Whatever else the program has open may be with anybody who shares the peer's address. The kernel drops the notes
+ * with the sockets; what a bound socket accepts has its note.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC | BPF_F_CLONE);
+	__type(key, int);
+	__type(value, struct asked);
+} asked_own SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, int);
-	__type(value, struct address);
-} bound_as SEC(".maps");
+	__type(value, struct asked);
+} asked_peer SEC(".maps");
 
 static __always_inline bool is_ours(struct bpf_sock_addr *context)
 {
@@ -133,17 +152,56 @@ static __always_inline struct address *find_alias(__u8 kind, const struct addres
 	return bpf_map_lookup_elem(&aliases, &key);
 }
 
+static __always_inline struct asked *asked_for(void *notes, struct bpf_sock_addr *context)
+{
+	struct bpf_sock *sk = context->sk;
+
+	return sk ? bpf_sk_storage_get(notes, sk, NULL, 0) : NULL;
+}
+
+/* Without the note it would be shown where it is, which is no worse than to fail. */
+static __always_inline void note(void *notes, struct bpf_sock_addr *context, const struct address *asked,
+				 const struct address *got)
+{
+	struct bpf_sock *sk = context->sk;
+	struct asked *there = sk ? bpf_sk_storage_get(notes, sk, NULL, BPF_SK_STORAGE_GET_F_CREATE) : NULL;
+
+	if (!there)
+		return;
+	there->asked = *asked;
+	there->got = *got;
+}
+
+/*
+ * Is this a connection to a socket that the program bound to an address of its flows with moved peers, after the move? So
+ * do programs that tell the peer by one connection where to open the next.
+ */
+static __always_inline bool is_awaited(struct bpf_sock_addr *context, const struct asked *own)
+{
+	struct bpf_sock *sk = context->sk;
+
+	return own && sk && sk->protocol == IPPROTO_TCP && sk->src_port >= FIRST_UNPRIVILEGED;
+}
+
 /* Puts what is to be shown, or used, instead of `address` there. False: it stays. */
 static __always_inline bool peer_name(struct bpf_sock_addr *context, struct address *address)
 {
 	struct flow_tuple own = {};
 	struct binding *binding = shown_binding(context, &own);
 	struct address *alias;
+	struct asked *reached;
 
 	if (binding && !is_unspecified(&binding->peer)) {
 		*address = binding->peer;
 		return true;
 	}
+	reached = asked_for(&asked_peer, context);
+	if (reached && equal(address, &reached->got)) {
+		*address = reached->asked;
+		return true;
+	}
+	if (!is_awaited(context, asked_for(&asked_own, context)))
+		return false;
 	alias = find_alias(ALIAS_SHOW_PEER, address, NULL);
 	if (!alias)
 		return false;
@@ -155,41 +213,52 @@ static __always_inline bool own_name(struct bpf_sock_addr *context, struct addre
 {
 	struct flow_tuple own = {};
 	struct binding *binding = shown_binding(context, &own);
-	struct bpf_sock *sk = context->sk;
-	struct address *alias = NULL;
+	struct address *alias;
+	struct asked *bound;
 
 	if (binding && !is_unspecified(&binding->local)) {
 		*address = binding->local;
 		return true;
 	}
-	if (sk)
-		alias = bpf_sk_storage_get(&bound_as, sk, NULL, 0);
-	if (!alias)
-		alias = find_alias(ALIAS_SHOW_OWN, address, &own.remote);
+	bound = asked_for(&asked_own, context);
+	if (bound && equal(address, &bound->got)) {
+		*address = bound->asked;
+		return true;
+	}
+	if (!asked_for(&asked_peer, context))
+		return false;
+	alias = find_alias(ALIAS_SHOW_OWN, address, &own.remote);
 	if (!alias)
 		return false;
 	*address = *alias;
 	return true;
 }
 
-/* Where the peer of a moved flow is shown as its locator, a datagram to there is one to the peer. */
+/* Where the peer of a connected socket is shown under another address, a datagram to there is one to the peer. */
 static __always_inline bool meant_peer(struct bpf_sock_addr *context, struct address *address)
 {
 	struct flow_tuple own = {};
 	struct binding *binding = shown_binding(context, &own);
+	struct asked *reached;
 
-	if (!binding || !equal(address, &binding->peer))
+	if (binding && equal(address, &binding->peer)) {
+		*address = own.remote;
+		return true;
+	}
+	reached = asked_for(&asked_peer, context);
+	if (!reached || !equal(address, &reached->asked) || !equal(&own.remote, &reached->got))
 		return false;
-	*address = own.remote;
+	*address = reached->got;
 	return true;
 }
 
-static __always_inline bool reached_at(struct address *address)
+static __always_inline bool reached_at(struct bpf_sock_addr *context, struct address *address)
 {
 	struct address *alias = find_alias(ALIAS_REACH, address, NULL);
 
 	if (!alias)
 		return false;
+	note(&asked_peer, context, address, alias);
 	*address = *alias;
 	return true;
 }
@@ -197,12 +266,10 @@ static __always_inline bool reached_at(struct address *address)
 static __always_inline bool bound_to(struct bpf_sock_addr *context, struct address *address)
 {
 	struct address *alias = find_alias(ALIAS_BIND, address, NULL);
-	struct bpf_sock *sk = context->sk;
 
-	if (!alias || !sk)
+	if (!alias)
 		return false;
-	/* Without the note it would be shown where it is, which is no worse than to fail. */
-	bpf_sk_storage_get(&bound_as, sk, address, BPF_SK_STORAGE_GET_F_CREATE);
+	note(&asked_own, context, address, alias);
 	*address = *alias;
 	return true;
 }
@@ -245,7 +312,7 @@ ENTRY(getpeername, show_peer, peer_name(context, &address))
 ENTRY(getsockname, show_own, own_name(context, &address))
 ENTRY(recvmsg, show_sender, peer_name(context, &address))
 ENTRY(sendmsg, send_to, meant_peer(context, &address))
-ENTRY(connect, reach, reached_at(&address))
+ENTRY(connect, reach, reached_at(context, &address))
 ENTRY(bind, bind_to, bound_to(context, &address))
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -304,13 +304,14 @@ pub struct HelpedFlow {
 /// What an address means to a program beside what it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum AliasUse {
-    /// It connects to this address, where a peer was.
+    /// It connects to this address, where a peer was. The connection goes on to show that.
     Reach(IpAddr),
-    /// It binds a socket to this address, which was this host's.
+    /// It binds a socket to this address, which was this host's. The socket goes on to show that, and what it accepts.
     Bind(IpAddr),
-    /// It is shown this address of a peer.
+    /// It is shown this address of a peer whose connection was accepted at a socket of [`AliasUse::Bind`], under no port below 1024.
     ShowPeer(IpAddr),
-    /// It is shown this address of this host, as that of a socket whose peer is at the other one.
+    /// It is shown this address of this host, as that of a connection opened by [`AliasUse::Reach`] to a peer that is at the
+    /// other one.
     ShowOwn(IpAddr, IpAddr),
 }
 

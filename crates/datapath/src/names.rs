@@ -94,7 +94,7 @@ impl Names {
                 result = result.and(unpin(&path));
             }
         }
-        for map in ["aliases", "bound_as"] {
+        for map in ["aliases", "asked_own", "asked_peer"] {
             match fs::remove_file(pins.join(map)) {
                 Err(source) if source.kind() != io::ErrorKind::NotFound => {
                     result = result.and(Err(Error::call("unlink", map, source)));

@@ -39,7 +39,7 @@ const PINNED: [&str; 9] =
     ["flows", "wire_flows", "helped", "bindings", "locators", "vacated", "kept", "settings", "counters"];
 const SHARED: [&str; 5] = ["settings", "counters", "events", "flows", "bindings"];
 /// Maps of the programs on sockets and names alone; the first are pinned, since sockets outlive the process.
-const PINNED_OF_SOCKETS: [&str; 4] = ["devices", PARKED_SOCKETS, "aliases", "bound_as"];
+const PINNED_OF_SOCKETS: [&str; 5] = ["devices", PARKED_SOCKETS, "aliases", "asked_own", "asked_peer"];
 /// What parked sockets had before.
 pub(crate) const PARKED_SOCKETS: &str = "parked_sockets";
 /// What a pass over the sockets is told.

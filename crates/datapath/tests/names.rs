@@ -194,8 +194,38 @@ fn addresses_of_before_lead_programs_of_one_name_to_where_the_ends_are() {
         assert_eq!(from, SocketAddr::new(was_far, theirs.local_addr().expect("local").port()));
         assert_eq!(accepted.local_addr().expect("local").ip(), was_near);
 
-        // Without aliases all is as it is.
+        // Who comes to any other socket is whoever is at that address now, and nobody of before.
+        let reached_by = |own: &TcpListener| {
+            pair.far.enter();
+            let theirs = TcpStream::connect((near_at, own.local_addr().expect("local").port())).expect("connect");
+            pair.near.enter();
+            let (accepted, from) = own.accept().expect("accept");
+            assert_eq!(accepted.peer_addr().expect("peer"), from);
+            drop(theirs);
+            (from.ip(), accepted.local_addr().expect("local").ip())
+        };
+        let unspecified = if near_at.is_ipv4() { "0.0.0.0" } else { "::" };
+        for bound in [near_at, address(unspecified)] {
+            assert_eq!(reached_by(&TcpListener::bind((bound, 0)).expect("bind")), (far_at, near_at));
+        }
+        let direct = TcpStream::connect((far_at, port)).expect("connect");
+        assert_eq!(
+            (direct.peer_addr().expect("peer").ip(), direct.local_addr().expect("local").ip()),
+            (far_at, near_at)
+        );
+        // It is awaited at an address that this host still has, where the aliases say so, and at no service's port.
+        let mut aliases = aliases_of(myself());
+        aliases.insert(Alias { program: myself(), used: AliasUse::Bind(near_at) }, near_at);
+        datapath.attach_names(&aliases).expect("set");
+        let awaiting = TcpListener::bind((near_at, 0)).expect("bind");
+        assert_eq!(reached_by(&awaiting), (was_far, near_at));
+        assert_eq!(reached_by(&TcpListener::bind((near_at, 21)).expect("bind")), (far_at, near_at));
+
+        // What was opened by an alias keeps its names; what comes when there is none any more is as it is.
         datapath.attach_names(&BTreeMap::new()).expect("set");
+        assert_eq!((near.peer_addr().expect("peer").ip(), own.local_addr().expect("local").ip()), (was_far, was_near));
+        assert_eq!(reached_by(&awaiting), (far_at, near_at));
+        datapath.detach_names().expect("detach");
         assert_eq!(near.peer_addr().expect("peer").ip(), far_at);
         assert_eq!(accepted.local_addr().expect("local").ip(), near_at);
         datapath.unload().expect("unload");
