@@ -40,6 +40,7 @@ const MODULES: &[&str] = &[
     "nft_nat",
     "nft_masq",
     "nft_limit",
+    "nft_numgen",
     "nft_reject",
     "nft_reject_inet",
     "nft_reject_ipv4",
