@@ -1,6 +1,7 @@
 //! What the configuration wants for which connections.
 
-use std::net::SocketAddr;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 use whimbrel_ipc::{Carrier, Connection, ConnectionState};
@@ -8,7 +9,7 @@ use whimbrel_ipc::{Carrier, Connection, ConnectionState};
 use super::world::{LONG, RATE, SOME, World, all_run, carried_by, is_native, site, step};
 use super::{Scenario, scenario};
 use crate::{
-    DhcpServer, Download, FlowPair, Join, Lab, Lease, Leave, Nginx, PairOptions, Result, Side, Whimbrel, expect,
+    DhcpServer, Download, Error, FlowPair, Join, Lab, Lease, Leave, Nginx, PairOptions, Result, Side, Whimbrel, expect,
     wait_for,
 };
 
@@ -23,6 +24,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         "DHCP gives the laptop's old address to another host, which opens connections under the very names of moved ones",
         address_conflict,
     ),
+    scenario("real-view", "a program that is to see it is told where its peer is, wherever that goes", real_view),
 ];
 
 /// Waits until a daemon says why it leaves the connection with this remote port alone.
@@ -91,12 +93,60 @@ fn policy(lab: &mut Lab) -> Result<()> {
     all_run(&mut [&mut client, &mut server])
 }
 
+fn real_view(lab: &mut Lab) -> Result<()> {
+    const PORT: u16 = 7708;
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let mut client = world.laptop.whimbrel()?;
+    let mut server = world.server.whimbrel_with(&format!("[[policy]]\nlocal_port = {PORT}\nview = \"real\"\n"))?;
+    let to = world.at_server.ipv4()?;
+    let failed = |call: &'static str, error| Error::call(call, "a socket", error);
+    let listener = world.server.enter(|| TcpListener::bind((to, PORT)))?.map_err(|error| failed("bind", error))?;
+    let near = world.laptop.enter(|| TcpStream::connect((to, PORT)))?.map_err(|error| failed("connect", error))?;
+    let (far, home) = listener.accept().map_err(|error| failed("accept", error))?;
+    for stream in [&near, &far] {
+        stream.set_read_timeout(Some(LONG)).map_err(|error| failed("setsockopt", error))?;
+    }
+    let asked = |stream: &TcpStream| -> Result<(SocketAddr, SocketAddr)> {
+        let names = stream.local_addr().and_then(|local| Ok((local, stream.peer_addr()?)));
+        names.map_err(|error| failed("getpeername", error))
+    };
+    let goes_on = |text: &[u8]| -> Result<()> {
+        let mut heard = vec![0; text.len()];
+        (&near).write_all(text).and_then(|()| (&far).read_exact(&mut heard)).map_err(|error| failed("read", error))?;
+        expect!(heard == text, "{heard:?} came out");
+        Ok(())
+    };
+    let usual = asked(&near)?;
+    expect!(asked(&far)? == (usual.1, usual.0) && home == usual.0, "at home both see the same: {:?}", asked(&far)?);
+    for daemon in [&client, &server] {
+        wait_for(LONG, "the connection is introduced", || {
+            let it = |c: &Connection| c.flow.local.port() == PORT || c.flow.remote.port() == PORT;
+            let so = |c: &Connection| it(c) && c.state == ConnectionState::Native;
+            Ok(daemon.connections()?.iter().any(so).then_some(()))
+        })?;
+    }
+
+    let (a, b) = (world.a.clone(), world.b.clone());
+    for network in [&b, &a] {
+        world.roam(network)?;
+        let there = SocketAddr::new(world.at.ipv4()?, home.port());
+        wait_for(LONG, "the server's program is shown where the laptop is", || {
+            Ok((asked(&far)?.1 == there).then_some(()))
+        })?;
+        goes_on(b"where are you now?")?;
+        expect!(asked(&far)? == (usual.1, there), "the server's end is shown as {:?}", asked(&far)?);
+        expect!(asked(&near)? == usual, "the laptop's policy wants no such view: {:?}", asked(&near)?);
+        step(&format!("it is shown {there}"));
+    }
+    all_run(&mut [&mut client, &mut server])
+}
+
 fn address_conflict(lab: &mut Lab) -> Result<()> {
     const KEPT: (u16, u16) = (7601, 7701);
     const GIVEN: (u16, u16) = (7602, 7702);
     let mut world = World::new(lab, site("a"), site("b"))?;
     let no_address = Join { v4: false, v6: false, ..Join::default() };
-    let address = world.at.v4.ok_or_else(|| crate::Error::Usage("network a has no IPv4".into()))?;
+    let address = world.at.v4.ok_or_else(|| Error::Usage("network a has no IPv4".into()))?;
     let mut dhcp = DhcpServer::start(&world.a.network, address)?;
     let at = world.at.clone();
     world.laptop.leave(&at, Leave::Orderly)?;
