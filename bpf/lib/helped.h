@@ -186,6 +186,46 @@ static __always_inline void report_acknowledged(const struct flow_tuple *own, __
 }
 
 /*
+ * How far from the next that a socket expects a segment may be that is listened to, in bytes either way: what was sent
+ * again, and what is in flight. Who only knows the names of a connection has to guess that (RFC 5961 section 5).
+ */
+#define NEAR (1U << 20)
+
+/* Is this sequence number of the peer's, as its socket here knows it, one that the peer may be at? */
+static __noinline bool is_near(struct __sk_buff *skb, const struct packet *packet, const struct flow_tuple *own,
+			       __u32 sequence)
+{
+	struct bpf_sock_tuple tuple = {};
+	struct bpf_tcp_sock *tcp;
+	struct bpf_sock *socket;
+	bool near;
+	__u32 size;
+
+	if (!packet || !own)
+		return false;
+	if (packet->family == 4) {
+		tuple.ipv4.saddr = own->remote.words[3];
+		tuple.ipv4.daddr = own->local.words[3];
+		tuple.ipv4.sport = own->remote_port;
+		tuple.ipv4.dport = own->local_port;
+		size = sizeof(tuple.ipv4);
+	} else {
+		__builtin_memcpy(tuple.ipv6.saddr, &own->remote, 16);
+		__builtin_memcpy(tuple.ipv6.daddr, &own->local, 16);
+		tuple.ipv6.sport = own->remote_port;
+		tuple.ipv6.dport = own->local_port;
+		size = sizeof(tuple.ipv6);
+	}
+	socket = bpf_skc_lookup_tcp(skb, &tuple, size, BPF_F_CURRENT_NETNS, 0);
+	if (!socket)
+		return false;
+	tcp = bpf_tcp_sock(socket);
+	near = tcp && sequence - tcp->rcv_nxt + NEAR < 2 * NEAR;
+	bpf_sk_release(socket);
+	return near;
+}
+
+/*
  * A segment of the peer's, under this host's names for the flow: it takes its place behind what was put in. False: drop it.
  */
 static __noinline bool raise(struct __sk_buff *skb, const struct packet *packet, const struct flow_tuple *own)
@@ -213,9 +253,13 @@ static __noinline bool raise(struct __sk_buff *skb, const struct packet *packet,
 	word = bpf_ntohl(words[3]);
 	acknowledgement = bpf_ntohl(words[2]);
 	if (flow->phase == HELPED_DELIVERED && word & FLAG_ACK) {
-		if (is_before(flow->delivered, acknowledgement))
-			flow->delivered = acknowledgement;
-		report_acknowledged(own, acknowledgement, word & WINDOW_BITS);
+		/* What is not to be believed may still be for the socket, which judges for itself. */
+		if (is_near(skb, packet, own, bpf_ntohl(words[1]) + flow->offset)) {
+			if (is_before(flow->delivered, acknowledgement) &&
+			    !is_before(flow->acknowledged, acknowledgement))
+				flow->delivered = acknowledgement;
+			report_acknowledged(own, acknowledgement, word & WINDOW_BITS);
+		}
 		/*
 		 * To the socket all was acknowledged. It is to send nothing yet, so it is told of a closed window; how
 		 * far it is open the peer is asked when this is over.

@@ -73,6 +73,11 @@ impl Sender {
         self.acknowledged
     }
 
+    /// Bytes that were sent at least once, or that the receiver has.
+    pub(crate) fn sent(&self) -> u64 {
+        self.sent
+    }
+
     /// Whether the receiver has all that there is.
     pub(crate) fn is_done(&self) -> bool {
         self.acknowledged >= self.end

@@ -59,6 +59,8 @@ pub(crate) struct StandIn {
     keeper: Keeper,
     answers: Sender,
     delivery: Option<Sender>,
+    /// Bytes that the peer may have without this delivery's having sent them.
+    may_have: u64,
     running: Option<Running>,
     restarts: u32,
     restart_at: Option<Time>,
@@ -96,6 +98,7 @@ impl StandIn {
             window_scale: socket.window_scale,
             window: socket.snd_wnd,
             segment: socket.mss_cache,
+            flight: socket.snd_nxt.wrapping_sub(socket.snd_una),
         };
         let store = Store::create(dir, &note)?;
         Ok(Self::new(note, store, peer, Some(program.clone())))
@@ -122,6 +125,8 @@ impl StandIn {
                 let has = u64::from(delivered.wrapping_sub(this.note.base));
                 delivery.handle_acknowledgement(Time::default(), has, u64::from(DELIVERY_SEGMENT));
                 this.delivery = Some(delivery);
+                // What was sent nobody has noted.
+                this.may_have = this.may_have.max(this.keeper.kept());
             }
             _ => {}
         }
@@ -139,6 +144,7 @@ impl StandIn {
             keeper: Keeper::new(note.base, store.kept(), limit),
             answers: Sender::new(store.answered(), ANSWER_SEGMENT, u64::from(ANSWER_SEGMENT)),
             delivery: None,
+            may_have: u64::from(note.flight),
             program,
             store,
             running: None,
@@ -497,12 +503,10 @@ impl StandIn {
     pub(crate) fn handle_acknowledged(&mut self, now: Time, means: &mut Means<'_>, next: u32, window: u16) {
         let Some(delivery) = &mut self.delivery else { return };
         let window = u64::from(window) << self.note.window_scale.min(14);
-        let has = next.wrapping_sub(self.note.base);
-        // What is beyond is its own affair with the socket; what is before it had already.
-        if has.cast_signed() < 0 {
-            return;
-        }
-        delivery.handle_acknowledgement(now, u64::from(has).min(self.keeper.kept()), window);
+        let most = self.may_have.max(delivery.sent());
+        let Some(has) = acknowledged(self.note.base, next, most) else { return };
+        // What is beyond is its own affair with the socket.
+        delivery.handle_acknowledgement(now, has.min(self.keeper.kept()), window);
         self.send_kept(now, means);
     }
 
@@ -590,6 +594,30 @@ impl StandIn {
             delivered: self.delivery.as_ref().map_or(0, Sender::acknowledged),
             answered: self.store.answered(),
             shifted: self.offset(),
+        }
+    }
+}
+
+/// Bytes from `base` on that somebody has who expects `next`, if he can have as many as `most` at the most. Who says anything
+/// else is not the peer, or says again what it said before.
+fn acknowledged(base: u32, next: u32, most: u64) -> Option<u64> {
+    let has = next.wrapping_sub(base);
+    (has.cast_signed() >= 0 && u64::from(has) <= most).then_some(u64::from(has))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_has_what_was_never_sent() {
+        for base in [7, u32::MAX - 2] {
+            let at = |has: u32| base.wrapping_add(has);
+            assert_eq!(acknowledged(base, at(0), 100), Some(0));
+            assert_eq!(acknowledged(base, at(100), 100), Some(100));
+            for beyond in [101, 1000, 0x7fff_ffff, 0x8000_0000, u32::MAX] {
+                assert_eq!(acknowledged(base, at(beyond), 100), None, "{beyond}");
+            }
         }
     }
 }

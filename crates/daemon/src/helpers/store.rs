@@ -48,6 +48,9 @@ pub(crate) struct Note {
     pub(crate) window: u32,
     /// Payload of a full-sized segment of the live end's, in bytes.
     pub(crate) segment: u32,
+    /// Bytes from `base` on that the live end had sent already when the peer went away: it may have some.
+    #[serde(default)]
+    pub(crate) flight: u32,
 }
 
 impl Note {
@@ -214,6 +217,7 @@ mod tests {
             start: 2,
             before: 3,
             window_scale: 7,
+            flight: 0,
             window: 65535,
             segment: 1448,
         }
