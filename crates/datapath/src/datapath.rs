@@ -172,6 +172,7 @@ impl Datapath {
 
     /// What the attached programs have to do from now on: `translation` while any flow has moved or is held, `introductions` while
     /// any are expected, `listening` while any binding is [`Carrier::Listen`](crate::Carrier::Listen). Where there is nothing they pass every packet at once; a new instance does both.
+    /// They translate as long as any flow is helped, whatever is said here.
     ///
     /// Attaching waits for the kernel for tens of milliseconds; this is done in an instant.
     ///
@@ -179,6 +180,7 @@ impl Datapath {
     /// When the kernel refuses.
     pub fn set_busy(&self, translation: bool, introductions: bool, listening: bool) -> Result<(), Error> {
         let idle = |busy, bit| if busy { 0 } else { bit };
+        let translation = translation || !self.helped()?.is_empty();
         self.change_settings(|settings| {
             let all = idle(translation, IDLE_TRANSLATION)
                 | idle(introductions, IDLE_INTRODUCTIONS)
@@ -197,14 +199,14 @@ impl Datapath {
         self.change_settings(|settings| settings.idle = settings.idle & !IDLE_LAPSES | bit)
     }
 
-    /// Sets what becomes of a helped flow. Its programs have to be on every interface that it may go by, and busy
-    /// ([`Datapath::set_busy`]), as long as it is there.
+    /// Sets what becomes of a helped flow. The programs have to be on every interface that it may go by, as long as it is there;
+    /// they are busy from now on ([`Datapath::set_busy`]).
     ///
     /// # Errors
     /// When the kernel refuses, as it does when the map is full.
     pub fn set_helped(&self, flow: &FlowTuple, helped: &HelpedFlow) -> Result<(), Error> {
         self.helped.insert(&RawTuple::new(flow), &RawHelpedFlow::new(helped))?;
-        self.change_settings(|settings| settings.idle &= !IDLE_HELPED)
+        self.change_settings(|settings| settings.idle &= !(IDLE_HELPED | IDLE_TRANSLATION))
     }
 
     /// Forgets a helped flow, whose numbers are no longer translated; one that is not known is none the worse.

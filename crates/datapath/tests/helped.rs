@@ -199,6 +199,24 @@ fn what_is_acknowledged_out_of_order_is_translated_as_well() {
 }
 
 #[test]
+fn the_programs_are_busy_as_long_as_a_flow_is_helped() {
+    on_both_families(|fixture| {
+        let raised = || {
+            let outcome = fixture.ingress(&segment(reversed(fixture.own), 100, 77, &[]));
+            outcome.packet == segment(reversed(fixture.own), 112, 77, &[]).bytes()
+        };
+        fixture.datapath.set_busy(false, false, false).expect("set");
+        fixture.help(HelpedFlow { offset: 12, ..OVER });
+        assert!(raised(), "nobody said that they are busy");
+        fixture.datapath.set_busy(false, false, false).expect("set");
+        assert!(raised(), "somebody said that they are idle");
+        fixture.datapath.remove_helped(&fixture.flow()).expect("remove");
+        fixture.datapath.set_busy(false, false, false).expect("set");
+        assert!(!raised());
+    });
+}
+
+#[test]
 fn nothing_of_the_peer_gets_in_while_it_is_helped_out_for() {
     on_both_families(|mut fixture| {
         fixture.bind(Carrier::Listen);
