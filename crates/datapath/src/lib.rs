@@ -27,4 +27,5 @@ pub use datapath::{Datapath, Role};
 pub use error::Error;
 pub use events::{Event, Introduction, Origin};
 pub use features::{Features, features, has_tcx};
+pub use names::cgroup_root;
 pub use sockets::{Fitted, Position, TcpSocket};

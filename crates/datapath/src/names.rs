@@ -121,14 +121,20 @@ fn replace(program: BorrowedFd<'_>, path: &Path) -> bool {
     code == 0
 }
 
-/// The root of cgroup v2 as far as it is mounted, from proc_pid_mounts(5).
-pub(crate) fn root_cgroup() -> Result<File, Error> {
+/// Where the root of cgroup v2 is in the file system, as far as it is mounted, from proc_pid_mounts(5).
+///
+/// # Errors
+/// When it is not mounted, or that cannot be seen.
+pub fn cgroup_root() -> Result<PathBuf, Error> {
     let mounts =
         fs::read_to_string("/proc/self/mounts").map_err(|source| Error::call("read", "/proc/self/mounts", source))?;
     let fields = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
     let mounted = fields.filter(|fields| fields.get(2) == Some(&"cgroup2")).find_map(|fields| fields.get(1).copied());
-    let Some(path) = mounted else {
-        return Err(Error::call("open", "cgroup v2, which is not mounted", io::ErrorKind::NotFound.into()));
-    };
-    File::open(path).map_err(|source| Error::call("open", path, source))
+    let missing = || Error::call("open", "cgroup v2, which is not mounted", io::ErrorKind::NotFound.into());
+    mounted.map(PathBuf::from).ok_or_else(missing)
+}
+
+pub(crate) fn root_cgroup() -> Result<File, Error> {
+    let path = cgroup_root()?;
+    File::open(&path).map_err(|source| Error::call("open", path.display().to_string(), source))
 }

@@ -51,6 +51,8 @@ pub struct Holder {
     pub executable: PathBuf,
     /// Its place in the cgroup v2 hierarchy, beginning with `/`; empty where there is none.
     pub cgroup: String,
+    /// Its effective user; `None` where it is gone.
+    pub uid: Option<u32>,
 }
 
 /// All processes that have sockets with these inodes. As [`owners`], but whoever shares a socket is told.
@@ -69,6 +71,7 @@ pub fn holders(inodes: &HashSet<u32>) -> HashMap<u32, Vec<Holder>> {
             name: name_of(pid),
             executable: std::fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default(),
             cgroup: cgroup_of(pid),
+            uid: user_of(pid),
         };
         for inode in open {
             holders.entry(inode).or_default().push(holder.clone());
@@ -103,6 +106,13 @@ pub fn cgroup_of(pid: u32) -> String {
     lines.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or_default().to_owned()
 }
 
+/// The effective user of a process (`/proc/PID/status`; the files' owner is root where it has changed its user).
+fn user_of(pid: u32) -> Option<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let users = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    users.split_whitespace().nth(1)?.parse().ok()
+}
+
 fn socket_inode(link: &Path) -> Option<u32> {
     link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
 }
@@ -124,6 +134,8 @@ mod tests {
         let holders = super::holders(&HashSet::from([inode, 0]));
         assert_eq!(holders.keys().collect::<Vec<_>>(), [&inode]);
         let itself = std::fs::read_link("/proc/self/exe").unwrap();
+        let user = rustix::process::geteuid().as_raw();
+        assert!(holders[&inode].iter().all(|holder| holder.uid == Some(user)));
         assert!(holders[&inode].iter().any(|holder| holder.executable == itself && holder.name == owners[&inode].name));
         assert!(sockets(std::process::id()).contains(&inode));
         assert!(sockets(u32::MAX).is_empty());

@@ -158,6 +158,14 @@ impl Effects {
         self.helped(now);
     }
 
+    /// Some connections may have ended without a word of it.
+    pub(crate) fn look_for_ended(&mut self, now: Time) {
+        if !self.helping.helpers.is_idle() {
+            with_means!(self, |helpers, means| helpers.look_for_ended(now, means));
+            self.helped(now);
+        }
+    }
+
     /// Helper programs have something to say.
     pub(crate) fn take_in_helpers(&mut self, now: Time) {
         with_means!(self, |helpers, means| helpers.handle_ready(now, means));

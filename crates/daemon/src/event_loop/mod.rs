@@ -630,6 +630,7 @@ impl EventLoop {
         if let Err(error) = self.take_in_flows(now, &known) {
             tracing::warn!(%error, "cannot list connections");
         }
+        self.effects.look_for_ended(now);
     }
 
     fn set_timer(&self) -> Result<(), Error> {

@@ -20,7 +20,7 @@ mod stand_in;
 mod stop;
 mod store;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -30,6 +30,7 @@ use whimbrel_datapath::{HelpedFlow, HelpedPhase, TcpSocket};
 use whimbrel_handshake::PublicKey;
 use whimbrel_ipc as ipc;
 use whimbrel_kernel::process;
+use whimbrel_kernel::sock_diag::SockDiag;
 use whimbrel_protocol::{FlowEntry, PeerId, Time};
 use whimbrel_wire::{FlowTuple, Transport};
 
@@ -37,10 +38,10 @@ use crate::events::Told;
 use crate::policy::Subject;
 
 use running::Running;
-use section::{Kind, Section, Sections};
+use section::{Kind, Sections};
 use segment::Segment;
 use stand_in::{Happened, StandIn};
-use stop::Stops;
+use stop::{Scene, Stops};
 use store::{Note, Store};
 
 pub(crate) use stand_in::Means;
@@ -51,6 +52,11 @@ const ESTABLISHED: u8 = 1;
 const LINGER: Duration = Duration::from_secs(120);
 /// Connections that are answered on at a time: each takes a process, and room in the run directory. More wait.
 const MOST: usize = 256;
+/// Of these, those whose peer is the same: one peer that has many go away at once leaves others some.
+const MOST_OF_PEER: usize = 128;
+/// Bytes that may be kept and answered in all, where one connection alone is not configured to have more. They lie in the run
+/// directory, which is memory.
+const MOST_BYTES: u64 = 512 << 20;
 /// Steps of back-off that a sender is rid of when its segments have somebody to go to again.
 const STEPS: u8 = 32;
 
@@ -129,7 +135,7 @@ impl Helpers {
 
     /// The daemon ends: nothing stays stopped that nobody would continue. The next one stops it again.
     pub(crate) fn let_go(&mut self) {
-        self.stops.adopt(|_| false);
+        self.stops.adopt(Time::default(), |_| false);
     }
 
     /// What the peer of a connection that is answered on has and expects, in this end's numbers: the next that it lacks, and
@@ -166,7 +172,7 @@ impl Helpers {
         let mut fresh: Vec<&Situation> = Vec::new();
         for situation in situations.iter().filter(|situation| situation.flow.transport == Transport::Tcp) {
             if situation.standing == Standing::Here {
-                let continued = self.stops.resume(&situation.flow);
+                let continued = self.stops.resume(now, &situation.flow);
                 self.told.extend(continued);
             }
             match self.flows.get_mut(&situation.flow) {
@@ -195,9 +201,10 @@ impl Helpers {
             .filter_map(|situation| Some((*situation, sockets.get(&situation.flow)?)))
             .filter(|(_, socket)| socket.state == ESTABLISHED)
             .collect();
-        let inodes = wanted.iter().filter_map(|(_, socket)| u32::try_from(socket.inode).ok());
-        let asks = self.sections.asks_for_holders();
-        let holders = if asks { process::holders(&inodes.collect()) } else { HashMap::new() };
+        // All of /proc is read for it, so once for all of them.
+        let (listeners, holders) = self.look_around(&wanted);
+        let scene = Scene { sockets: &sockets, listeners: &listeners, holders: &holders, away };
+        let mut helped = Vec::new();
         for (situation, socket) in wanted {
             let of_socket = u32::try_from(socket.inode).ok().and_then(|inode| holders.get(&inode));
             let holders = of_socket.map_or(&[][..], Vec::as_slice);
@@ -206,76 +213,113 @@ impl Helpers {
             match &section.kind {
                 Kind::Hold | Kind::Keepalive => {}
                 Kind::Stop(scope) => {
-                    let told = self.stops.stop(&section, *scope, socket, &sockets, away);
+                    let told = self.stops.stop(&section, *scope, socket, &scene);
                     self.told.extend(told);
                 }
-                Kind::Program(program) => {
-                    let program = program.clone();
-                    self.begin_one(now, means, situation, &section, &program);
+                Kind::Program(program) => helped.push((situation, section.name.clone(), program.clone())),
+            }
+        }
+        self.begin_programs(now, means, &helped);
+    }
+
+    /// The sockets that listen, where something may be stopped, and who has them open, and those of connections, where a
+    /// section asks.
+    fn look_around(&self, wanted: &[(&Situation, &TcpSocket)]) -> (HashSet<u32>, HashMap<u32, Vec<process::Holder>>) {
+        let stops = self.sections.stops();
+        if wanted.is_empty() || !stops && !self.sections.asks_for_holders() {
+            return Default::default();
+        }
+        let mut listeners = HashSet::new();
+        if stops {
+            match SockDiag::open().and_then(|mut diag| diag.listeners()) {
+                Ok(found) => listeners.extend(found.iter().map(|listener| listener.inode)),
+                Err(error) => {
+                    // Nothing is stopped that might serve others: nobody is known to have anything open.
+                    tracing::warn!(%error, "who listens cannot be seen");
+                    return Default::default();
                 }
             }
+        }
+        let inodes = wanted.iter().filter_map(|(_, socket)| u32::try_from(socket.inode).ok());
+        let holders = process::holders(&inodes.chain(listeners.iter().copied()).collect());
+        (listeners, holders)
+    }
+
+    /// Why no more may be helped that have this peer and may take so many bytes.
+    fn is_full(&self, peer: PeerId, program: &section::Program) -> Option<String> {
+        let helped = || self.flows.values().filter(|stand_in| !stand_in.is_over());
+        let of_peer = helped().filter(|stand_in| stand_in.peer == peer).count();
+        let (count, taken) = (helped().count(), helped().map(StandIn::room).sum::<u64>());
+        let more = program.keep.saturating_add(program.answer);
+        if count >= MOST {
+            Some(format!("{MOST} connections are answered on already"))
+        } else if of_peer >= MOST_OF_PEER {
+            Some(format!("{MOST_OF_PEER} connections with this peer are answered on already"))
+        } else if count > 0 && taken.saturating_add(more) > MOST_BYTES {
+            Some(format!("for those that are answered on already {taken} bytes may be kept, of {MOST_BYTES} in all"))
+        } else {
+            None
         }
     }
 
-    fn begin_one(
-        &mut self,
-        now: Time,
-        means: &mut Means<'_>,
-        situation: &Situation,
-        section: &Section,
-        program: &section::Program,
-    ) {
-        let flow = situation.flow;
-        if self.flows.values().filter(|stand_in| !stand_in.is_over()).count() >= MOST {
-            let why = format!("{MOST} connections are answered on already");
-            let sentence = format!("the helper {} is not started for {flow}, which waits: {why}", section.name);
-            self.told.push(told("helper-failed", sentence, &flow, &section.name));
-            return;
-        }
-        let former = self.flows.remove(&flow);
-        let before = former.as_ref().map_or(0, StandIn::offset);
-        let shut = HelpedFlow { phase: HelpedPhase::Kept, offset: before, acknowledged: 0, delivered: 0 };
-        // From here on nothing of the peer's gets in, so what the socket says now stays so.
-        if let Err(error) = means.datapath.set_helped(&flow, &shut) {
-            tracing::warn!(%flow, %error, "a helper cannot be started");
-            self.flows.extend(former.map(|former| (flow, former)));
-            return;
-        }
-        let again = sockets(means);
-        let found = again.get(&flow).filter(|socket| socket.state == ESTABLISHED);
-        let made = match found {
-            None => Err("its connection is at its end".to_owned()),
-            Some(socket) if socket.unordered => {
-                Err("some of what the peer sent before it went has arrived out of order, and what lacks would be lost"
-                    .into())
-            }
-            Some(socket) => {
-                let made = StandIn::begin(&self.dir, socket, situation.entry.peer, &section.name, program, before);
-                made.map(|made| (made, *socket)).map_err(|error| format!("nothing can be stored: {error}"))
-            }
-        };
-        match made {
-            Ok((mut stand_in, socket)) => {
-                stand_in.put_in_force(means);
-                // What is in flight goes nowhere: it is sent again, and now somebody takes it.
-                if !socket.reports_errors {
-                    for _ in 0..socket.backoff.min(STEPS) {
-                        let _ = means.injector.kick(&flow, socket.snd_una);
-                    }
+    fn begin_programs(&mut self, now: Time, means: &mut Means<'_>, helped: &[(&Situation, String, section::Program)]) {
+        let mut shut = Vec::new();
+        for (situation, name, program) in helped {
+            let flow = situation.flow;
+            let former = self.flows.remove(&flow);
+            let before = former.as_ref().map_or(0, StandIn::offset);
+            let kept = HelpedFlow { phase: HelpedPhase::Kept, offset: before, acknowledged: 0, delivered: 0 };
+            // From here on nothing of the peer's gets in, so what the socket says after stays so.
+            match means.datapath.set_helped(&flow, &kept) {
+                Ok(()) => shut.push((*situation, name, program, former, before)),
+                Err(error) => {
+                    tracing::warn!(%flow, %error, "a helper cannot be started");
+                    self.flows.extend(former.map(|former| (flow, former)));
                 }
-                stand_in.acknowledge(means);
-                self.flows.insert(flow, stand_in);
-                self.settle(now, means, flow);
             }
-            Err(why) => {
-                let sentence = format!("the helper {} is not started for {flow}, which waits: {why}", section.name);
-                self.told.push(told("helper-failed", sentence, &flow, &section.name));
-                match former {
-                    Some(mut former) => {
-                        former.put_in_force(means);
-                        self.flows.insert(flow, former);
+        }
+        if shut.is_empty() {
+            return;
+        }
+        let sockets = sockets(means);
+        for (situation, name, program, former, before) in shut {
+            let flow = situation.flow;
+            let made = match sockets.get(&flow).filter(|socket| socket.state == ESTABLISHED) {
+                None => Err("its connection is at its end".to_owned()),
+                Some(socket) if socket.unordered => Err(
+                    "some of what the peer sent before it went has arrived out of order, and what lacks would be lost"
+                        .to_owned(),
+                ),
+                Some(socket) => match self.is_full(situation.entry.peer, program) {
+                    Some(why) => Err(why),
+                    None => StandIn::begin(&self.dir, socket, situation.entry.peer, name, program, before)
+                        .map(|made| (made, *socket))
+                        .map_err(|error| format!("nothing can be stored: {error}")),
+                },
+            };
+            match made {
+                Ok((mut stand_in, socket)) => {
+                    stand_in.put_in_force(means);
+                    // What is in flight goes nowhere: it is sent again, and now somebody takes it.
+                    if !socket.reports_errors {
+                        for _ in 0..socket.backoff.min(STEPS) {
+                            let _ = means.injector.kick(&flow, socket.snd_una);
+                        }
                     }
-                    None => drop(means.datapath.remove_helped(&flow)),
+                    stand_in.acknowledge(means);
+                    self.flows.insert(flow, stand_in);
+                    self.settle(now, means, flow);
+                }
+                Err(why) => {
+                    let sentence = format!("the helper {name} is not started for {flow}, which waits: {why}");
+                    self.told.push(told("helper-failed", sentence, &flow, name));
+                    match former {
+                        Some(mut former) => {
+                            former.put_in_force(means);
+                            self.flows.insert(flow, former);
+                        }
+                        None => drop(means.datapath.remove_helped(&flow)),
+                    }
                 }
             }
         }
@@ -371,10 +415,12 @@ impl Helpers {
     /// When [`handle_timeout`](Self::handle_timeout) is due.
     pub(crate) fn poll_timeout(&self) -> Option<Time> {
         let flows = self.flows.values().filter_map(StandIn::poll_timeout);
-        flows.chain(self.lingering.values().copied()).min()
+        flows.chain(self.lingering.values().copied()).chain(self.stops.poll_timeout()).min()
     }
 
     pub(crate) fn handle_timeout(&mut self, now: Time, means: &mut Means<'_>) {
+        let continued = self.stops.handle_timeout(now);
+        self.told.extend(continued);
         let due = |stand_in: &StandIn| stand_in.poll_timeout().is_some_and(|due| due <= now);
         let due: Vec<FlowTuple> = self.flows.iter().filter(|(_, of)| due(of)).map(|(flow, _)| *flow).collect();
         for flow in due {
@@ -395,7 +441,7 @@ impl Helpers {
 
     /// A connection has ended.
     pub(crate) fn handle_closed(&mut self, now: Time, means: &mut Means<'_>, flow: FlowTuple) {
-        let continued = self.stops.resume(&flow);
+        let continued = self.stops.resume(now, &flow);
         self.told.extend(continued);
         let Some(stand_in) = self.flows.get(&flow) else { return };
         if stand_in.is_over() {
@@ -403,6 +449,26 @@ impl Helpers {
         } else if let Some(stand_in) = self.flows.remove(&flow) {
             stand_in.remove(means);
         }
+    }
+
+    /// Looks which connections have ended, where somebody may have missed it.
+    pub(crate) fn look_for_ended(&mut self, now: Time, means: &mut Means<'_>) {
+        let mut there = HashSet::new();
+        let listed = means.datapath.tcp_sockets(|socket| {
+            there.insert(socket.flow);
+        });
+        if let Err(error) = listed {
+            return tracing::warn!(%error, "cannot list sockets");
+        }
+        for flow in self.ended(&there) {
+            self.handle_closed(now, means, flow);
+        }
+    }
+
+    /// What has no socket any more, and is not known to have ended.
+    fn ended(&self, there: &HashSet<FlowTuple>) -> BTreeSet<FlowTuple> {
+        let known = self.flows.keys().copied().filter(|flow| !self.lingering.contains_key(flow));
+        known.chain(self.stops.flows()).filter(|flow| !there.contains(flow)).collect()
     }
 
     /// A connection was opened. One that has the names of one that ended a moment ago, and whose numbers are translated since
@@ -413,7 +479,7 @@ impl Helpers {
 
     /// Takes over what a daemon before this one has left. `flows`: what it knew.
     pub(crate) fn adopt(&mut self, now: Time, means: &mut Means<'_>, flows: &HashMap<FlowTuple, FlowEntry>) {
-        let continued = self.stops.adopt(|flow| flows.contains_key(flow));
+        let continued = self.stops.adopt(now, |flow| flows.contains_key(flow));
         self.told.extend(continued);
         let in_force: HashMap<FlowTuple, HelpedFlow> = match means.datapath.helped() {
             Ok(helped) => helped.into_iter().collect(),
@@ -471,7 +537,7 @@ impl Helpers {
 
 /// Continues what a daemon that is gone has stopped, as it noted in its run directory.
 pub(crate) fn continue_stopped(run_dir: &Path) {
-    Stops::open(run_dir).adopt(|_| false);
+    Stops::open(run_dir).adopt(Time::default(), |_| false);
 }
 
 /// All TCP sockets, as they are now.
@@ -489,4 +555,27 @@ fn sockets(means: &Means<'_>) -> HashMap<FlowTuple, TcpSocket> {
 /// An event about a helper.
 fn told(kind: &'static str, sentence: String, flow: &FlowTuple, helper: &str) -> Told {
     Told::new(kind, sentence).with("flow", flow.to_string()).with("helper", helper)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_that_have_no_socket_any_more_have_ended() {
+        let dir = std::env::temp_dir().join(format!("whimbrel-helpers-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("a folder");
+        let stopped = r#"[{"local":"192.0.2.1:1","remote":"192.0.2.2:9","helper":"forks","target":{"process":[1,0]}},
+            {"local":"192.0.2.1:2","remote":"192.0.2.2:9","helper":"forks","target":{"process":[1,0]}}]"#;
+        std::fs::write(dir.join("stopped"), stopped).expect("written");
+        let helpers = Helpers::new(&dir, Sections::default()).expect("made");
+        let [first, second] = [1, 2].map(|port| FlowTuple {
+            transport: Transport::Tcp,
+            local: std::net::SocketAddr::new("192.0.2.1".parse().expect("an address"), port),
+            remote: "192.0.2.2:9".parse().expect("an endpoint"),
+        });
+        assert_eq!(helpers.ended(&HashSet::from([first])), BTreeSet::from([second]));
+        assert_eq!(helpers.ended(&HashSet::from([first, second])), BTreeSet::new());
+        std::fs::remove_dir_all(&dir).expect("removed");
+    }
 }

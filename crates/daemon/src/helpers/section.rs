@@ -107,10 +107,16 @@ impl Sections {
         self.0.iter().find(|section| section.name == name)
     }
 
-    /// Whether who has connections open must be known.
+    /// Whether who has connections open must be known, to find their section.
     #[must_use]
     pub fn asks_for_holders(&self) -> bool {
         self.0.iter().any(|section| section.matcher.asks_for_holders())
+    }
+
+    /// Whether what serves a connection may be stopped.
+    #[must_use]
+    pub fn stops(&self) -> bool {
+        self.0.iter().any(|section| matches!(section.kind, Kind::Stop(_)))
     }
 }
 

@@ -185,6 +185,12 @@ impl StandIn {
         }
     }
 
+    /// Bytes that may come to be kept and answered for it.
+    pub(crate) fn room(&self) -> u64 {
+        let answer = self.program.as_ref().map_or(0, |program| program.answer);
+        self.keeper.kept() + self.keeper.room() + answer.max(self.store.answered())
+    }
+
     /// Whether only numbers are translated any more.
     pub(crate) fn is_over(&self) -> bool {
         self.note.progress == Progress::Over

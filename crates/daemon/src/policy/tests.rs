@@ -17,7 +17,7 @@ fn key(number: u8) -> PublicKey {
 }
 
 fn holder(name: &str, executable: &str, cgroup: &str) -> Holder {
-    Holder { pid: 7, name: name.into(), executable: executable.into(), cgroup: cgroup.into() }
+    Holder { pid: 7, name: name.into(), executable: executable.into(), cgroup: cgroup.into(), uid: Some(7) }
 }
 
 fn any_flow() -> impl Strategy<Value = FlowTuple> {
