@@ -11,7 +11,7 @@ use whimbrel_ipc::{Away, Connection, EventRecord, HelperState};
 use super::absence::wait_away;
 use super::world::{LONG, World, all_run, site, step};
 use super::{Scenario, scenario};
-use crate::{Error, Host, Join, Lab, Leave, Process, Result, SshServer, Whimbrel, expect, wait_for, wait_until};
+use crate::{Error, Host, Join, Lab, Leave, Process, Result, Shape, SshServer, Whimbrel, expect, wait_for, wait_until};
 
 pub(super) const SCENARIOS: &[Scenario] = &[
     scenario(
@@ -28,6 +28,11 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         "helper-irc-v6",
         "an IRC client that is connected over IPv6 sleeps, and is back elsewhere and at home",
         irc_v6,
+    ),
+    scenario(
+        "helper-woken",
+        "an IRC client wakes for a moment, in which it gets a part of what was said, and sleeps on",
+        woken,
     ),
     scenario("helper-irc-without", "the same without a helper: the server drops the client", irc_without),
     scenario("helper-crash", "a helper crashes again and again: the connection waits, and nothing is lost", crash),
@@ -359,6 +364,39 @@ fn irc_vanish(lab: &mut Lab) -> Result<()> {
     session.irc.is_alive(&session.sleeper, "and still there")?;
     let heard = session.irc.talker.heard();
     expect!(heard.matches("<sleeper> I am back").count() == 1, "{heard}");
+    session.finish()
+}
+
+fn woken(lab: &mut Lab) -> Result<()> {
+    let config = section(&irc_pong(lab)?, "");
+    // So slow that not all of it passes in a moment.
+    let world = World::new(lab, site("a"), site("b").uplink(Shape::delay_rate(20, 1)))?;
+    let ip = world.at_server.ipv4()?;
+    let mut session = Session::start_at(world, ip, &config, PING)?;
+    let since = session.server.status()?.newest_event;
+    session.sleep()?;
+    session.irc.talk(400, 400)?;
+    session.answered(ONE_PONG)?;
+    session.wake(false)?;
+    wait_for(LONG, "it has a part of what was kept", || {
+        let helper = session.connection()?.helper;
+        let part = |helper: &whimbrel_ipc::Helper| helper.state == HelperState::Delivers && helper.delivered > 0;
+        Ok(helper.as_ref().is_some_and(part).then_some(()))
+    })?;
+    let again = session.server.status()?.newest_event;
+    session.sleep()?;
+    // It is answered on, for longer than the server waits.
+    session.server.wait_event("helper-started", again, LONG)?;
+    let answered = session.connection()?.helper.map_or(0, |helper| helper.answered);
+    for pongs in 1..=3 {
+        session.irc.talk(2, 100)?;
+        session.answered(answered + pongs * ONE_PONG)?;
+    }
+    expect!(session.server.events(since)?.iter().all(|event| event.kind != "helper-over"), "it had everything");
+    session.wake(true)?;
+    session.server.wait_event("helper-over", again, LONG)?;
+    session.irc.all_heard(&mut session.sleeper)?;
+    session.irc.is_alive(&session.sleeper, "awake")?;
     session.finish()
 }
 

@@ -10,6 +10,7 @@ use whimbrel_kernel::inject::{Injector, Numbers, Segment as Injected};
 use whimbrel_protocol::{PeerId, Time};
 use whimbrel_wire::FlowTuple;
 
+use super::ESTABLISHED;
 use super::keep::Keeper;
 use super::running::Running;
 use super::section::Program;
@@ -70,6 +71,10 @@ pub(crate) struct StandIn {
     timestamps: Option<(u32, u32)>,
     /// The peer is away (again).
     pub(crate) away: bool,
+    /// The helper has failed for good, as long as this daemon and this absence last.
+    failed: bool,
+    /// Nothing was answered since nothing of the peer's gets in: its socket says what it expects.
+    fresh: bool,
     told_of_delay: Option<Time>,
     /// What the data plane was told to do last.
     in_force: Option<HelpedPhase>,
@@ -99,6 +104,7 @@ impl StandIn {
             window: socket.snd_wnd,
             segment: socket.mss_cache,
             flight: socket.snd_nxt.wrapping_sub(socket.snd_una),
+            delivered: 0,
         };
         let store = Store::create(dir, &note)?;
         Ok(Self::new(note, store, peer, Some(program.clone())))
@@ -138,6 +144,7 @@ impl StandIn {
 
     fn new(note: Note, store: Store, peer: PeerId, program: Option<Program>) -> Self {
         let limit = program.as_ref().map_or(0, |program| program.keep);
+        let fresh = store.answered() == 0;
         Self {
             flow: note.flow(),
             peer,
@@ -153,6 +160,8 @@ impl StandIn {
             deadline: None,
             timestamps: None,
             away: true,
+            failed: false,
+            fresh,
             told_of_delay: None,
             in_force: None,
             happened: Vec::new(),
@@ -162,7 +171,10 @@ impl StandIn {
 
     fn new_delivery(&self) -> Sender {
         let segment = self.note.segment.clamp(1, DELIVERY_SEGMENT);
-        Sender::new(self.keeper.kept(), segment, u64::from(self.note.window.max(segment)))
+        let window = u64::from(self.note.window.max(segment));
+        let mut delivery = Sender::new(self.keeper.kept(), segment, window);
+        delivery.handle_acknowledgement(Time::default(), self.note.delivered, window);
+        delivery
     }
 
     /// Bytes that were put into the peer's stream, all together. It wraps, as sequence numbers do.
@@ -198,7 +210,7 @@ impl StandIn {
 
     /// What the peer lacks next, and what it will send next, behind what was answered.
     pub(crate) fn numbers_of_peer(&self) -> (u32, u32) {
-        let delivered = self.delivery.as_ref().map_or(0, Sender::acknowledged) as u32;
+        let delivered = self.delivery.as_ref().map_or(self.note.delivered, Sender::acknowledged) as u32;
         (self.note.base.wrapping_add(delivered), self.note.start.wrapping_add(self.store.answered() as u32))
     }
 
@@ -231,7 +243,7 @@ impl StandIn {
 
     /// Has the data plane do what belongs to this moment.
     pub(crate) fn put_in_force(&mut self, means: &mut Means<'_>) {
-        let delivered = self.delivery.as_ref().map_or(0, Sender::acknowledged);
+        let delivered = self.delivery.as_ref().map_or(self.note.delivered, Sender::acknowledged);
         let helped = HelpedFlow {
             phase: self.phase(),
             offset: self.offset(),
@@ -295,9 +307,9 @@ impl StandIn {
         }
         self.timestamps = segment.timestamps.or(self.timestamps);
         if let Some(acknowledged) = segment.acknowledgement {
-            if self.store.answered() == 0 {
-                // Nothing was put in yet, so it is the peer's own that it has.
-                self.note.start = acknowledged;
+            if self.fresh {
+                // Nothing was put in since, so what it has more is the peer's own.
+                self.note.start = acknowledged.wrapping_sub(self.store.answered() as u32);
             }
             // The scale is not known, and at least 1: a segment at a time is never too much.
             let window = if segment.window == 0 { 0 } else { u64::from(segment.window).max(ANSWER_SEGMENT.into()) };
@@ -397,16 +409,10 @@ impl StandIn {
 
     /// Stores answers, to be sent from then on until the live end has them.
     fn answer(&mut self, means: &mut Means<'_>, bytes: &[u8]) -> io::Result<()> {
-        if self.store.answered() == 0 {
+        if std::mem::take(&mut self.fresh) {
             // What came in the moment before nothing of the peer's got in any more may have been on its way.
-            let mut expects = None;
-            let listed = means.datapath.tcp_sockets(|socket| {
-                if socket.flow == self.flow {
-                    expects = Some(socket.rcv_nxt);
-                }
-            });
-            listed.map_err(io::Error::other)?;
-            self.note.start = expects.ok_or(io::ErrorKind::NotConnected)?;
+            let socket = self.socket(means).ok_or(io::ErrorKind::NotConnected)?;
+            self.note.start = socket.rcv_nxt.wrapping_sub(self.store.answered() as u32);
             self.store.save(&self.note)?;
         }
         self.store.answer(bytes)?;
@@ -414,6 +420,20 @@ impl StandIn {
         // From now on whatever comes from the peer stands behind it.
         self.put_in_force(means);
         Ok(())
+    }
+
+    /// The live end, as it is now.
+    fn socket(&self, means: &Means<'_>) -> Option<TcpSocket> {
+        let mut found = None;
+        let listed = means.datapath.tcp_sockets(|socket| {
+            if socket.flow == self.flow {
+                found = Some(*socket);
+            }
+        });
+        if let Err(error) = listed {
+            tracing::warn!(flow = %self.flow, %error, "cannot list sockets");
+        }
+        found
     }
 
     fn send_answers(&mut self, now: Time, means: &Means<'_>) {
@@ -458,6 +478,7 @@ impl StandIn {
 
     /// No program answers any more. What was kept and answered stays so; the connection waits.
     fn fail(&mut self, means: &mut Means<'_>, why: String) {
+        self.failed = true;
         self.running = None;
         self.restart_at = None;
         self.happened.push(Happened::Failed { why });
@@ -487,6 +508,7 @@ impl StandIn {
                 }
                 self.advance(means, Progress::Finishing);
             }
+            Progress::Finishing | Progress::Delivering if away => self.help_again(means),
             Progress::Delivering => {
                 if let Some(delivery) = &mut self.delivery {
                     delivery.hurry(now);
@@ -496,6 +518,36 @@ impl StandIn {
             _ => {}
         }
         self.pump(now, means);
+    }
+
+    /// The peer is away again before it has got what was kept: it was awake for a moment. A program goes on where the last
+    /// one was, which is a function of all that was kept, delivered or not.
+    fn help_again(&mut self, means: &mut Means<'_>) {
+        let limit = self.program.as_ref().filter(|_| !self.failed).map(|program| program.keep);
+        let Some(limit) = limit else { return self.put_in_force(means) };
+        let before = self.note.progress;
+        self.note.progress = Progress::Helping;
+        if let Some((has, sent)) = self.delivery.as_ref().map(|delivery| (delivery.acknowledged(), delivery.sent())) {
+            // Now nothing of the peer's gets in. What did meanwhile stands between the answers before and those to come.
+            self.put_in_force(means);
+            let socket = self.socket(means).filter(|socket| socket.state == ESTABLISHED && !socket.unordered);
+            let Some(socket) = socket else {
+                self.note.progress = before;
+                return self.put_in_force(means);
+            };
+            self.note.start = socket.rcv_nxt.wrapping_sub(self.store.answered() as u32);
+            self.note.delivered = has;
+            self.may_have = self.may_have.max(sent);
+            self.note.flight = u32::try_from(self.may_have).unwrap_or(u32::MAX);
+            self.fresh = true;
+            self.delivery = None;
+        }
+        // What ran was told that nothing more comes.
+        self.running = None;
+        (self.deadline, self.told_of_delay, self.restart_at, self.restarts) = (None, None, None, 0);
+        self.keeper = Keeper::new(self.note.base, self.store.kept(), limit);
+        self.advance(means, Progress::Helping);
+        self.acknowledge(means);
     }
 
     /// The live end has all answers; now the peer gets what was kept.
@@ -597,7 +649,7 @@ impl StandIn {
             state,
             pid: self.running.as_ref().map(Running::pid),
             kept: if over { 0 } else { self.keeper.kept() },
-            delivered: self.delivery.as_ref().map_or(0, Sender::acknowledged),
+            delivered: self.delivery.as_ref().map_or(if over { 0 } else { self.note.delivered }, Sender::acknowledged),
             answered: self.store.answered(),
             shifted: self.offset(),
         }

@@ -51,6 +51,9 @@ pub(crate) struct Note {
     /// Bytes from `base` on that the live end had sent already when the peer went away: it may have some.
     #[serde(default)]
     pub(crate) flight: u32,
+    /// Bytes from `base` on that the peer is known to have, from when it was back for a moment.
+    #[serde(default)]
+    pub(crate) delivered: u64,
 }
 
 impl Note {
@@ -218,6 +221,7 @@ mod tests {
             before: 3,
             window_scale: 7,
             flight: 0,
+            delivered: 0,
             window: 65535,
             segment: 1448,
         }
