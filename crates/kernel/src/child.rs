@@ -6,7 +6,9 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{ChildStderr, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open, pidfd_send_signal};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process_group, pidfd_open, pidfd_send_signal, waitid,
+};
 
 /// Who a program runs as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,11 +98,15 @@ impl Child {
         let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
     }
 
-    /// How it ended, if it has.
+    /// How it ended, if it has. What it has started, and what is still in its process group, is ended as well.
     pub fn take_status(&mut self) -> Option<ExitStatus> {
         if self.reaped {
             return None;
         }
+        let only_look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        waitid(WaitId::PidFd(self.pidfd.as_fd()), only_look).ok().flatten()?;
+        // As long as nobody has waited for it, the group's number is nobody else's.
+        self.kill();
         let status = self.inner.try_wait().ok().flatten()?;
         self.reaped = true;
         Some(status)
@@ -195,6 +201,18 @@ mod tests {
         let there = || std::fs::read_to_string(format!("/proc/{below}/stat")).is_ok_and(|stat| !stat.contains(") Z"));
         assert!(there());
         drop(child);
+        until(|| (!there()).then_some(()));
+    }
+
+    #[test]
+    fn all_that_it_started_ends_when_it_has_ended_by_itself() {
+        let mut child = start("sleep 1000 & echo $!");
+        let mut text = [0; 16];
+        let mut stdout = child.stdout.take().expect("stdout");
+        let length = until(|| stdout.read(&mut text).ok());
+        let below: i32 = String::from_utf8_lossy(&text[..length]).trim().parse().expect("a number");
+        let there = || std::fs::read_to_string(format!("/proc/{below}/stat")).is_ok_and(|stat| !stat.contains(") Z"));
+        assert!(until(|| child.take_status()).success());
         until(|| (!there()).then_some(()));
     }
 

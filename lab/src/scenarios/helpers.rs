@@ -432,7 +432,7 @@ fn crash(lab: &mut Lab) -> Result<()> {
 }
 
 fn hang(lab: &mut Lab) -> Result<()> {
-    let session = fails(lab, r#"["/bin/sleep", "1000"]"#, "stall = 2\nkeep = 500000", "has left unread", 300)?;
+    let session = fails(lab, r#"["/bin/sleep", "1000"]"#, "stall = 2\nkeep = 500000", "has left unread", 1)?;
     session.irc.is_alive(&session.sleeper, "back")?;
     session.finish()
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use whimbrel_kernel::child::Account;
 
 use super::conditions::matcher;
-use super::value::{Mistake, Section, Value, array, choice, limit, string, subtable};
+use super::value::{Mistake, Section, Value, array, boolean, choice, limit, string, subtable};
 use crate::helpers::section::{self, Kind, Program, Scope, Sections};
 
 const KINDS: [(&str, Named); 4] =
@@ -47,7 +47,7 @@ fn section(value: Value<'_, '_>) -> Result<section::Section, Mistake> {
     let kind = choice(kind, "kind", &KINDS)?;
     let matcher = matcher(&mut section)?;
     let command = section.take("command");
-    let of_program = ["user", "keep", "answer", "stall"].map(|key| (key, section.take(key)));
+    let of_program = ["user", "keep", "answer", "lines", "stall"].map(|key| (key, section.take(key)));
     let scope = section.take("scope");
     section.finish()?;
     let of_others = [("command", command)].into_iter().chain(of_program).filter(|_| kind != Named::Program);
@@ -58,7 +58,7 @@ fn section(value: Value<'_, '_>) -> Result<section::Section, Mistake> {
             return Err(Mistake::new(value.span(), format!("`{key}` belongs to helpers of kind = \"{kind}\" alone")));
         }
     }
-    let [(_, user), (_, keep), (_, answer), (_, stall)] = of_program;
+    let [(_, user), (_, keep), (_, answer), (_, lines), (_, stall)] = of_program;
     let kind = match kind {
         Named::Hold => Kind::Hold,
         Named::Keepalive => Kind::Keepalive,
@@ -76,6 +76,7 @@ fn section(value: Value<'_, '_>) -> Result<section::Section, Mistake> {
                 account: user.map_or_else(|| usual_account(value), account)?,
                 keep: bytes(keep, "keep", MOST_KEPT, section::KEEP)?,
                 answer: bytes(answer, "answer", MOST_ANSWERED, section::ANSWER)?,
+                lines: lines.map_or(Ok(false), |value| boolean(value, "lines"))?,
                 stall: Duration::from_secs(bytes(stall, "stall", MOST_STALL, section::STALL.as_secs())?),
             })
         }
@@ -137,7 +138,7 @@ mod tests {
     fn sections_are_read_with_their_limits() {
         let sections = read(
             "[[helper]]\nname = 'irc'\nkind = 'program'\ncommand = ['/usr/lib/whimbrel/irc-pong', '-v']\n\
-             user = 'daemon'\nkeep = 4096\nanswer = 100\nstall = 5\nlocal_port = 6667\n\
+             user = 'daemon'\nkeep = 4096\nanswer = 100\nlines = true\nstall = 5\nlocal_port = 6667\n\
              [[helper]]\nname = 'forks'\nkind = 'stop'\nscope = 'cgroup'\nprogram = 'in.telnetd'\n\
              [[helper]]\nname = 'quiet'\nkind = 'keepalive'\n[[helper]]\nname = 'rest'\nkind = 'hold'\n",
         );
@@ -145,6 +146,7 @@ mod tests {
         let Kind::Program(program) = &sections.named("irc").expect("there").kind else { panic!("is a program") };
         assert_eq!(program.command, ["/usr/lib/whimbrel/irc-pong", "-v"]);
         assert_eq!((program.keep, program.answer, program.stall), (4096, 100, Duration::from_secs(5)));
+        assert!(program.lines);
         assert_ne!(program.account.uid, 0);
         assert_eq!(sections.named("forks").expect("there").kind, Kind::Stop(Scope::Cgroup));
         assert_eq!(sections.named("quiet").expect("there").kind.name(), "keepalive");
@@ -152,6 +154,7 @@ mod tests {
         let usual = read("[[helper]]\nname = 'x'\nkind = 'program'\ncommand = ['/bin/cat']\n").expect("valid");
         let Kind::Program(program) = &usual.named("x").expect("there").kind else { panic!("is a program") };
         assert_eq!((program.keep, program.answer, program.stall), (section::KEEP, section::ANSWER, section::STALL));
+        assert!(!program.lines);
     }
 
     #[test]
@@ -200,6 +203,7 @@ mod tests {
             ),
             (format!("{program}keep = 0"), "5:8: `keep` must be a number from 1 to 1073741824"),
             (format!("{program}answer = '1M'"), "5:10: `answer` must be a number from 1 to 16777216"),
+            (format!("{program}lines = 1"), "5:9: `lines` must be true or false"),
             (format!("{program}stall = 100000"), "5:9: `stall` must be a number from 1 to 86400"),
             (format!("{program}comand = 1"), "5:1: unknown key `comand`; did you mean `command`?"),
             (format!("{program}{program}"), "5:1: there is a helper `x` already"),

@@ -13,7 +13,7 @@ pub(crate) struct Taken {
     pub(crate) answer: bool,
 }
 
-/// The receiving half of a stand-in for the absent end.
+/// The receiving half of what answers for the absent end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Keeper {
     /// Where the stream begins that the peer lacks.
@@ -47,6 +47,11 @@ impl Keeper {
     /// The window as a header has it, where it is scaled by so many bits.
     pub(crate) fn window(&self, scale: u8) -> u16 {
         u16::try_from(self.room() >> scale.min(14)).unwrap_or(u16::MAX)
+    }
+
+    /// The peer has all before `base`, which is further than was known. Nothing is kept yet.
+    pub(crate) fn begin_at(&mut self, base: u32) {
+        self.base = base;
     }
 
     /// Nothing more is kept.

@@ -26,6 +26,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::event::epoll;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use whimbrel_datapath::{HelpedFlow, HelpedPhase, TcpSocket};
 use whimbrel_handshake::PublicKey;
 use whimbrel_ipc as ipc;
@@ -104,6 +105,9 @@ impl Helpers {
     /// # Errors
     /// When there are no descriptors left.
     pub(crate) fn new(run_dir: &Path, sections: Sections) -> std::io::Result<Self> {
+        if !sections.is_empty() {
+            allow_descriptors();
+        }
         Ok(Self {
             dir: run_dir.join("helpers"),
             sections,
@@ -538,6 +542,15 @@ impl Helpers {
 /// Continues what a daemon that is gone has stopped, as it noted in its run directory.
 pub(crate) fn continue_stopped(run_dir: &Path) {
     Stops::open(run_dir).adopt(Time::default(), |_| false);
+}
+
+/// Each program takes six descriptors, so that [`MOST`] are more than a shell's usual limit has room for.
+fn allow_descriptors() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, ..limit };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        tracing::debug!(%error, "as many descriptors as there were");
+    }
 }
 
 /// All TCP sockets, as they are now.

@@ -74,6 +74,8 @@ pub struct Program {
     pub keep: u64,
     /// `answer`, in bytes: what the program can answer in one absence.
     pub answer: u64,
+    /// `lines`: what it answers is put in by whole lines, and what of a line it has not said to the end is left out.
+    pub lines: bool,
     /// `stall`: how long the program may leave what it was handed unread.
     pub stall: Duration,
 }

@@ -12,7 +12,7 @@ use whimbrel_wire::FlowTuple;
 
 use super::ESTABLISHED;
 use super::keep::Keeper;
-use super::running::Running;
+use super::running::{Running, whole};
 use super::section::Program;
 use super::segment::Segment;
 use super::send::Sender;
@@ -73,6 +73,8 @@ pub(crate) struct StandIn {
     pub(crate) away: bool,
     /// The helper has failed for good, as long as this daemon and this absence last.
     failed: bool,
+    /// Where the stream begins that the peer lacks was looked at again since nothing of the peer's gets in.
+    sure_of_base: bool,
     /// Nothing was answered since nothing of the peer's gets in: its socket says what it expects.
     fresh: bool,
     told_of_delay: Option<Time>,
@@ -161,6 +163,7 @@ impl StandIn {
             timestamps: None,
             away: true,
             failed: false,
+            sure_of_base: false,
             fresh,
             told_of_delay: None,
             in_force: None,
@@ -316,6 +319,10 @@ impl StandIn {
             let has = u64::from(acknowledged.wrapping_sub(self.note.start));
             self.answers.handle_acknowledgement(now, has, window);
         }
+        let ahead = segment.sequence.wrapping_sub(self.keeper.next()).cast_signed() > 0;
+        if ahead && self.store.kept() == 0 && !std::mem::replace(&mut self.sure_of_base, true) {
+            self.begin_later(means);
+        }
         let taken = self.keeper.take(segment);
         if !taken.new.is_empty()
             && let Err(error) = self.store.keep(&segment.payload[taken.new])
@@ -346,6 +353,20 @@ impl StandIn {
         }
     }
 
+    /// What came in the moment before nothing of the peer's got in any more may have acknowledged more than was known then.
+    fn begin_later(&mut self, means: &Means<'_>) {
+        let Some(socket) = self.socket(means) else { return };
+        let more = socket.snd_una.wrapping_sub(self.note.base);
+        if more.cast_signed() <= 0 {
+            return;
+        }
+        self.note.base = socket.snd_una;
+        self.note.flight = self.note.flight.saturating_sub(more);
+        self.may_have = u64::from(self.note.flight);
+        self.keeper.begin_at(socket.snd_una);
+        self.save();
+    }
+
     /// Moves what can be moved: to the program, out of it, to the live end, to the peer.
     pub(crate) fn pump(&mut self, now: Time, means: &mut Means<'_>) {
         self.pump_program(now, means);
@@ -366,15 +387,22 @@ impl StandIn {
         }
         running.take_complaints(&self.note.helper);
         let ended = running.take_end();
-        let most = self.program.as_ref().map_or(0, |program| program.answer);
+        let (most, lines) = self.program.as_ref().map_or((0, false), |program| (program.answer, program.lines));
         let left = most.saturating_sub(self.store.answered());
         let mut output = running.take_output(left);
-        let floods = output.bytes.len() as u64 > left;
+        let floods = (output.bytes.len() + running.unfinished().len()) as u64 > left;
+        if lines {
+            output.bytes = running.whole_lines(output.bytes);
+            if ended.is_some_and(|status| status.success()) && !floods {
+                // It has said all that it meant to.
+                output.bytes.extend_from_slice(running.unfinished());
+            }
+        }
         if floods {
             output.bytes.truncate(usize::try_from(left).unwrap_or(usize::MAX));
             // Where it speaks in lines, whatever comes next is not to be read as the rest of one.
-            let whole = output.bytes.iter().rposition(|byte| *byte == b'\n').map_or(output.bytes.len(), |at| at + 1);
-            output.bytes.truncate(whole);
+            let without = if lines { 0 } else { output.bytes.len() };
+            output.bytes.truncate(whole(&output.bytes).unwrap_or(without));
         }
         if !output.bytes.is_empty()
             && let Err(error) = self.answer(means, &output.bytes)
@@ -392,7 +420,7 @@ impl StandIn {
             }
             None => self.running = Some(running),
             Some(_) if self.note.progress != Progress::Helping => self.deadline = None,
-            Some(how) => self.ended(now, means, how),
+            Some(how) => self.ended(now, means, how.to_string()),
         }
     }
 
@@ -598,6 +626,11 @@ impl StandIn {
     }
 
     pub(crate) fn handle_timeout(&mut self, now: Time, means: &mut Means<'_>) {
+        if self.stalls_at().is_some_and(|at| at <= now)
+            && let Some(running) = &mut self.running
+        {
+            running.look(now);
+        }
         if self.stalls_at().is_some_and(|at| at <= now) && self.note.progress == Progress::Helping {
             let stall = self.program.as_ref().map_or(0, |program| program.stall.as_secs());
             self.fail(means, format!("has left unread what it was handed for {stall} s, and was stopped"));
