@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! section.rs    what the configuration says
-//! stand_in.rs   one connection that a program answers on, in the peer's name
+//! substitute.rs one connection that a program answers on, in the peer's name
 //! running.rs    the program
 //! segment.rs    what the live end sends
 //! keep.rs       taking it, in order and up to a limit
@@ -16,9 +16,9 @@ mod running;
 pub mod section;
 mod segment;
 mod send;
-mod stand_in;
 mod stop;
 mod store;
+mod substitute;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -41,11 +41,11 @@ use crate::policy::Subject;
 use running::Running;
 use section::{Kind, Sections};
 use segment::Segment;
-use stand_in::{Happened, StandIn};
 use stop::{Scene, Stops};
 use store::{Note, Store};
+use substitute::{Happened, Substitute};
 
-pub(crate) use stand_in::Means;
+pub(crate) use substitute::Means;
 
 /// `TCP_ESTABLISHED`, `include/net/tcp_states.h`.
 const ESTABLISHED: u8 = 1;
@@ -87,7 +87,7 @@ pub(crate) struct Helpers {
     dir: PathBuf,
     sections: Sections,
     epoll: OwnedFd,
-    flows: HashMap<FlowTuple, StandIn>,
+    flows: HashMap<FlowTuple, Substitute>,
     /// What the programs' descriptors are known by.
     tokens: HashMap<u64, FlowTuple>,
     next_token: u64,
@@ -145,7 +145,7 @@ impl Helpers {
     /// What the peer of a connection that is answered on has and expects, in this end's numbers: the next that it lacks, and
     /// the next that it will send.
     pub(crate) fn numbers_of_peer(&self, flow: &FlowTuple) -> Option<(u32, u32)> {
-        self.flows.get(flow).filter(|stand_in| !stand_in.is_over()).map(StandIn::numbers_of_peer)
+        self.flows.get(flow).filter(|substitute| !substitute.is_over()).map(Substitute::numbers_of_peer)
     }
 
     /// What is to be told.
@@ -161,7 +161,7 @@ impl Helpers {
     /// What helps a connection, for people.
     pub(crate) fn views(&self) -> HashMap<FlowTuple, ipc::Helper> {
         let stopped = self.stops.views();
-        self.flows.iter().map(|(flow, stand_in)| (*flow, stand_in.view())).chain(stopped).collect()
+        self.flows.iter().map(|(flow, substitute)| (*flow, substitute.view())).chain(stopped).collect()
     }
 
     /// Takes in how connections stand now.
@@ -180,11 +180,11 @@ impl Helpers {
                 self.told.extend(continued);
             }
             match self.flows.get_mut(&situation.flow) {
-                Some(stand_in) if !stand_in.is_over() => {
-                    stand_in.peer = situation.entry.peer;
+                Some(substitute) if !substitute.is_over() => {
+                    substitute.peer = situation.entry.peer;
                     match situation.standing {
-                        Standing::Here => stand_in.set_away(now, means, false),
-                        Standing::Away => stand_in.set_away(now, means, true),
+                        Standing::Here => substitute.set_away(now, means, false),
+                        Standing::Away => substitute.set_away(now, means, true),
                         Standing::Waits => {}
                     }
                     self.settle(now, means, situation.flow);
@@ -251,9 +251,9 @@ impl Helpers {
 
     /// Why no more may be helped that have this peer and may take so many bytes.
     fn is_full(&self, peer: PeerId, program: &section::Program) -> Option<String> {
-        let helped = || self.flows.values().filter(|stand_in| !stand_in.is_over());
-        let of_peer = helped().filter(|stand_in| stand_in.peer == peer).count();
-        let (count, taken) = (helped().count(), helped().map(StandIn::room).sum::<u64>());
+        let helped = || self.flows.values().filter(|substitute| !substitute.is_over());
+        let of_peer = helped().filter(|substitute| substitute.peer == peer).count();
+        let (count, taken) = (helped().count(), helped().map(Substitute::room).sum::<u64>());
         let more = program.keep.saturating_add(program.answer);
         if count >= MOST {
             Some(format!("{MOST} connections are answered on already"))
@@ -271,7 +271,7 @@ impl Helpers {
         for (situation, name, program) in helped {
             let flow = situation.flow;
             let former = self.flows.remove(&flow);
-            let before = former.as_ref().map_or(0, StandIn::offset);
+            let before = former.as_ref().map_or(0, Substitute::offset);
             let kept = HelpedFlow { phase: HelpedPhase::Kept, offset: before, acknowledged: 0, delivered: 0 };
             // From here on nothing of the peer's gets in, so what the socket says after stays so.
             match means.datapath.set_helped(&flow, &kept) {
@@ -296,22 +296,22 @@ impl Helpers {
                 ),
                 Some(socket) => match self.is_full(situation.entry.peer, program) {
                     Some(why) => Err(why),
-                    None => StandIn::begin(&self.dir, socket, situation.entry.peer, name, program, before)
+                    None => Substitute::begin(&self.dir, socket, situation.entry.peer, name, program, before)
                         .map(|made| (made, *socket))
                         .map_err(|error| format!("nothing can be stored: {error}")),
                 },
             };
             match made {
-                Ok((mut stand_in, socket)) => {
-                    stand_in.put_in_force(means);
+                Ok((mut substitute, socket)) => {
+                    substitute.put_in_force(means);
                     // What is in flight goes nowhere: it is sent again, and now somebody takes it.
                     if !socket.reports_errors {
                         for _ in 0..socket.backoff.min(STEPS) {
                             let _ = means.injector.kick(&flow, socket.snd_una);
                         }
                     }
-                    stand_in.acknowledge(means);
-                    self.flows.insert(flow, stand_in);
+                    substitute.acknowledge(means);
+                    self.flows.insert(flow, substitute);
                     self.settle(now, means, flow);
                 }
                 Err(why) => {
@@ -329,21 +329,21 @@ impl Helpers {
         }
     }
 
-    /// After anything has happened to a stand-in: starts its program, tells what is to be told.
+    /// After anything has happened to a substitute: starts its program, tells what is to be told.
     fn settle(&mut self, now: Time, means: &mut Means<'_>, flow: FlowTuple) {
-        let Some(stand_in) = self.flows.get_mut(&flow) else { return };
-        if stand_in.wants_program(now)
-            && let Some((program, answered)) = stand_in.program()
+        let Some(substitute) = self.flows.get_mut(&flow) else { return };
+        if substitute.wants_program(now)
+            && let Some((program, answered)) = substitute.program()
         {
             self.next_token += 1;
             let running =
-                Running::start(now, &stand_in.note.helper, program, &flow, answered, (&self.epoll, self.next_token));
+                Running::start(now, &substitute.note.helper, program, &flow, answered, (&self.epoll, self.next_token));
             self.tokens.insert(self.next_token, flow);
-            stand_in.started(now, means, running);
+            substitute.started(now, means, running);
         }
-        let name = stand_in.note.helper.clone();
+        let name = substitute.note.helper.clone();
         let mut over = false;
-        for happened in std::mem::take(&mut stand_in.happened) {
+        for happened in std::mem::take(&mut substitute.happened) {
             over |= matches!(happened, Happened::Over { .. });
             self.told.push(match happened {
                 Happened::Started { pid } => {
@@ -363,11 +363,11 @@ impl Helpers {
             });
         }
         if over {
-            self.released.push(stand_in.peer);
-            if stand_in.offset() == 0
-                && let Some(stand_in) = self.flows.remove(&flow)
+            self.released.push(substitute.peer);
+            if substitute.offset() == 0
+                && let Some(substitute) = self.flows.remove(&flow)
             {
-                stand_in.remove(means);
+                substitute.remove(means);
             }
         }
     }
@@ -375,8 +375,8 @@ impl Helpers {
     /// A packet that the TUN device gave for a connection that is answered on.
     pub(crate) fn handle_packet(&mut self, now: Time, means: &mut Means<'_>, packet: &[u8]) {
         let Some(segment) = Segment::parse(packet) else { return };
-        if let Some(stand_in) = self.flows.get_mut(&segment.flow) {
-            stand_in.handle_segment(now, means, &segment);
+        if let Some(substitute) = self.flows.get_mut(&segment.flow) {
+            substitute.handle_segment(now, means, &segment);
             self.settle(now, means, segment.flow);
         }
     }
@@ -390,8 +390,8 @@ impl Helpers {
         next: u32,
         window: u16,
     ) {
-        if let Some(stand_in) = self.flows.get_mut(&flow) {
-            stand_in.handle_acknowledged(now, means, next, window);
+        if let Some(substitute) = self.flows.get_mut(&flow) {
+            substitute.handle_acknowledged(now, means, next, window);
             self.settle(now, means, flow);
         }
     }
@@ -407,29 +407,29 @@ impl Helpers {
         tokens.dedup();
         for token in tokens {
             let Some(flow) = self.tokens.get(&token).copied() else { continue };
-            if let Some(stand_in) = self.flows.get_mut(&flow) {
-                stand_in.pump(now, means);
+            if let Some(substitute) = self.flows.get_mut(&flow) {
+                substitute.pump(now, means);
                 self.settle(now, means, flow);
             }
         }
         let (flows, tokens) = (&self.flows, &mut self.tokens);
-        tokens.retain(|_, flow| flows.get(flow).is_some_and(|stand_in| !stand_in.is_over()));
+        tokens.retain(|_, flow| flows.get(flow).is_some_and(|substitute| !substitute.is_over()));
     }
 
     /// When [`handle_timeout`](Self::handle_timeout) is due.
     pub(crate) fn poll_timeout(&self) -> Option<Time> {
-        let flows = self.flows.values().filter_map(StandIn::poll_timeout);
+        let flows = self.flows.values().filter_map(Substitute::poll_timeout);
         flows.chain(self.lingering.values().copied()).chain(self.stops.poll_timeout()).min()
     }
 
     pub(crate) fn handle_timeout(&mut self, now: Time, means: &mut Means<'_>) {
         let continued = self.stops.handle_timeout(now);
         self.told.extend(continued);
-        let due = |stand_in: &StandIn| stand_in.poll_timeout().is_some_and(|due| due <= now);
+        let due = |substitute: &Substitute| substitute.poll_timeout().is_some_and(|due| due <= now);
         let due: Vec<FlowTuple> = self.flows.iter().filter(|(_, of)| due(of)).map(|(flow, _)| *flow).collect();
         for flow in due {
-            if let Some(stand_in) = self.flows.get_mut(&flow) {
-                stand_in.handle_timeout(now, means);
+            if let Some(substitute) = self.flows.get_mut(&flow) {
+                substitute.handle_timeout(now, means);
                 self.settle(now, means, flow);
             }
         }
@@ -437,8 +437,8 @@ impl Helpers {
         let gone: Vec<FlowTuple> = ended.map(|(flow, _)| *flow).collect();
         for flow in gone {
             self.lingering.remove(&flow);
-            if let Some(stand_in) = self.flows.remove(&flow) {
-                stand_in.remove(means);
+            if let Some(substitute) = self.flows.remove(&flow) {
+                substitute.remove(means);
             }
         }
     }
@@ -447,11 +447,11 @@ impl Helpers {
     pub(crate) fn handle_closed(&mut self, now: Time, means: &mut Means<'_>, flow: FlowTuple) {
         let continued = self.stops.resume(now, &flow);
         self.told.extend(continued);
-        let Some(stand_in) = self.flows.get(&flow) else { return };
-        if stand_in.is_over() {
+        let Some(substitute) = self.flows.get(&flow) else { return };
+        if substitute.is_over() {
             self.lingering.insert(flow, now + LINGER);
-        } else if let Some(stand_in) = self.flows.remove(&flow) {
-            stand_in.remove(means);
+        } else if let Some(substitute) = self.flows.remove(&flow) {
+            substitute.remove(means);
         }
     }
 
@@ -494,17 +494,17 @@ impl Helpers {
         for note in notes {
             let flow = note.flow();
             match (self.restore(note, &sockets, flows, &in_force), sockets.contains_key(&flow)) {
-                (Ok(mut stand_in), true) => {
-                    stand_in.put_in_force(means);
-                    stand_in.acknowledge_if_kept(means);
-                    self.flows.insert(flow, stand_in);
+                (Ok(mut substitute), true) => {
+                    substitute.put_in_force(means);
+                    substitute.acknowledge_if_kept(means);
+                    self.flows.insert(flow, substitute);
                     self.settle(now, means, flow);
                 }
-                (Ok(stand_in), false) if stand_in.is_over() => {
-                    self.flows.insert(flow, stand_in);
+                (Ok(substitute), false) if substitute.is_over() => {
+                    self.flows.insert(flow, substitute);
                     self.lingering.insert(flow, now + LINGER);
                 }
-                (Ok(stand_in), false) => stand_in.remove(means),
+                (Ok(substitute), false) => substitute.remove(means),
                 (Err(error), _) => tracing::error!(%flow, %error, "what was kept for a connection cannot be read"),
             }
         }
@@ -527,7 +527,7 @@ impl Helpers {
         sockets: &HashMap<FlowTuple, TcpSocket>,
         flows: &HashMap<FlowTuple, FlowEntry>,
         in_force: &HashMap<FlowTuple, HelpedFlow>,
-    ) -> std::io::Result<StandIn> {
+    ) -> std::io::Result<Substitute> {
         let flow = note.flow();
         let peer = flows.get(&flow).map_or(PeerId(0), |entry| entry.peer);
         let program = self.sections.named(&note.helper).and_then(|section| match &section.kind {
@@ -535,7 +535,7 @@ impl Helpers {
             _ => None,
         });
         let expects = sockets.get(&flow).map_or(note.start, |socket| socket.rcv_nxt);
-        StandIn::restore(&self.dir, note, peer, program, expects, in_force.get(&flow).copied())
+        Substitute::restore(&self.dir, note, peer, program, expects, in_force.get(&flow).copied())
     }
 }
 

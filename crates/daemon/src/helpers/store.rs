@@ -1,4 +1,4 @@
-//! What a daemon that is killed leaves of its stand-ins: for each flow what was kept, what was answered, and a note.
+//! What a daemon that is killed leaves of its substitutes: for each flow what was kept, what was answered, and a note.
 //!
 //! Bytes are handed to the system before they are acknowledged, so that `kill -9` loses nothing. A power failure ends the
 //! connections anyway, so nothing is synced.
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use whimbrel_wire::{FlowTuple, Transport};
 
-/// How far a stand-in is.
+/// How far a substitute is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Progress {

@@ -32,7 +32,7 @@ const DELIVERY_SEGMENT: u32 = 1160;
 const WINDOW: u16 = 512;
 const OFTEN_ENOUGH: Duration = Duration::from_secs(10);
 
-/// What a stand-in works with.
+/// What a substitute works with.
 pub(crate) struct Means<'a> {
     pub(crate) datapath: &'a mut Datapath,
     pub(crate) injector: &'a Injector,
@@ -51,7 +51,7 @@ pub(crate) enum Happened {
 }
 
 #[derive(Debug)]
-pub(crate) struct StandIn {
+pub(crate) struct Substitute {
     pub(crate) flow: FlowTuple,
     pub(crate) peer: PeerId,
     pub(crate) note: Note,
@@ -84,7 +84,7 @@ pub(crate) struct StandIn {
     pub(crate) happened: Vec<Happened>,
 }
 
-impl StandIn {
+impl Substitute {
     /// Begins for a socket that is as `socket` says. From now on nothing of the peer's gets in.
     pub(crate) fn begin(
         dir: &Path,
