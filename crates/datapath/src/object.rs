@@ -10,6 +10,9 @@ use crate::Error;
 use crate::abi::Plain;
 use crate::table::Table;
 
+#[cfg(test)]
+mod stack;
+
 /// ELF wants its headers aligned.
 #[repr(align(8))]
 struct Aligned<const N: usize>([u8; N]);
