@@ -116,6 +116,15 @@ mod tests {
     }
 
     #[test]
+    fn what_the_peer_has_already_is_not_waited_for() {
+        let mut keeper = Keeper::new(7, 0, 100);
+        assert_eq!(keeper.take(&segment(10, b"next")), Taken { new: 0..0, answer: true });
+        keeper.begin_at(10);
+        assert_eq!(keeper.take(&segment(10, b"next")), Taken { new: 0..4, answer: true });
+        assert_eq!((keeper.next(), keeper.kept(), keeper.room()), (14, 4, 96));
+    }
+
+    #[test]
     fn the_window_closes_with_the_limit() {
         let mut keeper = Keeper::new(7, 0, 1000);
         assert_eq!((keeper.window(0), keeper.window(7), keeper.window(14)), (1000, 7, 0));
