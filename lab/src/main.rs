@@ -224,6 +224,8 @@ fn list() {
     scenarios::all().for_each(show);
     println!("\nmany real programs (first: ./setup programs)");
     scenarios::programs().for_each(show);
+    println!("\nthat take minutes, by name only");
+    scenarios::long().for_each(show);
 }
 
 fn run(options: &RunOptions) -> Result<bool> {

@@ -51,7 +51,6 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         roam::SCENARIOS,
         kick::SCENARIOS,
         absence::SCENARIOS,
-        long_absence::SCENARIOS,
         helpers::SCENARIOS,
         rendezvous::SCENARIOS,
         stand_in::SCENARIOS,
@@ -77,9 +76,14 @@ pub fn programs() -> impl Iterator<Item = &'static Scenario> {
     programs::scenarios()
 }
 
+/// Those that take minutes; they are not part of the test suite.
+pub fn long() -> impl Iterator<Item = &'static Scenario> {
+    long_absence::SCENARIOS.iter()
+}
+
 /// The scenario with this name.
 pub fn find(name: &str) -> Option<&'static Scenario> {
-    all().chain(programs()).find(|scenario| scenario.name == name)
+    all().chain(programs()).chain(long()).find(|scenario| scenario.name == name)
 }
 
 /// Shorthand for the tables of scenarios.
