@@ -95,6 +95,7 @@ fn taken(lab: &mut Lab) -> Result<()> {
     registered(&client)?;
     let old = world.at.clone();
     let (since, at_keeper) = (client.status()?.newest_event, keeper.status()?.newest_event);
+    let at_server = server.status()?.newest_event;
 
     step("the laptop leaves, and the server cannot be reached");
     world.s.link()?.cut(Cut::Silent)?;
@@ -118,6 +119,9 @@ fn taken(lab: &mut Lab) -> Result<()> {
     })?;
     let own = newcomer.ip_output("addr show dev eth0")?;
     expect!(!own.contains("dadfailed"), "the newcomer was kept from its address: {own}");
+
+    // From then on it sends nothing to where the laptop was (P-45), and the newcomer resets nothing.
+    server.wait_event("peer-away", at_server, LONG)?;
 
     step("the server is there again");
     world.s.link()?.restore()?;
