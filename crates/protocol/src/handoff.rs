@@ -13,7 +13,8 @@ use crate::arrival::Arrival;
 use crate::node::{Node, Routes};
 use crate::op::{Carrier, Event, KernelOp, PeerId};
 use crate::outcome::Asked;
-use crate::peer::{Attachment, Awaited, Away, Candidate, CarrierProbe, Meanwhile, NOWHERE, Peer, PendingUpdate};
+use crate::path::{Awaited, Candidate};
+use crate::peer::{Attachment, Away, CarrierProbe, Meanwhile, NOWHERE, Peer, PendingUpdate};
 use crate::stall::Stalls;
 use crate::timer::Timer;
 

@@ -1,6 +1,6 @@
 //! Endpoints of a peer that are not confirmed: they are challenged, and little goes there before they answer (P-18, P-26).
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use whimbrel_wire::message::Message;
 
@@ -9,11 +9,54 @@ use crate::arrival::Arrival;
 use crate::node::Node;
 use crate::op::{Carrier, Event, KernelOp, PeerId};
 use crate::outcome::Asked;
-use crate::peer::{Awaited, Candidate};
 use crate::timer::Timer;
 
 /// Unanswered challenges after which a candidate place is given up.
 const CHALLENGES: u32 = 10;
+
+/// An endpoint of the peer that is not confirmed yet.
+#[derive(Debug)]
+pub(crate) struct Candidate {
+    pub(crate) remote: SocketAddr,
+    pub(crate) token: u64,
+    pub(crate) sent: Time,
+    pub(crate) tries: u32,
+    /// A binding update came from there, so that flows are led there. Else it may be another mapping of the peer's NAT
+    /// (P-26), and all goes on as before until it answers.
+    pub(crate) announced: bool,
+    /// Bytes that the tunnel may still be allowed to send there (P-18).
+    pub(crate) tunnel: u64,
+    /// Bytes of control datagrams that may still go there.
+    pub(crate) control: u64,
+    /// The peer moves there, and its former path carries its flows until this one is confirmed (P-38).
+    pub(crate) awaited: Option<Awaited>,
+    /// Its challenges went unanswered.
+    pub(crate) doubted: bool,
+}
+
+/// What an update said that is carried out once the path is confirmed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Awaited {
+    /// The peer's place from then on.
+    pub(crate) place: u32,
+    pub(crate) refuses_rewrite: bool,
+    pub(crate) translated: bool,
+    /// Where the update was received.
+    pub(crate) destination: Option<IpAddr>,
+}
+
+/// Bytes of the allowance that are kept for control datagrams.
+const CONTROL_SHARE: u64 = 600;
+
+impl Candidate {
+    /// After `received` bytes from there.
+    pub(crate) fn new(remote: SocketAddr, token: u64, now: Time, received: usize, announced: bool) -> Self {
+        let allowance = 3 * received as u64;
+        let tunnel = if announced { allowance.saturating_sub(CONTROL_SHARE) } else { 0 };
+        let control = allowance - tunnel;
+        Self { remote, token, sent: now, tries: 1, announced, tunnel, control, awaited: None, doubted: false }
+    }
+}
 
 impl Node {
     /// Repeats the challenge to an endpoint that has not answered, or gives it up.

@@ -13,6 +13,7 @@ use crate::Time;
 use crate::flow::Responding;
 use crate::op::{Binding, Carrier, FlowEntry, KnownPlace, OpId, PeerId, Places, SavedPeer};
 use crate::pairing::Pairings;
+use crate::path::{Awaited, Candidate};
 use crate::stall::Stalls;
 use crate::waiting::Waiting;
 
@@ -122,50 +123,6 @@ impl PendingUpdate {
             meanwhile: None,
             absent: false,
         }
-    }
-}
-
-/// An endpoint of the peer that is not confirmed yet.
-#[derive(Debug)]
-pub(crate) struct Candidate {
-    pub(crate) remote: SocketAddr,
-    pub(crate) token: u64,
-    pub(crate) sent: Time,
-    pub(crate) tries: u32,
-    /// A binding update came from there, so that flows are led there. Else it may be another mapping of the peer's NAT
-    /// (P-26), and all goes on as before until it answers.
-    pub(crate) announced: bool,
-    /// Bytes that the tunnel may still be allowed to send there (P-18).
-    pub(crate) tunnel: u64,
-    /// Bytes of control datagrams that may still go there.
-    pub(crate) control: u64,
-    /// The peer moves there, and its former path carries its flows until this one is confirmed (P-38).
-    pub(crate) awaited: Option<Awaited>,
-    /// Its challenges went unanswered.
-    pub(crate) doubted: bool,
-}
-
-/// What an update said that is carried out once the path is confirmed.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Awaited {
-    /// The peer's place from then on.
-    pub(crate) place: u32,
-    pub(crate) refuses_rewrite: bool,
-    pub(crate) translated: bool,
-    /// Where the update was received.
-    pub(crate) destination: Option<IpAddr>,
-}
-
-/// Bytes of the allowance that are kept for control datagrams.
-const CONTROL_SHARE: u64 = 600;
-
-impl Candidate {
-    /// After `received` bytes from there.
-    pub(crate) fn new(remote: SocketAddr, token: u64, now: Time, received: usize, announced: bool) -> Self {
-        let allowance = 3 * received as u64;
-        let tunnel = if announced { allowance.saturating_sub(CONTROL_SHARE) } else { 0 };
-        let control = allowance - tunnel;
-        Self { remote, token, sent: now, tries: 1, announced, tunnel, control, awaited: None, doubted: false }
     }
 }
 
