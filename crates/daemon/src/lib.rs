@@ -34,7 +34,7 @@ pub mod journal;
 pub mod known_keys;
 mod log;
 mod metrics;
-pub mod names;
+pub mod name_server;
 mod place;
 pub mod policy;
 pub mod server;

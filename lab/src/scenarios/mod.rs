@@ -8,7 +8,7 @@ mod hostile;
 mod kick;
 mod lab_itself;
 mod long_absence;
-mod names;
+mod name_server;
 mod pairing;
 mod policy;
 mod programs;
@@ -54,7 +54,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         helpers::SCENARIOS,
         rendezvous::SCENARIOS,
         stand_in::SCENARIOS,
-        names::SCENARIOS,
+        name_server::SCENARIOS,
         unmoved::SCENARIOS,
         surroundings::SCENARIOS,
         sockets::SCENARIOS,

@@ -8,7 +8,7 @@ use toml::Spanned;
 use toml::de::DeTable;
 use whimbrel_protocol::{Trust, View};
 
-use crate::names::{NameServer, SigningKey};
+use crate::name_server::{NameServer, SigningKey};
 use crate::policy::{Policies, Policy, Treatment};
 
 use super::conditions::matcher;

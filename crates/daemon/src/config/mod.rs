@@ -20,7 +20,7 @@ use whimbrel_handshake::PublicKey;
 use whimbrel_protocol::{Prefix, Trust};
 
 use crate::helpers::section::Sections;
-use crate::names::{NameServer, SigningKey};
+use crate::name_server::{NameServer, SigningKey};
 use crate::policy::Policies;
 
 use file::interpret;

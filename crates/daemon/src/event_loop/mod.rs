@@ -35,7 +35,7 @@ use crate::event_log::EventLog;
 use crate::events::{EventRing, Restraint, Told, restrained};
 use crate::flows::{UdpFlows, is_movable, list_tcp};
 use crate::metrics::Tally;
-use crate::names::Names;
+use crate::name_server::NameUpdates;
 use crate::policy::Judge;
 use crate::server::{ClientId, Server};
 use crate::tunnel::Received;
@@ -64,7 +64,7 @@ const ANSWERS: u64 = 7;
 const HOLDERS: u64 = 8;
 const FOR_OTHERS: u64 = 9;
 const HELPERS: u64 = 10;
-const NAMES: u64 = 11;
+const NAME_UPDATES: u64 = 11;
 /// Clients of the control socket have their number plus this.
 const FIRST_CLIENT: u64 = 16;
 
@@ -130,7 +130,7 @@ pub(crate) struct EventLoop {
     sessions: HashMap<PeerId, Time>,
     answers: Answers,
     judge: Judge,
-    names: Option<Names>,
+    name_updates: Option<NameUpdates>,
     /// This host's addresses.
     own: BTreeSet<IpAddr>,
     /// Clients that suspended this host and have no answer yet.
@@ -157,8 +157,8 @@ impl EventLoop {
         let this_far = parts.effects.lost_flow_events().unwrap_or(0);
         let mut node = parts.node;
         let settings = &parts.settings;
-        let names = settings.config.dns.clone().map(|server| Names::start(server, &settings.state_dir));
-        let names = names.transpose().map_err(|source| LoopError { call: "clone", source })?;
+        let name_updates = settings.config.dns.clone().map(|server| NameUpdates::start(server, &settings.state_dir));
+        let name_updates = name_updates.transpose().map_err(|source| LoopError { call: "clone", source })?;
         let judge = Judge::new(parts.settings.config.policies.clone(), &mut node).map_err(LoopError::new("eventfd"))?;
         let this = Self {
             node,
@@ -181,7 +181,7 @@ impl EventLoop {
             sessions: HashMap::new(),
             answers: Answers::new()?,
             judge,
-            names,
+            name_updates,
             own: BTreeSet::new(),
             suspending: None,
             next_flow_tick: now + FLOW_TICK,
@@ -203,8 +203,8 @@ impl EventLoop {
             (this.effects.helpers_wake(), HELPERS),
         ];
         let for_others = this.effects.stand_in_fd().map(|fd| (fd, FOR_OTHERS));
-        let names = this.names.as_ref().map(|names| (names.wake(), NAMES));
-        for (fd, token) in sources.into_iter().chain(for_others).chain(names) {
+        let updates = this.name_updates.as_ref().map(|updates| (updates.wake(), NAME_UPDATES));
+        for (fd, token) in sources.into_iter().chain(for_others).chain(updates) {
             epoll::add(&this.epoll, fd, epoll::EventData::new_u64(token), epoll::EventFlags::IN)
                 .map_err(LoopError::new("epoll_ctl"))?;
         }
@@ -303,7 +303,7 @@ impl EventLoop {
             TIMER => clear(&self.timer),
             FOR_OTHERS => self.take_in_for_others(),
             HELPERS => self.effects.take_in_helpers(clock::now()),
-            NAMES => self.take_in_names(),
+            NAME_UPDATES => self.take_in_name_updates(),
             ANSWERS => {
                 for (id, reply) in self.answers.take() {
                     self.server.reply(id, &reply);
@@ -445,11 +445,11 @@ impl EventLoop {
             .collect();
         let attachments = self.attachments.update(&sightings);
         tracing::debug!(?attachments, "network");
-        if let Some(names) = &mut self.names {
+        if let Some(updates) = &mut self.name_updates {
             let usual = source_ways(network);
             let there = |usable: &&UsableAddress| connected(usable) && !usable.deprecated;
             let addresses = network.addresses.iter().filter(there).map(|usable| usable.address);
-            names.set(addresses.filter(|address| usual.contains_key(address)));
+            updates.set(addresses.filter(|address| usual.contains_key(address)));
         }
         self.routes.take_in(network, self.node.peers());
         self.node.handle_network(clock::now(), &attachments, &self.routes);
@@ -477,10 +477,10 @@ impl EventLoop {
     }
 
     /// Tells what became of this host's name.
-    fn take_in_names(&mut self) {
-        let Some(names) = &self.names else { return };
-        clear(names.wake());
-        for told in names.take() {
+    fn take_in_name_updates(&mut self) {
+        let Some(updates) = &self.name_updates else { return };
+        clear(updates.wake());
+        for told in updates.take() {
             self.tell(told);
         }
     }

@@ -81,8 +81,8 @@ struct Memory {
     addresses: BTreeSet<IpAddr>,
 }
 
-/// The thread that tells the server.
-pub(crate) struct Names {
+/// The thread that tells the server, as the event loop has it.
+pub(crate) struct NameUpdates {
     wanted: Sender<Vec<IpAddr>>,
     told: Receiver<Told>,
     wake: Arc<OwnedFd>,
@@ -90,7 +90,7 @@ pub(crate) struct Names {
     last: Option<Vec<IpAddr>>,
 }
 
-impl Names {
+impl NameUpdates {
     /// Starts it.
     pub(crate) fn start(server: NameServer, state_dir: &Path) -> io::Result<Self> {
         let (wanted, changes) = channel();
@@ -105,7 +105,7 @@ impl Names {
             wanted: Vec::new(),
             said: None,
         };
-        std::thread::Builder::new().name("names".to_owned()).spawn(move || teller.run(&changes))?;
+        std::thread::Builder::new().name("name-server".to_owned()).spawn(move || teller.run(&changes))?;
         Ok(Self { wanted, told, wake, private, last: None })
     }
 
