@@ -1,5 +1,7 @@
 //! Runs scenarios of the lab, and the traffic programs that they start.
 
+mod jobs;
+
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -114,6 +116,21 @@ struct RunOptions {
     /// Run each so many times
     #[arg(long, default_value_t = 1, value_name = "COUNT")]
     times: usize,
+    /// Run so many at a time; most wait most of the time
+    #[arg(long, default_value_t = 1, value_name = "COUNT")]
+    jobs: usize,
+}
+
+impl RunOptions {
+    /// The arguments with which this program runs one scenario once.
+    fn once(&self, scenario: &Scenario) -> Vec<String> {
+        let mut arguments = vec!["run".to_owned(), scenario.name.to_owned()];
+        arguments.extend(self.keep.then(|| "--keep".to_owned()));
+        arguments.extend(self.seed.map(|seed| format!("--seed={seed}")));
+        arguments.extend(self.whimbrel.as_ref().map(|path| format!("--whimbrel={}", path.display())));
+        arguments.extend(self.log.as_ref().map(|level| format!("--log={level}")));
+        arguments
+    }
 }
 
 fn main() -> ExitCode {
@@ -238,13 +255,11 @@ fn run(options: &RunOptions) -> Result<bool> {
         };
         options.scenarios.iter().map(find).collect::<Result<_>>()?
     };
-    let mut good = true;
-    for scenario in chosen {
-        for _ in 0..options.times {
-            good &= run_one(scenario, options)?;
-        }
+    let runs = chosen.into_iter().flat_map(|scenario| std::iter::repeat_n(scenario, options.times));
+    if options.jobs > 1 {
+        return jobs::run(&runs.map(|scenario| options.once(scenario)).collect::<Vec<_>>(), options.jobs);
     }
-    Ok(good)
+    runs.map(|scenario| run_one(scenario, options)).try_fold(true, |good, passed| Ok(passed? && good))
 }
 
 fn run_one(scenario: &Scenario, options: &RunOptions) -> Result<bool> {

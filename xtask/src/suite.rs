@@ -13,7 +13,10 @@ use crate::workspace::{cargo, target};
 /// A part that has not ended by then is stuck.
 const LIMIT: Duration = Duration::from_secs(15 * 60);
 
-/// Scenarios bound their own waiting, and there are many: ten minutes' worth on two idle processors, more on busy ones.
+/// So many that two processors are not quite busy: scenarios wait most of the time, and they measure times.
+const SCENARIOS_AT_ONCE: usize = 3;
+
+/// Scenarios bound their own waiting, and there are many: some six minutes' worth on two idle processors, more on busy ones.
 const LAB_LIMIT: Duration = Duration::from_secs(45 * 60);
 
 /// With more scenarios, or tests of one part, failing than this, it is not the machine.
@@ -122,7 +125,8 @@ fn is_root() -> Result<bool, Failure> {
 /// What users run: lab scenarios start these programs.
 fn build(root: &Path) -> Result<Tally, Failure> {
     let mut command = Command::new(cargo());
-    command.args(["build", "--release", "--locked", "-p", "whimbrel-cli", "-p", "whimbrel-lab"]).current_dir(root);
+    let programs = ["whimbrel-cli", "whimbrel-irc-pong", "whimbrel-lab"];
+    command.args(["build", "--release", "--locked"]).args(programs.iter().flat_map(|p| ["-p", p])).current_dir(root);
     let mut tally = Tally::default();
     match process::run(&mut command, LIMIT, |line| println!("{line}"))? {
         End::Success => tally.pass(),
@@ -204,7 +208,7 @@ fn failed_test(line: &str) -> Option<&str> {
 /// Scenarios with real daemons and programs in namespaces. One that fails is run once more, alone: they measure times, and
 /// the machine may be busy with other things. That it failed at first is told in any case.
 fn lab(root: &Path) -> Result<Tally, Failure> {
-    let mut tally = scenarios(root, &["--all".to_owned()])?;
+    let mut tally = scenarios(root, &["--all".to_owned(), format!("--jobs={SCENARIOS_AT_ONCE}")])?;
     let again: Vec<String> =
         tally.failures.iter().filter_map(|failure| failure.strip_prefix(SCENARIO)).map(str::to_owned).collect();
     if again.is_empty() || !tally.may_be_retried() {
