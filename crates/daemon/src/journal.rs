@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use whimbrel_handshake::PublicKey;
-use whimbrel_protocol::{Carrier, FlowEntry, KnownPlace, Manner, PeerId, Places, SavedPeer, View, Waits};
+use whimbrel_protocol::{Carrier, FlowEntry, KnownPlace, LocalEnd, Manner, PeerId, Places, SavedPeer, View, Waits};
 use whimbrel_wire::{FlowTuple, Transport};
 
 /// Lines that may be out of date before the file is rewritten, beside as many as are in force.
@@ -273,6 +273,17 @@ struct EntryLine {
     #[serde(default)]
     gives_way: bool,
     wire: (u16, u16),
+    #[serde(default)]
+    end: EndLine,
+}
+
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum EndLine {
+    #[default]
+    Here,
+    Endpoint,
+    Behind,
 }
 
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
@@ -299,6 +310,11 @@ impl From<FlowEntry> for EntryLine {
             },
             gives_way: entry.manner.gives_way,
             wire: (entry.wire_local_port, entry.wire_remote_port),
+            end: match entry.end {
+                LocalEnd::Here => EndLine::Here,
+                LocalEnd::Endpoint => EndLine::Endpoint,
+                LocalEnd::Behind => EndLine::Behind,
+            },
         }
     }
 }
@@ -321,6 +337,11 @@ impl EntryLine {
             },
             wire_local_port: self.wire.0,
             wire_remote_port: self.wire.1,
+            end: match self.end {
+                EndLine::Here => LocalEnd::Here,
+                EndLine::Endpoint => LocalEnd::Endpoint,
+                EndLine::Behind => LocalEnd::Behind,
+            },
         })
     }
 }
@@ -465,6 +486,7 @@ mod tests {
             manner: Manner { view: View::Lasting, gives_way: true },
             wire_local_port: 9,
             wire_remote_port: 22,
+            end: LocalEnd::Endpoint,
         }
     }
 

@@ -358,7 +358,7 @@ fn fraction(duration: Duration) -> f64 {
 mod tests {
     use super::*;
     use whimbrel_handshake::StaticKey;
-    use whimbrel_protocol::{FlowEntry, Places};
+    use whimbrel_protocol::{FlowEntry, LocalEnd, Places};
 
     fn tuple(local: &str, remote: &str) -> FlowTuple {
         FlowTuple { transport: Transport::Tcp, local: local.parse().unwrap(), remote: remote.parse().unwrap() }
@@ -398,6 +398,7 @@ mod tests {
             peer_tuple: own.mirrored(),
             wire_local_port: 22,
             wire_remote_port: 7232,
+            end: LocalEnd::Here,
         });
         FlowView { tuple: own, state, peer: entry.map(|entry| entry.peer), entry, opened: Time::default(), accepted }
     }

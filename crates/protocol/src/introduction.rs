@@ -8,7 +8,7 @@ use whimbrel_wire::{FlowTuple, Transport};
 use crate::Time;
 use crate::flow::{Flow, Origin, Responding, Stage};
 use crate::node::Node;
-use crate::op::{Event, FlowEntry, KernelOp, PeerId, Places, Waits};
+use crate::op::{Event, FlowEntry, KernelOp, LocalEnd, PeerId, Places, Waits};
 use crate::outcome::Asked;
 use crate::peer::NOWHERE;
 use crate::ruling::{Manner, Ruled};
@@ -414,6 +414,7 @@ impl Node {
             peer_tuple: echo.tuple,
             wire_local_port,
             wire_remote_port: echo.wire_port,
+            end: LocalEnd::Here,
         };
         self.forget_responding(id, &flow);
         self.install(now, flow, entry, Origin::Answered(echo.responder_nonce));
@@ -469,6 +470,7 @@ impl Node {
                     peer_tuple: introduced.tuple,
                     wire_local_port: echo.wire_port,
                     wire_remote_port: introduced.wire_port,
+                    end: LocalEnd::Here,
                 };
                 self.install(now, flow, entry, Origin::Introduced);
             }

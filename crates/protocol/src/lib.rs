@@ -57,8 +57,8 @@ pub use migration::{
 };
 pub use node::{Node, Routes};
 pub use op::{
-    Binding, Carried, Carrier, Event, FlowEntry, KernelOp, KnownPlace, OpFailed, OpId, PeerId, Places, SavedPeer,
-    SocketNumbers, Transmit, TunnelPath, Waits,
+    Binding, Carried, Carrier, Event, FlowEntry, KernelOp, KnownPlace, LocalEnd, OpFailed, OpId, PeerId, Places,
+    SavedPeer, SocketNumbers, Transmit, TunnelPath, Waits,
 };
 pub use peer::Attachment;
 pub use rendezvous::{RendezvousStanding, RendezvousView};

@@ -7,6 +7,7 @@
 //! donor.rs     having a socket, and giving it away
 //! acceptor.rs  getting it
 //! holder.rs    saying whose it is: the one point of no return
+//! flows.rs     what the node's table of flows makes of it
 //! glue.rs      what the node has to do with it: sessions, timers
 //! ```
 //!
@@ -14,6 +15,7 @@
 
 mod acceptor;
 mod donor;
+mod flows;
 mod glue;
 mod holder;
 mod lane;
@@ -41,6 +43,7 @@ pub use op::{
 
 use acceptor::Acceptance;
 use donor::Donation;
+use flows::FlowChange;
 use holder::Held;
 use lane::Lanes;
 
@@ -54,8 +57,10 @@ const AGAIN: Duration = Duration::from_millis(500);
 pub(crate) trait Around {
     /// Whether there is a session with a host.
     fn has_session(&self, with: &PublicKey) -> bool;
-    /// Whether a flow of this name is introduced with a host.
-    fn has_flow(&self, with: &PublicKey, flow: u64) -> bool;
+    /// The flow of this name with a host, as this one has it.
+    fn flow(&self, with: &PublicKey, name: u64) -> Option<FlowTuple>;
+    /// This host's port in rewritten packets of a flow that it takes over.
+    fn wire_port(&self, with: &PublicKey, flow: &FlowTuple) -> u16;
     /// Where a host is, if it is known.
     fn whereabouts(&self, of: &PublicKey) -> Option<SocketAddr>;
 }
@@ -72,6 +77,7 @@ pub(crate) struct At<'a> {
 enum Limit {
     Donation(u64),
     Acceptance(MoveName),
+    Adopt(MoveName),
     Announcement(u64),
     Lead(u64),
     Unsettled(u64),
@@ -85,7 +91,6 @@ enum Asked {
     Donation(u64),
     Acceptance(MoveName),
     Keep(u64),
-    Lead(u64),
     /// Nothing waits for it, and it is asked for again where it fails.
     Effect(&'static str, Box<MoveOp>),
 }
@@ -113,6 +118,8 @@ pub(crate) struct Moves {
     /// What this host says to itself.
     own: VecDeque<Record>,
     ops: VecDeque<(MoveOpId, MoveOp)>,
+    /// What the node's table of flows is to say.
+    changes: VecDeque<FlowChange>,
     events: VecDeque<MoveEvent>,
     asked: HashMap<MoveOpId, Asked>,
     /// What failed and is asked for again.
@@ -150,6 +157,7 @@ impl Moves {
             limits: BTreeSet::new(),
             own: VecDeque::new(),
             ops: VecDeque::new(),
+            changes: VecDeque::new(),
             events: VecDeque::new(),
             asked: HashMap::new(),
             failed: Vec::new(),
@@ -202,10 +210,10 @@ impl Moves {
             Record::Part { number, total, offset, bytes } => {
                 self.handle_part(at, name(number), total, offset, &bytes);
             }
-            Record::Ticket(ticket) if ticket.name.donor == *from.as_bytes() => self.handle_ticket(at, from, ticket),
-            Record::Ticket(ticket) => self.handle_presented(at, from, ticket),
+            Record::Ticket(ticket) => self.handle_ticket(at, from, ticket),
+            Record::Present { ticket, wire_port } => self.handle_presented(at, from, ticket, wire_port),
             Record::Cancel { number } => self.handle_cancel(at, name(number)),
-            Record::Verdict { name, refusal } => self.handle_verdict(at, name, from, refusal),
+            Record::Verdict { name, outcome } => self.handle_verdict(at, name, from, outcome),
             Record::Answer { number, standing, refusal } => self.handle_answer(at, number, from, standing, refusal),
             Record::Announced { number, sequence, lifetime, refusal } => {
                 self.handle_announced(at, number, from, sequence, lifetime, refusal);
@@ -329,7 +337,6 @@ impl Moves {
             Asked::Donation(number) => self.handle_donation_done(at, number, result),
             Asked::Acceptance(name) => self.handle_acceptance_done(at, name, result),
             Asked::Keep(flow) => self.handle_kept(at, flow, result),
-            Asked::Lead(flow) => self.handle_led(at, flow, result),
             Asked::Effect(what, op) => {
                 if let Err(failed) = result {
                     self.failed.push((what, *op));
@@ -351,6 +358,7 @@ impl Moves {
             match limit {
                 Limit::Donation(number) => self.handle_donation_limit(at, number),
                 Limit::Acceptance(name) => self.handle_acceptance_limit(at, name),
+                Limit::Adopt(name) => self.adopt(name),
                 Limit::Announcement(flow) => self.handle_announcement_limit(at, flow),
                 Limit::Lead(flow) => self.lead(at, flow),
                 Limit::Unsettled(flow) => self.handle_unsettled_limit(at, flow),

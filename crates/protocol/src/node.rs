@@ -15,7 +15,7 @@ use crate::contact::Contacts;
 use crate::flow::{Flow, Stage};
 use crate::meetings::Meetings;
 use crate::migration::Moves;
-use crate::op::{Event, FlowEntry, KernelOp, OpId, PeerId, SavedPeer, Transmit};
+use crate::op::{Event, FlowEntry, KernelOp, LocalEnd, OpId, PeerId, SavedPeer, Transmit};
 use crate::outcome::{Asked, State};
 use crate::peer::{Attachment, Away, Peer};
 use crate::random::Random;
@@ -61,6 +61,8 @@ pub struct Node {
     pub(crate) suspended: bool,
     /// Addresses that are on another network than before, while a change of the network is looked at.
     pub(crate) replaced: BTreeSet<IpAddr>,
+    /// Peers that flows of other peers were bound to, whose senders are to be woken.
+    pub(crate) rebound: BTreeSet<PeerId>,
     pub(crate) contacts: Contacts,
     pub(crate) rendezvous: Rendezvous,
     pub(crate) meetings: Meetings,
@@ -118,6 +120,7 @@ impl Node {
             attachments: BTreeMap::new(),
             suspended: false,
             replaced: BTreeSet::new(),
+            rebound: BTreeSet::new(),
             contacts,
             rendezvous: Rendezvous::default(),
             meetings: Meetings::default(),
@@ -390,6 +393,7 @@ impl Node {
             if let Some(peer) = self.peers.get_mut(&entry.peer) {
                 peer.remove_flow(flow, entry);
             }
+
             self.op(KernelOp::RemoveFlow { flow: *flow }, Some(Asked::Effect("removing a flow")));
             self.event(Event::FlowGone { flow: *flow, peer: entry.peer });
         }
@@ -482,8 +486,13 @@ impl Node {
             }
             self.closed.pop_front();
             if let Some(known) = self.flows.get(&flow).filter(|known| known.closed) {
-                idle.extend(known.entry().map(|entry| entry.peer));
+                let entry = known.entry().copied();
+                idle.extend(entry.map(|entry| entry.peer));
                 self.forget_flow(&flow);
+                if let Some(entry) = entry.filter(|entry| entry.end == LocalEnd::Endpoint) {
+                    // Whoever holds its far end sees nothing of its socket.
+                    self.tell_ended(now, entry.peer, entry.name);
+                }
             }
         }
         self.refresh_sets();

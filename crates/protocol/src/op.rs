@@ -64,6 +64,20 @@ pub struct FlowEntry {
     pub wire_local_port: u16,
     /// The peer's port in rewritten packets.
     pub wire_remote_port: u16,
+    /// Where this host's end is.
+    pub end: LocalEnd,
+}
+
+/// Where this host's end of a flow is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum LocalEnd {
+    /// A socket in this host's own network namespace.
+    #[default]
+    Here,
+    /// A socket in an endpoint namespace of this host: it was moved here, or lent its address.
+    Endpoint,
+    /// Another host's socket, for which this one answers to the peer: it runs nothing itself.
+    Behind,
 }
 
 /// Who has a single flow wait.

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::message::{IntroductionRefusal, Message};
+use whimbrel_wire::moving::MoveName;
 
 use crate::Time;
 use crate::flow::{Flow, Origin, Stage};
 use crate::node::Node;
-use crate::op::{Event, KernelOp, OpFailed, OpId, PeerId};
+use crate::op::{Event, KernelOp, LocalEnd, OpFailed, OpId, PeerId};
 use crate::timer::Timer;
 
 /// Pause before failed ops are asked for again, at first and at the longest.
@@ -31,6 +32,10 @@ pub(crate) enum Asked {
     Answer(PeerId, FlowTuple),
     FindSockets(PeerId),
     Install(FlowTuple),
+    /// A flow that this host holds is one with its owner.
+    Lead(u64),
+    /// A flow that was moved here is one with its holder.
+    Adopt(MoveName),
     Effect(&'static str),
     /// What a peer is told once it is saved: from, to, and what.
     Say(PeerId, Option<IpAddr>, SocketAddr, Vec<Message>),
@@ -70,6 +75,8 @@ impl Node {
         let Err(error) = result else {
             match asked {
                 Asked::Install(flow) => self.confirm_installed(&flow),
+                Asked::Lead(flow) => self.note_led(now, flow, Ok(())),
+                Asked::Adopt(name) => self.note_adopted(now, name, Ok(())),
                 Asked::Say(peer, source, to, messages) => self.send_to(peer, source, to, &messages),
                 Asked::State(_, State::Binding(peer)) => self.note_binding_done(now, peer, id),
                 _ => {}
@@ -88,6 +95,8 @@ impl Node {
                 self.undo_installed(now, &flow);
                 self.event(Event::OpFailed { what: format!("making {flow} movable"), error: error.sentence });
             }
+            Asked::Lead(flow) => self.note_led(now, flow, Err(error.sentence)),
+            Asked::Adopt(name) => self.note_adopted(now, name, Err(error.sentence)),
             Asked::Effect(what) => self.event(Event::OpFailed { what: what.to_owned(), error: error.sentence }),
             Asked::State(what, state) => {
                 self.failed.insert(state);
@@ -175,9 +184,12 @@ impl Node {
         }
         for flow in closed {
             let Some(known) = self.flows.get(&flow).cloned() else { continue };
-            // Its socket is still there, and may be introduced again.
+            let entry = known.entry().copied();
             self.forget_flow(&flow);
-            if !known.closed {
+            if let Some(entry) = entry.filter(|entry| entry.end == LocalEnd::Behind) {
+                self.end_moved_flow(entry.name);
+            } else if !known.closed {
+                // Its socket is still there, and may be introduced again.
                 self.flows.insert(flow, Flow { stage: Stage::Open, ..known });
             }
         }
@@ -191,13 +203,18 @@ impl Node {
         self.forget_flow(flow);
         let Some(Stage::Introduced { entry, .. }) = stage else { return };
         self.end_moved_flow(entry.name);
-        let Some(peer) = self.peers.get_mut(&entry.peer) else { return };
-        if peer.introductions.closed.len() < CLOSED_MOST {
-            peer.introductions.closed.push((entry.name, 0));
-            self.timers.set_earlier(Timer::Closed(entry.peer), now + CLOSED_PAUSE);
-        }
+        self.tell_ended(now, entry.peer, entry.name);
         self.idle_later(now, entry.peer);
         self.refresh_sets();
+    }
+
+    /// A peer is to be told, in a moment, that a flow of this name has ended here.
+    pub(crate) fn tell_ended(&mut self, now: Time, id: PeerId, name: u64) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        if peer.introductions.closed.len() < CLOSED_MOST {
+            peer.introductions.closed.push((name, 0));
+            self.timers.set_earlier(Timer::Closed(id), now + CLOSED_PAUSE);
+        }
     }
 
     /// Tells a peer of datagram flows that ended, so often that it can be taken to know.

@@ -11,7 +11,7 @@ use crate::Time;
 use crate::flow::{Origin, Stage};
 use crate::introduction::{DECLINED, TRIES};
 use crate::node::Node;
-use crate::op::{Event, FlowEntry, KernelOp, PeerId, Places, SocketNumbers, Waits};
+use crate::op::{Event, FlowEntry, KernelOp, LocalEnd, PeerId, Places, SocketNumbers, Waits};
 use crate::outcome::Asked;
 use crate::peer::NOWHERE;
 use crate::ruling::{Manner, Ruled};
@@ -305,6 +305,7 @@ impl Node {
             peer_tuple,
             wire_local_port,
             wire_remote_port,
+            end: LocalEnd::Here,
         };
         self.install(now, flow, entry, Origin::Paired(numbers));
         // The answer waits until the flow is installed.
@@ -360,6 +361,7 @@ impl Node {
                 peer_tuple: introduced.tuple,
                 wire_local_port: wire_port,
                 wire_remote_port: introduced.wire_port,
+                end: LocalEnd::Here,
             };
             self.install(now, flow, entry, Origin::Introduced);
         }

@@ -11,7 +11,7 @@ use whimbrel_wire::hello::Capabilities;
 
 use crate::Time;
 use crate::flow::Responding;
-use crate::op::{Binding, Carrier, FlowEntry, KnownPlace, OpId, PeerId, Places, SavedPeer};
+use crate::op::{Binding, Carrier, FlowEntry, KnownPlace, LocalEnd, OpId, PeerId, Places, SavedPeer};
 use crate::pairing::Pairings;
 use crate::path::{Awaited, Candidate};
 use crate::stall::Stalls;
@@ -216,6 +216,8 @@ pub(crate) struct Peer {
     pub(crate) flows: BTreeSet<FlowTuple>,
     /// Flows by their home and the address of this host that they use.
     homes: BTreeMap<(Places, IpAddr), usize>,
+    /// Flows whose end here is no socket of the host's own namespace: they are at home nowhere, and need no addresses of the host.
+    elsewhere: usize,
     local_addresses: BTreeMap<IpAddr, usize>,
     remote_addresses: BTreeMap<IpAddr, usize>,
     wire_ports: HashSet<(u16, u16)>,
@@ -300,6 +302,7 @@ impl Peer {
             introductions: Introductions::default(),
             flows: BTreeSet::new(),
             homes: BTreeMap::new(),
+            elsewhere: 0,
             local_addresses: BTreeMap::new(),
             remote_addresses: BTreeMap::new(),
             wire_ports: HashSet::new(),
@@ -463,7 +466,8 @@ impl Peer {
     /// How many flows are not where they are at home.
     pub(crate) fn moved_flows(&self) -> usize {
         let places = self.places_in_force();
-        self.homes.iter().filter(|((home, _), _)| *home != places).map(|(_, count)| count).sum()
+        let away = self.homes.iter().filter(|((home, _), _)| *home != places).map(|(_, count)| count);
+        self.elsewhere + away.sum::<usize>()
     }
 
     /// Whether the peer is elsewhere than at the home of any of its flows.
@@ -617,9 +621,13 @@ impl Peer {
         self.named.insert(entry.name, flow);
         self.note_own_place();
         if self.flows.insert(flow) {
-            *self.homes.entry((entry.home, flow.local.ip())).or_default() += 1;
-            *self.local_addresses.entry(flow.local.ip()).or_default() += 1;
-            *self.remote_addresses.entry(flow.remote.ip()).or_default() += 1;
+            if entry.end == LocalEnd::Here {
+                *self.homes.entry((entry.home, flow.local.ip())).or_default() += 1;
+                *self.local_addresses.entry(flow.local.ip()).or_default() += 1;
+                *self.remote_addresses.entry(flow.remote.ip()).or_default() += 1;
+            } else {
+                self.elsewhere += 1;
+            }
             self.wire_ports.insert((entry.wire_local_port, entry.wire_remote_port));
             self.waiting.flows += usize::from(entry.waits.any());
         }
@@ -629,9 +637,13 @@ impl Peer {
         self.named.remove(&entry.name);
         self.waiting.untold.remove(&entry.name);
         if self.flows.remove(flow) {
-            release(&mut self.homes, (entry.home, flow.local.ip()));
-            release(&mut self.local_addresses, flow.local.ip());
-            release(&mut self.remote_addresses, flow.remote.ip());
+            if entry.end == LocalEnd::Here {
+                release(&mut self.homes, (entry.home, flow.local.ip()));
+                release(&mut self.local_addresses, flow.local.ip());
+                release(&mut self.remote_addresses, flow.remote.ip());
+            } else {
+                self.elsewhere -= 1;
+            }
             self.wire_ports.remove(&(entry.wire_local_port, entry.wire_remote_port));
             self.waiting.flows -= usize::from(entry.waits.any());
         }

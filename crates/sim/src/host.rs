@@ -65,7 +65,7 @@ pub struct Host {
     /// The sockets that moves are about.
     pub(crate) moved_tuples: BTreeMap<MoveName, FlowTuple>,
     /// Flows that it lends to others.
-    pub(crate) lent: Vec<(u64, PublicKey)>,
+    pub(crate) lent: Vec<(u64, FlowTuple, PublicKey)>,
     /// Whether it has no room for sockets of others.
     pub full: bool,
     pub(crate) generation: u64,

@@ -59,6 +59,19 @@ pub struct Request {
     pub size: u32,
     /// The kinds of the socket options that it needs; at most [`MAX_OPTIONS`], what is beyond is not sent.
     pub options: Vec<u16>,
+    /// The name under which a program of the acceptor's takes sockets; at most [`MAX_RECEIVER`] bytes.
+    pub receiver: Vec<u8>,
+}
+
+/// How holder and acceptor go on with a flow once its socket is the acceptor's (P-79).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Terms {
+    /// The flow as its far end has it.
+    pub far: FlowTuple,
+    /// The holder's port in rewritten packets.
+    pub wire_port: u16,
+    /// The places of holder and acceptor at which the flow is native (P-14), if it is at home there again.
+    pub home: Option<(u32, u32)>,
 }
 
 /// A word about a move.
@@ -113,14 +126,14 @@ pub enum Record {
         /// At most [`MAX_PART`].
         bytes: Vec<u8>,
     },
-    /// Kind 6, donor to acceptor behind the last part, and acceptor to holder: the ticket.
+    /// Kind 6, donor to acceptor behind the last part: the ticket.
     Ticket(Ticket),
     /// Kind 7, holder to acceptor: what became of the ticket.
     Verdict {
         /// Of which move.
         name: MoveName,
-        /// `None`: the move is committed, the socket is the acceptor's.
-        refusal: Option<Refusal>,
+        /// Ok: the move is committed, the socket is the acceptor's.
+        outcome: Result<Terms, Refusal>,
     },
     /// Kind 8, donor to holder: the move is not to be committed any more.
     Recall {
@@ -149,6 +162,13 @@ pub enum Record {
     Cancel {
         /// Of the move.
         number: u64,
+    },
+    /// Kind 13, acceptor to holder: it has the frozen socket, and presents the ticket.
+    Present {
+        /// As the donor has made it.
+        ticket: Ticket,
+        /// The acceptor's port in rewritten packets.
+        wire_port: u16,
     },
 }
 
@@ -219,11 +239,17 @@ byte_enum! {
         Cancelled = 19,
         /// The socket could not be woken.
         NotWoken = 20,
+        /// The far end's socket is on the acceptor itself.
+        FarEnd = 21,
+        /// The socket is of a kind, or in a state, that cannot be moved.
+        Unmovable = 22,
     }
 }
 
 /// Most options in a request.
 pub const MAX_OPTIONS: usize = 128;
+/// Most bytes of a receiver's name.
+pub const MAX_RECEIVER: usize = 64;
 /// Most bytes of a snapshot in one record.
 pub const MAX_PART: usize = 16_384;
 /// Length of kind and length in front of a record's body, in bytes.
@@ -243,6 +269,9 @@ const DECIDED: u8 = 9;
 const SETTLED: u8 = 10;
 const SURRENDER: u8 = 11;
 const CANCEL: u8 = 12;
+const PRESENT: u8 = 13;
+/// A place at which no flow is at home.
+const NOWHERE: u32 = u32::MAX;
 
 impl Ticket {
     /// What its MAC is over: all of it that comes before.
@@ -304,6 +333,7 @@ impl Record {
             Self::Settled { .. } => SETTLED,
             Self::Surrender(_) => SURRENDER,
             Self::Cancel { .. } => CANCEL,
+            Self::Present { .. } => PRESENT,
         }
     }
 
@@ -324,6 +354,9 @@ impl Record {
                 let options = &request.options[..request.options.len().min(MAX_OPTIONS)];
                 out.push(options.len() as u8);
                 options.iter().for_each(|option| put_u16(out, *option));
+                let receiver = &request.receiver[..request.receiver.len().min(MAX_RECEIVER)];
+                out.push(receiver.len() as u8);
+                out.extend_from_slice(receiver);
             }
             Self::Answer { number, standing, refusal } => {
                 put_u64(out, *number);
@@ -349,10 +382,17 @@ impl Record {
                 out.extend_from_slice(&bytes[..bytes.len().min(MAX_PART)]);
             }
             Self::Ticket(ticket) | Self::Surrender(ticket) => ticket.put(out),
-            Self::Verdict { name, refusal } => {
+            Self::Verdict { name, outcome } => {
                 out.extend_from_slice(&name.donor);
                 put_u64(out, name.number);
-                out.push(refused(refusal));
+                out.push(refused(&outcome.err()));
+                if let Ok(terms) = outcome {
+                    put_tuple(out, &terms.far);
+                    put_u16(out, terms.wire_port);
+                    let (holder, acceptor) = terms.home.unwrap_or((NOWHERE, NOWHERE));
+                    put_u32(out, holder);
+                    put_u32(out, acceptor);
+                }
             }
             Self::Recall { number, flow, gone } => {
                 put_u64(out, *number);
@@ -364,6 +404,10 @@ impl Record {
                 out.push(decision.number());
             }
             Self::Settled { number } | Self::Cancel { number } => put_u64(out, *number),
+            Self::Present { ticket, wire_port } => {
+                ticket.put(out);
+                put_u16(out, *wire_port);
+            }
         }
     }
 
@@ -425,7 +469,10 @@ impl Record {
             TICKET => Self::Ticket(Ticket::read(body)?),
             VERDICT => Self::Verdict {
                 name: MoveName { donor: *body.array("donor's key")?, number: body.u64("number of the move")? },
-                refusal: read_refusal(body)?,
+                outcome: match read_refusal(body)? {
+                    Some(refusal) => Err(refusal),
+                    None => Ok(read_terms(body)?),
+                },
             },
             RECALL => Self::Recall {
                 number: body.u64("number of the move")?,
@@ -439,6 +486,7 @@ impl Record {
             SETTLED => Self::Settled { number: body.u64("number of the move")? },
             SURRENDER => Self::Surrender(Ticket::read(body)?),
             CANCEL => Self::Cancel { number: body.u64("number of the move")? },
+            PRESENT => Self::Present { ticket: Ticket::read(body)?, wire_port: body.u16("acceptor's wire port")? },
             _ => return Ok(None),
         };
         Ok(Some(record))
@@ -473,11 +521,24 @@ fn read_request(body: &mut Reader<'_>) -> Result<Request, Malformed> {
     let size = body.u32("size of the snapshot")?;
     let too_many = body.malformed("count of options");
     let count = usize::from(body.u8("count of options")?);
-    if count > MAX_OPTIONS || count * 2 != body.remaining() {
+    if count > MAX_OPTIONS {
         return Err(too_many);
     }
     let options = (0..count).map(|_| body.u16("option")).collect::<Result<_, _>>()?;
-    Ok(Request { holder, holder_at, flow, tuple, family, size, options })
+    let too_long = body.malformed("length of the receiver's name");
+    let length = usize::from(body.u8("length of the receiver's name")?);
+    if length > MAX_RECEIVER {
+        return Err(too_long);
+    }
+    let receiver = body.bytes(length, "receiver's name")?.to_vec();
+    Ok(Request { holder, holder_at, flow, tuple, family, size, options, receiver })
+}
+
+fn read_terms(body: &mut Reader<'_>) -> Result<Terms, Malformed> {
+    let far = body.tuple("tuple of the far end")?;
+    let wire_port = body.u16("holder's wire port")?;
+    let home = (body.u32("holder's place")?, body.u32("acceptor's place")?);
+    Ok(Terms { far, wire_port, home: (home.0 != NOWHERE && home.1 != NOWHERE).then_some(home) })
 }
 
 /// A stretch of a stream of records (P-71).
@@ -602,7 +663,7 @@ mod tests {
     use crate::codec::{ENDPOINT_LEN, TUPLE_LEN};
 
     /// Length of the fixed fields of a request, in bytes.
-    const REQUEST_FIXED: usize = 32 + ENDPOINT_LEN + 8 + TUPLE_LEN + 1 + 4 + 1;
+    const REQUEST_FIXED: usize = 32 + ENDPOINT_LEN + 8 + TUPLE_LEN + 1 + 4 + 1 + 1;
 
     #[test]
     fn a_record_is_read_once_it_is_whole() {
@@ -618,11 +679,12 @@ mod tests {
             family: Family::Ipv6,
             size: 300,
             options: alloc::vec![1, 60],
+            receiver: b"mail".to_vec(),
         };
         let record = Record::Ask { number: 5, request };
         let mut bytes = Vec::new();
         record.encode(&mut bytes);
-        assert_eq!(bytes.len(), RECORD_HEADER_LEN + 8 + REQUEST_FIXED + 4);
+        assert_eq!(bytes.len(), RECORD_HEADER_LEN + 8 + REQUEST_FIXED + 4 + 4);
         for length in 0..bytes.len() {
             assert_eq!(Record::decode(&bytes[..length]), Ok(None));
         }

@@ -9,7 +9,7 @@ use whimbrel_wire::message::{
     StandInStatus, UpdateFlags, decode_all,
 };
 use whimbrel_wire::moving::{
-    AcceptorStanding, Decision, MoveName, Received, Record, Refusal, Request, StreamStanding, Stretch, Ticket,
+    AcceptorStanding, Decision, MoveName, Received, Record, Refusal, Request, StreamStanding, Stretch, Terms, Ticket,
 };
 use whimbrel_wire::snapshot::Family;
 use whimbrel_wire::{Capabilities, FlowTuple, Hello, Introduction, Message, Transport};
@@ -362,7 +362,9 @@ fn records() -> Vec<Record> {
         family: Family::Ipv4,
         size: 300,
         options: vec![1, 60],
+        receiver: b"mail".to_vec(),
     };
+    let terms = |home| Terms { far: tuple.mirrored(), wire_port: 1024, home };
     vec![
         Record::Ask { number, request },
         Record::Answer { number, standing: AcceptorStanding::Refused, refusal: Some(Refusal::NoRoom) },
@@ -370,12 +372,15 @@ fn records() -> Vec<Record> {
         Record::Announced { number, sequence: 5, lifetime: 60, refusal: None },
         Record::Part { number, total: 300, offset: 16, bytes: b"hello".to_vec() },
         Record::Ticket(ticket),
-        Record::Verdict { name, refusal: Some(Refusal::Expired) },
+        Record::Verdict { name, outcome: Err(Refusal::Expired) },
         Record::Recall { number, flow, gone: true },
         Record::Decided { number, decision: Decision::Committed },
         Record::Settled { number },
         Record::Surrender(ticket),
         Record::Cancel { number },
+        Record::Verdict { name, outcome: Ok(terms(None)) },
+        Record::Verdict { name, outcome: Ok(terms(Some((3, 0)))) },
+        Record::Present { ticket, wire_port: 22 },
     ]
 }
 

@@ -145,7 +145,7 @@ fn numbers(places: &Places) -> (u32, u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use whimbrel_protocol::{Carrier, Manner, Waits};
+    use whimbrel_protocol::{Carrier, LocalEnd, Manner, Waits};
     use whimbrel_wire::Transport;
 
     fn flow(local: &str, remote: &str, home: u32) -> (FlowTuple, FlowEntry) {
@@ -163,6 +163,7 @@ mod tests {
             manner: Manner { view: View::Lasting, gives_way: false },
             wire_local_port: 1,
             wire_remote_port: 2,
+            end: LocalEnd::Here,
         };
         (flow, entry)
     }

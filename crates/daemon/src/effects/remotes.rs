@@ -59,7 +59,7 @@ impl Remotes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use whimbrel_protocol::Places;
+    use whimbrel_protocol::{LocalEnd, Places};
     use whimbrel_wire::Transport;
 
     fn flow(remote: &str, port: u16, peer: u32) -> (FlowTuple, FlowEntry) {
@@ -77,6 +77,7 @@ mod tests {
             peer_tuple: tuple,
             wire_local_port: port,
             wire_remote_port: 22,
+            end: LocalEnd::Here,
         };
         (tuple, entry)
     }

@@ -251,7 +251,7 @@ mod tests {
     use super::*;
     use whimbrel_handshake::StaticKey;
     use whimbrel_ipc::exposition;
-    use whimbrel_protocol::{Carried, FlowEntry, Places, Time, Waits};
+    use whimbrel_protocol::{Carried, FlowEntry, LocalEnd, Places, Time, Waits};
     use whimbrel_wire::{FlowTuple, Transport};
 
     fn peer(id: u32, carrier: Carrier) -> PeerView {
@@ -289,6 +289,7 @@ mod tests {
             peer_tuple: tuple.mirrored(),
             wire_local_port: 1,
             wire_remote_port: 2,
+            end: LocalEnd::Here,
         });
         FlowView { tuple, state, peer: peer.map(PeerId), entry, opened: Time::default(), accepted: port == 50 }
     }

@@ -4,10 +4,11 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
-use whimbrel_wire::moving::{AcceptorStanding, MoveName, Record, Request, Ticket};
+use whimbrel_wire::moving::{AcceptorStanding, MoveName, Record, Request, Terms, Ticket};
 use whimbrel_wire::snapshot::MAX_LEN;
 
-use super::{Asked, At, Found, Limit, MoveDone, MoveEvent, MoveFailed, MoveOp, Moves, Refusal, SavedAcceptance};
+use super::flows::FlowChange;
+use super::{AGAIN, Asked, At, Found, Limit, MoveDone, MoveEvent, MoveFailed, MoveOp, Moves, Refusal, SavedAcceptance};
 use crate::Time;
 
 /// How long the holder may take to be reached, before anything is done.
@@ -31,6 +32,10 @@ pub(super) struct Acceptance {
     total: u32,
     reserved: u64,
     ticket: Option<Ticket>,
+    /// This host's port in rewritten packets.
+    wire_port: u16,
+    /// How the holder goes on with the flow.
+    terms: Option<Terms>,
     /// Why it comes to nothing.
     why: Option<Refusal>,
     until: Time,
@@ -49,8 +54,11 @@ enum Stage {
     Restoring,
     /// That the ticket may be presented is being saved. Exits: `Presented`; it fails, or the donor cancels (`Dropping`).
     Saving,
-    /// The ticket is presented: the holder alone decides. Exits: it accepts (`Waking`), or not (`Dropping`).
+    /// The ticket is presented: the holder alone decides. Exits: it accepts (`Adopting`), or not (`Dropping`).
     Presented,
+    /// The node is to know the flow as one with the holder; it is asked until it does. Exits: it does (`Waking`); the copy is lost
+    /// (`Surrendering`).
+    Adopting,
     /// It is this host's. Exits: over; it fails (`Surrendering`).
     Waking,
     /// The copy is being destroyed. Exits: over.
@@ -70,7 +78,7 @@ impl Acceptance {
             Stage::Reaching | Stage::Presented | Stage::Surrendering => vec![self.holder],
             // It may be needed at any moment.
             Stage::Ready | Stage::Restoring | Stage::Saving => vec![self.holder],
-            Stage::Admitting | Stage::Waking | Stage::Dropping => Vec::new(),
+            Stage::Admitting | Stage::Adopting | Stage::Waking | Stage::Dropping => Vec::new(),
         }
     }
 }
@@ -117,6 +125,8 @@ impl Moves {
             total: 0,
             reserved,
             ticket: None,
+            wire_port: 0,
+            terms: None,
             why: None,
             until: at.now + SENT_WITHIN,
         };
@@ -129,7 +139,7 @@ impl Moves {
 
     /// A daemon before this one left a move in the middle.
     pub(super) fn restore_acceptance(&mut self, at: At<'_>, saved: &SavedAcceptance, found: Found) {
-        let SavedAcceptance { request, ticket } = saved;
+        let SavedAcceptance { request, ticket, .. } = saved;
         let name = ticket.name;
         if found == Found::Awake {
             // It was woken, so it was committed.
@@ -148,6 +158,8 @@ impl Moves {
             total: 0,
             reserved: 0,
             ticket: Some(*ticket),
+            wire_port: saved.wire_port,
+            terms: None,
             why: None,
             until: at.now + DECIDED_WITHIN,
         };
@@ -161,10 +173,10 @@ impl Moves {
     /// Says to the holder what it is to answer.
     pub(super) fn say_acceptance(&mut self, at: At<'_>, name: MoveName, to: Option<PublicKey>) {
         let Some(of) = self.acceptances.get(&name) else { return };
-        let (holder, ticket) = (of.holder, of.ticket);
+        let (holder, ticket, wire_port) = (of.holder, of.ticket, of.wire_port);
         let Some(ticket) = ticket.filter(|_| to.is_none_or(|to| to == holder)) else { return };
         match of.stage {
-            Stage::Presented => self.say(at, holder, Record::Ticket(ticket)),
+            Stage::Presented => self.say(at, holder, Record::Present { ticket, wire_port }),
             Stage::Surrendering => self.say(at, holder, Record::Surrender(ticket)),
             _ => {}
         }
@@ -200,13 +212,17 @@ impl Moves {
                 self.op(MoveOp::Restore { name, request, snapshot }, asked);
             }
             Stage::Saving => {
-                let Some(ticket) = self.acceptances.get(&name).and_then(|of| of.ticket) else { return };
+                let wire_port = at.around.wire_port(&holder, &request.tuple);
+                let Some(of) = self.acceptances.get_mut(&name) else { return };
+                let Some(ticket) = of.ticket else { return };
+                of.wire_port = wire_port;
                 // It is to be found again, wherever the donor took it to be.
                 let holder_at = at.around.whereabouts(&holder).unwrap_or(request.holder_at);
                 let request = Request { holder_at, ..request };
-                self.op(MoveOp::SaveAcceptance(SavedAcceptance { request, ticket }), asked);
+                self.op(MoveOp::SaveAcceptance(SavedAcceptance { request, ticket, wire_port }), asked);
             }
             Stage::Presented | Stage::Surrendering => self.say_acceptance(at, name, None),
+            Stage::Adopting => self.adopt(name),
             Stage::Waking => {
                 self.op(MoveOp::Thaw { name }, asked);
             }
@@ -297,7 +313,7 @@ impl Moves {
                 self.end_acceptance(at, name, MoveEvent::NotTaken { name, why: Refusal::Cancelled });
             }
             Stage::Restoring | Stage::Saving => of.why = Some(Refusal::Cancelled),
-            Stage::Presented | Stage::Waking | Stage::Dropping | Stage::Surrendering => {}
+            Stage::Presented | Stage::Adopting | Stage::Waking | Stage::Dropping | Stage::Surrendering => {}
         }
     }
 
@@ -328,23 +344,54 @@ impl Moves {
             (Stage::Waking, _) if failed.is_some() => self.turn_acceptance(at, name, Stage::Surrendering),
             (Stage::Waking, _) => self.end_acceptance(at, name, MoveEvent::Taken { name }),
             (Stage::Dropping, why) => self.refuse(at, name, why.unwrap_or(Refusal::Cancelled)),
-            (Stage::Reaching | Stage::Ready | Stage::Presented | Stage::Surrendering, _) => {}
+            (Stage::Reaching | Stage::Ready | Stage::Presented | Stage::Adopting | Stage::Surrendering, _) => {}
         }
     }
 
     /// The holder says whose the socket is.
-    pub(super) fn handle_verdict(&mut self, at: At<'_>, name: MoveName, from: PublicKey, refusal: Option<Refusal>) {
+    pub(super) fn handle_verdict(
+        &mut self,
+        at: At<'_>,
+        name: MoveName,
+        from: PublicKey,
+        outcome: Result<Terms, Refusal>,
+    ) {
         let Some(of) = self.acceptances.get_mut(&name).filter(|of| of.holder == from) else { return };
-        match (of.stage, refusal) {
-            (Stage::Presented, None) => self.turn_acceptance(at, name, Stage::Waking),
-            (Stage::Presented, Some(why)) => {
+        match (of.stage, outcome) {
+            (Stage::Presented, Ok(terms)) => {
+                of.terms = Some(terms);
+                self.turn_acceptance(at, name, Stage::Adopting);
+            }
+            (Stage::Presented, Err(why)) => {
                 of.why = Some(why);
                 self.turn_acceptance(at, name, Stage::Dropping);
             }
             // What was presented before is accepted; that the copy is lost is still to be heard.
-            (Stage::Surrendering, None) => {}
-            (Stage::Surrendering, Some(_)) => self.end_acceptance(at, name, MoveEvent::Lost { name }),
+            (Stage::Surrendering, Ok(_)) => {}
+            (Stage::Surrendering, Err(_)) => self.end_acceptance(at, name, MoveEvent::Lost { name }),
             _ => {}
+        }
+    }
+
+    /// Has the node know the flow as one with the holder.
+    pub(super) fn adopt(&mut self, name: MoveName) {
+        let Some(of) = self.acceptances.get(&name).filter(|of| of.stage == Stage::Adopting) else { return };
+        let (tuple, flow, holder, wire_port) = (of.request.tuple, of.request.flow, of.holder, of.wire_port);
+        let change = of.terms.map(|terms| FlowChange::Adopt { name, tuple, flow, holder, wire_port, terms });
+        self.changes.extend(change);
+    }
+
+    /// The node knows the flow as one with the holder, or could not be told.
+    pub(super) fn handle_adopted(&mut self, at: At<'_>, name: MoveName, result: Result<(), String>) {
+        if self.acceptances.get(&name).is_none_or(|of| of.stage != Stage::Adopting) {
+            return;
+        }
+        match result {
+            Ok(()) => self.turn_acceptance(at, name, Stage::Waking),
+            Err(error) => {
+                self.event(MoveEvent::OpFailed { what: "leading a flow that was moved here", error });
+                self.limit(at.now + AGAIN, Limit::Adopt(name));
+            }
         }
     }
 
@@ -358,7 +405,7 @@ impl Moves {
                 self.turn_acceptance(at, name, Stage::Dropping);
             }
             Stage::Surrendering => self.end_acceptance(at, name, MoveEvent::Lost { name }),
-            Stage::Restoring | Stage::Saving | Stage::Waking | Stage::Dropping => {}
+            Stage::Restoring | Stage::Saving | Stage::Adopting | Stage::Waking | Stage::Dropping => {}
         }
     }
 
@@ -368,7 +415,7 @@ impl Moves {
         match of.stage {
             Stage::Admitting | Stage::Reaching | Stage::Ready => self.refuse(at, name, Refusal::NobodyReceives),
             Stage::Restoring | Stage::Saving => of.why = Some(Refusal::NobodyReceives),
-            Stage::Presented => self.turn_acceptance(at, name, Stage::Surrendering),
+            Stage::Presented | Stage::Adopting => self.turn_acceptance(at, name, Stage::Surrendering),
             // It fails, and is surrendered then.
             Stage::Waking | Stage::Dropping | Stage::Surrendering => {}
         }

@@ -7,6 +7,7 @@ use whimbrel_handshake::PublicKey;
 use whimbrel_wire::moving::{AcceptorStanding, Decision, MAX_PART, MoveName, Record, Request, Ticket};
 use whimbrel_wire::snapshot::Family;
 
+use super::flows::FlowChange;
 use super::{
     Asked, At, Found, Gift, Limit, MoveDone, MoveEvent, MoveFailed, MoveOp, Moves, NotGiven, Refusal, SavedDonation,
 };
@@ -91,7 +92,7 @@ impl Moves {
 
     /// Begins to give a socket away. `number` is drawn by lot.
     pub(super) fn give(&mut self, at: At<'_>, number: u64, gift: Gift) -> Result<MoveName, NotGiven> {
-        let Gift { tuple, family, size, options, holder, holder_at, flow, acceptor, acceptor_at } = gift;
+        let Gift { tuple, family, size, options, receiver, holder, holder_at, flow, acceptor, acceptor_at } = gift;
         if !self.config.enabled {
             return Err(NotGiven::Disabled);
         }
@@ -118,6 +119,7 @@ impl Moves {
             family,
             size,
             options,
+            receiver,
         };
         let donation = Donation {
             holder,
@@ -133,6 +135,10 @@ impl Moves {
             why: None,
             until: at.now + PREPARED_WITHIN,
         };
+        if holder == self.me() && !self.held.contains_key(&flow) {
+            // Nobody else is there to hold the far end.
+            self.lend(flow, tuple.mirrored(), holder);
+        }
         self.enter(at, number, donation);
         self.hear_own(at);
         Ok(self.name(number))
@@ -158,6 +164,7 @@ impl Moves {
             family,
             size: 0,
             options: Vec::new(),
+            receiver: Vec::new(),
         };
         let donation = Donation {
             holder,
@@ -274,6 +281,9 @@ impl Moves {
         self.promised -= u64::from(of.request.size);
         if of.stage != Stage::Preparing {
             self.effect("forgetting a move", MoveOp::ForgetDonation { name });
+        }
+        if of.holder == self.me() {
+            self.take_in_unmoved(of.request.flow);
         }
         self.event(event);
     }
@@ -446,10 +456,15 @@ impl Moves {
         let (gone, acceptor) = (of.gone, of.acceptor);
         match decision {
             Decision::Committed if gone => {
+                self.changes.push_back(FlowChange::Release { tuple: of.request.tuple });
                 self.say(at, from, Record::Settled { number });
                 self.end_donation(at, number, MoveEvent::Given { name, to: acceptor });
             }
-            Decision::Committed => self.turn(at, number, Stage::Destroying),
+            Decision::Committed => {
+                // What its kernel says of a socket that is not here any more does not go out.
+                self.changes.push_back(FlowChange::Release { tuple: of.request.tuple });
+                self.turn(at, number, Stage::Destroying);
+            }
             Decision::Revoked | Decision::NoSuchFlow if gone => {
                 self.end_donation(at, number, MoveEvent::Lost { name });
             }
@@ -467,6 +482,7 @@ impl Moves {
             Decision::NoSuchFlow => {
                 let Some(of) = self.donations.get_mut(&number) else { return };
                 of.why = Some(Refusal::NoSuchFlow);
+                self.changes.push_back(FlowChange::Release { tuple: of.request.tuple });
                 self.turn(at, number, Stage::Destroying);
             }
             Decision::Other(_) => {}

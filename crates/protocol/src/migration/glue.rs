@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use whimbrel_handshake::{Contact as Knowledge, PublicKey};
+use whimbrel_wire::FlowTuple;
 use whimbrel_wire::message::Message;
 
 use super::{
@@ -20,8 +21,8 @@ const ASKED_AGAIN: Duration = Duration::from_secs(1);
 const ASKED_AGAIN_LONGEST: Duration = Duration::from_secs(60);
 
 /// The node around its moves.
-struct Others<'a> {
-    node: &'a Node,
+pub(super) struct Others<'a> {
+    pub(super) node: &'a Node,
 }
 
 impl Around for Others<'_> {
@@ -29,8 +30,14 @@ impl Around for Others<'_> {
         self.node.peer_of(with).is_some_and(|peer| peer.has_session())
     }
 
-    fn has_flow(&self, with: &PublicKey, flow: u64) -> bool {
-        self.node.peer_of(with).is_some_and(|peer| peer.named.contains_key(&flow))
+    fn flow(&self, with: &PublicKey, name: u64) -> Option<FlowTuple> {
+        self.node.peer_of(with)?.named.get(&name).copied()
+    }
+
+    fn wire_port(&self, with: &PublicKey, flow: &FlowTuple) -> u16 {
+        let own = flow.local.port();
+        let drawn = &self.node.config.drawn_ports;
+        self.node.peer_of(with).map_or(own, |peer| peer.free_wire_port(own, flow.remote.port(), drawn))
     }
 
     fn whereabouts(&self, of: &PublicKey) -> Option<SocketAddr> {
@@ -39,15 +46,17 @@ impl Around for Others<'_> {
 }
 
 impl Node {
-    fn peer_of(&self, key: &PublicKey) -> Option<&crate::peer::Peer> {
+    pub(super) fn peer_of(&self, key: &PublicKey) -> Option<&crate::peer::Peer> {
         self.by_key.get(key).and_then(|id| self.peers.get(id))
     }
 
     /// Does something with the moves, and what follows from it.
-    fn with_moves<T>(&mut self, now: Time, act: impl FnOnce(&mut Moves, At<'_>) -> T) -> Option<T> {
+    pub(super) fn with_moves<T>(&mut self, now: Time, act: impl FnOnce(&mut Moves, At<'_>) -> T) -> Option<T> {
         let mut moves = self.moves.take()?;
         let done = act(&mut moves, At { now, around: &Others { node: self } });
+        self.change_flows(now, &mut moves);
         self.moves = Some(moves);
+        self.wake_rebound();
         self.carry_moves(now);
         Some(done)
     }
@@ -84,9 +93,11 @@ impl Node {
 
     /// This host holds the far end of a flow for another host, as an anchor does. To be said again after a restart, behind
     /// [`Node::restore_moves`]: what was moved since is known from there.
-    pub fn lend_flow(&mut self, flow: u64, owner: PublicKey) {
+    ///
+    /// `far` is the flow as its far end has it, which runs nothing.
+    pub fn lend_flow(&mut self, flow: u64, far: FlowTuple, owner: PublicKey) {
         if let Some(moves) = &mut self.moves {
-            moves.lend(flow, owner);
+            moves.lend(flow, far, owner);
         }
     }
 

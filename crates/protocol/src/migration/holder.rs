@@ -5,8 +5,10 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
-use whimbrel_wire::moving::{Decision, MoveName, Record, Ticket};
+use whimbrel_wire::FlowTuple;
+use whimbrel_wire::moving::{Decision, MoveName, Record, Terms, Ticket};
 
+use super::flows::FlowChange;
 use super::{AGAIN, Asked, At, Limit, MoveDone, MoveEvent, MoveFailed, MoveOp, Moves, Refusal, SavedHeld};
 use crate::Time;
 
@@ -32,8 +34,11 @@ pub(super) struct Held {
     unsettled: BTreeMap<MoveName, Unsettled>,
     /// The acceptor that waits to hear that it may go on.
     awaiting: Option<PublicKey>,
-    /// It was lent, so it is there until its end, moved or not.
-    lent: bool,
+    /// It was lent, so it is there until its end, moved or not: the flow as its far end has it, which runs nothing. Else the
+    /// far end is this host's own.
+    lent: Option<FlowTuple>,
+    /// The owner's port in rewritten packets.
+    wire_port: u16,
     /// The flow is over; what remains is to be settled.
     over: bool,
 }
@@ -54,6 +59,8 @@ struct Announcement {
     acceptor: PublicKey,
     lifetime: u32,
     until: Time,
+    /// The acceptor's port in rewritten packets, once it has presented the ticket.
+    wire_port: u16,
     /// The commit is being saved: it is decided when that is done.
     keeping: bool,
     /// The donor has asked for it back meanwhile; whether its socket is gone.
@@ -73,12 +80,23 @@ impl Held {
     }
 
     fn is_empty(&self) -> bool {
-        self.announced.is_none() && self.unsettled.is_empty() && (self.last.is_none() && !self.lent || self.over)
+        self.announced.is_none()
+            && self.unsettled.is_empty()
+            && (self.last.is_none() && self.lent.is_none() || self.over)
     }
 
     fn saved(&self, flow: u64) -> Option<SavedHeld> {
         let unsettled = self.unsettled.iter().map(|(name, of)| (*name, of.donor_at)).collect();
-        self.last.map(|last| SavedHeld { flow, owner: self.owner, sequence: self.sequence, last, unsettled })
+        let (far, wire_port) = (self.lent, self.wire_port);
+        self.last.map(|last| SavedHeld {
+            flow,
+            far,
+            owner: self.owner,
+            wire_port,
+            sequence: self.sequence,
+            last,
+            unsettled,
+        })
     }
 }
 
@@ -87,7 +105,7 @@ impl Moves {
     fn is_owned(&self, at: At<'_>, flow: u64, by: PublicKey) -> bool {
         match self.held.get(&flow) {
             Some(held) => held.owner == by && !held.over,
-            None => by == self.me() || at.around.has_flow(&by, flow),
+            None => by == self.me() || at.around.flow(&by, flow).is_some(),
         }
     }
 
@@ -100,14 +118,24 @@ impl Moves {
             announced: None,
             unsettled: BTreeMap::new(),
             awaiting: None,
-            lent: false,
+            lent: None,
+            wire_port: 0,
             over: false,
         })
     }
 
     /// A flow is lent to a host. What was moved since is not changed.
-    pub(super) fn lend(&mut self, flow: u64, owner: PublicKey) {
-        self.held(flow, owner).lent = true;
+    pub(super) fn lend(&mut self, flow: u64, far: FlowTuple, owner: PublicKey) {
+        self.held(flow, owner).lent = Some(far);
+    }
+
+    /// A flow of this host's own that it lent to itself for a move does not move.
+    pub(super) fn take_in_unmoved(&mut self, flow: u64) {
+        let me = self.me();
+        if let Some(held) = self.held.get_mut(&flow).filter(|held| held.owner == me && held.last.is_none()) {
+            held.lent = None;
+            self.tidy(flow);
+        }
     }
 
     /// What is to be kept of a flow now. While a commit is being kept that is what counts.
@@ -145,7 +173,8 @@ impl Moves {
             announced: None,
             unsettled,
             awaiting: None,
-            lent: false,
+            lent: saved.far,
+            wire_port: saved.wire_port,
             over: false,
         };
         if !held.unsettled.is_empty() {
@@ -181,10 +210,13 @@ impl Moves {
     ) {
         let lifetime = lifetime.clamp(LIFETIME_LEAST, LIFETIME_MOST);
         let announced = |sequence, refusal| Record::Announced { number: name.number, sequence, lifetime, refusal };
+        let lent = self.held.get(&flow).is_some_and(|held| held.lent.is_some());
         let refusal = if !self.config.enabled || acceptor == donor {
             Some(Refusal::NotAllowed)
         } else if !self.is_owned(at, flow, donor) {
             Some(Refusal::NoSuchFlow)
+        } else if acceptor == self.me() && !lent {
+            Some(Refusal::FarEnd)
         } else if self.held.len() >= self.config.most.saturating_mul(4) && !self.held.contains_key(&flow) {
             Some(Refusal::NoRoom)
         } else {
@@ -210,8 +242,16 @@ impl Moves {
             Some(_) => held.next = held.next.saturating_add(1),
             None => {}
         }
-        held.announced =
-            Some(Announcement { name, acceptor, lifetime, until, keeping: false, recalled: None, surrendered: false });
+        held.announced = Some(Announcement {
+            name,
+            acceptor,
+            lifetime,
+            until,
+            wire_port: 0,
+            keeping: false,
+            recalled: None,
+            surrendered: false,
+        });
         let sequence = held.next;
         self.limit(until, Limit::Announcement(flow));
         self.say(at, donor, announced(sequence, None));
@@ -224,14 +264,14 @@ impl Moves {
     }
 
     /// An acceptor presents its ticket (P-74).
-    pub(super) fn handle_presented(&mut self, at: At<'_>, from: PublicKey, ticket: Ticket) {
+    pub(super) fn handle_presented(&mut self, at: At<'_>, from: PublicKey, ticket: Ticket, wire_port: u16) {
         let (name, flow) = (ticket.name, ticket.flow);
         let genuine = self.concerns(flow, name) && self.is_genuine(&ticket);
         let refusal = match self.held.get(&flow) {
             // It did not hear that it is committed.
             Some(held) if held.last == Some(name) && held.owner == from => {
                 if held.awaiting.is_none() {
-                    self.say(at, from, Record::Verdict { name, refusal: None });
+                    self.answer_again(at, flow, from);
                 }
                 return;
             }
@@ -255,18 +295,19 @@ impl Moves {
             }
             None => Some(Refusal::NotAnnounced),
         };
-        if refusal.is_some() {
-            self.say(at, from, Record::Verdict { name, refusal });
+        if let Some(refusal) = refusal {
+            self.say(at, from, Record::Verdict { name, outcome: Err(refusal) });
             return;
         }
         let Some(held) = self.held.get_mut(&flow) else { return };
-        let donor = held.owner;
+        let (donor, far) = (held.owner, held.lent);
         let before: Vec<_> = held.unsettled.iter().map(|(name, of)| (*name, of.donor_at)).collect();
         let donor_at = (donor != self.key.public()).then(|| at.around.whereabouts(&donor)).flatten();
         let unsettled = before.into_iter().chain([(name, donor_at)]).collect();
-        let saved = SavedHeld { flow, owner: from, sequence: held.next, last: name, unsettled };
+        let saved = SavedHeld { flow, far, owner: from, wire_port, sequence: held.next, last: name, unsettled };
         if let Some(announced) = &mut held.announced {
             announced.keeping = true;
+            announced.wire_port = wire_port;
         }
         self.op(MoveOp::SaveHeld(saved), Asked::Keep(flow));
     }
@@ -275,13 +316,13 @@ impl Moves {
     pub(super) fn handle_kept(&mut self, at: At<'_>, flow: u64, result: Result<MoveDone, MoveFailed>) {
         let Some(held) = self.held.get_mut(&flow) else { return };
         let Some(announced) = held.announced.take_if(|announced| announced.keeping) else { return };
-        let Announcement { name, acceptor, recalled, surrendered, .. } = announced;
+        let Announcement { name, acceptor, wire_port, recalled, surrendered, .. } = announced;
         let donor = held.owner;
         let sequence = held.next;
         held.next = sequence.saturating_add(1);
         if let Err(failed) = result {
             self.event(MoveEvent::OpFailed { what: "keeping whose a socket is", error: failed.sentence });
-            self.say(at, acceptor, Record::Verdict { name, refusal: Some(Refusal::NotKept) });
+            self.say(at, acceptor, Record::Verdict { name, outcome: Err(Refusal::NotKept) });
             self.say(at, donor, Record::Decided { number: name.number, decision: Decision::Revoked });
             if recalled == Some(true) {
                 self.close_far_end(flow);
@@ -291,6 +332,7 @@ impl Moves {
         }
         let before = held.waits_for();
         held.owner = acceptor;
+        held.wire_port = wire_port;
         held.sequence = sequence;
         held.last = Some(name);
         held.awaiting = Some(acceptor);
@@ -310,27 +352,44 @@ impl Moves {
         }
     }
 
-    /// Has what the far end sends led to the flow's owner.
-    pub(super) fn lead(&mut self, at: At<'_>, flow: u64) {
-        match self.held.get(&flow) {
-            Some(held) if held.last.is_some() && !held.over => {
-                let (to, sequence) = (held.owner, held.sequence);
-                self.op(MoveOp::Lead { flow, to, sequence }, Asked::Lead(flow));
-            }
-            // There is nothing to lead any more.
-            _ => self.handle_led(at, flow, Ok(MoveDone::Done)),
+    /// An acceptor that did not hear that it is committed is told, once more, how it goes on.
+    fn answer_again(&mut self, at: At<'_>, flow: u64, acceptor: PublicKey) {
+        if let Some(held) = self.held.get_mut(&flow) {
+            held.awaiting = Some(acceptor);
+            self.lead(at, flow);
         }
     }
 
-    pub(super) fn handle_led(&mut self, at: At<'_>, flow: u64, result: Result<MoveDone, MoveFailed>) {
-        if let Err(failed) = result {
-            self.event(MoveEvent::OpFailed { what: "leading a flow to where it was moved", error: failed.sentence });
-            self.limit(at.now + AGAIN, Limit::Lead(flow));
+    /// Has the flow's binding name its owner.
+    pub(super) fn lead(&mut self, at: At<'_>, flow: u64) {
+        match self.held.get(&flow) {
+            Some(held) if held.last.is_some() && !held.over => {
+                let (to, wire_port, far) = (held.owner, held.wire_port, held.lent);
+                self.changes.push_back(FlowChange::Lead { flow, to, wire_port, lent: far });
+            }
+            // There is nothing to lead any more.
+            _ => self.handle_led(at, flow, Err("the flow is over".to_owned())),
         }
-        // It may go on in any case: it was decided.
+    }
+
+    /// The binding names the owner, or could not be made to.
+    pub(super) fn handle_led(&mut self, at: At<'_>, flow: u64, result: Result<Terms, String>) {
         let Some(held) = self.held.get_mut(&flow) else { return };
-        if let (Some(acceptor), Some(name)) = (held.awaiting.take(), held.last) {
-            self.say(at, acceptor, Record::Verdict { name, refusal: None });
+        match result {
+            Ok(terms) => {
+                if let (Some(acceptor), Some(name)) = (held.awaiting.take(), held.last) {
+                    self.say(at, acceptor, Record::Verdict { name, outcome: Ok(terms) });
+                }
+            }
+            Err(_) if held.over => {
+                if let (Some(acceptor), Some(name)) = (held.awaiting.take(), held.last) {
+                    self.say(at, acceptor, Record::Verdict { name, outcome: Err(Refusal::NoSuchFlow) });
+                }
+            }
+            Err(error) => {
+                self.event(MoveEvent::OpFailed { what: "leading a flow to where it was moved", error });
+                self.limit(at.now + AGAIN, Limit::Lead(flow));
+            }
         }
         self.tidy(flow);
     }
@@ -407,7 +466,7 @@ impl Moves {
         let (name, flow) = (ticket.name, ticket.flow);
         let genuine = self.concerns(flow, name) && self.is_genuine(&ticket);
         let Some(held) = self.held.get_mut(&flow).filter(|_| genuine) else {
-            self.say(at, from, Record::Verdict { name, refusal: Some(Refusal::NotAnnounced) });
+            self.say(at, from, Record::Verdict { name, outcome: Err(Refusal::NotAnnounced) });
             return;
         };
         if held.last == Some(name) && held.owner == from {
@@ -427,14 +486,14 @@ impl Moves {
             let donor = held.owner;
             self.say(at, donor, Record::Decided { number: name.number, decision: Decision::Revoked });
         }
-        self.say(at, from, Record::Verdict { name, refusal: Some(Refusal::Cancelled) });
+        self.say(at, from, Record::Verdict { name, outcome: Err(Refusal::Cancelled) });
         self.tidy(flow);
     }
 
     /// The only copy of a flow's socket is lost.
     fn lose(&mut self, at: At<'_>, flow: u64, name: MoveName, owner: PublicKey) {
         self.close_far_end(flow);
-        self.say(at, owner, Record::Verdict { name, refusal: Some(Refusal::Cancelled) });
+        self.say(at, owner, Record::Verdict { name, outcome: Err(Refusal::Cancelled) });
         self.end_flow(flow);
     }
 

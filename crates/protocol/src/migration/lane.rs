@@ -257,6 +257,7 @@ fn is_reply(record: &Record) -> bool {
         | Record::Announce { .. }
         | Record::Part { .. }
         | Record::Ticket(_)
+        | Record::Present { .. }
         | Record::Recall { .. }
         | Record::Surrender(_) => false,
     }

@@ -37,6 +37,8 @@ pub struct Gift {
     pub size: u32,
     /// The kinds of socket options that it needs, as in its snapshot.
     pub options: Vec<u16>,
+    /// The name under which a program of the acceptor's takes it; 64 bytes at the most.
+    pub receiver: Vec<u8>,
     /// Who holds the binding of the far end: the peer at the far end, the anchor that lends the endpoint, or this host.
     pub holder: PublicKey,
     /// Where the holder is, if no peer has this key yet.
@@ -117,16 +119,6 @@ pub enum MoveOp {
         name: MoveName,
         /// Donor: to whom that goes which was held, and what still comes in for the flow.
         forward: Option<PublicKey>,
-    },
-    /// Holder: what the far end sends in this flow is led to this host from now on, and what comes from there in the flow is
-    /// taken. A desired state: asked again until it is so, and after a restart.
-    Lead {
-        /// What the holder and its owners call the flow.
-        flow: u64,
-        /// Who owns it.
-        to: PublicKey,
-        /// The sequence number of the binding.
-        sequence: u32,
     },
     /// Holder: the flow's only socket is lost. Tell the far end that the connection is over, as a reset of that socket would.
     CloseFarEnd {
@@ -210,6 +202,8 @@ pub struct SavedAcceptance {
     pub request: Request,
     /// Which move, and what lets it be committed.
     pub ticket: Ticket,
+    /// This host's port in rewritten packets.
+    pub wire_port: u16,
 }
 
 /// What a holder knows over a restart of a flow that was moved.
@@ -217,8 +211,12 @@ pub struct SavedAcceptance {
 pub struct SavedHeld {
     /// What the holder and its owners call the flow.
     pub flow: u64,
+    /// The flow as its far end has it, where that runs nothing and this host lends the endpoint.
+    pub far: Option<FlowTuple>,
     /// Who has the socket.
     pub owner: PublicKey,
+    /// The owner's port in rewritten packets.
+    pub wire_port: u16,
     /// The sequence number of the binding.
     pub sequence: u32,
     /// The move that was committed last.

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use whimbrel_handshake::{PublicKey, StaticKey};
 use whimbrel_wire::message::Message;
-use whimbrel_wire::moving::{AcceptorStanding, Decision, MAX_PART, MoveName, Record, Request, Stretch, Ticket};
+use whimbrel_wire::moving::{AcceptorStanding, Decision, MAX_PART, MoveName, Record, Request, Stretch, Terms, Ticket};
 use whimbrel_wire::snapshot::Family;
 use whimbrel_wire::{FlowTuple, Transport};
 
+use super::flows::FlowChange;
 use super::{Around, At, MoveDone, MoveFailed, MoveOp, MoveOpId, Moves, Moving, Refusal, SavedHeld};
 use crate::Time;
 
@@ -39,8 +40,11 @@ impl Around for Known {
     fn has_session(&self, _: &PublicKey) -> bool {
         true
     }
-    fn has_flow(&self, _: &PublicKey, _: u64) -> bool {
-        false
+    fn flow(&self, _: &PublicKey, _: u64) -> Option<FlowTuple> {
+        None
+    }
+    fn wire_port(&self, _: &PublicKey, flow: &FlowTuple) -> u16 {
+        flow.local.port()
     }
     fn whereabouts(&self, _: &PublicKey) -> Option<SocketAddr> {
         None
@@ -53,13 +57,20 @@ struct Host {
     now: Time,
     /// What it has said to each so far, that was not read.
     unread: BTreeMap<PublicKey, Vec<u8>>,
+    /// To whom it has led flows, by which of their ports.
+    led: Vec<(PublicKey, u16)>,
 }
 
 impl Host {
     fn new(of: usize) -> Self {
         let accept_from = vec![key(DONOR)];
         let config = Moving { enabled: true, accept_from, most: 4, bytes: 100_000 };
-        Self { moves: Moves::new(secret(of), config, 0), now: Time::from_micros(1_000_000), unread: BTreeMap::new() }
+        Self {
+            moves: Moves::new(secret(of), config, 0),
+            now: Time::from_micros(1_000_000),
+            unread: BTreeMap::new(),
+            led: Vec::new(),
+        }
     }
 
     fn hear(&mut self, from: usize, record: Record) {
@@ -68,8 +79,25 @@ impl Host {
         self.moves.hear_own(at);
     }
 
+    /// Its table of flows says what it is to say.
+    fn change_flows(&mut self) {
+        let at = At { now: self.now, around: &Known };
+        while let Some(change) = self.moves.changes.pop_front() {
+            match change {
+                FlowChange::Lead { flow, to, wire_port, .. } => {
+                    self.led.push((to, wire_port));
+                    self.moves.handle_led(at, flow, Ok(terms()));
+                }
+                FlowChange::Adopt { name, .. } => self.moves.handle_adopted(at, name, Ok(())),
+                FlowChange::Release { .. } => {}
+            }
+            self.moves.hear_own(at);
+        }
+    }
+
     /// What it has said to somebody since the last time.
     fn said(&mut self, to: usize) -> Vec<Record> {
+        self.change_flows();
         let to = key(to);
         let bytes = self.unread.entry(to).or_default();
         while let Some(message) = self.moves.poll_message(self.now, &to) {
@@ -95,6 +123,7 @@ impl Host {
     }
 
     fn ops(&mut self) -> Vec<(MoveOpId, MoveOp)> {
+        self.change_flows();
         std::iter::from_fn(|| self.moves.poll_op()).collect()
     }
 
@@ -135,10 +164,24 @@ impl Host {
     }
 }
 
+/// The flow as its far end has it.
+fn far() -> FlowTuple {
+    request(1, 0).tuple.mirrored()
+}
+
+fn terms() -> Terms {
+    Terms { far: far(), wire_port: 1024, home: None }
+}
+
+/// As an acceptor presents a ticket.
+fn present(ticket: Ticket) -> Record {
+    Record::Present { ticket, wire_port: 2048 }
+}
+
 /// A holder that has lent the flow to the donor, which has announced a move, and the ticket for it.
 fn announced(number: u64) -> (Host, Ticket) {
     let mut holder = Host::new(HOLDER);
-    holder.moves.lend(FLOW, key(DONOR));
+    holder.moves.lend(FLOW, far(), key(DONOR));
     let ticket = announce(&mut holder, number);
     (holder, ticket)
 }
@@ -161,12 +204,12 @@ fn ticket(number: u64, acceptor: usize, sequence: u32, lifetime: u32) -> Ticket 
 
 fn verdict(holder: &mut Host, to: usize) -> Option<Refusal> {
     let said = holder.said(to);
-    let [Record::Verdict { refusal, .. }] = said[..] else { panic!("{said:?}") };
-    refusal
+    let [Record::Verdict { outcome, .. }] = said[..] else { panic!("{said:?}") };
+    outcome.err()
 }
 
 fn refused(holder: &mut Host, from: usize, ticket: Ticket, why: Refusal) {
-    holder.hear(from, Record::Ticket(ticket));
+    holder.hear(from, present(ticket));
     assert!(holder.ops().is_empty(), "{why:?}");
     assert_eq!(verdict(holder, from), Some(why));
 }
@@ -189,17 +232,19 @@ fn only_the_right_ticket_from_the_right_host_commits() {
     refused(&mut holder, ACCEPTOR, ticket(NUMBER + 1, ACCEPTOR, right.sequence, 60), Refusal::NotAnnounced);
     refused(&mut holder, ACCEPTOR, ticket(NUMBER, THIEF, right.sequence, 60), Refusal::NotYours);
     // After all that the right one is good.
-    holder.hear(ACCEPTOR, Record::Ticket(right));
+    holder.hear(ACCEPTOR, present(right));
     let ops = holder.carry_out();
     let saved = SavedHeld {
         flow: FLOW,
+        far: Some(far()),
         owner: key(ACCEPTOR),
+        wire_port: 2048,
         sequence: right.sequence,
         last: name(NUMBER),
         unsettled: vec![(name(NUMBER), None)],
     };
-    let lead = MoveOp::Lead { flow: FLOW, to: key(ACCEPTOR), sequence: right.sequence };
-    assert_eq!(ops, [MoveOp::SaveHeld(saved), lead]);
+    assert_eq!(ops, [MoveOp::SaveHeld(saved)]);
+    assert_eq!(holder.led, [(key(ACCEPTOR), 2048)]);
     assert_eq!(verdict(&mut holder, ACCEPTOR), None);
     assert_eq!(holder.said(DONOR), [Record::Decided { number: NUMBER, decision: Decision::Committed }]);
 }
@@ -207,12 +252,12 @@ fn only_the_right_ticket_from_the_right_host_commits() {
 #[test]
 fn a_ticket_that_is_presented_again_is_answered_and_changes_nothing() {
     let (mut holder, ticket) = announced(NUMBER);
-    holder.hear(ACCEPTOR, Record::Ticket(ticket));
+    holder.hear(ACCEPTOR, present(ticket));
     // Again, before it is kept.
-    holder.hear(ACCEPTOR, Record::Ticket(ticket));
+    holder.hear(ACCEPTOR, present(ticket));
     holder.carry_out();
     assert_eq!(verdict(&mut holder, ACCEPTOR), None);
-    holder.hear(ACCEPTOR, Record::Ticket(ticket));
+    holder.hear(ACCEPTOR, present(ticket));
     assert!(holder.ops().is_empty());
     assert_eq!(verdict(&mut holder, ACCEPTOR), None);
     refused(&mut holder, THIEF, ticket, Refusal::NotAnnounced);
@@ -222,7 +267,7 @@ fn a_ticket_that_is_presented_again_is_answered_and_changes_nothing() {
     let mut next = Ticket { sequence: ticket.sequence + 1, acceptor, ..ticket };
     next.name = MoveName { donor: *key(ACCEPTOR).as_bytes(), number: 9 };
     assert!(Host::new(ACCEPTOR).moves.sign(&mut next, key(HOLDER)));
-    holder.hear(THIEF, Record::Ticket(next));
+    holder.hear(THIEF, present(next));
     holder.carry_out();
     holder.said(ACCEPTOR);
     refused(&mut holder, ACCEPTOR, ticket, Refusal::NotAnnounced);
@@ -256,7 +301,7 @@ fn what_is_recalled_is_never_committed_and_what_is_committed_is_never_recalled()
     holder.hear(THIEF, recall.clone());
     assert_eq!(holder.said(THIEF), [decided(Decision::NoSuchFlow)]);
     // While it is being kept nobody knows.
-    holder.hear(ACCEPTOR, Record::Ticket(ticket));
+    holder.hear(ACCEPTOR, present(ticket));
     let (keep, _) = holder.op();
     holder.hear(DONOR, recall.clone());
     assert!(holder.said(DONOR).is_empty());
@@ -267,7 +312,7 @@ fn what_is_recalled_is_never_committed_and_what_is_committed_is_never_recalled()
     assert_eq!(holder.said(DONOR), [decided(Decision::Committed)]);
     // It could not be kept.
     let (mut holder, ticket) = announced(NUMBER);
-    holder.hear(ACCEPTOR, Record::Ticket(ticket));
+    holder.hear(ACCEPTOR, present(ticket));
     let (keep, _) = holder.op();
     holder.hear(DONOR, recall);
     holder.failed(keep);
@@ -279,7 +324,7 @@ fn what_is_recalled_is_never_committed_and_what_is_committed_is_never_recalled()
 #[test]
 fn a_commit_is_not_overwritten_by_what_was_before_it() {
     let (mut holder, first) = announced(NUMBER);
-    holder.hear(ACCEPTOR, Record::Ticket(first));
+    holder.hear(ACCEPTOR, present(first));
     holder.carry_out();
     // The acceptor gives it back before the donor has said that it knows.
     let acceptor = *key(DONOR).as_bytes();
@@ -287,7 +332,7 @@ fn a_commit_is_not_overwritten_by_what_was_before_it() {
     let mut back = Ticket { sequence: first.sequence + 1, acceptor, ..first };
     back.name = MoveName { donor: *key(ACCEPTOR).as_bytes(), number: 9 };
     assert!(Host::new(ACCEPTOR).moves.sign(&mut back, key(HOLDER)));
-    holder.hear(DONOR, Record::Ticket(back));
+    holder.hear(DONOR, present(back));
     let (keep, op) = holder.op();
     assert!(matches!(op, MoveOp::SaveHeld(SavedHeld { owner, .. }) if owner == key(DONOR)));
     holder.hear(DONOR, Record::Settled { number: NUMBER });
@@ -307,7 +352,7 @@ fn a_commit_is_not_overwritten_by_what_was_before_it() {
 #[test]
 fn a_lost_copy_closes_the_far_end_and_only_its_acceptor_may_say_so() {
     let (mut holder, ticket) = announced(NUMBER);
-    holder.hear(ACCEPTOR, Record::Ticket(ticket));
+    holder.hear(ACCEPTOR, present(ticket));
     holder.carry_out();
     holder.said(ACCEPTOR);
     let mut forged = ticket;
@@ -342,6 +387,7 @@ fn request(port: u16, size: u32) -> Request {
         family: Family::Ipv4,
         size,
         options: Vec::new(),
+        receiver: Vec::new(),
     }
 }
 
@@ -507,7 +553,7 @@ fn thousands_move_at_once() {
     let start = three.hosts[DONOR].now;
     let at = At { now: start, around: &Known };
     for flow in 0..count {
-        three.hosts[HOLDER].moves.lend(flow, key(DONOR));
+        three.hosts[HOLDER].moves.lend(flow, far(), key(DONOR));
         let Request { tuple, family, .. } = request(1, 600);
         let remote = SocketAddr::new([10, 0, (flow >> 8) as u8, flow as u8].into(), 9);
         let gift = super::Gift {
@@ -515,6 +561,7 @@ fn thousands_move_at_once() {
             family,
             size: 600,
             options: Vec::new(),
+            receiver: Vec::new(),
             holder: key(HOLDER),
             holder_at: None,
             flow,

@@ -275,6 +275,8 @@ impl World {
         self.trace(|w| format!("{} does {}", w.hosts[host.0].name, brief(op)));
         let of = &mut self.hosts[host.0];
         of.plane.apply(self.now, op);
+        self.note_led(host, op);
+        let of = &mut self.hosts[host.0];
         match op {
             KernelOp::SavePeer(saved) => {
                 of.saved.insert(saved.id, saved.clone());

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
 use whimbrel_protocol::{
-    Found, Gift, MoveDone, MoveEvent, MoveFailed, MoveName, MoveOp, MoveOpId, NotGiven, Refusal, SavedAcceptance,
-    SavedDonation, SavedHeld,
+    Found, Gift, KernelOp, MoveDone, MoveEvent, MoveFailed, MoveName, MoveOp, MoveOpId, NotGiven, Refusal,
+    SavedAcceptance, SavedDonation, SavedHeld,
 };
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::snapshot::Family;
@@ -37,11 +37,28 @@ impl World {
         id
     }
 
-    /// Has a holder lend a flow to a host, now and whenever its daemon is started.
-    pub fn lend(&mut self, holder: HostId, name: u64, to: HostId) {
+    /// Has a holder lend a flow, `tuple` at the socket, to a host, now and whenever its daemon is started.
+    pub fn lend(&mut self, holder: HostId, name: u64, tuple: FlowTuple, to: HostId) {
         let key = self.hosts[to.0].public_key();
-        self.hosts[holder.0].lent.push((name, key));
-        self.with_node(holder, |node| node.lend_flow(name, key));
+        let far = tuple.mirrored();
+        self.hosts[holder.0].lent.push((name, far, key));
+        self.with_node(holder, |node| node.lend_flow(name, far, key));
+    }
+
+    /// The data plane of a host has another flow: where a far end leads that it holds.
+    pub(super) fn note_led(&mut self, host: HostId, op: &KernelOp) {
+        let peers: Vec<_> = self.hosts[host.0].node.iter().flat_map(|node| node.peers()).collect();
+        let (to, name) = match op {
+            KernelOp::InstallFlow { entry, .. } => {
+                let key = peers.iter().find(|peer| peer.id == entry.peer).map(|peer| peer.key);
+                (key.and_then(|key| self.by_public_key(&key)), entry.name)
+            }
+            _ => return,
+        };
+        let of = self.connections.iter_mut().find(|of| of.name == name && of.holder == host);
+        if let (Some(of), Some(to)) = (of, to) {
+            of.led = to;
+        }
     }
 
     /// A connection whose socket may move.
@@ -74,6 +91,7 @@ impl World {
             family: Family::Ipv4,
             size: size as u32,
             options: vec![1, 60],
+            receiver: Vec::new(),
             holder: self.hosts[of.holder.0].public_key(),
             holder_at: endpoint(self, of.holder),
             flow: of.name,
@@ -308,12 +326,6 @@ impl World {
                     }
                 }
             }
-            MoveOp::Lead { flow, to, .. } => {
-                let to = self.by_public_key(&to).expect("a host of this world");
-                if let Some(of) = self.connections.iter_mut().find(|of| of.name == flow && of.holder == host) {
-                    of.led = to;
-                }
-            }
             MoveOp::CloseFarEnd { flow } => {
                 let now = self.now;
                 if let Some(of) = self.connections.iter_mut().find(|of| of.name == flow && of.holder == host) {
@@ -383,13 +395,20 @@ impl World {
         let (now, lent) = (self.now, self.hosts[host.0].lent.clone());
         self.with_node(host, |node| {
             node.restore_moves(now, &donations, &acceptances, &held);
-            lent.into_iter().for_each(|(name, owner)| node.lend_flow(name, owner));
+            lent.into_iter().for_each(|(name, far, owner)| node.lend_flow(name, far, owner));
         });
     }
 
     /// What a node says of moves.
     pub(super) fn note_move_event(&mut self, host: HostId, event: MoveEvent) {
         self.trace(|w| format!("{} says {event:?}", w.hosts[host.0].name));
+        if let MoveEvent::Rebound { flow, to } = event
+            && to == self.hosts[host.0].public_key()
+            && let Some(of) = self.connections.iter_mut().find(|of| of.name == flow && of.holder == host)
+        {
+            // It is at an address of the holder's itself, and led nowhere.
+            of.led = host;
+        }
         self.move_events.push((self.now, host, event));
     }
 }

@@ -74,7 +74,7 @@ impl Scene {
             (0x1234_5678_9abc_def0, FlowTuple { transport: Transport::Tcp, local, remote })
         };
         if matches!(holder, Holder::Anchor | Holder::Acceptor) {
-            world.lend(holds, name, DONOR);
+            world.lend(holds, name, tuple, DONOR);
         }
         let connection = world.movable(DONOR, holds, name, tuple);
         world.set_talk(Some(Duration::from_millis(17)));
@@ -202,7 +202,13 @@ fn it_moves_on_and_back() {
         assert!(scene.world.wait(3 * SECOND, there), "{holder:?}");
         scene.give(DONOR, THIRD);
         scene.world.run_for(SETTLED);
-        assert!(scene.is_at(THIRD), "{holder:?}");
+        if holder == Holder::Peer {
+            // P-72: its far end is there.
+            let refused = |event: &MoveEvent| matches!(event, MoveEvent::Kept { why: Refusal::FarEnd, .. });
+            assert!(scene.is_at(DONOR) && scene.says(DONOR, refused), "{holder:?}");
+        } else {
+            assert!(scene.is_at(THIRD), "{holder:?}");
+        }
         scene.check_settled();
     }
 }
@@ -396,7 +402,7 @@ fn many_move_at_once_over_links_that_lose() {
             let (local, remote) = (local.parse().unwrap(), remote.parse().unwrap());
             let tuple = FlowTuple { transport: Transport::Tcp, local, remote };
             let name = 0x1000 + port;
-            scene.world.lend(THIRD, name, DONOR);
+            scene.world.lend(THIRD, name, tuple, DONOR);
             all.push(scene.world.movable(DONOR, THIRD, name, tuple));
         }
         let link = Link { loss, ..Link::default() };

@@ -1,0 +1,258 @@
+//! What moves make of a node's table of flows: a flow's other end is another peer's from now on (P-79).
+//!
+//! The far end of a flow that moves is the holder's: a socket of its own, or that of a host that runs nothing. The near end is its
+//! owner's, in an endpoint namespace unless the address is the owner's own. Such flows are at home nowhere, so that the binding of
+//! the two carries them, as it carries what roams.
+
+use std::net::{IpAddr, SocketAddr};
+
+use whimbrel_handshake::PublicKey;
+use whimbrel_wire::FlowTuple;
+use whimbrel_wire::moving::{MoveName, Terms};
+
+use super::glue::Others;
+use super::{At, Moves};
+use crate::Time;
+use crate::flow::{Flow, Origin, Stage};
+use crate::node::Node;
+use crate::op::{FlowEntry, KernelOp, LocalEnd, Places, Waits};
+use crate::outcome::Asked;
+use crate::peer::{CarrierProbe, NOWHERE};
+use crate::ruling::Manner;
+use crate::timer::Timer;
+
+/// Something that the node's table of flows is to say.
+#[derive(Clone, Debug)]
+pub(super) enum FlowChange {
+    /// Holder: the flow is one with its owner. Answered by [`Moves::handle_led`].
+    Lead { flow: u64, to: PublicKey, wire_port: u16, lent: Option<FlowTuple> },
+    /// Acceptor: the flow is one with the holder. Answered by [`Moves::handle_adopted`].
+    Adopt { name: MoveName, tuple: FlowTuple, flow: u64, holder: PublicKey, wire_port: u16, terms: Terms },
+    /// Donor: it has nothing to do with the flow any more.
+    Release { tuple: FlowTuple },
+}
+
+impl Node {
+    /// Does what moves ask of the table of flows, and what follows from it.
+    pub(super) fn change_flows(&mut self, now: Time, moves: &mut Moves) {
+        while let Some(change) = moves.changes.pop_front() {
+            match change {
+                FlowChange::Lead { flow, to, wire_port, lent } => {
+                    if let Some(done) = self.lead_flow(now, flow, to, wire_port, lent) {
+                        moves.handle_led(At { now, around: &Others { node: self } }, flow, done);
+                    }
+                }
+                FlowChange::Adopt { name, tuple, flow, holder, wire_port, terms } => {
+                    if let Some(done) = self.adopt_flow(now, name, tuple, flow, holder, wire_port, &terms) {
+                        moves.handle_adopted(At { now, around: &Others { node: self } }, name, done);
+                    }
+                }
+                FlowChange::Release { tuple } => self.release_flow(now, &tuple),
+            }
+            moves.hear_own(At { now, around: &Others { node: self } });
+        }
+    }
+
+    /// Has a flow whose far end this host holds be one with `to`. `None`: the result comes with that of an op.
+    fn lead_flow(
+        &mut self,
+        now: Time,
+        flow: u64,
+        to: PublicKey,
+        wire_port: u16,
+        lent: Option<FlowTuple>,
+    ) -> Option<Result<Terms, String>> {
+        if to == self.public_key() {
+            // The socket is here itself, at an address of this host's: nobody need be told of it.
+            let far = lent?;
+            self.release_flow(now, &far);
+            return Some(Ok(Terms { far, wire_port: 0, home: None }));
+        }
+        let known = lent.or_else(|| self.peers.values().find_map(|peer| peer.named.get(&flow).copied()));
+        let Some(far) = known else { return Some(Err(format!("there is no flow {flow:016x} any more"))) };
+        let drawn = self.config.drawn_ports.clone();
+        let before = self.flows.get(&far).and_then(Flow::entry).copied();
+        let peer = self.by_key.get(&to).and_then(|id| self.peers.get(id)).filter(|peer| peer.has_session());
+        let Some(peer) = peer else { return Some(Err(format!("there is no session with {to}"))) };
+        let same = before.filter(|before| (before.peer, before.wire_remote_port) == (peer.id, wire_port));
+        let home = match (&before, lent) {
+            (Some(before), None) if before.peer_tuple.mirrored() == far => {
+                peer.native_places(far.local.ip(), far.remote.ip())
+            }
+            _ => None,
+        };
+        let entry = FlowEntry {
+            peer: peer.id,
+            name: flow,
+            home: home.unwrap_or(Places { local: peer.places.local, peer: NOWHERE }),
+            peer_tuple: before.map_or(far.mirrored(), |before| before.peer_tuple),
+            waits: Waits::default(),
+            manner: before.map_or(Manner::default(), |before| before.manner),
+            wire_local_port: match same {
+                Some(same) => same.wire_local_port,
+                None => peer.free_wire_port(far.local.port(), wire_port, &drawn),
+            },
+            wire_remote_port: wire_port,
+            end: if lent.is_some() { LocalEnd::Behind } else { LocalEnd::Here },
+        };
+        self.install_moved(now, far, entry, Asked::Lead(flow));
+        if entry.end == LocalEnd::Here {
+            // What was under way to the socket's former place is lost.
+            self.rebound.insert(entry.peer);
+        }
+        None
+    }
+
+    /// Has a flow whose socket was moved here be one with its holder. `None`: the result comes with that of an op.
+    #[expect(clippy::too_many_arguments, reason = "they are the change, which nothing else is made of")]
+    fn adopt_flow(
+        &mut self,
+        now: Time,
+        name: MoveName,
+        tuple: FlowTuple,
+        flow: u64,
+        holder: PublicKey,
+        wire_port: u16,
+        terms: &Terms,
+    ) -> Option<Result<(), String>> {
+        let own = self.attachments.contains_key(&tuple.local.ip());
+        if holder == self.public_key() {
+            return Some(Ok(()));
+        }
+        let peer = self.by_key.get(&holder).and_then(|id| self.peers.get(id));
+        let Some(peer) = peer else { return Some(Err(format!("{holder} is not known any more"))) };
+        let native = peer.native_places(tuple.local.ip(), tuple.remote.ip());
+        let agreed = terms.home.map(|(holder, acceptor)| Places { local: acceptor, peer: holder });
+        let entry = FlowEntry {
+            peer: peer.id,
+            name: flow,
+            home: native.filter(|_| native == agreed).unwrap_or(Places { local: peer.places.local, peer: NOWHERE }),
+            peer_tuple: terms.far,
+            waits: Waits::default(),
+            manner: Manner::default(),
+            wire_local_port: wire_port,
+            wire_remote_port: terms.wire_port,
+            end: if own { LocalEnd::Here } else { LocalEnd::Endpoint },
+        };
+        self.install_moved(now, tuple, entry, Asked::Adopt(name));
+        // The end that moved finds out how it goes.
+        let peer = self.peers.get_mut(&entry.peer)?;
+        let settled = peer.candidate.is_none() && peer.update.is_none();
+        if peer.moved_flows() > 0 && settled && !peer.probe.forward && !peer.probe.leading {
+            peer.probe = CarrierProbe { leading: true, ..CarrierProbe::default() };
+            self.probe_carrier(now, entry.peer);
+        }
+        None
+    }
+
+    /// Makes a flow one with a peer, whatever it was before.
+    fn install_moved(&mut self, now: Time, flow: FlowTuple, entry: FlowEntry, asked: Asked) {
+        let id = entry.peer;
+        let before = self.flows.get(&flow).cloned();
+        match &before {
+            Some(Flow { stage: Stage::Introduced { entry: former, origin }, .. }) => {
+                if let Origin::Answered(nonce) = origin {
+                    self.nonces.remove(nonce);
+                }
+                if let Some(peer) = self.peers.get_mut(&former.peer) {
+                    peer.remove_flow(&flow, former);
+                }
+                self.idle_later(now, former.peer);
+            }
+            other => {
+                if let Some(known) = other {
+                    self.abandon_introduction(&flow, known);
+                }
+                self.introduced += 1;
+            }
+        }
+        let opened = before.unwrap_or_else(|| Flow::opened(now, false));
+        let stage = Stage::Introduced { entry, origin: Origin::Restored };
+        self.flows.insert(flow, Flow { stage, closed: false, ..opened });
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let (first, unmoved) = (peer.flows.is_empty(), peer.moved_flows() == 0);
+        peer.add_flow(flow, &entry);
+        let begins = unmoved && peer.moved_flows() > 0;
+        self.timers.stop(Timer::Idle(id));
+        if begins {
+            // Nothing of the peer's was carried until now.
+            self.lead_flows(now, id);
+        } else if first {
+            self.put_binding_in_force(now, id);
+        }
+        if first || begins {
+            self.timers.set_earlier(Timer::Keepalive(id), now + crate::node::KEEPALIVE);
+        }
+        self.op(KernelOp::InstallFlow { flow, entry }, Some(asked));
+        self.refresh_sets();
+        if first {
+            self.tell_locators(now, id);
+            self.meet_later(now);
+        }
+    }
+
+    /// A flow is not this host's business any more.
+    fn release_flow(&mut self, now: Time, flow: &FlowTuple) {
+        let peer = self.flows.get(flow).and_then(Flow::entry).map(|entry| entry.peer);
+        self.forget_flow(flow);
+        if let Some(peer) = peer {
+            self.idle_later(now, peer);
+            self.refresh_sets();
+        }
+    }
+
+    /// Wakes the senders of flows that were bound to other peers meanwhile: once a peer, however many flows there are.
+    pub(super) fn wake_rebound(&mut self) {
+        for peer in std::mem::take(&mut self.rebound) {
+            self.op(KernelOp::Kick { peer, lost: true }, Some(Asked::Effect("waking senders")));
+        }
+    }
+
+    /// The data plane knows a flow that this host holds, or could not be told.
+    pub(crate) fn note_led(&mut self, now: Time, flow: u64, result: Result<(), String>) {
+        let terms = self.terms_of(flow);
+        self.with_moves(now, |moves, at| {
+            let result = result.and_then(|()| terms.ok_or_else(|| "the flow is over".to_owned()));
+            moves.handle_led(at, flow, result);
+            moves.hear_own(at);
+        });
+    }
+
+    /// The data plane knows a flow that was moved here, or could not be told.
+    pub(crate) fn note_adopted(&mut self, now: Time, name: MoveName, result: Result<(), String>) {
+        self.with_moves(now, |moves, at| {
+            moves.handle_adopted(at, name, result);
+            moves.hear_own(at);
+        });
+    }
+
+    /// How the owner of a flow that this host holds is to go on with it.
+    fn terms_of(&self, flow: u64) -> Option<Terms> {
+        let far = self.peers.values().find_map(|peer| peer.named.get(&flow).copied())?;
+        let entry = self.flows.get(&far).and_then(Flow::entry)?;
+        let home = (entry.home.peer != NOWHERE).then_some((entry.home.local, entry.home.peer));
+        Some(Terms { far, wire_port: entry.wire_local_port, home })
+    }
+
+    /// Who holds the far end of a connection of this host's, where that is, and what the two call it: the peer that it is one with;
+    /// else this host itself, which lends
+    /// its address, under a name that is drawn now.
+    pub fn holder_of(&mut self, flow: &FlowTuple) -> (PublicKey, Option<SocketAddr>, u64) {
+        let entry = self.flows.get(flow).filter(|known| !known.closed).and_then(Flow::entry);
+        let peer = entry.and_then(|entry| Some((entry, self.peers.get(&entry.peer)?)));
+        match peer {
+            Some((entry, peer)) => (peer.key, Some(peer.remote), entry.name),
+            None => (self.public_key(), None, self.random.u64()),
+        }
+    }
+}
+
+impl crate::peer::Peer {
+    /// The places at which a flow between these addresses, of this host and of the peer, is native now.
+    fn native_places(&self, local: IpAddr, remote: IpAddr) -> Option<Places> {
+        let places = self.places_agreed();
+        let there = self.source == Some(local) && self.remote.ip() == remote && !self.translated();
+        let settled = self.update.is_none() && self.candidate.is_none();
+        (there && settled && places.local != NOWHERE && places.peer != NOWHERE).then_some(places)
+    }
+}
