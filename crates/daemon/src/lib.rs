@@ -11,6 +11,7 @@
 //! server.rs       the local API's socket; views.rs and events.rs are what it tells
 //! event_log.rs    events in a file
 //! helpers/        what is done for connections whose peer is away, beside waiting
+//! moves/          sockets that change hosts, as programs ask for it
 //! metrics/        figures for monitoring, and the endpoint that serves them
 //! doctor/         what is wrong with a host; needs no daemon
 //! clean.rs        removes what a stopped daemon has left
@@ -34,6 +35,7 @@ pub mod journal;
 pub mod known_keys;
 mod log;
 mod metrics;
+mod moves;
 pub mod name_server;
 mod place;
 pub mod policy;

@@ -2,29 +2,50 @@
 //!
 //! Nothing here blocks and nothing grows without bound: a client whose request is too long, or that does not read what
 //! it asked for, is dropped; it is served its next request only when it has read the last answer, and nothing is read from
-//! it while its answer is being found.
+//! it while its answer is being found. Descriptors that come with a request that takes none are closed.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fs;
-use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 use whimbrel_ipc::{
-    EventRecord, Failure, MAX_REQUEST_LINE, Reply, Request, SchemaError, reply_to_line, request_from_line,
+    Code, EventRecord, Failure, Lines, MAX_REQUEST_LINE, ReceivedLine, Reply, Request, reply_to_line,
+    request_from_line, send_line,
 };
 
 /// Clients at a time.
 const CLIENTS: usize = 64;
 
-/// Unread bytes at which a client that follows events is dropped.
+/// Unread bytes at which a client that is told things without asking for each is dropped.
 const BACKLOG: usize = 4 << 20;
 
 /// Names a client; never used again for another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ClientId(pub u64);
+
+/// Who a client was when it connected (SO_PEERCRED), in the daemon's own namespaces of processes and users.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Credentials {
+    /// Its process; another one may have inherited the connection since, or its number.
+    pub pid: u32,
+    /// Its effective user.
+    pub uid: u32,
+    /// Its effective group.
+    pub gid: u32,
+}
+
+/// A request with what came with it: as many descriptors as it takes.
+#[derive(Debug)]
+pub struct Asked {
+    /// What is asked.
+    pub request: Request,
+    /// Nothing is known of them but that they are open.
+    pub descriptors: Vec<OwnedFd>,
+}
 
 /// The socket and who is connected.
 #[derive(Debug)]
@@ -32,19 +53,77 @@ pub struct Server {
     path: PathBuf,
     listener: UnixListener,
     clients: HashMap<ClientId, Client>,
+    gone: Vec<ClientId>,
     next: u64,
 }
 
 #[derive(Debug)]
 struct Client {
     stream: UnixStream,
-    input: Vec<u8>,
-    output: Vec<u8>,
+    credentials: Option<Credentials>,
+    input: Lines,
+    output: Output,
+    /// It is told each event.
     follows: bool,
+    /// It is told things without asking, and asks nothing more.
+    stays: bool,
     /// Its answer takes a while, and comes with the next [`Server::reply`].
     waits: bool,
     /// It will send no more; to be dropped when its answers are written.
     finished: bool,
+}
+
+/// Lines that were not written yet.
+#[derive(Debug, Default)]
+struct Output {
+    bytes: Vec<u8>,
+    /// What goes with lines: each with the place of its line's first byte, and of its end.
+    descriptors: VecDeque<(usize, usize, Vec<OwnedFd>)>,
+}
+
+impl Output {
+    fn push(&mut self, line: &str, descriptors: Vec<OwnedFd>) {
+        let start = self.bytes.len();
+        self.bytes.extend_from_slice(line.as_bytes());
+        if !descriptors.is_empty() {
+            self.descriptors.push_back((start, self.bytes.len(), descriptors));
+        }
+    }
+
+    /// Writes what the client takes.
+    fn write(&mut self, stream: &UnixStream) -> io::Result<()> {
+        let mut written = 0;
+        let result = loop {
+            if written == self.bytes.len() {
+                break Ok(());
+            }
+            // A line with descriptors goes by itself, as its reader expects.
+            let sent = match self.descriptors.front() {
+                Some((start, end, with)) if *start == written => {
+                    let with: Vec<_> = with.iter().map(AsFd::as_fd).collect();
+                    send_line(stream, &self.bytes[written..*end], &with)
+                }
+                Some((start, ..)) => send_line(stream, &self.bytes[written..*start], &[]),
+                None => send_line(stream, &self.bytes[written..], &[]),
+            };
+            match sent {
+                Ok(count) => {
+                    if count > 0 && self.descriptors.front().is_some_and(|(start, ..)| *start == written) {
+                        self.descriptors.pop_front();
+                    }
+                    written += count;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break Ok(()),
+                Err(error) => break Err(error),
+            }
+        };
+        self.bytes.drain(..written);
+        for (start, end, _) in &mut self.descriptors {
+            *start -= written;
+            *end -= written;
+        }
+        result
+    }
 }
 
 /// What a client wants of the event loop's epoll set.
@@ -86,7 +165,7 @@ impl Server {
             Ok(listener)
         })();
         let listener = bound.map_err(|source| ServerError { path: path.to_owned(), source })?;
-        Ok(Self { path: path.to_owned(), listener, clients: HashMap::new(), next: 0 })
+        Ok(Self { path: path.to_owned(), listener, clients: HashMap::new(), gone: Vec::new(), next: 0 })
     }
 
     /// Gives the socket other permission bits.
@@ -114,8 +193,8 @@ impl Server {
     #[must_use]
     pub fn interest(&self, id: ClientId) -> Option<Interest> {
         let client = self.clients.get(&id)?;
-        let writable = !client.output.is_empty();
-        let readable = !client.finished && !client.waits && (client.follows || !writable);
+        let writable = !client.output.bytes.is_empty();
+        let readable = !client.finished && (client.stays || !client.waits && !writable);
         Some(Interest { readable, writable })
     }
 
@@ -127,8 +206,10 @@ impl Server {
                 Ok((stream, _)) if self.clients.len() < CLIENTS && stream.set_nonblocking(true).is_ok() => {
                     let id = ClientId(self.next);
                     self.next += 1;
-                    let (input, output) = (Vec::new(), Vec::new());
-                    let client = Client { stream, input, output, follows: false, waits: false, finished: false };
+                    let credentials = credentials(&stream);
+                    let (input, output) = (Lines::default(), Output::default());
+                    let (follows, stays, waits, finished) = (false, false, false, false);
+                    let client = Client { stream, credentials, input, output, follows, stays, waits, finished };
                     self.clients.insert(id, client);
                     fresh.push(id);
                 }
@@ -140,43 +221,56 @@ impl Server {
         }
     }
 
+    /// Who a client is; `None` where it is gone.
+    #[must_use]
+    pub fn credentials(&self, id: ClientId) -> Option<Credentials> {
+        self.clients.get(&id)?.credentials
+    }
+
     /// Reads from a client what it has sent.
     pub fn read(&mut self, id: ClientId) {
         let Some(client) = self.clients.get_mut(&id) else { return };
-        let mut chunk = [0; 4096];
         while client.input.len() <= MAX_REQUEST_LINE {
-            match client.stream.read(&mut chunk) {
+            match client.input.read(&client.stream) {
                 Ok(0) => {
                     client.finished = true;
                     break;
                 }
-                Ok(count) => client.input.extend_from_slice(&chunk[..count]),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // Its requests are not served any more, so there is nothing to keep.
+                Ok(_) if client.stays => client.input.clear(),
+                Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(_) => {
-                    self.clients.remove(&id);
+                    self.remove(id);
                     return;
                 }
             }
         }
-        // A follower's requests are not served any more, so there is nothing to keep.
-        if client.follows {
-            client.input.clear();
-            if client.finished {
-                self.clients.remove(&id);
-            }
+        if client.stays && client.finished {
+            self.remove(id);
         }
     }
 
+    fn remove(&mut self, id: ClientId) {
+        if self.clients.remove(&id).is_some() {
+            self.gone.push(id);
+        }
+    }
+
+    /// Those that are gone since this was asked last.
+    pub fn take_gone(&mut self) -> Vec<ClientId> {
+        std::mem::take(&mut self.gone)
+    }
+
     /// The next whole request of a client that has read its last answer.
-    pub fn request(&mut self, id: ClientId) -> Option<Result<Request, SchemaError>> {
+    pub fn request(&mut self, id: ClientId) -> Option<Result<Asked, Failure>> {
         let client = self.clients.get_mut(&id)?;
-        if client.follows || client.waits || !client.output.is_empty() {
+        if client.stays || client.waits || !client.output.bytes.is_empty() {
             return None;
         }
-        let Some(end) = client.input.iter().position(|byte| *byte == b'\n') else {
+        let Some(line) = client.input.take() else {
             if client.finished {
-                self.clients.remove(&id);
+                self.remove(id);
             } else if client.input.len() > MAX_REQUEST_LINE {
                 client.input.clear();
                 client.finished = true;
@@ -184,8 +278,7 @@ impl Server {
             }
             return None;
         };
-        let line: Vec<u8> = client.input.drain(..=end).collect();
-        Some(request_from_line(&String::from_utf8_lossy(&line)))
+        Some(asked(line))
     }
 
     /// The answer to a client's last request comes later. Until then it is asked for no other, however many it has sent
@@ -203,13 +296,41 @@ impl Server {
 
     /// Answers a client in several lines.
     pub fn replies<'a>(&mut self, id: ClientId, replies: impl IntoIterator<Item = &'a Reply>) {
-        let Some(client) = self.clients.get_mut(&id) else { return };
-        client.waits = false;
         for reply in replies {
-            match reply_to_line(reply) {
-                Ok(line) => client.output.extend_from_slice(line.as_bytes()),
-                Err(error) => tracing::error!(%error, "cannot write an answer as JSON"),
-            }
+            self.push(id, reply, Vec::new());
+        }
+        self.answered(id);
+    }
+
+    /// Answers a client with descriptors, of which a line may have [`MAX_DESCRIPTORS`](whimbrel_ipc::MAX_DESCRIPTORS).
+    pub fn reply_with(&mut self, id: ClientId, reply: &Reply, descriptors: Vec<OwnedFd>) {
+        self.push(id, reply, descriptors);
+        self.answered(id);
+    }
+
+    /// Tells a client something that is not its answer, or not all of it. Whether it could be told: it is dropped where it does
+    /// not read what it is told. The descriptors are closed if not, and it may still never read them. The caller watches it anew.
+    pub fn say(&mut self, id: ClientId, reply: &Reply, descriptors: Vec<OwnedFd>) -> bool {
+        self.push(id, reply, descriptors);
+        self.write(id);
+        if self.clients.get(&id).is_some_and(|client| client.output.bytes.len() > BACKLOG) {
+            tracing::warn!("dropped a client of the control socket that does not read what it is told");
+            self.remove(id);
+        }
+        self.clients.contains_key(&id)
+    }
+
+    fn push(&mut self, id: ClientId, reply: &Reply, descriptors: Vec<OwnedFd>) {
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        match reply_to_line(reply) {
+            Ok(line) => client.output.push(&line, descriptors),
+            Err(error) => tracing::error!(%error, "cannot write an answer as JSON"),
+        }
+    }
+
+    fn answered(&mut self, id: ClientId) {
+        if let Some(client) = self.clients.get_mut(&id) {
+            client.waits = false;
         }
         self.write(id);
     }
@@ -218,6 +339,14 @@ impl Server {
     pub fn follow(&mut self, id: ClientId) {
         if let Some(client) = self.clients.get_mut(&id) {
             client.follows = true;
+        }
+        self.stay(id);
+    }
+
+    /// From now on the client is told things by [`Self::say`], and what it sends is not looked at.
+    pub fn stay(&mut self, id: ClientId) {
+        if let Some(client) = self.clients.get_mut(&id) {
+            client.stays = true;
             client.input.clear();
         }
     }
@@ -230,11 +359,7 @@ impl Server {
         }
         let reply = Reply::Event(record.clone());
         for id in &followers {
-            self.reply(*id, &reply);
-            if self.clients.get(id).is_some_and(|client| client.output.len() > BACKLOG) {
-                tracing::warn!("dropped a client that follows events without reading them");
-                self.clients.remove(id);
-            }
+            self.say(*id, &reply, Vec::new());
         }
         followers
     }
@@ -242,23 +367,35 @@ impl Server {
     /// Writes to a client what it takes.
     pub fn write(&mut self, id: ClientId) {
         let Some(client) = self.clients.get_mut(&id) else { return };
-        let mut written = 0;
-        while written < client.output.len() {
-            match client.stream.write(&client.output[written..]) {
-                Ok(count) if count > 0 => written += count,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                _ => {
-                    self.clients.remove(&id);
-                    return;
-                }
-            }
+        if client.output.write(&client.stream).is_err() {
+            self.remove(id);
+            return;
         }
-        client.output.drain(..written);
-        if client.output.is_empty() && !client.waits && client.finished && client.input.is_empty() {
-            self.clients.remove(&id);
+        if client.output.bytes.is_empty() && !client.waits && client.finished && client.input.is_empty() {
+            self.remove(id);
         }
     }
+}
+
+/// A line's request, if it has as many descriptors as that takes.
+fn asked(line: ReceivedLine) -> Result<Asked, Failure> {
+    let request = request_from_line(&line.text)?;
+    let (wanted, found) = (request.descriptors(), line.descriptors.len());
+    if line.truncated || wanted != found {
+        let what = match wanted {
+            0 => "descriptors came with a request that takes none".to_owned(),
+            1 => format!("this request takes one descriptor, and {found} came with it"),
+            _ => format!("this request takes {wanted} descriptors, and {found} came with it"),
+        };
+        return Err(Failure::new(what).code(Code::Descriptors).hint("docs/json.md tells how they are sent."));
+    }
+    Ok(Asked { request, descriptors: line.descriptors })
+}
+
+fn credentials(stream: &UnixStream) -> Option<Credentials> {
+    let found = rustix::net::sockopt::socket_peercred(stream).ok()?;
+    let pid = u32::try_from(found.pid.as_raw_pid()).ok()?;
+    Some(Credentials { pid, uid: found.uid.as_raw(), gid: found.gid.as_raw() })
 }
 
 impl Drop for Server {
@@ -270,7 +407,8 @@ impl Drop for Server {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::{BufRead, BufReader};
+    use std::fs::File;
+    use std::io::{BufRead, BufReader, Read, Write};
     use whimbrel_ipc::{EventsQuery, reply_from_line, request_to_line};
 
     fn socket(name: &str) -> PathBuf {
@@ -295,7 +433,7 @@ mod tests {
         stream.write_all(&line.as_bytes()[5..]).expect("write");
         stream.write_all(b"nonsense\n").expect("write");
         server.read(id);
-        assert_eq!(server.request(id).expect("whole").expect("valid"), Request::Status);
+        assert_eq!(server.request(id).expect("whole").expect("valid").request, Request::Status);
         server.reply(id, &Reply::End { newest: 7 });
         assert!(server.request(id).expect("whole").is_err());
         let mut answer = String::new();
@@ -312,13 +450,13 @@ mod tests {
         // It says all that it has to say at once, as `nc -N` does.
         stream.shutdown(std::net::Shutdown::Write).expect("shutdown");
         server.read(id);
-        assert_eq!(server.request(id).expect("whole").expect("valid"), Request::Connections);
+        assert_eq!(server.request(id).expect("whole").expect("valid").request, Request::Connections);
         server.answer_later(id);
         assert!(server.request(id).is_none(), "asked for the next before the answer was there");
         server.write(id);
         assert_eq!(server.interest(id), Some(Interest { readable: false, writable: false }));
         server.reply(id, &Reply::Connections(Vec::new()));
-        assert_eq!(server.request(id).expect("whole").expect("valid"), Request::Status);
+        assert_eq!(server.request(id).expect("whole").expect("valid").request, Request::Status);
         server.reply(id, &Reply::End { newest: 7 });
         assert!(server.request(id).is_none());
         assert_eq!(server.interest(id), None, "it has sent all and was answered all");
@@ -332,13 +470,79 @@ mod tests {
     fn a_request_without_end_ends_the_client() {
         let mut server = Server::bind(&socket("long"), 0o600).expect("bind");
         let (mut stream, id) = connect(&mut server);
-        stream.write_all(&vec![b'x'; MAX_REQUEST_LINE + 4096]).expect("write");
-        server.read(id);
+        let chunk = [b'x'; 16 * 1024];
+        for _ in 0..=MAX_REQUEST_LINE / chunk.len() {
+            stream.write_all(&chunk).expect("write");
+            server.read(id);
+        }
         assert!(server.request(id).is_none());
         assert_eq!(server.interest(id), None);
         let mut answer = String::new();
         BufReader::new(stream).read_line(&mut answer).expect("read");
         assert!(matches!(reply_from_line(&answer).expect("reply"), Reply::Error(_)));
+    }
+
+    #[test]
+    fn descriptors_come_with_requests_that_take_them_and_no_others() {
+        let mut server = Server::bind(&socket("descriptors"), 0o600).expect("bind");
+        let (stream, id) = connect(&mut server);
+        let send = |request: &Request, descriptors: &[BorrowedFd<'_>]| {
+            send_line(&stream, request_to_line(request).expect("line").as_bytes(), descriptors).expect("sent");
+        };
+        // One end is handed over; the other one is told when nobody has it any more.
+        let (kept, given) = UnixStream::pair().expect("pair");
+        let ended = |mut kept: UnixStream| kept.read(&mut [0]).expect("read") == 0;
+        send(&Request::Uuid, &[given.as_fd()]);
+        send(&Request::Uuid, &[]);
+        drop(given);
+        server.read(id);
+        let asked = server.request(id).expect("whole").expect("valid");
+        assert_eq!((asked.request, asked.descriptors.len()), (Request::Uuid, 1));
+        drop(asked.descriptors);
+        assert!(ended(kept));
+        let refused = server.request(id).expect("whole").expect_err("none came with it");
+        assert_eq!(refused.code, Some(Code::Descriptors));
+
+        let (kept, given) = UnixStream::pair().expect("pair");
+        send(&Request::Status, &[given.as_fd()]);
+        send(&Request::Peers, &[]);
+        drop(given);
+        server.read(id);
+        let refused = server.request(id).expect("whole").expect_err("it takes none");
+        assert_eq!(refused.code, Some(Code::Descriptors));
+        assert!(ended(kept));
+        assert_eq!(server.request(id).expect("whole").expect("valid").request, Request::Peers);
+    }
+
+    #[test]
+    fn answers_with_descriptors_wait_like_others() {
+        let mut server = Server::bind(&socket("with"), 0o600).expect("bind");
+        let (stream, id) = connect(&mut server);
+        assert_eq!(server.credentials(id).map(|who| who.pid), Some(std::process::id()));
+        server.stay(id);
+        // More than the socket takes at once, so that the descriptors wait in the middle of it.
+        let long = Reply::Error(Failure::new("x".repeat(1 << 20)));
+        let (mut inside, given) = UnixStream::pair().expect("pair");
+        inside.write_all(b"hello").expect("write");
+        drop(inside);
+        assert!(server.say(id, &long, Vec::new()));
+        assert!(server.say(id, &Reply::End { newest: 1 }, vec![given.into()]));
+        assert!(server.say(id, &Reply::End { newest: 2 }, Vec::new()));
+        let (mut lines, mut got) = (Lines::default(), Vec::new());
+        while got.len() < 3 {
+            lines.read(&stream).expect("read");
+            server.write(id);
+            got.extend(std::iter::from_fn(|| lines.take()));
+        }
+        assert_eq!(got.iter().map(|line| line.descriptors.len()).collect::<Vec<_>>(), [0, 1, 0]);
+        let mut text = String::new();
+        let with = got.swap_remove(1).descriptors.remove(0);
+        File::from(with).read_to_string(&mut text).expect("read");
+        assert_eq!(text, "hello");
+        drop(stream);
+        server.read(id);
+        assert_eq!(server.take_gone(), [id]);
+        assert!(server.take_gone().is_empty());
     }
 
     #[test]
@@ -348,7 +552,7 @@ mod tests {
         let follow = Request::Events(EventsQuery { follow: true, ..Default::default() });
         stream.write_all(request_to_line(&follow).expect("line").as_bytes()).expect("write");
         server.read(id);
-        assert_eq!(server.request(id).expect("whole").expect("valid"), follow);
+        assert_eq!(server.request(id).expect("whole").expect("valid").request, follow);
         server.follow(id);
         let record = EventRecord {
             number: 1,

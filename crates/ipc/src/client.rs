@@ -1,14 +1,16 @@
 //! A blocking client.
 
-use std::io::{self, BufRead, BufReader, Write};
-use std::net::IpAddr;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path as FilePath, PathBuf};
 use std::time::Duration;
 
 use crate::{
-    Configuration, Connection, EventRecord, EventsQuery, Failure, HandoffStarted, Metric, Path, Peer, Reply, Request,
-    SchemaError, Status, Suspended, reply_from_line, request_to_line,
+    Configuration, Connection, EventRecord, EventsQuery, Failure, HandoffStarted, Lines, Metric, OpenSocket, Path,
+    Peer, ReceivedLine, Reply, Request, SchemaError, Status, Suspended, Uuid, reply_from_line, request_to_line,
+    send_line,
 };
 
 /// How long a daemon may take for an answer.
@@ -85,7 +87,8 @@ impl ClientError {
 #[derive(Debug)]
 pub struct Client {
     socket: PathBuf,
-    stream: BufReader<UnixStream>,
+    stream: UnixStream,
+    lines: Lines,
 }
 
 impl Client {
@@ -96,7 +99,7 @@ impl Client {
     pub fn connect(run_dir: &FilePath) -> Result<Self, ClientError> {
         let socket = socket_path(run_dir);
         match UnixStream::connect(&socket) {
-            Ok(stream) => Ok(Self { socket, stream: BufReader::new(stream) }),
+            Ok(stream) => Ok(Self { socket, stream, lines: Lines::default() }),
             Err(source) => Err(ClientError::Connect { socket, source }),
         }
     }
@@ -218,7 +221,7 @@ impl Client {
     pub fn events(mut self, query: EventsQuery) -> Result<Events, ClientError> {
         let follow = query.follow;
         let timeout = if follow { None } else { Some(REPLY_TIMEOUT) };
-        self.send(&Request::Events(query), timeout)?;
+        self.send(&Request::Events(query), &[], timeout)?;
         Ok(Events { client: self, timeout, follow, ended: false })
     }
 
@@ -228,11 +231,86 @@ impl Client {
     /// When the daemon does not answer, or refuses.
     pub fn ask_for_line(&mut self, request: &Request) -> Result<(String, Reply), ClientError> {
         let timeout = Some(if matches!(request, Request::Handoff { .. }) { HANDOFF_TIMEOUT } else { REPLY_TIMEOUT });
-        self.send(request, timeout)?;
+        self.send(request, &[], timeout)?;
         let line = self.receive(timeout)?.ok_or_else(|| ClientError::Closed { socket: self.socket.clone() })?;
-        match reply_from_line(&line)? {
+        match reply_from_line(&line.text)? {
             Reply::Error(failure) => Err(failure.into()),
-            reply => Ok((line, reply)),
+            reply => Ok((line.text + "\n", reply)),
+        }
+    }
+
+    /// Makes one request, with as many descriptors as it takes ([`Request::descriptors`]), and waits for one reply with the
+    /// descriptors that come with it. `timeout`: how long; without bound where absent, as is fitting for [`Request::Give`].
+    ///
+    /// # Errors
+    /// When the daemon does not answer, or refuses.
+    pub fn exchange(
+        &mut self,
+        request: &Request,
+        with: &[BorrowedFd<'_>],
+        timeout: Option<Duration>,
+    ) -> Result<(Reply, Vec<OwnedFd>), ClientError> {
+        self.send(request, with, timeout)?;
+        self.next_reply(timeout)
+    }
+
+    /// Makes one request whose replies [`Self::next_reply`] gives, or that has none.
+    ///
+    /// # Errors
+    /// When it cannot be sent.
+    pub fn start(&mut self, request: &Request) -> Result<(), ClientError> {
+        self.send(request, &[], Some(REPLY_TIMEOUT))
+    }
+
+    /// The next reply, with the descriptors that come with it: to requests that have several. `timeout`: how long it is waited for.
+    ///
+    /// # Errors
+    /// When none comes: [`ClientError::Timeout`], after which the next may still come; or the daemon refuses.
+    pub fn next_reply(&mut self, timeout: Option<Duration>) -> Result<(Reply, Vec<OwnedFd>), ClientError> {
+        self.set_timeout(timeout)?;
+        let line = self.receive(timeout)?.ok_or_else(|| ClientError::Closed { socket: self.socket.clone() })?;
+        match reply_from_line(&line.text)? {
+            Reply::Error(failure) => Err(failure.into()),
+            reply => Ok((reply, line.descriptors)),
+        }
+    }
+
+    /// Whether something of the next reply was read already, so that its descriptor may not become readable.
+    #[must_use]
+    pub fn has_more(&self) -> bool {
+        !self.lines.is_empty()
+    }
+
+    /// The name of a socket.
+    ///
+    /// # Errors
+    /// When the daemon does not answer, or refuses: [`Code::NotASocket`](crate::Code::NotASocket), for one.
+    pub fn uuid(&mut self, socket: impl AsFd) -> Result<Uuid, ClientError> {
+        match self.exchange(&Request::Uuid, &[socket.as_fd()], Some(REPLY_TIMEOUT))?.0 {
+            Reply::Uuid { uuid } => Ok(uuid),
+            _ => Err(ClientError::Unexpected),
+        }
+    }
+
+    /// Binds a socket, see [`Request::Bind`].
+    ///
+    /// # Errors
+    /// As for [`Self::uuid`]; [`Code::InUse`](crate::Code::InUse) where the port is taken.
+    pub fn bind(&mut self, socket: impl AsFd, address: SocketAddr) -> Result<SocketAddr, ClientError> {
+        match self.exchange(&Request::Bind { address }, &[socket.as_fd()], Some(REPLY_TIMEOUT))?.0 {
+            Reply::Bound { address } => Ok(address),
+            _ => Err(ClientError::Unexpected),
+        }
+    }
+
+    /// The sockets of a process.
+    ///
+    /// # Errors
+    /// When the daemon does not answer, or refuses.
+    pub fn sockets(&mut self, pid: u32) -> Result<Vec<OpenSocket>, ClientError> {
+        match self.ask(&Request::Sockets { pid })? {
+            Reply::Sockets(sockets) => Ok(sockets),
+            _ => Err(ClientError::Unexpected),
         }
     }
 
@@ -240,23 +318,42 @@ impl Client {
         self.ask_for_line(request).map(|(_, reply)| reply)
     }
 
-    fn send(&mut self, request: &Request, timeout: Option<Duration>) -> Result<(), ClientError> {
+    fn send(
+        &mut self,
+        request: &Request,
+        with: &[BorrowedFd<'_>],
+        timeout: Option<Duration>,
+    ) -> Result<(), ClientError> {
         let line = request_to_line(request)?;
-        let mut stream = self.stream.get_ref();
-        stream
-            .set_read_timeout(timeout)
-            .and_then(|()| stream.set_write_timeout(Some(REPLY_TIMEOUT)))
-            .and_then(|()| stream.write_all(line.as_bytes()))
-            .map_err(|source| self.broken(source, REPLY_TIMEOUT))
+        self.set_timeout(timeout)?;
+        let write = || {
+            self.stream.set_write_timeout(Some(REPLY_TIMEOUT))?;
+            let mut sent = send_line(&self.stream, line.as_bytes(), with)?;
+            while sent < line.len() {
+                sent += send_line(&self.stream, &line.as_bytes()[sent..], &[])?;
+            }
+            Ok(())
+        };
+        write().map_err(|source| self.broken(source, REPLY_TIMEOUT))
+    }
+
+    fn set_timeout(&self, timeout: Option<Duration>) -> Result<(), ClientError> {
+        // A socket that is not to wait at all is not what `set_read_timeout` takes zero for.
+        let timeout = timeout.map(|timeout| timeout.max(Duration::from_millis(1)));
+        self.stream.set_read_timeout(timeout).map_err(|source| self.broken(source, Duration::ZERO))
     }
 
     /// The next line; `None` at the end of the stream.
-    fn receive(&mut self, timeout: Option<Duration>) -> Result<Option<String>, ClientError> {
-        let mut line = String::new();
-        match self.stream.read_line(&mut line) {
-            Ok(0) => Ok(None),
-            Ok(_) => Ok(Some(line)),
-            Err(source) => Err(self.broken(source, timeout.unwrap_or_default())),
+    fn receive(&mut self, timeout: Option<Duration>) -> Result<Option<ReceivedLine>, ClientError> {
+        loop {
+            if let Some(line) = self.lines.take() {
+                return Ok(Some(line));
+            }
+            match self.lines.read(&self.stream) {
+                Ok(0) => return Ok(None),
+                Ok(_) => {}
+                Err(source) => return Err(self.broken(source, timeout.unwrap_or_default())),
+            }
         }
     }
 
@@ -279,6 +376,14 @@ pub struct Events {
     ended: bool,
 }
 
+impl AsFd for Client {
+    /// Readable when a reply comes, or the daemon has gone. One that has come with the last stays behind it and is not told:
+    /// [`Client::has_more`].
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
 impl Events {
     /// From now on, fail with [`ClientError::Timeout`] where no event comes for so long.
     ///
@@ -286,11 +391,7 @@ impl Events {
     /// When the socket does not take it.
     pub fn set_timeout(&mut self, timeout: Option<Duration>) -> Result<(), ClientError> {
         self.timeout = timeout;
-        self.client
-            .stream
-            .get_ref()
-            .set_read_timeout(timeout)
-            .map_err(|source| self.client.broken(source, Duration::ZERO))
+        self.client.set_timeout(timeout)
     }
 }
 
@@ -305,7 +406,7 @@ impl Iterator for Events {
             Err(error) => Err(error),
             Ok(None) if self.follow => Err(ClientError::Stopped { socket: self.client.socket.clone() }),
             Ok(None) => Err(ClientError::Closed { socket: self.client.socket.clone() }),
-            Ok(Some(line)) => match reply_from_line(&line) {
+            Ok(Some(line)) => match reply_from_line(&line.text) {
                 Ok(Reply::Event(event)) => return Some(Ok(event)),
                 Ok(Reply::End { .. }) => {
                     self.ended = true;

@@ -3,7 +3,7 @@
 //! The socket is `whimbrel.sock` in the daemon's run directory ([`socket_path`]). Both directions speak JSON lines: one
 //! [`Request`] a line in, one or more [`Reply`] lines out, each wrapped with the [`SCHEMA`] number
 //! ([`request_to_line`], [`reply_to_line`]). `docs/json.md` describes the schema for readers in other languages; the
-//! golden tests hold this crate to it.
+//! golden tests hold this crate to it. A line may carry descriptors ([`send_line`], [`Lines`]).
 //!
 //! # Compatibility
 //!
@@ -18,11 +18,13 @@ mod line;
 mod metrics;
 mod reply;
 mod request;
+mod socket;
 mod time;
+mod transfer;
 
 pub use client::{Client, ClientError, Events, HANDOFF_TIMEOUT, REPLY_TIMEOUT, socket_path};
 pub use doctor::{Finding, Verdict};
-pub use error::Failure;
+pub use error::{Code, Failure};
 pub use line::{
     MAX_REQUEST_LINE, SCHEMA, SchemaError, reply_from_line, reply_to_line, request_from_line, request_to_line,
 };
@@ -33,4 +35,9 @@ pub use reply::{
     Rendezvous, RendezvousState, Reply, Sequence, Session, Status, Suspended, Transport, Trust, Tunnel,
 };
 pub use request::{EventsQuery, Request};
+pub use socket::{
+    Family, Kept, MAX_STATE, MadeSocket, MalformedUuid, Moved, OpenSocket, Received, SocketKind, State, TooMuchState,
+    Uuid, WantedAnchor,
+};
 pub use time::{parse_rfc3339, rfc3339};
+pub use transfer::{Lines, MAX_DESCRIPTORS, ReceivedLine, send_line};

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Failure, Metric};
+use crate::{Failure, Kept, MadeSocket, Metric, Moved, OpenSocket, Received, Uuid, WantedAnchor};
 
 /// An answer: one line. On the wire the variant's name is the one member beside `schema`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -47,6 +47,39 @@ pub enum Reply {
         /// The key that was remembered for it.
         key: String,
     },
+    /// To [`Request::Move`](crate::Request::Move) and [`Request::Give`](crate::Request::Give): a socket is with another host.
+    Moved(Moved),
+    /// To the same: a socket stayed.
+    Kept(Kept),
+    /// To [`Request::Receive`](crate::Request::Receive): from now on sockets may come.
+    Receiving {
+        /// The name.
+        name: String,
+    },
+    /// A socket has come. Its descriptor comes with this line.
+    Received(Box<Received>),
+    /// To [`Request::Socket`](crate::Request::Socket) and [`Request::Rebuild`](crate::Request::Rebuild): a socket, whose descriptor
+    /// comes with this line.
+    Socket(MadeSocket),
+    /// To [`Request::Bind`](crate::Request::Bind).
+    Bound {
+        /// What it has.
+        address: SocketAddr,
+    },
+    /// To [`Request::Uuid`](crate::Request::Uuid).
+    Uuid {
+        /// The socket's name.
+        uuid: Uuid,
+    },
+    /// To [`Request::Sockets`](crate::Request::Sockets).
+    Sockets(Vec<OpenSocket>),
+    /// To [`Request::Migrator`](crate::Request::Migrator): from now on questions may come.
+    Migrator {
+        /// How long an answer is waited for, in milliseconds.
+        wait_ms: u64,
+    },
+    /// A question to the migrator.
+    WantedAnchor(WantedAnchor),
     /// The request could not be carried out; nothing was changed.
     Error(Failure),
 }

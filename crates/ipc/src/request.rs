@@ -1,8 +1,10 @@
 //! What can be asked of a daemon.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
+
+use crate::{Family, SocketKind, State, Uuid};
 
 /// A question or an order to a daemon: one line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -53,6 +55,93 @@ pub enum Request {
         /// The address.
         address: IpAddr,
     },
+    /// Give sockets to another host: one [`Reply::Moved`](crate::Reply::Moved) or [`Reply::Kept`](crate::Reply::Kept) each, as it is
+    /// decided, then [`Reply::End`](crate::Reply::End).
+    Move {
+        /// As for [`Request::Suspend`]. None are refused.
+        connections: Vec<String>,
+        /// To this host: its number, key (or an unambiguous beginning of it), address, or name in the community.
+        to: String,
+        /// To the program there that receives under this name. Where absent they wait there, until a program asks for each by its
+        /// UUID ([`Request::Rebuild`]).
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        receiver: Option<String>,
+    },
+    /// Receive sockets under a name: [`Reply::Receiving`](crate::Reply::Receiving), then a
+    /// [`Reply::Received`](crate::Reply::Received) for each socket, with its descriptor, until the client hangs up. Nothing else is
+    /// answered on that connection.
+    Receive {
+        /// The name; one client at a time may have it.
+        name: String,
+    },
+    /// Give the socket that comes with this line to another host. One [`Reply::Moved`](crate::Reply::Moved) or
+    /// [`Reply::Kept`](crate::Reply::Kept), when it is decided. The client keeps its own descriptor, which goes on where the
+    /// socket is kept, and is at its end where it is moved.
+    Give {
+        /// As for [`Request::Move`].
+        to: String,
+        /// As for [`Request::Move`].
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        receiver: Option<String>,
+        /// What the receiver gets with it.
+        #[serde(default, skip_serializing_if = "State::is_empty")]
+        state: State,
+    },
+    /// Make a socket that can be moved: [`Reply::Socket`](crate::Reply::Socket), with its descriptor.
+    Socket {
+        /// Its family.
+        family: Family,
+        /// Its kind.
+        kind: SocketKind,
+        /// Whose address it is to have: `self`, `nearest`, `stable`, `auto`, `policy:NUMBER` (the migrator is asked), or a host as for
+        /// [`Request::Move`].
+        anchor: String,
+        /// Whether peers are not to learn where it is, beside its anchor.
+        #[serde(default)]
+        hidden: bool,
+    },
+    /// Give the socket that comes with this line this address, and lease the port at its anchor;
+    /// [`Reply::Bound`](crate::Reply::Bound). Needed where an anchor elsewhere is to lend a port that was not drawn by the
+    /// kernel (decision 0018).
+    Bind {
+        /// Its address; the unspecified one stands for the anchor's. Port 0: any.
+        address: SocketAddr,
+    },
+    /// The name of the socket that comes with this line, which it gets now if it has none; [`Reply::Uuid`](crate::Reply::Uuid).
+    Uuid,
+    /// A socket that came from another host and waits for its program; [`Reply::Socket`](crate::Reply::Socket), with its descriptor.
+    Rebuild {
+        /// Which.
+        uuid: Uuid,
+    },
+    /// The sockets of a process that can be moved, or could; [`Reply::Sockets`](crate::Reply::Sockets).
+    Sockets {
+        /// Its number, in the daemon's own PID namespace.
+        pid: u32,
+    },
+    /// Be asked where sockets are to be anchored: [`Reply::Migrator`](crate::Reply::Migrator), then a
+    /// [`Reply::WantedAnchor`](crate::Reply::WantedAnchor) for each question, which is to be answered by [`Request::Anchor`] on this
+    /// connection. One client at a time.
+    Migrator,
+    /// An answer to a [`Reply::WantedAnchor`](crate::Reply::WantedAnchor). Has no reply.
+    Anchor {
+        /// Which question.
+        question: u64,
+        /// As in [`Request::Socket`], but no policy. Refused where absent.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        anchor: Option<String>,
+    },
+}
+
+impl Request {
+    /// How many descriptors come with its line.
+    #[must_use]
+    pub fn descriptors(&self) -> usize {
+        match self {
+            Self::Give { .. } | Self::Bind { .. } | Self::Uuid => 1,
+            _ => 0,
+        }
+    }
 }
 
 /// Which events are wanted.

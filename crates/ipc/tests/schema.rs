@@ -7,10 +7,11 @@ use std::path::PathBuf;
 use std::thread;
 
 use whimbrel_ipc::{
-    Attachment, Bytes, Carrier, Client, ClientError, Configuration, Connection, ConnectionState, Counts, EventRecord,
-    EventsQuery, Failure, Flow, HandoffStarted, Helper, HelperState, LocalAddress, Meetings, Metric, MetricKind, Path,
-    Peer, PeerFlows, PeerName, Places, Process, Rendezvous, RendezvousState, Reply, Request, SchemaError, Sequence,
-    Session, Status, Suspended, Transport, Trust, Tunnel, reply_from_line, reply_to_line, request_from_line,
+    Attachment, Bytes, Carrier, Client, ClientError, Code, Configuration, Connection, ConnectionState, Counts,
+    EventRecord, EventsQuery, Failure, Family, Flow, HandoffStarted, Helper, HelperState, Kept, LocalAddress,
+    MadeSocket, Meetings, Metric, MetricKind, Moved, OpenSocket, Path, Peer, PeerFlows, PeerName, Places, Process,
+    Received, Rendezvous, RendezvousState, Reply, Request, SchemaError, Sequence, Session, SocketKind, State, Status,
+    Suspended, Transport, Trust, Tunnel, Uuid, WantedAnchor, reply_from_line, reply_to_line, request_from_line,
     request_to_line, socket_path,
 };
 
@@ -18,6 +19,10 @@ const KEY: &str = "uM5ahVGHtdMGk2zVxpGZpaHZ0oTnSYfDwDMLnX1jkEo";
 
 fn flow(local: &str, remote: &str) -> Flow {
     Flow { transport: Transport::Tcp, local: local.parse().unwrap(), remote: remote.parse().unwrap() }
+}
+
+fn uuid() -> Uuid {
+    "0b5f8c1e-42d7-4a63-9c1b-7e35d20f6a98".parse().unwrap()
 }
 
 fn peer_name() -> PeerName {
@@ -178,10 +183,59 @@ fn replies() -> Vec<(&'static str, Reply)> {
         ("resumed", Reply::Resumed { flows: 2 }),
         ("forgotten", Reply::Forgotten { address: "203.0.113.5".parse().unwrap(), key: KEY.into() }),
         (
+            "moved",
+            Reply::Moved(Moved { flow: flow("192.0.2.10:51514", "203.0.113.5:443"), uuid: uuid(), to: peer_name() }),
+        ),
+        (
+            "kept",
+            Reply::Kept(Kept {
+                flow: flow("192.0.2.10:51514", "203.0.113.5:443"),
+                uuid: uuid(),
+                reason: "nobody receives under the name \"films\" there".into(),
+            }),
+        ),
+        ("receiving", Reply::Receiving { name: "films".into() }),
+        (
+            "received",
+            Reply::Received(Box::new(Received {
+                name: "films".into(),
+                from: peer_name(),
+                flow: flow("192.0.2.10:51514", "203.0.113.5:443"),
+                uuid: uuid(),
+                state: State::new(b"frame 17".to_vec()).unwrap(),
+            })),
+        ),
+        ("socket", Reply::Socket(MadeSocket { uuid: uuid(), anchor: "self".into() })),
+        ("bound", Reply::Bound { address: "192.0.2.10:8080".parse().unwrap() }),
+        ("uuid", Reply::Uuid { uuid: uuid() }),
+        (
+            "sockets",
+            Reply::Sockets(vec![OpenSocket {
+                uuid: uuid(),
+                descriptors: vec![3, 7],
+                family: Family::Ipv4,
+                kind: SocketKind::Stream,
+                local: "192.0.2.10:51514".parse().unwrap(),
+                remote: Some("203.0.113.5:443".parse().unwrap()),
+                listening: false,
+                reason: None,
+            }]),
+        ),
+        ("migrator", Reply::Migrator { wait_ms: 2000 }),
+        (
+            "wanted-anchor",
+            Reply::WantedAnchor(WantedAnchor {
+                question: 5,
+                policy: 1,
+                process: Process { pid: 812, name: "player".into() },
+            }),
+        ),
+        (
             "error",
             Reply::Error(
                 Failure::new("this host has no such address")
                     .on("198.51.100.8")
+                    .code(Code::Unknown)
                     .hint("'whimbrel status' lists the addresses that can be moved to."),
             ),
         ),
@@ -215,6 +269,42 @@ fn requests() -> Vec<(Request, &'static str)> {
         (
             Request::ForgetPeer { address: "203.0.113.5".parse().unwrap() },
             r#"{"schema":1,"request":"forget-peer","address":"203.0.113.5"}"#,
+        ),
+        (
+            Request::Move {
+                connections: vec!["pid:4711".into()],
+                to: "198.51.100.7".into(),
+                receiver: Some("films".into()),
+            },
+            r#"{"schema":1,"request":"move","connections":["pid:4711"],"to":"198.51.100.7","receiver":"films"}"#,
+        ),
+        (Request::Receive { name: "films".into() }, r#"{"schema":1,"request":"receive","name":"films"}"#),
+        (
+            Request::Give {
+                to: "#3".into(),
+                receiver: Some("films".into()),
+                state: State::new(b"frame 17".to_vec()).unwrap(),
+            },
+            r##"{"schema":1,"request":"give","to":"#3","receiver":"films","state":"ZnJhbWUgMTc="}"##,
+        ),
+        (
+            Request::Socket { family: Family::Ipv6, kind: SocketKind::Datagram, anchor: "self".into(), hidden: true },
+            r#"{"schema":1,"request":"socket","family":"ipv6","kind":"datagram","anchor":"self","hidden":true}"#,
+        ),
+        (
+            Request::Bind { address: "0.0.0.0:8080".parse().unwrap() },
+            r#"{"schema":1,"request":"bind","address":"0.0.0.0:8080"}"#,
+        ),
+        (Request::Uuid, r#"{"schema":1,"request":"uuid"}"#),
+        (
+            Request::Rebuild { uuid: uuid() },
+            r#"{"schema":1,"request":"rebuild","uuid":"0b5f8c1e-42d7-4a63-9c1b-7e35d20f6a98"}"#,
+        ),
+        (Request::Sockets { pid: 4711 }, r#"{"schema":1,"request":"sockets","pid":4711}"#),
+        (Request::Migrator, r#"{"schema":1,"request":"migrator"}"#),
+        (
+            Request::Anchor { question: 5, anchor: Some("self".into()) },
+            r#"{"schema":1,"request":"anchor","question":5,"anchor":"self"}"#,
         ),
     ]
 }
@@ -255,7 +345,7 @@ fn every_member_is_documented() {
     }
     assert!(names.len() > 70, "{}", names.len());
     let words: std::collections::BTreeSet<&str> = text.split(|c: char| !(c.is_alphanumeric() || c == '_')).collect();
-    let missing: Vec<_> = names.iter().filter(|name| !words.contains(name.as_str())).collect();
+    let missing: Vec<_> = names.iter().filter(|name| !name.split('-').all(|word| words.contains(word))).collect();
     assert!(missing.is_empty(), "not in docs/json.md: {missing:?}");
 }
 
@@ -275,6 +365,8 @@ fn what_a_request_may_leave_out() {
     assert_eq!(request, Request::Handoff { to: None, peer: None });
     let request = request_from_line(r#"{"schema":1,"request":"suspend"}"#).unwrap();
     assert_eq!(request, Request::Suspend { connections: Vec::new() });
+    let request = request_from_line(r##"{"schema":1,"request":"give","to":"#3"}"##).unwrap();
+    assert_eq!(request, Request::Give { to: "#3".into(), receiver: None, state: State::default() });
 }
 
 #[test]
@@ -289,6 +381,12 @@ fn other_schemas_and_nonsense_are_refused() {
     for line in ["", "{", "[]", r#"{"schema":1}"#, r#"{"schema":1,"request":"fly"}"#, r#"{"schema":-1}"#] {
         assert!(matches!(request_from_line(line), Err(SchemaError::Malformed(_))), "{line}");
     }
+}
+
+#[test]
+fn kinds_of_failures_may_be_added() {
+    let line = r#"{"schema":1,"error":{"what":"no","code":"too-windy"}}"#;
+    assert_eq!(reply_from_line(line).unwrap(), Reply::Error(Failure::new("no").code(Code::Other)));
 }
 
 /// A directory of its own that goes with it.

@@ -114,7 +114,7 @@ pub(crate) struct EventLoop {
     monitor: NetworkMonitor,
     routes: RouteLookup,
     sockets: SockDiag,
-    server: Server,
+    pub(crate) server: Server,
     signals: Signals,
     tunnel_wake: OwnedFd,
     settings: Settings,
@@ -259,6 +259,10 @@ impl EventLoop {
             self.handle_due();
             self.drain();
             self.answer_suspending();
+            let gone = self.server.take_gone();
+            if !gone.is_empty() {
+                self.clients_gone(&gone);
+            }
             // Asked each time round: a pump wakes us a moment before it has ended.
             if !self.effects.tunnel.is_running() {
                 return Err(Error::TunnelEnded);

@@ -9,7 +9,9 @@ use std::time::{Duration, SystemTime};
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::io::Errno;
-use whimbrel_ipc::{Configuration, Failure, HandoffStarted, LocalAddress, Metric, Reply, Request, Status, Suspended};
+use whimbrel_ipc::{
+    Code, Configuration, Failure, HandoffStarted, LocalAddress, Metric, Reply, Request, Status, Suspended,
+};
 use whimbrel_protocol::{Carrier, FlowState, FlowView, PeerId, PeerView, Routes, Time};
 use whimbrel_wire::FlowTuple;
 
@@ -18,7 +20,7 @@ use crate::clock;
 use crate::config;
 use crate::effects::own_addresses;
 use crate::metrics::{Connections, Looked};
-use crate::server::ClientId;
+use crate::server::{Asked, ClientId};
 use crate::tunnel::Counter;
 use crate::views;
 
@@ -76,7 +78,8 @@ impl Answers {
 }
 
 impl EventLoop {
-    pub(super) fn watch_client(&self, id: ClientId) {
+    /// Has a client heard and written to as it is fitting now; after all that changes that.
+    pub(crate) fn watch_client(&self, id: ClientId) {
         let (Some(fd), Some(interest)) = (self.server.client(id), self.server.interest(id)) else { return };
         let mut flags = epoll::EventFlags::empty();
         flags.set(epoll::EventFlags::IN, interest.readable);
@@ -98,17 +101,18 @@ impl EventLoop {
     }
 
     /// Answers a client's requests, one after the other.
-    pub(super) fn serve(&mut self, id: ClientId) {
+    pub(crate) fn serve(&mut self, id: ClientId) {
         while let Some(request) = self.server.request(id) {
             match request {
-                Ok(request) => self.answer(id, request),
-                Err(error) => self.server.reply(id, &Reply::Error(error.into())),
+                Ok(asked) => self.answer(id, asked),
+                Err(failure) => self.server.reply(id, &Reply::Error(failure)),
             }
         }
         self.watch_client(id);
     }
 
-    fn answer(&mut self, id: ClientId, request: Request) {
+    fn answer(&mut self, id: ClientId, asked: Asked) {
+        let Asked { request, descriptors } = asked;
         let reply = match request {
             Request::Status => Reply::Status(Box::new(self.status())),
             Request::Connections => {
@@ -163,6 +167,22 @@ impl EventLoop {
                 Ok(()) => return,
                 Err(failure) => Reply::Error(failure),
             },
+            Request::Move { connections, to, receiver } => {
+                return self.move_sockets(id, &connections, &to, receiver.as_deref());
+            }
+            Request::Receive { name } => return self.receive_sockets(id, &name),
+            Request::Give { to, receiver, state } => {
+                return self.give_socket(id, descriptors, &to, receiver.as_deref(), state);
+            }
+            Request::Socket { .. }
+            | Request::Bind { .. }
+            | Request::Uuid
+            | Request::Rebuild { .. }
+            | Request::Sockets { .. }
+            | Request::Migrator
+            | Request::Anchor { .. } => {
+                Reply::Error(Failure::new("this daemon makes no sockets for programs").code(Code::Unavailable))
+            }
         };
         self.server.reply(id, &reply);
     }
