@@ -42,6 +42,48 @@ struct flow_entry {
 	__u8 conflict; /* enum conflict */
 	__u32 echoes_from; /* a TSval (RFC 7323) of this end's: echoes of older ones are not to be measured; see lib/lapse.h */
 	__u32 clock;	   /* what this end's TSvals are ahead of CLOCK_MONOTONIC by */
+	__u32 toward;	   /* where its local end is; see TOWARD_ROUTES */
+};
+
+/*
+ * Where a local end is: 0, in this host's own stack; the index of the outer end of an endpoint namespace's pair of
+ * interfaces; or this, at another host behind this one, which the routing table finds.
+ */
+#define TOWARD_ROUTES 0xffffffffU
+
+/*
+ * The link-layer address of the inner end of every such pair (locally administered): what is put into a namespace from where
+ * there was no Ethernet header, or another's, bears it. Nobody asks for it.
+ */
+#define INNER_HARDWARE_ADDRESS { 0x02, 'W', 'B', 'e', 'p', 0 }
+
+/* Map `lent`: this, a local end -> struct lent. */
+struct lent_key {
+	struct address address;
+	__be16 port; /* 0: every port, and what has none */
+	__u8 transport; /* IP protocol number */
+	__u8 zero[5];
+};
+
+/* Where packets for a lent end go that are of no flow. */
+struct lent {
+	__u32 toward;  /* into this endpoint namespace; 0: not here */
+	__u32 binding; /* to this peer, which has it on lease, by the TUN device; 0: to nobody */
+};
+
+/* What becomes of packets from an endpoint namespace that are of no flow. */
+enum unknown {
+	UNKNOWN_DROPPED = 0, /* its address is another's, and is not to be seen outside */
+	UNKNOWN_ROUTED = 1,  /* its address is this host's: they leave as the host's own do */
+	UNKNOWN_TUNNELLED = 2, /* its address is on lease from the peer of `binding`: to the TUN device */
+};
+
+/* Map `endpoints`: index of the outer end of an endpoint namespace's pair of interfaces -> this. */
+struct endpoint {
+	struct address address; /* the only one that it sends from */
+	__u32 binding;
+	__u8 unknown; /* enum unknown */
+	__u8 zero[3];
 };
 
 enum conflict {
@@ -142,6 +184,8 @@ enum idle {
 	IDLE_LAPSES = 16,	/* no flow waits, or has gone on after a lapse a moment ago */
 	IDLE_HELPED = 32,	/* map `helped` is empty */
 	IDLE_KEPT = 64,		/* map `kept` is empty */
+	IDLE_ENDPOINTS = 128,	/* maps `lent` and `endpoints` are empty, and no flow is toward a namespace */
+	IDLE_FORWARDED = 256,	/* no flow is toward another host */
 };
 
 /*
@@ -221,6 +265,14 @@ enum counter {
 	COUNTER_REDIRECTED_OUT,	     /* egress: translated, and sent again to find its device and next hop */
 	COUNTER_HELD_KEPT,	     /* egress: of no moved flow, from an address that this host no longer has */
 	COUNTER_CLAIMED,	     /* ingress: SYN of somebody else under the names of a moved flow, refused or dropped */
+	COUNTER_ENDPOINT_IN,	     /* put into an endpoint namespace */
+	COUNTER_ENDPOINT_OUT,	     /* from an endpoint namespace, sent by routes under its own names */
+	COUNTER_ENDPOINT_HOME,	     /* from an endpoint namespace to this host's own stack */
+	COUNTER_DROPPED_ENDPOINT,    /* from an endpoint namespace: of no flow, not lent, or under another address */
+	COUNTER_LEASED_OUT,	     /* of no flow, handed to the TUN device for who has the end on lease, or lent it */
+	COUNTER_FORWARDED,	     /* for a host behind this one, sent by routes */
+	COUNTER_EXPIRED,	     /* forwarded, hop limit used up */
+	COUNTER_TOO_LONG,	     /* sent by routes, and longer than the link takes */
 	COUNTER_MAX,
 };
 

@@ -8,6 +8,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "lib/egress.h"
+#include "lib/endpoint.h"
 #include "lib/ingress.h"
 
 SEC("tc")
@@ -44,6 +45,18 @@ SEC("tc")
 int introductions_l3(struct __sk_buff *skb)
 {
 	return ingress_introductions(skb, 0);
+}
+
+SEC("tc")
+int endpoint(struct __sk_buff *skb)
+{
+	return leave_endpoint(skb);
+}
+
+SEC("tc")
+int egress_local(struct __sk_buff *skb)
+{
+	return egress_loopback(skb);
 }
 
 SEC("tc")

@@ -59,7 +59,22 @@ static __always_inline void wire_names_out(struct names *names, const struct flo
 	names->destination_port = flow->wire_remote_port;
 }
 
-/* An ICMP error that this host sends about a packet of a moved flow. */
+/* May a packet that is not from this host's own stack be of this flow? */
+static __always_inline bool comes_from(const struct __sk_buff *skb, const struct packet *packet,
+				       const struct flow_entry *flow)
+{
+	if (packet->origin == FROM_ENDPOINT)
+		return flow->toward == skb->ifindex;
+	return packet->origin == FROM_STACK || flow->toward == TOWARD_ROUTES;
+}
+
+/* A flow's packet that needs nothing. From a namespace it has still to be sent; what comes in goes on as it would. */
+static __always_inline int pass_native(const struct packet *packet)
+{
+	return packet->origin == FROM_ENDPOINT ? TO_BE_ROUTED : pass();
+}
+
+/* An ICMP error that this host, or who is behind it, sends about a packet of a moved flow. */
 static __noinline int egress_icmp(struct __sk_buff *skb, const struct packet *packet)
 {
 	struct quotation *quotation = get_quotation();
@@ -78,15 +93,19 @@ static __noinline int egress_icmp(struct __sk_buff *skb, const struct packet *pa
 	own.local_port = inner->destination_port;
 	own.remote_port = inner->source_port;
 	own.transport = inner->protocol;
-	/* A router's error about a packet that was for another host names that host, and stays as it is. */
-	if (!same_address(&packet->source, &own.local) || !same_address(&packet->destination, &own.remote))
+	/*
+	 * A router's error about a packet that was for another host names that host, and stays as it is. Before a host that is
+	 * forwarded for there may be routers as well, and what they say goes on in this host's name.
+	 */
+	if ((packet->origin != FROM_WIRE && !same_address(&packet->source, &own.local)) ||
+	    !same_address(&packet->destination, &own.remote))
 		return pass_ordinary(skb, packet);
 	flow = find_flow(&own);
-	if (!flow)
+	if (!flow || !comes_from(skb, packet, flow))
 		return pass_ordinary(skb, packet);
 	binding = bpf_map_lookup_elem(&bindings, &flow->binding);
 	if (!binding || binding->carrier == CARRIER_NATIVE || !has_moved(flow, binding))
-		return pass_ordinary(skb, packet);
+		return packet->origin == FROM_STACK ? pass_ordinary(skb, packet) : pass_native(packet);
 	if (carrier_of(flow, binding) != CARRIER_REWRITE || is_ipv4(&binding->peer) != (packet->family == 4))
 		return hold(COUNTER_DROPPED_ICMP_OUT);
 	if (!take_allowance(binding, skb->len - packet->network))
@@ -109,7 +128,7 @@ static __always_inline int pass_lowered(struct __sk_buff *skb, const struct pack
 	return lower(skb, packet, own) ? pass_ordinary(skb, packet) : drop(COUNTER_DROPPED_RENUMBER);
 }
 
-/* A TCP or UDP packet that this host sends. */
+/* A TCP or UDP packet that this host, or who is behind it, sends. */
 static __noinline int egress_flow(struct __sk_buff *skb, const struct packet *packet)
 {
 	const struct settings *settings = get_settings();
@@ -132,7 +151,6 @@ static __noinline int egress_flow(struct __sk_buff *skb, const struct packet *pa
 		if (!first)
 			return pass_ordinary(skb, packet);
 		own = *first;
-		count(COUNTER_FRAGMENT_OUT);
 	} else {
 		own.local = packet->source;
 		own.remote = packet->destination;
@@ -140,6 +158,11 @@ static __noinline int egress_flow(struct __sk_buff *skb, const struct packet *pa
 		own.remote_port = packet->destination_port;
 		own.transport = packet->protocol;
 	}
+	flow = find_flow(&own);
+	if (packet->origin != FROM_STACK && !(flow && comes_from(skb, packet, flow)))
+		return OF_NO_FLOW;
+	if (packet->part == FRAGMENT_LATER)
+		count(COUNTER_FRAGMENT_OUT);
 	if (!(settings->idle & IDLE_HELPED)) {
 		int steered = steer(skb, packet, &own);
 
@@ -149,27 +172,28 @@ static __noinline int egress_flow(struct __sk_buff *skb, const struct packet *pa
 			return skb->ifindex == settings->tunnel ? pass_counted(COUNTER_HELPED) :
 								  bpf_redirect(settings->tunnel, 0);
 	}
-	flow = find_flow(&own);
 	if (!flow)
 		return pass_lowered(skb, packet, &own);
 	binding = bpf_map_lookup_elem(&bindings, &flow->binding);
 	moved = binding && binding->carrier != CARRIER_NATIVE && has_moved(flow, binding);
-	if (!moved && !flow->held) {
-		count(COUNTER_NATIVE_OUT);
-		return pass_lowered(skb, packet, &own);
-	}
-	if (packet->part == FRAGMENT_FIRST) {
+	if (packet->part == FRAGMENT_FIRST && (moved || flow->held || packet->origin == FROM_ENDPOINT)) {
 		struct fragment key;
 
 		fragment_key(&key, packet, FRAGMENT_OUT);
 		bpf_map_update_elem(&fragments, &key, &own, BPF_ANY);
+	}
+	if (!moved && !flow->held) {
+		count(COUNTER_NATIVE_OUT);
+		if (packet->origin == FROM_STACK)
+			return pass_lowered(skb, packet, &own);
+		return lower(skb, packet, &own) ? pass_native(packet) : drop(COUNTER_DROPPED_RENUMBER);
 	}
 	/* Without a binding nothing is moved. */
 	if (!moved || !binding)
 		return hold_or_answer(skb, packet);
 	carrier = carrier_of(flow, binding);
 	/* The daemon's own question whether the flow is at home after all. */
-	if (carrier == CARRIER_LISTEN && (skb->mark & settings->mark_mask) == (settings->mark_mask & ~settings->mark))
+	if (carrier == CARRIER_LISTEN && packet->origin == FROM_STACK && (skb->mark & settings->mark_mask) == (settings->mark_mask & ~settings->mark))
 		return lower(skb, packet, &own) ? pass() : drop(COUNTER_DROPPED_RENUMBER);
 	if (flow->held)
 		carrier = CARRIER_HOLD;
@@ -183,7 +207,7 @@ static __noinline int egress_flow(struct __sk_buff *skb, const struct packet *pa
 		if (!settings->tunnel)
 			return hold(COUNTER_HELD_NO_TUNNEL);
 		if (skb->ifindex != settings->tunnel)
-			return to_tunnel(settings->tunnel);
+			return to_tunnel(skb, packet, settings->tunnel, COUNTER_TUNNELLED_OUT);
 		return lower(skb, packet, &own) ? pass_counted(COUNTER_TUNNELLED_OUT) : drop(COUNTER_DROPPED_RENUMBER);
 	}
 	if (carrier != CARRIER_REWRITE)
@@ -199,7 +223,7 @@ static __noinline int egress_flow(struct __sk_buff *skb, const struct packet *pa
 	}
 	if (same_names(packet, &names)) {
 		/* Back where it began. On the TUN device it still needs a way out. */
-		if (skb->ifindex != settings->tunnel)
+		if (packet->origin == FROM_STACK && skb->ifindex != settings->tunnel)
 			return pass_counted(COUNTER_HOME_OUT);
 	} else if (!rename_packet(skb, packet, &names)) {
 		return drop(COUNTER_DROPPED_REWRITE);

@@ -15,6 +15,7 @@
 #include "lapse.h"
 #include "parse.h"
 #include "rewrite.h"
+#include "toward.h"
 #include "verdict.h"
 
 /*
@@ -161,12 +162,6 @@ static __noinline bool would_be_reset(struct __sk_buff *skb, const struct packet
 	return state == BPF_TCP_LISTEN;
 }
 
-/*
- * No verdict of tc: ingress() is to refuse the packet. Called from where that is found out, refuse() would make the frames
- * on the stack more than Linux 6.1 allows (see to_wire).
- */
-#define TO_BE_REFUSED 0x5744
-
 /* A packet under its own names may be of a flow that was helped. */
 static __always_inline int pass_raised(struct __sk_buff *skb, const struct packet *packet, const struct flow_tuple *own)
 {
@@ -203,7 +198,7 @@ static __noinline int ingress_native(struct __sk_buff *skb, const struct packet 
 	own.transport = packet->protocol;
 	flow = find_flow(&own);
 	if (!flow) {
-		if (between_locators && would_be_reset(skb, packet))
+		if (between_locators && !is_lent(skb, &own) && would_be_reset(skb, packet))
 			return drop(COUNTER_DROPPED_UNKNOWN);
 		return pass_raised(skb, packet, &own);
 	}
@@ -313,14 +308,25 @@ static __always_inline int ingress(struct __sk_buff *skb, __u32 network)
 	/* What turns out to be of a moved flow gets the mark of such. */
 	if (!(idle & IDLE_VACATED) && bpf_map_lookup_elem(&vacated, &packet.source))
 		set_other_mark(skb, settings);
-	if (packet.protocol == IPPROTO_TCP || packet.protocol == IPPROTO_UDP) {
-		verdict = ingress_flow(skb, &packet);
-		return verdict == TO_BE_REFUSED ? refuse(skb, &packet) : verdict;
+	if (!(settings->idle & IDLE_FORWARDED)) {
+		verdict = forward(skb, &packet);
+		if (verdict != OF_NO_FLOW)
+			return verdict;
 	}
-	if (quotes_packet(skb, &packet))
-		return ingress_icmp(skb, &packet);
-	return pass();
+	if (packet.protocol == IPPROTO_TCP || packet.protocol == IPPROTO_UDP)
+		verdict = ingress_flow(skb, &packet);
+	else
+		verdict = quotes_packet(skb, &packet) ? ingress_icmp(skb, &packet) : pass();
+	if (verdict == TO_BE_REFUSED)
+		return refuse(skb, &packet);
+	if (verdict != TC_ACT_UNSPEC || (settings->idle & IDLE_TOWARD) == IDLE_TOWARD)
+		return verdict;
+	/* Under its own names by now. */
+	return read_packet(skb, network, &packet) ? bring(skb, &packet) : verdict;
 }
+
+/* Nothing has to be looked for in what the daemon writes to the TUN device. */
+#define IDLE_INNER (IDLE_LAPSES | IDLE_HELPED | IDLE_TOWARD)
 
 /* Packets that the daemon took out of a tunnel and wrote to the TUN device, under the own tuple already. */
 static __always_inline int ingress_inner(struct __sk_buff *skb)
@@ -332,8 +338,9 @@ static __always_inline int ingress_inner(struct __sk_buff *skb)
 	if (!settings)
 		return pass();
 	set_mark(skb, settings);
-	if ((settings->idle & (IDLE_LAPSES | IDLE_HELPED)) != (IDLE_LAPSES | IDLE_HELPED) &&
-	    parse(skb, 0, skb->protocol, &packet)) {
+	if ((settings->idle & IDLE_INNER) == IDLE_INNER || !parse(skb, 0, skb->protocol, &packet))
+		return pass_counted(COUNTER_TUNNEL_IN);
+	if ((settings->idle & (IDLE_LAPSES | IDLE_HELPED)) != (IDLE_LAPSES | IDLE_HELPED)) {
 		own.local = packet.destination;
 		own.remote = packet.source;
 		own.local_port = packet.destination_port;
@@ -344,7 +351,8 @@ static __always_inline int ingress_inner(struct __sk_buff *skb)
 		if (!raise(skb, &packet, &own))
 			return TC_ACT_SHOT;
 	}
-	return pass_counted(COUNTER_TUNNEL_IN);
+	count(COUNTER_TUNNEL_IN);
+	return (settings->idle & IDLE_TOWARD) == IDLE_TOWARD ? pass() : bring(skb, &packet);
 }
 
 /* What runs while introductions are expected and nothing has moved. */

@@ -31,6 +31,13 @@ enum fragment_part {
 	FRAGMENT_LATER, /* has no transport header */
 };
 
+/* Where a packet comes from that is treated as one that goes out. */
+enum origin {
+	FROM_STACK = 0,
+	FROM_ENDPOINT, /* an endpoint namespace; seen on the ingress of the outer end of its pair */
+	FROM_WIRE,     /* another host; seen on the ingress of a device */
+};
+
 struct packet {
 	struct address source;
 	struct address destination;
@@ -44,6 +51,7 @@ struct packet {
 	__u8 family;	/* 4 or 6 */
 	__u8 protocol;
 	__u8 part; /* enum fragment_part */
+	__u8 origin; /* enum origin */
 };
 
 /*

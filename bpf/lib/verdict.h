@@ -19,6 +19,7 @@
 #include "../abi.h"
 #include "../maps.h"
 #include "parse.h"
+#include "rewrite.h"
 
 /*
  * Value of skb->tc_index of packets that egress has translated and sent through a device's egress again: one
@@ -27,6 +28,16 @@
 #define TRANSLATED 0x5742
 /* The same of packets whose numbers ingress has translated, or that are in the socket's numbers already. */
 #define RENUMBERED 0x5743
+
+/*
+ * No verdicts of tc: what the entry point is to do. Called from where that is found out, it would make the frames on the
+ * stack more than Linux 6.1 allows (see to_wire).
+ */
+enum unfinished {
+	TO_BE_REFUSED = 0x5744, /* refuse() */
+	OF_NO_FLOW,		/* of a packet that is not from this host's own stack */
+	TO_BE_ROUTED,		/* to_routes() */
+};
 
 static __always_inline int pass(void)
 {
@@ -73,6 +84,8 @@ static __noinline int pass_ordinary(struct __sk_buff *skb, const struct packet *
 	const struct settings *settings = get_settings();
 	__u32 *interface;
 
+	if (packet && packet->origin != FROM_STACK)
+		return OF_NO_FLOW;
 	if (!packet || !settings || (settings->idle & (IDLE_VACATED | IDLE_KEPT)) == (IDLE_VACATED | IDLE_KEPT))
 		return pass();
 	/* What is forwarded is another host's, and what was looked at goes its way. */
@@ -92,9 +105,11 @@ static __noinline int pass_ordinary(struct __sk_buff *skb, const struct packet *
 }
 
 /* Hand to the TUN device, as the socket made it. */
-static __always_inline int to_tunnel(__u32 interface)
+static __always_inline int to_tunnel(struct __sk_buff *skb, const struct packet *packet, __u32 interface, __u32 counter)
 {
-	count(COUNTER_TUNNELLED_OUT);
+	if (packet->origin == FROM_WIRE && !lower_hop_limit(skb, packet))
+		return drop(COUNTER_EXPIRED);
+	count(counter);
 	return bpf_redirect(interface, 0);
 }
 
@@ -193,9 +208,12 @@ static __noinline int to_wire(struct __sk_buff *skb, const struct packet *packet
 
 	if (!packet || !binding || !settings)
 		return drop(COUNTER_DROPPED_REWRITE);
+	if (packet->origin == FROM_WIRE && !lower_hop_limit(skb, packet))
+		return drop(COUNTER_EXPIRED);
 	interface = binding->interface;
 	skb->tc_index = TRANSLATED;
-	stays = skb->ifindex != settings->tunnel && (!interface || interface == skb->ifindex);
+	/* What came in has to be sent, even by the device that it came by. */
+	stays = packet->origin == FROM_STACK && skb->ifindex != settings->tunnel && (!interface || interface == skb->ifindex);
 	/* Without link headers there is one way only. */
 	if (stays && (!packet->network || next_hop_stays(skb, binding, id)))
 		return pass_counted(counter);
@@ -219,6 +237,10 @@ static __noinline int to_wire(struct __sk_buff *skb, const struct packet *packet
 			__builtin_memcpy(fib.ipv6_dst, &binding->peer, 16);
 		}
 		found = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
+		if (found == BPF_FIB_LKUP_RET_FWD_DISABLED && packet->origin == FROM_WIRE && settings->tunnel) {
+			fib.ifindex = settings->tunnel;
+			found = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
+		}
 		if (found == BPF_FIB_LKUP_RET_SUCCESS || found == BPF_FIB_LKUP_RET_NO_NEIGH) {
 			next_hop.nh_family = fib.family;
 			__builtin_memcpy(next_hop.ipv6_nh, fib.ipv6_dst, 16);
@@ -227,12 +249,75 @@ static __noinline int to_wire(struct __sk_buff *skb, const struct packet *packet
 		}
 		/* The lookup is made for routers and refuses where forwarding is off: stay on this device. */
 		interface = skb->ifindex;
-		if (interface == settings->tunnel)
+		if (interface == settings->tunnel || packet->origin == FROM_ENDPOINT)
 			return hold(COUNTER_DROPPED_ROUTE);
 	}
 	count(counter);
 	/* Without a next hop it makes a full output route lookup for the packet's new names on that device. */
 	return bpf_redirect_neigh(interface, 0, 0, 0);
+}
+
+/*
+ * Send what came in, as it stands now, by the route that its names ask for: as a router would, or as this host sends its own where
+ * it is from an endpoint namespace, whose hop to here is within the host and does not count as one.
+ *
+ * The lookup is made for routers: it refuses where a packet came by a device that does not forward. The outer ends of
+ * endpoint namespaces do (kernel::endpoint), and so has the TUN device to.
+ */
+static __noinline int to_routes(struct __sk_buff *skb, const struct packet *packet)
+{
+	const struct settings *settings = get_settings();
+	struct bpf_redir_neigh next_hop = {};
+	struct bpf_fib_lookup fib = {};
+	long found;
+
+	if (!packet || !settings)
+		return drop(COUNTER_DROPPED_ROUTE);
+	if (packet->origin != FROM_ENDPOINT && !lower_hop_limit(skb, packet))
+		return drop(COUNTER_EXPIRED);
+	fib.ifindex = skb->ifindex;
+	fib.l4_protocol = packet->protocol;
+	if (packet->family == 4) {
+		fib.family = 2; /* AF_INET */
+		found = bpf_skb_load_bytes(skb, packet->network + offsetof(struct iphdr, saddr), &fib.ipv4_src, 4) ||
+			bpf_skb_load_bytes(skb, packet->network + offsetof(struct iphdr, daddr), &fib.ipv4_dst, 4);
+	} else {
+		fib.family = 10; /* AF_INET6 */
+		found = bpf_skb_load_bytes(skb, packet->network + offsetof(struct ipv6hdr, saddr), fib.ipv6_src, 16) ||
+			bpf_skb_load_bytes(skb, packet->network + offsetof(struct ipv6hdr, daddr), fib.ipv6_dst, 16);
+	}
+	if (found)
+		return drop(COUNTER_DROPPED_ROUTE);
+	found = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
+	if (found == BPF_FIB_LKUP_RET_FWD_DISABLED && settings->tunnel) {
+		fib.ifindex = settings->tunnel;
+		found = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
+	}
+	if (found == BPF_FIB_LKUP_RET_NOT_FWDED) {
+		/* For this host itself. To what it sees, it is nobody's who has come from a namespace. */
+		if (packet->origin == FROM_ENDPOINT && bpf_skb_change_type(skb, 0 /* PACKET_HOST */))
+			return drop(COUNTER_DROPPED_ROUTE);
+		return pass_counted(packet->origin == FROM_ENDPOINT ? COUNTER_ENDPOINT_HOME : COUNTER_FORWARDED);
+	}
+	if (found == BPF_FIB_LKUP_RET_FRAG_NEEDED)
+		return drop(COUNTER_TOO_LONG);
+	skb->tc_index = TRANSLATED;
+	if (!packet->network && bpf_skb_change_head(skb, ETH_HLEN, 0))
+		return drop(COUNTER_DROPPED_ROUTE);
+	if (found == BPF_FIB_LKUP_RET_SUCCESS || found == BPF_FIB_LKUP_RET_NO_NEIGH) {
+		/* Routes of ours lead there what is of moved flows; this is not, or is already under its new names. */
+		if (fib.ifindex == settings->tunnel)
+			return drop(COUNTER_DROPPED_ROUTE);
+		next_hop.nh_family = fib.family;
+		__builtin_memcpy(next_hop.ipv6_nh, fib.ipv6_dst, 16);
+		count(packet->origin == FROM_ENDPOINT ? COUNTER_ENDPOINT_OUT : COUNTER_FORWARDED);
+		return bpf_redirect_neigh(fib.ifindex, &next_hop, sizeof(next_hop), 0);
+	}
+	/* Nothing here forwards: who has one device sends by that one. */
+	if (found != BPF_FIB_LKUP_RET_FWD_DISABLED || !packet->network || packet->origin == FROM_ENDPOINT)
+		return drop(COUNTER_DROPPED_ROUTE);
+	count(COUNTER_FORWARDED);
+	return bpf_redirect_neigh(skb->ifindex, 0, 0, 0);
 }
 
 #endif

@@ -78,7 +78,11 @@ plain! {
         conflict: u8,
         echoes_from: u32,
         clock: u32,
+        toward: u32,
     }
+    struct RawLentKey { address: RawAddress, port: u16, transport: u8, zero: [u8; 5] }
+    struct RawLent { toward: u32, binding: u32 }
+    struct RawEndpoint { address: RawAddress, binding: u32, unknown: u8, zero: [u8; 3] }
     struct RawAlias { program: [u8; 16], address: RawAddress, other: RawAddress, kind: u8, zero: [u8; 7] }
     struct RawHelpedFlow { offset: u32, acknowledged: u32, delivered: u32, phase: u8, zero: [u8; 3] }
     struct RawWireFlow { binding: u32, local_port: u16, remote_port: u16, transport: u8, zero: [u8; 3] }
@@ -143,8 +147,15 @@ const UNLIMITED: u64 = u64::MAX;
 /// `PLACE_NEVER`
 const PLACE_NEVER: u32 = u32::MAX;
 
+/// `TOWARD_ROUTES`
+pub(crate) const TOWARD_ROUTES: u32 = u32::MAX;
+
+/// The link-layer address that the inner end of every endpoint namespace's pair of interfaces has to have
+/// (`INNER_HARDWARE_ADDRESS`): the programs put it on what they send in there by the outer end.
+pub const INNER_HARDWARE_ADDRESS: [u8; 6] = [0x02, b'W', b'B', b'e', b'p', 0];
+
 /// Names of the counters, in the order of `enum counter`.
-pub(crate) const COUNTERS: [&str; 34] = [
+pub(crate) const COUNTERS: [&str; 42] = [
     "native_out",
     "home_out",
     "rewritten_out",
@@ -179,6 +190,14 @@ pub(crate) const COUNTERS: [&str; 34] = [
     "redirected_out",
     "held_kept",
     "claimed",
+    "endpoint_in",
+    "endpoint_out",
+    "endpoint_home",
+    "dropped_endpoint",
+    "leased_out",
+    "forwarded",
+    "expired",
+    "too_long",
 ];
 
 pub(crate) const IDLE_TRANSLATION: u32 = 1;
@@ -188,6 +207,11 @@ pub(crate) const IDLE_LISTENING: u32 = 8;
 pub(crate) const IDLE_LAPSES: u32 = 16;
 pub(crate) const IDLE_HELPED: u32 = 32;
 pub(crate) const IDLE_KEPT: u32 = 64;
+pub(crate) const IDLE_ENDPOINTS: u32 = 128;
+pub(crate) const IDLE_FORWARDED: u32 = 256;
+pub(crate) const UNKNOWN_DROPPED: u8 = 0;
+pub(crate) const UNKNOWN_ROUTED: u8 = 1;
+pub(crate) const UNKNOWN_TUNNELLED: u8 = 2;
 pub(crate) const EVENT_INTRODUCTION: u32 = 1;
 pub(crate) const EVENT_FLOW_OPENED: u32 = 2;
 pub(crate) const EVENT_FLOW_CLOSED: u32 = 3;
@@ -236,6 +260,80 @@ impl Carrier {
     }
 }
 
+/// Where a flow's local end is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Toward {
+    /// In this host's own stack.
+    #[default]
+    Stack,
+    /// In the endpoint namespace whose pair of interfaces has this one (its index) as its outer end. That needs
+    /// [`Role::Endpoint`](crate::Role::Endpoint) and an [`Endpoint`].
+    Endpoint(u32),
+    /// At another host, which is found by the routing table: the far end of a connection whose socket has moved away from
+    /// here, or a host in whose name this one speaks. Needs [`Role::Wire`](crate::Role::Wire) on the devices that lead there. With each
+    /// pass the hop limit goes down by one. While the flow is native, what comes from there goes on as if it were unknown.
+    Routes,
+}
+
+impl Toward {
+    fn raw(self) -> u32 {
+        match self {
+            Self::Stack => 0,
+            Self::Endpoint(interface) => interface,
+            Self::Routes => TOWARD_ROUTES,
+        }
+    }
+
+    fn from_raw(raw: u32) -> Self {
+        match raw {
+            0 => Self::Stack,
+            TOWARD_ROUTES => Self::Routes,
+            interface => Self::Endpoint(interface),
+        }
+    }
+}
+
+/// A local end that is lent: what comes in for it, and is of no flow, is not for a socket of this host's own stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LentEnd {
+    /// Its address.
+    pub address: IpAddr,
+    /// Its port; 0 stands for every one that has no entry of its own, and for what has no ports.
+    pub port: u16,
+    /// Its IP protocol number.
+    pub protocol: u8,
+}
+
+/// Where a [`LentEnd`] is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Lent {
+    /// In an endpoint namespace of this host, by the index of the outer end of its pair of interfaces.
+    Endpoint(u32),
+    /// With the peer of this binding, which has it on lease from this host: what comes goes to the TUN device, and what that
+    /// peer sends from it comes by the TUN device and goes out by routes.
+    Leased(u32),
+}
+
+/// What becomes of what an endpoint namespace sends that is of no flow, and from a [`LentEnd`] that is lent to it. The rest is dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Unknown {
+    /// It is dropped: the address is another's.
+    Dropped,
+    /// It leaves by routes, since the address is this host's own.
+    Routed,
+    /// To the TUN device: the peer of this binding has lent the address.
+    Tunnelled(u32),
+}
+
+/// What the programs know of an endpoint namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Endpoint {
+    /// Its address. What it sends under any other is dropped.
+    pub address: IpAddr,
+    /// What becomes of packets of no flow.
+    pub unknown: Unknown,
+}
+
 /// What the programs know of a flow. Places as in P-14: while they equal the binding's, the flow is native.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FlowEntry {
@@ -257,6 +355,8 @@ pub struct FlowEntry {
     /// While it has moved, a SYN that comes under its own names, as from whoever has its peer's former address now, is dropped
     /// without an answer, since the caller will give the flow up ([`Event::Claimed`](crate::Event::Claimed)); else it is refused by a reset.
     pub gives_way: bool,
+    /// Where its local end is.
+    pub toward: Toward,
 }
 
 /// What becomes of a flow that is answered on in its peer's name, or was.
@@ -435,6 +535,7 @@ impl RawFlowEntry {
             conflict: if entry.gives_way { CONFLICT_GIVES_WAY } else { 0 },
             echoes_from: 0,
             clock: 0,
+            toward: entry.toward.raw(),
         }
     }
 
@@ -448,6 +549,7 @@ impl RawFlowEntry {
             held: self.held != 0,
             real_view: self.real_view != 0,
             gives_way: self.conflict & CONFLICT_GIVES_WAY != 0,
+            toward: Toward::from_raw(self.toward),
         }
     }
 
@@ -459,6 +561,49 @@ impl RawFlowEntry {
             transport,
             zero: [0; 3],
         }
+    }
+}
+
+impl RawLentKey {
+    pub(crate) fn new(end: &LentEnd) -> Self {
+        Self { address: RawAddress::new(end.address), port: end.port.to_be(), transport: end.protocol, zero: [0; 5] }
+    }
+
+    pub(crate) fn end(&self) -> LentEnd {
+        LentEnd { address: self.address.address(), port: u16::from_be(self.port), protocol: self.transport }
+    }
+}
+
+impl RawLent {
+    pub(crate) fn new(lent: Lent) -> Self {
+        match lent {
+            Lent::Endpoint(toward) => Self { toward, binding: 0 },
+            Lent::Leased(binding) => Self { toward: 0, binding },
+        }
+    }
+
+    pub(crate) fn lent(&self) -> Lent {
+        if self.toward == 0 { Lent::Leased(self.binding) } else { Lent::Endpoint(self.toward) }
+    }
+}
+
+impl RawEndpoint {
+    pub(crate) fn new(endpoint: &Endpoint) -> Self {
+        let (unknown, binding) = match endpoint.unknown {
+            Unknown::Dropped => (UNKNOWN_DROPPED, 0),
+            Unknown::Routed => (UNKNOWN_ROUTED, 0),
+            Unknown::Tunnelled(binding) => (UNKNOWN_TUNNELLED, binding),
+        };
+        Self { address: RawAddress::new(endpoint.address), binding, unknown, zero: [0; 3] }
+    }
+
+    pub(crate) fn endpoint(&self) -> Endpoint {
+        let unknown = match self.unknown {
+            UNKNOWN_ROUTED => Unknown::Routed,
+            UNKNOWN_TUNNELLED => Unknown::Tunnelled(self.binding),
+            _ => Unknown::Dropped,
+        };
+        Endpoint { address: self.address.address(), unknown }
     }
 }
 

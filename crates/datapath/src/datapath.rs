@@ -1,3 +1,5 @@
+mod elsewhere;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fs;
 use std::io;
@@ -10,8 +12,8 @@ use whimbrel_wire::FlowTuple;
 
 use crate::abi::{
     Alias, Binding, COUNTERS, FlowEntry, HelpedFlow, IDLE_HELPED, IDLE_INTRODUCTIONS, IDLE_KEPT, IDLE_LAPSES,
-    IDLE_LISTENING, IDLE_TRANSLATION, IDLE_VACATED, LocatorPair, RawAddress, RawBinding, RawFlowEntry, RawHelpedFlow,
-    RawLocatorPair, RawSettings, RawTuple, RawWireFlow,
+    IDLE_LISTENING, IDLE_TRANSLATION, IDLE_VACATED, LocatorPair, RawAddress, RawBinding, RawEndpoint, RawFlowEntry,
+    RawHelpedFlow, RawLent, RawLentKey, RawLocatorPair, RawSettings, RawTuple, RawWireFlow,
 };
 use crate::error::Error;
 use crate::events::{Event, Ring};
@@ -20,6 +22,7 @@ use crate::names::Names;
 use crate::object::Programs;
 use crate::sockets::{Fitted, Follower, Position, Sockets, TcpSocket};
 use crate::table::{GrowingTable, Table};
+use elsewhere::Elsewhere;
 
 /// What an interface is to the data plane, and so which programs it gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -31,17 +34,25 @@ pub enum Role {
     Tunnel,
     /// Introductions are consumed and nothing else happens: nothing has moved yet.
     IntroductionsOnly,
+    /// The outer end of an endpoint namespace's pair of interfaces: what the namespace sends goes out as what this host
+    /// sends, and nothing else of it gets anywhere.
+    Endpoint,
+    /// The loopback device, where ends with an address of this host are lent: what this host's own programs send to them
+    /// goes there.
+    Loopback,
 }
 
 impl Role {
-    const ALL: [Self; 3] = [Self::Wire, Self::Tunnel, Self::IntroductionsOnly];
-    const NAMES: [&str; 3] = ["wire", "tunnel", "introductions"];
+    const ALL: [Self; 5] = [Self::Wire, Self::Tunnel, Self::IntroductionsOnly, Self::Endpoint, Self::Loopback];
+    const NAMES: [&str; 5] = ["wire", "tunnel", "introductions", "endpoint", "loopback"];
 
     fn name(self) -> &'static str {
         match self {
             Self::Wire => "wire",
             Self::Tunnel => "tunnel",
             Self::IntroductionsOnly => "introductions",
+            Self::Endpoint => "endpoint",
+            Self::Loopback => "loopback",
         }
     }
 
@@ -58,12 +69,18 @@ impl Role {
             (Self::Wire, Direction::Ingress, false) => Some("ingress_l3"),
             (Self::Tunnel, Direction::Egress, _) => Some("egress_l3"),
             (Self::Tunnel, Direction::Ingress, _) => Some("ingress_tunnel"),
-            (Self::IntroductionsOnly, Direction::Egress, _) => None,
+            (Self::IntroductionsOnly | Self::Endpoint, Direction::Egress, _)
+            | (Self::Loopback, Direction::Ingress, _) => None,
+            (Self::Endpoint, Direction::Ingress, _) => Some("endpoint"),
+            (Self::Loopback, Direction::Egress, _) => Some("egress_local"),
             (Self::IntroductionsOnly, Direction::Ingress, true) => Some("introductions_l2"),
             (Self::IntroductionsOnly, Direction::Ingress, false) => Some("introductions_l3"),
         }
     }
 }
+
+/// What [`Datapath::set_busy`] says, as bits.
+const IDLE_OF_NODE: u32 = IDLE_TRANSLATION | IDLE_INTRODUCTIONS | IDLE_LISTENING;
 
 /// One instance of the data plane: maps, programs and attachments, pinned in one directory.
 ///
@@ -82,12 +99,16 @@ pub struct Datapath {
     locators: Table<RawLocatorPair, u32>,
     vacated: Table<RawAddress, u32>,
     kept: Table<RawAddress, u32>,
+    lent: Table<RawLentKey, RawLent>,
+    endpoints: Table<u32, RawEndpoint>,
     settings: Table<u32, RawSettings>,
     counters: Table<u32, u64>,
     introduction_indices: Table<u32, u32>,
     ring: Ring,
     /// What `locators` holds for each binding.
     accepted: Mutex<HashMap<u32, Vec<LocatorPair>>>,
+    /// How many flows are toward what.
+    elsewhere: Mutex<Elsewhere>,
     hooks: Vec<Hook>,
     tcx: bool,
 }
@@ -117,11 +138,14 @@ impl Datapath {
             locators: programs.table("locators")?,
             vacated: programs.table("vacated")?,
             kept: programs.table("kept")?,
+            lent: programs.table("lent")?,
+            endpoints: programs.table("endpoints")?,
             settings: programs.table("settings")?,
             counters: programs.table("counters")?,
             introduction_indices: programs.table("introduction_indices")?,
             ring: Ring::new(programs.map("events")?)?,
             accepted: Mutex::new(HashMap::new()),
+            elsewhere: Mutex::default(),
             hooks: Vec::new(),
             tcx: true,
             programs,
@@ -130,6 +154,7 @@ impl Datapath {
         for (pair, binding) in datapath.locators.entries()? {
             datapath.accepted().entry(binding).or_default().push(pair.pair());
         }
+        datapath.count_elsewhere()?;
         datapath.adopt_hooks()?;
         Ok(datapath)
     }
@@ -172,7 +197,7 @@ impl Datapath {
 
     /// What the attached programs have to do from now on: `translation` while any flow has moved or is held, `introductions` while
     /// any are expected, `listening` while any binding is [`Carrier::Listen`](crate::Carrier::Listen). Where there is nothing they pass every packet at once; a new instance does both.
-    /// They translate as long as any flow is helped, whatever is said here.
+    /// They translate as long as any flow is helped, or any local end is elsewhere ([`Toward`], [`LentEnd`]), whatever is said here.
     ///
     /// Attaching waits for the kernel for tens of milliseconds; this is done in an instant.
     ///
@@ -180,12 +205,12 @@ impl Datapath {
     /// When the kernel refuses.
     pub fn set_busy(&self, translation: bool, introductions: bool, listening: bool) -> Result<(), Error> {
         let idle = |busy, bit| if busy { 0 } else { bit };
-        let translation = translation || !self.helped()?.is_empty();
+        let translation = translation || !self.helped()?.is_empty() || self.elsewhere().any();
         self.change_settings(|settings| {
             let all = idle(translation, IDLE_TRANSLATION)
                 | idle(introductions, IDLE_INTRODUCTIONS)
                 | idle(listening, IDLE_LISTENING);
-            settings.idle = settings.idle & (IDLE_VACATED | IDLE_LAPSES | IDLE_HELPED | IDLE_KEPT) | all;
+            settings.idle = settings.idle & !IDLE_OF_NODE | all;
         })
     }
 
@@ -348,11 +373,14 @@ impl Datapath {
         let mut tuples = Vec::with_capacity(flows.len());
         let mut entries = Vec::with_capacity(flows.len());
         let mut wires = Vec::with_capacity(flows.len());
+        let mut moves = Vec::with_capacity(flows.len());
         for (tuple, entry) in flows {
             let tuple = RawTuple::new(tuple);
             let mut entry = RawFlowEntry::new(entry);
             let wire = entry.wire_flow(tuple.transport);
-            if let Some(former) = self.flows.get(&tuple)? {
+            let former = self.flows.get(&tuple)?;
+            moves.push((former.map_or(0, |former| former.toward), entry.toward));
+            if let Some(former) = former {
                 (entry.lapsed, entry.echoes_from, entry.clock) = (former.lapsed, former.echoes_from, former.clock);
                 let former = former.wire_flow(tuple.transport);
                 if former != wire {
@@ -365,7 +393,8 @@ impl Datapath {
         }
         // What comes in has to find its way before anything goes out that may be answered.
         self.wire_flows.insert_all(&wires, &tuples)?;
-        self.flows.insert_all(&tuples, &entries)
+        self.flows.insert_all(&tuples, &entries)?;
+        self.note_elsewhere(|elsewhere| moves.iter().for_each(|(from, to)| elsewhere.change(*from, *to)))
     }
 
     /// Forgets flows; those not known are none the worse.
@@ -378,6 +407,7 @@ impl Datapath {
             if let Some(entry) = self.flows.get(&tuple)? {
                 self.flows.remove(&tuple)?;
                 self.remove_wire(&entry.wire_flow(tuple.transport), &tuple)?;
+                self.note_elsewhere(|elsewhere| elsewhere.change(entry.toward, 0))?;
             }
         }
         Ok(())

@@ -7,9 +7,11 @@ use libbpf_rs::btf::{Btf, BtfType, HasSize};
 
 use crate::abi::{
     COUNTERS, Carrier, EVENT_ACKNOWLEDGED, EVENT_CLAIMED, EVENT_FLOW_CLOSED, EVENT_FLOW_OPENED, EVENT_FLOW_STALLED,
-    EVENT_HEARD_NATIVELY, EVENT_INTRODUCTION, FITTED_CHANGED, FITTED_WAITING, HelpedPhase, ORIGIN_ACCEPTED,
-    ORIGIN_CONNECTED, RawAddress, RawAlias, RawBinding, RawEvent, RawFlowEntry, RawHelpedFlow, RawLapse,
-    RawLocatorPair, RawPosition, RawSettings, RawSocket, RawTuple, RawWireFlow,
+    EVENT_HEARD_NATIVELY, EVENT_INTRODUCTION, FITTED_CHANGED, FITTED_WAITING, HelpedPhase, IDLE_ENDPOINTS,
+    IDLE_FORWARDED, IDLE_HELPED, IDLE_INTRODUCTIONS, IDLE_KEPT, IDLE_LAPSES, IDLE_LISTENING, IDLE_TRANSLATION,
+    IDLE_VACATED, ORIGIN_ACCEPTED, ORIGIN_CONNECTED, RawAddress, RawAlias, RawBinding, RawEndpoint, RawEvent,
+    RawFlowEntry, RawHelpedFlow, RawLapse, RawLent, RawLentKey, RawLocatorPair, RawPosition, RawSettings, RawSocket,
+    RawTuple, RawWireFlow, UNKNOWN_DROPPED, UNKNOWN_ROUTED, UNKNOWN_TUNNELLED,
 };
 
 const OBJECT: &str = concat!(env!("OUT_DIR"), "/layout.bpf.o");
@@ -61,6 +63,9 @@ macro_rules! assert_layout {
 fn structs_are_laid_out_as_in_c() {
     assert_layout!(&btf(),
         "alias" => RawAlias,
+        "lent_key" => RawLentKey,
+        "lent" => RawLent,
+        "endpoint" => RawEndpoint,
         "address" => RawAddress,
         "flow_tuple" => RawTuple,
         "flow_entry" => RawFlowEntry,
@@ -111,6 +116,24 @@ fn constants_are_those_of_c() {
     assert_eq!(constants(&btf, "event_kind"), named(&kinds));
     let fitted = [("FITTED_CHANGED", FITTED_CHANGED.into()), ("FITTED_WAITING", FITTED_WAITING.into())];
     assert_eq!(constants(&btf, "fitted"), named(&fitted));
+    let unknown = [
+        ("UNKNOWN_DROPPED", UNKNOWN_DROPPED.into()),
+        ("UNKNOWN_ROUTED", UNKNOWN_ROUTED.into()),
+        ("UNKNOWN_TUNNELLED", UNKNOWN_TUNNELLED.into()),
+    ];
+    assert_eq!(constants(&btf, "unknown"), named(&unknown));
+    let idle = [
+        ("IDLE_TRANSLATION", IDLE_TRANSLATION.into()),
+        ("IDLE_INTRODUCTIONS", IDLE_INTRODUCTIONS.into()),
+        ("IDLE_VACATED", IDLE_VACATED.into()),
+        ("IDLE_LISTENING", IDLE_LISTENING.into()),
+        ("IDLE_LAPSES", IDLE_LAPSES.into()),
+        ("IDLE_HELPED", IDLE_HELPED.into()),
+        ("IDLE_KEPT", IDLE_KEPT.into()),
+        ("IDLE_ENDPOINTS", IDLE_ENDPOINTS.into()),
+        ("IDLE_FORWARDED", IDLE_FORWARDED.into()),
+    ];
+    assert_eq!(constants(&btf, "idle"), named(&idle));
     let origins = [
         ("ORIGIN_UNKNOWN", 0),
         ("ORIGIN_CONNECTED", ORIGIN_CONNECTED.into()),

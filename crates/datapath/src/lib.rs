@@ -21,7 +21,10 @@ mod object;
 mod sockets;
 mod table;
 
-pub use abi::{Alias, AliasUse, Binding, Carrier, FlowEntry, HelpedFlow, HelpedPhase, LocatorPair};
+pub use abi::{
+    Alias, AliasUse, Binding, Carrier, Endpoint, FlowEntry, HelpedFlow, HelpedPhase, INNER_HARDWARE_ADDRESS, Lent,
+    LentEnd, LocatorPair, Toward, Unknown,
+};
 pub use bpffs::{bpffs, common_bpffs};
 pub use datapath::{Datapath, Role};
 pub use error::Error;

@@ -38,8 +38,19 @@ pub(crate) const NAMES: (&str, &[u8]) = ("names", object!("names"));
 
 /// What outlives the process. The rest is worth nothing to the next one: events that nobody waits for any more,
 /// session indices that end with their sessions, fragments in flight.
-const PINNED: [&str; 9] =
-    ["flows", "wire_flows", "helped", "bindings", "locators", "vacated", "kept", "settings", "counters"];
+const PINNED: [&str; 11] = [
+    "flows",
+    "wire_flows",
+    "helped",
+    "bindings",
+    "locators",
+    "vacated",
+    "kept",
+    "lent",
+    "endpoints",
+    "settings",
+    "counters",
+];
 const SHARED: [&str; 5] = ["settings", "counters", "events", "flows", "bindings"];
 /// Maps of the programs on sockets and names alone; the first are pinned, since sockets outlive the process.
 const PINNED_OF_SOCKETS: [&str; 5] = ["devices", PARKED_SOCKETS, "aliases", "asked_own", "asked_peer"];

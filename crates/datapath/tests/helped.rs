@@ -9,7 +9,9 @@ use std::thread;
 use support::packet::{Packet, TCP, UDP};
 use support::pair::{Pair, entry, find, flow, wait};
 use support::{Bpffs, NEXT, Namespace, Outcome, REDIRECT, SHOT, is_root, run, tun};
-use whimbrel_datapath::{Binding, Carrier, Datapath, Event, FlowEntry, HelpedFlow, HelpedPhase, LocatorPair, Role};
+use whimbrel_datapath::{
+    Binding, Carrier, Datapath, Event, FlowEntry, HelpedFlow, HelpedPhase, LocatorPair, Role, Toward,
+};
 use whimbrel_wire::{FlowTuple, Transport};
 
 const PEER: u32 = 3;
@@ -41,6 +43,7 @@ impl Fixture {
             held: false,
             real_view: false,
             gives_way: false,
+            toward: Toward::Stack,
         };
         this.datapath.insert_flows(&[(this.flow(), entry)]).expect("insert");
         this.bind(Carrier::Rewrite);

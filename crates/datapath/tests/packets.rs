@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use support::packet::{ETHERNET, Packet, TCP, UDP, icmp};
 use support::{Bpffs, NEXT, Namespace, Outcome, REDIRECT, SHOT, is_root, run};
-use whimbrel_datapath::{Binding, Carrier, Datapath, Event, FlowEntry, LocatorPair};
+use whimbrel_datapath::{Binding, Carrier, Datapath, Event, FlowEntry, LocatorPair, Toward};
 use whimbrel_wire::{FlowTuple, Transport};
 
 const PEER: u32 = 3;
@@ -67,6 +67,7 @@ impl Fixture {
                 held,
                 real_view: false,
                 gives_way: false,
+                toward: Toward::Stack,
             };
             (FlowTuple { transport, local: names.own_local, remote: names.own_remote }, entry)
         });
@@ -347,6 +348,7 @@ fn the_old_path_is_marked_and_nothing_else() {
             held: false,
             real_view: false,
             gives_way: false,
+            toward: Toward::Stack,
         };
         fixture.datapath.insert_flows(&[(tuple, entry)]).expect("insert");
         let packet = Packet::new(TCP, names.own_remote, names.own_local).bytes();
@@ -724,6 +726,7 @@ fn maps_hold_what_was_put_in() {
                     held: false,
                     real_view: false,
                     gives_way: false,
+                    toward: Toward::Stack,
                 };
                 (FlowTuple { transport: Transport::Tcp, local, remote: names.own_remote }, entry)
             })

@@ -16,7 +16,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use support::{Bpffs, Namespace, is_root, tun, veth};
-use whimbrel_datapath::{Binding, Carrier, Datapath, FlowEntry, LocatorPair, Role};
+use whimbrel_datapath::{Binding, Carrier, Datapath, FlowEntry, LocatorPair, Role, Toward};
 use whimbrel_wire::{FlowTuple, Transport};
 
 const PEER: u32 = 7;
@@ -129,6 +129,7 @@ impl Host {
             held: false,
             real_view: false,
             gives_way: false,
+            toward: Toward::Stack,
         };
         datapath.insert_flows(&[(flow, entry)]).expect("insert");
         Self { datapath, flow }
@@ -224,6 +225,7 @@ fn roams(old: &str, new: &str, server: &str, tcx: bool, wire_port: impl Fn(u16) 
         held: false,
         real_view: false,
         gives_way: false,
+        toward: Toward::Stack,
     };
     laptop.datapath.insert_flows(&[(other, entry)]).expect("insert");
     exchange(&mut stream, 7);

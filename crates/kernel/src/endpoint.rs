@@ -16,17 +16,31 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use rustix::thread::UnshareFlags;
 
 use crate::error::Error;
 use crate::namespace::Entered;
-use crate::route::{AddressScope, LOOPBACK, NewAddress, NextHop, Prefix, RouteKind, RouteSocket, TableRoute};
+use crate::route::{
+    AddressScope, LOOPBACK, NewAddress, NextHop, Prefix, RouteKind, RouteSocket, Rule, Selector, TableRoute,
+};
 use crate::sysctl;
 
 /// The inner end of the pair.
 const INNER: &str = "e0";
+/// Its link-layer address, in every endpoint namespace the same, since nobody asks for it: what the programs send in there bears it
+/// (`INNER_HARDWARE_ADDRESS` in `bpf/abi.h`). Locally administered.
+pub const INNER_HARDWARE_ADDRESS: [u8; 6] = [0x02, b'W', b'B', b'e', b'p', 0];
 const MAIN_TABLE: u32 = 254;
+const LOCAL_TABLE: u32 = 255;
+/// Where the address is local for what comes in.
+const ENTRANCE_TABLE: u32 = 100;
+const ENTRANCE_PRIORITY: u32 = 100;
+/// Of the pair, in bytes: what the host's own programs send comes from its loopback device, as long as that takes it.
+const MOST_MTU: u32 = 65_535;
+/// How long the kernel may take to make the local route of an IPv6 address, which it does by itself.
+const PATIENCE: Duration = Duration::from_secs(5);
 /// linux/sockios.h: a descriptor of the network namespace that a socket is in (Linux 4.10).
 const SIOCGSKNS: libc::c_ulong = 0x894c;
 
@@ -34,6 +48,29 @@ const SIOCGSKNS: libc::c_ulong = 0x894c;
 const COPIED: [&str; 5] = ["tcp_", "udp_", "ip_local_", "ip_default_ttl", "ip_no_pmtu_disc"];
 /// And these.
 const COPIED_TOO: [&str; 3] = ["net/core/somaxconn", "net/ipv6/conf/all/hop_limit", "net/ipv6/auto_flowlabels"];
+
+/// Settings of the outer end. The programs ask the routing table for it, which answers for interfaces that forward
+/// (`bpf_fib_lookup`). What they let pass up the host's stack is for its own programs, and comes from an address of the host's
+/// own, perhaps.
+const OUTER_SETTINGS: [(&str, &str); 6] = [
+    ("ipv4/conf/IF/forwarding", "1"),
+    ("ipv4/conf/IF/accept_local", "1"),
+    ("ipv4/conf/IF/rp_filter", "0"),
+    ("ipv6/conf/IF/forwarding", "1"),
+    ("ipv6/conf/IF/accept_ra", "0"),
+    ("ipv6/conf/IF/addr_gen_mode", "1"),
+];
+/// Settings inside. What comes in has come any way, even from the address itself, which the host may have as well; nobody
+/// else's routes or addresses are wanted here.
+const INNER_SETTINGS: [(&str, &str); 4] = [
+    ("ipv4/conf/IF/rp_filter", "0"),
+    ("ipv4/conf/IF/accept_local", "1"),
+    ("ipv6/conf/IF/accept_ra", "0"),
+    ("ipv6/conf/IF/addr_gen_mode", "1"),
+];
+/// Without a local route the kernel takes the address for nobody's when a socket is bound to it.
+const NAMESPACE_SETTINGS: [(&str, &str); 3] =
+    [("ipv4/conf/all/rp_filter", "0"), ("ipv4/ip_nonlocal_bind", "1"), ("ipv6/ip_nonlocal_bind", "1")];
 
 /// An endpoint namespace.
 #[derive(Debug)]
@@ -43,7 +80,7 @@ pub struct Endpoint {
 
 impl Endpoint {
     /// Makes one for `address`, with `interface` as its end in the calling thread's network namespace, whose settings for TCP and
-    /// UDP it takes over. `mtu` is in bytes. Needs CAP_SYS_ADMIN and CAP_NET_ADMIN.
+    /// UDP it takes over. `mtu`, in bytes, is that of its route to everywhere. Needs CAP_SYS_ADMIN and CAP_NET_ADMIN.
     ///
     /// # Errors
     /// [`Error::Call`]; nothing is left of the attempt.
@@ -52,9 +89,10 @@ impl Endpoint {
         let settings = settings();
         let mut outside = RouteSocket::open()?;
         // From here on the end of the namespace is the end of all that was made.
-        let outer = outside.create_pair(interface, INNER, namespace.as_fd(), mtu)?;
-        outside.set_up(outer, true)?;
+        let outer = outside.create_pair(interface, (INNER, INNER_HARDWARE_ADDRESS), namespace.as_fd(), MOST_MTU)?;
         let endpoint = Self { namespace };
+        set_all(interface, &OUTER_SETTINGS)?;
+        outside.set_up(outer, true)?;
         let _inside = endpoint.enter()?;
         for (key, value) in &settings {
             if sysctl::get(key).is_ok_and(|now| now != *value) {
@@ -62,7 +100,7 @@ impl Endpoint {
                 let _ = sysctl::set(key, value);
             }
         }
-        furnish(address)?;
+        furnish(address, mtu)?;
         Ok(endpoint)
     }
 
@@ -114,20 +152,12 @@ fn new_namespace() -> Result<OwnedFd, Error> {
 }
 
 /// Makes the address local in the namespace that the thread is in, and leads everything out of it.
-fn furnish(address: IpAddr) -> Result<(), Error> {
-    // What comes in has come any way; nobody else's routes or addresses are wanted here.
-    for (key, value) in [
-        ("net/ipv4/conf/all/rp_filter", "0"),
-        ("net/ipv4/conf/e0/rp_filter", "0"),
-        ("net/ipv6/conf/e0/accept_ra", "0"),
-        ("net/ipv6/conf/e0/addr_gen_mode", "1"),
-    ] {
-        match sysctl::set(key, value) {
-            // Without IPv6 there is none to keep out.
-            Err(error) if key.contains("ipv6") && error.raw_os_error() == Some(libc::ENOENT) => {}
-            other => other?,
-        }
-    }
+///
+/// It is local to what comes in alone. What is sent to it goes out as anything else does: the host may have the address too, and
+/// programs that hold other ports of it.
+fn furnish(address: IpAddr, mtu: u32) -> Result<(), Error> {
+    set_all(INNER, &INNER_SETTINGS)?;
+    set_all("", &NAMESPACE_SETTINGS)?;
     let mut inside = RouteSocket::open()?;
     inside.set_up(LOOPBACK, true)?;
     let links = inside.links()?;
@@ -139,7 +169,36 @@ fn furnish(address: IpAddr) -> Result<(), Error> {
     inside.set_up(e0, false)?;
     inside.set_address(&NewAddress { interface: LOOPBACK, address, scope: AddressScope::Global, deprecated: false })?;
     let everything = Prefix::everything(address);
-    inside.set_route(&TableRoute::new(everything, MAIN_TABLE, RouteKind::Unicast, vec![NextHop::interface(e0)]))
+    let out = TableRoute::new(everything, MAIN_TABLE, RouteKind::Unicast, vec![NextHop::interface(e0)]);
+    inside.set_route(&out.mtu(mtu))?;
+    let local = |table| {
+        let hops = vec![NextHop::interface(LOOPBACK)];
+        TableRoute::new(Prefix::host(address), table, RouteKind::Local, hops).metric(0)
+    };
+    inside.set_route(&local(ENTRANCE_TABLE))?;
+    let selector = Selector::Arrived { interface: INNER, ipv4: address.is_ipv4() };
+    inside.set_rule(&Rule { priority: ENTRANCE_PRIORITY, selector, table: ENTRANCE_TABLE })?;
+    let since = Instant::now();
+    while !inside.delete_route(&local(LOCAL_TABLE))? {
+        if since.elapsed() > PATIENCE {
+            let detail = "the kernel made no local route of it".to_owned();
+            return Err(Error::Answer { call: "RTM_NEWADDR", object: address.to_string(), detail });
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
+/// Sets settings below `net`, those of `interface` where they name one (`IF`).
+fn set_all(interface: &str, settings: &[(&str, &str)]) -> Result<(), Error> {
+    for (key, value) in settings {
+        match sysctl::set(&format!("net/{}", key.replace("IF", interface)), value) {
+            // Without IPv6 there is none to keep out.
+            Err(error) if key.contains("ipv6") && error.raw_os_error() == Some(libc::ENOENT) => {}
+            other => other?,
+        }
+    }
+    Ok(())
 }
 
 /// The host's settings that are taken over, with their values.

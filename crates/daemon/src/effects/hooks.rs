@@ -106,11 +106,15 @@ impl Hooks {
         if hanging {
             wanted.insert(tun, Role::Tunnel);
         }
+        // Ends of endpoint namespaces, and what leads to them, have programs of their own.
+        let attached = datapath.attached();
+        let apart = |role: Role| matches!(role, Role::Endpoint | Role::Loopback);
+        wanted.retain(|index, _| !attached.iter().any(|(interface, role)| interface == index && apart(*role)));
         for (interface, role) in &wanted {
             result = result.and(datapath.attach(*interface, *role));
         }
-        for (interface, _) in datapath.attached() {
-            if !wanted.contains_key(&interface) {
+        for (interface, role) in attached {
+            if !apart(role) && !wanted.contains_key(&interface) {
                 result = result.and(datapath.detach(interface));
             }
         }

@@ -714,6 +714,8 @@ impl Effects {
                 Role::Wire => "translate",
                 Role::Tunnel => "tunnel",
                 Role::IntroductionsOnly => "introductions",
+                Role::Endpoint => "endpoint",
+                Role::Loopback => "loopback",
             }
             .to_owned(),
             hook: if self.tcx { "tcx" } else { "clsact" }.to_owned(),
@@ -778,6 +780,7 @@ fn data_plane_entry(entry: &FlowEntry) -> datapath::FlowEntry {
         held: entry.waits.any(),
         real_view: entry.manner.view == View::Real,
         gives_way: entry.manner.gives_way,
+        toward: datapath::Toward::Stack,
     }
 }
 

@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use whimbrel_datapath::{Binding, Carrier, Datapath, Event, FlowEntry, TcpSocket};
+use whimbrel_datapath::{Binding, Carrier, Datapath, Event, FlowEntry, TcpSocket, Toward};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use super::{Bpffs, Namespace, veth};
@@ -92,6 +92,7 @@ pub(crate) fn entry(stream: &TcpStream, binding: u32, held: bool) -> (FlowTuple,
         held,
         real_view: false,
         gives_way: false,
+        toward: Toward::Stack,
     };
     (own, entry)
 }

@@ -55,11 +55,19 @@ impl RouteSocket {
     ///
     /// # Errors
     /// [`Error::Call`], [`Error::Answer`]; nothing has changed then.
-    pub fn create_pair(&mut self, name: &str, peer: &str, namespace: BorrowedFd<'_>, mtu: u32) -> Result<u32, Error> {
+    pub fn create_pair(
+        &mut self,
+        name: &str,
+        peer: (&str, [u8; 6]),
+        namespace: BorrowedFd<'_>,
+        mtu: u32,
+    ) -> Result<u32, Error> {
+        let (peer, hardware) = peer;
         let mut other = LinkMessage::default();
         other.attributes.push(LinkAttribute::IfName(peer.to_owned()));
         other.attributes.push(LinkAttribute::Mtu(mtu));
         other.attributes.push(LinkAttribute::NetNsFd(namespace.as_raw_fd()));
+        other.attributes.push(LinkAttribute::Address(hardware.to_vec()));
         let mut message = LinkMessage::default();
         message.attributes.push(LinkAttribute::IfName(name.to_owned()));
         message.attributes.push(LinkAttribute::Mtu(mtu));

@@ -40,13 +40,20 @@ pub enum Selector {
         /// The family of the packets.
         ipv4: bool,
     },
+    /// Packets that come in by this interface.
+    Arrived {
+        /// Its name.
+        interface: &'static str,
+        /// The family of the packets.
+        ipv4: bool,
+    },
 }
 
 impl Selector {
     fn is_ipv4(self) -> bool {
         match self {
             Self::From(address) | Self::FromUnmarked { address, .. } => address.is_ipv4(),
-            Self::Mark { ipv4, .. } | Self::OwnUnmarked { ipv4, .. } => ipv4,
+            Self::Mark { ipv4, .. } | Self::OwnUnmarked { ipv4, .. } | Self::Arrived { ipv4, .. } => ipv4,
         }
     }
 }
@@ -71,6 +78,7 @@ impl Rule {
             }
             Selector::Mark { value, mask, .. } => format!("fwmark {value:#x}/{mask:#x} lookup {}", self.table),
             Selector::OwnUnmarked { mask, .. } => format!("fwmark 0/{mask:#x} iif lo lookup {}", self.table),
+            Selector::Arrived { interface, .. } => format!("iif {interface} lookup {}", self.table),
         }
     }
 }
@@ -96,7 +104,8 @@ impl RouteSocket {
             .map_err(|e| e.of("RTM_DELRULE", rule.object()))
     }
 
-    /// The rules that have [`PROTOCOL`], whoever left them.
+    /// The rules that have [`PROTOCOL`], whoever left them, but for those with [`Selector::Arrived`]: these are in namespaces
+    /// that end by themselves.
     ///
     /// # Errors
     /// [`Error::Call`].
@@ -150,6 +159,7 @@ fn encode(rule: &Rule) -> RuleMessage {
             attributes.push(RuleAttribute::FwMask(mask));
             attributes.push(RuleAttribute::Iifname("lo".to_owned()));
         }
+        Selector::Arrived { interface, .. } => attributes.push(RuleAttribute::Iifname(interface.to_owned())),
     }
     message
 }

@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Local ends that are not sockets of this host's own stack (docs/decisions/0016-where-a-local-end-is.md): in an endpoint
+ * namespace, or at another host behind this one. What comes in for them is led there instead of up the stack.
+ */
+#ifndef WHIMBREL_TOWARD_H
+#define WHIMBREL_TOWARD_H
+
+#include <stdbool.h>
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#include "../abi.h"
+#include "../maps.h"
+#include "egress.h"
+#include "parse.h"
+#include "rewrite.h"
+#include "verdict.h"
+
+/* Every local end is in this host's own stack. */
+#define IDLE_TOWARD (IDLE_ENDPOINTS | IDLE_FORWARDED)
+
+/* What find_toward() says beside what `toward` of a flow may be: to the TUN device. */
+#define TOWARD_TUNNEL 0xfffffffeU
+
+static __always_inline struct lent *find_lent(const struct address *address, __be16 port, __u8 transport)
+{
+	struct lent_key key = {};
+	struct lent *found;
+
+	key.address = *address;
+	key.port = port;
+	key.transport = transport;
+	found = bpf_map_lookup_elem(&lent, &key);
+	if (found || !port)
+		return found;
+	key.port = 0;
+	return bpf_map_lookup_elem(&lent, &key);
+}
+
+/* Is this local end lent, so that no socket of this host's own need know of it? */
+static __noinline bool is_lent(struct __sk_buff *skb, const struct flow_tuple *own)
+{
+	const struct settings *settings = get_settings();
+
+	(void)skb;
+	return own && settings && !(settings->idle & IDLE_ENDPOINTS) &&
+	       find_lent(&own->local, own->local_port, own->transport);
+}
+
+/* parse() anew, for a packet that has other names now. */
+static __noinline bool read_packet(struct __sk_buff *skb, __u32 network, struct packet *packet)
+{
+	return packet && parse(skb, network, skb->protocol, packet);
+}
+
+/*
+ * The flow that an ICMP error is about, as its receiver knows it: the quotation is of what that sent. All zero: it quotes
+ * nothing that has ports.
+ */
+static __noinline bool quoted_flow(struct __sk_buff *skb, const struct packet *packet, struct flow_tuple *own)
+{
+	struct quotation *quotation = get_quotation();
+	const struct packet *inner;
+
+	if (!packet || !own || !quotation)
+		return false;
+	if (!parse(skb, packet->transport + 8, skb->protocol, &quotation->inner))
+		return false;
+	inner = &quotation->inner;
+	own->local = inner->source;
+	own->remote = inner->destination;
+	own->local_port = inner->source_port;
+	own->remote_port = inner->destination_port;
+	own->transport = inner->protocol;
+	return true;
+}
+
+/* What came in, under its own names, is of this flow: also for fragments and ICMP errors. */
+static __always_inline void inbound_flow(struct __sk_buff *skb, const struct packet *packet, struct flow_tuple *own)
+{
+	if (quotes_packet(skb, packet) && quoted_flow(skb, packet, own))
+		return;
+	if (packet->part == FRAGMENT_LATER) {
+		const struct flow_tuple *first;
+		struct fragment key;
+
+		fragment_key(&key, packet, FRAGMENT_IN);
+		first = bpf_map_lookup_elem(&fragments, &key);
+		if (first) {
+			*own = *first;
+			return;
+		}
+	}
+	own->local = packet->destination;
+	own->remote = packet->source;
+	own->local_port = packet->destination_port;
+	own->remote_port = packet->source_port;
+	own->transport = packet->protocol;
+}
+
+/* Where what came in, and is under its own names, goes: 0 for this host's own stack. */
+static __noinline __u32 find_toward(struct __sk_buff *skb, const struct packet *packet)
+{
+	const struct settings *settings = get_settings();
+	struct flow_tuple own = {};
+	const struct flow_entry *flow;
+	const struct lent *lent;
+	__u32 toward = 0;
+
+	if (!packet || !settings)
+		return 0;
+	inbound_flow(skb, packet, &own);
+	flow = find_flow(&own);
+	if (flow) {
+		toward = flow->toward;
+	} else if (!(settings->idle & IDLE_ENDPOINTS)) {
+		lent = find_lent(&own.local, own.local_port, own.transport);
+		if (lent) {
+			toward = lent->toward ? lent->toward : lent->binding ? TOWARD_TUNNEL : 0;
+		} else if (skb->ifindex == settings->tunnel) {
+			/* Of a peer that has this end on lease; the daemon has seen to it that it is its own. */
+			lent = find_lent(&own.remote, own.remote_port, own.transport);
+			if (lent && lent->binding)
+				toward = TOWARD_ROUTES;
+		}
+	}
+	if (toward && packet->part == FRAGMENT_FIRST) {
+		struct fragment key;
+
+		fragment_key(&key, packet, FRAGMENT_IN);
+		bpf_map_update_elem(&fragments, &key, &own, BPF_ANY);
+	}
+	return toward;
+}
+
+/* Into an endpoint namespace, at once: its end takes the packet as if it had come in there. From ingress only. */
+static __always_inline int into_endpoint(__u32 interface)
+{
+	count(COUNTER_ENDPOINT_IN);
+	return bpf_redirect_peer(interface, 0);
+}
+
+/* Leads what came in, and is under its own names, to where its local end is. */
+static __always_inline int bring(struct __sk_buff *skb, struct packet *packet)
+{
+	const struct settings *settings = get_settings();
+	__u32 toward = find_toward(skb, packet);
+
+	if (!toward || !settings)
+		return pass();
+	packet->origin = FROM_WIRE;
+	if (toward == TOWARD_ROUTES)
+		return to_routes(skb, packet);
+	if (toward != TOWARD_TUNNEL)
+		return into_endpoint(toward);
+	/* What came by a tunnel goes into none, or two ends that lend each other an address would never be done with it. */
+	if (!settings->tunnel || skb->ifindex == settings->tunnel)
+		return hold(COUNTER_HELD_NO_TUNNEL);
+	return to_tunnel(skb, packet, settings->tunnel, COUNTER_LEASED_OUT);
+}
+
+/* What came in from the far end of a flow whose local end is at another host is sent on as if this host had sent it. */
+static __always_inline int forward(struct __sk_buff *skb, struct packet *packet)
+{
+	int verdict = OF_NO_FLOW;
+
+	packet->origin = FROM_WIRE;
+	if (packet->protocol == IPPROTO_TCP || packet->protocol == IPPROTO_UDP)
+		verdict = egress_flow(skb, packet);
+	else if (quotes_packet(skb, packet))
+		verdict = egress_icmp(skb, packet);
+	packet->origin = FROM_STACK;
+	return verdict;
+}
+
+#endif

@@ -1,0 +1,134 @@
+//! Local ends that are not sockets of this host's own stack: in endpoint namespaces, or at hosts behind this one.
+
+use std::sync::{MutexGuard, PoisonError};
+
+use super::Datapath;
+use crate::abi::{
+    Endpoint, IDLE_ENDPOINTS, IDLE_FORWARDED, IDLE_TRANSLATION, Lent, LentEnd, RawEndpoint, RawLent, RawLentKey,
+    TOWARD_ROUTES,
+};
+use crate::error::Error;
+
+/// How much there is that is not in this host's own stack.
+#[derive(Debug, Default)]
+pub(super) struct Elsewhere {
+    lent: usize,
+    endpoints: usize,
+    /// Flows toward a namespace.
+    inside: usize,
+    /// Flows toward another host.
+    behind: usize,
+}
+
+impl Elsewhere {
+    /// A flow goes another way than before (`toward` of a flow's entry).
+    pub(super) fn change(&mut self, from: u32, to: u32) {
+        for (toward, step) in [(from, -1), (to, 1)] {
+            let number = match toward {
+                0 => continue,
+                TOWARD_ROUTES => &mut self.behind,
+                _ => &mut self.inside,
+            };
+            *number = number.saturating_add_signed(step);
+        }
+    }
+
+    pub(super) fn any(&self) -> bool {
+        self.idle() != IDLE_ENDPOINTS | IDLE_FORWARDED
+    }
+
+    fn idle(&self) -> u32 {
+        let inside = if self.lent + self.endpoints + self.inside == 0 { IDLE_ENDPOINTS } else { 0 };
+        let behind = if self.behind == 0 { IDLE_FORWARDED } else { 0 };
+        inside | behind
+    }
+}
+
+impl Datapath {
+    /// Lends a local end, or changes to whom. What is under way to it may still go where it went.
+    ///
+    /// # Errors
+    /// When the kernel refuses, as it does when the map is full.
+    pub fn set_lent(&self, end: &LentEnd, lent: Lent) -> Result<(), Error> {
+        let key = RawLentKey::new(end);
+        let new = self.lent.get(&key)?.is_none();
+        self.lent.insert(&key, &RawLent::new(lent))?;
+        self.note_elsewhere(|elsewhere| elsewhere.lent += usize::from(new))
+    }
+
+    /// The local end is this host's own again; one that was not lent is none the worse.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn remove_lent(&self, end: &LentEnd) -> Result<(), Error> {
+        let removed = self.lent.remove(&RawLentKey::new(end))?;
+        self.note_elsewhere(|elsewhere| elsewhere.lent = elsewhere.lent.saturating_sub(removed.into()))
+    }
+
+    /// All local ends that are lent, among them those of a process before this one.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn lent(&self) -> Result<Vec<(LentEnd, Lent)>, Error> {
+        Ok(self.lent.entries()?.iter().map(|(end, lent)| (end.end(), lent.lent())).collect())
+    }
+
+    /// Makes an endpoint namespace known, by the index of the outer end of its pair of interfaces, or changes what is known.
+    /// That interface has to have [`Role::Endpoint`].
+    ///
+    /// # Errors
+    /// When the kernel refuses, as it does when the map is full.
+    pub fn set_endpoint(&self, interface: u32, endpoint: &Endpoint) -> Result<(), Error> {
+        let new = self.endpoints.get(&interface)?.is_none();
+        self.endpoints.insert(&interface, &RawEndpoint::new(endpoint))?;
+        self.note_elsewhere(|elsewhere| elsewhere.endpoints += usize::from(new))
+    }
+
+    /// Forgets an endpoint namespace: nothing that it sends gets anywhere any more. One that is not known is none the worse.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn remove_endpoint(&self, interface: u32) -> Result<(), Error> {
+        let removed = self.endpoints.remove(&interface)?;
+        self.note_elsewhere(|elsewhere| elsewhere.endpoints = elsewhere.endpoints.saturating_sub(removed.into()))
+    }
+
+    /// All endpoint namespaces by the outer ends of their pairs, among them those of a process before this one; some may be gone.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn endpoints(&self) -> Result<Vec<(u32, Endpoint)>, Error> {
+        Ok(self.endpoints.entries()?.iter().map(|(interface, known)| (*interface, known.endpoint())).collect())
+    }
+
+    pub(super) fn elsewhere(&self) -> MutexGuard<'_, Elsewhere> {
+        // Numbers, which a panic elsewhere has not left wrong.
+        self.elsewhere.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn count_elsewhere(&self) -> Result<(), Error> {
+        let (lent, endpoints) = (self.lent.entries()?.len(), self.endpoints.entries()?.len());
+        let mut counted = Elsewhere { lent, endpoints, ..Elsewhere::default() };
+        self.flows.entries()?.iter().for_each(|(_, entry)| counted.change(0, entry.toward));
+        let idle = counted.idle();
+        *self.elsewhere() = counted;
+        self.look_elsewhere(idle)
+    }
+
+    /// Changes the numbers, and what the programs look for with them.
+    pub(super) fn note_elsewhere(&self, change: impl FnOnce(&mut Elsewhere)) -> Result<(), Error> {
+        let mut elsewhere = self.elsewhere();
+        let before = elsewhere.idle();
+        change(&mut elsewhere);
+        let idle = elsewhere.idle();
+        if idle == before { Ok(()) } else { self.look_elsewhere(idle) }
+    }
+
+    /// `idle`: [`Elsewhere::idle`].
+    fn look_elsewhere(&self, idle: u32) -> Result<(), Error> {
+        let busy = if idle == IDLE_ENDPOINTS | IDLE_FORWARDED { 0 } else { IDLE_TRANSLATION };
+        self.change_settings(|settings| {
+            settings.idle = settings.idle & !(IDLE_ENDPOINTS | IDLE_FORWARDED | busy) | idle;
+        })
+    }
+}

@@ -1,0 +1,608 @@
+//! Local ends that are not sockets of the host's own stack: in endpoint namespaces, and behind an anchor.
+//!
+//! ```text
+//!  ┌──────────────┐      ┌────────┐      ┌──────┐
+//!  │ host  (space)├──────┤ middle ├──────┤ far  │
+//!  └──────────────┘ near └────────┘ far  └──────┘
+//! ```
+//! The middle is a router, or an anchor whose address connections are made to that end at the host.
+
+mod support;
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use support::{Bpffs, Namespace, is_root, tun, veth};
+use whimbrel_datapath::{
+    Binding, Carrier, Datapath, Endpoint, FlowEntry, Lent, LentEnd, LocatorPair, Role, Toward, Unknown,
+};
+use whimbrel_kernel::endpoint::Endpoint as Space;
+use whimbrel_wire::{FlowTuple, Transport};
+
+const TCP: u8 = 6;
+const UDP: u8 = 17;
+const PORT: u16 = 5000;
+/// Lent as well: a port rests for a while after a connection.
+const OTHER: u16 = 5001;
+/// Of the far end of a connection that is known before it is opened.
+const FAR_PORT: u16 = 40_000;
+const PEER: u32 = 7;
+const BLOCK: usize = 4 << 20;
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn address(n: u8, host: u8, v4: bool) -> IpAddr {
+    let text = if v4 { format!("10.{n}.0.{host}") } else { format!("fd00:{n}::{host}") };
+    text.parse().expect("an address")
+}
+
+struct Net {
+    host: Namespace,
+    middle: Namespace,
+    far: Namespace,
+    bpffs: Bpffs,
+}
+
+impl Net {
+    /// The host has 10.1.0.2, the far end 10.9.0.2, and the middle the .1 of both networks.
+    fn new(forwards: bool) -> Self {
+        let net = Self { host: Namespace::new(), middle: Namespace::new(), far: Namespace::new(), bpffs: Bpffs::new() };
+        net.middle.sysctl("net.ipv4.ip_forward", if forwards { "1" } else { "0" });
+        net.middle.sysctl("net.ipv6.conf.all.forwarding", if forwards { "1" } else { "0" });
+        for (n, end, name) in [(1, &net.host, "near"), (9, &net.far, "far")] {
+            veth(end, "eth", &net.middle, name);
+            net.middle.run(&format!("ip addr add 10.{n}.0.1/24 dev {name}"));
+            net.middle.run(&format!("ip addr add fd00:{n}::1/64 dev {name} nodad"));
+            end.run(&format!("ip addr add 10.{n}.0.2/24 dev eth"));
+            end.run(&format!("ip addr add fd00:{n}::2/64 dev eth nodad"));
+            end.run(&format!("ip route add default via 10.{n}.0.1"));
+            end.run(&format!("ip route add default via fd00:{n}::1"));
+        }
+        net
+    }
+}
+
+fn index(name: &str) -> u32 {
+    let name = std::ffi::CString::new(name).expect("no zero in it");
+    // SAFETY: a terminated string.
+    unsafe { libc::if_nametoindex(name.as_ptr()) }
+}
+
+fn counter(datapath: &Datapath, name: &str) -> u64 {
+    let counters = datapath.counters().expect("counters");
+    counters.iter().find(|(known, _)| *known == name).expect("a known counter").1
+}
+
+/// An endpoint namespace of the namespace that the thread is in, and the index of its outer end.
+fn space(datapath: &mut Datapath, name: &str, address: IpAddr, unknown: Unknown) -> (Space, u32) {
+    let space = Space::create(address, name, 1500).expect("an endpoint namespace");
+    let outer = index(name);
+    datapath.set_endpoint(outer, &Endpoint { address, unknown }).expect("set the endpoint");
+    datapath.attach(outer, Role::Endpoint).expect("attach");
+    (space, outer)
+}
+
+fn lend(datapath: &Datapath, address: IpAddr, port: u16, to: Lent) {
+    for protocol in [TCP, UDP] {
+        datapath.set_lent(&LentEnd { address, port, protocol }, to).expect("lend");
+    }
+}
+
+fn patient(stream: TcpStream) -> TcpStream {
+    stream.set_read_timeout(Some(PATIENCE)).expect("SO_RCVTIMEO");
+    stream.set_write_timeout(Some(PATIENCE)).expect("SO_SNDTIMEO");
+    stream
+}
+
+/// A connection from the port of `from` to `to`; non-blocking would do as well, but its time is bounded.
+fn connect(from: SocketAddr, to: SocketAddr) -> TcpStream {
+    let family = if from.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+    // SAFETY: takes integers.
+    let fd = unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
+    assert!(fd >= 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: a new descriptor that nobody else owns.
+    let stream = patient(unsafe { std::os::fd::FromRawFd::from_raw_fd(fd) });
+    for (call, name) in [(0, from), (1, to)] {
+        let (bytes, length) = raw_name(name);
+        // SAFETY: an open socket and a name of this length.
+        let done = unsafe {
+            if call == 0 {
+                libc::bind(stream.as_raw_fd(), bytes.as_ptr().cast(), length)
+            } else {
+                libc::connect(stream.as_raw_fd(), bytes.as_ptr().cast(), length)
+            }
+        };
+        assert_eq!(done, 0, "{from} to {to}: {}", std::io::Error::last_os_error());
+    }
+    stream
+}
+
+/// struct sockaddr_in or sockaddr_in6, with its length.
+fn raw_name(name: SocketAddr) -> ([u8; 28], libc::socklen_t) {
+    let mut bytes = [0; 28];
+    let (family, length) = if name.is_ipv4() { (libc::AF_INET, 16) } else { (libc::AF_INET6, 28) };
+    bytes[..2].copy_from_slice(&(family as u16).to_ne_bytes());
+    bytes[2..4].copy_from_slice(&name.port().to_be_bytes());
+    match name.ip() {
+        IpAddr::V4(v4) => bytes[4..8].copy_from_slice(&v4.octets()),
+        IpAddr::V6(v6) => bytes[8..24].copy_from_slice(&v6.octets()),
+    }
+    (bytes, length)
+}
+
+fn pattern(length: usize, seed: u32) -> Vec<u8> {
+    (0..length as u32).map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 13) as u8).collect()
+}
+
+/// A block each way at the same time.
+fn exchange(one: &TcpStream, other: &TcpStream, seed: u32) {
+    thread::scope(|scope| {
+        for (mut from, mut to, seed) in [(one, other, seed), (other, one, seed + 1)] {
+            scope.spawn(move || from.write_all(&pattern(BLOCK, seed)).expect("write"));
+            scope.spawn(move || {
+                let mut received = vec![0; BLOCK];
+                to.read_exact(&mut received).expect("the block arrives");
+                assert!(received == pattern(BLOCK, seed), "the block arrived changed");
+            });
+        }
+    });
+}
+
+fn exchange_datagrams(one: &UdpSocket, other: &UdpSocket) {
+    for socket in [one, other] {
+        socket.set_read_timeout(Some(PATIENCE)).expect("SO_RCVTIMEO");
+    }
+    for length in [1, 1000, 4000, 60_000] {
+        for (from, to) in [(one, other), (other, one)] {
+            from.send_to(&pattern(length, 3), to.local_addr().expect("local")).expect("send");
+            let mut received = vec![0; 1 << 16];
+            let (size, sender) = to.recv_from(&mut received).expect("the datagram arrives");
+            assert_eq!(sender, from.local_addr().expect("local"));
+            assert!(received[..size] == pattern(length, 3), "the datagram arrived changed");
+        }
+    }
+}
+
+/// What is sent to a closed port comes back as an error.
+fn expect_refusal(from: &UdpSocket, to: SocketAddr) {
+    from.set_read_timeout(Some(PATIENCE)).expect("SO_RCVTIMEO");
+    from.connect(to).expect("connect");
+    from.send(&[0]).expect("send");
+    let error = from.recv(&mut [0]).expect_err("the port is closed");
+    assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{error}");
+}
+
+fn on_both_families(test: impl Fn(bool) + Copy + Send + 'static) {
+    if !is_root() {
+        return;
+    }
+    for v4 in [true, false] {
+        // Namespaces are entered for good.
+        thread::spawn(move || test(v4)).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    }
+}
+
+/// A host whose own address is lent to its endpoint namespace.
+struct OwnAddress {
+    net: Net,
+    datapath: Datapath,
+    space: Space,
+    outer: u32,
+    own: IpAddr,
+    far: IpAddr,
+}
+
+impl OwnAddress {
+    fn new(v4: bool) -> Self {
+        let net = Net::new(true);
+        let (own, far) = (address(1, 2, v4), address(9, 2, v4));
+        net.host.enter();
+        let mut datapath = Datapath::open(&net.bpffs.pins("host")).expect("open");
+        datapath.attach(index("eth"), Role::Wire).expect("attach");
+        datapath.attach(1, Role::Loopback).expect("attach");
+        let (space, outer) = space(&mut datapath, "wb0", own, Unknown::Routed);
+        for port in [PORT, OTHER] {
+            lend(&datapath, own, port, Lent::Endpoint(outer));
+        }
+        datapath.set_busy(false, false, false).expect("busy");
+        Self { net, datapath, space, outer, own, far }
+    }
+
+    fn listen_inside(&self) -> TcpListener {
+        let _inside = self.space.enter().expect("enter");
+        TcpListener::bind((self.own, PORT)).expect("listen")
+    }
+
+    fn bind_inside(&self) -> UdpSocket {
+        let _inside = self.space.enter().expect("enter");
+        UdpSocket::bind((self.own, PORT)).expect("bind")
+    }
+}
+
+#[test]
+fn inner_ends_have_the_address_that_the_programs_send_to() {
+    assert_eq!(whimbrel_kernel::endpoint::INNER_HARDWARE_ADDRESS, whimbrel_datapath::INNER_HARDWARE_ADDRESS);
+}
+
+#[test]
+fn a_lent_end_is_reached_and_reaches_others() {
+    on_both_families(|v4| {
+        let host = OwnAddress::new(v4);
+        let listener = host.listen_inside();
+        host.net.far.enter();
+        let there = patient(TcpStream::connect((host.own, PORT)).expect("connect"));
+        let here = patient(listener.accept().expect("accept").0);
+        exchange(&here, &there, 1);
+        drop((listener, here, there));
+
+        let far = TcpListener::bind((host.far, PORT)).expect("listen");
+        host.net.host.enter();
+        let here = {
+            let _inside = host.space.enter().expect("enter");
+            connect(SocketAddr::new(host.own, OTHER), far.local_addr().expect("local"))
+        };
+        let there = patient(far.accept().expect("accept").0);
+        exchange(&here, &there, 3);
+
+        let near = host.bind_inside();
+        host.net.far.enter();
+        let far = UdpSocket::bind((host.far, 0)).expect("bind");
+        exchange_datagrams(&near, &far);
+        let closed = far.local_addr().expect("local");
+        drop(far);
+        expect_refusal(&near, closed);
+        drop(near);
+        let far = UdpSocket::bind((host.far, 0)).expect("bind");
+        expect_refusal(&far, SocketAddr::new(host.own, PORT));
+        assert!(counter(&host.datapath, "endpoint_in") > 0);
+        assert!(counter(&host.datapath, "endpoint_out") > 0);
+    });
+}
+
+#[test]
+fn path_mtu_reaches_an_endpoint_namespace() {
+    on_both_families(|v4| {
+        let host = OwnAddress::new(v4);
+        host.net.middle.run("ip link set far mtu 1300");
+        let listener = host.listen_inside();
+        host.net.far.enter();
+        let there = patient(TcpStream::connect((host.own, PORT)).expect("connect"));
+        let here = patient(listener.accept().expect("accept").0);
+        exchange(&here, &there, 1);
+    });
+}
+
+#[test]
+fn programs_of_the_host_reach_its_lent_ends_and_are_reached() {
+    on_both_families(|v4| {
+        let host = OwnAddress::new(v4);
+        let listener = host.listen_inside();
+        // Under the very address that it is lent of.
+        let there = connect(SocketAddr::new(host.own, 0), SocketAddr::new(host.own, PORT));
+        let here = patient(listener.accept().expect("accept").0);
+        exchange(&here, &there, 1);
+        drop((listener, here, there));
+        let service = TcpListener::bind((host.own, OTHER + 1)).expect("listen");
+        let here = {
+            let _inside = host.space.enter().expect("enter");
+            connect(SocketAddr::new(host.own, OTHER), service.local_addr().expect("local"))
+        };
+        let there = patient(service.accept().expect("accept").0);
+        exchange(&here, &there, 3);
+        drop((here, there));
+        let near = host.bind_inside();
+        exchange_datagrams(&near, &UdpSocket::bind((host.own, 0)).expect("bind"));
+        assert!(counter(&host.datapath, "endpoint_home") > 0);
+    });
+}
+
+#[test]
+fn endpoint_namespaces_of_one_host_reach_each_other_and_themselves() {
+    on_both_families(|v4| {
+        let mut host = OwnAddress::new(v4);
+        let listener = host.listen_inside();
+        let foreign = address(77, 1, v4);
+        let (other, outer) = space(&mut host.datapath, "wb1", foreign, Unknown::Routed);
+        lend(&host.datapath, foreign, 0, Lent::Endpoint(outer));
+        for (space, from) in [(&other, SocketAddr::new(foreign, 0)), (&host.space, SocketAddr::new(host.own, OTHER))] {
+            let there = {
+                let _inside = space.enter().expect("enter");
+                connect(from, SocketAddr::new(host.own, PORT))
+            };
+            let here = patient(listener.accept().expect("accept").0);
+            exchange(&here, &there, 1);
+        }
+    });
+}
+
+#[test]
+fn nothing_else_leaves_an_endpoint_namespace() {
+    on_both_families(|v4| {
+        let mut host = OwnAddress::new(v4);
+        let foreign = address(77, 1, v4);
+        let (other, outer) = space(&mut host.datapath, "wb1", foreign, Unknown::Dropped);
+        lend(&host.datapath, foreign, 0, Lent::Endpoint(outer));
+        host.net.far.enter();
+        let far = UdpSocket::bind((host.far, PORT)).expect("bind");
+        far.set_read_timeout(Some(PATIENCE)).expect("SO_RCVTIMEO");
+        host.net.host.enter();
+        let descriptor = host.space.as_fd().as_raw_fd();
+        let prefix = if v4 { 32 } else { 128 };
+        host.net.host.run(&format!(
+            "nsenter --net=/proc/{}/fd/{descriptor} ip addr add {foreign}/{prefix} dev lo",
+            std::process::id()
+        ));
+        // Of a foreign address; of the own one, from a port that is not lent; under an address of somebody else.
+        let senders = [(&other, foreign, 0), (&host.space, host.own, OTHER + 1), (&host.space, foreign, PORT)];
+        for (n, (space, from, port)) in senders.into_iter().enumerate() {
+            let _inside = space.enter().expect("enter");
+            let socket = UdpSocket::bind((from, port)).expect("bind");
+            socket.send_to(b"out", (host.far, PORT)).expect("send");
+            let start = std::time::Instant::now();
+            while counter(&host.datapath, "dropped_endpoint") <= n as u64 {
+                assert!(start.elapsed() < PATIENCE, "the {n}th is not dropped: {:?}", host.datapath.counters());
+                thread::yield_now();
+            }
+        }
+        // Nor from a namespace that is not known.
+        host.datapath.remove_endpoint(host.outer).expect("remove");
+        host.bind_inside().send_to(b"out", (host.far, PORT)).expect("send");
+        UdpSocket::bind((host.own, 0)).expect("bind").send_to(b"in", (host.far, PORT)).expect("send");
+        let mut received = [0; 8];
+        let size = far.recv(&mut received).expect("the last one arrives");
+        assert_eq!(&received[..size], b"in");
+    });
+}
+
+/// Carries packets between the TUN devices of two hosts, as the tunnel's threads would.
+struct Pump {
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Pump {
+    fn new(one: std::fs::File, other: std::fs::File) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let carry = |from: &std::fs::File, to: &std::fs::File| {
+            let (mut from, mut to) = (from.try_clone().expect("dup"), to.try_clone().expect("dup"));
+            let stop = Arc::clone(&stop);
+            thread::spawn(move || {
+                let mut packet = vec![0; 1 << 16];
+                while !stop.load(Ordering::Relaxed) {
+                    let mut fds = [libc::pollfd { fd: from.as_raw_fd(), events: libc::POLLIN, revents: 0 }];
+                    // SAFETY: one descriptor to be asked for.
+                    if unsafe { libc::poll(fds.as_mut_ptr(), 1, 20) } == 1 {
+                        let size = from.read(&mut packet).expect("read");
+                        // What the device sends by itself (router solicitations) is of no flow.
+                        let _ = to.write(&packet[..size]);
+                    }
+                }
+            })
+        };
+        let threads = vec![carry(&one, &other), carry(&other, &one)];
+        Self { stop, threads }
+    }
+}
+
+impl Drop for Pump {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A data plane with a TUN device that forwards.
+fn carrying(namespace: &Namespace, net: &Net, name: &str, devices: &[&str]) -> (Datapath, std::fs::File) {
+    namespace.enter();
+    let device = tun("tun");
+    namespace.run("ip link set tun mtu 1400 up");
+    for key in ["ipv4.conf.tun.forwarding", "ipv4.conf.tun.accept_local", "ipv6.conf.tun.forwarding"] {
+        namespace.sysctl(&format!("net.{key}"), "1");
+    }
+    let mut datapath = Datapath::open(&net.bpffs.pins(name)).expect("open");
+    datapath.set_tunnel(index("tun"), 0x57, 0xff).expect("settings");
+    for device in devices {
+        datapath.attach(index(device), Role::Wire).expect("attach");
+    }
+    datapath.attach(index("tun"), Role::Tunnel).expect("attach");
+    (datapath, device)
+}
+
+/// The middle is an anchor that forwards nothing else: its address on the far side is lent to the host, whose socket has it.
+struct Anchored {
+    net: Net,
+    anchor: Datapath,
+    host: Datapath,
+    space: Space,
+    outer: u32,
+    /// The anchor's.
+    lent: IpAddr,
+    far: IpAddr,
+    v4: bool,
+    _pump: Pump,
+}
+
+impl Anchored {
+    fn new(v4: bool) -> Self {
+        let net = Net::new(false);
+        let (lent, far) = (address(9, 1, v4), address(9, 2, v4));
+        let (anchor, one) = carrying(&net.middle, &net, "anchor", &["near", "far"]);
+        let (mut host, other) = carrying(&net.host, &net, "host", &["eth"]);
+        let (space, outer) = space(&mut host, "wb0", lent, Unknown::Dropped);
+        Self { net, anchor, host, space, outer, lent, far, v4, _pump: Pump::new(one, other) }
+    }
+
+    /// The connection between the lent end and the far one, at both hosts, as moved to the host.
+    fn lead(&self, transport: Transport, carrier: Carrier) {
+        let (lent, far) = (SocketAddr::new(self.lent, PORT), SocketAddr::new(self.far, FAR_PORT));
+        let at_host = FlowTuple { transport, local: lent, remote: far };
+        let at_anchor = FlowTuple { transport, local: far, remote: lent };
+        let (here, there) = (address(1, 2, self.v4), address(1, 1, self.v4));
+        let ends = [
+            (&self.host, at_host, Toward::Endpoint(self.outer), here, there, (6000, 6001)),
+            (&self.anchor, at_anchor, Toward::Routes, there, here, (6001, 6000)),
+        ];
+        for (datapath, flow, toward, local, peer, wire) in ends {
+            let entry = FlowEntry {
+                binding: PEER,
+                home_local_place: 1,
+                home_peer_place: 1,
+                wire_local_port: wire.0,
+                wire_remote_port: wire.1,
+                held: false,
+                real_view: false,
+                gives_way: false,
+                toward,
+            };
+            datapath.insert_flows(&[(flow, entry)]).expect("insert");
+            let binding = Binding {
+                local_place: 2,
+                peer_place: 1,
+                carrier,
+                local,
+                peer,
+                interface: 0,
+                arrival: 0,
+                allowance: None,
+                parked: false,
+                accepted: vec![LocatorPair { local, peer }],
+            };
+            datapath.set_binding(PEER, &binding).expect("bind");
+            datapath.set_busy(true, false, false).expect("busy");
+        }
+    }
+
+    fn connection(&self) -> (TcpStream, TcpStream) {
+        self.net.host.enter();
+        let listener = {
+            let _inside = self.space.enter().expect("enter");
+            TcpListener::bind((self.lent, PORT)).expect("listen")
+        };
+        self.net.far.enter();
+        let there = connect(SocketAddr::new(self.far, FAR_PORT), SocketAddr::new(self.lent, PORT));
+        (patient(listener.accept().expect("accept").0), there)
+    }
+
+    fn datagrams(&self) -> (UdpSocket, UdpSocket) {
+        self.net.host.enter();
+        let near = {
+            let _inside = self.space.enter().expect("enter");
+            UdpSocket::bind((self.lent, PORT)).expect("bind")
+        };
+        self.net.far.enter();
+        (near, UdpSocket::bind((self.far, FAR_PORT)).expect("bind"))
+    }
+}
+
+#[test]
+fn an_anchor_forwards_a_flow_rewritten_and_by_the_tunnel() {
+    on_both_families(|v4| {
+        let net = Anchored::new(v4);
+        net.lead(Transport::Tcp, Carrier::Rewrite);
+        let (here, there) = net.connection();
+        exchange(&here, &there, 1);
+        for datapath in [&net.anchor, &net.host] {
+            assert!(counter(datapath, "rewritten_out") > 0 && counter(datapath, "rewritten_in") > 0);
+        }
+        assert!(counter(&net.anchor, "forwarded") > 0);
+        assert!(counter(&net.host, "endpoint_in") > 0);
+        net.lead(Transport::Tcp, Carrier::Tunnel);
+        let before = counter(&net.anchor, "rewritten_out");
+        exchange(&here, &there, 3);
+        assert_eq!(counter(&net.anchor, "rewritten_out"), before);
+        net.lead(Transport::Tcp, Carrier::Rewrite);
+        exchange(&here, &there, 5);
+    });
+}
+
+#[test]
+fn an_anchor_forwards_datagrams_fragments_and_errors() {
+    on_both_families(|v4| {
+        let net = Anchored::new(v4);
+        net.lead(Transport::Udp, Carrier::Rewrite);
+        let (near, far) = net.datagrams();
+        exchange_datagrams(&near, &far);
+        net.lead(Transport::Udp, Carrier::Tunnel);
+        exchange_datagrams(&near, &far);
+        net.lead(Transport::Udp, Carrier::Rewrite);
+        drop(far);
+        expect_refusal(&near, SocketAddr::new(net.far, FAR_PORT));
+        drop(near);
+        let (near, far) = net.datagrams();
+        drop(near);
+        expect_refusal(&far, SocketAddr::new(net.lent, PORT));
+    });
+}
+
+#[test]
+fn what_is_of_no_flow_goes_to_who_has_the_lease() {
+    on_both_families(|v4| {
+        let net = Anchored::new(v4);
+        lend(&net.anchor, net.lent, PORT, Lent::Leased(PEER));
+        lend(&net.host, net.lent, PORT, Lent::Endpoint(net.outer));
+        let leased = Endpoint { address: net.lent, unknown: Unknown::Tunnelled(PEER) };
+        net.host.set_endpoint(net.outer, &leased).expect("set the endpoint");
+        let (here, there) = net.connection();
+        exchange(&here, &there, 1);
+        let (near, far) = net.datagrams();
+        exchange_datagrams(&near, &far);
+        for datapath in [&net.anchor, &net.host] {
+            assert!(counter(datapath, "leased_out") > 0);
+        }
+        // A program of the anchor itself.
+        net.net.middle.enter();
+        let mut anchor = Datapath::open(&net.net.bpffs.pins("anchor")).expect("open again");
+        anchor.attach(1, Role::Loopback).expect("attach");
+        let local = UdpSocket::bind((net.lent, 0)).expect("bind");
+        exchange_datagrams(&near, &local);
+    });
+}
+
+#[test]
+fn what_is_known_outlives_the_process() {
+    on_both_families(|v4| {
+        let host = OwnAddress::new(v4);
+        let OwnAddress { net, datapath, outer, own, .. } = &host;
+        let flow = FlowTuple {
+            transport: Transport::Tcp,
+            local: SocketAddr::new(*own, 1),
+            remote: SocketAddr::new(host.far, 1),
+        };
+        let entry = FlowEntry {
+            binding: PEER,
+            home_local_place: 1,
+            home_peer_place: 1,
+            wire_local_port: 1,
+            wire_remote_port: 1,
+            held: false,
+            real_view: false,
+            gives_way: false,
+            toward: Toward::Routes,
+        };
+        datapath.insert_flows(&[(flow, entry)]).expect("insert");
+        let again = Datapath::open(&net.bpffs.pins("host")).expect("open again");
+        assert_eq!(again.flows().expect("flows"), [(flow, entry)]);
+        assert_eq!(
+            again.endpoints().expect("endpoints"),
+            [(*outer, Endpoint { address: *own, unknown: Unknown::Routed })]
+        );
+        let mut lent = again.lent().expect("lent");
+        lent.sort_by_key(|(end, _)| *end);
+        let end = |port, protocol| (LentEnd { address: *own, port, protocol }, Lent::Endpoint(*outer));
+        assert_eq!(lent, [end(PORT, TCP), end(PORT, UDP), end(OTHER, TCP), end(OTHER, UDP)]);
+        let mut attached = again.attached();
+        attached.sort_by_key(|(index, _)| *index);
+        let roles: Vec<Role> = attached.iter().map(|(_, role)| *role).collect();
+        assert_eq!(roles, [Role::Loopback, Role::Wire, Role::Endpoint]);
+        again.remove_flows(&[flow]).expect("remove");
+        again.remove_endpoint(*outer).expect("remove");
+        lent.iter().for_each(|(end, _)| again.remove_lent(end).expect("remove"));
+        assert!(again.lent().expect("lent").is_empty() && again.endpoints().expect("endpoints").is_empty());
+    });
+}
