@@ -207,7 +207,7 @@ impl Checks {
         self.last_session.as_ref().map(|(_, _, accepted)| accepted)
     }
 
-    /// P-23: only packets of the peer's own flows.
+    /// P-23: only packets of the peer's own flows, or of an end that is leased from it or to it.
     fn is_of(&mut self, headers: &Headers, peer: PeerId) -> bool {
         if let Fragment::Later(_) = headers.fragment {
             return self.fragments.recall(headers) == Some(peer);

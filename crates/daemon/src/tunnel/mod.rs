@@ -28,7 +28,7 @@ pub use counters::{Counter, Counters};
 use inbound::Inbound;
 use outbound::Outbound;
 use table::Table;
-pub use table::{TunnelFlow, TunnelPath, UnknownSession};
+pub use table::{Lease, LeasedEnd, TunnelFlow, TunnelPath, UnknownSession};
 
 /// Control datagrams that wait for the control thread at most; more are dropped and counted.
 const CONTROL_QUEUE: usize = 4096;
@@ -117,6 +117,16 @@ impl Tunnel {
     /// Forgets a flow: its packets are dropped in both directions from now on.
     pub fn remove_flow(&self, own: &FlowTuple) {
         self.table.remove_flow(own);
+    }
+
+    /// Carries what goes to and from an end that is leased, and is of no flow, or changes from or to whom it is.
+    pub fn set_lease(&self, end: LeasedEnd, lease: Lease) {
+        self.table.set_lease(end, lease);
+    }
+
+    /// Forgets a lease: what is of no flow is dropped again in both directions.
+    pub fn remove_lease(&self, end: &LeasedEnd) {
+        self.table.remove_lease(end);
     }
 
     /// From now on what the TUN device has of this flow goes to [`Tunnel::receive_kept`], or no longer.

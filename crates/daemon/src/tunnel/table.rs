@@ -10,7 +10,7 @@ use whimbrel_handshake::{ReplayWindow, TunnelKeys};
 use whimbrel_protocol::PeerId;
 use whimbrel_transform::datagram::FRAMING;
 use whimbrel_transform::{Aead, Algorithm, TAG_LEN};
-use whimbrel_wire::FlowTuple;
+use whimbrel_wire::{FlowTuple, Transport};
 
 /// P-7: datagrams under one key.
 const COUNTER_LIMIT: u64 = 1 << 60;
@@ -27,6 +27,26 @@ pub struct TunnelFlow {
     pub peer: PeerId,
     /// As the peer's socket has it; its `local` is the peer's address.
     pub peer_tuple: FlowTuple,
+}
+
+/// A local end of many flows: of all that have this address and port at the end that it is local to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LeasedEnd {
+    /// Its transport protocol.
+    pub transport: Transport,
+    /// Its address.
+    pub address: IpAddr,
+    /// Its port; 0 stands for every one that is not leased by itself.
+    pub port: u16,
+}
+
+/// Who has a [`LeasedEnd`] from whom. What is of no flow then goes through the tunnel under the names that it has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lease {
+    /// This host has it from that peer: packets to it are accepted from there, and what is sent from it goes there.
+    From(PeerId),
+    /// That peer has it from this host: packets from it are accepted from there, and what is sent to it goes there.
+    To(PeerId),
 }
 
 /// Where a peer's packets go, and what is accepted of it beside sealed datagrams.
@@ -226,6 +246,7 @@ pub struct UnknownSession {
 #[derive(Default)]
 struct Contents {
     flows: HashMap<FlowTuple, (PeerId, FlowTuple)>,
+    leases: HashMap<LeasedEnd, Lease>,
     /// By this host's index.
     sessions: HashMap<u32, Accepted>,
     /// The way that is sent on.
@@ -234,7 +255,29 @@ struct Contents {
     kept: HashSet<FlowTuple>,
 }
 
-/// Flows, sessions and paths. Readers remember what they looked up together with the [`Table::generation`] of before.
+impl Contents {
+    /// Whose flow this is, and its names there.
+    fn flow(&self, own: &FlowTuple) -> Option<(PeerId, FlowTuple)> {
+        self.flows.get(own).copied().or_else(|| Some((self.lessee(own)?, own.mirrored())))
+    }
+
+    /// The peer that one end of it is leased from or to.
+    fn lessee(&self, own: &FlowTuple) -> Option<PeerId> {
+        if self.leases.is_empty() {
+            return None;
+        }
+        let of = |end: SocketAddr| {
+            let leased = LeasedEnd { transport: own.transport, address: end.ip(), port: end.port() };
+            self.leases.get(&leased).or_else(|| self.leases.get(&LeasedEnd { port: 0, ..leased }))
+        };
+        match (of(own.local), of(own.remote)) {
+            (Some(Lease::From(peer)), _) | (_, Some(Lease::To(peer))) => Some(*peer),
+            _ => None,
+        }
+    }
+}
+
+/// Flows, leases, sessions and paths. Readers remember what they looked up together with the [`Table::generation`] of before.
 #[derive(Default)]
 pub(super) struct Table {
     contents: RwLock<Contents>,
@@ -260,9 +303,9 @@ impl Table {
         if contents.kept.contains(own) {
             return Err(NoRoute::Kept);
         }
-        let (peer, peer_tuple) = contents.flows.get(own).ok_or(NoRoute::Flow)?;
-        let way = contents.ways.get(peer).ok_or(NoRoute::Path)?;
-        Ok(Route { way: Arc::clone(way), peer_tuple: *peer_tuple })
+        let (peer, peer_tuple) = contents.flow(own).ok_or(NoRoute::Flow)?;
+        let way = contents.ways.get(&peer).ok_or(NoRoute::Path)?;
+        Ok(Route { way: Arc::clone(way), peer_tuple })
     }
 
     /// The session that a received datagram is of.
@@ -272,7 +315,15 @@ impl Table {
 
     /// Whose flow this is.
     pub(super) fn owner(&self, own: &FlowTuple) -> Option<PeerId> {
-        self.read().flows.get(own).map(|(peer, _)| *peer)
+        self.read().flow(own).map(|(peer, _)| peer)
+    }
+
+    pub(super) fn set_lease(&self, end: LeasedEnd, lease: Lease) {
+        self.write().leases.insert(end, lease);
+    }
+
+    pub(super) fn remove_lease(&self, end: &LeasedEnd) {
+        self.write().leases.remove(end);
     }
 
     pub(super) fn set_flows(&self, flows: impl IntoIterator<Item = TunnelFlow>) {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use hosts::{Host, Inner, Outer, Pair, is_root};
 use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
-use whimbrel_daemon::tunnel::{Counter, Received};
+use whimbrel_daemon::tunnel::{Counter, Lease, LeasedEnd, Received};
 use whimbrel_wire::Transport;
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -202,6 +202,62 @@ fn without_flow_path_or_allowance_nothing_is_sent() {
     attempt(Counter::NoPath);
     pair.a.tunnel.remove_flow(&flow);
     attempt(Counter::NoFlow);
+}
+
+#[test]
+fn what_is_of_no_flow_is_carried_for_a_lease() {
+    if !is_root() {
+        return;
+    }
+    // a has its end from b.
+    let pair = Pair::new(Inner::V4, Outer::V4, true, 1500);
+    let names = pair.flow(Transport::Udp);
+    pair.a.tunnel.remove_flow(&names.a);
+    let (node, beyond) = (names.a.local, names.a.remote);
+    pair.b.ip(&["addr", "add", &beyond.ip().to_string(), "dev", "lo"]);
+    pair.b.ip(&["route", "add", &node.ip().to_string(), "dev", "whimbrel"]);
+    let a = pair.a.enter(|| UdpSocket::bind(node).unwrap());
+    let b = pair.b.enter(|| UdpSocket::bind(beyond).unwrap());
+    for socket in [&a, &b] {
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    }
+    let rises = |host: &hosts::Host, counter, before| {
+        until(&format!("{counter:?} to rise"), || (host.tunnel.counters().get(counter) > before).then_some(()));
+    };
+    a.send_to(&[0], beyond).unwrap();
+    rises(&pair.a, Counter::NoFlow, 0);
+    let end = LeasedEnd { transport: Transport::Udp, address: node.ip(), port: node.port() };
+    pair.a.tunnel.set_lease(end, Lease::From(hosts::PEER));
+    // Whoever says to have it has to have it.
+    let before = pair.b.tunnel.counters().get(Counter::ForeignFlow);
+    a.send_to(&[1], beyond).unwrap();
+    rises(&pair.b, Counter::ForeignFlow, before);
+    // The whole address; ports by themselves go before it.
+    let address = LeasedEnd { port: 0, ..end };
+    pair.b.tunnel.set_lease(address, Lease::To(hosts::PEER));
+    for len in [2, 9000] {
+        for (from, to) in [(&a, &b), (&b, &a)] {
+            let sent = pattern(len);
+            from.send_to(&sent, to.local_addr().unwrap()).unwrap();
+            let mut received = vec![0; 65_536];
+            let (count, sender) = to.recv_from(&mut received).unwrap();
+            assert!((&received[..count], sender) == (&sent[..], from.local_addr().unwrap()), "{len} bytes");
+        }
+    }
+    pair.b.tunnel.set_lease(end, Lease::To(whimbrel_protocol::PeerId(8)));
+    let before = pair.b.tunnel.counters().get(Counter::ForeignFlow);
+    a.send_to(&[3], beyond).unwrap();
+    rises(&pair.b, Counter::ForeignFlow, before);
+    pair.b.tunnel.remove_lease(&end);
+    a.send_to(&[4], beyond).unwrap();
+    let mut received = [0; 8];
+    assert_eq!(b.recv(&mut received).unwrap(), 1);
+    assert_eq!(received[0], 4);
+    // Without it nothing goes.
+    pair.a.tunnel.remove_lease(&end);
+    let before = pair.a.tunnel.counters().get(Counter::NoFlow);
+    a.send_to(&[5], beyond).unwrap();
+    rises(&pair.a, Counter::NoFlow, before);
 }
 
 #[test]
