@@ -17,15 +17,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use support::{Bpffs, Namespace, is_root, tun, veth};
+use support::packet::{Packet, TCP, UDP};
+use support::{Bpffs, NEXT, Namespace, Outcome, REDIRECT, SHOT, is_root, run, tun, veth};
 use whimbrel_datapath::{
     Binding, Carrier, Datapath, Endpoint, FlowEntry, Lent, LentEnd, LocatorPair, Role, Toward, Unknown,
 };
 use whimbrel_kernel::endpoint::Endpoint as Space;
 use whimbrel_wire::{FlowTuple, Transport};
 
-const TCP: u8 = 6;
-const UDP: u8 = 17;
 const PORT: u16 = 5000;
 /// Lent as well: a port rests for a while after a connection.
 const OTHER: u16 = 5001;
@@ -604,5 +603,223 @@ fn what_is_known_outlives_the_process() {
         again.remove_endpoint(*outer).expect("remove");
         lent.iter().for_each(|(end, _)| again.remove_lent(end).expect("remove"));
         assert!(again.lent().expect("lent").is_empty() && again.endpoints().expect("endpoints").is_empty());
+    });
+}
+
+/// One flow toward another host, and the programs on single packets of it, on the loopback device.
+struct Forwarding {
+    datapath: Datapath,
+    far: SocketAddr,
+    lent: SocketAddr,
+    wire_local: SocketAddr,
+    wire_remote: SocketAddr,
+    _net: (Bpffs, Namespace),
+}
+
+impl Forwarding {
+    fn new(v4: bool, toward: Toward) -> Self {
+        let (bpffs, namespace) = (Bpffs::new(), Namespace::new());
+        namespace.enter();
+        let mut datapath = Datapath::open(&bpffs.pins("packets")).expect("open");
+        datapath.set_tunnel(1, 0x57, 0xff).expect("settings");
+        let end = |n, port| SocketAddr::new(address(n, n, v4), port);
+        let (far, lent, wire_local, wire_remote) = (end(9, FAR_PORT), end(5, PORT), end(1, 6001), end(2, 6000));
+        let flows = [Transport::Tcp, Transport::Udp].map(|transport| {
+            let entry = FlowEntry {
+                binding: PEER,
+                home_local_place: 1,
+                home_peer_place: 1,
+                wire_local_port: wire_local.port(),
+                wire_remote_port: wire_remote.port(),
+                held: false,
+                real_view: false,
+                gives_way: false,
+                toward,
+            };
+            (FlowTuple { transport, local: far, remote: lent }, entry)
+        });
+        datapath.insert_flows(&flows).expect("insert");
+        let (local, peer) = (wire_local.ip(), wire_remote.ip());
+        let binding = Binding {
+            local_place: 2,
+            peer_place: 1,
+            carrier: Carrier::Rewrite,
+            local,
+            peer,
+            interface: 1,
+            arrival: 0,
+            allowance: None,
+            parked: false,
+            accepted: vec![LocatorPair { local, peer }],
+        };
+        datapath.set_binding(PEER, &binding).expect("bind");
+        Self { datapath, far, lent, wire_local, wire_remote, _net: (bpffs, namespace) }
+    }
+
+    fn ingress(&self, packet: &[u8]) -> Outcome {
+        run(self.datapath.program("ingress_l2").expect("program"), packet)
+    }
+
+    fn endpoint(&self, packet: &[u8]) -> i32 {
+        run(self.datapath.program("endpoint").expect("program"), packet).verdict
+    }
+}
+
+#[test]
+fn what_is_forwarded_has_gone_one_hop_further() {
+    on_both_families(|v4| {
+        let net = Forwarding::new(v4, Toward::Routes);
+        let made = |source, destination, protocol, hops| Packet {
+            hop_limit: hops,
+            ..Packet::new(protocol, source, destination)
+        };
+        let ways = [
+            ((net.far, net.lent), (net.wire_local, net.wire_remote)),
+            ((net.wire_remote, net.wire_local), (net.lent, net.far)),
+        ];
+        for (n, (came, goes)) in ways.into_iter().enumerate() {
+            for protocol in [TCP, UDP] {
+                for hops in [2, 61, 255] {
+                    let outcome = net.ingress(&made(came.0, came.1, protocol, hops).bytes());
+                    assert_eq!(outcome.verdict, REDIRECT);
+                    assert_eq!(outcome.packet, made(goes.0, goes.1, protocol, hops - 1).bytes());
+                    let pieces = made(came.0, came.1, protocol, hops).fragments(48);
+                    let expected = made(goes.0, goes.1, protocol, hops - 1).fragments(48);
+                    for (piece, expected) in pieces.iter().zip(expected) {
+                        let outcome = net.ingress(piece);
+                        assert_eq!((outcome.verdict, outcome.packet), (REDIRECT, expected));
+                    }
+                }
+                assert_eq!(net.ingress(&made(came.0, came.1, protocol, 1).bytes()).verdict, SHOT);
+            }
+            assert_eq!(counter(&net.datapath, "expired"), 2 * (n as u64 + 1));
+        }
+        // Another's.
+        let other = made(net.far, SocketAddr::new(net.lent.ip(), 1), TCP, 61).bytes();
+        assert_eq!(net.ingress(&other), Outcome { verdict: NEXT, packet: other, mark: 0 });
+    });
+}
+
+#[test]
+fn nobody_but_its_own_namespace_sends_in_a_flow() {
+    on_both_families(|v4| {
+        for (toward, passes) in
+            [(Toward::Stack, false), (Toward::Routes, false), (Toward::Endpoint(2), false), (Toward::Endpoint(1), true)]
+        {
+            let net = Forwarding::new(v4, toward);
+            let packet = Packet::new(TCP, net.far, net.lent).bytes();
+            // Not known; known by another address; known.
+            assert_eq!(net.endpoint(&packet), SHOT);
+            for (address, passes) in [(net.lent.ip(), false), (net.far.ip(), passes)] {
+                net.datapath.set_endpoint(1, &Endpoint { address, unknown: Unknown::Dropped }).expect("set");
+                assert_eq!(net.endpoint(&packet), if passes { REDIRECT } else { SHOT }, "{toward:?}");
+            }
+            // ARP.
+            let mut other = packet.clone();
+            other[12..14].copy_from_slice(&[8, 6]);
+            assert_eq!(net.endpoint(&other), SHOT);
+            // What is from the host's own stack is not forwarded, and what is not toward another host neither.
+            if toward != Toward::Routes {
+                assert_eq!(net.ingress(&packet).verdict, NEXT);
+            }
+        }
+    });
+}
+
+/// Nanoseconds of processor time that this process has had.
+fn processor_time() -> u64 {
+    // SAFETY: plain integers, for which zero is a value.
+    let mut time: libc::timespec = unsafe { std::mem::zeroed() };
+    // SAFETY: room for what the call fills in.
+    assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time) }, 0);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// Milliseconds of processor time for each GB that goes over, at both ends, and the median round trip in microseconds.
+fn cost(here: &TcpStream, there: &TcpStream) -> (f64, f64) {
+    const BYTES: usize = 1 << 30;
+    let before = processor_time();
+    thread::scope(|scope| {
+        let (mut from, mut to) = (here, there);
+        scope.spawn(move || (0..BYTES >> 18).for_each(|_| from.write_all(&[0; 1 << 18]).expect("write")));
+        let mut block = vec![0; 1 << 18];
+        (0..BYTES >> 18).for_each(|_| to.read_exact(&mut block).expect("read"));
+    });
+    let spent = (processor_time() - before) as f64 / 1e6 / (BYTES as f64 / 1e9);
+    for stream in [here, there] {
+        stream.set_nodelay(true).expect("TCP_NODELAY");
+    }
+    let echo = |mut stream: &TcpStream| {
+        let mut byte = [0];
+        while stream.read_exact(&mut byte).is_ok() && byte[0] == 1 {
+            stream.write_all(&byte).expect("write");
+        }
+    };
+    let mut trips = thread::scope(|scope| {
+        scope.spawn(|| echo(there));
+        let mut stream = here;
+        let trips: Vec<f64> = (0..20_000)
+            .map(|_| {
+                let start = std::time::Instant::now();
+                stream.write_all(&[1]).expect("write");
+                stream.read_exact(&mut [0]).expect("read");
+                start.elapsed().as_nanos() as f64 / 1e3
+            })
+            .collect();
+        stream.write_all(&[0]).expect("write");
+        trips
+    });
+    trips.sort_by(f64::total_cmp);
+    (spent, trips[trips.len() / 2])
+}
+
+/// Whether there is to be measured: `WHIMBREL_MEASURE=1 cargo test --release --test endpoint costs -- --nocapture --test-threads=1`
+fn measures() -> bool {
+    std::env::var_os("WHIMBREL_MEASURE").is_some()
+}
+
+#[test]
+fn costs_beside_a_plain_socket() {
+    if !measures() {
+        return;
+    }
+    on_both_families(|v4| {
+        let host = OwnAddress::new(v4);
+        let inside = host.listen_inside();
+        let plain = TcpListener::bind((host.own, OTHER + 1)).expect("listen");
+        for _ in 0..6 {
+            for (what, listener) in [("plain socket", &plain), ("in an endpoint namespace", &inside)] {
+                host.net.far.enter();
+                let there = patient(TcpStream::connect(listener.local_addr().expect("local")).expect("connect"));
+                let here = patient(listener.accept().expect("accept").0);
+                let (out, trip) = cost(&here, &there);
+                let (into, _) = cost(&there, &here);
+                println!("{what}: {out:.0} ms/GB out, {into:.0} ms/GB in, round trip {trip:.1} us");
+            }
+        }
+    });
+}
+
+#[test]
+fn costs_of_an_anchor_beside_a_router() {
+    if !measures() {
+        return;
+    }
+    on_both_families(|v4| {
+        let routed = OwnAddress::new(v4);
+        let plain = TcpListener::bind((routed.own, OTHER + 1)).expect("listen");
+        let net = Anchored::new(v4);
+        net.lead(Transport::Tcp, Carrier::Rewrite);
+        let (here, there) = net.connection();
+        for _ in 0..6 {
+            routed.net.far.enter();
+            let far = patient(TcpStream::connect(plain.local_addr().expect("local")).expect("connect"));
+            let near = patient(plain.accept().expect("accept").0);
+            for (what, here, there) in [("router", &near, &far), ("anchor", &here, &there)] {
+                let (out, trip) = cost(here, there);
+                let (into, _) = cost(there, here);
+                println!("{what}: {out:.0} ms/GB out, {into:.0} ms/GB in, round trip {trip:.1} us");
+            }
+        }
     });
 }
