@@ -540,6 +540,66 @@ fn an_anchor_forwards_datagrams_fragments_and_errors() {
 }
 
 #[test]
+fn a_socket_in_a_namespace_is_answered_while_it_is_held() {
+    on_both_families(|v4| {
+        let net = Anchored::new(v4);
+        net.lead(Transport::Tcp, Carrier::Rewrite);
+        let (here, there) = net.connection();
+        exchange(&here, &there, 1);
+        net.lead(Transport::Tcp, Carrier::Hold);
+        // One probe without an answer is the end of it.
+        for (level, name) in [
+            (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE),
+            (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL),
+            (libc::IPPROTO_TCP, libc::TCP_KEEPCNT),
+            (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
+        ] {
+            let one = 1;
+            // SAFETY: an open socket, and a number that lives through the call, with its size.
+            let set = unsafe { libc::setsockopt(here.as_raw_fd(), level, name, (&raw const one).cast(), 4) };
+            assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
+        }
+        let start = std::time::Instant::now();
+        while counter(&net.host, "answered") < 3 {
+            assert!(start.elapsed() < PATIENCE, "{:?}", net.host.counters());
+            thread::sleep(Duration::from_millis(5));
+        }
+        net.lead(Transport::Tcp, Carrier::Rewrite);
+        exchange(&here, &there, 3);
+    });
+}
+
+#[test]
+fn an_anchor_hands_on_what_routers_say() {
+    on_both_families(|v4| {
+        let mut net = Anchored::new(v4);
+        // The far end is another hop away, by a narrow link.
+        let beyond = Namespace::new();
+        let router = std::mem::replace(&mut net.net.far, beyond);
+        for key in ["net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"] {
+            router.sysctl(key, "1");
+        }
+        veth(&net.net.far, "eth", &router, "out");
+        router.run("ip addr add 10.10.0.1/24 dev out");
+        router.run("ip addr add fd00:10::1/64 dev out nodad");
+        net.net.far.run("ip addr add 10.10.0.2/24 dev eth");
+        net.net.far.run("ip addr add fd00:10::2/64 dev eth nodad");
+        net.net.far.run("ip route add default via 10.10.0.1");
+        net.net.far.run("ip route add default via fd00:10::1");
+        net.net.middle.run("ip route add 10.10.0.0/24 via 10.9.0.2");
+        net.net.middle.run("ip route add fd00:10::/64 via fd00:9::2");
+        // Its own end is wide, so that it does not tell the host by its MSS.
+        router.run("ip link set out mtu 1300");
+        net.far = address(10, 2, v4);
+        net.lead(Transport::Tcp, Carrier::Rewrite);
+        let (here, there) = net.connection();
+        exchange(&here, &there, 1);
+        assert!(counter(&net.anchor, "icmp_out") > 0, "{:?}", net.anchor.counters());
+        assert!(counter(&net.host, "icmp_in") > 0, "{:?}", net.host.counters());
+    });
+}
+
+#[test]
 fn what_is_of_no_flow_goes_to_who_has_the_lease() {
     on_both_families(|v4| {
         let net = Anchored::new(v4);

@@ -119,6 +119,18 @@ impl Endpoint {
         Ok(Self { namespace: unsafe { OwnedFd::from_raw_fd(raw) } })
     }
 
+    /// Changes the MTU of the route to everywhere of the namespace, whose address this is: what its sockets send fits links of so
+    /// many bytes from now on, also those that are connected.
+    ///
+    /// # Errors
+    /// [`Error::Call`]; nothing has changed then.
+    pub fn set_mtu(&self, address: IpAddr, mtu: u32) -> Result<(), Error> {
+        let _inside = self.enter()?;
+        let mut inside = RouteSocket::open()?;
+        let e0 = inner(&mut inside)?;
+        inside.set_route(&way_out(address, e0, mtu))
+    }
+
     /// The calling thread is inside until the guard is dropped; sockets that it makes meanwhile stay there.
     ///
     /// # Errors
@@ -160,17 +172,10 @@ fn furnish(address: IpAddr, mtu: u32) -> Result<(), Error> {
     set_all("", &NAMESPACE_SETTINGS)?;
     let mut inside = RouteSocket::open()?;
     inside.set_up(LOOPBACK, true)?;
-    let links = inside.links()?;
-    let e0 = links.iter().find(|link| link.name == INNER).map(|link| link.index).ok_or_else(|| Error::Answer {
-        call: "RTM_GETLINK",
-        object: INNER.to_owned(),
-        detail: "it is not there".to_owned(),
-    })?;
+    let e0 = inner(&mut inside)?;
     inside.set_up(e0, false)?;
     inside.set_address(&NewAddress { interface: LOOPBACK, address, scope: AddressScope::Global, deprecated: false })?;
-    let everything = Prefix::everything(address);
-    let out = TableRoute::new(everything, MAIN_TABLE, RouteKind::Unicast, vec![NextHop::interface(e0)]);
-    inside.set_route(&out.mtu(mtu))?;
+    inside.set_route(&way_out(address, e0, mtu))?;
     let local = |table| {
         let hops = vec![NextHop::interface(LOOPBACK)];
         TableRoute::new(Prefix::host(address), table, RouteKind::Local, hops).metric(0)
@@ -187,6 +192,22 @@ fn furnish(address: IpAddr, mtu: u32) -> Result<(), Error> {
         std::thread::sleep(Duration::from_millis(1));
     }
     Ok(())
+}
+
+/// The index of the inner end, in the namespace that the thread is in.
+fn inner(inside: &mut RouteSocket) -> Result<u32, Error> {
+    let links = inside.links()?;
+    links.iter().find(|link| link.name == INNER).map(|link| link.index).ok_or_else(|| Error::Answer {
+        call: "RTM_GETLINK",
+        object: INNER.to_owned(),
+        detail: "it is not there".to_owned(),
+    })
+}
+
+/// The route to everywhere in the family of `like`.
+fn way_out(like: IpAddr, e0: u32, mtu: u32) -> TableRoute {
+    let hops = vec![NextHop::interface(e0)];
+    TableRoute::new(Prefix::everything(like), MAIN_TABLE, RouteKind::Unicast, hops).mtu(mtu)
 }
 
 /// Sets settings below `net`, those of `interface` where they name one (`IF`).

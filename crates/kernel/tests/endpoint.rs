@@ -66,6 +66,37 @@ fn what_is_sent_comes_out_on_the_host_in_its_own_name() {
 }
 
 #[test]
+fn what_may_be_sent_follows_the_mtu() {
+    for address in addresses() {
+        let host = Host::new();
+        let _here = host.enter();
+        let endpoint = Endpoint::create(address, "wb0", MTU).unwrap();
+        let _inside = endpoint.enter().unwrap();
+        let far: SocketAddr = if address.is_ipv4() { "198.51.100.1:9" } else { "[2001:db8:9::1]:9" }.parse().unwrap();
+        let socket = UdpSocket::bind(SocketAddr::new(address, 0)).unwrap();
+        socket.connect(far).unwrap();
+        let (level, name) =
+            if address.is_ipv4() { (libc::IPPROTO_IP, libc::IP_MTU) } else { (libc::IPPROTO_IPV6, libc::IPV6_MTU) };
+        let known = || {
+            let mut mtu = 0u32;
+            let mut length = size_of_val(&mtu) as libc::socklen_t;
+            // SAFETY: an open socket, and room for the number and its length.
+            let got = unsafe {
+                let to = (&raw mut mtu).cast();
+                libc::getsockopt(std::os::fd::AsRawFd::as_raw_fd(&socket), level, name, to, &raw mut length)
+            };
+            assert_eq!(got, 0, "{}", std::io::Error::last_os_error());
+            mtu
+        };
+        assert_eq!(known(), MTU);
+        endpoint.set_mtu(address, 1400).unwrap();
+        // A socket looks when it sends.
+        socket.send(b"out").unwrap();
+        assert_eq!(known(), 1400);
+    }
+}
+
+#[test]
 fn it_ends_with_the_last_socket_and_not_before() {
     let host = Host::new();
     let _here = host.enter();
