@@ -2,6 +2,7 @@
 //!
 //! Needs no running daemon and changes nothing.
 
+mod criu;
 mod firewall;
 
 use std::collections::BTreeSet;
@@ -63,6 +64,7 @@ pub fn examine(patient: &Patient<'_>) -> Vec<Finding> {
     findings.extend(kernel());
     findings.push(tun_device());
     findings.push(bpf_file_system());
+    findings.push(criu::finding());
     findings.push(port(config.port, running));
     findings.extend(firewall_findings(config.port, &ruleset()));
     findings.extend(reverse_path_filters());
