@@ -12,6 +12,7 @@
 //! event_log.rs    events in a file
 //! helpers/        what is done for connections whose peer is away, beside waiting
 //! moves/          sockets that change hosts, as programs ask for it
+//! programs/       sockets that programs ask for, and what they are called
 //! metrics/        figures for monitoring, and the endpoint that serves them
 //! doctor/         what is wrong with a host; needs no daemon
 //! clean.rs        removes what a stopped daemon has left
@@ -39,6 +40,7 @@ mod moves;
 pub mod name_server;
 mod place;
 pub mod policy;
+mod programs;
 pub mod server;
 pub mod tunnel;
 mod unmoved;
@@ -73,6 +75,7 @@ use crate::journal::{Journal, Restored};
 use crate::known_keys::KnownKeys;
 use crate::metrics::Endpoint;
 use crate::place::Place;
+use crate::programs::SocketNames;
 use crate::server::Server;
 use crate::tunnel::Tunnel;
 
@@ -308,6 +311,7 @@ fn start_on(
     }
     effects.set_policies(&config.policies);
 
+    let socket_names = SocketNames::new(&key.to_bytes());
     let mut node = Node::new(node_config(&config, &effects.known_keys), key, identity::random_bytes()?);
     let flows: Vec<_> = restored.flows.keys().copied().collect();
     let now = clock::now();
@@ -329,6 +333,7 @@ fn start_on(
         routes: PeerRoutes::open(MARK)?,
         sockets: SockDiag::open()?,
         server,
+        socket_names,
         signals,
         tunnel_wake: tunnel_wake.0,
         event_log,

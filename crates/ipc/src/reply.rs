@@ -71,6 +71,13 @@ pub enum Reply {
         /// The socket's name.
         uuid: Uuid,
     },
+    /// To [`Request::Export`](crate::Request::Export).
+    Exported {
+        /// The socket's name.
+        uuid: Uuid,
+        /// How long it is kept, in milliseconds.
+        wait_ms: u64,
+    },
     /// To [`Request::Sockets`](crate::Request::Sockets).
     Sockets(Vec<OpenSocket>),
     /// To [`Request::Migrator`](crate::Request::Migrator): from now on questions may come.

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Family, SocketKind, State, Uuid};
+use crate::{Family, SocketKind, State};
 
 /// A question or an order to a daemon: one line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -109,10 +109,14 @@ pub enum Request {
     },
     /// The name of the socket that comes with this line, which it gets now if it has none; [`Reply::Uuid`](crate::Reply::Uuid).
     Uuid,
-    /// A socket that came from another host and waits for its program; [`Reply::Socket`](crate::Reply::Socket), with its descriptor.
+    /// Keep the socket that comes with this line, so that it outlives its program: until it is moved, a program asks for it
+    /// ([`Request::Rebuild`]), or a while has passed. [`Reply::Exported`](crate::Reply::Exported).
+    Export,
+    /// A socket that waits for its program, since it was exported or came from another host; [`Reply::Socket`](crate::Reply::Socket),
+    /// with its descriptor.
     Rebuild {
-        /// Which.
-        uuid: Uuid,
+        /// Its UUID, or the first eight digits of it (SOCKMAND's programs have room for no more).
+        uuid: String,
     },
     /// The sockets of a process that can be moved, or could; [`Reply::Sockets`](crate::Reply::Sockets).
     Sockets {
@@ -138,7 +142,7 @@ impl Request {
     #[must_use]
     pub fn descriptors(&self) -> usize {
         match self {
-            Self::Give { .. } | Self::Bind { .. } | Self::Uuid => 1,
+            Self::Give { .. } | Self::Bind { .. } | Self::Uuid | Self::Export => 1,
             _ => 0,
         }
     }

@@ -20,9 +20,11 @@ pub const MAX_STATE: usize = 1 << 20;
 pub struct Uuid([u8; 16]);
 
 impl Uuid {
-    /// Of random bytes (RFC 9562 §5.4: version 4, six bits of which are fixed).
+    /// Of random bytes (RFC 9562 §5.4: version 4, six bits of which are fixed). The first bit is 0, so that the first eight digits are
+    /// a positive number of 31 bits: SOCKMAND's UUID.
     #[must_use]
     pub fn from_random(mut bytes: [u8; 16]) -> Self {
+        bytes[0] &= 0x7f;
         bytes[6] = bytes[6] & 0x0f | 0x40;
         bytes[8] = bytes[8] & 0x3f | 0x80;
         Self(bytes)
@@ -264,7 +266,7 @@ mod tests {
     #[test]
     fn uuids_are_text() {
         let uuid = Uuid::from_random([0xff; 16]);
-        assert_eq!(uuid.to_string(), "ffffffff-ffff-4fff-bfff-ffffffffffff");
+        assert_eq!(uuid.to_string(), "7fffffff-ffff-4fff-bfff-ffffffffffff");
         assert_eq!(uuid.to_string().parse(), Ok(uuid));
         for text in [
             "",

@@ -208,6 +208,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
         ("socket", Reply::Socket(MadeSocket { uuid: uuid(), anchor: "self".into() })),
         ("bound", Reply::Bound { address: "192.0.2.10:8080".parse().unwrap() }),
         ("uuid", Reply::Uuid { uuid: uuid() }),
+        ("exported", Reply::Exported { uuid: uuid(), wait_ms: 300_000 }),
         (
             "sockets",
             Reply::Sockets(vec![OpenSocket {
@@ -296,8 +297,9 @@ fn requests() -> Vec<(Request, &'static str)> {
             r#"{"schema":1,"request":"bind","address":"0.0.0.0:8080"}"#,
         ),
         (Request::Uuid, r#"{"schema":1,"request":"uuid"}"#),
+        (Request::Export, r#"{"schema":1,"request":"export"}"#),
         (
-            Request::Rebuild { uuid: uuid() },
+            Request::Rebuild { uuid: uuid().to_string() },
             r#"{"schema":1,"request":"rebuild","uuid":"0b5f8c1e-42d7-4a63-9c1b-7e35d20f6a98"}"#,
         ),
         (Request::Sockets { pid: 4711 }, r#"{"schema":1,"request":"sockets","pid":4711}"#),

@@ -37,6 +37,7 @@ use crate::flows::{UdpFlows, is_movable, list_tcp};
 use crate::metrics::Tally;
 use crate::name_server::NameUpdates;
 use crate::policy::Judge;
+use crate::programs::{Programs, SocketNames};
 use crate::server::{ClientId, Server};
 use crate::tunnel::Received;
 use crate::unmoved;
@@ -91,6 +92,7 @@ pub(crate) struct Parts {
     pub(crate) routes: PeerRoutes,
     pub(crate) sockets: SockDiag,
     pub(crate) server: Server,
+    pub(crate) socket_names: SocketNames,
     pub(crate) signals: Signals,
     /// Readable when the tunnel has something for the control thread.
     pub(crate) tunnel_wake: OwnedFd,
@@ -115,6 +117,7 @@ pub(crate) struct EventLoop {
     routes: RouteLookup,
     sockets: SockDiag,
     pub(crate) server: Server,
+    pub(crate) programs: Programs,
     signals: Signals,
     tunnel_wake: OwnedFd,
     settings: Settings,
@@ -167,6 +170,7 @@ impl EventLoop {
             routes: RouteLookup::new(parts.routes),
             sockets: parts.sockets,
             server: parts.server,
+            programs: Programs::new(parts.socket_names),
             signals: parts.signals,
             tunnel_wake: parts.tunnel_wake,
             settings: parts.settings,
@@ -262,6 +266,7 @@ impl EventLoop {
             let gone = self.server.take_gone();
             if !gone.is_empty() {
                 self.clients_gone(&gone);
+                self.programs_gone(&gone);
             }
             // Asked each time round: a pump wakes us a moment before it has ended.
             if !self.effects.tunnel.is_running() {
@@ -376,7 +381,7 @@ impl EventLoop {
     }
 
     /// Keeps an event, logs it, and tells it to those who follow.
-    fn tell(&mut self, told: Told) {
+    pub(crate) fn tell(&mut self, told: Told) {
         if told.is_of_connection() {
             // A busy server would fill its log.
             tracing::debug!("{}", told.sentence);
@@ -600,6 +605,7 @@ impl EventLoop {
             self.next_flow_tick = now + FLOW_TICK;
             self.take_in_datapath_events(now);
             self.judge.look(&mut self.node, now);
+            self.programs_due(now);
         }
         if self.next_loss_tick <= now {
             self.next_loss_tick = now + LOSS_TICK;

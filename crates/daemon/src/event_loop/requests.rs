@@ -20,6 +20,7 @@ use crate::clock;
 use crate::config;
 use crate::effects::own_addresses;
 use crate::metrics::{Connections, Looked};
+use crate::programs::WantedSocket;
 use crate::server::{Asked, ClientId};
 use crate::tunnel::Counter;
 use crate::views;
@@ -174,15 +175,28 @@ impl EventLoop {
             Request::Give { to, receiver, state } => {
                 return self.give_socket(id, descriptors, &to, receiver.as_deref(), state);
             }
-            Request::Socket { .. }
-            | Request::Bind { .. }
-            | Request::Uuid
-            | Request::Rebuild { .. }
-            | Request::Sockets { .. }
-            | Request::Migrator
-            | Request::Anchor { .. } => {
-                Reply::Error(Failure::new("this daemon makes no sockets for programs").code(Code::Unavailable))
+            Request::Socket { family, kind, anchor, hidden } => {
+                return self.make_socket(id, WantedSocket { family, kind, hidden }, &anchor);
             }
+            Request::Bind { address } => one(descriptors)
+                .and_then(|socket| self.bind_socket(id, socket.as_fd(), address))
+                .unwrap_or_else(Reply::Error),
+            Request::Uuid => {
+                one(descriptors).and_then(|socket| self.name_socket(socket.as_fd())).unwrap_or_else(Reply::Error)
+            }
+            Request::Export => {
+                one(descriptors).and_then(|socket| self.export_socket(socket)).unwrap_or_else(Reply::Error)
+            }
+            Request::Rebuild { uuid } => match self.rebuild_socket(id, &uuid) {
+                Ok(()) => return,
+                Err(failure) => Reply::Error(failure),
+            },
+            Request::Sockets { pid } => {
+                let find = self.sockets_of(pid);
+                return self.find_answer(id, find);
+            }
+            Request::Migrator => self.be_migrator(id).unwrap_or_else(Reply::Error),
+            Request::Anchor { question, anchor } => return self.take_anchor(id, question, anchor.as_deref()),
         };
         self.server.reply(id, &reply);
     }
@@ -482,6 +496,11 @@ const EVERYWHERE: [IpAddr; 2] = [
     IpAddr::V4(std::net::Ipv4Addr::new(203, 0, 113, 1)),
     IpAddr::V6(std::net::Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
 ];
+
+/// The descriptor of a request that takes one, which the server has counted.
+fn one(descriptors: Vec<OwnedFd>) -> Result<OwnedFd, Failure> {
+    descriptors.into_iter().next().ok_or_else(|| Failure::new("no descriptor came with it").code(Code::Descriptors))
+}
 
 /// Whether `wanted` names a peer: its number, its key or the beginning of it, or an address of it.
 fn names(view: &PeerView, wanted: &str) -> bool {

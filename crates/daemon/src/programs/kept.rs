@@ -1,0 +1,124 @@
+//! Sockets that wait for their programs.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use whimbrel_ipc::{Code, Failure, Uuid};
+use whimbrel_protocol::Time;
+
+/// How long a socket waits.
+const WAIT: Duration = Duration::from_secs(300);
+
+/// Sockets that wait at a time: a process may have 20,000 descriptors on a usual system, and the daemon needs some.
+const MOST: usize = 12_000;
+
+/// Digits of a name that suffice: SOCKMAND's programs have room for no more.
+const DIGITS: usize = 8;
+
+/// Sockets that wait for a program to ask for them: their programs have given them to the daemon before they ended, or they came
+/// from another host where nobody received them. They are closed when they have waited for too long.
+#[derive(Debug, Default)]
+pub(crate) struct KeptSockets {
+    sockets: HashMap<Uuid, Kept>,
+}
+
+#[derive(Debug)]
+struct Kept {
+    socket: OwnedFd,
+    until: Time,
+}
+
+impl KeptSockets {
+    /// Keeps one, and tells how long.
+    ///
+    /// # Errors
+    /// Where as many as may be are kept already; the socket is closed then, which its program need not notice.
+    pub(crate) fn keep(&mut self, now: Time, uuid: Uuid, socket: OwnedFd) -> Result<Duration, Failure> {
+        if self.sockets.len() >= MOST && !self.sockets.contains_key(&uuid) {
+            return Err(Failure::new("too many sockets wait for their programs already").code(Code::TooMany));
+        }
+        self.sockets.insert(uuid, Kept { socket, until: now + WAIT });
+        Ok(WAIT)
+    }
+
+    /// Gives one to a program, by its name or the beginning of it.
+    ///
+    /// # Errors
+    /// Where none is named by this, or several are.
+    pub(crate) fn take(&mut self, name: &str) -> Result<(Uuid, OwnedFd), Failure> {
+        let mut named = self.sockets.keys().filter(|uuid| {
+            let text = uuid.to_string();
+            text == name || name.len() == DIGITS && text.starts_with(name)
+        });
+        let found = match (named.next().copied(), named.next()) {
+            (Some(uuid), None) => self.sockets.remove_entry(&uuid),
+            (_, Some(_)) => return Err(Failure::new("this names several sockets").code(Code::Unknown)),
+            (None, _) => None,
+        };
+        let (uuid, kept) = found.ok_or_else(|| {
+            Failure::new("no socket of this name waits for its program here")
+                .code(Code::Unknown)
+                .hint("It may not have come yet, or was taken already.")
+        })?;
+        Ok((uuid, kept.socket))
+    }
+
+    /// Closes those that have waited for too long, and tells which.
+    pub(crate) fn expire(&mut self, now: Time) -> Vec<Uuid> {
+        self.sockets.extract_if(|_, kept| kept.until <= now).map(|(uuid, _)| uuid).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+
+    fn uuid(first: u8) -> Uuid {
+        Uuid::from_random([first; 16])
+    }
+
+    #[test]
+    fn they_are_taken_once_by_name_or_its_beginning() {
+        let mut kept = KeptSockets::default();
+        let socket = || OwnedFd::from(UnixStream::pair().expect("pair").0);
+        let now = Time::default();
+        for first in [1, 2, 3] {
+            kept.keep(now, uuid(first), socket()).expect("kept");
+        }
+        assert_eq!(kept.take(&uuid(1).to_string()).expect("there").0, uuid(1));
+        assert_eq!(kept.take(&uuid(1).to_string()).expect_err("gone").code, Some(Code::Unknown));
+        assert_eq!(kept.take(&uuid(2).to_string()[..8]).expect("there").0, uuid(2));
+        for name in ["", "03", "0303", "030303030", "gggggggg"] {
+            assert!(kept.take(name).is_err(), "{name}");
+        }
+        let mut twin = *uuid(3).as_bytes();
+        twin[15] ^= 1;
+        kept.keep(now, Uuid::from_bytes(twin), socket()).expect("kept");
+        assert_eq!(kept.take("03030303").expect_err("two").what, "this names several sockets");
+    }
+
+    #[test]
+    fn they_are_closed_when_nobody_comes() {
+        let mut kept = KeptSockets::default();
+        let (mut other, socket) = UnixStream::pair().expect("pair");
+        let now = Time::default();
+        let wait = kept.keep(now, uuid(1), socket.into()).expect("kept");
+        assert!(kept.expire(now).is_empty());
+        assert_eq!(kept.expire(now + wait), [uuid(1)]);
+        assert_eq!(other.read(&mut [0]).expect("read"), 0);
+    }
+
+    #[test]
+    fn there_is_a_bound() {
+        let mut kept = KeptSockets::default();
+        let now = Time::default();
+        let (socket, _other) = UnixStream::pair().expect("pair");
+        for number in 0..16u8 {
+            kept.keep(now, uuid(number), socket.try_clone().expect("dup").into()).expect("kept");
+        }
+        assert!(kept.sockets.len() <= MOST);
+    }
+}
