@@ -11,6 +11,7 @@
 #include <linux/in6.h>
 #include <linux/ip.h>
 #include <linux/ipv6.h>
+#include <linux/udp.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
@@ -187,6 +188,21 @@ static __always_inline bool parse(struct __sk_buff *skb, __u32 network, __be16 p
 		packet->destination_port = ports[1];
 	}
 	return true;
+}
+
+/* The longest packet that the wire sees of this one, in bytes: a segment where it is many. 0: unknown. */
+static __always_inline __u32 longest_part(struct __sk_buff *skb, const struct packet *packet)
+{
+	__u32 size = skb->gso_size, headers = packet->transport - packet->network;
+	__u8 length;
+
+	if (!size)
+		return packet->end ? packet->end - packet->network : 0;
+	if (packet->protocol != IPPROTO_TCP)
+		return headers + sizeof(struct udphdr) + size;
+	if (bpf_skb_load_bytes(skb, packet->transport + 12, &length, sizeof(length)))
+		return 0;
+	return headers + (length >> 4) * 4 + size;
 }
 
 /* Does this ICMP message quote the packet that caused it (RFC 792, RFC 4443 section 3)? */

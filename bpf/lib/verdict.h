@@ -37,6 +37,7 @@ enum unfinished {
 	TO_BE_REFUSED = 0x5744, /* refuse() */
 	OF_NO_FLOW,		/* of a packet that is not from this host's own stack */
 	TO_BE_ROUTED,		/* to_routes() */
+	TO_BE_TOLD,		/* tell_too_long() */
 };
 
 static __always_inline int pass(void)
@@ -288,6 +289,8 @@ static __noinline int to_routes(struct __sk_buff *skb, const struct packet *pack
 	}
 	if (found)
 		return drop(COUNTER_DROPPED_ROUTE);
+	/* Then what was learned of the path counts as well, and the route's MTU if it is locked, as for a router. */
+	fib.tot_len = longest_part(skb, packet);
 	found = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
 	if (found == BPF_FIB_LKUP_RET_FWD_DISABLED && settings->tunnel) {
 		fib.ifindex = settings->tunnel;
@@ -299,8 +302,10 @@ static __noinline int to_routes(struct __sk_buff *skb, const struct packet *pack
 			return drop(COUNTER_DROPPED_ROUTE);
 		return pass_counted(packet->origin == FROM_ENDPOINT ? COUNTER_ENDPOINT_HOME : COUNTER_FORWARDED);
 	}
-	if (found == BPF_FIB_LKUP_RET_FRAG_NEEDED)
-		return drop(COUNTER_TOO_LONG);
+	if (found == BPF_FIB_LKUP_RET_FRAG_NEEDED) {
+		skb->cb[0] = fib.mtu_result;
+		return packet->origin == FROM_ENDPOINT ? TO_BE_TOLD : drop(COUNTER_TOO_LONG);
+	}
 	skb->tc_index = TRANSLATED;
 	if (!packet->network && bpf_skb_change_head(skb, ETH_HLEN, 0))
 		return drop(COUNTER_DROPPED_ROUTE);

@@ -22,7 +22,7 @@ use support::{Bpffs, NEXT, Namespace, Outcome, REDIRECT, SHOT, is_root, run, tun
 use whimbrel_datapath::{
     Binding, Carrier, Datapath, Endpoint, FlowEntry, Lent, LentEnd, LocatorPair, Role, Toward, Unknown,
 };
-use whimbrel_kernel::endpoint::Endpoint as Space;
+use whimbrel_kernel::endpoint::{Endpoint as Space, let_forward};
 use whimbrel_wire::{FlowTuple, Transport};
 
 const PORT: u16 = 5000;
@@ -276,6 +276,35 @@ fn path_mtu_reaches_an_endpoint_namespace() {
 }
 
 #[test]
+fn a_namespace_is_told_the_mtu_of_the_hosts_way() {
+    on_both_families(|v4| {
+        let host = OwnAddress::new(v4);
+        host.net.host.run("ip link set eth mtu 1400");
+        host.net.middle.run("ip link set near mtu 1400");
+        let listener = host.listen_inside();
+        host.net.far.enter();
+        let there = patient(TcpStream::connect((host.own, PORT)).expect("connect"));
+        let here = patient(listener.accept().expect("accept").0);
+        exchange(&here, &there, 1);
+        assert!(counter(&host.datapath, "too_long") > 0, "{:?}", host.datapath.counters());
+        let far = UdpSocket::bind((host.far, 0)).expect("bind");
+        let near = host.bind_inside();
+        near.set_read_timeout(Some(PATIENCE)).expect("SO_RCVTIMEO");
+        near.connect(far.local_addr().expect("local")).expect("connect");
+        near.send(&pattern(1450, 3)).expect("the first is too long, and lost");
+        let start = std::time::Instant::now();
+        // An error of this kind is not one of recv's; what is known is asked when it is sent.
+        far.set_read_timeout(Some(Duration::from_millis(20))).expect("SO_RCVTIMEO");
+        let mut received = vec![0; 1 << 16];
+        while far.recv(&mut received).is_err() {
+            assert!(start.elapsed() < PATIENCE, "{:?}", host.datapath.counters());
+            let _ = near.send(&pattern(1450, 3));
+        }
+        assert!(received[..1450] == pattern(1450, 3), "the datagram arrived changed");
+    });
+}
+
+#[test]
 fn programs_of_the_host_reach_its_lent_ends_and_are_reached() {
     on_both_families(|v4| {
         let host = OwnAddress::new(v4);
@@ -401,9 +430,7 @@ fn carrying(namespace: &Namespace, net: &Net, name: &str, devices: &[&str]) -> (
     namespace.enter();
     let device = tun("tun");
     namespace.run("ip link set tun mtu 1400 up");
-    for key in ["ipv4.conf.tun.forwarding", "ipv4.conf.tun.accept_local", "ipv6.conf.tun.forwarding"] {
-        namespace.sysctl(&format!("net.{key}"), "1");
-    }
+    let_forward("tun").expect("settings of the device");
     let mut datapath = Datapath::open(&net.bpffs.pins(name)).expect("open");
     datapath.set_tunnel(index("tun"), 0x57, 0xff).expect("settings");
     for device in devices {

@@ -60,6 +60,8 @@ const OUTER_SETTINGS: [(&str, &str); 6] = [
     ("ipv6/conf/IF/accept_ra", "0"),
     ("ipv6/conf/IF/addr_gen_mode", "1"),
 ];
+const TUNNEL_SETTINGS: [(&str, &str); 3] =
+    [("ipv4/conf/IF/forwarding", "1"), ("ipv4/conf/IF/accept_local", "1"), ("ipv6/conf/IF/forwarding", "1")];
 /// Settings inside. What comes in has come any way, even from the address itself, which the host may have as well; nobody
 /// else's routes or addresses are wanted here.
 const INNER_SETTINGS: [(&str, &str); 4] = [
@@ -144,6 +146,16 @@ impl AsFd for Endpoint {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.namespace.as_fd()
     }
+}
+
+/// Lets the programs ask the routing table for what comes by the TUN device, or by a device that does not forward, and the host's own programs
+/// be reached from an end that has the host's address and is leased to a peer. Needed where anything is forwarded for a socket that
+/// is elsewhere, or leased; the host does not become a router by it. It ends with the device.
+///
+/// # Errors
+/// [`Error::Call`]; some may have been set.
+pub fn let_forward(tun: &str) -> Result<(), Error> {
+    set_all(tun, &TUNNEL_SETTINGS)
 }
 
 /// A network namespace without a name, made by a thread that ends in it.
