@@ -115,6 +115,25 @@ Examples:
   whimbrel suspend                       all of them; this host goes away
   whimbrel suspend 203.0.113.5:22        those with this server's ssh";
 
+const COMMUNITY_HELP: &str = "\
+The hosts of a community, those of one owner, may hand sockets to one another and be each
+other's anchors. Nobody else may, but for a connection that was granted, once.
+
+One host founds it and is its steward: it holds the key that says who belongs to it.
+Others join by a code that a steward draws and people pass on by voice; no key is typed.
+Only stewards invite and revoke, so the laptop that travels had better be none.
+
+A host that is revoked is told so, and all others are: those that are awake at once, one
+that sleeps when it meets the next of them. It may be taken for a member by one that has
+met nobody since.
+
+Examples:
+  whimbrel community init                                          on the first host
+  whimbrel community invite                                        prints a code
+  whimbrel community join 7-crossover-clockwork-tolerance desk     on the second
+  whimbrel community revoke laptop                                 it was stolen
+  whimbrel community grant 203.0.113.5:22                          one connection, to a stranger";
+
 const CLEAN_HELP: &str = "\
 A daemon that is stopped removes all that it made, unless connections are moved: what
 carries these stays, so that they go on and the next `whimbrel up` takes them over. This
@@ -248,6 +267,12 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Say which hosts are one's own and may hand sockets to one another
+    #[command(after_help = COMMUNITY_HELP)]
+    Community {
+        #[command(subcommand)]
+        command: CommunityCommand,
+    },
     /// Remove what a stopped daemon has left; connections that had moved end
     #[command(after_help = CLEAN_HELP)]
     Clean {
@@ -278,11 +303,110 @@ pub(crate) enum PeersCommand {
     },
 }
 
+#[derive(Debug, Subcommand)]
+pub(crate) enum CommunityCommand {
+    /// Found a community of this host, which is its steward
+    Init {
+        /// What people call this host; its host name where left out
+        #[arg(long, value_name = "NAME")]
+        name: Option<String>,
+        /// Print one line of JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Draw a code by which another host joins, good for one try within ten minutes
+    Invite {
+        /// Let it invite and revoke as well: it is given the community's secret key
+        #[arg(long)]
+        steward: bool,
+        /// Print one line of JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Join a community by a code that one of its stewards has drawn
+    Join {
+        /// The code, as in 7-crossover-clockwork-tolerance
+        code: String,
+        /// Names or addresses of the host that has drawn it; those after the first are tried in turn
+        #[arg(required = true, value_name = "HOST")]
+        hosts: Vec<String>,
+        /// The control port there, where it is not this host's own
+        #[arg(long, value_name = "PORT")]
+        port: Option<u16>,
+        /// What people call this host; its host name where left out
+        #[arg(long, value_name = "NAME")]
+        name: Option<String>,
+        /// Print a line of JSON, and one for what becomes of it
+        #[arg(long)]
+        json: bool,
+    },
+    /// List the community's hosts, open codes and grants
+    List {
+        /// Print one line of JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Have a host belong to the community no more, or take a code or a grant back
+    Revoke {
+        /// The host's name or key, or the number of a code or grant
+        #[arg(value_name = "HOST|NUMBER")]
+        what: String,
+        /// Print one line of JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Forget the community; its stewards go on to count this host until one revokes it
+    Leave {
+        /// Print one line of JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Draw a code by which a host of somebody else may be given one connection, once, within an hour
+    Grant {
+        /// An address and port of either end of the connection
+        connection: String,
+        /// Print one line of JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Use such a code, so that this host takes the connection when it comes
+    Accept {
+        /// The code, as in 7-crossover-clockwork-tolerance
+        code: String,
+        /// Names or addresses of the host that has drawn it; those after the first are tried in turn
+        #[arg(required = true, value_name = "HOST")]
+        hosts: Vec<String>,
+        /// The control port there, where it is not this host's own
+        #[arg(long, value_name = "PORT")]
+        port: Option<u16>,
+        /// Print a line of JSON, and one for what becomes of it
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+impl CommunityCommand {
+    /// Whether the answer, or the complaint, is for a program.
+    pub(crate) fn json(&self) -> bool {
+        match self {
+            Self::Init { json, .. }
+            | Self::Invite { json, .. }
+            | Self::Join { json, .. }
+            | Self::List { json }
+            | Self::Revoke { json, .. }
+            | Self::Leave { json }
+            | Self::Grant { json, .. }
+            | Self::Accept { json, .. } => *json,
+        }
+    }
+}
+
 impl Command {
     /// Whether the answer, or the complaint, is for a program.
     pub(crate) fn json(&self) -> bool {
         match self {
             Self::Up { .. } | Self::Watch => false,
+            Self::Community { command } => command.json(),
             Self::Peers { command: Some(PeersCommand::Forget { json, .. }), .. }
             | Self::Status { json }
             | Self::Connections { json, .. }

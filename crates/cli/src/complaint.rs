@@ -18,6 +18,8 @@ pub(crate) enum Complaint {
     Handoff(String),
     /// A hand-off by hand was taken back.
     Stayed(String),
+    /// A code came to nothing.
+    Code(String),
     /// There is nothing to draw on.
     NoTerminal,
     /// A file cannot be read or written.
@@ -43,6 +45,9 @@ impl Complaint {
             Self::Handoff(what) => Failure::new(what)
                 .hint("The daemon goes on trying; `whimbrel events --follow` tells what becomes of it."),
             Self::Stayed(what) => Failure::new(what).hint("Its connections go on as before."),
+            Self::Code(what) => Failure::new(what).hint(
+                "Have another code drawn at the other host and check the address: a code is good for one try, by one host.",
+            ),
             Self::NoTerminal => Failure::new("`watch` draws on a terminal, and this is none")
                 .hint("`whimbrel events --follow --json` and `whimbrel connections --json` are for programs."),
             Self::File(path, error) => Failure::new(error.to_string()).on(path.display()),

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod community;
 mod complaint;
 mod handoff;
 mod log;
@@ -111,6 +112,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Complaint> {
             let flows = connect(run_dir)?.resume(connections.clone())?;
             print(&show::resumed(flows, connections.is_empty()))?;
         }
+        Command::Community { command } => return community::community(run_dir, command),
         Command::Metrics { json: true } => pass_on(run_dir, &Request::Metrics)?,
         Command::Metrics { json: false } => print(&exposition(&connect(run_dir)?.metrics()?))?,
         Command::Watch => watch::watch(run_dir)?,

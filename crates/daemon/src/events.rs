@@ -1,5 +1,7 @@
 //! What happened, kept for `whimbrel events`: the last few thousand, each as a sentence and in parts.
 
+mod community;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, SystemTime};
@@ -13,9 +15,13 @@ use whimbrel_wire::FlowTuple;
 const KEPT: usize = 4096;
 
 /// What can happen (`docs/json.md`).
-pub(crate) const KINDS: [&str; 45] = [
+pub(crate) const KINDS: [&str; 53] = [
     "address-conflict",
     "carrier-changed",
+    "code-guessed",
+    "community-joined",
+    "community-revoked",
+    "connection-granted",
     "flow-gone",
     "flow-introduced",
     "flow-taken-over",
@@ -25,10 +31,14 @@ pub(crate) const KINDS: [&str; 45] = [
     "helper-failed",
     "helper-over",
     "helper-started",
+    "host-joined",
+    "host-revoked",
     "introduction-failed",
+    "join-failed",
     "key-mismatch",
     "left-behind",
     "left-out",
+    "may-receive",
     "moved",
     "moving",
     "name-refused",
@@ -509,6 +519,7 @@ impl From<&Event> for Told {
             .with("peer", peer.0)
             .endpoint("remote", *remote)
             .with("flows", *flows),
+            Event::Community(event) => Self::from(event),
             Event::OpFailed { what, error } => Self::new("op-failed", format!("{what} failed: {error}"))
                 .with("what", what.clone())
                 .with("error", error.clone()),
@@ -636,6 +647,10 @@ mod tests {
         let quoted = |text: &str| text.split('"').nth(1).expect("a word").to_owned();
         let code = include_str!("events.rs").split("impl From<&Event> for Told").nth(1).expect("the code");
         let arms: Vec<&str> = code.split("#[cfg(test)]").next().expect("its end").split("Event::").skip(1).collect();
+        let community =
+            include_str!("events/community.rs").split("impl From<&CommunityEvent>").nth(1).expect("the code");
+        let arms = arms.into_iter().filter(|arm| !arm.starts_with("Community("));
+        let arms: Vec<&str> = arms.chain(community.split("CommunityEvent::").skip(1)).collect();
         assert!(arms.len() > 20, "{}", arms.len());
         for arm in arms {
             let kind = quoted(arm.split("Self::new(").nth(1).expect("a kind"));

@@ -22,6 +22,7 @@
 mod attachments;
 pub mod clean;
 mod clock;
+pub mod community_file;
 pub mod config;
 pub mod doctor;
 mod effects;
@@ -65,6 +66,7 @@ use whimbrel_kernel::udp::UdpSocket;
 use whimbrel_protocol::Node;
 use whimbrel_wire::FlowTuple;
 
+use crate::community_file::CommunityFile;
 use crate::config::{Config, Level};
 use crate::effects::{DEFAULT_MTU, Effects, MARK};
 use crate::event_log::EventLog;
@@ -117,6 +119,9 @@ pub enum Error {
     /// The remembered keys cannot be used.
     #[error(transparent)]
     KnownKeys(#[from] known_keys::KnownKeysError),
+    /// The community's file cannot be used.
+    #[error(transparent)]
+    Community(#[from] community_file::CommunityFileError),
     /// The journal cannot be used.
     #[error(transparent)]
     Journal(#[from] journal::JournalError),
@@ -320,6 +325,11 @@ fn start_on(
         node.restore_suspended(now);
     }
 
+    let community_file = CommunityFile::new(&options.state_dir);
+    if let Some(saved) = community_file.read()? {
+        node.restore_community(now, &saved).map_err(|_| community_file.forged())?;
+    }
+
     // Listening begins before anything is looked at, so that no change is missed in between.
     let monitor = NetworkMonitor::open()?;
     let server = Server::bind(&socket_path(&options.run_dir), config.control_mode)?;
@@ -328,6 +338,7 @@ fn start_on(
     }
     let event_loop = EventLoop::new(Parts {
         node,
+        community_file,
         effects,
         monitor,
         routes: PeerRoutes::open(MARK)?,

@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod client;
+mod community;
 mod doctor;
 mod error;
 mod line;
@@ -23,6 +24,9 @@ mod time;
 mod transfer;
 
 pub use client::{Client, ClientError, Events, HANDOFF_TIMEOUT, REPLY_TIMEOUT, socket_path};
+pub use community::{
+    CommunityReply, CommunityRequest, DrawnCode, Grant, Host, Open, Purpose, Roster, Standing as CommunityStanding,
+};
 pub use doctor::{Finding, Verdict};
 pub use error::{Code, Failure};
 pub use line::{

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Failure, Kept, MadeSocket, Metric, Moved, OpenSocket, Received, Uuid, WantedAnchor};
+use crate::{CommunityReply, Failure, Kept, MadeSocket, Metric, Moved, OpenSocket, Received, Uuid, WantedAnchor};
 
 /// An answer: one line. On the wire the variant's name is the one member beside `schema`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -87,6 +87,8 @@ pub enum Reply {
     },
     /// A question to the migrator.
     WantedAnchor(WantedAnchor),
+    /// To [`Request::Community`](crate::Request::Community).
+    Community(Box<CommunityReply>),
     /// The request could not be carried out; nothing was changed.
     Error(Failure),
 }

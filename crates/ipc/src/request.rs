@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Family, SocketKind, State};
+use crate::{CommunityRequest, Family, SocketKind, State};
 
 /// A question or an order to a daemon: one line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -135,6 +135,8 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         anchor: Option<String>,
     },
+    /// Something about the community; [`Reply::Community`](crate::Reply::Community).
+    Community(CommunityRequest),
 }
 
 impl Request {

@@ -7,12 +7,13 @@ use std::path::PathBuf;
 use std::thread;
 
 use whimbrel_ipc::{
-    Attachment, Bytes, Carrier, Client, ClientError, Code, Configuration, Connection, ConnectionState, Counts,
-    EventRecord, EventsQuery, Failure, Family, Flow, HandoffStarted, Helper, HelperState, Kept, LocalAddress,
-    MadeSocket, Meetings, Metric, MetricKind, Moved, OpenSocket, Path, Peer, PeerFlows, PeerName, Places, Process,
-    Received, Rendezvous, RendezvousState, Reply, Request, SchemaError, Sequence, Session, SocketKind, State, Status,
-    Suspended, Transport, Trust, Tunnel, Uuid, WantedAnchor, reply_from_line, reply_to_line, request_from_line,
-    request_to_line, socket_path,
+    Attachment, Bytes, Carrier, Client, ClientError, Code, CommunityReply, CommunityRequest, CommunityStanding,
+    Configuration, Connection, ConnectionState, Counts, DrawnCode, EventRecord, EventsQuery, Failure, Family, Flow,
+    Grant, HandoffStarted, Helper, HelperState, Host, Kept, LocalAddress, MadeSocket, Meetings, Metric, MetricKind,
+    Moved, Open, OpenSocket, Path, Peer, PeerFlows, PeerName, Places, Process, Purpose, Received, Rendezvous,
+    RendezvousState, Reply, Request, Roster, SchemaError, Sequence, Session, SocketKind, State, Status, Suspended,
+    Transport, Trust, Tunnel, Uuid, WantedAnchor, reply_from_line, reply_to_line, request_from_line, request_to_line,
+    socket_path,
 };
 
 const KEY: &str = "uM5ahVGHtdMGk2zVxpGZpaHZ0oTnSYfDwDMLnX1jkEo";
@@ -54,6 +55,38 @@ fn status() -> Status {
         attached: vec![Attachment { interface: "wlan0".into(), program: "egress".into(), hook: "tcx".into() }],
         tunnel: Some(Tunnel { device: "whimbrel0".into(), mtu: 1428, packets_sent: 10, packets_received: 20 }),
         newest_event: 17,
+    }
+}
+
+fn roster() -> Roster {
+    let purpose =
+        Purpose::Connection { local: "192.0.2.7:22".parse().unwrap(), remote: "203.0.113.5:40000".parse().unwrap() };
+    Roster {
+        community: Some(KEY.into()),
+        standing: Some(CommunityStanding::Steward),
+        hosts: vec![Host {
+            name: "laptop".into(),
+            key: KEY.into(),
+            standing: CommunityStanding::Member,
+            here: false,
+            at: "198.51.100.7:2031".parse().ok(),
+            session: true,
+            knows: true,
+        }],
+        codes: vec![
+            Open { number: 7, purpose: Purpose::Steward, left_s: 599 },
+            Open { number: 8, purpose, left_s: 598 },
+        ],
+        grants: vec![
+            Grant { number: 9, key: KEY.into(), local: None, remote: None, left_s: 3599 },
+            Grant {
+                number: 10,
+                key: KEY.into(),
+                local: "192.0.2.7:22".parse().ok(),
+                remote: "203.0.113.5:40000".parse().ok(),
+                left_s: 3598,
+            },
+        ],
     }
 }
 
@@ -240,6 +273,17 @@ fn replies() -> Vec<(&'static str, Reply)> {
                     .hint("'whimbrel status' lists the addresses that can be moved to."),
             ),
         ),
+        ("community", Reply::Community(Box::new(CommunityReply::Roster(roster())))),
+        (
+            "code",
+            Reply::Community(Box::new(CommunityReply::Code(DrawnCode {
+                code: "7-crossover-clockwork-tolerance".into(),
+                open: Open { number: 7, purpose: Purpose::Member, left_s: 600 },
+                addresses: vec!["192.0.2.7".parse().unwrap()],
+                port: 2031,
+            }))),
+        ),
+        ("asking", Reply::Community(Box::new(CommunityReply::Asking { since: 12 }))),
     ]
 }
 
@@ -304,6 +348,28 @@ fn requests() -> Vec<(Request, &'static str)> {
         ),
         (Request::Sockets { pid: 4711 }, r#"{"schema":1,"request":"sockets","pid":4711}"#),
         (Request::Migrator, r#"{"schema":1,"request":"migrator"}"#),
+        (
+            Request::Community(CommunityRequest::Init { name: Some("desk".into()) }),
+            r#"{"schema":1,"request":"community","action":"init","name":"desk"}"#,
+        ),
+        (
+            Request::Community(CommunityRequest::Invite { steward: true }),
+            r#"{"schema":1,"request":"community","action":"invite","steward":true}"#,
+        ),
+        (
+            Request::Community(CommunityRequest::Join {
+                code: "7-crossover-clockwork-tolerance".into(),
+                hosts: vec!["192.0.2.7".parse().unwrap()],
+                port: None,
+                name: None,
+            }),
+            r#"{"schema":1,"request":"community","action":"join","code":"7-crossover-clockwork-tolerance","hosts":["192.0.2.7"]}"#,
+        ),
+        (
+            Request::Community(CommunityRequest::Revoke { what: "laptop".into() }),
+            r#"{"schema":1,"request":"community","action":"revoke","what":"laptop"}"#,
+        ),
+        (Request::Community(CommunityRequest::List), r#"{"schema":1,"request":"community","action":"list"}"#),
         (
             Request::Anchor { question: 5, anchor: Some("self".into()) },
             r#"{"schema":1,"request":"anchor","question":5,"anchor":"self"}"#,

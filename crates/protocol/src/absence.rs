@@ -111,6 +111,7 @@ impl Node {
         self.op(KernelOp::SaveSuspended(false), Some(Asked::Effect("saving that this host is not suspended any more")));
         self.event(Event::Resumed);
         self.meet_later(now);
+        self.hurry_community(now);
         let ids: Vec<PeerId> = self.peers.keys().copied().collect();
         for id in ids {
             if let Some(peer) = self.peers.get_mut(&id).filter(|peer| peer.places.local == crate::peer::NOWHERE) {

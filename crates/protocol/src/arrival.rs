@@ -37,5 +37,9 @@ pub(crate) fn costs_too_much(messages: &[Message]) -> bool {
         )
     };
     let mut seen = HashSet::new();
-    messages.iter().filter(costly).any(|message| !seen.insert(discriminant(message)))
+    let mut words = HashSet::new();
+    messages.iter().any(|message| match message {
+        Message::Community(word) => !words.insert(discriminant(word)),
+        message => costly(&message) && !seen.insert(discriminant(message)),
+    })
 }

@@ -22,6 +22,7 @@ use crate::peer::{Met, Peer, SessionSlot};
 use crate::random::Random;
 use crate::timer::Timer;
 
+mod otherwise;
 mod trust;
 
 /// Pauses after each try (P-10).
@@ -89,6 +90,8 @@ enum Purpose {
     Address(IpAddr),
     /// To have a new session with the peer of this key.
     Peer(PublicKey),
+    /// To use a code there.
+    Join,
     /// The other end knows.
     Theirs,
 }
@@ -377,11 +380,6 @@ impl Node {
         }
     }
 
-    /// Begins a handshake with a host that is known by its key alone.
-    pub(crate) fn initiate_with_key(&mut self, now: Time, knowledge: Knowledge, to: SocketAddr, key: PublicKey) {
-        self.initiate(now, knowledge, to, None, Purpose::Peer(key));
-    }
-
     fn initiate(&mut self, now: Time, knowledge: Knowledge, to: SocketAddr, source: Option<IpAddr>, purpose: Purpose) {
         let index = self.free_index();
         let hello = self.hello(now, source);
@@ -596,6 +594,9 @@ impl Node {
             }
         }
         let id = known.unwrap_or_else(|| self.new_peer(now, key, how.source));
+        if matches!(how.purpose, Purpose::Join) {
+            self.note_joined_peer(id);
+        }
         let attachment = how.destination.and_then(|address| self.attachments.get(&address)).copied();
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let reached = !peer.has_session();
@@ -750,6 +751,7 @@ impl Node {
         self.register_anew(now, id);
         self.note_endpoint(now, id);
         self.note_move_session(now, id);
+        self.note_community_session(now, id);
     }
 
     /// Drops what nobody answered. Tells whether more is under way.

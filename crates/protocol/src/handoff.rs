@@ -54,6 +54,21 @@ pub(crate) struct Acknowledgement {
 }
 
 impl Node {
+    /// Moves by hand: every peer is told where we are now, from `to` where that is given and reaches it.
+    pub fn hand_off(&mut self, now: Time, routes: &dyn Routes, to: Option<IpAddr>) {
+        let ids: Vec<PeerId> = self.peers.keys().copied().collect();
+        for id in ids {
+            self.look_for_move(now, id, routes, Some(to));
+        }
+        self.refresh_sets();
+    }
+
+    /// As [`Node::hand_off`], towards one peer alone.
+    pub fn hand_off_towards(&mut self, now: Time, routes: &dyn Routes, to: Option<IpAddr>, peer: PeerId) {
+        self.look_for_move(now, peer, routes, Some(to));
+        self.refresh_sets();
+    }
+
     /// Compares where we are towards a peer with where we were. `forced`: a hand-off by hand, perhaps to an address.
     pub(crate) fn look_for_move(&mut self, now: Time, id: PeerId, routes: &dyn Routes, forced: Option<Option<IpAddr>>) {
         if self.suspended {

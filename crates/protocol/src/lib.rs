@@ -14,6 +14,7 @@
 //! absence.rs       ends that sleep or vanish       -> held, parked
 //! migration.rs     sockets that change hosts      -> MoveOp
 //! waiting.rs       single flows that wait
+//! community.rs    whose hosts this one is, and who may move sockets
 //! stall.rs         flows that get no answer        -> Keepalive, the tunnel
 //! node.rs          one host: dispatch, timers, what is asked of the caller
 //! outcome.rs       what came of that
@@ -24,6 +25,7 @@ mod absence;
 mod arrival;
 mod bucket;
 mod carrier;
+mod community;
 mod config;
 mod contact;
 mod flow;
@@ -48,6 +50,10 @@ mod timer;
 mod view;
 mod waiting;
 
+pub use community::{
+    CODE_LIFETIME, CommunityEvent, CommunityRefused, CommunityView, GRANT_LIFETIME, GrantView, HostView, InvalidCode,
+    JoinFailure, OfferView, Offered, OneTimeCode, SavedCommunity,
+};
 pub use config::{Ask, Carriers, Config, Prefix, Trust};
 pub use contact::Standing;
 pub use flow::{FlowState, FlowView};

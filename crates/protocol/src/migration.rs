@@ -8,6 +8,7 @@
 //! acceptor.rs  getting it
 //! holder.rs    saying whose it is: the one point of no return
 //! flows.rs     what the node's table of flows makes of it
+//! permits.rs   with whom
 //! glue.rs      what the node has to do with it: sessions, timers
 //! ```
 //!
@@ -20,6 +21,7 @@ mod glue;
 mod holder;
 mod lane;
 mod op;
+mod permits;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -46,6 +48,8 @@ use donor::Donation;
 use flows::FlowChange;
 use holder::Held;
 use lane::Lanes;
+pub(crate) use permits::Grant;
+use permits::Permits;
 
 /// How fast snapshots may be taken to be sent, at the least, in bytes a second.
 const RATE: u64 = 256 * 1024;
@@ -99,6 +103,7 @@ enum Asked {
 pub(crate) struct Moves {
     key: StaticKey,
     config: Moving,
+    permits: Permits,
     wall_clock_at_zero: u64,
     lanes: Lanes,
     donations: BTreeMap<u64, Donation>,
@@ -144,6 +149,7 @@ impl Moves {
         Self {
             key,
             config,
+            permits: Permits::default(),
             wall_clock_at_zero,
             lanes: Lanes::default(),
             donations: BTreeMap::new(),
@@ -238,7 +244,7 @@ impl Moves {
 
     pub(crate) fn handle_stretch(&mut self, at: At<'_>, from: PublicKey, stretch: Stretch) {
         let wall = self.wall(at.now);
-        let expected = self.config.accept_from.contains(&from) || self.lanes.wants(&from);
+        let expected = self.expects(&from) || self.lanes.wants(&from);
         for record in self.lanes.handle_stretch(at.now, wall, from, stretch, expected) {
             self.hear(at, from, record);
             self.hear_own(at);

@@ -10,6 +10,7 @@ use whimbrel_wire::{Datagram, FlowTuple, Transport};
 
 use crate::Time;
 use crate::arrival::{Arrival, costs_too_much};
+use crate::community::Community;
 use crate::config::Config;
 use crate::contact::Contacts;
 use crate::flow::{Flow, Stage};
@@ -67,6 +68,7 @@ pub struct Node {
     pub(crate) rendezvous: Rendezvous,
     pub(crate) meetings: Meetings,
     pub(crate) stand_ins: StandIns,
+    pub(crate) community: Community,
     /// Sockets that move, where this host takes part in that.
     pub(crate) moves: Option<Box<Moves>>,
     pub(crate) peers: BTreeMap<PeerId, Peer>,
@@ -125,6 +127,7 @@ impl Node {
             rendezvous: Rendezvous::default(),
             meetings: Meetings::default(),
             stand_ins: StandIns::default(),
+            community: Community::default(),
             moves,
             peers: BTreeMap::new(),
             by_key: HashMap::new(),
@@ -320,6 +323,7 @@ impl Node {
                 Message::PassedOn { left, source, datagram } => {
                     self.handle_passed_on(now, id, arrival, left, source, &datagram);
                 }
+                Message::Community(word) => answers.extend(self.handle_word(now, id, arrival, word)),
                 message @ (Message::Stream(_) | Message::Received(_)) => self.handle_move_message(now, id, message),
                 Message::FlowClosed(nonces) => self.handle_flows_closed(now, id, &nonces),
                 Message::Close { .. } => self.handle_close(now, id),
@@ -411,6 +415,7 @@ impl Node {
         }
         self.replaced.clear();
         self.ask_rendezvous_again(now);
+        self.hurry_community(now);
         // What the sets ask for may have been undone by the change.
         let keeping = std::mem::take(&mut self.keeping);
         let reaching = std::mem::take(&mut self.reaching);
@@ -421,21 +426,6 @@ impl Node {
         if !reaching.is_empty() && self.reaching.is_empty() {
             self.reach_peers();
         }
-    }
-
-    /// Moves by hand: every peer is told where we are now, from `to` where that is given and reaches it.
-    pub fn hand_off(&mut self, now: Time, routes: &dyn Routes, to: Option<IpAddr>) {
-        let ids: Vec<PeerId> = self.peers.keys().copied().collect();
-        for id in ids {
-            self.look_for_move(now, id, routes, Some(to));
-        }
-        self.refresh_sets();
-    }
-
-    /// As [`Node::hand_off`], towards one peer alone.
-    pub fn hand_off_towards(&mut self, now: Time, routes: &dyn Routes, to: Option<IpAddr>, peer: PeerId) {
-        self.look_for_move(now, peer, routes, Some(to));
-        self.refresh_sets();
     }
 
     /// Whatever is due at `now` happens.
@@ -467,6 +457,7 @@ impl Node {
                 Timer::StandIn(id) => self.ask_stand_in(now, id),
                 Timer::Rendezvous => self.look_for_rendezvous(now),
                 Timer::Moves => self.continue_moves(now),
+                Timer::Community => self.continue_community(now),
                 Timer::Wake(id) => self.wake_flows(now, id),
                 Timer::Idle(id) => self.forget_idle(now, id),
                 Timer::Linger => self.forget_closed(now),
@@ -796,11 +787,5 @@ impl Node {
 
     pub(crate) fn drop_datagram(&mut self) {
         self.dropped += 1;
-    }
-
-    /// This host's public key.
-    #[must_use]
-    pub fn public_key(&self) -> PublicKey {
-        self.key.public()
     }
 }

@@ -8,6 +8,7 @@ use whimbrel_handshake::{PublicKey, TunnelKeys};
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::message::StandInStatus;
 
+use crate::community::{CommunityEvent, SavedCommunity};
 use crate::ruling::Manner;
 
 /// A peer's number on this host; the number of its binding in the data plane.
@@ -286,6 +287,10 @@ pub enum KernelOp {
     SavePeer(SavedPeer),
     /// Keep over a restart whether this host is suspended.
     SaveSuspended(bool),
+    /// Keep over a restart what is known of the community.
+    SaveCommunity(Box<SavedCommunity>),
+    /// Drop what was saved of it.
+    ForgetCommunity,
     /// Drop what was saved of a peer.
     ForgetPeer {
         /// Its key.
@@ -622,6 +627,8 @@ pub enum Event {
         /// Flows that depend on it.
         flows: usize,
     },
+    /// Something about the community.
+    Community(CommunityEvent),
     /// An op of ours failed.
     OpFailed {
         /// What was asked, for people.

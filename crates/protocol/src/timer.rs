@@ -51,6 +51,8 @@ pub(crate) enum Timer {
     Rendezvous,
     /// Go on with sockets that move.
     Moves,
+    /// Go on with what the community is told, and with codes.
+    Community,
     /// Forget a peer that has no flows.
     Idle(PeerId),
     /// Forget closed flows.

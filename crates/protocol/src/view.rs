@@ -100,6 +100,12 @@ impl Node {
         })
     }
 
+    /// This host's public key.
+    #[must_use]
+    pub fn public_key(&self) -> PublicKey {
+        self.key.public()
+    }
+
     /// Entries of all tables together: what must not grow without bound.
     #[must_use]
     pub fn entries(&self) -> usize {
@@ -125,6 +131,7 @@ impl Node {
             + self.rendezvous.entries()
             + self.meetings.entries()
             + self.stand_ins.entries()
+            + self.community.entries()
             + self.moves.as_ref().map_or(0, |moves| moves.entries())
     }
 

@@ -93,6 +93,8 @@ impl DataPlane {
             | KernelOp::Kick { .. }
             | KernelOp::SavePeer(_)
             | KernelOp::SaveSuspended(_)
+            | KernelOp::SaveCommunity(_)
+            | KernelOp::ForgetCommunity
             | KernelOp::ForgetPeer { .. }
             | KernelOp::RememberKey { .. } => {}
         }

@@ -5,7 +5,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use whimbrel_handshake::{PublicKey, StaticKey};
-use whimbrel_protocol::{Attachment, Config, KernelOp, MoveName, Node, OpId, PeerId, Routes, SavedPeer, Time};
+use whimbrel_protocol::{
+    Attachment, Config, KernelOp, MoveName, Node, OpId, PeerId, Routes, SavedCommunity, SavedPeer, Time,
+};
 use whimbrel_wire::FlowTuple;
 
 use crate::dataplane::DataPlane;
@@ -60,6 +62,8 @@ pub struct Host {
     pub(crate) sockets: BTreeMap<FlowTuple, (FlowId, usize)>,
     pub(crate) saved: BTreeMap<PeerId, SavedPeer>,
     pub(crate) saved_suspended: bool,
+    /// What its daemon saved of the community that it belongs to.
+    pub saved_community: Option<SavedCommunity>,
     /// What its daemon saved of moves.
     pub saved_moves: SavedMoves,
     /// The sockets that moves are about.
@@ -103,6 +107,7 @@ impl Host {
             sockets: BTreeMap::new(),
             saved: BTreeMap::new(),
             saved_suspended: false,
+            saved_community: None,
             saved_moves: SavedMoves::default(),
             moved_tuples: BTreeMap::new(),
             lent: Vec::new(),

@@ -11,6 +11,7 @@
 extern crate alloc;
 
 pub mod codec;
+pub mod community;
 pub mod datagram;
 pub mod flow;
 pub mod hello;

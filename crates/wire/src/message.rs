@@ -7,6 +7,7 @@ use core::net::{IpAddr, SocketAddr};
 
 use crate::codec::{ENDPOINT_LEN, Malformed, Reader, TUPLE_LEN};
 use crate::codec::{put_address, put_endpoint, put_tuple, put_u16, put_u32, put_u64};
+use crate::community::{self, Word};
 use crate::flow::FlowTuple;
 use crate::hello::{MAX_LOCATORS, put_locators, read_locators};
 use crate::moving::{Received, Stretch};
@@ -181,6 +182,8 @@ pub enum Message {
     Stream(Stretch),
     /// Type 0x51: how the receiver of such a stream stands.
     Received(Received),
+    /// Types 0x60 to 0x66: about a community (§10).
+    Community(Word),
     /// Type 0x7f: the sender drops this session.
     Close {
         /// Why.
@@ -495,6 +498,7 @@ impl Message {
             Self::BindingAcknowledgement { .. } => 14 + ENDPOINT_LEN,
             Self::Stream(stretch) => stretch.length(),
             Self::Received(received) => received.length(),
+            Self::Community(word) => word.encoded_len(),
             Self::Close { .. } => 1,
         };
         MESSAGE_HEADER_LEN + body
@@ -528,6 +532,7 @@ impl Message {
             Self::PassedOn { .. } => PASSED_ON,
             Self::Stream(_) => STREAM,
             Self::Received(_) => RECEIVED,
+            Self::Community(word) => word.type_number(),
             Self::Close { .. } => CLOSE,
         }
     }
@@ -637,6 +642,7 @@ impl Message {
             }
             Self::Stream(stretch) => stretch.put(out),
             Self::Received(received) => received.put(out),
+            Self::Community(word) => word.put(out),
             Self::Close { reason } => out.push(reason.number()),
         }
     }
@@ -718,6 +724,7 @@ impl Message {
             PASSED_ON => read_passed_on(body)?,
             STREAM => Self::Stream(Stretch::read(body)?),
             RECEIVED => Self::Received(Received::read(body)?),
+            community::FIRST_TYPE..=community::LAST_TYPE => Self::Community(Word::read(number, body)?),
             CLOSE => Self::Close { reason: CloseReason::from_number(body.u8("close reason")?) },
             _ => return Ok(None),
         };

@@ -4,6 +4,9 @@ use std::net::{IpAddr, SocketAddr};
 
 use proptest::collection::vec;
 use proptest::prelude::*;
+use whimbrel_wire::community::{
+    CommunitySecret, JoinPurpose, JoinRefusal, Joined, MAX_STATEMENTS, MemberStanding, Statement, Word,
+};
 use whimbrel_wire::hello::MAX_LOCATORS;
 use whimbrel_wire::message::{
     BindingStatus, CloseReason, Echo, Introduced, IntroductionRefusal, MAX_CLOSED, MAX_PASSED_ON, MAX_REGISTERED,
@@ -129,7 +132,52 @@ fn message() -> impl Strategy<Value = Message> {
             }
         ),
         received().prop_map(Message::Received),
+        community().prop_map(Message::Community),
         any::<u8>().prop_map(|reason| Message::Close { reason: CloseReason::from_number(reason) }),
+    ]
+}
+
+fn statement() -> impl Strategy<Value = Statement> {
+    let keys = (any::<[u8; 32]>(), any::<[u8; 32]>(), any::<[u8; 32]>());
+    (keys, any::<u32>(), any::<u8>(), "[a-zäß ]{1,20}").prop_map(|((host, r, s), serial, standing, name)| Statement {
+        host,
+        serial,
+        standing: MemberStanding::from_number(standing),
+        name,
+        signature: [r, s].concat().try_into().unwrap(),
+    })
+}
+
+fn community() -> impl Strategy<Value = Word> {
+    let key = any::<[u8; 32]>;
+    let at = prop_oneof![Just(None), endpoint().prop_filter("a port", |at| at.port() != 0).prop_map(Some)];
+    prop_oneof![
+        (any::<u16>(), any::<u8>(), key()).prop_map(|(number, purpose, element)| Word::Join {
+            number,
+            purpose: JoinPurpose::from_number(purpose),
+            element
+        }),
+        (any::<u16>(), key()).prop_map(|(number, element)| Word::JoinAnswer { number, element }),
+        (any::<u16>(), key(), "[a-zäß ]{1,20}").prop_map(|(number, proof, name)| Word::JoinProof {
+            number,
+            proof,
+            name
+        }),
+        (any::<u16>(), key(), key(), any::<Option<[u8; 32]>>(), any::<u32>()).prop_map(
+            |(number, proof, community, secret, lifetime)| {
+                let secret = secret.map(CommunitySecret);
+                Word::Joined(Joined { number, proof, community, secret, lifetime })
+            }
+        ),
+        (any::<u16>(), any::<u8>())
+            .prop_map(|(number, refusal)| Word::JoinRefused { number, refusal: JoinRefusal::from_number(refusal) }),
+        (key(), any::<[u8; 16]>(), any::<bool>()).prop_map(|(community, digest, asks)| Word::RosterState {
+            community,
+            digest,
+            asks
+        }),
+        (key(), vec((statement(), at), 0..=MAX_STATEMENTS))
+            .prop_map(|(community, statements)| Word::Roster { community, statements }),
     ]
 }
 
@@ -164,7 +212,7 @@ proptest! {
         // A right type and length, else hardly anything is read.
         if bytes.len() >= 3 {
             let length = bytes.len() as u16 - 3;
-            bytes[0] = number % 0x52;
+            bytes[0] = number % 0x68;
             bytes[1..3].copy_from_slice(&length.to_be_bytes());
         }
         if let Ok(messages) = decode_all(&bytes) {

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use whimbrel_wire::codec::Malformed;
+use whimbrel_wire::community::{CommunitySecret, JoinPurpose, JoinRefusal, Joined, MemberStanding, Statement, Word};
 use whimbrel_wire::datagram::{self, Datagram, Pattern};
 use whimbrel_wire::message::{
     BindingStatus, CloseReason, Echo, Introduced, IntroductionRefusal, Pairing, RegistrationChange, RegistrationStatus,
@@ -176,6 +177,40 @@ fn messages() -> Vec<(&'static str, Message)> {
                 before: 1024,
                 limit: 65_536,
                 ranges: vec![(2048, 3072), (4096, 4097)],
+            }),
+        ),
+        ("join", Message::Community(Word::Join { number: 7, purpose: JoinPurpose::Membership, element: [0xa1; 32] })),
+        ("join_answer", Message::Community(Word::JoinAnswer { number: 7, element: [0xb2; 32] })),
+        ("join_proof", Message::Community(Word::JoinProof { number: 7, proof: [0xc3; 32], name: "laptop".to_owned() })),
+        (
+            "joined",
+            Message::Community(Word::Joined(Joined {
+                number: 7,
+                proof: [0xd4; 32],
+                community: [0xe5; 32],
+                secret: Some(CommunitySecret([0xf6; 32])),
+                lifetime: 3600,
+            })),
+        ),
+        ("join_refused", Message::Community(Word::JoinRefused { number: 7, refusal: JoinRefusal::WrongCode })),
+        (
+            "roster_state",
+            Message::Community(Word::RosterState { community: [0xe5; 32], digest: [0x17; 16], asks: true }),
+        ),
+        (
+            "roster",
+            Message::Community(Word::Roster {
+                community: [0xe5; 32],
+                statements: vec![(
+                    Statement {
+                        host: [0x28; 32],
+                        serial: 3,
+                        standing: MemberStanding::Member,
+                        name: "desk".to_owned(),
+                        signature: [0x39; 64],
+                    },
+                    Some(endpoint("203.0.113.5:2031")),
+                )],
             }),
         ),
         ("close", Message::Close { reason: CloseReason::Untrusted }),

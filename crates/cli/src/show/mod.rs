@@ -2,6 +2,7 @@
 
 mod absence;
 mod clean;
+mod community;
 mod connections;
 mod doctor;
 mod events;
@@ -10,6 +11,7 @@ mod status;
 
 pub(crate) use absence::{resumed, suspended};
 pub(crate) use clean::{removed, removed_json};
+pub(crate) use community::{code, roster};
 pub(crate) use connections::{connections, is_away, rank, via};
 pub(crate) use doctor::findings;
 pub(crate) use events::event;

@@ -353,6 +353,8 @@ impl Effects {
             KernelOp::SavePeer(peer) => self.journal.save_peer(peer),
             KernelOp::SaveSuspended(suspended) => self.journal.save_suspended(suspended),
             KernelOp::ForgetPeer { key } => self.journal.forget_peer(key),
+            // The event loop has kept them.
+            KernelOp::SaveCommunity(_) | KernelOp::ForgetCommunity => {}
             KernelOp::RememberKey { address, key } => self.known_keys.remember(address, key),
         }
         Ok(())

@@ -1,5 +1,6 @@
 //! The control thread: waits for everything, tells the node, and carries out what it asks for.
 
+mod community;
 mod requests;
 mod route_lookup;
 
@@ -29,6 +30,7 @@ use route_lookup::RouteLookup;
 use crate::Error;
 use crate::attachments::{Attachments, Sighting};
 use crate::clock;
+use crate::community_file::CommunityFile;
 use crate::config::{self, Config, Level};
 use crate::effects::{Effects, own_addresses, source_ways};
 use crate::event_log::EventLog;
@@ -86,6 +88,7 @@ impl LoopError {
 /// What the loop is made of.
 pub(crate) struct Parts {
     pub(crate) node: Node,
+    pub(crate) community_file: CommunityFile,
     pub(crate) effects: Effects,
     pub(crate) monitor: NetworkMonitor,
     /// For looking routes up.
@@ -112,6 +115,7 @@ pub(crate) struct Settings {
 /// The control thread's state.
 pub(crate) struct EventLoop {
     node: Node,
+    community_file: CommunityFile,
     effects: Effects,
     monitor: NetworkMonitor,
     routes: RouteLookup,
@@ -165,6 +169,7 @@ impl EventLoop {
         let judge = Judge::new(parts.settings.config.policies.clone(), &mut node).map_err(LoopError::new("eventfd"))?;
         let this = Self {
             node,
+            community_file: parts.community_file,
             effects: parts.effects,
             monitor: parts.monitor,
             routes: RouteLookup::new(parts.routes),
@@ -341,8 +346,9 @@ impl EventLoop {
                 self.node.stand_aside(address, reason);
             }
             self.transmit();
-            let ops: Vec<_> = std::iter::from_fn(|| self.node.poll_op()).collect();
+            let mut ops: Vec<_> = std::iter::from_fn(|| self.node.poll_op()).collect();
             let quiet = ops.is_empty();
+            self.keep_community(now, &mut ops);
             self.effects.set_suspended(self.node.is_suspended());
             for (id, result) in self.effects.carry_out(now, ops) {
                 self.node.handle_done(now, id, result);

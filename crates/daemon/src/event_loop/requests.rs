@@ -164,6 +164,10 @@ impl EventLoop {
                 Err(failure) => Reply::Error(failure),
             },
             Request::Resume { connections } => self.resume(&connections).unwrap_or_else(Reply::Error),
+            Request::Community(request) => match self.community(request) {
+                Ok(reply) => Reply::Community(Box::new(reply)),
+                Err(failure) => Reply::Error(failure),
+            },
             Request::ForgetPeer { address } => match self.forget_peer(id, address) {
                 Ok(()) => return,
                 Err(failure) => Reply::Error(failure),
@@ -492,7 +496,7 @@ fn told(views: &[PeerView], addressed: bool) -> Result<Vec<&PeerView>, Failure> 
 }
 
 /// Addresses far away in either family: documentation prefixes, which routing treats as any other (RFC 5737, RFC 3849).
-const EVERYWHERE: [IpAddr; 2] = [
+pub(super) const EVERYWHERE: [IpAddr; 2] = [
     IpAddr::V4(std::net::Ipv4Addr::new(203, 0, 113, 1)),
     IpAddr::V6(std::net::Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
 ];

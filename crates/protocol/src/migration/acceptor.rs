@@ -102,12 +102,14 @@ impl Moves {
             return;
         }
         let reserved = u64::from(request.size).max(ROOM_LEAST);
-        let refusal = if !self.config.enabled || !self.config.accept_from.contains(&donor) {
+        let refusal = if !self.config.enabled || !self.expects(&donor) {
             Some(Refusal::NotAllowed)
         } else if self.acceptances.len() >= self.config.most || self.reserved + reserved > self.config.bytes {
             Some(Refusal::NoRoom)
         } else if self.moving.contains(&request.tuple) {
             Some(Refusal::Busy)
+        } else if !self.admits(at.now, &donor, name) {
+            Some(Refusal::NotAllowed)
         } else {
             None
         };
@@ -246,6 +248,7 @@ impl Moves {
         self.limits.remove(&(of.until, Limit::Acceptance(name)));
         // Also where it was never saved: what was found out on admittance is released with it.
         self.effect("forgetting a move", MoveOp::ForgetAcceptance { name });
+        self.settle_grant(name, matches!(event, MoveEvent::Taken { .. } | MoveEvent::Lost { .. }));
         self.event(event);
     }
 
@@ -313,6 +316,16 @@ impl Moves {
                 self.end_acceptance(at, name, MoveEvent::NotTaken { name, why: Refusal::Cancelled });
             }
             Stage::Restoring | Stage::Saving => of.why = Some(Refusal::Cancelled),
+            Stage::Presented | Stage::Adopting | Stage::Waking | Stage::Dropping | Stage::Surrendering => {}
+        }
+    }
+
+    /// The donor may hand nothing over any more. What was presented is the holder's to decide.
+    pub(super) fn forbid_acceptance(&mut self, at: At<'_>, name: MoveName) {
+        let Some(of) = self.acceptances.get_mut(&name) else { return };
+        match of.stage {
+            Stage::Admitting | Stage::Reaching | Stage::Ready => self.refuse(at, name, Refusal::NotAllowed),
+            Stage::Restoring | Stage::Saving => of.why = Some(Refusal::NotAllowed),
             Stage::Presented | Stage::Adopting | Stage::Waking | Stage::Dropping | Stage::Surrendering => {}
         }
     }

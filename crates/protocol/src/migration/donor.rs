@@ -72,6 +72,10 @@ impl Donation {
         self.snapshot.len()
     }
 
+    pub(super) fn acceptor(&self) -> PublicKey {
+        self.acceptor
+    }
+
     fn waits_for(&self) -> Vec<PublicKey> {
         match self.stage {
             Stage::Preparing => {
@@ -105,6 +109,9 @@ impl Moves {
         }
         if self.donations.len() >= self.config.most {
             return Err(NotGiven::TooMany);
+        }
+        if !self.gives(at.now, &acceptor, &tuple, self.name(number)) {
+            return Err(NotGiven::Stranger);
         }
         for (key, hint) in [(holder, holder_at), (acceptor, acceptor_at)] {
             self.hints.extend(hint.map(|hint| (key, hint)));
@@ -285,6 +292,7 @@ impl Moves {
         if of.holder == self.me() {
             self.take_in_unmoved(of.request.flow);
         }
+        self.settle_grant(name, matches!(event, MoveEvent::Given { .. } | MoveEvent::Lost { .. }));
         self.event(event);
     }
 
@@ -308,6 +316,11 @@ impl Moves {
             Stage::Saving | Stage::Freezing | Stage::Dumping => {}
             Stage::Recalling | Stage::Destroying | Stage::Thawing => {}
         }
+    }
+
+    /// The acceptor may have nothing of this host's any more.
+    pub(super) fn forbid_donation(&mut self, at: At<'_>, number: u64) {
+        self.abort(at, number, Refusal::NotAllowed);
     }
 
     /// The acceptor says how it stands.

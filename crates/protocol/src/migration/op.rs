@@ -12,7 +12,7 @@ use whimbrel_wire::snapshot::Family;
 pub struct Moving {
     /// Whether it takes part at all: as a donor, and as a holder for its peers.
     pub enabled: bool,
-    /// Whose sockets it takes.
+    /// Whose sockets it takes, beside those of its community.
     pub accept_from: Vec<PublicKey>,
     /// Moves that it takes part in at a time, in each role.
     pub most: usize,
@@ -63,6 +63,9 @@ pub enum NotGiven {
     /// The flow is being moved already.
     #[error("the connection is being moved already")]
     Moving,
+    /// The acceptor is a stranger to this host's community, and nothing was granted to it.
+    #[error("that host does not belong to this host's community, and was granted no connection")]
+    Stranger,
     /// As many moves are under way as may be.
     #[error("too many connections are being moved at once")]
     TooMany,

@@ -586,3 +586,54 @@ fn thousands_move_at_once() {
     // Of about 1 KB for each move; what is said together goes together.
     assert!(three.datagrams < 3 * count as usize, "{}", three.datagrams);
 }
+
+/// A host that takes sockets of the donor since that belongs to its community, and not otherwise.
+fn of_one_community(of: usize) -> Host {
+    let mut host = Host::new(of);
+    host.moves.config.accept_from.clear();
+    set_members(&mut host, &[DONOR, ACCEPTOR]);
+    host
+}
+
+fn set_members(host: &mut Host, members: &[usize]) {
+    let at = At { now: host.now, around: &Known };
+    host.moves.set_members(at, members.iter().map(|of| key(*of)).collect(), true);
+}
+
+#[test]
+fn a_donor_that_is_revoked_hands_nothing_over_that_is_not_decided() {
+    // P-83. So many steps before it is revoked: asked, admitted, sent, restored, saved.
+    for steps in 1..=5 {
+        let mut acceptor = of_one_community(ACCEPTOR);
+        let signed = ticket(NUMBER, ACCEPTOR, 1, 60);
+        acceptor.hear(DONOR, Record::Ask { number: NUMBER, request: request(1, 10) });
+        let mut ops = acceptor.ops();
+        for step in 1..steps {
+            if step == 2 {
+                acceptor.hear(DONOR, Record::Part { number: NUMBER, total: 4, offset: 0, bytes: vec![7; 4] });
+                acceptor.hear(DONOR, Record::Ticket(signed));
+            } else {
+                ops.drain(..).for_each(|(id, _)| acceptor.done(id));
+            }
+            ops.extend(acceptor.ops());
+        }
+        acceptor.said(DONOR);
+        set_members(&mut acceptor, &[]);
+        ops.into_iter().for_each(|(id, _)| acceptor.done(id));
+        let after = acceptor.carry_out();
+        let presented = acceptor.said(HOLDER).iter().any(|record| matches!(record, Record::Present { .. }));
+        assert_eq!(presented, steps == 5, "after {steps} steps");
+        if steps < 5 {
+            let refused = (NUMBER, AcceptorStanding::Refused, Some(Refusal::NotAllowed));
+            assert!(answers(acceptor.said(DONOR)).contains(&refused), "after {steps} steps");
+            assert!(!after.iter().any(|op| matches!(op, MoveOp::Thaw { .. })));
+            assert_eq!((acceptor.moves.reserved, acceptor.moves.acceptances.len()), (0, 0));
+        } else {
+            // The holder alone decides.
+            assert_eq!(acceptor.moves.acceptances.len(), 1);
+        }
+        acceptor.hear(DONOR, Record::Ask { number: NUMBER + 1, request: request(9, 10) });
+        let refused = (NUMBER + 1, AcceptorStanding::Refused, Some(Refusal::NotAllowed));
+        assert!(answers(acceptor.said(DONOR)).contains(&refused));
+    }
+}

@@ -56,6 +56,10 @@ impl World {
         self.trace(|w| format!("{} starts", w.hosts[host.0].name));
         self.drive(host);
         self.notify(host);
+        if let Some(saved) = self.hosts[host.0].saved_community.clone() {
+            let now = self.now;
+            self.with_node(host, |node| node.restore_community(now, &saved).expect("what a daemon saved is genuine"));
+        }
         let of = &self.hosts[host.0];
         let sockets: Vec<(FlowTuple, usize)> = of.sockets.iter().map(|(tuple, (_, end))| (*tuple, *end)).collect();
         let gone: Vec<FlowTuple> =
@@ -282,6 +286,8 @@ impl World {
                 of.saved.insert(saved.id, saved.clone());
             }
             KernelOp::SaveSuspended(suspended) => of.saved_suspended = *suspended,
+            KernelOp::SaveCommunity(saved) => of.saved_community = Some((**saved).clone()),
+            KernelOp::ForgetCommunity => of.saved_community = None,
             KernelOp::ForgetPeer { key } => of.saved.retain(|_, saved| saved.key != *key),
             KernelOp::RememberKey { address, key } => {
                 of.config.known_keys.insert(*address, *key);

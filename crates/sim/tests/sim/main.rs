@@ -5,6 +5,7 @@ mod absence;
 mod adversary;
 mod chance;
 mod common;
+mod community;
 mod contact;
 mod datagrams;
 mod faults;

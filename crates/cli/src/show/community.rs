@@ -1,0 +1,152 @@
+//! `whimbrel community`.
+
+use std::time::Duration;
+
+use whimbrel_ipc::{CommunityStanding, DrawnCode, Purpose, Roster};
+
+use super::{duration, short_key};
+use crate::table::{elastic, number, render, text};
+
+pub(crate) fn roster(roster: &Roster) -> String {
+    let mut out = match (&roster.community, roster.standing) {
+        (None, _) => {
+            "No community: `whimbrel community init` founds one, `whimbrel community join CODE HOST` joins one.\n"
+                .to_owned()
+        }
+        (Some(_), Some(CommunityStanding::Revoked) | None) => {
+            "This host was revoked: it belongs to no community.\n".to_owned()
+        }
+        (Some(_), Some(_)) => hosts(roster),
+    };
+    if !roster.codes.is_empty() {
+        let row = |open: &whimbrel_ipc::Open| [open.number.to_string(), purpose(&open.purpose), left(open.left_s)];
+        out.push('\n');
+        out.push_str(&render(
+            [number("CODE"), elastic("FOR"), text("LEFT")],
+            &roster.codes.iter().map(row).collect::<Vec<_>>(),
+        ));
+    }
+    if !roster.grants.is_empty() {
+        let row = |grant: &whimbrel_ipc::Grant| {
+            let what = match (grant.local, grant.remote) {
+                (Some(local), Some(remote)) => format!("{local} - {remote} to"),
+                _ => "one connection from".to_owned(),
+            };
+            [grant.number.to_string(), what, short_key(&grant.key), left(grant.left_s)]
+        };
+        out.push('\n');
+        out.push_str(&render(
+            [number("GRANT"), elastic("OF"), text("KEY"), text("LEFT")],
+            &roster.grants.iter().map(row).collect::<Vec<_>>(),
+        ));
+    }
+    out
+}
+
+fn hosts(roster: &Roster) -> String {
+    let rows: Vec<_> = roster
+        .hosts
+        .iter()
+        .map(|host| {
+            let known = match (host.here, host.standing, host.knows) {
+                (true, _, _) => "this host",
+                (false, CommunityStanding::Revoked, _) => "",
+                (false, _, true) => "yes",
+                (false, _, false) => "not yet",
+            };
+            [
+                host.name.clone(),
+                short_key(&host.key),
+                standing(host.standing).to_owned(),
+                host.at.filter(|_| !host.here).map(|at| at.to_string()).unwrap_or_default(),
+                known.to_owned(),
+            ]
+        })
+        .collect();
+    render([elastic("NAME"), text("KEY"), text("STANDING"), text("ADDRESS"), text("KNOWS ALL")], &rows)
+}
+
+fn standing(of: CommunityStanding) -> &'static str {
+    match of {
+        CommunityStanding::Member => "member",
+        CommunityStanding::Steward => "steward",
+        CommunityStanding::Revoked => "revoked",
+    }
+}
+
+fn purpose(of: &Purpose) -> String {
+    match of {
+        Purpose::Member => "joining".to_owned(),
+        Purpose::Steward => "joining as a steward".to_owned(),
+        Purpose::Connection { local, remote } => format!("{local} - {remote}"),
+    }
+}
+
+fn left(seconds: u64) -> String {
+    duration(Duration::from_secs(seconds))
+}
+
+pub(crate) fn code(code: &DrawnCode) -> String {
+    let word = if matches!(code.open.purpose, Purpose::Connection { .. }) { "accept" } else { "join" };
+    let host = code.addresses.first().map_or_else(|| "HOST".to_owned(), ToString::to_string);
+    let good = left(code.open.left_s);
+    format!(
+        "{}\n\nAt the other host, within {good}:\n  whimbrel community {word} {} {host}\n\nThe code is good for one try. Tell it \
+         by voice, or by what nobody else reads.\n",
+        code.code, code.code
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use whimbrel_ipc::{Grant, Host, Open};
+
+    fn host(name: &str, standing: CommunityStanding, here: bool) -> Host {
+        let key = "hSDwCYkwp1R0i33ctD73Wg2/Og0mOBr066SpjqqbTmo=".to_owned();
+        Host { name: name.into(), key, standing, here, at: "192.0.2.7:2031".parse().ok(), session: true, knows: here }
+    }
+
+    #[test]
+    fn a_roster_says_who_belongs_to_it() {
+        assert!(roster(&Roster::default()).contains("community init"));
+        let mut of = Roster {
+            community: Some("key".into()),
+            standing: Some(CommunityStanding::Steward),
+            hosts: vec![
+                host("desk", CommunityStanding::Steward, true),
+                host("laptop", CommunityStanding::Member, false),
+                host("old", CommunityStanding::Revoked, false),
+            ],
+            codes: vec![Open { number: 7, purpose: Purpose::Member, left_s: 599 }],
+            grants: vec![Grant { number: 8, key: "hSDwCYkwp1R0".into(), local: None, remote: None, left_s: 3599 }],
+        };
+        let told = roster(&of);
+        for part in [
+            "desk",
+            "this host",
+            "192.0.2.7:2031",
+            "not yet",
+            "revoked",
+            "joining",
+            "9 min 59 s",
+            "one connection from",
+        ] {
+            assert!(told.contains(part), "{part}: {told}");
+        }
+        of.standing = Some(CommunityStanding::Revoked);
+        assert!(roster(&of).contains("was revoked"));
+    }
+
+    #[test]
+    fn a_code_is_told_with_what_to_do() {
+        let open = Open { number: 7, purpose: Purpose::Member, left_s: 600 };
+        let drawn = DrawnCode {
+            code: "7-crossover-clockwork-tolerance".into(),
+            open,
+            addresses: vec!["192.0.2.7".parse().unwrap()],
+            port: 2031,
+        };
+        assert!(code(&drawn).contains("whimbrel community join 7-crossover-clockwork-tolerance 192.0.2.7"));
+    }
+}

@@ -1,0 +1,234 @@
+//! What clients ask about the community, and keeping it.
+
+use std::net::{IpAddr, SocketAddr};
+
+use whimbrel_handshake::PublicKey;
+use whimbrel_ipc::{
+    CommunityReply, CommunityRequest, CommunityStanding, DrawnCode, Failure, Grant, Host, Open, Purpose, Roster,
+};
+use whimbrel_protocol::{
+    CODE_LIFETIME, CommunityRefused, CommunityView, GrantView, HostView, KernelOp, OfferView, Offered, OneTimeCode,
+    OpFailed, OpId, Routes, Time,
+};
+use whimbrel_wire::FlowTuple;
+use whimbrel_wire::community::MemberStanding;
+
+use super::EventLoop;
+use super::requests::EVERYWHERE;
+use crate::clock;
+use crate::effects::own_addresses;
+
+impl EventLoop {
+    /// Keeps what is asked to be kept of the community. It happens by hand, or once in a long while, so the disk may be waited for.
+    pub(super) fn keep_community(&mut self, now: Time, ops: &mut Vec<(OpId, KernelOp)>) {
+        for (id, op) in
+            ops.extract_if(.., |(_, op)| matches!(op, KernelOp::SaveCommunity(_) | KernelOp::ForgetCommunity))
+        {
+            let result = match op {
+                KernelOp::SaveCommunity(saved) => self.community_file.write(&saved),
+                _ => self.community_file.remove(),
+            };
+            let result = result.map_err(|error| OpFailed { sentence: error.to_string() });
+            self.node.handle_done(now, id, result);
+        }
+    }
+
+    pub(super) fn community(&mut self, request: CommunityRequest) -> Result<CommunityReply, Failure> {
+        let now = clock::now();
+        self.take_in_udp(now);
+        let reply = self.community_reply(now, request);
+        self.transmit();
+        reply
+    }
+
+    fn community_reply(&mut self, now: Time, request: CommunityRequest) -> Result<CommunityReply, Failure> {
+        match request {
+            CommunityRequest::List => {}
+            CommunityRequest::Init { name } => {
+                let name = name.unwrap_or_else(host_name);
+                self.node.found_community(now, &name).map_err(refused)?;
+            }
+            CommunityRequest::Invite { steward } => {
+                let code = self.node.invite(now, steward).map_err(refused)?;
+                let purpose = if steward { Purpose::Steward } else { Purpose::Member };
+                return Ok(self.code(code, purpose));
+            }
+            CommunityRequest::Grant { connection } => {
+                let flow = self.connection_named(&connection)?;
+                let code = self.node.offer_connection(now, flow).map_err(refused)?;
+                return Ok(self.code(code, Purpose::Connection { local: flow.local, remote: flow.remote }));
+            }
+            CommunityRequest::Join { code, hosts, port, name } => {
+                let (code, hosts) = self.where_to_ask(&code, hosts, port)?;
+                let since = self.events.newest();
+                let name = name.unwrap_or_else(host_name);
+                self.node.join_community(now, code, hosts, &name).map_err(refused)?;
+                return Ok(CommunityReply::Asking { since });
+            }
+            CommunityRequest::Accept { code, hosts, port } => {
+                let (code, hosts) = self.where_to_ask(&code, hosts, port)?;
+                let since = self.events.newest();
+                self.node.accept_connection(now, code, hosts).map_err(refused)?;
+                return Ok(CommunityReply::Asking { since });
+            }
+            CommunityRequest::Revoke { what } => self.revoke(now, &what)?,
+            CommunityRequest::Leave => self.node.leave_community(now).map_err(refused)?,
+        }
+        Ok(CommunityReply::Roster(roster(&self.node.community(now))))
+    }
+
+    fn where_to_ask(
+        &self,
+        code: &str,
+        hosts: Vec<IpAddr>,
+        port: Option<u16>,
+    ) -> Result<(OneTimeCode, Vec<SocketAddr>), Failure> {
+        let code = code.parse().map_err(|error: whimbrel_protocol::InvalidCode| {
+            Failure::new(error.to_string()).hint("`whimbrel community invite` at the other host prints one.")
+        })?;
+        if hosts.is_empty() {
+            return Err(Failure::new("no address is given of the host that has drawn the code"));
+        }
+        let port = port.unwrap_or(self.settings.config.port);
+        Ok((code, hosts.into_iter().map(|host| SocketAddr::new(host, port)).collect()))
+    }
+
+    fn code(&self, code: OneTimeCode, purpose: Purpose) -> CommunityReply {
+        let own = own_addresses(&self.effects.network);
+        let mut addresses: Vec<IpAddr> = own.into_iter().collect();
+        let preferred: Vec<IpAddr> = EVERYWHERE.iter().filter_map(|to| self.routes.source_for(*to)).collect();
+        addresses.sort_by_key(|address| !preferred.contains(address));
+        let open = Open { number: code.number(), purpose, left_s: CODE_LIFETIME.as_secs() };
+        CommunityReply::Code(DrawnCode { code: code.to_string(), open, addresses, port: self.settings.config.port })
+    }
+
+    /// The connection that has this at either end.
+    fn connection_named(&self, name: &str) -> Result<FlowTuple, Failure> {
+        let wanted: SocketAddr = name.parse().map_err(|_| {
+            Failure::new("this names no connection")
+                .on(name)
+                .hint("An address and port of either end does (192.0.2.1:22, [2001:db8::1]:22).")
+        })?;
+        let ends = |flow: &FlowTuple| [flow.local, flow.remote].contains(&wanted);
+        let named: Vec<FlowTuple> = self.node.flows().map(|view| view.tuple).filter(ends).collect();
+        match named[..] {
+            [flow] => Ok(flow),
+            [] => Err(Failure::new("there is no such connection").on(name).hint("`whimbrel connections` shows them.")),
+            _ => Err(Failure::new("this names several connections")
+                .on(name)
+                .hint("The address and port of the other end may name one alone.")),
+        }
+    }
+
+    /// Revokes a host, or takes back what has this number.
+    fn revoke(&mut self, now: Time, what: &str) -> Result<(), Failure> {
+        let view = self.node.community(now);
+        let belongs = |host: &&HostView| host.standing != MemberStanding::Revoked;
+        let called: Vec<PublicKey> =
+            view.hosts.iter().filter(belongs).filter(|host| is_called(host, what)).map(|host| host.key).collect();
+        match (called.as_slice(), what.parse::<u16>()) {
+            ([host], _) => self.node.revoke(now, host).map_err(refused),
+            ([], Ok(number)) if self.node.withdraw(now, number) => Ok(()),
+            ([], _) => Err(Failure::new("neither a host of the community nor an open code or grant is called this")
+                .on(what)
+                .hint("`whimbrel community list` shows them.")),
+            _ => Err(Failure::new("several hosts of the community are called this").on(what).hint(
+                "The key of one, or its beginning, names it alone: `whimbrel community list --json` shows the keys.",
+            )),
+        }
+    }
+}
+
+/// Whether a host is called so: by its name, or its key, or the beginning of that.
+fn is_called(host: &HostView, what: &str) -> bool {
+    host.name == what || (what.len() >= 6 && host.key.to_string().starts_with(what))
+}
+
+/// What this host is called where nobody says otherwise.
+fn host_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let name: String = name.trim().chars().take(63).collect();
+    if whimbrel_wire::community::is_name(&name) { name } else { "unnamed".to_owned() }
+}
+
+fn refused(error: CommunityRefused) -> Failure {
+    let failure = Failure::new(error.to_string());
+    let hint = match error {
+        CommunityRefused::NotIn => {
+            "`whimbrel community init` founds one, and `whimbrel community join CODE HOST` joins another's."
+        }
+        CommunityRefused::AlreadyIn => "`whimbrel community leave` has it belong to none.",
+        CommunityRefused::NotSteward => {
+            "`whimbrel community list` shows the stewards; `invite --steward` at one of them makes others."
+        }
+        CommunityRefused::NoSuchHost => "`whimbrel community list` shows its hosts.",
+        CommunityRefused::Itself => "`whimbrel community leave` has this host belong to none.",
+        CommunityRefused::TooMany => {
+            "`whimbrel community list` shows them; `whimbrel community revoke NUMBER` takes one back."
+        }
+        CommunityRefused::Joining => "It is over within 20 seconds.",
+        CommunityRefused::Spent => {
+            "Have another one drawn by `whimbrel community invite` or `grant` at the other host."
+        }
+        CommunityRefused::Pinned => {
+            "Set `trust` to \"tofu\" or \"psk\" while a host joins; those that have joined are trusted."
+        }
+        CommunityRefused::NoName => "Name it with --name.",
+        CommunityRefused::NoMoves => return failure,
+        CommunityRefused::NoSuchConnection => "`whimbrel connections` shows them.",
+        CommunityRefused::Forged => return failure,
+    };
+    failure.hint(hint)
+}
+
+fn standing(of: MemberStanding) -> CommunityStanding {
+    match of {
+        MemberStanding::Member => CommunityStanding::Member,
+        MemberStanding::Steward => CommunityStanding::Steward,
+        // What this version does not know has no rights here.
+        MemberStanding::Revoked | MemberStanding::Other(_) => CommunityStanding::Revoked,
+    }
+}
+
+fn roster(view: &CommunityView) -> Roster {
+    let host = |host: &HostView| Host {
+        name: host.name.clone(),
+        key: host.key.to_string(),
+        standing: standing(host.standing),
+        here: host.here,
+        at: host.at,
+        session: host.session,
+        knows: host.knows,
+    };
+    let open = |offer: &OfferView| Open {
+        number: offer.number,
+        purpose: match offer.what {
+            Offered::Membership { steward: true } => Purpose::Steward,
+            Offered::Membership { steward: false } => Purpose::Member,
+            Offered::Connection { flow } => Purpose::Connection { local: flow.local, remote: flow.remote },
+        },
+        left_s: offer.left.as_secs(),
+    };
+    let grant = |grant: &GrantView| Grant {
+        number: grant.number,
+        key: grant.host.to_string(),
+        local: grant.flow.map(|flow| flow.local),
+        remote: grant.flow.map(|flow| flow.remote),
+        left_s: grant.left.as_secs(),
+    };
+    let mut hosts: Vec<Host> = view.hosts.iter().map(host).collect();
+    hosts.sort_by(|one, other| {
+        (one.standing == CommunityStanding::Revoked, &one.name, &one.key).cmp(&(
+            other.standing == CommunityStanding::Revoked,
+            &other.name,
+            &other.key,
+        ))
+    });
+    Roster {
+        community: view.community.map(|key| PublicKey::from(key).to_string()),
+        standing: view.standing.map(standing),
+        hosts,
+        codes: view.offers.iter().map(open).collect(),
+        grants: view.grants.iter().map(grant).collect(),
+    }
+}

@@ -1,0 +1,458 @@
+//! Using a code: the host that has drawn it, and the one that was told it (P-82).
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use whimbrel_handshake::PublicKey;
+use whimbrel_wire::community::{
+    CommunityKey, CommunitySecret, Element, JoinPurpose, JoinRefusal, Joined, MemberStanding, Proof, Statement, Word,
+};
+use whimbrel_wire::message::Message;
+
+use super::exchange::{Agreed, Begun, Between, answer, begin};
+use super::roster::Roster;
+use super::{CODE_LIFETIME, CommunityEvent, CommunityRefused, GRANT_LIFETIME, JoinFailure, Offered, OneTimeCode};
+use crate::Time;
+use crate::arrival::Arrival;
+use crate::config::Trust;
+use crate::node::Node;
+use crate::op::{Event, KernelOp, PeerId};
+use crate::outcome::Asked;
+
+/// Exchanges that are open about one code: strangers may begin them, and only a wrong proof ends the code.
+const EXCHANGES_MOST: usize = 16;
+/// How long is tried to use a code.
+const JOIN_WITHIN: Duration = Duration::from_secs(20);
+/// Pause before a word is said again, or a host asked again, at first.
+const AGAIN: Duration = Duration::from_millis(300);
+const DOUBLINGS: u32 = 3;
+/// Handshakes that go to one address before the next is tried.
+const TRIES_EACH: u32 = 2;
+
+/// A code that this host has drawn.
+pub(super) struct Offer {
+    pub(super) code: OneTimeCode,
+    pub(super) what: Offered,
+    pub(super) until: Time,
+    exchanges: BTreeMap<PublicKey, Exchange>,
+    /// Who has used it, and what it was told: it may ask again.
+    done: Option<(PublicKey, Proof, Joined)>,
+}
+
+struct Exchange {
+    theirs: Element,
+    ours: Element,
+    agreed: Agreed,
+}
+
+impl Offer {
+    pub(super) fn new(code: OneTimeCode, what: Offered, until: Time) -> Self {
+        Self { code, what, until, exchanges: BTreeMap::new(), done: None }
+    }
+
+    pub(super) fn is_done(&self) -> bool {
+        self.done.is_some()
+    }
+
+    pub(super) fn is_for_members(&self) -> bool {
+        matches!(self.what, Offered::Membership { .. })
+    }
+
+    pub(super) fn entries(&self) -> usize {
+        1 + self.exchanges.len()
+    }
+
+    fn purpose(&self) -> JoinPurpose {
+        if self.is_for_members() { JoinPurpose::Membership } else { JoinPurpose::Connection }
+    }
+}
+
+/// A code that this host was told.
+pub(super) struct Joining {
+    code: OneTimeCode,
+    purpose: JoinPurpose,
+    name: String,
+    /// Where the other host may be, and how often that was tried.
+    hosts: Vec<SocketAddr>,
+    tries: u32,
+    /// Who has answered there.
+    peer: Option<PeerId>,
+    stage: Stage,
+    next: Time,
+    until: Time,
+}
+
+enum Stage {
+    /// No session yet.
+    Reaching,
+    /// The other end's element is awaited.
+    Asked(Begun),
+    /// Its proof is.
+    Proven(Agreed),
+}
+
+impl Joining {
+    pub(super) fn due(&self) -> Time {
+        self.next.min(self.until)
+    }
+
+    fn pause(&mut self, now: Time) {
+        self.next = now + AGAIN * 2u32.pow(self.tries.min(DOUBLINGS));
+        self.tries += 1;
+    }
+}
+
+impl Node {
+    /// Joins a community by a code that somebody was told at a host of it, which is at one of these places. What comes of it is
+    /// told by events.
+    ///
+    /// # Errors
+    /// Nothing was done.
+    pub fn join_community(
+        &mut self,
+        now: Time,
+        code: OneTimeCode,
+        hosts: Vec<SocketAddr>,
+        name: &str,
+    ) -> Result<(), CommunityRefused> {
+        self.check_joinable(name)?;
+        self.use_code(now, code, JoinPurpose::Membership, hosts, name)
+    }
+
+    /// Gets the right to receive one connection, by a code that somebody was told at the host that has it.
+    ///
+    /// # Errors
+    /// Nothing was done.
+    pub fn accept_connection(
+        &mut self,
+        now: Time,
+        code: OneTimeCode,
+        hosts: Vec<SocketAddr>,
+    ) -> Result<(), CommunityRefused> {
+        if self.moves.is_none() {
+            return Err(CommunityRefused::NoMoves);
+        }
+        // The name is for members; another host's people know this one by its key.
+        self.use_code(now, code, JoinPurpose::Connection, hosts, "guest")
+    }
+
+    fn use_code(
+        &mut self,
+        now: Time,
+        code: OneTimeCode,
+        purpose: JoinPurpose,
+        hosts: Vec<SocketAddr>,
+        name: &str,
+    ) -> Result<(), CommunityRefused> {
+        if self.config.trust == Trust::Pinned {
+            return Err(CommunityRefused::Pinned);
+        }
+        if self.community.joining.is_some() {
+            return Err(CommunityRefused::Joining);
+        }
+        if self.community.spent.iter().any(|(until, spent)| *until > now && *spent == code) {
+            return Err(CommunityRefused::Spent);
+        }
+        self.community.joining = Some(Joining {
+            code,
+            purpose,
+            name: name.to_owned(),
+            hosts,
+            tries: 0,
+            peer: None,
+            stage: Stage::Reaching,
+            next: now,
+            until: now + JOIN_WITHIN,
+        });
+        self.continue_community(now);
+        Ok(())
+    }
+
+    // ---- the host that was told the code
+
+    pub(super) fn continue_joining(&mut self, now: Time) {
+        let Some(joining) = &mut self.community.joining else { return };
+        if joining.until <= now {
+            self.end_joining(now, JoinFailure::Unanswered);
+            return;
+        }
+        if joining.next > now {
+            return;
+        }
+        match &joining.stage {
+            Stage::Reaching => {
+                let at = (joining.tries / TRIES_EACH) as usize;
+                let to = joining.hosts.get(at % joining.hosts.len().max(1)).copied();
+                joining.pause(now);
+                if let Some(to) = to {
+                    self.initiate_to_join(now, to);
+                }
+            }
+            Stage::Asked(_) | Stage::Proven(_) => {
+                joining.pause(now);
+                self.say_to_inviter();
+            }
+        }
+    }
+
+    /// Says once more what the inviter is to answer.
+    fn say_to_inviter(&mut self) {
+        let Some(joining) = &self.community.joining else { return };
+        let (number, purpose) = (joining.code.number(), joining.purpose);
+        let word = match &joining.stage {
+            Stage::Reaching => return,
+            Stage::Asked(begun) => Word::Join { number, purpose, element: begun.element },
+            Stage::Proven(agreed) => {
+                let proof = agreed.prove_joiner(joining.name.as_bytes());
+                Word::JoinProof { number, proof, name: joining.name.clone() }
+            }
+        };
+        if let Some(id) = joining.peer {
+            self.send(id, &[Message::Community(word)]);
+        }
+    }
+
+    /// A handshake that was begun to use a code has ended with a peer.
+    pub(crate) fn note_joined_peer(&mut self, id: PeerId) {
+        if let Some(joining) = self.community.joining.as_mut().filter(|of| matches!(of.stage, Stage::Reaching)) {
+            joining.peer = Some(id);
+        }
+    }
+
+    /// There is a session with a peer that this host uses a code with.
+    pub(super) fn begin_exchange(&mut self, now: Time, id: PeerId) {
+        let Some(joining) = &mut self.community.joining else { return };
+        if joining.peer != Some(id) || !matches!(joining.stage, Stage::Reaching) {
+            return;
+        }
+        let Some(inviter) = self.peers.get(&id).map(|peer| peer.key) else { return };
+        let between = Between { joiner: self.key.public(), inviter, purpose: joining.purpose };
+        let Some(begun) = begin(&joining.code, &between, &mut self.random) else { return };
+        joining.stage = Stage::Asked(begun);
+        joining.tries = 0;
+        joining.pause(now);
+        self.say_to_inviter();
+    }
+
+    pub(super) fn handle_join_answer(&mut self, now: Time, id: PeerId, number: u16, element: &Element) {
+        let Some(joining) = self.community.joining.as_mut() else { return };
+        if joining.peer != Some(id) || joining.code.number() != number || !matches!(joining.stage, Stage::Asked(_)) {
+            return;
+        }
+        let Stage::Asked(begun) = std::mem::replace(&mut joining.stage, Stage::Reaching) else { return };
+        match begun.finish(element) {
+            Some(agreed) => {
+                joining.stage = Stage::Proven(agreed);
+                joining.tries = 0;
+                joining.pause(now);
+                self.say_to_inviter();
+            }
+            None => self.end_joining(now, JoinFailure::NotProven),
+        }
+    }
+
+    pub(super) fn handle_join_refused(&mut self, now: Time, id: PeerId, number: u16, refusal: JoinRefusal) {
+        let Some(joining) = self.community.joining.as_ref() else { return };
+        if joining.peer != Some(id) || joining.code.number() != number || matches!(joining.stage, Stage::Reaching) {
+            return;
+        }
+        let why = match refusal {
+            // It is asked again.
+            JoinRefusal::Busy => return,
+            JoinRefusal::WrongCode => JoinFailure::WrongCode,
+            JoinRefusal::OtherPurpose => JoinFailure::OtherPurpose,
+            JoinRefusal::Full => JoinFailure::Full,
+            JoinRefusal::NoSuchCode | JoinRefusal::Other(_) => JoinFailure::NoSuchCode,
+        };
+        self.end_joining(now, why);
+    }
+
+    pub(super) fn handle_joined(&mut self, now: Time, id: PeerId, arrival: &Arrival, joined: Joined) {
+        let Some(joining) = self.community.joining.as_ref() else { return };
+        let Some(inviter) = self.peers.get(&id).map(|peer| peer.key) else { return };
+        let Stage::Proven(agreed) = &joining.stage else { return };
+        if joining.peer != Some(id) || joining.code.number() != joined.number {
+            return;
+        }
+        let membership = joining.purpose == JoinPurpose::Membership;
+        let roster = if membership { Roster::of(joined.community, joined.secret.clone()) } else { None };
+        if !agreed.is_inviters(&joined.proof, &joined.proven()) || roster.is_some() != membership {
+            self.end_joining(now, JoinFailure::NotProven);
+            return;
+        }
+        self.community.joining = None;
+        self.pin_inviter(arrival.source, inviter);
+        match roster {
+            Some(roster) => {
+                self.community.roster = Some(roster);
+                self.community.hints = BTreeMap::from([(inviter, arrival.source)]);
+                self.community.telling.clear();
+                // Its statements follow; they are asked for until they are here.
+                self.learn_from(now, inviter);
+            }
+            None => {
+                let number = self.free_number();
+                let lifetime = Duration::from_secs(joined.lifetime.into()).min(GRANT_LIFETIME);
+                self.grant(number, inviter, None, now + lifetime);
+                self.event(Event::Community(CommunityEvent::MayReceive { number, host: inviter }));
+            }
+        }
+        self.schedule_community(now);
+    }
+
+    /// The code has proven whose key answers at the address that people named: better than being the first to answer there.
+    fn pin_inviter(&mut self, at: SocketAddr, key: PublicKey) {
+        let address = at.ip();
+        if self.config.trust == Trust::Tofu && self.config.known_keys.get(&address) != Some(&key) {
+            self.config.known_keys.insert(address, key);
+            self.op(KernelOp::RememberKey { address, key }, Some(Asked::Effect("remembering a key")));
+        }
+    }
+
+    fn end_joining(&mut self, now: Time, why: JoinFailure) {
+        let Some(joining) = self.community.joining.take() else { return };
+        let number = joining.code.number();
+        // Whoever was there has had a guess at it once it has this host's proof.
+        if matches!(joining.stage, Stage::Proven(_)) {
+            self.community.spent.push((now + CODE_LIFETIME, joining.code));
+        }
+        self.event(Event::Community(CommunityEvent::JoinFailed { number, why }));
+        self.schedule_community(now);
+    }
+
+    // ---- the host that has drawn it
+
+    pub(super) fn handle_join(
+        &mut self,
+        now: Time,
+        id: PeerId,
+        number: u16,
+        purpose: JoinPurpose,
+        element: Element,
+    ) -> Option<Word> {
+        let joiner = self.peers.get(&id).map(|peer| peer.key)?;
+        let refused = |refusal| Some(Word::JoinRefused { number, refusal });
+        let Some(offer) = self.community.offers.get_mut(&number).filter(|offer| offer.until > now && !offer.is_done())
+        else {
+            return refused(JoinRefusal::NoSuchCode);
+        };
+        if offer.purpose() != purpose {
+            return refused(JoinRefusal::OtherPurpose);
+        }
+        if let Some(exchange) = offer.exchanges.get(&joiner).filter(|exchange| exchange.theirs == element) {
+            return Some(Word::JoinAnswer { number, element: exchange.ours });
+        }
+        let full = offer.exchanges.len() >= EXCHANGES_MOST && !offer.exchanges.contains_key(&joiner);
+        if full || !self.community.exchanges.take(now) {
+            return refused(JoinRefusal::Busy);
+        }
+        let between = Between { joiner, inviter: self.key.public(), purpose };
+        let (ours, agreed) = answer(&offer.code, &between, &element, &mut self.random)?;
+        offer.exchanges.insert(joiner, Exchange { theirs: element, ours, agreed });
+        Some(Word::JoinAnswer { number, element: ours })
+    }
+
+    pub(super) fn handle_join_proof(
+        &mut self,
+        now: Time,
+        id: PeerId,
+        arrival: &Arrival,
+        number: u16,
+        proof: &Proof,
+        name: &str,
+    ) -> Option<Word> {
+        let joiner = self.peers.get(&id).map(|peer| peer.key)?;
+        let refused = |refusal| Some(Word::JoinRefused { number, refusal });
+        let Some(offer) = self.community.offers.get(&number).filter(|offer| offer.until > now) else {
+            return refused(JoinRefusal::NoSuchCode);
+        };
+        if let Some((who, shown, joined)) = &offer.done {
+            // It has not heard that it was let in.
+            if *who != joiner || shown != proof {
+                return refused(JoinRefusal::NoSuchCode);
+            }
+            let joined = joined.clone();
+            self.say_joined(id, arrival, joined, joiner);
+            return None;
+        }
+        let Some(exchange) = offer.exchanges.get(&joiner) else { return refused(JoinRefusal::NoSuchCode) };
+        if !exchange.agreed.is_joiners(proof, name.as_bytes()) {
+            self.community.offers.remove(&number);
+            let remote = arrival.source;
+            self.event(Event::Community(CommunityEvent::WrongCode { number, host: joiner, remote }));
+            return refused(JoinRefusal::WrongCode);
+        }
+        let what = offer.what.clone();
+        let (community, secret, lifetime) = match &what {
+            Offered::Membership { steward } => match self.let_in(&joiner, name, *steward) {
+                Some((community, secret)) => (community, secret, 0),
+                None => return refused(JoinRefusal::Full),
+            },
+            Offered::Connection { .. } => ([0; 32], None, GRANT_LIFETIME.as_secs() as u32),
+        };
+        let offer = self.community.offers.get_mut(&number)?;
+        let mut joined = Joined { number, proof: [0; 32], community, secret, lifetime };
+        let exchange = offer.exchanges.get(&joiner)?;
+        joined.proof = exchange.agreed.prove_inviter(&joined.proven());
+        offer.exchanges.clear();
+        offer.done = Some((joiner, *proof, joined.clone()));
+        // Only so long as its answer may be lost.
+        offer.until = offer.until.min(now + JOIN_WITHIN);
+        match what {
+            Offered::Membership { steward } => {
+                self.community.hints.insert(joiner, arrival.source);
+                let name = name.to_owned();
+                self.event(Event::Community(CommunityEvent::HostJoined { host: joiner, name, steward }));
+                self.say_joined(id, arrival, joined, joiner);
+                self.tell_everybody(now);
+            }
+            Offered::Connection { flow } => {
+                self.grant(number, joiner, Some(flow), now + GRANT_LIFETIME);
+                self.event(Event::Community(CommunityEvent::Granted { number, host: joiner, flow }));
+                self.say_joined(id, arrival, joined, joiner);
+            }
+        }
+        self.schedule_community(now);
+        None
+    }
+
+    fn let_in(
+        &mut self,
+        joiner: &PublicKey,
+        name: &str,
+        steward: bool,
+    ) -> Option<(CommunityKey, Option<CommunitySecret>)> {
+        let roster = self.community.roster.as_mut()?;
+        if !roster.has_room_for(joiner) {
+            return None;
+        }
+        // Who was invited anew is what it was invited as.
+        let standing = if steward { MemberStanding::Steward } else { MemberStanding::Member };
+        roster.state(joiner, standing, name)?;
+        let secret = if steward { Some(roster.secret()?.clone()) } else { None };
+        Some((*roster.community(), secret))
+    }
+
+    /// Tells a joiner that it was let in, once that is saved, and what it needs to know to say so to others.
+    fn say_joined(&mut self, id: PeerId, arrival: &Arrival, joined: Joined, joiner: PublicKey) {
+        let mut words = vec![Message::Community(Word::Joined(joined.clone()))];
+        let (source, to) = (arrival.destination, arrival.source);
+        if joined.lifetime > 0 {
+            self.send_to(id, source, to, &words);
+            return;
+        }
+        let own = self.community.hints.clone();
+        let roster = self.community.roster.as_ref();
+        let about = [joiner, self.key.public()];
+        let statements: Vec<(Statement, Option<SocketAddr>)> = about
+            .iter()
+            .filter_map(|host| roster?.about(host).map(|statement| (statement.clone(), own.get(host).copied())))
+            .collect();
+        words.push(Message::Community(Word::Roster { community: joined.community, statements }));
+        if let Some(saved) = self.community.saved() {
+            let asked = Asked::Say(id, source, to, words);
+            self.op(KernelOp::SaveCommunity(Box::new(saved)), Some(asked));
+        }
+    }
+}

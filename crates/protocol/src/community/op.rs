@@ -1,0 +1,221 @@
+//! What a community asks its caller for, and what it tells.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use whimbrel_handshake::PublicKey;
+use whimbrel_wire::FlowTuple;
+use whimbrel_wire::community::{CommunityKey, CommunitySecret, MemberStanding, Statement};
+
+/// What a host knows of its community over a restart.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SavedCommunity {
+    /// Which.
+    pub community: CommunityKey,
+    /// At a steward.
+    pub secret: Option<CommunitySecret>,
+    /// What is known of its hosts, and where they were met last.
+    pub statements: Vec<(Statement, Option<SocketAddr>)>,
+}
+
+/// What a code is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Offered {
+    /// To join the community.
+    Membership {
+        /// Whether as one that may invite and revoke.
+        steward: bool,
+    },
+    /// To be given a connection, once.
+    Connection {
+        /// As this host's socket has it.
+        flow: FlowTuple,
+    },
+}
+
+/// Why something about a community is not done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CommunityRefused {
+    /// There is no community here.
+    #[error("this host belongs to no community")]
+    NotIn,
+    /// There is one.
+    #[error("this host belongs to a community already")]
+    AlreadyIn,
+    /// It lacks the community's secret key.
+    #[error("this host is no steward of its community, and only stewards invite and revoke")]
+    NotSteward,
+    /// The community has no such host.
+    #[error("the community has no such host")]
+    NoSuchHost,
+    /// A steward does not revoke itself.
+    #[error("a host does not revoke itself")]
+    Itself,
+    /// Too many codes and grants are open.
+    #[error("too many codes and grants are open")]
+    TooMany,
+    /// Something is being joined.
+    #[error("another code is being used at this host just now")]
+    Joining,
+    /// The code was tried here before.
+    #[error("this code was tried at this host before, and is good for one try")]
+    Spent,
+    /// Only configured keys are trusted.
+    #[error("this host is configured to trust named keys only (`trust = \"pinned\"`), so codes are of no use")]
+    Pinned,
+    /// A host may not be called so.
+    #[error("a host's name has 1 to 63 bytes and no control characters")]
+    NoName,
+    /// This host moves no sockets.
+    #[error("this host is not configured to move sockets")]
+    NoMoves,
+    /// There is no such connection.
+    #[error("there is no such connection")]
+    NoSuchConnection,
+    /// What was saved, or made, is not the community's.
+    #[error("a statement about the community's hosts is not signed by it")]
+    Forged,
+}
+
+/// Why a code came to nothing at the host that used it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum JoinFailure {
+    /// Nobody answered.
+    #[error("nobody there answered")]
+    Unanswered,
+    /// The other end has no open code of that number.
+    #[error("no code of this number is open there: it was used, its ten minutes are over, or it is another host's")]
+    NoSuchCode,
+    /// The other end says that the code is wrong.
+    #[error("the code is wrong")]
+    WrongCode,
+    /// The other end has not shown that it knows the code: it is another host, or somebody is in between.
+    #[error("the host that answered does not know the code")]
+    NotProven,
+    /// The code is for something else.
+    #[error("the code is for something else")]
+    OtherPurpose,
+    /// The community is full.
+    #[error("the community has as many hosts as it may have")]
+    Full,
+}
+
+/// Something about a community that people want to know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CommunityEvent {
+    /// This host belongs to a community from now on.
+    Joined {
+        /// Which.
+        community: CommunityKey,
+        /// Who has let it in.
+        by: PublicKey,
+    },
+    /// A code that was used at this host came to nothing.
+    JoinFailed {
+        /// Its number.
+        number: u16,
+        /// Why.
+        why: JoinFailure,
+    },
+    /// A host belongs to the community from now on, or is something else in it.
+    HostJoined {
+        /// Its key.
+        host: PublicKey,
+        /// What people call it.
+        name: String,
+        /// Whether it may invite and revoke.
+        steward: bool,
+    },
+    /// A host belongs to it no more.
+    HostRevoked {
+        /// Its key.
+        host: PublicKey,
+        /// What people called it.
+        name: String,
+    },
+    /// This host belongs to it no more.
+    Revoked,
+    /// Somebody guessed at a code of this host's, which is good for nothing now.
+    WrongCode {
+        /// Its number.
+        number: u16,
+        /// Who.
+        host: PublicKey,
+        /// From where.
+        remote: SocketAddr,
+    },
+    /// A stranger has shown a code: it may be given a connection, once.
+    Granted {
+        /// The number of the grant.
+        number: u16,
+        /// Who.
+        host: PublicKey,
+        /// Which, as this host's socket has it.
+        flow: FlowTuple,
+    },
+    /// This host may receive a connection of a stranger's, once.
+    MayReceive {
+        /// The number of the grant at this host.
+        number: u16,
+        /// Whose.
+        host: PublicKey,
+    },
+}
+
+/// A community, as a host knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CommunityView {
+    /// Which, if there is one.
+    pub community: Option<CommunityKey>,
+    /// What this host is in it.
+    pub standing: Option<MemberStanding>,
+    /// All hosts that something is known of, sorted by their keys.
+    pub hosts: Vec<HostView>,
+    /// Codes that nobody has used.
+    pub offers: Vec<OfferView>,
+    /// Connections that strangers may be given, or this host may be.
+    pub grants: Vec<GrantView>,
+}
+
+/// A host of a community.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostView {
+    /// Its key.
+    pub key: PublicKey,
+    /// What people call it.
+    pub name: String,
+    /// What it is.
+    pub standing: MemberStanding,
+    /// It is this host.
+    pub here: bool,
+    /// Where it is, or was last.
+    pub at: Option<SocketAddr>,
+    /// Whether there is a session with it.
+    pub session: bool,
+    /// Whether it is known to know all that this host knows.
+    pub knows: bool,
+}
+
+/// A code that is open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OfferView {
+    /// Its number.
+    pub number: u16,
+    /// What it is for.
+    pub what: Offered,
+    /// How long it is good.
+    pub left: Duration,
+}
+
+/// That one connection may go to a stranger, or come from one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GrantView {
+    /// Its number.
+    pub number: u16,
+    /// The stranger.
+    pub host: PublicKey,
+    /// The connection, as this host's socket has it; `None` where this host may receive one.
+    pub flow: Option<FlowTuple>,
+    /// How long it is good.
+    pub left: Duration,
+}
