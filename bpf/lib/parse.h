@@ -53,6 +53,7 @@ struct packet {
 	__u8 protocol;
 	__u8 part; /* enum fragment_part */
 	__u8 origin; /* enum origin */
+	__u8 hop_limit; /* as it came */
 };
 
 /*
@@ -86,6 +87,7 @@ static __always_inline bool parse_ipv4(struct __sk_buff *skb, __u32 network, str
 		return false;
 	packet->family = 4;
 	packet->protocol = ip->protocol;
+	packet->hop_limit = ip->ttl;
 	packet->network = network;
 	packet->transport = network + ip->ihl * 4;
 	packet->end = ip->tot_len ? network + bpf_ntohs(ip->tot_len) : 0;
@@ -121,6 +123,7 @@ static __always_inline bool parse_ipv6(struct __sk_buff *skb, __u32 network, str
 	packet->network = network;
 	packet->end = ip->payload_len ? offset + bpf_ntohs(ip->payload_len) : 0;
 	packet->part = FRAGMENT_WHOLE;
+	packet->hop_limit = ip->hop_limit;
 	__builtin_memcpy(&packet->source, &ip->saddr, sizeof(packet->source));
 	__builtin_memcpy(&packet->destination, &ip->daddr, sizeof(packet->destination));
 	next = ip->nexthdr;

@@ -89,24 +89,17 @@ static __always_inline bool replace_word(struct __sk_buff *skb, const struct pac
  */
 static __always_inline bool lower_hop_limit(struct __sk_buff *skb, const struct packet *packet)
 {
-	__u32 at = packet->network + (packet->family == 4 ? offsetof(struct iphdr, ttl) : offsetof(struct ipv6hdr, hop_limit));
-	__u8 before[2], after[2];
+	__u8 hops = packet->hop_limit - 1;
 
-	/* With IPv4's protocol, or the first byte of IPv6's source, behind it. */
-	if (bpf_skb_load_bytes(skb, at, before, sizeof(before)) || before[0] <= 1)
+	if (packet->hop_limit <= 1)
 		return false;
-	after[0] = before[0] - 1;
-	after[1] = before[1];
-	if (packet->family == 4)
-		return !bpf_l3_csum_replace(skb, packet->network + offsetof(struct iphdr, check), *(__be16 *)before,
-					    *(__be16 *)after, sizeof(__be16)) &&
-		       !bpf_skb_store_bytes(skb, at, after, 1, 0);
-	/* Two bytes at an odd offset: a sum over words wants an even one. */
-	at -= 1;
-	if (bpf_skb_load_bytes(skb, at, before, sizeof(before)))
-		return false;
-	before[1] -= 1;
-	return !bpf_skb_store_bytes(skb, at, before, sizeof(before), BPF_F_RECOMPUTE_CSUM);
+	if (packet->family == 6)
+		return !bpf_skb_store_bytes(skb, packet->network + offsetof(struct ipv6hdr, hop_limit), &hops,
+					    sizeof(hops), BPF_F_RECOMPUTE_CSUM);
+	/* A word in the checksum, with the protocol behind it. */
+	return !bpf_l3_csum_replace(skb, packet->network + offsetof(struct iphdr, check),
+				    bpf_htons(packet->hop_limit << 8), bpf_htons(hops << 8), sizeof(__be16)) &&
+	       !bpf_skb_store_bytes(skb, packet->network + offsetof(struct iphdr, ttl), &hops, sizeof(hops), 0);
 }
 
 /* Gives a TCP or UDP packet other names. False: it may be half changed and has to be dropped. */

@@ -860,6 +860,17 @@ fn cost(here: &TcpStream, there: &TcpStream) -> (f64, f64) {
     (spent, trips[trips.len() / 2])
 }
 
+/// Nanoseconds of processor time for each small datagram from one socket to the other, whether or not it is read there.
+fn packet_cost(from: &UdpSocket, to: SocketAddr) -> f64 {
+    const PACKETS: u32 = 300_000;
+    from.connect(to).expect("connect");
+    let before = processor_time();
+    for _ in 0..PACKETS {
+        from.send(&[0; 72]).expect("send");
+    }
+    (processor_time() - before) as f64 / f64::from(PACKETS)
+}
+
 /// Whether there is to be measured: `WHIMBREL_MEASURE=1 cargo test --release --test endpoint costs -- --nocapture --test-threads=1`
 fn measures() -> bool {
     std::env::var_os("WHIMBREL_MEASURE").is_some()
@@ -897,7 +908,23 @@ fn costs_of_an_anchor_beside_a_router() {
         let plain = TcpListener::bind((routed.own, OTHER + 1)).expect("listen");
         let net = Anchored::new(v4);
         net.lead(Transport::Tcp, Carrier::Rewrite);
+        net.lead(Transport::Udp, Carrier::Rewrite);
         let (here, there) = net.connection();
+        let (_near, anchored) = net.datagrams();
+        routed.net.host.enter();
+        let host = UdpSocket::bind((routed.own, OTHER + 1)).expect("bind");
+        let host = host.local_addr().map(|name| (host, name)).expect("local");
+        let inside = routed.bind_inside();
+        routed.net.far.enter();
+        let far = UdpSocket::bind((routed.far, 0)).expect("bind");
+        for _ in 0..6 {
+            let router = packet_cost(&far, host.1);
+            let namespace = packet_cost(&far, inside.local_addr().expect("local"));
+            let anchor = packet_cost(&anchored, SocketAddr::new(net.lent, PORT));
+            println!(
+                "router {router:.0}, router and namespace {namespace:.0}, anchor and namespace {anchor:.0} ns/packet"
+            );
+        }
         for _ in 0..6 {
             routed.net.far.enter();
             let far = patient(TcpStream::connect(plain.local_addr().expect("local")).expect("connect"));
