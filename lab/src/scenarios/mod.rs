@@ -2,6 +2,7 @@
 
 mod absence;
 mod command_line;
+mod community;
 mod faults;
 mod helpers;
 mod hostile;
@@ -57,6 +58,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         name_server::SCENARIOS,
         unmoved::SCENARIOS,
         surroundings::SCENARIOS,
+        community::SCENARIOS,
         sockets::SCENARIOS,
         pairing::SCENARIOS,
         policy::SCENARIOS,
