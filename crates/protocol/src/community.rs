@@ -260,7 +260,8 @@ impl Node {
     #[must_use]
     pub fn community(&self, now: Time) -> CommunityView {
         let me = self.key.public();
-        let own = self.community.roster.as_ref();
+        // One that has been joined a moment ago, and of which no statement has come yet, is none.
+        let own = self.community.roster.as_ref().filter(|roster| roster.about(&me).is_some());
         let digest = own.map(Roster::digest);
         let statements = own.into_iter().flat_map(Roster::statements);
         let hosts = statements.map(|statement| {

@@ -125,7 +125,7 @@ impl EventLoop {
         let view = self.node.community(now);
         let belongs = |host: &&HostView| host.standing != MemberStanding::Revoked;
         let called: Vec<PublicKey> =
-            view.hosts.iter().filter(belongs).filter(|host| is_called(host, what)).map(|host| host.key).collect();
+            view.hosts.iter().filter(belongs).filter(|host| host.is_called(what)).map(|host| host.key).collect();
         match (called.as_slice(), what.parse::<u16>()) {
             ([host], _) => self.node.revoke(now, host).map_err(refused),
             ([], Ok(number)) if self.node.withdraw(now, number) => Ok(()),
@@ -137,11 +137,6 @@ impl EventLoop {
             )),
         }
     }
-}
-
-/// Whether a host is called so: by its name, or its key, or the beginning of that.
-fn is_called(host: &HostView, what: &str) -> bool {
-    host.name == what || (what.len() >= 6 && host.key.to_string().starts_with(what))
 }
 
 /// What this host is called where nobody says otherwise.

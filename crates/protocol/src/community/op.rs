@@ -7,6 +7,9 @@ use whimbrel_handshake::PublicKey;
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::community::{CommunityKey, CommunitySecret, MemberStanding, Statement};
 
+/// The beginning of a key that names a host has at least so many characters.
+const NAMING: usize = 6;
+
 /// What a host knows of its community over a restart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SavedCommunity {
@@ -194,6 +197,14 @@ pub struct HostView {
     pub session: bool,
     /// Whether it is known to know all that this host knows.
     pub knows: bool,
+}
+
+impl HostView {
+    /// Whether people may mean it by this: its name, its key, or the beginning of that.
+    #[must_use]
+    pub fn is_called(&self, what: &str) -> bool {
+        self.name == what || (what.len() >= NAMING && self.key.to_string().starts_with(what))
+    }
 }
 
 /// A code that is open.
