@@ -15,9 +15,9 @@ help: ## this list
 		printf '  make %-14s %s\n' "$$name" "$$text"; done
 	@printf '  make %-14s %s\n' bench-NAME "one of them, e.g. bench-roam, bench-tunnel; ARGUMENTS=--quick for a short run"
 
-build: ## target/release/whimbrel and the lab
+build: ## target/release/whimbrel, libwhimbrel and the lab
 	@./setup
-	$(CARGO) build --release --locked -p whimbrel-cli -p whimbrel-irc-pong -p whimbrel-lab
+	$(CARGO) build --release --locked -p whimbrel-cli -p whimbrel-irc-pong -p whimbrel-capi -p whimbrel-lab
 
 demo: build ## watch a download and an ssh session cross a move (as root)
 	$(TARGET)/release/whimbrel-lab demo
@@ -65,11 +65,23 @@ fuzz-long: ## every fuzz target for half an hour
 
 # The units name the program where it is installed.
 UNITS := whimbrel.service whimbrel-sleep.service
+# The library's first number is that of its interface (the soname).
+LIBRARY := libwhimbrel.so.0.1.0
+PYTHON ?= $(PREFIX)/lib/python3/dist-packages
 
-install: ## after `make build`, as root: program, manual page, documentation, systemd units
+install: ## after `make build`, as root: program, library, manual pages, documentation, systemd units
 	install -D -m 755 $(TARGET)/release/whimbrel $(DESTDIR)$(PREFIX)/bin/whimbrel
 	install -D -m 755 $(TARGET)/release/irc-pong $(DESTDIR)$(PREFIX)/lib/whimbrel/irc-pong
 	install -D -m 644 docs/man/whimbrel.1 $(DESTDIR)$(PREFIX)/share/man/man1/whimbrel.1
+	install -D -m 644 docs/man/whimbrel.3 $(DESTDIR)$(PREFIX)/share/man/man3/whimbrel.3
+	install -D -m 644 $(TARGET)/release/libwhimbrel.so $(DESTDIR)$(PREFIX)/lib/$(LIBRARY)
+	ln -sf $(LIBRARY) $(DESTDIR)$(PREFIX)/lib/libwhimbrel.so.0
+	ln -sf libwhimbrel.so.0 $(DESTDIR)$(PREFIX)/lib/libwhimbrel.so
+	install -D -m 644 $(TARGET)/release/libwhimbrel.a $(DESTDIR)$(PREFIX)/lib/libwhimbrel.a
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/include crates/capi/include/whimbrel.h crates/capi/include/libsockmand.h
+	install -D -m 644 crates/capi/python/whimbrel/__init__.py $(DESTDIR)$(PYTHON)/whimbrel/__init__.py
+	sed 's|^prefix=.*|prefix=$(PREFIX)|' packaging/whimbrel.pc | \
+		install -D -m 644 /dev/stdin $(DESTDIR)$(PREFIX)/lib/pkgconfig/whimbrel.pc
 	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/whimbrel docs/json.md docs/helpers.md packaging/whimbrel.toml
 	for unit in $(UNITS); do \
 		sed 's|/usr/bin/whimbrel|$(PREFIX)/bin/whimbrel|g' packaging/$$unit | \
@@ -77,6 +89,7 @@ install: ## after `make build`, as root: program, manual page, documentation, sy
 	done
 	[ -e $(DESTDIR)/etc/whimbrel/whimbrel.toml ] || \
 		install -D -m 644 packaging/whimbrel.toml $(DESTDIR)/etc/whimbrel/whimbrel.toml
+	[ -n "$(DESTDIR)" ] || ldconfig
 	@echo "Installed. Start it now and at every boot with: systemctl daemon-reload && systemctl enable --now whimbrel"
 	@echo "On a machine that sleeps, have it say so to the other ends: systemctl enable whimbrel-sleep"
 
@@ -88,7 +101,11 @@ uninstall: ## as root: stop the daemon, remove what it and `make install` made; 
 	[ -n "$(DESTDIR)" ] || ! [ -x $(PREFIX)/bin/whimbrel ] || $(PREFIX)/bin/whimbrel clean
 	rm -f $(DESTDIR)$(PREFIX)/bin/whimbrel $(DESTDIR)$(PREFIX)/share/man/man1/whimbrel.1 \
 		$(addprefix $(DESTDIR)$(SYSTEMD_UNITS)/,$(UNITS))
-	rm -rf $(DESTDIR)$(PREFIX)/share/doc/whimbrel $(DESTDIR)$(PREFIX)/lib/whimbrel
+	rm -f $(DESTDIR)$(PREFIX)/share/man/man3/whimbrel.3 $(DESTDIR)$(PREFIX)/lib/pkgconfig/whimbrel.pc \
+		$(addprefix $(DESTDIR)$(PREFIX)/lib/,$(LIBRARY) libwhimbrel.so.0 libwhimbrel.so libwhimbrel.a) \
+		$(addprefix $(DESTDIR)$(PREFIX)/include/,whimbrel.h libsockmand.h)
+	rm -rf $(DESTDIR)$(PREFIX)/share/doc/whimbrel $(DESTDIR)$(PREFIX)/lib/whimbrel $(DESTDIR)$(PYTHON)/whimbrel
+	[ -n "$(DESTDIR)" ] || ldconfig
 	[ -n "$(DESTDIR)" ] || ! command -v systemctl >/dev/null || systemctl daemon-reload || true
 	[ -n "$(DESTDIR)" ] || rm -rf /run/whimbrel
 	@echo "Removed. What is left: the configuration in $(DESTDIR)/etc/whimbrel, and this host's keys in" \

@@ -33,7 +33,7 @@ fn what_is_installed_is_uninstalled() {
     let folder = Folder(std::env::temp_dir().join(format!("whimbrel-packaging-{}", std::process::id())));
     let (built, root) = (folder.0.join("target"), folder.0.join("root"));
     fs::create_dir_all(built.join("release")).unwrap();
-    for program in ["whimbrel", "irc-pong"] {
+    for program in ["whimbrel", "irc-pong", "libwhimbrel.so", "libwhimbrel.a"] {
         fs::write(built.join("release").join(program), "a program").unwrap();
     }
     let make = |goal: &str| {
@@ -50,6 +50,18 @@ fn what_is_installed_is_uninstalled() {
         ["etc/whimbrel/whimbrel.toml", "opt/w/bin/whimbrel", "opt/w/lib/whimbrel/irc-pong"].map(str::to_owned).to_vec();
     let shared =
         ["man/man1/whimbrel.1", "doc/whimbrel/json.md", "doc/whimbrel/helpers.md", "doc/whimbrel/whimbrel.toml"];
+    let library = [
+        "include/libsockmand.h",
+        "include/whimbrel.h",
+        "lib/libwhimbrel.a",
+        "lib/libwhimbrel.so",
+        "lib/libwhimbrel.so.0",
+        "lib/libwhimbrel.so.0.1.0",
+        "lib/pkgconfig/whimbrel.pc",
+        "lib/python3/dist-packages/whimbrel/__init__.py",
+        "share/man/man3/whimbrel.3",
+    ];
+    expected.extend(library.map(|file| format!("opt/w/{file}")));
     expected.extend(shared.map(|file| format!("opt/w/share/{file}")).into_iter().chain(units.clone()));
     expected.sort_unstable();
     assert_eq!(files(&root), expected);
@@ -59,6 +71,10 @@ fn what_is_installed_is_uninstalled() {
             text.lines().filter(|line| line.starts_with("Exec") && line.contains("whimbrel")).collect();
         assert!(!started.is_empty() && started.iter().all(|line| line.contains("/opt/w/bin/whimbrel ")), "{started:?}");
     }
+
+    assert_eq!(fs::read_to_string(root.join("opt/w/lib/libwhimbrel.so")).unwrap(), "a program");
+    let described = fs::read_to_string(root.join("opt/w/lib/pkgconfig/whimbrel.pc")).unwrap();
+    assert!(described.starts_with("prefix=/opt/w\n"), "{described}");
 
     // A configuration that the administrator has changed is kept, by another installation too.
     let configuration = root.join("etc/whimbrel/whimbrel.toml");

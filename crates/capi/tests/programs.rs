@@ -1,0 +1,126 @@
+//! Programs in C against the header and the library.
+
+mod support;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use support::{Directory, daemon, found_at, library_directory};
+
+fn source(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(name)
+}
+
+fn headers() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("include")
+}
+
+fn succeed(command: &mut Command) -> Output {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {}\n{said}", output.status);
+    output
+}
+
+fn compile(directory: &Directory, name: &str, link: &[String]) -> PathBuf {
+    let program = directory.0.join(name);
+    succeed(
+        Command::new("cc")
+            .args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-g", "-pthread", "-I"])
+            .arg(headers())
+            .arg(source(&format!("{name}.c")))
+            .arg("-o")
+            .arg(&program)
+            .args(link),
+    );
+    program
+}
+
+fn shared() -> Vec<String> {
+    let library = library_directory();
+    vec![format!("-L{}", library.display()), "-l:libwhimbrel.so".into(), format!("-Wl,-rpath,{}", library.display())]
+}
+
+fn run(program: &Path, directory: &Directory) {
+    // The library is named as it is installed (the soname); here it is found as it was built.
+    let (key, run_dir) = found_at(directory);
+    let link = directory.0.join("libwhimbrel.so.0");
+    if !link.exists() {
+        std::os::unix::fs::symlink(library_directory().join("libwhimbrel.so"), link).expect("a link");
+    }
+    let limited = Command::new("timeout")
+        .arg("60")
+        .arg(program)
+        .env(key, run_dir)
+        .env("LD_LIBRARY_PATH", &directory.0)
+        .output()
+        .expect("run");
+    let said = String::from_utf8_lossy(&limited.stderr);
+    assert!(limited.status.success(), "{}: {}\n{said}", program.display(), limited.status);
+    assert_eq!(limited.stdout, b"ok\n");
+}
+
+#[test]
+fn without_a_daemon_sockets_are_plain() {
+    let directory = Directory::new("plain");
+    run(&compile(&directory, "plain", &shared()), &directory);
+}
+
+#[test]
+fn all_calls_do_what_they_say() {
+    let directory = Directory::new("calls");
+    daemon(&directory);
+    run(&compile(&directory, "calls", &shared()), &directory);
+}
+
+#[test]
+fn what_programs_do_wrong_is_told() {
+    let directory = Directory::new("input");
+    daemon(&directory);
+    run(&compile(&directory, "input", &shared()), &directory);
+}
+
+#[test]
+fn threads_do_not_disturb_one_another() {
+    let directory = Directory::new("threads");
+    daemon(&directory);
+    run(&compile(&directory, "threads", &shared()), &directory);
+}
+
+#[test]
+fn programs_of_the_thesis_work_and_so_does_the_archive() {
+    let directory = Directory::new("sockmand");
+    daemon(&directory);
+    let archive = library_directory().join("libwhimbrel.a").display().to_string();
+    let link = [archive, "-lpthread".into(), "-ldl".into(), "-lm".into(), "-lgcc_s".into()];
+    run(&compile(&directory, "sockmand", &link), &directory);
+}
+
+#[test]
+fn the_headers_are_c_of_1999_and_c_plus_plus_too() {
+    let directory = Directory::new("dialects");
+    let text = "#include \"libsockmand.h\"\nint main(void) { return wb_socket(2, 1, 0, NULL, 0) < 0; }\n";
+    for (compiler, standard, name) in [("cc", "-std=c99", "a.c"), ("c++", "-std=c++11", "a.cpp")] {
+        let path = directory.0.join(name);
+        std::fs::write(&path, text).expect("written");
+        let flags =
+            [standard, "-D_POSIX_C_SOURCE=200809L", "-Wall", "-Wextra", "-Werror", "-pedantic", "-fsyntax-only"];
+        succeed(Command::new(compiler).args(flags).arg("-I").arg(headers()).arg(path));
+    }
+}
+
+#[test]
+fn python_has_all_of_it() {
+    let directory = Directory::new("python");
+    daemon(&directory);
+    let python = Path::new(env!("CARGO_MANIFEST_DIR")).join("python");
+    let (key, run_dir) = found_at(&directory);
+    succeed(
+        Command::new("timeout")
+            .args(["60", "python3", "-B", "-W", "error", "-m", "unittest", "discover", "-s"])
+            .arg(python.join("tests"))
+            .env("PYTHONPATH", &python)
+            .env("WHIMBREL_LIBRARY", library_directory().join("libwhimbrel.so"))
+            .env(key, run_dir),
+    );
+}
