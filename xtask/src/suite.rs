@@ -125,7 +125,7 @@ fn is_root() -> Result<bool, Failure> {
 /// What users run: lab scenarios start these programs.
 fn build(root: &Path) -> Result<Tally, Failure> {
     let mut command = Command::new(cargo());
-    let programs = ["whimbrel-cli", "whimbrel-irc-pong", "whimbrel-lab"];
+    let programs = ["whimbrel-cli", "whimbrel-irc-pong", "whimbrel-capi", "whimbrel-lab"];
     command.args(["build", "--release", "--locked"]).args(programs.iter().flat_map(|p| ["-p", p])).current_dir(root);
     let mut tally = Tally::default();
     match process::run(&mut command, LIMIT, |line| println!("{line}"))? {

@@ -8,6 +8,7 @@ mod helpers;
 mod hostile;
 mod kick;
 mod lab_itself;
+mod library;
 mod long_absence;
 mod name_server;
 mod pairing;
@@ -60,6 +61,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         surroundings::SCENARIOS,
         community::SCENARIOS,
         sockets::SCENARIOS,
+        library::SCENARIOS,
         pairing::SCENARIOS,
         policy::SCENARIOS,
         faults::SCENARIOS,

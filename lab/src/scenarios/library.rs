@@ -1,0 +1,193 @@
+//! Programs that use libwhimbrel, with real daemons.
+
+use std::fs;
+use std::net::IpAddr;
+
+use super::world::{LONG, World, all_run, site, step};
+use super::{Scenario, scenario};
+use crate::{Error, Host, Lab, Process, Result, Whimbrel, expect};
+
+pub(super) const SCENARIOS: &[Scenario] = &[
+    scenario(
+        "library",
+        "a program's socket keeps its name over a restart of the daemon, outlives its program, roams meanwhile, and is taken up by another",
+        library,
+    ),
+    scenario(
+        "library-refusals",
+        "what the daemon refuses to programs, each with its errno; a migrator decides about anchors",
+        refusals,
+    ),
+];
+
+/// How many blocks are sent and compared at a time.
+const BLOCKS: u32 = 20;
+
+const PROGRAM: &str = include_str!("library/program.py");
+const MODULE: &str = include_str!("../../../crates/capi/python/whimbrel/__init__.py");
+
+/// A program on a host that takes orders.
+struct Program {
+    process: Process,
+}
+
+impl Program {
+    fn start(host: &Host, daemon: &Whimbrel) -> Result<Self> {
+        let library = crate::beside_this_program("libwhimbrel.so")
+            .ok_or_else(|| Error::Usage("libwhimbrel.so is not beside this program: build it".into()))?;
+        let directory = write(host)?;
+        let process = host
+            .command("python3")
+            .args(["-B", &format!("{directory}/program.py")])
+            .env("PYTHONPATH", &directory)
+            .env("WHIMBREL_LIBRARY", library)
+            .env("WHIMBREL_RUN_DIR", daemon.run_dir())
+            .label("a program with libwhimbrel")
+            .spawn()?;
+        Ok(Self { process })
+    }
+
+    /// Gives an order, and waits for what came of it.
+    fn does(&mut self, order: &str) -> Result<String> {
+        self.begin(order)?;
+        self.did(order)
+    }
+
+    fn begin(&mut self, order: &str) -> Result<()> {
+        self.process.send_line(order)
+    }
+
+    /// What came of an order that was begun.
+    fn did(&mut self, order: &str) -> Result<String> {
+        match self.answer(order)? {
+            Ok(done) => Ok(done),
+            Err(why) => Err(Error::Usage(format!("`{order}` failed: {why}"))),
+        }
+    }
+
+    /// The errno and the reason of an order that has to fail.
+    fn fails(&mut self, order: &str) -> Result<String> {
+        self.begin(order)?;
+        match self.answer(order)? {
+            Err(why) => Ok(why),
+            Ok(done) => Err(Error::Usage(format!("`{order}` did not fail: {done}"))),
+        }
+    }
+
+    fn answer(&mut self, order: &str) -> Result<Result<String, String>> {
+        let name = order.split(' ').next().unwrap_or(order).to_owned();
+        self.process.wait_line(LONG, &format!("`{order}` is done"), |line| {
+            let did = line.strip_prefix(&format!("did {name} ")).map(|done| Ok(done.to_owned()));
+            did.or_else(|| line.strip_prefix(&format!("failed {name} ")).map(|why| Err(why.to_owned())))
+        })
+    }
+}
+
+/// Puts program and module where a host finds them.
+fn write(host: &Host) -> Result<String> {
+    let directory = host.dir().join("library");
+    let module = directory.join("whimbrel");
+    let failed = |error| Error::call("write", directory.display().to_string(), error);
+    fs::create_dir_all(&module).map_err(failed)?;
+    fs::write(module.join("__init__.py"), MODULE).map_err(failed)?;
+    fs::write(directory.join("program.py"), PROGRAM).map_err(failed)?;
+    Ok(directory.display().to_string())
+}
+
+/// The far end of a connection, and its port.
+fn far_end(host: &Host, address: IpAddr) -> Result<(Process, u16)> {
+    let directory = write(host)?;
+    let command = host.command("python3").args(["-B", &format!("{directory}/program.py"), &address.to_string()]);
+    // It has the module only to be able to start.
+    let library = crate::beside_this_program("libwhimbrel.so").unwrap_or_default();
+    let command = command.env("PYTHONPATH", &directory).env("WHIMBREL_LIBRARY", library).label("the far end");
+    let mut process = command.spawn()?;
+    let port = process.wait_line(LONG, "the far end listens", |line| line.strip_prefix("listens ")?.parse().ok())?;
+    Ok((process, port))
+}
+
+/// The far end has had this many blocks and an orderly end.
+fn is_over(far: &mut Process, blocks: u32) -> Result<()> {
+    let total: u32 =
+        far.wait_line(LONG, "the far end is told the end", |line| line.strip_prefix("over ")?.parse().ok())?;
+    expect!(total == blocks * 4096, "the far end has had {total} bytes instead of {} blocks", blocks);
+    far.wait_success(LONG)
+}
+
+fn library(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let (mut client, mut server) = world.daemons()?;
+    for to in [world.at_server.ipv4()?, world.at_server.ipv6()?] {
+        let (mut far, port) = far_end(&world.server, to)?;
+        let mut first = Program::start(&world.laptop, &client)?;
+        let local: u16 = first.does(&format!("connect {to} {port}"))?.parse().unwrap_or_default();
+        first.does(&format!("talk {BLOCKS}"))?;
+        let uuid = first.does("uuid")?;
+        let mut other = Program::start(&world.laptop, &client)?;
+        let listed = other.does(&format!("sockets {}", first.process.pid()))?;
+        expect!(listed == uuid, "the program has {uuid}, and {listed} is listed");
+
+        client.kill()?;
+        client.restart()?;
+        let again = first.does("uuid")?;
+        expect!(again == uuid, "it was {uuid}, and is {again} for a daemon that was started anew");
+        let remote = std::net::SocketAddr::new(to, port);
+        let here = std::net::SocketAddr::new(if to.is_ipv4() { world.at.ipv4()? } else { world.at.ipv6()? }, local);
+        client.wait_connection(here, remote, LONG, "introduced", |connection| {
+            connection.state == whimbrel_ipc::ConnectionState::Native
+        })?;
+
+        // An echo comes when nobody is there to read it.
+        let exported = first.does("export")?;
+        expect!(exported == uuid, "it was {uuid}, and is exported as {exported}");
+        first.does("ask")?;
+        first.process.kill()?;
+        step("the program was killed");
+        let to_site = if to.is_ipv4() { world.b.clone() } else { world.a.clone() };
+        world.roam(&to_site)?;
+        other.does(&format!("rebuild {uuid} {BLOCKS}"))?;
+        other.does("hear")?;
+        other.does(&format!("talk {BLOCKS}"))?;
+        step("another one goes on in another network");
+        let told = other.fails(&format!("rebuild {uuid} 0"))?;
+        expect!(told.starts_with("ENOENT"), "{told}");
+        other.does("close")?;
+        is_over(&mut far, 2 * BLOCKS + 1)?;
+    }
+    world.no_resets()?;
+    all_run(&mut [&mut client, &mut server])
+}
+
+fn refusals(lab: &mut Lab) -> Result<()> {
+    let world = World::new(lab, site("a"), site("b"))?;
+    let mut client = world.laptop.whimbrel()?;
+    let to = world.at_server.ipv4()?;
+    let (mut far, port) = far_end(&world.server, to)?;
+    let mut program = Program::start(&world.laptop, &client)?;
+    for (anchor, wanted) in
+        [("192.0.2.99", "ENOTSUP"), ("policy:1", "ENOTSUP"), ("policy:-1", "ENOENT"), ("policy:x", "ENOENT")]
+    {
+        let told = program.fails(&format!("connect {to} {port} {anchor}"))?;
+        expect!(told.starts_with(wanted), "{anchor}: {told}");
+    }
+    let told = program.fails("sockets 4194305")?;
+    expect!(told.starts_with("ESRCH"), "{told}");
+
+    let mut migrator = Program::start(&world.laptop, &client)?;
+    for (decides, works) in [("nobody", false), ("self", true)] {
+        migrator.begin(&format!("decide {decides}"))?;
+        migrator.process.wait_line(LONG, "there is a migrator", |line| (line == "asked").then_some(()))?;
+        let order = format!("connect {to} {port} policy:5");
+        if works {
+            program.does(&order)?;
+        } else {
+            let told = program.fails(&order)?;
+            expect!(told.starts_with("ENOTSUP") && told.contains("migrator"), "{told}");
+        }
+        expect!(migrator.did("decide")? == "5", "the migrator was asked about another policy");
+    }
+    program.does(&format!("talk {BLOCKS}"))?;
+    program.does("close")?;
+    is_over(&mut far, BLOCKS)?;
+    all_run(&mut [&mut client])
+}

@@ -1,0 +1,125 @@
+"""A program whose sockets may change machines. Orders come as lines; each is answered by one."""
+
+import errno
+import hashlib
+import socket
+import sys
+
+import whimbrel
+
+BLOCK = 4096
+
+
+def block(number):
+    """What is sent as the block of this number; the far end sends it back."""
+    seed = hashlib.sha256(str(number).encode()).digest()
+    return seed * (BLOCK // len(seed))
+
+
+class Program:
+    def __init__(self):
+        self.sock = None
+        self.next = 0
+
+    def connect(self, host, port, anchor="self"):
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.sock = whimbrel.socket(family, socket.SOCK_STREAM, anchor=anchor, flags=whimbrel.REQUIRED)
+        self.sock.connect((host, int(port)))
+        return self.sock.getsockname()[1]
+
+    def talk(self, blocks):
+        for _ in range(int(blocks)):
+            wanted = block(self.next)
+            self.sock.sendall(wanted)
+            self.heard(wanted)
+            self.next += 1
+        return self.next
+
+    def ask(self):
+        """Sends a block, whose echo is left for later."""
+        self.sock.sendall(block(self.next))
+        return self.next
+
+    def hear(self):
+        self.heard(block(self.next))
+        self.next += 1
+        return self.next
+
+    def heard(self, wanted):
+        got = b""
+        while len(got) < len(wanted):
+            more = self.sock.recv(len(wanted) - len(got))
+            if not more:
+                raise EOFError(f"the far end has closed at block {self.next}")
+            got += more
+        if got != wanted:
+            raise ValueError(f"block {self.next} came back as another")
+
+    def uuid(self):
+        return whimbrel.uuid(self.sock)
+
+    def export(self):
+        return whimbrel.export(self.sock)
+
+    def rebuild(self, name, position):
+        import uuid
+
+        self.sock, self.next = whimbrel.rebuild(uuid.UUID(name)), int(position)
+        return "x"
+
+    def sockets(self, process):
+        return " ".join(str(found.uuid) for found in whimbrel.sockets(int(process)))
+
+    def give(self, to, receiver):
+        whimbrel.give(self.sock, to, receiver=receiver, state=str(self.next).encode())
+        return "x"
+
+    def receive(self, name):
+        self.receiver = whimbrel.Receiver(name)
+        return "x"
+
+    def received(self):
+        received = self.receiver.receive()
+        self.sock, self.next = received.socket, int(received.state)
+        return received.uuid
+
+    def decide(self, anchor):
+        """Answers one question as the migrator."""
+        with whimbrel.Migrator() as migrator:
+            print("asked", flush=True)
+            question = migrator.next()
+            migrator.answer(question, None if anchor == "nobody" else anchor)
+            return question.policy
+
+    def close(self):
+        self.sock.close()
+        return "x"
+
+
+def echo(host):
+    """The far end, which knows nothing of Whimbrel."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as server:
+        print("listens", server.getsockname()[1], flush=True)
+        sock, _ = server.accept()
+        total = 0
+        while data := sock.recv(65536):
+            sock.sendall(data)
+            total += len(data)
+        print("over", total, flush=True)
+
+
+def main():
+    if sys.argv[1:]:
+        echo(sys.argv[1])
+        return
+    program = Program()
+    for line in sys.stdin:
+        name, *arguments = line.split()
+        try:
+            print("did", name, getattr(program, name)(*arguments), flush=True)
+        except OSError as error:
+            print("failed", name, errno.errorcode.get(error.errno, "?"), error.strerror, flush=True)
+
+
+main()
