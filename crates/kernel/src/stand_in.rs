@@ -6,11 +6,13 @@
 
 mod packet;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::ops::Bound;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
+use rustix::event::epoll;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
 
 use crate::error::Error;
@@ -36,6 +38,8 @@ pub enum Seen {
         /// The address.
         address: IpAddr,
     },
+    /// Something that is of no interest, or a question, which was answered.
+    Other,
 }
 
 /// The way to one link, and this host's address there.
@@ -58,23 +62,31 @@ struct Watched {
 /// Watches links for what concerns certain addresses, in the namespace of the thread that works with it.
 #[derive(Debug)]
 pub struct StandIn {
-    socket: OwnedFd,
+    /// Readable when one of `sockets` is.
+    ready: OwnedFd,
+    /// By what they take in. Those of an ethertype see nothing that this host sends, which one for all of them would have
+    /// copied for it, and see what comes by a bridge or a VLAN once, and not at its port too.
+    sockets: BTreeMap<u16, OwnedFd>,
+    /// Read last: each has its turn.
+    last: u16,
     port: u16,
     links: BTreeMap<u32, Link>,
     watched: BTreeMap<IpAddr, Watched>,
 }
 
 impl StandIn {
-    /// Opens it; nothing is watched yet. `port`: of the datagrams that are taken in. Needs CAP_NET_RAW.
+    /// Opens it; nothing is watched yet, and no packet looked at. `port`: of the datagrams that are taken in. Needs
+    /// CAP_NET_RAW.
     ///
     /// # Errors
     /// [`Error::Call`].
     pub fn open(port: u16) -> Result<Self, Error> {
-        let this = Self { socket: packet_socket()?, port, links: BTreeMap::new(), watched: BTreeMap::new() };
-        // Before anything can come.
-        this.filter()?;
-        bind(&this.socket, 0, libc::ETH_P_ALL as u16)?;
-        Ok(this)
+        // Whether it is allowed shows here, and not when it is needed.
+        drop(packet_socket()?);
+        let ready =
+            epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| Error::call("epoll_create", "packet sockets", e))?;
+        let (sockets, links, watched) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Ok(Self { ready, sockets, last: 0, port, links, watched })
     }
 
     /// Begins to watch an address on a link. Questions for it are not answered yet.
@@ -93,11 +105,12 @@ impl StandIn {
             IpAddr::V6(address) => Some(join(interface, packet::solicited_node(address))?),
         };
         self.watched.insert(address, Watched { interface, answered: false, _group: group });
-        let filtered = self.filter();
-        if filtered.is_err() {
+        let listening = self.listen();
+        if listening.is_err() {
             self.watched.remove(&address);
+            self.close_unused();
         }
-        filtered
+        listening
     }
 
     /// Asks whether anybody has an address that is watched.
@@ -125,50 +138,58 @@ impl StandIn {
     /// [`Error::Call`]: what concerns it is looked at and ignored from now on.
     pub fn leave(&mut self, address: IpAddr) -> Result<(), Error> {
         self.watched.remove(&address);
-        let used: Vec<u32> = self.watched.values().map(|watched| watched.interface).collect();
-        self.links.retain(|interface, _| used.contains(interface));
-        self.filter()
+        self.close_unused();
+        self.listen()
     }
 
-    /// Takes in what came next, if anything did. Questions are answered by the way.
+    /// Takes in the next packet, if one came: no more than that, whatever is in it, since a neighbour can send as many as it
+    /// likes. Questions are answered by the way.
     ///
     /// # Errors
     /// [`Error::Call`].
-    pub fn receive(&self) -> Result<Option<Seen>, Error> {
+    pub fn receive(&mut self) -> Result<Option<Seen>, Error> {
         let mut buffer = [0u8; LONGEST];
-        loop {
-            let Some((length, from)) = receive(&self.socket, &mut buffer)? else { return Ok(None) };
-            let ethertype = u16::from_be(from.sll_protocol);
-            let Some(said) = packet::read(ethertype, &buffer[..length]) else { continue };
-            let interface = from.sll_ifindex as u32;
-            match said {
-                Said::Datagram { address, source, source_port, port, payload } => {
-                    // It may come by a link and be for a host on another: the way of a router.
-                    if port == self.port && self.watched.contains_key(&address) {
-                        let source = SocketAddr::new(source, source_port);
-                        return Ok(Some(Seen::Datagram { address, source, payload }));
-                    }
-                }
-                Said::Asks { address, asker, mac } => {
-                    let on_link = |of: &&Watched| of.interface == interface;
-                    // Who asks in the name of an address has it.
-                    if self.watched.get(&asker).filter(on_link).is_some() {
-                        return Ok(Some(Seen::Claimed { address: asker }));
-                    }
-                    let watched = self.watched.get(&address).filter(on_link).filter(|of| of.answered);
-                    if let (Some(_), Some(link)) = (watched, self.links.get(&interface))
-                        && let Some(frame) = packet::answer(link.mac, address, asker, mac)
-                    {
-                        send(link, interface, &frame)?;
-                    }
-                }
-                Said::Claims { address } => {
-                    if self.watched.get(&address).is_some_and(|watched| watched.interface == interface) {
-                        return Ok(Some(Seen::Claimed { address }));
-                    }
-                }
+        let later = self.sockets.range((Bound::Excluded(self.last), Bound::Unbounded));
+        for (ethertype, socket) in later.chain(self.sockets.range(..=self.last)) {
+            if let Some((length, from)) = receive(socket, &mut buffer)? {
+                self.last = *ethertype;
+                return self.take_in(&from, &buffer[..length]).map(Some);
             }
         }
+        Ok(None)
+    }
+
+    fn take_in(&self, from: &libc::sockaddr_ll, bytes: &[u8]) -> Result<Seen, Error> {
+        let interface = from.sll_ifindex as u32;
+        match packet::read(u16::from_be(from.sll_protocol), bytes) {
+            // It may come by a link and be for a host on another: the way of a router.
+            Some(Said::Datagram { address, source, source_port, port, payload })
+                if port == self.port && self.watched.contains_key(&address) =>
+            {
+                let source = SocketAddr::new(source, source_port);
+                return Ok(Seen::Datagram { address, source, payload });
+            }
+            Some(Said::Asks { address, asker, mac }) => {
+                let on_link = |of: &&Watched| of.interface == interface;
+                // Who asks in the name of an address has it.
+                if self.watched.get(&asker).filter(on_link).is_some() {
+                    return Ok(Seen::Claimed { address: asker });
+                }
+                let watched = self.watched.get(&address).filter(on_link).filter(|of| of.answered);
+                if let (Some(_), Some(link)) = (watched, self.links.get(&interface))
+                    && let Some(frame) = packet::answer(link.mac, address, asker, mac)
+                {
+                    send(link, interface, &frame)?;
+                }
+            }
+            Some(Said::Claims { address })
+                if self.watched.get(&address).is_some_and(|watched| watched.interface == interface) =>
+            {
+                return Ok(Seen::Claimed { address });
+            }
+            _ => {}
+        }
+        Ok(Seen::Other)
     }
 
     fn say(&self, address: IpAddr, what: impl Fn(Mac, IpAddr) -> Frame) -> Result<(), Error> {
@@ -177,18 +198,51 @@ impl StandIn {
         send(link, watched.interface, &what(link.mac, address))
     }
 
+    /// What has to be taken in for the addresses that are watched.
+    fn ethertypes(&self) -> BTreeSet<u16> {
+        let of = |address: &IpAddr| match address {
+            IpAddr::V4(_) => [ETHERTYPE_ARP, ETHERTYPE_IPV4],
+            IpAddr::V6(_) => [ETHERTYPE_IPV6; 2],
+        };
+        self.watched.keys().flat_map(of).collect()
+    }
+
     /// Has the kernel hand over what concerns the addresses that are watched, and nothing else.
-    fn filter(&self) -> Result<(), Error> {
+    fn listen(&mut self) -> Result<(), Error> {
         let addresses: Vec<IpAddr> = self.watched.keys().copied().collect();
         let mut program = filter(&addresses, self.port);
         let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-        set_option(&self.socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program, "SO_ATTACH_FILTER")
+        let attach = |socket: &OwnedFd| {
+            set_option(socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program, "SO_ATTACH_FILTER")
+        };
+        for ethertype in self.ethertypes() {
+            if let Some(socket) = self.sockets.get(&ethertype) {
+                attach(socket)?;
+                continue;
+            }
+            let socket = packet_socket()?;
+            // Before anything can come.
+            attach(&socket)?;
+            epoll::add(&self.ready, &socket, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
+                .map_err(|e| Error::call("epoll_ctl", "a packet socket", e))?;
+            bind(&socket, 0, ethertype)?;
+            self.sockets.insert(ethertype, socket);
+        }
+        Ok(())
+    }
+
+    /// Closes what no address that is watched has need of.
+    fn close_unused(&mut self) {
+        let needed = self.ethertypes();
+        self.sockets.retain(|ethertype, _| needed.contains(ethertype));
+        let used: BTreeSet<u32> = self.watched.values().map(|watched| watched.interface).collect();
+        self.links.retain(|interface, _| used.contains(interface));
     }
 }
 
 impl AsFd for StandIn {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        self.ready.as_fd()
     }
 }
 
@@ -254,9 +308,6 @@ fn filter(addresses: &[IpAddr], port: u16) -> Vec<libc::sock_filter> {
     }
     v4.push(drop);
     v6.push(drop);
-    if addresses.is_empty() {
-        return vec![drop];
-    }
     let mut all = vec![
         step(LOAD_WORD, special(libc::SKF_AD_PKTTYPE), 0, 0),
         // Others' and this host's own: PACKET_OTHERHOST and PACKET_OUTGOING.

@@ -113,21 +113,21 @@ impl Deputy {
         self.addresses.values().filter_map(|progress| progress.due).min()
     }
 
-    /// Takes in the next datagram for an address that is stood in for; claims are heeded by the way.
+    /// Takes in the next packet that may concern an address that is stood in for; claims are heeded by the way.
     pub(super) fn receive(&mut self) -> Option<Seen> {
-        loop {
-            match self.links.as_ref()?.receive() {
-                Ok(Some(Seen::Claimed { address })) => {
-                    if self.addresses.contains_key(&address) {
-                        self.leave(address);
-                        self.aside.push((address, StandInStatus::Taken));
-                    }
+        match self.links.as_mut()?.receive() {
+            Ok(seen) => {
+                if let Some(Seen::Claimed { address }) = seen
+                    && self.addresses.contains_key(&address)
+                {
+                    self.leave(address);
+                    self.aside.push((address, StandInStatus::Taken));
                 }
-                Ok(seen) => return seen,
-                Err(error) => {
-                    tracing::debug!(%error, "cannot hear what comes for hosts that have left");
-                    return None;
-                }
+                seen
+            }
+            Err(error) => {
+                tracing::debug!(%error, "cannot hear what comes for hosts that have left");
+                None
             }
         }
     }
@@ -162,7 +162,7 @@ impl Effects {
         self.deputy.fd()
     }
 
-    /// Takes the next datagram that came for a host that has left.
+    /// Takes in the next packet that may concern a host that has left.
     pub(crate) fn receive_for_others(&mut self) -> Option<Seen> {
         self.deputy.receive()
     }

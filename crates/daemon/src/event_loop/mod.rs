@@ -507,7 +507,7 @@ impl EventLoop {
                 Some(Seen::Datagram { address, source, payload }) => {
                     self.node.handle_intercepted(clock::now(), address, source, &payload);
                 }
-                Some(Seen::Claimed { .. }) => {}
+                Some(Seen::Claimed { .. } | Seen::Other) => {}
                 None => return,
             }
         }
