@@ -479,7 +479,7 @@ impl From<&Event> for Told {
                 let sentence = match carrier {
                     Carrier::Hold => "are held",
                     Carrier::Tunnel => "go through the tunnel",
-                    Carrier::FollowRewrite => "go through the tunnel, and are answered rewritten where they come so",
+                    Carrier::FollowRewrite => "are answered as they come, rewritten or through the tunnel,",
                     Carrier::Rewrite => "are rewritten",
                 };
                 Self::new("carrier-changed", format!("moved connections of peer {peer} {sentence} from now on"))

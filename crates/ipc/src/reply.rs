@@ -37,7 +37,7 @@ pub enum Reply {
     Suspended(Suspended),
     /// To [`Request::Resume`](crate::Request::Resume).
     Resumed {
-        /// Connections that go on, or will once there is a network.
+        /// Connections that go on, or will once there is a network; not those that their peer has wait as well.
         flows: usize,
     },
     /// To [`Request::ForgetPeer`](crate::Request::ForgetPeer).
@@ -548,6 +548,9 @@ pub struct Suspended {
     pub told: usize,
     /// How many of these have answered.
     pub answered: usize,
+    /// Whether it was so already: nothing was changed, and nobody was to be told.
+    #[serde(default)]
+    pub already: bool,
 }
 
 impl fmt::Display for Transport {

@@ -212,7 +212,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
                 since: 17,
             }),
         ),
-        ("suspended", Reply::Suspended(Suspended { flows: 2, told: 1, answered: 1 })),
+        ("suspended", Reply::Suspended(Suspended { flows: 2, told: 1, answered: 1, already: false })),
         ("resumed", Reply::Resumed { flows: 2 }),
         ("forgotten", Reply::Forgotten { address: "203.0.113.5".parse().unwrap(), key: KEY.into() }),
         (

@@ -57,7 +57,7 @@ impl Node {
             self.part_from(now, *id);
         }
         self.refresh_sets();
-        let flows = ids.iter().map(|id| self.peers[id].flows.len()).sum();
+        let flows = ids.iter().map(|id| self.living(*id)).sum();
         self.event(Event::Suspended { flows });
         ids
     }
@@ -143,7 +143,7 @@ impl Node {
         peer.away = Some(away);
         // Whatever is native cannot be told from what is another's, where the host that had the address is gone.
         peer.listens = away == Away::Silent { held: true };
-        let flows = peer.flows.len();
+        let flows = self.living(id);
         self.park(id);
         if away != (Away::Silent { held: false }) {
             self.choose_carrier(now, id);
@@ -192,7 +192,7 @@ impl Node {
             && peer.away.is_none()
             && !peer.flows.is_empty()
         {
-            let (remote, flows) = (peer.remote, peer.flows.len());
+            let (remote, flows) = (peer.remote, self.living(id));
             self.event(Event::PeerSilent { peer: id, remote, flows });
         }
     }
@@ -205,16 +205,17 @@ impl Node {
         peer.away = None;
         peer.listens = false;
         peer.check_tries = 0;
-        let flows = peer.flows.len();
+        let waited = !peer.flows.is_empty();
         if held {
             self.lead_flows(now, id);
         } else {
             // They were carried on, and go on as they went.
             self.put_binding_in_force(now, id);
         }
-        if flows > 0 {
+        if waited {
             self.op(KernelOp::Kick { peer: id, lost: false }, Some(Asked::Effect("waking senders")));
-            self.event(Event::PeerBack { peer: id, flows, carried: self.peers[&id].carried() });
+            let flows = self.living(id);
+            self.event(Event::PeerBack { peer: id, flows, carried: self.carried(id) });
         }
         self.check_later(now, id);
         self.hurry(now, id);

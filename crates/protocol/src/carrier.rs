@@ -9,22 +9,15 @@ use whimbrel_wire::{FlowTuple, Transport};
 use crate::Time;
 use crate::introduction::PROBE_BIT;
 use crate::node::Node;
-use crate::op::{Carried, Carrier, Event, KernelOp, OpId, PeerId, TunnelPath};
+use crate::op::{Carrier, Event, KernelOp, OpId, PeerId, TunnelPath};
 use crate::outcome::{Asked, State};
-use crate::peer::{NOWHERE, Peer};
+use crate::peer::NOWHERE;
 use crate::timer::Timer;
 
 /// Carrier probes in one round, and the pause between rounds at first (P-20).
 const PROBES: u32 = 3;
 const PROBE_PAUSE: Duration = Duration::from_secs(30);
 const PROBE_PAUSE_LONGEST: Duration = Duration::from_secs(1920);
-
-impl Peer {
-    /// How its flows go now.
-    pub(crate) fn carried(&self) -> Carried {
-        Carried { flows: self.moved_flows(), carrier: self.carrier }
-    }
-}
 
 impl Node {
     /// How moved flows go at first, before any probe (P-19, P-20).

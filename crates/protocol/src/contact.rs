@@ -761,8 +761,8 @@ impl Node {
         !self.contacts.pending.is_empty() || !self.contacts.responding.is_empty()
     }
 
-    /// Asks all addresses that were silent as if for the first time: at once where a flow waits for one, else when the next
-    /// connection opens. How many questions a second there are stays limited (P-10).
+    /// Asks all addresses that were silent as if for the first time: at once where a flow waits for one or it is a rendezvous,
+    /// else when the next connection opens. How many questions a second there are stays limited (P-10).
     pub fn ask_again(&mut self, now: Time) {
         let silent =
             |(address, contact): (&IpAddr, &Contact)| matches!(contact, Contact::Silent { .. }).then_some(*address);
@@ -778,6 +778,8 @@ impl Node {
                 }
             }
         }
+        // No flow waits for a rendezvous.
+        self.meet_later(now);
     }
 }
 

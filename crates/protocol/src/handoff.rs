@@ -144,7 +144,7 @@ impl Node {
         self.timers.stop(Timer::Update(id));
         self.timers.stop(Timer::Probe(id));
         self.hold(now, id);
-        let flows = self.peers[&id].flows.len();
+        let flows = self.living(id);
         if flows > 0 {
             self.event(Event::Moving { peer: id, from, to: None, flows, kept: false });
         }
@@ -245,11 +245,12 @@ impl Node {
         }
         peer.listens = false;
         peer.places.local = entry.home.local;
-        let (flows, at) = (peer.flows.len(), peer.source);
+        let at = peer.source;
         self.put_binding_in_force(now, id);
         self.refresh_sets();
         self.op(KernelOp::Kick { peer: id, lost: false }, Some(Asked::Effect("waking senders")));
-        self.event(Event::NotMoved { peer: id, at, flows, carried: self.peers[&id].carried() });
+        let flows = self.living(id);
+        self.event(Event::NotMoved { peer: id, at, flows, carried: self.carried(id) });
         self.refresh_listening(now);
     }
 
@@ -277,7 +278,6 @@ impl Node {
             peer.places.local = NOWHERE;
             return;
         }
-        let flows = peer.flows.len();
         // The update first: nothing that the kernel must do delays it.
         self.announce(now, id, lost, true, false);
         if let Some(update) = self.peers.get_mut(&id).and_then(|peer| peer.update.as_mut()) {
@@ -286,6 +286,7 @@ impl Node {
         self.try_found_again(now, id);
         self.hold_back(now, id);
         self.accept_former(now, id);
+        let flows = self.living(id);
         if flows > 0 {
             self.event(Event::Moving { peer: id, from, to: Some(attachment.address), flows, kept: !lost });
         }
@@ -317,7 +318,7 @@ impl Node {
         self.hold_back(now, id);
         self.accept_former(now, id);
         let Some(peer) = self.peers.get(&id) else { return };
-        let (source, flows) = (peer.source, peer.flows.len());
+        let (source, flows) = (peer.source, self.living(id));
         self.event(Event::Moving { peer: id, from: source, to: source, flows, kept: false });
     }
 
@@ -336,7 +337,7 @@ impl Node {
         let by_hand = peer.preferred.is_some() && peer.preferred == peer.attachment;
         let tried = peer.update.as_ref().is_some_and(|update| update.tries >= UPDATES);
         let Some(meanwhile) = peer.meanwhile().filter(|_| by_hand && tried).cloned() else { return false };
-        let (tried, flows) = (peer.source, peer.flows.len());
+        let tried = peer.source;
         peer.preferred = None;
         peer.retire_path();
         peer.attachment = Some(meanwhile.attachment);
@@ -351,6 +352,7 @@ impl Node {
         self.accept_former(now, id);
         self.refresh_sets();
         if let Some(from) = tried {
+            let flows = self.living(id);
             self.event(Event::TakenBack { peer: id, from, flows });
         }
         true
@@ -617,7 +619,7 @@ impl Node {
             let again = peer.repeat_after(1);
             self.timers.set(Timer::Challenge(id), now + again);
         }
-        let flows = peer.flows.len();
+        let waited = !peer.flows.is_empty();
         if self.suspended {
             // Whoever is away has been told where the other end is for a long time: nothing else would tell the daemon after
             // this one.
@@ -631,9 +633,9 @@ impl Node {
             answers.clear();
             self.lead_flows(now, id);
         }
-        if flows > 0 {
+        if waited {
             self.op(KernelOp::Kick { peer: id, lost }, Some(Asked::Effect("waking senders")));
-            let carried = self.peers[&id].carried();
+            let (flows, carried) = (self.living(id), self.carried(id));
             self.event(Event::PeerMoved { peer: id, to: arrival.source, translated, flows, carried });
         }
     }
@@ -739,16 +741,16 @@ impl Node {
             challenge = Some(asked);
         }
         let translated = source.is_some_and(|source| source != ack.observed.ip());
-        let (flows, moved) = (peer.flows.len(), peer.moved_flows());
+        let (waited, moved) = (!peer.flows.is_empty(), peer.moved_flows());
         self.choose_carrier(now, id);
         self.set_tunnel_path(id);
         self.put_binding_in_force(now, id);
         self.refresh_sets();
         self.refresh_listening(now);
-        if flows > 0 {
+        if waited {
             self.op(KernelOp::Kick { peer: id, lost }, Some(Asked::Effect("waking senders")));
             if let Some(to) = source {
-                let carried = self.peers[&id].carried();
+                let (flows, carried) = (self.living(id), self.carried(id));
                 self.event(Event::Moved { peer: id, to, translated, took: now.since(started), flows, carried });
             }
         }

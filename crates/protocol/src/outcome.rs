@@ -11,7 +11,8 @@ use whimbrel_wire::moving::MoveName;
 use crate::Time;
 use crate::flow::{Flow, Origin, Stage};
 use crate::node::Node;
-use crate::op::{Event, KernelOp, LocalEnd, OpFailed, OpId, PeerId};
+use crate::op::{Carried, Carrier, Event, KernelOp, LocalEnd, OpFailed, OpId, PeerId};
+use crate::peer::Peer;
 use crate::timer::Timer;
 
 /// Pause before failed ops are asked for again, at first and at the longest.
@@ -67,6 +68,22 @@ impl Node {
             count.1 += usize::from(entry.home != peer.places_in_force());
         }
         ended
+    }
+
+    /// Introduced flows of a peer whose sockets are there: what is told of it counts these.
+    pub(crate) fn living(&self, id: PeerId) -> usize {
+        let ended = self.ended().get(&id).map_or(0, |ended| ended.0);
+        self.peers.get(&id).map_or(0, |peer| peer.flows.len()).saturating_sub(ended)
+    }
+
+    /// How a peer's flows go now whose sockets are there.
+    pub(crate) fn carried(&self, id: PeerId) -> Carried {
+        let ended = self.ended().get(&id).map_or(0, |ended| ended.1);
+        let peer = self.peers.get(&id);
+        Carried {
+            flows: peer.map_or(0, Peer::moved_flows).saturating_sub(ended),
+            carrier: peer.map_or(Carrier::Hold, |peer| peer.carrier),
+        }
     }
 
     /// The result of an op.

@@ -166,11 +166,11 @@ impl Node {
             peer.sample_round_trip(round_trip);
         }
         peer.follow_mapping(candidate.remote);
-        let flows = peer.flows.len();
+        let flows = self.living(id);
         if let Some(Awaited { translated, .. }) = candidate.awaited {
             self.lead_flows(now, id);
             if flows > 0 {
-                let carried = self.peers[&id].carried();
+                let carried = self.carried(id);
                 self.event(Event::PeerMoved { peer: id, to: candidate.remote, translated, flows, carried });
             }
         } else {
@@ -186,7 +186,7 @@ impl Node {
             // The allowance may have been used up; what was dropped then is not waited for.
             self.op(KernelOp::Kick { peer: id, lost: false }, Some(Asked::Effect("waking senders")));
         }
-        let carried = self.peers[&id].carried();
+        let carried = self.carried(id);
         self.event(Event::PathConfirmed { peer: id, remote: candidate.remote, round_trip, carried });
     }
 

@@ -98,14 +98,15 @@ impl Waiting {
 }
 
 impl Node {
-    /// Has single flows wait, or go on, at both ends. Returns those that are introduced, so that it is done for them.
+    /// Has single flows wait, or go on, at both ends. Returns those that are introduced and
+    /// did not already.
     pub fn set_waiting(&mut self, now: Time, flows: &[FlowTuple], wait: bool) -> Vec<FlowTuple> {
         let mut changed: Vec<(PeerId, u64, FlowTuple)> = Vec::new();
         for flow in flows {
-            let Some(entry) = self.flows.get(flow).filter(|known| !known.closed).and_then(|known| known.entry()) else {
-                continue;
-            };
-            changed.push((entry.peer, entry.name, *flow));
+            let known = self.flows.get(flow).filter(|known| !known.closed);
+            if let Some(entry) = known.and_then(|known| known.entry()).filter(|entry| entry.waits.here != wait) {
+                changed.push((entry.peer, entry.name, *flow));
+            }
         }
         changed.sort_unstable();
         for (id, name, flow) in &changed {

@@ -6,7 +6,7 @@ use super::count;
 
 /// `all`: and the host has gone away.
 pub(crate) fn suspended(suspended: &Suspended, all: bool) -> String {
-    let Suspended { flows, told, answered } = *suspended;
+    let Suspended { flows, told, answered, already } = *suspended;
     let wait = if flows == 1 { "waits" } else { "wait" };
     let peers = match told {
         0 => "Nobody could be told".to_owned(),
@@ -14,6 +14,10 @@ pub(crate) fn suspended(suspended: &Suspended, all: bool) -> String {
         _ => format!("Told {}, of which {} did not answer", count(told, "peer"), told - answered),
     };
     match flows {
+        _ if already => {
+            let who = if all { "This host is suspended" } else { "So it is" };
+            format!("{who} already. {} {wait} until `whimbrel resume`.\n", count(flows, "connection"))
+        }
         _ if !all => format!("{peers}. {} {wait} until `whimbrel resume`.\n", count(flows, "connection")),
         0 => "No connection would outlive a move, so nobody was told. `whimbrel resume` when this host is back.\n"
             .to_owned(),
@@ -23,6 +27,9 @@ pub(crate) fn suspended(suspended: &Suspended, all: bool) -> String {
 
 pub(crate) fn resumed(flows: usize, all: bool) -> String {
     match flows {
+        0 if !all => {
+            "No connection goes on yet: their peers have them wait, too, until `whimbrel resume` there.\n".to_owned()
+        }
         0 => "This host is back. No connection has waited.\n".to_owned(),
         1 if !all => "1 connection goes on.\n".to_owned(),
         _ if !all => format!("{flows} connections go on.\n"),
@@ -42,7 +49,7 @@ mod tests {
 
     #[test]
     fn what_was_told_is_said() {
-        let text = |flows, told, answered| suspended(&Suspended { flows, told, answered }, true);
+        let text = |flows, told, answered| suspended(&Suspended { flows, told, answered, already: false }, true);
         assert_eq!(text(2, 1, 1), "Told 1 peer. 2 connections wait until `whimbrel resume`.\n");
         assert_eq!(
             text(1, 2, 1),
@@ -50,6 +57,11 @@ mod tests {
         );
         assert!(text(1, 0, 0).starts_with("Nobody could be told"));
         assert!(text(0, 0, 0).starts_with("No connection"));
+        let again = Suspended { flows: 2, told: 0, answered: 0, already: true };
+        let text = suspended(&again, true);
+        assert_eq!(text, "This host is suspended already. 2 connections wait until `whimbrel resume`.\n");
+        assert!(suspended(&again, false).starts_with("So it is already. 2 connections wait"));
+        assert!(resumed(0, false).starts_with("No connection goes on yet"));
         assert_eq!(resumed(1, true), "This host is back. 1 connection goes on as soon as the peers know.\n");
     }
 }

@@ -85,12 +85,15 @@ impl Incident {
     /// How connections went after it.
     pub(super) fn ways(&self) -> String {
         let since = self.to.unwrap_or(self.from);
-        let ways = self.led.iter().map(|(at, way)| {
+        // What stood still only until something else was known did not go so.
+        let goes = |way: Way| !matches!(way, Way::Held | Way::Away);
+        let went = self.led.iter().any(|(_, way)| goes(*way));
+        let ways = self.led.iter().filter(|(_, way)| !went || goes(*way)).map(|(at, way)| {
             let way = match way {
                 Way::Native => "native",
                 Way::Rewrite => "rewritten",
                 Way::Tunnel => "tunnel",
-                Way::Follow => "rewritten where they come so",
+                Way::Follow => "as they come",
                 Way::Held | Way::Away => "held",
             };
             if at - since >= 1.0 { format!("{way} after {}", human(at - since)) } else { way.to_owned() }

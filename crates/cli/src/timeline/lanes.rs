@@ -9,7 +9,7 @@ use super::incident::{Incident, Kind, human};
 use super::story::{Ends, Millis, Peer, Span, Story, Way};
 use super::svg::{Rect, Svg};
 use crate::show;
-use crate::table::cut;
+use crate::table::{cut, wrap};
 
 /// The page, in pixels; it is as high as it must be.
 const WIDTH: f64 = 1200.0;
@@ -59,7 +59,7 @@ const WAYS: [(Way, &str, &str); 6] = [
     (Way::Native, "native", "native: packets not touched"),
     (Way::Rewrite, "rewrite", "rewritten"),
     (Way::Tunnel, "tunnel", "tunnel"),
-    (Way::Follow, "follow", "rewritten where they come so"),
+    (Way::Follow, "follow", "as they come: rewritten or tunnel"),
     (Way::Held, "held", "held"),
     (Way::Away, "away", "held, the peer is away"),
 ];
@@ -380,9 +380,9 @@ impl Page<'_> {
                 (48.0, "faint", "TIME (UTC)"),
                 (180.0, "faint", "PEERS"),
                 (320.0, "faint", "WHAT HAPPENED"),
-                (840.0, "right", "HOW LONG"),
-                (930.0, "right", "CONNECTIONS"),
-                (950.0, "faint", "THEN THEY GO"),
+                (780.0, "right", "HOW LONG"),
+                (870.0, "right", "CONNECTIONS"),
+                (890.0, "faint", "THEN THEY GO"),
             ] {
                 self.svg.text(x, self.y, class, heading);
             }
@@ -398,10 +398,13 @@ impl Page<'_> {
             let time = wall(self.story, incident.from);
             self.svg.text(48.0, self.y, "time", if several_days { &time[5..] } else { &time[11..] });
             self.svg.text(180.0, self.y, "who", &cut(&self.names(incident), 22));
-            self.svg.text(320.0, self.y, "what", &cut(&incident.sentence(), 68));
-            self.svg.text(840.0, self.y, "cell", &incident.lasted(*end));
-            self.svg.text(930.0, self.y, "cell", &thousands(incident.flows));
-            self.svg.text(950.0, self.y, "how", &cut(&incident.ways(), 36));
+            self.svg.text(320.0, self.y, "what", &cut(&incident.sentence(), 64));
+            self.svg.text(780.0, self.y, "cell", &incident.lasted(*end));
+            self.svg.text(870.0, self.y, "cell", &thousands(incident.flows));
+            for (line, how) in wrap(&incident.ways(), 46, 0).lines().enumerate() {
+                self.y += if line > 0 { 13.0 } else { 0.0 };
+                self.svg.text(890.0, self.y, "how", how);
+            }
             self.y += 18.0;
         }
         if incidents.len() > ROWS {

@@ -25,7 +25,7 @@ pub(super) enum Way {
     Native,
     Rewrite,
     Tunnel,
-    /// By the tunnel, and rewritten where they come so.
+    /// As they come, rewritten or by the tunnel.
     Follow,
     Held,
     /// Held, since the peer is away.
@@ -85,8 +85,10 @@ struct Now {
     no_way: Option<usize>,
     away: Option<usize>,
     waiting: Option<usize>,
-    /// The last incident after which connections went another way.
-    led: Option<usize>,
+    /// The last incident after which connections went another way, and those before it that had only stopped them.
+    led: Vec<usize>,
+    /// They have not gone since these.
+    stopped: bool,
     /// Change of the number of connections since the story began, what it was before, and how it went.
     change: i64,
     before: i64,
@@ -339,7 +341,11 @@ impl Reader {
         }
         let known = self.open.insert(name.clone(), (id, peer.connections.len()));
         peer.changes(at, if known.is_some_and(|(of, _)| of == id) { 0 } else { 1 });
-        let home = peer.now.ends.clone();
+        // One that was taken over may be elsewhere by now, and its peer not be there yet: its name tells where it began.
+        let home = match event.kind.as_str() {
+            "flow-taken-over" => ends_of(&name).unwrap_or_else(|| peer.now.ends.clone()),
+            _ => peer.now.ends.clone(),
+        };
         peer.connections.push(Connection { name, from: at, to: Millis::INFINITY, home, waits: Vec::new() });
         if let Some((of, which)) = known {
             self.story.peers[of].connections[which].to = at;
@@ -448,15 +454,24 @@ impl Reader {
         }
         let before = peer.ways.last().map(|span| span.what);
         set(&mut peer.ways, at, way);
-        if let Some(number) = peer.now.led.filter(|_| before != Some(way)) {
+        if let Some(number) = peer.now.led.last().copied().filter(|_| before != Some(way)) {
             self.led(at, id, number, way);
         }
     }
 
     /// An incident has had a peer's connections go some way.
     fn led(&mut self, at: Millis, id: usize, number: usize, way: Way) {
-        self.story.peers[id].now.led = Some(number);
-        self.story.incidents[number].led_to(at, way);
+        let now = &mut self.story.peers[id].now;
+        if !now.led.contains(&number) {
+            if !now.stopped {
+                now.led.clear();
+            }
+            now.led.push(number);
+        }
+        now.stopped = matches!(way, Way::Held | Way::Away);
+        for number in &now.led {
+            self.story.incidents[*number].led_to(at, way);
+        }
     }
 
     /// Begins an incident of a peer. Where others are `together` with theirs, it is one.
@@ -654,6 +669,12 @@ fn boolean(event: &EventRecord, name: &str) -> bool {
 /// The address of an endpoint.
 fn address(endpoint: String) -> String {
     endpoint.parse().map_or(endpoint, |endpoint: std::net::SocketAddr| endpoint.ip().to_string())
+}
+
+/// The addresses of `tcp 192.0.2.1:40000 -> 203.0.113.5:22`.
+fn ends_of(flow: &str) -> Option<Ends> {
+    let theirs = flow.split_whitespace().nth(3).map(|remote| address(remote.to_owned()));
+    Some(Ends { ours: own_end(flow), theirs }).filter(|ends| ends.ours.is_some() && ends.theirs.is_some())
 }
 
 /// The own address of `tcp 192.0.2.1:40000 -> 203.0.113.5:22`.

@@ -6,7 +6,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use serde_json::{Value, json};
 use whimbrel_ipc::{EventRecord, rfc3339};
 
-use super::incident::Kind;
+use super::incident::{Incident, Kind};
 use super::story::{Story, Way, read};
 use super::{lanes, plot};
 
@@ -366,6 +366,53 @@ fn connections_that_were_taken_over_are_drawn() {
     let before = plot(&whole.0, None).matches("40000").count();
     whole.add(20_000, "flow-taken-over", json!({ "flow": flow, "peer": 5 }));
     assert_eq!(plot(&whole.0, None).matches("40000").count(), before);
+}
+
+#[test]
+fn what_was_taken_over_is_native_where_it_began() {
+    // Taken over before the peer is reached, and carried since: back there it is at home, though another is carried then.
+    let mut log = Log::new();
+    let flow = format!("tcp {HOME}:40000 -> 203.0.113.5:22");
+    log.add(0, "started", json!({ "key": KEY, "restored_flows": 1 }));
+    log.add(1, "flow-taken-over", json!({ "flow": flow, "peer": 5 }));
+    log.reached(100, 5);
+    let moved = |to: &str, carried: u64| json!({ "peer": 5, "to": format!("{to}:2031"), "translated": false, "flows": 2, "carried": carried, "carrier": "tunnel" });
+    log.add(1_000, "peer-moved", moved("203.0.113.77", 1));
+    log.add(1_100, "flow-introduced", json!({ "flow": format!("tcp {HOME}:40001 -> 203.0.113.77:22"), "peer": 5 }));
+    log.add(2_000, "peer-moved", moved("203.0.113.5", 1));
+    log.add(3_000, "reloaded", json!({}));
+    let story = story(&log);
+    let peer = &story.peers[0];
+    let of = |index: usize| -> Vec<_> { peer.ways_of(&peer.connections[index]).iter().map(|s| s.what).collect() };
+    assert_eq!(of(0), [Way::Native, Way::Tunnel, Way::Native]);
+    assert_eq!(of(1), [Way::Native, Way::Tunnel]);
+}
+
+#[test]
+fn where_both_ends_move_each_move_tells_how_they_go_in_the_end() {
+    let mut log = Log::new();
+    log.reached(100, 5);
+    log.introduced(200, 5, 40_000, HOME);
+    log.moving(1_000, 5, Some(HOME), Some(AWAY), 1, false);
+    let moved = json!({
+        "peer": 5, "to": "203.0.113.77:2031", "translated": false, "flows": 1, "carried": 1, "carrier": "hold",
+    });
+    log.add(1_010, "peer-moved", moved);
+    log.moved(1_011, 5, AWAY, 11.0, 1, Some("tunnel"));
+    log.add(1_040, "carrier-changed", json!({ "peer": 5, "carrier": "follow-rewrite" }));
+    // What comes later is not theirs.
+    let moved = json!({
+        "peer": 5, "to": "203.0.113.5:2031", "translated": false, "flows": 1, "carried": 1, "carrier": "rewrite",
+    });
+    log.add(9_000, "peer-moved", moved);
+    let story = story(&log);
+    let ways: Vec<_> = story.incidents.iter().map(Incident::ways).collect();
+    assert_eq!(
+        ways,
+        ["tunnel, as they come after 29 ms", "tunnel after 1.0 ms, as they come after 30 ms", "rewritten"]
+    );
+    // Nothing of it is cut off.
+    assert!(plot(&log.0, None).contains(">tunnel after 1.0 ms, as they come after 30 ms<"));
 }
 
 #[test]

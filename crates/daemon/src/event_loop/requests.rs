@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use whimbrel_ipc::{
     Code, Configuration, Failure, HandoffStarted, LocalAddress, Metric, Reply, Request, Status, Suspended,
 };
-use whimbrel_protocol::{Carrier, FlowState, FlowView, PeerId, PeerView, Routes, Time};
+use whimbrel_protocol::{Carrier, FlowState, FlowView, PeerId, PeerView, Routes, Time, Waits};
 use whimbrel_wire::FlowTuple;
 
 use super::{EventLoop, FIRST_CLIENT, LoopError, Settings, clear};
@@ -209,15 +209,22 @@ impl EventLoop {
     fn suspend(&mut self, id: ClientId, connections: &[String]) -> Result<(), Failure> {
         let now = clock::now();
         self.take_in_udp(now);
+        let mut already = self.node.is_suspended();
         let flows = if connections.is_empty() {
             self.node.suspend(now);
             self.node.peers().map(|view| view.flows).sum()
         } else {
             let named = self.named(connections)?;
-            self.node.set_waiting(now, &named, true).len()
+            let waiting = self.node.set_waiting(now, &named, true).len();
+            already |= waiting == 0;
+            if waiting == 0 { named.len() } else { waiting }
         };
         self.transmit();
         let told = self.node.leaving_peers();
+        if already && told == 0 {
+            self.server.reply(id, &Reply::Suspended(Suspended { flows, told, answered: 0, already }));
+            return Ok(());
+        }
         let fresh = || Suspending { clients: Vec::new(), until: now + SUSPEND_WAIT, told };
         self.suspending.get_or_insert_with(fresh).clients.push((id, flows));
         self.server.answer_later(id);
@@ -264,7 +271,8 @@ impl EventLoop {
         let Some(suspending) = self.suspending.take_if(over) else { return };
         let answered = suspending.told.saturating_sub(open);
         for (id, flows) in suspending.clients {
-            self.server.reply(id, &Reply::Suspended(Suspended { flows, told: suspending.told, answered }));
+            self.server
+                .reply(id, &Reply::Suspended(Suspended { flows, told: suspending.told, answered, already: false }));
             self.serve(id);
         }
     }
@@ -272,12 +280,20 @@ impl EventLoop {
     fn resume(&mut self, connections: &[String]) -> Result<Reply, Failure> {
         let now = clock::now();
         let all = connections.is_empty();
+        let suspended = self.node.is_suspended();
         let waiting = if all { self.node.waiting_flows() } else { self.named(connections)? };
-        if all && !self.node.is_suspended() && waiting.is_empty() {
+        if all && !suspended && waiting.is_empty() {
             return Err(Failure::new("this host is not suspended, nor is a connection of its")
                 .hint("`whimbrel suspend` has its connections wait."));
         }
-        let mut flows = self.node.set_waiting(now, &waiting, false).len();
+        let named: HashSet<FlowTuple> = waiting.iter().copied().collect();
+        let waits = self.node.flows().filter(|view| named.contains(&view.tuple));
+        let waits: Vec<Waits> = waits.filter_map(|view| Some(view.entry?.waits)).collect();
+        if !all {
+            may_go_on(suspended, &waits)?;
+        }
+        self.node.set_waiting(now, &waiting, false);
+        let mut flows = waits.iter().filter(|waits| waits.here && !waits.there).count();
         if all && self.node.is_suspended() {
             self.node.resume(now, &self.routes);
             flows = self.node.peers().map(|view| view.flows).sum();
@@ -316,6 +332,9 @@ impl EventLoop {
             return Reply::Error(
                 Failure::new("this host has no such address").on(to).hint("`whimbrel status` shows those that it has."),
             );
+        }
+        if self.node.is_suspended() {
+            return Reply::Error(is_suspended());
         }
         let mut views: Vec<PeerView> = self.node.peers().collect();
         if let Some(wanted) = peer {
@@ -479,6 +498,26 @@ impl EventLoop {
     }
 }
 
+/// Why nothing can be done for connections of a host that is suspended.
+fn is_suspended() -> Failure {
+    Failure::new("this host is suspended").hint("`whimbrel resume` has all its connections go on.")
+}
+
+/// Whether a host can have connections go on that wait so. It cannot for those that only their peer has wait.
+fn may_go_on(suspended: bool, waits: &[Waits]) -> Result<(), Failure> {
+    let theirs = "it is the peer that has it wait";
+    let there = "`whimbrel resume` there has it go on.";
+    match waits {
+        _ if suspended => Err(is_suspended()),
+        waits if waits.iter().any(|waits| waits.here) => Ok(()),
+        waits if waits.iter().any(|waits| waits.there) => Err(Failure::new(theirs).hint(there)),
+        _ => {
+            Err(Failure::new("this connection is not suspended")
+                .hint("`whimbrel connections` shows which wait, and why."))
+        }
+    }
+}
+
 /// The peers that a hand-off was announced to: those with connections that there is a way to. `addressed`: whether this
 /// host has any address.
 fn told(views: &[PeerView], addressed: bool) -> Result<Vec<&PeerView>, Failure> {
@@ -539,6 +578,19 @@ mod tests {
             away: None,
             capabilities: None,
         }
+    }
+
+    #[test]
+    fn only_what_this_host_has_wait_goes_on_by_its_word() {
+        let waits = |here, there| Waits { here, there };
+        assert!(may_go_on(false, &[waits(true, false), waits(false, true)]).is_ok());
+        let refused = |suspended, waits: &[Waits]| may_go_on(suspended, waits).unwrap_err().to_string();
+        assert!(refused(true, &[waits(true, false)]).starts_with("this host is suspended. `whimbrel resume`"));
+        assert!(
+            refused(false, &[waits(false, true)])
+                .starts_with("it is the peer that has it wait. `whimbrel resume` there")
+        );
+        assert!(refused(false, &[waits(false, false)]).starts_with("this connection is not suspended"));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use whimbrel_protocol::{Config, Event};
-use whimbrel_sim::{Carried, FlowId, Kind, Mutation, World};
+use whimbrel_sim::{Carried, FlowId, HostId, Kind, Mutation, World};
 
 use crate::common::{AWAY, HOME, INSIDE, SECOND, SERVICE, Two, settle_as};
 
@@ -206,4 +206,49 @@ fn single_flows_wait_by_request_of_either_end() {
         assert!(world.introduced(runs));
         world.check();
     }
+}
+
+#[test]
+fn what_is_so_already_is_not_said_again() {
+    // Of what only the other end has wait, nothing goes on by this end's word, and nothing is told or said of it.
+    let (Two { mut world, client, server, .. }, flows) = Two::flowing(818, 2);
+    let told = |world: &World, host| {
+        let waiting = |(_, at, event): &&(_, HostId, Event)| *at == host && matches!(event, Event::Waiting { .. });
+        world.events.iter().filter(waiting).count()
+    };
+    world.let_wait(flows[0], 0, true);
+    world.run_for(SECOND);
+    assert_eq!((told(&world, client), told(&world, server)), (1, 1));
+    world.let_wait(flows[0], 0, true);
+    world.let_wait(flows[0], 1, false);
+    world.let_wait(flows[1], 1, false);
+    world.run_for(SECOND);
+    assert_eq!((told(&world, client), told(&world, server)), (1, 1));
+    world.let_wait(flows[0], 0, false);
+    world.assert_delivering(2 * SECOND);
+    assert_eq!((told(&world, client), told(&world, server)), (2, 2));
+    world.check();
+}
+
+#[test]
+fn connections_that_have_ended_are_counted_nowhere() {
+    // They are known for a while, since their last packets may be under way.
+    let (Two { mut world, client, away, .. }, flows) = Two::flowing(819, 3);
+    world.close_end(flows[2], 0);
+    world.run_for(Duration::from_millis(10));
+    world.part(client);
+    world.run_for(SECOND);
+    let suspended = |event: &Event| matches!(event, Event::Suspended { flows: 2 });
+    assert!(world.events.iter().any(|(_, at, event)| *at == client && suspended(event)));
+    assert_eq!(world.peer(client).flows, 2);
+    world.move_to(client, away, AWAY);
+    world.resume(client);
+    world.run_for(SECOND);
+    let counts = |event: &Event| match event {
+        Event::Moving { flows, .. } | Event::PeerMoved { flows, .. } => Some((*flows, *flows)),
+        Event::Moved { flows, carried, .. } => Some((*flows, carried.flows)),
+        _ => None,
+    };
+    let told: Vec<_> = world.events.iter().filter(|(_, at, _)| *at == client).filter_map(|of| counts(&of.2)).collect();
+    assert!(!told.is_empty() && told.iter().all(|counted| *counted == (2, 2)), "{told:?}");
 }

@@ -261,6 +261,29 @@ fn a_rendezvous_that_is_there_later() {
 }
 
 #[test]
+fn a_rendezvous_that_was_never_there_is_asked_at_once_when_that_is_demanded() {
+    // P-57: SIGHUP, as against the pause after no answer.
+    let mut two = Two::nowhere(911, user(), user());
+    let there = two.world.network(Access::Open);
+    let meeting = two.world.host_with("meeting", keeper());
+    two.world.attach(meeting, there, MEETING);
+    two.world.crash(meeting);
+    two.world.attach(two.client, two.home, HOME);
+    two.flow(3);
+    let silent = |event: &Event| matches!(event, Event::NobodyThere { address: at, .. } if *at == address(MEETING));
+    let server = two.server;
+    assert!(two.world.wait(20 * SECOND, |w| w.events.iter().any(|(_, at, event)| *at == server && silent(event))));
+    two.world.boot(meeting);
+    two.world.ask_again(server);
+    let stands = [RendezvousStanding::Registered { peers: 1 }];
+    assert!(two.world.wait(SOON, |w| w.rendezvous(server) == stands), "it is asked at once");
+    // One that is silent again is left alone no longer than at first.
+    let client = two.client;
+    assert!(two.world.wait(40 * SECOND, |w| w.rendezvous(client) == stands));
+    two.world.check();
+}
+
+#[test]
 fn they_meet_again_and_again() {
     let mut three = Three::new(907);
     for round in 0..20_u8 {
