@@ -100,6 +100,15 @@ struct {
 	__type(value, struct endpoint);
 } endpoints SEC(".maps");
 
+/* Cookies of endpoint namespaces, whose sockets are followed too; the value is not used. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 16384);
+	__type(key, __u64);
+	__type(value, __u32);
+} namespaces SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);

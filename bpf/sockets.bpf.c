@@ -70,7 +70,7 @@ int BPF_PROG(follow_sockets, const struct sock *sk, int old_state, int new_state
 	const struct settings *settings;
 	struct event *event;
 	struct tcp_sock *tcp;
-	__u64 waiting;
+	__u64 waiting, cookie;
 
 	(void)ctx;
 	if (new_state != STATE_ESTABLISHED && !(new_state == STATE_CLOSE && is_connected(old_state)))
@@ -78,7 +78,12 @@ int BPF_PROG(follow_sockets, const struct sock *sk, int old_state, int new_state
 	if (sk->sk_protocol != IPPROTO_TCP)
 		return 0;
 	settings = get_settings();
-	if (!settings || sk->__sk_common.skc_net.net->net_cookie != settings->namespace_cookie)
+	if (!settings)
+		return 0;
+	cookie = sk->__sk_common.skc_net.net->net_cookie;
+	/* What opens in an endpoint namespace is known to who has made it. */
+	if (cookie != settings->namespace_cookie &&
+	    (new_state != STATE_CLOSE || !bpf_map_lookup_elem(&namespaces, &cookie)))
 		return 0;
 	tcp = bpf_skc_to_tcp_sock((void *)sk);
 	if (!tcp)

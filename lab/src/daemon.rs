@@ -138,6 +138,12 @@ impl Whimbrel {
         self.host.command(&self.binary).arg("--run-dir").arg(self.run_dir()).args(args).run()
     }
 
+    /// A command of `whimbrel` that goes on.
+    pub fn spawn_cli(&self, args: &[&str]) -> Result<Process> {
+        let label = format!("whimbrel-{}", args.first().unwrap_or(&"help"));
+        self.host.command(&self.binary).arg("--run-dir").arg(self.run_dir()).args(args).label(label).spawn()
+    }
+
     /// A reading command with `--json`: its replies, one for each line.
     pub fn json(&self, args: &[&str]) -> Result<Vec<Reply>> {
         let text = self.cli(&[args, &["--json"]].concat())?;

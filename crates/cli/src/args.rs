@@ -134,6 +134,29 @@ Examples:
   whimbrel community revoke laptop                                 it was stolen
   whimbrel community grant 203.0.113.5:22                          one connection, to a stranger";
 
+const MOVE_HELP: &str = "\
+The program that has the connection stands still for the moment that it takes. Its socket
+then reads as aborted (ECONNABORTED), and the one on the other host goes on: with all that
+was not sent, not acknowledged and not read. Where anything fails it stays and goes on here.
+
+The other host must know this one as a member of its community, or have granted it. A far
+end that runs Whimbrel is told where the connection is; for one that runs nothing this
+host passes packets on, as long as its daemon runs.
+
+The exit status is 0 if all of them moved.
+
+Examples:
+  whimbrel move 192.0.2.7:5432 --to 198.51.100.9 --process proxy
+  whimbrel move pid:4711 --to 2 --process worker        all connections of a process";
+
+const RECEIVE_HELP: &str = "\
+The connection is the program's standard input and output, as under inetd. WHIMBREL_LOCAL
+and WHIMBREL_REMOTE tell its ends, WHIMBREL_UUID its name. Programs that receive more than
+one connection, or state with it, use libwhimbrel instead.
+
+Example:
+  whimbrel receive worker -- /usr/local/bin/serve-one";
+
 const CLEAN_HELP: &str = "\
 A daemon that is stopped removes all that it made, unless connections are moved: what
 carries these stays, so that they go on and the next `whimbrel up` takes them over. This
@@ -272,6 +295,37 @@ pub(crate) enum Command {
     Community {
         #[command(subcommand)]
         command: CommunityCommand,
+    },
+    /// Give open connections to another host, where a program receives them; their other ends notice nothing
+    #[command(after_help = MOVE_HELP)]
+    Move {
+        /// Which: an address and port of either end, or pid:NUMBER for all of a process
+        #[arg(required = true, value_name = "CONNECTION")]
+        connections: Vec<String>,
+        /// To whom: a peer's number, key or address
+        #[arg(long, value_name = "HOST")]
+        to: String,
+        /// The name under which a program there receives them
+        #[arg(long, value_name = "NAME")]
+        process: Option<String>,
+        /// Print JSON, a line for each connection
+        #[arg(long)]
+        json: bool,
+    },
+    /// Receive connections from other hosts, and start a program for each
+    #[command(after_help = RECEIVE_HELP)]
+    Receive {
+        /// The name that they are given to
+        name: String,
+        /// End with the first, and with its program
+        #[arg(long)]
+        once: bool,
+        /// Print JSON, a line for each connection
+        #[arg(long)]
+        json: bool,
+        /// The program, and its arguments
+        #[arg(required = true, last = true, value_name = "PROGRAM")]
+        program: Vec<String>,
     },
     /// Remove what a stopped daemon has left; connections that had moved end
     #[command(after_help = CLEAN_HELP)]
@@ -417,6 +471,8 @@ impl Command {
             | Self::Handoff { json, .. }
             | Self::Suspend { json, .. }
             | Self::Resume { json, .. }
+            | Self::Move { json, .. }
+            | Self::Receive { json, .. }
             | Self::Clean { json }
             | Self::Doctor { json, .. } => *json,
         }

@@ -6,6 +6,7 @@ mod community;
 mod complaint;
 mod handoff;
 mod log;
+mod relocate;
 mod show;
 mod table;
 mod timeline;
@@ -116,6 +117,12 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Complaint> {
         Command::Metrics { json: true } => pass_on(run_dir, &Request::Metrics)?,
         Command::Metrics { json: false } => print(&exposition(&connect(run_dir)?.metrics()?))?,
         Command::Watch => watch::watch(run_dir)?,
+        Command::Move { connections, to, process, json } => {
+            return relocate::give(run_dir, connections, to, process.as_deref(), *json);
+        }
+        Command::Receive { name, program, once, json } => {
+            return relocate::receive(run_dir, name, program, *once, *json);
+        }
         Command::Clean { json } => {
             let removed = whimbrel_daemon::clean::clean(run_dir).map_err(Complaint::daemon)?;
             print(&if *json { show::removed_json(&removed) } else { show::removed(&removed) })?;

@@ -15,7 +15,7 @@ use whimbrel_wire::FlowTuple;
 const KEPT: usize = 4096;
 
 /// What can happen (`docs/json.md`).
-pub(crate) const KINDS: [&str; 53] = [
+pub(crate) const KINDS: [&str; 60] = [
     "address-conflict",
     "carrier-changed",
     "code-guessed",
@@ -24,6 +24,7 @@ pub(crate) const KINDS: [&str; 53] = [
     "connection-granted",
     "flow-gone",
     "flow-introduced",
+    "flow-rebound",
     "flow-taken-over",
     "flows-go-on",
     "flows-wait",
@@ -62,6 +63,12 @@ pub(crate) const KINDS: [&str; 53] = [
     "reload-failed",
     "reloaded",
     "resumed",
+    "socket-given",
+    "socket-kept",
+    "socket-lost",
+    "socket-not-taken",
+    "socket-taken",
+    "socket-undecided",
     "stands-in",
     "started",
     "stood-aside",
@@ -230,6 +237,14 @@ impl Told {
         const FAILURES: [&str; 5] =
             ["reload-failed", "key-mismatch", "helper-failed", "name-refused", "name-unanswered"];
         FAILURES.contains(&self.kind)
+    }
+
+    /// Something about a socket that changes hosts. `what` goes on with "the socket of …".
+    pub(crate) fn of_socket(kind: &'static str, flow: Option<FlowTuple>, what: impl std::fmt::Display) -> Self {
+        match flow {
+            Some(flow) => Self::new(kind, format!("the socket of {flow} {what}")).with("flow", flow.to_string()),
+            None => Self::new(kind, format!("a socket {what}")),
+        }
     }
 
     /// A connection that a daemon before this one introduced.

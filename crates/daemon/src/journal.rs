@@ -4,17 +4,19 @@
 //! handed to the system in one write before its effect is reported as done, so that `kill -9` loses nothing; a power
 //! failure ends the connections anyway, so nothing is synced. A last line that was torn is ignored.
 
+mod lines;
+
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
 use whimbrel_handshake::PublicKey;
-use whimbrel_protocol::{Carrier, FlowEntry, KnownPlace, LocalEnd, Manner, PeerId, Places, SavedPeer, View, Waits};
-use whimbrel_wire::{FlowTuple, Transport};
+use whimbrel_protocol::{FlowEntry, MoveName, PeerId, SavedAcceptance, SavedDonation, SavedHeld, SavedPeer};
+use whimbrel_wire::FlowTuple;
+
+use lines::{FlowLine, Line, PeerLine};
 
 /// Lines that may be out of date before the file is rewritten, beside as many as are in force.
 const SLACK: usize = 1024;
@@ -37,6 +39,25 @@ pub struct Restored {
     pub flows: HashMap<FlowTuple, FlowEntry>,
     /// Whether this host is suspended.
     pub suspended: bool,
+    /// Moves of sockets that were in the middle, and flows that are held for others.
+    pub moves: SavedMoves,
+}
+
+/// What is kept of moves of sockets.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SavedMoves {
+    /// Of sockets that were being given away.
+    pub donations: BTreeMap<MoveName, SavedDonation>,
+    /// Of sockets that were being taken.
+    pub acceptances: BTreeMap<MoveName, SavedAcceptance>,
+    /// Of flows whose far ends this host holds, by their names.
+    pub held: BTreeMap<u64, SavedHeld>,
+}
+
+impl SavedMoves {
+    fn len(&self) -> usize {
+        self.donations.len() + self.acceptances.len() + self.held.len()
+    }
 }
 
 /// The journal, open for appending.
@@ -49,6 +70,7 @@ pub struct Journal {
     peers: BTreeMap<u32, SavedPeer>,
     flows: HashMap<FlowTuple, FlowEntry>,
     suspended: bool,
+    moves: SavedMoves,
 }
 
 impl Journal {
@@ -68,6 +90,7 @@ impl Journal {
             peers: BTreeMap::new(),
             flows: HashMap::new(),
             suspended: false,
+            moves: SavedMoves::default(),
         };
         for line in text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
             match serde_json::from_slice::<Line>(line) {
@@ -80,7 +103,8 @@ impl Journal {
         journal.flows.retain(|_, entry| peers.contains_key(&entry.peer.0));
         journal.rewrite()?;
         let peers = journal.peers.values().cloned().collect();
-        let restored = Restored { peers, flows: journal.flows.clone(), suspended: journal.suspended };
+        let (flows, moves) = (journal.flows.clone(), journal.moves.clone());
+        let restored = Restored { peers, flows, suspended: journal.suspended, moves };
         Ok((journal, restored))
     }
 
@@ -134,12 +158,48 @@ impl Journal {
         }
     }
 
+    /// Keeps a move of a socket that is given away.
+    pub fn save_donation(&mut self, saved: SavedDonation) {
+        self.append(Line::Donation(saved.into()));
+    }
+
+    /// It is over.
+    pub fn forget_donation(&mut self, name: MoveName) {
+        if self.moves.donations.contains_key(&name) {
+            self.append(Line::DonationOver(name.into()));
+        }
+    }
+
+    /// Keeps a move of a socket that comes here.
+    pub fn save_acceptance(&mut self, saved: SavedAcceptance) {
+        self.append(Line::Acceptance(saved.into()));
+    }
+
+    /// It is over.
+    pub fn forget_acceptance(&mut self, name: MoveName) {
+        if self.moves.acceptances.contains_key(&name) {
+            self.append(Line::AcceptanceOver(name.into()));
+        }
+    }
+
+    /// Keeps whose a flow is whose far end this host holds.
+    pub fn save_held(&mut self, saved: SavedHeld) {
+        self.append(Line::Held(saved.into()));
+    }
+
+    /// It is nobody's any more.
+    pub fn forget_held(&mut self, flow: u64) {
+        if self.moves.held.contains_key(&flow) {
+            self.append(Line::HeldOver(flow));
+        }
+    }
+
     /// Hands all that was said since the last call to the system.
     ///
     /// # Errors
     /// When the file cannot be written. What was said stays in force here and is written with the next rewriting.
     pub fn flush(&mut self) -> Result<(), JournalError> {
-        let live = self.peers.len() + self.flows.len();
+        let live = self.peers.len() + self.flows.len() + self.moves.len();
         if self.lines > 2 * live + SLACK {
             return self.rewrite();
         }
@@ -184,6 +244,22 @@ impl Journal {
                     self.flows.remove(&tuple);
                 }
             }
+            Line::Donation(line) => {
+                self.moves.donations.extend(line.saved().map(|saved| (saved.name, saved)));
+            }
+            Line::DonationOver(name) => {
+                self.moves.donations.remove(&name.into());
+            }
+            Line::Acceptance(line) => {
+                self.moves.acceptances.extend(line.saved().map(|saved| (saved.ticket.name, saved)));
+            }
+            Line::AcceptanceOver(name) => {
+                self.moves.acceptances.remove(&name.into());
+            }
+            Line::Held(line) => self.moves.held.extend(line.saved().map(|saved| (saved.flow, saved))),
+            Line::HeldOver(flow) => {
+                self.moves.held.remove(&flow);
+            }
         }
     }
 
@@ -192,7 +268,11 @@ impl Journal {
         let peers = self.peers.values().map(|peer| Line::Peer(peer.clone().into()));
         let flow = |(flow, entry): (&FlowTuple, &FlowEntry)| FlowLine { own: (*flow).into(), entry: (*entry).into() };
         let flows = self.flows.iter().map(|entry| Line::Flow(flow(entry)));
+        let donations = self.moves.donations.values().map(|saved| Line::Donation(saved.clone().into()));
+        let acceptances = self.moves.acceptances.values().map(|saved| Line::Acceptance(saved.clone().into()));
+        let held = self.moves.held.values().map(|saved| Line::Held(saved.clone().into()));
         let lines = peers.chain(flows).chain(self.suspended.then_some(Line::Suspended(true)));
+        let lines = lines.chain(donations).chain(acceptances).chain(held);
         let mut text = Vec::new();
         let mut count = 0;
         for line in lines {
@@ -227,219 +307,14 @@ fn create(path: &Path) -> io::Result<File> {
     OpenOptions::new().create(true).append(true).mode(0o600).open(path)
 }
 
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Line {
-    Peer(PeerLine),
-    Suspended(bool),
-    Forget(u32),
-    Flow(FlowLine),
-    Gone(TupleLine),
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-struct FlowLine {
-    own: TupleLine,
-    #[serde(flatten)]
-    entry: EntryLine,
-}
-
-/// Protocol number, local, remote.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-struct TupleLine(u8, SocketAddr, SocketAddr);
-
-impl From<FlowTuple> for TupleLine {
-    fn from(tuple: FlowTuple) -> Self {
-        Self(tuple.transport.protocol(), tuple.local, tuple.remote)
-    }
-}
-
-impl TupleLine {
-    fn tuple(self) -> Option<FlowTuple> {
-        Some(FlowTuple { transport: Transport::from_protocol(self.0)?, local: self.1, remote: self.2 })
-    }
-}
-
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-struct EntryLine {
-    peer: u32,
-    name: u64,
-    home: (u32, u32),
-    peer_tuple: TupleLine,
-    /// Here, there.
-    waits: (bool, bool),
-    #[serde(default)]
-    view: ViewLine,
-    #[serde(default)]
-    gives_way: bool,
-    wire: (u16, u16),
-    #[serde(default)]
-    end: EndLine,
-}
-
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum EndLine {
-    #[default]
-    Here,
-    Endpoint,
-    Behind,
-}
-
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum ViewLine {
-    #[default]
-    Virtual,
-    Real,
-    Lasting,
-}
-
-impl From<FlowEntry> for EntryLine {
-    fn from(entry: FlowEntry) -> Self {
-        Self {
-            peer: entry.peer.0,
-            name: entry.name,
-            home: (entry.home.local, entry.home.peer),
-            peer_tuple: entry.peer_tuple.into(),
-            waits: (entry.waits.here, entry.waits.there),
-            view: match entry.manner.view {
-                View::Virtual => ViewLine::Virtual,
-                View::Real => ViewLine::Real,
-                View::Lasting => ViewLine::Lasting,
-            },
-            gives_way: entry.manner.gives_way,
-            wire: (entry.wire_local_port, entry.wire_remote_port),
-            end: match entry.end {
-                LocalEnd::Here => EndLine::Here,
-                LocalEnd::Endpoint => EndLine::Endpoint,
-                LocalEnd::Behind => EndLine::Behind,
-            },
-        }
-    }
-}
-
-impl EntryLine {
-    fn entry(self) -> Option<FlowEntry> {
-        Some(FlowEntry {
-            peer: PeerId(self.peer),
-            name: self.name,
-            home: Places { local: self.home.0, peer: self.home.1 },
-            peer_tuple: self.peer_tuple.tuple()?,
-            waits: Waits { here: self.waits.0, there: self.waits.1 },
-            manner: Manner {
-                view: match self.view {
-                    ViewLine::Virtual => View::Virtual,
-                    ViewLine::Real => View::Real,
-                    ViewLine::Lasting => View::Lasting,
-                },
-                gives_way: self.gives_way,
-            },
-            wire_local_port: self.wire.0,
-            wire_remote_port: self.wire.1,
-            end: match self.end {
-                EndLine::Here => LocalEnd::Here,
-                EndLine::Endpoint => LocalEnd::Endpoint,
-                EndLine::Behind => LocalEnd::Behind,
-            },
-        })
-    }
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-struct PeerLine {
-    id: u32,
-    key: [u8; 32],
-    remote: SocketAddr,
-    source: Option<IpAddr>,
-    locators: Vec<IpAddr>,
-    sequence: (u32, u32),
-    places: (u32, u32),
-    carrier: CarrierLine,
-    former: Vec<(IpAddr, IpAddr)>,
-    observed: Option<SocketAddr>,
-    absent: bool,
-    #[serde(default)]
-    silent: bool,
-    life: u64,
-    waiting: (u32, u32),
-    /// Number, claimed, observed.
-    known_places: Vec<(u32, SocketAddr, SocketAddr)>,
-    own_places: Vec<(u32, IpAddr)>,
-}
-
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum CarrierLine {
-    Hold,
-    Tunnel,
-    FollowRewrite,
-    Rewrite,
-}
-
-impl From<SavedPeer> for PeerLine {
-    fn from(peer: SavedPeer) -> Self {
-        Self {
-            id: peer.id.0,
-            key: *peer.key.as_bytes(),
-            remote: peer.remote,
-            source: peer.source,
-            locators: peer.locators,
-            sequence: (peer.sequence_sent, peer.sequence_accepted),
-            places: (peer.places.local, peer.places.peer),
-            carrier: match peer.carrier {
-                Carrier::Hold => CarrierLine::Hold,
-                Carrier::Tunnel => CarrierLine::Tunnel,
-                Carrier::FollowRewrite => CarrierLine::FollowRewrite,
-                Carrier::Rewrite => CarrierLine::Rewrite,
-            },
-            former: peer.former,
-            observed: peer.observed,
-            absent: peer.absent,
-            silent: peer.silent,
-            life: peer.life,
-            waiting: peer.waiting,
-            own_places: peer.own_places,
-            known_places: peer.known_places.iter().map(|place| (place.number, place.claimed, place.observed)).collect(),
-        }
-    }
-}
-
-impl From<PeerLine> for SavedPeer {
-    fn from(line: PeerLine) -> Self {
-        Self {
-            id: PeerId(line.id),
-            key: PublicKey::from(line.key),
-            remote: line.remote,
-            source: line.source,
-            locators: line.locators,
-            sequence_sent: line.sequence.0,
-            sequence_accepted: line.sequence.1,
-            places: Places { local: line.places.0, peer: line.places.1 },
-            carrier: match line.carrier {
-                CarrierLine::Hold => Carrier::Hold,
-                CarrierLine::Tunnel => Carrier::Tunnel,
-                CarrierLine::FollowRewrite => Carrier::FollowRewrite,
-                CarrierLine::Rewrite => Carrier::Rewrite,
-            },
-            former: line.former,
-            observed: line.observed,
-            absent: line.absent,
-            silent: line.silent,
-            life: line.life,
-            waiting: line.waiting,
-            own_places: line.own_places,
-            known_places: line
-                .known_places
-                .into_iter()
-                .map(|(number, claimed, observed)| KnownPlace { number, claimed, observed })
-                .collect(),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+
+    use whimbrel_protocol::{Carrier, KnownPlace, LocalEnd, Manner, Places, Request, Ticket, View, Waits};
+    use whimbrel_wire::Transport;
+    use whimbrel_wire::snapshot::Family;
+
     use super::*;
 
     fn peer(id: u32) -> SavedPeer {
@@ -531,6 +406,67 @@ mod tests {
         assert_eq!(restored.peers, vec![peer(1)]);
         assert_eq!(restored.flows.len(), 2);
         assert_eq!(restored.flows[&flow(3)], entry(1));
+    }
+
+    #[test]
+    fn moves_in_the_middle_are_found_again() {
+        let folder = Folder::new("moves");
+        let (mut journal, restored) = Journal::open(&folder.file()).expect("open");
+        assert_eq!(restored.moves, SavedMoves::default());
+        let key = |byte| PublicKey::from([byte; 32]);
+        let name = |number| MoveName { donor: *key(1).as_bytes(), number };
+        let at = Some("192.0.2.1:2031".parse().expect("endpoint"));
+        let donation = |number| SavedDonation {
+            name: name(number),
+            tuple: flow(1),
+            flow: 0xfedc_ba98_7654_3210,
+            holder: key(2),
+            holder_at: at,
+            acceptor: key(3),
+        };
+        let request = Request {
+            holder: *key(2).as_bytes(),
+            holder_at: "[2001:db8::1]:2031".parse().expect("endpoint"),
+            flow: 7,
+            tuple: flow(2),
+            family: Family::Ipv6,
+            size: 0,
+            options: Vec::new(),
+            receiver: b"mail".to_vec(),
+        };
+        let ticket = Ticket { name: name(3), flow: 7, acceptor: [3; 32], sequence: 4, lifetime: 60, mac: [5; 16] };
+        let acceptance = SavedAcceptance { request, ticket, wire_port: 1024 };
+        let held = SavedHeld {
+            flow: 7,
+            far: Some(flow(2).mirrored()),
+            owner: key(3),
+            wire_port: 1024,
+            sequence: 4,
+            last: name(3),
+            unsettled: vec![(name(3), at), (name(4), None)],
+        };
+        journal.save_donation(donation(1));
+        journal.save_donation(donation(2));
+        journal.forget_donation(name(1));
+        journal.save_acceptance(acceptance.clone());
+        journal.save_held(held.clone());
+        journal.flush().expect("flush");
+        drop(journal);
+        let all = SavedMoves {
+            donations: [(name(2), donation(2))].into(),
+            acceptances: [(name(3), acceptance)].into(),
+            held: [(7, held)].into(),
+        };
+        // The second look is at what the first has rewritten.
+        for _ in 0..2 {
+            assert_eq!(Journal::open(&folder.file()).expect("open").1.moves, all);
+        }
+        let (mut journal, _) = Journal::open(&folder.file()).expect("open");
+        journal.forget_donation(name(2));
+        journal.forget_acceptance(name(3));
+        journal.forget_held(7);
+        journal.flush().expect("flush");
+        assert_eq!(Journal::open(&folder.file()).expect("open").1.moves, SavedMoves::default());
     }
 
     #[test]

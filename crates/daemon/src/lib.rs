@@ -381,6 +381,8 @@ fn node_config(config: &Config, known_keys: &KnownKeys) -> whimbrel_protocol::Co
         stand_in: config.stand_in,
         flows: config.connections as usize,
         flows_per_peer: config.connections_per_peer as usize,
+        // Whose sockets are taken is told by the community.
+        moving: whimbrel_protocol::Moving { enabled: true, ..whimbrel_protocol::Moving::default() },
         ..whimbrel_protocol::Config::default()
     }
 }

@@ -38,7 +38,7 @@ pub(crate) const NAMES: (&str, &[u8]) = ("names", object!("names"));
 
 /// What outlives the process. The rest is worth nothing to the next one: events that nobody waits for any more,
 /// session indices that end with their sessions, fragments in flight.
-const PINNED: [&str; 11] = [
+const PINNED: [&str; 12] = [
     "flows",
     "wire_flows",
     "helped",
@@ -48,10 +48,11 @@ const PINNED: [&str; 11] = [
     "kept",
     "lent",
     "endpoints",
+    "namespaces",
     "settings",
     "counters",
 ];
-const SHARED: [&str; 5] = ["settings", "counters", "events", "flows", "bindings"];
+const SHARED: [&str; 6] = ["settings", "counters", "events", "flows", "bindings", "namespaces"];
 /// Maps of the programs on sockets and names alone; the first are pinned, since sockets outlive the process.
 const PINNED_OF_SOCKETS: [&str; 5] = ["devices", PARKED_SOCKETS, "aliases", "asked_own", "asked_peer"];
 /// What parked sockets had before.

@@ -12,6 +12,8 @@ use crate::{Flow, PeerName, Process};
 
 /// What a program may hand over with a socket, in bytes.
 pub const MAX_STATE: usize = 1 << 20;
+/// The longest name under which sockets are received, in bytes.
+pub const MAX_RECEIVER: usize = 64;
 
 /// Names a socket for its life, wherever it is (SOCKMAND §4.3). It is drawn by lot, and who knows it may ask for the socket where
 /// that waits for its program: no more than that program's own state is to hold it.

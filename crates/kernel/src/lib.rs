@@ -3,6 +3,7 @@
 //! All calls are synchronous and work in the network namespace that the calling thread is in when it opens a socket.
 //! The only `unsafe` code of the workspace beside the BPF loader's is here.
 
+pub mod borrowed;
 pub mod child;
 pub mod endpoint;
 pub mod error;

@@ -113,7 +113,7 @@ fn user_of(pid: u32) -> Option<u32> {
     users.split_whitespace().nth(1)?.parse().ok()
 }
 
-fn socket_inode(link: &Path) -> Option<u32> {
+pub(crate) fn socket_inode(link: &Path) -> Option<u32> {
     link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
 }
 

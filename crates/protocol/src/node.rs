@@ -768,6 +768,12 @@ impl Node {
         self.ops.pop_front()
     }
 
+    /// Whether there are effects to carry out.
+    #[must_use]
+    pub fn has_ops(&self) -> bool {
+        !self.ops.is_empty()
+    }
+
     /// Takes the next event.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()

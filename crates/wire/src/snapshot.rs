@@ -22,6 +22,9 @@ pub const VERSION: u16 = 1;
 /// The longest snapshot that is read, in bytes: more than the kernel lets any queue hold unless it is told to.
 pub const MAX_LEN: usize = 256 << 20;
 
+/// The most that a program may hand over with a socket, in bytes.
+pub const MAX_STATE: usize = 1 << 20;
+
 /// The address family of a socket, which its endpoints do not tell: one of IPv6 may talk IPv4 (RFC 3493 §3.7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
@@ -42,6 +45,17 @@ pub struct Snapshot {
     pub body: Body,
     /// What the program has set; options at their defaults are left out. Each kind once, in the order of their numbers.
     pub options: Vec<SocketOption>,
+    /// What goes along for the program that gets it.
+    pub luggage: Option<Luggage>,
+}
+
+/// What a program hands over with its socket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Luggage {
+    /// The socket's name, for its life (RFC 9562).
+    pub uuid: [u8; 16],
+    /// Bytes that mean something to the program alone; at most [`MAX_STATE`].
+    pub state: Vec<u8>,
 }
 
 /// What only one kind of sockets has.
@@ -286,6 +300,7 @@ mod record {
     pub(super) const DATAGRAM: u16 = 0x800a;
     pub(super) const PATH: u16 = 0x0010;
     pub(super) const OPTION: u16 = 0x0011;
+    pub(super) const LUGGAGE: u16 = 0x0012;
 }
 
 /// Kinds of sockets, in the record `SOCKET`.

@@ -6,8 +6,8 @@ use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
 use whimbrel_wire::snapshot::{
-    Body, Datagrams, Family, MAX_LEN, Negotiated, OptionKind, PathState, Queued, ReceiveQueue, Scale, Segment,
-    SendQueue, Snapshot, SocketOption, Stream, StreamState, Unreadable, Window,
+    Body, Datagrams, Family, Luggage, MAX_LEN, MAX_STATE, Negotiated, OptionKind, PathState, Queued, ReceiveQueue,
+    Scale, Segment, SendQueue, Snapshot, SocketOption, Stream, StreamState, Unreadable, Window,
 };
 
 fn endpoint(family: Family) -> BoxedStrategy<SocketAddr> {
@@ -99,11 +99,14 @@ fn snapshot() -> impl Strategy<Value = Snapshot> {
             (option::of(endpoint(family)), queue)
                 .prop_map(|(remote, queue)| Body::Datagram(Datagrams { remote, queue })),
         ];
-        (endpoint(family), body, options()).prop_map(move |(local, body, options)| Snapshot {
+        let luggage = option::of((any::<[u8; 16]>(), vec(any::<u8>(), 0..50)));
+        let luggage = luggage.prop_map(|some| some.map(|(uuid, state)| Luggage { uuid, state }));
+        (endpoint(family), body, options(), luggage).prop_map(move |(local, body, options, luggage)| Snapshot {
             family,
             local,
             body,
             options,
+            luggage,
         })
     })
 }
@@ -169,6 +172,7 @@ fn connection() -> Snapshot {
             path: Some(PathState { congestion_control: "cubic".into(), congestion_window: 10, ..PathState::default() }),
         }),
         options: vec![SocketOption { kind: OptionKind::NoDelay, value: 1 }],
+        luggage: None,
     }
 }
 
@@ -241,4 +245,11 @@ fn contradictions_are_refused() {
         let read = Snapshot::decode(&encoded(&snapshot));
         assert!(matches!(read, Err(Unreadable::Inconsistent(_))), "{what}: {read:?}");
     }
+}
+
+#[test]
+fn a_program_hands_over_so_much_and_no_more() {
+    let with = |length| Snapshot { luggage: Some(Luggage { uuid: [7; 16], state: vec![1; length] }), ..connection() };
+    assert_eq!(Snapshot::decode(&encoded(&with(MAX_STATE))), Ok(with(MAX_STATE)));
+    assert!(Snapshot::decode(&encoded(&with(MAX_STATE + 1))).is_err());
 }

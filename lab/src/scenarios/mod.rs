@@ -16,6 +16,7 @@ mod policy;
 mod programs;
 mod real_programs;
 mod records;
+mod relocation;
 mod rendezvous;
 mod roam;
 mod sockets;
@@ -68,6 +69,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         hostile::SCENARIOS,
         real_programs::SCENARIOS,
         command_line::SCENARIOS,
+        relocation::SCENARIOS,
         records::SCENARIOS,
     ]
     .into_iter()

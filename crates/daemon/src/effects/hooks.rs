@@ -27,6 +27,8 @@ pub(crate) struct Hooks {
     introducing: bool,
     /// Numbers of some flows are translated, wherever they are.
     helped: bool,
+    /// Sockets are being given away, so that packets are held at any moment.
+    moving: bool,
     /// Peers whose held flows are listened for (P-39).
     listening: BTreeSet<PeerId>,
 }
@@ -60,6 +62,16 @@ impl Hooks {
     /// Notes whether numbers of any flow are translated. Returns whether that is new.
     pub(crate) fn note_helped(&mut self, helped: bool) -> bool {
         std::mem::replace(&mut self.helped, helped) != helped
+    }
+
+    /// Notes whether sockets are being given away. Returns whether that is new; it lingers, as another may follow.
+    pub(crate) fn note_moving(&mut self, now: Time, moving: bool) -> bool {
+        if self.moving == moving {
+            return false;
+        }
+        self.moving = moving;
+        self.hanging_until = self.hanging_until.max((!moving).then_some(now + LINGER));
+        true
     }
 
     /// Notes whether held flows of a peer are listened for.
@@ -99,7 +111,7 @@ impl Hooks {
         let mut result =
             datapath.set_busy(self.carrying() || self.helped, self.introducing, !self.listening.is_empty());
         let mut wanted: BTreeMap<u32, Role> = BTreeMap::new();
-        let hanging = self.carrying() || self.helped || self.introduced || self.hanging_until.is_some();
+        let hanging = self.carrying() || self.helped || self.moving || self.introduced || self.hanging_until.is_some();
         if hanging || self.introducing {
             wanted.extend(wires(network, tun).map(|link| (link.index, Role::Wire)));
         }

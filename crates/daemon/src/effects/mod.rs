@@ -9,6 +9,7 @@ mod kick;
 mod names;
 mod path_mtus;
 mod postponed;
+mod relocation;
 mod remotes;
 mod stand_in;
 mod tunnels;
@@ -41,6 +42,7 @@ use crate::policy::Policies;
 use crate::tunnel::{Tunnel, TunnelFlow, UnknownSession};
 
 pub(crate) use addresses::{Addresses, MARK};
+pub(crate) use relocation::{Arrived, Relocation};
 pub(crate) use tunnels::DEFAULT_MTU;
 
 use addresses::Surroundings;
@@ -117,6 +119,7 @@ pub(crate) struct Effects {
     /// Sockets whose options cannot be put back yet.
     unfitted: usize,
     helping: Helping,
+    pub(crate) relocation: Relocation,
     kick: bool,
     /// Programs hang on tcx, not on clsact.
     tcx: bool,
@@ -163,6 +166,7 @@ impl Effects {
             deputy: Deputy::default(),
             unfitted: 0,
             helping: Helping::new(helpers),
+            relocation: Relocation::default(),
             kick,
             tcx: datapath::has_tcx(),
         })
@@ -286,7 +290,8 @@ impl Effects {
                 introductions::probe(&self.injector, wire, Introduction { index, nonce })?;
             }
             KernelOp::InstallFlow { flow, entry } => {
-                self.datapath.insert_flows(&[(flow, data_plane_entry(&entry))])?;
+                let toward = self.toward(&flow, &entry);
+                self.datapath.insert_flows(&[(flow, data_plane_entry(&entry, toward))])?;
                 self.tunnel.set_flow(tunnel_flow(flow, &entry));
                 let before = self.journal.flows().get(&flow);
                 if before.is_some_and(|before| before.waits != entry.waits) {
@@ -309,9 +314,13 @@ impl Effects {
                     self.remotes.remove(&flow, before);
                     self.names.remove(&flow, before);
                 }
+                let end = self.journal.flows().get(&flow).map(|before| before.end);
                 self.journal.remove_flow(flow);
                 self.tunnel.remove_flow(&flow);
                 self.datapath.remove_flows(&[flow])?;
+                if let Some(end) = end {
+                    self.release_flow_endpoint(&flow, end);
+                }
                 self.hooks.note_introduced(now, !self.journal.flows().is_empty());
             }
             KernelOp::SetBinding { peer, binding, moved } => self.set_binding(now, peer, binding, moved)?,
@@ -666,11 +675,11 @@ impl Effects {
         let present: HashMap<_, _> = self.datapath.flows()?.into_iter().collect();
         let strangers: Vec<_> = present.keys().filter(|flow| !flows.contains_key(flow)).copied().collect();
         self.datapath.remove_flows(&strangers)?;
-        let missing: Vec<_> = flows
+        let entries: Vec<_> = flows
             .iter()
-            .map(|(flow, entry)| (*flow, data_plane_entry(entry)))
-            .filter(|(flow, entry)| present.get(flow) != Some(entry))
+            .map(|(flow, entry)| (*flow, data_plane_entry(entry, self.toward_adopted(flow, entry))))
             .collect();
+        let missing: Vec<_> = entries.into_iter().filter(|(flow, entry)| present.get(flow) != Some(entry)).collect();
         self.datapath.insert_flows(&missing)?;
         for (flow, entry) in flows {
             self.remotes.add(flow, entry);
@@ -772,7 +781,7 @@ pub(crate) fn own_addresses(network: &NetworkState) -> BTreeSet<IpAddr> {
     network.addresses.iter().filter(|usable| connected(usable.interface)).map(|usable| usable.address).collect()
 }
 
-fn data_plane_entry(entry: &FlowEntry) -> datapath::FlowEntry {
+fn data_plane_entry(entry: &FlowEntry, toward: datapath::Toward) -> datapath::FlowEntry {
     datapath::FlowEntry {
         binding: entry.peer.0,
         home_local_place: entry.home.local,
@@ -782,7 +791,7 @@ fn data_plane_entry(entry: &FlowEntry) -> datapath::FlowEntry {
         held: entry.waits.any(),
         real_view: entry.manner.view == View::Real,
         gives_way: entry.manner.gives_way,
-        toward: datapath::Toward::Stack,
+        toward,
     }
 }
 

@@ -28,6 +28,8 @@ use requests::{Answers, Suspending};
 use route_lookup::RouteLookup;
 
 use crate::Error;
+pub(crate) use requests::names;
+
 use crate::attachments::{Attachments, Sighting};
 use crate::clock;
 use crate::community_file::CommunityFile;
@@ -37,6 +39,7 @@ use crate::event_log::EventLog;
 use crate::events::{EventRing, Restraint, Told, restrained};
 use crate::flows::{UdpFlows, is_movable, list_tcp};
 use crate::metrics::Tally;
+use crate::moves::Moves;
 use crate::name_server::NameUpdates;
 use crate::policy::Judge;
 use crate::programs::{Programs, SocketNames};
@@ -114,9 +117,9 @@ pub(crate) struct Settings {
 
 /// The control thread's state.
 pub(crate) struct EventLoop {
-    node: Node,
+    pub(crate) node: Node,
     community_file: CommunityFile,
-    effects: Effects,
+    pub(crate) effects: Effects,
     monitor: NetworkMonitor,
     routes: RouteLookup,
     sockets: SockDiag,
@@ -129,7 +132,7 @@ pub(crate) struct EventLoop {
     timer: OwnedFd,
     attachments: Attachments,
     udp: UdpFlows,
-    events: EventRing,
+    pub(crate) events: EventRing,
     event_log: Option<EventLog>,
     restraint: Restraint,
     tally: Tally,
@@ -142,6 +145,7 @@ pub(crate) struct EventLoop {
     own: BTreeSet<IpAddr>,
     /// Clients that suspended this host and have no answer yet.
     suspending: Option<Suspending>,
+    pub(crate) moves: Moves,
     next_flow_tick: Time,
     next_udp_tick: Time,
     next_loss_tick: Time,
@@ -193,6 +197,7 @@ impl EventLoop {
             name_updates,
             own: BTreeSet::new(),
             suspending: None,
+            moves: Moves::default(),
             next_flow_tick: now + FLOW_TICK,
             next_udp_tick: now + UDP_TICK,
             next_loss_tick: now + LOSS_TICK,
@@ -347,7 +352,7 @@ impl EventLoop {
             }
             self.transmit();
             let mut ops: Vec<_> = std::iter::from_fn(|| self.node.poll_op()).collect();
-            let quiet = ops.is_empty();
+            let mut quiet = ops.is_empty();
             self.keep_community(now, &mut ops);
             self.effects.set_suspended(self.node.is_suspended());
             for (id, result) in self.effects.carry_out(now, ops) {
@@ -355,6 +360,20 @@ impl EventLoop {
             }
             for (peer, sockets) in self.effects.take_found() {
                 self.node.handle_sockets(now, peer, &sockets);
+            }
+            // After all that they rely on.
+            while let Some((id, op)) = self.node.poll_move_op() {
+                quiet = false;
+                tracing::debug!(id = id.0, ?op, "op of a move");
+                let result = self.effects.carry_out_move(now, op);
+                self.node.handle_move_done(now, id, result);
+                if self.node.has_ops() {
+                    break;
+                }
+            }
+            self.hand_over();
+            while let Some(event) = self.node.poll_move_event() {
+                self.note_move(event);
             }
             while let Some(event) = self.node.poll_event() {
                 if let Event::PeerReached { peer, .. } = &event {
@@ -513,7 +532,7 @@ impl EventLoop {
         }
     }
 
-    fn take_in_datapath_events(&mut self, now: Time) {
+    pub(crate) fn take_in_datapath_events(&mut self, now: Time) {
         let Self { node, effects, sockets, judge, .. } = self;
         let own = own_addresses(&effects.network);
         let own = |address: IpAddr| own.contains(&address);
@@ -582,7 +601,7 @@ impl EventLoop {
         Ok(())
     }
 
-    fn take_in_udp(&mut self, now: Time) {
+    pub(crate) fn take_in_udp(&mut self, now: Time) {
         let own = own_addresses(&self.effects.network);
         match self.udp.update(&mut self.sockets, &|address| own.contains(&address)) {
             Ok((opened, closed)) => {

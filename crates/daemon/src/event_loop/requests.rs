@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use whimbrel_ipc::{
     Code, Configuration, Failure, HandoffStarted, LocalAddress, Metric, Reply, Request, Status, Suspended,
 };
-use whimbrel_protocol::{Carrier, FlowState, FlowView, PeerId, PeerView, Routes, Time, Waits};
+use whimbrel_protocol::{Carrier, FlowState, FlowView, LocalEnd, PeerId, PeerView, Routes, Time, Waits};
 use whimbrel_wire::FlowTuple;
 
 use super::{EventLoop, FIRST_CLIENT, LoopError, Settings, clear};
@@ -231,9 +231,27 @@ impl EventLoop {
         Ok(())
     }
 
+    /// The connections of this host that these name, whoever is at the other end.
+    pub(crate) fn open_connections(&self, names: &[String]) -> Result<Vec<FlowTuple>, Failure> {
+        if names.is_empty() {
+            return Err(Failure::new("no connection is named")
+                .hint("An address and port of either end does (192.0.2.1:22, [2001:db8::1]:22), or pid:NUMBER."));
+        }
+        let ended = |view: &FlowView| view.entry.is_some_and(|entry| entry.end == LocalEnd::Behind);
+        self.among(
+            names,
+            self.node.flows().filter(|view| !ended(view)).collect(),
+            "no open connection is named by this",
+        )
+    }
+
     /// The connections that outlive a move and that these name.
     fn named(&self, names: &[String]) -> Result<Vec<FlowTuple>, Failure> {
-        let views: Vec<FlowView> = self.node.flows().filter(|view| view.entry.is_some()).collect();
+        let views = self.node.flows().filter(|view| view.entry.is_some()).collect();
+        self.among(names, views, "no connection that outlives a move is named by this")
+    }
+
+    fn among(&self, names: &[String], views: Vec<FlowView>, none: &str) -> Result<Vec<FlowTuple>, Failure> {
         let mut named = BTreeSet::new();
         for name in names {
             let matching: Vec<FlowTuple> = match name.strip_prefix("pid:").map(str::parse) {
@@ -252,9 +270,7 @@ impl EventLoop {
                 }
             };
             if matching.is_empty() {
-                return Err(Failure::new("no connection that outlives a move is named by this")
-                    .on(name)
-                    .hint("`whimbrel connections` shows them."));
+                return Err(Failure::new(none).on(name).hint("`whimbrel connections` shows them."));
             }
             named.extend(matching);
         }
@@ -546,7 +562,7 @@ fn one(descriptors: Vec<OwnedFd>) -> Result<OwnedFd, Failure> {
 }
 
 /// Whether `wanted` names a peer: its number, its key or the beginning of it, or an address of it.
-fn names(view: &PeerView, wanted: &str) -> bool {
+pub(crate) fn names(view: &PeerView, wanted: &str) -> bool {
     view.id.0.to_string() == wanted.trim_start_matches('#')
         || (wanted.len() >= 4 && view.key.to_string().starts_with(wanted))
         || wanted.parse().is_ok_and(|address: IpAddr| view.remote.ip() == address || view.locators.contains(&address))

@@ -1,42 +1,330 @@
-//! Sockets that change hosts: what programs ask for.
+//! Sockets that change hosts: what programs ask for, and what they are told of it.
 
-use std::os::fd::OwnedFd;
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use whimbrel_ipc::{Code, Failure, Reply, State};
+use whimbrel_handshake::PublicKey;
+use whimbrel_ipc::{Code, Failure, Kept, MAX_RECEIVER, Moved, PeerName, Received, Reply, State, Uuid};
+use whimbrel_protocol::{Gift, MoveEvent, MoveName, Refusal};
+use whimbrel_wire::snapshot::{Family, Luggage};
+use whimbrel_wire::{FlowTuple, Transport};
 
-use crate::event_loop::EventLoop;
+use crate::clock;
+use crate::effects::Arrived;
+use crate::event_loop::{EventLoop, names};
+use crate::events::Told;
 use crate::server::ClientId;
+use crate::views;
+
+/// What the control socket's clients wait for.
+#[derive(Debug, Default)]
+pub(crate) struct Moves {
+    /// Moves that were asked for here.
+    jobs: HashMap<MoveName, Job>,
+    /// Clients that asked for several, with how many are not decided.
+    open: HashMap<ClientId, usize>,
+    /// Who receives sockets, and under which name.
+    receivers: HashMap<ClientId, String>,
+}
+
+/// A move that somebody asked for.
+#[derive(Clone, Debug)]
+struct Job {
+    client: ClientId,
+    flow: FlowTuple,
+    uuid: Uuid,
+}
 
 impl EventLoop {
     /// [`Request::Move`](whimbrel_ipc::Request::Move): an answer for each socket as it is decided
     /// ([`Server::say`](crate::server::Server::say)), then the end ([`Server::reply`](crate::server::Server::reply)).
-    pub(crate) fn move_sockets(&mut self, id: ClientId, _connections: &[String], to: &str, _receiver: Option<&str>) {
-        self.refuse(id, to);
+    pub(crate) fn move_sockets(&mut self, id: ClientId, connections: &[String], to: &str, receiver: Option<&str>) {
+        // Those that were opened this instant count.
+        self.take_in_datapath_events(clock::now());
+        self.take_in_udp(clock::now());
+        let asked = self.acceptor(to).and_then(|acceptor| Ok((acceptor, self.open_connections(connections)?)));
+        let (acceptor, flows) = match asked {
+            Ok(asked) => asked,
+            Err(failure) => return self.server.reply(id, &Reply::Error(failure)),
+        };
+        self.server.answer_later(id);
+        let now = clock::now();
+        let names = &self.programs.names;
+        let name = |socket: BorrowedFd<'_>| names.of(socket).map_or([0; 16], |uuid| *uuid.as_bytes());
+        let borrowed = self.effects.borrow_sockets(now, &flows, name);
+        self.moves.open.insert(id, flows.len());
+        for flow in flows {
+            match borrowed.get(&flow) {
+                Some(Ok(family)) => self.give(id, flow, *family, acceptor, receiver),
+                Some(Err(why)) => self.say_kept(id, flow, [0; 16], &why.to_string()),
+                None => self.say_kept(id, flow, [0; 16], "its socket was not found"),
+            }
+        }
     }
 
     /// [`Request::Receive`](whimbrel_ipc::Request::Receive): the client stays ([`Server::stay`](crate::server::Server::stay))
     /// until it is among those that are gone ([`Server::take_gone`](crate::server::Server::take_gone)).
     pub(crate) fn receive_sockets(&mut self, id: ClientId, name: &str) {
-        self.refuse(id, name);
+        let failure = if name.is_empty() || name.len() > MAX_RECEIVER {
+            Some(Failure::new(format!("a receiver's name has 1 to {MAX_RECEIVER} bytes")).on(name))
+        } else if self.effects.relocation.add_receiver(name.as_bytes().to_vec()) {
+            None
+        } else {
+            Some(Failure::new("another program receives sockets under this name").on(name).code(Code::InUse))
+        };
+        match failure {
+            Some(failure) => self.server.reply(id, &Reply::Error(failure)),
+            None => {
+                self.moves.receivers.insert(id, name.to_owned());
+                self.server.stay(id);
+                self.server.say(id, &Reply::Receiving { name: name.to_owned() }, Vec::new());
+                self.watch_client(id);
+            }
+        }
     }
 
     /// [`Request::Give`](whimbrel_ipc::Request::Give): `descriptors` is one, of anything.
     pub(crate) fn give_socket(
         &mut self,
         id: ClientId,
-        _descriptors: Vec<OwnedFd>,
+        descriptors: Vec<OwnedFd>,
         to: &str,
-        _receiver: Option<&str>,
-        _state: State,
+        receiver: Option<&str>,
+        state: State,
     ) {
-        self.refuse(id, to);
+        let Some(socket) = descriptors.into_iter().next() else { return };
+        let asked = self
+            .acceptor(to)
+            .and_then(|acceptor| Ok((acceptor, flow_of(&socket)?, self.programs.names.of(socket.as_fd())?)));
+        let (acceptor, flow, uuid) = match asked {
+            Ok(asked) => asked,
+            Err(failure) => return self.server.reply(id, &Reply::Error(failure)),
+        };
+        self.server.answer_later(id);
+        let luggage = Luggage { uuid: *uuid.as_bytes(), state: state.into_bytes() };
+        let family = self.effects.take_given(clock::now(), flow, socket, luggage);
+        self.give(id, flow, family, acceptor, receiver);
     }
 
     /// Of clients that may have asked for any of this. What they wait for is not told.
-    pub(crate) fn clients_gone(&mut self, _clients: &[ClientId]) {}
+    pub(crate) fn clients_gone(&mut self, clients: &[ClientId]) {
+        for client in clients {
+            if let Some(name) = self.moves.receivers.remove(client) {
+                self.effects.relocation.remove_receiver(name.as_bytes());
+            }
+            self.moves.open.remove(client);
+        }
+    }
 
-    fn refuse(&mut self, id: ClientId, object: &str) {
-        let failure = Failure::new("sockets cannot be moved yet").on(object).code(Code::Unavailable);
-        self.server.reply(id, &Reply::Error(failure));
+    /// Has the node give a socket away that the effects have.
+    fn give(&mut self, id: ClientId, flow: FlowTuple, family: Family, acceptor: PublicKey, receiver: Option<&str>) {
+        let now = clock::now();
+        let uuid = self.effects.uuid_of(&flow).unwrap_or_default();
+        let (holder, holder_at, name) = self.node.holder_of(&flow);
+        let gift = Gift {
+            tuple: flow,
+            family,
+            size: SNAPSHOT_USUAL,
+            options: Vec::new(),
+            receiver: receiver.unwrap_or(WAITING_ROOM).as_bytes().to_vec(),
+            holder,
+            holder_at,
+            flow: name,
+            acceptor,
+            acceptor_at: None,
+        };
+        match self.node.give_socket(now, gift) {
+            Ok(name) => {
+                let uuid = Uuid::from_bytes(uuid);
+                self.moves.jobs.insert(name, Job { client: id, flow, uuid });
+            }
+            Err(why) => {
+                self.effects.return_socket(now, &flow);
+                self.say_kept(id, flow, uuid, &why.to_string());
+            }
+        }
+    }
+
+    /// Sockets that have come are handed to their programs.
+    pub(crate) fn hand_over(&mut self) {
+        for Arrived { name, receiver, flow, socket, luggage } in self.effects.relocation.take_arrived() {
+            if receiver.is_empty() {
+                // A program asks for it by its name.
+                let uuid = Uuid::from_bytes(luggage.uuid);
+                if let Err(failure) = self.programs.kept.keep(clock::now(), uuid, socket) {
+                    self.tell(Told::of_socket("socket-lost", Some(flow), failure.what));
+                }
+                continue;
+            }
+            let client = self.moves.receivers.iter().find(|(_, name)| name.as_bytes() == receiver);
+            let Some((client, name_here)) = client.map(|(client, name)| (*client, name.clone())) else { continue };
+            let received = Received {
+                name: name_here,
+                from: self.peer_name(&PublicKey::from(name.donor)),
+                flow: views::flow(flow),
+                uuid: Uuid::from_bytes(luggage.uuid),
+                state: State::new(luggage.state).unwrap_or_default(),
+            };
+            // Of a program that has gone meanwhile the socket is closed, as its own would be.
+            self.server.say(client, &Reply::Received(Box::new(received)), vec![socket]);
+            self.watch_client(client);
+        }
+    }
+
+    /// What has become of a move.
+    pub(crate) fn note_move(&mut self, event: MoveEvent) {
+        let now = clock::now();
+        let told = match &event {
+            MoveEvent::Given { name, to } => {
+                let job = self.moves.jobs.remove(name);
+                let to = self.peer_name(to);
+                let flow = job.as_ref().map(|job| job.flow);
+                if let Some(Job { client, flow, uuid, .. }) = job {
+                    let moved = Moved { flow: views::flow(flow), uuid, to: to.clone() };
+                    self.say_decided(client, &Reply::Moved(moved));
+                }
+                Told::of_socket("socket-given", flow, format!("is with {} now", to.key))
+            }
+            MoveEvent::Kept { name, why } => {
+                let job = self.moves.jobs.remove(name);
+                let flow = job.as_ref().map(|job| job.flow);
+                let reason = sentence(*why);
+                if let Some(Job { client, flow, uuid, .. }) = job {
+                    self.effects.return_socket(now, &flow);
+                    self.say_kept(client, flow, *uuid.as_bytes(), reason);
+                }
+                Told::of_socket("socket-kept", flow, format!("stays here: {reason}"))
+            }
+            MoveEvent::Undecided { name, holder } => {
+                let flow = self.moves.jobs.get(name).map(|job| job.flow);
+                let who = holder.to_string();
+                Told::of_socket("socket-undecided", flow, format!("rests, since {who} does not say whose it is"))
+            }
+            MoveEvent::Taken { name } => {
+                Told::of_socket("socket-taken", self.effects.relocation.flow_of(name), "goes on here".to_owned())
+            }
+            MoveEvent::NotTaken { name, why } => {
+                let flow = self.effects.relocation.flow_of(name);
+                Told::of_socket("socket-not-taken", flow, format!("does not come here: {}", sentence(*why)))
+            }
+            MoveEvent::Rebound { flow, to } => {
+                let known = self.node.flows().find(|view| view.entry.is_some_and(|entry| entry.name == *flow));
+                let flow = known.map(|view| view.tuple);
+                Told::of_socket("flow-rebound", flow, format!("has its other end with {to} now"))
+            }
+            MoveEvent::Lost { name } => {
+                let job = self.moves.jobs.remove(name);
+                let flow = job.as_ref().map(|job| job.flow).or_else(|| self.effects.relocation.flow_of(name));
+                if let Some(Job { client, flow, uuid, .. }) = job {
+                    self.say_kept(client, flow, *uuid.as_bytes(), "it was lost, and the connection with it");
+                }
+                Told::of_socket("socket-lost", flow, "is lost, and its connection over".to_owned())
+            }
+            MoveEvent::OpFailed { what, error } => Told::new("op-failed", format!("{what} failed: {error}")),
+        };
+        self.tell(told);
+    }
+
+    fn say_kept(&mut self, id: ClientId, flow: FlowTuple, uuid: [u8; 16], reason: &str) {
+        let reason = reason.to_owned();
+        let kept = Kept { flow: views::flow(flow), uuid: Uuid::from_bytes(uuid), reason };
+        self.say_decided(id, &Reply::Kept(kept));
+    }
+
+    /// One of the sockets that a client asked for is decided. It is answered whole once all are.
+    fn say_decided(&mut self, id: ClientId, reply: &Reply) {
+        match self.moves.open.get_mut(&id) {
+            Some(open) => {
+                *open -= 1;
+                let over = *open == 0;
+                self.server.say(id, reply, Vec::new());
+                if over {
+                    self.moves.open.remove(&id);
+                    self.server.reply(id, &Reply::End { newest: self.events.newest() });
+                }
+            }
+            None => self.server.reply(id, reply),
+        }
+        self.serve(id);
+    }
+
+    /// Who is to have a socket.
+    fn acceptor(&self, wanted: &str) -> Result<PublicKey, Failure> {
+        let peers = self.node.peers().filter(|view| names(view, wanted)).map(|view| view.key);
+        let mut found: Vec<PublicKey> = peers.collect();
+        let hosts = self.node.community(clock::now()).hosts;
+        found.extend(hosts.iter().filter(|host| host.is_called(wanted)).map(|host| host.key));
+        found.sort_unstable();
+        found.dedup();
+        match found[..] {
+            [key] => Ok(key),
+            [] => Err(Failure::new("no host is known by this")
+                .on(wanted)
+                .code(Code::Unknown)
+                .hint("A peer's number, key or address, or its name in the community: `whimbrel peers` and `whimbrel community list`.")),
+            _ => Err(Failure::new("this names several hosts").on(wanted).hint("`whimbrel peers` shows them.")),
+        }
+    }
+
+    /// The name of a host for people.
+    fn peer_name(&self, key: &PublicKey) -> PeerName {
+        let known = self.node.peers().find(|view| view.key == *key);
+        known.map_or_else(|| PeerName { id: 0, key: key.to_string() }, |view| views::name(&view))
+    }
+}
+
+/// Where a socket goes that no program has been named for.
+const WAITING_ROOM: &str = "";
+/// Room that an acceptor is asked for, in bytes: what most sockets need. It makes more where one needs more.
+const SNAPSHOT_USUAL: u32 = 16 * 1024;
+
+/// The connection that a descriptor is one end of.
+fn flow_of(socket: &OwnedFd) -> Result<FlowTuple, Failure> {
+    use rustix::net::{SocketType, getpeername, getsockname, sockopt};
+    let refused = |what: &str, code| Failure::new(what.to_owned()).code(code);
+    let kind =
+        sockopt::socket_type(socket.as_fd()).map_err(|_| refused("the descriptor is no socket", Code::NotASocket))?;
+    let transport = match kind {
+        SocketType::STREAM => Transport::Tcp,
+        SocketType::DGRAM => Transport::Udp,
+        _ => return Err(refused("only sockets of TCP and UDP can be moved", Code::NotSupported)),
+    };
+    let endpoint = |name: Result<rustix::net::SocketAddrAny, rustix::io::Errno>| -> io::Result<SocketAddr> {
+        let name = SocketAddr::try_from(name?).map_err(io::Error::from)?;
+        // An IPv6 socket that talks IPv4 has a flow of IPv4.
+        Ok(SocketAddr::new(name.ip().to_canonical(), name.port()))
+    };
+    let local = endpoint(getsockname(socket))
+        .map_err(|_| refused("only sockets of TCP and UDP can be moved", Code::NotSupported))?;
+    let remote = getpeername(socket).and_then(|name| name.ok_or(rustix::io::Errno::NOTCONN));
+    let remote = endpoint(remote).map_err(|_| refused("the socket is not connected", Code::NotSupported))?;
+    Ok(FlowTuple { transport, local, remote })
+}
+
+/// Why a host does not do its part, for people.
+fn sentence(why: Refusal) -> &'static str {
+    match why {
+        Refusal::NotAllowed => "the other host takes no sockets from this one",
+        Refusal::NoRoom => "the other host has no room for it",
+        Refusal::NoFamily => "the other host does not have its address family",
+        Refusal::NoRights => "the other host may not rebuild sockets",
+        Refusal::NoOption => "the other host cannot set an option that it needs",
+        Refusal::Taken => "its address and port are taken on the other host",
+        Refusal::NobodyReceives => "no program on the other host receives it",
+        Refusal::HolderUnreached => "the host that holds its far end was not reached",
+        Refusal::BadSnapshot => "the other host could not read it",
+        Refusal::NotRestored => "the other host could not rebuild it",
+        Refusal::NoSuchFlow => "the host at its far end knows no such connection",
+        Refusal::OtherSequence | Refusal::Busy => "another move of it is under way",
+        Refusal::NotAnnounced | Refusal::NotYours | Refusal::Forged => "the move was not in order",
+        Refusal::Expired => "the other host took too long",
+        Refusal::NotKept => "what was decided could not be kept",
+        Refusal::Cancelled => "the move was called off",
+        Refusal::NotWoken => "the other host could not let it go on",
+        Refusal::FarEnd => "its far end is on that host itself",
+        Refusal::Unmovable => "it is of a kind, or in a state, that cannot be moved",
+        Refusal::Other(_) => "the other host refused for a reason that this one does not know",
     }
 }

@@ -8,6 +8,7 @@ use crate::abi::{
     TOWARD_ROUTES,
 };
 use crate::error::Error;
+use crate::table::Table;
 
 /// How much there is that is not in this host's own stack.
 #[derive(Debug, Default)]
@@ -82,6 +83,15 @@ impl Datapath {
         let new = self.endpoints.get(&interface)?.is_none();
         self.endpoints.insert(&interface, &RawEndpoint::new(endpoint))?;
         self.note_elsewhere(|elsewhere| elsewhere.endpoints += usize::from(new))
+    }
+
+    /// Follows the TCP sockets of an endpoint namespace, by its cookie (SO_NETNS_COOKIE), as far as that they close; or not any more.
+    ///
+    /// # Errors
+    /// When the kernel refuses, as it does when the map is full.
+    pub fn follow_namespace(&self, cookie: u64, followed: bool) -> Result<(), Error> {
+        let namespaces: Table<u64, u32> = self.programs.table("namespaces")?;
+        if followed { namespaces.insert(&cookie, &1) } else { namespaces.remove(&cookie).map(drop) }
     }
 
     /// Forgets an endpoint namespace: nothing that it sends gets anywhere any more. One that is not known is none the worse.

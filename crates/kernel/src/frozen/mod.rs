@@ -109,7 +109,7 @@ impl Frozen {
         if self.kind == Kind::Stream {
             self.due.name_reuse(&mut options);
         }
-        Ok(Snapshot { family: self.family, local, body, options })
+        Ok(Snapshot { family: self.family, local, body, options, luggage: None })
     }
 
     /// Rebuilds a socket in the calling thread's network namespace, which must have its local address. It sends nothing before it

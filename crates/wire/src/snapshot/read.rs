@@ -6,8 +6,9 @@ use core::net::SocketAddr;
 
 use super::write::state_number;
 use super::{
-    Body, Datagrams, Family, MAGIC, MAX_LEN, Negotiated, OptionKind, PathState, Queued, ReceiveQueue, Scale, Segment,
-    SendQueue, Snapshot, SocketOption, Stream, StreamState, Unreadable, VERSION, Window, kind, record,
+    Body, Datagrams, Family, Luggage, MAGIC, MAX_LEN, MAX_STATE, Negotiated, OptionKind, PathState, Queued,
+    ReceiveQueue, Scale, Segment, SendQueue, Snapshot, SocketOption, Stream, StreamState, Unreadable, VERSION, Window,
+    kind, record,
 };
 use crate::codec::{Malformed, Reader};
 
@@ -85,6 +86,7 @@ struct Parts {
     path: Option<PathState>,
     queue: Vec<Queued>,
     options: Vec<SocketOption>,
+    luggage: Option<Luggage>,
 }
 
 impl Parts {
@@ -140,6 +142,15 @@ impl Parts {
                 if let Some(kind) = OptionKind::from_number(number) {
                     self.options.push(SocketOption { kind, value });
                 }
+            }
+            record::LUGGAGE => {
+                let uuid = *body.array("name of the socket")?;
+                let too_long = body.malformed("state of the program");
+                let state = body.rest().to_vec();
+                if state.len() > MAX_STATE {
+                    return Err(too_long);
+                }
+                self.luggage = Some(Luggage { uuid, state });
             }
             _ => return Ok(false),
         }
@@ -201,7 +212,7 @@ impl Parts {
                 Body::Datagram(Datagrams { remote: self.remote, queue: self.queue })
             }
         };
-        Ok(Snapshot { family, local, body, options: self.options })
+        Ok(Snapshot { family, local, body, options: self.options, luggage: self.luggage })
     }
 }
 

@@ -35,6 +35,12 @@ impl Snapshot {
                 put_u64(out, option.value);
             });
         }
+        if let Some(luggage) = &self.luggage {
+            put_record(out, record::LUGGAGE, |out| {
+                out.extend_from_slice(&luggage.uuid);
+                out.extend_from_slice(&luggage.state);
+            });
+        }
         fill_length(out, length);
     }
 }

@@ -1,0 +1,272 @@
+//! Giving a program's socket away.
+
+use std::collections::{HashMap, HashSet};
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use whimbrel_datapath::{HelpedFlow, HelpedPhase};
+use whimbrel_kernel::borrowed::{self, Halted};
+use whimbrel_kernel::frozen::{Defaults, Frozen};
+use whimbrel_kernel::process;
+use whimbrel_protocol::{MoveFailed, MoveName, Refusal, Time};
+use whimbrel_wire::FlowTuple;
+use whimbrel_wire::snapshot::{Family, Luggage};
+
+use super::{Relocation, failed, refused, unmovable};
+use crate::effects::Effects;
+
+/// A socket that a move may ask for, and who has it.
+#[derive(Debug)]
+pub(super) struct Borrowed {
+    socket: OwnedFd,
+    /// Processes that are to stand still while it is at rest. None where its program has handed it over itself.
+    processes: Vec<u32>,
+    luggage: Luggage,
+}
+
+/// A socket that is at rest, to be given away.
+#[derive(Debug)]
+pub(super) struct Given {
+    flow: FlowTuple,
+    frozen: Frozen,
+    processes: Vec<u32>,
+    luggage: Luggage,
+}
+
+/// Why a socket is not even asked of its program.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NotBorrowed {
+    /// It is gone, or nobody has it open.
+    #[error("no process of this host has it open any more")]
+    Nobody,
+    /// Its numbers are being translated.
+    #[error("a helper has answered on it, which cannot be moved with it")]
+    Helped,
+    #[error(transparent)]
+    Kernel(#[from] whimbrel_kernel::Error),
+}
+
+impl Given {
+    pub(super) fn flow(&self) -> FlowTuple {
+        self.flow
+    }
+}
+
+impl Effects {
+    /// Gets hold of sockets that are to be moved, which changes nothing about them, and tells the family of each. `name` tells what a
+    /// socket is called.
+    pub(crate) fn borrow_sockets(
+        &mut self,
+        now: Time,
+        flows: &[FlowTuple],
+        name: impl Fn(BorrowedFd<'_>) -> [u8; 16],
+    ) -> HashMap<FlowTuple, Result<Family, NotBorrowed>> {
+        let mut found = HashMap::new();
+        let mut by_inode: HashMap<u32, FlowTuple> = HashMap::new();
+        for flow in flows {
+            if self.helping.helpers.numbers_of_peer(flow).is_some() {
+                found.insert(*flow, Err(NotBorrowed::Helped));
+                continue;
+            }
+            match self.socket_of(flow) {
+                Ok(Some(inode)) if inode != 0 => {
+                    by_inode.insert(inode, *flow);
+                }
+                Ok(_) => {
+                    found.insert(*flow, Err(NotBorrowed::Nobody));
+                }
+                Err(error) => {
+                    found.insert(*flow, Err(error.into()));
+                }
+            }
+        }
+        let inodes: HashSet<u32> = by_inode.keys().copied().collect();
+        let holders = if inodes.is_empty() { HashMap::new() } else { process::holders(&inodes) };
+        // One process has them all, usually: its descriptors are read once.
+        let mut of_process: HashMap<u32, HashSet<u32>> = HashMap::new();
+        for (inode, holders) in &holders {
+            let first = holders.iter().map(|holder| holder.pid).min();
+            first.map(|pid| of_process.entry(pid).or_default().insert(*inode));
+        }
+        let mut sockets: HashMap<u32, OwnedFd> = HashMap::new();
+        for (pid, inodes) in of_process {
+            match borrowed::borrow(pid, &inodes) {
+                Ok(some) => sockets.extend(some),
+                Err(error) => {
+                    let flow = inodes.iter().find_map(|inode| by_inode.get(inode));
+                    flow.map(|flow| found.insert(*flow, Err(error.into())));
+                }
+            }
+        }
+        for (inode, flow) in by_inode {
+            let Some(socket) = sockets.remove(&inode) else {
+                found.entry(flow).or_insert(Err(NotBorrowed::Nobody));
+                continue;
+            };
+            let processes = holders.get(&inode).into_iter().flatten().map(|holder| holder.pid).collect();
+            let luggage = Luggage { uuid: name(socket.as_fd()), state: Vec::new() };
+            found.insert(flow, Ok(family_of(&socket)));
+            self.relocation.borrowed.insert(flow, Borrowed { socket, processes, luggage });
+        }
+        if let Err(error) = self.make_ready(now) {
+            tracing::warn!(%error, "packets for sockets that are moved are not held meanwhile");
+        }
+        found
+    }
+
+    /// Takes over a socket that its program hands to another host itself, with what goes along.
+    pub(crate) fn take_given(&mut self, now: Time, flow: FlowTuple, socket: OwnedFd, luggage: Luggage) -> Family {
+        let family = family_of(&socket);
+        self.relocation.borrowed.insert(flow, Borrowed { socket, processes: Vec::new(), luggage });
+        if let Err(error) = self.make_ready(now) {
+            tracing::warn!(%error, "packets for sockets that are moved are not held meanwhile");
+        }
+        family
+    }
+
+    /// What a socket that was borrowed is called.
+    pub(crate) fn uuid_of(&self, flow: &FlowTuple) -> Option<[u8; 16]> {
+        let borrowed = self.relocation.borrowed.get(flow).map(|borrowed| borrowed.luggage.uuid);
+        borrowed.or_else(|| self.relocation.given.values().find(|given| given.flow == *flow).map(|g| g.luggage.uuid))
+    }
+
+    /// A socket is not to be moved after all.
+    pub(crate) fn return_socket(&mut self, now: Time, flow: &FlowTuple) {
+        if self.relocation.borrowed.remove(flow).is_some()
+            && let Err(error) = self.make_ready(now)
+        {
+            tracing::warn!(%error, "programs stay attached");
+        }
+    }
+
+    /// The inode of a connection's socket, in this host's own namespace or in that of its address.
+    fn socket_of(&mut self, flow: &FlowTuple) -> Result<Option<u32>, whimbrel_kernel::Error> {
+        let connections = match self.relocation.endpoints.at(flow.local.ip()) {
+            Some(place) => &mut place.connections,
+            None => &mut self.connections,
+        };
+        Ok(connections.find(flow)?.map(|socket| socket.inode))
+    }
+
+    pub(super) fn freeze(&mut self, name: MoveName, flow: FlowTuple) -> Result<(), MoveFailed> {
+        let Some(Borrowed { socket, processes, luggage }) = self.relocation.borrowed.remove(&flow) else {
+            return Err(failed(Refusal::Unmovable, &format!("the socket of {flow} is not there any more")));
+        };
+        self.relocation.halt(&processes).map_err(|error| refused(&error, Refusal::Unmovable))?;
+        let held = HelpedFlow { phase: HelpedPhase::Held, offset: 0, acknowledged: 0, delivered: 0 };
+        let frozen = self
+            .datapath
+            .set_helped(&flow, &held)
+            .map_err(|error| failed(Refusal::NoRights, &error))
+            .and_then(|()| Frozen::freeze(socket).map_err(|why| unmovable(&why, Refusal::Unmovable)));
+        match frozen {
+            Ok(frozen) => {
+                self.relocation.given.insert(name, Given { flow, frozen, processes, luggage });
+                Ok(())
+            }
+            Err(failed) => {
+                self.let_in(&flow);
+                self.relocation.release(&processes);
+                Err(failed)
+            }
+        }
+    }
+
+    pub(super) fn dump(&mut self, name: &MoveName) -> Result<Vec<u8>, MoveFailed> {
+        let Relocation { given, endpoints, defaults, .. } = &mut self.relocation;
+        let gone = || failed(Refusal::Unmovable, &"the socket is not at rest");
+        let Given { flow, frozen, luggage, .. } = given.get(name).ok_or_else(gone)?;
+        let defaults = match endpoints.at(flow.local.ip()) {
+            Some(place) => &place.defaults,
+            None => match defaults {
+                Some(defaults) => defaults,
+                None => defaults.insert(Defaults::look().map_err(|error| refused(&error, Refusal::Unmovable))?),
+            },
+        };
+        let mut snapshot = frozen.dump(defaults).map_err(|why| unmovable(&why, Refusal::Unmovable))?;
+        snapshot.luggage = Some(luggage.clone());
+        let mut bytes = Vec::new();
+        snapshot.encode(&mut bytes);
+        Ok(bytes)
+    }
+
+    /// The socket goes on here.
+    pub(super) fn let_go_on(&mut self, name: &MoveName) -> Result<(), MoveFailed> {
+        let Some(Given { flow, frozen, processes, .. }) = self.relocation.given.remove(name) else { return Ok(()) };
+        let injector = match self.relocation.endpoints.at(flow.local.ip()) {
+            Some(place) => &place.injector,
+            None => &self.injector,
+        };
+        // First what holds its packets: its own first segment would be held with them.
+        let in_force = self.datapath.remove_helped(&flow);
+        let thawed = frozen.thaw(injector).map_err(|why| unmovable(&why, Refusal::NotWoken));
+        self.relocation.release(&processes);
+        in_force.map_err(|error| failed(Refusal::NotWoken, &error))?;
+        thawed.map(drop)
+    }
+
+    /// The socket is another host's.
+    pub(super) fn end_given(&mut self, name: &MoveName) -> Result<(), MoveFailed> {
+        let Some(Given { flow, frozen, processes, .. }) = self.relocation.given.remove(name) else { return Ok(()) };
+        let destroyed = frozen.destroy().map_err(|why| unmovable(&why, Refusal::NotKept));
+        self.let_in(&flow);
+        self.relocation.release(&processes);
+        destroyed
+    }
+
+    pub(super) fn forget_given(&mut self, now: Time, name: &MoveName) -> Result<(), MoveFailed> {
+        self.journal.forget_donation(*name);
+        self.make_ready(now)
+    }
+
+    /// Packets of a flow are not held any more.
+    fn let_in(&mut self, flow: &FlowTuple) {
+        if let Err(error) = self.datapath.remove_helped(flow) {
+            tracing::error!(%flow, %error, "packets of a connection stay held");
+        }
+    }
+}
+
+impl Relocation {
+    /// Has processes stand still, once more each. All or none.
+    fn halt(&mut self, processes: &[u32]) -> Result<(), whimbrel_kernel::Error> {
+        let mut fresh = Vec::new();
+        for pid in processes {
+            if !self.halted.contains_key(pid) {
+                fresh.push(Halted::stop(*pid)?);
+            }
+        }
+        self.halted.extend(fresh.into_iter().map(|halted| (halted.pid(), (halted, 0))));
+        for pid in processes {
+            if let Some((_, count)) = self.halted.get_mut(pid) {
+                *count += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Processes need not stand still on account of one socket any more.
+    fn release(&mut self, processes: &[u32]) {
+        for pid in processes {
+            if let Some((_, count)) = self.halted.get_mut(pid) {
+                *count -= 1;
+                if *count == 0 {
+                    self.halted.remove(pid);
+                }
+            }
+        }
+    }
+}
+
+/// Of a socket: IPv6 also where it talks IPv4.
+fn family_of(socket: &OwnedFd) -> Family {
+    match rustix::net::sockopt::socket_domain(socket.as_fd()) {
+        Ok(rustix::net::AddressFamily::INET6) => Family::Ipv6,
+        _ => Family::Ipv4,
+    }
+}
+
+/// Whether two addresses are of one family.
+pub(super) fn is_of(family: Family, address: IpAddr) -> bool {
+    family == Family::Ipv6 || address.is_ipv4()
+}

@@ -1,0 +1,99 @@
+//! Namespaces in which addresses are local that are not this host's: for the sockets that have come with them.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+use whimbrel_datapath::{Datapath, Endpoint as Known, Role, Unknown};
+use whimbrel_kernel::Error;
+use whimbrel_kernel::endpoint::Endpoint;
+use whimbrel_kernel::frozen::Defaults;
+use whimbrel_kernel::inject::Injector;
+use whimbrel_kernel::namespace;
+use whimbrel_kernel::route::RouteSocket;
+use whimbrel_kernel::sock_diag::SockDiag;
+
+use super::Failure;
+
+/// Of the interfaces outside: packets of connections to them come by any path, so the usual one.
+const MTU: u32 = 1500;
+/// Their names begin so.
+const INTERFACE: &str = "whimbrel-e";
+
+/// A namespace and what works in it.
+#[derive(Debug)]
+pub(super) struct Place {
+    pub(super) endpoint: Endpoint,
+    pub(super) injector: Injector,
+    pub(super) connections: SockDiag,
+    pub(super) defaults: Defaults,
+    cookie: u64,
+    /// Index of the interface outside.
+    pub(super) interface: u32,
+    /// Moves and flows that need it.
+    users: usize,
+}
+
+/// All of them, by address.
+#[derive(Debug, Default)]
+pub(super) struct Endpoints {
+    places: HashMap<IpAddr, Place>,
+}
+
+impl Endpoints {
+    pub(super) fn at(&mut self, address: IpAddr) -> Option<&mut Place> {
+        self.places.get_mut(&address)
+    }
+
+    /// Index of the interface that leads to an address, if it is in a namespace of its own.
+    pub(super) fn interface(&self, address: IpAddr) -> Option<u32> {
+        self.places.get(&address).map(|place| place.interface)
+    }
+
+    /// Sees to it that there is one for an address, until as many have [released](Self::release) it.
+    pub(super) fn need(
+        &mut self,
+        address: IpAddr,
+        datapath: &mut Datapath,
+        routes: &mut RouteSocket,
+    ) -> Result<(), Failure> {
+        if let Some(place) = self.places.get_mut(&address) {
+            place.users += 1;
+            return Ok(());
+        }
+        let links = routes.links()?;
+        let name = (0..).map(|number| format!("{INTERFACE}{number}"));
+        let name = name.into_iter().find(|name| links.iter().all(|link| link.name != *name)).unwrap_or_default();
+        let endpoint = Endpoint::create(address, &name, MTU)?;
+        // Where what follows fails the namespace goes, and its interfaces with it.
+        let interface = routes.links()?.iter().find(|link| link.name == name).map(|link| link.index);
+        let interface = interface.ok_or_else(|| Error::Answer {
+            call: "RTM_GETLINK",
+            object: name,
+            detail: "it is not there, though it was made".to_owned(),
+        })?;
+        let (injector, connections, defaults, cookie) = {
+            let _inside = endpoint.enter()?;
+            (Injector::open()?, SockDiag::open()?, Defaults::look()?, namespace::cookie()?)
+        };
+        datapath.attach(interface, Role::Endpoint)?;
+        datapath.set_endpoint(interface, &Known { address, unknown: Unknown::Dropped })?;
+        datapath.follow_namespace(cookie, true)?;
+        let place = Place { endpoint, injector, connections, defaults, cookie, interface, users: 1 };
+        self.places.insert(address, place);
+        Ok(())
+    }
+
+    /// One user less. Without any it goes, as soon as no program has a socket in it.
+    pub(super) fn release(&mut self, address: IpAddr, datapath: &mut Datapath) -> Result<(), Failure> {
+        let Some(place) = self.places.get_mut(&address) else { return Ok(()) };
+        place.users -= 1;
+        if place.users > 0 {
+            return Ok(());
+        }
+        let Some(place) = self.places.remove(&address) else { return Ok(()) };
+        datapath.follow_namespace(place.cookie, false)?;
+        datapath.remove_endpoint(place.interface)?;
+        datapath.detach(place.interface)?;
+        Ok(())
+    }
+}

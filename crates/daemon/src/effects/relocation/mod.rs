@@ -1,0 +1,173 @@
+//! Sockets that change hosts: what a move asks of the kernel (`whimbrel_protocol::MoveOp`, docs/protocol.md §9).
+//!
+//! ```text
+//! donor.rs      freezing a program's socket, writing it down, ending it or letting it go on
+//! acceptor.rs   rebuilding it, and handing it to whoever is to receive it
+//! endpoints.rs  the namespaces in which addresses are local that are not this host's
+//! ```
+
+mod acceptor;
+mod donor;
+mod endpoints;
+
+use std::collections::{BTreeSet, HashMap};
+use std::io;
+use std::os::fd::OwnedFd;
+
+use whimbrel_kernel::borrowed::Halted;
+use whimbrel_kernel::frozen::{Defaults, Unmovable};
+use whimbrel_protocol::{LocalEnd, MoveDone, MoveFailed, MoveName, MoveOp, Refusal, Time};
+use whimbrel_wire::FlowTuple;
+use whimbrel_wire::snapshot::Luggage;
+
+use super::{Effects, Failure};
+use acceptor::Taken;
+use donor::{Borrowed, Given};
+use endpoints::Endpoints;
+
+/// A socket that has come here, for the program that receives it.
+#[derive(Debug)]
+pub(crate) struct Arrived {
+    /// By which move.
+    pub(crate) name: MoveName,
+    /// The name under which the program takes sockets.
+    pub(crate) receiver: Vec<u8>,
+    /// The connection, as the socket has it.
+    pub(crate) flow: FlowTuple,
+    /// The socket.
+    pub(crate) socket: OwnedFd,
+    /// Its name, and what the program that had it wants to be known.
+    pub(crate) luggage: Luggage,
+}
+
+/// The sockets that are on their way, and what goes with them.
+#[derive(Debug, Default)]
+pub(crate) struct Relocation {
+    /// Sockets of programs that a move may ask for at any moment.
+    borrowed: HashMap<FlowTuple, Borrowed>,
+    given: HashMap<MoveName, Given>,
+    taken: HashMap<MoveName, Taken>,
+    endpoints: Endpoints,
+    /// Who is there to receive sockets.
+    receivers: BTreeSet<Vec<u8>>,
+    arrived: Vec<Arrived>,
+    /// Processes that stand still, each as long as any of its sockets is at rest.
+    halted: HashMap<u32, (Halted, usize)>,
+    /// The TUN device passes packets of other hosts on.
+    forwards: bool,
+    /// This host's settings for sockets.
+    defaults: Option<Defaults>,
+}
+
+impl Relocation {
+    /// Whether the data plane has something to hold, or is about to.
+    pub(super) fn is_busy(&self) -> bool {
+        !self.borrowed.is_empty() || !self.given.is_empty() || !self.taken.is_empty()
+    }
+
+    /// A program is there that receives sockets under this name.
+    pub(crate) fn add_receiver(&mut self, name: Vec<u8>) -> bool {
+        self.receivers.insert(name)
+    }
+
+    /// It is gone. Moves that count on it are found out when they hand it its socket.
+    pub(crate) fn remove_receiver(&mut self, name: &[u8]) {
+        self.receivers.remove(name);
+    }
+
+    /// Which connection a move is about, as long as it is not over.
+    pub(crate) fn flow_of(&self, name: &MoveName) -> Option<FlowTuple> {
+        self.given.get(name).map(Given::flow).or_else(|| self.taken.get(name).map(Taken::flow))
+    }
+
+    /// Whether somebody receives sockets under a name: under none they wait here until a program asks for them by their own names.
+    fn is_received(&self, name: &[u8]) -> bool {
+        name.is_empty() || self.receivers.contains(name)
+    }
+
+    /// Takes the sockets that are to be handed to programs.
+    pub(crate) fn take_arrived(&mut self) -> Vec<Arrived> {
+        std::mem::take(&mut self.arrived)
+    }
+}
+
+impl Effects {
+    /// Carries out one op of a move. What fails has changed nothing, unless it is said otherwise there.
+    pub(crate) fn carry_out_move(&mut self, now: Time, op: MoveOp) -> Result<MoveDone, MoveFailed> {
+        match op {
+            MoveOp::Admit { name, request } => self.admit(now, name, request)?,
+            MoveOp::Freeze { name, flow } => self.freeze(name, flow)?,
+            MoveOp::Dump { name } => return self.dump(&name).map(MoveDone::Dumped),
+            MoveOp::Restore { name, request, snapshot } => self.rebuild(name, &request, &snapshot)?,
+            MoveOp::Thaw { name } if self.relocation.given.contains_key(&name) => self.let_go_on(&name)?,
+            MoveOp::Thaw { name } => self.wake(&name)?,
+            MoveOp::Destroy { name, .. } if self.relocation.given.contains_key(&name) => self.end_given(&name)?,
+            MoveOp::Destroy { name, .. } => self.drop_taken(&name)?,
+            MoveOp::CloseFarEnd { flow } => self.close_far_end(flow)?,
+            MoveOp::SaveDonation(saved) => self.journal.save_donation(saved),
+            MoveOp::ForgetDonation { name } => self.forget_given(now, &name)?,
+            MoveOp::SaveAcceptance(saved) => self.journal.save_acceptance(saved),
+            MoveOp::ForgetAcceptance { name } => self.forget_taken(now, &name)?,
+            MoveOp::SaveHeld(saved) => self.journal.save_held(saved),
+            MoveOp::ForgetHeld { flow } => self.journal.forget_held(flow),
+        }
+        self.journal.flush().map_err(|error| failed(Refusal::NotKept, &error))?;
+        Ok(MoveDone::Done)
+    }
+
+    /// The far end of a connection is to know that it is over.
+    fn close_far_end(&mut self, name: u64) -> Result<(), MoveFailed> {
+        let found = self.journal.flows().iter().find(|(_, entry)| entry.name == name);
+        let Some((flow, entry)) = found.map(|(flow, entry)| (*flow, *entry)) else { return Ok(()) };
+        if entry.end == LocalEnd::Here
+            && let Some(socket) = self.connections.find(&flow).map_err(|error| failed(Refusal::NotKept, &error))?
+        {
+            self.connections.destroy(&socket).map_err(|error| failed(Refusal::NotKept, &error))?;
+        }
+        // A far end that runs nothing is answered by the kernel, once the flow is not known any more.
+        Ok(())
+    }
+
+    /// The programs are attached before anything stops, since that takes the kernel tens of milliseconds.
+    fn make_ready(&mut self, now: Time) -> Result<(), MoveFailed> {
+        let busy = self.relocation.is_busy();
+        if self.hooks.note_moving(now, busy) {
+            self.apply_hooks().map_err(|error| failed(Refusal::NoRights, &error))?;
+        }
+        Ok(())
+    }
+}
+
+fn failed(refusal: Refusal, why: &dyn std::fmt::Display) -> MoveFailed {
+    MoveFailed { refusal, sentence: why.to_string() }
+}
+
+/// As what another host is told of a failure of the kernel's.
+fn refusal_of(errno: Option<i32>, otherwise: Refusal) -> Refusal {
+    match errno.map(io::Error::from_raw_os_error).map(|error| error.kind()) {
+        Some(io::ErrorKind::AddrInUse | io::ErrorKind::AddrNotAvailable) => Refusal::Taken,
+        Some(io::ErrorKind::PermissionDenied) => Refusal::NoRights,
+        Some(io::ErrorKind::OutOfMemory) => Refusal::NoRoom,
+        _ if errno == Some(rustix::io::Errno::AFNOSUPPORT.raw_os_error()) => Refusal::NoFamily,
+        _ if errno == Some(rustix::io::Errno::NOBUFS.raw_os_error()) => Refusal::NoRoom,
+        _ => otherwise,
+    }
+}
+
+fn unmovable(why: &Unmovable, otherwise: Refusal) -> MoveFailed {
+    let refusal = match why {
+        Unmovable::Kernel(error) => refusal_of(error.raw_os_error(), otherwise),
+        _ => Refusal::Unmovable,
+    };
+    failed(refusal, why)
+}
+
+fn refused(error: &whimbrel_kernel::Error, otherwise: Refusal) -> MoveFailed {
+    failed(refusal_of(error.raw_os_error(), otherwise), error)
+}
+
+impl From<Failure> for MoveFailed {
+    fn from(failure: Failure) -> Self {
+        failed(Refusal::NotKept, &failure)
+    }
+}

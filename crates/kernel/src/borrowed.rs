@@ -1,0 +1,183 @@
+//! Other processes' sockets, and these processes held still while their sockets are at rest.
+
+use std::collections::HashSet;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal, pidfd_getfd, pidfd_open, pidfd_send_signal};
+
+use crate::error::Error;
+use crate::process::socket_inode;
+
+/// How long a process may take to stand still.
+const PATIENCE: Duration = Duration::from_millis(100);
+/// Between looks at it.
+const LOOK: Duration = Duration::from_micros(20);
+
+/// Duplicates of the sockets with these inodes that a process has open, with their inodes: one of each, closed on exec. Needs
+/// CAP_SYS_PTRACE or the same user (ptrace(2), PTRACE_MODE_ATTACH_REALCREDS).
+///
+/// # Errors
+/// [`Error::Call`]: the process is gone, or may not be looked into.
+pub fn borrow(pid: u32, inodes: &HashSet<u32>) -> Result<Vec<(u32, OwnedFd)>, Error> {
+    let process = open(pid)?;
+    let object = || format!("process {pid}");
+    let path = format!("/proc/{pid}/fd");
+    let entries = std::fs::read_dir(&path).map_err(|e| Error::call("readdir", path, e))?;
+    let mut found = Vec::new();
+    let mut left = inodes.clone();
+    for entry in entries.flatten() {
+        let number = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok());
+        let inode = std::fs::read_link(entry.path()).ok().and_then(|link| socket_inode(&link));
+        let (Some(number), Some(inode)) = (number, inode) else { continue };
+        if left.contains(&inode) {
+            let socket = pidfd_getfd(&process, number, PidfdGetfdFlags::empty())
+                .map_err(|e| Error::call("pidfd_getfd", object(), e))?;
+            // The number may be another file's by now.
+            let same = rustix::fs::fstat(socket.as_fd()).is_ok_and(|stat| stat.st_ino == u64::from(inode));
+            if same && left.remove(&inode) {
+                found.push((inode, socket));
+            }
+        }
+        if left.is_empty() {
+            break;
+        }
+    }
+    Ok(found)
+}
+
+/// A process that stands still (SIGSTOP) until this is dropped. One that stood still before stays so. It survives whoever has
+/// stopped it: it does not go on before somebody continues it.
+#[derive(Debug)]
+pub struct Halted {
+    process: OwnedFd,
+    pid: u32,
+    /// It was stopped by somebody else.
+    before: bool,
+}
+
+impl Halted {
+    /// Stops a process, and waits until none of its threads runs.
+    ///
+    /// # Errors
+    /// [`Error::Call`]: it is gone, may not be stopped, or does not stop within a tenth of a second, as while it waits for a
+    /// disk; it runs as before.
+    pub fn stop(pid: u32) -> Result<Self, Error> {
+        let process = open(pid)?;
+        let object = || format!("process {pid}");
+        let before = stands_still(pid) == Some(true);
+        let halted = Self { process, pid, before };
+        if before {
+            return Ok(halted);
+        }
+        pidfd_send_signal(&halted.process, Signal::STOP)
+            .map_err(|e| Error::call("pidfd_send_signal SIGSTOP", object(), e))?;
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match stands_still(pid) {
+                Some(true) => return Ok(halted),
+                Some(false) if Instant::now() < deadline => std::thread::sleep(LOOK),
+                still => {
+                    let errno = if still.is_none() { rustix::io::Errno::SRCH } else { rustix::io::Errno::TIMEDOUT };
+                    return Err(Error::call("pidfd_send_signal SIGSTOP", object(), errno));
+                }
+            }
+        }
+    }
+
+    /// Its number.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+}
+
+impl Drop for Halted {
+    fn drop(&mut self) {
+        if !self.before {
+            // It may be gone.
+            let _ = pidfd_send_signal(&self.process, Signal::CONT);
+        }
+    }
+}
+
+/// Continues a process that whoever was here before has stopped and could not continue; one that is gone needs it no more.
+///
+/// # Errors
+/// [`Error::Call`]: it may not be signalled.
+pub fn resume(pid: u32) -> Result<(), Error> {
+    let Ok(process) = open(pid) else { return Ok(()) };
+    match pidfd_send_signal(&process, Signal::CONT) {
+        Err(rustix::io::Errno::SRCH) | Ok(()) => Ok(()),
+        Err(error) => Err(Error::call("pidfd_send_signal SIGCONT", format!("process {pid}"), error)),
+    }
+}
+
+fn open(pid: u32) -> Result<OwnedFd, Error> {
+    let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    let number =
+        number.ok_or(Error::Argument { object: format!("process {pid}"), detail: "there is no such number" })?;
+    pidfd_open(number, PidfdFlags::empty()).map_err(|e| Error::call("pidfd_open", format!("process {pid}"), e))
+}
+
+/// Whether no thread of a process runs; `None`: it is gone.
+fn stands_still(pid: u32) -> Option<bool> {
+    let mut any = false;
+    for thread in std::fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten() {
+        let Ok(stat) = std::fs::read_to_string(thread.path().join("stat")) else { continue };
+        // The name, in parentheses, may have any bytes.
+        let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
+        match state {
+            Some('Z' | 'X') => {}
+            Some('T' | 't') => any = true,
+            _ => return Some(false),
+        }
+    }
+    any.then_some(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader, Write};
+    use std::net::TcpListener;
+    use std::os::fd::AsRawFd;
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn a_process_stands_still_and_goes_on() {
+        let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("cat");
+        let (mut input, output) = (child.stdin.take().expect("pipe"), child.stdout.take().expect("pipe"));
+        let mut output = BufReader::new(output);
+        let mut line = String::new();
+        input.write_all(b"one\n").expect("write");
+        output.read_line(&mut line).expect("read");
+        let halted = Halted::stop(child.id()).expect("stop");
+        assert_eq!(stands_still(child.id()), Some(true));
+        let again = Halted::stop(child.id()).expect("stop");
+        drop(again);
+        assert_eq!(stands_still(child.id()), Some(true), "who has found it so leaves it so");
+        input.write_all(b"two\n").expect("write");
+        drop(halted);
+        output.read_line(&mut line).expect("read");
+        assert_eq!(line, "one\ntwo\n");
+        drop(input);
+        child.wait().expect("wait");
+        assert!(Halted::stop(child.id()).is_err(), "it is gone");
+        assert!(resume(child.id()).is_ok());
+    }
+
+    #[test]
+    fn the_sockets_of_a_process_are_borrowed() {
+        let sockets = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").expect("bind"));
+        let inode = |socket: &TcpListener| rustix::fs::fstat(socket).expect("fstat").st_ino as u32;
+        let wanted: HashSet<u32> = sockets[..2].iter().map(inode).chain([1]).collect();
+        let found = borrow(std::process::id(), &wanted).expect("borrow");
+        let names: HashSet<u32> = found.iter().map(|(inode, _)| *inode).collect();
+        assert_eq!(names, sockets[..2].iter().map(inode).collect());
+        for (_, socket) in found {
+            assert!(sockets.iter().all(|own| own.as_raw_fd() != socket.as_raw_fd()));
+        }
+    }
+}
