@@ -2,6 +2,8 @@
 
 mod support;
 
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -42,19 +44,21 @@ fn shared() -> Vec<String> {
 }
 
 fn run(program: &Path, directory: &Directory) {
+    run_as(program, directory, None);
+}
+
+fn run_as(program: &Path, directory: &Directory, user: Option<u32>) {
     // The library is named as it is installed (the soname); here it is found as it was built.
     let (key, run_dir) = found_at(directory);
     let link = directory.0.join("libwhimbrel.so.0");
-    if !link.exists() {
-        std::os::unix::fs::symlink(library_directory().join("libwhimbrel.so"), link).expect("a link");
+    // Another user may not look where it was built.
+    std::fs::copy(library_directory().join("libwhimbrel.so"), link).expect("copied");
+    let mut limited = Command::new("timeout");
+    limited.arg("60").arg(program).env(key, run_dir).env("LD_LIBRARY_PATH", &directory.0).current_dir("/");
+    if let Some(user) = user {
+        limited.uid(user).gid(user);
     }
-    let limited = Command::new("timeout")
-        .arg("60")
-        .arg(program)
-        .env(key, run_dir)
-        .env("LD_LIBRARY_PATH", &directory.0)
-        .output()
-        .expect("run");
+    let limited = limited.output().expect("run");
     let said = String::from_utf8_lossy(&limited.stderr);
     assert!(limited.status.success(), "{}: {}\n{said}", program.display(), limited.status);
     assert_eq!(limited.stdout, b"ok\n");
@@ -64,6 +68,21 @@ fn run(program: &Path, directory: &Directory) {
 fn without_a_daemon_sockets_are_plain() {
     let directory = Directory::new("plain");
     run(&compile(&directory, "plain", &shared()), &directory);
+}
+
+#[test]
+fn who_may_not_ask_the_daemon_has_plain_sockets() {
+    // SAFETY: takes and changes nothing.
+    if unsafe { libc::geteuid() } != 0 {
+        eprintln!("skipped: only root can be somebody else");
+        return;
+    }
+    let directory = Directory::new("denied");
+    daemon(&directory);
+    std::fs::set_permissions(&directory.0, PermissionsExt::from_mode(0o755)).expect("mode");
+    let socket = whimbrel_ipc::socket_path(&directory.0);
+    std::fs::set_permissions(socket, PermissionsExt::from_mode(0o600)).expect("mode");
+    run_as(&compile(&directory, "denied", &shared()), &directory, Some(65534));
 }
 
 #[test]

@@ -3,15 +3,21 @@
 use std::fs;
 use std::net::IpAddr;
 
+use super::community::befriend;
 use super::world::{LONG, World, all_run, site, step};
 use super::{Scenario, scenario};
-use crate::{Error, Host, Lab, Process, Result, Whimbrel, expect};
+use crate::{Error, Host, Join, Lab, Process, Result, Whimbrel, expect};
 
 pub(super) const SCENARIOS: &[Scenario] = &[
     scenario(
         "library",
         "a program's socket keeps its name over a restart of the daemon, outlives its program, roams meanwhile, and is taken up by another",
         library,
+    ),
+    scenario(
+        "library-give",
+        "a program hands its connection to one on another host, with what that needs to go on, and gets it back; the far end runs nothing",
+        give,
     ),
     scenario(
         "library-refusals",
@@ -156,6 +162,51 @@ fn library(lab: &mut Lab) -> Result<()> {
     }
     world.no_resets()?;
     all_run(&mut [&mut client, &mut server])
+}
+
+fn give(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let network = world.add(lab, site("c"))?;
+    let tablet = lab.host("tablet")?;
+    let at_tablet = tablet.join(&network.network, &Join::by("eth0"))?.ipv4()?;
+    let (mut here, mut there) = (world.laptop.whimbrel()?, tablet.whimbrel()?);
+    befriend(&here, &there, world.at.ipv4()?)?;
+    for to in [world.at_server.ipv4()?, world.at_server.ipv6()?] {
+        let own = if to.is_ipv4() { world.at.ipv4()? } else { world.at.ipv6()? };
+        let (mut far, port) = far_end(&world.server, to)?;
+        let mut first = Program::start(&world.laptop, &here)?;
+        let local = first.does(&format!("connect {to} {port}"))?;
+        first.does(&format!("talk {BLOCKS}"))?;
+        let uuid = first.does("uuid")?;
+        let told = first.fails(&format!("give {at_tablet} films"))?;
+        expect!(told.starts_with("ECANCELED") && told.contains("no program"), "{told}");
+        first.does(&format!("talk {BLOCKS}"))?;
+
+        let mut second = Program::start(&tablet, &there)?;
+        second.does("receive films")?;
+        // What is under way, or was not read, goes along.
+        first.does("ask")?;
+        first.does(&format!("give {at_tablet} films"))?;
+        let came = second.does("received")?;
+        expect!(came == uuid, "it was {uuid}, and is {came} where it went");
+        second.does("hear")?;
+        second.does(&format!("talk {BLOCKS}"))?;
+        step("the connection is with the other program, and its state too");
+        let named = second.does("uuid")?;
+        expect!(named == uuid, "it came as {uuid}, and is called {named}");
+        let told = first.fails(&format!("bind {own} {local}"))?;
+        expect!(told.starts_with("EADDRINUSE"), "its port is given to somebody else meanwhile: {told}");
+
+        // Nobody receives it: it waits for whoever has its name.
+        second.does(&format!("give {}", world.at.ipv4()?))?;
+        first.does(&format!("rebuild {uuid} {}", 3 * BLOCKS + 1))?;
+        first.does(&format!("talk {BLOCKS}"))?;
+        step("it is back, and goes on");
+        first.does("close")?;
+        is_over(&mut far, 4 * BLOCKS + 1)?;
+    }
+    world.no_resets()?;
+    all_run(&mut [&mut here, &mut there])
 }
 
 fn refusals(lab: &mut Lab) -> Result<()> {

@@ -631,6 +631,7 @@ impl EventLoop {
             self.take_in_datapath_events(now);
             self.judge.look(&mut self.node, now);
             self.programs_due(now);
+            self.effects.settle_ports();
         }
         if self.next_loss_tick <= now {
             self.next_loss_tick = now + LOSS_TICK;

@@ -150,6 +150,7 @@ impl EventLoop {
     /// Sockets that have come are handed to their programs.
     pub(crate) fn hand_over(&mut self) {
         for Arrived { name, receiver, flow, socket, luggage } in self.effects.relocation.take_arrived() {
+            self.programs.names.learn(socket.as_fd(), Uuid::from_bytes(luggage.uuid));
             if receiver.is_empty() {
                 // A program asks for it by its name.
                 let uuid = Uuid::from_bytes(luggage.uuid);

@@ -1,6 +1,6 @@
 //! What sockets are called.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::BorrowedFd;
 
 use ring::hmac;
@@ -8,6 +8,10 @@ use rustix::net::{AddressFamily, SocketType, ipproto, sockopt};
 use whimbrel_ipc::{Code, Failure, Uuid};
 
 use super::failed;
+
+/// Names of sockets that came from elsewhere which are known at a time. Nobody tells when such a socket is closed, so the oldest
+/// are forgotten; it is called otherwise then, by a name that is as good for all that begins later.
+const LEARNED: usize = 65_536;
 
 /// Gives sockets their names. One that was made here has a name that follows from its number (SO_COOKIE, which no other socket has until
 /// the machine is booted again) and a secret, so that nothing need be remembered, and every life of the daemon gives it the same.
@@ -17,6 +21,8 @@ pub(crate) struct SocketNames {
     boot: String,
     /// Those of sockets that came from other hosts, by their numbers here.
     learned: HashMap<u64, Uuid>,
+    /// Their numbers, the oldest first.
+    order: VecDeque<u64>,
 }
 
 impl SocketNames {
@@ -25,7 +31,7 @@ impl SocketNames {
         let derived = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, secret), b"whimbrel: names of sockets");
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let secret = hmac::Key::new(hmac::HMAC_SHA256, derived.as_ref());
-        Self { secret, boot, learned: HashMap::new() }
+        Self { secret, boot, learned: HashMap::new(), order: VecDeque::new() }
     }
 
     /// The name of a socket that some program has given.
@@ -44,6 +50,23 @@ impl SocketNames {
             return Err(Failure::new("only sockets of TCP and UDP over IP are moved").code(Code::NotSupported));
         }
         Ok(self.of_cookie(sockopt::socket_cookie(socket).map_err(asked)?))
+    }
+
+    /// A socket has come from another host, which called it so.
+    pub(crate) fn learn(&mut self, socket: BorrowedFd<'_>, uuid: Uuid) {
+        // What has no number is no socket; and who gave one may not have called it anything (RFC 9562 §5.9).
+        let Ok(cookie) = sockopt::socket_cookie(socket) else { return };
+        if *uuid.as_bytes() == [0; 16] {
+            return;
+        }
+        if self.learned.insert(cookie, uuid).is_none() {
+            self.order.push_back(cookie);
+        }
+        if self.order.len() > LEARNED
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.learned.remove(&oldest);
+        }
     }
 
     /// The name of the socket with this number (SO_COOKIE).
@@ -75,6 +98,20 @@ mod tests {
         assert_ne!(names.of(two.as_fd()).expect("named"), uuid);
         assert_eq!(SocketNames::new(&[7; 32]).of(one.as_fd()).expect("named"), uuid);
         assert_ne!(SocketNames::new(&[8; 32]).of(one.as_fd()).expect("named"), uuid);
+    }
+
+    #[test]
+    fn a_socket_that_came_brings_its_name() {
+        let mut names = SocketNames::new(&[7; 32]);
+        let socket = UdpSocket::bind("127.0.0.1:0").expect("bind");
+        let uuid = Uuid::from_random([9; 16]);
+        let before = names.of(socket.as_fd()).expect("named");
+        names.learn(socket.as_fd(), Uuid::from_bytes([0; 16]));
+        assert_eq!(names.of(socket.as_fd()).expect("named"), before);
+        names.learn(socket.as_fd(), uuid);
+        names.learn(socket.as_fd(), uuid);
+        assert_eq!(names.of(socket.as_fd()).expect("named"), uuid);
+        assert_eq!(names.order.len(), 1);
     }
 
     #[test]

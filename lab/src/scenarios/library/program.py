@@ -70,8 +70,14 @@ class Program:
     def sockets(self, process):
         return " ".join(str(found.uuid) for found in whimbrel.sockets(int(process)))
 
-    def give(self, to, receiver):
+    def give(self, to, receiver=None):
         whimbrel.give(self.sock, to, receiver=receiver, state=str(self.next).encode())
+        return "x"
+
+    def bind(self, host, port):
+        """Whether somebody else could have a port."""
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as sock:
+            sock.bind((host, int(port)))
         return "x"
 
     def receive(self, name):

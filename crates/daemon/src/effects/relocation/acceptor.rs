@@ -67,7 +67,7 @@ impl Effects {
         {
             return Err(failed(Refusal::BadSnapshot, &"it is the snapshot of another socket than was announced"));
         }
-        let Relocation { taken, endpoints, .. } = &mut self.relocation;
+        let Relocation { taken, endpoints, ports, .. } = &mut self.relocation;
         let gone = || failed(Refusal::NotRestored, &"nobody has asked for it");
         let of = taken.get_mut(&name).ok_or_else(gone)?;
         let frozen = match of.endpoint.and_then(|address| endpoints.at(address)) {
@@ -75,7 +75,10 @@ impl Effects {
                 let _inside = place.endpoint.enter().map_err(|error| refused(&error, Refusal::NotRestored))?;
                 Frozen::restore(&snapshot, &place.injector)
             }
-            None => Frozen::restore(&snapshot, &self.injector),
+            None => {
+                ports.make_way(request.tuple.transport, request.tuple.local);
+                Frozen::restore(&snapshot, &self.injector)
+            }
         };
         of.frozen = Some((frozen.map_err(|why| unmovable(&why, Refusal::NotRestored))?, snapshot.luggage));
         Ok(())
@@ -122,6 +125,7 @@ impl Effects {
         if let Some(before) = before.filter(|before| *before != entry.end) {
             self.release_flow_endpoint(flow, before);
         }
+        self.keep_port(flow, entry);
         match entry.end {
             LocalEnd::Here => Toward::Stack,
             LocalEnd::Behind => {
@@ -143,6 +147,7 @@ impl Effects {
 
     /// As [`Effects::toward`], of a flow that the data plane had from a daemon before this one.
     pub(in crate::effects) fn toward_adopted(&mut self, flow: &FlowTuple, entry: &FlowEntry) -> Toward {
+        self.keep_port(flow, entry);
         match entry.end {
             LocalEnd::Here => Toward::Stack,
             LocalEnd::Behind => {
@@ -164,10 +169,12 @@ impl Effects {
         }
     }
 
-    /// A flow with a socket in a namespace of its own is over.
+    /// A flow is over, or its end not there any more: with a socket in a namespace of its own, or with another host's socket.
     pub(in crate::effects) fn release_flow_endpoint(&mut self, flow: &FlowTuple, end: LocalEnd) {
-        if end == LocalEnd::Endpoint {
-            self.release_endpoint(flow.local.ip());
+        match end {
+            LocalEnd::Endpoint => self.release_endpoint(flow.local.ip()),
+            LocalEnd::Behind => self.release_port(flow),
+            LocalEnd::Here => {}
         }
     }
 

@@ -209,6 +209,7 @@ impl Effects {
     pub(super) fn end_given(&mut self, name: &MoveName) -> Result<(), MoveFailed> {
         let Some(Given { flow, frozen, processes, .. }) = self.relocation.given.remove(name) else { return Ok(()) };
         let destroyed = frozen.destroy().map_err(|why| unmovable(&why, Refusal::NotKept));
+        self.settle_ports();
         self.let_in(&flow);
         self.relocation.release(&processes);
         destroyed

@@ -3,12 +3,14 @@
 //! ```text
 //! donor.rs      freezing a program's socket, writing it down, ending it or letting it go on
 //! acceptor.rs   rebuilding it, and handing it to whoever is to receive it
+//! ports.rs      keeping ports of this host for sockets that have gone
 //! endpoints.rs  the namespaces in which addresses are local that are not this host's
 //! ```
 
 mod acceptor;
 mod donor;
 mod endpoints;
+mod ports;
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -24,6 +26,7 @@ use super::{Effects, Failure};
 use acceptor::Taken;
 use donor::{Borrowed, Given};
 use endpoints::Endpoints;
+use ports::Ports;
 
 /// A socket that has come here, for the program that receives it.
 #[derive(Debug)]
@@ -48,6 +51,7 @@ pub(crate) struct Relocation {
     given: HashMap<MoveName, Given>,
     taken: HashMap<MoveName, Taken>,
     endpoints: Endpoints,
+    ports: Ports,
     /// Who is there to receive sockets.
     receivers: BTreeSet<Vec<u8>>,
     arrived: Vec<Arrived>,

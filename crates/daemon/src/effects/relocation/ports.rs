@@ -1,0 +1,180 @@
+//! Ports of sockets that have gone to other hosts with this host's address.
+//!
+//! The far end of such a socket takes it to be here. So nobody here is to be given its port: a connection from it to the same place would have
+//! the very names of the one that has moved, and a server on it would be deaf to whoever has that. A socket is bound in its stead, which neither
+//! listens nor says anything; the kernel passes over its port when it chooses one, and refuses it with EADDRINUSE to who asks for it.
+
+use std::collections::{HashMap, HashSet};
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with};
+use whimbrel_protocol::{FlowEntry, LocalEnd};
+use whimbrel_wire::{FlowTuple, Transport};
+
+use crate::effects::Effects;
+
+/// The ports that are kept from being given away.
+#[derive(Debug, Default)]
+pub(super) struct Ports {
+    ports: HashMap<(Transport, SocketAddr), Port>,
+    /// Some are not held yet.
+    open: bool,
+}
+
+#[derive(Debug)]
+struct Port {
+    /// The far ends of sockets elsewhere that have it.
+    users: HashSet<SocketAddr>,
+    held: Option<OwnedFd>,
+}
+
+impl Ports {
+    /// A socket is elsewhere that has this address of here, and this far end.
+    pub(super) fn need(&mut self, transport: Transport, local: SocketAddr, far: SocketAddr) {
+        let fresh = || Port { users: HashSet::new(), held: None };
+        let port = self.ports.entry((transport, local)).or_insert_with(fresh);
+        port.users.insert(far);
+        self.open |= port.held.is_none();
+    }
+
+    /// It is over, or back.
+    pub(super) fn release(&mut self, transport: Transport, local: SocketAddr, far: SocketAddr) {
+        let key = (transport, local);
+        if let Some(port) = self.ports.get_mut(&key) {
+            port.users.remove(&far);
+            if port.users.is_empty() {
+                self.ports.remove(&key);
+            }
+        }
+    }
+
+    /// A socket comes back to its port.
+    pub(super) fn make_way(&mut self, transport: Transport, local: SocketAddr) {
+        if let Some(port) = self.ports.get_mut(&(transport, local)) {
+            port.held = None;
+            self.open = true;
+        }
+    }
+
+    /// Takes those that are not held. One that cannot be had is somebody's, which does as well: the listener's that the connection was
+    /// accepted by, or the socket's itself, which is about to go. So this is asked again from time to time.
+    pub(super) fn settle(&mut self) {
+        if !self.open {
+            return;
+        }
+        self.open = false;
+        for ((transport, local), port) in &mut self.ports {
+            let Some(far) = port.users.iter().next().filter(|_| port.held.is_none()) else { continue };
+            match hold(*transport, *local, *far) {
+                Ok(held) => port.held = Some(held),
+                Err(Errno::ADDRINUSE) => self.open = true,
+                // One below 1024, which this process has no right to (capabilities(7)), nor have most others; or no address of this host.
+                Err(error) => tracing::debug!(%local, %error, "the port of a socket that is elsewhere is not held"),
+            }
+        }
+    }
+}
+
+impl Effects {
+    /// A flow's end is where `entry` says. Where that is another host's socket with an address of this one, its port is kept for it.
+    pub(super) fn keep_port(&mut self, flow: &FlowTuple, entry: &FlowEntry) {
+        if entry.end == LocalEnd::Behind {
+            // As this host answers for the far end, that is `local`.
+            self.relocation.ports.need(flow.transport, flow.remote, flow.local);
+        }
+    }
+
+    pub(super) fn release_port(&mut self, flow: &FlowTuple) {
+        self.relocation.ports.release(flow.transport, flow.remote, flow.local);
+    }
+
+    /// Takes ports that somebody else had, if they are free by now.
+    pub(crate) fn settle_ports(&mut self) {
+        self.relocation.ports.settle();
+    }
+}
+
+/// A socket that has the port and does nothing.
+fn hold(transport: Transport, local: SocketAddr, far: SocketAddr) -> Result<OwnedFd, Errno> {
+    let family = if local.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let kind = match transport {
+        Transport::Tcp => SocketType::STREAM,
+        Transport::Udp => SocketType::DGRAM,
+    };
+    let socket = socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
+    bind(&socket, &local)?;
+    if transport == Transport::Udp {
+        // It is not to take what others send to the port, who would wait for an answer instead of hearing that nobody is there.
+        connect(&socket, &far)?;
+    }
+    Ok(socket)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io;
+    use std::net::{TcpListener, TcpStream, UdpSocket};
+
+    fn taken(result: io::Result<()>) -> bool {
+        match result {
+            Ok(()) => false,
+            Err(error) => {
+                assert_eq!(error.kind(), io::ErrorKind::AddrInUse, "{error}");
+                true
+            }
+        }
+    }
+
+    #[test]
+    fn a_port_is_held_once_its_socket_has_gone_and_until_nobody_needs_it() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+        let remote = listener.local_addr().expect("address");
+        let client = TcpStream::connect(remote).expect("connect");
+        let accepted = listener.accept().expect("accept").0;
+        let local = client.local_addr().expect("address");
+        let mut ports = Ports::default();
+        ports.need(Transport::Tcp, local, remote);
+        let other = SocketAddr::new(remote.ip(), 9);
+        ports.need(Transport::Tcp, local, other);
+        ports.settle();
+        assert!(ports.open, "its own socket has it still");
+        // The end that closes last has no TIME-WAIT.
+        drop(accepted);
+        drop(client);
+        let start = std::time::Instant::now();
+        while ports.open {
+            assert!(start.elapsed().as_secs() < 10, "it is not to be had");
+            ports.settle();
+        }
+        let ask = || TcpListener::bind(local).map(drop);
+        assert!(taken(ask()));
+        ports.make_way(Transport::Tcp, local);
+        assert!(!taken(ask()), "it cannot come back");
+        ports.settle();
+        assert!(taken(ask()));
+        ports.release(Transport::Tcp, local, remote);
+        assert!(taken(ask()));
+        ports.release(Transport::Tcp, local, other);
+        assert!(!taken(ask()));
+    }
+
+    #[test]
+    fn datagrams_of_others_are_refused_as_before() {
+        let far = UdpSocket::bind("127.0.0.1:0").expect("bind");
+        let gone = UdpSocket::bind("127.0.0.1:0").expect("bind");
+        let (local, remote) = (gone.local_addr().expect("address"), far.local_addr().expect("address"));
+        drop(gone);
+        let mut ports = Ports::default();
+        ports.need(Transport::Udp, local, remote);
+        ports.settle();
+        assert!(taken(UdpSocket::bind(local).map(drop)));
+        let other = UdpSocket::bind("127.0.0.1:0").expect("bind");
+        other.connect(local).expect("connect");
+        other.send(b"hello").expect("sent");
+        let told = other.recv(&mut [0; 8]).expect_err("nobody is there");
+        assert_eq!(told.kind(), io::ErrorKind::ConnectionRefused);
+    }
+}
