@@ -143,16 +143,20 @@ pub enum Error {
         source: std::io::Error,
     },
     /// The log of events cannot be written.
-    #[error("the log of events {path} cannot be written: {source}. `event_log` in the configuration names it")]
+    #[error("{}`event_log` {path} cannot be written: {source}", spot(.at))]
     EventLog {
+        /// Where the configuration names it.
+        at: Option<config::Spot>,
         /// The file.
         path: PathBuf,
         /// What the system said.
         source: std::io::Error,
     },
     /// Figures cannot be served.
-    #[error("cannot listen at {listen} for metrics: {source}. `listen` under [metrics] in the configuration names it")]
+    #[error("{}cannot `listen` at {listen} for metrics: {source}", spot(.at))]
     Metrics {
+        /// Where the configuration names it.
+        at: Option<config::Spot>,
         /// The address and port.
         listen: SocketAddr,
         /// What the system said.
@@ -194,7 +198,7 @@ pub enum Error {
 pub fn run(options: Options) -> Result<(), Error> {
     let config = config::read(options.config.as_deref())?;
     let set_log_level = log::start(config.log);
-    event_loop::warn_of_open_psk(&config);
+    event_loop::warn_of(&config);
     let lacking = lacking(Capabilities::effective()?);
     if !lacking.is_empty() {
         return Err(Error::Privileges(lacking));
@@ -212,11 +216,11 @@ pub fn run(options: Options) -> Result<(), Error> {
     let (journal, restored) = Journal::open(&options.run_dir.join("journal"))?;
     let event_log = config.event_log.as_ref().map(|path| {
         let path = options.state_dir.join(path);
-        EventLog::open(&path).map_err(|source| Error::EventLog { path, source })
+        EventLog::open(&path).map_err(|source| Error::EventLog { at: config.event_log_at.clone(), path, source })
     });
     let event_log = event_log.transpose()?;
-    let endpoint =
-        config.metrics_listen.map(|listen| Endpoint::bind(listen).map_err(|source| Error::Metrics { listen, source }));
+    let unheard = |listen, source| Error::Metrics { at: config.metrics_listen_at.clone(), listen, source };
+    let endpoint = config.metrics_listen.map(|listen| Endpoint::bind(listen).map_err(|source| unheard(listen, source)));
     let endpoint = endpoint.transpose()?;
 
     let udp = UdpSocket::bind(config.port).map_err(|error| match error.raw_os_error() {
@@ -334,7 +338,8 @@ fn start_on(
     let monitor = NetworkMonitor::open()?;
     let server = Server::bind(&socket_path(&options.run_dir), config.control_mode)?;
     if let (Some(endpoint), Some(listen)) = (endpoint, config.metrics_listen) {
-        endpoint.serve(options.run_dir.clone()).map_err(|source| Error::Metrics { listen, source })?;
+        let at = config.metrics_listen_at.clone();
+        endpoint.serve(options.run_dir.clone()).map_err(|source| Error::Metrics { at, listen, source })?;
     }
     let event_loop = EventLoop::new(Parts {
         node,
@@ -385,6 +390,11 @@ fn node_config(config: &Config, known_keys: &KnownKeys) -> whimbrel_protocol::Co
         moving: whimbrel_protocol::Moving { enabled: true, ..whimbrel_protocol::Moving::default() },
         ..whimbrel_protocol::Config::default()
     }
+}
+
+/// Where something stands in the configuration, before what is said of it.
+fn spot(at: &Option<config::Spot>) -> String {
+    at.as_ref().map(|at| format!("{at}: ")).unwrap_or_default()
 }
 
 /// Tells the service manager, where there is one.

@@ -62,7 +62,7 @@ fn helpers(shown: &[&Connection]) -> String {
             HelperState::Answers => {
                 format!("has kept {} and answered with {}", bytes(helper.kept), bytes(helper.answered))
             }
-            HelperState::Holds => format!("no longer answers; {} are kept", bytes(helper.kept)),
+            HelperState::Holds => format!("does not answer (any more); {} are kept", bytes(helper.kept)),
             HelperState::Delivers => format!("the peer is back and has {} of {}", helper.delivered, bytes(helper.kept)),
             HelperState::Over => format!("is done; sequence numbers are shifted by {}", helper.shifted),
             HelperState::Stopped => match helper.pid {
@@ -94,7 +94,8 @@ fn reasons(shown: &[&Connection]) -> String {
 
 /// What carries it, and whether something on the way translates its addresses.
 pub(crate) fn via(connection: &Connection) -> String {
-    let helps = connection.helper.as_ref().is_some_and(|helper| helper.state != HelperState::Over);
+    let state = connection.helper.as_ref().map(|helper| helper.state);
+    let helps = state.is_some_and(|state| !matches!(state, HelperState::Over | HelperState::Holds));
     let carrier = match connection.carrier {
         _ if helps => "helper",
         Some(Carrier::Hold) | None => "",
@@ -158,7 +159,7 @@ mod tests {
         };
         for (state, via, told) in [
             (HelperState::Answers, "helper", "has kept 2409 bytes and answered with 75 bytes"),
-            (HelperState::Holds, "helper", "no longer answers; 2409 bytes are kept"),
+            (HelperState::Holds, "", "does not answer (any more); 2409 bytes are kept"),
             (HelperState::Delivers, "helper", "the peer is back and has 9 of 2409 bytes"),
             (HelperState::Over, "", "is done; sequence numbers are shifted by 80"),
             (HelperState::Stopped, "helper", "process 7 is stopped"),

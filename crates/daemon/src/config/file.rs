@@ -9,11 +9,12 @@ use toml::de::DeTable;
 use whimbrel_protocol::{Trust, View};
 
 use crate::name_server::{NameServer, SigningKey};
-use crate::policy::{Policies, Policy, Treatment};
+use crate::policy::{Matcher, Policies, Policy, Treatment};
 
 use super::conditions::matcher;
+use super::doubt::{Doubted, dead};
 use super::value::{
-    Mistake, Section, Value, array, boolean, choice, endpoint, limit, mode, port, prefix, string, subtable,
+    Mistake, Section, Value, array, boolean, choice, endpoint, limit, mode, one_of, port, prefix, string, subtable,
 };
 use super::{Config, KnownPeer, Level, MOST_CONNECTIONS, MOST_RENDEZVOUS};
 
@@ -25,6 +26,8 @@ pub(super) struct Dns {
     ttl: u32,
     private: bool,
     pub(super) key_file: PathBuf,
+    /// Where that stands.
+    pub(super) key_at: Range<usize>,
     pub(super) key_name: Option<String>,
 }
 
@@ -35,12 +38,22 @@ impl Dns {
     }
 }
 
+/// What the file names that is yet to be looked at, and where it does.
+pub(super) struct Found {
+    pub(super) psk_file: Option<(PathBuf, Range<usize>)>,
+    pub(super) dns: Option<Dns>,
+    pub(super) event_log: Option<Range<usize>>,
+    pub(super) metrics_listen: Option<Range<usize>>,
+    pub(super) doubts: Vec<Doubted>,
+}
+
 /// `line_of`: the line, from 1, that the byte at a place stands in.
 pub(super) fn interpret(
     table: &DeTable<'_>,
     whole: Range<usize>,
     line_of: &dyn Fn(usize) -> u32,
-) -> Result<(Config, Option<PathBuf>, Option<Dns>), Mistake> {
+) -> Result<(Config, Found), Mistake> {
+    let mut doubts = Vec::new();
     let mut config = Config::default();
     let mut section = Section::new(table);
     let trust = section.take("trust");
@@ -48,7 +61,9 @@ pub(super) fn interpret(
         config.trust =
             choice(value, "trust", &[("tofu", Trust::Tofu), ("pinned", Trust::Pinned), ("psk", Trust::Psk)])?;
     }
-    let psk_file = section.take("psk_file").map(|value| string(value, "psk_file", "a path")).transpose()?;
+    let psk_file = section.take("psk_file");
+    let psk_file = psk_file.map(|value| Ok((PathBuf::from(string(value, "psk_file", "a path")?), value.span())));
+    let psk_file = psk_file.transpose()?;
     if let Some(value) = section.take("peers") {
         for peer in array(value, "peers", "written as [[peers]] sections with `address` and `key`")? {
             config.peers.push(known_peer(peer)?);
@@ -57,17 +72,21 @@ pub(super) fn interpret(
     if let Some(value) = section.take("policy") {
         let sections = array(value, "policy", "written as [[policy]] sections")?;
         let policy = |section| policy(section, line_of);
-        config.policies = Policies::new(sections.iter().map(policy).collect::<Result<_, _>>()?);
+        let read: Vec<Policy> = sections.iter().map(policy).collect::<Result<_, _>>()?;
+        let all = read.iter().map(|policy| policy.matcher == Matcher::default());
+        let places: Vec<_> = sections.iter().map(Spanned::span).zip(all).collect();
+        doubts.extend(dead("policy", &places, line_of));
+        config.policies = Policies::new(read);
     }
     if let Some(value) = section.take("helper") {
-        config.helpers = super::helper::sections(value)?;
+        config.helpers = super::helper::sections(value, &mut doubts, line_of)?;
     }
     if let Some(value) = section.take("ask") {
         let mut ask = Section::new(subtable(value, "ask")?);
         for (key, into) in [("allow", &mut config.ask_allow), ("deny", &mut config.ask_deny)] {
             if let Some(value) = ask.take(key) {
                 for element in array(value, key, "a list of prefixes such as [\"192.0.2.0/24\", \"2001:db8::/32\"]")? {
-                    into.push(prefix(element)?);
+                    into.push(prefix(element, key)?);
                 }
             }
         }
@@ -84,18 +103,29 @@ pub(super) fn interpret(
                 *into = limit(value, key, most)?;
             }
         }
+        let of_peer = limits.take("connections_per_peer");
         limits.finish()?;
+        if let Some(value) = of_peer.filter(|_| config.connections_per_peer > config.connections) {
+            let sentence = format!(
+                "`connections_per_peer` must not be above `connections`, which is {}: those of one peer count among all",
+                config.connections
+            );
+            return Err(Mistake::new(value.span(), sentence));
+        }
     }
+    let mut metrics_listen = None;
     if let Some(value) = section.take("metrics") {
         let mut metrics = Section::new(subtable(value, "metrics")?);
-        config.metrics_listen = metrics.take("listen").map(endpoint).transpose()?;
+        let listen = metrics.take("listen");
+        config.metrics_listen = listen.map(endpoint).transpose()?;
+        metrics_listen = listen.map(Spanned::span);
         metrics.finish()?;
     }
     let dns = section.take("dns").map(name_server).transpose()?.flatten();
     if let Some(value) = section.take("carriers") {
         (config.rewrite, config.tunnel) = (false, false);
         for element in array(value, "carriers", "a list of \"rewrite\" and \"tunnel\"")? {
-            match choice(element, "a carrier", &[("rewrite", false), ("tunnel", true)])? {
+            match one_of(element, "each of `carriers`", &[("rewrite", false), ("tunnel", true)])? {
                 false => config.rewrite = true,
                 true => config.tunnel = true,
             }
@@ -143,7 +173,8 @@ pub(super) fn interpret(
             ],
         )?;
     }
-    if let Some(value) = section.take("event_log") {
+    let event_log = section.take("event_log");
+    if let Some(value) = event_log {
         let path = string(value, "event_log", "a path")?;
         if path.is_empty() || path.ends_with('/') {
             return Err(Mistake::new(value.span(), "`event_log` must be the path of a file, such as \"events.jsonl\""));
@@ -167,7 +198,8 @@ pub(super) fn interpret(
         let sentence = format!("trust = \"pinned\" needs a [[peers]] section with the key of the rendezvous {address}");
         return Err(Mistake::new(rendezvous.map_or(at, Spanned::span), sentence));
     }
-    Ok((config, psk_file.map(PathBuf::from), dns))
+    let event_log = event_log.map(Spanned::span);
+    Ok((config, Found { psk_file, dns, event_log, metrics_listen, doubts }))
 }
 
 /// How long others may remember an address where nothing else is said, in seconds, and at the longest: a day.
@@ -197,7 +229,8 @@ fn name_server(value: Value<'_, '_>) -> Result<Option<Dns>, Mistake> {
     if given == [false; 4] {
         return Ok(None);
     }
-    let (Some((name, at)), Some((zone, _)), Some((server, of)), Some((key_file, _))) = (name, zone, server, key_file)
+    let (Some((name, at)), Some((zone, _)), Some((server, of)), Some((key_file, key_at))) =
+        (name, zone, server, key_file)
     else {
         let missing = what.iter().zip(given).find(|(_, given)| !given);
         let (key, what) = missing.map_or(("", ""), |((key, what), _)| (*key, *what));
@@ -211,7 +244,7 @@ fn name_server(value: Value<'_, '_>) -> Result<Option<Dns>, Mistake> {
     let sentence = "`server` must be an address, or one with a port, such as \"192.0.2.53\" or \"[2001:db8::53]:5353\"";
     let server = server.ok_or_else(|| Mistake::new(of, sentence))?;
     let (name, zone, key_name) = (name.to_owned(), zone.to_owned(), key_name.map(str::to_owned));
-    Ok(Some(Dns { name, zone, server, ttl, private, key_file: key_file.into(), key_name }))
+    Ok(Some(Dns { name, zone, server, ttl, private, key_file: key_file.into(), key_at, key_name }))
 }
 
 fn meeting_places(value: Value<'_, '_>) -> Result<Vec<IpAddr>, Mistake> {

@@ -1,12 +1,17 @@
 //! `[[helper]]` sections.
 
+use std::ops::Range;
 use std::time::Duration;
 
+use toml::Spanned;
 use whimbrel_kernel::child::Account;
+use whimbrel_wire::Transport;
 
 use super::conditions::matcher;
+use super::doubt::{Doubted, dead};
 use super::value::{Mistake, Section, Value, array, boolean, choice, limit, string, subtable};
 use crate::helpers::section::{self, Kind, Program, Scope, Sections};
+use crate::policy::Matcher;
 
 const KINDS: [(&str, Named); 4] =
     [("hold", Named::Hold), ("keepalive", Named::Keepalive), ("stop", Named::Stop), ("program", Named::Program)];
@@ -24,20 +29,36 @@ enum Named {
 }
 
 /// All of them.
-pub(super) fn sections(value: Value<'_, '_>) -> Result<Sections, Mistake> {
+///
+/// What does not work is only doubted where that is not the file's fault: a program may be installed later.
+pub(super) fn sections(
+    value: Value<'_, '_>,
+    doubts: &mut Vec<Doubted>,
+    line_of: &dyn Fn(usize) -> u32,
+) -> Result<Sections, Mistake> {
+    let mut places = Vec::new();
     let mut read: Vec<section::Section> = Vec::new();
     for element in array(value, "helper", "written as [[helper]] sections")? {
-        let section = section(element)?;
+        let (section, command) = section(element)?;
+        if let (Kind::Program(program), Some(at)) = (&section.kind, command)
+            && let Some(why) = program.unusable()
+        {
+            let sentence = format!("the helper `{}` cannot be started: {why}", section.name);
+            doubts.push(Doubted { at, sentence, lost: "its connections only wait while their peer is away" });
+        }
+        places.push((element.span(), section.matcher == Matcher::default()));
         if read.iter().any(|other| other.name == section.name) {
             let sentence = format!("there is a helper `{}` already; each needs a name of its own", section.name);
             return Err(Mistake::new(element.span(), sentence));
         }
         read.push(section);
     }
+    doubts.extend(dead("helper", &places, line_of));
     Ok(Sections::new(read))
 }
 
-fn section(value: Value<'_, '_>) -> Result<section::Section, Mistake> {
+/// A section, and where its command stands.
+fn section(value: Value<'_, '_>) -> Result<(section::Section, Option<Range<usize>>), Mistake> {
     let mut section = Section::new(subtable(value, "helper")?);
     let missing = |key: &str, what: &str| Mistake::new(value.span(), format!("this helper has no `{key}`: {what}"));
     let name = section.take("name").ok_or_else(|| missing("name", "what `whimbrel connections` is to call it"))?;
@@ -45,7 +66,12 @@ fn section(value: Value<'_, '_>) -> Result<section::Section, Mistake> {
     let kinds = "\"hold\", \"keepalive\", \"stop\" or \"program\"";
     let kind = section.take("kind").ok_or_else(|| missing("kind", kinds))?;
     let kind = choice(kind, "kind", &KINDS)?;
+    let transport = section.take("transport");
     let matcher = matcher(&mut section)?;
+    if let Some(value) = transport.filter(|_| matcher.transport == Some(Transport::Udp)) {
+        let right = "`transport` can only be \"tcp\" here: helpers are for TCP, UDP has nobody who would give up";
+        return Err(Mistake::new(value.span(), right));
+    }
     let command = section.take("command");
     let of_program = ["user", "keep", "answer", "lines", "stall"].map(|key| (key, section.take(key)));
     let scope = section.take("scope");
@@ -81,7 +107,7 @@ fn section(value: Value<'_, '_>) -> Result<section::Section, Mistake> {
             })
         }
     };
-    Ok(section::Section { name, matcher, kind })
+    Ok((section::Section { name, matcher, kind }, command.map(Spanned::span)))
 }
 
 fn word(value: Value<'_, '_>) -> Result<String, Mistake> {
@@ -169,6 +195,29 @@ mod tests {
     }
 
     #[test]
+    fn what_cannot_be_started_or_never_counts_is_doubted() {
+        let doubts = |text: &str| -> Vec<String> {
+            let config = parse(Path::new("/etc/w.toml"), text).expect("valid");
+            config.doubts.iter().map(ToString::to_string).collect()
+        };
+        let program = |command: &str| {
+            format!("[[helper]]\nname = 'x'\nkind = 'program'\nlocal_port = 25\ncommand = ['{command}']\n")
+        };
+        assert_eq!(
+            doubts(&program("/no/such")),
+            ["/etc/w.toml:5:11: the helper `x` cannot be started: /no/such: No such file or directory (os error 2)"]
+        );
+        assert_eq!(doubts(&program("/etc"))[0], "/etc/w.toml:5:11: the helper `x` cannot be started: /etc is no file");
+        let doubted = &doubts(&program("/etc/passwd"))[0];
+        assert!(doubted.contains("/etc/passwd cannot be executed by its `user`"), "{doubted}");
+        assert_eq!(doubts(&program("/bin/sh")), [""; 0]);
+        let all = "[[helper]]\nname = 'all'\nkind = 'hold'\n";
+        assert_eq!(doubts(&format!("{}{all}", program("/bin/sh"))), [""; 0]);
+        let doubted = doubts(&format!("{all}{}", program("/bin/sh")));
+        assert!(doubted[0].starts_with("/etc/w.toml:1:1: this [[helper]] has no condition"), "{doubted:?}");
+    }
+
+    #[test]
     fn complaints_say_what_would_be_right() {
         let program = "[[helper]]\nname = 'x'\nkind = 'program'\ncommand = ['/bin/cat']\n";
         for (text, right) in [
@@ -207,6 +256,7 @@ mod tests {
             (format!("{program}stall = 100000"), "5:9: `stall` must be a number from 1 to 86400"),
             (format!("{program}comand = 1"), "5:1: unknown key `comand`; did you mean `command`?"),
             (format!("{program}{program}"), "5:1: there is a helper `x` already"),
+            (format!("{program}transport = 'udp'"), "5:13: `transport` can only be \"tcp\" here: helpers are for TCP"),
             (format!("{program}local_port = 0"), "5:14: `local_port` must be a port such as 21"),
         ] {
             let complaint = read(&text).expect_err(&text).to_string();

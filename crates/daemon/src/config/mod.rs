@@ -5,6 +5,7 @@
 //! would be right there.
 
 mod conditions;
+mod doubt;
 mod file;
 mod helper;
 mod value;
@@ -23,8 +24,10 @@ use crate::helpers::section::Sections;
 use crate::name_server::{NameServer, SigningKey};
 use crate::policy::Policies;
 
-use file::interpret;
+use file::{Found, interpret};
 use value::{Mistake, line_of};
+
+pub use doubt::{Doubt, Spot};
 
 /// Where the configuration is looked for when nobody says otherwise.
 pub const DEFAULT_PATH: &str = "/etc/whimbrel/whimbrel.toml";
@@ -122,8 +125,14 @@ pub struct Config {
     pub log: Level,
     /// `event_log`: the file that events are written to, relative to the state directory.
     pub event_log: Option<PathBuf>,
+    /// Where that stands.
+    pub event_log_at: Option<Spot>,
     /// `metrics.listen`: where Prometheus may ask for figures.
     pub metrics_listen: Option<SocketAddr>,
+    /// Where that stands.
+    pub metrics_listen_at: Option<Spot>,
+    /// What is no mistake, but can hardly be meant or does not work on this host now.
+    pub doubts: Vec<Doubt>,
 }
 
 impl Default for Config {
@@ -152,7 +161,10 @@ impl Default for Config {
             dns: None,
             log: Level::default(),
             event_log: None,
+            event_log_at: None,
             metrics_listen: None,
+            metrics_listen_at: None,
+            doubts: Vec::new(),
         }
     }
 }
@@ -189,7 +201,10 @@ impl Config {
             dns,
             log,
             event_log,
+            event_log_at: _,
             metrics_listen,
+            metrics_listen_at: _,
+            doubts: _,
         } = self;
         let compared = [
             ("trust", *trust != other.trust),
@@ -251,22 +266,6 @@ pub enum ConfigError {
         /// What is wrong and what would be right.
         sentence: String,
     },
-    /// The key for updates of the name server is not there or is none.
-    #[error("`dns.key_file` {path} {sentence}")]
-    NameKey {
-        /// The key's file.
-        path: PathBuf,
-        /// What is wrong and what to do.
-        sentence: String,
-    },
-    /// The pre-shared key is not there or is none.
-    #[error("psk_file {path}: {sentence}")]
-    Psk {
-        /// The key's file.
-        path: PathBuf,
-        /// What is wrong and what to do.
-        sentence: String,
-    },
 }
 
 /// Reads the configuration.
@@ -293,27 +292,35 @@ pub fn read(path: Option<&Path>) -> Result<Config, ConfigError> {
 /// See [`read`].
 pub fn parse(path: &Path, text: &str) -> Result<Config, ConfigError> {
     let document = DeTable::parse(text)
-        .map_err(|error| Mistake { at: error.span().unwrap_or(0..0), sentence: error.message().to_owned() })
+        .map_err(|error| value::ungrammatical(text, error.span().unwrap_or(0..0), error.message()))
         .map_err(|mistake| mistake.located(path, text))?;
-    let (mut config, psk_file, dns) = interpret(document.get_ref(), document.span(), &|at| line_of(text, at))
+    let (mut config, found) = interpret(document.get_ref(), document.span(), &|at| line_of(text, at))
         .map_err(|mistake| mistake.located(path, text))?;
-    if let Some(psk_file) = psk_file {
+    let Found { psk_file, dns, event_log, metrics_listen, doubts } = found;
+    let spot = |at: std::ops::Range<usize>| Spot::new(path, text, at.start);
+    (config.event_log_at, config.metrics_listen_at) = (event_log.map(spot), metrics_listen.map(spot));
+    config.doubts = doubts.into_iter().map(|doubted| doubted.located(path, text)).collect();
+    if let Some((psk_file, at)) = psk_file {
         let psk_file = path.parent().unwrap_or(Path::new("/")).join(psk_file);
-        config.psk = Some(read_psk(&psk_file)?);
+        let wrong = |sentence| Mistake::new(at.clone(), sentence).located(path, text);
+        config.psk = Some(read_psk(&psk_file).map_err(wrong)?);
         let open = fs::metadata(&psk_file).is_ok_and(|found| found.permissions().mode() & 0o077 != 0);
         config.psk_open = open.then_some(psk_file);
     }
     if let Some(dns) = dns {
         let key_file = path.parent().unwrap_or(Path::new("/")).join(&dns.key_file);
-        let wrong = |sentence| ConfigError::NameKey { path: key_file.clone(), sentence };
+        let wrong = |sentence| {
+            let sentence = format!("`dns.key_file` {} {sentence}", key_file.display());
+            Mistake::new(dns.key_at.clone(), sentence).located(path, text)
+        };
         let key = SigningKey::read(&key_file, dns.key_name.as_deref()).map_err(wrong)?;
         config.dns = Some(dns.with(key));
     }
     Ok(config)
 }
 
-fn read_psk(path: &Path) -> Result<[u8; 32], ConfigError> {
-    let wrong = |sentence: String| ConfigError::Psk { path: path.to_owned(), sentence };
+fn read_psk(path: &Path) -> Result<[u8; 32], String> {
+    let wrong = |sentence: String| format!("`psk_file` {} {sentence}", path.display());
     let text = fs::read_to_string(path).map_err(|error| {
         wrong(format!(
             "cannot be read ({error}); make one with `head -c 32 /dev/urandom | base64` and give it to both ends"

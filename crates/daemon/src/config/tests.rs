@@ -97,6 +97,27 @@ fn complaints_name_line_and_column_and_what_would_be_right() {
         complaint("event_log = '/var/log/'"),
         "/etc/w.toml:1:13: `event_log` must be the path of a file, such as \"events.jsonl\""
     );
+    for (text, right) in [
+        ("kick = yes", "/etc/w.toml:1:8: `kick` cannot be yes; did you mean true?"),
+        ("port = 1\nkick = off # none", "/etc/w.toml:2:8: `kick` cannot be off; did you mean false?"),
+        ("trust = tofu", "/etc/w.toml:1:9: `trust` cannot be tofu; did you mean \"tofu\"? Text stands in quotes"),
+        ("trust = ", "/etc/w.toml:1:9: `trust` has no value; leave the line out"),
+        ("port = 10.0.0.1", "/etc/w.toml:1:"),
+        ("[dns\nname = 'x'", "/etc/w.toml:1:"),
+        ("carriers = ['tunel']", "/etc/w.toml:1:13: each of `carriers` must be one of \"rewrite\", \"tunnel\", not"),
+        ("[ask]\nallow = [5]", "/etc/w.toml:2:10: `allow` must be a list of prefixes in quotes, not an integer"),
+        (
+            "[limits]\nconnections = 10\nconnections_per_peer = 11",
+            "/etc/w.toml:3:24: `connections_per_peer` must not be above `connections`, which is 10",
+        ),
+        ("psk_file = '/no/such'", "/etc/w.toml:1:12: `psk_file` /no/such cannot be read"),
+    ] {
+        let complaint = complaint(text);
+        assert!(complaint.starts_with(right), "{complaint}");
+    }
+    assert!(complaint("port = 10.0.0.1").contains("the value of `port` is none ("));
+    // What is set for all alone is no mistake.
+    assert!(parse(Path::new("w.toml"), "[limits]\nconnections = 10").is_ok());
     assert!(complaint("[limits]\nquestions = 0").contains("`questions` must be a number from 1 to 10000"));
 }
 
@@ -190,6 +211,32 @@ fn policies_are_read_in_their_order() {
 }
 
 #[test]
+fn policies_that_never_count_are_doubted() {
+    let some = "[[policy]]\nremote_port = 25\nprotect = false\n";
+    let all = "[[policy]]\nprotect = true\n";
+    let doubts = |text: String| {
+        let config = parse(Path::new("/etc/w.toml"), &text).expect("valid");
+        config.doubts.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(doubts(format!("{some}{all}")), [""; 0]);
+    assert_eq!(
+        doubts(format!("{all}{some}{some}")),
+        [
+            "/etc/w.toml:1:1: this [[policy]] has no condition and means all connections, so those after it (lines 3, 6) \
+          never count; put it last"
+        ]
+    );
+}
+
+#[test]
+fn where_things_stand_is_known_for_what_fails_later() {
+    let text = "event_log = 'a/b'\n[metrics]\nlisten = '127.0.0.1:9203'\n";
+    let config = parse(Path::new("/etc/w.toml"), text).expect("valid");
+    assert_eq!(config.event_log_at.map(|at| at.to_string()).as_deref(), Some("/etc/w.toml:1:13"));
+    assert_eq!(config.metrics_listen_at.map(|at| at.to_string()).as_deref(), Some("/etc/w.toml:3:10"));
+}
+
+#[test]
 fn complaints_about_policies_say_what_would_be_right() {
     for (text, right) in [
         ("[[policy]]\nprotext = false", "/etc/w.toml:2:1: unknown key `protext`; did you mean `protect`?"),
@@ -260,6 +307,8 @@ fn a_name_server_is_told_under_a_key() {
         read(&whole.replace("192.0.2.53", "ns.test")).unwrap_err().contains("w.toml:4:10: `server` must be an address")
     );
     assert!(read(&whole.replace("laptop.key", "lost.key")).unwrap_err().contains("lost.key cannot be read"));
+    let lost = read(&whole.replace("laptop.key", "lost.key")).unwrap_err();
+    assert!(lost.contains("w.toml:5:12: `dns.key_file` "), "{lost}");
     assert!(read(&format!("{whole}key_name = 'other'\n")).unwrap_err().contains("`key_name` is \"other\""));
     assert_eq!(read(whole).unwrap().differences(&Config::default()), ["dns"]);
     std::fs::remove_dir_all(&dir).unwrap();

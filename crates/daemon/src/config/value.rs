@@ -9,7 +9,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 use whimbrel_protocol::Prefix;
 
-use super::ConfigError;
+use super::{ConfigError, Spot};
 
 /// Something wrong at a range of bytes of the text.
 #[derive(Debug)]
@@ -24,10 +24,8 @@ impl Mistake {
     }
 
     pub(super) fn located(self, path: &Path, text: &str) -> ConfigError {
-        let before = before(text, self.at.start);
-        let line = before.matches('\n').count() + 1;
-        let column = before.rsplit('\n').next().unwrap_or("").chars().count() + 1;
-        ConfigError::Wrong { path: path.to_owned(), line, column, sentence: self.sentence }
+        let Spot { path, line, column } = Spot::new(path, text, self.at.start);
+        ConfigError::Wrong { path, line, column, sentence: self.sentence }
     }
 }
 
@@ -38,7 +36,7 @@ pub(super) fn line_of(text: &str, at: usize) -> u32 {
 }
 
 /// What stands before a byte.
-fn before(text: &str, at: usize) -> &str {
+pub(super) fn before(text: &str, at: usize) -> &str {
     let mut end = at.min(text.len());
     while !text.is_char_boundary(end) {
         end -= 1;
@@ -117,17 +115,46 @@ pub(super) fn kind(value: Value<'_, '_>) -> String {
     format!("{article} {name}")
 }
 
+/// What is no TOML: says which key it is about, and what a value may be.
+pub(super) fn ungrammatical(text: &str, at: Range<usize>, message: &str) -> Mistake {
+    let line = before(text, at.start).rsplit('\n').next().unwrap_or("").len();
+    let line = text.get(at.start.saturating_sub(line)..).and_then(|rest| rest.lines().next()).unwrap_or("");
+    let is_key = |key: &str| !key.is_empty() && key.chars().all(|c| c.is_ascii_alphanumeric() || "_-.".contains(c));
+    let (key, value) = match line.split_once('=').map(|(key, value)| (key.trim(), value.trim())) {
+        Some((key, value)) if is_key(key) => (key, value),
+        _ => return Mistake::new(at, message),
+    };
+    let word = value.split(['#', ' ', '\t']).next().unwrap_or("");
+    let sentence = match word {
+        "" => format!("`{key}` has no value; leave the line out for the default"),
+        "yes" | "on" | "Yes" | "True" | "TRUE" => format!("`{key}` cannot be {word}; did you mean true?"),
+        "no" | "off" | "No" | "False" | "FALSE" => format!("`{key}` cannot be {word}; did you mean false?"),
+        word if word.starts_with(|c: char| c.is_ascii_alphabetic()) && is_key(word) => {
+            format!("`{key}` cannot be {word}; did you mean \"{word}\"? Text stands in quotes")
+        }
+        _ => format!(
+            "the value of `{key}` is none ({message}); it is true, false, a number, text in quotes or a list in brackets"
+        ),
+    };
+    Mistake::new(at, sentence)
+}
+
 pub(super) fn choice<T: Copy>(value: Value<'_, '_>, name: &str, choices: &[(&'static str, T)]) -> Result<T, Mistake> {
+    one_of(value, &format!("`{name}`"), choices)
+}
+
+/// `what`: the beginning of a complaint.
+pub(super) fn one_of<T: Copy>(value: Value<'_, '_>, what: &str, choices: &[(&'static str, T)]) -> Result<T, Mistake> {
     let names: Vec<_> = choices.iter().map(|(name, _)| *name).collect();
     let wanted = || names.iter().map(|name| format!("\"{name}\"")).collect::<Vec<_>>().join(", ");
     let Some(text) = value.get_ref().as_str() else {
-        return Err(Mistake::new(value.span(), format!("`{name}` must be one of {}, not {}", wanted(), kind(value))));
+        return Err(Mistake::new(value.span(), format!("{what} must be one of {}, not {}", wanted(), kind(value))));
     };
     match choices.iter().find(|(name, _)| *name == text) {
         Some((_, value)) => Ok(*value),
         None => {
             let hint = nearest(text, &names).map(|near| format!("; did you mean \"{near}\"?")).unwrap_or_default();
-            Err(Mistake::new(value.span(), format!("`{name}` must be one of {}, not \"{text}\"{hint}", wanted())))
+            Err(Mistake::new(value.span(), format!("{what} must be one of {}, not \"{text}\"{hint}", wanted())))
         }
     }
 }
@@ -168,8 +195,8 @@ pub(super) fn mode(value: Value<'_, '_>) -> Result<u32, Mistake> {
     Ok(mode)
 }
 
-pub(super) fn prefix(value: Value<'_, '_>) -> Result<Prefix, Mistake> {
-    let text = string(value, "a prefix", "an address with a length")?;
+pub(super) fn prefix(value: Value<'_, '_>, name: &str) -> Result<Prefix, Mistake> {
+    let text = string(value, name, "a list of prefixes")?;
     parse_prefix(text).ok_or_else(|| {
         Mistake::new(
             value.span(),

@@ -8,7 +8,7 @@ mod firewall;
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, UdpSocket};
 use std::path::Path;
 use std::process::Command;
 
@@ -18,6 +18,7 @@ use whimbrel_kernel::privilege::{Capabilities, Capability};
 use whimbrel_kernel::sysctl;
 
 use crate::config::{self, Config};
+use crate::identity;
 use crate::instance;
 use crate::journal::Journal;
 
@@ -45,6 +46,11 @@ pub fn examine(patient: &Patient<'_>) -> Vec<Finding> {
     } else {
         None
     };
+    let state_dir = if running {
+        Client::connect(patient.run_dir).and_then(|mut client| client.status()).ok().map(|status| status.state_dir)
+    } else {
+        None
+    };
     // The file that a running daemon reads, where nobody names another.
     let of_daemon =
         used.as_ref().map(|used| used.path.as_path()).filter(|path| *path != Path::new(config::DEFAULT_PATH));
@@ -66,6 +72,11 @@ pub fn examine(patient: &Patient<'_>) -> Vec<Finding> {
     findings.push(bpf_file_system());
     findings.push(criu::finding());
     findings.push(port(config.port, running));
+    findings.extend(config.doubts.iter().map(|doubt| {
+        warning("daemon", CONFIGURATION, doubt.to_string()).lost(doubt.lost).mend("correct the file there")
+    }));
+    findings.extend(event_log(&config, state_dir.as_deref()));
+    findings.extend(metrics(&config, running));
     findings.extend(firewall_findings(config.port, &ruleset()));
     findings.extend(reverse_path_filters());
     findings.extend(config.psk_open.as_deref().map(|path| {
@@ -305,6 +316,57 @@ fn port(port: u16, running: bool) -> Finding {
     }
 }
 
+/// Whether events can be written to a file, where one is configured. `state_dir`: that of the running daemon, if one runs.
+fn event_log(config: &Config, state_dir: Option<&Path>) -> Option<Finding> {
+    let path = config.event_log.as_ref()?;
+    let path = state_dir.unwrap_or(Path::new(identity::DEFAULT_STATE_DIR)).join(path);
+    let at = config.event_log_at.as_ref().map(|at| format!("{at}: ")).unwrap_or_default();
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    // A start makes the state directory where there is none.
+    let made = folder == Path::new(identity::DEFAULT_STATE_DIR);
+    let (wrong, mend) = match (fs::metadata(folder), fs::metadata(&path)) {
+        (_, Ok(found)) if found.is_dir() => {
+            (format!("{} is a directory", path.display()), "name a file in it".to_owned())
+        }
+        (Err(error), _) if error.kind() == io::ErrorKind::NotFound && !made => {
+            (format!("there is no directory {}", folder.display()), format!("`mkdir -p {}`", folder.display()))
+        }
+        (Ok(found), _) if !found.is_dir() => {
+            (format!("{} is no directory", folder.display()), "name a file in one".to_owned())
+        }
+        _ => return Some(ok("daemon", "event_log", path.display().to_string())),
+    };
+    Some(problem("daemon", "event_log", format!("{at}{wrong}")).lost("the daemon does not start").mend(mend))
+}
+
+/// Whether figures can be served, where that is configured.
+fn metrics(config: &Config, running: bool) -> Option<Finding> {
+    let listen = config.metrics_listen?;
+    let check = format!("metrics at {listen}");
+    let at = config.metrics_listen_at.as_ref().map(|at| format!("{at}: ")).unwrap_or_default();
+    let error = match TcpListener::bind(listen) {
+        Ok(_) => return Some(ok("daemon", check, "free")),
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse && running => {
+            return Some(ok("daemon", check, "held, by the daemon presumably, since it runs"));
+        }
+        Err(error) => error,
+    };
+    let mend = match error.kind() {
+        io::ErrorKind::AddrNotAvailable => {
+            "name an address that this host has (`ip address`), such as 127.0.0.1".into()
+        }
+        io::ErrorKind::AddrInUse => {
+            format!("`ss -ltnp sport = :{}` shows who has it; name another port", listen.port())
+        }
+        _ => "name another address and port".into(),
+    };
+    Some(
+        problem("daemon", check, format!("{at}cannot `listen` there: {error}"))
+            .lost("the daemon does not start")
+            .mend(mend),
+    )
+}
+
 /// The rules in force, as far as they can be read.
 enum Ruleset {
     /// nft's listing.
@@ -529,6 +591,27 @@ mod tests {
         let taken = UdpSocket::bind("127.0.0.1:0").expect("a port");
         let held = port(taken.local_addr().expect("its address").port(), false);
         assert!(held.verdict == Verdict::Problem && held.mend.is_some(), "{held:?}");
+    }
+
+    #[test]
+    fn what_a_start_would_fail_on_is_found() {
+        let parsed = |text: &str| config::parse(Path::new("/etc/w.toml"), text).expect("valid");
+        let log = |text: &str| event_log(&parsed(text), None).expect("configured");
+        let lost = log("event_log = '/nonexistent/events.jsonl'");
+        assert_eq!(lost.verdict, Verdict::Problem);
+        assert_eq!(lost.found, "/etc/w.toml:1:13: there is no directory /nonexistent");
+        assert_eq!(log("event_log = '/etc'").found, "/etc/w.toml:1:13: /etc is a directory");
+        assert_eq!(log("event_log = '/etc/passwd/events'").found, "/etc/w.toml:1:13: /etc/passwd is no directory");
+        assert_eq!(log("event_log = 'events.jsonl'").verdict, Verdict::Ok);
+        assert!(event_log(&Config::default(), None).is_none() && metrics(&Config::default(), false).is_none());
+        let served = |text: &str| metrics(&parsed(text), false).expect("configured");
+        let elsewhere = served("[metrics]\nlisten = '192.0.2.1:9203'");
+        assert_eq!(elsewhere.verdict, Verdict::Problem);
+        assert!(elsewhere.found.starts_with("/etc/w.toml:2:10: cannot `listen` there: "), "{elsewhere:?}");
+        let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let text = format!("[metrics]\nlisten = '{}'", taken.local_addr().expect("its address"));
+        assert!(served(&text).mend.expect("a remedy").contains("`ss -ltnp sport = :"));
+        assert_eq!(metrics(&parsed(&text), true).expect("configured").verdict, Verdict::Ok);
     }
 
     #[test]

@@ -696,7 +696,7 @@ impl EventLoop {
             }
         };
         (self.settings.set_log_level)(config.log);
-        warn_of_open_psk(&config);
+        warn_of(&config);
         self.effects.set_kick(config.kick);
         if let Err(error) = self.server.set_mode(config.control_mode) {
             tracing::warn!(%error, "cannot change the mode of the control socket");
@@ -729,8 +729,11 @@ fn reloaded(differing: &[&'static str]) -> Told {
     Told::new("reloaded", sentence).with("changed", taken).with("restart", waiting)
 }
 
-/// Warns where others than root can read the pre-shared key.
-pub(crate) fn warn_of_open_psk(config: &Config) {
+/// Warns where others than root can read the pre-shared key, and of what can hardly be meant or does not work now.
+pub(crate) fn warn_of(config: &Config) {
+    for doubt in &config.doubts {
+        tracing::warn!("{doubt}");
+    }
     if let Some(path) = &config.psk_open {
         tracing::warn!("others can read {}: `chmod 600 {}`", path.display(), path.display());
     }

@@ -1,5 +1,6 @@
 //! What the configuration says of helpers.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -78,6 +79,31 @@ pub struct Program {
     pub lines: bool,
     /// `stall`: how long the program may leave what it was handed unread.
     pub stall: Duration,
+}
+
+impl Program {
+    /// Why it cannot be started, as far as a look at its file tells.
+    #[must_use]
+    pub fn unusable(&self) -> Option<String> {
+        let program = self.command.first()?;
+        let found = match std::fs::metadata(program) {
+            Ok(found) => found,
+            Err(error) => return Some(format!("{program}: {error}")),
+        };
+        // Of the three classes the first that fits decides (path_resolution(7)).
+        let executable = match self.account {
+            Account { uid, .. } if uid == found.uid() => 0o100,
+            Account { gid, .. } if gid == found.gid() => 0o010,
+            _ => 0o001,
+        };
+        match found.is_file() {
+            false => Some(format!("{program} is no file")),
+            true if found.mode() & executable == 0 => {
+                Some(format!("{program} cannot be executed by its `user`; see `ls -l {program}`"))
+            }
+            true => None,
+        }
+    }
 }
 
 /// All `[[helper]]` sections, in the order of the file; the first that matches counts.
