@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use super::community::befriend;
 use super::world::{LONG, World, all_run, site, step};
 use super::{Scenario, scenario};
-use crate::{Error, Host, Join, Lab, Process, Result, Whimbrel, expect};
+use crate::{Error, Host, Join, Lab, Process, Result, Whimbrel, expect, wait_for};
 
 pub(super) const SCENARIOS: &[Scenario] = &[
     scenario(
@@ -20,6 +20,11 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         give,
     ),
     scenario(
+        "library-migrate",
+        "all sockets of a process are moved by their names while somebody else moves the process; one that cannot go stays",
+        migrate,
+    ),
+    scenario(
         "library-refusals",
         "what the daemon refuses to programs, each with its errno; a migrator decides about anchors",
         refusals,
@@ -28,6 +33,9 @@ pub(super) const SCENARIOS: &[Scenario] = &[
 
 /// How many blocks are sent and compared at a time.
 const BLOCKS: u32 = 20;
+
+/// As much as a program may hand over with a socket, in bytes.
+const STATE: usize = whimbrel_ipc::MAX_STATE;
 
 const PROGRAM: &str = include_str!("library/program.py");
 const MODULE: &str = include_str!("../../../crates/capi/python/whimbrel/__init__.py");
@@ -69,6 +77,12 @@ impl Program {
             Ok(done) => Ok(done),
             Err(why) => Err(Error::Usage(format!("`{order}` failed: {why}"))),
         }
+    }
+
+    /// What came of an order, either way.
+    fn tries(&mut self, order: &str) -> Result<Result<String, String>> {
+        self.begin(order)?;
+        self.answer(order)
     }
 
     /// The errno and the reason of an order that has to fail.
@@ -186,7 +200,8 @@ fn give(lab: &mut Lab) -> Result<()> {
         second.does("receive films")?;
         // What is under way, or was not read, goes along.
         first.does("ask")?;
-        first.does(&format!("give {at_tablet} films"))?;
+        let padding = if to.is_ipv6() { STATE } else { 0 };
+        first.does(&format!("give {at_tablet} films {padding}"))?;
         let came = second.does("received")?;
         expect!(came == uuid, "it was {uuid}, and is {came} where it went");
         second.does("hear")?;
@@ -209,6 +224,44 @@ fn give(lab: &mut Lab) -> Result<()> {
     all_run(&mut [&mut here, &mut there])
 }
 
+fn migrate(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let network = world.add(lab, site("c"))?;
+    let tablet = lab.host("tablet")?;
+    let at_tablet = tablet.join(&network.network, &Join::by("eth0"))?.ipv4()?;
+    let (mut here, mut there) = (world.laptop.whimbrel()?, tablet.whimbrel()?);
+    let to = world.at_server.ipv4()?;
+    let (mut far, port) = far_end(&world.server, to)?;
+    let mut first = Program::start(&world.laptop, &here)?;
+    first.does(&format!("connect {to} {port}"))?;
+    first.does(&format!("talk {BLOCKS}"))?;
+    let mut migrator = Program::start(&world.laptop, &here)?;
+    let order = format!("move {} {at_tablet}", first.process.pid());
+    let told = migrator.fails(&order)?;
+    expect!(told.starts_with("ENOENT"), "a host is known that nothing was said to: {told}");
+
+    befriend(&here, &there, world.at.ipv4()?)?;
+    // The daemon has the socket too, as of a program of SOCKMAND's, and so has to stop for it the program alone.
+    let uuid = first.does("export")?;
+    first.does("ask")?;
+    let told = migrator.does(&order)?;
+    expect!(told == "moved", "{told}");
+    let told = migrator.fails(&format!("rebuild {uuid} 0"))?;
+    expect!(told.starts_with("ENOENT"), "it is here still: {told}");
+    first.process.kill()?;
+    let mut second = Program::start(&tablet, &there)?;
+    second.does(&format!("rebuild {uuid} {BLOCKS}"))?;
+    second.does("hear")?;
+    second.does(&format!("talk {BLOCKS}"))?;
+    step("the process goes on elsewhere");
+    let named = second.does("uuid")?;
+    expect!(named == uuid, "it went as {uuid}, and is called {named}");
+    second.does("close")?;
+    is_over(&mut far, 2 * BLOCKS + 1)?;
+    world.no_resets()?;
+    all_run(&mut [&mut here, &mut there])
+}
+
 fn refusals(lab: &mut Lab) -> Result<()> {
     let world = World::new(lab, site("a"), site("b"))?;
     let mut client = world.laptop.whimbrel()?;
@@ -221,6 +274,20 @@ fn refusals(lab: &mut Lab) -> Result<()> {
         let told = program.fails(&format!("connect {to} {port} {anchor}"))?;
         expect!(told.starts_with(wanted), "{anchor}: {told}");
     }
+    program.does("lone")?;
+    for (order, wanted) in [("give 192.0.2.99", "ENOENT"), ("give 192.0.2.99 films", "ENOENT")] {
+        let told = program.fails(order)?;
+        expect!(told.starts_with(wanted), "{order}: {told}");
+    }
+    program.does("receive films")?;
+    let mut other = Program::start(&world.laptop, &client)?;
+    let told = other.fails("receive films")?;
+    expect!(told.starts_with("EADDRINUSE"), "{told}");
+    let told = other.fails(&format!("receive {}", "x".repeat(300)))?;
+    expect!(told.contains("bytes"), "{told}");
+    program.process.kill()?;
+    wait_for(LONG, "the name is free again", || Ok(other.tries("receive films")?.is_ok().then_some(())))?;
+    let mut program = Program::start(&world.laptop, &client)?;
     let told = program.fails("sockets 4194305")?;
     expect!(told.starts_with("ESRCH"), "{told}");
 

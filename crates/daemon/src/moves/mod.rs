@@ -183,6 +183,8 @@ impl EventLoop {
                 let to = self.peer_name(to);
                 let flow = job.as_ref().map(|job| job.flow);
                 if let Some(Job { client, flow, uuid, .. }) = job {
+                    // What was kept of it for its program is of no use any more.
+                    self.programs.kept.forget(&uuid);
                     let moved = Moved { flow: views::flow(flow), uuid, to: to.clone() };
                     self.say_decided(client, &Reply::Moved(moved));
                 }

@@ -64,6 +64,11 @@ impl KeptSockets {
         Ok((uuid, kept.socket))
     }
 
+    /// One is elsewhere.
+    pub(crate) fn forget(&mut self, uuid: &Uuid) {
+        self.sockets.remove(uuid);
+    }
+
     /// Closes those that have waited for too long, and tells which.
     pub(crate) fn expire(&mut self, now: Time) -> Vec<Uuid> {
         self.sockets.extract_if(|_, kept| kept.until <= now).map(|(uuid, _)| uuid).collect()

@@ -70,9 +70,15 @@ class Program:
     def sockets(self, process):
         return " ".join(str(found.uuid) for found in whimbrel.sockets(int(process)))
 
-    def give(self, to, receiver=None):
-        whimbrel.give(self.sock, to, receiver=receiver, state=str(self.next).encode())
+    def give(self, to, receiver=None, padding="0"):
+        state = str(self.next).encode()
+        whimbrel.give(self.sock, to, receiver=receiver, state=state.ljust(int(padding)))
         return "x"
+
+    def move(self, process, to):
+        """Moves all sockets of a process, as who migrates that does."""
+        with whimbrel.move(int(process), to) as moving:
+            return " ".join("moved" if outcome.moved else outcome.reason for outcome in moving)
 
     def bind(self, host, port):
         """Whether somebody else could have a port."""
@@ -88,6 +94,11 @@ class Program:
         received = self.receiver.receive()
         self.sock, self.next = received.socket, int(received.state)
         return received.uuid
+
+    def lone(self):
+        """A socket that is connected to nobody."""
+        self.sock = whimbrel.socket()
+        return "x"
 
     def decide(self, anchor):
         """Answers one question as the migrator."""

@@ -103,7 +103,9 @@ impl Effects {
                 found.entry(flow).or_insert(Err(NotBorrowed::Nobody));
                 continue;
             };
-            let processes = holders.get(&inode).into_iter().flatten().map(|holder| holder.pid).collect();
+            // This one has those that wait for their programs. It leaves them alone, and could not go on without itself.
+            let others = holders.get(&inode).into_iter().flatten().map(|holder| holder.pid);
+            let processes = others.filter(|pid| *pid != std::process::id()).collect();
             let luggage = Luggage { uuid: name(socket.as_fd()), state: Vec::new() };
             found.insert(flow, Ok(family_of(&socket)));
             self.relocation.borrowed.insert(flow, Borrowed { socket, processes, luggage });
