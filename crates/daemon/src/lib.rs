@@ -68,7 +68,7 @@ use whimbrel_wire::FlowTuple;
 
 use crate::community_file::CommunityFile;
 use crate::config::{Config, Level};
-use crate::effects::{DEFAULT_MTU, Effects, MARK};
+use crate::effects::{DEFAULT_MTU, Effects, FoundMoves, MARK};
 use crate::event_log::EventLog;
 use crate::event_loop::{EventLoop, Parts, Settings};
 use crate::helpers::Helpers;
@@ -231,7 +231,7 @@ pub fn run(options: Options) -> Result<(), Error> {
     let place = Place::find(&options.run_dir)?;
     let parts =
         Start { options, config, set_log_level, signals, key, known_keys, journal, restored, udp, event_log, endpoint };
-    let (mut event_loop, flows) = match start(parts, &place) {
+    let (mut event_loop, flows, moves) = match start(parts, &place) {
         Ok(started) => started,
         Err(error) => {
             if place.is_fresh() {
@@ -241,7 +241,7 @@ pub fn run(options: Options) -> Result<(), Error> {
             return Err(error);
         }
     };
-    let begun = event_loop.begin(&flows);
+    let begun = event_loop.begin(&flows, &moves);
     if begun.is_ok() {
         notify(NotifyState::Ready);
     }
@@ -281,7 +281,7 @@ struct Start {
 }
 
 /// Loads the data plane and starts the tunnel. The caller takes down what is pinned where this fails.
-fn start(start: Start, place: &Place) -> Result<(EventLoop, Vec<FlowTuple>), Error> {
+fn start(start: Start, place: &Place) -> Result<(EventLoop, Vec<FlowTuple>, FoundMoves), Error> {
     let mut datapath = Datapath::open(place.pins())?;
     datapath.track(true)?;
     let tunnel_wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
@@ -305,7 +305,7 @@ fn start_on(
     tun: Tun,
     datapath: Datapath,
     tunnel_wake: (OwnedFd, OwnedFd),
-) -> Result<(EventLoop, Vec<FlowTuple>), Error> {
+) -> Result<(EventLoop, Vec<FlowTuple>, FoundMoves), Error> {
     let Start { options, config, set_log_level, signals, key, known_keys, journal, restored, udp, event_log, endpoint } =
         start;
     let tunnel = Tunnel::start(tun, udp, tunnel_wake.1)?;
@@ -314,6 +314,7 @@ fn start_on(
         Helpers::new(&options.run_dir, config.helpers.clone()).map_err(|source| Error::Adopt(Box::new(source)))?;
     let mut effects = Effects::new(datapath, tunnel, journal, known_keys, helpers, &options.run_dir, config.kick)
         .map_err(adopting)?;
+    let moves = effects.adopt_moves(clock::now(), &restored.flows, &restored.moves);
     effects.adopt(clock::now(), &restored.flows).map_err(adopting)?;
     if config.stand_in {
         effects.stand_in(config.port).map_err(adopting)?;
@@ -361,7 +362,7 @@ fn start_on(
             set_log_level,
         },
     })?;
-    Ok((event_loop, flows))
+    Ok((event_loop, flows, moves))
 }
 
 fn node_config(config: &Config, known_keys: &KnownKeys) -> whimbrel_protocol::Config {

@@ -85,6 +85,14 @@ impl Halted {
         }
     }
 
+    /// One that whoever was here before has stopped: it goes on when this is dropped.
+    ///
+    /// # Errors
+    /// [`Error::Call`]: it is gone, or may not be signalled.
+    pub fn adopt(pid: u32) -> Result<Self, Error> {
+        Ok(Self { process: open(pid)?, pid, before: false })
+    }
+
     /// Its number.
     #[must_use]
     pub fn pid(&self) -> u32 {
@@ -98,18 +106,6 @@ impl Drop for Halted {
             // It may be gone.
             let _ = pidfd_send_signal(&self.process, Signal::CONT);
         }
-    }
-}
-
-/// Continues a process that whoever was here before has stopped and could not continue; one that is gone needs it no more.
-///
-/// # Errors
-/// [`Error::Call`]: it may not be signalled.
-pub fn resume(pid: u32) -> Result<(), Error> {
-    let Ok(process) = open(pid) else { return Ok(()) };
-    match pidfd_send_signal(&process, Signal::CONT) {
-        Err(rustix::io::Errno::SRCH) | Ok(()) => Ok(()),
-        Err(error) => Err(Error::call("pidfd_send_signal SIGCONT", format!("process {pid}"), error)),
     }
 }
 
@@ -165,7 +161,7 @@ mod tests {
         drop(input);
         child.wait().expect("wait");
         assert!(Halted::stop(child.id()).is_err(), "it is gone");
-        assert!(resume(child.id()).is_ok());
+        assert!(Halted::adopt(child.id()).is_err());
     }
 
     #[test]

@@ -12,6 +12,7 @@
 //! interfaces ends with it. So what a killed daemon leaves is what programs still use, and a daemon finds it
 //! again by their sockets ([`Endpoint::of_socket`]).
 
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -20,8 +21,10 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::UnshareFlags;
 
+use crate::borrowed;
 use crate::error::Error;
 use crate::namespace::Entered;
+use crate::process;
 use crate::route::{
     AddressScope, LOOPBACK, NewAddress, NextHop, Prefix, RouteKind, RouteSocket, Rule, Selector, TableRoute,
 };
@@ -121,6 +124,16 @@ impl Endpoint {
         Ok(Self { namespace: unsafe { OwnedFd::from_raw_fd(raw) } })
     }
 
+    /// Whether it is the endpoint namespace of an address.
+    fn is_of(&self, address: IpAddr) -> bool {
+        let inside = || -> Result<bool, Error> {
+            let _inside = self.enter()?;
+            inner(&mut RouteSocket::open()?)?;
+            Ok(std::net::UdpSocket::bind((address, 0)).is_ok())
+        };
+        inside().unwrap_or(false)
+    }
+
     /// Changes the MTU of the route to everywhere of the namespace, whose address this is: what its sockets send fits links of so
     /// many bytes from now on, also those that are connected.
     ///
@@ -140,6 +153,33 @@ impl Endpoint {
     pub fn enter(&self) -> Result<Entered, Error> {
         Entered::descriptor(self.namespace.as_fd())
     }
+}
+
+/// The endpoint namespaces of these addresses that programs have sockets in: how a daemon finds what one before it has made. Looks at
+/// every socket of every process that may be looked into.
+#[must_use]
+pub fn find(addresses: &HashSet<IpAddr>) -> HashMap<IpAddr, Endpoint> {
+    let mut found = HashMap::new();
+    let number = |namespace: BorrowedFd<'_>| rustix::fs::fstat(namespace).map(|stat| stat.st_ino).ok();
+    let own = std::fs::File::open("/proc/thread-self/ns/net").ok().and_then(|own| number(own.as_fd()));
+    let mut seen: HashSet<u64> = own.into_iter().collect();
+    let pids = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    for pid in pids.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()) {
+        let sockets = borrowed::borrow(pid, &process::sockets(pid)).unwrap_or_default();
+        for (_, socket) in sockets {
+            let Ok(endpoint) = Endpoint::of_socket(socket.as_fd()) else { continue };
+            if number(endpoint.as_fd()).is_some_and(|number| !seen.insert(number)) {
+                continue;
+            }
+            if let Some(address) = addresses.iter().find(|address| endpoint.is_of(**address)) {
+                found.insert(*address, endpoint);
+            }
+        }
+        if found.len() == addresses.len() {
+            break;
+        }
+    }
+    found
 }
 
 impl AsFd for Endpoint {

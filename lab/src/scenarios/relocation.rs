@@ -8,7 +8,7 @@ use whimbrel_ipc::ConnectionState;
 use super::community::befriend;
 use super::world::{LONG, World, site, step};
 use super::{Scenario, scenario};
-use crate::{EchoServer, Join, Lab, Many, Process, Result, Whimbrel, expect, patience, wait_until};
+use crate::{Attachment, EchoServer, Host, Join, Lab, Many, Process, Result, Whimbrel, expect, patience, wait_until};
 
 pub(super) const SCENARIOS: &[Scenario] = &[
     scenario(
@@ -23,6 +23,8 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     ),
 ];
 
+/// Connections that move together.
+const COUNT: usize = 3;
 /// How long the far end may wait for an answer on the way.
 const SOON: Duration = Duration::from_secs(1);
 
@@ -32,6 +34,8 @@ struct Three {
     donor_daemon: Whimbrel,
     acceptor_daemon: Whimbrel,
     far_daemon: Option<Whimbrel>,
+    acceptor: Host,
+    at: Attachment,
     at_acceptor: IpAddr,
 }
 
@@ -40,50 +44,80 @@ impl Three {
         let mut world = World::new(lab, site("a"), site("b"))?;
         let network = world.add(lab, site("c"))?;
         let acceptor = lab.host("acceptor")?;
-        let at_acceptor = acceptor.join(&network.network, &Join::by("eth0"))?.ipv4()?;
+        let at = acceptor.join(&network.network, &Join::by("eth0"))?;
+        let at_acceptor = at.ipv4()?;
         let donor_daemon = world.server.whimbrel()?;
         let acceptor_daemon = acceptor.whimbrel()?;
         let far_daemon = if far_runs { Some(world.laptop.whimbrel()?) } else { None };
         befriend(&donor_daemon, &acceptor_daemon, world.at_server.ipv4()?)?;
-        Ok(Self { world, donor_daemon, acceptor_daemon, far_daemon, at_acceptor })
-    }
-
-    /// A program on the acceptor that goes on with each connection that comes.
-    fn receiver(&self, name: &str) -> Result<Process> {
-        let mut process = self.acceptor_daemon.spawn_cli(&["receive", name, "--", "cat"])?;
-        process.wait_line(LONG, "it receives", |line| line.starts_with("receiving").then_some(()))?;
-        Ok(process)
+        Ok(Self { world, donor_daemon, acceptor_daemon, far_daemon, acceptor, at, at_acceptor })
     }
 }
 
 fn moved(lab: &mut Lab, far_runs: bool) -> Result<()> {
-    let three = Three::new(lab, far_runs)?;
+    let mut three = Three::new(lab, far_runs)?;
     let server = EchoServer::start(&three.world.server, three.world.at_server.ipv4()?)?;
-    let mut far = Many::open(&three.world.laptop, &server, 3)?;
+    let mut far = Many::open(&three.world.laptop, &server, COUNT)?;
     let mut echo = |what: &str| -> Result<()> {
-        let report = far.echo(SOON * patience())?;
+        let report = far.echo(LONG)?;
         let slowest = report.slowest().unwrap_or_default();
-        expect!(report.answered() == 3, "{what}: {} of 3 connections answered", report.answered());
+        expect!(report.answered() == COUNT, "{what}: {} of {COUNT} connections answered", report.answered());
         println!("    {what}: answers within {:.1} ms", slowest.as_secs_f64() * 1e3);
+        expect!(slowest < SOON * patience(), "{what}: the slowest took {slowest:?}");
         Ok(())
     };
     echo("before the move")?;
     if let Some(daemon) = &three.far_daemon {
         let native = || {
             let all = daemon.connections().unwrap_or_default();
-            all.iter().filter(|connection| connection.state == ConnectionState::Native).count() == 3
+            all.iter().filter(|connection| connection.state == ConnectionState::Native).count() == COUNT
         };
         wait_until(LONG, "the connections are introduced", native)?;
     }
-    let receiver = three.receiver("echo")?;
-    let to = three.at_acceptor.to_string();
-    let from = server.address().to_string();
+    let _receiver = receiver(&three.acceptor_daemon, "echo")?;
+    let at_server = server.address().to_string();
     step("the connections go to another host");
-    let said = three.donor_daemon.cli(&["move", &from, "--to", &to, "--process", "echo"])?;
-    print!("{}", said.lines().map(|line| format!("    {line}\n")).collect::<String>());
-    expect!(said.lines().filter(|line| line.contains("is with")).count() == 3, "{said}");
+    give(&three.donor_daemon, &at_server, &three.at_acceptor.to_string(), "echo")?;
     echo("after the move")?;
-    three.world.no_resets()?;
-    drop(receiver);
+
+    three.acceptor_daemon.wait_event("carrier-changed", 0, LONG)?;
+    // What is answered rewritten once is sent so from then on (P-24).
+    echo("rewritten")?;
+    echo("rewritten both ways")?;
+
+    step("the acceptor's daemon is killed");
+    three.acceptor_daemon.kill()?;
+    echo("without it")?;
+    three.acceptor_daemon.restart()?;
+    echo("with another")?;
+    step("the donor's daemon is killed");
+    three.donor_daemon.kill()?;
+    echo("without it")?;
+    three.donor_daemon.restart()?;
+    echo("with another")?;
+
+    step("the acceptor roams");
+    let elsewhere = three.world.b.clone();
+    three.acceptor.roam(&three.at, &elsewhere.network, &Join::by("eth0"))?;
+    echo("from where it is now")?;
+
+    step("the connections come back");
+    let _home = receiver(&three.donor_daemon, "home")?;
+    give(&three.acceptor_daemon, &at_server, "desk", "home")?;
+    echo("at home")?;
+    three.world.no_resets()
+}
+
+/// A program that goes on with each connection that comes under a name.
+fn receiver(daemon: &Whimbrel, name: &str) -> Result<Process> {
+    let mut process = daemon.spawn_cli(&["receive", name, "--", "cat"])?;
+    process.wait_line(LONG, "it receives", |line| line.starts_with("receiving").then_some(()))?;
+    Ok(process)
+}
+
+/// Gives all connections of a server away.
+fn give(from: &Whimbrel, connections: &str, to: &str, receiver: &str) -> Result<()> {
+    let said = from.cli(&["move", connections, "--to", to, "--process", receiver])?;
+    expect!(said.lines().filter(|line| line.contains("is with")).count() == COUNT, "{said}");
     Ok(())
 }

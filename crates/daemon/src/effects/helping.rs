@@ -180,7 +180,8 @@ impl Effects {
     }
 
     pub(super) fn adopt_helped(&mut self, now: Time, flows: &HashMap<FlowTuple, FlowEntry>) {
-        with_means!(self, |helpers, means| helpers.adopt(now, means, flows));
+        let at_rest = self.at_rest();
+        with_means!(self, |helpers, means| helpers.adopt(now, means, flows, &at_rest));
         self.hooks.note_helped(self.helping.helpers.translates());
     }
 }

@@ -42,7 +42,7 @@ use crate::policy::Policies;
 use crate::tunnel::{Tunnel, TunnelFlow, UnknownSession};
 
 pub(crate) use addresses::{Addresses, MARK};
-pub(crate) use relocation::{Arrived, Relocation};
+pub(crate) use relocation::{Arrived, FoundMoves, Relocation};
 pub(crate) use tunnels::DEFAULT_MTU;
 
 use addresses::Surroundings;

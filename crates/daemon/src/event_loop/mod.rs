@@ -34,7 +34,7 @@ use crate::attachments::{Attachments, Sighting};
 use crate::clock;
 use crate::community_file::CommunityFile;
 use crate::config::{self, Config, Level};
-use crate::effects::{Effects, own_addresses, source_ways};
+use crate::effects::{Effects, FoundMoves, own_addresses, source_ways};
 use crate::event_log::EventLog;
 use crate::events::{EventRing, Restraint, Told, restrained};
 use crate::flows::{UdpFlows, is_movable, list_tcp};
@@ -229,7 +229,7 @@ impl EventLoop {
     ///
     /// # Errors
     /// When the state cannot be read.
-    pub(crate) fn begin(&mut self, restored: &[FlowTuple]) -> Result<(), Error> {
+    pub(crate) fn begin(&mut self, restored: &[FlowTuple], moves: &FoundMoves) -> Result<(), Error> {
         let taken_over = match restored.len() {
             0 => String::new(),
             1 => ", and takes over 1 connection".to_owned(),
@@ -249,6 +249,7 @@ impl EventLoop {
         self.own = own_addresses(&network);
         self.tell_node(&network);
         self.take_in_flows(clock::now(), restored)?;
+        self.node.restore_moves(clock::now(), &moves.donations, &moves.acceptances, &moves.held);
         self.drain();
         self.effects.settle_or_retry(clock::now());
         Ok(())
@@ -596,7 +597,9 @@ impl EventLoop {
         self.take_in_udp(now);
         let udp = &self.udp;
         for flow in known.iter().filter(|flow| !there.contains(flow) && !udp.contains(flow)) {
-            self.node.handle_flow_closed(now, *flow);
+            if !self.effects.is_elsewhere(flow) {
+                self.node.handle_flow_closed(now, *flow);
+            }
         }
         Ok(())
     }
@@ -614,6 +617,9 @@ impl EventLoop {
                 }
             }
             Err(error) => tracing::warn!(%error, "cannot list UDP sockets"),
+        }
+        for flow in self.effects.ended_datagram_flows() {
+            self.node.handle_flow_closed(now, flow);
         }
     }
 

@@ -482,7 +482,13 @@ impl Helpers {
     }
 
     /// Takes over what a daemon before this one has left. `flows`: what it knew.
-    pub(crate) fn adopt(&mut self, now: Time, means: &mut Means<'_>, flows: &HashMap<FlowTuple, FlowEntry>) {
+    pub(crate) fn adopt(
+        &mut self,
+        now: Time,
+        means: &mut Means<'_>,
+        flows: &HashMap<FlowTuple, FlowEntry>,
+        at_rest: &HashSet<FlowTuple>,
+    ) {
         let continued = self.stops.adopt(now, |flow| flows.contains_key(flow));
         self.told.extend(continued);
         let in_force: HashMap<FlowTuple, HelpedFlow> = match means.datapath.helped() {
@@ -509,7 +515,8 @@ impl Helpers {
             }
         }
         // What nothing is known of goes on with the numbers that it has, rather than wait for ever.
-        for (flow, helped) in in_force.iter().filter(|(flow, _)| !self.flows.contains_key(flow)) {
+        let unknown = |flow: &FlowTuple| !self.flows.contains_key(flow) && !at_rest.contains(flow);
+        for (flow, helped) in in_force.iter().filter(|(flow, _)| unknown(flow)) {
             let result = if sockets.contains_key(flow) && helped.offset != 0 {
                 means.datapath.set_helped(flow, &HelpedFlow { phase: HelpedPhase::Over, ..*helped })
             } else {

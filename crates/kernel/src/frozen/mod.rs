@@ -93,6 +93,12 @@ impl Frozen {
         Ok(Self { socket, family, kind, due })
     }
 
+    /// Whether a TCP socket is at rest, as one that a killed process has frozen and nobody has woken since.
+    #[must_use]
+    pub fn is_at_rest(socket: BorrowedFd<'_>) -> bool {
+        stream::is_frozen(socket)
+    }
+
     /// Writes the socket down. Nothing is changed. `defaults` are those of its network namespace.
     ///
     /// # Errors

@@ -159,6 +159,10 @@ pub(super) fn freeze(fd: BorrowedFd<'_>) -> Result<Due, Unmovable> {
     Ok(Due { reuse, ..Due::default() })
 }
 
+pub(super) fn is_frozen(fd: BorrowedFd<'_>) -> bool {
+    get_int(fd, TCP_REPAIR).is_ok_and(|repair| repair != 0)
+}
+
 /// Whether urgent data has arrived that the program has not read, or has read before what came first: the queue can be looked at as
 /// far as its mark only (`tcp_poll`, `tcp_inq`).
 fn urgent(fd: BorrowedFd<'_>) -> Result<bool, Error> {

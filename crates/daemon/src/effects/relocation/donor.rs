@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use whimbrel_datapath::{HelpedFlow, HelpedPhase};
 use whimbrel_kernel::borrowed::{self, Halted};
-use whimbrel_kernel::frozen::{Defaults, Frozen};
+use whimbrel_kernel::frozen::{Defaults, Frozen, Unmovable};
 use whimbrel_kernel::process;
 use whimbrel_protocol::{MoveFailed, MoveName, Refusal, Time};
 use whimbrel_wire::FlowTuple;
@@ -46,9 +46,25 @@ pub(crate) enum NotBorrowed {
     Kernel(#[from] whimbrel_kernel::Error),
 }
 
+impl Borrowed {
+    pub(super) fn socket(&self) -> &OwnedFd {
+        &self.socket
+    }
+}
+
 impl Given {
     pub(super) fn flow(&self) -> FlowTuple {
         self.flow
+    }
+
+    pub(super) fn processes(&self) -> &[u32] {
+        &self.processes
+    }
+
+    /// One that is at rest already.
+    pub(super) fn adopt(flow: FlowTuple, borrowed: Borrowed) -> Result<Self, Unmovable> {
+        let Borrowed { socket, processes, luggage } = borrowed;
+        Ok(Self { flow, frozen: Frozen::freeze(socket)?, processes, luggage })
     }
 }
 
@@ -142,7 +158,7 @@ impl Effects {
     }
 
     /// The inode of a connection's socket, in this host's own namespace or in that of its address.
-    fn socket_of(&mut self, flow: &FlowTuple) -> Result<Option<u32>, whimbrel_kernel::Error> {
+    pub(super) fn socket_of(&mut self, flow: &FlowTuple) -> Result<Option<u32>, whimbrel_kernel::Error> {
         let connections = match self.relocation.endpoints.at(flow.local.ip()) {
             Some(place) => &mut place.connections,
             None => &mut self.connections,

@@ -33,6 +33,16 @@ pub(super) struct Place {
     users: usize,
 }
 
+impl Place {
+    fn inside(endpoint: Endpoint, interface: u32, users: usize) -> Result<Self, Error> {
+        let (injector, connections, defaults, cookie) = {
+            let _inside = endpoint.enter()?;
+            (Injector::open()?, SockDiag::open()?, Defaults::look()?, namespace::cookie()?)
+        };
+        Ok(Self { endpoint, injector, connections, defaults, cookie, interface, users })
+    }
+}
+
 /// All of them, by address.
 #[derive(Debug, Default)]
 pub(super) struct Endpoints {
@@ -40,6 +50,10 @@ pub(super) struct Endpoints {
 }
 
 impl Endpoints {
+    pub(super) fn is_empty(&self) -> bool {
+        self.places.is_empty()
+    }
+
     pub(super) fn at(&mut self, address: IpAddr) -> Option<&mut Place> {
         self.places.get_mut(&address)
     }
@@ -71,14 +85,23 @@ impl Endpoints {
             object: name,
             detail: "it is not there, though it was made".to_owned(),
         })?;
-        let (injector, connections, defaults, cookie) = {
-            let _inside = endpoint.enter()?;
-            (Injector::open()?, SockDiag::open()?, Defaults::look()?, namespace::cookie()?)
-        };
+        let place = Place::inside(endpoint, interface, 1)?;
         datapath.attach(interface, Role::Endpoint)?;
         datapath.set_endpoint(interface, &Known { address, unknown: Unknown::Dropped })?;
-        datapath.follow_namespace(cookie, true)?;
-        let place = Place { endpoint, injector, connections, defaults, cookie, interface, users: 1 };
+        datapath.follow_namespace(place.cookie, true)?;
+        self.places.insert(address, place);
+        Ok(())
+    }
+
+    /// Takes over one that a daemon before this one has made.
+    pub(super) fn adopt(
+        &mut self,
+        address: IpAddr,
+        endpoint: Endpoint,
+        interface: u32,
+        users: usize,
+    ) -> Result<(), Error> {
+        let place = Place::inside(endpoint, interface, users)?;
         self.places.insert(address, place);
         Ok(())
     }
@@ -86,7 +109,7 @@ impl Endpoints {
     /// One user less. Without any it goes, as soon as no program has a socket in it.
     pub(super) fn release(&mut self, address: IpAddr, datapath: &mut Datapath) -> Result<(), Failure> {
         let Some(place) = self.places.get_mut(&address) else { return Ok(()) };
-        place.users -= 1;
+        place.users = place.users.saturating_sub(1);
         if place.users > 0 {
             return Ok(());
         }

@@ -3,11 +3,13 @@
 //! ```text
 //! donor.rs      freezing a program's socket, writing it down, ending it or letting it go on
 //! acceptor.rs   rebuilding it, and handing it to whoever is to receive it
+//! adopt.rs      what a daemon before this one has left of it
 //! ports.rs      keeping ports of this host for sockets that have gone
 //! endpoints.rs  the namespaces in which addresses are local that are not this host's
 //! ```
 
 mod acceptor;
+mod adopt;
 mod donor;
 mod endpoints;
 mod ports;
@@ -24,6 +26,7 @@ use whimbrel_wire::snapshot::Luggage;
 
 use super::{Effects, Failure};
 use acceptor::Taken;
+pub(crate) use adopt::FoundMoves;
 use donor::{Borrowed, Given};
 use endpoints::Endpoints;
 use ports::Ports;

@@ -1,0 +1,124 @@
+//! What a daemon before this one has left in the middle of moves.
+
+use std::collections::{HashMap, HashSet};
+use std::net::IpAddr;
+use std::os::fd::AsFd;
+
+use whimbrel_kernel::endpoint;
+use whimbrel_kernel::frozen::Frozen;
+use whimbrel_protocol::{FlowEntry, Found, LocalEnd, SavedAcceptance, SavedDonation, SavedHeld, Time};
+use whimbrel_wire::{FlowTuple, Transport};
+
+use super::Relocation;
+use super::donor::Given;
+use crate::effects::Effects;
+use crate::journal::SavedMoves;
+
+/// Moves in the middle, and what is found of their sockets.
+pub(crate) struct FoundMoves {
+    pub(crate) donations: Vec<(SavedDonation, Found)>,
+    pub(crate) acceptances: Vec<(SavedAcceptance, Found)>,
+    /// Flows whose far ends are held for others.
+    pub(crate) held: Vec<SavedHeld>,
+}
+
+impl Effects {
+    /// Takes over namespaces and sockets of moves. To be called before anything else is adopted: what is at rest must not be let
+    /// have its packets.
+    pub(crate) fn adopt_moves(
+        &mut self,
+        now: Time,
+        flows: &HashMap<FlowTuple, FlowEntry>,
+        moves: &SavedMoves,
+    ) -> FoundMoves {
+        let inside = flows.iter().filter(|(_, entry)| entry.end == LocalEnd::Endpoint);
+        let mut addresses: HashMap<IpAddr, usize> = HashMap::new();
+        inside.for_each(|(flow, _)| *addresses.entry(flow.local.ip()).or_default() += 1);
+        let of_moves = moves.donations.values().map(|saved| saved.tuple);
+        let of_moves = of_moves.chain(moves.acceptances.values().map(|saved| saved.request.tuple));
+        let wanted: HashSet<IpAddr> = addresses.keys().copied().chain(of_moves.map(|flow| flow.local.ip())).collect();
+        if !wanted.is_empty() {
+            let known = self.datapath.endpoints().unwrap_or_default();
+            for (address, endpoint) in endpoint::find(&wanted) {
+                let interface = known.iter().find(|(_, known)| known.address == address).map(|(index, _)| *index);
+                let users = addresses.get(&address).copied().unwrap_or_default();
+                let Some(interface) = interface else { continue };
+                if let Err(error) = self.relocation.endpoints.adopt(address, endpoint, interface, users) {
+                    tracing::error!(%address, %error, "a namespace of a daemon before this one cannot be used");
+                }
+            }
+        }
+        let donations = moves.donations.values().map(|saved| (saved.clone(), self.find_given(now, saved))).collect();
+        let found = |saved: &SavedAcceptance, this: &mut Self| match this.socket_of(&saved.request.tuple) {
+            Ok(Some(_)) => Found::Awake,
+            // What was rebuilt and not handed on went with that daemon.
+            _ => Found::Gone,
+        };
+        let acceptances = moves.acceptances.values().map(|saved| (saved.clone(), found(saved, self))).collect();
+        FoundMoves { donations, acceptances, held: moves.held.values().cloned().collect() }
+    }
+
+    /// A socket that was being given away.
+    fn find_given(&mut self, now: Time, saved: &SavedDonation) -> Found {
+        let found = self.borrow_sockets(now, &[saved.tuple], |_| [0; 16]);
+        if !found.get(&saved.tuple).is_some_and(Result::is_ok) {
+            return Found::Gone;
+        }
+        let Some(borrowed) = self.relocation.borrowed.remove(&saved.tuple) else { return Found::Gone };
+        if !Frozen::is_at_rest(borrowed.socket().as_fd()) {
+            return Found::Awake;
+        }
+        match Given::adopt(saved.tuple, borrowed) {
+            Ok(given) => {
+                self.relocation.halt_adopted(given.processes());
+                self.relocation.given.insert(saved.name, given);
+                Found::Frozen
+            }
+            Err(error) => {
+                tracing::error!(flow = %saved.tuple, %error, "a socket that rests cannot be woken");
+                Found::Gone
+            }
+        }
+    }
+
+    /// Connections whose sockets are at rest, so that nothing may come to them.
+    pub(in crate::effects) fn at_rest(&self) -> HashSet<FlowTuple> {
+        self.relocation.given.values().map(Given::flow).collect()
+    }
+
+    /// UDP flows whose sockets, in namespaces of their own, are gone: nothing else tells of them.
+    pub(crate) fn ended_datagram_flows(&mut self) -> Vec<FlowTuple> {
+        if self.relocation.endpoints.is_empty() {
+            return Vec::new();
+        }
+        let flows = self.journal.flows().iter();
+        let inside = flows.filter(|(flow, entry)| entry.end == LocalEnd::Endpoint && flow.transport == Transport::Udp);
+        let flows: Vec<FlowTuple> = inside.map(|(flow, _)| *flow).collect();
+        flows.into_iter().filter(|flow| matches!(self.socket_of(flow), Ok(None))).collect()
+    }
+
+    /// Whether a flow whose end is not in this host's own namespace is still there.
+    pub(crate) fn is_elsewhere(&mut self, flow: &FlowTuple) -> bool {
+        match self.journal.flows().get(flow).map(|entry| entry.end) {
+            Some(LocalEnd::Behind) => true,
+            Some(LocalEnd::Endpoint) => matches!(self.socket_of(flow), Ok(Some(_))),
+            Some(LocalEnd::Here) | None => false,
+        }
+    }
+}
+
+impl Relocation {
+    /// Processes that a daemon before this one has stopped go on when their sockets do.
+    fn halt_adopted(&mut self, processes: &[u32]) {
+        for pid in processes {
+            match self.halted.get_mut(pid) {
+                Some((_, count)) => *count += 1,
+                None => {
+                    if let Ok(halted) = whimbrel_kernel::borrowed::Halted::adopt(*pid) {
+                        self.halted.insert(*pid, (halted, 1));
+                    }
+                }
+            }
+        }
+    }
+}
