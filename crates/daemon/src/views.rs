@@ -73,6 +73,10 @@ pub(crate) fn counts(peers: &[PeerView], flows: impl Iterator<Item = FlowView>) 
     for flow in flows {
         counts.connections += 1;
         counts.introduced += usize::from(flow.entry.is_some());
+        if let Some(entry) = &flow.entry {
+            counts.suspended += usize::from(entry.waits.here);
+            counts.suspended_by_peers += usize::from(entry.waits.there);
+        }
         match state(&flow, flow.peer.and_then(|peer| peer_of.get(&peer).copied())) {
             ipc::ConnectionState::Held => counts.held += 1,
             ipc::ConnectionState::Moved => counts.moved += 1,
@@ -193,6 +197,8 @@ pub(crate) struct ConnectionsQuestion {
     pub(crate) heard: HashSet<FlowTuple>,
     /// This host's addresses.
     pub(crate) own: BTreeSet<IpAddr>,
+    /// Whether this host is suspended.
+    pub(crate) suspended: bool,
     /// What helps which.
     pub(crate) helpers: HashMap<FlowTuple, ipc::Helper>,
     pub(crate) now: Time,
@@ -212,7 +218,7 @@ impl ConnectionsQuestion {
             .iter()
             .map(|flow| {
                 let peer = flow.peer.and_then(|peer| peers.get(&peer).copied());
-                let mut connection = connection(flow, peer, self.heard.contains(&flow.tuple));
+                let mut connection = connection(flow, peer, self.heard.contains(&flow.tuple), self.suspended);
                 if flow.state == FlowState::Unknown {
                     let standing = self.standings.get(&flow.tuple.remote.ip()).copied();
                     (connection.state, connection.reason) = self.unknown(flow, standing.unwrap_or(Standing::Unasked));
@@ -301,13 +307,29 @@ pub(crate) fn state_of_unknown(flow: &FlowView, standing: Standing) -> ipc::Conn
     }
 }
 
-/// `heard`: whether it was heard rewritten.
-fn connection(view: &FlowView, peer: Option<&PeerView>, heard: bool) -> ipc::Connection {
+/// Why nothing is sent for a flow that could be. `suspended`: whether this host is.
+fn held_since(view: &FlowView, peer: Option<&PeerView>, suspended: bool) -> &'static str {
+    let waits = view.entry.map(|entry| entry.waits).unwrap_or_default();
+    match (waits.here, waits.there, peer.map(|peer| (peer.away, peer.source))) {
+        _ if suspended => "this host is suspended",
+        (true, true, _) => "suspended by hand, here and by the peer",
+        (true, false, _) => "suspended by hand",
+        (false, true, _) => "suspended by the peer",
+        (.., Some((Some(true), _))) => "the peer is away, and said so",
+        (.., Some((Some(false), _))) => "the peer is not heard",
+        (.., Some((None, None))) => "no network of this host leads to the peer",
+        _ => "where an end is now is not confirmed yet",
+    }
+}
+
+/// `heard`: whether it was heard rewritten. `suspended`: whether this host is.
+fn connection(view: &FlowView, peer: Option<&PeerView>, heard: bool, suspended: bool) -> ipc::Connection {
     let waits = view.entry.is_some_and(|entry| entry.waits.any());
     let state = state(view, peer);
     let reason = match view.state {
         FlowState::Failed(reason) => Some(reason.to_owned()),
         FlowState::Excluded(line) => Some(format!("policy at line {line}")),
+        _ if state == ipc::ConnectionState::Held => Some(held_since(view, peer, suspended).to_owned()),
         _ => None,
     };
     let carried = matches!(state, ipc::ConnectionState::Moved | ipc::ConnectionState::Held);
@@ -406,14 +428,14 @@ mod tests {
     #[test]
     fn the_end_that_follows_says_how_it_answers_each_connection() {
         let (flow, peer) = (flow_view(FlowState::Moved, true), peer_view(Carrier::FollowRewrite));
-        let heard = connection(&flow, Some(&peer), true);
+        let heard = connection(&flow, Some(&peer), true, false);
         assert_eq!(heard.carrier, Some(ipc::Carrier::Rewrite));
         assert_eq!(heard.wire.unwrap().remote, "198.51.100.7:7232".parse().unwrap());
-        let not_yet = connection(&flow, Some(&peer), false);
+        let not_yet = connection(&flow, Some(&peer), false, false);
         assert_eq!((not_yet.carrier, not_yet.wire), (Some(ipc::Carrier::Tunnel), None));
         assert_eq!(carrier(peer.carrier), ipc::Carrier::FollowRewrite);
         // Whatever was heard, a binding that tunnels does so.
-        let tunnelled = connection(&flow, Some(&peer_view(Carrier::Tunnel)), true);
+        let tunnelled = connection(&flow, Some(&peer_view(Carrier::Tunnel)), true, false);
         assert_eq!(tunnelled.carrier, Some(ipc::Carrier::Tunnel));
     }
 
@@ -428,12 +450,39 @@ mod tests {
         // One that is at home may wait by request, too.
         let at_home = FlowView { state: FlowState::Native, ..waits.clone() };
         let flows = [moved, waits, at_home];
-        let shown: Vec<_> = flows.iter().map(|flow| connection(flow, peers.first(), false).state).collect();
+        let shown: Vec<_> = flows.iter().map(|flow| connection(flow, peers.first(), false, false).state).collect();
         assert_eq!(shown, [ipc::ConnectionState::Moved, ipc::ConnectionState::Held, ipc::ConnectionState::Held]);
         let counted = counts(&peers, flows.into_iter());
         assert_eq!((counted.introduced, counted.moved, counted.held), (3, 1, 2));
+        assert_eq!((counted.suspended, counted.suspended_by_peers), (2, 0));
         let held = counts(&[peer_view(Carrier::Hold)], [flow_view(FlowState::Moved, true)].into_iter());
         assert_eq!((held.moved, held.held), (0, 1));
+    }
+
+    #[test]
+    fn what_is_held_says_why() {
+        let why = |here, there, away, source: Option<&str>, suspended| {
+            let mut flow = flow_view(FlowState::Moved, true);
+            if let Some(entry) = flow.entry.as_mut() {
+                entry.waits = whimbrel_protocol::Waits { here, there };
+            }
+            let source = source.map(|address| address.parse().unwrap());
+            let peer = PeerView { away, source, ..peer_view(Carrier::Hold) };
+            let shown = connection(&flow, Some(&peer), false, suspended);
+            assert_eq!(shown.state, ipc::ConnectionState::Held);
+            shown.reason.unwrap()
+        };
+        let here = Some("203.0.113.5");
+        assert_eq!(why(true, false, None, here, true), "this host is suspended");
+        assert_eq!(why(true, false, None, here, false), "suspended by hand");
+        assert_eq!(why(false, true, None, here, false), "suspended by the peer");
+        assert_eq!(why(true, true, Some(true), here, false), "suspended by hand, here and by the peer");
+        assert_eq!(why(false, false, Some(true), here, false), "the peer is away, and said so");
+        assert_eq!(why(false, false, Some(false), here, false), "the peer is not heard");
+        assert_eq!(why(false, false, None, None, false), "no network of this host leads to the peer");
+        assert_eq!(why(false, false, None, here, false), "where an end is now is not confirmed yet");
+        let moved = connection(&flow_view(FlowState::Moved, true), Some(&peer_view(Carrier::Tunnel)), false, false);
+        assert_eq!(moved.reason, None);
     }
 
     #[test]
@@ -454,6 +503,7 @@ mod tests {
             standings: HashMap::new(),
             heard: HashSet::new(),
             own: BTreeSet::new(),
+            suspended: false,
             helpers: HashMap::new(),
             now,
             wall,

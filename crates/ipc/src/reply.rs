@@ -210,6 +210,12 @@ pub struct Counts {
     pub moved: usize,
     /// Connections that nothing is sent for until a new place is confirmed.
     pub held: usize,
+    /// Single connections that this host has wait by request, whatever else they wait for.
+    #[serde(default)]
+    pub suspended: usize,
+    /// Those that their peers have wait so.
+    #[serde(default)]
+    pub suspended_by_peers: usize,
 }
 
 /// A program that is attached to an interface.
@@ -291,7 +297,7 @@ pub struct Connection {
     pub bytes: Option<Bytes>,
     /// When the daemon came to know of it (RFC 3339).
     pub since: String,
-    /// Why it is not introduced, where `state` is `unprotected`.
+    /// Why it is not introduced, where `state` is `unprotected`, or nothing is sent for it, where it is `held`.
     pub reason: Option<String>,
     /// What is done, or was, in the name of its peer while that is away.
     #[serde(default)]

@@ -51,7 +51,7 @@ fn status() -> Status {
             peers: 1,
         }],
         meetings: Some(Meetings { hosts: 2, pairs: 1 }),
-        counts: Counts { peers: 1, sessions: 1, connections: 5, introduced: 2, moved: 1, held: 0 },
+        counts: Counts { peers: 1, sessions: 1, connections: 5, introduced: 2, moved: 1, ..Counts::default() },
         attached: vec![Attachment { interface: "wlan0".into(), program: "egress".into(), hook: "tcx".into() }],
         tunnel: Some(Tunnel { device: "whimbrel0".into(), mtu: 1428, packets_sent: 10, packets_received: 20 }),
         newest_event: 17,

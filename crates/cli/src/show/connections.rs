@@ -19,6 +19,7 @@ pub(crate) fn connections(connections: &[Connection], only_moved: bool) -> Strin
         return if only_moved { "No connection has moved.\n".into() } else { "No connections.\n".into() };
     }
     shown.sort_by_key(|connection| (rank(connection.state), connection.flow));
+    let marks = marks(&shown);
     let rows: Vec<_> = shown
         .iter()
         .map(|connection| {
@@ -26,7 +27,7 @@ pub(crate) fn connections(connections: &[Connection], only_moved: bool) -> Strin
                 connection.flow.transport.to_string(),
                 connection.flow.local.to_string(),
                 connection.flow.remote.to_string(),
-                connection.state.to_string(),
+                format!("{}{}", connection.state, mark(connection, &marks)),
                 via(connection),
                 connection.peer.as_ref().map(|peer| format!("#{}", peer.id)).unwrap_or_default(),
                 connection
@@ -42,7 +43,7 @@ pub(crate) fn connections(connections: &[Connection], only_moved: bool) -> Strin
         &rows,
     );
     out.push_str(&helpers(&shown));
-    out.push_str(&reasons(&shown));
+    out.push_str(&reasons(&shown, &marks));
     if shown.iter().any(|one| one.reason.as_deref().is_some_and(|reason| reason.starts_with("asked, silent"))) {
         out.push_str("(`systemctl reload whimbrel`, or SIGHUP to the daemon, has silent hosts asked again at once.)\n");
     }
@@ -79,17 +80,48 @@ fn bytes(number: u64) -> String {
     count(usize::try_from(number).unwrap_or(usize::MAX), "byte")
 }
 
-/// Why some would not survive a move: each reason once.
-fn reasons(shown: &[&Connection]) -> String {
-    let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
-    for reason in shown.iter().filter_map(|connection| connection.reason.as_deref()) {
-        *reasons.entry(reason).or_default() += 1;
+/// A state and why connections are in it.
+type Why<'a> = (ConnectionState, &'a str);
+
+/// Such, in the order in which they are told, with their numbers.
+type Marks<'a> = BTreeMap<(u8, &'a str), (ConnectionState, Option<usize>)>;
+
+fn why(connection: &Connection) -> Option<Why<'_>> {
+    Some((connection.state, connection.reason.as_deref()?))
+}
+
+/// The reasons why connections are in a state, each once, with a number where that state has several.
+fn marks<'a>(shown: &[&'a Connection]) -> Marks<'a> {
+    let mut marks = BTreeMap::new();
+    for (state, reason) in shown.iter().filter_map(|connection| why(connection)) {
+        marks.insert((rank(state), reason), (state, None));
     }
-    let line = |(reason, number): (&str, usize)| {
-        let head = "unprotected: ";
+    let several: Vec<u8> = marks.keys().map(|(rank, _)| *rank).collect();
+    let mut number = 0;
+    for ((rank, _), (_, mark)) in &mut marks {
+        if several.iter().filter(|other| *other == rank).count() > 1 {
+            number += 1;
+            *mark = Some(number);
+        }
+    }
+    marks
+}
+
+/// What stands behind the state of a connection, so that its reason is found.
+fn mark(connection: &Connection, marks: &Marks<'_>) -> String {
+    let known = why(connection).and_then(|(state, reason)| marks.get(&(rank(state), reason)));
+    known.and_then(|(_, mark)| *mark).map(|number| format!(" ({number})")).unwrap_or_default()
+}
+
+/// Why some would not survive a move, or are held: each reason once.
+fn reasons(shown: &[&Connection], marks: &Marks<'_>) -> String {
+    let line = |((_, reason), (state, mark)): (&(u8, &str), &(ConnectionState, Option<usize>))| {
+        let number = shown.iter().filter(|connection| why(connection) == Some((*state, *reason))).count();
+        let mark = mark.map(|number| format!("({number}) ")).unwrap_or_default();
+        let head = format!("{mark}{state}: ");
         format!("{head}{}\n", wrap(&format!("{reason} ({})", count(number, "connection")), width(), head.len()))
     };
-    reasons.into_iter().map(line).collect()
+    marks.iter().map(line).collect()
 }
 
 /// What carries it, and whether something on the way translates its addresses.
@@ -191,6 +223,38 @@ unprotected: nobody answers there (1 connection)
 "
         );
         assert!(is_away(&moved) && !is_away(&lost));
+    }
+
+    #[test]
+    fn each_row_says_which_reason_is_its() {
+        let why = |local: &str, state, reason: &str| Connection {
+            reason: Some(reason.into()),
+            ..connection(local, "203.0.113.9:22", state)
+        };
+        let (held, lost) = (ConnectionState::Held, ConnectionState::Unprotected);
+        let text = connections(
+            &[
+                why("192.0.2.1:1", lost, "policy at line 3"),
+                why("192.0.2.1:2", lost, "nobody answers there"),
+                why("192.0.2.1:3", lost, "policy at line 3"),
+                why("192.0.2.1:4", held, "suspended by hand"),
+            ],
+            false,
+        );
+        assert_eq!(
+            text,
+            "\
+PROTO  LOCAL        REMOTE          STATE
+tcp    192.0.2.1:4  203.0.113.9:22  held
+tcp    192.0.2.1:1  203.0.113.9:22  unprotected (2)
+tcp    192.0.2.1:2  203.0.113.9:22  unprotected (1)
+tcp    192.0.2.1:3  203.0.113.9:22  unprotected (2)
+held: suspended by hand (1 connection)
+(1) unprotected: nobody answers there (1 connection)
+(2) unprotected: policy at line 3 (2 connections)
+4 connections, of which 1 survives a move.
+"
+        );
     }
 
     #[test]

@@ -60,6 +60,16 @@ pub(crate) fn status(status: &Status) -> String {
             counts.held
         ),
     ));
+    let by_hand = [
+        (counts.suspended, "by hand (`whimbrel resume`)"),
+        (counts.suspended_by_peers, "by their peers"),
+    ];
+    let by_hand = by_hand.iter().filter(|(waiting, _)| *waiting > 0);
+    let by_hand: Vec<String> =
+        by_hand.map(|(waiting, whose)| format!("{} {whose}", count(*waiting, "connection"))).collect();
+    if !by_hand.is_empty() {
+        lines.push(("suspended", by_hand.join(", ")));
+    }
     if let Some(tunnel) = &status.tunnel {
         lines.push((
             "tunnel",
@@ -110,7 +120,7 @@ mod tests {
             suspended: false,
             rendezvous: Vec::new(),
             meetings: None,
-            counts: Counts { peers: 1, sessions: 1, connections: 5, introduced: 2, moved: 0, held: 0 },
+            counts: Counts { peers: 1, sessions: 1, connections: 5, introduced: 2, ..Counts::default() },
             attached: Vec::new(),
             tunnel: None,
             newest_event: 17,
@@ -148,6 +158,18 @@ attached     nothing: no packet is touched
         ] {
             assert!(text.lines().any(|found| found == line), "{text}");
         }
+    }
+
+    #[test]
+    fn single_connections_that_are_suspended_are_told_of() {
+        let mut some = example();
+        (some.counts.suspended, some.counts.suspended_by_peers) = (1, 2);
+        let by_hand = "1 connection by hand (`whimbrel resume`), 2 connections by their peers";
+        let text = status(&some);
+        assert!(text.contains(&format!("\nsuspended    {by_hand}\n")), "{text}");
+        some.counts.suspended = 0;
+        assert!(status(&some).contains("\nsuspended    2 connections by their peers"));
+        assert!(!status(&example()).contains("suspended"));
     }
 
     #[test]

@@ -128,6 +128,7 @@ impl EventLoop {
                     heard: self.heard_rewritten(&peers),
                     own: own_addresses(&self.effects.network),
                     helpers: self.effects.helper_views(),
+                    suspended: self.node.is_suspended(),
                     flows,
                     peers,
                     now: clock::now(),
@@ -354,7 +355,7 @@ impl EventLoop {
         }
         let mut views: Vec<PeerView> = self.node.peers().collect();
         if let Some(wanted) = peer {
-            views.retain(|view| names(view, wanted));
+            views = chosen(views, wanted);
             let what = match views.len() {
                 0 => Some("there is no such peer"),
                 1 => None,
@@ -561,7 +562,19 @@ fn one(descriptors: Vec<OwnedFd>) -> Result<OwnedFd, Failure> {
     descriptors.into_iter().next().ok_or_else(|| Failure::new("no descriptor came with it").code(Code::Descriptors))
 }
 
-/// Whether `wanted` names a peer: its number, its key or the beginning of it, or an address of it.
+/// The peers that `wanted` names: by their number, or else as [`names`] has it or by however little of the key.
+fn chosen(views: Vec<PeerView>, wanted: &str) -> Vec<PeerView> {
+    let (numbered, others): (Vec<_>, Vec<_>) =
+        views.into_iter().partition(|view| view.id.0.to_string() == wanted.trim_start_matches('#'));
+    if !numbered.is_empty() {
+        return numbered;
+    }
+    let begins = |view: &PeerView| !wanted.is_empty() && view.key.to_string().starts_with(wanted);
+    others.into_iter().filter(|view| names(view, wanted) || begins(view)).collect()
+}
+
+/// Whether `wanted` names a peer: its number, its key or at least four characters of its beginning, which are not taken for a
+/// name in the community, or an address of it.
 pub(crate) fn names(view: &PeerView, wanted: &str) -> bool {
     view.id.0.to_string() == wanted.trim_start_matches('#')
         || (wanted.len() >= 4 && view.key.to_string().starts_with(wanted))
@@ -607,6 +620,23 @@ mod tests {
                 .starts_with("it is the peer that has it wait. `whimbrel resume` there")
         );
         assert!(refused(false, &[waits(false, false)]).starts_with("this connection is not suspended"));
+    }
+
+    #[test]
+    fn a_peer_is_named_by_its_number_or_any_beginning_of_its_key() {
+        let keyed = |id: u32, seed: u8| PeerView {
+            key: whimbrel_handshake::StaticKey::from_bytes([seed; 32]).public(),
+            ..view(id, 1, None)
+        };
+        let views = [keyed(1, 1), keyed(2, 2)];
+        let [one, other] = views.each_ref().map(|view| view.key.to_string());
+        let named = |wanted: &str| chosen(views.to_vec(), wanted).iter().map(|view| view.id.0).collect::<Vec<_>>();
+        assert_ne!(one[..1], other[..1], "the keys begin otherwise");
+        for length in [1, 2, 3, 4, one.len()] {
+            assert_eq!((named(&one[..length]), named(&other[..length])), (vec![1], vec![2]), "{length}");
+        }
+        assert_eq!((named("#2"), named("2"), named("203.0.113.5")), (vec![2], vec![2], vec![1, 2]));
+        assert!(named("").is_empty() && named("#").is_empty());
     }
 
     #[test]
