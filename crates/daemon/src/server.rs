@@ -308,12 +308,25 @@ impl Server {
         self.answered(id);
     }
 
+    /// As [`Self::say`], of what must not be lost: the client is not dropped, however much it does not read. The caller bounds it by
+    /// [`Self::is_behind`].
+    pub fn hand(&mut self, id: ClientId, reply: &Reply, descriptors: Vec<OwnedFd>) -> bool {
+        self.push(id, reply, descriptors);
+        self.write(id);
+        self.clients.contains_key(&id)
+    }
+
+    /// Whether a client has so much to read that it should be told no more.
+    #[must_use]
+    pub fn is_behind(&self, id: ClientId) -> bool {
+        self.clients.get(&id).is_some_and(|client| client.output.bytes.len() > BACKLOG)
+    }
+
     /// Tells a client something that is not its answer, or not all of it. Whether it could be told: it is dropped where it does
     /// not read what it is told. The descriptors are closed if not, and it may still never read them. The caller watches it anew.
     pub fn say(&mut self, id: ClientId, reply: &Reply, descriptors: Vec<OwnedFd>) -> bool {
-        self.push(id, reply, descriptors);
-        self.write(id);
-        if self.clients.get(&id).is_some_and(|client| client.output.bytes.len() > BACKLOG) {
+        self.hand(id, reply, descriptors);
+        if self.is_behind(id) {
             tracing::warn!("dropped a client of the control socket that does not read what it is told");
             self.remove(id);
         }
@@ -543,6 +556,26 @@ mod tests {
         server.read(id);
         assert_eq!(server.take_gone(), [id]);
         assert!(server.take_gone().is_empty());
+    }
+
+    #[test]
+    fn what_must_not_be_lost_is_kept_for_who_does_not_read() {
+        let mut server = Server::bind(&socket("hand"), 0o600).expect("bind");
+        let (stream, id) = connect(&mut server);
+        server.stay(id);
+        assert!(!server.is_behind(id));
+        let long = Reply::Error(Failure::new("x".repeat(1 << 20)));
+        for _ in 0..6 {
+            assert!(server.hand(id, &long, vec![stream.try_clone().expect("dup").into()]));
+        }
+        assert!(server.is_behind(id));
+        let (mut lines, mut descriptors) = (Lines::default(), 0);
+        while descriptors < 6 {
+            lines.read(&stream).expect("read");
+            server.write(id);
+            descriptors += std::iter::from_fn(|| lines.take()).map(|line| line.descriptors.len()).sum::<usize>();
+        }
+        assert!(!server.is_behind(id));
     }
 
     #[test]

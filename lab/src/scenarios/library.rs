@@ -20,6 +20,11 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         give,
     ),
     scenario(
+        "library-flood",
+        "many connections with all the state that may be are given to a program that takes its time: each is there or here, none is lost",
+        flood,
+    ),
+    scenario(
         "library-migrate",
         "all sockets of a process are moved by their names while somebody else moves the process; one that cannot go stays",
         migrate,
@@ -116,8 +121,14 @@ fn write(host: &Host) -> Result<String> {
 
 /// The far end of a connection, and its port.
 fn far_end(host: &Host, address: IpAddr) -> Result<(Process, u16)> {
+    far_ends(host, address, 1)
+}
+
+/// The far end of so many connections.
+fn far_ends(host: &Host, address: IpAddr, count: usize) -> Result<(Process, u16)> {
     let directory = write(host)?;
-    let command = host.command("python3").args(["-B", &format!("{directory}/program.py"), &address.to_string()]);
+    let arguments = [format!("{directory}/program.py"), address.to_string(), count.to_string()];
+    let command = host.command("python3").arg("-B").args(arguments);
     // It has the module only to be able to start.
     let library = crate::beside_this_program("libwhimbrel.so").unwrap_or_default();
     let command = command.env("PYTHONPATH", &directory).env("WHIMBREL_LIBRARY", library).label("the far end");
@@ -220,6 +231,34 @@ fn give(lab: &mut Lab) -> Result<()> {
         first.does("close")?;
         is_over(&mut far, 4 * BLOCKS + 1)?;
     }
+    world.no_resets()?;
+    all_run(&mut [&mut here, &mut there])
+}
+
+fn flood(lab: &mut Lab) -> Result<()> {
+    const COUNT: usize = 24;
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let network = world.add(lab, site("c"))?;
+    let tablet = lab.host("tablet")?;
+    let at_tablet = tablet.join(&network.network, &Join::by("eth0"))?.ipv4()?;
+    let (mut here, mut there) = (world.laptop.whimbrel()?, tablet.whimbrel()?);
+    befriend(&here, &there, world.at.ipv4()?)?;
+    let to = world.at_server.ipv4()?;
+    let (mut far, port) = far_ends(&world.server, to, COUNT)?;
+    let mut second = Program::start(&tablet, &there)?;
+    second.does("receive films")?;
+    let mut first = Program::start(&world.laptop, &here)?;
+    let told = first.does(&format!("flood {to} {port} {COUNT} {at_tablet} films"))?;
+    step(&told);
+    let given: usize = told.split(' ').next().and_then(|given| given.parse().ok()).unwrap_or_default();
+    expect!(given > 0, "none was given: {told}");
+    second.does(&format!("drain {given}"))?;
+    for _ in 0..COUNT {
+        let over = |line: &str| line.strip_prefix("over ")?.parse().ok();
+        let total: u32 = far.wait_line(LONG, "the far end is told the end", over)?;
+        expect!(total == 4096, "the far end has had {total} bytes of a connection");
+    }
+    far.wait_success(LONG)?;
     world.no_resets()?;
     all_run(&mut [&mut here, &mut there])
 }

@@ -337,6 +337,7 @@ impl EventLoop {
             client => {
                 let id = ClientId(client - FIRST_CLIENT);
                 self.server.write(id);
+                self.note_backlog(id);
                 self.server.read(id);
                 self.serve(id);
             }

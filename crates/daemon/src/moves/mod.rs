@@ -169,8 +169,16 @@ impl EventLoop {
                 state: State::new(luggage.state).unwrap_or_default(),
             };
             // Of a program that has gone meanwhile the socket is closed, as its own would be.
-            self.server.say(client, &Reply::Received(Box::new(received)), vec![socket]);
+            self.server.hand(client, &Reply::Received(Box::new(received)), vec![socket]);
             self.watch_client(client);
+            self.note_backlog(client);
+        }
+    }
+
+    /// A client may have been handed sockets, or have taken some.
+    pub(crate) fn note_backlog(&mut self, id: ClientId) {
+        if let Some(name) = self.moves.receivers.get(&id) {
+            self.effects.relocation.set_full(name.as_bytes(), self.server.is_behind(id));
         }
     }
 

@@ -4,10 +4,13 @@ import errno
 import hashlib
 import socket
 import sys
+import threading
 
 import whimbrel
 
 BLOCK = 4096
+# What may be handed over with a socket.
+MOST = 1 << 20
 
 
 def block(number):
@@ -17,9 +20,9 @@ def block(number):
 
 
 class Program:
-    def __init__(self):
-        self.sock = None
-        self.next = 0
+    def __init__(self, sock=None, position=0):
+        self.sock = sock
+        self.next = position
 
     def connect(self, host, port, anchor="self"):
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -75,6 +78,40 @@ class Program:
         whimbrel.give(self.sock, to, receiver=receiver, state=state.ljust(int(padding)))
         return "x"
 
+    def flood(self, host, port, count, to, receiver):
+        """Gives many connections at once, each with all the state that may be. Those that stay are talked on, and closed."""
+        stayed = []
+
+        def one(number):
+            sock = whimbrel.socket(socket.AF_INET, socket.SOCK_STREAM)
+            sock.connect((host, int(port)))
+            try:
+                whimbrel.give(sock, to, receiver=receiver, state=block(number) * (MOST // BLOCK))
+            except OSError as error:
+                stayed.append(error.strerror.replace(" ", "-"))
+                mine = Program(sock, number)
+                mine.talk(1)
+                mine.close()
+
+        threads = [threading.Thread(target=one, args=(number,)) for number in range(int(count))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return f"{int(count) - len(stayed)} {','.join(sorted(set(stayed)))}"
+
+    def drain(self, count):
+        """Takes so many sockets, checks the state of each, and talks on it."""
+        for _ in range(int(count)):
+            received = self.receiver.receive(timeout=20)
+            number = next(number for number in range(1000) if received.state[:BLOCK] == block(number))
+            if received.state != block(number) * (MOST // BLOCK):
+                raise ValueError("the state came as another")
+            mine = Program(received.socket, number)
+            mine.talk(1)
+            mine.close()
+        return "x"
+
     def move(self, process, to):
         """Moves all sockets of a process, as who migrates that does."""
         with whimbrel.move(int(process), to) as moving:
@@ -113,22 +150,30 @@ class Program:
         return "x"
 
 
-def echo(host):
+def echo(host, count="1"):
     """The far end, which knows nothing of Whimbrel."""
+
+    def serve(sock):
+        total = 0
+        with sock:
+            while data := sock.recv(65536):
+                sock.sendall(data)
+                total += len(data)
+        print("over", total, flush=True)
+
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, 0), family=family) as server:
         print("listens", server.getsockname()[1], flush=True)
-        sock, _ = server.accept()
-        total = 0
-        while data := sock.recv(65536):
-            sock.sendall(data)
-            total += len(data)
-        print("over", total, flush=True)
+        threads = [threading.Thread(target=serve, args=(server.accept()[0],)) for _ in range(int(count))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
 
 
 def main():
     if sys.argv[1:]:
-        echo(sys.argv[1])
+        echo(*sys.argv[1:])
         return
     program = Program()
     for line in sys.stdin:

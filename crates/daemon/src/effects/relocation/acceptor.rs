@@ -39,6 +39,9 @@ impl Effects {
                 &format!("no program receives sockets under the name {who:?}"),
             ));
         }
+        if self.relocation.full.contains(&receiver) {
+            return Err(failed(Refusal::NoRoom, &"the program that receives it has not taken what has come already"));
+        }
         let address = tuple.local.ip();
         if !is_of(family, address) {
             return Err(failed(Refusal::BadSnapshot, &"an IPv4 socket with an IPv6 address"));

@@ -57,6 +57,8 @@ pub(crate) struct Relocation {
     ports: Ports,
     /// Who is there to receive sockets.
     receivers: BTreeSet<Vec<u8>>,
+    /// Of these, who has not taken what has come already.
+    full: BTreeSet<Vec<u8>>,
     arrived: Vec<Arrived>,
     /// Processes that stand still, each as long as any of its sockets is at rest.
     halted: HashMap<u32, (Halted, usize)>,
@@ -80,6 +82,16 @@ impl Relocation {
     /// It is gone. Moves that count on it are found out when they hand it its socket.
     pub(crate) fn remove_receiver(&mut self, name: &[u8]) {
         self.receivers.remove(name);
+        self.full.remove(name);
+    }
+
+    /// Whether a program has so many sockets to take that no more are to be asked for. Those that are on their way still come.
+    pub(crate) fn set_full(&mut self, name: &[u8], full: bool) {
+        if full {
+            self.full.insert(name.to_vec());
+        } else {
+            self.full.remove(name);
+        }
     }
 
     /// Which connection a move is about, as long as it is not over.
