@@ -19,6 +19,9 @@ use crate::waiting::Waiting;
 
 /// The place of an end that is nowhere: no flow is at home there.
 pub(crate) const NOWHERE: u32 = u32::MAX;
+/// The place of the other end of a flow that is at home nowhere since it was moved: none that an end ever is at, nor
+/// [`NOWHERE`], which an end is at as long as its place is not confirmed.
+pub(crate) const ASTRAY: u32 = u32::MAX - 1;
 /// Round trip assumed before one was measured.
 const INITIAL_ROUND_TRIP: Duration = Duration::from_millis(200);
 const FIRST_UNPRIVILEGED: u16 = 1024;

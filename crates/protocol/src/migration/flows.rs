@@ -17,7 +17,7 @@ use crate::flow::{Flow, Origin, Stage};
 use crate::node::Node;
 use crate::op::{FlowEntry, KernelOp, LocalEnd, Places, Waits};
 use crate::outcome::Asked;
-use crate::peer::{CarrierProbe, NOWHERE};
+use crate::peer::{ASTRAY, CarrierProbe, NOWHERE};
 use crate::ruling::Manner;
 use crate::timer::Timer;
 
@@ -84,7 +84,7 @@ impl Node {
         let entry = FlowEntry {
             peer: peer.id,
             name: flow,
-            home: home.unwrap_or(Places { local: peer.places.local, peer: NOWHERE }),
+            home: home.unwrap_or(Places { local: peer.places.local, peer: ASTRAY }),
             peer_tuple: before.map_or(far.mirrored(), |before| before.peer_tuple),
             waits: Waits::default(),
             manner: before.map_or(Manner::default(), |before| before.manner),
@@ -126,7 +126,7 @@ impl Node {
         let entry = FlowEntry {
             peer: peer.id,
             name: flow,
-            home: native.filter(|_| native == agreed).unwrap_or(Places { local: peer.places.local, peer: NOWHERE }),
+            home: native.filter(|_| native == agreed).unwrap_or(Places { local: peer.places.local, peer: ASTRAY }),
             peer_tuple: terms.far,
             waits: Waits::default(),
             manner: Manner::default(),
@@ -230,7 +230,7 @@ impl Node {
     fn terms_of(&self, flow: u64) -> Option<Terms> {
         let far = self.peers.values().find_map(|peer| peer.named.get(&flow).copied())?;
         let entry = self.flows.get(&far).and_then(Flow::entry)?;
-        let home = (entry.home.peer != NOWHERE).then_some((entry.home.local, entry.home.peer));
+        let home = (entry.home.peer != ASTRAY).then_some((entry.home.local, entry.home.peer));
         Some(Terms { far, wire_port: entry.wire_local_port, home })
     }
 

@@ -48,6 +48,9 @@ impl Effects {
                 }
             }
         }
+        for address in addresses.keys().filter(|address| self.relocation.endpoints.interface(**address).is_none()) {
+            tracing::warn!(%address, "no program has a socket any more in the namespace of an address whose connections were moved here");
+        }
         let donations = moves.donations.values().map(|saved| (saved.clone(), self.find_given(now, saved))).collect();
         let found = |saved: &SavedAcceptance, this: &mut Self| match this.socket_of(&saved.request.tuple) {
             Ok(Some(_)) => Found::Awake,
