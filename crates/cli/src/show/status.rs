@@ -60,10 +60,7 @@ pub(crate) fn status(status: &Status) -> String {
             counts.held
         ),
     ));
-    let by_hand = [
-        (counts.suspended, "by hand (`whimbrel resume`)"),
-        (counts.suspended_by_peers, "by their peers"),
-    ];
+    let by_hand = [(counts.suspended, "by hand (`whimbrel resume`)"), (counts.suspended_by_peers, "by their peers")];
     let by_hand = by_hand.iter().filter(|(waiting, _)| *waiting > 0);
     let by_hand: Vec<String> =
         by_hand.map(|(waiting, whose)| format!("{} {whose}", count(*waiting, "connection"))).collect();

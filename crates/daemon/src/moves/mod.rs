@@ -154,9 +154,8 @@ impl EventLoop {
             if receiver.is_empty() {
                 // A program asks for it by its name.
                 let uuid = Uuid::from_bytes(luggage.uuid);
-                if let Err(failure) = self.programs.kept.keep(clock::now(), uuid, socket) {
-                    self.tell(Told::of_socket("socket-lost", Some(flow), failure.what));
-                }
+                self.programs.kept.put(clock::now(), uuid, socket);
+                self.note_waiting_room();
                 continue;
             }
             let client = self.moves.receivers.iter().find(|(_, name)| name.as_bytes() == receiver);
@@ -173,6 +172,11 @@ impl EventLoop {
             self.watch_client(client);
             self.note_backlog(client);
         }
+    }
+
+    /// Sockets may have come to wait for their programs, or have gone.
+    pub(crate) fn note_waiting_room(&mut self) {
+        self.effects.relocation.set_full(WAITING_ROOM.as_bytes(), self.programs.kept.is_full());
     }
 
     /// A client may have been handed sockets, or have taken some.

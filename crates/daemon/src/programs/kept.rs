@@ -18,9 +18,16 @@ const DIGITS: usize = 8;
 
 /// Sockets that wait for a program to ask for them: their programs have given them to the daemon before they ended, or they came
 /// from another host where nobody received them. They are closed when they have waited for too long.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct KeptSockets {
     sockets: HashMap<Uuid, Kept>,
+    most: usize,
+}
+
+impl Default for KeptSockets {
+    fn default() -> Self {
+        Self { sockets: HashMap::new(), most: MOST }
+    }
 }
 
 #[derive(Debug)]
@@ -35,11 +42,22 @@ impl KeptSockets {
     /// # Errors
     /// Where as many as may be are kept already; the socket is closed then, which its program need not notice.
     pub(crate) fn keep(&mut self, now: Time, uuid: Uuid, socket: OwnedFd) -> Result<Duration, Failure> {
-        if self.sockets.len() >= MOST && !self.sockets.contains_key(&uuid) {
+        if self.is_full() && !self.sockets.contains_key(&uuid) {
             return Err(Failure::new("too many sockets wait for their programs already").code(Code::TooMany));
         }
-        self.sockets.insert(uuid, Kept { socket, until: now + WAIT });
+        self.put(now, uuid, socket);
         Ok(WAIT)
+    }
+
+    /// Takes one in that has come from another host, and that nobody else has any more. The caller asks for none while
+    /// [all room is taken](Self::is_full); those that are under way then come on top of it.
+    pub(crate) fn put(&mut self, now: Time, uuid: Uuid, socket: OwnedFd) {
+        self.sockets.insert(uuid, Kept { socket, until: now + WAIT });
+    }
+
+    /// Whether as many wait as should.
+    pub(crate) fn is_full(&self) -> bool {
+        self.sockets.len() >= self.most
     }
 
     /// Gives one to a program, by its name or the beginning of it.
@@ -117,13 +135,23 @@ mod tests {
     }
 
     #[test]
-    fn there_is_a_bound() {
+    fn there_is_a_bound_that_loses_none() {
         let mut kept = KeptSockets::default();
         let now = Time::default();
+        let name = |number: usize| Uuid::from_random((number as u128).to_be_bytes());
         let (socket, _other) = UnixStream::pair().expect("pair");
-        for number in 0..16u8 {
-            kept.keep(now, uuid(number), socket.try_clone().expect("dup").into()).expect("kept");
+        let socket = || OwnedFd::from(socket.try_clone().expect("dup"));
+        // As many as there may be are more than a test may have descriptors.
+        let most = 500;
+        for number in 0..most {
+            kept.put(now, name(number), socket());
         }
-        assert!(kept.sockets.len() <= MOST);
+        assert!(!kept.is_full());
+        kept.most = most;
+        assert!(kept.is_full());
+        assert_eq!(kept.keep(now, name(most), socket()).expect_err("full").code, Some(Code::TooMany));
+        assert!(kept.keep(now, name(0), socket()).is_ok(), "it has its place already");
+        kept.put(now, name(most), socket());
+        assert_eq!(kept.take(&name(most).to_string()).expect("it was on its way").0, name(most));
     }
 }

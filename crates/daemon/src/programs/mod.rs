@@ -220,6 +220,7 @@ impl EventLoop {
 
     /// Gives up what has waited for too long.
     pub(crate) fn programs_due(&mut self, now: Time) {
+        self.note_waiting_room();
         let late = self.programs.questions.extract_if(|_, question| question.until <= now);
         for client in late.map(|(_, question)| question.client).collect::<Vec<_>>() {
             self.refuse_question(client, "the migrator has not answered in time");

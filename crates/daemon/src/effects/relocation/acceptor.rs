@@ -40,7 +40,7 @@ impl Effects {
             ));
         }
         if self.relocation.full.contains(&receiver) {
-            return Err(failed(Refusal::NoRoom, &"the program that receives it has not taken what has come already"));
+            return Err(failed(Refusal::NoRoom, &"what has come already was not taken yet"));
         }
         let address = tuple.local.ip();
         if !is_of(family, address) {
