@@ -235,7 +235,7 @@ static __noinline int egress_flow(struct __sk_buff *skb, const struct packet *pa
 static __always_inline int egress(struct __sk_buff *skb, __u32 network)
 {
 	const struct settings *settings = get_settings();
-	struct packet packet = {};
+	struct packet packet;
 
 	if (!settings || settings->idle & IDLE_TRANSLATION)
 		return pass();
@@ -244,6 +244,7 @@ static __always_inline int egress(struct __sk_buff *skb, __u32 network)
 			note_next_hop(skb);
 		return pass();
 	}
+	__builtin_memset(&packet, 0, sizeof(packet));
 	if (!parse(skb, network, skb->protocol, &packet))
 		return pass();
 	if (packet.protocol == IPPROTO_TCP || packet.protocol == IPPROTO_UDP)

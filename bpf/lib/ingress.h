@@ -280,18 +280,22 @@ static __noinline int ingress_flow(struct __sk_buff *skb, const struct packet *p
 	return pass_counted(COUNTER_REWRITTEN_IN);
 }
 
+/* While both are idle there is nothing to do for what comes in. */
+#define IDLE_ALL (IDLE_TRANSLATION | IDLE_INTRODUCTIONS)
+
 static __always_inline int ingress(struct __sk_buff *skb, __u32 network)
 {
 	const struct settings *settings = get_settings();
-	struct packet packet = {};
+	struct packet packet;
 	__u32 idle;
 	int verdict;
 
 	if (!settings)
 		return pass();
-	idle = settings->idle & (IDLE_TRANSLATION | IDLE_INTRODUCTIONS);
-	if (idle == (IDLE_TRANSLATION | IDLE_INTRODUCTIONS))
+	idle = settings->idle;
+	if ((idle & IDLE_ALL) == IDLE_ALL)
 		return pass();
+	__builtin_memset(&packet, 0, sizeof(packet));
 	/* Between namespaces of one machine the sender's note arrives with the packet. */
 	if (skb->tc_index == TRANSLATED)
 		skb->tc_index = 0;
@@ -308,7 +312,7 @@ static __always_inline int ingress(struct __sk_buff *skb, __u32 network)
 	/* What turns out to be of a moved flow gets the mark of such. */
 	if (!(idle & IDLE_VACATED) && bpf_map_lookup_elem(&vacated, &packet.source))
 		set_other_mark(skb, settings);
-	if (!(settings->idle & IDLE_FORWARDED)) {
+	if (!(idle & IDLE_FORWARDED)) {
 		verdict = forward(skb, &packet);
 		if (verdict != OF_NO_FLOW)
 			return verdict;
@@ -319,7 +323,7 @@ static __always_inline int ingress(struct __sk_buff *skb, __u32 network)
 		verdict = quotes_packet(skb, &packet) ? ingress_icmp(skb, &packet) : pass();
 	if (verdict == TO_BE_REFUSED)
 		return refuse(skb, &packet);
-	if (verdict != TC_ACT_UNSPEC || (settings->idle & IDLE_TOWARD) == IDLE_TOWARD)
+	if (verdict != TC_ACT_UNSPEC || (idle & IDLE_TOWARD) == IDLE_TOWARD)
 		return verdict;
 	/* Under its own names by now. */
 	return read_packet(skb, network, &packet) ? bring(skb, &packet) : verdict;
