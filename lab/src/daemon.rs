@@ -118,6 +118,11 @@ impl Whimbrel {
         &self.host
     }
 
+    /// The program that it runs.
+    pub fn binary(&self) -> &Path {
+        &self.binary
+    }
+
     /// Its run directory.
     pub fn run_dir(&self) -> PathBuf {
         self.dir.join("run")

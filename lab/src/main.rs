@@ -2,7 +2,8 @@
 
 mod jobs;
 
-use std::path::PathBuf;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -231,9 +232,17 @@ fn shell(topology: Topology, host: &str, daemons: bool, whimbrel: Option<PathBuf
     command.arg(std::env::var_os("SHELL").unwrap_or_else(|| "/bin/sh".into()));
     if let Some(daemon) = running.iter().find(|d| d.host().name() == host) {
         command.env("WHIMBREL_RUN_DIR", daemon.run_dir());
+        command.env("PATH", search_path(daemon.binary(), std::env::var_os("PATH")));
     }
     let status = command.status().map_err(|e| Error::call("exec", "nsenter", e))?;
     Ok(status.success())
+}
+
+/// Where a shell looks for programs: first where this one is.
+fn search_path(program: &Path, path: Option<OsString>) -> OsString {
+    let own = std::path::absolute(program).ok().and_then(|program| Some(program.parent()?.to_owned()));
+    let rest = path.as_ref().map(|path| std::env::split_paths(path).collect::<Vec<_>>()).unwrap_or_default();
+    std::env::join_paths(own.into_iter().chain(rest)).or_else(|_| path.ok_or(())).unwrap_or_default()
 }
 
 fn list() {
@@ -298,4 +307,16 @@ fn run_one(scenario: &Scenario, options: &RunOptions) -> Result<bool> {
         println!("logs and captures are in {}", dir.display());
     }
     Ok(result.is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_shell_finds_the_program_that_the_daemons_run() {
+        let path = search_path(Path::new("/build/whimbrel"), Some("/usr/bin:/bin".into()));
+        assert_eq!(path, "/build:/usr/bin:/bin");
+        assert_eq!(search_path(Path::new("/build/whimbrel"), None), "/build");
+    }
 }

@@ -33,7 +33,7 @@ Examples:
   whimbrel events --follow        watch what happens while you change networks
   whimbrel connections --json | jq '.connections[] | select(.state == \"moved\")'
 
-All commands but `up`, `doctor` and `clean` ask a running daemon. They find it by --run-dir or WHIMBREL_RUN_DIR.
+All commands but `up`, `doctor`, `clean` and `events --from` ask a running daemon. They find it by --run-dir or WHIMBREL_RUN_DIR.
 The JSON that --json prints is described in docs/json.md (installed: share/doc/whimbrel/json.md).";
 
 const UP_HELP: &str = "\
@@ -66,13 +66,16 @@ const CONNECTIONS_HELP: &str = "\
 The state says what a change of network would do to the connection:
   native       known to both ends; survives a move. Its packets are not touched
   moved        carried to another address than the one it was opened with
-  held         waiting for a new path; nothing is sent until it is there
+  held         nothing is sent: a new path, the peer or `whimbrel resume` is waited for,
+               as the lines below the table say
   pending      being introduced to the other end: a second or two, or some 15
                where nothing answers
   unprotected  a move would end it: the lines below the table say why
+Where a state has several reasons, a number behind it says which line is about it.
 
 `via` is what carries it after a move: `rewrite` replaces addresses in its packets and
-costs nothing; `tunnel` puts them into UDP, where a NAT or a firewall rules rewriting out.";
+costs nothing; `tunnel` puts them into UDP, where a NAT or a firewall rules rewriting out.
+The end that did not move answers each connection as it comes, the one way or the other.";
 
 const EVENTS_HELP: &str = "\
 The daemon keeps some thousand events. `event_log` in the configuration has it write all of them
@@ -168,6 +171,11 @@ It needs root, and the network namespace that the daemon ran in. It refuses else
 long as that namespace is there, and while a daemon runs, and does nothing where nothing
 is left. The key pair and the remembered keys in the state directory stay.";
 
+/// How many events are wanted.
+fn how_many(text: &str) -> Result<usize, String> {
+    text.parse().map_err(|_| format!("it says how many of the newest events, such as {EVENTS_SHOWN}"))
+}
+
 #[derive(Debug, Parser)]
 #[command(name = "whimbrel", version, about = ABOUT, long_about = LONG_ABOUT, after_help = AFTER_HELP)]
 pub(crate) struct Arguments {
@@ -229,7 +237,7 @@ pub(crate) enum Command {
         #[arg(long, short)]
         follow: bool,
         /// At most so many of those that are there already [default: 30, or all with --since, --from or --plot]
-        #[arg(long, short = 'n', value_name = "COUNT")]
+        #[arg(long, short = 'n', value_name = "COUNT", value_parser = how_many, allow_negative_numbers = true)]
         last: Option<usize>,
         /// Only those after this number
         #[arg(long, value_name = "NUMBER")]
@@ -483,6 +491,12 @@ impl Command {
 mod tests {
     use super::*;
     use clap::CommandFactory;
+
+    #[test]
+    fn numbers_that_are_none_are_told_what_they_are_for() {
+        let complaint = Arguments::try_parse_from(["whimbrel", "events", "--last", "-3"]).unwrap_err().to_string();
+        assert!(complaint.contains("it says how many of the newest events, such as 30"), "{complaint}");
+    }
 
     #[test]
     fn the_definition_is_sound() {

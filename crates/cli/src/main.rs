@@ -110,8 +110,8 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Complaint> {
             pass_on(run_dir, &Request::Resume { connections: connections.clone() })?;
         }
         Command::Resume { json: false, connections } => {
-            let flows = connect(run_dir)?.resume(connections.clone())?;
-            print(&show::resumed(flows, connections.is_empty()))?;
+            let (flows, host) = connect(run_dir)?.resume(connections.clone())?;
+            print(&show::resumed(flows, host))?;
         }
         Command::Community { command } => return community::community(run_dir, command),
         Command::Metrics { json: true } => pass_on(run_dir, &Request::Metrics)?,

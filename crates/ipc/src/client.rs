@@ -181,13 +181,14 @@ impl Client {
         }
     }
 
-    /// Has this host be back, see [`Request::Resume`]. Returns how many connections go on.
+    /// Has this host be back, see [`Request::Resume`]. Returns how many connections go on, and whether the
+    /// host itself was suspended.
     ///
     /// # Errors
     /// As [`Self::status`]; the daemon's own where this host is not suspended.
-    pub fn resume(&mut self, connections: Vec<String>) -> Result<usize, ClientError> {
+    pub fn resume(&mut self, connections: Vec<String>) -> Result<(usize, bool), ClientError> {
         match self.ask(&Request::Resume { connections })? {
-            Reply::Resumed { flows } => Ok(flows),
+            Reply::Resumed { flows, host } => Ok((flows, host)),
             _ => Err(ClientError::Unexpected),
         }
     }

@@ -39,6 +39,9 @@ pub enum Reply {
     Resumed {
         /// Connections that go on, or will once there is a network; not those that their peer has wait as well.
         flows: usize,
+        /// Whether the host itself was suspended, and is back now.
+        #[serde(default)]
+        host: bool,
     },
     /// To [`Request::ForgetPeer`](crate::Request::ForgetPeer).
     Forgotten {
@@ -128,6 +131,9 @@ pub struct Status {
     /// Who meets here, where it serves as a rendezvous.
     #[serde(default)]
     pub meetings: Option<Meetings>,
+    /// The name server that is told where this host is, where one is configured.
+    #[serde(default)]
+    pub name_server: Option<NameServer>,
     /// How much it looks after.
     pub counts: Counts,
     /// Where programs are attached now; empty while no connection is introduced.
@@ -216,6 +222,39 @@ pub struct Counts {
     /// Those that their peers have wait so.
     #[serde(default)]
     pub suspended_by_peers: usize,
+}
+
+/// A name server, and what became of telling it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NameServer {
+    /// This host's name.
+    pub name: String,
+    /// Where the server is.
+    pub server: SocketAddr,
+    /// How it stands.
+    pub state: NameServerState,
+    /// The addresses that it has last taken for the name.
+    pub addresses: Vec<IpAddr>,
+    /// When something was last told of it (RFC 3339).
+    pub since: Option<String>,
+    /// What that was, for people.
+    pub sentence: Option<String>,
+}
+
+/// How a name server stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum NameServerState {
+    /// It is being told.
+    Asked,
+    /// It has what this host has.
+    Updated,
+    /// There is nothing to tell it: this host has no address, or private ones alone.
+    Withheld,
+    /// It does not take the update.
+    Refused,
+    /// It does not answer.
+    Unanswered,
 }
 
 /// A program that is attached to an interface.

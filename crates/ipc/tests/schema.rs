@@ -10,10 +10,10 @@ use whimbrel_ipc::{
     Attachment, Bytes, Carrier, Client, ClientError, Code, CommunityReply, CommunityRequest, CommunityStanding,
     Configuration, Connection, ConnectionState, Counts, DrawnCode, EventRecord, EventsQuery, Failure, Family, Flow,
     Grant, HandoffStarted, Helper, HelperState, Host, Kept, LocalAddress, MadeSocket, Meetings, Metric, MetricKind,
-    Moved, Open, OpenSocket, Path, Peer, PeerFlows, PeerName, Places, Process, Purpose, Received, Rendezvous,
-    RendezvousState, Reply, Request, Roster, SchemaError, Sequence, Session, SocketKind, State, Status, Suspended,
-    Transport, Trust, Tunnel, Uuid, WantedAnchor, reply_from_line, reply_to_line, request_from_line, request_to_line,
-    socket_path,
+    Moved, NameServer, NameServerState, Open, OpenSocket, Path, Peer, PeerFlows, PeerName, Places, Process, Purpose,
+    Received, Rendezvous, RendezvousState, Reply, Request, Roster, SchemaError, Sequence, Session, SocketKind, State,
+    Status, Suspended, Transport, Trust, Tunnel, Uuid, WantedAnchor, reply_from_line, reply_to_line, request_from_line,
+    request_to_line, socket_path,
 };
 
 const KEY: &str = "uM5ahVGHtdMGk2zVxpGZpaHZ0oTnSYfDwDMLnX1jkEo";
@@ -51,6 +51,14 @@ fn status() -> Status {
             peers: 1,
         }],
         meetings: Some(Meetings { hosts: 2, pairs: 1 }),
+        name_server: Some(NameServer {
+            name: "laptop.roam.test".into(),
+            server: "192.0.2.53:53".parse().unwrap(),
+            state: NameServerState::Updated,
+            addresses: vec!["198.51.100.7".parse().unwrap()],
+            since: Some("2026-01-31T23:59:58.007Z".into()),
+            sentence: Some("the name server was told".into()),
+        }),
         counts: Counts { peers: 1, sessions: 1, connections: 5, introduced: 2, moved: 1, ..Counts::default() },
         attached: vec![Attachment { interface: "wlan0".into(), program: "egress".into(), hook: "tcx".into() }],
         tunnel: Some(Tunnel { device: "whimbrel0".into(), mtu: 1428, packets_sent: 10, packets_received: 20 }),
@@ -213,7 +221,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
             }),
         ),
         ("suspended", Reply::Suspended(Suspended { flows: 2, told: 1, answered: 1, already: false })),
-        ("resumed", Reply::Resumed { flows: 2 }),
+        ("resumed", Reply::Resumed { flows: 2, host: true }),
         ("forgotten", Reply::Forgotten { address: "203.0.113.5".parse().unwrap(), key: KEY.into() }),
         (
             "moved",

@@ -109,6 +109,10 @@ fn sleep(lab: &mut Lab) -> Result<()> {
     let told = client.cli(&["suspend"])?;
     expect!(told.starts_with("Told 1 peer. 2 connections wait"), "{told}");
     expect!(client.status()?.suspended, "the laptop is not suspended");
+    let again = client.cli(&["suspend"])?;
+    expect!(again == "This host is suspended already. 2 connections wait until `whimbrel resume`.\n", "{again}");
+    let refused = client.cli(&["handoff"]).err().map(|error| error.to_string()).unwrap_or_default();
+    expect!(refused.contains("this host is suspended. `whimbrel resume`"), "a hand-off meanwhile: {refused}");
     wait_away(&server, Some(Away::Announced))?;
     unprotected.vanish()?;
     let at = world.at.clone();
@@ -395,6 +399,13 @@ fn suspend_one(lab: &mut Lab) -> Result<()> {
         is_held(daemon, end, &pairs[0])?;
         is_native(daemon, end, &pairs[1])?;
     }
+    // Who does not have it wait does not have it go on.
+    let refused = server.cli(&["resume", &name]).err().map(|error| error.to_string()).unwrap_or_default();
+    expect!(refused.contains("it is the peer that has it wait. `whimbrel resume` there"), "{refused}");
+    let runs = client.cli(&["resume", &pairs[1].local().to_string()]).err().map(|error| error.to_string());
+    expect!(runs.as_ref().is_some_and(|told| told.contains("this connection is not suspended")), "{runs:?}");
+    expect!(client.cli(&["connections"])?.contains("held: suspended by hand (1 connection)"), "no reason is told");
+    expect!(server.cli(&["connections"])?.contains("held: suspended by the peer (1 connection)"), "no reason is told");
     unprotected.vanish()?;
     let [waits, runs] = &mut pairs;
     runs.wait_progress(SOME, LONG)?;

@@ -25,14 +25,15 @@ pub(crate) fn suspended(suspended: &Suspended, all: bool) -> String {
     }
 }
 
-pub(crate) fn resumed(flows: usize, all: bool) -> String {
+/// `host`: and the host is back.
+pub(crate) fn resumed(flows: usize, host: bool) -> String {
     match flows {
-        0 if !all => {
+        0 if !host => {
             "No connection goes on yet: their peers have them wait, too, until `whimbrel resume` there.\n".to_owned()
         }
         0 => "This host is back. No connection has waited.\n".to_owned(),
-        1 if !all => "1 connection goes on.\n".to_owned(),
-        _ if !all => format!("{flows} connections go on.\n"),
+        1 if !host => "1 connection goes on.\n".to_owned(),
+        _ if !host => format!("{flows} connections go on.\n"),
         _ => format!(
             "This host is back. {} as soon as the peers know.\n",
             match flows {

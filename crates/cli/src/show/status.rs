@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use whimbrel_ipc::{RendezvousState, Status};
+use whimbrel_ipc::{NameServer, NameServerState, RendezvousState, Status};
 
 use super::{count, duration};
 use crate::table::{width, wrap};
@@ -49,6 +49,9 @@ pub(crate) fn status(status: &Status) -> String {
         let (hosts, pairs) = (count(meetings.hosts, "host"), count(meetings.pairs, "pair"));
         lines.push(("meetings", format!("{hosts} can be met here, {pairs} by one another")));
     }
+    if let Some(server) = &status.name_server {
+        lines.push(("name server", name_server(server)));
+    }
     lines.push((
         "connections",
         format!(
@@ -89,6 +92,20 @@ pub(crate) fn status(status: &Status) -> String {
     out
 }
 
+/// What the name server was told, and what it has answered.
+fn name_server(of: &NameServer) -> String {
+    let since = of.since.as_ref().and_then(|since| since.get(..19)).map(|since| since.replacen('T', " ", 1));
+    let since = since.map(|since| format!(" ({since} UTC)")).unwrap_or_default();
+    match (&of.sentence, of.state) {
+        (_, NameServerState::Asked) => format!("{} is being told where {} is", of.server, of.name),
+        (Some(sentence), _) => format!("{sentence}{since}"),
+        (None, _) => format!(
+            "{} is not told where {} is: it has no address, or private ones alone, which take `dns.private`",
+            of.server, of.name
+        ),
+    }
+}
+
 fn list(items: impl Iterator<Item = String>) -> String {
     let items: Vec<_> = items.collect();
     if items.is_empty() { "none".to_owned() } else { items.join(", ") }
@@ -117,6 +134,7 @@ mod tests {
             suspended: false,
             rendezvous: Vec::new(),
             meetings: None,
+            name_server: None,
             counts: Counts { peers: 1, sessions: 1, connections: 5, introduced: 2, ..Counts::default() },
             attached: Vec::new(),
             tunnel: None,
@@ -155,6 +173,26 @@ attached     nothing: no packet is touched
         ] {
             assert!(text.lines().any(|found| found == line), "{text}");
         }
+    }
+
+    #[test]
+    fn of_a_host_that_tells_a_name_server() {
+        let mut told = example();
+        let server = NameServer {
+            name: "laptop.roam.test".into(),
+            server: "192.0.2.53:53".parse().unwrap(),
+            state: NameServerState::Refused,
+            addresses: Vec::new(),
+            since: Some("2026-01-31T23:59:58.007Z".into()),
+            sentence: Some("it does not take it (BADSIG)".into()),
+        };
+        told.name_server = Some(server.clone());
+        let line = "name server  it does not take it (BADSIG) (2026-01-31 23:59:58 UTC)";
+        assert!(status(&told).lines().any(|found| found == line), "{}", status(&told));
+        told.name_server = Some(NameServer { state: NameServerState::Asked, ..server.clone() });
+        assert!(status(&told).contains("name server  192.0.2.53:53 is being told where laptop.roam.test is\n"));
+        told.name_server = Some(NameServer { state: NameServerState::Withheld, sentence: None, ..server });
+        assert!(status(&told).contains("is not told where laptop.roam.test is: it has no address"));
     }
 
     #[test]

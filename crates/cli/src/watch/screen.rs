@@ -191,6 +191,7 @@ mod tests {
                 suspended: false,
                 rendezvous: Vec::new(),
                 meetings: None,
+                name_server: None,
                 counts: Counts::default(),
                 attached: Vec::new(),
                 tunnel: None,

@@ -13,7 +13,9 @@ use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
-use whimbrel_ipc::{Client, Configuration, Connection, ConnectionState, Finding, Peer, Verdict};
+use whimbrel_ipc::{
+    Client, Configuration, Connection, ConnectionState, Finding, NameServer, NameServerState, Peer, Verdict,
+};
 use whimbrel_kernel::privilege::{Capabilities, Capability};
 use whimbrel_kernel::sysctl;
 
@@ -46,11 +48,8 @@ pub fn examine(patient: &Patient<'_>) -> Vec<Finding> {
     } else {
         None
     };
-    let state_dir = if running {
-        Client::connect(patient.run_dir).and_then(|mut client| client.status()).ok().map(|status| status.state_dir)
-    } else {
-        None
-    };
+    let status =
+        if running { Client::connect(patient.run_dir).and_then(|mut client| client.status()).ok() } else { None };
     // The file that a running daemon reads, where nobody names another.
     let of_daemon =
         used.as_ref().map(|used| used.path.as_path()).filter(|path| *path != Path::new(config::DEFAULT_PATH));
@@ -75,7 +74,7 @@ pub fn examine(patient: &Patient<'_>) -> Vec<Finding> {
     findings.extend(config.doubts.iter().map(|doubt| {
         warning("daemon", CONFIGURATION, doubt.to_string()).lost(doubt.lost).mend("correct the file there")
     }));
-    findings.extend(event_log(&config, state_dir.as_deref()));
+    findings.extend(event_log(&config, status.as_ref().map(|status| status.state_dir.as_path())));
     findings.extend(metrics(&config, running));
     findings.extend(firewall_findings(config.port, &ruleset()));
     findings.extend(reverse_path_filters());
@@ -87,6 +86,7 @@ pub fn examine(patient: &Patient<'_>) -> Vec<Finding> {
     findings.push(daemon(patient.run_dir, running));
     if running {
         findings.extend(protection(patient.run_dir));
+        findings.extend(status.as_ref().and_then(|status| name_server(status.name_server.as_ref()?)));
     } else {
         findings.extend(leftovers(patient.run_dir, &Path::new("/sys/class/net").join(crate::DEVICE)));
     }
@@ -502,6 +502,24 @@ fn protection(run_dir: &Path) -> Vec<Finding> {
     protected(&peers, &connections)
 }
 
+/// Whether the name server takes what the running daemon tells it.
+fn name_server(of: &NameServer) -> Option<Finding> {
+    let check = format!("name server {}", of.server);
+    let found = of.sentence.clone().unwrap_or_else(|| format!("is not told where {} is", of.name));
+    let mend = match of.state {
+        NameServerState::Asked => return None,
+        NameServerState::Updated => return Some(ok("daemon", check, found)),
+        NameServerState::Withheld => {
+            "set `dns.private` if that zone is seen in this network alone; take `[dns]` out if not"
+        }
+        NameServerState::Refused => {
+            "see that `dns.key_file` holds the key that the server knows, and may change this name"
+        }
+        NameServerState::Unanswered => "see that the server is there and that UDP reaches it: `dig` at that address",
+    };
+    Some(warning("daemon", check, found).lost(format!("who looks up {} does not find this host", of.name)).mend(mend))
+}
+
 /// Whether the other end was asked in vain.
 fn was_asked(connection: &Connection) -> bool {
     connection.reason.as_deref().is_some_and(|reason| reason.starts_with(crate::views::ASKED))
@@ -612,6 +630,27 @@ mod tests {
         let text = format!("[metrics]\nlisten = '{}'", taken.local_addr().expect("its address"));
         assert!(served(&text).mend.expect("a remedy").contains("`ss -ltnp sport = :"));
         assert_eq!(metrics(&parsed(&text), true).expect("configured").verdict, Verdict::Ok);
+    }
+
+    #[test]
+    fn a_name_server_that_does_not_take_it_is_found() {
+        let of = |state, sentence: Option<&str>| {
+            name_server(&NameServer {
+                name: "laptop.roam.test".into(),
+                server: "192.0.2.53:53".parse().expect("an endpoint"),
+                state,
+                addresses: Vec::new(),
+                since: None,
+                sentence: sentence.map(str::to_owned),
+            })
+        };
+        assert!(of(NameServerState::Asked, None).is_none());
+        assert_eq!(of(NameServerState::Updated, Some("so it is")).expect("told").verdict, Verdict::Ok);
+        for state in [NameServerState::Withheld, NameServerState::Refused, NameServerState::Unanswered] {
+            let found = of(state, Some("it is not so")).expect("told");
+            assert!(found.verdict == Verdict::Warning && found.found == "it is not so", "{found:?}");
+            assert!(found.mend.is_some() && found.lost.is_some());
+        }
     }
 
     #[test]

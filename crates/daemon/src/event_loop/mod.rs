@@ -514,7 +514,7 @@ impl EventLoop {
 
     /// Tells what became of this host's name.
     fn take_in_name_updates(&mut self) {
-        let Some(updates) = &self.name_updates else { return };
+        let Some(updates) = &mut self.name_updates else { return };
         clear(updates.wake());
         for told in updates.take() {
             self.tell(told);

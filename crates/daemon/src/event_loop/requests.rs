@@ -20,6 +20,7 @@ use crate::clock;
 use crate::config;
 use crate::effects::own_addresses;
 use crate::metrics::{Connections, Looked};
+use crate::name_server::NameUpdates;
 use crate::programs::WantedSocket;
 use crate::server::{Asked, ClientId};
 use crate::tunnel::Counter;
@@ -316,7 +317,7 @@ impl EventLoop {
             flows = self.node.peers().map(|view| view.flows).sum();
         }
         self.transmit();
-        Ok(Reply::Resumed { flows })
+        Ok(Reply::Resumed { flows, host: all && suspended })
     }
 
     /// The client is answered when the disk has it, for which nobody else waits.
@@ -502,6 +503,7 @@ impl EventLoop {
             suspended: self.node.is_suspended(),
             rendezvous: self.node.rendezvous().into_iter().map(views::rendezvous).collect(),
             meetings: self.settings.config.serve_rendezvous.then(|| views::meetings(self.node.meetings())),
+            name_server: self.name_updates.as_ref().map(NameUpdates::view),
             counts: views::counts(&peers, self.node.flows()),
             attached: self.effects.attached(interface),
             tunnel: Some(whimbrel_ipc::Tunnel {

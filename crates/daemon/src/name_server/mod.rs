@@ -20,6 +20,7 @@ use std::time::{Duration, Instant, SystemTime};
 use domain::base::name::Name;
 use rustix::event::{EventfdFlags, eventfd};
 use serde::{Deserialize, Serialize};
+use whimbrel_ipc as ipc;
 
 use crate::events::Told;
 use crate::identity;
@@ -41,6 +42,9 @@ const LONGEST: Duration = Duration::from_secs(600);
 const TOLD_AFTER: u32 = 3;
 /// Addresses that a name gets at the most: the message has to fit a datagram.
 const ADDRESSES: usize = 16;
+
+/// Why there is nothing to be told.
+const PRIVATE_ALONE: &str = "this host has private addresses alone, which are told only with `dns.private = true`";
 
 /// `[dns]` of the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,11 +87,33 @@ struct Memory {
 
 /// The thread that tells the server, as the event loop has it.
 pub(crate) struct NameUpdates {
-    wanted: Sender<Vec<IpAddr>>,
+    wanted: Sender<Wanted>,
     told: Receiver<Told>,
     wake: Arc<OwnedFd>,
     private: bool,
-    last: Option<Vec<IpAddr>>,
+    last: Option<Wanted>,
+    /// For people.
+    view: ipc::NameServer,
+}
+
+/// What others are to find under the name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Wanted {
+    addresses: Vec<IpAddr>,
+    /// There are others, which do not lead here from everywhere, and are not told.
+    withheld: bool,
+}
+
+impl Wanted {
+    /// Of what this host has; `private`: whatever leads where.
+    fn of(addresses: impl Iterator<Item = IpAddr>, private: bool) -> Self {
+        let (mut addresses, others): (Vec<IpAddr>, Vec<IpAddr>) =
+            addresses.partition(|address| private || leads_here(*address));
+        addresses.sort_unstable();
+        addresses.dedup();
+        addresses.truncate(ADDRESSES);
+        Self { addresses, withheld: !others.is_empty() }
+    }
 }
 
 impl NameUpdates {
@@ -97,16 +123,24 @@ impl NameUpdates {
         let (sender, told) = channel();
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let private = server.private;
+        let view = ipc::NameServer {
+            name: server.name.clone(),
+            server: server.server,
+            state: ipc::NameServerState::Asked,
+            addresses: Vec::new(),
+            since: None,
+            sentence: None,
+        };
         let teller = Teller {
             memory_path: state_dir.join(MEMORY),
             server,
             told: sender,
             wake: Arc::clone(&wake),
-            wanted: Vec::new(),
+            wanted: Wanted::default(),
             said: None,
         };
         std::thread::Builder::new().name("name-server".to_owned()).spawn(move || teller.run(&changes))?;
-        Ok(Self { wanted, told, wake, private, last: None })
+        Ok(Self { wanted, told, wake, private, last: None, view })
     }
 
     /// Readable when there is something to be told.
@@ -115,22 +149,45 @@ impl NameUpdates {
     }
 
     /// Takes what there is to be told.
-    pub(crate) fn take(&self) -> Vec<Told> {
-        self.told.try_iter().collect()
+    pub(crate) fn take(&mut self) -> Vec<Told> {
+        let told: Vec<Told> = self.told.try_iter().collect();
+        if let Some(last) = told.last() {
+            note(&mut self.view, last);
+            self.view.since = Some(ipc::rfc3339(SystemTime::now()));
+        }
+        told
+    }
+
+    /// What the server was told and has answered, for people.
+    pub(crate) fn view(&self) -> ipc::NameServer {
+        self.view.clone()
     }
 
     /// This host has these addresses from now on.
     pub(crate) fn set(&mut self, addresses: impl Iterator<Item = IpAddr>) {
-        let private = self.private;
-        let mut addresses: Vec<IpAddr> = addresses.filter(|address| private || leads_here(*address)).collect();
-        addresses.sort_unstable();
-        addresses.dedup();
-        addresses.truncate(ADDRESSES);
-        if self.last.as_ref() != Some(&addresses) {
-            self.last = Some(addresses.clone());
+        let wanted = Wanted::of(addresses, self.private);
+        if self.last.as_ref() != Some(&wanted) {
+            self.last = Some(wanted.clone());
+            let nothing = wanted.addresses.is_empty();
+            self.view.state = if nothing { ipc::NameServerState::Withheld } else { ipc::NameServerState::Asked };
+            self.view.sentence = None;
             // The thread lives as long as this does.
-            let _ = self.wanted.send(addresses);
+            let _ = self.wanted.send(wanted);
         }
+    }
+}
+
+/// What an event says of how the server stands.
+fn note(view: &mut ipc::NameServer, told: &Told) {
+    view.state = match told.kind {
+        "name-updated" => ipc::NameServerState::Updated,
+        "name-withheld" => ipc::NameServerState::Withheld,
+        "name-refused" => ipc::NameServerState::Refused,
+        _ => ipc::NameServerState::Unanswered,
+    };
+    view.sentence = Some(told.sentence.clone());
+    if let Some(list) = told.fields.get("addresses").and_then(|list| list.as_array()) {
+        view.addresses = list.iter().filter_map(|address| address.as_str()?.parse().ok()).collect();
     }
 }
 
@@ -156,13 +213,13 @@ struct Teller {
     memory_path: PathBuf,
     told: Sender<Told>,
     wake: Arc<OwnedFd>,
-    wanted: Vec<IpAddr>,
+    wanted: Wanted,
     /// What the last event was about, so that it is not told again and again.
     said: Option<String>,
 }
 
 impl Teller {
-    fn run(mut self, changes: &Receiver<Vec<IpAddr>>) {
+    fn run(mut self, changes: &Receiver<Wanted>) {
         let mut due: Option<Instant> = None;
         let mut tries = 0;
         loop {
@@ -171,8 +228,8 @@ impl Teller {
                 Some(due) => changes.recv_timeout(due.saturating_duration_since(Instant::now())),
             };
             match change {
-                Ok(addresses) => {
-                    self.wanted = addresses;
+                Ok(wanted) => {
+                    self.wanted = wanted;
                     due = Some(Instant::now() + SETTLED);
                     tries = 0;
                 }
@@ -188,9 +245,15 @@ impl Teller {
     /// Brings the server up to date; gives the pause until it is tried again, if it has to be.
     fn try_once(&mut self, tries: u32) -> Option<Duration> {
         let memory = self.recall();
-        let wanted: BTreeSet<IpAddr> = self.wanted.iter().copied().collect();
+        let wanted: BTreeSet<IpAddr> = self.wanted.addresses.iter().copied().collect();
         let remove: Vec<IpAddr> = memory.addresses.difference(&wanted).copied().collect();
         if wanted.is_empty() && remove.is_empty() {
+            let NameServer { name, server, .. } = &self.server;
+            let sentence = format!("the name server {server} is not told where {name} is: {PRIVATE_ALONE}");
+            if self.wanted.withheld && self.said.as_ref() != Some(&sentence) {
+                self.said = Some(sentence.clone());
+                self.tell(Told::new("name-withheld", sentence));
+            }
             return None;
         }
         // Written before it is so: the server may have done what it could not answer.
@@ -202,6 +265,9 @@ impl Teller {
                 let list: Vec<String> = wanted.iter().map(IpAddr::to_string).collect();
                 let NameServer { name, server, .. } = &self.server;
                 let sentence = match list.as_slice() {
+                    [] if self.wanted.withheld => {
+                        format!("the name server {server} was told that {name} has no address now: {PRIVATE_ALONE}")
+                    }
                     [] => format!("the name server {server} was told that {name} has no address now"),
                     list => format!("the name server {server} was told that {name} is at {}", list.join(", ")),
                 };
@@ -242,7 +308,7 @@ impl Teller {
         let (name, zone) = (parse_name(name).ok_or_else(unusable)?, parse_name(zone).ok_or_else(unusable)?);
         let [high, low, ..] = identity::random_bytes().map_err(io::Error::other)?;
         let id = u16::from_be_bytes([high, low]);
-        let change = Change { zone: &zone, name: &name, remove, add: &self.wanted, ttl: *ttl };
+        let change = Change { zone: &zone, name: &name, remove, add: &self.wanted.addresses, ttl: *ttl };
         let signing = key.tsig().ok_or_else(unusable)?;
         let asked = change.ask(signing, id, SystemTime::now()).map_err(|_| unusable())?;
         let any = if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
@@ -319,6 +385,55 @@ mod tests {
         ] {
             assert_eq!(leads_here(address.parse().unwrap()), leads, "{address}");
         }
+    }
+
+    #[test]
+    fn a_host_with_private_addresses_alone_says_which_key_it_takes() {
+        let dir = std::env::temp_dir().join(format!("whimbrel-names-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let of = |addresses: &[&str], private| Wanted::of(addresses.iter().map(|text| text.parse().unwrap()), private);
+        assert_eq!(of(&["10.1.2.3"], false), Wanted { addresses: Vec::new(), withheld: true });
+        assert_eq!(of(&["10.1.2.3"], true), Wanted { addresses: vec!["10.1.2.3".parse().unwrap()], withheld: false });
+        let secret = dir.join("key");
+        fs::write(&secret, "m3zgYfEx6qFNBTAbUGDh3bWXPTF5KbuIjpBMB2k3uVw=").unwrap();
+        let (sender, told) = channel();
+        let server = NameServer {
+            name: "laptop.roam.test".to_owned(),
+            zone: "roam.test".to_owned(),
+            // Nobody is asked.
+            server: "192.0.2.53:53".parse().unwrap(),
+            key: SigningKey::read(&secret, Some("k")).unwrap(),
+            ttl: 60,
+            private: false,
+        };
+        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap());
+        let wanted = of(&["10.1.2.3"], false);
+        let mut teller = Teller { server, memory_path: dir.join(MEMORY), told: sender, wake, wanted, said: None };
+        assert_eq!(teller.try_once(1), None);
+        let told = told.try_recv().unwrap();
+        assert!(told.sentence.contains("192.0.2.53:53 is not told where laptop.roam.test is: "), "{}", told.sentence);
+        assert!(told.sentence.contains("`dns.private = true`"), "{}", told.sentence);
+        fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn how_the_server_stands_is_what_was_told_last() {
+        let mut view = ipc::NameServer {
+            name: "laptop.roam.test".to_owned(),
+            server: "192.0.2.53:53".parse().unwrap(),
+            state: ipc::NameServerState::Asked,
+            addresses: Vec::new(),
+            since: None,
+            sentence: None,
+        };
+        note(&mut view, &Told::new("name-updated", "it is so").with("addresses", vec!["198.51.100.7".to_owned()]));
+        assert_eq!((view.state, view.addresses.len()), (ipc::NameServerState::Updated, 1));
+        // What it had stays there.
+        note(&mut view, &Told::new("name-unanswered", "no answer"));
+        assert_eq!((view.state, view.addresses.len()), (ipc::NameServerState::Unanswered, 1));
+        assert_eq!(view.sentence.as_deref(), Some("no answer"));
+        note(&mut view, &Told::new("name-refused", "refused"));
+        assert_eq!(view.state, ipc::NameServerState::Refused);
     }
 
     #[test]
