@@ -286,33 +286,28 @@ static __noinline int ingress_flow(struct __sk_buff *skb, const struct packet *p
 static __always_inline int ingress(struct __sk_buff *skb, __u32 network)
 {
 	const struct settings *settings = get_settings();
-	struct packet packet;
-	__u32 idle;
+	struct packet packet = {};
 	int verdict;
 
-	if (!settings)
+	if (!settings || (settings->idle & IDLE_ALL) == IDLE_ALL)
 		return pass();
-	idle = settings->idle;
-	if ((idle & IDLE_ALL) == IDLE_ALL)
-		return pass();
-	__builtin_memset(&packet, 0, sizeof(packet));
 	/* Between namespaces of one machine the sender's note arrives with the packet. */
 	if (skb->tc_index == TRANSLATED)
 		skb->tc_index = 0;
 	/* Whoever has a vacated address now may be answered: strict reverse path filtering asks for ARP as well. */
-	if (!(idle & IDLE_VACATED) && skb->protocol == bpf_htons(ETH_P_ARP))
+	if (!(settings->idle & IDLE_VACATED) && skb->protocol == bpf_htons(ETH_P_ARP))
 		set_other_mark(skb, settings);
 	/* A tagged packet comes by again on its VLAN device. */
 	if (skb->vlan_present || !parse(skb, network, skb->protocol, &packet))
 		return pass();
-	if (!(idle & IDLE_INTRODUCTIONS) && consume_introduction(skb, &packet))
+	if (!(settings->idle & IDLE_INTRODUCTIONS) && consume_introduction(skb, &packet))
 		return TC_ACT_SHOT;
-	if (idle & IDLE_TRANSLATION)
+	if (settings->idle & IDLE_TRANSLATION)
 		return pass();
 	/* What turns out to be of a moved flow gets the mark of such. */
-	if (!(idle & IDLE_VACATED) && bpf_map_lookup_elem(&vacated, &packet.source))
+	if (!(settings->idle & IDLE_VACATED) && bpf_map_lookup_elem(&vacated, &packet.source))
 		set_other_mark(skb, settings);
-	if (!(idle & IDLE_FORWARDED)) {
+	if (!(settings->idle & IDLE_FORWARDED)) {
 		verdict = forward(skb, &packet);
 		if (verdict != OF_NO_FLOW)
 			return verdict;
@@ -323,7 +318,7 @@ static __always_inline int ingress(struct __sk_buff *skb, __u32 network)
 		verdict = quotes_packet(skb, &packet) ? ingress_icmp(skb, &packet) : pass();
 	if (verdict == TO_BE_REFUSED)
 		return refuse(skb, &packet);
-	if (verdict != TC_ACT_UNSPEC || (idle & IDLE_TOWARD) == IDLE_TOWARD)
+	if (verdict != TC_ACT_UNSPEC || (settings->idle & IDLE_TOWARD) == IDLE_TOWARD)
 		return verdict;
 	/* Under its own names by now. */
 	return read_packet(skb, network, &packet) ? bring(skb, &packet) : verdict;
