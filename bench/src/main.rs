@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use whimbrel_bench::relocation::{self, bare, crowd, gap};
 use whimbrel_bench::roam::{self, handoff, many, parked, throughput};
 use whimbrel_bench::{tunnel, vnat};
 
@@ -33,6 +34,20 @@ enum Measurement {
     RoamParked(roam::Options),
     /// The VNAT paper's experiments: messages of 64 to 8192 bytes, beside nothing and beside connection tracking
     Vnat(roam::Options),
+    /// Sockets that change hosts: the three below and one report
+    Move(roam::Options),
+    /// How long a far end hears nothing of a connection that changes hosts, by phases
+    MoveGap(roam::Options),
+    /// What writing down and rebuilding a socket costs, beside a bare loop of TCP_REPAIR in C
+    MoveBare(roam::Options),
+    /// Up to ten thousand idle connections that change hosts together
+    MoveCrowd(roam::Options),
+    /// One sample of move-bare
+    #[command(hide = true)]
+    MoveSample {
+        /// How many connections
+        count: usize,
+    },
     /// All measurements
     All(roam::Options),
 }
@@ -48,9 +63,15 @@ fn main() -> ExitCode {
         Measurement::RoamMany(options) => roam(many::run(&options)),
         Measurement::RoamParked(options) => roam(parked::run(&options)),
         Measurement::Vnat(options) => roam(vnat::run(&options)),
+        Measurement::Move(options) => roam(relocation::run(&options)),
+        Measurement::MoveGap(options) => roam(gap::run(&options)),
+        Measurement::MoveBare(options) => roam(bare::run(&options)),
+        Measurement::MoveSample { count } => roam(bare::print_sample(count)),
+        Measurement::MoveCrowd(options) => roam(crowd::run(&options)),
         Measurement::All(options) => tunnel(&tunnel::Options::default())
             .and_then(|()| roam(roam::run(&options)))
-            .and_then(|()| roam(vnat::run(&options))),
+            .and_then(|()| roam(vnat::run(&options)))
+            .and_then(|()| roam(relocation::run(&options))),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

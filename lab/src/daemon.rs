@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::process::Signal;
-use whimbrel_ipc::{Connection, ConnectionState, EventRecord, Peer, Reply, Status, reply_from_line};
+use whimbrel_ipc::{CommunityReply, Connection, ConnectionState, EventRecord, Peer, Reply, Status, reply_from_line};
 
 use crate::{Error, FlowPair, Host, Process, Result, expect, wait_for};
 
@@ -202,6 +202,21 @@ impl Whimbrel {
             Some(to) => self.cli(&["handoff", "--to", &to.to_string()]),
             None => self.cli(&["handoff"]),
         }
+    }
+
+    /// Founds a community on this host, of which `guest` becomes a member, so that the two may give each other sockets. They are
+    /// called `desk` and `guest` in it. `at` is this host's address.
+    pub fn befriend(&self, guest: &Self, at: IpAddr) -> Result<()> {
+        self.cli(&["community", "init", "--name", "desk"])?;
+        let code = self.ask(&["community", "invite"], |reply| match reply {
+            Reply::Community(reply) => match *reply {
+                CommunityReply::Code(drawn) => Some(drawn.code),
+                _ => None,
+            },
+            _ => None,
+        })?;
+        guest.cli(&["community", "join", &code, &at.to_string(), "--name", "guest"])?;
+        Ok(())
     }
 
     /// The connection whose own end is `local` and whose far end is `remote`, as this host's socket has them.

@@ -62,7 +62,7 @@ impl Setup {
     }
 
     /// Keeps the files of a run, if they are to be kept.
-    fn keep(&self, name: &str, lab: &Lab) -> Result<()> {
+    pub(crate) fn keep(&self, name: &str, lab: &Lab) -> Result<()> {
         if let Some(directory) = self.directory(name) {
             lab.keep_files(&directory)?;
         }

@@ -240,7 +240,7 @@ impl Datapath {
     /// When the kernel refuses.
     pub fn remove_helped(&self, flow: &FlowTuple) -> Result<(), Error> {
         self.helped.remove(&RawTuple::new(flow))?;
-        let bit = if self.helped.entries()?.is_empty() { IDLE_HELPED } else { 0 };
+        let bit = if self.helped.is_empty()? { IDLE_HELPED } else { 0 };
         self.change_settings(|settings| settings.idle = settings.idle & !IDLE_HELPED | bit)
     }
 

@@ -89,6 +89,18 @@ impl<K: Plain, V: Plain> Table<K, V> {
         }
     }
 
+    /// Whether a hash map has no entry. The cost is that of finding the first, not of reading all.
+    pub(crate) fn is_empty(&self) -> Result<bool, Error> {
+        let mut key = K::zeroed();
+        // SAFETY: without a key the kernel gives the first; there is room for a key of the map's size.
+        let code = unsafe { libbpf_sys::bpf_map_get_next_key(self.fd.as_raw_fd(), ptr::null(), (&raw mut key).cast()) };
+        match -code {
+            0 => Ok(false),
+            libc::ENOENT => Ok(true),
+            _ => Err(Error::code("bpf(BPF_MAP_GET_NEXT_KEY)", self.name, code)),
+        }
+    }
+
     /// All entries of a hash map. What changes meanwhile may be there or not.
     pub(crate) fn entries(&self) -> Result<Vec<(K, V)>, Error> {
         let mut entries = Vec::new();

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::traffic::{BenchReport, EchoReport, FlowStatus, Line};
-use crate::{Error, Host, MonoTime, Process, Result, expect, wait_for};
+use crate::{Error, Host, MonoTime, Process, Result, Whimbrel, expect, wait_for};
 
 /// How long a traffic program may take to answer a command.
 const ANSWER: Duration = Duration::from_secs(20);
@@ -302,7 +302,18 @@ impl EchoServer {
     /// Starts it on this address.
     pub fn start(host: &Host, address: IpAddr) -> Result<Self> {
         let address = SocketAddr::new(address, host.next_port());
-        let mut program = Program::start(host, "echo-server", &[format!("--listen={address}")])?;
+        Self::start_with(host, address, Vec::new())
+    }
+
+    /// Starts it on a daemon's host, so that it echoes also on connections that come from other hosts under a name.
+    pub fn receiving(daemon: &Whimbrel, address: IpAddr, name: &str) -> Result<Self> {
+        let address = SocketAddr::new(address, daemon.host().next_port());
+        Self::start_with(daemon.host(), address, receive_options(daemon, name))
+    }
+
+    fn start_with(host: &Host, address: SocketAddr, more: Vec<String>) -> Result<Self> {
+        let args = [vec![format!("--listen={address}")], more].concat();
+        let mut program = Program::start(host, "echo-server", &args)?;
         program.next("the echo server listens", ANSWER)?;
         Ok(Self { program, address })
     }
@@ -332,6 +343,96 @@ impl EchoServer {
         match Program::start(client, role, &args)?.next(role, duration + CONNECT)? {
             Line::Bench(report) => Ok(report),
             other => Err(wrong(role, &format!("{other:?}"))),
+        }
+    }
+}
+
+fn receive_options(daemon: &Whimbrel, name: &str) -> Vec<String> {
+    vec![format!("--run-dir={}", daemon.run_dir().display()), format!("--receive={name}")]
+}
+
+/// A program that sends a byte every so often over connections that it accepts, or receives from other hosts.
+#[derive(Debug)]
+pub struct Ticker {
+    program: Program,
+    address: SocketAddr,
+}
+
+impl Ticker {
+    /// Starts it on a daemon's host. It receives connections under `name`.
+    pub fn start(daemon: &Whimbrel, address: IpAddr, name: &str, every: Duration) -> Result<Self> {
+        let address = SocketAddr::new(address, daemon.host().next_port());
+        let own = vec![format!("--listen={address}"), format!("--every={}", every.as_micros())];
+        let mut program = Program::start(daemon.host(), "ticker", &[own, receive_options(daemon, name)].concat())?;
+        program.next("the ticker listens", ANSWER)?;
+        Ok(Self { program, address })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Waits until a connection is not its own any more: the number of the first byte that it sent, and that after its last.
+    pub fn ticked(&mut self) -> Result<(u64, u64)> {
+        match self.program.next("the connection is another host's", ANSWER)? {
+            Line::Ticked { from, until } => Ok((from, until)),
+            other => Err(wrong("ticking", &format!("{other:?}"))),
+        }
+    }
+}
+
+/// The far end of a [`Ticker`]'s connection.
+#[derive(Debug)]
+pub struct TickerFar {
+    program: Program,
+    local: SocketAddr,
+}
+
+impl TickerFar {
+    /// Connects to it.
+    pub fn connect(host: &Host, to: SocketAddr) -> Result<Self> {
+        let mut program = Program::start(host, "ticker-far", &[format!("--connect={to}")])?;
+        match program.next("the far end connects", CONNECT)? {
+            Line::Connected { local, .. } => Ok(Self { program, local }),
+            other => Err(wrong("connecting", &format!("{other:?}"))),
+        }
+    }
+
+    /// Own address of its socket.
+    pub fn local(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// How it stands. Fails if a byte was wrong.
+    pub fn status(&mut self) -> Result<FlowStatus> {
+        match self.program.ask("status", ANSWER)? {
+            Line::Status(status) => {
+                expect!(status.differs_at.is_none(), "the far end received a wrong byte at {:?}", status.differs_at);
+                expect!(status.error.is_none(), "the far end's socket failed: {:?}", status.error);
+                Ok(status)
+            }
+            other => Err(wrong("status", &format!("{other:?}"))),
+        }
+    }
+
+    /// Waits until `more` bytes have come.
+    pub fn wait_progress(&mut self, more: u64, timeout: Duration) -> Result<()> {
+        let goal = self.status()?.received + more;
+        let what = format!("{more} more bytes arrive");
+        wait_for(timeout, &what, || Ok((self.status()?.received >= goal).then_some(())))
+    }
+
+    /// The longest time without a byte that ended after `from`: when it began, and when it ended.
+    pub fn longest_gap(&mut self, from: MonoTime) -> Result<Option<(MonoTime, MonoTime)>> {
+        // The arrival before `from` begins the first gap.
+        let since = MonoTime(from.0.saturating_sub(100_000_000));
+        match self.program.ask(&format!("arrivals {}", since.0), ANSWER)? {
+            Line::Arrivals { list } => {
+                let gaps = list.windows(2).map(|w| (MonoTime(w[0].0), MonoTime(w[1].0)));
+                Ok(gaps.filter(|(_, end)| *end >= from).max_by_key(|(start, end)| *end - *start))
+            }
+            other => Err(wrong("arrivals", &format!("{other:?}"))),
         }
     }
 }

@@ -3,8 +3,6 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use std::net::IpAddr;
-
 use whimbrel_ipc::{CommunityReply, CommunityStanding, DrawnCode, Host, Reply, Roster};
 
 use super::world::{LONG, World, all_run, site};
@@ -50,14 +48,6 @@ fn invite(daemon: &Whimbrel) -> Result<DrawnCode> {
         CommunityReply::Code(code) => Ok(code),
         other => Err(Error::Usage(format!("no code: {other:?}"))),
     }
-}
-
-/// Has a host found a community, and another join it.
-pub(super) fn befriend(desk: &Whimbrel, guest: &Whimbrel, at: IpAddr) -> Result<()> {
-    desk.cli(&["community", "init", "--name", "desk"])?;
-    let drawn = invite(desk)?;
-    guest.cli(&["community", "join", &drawn.code, &at.to_string(), "--name", "guest"])?;
-    Ok(())
 }
 
 fn host<'a>(roster: &'a Roster, name: &str) -> Option<&'a Host> {

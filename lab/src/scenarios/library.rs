@@ -3,7 +3,6 @@
 use std::fs;
 use std::net::IpAddr;
 
-use super::community::befriend;
 use super::world::{LONG, World, all_run, site, step};
 use super::{Scenario, scenario};
 use crate::{Error, Host, Join, Lab, Process, Result, Whimbrel, expect, wait_for};
@@ -195,7 +194,7 @@ fn give(lab: &mut Lab) -> Result<()> {
     let tablet = lab.host("tablet")?;
     let at_tablet = tablet.join(&network.network, &Join::by("eth0"))?.ipv4()?;
     let (mut here, mut there) = (world.laptop.whimbrel()?, tablet.whimbrel()?);
-    befriend(&here, &there, world.at.ipv4()?)?;
+    here.befriend(&there, world.at.ipv4()?)?;
     for to in [world.at_server.ipv4()?, world.at_server.ipv6()?] {
         let own = if to.is_ipv4() { world.at.ipv4()? } else { world.at.ipv6()? };
         let (mut far, port) = far_end(&world.server, to)?;
@@ -242,7 +241,7 @@ fn flood(lab: &mut Lab) -> Result<()> {
     let tablet = lab.host("tablet")?;
     let at_tablet = tablet.join(&network.network, &Join::by("eth0"))?.ipv4()?;
     let (mut here, mut there) = (world.laptop.whimbrel()?, tablet.whimbrel()?);
-    befriend(&here, &there, world.at.ipv4()?)?;
+    here.befriend(&there, world.at.ipv4()?)?;
     let to = world.at_server.ipv4()?;
     let (mut far, port) = far_ends(&world.server, to, COUNT)?;
     let mut second = Program::start(&tablet, &there)?;
@@ -279,7 +278,7 @@ fn migrate(lab: &mut Lab) -> Result<()> {
     let told = migrator.fails(&order)?;
     expect!(told.starts_with("ENOENT"), "a host is known that nothing was said to: {told}");
 
-    befriend(&here, &there, world.at.ipv4()?)?;
+    here.befriend(&there, world.at.ipv4()?)?;
     // The daemon has the socket too, as of a program of SOCKMAND's, and so has to stop for it the program alone.
     let uuid = first.does("export")?;
     first.does("ask")?;

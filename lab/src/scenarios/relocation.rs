@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use whimbrel_ipc::ConnectionState;
 
-use super::community::befriend;
 use super::world::{LONG, World, site, step};
 use super::{Scenario, scenario};
-use crate::{Attachment, EchoServer, Host, Join, Lab, Many, Process, Result, Whimbrel, expect, patience, wait_until};
+use crate::{
+    Attachment, EchoServer, Host, Join, Lab, Many, MonoTime, Process, Result, Ticker, TickerFar, Whimbrel, expect,
+    patience, wait_until,
+};
 
 pub(super) const SCENARIOS: &[Scenario] = &[
     scenario(
@@ -21,6 +23,12 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         "the same with a far end that runs Whimbrel, and is led to the other host itself",
         |lab| moved(lab, true),
     ),
+    scenario(
+        "moved-again",
+        "a connection that never rests goes to another host and back, again and again; no byte is lost, doubled or late",
+        |lab| again(lab, false),
+    ),
+    scenario("moved-again-direct", "the same with a far end that runs Whimbrel", |lab| again(lab, true)),
 ];
 
 /// Connections that move together.
@@ -49,9 +57,43 @@ impl Three {
         let donor_daemon = world.server.whimbrel()?;
         let acceptor_daemon = acceptor.whimbrel()?;
         let far_daemon = if far_runs { Some(world.laptop.whimbrel()?) } else { None };
-        befriend(&donor_daemon, &acceptor_daemon, world.at_server.ipv4()?)?;
+        donor_daemon.befriend(&acceptor_daemon, world.at_server.ipv4()?)?;
         Ok(Self { world, donor_daemon, acceptor_daemon, far_daemon, acceptor, at, at_acceptor })
     }
+}
+
+/// Moves of one connection.
+const TIMES: usize = 6;
+
+fn again(lab: &mut Lab, far_runs: bool) -> Result<()> {
+    let three = Three::new(lab, far_runs)?;
+    let Three { world, donor_daemon, acceptor_daemon, far_daemon, .. } = &three;
+    let every = Duration::from_millis(1);
+    let mut tickers = [
+        Ticker::start(donor_daemon, world.at_server.ipv4()?, "desk", every)?,
+        Ticker::start(acceptor_daemon, three.at_acceptor, "guest", every)?,
+    ];
+    let mut far = TickerFar::connect(&world.laptop, tickers[0].address())?;
+    far.wait_progress(100, LONG)?;
+    if let Some(daemon) = far_daemon {
+        let native = || daemon.connections().is_ok_and(|all| all.iter().any(|c| c.state == ConnectionState::Native));
+        wait_until(LONG, "the connection is introduced", native)?;
+    }
+    let mut until = 0;
+    for number in 0..TIMES {
+        let (daemon, to) = if number % 2 == 0 { (donor_daemon, "guest") } else { (acceptor_daemon, "desk") };
+        let before = MonoTime::now();
+        let said = daemon.cli(&["move", &far.local().to_string(), "--to", to, "--process", to])?;
+        expect!(said.contains("is with"), "{said}");
+        let (from, end) = tickers[number % 2].ticked()?;
+        expect!(from == until, "a sender began with byte {from} after byte {until}");
+        until = end;
+        far.wait_progress(100, LONG)?;
+        let gap = far.longest_gap(before)?.map(|(begun, ended)| ended.since(begun)).unwrap_or_default();
+        println!("    to {to}: nothing was heard for {:.1} ms", gap.as_secs_f64() * 1e3);
+        expect!(gap < SOON * patience(), "the far end heard nothing for {gap:?}");
+    }
+    world.no_resets()
 }
 
 fn moved(lab: &mut Lab, far_runs: bool) -> Result<()> {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use serde::{Deserialize, Serialize};
 
-use super::{Line, print};
+use super::{Line, ReceiveOptions, end_with_stdin, print, receive_sockets};
 use crate::{Error, MonoTime, Result};
 
 /// Answers of all connections to one round of `echo`.
@@ -38,6 +38,7 @@ impl EchoReport {
 
 const EVENTS: usize = 1024;
 const LISTENER: u64 = u64::MAX;
+const RECEIVED: u64 = u64::MAX - 1;
 
 /// epoll(7) with our errors.
 struct Epoll {
@@ -68,7 +69,8 @@ impl Epoll {
     }
 }
 
-pub(super) fn serve(listen: SocketAddr) -> Result<()> {
+/// Echoes on what it accepts, and on what it receives from other hosts.
+pub(super) fn serve(listen: SocketAddr, receive: ReceiveOptions) -> Result<()> {
     let on = |e| Error::call("listen", listen.to_string(), e);
     let listener = TcpListener::bind(listen).map_err(on)?;
     listener.set_nonblocking(true).map_err(on)?;
@@ -77,7 +79,26 @@ pub(super) fn serve(listen: SocketAddr) -> Result<()> {
     let mut epoll = Epoll::new()?;
     epoll.add(&listener, LISTENER)?;
     end_with_stdin();
-    print(&Line::Listening { address: listener.local_addr().map_err(on)? });
+    let address = listener.local_addr().map_err(on)?;
+    let ready = move || print(&Line::Listening { address });
+    let (send, come) = channel();
+    // Readable once a socket has come from another host.
+    let (bell, wake) = std::io::pipe().map_err(on)?;
+    epoll.add(&bell, RECEIVED)?;
+    match receive.both() {
+        None => ready(),
+        Some((run_dir, name)) => {
+            let (run_dir, name, mut wake) = (run_dir.to_owned(), name.to_owned(), wake);
+            std::thread::spawn(move || {
+                let failed = receive_sockets(&run_dir, &name, ready, |socket| {
+                    let _ = send.send(TcpStream::from(socket)).map(|()| wake.write_all(&[0]));
+                });
+                if let Err(error) = failed {
+                    print(&Line::Failed { error: error.to_string() });
+                }
+            });
+        }
+    }
     let mut connections = HashMap::new();
     let mut next = 0;
     let mut buffer = [0u8; 4096];
@@ -86,6 +107,20 @@ pub(super) fn serve(listen: SocketAddr) -> Result<()> {
             if number == LISTENER {
                 while let Ok((stream, _)) = listener.accept() {
                     if stream.set_nonblocking(true).is_ok() && stream.set_nodelay(true).is_ok() {
+                        epoll.add(&stream, next)?;
+                        connections.insert(next, stream);
+                        next += 1;
+                    }
+                }
+                continue;
+            }
+            if number == RECEIVED {
+                if !matches!((&bell).read(&mut buffer), Ok(length) if length > 0) {
+                    // Nobody receives any more.
+                    let _ = epoll::delete(&epoll.fd, &bell);
+                }
+                while let Ok(stream) = come.try_recv() {
+                    if stream.set_nonblocking(true).is_ok() {
                         epoll.add(&stream, next)?;
                         connections.insert(next, stream);
                         next += 1;
@@ -193,12 +228,4 @@ fn stdin_lines() -> Receiver<String> {
         }
     });
     receive
-}
-
-/// Ends the process when its standard input does.
-fn end_with_stdin() {
-    std::thread::spawn(|| {
-        let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
-        std::process::exit(0);
-    });
 }

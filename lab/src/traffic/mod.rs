@@ -6,15 +6,18 @@ mod many;
 mod pattern;
 mod requests;
 mod stream;
+mod ticks;
 mod udp;
 
 use std::io::{self, BufRead, Write};
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use whimbrel_ipc::{Client, Reply, Request};
 
 use crate::{Error, MonoTime, Result, TcpInfo};
 
@@ -74,6 +77,27 @@ pub enum Role {
         /// Address to listen on.
         #[arg(long)]
         listen: SocketAddr,
+        /// Also on connections that come from other hosts.
+        #[command(flatten)]
+        receive: ReceiveOptions,
+    },
+    /// Sends a byte every so often over connections that change hosts.
+    Ticker {
+        /// Address to listen on.
+        #[arg(long)]
+        listen: SocketAddr,
+        /// How connections come from other hosts.
+        #[command(flatten)]
+        receive: ReceiveOptions,
+        /// Microseconds between two bytes.
+        #[arg(long)]
+        every: u64,
+    },
+    /// Notes when what a ticker sends arrives.
+    TickerFar {
+        /// Address to connect to.
+        #[arg(long)]
+        connect: SocketAddr,
     },
     /// Holds many TCP connections to an echo server.
     Many {
@@ -102,6 +126,23 @@ pub enum Role {
         #[arg(long)]
         milliseconds: u64,
     },
+}
+
+/// How a program receives connections from other hosts.
+#[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
+pub struct ReceiveOptions {
+    /// Directory of the daemon's control socket.
+    #[arg(long, requires = "receive")]
+    pub run_dir: Option<PathBuf>,
+    /// The name under which they come.
+    #[arg(long, requires = "run_dir")]
+    pub receive: Option<String>,
+}
+
+impl ReceiveOptions {
+    fn both(&self) -> Option<(&Path, &str)> {
+        self.run_dir.as_deref().zip(self.receive.as_deref())
+    }
 }
 
 /// Options of both ends of a pair.
@@ -138,7 +179,12 @@ pub fn run(role: Role) -> Result<()> {
         Role::UdpServer { listen, flow } => udp::serve(listen, &flow),
         Role::UdpClient { connect, flow } => udp::connect(connect, &flow),
         Role::UdpRelay { listen, connect } => udp::relay(listen, connect),
-        Role::EchoServer { listen } => many::serve(listen),
+        Role::EchoServer { listen, receive } => many::serve(listen, receive),
+        Role::Ticker { listen, receive, every } => match receive.both() {
+            Some((run_dir, name)) => ticks::serve(listen, run_dir, name, Duration::from_micros(every)),
+            None => Err(Error::Usage("a ticker needs --run-dir and --receive".to_owned())),
+        },
+        Role::TickerFar { connect } => ticks::hear(connect),
         Role::Many { connect, count } => many::hold(connect, count),
         Role::Requests { connect, milliseconds } => requests::requests(connect, Duration::from_millis(milliseconds)),
         Role::Connections { connect, milliseconds } => {
@@ -180,6 +226,8 @@ pub(crate) enum Line {
     Connected { local: SocketAddr, peer: SocketAddr },
     /// Many connections are there.
     Opened { count: usize, seconds: f64 },
+    /// A ticker's connection is another host's: it has sent the bytes from the first number to before the second.
+    Ticked { from: u64, until: u64 },
     /// Answer to `status`.
     Status(FlowStatus),
     /// Answer to `arrivals FROM`: time and number of bytes (stream) or sequence number (UDP).
@@ -257,6 +305,29 @@ fn obey(flow: &Shared, tcp_info: impl Fn() -> Option<TcpInfo>) -> Result<()> {
         print(&answer);
     }
     Ok(())
+}
+
+/// Ends the process when its standard input does.
+fn end_with_stdin() {
+    std::thread::spawn(|| {
+        let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
+        std::process::exit(0);
+    });
+}
+
+/// Receives sockets from other hosts under a name, until the daemon goes. `ready` is called once they may come.
+fn receive_sockets(run_dir: &Path, name: &str, ready: impl FnOnce(), mut received: impl FnMut(OwnedFd)) -> Result<()> {
+    let failed = |e: whimbrel_ipc::ClientError| Error::Usage(format!("receiving sockets as {name}: {e}"));
+    let mut client = Client::connect(run_dir).map_err(failed)?;
+    client.start(&Request::Receive { name: name.to_owned() }).map_err(failed)?;
+    let mut ready = Some(ready);
+    loop {
+        let (reply, descriptors) = client.next_reply(None).map_err(failed)?;
+        match reply {
+            Reply::Receiving { .. } => ready.take().into_iter().for_each(|ready| ready()),
+            _ => descriptors.into_iter().for_each(&mut received),
+        }
+    }
 }
 
 /// Spends a rate: says how many bytes may be sent now, or how long to wait.

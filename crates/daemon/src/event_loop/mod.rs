@@ -366,8 +366,11 @@ impl EventLoop {
             // After all that they rely on.
             while let Some((id, op)) = self.node.poll_move_op() {
                 quiet = false;
-                tracing::debug!(id = id.0, ?op, "op of a move");
+                // Without what it carries, which may be all that a socket has not sent yet.
+                let ((op_of, number), begun) = (op.kind(), clock::monotonic());
                 let result = self.effects.carry_out_move(now, op);
+                let (at_us, took_us) = (begun.as_micros(), (clock::monotonic() - begun).as_micros());
+                tracing::debug!(number, at_us, took_us, done = result.is_ok(), "move: {op_of}");
                 self.node.handle_move_done(now, id, result);
                 if self.node.has_ops() {
                     break;

@@ -225,8 +225,7 @@ impl EventLoop {
                 Told::of_socket("socket-not-taken", flow, format!("does not come here: {}", sentence(*why)))
             }
             MoveEvent::Rebound { flow, to } => {
-                let known = self.node.flows().find(|view| view.entry.is_some_and(|entry| entry.name == *flow));
-                let flow = known.map(|view| view.tuple);
+                let flow = self.node.flow_named(*flow);
                 Told::of_socket("flow-rebound", flow, format!("has its other end with {to} now"))
             }
             MoveEvent::Lost { name } => {

@@ -226,9 +226,15 @@ impl Node {
         });
     }
 
+    /// Which flow it is that this host and its peer call so, as its socket has it.
+    #[must_use]
+    pub fn flow_named(&self, flow: u64) -> Option<FlowTuple> {
+        self.peers.values().find_map(|peer| peer.named.get(&flow).copied())
+    }
+
     /// How the owner of a flow that this host holds is to go on with it.
     fn terms_of(&self, flow: u64) -> Option<Terms> {
-        let far = self.peers.values().find_map(|peer| peer.named.get(&flow).copied())?;
+        let far = self.flow_named(flow)?;
         let entry = self.flows.get(&far).and_then(Flow::entry)?;
         let home = (entry.home.peer != ASTRAY).then_some((entry.home.local, entry.home.peer));
         Some(Terms { far, wire_port: entry.wire_local_port, home })

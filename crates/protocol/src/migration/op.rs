@@ -151,6 +151,29 @@ pub enum MoveOp {
     },
 }
 
+impl MoveOp {
+    /// What it is, in a word, and the number of the move that it belongs to, where it belongs to one: for logs.
+    #[must_use]
+    pub fn kind(&self) -> (&'static str, Option<u64>) {
+        let (kind, name) = match self {
+            Self::Admit { name, .. } => ("admit", Some(name)),
+            Self::Freeze { name, .. } => ("freeze", Some(name)),
+            Self::Dump { name } => ("dump", Some(name)),
+            Self::Restore { name, .. } => ("restore", Some(name)),
+            Self::Thaw { name } => ("thaw", Some(name)),
+            Self::Destroy { name, .. } => ("destroy", Some(name)),
+            Self::CloseFarEnd { .. } => ("close-far-end", None),
+            Self::SaveDonation(saved) => ("save-donation", Some(&saved.name)),
+            Self::ForgetDonation { name } => ("forget-donation", Some(name)),
+            Self::SaveAcceptance(saved) => ("save-acceptance", Some(&saved.ticket.name)),
+            Self::ForgetAcceptance { name } => ("forget-acceptance", Some(name)),
+            Self::SaveHeld(_) => ("save-held", None),
+            Self::ForgetHeld { .. } => ("forget-held", None),
+        };
+        (kind, name.map(|name| name.number))
+    }
+}
+
 /// What an op that succeeded came to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MoveDone {

@@ -1,0 +1,30 @@
+//! Sockets that change hosts: what the far end notices, what it costs, how many at once.
+
+pub mod bare;
+pub mod crowd;
+pub mod gap;
+mod phases;
+mod stage;
+
+use crate::Result;
+use crate::report::Report;
+use crate::roam::Options;
+
+/// All of them, and one report.
+///
+/// # Errors
+/// When something could not be measured; what could be is reported first.
+pub fn run(options: &Options) -> Result<()> {
+    let mut all = Report::new("move");
+    let mut failures = Vec::new();
+    for (name, measure) in
+        [("gap", gap::measure as fn(&Options) -> Result<Report>), ("bare", bare::measure), ("crowd", crowd::measure)]
+    {
+        match measure(options) {
+            Ok(report) => all.take_in(name, report),
+            Err(error) => failures.push(format!("{name}: {error}")),
+        }
+    }
+    all.finish()?;
+    if failures.is_empty() { Ok(()) } else { Err(failures.join("; ").into()) }
+}
