@@ -48,6 +48,8 @@ pub struct Host {
     pub powers: Powers,
     /// How long its kernel takes for an op. What comes in meanwhile is handled before.
     pub op_takes: Duration,
+    /// How often its kernel was asked to wake the senders of a peer's flows.
+    pub kicks: u64,
     /// Whether it is suspended: nothing moves on it, and nothing reaches it.
     pub asleep: bool,
     /// Whether somebody without a daemon reads its control port.
@@ -98,6 +100,7 @@ impl Host {
             plane: DataPlane::default(),
             powers: Powers { inject: true, consume: true },
             op_takes: Duration::ZERO,
+            kicks: 0,
             asleep: false,
             collects: false,
             answers_icmp: true,

@@ -66,6 +66,7 @@ const KIND_SCALE: u32 = 3;
 const KIND_SACK: u32 = 4;
 const KIND_TIMESTAMPS: u32 = 8;
 
+const SIOCATMARK: libc::c_ulong = 0x8905;
 const SIOCOUTQ: libc::c_ulong = libc::TIOCOUTQ;
 const SIOCINQ: libc::c_ulong = libc::FIONREAD;
 const SIOCOUTQNSD: libc::c_ulong = 0x894b;
@@ -173,7 +174,12 @@ fn urgent(fd: BorrowedFd<'_>) -> Result<bool, Error> {
         return Ok(true);
     }
     let unread = || ioctl_int(fd, SIOCINQ, "SIOCINQ");
-    let (inline, to_mark) = (get_int(fd, SO_OOBINLINE)?, unread()?);
+    let to_mark = unread()?;
+    if to_mark == 0 && ioctl_int(fd, SIOCATMARK, "SIOCATMARK")? == 0 {
+        // Nothing before a mark, and no mark: nothing at all. So it is with most sockets.
+        return Ok(false);
+    }
+    let inline = get_int(fd, SO_OOBINLINE)?;
     set(fd, SO_OOBINLINE, &1i32)?;
     let all = unread();
     set(fd, SO_OOBINLINE, &inline)?;

@@ -55,8 +55,12 @@ impl Node {
         let mut moves = self.moves.take()?;
         let done = act(&mut moves, At { now, around: &Others { node: self } });
         self.change_flows(now, &mut moves);
+        // Waking the senders of a peer looks at all its flows. Of those that are on their way each is heard of here again.
+        let busy = moves.has_ops();
         self.moves = Some(moves);
-        self.wake_rebound();
+        if !busy {
+            self.wake_rebound();
+        }
         self.carry_moves(now);
         Some(done)
     }

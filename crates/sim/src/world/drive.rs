@@ -203,6 +203,7 @@ impl World {
         }
         let fails = self.faults.fail == Some(self.ops);
         self.ops += 1;
+        self.hosts[host.0].kicks += u64::from(matches!(op, KernelOp::Kick { .. }));
         let result = if fails {
             self.trace(|w| format!("{} fails to do {}", w.hosts[host.0].name, brief(op)));
             Err(OpFailed { sentence: "it fails on purpose".to_owned() })

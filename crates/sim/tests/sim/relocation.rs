@@ -46,6 +46,14 @@ fn key(host: usize) -> PublicKey {
     world.at(HostId(host)).public_key()
 }
 
+/// A connection of the donor's to the third host that both daemons know: its name, and how the donor has it.
+fn introduced(world: &mut World) -> (u64, FlowTuple) {
+    let flow = world.connect(DONOR, "10.3.0.2:80");
+    assert!(world.wait(15 * SECOND, |w| w.introduced(flow)), "not introduced");
+    let entry = world.view(flow, 0).and_then(|view| view.entry).expect("introduced");
+    (entry.name, world.flow(flow).tuples[0])
+}
+
 impl Scene {
     fn new(holder: Holder) -> Self {
         let mut world = World::new(0x5eed);
@@ -65,10 +73,7 @@ impl Scene {
             Holder::Acceptor => ACCEPTOR,
         };
         let (name, tuple) = if holder == Holder::Peer {
-            let flow = world.connect(DONOR, "10.3.0.2:80");
-            assert!(world.wait(15 * SECOND, |w| w.introduced(flow)), "not introduced");
-            let entry = world.view(flow, 0).and_then(|view| view.entry).expect("introduced");
-            (entry.name, world.flow(flow).tuples[0])
+            introduced(&mut world)
         } else {
             let (local, remote) = ("10.1.0.2:22".parse().unwrap(), "10.9.9.9:40000".parse().unwrap());
             (0x1234_5678_9abc_def0, FlowTuple { transport: Transport::Tcp, local, remote })
@@ -160,6 +165,36 @@ fn steps(holder: Holder) -> (u64, u64, [u64; 3]) {
 fn tried(what: impl std::fmt::Debug, test: impl FnOnce()) {
     let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(test));
     assert!(done.is_ok(), "{what:?}");
+}
+
+#[test]
+fn the_senders_of_connections_that_move_together_are_woken_together() {
+    const MANY: u64 = 300;
+    let mut scene = Scene::new(Holder::Peer);
+    let all: Vec<_> = (0..MANY)
+        .map(|_| {
+            let (name, tuple) = introduced(&mut scene.world);
+            scene.world.movable(DONOR, THIRD, name, tuple)
+        })
+        .collect();
+    // One before, so that acceptor and holder know each other.
+    scene.give(DONOR, ACCEPTOR);
+    assert!(scene.world.wait(30 * SECOND, |w| w.connection(scene.connection).led == ACCEPTOR), "it does not move");
+    let before = scene.world.at(THIRD).kicks;
+    // What the acceptor has to say to the holder waits, the most of it until its window lets it go, many at a time.
+    let networks = [scene.networks[ACCEPTOR.0], scene.networks[THIRD.0]];
+    scene.world.faults.part = Some(Parting { networks, from: 0 });
+    for connection in &all {
+        scene.world.give(*connection, DONOR, ACCEPTOR, 500).expect("it may be given");
+    }
+    scene.world.run_for(SECOND);
+    scene.world.faults.part = None;
+    let moved = |w: &World| all.iter().all(|of| w.connection(*of).led == ACCEPTOR && w.is_whole(*of));
+    assert!(scene.world.wait(30 * SECOND, moved), "they do not move");
+    let kicks = scene.world.at(THIRD).kicks - before;
+    // Each time looks at all flows of a peer.
+    assert!((1..=MANY / 2).contains(&kicks), "the senders of {MANY} connections were woken {kicks} times");
+    scene.world.check();
 }
 
 #[test]
