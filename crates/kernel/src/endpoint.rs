@@ -23,7 +23,7 @@ use rustix::thread::UnshareFlags;
 
 use crate::borrowed;
 use crate::error::Error;
-use crate::namespace::Entered;
+use crate::namespace::{self, Entered};
 use crate::process;
 use crate::route::{
     AddressScope, LOOPBACK, NewAddress, NextHop, Prefix, RouteKind, RouteSocket, Rule, Selector, TableRoute,
@@ -156,9 +156,10 @@ impl Endpoint {
 }
 
 /// The endpoint namespaces of these addresses that programs have sockets in: how a daemon finds what one before it has made. Looks at
-/// every socket of every process that may be looked into.
+/// every socket of every process that may be looked into. Only those with one of these cookies (SO_NETNS_COOKIE) are meant: others on the
+/// machine may have the same addresses.
 #[must_use]
-pub fn find(addresses: &HashSet<IpAddr>) -> HashMap<IpAddr, Endpoint> {
+pub fn find(addresses: &HashSet<IpAddr>, cookies: &HashSet<u64>) -> HashMap<IpAddr, Endpoint> {
     let mut found = HashMap::new();
     let number = |namespace: BorrowedFd<'_>| rustix::fs::fstat(namespace).map(|stat| stat.st_ino).ok();
     let own = std::fs::File::open("/proc/thread-self/ns/net").ok().and_then(|own| number(own.as_fd()));
@@ -167,6 +168,9 @@ pub fn find(addresses: &HashSet<IpAddr>) -> HashMap<IpAddr, Endpoint> {
     for pid in pids.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()) {
         let sockets = borrowed::borrow(pid, &process::sockets(pid)).unwrap_or_default();
         for (_, socket) in sockets {
+            if !namespace::cookie_of(socket.as_fd()).is_ok_and(|cookie| cookies.contains(&cookie)) {
+                continue;
+            }
             let Ok(endpoint) = Endpoint::of_socket(socket.as_fd()) else { continue };
             if number(endpoint.as_fd()).is_some_and(|number| !seen.insert(number)) {
                 continue;

@@ -27,8 +27,8 @@ use guest::{Guest, Step};
 use package::Kernel;
 
 /// What the lab runs in the guest: a connection crosses a move, rewritten and in a tunnel, and goes on after an outage with
-/// and without the kick.
-const SCENARIOS: &[&str] = &["roam-public", "roam-into-nat", "outage-kick"];
+/// and without the kick; and a socket changes hosts.
+const SCENARIOS: &[&str] = &["roam-public", "roam-into-nat", "outage-kick", "moved-socket"];
 
 /// Crates whose tests (those in `tests/`) run in the guest: they load every program and try the system calls.
 const TESTED_CRATES: &[&str] = &["whimbrel-datapath", "whimbrel-kernel"];

@@ -1,5 +1,6 @@
 //! Local ends that are not sockets of this host's own stack: in endpoint namespaces, or at hosts behind this one.
 
+use std::collections::HashSet;
 use std::sync::{MutexGuard, PoisonError};
 
 use super::Datapath;
@@ -83,6 +84,15 @@ impl Datapath {
         let new = self.endpoints.get(&interface)?.is_none();
         self.endpoints.insert(&interface, &RawEndpoint::new(endpoint))?;
         self.note_elsewhere(|elsewhere| elsewhere.endpoints += usize::from(new))
+    }
+
+    /// The cookies of the namespaces that are followed, those of a process before this one among them.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn followed_namespaces(&self) -> Result<HashSet<u64>, Error> {
+        let namespaces: Table<u64, u32> = self.programs.table("namespaces")?;
+        Ok(namespaces.entries()?.into_iter().map(|(cookie, _)| cookie).collect())
     }
 
     /// Follows the TCP sockets of an endpoint namespace, by its cookie (SO_NETNS_COOKIE), as far as that they close; or not any more.

@@ -39,7 +39,8 @@ impl Effects {
         let wanted: HashSet<IpAddr> = addresses.keys().copied().chain(of_moves.map(|flow| flow.local.ip())).collect();
         if !wanted.is_empty() {
             let known = self.datapath.endpoints().unwrap_or_default();
-            for (address, endpoint) in endpoint::find(&wanted) {
+            let cookies = self.datapath.followed_namespaces().unwrap_or_default();
+            for (address, endpoint) in endpoint::find(&wanted, &cookies) {
                 let interface = known.iter().find(|(_, known)| known.address == address).map(|(index, _)| *index);
                 let users = addresses.get(&address).copied().unwrap_or_default();
                 let Some(interface) = interface else { continue };
