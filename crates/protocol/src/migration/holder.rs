@@ -498,6 +498,9 @@ impl Moves {
     }
 
     fn close_far_end(&mut self, flow: u64) {
+        // Who runs nothing hears from this host's own stack that there is no such connection, as soon as its packets come there.
+        let lent = self.held.get(&flow).and_then(|held| held.lent);
+        self.changes.extend(lent.map(|tuple| FlowChange::Release { tuple }));
         self.effect("closing a connection whose socket is lost", MoveOp::CloseFarEnd { flow });
     }
 

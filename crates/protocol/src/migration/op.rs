@@ -87,8 +87,8 @@ pub enum MoveOp {
         /// Which socket.
         request: Request,
     },
-    /// Donor: hold what comes in for the flow (it is kept, for whoever has the socket in the end), hold the program, freeze the
-    /// socket.
+    /// Donor: keep out what comes in for the flow, which may be kept for whoever has the socket in the end, hold the program, freeze
+    /// the socket.
     Freeze {
         /// Which move.
         name: MoveName,

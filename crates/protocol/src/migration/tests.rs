@@ -59,6 +59,8 @@ struct Host {
     unread: BTreeMap<PublicKey, Vec<u8>>,
     /// To whom it has led flows, by which of their ports.
     led: Vec<(PublicKey, u16)>,
+    /// Flows that it has nothing to do with any more.
+    released: Vec<FlowTuple>,
 }
 
 impl Host {
@@ -70,6 +72,7 @@ impl Host {
             now: Time::from_micros(1_000_000),
             unread: BTreeMap::new(),
             led: Vec::new(),
+            released: Vec::new(),
         }
     }
 
@@ -89,7 +92,7 @@ impl Host {
                     self.moves.handle_led(at, flow, Ok(terms()));
                 }
                 FlowChange::Adopt { name, .. } => self.moves.handle_adopted(at, name, Ok(())),
-                FlowChange::Release { .. } => {}
+                FlowChange::Release { tuple } => self.released.push(tuple),
             }
             self.moves.hear_own(at);
         }
@@ -365,8 +368,10 @@ fn a_lost_copy_closes_the_far_end_and_only_its_acceptor_may_say_so() {
         );
         assert!(holder.ops().is_empty());
     }
+    assert_eq!(holder.released, []);
     holder.hear(ACCEPTOR, Record::Surrender(ticket));
     assert_eq!(holder.carry_out(), [MoveOp::CloseFarEnd { flow: FLOW }]);
+    assert_eq!(holder.released, [far()], "its packets would go to where the socket was");
     assert_eq!(verdict(&mut holder, ACCEPTOR), Some(Refusal::Cancelled));
     // The donor still learns that it has the socket no more; then nothing is left.
     holder.hear(DONOR, Record::Recall { number: NUMBER, flow: FLOW, gone: false });

@@ -143,7 +143,7 @@ impl Effects {
         {
             self.connections.destroy(&socket).map_err(|error| failed(Refusal::NotKept, &error))?;
         }
-        // A far end that runs nothing is answered by the kernel, once the flow is not known any more.
+        // For a far end that runs nothing the node has let the flow go by now.
         Ok(())
     }
 
