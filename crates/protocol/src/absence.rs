@@ -10,7 +10,8 @@ use crate::Time;
 use crate::node::{Node, Routes};
 use crate::op::{Event, KernelOp, PeerId};
 use crate::outcome::Asked;
-use crate::peer::{Away, Peer, PendingUpdate};
+use crate::peer::{Away, Peer};
+use crate::pending_update::PendingUpdate;
 use crate::timer::Timer;
 
 /// How long flows wait before their sockets are kept from giving up (P-46). The least that programs set as a

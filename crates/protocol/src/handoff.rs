@@ -14,7 +14,8 @@ use crate::node::{Node, Routes};
 use crate::op::{Carrier, Event, KernelOp, PeerId};
 use crate::outcome::Asked;
 use crate::path::{Awaited, Candidate};
-use crate::peer::{Attachment, Away, CarrierProbe, Meanwhile, NOWHERE, Peer, PendingUpdate};
+use crate::peer::{Attachment, Away, CarrierProbe, NOWHERE, Peer};
+use crate::pending_update::{Meanwhile, PendingUpdate};
 use crate::stall::Stalls;
 use crate::timer::Timer;
 

@@ -40,6 +40,7 @@ mod outcome;
 mod pairing;
 mod path;
 mod peer;
+mod pending_update;
 mod random;
 mod rendezvous;
 mod ruling;

@@ -2,6 +2,7 @@
 
 mod addresses;
 mod fitting;
+mod flows;
 mod helping;
 mod hooks;
 mod introductions;
@@ -28,9 +29,7 @@ use whimbrel_kernel::route::RouteSocket;
 use whimbrel_kernel::sock_diag::SockDiag;
 use whimbrel_kernel::source_way::SourceWay;
 use whimbrel_kernel::tun::Tun;
-use whimbrel_protocol::{
-    Binding, Carrier, FlowEntry, KernelOp, OpFailed, OpId, PeerId, Places, SocketNumbers, Time, View,
-};
+use whimbrel_protocol::{Binding, Carrier, KernelOp, OpFailed, OpId, PeerId, SocketNumbers, Time};
 use whimbrel_transform::Algorithm;
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::introduction::Introduction;
@@ -39,7 +38,7 @@ use crate::helpers::Helpers;
 use crate::journal::{Journal, JournalError};
 use crate::known_keys::{KnownKeys, KnownKeysError};
 use crate::policy::Policies;
-use crate::tunnel::{Tunnel, TunnelFlow, UnknownSession};
+use crate::tunnel::{Tunnel, UnknownSession};
 
 pub(crate) use addresses::{Addresses, MARK};
 pub(crate) use relocation::{Arrived, FoundMoves, Relocation};
@@ -289,40 +288,8 @@ impl Effects {
             KernelOp::Probe { wire, index, nonce } => {
                 introductions::probe(&self.injector, wire, Introduction { index, nonce })?;
             }
-            KernelOp::InstallFlow { flow, entry } => {
-                let toward = self.toward(&flow, &entry);
-                self.datapath.insert_flows(&[(flow, data_plane_entry(&entry, toward))])?;
-                self.tunnel.set_flow(tunnel_flow(flow, &entry));
-                let before = self.journal.flows().get(&flow);
-                if before.is_some_and(|before| before.waits != entry.waits) {
-                    self.fitting.want();
-                }
-                if let Some(before) = before {
-                    self.remotes.remove(&flow, before);
-                    self.names.remove(&flow, before);
-                }
-                self.remotes.add(&flow, &entry);
-                self.names.add(&flow, &entry);
-                self.journal.save_flow(flow, entry);
-                self.helping.note_flow(flow);
-                if self.hooks.note_introduced(now, true) {
-                    self.apply_hooks()?;
-                }
-            }
-            KernelOp::RemoveFlow { flow } => {
-                if let Some(before) = self.journal.flows().get(&flow) {
-                    self.remotes.remove(&flow, before);
-                    self.names.remove(&flow, before);
-                }
-                let end = self.journal.flows().get(&flow).map(|before| before.end);
-                self.journal.remove_flow(flow);
-                self.tunnel.remove_flow(&flow);
-                self.datapath.remove_flows(&[flow])?;
-                if let Some(end) = end {
-                    self.release_flow_endpoint(&flow, end);
-                }
-                self.hooks.note_introduced(now, !self.journal.flows().is_empty());
-            }
+            KernelOp::InstallFlow { flow, entry } => self.install_flow(now, flow, entry)?,
+            KernelOp::RemoveFlow { flow } => self.remove_flow(now, flow)?,
             KernelOp::SetBinding { peer, binding, moved } => self.set_binding(now, peer, binding, moved)?,
             KernelOp::RemoveBinding { peer } => {
                 self.hooks.note_peer(now, peer, false);
@@ -669,39 +636,6 @@ impl Effects {
         }
     }
 
-    /// Takes over what a daemon before this one left: the flows that the data plane has and the journal does not know
-    /// are removed, those that are missing there are put back. What is moved stays so until the node says otherwise.
-    pub(crate) fn adopt(&mut self, now: Time, flows: &HashMap<FlowTuple, FlowEntry>) -> Result<(), Failure> {
-        let present: HashMap<_, _> = self.datapath.flows()?.into_iter().collect();
-        let strangers: Vec<_> = present.keys().filter(|flow| !flows.contains_key(flow)).copied().collect();
-        self.datapath.remove_flows(&strangers)?;
-        let entries: Vec<_> = flows
-            .iter()
-            .map(|(flow, entry)| (*flow, data_plane_entry(entry, self.toward_adopted(flow, entry))))
-            .collect();
-        let missing: Vec<_> = entries.into_iter().filter(|(flow, entry)| present.get(flow) != Some(entry)).collect();
-        self.datapath.insert_flows(&missing)?;
-        for (flow, entry) in flows {
-            self.remotes.add(flow, entry);
-            self.names.add(flow, entry);
-        }
-        self.tunnel.set_flows(flows.iter().map(|(flow, entry)| tunnel_flow(*flow, entry)));
-        self.hooks.note_introduced(now, !flows.is_empty());
-        for (id, binding) in self.datapath.bindings()? {
-            let peer = PeerId(id);
-            let home = Places { local: binding.local_place, peer: binding.peer_place };
-            let mut of_peer = flows.values().filter(|entry| entry.peer == peer).peekable();
-            if of_peer.peek().is_none() {
-                self.datapath.remove_binding(id)?;
-            } else if of_peer.any(|entry| entry.home != home) {
-                self.hooks.note_peer(now, peer, true);
-            }
-        }
-        self.fitting.note_ways(now);
-        self.adopt_helped(now, flows);
-        Ok(())
-    }
-
     /// Takes in the network as it is at the start. Nothing is made to fit it before the node has said what it wants: what
     /// is there for moved connections must not be taken down.
     pub(crate) fn begin(&mut self, network: NetworkState) {
@@ -779,24 +713,6 @@ pub(crate) fn source_ways(network: &NetworkState) -> BTreeMap<IpAddr, SourceWay>
 pub(crate) fn own_addresses(network: &NetworkState) -> BTreeSet<IpAddr> {
     let connected = |index| network.link(index).is_some_and(|link| link.carrier);
     network.addresses.iter().filter(|usable| connected(usable.interface)).map(|usable| usable.address).collect()
-}
-
-fn data_plane_entry(entry: &FlowEntry, toward: datapath::Toward) -> datapath::FlowEntry {
-    datapath::FlowEntry {
-        binding: entry.peer.0,
-        home_local_place: entry.home.local,
-        home_peer_place: entry.home.peer,
-        wire_local_port: entry.wire_local_port,
-        wire_remote_port: entry.wire_remote_port,
-        held: entry.waits.any(),
-        real_view: entry.manner.view == View::Real,
-        gives_way: entry.manner.gives_way,
-        toward,
-    }
-}
-
-fn tunnel_flow(flow: FlowTuple, entry: &FlowEntry) -> TunnelFlow {
-    TunnelFlow { own: flow, peer: entry.peer, peer_tuple: entry.peer_tuple }
 }
 
 /// An op without its secrets, in one line.

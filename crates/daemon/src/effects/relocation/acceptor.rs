@@ -128,27 +128,16 @@ impl Effects {
         if let Some(before) = before.filter(|before| *before != entry.end) {
             self.release_flow_endpoint(flow, before);
         }
-        self.keep_port(flow, entry);
-        match entry.end {
-            LocalEnd::Here => Toward::Stack,
-            LocalEnd::Behind => {
-                self.let_forward();
-                Toward::Routes
-            }
-            LocalEnd::Endpoint => {
-                let Self { relocation: Relocation { endpoints, .. }, datapath, routes, .. } = self;
-                if before != Some(LocalEnd::Endpoint)
-                    && let Err(error) = endpoints.need(flow.local.ip(), datapath, routes)
-                {
-                    tracing::error!(%flow, %error, "a connection has no namespace for its address");
-                }
-                // Without one nothing of it gets anywhere.
-                Toward::Endpoint(endpoints.interface(flow.local.ip()).unwrap_or_default())
+        if entry.end == LocalEnd::Endpoint && before != Some(LocalEnd::Endpoint) {
+            let Self { relocation: Relocation { endpoints, .. }, datapath, routes, .. } = self;
+            if let Err(error) = endpoints.need(flow.local.ip(), datapath, routes) {
+                tracing::error!(%flow, %error, "a connection has no namespace for its address");
             }
         }
+        self.toward_adopted(flow, entry)
     }
 
-    /// As [`Effects::toward`], of a flow that the data plane had from a daemon before this one.
+    /// As [`Effects::toward`], of a flow whose namespace is there, if it is to be in one: that of a daemon before this one, say.
     pub(in crate::effects) fn toward_adopted(&mut self, flow: &FlowTuple, entry: &FlowEntry) -> Toward {
         self.keep_port(flow, entry);
         match entry.end {
@@ -157,8 +146,9 @@ impl Effects {
                 self.let_forward();
                 Toward::Routes
             }
+            // Without a namespace nothing of it gets anywhere.
             LocalEnd::Endpoint => {
-                self.relocation.endpoints.interface(flow.local.ip()).map_or(Toward::Endpoint(0), Toward::Endpoint)
+                Toward::Endpoint(self.relocation.endpoints.interface(flow.local.ip()).unwrap_or_default())
             }
         }
     }
