@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::net::IpAddr;
+use std::path::Path;
 
 use super::world::{LONG, World, all_run, site, step};
 use super::{Scenario, scenario};
@@ -45,28 +46,33 @@ const PROGRAM: &str = include_str!("library/program.py");
 const MODULE: &str = include_str!("../../../crates/capi/python/whimbrel/__init__.py");
 
 /// A program on a host that takes orders.
-struct Program {
-    process: Process,
+pub(super) struct Program {
+    pub(super) process: Process,
 }
 
 impl Program {
     fn start(host: &Host, daemon: &Whimbrel) -> Result<Self> {
+        Self::run(host, PROGRAM, &daemon.run_dir())
+    }
+
+    /// Starts one of this text, with the library of the daemon that has this run directory.
+    pub(super) fn run(host: &Host, text: &str, run_dir: &Path) -> Result<Self> {
         let library = crate::beside_this_program("libwhimbrel.so")
             .ok_or_else(|| Error::Usage("libwhimbrel.so is not beside this program: build it".into()))?;
-        let directory = write(host)?;
+        let directory = write(host, text)?;
         let process = host
             .command("python3")
             .args(["-B", &format!("{directory}/program.py")])
             .env("PYTHONPATH", &directory)
             .env("WHIMBREL_LIBRARY", library)
-            .env("WHIMBREL_RUN_DIR", daemon.run_dir())
+            .env("WHIMBREL_RUN_DIR", run_dir)
             .label("a program with libwhimbrel")
             .spawn()?;
         Ok(Self { process })
     }
 
     /// Gives an order, and waits for what came of it.
-    fn does(&mut self, order: &str) -> Result<String> {
+    pub(super) fn does(&mut self, order: &str) -> Result<String> {
         self.begin(order)?;
         self.did(order)
     }
@@ -90,7 +96,7 @@ impl Program {
     }
 
     /// The errno and the reason of an order that has to fail.
-    fn fails(&mut self, order: &str) -> Result<String> {
+    pub(super) fn fails(&mut self, order: &str) -> Result<String> {
         self.begin(order)?;
         match self.answer(order)? {
             Err(why) => Ok(why),
@@ -108,13 +114,13 @@ impl Program {
 }
 
 /// Puts program and module where a host finds them.
-fn write(host: &Host) -> Result<String> {
-    let directory = host.dir().join("library");
+fn write(host: &Host, program: &str) -> Result<String> {
+    let directory = host.dir().join(host.unique_label("library"));
     let module = directory.join("whimbrel");
     let failed = |error| Error::call("write", directory.display().to_string(), error);
     fs::create_dir_all(&module).map_err(failed)?;
     fs::write(module.join("__init__.py"), MODULE).map_err(failed)?;
-    fs::write(directory.join("program.py"), PROGRAM).map_err(failed)?;
+    fs::write(directory.join("program.py"), program).map_err(failed)?;
     Ok(directory.display().to_string())
 }
 
@@ -125,7 +131,7 @@ fn far_end(host: &Host, address: IpAddr) -> Result<(Process, u16)> {
 
 /// The far end of so many connections.
 fn far_ends(host: &Host, address: IpAddr, count: usize) -> Result<(Process, u16)> {
-    let directory = write(host)?;
+    let directory = write(host, PROGRAM)?;
     let arguments = [format!("{directory}/program.py"), address.to_string(), count.to_string()];
     let command = host.command("python3").arg("-B").args(arguments);
     // It has the module only to be able to start.

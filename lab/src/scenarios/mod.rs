@@ -21,6 +21,7 @@ mod rendezvous;
 mod roam;
 mod sockets;
 mod stand_in;
+mod states;
 mod surroundings;
 mod unmoved;
 mod world;
@@ -70,6 +71,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         real_programs::SCENARIOS,
         command_line::SCENARIOS,
         relocation::SCENARIOS,
+        states::SCENARIOS,
         records::SCENARIOS,
     ]
     .into_iter()

@@ -37,18 +37,18 @@ const COUNT: usize = 3;
 const SOON: Duration = Duration::from_secs(1);
 
 /// A far end, a donor that serves it, and an acceptor, each in a network of its own.
-struct Three {
-    world: World,
-    donor_daemon: Whimbrel,
-    acceptor_daemon: Whimbrel,
-    far_daemon: Option<Whimbrel>,
-    acceptor: Host,
+pub(super) struct Three {
+    pub(super) world: World,
+    pub(super) donor_daemon: Whimbrel,
+    pub(super) acceptor_daemon: Whimbrel,
+    pub(super) far_daemon: Option<Whimbrel>,
+    pub(super) acceptor: Host,
     at: Attachment,
     at_acceptor: IpAddr,
 }
 
 impl Three {
-    fn new(lab: &mut Lab, far_runs: bool) -> Result<Self> {
+    pub(super) fn new(lab: &mut Lab, far_runs: bool) -> Result<Self> {
         let mut world = World::new(lab, site("a"), site("b"))?;
         let network = world.add(lab, site("c"))?;
         let acceptor = lab.host("acceptor")?;

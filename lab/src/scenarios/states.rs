@@ -1,0 +1,161 @@
+//! Sockets that change hosts in every state that is worth it, and those that cannot.
+
+use std::net::IpAddr;
+
+use whimbrel_ipc::ConnectionState;
+
+use super::library::Program;
+use super::relocation::Three;
+use super::world::{LONG, step};
+use super::{Scenario, scenario};
+use crate::{Lab, Result, expect, wait_for};
+
+pub(super) const SCENARIOS: &[Scenario] = &[
+    scenario(
+        "moved-states",
+        "connections of IPv4, IPv6 and IPv4 in an IPv6 socket move in every state, with all that was not sent or not read; their far end runs nothing",
+        |lab| states(lab, false),
+    ),
+    scenario("moved-states-direct", "the same with a far end that runs Whimbrel", |lab| states(lab, true)),
+];
+
+const PROGRAM: &str = include_str!("states/program.py");
+
+/// What both ends do before a connection moves and after it: `near` is what moves. `$` is what `near` has said by then.
+struct Case {
+    what: &'static str,
+    before: &'static [&'static str],
+    after: &'static [&'static str],
+}
+
+/// States are those of include/net/tcp_states.h.
+const CASES: &[Case] = &[
+    Case {
+        what: "established, with data unsent, unacknowledged and unread",
+        before: &["far say 20000", "near waiting", "near fill", "near state 1"],
+        after: &["near hear 20000", "far hear $", "near say 3000", "far say 70000", "near hear 90000", "near finish"],
+    },
+    Case {
+        what: "this end has finished (FIN-WAIT-2)",
+        before: &["near say 1000", "near finish", "far hear 1000", "far over", "near state 5"],
+        after: &["far say 70000", "near hear 70000"],
+    },
+    Case {
+        what: "this end has finished, with data unsent (FIN-WAIT-1)",
+        before: &["near fill", "near finish", "near state 4"],
+        after: &["far hear $", "far over", "far say 20000", "near hear 20000"],
+    },
+    Case {
+        what: "the far end has finished, with data unread (CLOSE-WAIT)",
+        before: &["far say 20000", "far finish", "near state 8"],
+        after: &["near hear 20000", "near over", "near say 70000", "far hear 70000", "near finish"],
+    },
+    Case {
+        what: "the far end has finished, with data unsent and unread (CLOSE-WAIT)",
+        before: &["near fill", "far say 20000", "far finish", "near state 8"],
+        after: &["near hear 20000", "near over", "far hear $", "near say 3000", "near finish"],
+    },
+    Case {
+        what: "both have finished, the far end first, with data unsent (LAST-ACK)",
+        before: &["far say 1000", "far finish", "near state 8", "near fill", "near finish", "near state 9"],
+        after: &["near hear 1000", "near over"],
+    },
+    Case {
+        what: "both have finished, this end first, with data unsent (CLOSING)",
+        before: &["near fill", "near finish", "far say 1000", "far finish", "near state 11"],
+        after: &["near hear 1000", "near over"],
+    },
+];
+
+/// The programs of the three hosts.
+struct Ends {
+    near: Program,
+    far: Program,
+    next: Program,
+}
+
+impl Ends {
+    fn start(three: &Three) -> Result<Self> {
+        let Three { world, donor_daemon, acceptor_daemon, acceptor, .. } = three;
+        let near = Program::run(&world.server, PROGRAM, &donor_daemon.run_dir())?;
+        let far = Program::run(&world.laptop, PROGRAM, &donor_daemon.run_dir())?;
+        let mut next = Program::run(acceptor, PROGRAM, &acceptor_daemon.run_dir())?;
+        next.does("receive states")?;
+        Ok(Self { near, far, next })
+    }
+
+    /// Carries out orders about the connection `name`.
+    fn play(&mut self, orders: &[&str], name: &str, moved: bool) -> Result<()> {
+        for order in orders {
+            let mut words = order.split(' ');
+            let who = words.next().unwrap_or_default();
+            let what = words.next().unwrap_or_default();
+            let mut rest = words.next().unwrap_or_default().to_owned();
+            if rest == "$" {
+                let at = self.near(moved).does(&format!("at {name}"))?;
+                at.split(' ').next().unwrap_or_default().clone_into(&mut rest);
+            }
+            let program = if who == "near" { self.near(moved) } else { &mut self.far };
+            program.does(&format!("{what} {name} {rest}"))?;
+        }
+        Ok(())
+    }
+
+    fn near(&mut self, moved: bool) -> &mut Program {
+        if moved { &mut self.next } else { &mut self.near }
+    }
+
+    /// Moves a connection, named by its far end.
+    fn moves(&mut self, three: &Three, name: &str) -> Result<()> {
+        let at = self.near.does(&format!("at {name}"))?;
+        let far = self.far.does(&format!("name {name}"))?;
+        let said = three.donor_daemon.cli(&["move", &far, "--to", "guest", "--process", "states"])?;
+        expect!(said.lines().count() == 1 && said.contains("is with"), "{said}");
+        self.next.does(&format!("take {name} {at}")).map(drop)
+    }
+}
+
+/// Where a server of the donor's listens, and where the far end connects to.
+fn families(three: &Three) -> Result<[(&'static str, String, IpAddr); 3]> {
+    let at = &three.world.at_server;
+    let (v4, v6) = (at.ipv4()?, at.ipv6()?);
+    Ok([("v4", v4.to_string(), v4), ("v6", v6.to_string(), v6), ("mapped", "::".to_owned(), v4)])
+}
+
+/// Waits until the far end's daemon, where there is one, knows who is at the other end of a connection.
+fn introduced(three: &Three, ends: &mut Ends, name: &str) -> Result<()> {
+    let Some(daemon) = &three.far_daemon else { return Ok(()) };
+    let local = ends.far.does(&format!("name {name}"))?;
+    let what = format!("the connection from {local} is introduced");
+    wait_for(LONG, &what, || {
+        let is = |c: &whimbrel_ipc::Connection| c.flow.local.to_string() == local && c.state == ConnectionState::Native;
+        Ok(daemon.connections()?.iter().any(is).then_some(()))
+    })
+}
+
+fn states(lab: &mut Lab, far_runs: bool) -> Result<()> {
+    let three = Three::new(lab, far_runs)?;
+    let mut ends = Ends::start(&three)?;
+    for (family, listen, to) in families(&three)? {
+        let port = ends.near.does(&format!("listen {listen}"))?;
+        for (number, case) in CASES.iter().enumerate() {
+            step(&format!("{family}: {}", case.what));
+            let name = format!("{family}-{number}");
+            ends.far.does(&format!("connect {name} {to} {port}"))?;
+            ends.near.does(&format!("accept {name}"))?;
+            introduced(&three, &mut ends, &name)?;
+            ends.play(case.before, &name, false)?;
+            ends.moves(&three, &name)?;
+            ends.play(case.after, &name, true)?;
+            if !case.before.contains(&"far over") && !case.after.contains(&"far over") {
+                ends.play(&["far hear $", "far over"], &name, true)?;
+            }
+            if !case.before.contains(&"far finish") {
+                ends.play(&["far finish", "near over"], &name, true)?;
+            }
+            ends.play(&["near close", "far close"], &name, true)?;
+            ends.near.does(&format!("close {name}"))?;
+        }
+    }
+    three.world.no_resets()
+}

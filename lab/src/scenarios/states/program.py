@@ -1,0 +1,212 @@
+"""Sockets in any state, by order: whoever has one end of a connection, and whoever has it later. Orders come as lines, each is answered by one.
+
+What one end says is bytes of a fixed pattern, or datagrams of it, so that the other knows what has to come next.
+"""
+
+import errno
+import hashlib
+import socket
+import struct
+import sys
+import time
+
+import whimbrel
+
+# Of a length that nothing else is a multiple of, so that no byte is taken for a later one.
+PATTERN = b"".join(hashlib.sha256(b"%d" % number).digest() for number in range(2048))[:65521]
+DATAGRAM = 100
+PATIENCE = 20
+
+
+def pattern(position, length):
+    start = position % len(PATTERN)
+    repeated = PATTERN * ((start + length) // len(PATTERN) + 1)
+    return repeated[start : start + length]
+
+
+def datagram(number):
+    return pattern(number * DATAGRAM, DATAGRAM)
+
+
+class Talk:
+    """A socket, and how far each end has come."""
+
+    def __init__(self, sock, said=0, heard=0):
+        self.sock, self.said, self.heard = sock, said, heard
+        sock.settimeout(PATIENCE)
+
+    def datagrams(self):
+        return self.sock.type == socket.SOCK_DGRAM
+
+
+class Program:
+    def __init__(self):
+        self.talks, self.servers = {}, {}
+
+    def listen(self, address, port="0", backlog="16"):
+        """Listens, for IPv4 as well if the address is that of nobody in IPv6."""
+        server = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+        if address == "::":
+            server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind((address, int(port)))
+        server.listen(int(backlog))
+        server.settimeout(PATIENCE)
+        self.servers["server"] = server
+        return server.getsockname()[1]
+
+    def accept(self, name):
+        self.talks[name] = Talk(self.servers["server"].accept()[0])
+        return "x"
+
+    def connect(self, name, host, port):
+        sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        # It reads little before it is asked to, so that much is left with the other end.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32768)
+        self.talks[name] = Talk(sock)
+        sock.connect((host, int(port)))
+        return sock.getsockname()[1]
+
+    def bind(self, name, host, port="0"):
+        """A UDP socket."""
+        sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM)
+        sock.bind((host, int(port)))
+        self.talks[name] = Talk(sock)
+        return sock.getsockname()[1]
+
+    def aim(self, name, host, port):
+        """Connects a UDP socket."""
+        sock = self.talks[name].sock
+        mapped = sock.family == socket.AF_INET6 and ":" not in host
+        sock.connect(("::ffff:" + host if mapped else host, int(port)))
+        return "x"
+
+    def say(self, name, count):
+        talk = self.talks[name]
+        if talk.datagrams():
+            for number in range(talk.said, talk.said + int(count)):
+                talk.sock.send(datagram(number))
+        else:
+            talk.sock.sendall(pattern(talk.said, int(count)))
+        talk.said += int(count)
+        return talk.said
+
+    def fill(self, name):
+        """Says as much as goes without the other end reading any."""
+        talk = self.talks[name]
+        talk.sock.setblocking(False)
+        try:
+            while True:
+                talk.said += talk.sock.send(pattern(talk.said, 65536))
+        except BlockingIOError:
+            pass
+        talk.sock.settimeout(PATIENCE)
+        return talk.said
+
+    def hear(self, name, until):
+        """Reads up to a position, or so many datagrams."""
+        talk = self.talks[name]
+        while talk.heard < int(until):
+            wanted = DATAGRAM if talk.datagrams() else int(until) - talk.heard
+            got = talk.sock.recv(min(wanted, 1 << 20) + talk.datagrams())
+            if not got:
+                raise EOFError(f"it has ended after {talk.heard}")
+            right = datagram(talk.heard) if talk.datagrams() else pattern(talk.heard, len(got))
+            if got != right:
+                raise ValueError(f"what came after {talk.heard} is something else")
+            talk.heard += 1 if talk.datagrams() else len(got)
+        return talk.heard
+
+    def silent(self, name):
+        """Nothing waits to be read."""
+        sock = self.talks[name].sock
+        sock.setblocking(False)
+        try:
+            got = sock.recv(65536)
+        except BlockingIOError:
+            sock.settimeout(PATIENCE)
+            return "x"
+        raise ValueError(f"{len(got)} bytes were there")
+
+    def waiting(self, name):
+        """Waits until something can be read, and reads nothing."""
+        self.talks[name].sock.recv(1, socket.MSG_PEEK)
+        return "x"
+
+    def urge(self, name):
+        self.talks[name].sock.send(b"!", socket.MSG_OOB)
+        return "x"
+
+    def urged(self, name):
+        """Reads urgent data as soon as it is there."""
+        until = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return self.talks[name].sock.recv(1, socket.MSG_OOB).decode()
+            except OSError as error:
+                if time.monotonic() > until or error.errno not in (errno.EINVAL, errno.EAGAIN):
+                    raise
+                time.sleep(0.01)
+
+    def ulp(self, name):
+        """Has the kernel encrypt it, as far as that needs no keys yet."""
+        self.talks[name].sock.setsockopt(socket.IPPROTO_TCP, 31, b"tls")
+        return "x"
+
+    def finish(self, name):
+        self.talks[name].sock.shutdown(socket.SHUT_WR)
+        return "x"
+
+    def over(self, name):
+        """The other end says no more."""
+        if got := self.talks[name].sock.recv(65536):
+            raise ValueError(f"{len(got)} bytes came instead of the end")
+        return "x"
+
+    def close(self, name):
+        self.talks.pop(name).sock.close()
+        return "x"
+
+    def state(self, name, wanted):
+        """Waits for a state of TCP (include/net/tcp_states.h)."""
+        until = time.monotonic() + PATIENCE
+        while True:
+            (now,) = struct.unpack_from("B", self.talks[name].sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 8))
+            if now == int(wanted):
+                return now
+            if time.monotonic() > until:
+                raise ValueError(f"it is in state {now}")
+            time.sleep(0.01)
+
+    def name(self, name):
+        host, port = self.talks[name].sock.getsockname()[:2]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def at(self, name):
+        talk = self.talks[name]
+        return f"{talk.said} {talk.heard}"
+
+    def receive(self, label):
+        self.receiver = whimbrel.Receiver(label)
+        return "x"
+
+    def take(self, name, said, heard):
+        """Goes on with a socket that comes."""
+        received = self.receiver.receive(timeout=PATIENCE)
+        self.talks[name] = Talk(received.socket, int(said), int(heard))
+        return "x"
+
+
+def main():
+    program = Program()
+    for line in sys.stdin:
+        name, *arguments = line.split()
+        try:
+            print("did", name, getattr(program, name)(*arguments), flush=True)
+        except OSError as error:
+            print("failed", name, errno.errorcode.get(error.errno, "?"), error.strerror or error, flush=True)
+        except (ValueError, EOFError, KeyError) as error:
+            print("failed", name, error, flush=True)
+
+
+main()
