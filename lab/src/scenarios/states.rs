@@ -17,6 +17,12 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         |lab| states(lab, false),
     ),
     scenario("moved-states-direct", "the same with a far end that runs Whimbrel", |lab| states(lab, true)),
+    scenario(
+        "moved-datagrams",
+        "connected UDP sockets of IPv4, IPv6 and IPv4 in an IPv6 socket move with what was not read, and back; their far end runs nothing",
+        |lab| datagrams(lab, false),
+    ),
+    scenario("moved-datagrams-direct", "the same with a far end that runs Whimbrel", |lab| datagrams(lab, true)),
 ];
 
 const PROGRAM: &str = include_str!("states/program.py");
@@ -158,4 +164,36 @@ fn states(lab: &mut Lab, far_runs: bool) -> Result<()> {
         }
     }
     three.world.no_resets()
+}
+
+fn datagrams(lab: &mut Lab, far_runs: bool) -> Result<()> {
+    let three = Three::new(lab, far_runs)?;
+    let mut ends = Ends::start(&three)?;
+    ends.near.does("receive home")?;
+    for (name, listen, to) in families(&three)? {
+        step(name);
+        let at = &three.world.at;
+        let from = if to.is_ipv4() { at.ipv4()? } else { at.ipv6()? };
+        let port = ends.near.does(&format!("bind {name} {listen}"))?;
+        let far_port = ends.far.does(&format!("bind {name} {from}"))?;
+        ends.near.does(&format!("aim {name} {from} {far_port}"))?;
+        ends.far.does(&format!("aim {name} {to} {port}"))?;
+        ends.play(&["far say 2", "near hear 2", "near say 2", "far hear 2"], name, false)?;
+        introduced(&three, &mut ends, name)?;
+        ends.play(&["far say 5", "near waiting"], name, false)?;
+        ends.moves(&three, name)?;
+        ends.play(&["near hear 7", "near say 5", "far hear 7", "far say 5", "near hear 12"], name, true)?;
+        step("and back");
+        // Its port is the other program's as long as that has what is left of its own socket.
+        ends.near.does(&format!("close {name}"))?;
+        ends.play(&["far say 5", "near waiting"], name, true)?;
+        let far = ends.far.does(&format!("name {name}"))?;
+        let at = ends.next.does(&format!("at {name}"))?;
+        three.acceptor_daemon.cli(&["move", &far, "--to", "desk", "--process", "home"])?;
+        ends.near.does(&format!("take {name} {at}"))?;
+        ends.play(&["near hear 17", "near say 5", "far hear 12", "far say 5", "near hear 22"], name, false)?;
+        ends.play(&["near close", "far close"], name, false)?;
+        ends.next.does(&format!("close {name}"))?;
+    }
+    Ok(())
 }
