@@ -640,6 +640,8 @@ impl Node {
             self.op(KernelOp::RemoveTunnelKeys { receive_index }, Some(Asked::Effect("dropping tunnel keys")));
         }
         self.by_index.insert(index, id);
+        // The peer may introduce flows before its first word is read here: the programs would read those.
+        self.listen_in_new_session(now, id);
         let op = KernelOp::AddTunnelKeys { peer: id, receive_index: index, keys, aes };
         self.op(op, Some(Asked::State("adding tunnel keys", State::Keys(id))));
         if let Some(payload) = answer {
@@ -736,9 +738,7 @@ impl Node {
         if shown {
             self.put_binding_in_force(now, id);
         }
-        if self.peers.get(&id).is_some_and(|peer| peer.is_listened_for(now)) {
-            self.refresh_listening(now);
-        }
+        self.listen_in_new_session(now, id);
         self.sweep_later(now);
         if let Some(update) = self.peers.get_mut(&id).and_then(|peer| peer.update.as_mut()) {
             // The session was wanted for this.

@@ -89,6 +89,13 @@ impl Node {
         self.sweep_later(now);
     }
 
+    /// There is another session with a peer, or might be. It may be one that introductions are looked for of.
+    pub(crate) fn listen_in_new_session(&mut self, now: Time, id: PeerId) {
+        if self.peers.get(&id).is_some_and(|peer| peer.is_listened_for(now)) {
+            self.refresh_listening(now);
+        }
+    }
+
     pub(crate) fn handle_introduction_ready(&mut self, now: Time, id: PeerId, tag: u32) {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         if peer.introductions.tag == tag {

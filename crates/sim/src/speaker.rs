@@ -240,8 +240,19 @@ impl Speaker {
     /// # Panics
     /// There is no session.
     pub fn inject(&self, world: &mut World, tuple: FlowTuple, flow: Option<(FlowId, usize)>, nonce: u64) {
-        let index = self.session.as_ref().expect("a session").remote_index();
-        let body = Body::Introduction { index, nonce, flow };
+        self.inject_in(world, self.session.as_ref().expect("a session"), tuple, flow, nonce);
+    }
+
+    /// The same in another of its sessions with the peer.
+    pub fn inject_in(
+        &self,
+        world: &mut World,
+        session: &Session,
+        tuple: FlowTuple,
+        flow: Option<(FlowId, usize)>,
+        nonce: u64,
+    ) {
+        let body = Body::Introduction { index: session.remote_index(), nonce, flow };
         self.launch(world, tuple.local, tuple.remote, body, tuple.transport);
     }
 

@@ -2,13 +2,13 @@
 
 use std::net::IpAddr;
 
-use whimbrel_ipc::ConnectionState;
+use whimbrel_ipc::{Connection, ConnectionState};
 
 use super::library::Program;
 use super::relocation::Three;
 use super::world::{LONG, step};
 use super::{Scenario, scenario};
-use crate::{Lab, Result, expect, wait_for};
+use crate::{Lab, Result, Whimbrel, expect, wait_for};
 
 pub(super) const SCENARIOS: &[Scenario] = &[
     scenario(
@@ -128,15 +128,16 @@ fn families(three: &Three) -> Result<[(&'static str, String, IpAddr); 3]> {
     Ok([("v4", v4.to_string(), v4), ("v6", v6.to_string(), v6), ("mapped", "::".to_owned(), v4)])
 }
 
-/// Waits until the far end's daemon, where there is one, knows who is at the other end of a connection.
+/// Waits until the daemons of both ends, where the far one has one, know who is at the other end of a connection.
 fn introduced(three: &Three, ends: &mut Ends, name: &str) -> Result<()> {
     let Some(daemon) = &three.far_daemon else { return Ok(()) };
-    let local = ends.far.does(&format!("name {name}"))?;
-    let what = format!("the connection from {local} is introduced");
-    wait_for(LONG, &what, || {
-        let is = |c: &whimbrel_ipc::Connection| c.flow.local.to_string() == local && c.state == ConnectionState::Native;
-        Ok(daemon.connections()?.iter().any(is).then_some(()))
-    })
+    let far = ends.far.does(&format!("name {name}"))?;
+    let native = |daemon: &Whimbrel| -> Result<bool> {
+        let has = |c: &Connection| [c.flow.local, c.flow.remote].iter().any(|end| end.to_string() == far);
+        Ok(daemon.connections()?.iter().any(|c| has(c) && c.state == ConnectionState::Native))
+    };
+    let what = format!("the connection from {far} is introduced");
+    wait_for(LONG, &what, || Ok((native(daemon)? && native(&three.donor_daemon)?).then_some(())))
 }
 
 fn states(lab: &mut Lab, far_runs: bool) -> Result<()> {

@@ -90,6 +90,28 @@ fn datagram_flows_without_sockets_leave_nothing_behind() {
 }
 
 #[test]
+fn no_program_reads_an_introduction_in_a_session_that_is_new() {
+    // Who said once that it looks for introductions looks for those of later sessions too, from when the peer may have them.
+    let mut world = World::new(704);
+    let [den, far] = std::array::from_fn(|_| world.network(Access::Open));
+    let (server, other) = (world.host("server"), world.bare_host("other"));
+    world.at_mut(other).collects = true;
+    world.attach(server, far, "10.9.0.1");
+    world.attach(other, den, "10.66.0.1");
+    let mut speaker = Speaker::new(other, den, address("10.66.0.1"), address("10.9.0.1"));
+    speaker.meet(&mut world);
+    world.at_mut(other).listen(speaker.index());
+    let flow = world.connect_from(other, 5353, NAMES, Transport::Udp);
+    let key = world.at(server).public_key();
+    let session = speaker.meet_in_silence(&mut world, key);
+    let tuple = world.flow(flow).tuples[0];
+    speaker.inject_in(&mut world, &session, tuple, Some((flow, 0)), 0x77);
+    world.run_for(Duration::from_millis(50));
+    assert!(world.at(server).consumed.contains(&0x77));
+    world.check_except(&[Kind::Storm]);
+}
+
+#[test]
 fn the_end_of_a_datagram_flow_is_told() {
     // P-35: whichever end closes first, whatever is lost of the word, whether or not it has moved, and whichever daemon
     // was started anew meanwhile.
