@@ -491,6 +491,24 @@ fn urgent_data_that_was_not_read_is_a_reason_to_wait() {
 }
 
 #[test]
+fn an_urgent_byte_that_was_read_out_of_turn_is_passed_over() {
+    for before in [&b""[..], b"before"] {
+        let three = Three::new(PLANS[0]);
+        let (near, mut far) = three.connect();
+        far.write_all(before).unwrap();
+        rustix::net::send(&far, b"!", rustix::net::SendFlags::OOB).unwrap();
+        let mut urgent = [0];
+        wait("it has been read", || {
+            rustix::net::recv(near.as_fd(), &mut urgent[..], rustix::net::RecvFlags::OOB).is_ok()
+        });
+        three.hold();
+        let (mut moved, _) = three.move_over(near.into());
+        assert_eq!(read_exactly(&mut moved, before.len()), before);
+        hosts::exchange(&mut moved, &mut far);
+    }
+}
+
+#[test]
 fn a_target_that_lacks_the_address_leaves_nothing_behind() {
     let three = Three::new(PLANS[0]);
     let (mut near, mut far) = three.connect();

@@ -23,6 +23,11 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         |lab| datagrams(lab, false),
     ),
     scenario("moved-datagrams-direct", "the same with a far end that runs Whimbrel", |lab| datagrams(lab, true)),
+    scenario(
+        "unmovable",
+        "connections that cannot move, and hosts that do not take them: each stays, says why, and goes on",
+        unmovable,
+    ),
 ];
 
 const PROGRAM: &str = include_str!("states/program.py");
@@ -167,6 +172,15 @@ fn states(lab: &mut Lab, far_runs: bool) -> Result<()> {
     three.world.no_resets()
 }
 
+/// A command that moves a connection is told why that stays.
+fn stays(daemon: &Whimbrel, command: &[&str], why: &str) -> Result<()> {
+    let output =
+        daemon.host().command(daemon.binary()).arg("--run-dir").arg(daemon.run_dir()).args(command).output()?;
+    let told = String::from_utf8_lossy(&output.stdout);
+    expect!(!output.status.success() && told.contains("stays here") && told.contains(why), "not `{why}`: {told}");
+    Ok(())
+}
+
 fn datagrams(lab: &mut Lab, far_runs: bool) -> Result<()> {
     let three = Three::new(lab, far_runs)?;
     let mut ends = Ends::start(&three)?;
@@ -185,16 +199,80 @@ fn datagrams(lab: &mut Lab, far_runs: bool) -> Result<()> {
         ends.moves(&three, name)?;
         ends.play(&["near hear 7", "near say 5", "far hear 7", "far say 5", "near hear 12"], name, true)?;
         step("and back");
+        let far = ends.far.does(&format!("name {name}"))?;
+        let back = ["move", &far, "--to", "desk", "--process", "home"];
         // Its port is the other program's as long as that has what is left of its own socket.
+        stays(&three.acceptor_daemon, &back, "taken on the other host")?;
         ends.near.does(&format!("close {name}"))?;
         ends.play(&["far say 5", "near waiting"], name, true)?;
-        let far = ends.far.does(&format!("name {name}"))?;
         let at = ends.next.does(&format!("at {name}"))?;
-        three.acceptor_daemon.cli(&["move", &far, "--to", "desk", "--process", "home"])?;
+        three.acceptor_daemon.cli(&back)?;
         ends.near.does(&format!("take {name} {at}"))?;
         ends.play(&["near hear 17", "near say 5", "far hear 12", "far say 5", "near hear 22"], name, false)?;
         ends.play(&["near close", "far close"], name, false)?;
         ends.next.does(&format!("close {name}"))?;
     }
     Ok(())
+}
+
+/// Multipath TCP (linux/in.h).
+const MPTCP: &str = "262";
+
+fn unmovable(lab: &mut Lab) -> Result<()> {
+    let three = Three::new(lab, false)?;
+    let mut ends = Ends::start(&three)?;
+    let to = three.world.at_server.ipv4()?;
+    let port = ends.near.does(&format!("listen {to}"))?;
+    let open = |ends: &mut Ends, name: &str, port: &str, protocol: &str| -> Result<String> {
+        ends.far.does(&format!("connect {name} {to} {port} {protocol}"))?;
+        ends.near.does(&format!("accept {name}"))?;
+        ends.far.does(&format!("name {name}"))
+    };
+    let to_guest = |far: &str| ["move", far, "--to", "guest", "--process", "states"].map(str::to_owned);
+    let refused = |far: &str, why: &str| {
+        let command = to_guest(far);
+        stays(&three.donor_daemon, &command.each_ref().map(String::as_str), why)
+    };
+
+    step("urgent data that was not read; it moves once that is");
+    let far = open(&mut ends, "urgent", &port, "0")?;
+    ends.play(&["far say 1000", "near hear 1000", "far urge"], "urgent", false)?;
+    wait_for(LONG, "the urgent data is there", || Ok(refused(&far, "urgent data").is_ok().then_some(())))?;
+    ends.play(&["near urged", "near say 1000", "far hear 1000"], "urgent", false)?;
+    ends.moves(&three, "urgent")?;
+    ends.play(&["near say 1000", "far hear 2000", "far say 1000", "near hear 2000"], "urgent", true)?;
+
+    step("one that its program has closed, with data unsent");
+    let far = open(&mut ends, "closed", &port, "0")?;
+    ends.play(&["near fill"], "closed", false)?;
+    let said = ends.near.does("at closed")?;
+    let said = said.split(' ').next().unwrap_or_default();
+    ends.play(&["near close"], "closed", false)?;
+    refused(&far, "no process of this host has it open any more")?;
+    ends.far.does(&format!("hear closed {said}"))?;
+    ends.play(&["far over", "far close"], "closed", false)?;
+
+    step("Multipath TCP");
+    let many = ends.near.does(&format!("listen {to} 0 16 {MPTCP}"))?;
+    let far = open(&mut ends, "multipath", &many, MPTCP)?;
+    ends.play(&["far say 1000", "near hear 1000"], "multipath", false)?;
+    refused(&far, "Multipath TCP")?;
+    let told = ends.near.fails("give multipath guest")?;
+    expect!(told.starts_with("EPROTONOSUPPORT"), "{told}");
+    ends.play(&["near say 1000", "far hear 1000", "near finish", "far over", "far finish"], "multipath", false)?;
+
+    step("what is no socket, or none of a connection");
+    for (what, why) in [("pipe", "ENOTSOCK"), ("unix", "EPROTONOSUPPORT"), ("raw", "EPROTONOSUPPORT")] {
+        let told = ends.near.fails(&format!("give {what} guest"))?;
+        expect!(told.starts_with(why), "{what}: {told}");
+    }
+
+    step("hosts that are strangers, and who was a friend");
+    let name = "stranger";
+    let port = ends.near.does(&format!("listen {to}"))?;
+    let far = open(&mut ends, name, &port, "0")?;
+    three.donor_daemon.cli(&["community", "revoke", "guest"])?;
+    refused(&far, "does not belong to this host's community")?;
+    ends.play(&["near say 1000", "far hear 1000", "far say 1000", "near hear 1000"], name, false)?;
+    three.world.no_resets()
 }

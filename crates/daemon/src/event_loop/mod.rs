@@ -21,7 +21,7 @@ use whimbrel_kernel::peer_route::PeerRoutes;
 use whimbrel_kernel::signals::{Signal, Signals};
 use whimbrel_kernel::sock_diag::SockDiag;
 use whimbrel_kernel::stand_in::Seen;
-use whimbrel_protocol::{Event, Node, PeerId, Time};
+use whimbrel_protocol::{Event, MoveOp, Node, PeerId, Time};
 use whimbrel_wire::FlowTuple;
 
 use requests::{Answers, Suspending};
@@ -368,7 +368,14 @@ impl EventLoop {
                 quiet = false;
                 // Without what it carries, which may be all that a socket has not sent yet.
                 let ((op_of, number), begun) = (op.kind(), clock::monotonic());
+                let given = match &op {
+                    MoveOp::Freeze { name, .. } | MoveOp::Dump { name } => Some(*name),
+                    _ => None,
+                };
                 let result = self.effects.carry_out_move(now, op);
+                if let (Some(name), Err(failed)) = (given, &result) {
+                    self.note_unmovable(&name, failed);
+                }
                 let (at_us, took_us) = (begun.as_micros(), (clock::monotonic() - begun).as_micros());
                 tracing::debug!(number, at_us, took_us, done = result.is_ok(), "move: {op_of}");
                 self.node.handle_move_done(now, id, result);

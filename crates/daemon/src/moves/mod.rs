@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use whimbrel_handshake::PublicKey;
 use whimbrel_ipc::{Code, Failure, Kept, MAX_RECEIVER, Moved, PeerName, Received, Reply, State, Uuid};
-use whimbrel_protocol::{Gift, MoveEvent, MoveName, Refusal};
+use whimbrel_protocol::{Gift, MoveEvent, MoveFailed, MoveName, Refusal};
 use whimbrel_wire::snapshot::{Family, Luggage};
 use whimbrel_wire::{FlowTuple, Transport};
 
@@ -35,6 +35,8 @@ struct Job {
     client: ClientId,
     flow: FlowTuple,
     uuid: Uuid,
+    /// What the kernel said of its socket, where that could not be written down.
+    unmovable: Option<String>,
 }
 
 impl EventLoop {
@@ -138,7 +140,7 @@ impl EventLoop {
         match self.node.give_socket(now, gift) {
             Ok(name) => {
                 let uuid = Uuid::from_bytes(uuid);
-                self.moves.jobs.insert(name, Job { client: id, flow, uuid });
+                self.moves.jobs.insert(name, Job { client: id, flow, uuid, unmovable: None });
             }
             Err(why) => {
                 self.effects.return_socket(now, &flow);
@@ -186,6 +188,13 @@ impl EventLoop {
         }
     }
 
+    /// A socket could not be frozen, or not be written down. The node knows of it by a number only.
+    pub(crate) fn note_unmovable(&mut self, name: &MoveName, failed: &MoveFailed) {
+        if let Some(job) = self.moves.jobs.get_mut(name) {
+            job.unmovable.get_or_insert_with(|| failed.sentence.clone());
+        }
+    }
+
     /// What has become of a move.
     pub(crate) fn note_move(&mut self, event: MoveEvent) {
         let now = clock::now();
@@ -205,10 +214,11 @@ impl EventLoop {
             MoveEvent::Kept { name, why } => {
                 let job = self.moves.jobs.remove(name);
                 let flow = job.as_ref().map(|job| job.flow);
-                let reason = sentence(*why);
+                let unmovable = job.as_ref().and_then(|job| job.unmovable.clone());
+                let reason = unmovable.unwrap_or_else(|| sentence(*why).to_owned());
                 if let Some(Job { client, flow, uuid, .. }) = job {
                     self.effects.return_socket(now, &flow);
-                    self.say_kept(client, flow, *uuid.as_bytes(), reason);
+                    self.say_kept(client, flow, *uuid.as_bytes(), &reason);
                 }
                 Told::of_socket("socket-kept", flow, format!("stays here: {reason}"))
             }

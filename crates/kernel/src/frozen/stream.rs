@@ -164,8 +164,9 @@ pub(super) fn is_frozen(fd: BorrowedFd<'_>) -> bool {
     get_int(fd, TCP_REPAIR).is_ok_and(|repair| repair != 0)
 }
 
-/// Whether urgent data has arrived that the program has not read, or has read before what came first: the queue can be looked at as
-/// far as its mark only (`tcp_poll`, `tcp_inq`).
+/// Whether urgent data has arrived that the program has not read, or has read before what came first and what came behind it: the queue
+/// can be looked at as far as its mark only (`tcp_poll`, `tcp_inq`). A byte that was read out of turn and is the last needs nothing: it is
+/// passed over, as the kernel would.
 fn urgent(fd: BorrowedFd<'_>) -> Result<bool, Error> {
     let mut polled = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::PRI)];
     let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -183,7 +184,7 @@ fn urgent(fd: BorrowedFd<'_>) -> Result<bool, Error> {
     set(fd, SO_OOBINLINE, &1i32)?;
     let all = unread();
     set(fd, SO_OOBINLINE, &inline)?;
-    Ok(all? != to_mark)
+    Ok(all?.saturating_sub(to_mark) > 1)
 }
 
 fn state_of(info: &Info) -> Result<StreamState, Unmovable> {

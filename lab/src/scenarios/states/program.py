@@ -43,9 +43,10 @@ class Program:
     def __init__(self):
         self.talks, self.servers = {}, {}
 
-    def listen(self, address, port="0", backlog="16"):
+    def listen(self, address, port="0", backlog="16", protocol="0"):
         """Listens, for IPv4 as well if the address is that of nobody in IPv6."""
-        server = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        server = socket.socket(family, socket.SOCK_STREAM, int(protocol))
         if address == "::":
             server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -59,10 +60,10 @@ class Program:
         self.talks[name] = Talk(self.servers["server"].accept()[0])
         return "x"
 
-    def connect(self, name, host, port):
-        sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-        # It reads little before it is asked to, so that much is left with the other end.
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32768)
+    def connect(self, name, host, port, protocol="0"):
+        sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, int(protocol))
+        # It takes less than any socket sends without being acknowledged, so that something is left with the other end.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
         self.talks[name] = Talk(sock)
         sock.connect((host, int(port)))
         return sock.getsockname()[1]
@@ -138,20 +139,13 @@ class Program:
         return "x"
 
     def urged(self, name):
-        """Reads urgent data as soon as it is there."""
-        until = time.monotonic() + PATIENCE
-        while True:
-            try:
-                return self.talks[name].sock.recv(1, socket.MSG_OOB).decode()
-            except OSError as error:
-                if time.monotonic() > until or error.errno not in (errno.EINVAL, errno.EAGAIN):
-                    raise
-                time.sleep(0.01)
-
-    def ulp(self, name):
-        """Has the kernel encrypt it, as far as that needs no keys yet."""
-        self.talks[name].sock.setsockopt(socket.IPPROTO_TCP, 31, b"tls")
-        return "x"
+        """Reads the urgent byte that is there."""
+        sock = self.talks[name].sock
+        # With a time-out it would first be waited for other bytes.
+        sock.setblocking(False)
+        got = sock.recv(1, socket.MSG_OOB)
+        sock.settimeout(PATIENCE)
+        return got.decode()
 
     def finish(self, name):
         self.talks[name].sock.shutdown(socket.SHUT_WR)
@@ -185,6 +179,19 @@ class Program:
     def at(self, name):
         talk = self.talks[name]
         return f"{talk.said} {talk.heard}"
+
+    def give(self, what, to):
+        """Hands something over that may be no socket of a connection."""
+        if what == "pipe":
+            with open("/dev/null", "rb") as file:
+                whimbrel.give(file, to)
+        elif what == "unix":
+            whimbrel.give(socket.socketpair()[0], to)
+        elif what == "raw":
+            whimbrel.give(socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP), to)
+        else:
+            whimbrel.give(self.talks[what].sock, to)
+        return "x"
 
     def receive(self, label):
         self.receiver = whimbrel.Receiver(label)

@@ -2,16 +2,17 @@
 
 use std::net::IpAddr;
 
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use whimbrel_datapath::Toward;
 use whimbrel_kernel::endpoint;
 use whimbrel_kernel::frozen::Frozen;
 use whimbrel_protocol::{FlowEntry, LocalEnd, MoveFailed, MoveName, Refusal, Request, Time};
-use whimbrel_wire::FlowTuple;
-use whimbrel_wire::snapshot::{Body, Luggage, Snapshot};
+use whimbrel_wire::snapshot::{Body, Family, Luggage, Snapshot};
+use whimbrel_wire::{FlowTuple, Transport};
 
 use super::donor::is_of;
-use super::{Arrived, Relocation, failed, refused, unmovable};
-use crate::effects::{Effects, own_addresses};
+use super::{Arrived, Relocation, failed, refusal_of, refused, unmovable};
+use crate::effects::{Effects, Failure, own_addresses};
 
 /// A socket that is coming.
 #[derive(Debug)]
@@ -46,30 +47,22 @@ impl Effects {
         if !is_of(family, address) {
             return Err(failed(Refusal::BadSnapshot, &"an IPv4 socket with an IPv6 address"));
         }
+        is_there(family)?;
         let own = own_addresses(&self.network).contains(&address);
         let endpoint = (!own).then_some(address);
         if let Some(address) = endpoint {
             let Self { relocation: Relocation { endpoints, .. }, datapath, routes, .. } = self;
-            endpoints.need(address, datapath, routes).map_err(|failure| failed(Refusal::NoRights, &failure))?;
+            endpoints.need(address, datapath, routes).map_err(|failure| match failure {
+                Failure::Kernel(error) => refused(&error, Refusal::NoRights),
+                other => failed(Refusal::NoRights, &other),
+            })?;
         }
         self.relocation.taken.insert(name, Taken { flow: tuple, receiver, endpoint, frozen: None });
         self.make_ready(now)
     }
 
     pub(super) fn rebuild(&mut self, name: MoveName, request: &Request, snapshot: &[u8]) -> Result<(), MoveFailed> {
-        let snapshot = Snapshot::decode(snapshot).map_err(|why| failed(Refusal::BadSnapshot, &why))?;
-        let remote = match &snapshot.body {
-            Body::Stream(stream) => Some(stream.remote),
-            Body::Datagram(datagrams) => datagrams.remote,
-            Body::Listening { .. } => None,
-        };
-        // Nothing else was asked for, and nothing else is bound to the ticket.
-        if snapshot.local != request.tuple.local
-            || remote != Some(request.tuple.remote)
-            || snapshot.family != request.family
-        {
-            return Err(failed(Refusal::BadSnapshot, &"it is the snapshot of another socket than was announced"));
-        }
+        let snapshot = announced(request, snapshot)?;
         let Relocation { taken, endpoints, ports, .. } = &mut self.relocation;
         let gone = || failed(Refusal::NotRestored, &"nobody has asked for it");
         let of = taken.get_mut(&name).ok_or_else(gone)?;
@@ -175,6 +168,117 @@ impl Effects {
         let Self { relocation: Relocation { endpoints, .. }, datapath, .. } = self;
         if let Err(error) = endpoints.release(address, datapath) {
             tracing::warn!(%address, %error, "what is left of a namespace stays");
+        }
+    }
+}
+
+/// Whether this host has a family at all.
+fn is_there(family: Family) -> Result<(), MoveFailed> {
+    let wanted = match family {
+        Family::Ipv4 => AddressFamily::INET,
+        Family::Ipv6 => AddressFamily::INET6,
+    };
+    let made = socket_with(wanted, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
+    made.map(drop).map_err(|error| failed(refusal_of(Some(error.raw_os_error()), Refusal::NotRestored), &error))
+}
+
+/// The snapshot of the socket that was announced.
+fn announced(request: &Request, bytes: &[u8]) -> Result<Snapshot, MoveFailed> {
+    let snapshot = Snapshot::decode(bytes).map_err(|why| failed(Refusal::BadSnapshot, &why))?;
+    let remote = match &snapshot.body {
+        Body::Stream(stream) => Some(stream.remote),
+        Body::Datagram(datagrams) => datagrams.remote,
+        Body::Listening { .. } => None,
+    };
+    let transport = match &snapshot.body {
+        Body::Stream(_) | Body::Listening { .. } => Transport::Tcp,
+        Body::Datagram(_) => Transport::Udp,
+    };
+    let Request { tuple, family, .. } = request;
+    // Nothing else was asked for, and nothing else is bound to the ticket.
+    let same = (transport, snapshot.local, snapshot.family) == (tuple.transport, tuple.local, *family);
+    if !same || remote != Some(tuple.remote) {
+        return Err(failed(Refusal::BadSnapshot, &"it is the snapshot of another socket than was announced"));
+    }
+    Ok(snapshot)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use whimbrel_wire::snapshot::{Datagrams, MAX_LEN, Queued};
+
+    fn request() -> Request {
+        let tuple = FlowTuple {
+            transport: Transport::Udp,
+            local: "192.0.2.1:53".parse().expect("an endpoint"),
+            remote: "198.51.100.7:4000".parse().expect("an endpoint"),
+        };
+        Request {
+            holder: [1; 32],
+            holder_at: tuple.remote,
+            flow: 9,
+            tuple,
+            family: Family::Ipv4,
+            size: 100,
+            options: Vec::new(),
+            receiver: Vec::new(),
+        }
+    }
+
+    fn snapshot(change: impl FnOnce(&mut Snapshot)) -> Vec<u8> {
+        let Request { tuple, family, .. } = request();
+        let queue = vec![Queued { from: tuple.remote, bytes: b"asked".to_vec() }];
+        let body = Body::Datagram(Datagrams { remote: Some(tuple.remote), queue });
+        let mut snapshot = Snapshot { family, local: tuple.local, body, options: Vec::new(), luggage: None };
+        change(&mut snapshot);
+        let mut bytes = Vec::new();
+        snapshot.encode(&mut bytes);
+        bytes
+    }
+
+    fn refused(bytes: &[u8]) -> String {
+        let failed = announced(&request(), bytes).expect_err("it is taken");
+        assert_eq!(failed.refusal, Refusal::BadSnapshot);
+        failed.sentence
+    }
+
+    #[test]
+    fn a_snapshot_that_is_damaged_newer_or_too_large_is_refused() {
+        let right = snapshot(|_| ());
+        assert!(announced(&request(), &right).is_ok());
+        for length in 0..right.len() {
+            refused(&right[..length]);
+        }
+        let with = |at: usize, bytes: &[u8]| {
+            let mut other = right.clone();
+            other[at..at + bytes.len()].copy_from_slice(bytes);
+            refused(&other)
+        };
+        assert!(with(0, b"ELF").contains("no snapshot"));
+        assert!(with(4, &[0, 2]).contains("version 2"));
+        assert!(with(6, &(MAX_LEN as u32 + 1).to_be_bytes()).contains("at most"));
+        // A record that must be understood, and is of no kind that is known.
+        assert!(with(10, &[0xbf, 0xff]).contains("must not ignore"));
+    }
+
+    #[test]
+    fn a_snapshot_of_another_socket_is_refused() {
+        let elsewhere = "192.0.2.2:53".parse().expect("an endpoint");
+        for forged in [
+            snapshot(|snapshot| snapshot.local = elsewhere),
+            snapshot(|snapshot| snapshot.family = Family::Ipv6),
+            snapshot(|snapshot| snapshot.body = Body::Listening { backlog: 1 }),
+            snapshot(|snapshot| {
+                let Body::Datagram(datagrams) = &mut snapshot.body else { return };
+                datagrams.remote = Some(elsewhere);
+            }),
+            snapshot(|snapshot| {
+                let Body::Datagram(datagrams) = &mut snapshot.body else { return };
+                datagrams.remote = None;
+            }),
+        ] {
+            assert!(refused(&forged).contains("another socket"));
         }
     }
 }
