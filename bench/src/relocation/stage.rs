@@ -39,7 +39,7 @@ impl Far {
 
 pub(super) struct Stage {
     pub(super) far: Host,
-    far_daemon: Option<Whimbrel>,
+    pub(super) far_daemon: Option<Whimbrel>,
     /// The two that give each other sockets.
     pub(super) daemons: [Whimbrel; 2],
     /// Their addresses.

@@ -389,11 +389,6 @@ impl Moves {
         [lanes, limit].into_iter().flatten().min()
     }
 
-    /// Whether there is something for the caller to carry out.
-    fn has_ops(&self) -> bool {
-        !self.ops.is_empty()
-    }
-
     fn poll_op(&mut self) -> Option<(MoveOpId, MoveOp)> {
         self.ops.pop_front()
     }

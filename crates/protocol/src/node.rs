@@ -533,6 +533,7 @@ impl Node {
     pub(crate) fn drop_peer(&mut self, id: PeerId) {
         self.drop_sessions(id);
         let Some(peer) = self.peers.remove(&id) else { return };
+        self.rebound.remove(&id);
         for responding in peer.introductions.responding.values() {
             self.nonces.remove(&responding.nonce);
         }

@@ -173,10 +173,16 @@ impl Node {
     /// What flows of a peer wait for has changed.
     fn flows_wait(&mut self, now: Time, id: PeerId, wait: bool) {
         self.put_binding_in_force(now, id);
-        if !wait && let Some(peer) = self.peers.get(&id) {
-            let due = peer.waiting.woken.map_or(now, |woken| (woken + WAKE_PAUSE).max(now));
-            self.timers.set_earlier(Timer::Wake(id), due);
+        if !wait {
+            self.wake_soon(now, id);
         }
+    }
+
+    /// Flows of a peer go on, or go elsewhere.
+    pub(crate) fn wake_soon(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers.get(&id) else { return };
+        let due = peer.waiting.woken.map_or(now, |woken| (woken + WAKE_PAUSE).max(now));
+        self.timers.set_earlier(Timer::Wake(id), due);
     }
 
     fn event_of_waiting(&mut self, id: PeerId, wait: bool, by_peer: bool, flows: Vec<FlowTuple>) {
@@ -188,7 +194,9 @@ impl Node {
     pub(crate) fn wake_flows(&mut self, now: Time, id: PeerId) {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         peer.waiting.woken = Some(now);
-        self.op(KernelOp::Kick { peer: id, lost: false }, Some(Asked::Effect("waking senders")));
+        // What was under way to another host, whose flows these were, is lost.
+        let lost = self.rebound.remove(&id);
+        self.op(KernelOp::Kick { peer: id, lost }, Some(Asked::Effect("waking senders")));
     }
 
     /// Tells a peer what it is to be told once what this end has done is done, and saved.

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use whimbrel_ipc::ConnectionState;
+use whimbrel_ipc::{Connection, ConnectionState};
 
 use super::world::{LONG, World, site, step};
 use super::{Scenario, scenario};
@@ -92,8 +92,18 @@ fn again(lab: &mut Lab, far_runs: bool) -> Result<()> {
         let gap = far.longest_gap(before)?.map(|(begun, ended)| ended.since(begun)).unwrap_or_default();
         println!("    to {to}: nothing was heard for {:.1} ms", gap.as_secs_f64() * 1e3);
         expect!(gap < SOON * patience(), "the far end heard nothing for {gap:?}");
+        if let Some(far) = far_daemon {
+            straight(far, if number % 2 == 0 { acceptor_daemon } else { donor_daemon })?;
+        }
     }
     world.no_resets()
+}
+
+/// A far end that runs Whimbrel has its connection with the very host that has the socket now, with nobody in between.
+fn straight(far: &Whimbrel, owner: &Whimbrel) -> Result<()> {
+    let key = owner.status()?.public_key;
+    let with = |all: Vec<Connection>| all.iter().any(|found| found.peer.as_ref().is_some_and(|peer| peer.key == key));
+    wait_until(LONG, "the far end is led to the host that has the socket", || far.connections().is_ok_and(with))
 }
 
 fn moved(lab: &mut Lab, far_runs: bool) -> Result<()> {

@@ -11,7 +11,7 @@ use crate::tunnel::TunnelFlow;
 
 impl Effects {
     pub(super) fn install_flow(&mut self, now: Time, flow: FlowTuple, entry: FlowEntry) -> Result<(), Failure> {
-        let toward = self.toward(&flow, &entry);
+        let toward = self.toward(now, &flow, &entry);
         self.datapath.insert_flows(&[(flow, data_plane_entry(&entry, toward))])?;
         self.tunnel.set_flow(tunnel_flow(flow, &entry));
         let before = self.journal.flows().get(&flow);
@@ -42,7 +42,7 @@ impl Effects {
         self.tunnel.remove_flow(&flow);
         self.datapath.remove_flows(&[flow])?;
         if let Some(end) = end {
-            self.release_flow_endpoint(&flow, end);
+            self.release_flow_endpoint(now, &flow, end);
         }
         self.hooks.note_introduced(now, !self.journal.flows().is_empty());
         Ok(())

@@ -109,6 +109,8 @@ pub(crate) struct Effects {
     /// Peers whose senders are woken by one of the ops at hand.
     spared: BTreeSet<PeerId>,
     postponed: Postponed,
+    /// Ops were carried out that change what [`Effects::surroundings`] tells.
+    surroundings_changed: bool,
     /// How often the kernel's state could not be made to fit in a row, and when that is tried again.
     unsettled: Option<(u32, Time)>,
     /// Sockets that the node asked for and was not given yet.
@@ -159,6 +161,7 @@ impl Effects {
             straight: HashMap::new(),
             spared: BTreeSet::new(),
             postponed: Postponed::default(),
+            surroundings_changed: false,
             unsettled: None,
             found: Vec::new(),
             fitting: Fitting::default(),
@@ -198,17 +201,17 @@ impl Effects {
         self.addresses.kept()
     }
 
-    /// Carries out ops in order and gives what came of each.
+    /// Carries out ops in order and gives what came of each. What follows from them for all that is around them is
+    /// [`Effects::follow_up`]'s, so that peers who wait for a result need not wait for that.
     pub(crate) fn carry_out(&mut self, now: Time, ops: Vec<(OpId, KernelOp)>) -> Vec<(OpId, Result<(), OpFailed>)> {
         // One look at the sockets serves all ops that are queued together.
         let mut snapshot = Snapshot::default();
-        let mut surroundings_changed = false;
         let mut results = Vec::with_capacity(ops.len());
         // What is lost is the first that the peers lack: little may go to a path that is not confirmed, and senders that
         // were not stopped would use it up with what comes after.
         self.spared = if self.kick { ops.iter().filter_map(wakes).collect() } else { BTreeSet::new() };
         for (id, op) in ops {
-            surroundings_changed |= matches!(
+            self.surroundings_changed |= matches!(
                 op,
                 KernelOp::SetBinding { .. }
                     | KernelOp::RemoveBinding { .. }
@@ -224,7 +227,7 @@ impl Effects {
             };
             // A sender that is woken must find its way prepared, and be found.
             if let KernelOp::Kick { peer, .. } = op {
-                if std::mem::take(&mut surroundings_changed) {
+                if std::mem::take(&mut self.surroundings_changed) {
                     self.settle_or_retry(now);
                 }
                 self.go_on(now, peer);
@@ -233,7 +236,15 @@ impl Effects {
             let result = self.carry_out_one(now, op, &mut snapshot);
             results.push((id, result.map_err(|failure| OpFailed { sentence: failure.to_string() })));
         }
-        if surroundings_changed {
+        if let Err(error) = self.journal.flush() {
+            tracing::error!(%error, "connections that are introduced now do not outlive this process");
+        }
+        results
+    }
+
+    /// Makes routes, names and sockets fit what was carried out.
+    pub(crate) fn follow_up(&mut self, now: Time) {
+        if std::mem::take(&mut self.surroundings_changed) {
             self.settle_or_retry(now);
         } else if self.names.changed() {
             self.apply_names();
@@ -243,9 +254,8 @@ impl Effects {
         }
         self.help(now);
         if let Err(error) = self.journal.flush() {
-            tracing::error!(%error, "connections that are introduced now do not outlive this process");
+            tracing::error!(%error, "what was stopped for others does not outlive this process");
         }
-        results
     }
 
     /// Takes what was found by the ops that look for sockets.
@@ -599,7 +609,12 @@ impl Effects {
         // A pass over the sockets that is put off is not due meanwhile.
         let fitting = self.fitting.timeout().map(|due| self.postponed.timeout().map_or(due, |until| due.max(until)));
         let own = [self.hooks.timeout(), self.kicks.timeout(), retry, self.next_mtu_look, fitting];
-        let others = [self.deputy.timeout(), self.helping.helpers.poll_timeout(), self.postponed.timeout()];
+        let others = [
+            self.deputy.timeout(),
+            self.helping.helpers.poll_timeout(),
+            self.postponed.timeout(),
+            self.endpoints_timeout(),
+        ];
         own.into_iter().chain(others).flatten().min()
     }
 
@@ -614,6 +629,7 @@ impl Effects {
             tracing::warn!(%failure, "cannot wake senders");
         }
         self.forget_told(now);
+        self.expire_endpoints(now);
         self.deputy.go_on(now);
         self.handle_helpers_timeout(now);
         self.postponed.expire(now);

@@ -360,12 +360,19 @@ impl EventLoop {
             for (id, result) in self.effects.carry_out(now, ops) {
                 self.node.handle_done(now, id, result);
             }
+            // Words that waited for a result.
+            self.transmit();
+            self.effects.follow_up(now);
             for (peer, sockets) in self.effects.take_found() {
                 self.node.handle_sockets(now, peer, &sockets);
             }
             // After all that they rely on.
             while let Some((id, op)) = self.node.poll_move_op() {
                 quiet = false;
+                if matches!(op, MoveOp::Restore { .. }) {
+                    // A socket that comes back here is not to be taken for the one of its name that was ended before.
+                    self.take_in_datapath_events(now);
+                }
                 // Without what it carries, which may be all that a socket has not sent yet.
                 let ((op_of, number), begun) = (op.kind(), clock::monotonic());
                 let given = match &op {

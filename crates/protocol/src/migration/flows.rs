@@ -15,11 +15,14 @@ use super::{At, Moves};
 use crate::Time;
 use crate::flow::{Flow, Origin, Stage};
 use crate::node::Node;
-use crate::op::{FlowEntry, KernelOp, LocalEnd, Places, Waits};
+use crate::op::{FlowEntry, KernelOp, LocalEnd, PeerId, Places, Waits};
 use crate::outcome::Asked;
 use crate::peer::{ASTRAY, CarrierProbe, NOWHERE};
 use crate::ruling::Manner;
 use crate::timer::Timer;
+
+/// The senders of a peer with no more flows than these are woken each time that some are led to it.
+const WOKEN_AT_ONCE: usize = 100;
 
 /// Something that the node's table of flows is to say.
 #[derive(Clone, Debug)]
@@ -96,10 +99,6 @@ impl Node {
             end: if lent.is_some() { LocalEnd::Behind } else { LocalEnd::Here },
         };
         self.install_moved(now, far, entry, Asked::Lead(flow));
-        if entry.end == LocalEnd::Here {
-            // What was under way to the socket's former place is lost.
-            self.rebound.insert(entry.peer);
-        }
         None
     }
 
@@ -201,16 +200,24 @@ impl Node {
         }
     }
 
-    /// Wakes the senders of flows that were bound to other peers meanwhile: once a peer, however many flows there are.
-    pub(super) fn wake_rebound(&mut self) {
-        for peer in std::mem::take(&mut self.rebound) {
-            self.op(KernelOp::Kick { peer, lost: true }, Some(Asked::Effect("waking senders")));
+    /// Wakes the senders of flows that were bound to other peers meanwhile. To look for very many takes as long as to lead hundreds
+    /// elsewhere, so that is done once for all that go to a peer within a while; they send again by themselves a little later.
+    pub(super) fn wake_rebound(&mut self, now: Time) {
+        for id in self.rebound.clone() {
+            match self.peers.get(&id).map_or(0, |peer| peer.flows.len()) {
+                ..=WOKEN_AT_ONCE => self.wake_flows(now, id),
+                _ => self.wake_soon(now, id),
+            }
         }
     }
 
     /// The data plane knows a flow that this host holds, or could not be told.
     pub(crate) fn note_led(&mut self, now: Time, flow: u64, result: Result<(), String>) {
         let terms = self.terms_of(flow);
+        if result.is_ok() {
+            // What was under way to the socket's former place is lost. The new owner hears first.
+            self.rebound.extend(self.led_to(flow));
+        }
         self.with_moves(now, |moves, at| {
             let result = result.and_then(|()| terms.ok_or_else(|| "the flow is over".to_owned()));
             moves.handle_led(at, flow, result);
@@ -230,6 +237,12 @@ impl Node {
     #[must_use]
     pub fn flow_named(&self, flow: u64) -> Option<FlowTuple> {
         self.peers.values().find_map(|peer| peer.named.get(&flow).copied())
+    }
+
+    /// With which peer a flow is one that this host holds, where its end is this host's own.
+    fn led_to(&self, flow: u64) -> Option<PeerId> {
+        let entry = self.flows.get(&self.flow_named(flow)?).and_then(Flow::entry)?;
+        (entry.end == LocalEnd::Here).then_some(entry.peer)
     }
 
     /// How the owner of a flow that this host holds is to go on with it.

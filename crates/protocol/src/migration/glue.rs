@@ -55,12 +55,8 @@ impl Node {
         let mut moves = self.moves.take()?;
         let done = act(&mut moves, At { now, around: &Others { node: self } });
         self.change_flows(now, &mut moves);
-        // Waking the senders of a peer looks at all its flows. Of those that are on their way each is heard of here again.
-        let busy = moves.has_ops();
         self.moves = Some(moves);
-        if !busy {
-            self.wake_rebound();
-        }
+        self.wake_rebound(now);
         self.carry_moves(now);
         Some(done)
     }

@@ -110,16 +110,16 @@ impl Effects {
     pub(super) fn forget_taken(&mut self, now: Time, name: &MoveName) -> Result<(), MoveFailed> {
         self.journal.forget_acceptance(*name);
         if let Some(address) = self.relocation.taken.remove(name).and_then(|of| of.endpoint) {
-            self.release_endpoint(address);
+            self.relocation.endpoints.release(now, address);
         }
         self.make_ready(now)
     }
 
     /// Where the data plane finds this host's end of a flow that is to be known to it.
-    pub(in crate::effects) fn toward(&mut self, flow: &FlowTuple, entry: &FlowEntry) -> Toward {
+    pub(in crate::effects) fn toward(&mut self, now: Time, flow: &FlowTuple, entry: &FlowEntry) -> Toward {
         let before = self.journal.flows().get(flow).map(|before| before.end);
         if let Some(before) = before.filter(|before| *before != entry.end) {
-            self.release_flow_endpoint(flow, before);
+            self.release_flow_endpoint(now, flow, before);
         }
         if entry.end == LocalEnd::Endpoint && before != Some(LocalEnd::Endpoint) {
             let Self { relocation: Relocation { endpoints, .. }, datapath, routes, .. } = self;
@@ -156,18 +156,24 @@ impl Effects {
     }
 
     /// A flow is over, or its end not there any more: with a socket in a namespace of its own, or with another host's socket.
-    pub(in crate::effects) fn release_flow_endpoint(&mut self, flow: &FlowTuple, end: LocalEnd) {
+    pub(in crate::effects) fn release_flow_endpoint(&mut self, now: Time, flow: &FlowTuple, end: LocalEnd) {
         match end {
-            LocalEnd::Endpoint => self.release_endpoint(flow.local.ip()),
+            LocalEnd::Endpoint => self.relocation.endpoints.release(now, flow.local.ip()),
             LocalEnd::Behind => self.release_port(flow),
             LocalEnd::Here => {}
         }
     }
 
-    fn release_endpoint(&mut self, address: IpAddr) {
+    /// When [`Effects::expire_endpoints`] is due.
+    pub(in crate::effects) fn endpoints_timeout(&self) -> Option<Time> {
+        self.relocation.endpoints.timeout()
+    }
+
+    /// Takes down the namespaces that nobody has needed for a while.
+    pub(in crate::effects) fn expire_endpoints(&mut self, now: Time) {
         let Self { relocation: Relocation { endpoints, .. }, datapath, .. } = self;
-        if let Err(error) = endpoints.release(address, datapath) {
-            tracing::warn!(%address, %error, "what is left of a namespace stays");
+        if let Err(error) = endpoints.expire(now, datapath) {
+            tracing::warn!(%error, "what is left of a namespace stays");
         }
     }
 }

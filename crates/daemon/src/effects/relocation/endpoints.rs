@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use whimbrel_datapath::{Datapath, Endpoint as Known, Role, Unknown};
 use whimbrel_kernel::Error;
@@ -11,6 +12,7 @@ use whimbrel_kernel::inject::Injector;
 use whimbrel_kernel::namespace;
 use whimbrel_kernel::route::RouteSocket;
 use whimbrel_kernel::sock_diag::SockDiag;
+use whimbrel_protocol::Time;
 
 use super::Failure;
 
@@ -18,6 +20,9 @@ use super::Failure;
 const MTU: u32 = 1500;
 /// Their names begin so.
 const INTERFACE: &str = "whimbrel-e";
+/// How long one is kept that nobody needs any more. To make one and to take it down holds the kernel's interfaces for tens of milliseconds, which
+/// whoever moves sockets at that moment would wait for; and the next may come soon.
+const LINGER: Duration = Duration::from_secs(10);
 
 /// A namespace and what works in it.
 #[derive(Debug)]
@@ -31,6 +36,8 @@ pub(super) struct Place {
     pub(super) interface: u32,
     /// Moves and flows that need it.
     users: usize,
+    /// When it is taken down, where nobody has needed it for a while. No connection is in it.
+    ends: Option<Time>,
 }
 
 impl Place {
@@ -39,7 +46,7 @@ impl Place {
             let _inside = endpoint.enter()?;
             (Injector::open()?, SockDiag::open()?, Defaults::look()?, namespace::cookie()?)
         };
-        Ok(Self { endpoint, injector, connections, defaults, cookie, interface, users })
+        Ok(Self { endpoint, injector, connections, defaults, cookie, interface, users, ends: None })
     }
 }
 
@@ -55,12 +62,12 @@ impl Endpoints {
     }
 
     pub(super) fn at(&mut self, address: IpAddr) -> Option<&mut Place> {
-        self.places.get_mut(&address)
+        self.places.get_mut(&address).filter(|place| place.ends.is_none())
     }
 
     /// Index of the interface that leads to an address, if it is in a namespace of its own.
     pub(super) fn interface(&self, address: IpAddr) -> Option<u32> {
-        self.places.get(&address).map(|place| place.interface)
+        self.places.get(&address).filter(|place| place.ends.is_none()).map(|place| place.interface)
     }
 
     /// Sees to it that there is one for an address, until as many have [released](Self::release) it.
@@ -72,6 +79,7 @@ impl Endpoints {
     ) -> Result<(), Failure> {
         if let Some(place) = self.places.get_mut(&address) {
             place.users += 1;
+            place.ends = None;
             return Ok(());
         }
         let links = routes.links()?;
@@ -106,17 +114,31 @@ impl Endpoints {
         Ok(())
     }
 
-    /// One user less. Without any it goes, as soon as no program has a socket in it.
-    pub(super) fn release(&mut self, address: IpAddr, datapath: &mut Datapath) -> Result<(), Failure> {
-        let Some(place) = self.places.get_mut(&address) else { return Ok(()) };
+    /// One user less. Without any it goes after a while, as soon as no program has a socket in it.
+    pub(super) fn release(&mut self, now: Time, address: IpAddr) {
+        let Some(place) = self.places.get_mut(&address) else { return };
         place.users = place.users.saturating_sub(1);
-        if place.users > 0 {
-            return Ok(());
+        if place.users == 0 {
+            place.ends = Some(now + LINGER);
         }
-        let Some(place) = self.places.remove(&address) else { return Ok(()) };
-        datapath.follow_namespace(place.cookie, false)?;
-        datapath.remove_endpoint(place.interface)?;
-        datapath.detach(place.interface)?;
-        Ok(())
+    }
+
+    /// When [`Endpoints::expire`] is due.
+    pub(super) fn timeout(&self) -> Option<Time> {
+        self.places.values().filter_map(|place| place.ends).min()
+    }
+
+    /// Takes down those that nobody has needed for a while.
+    ///
+    /// # Errors
+    /// The first; all are tried.
+    pub(super) fn expire(&mut self, now: Time, datapath: &mut Datapath) -> Result<(), Failure> {
+        let due = self.places.extract_if(|_, place| place.ends.is_some_and(|ends| ends <= now));
+        let ended = due.map(|(_, place)| {
+            let followed = datapath.follow_namespace(place.cookie, false);
+            let known = datapath.remove_endpoint(place.interface);
+            followed.and(known).and(datapath.detach(place.interface))
+        });
+        Ok(ended.fold(Ok(()), Result::and)?)
     }
 }
