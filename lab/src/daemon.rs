@@ -31,6 +31,8 @@ struct Surroundings {
     ahead: i64,
     /// It has a network namespace that goes with it.
     apart: bool,
+    /// It has all rights that there are, as it needs to move processes.
+    free: bool,
 }
 
 impl Host {
@@ -53,14 +55,22 @@ impl Host {
         Ok(daemon)
     }
 
+    /// Starts a daemon with all rights that there are, which takes whole processes, and waits until it is ready.
+    pub fn whimbrel_for_processes(&self) -> Result<Whimbrel> {
+        self.whimbrel_in("processes = true\n", Surroundings { free: true, ..Surroundings::default() })
+    }
+
     /// Starts a daemon with this configuration (whimbrel.toml), and waits until it is ready.
     pub fn whimbrel_with(&self, config: &str) -> Result<Whimbrel> {
+        self.whimbrel_in(config, Surroundings::default())
+    }
+
+    fn whimbrel_in(&self, config: &str, surroundings: Surroundings) -> Result<Whimbrel> {
         let dir = self.dir().join(self.unique_label("whimbrel"));
         let path = dir.join("whimbrel.toml");
         fs::create_dir(&dir).map_err(|e| Error::call("mkdir", dir.display().to_string(), e))?;
         let configured = configure(self, &path, config)?;
         let binary = whimbrel_binary(self.lab().whimbrel())?;
-        let surroundings = Surroundings::default();
         let process = launch(self, &binary, &dir, configured, surroundings)?;
         let mut daemon = Whimbrel { host: self.clone(), binary, process, dir, configured, surroundings };
         daemon.wait_ready()?;
@@ -91,8 +101,11 @@ fn launch(host: &Host, binary: &Path, dir: &Path, configured: bool, surroundings
         words.extend(["nsenter", "--time=/proc/self/ns/time_for_children", "--"].map(Into::into));
     }
     // As the unit that users have it started by: what works here with more rights might not work there.
-    words.extend(["setpriv", "--no-new-privs", "--bounding-set"].map(Into::into));
-    words.extend([capabilities().into(), "--".into(), binary.into()]);
+    if !surroundings.free {
+        words.extend(["setpriv", "--no-new-privs", "--bounding-set"].map(Into::into));
+        words.extend([capabilities().into(), "--".into()]);
+    }
+    words.push(binary.into());
     let mut command = host.command(&words[0]).args(&words[1..]);
     command = command.arg("--run-dir").arg(dir.join("run")).arg("up");
     command = command.arg("--state-dir").arg(dir.join("state")).label("whimbrel");

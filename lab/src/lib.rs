@@ -39,7 +39,7 @@ pub use network::{Attachment, Join, Leave, Network, NetworkSpec};
 pub use process::{Cmd, Process, cpu_seconds};
 pub use programs::{
     Bind, DhcpServer, Download, EchoServer, FlowPair, Iperf, IperfServer, Lease, Many, Nginx, PairOptions, Side,
-    SshServer, SshSession, Ticker, TickerFar, UdpRelay, ZONE,
+    SshServer, SshSession, Ticker, TickerFar, UdpRelay, Walker, WalkerReport, ZONE,
 };
 pub use random::Random;
 pub use run::{Leftover, clean};

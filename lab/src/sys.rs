@@ -108,6 +108,22 @@ pub(crate) fn prepare_child(command: &mut Command, setup: ChildSetup) {
     unsafe { command.pre_exec(hook) };
 }
 
+/// Leaves whoever has started this process: no descriptor of theirs, no session, and no end with theirs.
+pub(crate) fn leave_everybody() -> io::Result<()> {
+    rustix::process::set_parent_process_death_signal(None)?;
+    rustix::process::setsid()?;
+    let null = OpenOptions::new().read(true).write(true).open("/dev/null")?;
+    rustix::stdio::dup2_stdin(&null)?;
+    rustix::stdio::dup2_stdout(&null)?;
+    rustix::stdio::dup2_stderr(&null)?;
+    drop(null);
+    // SAFETY: what is closed was left open by whoever has started this process; it has opened nothing itself yet.
+    match unsafe { libc::close_range(3, libc::c_uint::MAX, 0) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// Gives the calling thread real-time priority 1 and the finest timer slack, so that emulated delays stay exact on a
 /// busy machine. Without the privilege it stays as it is.
 pub(crate) fn prefer_this_thread() {

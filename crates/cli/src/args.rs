@@ -146,9 +146,14 @@ The other host must know this one as a member of its community, or have granted 
 end that runs Whimbrel is told where the connection is; for one that runs nothing this
 host passes packets on, as long as its daemon runs.
 
+With --pid a whole process goes, memory and connections, by CRIU; with --tree its descendants
+too, with --cgroup all of its control group. The other host needs CRIU as well, the files that
+the process has open, and `processes = true` in its configuration.
+
 The exit status is 0 if all of them moved.
 
 Examples:
+  whimbrel move --pid 4711 --to 198.51.100.9            a process, as a whole
   whimbrel move 192.0.2.7:5432 --to 198.51.100.9 --process proxy
   whimbrel move pid:4711 --to 2 --process worker        all connections of a process";
 
@@ -308,8 +313,17 @@ pub(crate) enum Command {
     #[command(after_help = MOVE_HELP)]
     Move {
         /// Which: an address and port of either end, or pid:NUMBER for all of a process
-        #[arg(required = true, value_name = "CONNECTION")]
+        #[arg(required_unless_present = "pid", value_name = "CONNECTION")]
         connections: Vec<String>,
+        /// The process with this number, as a whole, with its connections
+        #[arg(long, value_name = "PID", conflicts_with_all = ["connections", "process"])]
+        pid: Option<u32>,
+        /// And all its descendants
+        #[arg(long, requires = "pid")]
+        tree: bool,
+        /// And all of its cgroup
+        #[arg(long, requires = "pid", conflicts_with = "tree")]
+        cgroup: bool,
         /// To whom: a peer's number, key or address
         #[arg(long, value_name = "HOST")]
         to: String,

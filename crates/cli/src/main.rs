@@ -18,7 +18,9 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use whimbrel_daemon::doctor::Patient;
-use whimbrel_ipc::{Client, EventsQuery, Finding, Reply, Request, SCHEMA, Verdict, exposition, reply_to_line};
+use whimbrel_ipc::{
+    Client, EventsQuery, Finding, ProcessScope, Reply, Request, SCHEMA, Verdict, exposition, reply_to_line,
+};
 
 use crate::args::{Arguments, Command, PeersCommand};
 use crate::complaint::Complaint;
@@ -117,7 +119,15 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Complaint> {
         Command::Metrics { json: true } => pass_on(run_dir, &Request::Metrics)?,
         Command::Metrics { json: false } => print(&exposition(&connect(run_dir)?.metrics()?))?,
         Command::Watch => watch::watch(run_dir)?,
-        Command::Move { connections, to, process, json } => {
+        Command::Move { pid: Some(pid), tree, cgroup, to, json, .. } => {
+            let scope = match (tree, cgroup) {
+                (true, _) => ProcessScope::Tree,
+                (_, true) => ProcessScope::Cgroup,
+                _ => ProcessScope::Alone,
+            };
+            return relocate::give_process(run_dir, *pid, scope, to, *json);
+        }
+        Command::Move { connections, to, process, json, .. } => {
             return relocate::give(run_dir, connections, to, process.as_deref(), *json);
         }
         Command::Receive { name, program, once, json } => {

@@ -5,10 +5,12 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
 
-use whimbrel_ipc::{Client, ClientError, Kept, Moved, Received, Reply, Request, reply_to_line};
+use whimbrel_ipc::{
+    Client, ClientError, Kept, Moved, MovedProcess, ProcessScope, Received, Reply, Request, reply_to_line,
+};
 
 use crate::complaint::Complaint;
-use crate::{connect, print};
+use crate::{connect, print, show};
 
 /// Gives connections to another host. Fails where one of them stays.
 pub(crate) fn give(
@@ -43,6 +45,45 @@ pub(crate) fn give(
             _ => return Err(ClientError::Unexpected.into()),
         }
     }
+}
+
+/// Gives a whole process to another host. Fails where it stays.
+pub(crate) fn give_process(
+    run_dir: &Path,
+    pid: u32,
+    scope: ProcessScope,
+    to: &str,
+    json: bool,
+) -> Result<ExitCode, Complaint> {
+    let mut client = connect(run_dir)?;
+    client.start(&Request::MoveProcess { pid, scope, to: to.to_owned() })?;
+    // Writing its memory down and sending it may take long.
+    let (reply, _) = client.next_reply(None)?;
+    let Reply::MovedProcess(moved) = &reply else { return Err(ClientError::Unexpected.into()) };
+    print(&if json { reply_to_line(&reply)? } else { went(moved) })?;
+    Ok(if moved.lost.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// What became of a process, for people.
+fn went(moved: &MovedProcess) -> String {
+    let MovedProcess { pid, name, to, connections, lost, still_ms, pid_there, deaf } = moved;
+    let there = pid_there.map(|there| format!(" as process {there}")).unwrap_or_default();
+    let mut said = format!(
+        "{name} (process {pid}) is with {} now{there}, with {}",
+        to.key,
+        show::count(*connections, "connection")
+    );
+    said.push_str(&match still_ms {
+        Some(ms) => format!("; it stood still for {ms} ms\n"),
+        None => "; whether it goes on there was not heard yet\n".to_owned(),
+    });
+    for flow in lost {
+        said.push_str(&format!("{} -> {} was lost on the way\n", flow.local, flow.remote));
+    }
+    for at in deaf {
+        said.push_str(&format!("what it waits for at {at} does not reach it there\n"));
+    }
+    said
 }
 
 /// Receives connections under a name, and starts a program for each: the connection is its standard input and output.

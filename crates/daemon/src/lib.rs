@@ -41,6 +41,7 @@ mod moves;
 pub mod name_server;
 mod place;
 pub mod policy;
+mod processes;
 mod programs;
 pub mod server;
 pub mod tunnel;
@@ -388,7 +389,11 @@ fn node_config(config: &Config, known_keys: &KnownKeys) -> whimbrel_protocol::Co
         flows: config.connections as usize,
         flows_per_peer: config.connections_per_peer as usize,
         // Whose sockets are taken is told by the community.
-        moving: whimbrel_protocol::Moving { enabled: true, ..whimbrel_protocol::Moving::default() },
+        moving: whimbrel_protocol::Moving {
+            enabled: true,
+            processes: config.processes,
+            ..whimbrel_protocol::Moving::default()
+        },
         ..whimbrel_protocol::Config::default()
     }
 }

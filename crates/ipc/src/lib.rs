@@ -41,8 +41,8 @@ pub use reply::{
 };
 pub use request::{EventsQuery, Request};
 pub use socket::{
-    Family, Kept, MAX_RECEIVER, MAX_STATE, MadeSocket, MalformedUuid, Moved, OpenSocket, Received, SocketKind, State,
-    TooMuchState, Uuid, WantedAnchor,
+    Family, Kept, MAX_RECEIVER, MAX_STATE, MadeSocket, MalformedUuid, Moved, MovedProcess, OpenSocket, ProcessScope,
+    Received, SocketKind, State, TooMuchState, Uuid, WantedAnchor,
 };
 pub use time::{parse_rfc3339, rfc3339};
 pub use transfer::{Lines, MAX_DESCRIPTORS, ReceivedLine, send_line};

@@ -6,7 +6,9 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{CommunityReply, Failure, Kept, MadeSocket, Metric, Moved, OpenSocket, Received, Uuid, WantedAnchor};
+use crate::{
+    CommunityReply, Failure, Kept, MadeSocket, Metric, Moved, MovedProcess, OpenSocket, Received, Uuid, WantedAnchor,
+};
 
 /// An answer: one line. On the wire the variant's name is the one member beside `schema`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -54,6 +56,8 @@ pub enum Reply {
     Moved(Moved),
     /// To the same: a socket stayed.
     Kept(Kept),
+    /// To [`Request::MoveProcess`](crate::Request::MoveProcess): a process is with another host.
+    MovedProcess(Box<MovedProcess>),
     /// To [`Request::Receive`](crate::Request::Receive): from now on sockets may come.
     Receiving {
         /// The name.

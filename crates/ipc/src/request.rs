@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{CommunityRequest, Family, SocketKind, State};
+use crate::{CommunityRequest, Family, ProcessScope, SocketKind, State};
 
 /// A question or an order to a daemon: one line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -66,6 +66,17 @@ pub enum Request {
         /// UUID ([`Request::Rebuild`]).
         #[serde(default, skip_serializing_if = "Option::is_none")]
         receiver: Option<String>,
+    },
+    /// Give a whole process to another host, with its connections: [`Reply::MovedProcess`](crate::Reply::MovedProcess) when it goes on
+    /// there, or an error that says why it stays, and goes on as it was.
+    MoveProcess {
+        /// Its number; of a cgroup, of any process in it.
+        pid: u32,
+        /// What goes with it.
+        #[serde(default)]
+        scope: ProcessScope,
+        /// As for [`Request::Move`].
+        to: String,
     },
     /// Receive sockets under a name: [`Reply::Receiving`](crate::Reply::Receiving), then a
     /// [`Reply::Received`](crate::Reply::Received) for each socket, with its descriptor, until the client hangs up. Nothing else is

@@ -239,6 +239,44 @@ pub struct Moved {
     pub to: PeerName,
 }
 
+/// What goes with a process that is given to another host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ProcessScope {
+    /// Nothing: it may have no children.
+    #[default]
+    Alone,
+    /// All its descendants.
+    Tree,
+    /// All of its cgroup.
+    Cgroup,
+}
+
+/// A process that is with another host now.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MovedProcess {
+    /// Its number here; of several, that of the first.
+    pub pid: u32,
+    /// Its program's name.
+    pub name: String,
+    /// Who has it.
+    pub to: PeerName,
+    /// How many connections went with it.
+    pub connections: usize,
+    /// Those that were lost on the way.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lost: Vec<Flow>,
+    /// How long it stood still, as seen from here, in milliseconds; absent where the other host did not say when it went on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub still_ms: Option<u64>,
+    /// Its number there, where the other host has said so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid_there: Option<u32>,
+    /// Where it waits for connections, and is not reached any more.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub deaf: Vec<SocketAddr>,
+}
+
 /// A socket that stayed, and goes on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Kept {

@@ -28,5 +28,6 @@ pub mod stand_in;
 pub mod sysctl;
 pub mod tun;
 pub mod udp;
+pub mod whole;
 
 pub use error::{Effect, Error};

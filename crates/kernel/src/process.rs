@@ -58,8 +58,7 @@ pub struct Holder {
 /// All processes that have sockets with these inodes. As [`owners`], but whoever shares a socket is told.
 #[must_use]
 pub fn holders(inodes: &HashSet<u32>) -> HashMap<u32, Vec<Holder>> {
-    let pids = std::fs::read_dir("/proc").into_iter().flatten();
-    let pids = pids.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
+    let pids = numbers();
     let mut holders: HashMap<u32, Vec<Holder>> = HashMap::with_capacity(inodes.len());
     for pid in pids {
         let open: HashSet<u32> = open_sockets(pid).filter(|inode| inodes.contains(inode)).collect();
@@ -78,6 +77,12 @@ pub fn holders(inodes: &HashSet<u32>) -> HashMap<u32, Vec<Holder>> {
         }
     }
     holders
+}
+
+/// The numbers of all processes.
+pub(crate) fn numbers() -> impl Iterator<Item = u32> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten();
+    entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
 }
 
 /// The inodes of the sockets that a process has open, shared ones too; none where it may not be looked into, or is gone.

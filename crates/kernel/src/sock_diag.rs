@@ -3,6 +3,7 @@
 //! The dump's records are read by their offsets instead of by a netlink library: they have a fixed layout, and a host may
 //! have a hundred thousand of them.
 
+use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use netlink_packet_core::NLM_F_DUMP;
@@ -27,6 +28,13 @@ const EXTENSIONS: usize = 2;
 const INET_DIAG_INFO: u16 = 2;
 const BYTES_ACKED: usize = 120;
 const BYTES_RECEIVED: usize = 128;
+/// `struct unix_diag_req`: family, protocol, pad, states, inode, what is to be shown, cookie; `struct unix_diag_msg`, and where that has
+/// the inode (include/uapi/linux/unix_diag.h).
+const UNIX_REQUEST_LEN: usize = 24;
+const UNIX_RECORD_LEN: usize = 16;
+const UNIX_INODE: usize = 4;
+const UDIAG_SHOW_PEER: u32 = 4;
+const UNIX_DIAG_PEER: u16 = 2;
 const UID: usize = 64;
 const INODE: usize = 68;
 
@@ -208,6 +216,31 @@ impl SockDiag {
         })
     }
 
+    /// The UNIX sockets that are connected, each with its other end, by their inodes.
+    ///
+    /// # Errors
+    /// [`Error::Call`]: ENOENT where the kernel has no `unix_diag`.
+    pub fn unix_peers(&mut self) -> Result<HashMap<u32, u32>, Error> {
+        let mut request = [0; UNIX_REQUEST_LEN];
+        request[0] = libc::AF_UNIX as u8;
+        request[4..8].copy_from_slice(&u32::MAX.to_ne_bytes());
+        request[12..16].copy_from_slice(&UDIAG_SHOW_PEER.to_ne_bytes());
+        let mut found = HashMap::new();
+        let result = self.netlink.request(
+            SOCK_DIAG_BY_FAMILY,
+            NLM_F_DUMP,
+            &request,
+            &mut found,
+            HashMap::clear,
+            |found, _, record| {
+                let inode = number(record, UNIX_INODE);
+                let peer = attribute(record.get(UNIX_RECORD_LEN..).unwrap_or_default(), UNIX_DIAG_PEER);
+                found.extend(inode.zip(peer.and_then(|peer| number(peer, 0))));
+            },
+        );
+        result.map(|()| found).map_err(|refusal| refusal.of("SOCK_DIAG_BY_FAMILY", "UNIX sockets".to_owned()))
+    }
+
     /// Destroys a socket: its program gets ECONNABORTED, and a TCP peer a reset. Returns whether it was there; a socket with
     /// the same tuple but another cookie is left alone. Needs CAP_NET_ADMIN.
     ///
@@ -373,6 +406,19 @@ fn traffic(record: &[u8]) -> Option<Traffic> {
         if kind == INET_DIAG_INFO {
             let count = |at: usize| Some(u64::from_ne_bytes(*content.get(at..)?.first_chunk()?));
             return Some(Traffic { acknowledged: count(BYTES_ACKED)?, received: count(BYTES_RECEIVED)? });
+        }
+        rest = rest.get(length.next_multiple_of(4)..)?;
+    }
+}
+
+/// The content of an attribute among those of a record (netlink(7)).
+fn attribute(mut rest: &[u8], wanted: u16) -> Option<&[u8]> {
+    loop {
+        let length = usize::from(u16::from_ne_bytes(*rest.first_chunk()?));
+        let kind = u16::from_ne_bytes(*rest.get(2..)?.first_chunk()?);
+        let content = rest.get(4..length)?;
+        if kind == wanted {
+            return Some(content);
         }
         rest = rest.get(length.next_multiple_of(4)..)?;
     }

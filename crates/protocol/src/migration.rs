@@ -7,6 +7,7 @@
 //! donor.rs     having a socket, and giving it away
 //! acceptor.rs  getting it
 //! holder.rs    saying whose it is: the one point of no return
+//! load.rs      what goes ahead of a process
 //! flows.rs     what the node's table of flows makes of it
 //! permits.rs   with whom
 //! glue.rs      what the node has to do with it: sessions, timers
@@ -20,6 +21,7 @@ mod flows;
 mod glue;
 mod holder;
 mod lane;
+mod load;
 mod op;
 mod permits;
 mod stream;
@@ -39,8 +41,8 @@ use whimbrel_wire::moving::{Received, Record, Stretch, TicketMac};
 use crate::Time;
 use crate::config::Config;
 pub use op::{
-    Found, Gift, MoveDone, MoveEvent, MoveFailed, MoveName, MoveOp, MoveOpId, Moving, NotGiven, Refusal, Request,
-    SavedAcceptance, SavedDonation, SavedHeld, Ticket,
+    Found, Gift, LoadStanding, MoveDone, MoveEvent, MoveFailed, MoveName, MoveOp, MoveOpId, Moving, NotGiven, Refusal,
+    Request, SavedAcceptance, SavedDonation, SavedHeld, Ticket,
 };
 
 use acceptor::Acceptance;
@@ -48,6 +50,7 @@ use donor::Donation;
 use flows::FlowChange;
 use holder::Held;
 use lane::Lanes;
+use load::Loads;
 pub(crate) use permits::Grant;
 use permits::Permits;
 
@@ -85,6 +88,8 @@ enum Limit {
     Announcement(u64),
     Lead(u64),
     Unsettled(u64),
+    /// Of what goes ahead of processes.
+    Load,
     /// Ops that failed and that nothing depends on but tidiness.
     Again,
 }
@@ -106,6 +111,7 @@ pub(crate) struct Moves {
     permits: Permits,
     wall_clock_at_zero: u64,
     lanes: Lanes,
+    loads: Loads,
     donations: BTreeMap<u64, Donation>,
     /// The sockets of these and of the acceptances.
     moving: HashSet<FlowTuple>,
@@ -152,6 +158,7 @@ impl Moves {
             permits: Permits::default(),
             wall_clock_at_zero,
             lanes: Lanes::default(),
+            loads: Loads::default(),
             donations: BTreeMap::new(),
             moving: HashSet::new(),
             giving: HashSet::new(),
@@ -231,6 +238,12 @@ impl Moves {
             Record::Recall { number, flow, gone } => self.handle_recall(at, name(number), from, flow, gone),
             Record::Settled { number } => self.handle_settled(at, name(number)),
             Record::Surrender(ticket) => self.handle_surrender(at, from, ticket),
+            Record::Load { number, total, offset, bytes } => {
+                self.handle_load(at, name(number), total, offset, &bytes);
+            }
+            Record::Loaded { number, standing, sentence } => {
+                self.handle_loaded(at, from, number, standing, &sentence);
+            }
         }
     }
 
@@ -260,6 +273,7 @@ impl Moves {
 
     /// A host has forgotten what it was told: all that it is to answer is said anew.
     fn say_again(&mut self, at: At<'_>, to: PublicKey) {
+        self.say_loads_again(at, to);
         let donations: Vec<u64> = self.donations.keys().copied().collect();
         donations.into_iter().for_each(|number| self.say_donation(at, number, Some(to)));
         let acceptances: Vec<MoveName> = self.acceptances.keys().copied().collect();
@@ -368,6 +382,7 @@ impl Moves {
                 Limit::Announcement(flow) => self.handle_announcement_limit(at, flow),
                 Limit::Lead(flow) => self.lead(at, flow),
                 Limit::Unsettled(flow) => self.handle_unsettled_limit(at, flow),
+                Limit::Load => self.handle_load_limit(at),
                 Limit::Again => {
                     let failed = std::mem::take(&mut self.failed);
                     failed.into_iter().for_each(|(what, op)| self.ask_again(what, op));
@@ -405,6 +420,7 @@ impl Moves {
     pub(crate) fn entries(&self) -> usize {
         let snapshots: usize = self.donations.values().map(Donation::held).sum();
         self.lanes.entries()
+            + self.loads.entries()
             + self.donations.len()
             + self.acceptances.len()
             + self.held.len()

@@ -170,6 +170,38 @@ pub enum Record {
         /// The acceptor's port in rewritten packets.
         wire_port: u16,
     },
+    /// Kind 14, donor to acceptor: a part of what is needed of a process before its connections are moved (P-93).
+    Load {
+        /// Of the process's move.
+        number: u64,
+        /// Length of the whole load, in bytes.
+        total: u32,
+        /// Where this part begins. Parts come in order.
+        offset: u32,
+        /// At most [`MAX_PART`].
+        bytes: Vec<u8>,
+    },
+    /// Kind 15, acceptor to donor: what became of a load, or of the process.
+    Loaded {
+        /// Of the process's move.
+        number: u64,
+        /// How it stands.
+        standing: LoadStanding,
+        /// For people at the donor; at most [`MAX_SENTENCE`] bytes of UTF-8, what is beyond is not sent.
+        sentence: Vec<u8>,
+    },
+}
+
+byte_enum! {
+    /// How a process that is to be moved stands at its acceptor.
+    LoadStanding {
+        /// What has come is there and checked: its connections may follow.
+        Ready = 1,
+        /// It is not taken, and nothing of it is kept.
+        Refused = 2,
+        /// It goes on here.
+        Running = 3,
+    }
 }
 
 byte_enum! {
@@ -252,6 +284,8 @@ pub const MAX_OPTIONS: usize = 128;
 pub const MAX_RECEIVER: usize = 64;
 /// Most bytes of a snapshot in one record.
 pub const MAX_PART: usize = 16_384;
+/// Most bytes of a sentence for people.
+pub const MAX_SENTENCE: usize = 4096;
 /// Length of kind and length in front of a record's body, in bytes.
 pub const RECORD_HEADER_LEN: usize = 3;
 /// Length of a ticket, in bytes.
@@ -270,6 +304,8 @@ const SETTLED: u8 = 10;
 const SURRENDER: u8 = 11;
 const CANCEL: u8 = 12;
 const PRESENT: u8 = 13;
+const LOAD: u8 = 14;
+const LOADED: u8 = 15;
 /// A place at which no flow is at home.
 const NOWHERE: u32 = u32::MAX;
 
@@ -334,6 +370,8 @@ impl Record {
             Self::Surrender(_) => SURRENDER,
             Self::Cancel { .. } => CANCEL,
             Self::Present { .. } => PRESENT,
+            Self::Load { .. } => LOAD,
+            Self::Loaded { .. } => LOADED,
         }
     }
 
@@ -375,7 +413,7 @@ impl Record {
                 put_u32(out, *lifetime);
                 out.push(refused(refusal));
             }
-            Self::Part { number, total, offset, bytes } => {
+            Self::Part { number, total, offset, bytes } | Self::Load { number, total, offset, bytes } => {
                 put_u64(out, *number);
                 put_u32(out, *total);
                 put_u32(out, *offset);
@@ -407,6 +445,11 @@ impl Record {
             Self::Present { ticket, wire_port } => {
                 ticket.put(out);
                 put_u16(out, *wire_port);
+            }
+            Self::Loaded { number, standing, sentence } => {
+                put_u64(out, *number);
+                out.push(standing.number());
+                out.extend_from_slice(&sentence[..sentence.len().min(MAX_SENTENCE)]);
             }
         }
     }
@@ -455,7 +498,7 @@ impl Record {
                 lifetime: body.u32("lifetime")?,
                 refusal: read_refusal(body)?,
             },
-            PART => {
+            PART | LOAD => {
                 let (number, total) = (body.u64("number of the move")?, body.u32("length of the snapshot")?);
                 let outside = body.malformed("part of a snapshot");
                 let offset = body.u32("offset of a part")?;
@@ -464,7 +507,11 @@ impl Record {
                 if bytes.len() > MAX_PART || end > u64::from(total) {
                     return Err(outside);
                 }
-                Self::Part { number, total, offset, bytes: bytes.to_vec() }
+                let bytes = bytes.to_vec();
+                match kind {
+                    PART => Self::Part { number, total, offset, bytes },
+                    _ => Self::Load { number, total, offset, bytes },
+                }
             }
             TICKET => Self::Ticket(Ticket::read(body)?),
             VERDICT => Self::Verdict {
@@ -487,6 +534,16 @@ impl Record {
             SURRENDER => Self::Surrender(Ticket::read(body)?),
             CANCEL => Self::Cancel { number: body.u64("number of the move")? },
             PRESENT => Self::Present { ticket: Ticket::read(body)?, wire_port: body.u16("acceptor's wire port")? },
+            LOADED => {
+                let number = body.u64("number of the move")?;
+                let standing = LoadStanding::from_number(body.u8("standing of a load")?);
+                let too_long = body.malformed("sentence");
+                let sentence = body.rest();
+                if sentence.len() > MAX_SENTENCE {
+                    return Err(too_long);
+                }
+                Self::Loaded { number, standing, sentence: sentence.to_vec() }
+            }
             _ => return Ok(None),
         };
         Ok(Some(record))

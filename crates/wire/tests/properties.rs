@@ -227,7 +227,7 @@ proptest! {
     }
 
     #[test]
-    fn records_are_spelled_one_way(mut bytes in vec(any::<u8>(), 3..300), kind in 0..16_u8) {
+    fn records_are_spelled_one_way(mut bytes in vec(any::<u8>(), 3..300), kind in 0..18_u8) {
         let length = bytes.len() as u16 - 3;
         bytes[0] = kind;
         bytes[1..3].copy_from_slice(&length.to_be_bytes());

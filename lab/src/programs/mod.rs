@@ -12,4 +12,6 @@ pub use self::dhcp::{DhcpServer, Lease};
 pub use self::http::{Download, Nginx};
 pub use self::iperf::{Iperf, IperfServer};
 pub use self::ssh::{SshServer, SshSession};
-pub use self::traffic::{EchoServer, FlowPair, Many, PairOptions, Side, Ticker, TickerFar, UdpRelay};
+pub use self::traffic::{
+    EchoServer, FlowPair, Many, PairOptions, Side, Ticker, TickerFar, UdpRelay, Walker, WalkerReport,
+};

@@ -318,6 +318,11 @@ impl EchoServer {
         Ok(Self { program, address })
     }
 
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.program.0.pid()
+    }
+
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
@@ -379,6 +384,69 @@ impl Ticker {
             Line::Ticked { from, until } => Ok((from, until)),
             other => Err(wrong("ticking", &format!("{other:?}"))),
         }
+    }
+}
+
+/// A program that hangs on nothing but its connections to an echo server, and can go to another host as it is.
+#[derive(Debug)]
+pub struct Walker {
+    process: Process,
+    report: PathBuf,
+}
+
+/// How a [`Walker`] fares.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WalkerReport {
+    /// Numbers that came back on the slowest of its connections.
+    pub received: u64,
+    /// The longest that one of them was silent.
+    pub longest_gap: Duration,
+    /// `walks`, or what is wrong.
+    pub state: String,
+}
+
+impl Walker {
+    /// Starts it on a host, with so many connections and so much memory, in bytes.
+    pub fn start(host: &Host, server: &EchoServer, count: usize, memory: usize) -> Result<Self> {
+        let report = host.dir().join(host.unique_label("walker"));
+        let args = [
+            format!("--connect={}", server.address()),
+            format!("--count={count}"),
+            "--every=2000".to_owned(),
+            format!("--memory={memory}"),
+            format!("--report={}", report.display()),
+        ];
+        let command = host.command(lab_binary()?).arg("traffic").arg("walker").args(args).label("walker");
+        let walker = Self { process: command.spawn()?, report };
+        walker.wait_progress(100)?;
+        Ok(walker)
+    }
+
+    /// Its number on the host on which it was started.
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
+    /// How it fares, wherever it is.
+    pub fn report(&self) -> Result<WalkerReport> {
+        let text = std::fs::read_to_string(&self.report)
+            .map_err(|error| Error::call("read", self.report.display().to_string(), error))?;
+        let mut fields = text.trim_end().splitn(3, ' ');
+        let mut number = || fields.next().and_then(|field| field.parse::<u64>().ok());
+        let (Some(received), Some(gap)) = (number(), number()) else { return Err(wrong("a walker's report", &text)) };
+        let state = fields.next().unwrap_or_default().to_owned();
+        Ok(WalkerReport { received, longest_gap: Duration::from_micros(gap), state })
+    }
+
+    /// Waits until `more` numbers have come back on each of its connections.
+    pub fn wait_progress(&self, more: u64) -> Result<()> {
+        let mut from = None;
+        wait_for(CONNECT, "the walker goes on", || {
+            let Ok(report) = self.report() else { return Ok(None) };
+            expect!(matches!(report.state.as_str(), "walks" | "begins"), "the walker: {}", report.state);
+            let from = *from.get_or_insert(report.received);
+            Ok((report.received >= from + more).then_some(()))
+        })
     }
 }
 

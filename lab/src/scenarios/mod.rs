@@ -13,6 +13,7 @@ mod long_absence;
 mod name_server;
 mod pairing;
 mod policy;
+mod processes;
 mod programs;
 mod real_programs;
 mod records;
@@ -72,6 +73,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         command_line::SCENARIOS,
         relocation::SCENARIOS,
         states::SCENARIOS,
+        processes::SCENARIOS,
         records::SCENARIOS,
     ]
     .into_iter()

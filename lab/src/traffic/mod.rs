@@ -8,6 +8,7 @@ mod requests;
 mod stream;
 mod ticks;
 mod udp;
+mod walker;
 
 use std::io::{self, BufRead, Write};
 use std::net::{IpAddr, SocketAddr};
@@ -92,6 +93,24 @@ pub enum Role {
         /// Microseconds between two bytes.
         #[arg(long)]
         every: u64,
+    },
+    /// Sends numbers over connections that it opens, wants them back, and hangs on nothing else.
+    Walker {
+        /// Address of an echo server.
+        #[arg(long)]
+        connect: SocketAddr,
+        /// How many connections.
+        #[arg(long)]
+        count: usize,
+        /// Microseconds between numbers.
+        #[arg(long)]
+        every: u64,
+        /// Memory that it has, in bytes.
+        #[arg(long)]
+        memory: usize,
+        /// The file that tells how it fares.
+        #[arg(long)]
+        report: PathBuf,
     },
     /// Notes when what a ticker sends arrives.
     TickerFar {
@@ -184,6 +203,9 @@ pub fn run(role: Role) -> Result<()> {
             Some((run_dir, name)) => ticks::serve(listen, run_dir, name, Duration::from_micros(every)),
             None => Err(Error::Usage("a ticker needs --run-dir and --receive".to_owned())),
         },
+        Role::Walker { connect, count, every, memory, report } => {
+            walker::walk(connect, count, Duration::from_micros(every), memory, &report)
+        }
         Role::TickerFar { connect } => ticks::hear(connect),
         Role::Many { connect, count } => many::hold(connect, count),
         Role::Requests { connect, milliseconds } => requests::requests(connect, Duration::from_millis(milliseconds)),

@@ -153,6 +153,9 @@ pub(super) fn interpret(
     if let Some(value) = section.take("serve_rendezvous") {
         config.serve_rendezvous = boolean(value, "serve_rendezvous")?;
     }
+    if let Some(value) = section.take("processes") {
+        config.processes = boolean(value, "processes")?;
+    }
     if let Some(value) = section.take("stand_in") {
         config.stand_in = boolean(value, "stand_in")?;
         if config.stand_in && !config.serve_rendezvous {

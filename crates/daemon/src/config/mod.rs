@@ -107,6 +107,8 @@ pub struct Config {
     pub rendezvous: Vec<IpAddr>,
     /// `serve_rendezvous`: others may meet here.
     pub serve_rendezvous: bool,
+    /// `processes`: hosts of the community may have this one run whatever they like, by moving processes here.
+    pub processes: bool,
     /// `stand_in`: hosts that meet others here, and leave this host's links, are stood in for.
     pub stand_in: bool,
     /// `limits.questions`: hosts are asked so often a second, in all, whether they run Whimbrel.
@@ -152,6 +154,7 @@ impl Default for Config {
             kick: true,
             rendezvous: Vec::new(),
             serve_rendezvous: false,
+            processes: false,
             stand_in: false,
             questions: 20,
             connections: 524_288,
@@ -192,6 +195,7 @@ impl Config {
             kick,
             rendezvous,
             serve_rendezvous,
+            processes,
             stand_in,
             questions,
             connections,
@@ -216,6 +220,7 @@ impl Config {
             ("kick", *kick != other.kick),
             ("rendezvous", *rendezvous != other.rendezvous),
             ("serve_rendezvous", *serve_rendezvous != other.serve_rendezvous),
+            ("processes", *processes != other.processes),
             ("stand_in", *stand_in != other.stand_in),
             ("log", *log != other.log),
             ("event_log", *event_log != other.event_log),

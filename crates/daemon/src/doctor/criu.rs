@@ -41,6 +41,15 @@ pub(super) fn finding() -> Finding {
     judge(tried())
 }
 
+/// The version of a CRIU that works on this host; or why there is none, in a sentence.
+pub(crate) fn usable() -> Result<String, String> {
+    match tried() {
+        Tried::Works(version) => Ok(version),
+        Tried::Absent => Err("not installed".to_owned()),
+        other => Err(judge(other).found),
+    }
+}
+
 fn tried() -> Tried {
     let version = match Command::new("criu").arg("--version").output() {
         Ok(output) => version(&String::from_utf8_lossy(&output.stdout)),
@@ -113,7 +122,7 @@ fn judge(tried: Tried) -> Finding {
 }
 
 /// The first error that says something, without its place in CRIU's source.
-fn complaint(said: &str) -> &str {
+pub(crate) fn complaint(said: &str) -> &str {
     let errors = said.lines().filter_map(|line| line.split_once("Error (")?.1.split_once("): "));
     // Helpers that end with a status are told of even where all is well.
     let mut errors = errors.map(|(_, error)| error.trim()).filter(|error| !error.starts_with("exited, status="));

@@ -2,7 +2,7 @@
 //!
 //! Needs no running daemon and changes nothing.
 
-mod criu;
+pub(crate) mod criu;
 mod firewall;
 
 use std::collections::BTreeSet;

@@ -14,6 +14,7 @@ mod relocation;
 mod remotes;
 mod stand_in;
 mod tunnels;
+mod whole;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -43,6 +44,7 @@ use crate::tunnel::{Tunnel, UnknownSession};
 pub(crate) use addresses::{Addresses, MARK};
 pub(crate) use relocation::{Arrived, FoundMoves, Relocation};
 pub(crate) use tunnels::DEFAULT_MTU;
+pub(crate) use whole::{News, Wholes, receiver_of};
 
 use addresses::Surroundings;
 use fitting::Fitting;
@@ -121,6 +123,7 @@ pub(crate) struct Effects {
     unfitted: usize,
     helping: Helping,
     pub(crate) relocation: Relocation,
+    pub(crate) wholes: Wholes,
     kick: bool,
     /// Programs hang on tcx, not on clsact.
     tcx: bool,
@@ -169,6 +172,7 @@ impl Effects {
             unfitted: 0,
             helping: Helping::new(helpers),
             relocation: Relocation::default(),
+            wholes: Wholes::new(run_dir)?,
             kick,
             tcx: datapath::has_tcx(),
         })

@@ -71,6 +71,7 @@ const HOLDERS: u64 = 8;
 const FOR_OTHERS: u64 = 9;
 const HELPERS: u64 = 10;
 const NAME_UPDATES: u64 = 11;
+const PROCESSES: u64 = 12;
 /// Clients of the control socket have their number plus this.
 const FIRST_CLIENT: u64 = 16;
 
@@ -215,6 +216,7 @@ impl EventLoop {
             (this.answers.wake(), ANSWERS),
             (this.judge.wake(), HOLDERS),
             (this.effects.helpers_wake(), HELPERS),
+            (this.effects.wholes.wake(), PROCESSES),
         ];
         let for_others = this.effects.stand_in_fd().map(|fd| (fd, FOR_OTHERS));
         let updates = this.name_updates.as_ref().map(|updates| (updates.wake(), NAME_UPDATES));
@@ -324,6 +326,7 @@ impl EventLoop {
             FOR_OTHERS => self.take_in_for_others(),
             HELPERS => self.effects.take_in_helpers(clock::now()),
             NAME_UPDATES => self.take_in_name_updates(),
+            PROCESSES => self.take_in_processes(clock::now()),
             ANSWERS => {
                 for (id, reply) in self.answers.take() {
                     self.server.reply(id, &reply);
@@ -379,13 +382,16 @@ impl EventLoop {
                     MoveOp::Freeze { name, .. } | MoveOp::Dump { name } => Some(*name),
                     _ => None,
                 };
-                let result = self.effects.carry_out_move(now, op);
-                if let (Some(name), Err(failed)) = (given, &result) {
+                let result = self.effects.carry_out_move(now, id, op);
+                if let (Some(name), Some(Err(failed))) = (given, &result) {
                     self.note_unmovable(&name, failed);
                 }
                 let (at_us, took_us) = (begun.as_micros(), (clock::monotonic() - begun).as_micros());
-                tracing::debug!(number, at_us, took_us, done = result.is_ok(), "move: {op_of}");
-                self.node.handle_move_done(now, id, result);
+                let done = result.as_ref().map(Result::is_ok);
+                tracing::debug!(number, at_us, took_us, done, "move: {op_of}");
+                if let Some(result) = result {
+                    self.node.handle_move_done(now, id, result);
+                }
                 if self.node.has_ops() {
                     break;
                 }
@@ -656,6 +662,7 @@ impl EventLoop {
             self.judge.look(&mut self.node, now);
             self.programs_due(now);
             self.effects.settle_ports();
+            self.take_in_processes(now);
         }
         if self.next_loss_tick <= now {
             self.next_loss_tick = now + LOSS_TICK;

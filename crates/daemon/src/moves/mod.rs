@@ -1,5 +1,7 @@
 //! Sockets that change hosts: what programs ask for, and what they are told of it.
 
+mod processes;
+
 use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
@@ -17,6 +19,7 @@ use crate::event_loop::{EventLoop, names};
 use crate::events::Told;
 use crate::server::ClientId;
 use crate::views;
+use processes::ProcessJob;
 
 /// What the control socket's clients wait for.
 #[derive(Debug, Default)]
@@ -27,6 +30,8 @@ pub(crate) struct Moves {
     open: HashMap<ClientId, usize>,
     /// Who receives sockets, and under which name.
     receivers: HashMap<ClientId, String>,
+    /// Processes that are to be moved, by the numbers of their first.
+    processes: HashMap<u32, ProcessJob>,
 }
 
 /// A move that somebody asked for.
@@ -198,6 +203,16 @@ impl EventLoop {
     /// What has become of a move.
     pub(crate) fn note_move(&mut self, event: MoveEvent) {
         let now = clock::now();
+        match event {
+            MoveEvent::Loaded { name, bytes } => return self.effects.wholes.prepare(name, bytes),
+            MoveEvent::LoadAnswered { from, number, standing, sentence } => {
+                return self.note_load_answered(from, number, standing, sentence);
+            }
+            _ => {}
+        }
+        if self.note_move_of_process(&event) {
+            return;
+        }
         let told = match &event {
             MoveEvent::Given { name, to } => {
                 let job = self.moves.jobs.remove(name);
@@ -246,6 +261,8 @@ impl EventLoop {
                 }
                 Told::of_socket("socket-lost", flow, "is lost, and its connection over".to_owned())
             }
+            // Taken in above.
+            MoveEvent::Loaded { .. } | MoveEvent::LoadAnswered { .. } => return,
             MoveEvent::OpFailed { what, error } => Told::new("op-failed", format!("{what} failed: {error}")),
         };
         self.tell(told);

@@ -99,6 +99,14 @@ impl Frozen {
         stream::is_frozen(socket)
     }
 
+    /// Has a TCP socket that somebody else has put to rest go on, as CRIU does with those of a process. Any other is left alone.
+    ///
+    /// # Errors
+    /// [`Error::Call`]: CAP_NET_ADMIN in the socket's user namespace is lacking.
+    pub fn end_rest(socket: &OwnedFd) -> Result<(), Error> {
+        if stream::is_frozen(socket.as_fd()) { stream::wake(socket.as_fd()) } else { Ok(()) }
+    }
+
     /// Writes the socket down. Nothing is changed. `defaults` are those of its network namespace.
     ///
     /// # Errors

@@ -160,6 +160,11 @@ pub(super) fn freeze(fd: BorrowedFd<'_>) -> Result<Due, Unmovable> {
     Ok(Due { reuse, ..Due::default() })
 }
 
+/// Ends the rest of a socket, which tells its far end what it has and waits for (`tcp_send_window_probe`).
+pub(super) fn wake(fd: BorrowedFd<'_>) -> Result<(), Error> {
+    set(fd, TCP_REPAIR, &OFF)
+}
+
 pub(super) fn is_frozen(fd: BorrowedFd<'_>) -> bool {
     get_int(fd, TCP_REPAIR).is_ok_and(|repair| repair != 0)
 }

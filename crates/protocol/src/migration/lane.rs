@@ -252,10 +252,12 @@ fn is_reply(record: &Record) -> bool {
         | Record::Verdict { .. }
         | Record::Decided { .. }
         | Record::Settled { .. }
-        | Record::Cancel { .. } => true,
+        | Record::Cancel { .. }
+        | Record::Loaded { .. } => true,
         Record::Ask { .. }
         | Record::Announce { .. }
         | Record::Part { .. }
+        | Record::Load { .. }
         | Record::Ticket(_)
         | Record::Present { .. }
         | Record::Recall { .. }

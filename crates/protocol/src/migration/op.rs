@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use whimbrel_handshake::PublicKey;
 use whimbrel_wire::FlowTuple;
-pub use whimbrel_wire::moving::{MoveName, Refusal, Request, Ticket};
+pub use whimbrel_wire::moving::{LoadStanding, MoveName, Refusal, Request, Ticket};
 use whimbrel_wire::snapshot::Family;
 
 /// Which sockets a host takes part in moving.
@@ -18,11 +18,13 @@ pub struct Moving {
     pub most: usize,
     /// Bytes of snapshots that it takes at a time, of all donors.
     pub bytes: u64,
+    /// Whether it takes whole processes of those whose sockets it takes: that lets them run what they like.
+    pub processes: bool,
 }
 
 impl Default for Moving {
     fn default() -> Self {
-        Self { enabled: false, accept_from: Vec::new(), most: 16_384, bytes: 1 << 30 }
+        Self { enabled: false, accept_from: Vec::new(), most: 16_384, bytes: 1 << 30, processes: false }
     }
 }
 
@@ -298,6 +300,25 @@ pub enum MoveEvent {
     Lost {
         /// Which move.
         name: MoveName,
+    },
+    /// Acceptor: what a process needs is there, ahead of its connections. To be answered by
+    /// [`Node::answer_load`](crate::Node::answer_load).
+    Loaded {
+        /// The process's move.
+        name: MoveName,
+        /// What its donor has sent.
+        bytes: Vec<u8>,
+    },
+    /// Donor: the acceptor says how a process stands, or says nothing at all.
+    LoadAnswered {
+        /// Who says so.
+        from: PublicKey,
+        /// Of [`Node::send_load`](crate::Node::send_load).
+        number: u64,
+        /// How it stands.
+        standing: LoadStanding,
+        /// For people.
+        sentence: String,
     },
     /// An op failed.
     OpFailed {

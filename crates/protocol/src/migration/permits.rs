@@ -48,6 +48,11 @@ impl Moves {
         self.config.accept_from.contains(donor) || self.permits.members.contains(donor)
     }
 
+    /// Whether a host may have whatever this one has.
+    pub(super) fn may_go_to(&self, acceptor: &PublicKey) -> bool {
+        !self.permits.limited || self.trusts(acceptor)
+    }
+
     /// Whether this host looks forward to a socket of another's.
     pub(super) fn expects(&self, donor: &PublicKey) -> bool {
         self.trusts(donor) || self.permits.grants.values().any(|grant| grant.host == *donor)

@@ -1,6 +1,7 @@
 //! Getting a socket.
 
 use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use whimbrel_datapath::Toward;
@@ -32,17 +33,28 @@ impl Taken {
 
 impl Effects {
     pub(super) fn admit(&mut self, now: Time, name: MoveName, request: Request) -> Result<(), MoveFailed> {
-        let Request { tuple, family, receiver, .. } = request;
-        if !self.relocation.is_received(&receiver) {
-            let who = String::from_utf8_lossy(&receiver);
+        let receiver = &request.receiver;
+        if !self.relocation.is_received(receiver) {
+            let who = String::from_utf8_lossy(receiver);
             return Err(failed(
                 Refusal::NobodyReceives,
                 &format!("no program receives sockets under the name {who:?}"),
             ));
         }
-        if self.relocation.full.contains(&receiver) {
+        if self.relocation.full.contains(receiver) {
             return Err(failed(Refusal::NoRoom, &"what has come already was not taken yet"));
         }
+        self.make_place(now, name, &request)
+    }
+
+    /// Sees to it that a socket has a place where its address is local.
+    pub(in crate::effects) fn make_place(
+        &mut self,
+        now: Time,
+        name: MoveName,
+        request: &Request,
+    ) -> Result<(), MoveFailed> {
+        let Request { tuple, family, receiver, .. } = request.clone();
         let address = tuple.local.ip();
         if !is_of(family, address) {
             return Err(failed(Refusal::BadSnapshot, &"an IPv4 socket with an IPv6 address"));
@@ -107,12 +119,35 @@ impl Effects {
     }
 
     /// A move is over, one way or the other: what was found on admittance is not kept free any more.
-    pub(super) fn forget_taken(&mut self, now: Time, name: &MoveName) -> Result<(), MoveFailed> {
+    pub(in crate::effects) fn forget_taken(&mut self, now: Time, name: &MoveName) -> Result<(), MoveFailed> {
         self.journal.forget_acceptance(*name);
         if let Some(address) = self.relocation.taken.remove(name).and_then(|of| of.endpoint) {
             self.relocation.endpoints.release(now, address);
         }
         self.make_ready(now)
+    }
+
+    /// The namespace of an address, where it is not this host's own.
+    pub(in crate::effects) fn namespace_of(&mut self, address: IpAddr) -> Option<BorrowedFd<'_>> {
+        self.relocation.endpoints.at(address).map(|place| place.endpoint.as_fd())
+    }
+
+    /// Sockets come back to their ports.
+    pub(in crate::effects) fn make_way(&mut self, flows: &[FlowTuple]) {
+        flows.iter().for_each(|flow| self.relocation.ports.make_way(flow.transport, flow.local));
+    }
+
+    /// A connection of a program that goes on here is not to be had: the program is told so.
+    pub(in crate::effects) fn abort_inside(&mut self, flow: &FlowTuple) {
+        let Self { relocation: Relocation { endpoints, .. }, connections, .. } = self;
+        let connections = endpoints.at(flow.local.ip()).map_or(connections, |place| &mut place.connections);
+        let aborted = connections.find(flow).and_then(|socket| match socket {
+            Some(socket) => connections.destroy(&socket).map(drop),
+            None => Ok(()),
+        });
+        if let Err(error) = aborted {
+            tracing::warn!(%flow, %error, "a connection that is lost stays open");
+        }
     }
 
     /// Where the data plane finds this host's end of a flow that is to be known to it.

@@ -52,11 +52,15 @@ impl Effects {
         for address in addresses.keys().filter(|address| self.relocation.endpoints.interface(**address).is_none()) {
             tracing::warn!(%address, "no program has a socket any more in the namespace of an address whose connections were moved here");
         }
+        self.adopt_leaving();
         let donations = moves.donations.values().map(|saved| (saved.clone(), self.find_given(now, saved))).collect();
-        let found = |saved: &SavedAcceptance, this: &mut Self| match this.socket_of(&saved.request.tuple) {
-            Ok(Some(_)) => Found::Awake,
-            // What was rebuilt and not handed on went with that daemon.
-            _ => Found::Gone,
+        self.let_unmoved_go_on();
+        let found = |saved: &SavedAcceptance, this: &mut Self| {
+            this.find_taken_of_whole(saved).unwrap_or_else(|| match this.socket_of(&saved.request.tuple) {
+                Ok(Some(_)) => Found::Awake,
+                // What was rebuilt and not handed on went with that daemon.
+                _ => Found::Gone,
+            })
         };
         let acceptances = moves.acceptances.values().map(|saved| (saved.clone(), found(saved, self))).collect();
         FoundMoves { donations, acceptances, held: moves.held.values().cloned().collect() }
@@ -64,6 +68,9 @@ impl Effects {
 
     /// A socket that was being given away.
     fn find_given(&mut self, now: Time, saved: &SavedDonation) -> Found {
+        if let Some(found) = self.find_given_of_whole(saved) {
+            return found;
+        }
         let found = self.borrow_sockets(now, &[saved.tuple], |_| [0; 16]);
         if !found.get(&saved.tuple).is_some_and(Result::is_ok) {
             return Found::Gone;
@@ -87,7 +94,7 @@ impl Effects {
 
     /// Connections whose sockets are at rest, so that nothing may come to them.
     pub(in crate::effects) fn at_rest(&self) -> HashSet<FlowTuple> {
-        self.relocation.given.values().map(Given::flow).collect()
+        self.relocation.given.values().map(Given::flow).chain(self.flows_of_leaving()).collect()
     }
 
     /// UDP flows whose sockets, in namespaces of their own, are gone: nothing else tells of them.

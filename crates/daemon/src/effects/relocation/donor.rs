@@ -239,7 +239,7 @@ impl Effects {
     }
 
     /// Packets of a flow are not held any more.
-    fn let_in(&mut self, flow: &FlowTuple) {
+    pub(in crate::effects) fn let_in(&mut self, flow: &FlowTuple) {
         if let Err(error) = self.datapath.remove_helped(flow) {
             tracing::error!(%flow, %error, "packets of a connection stay held");
         }

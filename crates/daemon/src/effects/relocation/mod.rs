@@ -112,7 +112,7 @@ impl Relocation {
 
 impl Effects {
     /// Carries out one op of a move. What fails has changed nothing, unless it is said otherwise there.
-    pub(crate) fn carry_out_move(&mut self, now: Time, op: MoveOp) -> Result<MoveDone, MoveFailed> {
+    pub(super) fn carry_out_move_of_socket(&mut self, now: Time, op: MoveOp) -> Result<MoveDone, MoveFailed> {
         match op {
             MoveOp::Admit { name, request } => self.admit(now, name, request)?,
             MoveOp::Freeze { name, flow } => self.freeze(name, flow)?,
@@ -148,8 +148,8 @@ impl Effects {
     }
 
     /// The programs are attached before anything stops, since that takes the kernel tens of milliseconds.
-    fn make_ready(&mut self, now: Time) -> Result<(), MoveFailed> {
-        let busy = self.relocation.is_busy();
+    pub(super) fn make_ready(&mut self, now: Time) -> Result<(), MoveFailed> {
+        let busy = self.relocation.is_busy() || self.wholes.is_busy();
         if self.hooks.note_moving(now, busy) {
             self.apply_hooks().map_err(|error| failed(Refusal::NoRights, &error))?;
         }

@@ -1,0 +1,373 @@
+//! At the acceptor.
+
+use std::collections::HashMap;
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use whimbrel_protocol::{
+    Found, MoveDone, MoveFailed, MoveName, MoveOp, MoveOpId, Refusal, Request, SavedAcceptance, Time,
+};
+use whimbrel_wire::FlowTuple;
+
+use super::{Answer, News, Report, Wholes, failed, key_and_number, number_in};
+use crate::effects::Effects;
+use crate::processes::criu::{self, Criu};
+use crate::processes::load::{Manifest, extract, unpack};
+use crate::processes::{BEFORE, IMAGES, make, remove};
+
+/// How long a process whose fate is decided waits for the last of its connections.
+const LAST_WITHIN: Duration = Duration::from_secs(3);
+/// How many files are named that are missing.
+/// How long the connections of a process may take to be announced whose images are here.
+const EXPECTED_WITHIN: Duration = Duration::from_secs(60);
+const NAMED: usize = 8;
+const MANIFEST: &str = "manifest.json";
+
+/// A process that is to come.
+#[derive(Debug)]
+pub(super) struct Coming {
+    manifest: Manifest,
+    flows: Vec<FlowTuple>,
+    directory: PathBuf,
+    criu: Option<Criu>,
+    /// In a PID namespace of its own.
+    apart: bool,
+    /// The moves of its connections, and how they stand.
+    moves: HashMap<MoveName, Standing>,
+    rebuilding: Vec<MoveOpId>,
+    rebuilt: bool,
+    /// CRIU is at it.
+    begun: bool,
+    saving: Vec<(MoveOpId, SavedAcceptance)>,
+    waking: Vec<MoveOpId>,
+    /// Its first connection is this host's, and so it is. The others are waited for until then.
+    decided: Option<Time>,
+    resuming: bool,
+    dropped: bool,
+    /// Its connections are expected until then.
+    until: Option<Time>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    OnItsWay,
+    /// It waits for the process to go on.
+    There,
+    Over,
+}
+
+/// Looks at what came ahead of a process: whether it can be rebuilt here.
+fn prepare(bytes: &[u8], directory: &Path) -> Result<Coming, String> {
+    make(directory).map_err(|error| format!("{}: {error}", directory.display()))?;
+    let criu = Criu::find()?;
+    let manifest = unpack(bytes, &directory.join(BEFORE)).map_err(|bad| bad.to_string())?;
+    if manifest.architecture != std::env::consts::ARCH {
+        let (there, here) = (&manifest.architecture, std::env::consts::ARCH);
+        return Err(format!("it is a process of {there}, and this host is of {here}"));
+    }
+    if !criu.reads(&manifest.criu) {
+        return Err(format!("it was written down by CRIU {}, and here is CRIU {}", manifest.criu, criu.version));
+    }
+    let lacking = whimbrel_kernel::whole::lacking(&manifest.files);
+    if !lacking.is_empty() {
+        let more = lacking.len().saturating_sub(NAMED);
+        let more = if more > 0 { format!(", and {more} more") } else { String::new() };
+        let named: Vec<String> = lacking.into_iter().take(NAMED).collect();
+        return Err(format!("it needs files that are not there as they are here: {}{more}", named.join(", ")));
+    }
+    let text = serde_json::to_vec(&manifest).map_err(|error| error.to_string())?;
+    fs::write(directory.join(MANIFEST), text).map_err(|error| error.to_string())?;
+    let apart = manifest.pids.iter().any(|pid| Path::new(&format!("/proc/{pid}")).exists());
+    Ok(Coming::new(manifest, directory.to_owned(), Some(criu), apart))
+}
+
+impl Coming {
+    fn new(manifest: Manifest, directory: PathBuf, criu: Option<Criu>, apart: bool) -> Self {
+        Self {
+            flows: manifest.flows(),
+            manifest,
+            directory,
+            criu,
+            apart,
+            moves: HashMap::new(),
+            rebuilding: Vec::new(),
+            rebuilt: false,
+            begun: false,
+            saving: Vec::new(),
+            waking: Vec::new(),
+            decided: None,
+            resuming: false,
+            dropped: false,
+            until: None,
+        }
+    }
+}
+
+impl Wholes {
+    /// Begins to look at what came ahead of a process.
+    pub(crate) fn prepare(&mut self, name: MoveName, bytes: Vec<u8>) {
+        let directory = self.directory.join(format!("in-{}", key_and_number(&name)));
+        let work = move || {
+            let prepared = prepare(&bytes, &directory);
+            if prepared.is_err() {
+                let _ = remove(&directory);
+            }
+            Report::Prepared(name, prepared.map(Box::new))
+        };
+        self.work.begin(work, |why| Report::Prepared(name, Err(why)));
+    }
+
+    pub(super) fn note_prepared(&mut self, now: Time, name: MoveName, mut coming: Coming) {
+        coming.until = Some(now + EXPECTED_WITHIN);
+        self.coming.insert(name, coming);
+    }
+
+    pub(super) fn note_rebuilt(&mut self, name: &MoveName, result: Result<(), String>) {
+        let Some(coming) = self.coming.get_mut(name) else { return };
+        coming.rebuilt = result.is_ok();
+        let waiting = std::mem::take(&mut coming.rebuilding);
+        if coming.dropped {
+            // Nobody wants it any more.
+            let _ = criu::tell(&coming.directory, false);
+        }
+        self.finish_all(waiting, || match &result {
+            Ok(()) => Ok(MoveDone::Done),
+            Err(why) => Err(failed(Refusal::NotRestored, why.clone())),
+        });
+        self.news.extend(result.err().map(|why| News::Failed { name: *name, why }));
+    }
+
+    pub(super) fn note_resumed(&mut self, name: MoveName, result: Result<u32, String>) {
+        let Some(coming) = self.coming.get_mut(&name) else { return };
+        let waiting = std::mem::take(&mut coming.waking);
+        let program = coming.manifest.name.clone();
+        self.finish_all(waiting, || match &result {
+            Ok(_) => Ok(MoveDone::Done),
+            Err(why) => Err(failed(Refusal::NotWoken, why.clone())),
+        });
+        self.news.push(match result {
+            Ok(pid) => News::Running { name, program, pid },
+            Err(why) => News::Lost { name, why },
+        });
+    }
+
+    /// Lets a process go on if it may, and nothing is waited for any more.
+    fn resume(&mut self, name: MoveName, in_any_case: bool) {
+        let Some(coming) = self.coming.get_mut(&name) else { return };
+        let open = coming.moves.values().any(|standing| *standing == Standing::OnItsWay);
+        if coming.decided.is_none() || coming.resuming || open && !in_any_case {
+            return;
+        }
+        coming.resuming = true;
+        let (directory, pids) = (coming.directory.clone(), coming.manifest.pids.clone());
+        let work = move || Report::Resumed(name, criu::resume(&directory, &pids));
+        self.work.begin(work, |why| Report::Resumed(name, Err(why)));
+    }
+
+    fn coming_of(&mut self, name: &MoveName) -> Option<(MoveName, FlowTuple, &mut Coming)> {
+        let (of, flow) = *self.taken.get(name)?;
+        Some((of, flow, self.coming.get_mut(&of)?))
+    }
+}
+
+fn gone() -> MoveFailed {
+    failed(Refusal::NotRestored, "its process does not come any more")
+}
+
+impl Effects {
+    pub(super) fn admit_of_whole(&mut self, now: Time, name: MoveName, request: Request) -> Result<(), MoveFailed> {
+        let number = number_in(&request.receiver).unwrap_or_default();
+        let of = MoveName { donor: name.donor, number };
+        let flow = request.tuple;
+        let coming = self.wholes.coming.get(&of);
+        if !coming.is_some_and(|coming| coming.flows.contains(&flow) && !coming.begun && !coming.dropped) {
+            return Err(failed(Refusal::NobodyReceives, "no process with this connection is on its way here"));
+        }
+        self.make_place(now, name, &request)?;
+        self.wholes.taken.insert(name, (of, flow));
+        if let Some(coming) = self.wholes.coming.get_mut(&of) {
+            coming.moves.insert(name, Standing::OnItsWay);
+        }
+        Ok(())
+    }
+
+    pub(super) fn rebuild_whole(&mut self, id: MoveOpId, name: MoveName, op: MoveOp) -> Option<Answer> {
+        let MoveOp::Restore { snapshot, .. } = op else { return None };
+        let Some((of, flow, coming)) = self.wholes.coming_of(&name) else { return Some(Err(gone())) };
+        if coming.dropped {
+            return Some(Err(gone()));
+        }
+        if coming.flows.first() == Some(&flow)
+            && let Err(bad) = extract(&snapshot, &coming.directory.join(IMAGES))
+        {
+            return Some(Err(failed(Refusal::BadSnapshot, bad.to_string())));
+        }
+        coming.rebuilding.push(id);
+        if coming.rebuilding.len() < coming.flows.len() {
+            return None;
+        }
+        coming.begun = true;
+        let (manifest, directory, apart) = (coming.manifest.clone(), coming.directory.clone(), coming.apart);
+        let (criu, flows) = (coming.criu.clone(), coming.flows.clone());
+        let network = self.network_for(&flows);
+        let work = move || {
+            let rebuild = || {
+                if manifest.before {
+                    let parent = directory.join(IMAGES).join("parent");
+                    std::os::unix::fs::symlink(format!("../{BEFORE}"), parent).map_err(|error| error.to_string())?;
+                }
+                let criu = criu.ok_or("there is no CRIU")?;
+                criu.rebuild(&directory, manifest.job, manifest.talks, apart, network?)
+            };
+            Report::Rebuilt(of, rebuild())
+        };
+        self.wholes.work.begin(work, |why| Report::Rebuilt(of, Err(why)));
+        None
+    }
+
+    /// The network namespace that these connections are to be in, where it is not this one, and their ports kept free.
+    fn network_for(&mut self, flows: &[FlowTuple]) -> Result<Option<OwnedFd>, String> {
+        let Some(first) = flows.first() else { return Ok(None) };
+        match self.namespace_of(first.local.ip()) {
+            Some(namespace) => namespace.try_clone_to_owned().map(Some).map_err(|error| error.to_string()),
+            None => {
+                self.make_way(flows);
+                Ok(None)
+            }
+        }
+    }
+
+    /// The others are presented once the first is this host's: then nobody can revoke them on account of the process.
+    pub(super) fn save_of_whole(&mut self, id: MoveOpId, saved: SavedAcceptance) -> Option<Answer> {
+        let Some((_, flow, coming)) = self.wholes.coming_of(&saved.ticket.name) else { return Some(Err(gone())) };
+        if coming.dropped {
+            return Some(Err(gone()));
+        }
+        if coming.flows.first() == Some(&flow) || coming.decided.is_some() {
+            return Some(self.save_now(saved));
+        }
+        coming.saving.push((id, saved));
+        None
+    }
+
+    fn save_now(&mut self, saved: SavedAcceptance) -> Answer {
+        self.journal.save_acceptance(saved);
+        self.journal.flush().map_err(|error| failed(Refusal::NotKept, error.to_string()))?;
+        Ok(MoveDone::Done)
+    }
+
+    pub(super) fn wake_whole(&mut self, now: Time, id: MoveOpId, name: MoveName) -> Option<Answer> {
+        let Some((of, flow, coming)) = self.wholes.coming_of(&name) else { return Some(Err(gone())) };
+        if coming.resuming && coming.waking.is_empty() {
+            // It goes on already.
+            return Some(Ok(MoveDone::Done));
+        }
+        coming.waking.push(id);
+        coming.moves.insert(name, Standing::There);
+        if coming.flows.first() == Some(&flow) {
+            coming.decided = Some(now + LAST_WITHIN);
+            for (id, saved) in std::mem::take(&mut coming.saving) {
+                let answer = self.save_now(saved);
+                self.wholes.finish(id, answer);
+            }
+        }
+        self.wholes.resume(of, false);
+        None
+    }
+
+    /// A connection is not this host's. Where it is the first, neither is the process.
+    pub(super) fn drop_of_whole(&mut self, name: &MoveName) -> Answer {
+        if let Some((_, flow, coming)) = self.wholes.coming_of(name) {
+            if coming.flows.first() == Some(&flow) {
+                self.drop_whole(name);
+            } else if coming.decided.is_some() {
+                // Its program is to know.
+                self.abort_inside(&flow);
+            }
+        }
+        Ok(MoveDone::Done)
+    }
+
+    fn drop_whole(&mut self, name: &MoveName) {
+        let Some((_, _, coming)) = self.wholes.coming_of(name) else { return };
+        if coming.decided.is_some() || std::mem::replace(&mut coming.dropped, true) {
+            return;
+        }
+        if coming.rebuilt
+            && let Err(error) = criu::tell(&coming.directory, false)
+        {
+            tracing::warn!(%error, "a process that was rebuilt in vain cannot be told so");
+        }
+        let saving = std::mem::take(&mut coming.saving).into_iter().map(|(id, _)| id);
+        let waiting: Vec<MoveOpId> = std::mem::take(&mut coming.rebuilding).into_iter().chain(saving).collect();
+        self.wholes.finish_all(waiting, || Err(gone()));
+    }
+
+    pub(super) fn forget_taken_of_whole(&mut self, now: Time, name: &MoveName) -> Answer {
+        if let Some((of, flow, coming)) = self.wholes.coming_of(name) {
+            coming.moves.insert(*name, Standing::Over);
+            let first = coming.flows.first() == Some(&flow);
+            let over = coming.moves.values().all(|standing| *standing == Standing::Over);
+            if first {
+                self.drop_whole(name);
+            }
+            self.wholes.resume(of, false);
+            if over && let Some(coming) = self.wholes.coming.remove(&of) {
+                if !coming.resuming {
+                    let _ = criu::tell(&coming.directory, false);
+                }
+                if let Err(error) = remove(&coming.directory) {
+                    tracing::warn!(%error, "what was written down of a process stays");
+                }
+            }
+        }
+        self.wholes.taken.remove(name);
+        self.forget_taken(now, name)?;
+        self.journal.flush().map_err(|error| failed(Refusal::NotKept, error.to_string()))?;
+        Ok(MoveDone::Done)
+    }
+
+    /// Processes do not wait for ever for the last of their connections.
+    pub(super) fn hasten_wholes(&mut self, now: Time) {
+        let late = |coming: &Coming| coming.decided.is_some_and(|until| until <= now) && !coming.resuming;
+        let late: Vec<MoveName> =
+            self.wholes.coming.iter().filter(|(_, coming)| late(coming)).map(|(name, _)| *name).collect();
+        late.into_iter().for_each(|name| self.wholes.resume(name, true));
+        self.wholes.coming.retain(|_, coming| {
+            let vain = coming.moves.is_empty() && coming.until.is_some_and(|until| until <= now);
+            if vain {
+                let _ = remove(&coming.directory);
+            }
+            !vain
+        });
+    }
+
+    /// What is found of a process's connection that was on its way here when the daemon before this one died.
+    pub(in crate::effects) fn find_taken_of_whole(&mut self, saved: &SavedAcceptance) -> Option<Found> {
+        let name = saved.ticket.name;
+        let of = MoveName { donor: name.donor, number: number_in(&saved.request.receiver)? };
+        let directory = self.wholes.directory.join(format!("in-{}", key_and_number(&of)));
+        let text = fs::read(directory.join(MANIFEST)).ok();
+        let Some(manifest) = text.and_then(|text| serde_json::from_slice::<Manifest>(&text).ok()) else {
+            return Some(Found::Gone);
+        };
+        let waits = criu::waits(&directory);
+        let there = criu::numbers_here(&directory, &manifest.pids);
+        let coming = self.wholes.coming.entry(of).or_insert_with(|| {
+            let mut coming = Coming::new(manifest, directory.clone(), None, false);
+            (coming.begun, coming.rebuilt) = (true, true);
+            coming
+        });
+        coming.moves.insert(name, Standing::OnItsWay);
+        self.wholes.taken.insert(name, (of, saved.request.tuple));
+        if waits {
+            Some(Found::Frozen)
+        } else if directory.join("resumed").exists() && !there.is_empty() {
+            Some(Found::Awake)
+        } else {
+            Some(Found::Gone)
+        }
+    }
+}

@@ -1,0 +1,446 @@
+//! At the donor.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use whimbrel_datapath::{HelpedFlow, HelpedPhase};
+use whimbrel_kernel::borrowed::Halted;
+use whimbrel_kernel::whole::{self, Whole};
+use whimbrel_protocol::{Found, MoveDone, MoveName, MoveOpId, Refusal, SavedDonation, Time};
+use whimbrel_wire::FlowTuple;
+
+use super::{Answer, News, Report, Wholes, failed};
+use crate::effects::Effects;
+use crate::processes::criu::{Criu, Subject};
+use crate::processes::load::{Manifest, archive, pack};
+use crate::processes::{BEFORE, IMAGES, make, remove};
+
+/// How long CRIU may take to be done with a process after the daemon has died that started it.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// What a restarted daemon has to know.
+const STATE: &str = "state.json";
+
+/// A process that is to go.
+#[derive(Debug)]
+pub(super) struct Leaving {
+    pids: Vec<u32>,
+    subject: Subject,
+    /// Its connections, that which decides first.
+    flows: Vec<FlowTuple>,
+    directory: PathBuf,
+    criu: Option<Criu>,
+    before: bool,
+    /// Ops that wait until all connections have come as far.
+    freezing: Vec<MoveOpId>,
+    dumping: Vec<MoveOpId>,
+    thawing: Vec<MoveOpId>,
+    dumped: bool,
+    stopped: Option<Instant>,
+    fate: Option<Fate>,
+    doomed: bool,
+}
+
+/// What goes ahead of a process, and how it was made.
+#[derive(Debug)]
+pub(super) struct Packed {
+    load: Vec<u8>,
+    criu: Criu,
+    before: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Kept,
+    Gone,
+}
+
+/// Of a [`Leaving`], for the next daemon.
+#[derive(Debug, Serialize, Deserialize)]
+struct State {
+    /// Each with what tells it from a later one of its number.
+    pids: Vec<(u32, Option<u64>)>,
+    inner: u32,
+    apart: bool,
+    flows: Vec<(u8, std::net::SocketAddr, std::net::SocketAddr)>,
+}
+
+impl Leaving {
+    fn leads(&self, flow: &FlowTuple) -> bool {
+        self.flows.first() == Some(flow)
+    }
+
+    fn save(&self) -> std::io::Result<()> {
+        let flow = |flow: &FlowTuple| (flow.transport.protocol(), flow.local, flow.remote);
+        let state = State {
+            pids: self.pids.iter().map(|pid| (*pid, whole::started(*pid))).collect(),
+            inner: self.subject.inner,
+            apart: self.subject.apart,
+            flows: self.flows.iter().map(flow).collect(),
+        };
+        fs::write(self.directory.join(STATE), serde_json::to_vec(&state)?)
+    }
+}
+
+impl Wholes {
+    pub(super) fn gives(&self, flow: &FlowTuple) -> bool {
+        self.leaving.values().any(|leaving| leaving.flows.contains(flow) && leaving.fate.is_none())
+    }
+
+    /// Whether a process is on its way already.
+    pub(crate) fn is_leaving(&self, root: u32) -> bool {
+        self.leaving.contains_key(&root)
+    }
+
+    /// Begins to write a process down that runs, and what an acceptor has to know of it.
+    ///
+    /// # Errors
+    /// A sentence.
+    pub(crate) fn pack(&mut self, whole: &Whole) -> Result<(), String> {
+        let root = whole.root;
+        let directory = self.directory.join(format!("out-{root}"));
+        make(&directory).map_err(|error| format!("{}: {error}", directory.display()))?;
+        let inner = whole.inner.first().copied().unwrap_or(root);
+        let (job, talks) = (!whole.leads, whole.talks);
+        let subject = Subject { root, inner, apart: whole.apart, job, talks };
+        let leaving = Leaving {
+            pids: whole.pids.clone(),
+            subject: subject.clone(),
+            flows: whole.flows.clone(),
+            directory: directory.clone(),
+            criu: None,
+            before: false,
+            freezing: Vec::new(),
+            dumping: Vec::new(),
+            thawing: Vec::new(),
+            dumped: false,
+            stopped: None,
+            fate: None,
+            doomed: false,
+        };
+        self.leaving.insert(root, leaving);
+        let mut manifest = Manifest {
+            criu: String::new(),
+            architecture: std::env::consts::ARCH.to_owned(),
+            name: whole.name.clone(),
+            pids: whole.inner.clone(),
+            job,
+            talks,
+            files: whole.files.clone(),
+            flows: Manifest::lines(&whole.flows),
+            before: false,
+        };
+        let work = move || {
+            let packed = Criu::find().and_then(|criu| {
+                criu.may_dump(subject.apart)?;
+                let before = criu.dump_before(&subject, &directory);
+                if let Err(why) = &before {
+                    // It only takes longer at rest.
+                    tracing::info!(%why, "the memory of process {root} is not written down while it runs");
+                    make(&directory).map_err(|error| error.to_string())?;
+                }
+                let before = before.is_ok();
+                (manifest.criu, manifest.before) = (criu.version.clone(), before);
+                pack(&manifest, &directory.join(BEFORE)).map(|load| Packed { load, criu, before })
+            });
+            Report::Packed(root, packed)
+        };
+        self.work.begin(work, |why| Report::Packed(root, Err(why)));
+        Ok(())
+    }
+
+    /// How long a process has stood still, if it does or did.
+    pub(crate) fn still_for(&self, root: u32) -> Option<Duration> {
+        self.leaving.get(&root).and_then(|leaving| leaving.stopped).map(|stopped| stopped.elapsed())
+    }
+
+    pub(super) fn note_packed(&mut self, root: u32, packed: Result<Packed, String>) {
+        let load = packed.map(|Packed { load, criu, before }| {
+            if let Some(leaving) = self.leaving.get_mut(&root) {
+                (leaving.criu, leaving.before) = (Some(criu), before);
+            }
+            load
+        });
+        self.news.push(News::Packed { root, load });
+    }
+
+    pub(super) fn note_dumped(&mut self, root: u32, images: Result<Vec<u8>, String>) {
+        let Some(leaving) = self.leaving.get_mut(&root) else { return };
+        leaving.dumped = images.is_ok();
+        let waiting = std::mem::take(&mut leaving.dumping);
+        match images {
+            Ok(images) => {
+                // The first that asked is that of the connection which decides.
+                let mut images = Some(images);
+                for id in waiting {
+                    let bytes = images.take().unwrap_or_else(|| vec![0]);
+                    self.finish(id, Ok(MoveDone::Dumped(bytes)));
+                }
+            }
+            Err(why) => {
+                leaving.doomed = true;
+                self.finish_all(waiting, || Err(failed(Refusal::Unmovable, why.clone())));
+                self.news.push(News::Doomed { root, why: Some(why) });
+            }
+        }
+    }
+
+    /// Nothing of it is under way any more.
+    pub(crate) fn forget_leaving(&mut self, root: u32) {
+        if let Some(leaving) = self.leaving.remove(&root) {
+            self.given.retain(|_, (of, _)| *of != root);
+            if let Err(error) = remove(&leaving.directory) {
+                tracing::warn!(%error, "what was written down of process {root} stays");
+            }
+        }
+    }
+}
+
+impl Effects {
+    /// The connections of a process are about to be given.
+    ///
+    /// # Errors
+    /// A sentence.
+    pub(crate) fn begin_leaving(&mut self, now: Time, root: u32) -> Result<(), String> {
+        let Some(leaving) = self.wholes.leaving.get(&root) else { return Err("it was given up".to_owned()) };
+        leaving.save().map_err(|error| error.to_string())?;
+        self.make_ready(now).map_err(|error| error.to_string())
+    }
+
+    /// The process of these moves is not to go any more: what waits is told so.
+    pub(crate) fn doom_leaving(&mut self, root: u32) {
+        let Some(leaving) = self.wholes.leaving.get_mut(&root) else { return };
+        leaving.doomed = true;
+        let waiting = std::mem::take(&mut leaving.freezing);
+        self.wholes.finish_all(waiting, || Err(failed(Refusal::Cancelled, "another of its connections does not move")));
+    }
+
+    pub(super) fn freeze_whole(&mut self, id: MoveOpId, name: MoveName, flow: FlowTuple) -> Option<Answer> {
+        let found = self.wholes.leaving.iter_mut().find(|(_, leaving)| leaving.flows.contains(&flow));
+        let Some((root, leaving)) = found else { return Some(Err(failed(Refusal::Unmovable, "it was given up"))) };
+        let root = *root;
+        if leaving.doomed {
+            return Some(Err(failed(Refusal::Cancelled, "another of its connections does not move")));
+        }
+        self.wholes.given.insert(name, (root, flow));
+        leaving.freezing.push(id);
+        if leaving.freezing.len() < leaving.flows.len() {
+            return None;
+        }
+        let waiting = std::mem::take(&mut leaving.freezing);
+        let stopped = self.stop_whole(root);
+        if let Err(why) = &stopped {
+            self.wholes.news.push(News::Doomed { root, why: Some(why.clone()) });
+            self.wholes.given.retain(|_, (of, _)| *of != root);
+            if let Some(leaving) = self.wholes.leaving.get_mut(&root) {
+                leaving.doomed = true;
+            }
+        }
+        let answer = || match &stopped {
+            Ok(()) => Ok(MoveDone::Done),
+            Err(why) => Err(failed(Refusal::Unmovable, why.clone())),
+        };
+        self.wholes.finish_all(waiting, answer);
+        None
+    }
+
+    /// Holds the packets of a process's connections, and has it stand still.
+    fn stop_whole(&mut self, root: u32) -> Result<(), String> {
+        let Some(leaving) = self.wholes.leaving.get_mut(&root) else { return Err("it was given up".to_owned()) };
+        leaving.stopped = Some(Instant::now());
+        let held = HelpedFlow { phase: HelpedPhase::Held, offset: 0, acknowledged: 0, delivered: 0 };
+        let stop = || {
+            for flow in &leaving.flows {
+                self.datapath.set_helped(flow, &held).map_err(|error| error.to_string())?;
+            }
+            let halted: Result<Vec<Halted>, _> = leaving.pids.iter().map(|pid| Halted::stop(*pid)).collect();
+            let halted = halted.map_err(|error| error.to_string())?;
+            // Now that none of them does anything more.
+            let sorted = |mut pids: Vec<u32>| {
+                pids.sort_unstable();
+                pids
+            };
+            if sorted(whole::tree(root)) != sorted(leaving.pids.clone()) {
+                return Err("it has started or ended processes meanwhile; try again".to_owned());
+            }
+            let flows = whole::flows_of(&leaving.pids).map_err(|unfit| unfit.to_string())?;
+            if flows != leaving.flows.iter().copied().collect() {
+                return Err("it has opened or closed connections meanwhile; try again".to_owned());
+            }
+            // Whatever becomes of this daemon, they do not go on with sockets at rest.
+            halted.into_iter().for_each(Halted::leave);
+            Ok(())
+        };
+        let stopped: Result<(), String> = stop();
+        if stopped.is_err() {
+            leaving.stopped = None;
+            let flows = leaving.flows.clone();
+            flows.iter().for_each(|flow| self.let_in(flow));
+        }
+        stopped
+    }
+
+    pub(super) fn dump_whole(&mut self, id: MoveOpId, name: &MoveName) -> Option<Answer> {
+        let (root, flow) = *self.wholes.given.get(name)?;
+        let Some(leaving) = self.wholes.leaving.get_mut(&root) else {
+            return Some(Err(failed(Refusal::Unmovable, "it was given up")));
+        };
+        let criu = match leaving.criu.clone() {
+            Some(criu) if !leaving.doomed => criu,
+            _ => return Some(Err(failed(Refusal::Cancelled, "another of its connections does not move"))),
+        };
+        if !leaving.leads(&flow) {
+            if leaving.dumped {
+                return Some(Ok(MoveDone::Dumped(vec![0])));
+            }
+            leaving.dumping.push(id);
+            return None;
+        }
+        leaving.dumping.insert(0, id);
+        let (subject, directory, before) = (leaving.subject.clone(), leaving.directory.clone(), leaving.before);
+        let work = move || {
+            let mut images = Vec::new();
+            let dumped = criu.dump(&subject, &directory, before);
+            let dumped = dumped.and_then(|()| archive(&directory.join(IMAGES), &mut images));
+            Report::Dumped(root, dumped.map(|()| images))
+        };
+        self.wholes.work.begin(work, |why| Report::Dumped(root, Err(why)));
+        None
+    }
+
+    /// A connection stays. Whether the process does is for the first to say.
+    pub(super) fn let_whole_go_on(&mut self, id: MoveOpId, name: &MoveName) -> Option<Answer> {
+        let (root, flow) = *self.wholes.given.get(name)?;
+        let Some(leaving) = self.wholes.leaving.get_mut(&root) else { return Some(Ok(MoveDone::Done)) };
+        match leaving.fate {
+            Some(Fate::Kept) => Some(Ok(MoveDone::Done)),
+            Some(Fate::Gone) => {
+                self.let_in(&flow);
+                Some(Err(failed(Refusal::NotWoken, "its process is with the other host, without it")))
+            }
+            None if !leaving.leads(&flow) => {
+                leaving.doomed = true;
+                leaving.thawing.push(id);
+                self.wholes.news.push(News::Doomed { root, why: None });
+                self.wholes.work.stir();
+                None
+            }
+            None => {
+                leaving.fate = Some(Fate::Kept);
+                let waiting = std::mem::take(&mut leaving.thawing);
+                let (pids, flows) = (leaving.pids.clone(), leaving.flows.clone());
+                // First what holds their packets: their own first segments would be held with them.
+                flows.iter().for_each(|flow| self.let_in(flow));
+                let woken = whole::wake(&pids);
+                let answer = || match &woken {
+                    Ok(()) => Ok(MoveDone::Done),
+                    Err(error) => Err(failed(Refusal::NotWoken, error.to_string())),
+                };
+                self.wholes.finish_all(waiting, answer);
+                Some(answer())
+            }
+        }
+    }
+
+    /// A connection is another host's, and so is the process.
+    pub(super) fn end_whole(&mut self, name: &MoveName) -> Answer {
+        let Some((root, flow)) = self.wholes.given.get(name).copied() else { return Ok(MoveDone::Done) };
+        let mut ended = Ok(());
+        if let Some(leaving) = self.wholes.leaving.get_mut(&root).filter(|leaving| leaving.fate.is_none()) {
+            leaving.fate = Some(Fate::Gone);
+            let waiting = std::mem::take(&mut leaving.thawing);
+            ended = whole::end(&leaving.pids);
+            self.wholes.finish_all(waiting, || {
+                Err(failed(Refusal::NotWoken, "its process is with the other host, without it"))
+            });
+            self.settle_ports();
+        }
+        self.let_in(&flow);
+        ended.map(|()| MoveDone::Done).map_err(|error| failed(Refusal::NotKept, error.to_string()))
+    }
+
+    pub(super) fn forget_given_of_whole(&mut self, now: Time, name: &MoveName) -> Answer {
+        self.journal.forget_donation(*name);
+        if let Some((root, _)) = self.wholes.given.remove(name)
+            && self.wholes.given.values().all(|(of, _)| *of != root)
+            && self.wholes.leaving.get(&root).is_some_and(|leaving| leaving.fate.is_some() && leaving.criu.is_none())
+        {
+            // A daemon before this one had begun; nobody here waits to hear of it.
+            self.wholes.forget_leaving(root);
+        }
+        self.make_ready(now)?;
+        self.journal.flush().map_err(|error| failed(Refusal::NotKept, error.to_string()))?;
+        Ok(MoveDone::Done)
+    }
+
+    /// Finds processes again that were leaving when the daemon before this one died.
+    pub(in crate::effects) fn adopt_leaving(&mut self) {
+        let entries = fs::read_dir(&self.wholes.directory).into_iter().flatten().flatten();
+        for directory in entries.map(|entry| entry.path()) {
+            let root = directory.file_name().and_then(|name| name.to_str()?.strip_prefix("out-")?.parse::<u32>().ok());
+            let Some(root) = root else { continue };
+            let state = fs::read(directory.join(STATE)).ok();
+            let state = state.and_then(|text| serde_json::from_slice::<State>(&text).ok());
+            let there = |(pid, started): &(u32, Option<u64>)| started.is_some() && whole::started(*pid) == *started;
+            let Some(state) = state.filter(|state| state.pids.iter().all(there)) else {
+                let _ = remove(&directory);
+                continue;
+            };
+            let pids: Vec<u32> = state.pids.iter().map(|(pid, _)| *pid).collect();
+            let since = Instant::now();
+            while pids.iter().any(|pid| whole::is_traced(*pid)) && since.elapsed() < PATIENCE {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            let flow = |(protocol, local, remote): &(u8, std::net::SocketAddr, std::net::SocketAddr)| {
+                let transport = whimbrel_wire::Transport::from_protocol(*protocol)?;
+                Some(FlowTuple { transport, local: *local, remote: *remote })
+            };
+            let subject = Subject { root, inner: state.inner, apart: state.apart, job: false, talks: false };
+            let leaving = Leaving {
+                flows: state.flows.iter().filter_map(flow).collect(),
+                pids,
+                subject,
+                directory,
+                criu: None,
+                before: false,
+                freezing: Vec::new(),
+                dumping: Vec::new(),
+                thawing: Vec::new(),
+                dumped: false,
+                stopped: None,
+                fate: None,
+                doomed: true,
+            };
+            self.wholes.leaving.insert(root, leaving);
+        }
+    }
+
+    /// What is found of a connection of such a process.
+    pub(in crate::effects) fn find_given_of_whole(&mut self, saved: &SavedDonation) -> Option<Found> {
+        let mut all = self.wholes.leaving.iter();
+        let (root, _) = all.find(|(_, leaving)| leaving.flows.contains(&saved.tuple))?;
+        self.wholes.given.insert(saved.name, (*root, saved.tuple));
+        Some(Found::Frozen)
+    }
+
+    /// Processes that were found, and whose connections nobody has begun to move, go on.
+    pub(in crate::effects) fn let_unmoved_go_on(&mut self) {
+        let given: BTreeSet<u32> = self.wholes.given.values().map(|(root, _)| *root).collect();
+        let idle: Vec<u32> = self.wholes.leaving.keys().copied().filter(|root| !given.contains(root)).collect();
+        for root in idle {
+            if let Some(leaving) = self.wholes.leaving.get(&root)
+                && let Err(error) = whole::wake(&leaving.pids)
+            {
+                tracing::warn!(%error, "process {root} is not woken");
+            }
+            self.wholes.forget_leaving(root);
+        }
+    }
+
+    /// Connections of processes at rest.
+    pub(in crate::effects) fn flows_of_leaving(&self) -> impl Iterator<Item = FlowTuple> {
+        self.wholes.leaving.values().filter(|leaving| leaving.fate.is_none()).flat_map(|leaving| leaving.flows.clone())
+    }
+}

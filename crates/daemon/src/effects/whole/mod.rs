@@ -1,0 +1,206 @@
+//! Whole processes on their way (decision 0020): CRIU has the process, the moves of its connections have their packets.
+//!
+//! Every connection of a process is moved as any other is (`docs/protocol.md` §9). That they belong together is known here, at both
+//! ends: an op of one of them is answered when all have come as far. The first of them decides for all.
+//!
+//! ```text
+//! leaving.rs    at the donor: what is written down, ends, or goes on as if nothing had been
+//! coming.rs     at the acceptor: what is rebuilt, waits at rest for its fate, and goes on or ends
+//! ```
+
+mod coming;
+mod leaving;
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
+
+use whimbrel_handshake::PublicKey;
+use whimbrel_kernel::whole;
+use whimbrel_protocol::{MoveDone, MoveFailed, MoveName, MoveOp, MoveOpId, Refusal, Time};
+use whimbrel_wire::FlowTuple;
+
+use super::Effects;
+use super::Failure;
+use crate::processes;
+use crate::processes::work::Work;
+use coming::Coming;
+use leaving::{Leaving, Packed};
+
+type Answer = Result<MoveDone, MoveFailed>;
+
+/// What a thread has done.
+#[derive(Debug)]
+enum Report {
+    /// What goes ahead of a process.
+    Packed(u32, Result<Packed, String>),
+    /// The images of a process at rest.
+    Dumped(u32, Result<Vec<u8>, String>),
+    /// What came ahead of one: it can be taken.
+    Prepared(MoveName, Result<Box<Coming>, String>),
+    /// It is there, at rest.
+    Rebuilt(MoveName, Result<(), String>),
+    /// It goes on, under this number.
+    Resumed(MoveName, Result<u32, String>),
+}
+
+/// What the loop has to see to.
+#[derive(Debug)]
+pub(crate) enum News {
+    /// Donor: what goes ahead of the process with this number is to be sent, or it cannot be moved.
+    Packed { root: u32, load: Result<Vec<u8>, String> },
+    /// Donor: it is not to be moved after all.
+    Doomed { root: u32, why: Option<String> },
+    /// Acceptor: whether it is taken.
+    Prepared { name: MoveName, refused: Option<String> },
+    /// Acceptor: it could not be rebuilt.
+    Failed { name: MoveName, why: String },
+    /// Acceptor: it goes on here.
+    Running { name: MoveName, program: String, pid: u32 },
+    /// Acceptor: it is lost.
+    Lost { name: MoveName, why: String },
+}
+
+/// The processes on their way.
+#[derive(Debug)]
+pub(crate) struct Wholes {
+    directory: PathBuf,
+    work: Work<Report>,
+    /// By the numbers of their first processes.
+    leaving: HashMap<u32, Leaving>,
+    /// Moves of connections of these.
+    given: HashMap<MoveName, (u32, FlowTuple)>,
+    /// By the names of their moves.
+    coming: HashMap<MoveName, Coming>,
+    /// Moves of connections of these.
+    taken: HashMap<MoveName, (MoveName, FlowTuple)>,
+    finished: Vec<(MoveOpId, Answer)>,
+    news: Vec<News>,
+}
+
+impl Wholes {
+    pub(super) fn new(run_dir: &std::path::Path) -> Result<Self, Failure> {
+        let work = Work::new().map_err(|errno| whimbrel_kernel::Error::Call {
+            call: "eventfd",
+            object: "for processes on their way".to_owned(),
+            source: errno.into(),
+            effect: whimbrel_kernel::error::Effect::None,
+        })?;
+        Ok(Self {
+            directory: processes::directory(run_dir),
+            work,
+            leaving: HashMap::new(),
+            given: HashMap::new(),
+            coming: HashMap::new(),
+            taken: HashMap::new(),
+            finished: Vec::new(),
+            news: Vec::new(),
+        })
+    }
+
+    /// Readable when there is something to take in.
+    pub(crate) fn wake(&self) -> BorrowedFd<'_> {
+        self.work.wake()
+    }
+
+    /// Whether the data plane has packets of a process to hold, or is about to.
+    pub(super) fn is_busy(&self) -> bool {
+        !self.leaving.is_empty() || !self.coming.is_empty()
+    }
+
+    /// Takes what the loop has to see to.
+    pub(crate) fn take_news(&mut self) -> Vec<News> {
+        std::mem::take(&mut self.news)
+    }
+
+    fn finish(&mut self, id: MoveOpId, answer: Answer) {
+        self.finished.push((id, answer));
+        self.work.stir();
+    }
+
+    fn finish_all(&mut self, ids: Vec<MoveOpId>, answer: impl Fn() -> Answer) {
+        ids.into_iter().for_each(|id| self.finish(id, answer()));
+    }
+}
+
+/// Under which name the connections of a process go: no program's name is like that, since it is no UTF-8.
+pub(crate) fn receiver_of(number: u64) -> Vec<u8> {
+    [0xff].into_iter().chain(number.to_be_bytes()).collect()
+}
+
+/// The number of the process's move, where a connection belongs to one.
+fn number_in(receiver: &[u8]) -> Option<u64> {
+    receiver.strip_prefix(&[0xff]).and_then(|number| number.try_into().ok()).map(u64::from_be_bytes)
+}
+
+fn failed(refusal: Refusal, sentence: impl Into<String>) -> MoveFailed {
+    MoveFailed { refusal, sentence: sentence.into() }
+}
+
+impl Effects {
+    /// Carries out one op of a move. `None`: what came of it is told by [`take_in_wholes`](Self::take_in_wholes).
+    pub(crate) fn carry_out_move(&mut self, now: Time, id: MoveOpId, op: MoveOp) -> Option<Answer> {
+        match op {
+            MoveOp::Freeze { name, flow } if self.wholes.gives(&flow) => self.freeze_whole(id, name, flow),
+            MoveOp::Dump { name } if self.wholes.given.contains_key(&name) => self.dump_whole(id, &name),
+            MoveOp::Thaw { name } if self.wholes.given.contains_key(&name) => self.let_whole_go_on(id, &name),
+            MoveOp::Destroy { name, .. } if self.wholes.given.contains_key(&name) => Some(self.end_whole(&name)),
+            MoveOp::ForgetDonation { name } if self.wholes.given.contains_key(&name) => {
+                Some(self.forget_given_of_whole(now, &name))
+            }
+            MoveOp::Admit { name, request } if number_in(&request.receiver).is_some() => {
+                Some(self.admit_of_whole(now, name, request).map(|()| MoveDone::Done))
+            }
+            MoveOp::Restore { name, .. } if self.wholes.taken.contains_key(&name) => self.rebuild_whole(id, name, op),
+            MoveOp::SaveAcceptance(saved) if self.wholes.taken.contains_key(&saved.ticket.name) => {
+                self.save_of_whole(id, saved)
+            }
+            MoveOp::Thaw { name } if self.wholes.taken.contains_key(&name) => self.wake_whole(now, id, name),
+            MoveOp::Destroy { name, .. } if self.wholes.taken.contains_key(&name) => Some(self.drop_of_whole(&name)),
+            MoveOp::ForgetAcceptance { name } if self.wholes.taken.contains_key(&name) => {
+                Some(self.forget_taken_of_whole(now, &name))
+            }
+            op => Some(self.carry_out_move_of_socket(now, op)),
+        }
+    }
+
+    /// Whether a process is in the network namespace that an address of its is in: this one, or that of the address.
+    pub(crate) fn is_in_place(&mut self, pid: u32, address: IpAddr) -> bool {
+        let number = |namespace: BorrowedFd<'_>| rustix::fs::fstat(namespace).map(|stat| stat.st_ino).ok();
+        let its = whole::network_of(pid).ok().and_then(|its| number(its.as_fd()));
+        let place = match self.namespace_of(address) {
+            Some(namespace) => number(namespace),
+            None => std::fs::File::open("/proc/thread-self/ns/net").ok().and_then(|own| number(own.as_fd())),
+        };
+        its.is_some() && its == place
+    }
+
+    /// Takes in what threads have done, and gives what came of ops.
+    pub(crate) fn take_in_wholes(&mut self, now: Time) -> Vec<(MoveOpId, Answer)> {
+        for report in self.wholes.work.take() {
+            match report {
+                Report::Packed(root, packed) => self.wholes.note_packed(root, packed),
+                Report::Dumped(root, images) => self.wholes.note_dumped(root, images),
+                Report::Prepared(name, Ok(coming)) => {
+                    self.wholes.note_prepared(now, name, *coming);
+                    self.wholes.news.push(News::Prepared { name, refused: None });
+                }
+                Report::Prepared(name, Err(why)) => {
+                    self.wholes.news.push(News::Prepared { name, refused: Some(why) });
+                }
+                Report::Rebuilt(name, result) => self.wholes.note_rebuilt(&name, result),
+                Report::Resumed(name, result) => self.wholes.note_resumed(name, result),
+            }
+        }
+        self.hasten_wholes(now);
+        std::mem::take(&mut self.wholes.finished)
+    }
+}
+
+/// A directory's name for a move of which another host is the donor.
+fn key_and_number(name: &MoveName) -> String {
+    let key = PublicKey::from(name.donor).to_string();
+    let plain: String = key.chars().filter(char::is_ascii_alphanumeric).take(16).collect();
+    format!("{plain}-{:016x}", name.number)
+}

@@ -1,0 +1,329 @@
+//! Whole processes that change hosts: what is asked of this one, and what is told of it (decision 0020).
+
+use std::time::Duration;
+
+use whimbrel_handshake::PublicKey;
+use whimbrel_ipc::{Code, Failure, MovedProcess, ProcessScope, Reply};
+use whimbrel_kernel::whole::{self, Scope, Whole};
+use whimbrel_protocol::{Gift, LoadStanding, MoveEvent, MoveName, Time};
+use whimbrel_wire::FlowTuple;
+use whimbrel_wire::snapshot::Family;
+
+use super::{SNAPSHOT_USUAL, sentence};
+use crate::clock;
+use crate::effects::{News, own_addresses, receiver_of};
+use crate::event_loop::EventLoop;
+use crate::events::Told;
+use crate::flows::is_movable;
+use crate::server::ClientId;
+use crate::views;
+
+/// How long the acceptor may take to say that a process goes on there, once it is its.
+const TOLD_WITHIN: Duration = Duration::from_secs(10);
+
+/// A process that somebody wants to have moved.
+#[derive(Debug)]
+pub(crate) struct ProcessJob {
+    client: ClientId,
+    whole: Whole,
+    to: PublicKey,
+    /// Of the load that was sent.
+    number: Option<u64>,
+    /// The moves of its connections that are under way.
+    open: Vec<(MoveName, FlowTuple)>,
+    begun: bool,
+    /// How many of its connections have gone.
+    gone: usize,
+    /// The first has: the process is the other host's.
+    decided: bool,
+    /// Connections that it has lost on the way.
+    lost: Vec<FlowTuple>,
+    /// Why it stays.
+    why: Option<String>,
+    /// It goes on there: how long it stood still, and its number there.
+    running: Option<(Duration, String)>,
+    /// What the acceptor says is waited for until then.
+    until: Option<Time>,
+}
+
+impl EventLoop {
+    /// [`Request::MoveProcess`](whimbrel_ipc::Request::MoveProcess).
+    pub(crate) fn move_process(&mut self, id: ClientId, pid: u32, scope: ProcessScope, to: &str) {
+        let scope = match scope {
+            ProcessScope::Alone => Scope::Alone,
+            ProcessScope::Tree => Scope::Tree,
+            ProcessScope::Cgroup => Scope::Cgroup,
+        };
+        let now = clock::now();
+        // Those that were opened this instant count.
+        self.take_in_datapath_events(now);
+        self.take_in_udp(now);
+        let asked = self.acceptor(to).and_then(|acceptor| Ok((acceptor, self.fit_to_go(pid, scope, &acceptor)?)));
+        let (acceptor, whole) = match asked {
+            Ok(asked) => asked,
+            Err(failure) => return self.server.reply(id, &Reply::Error(failure)),
+        };
+        let root = whole.root;
+        if let Err(why) = self.effects.wholes.pack(&whole) {
+            return self.server.reply(id, &Reply::Error(Failure::new(why).on(format!("process {pid}"))));
+        }
+        self.server.answer_later(id);
+        let job = ProcessJob {
+            client: id,
+            whole,
+            to: acceptor,
+            number: None,
+            open: Vec::new(),
+            begun: false,
+            gone: 0,
+            decided: false,
+            lost: Vec::new(),
+            why: None,
+            running: None,
+            until: None,
+        };
+        self.moves.processes.insert(root, job);
+    }
+
+    /// Whether a process can go, with what goes with it.
+    fn fit_to_go(&mut self, pid: u32, scope: Scope, to: &PublicKey) -> Result<Whole, Failure> {
+        let refused = |sentence: String| Failure::new(sentence).on(format!("process {pid}")).code(Code::NotSupported);
+        if *to == self.node.public_key() {
+            return Err(refused("it is on this host already".to_owned()));
+        }
+        let whole = whole::look(pid, scope).map_err(|unfit| match unfit {
+            whole::Unfit::Gone(_) => Failure::new("there is no such process, or it may not be looked into")
+                .on(format!("process {pid}"))
+                .code(Code::Unknown),
+            other => refused(other.to_string()),
+        })?;
+        if self.effects.wholes.is_leaving(whole.root) {
+            return Err(refused("it is being moved already".to_owned()));
+        }
+        let Some(first) = whole.flows.first().copied() else {
+            return Err(refused(
+                "it has no connection, so there is nothing that would have to go on with it: start it there".to_owned(),
+            ));
+        };
+        let own = own_addresses(&self.effects.network);
+        for flow in &whole.flows {
+            if !is_movable(flow, &|address| own.contains(&address)) {
+                return Err(refused(format!(
+                    "its connection {} -> {} is with this host itself, which stays",
+                    flow.local, flow.remote
+                )));
+            }
+            if flow.local.ip() != first.local.ip() {
+                return Err(refused(format!(
+                    "it has connections of {} and of {}, and there it can have but one address",
+                    first.local.ip(),
+                    flow.local.ip()
+                )));
+            }
+            if !self.node.may_give(clock::now(), to, flow) {
+                return Err(refused("that host does not belong to this host's community".to_owned()));
+            }
+        }
+        if !self.effects.is_in_place(whole.root, first.local.ip()) {
+            return Err(refused("it is in a network namespace that is not this host's".to_owned()));
+        }
+        Ok(whole)
+    }
+
+    /// What threads have done of processes on their way.
+    pub(crate) fn take_in_processes(&mut self, now: Time) {
+        let finished = self.effects.take_in_wholes(now);
+        // First why, then that it is so.
+        for news in self.effects.wholes.take_news() {
+            match news {
+                News::Packed { root, load } => self.send_ahead(now, root, load),
+                News::Doomed { root, why } => self.call_process_back(now, root, why),
+                News::Prepared { name, refused } => match refused {
+                    None => self.node.answer_load(now, name, LoadStanding::Ready, ""),
+                    Some(why) => self.node.answer_load(now, name, LoadStanding::Refused, &why),
+                },
+                News::Failed { name, why } => self.node.answer_load(now, name, LoadStanding::Refused, &why),
+                News::Running { name, program, pid } => {
+                    self.node.answer_load(now, name, LoadStanding::Running, &pid.to_string());
+                    let from = self.peer_name(&PublicKey::from(name.donor));
+                    let sentence = format!("{program} has come from {} and goes on here as process {pid}", from.key);
+                    self.tell(Told::new("process-taken", sentence).with("pid", pid).with("from", from.key));
+                }
+                News::Lost { name, why } => {
+                    let from = self.peer_name(&PublicKey::from(name.donor));
+                    let sentence = format!("a process that was {}'s is lost: {why}", from.key);
+                    self.tell(Told::new("process-lost", sentence).with("from", from.key));
+                }
+            }
+        }
+        for (id, answer) in finished {
+            self.node.handle_move_done(now, id, answer);
+        }
+        let late = |job: &ProcessJob| job.until.is_some_and(|until| until <= now);
+        let late: Vec<u32> = self.moves.processes.iter().filter(|(_, job)| late(job)).map(|(root, _)| *root).collect();
+        late.into_iter().for_each(|root| self.answer_for_process(root));
+    }
+
+    fn send_ahead(&mut self, now: Time, root: u32, load: Result<Vec<u8>, String>) {
+        let Some(job) = self.moves.processes.get_mut(&root) else { return };
+        let to = job.to;
+        let sent = load.and_then(|load| {
+            let number = self.node.send_load(now, to, load);
+            number.ok_or_else(|| "this host takes no part in moves, or may not give that host anything".to_owned())
+        });
+        match sent {
+            Ok(number) => job.number = Some(number),
+            Err(why) => {
+                job.why = Some(why);
+                self.answer_for_process(root);
+            }
+        }
+    }
+
+    /// The acceptor says how a process stands there.
+    pub(super) fn note_load_answered(&mut self, from: PublicKey, number: u64, standing: LoadStanding, said: String) {
+        let mut jobs = self.moves.processes.iter_mut();
+        let found = jobs.find(|(_, job)| job.number == Some(number) && job.to == from);
+        let Some((root, job)) = found else { return };
+        let root = *root;
+        match standing {
+            LoadStanding::Ready if !job.begun => {
+                job.begun = true;
+                self.give_connections(root, number);
+            }
+            LoadStanding::Refused if !job.begun => {
+                job.why = Some(format!("the other host does not take it: {said}"));
+                self.answer_for_process(root);
+            }
+            LoadStanding::Refused => {
+                job.why.get_or_insert_with(|| format!("the other host could not rebuild it: {said}"));
+            }
+            LoadStanding::Running => {
+                let still = self.effects.wholes.still_for(root).unwrap_or_default();
+                job.running = Some((still, said));
+                if job.open.is_empty() {
+                    self.answer_for_process(root);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// All is there that the process needs: its connections follow.
+    fn give_connections(&mut self, root: u32, number: u64) {
+        let now = clock::now();
+        let Some(job) = self.moves.processes.get(&root) else { return };
+        let (flows, acceptor, memory) = (job.whole.flows.clone(), job.to, job.whole.memory);
+        let mut given = self.effects.begin_leaving(now, root);
+        for (at, flow) in flows.iter().enumerate() {
+            if given.is_err() {
+                break;
+            }
+            let (holder, holder_at, name) = self.node.holder_of(flow);
+            // What has changed since the images were made that are there.
+            let size = if at == 0 { u32::try_from(memory / 4).unwrap_or(u32::MAX).max(SNAPSHOT_USUAL) } else { 1 };
+            let gift = Gift {
+                tuple: *flow,
+                family: if flow.local.is_ipv4() { Family::Ipv4 } else { Family::Ipv6 },
+                size,
+                options: Vec::new(),
+                receiver: receiver_of(number),
+                holder,
+                holder_at,
+                flow: name,
+                acceptor,
+                acceptor_at: None,
+            };
+            given = match self.node.give_socket(now, gift) {
+                Ok(name) => {
+                    if let Some(job) = self.moves.processes.get_mut(&root) {
+                        job.open.push((name, *flow));
+                    }
+                    Ok(())
+                }
+                Err(why) => Err(format!("{} -> {}: {why}", flow.local, flow.remote)),
+            };
+        }
+        if let Err(why) = given {
+            self.call_process_back(now, root, Some(why));
+        }
+    }
+
+    /// A process is not to go: what is under way of its connections is called back.
+    fn call_process_back(&mut self, now: Time, root: u32, why: Option<String>) {
+        self.effects.doom_leaving(root);
+        let Some(job) = self.moves.processes.get_mut(&root) else { return };
+        job.why = job.why.take().or(why);
+        let open = job.open.clone();
+        open.into_iter().for_each(|(name, _)| self.node.cancel_move(now, name));
+        if self.moves.processes.get(&root).is_some_and(|job| job.open.is_empty() && !job.decided) {
+            self.answer_for_process(root);
+        }
+    }
+
+    /// What became of a connection of a process. Tells whether it is of one.
+    pub(super) fn note_move_of_process(&mut self, event: &MoveEvent) -> bool {
+        let (MoveEvent::Given { name, .. } | MoveEvent::Kept { name, .. } | MoveEvent::Lost { name }) = event else {
+            return false;
+        };
+        let mut jobs = self.moves.processes.iter_mut();
+        let found =
+            jobs.find_map(|(root, job)| Some((*root, job.open.iter().position(|(open, _)| open == name)?, job)));
+        let Some((root, at, job)) = found else { return false };
+        let (_, flow) = job.open.swap_remove(at);
+        match event {
+            MoveEvent::Given { .. } => {
+                job.decided = true;
+                job.gone += 1;
+            }
+            MoveEvent::Kept { why, .. } if !job.decided => {
+                let why = format!("{} -> {}: {}", flow.local, flow.remote, sentence(*why));
+                job.why.get_or_insert(why);
+                self.call_process_back(clock::now(), root, None);
+            }
+            _ => job.lost.push(flow),
+        }
+        let now = clock::now();
+        if let Some(job) = self.moves.processes.get_mut(&root).filter(|job| job.open.is_empty()) {
+            if job.decided && job.running.is_none() {
+                job.until = Some(now + TOLD_WITHIN);
+            } else {
+                self.answer_for_process(root);
+            }
+        }
+        true
+    }
+
+    /// All is decided, or nothing is to be waited for any more.
+    fn answer_for_process(&mut self, root: u32) {
+        let Some(job) = self.moves.processes.remove(&root) else { return };
+        self.effects.wholes.forget_leaving(root);
+        let ProcessJob { client, whole, to, gone, decided, lost, why, running, .. } = job;
+        let to = self.peer_name(&to);
+        let name = whole.name;
+        let reply = if decided {
+            let (still, there) = running.map_or((None, None), |(still, there)| (Some(still), there.parse().ok()));
+            let moved = MovedProcess {
+                pid: root,
+                name: name.clone(),
+                to: to.clone(),
+                connections: gone,
+                lost: lost.into_iter().map(views::flow).collect(),
+                still_ms: still.and_then(|still| u64::try_from(still.as_millis()).ok()),
+                pid_there: there,
+                deaf: whole.listens,
+            };
+            let sentence = format!("{name} (process {root}) is with {} now", to.key);
+            self.tell(Told::new("process-given", sentence).with("pid", root).with("to", to.key));
+            Reply::MovedProcess(Box::new(moved))
+        } else {
+            let why = why.unwrap_or_else(|| "the move was called off".to_owned());
+            self.tell(
+                Told::new("process-kept", format!("{name} (process {root}) stays here: {why}")).with("pid", root),
+            );
+            Reply::Error(Failure::new(format!("it stays here: {why}")).on(format!("process {root}")))
+        };
+        self.server.reply(client, &reply);
+        self.serve(client);
+    }
+}

@@ -1,0 +1,55 @@
+//! Threads that wait for CRIU, since the loop cannot.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
+
+/// What threads have done, for the loop.
+#[derive(Debug)]
+pub(crate) struct Work<T> {
+    sender: Sender<T>,
+    receiver: Receiver<T>,
+    wake: Arc<OwnedFd>,
+}
+
+impl<T: Send + 'static> Work<T> {
+    pub(crate) fn new() -> Result<Self, Errno> {
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let (sender, receiver) = channel();
+        Ok(Self { sender, receiver, wake: Arc::new(wake) })
+    }
+
+    /// Readable when something is done.
+    pub(crate) fn wake(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+
+    /// Has the loop look, though nothing is done by a thread.
+    pub(crate) fn stir(&self) {
+        let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
+    }
+
+    /// Does something in a thread of its own. `fail` makes the result where there can be none.
+    pub(crate) fn begin(&self, work: impl FnOnce() -> T + Send + 'static, fail: impl FnOnce(String) -> T) {
+        let (sender, wake) = (self.sender.clone(), Arc::clone(&self.wake));
+        let thread = move || {
+            // The loop ends only when the daemon does; then nobody waits for it.
+            let _ = sender.send(work());
+            let _ = rustix::io::write(&*wake, &1u64.to_ne_bytes());
+        };
+        if let Err(error) = std::thread::Builder::new().name("process".to_owned()).spawn(thread) {
+            let _ = self.sender.send(fail(format!("no thread could be started for it: {error}")));
+            self.stir();
+        }
+    }
+
+    /// Takes what is done.
+    pub(crate) fn take(&self) -> Vec<T> {
+        let mut count = [0; 8];
+        let _ = rustix::io::read(&*self.wake, &mut count);
+        self.receiver.try_iter().collect()
+    }
+}

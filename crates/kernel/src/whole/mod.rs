@@ -1,0 +1,473 @@
+//! Whole processes: what belongs to one that is to go to another host, what of it cannot go, and holding it still meanwhile.
+//!
+//! CRIU writes processes down and rebuilds them. What it cannot, and what it does but should not, is found here before anything is
+//! stopped: a pipe to a process that stays is silently gone after CRIU has rebuilt its other end.
+
+mod sockets;
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::fs;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use whimbrel_wire::FlowTuple;
+
+use crate::borrowed;
+use crate::error::Error;
+use crate::frozen::Frozen;
+use crate::process;
+use sockets::{Socket, Sockets};
+
+/// Device files that every host has, and that hold nothing of whoever has them open.
+const DEVICES: [&str; 5] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"];
+/// What is behind a descriptor and cannot be written down.
+const STRANGE: [&str; 6] = ["[io_uring]", "bpf-", "[perf_event]", "[userfaultfd]", "[fanotify]", "kvm-"];
+/// How long processes may take to be gone that were killed.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How much goes with a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// It alone: it may have no children.
+    Alone,
+    /// It, its children, their children, and so on.
+    Tree,
+    /// All of the cgroup that it is in, which has to be one tree.
+    Cgroup,
+}
+
+/// A process that can go, as far as can be seen, with what goes with it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Whole {
+    /// The first of the processes.
+    pub root: u32,
+    /// All of them, in the PID namespace of the calling process.
+    pub pids: Vec<u32>,
+    /// Their numbers in their own.
+    pub inner: Vec<u32>,
+    /// The name of the first.
+    pub name: String,
+    /// They are in another PID or mount namespace than the calling process.
+    pub apart: bool,
+    /// The first leads its session.
+    pub leads: bool,
+    /// One has a UNIX datagram socket whose other end stays, as that of the system's log.
+    pub talks: bool,
+    /// Their connections.
+    pub flows: Vec<FlowTuple>,
+    /// Where they wait for connections.
+    pub listens: Vec<SocketAddr>,
+    /// Files that they need, with the length of those that have one.
+    pub files: Vec<(PathBuf, Option<u64>)>,
+    /// Memory that they have in use, in bytes.
+    pub memory: u64,
+}
+
+/// Why a process cannot go, as far as can be seen without stopping it.
+#[derive(Debug, thiserror::Error)]
+pub enum Unfit {
+    /// It is not there, or may not be looked into.
+    #[error("there is no process {0}, or it may not be looked into")]
+    Gone(u32),
+    /// Others would be left behind, or go along unasked.
+    #[error("{0}")]
+    Company(String),
+    /// Something that it has is tied to this host.
+    #[error("{0}")]
+    Tied(String),
+    /// The kernel could not be asked.
+    #[error(transparent)]
+    Kernel(#[from] Error),
+}
+
+fn tied(sentence: impl Into<String>) -> Unfit {
+    Unfit::Tied(sentence.into())
+}
+
+/// Looks at a process and what goes with it. Nothing is changed.
+///
+/// # Errors
+/// [`Unfit`].
+pub fn look(root: u32, scope: Scope) -> Result<Whole, Unfit> {
+    let pids = members(root, scope)?;
+    let inner = pids.iter().map(|pid| inner_number(*pid)).collect::<Option<Vec<_>>>().ok_or(Unfit::Gone(root))?;
+    let apart = !same(root, "pid") || !same(root, "mnt");
+    for pid in &pids {
+        if !same(*pid, "user") {
+            return Err(tied(format!("process {pid} is in a user namespace of its own")));
+        }
+        if ["pid", "mnt", "net"].iter().any(|kind| namespace(*pid, kind) != namespace(root, kind)) {
+            return Err(tied(format!("process {pid} is in other namespaces than process {root}")));
+        }
+        let root_directory =
+            |pid: &str| fs::metadata(format!("/proc/{pid}/root/")).map(|root| (root.dev(), root.ino()));
+        if root_directory(&pid.to_string()).ok() != root_directory("self").ok() {
+            return Err(tied(format!("process {pid} has another root directory, as in a container")));
+        }
+    }
+    let mut whole = Whole {
+        root,
+        name: process::name_of(root),
+        apart,
+        leads: session(root) == Some(root),
+        talks: false,
+        flows: Vec::new(),
+        listens: Vec::new(),
+        files: Vec::new(),
+        memory: pids.iter().map(|pid| memory(*pid)).sum(),
+        inner,
+        pids,
+    };
+    look_at_descriptors(&mut whole)?;
+    whole.files.sort();
+    whole.files.dedup();
+    Ok(whole)
+}
+
+/// The processes that go, the first first.
+fn members(root: u32, scope: Scope) -> Result<Vec<u32>, Unfit> {
+    if !Path::new(&format!("/proc/{root}/ns/net")).exists() {
+        return Err(Unfit::Gone(root));
+    }
+    if root == std::process::id() {
+        return Err(Unfit::Company(format!("process {root} is Whimbrel itself")));
+    }
+    let parents = parents();
+    let pids = descendants(root, &parents);
+    match scope {
+        Scope::Alone if pids.len() > 1 => Err(Unfit::Company(format!(
+            "process {root} has {} descendants, which would be left behind: `--tree` takes them along",
+            pids.len() - 1
+        ))),
+        Scope::Alone | Scope::Tree => Ok(pids),
+        Scope::Cgroup => {
+            let cgroup = process::cgroup_of(root);
+            let all: BTreeSet<u32> = parents.keys().copied().filter(|pid| process::cgroup_of(*pid) == cgroup).collect();
+            let mut tops = all.iter().filter(|pid| parents.get(pid).is_none_or(|parent| !all.contains(parent)));
+            match (tops.next(), tops.next()) {
+                (Some(top), None) if *top == root => {}
+                (Some(top), None) => return members(*top, Scope::Cgroup),
+                _ => {
+                    return Err(Unfit::Company(format!(
+                        "the processes of the cgroup {cgroup} are several trees, which cannot go as one"
+                    )));
+                }
+            }
+            match pids.iter().find(|pid| !all.contains(pid)) {
+                Some(other) => Err(Unfit::Company(format!(
+                    "process {other} is a descendant of process {root}, and not in its cgroup {cgroup}"
+                ))),
+                None => Ok(pids),
+            }
+        }
+    }
+}
+
+/// A process and its descendants, the first first.
+#[must_use]
+pub fn tree(root: u32) -> Vec<u32> {
+    descendants(root, &parents())
+}
+
+fn descendants(root: u32, parents: &HashMap<u32, u32>) -> Vec<u32> {
+    let mut pids = vec![root];
+    let mut at = 0;
+    while let Some(parent) = pids.get(at).copied() {
+        let mut children: Vec<u32> = parents.iter().filter(|(_, of)| **of == parent).map(|(pid, _)| *pid).collect();
+        children.sort_unstable();
+        pids.extend(children);
+        at += 1;
+    }
+    pids
+}
+
+/// Goes through all that the processes have open.
+fn look_at_descriptors(whole: &mut Whole) -> Result<(), Unfit> {
+    let members: HashSet<u32> = whole.pids.iter().copied().collect();
+    let sockets = Sockets::of(whole.root)?;
+    let mut pipes: HashMap<String, u32> = HashMap::new();
+    let mut inodes: HashSet<u32> = HashSet::new();
+    let mut terminal = None;
+    let mut has_master = false;
+    for pid in &whole.pids {
+        let of = |number: &str| format!("descriptor {number} of process {pid} ({})", process::name_of(*pid));
+        for (number, link) in links(*pid).ok_or(Unfit::Gone(*pid))? {
+            let text = link.to_string_lossy().into_owned();
+            if let Some(inode) = process::socket_inode(&link) {
+                inodes.insert(inode);
+                match sockets.find(inode) {
+                    Some(Socket::Open(flow)) => whole.flows.push(*flow),
+                    Some(Socket::Opening) => {
+                        return Err(tied(format!("{} is a connection that is not open yet", of(&number))));
+                    }
+                    Some(Socket::Listening(at, 0)) => whole.listens.push(*at),
+                    Some(Socket::Listening(at, waiting)) => {
+                        return Err(tied(format!(
+                            "{waiting} connections wait at {at} to be accepted, which cannot go along"
+                        )));
+                    }
+                    Some(Socket::Other) => {}
+                    None => {
+                        return Err(tied(format!(
+                            "{} is a socket of a kind that cannot be moved, such as of Multipath TCP, or of another network namespace",
+                            of(&number)
+                        )));
+                    }
+                }
+            } else if text.starts_with("pipe:[") {
+                pipes.insert(text, *pid);
+            } else if let Some(kind) = text.strip_prefix("anon_inode:") {
+                if STRANGE.iter().any(|strange| kind.starts_with(strange)) {
+                    return Err(tied(format!("{} ({kind}) is of a kind that cannot be moved", of(&number))));
+                }
+            } else if text.starts_with("/dev/pts/") || text == "/dev/tty" || text == "/dev/console" {
+                terminal.get_or_insert((of(&number), text));
+            } else if text.ends_with("/ptmx") {
+                has_master = true;
+            } else if text.starts_with('/') && !text.starts_with("/memfd:") && !text.ends_with(" (deleted)") {
+                let path = format!("/proc/{pid}/fd/{number}");
+                let Ok(metadata) = fs::metadata(path) else { continue };
+                let kind = metadata.file_type();
+                if (kind.is_char_device() || kind.is_block_device()) && !DEVICES.contains(&text.as_str()) {
+                    return Err(tied(format!("{} is the device {text} of this host", of(&number))));
+                }
+                whole.files.push((link, kind.is_file().then_some(metadata.len())));
+            }
+        }
+        whole.files.extend(mapped(*pid));
+    }
+    if let Some((of, terminal)) = terminal.filter(|_| !has_master) {
+        return Err(tied(format!("{of} is the terminal {terminal}, which does not go along")));
+    }
+    whole.flows.sort_unstable();
+    whole.flows.dedup();
+    whole.listens.sort_unstable();
+    whole.listens.dedup();
+    for (socket, peer) in
+        sockets.unix_peers().filter(|(socket, peer)| inodes.contains(socket) && !inodes.contains(peer))
+    {
+        if sockets.is_datagram(socket) {
+            whole.talks = true;
+        } else {
+            return Err(tied(format!(
+                "a UNIX socket of process {} has its other end in a process that stays (inode {peer})",
+                whole.root
+            )));
+        }
+    }
+    // Who else has any of it?
+    for pid in process::numbers().filter(|pid| !members.contains(pid)) {
+        for (_, link) in links(pid).unwrap_or_default() {
+            let shared = match process::socket_inode(&link) {
+                Some(inode) => inodes.contains(&inode).then_some(whole.root),
+                None => pipes.get(link.to_string_lossy().as_ref()).copied(),
+            };
+            if let Some(member) = shared {
+                let (what, other) =
+                    (if link.to_string_lossy().starts_with("pipe") { "pipe" } else { "socket" }, process::name_of(pid));
+                return Err(tied(format!(
+                    "process {member} shares a {what} with process {pid} ({other}), which stays"
+                )));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The connections that processes have now.
+///
+/// # Errors
+/// [`Unfit`].
+pub fn flows_of(pids: &[u32]) -> Result<BTreeSet<FlowTuple>, Unfit> {
+    let mut found = BTreeSet::new();
+    let Some(first) = pids.first() else { return Ok(found) };
+    let sockets = Sockets::of(*first)?;
+    for pid in pids {
+        for inode in process::sockets(*pid) {
+            match sockets.find(inode) {
+                Some(Socket::Open(flow)) => {
+                    found.insert(*flow);
+                }
+                Some(Socket::Opening) => return Err(tied(format!("process {pid} is opening a connection"))),
+                _ => {}
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Lets processes go on that were written down and stand still: their TCP sockets, which rest, first.
+///
+/// # Errors
+/// The first that failed; all others were tried.
+pub fn wake(pids: &[u32]) -> Result<(), Error> {
+    let mut result = Ok(());
+    for pid in pids {
+        for (_, socket) in borrowed::borrow(*pid, &process::sockets(*pid)).unwrap_or_default() {
+            result = result.and(Frozen::end_rest(&socket));
+        }
+    }
+    for pid in pids {
+        result = result.and(signal(*pid, Signal::CONT));
+    }
+    result
+}
+
+/// Ends processes that stand still, whose sockets rest and so say nothing, and waits until their sockets are gone.
+///
+/// # Errors
+/// [`Error::Call`]: one may not be signalled, or does not end.
+pub fn end(pids: &[u32]) -> Result<(), Error> {
+    for pid in pids {
+        match signal(*pid, Signal::KILL) {
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+            other => other?,
+        }
+    }
+    let since = Instant::now();
+    for pid in pids {
+        // What nobody has waited for has no descriptors any more.
+        while links(*pid).is_some_and(|links| !links.is_empty()) {
+            if since.elapsed() > PATIENCE {
+                return Err(Error::call("kill", format!("process {pid}"), rustix::io::Errno::TIMEDOUT));
+            }
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+    Ok(())
+}
+
+/// Sends a signal to a process.
+///
+/// # Errors
+/// [`Error::Call`].
+pub fn signal(pid: u32, signal: Signal) -> Result<(), Error> {
+    let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    let number =
+        number.ok_or(Error::Argument { object: format!("process {pid}"), detail: "there is no such number" })?;
+    kill_process(number, signal).map_err(|error| Error::call("kill", format!("process {pid}"), error))
+}
+
+/// Of the processes that the PID namespace with this process's number `beside` has, those with these numbers in it.
+#[must_use]
+pub fn outer_numbers(beside: u32, inner: &[u32]) -> Vec<u32> {
+    let wanted = namespace(beside, "pid");
+    let there = process::numbers().filter(|pid| wanted.is_some() && namespace(*pid, "pid") == wanted);
+    there.filter(|pid| inner_number(*pid).is_some_and(|number| inner.contains(&number))).collect()
+}
+
+/// Those of these files that are not here as they are needed, each with why.
+#[must_use]
+pub fn lacking(files: &[(PathBuf, Option<u64>)]) -> Vec<String> {
+    let lacks = |(path, length): &(PathBuf, Option<u64>)| {
+        let why = match (fs::metadata(path), length) {
+            (Err(error), _) if error.kind() == io::ErrorKind::NotFound => "is missing".to_owned(),
+            (Err(error), _) => format!("cannot be looked at ({error})"),
+            (Ok(there), Some(length)) if !there.is_file() => format!("is no file of {length} bytes"),
+            (Ok(there), Some(length)) if there.len() != *length => {
+                format!("has {} bytes instead of {length}", there.len())
+            }
+            (Ok(_), _) => return None,
+        };
+        Some(format!("{} {why}", path.display()))
+    };
+    files.iter().filter_map(lacks).collect()
+}
+
+/// A descriptor of a process's network namespace.
+///
+/// # Errors
+/// [`Error::Call`].
+pub fn network_of(pid: u32) -> Result<OwnedFd, Error> {
+    let path = format!("/proc/{pid}/ns/net");
+    fs::File::open(&path).map(OwnedFd::from).map_err(|error| Error::call("open", path, error))
+}
+
+/// What tells a process from a later one with its number: when it was started, in ticks since the machine was.
+#[must_use]
+pub fn started(pid: u32) -> Option<u64> {
+    field(pid, 22)
+}
+
+/// Whether a process is being looked into by a tracer, as CRIU is one.
+#[must_use]
+pub fn is_traced(pid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    status.lines().any(|line| line.strip_prefix("TracerPid:").is_some_and(|tracer| tracer.trim() != "0"))
+}
+
+fn links(pid: u32) -> Option<Vec<(String, PathBuf)>> {
+    let entries = fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
+    let link = |entry: fs::DirEntry| Some((entry.file_name().into_string().ok()?, fs::read_link(entry.path()).ok()?));
+    Some(entries.flatten().filter_map(link).collect())
+}
+
+/// Files that are in a process's memory, its program and its libraries, and the directory that it works in.
+fn mapped(pid: u32) -> Vec<(PathBuf, Option<u64>)> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    let path = |line: &str| {
+        let mut rest = line;
+        for _ in 0..5 {
+            rest = rest.split_once(' ')?.1.trim_start();
+        }
+        let named = rest.starts_with('/') && !rest.ends_with(" (deleted)") && !rest.starts_with("/memfd:");
+        // Segments of memory that is shared (SysV, /dev/zero) are named like files.
+        (named && !rest.starts_with("/SYSV") && !rest.starts_with("/dev/")).then(|| PathBuf::from(rest))
+    };
+    let mut paths: Vec<PathBuf> = maps.lines().filter_map(path).collect();
+    paths.sort();
+    paths.dedup();
+    let directory = fs::read_link(format!("/proc/{pid}/cwd")).ok().map(|path| (path, None));
+    let length = |path: PathBuf| {
+        let length = fs::metadata(&path).ok()?.len();
+        Some((path, Some(length)))
+    };
+    paths.into_iter().filter_map(length).chain(directory).collect()
+}
+
+/// Parents by their children.
+fn parents() -> HashMap<u32, u32> {
+    process::numbers().filter_map(|pid| Some((pid, u32::try_from(field(pid, 4)?).ok()?))).collect()
+}
+
+fn session(pid: u32) -> Option<u32> {
+    u32::try_from(field(pid, 6)?).ok()
+}
+
+/// A numeric field of `/proc/PID/stat`, counted as in proc_pid_stat(5).
+fn field(pid: u32, number: usize) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name, in parentheses, may have any bytes.
+    let (_, rest) = stat.rsplit_once(')')?;
+    rest.split_whitespace().nth(number.checked_sub(3)?)?.parse().ok()
+}
+
+/// The number of a process in its own PID namespace.
+fn inner_number(pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("NSpid:"))?.split_whitespace().next_back()?.parse().ok()
+}
+
+fn namespace(pid: u32, kind: &str) -> Option<PathBuf> {
+    fs::read_link(format!("/proc/{pid}/ns/{kind}")).ok()
+}
+
+fn same(pid: u32, kind: &str) -> bool {
+    namespace(pid, kind) == fs::read_link(format!("/proc/self/ns/{kind}")).ok()
+}
+
+/// Memory that a process has in use, in bytes (`/proc/PID/status`).
+fn memory(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kibibytes: u64 = line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0);
+    kibibytes * 1024
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,130 @@
+use std::io::Read;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, Stdio};
+
+use super::*;
+
+/// What whoever runs the tests has left open does not go to their children.
+fn keep_what_is_open() {
+    // SAFETY: it changes a flag of descriptors, and those that children are given are duplicated for them without it.
+    unsafe { libc::close_range(3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC as libc::c_int) };
+}
+
+/// A process with these for standard input and output.
+fn start(input: Stdio, output: Stdio) -> Child {
+    keep_what_is_open();
+    let mut command = Command::new("sleep");
+    command.arg("1000").stdin(input).stdout(output).stderr(Stdio::null()).current_dir("/");
+    command.spawn().expect("sleep")
+}
+
+/// What [`look`] says once the child has become its program.
+fn looked(child: &Child, scope: Scope) -> Result<Whole, Unfit> {
+    let since = Instant::now();
+    while process::name_of(child.id()) != "sleep" {
+        assert!(since.elapsed().as_secs() < 10, "it does not start");
+        std::thread::yield_now();
+    }
+    look(child.id(), scope)
+}
+
+fn finish(mut child: Child) {
+    end(&[child.id()]).expect("end");
+    child.wait().expect("wait");
+}
+
+#[test]
+fn a_process_and_what_it_needs_are_found() {
+    let child = start(Stdio::null(), Stdio::null());
+    let whole = looked(&child, Scope::Alone).expect("it can go");
+    assert_eq!((whole.root, whole.pids.as_slice(), whole.inner.len()), (child.id(), &[child.id()][..], 1));
+    assert!(whole.name == "sleep" && whole.memory > 0 && !whole.apart && whole.flows.is_empty());
+    let named = |name: &str| whole.files.iter().any(|(path, length)| path.ends_with(name) && length.is_some());
+    assert!(named("libc.so.6"), "{:?}", whole.files);
+    assert!(whole.files.contains(&(PathBuf::from("/"), None)), "{:?}", whole.files);
+    assert!(lacking(&whole.files).is_empty());
+    assert!(started(child.id()).is_some() && !is_traced(child.id()));
+    finish(child);
+}
+
+#[test]
+fn what_is_not_there_is_said() {
+    let files = [
+        (PathBuf::from("/nonexistent/file"), Some(3)),
+        (PathBuf::from("/proc/self/exe"), Some(3)),
+        (PathBuf::from("/"), Some(3)),
+        (PathBuf::from("/"), None),
+    ];
+    let said = lacking(&files);
+    assert_eq!(said.len(), 3, "{said:?}");
+    assert_eq!(said[0], "/nonexistent/file is missing");
+    assert!(said[1].contains("instead of 3") && said[2] == "/ is no file of 3 bytes", "{said:?}");
+    assert!(matches!(look(u32::MAX, Scope::Tree), Err(Unfit::Gone(_))));
+    assert!(matches!(look(std::process::id(), Scope::Tree), Err(Unfit::Company(_))));
+}
+
+#[test]
+fn a_pipe_to_a_process_that_stays_is_told() {
+    let child = start(Stdio::piped(), Stdio::null());
+    let said = looked(&child, Scope::Alone).expect_err("a pipe").to_string();
+    assert!(said.contains("shares a pipe with process"), "{said}");
+    finish(child);
+}
+
+#[test]
+fn a_unix_socket_to_a_process_that_stays_is_told() {
+    let (ours, theirs) = UnixStream::pair().expect("pair");
+    let child = start(OwnedFd::from(theirs).into(), Stdio::null());
+    let said = looked(&child, Scope::Alone).expect_err("a socket").to_string();
+    assert!(said.contains("UNIX socket") && said.contains("that stays"), "{said}");
+    drop(ours);
+    finish(child);
+}
+
+#[test]
+fn children_are_not_left_behind() {
+    let mut command = Command::new("sh");
+    command.args(["-c", "sleep 1000 & echo; wait"]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn().expect("sh");
+    let mut output = child.stdout.take().expect("pipe");
+    output.read_exact(&mut [0]).expect("it runs");
+    let said = look(child.id(), Scope::Alone).expect_err("a child").to_string();
+    assert!(said.contains("`--tree` takes them along"), "{said}");
+    let pids = members(child.id(), Scope::Tree).expect("a tree");
+    assert_eq!((pids.len(), pids[0]), (2, child.id()));
+    end(&pids).expect("end");
+    child.wait().expect("wait");
+}
+
+#[test]
+fn a_connection_that_is_open_elsewhere_too_is_told() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+    let here = TcpStream::connect(listener.local_addr().expect("address")).expect("connect");
+    let there = OwnedFd::from(listener.accept().expect("accept").0);
+    let child = start(there.try_clone().expect("clone").into(), Stdio::null());
+    let said = looked(&child, Scope::Alone).expect_err("it is open here").to_string();
+    assert!(said.contains("shares a socket"), "{said}");
+    drop(there);
+    let whole = looked(&child, Scope::Alone).expect("it has it alone");
+    assert_eq!(whole.flows.len(), 1);
+    assert_eq!(whole.flows[0].remote, here.local_addr().expect("address"));
+    assert_eq!(flows_of(&whole.pids).expect("flows").into_iter().collect::<Vec<_>>(), whole.flows);
+    drop(here);
+    finish(child);
+}
+
+#[test]
+fn connections_that_nobody_has_accepted_are_told() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+    let at = listener.local_addr().expect("address");
+    let child = start(OwnedFd::from(listener).into(), Stdio::null());
+    let whole = looked(&child, Scope::Alone).expect("nothing waits");
+    assert_eq!(whole.listens, [at]);
+    let waiting = TcpStream::connect(at).expect("connect");
+    let said = looked(&child, Scope::Alone).expect_err("one waits").to_string();
+    assert!(said.starts_with("1 connections wait at"), "{said}");
+    assert!(waiting.as_fd().try_clone_to_owned().is_ok());
+    finish(child);
+}
