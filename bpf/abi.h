@@ -36,7 +36,7 @@ struct flow_entry {
 	/* Places at which the flow was last heard rewritten (P-24); written by ingress where the carrier is FOLLOW. */
 	__u32 heard_local_place;
 	__u32 heard_peer_place;
-	__u8 held;   /* 1: no packet of it leaves, wherever it is */
+	__u8 held;   /* enum held */
 	__u8 lapsed; /* enum lapsed */
 	__u8 real_view; /* 1: its sockets are shown the binding's locators while it has moved */
 	__u8 conflict; /* enum conflict */
@@ -86,6 +86,11 @@ struct endpoint {
 	__u8 zero[3];
 };
 
+enum held {
+	HELD_BACK = 1,	    /* no packet of it leaves, wherever it is */
+	HELD_TUNNELLED = 2, /* while it has moved it goes by the tunnel where its binding would have it rewritten */
+};
+
 enum conflict {
 	CONFLICT_GIVES_WAY = 1, /* the daemon gives it up where somebody else opens a connection under its names */
 	CONFLICT_REPORTED = 2,	/* written by the programs: somebody did */
@@ -100,7 +105,7 @@ enum lapsed {
 /* A place that never is: the flow was not heard rewritten. */
 #define PLACE_NEVER 0xffffffffU
 
-/* Map `helped`: own tuple -> this. A flow that was answered on in the peer's name, or whose kept bytes are on their way. */
+/* Map `helped`: own tuple -> this. A flow that was answered on in the peer's name, or whose kept bytes are on their way; or whose socket rests. */
 struct helped_flow {
 	__u32 offset;	    /* bytes that were put into what the peer sends */
 	__u32 acknowledged; /* of what the socket sends, all before this was acknowledged in the peer's name */
@@ -114,6 +119,7 @@ enum helped {
 	HELPED_HELD = 2,      /* it is held; nothing of the peer's gets in */
 	HELPED_DELIVERED = 3, /* it is held, but for acknowledgements, until the peer has what was kept */
 	HELPED_OVER = 4,      /* numbers are translated */
+	HELPED_RESTS = 5,     /* of TCP or UDP: its socket is being moved. What comes for it goes to the daemon */
 };
 
 /* Map `wire_flows`: this -> own tuple. */
@@ -273,6 +279,7 @@ enum counter {
 	COUNTER_FORWARDED,	     /* for a host behind this one, sent by routes */
 	COUNTER_EXPIRED,	     /* forwarded, hop limit used up */
 	COUNTER_TOO_LONG,	     /* sent by routes, and longer than the link takes */
+	COUNTER_SET_ASIDE,	     /* for a socket that is being moved, handed to the daemon */
 	COUNTER_MAX,
 };
 

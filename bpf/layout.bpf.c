@@ -26,6 +26,7 @@ enum counter counter;
 enum event_kind event_kind;
 enum event_origin event_origin;
 enum fitted fitted;
+enum held held;
 enum helped helped;
 enum lapsed lapsed;
 enum unknown unknown;

@@ -305,7 +305,7 @@ int fit_sockets(struct bpf_iter__tcp *context)
 	binding = flow ? bpf_map_lookup_elem(&bindings, &flow->binding) : NULL;
 	if (fit_device(tcp, binding && has_moved(flow, binding)))
 		fitted |= FITTED_CHANGED;
-	waits = flow && (flow->held || (binding && binding->parked));
+	waits = flow && (flow->held & HELD_BACK || (binding && binding->parked));
 	if (waits)
 		fitted |= park(tcp);
 	else

@@ -18,6 +18,8 @@
 /* What carries this moved flow: a binding that follows looks at what the flow was heard by. */
 static __always_inline __u8 carrier_of(const struct flow_entry *flow, const struct binding *binding)
 {
+	if (flow->held & HELD_TUNNELLED && (binding->carrier == CARRIER_REWRITE || binding->carrier == CARRIER_FOLLOW))
+		return CARRIER_TUNNEL;
 	if (binding->carrier != CARRIER_FOLLOW)
 		return binding->carrier;
 	return flow->heard_local_place == binding->local_place && flow->heard_peer_place == binding->peer_place ?
@@ -176,13 +178,13 @@ static __noinline int egress_flow(struct __sk_buff *skb, const struct packet *pa
 		return pass_lowered(skb, packet, &own);
 	binding = bpf_map_lookup_elem(&bindings, &flow->binding);
 	moved = binding && binding->carrier != CARRIER_NATIVE && has_moved(flow, binding);
-	if (packet->part == FRAGMENT_FIRST && (moved || flow->held || packet->origin == FROM_ENDPOINT)) {
+	if (packet->part == FRAGMENT_FIRST && (moved || flow->held & HELD_BACK || packet->origin == FROM_ENDPOINT)) {
 		struct fragment key;
 
 		fragment_key(&key, packet, FRAGMENT_OUT);
 		bpf_map_update_elem(&fragments, &key, &own, BPF_ANY);
 	}
-	if (!moved && !flow->held) {
+	if (!moved && !(flow->held & HELD_BACK)) {
 		count(COUNTER_NATIVE_OUT);
 		if (packet->origin == FROM_STACK)
 			return pass_lowered(skb, packet, &own);
@@ -195,7 +197,7 @@ static __noinline int egress_flow(struct __sk_buff *skb, const struct packet *pa
 	/* The daemon's own question whether the flow is at home after all. */
 	if (carrier == CARRIER_LISTEN && packet->origin == FROM_STACK && (skb->mark & settings->mark_mask) == (settings->mark_mask & ~settings->mark))
 		return lower(skb, packet, &own) ? pass() : drop(COUNTER_DROPPED_RENUMBER);
-	if (flow->held)
+	if (flow->held & HELD_BACK)
 		carrier = CARRIER_HOLD;
 	if (carrier == CARRIER_REWRITE && is_ipv4(&binding->peer) != (packet->family == 4)) {
 		/* The peers of a binding meet in one family, and flows of the other can only go inside. */

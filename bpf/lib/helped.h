@@ -225,6 +225,19 @@ static __noinline bool is_near(struct __sk_buff *skb, const struct packet *packe
 	return near;
 }
 
+/* Is this flow's socket at rest, or has it just gone, so that what comes for it is the daemon's to hand on? */
+static __noinline bool rests(struct __sk_buff *skb, const struct flow_tuple *own)
+{
+	const struct settings *settings = get_settings();
+	const struct helped_flow *flow;
+
+	(void)skb;
+	if (!own || !settings || settings->idle & IDLE_HELPED)
+		return false;
+	flow = bpf_map_lookup_elem(&helped, own);
+	return flow && flow->phase == HELPED_RESTS;
+}
+
 /*
  * A segment of the peer's, under this host's names for the flow: it takes its place behind what was put in. False: drop it.
  */

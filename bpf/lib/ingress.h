@@ -198,7 +198,7 @@ static __noinline int ingress_native(struct __sk_buff *skb, const struct packet 
 	own.transport = packet->protocol;
 	flow = find_flow(&own);
 	if (!flow) {
-		if (between_locators && !is_lent(skb, &own) && would_be_reset(skb, packet))
+		if (between_locators && !is_lent(skb, &own) && !rests(skb, &own) && would_be_reset(skb, packet))
 			return drop(COUNTER_DROPPED_UNKNOWN);
 		return pass_raised(skb, packet, &own);
 	}
@@ -280,6 +280,9 @@ static __noinline int ingress_flow(struct __sk_buff *skb, const struct packet *p
 	return pass_counted(COUNTER_REWRITTEN_IN);
 }
 
+/* What comes in is for this host's own stack, once it is under its own names. */
+#define IDLE_BROUGHT (IDLE_TOWARD | IDLE_HELPED)
+
 /* While both are idle there is nothing to do for what comes in. */
 #define IDLE_ALL (IDLE_TRANSLATION | IDLE_INTRODUCTIONS)
 
@@ -318,7 +321,7 @@ static __always_inline int ingress(struct __sk_buff *skb, __u32 network)
 		verdict = quotes_packet(skb, &packet) ? ingress_icmp(skb, &packet) : pass();
 	if (verdict == TO_BE_REFUSED)
 		return refuse(skb, &packet);
-	if (verdict != TC_ACT_UNSPEC || (settings->idle & IDLE_TOWARD) == IDLE_TOWARD)
+	if (verdict != TC_ACT_UNSPEC || (settings->idle & IDLE_BROUGHT) == IDLE_BROUGHT)
 		return verdict;
 	/* Under its own names by now. */
 	return read_packet(skb, network, &packet) ? bring(skb, &packet) : verdict;
@@ -351,7 +354,7 @@ static __always_inline int ingress_inner(struct __sk_buff *skb)
 			return TC_ACT_SHOT;
 	}
 	count(COUNTER_TUNNEL_IN);
-	return (settings->idle & IDLE_TOWARD) == IDLE_TOWARD ? pass() : bring(skb, &packet);
+	return (settings->idle & IDLE_BROUGHT) == IDLE_BROUGHT ? pass() : bring(skb, &packet);
 }
 
 /* What runs while introductions are expected and nothing has moved. */

@@ -13,6 +13,7 @@
 #include "../abi.h"
 #include "../maps.h"
 #include "egress.h"
+#include "helped.h"
 #include "parse.h"
 #include "rewrite.h"
 #include "verdict.h"
@@ -134,6 +135,35 @@ static __noinline __u32 find_toward(struct __sk_buff *skb, const struct packet *
 	return toward;
 }
 
+/* Has what came in, and is under its own names, to be set aside, since its socket is being moved? */
+static __noinline bool is_set_aside(struct __sk_buff *skb, const struct packet *packet)
+{
+	struct flow_tuple own = {};
+
+	if (!packet || (packet->protocol != IPPROTO_TCP && packet->protocol != IPPROTO_UDP))
+		return false;
+	inbound_flow(skb, packet, &own);
+	if (!rests(skb, &own))
+		return false;
+	if (packet->part == FRAGMENT_FIRST) {
+		struct fragment key;
+
+		fragment_key(&key, packet, FRAGMENT_IN);
+		bpf_map_update_elem(&fragments, &key, &own, BPF_ANY);
+	}
+	return true;
+}
+
+/* To the daemon, which reads it from the TUN device as if it were for the tunnel. No program there is to look at it. */
+static __always_inline int set_aside(struct __sk_buff *skb, const struct settings *settings)
+{
+	if (!settings->tunnel)
+		return hold(COUNTER_HELD_IN);
+	skb->tc_index = TRANSLATED;
+	count(COUNTER_SET_ASIDE);
+	return bpf_redirect(settings->tunnel, 0);
+}
+
 /* Into an endpoint namespace, at once: its end takes the packet as if it had come in there. From ingress only. */
 static __always_inline int into_endpoint(__u32 interface)
 {
@@ -145,9 +175,16 @@ static __always_inline int into_endpoint(__u32 interface)
 static __always_inline int bring(struct __sk_buff *skb, struct packet *packet)
 {
 	const struct settings *settings = get_settings();
-	__u32 toward = find_toward(skb, packet);
+	__u32 toward;
 
-	if (!toward || !settings)
+	if (!settings)
+		return pass();
+	if (!(settings->idle & IDLE_HELPED) && is_set_aside(skb, packet))
+		return set_aside(skb, settings);
+	if ((settings->idle & IDLE_TOWARD) == IDLE_TOWARD)
+		return pass();
+	toward = find_toward(skb, packet);
+	if (!toward)
 		return pass();
 	packet->origin = FROM_WIRE;
 	if (toward == TOWARD_ROUTES)

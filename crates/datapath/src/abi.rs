@@ -155,7 +155,7 @@ pub(crate) const TOWARD_ROUTES: u32 = u32::MAX;
 pub const INNER_HARDWARE_ADDRESS: [u8; 6] = [0x02, b'W', b'B', b'e', b'p', 0];
 
 /// Names of the counters, in the order of `enum counter`.
-pub(crate) const COUNTERS: [&str; 42] = [
+pub(crate) const COUNTERS: [&str; 43] = [
     "native_out",
     "home_out",
     "rewritten_out",
@@ -198,6 +198,7 @@ pub(crate) const COUNTERS: [&str; 42] = [
     "forwarded",
     "expired",
     "too_long",
+    "set_aside",
 ];
 
 pub(crate) const IDLE_TRANSLATION: u32 = 1;
@@ -219,6 +220,8 @@ pub(crate) const EVENT_HEARD_NATIVELY: u32 = 4;
 pub(crate) const EVENT_FLOW_STALLED: u32 = 5;
 pub(crate) const EVENT_ACKNOWLEDGED: u32 = 6;
 pub(crate) const EVENT_CLAIMED: u32 = 7;
+pub(crate) const HELD_BACK: u8 = 1;
+pub(crate) const HELD_TUNNELLED: u8 = 2;
 pub(crate) const CONFLICT_GIVES_WAY: u8 = 1;
 pub(crate) const FITTED_CHANGED: u8 = 1;
 pub(crate) const FITTED_WAITING: u8 = 2;
@@ -350,6 +353,8 @@ pub struct FlowEntry {
     /// No packet of it leaves this host, native or moved, whatever the binding's carrier. Its TCP socket is kept from
     /// giving up ([`Datapath::fit_sockets`](crate::Datapath::fit_sockets)).
     pub held: bool,
+    /// While it has moved it goes by the tunnel also where its binding would have it rewritten.
+    pub tunnelled: bool,
     /// While it has moved, its sockets are shown the binding's locators ([`Datapath::attach_names`](crate::Datapath::attach_names)).
     pub real_view: bool,
     /// While it has moved, a SYN that comes under its own names, as from whoever has its peer's former address now, is dropped
@@ -372,6 +377,8 @@ pub enum HelpedPhase {
     Delivered = 3,
     /// Numbers are translated, and nothing else.
     Over = 4,
+    /// Its socket, of TCP or UDP, is being moved: what comes for it goes to the TUN device, as it came, and what it sends is held.
+    Rests = 5,
 }
 
 impl HelpedPhase {
@@ -381,6 +388,7 @@ impl HelpedPhase {
             2 => Some(Self::Held),
             3 => Some(Self::Delivered),
             4 => Some(Self::Over),
+            5 => Some(Self::Rests),
             _ => None,
         }
     }
@@ -529,7 +537,7 @@ impl RawFlowEntry {
             wire_remote_port: entry.wire_remote_port.to_be(),
             heard_local_place: PLACE_NEVER,
             heard_peer_place: PLACE_NEVER,
-            held: entry.held.into(),
+            held: if entry.held { HELD_BACK } else { 0 } | if entry.tunnelled { HELD_TUNNELLED } else { 0 },
             lapsed: 0,
             real_view: entry.real_view.into(),
             conflict: if entry.gives_way { CONFLICT_GIVES_WAY } else { 0 },
@@ -546,7 +554,8 @@ impl RawFlowEntry {
             home_peer_place: self.home_peer_place,
             wire_local_port: u16::from_be(self.wire_local_port),
             wire_remote_port: u16::from_be(self.wire_remote_port),
-            held: self.held != 0,
+            held: self.held & HELD_BACK != 0,
+            tunnelled: self.held & HELD_TUNNELLED != 0,
             real_view: self.real_view != 0,
             gives_way: self.conflict & CONFLICT_GIVES_WAY != 0,
             toward: Toward::from_raw(self.toward),

@@ -484,6 +484,7 @@ impl Anchored {
                 held: false,
                 real_view: false,
                 gives_way: false,
+                tunnelled: false,
                 toward,
             };
             datapath.insert_flows(&[(flow, entry)]).expect("insert");
@@ -669,6 +670,7 @@ fn what_is_known_outlives_the_process() {
             held: false,
             real_view: false,
             gives_way: false,
+            tunnelled: false,
             toward: Toward::Routes,
         };
         datapath.insert_flows(&[(flow, entry)]).expect("insert");
@@ -721,6 +723,7 @@ impl Forwarding {
                 held: false,
                 real_view: false,
                 gives_way: false,
+                tunnelled: false,
                 toward,
             };
             (FlowTuple { transport, local: far, remote: lent }, entry)

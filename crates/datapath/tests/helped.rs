@@ -43,6 +43,7 @@ impl Fixture {
             held: false,
             real_view: false,
             gives_way: false,
+            tunnelled: false,
             toward: Toward::Stack,
         };
         this.datapath.insert_flows(&[(this.flow(), entry)]).expect("insert");
@@ -236,6 +237,59 @@ fn nothing_of_the_peer_gets_in_while_it_is_helped_out_for() {
         // What has nothing to do with it passes.
         let other = Packet::new(UDP, own[0], own[1]);
         assert_eq!(fixture.ingress(&other).verdict, NEXT);
+    });
+}
+
+#[test]
+fn what_comes_for_a_socket_that_rests_goes_to_the_daemon() {
+    on_both_families(|fixture| {
+        let (wire, own) = (reversed(fixture.wire), reversed(fixture.own));
+        let rests = HelpedFlow { phase: HelpedPhase::Rests, ..OVER };
+        let datagrams = FlowTuple { transport: Transport::Udp, ..fixture.flow() };
+        for (flow, protocol) in [(fixture.flow(), TCP), (datagrams, UDP)] {
+            fixture.datapath.set_helped(&flow, &rests).expect("set");
+            let came = Packet::new(protocol, own[0], own[1]);
+            let outcome = fixture.ingress(&came);
+            assert_eq!((outcome.verdict, outcome.packet), (REDIRECT, came.bytes()), "as it came");
+            for piece in came.fragments(48) {
+                let outcome = run(fixture.datapath.program("ingress_l2").expect("program"), &piece);
+                assert_eq!((outcome.verdict, outcome.packet), (REDIRECT, piece));
+            }
+            // Others' pass.
+            let other = Packet::new(protocol, own[0], SocketAddr::new(own[1].ip(), 9));
+            assert_eq!(fixture.ingress(&other).verdict, NEXT);
+            fixture.datapath.remove_helped(&flow).expect("remove");
+            assert_eq!(fixture.ingress(&came).verdict, NEXT);
+        }
+        // Under other names, which are put back first.
+        fixture.help(rests);
+        let outcome = fixture.ingress(&segment(wire, 1, 2, &[]));
+        assert_eq!((outcome.verdict, outcome.packet), (REDIRECT, segment(own, 1, 2, &[]).bytes()));
+        // What its stack would say about a segment of a socket that has just gone, nobody is to hear.
+        fixture.datapath.remove_flows(&[fixture.flow()]).expect("remove");
+        let between = segment(wire, 1, 2, &[]);
+        assert_eq!(fixture.ingress(&between).verdict, SHOT, "no flow of these names");
+        let now = FlowTuple { transport: Transport::Tcp, local: fixture.wire[0], remote: fixture.wire[1] };
+        fixture.datapath.set_helped(&now, &rests).expect("set");
+        assert_eq!(fixture.ingress(&between).verdict, REDIRECT);
+    });
+}
+
+#[test]
+fn a_flow_goes_by_the_tunnel_until_its_new_end_is_known_there() {
+    on_both_families(|fixture| {
+        let sent = segment(fixture.own, 1, 2, &[]);
+        let entry = fixture.datapath.flows().expect("flows")[0].1;
+        fixture.datapath.insert_flows(&[(fixture.flow(), FlowEntry { tunnelled: true, ..entry })]).expect("insert");
+        for carrier in [Carrier::Rewrite, Carrier::Follow, Carrier::Tunnel] {
+            fixture.bind(carrier);
+            let outcome = fixture.egress(&sent);
+            assert_eq!(outcome.packet, sent.bytes(), "under its own names");
+        }
+        fixture.counted("tunnelled_out", 3);
+        fixture.datapath.insert_flows(&[(fixture.flow(), entry)]).expect("insert");
+        fixture.bind(Carrier::Rewrite);
+        assert_eq!(fixture.egress(&sent).packet, segment(fixture.wire, 1, 2, &[]).bytes());
     });
 }
 

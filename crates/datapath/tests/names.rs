@@ -125,6 +125,7 @@ fn a_connected_datagram_socket_hears_from_where_its_peer_is_and_sends_there() {
             held: false,
             real_view: true,
             gives_way: false,
+            tunnelled: false,
             toward: Toward::Stack,
         };
         datapath.insert_flows(&[(own, of)]).expect("insert");

@@ -67,6 +67,7 @@ impl Fixture {
                 held,
                 real_view: false,
                 gives_way: false,
+                tunnelled: false,
                 toward: Toward::Stack,
             };
             (FlowTuple { transport, local: names.own_local, remote: names.own_remote }, entry)
@@ -348,6 +349,7 @@ fn the_old_path_is_marked_and_nothing_else() {
             held: false,
             real_view: false,
             gives_way: false,
+            tunnelled: false,
             toward: Toward::Stack,
         };
         fixture.datapath.insert_flows(&[(tuple, entry)]).expect("insert");
@@ -726,6 +728,7 @@ fn maps_hold_what_was_put_in() {
                     held: false,
                     real_view: false,
                     gives_way: false,
+                    tunnelled: false,
                     toward: Toward::Stack,
                 };
                 (FlowTuple { transport: Transport::Tcp, local, remote: names.own_remote }, entry)

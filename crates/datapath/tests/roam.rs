@@ -129,6 +129,7 @@ impl Host {
             held: false,
             real_view: false,
             gives_way: false,
+            tunnelled: false,
             toward: Toward::Stack,
         };
         datapath.insert_flows(&[(flow, entry)]).expect("insert");
@@ -225,6 +226,7 @@ fn roams(old: &str, new: &str, server: &str, tcx: bool, wire_port: impl Fn(u16) 
         held: false,
         real_view: false,
         gives_way: false,
+        tunnelled: false,
         toward: Toward::Stack,
     };
     laptop.datapath.insert_flows(&[(other, entry)]).expect("insert");

@@ -56,6 +56,12 @@ pub struct PeerView {
 }
 
 impl Node {
+    /// The number of the peer with this key.
+    #[must_use]
+    pub fn peer_with(&self, key: &PublicKey) -> Option<PeerId> {
+        self.by_key.get(key).copied()
+    }
+
     /// All peers, by number.
     pub fn peers(&self) -> impl Iterator<Item = PeerView> + '_ {
         let ended = self.ended();

@@ -194,9 +194,9 @@ impl Node {
     pub(crate) fn wake_flows(&mut self, now: Time, id: PeerId) {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         peer.waiting.woken = Some(now);
-        // What was under way to another host, whose flows these were, is lost.
-        let lost = self.rebound.remove(&id);
-        self.op(KernelOp::Kick { peer: id, lost }, Some(Asked::Effect("waking senders")));
+        // What was under way to another host, whose flows these were, is handed on from there (P-99).
+        self.rebound.remove(&id);
+        self.op(KernelOp::Kick { peer: id, lost: false }, Some(Asked::Effect("waking senders")));
     }
 
     /// Tells a peer what it is to be told once what this end has done is done, and saved.

@@ -300,6 +300,11 @@ impl Flow {
     }
 }
 
+/// Position of the first byte that is not as a client of this seed sends it, from `position` on.
+pub(crate) fn first_difference(seed: u64, position: u64, got: &[u8]) -> Option<u64> {
+    pattern::Pattern::new(seed, true).first_difference(position, got, &mut Vec::new())
+}
+
 /// Obeys commands on standard input until it ends. `tcp_info` completes a status.
 fn obey(flow: &Shared, tcp_info: impl Fn() -> Option<TcpInfo>) -> Result<()> {
     for line in io::stdin().lock().lines() {

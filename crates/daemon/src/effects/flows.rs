@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use whimbrel_datapath as datapath;
-use whimbrel_protocol::{FlowEntry, PeerId, Places, Time, View};
+use whimbrel_protocol::{FlowEntry, LocalEnd, PeerId, Places, Time, View};
 use whimbrel_wire::FlowTuple;
 
 use super::{Effects, Failure};
@@ -12,8 +12,20 @@ use crate::tunnel::TunnelFlow;
 impl Effects {
     pub(super) fn install_flow(&mut self, now: Time, flow: FlowTuple, entry: FlowEntry) -> Result<(), Failure> {
         let toward = self.toward(now, &flow, &entry);
-        self.datapath.insert_flows(&[(flow, data_plane_entry(&entry, toward))])?;
+        let before = self.journal.flows().get(&flow);
+        // Led to another owner, which is to know of it first.
+        let led = match entry.end {
+            LocalEnd::Here => before.is_some_and(|before| before.peer != entry.peer),
+            LocalEnd::Behind => before.is_none_or(|before| before.peer != entry.peer),
+            LocalEnd::Endpoint => false,
+        };
+        let in_force = datapath::FlowEntry { tunnelled: led, ..data_plane_entry(&entry, toward) };
+        self.datapath.insert_flows(&[(flow, in_force)])?;
+        self.tunnel.open_flow(&flow);
         self.tunnel.set_flow(tunnel_flow(flow, &entry));
+        if led {
+            self.tunnel_first(now, flow);
+        }
         let before = self.journal.flows().get(&flow);
         if before.is_some_and(|before| before.waits != entry.waits) {
             self.fitting.want();
@@ -30,6 +42,12 @@ impl Effects {
             self.apply_hooks()?;
         }
         Ok(())
+    }
+
+    /// What the data plane is to know of a flow whose namespace is there, if it is to be in one.
+    pub(super) fn data_plane_entry(&mut self, flow: &FlowTuple, entry: &FlowEntry) -> datapath::FlowEntry {
+        let toward = self.toward_adopted(flow, entry);
+        data_plane_entry(entry, toward)
     }
 
     pub(super) fn remove_flow(&mut self, now: Time, flow: FlowTuple) -> Result<(), Failure> {
@@ -92,6 +110,7 @@ fn data_plane_entry(entry: &FlowEntry, toward: datapath::Toward) -> datapath::Fl
         held: entry.waits.any(),
         real_view: entry.manner.view == View::Real,
         gives_way: entry.manner.gives_way,
+        tunnelled: false,
         toward,
     }
 }

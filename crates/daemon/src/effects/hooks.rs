@@ -108,8 +108,11 @@ impl Hooks {
     /// Makes the kernel's state equal to what is wanted. Failures of one interface do not keep the others from being
     /// served; the first is returned.
     pub(crate) fn apply(&self, datapath: &mut Datapath, network: &NetworkState, tun: u32) -> Result<(), Error> {
-        let mut result =
-            datapath.set_busy(self.carrying() || self.helped, self.introducing, !self.listening.is_empty());
+        let mut result = datapath.set_busy(
+            self.carrying() || self.helped || self.moving,
+            self.introducing,
+            !self.listening.is_empty(),
+        );
         let mut wanted: BTreeMap<u32, Role> = BTreeMap::new();
         let hanging = self.carrying() || self.helped || self.moving || self.introduced || self.hanging_until.is_some();
         if hanging || self.introducing {

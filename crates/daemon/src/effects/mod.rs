@@ -618,6 +618,7 @@ impl Effects {
             self.helping.helpers.poll_timeout(),
             self.postponed.timeout(),
             self.endpoints_timeout(),
+            self.late_timeout(),
         ];
         own.into_iter().chain(others).flatten().min()
     }
@@ -636,6 +637,7 @@ impl Effects {
         self.expire_endpoints(now);
         self.deputy.go_on(now);
         self.handle_helpers_timeout(now);
+        self.end_late(now);
         self.postponed.expire(now);
         self.wake_postponed(now);
         if self.fitting.take_lapse(now) {

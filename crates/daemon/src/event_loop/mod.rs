@@ -382,7 +382,7 @@ impl EventLoop {
                     MoveOp::Freeze { name, .. } | MoveOp::Dump { name } => Some(*name),
                     _ => None,
                 };
-                let result = self.effects.carry_out_move(now, id, op);
+                let result = self.effects.carry_out_move(now, id, op, |key| self.node.peer_with(key));
                 if let (Some(name), Some(Err(failed))) = (given, &result) {
                     self.note_unmovable(&name, failed);
                 }

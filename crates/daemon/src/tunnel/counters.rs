@@ -43,11 +43,13 @@ pub enum Counter {
     WriteFailed,
     /// Control datagrams that the control thread was too slow for.
     ControlOverflow,
+    /// Packets for sockets that are being moved, for which there was no room.
+    AsideOverflow,
 }
 
 impl Counter {
     /// All of them, in order.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::PacketsSent,
         Self::BytesSent,
         Self::PacketsReceived,
@@ -66,6 +68,7 @@ impl Counter {
         Self::ForeignFlow,
         Self::WriteFailed,
         Self::ControlOverflow,
+        Self::AsideOverflow,
     ];
 
     /// The counter's name as it is shown to people and programs.
@@ -90,6 +93,7 @@ impl Counter {
             Self::ForeignFlow => "foreign_flow",
             Self::WriteFailed => "write_failed",
             Self::ControlOverflow => "control_overflow",
+            Self::AsideOverflow => "aside_overflow",
         }
     }
 }

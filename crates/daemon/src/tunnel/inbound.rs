@@ -15,6 +15,7 @@ use whimbrel_transform::fragment::FragmentMemory;
 use whimbrel_transform::{Coalescer, Fragment, Headers, Span};
 use whimbrel_wire::FlowTuple;
 
+use super::aside::Arrival;
 use super::counters::{Counter, Counters};
 use super::table::{Accepted, Table};
 use super::{READS, Received, Tunnel, Woken, signal, wait};
@@ -61,13 +62,13 @@ impl Inbound {
     pub(super) fn run(mut self) {
         let mut batch = ReceiveBatch::new();
         loop {
-            match wait(&*self.udp, &self.stop) {
+            match wait(&*self.udp, &self.stop, None) {
                 Ok(Woken::Ready(flags)) => {
                     if flags.contains(PollFlags::ERR) {
                         self.report_errors();
                     }
                 }
-                Ok(Woken::Stop) => return,
+                Ok(Woken::Nudged | Woken::Stop) => return,
                 Err(error) => return tracing::error!(%error, "poll on the tunnel socket"),
             }
             for _ in 0..READS {
@@ -161,8 +162,12 @@ impl Checks {
             };
             let span = Span { start: start + at, len };
             match Headers::parse(&bytes[at..at + len]) {
-                Ok(headers) if self.is_of(&headers, session) => coalescer.push(buffer, span, &headers),
-                Ok(_) => self.counters.count(Counter::ForeignFlow),
+                Ok(headers) => match self.look_at(&headers, session, &bytes[at..at + len]) {
+                    Arrival::Passes => coalescer.push(buffer, span, &headers),
+                    Arrival::Other => self.counters.count(Counter::ForeignFlow),
+                    Arrival::Full => self.counters.count(Counter::AsideOverflow),
+                    Arrival::Waits => {}
+                },
                 Err(_) => self.counters.count(Counter::Malformed),
             }
         }
@@ -205,6 +210,23 @@ impl Checks {
             self.last_session = Some((generation, index, self.table.session(index)?));
         }
         self.last_session.as_ref().map(|(_, _, accepted)| accepted)
+    }
+
+    /// What becomes of a packet: of a socket that is coming, or of the peer's own flows.
+    fn look_at(&mut self, headers: &Headers, peer: PeerId, packet: &[u8]) -> Arrival {
+        let own = match headers.fragment {
+            Fragment::Later(_) => None,
+            _ => Some(headers.inbound_tuple()),
+        };
+        let arrival = own.map_or(Arrival::Other, |own| self.table.early.meet(&own, peer, || packet.to_vec()));
+        if arrival == Arrival::Other && self.is_of(headers, peer) {
+            return Arrival::Passes;
+        }
+        // Its other fragments do not wait, so neither need this be remembered.
+        if let (Arrival::Passes, Fragment::First(_)) = (arrival, headers.fragment) {
+            self.fragments.remember(headers, peer);
+        }
+        arrival
     }
 
     /// P-23: only packets of the peer's own flows, or of an end that is leased from it or to it.

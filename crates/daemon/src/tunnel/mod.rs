@@ -4,26 +4,30 @@
 //! control thread, which writes it, and hand everything on the socket that is not a tunnel datagram to the control
 //! thread through a bounded queue and an eventfd.
 
+mod aside;
 mod counters;
 mod inbound;
 mod outbound;
 mod table;
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use whimbrel_handshake::TunnelKeys;
 use whimbrel_kernel::tun::Tun;
 use whimbrel_kernel::udp::{ErrorReport, SendReport, Transmit, UdpSocket};
 use whimbrel_protocol::PeerId;
-use whimbrel_transform::Algorithm;
+use whimbrel_transform::{Algorithm, VnetHeader};
 use whimbrel_wire::FlowTuple;
 
+use aside::Fate;
+pub(crate) use aside::LATE;
 pub use counters::{Counter, Counters};
 use inbound::Inbound;
 use outbound::Outbound;
@@ -65,6 +69,8 @@ pub struct Tunnel {
     control: Receiver<Received>,
     kept: Receiver<Vec<u8>>,
     stop: Arc<OwnedFd>,
+    /// Wakes the outbound pump: something that waited may go.
+    nudge: Arc<OwnedFd>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -84,6 +90,8 @@ impl Tunnel {
     pub fn start(tun: Tun, udp: UdpSocket, wake: OwnedFd) -> Result<Self, StartError> {
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| StartError { call: "eventfd", source: error.into() })?;
+        let nudge = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|error| StartError { call: "eventfd", source: error.into() })?;
         let (sender, control) = sync_channel(CONTROL_QUEUE);
         let (keeper, kept) = sync_channel(KEPT_QUEUE);
         let mut tunnel = Self {
@@ -94,6 +102,7 @@ impl Tunnel {
             control,
             kept,
             stop: Arc::new(stop),
+            nudge: Arc::new(nudge),
             threads: Vec::new(),
         };
         let wake = Arc::new(wake);
@@ -109,9 +118,53 @@ impl Tunnel {
         self.table.set_flows(flows);
     }
 
+    /// What comes for this flow's socket, and the data plane leads to the TUN device, waits from now on: up to 8 MiB and 4096
+    /// packets, 64 MiB for all flows; what comes beyond is dropped. It goes to whom [`Tunnel::set_flow`] gives the flow of the
+    /// socket's far end, where that has it, or [`Tunnel::hand_on`].
+    pub fn set_aside(&self, own: &FlowTuple) {
+        self.table.aside.keep(own.mirrored());
+    }
+
+    /// What waits for this flow's socket, and what still comes in the next two seconds, goes to a peer as it is, or to the socket
+    /// itself with `None`. Where it is decided already that is left so.
+    pub fn hand_on(&self, own: &FlowTuple, to: Option<PeerId>) {
+        self.decide(&own.mirrored(), to.map_or(Fate::Here, Fate::To));
+    }
+
+    /// Nothing waits for this flow's socket any longer, and what did is gone.
+    pub fn forget_aside(&self, own: &FlowTuple) {
+        self.table.aside.forget(&own.mirrored());
+    }
+
+    fn decide(&self, flow: &FlowTuple, fate: Fate) {
+        if self.table.aside.decide(flow, fate, Instant::now()) {
+            signal(&self.nudge);
+        }
+    }
+
+    /// A socket of this flow may come here: what these peers send for it waits, within the bounds of [`Tunnel::set_aside`].
+    pub fn expect_flow(&self, own: FlowTuple, from: Vec<PeerId>) {
+        self.table.early.expect(own, from, Instant::now());
+    }
+
+    /// The socket is there, and the data plane knows the way to it: it gets what waits, and for two seconds more what these peers send.
+    pub fn open_flow(&self, own: &FlowTuple) {
+        let header = VnetHeader::default().encode();
+        self.table.early.open(own, Instant::now(), |packet| {
+            let written = self.tun.write(&[IoSlice::new(&header), IoSlice::new(&packet)]);
+            self.counters.count(if written.is_ok() { Counter::PacketsReceived } else { Counter::WriteFailed });
+        });
+    }
+
+    /// It does not come.
+    pub fn forget_expected(&self, own: &FlowTuple) {
+        self.table.early.forget(own);
+    }
+
     /// Adds or replaces one flow.
     pub fn set_flow(&self, flow: TunnelFlow) {
         self.table.set_flows([flow]);
+        self.decide(&flow.own, Fate::ByFlow);
     }
 
     /// Forgets a flow: its packets are dropped in both directions from now on.
@@ -268,15 +321,19 @@ fn signal(eventfd: &OwnedFd) {
 enum Woken {
     /// The descriptor has something to read, or an error queued.
     Ready(PollFlags),
+    /// There is something else to do.
+    Nudged,
     /// The tunnel ends.
     Stop,
 }
 
-fn wait(fd: impl std::os::fd::AsFd, stop: &OwnedFd) -> io::Result<Woken> {
+fn wait(fd: impl std::os::fd::AsFd, stop: &OwnedFd, nudge: Option<&OwnedFd>) -> io::Result<Woken> {
     loop {
-        let mut fds = [PollFd::new(&fd, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
+        let mut fds = vec![PollFd::new(&fd, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
+        fds.extend(nudge.map(|nudge| PollFd::new(nudge, PollFlags::IN)));
         match poll(&mut fds, None) {
             Ok(_) if !fds[1].revents().is_empty() => return Ok(Woken::Stop),
+            Ok(_) if fds.get(2).is_some_and(|nudged| !nudged.revents().is_empty()) => return Ok(Woken::Nudged),
             Ok(_) => return Ok(Woken::Ready(fds[0].revents())),
             Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),

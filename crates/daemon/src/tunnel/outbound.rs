@@ -1,9 +1,10 @@
 //! From the TUN device to UDP: look the flow up, translate, cut, seal, send.
 
-use std::io::IoSliceMut;
+use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
+use std::time::Instant;
 
 use whimbrel_kernel::tun::{MAX_PACKET, Tun, VNET_LEN};
 use whimbrel_kernel::udp::{Transmit, UdpSocket};
@@ -14,6 +15,7 @@ use whimbrel_transform::segment::{fitting, segment};
 use whimbrel_transform::{Batch, Fragment, Headers, Span, TAG_LEN, VnetHeader};
 use whimbrel_wire::FlowTuple;
 
+use super::aside::{Fate, Meeting};
 use super::counters::{Counter, Counters};
 use super::table::{Admission, NoRoute, Route, Table, Way};
 use super::{READS, Tunnel, Woken, wait};
@@ -27,6 +29,7 @@ pub(super) struct Outbound {
     table: Arc<Table>,
     counters: Arc<Counters>,
     stop: Arc<OwnedFd>,
+    nudge: Arc<OwnedFd>,
     keeper: SyncSender<Vec<u8>>,
     wake: Arc<OwnedFd>,
     packet: Vec<u8>,
@@ -46,6 +49,7 @@ impl Outbound {
             table: Arc::clone(&tunnel.table),
             counters: Arc::clone(&tunnel.counters),
             stop: Arc::clone(&tunnel.stop),
+            nudge: Arc::clone(&tunnel.nudge),
             keeper,
             wake,
             packet: vec![0; MAX_PACKET],
@@ -58,8 +62,14 @@ impl Outbound {
 
     pub(super) fn run(mut self) {
         loop {
-            match wait(&*self.tun, &self.stop) {
+            match wait(&*self.tun, &self.stop, Some(&self.nudge)) {
                 Ok(Woken::Ready(_)) => {}
+                Ok(Woken::Nudged) => {
+                    // What it holds is a count, which is taken by reading.
+                    let _ = rustix::io::read(&self.nudge, &mut [0; 8]);
+                    self.let_go();
+                    continue;
+                }
                 Ok(Woken::Stop) => return,
                 Err(error) => return tracing::error!(%error, "poll on the tunnel device"),
             }
@@ -77,8 +87,7 @@ impl Outbound {
     }
 
     fn take(&mut self, header: &[u8; VNET_LEN], len: usize) {
-        let offload = VnetHeader::decode(header);
-        let Ok(mut headers) = Headers::parse(&self.packet[..len]) else {
+        let Ok(headers) = Headers::parse(&self.packet[..len]) else {
             return self.counters.count(Counter::Unsuitable);
         };
         let own = match headers.fragment {
@@ -88,7 +97,58 @@ impl Outbound {
         let Some(own) = own else {
             return self.counters.count(Counter::NoFlow);
         };
-        let route = match self.route(&own) {
+        if let Fragment::First(_) = headers.fragment {
+            self.fragments.remember(&headers, own);
+        }
+        let whole = || [header.as_slice(), &self.packet[..len]].concat();
+        match self.table.aside.meet(&own, whole) {
+            Meeting::Nothing => self.carry(header, len, headers, &own, Fate::ByFlow),
+            Meeting::Waits => {}
+            Meeting::Full => self.counters.count(Counter::AsideOverflow),
+            Meeting::Goes(fate, earlier) => {
+                if !earlier.is_empty() {
+                    let last = self.packet[..len].to_vec();
+                    self.carry_all(&own, fate, earlier);
+                    self.packet[..len].copy_from_slice(&last);
+                }
+                self.carry(header, len, headers, &own, fate);
+            }
+        }
+    }
+
+    /// What waited and may go now.
+    fn let_go(&mut self) {
+        for (own, fate, packets) in self.table.aside.take_due(Instant::now()) {
+            self.carry_all(&own, fate, packets);
+        }
+        self.flush();
+    }
+
+    /// Sends packets that waited, each behind its `virtio_net_hdr`.
+    fn carry_all(&mut self, own: &FlowTuple, fate: Fate, packets: Vec<Vec<u8>>) {
+        for packet in packets {
+            let Some((header, packet)) = packet.split_first_chunk::<VNET_LEN>() else { continue };
+            self.packet[..packet.len()].copy_from_slice(packet);
+            if let Ok(headers) = Headers::parse(packet) {
+                self.carry(header, packet.len(), headers, own, fate);
+            }
+        }
+    }
+
+    /// Sends the packet that is in the buffer.
+    fn carry(&mut self, header: &[u8; VNET_LEN], len: usize, mut headers: Headers, own: &FlowTuple, fate: Fate) {
+        let offload = VnetHeader::decode(header);
+        let route = match fate {
+            Fate::ByFlow | Fate::Waits => self.route(own),
+            Fate::To(peer) => self.table.route_to(own, peer),
+            Fate::Here => {
+                if self.tun.write(&[IoSlice::new(header), IoSlice::new(&self.packet[..len])]).is_err() {
+                    self.counters.count(Counter::WriteFailed);
+                }
+                return;
+            }
+        };
+        let route = match route {
             Ok(route) => route,
             Err(NoRoute::Flow) => return self.counters.count(Counter::NoFlow),
             Err(NoRoute::Path) => return self.counters.count(Counter::NoPath),
@@ -99,9 +159,6 @@ impl Outbound {
                 return;
             }
         };
-        if let Fragment::First(_) = headers.fragment {
-            self.fragments.remember(&headers, own);
-        }
         if !self.way.as_ref().is_some_and(|way| Arc::ptr_eq(way, &route.way)) {
             self.flush();
             self.batch.reset(FRAMING, if route.way.path.sealed { TAG_LEN } else { 0 });

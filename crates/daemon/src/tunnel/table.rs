@@ -12,6 +12,8 @@ use whimbrel_transform::datagram::FRAMING;
 use whimbrel_transform::{Aead, Algorithm, TAG_LEN};
 use whimbrel_wire::{FlowTuple, Transport};
 
+use super::aside::{Aside, Early};
+
 /// P-7: datagrams under one key.
 const COUNTER_LIMIT: u64 = 1 << 60;
 const UDP_HEADER: u32 = 8;
@@ -282,6 +284,10 @@ impl Contents {
 pub(super) struct Table {
     contents: RwLock<Contents>,
     generation: AtomicU64,
+    /// Packets for sockets that are at rest here.
+    pub(super) aside: Aside,
+    /// Packets for sockets that come here.
+    pub(super) early: Early,
 }
 
 impl fmt::Debug for Table {
@@ -306,6 +312,12 @@ impl Table {
         let (peer, peer_tuple) = contents.flow(own).ok_or(NoRoute::Flow)?;
         let way = contents.ways.get(&peer).ok_or(NoRoute::Path)?;
         Ok(Route { way: Arc::clone(way), peer_tuple })
+    }
+
+    /// The way of a packet that is another host's, under the names that it has.
+    pub(super) fn route_to(&self, own: &FlowTuple, peer: PeerId) -> Result<Route, NoRoute> {
+        let way = self.read().ways.get(&peer).cloned().ok_or(NoRoute::Path)?;
+        Ok(Route { way, peer_tuple: own.mirrored() })
     }
 
     /// The session that a received datagram is of.

@@ -92,6 +92,7 @@ pub(crate) fn entry(stream: &TcpStream, binding: u32, held: bool) -> (FlowTuple,
         held,
         real_view: false,
         gives_way: false,
+        tunnelled: false,
         toward: Toward::Stack,
     };
     (own, entry)

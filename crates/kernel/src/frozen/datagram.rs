@@ -13,6 +13,8 @@ use crate::inject::Injector;
 use crate::sockopt::{Name, get_int, set};
 
 const SO_PEEK_OFF: Name = Name { level: libc::SOL_SOCKET, name: libc::SO_PEEK_OFF, text: "SO_PEEK_OFF" };
+/// Room for what comes before the program that takes the socket begins to read, in bytes with the kernel's own for each datagram.
+const UNTIL_READ: usize = 512 << 10;
 const LONGEST: usize = 65_535;
 
 pub(super) fn dump(fd: BorrowedFd<'_>) -> Result<Datagrams, Unmovable> {
@@ -49,7 +51,8 @@ pub(super) fn restore(
     datagrams: &Datagrams,
     injector: &Injector,
 ) -> Result<(), Unmovable> {
-    make_room(fd, SO_RCVBUFFORCE, datagrams.queue.iter().map(|datagram| datagram.bytes.len() + 1024).sum())?;
+    let queued: usize = datagrams.queue.iter().map(|datagram| datagram.bytes.len() + 1024).sum();
+    make_room(fd, SO_RCVBUFFORCE, queued + UNTIL_READ)?;
     bind(fd, local)?;
     if let Some(remote) = datagrams.remote {
         connect(fd, remote)?;

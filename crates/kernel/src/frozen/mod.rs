@@ -42,6 +42,8 @@ const SO_TYPE: Name = Name { level: libc::SOL_SOCKET, name: libc::SO_TYPE, text:
 const SO_PROTOCOL: Name = Name { level: libc::SOL_SOCKET, name: libc::SO_PROTOCOL, text: "SO_PROTOCOL" };
 const SO_ACCEPTCONN: Name = Name { level: libc::SOL_SOCKET, name: libc::SO_ACCEPTCONN, text: "SO_ACCEPTCONN" };
 const SO_BUF_LOCK: Name = Name { level: libc::SOL_SOCKET, name: 72, text: "SO_BUF_LOCK" };
+const SO_SNDBUF: Name = Name { level: libc::SOL_SOCKET, name: libc::SO_SNDBUF, text: "SO_SNDBUF" };
+const SO_RCVBUF: Name = Name { level: libc::SOL_SOCKET, name: libc::SO_RCVBUF, text: "SO_RCVBUF" };
 const SO_SNDBUFFORCE: Name = Name { level: libc::SOL_SOCKET, name: libc::SO_SNDBUFFORCE, text: "SO_SNDBUFFORCE" };
 const SO_RCVBUFFORCE: Name = Name { level: libc::SOL_SOCKET, name: libc::SO_RCVBUFFORCE, text: "SO_RCVBUFFORCE" };
 
@@ -248,6 +250,10 @@ fn canonical(call: &'static str, name: rustix::net::SocketAddrAny) -> Result<Soc
 fn make_room(fd: BorrowedFd<'_>, option: Name, bytes: usize) -> Result<(), Error> {
     // The kernel counts its own overhead too, and doubles what it is given.
     let room = i32::try_from(bytes.saturating_mul(2)).unwrap_or(i32::MAX / 2).max(65_536);
+    let size = if option.name == SO_SNDBUFFORCE.name { SO_SNDBUF } else { SO_RCVBUF };
+    if sockopt::get_int(fd, size)? / 2 >= room {
+        return Ok(());
+    }
     sockopt::set(fd, option, &room)
 }
 

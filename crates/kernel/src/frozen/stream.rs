@@ -74,6 +74,9 @@ const SIOCOUTQNSD: libc::c_ulong = 0x894b;
 /// Bytes that are put into a queue at a time: the kernel wants them in one piece of memory.
 const CHUNK: usize = 32 << 10;
 
+/// Room for what the peer may send is made for a window up to this, in bytes: what Linux grows to by itself is less.
+const MOST_EXPECTED: usize = 64 << 20;
+
 /// The parts of tcp_info that are there in every kernel (linux/tcp.h).
 struct Info {
     state: u8,
@@ -290,7 +293,8 @@ pub(super) fn restore(fd: BorrowedFd<'_>, local: SocketAddr, stream: &Stream, lo
     let (sent, unsent) = send.bytes.split_at(sent);
     let reuse = get_int(fd, SO_REUSEADDR)?;
     make_room(fd, SO_SNDBUFFORCE, send.bytes.len())?;
-    make_room(fd, SO_RCVBUFFORCE, receive.bytes.len())?;
+    // What the peer was told that it may send may come before anything is read.
+    make_room(fd, SO_RCVBUFFORCE, receive.bytes.len() + (window.receive as usize).min(MOST_EXPECTED))?;
     set(fd, TCP_REPAIR, &ON)?;
     choose(fd, SEND_QUEUE, send.end.wrapping_sub(send.bytes.len() as u32))?;
     choose(fd, RECEIVE_QUEUE, receive.end.wrapping_sub(receive.bytes.len() as u32))?;

@@ -215,7 +215,7 @@ impl Node {
     pub(crate) fn note_led(&mut self, now: Time, flow: u64, result: Result<(), String>) {
         let terms = self.terms_of(flow);
         if result.is_ok() {
-            // What was under way to the socket's former place is lost. The new owner hears first.
+            // Where the former place was lost with its host, senders wait. The new owner hears first.
             self.rebound.extend(self.led_to(flow));
         }
         self.with_moves(now, |moves, at| {

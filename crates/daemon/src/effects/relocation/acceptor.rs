@@ -7,7 +7,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use whimbrel_datapath::Toward;
 use whimbrel_kernel::endpoint;
 use whimbrel_kernel::frozen::Frozen;
-use whimbrel_protocol::{FlowEntry, LocalEnd, MoveFailed, MoveName, Refusal, Request, Time};
+use whimbrel_protocol::{FlowEntry, LocalEnd, MoveFailed, MoveName, PeerId, Refusal, Request, Time};
 use whimbrel_wire::snapshot::{Body, Family, Luggage, Snapshot};
 use whimbrel_wire::{FlowTuple, Transport};
 
@@ -73,8 +73,16 @@ impl Effects {
         self.make_ready(now)
     }
 
-    pub(super) fn rebuild(&mut self, name: MoveName, request: &Request, snapshot: &[u8]) -> Result<(), MoveFailed> {
+    /// `from`: the peers that may send packets for it.
+    pub(super) fn rebuild(
+        &mut self,
+        name: MoveName,
+        request: &Request,
+        snapshot: &[u8],
+        from: Vec<PeerId>,
+    ) -> Result<(), MoveFailed> {
         let snapshot = announced(request, snapshot)?;
+        self.forget_late(&request.tuple);
         let Relocation { taken, endpoints, ports, .. } = &mut self.relocation;
         let gone = || failed(Refusal::NotRestored, &"nobody has asked for it");
         let of = taken.get_mut(&name).ok_or_else(gone)?;
@@ -89,6 +97,7 @@ impl Effects {
             }
         };
         of.frozen = Some((frozen.map_err(|why| unmovable(&why, Refusal::NotRestored))?, snapshot.luggage));
+        self.tunnel.expect_flow(request.tuple, from);
         Ok(())
     }
 
@@ -106,6 +115,8 @@ impl Effects {
             Some(place) => &place.injector,
             None => &self.injector,
         };
+        // Where the flow is of no peer's nobody else has said so.
+        self.tunnel.open_flow(&of.flow);
         let socket = frozen.thaw(injector).map_err(|why| unmovable(&why, Refusal::NotWoken))?;
         let luggage = luggage.unwrap_or(Luggage { uuid: [0; 16], state: Vec::new() });
         let (receiver, flow) = (of.receiver.clone(), of.flow);
@@ -121,7 +132,9 @@ impl Effects {
     /// A move is over, one way or the other: what was found on admittance is not kept free any more.
     pub(in crate::effects) fn forget_taken(&mut self, now: Time, name: &MoveName) -> Result<(), MoveFailed> {
         self.journal.forget_acceptance(*name);
-        if let Some(address) = self.relocation.taken.remove(name).and_then(|of| of.endpoint) {
+        let taken = self.relocation.taken.remove(name);
+        taken.iter().for_each(|of| self.tunnel.forget_expected(&of.flow));
+        if let Some(address) = taken.and_then(|of| of.endpoint) {
             self.relocation.endpoints.release(now, address);
         }
         self.make_ready(now)

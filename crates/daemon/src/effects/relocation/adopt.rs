@@ -82,6 +82,7 @@ impl Effects {
         match Given::adopt(saved.tuple, borrowed) {
             Ok(given) => {
                 self.relocation.halt_adopted(given.processes());
+                self.tunnel.set_aside(&saved.tuple);
                 self.relocation.given.insert(saved.name, given);
                 Found::Frozen
             }

@@ -8,7 +8,7 @@ use whimbrel_datapath::{HelpedFlow, HelpedPhase};
 use whimbrel_kernel::borrowed::{self, Halted};
 use whimbrel_kernel::frozen::{Defaults, Frozen, Unmovable};
 use whimbrel_kernel::process;
-use whimbrel_protocol::{MoveFailed, MoveName, Refusal, Time};
+use whimbrel_protocol::{MoveFailed, MoveName, PeerId, Refusal, Time};
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::snapshot::{Family, Luggage};
 
@@ -171,10 +171,12 @@ impl Effects {
             return Err(failed(Refusal::Unmovable, &format!("the socket of {flow} is not there any more")));
         };
         self.relocation.halt(&processes).map_err(|error| refused(&error, Refusal::Unmovable))?;
-        let held = HelpedFlow { phase: HelpedPhase::Held, offset: 0, acknowledged: 0, delivered: 0 };
+        let rests = HelpedFlow { phase: HelpedPhase::Rests, offset: 0, acknowledged: 0, delivered: 0 };
+        self.forget_late(&flow);
+        self.tunnel.set_aside(&flow);
         let frozen = self
             .datapath
-            .set_helped(&flow, &held)
+            .set_helped(&flow, &rests)
             .map_err(|error| failed(Refusal::NoRights, &error))
             .and_then(|()| Frozen::freeze(socket).map_err(|why| unmovable(&why, Refusal::Unmovable)));
         match frozen {
@@ -184,6 +186,7 @@ impl Effects {
             }
             Err(failed) => {
                 self.let_in(&flow);
+                self.tunnel.hand_on(&flow, None);
                 self.relocation.release(&processes);
                 Err(failed)
             }
@@ -217,18 +220,25 @@ impl Effects {
         };
         // First what holds its packets: its own first segment would be held with them.
         let in_force = self.datapath.remove_helped(&flow);
+        self.tunnel.hand_on(&flow, None);
         let thawed = frozen.thaw(injector).map_err(|why| unmovable(&why, Refusal::NotWoken));
         self.relocation.release(&processes);
         in_force.map_err(|error| failed(Refusal::NotWoken, &error))?;
         thawed.map(drop)
     }
 
-    /// The socket is another host's.
-    pub(super) fn end_given(&mut self, name: &MoveName) -> Result<(), MoveFailed> {
+    /// The socket is another host's, to which goes what came for it meanwhile.
+    pub(super) fn end_given(&mut self, now: Time, name: &MoveName, to: Option<PeerId>) -> Result<(), MoveFailed> {
         let Some(Given { flow, frozen, processes, .. }) = self.relocation.given.remove(name) else { return Ok(()) };
         let destroyed = frozen.destroy().map_err(|why| unmovable(&why, Refusal::NotKept));
         self.settle_ports();
-        self.let_in(&flow);
+        if to.is_some() {
+            self.tunnel.hand_on(&flow, to);
+            self.hand_on_late(now, flow);
+        } else {
+            self.let_in(&flow);
+            self.tunnel.forget_aside(&flow);
+        }
         self.relocation.release(&processes);
         destroyed
     }

@@ -4,6 +4,7 @@
 //! donor.rs      freezing a program's socket, writing it down, ending it or letting it go on
 //! acceptor.rs   rebuilding it, and handing it to whoever is to receive it
 //! adopt.rs      what a daemon before this one has left of it
+//! late.rs       what comes where the socket was, for a while
 //! ports.rs      keeping ports of this host for sockets that have gone
 //! endpoints.rs  the namespaces in which addresses are local that are not this host's
 //! ```
@@ -12,15 +13,17 @@ mod acceptor;
 mod adopt;
 mod donor;
 mod endpoints;
+mod late;
 mod ports;
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::os::fd::OwnedFd;
 
+use whimbrel_handshake::PublicKey;
 use whimbrel_kernel::borrowed::Halted;
 use whimbrel_kernel::frozen::{Defaults, Unmovable};
-use whimbrel_protocol::{LocalEnd, MoveDone, MoveFailed, MoveName, MoveOp, Refusal, Time};
+use whimbrel_protocol::{LocalEnd, MoveDone, MoveFailed, MoveName, MoveOp, PeerId, Refusal, Time};
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::snapshot::Luggage;
 
@@ -29,6 +32,7 @@ use acceptor::Taken;
 pub(crate) use adopt::FoundMoves;
 use donor::{Borrowed, Given};
 use endpoints::Endpoints;
+use late::Late;
 use ports::Ports;
 
 /// A socket that has come here, for the program that receives it.
@@ -62,6 +66,7 @@ pub(crate) struct Relocation {
     arrived: Vec<Arrived>,
     /// Processes that stand still, each as long as any of its sockets is at rest.
     halted: HashMap<u32, (Halted, usize)>,
+    late: Late,
     /// The TUN device passes packets of other hosts on.
     forwards: bool,
     /// This host's settings for sockets.
@@ -71,7 +76,7 @@ pub(crate) struct Relocation {
 impl Relocation {
     /// Whether the data plane has something to hold, or is about to.
     pub(super) fn is_busy(&self) -> bool {
-        !self.borrowed.is_empty() || !self.given.is_empty() || !self.taken.is_empty()
+        !self.borrowed.is_empty() || !self.given.is_empty() || !self.taken.is_empty() || !self.late.is_empty()
     }
 
     /// A program is there that receives sockets under this name.
@@ -111,16 +116,28 @@ impl Relocation {
 }
 
 impl Effects {
-    /// Carries out one op of a move. What fails has changed nothing, unless it is said otherwise there.
-    pub(super) fn carry_out_move_of_socket(&mut self, now: Time, op: MoveOp) -> Result<MoveDone, MoveFailed> {
+    /// Carries out one op of a move. What fails has changed nothing, unless it is said otherwise there. `peer` tells which peer has a
+    /// key.
+    pub(super) fn carry_out_move_of_socket(
+        &mut self,
+        now: Time,
+        op: MoveOp,
+        peer: impl Fn(&PublicKey) -> Option<PeerId>,
+    ) -> Result<MoveDone, MoveFailed> {
         match op {
             MoveOp::Admit { name, request } => self.admit(now, name, request)?,
             MoveOp::Freeze { name, flow } => self.freeze(name, flow)?,
             MoveOp::Dump { name } => return self.dump(&name).map(MoveDone::Dumped),
-            MoveOp::Restore { name, request, snapshot } => self.rebuild(name, &request, &snapshot)?,
+            MoveOp::Restore { name, request, snapshot } => {
+                let from = [name.donor, request.holder].map(PublicKey::from);
+                let from = from.iter().filter_map(&peer).collect();
+                self.rebuild(name, &request, &snapshot, from)?;
+            }
             MoveOp::Thaw { name } if self.relocation.given.contains_key(&name) => self.let_go_on(&name)?,
             MoveOp::Thaw { name } => self.wake(&name)?,
-            MoveOp::Destroy { name, .. } if self.relocation.given.contains_key(&name) => self.end_given(&name)?,
+            MoveOp::Destroy { name, forward } if self.relocation.given.contains_key(&name) => {
+                self.end_given(now, &name, forward.as_ref().and_then(peer))?;
+            }
             MoveOp::Destroy { name, .. } => self.drop_taken(&name)?,
             MoveOp::CloseFarEnd { flow } => self.close_far_end(flow)?,
             MoveOp::SaveDonation(saved) => self.journal.save_donation(saved),

@@ -18,7 +18,7 @@ use std::path::PathBuf;
 
 use whimbrel_handshake::PublicKey;
 use whimbrel_kernel::whole;
-use whimbrel_protocol::{MoveDone, MoveFailed, MoveName, MoveOp, MoveOpId, Refusal, Time};
+use whimbrel_protocol::{MoveDone, MoveFailed, MoveName, MoveOp, MoveOpId, PeerId, Refusal, Time};
 use whimbrel_wire::FlowTuple;
 
 use super::Effects;
@@ -139,8 +139,15 @@ fn failed(refusal: Refusal, sentence: impl Into<String>) -> MoveFailed {
 }
 
 impl Effects {
-    /// Carries out one op of a move. `None`: what came of it is told by [`take_in_wholes`](Self::take_in_wholes).
-    pub(crate) fn carry_out_move(&mut self, now: Time, id: MoveOpId, op: MoveOp) -> Option<Answer> {
+    /// Carries out one op of a move. `None`: what came of it is told by [`take_in_wholes`](Self::take_in_wholes). `peer` tells which
+    /// peer has a key.
+    pub(crate) fn carry_out_move(
+        &mut self,
+        now: Time,
+        id: MoveOpId,
+        op: MoveOp,
+        peer: impl Fn(&PublicKey) -> Option<PeerId>,
+    ) -> Option<Answer> {
         match op {
             MoveOp::Freeze { name, flow } if self.wholes.gives(&flow) => self.freeze_whole(id, name, flow),
             MoveOp::Dump { name } if self.wholes.given.contains_key(&name) => self.dump_whole(id, &name),
@@ -161,7 +168,7 @@ impl Effects {
             MoveOp::ForgetAcceptance { name } if self.wholes.taken.contains_key(&name) => {
                 Some(self.forget_taken_of_whole(now, &name))
             }
-            op => Some(self.carry_out_move_of_socket(now, op)),
+            op => Some(self.carry_out_move_of_socket(now, op, peer)),
         }
     }
 

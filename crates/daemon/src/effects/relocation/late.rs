@@ -1,0 +1,91 @@
+//! What still comes after a move, on ways that lead where the socket was.
+//!
+//! Packets wait in queues on the way while the words that decide a move overtake them. So a donor hands on what comes for a socket that it
+//! has given away, and a holder leads a flow to its new owner by the tunnel, where that takes it before it knows under which names it
+//! would come otherwise. Both end by themselves.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use whimbrel_datapath::FlowEntry;
+use whimbrel_protocol::Time;
+use whimbrel_wire::FlowTuple;
+
+use crate::effects::Effects;
+use crate::tunnel::LATE;
+
+/// How long a flow that is led to another owner goes by the tunnel at the least: until the owner has heard of it, on any path that is
+/// worth being used.
+const TUNNELLED: Duration = Duration::from_millis(500);
+
+/// What ends by itself, soonest first.
+#[derive(Debug, Default)]
+pub(super) struct Late {
+    /// What comes for these is handed on.
+    resting: VecDeque<(Time, FlowTuple)>,
+    /// These go by the tunnel.
+    tunnelled: VecDeque<(Time, FlowTuple)>,
+}
+
+impl Late {
+    pub(super) fn is_empty(&self) -> bool {
+        self.resting.is_empty()
+    }
+
+    fn timeout(&self) -> Option<Time> {
+        [&self.resting, &self.tunnelled].into_iter().filter_map(|queue| queue.front().map(|(due, _)| *due)).min()
+    }
+}
+
+fn take_due(queue: &mut VecDeque<(Time, FlowTuple)>, now: Time) -> Vec<FlowTuple> {
+    let due = queue.partition_point(|(due, _)| *due <= now);
+    queue.drain(..due).map(|(_, flow)| flow).collect()
+}
+
+impl Effects {
+    /// What still comes for a socket that has gone is handed on for a while.
+    pub(super) fn hand_on_late(&mut self, now: Time, flow: FlowTuple) {
+        self.relocation.late.resting.push_back((now + LATE, flow));
+    }
+
+    /// A flow has another owner, which gets it by the tunnel at first.
+    pub(in crate::effects) fn tunnel_first(&mut self, now: Time, flow: FlowTuple) {
+        self.relocation.late.tunnelled.push_back((now + TUNNELLED, flow));
+    }
+
+    /// A socket comes to where one of its name has been.
+    pub(super) fn forget_late(&mut self, flow: &FlowTuple) {
+        let resting = &mut self.relocation.late.resting;
+        let before = resting.len();
+        resting.retain(|(_, known)| known != flow);
+        if resting.len() != before {
+            self.let_in(flow);
+            self.tunnel.forget_aside(flow);
+        }
+    }
+
+    /// When [`Effects::end_late`] is due.
+    pub(in crate::effects) fn late_timeout(&self) -> Option<Time> {
+        self.relocation.late.timeout()
+    }
+
+    pub(in crate::effects) fn end_late(&mut self, now: Time) {
+        for flow in take_due(&mut self.relocation.late.resting, now) {
+            self.let_in(&flow);
+            self.tunnel.forget_aside(&flow);
+        }
+        let due = take_due(&mut self.relocation.late.tunnelled, now);
+        if due.is_empty() {
+            return;
+        }
+        let mut entries: Vec<(FlowTuple, FlowEntry)> = Vec::with_capacity(due.len());
+        for flow in due {
+            if let Some(entry) = self.journal.flows().get(&flow).copied() {
+                entries.push((flow, self.data_plane_entry(&flow, &entry)));
+            }
+        }
+        if let Err(error) = self.datapath.insert_flows(&entries) {
+            tracing::warn!(%error, "connections that have moved stay in the tunnel");
+        }
+    }
+}

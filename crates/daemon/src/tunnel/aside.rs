@@ -1,0 +1,350 @@
+//! Packets for sockets that are being moved: kept while nobody has the socket, then handed to whoever does.
+//!
+//! At the donor they come from the TUN device, where the data plane leads what comes for a socket at rest ([`Aside`]). At the acceptor
+//! they come out of the tunnel before the node there knows that the flow is its own ([`Early`]). Order is kept in both.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use whimbrel_protocol::PeerId;
+use whimbrel_wire::FlowTuple;
+
+/// Of one flow at the most, in bytes: a receive window of TCP's.
+const FLOW_BYTES: usize = 8 << 20;
+/// The same in packets, which may be as long as 64 KiB at the donor.
+const FLOW_PACKETS: usize = 4096;
+/// Of all flows together, in bytes.
+const ALL_BYTES: usize = 64 << 20;
+/// How long packets are handed on after the socket has gone, and are taken from others than the flow's peer after it has come: what
+/// waits in queues on the way comes after the word that nothing more goes there.
+pub(crate) const LATE: Duration = Duration::from_secs(2);
+
+/// Where that goes which was kept, and what still comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// Nobody knows yet.
+    Waits,
+    /// As the flow says: it is this host that leads it to whoever has the socket.
+    ByFlow,
+    /// To a peer that has the socket now.
+    To(PeerId),
+    /// To the socket, which goes on here.
+    Here,
+}
+
+/// What a packet meets.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Meeting {
+    /// No socket that is being moved. It goes its way.
+    Nothing,
+    /// It waits.
+    Waits,
+    /// There is no room for it: what comes last is dropped.
+    Full,
+    /// It goes there, behind these.
+    Goes(Fate, Vec<Vec<u8>>),
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    packets: VecDeque<Vec<u8>>,
+    bytes: usize,
+}
+
+impl Queue {
+    /// Takes a packet if there is room for it beside the others'.
+    fn push(&mut self, all: &mut usize, packet: Vec<u8>) -> bool {
+        let bytes = packet.len();
+        if self.packets.len() >= FLOW_PACKETS || self.bytes + bytes > FLOW_BYTES || *all + bytes > ALL_BYTES {
+            return false;
+        }
+        self.bytes += bytes;
+        *all += bytes;
+        self.packets.push_back(packet);
+        true
+    }
+
+    fn take(&mut self, all: &mut usize) -> Vec<Vec<u8>> {
+        *all -= std::mem::take(&mut self.bytes);
+        std::mem::take(&mut self.packets).into()
+    }
+}
+
+/// Flows, and the bytes that are kept for all of them.
+#[derive(Debug)]
+struct Kept<T> {
+    flows: HashMap<FlowTuple, T>,
+    bytes: usize,
+}
+
+impl<T> Default for Kept<T> {
+    fn default() -> Self {
+        Self { flows: HashMap::new(), bytes: 0 }
+    }
+}
+
+/// Packets for sockets that are at rest at this host, by the name of the flow as whoever sends them has it.
+#[derive(Debug, Default)]
+pub(super) struct Aside {
+    kept: Mutex<Kept<Resting>>,
+    /// How many there are, so that nobody waits for the lock where there are none.
+    flows: AtomicUsize,
+}
+
+#[derive(Debug)]
+struct Resting {
+    queue: Queue,
+    fate: Fate,
+    /// When it is over.
+    until: Option<Instant>,
+}
+
+impl Aside {
+    fn lock(&self) -> MutexGuard<'_, Kept<Resting>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Packets of this flow wait from now on.
+    pub(super) fn keep(&self, flow: FlowTuple) {
+        let mut kept = self.lock();
+        let Kept { flows, bytes } = &mut *kept;
+        let resting = Resting { queue: Queue::default(), fate: Fate::Waits, until: None };
+        if let Some(mut before) = flows.insert(flow, resting) {
+            before.queue.take(bytes);
+        }
+        self.flows.store(flows.len(), Ordering::Release);
+    }
+
+    /// What waits goes there; whether there was anything to decide.
+    pub(super) fn decide(&self, flow: &FlowTuple, fate: Fate, now: Instant) -> bool {
+        if self.flows.load(Ordering::Acquire) == 0 {
+            return false;
+        }
+        let mut kept = self.lock();
+        let Some(resting) = kept.flows.get_mut(flow).filter(|resting| resting.fate == Fate::Waits) else {
+            return false;
+        };
+        resting.fate = fate;
+        resting.until = Some(now + LATE);
+        true
+    }
+
+    /// Forgets a flow, and what waits for it.
+    pub(super) fn forget(&self, flow: &FlowTuple) {
+        let mut kept = self.lock();
+        let Kept { flows, bytes } = &mut *kept;
+        if let Some(mut resting) = flows.remove(flow) {
+            resting.queue.take(bytes);
+        }
+        self.flows.store(flows.len(), Ordering::Release);
+    }
+
+    /// What becomes of a packet. `packet` is asked for only where it has to wait.
+    pub(super) fn meet(&self, flow: &FlowTuple, packet: impl FnOnce() -> Vec<u8>) -> Meeting {
+        if self.flows.load(Ordering::Acquire) == 0 {
+            return Meeting::Nothing;
+        }
+        let mut kept = self.lock();
+        let Kept { flows, bytes } = &mut *kept;
+        let Some(resting) = flows.get_mut(flow) else { return Meeting::Nothing };
+        if resting.fate == Fate::Waits {
+            return if resting.queue.push(bytes, packet()) { Meeting::Waits } else { Meeting::Full };
+        }
+        Meeting::Goes(resting.fate, resting.queue.take(bytes))
+    }
+
+    /// What waits and may go now. Flows that are over are forgotten.
+    pub(super) fn take_due(&self, now: Instant) -> Vec<(FlowTuple, Fate, Vec<Vec<u8>>)> {
+        let mut kept = self.lock();
+        let Kept { flows, bytes } = &mut *kept;
+        let mut due = Vec::new();
+        flows.retain(|flow, resting| {
+            if resting.fate == Fate::Waits {
+                return true;
+            }
+            if !resting.queue.packets.is_empty() {
+                due.push((*flow, resting.fate, resting.queue.take(bytes)));
+            }
+            // Behind what waited, what comes goes by the flow itself.
+            resting.fate != Fate::ByFlow && resting.until.is_none_or(|until| now < until)
+        });
+        self.flows.store(flows.len(), Ordering::Release);
+        due
+    }
+}
+
+/// Packets for sockets that come to this host, by the name of the flow as the socket has it.
+#[derive(Debug, Default)]
+pub(super) struct Early {
+    kept: Mutex<Kept<Coming>>,
+    flows: AtomicUsize,
+}
+
+#[derive(Debug)]
+struct Coming {
+    /// Who may send them: donor and holder.
+    from: Vec<PeerId>,
+    queue: Queue,
+    /// It has come. Packets are still taken from all of them for a while.
+    open_until: Option<Instant>,
+}
+
+/// What becomes of a packet that is early, or late.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Arrival {
+    /// It is no such packet.
+    Other,
+    /// It waits.
+    Waits,
+    /// There is no room for it: what comes last is dropped.
+    Full,
+    /// It may go to the socket.
+    Passes,
+}
+
+impl Early {
+    fn lock(&self) -> MutexGuard<'_, Kept<Coming>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A socket may come, and packets for it from these peers before it.
+    pub(super) fn expect(&self, flow: FlowTuple, from: Vec<PeerId>, now: Instant) {
+        let mut kept = self.lock();
+        let Kept { flows, bytes } = &mut *kept;
+        flows.retain(|_, coming| coming.open_until.is_none_or(|until| now < until));
+        let coming = Coming { from, queue: Queue::default(), open_until: None };
+        if let Some(mut before) = flows.insert(flow, coming) {
+            before.queue.take(bytes);
+        }
+        self.flows.store(flows.len(), Ordering::Release);
+    }
+
+    /// It has come: `deliver` gets what waits. Nothing that comes meanwhile gets ahead of that.
+    pub(super) fn open(&self, flow: &FlowTuple, now: Instant, deliver: impl FnMut(Vec<u8>)) {
+        if self.flows.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        let mut kept = self.lock();
+        let Kept { flows, bytes } = &mut *kept;
+        let Some(coming) = flows.get_mut(flow).filter(|coming| coming.open_until.is_none()) else { return };
+        coming.open_until = Some(now + LATE);
+        coming.queue.take(bytes).into_iter().for_each(deliver);
+    }
+
+    /// It does not come.
+    pub(super) fn forget(&self, flow: &FlowTuple) {
+        let mut kept = self.lock();
+        let Kept { flows, bytes } = &mut *kept;
+        if flows.get(flow).is_some_and(|coming| coming.open_until.is_none())
+            && let Some(mut coming) = flows.remove(flow)
+        {
+            coming.queue.take(bytes);
+        }
+        self.flows.store(flows.len(), Ordering::Release);
+    }
+
+    /// What becomes of a packet that a peer sent.
+    pub(super) fn meet(&self, flow: &FlowTuple, from: PeerId, packet: impl FnOnce() -> Vec<u8>) -> Arrival {
+        if self.flows.load(Ordering::Acquire) == 0 {
+            return Arrival::Other;
+        }
+        let mut kept = self.lock();
+        let Kept { flows, bytes } = &mut *kept;
+        let Some(coming) = flows.get_mut(flow).filter(|coming| coming.from.contains(&from)) else {
+            return Arrival::Other;
+        };
+        match coming.open_until {
+            Some(until) if Instant::now() < until => Arrival::Passes,
+            Some(_) => Arrival::Other,
+            None if coming.queue.push(bytes, packet()) => Arrival::Waits,
+            None => Arrival::Full,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use whimbrel_wire::Transport;
+
+    fn flow(port: u16) -> FlowTuple {
+        let end = |host: &str, port| std::net::SocketAddr::new(host.parse().expect("an address"), port);
+        FlowTuple { transport: Transport::Udp, local: end("192.0.2.1", port), remote: end("192.0.2.2", 9) }
+    }
+
+    #[test]
+    fn what_waited_goes_before_what_comes() {
+        let (aside, now) = (Aside::default(), Instant::now());
+        assert_eq!(aside.meet(&flow(1), || vec![0]), Meeting::Nothing);
+        aside.keep(flow(1));
+        assert_eq!(aside.meet(&flow(1), || vec![1]), Meeting::Waits);
+        assert_eq!(aside.meet(&flow(1), || vec![2]), Meeting::Waits);
+        assert_eq!(aside.meet(&flow(2), || vec![3]), Meeting::Nothing, "another flow");
+        assert!(aside.take_due(now).is_empty(), "nothing is decided");
+        assert!(aside.decide(&flow(1), Fate::To(PeerId(4)), now));
+        assert!(!aside.decide(&flow(1), Fate::Here, now), "decided is decided");
+        assert_eq!(
+            aside.meet(&flow(1), || panic!("it need not wait")),
+            Meeting::Goes(Fate::To(PeerId(4)), vec![vec![1], vec![2]])
+        );
+        assert_eq!(aside.meet(&flow(1), Vec::new), Meeting::Goes(Fate::To(PeerId(4)), Vec::new()));
+        assert!(aside.take_due(now + LATE).is_empty());
+        assert_eq!(aside.meet(&flow(1), Vec::new), Meeting::Nothing, "it is over");
+    }
+
+    #[test]
+    fn where_the_flow_leads_it_all_is_as_usual_once_nothing_waits() {
+        let (aside, now) = (Aside::default(), Instant::now());
+        aside.keep(flow(1));
+        assert_eq!(aside.meet(&flow(1), || vec![1]), Meeting::Waits);
+        assert!(aside.decide(&flow(1), Fate::ByFlow, now));
+        assert_eq!(aside.take_due(now), [(flow(1), Fate::ByFlow, vec![vec![1]])]);
+        assert_eq!(aside.meet(&flow(1), Vec::new), Meeting::Nothing);
+    }
+
+    #[test]
+    fn what_comes_last_finds_no_room() {
+        let aside = Aside::default();
+        aside.keep(flow(1));
+        for _ in 0..FLOW_PACKETS {
+            assert_eq!(aside.meet(&flow(1), || vec![1]), Meeting::Waits);
+        }
+        assert_eq!(aside.meet(&flow(1), || vec![1]), Meeting::Full);
+        let long = || vec![0; FLOW_BYTES / 8];
+        let flows = (2..).map(flow).take(ALL_BYTES / FLOW_BYTES);
+        let mut full = 0;
+        for other in flows {
+            aside.keep(other);
+            full += (0..9).filter(|_| aside.meet(&other, long) == Meeting::Full).count();
+        }
+        // One too many of each, and one more for what was there.
+        assert_eq!(full, ALL_BYTES / FLOW_BYTES + 1);
+        aside.forget(&flow(2));
+        aside.keep(flow(2));
+        assert_eq!(aside.meet(&flow(2), long), Meeting::Waits, "there is room again");
+    }
+
+    #[test]
+    fn what_is_early_waits_and_what_is_late_passes() {
+        let (early, now) = (Early::default(), Instant::now());
+        let (donor, holder, other) = (PeerId(1), PeerId(2), PeerId(3));
+        assert_eq!(early.meet(&flow(1), donor, Vec::new), Arrival::Other);
+        early.expect(flow(1), vec![donor, holder], now);
+        assert_eq!(early.meet(&flow(1), holder, || vec![1]), Arrival::Waits);
+        assert_eq!(early.meet(&flow(1), donor, || vec![2]), Arrival::Waits);
+        assert_eq!(early.meet(&flow(1), other, Vec::new), Arrival::Other, "somebody else");
+        let mut came = Vec::new();
+        early.open(&flow(1), now, |packet| came.push(packet));
+        assert_eq!(came, [[1], [2]]);
+        early.open(&flow(1), now, |_| panic!("nothing is left"));
+        assert_eq!(early.meet(&flow(1), donor, Vec::new), Arrival::Passes);
+        early.forget(&flow(1));
+        assert_eq!(early.meet(&flow(1), donor, Vec::new), Arrival::Passes, "it has come");
+        early.expect(flow(2), vec![donor], now + LATE);
+        assert_eq!(early.meet(&flow(1), donor, Vec::new), Arrival::Other, "it was long ago");
+        early.forget(&flow(2));
+        assert_eq!(early.meet(&flow(2), donor, Vec::new), Arrival::Other);
+    }
+}
