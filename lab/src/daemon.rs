@@ -33,6 +33,8 @@ struct Surroundings {
     apart: bool,
     /// It has all rights that there are, as it needs to move processes.
     free: bool,
+    /// It has a PID namespace that goes with it, as if it were on a machine of its own.
+    numbers: bool,
 }
 
 impl Host {
@@ -55,9 +57,10 @@ impl Host {
         Ok(daemon)
     }
 
-    /// Starts a daemon with all rights that there are, which takes whole processes, and waits until it is ready.
-    pub fn whimbrel_for_processes(&self) -> Result<Whimbrel> {
-        self.whimbrel_in("processes = true\n", Surroundings { free: true, ..Surroundings::default() })
+    /// Starts a daemon with all rights that there are, which takes whole processes, and waits until it is ready. `numbers`: it does not
+    /// see the machine's other processes, nor they it.
+    pub fn whimbrel_for_processes(&self, numbers: bool) -> Result<Whimbrel> {
+        self.whimbrel_in("processes = true\n", Surroundings { free: true, numbers, ..Surroundings::default() })
     }
 
     /// Starts a daemon with this configuration (whimbrel.toml), and waits until it is ready.
@@ -101,6 +104,9 @@ fn launch(host: &Host, binary: &Path, dir: &Path, configured: bool, surroundings
         words.extend(["nsenter", "--time=/proc/self/ns/time_for_children", "--"].map(Into::into));
     }
     // As the unit that users have it started by: what works here with more rights might not work there.
+    if surroundings.numbers {
+        words.extend(["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--"].map(Into::into));
+    }
     if !surroundings.free {
         words.extend(["setpriv", "--no-new-privs", "--bounding-set"].map(Into::into));
         words.extend([capabilities().into(), "--".into()]);

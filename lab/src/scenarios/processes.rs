@@ -16,7 +16,11 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         "a process goes to another host with its connections, and comes back; their far end runs nothing",
         |lab| moved(lab, false),
     ),
-    scenario("moved-process-direct", "the same with a far end that runs Whimbrel", |lab| moved(lab, true)),
+    scenario(
+        "moved-process-direct",
+        "the same with a far end that runs Whimbrel, and to a host where the process keeps its number",
+        |lab| moved(lab, true),
+    ),
     scenario("kept-process", "a process that cannot go, or comes to nothing on the way, stays and goes on", kept),
     scenario("moved-process-killed", "daemons are killed in the middle of a process's move", killed),
 ];
@@ -64,8 +68,8 @@ impl Three {
         let network = world.add(lab, site("c"))?;
         let host = lab.host("acceptor")?;
         let at_acceptor = host.join(&network.network, &Join::by("eth0"))?.ipv4()?;
-        let donor = world.server.whimbrel_for_processes()?;
-        let acceptor = host.whimbrel_for_processes()?;
+        let donor = world.server.whimbrel_for_processes(false)?;
+        let acceptor = host.whimbrel_for_processes(far_runs)?;
         let far = if far_runs { Some(world.laptop.whimbrel()?) } else { None };
         donor.befriend(&acceptor, world.at_server.ipv4()?)?;
         let echo = EchoServer::start(&world.laptop, world.at.ipv4()?)?;
@@ -135,7 +139,9 @@ fn moved(lab: &mut Lab, far_runs: bool) -> Result<()> {
     let Some(pid) = there.pid_there else {
         return Err(crate::Error::Expectation("nobody says which process it is there".to_owned()));
     };
-    let _ended = Ended(pid);
+    // A namespace of numbers goes with its daemon.
+    let _ended = (!far_runs).then_some(Ended(pid));
+    expect!(far_runs == (pid == walker.pid()), "it is process {pid} there");
     walks(&walker, "there")?;
     expect!(!is_there(walker.pid()), "it is at the donor as well");
     three.world.no_resets()?;
@@ -144,7 +150,7 @@ fn moved(lab: &mut Lab, far_runs: bool) -> Result<()> {
     let back = give(&three.acceptor, pid, "desk")?;
     let _back = back.pid_there.map(Ended);
     walks(&walker, "back")?;
-    expect!(!is_there(pid), "it is at the acceptor as well");
+    expect!(far_runs || !is_there(pid), "it is at the acceptor as well");
     three.world.no_resets()
 }
 
@@ -201,5 +207,28 @@ fn killed(lab: &mut Lab) -> Result<()> {
     three.donor.kill()?;
     three.donor.restart()?;
     walks(&walker, "with another daemon")?;
+
+    step("the acceptor's daemon is killed when the process is there");
+    let _asked = three.donor.spawn_cli(&["move", "--pid", &pid, "--to", &to])?;
+    let there = three.acceptor.run_dir().join("processes");
+    let mut name = std::ffi::OsString::new();
+    let rebuilt = || {
+        let mut entries = std::fs::read_dir(&there).into_iter().flatten().flatten();
+        let found = entries.find(|entry| entry.path().join("rebuilt").exists());
+        found.map(|entry| name = entry.path().join("keeper").into()).is_some()
+    };
+    wait_until(LONG, "the process is there", rebuilt)?;
+    // The first of its processes has no parent but the one that waits for it.
+    let keeper = std::fs::read_to_string(&name).ok().and_then(|keeper| keeper.trim().parse::<u32>().ok());
+    let _ended = keeper.and_then(only_child).map(Ended);
+    three.acceptor.kill()?;
+    three.acceptor.restart()?;
+    walks(&walker, "with another daemon there")?;
     three.world.no_resets()
+}
+
+/// The only child of a process.
+fn only_child(of: u32) -> Option<u32> {
+    let children = std::fs::read_to_string(format!("/proc/{of}/task/{of}/children")).ok()?;
+    children.split_whitespace().next()?.parse().ok()
 }

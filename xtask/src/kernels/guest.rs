@@ -15,7 +15,7 @@ use super::package::Kernel;
 
 /// Programs of the host that scenarios use.
 const HOST_PROGRAMS: &[&str] =
-    &["dash", "ip", "tc", "ss", "nstat", "nft", "nsenter", "setpriv", "sysctl", "bash", "bpftool"];
+    &["dash", "ip", "tc", "ss", "nstat", "nft", "nsenter", "setpriv", "sysctl", "bash", "bpftool", "unshare"];
 
 /// Programs without which nothing works.
 const NEEDED: &[&str] = &["dash", "ip", "nft", "nsenter", "setpriv"];
@@ -32,6 +32,10 @@ const MODULES: &[&str] = &[
     "inet_diag",
     "tcp_diag",
     "udp_diag",
+    "unix_diag",
+    "netlink_diag",
+    "af_packet_diag",
+    "raw_diag",
     "nf_tables",
     "nf_conntrack",
     "nf_nat",
@@ -70,6 +74,8 @@ pub(crate) struct Guest<'a> {
     pub(crate) kernel: &'a Kernel,
     /// To `/usr/local/bin`.
     pub(crate) commands: &'a [PathBuf],
+    /// Where CRIU is unpacked, if it is.
+    pub(crate) criu: Option<&'a Path>,
     /// To `/tests`.
     pub(crate) tests: &'a [(String, PathBuf)],
     pub(crate) steps: &'a [Step],
@@ -112,6 +118,9 @@ impl Guest<'_> {
                 None if NEEDED.contains(name) => return Err(Failure::new(format!("there is no {name}; run ./setup"))),
                 None => {}
             }
+        }
+        if let Some(criu) = self.criu {
+            tree.add_unpacked(criu, "usr/sbin/criu")?;
         }
         for command in self.commands {
             tree.add_built(command, "usr/local/bin", self.scratch)?;
@@ -286,6 +295,30 @@ impl Tree {
         self.files.insert(format!("{directory}/{name}"), content?);
         removed.failed("remove", stripped.display())?;
         self.add_libraries(program)
+    }
+
+    /// A program out of packages that are not installed, with its libraries, theirs and the host's.
+    fn add_unpacked(&mut self, root: &Path, program: &str) -> Result<(), Failure> {
+        let own = format!("usr/lib/{}-linux-gnu", std::env::consts::ARCH);
+        let path = root.join(program);
+        self.files.insert(program.to_owned(), fs::read(&path).failed("read", path.display())?);
+        let mut ldd = Command::new("ldd");
+        ldd.arg(&path).env("LD_LIBRARY_PATH", root.join(&own));
+        let output = ldd.output().failed("run", "ldd")?;
+        let said = String::from_utf8_lossy(&output.stdout);
+        if let Some(lacking) = said.lines().find(|line| line.ends_with("not found")) {
+            return Err(Failure::new(format!("{program} of a guest: {}", lacking.trim())));
+        }
+        for library in libraries(&said).map(Path::new) {
+            match library.strip_prefix(root) {
+                Ok(place) => {
+                    let content = fs::read(library).failed("read", library.display())?;
+                    self.files.insert(place.display().to_string(), content);
+                }
+                Err(_) => self.add_host_file(library)?,
+            }
+        }
+        Ok(())
     }
 
     fn add_libraries(&mut self, program: &Path) -> Result<(), Failure> {

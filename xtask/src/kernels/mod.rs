@@ -27,8 +27,9 @@ use guest::{Guest, Step};
 use package::Kernel;
 
 /// What the lab runs in the guest: a connection crosses a move, rewritten and in a tunnel, and goes on after an outage with
-/// and without the kick; and a socket changes hosts.
-const SCENARIOS: &[&str] = &["roam-public", "roam-into-nat", "outage-kick", "moved-socket"];
+/// and without the kick; and a socket changes hosts, and a process.
+const SCENARIOS: &[&str] =
+    &["roam-public", "roam-into-nat", "outage-kick", "moved-socket", "moved-process", "moved-process-direct"];
 
 /// Crates whose tests (those in `tests/`) run in the guest: they load every program and try the system calls.
 const TESTED_CRATES: &[&str] = &["whimbrel-datapath", "whimbrel-kernel"];
@@ -79,6 +80,11 @@ impl Part {
         Self { tests: false, scenarios, commands }
     }
 
+    /// Whether it needs CRIU, as far as can be told.
+    fn moves_processes(&self) -> bool {
+        !self.commands.is_empty() || self.scenarios.iter().any(|name| name.contains("process"))
+    }
+
     /// What is run, in order.
     fn steps(&self, tests: &[(String, PathBuf)]) -> Vec<Step> {
         let mut steps = Vec::new();
@@ -112,7 +118,7 @@ pub(crate) fn run(root: &Path, series: &[String], part: &Part, limits: Limits) -
     let directory = target(root).join("kernels");
     fs::create_dir_all(&directory).failed("make", directory.display())?;
     heading("build");
-    let programs = programs(root, part)?;
+    let programs = programs(root, &directory, part)?;
     let mut all = Tally::default();
     let mut kernels = Vec::new();
     for series in series {
@@ -152,11 +158,13 @@ pub(crate) fn run(root: &Path, series: &[String], part: &Part, limits: Limits) -
 struct Programs {
     /// `whimbrel` and `whimbrel-lab`.
     commands: Vec<PathBuf>,
+    /// Where CRIU is unpacked.
+    criu: Option<PathBuf>,
     /// Test programs with their crates.
     tests: Vec<(String, PathBuf)>,
 }
 
-fn programs(root: &Path, part: &Part) -> Result<Programs, Failure> {
+fn programs(root: &Path, directory: &Path, part: &Part) -> Result<Programs, Failure> {
     let mut commands = Vec::new();
     let mut tests = Vec::new();
     if !part.scenarios.is_empty() || !part.commands.is_empty() {
@@ -166,8 +174,17 @@ fn programs(root: &Path, part: &Part) -> Result<Programs, Failure> {
         let release = target(root).join("release");
         commands.extend([release.join("whimbrel"), release.join("whimbrel-lab")]);
     }
+    let criu = if part.moves_processes() {
+        let found = package::criu(directory);
+        if let Err(failure) = &found {
+            println!("no process is moved in a guest, for CRIU cannot be had: {failure}");
+        }
+        found.ok()
+    } else {
+        None
+    };
     if !part.tests && part.commands.is_empty() {
-        return Ok(Programs { commands, tests });
+        return Ok(Programs { commands, criu, tests });
     }
     let mut build = Command::new(cargo());
     build
@@ -177,7 +194,7 @@ fn programs(root: &Path, part: &Part) -> Result<Programs, Failure> {
         build.args(["-p", name]);
     }
     expect_success(&mut build, |line| tests.extend(test_program(line)))?;
-    Ok(Programs { commands, tests })
+    Ok(Programs { commands, criu, tests })
 }
 
 fn expect_success(command: &mut Command, look: impl FnMut(&str)) -> Result<(), Failure> {
@@ -217,6 +234,7 @@ fn boot(
     let guest = Guest {
         kernel,
         commands: &programs.commands,
+        criu: programs.criu.as_deref(),
         tests: &programs.tests,
         steps: &steps,
         limit: limits.step,

@@ -50,6 +50,24 @@ pub(crate) fn get(directory: &Path, series: &str) -> Result<Kernel, Failure> {
     Ok(kernel)
 }
 
+/// CRIU, and those of its libraries that few machines have.
+const CRIU: [&str; 6] = ["criu", "libnet1", "libprotobuf-c1", "libnl-3-200", "libbsd0", "libmd0"];
+
+/// Where CRIU is unpacked, downloaded unless it is there already.
+pub(crate) fn criu(directory: &Path) -> Result<PathBuf, Failure> {
+    let (unpacked, whole) = (directory.join("criu"), directory.join("criu/whole"));
+    if !whole.is_file() {
+        for package in CRIU {
+            let deb = download(directory, package)?;
+            run(Command::new("dpkg-deb").arg("--extract").args([&deb, &unpacked]))?;
+            fs::remove_file(&deb).failed("remove", deb.display())?;
+        }
+        // Written last, so its presence says that the rest is whole.
+        fs::write(&whole, "").failed("write", whole.display())?;
+    }
+    Ok(unpacked)
+}
+
 /// The newest package of a series that apt knows of.
 fn listed(series: &str) -> Result<Option<String>, Failure> {
     let names = run(Command::new("apt-cache").args(["pkgnames", &format!("linux-image-{series}.")]))?;

@@ -155,7 +155,11 @@ impl Moves {
             donor: PublicKey::from(name.donor),
             holder,
             request: request.clone(),
-            stage: if found == Found::Frozen { Stage::Presented } else { Stage::Surrendering },
+            stage: match found {
+                Found::Frozen => Stage::Presented,
+                Found::Waiting => Stage::Saving,
+                Found::Awake | Found::Gone => Stage::Surrendering,
+            },
             snapshot: Vec::new(),
             total: 0,
             reserved: 0,
@@ -169,6 +173,9 @@ impl Moves {
         self.wait(at, &[], &acceptance.waits_for());
         self.moving.insert(acceptance.request.tuple);
         self.acceptances.insert(name, acceptance);
+        if found == Found::Waiting {
+            self.op(MoveOp::SaveAcceptance(saved.clone()), Asked::Acceptance(name));
+        }
         self.say_acceptance(at, name, None);
     }
 

@@ -191,6 +191,11 @@ impl Lanes {
         self.lanes.get(with).is_some_and(|lane| lane.awaited > 0 || !lane.sender.is_empty())
     }
 
+    /// How much of what is said to a host it has acknowledged, in bytes.
+    pub(super) fn heard(&self, with: &PublicKey) -> u64 {
+        self.lanes.get(with).map_or(0, |lane| lane.sender.base())
+    }
+
     /// Whether a host has not answered for so long that the way to it may be at fault.
     pub(super) fn doubts(&self, with: &PublicKey) -> bool {
         self.lanes.get(with).is_some_and(|lane| lane.sender.unanswered() >= PROBES_DOUBTED)

@@ -14,8 +14,8 @@ use super::{At, Limit, MoveEvent, Moves};
 use crate::Time;
 use crate::node::Node;
 
-/// How long a load may take, beside the time that its bytes take.
-const SENT_WITHIN: Duration = Duration::from_secs(20);
+/// How long nothing may come of a load, at either end, before it is given up.
+const STILL_WITHIN: Duration = Duration::from_secs(30);
 
 /// What is on its way ahead of processes.
 #[derive(Debug, Default)]
@@ -29,6 +29,8 @@ pub(super) struct Loads {
 struct Leaving {
     to: PublicKey,
     bytes: Vec<u8>,
+    /// How much of all that is said to that host it has acknowledged.
+    heard: u64,
     until: Time,
 }
 
@@ -51,8 +53,9 @@ impl Loads {
 impl Moves {
     /// Sends what a process needs ahead of its connections.
     pub(super) fn send_load(&mut self, at: At<'_>, number: u64, to: PublicKey, bytes: Vec<u8>) {
-        let until = at.now + SENT_WITHIN + Self::takes(bytes.len() as u64);
-        self.loads.leaving.insert(number, Leaving { to, bytes, until });
+        let until = at.now + STILL_WITHIN;
+        let heard = self.lanes.heard(&to);
+        self.loads.leaving.insert(number, Leaving { to, bytes, heard, until });
         self.limit(until, Limit::Load);
         self.wait(at, &[], &[to]);
         self.say_load(at, number);
@@ -96,7 +99,7 @@ impl Moves {
             return;
         }
         if offset == 0 {
-            let until = at.now + SENT_WITHIN + Self::takes(u64::from(total));
+            let until = at.now + STILL_WITHIN;
             self.loads.coming.insert(from, Coming { number, total, bytes: Vec::new(), until });
             self.limit(until, Limit::Load);
         }
@@ -107,6 +110,7 @@ impl Moves {
             return;
         }
         load.bytes.extend_from_slice(bytes);
+        load.until = at.now + STILL_WITHIN;
         if load.bytes.len() == total as usize
             && let Some(load) = self.loads.coming.remove(&from)
         {
@@ -136,9 +140,18 @@ impl Moves {
         self.event(MoveEvent::LoadAnswered { from, number, standing, sentence });
     }
 
-    /// Loads that take too long are given up, at either end.
+    /// Loads that nothing comes of are given up, at either end.
     pub(super) fn handle_load_limit(&mut self, at: At<'_>) {
         self.loads.coming.retain(|_, load| load.until > at.now);
+        for load in self.loads.leaving.values_mut() {
+            let heard = self.lanes.heard(&load.to);
+            if std::mem::replace(&mut load.heard, heard) != heard {
+                load.until = at.now + STILL_WITHIN;
+            }
+        }
+        let times = self.loads.coming.values().map(|load| load.until);
+        let next: Vec<Time> = times.chain(self.loads.leaving.values().map(|load| load.until)).collect();
+        next.into_iter().filter(|until| *until > at.now).for_each(|until| self.limit(until, Limit::Load));
         let late: Vec<u64> =
             self.loads.leaving.iter().filter(|(_, load)| load.until <= at.now).map(|(number, _)| *number).collect();
         for number in late {

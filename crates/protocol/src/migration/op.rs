@@ -202,6 +202,9 @@ pub enum Found {
     Awake,
     /// It is here, frozen.
     Frozen,
+    /// It is here, frozen, and its ticket is not to be presented yet: [`MoveOp::SaveAcceptance`] is asked for once more, and answered
+    /// when it is.
+    Waiting,
     /// It is not here.
     Gone,
 }

@@ -63,6 +63,7 @@ impl Effects {
             })
         };
         let acceptances = moves.acceptances.values().map(|saved| (saved.clone(), found(saved, self))).collect();
+        self.end_unknown_wholes();
         FoundMoves { donations, acceptances, held: moves.held.values().cloned().collect() }
     }
 

@@ -248,8 +248,9 @@ impl Effects {
         if coming.flows.first() == Some(&flow) || coming.decided.is_some() {
             return Some(self.save_now(saved));
         }
-        coming.saving.push((id, saved));
-        None
+        coming.saving.push((id, saved.clone()));
+        // So that the next daemon knows of it; what it may do, it knows from the first.
+        self.save_now(saved).err().map(Err)
     }
 
     fn save_now(&mut self, saved: SavedAcceptance) -> Answer {
@@ -268,10 +269,8 @@ impl Effects {
         coming.moves.insert(name, Standing::There);
         if coming.flows.first() == Some(&flow) {
             coming.decided = Some(now + LAST_WITHIN);
-            for (id, saved) in std::mem::take(&mut coming.saving) {
-                let answer = self.save_now(saved);
-                self.wholes.finish(id, answer);
-            }
+            let waiting = std::mem::take(&mut coming.saving);
+            waiting.into_iter().for_each(|(id, _)| self.wholes.finish(id, Ok(MoveDone::Done)));
         }
         self.wholes.resume(of, false);
         None
@@ -344,6 +343,25 @@ impl Effects {
         });
     }
 
+    /// Ends what was on its way when the daemon before this one died, and that nothing is known of. To be called when all else was found.
+    pub(in crate::effects) fn end_unknown_wholes(&mut self) {
+        let entries = fs::read_dir(&self.wholes.directory).into_iter().flatten().flatten();
+        for directory in entries.map(|entry| entry.path()) {
+            let known = self.wholes.coming.values().any(|coming| coming.directory == directory);
+            let coming =
+                directory.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("in-"));
+            if !coming || known {
+                continue;
+            }
+            if criu::waits(&directory) {
+                let _ = criu::tell(&directory, false);
+            }
+            if let Err(error) = remove(&directory) {
+                tracing::warn!(%error, "what was written down of a process stays");
+            }
+        }
+    }
+
     /// What is found of a process's connection that was on its way here when the daemon before this one died.
     pub(in crate::effects) fn find_taken_of_whole(&mut self, saved: &SavedAcceptance) -> Option<Found> {
         let name = saved.ticket.name;
@@ -361,9 +379,10 @@ impl Effects {
             coming
         });
         coming.moves.insert(name, Standing::OnItsWay);
+        let first = coming.flows.first() == Some(&saved.request.tuple);
         self.wholes.taken.insert(name, (of, saved.request.tuple));
         if waits {
-            Some(Found::Frozen)
+            Some(if first { Found::Frozen } else { Found::Waiting })
         } else if directory.join("resumed").exists() && !there.is_empty() {
             Some(Found::Awake)
         } else {
