@@ -305,7 +305,11 @@ int fit_sockets(struct bpf_iter__tcp *context)
 	binding = flow ? bpf_map_lookup_elem(&bindings, &flow->binding) : NULL;
 	if (fit_device(tcp, binding && has_moved(flow, binding)))
 		fitted |= FITTED_CHANGED;
-	waits = flow && (flow->held & HELD_BACK || (binding && binding->parked));
+	waits = flow && flow->held & HELD_BACK;
+	/* Else the compiler makes one condition of both, in which Linux 6.1 does not see that there is a binding. */
+	barrier();
+	if (binding && binding->parked)
+		waits = true;
 	if (waits)
 		fitted |= park(tcp);
 	else

@@ -44,7 +44,7 @@ fn take_due(queue: &mut VecDeque<(Time, FlowTuple)>, now: Time) -> Vec<FlowTuple
 
 impl Effects {
     /// What still comes for a socket that has gone is handed on for a while.
-    pub(super) fn hand_on_late(&mut self, now: Time, flow: FlowTuple) {
+    pub(in crate::effects) fn hand_on_late(&mut self, now: Time, flow: FlowTuple) {
         self.relocation.late.resting.push_back((now + LATE, flow));
     }
 
@@ -54,7 +54,7 @@ impl Effects {
     }
 
     /// A socket comes to where one of its name has been.
-    pub(super) fn forget_late(&mut self, flow: &FlowTuple) {
+    pub(in crate::effects) fn forget_late(&mut self, flow: &FlowTuple) {
         let resting = &mut self.relocation.late.resting;
         let before = resting.len();
         resting.retain(|(_, known)| known != flow);

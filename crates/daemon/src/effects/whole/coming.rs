@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use whimbrel_protocol::{
-    Found, MoveDone, MoveFailed, MoveName, MoveOp, MoveOpId, Refusal, Request, SavedAcceptance, Time,
+    Found, MoveDone, MoveFailed, MoveName, MoveOpId, PeerId, Refusal, Request, SavedAcceptance, Time,
 };
 use whimbrel_wire::FlowTuple;
 
@@ -193,14 +193,24 @@ impl Effects {
         Ok(())
     }
 
-    pub(super) fn rebuild_whole(&mut self, id: MoveOpId, name: MoveName, op: MoveOp) -> Option<Answer> {
-        let MoveOp::Restore { snapshot, .. } = op else { return None };
+    /// `from`: the peers that may send packets for this connection of it.
+    pub(super) fn rebuild_whole(
+        &mut self,
+        id: MoveOpId,
+        name: MoveName,
+        snapshot: &[u8],
+        from: Vec<PeerId>,
+    ) -> Option<Answer> {
+        if let Some((_, flow)) = self.wholes.taken.get(&name).copied() {
+            self.forget_late(&flow);
+            self.tunnel.expect_flow(flow, from);
+        }
         let Some((of, flow, coming)) = self.wholes.coming_of(&name) else { return Some(Err(gone())) };
         if coming.dropped {
             return Some(Err(gone()));
         }
         if coming.flows.first() == Some(&flow)
-            && let Err(bad) = extract(&snapshot, &coming.directory.join(IMAGES))
+            && let Err(bad) = extract(snapshot, &coming.directory.join(IMAGES))
         {
             return Some(Err(failed(Refusal::BadSnapshot, bad.to_string())));
         }
@@ -263,6 +273,7 @@ impl Effects {
         let Some((of, flow, coming)) = self.wholes.coming_of(&name) else { return Some(Err(gone())) };
         if coming.resuming && coming.waking.is_empty() {
             // It goes on already.
+            self.tunnel.open_flow(&flow);
             return Some(Ok(MoveDone::Done));
         }
         coming.waking.push(id);
@@ -272,6 +283,8 @@ impl Effects {
             let waiting = std::mem::take(&mut coming.saving);
             waiting.into_iter().for_each(|(id, _)| self.wholes.finish(id, Ok(MoveDone::Done)));
         }
+        // Its socket rests still, and takes what comes; where the flow is of no peer's nobody else has said that it is here.
+        self.tunnel.open_flow(&flow);
         self.wholes.resume(of, false);
         None
     }

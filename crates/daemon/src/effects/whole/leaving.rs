@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use whimbrel_datapath::{HelpedFlow, HelpedPhase};
 use whimbrel_kernel::borrowed::Halted;
 use whimbrel_kernel::whole::{self, Whole};
-use whimbrel_protocol::{Found, MoveDone, MoveName, MoveOpId, Refusal, SavedDonation, Time};
+use whimbrel_protocol::{Found, MoveDone, MoveName, MoveOpId, PeerId, Refusal, SavedDonation, Time};
 use whimbrel_wire::FlowTuple;
 
 use super::{Answer, News, Report, Wholes, failed};
@@ -250,10 +250,14 @@ impl Effects {
     fn stop_whole(&mut self, root: u32) -> Result<(), String> {
         let Some(leaving) = self.wholes.leaving.get_mut(&root) else { return Err("it was given up".to_owned()) };
         leaving.stopped = Some(Instant::now());
-        let held = HelpedFlow { phase: HelpedPhase::Held, offset: 0, acknowledged: 0, delivered: 0 };
+        let rests = HelpedFlow { phase: HelpedPhase::Rests, offset: 0, acknowledged: 0, delivered: 0 };
+        let flows = leaving.flows.clone();
+        flows.iter().for_each(|flow| self.forget_late(flow));
+        let Some(leaving) = self.wholes.leaving.get_mut(&root) else { return Err("it was given up".to_owned()) };
         let stop = || {
             for flow in &leaving.flows {
-                self.datapath.set_helped(flow, &held).map_err(|error| error.to_string())?;
+                self.tunnel.set_aside(flow);
+                self.datapath.set_helped(flow, &rests).map_err(|error| error.to_string())?;
             }
             let halted: Result<Vec<Halted>, _> = leaving.pids.iter().map(|pid| Halted::stop(*pid)).collect();
             let halted = halted.map_err(|error| error.to_string())?;
@@ -276,8 +280,7 @@ impl Effects {
         let stopped: Result<(), String> = stop();
         if stopped.is_err() {
             leaving.stopped = None;
-            let flows = leaving.flows.clone();
-            flows.iter().for_each(|flow| self.let_in(flow));
+            flows.iter().for_each(|flow| self.let_in_again(flow));
         }
         stopped
     }
@@ -318,6 +321,7 @@ impl Effects {
             Some(Fate::Kept) => Some(Ok(MoveDone::Done)),
             Some(Fate::Gone) => {
                 self.let_in(&flow);
+                self.tunnel.forget_aside(&flow);
                 Some(Err(failed(Refusal::NotWoken, "its process is with the other host, without it")))
             }
             None if !leaving.leads(&flow) => {
@@ -332,7 +336,7 @@ impl Effects {
                 let waiting = std::mem::take(&mut leaving.thawing);
                 let (pids, flows) = (leaving.pids.clone(), leaving.flows.clone());
                 // First what holds their packets: their own first segments would be held with them.
-                flows.iter().for_each(|flow| self.let_in(flow));
+                flows.iter().for_each(|flow| self.let_in_again(flow));
                 let woken = whole::wake(&pids);
                 let answer = || match &woken {
                     Ok(()) => Ok(MoveDone::Done),
@@ -345,7 +349,7 @@ impl Effects {
     }
 
     /// A connection is another host's, and so is the process.
-    pub(super) fn end_whole(&mut self, name: &MoveName) -> Answer {
+    pub(super) fn end_whole(&mut self, now: Time, name: &MoveName, to: Option<PeerId>) -> Answer {
         let Some((root, flow)) = self.wholes.given.get(name).copied() else { return Ok(MoveDone::Done) };
         let mut ended = Ok(());
         if let Some(leaving) = self.wholes.leaving.get_mut(&root).filter(|leaving| leaving.fate.is_none()) {
@@ -357,8 +361,21 @@ impl Effects {
             });
             self.settle_ports();
         }
-        self.let_in(&flow);
+        if to.is_some() {
+            // What came for it meanwhile, and for a while what still comes.
+            self.tunnel.hand_on(&flow, to);
+            self.hand_on_late(now, flow);
+        } else {
+            self.let_in(&flow);
+            self.tunnel.forget_aside(&flow);
+        }
         ended.map(|()| MoveDone::Done).map_err(|error| failed(Refusal::NotKept, error.to_string()))
+    }
+
+    /// What comes for a connection comes to it, after what has come meanwhile.
+    fn let_in_again(&mut self, flow: &FlowTuple) {
+        self.let_in(flow);
+        self.tunnel.hand_on(flow, None);
     }
 
     pub(super) fn forget_given_of_whole(&mut self, now: Time, name: &MoveName) -> Answer {

@@ -152,14 +152,20 @@ impl Effects {
             MoveOp::Freeze { name, flow } if self.wholes.gives(&flow) => self.freeze_whole(id, name, flow),
             MoveOp::Dump { name } if self.wholes.given.contains_key(&name) => self.dump_whole(id, &name),
             MoveOp::Thaw { name } if self.wholes.given.contains_key(&name) => self.let_whole_go_on(id, &name),
-            MoveOp::Destroy { name, .. } if self.wholes.given.contains_key(&name) => Some(self.end_whole(&name)),
+            MoveOp::Destroy { name, forward } if self.wholes.given.contains_key(&name) => {
+                Some(self.end_whole(now, &name, forward.as_ref().and_then(peer)))
+            }
             MoveOp::ForgetDonation { name } if self.wholes.given.contains_key(&name) => {
                 Some(self.forget_given_of_whole(now, &name))
             }
             MoveOp::Admit { name, request } if number_in(&request.receiver).is_some() => {
                 Some(self.admit_of_whole(now, name, request).map(|()| MoveDone::Done))
             }
-            MoveOp::Restore { name, .. } if self.wholes.taken.contains_key(&name) => self.rebuild_whole(id, name, op),
+            MoveOp::Restore { name, request, snapshot } if self.wholes.taken.contains_key(&name) => {
+                let from = [name.donor, request.holder].map(PublicKey::from);
+                let from = from.iter().filter_map(peer).collect();
+                self.rebuild_whole(id, name, &snapshot, from)
+            }
             MoveOp::SaveAcceptance(saved) if self.wholes.taken.contains_key(&saved.ticket.name) => {
                 self.save_of_whole(id, saved)
             }
