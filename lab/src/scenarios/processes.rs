@@ -59,21 +59,22 @@ struct Three {
     _far: Option<Whimbrel>,
     at_acceptor: IpAddr,
     echo: EchoServer,
-    _host: Host,
+    host: Host,
 }
 
 impl Three {
-    fn new(lab: &mut Lab, far_runs: bool) -> Result<Self> {
+    /// `numbers`: the acceptor is as if it were on a machine of its own.
+    fn new(lab: &mut Lab, far_runs: bool, numbers: bool) -> Result<Self> {
         let mut world = World::new(lab, site("a"), site("b"))?;
         let network = world.add(lab, site("c"))?;
         let host = lab.host("acceptor")?;
         let at_acceptor = host.join(&network.network, &Join::by("eth0"))?.ipv4()?;
         let donor = world.server.whimbrel_for_processes(false)?;
-        let acceptor = host.whimbrel_for_processes(far_runs)?;
+        let acceptor = host.whimbrel_for_processes(numbers)?;
         let far = if far_runs { Some(world.laptop.whimbrel()?) } else { None };
         donor.befriend(&acceptor, world.at_server.ipv4()?)?;
         let echo = EchoServer::start(&world.laptop, world.at.ipv4()?)?;
-        Ok(Self { world, donor, acceptor, _far: far, at_acceptor, echo, _host: host })
+        Ok(Self { world, donor, acceptor, _far: far, at_acceptor, echo, host })
     }
 
     fn walker(&self) -> Result<Walker> {
@@ -124,7 +125,7 @@ fn moved(lab: &mut Lab, far_runs: bool) -> Result<()> {
     if left_out() {
         return Ok(());
     }
-    let three = Three::new(lab, far_runs)?;
+    let three = Three::new(lab, far_runs, far_runs)?;
     let walker = three.walker()?;
     if far_runs {
         let native = || {
@@ -169,7 +170,7 @@ fn kept(lab: &mut Lab) -> Result<()> {
     if left_out() {
         return Ok(());
     }
-    let three = Three::new(lab, false)?;
+    let mut three = Three::new(lab, false, true)?;
     let walker = three.walker()?;
     let to = three.at_acceptor.to_string();
     step("what cannot be done is said");
@@ -183,8 +184,16 @@ fn kept(lab: &mut Lab) -> Result<()> {
     expect!(said.contains("shares a pipe with process"), "{said}");
     walks(&walker, "after that")?;
 
-    step("it is called off at the acceptor, which dies");
-    let mut three = three;
+    step("the other host lacks a file that it needs");
+    let hidden = three.world.server.dir().display().to_string();
+    let inside = three.acceptor.process().pid().to_string();
+    let mount = ["--target", &inside, "--mount", "mount", "-t", "tmpfs", "none", &hidden];
+    three.host.command("nsenter").args(mount).run()?;
+    let said = refusal(&three.donor, walker.pid(), &to)?;
+    expect!(said.contains("it needs files that are not there") && said.contains("is missing"), "{said}");
+    walks(&walker, "after that")?;
+
+    step("it is gone");
     three.acceptor.kill()?;
     let said = refusal(&three.donor, walker.pid(), &to)?;
     expect!(said.contains("it stays here"), "{said}");
@@ -196,7 +205,7 @@ fn killed(lab: &mut Lab) -> Result<()> {
     if left_out() {
         return Ok(());
     }
-    let mut three = Three::new(lab, false)?;
+    let mut three = Three::new(lab, false, false)?;
     let walker = three.walker()?;
     let to = three.at_acceptor.to_string();
     step("the donor's daemon is killed while the process stands still");
