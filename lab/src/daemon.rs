@@ -81,9 +81,10 @@ impl Host {
     }
 }
 
-/// Writes a configuration file, with the lab's log level; none where that would be empty, and then false.
+/// Writes a configuration file, with the lab's log level if it has none; none where that would be empty, and then false.
 fn configure(host: &Host, path: &Path, config: &str) -> Result<bool> {
-    let level = host.lab().log_level().map(|level| format!("log = \"{level}\"\n"));
+    let own = config.lines().any(|line| line.starts_with("log = "));
+    let level = host.lab().log_level().filter(|_| !own).map(|level| format!("log = \"{level}\"\n"));
     let text = level.unwrap_or_default() + config;
     if !text.is_empty() {
         fs::write(path, &text).map_err(|e| Error::call("write", path.display().to_string(), e))?;
@@ -227,6 +228,11 @@ impl Whimbrel {
     /// called `desk` and `guest` in it. `at` is this host's address.
     pub fn befriend(&self, guest: &Self, at: IpAddr) -> Result<()> {
         self.cli(&["community", "init", "--name", "desk"])?;
+        self.invite(guest, at, "guest")
+    }
+
+    /// Another host becomes a member of this one's community. `at` is this host's address.
+    pub fn invite(&self, guest: &Self, at: IpAddr, name: &str) -> Result<()> {
         let code = self.ask(&["community", "invite"], |reply| match reply {
             Reply::Community(reply) => match *reply {
                 CommunityReply::Code(drawn) => Some(drawn.code),
@@ -234,7 +240,7 @@ impl Whimbrel {
             },
             _ => None,
         })?;
-        guest.cli(&["community", "join", &code, &at.to_string(), "--name", "guest"])?;
+        guest.cli(&["community", "join", &code, &at.to_string(), "--name", name])?;
         Ok(())
     }
 

@@ -71,6 +71,12 @@ impl Node {
 
     /// Queues a flow with the peer at its remote address, if that is known by now.
     pub(crate) fn queue_introduction(&mut self, now: Time, id: PeerId, flow: FlowTuple) {
+        if self.is_moving(&flow) {
+            // Introduced now, the two would call it otherwise than those who decide whose it is. A move that comes to nothing leaves it here.
+            self.young.push_back((now + MATURE, flow));
+            self.timers.set_earlier(Timer::Mature, now + MATURE);
+            return;
+        }
         let Some(peer) = self.peers.get_mut(&id) else { return };
         if peer.introductions.active.insert(flow) {
             peer.introductions.queue.push_back(flow);

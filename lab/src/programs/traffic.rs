@@ -378,6 +378,11 @@ impl Ticker {
         self.address
     }
 
+    /// Ends it with SIGKILL.
+    pub fn kill(&mut self) -> Result<()> {
+        self.program.0.kill()
+    }
+
     /// Waits until a connection is not its own any more: the number of the first byte that it sent, and that after its last.
     pub fn ticked(&mut self) -> Result<(u64, u64)> {
         match self.program.next("the connection is another host's", ANSWER)? {
@@ -479,6 +484,17 @@ impl TickerFar {
                 expect!(status.differs_at.is_none(), "the far end received a wrong byte at {:?}", status.differs_at);
                 expect!(status.error.is_none(), "the far end's socket failed: {:?}", status.error);
                 Ok(status)
+            }
+            other => Err(wrong("status", &format!("{other:?}"))),
+        }
+    }
+
+    /// How many bytes have come, and whether the connection is over: ended by the other side, or reset. Fails if a byte was wrong.
+    pub fn heard(&mut self) -> Result<(u64, bool)> {
+        match self.program.ask("status", ANSWER)? {
+            Line::Status(status) => {
+                expect!(status.differs_at.is_none(), "the far end received a wrong byte at {:?}", status.differs_at);
+                Ok((status.received, status.ended || status.error.is_some()))
             }
             other => Err(wrong("status", &format!("{other:?}"))),
         }

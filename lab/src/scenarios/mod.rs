@@ -6,11 +6,13 @@ mod community;
 mod faults;
 mod helpers;
 mod hostile;
+mod interrupted;
 mod kick;
 mod lab_itself;
 mod library;
 mod long_absence;
 mod name_server;
+mod onward;
 mod pairing;
 mod policy;
 mod processes;
@@ -72,6 +74,8 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         real_programs::SCENARIOS,
         command_line::SCENARIOS,
         relocation::SCENARIOS,
+        onward::SCENARIOS,
+        interrupted::SCENARIOS,
         states::SCENARIOS,
         processes::SCENARIOS,
         records::SCENARIOS,

@@ -10,7 +10,7 @@ use whimbrel_ipc::{Connection, ConnectionState};
 use super::world::{LONG, World, site, step};
 use super::{Scenario, scenario};
 use crate::{
-    Attachment, EchoServer, Error, FlowPair, Host, Join, Lab, Many, MonoTime, PairOptions, Process, Result, Side,
+    Attachment, EchoServer, Error, FlowPair, Host, Join, Lab, Many, MonoTime, PairOptions, Process, Result, Side, Site,
     Ticker, TickerFar, Whimbrel, expect, patience, traffic, wait_for, wait_until,
 };
 
@@ -51,27 +51,35 @@ pub(super) struct Three {
     pub(super) acceptor_daemon: Whimbrel,
     pub(super) far_daemon: Option<Whimbrel>,
     pub(super) acceptor: Host,
-    at: Attachment,
-    at_acceptor: IpAddr,
+    /// Where the acceptor is.
+    pub(super) at: Attachment,
+    pub(super) at_acceptor: IpAddr,
+    /// The network that the acceptor was in at first.
+    pub(super) network: Site,
 }
 
 impl Three {
     pub(super) fn new(lab: &mut Lab, far_runs: bool) -> Result<Self> {
+        Self::with(lab, far_runs, "")
+    }
+
+    /// With a configuration for all daemons.
+    pub(super) fn with(lab: &mut Lab, far_runs: bool, config: &str) -> Result<Self> {
         let mut world = World::new(lab, site("a"), site("b"))?;
         let network = world.add(lab, site("c"))?;
         let acceptor = lab.host("acceptor")?;
         let at = acceptor.join(&network.network, &Join::by("eth0"))?;
         let at_acceptor = at.ipv4()?;
-        let donor_daemon = world.server.whimbrel()?;
-        let acceptor_daemon = acceptor.whimbrel()?;
-        let far_daemon = if far_runs { Some(world.laptop.whimbrel()?) } else { None };
+        let donor_daemon = world.server.whimbrel_with(config)?;
+        let acceptor_daemon = acceptor.whimbrel_with(config)?;
+        let far_daemon = if far_runs { Some(world.laptop.whimbrel_with(config)?) } else { None };
         donor_daemon.befriend(&acceptor_daemon, world.at_server.ipv4()?)?;
-        Ok(Self { world, donor_daemon, acceptor_daemon, far_daemon, acceptor, at, at_acceptor })
+        Ok(Self { world, donor_daemon, acceptor_daemon, far_daemon, acceptor, at, at_acceptor, network })
     }
 }
 
 /// Moves of one connection.
-const TIMES: usize = 6;
+const TIMES: usize = 12;
 
 fn again(lab: &mut Lab, far_runs: bool) -> Result<()> {
     let three = Three::new(lab, far_runs)?;
@@ -96,7 +104,8 @@ fn again(lab: &mut Lab, far_runs: bool) -> Result<()> {
         let (from, end) = tickers[number % 2].ticked()?;
         expect!(from == until, "a sender began with byte {from} after byte {until}");
         until = end;
-        far.wait_progress(100, LONG)?;
+        // Those of the second half come back before what was ended there is forgotten.
+        far.wait_progress(if number < TIMES / 2 { 100 } else { 1 }, LONG)?;
         let gap = far.longest_gap(before)?.map(|(begun, ended)| ended.since(begun)).unwrap_or_default();
         println!("    to {to}: nothing was heard for {:.1} ms", gap.as_secs_f64() * 1e3);
         expect!(gap < SOON * patience(), "the far end heard nothing for {gap:?}");
@@ -108,7 +117,7 @@ fn again(lab: &mut Lab, far_runs: bool) -> Result<()> {
 }
 
 /// A far end that runs Whimbrel has its connection with the very host that has the socket now, with nobody in between.
-fn straight(far: &Whimbrel, owner: &Whimbrel) -> Result<()> {
+pub(super) fn straight(far: &Whimbrel, owner: &Whimbrel) -> Result<()> {
     let key = owner.status()?.public_key;
     let with = |all: Vec<Connection>| all.iter().any(|found| found.peer.as_ref().is_some_and(|peer| peer.key == key));
     wait_until(LONG, "the far end is led to the host that has the socket", || far.connections().is_ok_and(with))

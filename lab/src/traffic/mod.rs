@@ -18,12 +18,15 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use whimbrel_ipc::{Client, Reply, Request};
+use whimbrel_ipc::{Client, ClientError, Request};
 
 use crate::{Error, MonoTime, Result, TcpInfo};
 
 pub use self::many::EchoReport;
 pub use self::requests::BenchReport;
+
+/// Pause before a daemon that has gone is looked for again.
+const ASK_AGAIN: Duration = Duration::from_millis(20);
 
 /// What one process does.
 #[derive(Clone, Debug, clap::Subcommand)]
@@ -342,17 +345,37 @@ fn end_with_stdin() {
     });
 }
 
-/// Receives sockets from other hosts under a name, until the daemon goes. `ready` is called once they may come.
+/// Receives sockets from other hosts under a name, from one daemon after the other. `ready` is called once they may come.
 fn receive_sockets(run_dir: &Path, name: &str, ready: impl FnOnce(), mut received: impl FnMut(OwnedFd)) -> Result<()> {
-    let failed = |e: whimbrel_ipc::ClientError| Error::Usage(format!("receiving sockets as {name}: {e}"));
-    let mut client = Client::connect(run_dir).map_err(failed)?;
-    client.start(&Request::Receive { name: name.to_owned() }).map_err(failed)?;
+    let failed = |e: ClientError| Error::Usage(format!("receiving sockets as {name}: {e}"));
     let mut ready = Some(ready);
     loop {
-        let (reply, descriptors) = client.next_reply(None).map_err(failed)?;
-        match reply {
-            Reply::Receiving { .. } => ready.take().into_iter().for_each(|ready| ready()),
-            _ => descriptors.into_iter().for_each(&mut received),
+        let ended = receive_from(run_dir, name, |descriptors| match ready.take() {
+            Some(ready) => ready(),
+            None => descriptors.into_iter().for_each(&mut received),
+        });
+        match ended {
+            // It has gone, or is not there yet again.
+            ClientError::Connect { .. } | ClientError::Closed { .. } | ClientError::Io { .. } if ready.is_none() => {
+                std::thread::sleep(ASK_AGAIN);
+            }
+            error => return Err(failed(error)),
+        }
+    }
+}
+
+/// As long as one daemon is there, which says first that sockets may come.
+fn receive_from(run_dir: &Path, name: &str, mut told: impl FnMut(Vec<OwnedFd>)) -> ClientError {
+    let begun = Client::connect(run_dir)
+        .and_then(|mut client| client.start(&Request::Receive { name: name.to_owned() }).map(|()| client));
+    let mut client = match begun {
+        Ok(client) => client,
+        Err(error) => return error,
+    };
+    loop {
+        match client.next_reply(None) {
+            Ok((_, descriptors)) => told(descriptors),
+            Err(error) => return error,
         }
     }
 }

@@ -12,6 +12,7 @@ use std::num::NonZeroU64;
 use std::path::Path;
 use std::time::Duration;
 
+use rustix::net::sockopt;
 use rustix::thread::{ClockId, clock_nanosleep_absolute, set_current_timer_slack};
 use rustix::time::Timespec;
 
@@ -70,6 +71,13 @@ pub(super) fn hear(to: SocketAddr) -> Result<()> {
     let stream = TcpStream::connect(to).map_err(|e| Error::call("connect", to.to_string(), e))?;
     let named = |e| Error::call("getpeername", "a new connection", e);
     let (local, peer) = (stream.local_addr().map_err(named)?, stream.peer_addr().map_err(named)?);
+    // It has nothing to say, and is to hear all the same that nobody is there any more.
+    let pause = Duration::from_secs(2);
+    sockopt::set_socket_keepalive(&stream, true)
+        .and_then(|()| sockopt::set_tcp_keepidle(&stream, pause))
+        .and_then(|()| sockopt::set_tcp_keepintvl(&stream, pause))
+        .and_then(|()| sockopt::set_tcp_keepcnt(&stream, 100))
+        .map_err(|e| Error::call("setsockopt(SO_KEEPALIVE)", local.to_string(), e))?;
     let flow = Shared::new(Flow::default().into());
     let ear = (stream.try_clone().map_err(named)?, flow.clone());
     std::thread::spawn(move || listen(ear.0, &ear.1));

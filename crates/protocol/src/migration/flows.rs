@@ -41,6 +41,10 @@ impl Node {
         while let Some(change) = moves.changes.pop_front() {
             match change {
                 FlowChange::Lead { flow, to, wire_port, lent } => {
+                    if lent.is_none() && self.flow_named(flow).is_none() {
+                        // It ended between announcement and commit. Whoever has rebuilt the socket is not to wait for a way to nobody.
+                        moves.end_flow(flow);
+                    }
                     if let Some(done) = self.lead_flow(now, flow, to, wire_port, lent) {
                         moves.handle_led(At { now, around: &Others { node: self } }, flow, done);
                     }

@@ -106,6 +106,11 @@ impl Node {
         self.with_moves(now, |moves, _| moves.end_flow(flow));
     }
 
+    /// Whether a flow's socket is on its way, from here or to here.
+    pub(crate) fn is_moving(&self, flow: &FlowTuple) -> bool {
+        self.moves.as_ref().is_some_and(|moves| moves.moving.contains(flow))
+    }
+
     /// This end's socket of an introduced flow is gone: whoever has the other end, it moves no more.
     pub(crate) fn end_moved_flow(&mut self, name: u64) {
         if let Some(moves) = &mut self.moves {

@@ -82,6 +82,7 @@ impl Held {
     fn is_empty(&self) -> bool {
         self.announced.is_none()
             && self.unsettled.is_empty()
+            && self.awaiting.is_none()
             && (self.last.is_none() && self.lent.is_none() || self.over)
     }
 

@@ -310,6 +310,14 @@ impl World {
                     return failed(Refusal::Taken, "the address is in use");
                 }
                 of.copies.insert(host, Copy { awake: false, in_program: false, relic: false, counts });
+                // In its own namespace a host hears of it as of any other.
+                let (now, local) = (self.now, request.tuple.local.ip());
+                let of = &mut self.hosts[host.0];
+                if of.attached.iter().any(|attached| attached.address == local)
+                    && let Some(node) = of.node.as_mut()
+                {
+                    node.handle_flow_opened(now, request.tuple, false);
+                }
             }
             MoveOp::Thaw { name } => {
                 let Some(of) = self.of_move(host, &name) else { return failed(Refusal::NotWoken, "no such socket") };

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
 use whimbrel_protocol::{Config, MoveEvent, MoveName, Moving, Refusal};
-use whimbrel_sim::{Access, ConnectionId, Faults, HostId, Link, NetworkId, Parting, Random, World};
+use whimbrel_sim::{Access, ConnectionId, Faults, FlowId, HostId, Link, NetworkId, Parting, Random, World};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::common::{SECOND, stride, thorough};
@@ -36,6 +36,8 @@ struct Scene {
     networks: Vec<NetworkId>,
     holder: HostId,
     connection: ConnectionId,
+    /// The same, as the two know it that were introduced.
+    flow: Option<FlowId>,
 }
 
 fn key(host: usize) -> PublicKey {
@@ -47,11 +49,11 @@ fn key(host: usize) -> PublicKey {
 }
 
 /// A connection of the donor's to the third host that both daemons know: its name, and how the donor has it.
-fn introduced(world: &mut World) -> (u64, FlowTuple) {
+fn introduced(world: &mut World) -> (FlowId, u64, FlowTuple) {
     let flow = world.connect(DONOR, "10.3.0.2:80");
     assert!(world.wait(15 * SECOND, |w| w.introduced(flow)), "not introduced");
     let entry = world.view(flow, 0).and_then(|view| view.entry).expect("introduced");
-    (entry.name, world.flow(flow).tuples[0])
+    (flow, entry.name, world.flow(flow).tuples[0])
 }
 
 impl Scene {
@@ -72,11 +74,12 @@ impl Scene {
             Holder::Donor => DONOR,
             Holder::Acceptor => ACCEPTOR,
         };
-        let (name, tuple) = if holder == Holder::Peer {
-            introduced(&mut world)
+        let (flow, name, tuple) = if holder == Holder::Peer {
+            let (flow, name, tuple) = introduced(&mut world);
+            (Some(flow), name, tuple)
         } else {
             let (local, remote) = ("10.1.0.2:22".parse().unwrap(), "10.9.9.9:40000".parse().unwrap());
-            (0x1234_5678_9abc_def0, FlowTuple { transport: Transport::Tcp, local, remote })
+            (None, 0x1234_5678_9abc_def0, FlowTuple { transport: Transport::Tcp, local, remote })
         };
         if matches!(holder, Holder::Anchor | Holder::Acceptor) {
             world.lend(holds, name, tuple, DONOR);
@@ -84,7 +87,7 @@ impl Scene {
         let connection = world.movable(DONOR, holds, name, tuple);
         world.set_talk(Some(Duration::from_millis(17)));
         world.run_for(SECOND);
-        Self { world, networks, holder: holds, connection }
+        Self { world, networks, holder: holds, connection, flow }
     }
 
     fn give(&mut self, from: HostId, to: HostId) -> MoveName {
@@ -173,7 +176,7 @@ fn the_senders_of_connections_that_move_together_are_woken_together() {
     let mut scene = Scene::new(Holder::Peer);
     let all: Vec<_> = (0..MANY)
         .map(|_| {
-            let (name, tuple) = introduced(&mut scene.world);
+            let (_, name, tuple) = introduced(&mut scene.world);
             scene.world.movable(DONOR, THIRD, name, tuple)
         })
         .collect();
@@ -347,6 +350,31 @@ fn any_two_lose_sight_of_one_another_at_any_step() {
 }
 
 #[test]
+fn what_waits_for_its_holders_word_is_not_introduced_anew_meanwhile() {
+    let (sent, ..) = steps(Holder::Peer);
+    for from in 0..sent {
+        tried(from, || {
+            let mut scene = Scene::new(Holder::Peer);
+            scene.give(DONOR, ACCEPTOR);
+            let there = |w: &World| w.is_whole(scene.connection) && w.connection(scene.connection).led == ACCEPTOR;
+            assert!(scene.world.wait(3 * SECOND, there));
+            let networks = [scene.networks[DONOR.0], scene.networks[THIRD.0]];
+            scene = scene.with(Faults { part: Some(Parting { networks, from }), ..Faults::default() });
+            scene.give(ACCEPTOR, DONOR);
+            scene.world.run_for(5 * SECOND);
+            scene.world.faults.part = None;
+            scene.world.run_for(SETTLED);
+            scene.check_settled();
+            // Those who decide about it call it as its owner does.
+            let (owner, other) = if scene.is_at(DONOR) { (DONOR, ACCEPTOR) } else { (ACCEPTOR, DONOR) };
+            scene.give(owner, other);
+            scene.world.run_for(SETTLED);
+            assert!(scene.is_at(other), "{:?}", scene.world.connection(scene.connection));
+        });
+    }
+}
+
+#[test]
 fn a_program_that_ends_in_the_middle_ends_its_connection_or_is_gone_already() {
     for holder in ALL {
         let (.., effects) = steps(holder);
@@ -365,6 +393,28 @@ fn a_program_that_ends_in_the_middle_ends_its_connection_or_is_gone_already() {
                 scene.check_settled();
             });
         }
+    }
+}
+
+#[test]
+fn a_far_end_that_ends_in_the_middle_leaves_nobody_waiting() {
+    let (datagrams, ..) = steps(Holder::Peer);
+    for step in (0..datagrams).step_by(stride(1)) {
+        tried(step, || {
+            let mut scene = Scene::new(Holder::Peer);
+            let flow = scene.flow.expect("introduced");
+            let before = scene.world.sent;
+            scene.give(DONOR, ACCEPTOR);
+            scene.world.wait(3 * SECOND, |w| w.sent >= before + step);
+            scene.world.close_end(flow, 1);
+            scene.world.run_for(SETTLED);
+            for host in [DONOR, ACCEPTOR, THIRD] {
+                let saved = &scene.world.at(host).saved_moves;
+                assert!(saved.is_settled(), "{host:?} has left: {saved:?}");
+            }
+            let of = scene.world.connection(scene.connection);
+            assert!(of.copies.values().all(|copy| copy.awake || copy.relic), "one rests for ever: {of:?}");
+        });
     }
 }
 

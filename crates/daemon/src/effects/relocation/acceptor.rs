@@ -82,6 +82,10 @@ impl Effects {
         from: Vec<PeerId>,
     ) -> Result<(), MoveFailed> {
         let snapshot = announced(request, snapshot)?;
+        // It may have ended since it was asked. Where nobody takes the socket the program that has it keeps it.
+        if !self.relocation.is_received(&request.receiver) {
+            return Err(failed(Refusal::NobodyReceives, &"the program that was to receive it has gone"));
+        }
         self.forget_late(&request.tuple);
         let Relocation { taken, endpoints, ports, .. } = &mut self.relocation;
         let gone = || failed(Refusal::NotRestored, &"nobody has asked for it");
