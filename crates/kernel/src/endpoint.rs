@@ -146,6 +146,18 @@ impl Endpoint {
         inside.set_route(&way_out(address, e0, mtu))
     }
 
+    /// TCP connections that are made in the namespace from now on, or rebuilt, begin with a congestion window of so many segments; `None`
+    /// for the kernel's own idea. The others stay as they are.
+    ///
+    /// # Errors
+    /// [`Error::Call`]; nothing has changed then.
+    pub fn set_first_window(&self, address: IpAddr, mtu: u32, first_window: Option<u32>) -> Result<(), Error> {
+        let _inside = self.enter()?;
+        let mut inside = RouteSocket::open()?;
+        let e0 = inner(&mut inside)?;
+        inside.set_route(&TableRoute { first_window, ..way_out(address, e0, mtu) })
+    }
+
     /// The calling thread is inside until the guard is dropped; sockets that it makes meanwhile stay there.
     ///
     /// # Errors

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use hosts::{Host, PATIENCE, wait};
 use rustix::net::sockopt;
+use whimbrel_kernel::endpoint::Endpoint;
 use whimbrel_kernel::frozen::{Defaults, Frozen, Unmovable};
 use whimbrel_kernel::inject::Injector;
 use whimbrel_wire::snapshot::{Body, OptionKind, Snapshot, Stream, StreamState};
@@ -194,6 +195,44 @@ fn a_connection_goes_on_at_another_host() {
         hosts::exchange(&mut moved, &mut far);
         drop(moved);
         assert_eq!(far.read(&mut [0]).unwrap(), 0, "a FIN ends it");
+    }
+}
+
+/// Congestion window in segments, and slow start threshold.
+fn congestion(socket: impl AsFd) -> [u32; 2] {
+    use std::os::fd::AsRawFd;
+    // SAFETY: all zero is a value of it.
+    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+    let mut length = size_of_val(&info) as libc::socklen_t;
+    let fd = socket.as_fd().as_raw_fd();
+    // SAFETY: `info` is valid for writes of `length` bytes.
+    let result =
+        unsafe { libc::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, (&raw mut info).cast(), &raw mut length) };
+    assert_eq!(result, 0);
+    [info.tcpi_snd_cwnd, info.tcpi_snd_ssthresh]
+}
+
+#[test]
+fn a_connection_begins_with_what_is_known_of_its_new_path() {
+    for plan in PLANS {
+        let three = Three::new(plan);
+        let (mut near, mut far) = three.connect();
+        hosts::exchange(&mut near, &mut far);
+        three.hold();
+        let frozen = Frozen::freeze(near.into()).unwrap();
+        let snapshot = frozen.dump(&defaults()).unwrap();
+        let elsewhere = Host::new();
+        let _here = elsewhere.enter();
+        let rebuilt = |name, window| {
+            let endpoint = Endpoint::create(three.home(), name, 1500).unwrap();
+            endpoint.set_first_window(three.home(), 1500, window).unwrap();
+            let _inside = endpoint.enter().unwrap();
+            congestion(Frozen::restore(&snapshot, &Injector::open().unwrap()).unwrap())
+        };
+        let [window, threshold] = rebuilt("wb0", None);
+        assert_eq!(window, 10);
+        assert!(threshold > 1 << 30, "slow start has no end that is known");
+        assert_eq!(rebuilt("wb1", Some(47)), [47, threshold]);
     }
 }
 

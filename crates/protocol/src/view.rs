@@ -56,10 +56,11 @@ pub struct PeerView {
 }
 
 impl Node {
-    /// The number of the peer with this key.
+    /// The number of the peer with this key, and its smoothed round trip, where that was measured.
     #[must_use]
-    pub fn peer_with(&self, key: &PublicKey) -> Option<PeerId> {
-        self.by_key.get(key).copied()
+    pub fn peer_with(&self, key: &PublicKey) -> Option<(PeerId, Option<Duration>)> {
+        let id = *self.by_key.get(key)?;
+        Some((id, self.peers.get(&id).and_then(|peer| peer.round_trip)))
     }
 
     /// All peers, by number.

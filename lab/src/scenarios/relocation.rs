@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use whimbrel_ipc::{Connection, ConnectionState};
@@ -10,8 +12,8 @@ use whimbrel_ipc::{Connection, ConnectionState};
 use super::world::{LONG, World, site, step};
 use super::{Scenario, scenario};
 use crate::{
-    Attachment, EchoServer, Error, FlowPair, Host, Join, Lab, Many, MonoTime, PairOptions, Process, Result, Side, Site,
-    Ticker, TickerFar, Whimbrel, expect, patience, traffic, wait_for, wait_until,
+    Attachment, EchoServer, Error, FlowPair, Host, Join, Lab, Many, MonoTime, PairOptions, Process, Result, Shape,
+    Side, Site, Ticker, TickerFar, Verdict, Whimbrel, expect, patience, traffic, wait_for, wait_until,
 };
 
 pub(super) const SCENARIOS: &[Scenario] = &[
@@ -33,9 +35,24 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     scenario(
         "moved-in-flow",
         "a stream and datagrams come at full rate while their receivers go to another host: nothing is lost or sent again",
-        |lab| in_flow(lab, false),
+        |lab| in_flow(lab, false, false),
     ),
-    scenario("moved-in-flow-direct", "the same with a far end that runs Whimbrel", |lab| in_flow(lab, true)),
+    scenario(
+        "moved-with-a-hole",
+        "the same while a segment is missing: what has come behind it is sent again, and nothing is taken for what has not come",
+        |lab| in_flow(lab, false, true),
+    ),
+    scenario(
+        "moved-to-a-faster-path",
+        "a download goes on at a host with a faster path, and not from the beginning",
+        |lab| other_path(lab, 200, 0.4),
+    ),
+    scenario(
+        "moved-to-a-slower-path",
+        "the same at a host with a slower path, which is filled and not flooded",
+        |lab| other_path(lab, 5, 0.5),
+    ),
+    scenario("moved-in-flow-direct", "the same with a far end that runs Whimbrel", |lab| in_flow(lab, true, false)),
     scenario("moved-again-direct", "the same with a far end that runs Whimbrel", |lab| again(lab, true)),
 ];
 
@@ -183,7 +200,8 @@ const DATAGRAMS: u64 = 5_000_000;
 /// Bytes of a datagram.
 const SIZE: usize = 200;
 
-fn in_flow(lab: &mut Lab, far_runs: bool) -> Result<()> {
+/// `hole`: one segment of the stream is lost again and again until the stream has moved.
+fn in_flow(lab: &mut Lab, far_runs: bool, hole: bool) -> Result<()> {
     let three = Three::new(lab, far_runs)?;
     let Three { world, donor_daemon, acceptor_daemon, far_daemon, .. } = &three;
     let at = world.at_server.ipv4()?;
@@ -202,6 +220,20 @@ fn in_flow(lab: &mut Lab, far_runs: bool) -> Result<()> {
     let sent_again = |pair: &mut FlowPair| -> Result<u32> {
         Ok(pair.status(Side::Client)?.tcp.map_or(0, |info| info.total_retransmits))
     };
+    let missing = Arc::new(AtomicU64::new(0));
+    if hole {
+        let (count, mut of) = (missing.clone(), None);
+        world.a.link()?.hook(move |_, frame| {
+            let Some(segment) = frame.ip().and_then(|packet| packet.tcp()) else { return Verdict::Pass };
+            // Whoever sends so much is the far end.
+            if segment.data.len() < 1000 || *of.get_or_insert(segment.sequence) != segment.sequence {
+                return Verdict::Pass;
+            }
+            count.fetch_add(1, Ordering::Relaxed);
+            Verdict::Drop
+        });
+        wait_until(LONG, "what is missing was sent twice", || missing.load(Ordering::Relaxed) > 1)?;
+    }
     let (before, vain_before) = (sent_again(&mut stream)?, duplicates(&world.laptop)?);
     // Before the moves a busy machine's server may be too slow for them.
     let mut from = 0;
@@ -215,6 +247,11 @@ fn in_flow(lab: &mut Lab, far_runs: bool) -> Result<()> {
         from = datagrams.status(Side::Client)?.sent;
         let said = donor_daemon.cli(&["move", &local.to_string(), "--to", "guest", "--process", name])?;
         expect!(said.contains("is with"), "{said}");
+        if hole {
+            let times = missing.load(Ordering::Relaxed);
+            println!("    with a segment missing that was sent {times} times");
+            world.a.link()?.unhook();
+        }
         files.push(file);
     }
     let [streamed, came] = <[PathBuf; 2]>::try_from(files).map_err(|_| Error::Usage("two files".into()))?;
@@ -238,6 +275,9 @@ fn in_flow(lab: &mut Lab, far_runs: bool) -> Result<()> {
     let differs = traffic::first_difference(stream.peer().port().into(), here, &bytes);
     expect!(differs.is_none(), "a wrong byte at {differs:?}");
     arrived?;
+    if hole {
+        return world.no_resets();
+    }
 
     let mut sent = 0;
     let here = datagrams.arrivals(Side::Server, MonoTime(0))?;
@@ -256,6 +296,40 @@ fn in_flow(lab: &mut Lab, far_runs: bool) -> Result<()> {
     // A far end that is led straight to the acceptor sends there before what is handed on has arrived, and may take that for lost.
     let lost = if far_runs { u64::from(again).saturating_sub(in_vain) } else { again.into() };
     expect!(lost == 0, "{again} segments were sent again, {in_vain} of them had come");
+    world.no_resets()
+}
+
+/// `rate`: of the acceptor's link, Mbit/s; the donor's has 20. `least`: the part of it that is to be used in the first second.
+fn other_path(lab: &mut Lab, rate: u64, least: f64) -> Result<()> {
+    let three = Three::new(lab, true)?;
+    let Three { world, donor_daemon, acceptor_daemon, far_daemon, .. } = &three;
+    world.s.link()?.set_both(&Shape::delay_rate(20, 20));
+    world.a.link()?.set_both(&Shape::delay_rate(0, 500));
+    three.network.link()?.set_both(&Shape::delay_rate(20, rate));
+    let options = PairOptions { up: Some(0), ..PairOptions::default() };
+    let mut stream = FlowPair::tcp(&world.laptop, &world.server, world.at_server.ipv4()?, &options)?;
+    stream.wait_progress_of(&[Side::Client], 5_000_000, LONG)?;
+    if let Some(daemon) = far_daemon {
+        let native = || daemon.connections().is_ok_and(|all| all.iter().any(|c| c.state == ConnectionState::Native));
+        wait_until(LONG, "the connection is introduced", native)?;
+    }
+    // Other bytes than the server's, which the far end takes as they come.
+    let zeros = ["cat", "/dev/zero"].map(str::to_owned);
+    let _receiver = receiver_of(acceptor_daemon, "zeros", &zeros)?;
+    let said = donor_daemon.cli(&["move", &stream.local().to_string(), "--to", "guest", "--process", "zeros"])?;
+    let at = MonoTime::now();
+    expect!(said.contains("is with"), "{said}");
+    let second = Duration::from_secs(1);
+    wait_for(LONG, "a second has passed", || {
+        let last = stream.status(Side::Client)?.last_arrival;
+        Ok(last.filter(|last| last.since(at) > second + Duration::from_millis(100)))
+    })?;
+    let resumed = stream.resumed(Side::Client, at)?.unwrap_or(at);
+    let arrivals = stream.arrivals(Side::Client, resumed)?;
+    let bytes: u64 = arrivals.iter().take_while(|(time, _)| time.since(resumed) < second).map(|(_, bytes)| bytes).sum();
+    let share = bytes as f64 * 8.0 / (rate as f64 * 1e6);
+    println!("    {rate} Mbit/s: {:.2} MB in the first second, {:.0} % of the link", bytes as f64 / 1e6, share * 100.0);
+    expect!(share > least / f64::from(patience()), "{bytes} bytes in the first second");
     world.no_resets()
 }
 

@@ -42,7 +42,7 @@ use crate::policy::Policies;
 use crate::tunnel::{Tunnel, UnknownSession};
 
 pub(crate) use addresses::{Addresses, MARK};
-pub(crate) use relocation::{Arrived, FoundMoves, Relocation};
+pub(crate) use relocation::{Arrived, FoundMoves, Known, Relocation};
 pub(crate) use tunnels::DEFAULT_MTU;
 pub(crate) use whole::{News, Wholes, receiver_of};
 

@@ -34,7 +34,7 @@ use crate::attachments::{Attachments, Sighting};
 use crate::clock;
 use crate::community_file::CommunityFile;
 use crate::config::{self, Config, Level};
-use crate::effects::{Effects, FoundMoves, own_addresses, source_ways};
+use crate::effects::{Effects, FoundMoves, Known, own_addresses, source_ways};
 use crate::event_log::EventLog;
 use crate::events::{EventRing, Restraint, Told, restrained};
 use crate::flows::{UdpFlows, is_movable, list_tcp};
@@ -382,7 +382,9 @@ impl EventLoop {
                     MoveOp::Freeze { name, .. } | MoveOp::Dump { name } => Some(*name),
                     _ => None,
                 };
-                let result = self.effects.carry_out_move(now, id, op, |key| self.node.peer_with(key));
+                let result = self.effects.carry_out_move(now, id, op, |key| {
+                    self.node.peer_with(key).map(|(peer, round_trip)| Known { peer, round_trip })
+                });
                 if let (Some(name), Some(Err(failed))) = (given, &result) {
                     self.note_unmovable(&name, failed);
                 }

@@ -58,6 +58,9 @@ pub struct TableRoute {
     pub mtu: Option<u32>,
     /// The MTU neither shrinks nor grows by what the network says.
     pub mtu_locked: bool,
+    /// The congestion window that TCP connections begin with that are made over it, in segments (`RTAX_INITCWND`); none for the
+    /// kernel's own idea, 10. Written only: of the kernel's routes it is not read.
+    pub first_window: Option<u32>,
     /// Who installed it (`rtm_protocol`).
     pub protocol: u8,
 }
@@ -76,6 +79,7 @@ impl TableRoute {
             source: None,
             mtu: None,
             mtu_locked: false,
+            first_window: None,
             protocol: PROTOCOL,
         }
     }
@@ -248,11 +252,15 @@ fn encode(route: &TableRoute) -> RouteMessage {
             attributes.push(RouteAttribute::MultiPath(hops.collect()));
         }
     }
+    let mut metrics = Vec::new();
     if let Some(mtu) = route.mtu {
-        let mut metrics = vec![RouteMetric::Mtu(mtu)];
+        metrics.push(RouteMetric::Mtu(mtu));
         if route.mtu_locked {
             metrics.push(RouteMetric::Lock(LOCK_MTU));
         }
+    }
+    metrics.extend(route.first_window.map(RouteMetric::InitCwnd));
+    if !metrics.is_empty() {
         attributes.push(RouteAttribute::Metrics(metrics));
     }
     message
@@ -277,6 +285,7 @@ fn decode(message: &RouteMessage) -> Option<TableRoute> {
         source: None,
         mtu: None,
         mtu_locked: false,
+        first_window: None,
         protocol: message.header.protocol.into(),
     };
     let (mut interface, mut gateway) = (None, None);

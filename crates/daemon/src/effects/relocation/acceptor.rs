@@ -7,12 +7,12 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use whimbrel_datapath::Toward;
 use whimbrel_kernel::endpoint;
 use whimbrel_kernel::frozen::Frozen;
-use whimbrel_protocol::{FlowEntry, LocalEnd, MoveFailed, MoveName, PeerId, Refusal, Request, Time};
-use whimbrel_wire::snapshot::{Body, Family, Luggage, Snapshot};
+use whimbrel_protocol::{FlowEntry, LocalEnd, MoveFailed, MoveName, Refusal, Request, Time};
+use whimbrel_wire::snapshot::{Body, Family, Luggage, Snapshot, Stream};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use super::donor::is_of;
-use super::{Arrived, Relocation, failed, refusal_of, refused, unmovable};
+use super::{Arrived, Known, Relocation, failed, refusal_of, refused, start, unmovable};
 use crate::effects::{Effects, Failure, own_addresses};
 
 /// A socket that is coming.
@@ -73,13 +73,14 @@ impl Effects {
         self.make_ready(now)
     }
 
-    /// `from`: the peers that may send packets for it.
+    /// `donor` and `holder`: the peers that may send packets for it.
     pub(super) fn rebuild(
         &mut self,
         name: MoveName,
         request: &Request,
         snapshot: &[u8],
-        from: Vec<PeerId>,
+        donor: Option<Known>,
+        holder: Option<Known>,
     ) -> Result<(), MoveFailed> {
         let snapshot = announced(request, snapshot)?;
         // It may have ended since it was asked. Where nobody takes the socket the program that has it keeps it.
@@ -92,6 +93,13 @@ impl Effects {
         let of = taken.get_mut(&name).ok_or_else(gone)?;
         let frozen = match of.endpoint.and_then(|address| endpoints.at(address)) {
             Some(place) => {
+                if let Body::Stream(Stream { path: Some(path), .. }) = &snapshot.body {
+                    let to_holder = holder.and_then(|holder| holder.round_trip);
+                    place.begin_with(
+                        request.tuple.local.ip(),
+                        start::first_window(path, to_holder, name.donor == request.holder),
+                    );
+                }
                 let _inside = place.endpoint.enter().map_err(|error| refused(&error, Refusal::NotRestored))?;
                 Frozen::restore(&snapshot, &place.injector)
             }
@@ -101,6 +109,7 @@ impl Effects {
             }
         };
         of.frozen = Some((frozen.map_err(|why| unmovable(&why, Refusal::NotRestored))?, snapshot.luggage));
+        let from = [donor, holder].into_iter().flatten().map(|known| known.peer).collect();
         self.tunnel.expect_flow(request.tuple, from);
         Ok(())
     }

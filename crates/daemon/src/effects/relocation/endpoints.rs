@@ -36,6 +36,8 @@ pub(super) struct Place {
     pub(super) interface: u32,
     /// Moves and flows that need it.
     users: usize,
+    /// The congestion window that connections in it begin with that are made next.
+    first_window: Option<u32>,
     /// When it is taken down, where nobody has needed it for a while. No connection is in it.
     ends: Option<Time>,
 }
@@ -46,7 +48,18 @@ impl Place {
             let _inside = endpoint.enter()?;
             (Injector::open()?, SockDiag::open()?, Defaults::look()?, namespace::cookie()?)
         };
-        Ok(Self { endpoint, injector, connections, defaults, cookie, interface, users, ends: None })
+        Ok(Self { endpoint, injector, connections, defaults, cookie, interface, users, first_window: None, ends: None })
+    }
+
+    /// Connections that are rebuilt next, of this address, begin with this congestion window, in segments.
+    pub(super) fn begin_with(&mut self, address: IpAddr, first_window: Option<u32>) {
+        if self.first_window == first_window {
+            return;
+        }
+        match self.endpoint.set_first_window(address, MTU, first_window) {
+            Ok(()) => self.first_window = first_window,
+            Err(error) => tracing::warn!(%address, %error, "a connection begins slowly on its new path"),
+        }
     }
 }
 

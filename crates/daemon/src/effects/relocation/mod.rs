@@ -6,6 +6,7 @@
 //! adopt.rs      what a daemon before this one has left of it
 //! late.rs       what comes where the socket was, for a while
 //! ports.rs      keeping ports of this host for sockets that have gone
+//! start.rs      what a connection begins with on its new path
 //! endpoints.rs  the namespaces in which addresses are local that are not this host's
 //! ```
 
@@ -15,6 +16,7 @@ mod donor;
 mod endpoints;
 mod late;
 mod ports;
+mod start;
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -23,7 +25,7 @@ use std::os::fd::OwnedFd;
 use whimbrel_handshake::PublicKey;
 use whimbrel_kernel::borrowed::Halted;
 use whimbrel_kernel::frozen::{Defaults, Unmovable};
-use whimbrel_protocol::{LocalEnd, MoveDone, MoveFailed, MoveName, MoveOp, PeerId, Refusal, Time};
+use whimbrel_protocol::{LocalEnd, MoveDone, MoveFailed, MoveName, MoveOp, Refusal, Time};
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::snapshot::Luggage;
 
@@ -34,6 +36,7 @@ use donor::{Borrowed, Given};
 use endpoints::Endpoints;
 use late::Late;
 use ports::Ports;
+pub(crate) use start::Known;
 
 /// A socket that has come here, for the program that receives it.
 #[derive(Debug)]
@@ -122,21 +125,20 @@ impl Effects {
         &mut self,
         now: Time,
         op: MoveOp,
-        peer: impl Fn(&PublicKey) -> Option<PeerId>,
+        peer: impl Fn(&PublicKey) -> Option<Known>,
     ) -> Result<MoveDone, MoveFailed> {
         match op {
             MoveOp::Admit { name, request } => self.admit(now, name, request)?,
             MoveOp::Freeze { name, flow } => self.freeze(name, flow)?,
             MoveOp::Dump { name } => return self.dump(&name).map(MoveDone::Dumped),
             MoveOp::Restore { name, request, snapshot } => {
-                let from = [name.donor, request.holder].map(PublicKey::from);
-                let from = from.iter().filter_map(&peer).collect();
-                self.rebuild(name, &request, &snapshot, from)?;
+                let [donor, holder] = [name.donor, request.holder].map(|key| peer(&PublicKey::from(key)));
+                self.rebuild(name, &request, &snapshot, donor, holder)?;
             }
             MoveOp::Thaw { name } if self.relocation.given.contains_key(&name) => self.let_go_on(&name)?,
             MoveOp::Thaw { name } => self.wake(&name)?,
             MoveOp::Destroy { name, forward } if self.relocation.given.contains_key(&name) => {
-                self.end_given(now, &name, forward.as_ref().and_then(peer))?;
+                self.end_given(now, &name, forward.as_ref().and_then(peer).map(|to| to.peer))?;
             }
             MoveOp::Destroy { name, .. } => self.drop_taken(&name)?,
             MoveOp::CloseFarEnd { flow } => self.close_far_end(flow)?,

@@ -18,11 +18,11 @@ use std::path::PathBuf;
 
 use whimbrel_handshake::PublicKey;
 use whimbrel_kernel::whole;
-use whimbrel_protocol::{MoveDone, MoveFailed, MoveName, MoveOp, MoveOpId, PeerId, Refusal, Time};
+use whimbrel_protocol::{MoveDone, MoveFailed, MoveName, MoveOp, MoveOpId, Refusal, Time};
 use whimbrel_wire::FlowTuple;
 
-use super::Effects;
 use super::Failure;
+use super::{Effects, Known};
 use crate::processes;
 use crate::processes::work::Work;
 use coming::Coming;
@@ -146,14 +146,14 @@ impl Effects {
         now: Time,
         id: MoveOpId,
         op: MoveOp,
-        peer: impl Fn(&PublicKey) -> Option<PeerId>,
+        peer: impl Fn(&PublicKey) -> Option<Known>,
     ) -> Option<Answer> {
         match op {
             MoveOp::Freeze { name, flow } if self.wholes.gives(&flow) => self.freeze_whole(id, name, flow),
             MoveOp::Dump { name } if self.wholes.given.contains_key(&name) => self.dump_whole(id, &name),
             MoveOp::Thaw { name } if self.wholes.given.contains_key(&name) => self.let_whole_go_on(id, &name),
             MoveOp::Destroy { name, forward } if self.wholes.given.contains_key(&name) => {
-                Some(self.end_whole(now, &name, forward.as_ref().and_then(peer)))
+                Some(self.end_whole(now, &name, forward.as_ref().and_then(peer).map(|to| to.peer)))
             }
             MoveOp::ForgetDonation { name } if self.wholes.given.contains_key(&name) => {
                 Some(self.forget_given_of_whole(now, &name))
@@ -163,7 +163,7 @@ impl Effects {
             }
             MoveOp::Restore { name, request, snapshot } if self.wholes.taken.contains_key(&name) => {
                 let from = [name.donor, request.holder].map(PublicKey::from);
-                let from = from.iter().filter_map(peer).collect();
+                let from = from.iter().filter_map(peer).map(|known| known.peer).collect();
                 self.rebuild_whole(id, name, &snapshot, from)
             }
             MoveOp::SaveAcceptance(saved) if self.wholes.taken.contains_key(&saved.ticket.name) => {
