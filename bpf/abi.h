@@ -71,6 +71,12 @@ struct lent {
 	__u32 binding; /* to this peer, which has it on lease, by the TUN device; 0: to nobody */
 };
 
+/* What is told of the TCP sockets of an endpoint namespace. */
+enum follow {
+	FOLLOW_CLOSES = 1, /* that they close: what opens is known to who has made it */
+	FOLLOW_ALL = 2, /* that they open, too: programs open connections in it */
+};
+
 /* What becomes of packets from an endpoint namespace that are of no flow. */
 enum unknown {
 	UNKNOWN_DROPPED = 0, /* its address is another's, and is not to be seen outside */

@@ -100,7 +100,7 @@ struct {
 	__type(value, struct endpoint);
 } endpoints SEC(".maps");
 
-/* Cookies of endpoint namespaces, whose sockets are followed too; the value is not used. */
+/* Cookies of endpoint namespaces, whose sockets are followed too: FOLLOW_*. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);

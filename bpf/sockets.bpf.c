@@ -81,10 +81,12 @@ int BPF_PROG(follow_sockets, const struct sock *sk, int old_state, int new_state
 	if (!settings)
 		return 0;
 	cookie = sk->__sk_common.skc_net.net->net_cookie;
-	/* What opens in an endpoint namespace is known to who has made it. */
-	if (cookie != settings->namespace_cookie &&
-	    (new_state != STATE_CLOSE || !bpf_map_lookup_elem(&namespaces, &cookie)))
-		return 0;
+	if (cookie != settings->namespace_cookie) {
+		const __u32 *follow = bpf_map_lookup_elem(&namespaces, &cookie);
+
+		if (!follow || (new_state != STATE_CLOSE && *follow != FOLLOW_ALL))
+			return 0;
+	}
 	tcp = bpf_skc_to_tcp_sock((void *)sk);
 	if (!tcp)
 		return 0;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use whimbrel_ipc::{CommunityReply, Connection, ConnectionState, EventRecord, Peer, Reply, Status, reply_from_line};
 
-use crate::{Error, FlowPair, Host, Process, Result, expect, wait_for};
+use crate::{Cmd, Error, FlowPair, Host, Process, Result, expect, wait_for};
 
 /// How long a daemon may take to be ready or to end.
 const READY: Duration = Duration::from_secs(20);
@@ -166,7 +166,12 @@ impl Whimbrel {
     /// A command of `whimbrel` that goes on.
     pub fn spawn_cli(&self, args: &[&str]) -> Result<Process> {
         let label = format!("whimbrel-{}", args.first().unwrap_or(&"help"));
-        self.host.command(&self.binary).arg("--run-dir").arg(self.run_dir()).args(args).label(label).spawn()
+        self.command(args).label(label).spawn()
+    }
+
+    /// The command with these words, on the daemon's host.
+    pub fn command(&self, args: &[&str]) -> Cmd {
+        self.host.command(&self.binary).arg("--run-dir").arg(self.run_dir()).args(args)
     }
 
     /// A reading command with `--json`: its replies, one for each line.

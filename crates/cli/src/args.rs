@@ -165,6 +165,30 @@ one connection, or state with it, use libwhimbrel instead.
 Example:
   whimbrel receive worker -- /usr/local/bin/serve-one";
 
+const RUN_HELP: &str = "\
+The program has a network of its own in which the anchor's address is the only one. What it
+opens goes by the anchor, and its other ends take it to be there; they need not run
+anything. So they notice nothing when this host moves, nor when `whimbrel move` gives a
+connection to another host.
+
+It needs no root, where the kernel lets users have namespaces, but the right to ask the
+daemon (`control_mode`). Ports that the program binds have to be leased: say them with
+--port, also those below 1024. Nothing of this host's own network is seen from there,
+127.0.0.1 included; names are looked up by the servers in /etc/resolv.conf, which have to
+be reachable from the anchor.
+
+Examples:
+  whimbrel run --anchor home -- ssh server.example.org
+  whimbrel run --anchor 203.0.113.5 --port 8080 -- python3 -m http.server 8080";
+
+const ANCHOR_HELP: &str = "\
+`[anchor]` in the configuration makes a host lend ports of its address, or addresses, to
+the hosts of its community. It has to stay where it is, as a server does.
+
+Examples:
+  whimbrel anchor                     what is lent, and what depends on this host
+  whimbrel anchor stop --within 300   before it is switched off";
+
 const CLEAN_HELP: &str = "\
 A daemon that is stopped removes all that it made, unless connections are moved: what
 carries these stays, so that they go on and the next `whimbrel up` takes them over. This
@@ -349,6 +373,31 @@ pub(crate) enum Command {
         #[arg(required = true, last = true, value_name = "PROGRAM")]
         program: Vec<String>,
     },
+    /// Run a program whose connections have the address of another host, and can move without their other ends noticing
+    #[command(after_help = RUN_HELP)]
+    Run {
+        /// Whose address: a host as for `move`, or `nearest`, `stable` or `auto` among those of the community
+        #[arg(long, value_name = "HOST")]
+        anchor: String,
+        /// A port that the program is to have there, beside those that the kernel draws; may be said several times
+        #[arg(long = "port", value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+        ports: Vec<u16>,
+        /// An IPv6 address; IPv4 where left out
+        #[arg(long, short = '6')]
+        ipv6: bool,
+        /// The program, and its arguments
+        #[arg(required = true, last = true, value_name = "PROGRAM")]
+        program: Vec<String>,
+    },
+    /// Show what this host lends others and has on lease, and which connections depend on it
+    #[command(args_conflicts_with_subcommands = true, after_help = ANCHOR_HELP)]
+    Anchor {
+        #[command(subcommand)]
+        command: Option<AnchorCommand>,
+        /// Print one line of JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Remove what a stopped daemon has left; connections that had moved end
     #[command(after_help = CLEAN_HELP)]
     Clean {
@@ -361,6 +410,25 @@ pub(crate) enum Command {
         /// The configuration to check; without this, /etc/whimbrel/whimbrel.toml where it exists
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
+        /// Print one line of JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum AnchorCommand {
+    /// Lend nothing new, and wait until no connection depends on this host; fails if that is not so in time
+    Stop {
+        /// How long, in seconds; 0: do not wait
+        #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+        within: u64,
+        /// Print one line of JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Lend again
+    Start {
         /// Print one line of JSON
         #[arg(long)]
         json: bool,
@@ -481,7 +549,7 @@ impl Command {
     /// Whether the answer, or the complaint, is for a program.
     pub(crate) fn json(&self) -> bool {
         match self {
-            Self::Up { .. } | Self::Watch => false,
+            Self::Up { .. } | Self::Watch | Self::Run { .. } => false,
             Self::Community { command } => command.json(),
             Self::Peers { command: Some(PeersCommand::Forget { json, .. }), .. }
             | Self::Status { json }
@@ -495,6 +563,10 @@ impl Command {
             | Self::Resume { json, .. }
             | Self::Move { json, .. }
             | Self::Receive { json, .. }
+            | Self::Anchor { command: None, json }
+            | Self::Anchor {
+                command: Some(AnchorCommand::Stop { json, .. } | AnchorCommand::Start { json }), ..
+            }
             | Self::Clean { json }
             | Self::Doctor { json, .. } => *json,
         }

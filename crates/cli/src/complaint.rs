@@ -28,6 +28,8 @@ pub(crate) enum Complaint {
     Log(PathBuf, io::Error),
     /// A line of a log is no event.
     Line(PathBuf, usize, SchemaError),
+    /// The system does not let this process have a network of its own.
+    Apart(Box<dyn std::error::Error>),
     /// Standard output does not take what is to be told.
     Output(io::Error),
 }
@@ -61,6 +63,10 @@ impl Complaint {
             Self::Line(path, line, error) => Failure::new(format!("{error}"))
                 .on(format!("{}:{line}", path.display()))
                 .hint("A log has the lines that `whimbrel events --json` prints; docs/json.md describes them."),
+            Self::Apart(error) => Failure::new(error.to_string()).hint(
+                "`whimbrel run` needs a network namespace for its program: as root, or where users may have namespaces \
+                 (kernel.unprivileged_userns_clone, user.max_user_namespaces, AppArmor's restriction of them).",
+            ),
             Self::Output(error) => Failure::new(format!("cannot write: {error}")).on("standard output"),
         }
     }

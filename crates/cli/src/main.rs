@@ -7,6 +7,7 @@ mod complaint;
 mod handoff;
 mod log;
 mod relocate;
+mod run;
 mod show;
 mod table;
 mod timeline;
@@ -22,7 +23,7 @@ use whimbrel_ipc::{
     Client, EventsQuery, Finding, ProcessScope, Reply, Request, SCHEMA, Verdict, exposition, reply_to_line,
 };
 
-use crate::args::{Arguments, Command, PeersCommand};
+use crate::args::{AnchorCommand, Arguments, Command, PeersCommand};
 use crate::complaint::Complaint;
 
 fn main() -> ExitCode {
@@ -133,6 +134,12 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Complaint> {
         Command::Receive { name, program, once, json } => {
             return relocate::receive(run_dir, name, program, *once, *json);
         }
+        Command::Run { anchor, ports, ipv6, program } => return run::run(run_dir, anchor, ports, *ipv6, program),
+        Command::Anchor { command: None, json } => run::anchors(run_dir, *json)?,
+        Command::Anchor { command: Some(AnchorCommand::Stop { within, json }), .. } => {
+            return run::stop(run_dir, *within, *json);
+        }
+        Command::Anchor { command: Some(AnchorCommand::Start { json }), .. } => run::start(run_dir, *json)?,
         Command::Clean { json } => {
             let removed = whimbrel_daemon::clean::clean(run_dir).map_err(Complaint::daemon)?;
             print(&if *json { show::removed_json(&removed) } else { show::removed(&removed) })?;

@@ -13,7 +13,10 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use whimbrel_handshake::PublicKey;
-use whimbrel_protocol::{FlowEntry, MoveName, PeerId, SavedAcceptance, SavedDonation, SavedHeld, SavedPeer};
+use whimbrel_protocol::{
+    FlowEntry, LeaseName, MoveName, PeerId, SavedAcceptance, SavedDonation, SavedHeld, SavedLease, SavedPeer,
+    SavedTenancy,
+};
 use whimbrel_wire::FlowTuple;
 
 use lines::{FlowLine, Line, PeerLine};
@@ -52,11 +55,16 @@ pub struct SavedMoves {
     pub acceptances: BTreeMap<MoveName, SavedAcceptance>,
     /// Of flows whose far ends this host holds, by their names.
     pub held: BTreeMap<u64, SavedHeld>,
+    /// Endpoints that others have on lease.
+    pub leases: BTreeMap<LeaseName, SavedLease>,
+    /// Endpoints of others, by the numbers of their leases, with the cookies of namespaces that programs have brought along for them.
+    pub tenancies: BTreeMap<u64, (SavedTenancy, Option<u64>)>,
 }
 
 impl SavedMoves {
     fn len(&self) -> usize {
-        self.donations.len() + self.acceptances.len() + self.held.len()
+        let moves = self.donations.len() + self.acceptances.len() + self.held.len();
+        moves + self.leases.len() + self.tenancies.len()
     }
 }
 
@@ -194,6 +202,32 @@ impl Journal {
         }
     }
 
+    /// Keeps what another host has on lease.
+    pub fn save_lease(&mut self, saved: SavedLease) {
+        if self.moves.leases.get(&saved.name) != Some(&saved) {
+            self.append(Line::Lease(saved.into()));
+        }
+    }
+
+    /// It has it no more.
+    pub fn forget_lease(&mut self, name: LeaseName) {
+        if self.moves.leases.contains_key(&name) {
+            self.append(name.into());
+        }
+    }
+
+    /// Keeps what this host has on lease, with the cookie of a namespace that a program has brought along for it.
+    pub fn save_tenancy(&mut self, saved: SavedTenancy, cookie: Option<u64>) {
+        self.append(Line::Tenancy((saved, cookie).into()));
+    }
+
+    /// It has it no more.
+    pub fn forget_tenancy(&mut self, number: u64) {
+        if self.moves.tenancies.contains_key(&number) {
+            self.append(Line::TenancyOver(number));
+        }
+    }
+
     /// Hands all that was said since the last call to the system.
     ///
     /// # Errors
@@ -260,6 +294,20 @@ impl Journal {
             Line::HeldOver(flow) => {
                 self.moves.held.remove(&flow);
             }
+            Line::Lease(line) => {
+                let saved = line.saved();
+                self.moves.leases.insert(saved.name, saved);
+            }
+            Line::LeaseOver(tenant, number) => {
+                self.moves.leases.remove(&LeaseName { tenant: tenant.key(), number });
+            }
+            Line::Tenancy(line) => {
+                let saved = line.saved();
+                self.moves.tenancies.insert(saved.0.number, saved);
+            }
+            Line::TenancyOver(number) => {
+                self.moves.tenancies.remove(&number);
+            }
         }
     }
 
@@ -272,7 +320,9 @@ impl Journal {
         let acceptances = self.moves.acceptances.values().map(|saved| Line::Acceptance(saved.clone().into()));
         let held = self.moves.held.values().map(|saved| Line::Held(saved.clone().into()));
         let lines = peers.chain(flows).chain(self.suspended.then_some(Line::Suspended(true)));
-        let lines = lines.chain(donations).chain(acceptances).chain(held);
+        let leases = self.moves.leases.values().map(|saved| Line::Lease((*saved).into()));
+        let tenancies = self.moves.tenancies.values().map(|saved| Line::Tenancy((*saved).into()));
+        let lines = lines.chain(donations).chain(acceptances).chain(held).chain(leases).chain(tenancies);
         let mut text = Vec::new();
         let mut count = 0;
         for line in lines {
@@ -313,6 +363,7 @@ mod tests {
 
     use whimbrel_protocol::{Carrier, KnownPlace, LocalEnd, Manner, Places, Request, Ticket, View, Waits};
     use whimbrel_wire::Transport;
+    use whimbrel_wire::lending::Ends;
     use whimbrel_wire::snapshot::Family;
 
     use super::*;
@@ -450,12 +501,24 @@ mod tests {
         journal.forget_donation(name(1));
         journal.save_acceptance(acceptance.clone());
         journal.save_held(held.clone());
+        let ends = |port| Ends { first: SocketAddr::new("2001:db8::5".parse().expect("address"), port), count: 64 };
+        let lease = |number: u64| SavedLease { name: LeaseName { tenant: key(4), number }, ends: ends(1024) };
+        let tenancy = |number: u64| {
+            let anchor_at = at.filter(|_| number == 8);
+            (SavedTenancy { number, anchor: key(5), anchor_at, ends: ends(2048) }, (number == 9).then_some(77))
+        };
+        [1, 2].into_iter().for_each(|number| journal.save_lease(lease(number)));
+        journal.forget_lease(lease(1).name);
+        [7, 8, 9].map(tenancy).into_iter().for_each(|(saved, cookie)| journal.save_tenancy(saved, cookie));
+        journal.forget_tenancy(7);
         journal.flush().expect("flush");
         drop(journal);
         let all = SavedMoves {
             donations: [(name(2), donation(2))].into(),
             acceptances: [(name(3), acceptance)].into(),
             held: [(7, held)].into(),
+            leases: [(lease(2).name, lease(2))].into(),
+            tenancies: [(8, tenancy(8)), (9, tenancy(9))].into(),
         };
         // The second look is at what the first has rewritten.
         for _ in 0..2 {
@@ -465,6 +528,8 @@ mod tests {
         journal.forget_donation(name(2));
         journal.forget_acceptance(name(3));
         journal.forget_held(7);
+        journal.forget_lease(lease(2).name);
+        [8, 9].into_iter().for_each(|number| journal.forget_tenancy(number));
         journal.flush().expect("flush");
         assert_eq!(Journal::open(&folder.file()).expect("open").1.moves, SavedMoves::default());
     }

@@ -19,6 +19,8 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod anchors;
+pub mod apart;
 mod attachments;
 pub mod clean;
 mod clock;
@@ -321,6 +323,7 @@ fn start_on(
         effects.stand_in(config.port).map_err(adopting)?;
     }
     effects.set_policies(&config.policies);
+    effects.set_lendable(config.anchor.as_ref().map(|anchor| anchor.lendable.clone()));
 
     let socket_names = SocketNames::new(&key.to_bytes());
     let mut node = Node::new(node_config(&config, &effects.known_keys), key, identity::random_bytes()?);
@@ -392,6 +395,11 @@ fn node_config(config: &Config, known_keys: &KnownKeys) -> whimbrel_protocol::Co
         moving: whimbrel_protocol::Moving {
             enabled: true,
             processes: config.processes,
+            lending: config.anchor.as_ref().map(|anchor| whimbrel_protocol::Lending {
+                to: anchor.to.clone(),
+                most: anchor.leases as usize,
+                lifetime: anchor.lifetime,
+            }),
             ..whimbrel_protocol::Moving::default()
         },
         ..whimbrel_protocol::Config::default()

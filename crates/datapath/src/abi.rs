@@ -210,6 +210,8 @@ pub(crate) const IDLE_HELPED: u32 = 32;
 pub(crate) const IDLE_KEPT: u32 = 64;
 pub(crate) const IDLE_ENDPOINTS: u32 = 128;
 pub(crate) const IDLE_FORWARDED: u32 = 256;
+pub(crate) const FOLLOW_CLOSES: u32 = 1;
+pub(crate) const FOLLOW_ALL: u32 = 2;
 pub(crate) const UNKNOWN_DROPPED: u8 = 0;
 pub(crate) const UNKNOWN_ROUTED: u8 = 1;
 pub(crate) const UNKNOWN_TUNNELLED: u8 = 2;
@@ -326,6 +328,17 @@ pub enum Unknown {
     Routed,
     /// To the TUN device: the peer of this binding has lent the address.
     Tunnelled(u32),
+}
+
+/// What is told of the TCP sockets of an endpoint namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Follow {
+    /// Nothing.
+    Nothing,
+    /// That they close.
+    Closes,
+    /// That they open, too.
+    All,
 }
 
 /// What the programs know of an endpoint namespace.

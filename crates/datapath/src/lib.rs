@@ -22,8 +22,8 @@ mod sockets;
 mod table;
 
 pub use abi::{
-    Alias, AliasUse, Binding, Carrier, Endpoint, FlowEntry, HelpedFlow, HelpedPhase, INNER_HARDWARE_ADDRESS, Lent,
-    LentEnd, LocatorPair, Toward, Unknown,
+    Alias, AliasUse, Binding, Carrier, Endpoint, FlowEntry, Follow, HelpedFlow, HelpedPhase, INNER_HARDWARE_ADDRESS,
+    Lent, LentEnd, LocatorPair, Toward, Unknown,
 };
 pub use bpffs::{bpffs, common_bpffs};
 pub use datapath::{Datapath, Role};

@@ -11,6 +11,7 @@
 //! ignores fields that it does not know.
 #![forbid(unsafe_code)]
 
+mod anchor;
 mod client;
 mod community;
 mod doctor;
@@ -23,6 +24,7 @@ mod socket;
 mod time;
 mod transfer;
 
+pub use anchor::{Anchored, Anchors, LentEnds, PassedOn};
 pub use client::{Client, ClientError, Events, HANDOFF_TIMEOUT, REPLY_TIMEOUT, socket_path};
 pub use community::{
     CommunityReply, CommunityRequest, DrawnCode, Grant, Host, Open, Purpose, Roster, Standing as CommunityStanding,

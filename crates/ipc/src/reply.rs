@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    CommunityReply, Failure, Kept, MadeSocket, Metric, Moved, MovedProcess, OpenSocket, Received, Uuid, WantedAnchor,
+    Anchored, Anchors, CommunityReply, Failure, Kept, MadeSocket, Metric, Moved, MovedProcess, OpenSocket, Received,
+    Uuid, WantedAnchor,
 };
 
 /// An answer: one line. On the wire the variant's name is the one member beside `schema`.
@@ -68,6 +69,10 @@ pub enum Reply {
     /// To [`Request::Socket`](crate::Request::Socket) and [`Request::Rebuild`](crate::Request::Rebuild): a socket, whose descriptor
     /// comes with this line.
     Socket(MadeSocket),
+    /// The answer to [`Request::Namespace`](crate::Request::Namespace).
+    Namespace(Anchored),
+    /// The answer to [`Request::Anchors`](crate::Request::Anchors) and [`Request::Lending`](crate::Request::Lending).
+    Anchors(Anchors),
     /// To [`Request::Bind`](crate::Request::Bind).
     Bound {
         /// What it has.

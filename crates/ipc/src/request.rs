@@ -146,6 +146,25 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         anchor: Option<String>,
     },
+    /// The network namespace that comes with this line, in which there is nothing yet, is to have an address of an anchor's:
+    /// [`Reply::Namespace`](crate::Reply::Namespace). The client stays as long as its program uses it. Nothing else is answered on that
+    /// connection.
+    Namespace {
+        /// As for [`Request::Socket`], but not `self`.
+        anchor: String,
+        /// The family of the address.
+        family: Family,
+        /// Ports that are to be the program's, beside those that the kernel draws.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        ports: Vec<u16>,
+    },
+    /// What this host lends and what it has on lease; [`Reply::Anchors`](crate::Reply::Anchors).
+    Anchors,
+    /// Lend nothing new from now on, or do again; [`Reply::Anchors`](crate::Reply::Anchors).
+    Lending {
+        /// Whether to stop.
+        stop: bool,
+    },
     /// Something about the community; [`Reply::Community`](crate::Reply::Community).
     Community(CommunityRequest),
 }
@@ -155,7 +174,7 @@ impl Request {
     #[must_use]
     pub fn descriptors(&self) -> usize {
         match self {
-            Self::Give { .. } | Self::Bind { .. } | Self::Uuid | Self::Export => 1,
+            Self::Give { .. } | Self::Bind { .. } | Self::Uuid | Self::Export | Self::Namespace { .. } => 1,
             _ => 0,
         }
     }

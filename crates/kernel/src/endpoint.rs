@@ -12,9 +12,10 @@
 //! interfaces ends with it. So what a killed daemon leaves is what programs still use, and a daemon finds it
 //! again by their sockets ([`Endpoint::of_socket`]).
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::io;
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -90,23 +91,105 @@ impl Endpoint {
     /// # Errors
     /// [`Error::Call`]; nothing is left of the attempt.
     pub fn create(address: IpAddr, interface: &str, mtu: u32) -> Result<Self, Error> {
-        let namespace = new_namespace()?;
+        Self::create_in(new_namespace()?, address, interface, mtu)
+    }
+
+    /// As [`Endpoint::create`], of a network namespace that a program has made for itself, perhaps in a user namespace of its own. There must be nothing
+    /// in it yet.
+    ///
+    /// # Errors
+    /// As [`Endpoint::create`]; or it is no network namespace, or one with interfaces of its own, which it then has as before.
+    pub fn create_in(namespace: OwnedFd, address: IpAddr, interface: &str, mtu: u32) -> Result<Self, Error> {
+        let endpoint = Self { namespace };
         let settings = settings();
         let mut outside = RouteSocket::open()?;
+        {
+            let _inside = endpoint.enter()?;
+            if let Some(link) = RouteSocket::open()?.links()?.iter().find(|link| !link.loopback && link.up) {
+                let detail = "the network namespace has interfaces of its own".to_owned();
+                return Err(Error::Answer { call: "RTM_GETLINK", object: link.name.clone(), detail });
+            }
+        }
         // From here on the end of the namespace is the end of all that was made.
-        let outer = outside.create_pair(interface, (INNER, INNER_HARDWARE_ADDRESS), namespace.as_fd(), MOST_MTU)?;
-        let endpoint = Self { namespace };
+        let namespace = endpoint.namespace.as_fd();
+        let outer = outside.create_pair(interface, (INNER, INNER_HARDWARE_ADDRESS), namespace, MOST_MTU)?;
+        let furnished = endpoint.furnish(address, interface, mtu, outer, &mut outside, &settings);
+        if furnished.is_err() {
+            // The namespace may be a program's.
+            let _ = outside.delete_link(outer);
+        }
+        furnished.map(|()| endpoint)
+    }
+
+    fn furnish(
+        &self,
+        address: IpAddr,
+        interface: &str,
+        mtu: u32,
+        outer: u32,
+        outside: &mut RouteSocket,
+        settings: &[(String, String)],
+    ) -> Result<(), Error> {
         set_all(interface, &OUTER_SETTINGS)?;
         outside.set_up(outer, true)?;
-        let _inside = endpoint.enter()?;
-        for (key, value) in &settings {
+        let _inside = self.enter()?;
+        for (key, value) in settings {
             if sysctl::get(key).is_ok_and(|now| now != *value) {
                 // What cannot be set here is the same everywhere, or the host's own business.
                 let _ = sysctl::set(key, value);
             }
         }
-        furnish(address, mtu)?;
-        Ok(endpoint)
+        furnish(address, mtu)
+    }
+
+    /// Has programs inside draw their ports from these (`net.ipv4.ip_local_port_range`, for IPv6 as well).
+    ///
+    /// # Errors
+    /// [`Error::Call`].
+    pub fn draw_ports(&self, ports: &RangeInclusive<u16>) -> Result<(), Error> {
+        let _inside = self.enter()?;
+        // Privileged ports are the anchor's business, which has lent them.
+        sysctl::set("net/ipv4/ip_unprivileged_port_start", "0")?;
+        sysctl::set("net/ipv4/ip_local_port_range", &format!("{}\t{}", ports.start(), ports.end()))
+    }
+
+    /// The index of the pair's end outside, in the namespace that it was made from.
+    ///
+    /// # Errors
+    /// [`Error::Call`], [`Error::Answer`]: it is no endpoint namespace.
+    pub fn outer(&self) -> Result<u32, Error> {
+        let _inside = self.enter()?;
+        let mut inside = RouteSocket::open()?;
+        let links = inside.links()?;
+        let outer = links.iter().find(|link| link.name == INNER).and_then(|link| link.other_end);
+        outer.ok_or_else(|| Error::Answer {
+            call: "RTM_GETLINK",
+            object: INNER.to_owned(),
+            detail: "it is no end of a pair".to_owned(),
+        })
+    }
+
+    /// Its number (that of its inode).
+    ///
+    /// # Errors
+    /// [`Error::Call`].
+    pub fn number(&self) -> Result<u64, Error> {
+        let stat = rustix::fs::fstat(&self.namespace).map_err(|e| Error::call("fstat", "a network namespace", e))?;
+        Ok(stat.st_ino)
+    }
+
+    /// Whether any process is in it, or has a socket of it.
+    #[must_use]
+    pub fn is_used(&self) -> bool {
+        let Ok(number) = self.number() else { return false };
+        let mut pids = pids();
+        pids.any(|pid| {
+            number_of(&format!("/proc/{pid}/ns/net")) == Some(number)
+                || borrowed::borrow(pid, &process::sockets(pid)).unwrap_or_default().iter().any(|(_, socket)| {
+                    pid != std::process::id()
+                        && Self::of_socket(socket.as_fd()).and_then(|of| of.number()).is_ok_and(|of| of == number)
+                })
+        })
     }
 
     /// The namespace that a socket is in. Whether it is an endpoint namespace, the caller has to know.
@@ -167,35 +250,57 @@ impl Endpoint {
     }
 }
 
-/// The endpoint namespaces of these addresses that programs have sockets in: how a daemon finds what one before it has made. Looks at
-/// every socket of every process that may be looked into. Only those with one of these cookies (SO_NETNS_COOKIE) are meant: others on the
+/// An endpoint namespace that was found again.
+#[derive(Debug)]
+pub struct Found {
+    /// The address that is local in it.
+    pub address: IpAddr,
+    /// Its cookie (SO_NETNS_COOKIE).
+    pub cookie: u64,
+    /// The namespace.
+    pub endpoint: Endpoint,
+}
+
+/// The endpoint namespaces of these addresses that programs are in, or have sockets in: how a daemon finds what one before it has made. Looks
+/// at every process that may be looked into, and its sockets. Only those with one of these cookies (SO_NETNS_COOKIE) are meant: others on the
 /// machine may have the same addresses.
 #[must_use]
-pub fn find(addresses: &HashSet<IpAddr>, cookies: &HashSet<u64>) -> HashMap<IpAddr, Endpoint> {
-    let mut found = HashMap::new();
-    let number = |namespace: BorrowedFd<'_>| rustix::fs::fstat(namespace).map(|stat| stat.st_ino).ok();
-    let own = std::fs::File::open("/proc/thread-self/ns/net").ok().and_then(|own| number(own.as_fd()));
-    let mut seen: HashSet<u64> = own.into_iter().collect();
-    let pids = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    for pid in pids.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()) {
+pub fn find(addresses: &HashSet<IpAddr>, cookies: &HashSet<u64>) -> Vec<Found> {
+    let mut found = Vec::new();
+    let mut seen: HashSet<u64> = number_of("/proc/thread-self/ns/net").into_iter().collect();
+    let mut consider = |endpoint: Endpoint| {
+        if !endpoint.number().is_ok_and(|number| seen.insert(number)) {
+            return;
+        }
+        let cookie = endpoint.enter().and_then(|_inside| namespace::cookie());
+        let Some(cookie) = cookie.ok().filter(|cookie| cookies.contains(cookie)) else { return };
+        if let Some(address) = addresses.iter().find(|address| endpoint.is_of(**address)) {
+            found.push(Found { address: *address, cookie, endpoint });
+        }
+    };
+    for pid in pids() {
+        if let Ok(namespace) = std::fs::File::open(format!("/proc/{pid}/ns/net")) {
+            consider(Endpoint { namespace: namespace.into() });
+        }
         let sockets = borrowed::borrow(pid, &process::sockets(pid)).unwrap_or_default();
         for (_, socket) in sockets {
-            if !namespace::cookie_of(socket.as_fd()).is_ok_and(|cookie| cookies.contains(&cookie)) {
-                continue;
+            if namespace::cookie_of(socket.as_fd()).is_ok_and(|cookie| cookies.contains(&cookie)) {
+                Endpoint::of_socket(socket.as_fd()).into_iter().for_each(&mut consider);
             }
-            let Ok(endpoint) = Endpoint::of_socket(socket.as_fd()) else { continue };
-            if number(endpoint.as_fd()).is_some_and(|number| !seen.insert(number)) {
-                continue;
-            }
-            if let Some(address) = addresses.iter().find(|address| endpoint.is_of(**address)) {
-                found.insert(*address, endpoint);
-            }
-        }
-        if found.len() == addresses.len() {
-            break;
         }
     }
     found
+}
+
+/// The processes of this PID namespace.
+fn pids() -> impl Iterator<Item = u32> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+/// The number of the namespace at a path.
+fn number_of(path: &str) -> Option<u64> {
+    std::fs::metadata(path).ok().map(|metadata| std::os::unix::fs::MetadataExt::ino(&metadata))
 }
 
 impl AsFd for Endpoint {

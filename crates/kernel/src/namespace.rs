@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::marker::PhantomData;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
 use crate::error::Error;
 
@@ -45,6 +45,36 @@ pub fn cookie_of(socket: BorrowedFd<'_>) -> Result<u64, Error> {
         return Err(Error::call("getsockopt", "SO_NETNS_COOKIE", std::io::Error::last_os_error()));
     }
     Ok(value)
+}
+
+/// Moves the calling process into a network namespace of its own, in which there is nothing yet, and gives a descriptor of it. Where the
+/// process may not do that, it moves into a user namespace of its own first, as whom it is: with no more rights over anything outside.
+/// It must have one thread.
+///
+/// # Errors
+/// [`Error::Call`]: the process may not, or has several threads. It may be in a user namespace then.
+pub fn leave() -> Result<OwnedFd, Error> {
+    const HERE: &str = "/proc/self/ns/net";
+    let unshare = |flags, what| {
+        // SAFETY: neither the file system context nor descriptors are unshared, and with one thread there is none that would see others'.
+        unsafe { unshare_unsafe(flags) }.map_err(|e| Error::call("unshare", what, e))
+    };
+    let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    match unshare(UnshareFlags::NEWNET, "a network namespace") {
+        Ok(()) => {}
+        Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
+            unshare(UnshareFlags::NEWUSER | UnshareFlags::NEWNET, "a user and a network namespace")?;
+            let write = |path: &str, text: String| {
+                std::fs::write(path, text).map_err(|e| Error::call("write", path.to_owned(), e))
+            };
+            // user_namespaces(7): who maps a group without rights outside has to give up setgroups(2).
+            write("/proc/self/setgroups", "deny".to_owned())?;
+            write("/proc/self/uid_map", format!("{user} {user} 1"))?;
+            write("/proc/self/gid_map", format!("{group} {group} 1"))?;
+        }
+        Err(error) => return Err(error),
+    }
+    File::open(HERE).map(OwnedFd::from).map_err(|e| Error::call("open", HERE, e))
 }
 
 /// The calling thread works in another network namespace until this is dropped.

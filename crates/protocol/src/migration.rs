@@ -8,6 +8,8 @@
 //! acceptor.rs  getting it
 //! holder.rs    saying whose it is: the one point of no return
 //! load.rs      what goes ahead of a process
+//! lessor.rs    lending endpoints
+//! tenant.rs    having some of another host's
 //! flows.rs     what the node's table of flows makes of it
 //! permits.rs   with whom
 //! glue.rs      what the node has to do with it: sessions, timers
@@ -21,10 +23,12 @@ mod flows;
 mod glue;
 mod holder;
 mod lane;
+mod lessor;
 mod load;
 mod op;
 mod permits;
 mod stream;
+mod tenant;
 #[cfg(test)]
 mod tests;
 
@@ -40,9 +44,10 @@ use whimbrel_wire::moving::{Received, Record, Stretch, TicketMac};
 
 use crate::Time;
 use crate::config::Config;
+use crate::op::PeerId;
 pub use op::{
-    Found, Gift, LoadStanding, MoveDone, MoveEvent, MoveFailed, MoveName, MoveOp, MoveOpId, Moving, NotGiven, Refusal,
-    Request, SavedAcceptance, SavedDonation, SavedHeld, Ticket,
+    Found, Gift, LeaseName, Lending, LoadStanding, MoveDone, MoveEvent, MoveFailed, MoveName, MoveOp, MoveOpId, Moving,
+    NotGiven, Refusal, Request, SavedAcceptance, SavedDonation, SavedHeld, SavedLease, SavedTenancy, Ticket,
 };
 
 use acceptor::Acceptance;
@@ -50,9 +55,11 @@ use donor::Donation;
 use flows::FlowChange;
 use holder::Held;
 use lane::Lanes;
+use lessor::Lease;
 use load::Loads;
 pub(crate) use permits::Grant;
 use permits::Permits;
+use tenant::{Claim, Tenancy};
 
 /// How fast snapshots may be taken to be sent, at the least, in bytes a second.
 const RATE: u64 = 256 * 1024;
@@ -66,8 +73,12 @@ pub(crate) trait Around {
     fn has_session(&self, with: &PublicKey) -> bool;
     /// The flow of this name with a host, as this one has it.
     fn flow(&self, with: &PublicKey, name: u64) -> Option<FlowTuple>;
+    /// Whether a flow is known by these names.
+    fn is_known(&self, flow: &FlowTuple) -> bool;
     /// This host's port in rewritten packets of a flow that it takes over.
     fn wire_port(&self, with: &PublicKey, flow: &FlowTuple) -> u16;
+    /// The peer that a host is.
+    fn peer(&self, of: &PublicKey) -> Option<PeerId>;
     /// Where a host is, if it is known.
     fn whereabouts(&self, of: &PublicKey) -> Option<SocketAddr>;
 }
@@ -90,6 +101,9 @@ enum Limit {
     Unsettled(u64),
     /// Of what goes ahead of processes.
     Load,
+    Lease(LeaseName),
+    Tenancy(u64),
+    Claim(u64),
     /// Ops that failed and that nothing depends on but tidiness.
     Again,
 }
@@ -100,6 +114,8 @@ enum Asked {
     Donation(u64),
     Acceptance(MoveName),
     Keep(u64),
+    Lease(LeaseName),
+    Tenancy(u64),
     /// Nothing waits for it, and it is asked for again where it fails.
     Effect(&'static str, Box<MoveOp>),
 }
@@ -125,6 +141,14 @@ pub(crate) struct Moves {
     held: BTreeMap<u64, Held>,
     /// The flows of moves whose donors have not said that they know.
     settling: HashMap<MoveName, u64>,
+    /// What is lent to others.
+    leases: BTreeMap<LeaseName, Lease>,
+    /// Nothing new is lent.
+    stopping: bool,
+    /// What others have lent to this host, by the numbers of their leases.
+    tenancies: BTreeMap<u64, Tenancy>,
+    /// Connections of those endpoints, by the names that they are to have.
+    claims: BTreeMap<u64, Claim>,
     limits: BTreeSet<(Time, Limit)>,
     /// What this host says to itself.
     own: VecDeque<Record>,
@@ -167,6 +191,10 @@ impl Moves {
             reserved: 0,
             held: BTreeMap::new(),
             settling: HashMap::new(),
+            leases: BTreeMap::new(),
+            stopping: false,
+            tenancies: BTreeMap::new(),
+            claims: BTreeMap::new(),
             limits: BTreeSet::new(),
             own: VecDeque::new(),
             ops: VecDeque::new(),
@@ -226,7 +254,11 @@ impl Moves {
             Record::Ticket(ticket) => self.handle_ticket(at, from, ticket),
             Record::Present { ticket, wire_port } => self.handle_presented(at, from, ticket, wire_port),
             Record::Cancel { number } => self.handle_cancel(at, name(number)),
-            Record::Verdict { name, outcome } => self.handle_verdict(at, name, from, outcome),
+            Record::Verdict { name, outcome } => {
+                if !self.handle_claim_verdict(at, name, from, outcome) {
+                    self.handle_verdict(at, name, from, outcome);
+                }
+            }
             Record::Answer { number, standing, refusal } => self.handle_answer(at, number, from, standing, refusal),
             Record::Announced { number, sequence, lifetime, refusal } => {
                 self.handle_announced(at, number, from, sequence, lifetime, refusal);
@@ -244,6 +276,10 @@ impl Moves {
             Record::Loaded { number, standing, sentence } => {
                 self.handle_loaded(at, from, number, standing, &sentence);
             }
+            Record::Lease { number, ends } => self.handle_lease(at, from, number, ends),
+            Record::Leased { number, outcome } => self.handle_leased(at, from, number, outcome),
+            Record::Return { number } => self.handle_return(from, number),
+            Record::Claim { flow, tuple, wire_port } => self.handle_claim(at, from, flow, tuple, wire_port),
         }
     }
 
@@ -280,6 +316,7 @@ impl Moves {
         acceptances.into_iter().for_each(|name| self.say_acceptance(at, name, Some(to)));
         let held: Vec<u64> = self.held.keys().copied().collect();
         held.into_iter().for_each(|flow| self.say_unsettled(at, flow, Some(to)));
+        self.say_tenancies(at, to);
     }
 
     /// There is a session with a host.
@@ -357,6 +394,8 @@ impl Moves {
             Asked::Donation(number) => self.handle_donation_done(at, number, result),
             Asked::Acceptance(name) => self.handle_acceptance_done(at, name, result),
             Asked::Keep(flow) => self.handle_kept(at, flow, result),
+            Asked::Lease(name) => self.handle_lent(at, name, result),
+            Asked::Tenancy(number) => self.handle_occupied(at, number, result),
             Asked::Effect(what, op) => {
                 if let Err(failed) = result {
                     self.failed.push((what, *op));
@@ -378,11 +417,15 @@ impl Moves {
             match limit {
                 Limit::Donation(number) => self.handle_donation_limit(at, number),
                 Limit::Acceptance(name) => self.handle_acceptance_limit(at, name),
-                Limit::Adopt(name) => self.adopt(name),
+                Limit::Adopt(name) if self.acceptances.contains_key(&name) => self.adopt(name),
+                Limit::Adopt(name) => self.adopt_claimed(name),
                 Limit::Announcement(flow) => self.handle_announcement_limit(at, flow),
                 Limit::Lead(flow) => self.lead(at, flow),
                 Limit::Unsettled(flow) => self.handle_unsettled_limit(at, flow),
                 Limit::Load => self.handle_load_limit(at),
+                Limit::Lease(name) => self.handle_lease_limit(at, name),
+                Limit::Tenancy(number) => self.handle_tenancy_limit(at, number),
+                Limit::Claim(flow) => self.handle_claim_limit(at, flow),
                 Limit::Again => {
                     let failed = std::mem::take(&mut self.failed);
                     failed.into_iter().for_each(|(what, op)| self.ask_again(what, op));
@@ -427,6 +470,9 @@ impl Moves {
             + self.moving.len()
             + self.giving.len()
             + self.settling.len()
+            + self.leases.len()
+            + self.tenancies.len()
+            + self.claims.len()
             + self.limits.len()
             + self.asked.len()
             + self.hints.len()

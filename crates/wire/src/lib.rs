@@ -16,6 +16,7 @@ pub mod datagram;
 pub mod flow;
 pub mod hello;
 pub mod introduction;
+pub mod lending;
 pub mod message;
 pub mod moving;
 pub mod snapshot;

@@ -8,6 +8,7 @@ use core::net::SocketAddr;
 use crate::codec::{Malformed, Reader};
 use crate::codec::{put_endpoint, put_tuple, put_u16, put_u32, put_u64};
 use crate::flow::FlowTuple;
+use crate::lending::{Ends, Granted};
 use crate::message::byte_enum;
 use crate::snapshot::Family;
 
@@ -190,6 +191,35 @@ pub enum Record {
         /// For people at the donor; at most [`MAX_SENTENCE`] bytes of UTF-8, what is beyond is not sent.
         sentence: Vec<u8>,
     },
+    /// Kind 16, tenant to anchor: lend me these endpoints, or: I still need them (P-84).
+    Lease {
+        /// Of the lease, drawn by lot by the tenant.
+        number: u64,
+        /// Which, if that matters.
+        ends: Ends,
+    },
+    /// Kind 17, anchor to tenant: the answer to that, or that the lease is over.
+    Leased {
+        /// Of the lease.
+        number: u64,
+        /// What is lent, or why not.
+        outcome: Result<Granted, Refusal>,
+    },
+    /// Kind 18, tenant to anchor: the endpoints are not needed any more.
+    Return {
+        /// Of the lease.
+        number: u64,
+    },
+    /// Kind 19, tenant to anchor: from now on a connection of a leased endpoint is a flow between the two (P-86). Answered by
+    /// [`Verdict`](Self::Verdict), under the name of the tenant and the flow.
+    Claim {
+        /// What the two call it, drawn by lot by the tenant.
+        flow: u64,
+        /// As the tenant's socket has it.
+        tuple: FlowTuple,
+        /// The tenant's port in rewritten packets.
+        wire_port: u16,
+    },
 }
 
 byte_enum! {
@@ -275,6 +305,10 @@ byte_enum! {
         FarEnd = 21,
         /// The socket is of a kind, or in a state, that cannot be moved.
         Unmovable = 22,
+        /// It lends no such endpoints.
+        NotLent = 23,
+        /// It is about to stop lending.
+        Stopping = 24,
     }
 }
 
@@ -306,6 +340,10 @@ const CANCEL: u8 = 12;
 const PRESENT: u8 = 13;
 const LOAD: u8 = 14;
 const LOADED: u8 = 15;
+const LEASE: u8 = 16;
+const LEASED: u8 = 17;
+const RETURN: u8 = 18;
+const CLAIM: u8 = 19;
 /// A place at which no flow is at home.
 const NOWHERE: u32 = u32::MAX;
 
@@ -372,6 +410,10 @@ impl Record {
             Self::Present { .. } => PRESENT,
             Self::Load { .. } => LOAD,
             Self::Loaded { .. } => LOADED,
+            Self::Lease { .. } => LEASE,
+            Self::Leased { .. } => LEASED,
+            Self::Return { .. } => RETURN,
+            Self::Claim { .. } => CLAIM,
         }
     }
 
@@ -441,7 +483,7 @@ impl Record {
                 put_u64(out, *number);
                 out.push(decision.number());
             }
-            Self::Settled { number } | Self::Cancel { number } => put_u64(out, *number),
+            Self::Settled { number } | Self::Cancel { number } | Self::Return { number } => put_u64(out, *number),
             Self::Present { ticket, wire_port } => {
                 ticket.put(out);
                 put_u16(out, *wire_port);
@@ -450,6 +492,22 @@ impl Record {
                 put_u64(out, *number);
                 out.push(standing.number());
                 out.extend_from_slice(&sentence[..sentence.len().min(MAX_SENTENCE)]);
+            }
+            Self::Lease { number, ends } => {
+                put_u64(out, *number);
+                ends.put(out);
+            }
+            Self::Leased { number, outcome } => {
+                put_u64(out, *number);
+                out.push(refused(&outcome.err()));
+                if let Ok(granted) = outcome {
+                    granted.put(out);
+                }
+            }
+            Self::Claim { flow, tuple, wire_port } => {
+                put_u64(out, *flow);
+                put_tuple(out, tuple);
+                put_u16(out, *wire_port);
             }
         }
     }
@@ -544,6 +602,20 @@ impl Record {
                 }
                 Self::Loaded { number, standing, sentence: sentence.to_vec() }
             }
+            LEASE => Self::Lease { number: body.u64("number of the lease")?, ends: Ends::read(body)? },
+            LEASED => Self::Leased {
+                number: body.u64("number of the lease")?,
+                outcome: match read_refusal(body)? {
+                    Some(refusal) => Err(refusal),
+                    None => Ok(Granted::read(body)?),
+                },
+            },
+            RETURN => Self::Return { number: body.u64("number of the lease")? },
+            CLAIM => Self::Claim {
+                flow: body.u64("name of the flow")?,
+                tuple: body.tuple("tuple of the socket")?,
+                wire_port: body.u16("tenant's wire port")?,
+            },
             _ => return Ok(None),
         };
         Ok(Some(record))

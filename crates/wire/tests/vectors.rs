@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use whimbrel_wire::codec::Malformed;
 use whimbrel_wire::community::{CommunitySecret, JoinPurpose, JoinRefusal, Joined, MemberStanding, Statement, Word};
 use whimbrel_wire::datagram::{self, Datagram, Pattern};
+use whimbrel_wire::lending::{Ends, Granted};
 use whimbrel_wire::message::{
     BindingStatus, CloseReason, Echo, Introduced, IntroductionRefusal, Pairing, RegistrationChange, RegistrationStatus,
     StandInStatus, UpdateFlags, decode_all,
@@ -400,6 +401,7 @@ fn records() -> Vec<Record> {
         options: vec![1, 60],
         receiver: b"mail".to_vec(),
     };
+    let ends = Ends { first: endpoint("[2001:db8::1]:40000"), count: 64 };
     let terms = |home| Terms { far: tuple.mirrored(), wire_port: 1024, home };
     vec![
         Record::Ask { number, request },
@@ -419,6 +421,11 @@ fn records() -> Vec<Record> {
         Record::Present { ticket, wire_port: 22 },
         Record::Load { number, total: 300, offset: 16, bytes: b"hello".to_vec() },
         Record::Loaded { number, standing: LoadStanding::Refused, sentence: b"no".to_vec() },
+        Record::Lease { number, ends: Ends { first: endpoint("0.0.0.0:0"), count: 64 } },
+        Record::Leased { number, outcome: Err(Refusal::NotLent) },
+        Record::Leased { number, outcome: Ok(Granted { ends, lifetime: 3600 }) },
+        Record::Return { number },
+        Record::Claim { flow, tuple, wire_port: 1024 },
     ]
 }
 

@@ -22,6 +22,12 @@ impl Program {
         Ok(Self(command.spawn()?))
     }
 
+    /// Starts it by `whimbrel run`, with the address of another host.
+    fn start_behind(daemon: &Whimbrel, anchor: &[String], role: &str, args: &[String]) -> Result<Self> {
+        let command = daemon.command(&["run"]).args(anchor).arg("--").arg(lab_binary()?);
+        Ok(Self(command.arg("traffic").arg(role).args(args).label(role).spawn()?))
+    }
+
     fn next(&mut self, what: &str, timeout: Duration) -> Result<Line> {
         let line = self.0.wait_line(timeout, what, |line| Some(line.to_owned()))?;
         match serde_json::from_str(&line) {
@@ -311,6 +317,14 @@ impl EchoServer {
         Self::start_with(daemon.host(), address, receive_options(daemon, name))
     }
 
+    /// Starts it on a daemon's host behind an anchor, on an address and port of that one's.
+    pub fn start_behind(daemon: &Whimbrel, anchor: &str, address: SocketAddr) -> Result<Self> {
+        let args = [format!("--listen={address}")];
+        let mut program = Program::start_behind(daemon, &behind(anchor, address), "echo-server", &args)?;
+        program.next("the echo server listens", ANSWER)?;
+        Ok(Self { program, address })
+    }
+
     fn start_with(host: &Host, address: SocketAddr, more: Vec<String>) -> Result<Self> {
         let args = [vec![format!("--listen={address}")], more].concat();
         let mut program = Program::start(host, "echo-server", &args)?;
@@ -352,6 +366,15 @@ impl EchoServer {
     }
 }
 
+/// What `whimbrel run` is told for a program on this address of an anchor's.
+fn behind(anchor: &str, address: SocketAddr) -> Vec<String> {
+    let mut options = vec![format!("--anchor={anchor}"), format!("--port={}", address.port())];
+    if address.is_ipv6() {
+        options.push("-6".to_owned());
+    }
+    options
+}
+
 fn receive_options(daemon: &Whimbrel, name: &str) -> Vec<String> {
     vec![format!("--run-dir={}", daemon.run_dir().display()), format!("--receive={name}")]
 }
@@ -371,6 +394,26 @@ impl Ticker {
         let mut program = Program::start(daemon.host(), "ticker", &[own, receive_options(daemon, name)].concat())?;
         program.next("the ticker listens", ANSWER)?;
         Ok(Self { program, address })
+    }
+
+    /// Starts it on a daemon's host behind an anchor, on an address and port of that one's.
+    pub fn start_behind(
+        daemon: &Whimbrel,
+        anchor: &str,
+        address: SocketAddr,
+        name: &str,
+        every: Duration,
+    ) -> Result<Self> {
+        let own = vec![format!("--listen={address}"), format!("--every={}", every.as_micros())];
+        let args = [own, receive_options(daemon, name)].concat();
+        let mut program = Program::start_behind(daemon, &behind(anchor, address), "ticker", &args)?;
+        program.next("the ticker listens", ANSWER)?;
+        Ok(Self { program, address })
+    }
+
+    /// Its process.
+    pub fn process(&mut self) -> &mut Process {
+        &mut self.program.0
     }
 
     /// Where it listens.

@@ -313,7 +313,7 @@ fn refusals(lab: &mut Lab) -> Result<()> {
     let (mut far, port) = far_end(&world.server, to)?;
     let mut program = Program::start(&world.laptop, &client)?;
     for (anchor, wanted) in
-        [("192.0.2.99", "ENOTSUP"), ("policy:1", "ENOTSUP"), ("policy:-1", "ENOENT"), ("policy:x", "ENOENT")]
+        [("192.0.2.99", "ENOENT"), ("policy:1", "ENOTSUP"), ("policy:-1", "ENOENT"), ("policy:x", "ENOENT")]
     {
         let told = program.fails(&format!("connect {to} {port} {anchor}"))?;
         expect!(told.starts_with(wanted), "{anchor}: {told}");

@@ -1,6 +1,7 @@
 //! Scenarios: a topology, programs, something that happens, and what must be so afterwards.
 
 mod absence;
+mod anchor;
 mod command_line;
 mod community;
 mod faults;
@@ -73,6 +74,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         hostile::SCENARIOS,
         real_programs::SCENARIOS,
         command_line::SCENARIOS,
+        anchor::SCENARIOS,
         relocation::SCENARIOS,
         onward::SCENARIOS,
         interrupted::SCENARIOS,

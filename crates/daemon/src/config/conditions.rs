@@ -39,7 +39,7 @@ fn peer(value: Value<'_, '_>) -> Result<PeerCondition, Mistake> {
     })
 }
 
-fn ports(value: Value<'_, '_>, name: &str) -> Result<RangeInclusive<u16>, Mistake> {
+pub(super) fn ports(value: Value<'_, '_>, name: &str) -> Result<RangeInclusive<u16>, Mistake> {
     let wrong = || {
         let right = "must be a port such as 21, or a range in quotes such as \"6000-6063\", of ports from 1 to 65535";
         Mistake::new(value.span(), format!("`{name}` {right}"))

@@ -121,6 +121,9 @@ pub(super) fn interpret(
         metrics_listen = listen.map(Spanned::span);
         metrics.finish()?;
     }
+    if let Some(value) = section.take("anchor") {
+        config.anchor = super::anchor::anchor(value)?;
+    }
     let dns = section.take("dns").map(name_server).transpose()?.flatten();
     if let Some(value) = section.take("carriers") {
         (config.rewrite, config.tunnel) = (false, false);

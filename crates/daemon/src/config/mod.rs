@@ -4,6 +4,7 @@
 //! from a tree that knows where each value stands, so that every complaint names file, line and column and says what
 //! would be right there.
 
+mod anchor;
 mod conditions;
 mod doubt;
 mod file;
@@ -27,6 +28,7 @@ use crate::policy::Policies;
 use file::{Found, interpret};
 use value::{Mistake, line_of};
 
+pub use anchor::{Anchor, Lendable};
 pub use doubt::{Doubt, Spot};
 
 /// Where the configuration is looked for when nobody says otherwise.
@@ -121,6 +123,8 @@ pub struct Config {
     pub policies: Policies,
     /// `[[helper]]`: what is done for which connections while their peer is away.
     pub helpers: Sections,
+    /// `[anchor]`: what is lent to others.
+    pub anchor: Option<Anchor>,
     /// `[dns]`: the name server that is told where this host is.
     pub dns: Option<NameServer>,
     /// `log`: how much is logged.
@@ -161,6 +165,7 @@ impl Default for Config {
             connections_per_peer: 262_144,
             policies: Policies::default(),
             helpers: Sections::default(),
+            anchor: None,
             dns: None,
             log: Level::default(),
             event_log: None,
@@ -202,6 +207,7 @@ impl Config {
             connections_per_peer,
             policies,
             helpers,
+            anchor,
             dns,
             log,
             event_log,
@@ -230,6 +236,7 @@ impl Config {
             ("limits.connections", *connections != other.connections),
             ("limits.connections_per_peer", *connections_per_peer != other.connections_per_peer),
             ("metrics.listen", *metrics_listen != other.metrics_listen),
+            ("anchor", *anchor != other.anchor),
             ("dns", *dns != other.dns),
             ("peers", *peers != other.peers),
             ("policy", *policies != other.policies),

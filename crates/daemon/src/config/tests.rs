@@ -66,9 +66,9 @@ fn the_file_that_is_shipped_shows_the_defaults() {
         .map(|line| {
             // Those that are nothing unless they are set.
             let unset = |line: &str| {
-                ["psk_file", "event_log", "listen", "name", "zone", "server", "key_"]
-                    .iter()
-                    .any(|key| line.starts_with(key))
+                let anchor = ["ports", "own", "addresses", "to =", "leases", "lifetime"];
+                let others = ["psk_file", "event_log", "listen", "name", "zone", "server", "key_"];
+                anchor.iter().chain(&others).any(|key| line.starts_with(key))
             };
             line.strip_prefix('#').filter(|line| is_key(line) && !unset(line)).unwrap_or(line)
         })
@@ -312,4 +312,27 @@ fn a_name_server_is_told_under_a_key() {
     assert!(read(&format!("{whole}key_name = 'other'\n")).unwrap_err().contains("`key_name` is \"other\""));
     assert_eq!(read(whole).unwrap().differences(&Config::default()), ["dns"]);
     std::fs::remove_dir_all(&dir).unwrap();
+}
+
+#[test]
+fn what_is_lent_is_read() {
+    let key = PublicKey::from([7; 32]);
+    let text = format!(
+        "[anchor]\nports = '40000-40999'\nown = ['192.0.2.1']\naddresses = ['192.0.2.64/28', '2001:db8::/64']\nto = ['{key}']\n\
+         leases = 3\nlifetime = 60\n"
+    );
+    let anchor = parse(Path::new("w.toml"), &text).expect("valid").anchor.expect("it lends");
+    assert_eq!((anchor.lendable.ports, anchor.leases, anchor.lifetime.as_secs()), (Some(40_000..=40_999), 3, 60));
+    assert_eq!((anchor.lendable.own.len(), anchor.lendable.addresses.len(), anchor.to), (1, 2, vec![key]));
+    for (text, right) in [
+        ("lifetime = 60", "/etc/w.toml:1:1: `[anchor]` lends nothing: it needs `ports`"),
+        ("ports = '5-4'", "/etc/w.toml:2:9: `ports` must be a port such as 21, or a range"),
+        ("addresses = ['192.0.2.64/33']", "is no prefix"),
+        ("ports = 5\nown = ['here']", "`here` is no IP address"),
+        ("ports = 5\nto = ['me']", "`me` is no public key"),
+        ("ports = 5\nlifetime = 0", "`lifetime` must be a number from 1 to 86400"),
+    ] {
+        let complaint = complaint(&format!("[anchor]\n{text}"));
+        assert!(complaint.contains(right), "{complaint}");
+    }
 }

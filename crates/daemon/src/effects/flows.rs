@@ -70,7 +70,9 @@ impl Effects {
     /// are removed, those that are missing there are put back. What is moved stays so until the node says otherwise.
     pub(crate) fn adopt(&mut self, now: Time, flows: &HashMap<FlowTuple, FlowEntry>) -> Result<(), Failure> {
         let present: HashMap<_, _> = self.datapath.flows()?.into_iter().collect();
-        let strangers: Vec<_> = present.keys().filter(|flow| !flows.contains_key(flow)).copied().collect();
+        let strangers = present.iter().filter(|(flow, _)| !flows.contains_key(flow));
+        let strangers: Vec<_> =
+            strangers.filter(|(flow, entry)| !self.adopt_home(flow, entry)).map(|(flow, _)| *flow).collect();
         self.datapath.remove_flows(&strangers)?;
         let entries: Vec<_> = flows
             .iter()

@@ -30,6 +30,7 @@ use route_lookup::RouteLookup;
 use crate::Error;
 pub(crate) use requests::names;
 
+use crate::anchors::Anchors;
 use crate::attachments::{Attachments, Sighting};
 use crate::clock;
 use crate::community_file::CommunityFile;
@@ -126,6 +127,7 @@ pub(crate) struct EventLoop {
     sockets: SockDiag,
     pub(crate) server: Server,
     pub(crate) programs: Programs,
+    pub(crate) anchors: Anchors,
     signals: Signals,
     tunnel_wake: OwnedFd,
     settings: Settings,
@@ -181,6 +183,7 @@ impl EventLoop {
             sockets: parts.sockets,
             server: parts.server,
             programs: Programs::new(parts.socket_names),
+            anchors: Anchors::default(),
             signals: parts.signals,
             tunnel_wake: parts.tunnel_wake,
             settings: parts.settings,
@@ -252,6 +255,8 @@ impl EventLoop {
         self.tell_node(&network);
         self.take_in_flows(clock::now(), restored)?;
         self.node.restore_moves(clock::now(), &moves.donations, &moves.acceptances, &moves.held);
+        self.node.restore_leases(clock::now(), &moves.leases, &moves.tenancies);
+        self.look_after_leases(moves.tenancies.iter().map(|saved| saved.number));
         self.drain();
         self.effects.settle_or_retry(clock::now());
         Ok(())
@@ -280,6 +285,7 @@ impl EventLoop {
             if !gone.is_empty() {
                 self.clients_gone(&gone);
                 self.programs_gone(&gone);
+                self.anchors_gone(&gone);
             }
             // Asked each time round: a pump wakes us a moment before it has ended.
             if !self.effects.tunnel.is_running() {
@@ -407,6 +413,7 @@ impl EventLoop {
                     self.sessions.insert(*peer, now);
                 }
                 self.tally.note(&event);
+                self.learn_of_moves(&event);
                 if self.restraint.admits(now, &event) {
                     self.tell(Told::from(&event));
                 } else if let Some(kind) = restrained(&event) {
@@ -580,7 +587,7 @@ impl EventLoop {
                 Err(error) => tracing::warn!(%flow, %error, "cannot look for a socket"),
             }
         };
-        let (mut acknowledged, mut flows) = (Vec::new(), Vec::new());
+        let (mut acknowledged, mut flows, mut opened) = (Vec::new(), Vec::new(), Vec::new());
         let drained = effects.datapath.drain_events(|event| match event {
             // A frame on the link may name any destination.
             DatapathEvent::Introduction(introduction) if !here(&introduction.seen) => {}
@@ -590,7 +597,9 @@ impl EventLoop {
             }
             DatapathEvent::FlowOpened { flow, origin } => {
                 flows.push((flow, true));
-                if is_movable(&flow, &own) {
+                if node.lessor_of(flow.local).is_some() {
+                    opened.push(flow);
+                } else if is_movable(&flow, &own) {
                     node.handle_flow_opened(now, flow, origin == Origin::Accepted);
                     judge.consider(node, now, flow);
                 }
@@ -606,6 +615,7 @@ impl EventLoop {
         });
         effects.take_in_acknowledged(now, &acknowledged);
         effects.take_in_flows(now, &flows);
+        opened.into_iter().for_each(|flow| effects.note_young(now, flow));
         if let Err(error) = drained {
             tracing::error!(%error, "cannot read what the data plane reports");
         }
@@ -663,6 +673,7 @@ impl EventLoop {
             self.take_in_datapath_events(now);
             self.judge.look(&mut self.node, now);
             self.programs_due(now);
+            self.anchors_due(now);
             self.effects.settle_ports();
             self.take_in_processes(now);
         }
@@ -678,6 +689,7 @@ impl EventLoop {
         if self.next_udp_tick <= now {
             self.next_udp_tick = now + UDP_TICK;
             self.take_in_udp(now);
+            self.effects.look_for_left();
         }
     }
 

@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::io::Errno;
+use whimbrel_handshake::PublicKey;
 use whimbrel_ipc::{
     Code, Configuration, Failure, HandoffStarted, LocalAddress, Metric, Reply, Request, Status, Suspended,
 };
@@ -185,9 +186,19 @@ impl EventLoop {
             Request::Socket { family, kind, anchor, hidden } => {
                 return self.make_socket(id, WantedSocket { family, kind, hidden }, &anchor);
             }
-            Request::Bind { address } => one(descriptors)
-                .and_then(|socket| self.bind_socket(id, socket.as_fd(), address))
-                .unwrap_or_else(Reply::Error),
+            Request::Bind { address } => {
+                match one(descriptors).and_then(|socket| self.bind_socket(id, socket.as_fd(), address)) {
+                    Ok(Some(reply)) => reply,
+                    Ok(None) => return,
+                    Err(failure) => Reply::Error(failure),
+                }
+            }
+            Request::Namespace { anchor, family, ports } => match descriptors.into_iter().next() {
+                Some(namespace) => return self.want_namespace(id, namespace, &anchor, family, ports),
+                None => Reply::Error(Failure::new("one descriptor is to come with this").code(Code::Descriptors)),
+            },
+            Request::Anchors => self.show_anchors(None).unwrap_or_else(Reply::Error),
+            Request::Lending { stop } => self.show_anchors(Some(stop)).unwrap_or_else(Reply::Error),
             Request::Uuid => {
                 one(descriptors).and_then(|socket| self.name_socket(socket.as_fd())).unwrap_or_else(Reply::Error)
             }
@@ -232,6 +243,18 @@ impl EventLoop {
         self.suspending.get_or_insert_with(fresh).clients.push((id, flows));
         self.server.answer_later(id);
         Ok(())
+    }
+
+    /// Whether this host is configured to lend endpoints.
+    pub(crate) fn lends(&self) -> bool {
+        self.settings.config.anchor.is_some()
+    }
+
+    /// Where the configuration says that a host is.
+    pub(crate) fn configured_at(&self, host: &PublicKey) -> Option<SocketAddr> {
+        let config = &self.settings.config;
+        let peer = config.peers.iter().find(|peer| peer.key == *host);
+        peer.map(|peer| SocketAddr::new(peer.address, config.port))
     }
 
     /// The connections of this host that these name, whoever is at the other end.

@@ -5,9 +5,10 @@ use std::net::{IpAddr, SocketAddr};
 use serde::{Deserialize, Serialize};
 use whimbrel_handshake::PublicKey;
 use whimbrel_protocol::{
-    Carrier, FlowEntry, KnownPlace, LocalEnd, Manner, MoveName, PeerId, Places, Request, SavedAcceptance,
-    SavedDonation, SavedHeld, SavedPeer, Ticket, View, Waits,
+    Carrier, FlowEntry, KnownPlace, LeaseName, LocalEnd, Manner, MoveName, PeerId, Places, Request, SavedAcceptance,
+    SavedDonation, SavedHeld, SavedLease, SavedPeer, SavedTenancy, Ticket, View, Waits,
 };
+use whimbrel_wire::lending::Ends;
 use whimbrel_wire::moving::TicketMac;
 use whimbrel_wire::snapshot::Family;
 use whimbrel_wire::{FlowTuple, Transport};
@@ -27,6 +28,11 @@ pub(super) enum Line {
     AcceptanceOver(NameLine),
     Held(HeldLine),
     HeldOver(u64),
+    /// Endpoints that another host has on lease, or this one of another; and that this is over.
+    Lease(LeaseLine),
+    LeaseOver(KeyLine, u64),
+    Tenancy(TenancyLine),
+    TenancyOver(u64),
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -380,5 +386,64 @@ impl HeldLine {
         };
         let unsettled = unsettled.into_iter().map(|(name, at)| (name.into(), at)).collect();
         Some(SavedHeld { flow, far, owner: owner.0, wire_port, sequence, last: last.into(), unsettled })
+    }
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct LeaseLine {
+    tenant: KeyLine,
+    number: u64,
+    /// The first endpoint, and how many.
+    ends: (SocketAddr, u16),
+}
+
+impl From<SavedLease> for LeaseLine {
+    fn from(saved: SavedLease) -> Self {
+        let SavedLease { name, ends } = saved;
+        Self { tenant: KeyLine(name.tenant), number: name.number, ends: (ends.first, ends.count) }
+    }
+}
+
+impl LeaseLine {
+    pub(super) fn saved(self) -> SavedLease {
+        let Self { tenant, number, ends: (first, count) } = self;
+        SavedLease { name: LeaseName { tenant: tenant.0, number }, ends: Ends { first, count } }
+    }
+}
+
+impl From<LeaseName> for Line {
+    fn from(name: LeaseName) -> Self {
+        Self::LeaseOver(KeyLine(name.tenant), name.number)
+    }
+}
+
+impl KeyLine {
+    pub(super) fn key(self) -> PublicKey {
+        self.0
+    }
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct TenancyLine {
+    number: u64,
+    anchor: KeyLine,
+    anchor_at: Option<SocketAddr>,
+    /// The first endpoint, and how many.
+    ends: (SocketAddr, u16),
+    /// Of the namespace that a program has brought along.
+    cookie: Option<u64>,
+}
+
+impl From<(SavedTenancy, Option<u64>)> for TenancyLine {
+    fn from((saved, cookie): (SavedTenancy, Option<u64>)) -> Self {
+        let SavedTenancy { number, anchor, anchor_at, ends } = saved;
+        Self { number, anchor: KeyLine(anchor), anchor_at, ends: (ends.first, ends.count), cookie }
+    }
+}
+
+impl TenancyLine {
+    pub(super) fn saved(self) -> (SavedTenancy, Option<u64>) {
+        let Self { number, anchor, anchor_at, ends: (first, count), cookie } = self;
+        (SavedTenancy { number, anchor: anchor.0, anchor_at, ends: Ends { first, count } }, cookie)
     }
 }

@@ -34,6 +34,15 @@ pub(crate) struct Moves {
     processes: HashMap<u32, ProcessJob>,
 }
 
+/// What somebody wants to become of a socket.
+#[derive(Clone, Debug)]
+pub(crate) struct Wish {
+    client: ClientId,
+    family: Family,
+    acceptor: PublicKey,
+    receiver: Option<String>,
+}
+
 /// A move that somebody asked for.
 #[derive(Clone, Debug)]
 struct Job {
@@ -51,7 +60,7 @@ impl EventLoop {
         // Those that were opened this instant count.
         self.take_in_datapath_events(clock::now());
         self.take_in_udp(clock::now());
-        let asked = self.acceptor(to).and_then(|acceptor| Ok((acceptor, self.open_connections(connections)?)));
+        let asked = self.host(to).and_then(|acceptor| Ok((acceptor, self.open_connections(connections)?)));
         let (acceptor, flows) = match asked {
             Ok(asked) => asked,
             Err(failure) => return self.server.reply(id, &Reply::Error(failure)),
@@ -103,7 +112,7 @@ impl EventLoop {
     ) {
         let Some(socket) = descriptors.into_iter().next() else { return };
         let asked = self
-            .acceptor(to)
+            .host(to)
             .and_then(|acceptor| Ok((acceptor, flow_of(&socket)?, self.programs.names.of(socket.as_fd())?)));
         let (acceptor, flow, uuid) = match asked {
             Ok(asked) => asked,
@@ -127,6 +136,27 @@ impl EventLoop {
 
     /// Has the node give a socket away that the effects have.
     fn give(&mut self, id: ClientId, flow: FlowTuple, family: Family, acceptor: PublicKey, receiver: Option<&str>) {
+        let wish = Wish { client: id, family, acceptor, receiver: receiver.map(str::to_owned) };
+        if let Some(wish) = self.claim_first(flow, wish) {
+            self.fulfil(flow, wish);
+        }
+    }
+
+    /// A connection that was waited for is a flow of its anchor's, or cannot be.
+    pub(crate) fn go_on_with(&mut self, flow: FlowTuple, wish: Wish, claimed: Result<(), Refusal>) {
+        match claimed {
+            Ok(()) => self.fulfil(flow, wish),
+            Err(why) => {
+                let uuid = self.effects.uuid_of(&flow).unwrap_or_default();
+                self.effects.return_socket(clock::now(), &flow);
+                self.say_kept(wish.client, flow, uuid, sentence(why));
+            }
+        }
+    }
+
+    fn fulfil(&mut self, flow: FlowTuple, wish: Wish) {
+        let Wish { client: id, family, acceptor, receiver } = wish;
+        let receiver = receiver.as_deref();
         let now = clock::now();
         let uuid = self.effects.uuid_of(&flow).unwrap_or_default();
         let (holder, holder_at, name) = self.node.holder_of(&flow);
@@ -263,6 +293,23 @@ impl EventLoop {
             }
             // Taken in above.
             MoveEvent::Loaded { .. } | MoveEvent::LoadAnswered { .. } => return,
+            MoveEvent::Lent { to, ends } => {
+                let count = match ends.count {
+                    0 => "all of it".to_owned(),
+                    count => format!("{count} from port {}", ends.first.port()),
+                };
+                let sentence = format!("{} is lent to {to}: {count}", ends.first.ip());
+                Told::new("lent", sentence).with("tenant", to.to_string()).with("ends", ends.first.to_string())
+            }
+            MoveEvent::LeaseOver { to } => {
+                Told::new("lease-over", format!("{to} has one lease less")).with("tenant", to.to_string())
+            }
+            MoveEvent::Leased { number, anchor, ends } => self.note_leased(*number, *anchor, *ends),
+            MoveEvent::NotLeased { number, anchor, why } => self.note_not_leased(*number, *anchor, *why),
+            MoveEvent::Claimed { tuple, outcome } => match self.note_claimed(*tuple, *outcome) {
+                Some(told) => told,
+                None => return,
+            },
             MoveEvent::OpFailed { what, error } => Told::new("op-failed", format!("{what} failed: {error}")),
         };
         self.tell(told);
@@ -291,8 +338,8 @@ impl EventLoop {
         self.serve(id);
     }
 
-    /// Who is to have a socket.
-    fn acceptor(&self, wanted: &str) -> Result<PublicKey, Failure> {
+    /// The host that this names.
+    pub(crate) fn host(&self, wanted: &str) -> Result<PublicKey, Failure> {
         let peers = self.node.peers().filter(|view| names(view, wanted)).map(|view| view.key);
         let mut found: Vec<PublicKey> = peers.collect();
         let hosts = self.node.community(clock::now()).hosts;
@@ -310,7 +357,7 @@ impl EventLoop {
     }
 
     /// The name of a host for people.
-    fn peer_name(&self, key: &PublicKey) -> PeerName {
+    pub(crate) fn peer_name(&self, key: &PublicKey) -> PeerName {
         let known = self.node.peers().find(|view| view.key == *key);
         known.map_or_else(|| PeerName { id: 0, key: key.to_string() }, |view| views::name(&view))
     }
@@ -345,7 +392,7 @@ fn flow_of(socket: &OwnedFd) -> Result<FlowTuple, Failure> {
 }
 
 /// Why a host does not do its part, for people.
-fn sentence(why: Refusal) -> &'static str {
+pub(crate) fn sentence(why: Refusal) -> &'static str {
     match why {
         Refusal::NotAllowed => "the other host takes no sockets from this one",
         Refusal::NoRoom => "the other host has no room for it",
@@ -365,6 +412,8 @@ fn sentence(why: Refusal) -> &'static str {
         Refusal::Cancelled => "the move was called off",
         Refusal::NotWoken => "the other host could not let it go on",
         Refusal::FarEnd => "its far end is on that host itself",
+        Refusal::NotLent => "the other host lends no such endpoint",
+        Refusal::Stopping => "the other host is about to stop lending",
         Refusal::Unmovable => "it is of a kind, or in a state, that cannot be moved",
         Refusal::Other(_) => "the other host refused for a reason that this one does not know",
     }

@@ -58,7 +58,7 @@ impl EventLoop {
         // Those that were opened this instant count.
         self.take_in_datapath_events(now);
         self.take_in_udp(now);
-        let asked = self.acceptor(to).and_then(|acceptor| Ok((acceptor, self.fit_to_go(pid, scope, &acceptor)?)));
+        let asked = self.host(to).and_then(|acceptor| Ok((acceptor, self.fit_to_go(pid, scope, &acceptor)?)));
         let (acceptor, whole) = match asked {
             Ok(asked) => asked,
             Err(failure) => return self.server.reply(id, &Reply::Error(failure)),
@@ -124,7 +124,7 @@ impl EventLoop {
                 return Err(refused("that host does not belong to this host's community".to_owned()));
             }
         }
-        if !self.effects.is_in_place(whole.root, first.local.ip()) {
+        if !self.effects.is_in_place(whole.root, first.local) {
             return Err(refused("it is in a network namespace that is not this host's".to_owned()));
         }
         Ok(whole)

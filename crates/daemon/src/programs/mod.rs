@@ -88,17 +88,20 @@ impl EventLoop {
     }
 
     fn make_anchored(&mut self, id: ClientId, wanted: WantedSocket, anchor: &str) {
-        if anchor != "self" || wanted.hidden {
-            let what = if anchor == "self" {
-                "this host cannot hide a socket behind itself"
-            } else {
-                "no socket can be made with another host's address yet"
-            };
-            let failure = Failure::new(what).on(anchor).code(Code::Unavailable);
-            let failure = failure.hint("`self` is the host on which the socket is made.");
-            self.server.reply(id, &Reply::Error(failure));
-            return;
+        match anchor {
+            "self" if wanted.hidden => {
+                let failure = Failure::new("this host cannot hide a socket behind itself").on(anchor);
+                let failure = failure.code(Code::Unavailable);
+                self.server.reply(id, &Reply::Error(failure));
+            }
+            "self" => self.make_own(id, wanted),
+            // Where such a socket is, its anchor alone is told.
+            _ => self.want_socket(id, wanted, anchor),
         }
+    }
+
+    /// A socket of this host's own address.
+    pub(crate) fn make_own(&mut self, id: ClientId, wanted: WantedSocket) {
         let made = plain_socket(wanted).map_err(|error| failed("no socket can be made", error));
         match made.and_then(|socket| Ok((self.programs.names.of(socket.as_fd())?, socket))) {
             Ok((uuid, socket)) => {
@@ -116,12 +119,15 @@ impl EventLoop {
 
     /// [`Request::Bind`](whimbrel_ipc::Request::Bind).
     pub(crate) fn bind_socket(
-        &self,
+        &mut self,
         id: ClientId,
         socket: BorrowedFd<'_>,
         address: SocketAddr,
-    ) -> Result<Reply, Failure> {
+    ) -> Result<Option<Reply>, Failure> {
         self.programs.names.of(socket)?;
+        if let Some(done) = self.bind_anchored(id, socket, address) {
+            return done;
+        }
         // This process may do what the client may not.
         let is_root = self.server.credentials(id).is_some_and(|who| who.uid == 0);
         if address.port() != 0 && address.port() < UNPRIVILEGED && !is_root {
@@ -129,7 +135,7 @@ impl EventLoop {
         }
         rustix::net::bind(socket, &address).map_err(|error| failed("it cannot be bound", error).on(address))?;
         let bound = rustix::net::getsockname(socket).ok().and_then(|name| SocketAddr::try_from(name).ok());
-        Ok(Reply::Bound { address: bound.unwrap_or(address) })
+        Ok(Some(Reply::Bound { address: bound.unwrap_or(address) }))
     }
 
     /// [`Request::Export`](whimbrel_ipc::Request::Export).
@@ -233,7 +239,7 @@ impl EventLoop {
     }
 }
 
-fn plain_socket(wanted: WantedSocket) -> Result<OwnedFd, Errno> {
+pub(crate) fn plain_socket(wanted: WantedSocket) -> Result<OwnedFd, Errno> {
     let family = match wanted.family {
         Family::Ipv4 => AddressFamily::INET,
         Family::Ipv6 => AddressFamily::INET6,
@@ -246,7 +252,7 @@ fn plain_socket(wanted: WantedSocket) -> Result<OwnedFd, Errno> {
 }
 
 /// What the system said, for programs too.
-fn failed(what: &str, error: Errno) -> Failure {
+pub(crate) fn failed(what: &str, error: Errno) -> Failure {
     let failure = Failure::new(format!("{what}: {error}"));
     match error {
         Errno::ADDRINUSE => failure.code(Code::InUse),

@@ -5,8 +5,8 @@ use std::sync::{MutexGuard, PoisonError};
 
 use super::Datapath;
 use crate::abi::{
-    Endpoint, IDLE_ENDPOINTS, IDLE_FORWARDED, IDLE_TRANSLATION, Lent, LentEnd, RawEndpoint, RawLent, RawLentKey,
-    TOWARD_ROUTES,
+    Endpoint, FOLLOW_ALL, FOLLOW_CLOSES, Follow, IDLE_ENDPOINTS, IDLE_FORWARDED, IDLE_TRANSLATION, Lent, LentEnd,
+    RawEndpoint, RawLent, RawLentKey, TOWARD_ROUTES,
 };
 use crate::error::Error;
 use crate::table::Table;
@@ -95,13 +95,17 @@ impl Datapath {
         Ok(namespaces.entries()?.into_iter().map(|(cookie, _)| cookie).collect())
     }
 
-    /// Follows the TCP sockets of an endpoint namespace, by its cookie (SO_NETNS_COOKIE), as far as that they close; or not any more.
+    /// Follows the TCP sockets of an endpoint namespace, by its cookie (SO_NETNS_COOKIE); or not any more.
     ///
     /// # Errors
     /// When the kernel refuses, as it does when the map is full.
-    pub fn follow_namespace(&self, cookie: u64, followed: bool) -> Result<(), Error> {
+    pub fn follow_namespace(&self, cookie: u64, follow: Follow) -> Result<(), Error> {
         let namespaces: Table<u64, u32> = self.programs.table("namespaces")?;
-        if followed { namespaces.insert(&cookie, &1) } else { namespaces.remove(&cookie).map(drop) }
+        match follow {
+            Follow::Nothing => namespaces.remove(&cookie).map(drop),
+            Follow::Closes => namespaces.insert(&cookie, &FOLLOW_CLOSES),
+            Follow::All => namespaces.insert(&cookie, &FOLLOW_ALL),
+        }
     }
 
     /// Forgets an endpoint namespace: nothing that it sends gets anywhere any more. One that is not known is none the worse.

@@ -30,6 +30,8 @@ pub struct Link {
     pub carrier_losses: u32,
     /// The interface that it is part of (bridge, bond, VRF), if any.
     pub controller: Option<u32>,
+    /// The interface that it goes by, or the other end of a pair, by its index in the namespace of that.
+    pub other_end: Option<u32>,
 }
 
 impl RouteSocket {
@@ -85,6 +87,20 @@ impl RouteSocket {
         })
     }
 
+    /// Deletes an interface, a pair with it; returns whether there was one.
+    ///
+    /// # Errors
+    /// [`Error::Call`]; nothing has changed then.
+    pub fn delete_link(&mut self, interface: u32) -> Result<bool, Error> {
+        let mut message = LinkMessage::default();
+        message.header.index = interface;
+        match self.change(&RouteNetlinkMessage::DelLink(message), 0) {
+            Ok(()) => Ok(true),
+            Err(refusal) if refusal.errno() == libc::ENODEV => Ok(false),
+            Err(refusal) => Err(refusal.of("RTM_DELLINK", format!("interface {interface}"))),
+        }
+    }
+
     /// Switches an interface on. `arp`: it asks for the link-layer addresses of neighbours.
     ///
     /// # Errors
@@ -111,6 +127,7 @@ fn decode(message: &LinkMessage) -> Link {
         mtu: 0,
         carrier_losses: 0,
         controller: None,
+        other_end: None,
     };
     for attribute in &message.attributes {
         match attribute {
@@ -118,6 +135,7 @@ fn decode(message: &LinkMessage) -> Link {
             LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
             LinkAttribute::CarrierDownCount(count) => link.carrier_losses = *count,
             LinkAttribute::Controller(index) => link.controller = Some(*index),
+            LinkAttribute::Link(index) => link.other_end = Some(*index),
             LinkAttribute::LinkInfo(infos) => {
                 for info in infos {
                     if let LinkInfo::Kind(kind) = info {

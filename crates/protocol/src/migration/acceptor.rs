@@ -403,7 +403,9 @@ impl Moves {
 
     /// The node knows the flow as one with the holder, or could not be told.
     pub(super) fn handle_adopted(&mut self, at: At<'_>, name: MoveName, result: Result<(), String>) {
-        if self.acceptances.get(&name).is_none_or(|of| of.stage != Stage::Adopting) {
+        if self.handle_claim_adopted(at, name, &result)
+            || self.acceptances.get(&name).is_none_or(|of| of.stage != Stage::Adopting)
+        {
             return;
         }
         match result {

@@ -33,6 +33,8 @@ pub(super) enum FlowChange {
     Adopt { name: MoveName, tuple: FlowTuple, flow: u64, holder: PublicKey, wire_port: u16, terms: Terms },
     /// Donor: it has nothing to do with the flow any more.
     Release { tuple: FlowTuple },
+    /// Anchor and tenant: a lease depends on this host, so that it is to be known over a restart.
+    Remember { key: PublicKey },
 }
 
 impl Node {
@@ -55,6 +57,12 @@ impl Node {
                     }
                 }
                 FlowChange::Release { tuple } => self.release_flow(now, &tuple),
+                FlowChange::Remember { key } => {
+                    if let Some(id) = self.by_key.get(&key).copied() {
+                        self.put_binding_in_force(now, id);
+                        self.timers.set_earlier(Timer::Keepalive(id), now + crate::node::KEEPALIVE);
+                    }
+                }
             }
             moves.hear_own(At { now, around: &Others { node: self } });
         }
@@ -79,9 +87,18 @@ impl Node {
         let Some(far) = known else { return Some(Err(format!("there is no flow {flow:016x} any more"))) };
         let drawn = self.config.drawn_ports.clone();
         let before = self.flows.get(&far).and_then(Flow::entry).copied();
-        let peer = self.by_key.get(&to).and_then(|id| self.peers.get(id)).filter(|peer| peer.has_session());
+        let end = if lent.is_some() { LocalEnd::Behind } else { LocalEnd::Here };
+        let peer = self.peer_of(&to);
+        let as_before = |before: &FlowEntry| {
+            (before.name, before.wire_remote_port, before.end) == (flow, wire_port, end)
+                && peer.is_some_and(|peer| peer.id == before.peer)
+        };
+        if before.as_ref().is_some_and(as_before) {
+            // As after a restart, or when it is asked again.
+            return Some(self.terms_of(flow).ok_or_else(|| format!("there is no flow {flow:016x} any more")));
+        }
+        let peer = peer.filter(|peer| peer.has_session());
         let Some(peer) = peer else { return Some(Err(format!("there is no session with {to}"))) };
-        let same = before.filter(|before| (before.peer, before.wire_remote_port) == (peer.id, wire_port));
         let home = match (&before, lent) {
             (Some(before), None) if before.peer_tuple.mirrored() == far => {
                 peer.native_places(far.local.ip(), far.remote.ip())
@@ -95,12 +112,9 @@ impl Node {
             peer_tuple: before.map_or(far.mirrored(), |before| before.peer_tuple),
             waits: Waits::default(),
             manner: before.map_or(Manner::default(), |before| before.manner),
-            wire_local_port: match same {
-                Some(same) => same.wire_local_port,
-                None => peer.free_wire_port(far.local.port(), wire_port, &drawn),
-            },
+            wire_local_port: peer.free_wire_port(far.local.port(), wire_port, &drawn),
             wire_remote_port: wire_port,
-            end: if lent.is_some() { LocalEnd::Behind } else { LocalEnd::Here },
+            end,
         };
         self.install_moved(now, far, entry, Asked::Lead(flow));
         None
@@ -151,6 +165,9 @@ impl Node {
     /// Makes a flow one with a peer, whatever it was before.
     fn install_moved(&mut self, now: Time, flow: FlowTuple, entry: FlowEntry, asked: Asked) {
         let id = entry.peer;
+        // Before this flow is taken from whose it was: that may be the same peer, as after a restart.
+        let known = self.peers.get(&id).map(|peer| (peer.flows.is_empty(), peer.moved_flows() == 0));
+        let Some((first, unmoved)) = known else { return };
         let before = self.flows.get(&flow).cloned();
         match &before {
             Some(Flow { stage: Stage::Introduced { entry: former, origin }, .. }) => {
@@ -173,12 +190,12 @@ impl Node {
         let stage = Stage::Introduced { entry, origin: Origin::Restored };
         self.flows.insert(flow, Flow { stage, closed: false, ..opened });
         let Some(peer) = self.peers.get_mut(&id) else { return };
-        let (first, unmoved) = (peer.flows.is_empty(), peer.moved_flows() == 0);
         peer.add_flow(flow, &entry);
         let begins = unmoved && peer.moved_flows() > 0;
         self.timers.stop(Timer::Idle(id));
         if begins {
-            // Nothing of the peer's was carried until now.
+            // Nothing of the peer's was carried until now: what was found out before may not be so any more.
+            peer.probe = CarrierProbe::default();
             self.lead_flows(now, id);
         } else if first {
             self.put_binding_in_force(now, id);

@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use whimbrel_handshake::{Contact as Knowledge, PublicKey};
 use whimbrel_wire::FlowTuple;
+use whimbrel_wire::lending::Ends;
 use whimbrel_wire::message::Message;
 
 use super::{
     Around, At, Found, Gift, MoveDone, MoveEvent, MoveFailed, MoveName, MoveOp, MoveOpId, Moves, NotGiven,
-    SavedAcceptance, SavedDonation, SavedHeld,
+    SavedAcceptance, SavedDonation, SavedHeld, SavedLease, SavedTenancy,
 };
 use crate::Time;
 use crate::node::Node;
@@ -34,10 +35,18 @@ impl Around for Others<'_> {
         self.node.peer_of(with)?.named.get(&name).copied()
     }
 
+    fn is_known(&self, flow: &FlowTuple) -> bool {
+        self.node.flows.contains_key(flow)
+    }
+
     fn wire_port(&self, with: &PublicKey, flow: &FlowTuple) -> u16 {
         let own = flow.local.port();
         let drawn = &self.node.config.drawn_ports;
         self.node.peer_of(with).map_or(own, |peer| peer.free_wire_port(own, flow.remote.port(), drawn))
+    }
+
+    fn peer(&self, of: &PublicKey) -> Option<PeerId> {
+        self.node.peer_of(of).map(|peer| peer.id)
     }
 
     fn whereabouts(&self, of: &PublicKey) -> Option<SocketAddr> {
@@ -136,6 +145,60 @@ impl Node {
         });
     }
 
+    /// Takes over leases of a daemon before this one. To be called once, behind [`Node::restore_moves`].
+    pub fn restore_leases(&mut self, now: Time, lent: &[SavedLease], rented: &[SavedTenancy]) {
+        self.with_moves(now, |moves, at| {
+            moves.restore_leases(at, lent);
+            moves.restore_tenancies(at, rented);
+        });
+    }
+
+    /// Asks an anchor for endpoints: [`MoveEvent::Leased`] or [`MoveEvent::NotLeased`] tell what comes of it, under the number
+    /// that is given. `anchor_at`: where it is, if no peer has this key yet. Endpoints that are not definite are the anchor's to choose.
+    pub fn lease(&mut self, now: Time, anchor: PublicKey, anchor_at: Option<SocketAddr>, ends: Ends) -> Option<u64> {
+        let number = self.random.u64();
+        self.with_moves(now, |moves, at| {
+            moves.rent(at, number, anchor, anchor_at, ends);
+            number
+        })
+    }
+
+    /// The endpoints of a lease are not needed any more.
+    pub fn return_lease(&mut self, now: Time, number: u64) {
+        self.with_moves(now, |moves, at| moves.give_up_lease(at, number));
+    }
+
+    /// Has a connection of a leased endpoint be a flow of this host and its anchor: [`MoveEvent::Claimed`] tells what comes of it.
+    /// `false`: its local end is not leased.
+    pub fn claim_flow(&mut self, now: Time, tuple: FlowTuple) -> bool {
+        let flow = self.random.u64();
+        self.with_moves(now, |moves, at| moves.claim(at, flow, tuple)).unwrap_or(false)
+    }
+
+    /// The anchor that lends an endpoint to this host.
+    #[must_use]
+    pub fn lessor_of(&self, end: SocketAddr) -> Option<PublicKey> {
+        self.moves.as_ref()?.lessor_of(end)
+    }
+
+    /// Lends nothing new from now on, or does again. What is lent stays so until its end.
+    pub fn stop_lending(&mut self, stopping: bool) {
+        if let Some(moves) = &mut self.moves {
+            moves.stop_lending(stopping);
+        }
+    }
+
+    /// What this host lends to whom, and the flows that it passes on for others, as their far ends have them, by who has the sockets.
+    #[must_use]
+    pub fn dependents(&self) -> (Vec<(PublicKey, Ends)>, Vec<(PublicKey, FlowTuple)>) {
+        self.moves.as_ref().map(|moves| moves.dependents()).unwrap_or_default()
+    }
+
+    /// The endpoints of others that this host has, with the numbers of their leases and whose they are.
+    pub fn rented(&self) -> impl Iterator<Item = (u64, PublicKey, Ends)> {
+        self.moves.as_ref().into_iter().flat_map(|moves| moves.rented())
+    }
+
     /// The result of an op of a move.
     pub fn handle_move_done(&mut self, now: Time, id: MoveOpId, result: Result<MoveDone, MoveFailed>) {
         self.with_moves(now, |moves, at| moves.handle_done(at, id, result));
@@ -178,10 +241,13 @@ impl Node {
         self.with_moves(now, Moves::handle_timeout);
     }
 
-    /// Whether a move depends on a peer.
+    /// Whether a move or a lease depends on a peer.
     pub(crate) fn moves_with(&self, id: PeerId) -> bool {
         let key = self.peers.get(&id).map(|peer| peer.key);
-        self.moves.as_ref().zip(key).is_some_and(|(moves, key)| moves.lanes.wants(&key))
+        self.moves
+            .as_ref()
+            .zip(key)
+            .is_some_and(|(moves, key)| moves.lanes.wants(&key) || moves.has_lent_to(&key) || moves.rents_of(&key))
     }
 
     /// Sends what may be sent now, and sees that there are sessions where they are needed.

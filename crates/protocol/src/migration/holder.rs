@@ -54,7 +54,7 @@ struct Unsettled {
 
 /// A move that may be committed.
 #[derive(Debug)]
-struct Announcement {
+pub(super) struct Announcement {
     name: MoveName,
     acceptor: PublicKey,
     lifetime: u32,
@@ -69,7 +69,36 @@ struct Announcement {
     surrendered: bool,
 }
 
+impl Announcement {
+    /// Of a tenant that names a connection of its lease: nothing is waited for, and being kept it is decided.
+    pub(super) fn claim(now: Time, name: MoveName, tenant: PublicKey, wire_port: u16) -> Self {
+        let (keeping, recalled, surrendered) = (true, None, false);
+        Self { name, acceptor: tenant, lifetime: 0, until: now, wire_port, keeping, recalled, surrendered }
+    }
+}
+
 impl Held {
+    /// Announces a move, and tells the sequence number that its commit will have.
+    pub(super) fn announce(&mut self, announcement: Announcement) -> u32 {
+        self.announced = Some(announcement);
+        self.next
+    }
+
+    /// Whether this claim is in force, and was the last word about the flow.
+    pub(super) fn was_claimed(&self, name: MoveName) -> bool {
+        self.last == Some(name) && *self.owner.as_bytes() == name.donor
+    }
+
+    /// Whether this claim is being kept.
+    pub(super) fn is_claimed(&self, name: MoveName) -> bool {
+        self.announced.as_ref().is_some_and(|announced| announced.name == name)
+    }
+
+    /// Who has the socket, if this host passes packets on for it.
+    pub(super) fn passed_on(&self, me: &PublicKey) -> Option<(PublicKey, FlowTuple)> {
+        self.lent.filter(|_| self.owner != *me && !self.over).map(|far| (self.owner, far))
+    }
+
     #[cfg(test)]
     pub(super) fn is_owned_by(&self, owner: PublicKey) -> bool {
         self.owner == owner
@@ -110,7 +139,7 @@ impl Moves {
         }
     }
 
-    fn held(&mut self, flow: u64, owner: PublicKey) -> &mut Held {
+    pub(super) fn held(&mut self, flow: u64, owner: PublicKey) -> &mut Held {
         self.held.entry(flow).or_insert_with(|| Held {
             owner,
             sequence: 0,
@@ -321,9 +350,15 @@ impl Moves {
         let donor = held.owner;
         let sequence = held.next;
         held.next = sequence.saturating_add(1);
+        // A claim: it has no donor that would have to know.
+        let claimed = donor == acceptor;
         if let Err(failed) = result {
             self.event(MoveEvent::OpFailed { what: "keeping whose a socket is", error: failed.sentence });
             self.say(at, acceptor, Record::Verdict { name, outcome: Err(Refusal::NotKept) });
+            if claimed {
+                self.end_flow(flow);
+                return;
+            }
             self.say(at, donor, Record::Decided { number: name.number, decision: Decision::Revoked });
             if recalled == Some(true) {
                 self.close_far_end(flow);
@@ -337,6 +372,10 @@ impl Moves {
         held.sequence = sequence;
         held.last = Some(name);
         held.awaiting = Some(acceptor);
+        if claimed {
+            self.lead(at, flow);
+            return;
+        }
         let until = at.now + SETTLED_WITHIN;
         let donor_at = at.around.whereabouts(&donor);
         held.unsettled.insert(name, Unsettled { until, donor_at });
@@ -354,7 +393,7 @@ impl Moves {
     }
 
     /// An acceptor that did not hear that it is committed is told, once more, how it goes on.
-    fn answer_again(&mut self, at: At<'_>, flow: u64, acceptor: PublicKey) {
+    pub(super) fn answer_again(&mut self, at: At<'_>, flow: u64, acceptor: PublicKey) {
         if let Some(held) = self.held.get_mut(&flow) {
             held.awaiting = Some(acceptor);
             self.lead(at, flow);
@@ -375,9 +414,12 @@ impl Moves {
 
     /// The binding names the owner, or could not be made to.
     pub(super) fn handle_led(&mut self, at: At<'_>, flow: u64, result: Result<Terms, String>) {
+        let me = self.me();
         let Some(held) = self.held.get_mut(&flow) else { return };
         match result {
             Ok(terms) => {
+                // What is lent is at home again: there is nothing to hold.
+                held.over |= held.lent.is_some() && held.owner == me;
                 if let (Some(acceptor), Some(name)) = (held.awaiting.take(), held.last) {
                     self.say(at, acceptor, Record::Verdict { name, outcome: Ok(terms) });
                 }

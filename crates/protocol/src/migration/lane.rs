@@ -257,6 +257,8 @@ fn is_reply(record: &Record) -> bool {
         | Record::Verdict { .. }
         | Record::Decided { .. }
         | Record::Settled { .. }
+        | Record::Leased { .. }
+        | Record::Return { .. }
         | Record::Cancel { .. }
         | Record::Loaded { .. } => true,
         Record::Ask { .. }
@@ -266,6 +268,8 @@ fn is_reply(record: &Record) -> bool {
         | Record::Ticket(_)
         | Record::Present { .. }
         | Record::Recall { .. }
+        | Record::Lease { .. }
+        | Record::Claim { .. }
         | Record::Surrender(_) => false,
     }
 }

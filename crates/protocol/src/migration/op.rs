@@ -1,11 +1,15 @@
 //! What the transaction that moves a socket asks its caller to do, and what it is told of it.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
 use whimbrel_wire::FlowTuple;
+use whimbrel_wire::lending::Ends;
 pub use whimbrel_wire::moving::{LoadStanding, MoveName, Refusal, Request, Ticket};
 use whimbrel_wire::snapshot::Family;
+
+use crate::op::PeerId;
 
 /// Which sockets a host takes part in moving.
 #[derive(Clone, Debug)]
@@ -20,11 +24,55 @@ pub struct Moving {
     pub bytes: u64,
     /// Whether it takes whole processes of those whose sockets it takes: that lets them run what they like.
     pub processes: bool,
+    /// How it lends endpoints, if it does.
+    pub lending: Option<Lending>,
+}
+
+/// How an anchor lends endpoints.
+#[derive(Clone, Debug)]
+pub struct Lending {
+    /// To whom, beside the hosts of its community.
+    pub to: Vec<PublicKey>,
+    /// Leases that one host may have.
+    pub most: usize,
+    /// How long a lease lasts that is not asked for again.
+    pub lifetime: Duration,
+}
+
+/// A lease, by who has it and a number that this host drew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LeaseName {
+    /// Who has the endpoints.
+    pub tenant: PublicKey,
+    /// Drawn by lot.
+    pub number: u64,
+}
+
+/// What an anchor knows of a lease over a restart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SavedLease {
+    /// Whose it is.
+    pub name: LeaseName,
+    /// What is lent.
+    pub ends: Ends,
+}
+
+/// What a tenant knows of a lease over a restart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SavedTenancy {
+    /// Of the lease.
+    pub number: u64,
+    /// Whose the endpoints are.
+    pub anchor: PublicKey,
+    /// Where that was.
+    pub anchor_at: Option<SocketAddr>,
+    /// What is lent.
+    pub ends: Ends,
 }
 
 impl Default for Moving {
     fn default() -> Self {
-        Self { enabled: false, accept_from: Vec::new(), most: 16_384, bytes: 1 << 30, processes: false }
+        Self { enabled: false, accept_from: Vec::new(), most: 16_384, bytes: 1 << 30, processes: false, lending: None }
     }
 }
 
@@ -151,6 +199,42 @@ pub enum MoveOp {
         /// What the holder and its owners call the flow.
         flow: u64,
     },
+    /// Anchor: find such endpoints that are free, keep everybody else from them, and lead what comes for them to the tenant; keep that
+    /// over a restart. [`MoveDone::Lent`]. Definite ones may be lent under this name already: then nothing changes.
+    Lend {
+        /// Which lease.
+        name: LeaseName,
+        /// Who has it.
+        peer: PeerId,
+        /// Which endpoints.
+        ends: Ends,
+    },
+    /// Anchor: the endpoints of a lease are this host's own again.
+    TakeBack {
+        /// Which lease.
+        name: LeaseName,
+    },
+    /// Tenant: make a place for endpoints of an anchor's, and keep that over a restart. Where it is not fresh: fail, as
+    /// [`Refusal::Cancelled`], if nobody needs them any more.
+    Occupy {
+        /// Of the lease.
+        number: u64,
+        /// Whose they are.
+        anchor: PublicKey,
+        /// Where that is.
+        anchor_at: Option<SocketAddr>,
+        /// The same, as a peer.
+        peer: PeerId,
+        /// Which.
+        ends: Ends,
+        /// It has not been asked for before.
+        fresh: bool,
+    },
+    /// Tenant: the endpoints of a lease are not to be used any more.
+    Vacate {
+        /// Of the lease.
+        number: u64,
+    },
 }
 
 impl MoveOp {
@@ -171,6 +255,10 @@ impl MoveOp {
             Self::ForgetAcceptance { name } => ("forget-acceptance", Some(name)),
             Self::SaveHeld(_) => ("save-held", None),
             Self::ForgetHeld { .. } => ("forget-held", None),
+            Self::Lend { name, .. } => return ("lend", Some(name.number)),
+            Self::TakeBack { name } => return ("take-back", Some(name.number)),
+            Self::Occupy { number, .. } => return ("occupy", Some(*number)),
+            Self::Vacate { number } => return ("vacate", Some(*number)),
         };
         (kind, name.map(|name| name.number))
     }
@@ -183,6 +271,8 @@ pub enum MoveDone {
     Done,
     /// [`MoveOp::Dump`]: the snapshot (docs/snapshot.md).
     Dumped(Vec<u8>),
+    /// [`MoveOp::Lend`]: the endpoints, definite.
+    Lent(Ends),
 }
 
 /// What an op that failed came to.
@@ -322,6 +412,43 @@ pub enum MoveEvent {
         standing: LoadStanding,
         /// For people.
         sentence: String,
+    },
+    /// Anchor: endpoints are lent.
+    Lent {
+        /// To whom.
+        to: PublicKey,
+        /// Which.
+        ends: Ends,
+    },
+    /// Anchor: a lease is over.
+    LeaseOver {
+        /// Whose it was.
+        to: PublicKey,
+    },
+    /// Tenant: endpoints of an anchor's are this host's to use.
+    Leased {
+        /// Of the lease.
+        number: u64,
+        /// Whose they are.
+        anchor: PublicKey,
+        /// Which.
+        ends: Ends,
+    },
+    /// Tenant: the anchor lends no such endpoints, or not any more.
+    NotLeased {
+        /// Of the lease.
+        number: u64,
+        /// Who does not.
+        anchor: PublicKey,
+        /// Why.
+        why: Refusal,
+    },
+    /// Tenant: a connection of a leased endpoint is a flow of this host and the anchor now, or cannot be.
+    Claimed {
+        /// As the socket has it.
+        tuple: FlowTuple,
+        /// Why it cannot.
+        outcome: Result<(), Refusal>,
     },
     /// An op failed.
     OpFailed {

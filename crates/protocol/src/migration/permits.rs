@@ -91,6 +91,7 @@ impl Moves {
     pub(super) fn set_members(&mut self, at: At<'_>, members: BTreeSet<PublicKey>, limited: bool) {
         self.permits.members = members;
         self.permits.limited = limited;
+        self.end_forbidden_leases(at);
         self.end_unpermitted(at);
     }
 

@@ -15,6 +15,7 @@ use whimbrel_wire::{FlowTuple, Transport};
 use super::flows::FlowChange;
 use super::{Around, At, MoveDone, MoveEvent, MoveFailed, MoveOp, MoveOpId, Moves, Moving, Refusal, SavedHeld};
 use crate::Time;
+use crate::op::PeerId;
 
 const FLOW: u64 = 77;
 const NUMBER: u64 = 5;
@@ -45,8 +46,14 @@ impl Around for Known {
     fn flow(&self, _: &PublicKey, _: u64) -> Option<FlowTuple> {
         None
     }
+    fn is_known(&self, _: &FlowTuple) -> bool {
+        false
+    }
     fn wire_port(&self, _: &PublicKey, flow: &FlowTuple) -> u16 {
         flow.local.port()
+    }
+    fn peer(&self, of: &PublicKey) -> Option<PeerId> {
+        Some(PeerId(u32::from(of.as_bytes()[0])))
     }
     fn whereabouts(&self, _: &PublicKey) -> Option<SocketAddr> {
         None
@@ -68,7 +75,7 @@ struct Host {
 impl Host {
     fn new(of: usize) -> Self {
         let accept_from = vec![key(DONOR)];
-        let config = Moving { enabled: true, accept_from, most: 4, bytes: 100_000, processes: true };
+        let config = Moving { enabled: true, accept_from, most: 4, bytes: 100_000, processes: true, lending: None };
         Self {
             moves: Moves::new(secret(of), config, 0),
             now: Time::from_micros(1_000_000),
@@ -95,6 +102,7 @@ impl Host {
                 }
                 FlowChange::Adopt { name, .. } => self.moves.handle_adopted(at, name, Ok(())),
                 FlowChange::Release { tuple } => self.released.push(tuple),
+                FlowChange::Remember { .. } => {}
             }
             self.moves.hear_own(at);
         }

@@ -1,6 +1,6 @@
 //! Getting a socket.
 
-use std::net::IpAddr;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
@@ -12,6 +12,7 @@ use whimbrel_wire::snapshot::{Body, Family, Luggage, Snapshot, Stream};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use super::donor::is_of;
+use super::endpoints::PlaceName;
 use super::{Arrived, Known, Relocation, failed, refusal_of, refused, start, unmovable};
 use crate::effects::{Effects, Failure, own_addresses};
 
@@ -21,7 +22,7 @@ pub(super) struct Taken {
     flow: FlowTuple,
     receiver: Vec<u8>,
     /// It is to live in the namespace of its address.
-    endpoint: Option<IpAddr>,
+    endpoint: Option<PlaceName>,
     frozen: Option<(Frozen, Option<Luggage>)>,
 }
 
@@ -61,10 +62,10 @@ impl Effects {
         }
         is_there(family)?;
         let own = own_addresses(&self.network).contains(&address);
-        let endpoint = (!own).then_some(address);
-        if let Some(address) = endpoint {
+        let endpoint = (!own).then(|| self.relocation.endpoints.name_of(tuple.local));
+        if endpoint.is_some() {
             let Self { relocation: Relocation { endpoints, .. }, datapath, routes, .. } = self;
-            endpoints.need(address, datapath, routes).map_err(|failure| match failure {
+            endpoints.need(tuple.local, datapath, routes).map_err(|failure| match failure {
                 Failure::Kernel(error) => refused(&error, Refusal::NoRights),
                 other => failed(Refusal::NoRights, &other),
             })?;
@@ -88,10 +89,11 @@ impl Effects {
             return Err(failed(Refusal::NobodyReceives, &"the program that was to receive it has gone"));
         }
         self.forget_late(&request.tuple);
+        self.take_home(&request.tuple)?;
         let Relocation { taken, endpoints, ports, .. } = &mut self.relocation;
         let gone = || failed(Refusal::NotRestored, &"nobody has asked for it");
         let of = taken.get_mut(&name).ok_or_else(gone)?;
-        let frozen = match of.endpoint.and_then(|address| endpoints.at(address)) {
+        let frozen = match of.endpoint.and_then(|name| endpoints.place(name)) {
             Some(place) => {
                 if let Body::Stream(Stream { path: Some(path), .. }) = &snapshot.body {
                     let to_holder = holder.and_then(|holder| holder.round_trip);
@@ -124,7 +126,7 @@ impl Effects {
             // Dropped at rest, it says nothing by itself; the holder is told.
             return Err(failed(Refusal::NotWoken, &"the program that was to receive it has gone"));
         }
-        let injector = match of.endpoint.and_then(|address| endpoints.at(address)) {
+        let injector = match of.endpoint.and_then(|name| endpoints.place(name)) {
             Some(place) => &place.injector,
             None => &self.injector,
         };
@@ -138,6 +140,9 @@ impl Effects {
     }
 
     pub(super) fn drop_taken(&mut self, name: &MoveName) -> Result<(), MoveFailed> {
+        if let Some(flow) = self.relocation.taken.get(name).map(Taken::flow) {
+            self.leave_home(&flow);
+        }
         let frozen = self.relocation.taken.get_mut(name).and_then(|of| of.frozen.take());
         frozen.map_or(Ok(()), |(frozen, _)| frozen.destroy().map_err(|why| unmovable(&why, Refusal::NotKept)))
     }
@@ -147,15 +152,15 @@ impl Effects {
         self.journal.forget_acceptance(*name);
         let taken = self.relocation.taken.remove(name);
         taken.iter().for_each(|of| self.tunnel.forget_expected(&of.flow));
-        if let Some(address) = taken.and_then(|of| of.endpoint) {
-            self.relocation.endpoints.release(now, address);
+        if let Some(place) = taken.and_then(|of| of.endpoint) {
+            self.relocation.endpoints.release(now, place);
         }
         self.make_ready(now)
     }
 
-    /// The namespace of an address, where it is not this host's own.
-    pub(in crate::effects) fn namespace_of(&mut self, address: IpAddr) -> Option<BorrowedFd<'_>> {
-        self.relocation.endpoints.at(address).map(|place| place.endpoint.as_fd())
+    /// The namespace of an endpoint, where its address is not this host's own.
+    pub(in crate::effects) fn namespace_of(&mut self, end: SocketAddr) -> Option<BorrowedFd<'_>> {
+        self.relocation.endpoints.at(end).map(|place| place.endpoint.as_fd())
     }
 
     /// Sockets come back to their ports.
@@ -166,7 +171,7 @@ impl Effects {
     /// A connection of a program that goes on here is not to be had: the program is told so.
     pub(in crate::effects) fn abort_inside(&mut self, flow: &FlowTuple) {
         let Self { relocation: Relocation { endpoints, .. }, connections, .. } = self;
-        let connections = endpoints.at(flow.local.ip()).map_or(connections, |place| &mut place.connections);
+        let connections = endpoints.at(flow.local).map_or(connections, |place| &mut place.connections);
         let aborted = connections.find(flow).and_then(|socket| match socket {
             Some(socket) => connections.destroy(&socket).map(drop),
             None => Ok(()),
@@ -184,7 +189,7 @@ impl Effects {
         }
         if entry.end == LocalEnd::Endpoint && before != Some(LocalEnd::Endpoint) {
             let Self { relocation: Relocation { endpoints, .. }, datapath, routes, .. } = self;
-            if let Err(error) = endpoints.need(flow.local.ip(), datapath, routes) {
+            if let Err(error) = endpoints.need(flow.local, datapath, routes) {
                 tracing::error!(%flow, %error, "a connection has no namespace for its address");
             }
         }
@@ -201,14 +206,12 @@ impl Effects {
                 Toward::Routes
             }
             // Without a namespace nothing of it gets anywhere.
-            LocalEnd::Endpoint => {
-                Toward::Endpoint(self.relocation.endpoints.interface(flow.local.ip()).unwrap_or_default())
-            }
+            LocalEnd::Endpoint => Toward::Endpoint(self.relocation.endpoints.interface(flow.local).unwrap_or_default()),
         }
     }
 
     /// What comes by the tunnel for other hosts may be passed on.
-    fn let_forward(&mut self) {
+    pub(super) fn let_forward(&mut self) {
         if !std::mem::replace(&mut self.relocation.forwards, true)
             && let Err(error) = endpoint::let_forward(self.tunnel.device().name())
         {
@@ -219,7 +222,10 @@ impl Effects {
     /// A flow is over, or its end not there any more: with a socket in a namespace of its own, or with another host's socket.
     pub(in crate::effects) fn release_flow_endpoint(&mut self, now: Time, flow: &FlowTuple, end: LocalEnd) {
         match end {
-            LocalEnd::Endpoint => self.relocation.endpoints.release(now, flow.local.ip()),
+            LocalEnd::Endpoint => {
+                let place = self.relocation.endpoints.name_of(flow.local);
+                self.relocation.endpoints.release(now, place);
+            }
             LocalEnd::Behind => self.release_port(flow),
             LocalEnd::Here => {}
         }
@@ -232,8 +238,8 @@ impl Effects {
 
     /// Takes down the namespaces that nobody has needed for a while.
     pub(in crate::effects) fn expire_endpoints(&mut self, now: Time) {
-        let Self { relocation: Relocation { endpoints, .. }, datapath, .. } = self;
-        if let Err(error) = endpoints.expire(now, datapath) {
+        let Self { relocation: Relocation { endpoints, .. }, datapath, routes, .. } = self;
+        if let Err(error) = endpoints.expire(now, datapath, routes) {
             tracing::warn!(%error, "what is left of a namespace stays");
         }
     }

@@ -6,11 +6,14 @@ use std::os::fd::AsFd;
 
 use whimbrel_kernel::endpoint;
 use whimbrel_kernel::frozen::Frozen;
-use whimbrel_protocol::{FlowEntry, Found, LocalEnd, SavedAcceptance, SavedDonation, SavedHeld, Time};
+use whimbrel_protocol::{
+    FlowEntry, Found, LocalEnd, SavedAcceptance, SavedDonation, SavedHeld, SavedLease, SavedTenancy, Time,
+};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use super::Relocation;
 use super::donor::Given;
+use super::endpoints::PlaceName;
 use crate::effects::Effects;
 use crate::journal::SavedMoves;
 
@@ -20,6 +23,10 @@ pub(crate) struct FoundMoves {
     pub(crate) acceptances: Vec<(SavedAcceptance, Found)>,
     /// Flows whose far ends are held for others.
     pub(crate) held: Vec<SavedHeld>,
+    /// Endpoints that others have on lease.
+    pub(crate) leases: Vec<SavedLease>,
+    /// Endpoints of others, whether or not programs of this host still use them.
+    pub(crate) tenancies: Vec<SavedTenancy>,
 }
 
 impl Effects {
@@ -31,28 +38,51 @@ impl Effects {
         flows: &HashMap<FlowTuple, FlowEntry>,
         moves: &SavedMoves,
     ) -> FoundMoves {
-        let inside = flows.iter().filter(|(_, entry)| entry.end == LocalEnd::Endpoint);
-        let mut addresses: HashMap<IpAddr, usize> = HashMap::new();
-        inside.for_each(|(flow, _)| *addresses.entry(flow.local.ip()).or_default() += 1);
+        // By the cookies of namespaces that programs have brought along: one of the leases that these are for.
+        let mut brought: HashMap<u64, u64> = HashMap::new();
+        for (saved, cookie) in moves.tenancies.values() {
+            if let Some(cookie) = cookie {
+                let lease = *brought.entry(*cookie).or_insert(saved.number);
+                self.relocation.endpoints.note_brought(lease, saved.ends);
+            }
+        }
+        let inside = flows.iter().filter(|(_, entry)| entry.end == LocalEnd::Endpoint).map(|(flow, _)| flow.local);
+        let rented = moves.tenancies.values().map(|(saved, _)| saved.ends.first);
+        let mut users: HashMap<PlaceName, usize> = HashMap::new();
+        inside.chain(rented).for_each(|end| *users.entry(self.relocation.endpoints.name_of(end)).or_default() += 1);
         let of_moves = moves.donations.values().map(|saved| saved.tuple);
         let of_moves = of_moves.chain(moves.acceptances.values().map(|saved| saved.request.tuple));
-        let wanted: HashSet<IpAddr> = addresses.keys().copied().chain(of_moves.map(|flow| flow.local.ip())).collect();
+        let wanted: HashSet<IpAddr> =
+            users.keys().map(|name| name.address).chain(of_moves.map(|flow| flow.local.ip())).collect();
         if !wanted.is_empty() {
             let known = self.datapath.endpoints().unwrap_or_default();
             let cookies = self.datapath.followed_namespaces().unwrap_or_default();
-            for (address, endpoint) in endpoint::find(&wanted, &cookies) {
-                let interface = known.iter().find(|(_, known)| known.address == address).map(|(index, _)| *index);
-                let users = addresses.get(&address).copied().unwrap_or_default();
+            for endpoint::Found { address, cookie, endpoint } in endpoint::find(&wanted, &cookies) {
+                let name = PlaceName { address, lease: brought.get(&cookie).copied() };
+                let users = users.get(&name).copied().unwrap_or_default();
+                let of_address = known.iter().filter(|(_, known)| known.address == address).map(|(index, _)| *index);
+                // There may be several of one address: the pair tells which is whose.
+                let interface = match endpoint.outer() {
+                    Ok(outer) => of_address.into_iter().find(|index| *index == outer),
+                    Err(_) => None,
+                };
                 let Some(interface) = interface else { continue };
-                if let Err(error) = self.relocation.endpoints.adopt(address, endpoint, interface, users) {
+                if let Err(error) = self.relocation.endpoints.adopt(name, endpoint, interface, users) {
                     tracing::error!(%address, %error, "a namespace of a daemon before this one cannot be used");
                 }
             }
         }
-        for address in addresses.keys().filter(|address| self.relocation.endpoints.interface(**address).is_none()) {
-            tracing::warn!(%address, "no program has a socket any more in the namespace of an address whose connections were moved here");
+        for name in users.keys() {
+            if self.relocation.endpoints.place(*name).is_none() {
+                let address = name.address;
+                tracing::warn!(%address, "no program has a socket any more in the namespace of an address whose connections were moved here");
+            }
         }
         self.adopt_leaving();
+        let tenancies: Vec<_> = moves.tenancies.values().copied().collect();
+        self.adopt_tenancies(&tenancies);
+        let leases: Vec<_> = moves.leases.values().copied().collect();
+        self.adopt_leases(&leases);
         let donations = moves.donations.values().map(|saved| (saved.clone(), self.find_given(now, saved))).collect();
         self.let_unmoved_go_on();
         let found = |saved: &SavedAcceptance, this: &mut Self| {
@@ -64,7 +94,8 @@ impl Effects {
         };
         let acceptances = moves.acceptances.values().map(|saved| (saved.clone(), found(saved, self))).collect();
         self.end_unknown_wholes();
-        FoundMoves { donations, acceptances, held: moves.held.values().cloned().collect() }
+        let tenancies = tenancies.into_iter().map(|(saved, _)| saved).collect();
+        FoundMoves { donations, acceptances, held: moves.held.values().cloned().collect(), leases, tenancies }
     }
 
     /// A socket that was being given away.

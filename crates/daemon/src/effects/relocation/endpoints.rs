@@ -1,10 +1,12 @@
-//! Namespaces in which addresses are local that are not this host's: for the sockets that have come with them.
+//! Namespaces in which addresses are local that are not this host's: for the sockets that have come with them, and those of
+//! endpoints that are leased.
 
 use std::collections::HashMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use whimbrel_datapath::{Datapath, Endpoint as Known, Role, Unknown};
+use whimbrel_datapath::{Datapath, Endpoint as Known, Follow, Role, Unknown};
 use whimbrel_kernel::Error;
 use whimbrel_kernel::endpoint::Endpoint;
 use whimbrel_kernel::frozen::Defaults;
@@ -13,6 +15,7 @@ use whimbrel_kernel::namespace;
 use whimbrel_kernel::route::RouteSocket;
 use whimbrel_kernel::sock_diag::SockDiag;
 use whimbrel_protocol::Time;
+use whimbrel_wire::lending::Ends;
 
 use super::Failure;
 
@@ -31,10 +34,10 @@ pub(super) struct Place {
     pub(super) injector: Injector,
     pub(super) connections: SockDiag,
     pub(super) defaults: Defaults,
-    cookie: u64,
+    pub(super) cookie: u64,
     /// Index of the interface outside.
     pub(super) interface: u32,
-    /// Moves and flows that need it.
+    /// Moves, flows and leases that need it.
     users: usize,
     /// The congestion window that connections in it begin with that are made next.
     first_window: Option<u32>,
@@ -63,10 +66,21 @@ impl Place {
     }
 }
 
-/// All of them, by address.
+/// Which namespace of an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct PlaceName {
+    /// What is local in it.
+    pub(super) address: IpAddr,
+    /// The lease that it was brought along for by a program; None: the one that the daemon has made for all others.
+    pub(super) lease: Option<u64>,
+}
+
+/// All of them.
 #[derive(Debug, Default)]
 pub(super) struct Endpoints {
-    places: HashMap<IpAddr, Place>,
+    places: HashMap<PlaceName, Place>,
+    /// Ends that programs have brought namespaces along for, as long as these are there.
+    brought: HashMap<u64, Vec<Ends>>,
 }
 
 impl Endpoints {
@@ -74,65 +88,132 @@ impl Endpoints {
         self.places.is_empty()
     }
 
-    pub(super) fn at(&mut self, address: IpAddr) -> Option<&mut Place> {
-        self.places.get_mut(&address).filter(|place| place.ends.is_none())
+    /// Which namespace an end belongs to.
+    pub(super) fn name_of(&self, end: SocketAddr) -> PlaceName {
+        let lease =
+            self.brought.iter().find(|(_, all)| all.iter().any(|ends| ends.contain(end))).map(|(lease, _)| *lease);
+        PlaceName { address: end.ip(), lease }
     }
 
-    /// Index of the interface that leads to an address, if it is in a namespace of its own.
-    pub(super) fn interface(&self, address: IpAddr) -> Option<u32> {
-        self.places.get(&address).filter(|place| place.ends.is_none()).map(|place| place.interface)
+    pub(super) fn at(&mut self, end: SocketAddr) -> Option<&mut Place> {
+        let name = self.name_of(end);
+        self.place(name)
     }
 
-    /// Sees to it that there is one for an address, until as many have [released](Self::release) it.
+    pub(super) fn place(&mut self, name: PlaceName) -> Option<&mut Place> {
+        self.places.get_mut(&name).filter(|place| place.ends.is_none())
+    }
+
+    /// The namespace with this cookie (SO_NETNS_COOKIE).
+    pub(super) fn with_cookie(&self, cookie: u64) -> Option<PlaceName> {
+        let is_it = |place: &Place| place.cookie == cookie && place.ends.is_none();
+        self.places.iter().find(|(_, place)| is_it(place)).map(|(name, _)| *name)
+    }
+
+    /// Index of the interface that leads to an end, if it is in a namespace of its own.
+    pub(super) fn interface(&self, end: SocketAddr) -> Option<u32> {
+        self.places.get(&self.name_of(end)).filter(|place| place.ends.is_none()).map(|place| place.interface)
+    }
+
+    /// Sees to it that there is one for an end, until as many have [released](Self::release) it.
     pub(super) fn need(
         &mut self,
-        address: IpAddr,
+        end: SocketAddr,
         datapath: &mut Datapath,
         routes: &mut RouteSocket,
     ) -> Result<(), Failure> {
-        if let Some(place) = self.places.get_mut(&address) {
+        let name = self.name_of(end);
+        if let Some(place) = self.places.get_mut(&name) {
             place.users += 1;
             place.ends = None;
             return Ok(());
         }
+        self.make(name, None, datapath, routes)
+    }
+
+    /// Makes that of an address which a program has brought along for a lease, with one user.
+    pub(super) fn bring(
+        &mut self,
+        lease: u64,
+        ends: Ends,
+        namespace: OwnedFd,
+        datapath: &mut Datapath,
+        routes: &mut RouteSocket,
+    ) -> Result<(), Failure> {
+        let name = PlaceName { address: ends.first.ip(), lease: Some(lease) };
+        self.make(name, Some(namespace), datapath, routes)?;
+        self.note_brought(lease, ends);
+        Ok(())
+    }
+
+    fn make(
+        &mut self,
+        name: PlaceName,
+        namespace: Option<OwnedFd>,
+        datapath: &mut Datapath,
+        routes: &mut RouteSocket,
+    ) -> Result<(), Failure> {
+        let address = name.address;
         let links = routes.links()?;
-        let name = (0..).map(|number| format!("{INTERFACE}{number}"));
-        let name = name.into_iter().find(|name| links.iter().all(|link| link.name != *name)).unwrap_or_default();
-        let endpoint = Endpoint::create(address, &name, MTU)?;
-        // Where what follows fails the namespace goes, and its interfaces with it.
-        let interface = routes.links()?.iter().find(|link| link.name == name).map(|link| link.index);
+        let free = (0..).map(|number| format!("{INTERFACE}{number}"));
+        let free = free.into_iter().find(|name| links.iter().all(|link| link.name != *name)).unwrap_or_default();
+        let endpoint = match namespace {
+            Some(namespace) => Endpoint::create_in(namespace, address, &free, MTU)?,
+            None => Endpoint::create(address, &free, MTU)?,
+        };
+        let interface = routes.links()?.iter().find(|link| link.name == free).map(|link| link.index);
         let interface = interface.ok_or_else(|| Error::Answer {
             call: "RTM_GETLINK",
-            object: name,
+            object: free,
             detail: "it is not there, though it was made".to_owned(),
         })?;
-        let place = Place::inside(endpoint, interface, 1)?;
-        datapath.attach(interface, Role::Endpoint)?;
-        datapath.set_endpoint(interface, &Known { address, unknown: Unknown::Dropped })?;
-        datapath.follow_namespace(place.cookie, true)?;
-        self.places.insert(address, place);
-        Ok(())
+        let known = || -> Result<Place, Failure> {
+            let place = Place::inside(endpoint, interface, 1)?;
+            datapath.attach(interface, Role::Endpoint)?;
+            datapath.set_endpoint(interface, &Known { address, unknown: Unknown::Dropped })?;
+            datapath.follow_namespace(place.cookie, Follow::Closes)?;
+            Ok(place)
+        };
+        match known() {
+            Ok(place) => {
+                self.places.insert(name, place);
+                Ok(())
+            }
+            Err(failure) => {
+                // A namespace of the daemon's own goes by itself, and its interfaces with it; a program's does not.
+                let _ = routes.delete_link(interface);
+                Err(failure)
+            }
+        }
     }
 
     /// Takes over one that a daemon before this one has made.
     pub(super) fn adopt(
         &mut self,
-        address: IpAddr,
+        name: PlaceName,
         endpoint: Endpoint,
         interface: u32,
         users: usize,
     ) -> Result<(), Error> {
         let place = Place::inside(endpoint, interface, users)?;
-        self.places.insert(address, place);
+        self.places.insert(name, place);
         Ok(())
     }
 
+    /// These ends belong into the namespace that a program has brought along for a lease.
+    pub(super) fn note_brought(&mut self, lease: u64, ends: Ends) {
+        self.brought.entry(lease).or_default().push(ends);
+    }
+
     /// One user less. Without any it goes after a while, as soon as no program has a socket in it.
-    pub(super) fn release(&mut self, now: Time, address: IpAddr) {
-        let Some(place) = self.places.get_mut(&address) else { return };
+    pub(super) fn release(&mut self, now: Time, name: PlaceName) {
+        let Some(place) = self.places.get_mut(&name) else { return };
         place.users = place.users.saturating_sub(1);
         if place.users == 0 {
             place.ends = Some(now + LINGER);
+            if let Some(lease) = name.lease {
+                self.brought.remove(&lease);
+            }
         }
     }
 
@@ -145,13 +226,23 @@ impl Endpoints {
     ///
     /// # Errors
     /// The first; all are tried.
-    pub(super) fn expire(&mut self, now: Time, datapath: &mut Datapath) -> Result<(), Failure> {
+    pub(super) fn expire(
+        &mut self,
+        now: Time,
+        datapath: &mut Datapath,
+        routes: &mut RouteSocket,
+    ) -> Result<(), Failure> {
         let due = self.places.extract_if(|_, place| place.ends.is_some_and(|ends| ends <= now));
-        let ended = due.map(|(_, place)| {
-            let followed = datapath.follow_namespace(place.cookie, false);
+        let ended = due.map(|(name, place)| {
+            let followed = datapath.follow_namespace(place.cookie, Follow::Nothing);
             let known = datapath.remove_endpoint(place.interface);
-            followed.and(known).and(datapath.detach(place.interface))
+            followed.and(known).and(datapath.detach(place.interface))?;
+            if name.lease.is_some() {
+                // The program may stay in it, and gets nowhere any more.
+                routes.delete_link(place.interface)?;
+            }
+            Ok(())
         });
-        Ok(ended.fold(Ok(()), Result::and)?)
+        ended.fold(Ok(()), Result::and)
     }
 }

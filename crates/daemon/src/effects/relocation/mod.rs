@@ -8,6 +8,8 @@
 //! ports.rs      keeping ports of this host for sockets that have gone
 //! start.rs      what a connection begins with on its new path
 //! endpoints.rs  the namespaces in which addresses are local that are not this host's
+//! lender.rs     endpoints of this host that others have on lease
+//! tenant.rs     endpoints of others that this host has
 //! ```
 
 mod acceptor;
@@ -15,8 +17,10 @@ mod adopt;
 mod donor;
 mod endpoints;
 mod late;
+mod lender;
 mod ports;
 mod start;
+mod tenant;
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -25,7 +29,7 @@ use std::os::fd::OwnedFd;
 use whimbrel_handshake::PublicKey;
 use whimbrel_kernel::borrowed::Halted;
 use whimbrel_kernel::frozen::{Defaults, Unmovable};
-use whimbrel_protocol::{LocalEnd, MoveDone, MoveFailed, MoveName, MoveOp, Refusal, Time};
+use whimbrel_protocol::{LocalEnd, MoveDone, MoveFailed, MoveName, MoveOp, Refusal, SavedTenancy, Time};
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::snapshot::Luggage;
 
@@ -35,8 +39,10 @@ pub(crate) use adopt::FoundMoves;
 use donor::{Borrowed, Given};
 use endpoints::Endpoints;
 use late::Late;
+use lender::Lender;
 use ports::Ports;
 pub(crate) use start::Known;
+use tenant::Tenant;
 
 /// A socket that has come here, for the program that receives it.
 #[derive(Debug)]
@@ -62,6 +68,8 @@ pub(crate) struct Relocation {
     taken: HashMap<MoveName, Taken>,
     endpoints: Endpoints,
     ports: Ports,
+    lender: Lender,
+    tenant: Tenant,
     /// Who is there to receive sockets.
     receivers: BTreeSet<Vec<u8>>,
     /// Of these, who has not taken what has come already.
@@ -79,7 +87,8 @@ pub(crate) struct Relocation {
 impl Relocation {
     /// Whether the data plane has something to hold, or is about to.
     pub(super) fn is_busy(&self) -> bool {
-        !self.borrowed.is_empty() || !self.given.is_empty() || !self.taken.is_empty() || !self.late.is_empty()
+        let moving = !self.borrowed.is_empty() || !self.given.is_empty() || !self.taken.is_empty();
+        moving || !self.late.is_empty() || !self.lender.is_idle() || !self.tenant.is_idle()
     }
 
     /// A program is there that receives sockets under this name.
@@ -148,6 +157,16 @@ impl Effects {
             MoveOp::ForgetAcceptance { name } => self.forget_taken(now, &name)?,
             MoveOp::SaveHeld(saved) => self.journal.save_held(saved),
             MoveOp::ForgetHeld { flow } => self.journal.forget_held(flow),
+            MoveOp::Lend { name, peer, ends } => {
+                let ends = self.lend(now, name, peer, ends)?;
+                self.journal.flush().map_err(|error| failed(Refusal::NotKept, &error))?;
+                return Ok(MoveDone::Lent(ends));
+            }
+            MoveOp::TakeBack { name } => self.take_back(now, name)?,
+            MoveOp::Occupy { number, anchor, anchor_at, peer, ends, fresh } => {
+                self.occupy(now, SavedTenancy { number, anchor, anchor_at, ends }, peer, fresh)?;
+            }
+            MoveOp::Vacate { number } => self.vacate(now, number)?,
         }
         self.journal.flush().map_err(|error| failed(Refusal::NotKept, &error))?;
         Ok(MoveDone::Done)

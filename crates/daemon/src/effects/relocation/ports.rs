@@ -58,6 +58,34 @@ impl Ports {
         }
     }
 
+    /// Takes a port for another host, of both transports. `false`: somebody has it.
+    pub(super) fn take(&mut self, local: SocketAddr) -> bool {
+        for transport in [Transport::Tcp, Transport::Udp] {
+            let known = self.ports.contains_key(&(transport, local));
+            let held = if known { None } else { hold(transport, local, local).ok() };
+            if held.is_none() {
+                if transport == Transport::Udp {
+                    self.release(Transport::Tcp, local, local);
+                }
+                return false;
+            }
+            self.ports.insert((transport, local), Port { users: HashSet::from([local]), held });
+        }
+        true
+    }
+
+    /// Such a port is another host's already.
+    pub(super) fn keep(&mut self, local: SocketAddr) {
+        self.need(Transport::Tcp, local, local);
+        self.need(Transport::Udp, local, local);
+    }
+
+    /// It is not any more. Connections of it that are elsewhere have it still.
+    pub(super) fn give_back(&mut self, local: SocketAddr) {
+        self.release(Transport::Tcp, local, local);
+        self.release(Transport::Udp, local, local);
+    }
+
     /// Takes those that are not held. One that cannot be had is somebody's, which does as well: the listener's that the connection was
     /// accepted by, or the socket's itself, which is about to go. So this is asked again from time to time.
     pub(super) fn settle(&mut self) {

@@ -1,0 +1,116 @@
+//! `whimbrel run` and `whimbrel anchor`: programs with the address of another host, and what this host lends.
+
+use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
+
+use whimbrel_ipc::{Anchors, ClientError, Family, LentEnds, Reply, Request, reply_to_line};
+
+use crate::complaint::Complaint;
+use crate::{connect, print};
+
+/// How often it is looked whether anything depends on an anchor that stops.
+const LOOK: Duration = Duration::from_millis(500);
+/// How long an anchor may take, or several that are asked one after the other.
+const ANCHORED_WITHIN: Duration = Duration::from_secs(60);
+
+/// Starts a program behind an anchor. Comes back only where that fails.
+pub(crate) fn run(
+    run_dir: &Path,
+    anchor: &str,
+    ports: &[u16],
+    ipv6: bool,
+    program: &[String],
+) -> Result<ExitCode, Complaint> {
+    let mut client = connect(run_dir)?;
+    let namespace = whimbrel_daemon::apart::leave_network().map_err(|error| Complaint::Apart(error.into()))?;
+    let family = if ipv6 { Family::Ipv6 } else { Family::Ipv4 };
+    let request = Request::Namespace { anchor: anchor.to_owned(), family, ports: ports.to_vec() };
+    match client.exchange(&request, &[namespace.as_fd()], Some(ANCHORED_WITHIN))? {
+        (Reply::Namespace(_), _) => {}
+        _ => return Err(ClientError::Unexpected.into()),
+    }
+    // The daemon sees by this when the program has ended, and what it has started.
+    rustix::io::fcntl_setfd(client.as_fd(), rustix::io::FdFlags::empty())
+        .map_err(|errno| Complaint::Output(errno.into()))?;
+    let Some((first, rest)) = program.split_first() else { return Err(ClientError::Unexpected.into()) };
+    let error = Command::new(first).args(rest).exec();
+    Err(Complaint::File(first.into(), error))
+}
+
+fn ask(run_dir: &Path, request: &Request) -> Result<(Anchors, Reply), Complaint> {
+    match connect(run_dir)?.exchange(request, &[], Some(whimbrel_ipc::REPLY_TIMEOUT))?.0 {
+        Reply::Anchors(anchors) => Ok((anchors.clone(), Reply::Anchors(anchors))),
+        _ => Err(ClientError::Unexpected.into()),
+    }
+}
+
+/// Shows what is lent and leased.
+pub(crate) fn anchors(run_dir: &Path, json: bool) -> Result<(), Complaint> {
+    let (anchors, reply) = ask(run_dir, &Request::Anchors)?;
+    print(&if json { reply_to_line(&reply)? } else { shown(&anchors) })
+}
+
+/// Lends again.
+pub(crate) fn start(run_dir: &Path, json: bool) -> Result<(), Complaint> {
+    let (anchors, reply) = ask(run_dir, &Request::Lending { stop: false })?;
+    print(&if json { reply_to_line(&reply)? } else { shown(&anchors) })
+}
+
+/// Lends nothing new, and waits until nothing depends on this host.
+pub(crate) fn stop(run_dir: &Path, within: u64, json: bool) -> Result<ExitCode, Complaint> {
+    let (mut anchors, mut reply) = ask(run_dir, &Request::Lending { stop: true })?;
+    if !json && !is_free(&anchors) && within > 0 {
+        print(&format!("{}Waiting for these to move or end.\n", shown(&anchors)))?;
+    }
+    let since = Instant::now();
+    while !is_free(&anchors) && since.elapsed() < Duration::from_secs(within) {
+        std::thread::sleep(LOOK);
+        (anchors, reply) = ask(run_dir, &Request::Anchors)?;
+    }
+    let free = is_free(&anchors);
+    if json {
+        print(&reply_to_line(&reply)?)?;
+    } else if free {
+        print("Nothing depends on this host as an anchor.\n")?;
+    } else {
+        print(&format!("Still there:\n{}", shown(&anchors)))?;
+    }
+    Ok(if free { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn is_free(anchors: &Anchors) -> bool {
+    anchors.lent.is_empty() && anchors.passed_on.is_empty()
+}
+
+fn shown(anchors: &Anchors) -> String {
+    let mut text = match (anchors.lends, anchors.stopping) {
+        (false, _) => "This host lends nothing.\n".to_owned(),
+        (true, true) => "This host lends nothing new.\n".to_owned(),
+        (true, false) => String::new(),
+    };
+    for lent in &anchors.lent {
+        text += &format!("lent to {}: {}\n", lent.host.key, ends(lent));
+    }
+    for passed in &anchors.passed_on {
+        let (flow, key) = (&passed.flow, &passed.host.key);
+        text += &format!("passed on to {key}: {} -> {}\n", flow.local, flow.remote);
+    }
+    for rented in &anchors.rented {
+        text += &format!("on lease from {}: {}\n", rented.host.key, ends(rented));
+    }
+    if text.is_empty() { "Nothing is lent.\n".to_owned() } else { text }
+}
+
+fn ends(of: &LentEnds) -> String {
+    match of.count {
+        0 => format!("{}, as a whole", of.address),
+        1 => format!("{} port {}", of.address, of.port),
+        count => {
+            let last = u32::from(of.port) + u32::from(count) - 1;
+            format!("{} ports {} to {last}", of.address, of.port)
+        }
+    }
+}

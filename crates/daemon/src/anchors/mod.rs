@@ -1,0 +1,501 @@
+//! Endpoints of anchors for programs of this host, and of this host for others (`docs/protocol.md` §11, decision 0019).
+//!
+//! ```text
+//! choice.rs   which anchor, where a program leaves that to a policy
+//! ```
+
+mod choice;
+
+use std::collections::{HashMap, VecDeque};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use whimbrel_handshake::PublicKey;
+use whimbrel_ipc::{Anchored, Anchors as View, Code, Failure, Family, LentEnds, MadeSocket, PassedOn, Reply};
+use whimbrel_protocol::{Event, Refusal, Time};
+use whimbrel_wire::FlowTuple;
+use whimbrel_wire::lending::Ends;
+
+use crate::clock;
+use crate::event_loop::EventLoop;
+use crate::events::Told;
+use crate::moves::sentence;
+use crate::programs::{WantedSocket, failed, plain_socket};
+use crate::server::ClientId;
+use crate::views;
+
+use choice::{Candidate, Experience, Policy};
+
+/// Ports that are leased at a time, for what programs leave to the kernel.
+const BLOCK: u16 = 128;
+
+/// Who wants an anchor, and for what.
+#[derive(Debug)]
+enum Wanted {
+    /// A socket with its address.
+    Socket { client: ClientId, socket: WantedSocket },
+    /// One port of it, of the client's choice, for a socket in the namespace of that address.
+    Port { client: ClientId, socket: OwnedFd, address: SocketAddr },
+    /// A namespace that a program has brought along is to have it, and these ports beside those that the kernel draws.
+    Namespace { client: ClientId, namespace: Option<OwnedFd>, ports: VecDeque<u16>, family: Family, first: Option<u64> },
+}
+
+impl Wanted {
+    fn client(&self) -> ClientId {
+        match self {
+            Self::Socket { client, .. } | Self::Port { client, .. } | Self::Namespace { client, .. } => *client,
+        }
+    }
+
+    fn ipv4(&self) -> bool {
+        match self {
+            Self::Socket { socket, .. } => socket.family == Family::Ipv4,
+            Self::Port { address, .. } => address.is_ipv4(),
+            Self::Namespace { family, .. } => *family == Family::Ipv4,
+        }
+    }
+}
+
+/// A lease that is asked for.
+#[derive(Debug)]
+struct Asked {
+    wanted: Vec<Wanted>,
+    /// Who is asked where this one refuses; None: this host itself.
+    others: VecDeque<Option<PublicKey>>,
+}
+
+/// What programs wait for, and what they have.
+#[derive(Debug, Default)]
+pub(crate) struct Anchors {
+    asked: HashMap<u64, Asked>,
+    /// The ports of each anchor that the kernel draws from for sockets that programs ask for, by family (IPv4).
+    blocks: HashMap<(PublicKey, bool), u64>,
+    /// Programs that run in namespaces of their own, by the clients that hold these.
+    namespaces: HashMap<ClientId, Vec<u64>>,
+    /// Leases of programs that have ended, to be looked at: what they have started may go on.
+    left: Vec<(Time, u64)>,
+    /// Moves that wait for their connections to be flows of the anchor's.
+    claiming: HashMap<FlowTuple, crate::moves::Wish>,
+    pub(crate) experience: Experience,
+    stopping: bool,
+}
+
+impl EventLoop {
+    /// The host that programs name as their anchor: one, or several that are asked one after the other. None is this host.
+    fn candidates(&mut self, anchor: &str) -> Result<VecDeque<Option<PublicKey>>, Failure> {
+        let (now, own) = (clock::now(), self.node.public_key());
+        let Some(policy) = Policy::named(anchor) else {
+            let key = self.host(anchor)?;
+            return Ok([(key != own).then_some(key)].into());
+        };
+        let peers: HashMap<PublicKey, _> = self.node.peers().map(|view| (view.key, view.round_trip)).collect();
+        let hosts = self.node.community(now).hosts;
+        let others = hosts.iter().filter(|host| !host.here).map(|host| host.key);
+        let candidates: Vec<Candidate> =
+            others.map(|key| Candidate { key, round_trip: peers.get(&key).copied().flatten() }).collect();
+        for candidate in &candidates {
+            self.anchors.experience.meet(now, candidate.key);
+        }
+        let order: VecDeque<_> = self.anchors.experience.order(now, policy, &own, &candidates).into();
+        if order.is_empty() {
+            return Err(Failure::new("there is no other host in this one's community")
+                .on(anchor)
+                .code(Code::Unavailable)
+                .hint("`whimbrel community` says who belongs to it. Hosts outside of it are named one by one."));
+        }
+        Ok(order)
+    }
+
+    /// A program wants a socket whose anchor is another host, or may be. The client is answered, now or later.
+    pub(crate) fn want_socket(&mut self, client: ClientId, socket: WantedSocket, anchor: &str) {
+        match self.candidates(anchor) {
+            Ok(order) => self.ask_next(Asked { wanted: vec![Wanted::Socket { client, socket }], others: order }),
+            Err(failure) => self.server.reply(client, &Reply::Error(failure)),
+        }
+    }
+
+    /// [`Request::Namespace`](whimbrel_ipc::Request::Namespace).
+    pub(crate) fn want_namespace(
+        &mut self,
+        client: ClientId,
+        namespace: OwnedFd,
+        anchor: &str,
+        family: Family,
+        ports: Vec<u16>,
+    ) {
+        match self.candidates(anchor) {
+            Ok(mut order) => {
+                // This host's own address needs no namespace.
+                order.retain(Option::is_some);
+                if order.is_empty() {
+                    let failure = Failure::new("the anchor is this host itself, whose address programs have anyway")
+                        .on(anchor)
+                        .code(Code::Unavailable);
+                    return self.server.reply(client, &Reply::Error(failure));
+                }
+                let (namespace, ports) = (Some(namespace), ports.into());
+                let wanted = vec![Wanted::Namespace { client, namespace, ports, family, first: None }];
+                self.server.answer_later(client);
+                self.ask_next(Asked { wanted, others: order });
+            }
+            Err(failure) => self.server.reply(client, &Reply::Error(failure)),
+        }
+    }
+
+    /// [`Request::Bind`](whimbrel_ipc::Request::Bind) of a socket in the namespace of an anchor's address. `None`: it is in none.
+    pub(crate) fn bind_anchored(
+        &mut self,
+        client: ClientId,
+        socket: BorrowedFd<'_>,
+        address: SocketAddr,
+    ) -> Option<Result<Option<Reply>, Failure>> {
+        let (local, brought) = self.effects.namespace_with(socket)?;
+        let end = SocketAddr::new(local, address.port());
+        if !address.ip().is_unspecified() && address.ip().to_canonical() != local {
+            let failure = Failure::new("the socket's anchor has another address").on(local).code(Code::Unavailable);
+            return Some(Err(failure));
+        }
+        if end.port() == 0 || self.effects.is_in_namespace_of(socket, end) {
+            return Some(bind(socket, address).map(Some));
+        }
+        if self.node.lessor_of(end).is_some() {
+            let failure = Failure::new("another program of this host has that port at the anchor").on(end);
+            return Some(Err(failure.code(Code::InUse)));
+        }
+        let lessor = self.node.rented().find(|(_, _, ends)| ends.first.ip() == local).map(|(_, anchor, _)| anchor);
+        let Some(lessor) = lessor else {
+            let failure = Failure::new("the socket came from another host, and its address is on lease from none");
+            return Some(Err(failure.on(local).code(Code::Unavailable)));
+        };
+        let socket = match socket.try_clone_to_owned() {
+            Ok(socket) => socket,
+            Err(error) => return Some(Err(Failure::new(format!("its descriptor cannot be kept: {error}")))),
+        };
+        let wanted = Wanted::Port { client, socket, address };
+        let asked = Asked { wanted: vec![wanted], others: VecDeque::new() };
+        self.server.answer_later(client);
+        if let (Some(number), Some(first)) = (self.lease(asked, lessor, Ends { first: end, count: 1 }), brought) {
+            self.effects.join_namespace(number, first);
+        }
+        Some(Ok(None))
+    }
+
+    /// Asks the next anchor that comes into question.
+    fn ask_next(&mut self, mut asked: Asked) {
+        let Some(first) = asked.wanted.first() else { return };
+        let (ipv4, client) = (first.ipv4(), first.client());
+        match asked.others.pop_front() {
+            Some(Some(anchor)) => {
+                let any: IpAddr = if ipv4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+                let block = Ends { first: SocketAddr::new(any, 0), count: BLOCK };
+                if matches!(asked.wanted[..], [Wanted::Socket { .. }]) {
+                    self.server.answer_later(client);
+                    match self.anchors.blocks.get(&(anchor, ipv4)).copied() {
+                        Some(number) => match self.anchors.asked.get_mut(&number) {
+                            // Another program asks for the same.
+                            Some(under_way) => under_way.wanted.append(&mut asked.wanted),
+                            None => self.serve_wanted(number, asked.wanted),
+                        },
+                        None => {
+                            if let Some(number) = self.lease(asked, anchor, block) {
+                                self.anchors.blocks.insert((anchor, ipv4), number);
+                            }
+                        }
+                    }
+                } else {
+                    self.lease(asked, anchor, block);
+                }
+            }
+            Some(None) => {
+                for wanted in asked.wanted {
+                    if let Wanted::Socket { client, socket } = wanted {
+                        self.make_own(client, socket);
+                        self.serve(client);
+                    }
+                }
+            }
+            None => self.refuse_all(asked.wanted, &Failure::new("no host lends endpoints").code(Code::Unavailable)),
+        }
+    }
+
+    fn lease(&mut self, asked: Asked, anchor: PublicKey, ends: Ends) -> Option<u64> {
+        let now = clock::now();
+        let hosts = self.node.community(now).hosts;
+        let known = hosts.iter().find(|host| host.key == anchor).and_then(|host| host.at);
+        let configured = || self.configured_at(&anchor);
+        match self.node.lease(now, anchor, known.or_else(configured), ends) {
+            Some(number) => {
+                let mut asked = asked;
+                if let [Wanted::Namespace { namespace, .. }] = &mut asked.wanted[..]
+                    && let Some(namespace) = namespace.take()
+                {
+                    self.effects.bring_namespace(number, namespace);
+                }
+                self.anchors.asked.insert(number, asked);
+                Some(number)
+            }
+            None => {
+                self.refuse_all(asked.wanted, &Failure::new("this host leases nothing").code(Code::Unavailable));
+                None
+            }
+        }
+    }
+
+    fn refuse_all(&mut self, wanted: Vec<Wanted>, failure: &Failure) {
+        for wanted in wanted {
+            if let Wanted::Namespace { first: Some(_), client, .. } = &wanted {
+                self.leave_namespace(*client);
+            }
+            let client = wanted.client();
+            self.server.reply(client, &Reply::Error(failure.clone()));
+            self.serve(client);
+        }
+    }
+
+    /// A lease is in force.
+    pub(crate) fn note_leased(&mut self, number: u64, anchor: PublicKey, ends: Ends) -> Told {
+        self.anchors.experience.lent(clock::now(), anchor, true);
+        if let Some(asked) = self.anchors.asked.remove(&number) {
+            self.serve_wanted(number, asked.wanted);
+        }
+        let sentence = format!("{} on lease from {anchor}", shown(&ends));
+        Told::new("lease", sentence).with("anchor", anchor.to_string()).with("ends", shown(&ends))
+    }
+
+    /// A lease was refused, or is over.
+    pub(crate) fn note_not_leased(&mut self, number: u64, anchor: PublicKey, why: Refusal) -> Told {
+        self.anchors.blocks.retain(|_, block| *block != number);
+        if why != Refusal::Taken {
+            self.anchors.experience.lent(clock::now(), anchor, false);
+        }
+        let reason = reason(why);
+        match self.anchors.asked.remove(&number) {
+            Some(asked) if asked.others.is_empty() || why == Refusal::Taken => {
+                let code = match why {
+                    Refusal::Taken => Code::InUse,
+                    Refusal::NotAllowed => Code::Denied,
+                    Refusal::NoRoom => Code::TooMany,
+                    _ => Code::Unavailable,
+                };
+                let failure = Failure::new(format!("the anchor lends no endpoint: {reason}")).on(anchor).code(code);
+                self.refuse_all(asked.wanted, &failure);
+            }
+            Some(mut asked) => {
+                if let [Wanted::Namespace { namespace, .. }] = &mut asked.wanted[..] {
+                    *namespace = self.effects.take_namespace(number);
+                }
+                self.ask_next(asked);
+            }
+            None => {
+                let sentence = format!("a lease of {anchor} is over: {reason}. New connections with it lead nowhere");
+                return Told::new("lease-lost", sentence).with("anchor", anchor.to_string());
+            }
+        }
+        Told::new("lease-refused", format!("{anchor} lends no endpoint: {reason}")).with("anchor", anchor.to_string())
+    }
+
+    /// Gives programs what they wanted a lease for.
+    fn serve_wanted(&mut self, number: u64, all: Vec<Wanted>) {
+        let Some((anchor, ends)) = self.leased(number) else {
+            let failure = Failure::new("the lease ended at once").code(Code::Unavailable);
+            return self.refuse_all(all, &failure);
+        };
+        for wanted in all {
+            let client = wanted.client();
+            match wanted {
+                Wanted::Socket { client, socket } => {
+                    let made = self.effects.in_namespace(ends.first.ip(), || plain_socket(socket));
+                    let made = match made {
+                        Some(Ok(made)) => made.map_err(|error| failed("no socket can be made", error)),
+                        Some(Err(error)) => Err(Failure::new(error.to_string())),
+                        None => Err(Failure::new("the anchor's address is not here any more").code(Code::Unavailable)),
+                    };
+                    match made.and_then(|socket| Ok((self.programs.names.of(socket.as_fd())?, socket))) {
+                        Ok((uuid, socket)) => {
+                            let reply = Reply::Socket(MadeSocket { uuid, anchor: anchor.to_string() });
+                            self.server.reply_with(client, &reply, vec![socket]);
+                        }
+                        Err(failure) => self.server.reply(client, &Reply::Error(failure)),
+                    }
+                }
+                Wanted::Port { client, socket, address } => {
+                    let reply = bind(socket.as_fd(), address).unwrap_or_else(Reply::Error);
+                    if matches!(reply, Reply::Error(_)) {
+                        self.node.return_lease(clock::now(), number);
+                    }
+                    self.server.reply(client, &reply);
+                }
+                Wanted::Namespace { client, ports, family, first, .. } => {
+                    self.anchors.namespaces.entry(client).or_default().push(number);
+                    self.serve_namespace(client, anchor, ends, ports, family, first.unwrap_or(number));
+                }
+            }
+            self.serve(client);
+        }
+    }
+
+    /// A program's namespace has its address; then the ports that it is to have beside.
+    fn serve_namespace(
+        &mut self,
+        client: ClientId,
+        anchor: PublicKey,
+        ends: Ends,
+        mut ports: VecDeque<u16>,
+        family: Family,
+        first: u64,
+    ) {
+        let Some((_, block)) = self.leased(first) else { return };
+        while let Some(port) = ports.pop_front() {
+            let end = SocketAddr::new(ends.first.ip(), port);
+            if !self.effects.is_in_namespace(first, end) {
+                if self.node.lessor_of(end).is_some() {
+                    let failure = Failure::new("another program of this host has that port at the anchor").on(end);
+                    self.leave_namespace(client);
+                    return self.server.reply(client, &Reply::Error(failure.code(Code::InUse)));
+                }
+                let wanted = Wanted::Namespace { client, namespace: None, ports, family, first: Some(first) };
+                let asked = Asked { wanted: vec![wanted], others: VecDeque::new() };
+                if let Some(number) = self.lease(asked, anchor, Ends { first: end, count: 1 }) {
+                    self.effects.join_namespace(number, first);
+                }
+                return;
+            }
+        }
+        let ports = (block.first.port(), block.count);
+        let anchored = Anchored { anchor: self.peer_name(&anchor), address: block.first.ip(), ports };
+        self.server.stay(client);
+        self.server.say(client, &Reply::Namespace(anchored), Vec::new());
+    }
+
+    fn leased(&self, number: u64) -> Option<(PublicKey, Ends)> {
+        self.node.rented().find(|(other, ..)| *other == number).map(|(_, anchor, ends)| (anchor, ends))
+    }
+
+    /// Of clients that may have asked for any of this.
+    pub(crate) fn anchors_gone(&mut self, clients: &[ClientId]) {
+        for asked in self.anchors.asked.values_mut() {
+            asked.wanted.retain(|wanted| !clients.contains(&wanted.client()));
+        }
+        clients.iter().for_each(|client| self.leave_namespace(*client));
+    }
+
+    /// The program that a namespace was for has ended, but perhaps not all that it has started.
+    fn leave_namespace(&mut self, client: ClientId) {
+        let leases = self.anchors.namespaces.remove(&client).unwrap_or_default();
+        self.anchors.left.extend(leases.into_iter().map(|lease| (clock::now(), lease)));
+    }
+
+    /// Leases of a daemon before this one, whose programs are not this one's clients.
+    pub(crate) fn look_after_leases(&mut self, leases: impl Iterator<Item = u64>) {
+        self.anchors.left.extend(leases.map(|lease| (clock::now(), LOOK, lease)));
+    }
+
+    /// What is due of anchors: connections that have lasted are claimed, what nobody uses is returned.
+    pub(crate) fn anchors_due(&mut self, now: Time) {
+        for flow in self.effects.take_mature(now) {
+            // One that was moved here is a flow already.
+            if !self.node.has_flow(&flow) {
+                self.node.claim_flow(now, flow);
+            }
+        }
+        let due: Vec<u64> =
+            self.anchors.left.extract_if(.., |(since, _)| *since < now).map(|(_, lease)| lease).collect();
+        for lease in due {
+            if !self.effects.is_lease_used(lease) {
+                self.node.return_lease(now, lease);
+            }
+        }
+    }
+
+    /// A connection of an anchor's endpoint is to be moved and is no flow of the anchor's yet: it is made one first. `true`: the move goes on
+    /// when that is done.
+    pub(crate) fn claim_first(&mut self, flow: FlowTuple, wish: crate::moves::Wish) -> Option<crate::moves::Wish> {
+        if self.node.has_flow(&flow) || self.node.lessor_of(flow.local).is_none() {
+            return Some(wish);
+        }
+        self.anchors.claiming.insert(flow, wish);
+        self.node.claim_flow(clock::now(), flow);
+        None
+    }
+
+    /// A connection is a flow of its anchor's, or cannot be.
+    pub(crate) fn note_claimed(&mut self, flow: FlowTuple, outcome: Result<(), Refusal>) -> Option<Told> {
+        if let Some(wish) = self.anchors.claiming.remove(&flow) {
+            self.go_on_with(flow, wish, outcome);
+        }
+        let why = outcome.err()?;
+        let what = format!("cannot be moved: its anchor answers that {}", reason(why));
+        Some(Told::of_socket("claim-refused", Some(flow), what))
+    }
+
+    /// A peer is elsewhere, or this host.
+    pub(crate) fn learn_of_moves(&mut self, event: &Event) {
+        let now = clock::now();
+        let who = match event {
+            Event::PeerMoved { peer, .. } => self.node.peers().find(|view| view.id == *peer).map(|view| view.key),
+            Event::Moving { .. } => Some(self.node.public_key()),
+            _ => None,
+        };
+        if let Some(who) = who {
+            self.anchors.experience.moved(now, who);
+        }
+    }
+
+    /// [`Request::Anchors`](whimbrel_ipc::Request::Anchors), and [`Request::Lending`](whimbrel_ipc::Request::Lending) where `stop` is said.
+    pub(crate) fn show_anchors(&mut self, stop: Option<bool>) -> Result<Reply, Failure> {
+        let lends = self.lends();
+        if let Some(stop) = stop {
+            if !lends {
+                return Err(Failure::new("this host lends nothing")
+                    .code(Code::Unavailable)
+                    .hint("`[anchor]` in the configuration makes it lend ports or addresses."));
+            }
+            self.node.stop_lending(stop);
+            self.anchors.stopping = stop;
+        }
+        let (lent, passed_on) = self.node.dependents();
+        let ends = |key: &PublicKey, ends: &Ends| LentEnds {
+            host: self.peer_name(key),
+            address: ends.first.ip(),
+            port: ends.first.port(),
+            count: ends.count,
+        };
+        let lent = lent.iter().map(|(tenant, of)| ends(tenant, of)).collect();
+        let rented = self.node.rented().map(|(_, anchor, of)| ends(&anchor, &of)).collect();
+        let passed = |(owner, far): (PublicKey, FlowTuple)| PassedOn {
+            host: self.peer_name(&owner),
+            flow: views::flow(far.mirrored()),
+        };
+        let passed_on = passed_on.into_iter().map(passed).collect();
+        Ok(Reply::Anchors(View { lends, stopping: self.anchors.stopping, lent, passed_on, rented }))
+    }
+}
+
+/// As bind(2).
+fn bind(socket: BorrowedFd<'_>, address: SocketAddr) -> Result<Reply, Failure> {
+    rustix::net::bind(socket, &address).map_err(|error| failed("it cannot be bound", error).on(address))?;
+    let bound = rustix::net::getsockname(socket).ok().and_then(|name| SocketAddr::try_from(name).ok());
+    Ok(Reply::Bound { address: bound.unwrap_or(address) })
+}
+
+/// Why an anchor does not lend, for people.
+fn reason(why: Refusal) -> &'static str {
+    match why {
+        Refusal::NotAllowed => "it lends nothing to this host",
+        Refusal::NoRoom => "it has no room for another lease",
+        Refusal::Taken => "the port is taken there",
+        Refusal::NoFamily => "it has no address of that family",
+        Refusal::HolderUnreached => "it does not answer",
+        Refusal::Expired => "it has run out",
+        other => sentence(other),
+    }
+}
+
+/// Endpoints, for people.
+fn shown(ends: &Ends) -> String {
+    match ends.count {
+        0 => ends.first.ip().to_string(),
+        1 => ends.first.to_string(),
+        _ => format!("{}-{}", ends.first, ends.ports().last().unwrap_or_default()),
+    }
+}

@@ -1,0 +1,348 @@
+//! Lending endpoints of this host: which are free, who else is kept from them, and what leads to the tenant.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use whimbrel_datapath::{FlowEntry, Lent, LentEnd, Role, Toward};
+use whimbrel_kernel::network::NetworkState;
+use whimbrel_kernel::route::{AddressScope, LOOPBACK, NewAddress};
+use whimbrel_protocol::{LeaseName, MoveFailed, PeerId, Prefix, Refusal, SavedLease, Time};
+use whimbrel_wire::lending::Ends;
+use whimbrel_wire::{FlowTuple, Transport};
+
+use super::{failed, refused};
+use crate::config::Lendable;
+use crate::effects::{Effects, Failure, own_addresses};
+use crate::tunnel::{Lease, LeasedEnd};
+
+/// IP protocol numbers of what is lent with a whole address, beside TCP and UDP: echoes are answered by who has it.
+const ICMP: u8 = 1;
+const ICMPV6: u8 = 58;
+/// Addresses of a prefix that are looked at for a free one.
+const MOST_ADDRESSES: u32 = 1 << 16;
+/// Ports that are lent at a time, at the most: each is held by two sockets of the daemon.
+const MOST_PORTS: u16 = 1024;
+
+/// Whom this host lends what.
+#[derive(Debug, Default)]
+pub(super) struct Lender {
+    lendable: Option<Lendable>,
+    lent: BTreeMap<LeaseName, (Ends, PeerId)>,
+    /// Connections of lent endpoints whose sockets have come here: what comes for these, and these alone, is for this host itself.
+    here: BTreeSet<FlowTuple>,
+}
+
+/// The data plane's entry of such a connection: of no peer, and so as it is.
+const OF_NOBODY: FlowEntry = FlowEntry {
+    binding: 0,
+    home_local_place: 0,
+    home_peer_place: 0,
+    wire_local_port: 0,
+    wire_remote_port: 0,
+    held: false,
+    real_view: false,
+    gives_way: false,
+    toward: Toward::Stack,
+    tunnelled: false,
+};
+
+impl Lender {
+    pub(super) fn is_idle(&self) -> bool {
+        self.lent.is_empty()
+    }
+}
+
+impl Effects {
+    /// What this host may lend from now on.
+    pub(crate) fn set_lendable(&mut self, lendable: Option<Lendable>) {
+        self.relocation.lender.lendable = lendable;
+    }
+
+    pub(super) fn lend(&mut self, now: Time, name: LeaseName, peer: PeerId, wanted: Ends) -> Result<Ends, MoveFailed> {
+        let before = self.relocation.lender.lent.get(&name).map(|(ends, _)| *ends);
+        let ends = match before {
+            Some(ends) => ends,
+            None => self.find_free(&wanted)?,
+        };
+        let led = self.lead_lent(ends, peer);
+        if let Err(failure) = led {
+            self.release_lent(ends);
+            return Err(failed(Refusal::NoRoom, &failure));
+        }
+        self.relocation.lender.lent.insert(name, (ends, peer));
+        self.journal.save_lease(SavedLease { name, ends });
+        self.let_forward();
+        if let Err(failed) = self.make_ready(now).and_then(|()| self.follow_loopback()) {
+            self.take_back(now, name)?;
+            return Err(failed);
+        }
+        Ok(ends)
+    }
+
+    pub(super) fn take_back(&mut self, now: Time, name: LeaseName) -> Result<(), MoveFailed> {
+        self.journal.forget_lease(name);
+        if let Some((ends, _)) = self.relocation.lender.lent.remove(&name) {
+            self.release_lent(ends);
+        }
+        self.follow_loopback()?;
+        self.make_ready(now)
+    }
+
+    /// Programs of this host itself reach what is lent by the loopback device.
+    fn follow_loopback(&mut self) -> Result<(), MoveFailed> {
+        let wanted = !self.relocation.lender.is_idle();
+        let attached = self.datapath.attached().iter().any(|(_, role)| *role == Role::Loopback);
+        let done = match (wanted, attached) {
+            (true, false) => self.datapath.attach(LOOPBACK, Role::Loopback),
+            (false, true) => self.datapath.detach(LOOPBACK),
+            _ => Ok(()),
+        };
+        done.map_err(|error| failed(Refusal::NoRights, &error))
+    }
+
+    /// Endpoints that nobody has, as they are wanted. Nobody else can have them from now on.
+    fn find_free(&mut self, wanted: &Ends) -> Result<Ends, MoveFailed> {
+        let none = || failed(Refusal::NotLent, &"this host lends no such endpoints (`[anchor]` in the configuration)");
+        let lendable = self.relocation.lender.lendable.clone().ok_or_else(none)?;
+        if wanted.count == 0 {
+            return self.find_address(&lendable, wanted.first.ip());
+        }
+        let ports = lendable.ports.ok_or_else(none)?;
+        let ipv4 = wanted.first.is_ipv4();
+        let own = own_addresses(&self.network);
+        let address = match wanted.first.ip() {
+            any if any.is_unspecified() => {
+                let chosen = lendable.own.iter().copied().find(|address| address.is_ipv4() == ipv4);
+                let chosen = chosen.or_else(|| usual_address(&self.network, ipv4));
+                chosen.ok_or_else(|| failed(Refusal::NoFamily, &"this host has no address of that family"))?
+            }
+            address => address,
+        };
+        if !own.contains(&address) {
+            return Err(failed(Refusal::NotLent, &format!("{address} is no address of this host's")));
+        }
+        if wanted.count > MOST_PORTS {
+            return Err(failed(Refusal::NoRoom, &format!("{} ports are wanted at a time", wanted.count)));
+        }
+        let block = |first: u16| Ends { first: SocketAddr::new(address, first), count: wanted.count };
+        let taken = || failed(Refusal::Taken, &"the ports are taken");
+        if wanted.first.port() != 0 {
+            let ends = block(wanted.first.port());
+            let last = ends.ports().last().unwrap_or_default();
+            if !ports.contains(&ends.first.port()) || !ports.contains(&last) {
+                let sentence = format!("ports {} to {} are lent", ports.start(), ports.end());
+                return Err(failed(Refusal::NotLent, &sentence));
+            }
+            return self.take_ports(ends).then_some(ends).ok_or_else(taken);
+        }
+        // From the end, so that ports of a program's choice are not in the midst of others'.
+        let (least, count) = (u32::from(*ports.start()), u32::from(wanted.count));
+        let lasts = (least..=u32::from(*ports.end())).rev().step_by(usize::from(wanted.count));
+        let firsts = lasts.map_while(|last| (last + 1).checked_sub(count).filter(|first| *first >= least));
+        let firsts = firsts.filter_map(|first| u16::try_from(first).ok());
+        let lent: BTreeSet<SocketAddr> = self.relocation.lender.lent.values().map(|(ends, _)| ends.first).collect();
+        for first in firsts {
+            let ends = block(first);
+            if !lent.contains(&ends.first) && self.take_ports(ends) {
+                return Ok(ends);
+            }
+        }
+        Err(failed(Refusal::NoRoom, &"all ports that this host lends are taken"))
+    }
+
+    /// Takes the ports, all or none.
+    fn take_ports(&mut self, ends: Ends) -> bool {
+        for (taken, port) in ends.ports().enumerate() {
+            let end = SocketAddr::new(ends.first.ip(), port);
+            if !self.relocation.ports.take(end) {
+                ends.ports()
+                    .take(taken)
+                    .for_each(|port| self.relocation.ports.give_back(SocketAddr::new(end.ip(), port)));
+                return false;
+            }
+        }
+        true
+    }
+
+    /// An address as a whole.
+    fn find_address(&mut self, lendable: &Lendable, wanted: IpAddr) -> Result<Ends, MoveFailed> {
+        let lent: BTreeSet<IpAddr> = self.relocation.lender.lent.values().map(|(ends, _)| ends.first.ip()).collect();
+        let own = own_addresses(&self.network);
+        let free = |address: &IpAddr| !lent.contains(address) && !own.contains(address);
+        let covers = |prefix: &&Prefix| prefix.address.is_ipv4() == wanted.is_ipv4();
+        let address = if wanted.is_unspecified() {
+            let mut all = lendable.addresses.iter().filter(covers).flat_map(addresses_of);
+            all.find(free).ok_or_else(|| failed(Refusal::NoRoom, &"all addresses that this host lends are taken"))?
+        } else if lendable.addresses.iter().any(|prefix| prefix.contains(wanted)) {
+            Some(wanted).filter(free).ok_or_else(|| failed(Refusal::Taken, &format!("{wanted} is lent already")))?
+        } else {
+            return Err(failed(Refusal::NotLent, &format!("this host does not lend {wanted}")));
+        };
+        self.announce_address(address).map_err(|error| refused(&error, Refusal::NoRights))?;
+        Ok(Ends { first: SocketAddr::new(address, 0), count: 0 })
+    }
+
+    /// Neighbours are told that the address is here, where it is one of theirs.
+    fn announce_address(&mut self, address: IpAddr) -> Result<(), whimbrel_kernel::Error> {
+        let interface = self.interface_for(address);
+        // Without a scope that others choose, it is none of this host's own.
+        let new = NewAddress { interface, address, scope: AddressScope::Global, deprecated: true };
+        self.routes.set_address(&new)
+    }
+
+    /// The interface of the subnet that an address is of; else the loopback device, as it is routed here.
+    fn interface_for(&self, address: IpAddr) -> u32 {
+        let on_link = |usable: &&whimbrel_kernel::network::UsableAddress| {
+            Prefix { address: usable.address, length: usable.prefix_length }.contains(address)
+        };
+        // IPv4 answers for any address that it has, whatever interface that is on (arp_ignore 0).
+        let found = self.network.addresses.iter().find(on_link).filter(|_| address.is_ipv6());
+        found.map_or(LOOPBACK, |usable| usable.interface)
+    }
+
+    /// What comes for the endpoints goes to their tenant, and what it sends from them goes on.
+    fn lead_lent(&mut self, ends: Ends, peer: PeerId) -> Result<(), Failure> {
+        for port in ends.ports() {
+            for protocol in protocols(&ends) {
+                let end = LentEnd { address: ends.first.ip(), port, protocol };
+                self.datapath.set_lent(&end, Lent::Leased(peer.0))?;
+            }
+            for transport in [Transport::Tcp, Transport::Udp] {
+                let end = LeasedEnd { transport, address: ends.first.ip(), port };
+                self.tunnel.set_lease(end, Lease::To(peer));
+            }
+        }
+        Ok(())
+    }
+
+    fn release_lent(&mut self, ends: Ends) {
+        for port in ends.ports() {
+            for protocol in protocols(&ends) {
+                let end = LentEnd { address: ends.first.ip(), port, protocol };
+                if let Err(error) = self.datapath.remove_lent(&end) {
+                    tracing::warn!(address = %end.address, port, %error, "an endpoint stays lent");
+                }
+            }
+            for transport in [Transport::Tcp, Transport::Udp] {
+                self.tunnel.remove_lease(&LeasedEnd { transport, address: ends.first.ip(), port });
+            }
+            if ends.count > 0 {
+                self.relocation.ports.give_back(SocketAddr::new(ends.first.ip(), port));
+            }
+        }
+        if ends.count == 0 {
+            let interface = self.interface_for(ends.first.ip());
+            if let Err(error) = self.routes.delete_address(interface, ends.first.ip()) {
+                tracing::warn!(address = %ends.first.ip(), %error, "an address that was lent stays");
+            }
+        }
+    }
+
+    /// The socket of a connection has come to this host, whose address it has.
+    pub(super) fn take_home(&mut self, flow: &FlowTuple) -> Result<(), MoveFailed> {
+        let lender = &mut self.relocation.lender;
+        if lender.lent.values().any(|(ends, _)| ends.contain(flow.local)) {
+            let inserted = self.datapath.insert_flows(&[(*flow, OF_NOBODY)]);
+            inserted.map_err(|error| failed(Refusal::NotRestored, &error))?;
+            lender.here.insert(*flow);
+        }
+        Ok(())
+    }
+
+    /// It is elsewhere, or over.
+    pub(super) fn leave_home(&mut self, flow: &FlowTuple) {
+        if self.relocation.lender.here.remove(flow)
+            && let Err(error) = self.datapath.remove_flows(&[*flow])
+        {
+            tracing::warn!(%flow, %error, "a connection of a lent endpoint stays this host's own");
+        }
+    }
+
+    /// Connections of lent endpoints that were here may be over.
+    pub(crate) fn look_for_left(&mut self) {
+        let here: Vec<FlowTuple> = self.relocation.lender.here.iter().copied().collect();
+        for flow in here {
+            if matches!(self.socket_of(&flow), Ok(None)) {
+                self.leave_home(&flow);
+            }
+        }
+    }
+
+    /// Whether the data plane has a flow on account of its socket, which is here; as a daemon before this one has left it.
+    pub(in crate::effects) fn adopt_home(&mut self, flow: &FlowTuple, entry: &FlowEntry) -> bool {
+        let here = entry.binding == OF_NOBODY.binding && matches!(self.socket_of(flow), Ok(Some(_)));
+        if here {
+            self.relocation.lender.here.insert(*flow);
+        }
+        here
+    }
+
+    /// Endpoints that a daemon before this one had lent: they are as they were, but for what was its own.
+    pub(crate) fn adopt_leases(&mut self, saved: &[SavedLease]) {
+        for SavedLease { name, ends } in saved {
+            for port in ends.ports().filter(|_| ends.count > 0) {
+                self.relocation.ports.keep(SocketAddr::new(ends.first.ip(), port));
+            }
+            // Whose peer it is, the node says.
+            self.relocation.lender.lent.insert(*name, (*ends, PeerId(0)));
+        }
+        self.settle_ports();
+    }
+}
+
+fn protocols(ends: &Ends) -> impl Iterator<Item = u8> + use<> {
+    let icmp = if ends.first.is_ipv4() { ICMP } else { ICMPV6 };
+    let whole = (ends.count == 0).then_some(icmp);
+    [Transport::Tcp.protocol(), Transport::Udp.protocol()].into_iter().chain(whole)
+}
+
+/// The address that this host is met at: of the interface that leads everywhere, else of any.
+fn usual_address(network: &NetworkState, ipv4: bool) -> Option<IpAddr> {
+    let own = own_addresses(network);
+    let of_family = |address: &IpAddr| address.is_ipv4() == ipv4;
+    let way = network.default_routes.iter().filter(|route| route.ipv4 == ipv4).min_by_key(|route| route.metric);
+    let there = way.and_then(|way| {
+        let mut there =
+            network.addresses.iter().filter(|usable| usable.interface == way.interface && !usable.deprecated);
+        there.find(|usable| of_family(&usable.address) && own.contains(&usable.address))
+    });
+    there.map(|usable| usable.address).or_else(|| own.into_iter().find(of_family))
+}
+
+/// The addresses of a prefix that hosts may have.
+fn addresses_of(prefix: &Prefix) -> impl Iterator<Item = IpAddr> + use<> {
+    let width: u8 = if prefix.address.is_ipv4() { 32 } else { 128 };
+    let free = u32::from(width - prefix.length.min(width));
+    let count = 1u32.checked_shl(free).unwrap_or(MOST_ADDRESSES).min(MOST_ADDRESSES);
+    // The first is the network's own, the last of IPv4 for all (RFC 919, RFC 4291 §2.6.1).
+    let (skip, last) = if free > 1 { (1, u32::from(width == 32 && count < MOST_ADDRESSES)) } else { (0, 0) };
+    let base = prefix.address;
+    (skip..count - last).map(move |number| match base {
+        IpAddr::V4(base) => {
+            let mask = u32::MAX.checked_shl(free).unwrap_or(0);
+            IpAddr::V4(Ipv4Addr::from_bits((base.to_bits() & mask) | number))
+        }
+        IpAddr::V6(base) => {
+            let mask = u128::MAX.checked_shl(free).unwrap_or(0);
+            IpAddr::V6(Ipv6Addr::from_bits((base.to_bits() & mask) | u128::from(number)))
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_has_the_addresses_that_hosts_may_have() {
+        let of = |address: &str, length| {
+            let prefix = Prefix { address: address.parse().expect("address"), length };
+            addresses_of(&prefix).map(|address| address.to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(of("192.0.2.9", 30), ["192.0.2.9", "192.0.2.10"]);
+        assert_eq!(of("192.0.2.9", 32), ["192.0.2.9"]);
+        assert_eq!(of("192.0.2.8", 31), ["192.0.2.8", "192.0.2.9"]);
+        assert_eq!(of("2001:db8::", 126), ["2001:db8::1", "2001:db8::2", "2001:db8::3"]);
+        assert_eq!(of("2001:db8::", 64).len(), MOST_ADDRESSES as usize - 1);
+    }
+}

@@ -1,0 +1,233 @@
+//! Endpoints of anchors: the namespaces that they are used in.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use whimbrel_datapath::{Endpoint as Known, Follow, Lent, LentEnd, Unknown};
+use whimbrel_kernel::namespace;
+use whimbrel_protocol::{MoveFailed, PeerId, Refusal, SavedTenancy, Time};
+use whimbrel_wire::lending::Ends;
+use whimbrel_wire::{FlowTuple, Transport};
+
+use super::endpoints::PlaceName;
+use super::{Relocation, failed};
+use crate::effects::{Effects, Failure};
+use crate::tunnel::{Lease, LeasedEnd};
+
+/// What a connection has to last before its anchor is asked to make a flow of it (P-86): most last less (as P-15).
+const MATURE: Duration = Duration::from_millis(750);
+
+/// Endpoints of others.
+#[derive(Debug, Default)]
+pub(super) struct Tenant {
+    rented: HashMap<u64, Rented>,
+    /// Namespaces that programs have brought along for leases that are asked for.
+    namespaces: HashMap<u64, OwnedFd>,
+    /// Leases that are asked for a namespace that is there, by that of the first.
+    joined: HashMap<u64, u64>,
+    /// Connections of such endpoints that may end soon, in the order in which they opened.
+    young: VecDeque<(Time, FlowTuple)>,
+}
+
+#[derive(Debug)]
+struct Rented {
+    ends: Ends,
+    place: PlaceName,
+}
+
+impl Tenant {
+    pub(super) fn is_idle(&self) -> bool {
+        self.rented.is_empty()
+    }
+}
+
+impl Effects {
+    /// A program has brought a namespace along for a lease that is asked for.
+    pub(crate) fn bring_namespace(&mut self, lease: u64, namespace: OwnedFd) {
+        self.relocation.tenant.namespaces.insert(lease, namespace);
+    }
+
+    /// The lease was refused: another anchor may be asked.
+    pub(crate) fn take_namespace(&mut self, lease: u64) -> Option<OwnedFd> {
+        self.relocation.tenant.namespaces.remove(&lease)
+    }
+
+    /// A lease that is asked for is to go to the namespace that was brought along for another one.
+    pub(crate) fn join_namespace(&mut self, lease: u64, first: u64) {
+        self.relocation.tenant.joined.insert(lease, first);
+    }
+
+    pub(super) fn occupy(
+        &mut self,
+        now: Time,
+        tenancy: SavedTenancy,
+        peer: PeerId,
+        fresh: bool,
+    ) -> Result<(), MoveFailed> {
+        let SavedTenancy { number, ends, .. } = tenancy;
+        if !fresh {
+            // One whose namespace is gone is not occupied either.
+            return match self.is_occupied(number) {
+                // The peer may be called otherwise by now.
+                true => self.lead_rented(number, peer).map_err(|failure| failed(Refusal::NoRights, &failure)),
+                false => Err(failed(Refusal::Cancelled, &"nobody needs it any more")),
+            };
+        }
+        let Self { relocation: Relocation { endpoints, tenant, .. }, datapath, routes, .. } = self;
+        if let Some(first) = tenant.joined.remove(&number) {
+            endpoints.note_brought(first, ends);
+        }
+        let made = match tenant.namespaces.remove(&number) {
+            Some(namespace) => endpoints.bring(number, ends, namespace, datapath, routes),
+            None => endpoints.need(ends.first, datapath, routes),
+        };
+        made.map_err(|failure| failed(Refusal::NoRights, &failure))?;
+        let place = endpoints.name_of(ends.first);
+        self.relocation.tenant.rented.insert(number, Rented { ends, place });
+        let done = self.furnish(number, peer).and_then(|()| self.lead_rented(number, peer));
+        let done = done.map_err(|failure| failed(Refusal::NoRights, &failure)).and_then(|()| self.make_ready(now));
+        if let Err(failed) = done {
+            self.vacate(now, number)?;
+            return Err(failed);
+        }
+        let cookie = self.brought_cookie(number);
+        self.journal.save_tenancy(tenancy, cookie);
+        Ok(())
+    }
+
+    /// The cookie of the namespace that a program has brought along for a lease.
+    fn brought_cookie(&mut self, number: u64) -> Option<u64> {
+        let place = self.relocation.tenant.rented.get(&number)?.place;
+        place.lease?;
+        self.relocation.endpoints.place(place).map(|place| place.cookie)
+    }
+
+    /// Whether programs may use what a lease is of.
+    pub(crate) fn is_lease_used(&mut self, number: u64) -> bool {
+        self.is_occupied(number)
+    }
+
+    /// Whether programs may have sockets of these endpoints.
+    fn is_occupied(&mut self, number: u64) -> bool {
+        let Some(Rented { ends, place }) = self.relocation.tenant.rented.get(&number) else { return false };
+        let (ends, name) = (*ends, *place);
+        let draws = ends.count > 1;
+        let Some(place) = self.relocation.endpoints.place(name) else { return false };
+        if draws || ends.count == 0 {
+            return place.endpoint.is_used();
+        }
+        // A port of a program's choice: whether anybody has it.
+        let Ok(_inside) = place.endpoint.enter() else { return true };
+        std::net::TcpListener::bind(ends.first).is_err() || std::net::UdpSocket::bind(ends.first).is_err()
+    }
+
+    /// What programs find in the namespace: their ports, and how long packets may be on their way by the tunnel.
+    fn furnish(&mut self, number: u64, peer: PeerId) -> Result<(), Failure> {
+        let Some(Rented { ends, place }) = self.relocation.tenant.rented.get(&number) else { return Ok(()) };
+        let (ends, mtu) = (*ends, self.tunnels.known_inner_mtu(peer));
+        let Some(place) = self.relocation.endpoints.place(*place) else { return Ok(()) };
+        if ends.count > 1 {
+            let last = ends.ports().last().unwrap_or_default();
+            place.endpoint.draw_ports(&(ends.first.port()..=last))?;
+        }
+        if let Some(mtu) = mtu {
+            place.endpoint.set_mtu(ends.first.ip(), mtu)?;
+        }
+        self.datapath.follow_namespace(place.cookie, Follow::All)?;
+        Ok(())
+    }
+
+    /// What comes for the endpoints goes into the namespace, and what is sent from them to the anchor.
+    fn lead_rented(&mut self, number: u64, peer: PeerId) -> Result<(), Failure> {
+        let Some(Rented { ends, place }) = self.relocation.tenant.rented.get(&number) else { return Ok(()) };
+        let (ends, place) = (*ends, *place);
+        let Some(interface) = self.relocation.endpoints.place(place).map(|place| place.interface) else {
+            return Ok(());
+        };
+        let address = ends.first.ip();
+        self.datapath.set_endpoint(interface, &Known { address, unknown: Unknown::Tunnelled(peer.0) })?;
+        for port in ends.ports() {
+            for transport in [Transport::Tcp, Transport::Udp] {
+                let end = LentEnd { address, port, protocol: transport.protocol() };
+                self.datapath.set_lent(&end, Lent::Endpoint(interface))?;
+                self.tunnel.set_lease(LeasedEnd { transport, address, port }, Lease::From(peer));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn vacate(&mut self, now: Time, number: u64) -> Result<(), MoveFailed> {
+        self.journal.forget_tenancy(number);
+        self.relocation.tenant.namespaces.remove(&number);
+        self.relocation.tenant.joined.remove(&number);
+        let Some(Rented { ends, place }) = self.relocation.tenant.rented.remove(&number) else { return Ok(()) };
+        let address = ends.first.ip();
+        for port in ends.ports() {
+            for transport in [Transport::Tcp, Transport::Udp] {
+                let end = LentEnd { address, port, protocol: transport.protocol() };
+                self.datapath.remove_lent(&end).map_err(|error| failed(Refusal::NotKept, &error))?;
+                self.tunnel.remove_lease(&LeasedEnd { transport, address, port });
+            }
+        }
+        self.relocation.endpoints.release(now, place);
+        self.make_ready(now)
+    }
+
+    /// The leases that a daemon before this one had: their namespaces are found by [`Effects::adopt_moves`].
+    pub(super) fn adopt_tenancies(&mut self, saved: &[(SavedTenancy, Option<u64>)]) {
+        for (SavedTenancy { number, ends, .. }, _) in saved {
+            let place = self.relocation.endpoints.name_of(ends.first);
+            if self.relocation.endpoints.place(place).is_some() {
+                self.relocation.tenant.rented.insert(*number, Rented { ends: *ends, place });
+            }
+        }
+    }
+
+    /// Runs something in the namespace of an address that is leased. `None`: there is none.
+    pub(crate) fn in_namespace<T>(
+        &mut self,
+        address: IpAddr,
+        act: impl FnOnce() -> T,
+    ) -> Option<Result<T, whimbrel_kernel::Error>> {
+        let place = self.relocation.endpoints.place(PlaceName { address, lease: None })?;
+        Some(place.endpoint.enter().map(|_inside| act()))
+    }
+
+    /// The address that is local in the endpoint namespace that a socket is in, and the lease that a program has brought that namespace
+    /// along for, if one has. `None`: it is in none.
+    pub(crate) fn namespace_with(&self, socket: BorrowedFd<'_>) -> Option<(IpAddr, Option<u64>)> {
+        let cookie = namespace::cookie_of(socket.as_fd()).ok()?;
+        self.relocation.endpoints.with_cookie(cookie).map(|name| (name.address, name.lease))
+    }
+
+    /// Whether an endpoint belongs into the namespace that was brought along for a lease.
+    pub(crate) fn is_in_namespace(&self, first: u64, end: SocketAddr) -> bool {
+        self.relocation.endpoints.name_of(end).lease == Some(first)
+    }
+
+    /// Whether an endpoint that is leased belongs into the namespace that a socket is in.
+    pub(crate) fn is_in_namespace_of(&self, socket: BorrowedFd<'_>, end: SocketAddr) -> bool {
+        let leased = self.relocation.tenant.rented.values().any(|rented| rented.ends.contain(end));
+        let name = self.relocation.endpoints.name_of(end);
+        leased && self.namespace_with(socket) == Some((name.address, name.lease))
+    }
+
+    /// A connection has opened in an endpoint namespace.
+    pub(crate) fn note_young(&mut self, now: Time, flow: FlowTuple) {
+        self.relocation.tenant.young.push_back((now + MATURE, flow));
+    }
+
+    /// The connections among these that have lasted, and are there still.
+    pub(crate) fn take_mature(&mut self, now: Time) -> Vec<FlowTuple> {
+        let mut mature = Vec::new();
+        while self.relocation.tenant.young.front().is_some_and(|(due, _)| *due <= now) {
+            let Some((_, flow)) = self.relocation.tenant.young.pop_front() else { break };
+            if matches!(self.socket_of(&flow), Ok(Some(_))) {
+                mature.push(flow);
+            }
+        }
+        mature
+    }
+}

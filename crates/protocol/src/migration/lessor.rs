@@ -1,0 +1,222 @@
+//! Lending endpoints to other hosts: the anchor's part (`docs/protocol.md` §11).
+
+use std::time::Duration;
+
+use whimbrel_handshake::PublicKey;
+use whimbrel_wire::FlowTuple;
+use whimbrel_wire::lending::{Ends, Granted};
+use whimbrel_wire::moving::{MoveName, Record};
+
+use super::flows::FlowChange;
+use super::holder::Announcement;
+use super::{
+    Asked, At, LeaseName, Limit, MoveDone, MoveEvent, MoveFailed, MoveOp, Moves, Refusal, SavedHeld, SavedLease,
+};
+use crate::Time;
+
+/// Endpoints that are another host's for a while.
+#[derive(Debug)]
+pub(super) struct Lease {
+    /// Which, once they are found.
+    ends: Option<Ends>,
+    /// They are the tenant's until then.
+    until: Time,
+    stage: Stage,
+}
+
+/// How far it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// The caller looks for endpoints. Exits: `InForce`; it finds none (over).
+    Lending,
+    /// Exits: the tenant returns it, may have none any more, or does not ask for it again in time (over).
+    InForce,
+}
+
+impl Lease {
+    fn lends(&self, end: std::net::SocketAddr) -> bool {
+        self.stage == Stage::InForce && self.ends.is_some_and(|ends| ends.contain(end))
+    }
+}
+
+impl Moves {
+    fn lifetime(&self) -> Duration {
+        self.config.lending.as_ref().map_or(Duration::ZERO, |lending| lending.lifetime)
+    }
+
+    /// Whether endpoints are lent to a host.
+    fn lends_to(&self, tenant: &PublicKey) -> bool {
+        self.config.lending.as_ref().is_some_and(|lending| lending.to.contains(tenant) || self.trusts(tenant))
+    }
+
+    fn leases_of(&self, tenant: PublicKey) -> impl Iterator<Item = (&LeaseName, &Lease)> {
+        self.leases.range(LeaseName { tenant, number: 0 }..=LeaseName { tenant, number: u64::MAX })
+    }
+
+    /// A host asks for endpoints, or for a lease to last (P-84, P-85).
+    pub(super) fn handle_lease(&mut self, at: At<'_>, tenant: PublicKey, number: u64, ends: Ends) {
+        let name = LeaseName { tenant, number };
+        let until = at.now + self.lifetime();
+        if let Some(lease) = self.leases.get_mut(&name) {
+            if lease.stage == Stage::InForce {
+                let before = std::mem::replace(&mut lease.until, until);
+                self.limits.remove(&(before, Limit::Lease(name)));
+                self.limit(until, Limit::Lease(name));
+                self.say_leased(at, name);
+            }
+            return;
+        }
+        let lending = self.config.lending.as_ref();
+        let most = lending.map_or(0, |lending| lending.most);
+        let peer = at.around.peer(&tenant);
+        let refusal = match lending {
+            None => Some(Refusal::NotLent),
+            Some(_) if !self.lends_to(&tenant) => Some(Refusal::NotAllowed),
+            Some(_) if self.stopping => Some(Refusal::Stopping),
+            Some(_) if self.leases_of(tenant).count() >= most => Some(Refusal::NoRoom),
+            Some(_) => None,
+        };
+        match (refusal, peer) {
+            (Some(refusal), _) => self.say(at, tenant, Record::Leased { number, outcome: Err(refusal) }),
+            // It is asked again in a session.
+            (None, None) => {}
+            (None, Some(peer)) => {
+                self.leases.insert(name, Lease { ends: None, until, stage: Stage::Lending });
+                self.changes.push_back(FlowChange::Remember { key: tenant });
+                self.op(MoveOp::Lend { name, peer, ends }, Asked::Lease(name));
+            }
+        }
+    }
+
+    fn say_leased(&mut self, at: At<'_>, name: LeaseName) {
+        let lifetime = u32::try_from(self.lifetime().as_secs()).unwrap_or(u32::MAX);
+        let Some(ends) = self.leases.get(&name).and_then(|lease| lease.ends) else { return };
+        let outcome = Ok(Granted { ends, lifetime });
+        self.say(at, name.tenant, Record::Leased { number: name.number, outcome });
+    }
+
+    /// Endpoints were found and lent, or not.
+    pub(super) fn handle_lent(&mut self, at: At<'_>, name: LeaseName, result: Result<MoveDone, MoveFailed>) {
+        let Some(lease) = self.leases.get_mut(&name) else {
+            // It was returned, or forbidden, meanwhile.
+            if result.is_ok() {
+                self.effect("taking back endpoints", MoveOp::TakeBack { name });
+            }
+            return;
+        };
+        match result {
+            Ok(MoveDone::Lent(ends)) => {
+                let known = lease.ends.replace(ends);
+                lease.stage = Stage::InForce;
+                let until = lease.until;
+                self.limit(until, Limit::Lease(name));
+                if known.is_none() {
+                    self.say_leased(at, name);
+                    self.event(MoveEvent::Lent { to: name.tenant, ends });
+                }
+            }
+            Ok(MoveDone::Done | MoveDone::Dumped(_)) => {
+                self.leases.remove(&name);
+            }
+            Err(failed) => {
+                self.leases.remove(&name);
+                self.say(at, name.tenant, Record::Leased { number: name.number, outcome: Err(failed.refusal) });
+                self.event(MoveEvent::OpFailed { what: "lending endpoints", error: failed.sentence });
+            }
+        }
+    }
+
+    /// A lease is over. Connections that were claimed go on until their ends (P-86).
+    fn end_lease(&mut self, name: LeaseName) {
+        let Some(lease) = self.leases.remove(&name) else { return };
+        self.limits.remove(&(lease.until, Limit::Lease(name)));
+        if lease.stage == Stage::InForce {
+            self.effect("taking back endpoints", MoveOp::TakeBack { name });
+            self.event(MoveEvent::LeaseOver { to: name.tenant });
+        }
+    }
+
+    /// A tenant needs its endpoints no more.
+    pub(super) fn handle_return(&mut self, tenant: PublicKey, number: u64) {
+        self.end_lease(LeaseName { tenant, number });
+    }
+
+    pub(super) fn handle_lease_limit(&mut self, at: At<'_>, name: LeaseName) {
+        if self.leases.get(&name).is_some_and(|lease| lease.until <= at.now) {
+            self.say(at, name.tenant, Record::Leased { number: name.number, outcome: Err(Refusal::Expired) });
+            self.end_lease(name);
+        }
+    }
+
+    /// Ends leases of those who may have none any more.
+    pub(super) fn end_forbidden_leases(&mut self, at: At<'_>) {
+        let forbidden = self.leases.keys().filter(|name| !self.lends_to(&name.tenant));
+        for name in forbidden.copied().collect::<Vec<LeaseName>>() {
+            self.say(at, name.tenant, Record::Leased { number: name.number, outcome: Err(Refusal::NotAllowed) });
+            self.end_lease(name);
+        }
+    }
+
+    /// A daemon before this one had lent endpoints: they are lent on, as the tenant may not even have noticed.
+    pub(super) fn restore_leases(&mut self, at: At<'_>, saved: &[SavedLease]) {
+        for SavedLease { name, ends } in saved {
+            let peer = at.around.peer(&name.tenant).filter(|_| self.config.lending.is_some());
+            let Some(peer) = peer else {
+                self.effect("taking back endpoints", MoveOp::TakeBack { name: *name });
+                continue;
+            };
+            let until = at.now + self.lifetime();
+            self.leases.insert(*name, Lease { ends: Some(*ends), until, stage: Stage::Lending });
+            self.op(MoveOp::Lend { name: *name, peer, ends: *ends }, Asked::Lease(*name));
+        }
+    }
+
+    /// A tenant names a connection of an endpoint that is lent to it (P-86). As a move of which it is both donor and acceptor: what
+    /// follows is the same.
+    pub(super) fn handle_claim(&mut self, at: At<'_>, tenant: PublicKey, flow: u64, tuple: FlowTuple, wire_port: u16) {
+        let name = MoveName { donor: *tenant.as_bytes(), number: flow };
+        let far = tuple.mirrored();
+        let leased = self.leases_of(tenant).any(|(_, lease)| lease.lends(tuple.local));
+        let refusal = match self.held.get(&flow) {
+            Some(held) if held.was_claimed(name) => {
+                self.answer_again(at, flow, tenant);
+                return;
+            }
+            // It is being kept, or another's.
+            Some(held) if held.is_claimed(name) => return,
+            Some(_) => Some(Refusal::Taken),
+            None if !leased => Some(Refusal::NotLent),
+            // One of the same names has moved elsewhere.
+            None if at.around.is_known(&far) => Some(Refusal::Taken),
+            None if self.held.len() >= self.config.most.saturating_mul(4) => Some(Refusal::NoRoom),
+            None => None,
+        };
+        if let Some(refusal) = refusal {
+            self.say(at, tenant, Record::Verdict { name, outcome: Err(refusal) });
+            return;
+        }
+        self.lend(flow, far, tenant);
+        let held = self.held(flow, tenant);
+        let sequence = held.announce(Announcement::claim(at.now, name, tenant, wire_port));
+        let saved =
+            SavedHeld { flow, far: Some(far), owner: tenant, wire_port, sequence, last: name, unsettled: Vec::new() };
+        self.op(MoveOp::SaveHeld(saved), Asked::Keep(flow));
+    }
+
+    /// Nothing new is lent from now on, or is again. What is lent stays so until its end.
+    pub(super) fn stop_lending(&mut self, stopping: bool) {
+        self.stopping = stopping;
+    }
+
+    /// What is lent to whom, and the flows that this host passes on for others, by who has them.
+    pub(super) fn dependents(&self) -> (Vec<(PublicKey, Ends)>, Vec<(PublicKey, FlowTuple)>) {
+        let lent = self.leases.iter().filter_map(|(name, lease)| Some((name.tenant, lease.ends?))).collect();
+        let me = self.me();
+        let held = self.held.values().filter_map(|held| held.passed_on(&me)).collect();
+        (lent, held)
+    }
+
+    pub(super) fn has_lent_to(&self, tenant: &PublicKey) -> bool {
+        self.leases_of(*tenant).next().is_some()
+    }
+}

@@ -1,0 +1,346 @@
+//! Having endpoints of an anchor's: the tenant's part (`docs/protocol.md` §11).
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use whimbrel_handshake::PublicKey;
+use whimbrel_wire::FlowTuple;
+use whimbrel_wire::lending::{Ends, Granted};
+use whimbrel_wire::moving::{MoveName, Record, Terms};
+
+use super::flows::FlowChange;
+use super::{AGAIN, Asked, At, Limit, MoveDone, MoveEvent, MoveFailed, MoveOp, Moves, Refusal, SavedTenancy};
+use crate::Time;
+
+/// How long an anchor may take to answer.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(8);
+
+/// Endpoints of another host's.
+#[derive(Debug)]
+pub(super) struct Tenancy {
+    anchor: PublicKey,
+    /// What was asked for, then what was granted.
+    ends: Ends,
+    /// The lease lasts until then.
+    until: Time,
+    /// Something is due.
+    due: Time,
+    lifetime: Duration,
+    stage: Stage,
+}
+
+/// How far it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// Exits: the anchor lends (`Occupying`); it refuses, or is silent (over).
+    Asking,
+    /// The caller makes a place for the endpoints. Exits: `InForce`; it fails (returned).
+    Occupying,
+    /// Exits: a third of the lifetime has passed (`Checking`); the anchor ends it (over).
+    InForce,
+    /// The caller looks whether anybody needs them. Exits: `Renewing`; nobody does (returned).
+    Checking,
+    /// Asked for again. Exits: `InForce`; the anchor refuses, or the lease runs out (over).
+    Renewing,
+}
+
+/// A connection that is to be a flow of this host and the anchor.
+#[derive(Debug)]
+pub(super) struct Claim {
+    anchor: PublicKey,
+    tuple: FlowTuple,
+    wire_port: u16,
+    terms: Option<Terms>,
+    until: Time,
+}
+
+impl Tenancy {
+    fn is_awaited(&self) -> bool {
+        matches!(self.stage, Stage::Asking | Stage::Renewing)
+    }
+
+    /// Whether what is granted is what was asked for.
+    fn fits(&self, granted: &Ends) -> bool {
+        let (asked, first) = (self.ends, granted.first);
+        let address = asked.first.ip().is_unspecified() || asked.first.ip() == first.ip();
+        let port = asked.first.port() == 0 || asked.first.port() == first.port();
+        asked.first.is_ipv4() == first.is_ipv4() && address && port && asked.count == granted.count
+    }
+}
+
+impl Moves {
+    /// Asks an anchor for endpoints; an event tells what comes of it. `number` is drawn by lot.
+    pub(super) fn rent(
+        &mut self,
+        at: At<'_>,
+        number: u64,
+        anchor: PublicKey,
+        anchor_at: Option<SocketAddr>,
+        ends: Ends,
+    ) {
+        self.hints.extend(anchor_at.map(|hint| (anchor, hint)));
+        let due = at.now + ANSWERED_WITHIN;
+        let tenancy = Tenancy { anchor, ends, until: due, due, lifetime: Duration::ZERO, stage: Stage::Asking };
+        self.tenancies.insert(number, tenancy);
+        self.limit(due, Limit::Tenancy(number));
+        self.wait(at, &[], &[anchor]);
+        self.say(at, anchor, Record::Lease { number, ends });
+    }
+
+    fn turn_tenancy(&mut self, at: At<'_>, number: u64, stage: Stage, due: Option<Time>) {
+        let Some(tenancy) = self.tenancies.get_mut(&number) else { return };
+        let (anchor, before) = (tenancy.anchor, tenancy.is_awaited());
+        tenancy.stage = stage;
+        let after = tenancy.is_awaited();
+        if let Some(due) = due {
+            let old = std::mem::replace(&mut tenancy.due, due);
+            self.limits.remove(&(old, Limit::Tenancy(number)));
+            self.limit(due, Limit::Tenancy(number));
+        }
+        let of = |awaited: bool| if awaited { vec![anchor] } else { Vec::new() };
+        self.wait(at, &of(before), &of(after));
+    }
+
+    /// Has the caller make a place for the endpoints, or look whether it is needed.
+    fn occupy(&mut self, at: At<'_>, number: u64) {
+        let Some(tenancy) = self.tenancies.get(&number) else { return };
+        let (anchor, ends, fresh) = (tenancy.anchor, tenancy.ends, tenancy.stage == Stage::Occupying);
+        match at.around.peer(&anchor) {
+            Some(peer) => {
+                let anchor_at = at.around.whereabouts(&anchor);
+                self.changes.push_back(FlowChange::Remember { key: anchor });
+                self.op(MoveOp::Occupy { number, anchor, anchor_at, peer, ends, fresh }, Asked::Tenancy(number));
+            }
+            None => self.lose_tenancy(at, number, Refusal::HolderUnreached),
+        }
+    }
+
+    /// An anchor says what it lends.
+    pub(super) fn handle_leased(
+        &mut self,
+        at: At<'_>,
+        from: PublicKey,
+        number: u64,
+        outcome: Result<Granted, Refusal>,
+    ) {
+        let Some(tenancy) = self.tenancies.get_mut(&number).filter(|tenancy| tenancy.anchor == from) else {
+            if outcome.is_ok() {
+                self.say(at, from, Record::Return { number });
+            }
+            return;
+        };
+        match (tenancy.stage, outcome) {
+            (Stage::Asking | Stage::Renewing, Ok(granted)) if tenancy.fits(&granted.ends) => {
+                tenancy.lifetime = Duration::from_secs(u64::from(granted.lifetime));
+                tenancy.until = at.now + tenancy.lifetime;
+                tenancy.ends = granted.ends;
+                let (fresh, until, due) =
+                    (tenancy.stage == Stage::Asking, tenancy.until, at.now + tenancy.lifetime / 3);
+                if fresh {
+                    self.turn_tenancy(at, number, Stage::Occupying, Some(until));
+                    self.occupy(at, number);
+                } else {
+                    self.turn_tenancy(at, number, Stage::InForce, Some(due));
+                }
+            }
+            (Stage::Asking | Stage::Renewing, Ok(_)) => {
+                self.say(at, from, Record::Return { number });
+                self.lose_tenancy(at, number, Refusal::Taken);
+            }
+            (_, Err(refusal)) => self.lose_tenancy(at, number, refusal),
+            // It was heard before.
+            (Stage::Occupying | Stage::InForce | Stage::Checking, Ok(_)) => {}
+        }
+    }
+
+    /// There is a place for the endpoints, or it is needed still; or not.
+    pub(super) fn handle_occupied(&mut self, at: At<'_>, number: u64, result: Result<MoveDone, MoveFailed>) {
+        let Some(tenancy) = self.tenancies.get(&number) else {
+            self.effect("leaving endpoints of an anchor", MoveOp::Vacate { number });
+            return;
+        };
+        let (anchor, ends, until, third) = (tenancy.anchor, tenancy.ends, tenancy.until, tenancy.lifetime / 3);
+        match (tenancy.stage, result) {
+            (Stage::Occupying, Ok(_)) => {
+                self.turn_tenancy(at, number, Stage::InForce, Some(at.now + third));
+                self.event(MoveEvent::Leased { number, anchor, ends });
+            }
+            (Stage::Occupying, Err(failed)) => {
+                self.event(MoveEvent::OpFailed {
+                    what: "making a place for endpoints of an anchor",
+                    error: failed.sentence,
+                });
+                self.say(at, anchor, Record::Return { number });
+                self.lose_tenancy(at, number, failed.refusal);
+            }
+            (Stage::Checking, Ok(_)) => {
+                self.turn_tenancy(at, number, Stage::Renewing, Some(until));
+                self.say(at, anchor, Record::Lease { number, ends });
+            }
+            (Stage::Checking, Err(_)) => self.give_up_lease(at, number),
+            (Stage::Asking | Stage::InForce | Stage::Renewing, _) => {}
+        }
+    }
+
+    /// Nobody here needs the endpoints any more.
+    pub(super) fn give_up_lease(&mut self, at: At<'_>, number: u64) {
+        if let Some(anchor) = self.end_tenancy(at, number) {
+            self.say(at, anchor, Record::Return { number });
+        }
+    }
+
+    fn end_tenancy(&mut self, at: At<'_>, number: u64) -> Option<PublicKey> {
+        let tenancy = self.tenancies.remove(&number)?;
+        self.limits.remove(&(tenancy.due, Limit::Tenancy(number)));
+        if tenancy.is_awaited() {
+            self.wait(at, &[tenancy.anchor], &[]);
+        }
+        if tenancy.stage != Stage::Asking {
+            self.effect("leaving endpoints of an anchor", MoveOp::Vacate { number });
+        }
+        Some(tenancy.anchor)
+    }
+
+    fn lose_tenancy(&mut self, at: At<'_>, number: u64, why: Refusal) {
+        if let Some(anchor) = self.end_tenancy(at, number) {
+            self.event(MoveEvent::NotLeased { number, anchor, why });
+        }
+    }
+
+    pub(super) fn handle_tenancy_limit(&mut self, at: At<'_>, number: u64) {
+        let Some(tenancy) = self.tenancies.get(&number).filter(|tenancy| tenancy.due <= at.now) else { return };
+        match tenancy.stage {
+            Stage::Asking => {
+                let anchor = tenancy.anchor;
+                self.lose_tenancy(at, number, Refusal::HolderUnreached);
+                // It may have heard, and lent.
+                self.say(at, anchor, Record::Return { number });
+            }
+            Stage::InForce => {
+                self.turn_tenancy(at, number, Stage::Checking, None);
+                self.occupy(at, number);
+            }
+            Stage::Renewing => self.lose_tenancy(at, number, Refusal::Expired),
+            Stage::Occupying | Stage::Checking => {}
+        }
+    }
+
+    /// Says to an anchor what it is to answer.
+    pub(super) fn say_tenancies(&mut self, at: At<'_>, to: PublicKey) {
+        let mut records: Vec<Record> = Vec::new();
+        let asked = self.tenancies.iter().filter(|(_, tenancy)| tenancy.anchor == to && tenancy.is_awaited());
+        records.extend(asked.map(|(number, tenancy)| Record::Lease { number: *number, ends: tenancy.ends }));
+        let claimed = self.claims.iter().filter(|(_, claim)| claim.anchor == to && claim.terms.is_none());
+        records.extend(claimed.map(|(flow, claim)| Record::Claim {
+            flow: *flow,
+            tuple: claim.tuple,
+            wire_port: claim.wire_port,
+        }));
+        records.into_iter().for_each(|record| self.say(at, to, record));
+    }
+
+    /// A daemon before this one had endpoints of anchors. They are led here again, and asked for at once, as they may have run out.
+    pub(super) fn restore_tenancies(&mut self, at: At<'_>, saved: &[SavedTenancy]) {
+        for SavedTenancy { number, anchor, anchor_at, ends } in saved {
+            self.hints.extend(anchor_at.map(|hint| (*anchor, hint)));
+            let until = at.now + ANSWERED_WITHIN * 6;
+            let (lifetime, stage) = (Duration::ZERO, Stage::Checking);
+            let tenancy = Tenancy { anchor: *anchor, ends: *ends, until, due: until, lifetime, stage };
+            self.tenancies.insert(*number, tenancy);
+            self.limit(until, Limit::Tenancy(*number));
+            self.occupy(at, *number);
+        }
+    }
+
+    // ---- connections of leased endpoints
+
+    /// The anchor that lends an endpoint.
+    pub(super) fn lessor_of(&self, end: SocketAddr) -> Option<PublicKey> {
+        let lends = |tenancy: &&Tenancy| !matches!(tenancy.stage, Stage::Asking) && tenancy.ends.contain(end);
+        self.tenancies.values().find(lends).map(|tenancy| tenancy.anchor)
+    }
+
+    /// Has a connection of a leased endpoint be a flow of this host and the anchor (P-86). An event tells what comes of it.
+    pub(super) fn claim(&mut self, at: At<'_>, flow: u64, tuple: FlowTuple) -> bool {
+        let Some(anchor) = self.lessor_of(tuple.local) else { return false };
+        if self.claims.values().any(|claim| claim.tuple == tuple) {
+            return true;
+        }
+        let (wire_port, until) = (at.around.wire_port(&anchor, &tuple), at.now + ANSWERED_WITHIN);
+        self.claims.insert(flow, Claim { anchor, tuple, wire_port, terms: None, until });
+        self.limit(until, Limit::Claim(flow));
+        self.wait(at, &[], &[anchor]);
+        self.say(at, anchor, Record::Claim { flow, tuple, wire_port });
+        true
+    }
+
+    /// The flow of a claim, if a move's name is that of one.
+    fn claimed(&self, name: MoveName) -> Option<u64> {
+        let own = name.donor == *self.me().as_bytes() && self.claims.contains_key(&name.number);
+        own.then_some(name.number)
+    }
+
+    /// An anchor answers a claim. Tells whether it was one.
+    pub(super) fn handle_claim_verdict(
+        &mut self,
+        at: At<'_>,
+        name: MoveName,
+        from: PublicKey,
+        outcome: Result<Terms, Refusal>,
+    ) -> bool {
+        let Some(flow) = self.claimed(name) else { return false };
+        let Some(claim) = self.claims.get_mut(&flow).filter(|claim| claim.anchor == from) else { return true };
+        match outcome {
+            Ok(terms) if claim.terms.is_none() => {
+                claim.terms = Some(terms);
+                self.adopt_claimed(name);
+            }
+            Ok(_) => {}
+            Err(why) => self.end_claim(at, flow, Err(why)),
+        }
+        true
+    }
+
+    pub(super) fn adopt_claimed(&mut self, name: MoveName) {
+        let Some(claim) = self.claims.get(&name.number) else { return };
+        let (tuple, flow, holder, wire_port) = (claim.tuple, name.number, claim.anchor, claim.wire_port);
+        let change = claim.terms.map(|terms| FlowChange::Adopt { name, tuple, flow, holder, wire_port, terms });
+        self.changes.extend(change);
+    }
+
+    /// The node knows a flow that was claimed, or could not be told. Tells whether it was one.
+    pub(super) fn handle_claim_adopted(&mut self, at: At<'_>, name: MoveName, result: &Result<(), String>) -> bool {
+        let Some(flow) = self.claimed(name) else { return false };
+        match result {
+            Ok(()) => self.end_claim(at, flow, Ok(())),
+            Err(error) => {
+                self.event(MoveEvent::OpFailed { what: "leading a flow of an anchor's", error: error.clone() });
+                self.limit(at.now + AGAIN, Limit::Adopt(name));
+            }
+        }
+        true
+    }
+
+    fn end_claim(&mut self, at: At<'_>, flow: u64, outcome: Result<(), Refusal>) {
+        let Some(claim) = self.claims.remove(&flow) else { return };
+        self.limits.remove(&(claim.until, Limit::Claim(flow)));
+        self.wait(at, &[claim.anchor], &[]);
+        self.event(MoveEvent::Claimed { tuple: claim.tuple, outcome });
+    }
+
+    pub(super) fn handle_claim_limit(&mut self, at: At<'_>, flow: u64) {
+        if self.claims.get(&flow).is_some_and(|claim| claim.until <= at.now && claim.terms.is_none()) {
+            self.end_claim(at, flow, Err(Refusal::HolderUnreached));
+        }
+    }
+
+    pub(super) fn rents_of(&self, anchor: &PublicKey) -> bool {
+        self.tenancies.values().any(|tenancy| tenancy.anchor == *anchor)
+    }
+
+    /// All endpoints of others that this host has, with the numbers of their leases and whose they are.
+    pub(super) fn rented(&self) -> impl Iterator<Item = (u64, PublicKey, Ends)> {
+        let in_force = self.tenancies.iter().filter(|(_, tenancy)| tenancy.stage != Stage::Asking);
+        in_force.map(|(number, tenancy)| (*number, tenancy.anchor, tenancy.ends))
+    }
+}

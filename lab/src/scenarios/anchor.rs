@@ -1,0 +1,152 @@
+//! Programs with the address of another host, which passes on what comes for them to wherever they are.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use whimbrel_ipc::{Carrier, Connection};
+
+use super::world::{LONG, World, site, step};
+use super::{Scenario, scenario};
+use crate::{
+    Attachment, EchoServer, Host, Join, Lab, Many, MonoTime, Result, Ticker, TickerFar, Whimbrel, expect, patience,
+    wait_until,
+};
+
+pub(super) const SCENARIOS: &[Scenario] = &[
+    scenario(
+        "anchored",
+        "a program has another host's address, and its connection goes to a third host, to the anchor itself and back; the far end runs nothing",
+        |lab| anchored(lab, false),
+    ),
+    scenario("anchored-ipv6", "the same over IPv6", |lab| anchored(lab, true)),
+];
+
+/// What the anchor lends.
+const LENDS: &str = "[anchor]\nports = \"8000-8999\"\n";
+const PORT: u16 = 8001;
+/// Connections that stay with one program.
+const COUNT: usize = 3;
+const EVERY: Duration = Duration::from_millis(1);
+/// How long the far end may wait on the way.
+const SOON: Duration = Duration::from_secs(1);
+
+/// A far end that runs nothing, an anchor, and two hosts of its community.
+struct Four {
+    world: World,
+    anchor: Whimbrel,
+    guest: Whimbrel,
+    third: Whimbrel,
+    guest_host: Host,
+    at_guest: Attachment,
+    at_third: Attachment,
+}
+
+impl Four {
+    fn new(lab: &mut Lab, lends: &str) -> Result<Self> {
+        let mut world = World::new(lab, site("a"), site("b"))?;
+        let network = world.add(lab, site("c"))?;
+        let (guest_host, third_host) = (lab.host("guest")?, lab.host("third")?);
+        let at_guest = guest_host.join(&network.network, &Join::by("eth0"))?;
+        let at_third = third_host.join(&world.b.network, &Join::by("eth0"))?;
+        let anchor = world.server.whimbrel_with(lends)?;
+        let (guest, third) = (guest_host.whimbrel()?, third_host.whimbrel()?);
+        let at = world.at_server.ipv4()?;
+        anchor.befriend(&guest, at)?;
+        anchor.invite(&third, at, "third")?;
+        Ok(Self { world, anchor, guest, third, guest_host, at_guest, at_third })
+    }
+}
+
+fn address(of: &Attachment, ipv6: bool) -> Result<IpAddr> {
+    if ipv6 { of.ipv6() } else { of.ipv4() }
+}
+
+fn anchored(lab: &mut Lab, ipv6: bool) -> Result<()> {
+    let mut four = Four::new(lab, LENDS)?;
+    let at_anchor = address(&four.world.at_server, ipv6)?;
+    let lent = SocketAddr::new(at_anchor, PORT);
+    let mut tickers = [
+        Ticker::start_behind(&four.guest, "desk", lent, "guest", EVERY)?,
+        Ticker::start(&four.third, address(&four.at_third, ipv6)?, "third", EVERY)?,
+        Ticker::start(&four.anchor, at_anchor, "desk", EVERY)?,
+    ];
+    let mut far = TickerFar::connect(&four.world.laptop, lent)?;
+    far.wait_progress(100, LONG)?;
+    expect!(four.anchor.cli(&["anchor"])?.contains("lent to"), "the anchor lends");
+    step("the anchor knows the connection as a flow");
+    let known = || four.anchor.cli(&["anchor"]).is_ok_and(|said| said.contains("passed on to"));
+    wait_until(LONG, "the connection is claimed", known)?;
+    far.wait_progress(1000, LONG)?;
+
+    let mut until = 0;
+    for (from, to) in [(0, 1), (1, 2), (2, 0)] {
+        let daemons = [&four.guest, &four.third, &four.anchor];
+        let name = ["guest", "third", "desk"][to];
+        let before = MonoTime::now();
+        let said = daemons[from].cli(&["move", &far.local().to_string(), "--to", name, "--process", name])?;
+        expect!(said.contains("is with"), "{said}");
+        let (began, end) = tickers[from].ticked()?;
+        expect!(began == until, "a sender began with byte {began} after byte {until}");
+        until = end;
+        far.wait_progress(500, LONG)?;
+        let gap = far.longest_gap(before)?.map(|(begun, ended)| ended.since(begun)).unwrap_or_default();
+        println!("    to {name}: nothing was heard for {:.1} ms", gap.as_secs_f64() * 1e3);
+        expect!(gap < SOON * patience(), "the far end heard nothing for {gap:?}");
+    }
+
+    step("many connections, whose program has moved none");
+    let echo_at = SocketAddr::new(at_anchor, PORT + 1);
+    let server = EchoServer::start_behind(&four.guest, "desk", echo_at)?;
+    let mut many = Many::open(&four.world.laptop, &server, COUNT)?;
+    let echo = |many: &mut Many, what: &str| -> Result<()> {
+        let report = many.echo(LONG)?;
+        expect!(report.answered() == COUNT, "{what}: {} of {COUNT} connections answered", report.answered());
+        println!("    {what}: answers within {:.1} ms", report.slowest().unwrap_or_default().as_secs_f64() * 1e3);
+        Ok(())
+    };
+    echo(&mut many, "by the lease")?;
+    let known = || {
+        let all = four.guest.connections().unwrap_or_default();
+        // What of IPv6 goes between hosts that have met by IPv4 goes by the tunnel.
+        let carried = |c: &&Connection| c.flow.local == echo_at && (ipv6 || c.carrier == Some(Carrier::Rewrite));
+        all.iter().filter(carried).count() == COUNT
+    };
+    wait_until(LONG, "the connections are claimed", known)?;
+    // What is answered rewritten once is sent so from then on (P-24).
+    echo(&mut many, "as flows")?;
+    step("the anchor's daemon is killed");
+    four.anchor.kill()?;
+    if !ipv6 {
+        echo(&mut many, "without it")?;
+    }
+    four.anchor.restart()?;
+    echo(&mut many, "with another")?;
+    far.wait_progress(500, LONG)?;
+    step("the tenant's daemon is killed");
+    four.guest.kill()?;
+    if !ipv6 {
+        echo(&mut many, "without it")?;
+    }
+    four.guest.restart()?;
+    echo(&mut many, "with another")?;
+    let mut more = Many::open(&four.world.laptop, &server, COUNT)?;
+    echo(&mut more, "new ones")?;
+
+    step("the tenant roams");
+    let elsewhere = four.world.a.clone();
+    four.at_guest = four.guest_host.roam(&four.at_guest, &elsewhere.network, &Join::by("eth0"))?;
+    echo(&mut many, "from where it is now")?;
+    echo(&mut more, "those that are young")?;
+    four.world.no_resets()?;
+
+    step("the anchor stops");
+    expect!(four.anchor.cli(&["anchor", "stop", "--within", "0"]).is_err(), "connections depend on it");
+    let refused = four.third.cli(&["run", "--anchor", "desk", "--", "true"]);
+    expect!(refused.is_err_and(|error| error.to_string().contains("about to stop lending")), "it lends on");
+    drop((many, more, server, far));
+    tickers[0].process().kill()?;
+    four.anchor.cli(&["anchor", "stop", "--within", "20"])?;
+    four.anchor.cli(&["anchor", "start"])?;
+    four.third.cli(&["run", "--anchor", "desk", "--", "true"])?;
+    Ok(())
+}
