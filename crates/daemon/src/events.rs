@@ -15,9 +15,10 @@ use whimbrel_wire::FlowTuple;
 const KEPT: usize = 4096;
 
 /// What can happen (`docs/json.md`).
-pub(crate) const KINDS: [&str; 60] = [
+pub(crate) const KINDS: [&str; 66] = [
     "address-conflict",
     "carrier-changed",
+    "claim-refused",
     "code-guessed",
     "community-joined",
     "community-revoked",
@@ -37,8 +38,13 @@ pub(crate) const KINDS: [&str; 60] = [
     "introduction-failed",
     "join-failed",
     "key-mismatch",
+    "lease",
+    "lease-lost",
+    "lease-over",
+    "lease-refused",
     "left-behind",
     "left-out",
+    "lent",
     "may-receive",
     "moved",
     "moving",

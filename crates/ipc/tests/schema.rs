@@ -7,13 +7,13 @@ use std::path::PathBuf;
 use std::thread;
 
 use whimbrel_ipc::{
-    Attachment, Bytes, Carrier, Client, ClientError, Code, CommunityReply, CommunityRequest, CommunityStanding,
-    Configuration, Connection, ConnectionState, Counts, DrawnCode, EventRecord, EventsQuery, Failure, Family, Flow,
-    Grant, HandoffStarted, Helper, HelperState, Host, Kept, LocalAddress, MadeSocket, Meetings, Metric, MetricKind,
-    Moved, NameServer, NameServerState, Open, OpenSocket, Path, Peer, PeerFlows, PeerName, Places, Process, Purpose,
-    Received, Rendezvous, RendezvousState, Reply, Request, Roster, SchemaError, Sequence, Session, SocketKind, State,
-    Status, Suspended, Transport, Trust, Tunnel, Uuid, WantedAnchor, reply_from_line, reply_to_line, request_from_line,
-    request_to_line, socket_path,
+    Anchored, Anchors, Attachment, Bytes, Carrier, Client, ClientError, Code, CommunityReply, CommunityRequest,
+    CommunityStanding, Configuration, Connection, ConnectionState, Counts, DrawnCode, EventRecord, EventsQuery,
+    Failure, Family, Flow, Grant, HandoffStarted, Helper, HelperState, Host, Kept, LentEnds, LocalAddress, MadeSocket,
+    Meetings, Metric, MetricKind, Moved, NameServer, NameServerState, Open, OpenSocket, PassedOn, Path, Peer,
+    PeerFlows, PeerName, Places, Process, Purpose, Received, Rendezvous, RendezvousState, Reply, Request, Roster,
+    SchemaError, Sequence, Session, SocketKind, State, Status, Suspended, Transport, Trust, Tunnel, Uuid, WantedAnchor,
+    reply_from_line, reply_to_line, request_from_line, request_to_line, socket_path,
 };
 
 const KEY: &str = "uM5ahVGHtdMGk2zVxpGZpaHZ0oTnSYfDwDMLnX1jkEo";
@@ -24,6 +24,10 @@ fn flow(local: &str, remote: &str) -> Flow {
 
 fn uuid() -> Uuid {
     "0b5f8c1e-42d7-4a63-9c1b-7e35d20f6a98".parse().unwrap()
+}
+
+fn lent(address: &str, port: u16, count: u16) -> LentEnds {
+    LentEnds { host: peer_name(), address: address.parse().unwrap(), port, count }
 }
 
 fn peer_name() -> PeerName {
@@ -247,6 +251,24 @@ fn replies() -> Vec<(&'static str, Reply)> {
             })),
         ),
         ("socket", Reply::Socket(MadeSocket { uuid: uuid(), anchor: "self".into() })),
+        (
+            "namespace",
+            Reply::Namespace(Anchored {
+                anchor: peer_name(),
+                address: "203.0.113.5".parse().unwrap(),
+                ports: (40_000, 128),
+            }),
+        ),
+        (
+            "anchors",
+            Reply::Anchors(Anchors {
+                lends: true,
+                stopping: false,
+                lent: vec![lent("192.0.2.10", 40_000, 128)],
+                passed_on: vec![PassedOn { host: peer_name(), flow: flow("192.0.2.10:40000", "203.0.113.5:443") }],
+                rented: vec![lent("203.0.113.5", 0, 0)],
+            }),
+        ),
         ("bound", Reply::Bound { address: "192.0.2.10:8080".parse().unwrap() }),
         ("uuid", Reply::Uuid { uuid: uuid() }),
         ("exported", Reply::Exported { uuid: uuid(), wait_ms: 300_000 }),
@@ -344,6 +366,12 @@ fn requests() -> Vec<(Request, &'static str)> {
             Request::Socket { family: Family::Ipv6, kind: SocketKind::Datagram, anchor: "self".into(), hidden: true },
             r#"{"schema":1,"request":"socket","family":"ipv6","kind":"datagram","anchor":"self","hidden":true}"#,
         ),
+        (
+            Request::Namespace { anchor: "home".into(), family: Family::Ipv4, ports: vec![8080] },
+            r#"{"schema":1,"request":"namespace","anchor":"home","family":"ipv4","ports":[8080]}"#,
+        ),
+        (Request::Anchors, r#"{"schema":1,"request":"anchors"}"#),
+        (Request::Lending { stop: true }, r#"{"schema":1,"request":"lending","stop":true}"#),
         (
             Request::Bind { address: "0.0.0.0:8080".parse().unwrap() },
             r#"{"schema":1,"request":"bind","address":"0.0.0.0:8080"}"#,

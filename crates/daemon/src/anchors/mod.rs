@@ -9,6 +9,7 @@ mod choice;
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
 use whimbrel_ipc::{Anchored, Anchors as View, Code, Failure, Family, LentEnds, MadeSocket, PassedOn, Reply};
@@ -28,6 +29,10 @@ use choice::{Candidate, Experience, Policy};
 
 /// Ports that are leased at a time, for what programs leave to the kernel.
 const BLOCK: u16 = 128;
+
+/// Pause before it is looked again whether anything uses what a program has left, at first and at the longest.
+const LOOK: Duration = Duration::from_secs(1);
+const LOOK_LONGEST: Duration = Duration::from_secs(60);
 
 /// Who wants an anchor, and for what.
 #[derive(Debug)]
@@ -72,8 +77,8 @@ pub(crate) struct Anchors {
     blocks: HashMap<(PublicKey, bool), u64>,
     /// Programs that run in namespaces of their own, by the clients that hold these.
     namespaces: HashMap<ClientId, Vec<u64>>,
-    /// Leases of programs that have ended, to be looked at: what they have started may go on.
-    left: Vec<(Time, u64)>,
+    /// Leases of programs that have ended, to be looked at then: what they have started may go on. With the pause before the next look.
+    left: Vec<(Time, Duration, u64)>,
     /// Moves that wait for their connections to be flows of the anchor's.
     claiming: HashMap<FlowTuple, crate::moves::Wish>,
     pub(crate) experience: Experience,
@@ -382,7 +387,7 @@ impl EventLoop {
     /// The program that a namespace was for has ended, but perhaps not all that it has started.
     fn leave_namespace(&mut self, client: ClientId) {
         let leases = self.anchors.namespaces.remove(&client).unwrap_or_default();
-        self.anchors.left.extend(leases.into_iter().map(|lease| (clock::now(), lease)));
+        self.anchors.left.extend(leases.into_iter().map(|lease| (clock::now(), LOOK, lease)));
     }
 
     /// Leases of a daemon before this one, whose programs are not this one's clients.
@@ -398,10 +403,11 @@ impl EventLoop {
                 self.node.claim_flow(now, flow);
             }
         }
-        let due: Vec<u64> =
-            self.anchors.left.extract_if(.., |(since, _)| *since < now).map(|(_, lease)| lease).collect();
-        for lease in due {
-            if !self.effects.is_lease_used(lease) {
+        let due: Vec<_> = self.anchors.left.extract_if(.., |(due, ..)| *due < now).collect();
+        for (_, pause, lease) in due {
+            if self.effects.is_lease_used(lease) {
+                self.anchors.left.push((now + pause, (2 * pause).min(LOOK_LONGEST), lease));
+            } else {
                 self.node.return_lease(now, lease);
             }
         }
