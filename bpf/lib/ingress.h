@@ -43,7 +43,7 @@ static __always_inline void hear(__u32 id, const struct flow_tuple *own, const s
 	struct binding *binding = bpf_map_lookup_elem(&bindings, &id);
 	struct flow_entry *flow;
 
-	if (!binding || binding->carrier != CARRIER_FOLLOW)
+	if (!binding || (binding->carrier != CARRIER_FOLLOW && binding->carrier != CARRIER_REWRITE))
 		return;
 	/* What still comes by a former path says nothing about this one. */
 	if (!same_address(&packet->source, &binding->peer) || !same_address(&packet->destination, &binding->local))
@@ -55,6 +55,9 @@ static __always_inline void hear(__u32 id, const struct flow_tuple *own, const s
 		flow->heard_local_place = binding->local_place;
 		flow->heard_peer_place = binding->peer_place;
 	}
+	/* Who sends so knows the flow: what it was spared (HELD_TUNNELLED) is over, whether or not a daemon is there to say so. */
+	if (flow->held & HELD_TUNNELLED)
+		flow->held &= ~HELD_TUNNELLED;
 }
 
 /* An ICMP error, from anybody on the path, about a packet that left under a wire tuple. */

@@ -145,6 +145,7 @@ fn anchored(lab: &mut Lab, ipv6: bool) -> Result<()> {
     expect!(refused.is_err_and(|error| error.to_string().contains("about to stop lending")), "it lends on");
     drop((many, more, server, far));
     // What connections leave is known for a while; what was leased by programs that have ended is given back.
+    tickers[0].process().kill()?;
     let returned = || four.anchor.cli(&["anchor"]).is_ok_and(|said| !said.contains("lent to"));
     wait_until(LONG, "the leases are returned", returned)?;
     four.anchor.cli(&["anchor", "start"])?;

@@ -32,7 +32,7 @@ const BLOCK: u16 = 128;
 
 /// Pause before it is looked again whether anything uses what a program has left, at first and at the longest.
 const LOOK: Duration = Duration::from_secs(1);
-const LOOK_LONGEST: Duration = Duration::from_secs(60);
+const LOOK_LONGEST: Duration = Duration::from_secs(10);
 
 /// Who wants an anchor, and for what.
 #[derive(Debug)]
