@@ -59,8 +59,9 @@ pub use config::{Ask, Carriers, Config, Prefix, Trust};
 pub use contact::Standing;
 pub use flow::{FlowState, FlowView};
 pub use migration::{
-    Found, Gift, LeaseName, Lending, LoadStanding, MoveDone, MoveEvent, MoveFailed, MoveName, MoveOp, MoveOpId, Moving,
-    NotGiven, Refusal, Request, SavedAcceptance, SavedDonation, SavedHeld, SavedLease, SavedTenancy, Ticket,
+    Dependents, Found, Gift, LeaseName, Lending, LoadStanding, MoveDone, MoveEvent, MoveFailed, MoveName, MoveOp,
+    MoveOpId, Moving, NotGiven, Refusal, Request, SavedAcceptance, SavedDonation, SavedHeld, SavedLease, SavedTenancy,
+    Ticket,
 };
 pub use node::{Node, Routes};
 pub use op::{

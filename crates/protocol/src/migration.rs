@@ -46,8 +46,9 @@ use crate::Time;
 use crate::config::Config;
 use crate::op::PeerId;
 pub use op::{
-    Found, Gift, LeaseName, Lending, LoadStanding, MoveDone, MoveEvent, MoveFailed, MoveName, MoveOp, MoveOpId, Moving,
-    NotGiven, Refusal, Request, SavedAcceptance, SavedDonation, SavedHeld, SavedLease, SavedTenancy, Ticket,
+    Dependents, Found, Gift, LeaseName, Lending, LoadStanding, MoveDone, MoveEvent, MoveFailed, MoveName, MoveOp,
+    MoveOpId, Moving, NotGiven, Refusal, Request, SavedAcceptance, SavedDonation, SavedHeld, SavedLease, SavedTenancy,
+    Ticket,
 };
 
 use acceptor::Acceptance;

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
 use whimbrel_ipc::{Anchored, Anchors as View, Code, Failure, Family, LentEnds, MadeSocket, PassedOn, Reply};
-use whimbrel_protocol::{Event, Refusal, Time};
+use whimbrel_protocol::{Dependents, Event, Refusal, Time};
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::lending::Ends;
 
@@ -459,7 +459,7 @@ impl EventLoop {
             self.node.stop_lending(stop);
             self.anchors.stopping = stop;
         }
-        let (lent, passed_on) = self.node.dependents();
+        let Dependents { lent, passed_on } = self.node.dependents();
         let ends = |key: &PublicKey, ends: &Ends| LentEnds {
             host: self.peer_name(key),
             address: ends.first.ip(),

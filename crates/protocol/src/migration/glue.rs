@@ -9,7 +9,7 @@ use whimbrel_wire::lending::Ends;
 use whimbrel_wire::message::Message;
 
 use super::{
-    Around, At, Found, Gift, MoveDone, MoveEvent, MoveFailed, MoveName, MoveOp, MoveOpId, Moves, NotGiven,
+    Around, At, Dependents, Found, Gift, MoveDone, MoveEvent, MoveFailed, MoveName, MoveOp, MoveOpId, Moves, NotGiven,
     SavedAcceptance, SavedDonation, SavedHeld, SavedLease, SavedTenancy,
 };
 use crate::Time;
@@ -190,7 +190,7 @@ impl Node {
 
     /// What this host lends to whom, and the flows that it passes on for others, as their far ends have them, by who has the sockets.
     #[must_use]
-    pub fn dependents(&self) -> (Vec<(PublicKey, Ends)>, Vec<(PublicKey, FlowTuple)>) {
+    pub fn dependents(&self) -> Dependents {
         self.moves.as_ref().map(|moves| moves.dependents()).unwrap_or_default()
     }
 

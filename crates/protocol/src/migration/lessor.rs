@@ -10,7 +10,8 @@ use whimbrel_wire::moving::{MoveName, Record};
 use super::flows::FlowChange;
 use super::holder::Announcement;
 use super::{
-    Asked, At, LeaseName, Limit, MoveDone, MoveEvent, MoveFailed, MoveOp, Moves, Refusal, SavedHeld, SavedLease,
+    Asked, At, Dependents, LeaseName, Limit, MoveDone, MoveEvent, MoveFailed, MoveOp, Moves, Refusal, SavedHeld,
+    SavedLease,
 };
 use crate::Time;
 
@@ -209,11 +210,11 @@ impl Moves {
     }
 
     /// What is lent to whom, and the flows that this host passes on for others, by who has them.
-    pub(super) fn dependents(&self) -> (Vec<(PublicKey, Ends)>, Vec<(PublicKey, FlowTuple)>) {
+    pub(super) fn dependents(&self) -> Dependents {
         let lent = self.leases.iter().filter_map(|(name, lease)| Some((name.tenant, lease.ends?))).collect();
         let me = self.me();
-        let held = self.held.values().filter_map(|held| held.passed_on(&me)).collect();
-        (lent, held)
+        let passed_on = self.held.values().filter_map(|held| held.passed_on(&me)).collect();
+        Dependents { lent, passed_on }
     }
 
     pub(super) fn has_lent_to(&self, tenant: &PublicKey) -> bool {

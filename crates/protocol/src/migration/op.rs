@@ -48,6 +48,15 @@ pub struct LeaseName {
     pub number: u64,
 }
 
+/// What depends on an anchor.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Dependents {
+    /// What is lent, and to whom.
+    pub lent: Vec<(PublicKey, Ends)>,
+    /// The flows that it passes on for others, as their far ends have them, and who has the sockets.
+    pub passed_on: Vec<(PublicKey, FlowTuple)>,
+}
+
 /// What an anchor knows of a lease over a restart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SavedLease {

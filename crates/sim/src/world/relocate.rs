@@ -361,6 +361,9 @@ impl World {
                 self.hosts[host.0].saved_moves.acceptances.remove(&name);
                 self.hosts[host.0].moved_tuples.remove(&name);
             }
+            // Nobody in these worlds has endpoints on lease.
+            MoveOp::Lend { ends, .. } => return Ok(MoveDone::Lent(ends)),
+            MoveOp::TakeBack { .. } | MoveOp::Occupy { .. } | MoveOp::Vacate { .. } => {}
             MoveOp::ForgetHeld { flow } => {
                 self.hosts[host.0].saved_moves.held.remove(&flow);
             }
