@@ -106,7 +106,7 @@ struct {
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__uint(max_entries, 16384);
 	__type(key, __u64);
-	__type(value, enum follow);
+	__type(value, __u32);
 } namespaces SEC(".maps");
 
 struct {

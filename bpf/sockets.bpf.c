@@ -82,7 +82,7 @@ int BPF_PROG(follow_sockets, const struct sock *sk, int old_state, int new_state
 		return 0;
 	cookie = sk->__sk_common.skc_net.net->net_cookie;
 	if (cookie != settings->namespace_cookie) {
-		const enum follow *follow = bpf_map_lookup_elem(&namespaces, &cookie);
+		const __u32 *follow = bpf_map_lookup_elem(&namespaces, &cookie);
 
 		if (!follow || (new_state != STATE_CLOSE && *follow != FOLLOW_ALL))
 			return 0;

@@ -210,6 +210,7 @@ pub(crate) const IDLE_HELPED: u32 = 32;
 pub(crate) const IDLE_KEPT: u32 = 64;
 pub(crate) const IDLE_ENDPOINTS: u32 = 128;
 pub(crate) const IDLE_FORWARDED: u32 = 256;
+/// `enum follow` of `bpf/abi.h`, which is in no type that BTF would tell of.
 pub(crate) const FOLLOW_CLOSES: u32 = 1;
 pub(crate) const FOLLOW_ALL: u32 = 2;
 pub(crate) const UNKNOWN_DROPPED: u8 = 0;

@@ -280,6 +280,10 @@ impl EventLoop {
                 Told::of_socket("socket-not-taken", flow, format!("does not come here: {}", sentence(*why)))
             }
             MoveEvent::Rebound { flow, to } => {
+                if *to == self.node.public_key() {
+                    // What is at home again need not be held: another move of it has another name.
+                    self.node.end_held_flow(now, *flow);
+                }
                 let flow = self.node.flow_named(*flow);
                 Told::of_socket("flow-rebound", flow, format!("has its other end with {to} now"))
             }

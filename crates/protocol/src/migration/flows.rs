@@ -28,7 +28,8 @@ const WOKEN_AT_ONCE: usize = 100;
 #[derive(Clone, Debug)]
 pub(super) enum FlowChange {
     /// Holder: the flow is one with its owner. Answered by [`Moves::handle_led`].
-    Lead { flow: u64, to: PublicKey, wire_port: u16, lent: Option<FlowTuple> },
+    /// `restored`: a daemon before this one has done so.
+    Lead { flow: u64, to: PublicKey, wire_port: u16, lent: Option<FlowTuple>, restored: bool },
     /// Acceptor: the flow is one with the holder. Answered by [`Moves::handle_adopted`].
     Adopt { name: MoveName, tuple: FlowTuple, flow: u64, holder: PublicKey, wire_port: u16, terms: Terms },
     /// Donor: it has nothing to do with the flow any more.
@@ -42,12 +43,12 @@ impl Node {
     pub(super) fn change_flows(&mut self, now: Time, moves: &mut Moves) {
         while let Some(change) = moves.changes.pop_front() {
             match change {
-                FlowChange::Lead { flow, to, wire_port, lent } => {
+                FlowChange::Lead { flow, to, wire_port, lent, restored } => {
                     if lent.is_none() && self.flow_named(flow).is_none() {
                         // It ended between announcement and commit. Whoever has rebuilt the socket is not to wait for a way to nobody.
                         moves.end_flow(flow);
                     }
-                    if let Some(done) = self.lead_flow(now, flow, to, wire_port, lent) {
+                    if let Some(done) = self.lead_flow(now, flow, to, wire_port, lent, restored) {
                         moves.handle_led(At { now, around: &Others { node: self } }, flow, done);
                     }
                 }
@@ -76,6 +77,7 @@ impl Node {
         to: PublicKey,
         wire_port: u16,
         lent: Option<FlowTuple>,
+        restored: bool,
     ) -> Option<Result<Terms, String>> {
         if to == self.public_key() {
             // The socket is here itself, at an address of this host's: nobody need be told of it.
@@ -93,8 +95,7 @@ impl Node {
             (before.name, before.wire_remote_port, before.end) == (flow, wire_port, end)
                 && peer.is_some_and(|peer| peer.id == before.peer)
         };
-        if before.as_ref().is_some_and(as_before) {
-            // As after a restart, or when it is asked again.
+        if restored && before.as_ref().is_some_and(as_before) {
             return Some(self.terms_of(flow).ok_or_else(|| format!("there is no flow {flow:016x} any more")));
         }
         let peer = peer.filter(|peer| peer.has_session());

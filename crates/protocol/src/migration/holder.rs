@@ -41,6 +41,8 @@ pub(super) struct Held {
     wire_port: u16,
     /// The flow is over; what remains is to be settled.
     over: bool,
+    /// A daemon before this one has led it: the data plane knows it as it is.
+    restored: bool,
 }
 
 /// A donor that has not said that it knows.
@@ -151,6 +153,7 @@ impl Moves {
             lent: None,
             wire_port: 0,
             over: false,
+            restored: false,
         })
     }
 
@@ -206,6 +209,7 @@ impl Moves {
             lent: saved.far,
             wire_port: saved.wire_port,
             over: false,
+            restored: true,
         };
         if !held.unsettled.is_empty() {
             self.limit(until, Limit::Unsettled(saved.flow));
@@ -368,6 +372,7 @@ impl Moves {
         }
         let before = held.waits_for();
         held.owner = acceptor;
+        held.restored = false;
         held.wire_port = wire_port;
         held.sequence = sequence;
         held.last = Some(name);
@@ -404,8 +409,8 @@ impl Moves {
     pub(super) fn lead(&mut self, at: At<'_>, flow: u64) {
         match self.held.get(&flow) {
             Some(held) if held.last.is_some() && !held.over => {
-                let (to, wire_port, far) = (held.owner, held.wire_port, held.lent);
-                self.changes.push_back(FlowChange::Lead { flow, to, wire_port, lent: far });
+                let (to, wire_port, far, restored) = (held.owner, held.wire_port, held.lent, held.restored);
+                self.changes.push_back(FlowChange::Lead { flow, to, wire_port, lent: far, restored });
             }
             // There is nothing to lead any more.
             _ => self.handle_led(at, flow, Err("the flow is over".to_owned())),
@@ -414,12 +419,9 @@ impl Moves {
 
     /// The binding names the owner, or could not be made to.
     pub(super) fn handle_led(&mut self, at: At<'_>, flow: u64, result: Result<Terms, String>) {
-        let me = self.me();
         let Some(held) = self.held.get_mut(&flow) else { return };
         match result {
             Ok(terms) => {
-                // What is lent is at home again: there is nothing to hold.
-                held.over |= held.lent.is_some() && held.owner == me;
                 if let (Some(acceptor), Some(name)) = (held.awaiting.take(), held.last) {
                     self.say(at, acceptor, Record::Verdict { name, outcome: Ok(terms) });
                 }
