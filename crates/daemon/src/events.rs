@@ -15,7 +15,7 @@ use whimbrel_wire::FlowTuple;
 const KEPT: usize = 4096;
 
 /// What can happen (`docs/json.md`).
-pub(crate) const KINDS: [&str; 66] = [
+pub(crate) const KINDS: [&str; 67] = [
     "address-conflict",
     "carrier-changed",
     "claim-refused",
@@ -42,6 +42,7 @@ pub(crate) const KINDS: [&str; 66] = [
     "lease-lost",
     "lease-over",
     "lease-refused",
+    "lease-returned",
     "left-behind",
     "left-out",
     "lent",

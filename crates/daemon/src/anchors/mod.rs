@@ -128,6 +128,10 @@ impl EventLoop {
         family: Family,
         ports: Vec<u16>,
     ) {
+        if ports.contains(&0) {
+            let failure = Failure::new("port 0 is none: the kernel draws ports without being told").code(Code::Unknown);
+            return self.server.reply(client, &Reply::Error(failure));
+        }
         match self.candidates(anchor) {
             Ok(mut order) => {
                 // This host's own address needs no namespace.
@@ -193,7 +197,7 @@ impl EventLoop {
             Some(Some(anchor)) => {
                 let any: IpAddr = if ipv4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
                 let block = Ends { first: SocketAddr::new(any, 0), count: BLOCK };
-                if matches!(asked.wanted[..], [Wanted::Socket { .. }]) {
+                if matches!(asked.wanted[..], [Wanted::Socket { .. }, ..]) {
                     self.server.answer_later(client);
                     match self.anchors.blocks.get(&(anchor, ipv4)).copied() {
                         Some(number) => match self.anchors.asked.get_mut(&number) {
@@ -267,6 +271,13 @@ impl EventLoop {
         Told::new("lease", sentence).with("anchor", anchor.to_string()).with("ends", shown(&ends))
     }
 
+    /// Nobody here needs a lease any more.
+    pub(crate) fn note_returned(&mut self, number: u64, anchor: PublicKey) -> Told {
+        self.anchors.blocks.retain(|_, block| *block != number);
+        let told = Told::new("lease-returned", format!("a lease of {anchor} is returned: nobody needs it"));
+        told.with("anchor", anchor.to_string())
+    }
+
     /// A lease was refused, or is over.
     pub(crate) fn note_not_leased(&mut self, number: u64, anchor: PublicKey, why: Refusal) -> Told {
         self.anchors.blocks.retain(|_, block| *block != number);
@@ -276,6 +287,7 @@ impl EventLoop {
         let reason = reason(why);
         match self.anchors.asked.remove(&number) {
             Some(asked) if asked.others.is_empty() || why == Refusal::Taken => {
+                self.effects.forget_namespace(number);
                 let code = match why {
                     Refusal::Taken => Code::InUse,
                     Refusal::NotAllowed => Code::Denied,
@@ -349,7 +361,11 @@ impl EventLoop {
         family: Family,
         first: u64,
     ) {
-        let Some((_, block)) = self.leased(first) else { return };
+        let Some((_, block)) = self.leased(first) else {
+            self.leave_namespace(client);
+            let failure = Failure::new("the lease ended at once").code(Code::Unavailable);
+            return self.server.reply(client, &Reply::Error(failure));
+        };
         while let Some(port) = ports.pop_front() {
             let end = SocketAddr::new(ends.first.ip(), port);
             if !self.effects.is_in_namespace(first, end) {
@@ -417,6 +433,10 @@ impl EventLoop {
     /// when that is done.
     pub(crate) fn claim_first(&mut self, flow: FlowTuple, wish: crate::moves::Wish) -> Option<crate::moves::Wish> {
         if self.node.has_flow(&flow) || self.node.lessor_of(flow.local).is_none() {
+            return Some(wish);
+        }
+        if self.anchors.claiming.contains_key(&flow) {
+            // The node says that it is being moved already.
             return Some(wish);
         }
         self.anchors.claiming.insert(flow, wish);

@@ -310,6 +310,7 @@ impl EventLoop {
             }
             MoveEvent::Leased { number, anchor, ends } => self.note_leased(*number, *anchor, *ends),
             MoveEvent::NotLeased { number, anchor, why } => self.note_not_leased(*number, *anchor, *why),
+            MoveEvent::Returned { number, anchor } => self.note_returned(*number, *anchor),
             MoveEvent::Claimed { tuple, outcome } => match self.note_claimed(*tuple, *outcome) {
                 Some(told) => told,
                 None => return,

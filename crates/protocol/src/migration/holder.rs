@@ -96,6 +96,11 @@ impl Held {
         self.announced.as_ref().is_some_and(|announced| announced.name == name)
     }
 
+    /// Whether a host has the socket of a flow that is not over.
+    pub(super) fn is_with(&self, host: &PublicKey) -> bool {
+        self.owner == *host && !self.over
+    }
+
     /// Who has the socket, if this host passes packets on for it.
     pub(super) fn passed_on(&self, me: &PublicKey) -> Option<(PublicKey, FlowTuple)> {
         self.lent.filter(|_| self.owner != *me && !self.over).map(|far| (self.owner, far))

@@ -58,6 +58,11 @@ impl Moves {
     pub(super) fn handle_lease(&mut self, at: At<'_>, tenant: PublicKey, number: u64, ends: Ends) {
         let name = LeaseName { tenant, number };
         let until = at.now + self.lifetime();
+        if self.leases.contains_key(&name) && !self.lends_to(&tenant) {
+            self.say(at, tenant, Record::Leased { number, outcome: Err(Refusal::NotAllowed) });
+            self.end_lease(name);
+            return;
+        }
         if let Some(lease) = self.leases.get_mut(&name) {
             if lease.stage == Stage::InForce {
                 let before = std::mem::replace(&mut lease.until, until);
@@ -161,6 +166,7 @@ impl Moves {
     /// A daemon before this one had lent endpoints: they are lent on, as the tenant may not even have noticed.
     pub(super) fn restore_leases(&mut self, at: At<'_>, saved: &[SavedLease]) {
         for SavedLease { name, ends } in saved {
+            // Who belongs to the community is known later: the next renewal finds out who may have none.
             let peer = at.around.peer(&name.tenant).filter(|_| self.config.lending.is_some());
             let Some(peer) = peer else {
                 self.effect("taking back endpoints", MoveOp::TakeBack { name: *name });
@@ -190,6 +196,10 @@ impl Moves {
             // One of the same names has moved elsewhere.
             None if at.around.is_known(&far) => Some(Refusal::Taken),
             None if self.held.len() >= self.config.most.saturating_mul(4) => Some(Refusal::NoRoom),
+            // One host's connections leave room for those of others.
+            None if self.held.values().filter(|held| held.is_with(&tenant)).count() >= self.config.most => {
+                Some(Refusal::NoRoom)
+            }
             None => None,
         };
         if let Some(refusal) = refusal {

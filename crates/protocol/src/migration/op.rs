@@ -452,6 +452,13 @@ pub enum MoveEvent {
         /// Why.
         why: Refusal,
     },
+    /// Tenant: it needs the endpoints of a lease no more, and has returned them.
+    Returned {
+        /// Of the lease.
+        number: u64,
+        /// Whose they are.
+        anchor: PublicKey,
+    },
     /// Tenant: a connection of a leased endpoint is a flow of this host and the anchor now, or cannot be.
     Claimed {
         /// As the socket has it.

@@ -15,6 +15,9 @@ use crate::Time;
 /// How long an anchor may take to answer.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(8);
 
+/// How long an anchor may take to answer after a restart: the network may come later. It lends on meanwhile, or says that it does not.
+const RESTORED_WITHIN: Duration = Duration::from_secs(3600);
+
 /// Endpoints of another host's.
 #[derive(Debug)]
 pub(super) struct Tenancy {
@@ -174,6 +177,8 @@ impl Moves {
                 self.lose_tenancy(at, number, failed.refusal);
             }
             (Stage::Checking, Ok(_)) => {
+                // Who has slept for longer asks nevertheless: the anchor knows whether it is over.
+                let until = until.max(at.now + ANSWERED_WITHIN);
                 self.turn_tenancy(at, number, Stage::Renewing, Some(until));
                 self.say(at, anchor, Record::Lease { number, ends });
             }
@@ -186,6 +191,7 @@ impl Moves {
     pub(super) fn give_up_lease(&mut self, at: At<'_>, number: u64) {
         if let Some(anchor) = self.end_tenancy(at, number) {
             self.say(at, anchor, Record::Return { number });
+            self.event(MoveEvent::Returned { number, anchor });
         }
     }
 
@@ -243,7 +249,7 @@ impl Moves {
     pub(super) fn restore_tenancies(&mut self, at: At<'_>, saved: &[SavedTenancy]) {
         for SavedTenancy { number, anchor, anchor_at, ends } in saved {
             self.hints.extend(anchor_at.map(|hint| (*anchor, hint)));
-            let until = at.now + ANSWERED_WITHIN * 6;
+            let until = at.now + RESTORED_WITHIN;
             let (lifetime, stage) = (Duration::ZERO, Stage::Checking);
             let tenancy = Tenancy { anchor: *anchor, ends: *ends, until, due: until, lifetime, stage };
             self.tenancies.insert(*number, tenancy);

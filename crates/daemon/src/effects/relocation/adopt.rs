@@ -41,10 +41,8 @@ impl Effects {
         // By the cookies of namespaces that programs have brought along: one of the leases that these are for.
         let mut brought: HashMap<u64, u64> = HashMap::new();
         for (saved, cookie) in moves.tenancies.values() {
-            if let Some(cookie) = cookie {
-                let lease = *brought.entry(*cookie).or_insert(saved.number);
-                self.relocation.endpoints.note_brought(lease, saved.ends);
-            }
+            let place = cookie.map(|cookie| *brought.entry(cookie).or_insert(saved.number));
+            self.relocation.endpoints.note_leased(saved.number, place, saved.ends);
         }
         let inside = flows.iter().filter(|(_, entry)| entry.end == LocalEnd::Endpoint).map(|(flow, _)| flow.local);
         let rented = moves.tenancies.values().map(|(saved, _)| saved.ends.first);

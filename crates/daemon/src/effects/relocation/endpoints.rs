@@ -75,12 +75,23 @@ pub(super) struct PlaceName {
     pub(super) lease: Option<u64>,
 }
 
+/// Where ends that are on lease are used.
+#[derive(Debug)]
+struct Leased {
+    lease: u64,
+    /// As in [`PlaceName`].
+    place: Option<u64>,
+    ends: Ends,
+    /// The lease is over: only connections that are there still are of it.
+    over: bool,
+}
+
 /// All of them.
 #[derive(Debug, Default)]
 pub(super) struct Endpoints {
     places: HashMap<PlaceName, Place>,
-    /// Ends that programs have brought namespaces along for, as long as these are there.
-    brought: HashMap<u64, Vec<Ends>>,
+    /// What is on lease, and what was as long as there is a namespace for it.
+    leased: Vec<Leased>,
 }
 
 impl Endpoints {
@@ -90,9 +101,10 @@ impl Endpoints {
 
     /// Which namespace an end belongs to.
     pub(super) fn name_of(&self, end: SocketAddr) -> PlaceName {
-        let lease =
-            self.brought.iter().find(|(_, all)| all.iter().any(|ends| ends.contain(end))).map(|(lease, _)| *lease);
-        PlaceName { address: end.ip(), lease }
+        let of_end = self.leased.iter().filter(|leased| leased.ends.contain(end));
+        // Who has it now goes before who had it.
+        let newest = of_end.min_by_key(|leased| leased.over);
+        PlaceName { address: end.ip(), lease: newest.and_then(|leased| leased.place) }
     }
 
     pub(super) fn at(&mut self, end: SocketAddr) -> Option<&mut Place> {
@@ -142,7 +154,7 @@ impl Endpoints {
     ) -> Result<(), Failure> {
         let name = PlaceName { address: ends.first.ip(), lease: Some(lease) };
         self.make(name, Some(namespace), datapath, routes)?;
-        self.note_brought(lease, ends);
+        self.note_leased(lease, Some(lease), ends);
         Ok(())
     }
 
@@ -200,9 +212,26 @@ impl Endpoints {
         Ok(())
     }
 
-    /// These ends belong into the namespace that a program has brought along for a lease.
-    pub(super) fn note_brought(&mut self, lease: u64, ends: Ends) {
-        self.brought.entry(lease).or_default().push(ends);
+    /// The ends of a lease belong into the namespace that a program has brought along for the lease `place`, or into that of the address.
+    pub(super) fn note_leased(&mut self, lease: u64, place: Option<u64>, ends: Ends) {
+        self.leased.push(Leased { lease, place, ends, over: false });
+    }
+
+    /// A lease is over.
+    pub(super) fn note_over(&mut self, lease: u64) {
+        for leased in self.leased.iter_mut().filter(|leased| leased.lease == lease) {
+            leased.over = true;
+        }
+        // What belongs nowhere belongs into the namespace of its address.
+        self.leased.retain(|leased| !leased.over || leased.place.is_some());
+    }
+
+    /// Whether any of these ends are on lease.
+    pub(super) fn overlaps(&self, ends: &Ends) -> bool {
+        let meet =
+            |leased: &Leased| ends.ports().any(|port| leased.ends.contain(SocketAddr::new(ends.first.ip(), port)));
+        let within = |leased: &Leased| ends.contain(leased.ends.first);
+        self.leased.iter().any(|leased| !leased.over && (meet(leased) || within(leased)))
     }
 
     /// One user less. Without any it goes after a while, as soon as no program has a socket in it.
@@ -211,8 +240,8 @@ impl Endpoints {
         place.users = place.users.saturating_sub(1);
         if place.users == 0 {
             place.ends = Some(now + LINGER);
-            if let Some(lease) = name.lease {
-                self.brought.remove(&lease);
+            if name.lease.is_some() {
+                self.leased.retain(|leased| leased.place != name.lease);
             }
         }
     }

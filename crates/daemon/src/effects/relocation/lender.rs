@@ -22,6 +22,8 @@ const ICMPV6: u8 = 58;
 const MOST_ADDRESSES: u32 = 1 << 16;
 /// Ports that are lent at a time, at the most: each is held by two sockets of the daemon.
 const MOST_PORTS: u16 = 1024;
+/// And in all: each takes two descriptors (`LimitNOFILE` of the unit is 65,536), and two entries of the map `lent`, which has as many.
+const MOST_PORTS_IN_ALL: usize = 16_384;
 
 /// Whom this host lends what.
 #[derive(Debug, Default)]
@@ -65,11 +67,11 @@ impl Effects {
             None => self.find_free(&wanted)?,
         };
         let led = self.lead_lent(ends, peer);
+        self.relocation.lender.lent.insert(name, (ends, peer));
         if let Err(failure) = led {
-            self.release_lent(ends);
+            self.take_back(now, name)?;
             return Err(failed(Refusal::NoRoom, &failure));
         }
-        self.relocation.lender.lent.insert(name, (ends, peer));
         self.journal.save_lease(SavedLease { name, ends });
         self.let_forward();
         if let Err(failed) = self.make_ready(now).and_then(|()| self.follow_loopback()) {
@@ -118,11 +120,20 @@ impl Effects {
             }
             address => address,
         };
+        let usual = usual_address(&self.network, ipv4);
+        let lends_from = if lendable.own.is_empty() { usual == Some(address) } else { lendable.own.contains(&address) };
+        if !lends_from {
+            return Err(failed(Refusal::NotLent, &format!("no ports of {address} are lent")));
+        }
         if !own.contains(&address) {
             return Err(failed(Refusal::NotLent, &format!("{address} is no address of this host's")));
         }
         if wanted.count > MOST_PORTS {
             return Err(failed(Refusal::NoRoom, &format!("{} ports are wanted at a time", wanted.count)));
+        }
+        let lent: usize = self.relocation.lender.lent.values().map(|(ends, _)| usize::from(ends.count)).sum();
+        if lent + usize::from(wanted.count) > MOST_PORTS_IN_ALL {
+            return Err(failed(Refusal::NoRoom, &format!("{lent} ports are lent already")));
         }
         let block = |first: u16| Ends { first: SocketAddr::new(address, first), count: wanted.count };
         let taken = || failed(Refusal::Taken, &"the ports are taken");

@@ -159,7 +159,10 @@ impl Effects {
             MoveOp::ForgetHeld { flow } => self.journal.forget_held(flow),
             MoveOp::Lend { name, peer, ends } => {
                 let ends = self.lend(now, name, peer, ends)?;
-                self.journal.flush().map_err(|error| failed(Refusal::NotKept, &error))?;
+                if let Err(error) = self.journal.flush() {
+                    self.take_back(now, name)?;
+                    return Err(failed(Refusal::NotKept, &error));
+                }
                 return Ok(MoveDone::Lent(ends));
             }
             MoveOp::TakeBack { name } => self.take_back(now, name)?,

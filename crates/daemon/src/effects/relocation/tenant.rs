@@ -13,7 +13,7 @@ use whimbrel_wire::{FlowTuple, Transport};
 
 use super::endpoints::PlaceName;
 use super::{Relocation, failed};
-use crate::effects::{Effects, Failure};
+use crate::effects::{Effects, Failure, own_addresses};
 use crate::tunnel::{Lease, LeasedEnd};
 
 /// What a connection has to last before its anchor is asked to make a flow of it (P-86): most last less (as P-15).
@@ -54,6 +54,12 @@ impl Effects {
         self.relocation.tenant.namespaces.remove(&lease)
     }
 
+    /// A lease was refused for good.
+    pub(crate) fn forget_namespace(&mut self, lease: u64) {
+        self.relocation.tenant.namespaces.remove(&lease);
+        self.relocation.tenant.joined.remove(&lease);
+    }
+
     /// A lease that is asked for is to go to the namespace that was brought along for another one.
     pub(crate) fn join_namespace(&mut self, lease: u64, first: u64) {
         self.relocation.tenant.joined.insert(lease, first);
@@ -75,13 +81,18 @@ impl Effects {
                 false => Err(failed(Refusal::Cancelled, &"nobody needs it any more")),
             };
         }
+        self.is_foreign(&ends)?;
         let Self { relocation: Relocation { endpoints, tenant, .. }, datapath, routes, .. } = self;
-        if let Some(first) = tenant.joined.remove(&number) {
-            endpoints.note_brought(first, ends);
-        }
         let made = match tenant.namespaces.remove(&number) {
             Some(namespace) => endpoints.bring(number, ends, namespace, datapath, routes),
-            None => endpoints.need(ends.first, datapath, routes),
+            None => {
+                endpoints.note_leased(number, tenant.joined.remove(&number), ends);
+                let made = endpoints.need(ends.first, datapath, routes);
+                if made.is_err() {
+                    endpoints.note_over(number);
+                }
+                made
+            }
         };
         made.map_err(|failure| failed(Refusal::NoRights, &failure))?;
         let place = endpoints.name_of(ends.first);
@@ -94,6 +105,20 @@ impl Effects {
         }
         let cookie = self.brought_cookie(number);
         self.journal.save_tenancy(tenancy, cookie);
+        Ok(())
+    }
+
+    /// An anchor lends what is its own, and nothing that this host has, or has from another.
+    fn is_foreign(&self, ends: &Ends) -> Result<(), MoveFailed> {
+        let address = ends.first.ip();
+        let link_local = match address {
+            IpAddr::V4(v4) => v4.is_link_local() || v4.is_broadcast(),
+            IpAddr::V6(v6) => v6.is_unicast_link_local(),
+        };
+        let here = address.is_loopback() || link_local || own_addresses(&self.network).contains(&address);
+        if here || self.relocation.endpoints.overlaps(ends) {
+            return Err(failed(Refusal::Taken, &format!("{address} is this host's own, or on lease from another")));
+        }
         Ok(())
     }
 
@@ -167,10 +192,13 @@ impl Effects {
         for port in ends.ports() {
             for transport in [Transport::Tcp, Transport::Udp] {
                 let end = LentEnd { address, port, protocol: transport.protocol() };
-                self.datapath.remove_lent(&end).map_err(|error| failed(Refusal::NotKept, &error))?;
+                if let Err(error) = self.datapath.remove_lent(&end) {
+                    tracing::warn!(%address, port, %error, "an endpoint whose lease is over stays");
+                }
                 self.tunnel.remove_lease(&LeasedEnd { transport, address, port });
             }
         }
+        self.relocation.endpoints.note_over(number);
         self.relocation.endpoints.release(now, place);
         self.make_ready(now)
     }
