@@ -1,7 +1,7 @@
 //! Other processes' sockets, and these processes held still while their sockets are at rest.
 
 use std::collections::HashSet;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal, pidfd_getfd, pidfd_open, pidfd_send_signal};
@@ -44,6 +44,45 @@ pub fn borrow(pid: u32, inodes: &HashSet<u32>) -> Result<Vec<(u32, OwnedFd)>, Er
         }
     }
     Ok(found)
+}
+
+/// Whether any socket that a process has open is such a one. It has a duplicate of one at a time.
+///
+/// # Errors
+/// [`Error::Call`]: the process is gone (ENOENT, ESRCH), or may not be looked into; or an error of `is_such`.
+pub fn any_socket(pid: u32, is_such: impl Fn(BorrowedFd<'_>) -> Result<bool, Error>) -> Result<bool, Error> {
+    let path = format!("/proc/{pid}/fd");
+    let read = |e| Error::call("readdir", path.clone(), e);
+    let mut process = None;
+    for entry in std::fs::read_dir(&path).map_err(read)? {
+        let entry = entry.map_err(read)?;
+        let Some(number) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
+        match std::fs::read_link(entry.path()) {
+            Ok(link) if socket_inode(&link).is_some() => {}
+            // It was closed.
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(Error::call("readlink", format!("{path}/{number}"), error));
+            }
+            Ok(_) | Err(_) => continue,
+        }
+        let process = match &process {
+            Some(process) => process,
+            None => process.insert(open(pid)?),
+        };
+        let socket = match pidfd_getfd(process, number, PidfdGetfdFlags::empty()) {
+            Ok(socket) => socket,
+            Err(rustix::io::Errno::BADF) => continue,
+            Err(error) => return Err(Error::call("pidfd_getfd", format!("process {pid}"), error)),
+        };
+        match is_such(socket.as_fd()) {
+            Ok(true) => return Ok(true),
+            // The number is another file's by now.
+            Err(error) if error.raw_os_error() == Some(libc::ENOTSOCK) => {}
+            Ok(false) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(false)
 }
 
 /// A process that stands still (SIGSTOP) until this is dropped. One that stood still before stays so. It survives whoever has

@@ -17,6 +17,7 @@ use std::io;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -44,9 +45,13 @@ const ENTRANCE_PRIORITY: u32 = 100;
 /// Of the pair, in bytes: what the host's own programs send comes from its loopback device, as long as that takes it.
 const MOST_MTU: u32 = 65_535;
 /// How long the kernel may take to make the local route of an IPv6 address, which it does by itself.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(1);
 /// linux/sockios.h: a descriptor of the network namespace that a socket is in (Linux 4.10).
 const SIOCGSKNS: libc::c_ulong = 0x894c;
+/// linux/nsfs.h, ioctl_nsfs(2): the user namespace that a namespace belongs to; its type; the user who has made a user namespace.
+const NS_GET_USERNS: libc::c_ulong = 0xb701;
+const NS_GET_NSTYPE: libc::c_ulong = 0xb703;
+const NS_GET_OWNER_UID: libc::c_ulong = 0xb704;
 
 /// Settings of the host that programs notice in their sockets: those below `net/ipv4` that begin so (IPv6 goes by them as well).
 const COPIED: [&str; 5] = ["tcp_", "udp_", "ip_local_", "ip_default_ttl", "ip_no_pmtu_disc"];
@@ -91,34 +96,31 @@ impl Endpoint {
     /// # Errors
     /// [`Error::Call`]; nothing is left of the attempt.
     pub fn create(address: IpAddr, interface: &str, mtu: u32) -> Result<Self, Error> {
-        Self::create_in(new_namespace()?, address, interface, mtu)
+        Self { namespace: new_namespace()? }.equipped(address, interface, mtu)
     }
 
     /// As [`Endpoint::create`], of a network namespace that a program has made for itself, perhaps in a user namespace of its own. There must be nothing
     /// in it yet.
     ///
     /// # Errors
-    /// As [`Endpoint::create`]; or it is no network namespace, or one with interfaces of its own, which it then has as before.
-    pub fn create_in(namespace: OwnedFd, address: IpAddr, interface: &str, mtu: u32) -> Result<Self, Error> {
-        let endpoint = Self { namespace };
+    /// As [`Endpoint::create`]; or it may not be used ([`Brought::check`]), and is as before.
+    pub fn create_in(brought: Brought, address: IpAddr, interface: &str, mtu: u32) -> Result<Self, Error> {
+        brought.check()?;
+        Self { namespace: brought.namespace }.equipped(address, interface, mtu)
+    }
+
+    fn equipped(self, address: IpAddr, interface: &str, mtu: u32) -> Result<Self, Error> {
         let settings = settings();
         let mut outside = RouteSocket::open()?;
-        {
-            let _inside = endpoint.enter()?;
-            if let Some(link) = RouteSocket::open()?.links()?.iter().find(|link| !link.loopback && link.up) {
-                let detail = "the network namespace has interfaces of its own".to_owned();
-                return Err(Error::Answer { call: "RTM_GETLINK", object: link.name.clone(), detail });
-            }
-        }
         // From here on the end of the namespace is the end of all that was made.
-        let namespace = endpoint.namespace.as_fd();
+        let namespace = self.namespace.as_fd();
         let outer = outside.create_pair(interface, (INNER, INNER_HARDWARE_ADDRESS), namespace, MOST_MTU)?;
-        let furnished = endpoint.furnish(address, interface, mtu, outer, &mut outside, &settings);
+        let furnished = self.furnish(address, interface, mtu, outer, &mut outside, &settings);
         if furnished.is_err() {
             // The namespace may be a program's.
             let _ = outside.delete_link(outer);
         }
-        furnished.map(|()| endpoint)
+        furnished.map(|()| self)
     }
 
     fn furnish(
@@ -178,18 +180,34 @@ impl Endpoint {
         Ok(stat.st_ino)
     }
 
-    /// Whether any process is in it, or has a socket of it.
+    /// Whether any process is in it, or any but the calling one has a socket of it; also where that cannot be told. Processes that may not be
+    /// looked into, with CAP_SYS_PTRACE, are passed over.
     #[must_use]
     pub fn is_used(&self) -> bool {
-        let Ok(number) = self.number() else { return false };
-        let mut pids = pids();
-        pids.any(|pid| {
-            number_of(&format!("/proc/{pid}/ns/net")) == Some(number)
-                || borrowed::borrow(pid, &process::sockets(pid)).unwrap_or_default().iter().any(|(_, socket)| {
-                    pid != std::process::id()
-                        && Self::of_socket(socket.as_fd()).and_then(|of| of.number()).is_ok_and(|of| of == number)
-                })
-        })
+        let look = || -> Result<bool, Error> {
+            let number = self.number()?;
+            let cookie = self.enter().and_then(|_inside| namespace::cookie())?;
+            std::fs::read_dir("/proc").map_err(|e| Error::call("readdir", "/proc", e))?;
+            // Where processes are is known much sooner than what they have open.
+            for pid in pids() {
+                let path = format!("/proc/{pid}/ns/net");
+                match std::fs::metadata(&path) {
+                    Ok(metadata) if metadata.ino() == number => return Ok(true),
+                    Err(error) if !is_beyond(error.raw_os_error()) => return Err(Error::call("stat", path, error)),
+                    Ok(_) | Err(_) => {}
+                }
+            }
+            let is_inside = |socket: BorrowedFd<'_>| namespace::cookie_of(socket).map(|of| of == cookie);
+            for pid in pids().filter(|pid| *pid != std::process::id()) {
+                match borrowed::any_socket(pid, is_inside) {
+                    Ok(true) => return Ok(true),
+                    Err(error) if !is_beyond(error.raw_os_error()) => return Err(error),
+                    Ok(false) | Err(_) => {}
+                }
+            }
+            Ok(false)
+        };
+        look().unwrap_or(true)
     }
 
     /// The namespace that a socket is in. Whether it is an endpoint namespace, the caller has to know.
@@ -205,16 +223,6 @@ impl Endpoint {
         }
         // SAFETY: the descriptor is new, and nobody else's.
         Ok(Self { namespace: unsafe { OwnedFd::from_raw_fd(raw) } })
-    }
-
-    /// Whether it is the endpoint namespace of an address.
-    fn is_of(&self, address: IpAddr) -> bool {
-        let inside = || -> Result<bool, Error> {
-            let _inside = self.enter()?;
-            inner(&mut RouteSocket::open()?)?;
-            Ok(std::net::UdpSocket::bind((address, 0)).is_ok())
-        };
-        inside().unwrap_or(false)
     }
 
     /// Changes the MTU of the route to everywhere of the namespace, whose address this is: what its sockets send fits links of so
@@ -250,22 +258,92 @@ impl Endpoint {
     }
 }
 
+/// A network namespace that a program hands in.
+#[derive(Debug)]
+pub struct Brought {
+    /// What it handed in.
+    pub namespace: OwnedFd,
+    /// The program's user.
+    pub owner: u32,
+}
+
+impl Brought {
+    /// Whether it may be made an endpoint namespace: it is a network namespace, not the calling thread's own, belongs to that user,
+    /// and has nothing but a loopback device that is down.
+    ///
+    /// # Errors
+    /// [`Error::Argument`]: it may not; [`Error::Call`].
+    pub fn check(&self) -> Result<(), Error> {
+        const HERE: &str = "/proc/thread-self/ns/net";
+        let refused = |detail| Error::Argument { object: "the network namespace".to_owned(), detail };
+        // The descriptor is anything that a program has: what serves it may never answer, so that it is asked for by its name first.
+        let link = format!("/proc/thread-self/fd/{}", self.namespace.as_raw_fd());
+        let name = std::fs::read_link(&link).map_err(|e| Error::call("readlink", link, e))?;
+        let is_network = name.to_str().is_some_and(|name| name.starts_with("net:["));
+        if !is_network || self.ask(NS_GET_NSTYPE, "NS_GET_NSTYPE")? != libc::CLONE_NEWNET {
+            return Err(refused("it is none"));
+        }
+        let stat = rustix::fs::fstat(&self.namespace).map_err(|e| Error::call("fstat", "a network namespace", e))?;
+        if number_of(HERE) == Some(stat.st_ino) {
+            return Err(refused("it is the host's own"));
+        }
+        if self.made_by()? != Some(self.owner) {
+            return Err(refused("it is another user's"));
+        }
+        let _inside = Entered::descriptor(self.namespace.as_fd())?;
+        let mut inside = RouteSocket::open()?;
+        if inside.links()?.iter().any(|link| link.up) || !inside.addresses()?.is_empty() {
+            return Err(refused("it is in use: an interface is up, or has an address"));
+        }
+        Ok(())
+    }
+
+    /// The user whose it is: root where it belongs to the calling process's own user namespace, else who has made the user namespace that it
+    /// belongs to. `None`: that is out of sight.
+    fn made_by(&self) -> Result<Option<u32>, Error> {
+        let users = match self.ask(NS_GET_USERNS, "NS_GET_USERNS") {
+            // SAFETY: the descriptor is new, and nobody else's.
+            Ok(raw) => unsafe { OwnedFd::from_raw_fd(raw) },
+            Err(error) if error.raw_os_error() == Some(libc::EPERM) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let stat = rustix::fs::fstat(&users).map_err(|e| Error::call("fstat", "a user namespace", e))?;
+        if number_of("/proc/thread-self/ns/user") == Some(stat.st_ino) {
+            return Ok(Some(0));
+        }
+        let mut owner: libc::uid_t = 0;
+        // SAFETY: `owner` is valid for writes, and of the type that the request takes.
+        if unsafe { libc::ioctl(users.as_raw_fd(), NS_GET_OWNER_UID, &raw mut owner) } < 0 {
+            return Err(Error::call("ioctl NS_GET_OWNER_UID", "a user namespace", io::Error::last_os_error()));
+        }
+        Ok(Some(owner))
+    }
+
+    fn ask(&self, request: libc::c_ulong, call: &'static str) -> Result<i32, Error> {
+        // SAFETY: these requests take no argument.
+        let answer = unsafe { libc::ioctl(self.namespace.as_raw_fd(), request) };
+        if answer < 0 {
+            return Err(Error::call(call, "a network namespace", io::Error::last_os_error()));
+        }
+        Ok(answer)
+    }
+}
+
 /// An endpoint namespace that was found again.
 #[derive(Debug)]
 pub struct Found {
-    /// The address that is local in it.
-    pub address: IpAddr,
+    /// The index of the pair's end outside ([`Endpoint::outer`]), which tells whose address it is for.
+    pub outer: u32,
     /// Its cookie (SO_NETNS_COOKIE).
     pub cookie: u64,
     /// The namespace.
     pub endpoint: Endpoint,
 }
 
-/// The endpoint namespaces of these addresses that programs are in, or have sockets in: how a daemon finds what one before it has made. Looks
-/// at every process that may be looked into, and its sockets. Only those with one of these cookies (SO_NETNS_COOKIE) are meant: others on the
-/// machine may have the same addresses.
+/// The endpoint namespaces with these cookies (SO_NETNS_COOKIE) that programs are in, or have sockets in: how a daemon finds what one before
+/// it has made. Looks at every process that may be looked into, and its sockets.
 #[must_use]
-pub fn find(addresses: &HashSet<IpAddr>, cookies: &HashSet<u64>) -> Vec<Found> {
+pub fn find(cookies: &HashSet<u64>) -> Vec<Found> {
     let mut found = Vec::new();
     let mut seen: HashSet<u64> = number_of("/proc/thread-self/ns/net").into_iter().collect();
     let mut consider = |endpoint: Endpoint| {
@@ -274,8 +352,8 @@ pub fn find(addresses: &HashSet<IpAddr>, cookies: &HashSet<u64>) -> Vec<Found> {
         }
         let cookie = endpoint.enter().and_then(|_inside| namespace::cookie());
         let Some(cookie) = cookie.ok().filter(|cookie| cookies.contains(cookie)) else { return };
-        if let Some(address) = addresses.iter().find(|address| endpoint.is_of(**address)) {
-            found.push(Found { address: *address, cookie, endpoint });
+        if let Ok(outer) = endpoint.outer() {
+            found.push(Found { outer, cookie, endpoint });
         }
     };
     for pid in pids() {
@@ -300,7 +378,13 @@ fn pids() -> impl Iterator<Item = u32> {
 
 /// The number of the namespace at a path.
 fn number_of(path: &str) -> Option<u64> {
-    std::fs::metadata(path).ok().map(|metadata| std::os::unix::fs::MetadataExt::ino(&metadata))
+    std::fs::metadata(path).ok().map(|metadata| metadata.ino())
+}
+
+/// Whether an error says that a process has ended, or that this one may not look into it: such there are in many a container, and leases
+/// would never be returned if they counted.
+fn is_beyond(errno: Option<i32>) -> bool {
+    matches!(errno, Some(libc::ENOENT | libc::ESRCH | libc::EACCES | libc::EPERM))
 }
 
 impl AsFd for Endpoint {

@@ -88,6 +88,17 @@ const LISTEN_BIT: u32 = 1 << 10;
 /// Connected UDP sockets count as established.
 const CONNECTED_BIT: u32 = 1 << 1;
 
+/// Linux 6.8: TCP sockets that are bound, and no more than that (TCP_BOUND_INACTIVE, include/net/tcp_states.h).
+const SINCE_BOUND: (u32, u32) = (6, 8);
+
+/// Whether TCP sockets are listed that are bound, and neither listen nor are connected: those are from Linux 6.8 on.
+#[must_use]
+pub fn lists_bound() -> bool {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|part| part.parse::<u32>().ok());
+    numbers.next().zip(numbers.next()).is_some_and(|release| release >= SINCE_BOUND)
+}
+
 /// The states in which a connection may still carry something, or may still have to answer.
 pub const MOVABLE: [TcpState; 6] = [
     TcpState::Established,
@@ -214,6 +225,21 @@ impl SockDiag {
             let id = Id::of(record)?;
             Some(Listener { address: SocketAddr::new(id.local_ip, id.local_port), inode: number(record, INODE)? })
         })
+    }
+
+    /// Whether any TCP or UDP socket has this local port, at whatever address: bound (TCP: where [`lists_bound`]), listening, or
+    /// connected; not what only waits for what is still on the way (TIME_WAIT).
+    ///
+    /// # Errors
+    /// [`Error::Call`].
+    pub fn is_port_used(&mut self, port: u16) -> Result<bool, Error> {
+        for transport in [Transport::Tcp, Transport::Udp] {
+            let local = |record: &[u8]| Id::of(record).filter(|id| id.local_port == port);
+            if !self.dump(transport, !TcpState::TimeWait.bit(), local)?.is_empty() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// The UNIX sockets that are connected, each with its other end, by their inodes.
@@ -456,6 +482,29 @@ mod tests {
         assert!(!connected(&mut diag));
         socket.connect("127.0.0.1:9").unwrap();
         assert!(connected(&mut diag));
+    }
+
+    #[test]
+    fn a_port_is_used_by_whatever_is_bound_to_it() {
+        let mut diag = SockDiag::open().unwrap();
+        for at in ["127.0.0.1:0", "[::1]:0"] {
+            let listener = TcpListener::bind(at).unwrap();
+            let (near, datagrams) =
+                (TcpStream::connect(listener.local_addr().unwrap()).unwrap(), UdpSocket::bind(at).unwrap());
+            for used in [listener.local_addr(), near.local_addr(), datagrams.local_addr()] {
+                assert!(diag.is_port_used(used.unwrap().port()).unwrap());
+            }
+            let port = datagrams.local_addr().unwrap().port();
+            drop(datagrams);
+            assert!(!diag.is_port_used(port).unwrap());
+        }
+        if lists_bound() {
+            let family = rustix::net::AddressFamily::INET;
+            let bound = rustix::net::socket(family, rustix::net::SocketType::STREAM, None).unwrap();
+            rustix::net::bind(&bound, &SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
+            let name = SocketAddr::try_from(rustix::net::getsockname(&bound).unwrap()).unwrap();
+            assert!(diag.is_port_used(name.port()).unwrap());
+        }
     }
 
     #[test]

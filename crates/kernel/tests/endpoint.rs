@@ -2,11 +2,16 @@
 
 mod hosts;
 
+use std::collections::HashSet;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
 
 use hosts::{Host, wait};
-use whimbrel_kernel::endpoint::Endpoint;
+use whimbrel_kernel::endpoint::{self, Brought, Endpoint};
 use whimbrel_kernel::route::RouteSocket;
 use whimbrel_kernel::{namespace, sysctl};
 
@@ -139,4 +144,119 @@ fn a_name_that_is_taken_leaves_nothing_behind() {
     let error = Endpoint::create(addresses()[0], "wb0", MTU).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EEXIST), "{error}");
     assert_eq!(interfaces(&host), ["wb0"]);
+}
+
+const USER: u32 = 65_534;
+
+/// A process of that user that has gone into namespaces of its own, and says so.
+struct Apart(Child);
+
+impl Apart {
+    fn new(user: u32, flags: &str) -> Self {
+        let command = ["unshare", flags, "sh", "-c", "echo; exec cat"];
+        let mut child = Command::new(command[0]);
+        child.args(&command[1..]).uid(user).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = child.spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "\n");
+        Self(child)
+    }
+
+    fn brought(&self, owner: u32) -> Brought {
+        let namespace = File::open(format!("/proc/{}/ns/net", self.0.id())).unwrap().into();
+        Brought { namespace, owner }
+    }
+
+    fn enter(&self) -> namespace::Entered {
+        namespace::Entered::path(format!("/proc/{}/ns/net", self.0.id()).as_ref()).unwrap()
+    }
+}
+
+impl Drop for Apart {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn refusal(brought: &Brought) -> String {
+    brought.check().unwrap_err().to_string()
+}
+
+#[test]
+fn a_namespace_that_a_program_has_made_is_furnished() {
+    for address in addresses() {
+        let host = Host::new();
+        let _here = host.enter();
+        for (user, flags) in [(USER, "-Un"), (0, "-n"), (0, "-Un")] {
+            let program = Apart::new(user, flags);
+            let endpoint = Endpoint::create_in(program.brought(user), address, "wb0", MTU).unwrap();
+            assert!(endpoint.is_used());
+            assert_eq!(endpoint.outer().unwrap(), host.index("wb0"));
+            assert!(refusal(&program.brought(user)).contains("in use"), "it is one already");
+            drop(program);
+            wait("nobody is in it", || !endpoint.is_used());
+            drop(endpoint);
+            wait("nothing is left", || interfaces(&host).is_empty());
+        }
+    }
+}
+
+#[test]
+fn only_a_users_own_empty_network_namespace_is_taken() {
+    let host = Host::new();
+    let _here = host.enter();
+    let programs = [(USER, "-Un"), (0, "-n")].map(|(user, flags)| (user, Apart::new(user, flags)));
+    for (user, program) in &programs {
+        program.brought(*user).check().unwrap();
+        for other in [0, 1, USER].into_iter().filter(|other| other != user) {
+            assert!(refusal(&program.brought(other)).contains("another user's"));
+        }
+        let with = |change: &str, undo: &str| {
+            let run = |command: &str| {
+                let _inside = program.enter();
+                let words: Vec<&str> = command.split(' ').collect();
+                assert!(Command::new("ip").args(words).status().unwrap().success(), "{command}");
+            };
+            run(change);
+            assert!(refusal(&program.brought(*user)).contains("in use"), "{change}");
+            run(undo);
+        };
+        with("addr add 192.0.2.7/32 dev lo", "addr del 192.0.2.7/32 dev lo");
+        with("link add e0 up type veth", "link del e0");
+        program.brought(*user).check().unwrap();
+        // It keeps 127.0.0.1.
+        with("link set lo up", "link set lo down");
+        with("link set lo mtu 65535", "addr flush dev lo");
+        program.brought(*user).check().unwrap();
+    }
+    let brought = |path: &str| Brought { namespace: File::open(path).unwrap().into(), owner: 0 };
+    assert!(refusal(&brought("/proc/thread-self/ns/net")).contains("the host's own"));
+    for path in ["/proc/self/ns/uts", "/dev/null", "/proc/self/stat"] {
+        assert!(refusal(&brought(path)).contains("it is none"), "{path}");
+    }
+    assert_eq!(interfaces(&host), [""; 0]);
+}
+
+#[test]
+fn it_is_found_again_by_its_pair_and_used_by_whoever_has_a_socket() {
+    let host = Host::new();
+    let _here = host.enter();
+    let endpoint = Endpoint::create(addresses()[0], "wb0", MTU).unwrap();
+    let (cookie, socket) = {
+        let _inside = endpoint.enter().unwrap();
+        (namespace::cookie().unwrap(), UdpSocket::bind("0.0.0.0:0").unwrap())
+    };
+    assert!(!endpoint.is_used(), "but by this process");
+    let found = endpoint::find(&HashSet::from([cookie]));
+    let found: Vec<_> = found.iter().map(|found| (found.cookie, found.outer)).collect();
+    assert_eq!(found, [(cookie, host.index("wb0"))]);
+    assert!(endpoint::find(&HashSet::new()).is_empty());
+    // One that is outside, and has been given it.
+    let mut child = Command::new("cat").stdin(std::os::fd::OwnedFd::from(socket)).spawn().unwrap();
+    assert!(endpoint.is_used());
+    child.kill().unwrap();
+    child.wait().unwrap();
+    wait("it has ended", || !endpoint.is_used());
 }

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
 use whimbrel_ipc::{Anchored, Anchors as View, Code, Failure, Family, LentEnds, MadeSocket, PassedOn, Reply};
+use whimbrel_kernel::endpoint::Brought;
 use whimbrel_protocol::{Dependents, Event, Refusal, Time};
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::lending::Ends;
@@ -42,7 +43,7 @@ enum Wanted {
     /// One port of it, of the client's choice, for a socket in the namespace of that address.
     Port { client: ClientId, socket: OwnedFd, address: SocketAddr },
     /// A namespace that a program has brought along is to have it, and these ports beside those that the kernel draws.
-    Namespace { client: ClientId, namespace: Option<OwnedFd>, ports: VecDeque<u16>, family: Family, first: Option<u64> },
+    Namespace { client: ClientId, namespace: Option<Brought>, ports: VecDeque<u16>, family: Family, first: Option<u64> },
 }
 
 impl Wanted {
@@ -131,6 +132,11 @@ impl EventLoop {
         if ports.contains(&0) {
             let failure = Failure::new("port 0 is none: the kernel draws ports without being told").code(Code::Unknown);
             return self.server.reply(client, &Reply::Error(failure));
+        }
+        let Some(owner) = self.server.credentials(client).map(|who| who.uid) else { return };
+        let namespace = Brought { namespace, owner };
+        if let Err(error) = namespace.check() {
+            return self.server.reply(client, &Reply::Error(Failure::new(error.to_string()).code(Code::Denied)));
         }
         match self.candidates(anchor) {
             Ok(mut order) => {

@@ -21,7 +21,7 @@ use whimbrel_kernel::peer_route::PeerRoutes;
 use whimbrel_kernel::signals::{Signal, Signals};
 use whimbrel_kernel::sock_diag::SockDiag;
 use whimbrel_kernel::stand_in::Seen;
-use whimbrel_protocol::{Event, MoveOp, Node, PeerId, Time};
+use whimbrel_protocol::{Event, LocalEnd, MoveOp, Node, PeerId, Time};
 use whimbrel_wire::FlowTuple;
 
 use requests::{Answers, Suspending};
@@ -587,7 +587,10 @@ impl EventLoop {
                 Err(error) => tracing::warn!(%flow, %error, "cannot look for a socket"),
             }
         };
-        let (mut acknowledged, mut flows, mut opened) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut acknowledged, mut flows, mut opened, mut closed) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let journal = &effects.journal;
+        let in_endpoint =
+            |flow: &FlowTuple| journal.flows().get(flow).is_some_and(|entry| entry.end == LocalEnd::Endpoint);
         let drained = effects.datapath.drain_events(|event| match event {
             // A frame on the link may name any destination.
             DatapathEvent::Introduction(introduction) if !here(&introduction.seen) => {}
@@ -607,12 +610,20 @@ impl EventLoop {
             DatapathEvent::HeardNatively { flow } => node.handle_heard_natively(now, flow),
             DatapathEvent::FlowStalled(flow) => node.handle_flow_stalled(now, flow),
             DatapathEvent::Acknowledged { flow, next, window } => acknowledged.push((flow, next, window)),
+            // Others than its program may say so.
+            DatapathEvent::FlowClosed { flow } if in_endpoint(&flow) => closed.push(flow),
             DatapathEvent::FlowClosed { flow } => {
                 flows.push((flow, false));
                 node.handle_flow_closed(now, flow);
             }
             DatapathEvent::Claimed(flow) => node.handle_claim(now, flow),
         });
+        for flow in closed {
+            if effects.is_closed(&flow) {
+                flows.push((flow, false));
+                node.handle_flow_closed(now, flow);
+            }
+        }
         effects.take_in_acknowledged(now, &acknowledged);
         effects.take_in_flows(now, &flows);
         opened.into_iter().for_each(|flow| effects.note_young(now, flow));
@@ -654,7 +665,7 @@ impl EventLoop {
             }
             Err(error) => tracing::warn!(%error, "cannot list UDP sockets"),
         }
-        for flow in self.effects.ended_datagram_flows() {
+        for flow in self.effects.ended_flows() {
             self.node.handle_flow_closed(now, flow);
         }
     }

@@ -55,16 +55,12 @@ impl Effects {
         if !wanted.is_empty() {
             let known = self.datapath.endpoints().unwrap_or_default();
             let cookies = self.datapath.followed_namespaces().unwrap_or_default();
-            for endpoint::Found { address, cookie, endpoint } in endpoint::find(&wanted, &cookies) {
+            for endpoint::Found { outer: interface, cookie, endpoint } in endpoint::find(&cookies) {
+                // There may be several of one address: the pair tells which is whose.
+                let known = known.iter().find(|(index, _)| *index == interface).map(|(_, known)| known.address);
+                let Some(address) = known.filter(|address| wanted.contains(address)) else { continue };
                 let name = PlaceName { address, lease: brought.get(&cookie).copied() };
                 let users = users.get(&name).copied().unwrap_or_default();
-                let of_address = known.iter().filter(|(_, known)| known.address == address).map(|(index, _)| *index);
-                // There may be several of one address: the pair tells which is whose.
-                let interface = match endpoint.outer() {
-                    Ok(outer) => of_address.into_iter().find(|index| *index == outer),
-                    Err(_) => None,
-                };
-                let Some(interface) = interface else { continue };
                 if let Err(error) = self.relocation.endpoints.adopt(name, endpoint, interface, users) {
                     tracing::error!(%address, %error, "a namespace of a daemon before this one cannot be used");
                 }
@@ -128,15 +124,35 @@ impl Effects {
         self.relocation.given.values().map(Given::flow).chain(self.flows_of_leaving()).collect()
     }
 
-    /// UDP flows whose sockets, in namespaces of their own, are gone: nothing else tells of them.
-    pub(crate) fn ended_datagram_flows(&mut self) -> Vec<FlowTuple> {
+    /// Flows whose sockets, in namespaces of their own, are gone: UDP ones, of which nothing else tells, and those that were
+    /// [said to be](Self::is_closed) closed while they were there.
+    pub(crate) fn ended_flows(&mut self) -> Vec<FlowTuple> {
         if self.relocation.endpoints.is_empty() {
             return Vec::new();
         }
+        let doubted = std::mem::take(&mut self.relocation.doubted);
         let flows = self.journal.flows().iter();
-        let inside = flows.filter(|(flow, entry)| entry.end == LocalEnd::Endpoint && flow.transport == Transport::Udp);
+        let inside = flows.filter(|(flow, entry)| {
+            entry.end == LocalEnd::Endpoint && (flow.transport == Transport::Udp || doubted.contains(flow))
+        });
         let flows: Vec<FlowTuple> = inside.map(|(flow, _)| *flow).collect();
-        flows.into_iter().filter(|flow| matches!(self.socket_of(flow), Ok(None))).collect()
+        flows.into_iter().filter(|flow| self.has_ended(flow)).collect()
+    }
+
+    /// Whether a connection is closed of which that is said. Root of a namespace that a program has brought along can have a connection
+    /// of any name in there, and close it: what has its socket in another one does not end by that.
+    pub(crate) fn is_closed(&mut self, flow: &FlowTuple) -> bool {
+        let closed = self.has_ended(flow);
+        if !closed {
+            // It is said a moment before: it is looked again.
+            self.relocation.doubted.insert(*flow);
+        }
+        closed
+    }
+
+    /// Whether no process has the socket of a flow. What it leaves in the kernel ends by itself, or waits for what is on the way (TIME_WAIT).
+    fn has_ended(&mut self, flow: &FlowTuple) -> bool {
+        matches!(self.socket_of(flow), Ok(None | Some(0)))
     }
 
     /// Whether a flow whose end is not in this host's own namespace is still there.

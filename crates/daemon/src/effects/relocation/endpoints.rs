@@ -3,12 +3,11 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use whimbrel_datapath::{Datapath, Endpoint as Known, Follow, Role, Unknown};
 use whimbrel_kernel::Error;
-use whimbrel_kernel::endpoint::Endpoint;
+use whimbrel_kernel::endpoint::{Brought, Endpoint};
 use whimbrel_kernel::frozen::Defaults;
 use whimbrel_kernel::inject::Injector;
 use whimbrel_kernel::namespace;
@@ -148,7 +147,7 @@ impl Endpoints {
         &mut self,
         lease: u64,
         ends: Ends,
-        namespace: OwnedFd,
+        namespace: Brought,
         datapath: &mut Datapath,
         routes: &mut RouteSocket,
     ) -> Result<(), Failure> {
@@ -161,7 +160,7 @@ impl Endpoints {
     fn make(
         &mut self,
         name: PlaceName,
-        namespace: Option<OwnedFd>,
+        namespace: Option<Brought>,
         datapath: &mut Datapath,
         routes: &mut RouteSocket,
     ) -> Result<(), Failure> {

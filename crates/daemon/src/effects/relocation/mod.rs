@@ -22,7 +22,7 @@ mod ports;
 mod start;
 mod tenant;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
 use std::os::fd::OwnedFd;
 
@@ -78,6 +78,8 @@ pub(crate) struct Relocation {
     /// Processes that stand still, each as long as any of its sockets is at rest.
     halted: HashMap<u32, (Halted, usize)>,
     late: Late,
+    /// Connections in endpoint namespaces that were said to be closed, and were there.
+    doubted: HashSet<FlowTuple>,
     /// The TUN device passes packets of other hosts on.
     forwards: bool,
     /// This host's settings for sockets.

@@ -2,11 +2,12 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use whimbrel_datapath::{Endpoint as Known, Follow, Lent, LentEnd, Unknown};
-use whimbrel_kernel::namespace;
+use whimbrel_kernel::endpoint::Brought;
+use whimbrel_kernel::{namespace, sock_diag};
 use whimbrel_protocol::{MoveFailed, PeerId, Refusal, SavedTenancy, Time};
 use whimbrel_wire::lending::Ends;
 use whimbrel_wire::{FlowTuple, Transport};
@@ -24,7 +25,7 @@ const MATURE: Duration = Duration::from_millis(750);
 pub(super) struct Tenant {
     rented: HashMap<u64, Rented>,
     /// Namespaces that programs have brought along for leases that are asked for.
-    namespaces: HashMap<u64, OwnedFd>,
+    namespaces: HashMap<u64, Brought>,
     /// Leases that are asked for a namespace that is there, by that of the first.
     joined: HashMap<u64, u64>,
     /// Connections of such endpoints that may end soon, in the order in which they opened.
@@ -45,12 +46,12 @@ impl Tenant {
 
 impl Effects {
     /// A program has brought a namespace along for a lease that is asked for.
-    pub(crate) fn bring_namespace(&mut self, lease: u64, namespace: OwnedFd) {
+    pub(crate) fn bring_namespace(&mut self, lease: u64, namespace: Brought) {
         self.relocation.tenant.namespaces.insert(lease, namespace);
     }
 
     /// The lease was refused: another anchor may be asked.
-    pub(crate) fn take_namespace(&mut self, lease: u64) -> Option<OwnedFd> {
+    pub(crate) fn take_namespace(&mut self, lease: u64) -> Option<Brought> {
         self.relocation.tenant.namespaces.remove(&lease)
     }
 
@@ -140,12 +141,13 @@ impl Effects {
         let (ends, name) = (*ends, *place);
         let draws = ends.count > 1;
         let Some(place) = self.relocation.endpoints.place(name) else { return false };
-        if draws || ends.count == 0 {
+        // A namespace that was brought along is one program's, with all of its ports.
+        if draws || ends.count == 0 || name.lease.is_some() {
             return place.endpoint.is_used();
         }
-        // A port of a program's choice: whether anybody has it.
-        let Ok(_inside) = place.endpoint.enter() else { return true };
-        std::net::TcpListener::bind(ends.first).is_err() || std::net::UdpSocket::bind(ends.first).is_err()
+        // A port of a program's choice: whether anybody has it. What the kernel does not list may be anybody's.
+        let used = place.connections.is_port_used(ends.first.port()).unwrap_or(true);
+        used || !sock_diag::lists_bound() && place.endpoint.is_used()
     }
 
     /// What programs find in the namespace: their ports, and how long packets may be on their way by the tunnel.
