@@ -588,9 +588,8 @@ impl EventLoop {
             }
         };
         let (mut acknowledged, mut flows, mut opened, mut closed) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let journal = &effects.journal;
-        let in_endpoint =
-            |flow: &FlowTuple| journal.flows().get(flow).is_some_and(|entry| entry.end == LocalEnd::Endpoint);
+        let entries = effects.journal.flows();
+        let in_endpoint = |flow: &FlowTuple| entries.get(flow).is_some_and(|entry| entry.end == LocalEnd::Endpoint);
         let drained = effects.datapath.drain_events(|event| match event {
             // A frame on the link may name any destination.
             DatapathEvent::Introduction(introduction) if !here(&introduction.seen) => {}
@@ -610,7 +609,6 @@ impl EventLoop {
             DatapathEvent::HeardNatively { flow } => node.handle_heard_natively(now, flow),
             DatapathEvent::FlowStalled(flow) => node.handle_flow_stalled(now, flow),
             DatapathEvent::Acknowledged { flow, next, window } => acknowledged.push((flow, next, window)),
-            // Others than its program may say so.
             DatapathEvent::FlowClosed { flow } if in_endpoint(&flow) => closed.push(flow),
             DatapathEvent::FlowClosed { flow } => {
                 flows.push((flow, false));
@@ -618,11 +616,9 @@ impl EventLoop {
             }
             DatapathEvent::Claimed(flow) => node.handle_claim(now, flow),
         });
-        for flow in closed {
-            if effects.is_closed(&flow) {
-                flows.push((flow, false));
-                node.handle_flow_closed(now, flow);
-            }
+        for flow in closed.into_iter().filter(|flow| effects.is_closed(flow)) {
+            flows.push((flow, false));
+            node.handle_flow_closed(now, flow);
         }
         effects.take_in_acknowledged(now, &acknowledged);
         effects.take_in_flows(now, &flows);
