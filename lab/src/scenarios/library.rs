@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::world::{LONG, World, all_run, site, step};
 use super::{Scenario, scenario};
-use crate::{Error, Host, Join, Lab, Process, Result, Whimbrel, expect, wait_for};
+use crate::{Error, Host, Join, Lab, Process, Result, Whimbrel, expect, wait_for, wait_until};
 
 pub(super) const SCENARIOS: &[Scenario] = &[
     scenario(
@@ -33,6 +33,11 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         "library-refusals",
         "what the daemon refuses to programs, each with its errno; a migrator decides about anchors",
         refusals,
+    ),
+    scenario(
+        "library-anchor",
+        "programs open and serve connections with the address of another host, and hand one on; what it does not lend is refused, with its errno",
+        anchored,
     ),
 ];
 
@@ -304,6 +309,70 @@ fn migrate(lab: &mut Lab) -> Result<()> {
     is_over(&mut far, 2 * BLOCKS + 1)?;
     world.no_resets()?;
     all_run(&mut [&mut here, &mut there])
+}
+
+fn anchored(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let network = world.add(lab, site("c"))?;
+    let (guest_host, third_host) = (lab.host("guest")?, lab.host("third")?);
+    guest_host.join(&network.network, &Join::by("eth0"))?;
+    third_host.join(&world.b.network, &Join::by("eth0"))?;
+    let mut anchor = world.server.whimbrel_with("[anchor]\nports = \"8000-8999\"\nlifetime = 4\n")?;
+    let (mut guest, mut third) = (guest_host.whimbrel()?, third_host.whimbrel()?);
+    let (at, to) = (world.at_server.ipv4()?, world.at.ipv4()?);
+    let mut program = Program::start(&guest_host, &guest)?;
+    let told = program.fails(&format!("connect {to} 9 {at}"))?;
+    expect!(told.starts_with("ENOENT"), "a host that nobody has met: {told}");
+    anchor.befriend(&guest, at)?;
+
+    step("a connection with the anchor's address");
+    let (mut far, port) = far_end(&world.laptop, to)?;
+    let local: u16 = program.does(&format!("connect {to} {port} desk"))?.parse().unwrap_or_default();
+    expect!((8000..9000).contains(&local), "port {local} is not lent");
+    program.does(&format!("talk {BLOCKS}"))?;
+    step("its program hands it on before the anchor knows it as a flow, or after");
+    let mut other = Program::start(&third_host, &third)?;
+    let told = program.fails("give third films")?;
+    expect!(told.starts_with("ENOENT"), "{told}");
+    anchor.invite(&third, at, "third")?;
+    guest.wait_event("host-joined", 0, LONG)?;
+    other.does("receive films")?;
+    program.does("give third films")?;
+    other.does("received")?;
+    other.does(&format!("talk {BLOCKS}"))?;
+    other.does("close")?;
+    is_over(&mut far, 2 * BLOCKS)?;
+
+    step("a server at a port of its choice");
+    let mut server = Program::start(&guest_host, &guest)?;
+    server.does("lease desk 8080")?;
+    let told = program.fails("lease desk 8080")?;
+    expect!(told.starts_with("EADDRINUSE"), "a program of this host has it: {told}");
+    let told = other.fails("lease desk 8080")?;
+    expect!(told.starts_with("EADDRINUSE"), "another host has it: {told}");
+    let told = other.fails("lease desk 80")?;
+    expect!(told.starts_with("ENOTSUP"), "it is not lent: {told}");
+    let mut here = Program::start(&world.server, &anchor)?;
+    let told = here.fails(&format!("bind {at} 8080"))?;
+    expect!(told.starts_with("EADDRINUSE"), "the anchor itself: {told}");
+    let mut client = Program::start(&world.laptop, &anchor)?;
+    server.begin("accept")?;
+    client.does(&format!("dial {at} 8080"))?;
+    server.did("accept")?;
+    let echo = |from: &mut Program, to: &mut Program| -> Result<()> {
+        to.begin("echo")?;
+        from.does("talk 1")?;
+        to.did("echo").map(drop)
+    };
+    echo(&mut client, &mut server)?;
+
+    step("a lease runs out, since its tenant is not there");
+    other.process.kill()?;
+    guest.kill()?;
+    let over = || anchor.cli(&["anchor"]).is_ok_and(|said| !said.contains("lent to"));
+    wait_until(LONG, "the leases are over", over)?;
+    guest.restart()?;
+    all_run(&mut [&mut anchor, &mut guest, &mut third])
 }
 
 fn refusals(lab: &mut Lab) -> Result<()> {

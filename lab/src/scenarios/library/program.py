@@ -30,6 +30,32 @@ class Program:
         self.sock.connect((host, int(port)))
         return self.sock.getsockname()[1]
 
+    def lease(self, anchor, port):
+        """Serves at an anchor's port: the first that connects is talked with."""
+        self.server = whimbrel.socket(anchor=anchor, flags=whimbrel.REQUIRED)
+        whimbrel.bind(self.server, ("", int(port)))
+        self.server.listen()
+        return self.server.getsockname()[0]
+
+    def accept(self):
+        self.sock, _ = self.server.accept()
+        return "x"
+
+    def dial(self, host, port):
+        self.sock = socket.create_connection((host, int(port)))
+        return "x"
+
+    def echo(self):
+        """Sends one block back."""
+        got = b""
+        while len(got) < BLOCK:
+            more = self.sock.recv(BLOCK - len(got))
+            if not more:
+                raise EOFError("the far end has closed")
+            got += more
+        self.sock.sendall(got)
+        return "x"
+
     def talk(self, blocks):
         for _ in range(int(blocks)):
             wanted = block(self.next)
