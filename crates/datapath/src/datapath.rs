@@ -382,9 +382,13 @@ impl Datapath {
             moves.push((former.map_or(0, |former| former.toward), entry.toward));
             if let Some(former) = former {
                 (entry.lapsed, entry.echoes_from, entry.clock) = (former.lapsed, former.echoes_from, former.clock);
-                let former = former.wire_flow(tuple.transport);
-                if former != wire {
-                    self.remove_wire(&former, &tuple)?;
+                let before = former.wire_flow(tuple.transport);
+                if before != wire {
+                    self.remove_wire(&before, &tuple)?;
+                } else if former.binding == entry.binding {
+                    // It is with the same peer, under the same names: what was heard of it holds, as far as the places are still those (P-24).
+                    entry.heard_local_place = former.heard_local_place;
+                    entry.heard_peer_place = former.heard_peer_place;
                 }
             }
             tuples.push(tuple);
