@@ -182,8 +182,8 @@ Examples:
   whimbrel run --anchor 203.0.113.5 --port 8080 -- python3 -m http.server 8080";
 
 const ANCHOR_HELP: &str = "\
-`[anchor]` in the configuration makes a host lend ports of its address, or addresses, to
-the hosts of its community. It has to stay where it is, as a server does.
+`[anchor]` in the configuration makes a host lend ports of its address to the hosts of its
+community. It has to stay where it is, as a server does.
 
 Examples:
   whimbrel anchor                     what is lent, and what depends on this host

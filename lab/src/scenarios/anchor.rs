@@ -49,7 +49,9 @@ impl Four {
         let at_guest = guest_host.join(&network.network, &Join::by("eth0"))?;
         let at_third = third_host.join(&world.b.network, &Join::by("eth0"))?;
         let anchor = world.server.whimbrel_with(lends)?;
-        let (guest, third) = (guest_host.whimbrel()?, third_host.whimbrel()?);
+        // Any user of the guest may ask its daemon.
+        let guest = guest_host.whimbrel_with("control_mode = \"0666\"\n")?;
+        let third = third_host.whimbrel()?;
         let at = world.at_server.ipv4()?;
         anchor.befriend(&guest, at)?;
         anchor.invite(&third, at, "third")?;
@@ -93,6 +95,13 @@ fn anchored(lab: &mut Lab, ipv6: bool) -> Result<()> {
         println!("    to {name}: nothing was heard for {:.1} ms", gap.as_secs_f64() * 1e3);
         expect!(gap < SOON * patience(), "the far end heard nothing for {gap:?}");
     }
+
+    step("a user without rights runs a program");
+    let run_dir = four.guest.run_dir();
+    let run = four.guest_host.command("setpriv").args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]);
+    let run = run.arg(four.guest.binary()).arg("--run-dir").arg(run_dir).args(["run", "--anchor", "nearest"]);
+    let run = run.args(if ipv6 { &["-6"][..] } else { &[] }).args(["--", "id", "-u"]).run()?;
+    expect!(run.trim() == "65534", "the program ran as user {run}");
 
     step("many connections, whose program has moved none");
     let echo_at = SocketAddr::new(at_anchor, PORT + 1);

@@ -133,7 +133,10 @@ impl EventLoop {
             let failure = Failure::new("port 0 is none: the kernel draws ports without being told").code(Code::Unknown);
             return self.server.reply(client, &Reply::Error(failure));
         }
-        let Some(owner) = self.server.credentials(client).map(|who| who.uid) else { return };
+        let Some(owner) = self.server.credentials(client).map(|who| who.uid) else {
+            let failure = Failure::new("the system does not say whose this namespace is").code(Code::Denied);
+            return self.server.reply(client, &Reply::Error(failure));
+        };
         let namespace = Brought { namespace, owner };
         if let Err(error) = namespace.check() {
             return self.server.reply(client, &Reply::Error(Failure::new(error.to_string()).code(Code::Denied)));

@@ -233,13 +233,7 @@ impl Effects {
         let destroyed = frozen.destroy().map_err(|why| unmovable(&why, Refusal::NotKept));
         self.leave_home(&flow);
         self.settle_ports();
-        if to.is_some() {
-            self.tunnel.hand_on(&flow, to);
-            self.hand_on_late(now, flow);
-        } else {
-            self.let_in(&flow);
-            self.tunnel.forget_aside(&flow);
-        }
+        self.part_with(now, flow, to);
         self.relocation.release(&processes);
         destroyed
     }

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use whimbrel_datapath::FlowEntry;
-use whimbrel_protocol::Time;
+use whimbrel_protocol::{PeerId, Time};
 use whimbrel_wire::FlowTuple;
 
 use crate::effects::Effects;
@@ -43,9 +43,15 @@ fn take_due(queue: &mut VecDeque<(Time, FlowTuple)>, now: Time) -> Vec<FlowTuple
 }
 
 impl Effects {
-    /// What still comes for a socket that has gone is handed on for a while.
-    pub(in crate::effects) fn hand_on_late(&mut self, now: Time, flow: FlowTuple) {
-        self.relocation.late.resting.push_back((now + LATE, flow));
+    /// A socket has gone: what came for it meanwhile goes to who has it now, and for a while what still comes. `None`: nobody has it.
+    pub(in crate::effects) fn part_with(&mut self, now: Time, flow: FlowTuple, to: Option<PeerId>) {
+        if to.is_some() {
+            self.tunnel.hand_on(&flow, to);
+            self.relocation.late.resting.push_back((now + LATE, flow));
+        } else {
+            self.let_in(&flow);
+            self.tunnel.forget_aside(&flow);
+        }
     }
 
     /// A flow has another owner, which gets it by the tunnel at first.

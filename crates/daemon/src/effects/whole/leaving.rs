@@ -361,14 +361,7 @@ impl Effects {
             });
             self.settle_ports();
         }
-        if to.is_some() {
-            // What came for it meanwhile, and for a while what still comes.
-            self.tunnel.hand_on(&flow, to);
-            self.hand_on_late(now, flow);
-        } else {
-            self.let_in(&flow);
-            self.tunnel.forget_aside(&flow);
-        }
+        self.part_with(now, flow, to);
         ended.map(|()| MoveDone::Done).map_err(|error| failed(Refusal::NotKept, error.to_string()))
     }
 
