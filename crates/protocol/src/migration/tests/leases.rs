@@ -1,0 +1,147 @@
+//! What anchors lend, to whom and for how long, and what may be claimed (P-84…P-86).
+
+use whimbrel_wire::lending::{Ends, Granted};
+
+use super::super::{LeaseName, Lending};
+use super::*;
+
+/// An anchor that lends to the donor, for a minute.
+fn lessor() -> Host {
+    let mut anchor = Host::new(HOLDER);
+    anchor.moves.config.lending = Some(Lending { to: Vec::new(), most: 2, lifetime: Duration::from_secs(60) });
+    anchor
+}
+
+fn ends() -> Ends {
+    Ends { first: far().remote, count: 2 }
+}
+
+fn leased(anchor: &mut Host, to: usize) -> Result<Granted, Refusal> {
+    let said = anchor.said(to);
+    let Some(Record::Leased { outcome, .. }) = said.last() else { panic!("{said:?}") };
+    *outcome
+}
+
+/// A lease of these ends in force.
+fn lend(anchor: &mut Host, number: u64) {
+    anchor.hear(DONOR, Record::Lease { number, ends: ends() });
+    let (id, op) = anchor.op();
+    assert!(matches!(op, MoveOp::Lend { name: LeaseName { tenant, .. }, .. } if tenant == key(DONOR)), "{op:?}");
+    anchor.moves.handle_done(At { now: anchor.now, around: &Known }, id, Ok(MoveDone::Lent(ends())));
+    assert_eq!(leased(anchor, DONOR), Ok(Granted { ends: ends(), lifetime: 60 }));
+}
+
+#[test]
+fn endpoints_are_lent_to_whom_the_anchor_knows_and_as_long_as_they_are_asked_for() {
+    // P-84, P-85
+    let mut anchor = Host::new(HOLDER);
+    anchor.hear(DONOR, Record::Lease { number: 1, ends: ends() });
+    assert_eq!(leased(&mut anchor, DONOR), Err(Refusal::NotLent), "it is no anchor");
+    let mut anchor = lessor();
+    anchor.hear(THIEF, Record::Lease { number: 1, ends: ends() });
+    assert_eq!(leased(&mut anchor, THIEF), Err(Refusal::NotAllowed));
+    lend(&mut anchor, 1);
+    lend(&mut anchor, 2);
+    anchor.hear(DONOR, Record::Lease { number: 3, ends: ends() });
+    assert_eq!(leased(&mut anchor, DONOR), Err(Refusal::NoRoom));
+    // One is asked for again, the other is not.
+    anchor.pass(40);
+    anchor.hear(DONOR, Record::Lease { number: 1, ends: ends() });
+    assert!(leased(&mut anchor, DONOR).is_ok());
+    anchor.pass(40);
+    assert_eq!(leased(&mut anchor, DONOR), Err(Refusal::Expired));
+    let taken_back = |number| MoveOp::TakeBack { name: LeaseName { tenant: key(DONOR), number } };
+    assert_eq!(anchor.carry_out(), [taken_back(2)]);
+    // A thief cannot give back what is another's.
+    anchor.hear(THIEF, Record::Return { number: 1 });
+    assert!(anchor.carry_out().is_empty());
+    anchor.hear(DONOR, Record::Return { number: 1 });
+    assert_eq!(anchor.carry_out(), [taken_back(1)]);
+    anchor.moves.stop_lending(true);
+    anchor.hear(DONOR, Record::Lease { number: 4, ends: ends() });
+    assert_eq!(leased(&mut anchor, DONOR), Err(Refusal::Stopping));
+}
+
+#[test]
+fn only_connections_of_ones_own_endpoints_are_claimed() {
+    // P-86
+    let mut anchor = lessor();
+    let tuple = far().mirrored();
+    let claim = |tuple| Record::Claim { flow: FLOW, tuple, wire_port: 2048 };
+    anchor.hear(DONOR, claim(tuple));
+    assert_eq!(verdict(&mut anchor, DONOR), Some(Refusal::NotLent), "it has no lease yet");
+    lend(&mut anchor, 1);
+    anchor.hear(THIEF, claim(tuple));
+    assert_eq!(verdict(&mut anchor, THIEF), Some(Refusal::NotLent), "another has the lease");
+    let local = SocketAddr::new(tuple.local.ip(), tuple.local.port() + 2);
+    anchor.hear(DONOR, claim(FlowTuple { local, ..tuple }));
+    assert_eq!(verdict(&mut anchor, DONOR), Some(Refusal::NotLent), "of a port behind the last");
+    anchor.hear(DONOR, claim(tuple));
+    let saved = anchor.carry_out();
+    assert!(matches!(&saved[..], [MoveOp::SaveHeld(saved)] if saved.owner == key(DONOR) && saved.far == Some(far())));
+    assert_eq!(verdict(&mut anchor, DONOR), None);
+    assert_eq!(anchor.led, [(key(DONOR), 2048)]);
+    // It was not heard, so it is claimed again; nobody else may take the name.
+    anchor.hear(DONOR, claim(tuple));
+    assert_eq!(verdict(&mut anchor, DONOR), None);
+    anchor.hear(THIEF, claim(tuple));
+    assert_eq!(verdict(&mut anchor, THIEF), Some(Refusal::Taken));
+    // What was claimed outlives the lease, and is moved as any other flow.
+    anchor.hear(DONOR, Record::Return { number: 1 });
+    anchor.carry_out();
+    let ticket = announce(&mut anchor, NUMBER);
+    anchor.hear(ACCEPTOR, present(ticket));
+    anchor.carry_out();
+    assert_eq!(verdict(&mut anchor, ACCEPTOR), None);
+    assert_eq!(anchor.led.last(), Some(&(key(ACCEPTOR), 2048)));
+}
+
+#[test]
+fn a_claim_that_cannot_be_kept_is_none() {
+    let mut anchor = lessor();
+    lend(&mut anchor, 1);
+    anchor.hear(DONOR, Record::Claim { flow: FLOW, tuple: far().mirrored(), wire_port: 2048 });
+    let (id, _) = anchor.op();
+    anchor.failed(id);
+    assert_eq!(verdict(&mut anchor, DONOR), Some(Refusal::NotKept));
+    assert!(anchor.led.is_empty());
+}
+
+#[test]
+fn a_tenant_asks_again_in_time_and_takes_no_other_endpoints_than_it_asked_for() {
+    let any = |count| Ends { first: "0.0.0.0:0".parse().unwrap(), count };
+    let mut tenant = Host::new(DONOR);
+    let at = |tenant: &Host| At { now: tenant.now, around: &Known };
+    tenant.moves.rent(at(&tenant), 7, key(HOLDER), None, any(2));
+    assert_eq!(tenant.said(HOLDER), [Record::Lease { number: 7, ends: any(2) }]);
+    let granted = |count| Ok(Granted { ends: Ends { count, ..ends() }, lifetime: 60 });
+    // Another host's answer is none.
+    tenant.hear(THIEF, Record::Leased { number: 7, outcome: granted(2) });
+    assert!(tenant.ops().is_empty());
+    tenant.hear(HOLDER, Record::Leased { number: 7, outcome: granted(2) });
+    let (id, op) = tenant.op();
+    assert!(matches!(op, MoveOp::Occupy { number: 7, fresh: true, .. }), "{op:?}");
+    tenant.done(id);
+    // A third of the time has passed: it is still used.
+    tenant.pass(21);
+    let (id, op) = tenant.op();
+    assert!(matches!(op, MoveOp::Occupy { number: 7, fresh: false, .. }), "{op:?}");
+    tenant.done(id);
+    assert_eq!(tenant.said(HOLDER), [Record::Lease { number: 7, ends: ends() }]);
+    tenant.hear(HOLDER, Record::Leased { number: 7, outcome: granted(2) });
+    // The next time it is not.
+    tenant.pass(21);
+    let (id, _) = tenant.op();
+    tenant.failed(id);
+    assert_eq!(tenant.said(HOLDER), [Record::Return { number: 7 }]);
+    assert_eq!(tenant.carry_out(), [MoveOp::Vacate { number: 7 }]);
+
+    tenant.moves.rent(at(&tenant), 8, key(HOLDER), None, any(2));
+    tenant.said(HOLDER);
+    tenant.hear(HOLDER, Record::Leased { number: 8, outcome: granted(1) });
+    assert_eq!(tenant.said(HOLDER), [Record::Return { number: 8 }]);
+    assert!(tenant.carry_out().is_empty());
+    // What it does not know it gives back.
+    tenant.hear(HOLDER, Record::Leased { number: 9, outcome: granted(2) });
+    assert_eq!(tenant.said(HOLDER), [Record::Return { number: 9 }]);
+}
