@@ -32,6 +32,7 @@ pub(super) struct Leaving {
     flows: Vec<FlowTuple>,
     directory: PathBuf,
     criu: Option<Criu>,
+    /// Its memory was written down once while it ran, so that what has changed since is enough.
     before: bool,
     /// Ops that wait until all connections have come as far.
     freezing: Vec<MoveOpId>,
@@ -40,6 +41,7 @@ pub(super) struct Leaving {
     dumped: bool,
     stopped: Option<Instant>,
     fate: Option<Fate>,
+    /// It does not go any more: what is still asked of it for that fails.
     doomed: bool,
 }
 
@@ -68,6 +70,25 @@ struct State {
 }
 
 impl Leaving {
+    /// One that nothing has been done with yet.
+    fn new(pids: Vec<u32>, subject: Subject, flows: Vec<FlowTuple>, directory: PathBuf) -> Self {
+        Self {
+            pids,
+            subject,
+            flows,
+            directory,
+            criu: None,
+            before: false,
+            freezing: Vec::new(),
+            dumping: Vec::new(),
+            thawing: Vec::new(),
+            dumped: false,
+            stopped: None,
+            fate: None,
+            doomed: false,
+        }
+    }
+
     fn leads(&self, flow: &FlowTuple) -> bool {
         self.flows.first() == Some(flow)
     }
@@ -105,21 +126,7 @@ impl Wholes {
         let inner = whole.inner.first().copied().unwrap_or(root);
         let (job, talks) = (!whole.leads, whole.talks);
         let subject = Subject { root, inner, apart: whole.apart, job, talks };
-        let leaving = Leaving {
-            pids: whole.pids.clone(),
-            subject: subject.clone(),
-            flows: whole.flows.clone(),
-            directory: directory.clone(),
-            criu: None,
-            before: false,
-            freezing: Vec::new(),
-            dumping: Vec::new(),
-            thawing: Vec::new(),
-            dumped: false,
-            stopped: None,
-            fate: None,
-            doomed: false,
-        };
+        let leaving = Leaving::new(whole.pids.clone(), subject.clone(), whole.flows.clone(), directory.clone());
         self.leaving.insert(root, leaving);
         let mut manifest = Manifest {
             criu: String::new(),
@@ -408,21 +415,8 @@ impl Effects {
                 Some(FlowTuple { transport, local: *local, remote: *remote })
             };
             let subject = Subject { root, inner: state.inner, apart: state.apart, job: false, talks: false };
-            let leaving = Leaving {
-                flows: state.flows.iter().filter_map(flow).collect(),
-                pids,
-                subject,
-                directory,
-                criu: None,
-                before: false,
-                freezing: Vec::new(),
-                dumping: Vec::new(),
-                thawing: Vec::new(),
-                dumped: false,
-                stopped: None,
-                fate: None,
-                doomed: true,
-            };
+            let flows = state.flows.iter().filter_map(flow).collect();
+            let leaving = Leaving { doomed: true, ..Leaving::new(pids, subject, flows, directory) };
             self.wholes.leaving.insert(root, leaving);
         }
     }
