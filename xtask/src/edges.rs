@@ -28,7 +28,7 @@ const ALLOWED: &[(&str, &str, &str)] = &[
     ("whimbrel-daemon", "whimbrel-datapath", "the daemon joins all of it"),
     ("whimbrel-daemon", "whimbrel-ipc", "it answers the local API"),
     ("whimbrel-cli", "whimbrel-ipc", "commands ask the daemon by the local API"),
-    ("whimbrel-cli", "whimbrel-daemon", "`up`, `doctor` and `clean` only (docs/decisions/0001-one-binary.md)"),
+    ("whimbrel-cli", "whimbrel-daemon", "`up`, `doctor`, `clean` and `run` only (docs/decisions/0001-one-binary.md)"),
     ("whimbrel-capi", "whimbrel-ipc", "programs ask the daemon by the local API"),
     ("whimbrel-lab", "whimbrel-ipc", "scenarios ask their daemons by the local API"),
     ("whimbrel-bench", "whimbrel-lab", "measurements run on the lab's hosts and links"),
