@@ -65,9 +65,15 @@ struct lent_key {
 	__u8 zero[5];
 };
 
+/*
+ * Not here, and a socket of this host's own stack had it before: connections that it has still, or is about to have, are
+ * not lent.
+ */
+#define LENT_SHARED 0xfffffffdU
+
 /* Where packets for a lent end go that are of no flow. */
 struct lent {
-	__u32 toward;  /* into this endpoint namespace; 0: not here */
+	__u32 toward;  /* into this endpoint namespace; 0: not here; see LENT_SHARED */
 	__u32 binding; /* to this peer, which has it on lease, by the TUN device; 0: to nobody */
 };
 

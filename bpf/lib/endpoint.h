@@ -77,7 +77,7 @@ static __noinline int leave_unknown(struct __sk_buff *skb, const struct packet *
 	}
 	/* The other end may be in a namespace of this host, too, or in the same. */
 	lent = find_lent(&own.remote, own.remote_port, own.transport);
-	if (lent && lent->toward)
+	if (lent && lent->toward && lent->toward != LENT_SHARED)
 		return bpf_skb_change_type(skb, 0 /* PACKET_HOST */) ? TC_ACT_SHOT : into_endpoint(lent->toward);
 	if (endpoint->unknown == UNKNOWN_ROUTED)
 		return TO_BE_ROUTED;

@@ -100,6 +100,36 @@ static __always_inline void inbound_flow(struct __sk_buff *skb, const struct pac
 	own->transport = packet->protocol;
 }
 
+/* Does this host's own stack have this connection, or answer for one that is being opened? */
+static __noinline bool has_connection(struct __sk_buff *skb, const struct packet *packet, const struct flow_tuple *own)
+{
+	struct bpf_sock_tuple tuple = {};
+	struct bpf_sock *socket;
+	__u32 size, state;
+
+	if (!packet || !own || own->transport != IPPROTO_TCP)
+		return false;
+	if (packet->family == 4) {
+		tuple.ipv4.saddr = own->remote.words[3];
+		tuple.ipv4.daddr = own->local.words[3];
+		tuple.ipv4.sport = own->remote_port;
+		tuple.ipv4.dport = own->local_port;
+		size = sizeof(tuple.ipv4);
+	} else {
+		__builtin_memcpy(tuple.ipv6.saddr, &own->remote, 16);
+		__builtin_memcpy(tuple.ipv6.daddr, &own->local, 16);
+		tuple.ipv6.sport = own->remote_port;
+		tuple.ipv6.dport = own->local_port;
+		size = sizeof(tuple.ipv6);
+	}
+	socket = bpf_skc_lookup_tcp(skb, &tuple, size, BPF_F_CURRENT_NETNS, 0);
+	if (!socket)
+		return false;
+	state = socket->state;
+	bpf_sk_release(socket);
+	return state != BPF_TCP_LISTEN;
+}
+
 /* Where what came in, and is under its own names, goes: 0 for this host's own stack. */
 static __noinline __u32 find_toward(struct __sk_buff *skb, const struct packet *packet)
 {
@@ -118,7 +148,11 @@ static __noinline __u32 find_toward(struct __sk_buff *skb, const struct packet *
 	} else if (!(settings->idle & IDLE_ENDPOINTS)) {
 		lent = find_lent(&own.local, own.local_port, own.transport);
 		if (lent) {
-			toward = lent->toward ? lent->toward : lent->binding ? TOWARD_TUNNEL : 0;
+			toward = lent->toward;
+			if (toward == LENT_SHARED)
+				toward = has_connection(skb, packet, &own) ? 0 : TOWARD_TUNNEL;
+			else if (!toward && lent->binding)
+				toward = TOWARD_TUNNEL;
 		} else if (skb->ifindex == settings->tunnel) {
 			/* Of a peer that has this end on lease; the daemon has seen to it that it is its own. */
 			lent = find_lent(&own.remote, own.remote_port, own.transport);

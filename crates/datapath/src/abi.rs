@@ -147,6 +147,8 @@ const UNLIMITED: u64 = u64::MAX;
 /// `PLACE_NEVER`
 const PLACE_NEVER: u32 = u32::MAX;
 
+/// `LENT_SHARED`
+pub(crate) const LENT_SHARED: u32 = 0xffff_fffd;
 /// `TOWARD_ROUTES`
 pub(crate) const TOWARD_ROUTES: u32 = u32::MAX;
 
@@ -318,6 +320,8 @@ pub enum Lent {
     /// With the peer of this binding, which has it on lease from this host: what comes goes to the TUN device, and what that
     /// peer sends from it comes by the TUN device and goes out by routes.
     Leased(u32),
+    /// The same, of an end that a socket of this host's own stack had before: connections that it has still, or is about to have, stay.
+    Shared(u32),
 }
 
 /// What becomes of what an endpoint namespace sends that is of no flow, and from a [`LentEnd`] that is lent to it. The rest is dropped.
@@ -602,11 +606,16 @@ impl RawLent {
         match lent {
             Lent::Endpoint(toward) => Self { toward, binding: 0 },
             Lent::Leased(binding) => Self { toward: 0, binding },
+            Lent::Shared(binding) => Self { toward: LENT_SHARED, binding },
         }
     }
 
     pub(crate) fn lent(&self) -> Lent {
-        if self.toward == 0 { Lent::Leased(self.binding) } else { Lent::Endpoint(self.toward) }
+        match self.toward {
+            0 => Lent::Leased(self.binding),
+            LENT_SHARED => Lent::Shared(self.binding),
+            toward => Lent::Endpoint(toward),
+        }
     }
 }
 

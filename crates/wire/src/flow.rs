@@ -1,7 +1,7 @@
 //! The name that one host has for a connection.
 
 use core::fmt;
-use core::net::SocketAddr;
+use core::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// A transport protocol whose flows can be moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -50,6 +50,22 @@ impl FlowTuple {
     #[must_use]
     pub fn mirrored(self) -> Self {
         Self { transport: self.transport, local: self.remote, remote: self.local }
+    }
+
+    /// What stands for a socket without another end, as one that listens: the other end is unspecified.
+    #[must_use]
+    pub fn unconnected(transport: Transport, local: SocketAddr) -> Self {
+        let nobody = match local {
+            SocketAddr::V4(_) => SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0),
+            SocketAddr::V6(_) => SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0),
+        };
+        Self { transport, local, remote: nobody }
+    }
+
+    /// Whether it stands for a socket without another end.
+    #[must_use]
+    pub fn is_unconnected(&self) -> bool {
+        self.remote.port() == 0 && self.remote.ip().is_unspecified()
     }
 }
 

@@ -24,6 +24,12 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     ),
     scenario("moved-datagrams-direct", "the same with a far end that runs Whimbrel", |lab| datagrams(lab, true)),
     scenario(
+        "moved-listener",
+        "a socket that listens goes to another host with the connections that wait in its queue, and back; new ones that come to its address reach it there",
+        |lab| listener(lab, false),
+    ),
+    scenario("moved-listener-direct", "the same with a far end that runs Whimbrel", |lab| listener(lab, true)),
+    scenario(
         "unmovable",
         "connections that cannot move, and hosts that do not take them: each stays, says why, and goes on",
         unmovable,
@@ -213,6 +219,78 @@ fn datagrams(lab: &mut Lab, far_runs: bool) -> Result<()> {
         ends.next.does(&format!("close {name}"))?;
     }
     Ok(())
+}
+
+fn listener(lab: &mut Lab, far_runs: bool) -> Result<()> {
+    let mut three = Three::new(lab, far_runs)?;
+    let mut ends = Ends::start(&three)?;
+    ends.near.does("receive home")?;
+    for (family, listen, to) in families(&three)? {
+        step(&format!("{family}: two connections wait to be accepted, and one was"));
+        let port = ends.near.does(&format!("listen {listen}"))?;
+        let end = std::net::SocketAddr::new(to, port.parse().unwrap_or_default());
+        let [stays, first, second, later] =
+            ["stays", "first", "second", "later"].map(|name| format!("{family}-{name}"));
+        ends.far.does(&format!("connect {stays} {to} {port}"))?;
+        ends.near.does(&format!("accept {stays}"))?;
+        ends.far.does(&format!("connect {first} {to} {port}"))?;
+        ends.far.does(&format!("say {first} 3000"))?;
+        ends.far.does(&format!("connect {second} {to} {port}"))?;
+        ends.near.does("pending 2")?;
+        let named = format!("listener:{end}");
+        let said = three.donor_daemon.cli(&["move", &named, "--to", "guest", "--process", "states"])?;
+        expect!(said.lines().count() == 1 && said.contains("is with"), "{said}");
+        let at = ends.next.does("serve")?;
+        expect!(at == port, "it was at {port}, and is at {at}");
+
+        step("they follow, and one that comes later reaches it there");
+        ends.far.does(&format!("connect {later} {to} {port}"))?;
+        ends.next.does(&format!("accept {later}"))?;
+        let both = ["near say 3000", "far hear 3000", "far say 3000", "near hear 3000"];
+        ends.play(&both, &later, true)?;
+        ends.next.does("collect 2")?;
+        for name in [&first, &second] {
+            let far = ends.far.does(&format!("name {name}"))?;
+            let far_port = far.rsplit(':').next().unwrap_or_default();
+            ends.next.does(&format!("called {far_port} {name}"))?;
+        }
+        ends.play(&["near hear 3000", "near say 3000", "far hear 3000"], &first, true)?;
+        ends.play(&both, &second, true)?;
+        ends.play(&both, &stays, false)?;
+
+        if family == "v4" {
+            step("both daemons are killed");
+            three.acceptor_daemon.kill()?;
+            three.donor_daemon.kill()?;
+            three.acceptor_daemon.restart()?;
+            three.donor_daemon.restart()?;
+            ends.near.does("receive home")?;
+            ends.next.does("receive states")?;
+            let anew = format!("{family}-anew");
+            ends.far.does(&format!("connect {anew} {to} {port}"))?;
+            ends.next.does(&format!("accept {anew}"))?;
+            for name in [&anew, &first, &second, &later] {
+                ends.play(&["near say 100", "far hear $"], name, true)?;
+            }
+        }
+
+        step("and back");
+        ends.near.does("leave")?;
+        let back = ["move", &named, "--to", "desk", "--process", "home"];
+        wait_for(LONG, "it comes back", || Ok(three.acceptor_daemon.cli(&back).is_ok().then_some(())))?;
+        ends.near.does("serve")?;
+        let again = format!("{family}-again");
+        ends.far.does(&format!("connect {again} {to} {port}"))?;
+        ends.near.does(&format!("accept {again}"))?;
+        ends.play(&both, &again, false)?;
+        for (name, moved) in [(&stays, false), (&first, true), (&second, true), (&later, true), (&again, false)] {
+            ends.play(&["near say 1000", "near finish", "far finish", "near over"], name, moved)?;
+            ends.play(&["far hear $", "far over", "near close", "far close"], name, moved)?;
+        }
+        ends.near.does("leave")?;
+        ends.next.does("leave")?;
+    }
+    three.world.no_resets()
 }
 
 /// Multipath TCP (linux/in.h).

@@ -685,6 +685,7 @@ impl EventLoop {
             self.anchors_due(now);
             self.effects.settle_ports();
             self.take_in_processes(now);
+            self.retire_listeners(now);
         }
         if self.next_loss_tick <= now {
             self.next_loss_tick = now + LOSS_TICK;

@@ -1,5 +1,6 @@
 //! Sockets that change hosts: what programs ask for, and what they are told of it.
 
+mod listening;
 mod processes;
 
 use std::collections::HashMap;
@@ -19,6 +20,7 @@ use crate::event_loop::{EventLoop, names};
 use crate::events::Told;
 use crate::server::ClientId;
 use crate::views;
+use listening::Retiring;
 use processes::ProcessJob;
 
 /// What the control socket's clients wait for.
@@ -32,6 +34,8 @@ pub(crate) struct Moves {
     receivers: HashMap<ClientId, String>,
     /// Processes that are to be moved, by the numbers of their first.
     processes: HashMap<u32, ProcessJob>,
+    /// Sockets that listen and have gone.
+    retiring: Vec<Retiring>,
 }
 
 /// What somebody wants to become of a socket.
@@ -49,6 +53,7 @@ struct Job {
     client: ClientId,
     flow: FlowTuple,
     uuid: Uuid,
+    receiver: Option<String>,
     /// What the kernel said of its socket, where that could not be written down.
     unmovable: Option<String>,
 }
@@ -60,7 +65,7 @@ impl EventLoop {
         // Those that were opened this instant count.
         self.take_in_datapath_events(clock::now());
         self.take_in_udp(clock::now());
-        let asked = self.host(to).and_then(|acceptor| Ok((acceptor, self.open_connections(connections)?)));
+        let asked = self.host(to).and_then(|acceptor| Ok((acceptor, self.sockets_named(connections)?)));
         let (acceptor, flows) = match asked {
             Ok(asked) => asked,
             Err(failure) => return self.server.reply(id, &Reply::Error(failure)),
@@ -137,6 +142,9 @@ impl EventLoop {
     /// Has the node give a socket away that the effects have.
     fn give(&mut self, id: ClientId, flow: FlowTuple, family: Family, acceptor: PublicKey, receiver: Option<&str>) {
         let wish = Wish { client: id, family, acceptor, receiver: receiver.map(str::to_owned) };
+        if flow.is_unconnected() {
+            return self.fulfil(flow, wish);
+        }
         if let Some(wish) = self.claim_first(flow, wish) {
             self.fulfil(flow, wish);
         }
@@ -175,7 +183,10 @@ impl EventLoop {
         match self.node.give_socket(now, gift) {
             Ok(name) => {
                 let uuid = Uuid::from_bytes(uuid);
-                self.moves.jobs.insert(name, Job { client: id, flow, uuid, unmovable: None });
+                self.moves.jobs.insert(
+                    name,
+                    Job { client: id, flow, uuid, receiver: receiver.map(str::to_owned), unmovable: None },
+                );
             }
             Err(why) => {
                 self.effects.return_socket(now, &flow);
@@ -246,9 +257,12 @@ impl EventLoop {
         let told = match &event {
             MoveEvent::Given { name, to } => {
                 let job = self.moves.jobs.remove(name);
-                let to = self.peer_name(to);
+                let (key, to) = (*to, self.peer_name(to));
                 let flow = job.as_ref().map(|job| job.flow);
-                if let Some(Job { client, flow, uuid, .. }) = job {
+                if let Some(Job { client, flow, uuid, receiver, .. }) = job {
+                    if flow.is_unconnected() {
+                        self.moves.retiring.push(Retiring::begin(now, *name, key, receiver));
+                    }
                     // What was kept of it for its program is of no use any more.
                     self.programs.kept.forget(&uuid);
                     let moved = Moved { flow: views::flow(flow), uuid, to: to.clone() };

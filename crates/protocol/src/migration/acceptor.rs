@@ -393,6 +393,14 @@ impl Moves {
         }
     }
 
+    /// The move that waits for the lease of this number: that of its socket's endpoint.
+    pub(super) fn coming_with(&self, number: u64) -> Option<MoveName> {
+        let waits = |of: &Acceptance| {
+            of.stage == Stage::Adopting && of.request.flow == number && of.request.tuple.is_unconnected()
+        };
+        self.acceptances.iter().find(|(_, of)| waits(of)).map(|(name, _)| *name)
+    }
+
     /// Has the node know the flow as one with the holder.
     pub(super) fn adopt(&mut self, name: MoveName) {
         let Some(of) = self.acceptances.get(&name).filter(|of| of.stage == Stage::Adopting) else { return };

@@ -43,6 +43,24 @@ impl Node {
     pub(super) fn change_flows(&mut self, now: Time, moves: &mut Moves) {
         while let Some(change) = moves.changes.pop_front() {
             match change {
+                FlowChange::Lead { flow, to, lent: Some(far), .. } if far.mirrored().is_unconnected() => {
+                    let at = At { now, around: &Others { node: self } };
+                    if let Some(done) = moves.lend_moved(at, flow, to, far) {
+                        let back = to == self.public_key() && done.is_ok();
+                        moves.handle_led(At { now, around: &Others { node: self } }, flow, done);
+                        if back {
+                            // There is nobody any more whom this host would have to tell where it is.
+                            moves.end_flow(flow);
+                        }
+                    }
+                }
+                FlowChange::Adopt { name, tuple, flow, holder, .. } if tuple.is_unconnected() => {
+                    let at = At { now, around: &Others { node: self } };
+                    if let Some(done) = moves.rent_moved(at, holder, flow, tuple) {
+                        moves.handle_adopted(At { now, around: &Others { node: self } }, name, done);
+                    }
+                }
+                FlowChange::Release { tuple } if tuple.is_unconnected() || tuple.mirrored().is_unconnected() => {}
                 FlowChange::Lead { flow, to, wire_port, lent, restored } => {
                     if lent.is_none() && self.flow_named(flow).is_none() {
                         // It ended between announcement and commit. Whoever has rebuilt the socket is not to wait for a way to nobody.
@@ -279,6 +297,13 @@ impl Node {
     /// else this host itself, which lends
     /// its address, under a name that is drawn now.
     pub fn holder_of(&mut self, flow: &FlowTuple) -> (PublicKey, Option<SocketAddr>, u64) {
+        if flow.is_unconnected() {
+            let lease = self.rented().find(|(_, _, ends)| ends.count == 1 && ends.contain(flow.local));
+            return match lease {
+                Some((number, anchor, _)) => (anchor, self.peer_of(&anchor).map(|peer| peer.remote), number),
+                None => (self.public_key(), None, self.random.u64()),
+            };
+        }
         let entry = self.flows.get(flow).filter(|known| !known.closed).and_then(Flow::entry);
         let peer = entry.and_then(|entry| Some((entry, self.peers.get(&entry.peer)?)));
         match peer {

@@ -106,6 +106,12 @@ impl Held {
         self.lent.filter(|_| self.owner != *me && !self.over).map(|far| (self.owner, far))
     }
 
+    /// The endpoint of a socket without another end that is not with this host any more, and who has it.
+    pub(super) fn moved_endpoint(&self) -> Option<(PublicKey, FlowTuple)> {
+        let far = self.lent.filter(|far| far.mirrored().is_unconnected() && self.last.is_some() && !self.over)?;
+        Some((self.owner, far))
+    }
+
     #[cfg(test)]
     pub(super) fn is_owned_by(&self, owner: PublicKey) -> bool {
         self.owner == owner

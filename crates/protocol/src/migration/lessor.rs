@@ -5,7 +5,7 @@ use std::time::Duration;
 use whimbrel_handshake::PublicKey;
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::lending::{Ends, Granted};
-use whimbrel_wire::moving::{MoveName, Record};
+use whimbrel_wire::moving::{MoveName, Record, Terms};
 
 use super::flows::FlowChange;
 use super::holder::Announcement;
@@ -14,6 +14,10 @@ use super::{
     SavedLease,
 };
 use crate::Time;
+
+/// How long the endpoint of a socket that has moved away is its new host's, unless that says that it needs it still: where this host lends
+/// nothing else, so that its configuration does not say.
+const MOVED_FOR: Duration = Duration::from_secs(120);
 
 /// Endpoints that are another host's for a while.
 #[derive(Debug)]
@@ -42,12 +46,50 @@ impl Lease {
 
 impl Moves {
     fn lifetime(&self) -> Duration {
-        self.config.lending.as_ref().map_or(Duration::ZERO, |lending| lending.lifetime)
+        self.config.lending.as_ref().map_or(MOVED_FOR, |lending| lending.lifetime)
+    }
+
+    /// The endpoint of a socket of this host's own that its tenant has got by a move, as its far ends have it.
+    fn moved(&self, name: &LeaseName) -> Option<FlowTuple> {
+        let (owner, far) = self.held.get(&name.number)?.moved_endpoint()?;
+        (owner == name.tenant).then_some(far)
+    }
+
+    /// A socket of this host's own without another end is with another host now (P-96): its endpoint is lent to that one. `None`: the
+    /// result comes with that of an op, by [`Moves::handle_led`].
+    pub(super) fn lend_moved(
+        &mut self,
+        at: At<'_>,
+        flow: u64,
+        to: PublicKey,
+        far: FlowTuple,
+    ) -> Option<Result<Terms, String>> {
+        let former = self.leases.keys().filter(|name| name.number == flow && name.tenant != to);
+        for name in former.copied().collect::<Vec<LeaseName>>() {
+            self.end_lease(name);
+        }
+        let terms = Terms { far, wire_port: 0, home: None };
+        let name = LeaseName { tenant: to, number: flow };
+        if to == self.me() || self.leases.get(&name).is_some_and(|lease| lease.stage == Stage::InForce) {
+            return Some(Ok(terms));
+        }
+        let Some(peer) = at.around.peer(&to) else { return Some(Err(format!("{to} is not known any more"))) };
+        let ends = Ends { first: far.remote, count: 1 };
+        let until = at.now + self.lifetime();
+        self.leases.insert(name, Lease { ends: Some(ends), until, stage: Stage::Lending });
+        self.changes.push_back(FlowChange::Remember { key: to });
+        self.op(MoveOp::Lend { name, peer, ends, moved: Some(far.transport) }, Asked::Lease(name));
+        None
     }
 
     /// Whether endpoints are lent to a host.
     fn lends_to(&self, tenant: &PublicKey) -> bool {
         self.config.lending.as_ref().is_some_and(|lending| lending.to.contains(tenant) || self.trusts(tenant))
+    }
+
+    /// Whether a lease may last: what has moved to a host is that one's as long as it is trusted, whether or not this one lends.
+    fn may_have(&self, name: &LeaseName) -> bool {
+        self.lends_to(&name.tenant) || (self.trusts(&name.tenant) && self.moved(name).is_some())
     }
 
     fn leases_of(&self, tenant: PublicKey) -> impl Iterator<Item = (&LeaseName, &Lease)> {
@@ -58,7 +100,7 @@ impl Moves {
     pub(super) fn handle_lease(&mut self, at: At<'_>, tenant: PublicKey, number: u64, ends: Ends) {
         let name = LeaseName { tenant, number };
         let until = at.now + self.lifetime();
-        if self.leases.contains_key(&name) && !self.lends_to(&tenant) {
+        if self.leases.contains_key(&name) && self.moved(&name).is_none() && !self.lends_to(&tenant) {
             self.say(at, tenant, Record::Leased { number, outcome: Err(Refusal::NotAllowed) });
             self.end_lease(name);
             return;
@@ -89,7 +131,7 @@ impl Moves {
             (None, Some(peer)) => {
                 self.leases.insert(name, Lease { ends: None, until, stage: Stage::Lending });
                 self.changes.push_back(FlowChange::Remember { key: tenant });
-                self.op(MoveOp::Lend { name, peer, ends }, Asked::Lease(name));
+                self.op(MoveOp::Lend { name, peer, ends, moved: None }, Asked::Lease(name));
             }
         }
     }
@@ -120,9 +162,16 @@ impl Moves {
                     self.say_leased(at, name);
                     self.event(MoveEvent::Lent { to: name.tenant, ends });
                 }
+                if let Some(far) = self.moved(&name) {
+                    self.handle_led(at, name.number, Ok(Terms { far, wire_port: 0, home: None }));
+                }
             }
             Ok(MoveDone::Done | MoveDone::Dumped(_)) => {
                 self.leases.remove(&name);
+            }
+            Err(failed) if self.moved(&name).is_some() => {
+                self.leases.remove(&name);
+                self.handle_led(at, name.number, Err(failed.sentence));
             }
             Err(failed) => {
                 self.leases.remove(&name);
@@ -134,8 +183,12 @@ impl Moves {
 
     /// A lease is over. Connections that were claimed go on until their ends (P-86).
     fn end_lease(&mut self, name: LeaseName) {
+        let moved = self.moved(&name).is_some();
         let Some(lease) = self.leases.remove(&name) else { return };
         self.limits.remove(&(lease.until, Limit::Lease(name)));
+        if moved {
+            self.end_flow(name.number);
+        }
         if lease.stage == Stage::InForce {
             self.effect("taking back endpoints", MoveOp::TakeBack { name });
             self.event(MoveEvent::LeaseOver { to: name.tenant });
@@ -156,7 +209,7 @@ impl Moves {
 
     /// Ends leases of those who may have none any more.
     pub(super) fn end_forbidden_leases(&mut self, at: At<'_>) {
-        let forbidden = self.leases.keys().filter(|name| !self.lends_to(&name.tenant));
+        let forbidden = self.leases.keys().filter(|name| !self.may_have(name));
         for name in forbidden.copied().collect::<Vec<LeaseName>>() {
             self.say(at, name.tenant, Record::Leased { number: name.number, outcome: Err(Refusal::NotAllowed) });
             self.end_lease(name);
@@ -166,6 +219,10 @@ impl Moves {
     /// A daemon before this one had lent endpoints: they are lent on, as the tenant may not even have noticed.
     pub(super) fn restore_leases(&mut self, at: At<'_>, saved: &[SavedLease]) {
         for SavedLease { name, ends } in saved {
+            if self.moved(name).is_some() {
+                // It is led there already, as all that has moved.
+                continue;
+            }
             // Who belongs to the community is known later: the next renewal finds out who may have none.
             let peer = at.around.peer(&name.tenant).filter(|_| self.config.lending.is_some());
             let Some(peer) = peer else {
@@ -174,7 +231,7 @@ impl Moves {
             };
             let until = at.now + self.lifetime();
             self.leases.insert(*name, Lease { ends: Some(*ends), until, stage: Stage::Lending });
-            self.op(MoveOp::Lend { name: *name, peer, ends: *ends }, Asked::Lease(*name));
+            self.op(MoveOp::Lend { name: *name, peer, ends: *ends, moved: None }, Asked::Lease(*name));
         }
     }
 

@@ -4,10 +4,10 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
-use whimbrel_wire::FlowTuple;
 use whimbrel_wire::lending::Ends;
 pub use whimbrel_wire::moving::{LoadStanding, MoveName, Refusal, Request, Ticket};
 use whimbrel_wire::snapshot::Family;
+use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::op::PeerId;
 
@@ -217,6 +217,9 @@ pub enum MoveOp {
         peer: PeerId,
         /// Which endpoints.
         ends: Ends,
+        /// They are those of a socket of this host's own that is with the tenant now: of this transport alone, and connections that
+        /// were made with it stay where they are.
+        moved: Option<Transport>,
     },
     /// Anchor: the endpoints of a lease are this host's own again.
     TakeBack {

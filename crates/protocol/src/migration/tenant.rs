@@ -90,6 +90,27 @@ impl Moves {
         self.say(at, anchor, Record::Lease { number, ends });
     }
 
+    /// A socket without another end has moved here (P-96): its endpoint is its holder's, who lends it. `None`: the result comes with that
+    /// of an op, by [`Moves::handle_adopted`].
+    pub(super) fn rent_moved(
+        &mut self,
+        at: At<'_>,
+        holder: PublicKey,
+        flow: u64,
+        tuple: FlowTuple,
+    ) -> Option<Result<(), String>> {
+        if holder == self.me() || self.tenancies.contains_key(&flow) {
+            return Some(Ok(()));
+        }
+        let due = at.now + ANSWERED_WITHIN * 6;
+        let ends = Ends { first: tuple.local, count: 1 };
+        let (until, lifetime, stage) = (due, Duration::ZERO, Stage::Occupying);
+        self.tenancies.insert(flow, Tenancy { anchor: holder, ends, until, due, lifetime, stage });
+        self.limit(due, Limit::Tenancy(flow));
+        self.occupy(at, flow);
+        None
+    }
+
     fn turn_tenancy(&mut self, at: At<'_>, number: u64, stage: Stage, due: Option<Time>) {
         let Some(tenancy) = self.tenancies.get_mut(&number) else { return };
         let (anchor, before) = (tenancy.anchor, tenancy.is_awaited());
@@ -164,9 +185,18 @@ impl Moves {
         };
         let (anchor, ends, until, third) = (tenancy.anchor, tenancy.ends, tenancy.until, tenancy.lifetime / 3);
         match (tenancy.stage, result) {
+            (Stage::Occupying, Err(failed)) if self.coming_with(number).is_some() => {
+                self.lose_tenancy(at, number, failed.refusal);
+                if let Some(name) = self.coming_with(number) {
+                    self.handle_adopted(at, name, Err(failed.sentence));
+                }
+            }
             (Stage::Occupying, Ok(_)) => {
                 self.turn_tenancy(at, number, Stage::InForce, Some(at.now + third));
                 self.event(MoveEvent::Leased { number, anchor, ends });
+                if let Some(name) = self.coming_with(number) {
+                    self.handle_adopted(at, name, Ok(()));
+                }
             }
             (Stage::Occupying, Err(failed)) => {
                 self.event(MoveEvent::OpFailed {

@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use whimbrel_handshake::{PublicKey, StaticKey};
+use whimbrel_wire::lending::Ends;
 use whimbrel_wire::message::Message;
 use whimbrel_wire::moving::{
     AcceptorStanding, Decision, LoadStanding, MAX_PART, MoveName, Record, Request, Stretch, Terms, Ticket,
@@ -15,7 +16,9 @@ use whimbrel_wire::snapshot::Family;
 use whimbrel_wire::{FlowTuple, Transport};
 
 use super::flows::FlowChange;
-use super::{Around, At, MoveDone, MoveEvent, MoveFailed, MoveOp, MoveOpId, Moves, Moving, Refusal, SavedHeld};
+use super::{
+    Around, At, LeaseName, MoveDone, MoveEvent, MoveFailed, MoveOp, MoveOpId, Moves, Moving, Refusal, SavedHeld,
+};
 use crate::Time;
 use crate::op::PeerId;
 
@@ -98,6 +101,11 @@ impl Host {
         let at = At { now: self.now, around: &Known };
         while let Some(change) = self.moves.changes.pop_front() {
             match change {
+                FlowChange::Lead { flow, to, lent: Some(far), .. } if far.mirrored().is_unconnected() => {
+                    if let Some(done) = self.moves.lend_moved(at, flow, to, far) {
+                        self.moves.handle_led(at, flow, done);
+                    }
+                }
                 FlowChange::Lead { flow, to, wire_port, .. } => {
                     self.led.push((to, wire_port));
                     self.moves.handle_led(at, flow, Ok(terms()));
@@ -262,6 +270,74 @@ fn only_the_right_ticket_from_the_right_host_commits() {
     assert_eq!(holder.led, [(key(ACCEPTOR), 2048)]);
     assert_eq!(verdict(&mut holder, ACCEPTOR), None);
     assert_eq!(holder.said(DONOR), [Record::Decided { number: NUMBER, decision: Decision::Committed }]);
+}
+
+/// A holder whose own socket that listens is being moved away, and the ticket.
+fn listening() -> (Host, Ticket, Ends) {
+    let mut holder = Host::new(HOLDER);
+    let end = FlowTuple::unconnected(Transport::Tcp, far().remote);
+    holder.moves.lend(FLOW, end.mirrored(), key(DONOR));
+    let ticket = announce(&mut holder, NUMBER);
+    (holder, ticket, Ends { first: end.local, count: 1 })
+}
+
+#[test]
+fn who_gets_a_socket_that_listens_has_its_endpoint_before_it_hears_so() {
+    // P-96
+    let (mut holder, ticket, ends) = listening();
+    holder.hear(ACCEPTOR, present(ticket));
+    let (kept, op) = holder.op();
+    assert!(matches!(op, MoveOp::SaveHeld(_)), "{op:?}");
+    holder.done(kept);
+    let (lent, op) = holder.op();
+    let lease = LeaseName { tenant: key(ACCEPTOR), number: FLOW };
+    let peer = Known.peer(&key(ACCEPTOR)).expect("a peer");
+    assert_eq!(op, MoveOp::Lend { name: lease, peer, ends, moved: Some(Transport::Tcp) });
+    assert!(holder.said(ACCEPTOR).is_empty(), "it is told before anything leads to it");
+    // It is tried until it works: the move is decided.
+    holder.failed(lent);
+    assert!(holder.said(ACCEPTOR).is_empty());
+    holder.pass(1);
+    let (lent, op) = holder.op();
+    assert!(matches!(op, MoveOp::Lend { .. }), "{op:?}");
+    let at = At { now: holder.now, around: &Known };
+    holder.moves.handle_done(at, lent, Ok(MoveDone::Lent(ends)));
+    assert_eq!(verdict(&mut holder, ACCEPTOR), None);
+    // Its lease lasts as any, and the endpoint is the holder's again when it is returned.
+    holder.hear(ACCEPTOR, Record::Lease { number: FLOW, ends });
+    let said = holder.said(ACCEPTOR);
+    assert!(matches!(said[..], [Record::Leased { number: FLOW, outcome: Ok(_) }]), "{said:?}");
+    holder.hear(DONOR, Record::Settled { number: NUMBER });
+    holder.carry_out();
+    holder.hear(ACCEPTOR, Record::Return { number: FLOW });
+    let ops = holder.carry_out();
+    assert!(ops.contains(&MoveOp::TakeBack { name: lease }), "{ops:?}");
+    assert!(ops.contains(&MoveOp::ForgetHeld { flow: FLOW }), "{ops:?}");
+    assert_eq!(holder.moves.held.len() + holder.moves.leases.len(), 0);
+}
+
+#[test]
+fn an_endpoint_that_moves_on_is_lent_to_one_host_alone() {
+    let (mut holder, ticket, ends) = listening();
+    let lend = |holder: &mut Host| {
+        while let Some((id, op)) = holder.ops().pop() {
+            let done = if matches!(op, MoveOp::Lend { .. }) { MoveDone::Lent(ends) } else { MoveDone::Done };
+            holder.moves.handle_done(At { now: holder.now, around: &Known }, id, Ok(done));
+        }
+    };
+    holder.hear(ACCEPTOR, present(ticket));
+    lend(&mut holder);
+    let acceptor = *key(THIEF).as_bytes();
+    holder.hear(ACCEPTOR, Record::Announce { number: 9, flow: FLOW, lifetime: 60, acceptor });
+    let mut next = Ticket { sequence: ticket.sequence + 1, acceptor, ..ticket };
+    next.name = MoveName { donor: *key(ACCEPTOR).as_bytes(), number: 9 };
+    assert!(Host::new(ACCEPTOR).moves.sign(&mut next, key(HOLDER)));
+    holder.said(THIEF);
+    holder.hear(THIEF, present(next));
+    lend(&mut holder);
+    assert_eq!(verdict(&mut holder, THIEF), None);
+    let tenants: Vec<PublicKey> = holder.moves.leases.keys().map(|name| name.tenant).collect();
+    assert_eq!(tenants, [key(THIEF)]);
 }
 
 #[test]

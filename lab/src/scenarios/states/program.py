@@ -60,6 +60,42 @@ class Program:
         self.talks[name] = Talk(self.servers["server"].accept()[0])
         return "x"
 
+    def pending(self, count):
+        """Waits until so many connections wait to be accepted."""
+        until = time.monotonic() + PATIENCE
+        while True:
+            # tcpi_unacked, which is that of a socket that listens.
+            info = self.servers["server"].getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 28)
+            (now,) = struct.unpack_from("I", info, 24)
+            if now == int(count):
+                return now
+            if time.monotonic() > until:
+                raise ValueError(f"{now} wait")
+            time.sleep(0.01)
+
+    def serve(self):
+        """Takes a socket that listens."""
+        received = self.receiver.receive(timeout=PATIENCE)
+        received.socket.settimeout(PATIENCE)
+        self.servers["server"] = received.socket
+        return received.socket.getsockname()[1]
+
+    def collect(self, count):
+        """Takes so many connections, and calls each as its other end."""
+        for _ in range(int(count)):
+            talk = Talk(self.receiver.receive(timeout=PATIENCE).socket)
+            self.talks[talk.sock.getpeername()[1]] = talk
+        return "x"
+
+    def called(self, port, name):
+        self.talks[name] = self.talks.pop(int(port))
+        return "x"
+
+    def leave(self):
+        """Does not listen any more."""
+        self.servers.pop("server").close()
+        return "x"
+
     def connect(self, name, host, port, protocol="0"):
         sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, int(protocol))
         # It takes less than any socket sends without being acknowledged, so that something is left with the other end.

@@ -258,18 +258,21 @@ fn is_there(family: Family) -> Result<(), MoveFailed> {
 /// The snapshot of the socket that was announced.
 fn announced(request: &Request, bytes: &[u8]) -> Result<Snapshot, MoveFailed> {
     let snapshot = Snapshot::decode(bytes).map_err(|why| failed(Refusal::BadSnapshot, &why))?;
+    let Request { tuple, family, .. } = request;
     let remote = match &snapshot.body {
         Body::Stream(stream) => Some(stream.remote),
         Body::Datagram(datagrams) => datagrams.remote,
-        Body::Listening { .. } => None,
+        Body::Listening { .. } => Some(FlowTuple::unconnected(Transport::Tcp, tuple.local).remote),
     };
     let transport = match &snapshot.body {
         Body::Stream(_) | Body::Listening { .. } => Transport::Tcp,
         Body::Datagram(_) => Transport::Udp,
     };
-    let Request { tuple, family, .. } = request;
+    // One that listens may do so at all addresses that there are: in the namespace of one, that is this one.
+    let everywhere = matches!(snapshot.body, Body::Listening { .. }) && snapshot.local.ip().is_unspecified();
+    let local = if everywhere { SocketAddr::new(tuple.local.ip(), snapshot.local.port()) } else { snapshot.local };
     // Nothing else was asked for, and nothing else is bound to the ticket.
-    let same = (transport, snapshot.local, snapshot.family) == (tuple.transport, tuple.local, *family);
+    let same = (transport, local, snapshot.family) == (tuple.transport, tuple.local, *family);
     if !same || remote != Some(tuple.remote) {
         return Err(failed(Refusal::BadSnapshot, &"it is the snapshot of another socket than was announced"));
     }

@@ -74,7 +74,7 @@ impl Effects {
         }
         self.adopt_leaving();
         let tenancies: Vec<_> = moves.tenancies.values().copied().collect();
-        self.adopt_tenancies(&tenancies);
+        self.adopt_tenancies(now, &tenancies);
         let leases: Vec<_> = moves.leases.values().copied().collect();
         self.adopt_leases(&leases);
         let donations = moves.donations.values().map(|saved| (saved.clone(), self.find_given(now, saved))).collect();

@@ -12,25 +12,25 @@ use whimbrel_protocol::{MoveFailed, MoveName, PeerId, Refusal, Time};
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::snapshot::{Family, Luggage};
 
-use super::{Relocation, failed, refused, unmovable};
+use super::{Relocation, failed, listening, refused, unmovable};
 use crate::effects::Effects;
 
 /// A socket that a move may ask for, and who has it.
 #[derive(Debug)]
 pub(super) struct Borrowed {
-    socket: OwnedFd,
+    pub(super) socket: OwnedFd,
     /// Processes that are to stand still while it is at rest. None where its program has handed it over itself.
     processes: Vec<u32>,
-    luggage: Luggage,
+    pub(super) luggage: Luggage,
 }
 
 /// A socket that is at rest, to be given away.
 #[derive(Debug)]
 pub(super) struct Given {
-    flow: FlowTuple,
-    frozen: Frozen,
-    processes: Vec<u32>,
-    luggage: Luggage,
+    pub(super) flow: FlowTuple,
+    pub(super) frozen: Frozen,
+    pub(super) processes: Vec<u32>,
+    pub(super) luggage: Luggage,
 }
 
 /// Why a socket is not even asked of its program.
@@ -163,13 +163,20 @@ impl Effects {
             Some(place) => &mut place.connections,
             None => &mut self.connections,
         };
+        if flow.is_unconnected() {
+            return listening::find(connections, flow);
+        }
         Ok(connections.find(flow)?.map(|socket| socket.inode))
     }
 
     pub(super) fn freeze(&mut self, name: MoveName, flow: FlowTuple) -> Result<(), MoveFailed> {
-        let Some(Borrowed { socket, processes, luggage }) = self.relocation.borrowed.remove(&flow) else {
+        let Some(borrowed) = self.relocation.borrowed.remove(&flow) else {
             return Err(failed(Refusal::Unmovable, &format!("the socket of {flow} is not there any more")));
         };
+        if flow.is_unconnected() {
+            return self.freeze_listening(name, flow, borrowed);
+        }
+        let Borrowed { socket, processes, luggage } = borrowed;
         self.relocation.halt(&processes).map_err(|error| refused(&error, Refusal::Unmovable))?;
         let rests = HelpedFlow { phase: HelpedPhase::Rests, offset: 0, acknowledged: 0, delivered: 0 };
         self.forget_late(&flow);
@@ -229,7 +236,13 @@ impl Effects {
 
     /// The socket is another host's, to which goes what came for it meanwhile.
     pub(super) fn end_given(&mut self, now: Time, name: &MoveName, to: Option<PeerId>) -> Result<(), MoveFailed> {
-        let Some(Given { flow, frozen, processes, .. }) = self.relocation.given.remove(name) else { return Ok(()) };
+        let Some(given) = self.relocation.given.remove(name) else { return Ok(()) };
+        if given.flow.is_unconnected() {
+            // What comes for it goes elsewhere from now on, or in a moment.
+            self.relocation.retiring.insert(*name, given);
+            return Ok(());
+        }
+        let Given { flow, frozen, processes, .. } = given;
         let destroyed = frozen.destroy().map_err(|why| unmovable(&why, Refusal::NotKept));
         self.leave_home(&flow);
         self.settle_ports();

@@ -29,9 +29,17 @@ const MOST_PORTS_IN_ALL: usize = 16_384;
 #[derive(Debug, Default)]
 pub(super) struct Lender {
     lendable: Option<Lendable>,
-    lent: BTreeMap<LeaseName, (Ends, PeerId)>,
+    lent: BTreeMap<LeaseName, LentOut>,
     /// Connections of lent endpoints whose sockets have come here: what comes for these, and these alone, is for this host itself.
     here: BTreeSet<FlowTuple>,
+}
+
+/// Endpoints that a peer has on lease.
+#[derive(Clone, Copy, Debug)]
+struct LentOut {
+    ends: Ends,
+    /// They came with a socket that has moved, and are of this transport alone.
+    moved: Option<Transport>,
 }
 
 /// The data plane's entry of such a connection: of no peer, and so as it is.
@@ -60,19 +68,34 @@ impl Effects {
         self.relocation.lender.lendable = lendable;
     }
 
-    pub(super) fn lend(&mut self, now: Time, name: LeaseName, peer: PeerId, wanted: Ends) -> Result<Ends, MoveFailed> {
-        let before = self.relocation.lender.lent.get(&name).map(|(ends, _)| *ends);
-        let ends = match before {
-            Some(ends) => ends,
-            None => self.find_free(&wanted)?,
+    pub(super) fn lend(
+        &mut self,
+        now: Time,
+        name: LeaseName,
+        peer: PeerId,
+        wanted: Ends,
+        moved: Option<Transport>,
+    ) -> Result<Ends, MoveFailed> {
+        let before = self.relocation.lender.lent.get(&name).map(|lent| lent.ends);
+        let ends = match (before, moved) {
+            (Some(ends), _) => ends,
+            (None, Some(transport)) => {
+                self.relocation.ports.need(transport, wanted.first, wanted.first);
+                wanted
+            }
+            (None, None) => self.find_free(&wanted)?,
         };
-        let led = self.lead_lent(ends, peer);
-        self.relocation.lender.lent.insert(name, (ends, peer));
+        let lent = LentOut { ends, moved };
+        let led = self.lead_lent(lent, peer);
+        self.relocation.lender.lent.insert(name, lent);
         if let Err(failure) = led {
             self.take_back(now, name)?;
             return Err(failed(Refusal::NoRoom, &failure));
         }
-        self.journal.save_lease(SavedLease { name, ends });
+        if moved.is_none() {
+            // What has moved is kept by whose it is.
+            self.journal.save_lease(SavedLease { name, ends });
+        }
         self.let_forward();
         if let Err(failed) = self.make_ready(now).and_then(|()| self.follow_loopback()) {
             self.take_back(now, name)?;
@@ -83,8 +106,8 @@ impl Effects {
 
     pub(super) fn take_back(&mut self, now: Time, name: LeaseName) -> Result<(), MoveFailed> {
         self.journal.forget_lease(name);
-        if let Some((ends, _)) = self.relocation.lender.lent.remove(&name) {
-            self.release_lent(ends);
+        if let Some(lent) = self.relocation.lender.lent.remove(&name) {
+            self.release_lent(lent);
         }
         self.follow_loopback()?;
         self.make_ready(now)
@@ -131,7 +154,7 @@ impl Effects {
         if wanted.count > MOST_PORTS {
             return Err(failed(Refusal::NoRoom, &format!("{} ports are wanted at a time", wanted.count)));
         }
-        let lent: usize = self.relocation.lender.lent.values().map(|(ends, _)| usize::from(ends.count)).sum();
+        let lent: usize = self.relocation.lender.lent.values().map(|lent| usize::from(lent.ends.count)).sum();
         if lent + usize::from(wanted.count) > MOST_PORTS_IN_ALL {
             return Err(failed(Refusal::NoRoom, &format!("{lent} ports are lent already")));
         }
@@ -151,7 +174,7 @@ impl Effects {
         let lasts = (least..=u32::from(*ports.end())).rev().step_by(usize::from(wanted.count));
         let firsts = lasts.map_while(|last| (last + 1).checked_sub(count).filter(|first| *first >= least));
         let firsts = firsts.filter_map(|first| u16::try_from(first).ok());
-        let lent: BTreeSet<SocketAddr> = self.relocation.lender.lent.values().map(|(ends, _)| ends.first).collect();
+        let lent: BTreeSet<SocketAddr> = self.relocation.lender.lent.values().map(|lent| lent.ends.first).collect();
         for first in firsts {
             let ends = block(first);
             if !lent.contains(&ends.first) && self.take_ports(ends) {
@@ -177,7 +200,8 @@ impl Effects {
 
     /// An address as a whole.
     fn find_address(&mut self, lendable: &Lendable, wanted: IpAddr) -> Result<Ends, MoveFailed> {
-        let lent: BTreeSet<IpAddr> = self.relocation.lender.lent.values().map(|(ends, _)| ends.first.ip()).collect();
+        let whole = self.relocation.lender.lent.values().filter(|lent| lent.ends.count == 0);
+        let lent: BTreeSet<IpAddr> = whole.map(|lent| lent.ends.first.ip()).collect();
         let own = own_addresses(&self.network);
         let free = |address: &IpAddr| !lent.contains(address) && !own.contains(address);
         let covers = |prefix: &&Prefix| prefix.address.is_ipv4() == wanted.is_ipv4();
@@ -212,13 +236,15 @@ impl Effects {
     }
 
     /// What comes for the endpoints goes to their tenant, and what it sends from them goes on.
-    fn lead_lent(&mut self, ends: Ends, peer: PeerId) -> Result<(), Failure> {
+    fn lead_lent(&mut self, lent: LentOut, peer: PeerId) -> Result<(), Failure> {
+        let LentOut { ends, moved } = lent;
+        let to = if moved.is_some() { Lent::Shared(peer.0) } else { Lent::Leased(peer.0) };
         for port in ends.ports() {
-            for protocol in protocols(&ends) {
+            for protocol in lent.protocols() {
                 let end = LentEnd { address: ends.first.ip(), port, protocol };
-                self.datapath.set_lent(&end, Lent::Leased(peer.0))?;
+                self.datapath.set_lent(&end, to)?;
             }
-            for transport in [Transport::Tcp, Transport::Udp] {
+            for transport in lent.transports() {
                 let end = LeasedEnd { transport, address: ends.first.ip(), port };
                 self.tunnel.set_lease(end, Lease::To(peer));
             }
@@ -226,19 +252,23 @@ impl Effects {
         Ok(())
     }
 
-    fn release_lent(&mut self, ends: Ends) {
+    fn release_lent(&mut self, lent: LentOut) {
+        let LentOut { ends, moved } = lent;
         for port in ends.ports() {
-            for protocol in protocols(&ends) {
+            for protocol in lent.protocols() {
                 let end = LentEnd { address: ends.first.ip(), port, protocol };
                 if let Err(error) = self.datapath.remove_lent(&end) {
                     tracing::warn!(address = %end.address, port, %error, "an endpoint stays lent");
                 }
             }
-            for transport in [Transport::Tcp, Transport::Udp] {
+            for transport in lent.transports() {
                 self.tunnel.remove_lease(&LeasedEnd { transport, address: ends.first.ip(), port });
             }
-            if ends.count > 0 {
-                self.relocation.ports.give_back(SocketAddr::new(ends.first.ip(), port));
+            let end = SocketAddr::new(ends.first.ip(), port);
+            match moved {
+                Some(transport) => self.relocation.ports.release(transport, end, end),
+                None if ends.count > 0 => self.relocation.ports.give_back(end),
+                None => {}
             }
         }
         if ends.count == 0 {
@@ -252,7 +282,7 @@ impl Effects {
     /// The socket of a connection has come to this host, whose address it has.
     pub(super) fn take_home(&mut self, flow: &FlowTuple) -> Result<(), MoveFailed> {
         let lender = &mut self.relocation.lender;
-        if lender.lent.values().any(|(ends, _)| ends.contain(flow.local)) {
+        if lender.lent.values().any(|lent| lent.moved.is_none() && lent.ends.contain(flow.local)) {
             let inserted = self.datapath.insert_flows(&[(*flow, OF_NOBODY)]);
             inserted.map_err(|error| failed(Refusal::NotRestored, &error))?;
             lender.here.insert(*flow);
@@ -294,17 +324,25 @@ impl Effects {
             for port in ends.ports().filter(|_| ends.count > 0) {
                 self.relocation.ports.keep(SocketAddr::new(ends.first.ip(), port));
             }
-            // Whose peer it is, the node says.
-            self.relocation.lender.lent.insert(*name, (*ends, PeerId(0)));
+            self.relocation.lender.lent.insert(*name, LentOut { ends: *ends, moved: None });
         }
         self.settle_ports();
     }
 }
 
-fn protocols(ends: &Ends) -> impl Iterator<Item = u8> + use<> {
-    let icmp = if ends.first.is_ipv4() { ICMP } else { ICMPV6 };
-    let whole = (ends.count == 0).then_some(icmp);
-    [Transport::Tcp.protocol(), Transport::Udp.protocol()].into_iter().chain(whole)
+impl LentOut {
+    fn transports(&self) -> impl Iterator<Item = Transport> + use<> {
+        let moved = self.moved;
+        [Transport::Tcp, Transport::Udp]
+            .into_iter()
+            .filter(move |transport| moved.is_none_or(|moved| moved == *transport))
+    }
+
+    fn protocols(&self) -> impl Iterator<Item = u8> + use<> {
+        let icmp = if self.ends.first.is_ipv4() { ICMP } else { ICMPV6 };
+        let whole = (self.ends.count == 0).then_some(icmp);
+        self.transports().map(Transport::protocol).chain(whole)
+    }
 }
 
 /// The address that this host is met at: of the interface that leads everywhere, else of any.

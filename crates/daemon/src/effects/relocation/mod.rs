@@ -8,6 +8,7 @@
 //! ports.rs      keeping ports of this host for sockets that have gone
 //! start.rs      what a connection begins with on its new path
 //! endpoints.rs  the namespaces in which addresses are local that are not this host's
+//! listening.rs  sockets without another end, of which the accept queue has to come along
 //! lender.rs     endpoints of this host that others have on lease
 //! tenant.rs     endpoints of others that this host has
 //! ```
@@ -18,6 +19,7 @@ mod donor;
 mod endpoints;
 mod late;
 mod lender;
+mod listening;
 mod ports;
 mod start;
 mod tenant;
@@ -65,6 +67,8 @@ pub(crate) struct Relocation {
     /// Sockets of programs that a move may ask for at any moment.
     borrowed: HashMap<FlowTuple, Borrowed>,
     given: HashMap<MoveName, Given>,
+    /// Sockets that listen and are another host's: connections that were being opened still come to them.
+    retiring: HashMap<MoveName, Given>,
     taken: HashMap<MoveName, Taken>,
     endpoints: Endpoints,
     ports: Ports,
@@ -159,8 +163,8 @@ impl Effects {
             MoveOp::ForgetAcceptance { name } => self.forget_taken(now, &name)?,
             MoveOp::SaveHeld(saved) => self.journal.save_held(saved),
             MoveOp::ForgetHeld { flow } => self.journal.forget_held(flow),
-            MoveOp::Lend { name, peer, ends } => {
-                let ends = self.lend(now, name, peer, ends)?;
+            MoveOp::Lend { name, peer, ends, moved } => {
+                let ends = self.lend(now, name, peer, ends, moved)?;
                 if let Err(error) = self.journal.flush() {
                     self.take_back(now, name)?;
                     return Err(failed(Refusal::NotKept, &error));

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use whimbrel_datapath::{Endpoint as Known, Follow, Lent, LentEnd, Unknown};
 use whimbrel_kernel::endpoint::Brought;
-use whimbrel_kernel::{namespace, sock_diag};
+use whimbrel_kernel::namespace;
+use whimbrel_kernel::sock_diag::{self, MOVABLE};
 use whimbrel_protocol::{MoveFailed, PeerId, Refusal, SavedTenancy, Time};
 use whimbrel_wire::lending::Ends;
 use whimbrel_wire::{FlowTuple, Transport};
@@ -82,7 +83,9 @@ impl Effects {
                 false => Err(failed(Refusal::Cancelled, &"nobody needs it any more")),
             };
         }
-        self.is_foreign(&ends)?;
+        if !self.has_come(&ends) {
+            self.is_foreign(&ends)?;
+        }
         let Self { relocation: Relocation { endpoints, tenant, .. }, datapath, routes, .. } = self;
         let made = match tenant.namespaces.remove(&number) {
             Some(namespace) => endpoints.bring(number, ends, namespace, datapath, routes),
@@ -107,6 +110,13 @@ impl Effects {
         let cookie = self.brought_cookie(number);
         self.journal.save_tenancy(tenancy, cookie);
         Ok(())
+    }
+
+    /// Whether a socket without another end has come here with its endpoint (P-96): it may have moved back to a host that has more on lease
+    /// around it, and was announced before it was committed.
+    fn has_come(&self, ends: &Ends) -> bool {
+        let socket = FlowTuple::unconnected(Transport::Tcp, ends.first);
+        ends.count == 1 && self.relocation.taken.values().any(|of| of.flow() == socket)
     }
 
     /// An anchor lends what is its own, and nothing that this host has, or has from another.
@@ -206,13 +216,22 @@ impl Effects {
     }
 
     /// The leases that a daemon before this one had: their namespaces are found by [`Effects::adopt_moves`].
-    pub(super) fn adopt_tenancies(&mut self, saved: &[(SavedTenancy, Option<u64>)]) {
+    pub(super) fn adopt_tenancies(&mut self, now: Time, saved: &[(SavedTenancy, Option<u64>)]) {
         for (SavedTenancy { number, ends, .. }, _) in saved {
             let place = self.relocation.endpoints.name_of(ends.first);
             if self.relocation.endpoints.place(place).is_some() {
                 self.relocation.tenant.rented.insert(*number, Rented { ends: *ends, place });
+                self.note_open(now, *ends);
             }
         }
+    }
+
+    /// Connections of a lease that a daemon before this one may not have come to claim.
+    fn note_open(&mut self, now: Time, ends: Ends) {
+        let Some(place) = self.relocation.endpoints.at(ends.first) else { return };
+        let open = place.connections.tcp(&MOVABLE).unwrap_or_default().into_iter().map(|socket| socket.tuple);
+        let flows: Vec<FlowTuple> = open.filter(|flow| ends.contain(flow.local)).collect();
+        flows.into_iter().for_each(|flow| self.note_young(now, flow));
     }
 
     /// Runs something in the namespace of an address that is leased. `None`: there is none.
