@@ -1,5 +1,6 @@
 //! Lending endpoints to other hosts: the anchor's part (`docs/protocol.md` §11).
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
@@ -87,9 +88,10 @@ impl Moves {
         self.config.lending.as_ref().is_some_and(|lending| lending.to.contains(tenant) || self.trusts(tenant))
     }
 
-    /// Whether a lease may last: what has moved to a host is that one's as long as it is trusted, whether or not this one lends.
-    fn may_have(&self, name: &LeaseName) -> bool {
-        self.lends_to(&name.tenant) || (self.trusts(&name.tenant) && self.moved(name).is_some())
+    /// Whether a lease may last after somebody was revoked. What has moved to a host is that one's whether or not this one lends to it, and
+    /// also where it had it by a grant; but not if it is the one that was.
+    fn may_have(&self, name: &LeaseName, revoked: &BTreeSet<PublicKey>) -> bool {
+        self.lends_to(&name.tenant) || (!revoked.contains(&name.tenant) && self.moved(name).is_some())
     }
 
     fn leases_of(&self, tenant: PublicKey) -> impl Iterator<Item = (&LeaseName, &Lease)> {
@@ -100,6 +102,7 @@ impl Moves {
     pub(super) fn handle_lease(&mut self, at: At<'_>, tenant: PublicKey, number: u64, ends: Ends) {
         let name = LeaseName { tenant, number };
         let until = at.now + self.lifetime();
+        // What has moved to it does not depend on what is lent to it: a ticket has decided that.
         if self.leases.contains_key(&name) && self.moved(&name).is_none() && !self.lends_to(&tenant) {
             self.say(at, tenant, Record::Leased { number, outcome: Err(Refusal::NotAllowed) });
             self.end_lease(name);
@@ -207,9 +210,9 @@ impl Moves {
         }
     }
 
-    /// Ends leases of those who may have none any more.
-    pub(super) fn end_forbidden_leases(&mut self, at: At<'_>) {
-        let forbidden = self.leases.keys().filter(|name| !self.may_have(name));
+    /// Ends leases of those who may have none any more: these among them, whom this host trusts no more.
+    pub(super) fn end_forbidden_leases(&mut self, at: At<'_>, revoked: &BTreeSet<PublicKey>) {
+        let forbidden = self.leases.keys().filter(|name| !self.may_have(name, revoked));
         for name in forbidden.copied().collect::<Vec<LeaseName>>() {
             self.say(at, name.tenant, Record::Leased { number: name.number, outcome: Err(Refusal::NotAllowed) });
             self.end_lease(name);

@@ -89,9 +89,10 @@ impl Moves {
     }
 
     pub(super) fn set_members(&mut self, at: At<'_>, members: BTreeSet<PublicKey>, limited: bool) {
-        self.permits.members = members;
+        let before = std::mem::replace(&mut self.permits.members, members);
         self.permits.limited = limited;
-        self.end_forbidden_leases(at);
+        let revoked = before.into_iter().filter(|host| !self.trusts(host)).collect();
+        self.end_forbidden_leases(at, &revoked);
         self.end_unpermitted(at);
     }
 

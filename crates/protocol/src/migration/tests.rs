@@ -341,6 +341,37 @@ fn an_endpoint_that_moves_on_is_lent_to_one_host_alone() {
 }
 
 #[test]
+fn an_endpoint_that_moved_is_its_new_hosts_until_that_is_revoked() {
+    // The holder lends nothing, and need not know the host that got it by a grant.
+    for known in [false, true] {
+        let (mut holder, ticket, ends) = listening();
+        let members = |of: &[usize]| of.iter().map(|of| key(*of)).collect();
+        let set = |holder: &mut Host, of: &[usize]| {
+            let at = At { now: holder.now, around: &Known };
+            holder.moves.set_members(at, members(of), true);
+        };
+        if known {
+            set(&mut holder, &[ACCEPTOR]);
+        }
+        holder.hear(ACCEPTOR, present(ticket));
+        while let Some((id, op)) = holder.ops().pop() {
+            let done = if matches!(op, MoveOp::Lend { .. }) { MoveDone::Lent(ends) } else { MoveDone::Done };
+            holder.moves.handle_done(At { now: holder.now, around: &Known }, id, Ok(done));
+        }
+        assert_eq!(verdict(&mut holder, ACCEPTOR), None);
+        set(&mut holder, if known { &[ACCEPTOR, THIEF] } else { &[THIEF] });
+        holder.hear(ACCEPTOR, Record::Lease { number: FLOW, ends });
+        let said = holder.said(ACCEPTOR);
+        assert!(matches!(said[..], [Record::Leased { outcome: Ok(_), .. }]), "{said:?}");
+        set(&mut holder, &[THIEF]);
+        assert_eq!(holder.moves.leases.len(), usize::from(!known));
+        let said = holder.said(ACCEPTOR);
+        let refused = Record::Leased { number: FLOW, outcome: Err(Refusal::NotAllowed) };
+        assert_eq!(said, if known { vec![refused] } else { Vec::new() });
+    }
+}
+
+#[test]
 fn a_ticket_that_is_presented_again_is_answered_and_changes_nothing() {
     let (mut holder, ticket) = announced(NUMBER);
     holder.hear(ACCEPTOR, present(ticket));

@@ -13,6 +13,7 @@ use whimbrel_protocol::{MoveFailed, PeerId, Refusal, SavedTenancy, Time};
 use whimbrel_wire::lending::Ends;
 use whimbrel_wire::{FlowTuple, Transport};
 
+use super::acceptor::Taken;
 use super::endpoints::PlaceName;
 use super::{Relocation, failed};
 use crate::effects::{Effects, Failure, own_addresses};
@@ -83,7 +84,7 @@ impl Effects {
                 false => Err(failed(Refusal::Cancelled, &"nobody needs it any more")),
             };
         }
-        if !self.has_come(&ends) {
+        if !has_come(self.relocation.taken.values().map(Taken::flow), &ends) {
             self.is_foreign(&ends)?;
         }
         let Self { relocation: Relocation { endpoints, tenant, .. }, datapath, routes, .. } = self;
@@ -110,13 +111,6 @@ impl Effects {
         let cookie = self.brought_cookie(number);
         self.journal.save_tenancy(tenancy, cookie);
         Ok(())
-    }
-
-    /// Whether a socket without another end has come here with its endpoint (P-96): it may have moved back to a host that has more on lease
-    /// around it, and was announced before it was committed.
-    fn has_come(&self, ends: &Ends) -> bool {
-        let socket = FlowTuple::unconnected(Transport::Tcp, ends.first);
-        ends.count == 1 && self.relocation.taken.values().any(|of| of.flow() == socket)
     }
 
     /// An anchor lends what is its own, and nothing that this host has, or has from another.
@@ -278,5 +272,34 @@ impl Effects {
             }
         }
         mature
+    }
+}
+
+/// Whether one of the sockets that are coming is one without another end whose endpoint this is (P-96). That may be among those that this
+/// host has on lease already, where it has moved back.
+fn has_come(mut coming: impl Iterator<Item = FlowTuple>, ends: &Ends) -> bool {
+    ends.count == 1 && coming.any(|flow| flow.is_unconnected() && flow.local == ends.first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_endpoint_comes_with_a_socket_that_has_it_and_no_other_end() {
+        let end: SocketAddr = "192.0.2.1:80".parse().expect("an endpoint");
+        let far: SocketAddr = "198.51.100.7:4000".parse().expect("an endpoint");
+        let one = Ends { first: end, count: 1 };
+        let listener = FlowTuple::unconnected(Transport::Tcp, end);
+        assert!(has_come([listener].into_iter(), &one));
+        let connection = FlowTuple { remote: far, ..listener };
+        let elsewhere = [SocketAddr::new(end.ip(), 81), far].map(|end| FlowTuple::unconnected(Transport::Tcp, end));
+        let others = [connection, elsewhere[0], elsewhere[1]];
+        assert!(!has_come(others.into_iter(), &one));
+        assert!(has_come(others.into_iter().chain([listener]), &one));
+        // More than what it has is on lease as any.
+        for count in [0, 2] {
+            assert!(!has_come([listener].into_iter(), &Ends { count, ..one }));
+        }
     }
 }
