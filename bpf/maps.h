@@ -165,6 +165,16 @@ static __always_inline bool has_moved(const struct flow_entry *flow, const struc
 	return flow->home_local_place != binding->local_place || flow->home_peer_place != binding->peer_place;
 }
 
+/* Whose binding what comes from `peer` to `local` may be of. */
+static __always_inline __u32 *find_binding(const struct address *peer, const struct address *local)
+{
+	struct locator_pair pair;
+
+	pair.peer = *peer;
+	pair.local = *local;
+	return bpf_map_lookup_elem(&locators, &pair);
+}
+
 static __always_inline struct flow_tuple *find_own(__u32 binding, __u8 transport, __be16 local_port,
 						   __be16 remote_port)
 {

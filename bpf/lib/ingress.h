@@ -28,15 +28,6 @@ static __always_inline void set_mark(struct __sk_buff *skb, const struct setting
 	skb->mark = (skb->mark & ~settings->mark_mask) | (settings->mark & settings->mark_mask);
 }
 
-static __always_inline __u32 *find_binding(const struct address *peer, const struct address *local)
-{
-	struct locator_pair pair;
-
-	pair.peer = *peer;
-	pair.local = *local;
-	return bpf_map_lookup_elem(&locators, &pair);
-}
-
 /* The flow came rewritten: whatever stands before the peer lets it through, so it may be answered so (P-24). */
 static __always_inline void hear(__u32 id, const struct flow_tuple *own, const struct packet *packet)
 {
@@ -331,7 +322,7 @@ static __always_inline int ingress(struct __sk_buff *skb, __u32 network)
 }
 
 /* Nothing has to be looked for in what the daemon writes to the TUN device. */
-#define IDLE_INNER (IDLE_LAPSES | IDLE_HELPED | IDLE_TOWARD)
+#define IDLE_INNER (IDLE_LAPSES | IDLE_HELPED | IDLE_TOWARD | IDLE_INTRODUCTIONS)
 
 /* Packets that the daemon took out of a tunnel and wrote to the TUN device, under the own tuple already. */
 static __always_inline int ingress_inner(struct __sk_buff *skb)
@@ -345,6 +336,9 @@ static __always_inline int ingress_inner(struct __sk_buff *skb)
 	set_mark(skb, settings);
 	if ((settings->idle & IDLE_INNER) == IDLE_INNER || !parse(skb, 0, skb->protocol, &packet))
 		return pass_counted(COUNTER_TUNNEL_IN);
+	/* Of a flow that another host passes on. */
+	if (!(settings->idle & IDLE_INTRODUCTIONS) && consume_introduction(skb, &packet))
+		return TC_ACT_SHOT;
 	if ((settings->idle & (IDLE_LAPSES | IDLE_HELPED)) != (IDLE_LAPSES | IDLE_HELPED)) {
 		own.local = packet.destination;
 		own.remote = packet.source;

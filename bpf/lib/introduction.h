@@ -115,7 +115,10 @@ static __always_inline bool read_udp_introduction(struct __sk_buff *skb, const s
 static __noinline bool consume_introduction(struct __sk_buff *skb, const struct packet *packet)
 {
 	struct introduction introduction = {};
+	const struct flow_tuple *own = NULL;
+	struct flow_tuple seen = {};
 	struct event *event;
+	__u32 *binding;
 	bool found;
 
 	if (!packet || packet->part != FRAGMENT_WHOLE)
@@ -128,17 +131,25 @@ static __noinline bool consume_introduction(struct __sk_buff *skb, const struct 
 		return false;
 	if (!found || !bpf_map_lookup_elem(&introduction_indices, &introduction.index))
 		return false;
+	/* In a flow that another host passes on it comes under the names that the flow has between the two. */
+	binding = find_binding(&packet->source, &packet->destination);
+	if (binding)
+		own = find_own(*binding, packet->protocol, packet->destination_port, packet->source_port);
+	if (!own) {
+		seen.local = packet->destination;
+		seen.remote = packet->source;
+		seen.local_port = packet->destination_port;
+		seen.remote_port = packet->source_port;
+		seen.transport = packet->protocol;
+		own = &seen;
+	}
 	event = bpf_ringbuf_reserve(&events, sizeof(*event), 0);
 	if (!event) {
 		count(COUNTER_INTRODUCTION_LOST);
 		return true;
 	}
 	__builtin_memset(event, 0, sizeof(*event));
-	event->tuple.local = packet->destination;
-	event->tuple.remote = packet->source;
-	event->tuple.local_port = packet->destination_port;
-	event->tuple.remote_port = packet->source_port;
-	event->tuple.transport = packet->protocol;
+	event->tuple = *own;
 	event->kind = EVENT_INTRODUCTION;
 	event->nonce = introduction.nonce;
 	event->index = introduction.index;

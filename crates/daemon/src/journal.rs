@@ -413,6 +413,7 @@ mod tests {
             wire_local_port: 9,
             wire_remote_port: 22,
             end: LocalEnd::Endpoint,
+            passed_on: true,
         }
     }
 
@@ -495,6 +496,7 @@ mod tests {
             sequence: 4,
             last: name(3),
             unsettled: vec![(name(3), at), (name(4), None)],
+            hidden: true,
         };
         journal.save_donation(donation(1));
         journal.save_donation(donation(2));

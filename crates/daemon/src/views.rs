@@ -421,6 +421,7 @@ mod tests {
             wire_local_port: 22,
             wire_remote_port: 7232,
             end: LocalEnd::Here,
+            passed_on: false,
         });
         FlowView { tuple: own, state, peer: entry.map(|entry| entry.peer), entry, opened: Time::default(), accepted }
     }

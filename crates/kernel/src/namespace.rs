@@ -12,6 +12,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
 use crate::error::Error;
+use crate::sockopt;
 
 /// The cookie of the calling thread's network namespace: unique until the machine is booted again
 /// (`SO_NETNS_COOKIE`, Linux 5.14).
@@ -29,22 +30,19 @@ pub fn cookie() -> Result<u64, Error> {
 /// # Errors
 /// As [`cookie`].
 pub fn cookie_of(socket: BorrowedFd<'_>) -> Result<u64, Error> {
+    let option = sockopt::Name { level: libc::SOL_SOCKET, name: libc::SO_NETNS_COOKIE, text: "SO_NETNS_COOKIE" };
     let mut value = 0u64;
-    let mut length = size_of::<u64>() as libc::socklen_t;
-    // SAFETY: `value` and `length` are valid for writes for the duration of the call, and `length` is the size of `value`.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_NETNS_COOKIE,
-            (&raw mut value).cast(),
-            &raw mut length,
-        )
-    };
-    if result != 0 {
-        return Err(Error::call("getsockopt", "SO_NETNS_COOKIE", std::io::Error::last_os_error()));
-    }
+    sockopt::get_into(socket, option, &mut value).map_err(|error| Error::call("getsockopt", option.text, error))?;
     Ok(value)
+}
+
+/// Marks a socket (SO_MARK, socket(7)), and with it what it accepts. Marks do not leave a network namespace.
+///
+/// # Errors
+/// [`Error::Call`]: without CAP_NET_ADMIN over the socket's network namespace, for one.
+pub fn mark(socket: BorrowedFd<'_>, mark: u32) -> Result<(), Error> {
+    let option = sockopt::Name { level: libc::SOL_SOCKET, name: libc::SO_MARK, text: "SO_MARK" };
+    sockopt::set(socket, option, &mark.cast_signed())
 }
 
 /// Moves the calling process into a network namespace of its own, in which there is nothing yet, and gives a descriptor of it. Where the

@@ -26,6 +26,7 @@ const EXTENSIONS: usize = 2;
 /// Number of the attribute that holds a `struct tcp_info`, and where that has `tcpi_bytes_acked` and
 /// `tcpi_bytes_received` (include/uapi/linux/tcp.h; RFC 4898).
 const INET_DIAG_INFO: u16 = 2;
+const INET_DIAG_MARK: u16 = 15;
 const BYTES_ACKED: usize = 120;
 const BYTES_RECEIVED: usize = 128;
 /// `struct unix_diag_req`: family, protocol, pad, states, inode, what is to be shown, cookie; `struct unix_diag_msg`, and where that has
@@ -124,6 +125,8 @@ pub struct Connection {
     pub cookie: u64,
     /// The interface that it is bound to, 0 for none.
     pub interface: u32,
+    /// SO_MARK. 0 for callers without CAP_NET_ADMIN, who are not told.
+    pub mark: u32,
 }
 
 /// What a TCP connection has carried since it was opened, in bytes of its stream.
@@ -419,25 +422,17 @@ fn connection(transport: Transport, record: &[u8]) -> Option<Connection> {
         inode: number(record, INODE)?,
         cookie: id.cookie,
         interface: id.interface,
+        mark: record.get(RECORD_LEN..).and_then(|rest| number(attribute(rest, INET_DIAG_MARK)?, 0)).unwrap_or(0),
     })
 }
 
-/// From the attributes behind a record (`struct nlattr`: length, type; each begins at a multiple of four).
 fn traffic(record: &[u8]) -> Option<Traffic> {
-    let mut rest = record.get(RECORD_LEN..)?;
-    loop {
-        let length = usize::from(u16::from_ne_bytes(*rest.first_chunk()?));
-        let kind = u16::from_ne_bytes(*rest.get(2..)?.first_chunk()?);
-        let content = rest.get(4..length)?;
-        if kind == INET_DIAG_INFO {
-            let count = |at: usize| Some(u64::from_ne_bytes(*content.get(at..)?.first_chunk()?));
-            return Some(Traffic { acknowledged: count(BYTES_ACKED)?, received: count(BYTES_RECEIVED)? });
-        }
-        rest = rest.get(length.next_multiple_of(4)..)?;
-    }
+    let info = attribute(record.get(RECORD_LEN..)?, INET_DIAG_INFO)?;
+    let count = |at: usize| Some(u64::from_ne_bytes(*info.get(at..)?.first_chunk()?));
+    Some(Traffic { acknowledged: count(BYTES_ACKED)?, received: count(BYTES_RECEIVED)? })
 }
 
-/// The content of an attribute among those of a record (netlink(7)).
+/// The content of an attribute among those of a record (netlink(7); `struct nlattr`: length, type; each begins at a multiple of four).
 fn attribute(mut rest: &[u8], wanted: u16) -> Option<&[u8]> {
     loop {
         let length = usize::from(u16::from_ne_bytes(*rest.first_chunk()?));

@@ -27,6 +27,8 @@ pub(crate) fn costs_too_much(messages: &[Message]) -> bool {
             Message::BindingUpdate { .. }
                 | Message::IntroductionRequest { .. }
                 | Message::FlowClosed(_)
+                | Message::Elsewhere { .. }
+                | Message::Sought { .. }
                 | Message::Register { .. }
                 | Message::Whereabouts { .. }
                 | Message::Waiting { .. }

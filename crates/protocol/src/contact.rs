@@ -176,6 +176,10 @@ impl Contacts {
 impl Node {
     /// A flow that this host opened is old enough: its remote address is asked, or the peer there is known.
     pub(crate) fn want_introduction(&mut self, now: Time, flow: FlowTuple) {
+        if let Some(key) = self.flows.get(&flow).and_then(|known| known.referred) {
+            self.introduce_elsewhere(now, flow, key);
+            return;
+        }
         let address = flow.remote.ip();
         match self.contacts.addresses.get(&address) {
             Some(Contact::Known(id)) if self.peers.contains_key(id) => {

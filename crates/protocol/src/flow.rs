@@ -1,5 +1,6 @@
 //! A flow of this host, from the moment its socket is seen.
 
+use whimbrel_handshake::PublicKey;
 use whimbrel_wire::FlowTuple;
 
 use crate::Time;
@@ -88,6 +89,8 @@ pub(crate) struct Flow {
     pub(crate) again: u8,
     /// The peer has no socket for it that can be moved: another session with it changes nothing.
     pub(crate) refused: bool,
+    /// Whom the host at its remote address has named as the owner of the socket at its other end (P-87).
+    pub(crate) referred: Option<PublicKey>,
     /// What the caller's policy says of it; `None` while that is awaited.
     pub(crate) ruling: Option<Ruling>,
 }
@@ -95,7 +98,7 @@ pub(crate) struct Flow {
 impl Flow {
     pub(crate) fn opened(now: Time, accepted: bool) -> Self {
         let ruling = Some(Ruling::default());
-        Self { stage: Stage::Open, opened: now, accepted, closed: false, again: 0, refused: false, ruling }
+        Self { stage: Stage::Open, opened: now, accepted, closed: false, again: 0, refused: false, referred: None, ruling }
     }
 
     pub(crate) fn introduced(entry: FlowEntry, now: Time) -> Self {

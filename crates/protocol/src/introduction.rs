@@ -10,7 +10,7 @@ use crate::flow::{Flow, Origin, Responding, Stage};
 use crate::node::Node;
 use crate::op::{Event, FlowEntry, KernelOp, LocalEnd, PeerId, Places, Waits};
 use crate::outcome::Asked;
-use crate::peer::NOWHERE;
+use crate::peer::{ASTRAY, NOWHERE};
 use crate::ruling::{Manner, Ruled};
 use crate::timer::Timer;
 
@@ -58,7 +58,9 @@ impl Node {
                 break;
             }
             self.young.pop_front();
-            if self.flows.get(&flow).is_some_and(|known| !known.closed && matches!(known.stage, Stage::Open)) {
+            if self.passed_on(&flow).is_some() {
+                self.want_introduction(now, flow);
+            } else if self.flows.get(&flow).is_some_and(|known| !known.closed && matches!(known.stage, Stage::Open)) {
                 match self.ruled_beforehand(&flow) {
                     Ruled::Free => self.want_introduction(now, flow),
                     Ruled::Excluded(rule) => self.exclude_flow(&flow, rule),
@@ -71,6 +73,10 @@ impl Node {
 
     /// Queues a flow with the peer at its remote address, if that is known by now.
     pub(crate) fn queue_introduction(&mut self, now: Time, id: PeerId, flow: FlowTuple) {
+        if self.passed_on(&flow).is_some() {
+            self.ask_to_be_introduced(now, id, flow);
+            return;
+        }
         if self.is_moving(&flow) {
             // Introduced now, the two would call it otherwise than those who decide whose it is. A move that comes to nothing leaves it here.
             self.young.push_back((now + MATURE, flow));
@@ -277,8 +283,8 @@ impl Node {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let Some(their_index) = peer.session().map(|slot| slot.session.remote_index()) else { return };
         let Some(known) = self.flows.get_mut(&flow).filter(|known| !known.closed) else {
-            // P-35
-            if !answers {
+            // P-87, P-35
+            if !answers && !self.refer(id, &flow, nonce) {
                 self.refuse_introduction(id, nonce, IntroductionRefusal::Refused);
             }
             return;
@@ -307,12 +313,12 @@ impl Node {
                     self.op(KernelOp::Introduce { flow, index: their_index, nonce }, None);
                 }
             }
-            Stage::Introduced { entry, .. } if entry.peer != id => {
+            Stage::Introduced { entry, .. } if entry.peer != id && !entry.passed_on => {
                 // Another peer sits on a tuple that we know: an address got a new owner, or somebody tries. The one that
                 // is introduced keeps it until its socket closes.
                 self.event(Event::Refused { peer: id, reason: "a flow that it introduced belongs to another peer" });
             }
-            Stage::Introduced { entry, origin: Origin::Answered(_) } if entry.name == nonce => {}
+            Stage::Introduced { entry, origin: Origin::Answered(_) } if entry.peer == id && entry.name == nonce => {}
             // Of one that is introduced already the peer has lost what it knew, or our answer.
             _ => self.answer_introduction(now, id, flow, their_index, nonce),
         }
@@ -354,7 +360,7 @@ impl Node {
         self.op(KernelOp::Introduce { flow, index, nonce }, Some(Asked::Answer(id, flow)));
     }
 
-    fn refuse_introduction(&mut self, id: PeerId, nonce: u64, refusal: IntroductionRefusal) {
+    pub(crate) fn refuse_introduction(&mut self, id: PeerId, nonce: u64, refusal: IntroductionRefusal) {
         self.send(id, &[Message::IntroductionDone { nonce, outcome: Err(refusal) }]);
     }
 
@@ -376,10 +382,12 @@ impl Node {
             (own.introducer_nonce, own.nonce) == (nonce, echo.responder_nonce) && own.begun >= known.opened
         });
         let done = match Some(&known.stage) {
-            Some(Stage::Introduced { entry, .. }) if entry.peer != id => {
+            Some(Stage::Introduced { entry, .. }) if entry.peer != id && !entry.passed_on => {
                 return refused(IntroductionRefusal::OtherFlow);
             }
-            Some(Stage::Introduced { entry, origin: Origin::Answered(_) }) if entry.name == echo.introducer_nonce => {
+            Some(Stage::Introduced { entry, origin: Origin::Answered(_) })
+                if entry.peer == id && entry.name == echo.introducer_nonce =>
+            {
                 Some(*entry)
             }
             _ if answered.is_some() => None,
@@ -418,16 +426,19 @@ impl Node {
             return refused(IntroductionRefusal::Busy);
         }
         let wire_local_port = peer.free_wire_port(flow.local.port(), echo.wire_port, &self.config.drawn_ports);
+        // P-87
+        let former = self.passed_on(&flow).copied();
         let entry = FlowEntry {
             peer: id,
             name: echo.introducer_nonce,
-            home,
+            home: former.map_or(home, |_| Places { peer: ASTRAY, ..home }),
             waits: Waits::default(),
             manner: Manner::default(),
             peer_tuple: echo.tuple,
             wire_local_port,
             wire_remote_port: echo.wire_port,
-            end: LocalEnd::Here,
+            end: former.map_or(LocalEnd::Here, |former| former.end),
+            passed_on: false,
         };
         self.forget_responding(id, &flow);
         self.install(now, flow, entry, Origin::Answered(echo.responder_nonce));
@@ -477,13 +488,17 @@ impl Node {
                 let entry = FlowEntry {
                     peer: id,
                     name: nonce,
-                    home: Places { local: echo.introducer_place, peer: echo.responder_place },
+                    home: Places {
+                        local: echo.introducer_place,
+                        peer: if self.is_referred(&flow, id) { ASTRAY } else { echo.responder_place },
+                    },
                     waits: Waits::default(),
                     manner: Manner::default(),
                     peer_tuple: introduced.tuple,
                     wire_local_port: echo.wire_port,
                     wire_remote_port: introduced.wire_port,
                     end: LocalEnd::Here,
+                    passed_on: false,
                 };
                 self.install(now, flow, entry, Origin::Introduced);
             }
@@ -534,6 +549,9 @@ impl Node {
         }
         // What was restored has nothing else.
         entry.manner = known.entry().map_or(entry.manner, |former| former.manner);
+        if entry.home.peer == ASTRAY {
+            return self.install_direct(now, flow, entry, origin);
+        }
         let before = std::mem::replace(&mut known.stage, Stage::Introduced { entry, origin });
         if let Some(nonce) = before.own_nonce() {
             self.nonces.remove(&nonce);
@@ -613,6 +631,8 @@ impl Node {
             return;
         }
         known.again += 1;
+        // Whoever was referred to may have given the socket away: it is asked for where the address leads.
+        known.referred = None;
         let unchanged = known.clone();
         known.stage = Stage::Open;
         self.abandon_introduction(flow, &unchanged);
@@ -622,6 +642,7 @@ impl Node {
 
     pub(crate) fn fail_introduction(&mut self, _now: Time, flow: &FlowTuple, reason: &'static str) {
         let Some(known) = self.flows.get_mut(flow) else { return };
+        known.referred = None;
         let before = std::mem::replace(&mut known.stage, Stage::Failed(reason));
         let unchanged = Flow { stage: before, ..known.clone() };
         if !known.accepted && !known.refused {

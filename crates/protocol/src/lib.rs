@@ -28,6 +28,7 @@ mod carrier;
 mod community;
 mod config;
 mod contact;
+mod elsewhere;
 mod flow;
 mod handoff;
 mod in_force;

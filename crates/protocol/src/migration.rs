@@ -280,7 +280,9 @@ impl Moves {
             Record::Lease { number, ends } => self.handle_lease(at, from, number, ends),
             Record::Leased { number, outcome } => self.handle_leased(at, from, number, outcome),
             Record::Return { number } => self.handle_return(from, number),
-            Record::Claim { flow, tuple, wire_port } => self.handle_claim(at, from, flow, tuple, wire_port),
+            Record::Claim { flow, tuple, wire_port, hidden } => {
+                self.handle_claim(at, from, flow, tuple, wire_port, hidden);
+            }
         }
     }
 

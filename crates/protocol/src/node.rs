@@ -81,6 +81,8 @@ pub struct Node {
     pub(crate) unintroduced: HashMap<IpAddr, BTreeSet<FlowTuple>>,
     /// Nonces of ours that are in flows.
     pub(crate) nonces: HashMap<u64, FlowTuple>,
+    /// Hosts that a peer has referred to (P-87).
+    pub(crate) vouched: HashMap<PublicKey, crate::elsewhere::Vouched>,
     /// Flows that are opened from now on wait for their ruling.
     pub(crate) awaits_rulings: bool,
     /// Flows that are too young to be introduced, oldest first.
@@ -136,6 +138,7 @@ impl Node {
             introduced: 0,
             unintroduced: HashMap::new(),
             nonces: HashMap::new(),
+            vouched: HashMap::new(),
             awaits_rulings: false,
             young: VecDeque::new(),
             closed: VecDeque::new(),
@@ -326,6 +329,11 @@ impl Node {
                 Message::Community(word) => answers.extend(self.handle_word(now, id, arrival, word)),
                 message @ (Message::Stream(_) | Message::Received(_)) => self.handle_move_message(now, id, message),
                 Message::FlowClosed(nonces) => self.handle_flows_closed(now, id, &nonces),
+                Message::Elsewhere { nonce, key, at } => {
+                    self.handle_elsewhere(now, id, nonce, PublicKey::from(key), at);
+                }
+                Message::Sought { name, key, at } => self.handle_sought(now, id, name, PublicKey::from(key), at),
+                Message::IntroduceMe { tuple } => self.handle_introduce_me(now, id, &tuple),
                 Message::Close { .. } => self.handle_close(now, id),
                 Message::Padding { .. } => {}
             }

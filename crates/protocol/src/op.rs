@@ -67,6 +67,8 @@ pub struct FlowEntry {
     pub wire_remote_port: u16,
     /// Where this host's end is.
     pub end: LocalEnd,
+    /// The peer is not the far end, but passes packets on for it: the far end may introduce the flow (P-87).
+    pub passed_on: bool,
 }
 
 /// Where this host's end of a flow is.

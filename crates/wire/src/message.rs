@@ -81,6 +81,29 @@ pub enum Message {
         /// The introducers' nonces of the flows. More than [`MAX_CLOSED`] are written as several messages.
         Vec<u64>,
     ),
+    /// Type 0x27: the flow that a nonce came on is one that the sender passes on for another host (P-87).
+    Elsewhere {
+        /// The introducer's.
+        nonce: u64,
+        /// Static key of the host that has the flow's socket.
+        key: [u8; 32],
+        /// Where that is.
+        at: SocketAddr,
+    },
+    /// Type 0x28: the far end of a flow that the sender passes on for the receiver runs Whimbrel (P-87).
+    Sought {
+        /// What sender and receiver call the flow.
+        name: u64,
+        /// Static key of the far end.
+        key: [u8; 32],
+        /// Where that is.
+        at: SocketAddr,
+    },
+    /// Type 0x29: asks the receiver to introduce a flow of the two to the sender, which is not at the address that it has there (P-87).
+    IntroduceMe {
+        /// As the sender's socket has it.
+        tuple: FlowTuple,
+    },
     /// Type 0x30: the sender is to be reached at the source of this datagram now.
     BindingUpdate {
         /// Newer than that of any update before (P-17); the number of the place that it announces.
@@ -421,6 +444,9 @@ const INTRODUCTION_DONE: u8 = 0x23;
 const FLOW_CLOSED: u8 = 0x24;
 const PAIRING: u8 = 0x25;
 const PAIRED: u8 = 0x26;
+const ELSEWHERE: u8 = 0x27;
+const SOUGHT: u8 = 0x28;
+const INTRODUCE_ME: u8 = 0x29;
 const BINDING_UPDATE: u8 = 0x30;
 const BINDING_ACKNOWLEDGEMENT: u8 = 0x31;
 const PROBE_SEEN: u8 = 0x32;
@@ -490,6 +516,8 @@ impl Message {
             Self::IntroductionDone { outcome: Err(_), .. } => 9,
             Self::Pairing(_) => 34 + TUPLE_LEN,
             Self::Paired { .. } => 26 + TUPLE_LEN,
+            Self::Elsewhere { .. } | Self::Sought { .. } => 40 + ENDPOINT_LEN,
+            Self::IntroduceMe { .. } => TUPLE_LEN,
             Self::FlowClosed(nonces) => {
                 let messages = nonces.len().div_ceil(MAX_CLOSED).max(1);
                 return messages * (MESSAGE_HEADER_LEN + 2) + 8 * nonces.len();
@@ -518,6 +546,9 @@ impl Message {
             Self::FlowClosed(_) => FLOW_CLOSED,
             Self::Pairing(_) => PAIRING,
             Self::Paired { .. } => PAIRED,
+            Self::Elsewhere { .. } => ELSEWHERE,
+            Self::Sought { .. } => SOUGHT,
+            Self::IntroduceMe { .. } => INTRODUCE_ME,
             Self::BindingUpdate { .. } => BINDING_UPDATE,
             Self::BindingAcknowledgement { .. } => BINDING_ACKNOWLEDGEMENT,
             Self::ProbeSeen { .. } => PROBE_SEEN,
@@ -583,6 +614,12 @@ impl Message {
                 put_u16(out, introduced.wire_port);
                 put_tuple(out, &introduced.tuple);
             }
+            Self::Elsewhere { nonce: number, key, at } | Self::Sought { name: number, key, at } => {
+                put_u64(out, *number);
+                out.extend_from_slice(key);
+                put_endpoint(out, *at);
+            }
+            Self::IntroduceMe { tuple } => put_tuple(out, tuple),
             Self::BindingUpdate { sequence, flags, claimed, lifetime } => {
                 put_u32(out, *sequence);
                 out.push(flags.0);
@@ -694,6 +731,17 @@ impl Message {
                     tuple: body.tuple("responder's tuple")?,
                 },
             },
+            ELSEWHERE => Self::Elsewhere {
+                nonce: body.u64("introducer's nonce")?,
+                key: *body.array("key of who has the socket")?,
+                at: body.endpoint("where that is")?,
+            },
+            SOUGHT => Self::Sought {
+                name: body.u64("name of the flow")?,
+                key: *body.array("key of the far end")?,
+                at: body.endpoint("where that is")?,
+            },
+            INTRODUCE_ME => Self::IntroduceMe { tuple: body.tuple("tuple of the sender's socket")? },
             BINDING_UPDATE => Self::BindingUpdate {
                 sequence: body.u32("update sequence")?,
                 flags: UpdateFlags(body.u8("update flags")?),

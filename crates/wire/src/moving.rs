@@ -77,6 +77,8 @@ pub struct Terms {
     pub wire_port: u16,
     /// The places of holder and acceptor at which the flow is native (P-14), if it is at home there again.
     pub home: Option<(u32, u32)>,
+    /// The holder is not the far end and passes packets on for it: the far end may introduce the flow to the acceptor itself (P-87).
+    pub passed_on: bool,
 }
 
 /// A word about a move.
@@ -223,6 +225,8 @@ pub enum Record {
         tuple: FlowTuple,
         /// The tenant's port in rewritten packets.
         wire_port: u16,
+        /// The far end is not to learn where the tenant is (P-87).
+        hidden: bool,
     },
 }
 
@@ -476,6 +480,7 @@ impl Record {
                     let (holder, acceptor) = terms.home.unwrap_or((NOWHERE, NOWHERE));
                     put_u32(out, holder);
                     put_u32(out, acceptor);
+                    out.push(u8::from(terms.passed_on));
                 }
             }
             Self::Recall { number, flow, gone } => {
@@ -508,10 +513,11 @@ impl Record {
                     granted.put(out);
                 }
             }
-            Self::Claim { flow, tuple, wire_port } => {
+            Self::Claim { flow, tuple, wire_port, hidden } => {
                 put_u64(out, *flow);
                 put_tuple(out, tuple);
                 put_u16(out, *wire_port);
+                out.push(u8::from(*hidden));
             }
         }
     }
@@ -619,6 +625,7 @@ impl Record {
                 flow: body.u64("name of the flow")?,
                 tuple: body.tuple("tuple of the socket")?,
                 wire_port: body.u16("tenant's wire port")?,
+                hidden: read_flag(body, "whether the tenant is hidden")?,
             },
             _ => return Ok(None),
         };
@@ -671,7 +678,8 @@ fn read_terms(body: &mut Reader<'_>) -> Result<Terms, Malformed> {
     let far = body.tuple("tuple of the far end")?;
     let wire_port = body.u16("holder's wire port")?;
     let home = (body.u32("holder's place")?, body.u32("acceptor's place")?);
-    Ok(Terms { far, wire_port, home: (home.0 != NOWHERE && home.1 != NOWHERE).then_some(home) })
+    let passed_on = read_flag(body, "whether the holder passes packets on")?;
+    Ok(Terms { far, wire_port, home: (home.0 != NOWHERE && home.1 != NOWHERE).then_some(home), passed_on })
 }
 
 #[cfg(test)]

@@ -102,6 +102,19 @@ fn messages() -> Vec<(&'static str, Message)> {
             "introduction_refused",
             Message::IntroductionDone { nonce: 0xa0a1_a2a3_a4a5_a6a7, outcome: Err(IntroductionRefusal::OtherFlow) },
         ),
+        (
+            "elsewhere",
+            Message::Elsewhere {
+                nonce: 0xa0a1_a2a3_a4a5_a6a7,
+                key: [0x5a; 32],
+                at: endpoint("[2001:db8::77]:2031"),
+            },
+        ),
+        (
+            "sought",
+            Message::Sought { name: 0xa0a1_a2a3_a4a5_a6a7, key: [0xa5; 32], at: endpoint("192.0.2.77:2031") },
+        ),
+        ("introduce_me", Message::IntroduceMe { tuple: tcp4() }),
         ("flow_closed", Message::FlowClosed(vec![0xa0a1_a2a3_a4a5_a6a7, 1])),
         (
             "binding_update",
@@ -402,7 +415,10 @@ fn records() -> Vec<Record> {
         receiver: b"mail".to_vec(),
     };
     let ends = Ends { first: endpoint("[2001:db8::1]:40000"), count: 64 };
-    let terms = |home| Terms { far: tuple.mirrored(), wire_port: 1024, home };
+    let terms = |home: Option<(u32, u32)>| {
+        let passed_on = home.is_none();
+        Terms { far: tuple.mirrored(), wire_port: 1024, home, passed_on }
+    };
     vec![
         Record::Ask { number, request },
         Record::Answer { number, standing: AcceptorStanding::Refused, refusal: Some(Refusal::NoRoom) },
@@ -425,7 +441,7 @@ fn records() -> Vec<Record> {
         Record::Leased { number, outcome: Err(Refusal::NotLent) },
         Record::Leased { number, outcome: Ok(Granted { ends, lifetime: 3600 }) },
         Record::Return { number },
-        Record::Claim { flow, tuple, wire_port: 1024 },
+        Record::Claim { flow, tuple, wire_port: 1024, hidden: true },
     ]
 }
 

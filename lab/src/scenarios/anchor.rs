@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use whimbrel_ipc::{Carrier, Connection};
 
+use super::relocation::straight;
 use super::world::{LONG, World, site, step};
 use super::{Scenario, scenario};
 use crate::{
-    Attachment, EchoServer, Host, Join, Lab, Many, MonoTime, Result, Ticker, TickerFar, Whimbrel, expect, patience,
+    Attachment, EchoServer, Gateway, Host, Join, Lab, Leave, Many, MonoTime, Result, SiteSpec, Ticker, TickerFar, Whimbrel, expect, patience,
     wait_until,
 };
 
@@ -19,6 +20,12 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         |lab| anchored(lab, false),
     ),
     scenario("anchored-ipv6", "the same over IPv6", |lab| anchored(lab, true)),
+    scenario(
+        "anchored-direct",
+        "a connection to another host's address whose far end runs Whimbrel goes to the program's host directly, without that other host, and on to a third",
+        |lab| direct(lab, false),
+    ),
+    scenario("anchored-direct-nat", "the same with the program's host behind a NAT", |lab| direct(lab, true)),
 ];
 
 /// What the anchor lends.
@@ -43,8 +50,12 @@ struct Four {
 
 impl Four {
     fn new(lab: &mut Lab, lends: &str) -> Result<Self> {
+        Self::with_guest_at(lab, lends, site("c"))
+    }
+
+    fn with_guest_at(lab: &mut Lab, lends: &str, guest_at: SiteSpec) -> Result<Self> {
         let mut world = World::new(lab, site("a"), site("b"))?;
-        let network = world.add(lab, site("c"))?;
+        let network = world.add(lab, guest_at)?;
         let (guest_host, third_host) = (lab.host("guest")?, lab.host("third")?);
         let at_guest = guest_host.join(&network.network, &Join::by("eth0"))?;
         let at_third = third_host.join(&world.b.network, &Join::by("eth0"))?;
@@ -160,4 +171,56 @@ fn anchored(lab: &mut Lab, ipv6: bool) -> Result<()> {
     four.anchor.cli(&["anchor", "start"])?;
     four.third.cli(&["run", "--anchor", "desk", "--", "true"])?;
     Ok(())
+}
+
+fn direct(lab: &mut Lab, behind_nat: bool) -> Result<()> {
+    let nat = Gateway::Nat { random_ports: false };
+    let at = if behind_nat { site("c").behind(nat) } else { site("c") };
+    let mut four = Four::with_guest_at(lab, LENDS, at)?;
+    let far_daemon = four.world.laptop.whimbrel()?;
+    let at_anchor = four.world.at_server.ipv4()?;
+    let lent = SocketAddr::new(at_anchor, PORT);
+    let mut tickers = [
+        Ticker::start_behind(&four.guest, "desk", lent, "guest", EVERY)?,
+        Ticker::start(&four.third, four.at_third.ipv4()?, "third", EVERY)?,
+    ];
+    let mut far = TickerFar::connect(&four.world.laptop, lent)?;
+    far.wait_progress(100, LONG)?;
+    let before = MonoTime::now();
+    straight(&far_daemon, &four.guest)?;
+    far.wait_progress(500, LONG)?;
+    let gap = far.longest_gap(before)?.map(|(begun, ended)| ended.since(begun)).unwrap_or_default();
+    println!("    nothing was heard for {:.1} ms while it became direct", gap.as_secs_f64() * 1e3);
+    expect!(gap < SOON * patience(), "the far end heard nothing for {gap:?}");
+    step("the anchor passes it on no more");
+    let none = || four.anchor.cli(&["anchor"]).is_ok_and(|said| !said.contains("passed on to"));
+    wait_until(LONG, "the anchor has nothing to do with it", none)?;
+
+    step("it goes to a third host");
+    let said = four.guest.cli(&["move", &far.local().to_string(), "--to", "third", "--process", "third"])?;
+    expect!(said.contains("is with"), "{said}");
+    let (began, until) = tickers[0].ticked()?;
+    expect!(began == 0, "a sender began with byte {began}");
+    far.wait_progress(500, LONG)?;
+    straight(&far_daemon, &four.third)?;
+    let said = four.third.cli(&["move", &far.local().to_string(), "--to", "guest", "--process", "guest"])?;
+    expect!(said.contains("is with"), "{said}");
+    let (began, _) = tickers[1].ticked()?;
+    expect!(began == until, "a sender began with byte {began} after byte {until}");
+    far.wait_progress(500, LONG)?;
+    straight(&far_daemon, &four.guest)?;
+
+    step("daemons are killed");
+    four.guest.kill()?;
+    four.guest.restart()?;
+    far.wait_progress(500, LONG)?;
+
+    step("the anchor vanishes");
+    four.world.server.leave(&four.world.at_server, Leave::Orderly)?;
+    far.wait_progress(500, LONG)?;
+    step("its host roams");
+    let elsewhere = four.world.a.clone();
+    four.at_guest = four.guest_host.roam(&four.at_guest, &elsewhere.network, &Join::by("eth0"))?;
+    far.wait_progress(500, LONG)?;
+    four.world.no_resets()
 }

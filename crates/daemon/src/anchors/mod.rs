@@ -6,7 +6,7 @@
 
 mod choice;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -14,11 +14,13 @@ use std::time::Duration;
 use whimbrel_handshake::PublicKey;
 use whimbrel_ipc::{Anchored, Anchors as View, Code, Failure, Family, LentEnds, MadeSocket, PassedOn, Reply};
 use whimbrel_kernel::endpoint::Brought;
+use whimbrel_kernel::namespace;
 use whimbrel_protocol::{Dependents, Event, Refusal, Time};
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::lending::Ends;
 
 use crate::clock;
+use crate::effects::{HIDDEN, Young};
 use crate::event_loop::EventLoop;
 use crate::events::Told;
 use crate::moves::sentence;
@@ -82,6 +84,8 @@ pub(crate) struct Anchors {
     left: Vec<(Time, Duration, u64)>,
     /// Moves that wait for their connections to be flows of the anchor's.
     claiming: HashMap<FlowTuple, crate::moves::Wish>,
+    /// Connections that programs here have opened, and whose far ends may learn where they are, that are being claimed.
+    opened: HashSet<FlowTuple>,
     pub(crate) experience: Experience,
     stopping: bool,
 }
@@ -331,8 +335,14 @@ impl EventLoop {
             match wanted {
                 Wanted::Socket { client, socket } => {
                     let made = self.effects.in_namespace(ends.first.ip(), || plain_socket(socket));
+                    let hide = |made: OwnedFd| match socket.hidden {
+                        true => namespace::mark(made.as_fd(), HIDDEN).map(|()| made),
+                        false => Ok(made),
+                    };
                     let made = match made {
-                        Some(Ok(made)) => made.map_err(|error| failed("no socket can be made", error)),
+                        Some(Ok(made)) => made
+                            .map_err(|error| failed("no socket can be made", error))
+                            .and_then(|made| hide(made).map_err(|error| Failure::new(error.to_string()))),
                         Some(Err(error)) => Err(Failure::new(error.to_string())),
                         None => Err(Failure::new("the anchor's address is not here any more").code(Code::Unavailable)),
                     };
@@ -422,10 +432,10 @@ impl EventLoop {
 
     /// What is due of anchors: connections that have lasted are claimed, what nobody uses is returned.
     pub(crate) fn anchors_due(&mut self, now: Time) {
-        for flow in self.effects.take_mature(now) {
+        for Young { flow, accepted, hidden } in self.effects.take_mature(now) {
             // One that was moved here is a flow already.
-            if !self.node.has_flow(&flow) {
-                self.node.claim_flow(now, flow);
+            if !self.node.has_flow(&flow) && self.node.claim_flow(now, flow, hidden) && !accepted && !hidden {
+                self.anchors.opened.insert(flow);
             }
         }
         let due: Vec<_> = self.anchors.left.extract_if(.., |(due, ..)| *due < now).collect();
@@ -449,12 +459,16 @@ impl EventLoop {
             return Some(wish);
         }
         self.anchors.claiming.insert(flow, wish);
-        self.node.claim_flow(clock::now(), flow);
+        let hidden = self.effects.is_hidden(&flow);
+        self.node.claim_flow(clock::now(), flow, hidden);
         None
     }
 
     /// A connection is a flow of its anchor's, or cannot be.
     pub(crate) fn note_claimed(&mut self, flow: FlowTuple, outcome: Result<(), Refusal>) -> Option<Told> {
+        if self.anchors.opened.remove(&flow) && outcome.is_ok() {
+            self.node.seek_far_end(clock::now(), flow);
+        }
         if let Some(wish) = self.anchors.claiming.remove(&flow) {
             self.go_on_with(flow, wish, outcome);
         }

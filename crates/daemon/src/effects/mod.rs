@@ -42,7 +42,7 @@ use crate::policy::Policies;
 use crate::tunnel::{Tunnel, UnknownSession};
 
 pub(crate) use addresses::{Addresses, MARK};
-pub(crate) use relocation::{Arrived, FoundMoves, Known, Relocation};
+pub(crate) use relocation::{Arrived, FoundMoves, HIDDEN, Known, Relocation, Young};
 pub(crate) use tunnels::DEFAULT_MTU;
 pub(crate) use whole::{News, Wholes, receiver_of};
 
@@ -277,6 +277,9 @@ impl Effects {
             }
             KernelOp::Introduce { flow, index, nonce } => {
                 let introduction = Introduction { index, nonce };
+                if self.is_in_endpoint(&flow) {
+                    return self.introduce_in_endpoint(flow, introduction);
+                }
                 let Self { injector, datapath, connections, .. } = self;
                 introductions::introduce(injector, datapath, connections, snapshot, flow, introduction)?;
             }

@@ -164,6 +164,7 @@ mod tests {
             wire_local_port: 1,
             wire_remote_port: 2,
             end: LocalEnd::Here,
+            passed_on: false,
         };
         (flow, entry)
     }

@@ -78,6 +78,7 @@ mod tests {
             wire_local_port: port,
             wire_remote_port: 22,
             end: LocalEnd::Here,
+            passed_on: false,
         };
         (tuple, entry)
     }

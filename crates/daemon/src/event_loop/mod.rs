@@ -594,7 +594,8 @@ impl EventLoop {
         let in_endpoint = |flow: &FlowTuple| entries.get(flow).is_some_and(|entry| entry.end == LocalEnd::Endpoint);
         let drained = effects.datapath.drain_events(|event| match event {
             // A frame on the link may name any destination.
-            DatapathEvent::Introduction(introduction) if !here(&introduction.seen) => {}
+            DatapathEvent::Introduction(introduction)
+                if !here(&introduction.seen) && !in_endpoint(&introduction.seen) => {}
             DatapathEvent::Introduction(introduction) => {
                 look_up(node, judge, &introduction.seen);
                 node.handle_introduction(now, introduction.seen, introduction.index, introduction.nonce);
@@ -602,7 +603,7 @@ impl EventLoop {
             DatapathEvent::FlowOpened { flow, origin } => {
                 flows.push((flow, true));
                 if node.lessor_of(flow.local).is_some() {
-                    opened.push(flow);
+                    opened.push((flow, origin == Origin::Accepted));
                 } else if is_movable(&flow, &own) {
                     node.handle_flow_opened(now, flow, origin == Origin::Accepted);
                     judge.consider(node, now, flow);
@@ -624,7 +625,7 @@ impl EventLoop {
         }
         effects.take_in_acknowledged(now, &acknowledged);
         effects.take_in_flows(now, &flows);
-        opened.into_iter().for_each(|flow| effects.note_young(now, flow));
+        opened.into_iter().for_each(|(flow, accepted)| effects.note_young(now, flow, accepted));
         if let Err(error) = drained {
             tracing::error!(%error, "cannot read what the data plane reports");
         }

@@ -73,6 +73,8 @@ pub(super) struct EntryLine {
     wire: (u16, u16),
     #[serde(default)]
     end: EndLine,
+    #[serde(default)]
+    passed_on: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
@@ -113,6 +115,7 @@ impl From<FlowEntry> for EntryLine {
                 LocalEnd::Endpoint => EndLine::Endpoint,
                 LocalEnd::Behind => EndLine::Behind,
             },
+            passed_on: entry.passed_on,
         }
     }
 }
@@ -140,6 +143,7 @@ impl EntryLine {
                 EndLine::Endpoint => LocalEnd::Endpoint,
                 EndLine::Behind => LocalEnd::Behind,
             },
+            passed_on: self.passed_on,
         })
     }
 }
@@ -366,26 +370,28 @@ pub(super) struct HeldLine {
     sequence: u32,
     last: NameLine,
     unsettled: Vec<(NameLine, Option<SocketAddr>)>,
+    #[serde(default)]
+    hidden: bool,
 }
 
 impl From<SavedHeld> for HeldLine {
     fn from(saved: SavedHeld) -> Self {
-        let SavedHeld { flow, far, owner, wire_port, sequence, last, unsettled } = saved;
+        let SavedHeld { flow, far, owner, wire_port, sequence, last, unsettled, hidden } = saved;
         let unsettled = unsettled.into_iter().map(|(name, at)| (name.into(), at)).collect();
         let far = far.map(TupleLine::from);
-        Self { flow, far, owner: KeyLine(owner), wire_port, sequence, last: last.into(), unsettled }
+        Self { flow, far, owner: KeyLine(owner), wire_port, sequence, last: last.into(), unsettled, hidden }
     }
 }
 
 impl HeldLine {
     pub(super) fn saved(self) -> Option<SavedHeld> {
-        let Self { flow, far, owner, wire_port, sequence, last, unsettled } = self;
+        let Self { flow, far, owner, wire_port, sequence, last, unsettled, hidden } = self;
         let far = match far {
             Some(line) => Some(line.tuple()?),
             None => None,
         };
         let unsettled = unsettled.into_iter().map(|(name, at)| (name.into(), at)).collect();
-        Some(SavedHeld { flow, far, owner: owner.0, wire_port, sequence, last: last.into(), unsettled })
+        Some(SavedHeld { flow, far, owner: owner.0, wire_port, sequence, last: last.into(), unsettled, hidden })
     }
 }
 

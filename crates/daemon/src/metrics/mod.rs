@@ -290,6 +290,7 @@ mod tests {
             wire_local_port: 1,
             wire_remote_port: 2,
             end: LocalEnd::Here,
+            passed_on: false,
         });
         FlowView { tuple, state, peer: peer.map(PeerId), entry, opened: Time::default(), accepted: port == 50 }
     }

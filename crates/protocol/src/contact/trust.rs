@@ -19,7 +19,11 @@ impl Node {
     /// proven flow by flow, and which key lives at an address that we ask is checked where we asked.
     pub(super) fn trusts(&self, key: &PublicKey) -> bool {
         match self.config.trust {
-            Trust::Pinned => self.config.known_keys.values().any(|known| known == key) || self.is_in_community(key),
+            Trust::Pinned => {
+                self.config.known_keys.values().any(|known| known == key)
+                    || self.is_in_community(key)
+                    || self.vouched.contains_key(key)
+            }
             Trust::Tofu | Trust::Psk => true,
         }
     }

@@ -101,7 +101,7 @@ impl Node {
             // The socket is here itself, at an address of this host's: nobody need be told of it.
             let far = lent?;
             self.release_flow(now, &far);
-            return Some(Ok(Terms { far, wire_port: 0, home: None }));
+            return Some(Ok(Terms { far, wire_port: 0, home: None, passed_on: true }));
         }
         let known = lent.or_else(|| self.peers.values().find_map(|peer| peer.named.get(&flow).copied()));
         let Some(far) = known else { return Some(Err(format!("there is no flow {flow:016x} any more"))) };
@@ -134,8 +134,9 @@ impl Node {
             wire_local_port: peer.free_wire_port(far.local.port(), wire_port, &drawn),
             wire_remote_port: wire_port,
             end,
+            passed_on: false,
         };
-        self.install_moved(now, far, entry, Asked::Lead(flow));
+        self.install_moved(now, far, entry, Origin::Restored, Asked::Lead(flow));
         None
     }
 
@@ -169,20 +170,32 @@ impl Node {
             wire_local_port: wire_port,
             wire_remote_port: terms.wire_port,
             end: if own { LocalEnd::Here } else { LocalEnd::Endpoint },
+            passed_on: terms.passed_on,
         };
-        self.install_moved(now, tuple, entry, Asked::Adopt(name));
-        // The end that moved finds out how it goes.
-        let peer = self.peers.get_mut(&entry.peer)?;
-        let settled = peer.candidate.is_none() && peer.update.is_none();
-        if peer.moved_flows() > 0 && settled && !peer.probe.forward && !peer.probe.leading {
-            peer.probe = CarrierProbe { leading: true, ..CarrierProbe::default() };
-            self.probe_carrier(now, entry.peer);
-        }
+        self.install_moved(now, tuple, entry, Origin::Restored, Asked::Adopt(name));
+        self.find_carrier(now, entry.peer);
         None
     }
 
+    /// The end of a flow that moved finds out how it goes.
+    pub(crate) fn find_carrier(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let settled = peer.candidate.is_none() && peer.update.is_none();
+        if peer.moved_flows() > 0 && settled && !peer.probe.forward && !peer.probe.leading {
+            peer.probe = CarrierProbe { leading: true, ..CarrierProbe::default() };
+            self.probe_carrier(now, id);
+        }
+    }
+
     /// Makes a flow one with a peer, whatever it was before.
-    fn install_moved(&mut self, now: Time, flow: FlowTuple, entry: FlowEntry, asked: Asked) {
+    pub(crate) fn install_moved(
+        &mut self,
+        now: Time,
+        flow: FlowTuple,
+        entry: FlowEntry,
+        origin: Origin,
+        asked: Asked,
+    ) {
         let id = entry.peer;
         // Before this flow is taken from whose it was: that may be the same peer, as after a restart.
         let known = self.peers.get(&id).map(|peer| (peer.flows.is_empty(), peer.moved_flows() == 0));
@@ -206,7 +219,7 @@ impl Node {
             }
         }
         let opened = before.unwrap_or_else(|| Flow::opened(now, false));
-        let stage = Stage::Introduced { entry, origin: Origin::Restored };
+        let stage = Stage::Introduced { entry, origin };
         self.flows.insert(flow, Flow { stage, closed: false, ..opened });
         let Some(peer) = self.peers.get_mut(&id) else { return };
         peer.add_flow(flow, &entry);
@@ -290,7 +303,8 @@ impl Node {
         let far = self.flow_named(flow)?;
         let entry = self.flows.get(&far).and_then(Flow::entry)?;
         let home = (entry.home.peer != ASTRAY).then_some((entry.home.local, entry.home.peer));
-        Some(Terms { far, wire_port: entry.wire_local_port, home })
+        let passed_on = entry.end == LocalEnd::Behind;
+        Some(Terms { far, wire_port: entry.wire_local_port, home, passed_on })
     }
 
     /// Who holds the far end of a connection of this host's, where that is, and what the two call it: the peer that it is one with;

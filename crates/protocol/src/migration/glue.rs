@@ -120,6 +120,11 @@ impl Node {
         self.moves.as_ref().is_some_and(|moves| moves.moving.contains(flow))
     }
 
+    /// Whether the far end of a flow that this host passes on for another is not to learn where its socket is.
+    pub(crate) fn hides(&self, name: u64) -> bool {
+        self.moves.as_ref().is_none_or(|moves| moves.hides(name))
+    }
+
     /// This end's socket of an introduced flow is gone: whoever has the other end, it moves no more.
     pub(crate) fn end_moved_flow(&mut self, name: u64) {
         if let Some(moves) = &mut self.moves {
@@ -169,10 +174,10 @@ impl Node {
     }
 
     /// Has a connection of a leased endpoint be a flow of this host and its anchor: [`MoveEvent::Claimed`] tells what comes of it.
-    /// `false`: its local end is not leased.
-    pub fn claim_flow(&mut self, now: Time, tuple: FlowTuple) -> bool {
+    /// `hidden`: the far end is not to learn where this host is (P-87). `false`: its local end is not leased.
+    pub fn claim_flow(&mut self, now: Time, tuple: FlowTuple, hidden: bool) -> bool {
         let flow = self.random.u64();
-        self.with_moves(now, |moves, at| moves.claim(at, flow, tuple)).unwrap_or(false)
+        self.with_moves(now, |moves, at| moves.claim(at, flow, tuple, hidden)).unwrap_or(false)
     }
 
     /// The anchor that lends an endpoint to this host.

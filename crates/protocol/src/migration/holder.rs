@@ -39,6 +39,8 @@ pub(super) struct Held {
     lent: Option<FlowTuple>,
     /// The owner's port in rewritten packets.
     wire_port: u16,
+    /// The far end is not told where the socket is (P-87).
+    hidden: bool,
     /// The flow is over; what remains is to be settled.
     over: bool,
     /// A daemon before this one has led it: the data plane knows it as it is.
@@ -91,6 +93,11 @@ impl Held {
         self.last == Some(name) && *self.owner.as_bytes() == name.donor
     }
 
+    /// Whether the far end is not to learn where the socket is.
+    pub(super) fn hide(&mut self, hidden: bool) {
+        self.hidden = hidden;
+    }
+
     /// Whether this claim is being kept.
     pub(super) fn is_claimed(&self, name: MoveName) -> bool {
         self.announced.as_ref().is_some_and(|announced| announced.name == name)
@@ -139,6 +146,7 @@ impl Held {
             sequence: self.sequence,
             last,
             unsettled,
+            hidden: self.hidden,
         })
     }
 }
@@ -163,6 +171,7 @@ impl Moves {
             awaiting: None,
             lent: None,
             wire_port: 0,
+            hidden: false,
             over: false,
             restored: false,
         })
@@ -187,6 +196,11 @@ impl Moves {
         let held = self.held.get(&flow)?;
         let keeping = held.announced.as_ref().is_some_and(|announced| announced.keeping);
         held.saved(flow).filter(|_| !keeping && !held.is_empty())
+    }
+
+    /// Whether the far end of a flow that this host passes on is not to learn where its socket is.
+    pub(crate) fn hides(&self, flow: u64) -> bool {
+        self.held.get(&flow).is_none_or(|held| held.hidden || held.over)
     }
 
     /// Forgets what nothing depends on.
@@ -219,6 +233,7 @@ impl Moves {
             awaiting: None,
             lent: saved.far,
             wire_port: saved.wire_port,
+            hidden: saved.hidden,
             over: false,
             restored: true,
         };
@@ -345,11 +360,11 @@ impl Moves {
             return;
         }
         let Some(held) = self.held.get_mut(&flow) else { return };
-        let (donor, far) = (held.owner, held.lent);
+        let (donor, far, hidden) = (held.owner, held.lent, held.hidden);
         let before: Vec<_> = held.unsettled.iter().map(|(name, of)| (*name, of.donor_at)).collect();
         let donor_at = (donor != self.key.public()).then(|| at.around.whereabouts(&donor)).flatten();
         let unsettled = before.into_iter().chain([(name, donor_at)]).collect();
-        let saved = SavedHeld { flow, far, owner: from, wire_port, sequence: held.next, last: name, unsettled };
+        let saved = SavedHeld { flow, far, owner: from, wire_port, sequence: held.next, last: name, unsettled, hidden };
         if let Some(announced) = &mut held.announced {
             announced.keeping = true;
             announced.wire_port = wire_port;

@@ -240,7 +240,15 @@ impl Moves {
 
     /// A tenant names a connection of an endpoint that is lent to it (P-86). As a move of which it is both donor and acceptor: what
     /// follows is the same.
-    pub(super) fn handle_claim(&mut self, at: At<'_>, tenant: PublicKey, flow: u64, tuple: FlowTuple, wire_port: u16) {
+    pub(super) fn handle_claim(
+        &mut self,
+        at: At<'_>,
+        tenant: PublicKey,
+        flow: u64,
+        tuple: FlowTuple,
+        wire_port: u16,
+        hidden: bool,
+    ) {
         let name = MoveName { donor: *tenant.as_bytes(), number: flow };
         let far = tuple.mirrored();
         let leased = self.leases_of(tenant).any(|(_, lease)| lease.lends(tuple.local));
@@ -268,9 +276,10 @@ impl Moves {
         }
         self.lend(flow, far, tenant);
         let held = self.held(flow, tenant);
+        held.hide(hidden);
         let sequence = held.announce(Announcement::claim(at.now, name, tenant, wire_port));
         let saved =
-            SavedHeld { flow, far: Some(far), owner: tenant, wire_port, sequence, last: name, unsettled: Vec::new() };
+            SavedHeld { flow, far: Some(far), owner: tenant, wire_port, sequence, last: name, unsettled: Vec::new(), hidden };
         self.op(MoveOp::SaveHeld(saved), Asked::Keep(flow));
     }
 

@@ -356,6 +356,8 @@ pub struct SavedHeld {
     pub last: MoveName,
     /// Moves whose donors have not said that they know, and where these are.
     pub unsettled: Vec<(MoveName, Option<SocketAddr>)>,
+    /// The far end is not to learn where the socket is (P-87).
+    pub hidden: bool,
 }
 
 /// Something about a move that people or programs at this host want to know.

@@ -53,6 +53,7 @@ pub(super) struct Claim {
     anchor: PublicKey,
     tuple: FlowTuple,
     wire_port: u16,
+    hidden: bool,
     terms: Option<Terms>,
     until: Time,
 }
@@ -271,6 +272,7 @@ impl Moves {
             flow: *flow,
             tuple: claim.tuple,
             wire_port: claim.wire_port,
+            hidden: claim.hidden,
         }));
         records.into_iter().for_each(|record| self.say(at, to, record));
     }
@@ -297,16 +299,16 @@ impl Moves {
     }
 
     /// Has a connection of a leased endpoint be a flow of this host and the anchor (P-86). An event tells what comes of it.
-    pub(super) fn claim(&mut self, at: At<'_>, flow: u64, tuple: FlowTuple) -> bool {
+    pub(super) fn claim(&mut self, at: At<'_>, flow: u64, tuple: FlowTuple, hidden: bool) -> bool {
         let Some(anchor) = self.lessor_of(tuple.local) else { return false };
         if self.claims.values().any(|claim| claim.tuple == tuple) {
             return true;
         }
         let (wire_port, until) = (at.around.wire_port(&anchor, &tuple), at.now + ANSWERED_WITHIN);
-        self.claims.insert(flow, Claim { anchor, tuple, wire_port, terms: None, until });
+        self.claims.insert(flow, Claim { anchor, tuple, wire_port, hidden, terms: None, until });
         self.limit(until, Limit::Claim(flow));
         self.wait(at, &[], &[anchor]);
-        self.say(at, anchor, Record::Claim { flow, tuple, wire_port });
+        self.say(at, anchor, Record::Claim { flow, tuple, wire_port, hidden });
         true
     }
 

@@ -193,7 +193,7 @@ fn far() -> FlowTuple {
 }
 
 fn terms() -> Terms {
-    Terms { far: far(), wire_port: 1024, home: None }
+    Terms { far: far(), wire_port: 1024, home: None, passed_on: true }
 }
 
 /// As an acceptor presents a ticket.
@@ -265,6 +265,7 @@ fn only_the_right_ticket_from_the_right_host_commits() {
         sequence: right.sequence,
         last: name(NUMBER),
         unsettled: vec![(name(NUMBER), None)],
+        hidden: false,
     };
     assert_eq!(ops, [MoveOp::SaveHeld(saved)]);
     assert_eq!(holder.led, [(key(ACCEPTOR), 2048)]);

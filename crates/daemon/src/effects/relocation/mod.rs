@@ -44,6 +44,7 @@ use late::Late;
 use lender::Lender;
 use ports::Ports;
 pub(crate) use start::Known;
+pub(crate) use tenant::{HIDDEN, Young};
 use tenant::Tenant;
 
 /// A socket that has come here, for the program that receives it.

@@ -9,18 +9,24 @@ use whimbrel_datapath::{Endpoint as Known, Follow, Lent, LentEnd, Unknown};
 use whimbrel_kernel::endpoint::Brought;
 use whimbrel_kernel::namespace;
 use whimbrel_kernel::sock_diag::{self, MOVABLE};
-use whimbrel_protocol::{MoveFailed, PeerId, Refusal, SavedTenancy, Time};
+use whimbrel_protocol::{LocalEnd, MoveFailed, PeerId, Refusal, SavedTenancy, Time};
+use whimbrel_wire::introduction::Introduction;
 use whimbrel_wire::lending::Ends;
 use whimbrel_wire::{FlowTuple, Transport};
 
 use super::acceptor::Taken;
 use super::endpoints::PlaceName;
 use super::{Relocation, failed};
+use crate::effects::introductions::{self, Snapshot};
 use crate::effects::{Effects, Failure, own_addresses};
 use crate::tunnel::{Lease, LeasedEnd};
 
 /// What a connection has to last before its anchor is asked to make a flow of it (P-86): most last less (as P-15).
 const MATURE: Duration = Duration::from_millis(750);
+
+/// The mark (SO_MARK) of sockets in endpoint namespaces whose far ends are not to learn where they are. Sockets that such a one accepts have it
+/// as well, it outlives the daemon, and it does not leave the namespace.
+pub(crate) const HIDDEN: u32 = 0x5742_0001;
 
 /// Endpoints of others.
 #[derive(Debug, Default)]
@@ -31,7 +37,17 @@ pub(super) struct Tenant {
     /// Leases that are asked for a namespace that is there, by that of the first.
     joined: HashMap<u64, u64>,
     /// Connections of such endpoints that may end soon, in the order in which they opened.
-    young: VecDeque<(Time, FlowTuple)>,
+    young: VecDeque<(Time, Young)>,
+}
+
+/// A connection of such an endpoint.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Young {
+    pub(crate) flow: FlowTuple,
+    /// Its far end has opened it.
+    pub(crate) accepted: bool,
+    /// Its far end is not to learn where it is.
+    pub(crate) hidden: bool,
 }
 
 #[derive(Debug)]
@@ -258,17 +274,43 @@ impl Effects {
     }
 
     /// A connection has opened in an endpoint namespace.
-    pub(crate) fn note_young(&mut self, now: Time, flow: FlowTuple) {
-        self.relocation.tenant.young.push_back((now + MATURE, flow));
+    pub(crate) fn note_young(&mut self, now: Time, flow: FlowTuple, accepted: bool) {
+        self.relocation.tenant.young.push_back((now + MATURE, Young { flow, accepted, hidden: false }));
+    }
+
+    /// Whether the far end of a connection of a leased endpoint is not to learn where it is, as its program wants it.
+    pub(crate) fn is_hidden(&mut self, flow: &FlowTuple) -> bool {
+        let Some(place) = self.relocation.endpoints.at(flow.local) else { return false };
+        // Of a socket that cannot be looked at nothing is told.
+        place.connections.find(flow).map_or(true, |found| found.is_some_and(|socket| socket.mark == HIDDEN))
+    }
+
+    /// Whether a flow's socket is in an endpoint namespace.
+    pub(in crate::effects) fn is_in_endpoint(&self, flow: &FlowTuple) -> bool {
+        self.journal.flows().get(flow).is_some_and(|entry| entry.end == LocalEnd::Endpoint)
+    }
+
+    /// Injects an introduction into a flow of an endpoint namespace: it goes the way that the flow goes (P-87).
+    pub(in crate::effects) fn introduce_in_endpoint(
+        &mut self,
+        flow: FlowTuple,
+        introduction: Introduction,
+    ) -> Result<(), Failure> {
+        let Self { relocation, datapath, .. } = self;
+        let place = relocation.endpoints.at(flow.local).ok_or(Failure::NoSocket(flow))?;
+        let _inside = place.endpoint.enter()?;
+        let sockets = &mut Snapshot::default();
+        introductions::introduce(&place.injector, datapath, &mut place.connections, sockets, flow, introduction)
     }
 
     /// The connections among these that have lasted, and are there still.
-    pub(crate) fn take_mature(&mut self, now: Time) -> Vec<FlowTuple> {
+    pub(crate) fn take_mature(&mut self, now: Time) -> Vec<Young> {
         let mut mature = Vec::new();
         while self.relocation.tenant.young.front().is_some_and(|(due, _)| *due <= now) {
-            let Some((_, flow)) = self.relocation.tenant.young.pop_front() else { break };
-            if matches!(self.socket_of(&flow), Ok(Some(_))) {
-                mature.push(flow);
+            let Some((_, young)) = self.relocation.tenant.young.pop_front() else { break };
+            if matches!(self.socket_of(&young.flow), Ok(Some(_))) {
+                let hidden = self.is_hidden(&young.flow);
+                mature.push(Young { hidden, ..young });
             }
         }
         mature

@@ -67,7 +67,7 @@ fn only_connections_of_ones_own_endpoints_are_claimed() {
     // P-86
     let mut anchor = lessor();
     let tuple = far().mirrored();
-    let claim = |tuple| Record::Claim { flow: FLOW, tuple, wire_port: 2048 };
+    let claim = |tuple| Record::Claim { flow: FLOW, tuple, wire_port: 2048, hidden: false };
     anchor.hear(DONOR, claim(tuple));
     assert_eq!(verdict(&mut anchor, DONOR), Some(Refusal::NotLent), "it has no lease yet");
     lend(&mut anchor, 1);
@@ -100,7 +100,7 @@ fn only_connections_of_ones_own_endpoints_are_claimed() {
 fn a_claim_that_cannot_be_kept_is_none() {
     let mut anchor = lessor();
     lend(&mut anchor, 1);
-    anchor.hear(DONOR, Record::Claim { flow: FLOW, tuple: far().mirrored(), wire_port: 2048 });
+    anchor.hear(DONOR, Record::Claim { flow: FLOW, tuple: far().mirrored(), wire_port: 2048, hidden: false });
     let (id, _) = anchor.op();
     anchor.failed(id);
     assert_eq!(verdict(&mut anchor, DONOR), Some(Refusal::NotKept));
