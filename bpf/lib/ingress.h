@@ -40,7 +40,8 @@ static __always_inline void hear(__u32 id, const struct flow_tuple *own, const s
 	if (!same_address(&packet->source, &binding->peer) || !same_address(&packet->destination, &binding->local))
 		return;
 	flow = find_flow(own);
-	if (!flow)
+	/* What still comes by way of a former peer says nothing about this one either. */
+	if (!flow || flow->binding != id)
 		return;
 	if (flow->heard_local_place != binding->local_place || flow->heard_peer_place != binding->peer_place) {
 		flow->heard_local_place = binding->local_place;

@@ -82,6 +82,13 @@ impl Role {
 /// What [`Datapath::set_busy`] says, as bits.
 const IDLE_OF_NODE: u32 = IDLE_TRANSLATION | IDLE_INTRODUCTIONS | IDLE_LISTENING;
 
+/// A name on the wire that a flow had, with a peer that it is not with any more.
+#[derive(Clone, Copy, Debug)]
+pub struct FormerName {
+    wire: RawWireFlow,
+    own: RawTuple,
+}
+
 /// One instance of the data plane: maps, programs and attachments, pinned in one directory.
 ///
 /// Dropping it leaves everything that is pinned in place and working; [`Datapath::unload`] removes it.
@@ -370,6 +377,33 @@ impl Datapath {
     /// # Errors
     /// When the kernel refuses, as it does when the map is full; some may have been inserted.
     pub fn insert_flows(&self, flows: &[(FlowTuple, FlowEntry)]) -> Result<(), Error> {
+        for former in self.bind_flows(flows)? {
+            self.forget_name(&former)?;
+        }
+        Ok(())
+    }
+
+    /// Has a flow be another peer's, and takes what comes for it as from the former one as well until that name is
+    /// [forgotten](Self::forget_name). `None`: it was not known, or has the same name.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn rebind_flow(&self, flow: FlowTuple, entry: FlowEntry) -> Result<Option<FormerName>, Error> {
+        Ok(self.bind_flows(&[(flow, entry)])?.pop())
+    }
+
+    /// What comes under a name that a flow had is not the flow's any more, unless it has that name again.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn forget_name(&self, former: &FormerName) -> Result<(), Error> {
+        let in_force = self.flows.get(&former.own)?.map(|entry| entry.wire_flow(former.own.transport));
+        if in_force.as_ref() == Some(&former.wire) { Ok(()) } else { self.remove_wire(&former.wire, &former.own) }
+    }
+
+    /// Inserts flows, and tells the names that some of them had.
+    fn bind_flows(&self, flows: &[(FlowTuple, FlowEntry)]) -> Result<Vec<FormerName>, Error> {
+        let mut names = Vec::new();
         let mut tuples = Vec::with_capacity(flows.len());
         let mut entries = Vec::with_capacity(flows.len());
         let mut wires = Vec::with_capacity(flows.len());
@@ -384,7 +418,7 @@ impl Datapath {
                 (entry.lapsed, entry.echoes_from, entry.clock) = (former.lapsed, former.echoes_from, former.clock);
                 let before = former.wire_flow(tuple.transport);
                 if before != wire {
-                    self.remove_wire(&before, &tuple)?;
+                    names.push(FormerName { wire: before, own: tuple });
                 } else if former.binding == entry.binding {
                     // It is with the same peer, under the same names: what was heard of it holds, as far as the places are still those (P-24).
                     entry.heard_local_place = former.heard_local_place;
@@ -398,7 +432,8 @@ impl Datapath {
         // What comes in has to find its way before anything goes out that may be answered.
         self.wire_flows.insert_all(&wires, &tuples)?;
         self.flows.insert_all(&tuples, &entries)?;
-        self.note_elsewhere(|elsewhere| moves.iter().for_each(|(from, to)| elsewhere.change(*from, *to)))
+        self.note_elsewhere(|elsewhere| moves.iter().for_each(|(from, to)| elsewhere.change(*from, *to)))?;
+        Ok(names)
     }
 
     /// Forgets flows; those not known are none the worse.

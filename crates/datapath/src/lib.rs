@@ -26,7 +26,7 @@ pub use abi::{
     Lent, LentEnd, LocatorPair, Toward, Unknown,
 };
 pub use bpffs::{bpffs, common_bpffs};
-pub use datapath::{Datapath, Role};
+pub use datapath::{Datapath, FormerName, Role};
 pub use error::Error;
 pub use events::{Event, Introduction, Origin};
 pub use features::{Features, features, has_tcx};

@@ -302,6 +302,9 @@ impl Node {
                 };
                 let next = now + peer.repeat_after(1).max(Duration::from_millis(200));
                 known.stage = Stage::Echoing { peer: id, nonce: *own, echo, tries: 1, next };
+                if known.referred.is_some() {
+                    self.op(KernelOp::ExpectFlow { flow, from: Some(id) }, None);
+                }
                 self.send(id, &[Message::IntroductionEcho(echo)]);
             }
             // Repeated on the way, or too late.
@@ -632,23 +635,29 @@ impl Node {
         }
         known.again += 1;
         // Whoever was referred to may have given the socket away: it is asked for where the address leads.
-        known.referred = None;
+        let referred = known.referred.take();
         let unchanged = known.clone();
         known.stage = Stage::Open;
         self.abandon_introduction(flow, &unchanged);
+        if referred.is_some() {
+            self.op(KernelOp::ExpectFlow { flow: *flow, from: None }, None);
+        }
         self.young.push_back((now + MATURE, *flow));
         self.timers.set_earlier(Timer::Mature, now + MATURE);
     }
 
     pub(crate) fn fail_introduction(&mut self, _now: Time, flow: &FlowTuple, reason: &'static str) {
         let Some(known) = self.flows.get_mut(flow) else { return };
-        known.referred = None;
+        let referred = known.referred.take();
         let before = std::mem::replace(&mut known.stage, Stage::Failed(reason));
         let unchanged = Flow { stage: before, ..known.clone() };
         if !known.accepted && !known.refused {
             self.unintroduced.entry(flow.remote.ip()).or_default().insert(*flow);
         }
         self.abandon_introduction(flow, &unchanged);
+        if referred.is_some() {
+            self.op(KernelOp::ExpectFlow { flow: *flow, from: None }, None);
+        }
         self.event(Event::IntroductionFailed { flow: *flow, reason });
     }
 

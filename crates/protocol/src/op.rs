@@ -178,6 +178,13 @@ pub enum KernelOp {
         /// The remote address.
         remote: IpAddr,
     },
+    /// The flow may be a peer's in a moment: what that sends for it in the tunnel is to wait until it is installed (P-87).
+    ExpectFlow {
+        /// The flow, as this host has it.
+        flow: FlowTuple,
+        /// Whose; `None`: it is not to be expected any more.
+        from: Option<PeerId>,
+    },
     /// Send a keepalive in a held TCP flow, under its own names, past the hold (P-39). The peer's stack acknowledges it.
     AskNatively {
         /// The flow, as this host has it.

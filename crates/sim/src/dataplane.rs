@@ -87,6 +87,7 @@ impl DataPlane {
             | KernelOp::Introduce { .. }
             | KernelOp::FindSockets { .. }
             | KernelOp::AskNatively { .. }
+            | KernelOp::ExpectFlow { .. }
             | KernelOp::Reset { .. }
             | KernelOp::Abort { .. }
             | KernelOp::Probe { .. }

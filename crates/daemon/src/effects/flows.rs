@@ -20,7 +20,15 @@ impl Effects {
             LocalEnd::Endpoint => false,
         };
         let in_force = datapath::FlowEntry { tunnelled: led, ..data_plane_entry(&entry, toward) };
-        self.datapath.insert_flows(&[(flow, in_force)])?;
+        // What is on its way from who has passed it on until now is taken as well.
+        let passed_on = before.filter(|before| before.passed_on && before.peer != entry.peer).map(|before| before.peer);
+        if let Some(former) = passed_on {
+            self.tunnel.expect_flow(flow, vec![former]);
+            let name = self.datapath.rebind_flow(flow, in_force)?;
+            self.forget_name_later(now, name);
+        } else {
+            self.datapath.insert_flows(&[(flow, in_force)])?;
+        }
         self.tunnel.open_flow(&flow);
         self.tunnel.set_flow(tunnel_flow(flow, &entry));
         if led {

@@ -298,6 +298,8 @@ impl Effects {
                     self.connections.destroy(&socket)?;
                 }
             }
+            KernelOp::ExpectFlow { flow, from: Some(peer) } => self.tunnel.expect_flow(flow, vec![peer]),
+            KernelOp::ExpectFlow { flow, from: None } => self.tunnel.forget_expected(&flow),
             KernelOp::AskNatively { flow } => {
                 let helped = self.helping.helpers.numbers_of_peer(&flow);
                 introductions::ask(&self.injector, &mut self.datapath, snapshot, flow, helped)?;

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use whimbrel_datapath::FlowEntry;
+use whimbrel_datapath::{FlowEntry, FormerName};
 use whimbrel_protocol::{PeerId, Time};
 use whimbrel_wire::FlowTuple;
 
@@ -25,6 +25,8 @@ pub(super) struct Late {
     resting: VecDeque<(Time, FlowTuple)>,
     /// These go by the tunnel.
     tunnelled: VecDeque<(Time, FlowTuple)>,
+    /// What comes under these names is taken.
+    names: VecDeque<(Time, FormerName)>,
 }
 
 impl Late {
@@ -33,13 +35,14 @@ impl Late {
     }
 
     fn timeout(&self) -> Option<Time> {
-        [&self.resting, &self.tunnelled].into_iter().filter_map(|queue| queue.front().map(|(due, _)| *due)).min()
+        let flows = [&self.resting, &self.tunnelled].into_iter().filter_map(|queue| queue.front().map(|(due, _)| *due));
+        flows.chain(self.names.front().map(|(due, _)| *due)).min()
     }
 }
 
-fn take_due(queue: &mut VecDeque<(Time, FlowTuple)>, now: Time) -> Vec<FlowTuple> {
+fn take_due<T>(queue: &mut VecDeque<(Time, T)>, now: Time) -> Vec<T> {
     let due = queue.partition_point(|(due, _)| *due <= now);
-    queue.drain(..due).map(|(_, flow)| flow).collect()
+    queue.drain(..due).map(|(_, what)| what).collect()
 }
 
 impl Effects {
@@ -57,6 +60,11 @@ impl Effects {
     /// A flow has another owner, which gets it by the tunnel at first.
     pub(in crate::effects) fn tunnel_first(&mut self, now: Time, flow: FlowTuple) {
         self.relocation.late.tunnelled.push_back((now + TUNNELLED, flow));
+    }
+
+    /// A flow goes to its far end directly from now on: what is on its way from who has passed it on is taken for a while.
+    pub(in crate::effects) fn forget_name_later(&mut self, now: Time, name: Option<FormerName>) {
+        self.relocation.late.names.extend(name.map(|name| (now + LATE, name)));
     }
 
     /// A socket comes to where one of its name has been.
@@ -79,6 +87,11 @@ impl Effects {
         for flow in take_due(&mut self.relocation.late.resting, now) {
             self.let_in(&flow);
             self.tunnel.forget_aside(&flow);
+        }
+        for name in take_due(&mut self.relocation.late.names, now) {
+            if let Err(error) = self.datapath.forget_name(&name) {
+                tracing::warn!(%error, "a connection is taken under a name that it has no more");
+            }
         }
         let due = take_due(&mut self.relocation.late.tunnelled, now);
         if due.is_empty() {
