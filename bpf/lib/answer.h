@@ -36,7 +36,7 @@
  * The options of the answer. Timestamps change places, so that the one that is echoed is what the peer last had to say
  * and the other passes PAWS (RFC 7323 section 5). What else was there would not be true the other way round: nothing.
  */
-static __noinline bool turn_options(struct __sk_buff *skb, const struct packet *packet, __u32 length)
+__noinline bool turn_options(struct __sk_buff *skb, const struct packet *packet, __u32 length)
 {
 	__be32 stamps[3] = {};
 	__u32 first = 0;
@@ -90,7 +90,7 @@ static __always_inline bool turn_addresses(struct __sk_buff *skb, const struct p
  * A packet that is not to go out. It disappears, unless it is a window probe or a keepalive of this host's own socket:
  * that is answered. One with a byte in it, which no Linux sends, would put that byte into the stream.
  */
-static __noinline int hold_or_answer(struct __sk_buff *skb, const struct packet *packet)
+__noinline int hold_or_answer(struct __sk_buff *skb, const struct packet *packet)
 {
 	const struct settings *settings = get_settings();
 	__u32 unacknowledged, expected, length, word;

@@ -40,7 +40,7 @@ static __always_inline void report_claim(struct flow_entry *flow, const struct f
 }
 
 /* Turns a SYN round into the reset that says that nobody listens (RFC 9293 section 3.5.2), and sends it back. */
-static __noinline int refuse(struct __sk_buff *skb, const struct packet *packet)
+__noinline int refuse(struct __sk_buff *skb, const struct packet *packet)
 {
 	__be16 ethernet[6], turned[6];
 	__be32 from[TCP_WORDS], to[TCP_WORDS];

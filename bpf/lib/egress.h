@@ -77,7 +77,7 @@ static __always_inline int pass_native(const struct packet *packet)
 }
 
 /* An ICMP error that this host, or who is behind it, sends about a packet of a moved flow. */
-static __noinline int egress_icmp(struct __sk_buff *skb, const struct packet *packet)
+__noinline int egress_icmp(struct __sk_buff *skb, const struct packet *packet)
 {
 	struct quotation *quotation = get_quotation();
 	struct flow_tuple own = {};
@@ -131,7 +131,7 @@ static __always_inline int pass_lowered(struct __sk_buff *skb, const struct pack
 }
 
 /* A TCP or UDP packet that this host, or who is behind it, sends. */
-static __noinline int egress_flow(struct __sk_buff *skb, const struct packet *packet)
+__noinline int egress_flow(struct __sk_buff *skb, const struct packet *packet)
 {
 	const struct settings *settings = get_settings();
 	struct flow_tuple own = {};

@@ -53,7 +53,7 @@ static __always_inline void hear(__u32 id, const struct flow_tuple *own, const s
 }
 
 /* An ICMP error, from anybody on the path, about a packet that left under a wire tuple. */
-static __noinline int ingress_icmp(struct __sk_buff *skb, const struct packet *packet)
+__noinline int ingress_icmp(struct __sk_buff *skb, const struct packet *packet)
 {
 	const struct settings *settings = get_settings();
 	struct quotation *quotation = get_quotation();
@@ -125,7 +125,7 @@ static __always_inline bool opens_connection(struct __sk_buff *skb, const struct
  * peer may know a flow more than this host does, where a daemon died in the middle of an introduction, and a reset would
  * end it (P-43). A first segment is answered as ever.
  */
-static __noinline bool would_be_reset(struct __sk_buff *skb, const struct packet *packet)
+__noinline bool would_be_reset(struct __sk_buff *skb, const struct packet *packet)
 {
 	struct bpf_sock_tuple tuple = {};
 	struct bpf_sock *socket;
@@ -169,7 +169,7 @@ static __always_inline int pass_raised(struct __sk_buff *skb, const struct packe
  * comes back through that NAT. A peer that means to reset a moved flow says so by the way that the flow takes; one that
  * is gone says so again when it is next asked.
  */
-static __noinline int ingress_native(struct __sk_buff *skb, const struct packet *packet, bool between_locators)
+__noinline int ingress_native(struct __sk_buff *skb, const struct packet *packet, bool between_locators)
 {
 	const struct settings *settings = get_settings();
 	struct flow_tuple own = {};
@@ -216,7 +216,7 @@ static __noinline int ingress_native(struct __sk_buff *skb, const struct packet 
 }
 
 /* A TCP or UDP packet that came in. */
-static __noinline int ingress_flow(struct __sk_buff *skb, const struct packet *packet)
+__noinline int ingress_flow(struct __sk_buff *skb, const struct packet *packet)
 {
 	const struct settings *settings = get_settings();
 	struct names names = {};

@@ -112,7 +112,7 @@ static __always_inline bool read_udp_introduction(struct __sk_buff *skb, const s
  * True: the packet was an introduction for a session of ours, has been reported, and must go no further. One for
  * anybody else is passed on untouched, so that a forwarding host does not swallow its neighbours'.
  */
-static __noinline bool consume_introduction(struct __sk_buff *skb, const struct packet *packet)
+__noinline bool consume_introduction(struct __sk_buff *skb, const struct packet *packet)
 {
 	struct introduction introduction = {};
 	const struct flow_tuple *own = NULL;

@@ -158,7 +158,7 @@ static __always_inline struct quotation *get_quotation(void)
  * Gives the packet that an ICMP error quotes other names, and the error itself other addresses. The ICMP checksum
  * covers the quotation; an IPv4 header and its own checksum cancel out in it.
  */
-static __noinline bool rename_quotation(struct __sk_buff *skb, const struct packet *outer,
+__noinline bool rename_quotation(struct __sk_buff *skb, const struct packet *outer,
 					const struct quotation *quotation)
 {
 	const struct names *inner_names, *outer_names;

@@ -84,7 +84,7 @@ static __always_inline bool quote_ipv6(struct __sk_buff *skb, __u32 quoted, __u3
 }
 
 /* `skb->cb[0]`: what the route takes, in bytes. */
-static __noinline int tell_too_long(struct __sk_buff *skb, const struct packet *packet)
+__noinline int tell_too_long(struct __sk_buff *skb, const struct packet *packet)
 {
 	__u32 network;
 	bool told;

@@ -50,7 +50,7 @@ static __noinline bool is_lent(struct __sk_buff *skb, const struct flow_tuple *o
 }
 
 /* parse() anew, for a packet that has other names now. */
-static __noinline bool read_packet(struct __sk_buff *skb, __u32 network, struct packet *packet)
+__noinline bool read_packet(struct __sk_buff *skb, __u32 network, struct packet *packet)
 {
 	return packet && parse(skb, network, skb->protocol, packet);
 }
@@ -59,7 +59,7 @@ static __noinline bool read_packet(struct __sk_buff *skb, __u32 network, struct 
  * The flow that an ICMP error is about, as its receiver knows it: the quotation is of what that sent. All zero: it quotes
  * nothing that has ports.
  */
-static __noinline bool quoted_flow(struct __sk_buff *skb, const struct packet *packet, struct flow_tuple *own)
+__noinline bool quoted_flow(struct __sk_buff *skb, const struct packet *packet, struct flow_tuple *own)
 {
 	struct quotation *quotation = get_quotation();
 	const struct packet *inner;
@@ -131,7 +131,7 @@ static __noinline bool has_connection(struct __sk_buff *skb, const struct packet
 }
 
 /* Where what came in, and is under its own names, goes: 0 for this host's own stack. */
-static __noinline __u32 find_toward(struct __sk_buff *skb, const struct packet *packet)
+__noinline __u32 find_toward(struct __sk_buff *skb, const struct packet *packet)
 {
 	const struct settings *settings = get_settings();
 	struct flow_tuple own = {};
@@ -170,7 +170,7 @@ static __noinline __u32 find_toward(struct __sk_buff *skb, const struct packet *
 }
 
 /* Has what came in, and is under its own names, to be set aside, since its socket is being moved? */
-static __noinline bool is_set_aside(struct __sk_buff *skb, const struct packet *packet)
+__noinline bool is_set_aside(struct __sk_buff *skb, const struct packet *packet)
 {
 	struct flow_tuple own = {};
 

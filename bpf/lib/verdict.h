@@ -80,7 +80,7 @@ static __always_inline int hold(__u32 counter)
  * on; the latter nowhere, since a NAT there would give it another name, and the peer reset that. Without such a link the
  * daemon gets what is on the TUN device, and drops it.
  */
-static __noinline int pass_ordinary(struct __sk_buff *skb, const struct packet *packet)
+__noinline int pass_ordinary(struct __sk_buff *skb, const struct packet *packet)
 {
 	const struct settings *settings = get_settings();
 	__u32 *interface;
@@ -200,7 +200,7 @@ static __always_inline void note_next_hop(struct __sk_buff *skb)
  * A function of its own, so that its variables are not on the stack beside its callers': Linux 6.1 counts every frame up
  * to a multiple of 32 bytes, and allows 512 in all.
  */
-static __noinline int to_wire(struct __sk_buff *skb, const struct packet *packet, const struct binding *binding,
+__noinline int to_wire(struct __sk_buff *skb, const struct packet *packet, const struct binding *binding,
 			      __u32 id, __u32 counter)
 {
 	const struct settings *settings = get_settings();
@@ -265,7 +265,7 @@ static __noinline int to_wire(struct __sk_buff *skb, const struct packet *packet
  * The lookup is made for routers: it refuses where a packet came by a device that does not forward. The outer ends of
  * endpoint namespaces do (kernel::endpoint), and so has the TUN device to.
  */
-static __noinline int to_routes(struct __sk_buff *skb, const struct packet *packet)
+__noinline int to_routes(struct __sk_buff *skb, const struct packet *packet)
 {
 	const struct settings *settings = get_settings();
 	struct bpf_redir_neigh next_hop = {};
