@@ -98,7 +98,16 @@ pub(crate) struct Flow {
 impl Flow {
     pub(crate) fn opened(now: Time, accepted: bool) -> Self {
         let ruling = Some(Ruling::default());
-        Self { stage: Stage::Open, opened: now, accepted, closed: false, again: 0, refused: false, referred: None, ruling }
+        Self {
+            stage: Stage::Open,
+            opened: now,
+            accepted,
+            closed: false,
+            again: 0,
+            refused: false,
+            referred: None,
+            ruling,
+        }
     }
 
     pub(crate) fn introduced(entry: FlowEntry, now: Time) -> Self {

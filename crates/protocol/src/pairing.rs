@@ -363,7 +363,7 @@ impl Node {
                 wire_local_port: wire_port,
                 wire_remote_port: introduced.wire_port,
                 end: LocalEnd::Here,
-            passed_on: false,
+                passed_on: false,
             };
             self.install(now, flow, entry, Origin::Introduced);
         }

@@ -104,8 +104,11 @@ fn message() -> impl Strategy<Value = Message> {
         }),
         (any::<u64>(), outcome()).prop_map(|(nonce, outcome)| Message::IntroductionDone { nonce, outcome }),
         vec(any::<u64>(), 0..200).prop_map(Message::FlowClosed),
-        (any::<u64>(), any::<[u8; 32]>(), endpoint())
-            .prop_map(|(nonce, key, at)| Message::Elsewhere { nonce, key, at }),
+        (any::<u64>(), any::<[u8; 32]>(), endpoint()).prop_map(|(nonce, key, at)| Message::Elsewhere {
+            nonce,
+            key,
+            at
+        }),
         (any::<u64>(), any::<[u8; 32]>(), endpoint()).prop_map(|(name, key, at)| Message::Sought { name, key, at }),
         tuple().prop_map(|tuple| Message::IntroduceMe { tuple }),
         (any::<u32>(), any::<u8>(), endpoint(), any::<u32>()).prop_map(|(sequence, flags, claimed, lifetime)| {

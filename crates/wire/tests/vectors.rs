@@ -104,16 +104,9 @@ fn messages() -> Vec<(&'static str, Message)> {
         ),
         (
             "elsewhere",
-            Message::Elsewhere {
-                nonce: 0xa0a1_a2a3_a4a5_a6a7,
-                key: [0x5a; 32],
-                at: endpoint("[2001:db8::77]:2031"),
-            },
+            Message::Elsewhere { nonce: 0xa0a1_a2a3_a4a5_a6a7, key: [0x5a; 32], at: endpoint("[2001:db8::77]:2031") },
         ),
-        (
-            "sought",
-            Message::Sought { name: 0xa0a1_a2a3_a4a5_a6a7, key: [0xa5; 32], at: endpoint("192.0.2.77:2031") },
-        ),
+        ("sought", Message::Sought { name: 0xa0a1_a2a3_a4a5_a6a7, key: [0xa5; 32], at: endpoint("192.0.2.77:2031") }),
         ("introduce_me", Message::IntroduceMe { tuple: tcp4() }),
         ("flow_closed", Message::FlowClosed(vec![0xa0a1_a2a3_a4a5_a6a7, 1])),
         (

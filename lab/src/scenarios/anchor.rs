@@ -9,8 +9,8 @@ use super::relocation::straight;
 use super::world::{LONG, World, site, step};
 use super::{Scenario, scenario};
 use crate::{
-    Attachment, EchoServer, Gateway, Host, Join, Lab, Leave, Many, MonoTime, Result, SiteSpec, Ticker, TickerFar, Whimbrel, expect, patience,
-    wait_until,
+    Attachment, EchoServer, Gateway, Host, Join, Lab, Leave, Many, MonoTime, Result, SiteSpec, Ticker, TickerFar,
+    Whimbrel, expect, patience, wait_until,
 };
 
 pub(super) const SCENARIOS: &[Scenario] = &[

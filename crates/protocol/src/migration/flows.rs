@@ -188,14 +188,7 @@ impl Node {
     }
 
     /// Makes a flow one with a peer, whatever it was before.
-    pub(crate) fn install_moved(
-        &mut self,
-        now: Time,
-        flow: FlowTuple,
-        entry: FlowEntry,
-        origin: Origin,
-        asked: Asked,
-    ) {
+    pub(crate) fn install_moved(&mut self, now: Time, flow: FlowTuple, entry: FlowEntry, origin: Origin, asked: Asked) {
         let id = entry.peer;
         // Before this flow is taken from whose it was: that may be the same peer, as after a restart.
         let known = self.peers.get(&id).map(|peer| (peer.flows.is_empty(), peer.moved_flows() == 0));

@@ -69,7 +69,7 @@ impl Moves {
         for name in former.copied().collect::<Vec<LeaseName>>() {
             self.end_lease(name);
         }
-        let terms = Terms { far, wire_port: 0, home: None };
+        let terms = Terms { far, wire_port: 0, home: None, passed_on: false };
         let name = LeaseName { tenant: to, number: flow };
         if to == self.me() || self.leases.get(&name).is_some_and(|lease| lease.stage == Stage::InForce) {
             return Some(Ok(terms));
@@ -166,7 +166,7 @@ impl Moves {
                     self.event(MoveEvent::Lent { to: name.tenant, ends });
                 }
                 if let Some(far) = self.moved(&name) {
-                    self.handle_led(at, name.number, Ok(Terms { far, wire_port: 0, home: None }));
+                    self.handle_led(at, name.number, Ok(Terms { far, wire_port: 0, home: None, passed_on: false }));
                 }
             }
             Ok(MoveDone::Done | MoveDone::Dumped(_)) => {
@@ -278,8 +278,16 @@ impl Moves {
         let held = self.held(flow, tenant);
         held.hide(hidden);
         let sequence = held.announce(Announcement::claim(at.now, name, tenant, wire_port));
-        let saved =
-            SavedHeld { flow, far: Some(far), owner: tenant, wire_port, sequence, last: name, unsettled: Vec::new(), hidden };
+        let saved = SavedHeld {
+            flow,
+            far: Some(far),
+            owner: tenant,
+            wire_port,
+            sequence,
+            last: name,
+            unsettled: Vec::new(),
+            hidden,
+        };
         self.op(MoveOp::SaveHeld(saved), Asked::Keep(flow));
     }
 

@@ -44,8 +44,8 @@ use late::Late;
 use lender::Lender;
 use ports::Ports;
 pub(crate) use start::Known;
-pub(crate) use tenant::{HIDDEN, Young};
 use tenant::Tenant;
+pub(crate) use tenant::{HIDDEN, Young};
 
 /// A socket that has come here, for the program that receives it.
 #[derive(Debug)]

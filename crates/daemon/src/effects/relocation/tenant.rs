@@ -241,7 +241,8 @@ impl Effects {
         let Some(place) = self.relocation.endpoints.at(ends.first) else { return };
         let open = place.connections.tcp(&MOVABLE).unwrap_or_default().into_iter().map(|socket| socket.tuple);
         let flows: Vec<FlowTuple> = open.filter(|flow| ends.contain(flow.local)).collect();
-        flows.into_iter().for_each(|flow| self.note_young(now, flow));
+        // Who has opened them is not known any more: their far ends are not looked for, but may look for this host.
+        flows.into_iter().for_each(|flow| self.note_young(now, flow, true));
     }
 
     /// Runs something in the namespace of an address that is leased. `None`: there is none.
