@@ -41,6 +41,16 @@ pub(crate) struct Vouched {
 }
 
 impl Node {
+    /// A peer says something of a flow that goes by way of a third host, or is to go directly.
+    pub(crate) fn handle_direct(&mut self, now: Time, id: PeerId, message: Message) {
+        match message {
+            Message::Elsewhere { nonce, key, at } => self.handle_elsewhere(now, id, nonce, PublicKey::from(key), at),
+            Message::Sought { name, key, at } => self.handle_sought(now, id, name, PublicKey::from(key), at),
+            Message::IntroduceMe { tuple } => self.handle_introduce_me(now, id, &tuple),
+            _ => {}
+        }
+    }
+
     // ---- the host that passes a flow on
 
     /// A peer has put its nonce into a flow that this host passes on for another: the two are told of each other, unless the socket is
@@ -68,7 +78,7 @@ impl Node {
     // ---- the far end
 
     /// The host that a flow leads to passes it on for another, with which it is to be introduced.
-    pub(crate) fn handle_elsewhere(&mut self, now: Time, id: PeerId, nonce: u64, key: PublicKey, at: SocketAddr) {
+    fn handle_elsewhere(&mut self, now: Time, id: PeerId, nonce: u64, key: PublicKey, at: SocketAddr) {
         let Some(&flow) = self.nonces.get(&nonce) else { return };
         let introducing = |known: &Flow| matches!(known.stage, Stage::Introducing { peer, nonce: own, .. } if (peer, own) == (id, nonce));
         if key == self.public_key() || !self.flows.get(&flow).is_some_and(introducing) {
@@ -83,7 +93,7 @@ impl Node {
     }
 
     /// The owner of the socket at the other end of a flow, which is not at the address that this host knows it by, has itself introduced.
-    pub(crate) fn handle_introduce_me(&mut self, now: Time, id: PeerId, tuple: &FlowTuple) {
+    fn handle_introduce_me(&mut self, now: Time, id: PeerId, tuple: &FlowTuple) {
         let flow = tuple.mirrored();
         let Some(key) = self.peers.get(&id).map(|peer| peer.key) else { return };
         let Some(known) = self.flows.get_mut(&flow).filter(|known| !known.closed) else { return };
@@ -114,7 +124,7 @@ impl Node {
     // ---- the owner
 
     /// The far end of a flow that is passed on for this host runs Whimbrel. It may be behind a NAT, or this host may, so both ask.
-    pub(crate) fn handle_sought(&mut self, now: Time, id: PeerId, name: u64, key: PublicKey, at: SocketAddr) {
+    fn handle_sought(&mut self, now: Time, id: PeerId, name: u64, key: PublicKey, at: SocketAddr) {
         let passed_on = |flow: &FlowTuple| self.passed_on(flow).is_some_and(|entry| entry.peer == id);
         let known = self.peers.get(&id).and_then(|peer| peer.named.get(&name)).is_some_and(passed_on);
         if !known || key == self.public_key() {

@@ -329,11 +329,9 @@ impl Node {
                 Message::Community(word) => answers.extend(self.handle_word(now, id, arrival, word)),
                 message @ (Message::Stream(_) | Message::Received(_)) => self.handle_move_message(now, id, message),
                 Message::FlowClosed(nonces) => self.handle_flows_closed(now, id, &nonces),
-                Message::Elsewhere { nonce, key, at } => {
-                    self.handle_elsewhere(now, id, nonce, PublicKey::from(key), at);
+                Message::Elsewhere { .. } | Message::Sought { .. } | Message::IntroduceMe { .. } => {
+                    self.handle_direct(now, id, message);
                 }
-                Message::Sought { name, key, at } => self.handle_sought(now, id, name, PublicKey::from(key), at),
-                Message::IntroduceMe { tuple } => self.handle_introduce_me(now, id, &tuple),
                 Message::Close { .. } => self.handle_close(now, id),
                 Message::Padding { .. } => {}
             }
