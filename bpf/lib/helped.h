@@ -56,7 +56,7 @@ static __always_inline bool is_of_socket(struct __sk_buff *skb)
 }
 
 /* What the socket has of the peer's out of order (RFC 2018), in the peer's numbers. */
-__noinline bool lower_blocks(struct __sk_buff *skb, const struct packet *packet, __u32 length, __u32 offset)
+static __noinline bool lower_blocks(struct __sk_buff *skb, const struct packet *packet, __u32 length, __u32 offset)
 {
 	__u32 at = TCP_OPTIONS, blocks;
 
@@ -103,7 +103,7 @@ __noinline bool lower_blocks(struct __sk_buff *skb, const struct packet *packet,
  * A segment that leaves this host for the peer, still under its own names: what it acknowledges is lowered. False: drop it.
  * It is marked, since it may come by on another device.
  */
-__noinline bool lower(struct __sk_buff *skb, const struct packet *packet, const struct flow_tuple *own)
+static __noinline bool lower(struct __sk_buff *skb, const struct packet *packet, const struct flow_tuple *own)
 {
 	const struct settings *settings = get_settings();
 	const struct helped_flow *flow;
@@ -139,7 +139,7 @@ enum steered {
  * What a socket sends goes to the daemon while its peer is helped out for, or waits. What the daemon itself sends in the
  * flow passes.
  */
-__noinline int steer(struct __sk_buff *skb, const struct packet *packet, const struct flow_tuple *own)
+static __noinline int steer(struct __sk_buff *skb, const struct packet *packet, const struct flow_tuple *own)
 {
 	const struct settings *settings = get_settings();
 	const struct helped_flow *flow;
@@ -192,7 +192,7 @@ static __always_inline void report_acknowledged(const struct flow_tuple *own, __
 #define NEAR (1U << 20)
 
 /* Is this sequence number of the peer's, as its socket here knows it, one that the peer may be at? */
-__noinline bool is_near(struct __sk_buff *skb, const struct packet *packet, const struct flow_tuple *own,
+static __noinline bool is_near(struct __sk_buff *skb, const struct packet *packet, const struct flow_tuple *own,
 			       __u32 sequence)
 {
 	struct bpf_sock_tuple tuple = {};
@@ -241,7 +241,7 @@ static __noinline bool rests(struct __sk_buff *skb, const struct flow_tuple *own
 /*
  * A segment of the peer's, under this host's names for the flow: it takes its place behind what was put in. False: drop it.
  */
-__noinline bool raise(struct __sk_buff *skb, const struct packet *packet, const struct flow_tuple *own)
+static __noinline bool raise(struct __sk_buff *skb, const struct packet *packet, const struct flow_tuple *own)
 {
 	const struct settings *settings = get_settings();
 	struct helped_flow *flow;

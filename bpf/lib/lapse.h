@@ -30,7 +30,7 @@
 #define ROUND_TRIP 100
 
 /* Renews the echo of a segment for `own`, where it is of what was sent before a lapse. False: drop it. */
-__noinline bool forget_lapse(struct __sk_buff *skb, const struct packet *packet, const struct flow_tuple *own)
+static __noinline bool forget_lapse(struct __sk_buff *skb, const struct packet *packet, const struct flow_tuple *own)
 {
 	struct flow_entry *flow;
 	__u32 round_trip;

@@ -83,6 +83,7 @@ static __always_inline int hold(__u32 counter)
 __noinline int pass_ordinary(struct __sk_buff *skb, const struct packet *packet)
 {
 	const struct settings *settings = get_settings();
+	struct address address;
 	__u32 *interface;
 
 	if (packet && packet->origin != FROM_STACK)
@@ -92,12 +93,13 @@ __noinline int pass_ordinary(struct __sk_buff *skb, const struct packet *packet)
 	/* What is forwarded is another host's, and what was looked at goes its way. */
 	if (skb->ingress_ifindex || (skb->mark & settings->mark_mask) == (settings->mark_mask & ~settings->mark))
 		return pass();
-	if (!(settings->idle & IDLE_KEPT) && skb->ifindex != settings->tunnel &&
-	    bpf_map_lookup_elem(&kept, &packet->source))
+	address = packet->source;
+	if (!(settings->idle & IDLE_KEPT) && skb->ifindex != settings->tunnel && bpf_map_lookup_elem(&kept, &address))
 		return hold(COUNTER_HELD_KEPT);
 	if (settings->idle & IDLE_VACATED)
 		return pass();
-	interface = bpf_map_lookup_elem(&vacated, &packet->destination);
+	address = packet->destination;
+	interface = bpf_map_lookup_elem(&vacated, &address);
 	if (!interface || (!packet->network && bpf_skb_change_head(skb, ETH_HLEN, 0)))
 		return pass();
 	set_other_mark(skb, settings);

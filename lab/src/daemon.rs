@@ -210,6 +210,11 @@ impl Whimbrel {
         self.ask(&["peers"], |reply| if let Reply::Peers(list) = reply { Some(list) } else { None })
     }
 
+    /// `whimbrel anchor`.
+    pub fn anchors(&self) -> Result<whimbrel_ipc::Anchors> {
+        self.ask(&["anchor"], |reply| if let Reply::Anchors(anchors) = reply { Some(anchors) } else { None })
+    }
+
     /// `whimbrel paths`.
     pub fn paths(&self) -> Result<Vec<whimbrel_ipc::Path>> {
         self.ask(&["paths"], |reply| if let Reply::Paths(list) = reply { Some(list) } else { None })

@@ -681,7 +681,7 @@ impl Node {
             self.timers.stop(Timer::Contact(address));
             self.meet_later(now);
             for flow in self.contacts.waiting.remove(&address).unwrap_or_default() {
-                if self.flows.get(&flow).is_some_and(|known| matches!(known.stage, Stage::Open) && !known.closed) {
+                if self.is_introducible(&flow) {
                     self.queue_introduction(now, id, flow);
                 }
             }
@@ -777,7 +777,7 @@ impl Node {
             self.contacts.pauses.remove(&address);
             self.timers.stop(Timer::Contact(address));
             for flow in self.contacts.waiting.remove(&address).unwrap_or_default() {
-                if self.flows.get(&flow).is_some_and(|known| matches!(known.stage, Stage::Open) && !known.closed) {
+                if self.is_introducible(&flow) {
                     self.want_introduction(now, flow);
                 }
             }

@@ -136,6 +136,12 @@ impl Node {
         }
     }
 
+    /// Whether a flow may be introduced: nobody has, or another host passes it on.
+    pub(crate) fn is_introducible(&self, flow: &FlowTuple) -> bool {
+        let open = |known: &Flow| !known.closed && matches!(known.stage, Stage::Open);
+        self.flows.get(flow).is_some_and(open) || self.passed_on(flow).is_some()
+    }
+
     /// A flow that another host passes on for this one.
     pub(crate) fn passed_on(&self, flow: &FlowTuple) -> Option<&FlowEntry> {
         self.flows.get(flow).filter(|known| !known.closed).and_then(Flow::entry).filter(|entry| entry.passed_on)

@@ -60,7 +60,7 @@ impl Node {
             self.young.pop_front();
             if self.passed_on(&flow).is_some() {
                 self.want_introduction(now, flow);
-            } else if self.flows.get(&flow).is_some_and(|known| !known.closed && matches!(known.stage, Stage::Open)) {
+            } else if self.is_introducible(&flow) {
                 match self.ruled_beforehand(&flow) {
                     Ruled::Free => self.want_introduction(now, flow),
                     Ruled::Excluded(rule) => self.exclude_flow(&flow, rule),

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::world::{LONG, World, all_run, site, step};
 use super::{Scenario, scenario};
-use crate::{Error, Host, Join, Lab, Process, Result, Whimbrel, expect, wait_for, wait_until};
+use crate::{Error, Host, Join, Lab, Leave, Process, Result, Whimbrel, expect, wait_for, wait_until};
 
 pub(super) const SCENARIOS: &[Scenario] = &[
     scenario(
@@ -38,6 +38,11 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         "library-anchor",
         "programs open and serve connections with the address of another host, and hand one on; what it does not lend is refused, with its errno",
         anchored,
+    ),
+    scenario(
+        "library-hidden",
+        "connections that programs open with another host's address go to the far end directly, where that runs Whimbrel; one that is hidden does not",
+        hidden,
     ),
 ];
 
@@ -149,10 +154,16 @@ fn far_ends(host: &Host, address: IpAddr, count: usize) -> Result<(Process, u16)
 
 /// The far end has had this many blocks and an orderly end.
 fn is_over(far: &mut Process, blocks: u32) -> Result<()> {
+    has_had(far, blocks)?;
+    far.wait_success(LONG)
+}
+
+/// The far end of one connection has had this many blocks and an orderly end.
+fn has_had(far: &mut Process, blocks: u32) -> Result<()> {
     let total: u32 =
         far.wait_line(LONG, "the far end is told the end", |line| line.strip_prefix("over ")?.parse().ok())?;
     expect!(total == blocks * 4096, "the far end has had {total} bytes instead of {} blocks", blocks);
-    far.wait_success(LONG)
+    Ok(())
 }
 
 fn library(lab: &mut Lab) -> Result<()> {
@@ -373,6 +384,53 @@ fn anchored(lab: &mut Lab) -> Result<()> {
     wait_until(LONG, "the leases are over", over)?;
     guest.restart()?;
     all_run(&mut [&mut anchor, &mut guest, &mut third])
+}
+
+fn hidden(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let network = world.add(lab, site("c"))?;
+    let guest_host = lab.host("guest")?;
+    guest_host.join(&network.network, &Join::by("eth0"))?;
+    let mut anchor = world.server.whimbrel_with("[anchor]\nports = \"8000-8999\"\n")?;
+    let (mut guest, mut far_daemon) = (guest_host.whimbrel()?, world.laptop.whimbrel()?);
+    let (at, to) = (world.at_server.ipv4()?, world.at.ipv4()?);
+    anchor.befriend(&guest, at)?;
+    let (mut far, port) = far_ends(&world.laptop, to, 2)?;
+    let mut shy = Program::start(&guest_host, &guest)?;
+    let shy_port: u16 = shy.does(&format!("connect {to} {port} desk hidden"))?.parse().unwrap_or_default();
+    let mut frank = Program::start(&guest_host, &guest)?;
+    let frank_port: u16 = frank.does(&format!("connect {to} {port} desk"))?.parse().unwrap_or_default();
+    shy.does(&format!("talk {BLOCKS}"))?;
+    frank.does(&format!("talk {BLOCKS}"))?;
+    let key = guest.status()?.public_key;
+    // What the far end knows of the connection from this port: whether it is with the program's host.
+    let with_guest = |port: u16| -> Result<bool> {
+        let all = far_daemon.connections()?;
+        Ok(all.iter().any(|c| c.flow.remote.port() == port && c.peer.as_ref().is_some_and(|peer| peer.key == key)))
+    };
+    step("the one that is not hidden goes directly");
+    wait_until(LONG, "it is with the program's host", || with_guest(frank_port).unwrap_or(false))?;
+    let passed_on = || anchor.anchors().map(|all| all.passed_on).unwrap_or_default();
+    wait_until(LONG, "the anchor has nothing to do with it", || passed_on().len() == 1)?;
+    step("the other one is tried and stays");
+    let refused = || {
+        let all = far_daemon.connections().unwrap_or_default();
+        all.iter().any(|c| c.flow.remote.port() == shy_port && c.peer.is_none())
+    };
+    expect!(refused() && !with_guest(shy_port)?, "the far end knows where the hidden socket is");
+    expect!(passed_on().len() == 1, "the anchor passes on {:?}", passed_on());
+    shy.does(&format!("talk {BLOCKS}"))?;
+    step("the anchor vanishes");
+    world.server.leave(&world.at_server, Leave::Orderly)?;
+    frank.does(&format!("talk {BLOCKS}"))?;
+    frank.does("close")?;
+    has_had(&mut far, 2 * BLOCKS)?;
+    let same = Join { address_v4: world.at_server.v4, address_v6: world.at_server.v6, ..Join::by("eth0") };
+    world.server.join(&world.s.network, &same)?;
+    shy.does(&format!("talk {BLOCKS}"))?;
+    shy.does("close")?;
+    is_over(&mut far, 3 * BLOCKS)?;
+    all_run(&mut [&mut anchor, &mut guest, &mut far_daemon])
 }
 
 fn refusals(lab: &mut Lab) -> Result<()> {

@@ -24,9 +24,10 @@ class Program:
         self.sock = sock
         self.next = position
 
-    def connect(self, host, port, anchor="self"):
+    def connect(self, host, port, anchor="self", manner="open"):
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self.sock = whimbrel.socket(family, socket.SOCK_STREAM, anchor=anchor, flags=whimbrel.REQUIRED)
+        flags = whimbrel.REQUIRED | (whimbrel.HIDDEN if manner == "hidden" else 0)
+        self.sock = whimbrel.socket(family, socket.SOCK_STREAM, anchor=anchor, flags=flags)
         self.sock.connect((host, int(port)))
         return self.sock.getsockname()[1]
 

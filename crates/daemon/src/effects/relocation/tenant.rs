@@ -26,7 +26,7 @@ const MATURE: Duration = Duration::from_millis(750);
 
 /// The mark (SO_MARK) of sockets in endpoint namespaces whose far ends are not to learn where they are. Sockets that such a one accepts have it
 /// as well, it outlives the daemon, and it does not leave the namespace.
-pub(crate) const HIDDEN: u32 = 0x5742_0001;
+pub(crate) const HIDDEN: u32 = 0x0057_4248;
 
 /// Endpoints of others.
 #[derive(Debug, Default)]
