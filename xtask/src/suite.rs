@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::failure::{Failure, OnObject};
@@ -15,6 +16,9 @@ const LIMIT: Duration = Duration::from_secs(15 * 60);
 
 /// So many that two processors are not quite busy: scenarios wait most of the time, and they measure times.
 const SCENARIOS_AT_ONCE: usize = 3;
+
+/// More than there are processors: many of the tests of a crate wait for the kernel's clocks.
+const TESTS_AT_ONCE: &str = "4";
 
 /// Scenarios bound their own waiting, and there are many: some six minutes' worth on two idle processors, more on busy ones.
 const LAB_LIMIT: Duration = Duration::from_secs(45 * 60);
@@ -84,12 +88,8 @@ pub(crate) fn run(root: &Path) -> Result<bool, Failure> {
     heading("unit tests");
     all.add(tests(root, "unit tests", &[])?);
     if root_user {
-        heading("tests that need root");
-        all.add(tests(root, "tests that need root", &["--tests", "--", "--ignored", "--test-threads=1"])?);
-        if built.failed == 0 {
-            heading("lab scenarios");
-            all.add(lab(root)?);
-        }
+        heading("tests that need root, and lab scenarios beside them");
+        all.add(with_root(root, built.failed == 0)?);
     } else {
         skipped.push("tests that need root");
         skipped.push("lab scenarios");
@@ -110,6 +110,22 @@ pub(crate) fn run(root: &Path) -> Result<bool, Failure> {
     println!("took {} s", started.elapsed().as_secs());
     println!("{} passed, {} failed", all.passed, all.failed);
     Ok(all.failed == 0)
+}
+
+/// What needs root. Both parts wait most of the time, for clocks and for programs, and each test has namespaces of its own: so they run at
+/// the same time.
+fn with_root(root: &Path, with_lab: bool) -> Result<Tally, Failure> {
+    const PART: &str = "tests that need root";
+    thread::scope(|scope| {
+        let beside = scope.spawn(|| tests(root, PART, &["--tests", "--", "--ignored", "--test-threads=1"]));
+        let mut tally = if with_lab { lab(root)? } else { Tally::default() };
+        let Ok(tests) = beside.join() else {
+            tally.fail(PART);
+            return Ok(tally);
+        };
+        tally.add(tests?);
+        Ok(tally)
+    })
 }
 
 pub(crate) fn heading(name: &str) {
@@ -161,6 +177,7 @@ fn cargo_test(root: &Path, part: &str, targets: &[&str]) -> Result<Tally, Failur
     let mut command = Command::new(cargo());
     // The profile of the programs that were built before: nothing is compiled twice.
     command.args(["test", "--release", "--workspace", "--locked", "--no-fail-fast"]).args(targets).current_dir(root);
+    command.env("RUST_TEST_THREADS", TESTS_AT_ONCE);
     let mut tally = Tally::default();
     let mut unfinished = 0;
     let end = process::run(&mut command, LIMIT, |line| {

@@ -14,7 +14,6 @@ use whimbrel_wire::{Capabilities, Datagram, FlowTuple, Hello};
 use crate::Time;
 use crate::bucket::Bucket;
 use crate::config::{Config, Trust};
-use crate::flow::Stage;
 use crate::node::Node;
 use crate::op::{Event, KernelOp, PeerId, Transmit};
 use crate::outcome::{Asked, State};
