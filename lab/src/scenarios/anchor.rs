@@ -34,6 +34,8 @@ const PORT: u16 = 8001;
 /// Connections that stay with one program.
 const COUNT: usize = 3;
 const EVERY: Duration = Duration::from_millis(1);
+/// Time without a network: TCP's timer is at three seconds by then, and at six from then on.
+const AWAY: Duration = Duration::from_secs(7);
 /// How long the far end may wait on the way.
 const SOON: Duration = Duration::from_secs(1);
 
@@ -218,9 +220,16 @@ fn direct(lab: &mut Lab, behind_nat: bool) -> Result<()> {
     step("the anchor vanishes");
     four.world.server.leave(&four.world.at_server, Leave::Orderly)?;
     far.wait_progress(500, LONG)?;
-    step("its host roams");
+    step("its host is nowhere for a while, and comes back elsewhere");
+    four.guest_host.leave(&four.at_guest, Leave::Orderly)?;
+    let left = MonoTime::now();
+    wait_until(LONG, "TCP's timer has grown", || MonoTime::now().since(left) > AWAY)?;
     let elsewhere = four.world.a.clone();
-    four.at_guest = four.guest_host.roam(&four.at_guest, &elsewhere.network, &Join::by("eth0"))?;
+    four.at_guest = four.guest_host.join(&elsewhere.network, &Join::by("eth0"))?;
+    let there = MonoTime::now();
     far.wait_progress(500, LONG)?;
+    let gap = far.longest_gap(left)?.map(|(_, ended)| ended.since(there)).unwrap_or_default();
+    println!("    it was heard again {:.1} ms after its host had an address", gap.as_secs_f64() * 1e3);
+    expect!(gap < SOON * patience(), "the far end heard nothing for {gap:?} more");
     four.world.no_resets()
 }

@@ -37,6 +37,11 @@ impl Snapshot {
         }
         Ok(self.0.get_or_insert_default())
     }
+
+    /// Adds one of another network namespace.
+    pub(crate) fn add(&mut self, socket: TcpSocket) {
+        self.0.get_or_insert_default().insert(socket.flow, socket);
+    }
 }
 
 /// What sockets that are connected to `remote` know of where their numbers began.

@@ -99,16 +99,16 @@ impl Kicks {
         ways.any(|(_, (mtus, _))| mtus.iter().any(|told| u32::from(*told) == mtu))
     }
 
-    /// Kicks what is due. Returns how many sockets were kicked. `open` is
+    /// Kicks what is due. Returns how many sockets were kicked. `injector_of`: that of the namespace where a flow's socket is. `open` is
     /// called right before anything of a peer's is sent again.
     ///
     /// # Errors
     /// When the sockets cannot be listed, or nothing can be injected; the rounds go on.
-    pub(crate) fn run(
+    pub(crate) fn run<'a>(
         &mut self,
         now: Time,
         datapath: &mut Datapath,
-        injector: &Injector,
+        injector_of: impl Fn(&FlowTuple) -> &'a Injector,
         flows: &HashMap<FlowTuple, FlowEntry>,
         snapshot: &mut Snapshot,
         mut open: impl FnMut(PeerId),
@@ -168,7 +168,7 @@ impl Kicks {
             }
             let gives_up = round.looks > PAUSES.len();
             for (flow, socket) in candidates {
-                let socket = socket.as_ref();
+                let (socket, injector) = (socket.as_ref(), injector_of(&flow));
                 let Some(socket) = socket.filter(|socket| in_flight(socket)) else {
                     round.told.remove(&flow);
                     let Some(socket) = socket.filter(|socket| !gives_up && is_stopped(socket)) else {

@@ -30,7 +30,7 @@ use whimbrel_kernel::route::RouteSocket;
 use whimbrel_kernel::sock_diag::SockDiag;
 use whimbrel_kernel::source_way::SourceWay;
 use whimbrel_kernel::tun::Tun;
-use whimbrel_protocol::{Binding, Carrier, KernelOp, OpFailed, OpId, PeerId, SocketNumbers, Time};
+use whimbrel_protocol::{Binding, Carrier, KernelOp, LocalEnd, OpFailed, OpId, PeerId, SocketNumbers, Time};
 use whimbrel_transform::Algorithm;
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::introduction::Introduction;
@@ -544,9 +544,15 @@ impl Effects {
     }
 
     fn run_kicks(&mut self, now: Time, snapshot: &mut Snapshot) -> Result<(), Failure> {
-        let Self { kicks, datapath, injector, journal, tunnels, tunnel, .. } = self;
+        self.look_in_endpoints(snapshot)?;
+        let Self { kicks, datapath, injector, journal, tunnels, tunnel, relocation, .. } = self;
         let open = |peer| tunnels.open(tunnel, peer);
-        let kicked = kicks.run(now, datapath, injector, journal.flows(), snapshot, open)?;
+        let flows = journal.flows();
+        let injector_of = |flow: &FlowTuple| match flows.get(flow) {
+            Some(entry) if entry.end == LocalEnd::Endpoint => relocation.injector_of(flow.local).unwrap_or(injector),
+            _ => &*injector,
+        };
+        let kicked = kicks.run(now, datapath, injector_of, flows, snapshot, open)?;
         if kicked > 0 {
             tracing::debug!(kicked, "woke senders");
         }
@@ -564,7 +570,9 @@ impl Effects {
         }
         let bindable = self.network.links.iter().filter(|_| self.fitting.binds());
         let interfaces: Vec<u32> = bindable.map(|link| link.index).collect();
-        match self.datapath.fit_sockets(&interfaces, lapsed.map(|peer| peer.0)) {
+        let lapsed = lapsed.map(|peer| peer.0);
+        let fitted = self.datapath.fit_sockets(&interfaces, lapsed).map_err(Failure::from);
+        match fitted.and_then(|fitted| self.fit_in_endpoints(lapsed, fitted)) {
             Ok(Fitted { changed, waiting }) => {
                 tracing::debug!(changed, waiting, "sockets fitted to their flows");
                 self.fitting.note_waiting(now, waiting);

@@ -111,6 +111,16 @@ impl Endpoints {
         self.place(name)
     }
 
+    /// All of them that are in use.
+    pub(super) fn in_use(&self) -> impl Iterator<Item = &Place> {
+        self.places.values().filter(|place| place.ends.is_none())
+    }
+
+    /// What injects into connections of an end.
+    pub(super) fn injector(&self, end: SocketAddr) -> Option<&Injector> {
+        self.places.get(&self.name_of(end)).filter(|place| place.ends.is_none()).map(|place| &place.injector)
+    }
+
     pub(super) fn place(&mut self, name: PlaceName) -> Option<&mut Place> {
         self.places.get_mut(&name).filter(|place| place.ends.is_none())
     }

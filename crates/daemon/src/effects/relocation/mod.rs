@@ -21,6 +21,7 @@ mod late;
 mod lender;
 mod listening;
 mod ports;
+mod senders;
 mod start;
 mod tenant;
 

@@ -1,0 +1,44 @@
+//! The sockets of endpoint namespaces are woken after an outage, and kept while their peer is away, as the host's own are.
+
+use std::net::SocketAddr;
+
+use whimbrel_datapath::Fitted;
+use whimbrel_kernel::inject::Injector;
+
+use super::Relocation;
+use crate::effects::introductions::Snapshot;
+use crate::effects::{Effects, Failure};
+
+impl Relocation {
+    /// What injects into connections of a leased or borrowed end. `None`: there is no namespace for it.
+    pub(in crate::effects) fn injector_of(&self, end: SocketAddr) -> Option<&Injector> {
+        self.endpoints.injector(end)
+    }
+}
+
+impl Effects {
+    /// Adds the TCP sockets of endpoint namespaces to those of the host's own.
+    pub(in crate::effects) fn look_in_endpoints(&mut self, snapshot: &mut Snapshot) -> Result<(), Failure> {
+        if self.relocation.endpoints.is_empty() {
+            return Ok(());
+        }
+        snapshot.sockets(&mut self.datapath)?;
+        for place in self.relocation.endpoints.in_use() {
+            let _inside = place.endpoint.enter()?;
+            self.datapath.tcp_sockets(|socket| snapshot.add(*socket))?;
+        }
+        Ok(())
+    }
+
+    /// Makes the sockets of endpoint namespaces fit what has become of their flows, beside those of the host's own. No device is theirs to
+    /// be bound to.
+    pub(in crate::effects) fn fit_in_endpoints(&self, lapsed: Option<u32>, own: Fitted) -> Result<Fitted, Failure> {
+        let mut all = own;
+        for place in self.relocation.endpoints.in_use() {
+            let _inside = place.endpoint.enter()?;
+            let fitted = self.datapath.fit_sockets(&[], lapsed)?;
+            all = Fitted { changed: all.changed + fitted.changed, waiting: all.waiting + fitted.waiting };
+        }
+        Ok(all)
+    }
+}
