@@ -3,6 +3,7 @@
 mod bed;
 mod chart;
 pub mod machine;
+pub mod process;
 pub mod relocation;
 pub mod report;
 pub mod roam;

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use whimbrel_bench::relocation::{self, bare, crowd, gap};
 use whimbrel_bench::roam::{self, handoff, many, parked, throughput};
-use whimbrel_bench::{tunnel, vnat};
+use whimbrel_bench::{process, tunnel, vnat};
 
 /// Measures Whimbrel beside what it is held against, on this machine, in network namespaces of its own. As root.
 ///
@@ -48,6 +48,8 @@ enum Measurement {
         /// How many connections
         count: usize,
     },
+    /// Whole processes that change hosts, with CRIU: how long they stand still
+    Process(roam::Options),
     /// All measurements
     All(roam::Options),
 }
@@ -68,10 +70,12 @@ fn main() -> ExitCode {
         Measurement::MoveBare(options) => roam(bare::run(&options)),
         Measurement::MoveSample { count } => roam(bare::print_sample(count)),
         Measurement::MoveCrowd(options) => roam(crowd::run(&options)),
+        Measurement::Process(options) => roam(process::run(&options)),
         Measurement::All(options) => tunnel(&tunnel::Options::default())
             .and_then(|()| roam(roam::run(&options)))
             .and_then(|()| roam(vnat::run(&options)))
-            .and_then(|()| roam(relocation::run(&options))),
+            .and_then(|()| roam(relocation::run(&options)))
+            .and_then(|()| roam(process::run(&options))),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

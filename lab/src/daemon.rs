@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -35,7 +36,16 @@ struct Surroundings {
     free: bool,
     /// It has a PID namespace that goes with it, as if it were on a machine of its own.
     numbers: bool,
+    /// Its CRIU writes no memory down of processes that run.
+    only_at_rest: bool,
 }
+
+/// A CRIU like the next in the path, but for what is asked of it first.
+const ONLY_AT_REST: &str = "#!/bin/sh
+PATH=${PATH#*:}
+[ \"$1\" != pre-dump ] || exit 1
+exec criu \"$@\"
+";
 
 impl Host {
     /// Starts a daemon with no configuration but the lab's log level, and waits until it is ready.
@@ -61,6 +71,12 @@ impl Host {
     /// see the machine's other processes, nor they it.
     pub fn whimbrel_for_processes(&self, numbers: bool) -> Result<Whimbrel> {
         self.whimbrel_in("processes = true\n", Surroundings { free: true, numbers, ..Surroundings::default() })
+    }
+
+    /// The same, but the memory of processes that go is written down at rest alone, as where the kernel does not track what is written.
+    pub fn whimbrel_for_processes_at_rest(&self) -> Result<Whimbrel> {
+        let surroundings = Surroundings { free: true, only_at_rest: true, ..Surroundings::default() };
+        self.whimbrel_in("processes = true\n", surroundings)
     }
 
     /// Starts a daemon with this configuration (whimbrel.toml), and waits until it is ready.
@@ -95,6 +111,16 @@ fn configure(host: &Host, path: &Path, config: &str) -> Result<bool> {
 fn launch(host: &Host, binary: &Path, dir: &Path, configured: bool, surroundings: Surroundings) -> Result<Process> {
     // None of these programs forks: the process that is started becomes the daemon.
     let mut words: Vec<std::ffi::OsString> = Vec::new();
+    if surroundings.only_at_rest {
+        let programs = dir.join("bin");
+        let criu = programs.join("criu");
+        fs::create_dir_all(&programs)
+            .and_then(|()| fs::write(&criu, ONLY_AT_REST))
+            .and_then(|()| fs::set_permissions(&criu, fs::Permissions::from_mode(0o755)))
+            .map_err(|e| Error::call("write", criu.display().to_string(), e))?;
+        let path = std::env::var("PATH").unwrap_or_default();
+        words.extend(["env".into(), format!("PATH={}:{path}", programs.display()).into()]);
+    }
     if surroundings.apart {
         words.extend(["unshare", "--net", "--"].map(Into::into));
     }

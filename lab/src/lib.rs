@@ -38,8 +38,8 @@ pub use netns::Netns;
 pub use network::{Attachment, Join, Leave, Network, NetworkSpec};
 pub use process::{Cmd, Process, cpu_seconds};
 pub use programs::{
-    Bind, DhcpServer, Download, EchoServer, FlowPair, Iperf, IperfServer, Lease, Many, Nginx, PairOptions, Side,
-    SshServer, SshSession, Ticker, TickerFar, UdpRelay, Walker, WalkerReport, ZONE,
+    Bind, DhcpServer, Download, EchoServer, FlowPair, Iperf, IperfServer, Lease, Luggage, Many, Nginx, PairOptions,
+    Side, SshServer, SshSession, Ticker, TickerFar, UdpRelay, Walker, WalkerReport, ZONE, criu_lacks,
 };
 pub use random::Random;
 pub use run::{Leftover, clean};

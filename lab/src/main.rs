@@ -27,7 +27,7 @@ struct Arguments {
 enum Command {
     /// List the scenarios
     List,
-    /// Run scenarios; the exit status is 1 if one fails
+    /// Run scenarios; the exit status is 1 if one fails. One that this machine lacks something for is skipped, and says so
     Run(RunOptions),
     /// Show a download and an ssh session crossing a move
     Demo {
@@ -290,6 +290,7 @@ fn run_one(scenario: &Scenario, options: &RunOptions) -> Result<bool> {
     let seconds = start.elapsed().as_secs_f64();
     match &result {
         Ok(()) => println!("PASS {} ({seconds:.1} s)", scenario.name),
+        Err(Error::Skipped(why)) => println!("SKIP {}: {}", scenario.name, why.replace('\n', " ")),
         Err(error) => {
             println!("FAIL {} ({seconds:.1} s, --seed {}): {error}", scenario.name, lab.seed());
             for (host, log) in lab.daemon_logs() {
@@ -306,7 +307,7 @@ fn run_one(scenario: &Scenario, options: &RunOptions) -> Result<bool> {
         lab.keep_files(&dir)?;
         println!("logs and captures are in {}", dir.display());
     }
-    Ok(result.is_ok())
+    Ok(matches!(result, Ok(()) | Err(Error::Skipped(_))))
 }
 
 #[cfg(test)]

@@ -36,6 +36,8 @@ pub(crate) struct Tally {
     pub(crate) failed: usize,
     /// Names of those that failed.
     pub(crate) failures: Vec<String>,
+    /// What this machine lacks something for, each with why. It neither passed nor failed.
+    pub(crate) skipped: Vec<String>,
 }
 
 impl Tally {
@@ -48,10 +50,37 @@ impl Tally {
         self.failures.push(name.into());
     }
 
+    pub(crate) fn skip(&mut self, name: impl Into<String>) {
+        self.skipped.push(name.into());
+    }
+
     pub(crate) fn add(&mut self, part: Self) {
         self.passed += part.passed;
         self.failed += part.failed;
         self.failures.extend(part.failures);
+        self.skipped.extend(part.skipped);
+    }
+
+    /// Tells what failed, what was skipped, and how much there was of each.
+    pub(crate) fn tell(&self, took: Duration) {
+        for name in &self.failures {
+            println!("FAILED: {name}");
+        }
+        for name in &self.skipped {
+            println!("SKIPPED: {name}");
+        }
+        println!("took {} s", took.as_secs());
+        println!("{}", self.counts());
+    }
+
+    /// The last line is the same whether or not anything was skipped: programs read it.
+    fn counts(&self) -> String {
+        let skipped = match self.skipped.len() {
+            0 => String::new(),
+            1 => "1 was skipped, for this machine lacks something for it\n".to_owned(),
+            count => format!("{count} were skipped, for this machine lacks something for them\n"),
+        };
+        format!("{skipped}{} passed, {} failed", self.passed, self.failed)
     }
 
     /// How often `name` failed.
@@ -98,17 +127,13 @@ pub(crate) fn run(root: &Path) -> Result<bool, Failure> {
     all.add(fuzz::short(root)?);
 
     heading("summary");
-    for name in &all.failures {
-        println!("FAILED: {name}");
-    }
     if !skipped.is_empty() {
         println!("***********************************************************************");
         println!("*** SKIPPED: {}.", skipped.join(", "));
         println!("*** They need root: most of what Whimbrel does was NOT tested.");
         println!("***********************************************************************");
     }
-    println!("took {} s", started.elapsed().as_secs());
-    println!("{} passed, {} failed", all.passed, all.failed);
+    all.tell(started.elapsed());
     Ok(all.failed == 0)
 }
 
@@ -250,29 +275,41 @@ fn scenarios(root: &Path, which: &[String]) -> Result<Tally, Failure> {
     let end = process::run(&mut command, LAB_LIMIT, |line| {
         println!("{line}");
         match scenario_result(line) {
-            Some((_, true)) => tally.pass(),
-            Some((name, false)) => tally.fail(format!("{SCENARIO}{name}")),
+            Some((_, Outcome::Passed)) => tally.pass(),
+            Some((name, Outcome::Failed)) => tally.fail(format!("{SCENARIO}{name}")),
+            Some((name, Outcome::Skipped(why))) => tally.skip(format!("{SCENARIO}{name}: {why}")),
             None => {}
         }
     })?;
     match end {
         End::Failure if tally.failed == 0 => tally.fail("lab scenarios: the lab itself failed"),
         End::TimedOut => tally.fail(format!("lab scenarios: not done after {} s", LAB_LIMIT.as_secs())),
-        End::Success if tally.passed == 0 => tally.fail("lab scenarios: none were run"),
+        End::Success if tally.passed == 0 && tally.skipped.is_empty() => tally.fail("lab scenarios: none were run"),
         _ => {}
     }
     Ok(tally)
 }
 
-/// The lab's `PASS NAME …` or `FAIL NAME …`.
-pub(crate) fn scenario_result(line: &str) -> Option<(&str, bool)> {
-    let mut words = line.split_whitespace();
-    let passed = match words.next()? {
-        "PASS" => true,
-        "FAIL" => false,
+/// What became of a scenario.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome<'a> {
+    Passed,
+    Failed,
+    /// The machine lacks something for it: this.
+    Skipped(&'a str),
+}
+
+/// The lab's `PASS NAME …`, `FAIL NAME …` or `SKIP NAME: WHY`.
+pub(crate) fn scenario_result(line: &str) -> Option<(&str, Outcome<'_>)> {
+    let (verdict, rest) = line.trim().split_once(' ')?;
+    let (name, why) = rest.split_once(' ').unwrap_or((rest, ""));
+    let outcome = match verdict {
+        "PASS" => Outcome::Passed,
+        "FAIL" => Outcome::Failed,
+        "SKIP" => Outcome::Skipped(why),
         _ => return None,
     };
-    Some((words.next()?.trim_end_matches(':'), passed))
+    Some((name.trim_end_matches(':'), outcome))
 }
 
 #[cfg(test)]
@@ -307,14 +344,31 @@ mod tests {
         assert_eq!((tally.passed, tally.failed, tally.failures.as_slice()), (7, 1, &["b".to_owned()][..]));
         tally.failed += 1;
         assert!(!tally.may_be_retried(), "a failure without a name");
-        let many = Tally { passed: 0, failed: 7, failures: vec!["a".to_owned(); 7] };
+        let many = Tally { failed: 7, failures: vec!["a".to_owned(); 7], ..Tally::default() };
         assert!(!many.may_be_retried());
     }
 
     #[test]
     fn the_lab_is_understood() {
-        assert_eq!(scenario_result("PASS roam-public (3.1 s)"), Some(("roam-public", true)));
-        assert_eq!(scenario_result("FAIL nat-to-nat: no byte arrived"), Some(("nat-to-nat", false)));
+        assert_eq!(scenario_result("PASS roam-public (3.1 s)"), Some(("roam-public", Outcome::Passed)));
+        assert_eq!(scenario_result("FAIL nat-to-nat: no byte arrived"), Some(("nat-to-nat", Outcome::Failed)));
+        let skipped = "SKIP moved-process: `criu check` says: No such file or directory (os error 2)";
+        let why = "`criu check` says: No such file or directory (os error 2)";
+        assert_eq!(scenario_result(skipped), Some(("moved-process", Outcome::Skipped(why))));
         assert_eq!(scenario_result("running nat-to-nat"), None);
+        assert_eq!(scenario_result("PASS"), None);
+    }
+
+    #[test]
+    fn what_was_skipped_is_counted_neither_as_passed_nor_as_failed() {
+        let mut all = Tally::default();
+        all.pass();
+        assert_eq!(all.counts(), "1 passed, 0 failed");
+        let mut part = Tally::default();
+        part.skip("scenario moved-process: no CRIU");
+        assert!(!part.may_be_retried());
+        all.add(part);
+        assert_eq!(all.counts().lines().count(), 2);
+        assert!(all.counts().starts_with("1 was skipped") && all.counts().ends_with("\n1 passed, 0 failed"));
     }
 }

@@ -102,6 +102,14 @@ impl Halted {
     /// [`Error::Call`]: it is gone, may not be stopped, or does not stop within a tenth of a second, as while it waits for a
     /// disk; it runs as before.
     pub fn stop(pid: u32) -> Result<Self, Error> {
+        Self::stop_within(pid, PATIENCE)
+    }
+
+    /// The same within another time: on a busy machine a process may not have been run at all meanwhile.
+    ///
+    /// # Errors
+    /// Those of [`stop`](Self::stop).
+    pub fn stop_within(pid: u32, patience: Duration) -> Result<Self, Error> {
         let process = open(pid)?;
         let object = || format!("process {pid}");
         let before = stands_still(pid) == Some(true);
@@ -111,7 +119,7 @@ impl Halted {
         }
         pidfd_send_signal(&halted.process, Signal::STOP)
             .map_err(|e| Error::call("pidfd_send_signal SIGSTOP", object(), e))?;
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + patience;
         loop {
             match stands_still(pid) {
                 Some(true) => return Ok(halted),

@@ -1,6 +1,7 @@
 //! Real programs inside hosts: the lab's own traffic programs, and nginx, curl, BIND, OpenSSH, iperf3, busybox for DHCP.
 
 mod bind;
+mod criu;
 mod dhcp;
 mod http;
 mod iperf;
@@ -8,10 +9,11 @@ mod ssh;
 mod traffic;
 
 pub use self::bind::{Bind, ZONE};
+pub use self::criu::criu_lacks;
 pub use self::dhcp::{DhcpServer, Lease};
 pub use self::http::{Download, Nginx};
 pub use self::iperf::{Iperf, IperfServer};
 pub use self::ssh::{SshServer, SshSession};
 pub use self::traffic::{
-    EchoServer, FlowPair, Many, PairOptions, Side, Ticker, TickerFar, UdpRelay, Walker, WalkerReport,
+    EchoServer, FlowPair, Luggage, Many, PairOptions, Side, Ticker, TickerFar, UdpRelay, Walker, WalkerReport,
 };

@@ -1,11 +1,11 @@
 //! Handles on the programs of [`crate::traffic`].
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::traffic::{BenchReport, EchoReport, FlowStatus, Line};
-use crate::{Error, Host, MonoTime, Process, Result, Whimbrel, expect, wait_for};
+use crate::traffic::{BenchReport, EchoReport, FlowStatus, Line, PARTNER};
+use crate::{Cmd, Error, Host, MonoTime, Process, Result, Whimbrel, expect, wait_for};
 
 /// How long a traffic program may take to answer a command.
 const ANSWER: Duration = Duration::from_secs(20);
@@ -311,6 +311,12 @@ impl EchoServer {
         Self::start_with(host, address, Vec::new())
     }
 
+    /// Starts it on this address, for datagrams as well.
+    pub fn with_datagrams(host: &Host, address: IpAddr) -> Result<Self> {
+        let address = SocketAddr::new(address, host.next_port());
+        Self::start_with(host, address, vec!["--datagrams".to_owned()])
+    }
+
     /// Starts it on a daemon's host, so that it echoes also on connections that come from other hosts under a name.
     pub fn receiving(daemon: &Whimbrel, address: IpAddr, name: &str) -> Result<Self> {
         let address = SocketAddr::new(address, daemon.host().next_port());
@@ -435,11 +441,12 @@ impl Ticker {
     }
 }
 
-/// A program that hangs on nothing but its connections to an echo server, and can go to another host as it is.
+/// Programs that hang on nothing but their connections to an echo server, and can go to another host as they are.
 #[derive(Debug)]
 pub struct Walker {
     process: Process,
-    report: PathBuf,
+    /// Where each of them tells how it fares.
+    reports: Vec<PathBuf>,
 }
 
 /// How a [`Walker`] fares.
@@ -453,37 +460,70 @@ pub struct WalkerReport {
     pub state: String,
 }
 
+/// What a [`Walker`] has, beside its connections.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Luggage {
+    /// Memory, in bytes.
+    pub memory: usize,
+    /// A connection that it sends on and its child reads on.
+    pub shared: bool,
+    /// A UDP socket.
+    pub datagrams: bool,
+}
+
 impl Walker {
-    /// Starts it on a host, with so many connections and so much memory, in bytes.
-    pub fn start(host: &Host, server: &EchoServer, count: usize, memory: usize) -> Result<Self> {
+    /// Starts one process on a host, with so many connections.
+    pub fn start(host: &Host, server: &EchoServer, count: usize, luggage: Luggage) -> Result<Self> {
         let report = host.dir().join(host.unique_label("walker"));
-        let args = [
-            format!("--connect={}", server.address()),
-            format!("--count={count}"),
-            "--every=2000".to_owned(),
-            format!("--memory={memory}"),
-            format!("--report={}", report.display()),
-        ];
-        let command = host.command(lab_binary()?).arg("traffic").arg("walker").args(args).label("walker");
-        let walker = Self { process: command.spawn()?, report };
+        let args = walker_arguments(server, count, luggage, &report);
+        let command = host.command(lab_binary()?).arg("traffic").args(args).label("walker");
+        Self::spawn(command, reports_of(report, luggage))
+    }
+
+    /// Starts a shell on a host that waits for two of them, one with all there is and one with nothing but its connections. The shell writes its
+    /// number to the file `enter` first, if there is one.
+    pub fn start_family(host: &Host, server: &EchoServer, count: usize, enter: Option<&Path>) -> Result<Self> {
+        let program = lab_binary()?.display().to_string();
+        let (mut script, mut reports) = (String::new(), Vec::new());
+        if let Some(enter) = enter {
+            script.push_str(&format!("echo $$ >'{}'; ", enter.display()));
+        }
+        let all = Luggage { memory: 1 << 20, shared: true, datagrams: true };
+        for luggage in [all, Luggage::default()] {
+            let report = host.dir().join(host.unique_label("walker"));
+            let words = walker_arguments(server, count, luggage, &report);
+            let words: Vec<String> = words.iter().map(|word| format!("'{word}'")).collect();
+            script.push_str(&format!("'{program}' traffic {} & ", words.join(" ")));
+            reports.extend(reports_of(report, luggage));
+        }
+        script.push_str("wait");
+        let command = host.command(program).args(["traffic", "shell", "--command", &script]).label("family");
+        Self::spawn(command, reports)
+    }
+
+    fn spawn(command: Cmd, reports: Vec<PathBuf>) -> Result<Self> {
+        let walker = Self { process: command.spawn()?, reports };
         walker.wait_progress(100)?;
         Ok(walker)
     }
 
-    /// Its number on the host on which it was started.
+    /// The number of the first of its processes on the host on which it was started.
     pub fn pid(&self) -> u32 {
         self.process.pid()
     }
 
-    /// How it fares, wherever it is.
+    /// How it fares, wherever it is: the worst of what its processes say.
     pub fn report(&self) -> Result<WalkerReport> {
-        let text = std::fs::read_to_string(&self.report)
-            .map_err(|error| Error::call("read", self.report.display().to_string(), error))?;
-        let mut fields = text.trim_end().splitn(3, ' ');
-        let mut number = || fields.next().and_then(|field| field.parse::<u64>().ok());
-        let (Some(received), Some(gap)) = (number(), number()) else { return Err(wrong("a walker's report", &text)) };
-        let state = fields.next().unwrap_or_default().to_owned();
-        Ok(WalkerReport { received, longest_gap: Duration::from_micros(gap), state })
+        let mut worst = WalkerReport { received: u64::MAX, longest_gap: Duration::ZERO, state: "walks".to_owned() };
+        for path in &self.reports {
+            let report = read_report(path)?;
+            worst.received = worst.received.min(report.received);
+            worst.longest_gap = worst.longest_gap.max(report.longest_gap);
+            if report.state != "walks" {
+                worst.state = report.state;
+            }
+        }
+        Ok(worst)
     }
 
     /// Waits until `more` numbers have come back on each of its connections.
@@ -496,6 +536,36 @@ impl Walker {
             Ok((report.received >= from + more).then_some(()))
         })
     }
+}
+
+fn walker_arguments(server: &EchoServer, count: usize, luggage: Luggage, report: &Path) -> Vec<String> {
+    let mut args = vec![
+        "walker".to_owned(),
+        format!("--connect={}", server.address()),
+        format!("--count={count}"),
+        "--every=2000".to_owned(),
+        format!("--memory={}", luggage.memory),
+        format!("--report={}", report.display()),
+    ];
+    args.extend(luggage.shared.then(|| "--shared".to_owned()));
+    args.extend(luggage.datagrams.then(|| "--datagrams".to_owned()));
+    args
+}
+
+/// Where a walker tells how it fares, and its child.
+fn reports_of(report: PathBuf, luggage: Luggage) -> Vec<PathBuf> {
+    let mut partner = report.clone().into_os_string();
+    partner.push(PARTNER);
+    [Some(report), luggage.shared.then(|| partner.into())].into_iter().flatten().collect()
+}
+
+fn read_report(path: &Path) -> Result<WalkerReport> {
+    let text = std::fs::read_to_string(path).map_err(|error| Error::call("read", path.display().to_string(), error))?;
+    let mut fields = text.trim_end().splitn(3, ' ');
+    let mut number = || fields.next().and_then(|field| field.parse::<u64>().ok());
+    let (Some(received), Some(gap)) = (number(), number()) else { return Err(wrong("a walker's report", &text)) };
+    let state = fields.next().unwrap_or_default().to_owned();
+    Ok(WalkerReport { received, longest_gap: Duration::from_micros(gap), state })
 }
 
 /// The far end of a [`Ticker`]'s connection.

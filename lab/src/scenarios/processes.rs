@@ -1,14 +1,14 @@
 //! Whole processes change hosts, with their connections.
 
 use std::net::IpAddr;
-use std::process::Command;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use whimbrel_ipc::{ConnectionState, MovedProcess, Reply};
 
 use super::world::{LONG, World, site, step};
 use super::{Scenario, scenario};
-use crate::{EchoServer, Host, Join, Lab, Result, Walker, Whimbrel, expect, patience, wait_until};
+use crate::{EchoServer, Host, Join, Lab, Luggage, Result, Walker, Whimbrel, criu_lacks, expect, patience, wait_until};
 
 pub(super) const SCENARIOS: &[Scenario] = &[
     scenario(
@@ -21,6 +21,16 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         "the same with a far end that runs Whimbrel, and to a host where the process keeps its number",
         |lab| moved(lab, true),
     ),
+    scenario(
+        "moved-process-tree",
+        "a shell and its children go to another host and come back, two of which have the same socket, and one datagrams in its queue",
+        tree,
+    ),
+    scenario(
+        "moved-process-cgroup",
+        "a cgroup of processes with IPv6 connections goes to another host and comes back, named by any of them",
+        cgroup,
+    ),
     scenario("kept-process", "a process that cannot go, or comes to nothing on the way, stays and goes on", kept),
     scenario("moved-process-killed", "daemons are killed in the middle of a process's move", killed),
 ];
@@ -30,25 +40,9 @@ const MEMORY: usize = 2 << 20;
 /// How long connections may be silent on the way: CRIU starts several programs, on a machine that does other things as well.
 const SOON: Duration = Duration::from_secs(5);
 
-/// Why processes cannot be moved here, if they cannot.
-fn lacking() -> Option<String> {
-    let check = Command::new("criu").arg("check").output();
-    match check {
-        Ok(output) if output.status.success() => None,
-        Ok(output) => {
-            Some(String::from_utf8_lossy(&output.stderr).lines().next_back().unwrap_or("it fails").to_owned())
-        }
-        Err(error) => Some(error.to_string()),
-    }
-}
-
-/// Says why it is left out.
-fn left_out() -> bool {
-    let lacking = lacking();
-    if let Some(why) = &lacking {
-        println!("    left out, for `criu check` says: {why}");
-    }
-    lacking.is_some()
+/// Goes on only where processes can be moved.
+fn needs_criu() -> Result<()> {
+    criu_lacks().map_or(Ok(()), |why| Err(crate::Error::Skipped(why)))
 }
 
 /// A far end, a host with a process, and one that it goes to, each in a network of its own.
@@ -73,18 +67,24 @@ impl Three {
         let acceptor = host.whimbrel_for_processes(numbers)?;
         let far = if far_runs { Some(world.laptop.whimbrel()?) } else { None };
         donor.befriend(&acceptor, world.at_server.ipv4()?)?;
-        let echo = EchoServer::start(&world.laptop, world.at.ipv4()?)?;
+        let echo = EchoServer::with_datagrams(&world.laptop, world.at.ipv4()?)?;
         Ok(Self { world, donor, acceptor, _far: far, at_acceptor, echo, host })
     }
 
     fn walker(&self) -> Result<Walker> {
-        Walker::start(&self.world.server, &self.echo, COUNT, MEMORY)
+        Walker::start(&self.world.server, &self.echo, COUNT, Luggage { memory: MEMORY, ..Luggage::default() })
     }
 }
 
 /// Moves a process, and says how that went.
 fn give(from: &Whimbrel, pid: u32, to: &str) -> Result<MovedProcess> {
-    let replies = from.json(&["move", "--pid", &pid.to_string(), "--to", to])?;
+    give_with(from, pid, &[], to)
+}
+
+/// The same with what else goes.
+fn give_with(from: &Whimbrel, pid: u32, more: &[&str], to: &str) -> Result<MovedProcess> {
+    let pid = pid.to_string();
+    let replies = from.json(&[&["move", "--pid", &pid, "--to", to], more].concat())?;
     let moved = replies.into_iter().find_map(|reply| match reply {
         Reply::MovedProcess(moved) => Some(*moved),
         _ => None,
@@ -122,9 +122,7 @@ impl Drop for Ended {
 }
 
 fn moved(lab: &mut Lab, far_runs: bool) -> Result<()> {
-    if left_out() {
-        return Ok(());
-    }
+    needs_criu()?;
     let three = Three::new(lab, far_runs, far_runs)?;
     let walker = three.walker()?;
     if far_runs {
@@ -157,19 +155,139 @@ fn moved(lab: &mut Lab, far_runs: bool) -> Result<()> {
 
 /// What `whimbrel move --pid` says where the process stays.
 fn refusal(from: &Whimbrel, pid: u32, to: &str) -> Result<String> {
+    refusal_with(from, pid, &[], to)
+}
+
+/// The same with what else was to go.
+fn refusal_with(from: &Whimbrel, pid: u32, more: &[&str], to: &str) -> Result<String> {
     let pid = pid.to_string();
-    let args = ["move", "--pid", &pid, "--to", to];
-    match from.cli(&args) {
+    match from.cli(&[&["move", "--pid", &pid, "--to", to], more].concat()) {
         Ok(said) => Err(crate::Error::Expectation(format!("it moved: {said}"))),
         Err(crate::Error::Command { stderr, .. }) => Ok(stderr),
         Err(error) => Err(error),
     }
 }
 
-fn kept(lab: &mut Lab) -> Result<()> {
-    if left_out() {
-        return Ok(());
+/// The processes below one, as its host's kernel has them: the first level, and all.
+fn children(of: u32) -> Vec<u32> {
+    let text = std::fs::read_to_string(format!("/proc/{of}/task/{of}/children")).unwrap_or_default();
+    text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
+}
+
+fn tree(lab: &mut Lab) -> Result<()> {
+    needs_criu()?;
+    let three = Three::new(lab, false, true)?;
+    let family = Walker::start_family(&three.world.server, &three.echo, 2, None)?;
+    let to = three.at_acceptor.to_string();
+    step("what cannot go by itself is said");
+    let said = refusal(&three.donor, family.pid(), &to)?;
+    expect!(said.contains("3 descendants, which would be left behind: `--tree` takes them along"), "{said}");
+    let sharer = children(family.pid()).into_iter().find(|child| !children(*child).is_empty());
+    let Some(partner) = sharer.and_then(|child| children(child).first().copied()) else {
+        return Err(crate::Error::Expectation("nobody shares a socket".to_owned()));
+    };
+    let said = refusal(&three.donor, partner, &to)?;
+    expect!(said.contains("shares a socket with process"), "{said}");
+    walks(&family, "after that")?;
+
+    step("the tree goes to another host");
+    let there = give_with(&three.donor, family.pid(), &["--tree"], &to)?;
+    // Two and two, one that is shared, and one of datagrams.
+    expect!(there.connections == 6, "{} connections went", there.connections);
+    walks(&family, "there")?;
+    expect!(!is_there(family.pid()) && !is_there(partner), "some of it is at the donor as well");
+    three.world.no_resets()?;
+
+    step("it comes back");
+    let Some(pid) = there.pid_there else {
+        return Err(crate::Error::Expectation("nobody says which process it is there".to_owned()));
+    };
+    let back = give_with(&three.acceptor, pid, &["--tree"], "desk")?;
+    let _back: Vec<Ended> =
+        back.pid_there.map(|pid| descendants(pid).into_iter().map(Ended).collect()).unwrap_or_default();
+    walks(&family, "back")?;
+    three.world.no_resets()
+}
+
+/// A process and all below it.
+fn descendants(of: u32) -> Vec<u32> {
+    let mut all = vec![of];
+    let mut at = 0;
+    while let Some(pid) = all.get(at).copied() {
+        all.extend(children(pid));
+        at += 1;
     }
+    all
+}
+
+/// A control group of the unified hierarchy (cgroups(7)), which goes with this.
+struct Cgroup(PathBuf);
+
+impl Cgroup {
+    /// One with a name that nobody else has; `None` where there can be none.
+    fn new(lab: &Lab) -> Option<Self> {
+        let mounts = std::fs::read_to_string("/proc/self/mounts").ok()?;
+        let mount = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+        let mount = mount.into_iter().find(|words| words.get(2) == Some(&"cgroup2"))?;
+        let path = Path::new(mount.get(1)?).join(format!("whimbrel-lab-{}", lab.id()));
+        std::fs::create_dir(&path).ok().map(|()| Self(path))
+    }
+
+    fn entrance(&self) -> PathBuf {
+        self.0.join("cgroup.procs")
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        // What is in it ends first (cgroup.kill, Linux 5.14), and is out of it at some time.
+        let _ = std::fs::write(self.0.join("cgroup.kill"), "1");
+        let empty = || std::fs::remove_dir(&self.0).is_ok();
+        let _ = wait_until(LONG, "the control group is empty", empty);
+    }
+}
+
+fn cgroup(lab: &mut Lab) -> Result<()> {
+    needs_criu()?;
+    let three = Three::new(lab, false, true)?;
+    let Some(cgroup) = Cgroup::new(lab) else {
+        return Err(crate::Error::Skipped("no control group can be made here (cgroup v2)".to_owned()));
+    };
+    let echo = EchoServer::with_datagrams(&three.world.laptop, three.world.at.ipv6()?)?;
+    let family = Walker::start_family(&three.world.server, &echo, 2, Some(&cgroup.entrance()))?;
+    let to = three.at_acceptor.to_string();
+    let Some(child) = children(family.pid()).first().copied() else {
+        return Err(crate::Error::Expectation("the shell has no children".to_owned()));
+    };
+    step("the cgroup of one of its processes goes to another host");
+    let there = give_with(&three.donor, child, &["--cgroup"], &to)?;
+    expect!(there.connections == 6, "{} connections went", there.connections);
+    expect!(there.pid == family.pid(), "the first of it is process {}", there.pid);
+    walks(&family, "there")?;
+    expect!(!is_there(family.pid()) && !is_there(child), "some of it is at the donor as well");
+    three.world.no_resets()?;
+
+    step("a cgroup of several trees does not go");
+    let others = Walker::start_family(&three.world.server, &echo, 1, Some(&cgroup.entrance()))?;
+    let more = Walker::start_family(&three.world.server, &echo, 1, Some(&cgroup.entrance()))?;
+    let said = refusal_with(&three.donor, others.pid(), &["--cgroup"], &to)?;
+    expect!(said.contains("several trees"), "{said}");
+    walks(&others, "after that")?;
+    walks(&more, "after that")?;
+
+    step("the first comes back");
+    let Some(pid) = there.pid_there else {
+        return Err(crate::Error::Expectation("nobody says which process it is there".to_owned()));
+    };
+    let back = give_with(&three.acceptor, pid, &["--tree"], "desk")?;
+    let _back: Vec<Ended> =
+        back.pid_there.map(|pid| descendants(pid).into_iter().map(Ended).collect()).unwrap_or_default();
+    walks(&family, "back")?;
+    three.world.no_resets()
+}
+
+fn kept(lab: &mut Lab) -> Result<()> {
+    needs_criu()?;
     let mut three = Three::new(lab, false, true)?;
     let walker = three.walker()?;
     let to = three.at_acceptor.to_string();
@@ -202,9 +320,7 @@ fn kept(lab: &mut Lab) -> Result<()> {
 }
 
 fn killed(lab: &mut Lab) -> Result<()> {
-    if left_out() {
-        return Ok(());
-    }
+    needs_criu()?;
     let mut three = Three::new(lab, false, false)?;
     let walker = three.walker()?;
     let to = three.at_acceptor.to_string();

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io::{self, BufRead, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsFd;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
@@ -69,9 +69,21 @@ impl Epoll {
     }
 }
 
-/// Echoes on what it accepts, and on what it receives from other hosts.
-pub(super) fn serve(listen: SocketAddr, receive: ReceiveOptions) -> Result<()> {
+/// Echoes on what it accepts, and on what it receives from other hosts; and datagrams, if that is asked for.
+pub(super) fn serve(listen: SocketAddr, receive: ReceiveOptions, datagrams: bool) -> Result<()> {
     let on = |e| Error::call("listen", listen.to_string(), e);
+    if datagrams {
+        let socket = UdpSocket::bind(listen).map_err(on)?;
+        std::thread::spawn(move || {
+            let mut buffer = [0; 2048];
+            loop {
+                // Errors are of those who sent before, and are gone.
+                if let Ok((length, from)) = socket.recv_from(&mut buffer) {
+                    let _ = socket.send_to(&buffer[..length], from);
+                }
+            }
+        });
+    }
     let listener = TcpListener::bind(listen).map_err(on)?;
     listener.set_nonblocking(true).map_err(on)?;
     // A longer queue than std's 128: thousands of clients connect at once.

@@ -24,6 +24,8 @@ use crate::{Error, MonoTime, Result, TcpInfo};
 
 pub use self::many::EchoReport;
 pub use self::requests::BenchReport;
+pub(crate) use self::walker::PARTNER;
+pub use self::walker::WalkerOptions;
 
 /// Pause before a daemon that has gone is looked for again.
 const ASK_AGAIN: Duration = Duration::from_millis(20);
@@ -84,6 +86,9 @@ pub enum Role {
         /// Also on connections that come from other hosts.
         #[command(flatten)]
         receive: ReceiveOptions,
+        /// Datagrams to the same address as well.
+        #[arg(long)]
+        datagrams: bool,
     },
     /// Sends a byte every so often over connections that change hosts.
     Ticker {
@@ -99,21 +104,21 @@ pub enum Role {
     },
     /// Sends numbers over connections that it opens, wants them back, and hangs on nothing else.
     Walker {
-        /// Address of an echo server.
-        #[arg(long)]
-        connect: SocketAddr,
-        /// How many connections.
-        #[arg(long)]
-        count: usize,
-        /// Microseconds between numbers.
-        #[arg(long)]
-        every: u64,
-        /// Memory that it has, in bytes.
-        #[arg(long)]
-        memory: usize,
+        /// What it does.
+        #[command(flatten)]
+        options: WalkerOptions,
+    },
+    /// A walker's child, which reads on a connection that the walker sends on.
+    WalkersPartner {
         /// The file that tells how it fares.
         #[arg(long)]
         report: PathBuf,
+    },
+    /// A shell that hangs on nothing.
+    Shell {
+        /// What it runs.
+        #[arg(long)]
+        command: String,
     },
     /// Notes when what a ticker sends arrives.
     TickerFar {
@@ -201,14 +206,14 @@ pub fn run(role: Role) -> Result<()> {
         Role::UdpServer { listen, flow } => udp::serve(listen, &flow),
         Role::UdpClient { connect, flow } => udp::connect(connect, &flow),
         Role::UdpRelay { listen, connect } => udp::relay(listen, connect),
-        Role::EchoServer { listen, receive } => many::serve(listen, receive),
+        Role::EchoServer { listen, receive, datagrams } => many::serve(listen, receive, datagrams),
         Role::Ticker { listen, receive, every } => match receive.both() {
             Some((run_dir, name)) => ticks::serve(listen, run_dir, name, Duration::from_micros(every)),
             None => Err(Error::Usage("a ticker needs --run-dir and --receive".to_owned())),
         },
-        Role::Walker { connect, count, every, memory, report } => {
-            walker::walk(connect, count, Duration::from_micros(every), memory, &report)
-        }
+        Role::Walker { options } => walker::walk(&options),
+        Role::WalkersPartner { report } => walker::partner(&report),
+        Role::Shell { command } => walker::shell(&command),
         Role::TickerFar { connect } => ticks::hear(connect),
         Role::Many { connect, count } => many::hold(connect, count),
         Role::Requests { connect, milliseconds } => requests::requests(connect, Duration::from_millis(milliseconds)),

@@ -124,9 +124,13 @@ fn judge(tried: Tried) -> Finding {
 /// The first error that says something, without its place in CRIU's source.
 pub(crate) fn complaint(said: &str) -> &str {
     let errors = said.lines().filter_map(|line| line.split_once("Error (")?.1.split_once("): "));
-    // Helpers that end with a status are told of even where all is well.
-    let mut errors = errors.map(|(_, error)| error.trim()).filter(|error| !error.starts_with("exited, status="));
+    let mut errors = errors.map(|(_, error)| error.trim()).filter(|error| !is_harmless(error));
     errors.next().unwrap_or_else(|| said.lines().next_back().unwrap_or("no reason given").trim())
+}
+
+/// What CRIU calls an error where all is well: helpers that end with a status, and a limit of its own that it may not raise in a container.
+fn is_harmless(error: &str) -> bool {
+    error.starts_with("exited, status=") || error.starts_with("rlimit: Can't setup RLIMIT_NOFILE for self")
 }
 
 #[cfg(test)]
@@ -176,6 +180,9 @@ mod tests {
             found.found.ends_with("kernel: kerndat_has_nftables_concat failed when initializing kerndat."),
             "{found:?}"
         );
+        let said = "(00.1) Error (criu/rlimit.c:50): rlimit: Can't setup RLIMIT_NOFILE for self: Operation not permitted\n\
+            (00.2) Error (criu/cr-restore.c:1): Can't fork for 135: File exists\n";
+        assert_eq!(complaint(said), "Can't fork for 135: File exists");
         assert_eq!(complaint("You need root\n"), "You need root");
         assert_eq!(complaint(""), "no reason given");
     }

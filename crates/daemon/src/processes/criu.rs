@@ -257,9 +257,10 @@ pub(crate) fn resume(directory: &Path, inner: &[u32]) -> Result<u32, String> {
         std::thread::sleep(LOOK);
     }
     let pids = numbers_here(directory, inner);
-    for pid in &pids {
-        // It was stopped before it was written down.
-        whimbrel_kernel::whole::signal(*pid, rustix::process::Signal::CONT).map_err(|error| error.to_string())?;
+    for (at, pid) in pids.iter().enumerate() {
+        // It was stopped before it was written down. A child may have ended as soon as its parent went on.
+        let continued = whimbrel_kernel::whole::signal(*pid, rustix::process::Signal::CONT);
+        continued.or_else(|error| if at == 0 { Err(error.to_string()) } else { Ok(()) })?;
     }
     pids.first().copied().ok_or_else(|| "it ended as soon as it went on".to_owned())
 }
@@ -307,6 +308,10 @@ fn run(mut command: Command, network: Option<OwnedFd>, log: &Path) -> Result<(),
 fn complaint(log: &Path, otherwise: &str) -> String {
     let text = fs::read(log).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
+    let errors: Vec<&str> = text.lines().filter(|line| line.contains("Error (")).collect();
+    if errors.len() > 1 {
+        tracing::info!("CRIU says: {}", errors.join("; "));
+    }
     let said = if text.contains("Error (") { doctor::criu::complaint(&text) } else { otherwise };
     format!("CRIU: {said}")
 }

@@ -2,7 +2,8 @@
 //!
 //! A load is the length of the manifest (4 bytes, big-endian), the manifest (JSON), and an archive of the images that were made while
 //! the process ran. The snapshot of its first connection is an archive of those that were made of it at rest. An archive is, for each
-//! file, the length of its name (2), its name, its length (8), and its bytes.
+//! file, the length of its name (2), its name, its length (8), and its bytes. Beside CRIU's files there is one for each UDP socket in whose
+//! queue something waited, a snapshot of it (docs/snapshot.md).
 
 use std::fs;
 use std::io::{self, Write};
@@ -11,7 +12,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use whimbrel_wire::snapshot::MAX_LEN;
+use whimbrel_wire::snapshot::{MAX_LEN, Snapshot};
 use whimbrel_wire::{FlowTuple, Transport};
 
 /// Longest manifest, in bytes.
@@ -60,6 +61,26 @@ pub(crate) enum BadLoad {
     Malformed,
     #[error("what was sent of the process cannot be written down: {0}")]
     Io(#[from] io::Error),
+}
+
+/// How the files begin that hold queues of UDP sockets. CRIU has none of such a name.
+const QUEUE: &str = "whimbrel-queue-";
+
+/// Writes queues of sockets beside the images.
+pub(crate) fn write_queues(queues: &[Snapshot], images: &Path) -> io::Result<()> {
+    for (number, snapshot) in queues.iter().enumerate() {
+        let mut bytes = Vec::new();
+        snapshot.encode(&mut bytes);
+        fs::write(images.join(format!("{QUEUE}{number}.img")), bytes)?;
+    }
+    Ok(())
+}
+
+/// Reads them. One that does not fit together is left out: datagrams may be lost.
+pub(crate) fn read_queues(images: &Path) -> Vec<Snapshot> {
+    let entries = fs::read_dir(images).into_iter().flatten().flatten();
+    let queues = entries.filter(|entry| entry.file_name().to_str().is_some_and(|name| name.starts_with(QUEUE)));
+    queues.filter_map(|entry| Snapshot::decode(&fs::read(entry.path()).ok()?).ok()).collect()
 }
 
 /// Puts a load together.
@@ -184,6 +205,28 @@ mod tests {
             let other = Folder::new(&format!("cut-{length}"));
             assert!(unpack(&bytes[..length], &other.0.join("images")).is_err(), "{length}");
         }
+    }
+
+    #[test]
+    fn queues_go_among_the_images() {
+        use whimbrel_wire::snapshot::{Body, Datagrams, Family, Queued};
+        let (from, to) = (Folder::new("queues-from"), Folder::new("queues-to"));
+        let remote = "192.0.2.2:53".parse().expect("endpoint");
+        let queue = vec![Queued { from: remote, bytes: b"here".to_vec() }];
+        let snapshot = Snapshot {
+            family: Family::Ipv4,
+            local: "192.0.2.1:4000".parse().expect("endpoint"),
+            body: Body::Datagram(Datagrams { remote: Some(remote), queue }),
+            options: Vec::new(),
+            luggage: None,
+        };
+        write_queues(&[snapshot.clone(), snapshot.clone()], &from.0).expect("write");
+        let mut bytes = Vec::new();
+        archive(&from.0, &mut bytes).expect("archive");
+        extract(&bytes, &to.0).expect("extract");
+        assert_eq!(read_queues(&to.0), [snapshot.clone(), snapshot.clone()]);
+        fs::write(to.0.join(format!("{QUEUE}0.img")), "no snapshot").expect("write");
+        assert_eq!(read_queues(&to.0), [snapshot]);
     }
 
     #[test]

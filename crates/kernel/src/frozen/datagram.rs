@@ -57,6 +57,11 @@ pub(super) fn restore(
     if let Some(remote) = datagrams.remote {
         connect(fd, remote)?;
     }
+    refill(local, datagrams, injector)
+}
+
+/// Puts datagrams into the queue of a socket that is there.
+pub(super) fn refill(local: SocketAddr, datagrams: &Datagrams, injector: &Injector) -> Result<(), Unmovable> {
     for Queued { from, bytes } in &datagrams.queue {
         let to = match (local.ip().is_unspecified(), from.is_ipv4()) {
             (false, _) => local.ip(),

@@ -165,6 +165,18 @@ impl Frozen {
         Ok(Self { socket, family: snapshot.family, kind, due })
     }
 
+    /// Puts what waited in a UDP socket's queue into that of one which somebody else has rebuilt, as CRIU does without it. `injector` belongs to
+    /// the network namespace that it is in.
+    ///
+    /// # Errors
+    /// [`Unmovable`]: a part may be missing.
+    pub fn refill(snapshot: &Snapshot, injector: &Injector) -> Result<(), Unmovable> {
+        match &snapshot.body {
+            Body::Datagram(datagrams) => datagram::refill(snapshot.local, datagrams, injector),
+            Body::Stream(_) | Body::Listening { .. } => Ok(()),
+        }
+    }
+
     /// The socket goes on, and is the caller's. What it had not sent is sent, and its peer is told where it stands. `injector`
     /// belongs to its network namespace.
     ///

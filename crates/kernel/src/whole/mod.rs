@@ -9,17 +9,19 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use whimbrel_wire::FlowTuple;
+use whimbrel_wire::snapshot::{Body, Snapshot};
+use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::borrowed;
 use crate::error::Error;
-use crate::frozen::Frozen;
+use crate::frozen::{Defaults, Frozen};
+use crate::namespace::Entered;
 use crate::process;
 use sockets::{Socket, Sockets};
 
@@ -93,11 +95,14 @@ fn tied(sentence: impl Into<String>) -> Unfit {
 ///
 /// # Errors
 /// [`Unfit`].
-pub fn look(root: u32, scope: Scope) -> Result<Whole, Unfit> {
-    let pids = members(root, scope)?;
+pub fn look(pid: u32, scope: Scope) -> Result<Whole, Unfit> {
+    let pids = members(pid, scope)?;
+    // Of a cgroup any process may have been named.
+    let root = pids.first().copied().unwrap_or(pid);
     let inner = pids.iter().map(|pid| inner_number(*pid)).collect::<Option<Vec<_>>>().ok_or(Unfit::Gone(root))?;
     let apart = !same(root, "pid") || !same(root, "mnt");
-    for pid in &pids {
+    // What has ended, and nobody has waited for yet, is in no namespace any more, and goes along as that.
+    for pid in pids.iter().filter(|pid| !is_over(**pid)) {
         if !same(*pid, "user") {
             return Err(tied(format!("process {pid} is in a user namespace of its own")));
         }
@@ -147,6 +152,11 @@ fn members(root: u32, scope: Scope) -> Result<Vec<u32>, Unfit> {
         Scope::Alone | Scope::Tree => Ok(pids),
         Scope::Cgroup => {
             let cgroup = process::cgroup_of(root);
+            if matches!(cgroup.as_str(), "" | "/") {
+                return Err(Unfit::Company(format!(
+                    "process {root} is in no cgroup of its own (cgroup v2), only in that of all processes"
+                )));
+            }
             let all: BTreeSet<u32> = parents.keys().copied().filter(|pid| process::cgroup_of(*pid) == cgroup).collect();
             let mut tops = all.iter().filter(|pid| parents.get(pid).is_none_or(|parent| !all.contains(parent)));
             match (tops.next(), tops.next()) {
@@ -194,7 +204,7 @@ fn look_at_descriptors(whole: &mut Whole) -> Result<(), Unfit> {
     let mut inodes: HashSet<u32> = HashSet::new();
     let mut terminal = None;
     let mut has_master = false;
-    for pid in &whole.pids {
+    for pid in whole.pids.iter().filter(|pid| !is_over(**pid)) {
         let of = |number: &str| format!("descriptor {number} of process {pid} ({})", process::name_of(*pid));
         for (number, link) in links(*pid).ok_or(Unfit::Gone(*pid))? {
             let text = link.to_string_lossy().into_owned();
@@ -301,6 +311,38 @@ pub fn flows_of(pids: &[u32]) -> Result<BTreeSet<FlowTuple>, Unfit> {
     Ok(found)
 }
 
+/// The connected UDP sockets of processes that stand still, in whose queues something waits: CRIU leaves that behind. Nothing is changed.
+///
+/// # Errors
+/// [`Unfit`]: one could not be looked at.
+pub fn queues_of(pids: &[u32]) -> Result<Vec<Snapshot>, Unfit> {
+    let mut found = Vec::new();
+    let Some(first) = pids.first() else { return Ok(found) };
+    let sockets = Sockets::of(*first)?;
+    let defaults = {
+        let _inside = Entered::descriptor(network_of(*first)?.as_fd())?;
+        Defaults::look()?
+    };
+    let mut seen = HashSet::new();
+    for pid in pids {
+        let is_open =
+            |inode: &u32| matches!(sockets.find(*inode), Some(Socket::Open(flow)) if flow.transport == Transport::Udp);
+        let inodes: HashSet<u32> =
+            process::sockets(*pid).into_iter().filter(|inode| is_open(inode) && seen.insert(*inode)).collect();
+        if inodes.is_empty() {
+            continue;
+        }
+        for (_, socket) in borrowed::borrow(*pid, &inodes)? {
+            let written = Frozen::freeze(socket).and_then(|frozen| frozen.dump(&defaults));
+            let written = written.map_err(|why| tied(why.to_string()))?;
+            if matches!(&written.body, Body::Datagram(datagrams) if !datagrams.queue.is_empty()) {
+                found.push(written);
+            }
+        }
+    }
+    Ok(found)
+}
+
 /// Lets processes go on that were written down and stand still: their TCP sockets, which rest, first.
 ///
 /// # Errors
@@ -399,6 +441,13 @@ pub fn started(pid: u32) -> Option<u64> {
 pub fn is_traced(pid: u32) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     status.lines().any(|line| line.strip_prefix("TracerPid:").is_some_and(|tracer| tracer.trim() != "0"))
+}
+
+/// Whether a process has ended, and only its parent has not waited for it yet.
+#[must_use]
+pub fn is_over(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with(['Z', 'X']))
 }
 
 fn links(pid: u32) -> Option<Vec<(String, PathBuf)>> {

@@ -1,5 +1,5 @@
 use std::io::Read;
-use std::net::{TcpListener, TcpStream};
+use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
@@ -96,6 +96,88 @@ fn children_are_not_left_behind() {
     assert_eq!((pids.len(), pids[0]), (2, child.id()));
     end(&pids).expect("end");
     child.wait().expect("wait");
+}
+
+#[test]
+fn a_child_that_has_ended_and_was_not_waited_for_goes_along() {
+    keep_what_is_open();
+    let mut command = Command::new("sh");
+    // What the shell becomes knows nothing of the child.
+    command.args(["-c", "sleep 0 & exec sleep 1000"]).current_dir("/");
+    let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("sh");
+    let since = Instant::now();
+    while process::name_of(child.id()) != "sleep" || !tree(child.id()).iter().any(|pid| is_over(*pid)) {
+        assert!(since.elapsed().as_secs() < 10, "it does not end");
+        std::thread::yield_now();
+    }
+    let whole = looked(&child, Scope::Tree).expect("it can go");
+    assert_eq!(whole.pids.len(), 2);
+    assert!(!is_over(whole.pids[0]) && is_over(whole.pids[1]));
+    finish(child);
+}
+
+#[test]
+fn a_connection_that_a_tree_shares_goes_once() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+    let here = TcpStream::connect(listener.local_addr().expect("address")).expect("connect");
+    let there = OwnedFd::from(listener.accept().expect("accept").0);
+    keep_what_is_open();
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", "exec 3<&0; sleep 1000 & exec sleep 1000"])
+        .stdin(there)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    let child = command.current_dir("/").spawn().expect("sh");
+    drop((command, listener));
+    let since = Instant::now();
+    while tree(child.id()).iter().filter(|pid| process::name_of(**pid) == "sleep").count() < 2 {
+        assert!(since.elapsed().as_secs() < 10, "it does not start");
+        std::thread::yield_now();
+    }
+    let whole = looked(&child, Scope::Tree).expect("both have it, and both go");
+    assert_eq!((whole.pids.len(), whole.flows.len()), (2, 1));
+    let one = look(whole.pids[1], Scope::Alone).expect_err("the other one stays").to_string();
+    assert!(one.contains("shares a socket with process"), "{one}");
+    end(&whole.pids).expect("end");
+    drop(here);
+    finish(child);
+}
+
+#[test]
+fn what_waits_in_queues_is_written_down_and_stays_there() {
+    let far = UdpSocket::bind("127.0.0.1:0").expect("bind");
+    let near = UdpSocket::bind("127.0.0.1:0").expect("bind");
+    let (at, from) = (near.local_addr().expect("address"), far.local_addr().expect("address"));
+    near.connect(from).expect("connect");
+    let child = start(OwnedFd::from(near.try_clone().expect("clone")).into(), Stdio::null());
+    assert!(queues_of(&[child.id()]).expect("queues").is_empty(), "nothing waits");
+    for datagram in [&b"one"[..], b"another"] {
+        far.send_to(datagram, at).expect("send");
+    }
+    near.set_read_timeout(Some(Duration::from_secs(10))).expect("timeout");
+    near.peek(&mut [0; 9]).expect("it comes");
+    for _ in 0..2 {
+        let queues = queues_of(&[child.id(), child.id()]).expect("queues");
+        let [Snapshot { local, body: Body::Datagram(datagrams), .. }] = queues.as_slice() else {
+            panic!("{queues:?}");
+        };
+        assert_eq!((*local, datagrams.remote), (at, Some(from)));
+        let bytes: Vec<_> = datagrams.queue.iter().map(|queued| queued.bytes.as_slice()).collect();
+        assert_eq!(bytes, [&b"one"[..], b"another"]);
+    }
+    finish(child);
+}
+
+#[test]
+fn all_processes_are_no_cgroup() {
+    let child = start(Stdio::null(), Stdio::null());
+    let cgroup = process::cgroup_of(child.id());
+    if matches!(cgroup.as_str(), "" | "/") {
+        let said = looked(&child, Scope::Cgroup).expect_err("all").to_string();
+        assert!(said.contains("no cgroup of its own"), "{said}");
+    }
+    finish(child);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use whimbrel_datapath::Toward;
 use whimbrel_kernel::endpoint;
-use whimbrel_kernel::frozen::Frozen;
+use whimbrel_kernel::frozen::{Frozen, Unmovable};
 use whimbrel_protocol::{FlowEntry, LocalEnd, MoveFailed, MoveName, Refusal, Request, Time};
 use whimbrel_wire::snapshot::{Body, Family, Luggage, Snapshot, Stream};
 use whimbrel_wire::{FlowTuple, Transport};
@@ -116,6 +116,15 @@ impl Effects {
         Ok(())
     }
 
+    /// Puts what waited in a UDP socket's queue into that of one which CRIU has rebuilt.
+    pub(in crate::effects) fn refill(&mut self, snapshot: &Snapshot) -> Result<(), Unmovable> {
+        let injector = match self.relocation.endpoints.at(snapshot.local) {
+            Some(place) => &place.injector,
+            None => &self.injector,
+        };
+        Frozen::refill(snapshot, injector)
+    }
+
     /// The socket goes on, in the hands of whoever receives it.
     pub(super) fn wake(&mut self, name: &MoveName) -> Result<(), MoveFailed> {
         let Relocation { taken, endpoints, receivers, arrived, .. } = &mut self.relocation;
@@ -163,9 +172,17 @@ impl Effects {
         self.relocation.endpoints.at(end).map(|place| place.endpoint.as_fd())
     }
 
-    /// Sockets come back to their ports.
+    /// Sockets come back to their ports, which are left free until they [have](Self::end_way).
     pub(in crate::effects) fn make_way(&mut self, flows: &[FlowTuple]) {
-        flows.iter().for_each(|flow| self.relocation.ports.make_way(flow.transport, flow.local));
+        for flow in flows {
+            self.relocation.ports.make_way(flow.transport, flow.local);
+            self.relocation.ports.expect(flow.transport, flow.local, true);
+        }
+    }
+
+    /// They have their ports, or do not come.
+    pub(in crate::effects) fn end_way(&mut self, flows: &[FlowTuple]) {
+        flows.iter().for_each(|flow| self.relocation.ports.expect(flow.transport, flow.local, false));
     }
 
     /// A connection of a program that goes on here is not to be had: the program is told so.

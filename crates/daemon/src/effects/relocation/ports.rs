@@ -28,12 +28,14 @@ struct Port {
     /// The far ends of sockets elsewhere that have it.
     users: HashSet<SocketAddr>,
     held: Option<OwnedFd>,
+    /// A socket is on its way back to it.
+    expected: bool,
 }
 
 impl Ports {
     /// A socket is elsewhere that has this address of here, and this far end.
     pub(super) fn need(&mut self, transport: Transport, local: SocketAddr, far: SocketAddr) {
-        let fresh = || Port { users: HashSet::new(), held: None };
+        let fresh = || Port { users: HashSet::new(), held: None, expected: false };
         let port = self.ports.entry((transport, local)).or_insert_with(fresh);
         port.users.insert(far);
         self.open |= port.held.is_none();
@@ -58,6 +60,14 @@ impl Ports {
         }
     }
 
+    /// Whether one is about to come back to this port that takes a while: until then nobody else gets it from here, nor does this.
+    pub(super) fn expect(&mut self, transport: Transport, local: SocketAddr, expected: bool) {
+        if let Some(port) = self.ports.get_mut(&(transport, local)) {
+            port.expected = expected;
+            self.open = true;
+        }
+    }
+
     /// Takes a port for another host, of both transports. `false`: somebody has it.
     pub(super) fn take(&mut self, local: SocketAddr) -> bool {
         for transport in [Transport::Tcp, Transport::Udp] {
@@ -69,7 +79,7 @@ impl Ports {
                 }
                 return false;
             }
-            self.ports.insert((transport, local), Port { users: HashSet::from([local]), held });
+            self.ports.insert((transport, local), Port { users: HashSet::from([local]), held, expected: false });
         }
         true
     }
@@ -94,6 +104,10 @@ impl Ports {
         }
         self.open = false;
         for ((transport, local), port) in &mut self.ports {
+            if port.expected {
+                self.open = true;
+                continue;
+            }
             let Some(far) = port.users.iter().next().filter(|_| port.held.is_none()) else { continue };
             match hold(*transport, *local, *far) {
                 Ok(held) => port.held = Some(held),
@@ -181,6 +195,10 @@ mod tests {
         assert!(taken(ask()));
         ports.make_way(Transport::Tcp, local);
         assert!(!taken(ask()), "it cannot come back");
+        ports.expect(Transport::Tcp, local, true);
+        ports.settle();
+        assert!(!taken(ask()), "it cannot come back after a while");
+        ports.expect(Transport::Tcp, local, false);
         ports.settle();
         assert!(taken(ask()));
         ports.release(Transport::Tcp, local, remote);

@@ -9,19 +9,20 @@ use std::time::Duration;
 use whimbrel_protocol::{
     Found, MoveDone, MoveFailed, MoveName, MoveOpId, PeerId, Refusal, Request, SavedAcceptance, Time,
 };
-use whimbrel_wire::FlowTuple;
+use whimbrel_wire::snapshot::{Body, Datagrams};
+use whimbrel_wire::{FlowTuple, Transport};
 
 use super::{Answer, News, Report, Wholes, failed, key_and_number, number_in};
 use crate::effects::Effects;
 use crate::processes::criu::{self, Criu};
-use crate::processes::load::{Manifest, extract, unpack};
+use crate::processes::load::{Manifest, extract, read_queues, unpack};
 use crate::processes::{BEFORE, IMAGES, make, remove};
 
 /// How long a process whose fate is decided waits for the last of its connections.
 const LAST_WITHIN: Duration = Duration::from_secs(3);
-/// How many files are named that are missing.
 /// How long the connections of a process may take to be announced whose images are here.
 const EXPECTED_WITHIN: Duration = Duration::from_secs(60);
+/// How many files are named that are missing.
 const NAMED: usize = 8;
 const MANIFEST: &str = "manifest.json";
 
@@ -84,6 +85,10 @@ fn prepare(bytes: &[u8], directory: &Path) -> Result<Coming, String> {
 }
 
 impl Coming {
+    pub(super) fn flows(&self) -> &[FlowTuple] {
+        &self.flows
+    }
+
     fn new(manifest: Manifest, directory: PathBuf, criu: Option<Criu>, apart: bool) -> Self {
         Self {
             flows: manifest.flows(),
@@ -235,6 +240,22 @@ impl Effects {
         };
         self.wholes.work.begin(work, |why| Report::Rebuilt(of, Err(why)));
         None
+    }
+
+    /// Puts what waited in the queues of a process's UDP sockets into those of the sockets that were rebuilt.
+    pub(super) fn refill_queues(&mut self, name: &MoveName) {
+        let Some(coming) = self.wholes.coming.get(name) else { return };
+        let flows = coming.flows.clone();
+        for snapshot in read_queues(&coming.directory.join(IMAGES)) {
+            let Body::Datagram(Datagrams { remote: Some(remote), .. }) = &snapshot.body else { continue };
+            let flow = FlowTuple { transport: Transport::Udp, local: snapshot.local, remote: *remote };
+            // Of its own connections alone.
+            if flows.contains(&flow)
+                && let Err(error) = self.refill(&snapshot)
+            {
+                tracing::warn!(%error, "datagrams that waited in a queue are lost");
+            }
+        }
     }
 
     /// The network namespace that these connections are to be in, where it is not this one, and their ports kept free.

@@ -15,11 +15,13 @@ use whimbrel_wire::FlowTuple;
 use super::{Answer, News, Report, Wholes, failed};
 use crate::effects::Effects;
 use crate::processes::criu::{Criu, Subject};
-use crate::processes::load::{Manifest, archive, pack};
+use crate::processes::load::{Manifest, archive, pack, write_queues};
 use crate::processes::{BEFORE, IMAGES, make, remove};
 
 /// How long CRIU may take to be done with a process after the daemon has died that started it.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// How long a process may take to stand still. To come so far has taken all of its connections and its memory.
+const STOPS_WITHIN: Duration = Duration::from_secs(1);
 /// What a restarted daemon has to know.
 const STATE: &str = "state.json";
 
@@ -266,7 +268,8 @@ impl Effects {
                 self.tunnel.set_aside(flow);
                 self.datapath.set_helped(flow, &rests).map_err(|error| error.to_string())?;
             }
-            let halted: Result<Vec<Halted>, _> = leaving.pids.iter().map(|pid| Halted::stop(*pid)).collect();
+            let live = leaving.pids.iter().filter(|pid| !whole::is_over(**pid));
+            let halted: Result<Vec<Halted>, _> = live.map(|pid| Halted::stop_within(*pid, STOPS_WITHIN)).collect();
             let halted = halted.map_err(|error| error.to_string())?;
             // Now that none of them does anything more.
             let sorted = |mut pids: Vec<u32>| {
@@ -310,10 +313,15 @@ impl Effects {
         }
         leaving.dumping.insert(0, id);
         let (subject, directory, before) = (leaving.subject.clone(), leaving.directory.clone(), leaving.before);
+        let pids = leaving.pids.clone();
         let work = move || {
-            let mut images = Vec::new();
+            let (mut images, written) = (Vec::new(), directory.join(IMAGES));
             let dumped = criu.dump(&subject, &directory, before);
-            let dumped = dumped.and_then(|()| archive(&directory.join(IMAGES), &mut images));
+            let dumped = dumped.and_then(|()| {
+                let queues = whole::queues_of(&pids).map_err(|unfit| unfit.to_string())?;
+                write_queues(&queues, &written).map_err(|error| error.to_string())
+            });
+            let dumped = dumped.and_then(|()| archive(&written, &mut images));
             Report::Dumped(root, dumped.map(|()| images))
         };
         self.wholes.work.begin(work, |why| Report::Dumped(root, Err(why)));

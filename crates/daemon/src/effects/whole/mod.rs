@@ -202,7 +202,14 @@ impl Effects {
                 Report::Prepared(name, Err(why)) => {
                     self.wholes.news.push(News::Prepared { name, refused: Some(why) });
                 }
-                Report::Rebuilt(name, result) => self.wholes.note_rebuilt(&name, result),
+                Report::Rebuilt(name, result) => {
+                    let flows = self.wholes.coming.get(&name).map(|coming| coming.flows().to_vec());
+                    self.end_way(&flows.unwrap_or_default());
+                    if result.is_ok() {
+                        self.refill_queues(&name);
+                    }
+                    self.wholes.note_rebuilt(&name, result);
+                }
                 Report::Resumed(name, result) => self.wholes.note_resumed(name, result),
             }
         }
