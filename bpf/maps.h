@@ -189,6 +189,21 @@ static __always_inline struct flow_tuple *find_own(__u32 binding, __u8 transport
 	return table ? bpf_map_lookup_elem(table, &key) : NULL;
 }
 
+static __always_inline struct lent *find_lent(const struct address *address, __be16 port, __u8 transport)
+{
+	struct lent_key key = {};
+	struct lent *found;
+
+	key.address = *address;
+	key.port = port;
+	key.transport = transport;
+	found = bpf_map_lookup_elem(&lent, &key);
+	if (found || !port)
+		return found;
+	key.port = 0;
+	return bpf_map_lookup_elem(&lent, &key);
+}
+
 static __always_inline const struct settings *get_settings(void)
 {
 	__u32 zero = 0;

@@ -298,7 +298,7 @@ static __always_inline int ingress(struct __sk_buff *skb, __u32 network)
 	/* A tagged packet comes by again on its VLAN device. */
 	if (skb->vlan_present || !parse(skb, network, skb->protocol, &packet))
 		return pass();
-	if (!(settings->idle & IDLE_INTRODUCTIONS) && consume_introduction(skb, &packet))
+	if (!(settings->idle & IDLE_INTRODUCTIONS) && consume_introduction(skb, &packet, true))
 		return TC_ACT_SHOT;
 	if (settings->idle & IDLE_TRANSLATION)
 		return pass();
@@ -338,7 +338,7 @@ static __always_inline int ingress_inner(struct __sk_buff *skb)
 	if ((settings->idle & IDLE_INNER) == IDLE_INNER || !parse(skb, 0, skb->protocol, &packet))
 		return pass_counted(COUNTER_TUNNEL_IN);
 	/* Of a flow that another host passes on. */
-	if (!(settings->idle & IDLE_INTRODUCTIONS) && consume_introduction(skb, &packet))
+	if (!(settings->idle & IDLE_INTRODUCTIONS) && consume_introduction(skb, &packet, false))
 		return TC_ACT_SHOT;
 	if ((settings->idle & (IDLE_LAPSES | IDLE_HELPED)) != (IDLE_LAPSES | IDLE_HELPED)) {
 		own.local = packet.destination;
@@ -362,7 +362,7 @@ static __always_inline int ingress_introductions(struct __sk_buff *skb, __u32 ne
 
 	if (skb->vlan_present || !parse(skb, network, skb->protocol, &packet))
 		return pass();
-	return consume_introduction(skb, &packet) ? TC_ACT_SHOT : pass();
+	return consume_introduction(skb, &packet, true) ? TC_ACT_SHOT : pass();
 }
 
 #endif

@@ -108,11 +108,30 @@ static __always_inline bool read_udp_introduction(struct __sk_buff *skb, const s
 	return true;
 }
 
+/* The nonces of carrier probes have it set; their names are no flow's. */
+#define PROBE_BIT (1ULL << 63)
+
+/* A flow whose far end is not to learn where this host is, or a leased end's of which that is not known yet. */
+static __always_inline bool is_hidden(const struct flow_tuple *own)
+{
+	const struct settings *settings = get_settings();
+	const struct flow_entry *flow = find_flow(own);
+	const struct lent *lent;
+
+	if (flow)
+		return flow->held & HELD_HIDDEN;
+	if (!settings || settings->idle & IDLE_ENDPOINTS)
+		return false;
+	lent = find_lent(&own->local, own->local_port, own->transport);
+	return lent && lent->toward;
+}
+
 /*
  * True: the packet was an introduction for a session of ours, has been reported, and must go no further. One for
- * anybody else is passed on untouched, so that a forwarding host does not swallow its neighbours'.
+ * anybody else is passed on untouched, so that a forwarding host does not swallow its neighbours'. `on_wire`: the packet may have
+ * the names that its flow has between two hosts.
  */
-__noinline bool consume_introduction(struct __sk_buff *skb, const struct packet *packet)
+__noinline bool consume_introduction(struct __sk_buff *skb, const struct packet *packet, bool on_wire)
 {
 	struct introduction introduction = {};
 	const struct flow_tuple *own = NULL;
@@ -132,7 +151,7 @@ __noinline bool consume_introduction(struct __sk_buff *skb, const struct packet 
 	if (!found || !bpf_map_lookup_elem(&introduction_indices, &introduction.index))
 		return false;
 	/* In a flow that another host passes on it comes under the names that the flow has between the two. */
-	binding = find_binding(&packet->source, &packet->destination);
+	binding = on_wire && !(introduction.nonce & PROBE_BIT) ? find_binding(&packet->source, &packet->destination) : NULL;
 	if (binding)
 		own = find_own(*binding, packet->protocol, packet->destination_port, packet->source_port);
 	if (!own) {
@@ -143,6 +162,9 @@ __noinline bool consume_introduction(struct __sk_buff *skb, const struct packet 
 		seen.transport = packet->protocol;
 		own = &seen;
 	}
+	/* Whoever is hidden is not to be found out by what he does not answer. */
+	if (is_hidden(own))
+		return false;
 	event = bpf_ringbuf_reserve(&events, sizeof(*event), 0);
 	if (!event) {
 		count(COUNTER_INTRODUCTION_LOST);

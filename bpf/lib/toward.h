@@ -24,21 +24,6 @@
 /* What find_toward() says beside what `toward` of a flow may be: to the TUN device. */
 #define TOWARD_TUNNEL 0xfffffffeU
 
-static __always_inline struct lent *find_lent(const struct address *address, __be16 port, __u8 transport)
-{
-	struct lent_key key = {};
-	struct lent *found;
-
-	key.address = *address;
-	key.port = port;
-	key.transport = transport;
-	found = bpf_map_lookup_elem(&lent, &key);
-	if (found || !port)
-		return found;
-	key.port = 0;
-	return bpf_map_lookup_elem(&lent, &key);
-}
-
 /* Is this local end lent, so that no socket of this host's own need know of it? */
 static __noinline bool is_lent(struct __sk_buff *skb, const struct flow_tuple *own)
 {

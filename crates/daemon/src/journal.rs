@@ -414,6 +414,7 @@ mod tests {
             wire_remote_port: 22,
             end: LocalEnd::Endpoint,
             passed_on: true,
+            hidden: true,
         }
     }
 

@@ -422,6 +422,7 @@ mod tests {
             wire_remote_port: 7232,
             end: LocalEnd::Here,
             passed_on: false,
+            hidden: false,
         });
         FlowView { tuple: own, state, peer: entry.map(|entry| entry.peer), entry, opened: Time::default(), accepted }
     }

@@ -227,6 +227,7 @@ pub(crate) const EVENT_ACKNOWLEDGED: u32 = 6;
 pub(crate) const EVENT_CLAIMED: u32 = 7;
 pub(crate) const HELD_BACK: u8 = 1;
 pub(crate) const HELD_TUNNELLED: u8 = 2;
+pub(crate) const HELD_HIDDEN: u8 = 4;
 pub(crate) const CONFLICT_GIVES_WAY: u8 = 1;
 pub(crate) const FITTED_CHANGED: u8 = 1;
 pub(crate) const FITTED_WAITING: u8 = 2;
@@ -373,6 +374,8 @@ pub struct FlowEntry {
     pub held: bool,
     /// While it has moved it goes by the tunnel also where its binding would have it rewritten.
     pub tunnelled: bool,
+    /// Introductions in it are not for this host, and go to its socket.
+    pub hidden: bool,
     /// While it has moved, its sockets are shown the binding's locators ([`Datapath::attach_names`](crate::Datapath::attach_names)).
     pub real_view: bool,
     /// While it has moved, a SYN that comes under its own names, as from whoever has its peer's former address now, is dropped
@@ -555,7 +558,9 @@ impl RawFlowEntry {
             wire_remote_port: entry.wire_remote_port.to_be(),
             heard_local_place: PLACE_NEVER,
             heard_peer_place: PLACE_NEVER,
-            held: if entry.held { HELD_BACK } else { 0 } | if entry.tunnelled { HELD_TUNNELLED } else { 0 },
+            held: if entry.held { HELD_BACK } else { 0 }
+                | if entry.tunnelled { HELD_TUNNELLED } else { 0 }
+                | if entry.hidden { HELD_HIDDEN } else { 0 },
             lapsed: 0,
             real_view: entry.real_view.into(),
             conflict: if entry.gives_way { CONFLICT_GIVES_WAY } else { 0 },
@@ -574,6 +579,7 @@ impl RawFlowEntry {
             wire_remote_port: u16::from_be(self.wire_remote_port),
             held: self.held & HELD_BACK != 0,
             tunnelled: self.held & HELD_TUNNELLED != 0,
+            hidden: self.held & HELD_HIDDEN != 0,
             real_view: self.real_view != 0,
             gives_way: self.conflict & CONFLICT_GIVES_WAY != 0,
             toward: Toward::from_raw(self.toward),

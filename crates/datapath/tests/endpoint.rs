@@ -485,6 +485,7 @@ impl Anchored {
                 real_view: false,
                 gives_way: false,
                 tunnelled: false,
+                hidden: false,
                 toward,
             };
             datapath.insert_flows(&[(flow, entry)]).expect("insert");
@@ -671,6 +672,7 @@ fn what_is_known_outlives_the_process() {
             real_view: false,
             gives_way: false,
             tunnelled: false,
+            hidden: false,
             toward: Toward::Routes,
         };
         datapath.insert_flows(&[(flow, entry)]).expect("insert");
@@ -724,6 +726,7 @@ impl Forwarding {
                 real_view: false,
                 gives_way: false,
                 tunnelled: false,
+                hidden: false,
                 toward,
             };
             (FlowTuple { transport, local: far, remote: lent }, entry)

@@ -44,6 +44,7 @@ impl Fixture {
             real_view: false,
             gives_way: false,
             tunnelled: false,
+            hidden: false,
             toward: Toward::Stack,
         };
         this.datapath.insert_flows(&[(this.flow(), entry)]).expect("insert");

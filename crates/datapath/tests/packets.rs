@@ -68,6 +68,7 @@ impl Fixture {
                 real_view: false,
                 gives_way: false,
                 tunnelled: false,
+                hidden: false,
                 toward: Toward::Stack,
             };
             (FlowTuple { transport, local: names.own_local, remote: names.own_remote }, entry)
@@ -350,6 +351,7 @@ fn the_old_path_is_marked_and_nothing_else() {
             real_view: false,
             gives_way: false,
             tunnelled: false,
+            hidden: false,
             toward: Toward::Stack,
         };
         fixture.datapath.insert_flows(&[(tuple, entry)]).expect("insert");
@@ -731,6 +733,7 @@ fn maps_hold_what_was_put_in() {
                     real_view: false,
                     gives_way: false,
                     tunnelled: false,
+                    hidden: false,
                     toward: Toward::Stack,
                 };
                 (FlowTuple { transport: Transport::Tcp, local, remote: names.own_remote }, entry)

@@ -130,6 +130,7 @@ impl Host {
             real_view: false,
             gives_way: false,
             tunnelled: false,
+            hidden: false,
             toward: Toward::Stack,
         };
         datapath.insert_flows(&[(flow, entry)]).expect("insert");
@@ -227,6 +228,7 @@ fn roams(old: &str, new: &str, server: &str, tcx: bool, wire_port: impl Fn(u16) 
         real_view: false,
         gives_way: false,
         tunnelled: false,
+        hidden: false,
         toward: Toward::Stack,
     };
     laptop.datapath.insert_flows(&[(other, entry)]).expect("insert");

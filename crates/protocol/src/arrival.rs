@@ -29,6 +29,7 @@ pub(crate) fn costs_too_much(messages: &[Message]) -> bool {
                 | Message::FlowClosed(_)
                 | Message::Elsewhere { .. }
                 | Message::Sought { .. }
+                | Message::IntroduceMe { .. }
                 | Message::Register { .. }
                 | Message::Whereabouts { .. }
                 | Message::Waiting { .. }

@@ -166,6 +166,11 @@ impl Contacts {
         }
     }
 
+    /// Takes one question to a host of those that may be asked a second (P-10).
+    pub(crate) fn may_ask_another(&mut self, now: Time) -> bool {
+        self.questions.take(now)
+    }
+
     /// Whether this peer lives at an address.
     pub(crate) fn is_known(&self, address: IpAddr, id: PeerId) -> bool {
         matches!(self.addresses.get(&address), Some(Contact::Known(known)) if *known == id)
@@ -544,7 +549,7 @@ impl Node {
                 // P-9
                 let (remote, timestamp) = (ik.remote(), ik.hello().timestamp);
                 let known = self.by_key.get(&remote).and_then(|id| self.peers.get(id));
-                if known.is_some_and(|peer| timestamp <= peer.newest_initiation) || !self.trusts(&remote) {
+                if known.is_some_and(|peer| timestamp <= peer.newest_initiation) || !self.trusts(now, &remote) {
                     self.drop_datagram();
                     return;
                 }
@@ -576,12 +581,12 @@ impl Node {
             self.drop_datagram();
             // Where only named keys count, any other says something only at an address that one is named for.
             let at = how.source.ip();
-            if self.trusts(&key) || self.config.known_keys.contains_key(&at) {
+            if self.trusts(now, &key) || self.config.known_keys.contains_key(&at) {
                 self.find_another(now, expected, key, at);
             }
             return;
         }
-        if key == self.key.public() || !self.trusts(&key) {
+        if key == self.key.public() || !self.trusts(now, &key) {
             self.drop_datagram();
             return;
         }

@@ -13,10 +13,11 @@ use whimbrel_wire::message::{IntroductionRefusal, Message};
 
 use crate::Time;
 use crate::flow::{Flow, Origin, Stage};
-use crate::introduction::MATURE;
+use crate::introduction::{MATURE, TRIES};
 use crate::node::Node;
-use crate::op::{Event, FlowEntry, LocalEnd, PeerId};
+use crate::op::{Event, FlowEntry, KernelOp, LocalEnd, PeerId};
 use crate::outcome::Asked;
+use crate::ruling::Ruled;
 use crate::timer::Timer;
 
 /// How long a key counts that somebody has vouched for: in that time there is a session, or there is none.
@@ -27,6 +28,10 @@ const VOUCHED_MOST: usize = 1024;
 const ASKED_AGAIN: Duration = Duration::from_secs(1);
 /// How often an owner asks the far end to introduce a flow.
 const REQUESTS: u8 = 3;
+/// How often a flow's introduction is begun anew because somebody names an owner.
+const REFERRALS: u8 = 6;
+/// After that time the far end either leads a flow to its owner or has begun anew: its echoes are repeated for six seconds.
+const PARTING: Duration = Duration::from_secs(8);
 /// What users are told where the host that an address leads to passes a flow on for one that cannot be reached.
 const NOT_FOUND: &str = "its other end is on another host, which is not to be found";
 
@@ -36,8 +41,16 @@ pub(crate) struct Vouched {
     /// It counts until then.
     until: Time,
     at: SocketAddr,
-    /// When it may be asked for a session again.
+    /// When it may be asked for a session again, and how often it was.
     ask: Time,
+    tries: u32,
+}
+
+/// Who has passed a flow on that has become direct: it goes on with that until the far end is certain to know.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Left {
+    due: Time,
+    former: FlowEntry,
 }
 
 impl Node {
@@ -47,6 +60,7 @@ impl Node {
             Message::Elsewhere { nonce, key, at } => self.handle_elsewhere(now, id, nonce, PublicKey::from(key), at),
             Message::Sought { name, key, at } => self.handle_sought(now, id, name, PublicKey::from(key), at),
             Message::IntroduceMe { tuple } => self.handle_introduce_me(now, id, &tuple),
+            Message::Seen { nonce } => self.handle_seen(now, id, nonce),
             _ => {}
         }
     }
@@ -54,7 +68,8 @@ impl Node {
     // ---- the host that passes a flow on
 
     /// A peer has put its nonce into a flow that this host passes on for another: the two are told of each other, unless the socket is
-    /// hidden. Tells whether it is such a flow.
+    /// hidden, or the peer is not where the flow's far end is: anybody may put a nonce into a flow whose ports he guesses. Tells whether it
+    /// is such a flow.
     pub(crate) fn refer(&mut self, id: PeerId, flow: &FlowTuple, nonce: u64) -> bool {
         let Some(entry) = self.flows.get(&flow.mirrored()).filter(|known| !known.closed).and_then(Flow::entry) else {
             return false;
@@ -64,12 +79,14 @@ impl Node {
         }
         let (name, owner) = (entry.name, entry.peer);
         let (Some(far), Some(near)) = (self.peers.get(&id), self.peers.get(&owner)) else { return false };
-        let elsewhere = Message::Elsewhere { nonce, key: *near.key.as_bytes(), at: near.remote };
-        let sought = Message::Sought { name, key: *far.key.as_bytes(), at: far.remote };
-        if self.hides(name) || !near.has_session() {
+        let at = flow.remote.ip();
+        let there = far.remote.ip() == at || far.answers_at.contains(&at);
+        if !there || self.hides(name) || !near.has_session() {
             self.refuse_introduction(id, nonce, IntroductionRefusal::Declined);
             return true;
         }
+        let elsewhere = Message::Elsewhere { nonce, key: *near.key.as_bytes(), at: near.remote };
+        let sought = Message::Sought { name, key: *far.key.as_bytes(), at: far.remote };
         self.send(id, &[elsewhere]);
         self.send(owner, &[sought]);
         true
@@ -80,30 +97,73 @@ impl Node {
     /// The host that a flow leads to passes it on for another, with which it is to be introduced.
     fn handle_elsewhere(&mut self, now: Time, id: PeerId, nonce: u64, key: PublicKey, at: SocketAddr) {
         let Some(&flow) = self.nonces.get(&nonce) else { return };
-        let introducing = |known: &Flow| matches!(known.stage, Stage::Introducing { peer, nonce: own, .. } if (peer, own) == (id, nonce));
-        if key == self.public_key() || !self.flows.get(&flow).is_some_and(introducing) {
+        let Some(known) = self.flows.get_mut(&flow).filter(|known| !known.closed) else { return };
+        let introducing =
+            matches!(known.stage, Stage::Introducing { peer, nonce: own, .. } if (peer, own) == (id, nonce));
+        if !introducing || known.referred.is_some() || key == self.key.public() {
             return;
         }
-        self.vouch(now, key, at);
-        self.introduce_again(now, &flow);
-        if let Some(known) = self.flows.get_mut(&flow).filter(|known| matches!(known.stage, Stage::Open)) {
-            known.referred = Some(key);
-            self.introduce_elsewhere(now, flow, key);
-        }
+        let unchanged = known.clone();
+        known.stage = Stage::Open;
+        self.abandon_introduction(&flow, &unchanged);
+        self.vouch(now, id, key, at);
+        self.refer_to(now, flow, key);
     }
 
-    /// The owner of the socket at the other end of a flow, which is not at the address that this host knows it by, has itself introduced.
+    /// The owner of the socket at the other end of a connection, which has opened it and is not at the address that this host knows it by,
+    /// has itself introduced. It may be anybody who says so: he proves it by what travels in the flow.
     fn handle_introduce_me(&mut self, now: Time, id: PeerId, tuple: &FlowTuple) {
         let flow = tuple.mirrored();
         let Some(key) = self.peers.get(&id).map(|peer| peer.key) else { return };
-        let Some(known) = self.flows.get_mut(&flow).filter(|known| !known.closed) else { return };
-        if !matches!(known.stage, Stage::Open | Stage::Failed(_)) || known.again >= 2 * REQUESTS {
+        let Some(known) = self.flows.get(&flow).filter(|known| !known.closed && known.accepted) else { return };
+        if matches!(known.stage, Stage::Open | Stage::Failed(_)) && matches!(self.ruled(&flow, id), Ruled::Free) {
+            self.refer_to(now, flow, key);
+        }
+    }
+
+    /// Has a flow introduced to whoever was named as the owner of the socket at its other end.
+    fn refer_to(&mut self, now: Time, flow: FlowTuple, key: PublicKey) {
+        let Some(known) = self.flows.get_mut(&flow) else { return };
+        if known.referrals >= REFERRALS {
+            self.fail_introduction(now, &flow, NOT_FOUND);
             return;
         }
+        known.referrals += 1;
         known.stage = Stage::Open;
-        known.again += 1;
-        known.referred = Some(key);
+        (known.referred, known.seen, known.early) = (Some(key), false, None);
         self.introduce_elsewhere(now, flow, key);
+    }
+
+    /// An introduction to whoever was named as the owner comes to nothing: the flow is as it was, and who opened it asks again where the
+    /// address leads, since the socket may be elsewhere by now. Tells whether it was one.
+    pub(crate) fn end_referral(&mut self, now: Time, flow: &FlowTuple) -> bool {
+        let Some(known) = self.flows.get_mut(flow) else { return false };
+        if known.referred.take().is_none() {
+            return false;
+        }
+        let (unchanged, asks) = (known.clone(), !known.accepted);
+        known.stage = Stage::Open;
+        self.abandon_introduction(flow, &unchanged);
+        self.op(KernelOp::ExpectFlow { flow: *flow, from: None }, None);
+        if asks {
+            self.young.push_back((now + MATURE, *flow));
+            self.timers.set_earlier(Timer::Mature, now + MATURE);
+        }
+        true
+    }
+
+    /// The owner has our nonce, which nobody else could tell it: what it puts into the flow is an answer.
+    fn handle_seen(&mut self, now: Time, id: PeerId, nonce: u64) {
+        let Some(&flow) = self.nonces.get(&nonce) else { return };
+        let Some(known) = self.flows.get_mut(&flow).filter(|known| known.referred.is_some()) else { return };
+        if !matches!(known.stage, Stage::Introducing { peer, nonce: own, .. } if (peer, own) == (id, nonce)) {
+            return;
+        }
+        known.seen = true;
+        let index = self.peers.get_mut(&id).and_then(|peer| peer.session()).map(|slot| slot.session.local_index());
+        if let (Some(early), Some(index)) = (self.flows.get_mut(&flow).and_then(|known| known.early.take()), index) {
+            self.handle_introduction(now, flow, index, early);
+        }
     }
 
     /// Introduces a flow to whoever was named as the owner of the socket at its other end, once there is a session.
@@ -130,7 +190,7 @@ impl Node {
         if !known || key == self.public_key() {
             return;
         }
-        self.vouch(now, key, at);
+        self.vouch(now, id, key, at);
         if !self.by_key.get(&key).and_then(|id| self.peers.get(id)).is_some_and(|peer| peer.has_session()) {
             self.ask_vouched(now, key);
         }
@@ -157,13 +217,13 @@ impl Node {
 
     /// The far end of a flow that is passed on for this host is known.
     pub(crate) fn ask_to_be_introduced(&mut self, now: Time, id: PeerId, flow: FlowTuple) {
-        let Some(known) = self.flows.get_mut(&flow).filter(|known| known.again < REQUESTS) else { return };
-        known.again += 1;
+        let Some(known) = self.flows.get_mut(&flow).filter(|known| known.referrals < REQUESTS) else { return };
         if self.peers.get(&id).is_some_and(|peer| peer.has_session()) {
+            known.referrals += 1;
             self.send(id, &[Message::IntroduceMe { tuple: flow }]);
         }
-        self.young.push_back((now + 3 * MATURE, flow));
-        self.timers.set_earlier(Timer::Mature, now + 3 * MATURE);
+        self.young.push_back((now + MATURE, flow));
+        self.timers.set_earlier(Timer::Mature, now + MATURE);
     }
 
     // ---- both
@@ -185,24 +245,67 @@ impl Node {
         self.event(Event::FlowIntroduced { flow, peer: entry.peer, translated });
         if let Some(former) = former {
             self.find_carrier(now, entry.peer);
-            self.tell_ended(now, former.peer, former.name);
+            self.left.insert(flow, Left { due: now + PARTING, former });
+        } else if let Some(left) = self.left.get_mut(&flow) {
+            // The far end has not had our answer, or has forgotten it.
+            left.due = now + PARTING;
+        }
+        if !self.left.is_empty() {
+            self.timers.set_earlier(Timer::Left, now + PARTING);
         }
     }
 
-    fn vouch(&mut self, now: Time, key: PublicKey, at: SocketAddr) {
+    /// The far end does not take the flow after all: who has passed it on still does. Tells whether there is such a one.
+    pub(crate) fn return_to_former(&mut self, now: Time, flow: &FlowTuple) -> bool {
+        let Some(Left { former, .. }) = self.left.remove(flow) else { return false };
+        self.install_moved(now, *flow, former, Origin::Restored, Asked::Install(*flow));
+        true
+    }
+
+    /// Those that have passed flows on are told that they need not any more.
+    pub(crate) fn leave_holders(&mut self, now: Time) {
+        let due: Vec<FlowTuple> = self.left.iter().filter(|(_, left)| left.due <= now).map(|(flow, _)| *flow).collect();
+        for flow in due {
+            if let Some(Left { former, .. }) = self.left.remove(&flow) {
+                self.tell_ended(now, former.peer, former.name);
+            }
+        }
+        if let Some(next) = self.left.values().map(|left| left.due).min() {
+            self.timers.set(Timer::Left, next);
+        }
+    }
+
+    /// A peer names a host. One that is only known because another has named it names nobody.
+    fn vouch(&mut self, now: Time, by: PeerId, key: PublicKey, at: SocketAddr) {
         self.vouched.retain(|_, vouched| vouched.until > now);
-        if self.vouched.len() < VOUCHED_MOST || self.vouched.contains_key(&key) {
-            let until = now + VOUCHED;
-            let vouched = self.vouched.entry(key).or_insert(Vouched { until, at, ask: now });
-            (vouched.until, vouched.at) = (until, at);
+        let by = self.peers.get(&by).map(|peer| peer.key);
+        let sensible = !at.ip().is_unspecified() && !at.ip().is_multicast() && !at.ip().is_loopback() && at.port() != 0;
+        if !sensible || !by.is_some_and(|by| self.counts(&by)) || self.vouched.len() >= VOUCHED_MOST {
+            return;
         }
+        let until = now + VOUCHED;
+        let vouched = self.vouched.entry(key).or_insert(Vouched { until, at, ask: now, tries: 0 });
+        vouched.at = at;
     }
 
-    /// Asks a host for a session that a peer has vouched for, at most once a second. Tells whether there is hope.
+    /// Whether a peer has named this key a moment ago.
+    pub(crate) fn is_vouched(&self, now: Time, key: &PublicKey) -> bool {
+        self.vouched.get(key).is_some_and(|vouched| vouched.until > now)
+    }
+
+    /// Asks a host for a session that a peer has named: three times, a second apart, and as seldom as all that is asked (P-10). Tells whether
+    /// there is hope.
     fn ask_vouched(&mut self, now: Time, key: PublicKey) -> bool {
         let Some(vouched) = self.vouched.get_mut(&key).filter(|vouched| vouched.until > now) else { return false };
-        let to = vouched.at;
-        if vouched.ask <= now {
+        if vouched.ask > now {
+            return true;
+        }
+        if vouched.tries >= TRIES {
+            return false;
+        }
+        if self.contacts.may_ask_another(now) {
+            let to = vouched.at;
+            vouched.tries += 1;
             vouched.ask = now + ASKED_AGAIN;
             self.initiate_with_key(now, Knowledge::Known(key), to, key);
         }

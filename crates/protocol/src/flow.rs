@@ -91,6 +91,12 @@ pub(crate) struct Flow {
     pub(crate) refused: bool,
     /// Whom the host at its remote address has named as the owner of the socket at its other end (P-87).
     pub(crate) referred: Option<PublicKey>,
+    /// How often that was done, of this connection.
+    pub(crate) referrals: u8,
+    /// That one has said in its session that our nonce has arrived there.
+    pub(crate) seen: bool,
+    /// A nonce that came in the flow as its answer, before it has said so.
+    pub(crate) early: Option<u64>,
     /// What the caller's policy says of it; `None` while that is awaited.
     pub(crate) ruling: Option<Ruling>,
 }
@@ -106,6 +112,9 @@ impl Flow {
             again: 0,
             refused: false,
             referred: None,
+            referrals: 0,
+            seen: false,
+            early: None,
             ruling,
         }
     }

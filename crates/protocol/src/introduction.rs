@@ -214,7 +214,8 @@ impl Node {
                 Some(Stage::Introducing { nonce, since, tries, next, .. }) if *next <= now => {
                     if *tries >= TRIES {
                         let silent = last_heard <= *since;
-                        if self.begin_pairing(now, id, flow) {
+                        // Whoever was referred to is not at the address that numbers would be looked for at (P-51).
+                        if !self.is_referred(&flow, id) && self.begin_pairing(now, id, flow) {
                             continue;
                         }
                         if silent {
@@ -271,7 +272,8 @@ impl Node {
             return;
         }
         let answers = nonce & ANSWER_BIT != 0;
-        if !answers && self.flows.get(&flow).is_some_and(|known| !known.closed && known.entry().is_none()) {
+        let undecided = |known: &Flow| !known.closed && known.entry().is_none_or(|entry| entry.passed_on);
+        if !answers && self.flows.get(&flow).is_some_and(undecided) {
             match self.ruled(&flow, id) {
                 Ruled::Free => {}
                 // It is asked again in a moment.
@@ -290,6 +292,12 @@ impl Node {
             return;
         };
         match &mut known.stage {
+            // P-87: who has not said that ours arrived may only have guessed where to send this.
+            Stage::Introducing { peer: with, .. }
+                if *with == id && known.referred.is_some() && !(known.seen && answers) =>
+            {
+                known.early = answers.then_some(nonce);
+            }
             Stage::Introducing { peer: with, nonce: own, .. } if *with == id => {
                 // Both nonces have travelled; P-13 wants them back in the sessions.
                 let echo = Echo {
@@ -329,6 +337,10 @@ impl Node {
 
     /// Puts our nonce into a flow that a peer introduces, or the same one again.
     fn answer_introduction(&mut self, now: Time, id: PeerId, flow: FlowTuple, index: u32, introducer_nonce: u64) {
+        if self.is_moving(&flow) && self.passed_on(&flow).is_some() {
+            // Who has it next is being decided where it is passed on.
+            return;
+        }
         let fresh = self.random.u64() & !PROBE_BIT | ANSWER_BIT;
         let room = self.introduced < self.config.flows;
         let Some(peer) = self.peers.get_mut(&id) else { return };
@@ -360,6 +372,9 @@ impl Node {
                 fresh
             }
         };
+        if self.flows.get(&flow).and_then(Flow::entry).is_some_and(|entry| entry.end != LocalEnd::Here) {
+            self.send(id, &[Message::Seen { nonce: introducer_nonce }]);
+        }
         self.op(KernelOp::Introduce { flow, index, nonce }, Some(Asked::Answer(id, flow)));
     }
 
@@ -431,6 +446,10 @@ impl Node {
         let wire_local_port = peer.free_wire_port(flow.local.port(), echo.wire_port, &self.config.drawn_ports);
         // P-87
         let former = self.passed_on(&flow).copied();
+        if former.is_some() && self.is_moving(&flow) {
+            self.forget_responding(id, &flow);
+            return refused(IntroductionRefusal::Busy);
+        }
         let entry = FlowEntry {
             peer: id,
             name: echo.introducer_nonce,
@@ -442,6 +461,7 @@ impl Node {
             wire_remote_port: echo.wire_port,
             end: former.map_or(LocalEnd::Here, |former| former.end),
             passed_on: false,
+            hidden: false,
         };
         self.forget_responding(id, &flow);
         self.install(now, flow, entry, Origin::Answered(echo.responder_nonce));
@@ -483,6 +503,7 @@ impl Node {
             _ => return,
         };
         match (outcome, echo) {
+            (Err(_), _) if self.is_referred(&flow, id) => self.fail_introduction(now, &flow, NOT_CONNECTED),
             // It has not looked at the places that it was to agree to.
             (Ok(_), Some(echo)) if echo.introducer_place == NOWHERE || echo.responder_place == NOWHERE => {
                 self.introduce_again(now, &flow);
@@ -502,6 +523,7 @@ impl Node {
                     wire_remote_port: introduced.wire_port,
                     end: LocalEnd::Here,
                     passed_on: false,
+                    hidden: false,
                 };
                 self.install(now, flow, entry, Origin::Introduced);
             }
@@ -628,36 +650,33 @@ impl Node {
 
     /// The ends did not agree about a flow: the introduction begins anew, a moment later.
     pub(crate) fn introduce_again(&mut self, now: Time, flow: &FlowTuple) {
+        if self.end_referral(now, flow) {
+            return;
+        }
         let Some(known) = self.flows.get_mut(flow) else { return };
         if known.again >= AGAIN {
             self.fail_introduction(now, flow, "the other host does not answer, or the two keep moving meanwhile");
             return;
         }
         known.again += 1;
-        // Whoever was referred to may have given the socket away: it is asked for where the address leads.
-        let referred = known.referred.take();
         let unchanged = known.clone();
         known.stage = Stage::Open;
         self.abandon_introduction(flow, &unchanged);
-        if referred.is_some() {
-            self.op(KernelOp::ExpectFlow { flow: *flow, from: None }, None);
-        }
         self.young.push_back((now + MATURE, *flow));
         self.timers.set_earlier(Timer::Mature, now + MATURE);
     }
 
-    pub(crate) fn fail_introduction(&mut self, _now: Time, flow: &FlowTuple, reason: &'static str) {
+    pub(crate) fn fail_introduction(&mut self, now: Time, flow: &FlowTuple, reason: &'static str) {
+        if self.end_referral(now, flow) {
+            return;
+        }
         let Some(known) = self.flows.get_mut(flow) else { return };
-        let referred = known.referred.take();
         let before = std::mem::replace(&mut known.stage, Stage::Failed(reason));
         let unchanged = Flow { stage: before, ..known.clone() };
         if !known.accepted && !known.refused {
             self.unintroduced.entry(flow.remote.ip()).or_default().insert(*flow);
         }
         self.abandon_introduction(flow, &unchanged);
-        if referred.is_some() {
-            self.op(KernelOp::ExpectFlow { flow: *flow, from: None }, None);
-        }
         self.event(Event::IntroductionFailed { flow: *flow, reason });
     }
 

@@ -83,6 +83,8 @@ pub struct Node {
     pub(crate) nonces: HashMap<u64, FlowTuple>,
     /// Hosts that a peer has referred to (P-87).
     pub(crate) vouched: HashMap<PublicKey, crate::elsewhere::Vouched>,
+    /// Flows that have become direct a moment ago.
+    pub(crate) left: BTreeMap<FlowTuple, crate::elsewhere::Left>,
     /// Flows that are opened from now on wait for their ruling.
     pub(crate) awaits_rulings: bool,
     /// Flows that are too young to be introduced, oldest first.
@@ -139,6 +141,7 @@ impl Node {
             unintroduced: HashMap::new(),
             nonces: HashMap::new(),
             vouched: HashMap::new(),
+            left: BTreeMap::new(),
             awaits_rulings: false,
             young: VecDeque::new(),
             closed: VecDeque::new(),
@@ -329,7 +332,10 @@ impl Node {
                 Message::Community(word) => answers.extend(self.handle_word(now, id, arrival, word)),
                 message @ (Message::Stream(_) | Message::Received(_)) => self.handle_move_message(now, id, message),
                 Message::FlowClosed(nonces) => self.handle_flows_closed(now, id, &nonces),
-                Message::Elsewhere { .. } | Message::Sought { .. } | Message::IntroduceMe { .. } => {
+                Message::Elsewhere { .. }
+                | Message::Sought { .. }
+                | Message::IntroduceMe { .. }
+                | Message::Seen { .. } => {
                     self.handle_direct(now, id, message);
                 }
                 Message::Close { .. } => self.handle_close(now, id),
@@ -440,6 +446,7 @@ impl Node {
             match timer {
                 Timer::Contact(address) => self.continue_contact(now, address),
                 Timer::Mature => self.mature_flows(now),
+                Timer::Left => self.leave_holders(now),
                 Timer::Introductions(id) => self.continue_introductions(now, id),
                 Timer::Closed(id) => self.tell_closed(now, id),
                 Timer::Pairings(id) => self.look_for_claims(now, id),

@@ -69,6 +69,8 @@ pub struct FlowEntry {
     pub end: LocalEnd,
     /// The peer is not the far end, but passes packets on for it: the far end may introduce the flow (P-87).
     pub passed_on: bool,
+    /// The peer passes packets on, and the far end is not to learn where this host is: introductions in the flow are not for this host.
+    pub hidden: bool,
 }
 
 /// Where this host's end of a flow is.

@@ -188,6 +188,7 @@ impl Node {
             }
             Origin::Restored => {}
         }
+        self.return_to_former(now, flow);
         self.idle_later(now, entry.peer);
         self.refresh_sets();
     }
@@ -208,6 +209,7 @@ impl Node {
             } else if !known.closed {
                 // Its socket is still there, and may be introduced again.
                 self.flows.insert(flow, Flow { stage: Stage::Open, ..known });
+                self.return_to_former(now, &flow);
             }
         }
         self.idle_later(now, id);

@@ -307,6 +307,7 @@ impl Node {
             wire_remote_port,
             end: LocalEnd::Here,
             passed_on: false,
+            hidden: false,
         };
         self.install(now, flow, entry, Origin::Paired(numbers));
         // The answer waits until the flow is installed.
@@ -364,6 +365,7 @@ impl Node {
                 wire_remote_port: introduced.wire_port,
                 end: LocalEnd::Here,
                 passed_on: false,
+                hidden: false,
             };
             self.install(now, flow, entry, Origin::Introduced);
         }

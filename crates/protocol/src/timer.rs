@@ -13,6 +13,8 @@ pub(crate) enum Timer {
     Contact(IpAddr),
     /// Waiting flows become old enough to be introduced.
     Mature,
+    /// Tell who has passed flows on that they are direct.
+    Left,
     /// Go on with the introductions of a peer.
     Introductions(PeerId),
     /// Tell a peer of datagram flows that ended.

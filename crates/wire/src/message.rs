@@ -104,6 +104,11 @@ pub enum Message {
         /// As the sender's socket has it.
         tuple: FlowTuple,
     },
+    /// Type 0x2a: an introducer's nonce has arrived in a flow that goes by way of a third host (P-87).
+    Seen {
+        /// The introducer's.
+        nonce: u64,
+    },
     /// Type 0x30: the sender is to be reached at the source of this datagram now.
     BindingUpdate {
         /// Newer than that of any update before (P-17); the number of the place that it announces.
@@ -447,6 +452,7 @@ const PAIRED: u8 = 0x26;
 const ELSEWHERE: u8 = 0x27;
 const SOUGHT: u8 = 0x28;
 const INTRODUCE_ME: u8 = 0x29;
+const SEEN: u8 = 0x2a;
 const BINDING_UPDATE: u8 = 0x30;
 const BINDING_ACKNOWLEDGEMENT: u8 = 0x31;
 const PROBE_SEEN: u8 = 0x32;
@@ -497,7 +503,7 @@ impl Message {
     pub fn encoded_len(&self) -> usize {
         let body = match self {
             Self::Padding { length } => usize::from(*length),
-            Self::Life { .. } | Self::PathChallenge { .. } | Self::ProbeSeen { .. } => 8,
+            Self::Life { .. } | Self::PathChallenge { .. } | Self::ProbeSeen { .. } | Self::Seen { .. } => 8,
             Self::Locators(locators) => 1 + 16 * locators.len().min(MAX_LOCATORS),
             Self::PathResponse { .. } => 8 + ENDPOINT_LEN,
             Self::IntroductionRequest { .. }
@@ -549,6 +555,7 @@ impl Message {
             Self::Elsewhere { .. } => ELSEWHERE,
             Self::Sought { .. } => SOUGHT,
             Self::IntroduceMe { .. } => INTRODUCE_ME,
+            Self::Seen { .. } => SEEN,
             Self::BindingUpdate { .. } => BINDING_UPDATE,
             Self::BindingAcknowledgement { .. } => BINDING_ACKNOWLEDGEMENT,
             Self::ProbeSeen { .. } => PROBE_SEEN,
@@ -572,9 +579,10 @@ impl Message {
         match self {
             // Written by `encode`, which has to count them differently.
             Self::Padding { .. } | Self::FlowClosed(_) => {}
-            Self::Life { life: number } | Self::PathChallenge { token: number } | Self::ProbeSeen { token: number } => {
-                put_u64(out, *number);
-            }
+            Self::Life { life: number }
+            | Self::PathChallenge { token: number }
+            | Self::ProbeSeen { token: number }
+            | Self::Seen { nonce: number } => put_u64(out, *number),
             Self::Locators(locators) => put_locators(out, locators),
             Self::PathResponse { token, observed } => {
                 put_u64(out, *token);
@@ -742,6 +750,7 @@ impl Message {
                 at: body.endpoint("where that is")?,
             },
             INTRODUCE_ME => Self::IntroduceMe { tuple: body.tuple("tuple of the sender's socket")? },
+            SEEN => Self::Seen { nonce: body.u64("introducer's nonce")? },
             BINDING_UPDATE => Self::BindingUpdate {
                 sequence: body.u32("update sequence")?,
                 flags: UpdateFlags(body.u8("update flags")?),

@@ -79,6 +79,8 @@ pub struct Terms {
     pub home: Option<(u32, u32)>,
     /// The holder is not the far end and passes packets on for it: the far end may introduce the flow to the acceptor itself (P-87).
     pub passed_on: bool,
+    /// It does, and the far end is not to learn where the acceptor is.
+    pub hidden: bool,
 }
 
 /// A word about a move.
@@ -480,7 +482,7 @@ impl Record {
                     let (holder, acceptor) = terms.home.unwrap_or((NOWHERE, NOWHERE));
                     put_u32(out, holder);
                     put_u32(out, acceptor);
-                    out.push(u8::from(terms.passed_on));
+                    out.push(u8::from(terms.passed_on) | u8::from(terms.hidden) << 1);
                 }
             }
             Self::Recall { number, flow, gone } => {
@@ -678,8 +680,13 @@ fn read_terms(body: &mut Reader<'_>) -> Result<Terms, Malformed> {
     let far = body.tuple("tuple of the far end")?;
     let wire_port = body.u16("holder's wire port")?;
     let home = (body.u32("holder's place")?, body.u32("acceptor's place")?);
-    let passed_on = read_flag(body, "whether the holder passes packets on")?;
-    Ok(Terms { far, wire_port, home: (home.0 != NOWHERE && home.1 != NOWHERE).then_some(home), passed_on })
+    let malformed = body.malformed("whether the holder passes packets on");
+    let passing = body.u8("whether the holder passes packets on")?;
+    if passing > 2 {
+        return Err(malformed);
+    }
+    let home = (home.0 != NOWHERE && home.1 != NOWHERE).then_some(home);
+    Ok(Terms { far, wire_port, home, passed_on: passing == 1, hidden: passing == 2 })
 }
 
 #[cfg(test)]

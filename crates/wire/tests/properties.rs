@@ -111,6 +111,7 @@ fn message() -> impl Strategy<Value = Message> {
         }),
         (any::<u64>(), any::<[u8; 32]>(), endpoint()).prop_map(|(name, key, at)| Message::Sought { name, key, at }),
         tuple().prop_map(|tuple| Message::IntroduceMe { tuple }),
+        any::<u64>().prop_map(|nonce| Message::Seen { nonce }),
         (any::<u32>(), any::<u8>(), endpoint(), any::<u32>()).prop_map(|(sequence, flags, claimed, lifetime)| {
             Message::BindingUpdate { sequence, flags: UpdateFlags(flags), claimed, lifetime }
         }),

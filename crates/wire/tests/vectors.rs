@@ -108,6 +108,7 @@ fn messages() -> Vec<(&'static str, Message)> {
         ),
         ("sought", Message::Sought { name: 0xa0a1_a2a3_a4a5_a6a7, key: [0xa5; 32], at: endpoint("192.0.2.77:2031") }),
         ("introduce_me", Message::IntroduceMe { tuple: tcp4() }),
+        ("seen", Message::Seen { nonce: 0xa0a1_a2a3_a4a5_a6a7 }),
         ("flow_closed", Message::FlowClosed(vec![0xa0a1_a2a3_a4a5_a6a7, 1])),
         (
             "binding_update",
@@ -410,7 +411,7 @@ fn records() -> Vec<Record> {
     let ends = Ends { first: endpoint("[2001:db8::1]:40000"), count: 64 };
     let terms = |home: Option<(u32, u32)>| {
         let passed_on = home.is_none();
-        Terms { far: tuple.mirrored(), wire_port: 1024, home, passed_on }
+        Terms { far: tuple.mirrored(), wire_port: 1024, home, passed_on, hidden: false }
     };
     vec![
         Record::Ask { number, request },

@@ -121,6 +121,7 @@ fn data_plane_entry(entry: &FlowEntry, toward: datapath::Toward) -> datapath::Fl
         real_view: entry.manner.view == View::Real,
         gives_way: entry.manner.gives_way,
         tunnelled: false,
+        hidden: entry.hidden,
         toward,
     }
 }

@@ -165,6 +165,7 @@ mod tests {
             wire_remote_port: 2,
             end: LocalEnd::Here,
             passed_on: false,
+            hidden: false,
         };
         (flow, entry)
     }

@@ -79,6 +79,7 @@ mod tests {
             wire_remote_port: 22,
             end: LocalEnd::Here,
             passed_on: false,
+            hidden: false,
         };
         (tuple, entry)
     }

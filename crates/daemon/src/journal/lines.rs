@@ -75,6 +75,8 @@ pub(super) struct EntryLine {
     end: EndLine,
     #[serde(default)]
     passed_on: bool,
+    #[serde(default)]
+    hidden: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
@@ -116,6 +118,7 @@ impl From<FlowEntry> for EntryLine {
                 LocalEnd::Behind => EndLine::Behind,
             },
             passed_on: entry.passed_on,
+            hidden: entry.hidden,
         }
     }
 }
@@ -144,6 +147,7 @@ impl EntryLine {
                 EndLine::Behind => LocalEnd::Behind,
             },
             passed_on: self.passed_on,
+            hidden: self.hidden,
         })
     }
 }

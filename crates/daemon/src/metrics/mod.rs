@@ -291,6 +291,7 @@ mod tests {
             wire_remote_port: 2,
             end: LocalEnd::Here,
             passed_on: false,
+            hidden: false,
         });
         FlowView { tuple, state, peer: peer.map(PeerId), entry, opened: Time::default(), accepted: port == 50 }
     }

@@ -93,6 +93,7 @@ pub(crate) fn entry(stream: &TcpStream, binding: u32, held: bool) -> (FlowTuple,
         real_view: false,
         gives_way: false,
         tunnelled: false,
+        hidden: false,
         toward: Toward::Stack,
     };
     (own, entry)

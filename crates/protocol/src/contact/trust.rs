@@ -17,15 +17,16 @@ use crate::timer::Timer;
 impl Node {
     /// Whether a key that somebody shows may become a peer's. Under `tofu` everybody may: what a peer may move is
     /// proven flow by flow, and which key lives at an address that we ask is checked where we asked.
-    pub(super) fn trusts(&self, key: &PublicKey) -> bool {
+    pub(crate) fn counts(&self, key: &PublicKey) -> bool {
         match self.config.trust {
-            Trust::Pinned => {
-                self.config.known_keys.values().any(|known| known == key)
-                    || self.is_in_community(key)
-                    || self.vouched.contains_key(key)
-            }
+            Trust::Pinned => self.config.known_keys.values().any(|known| known == key) || self.is_in_community(key),
             Trust::Tofu | Trust::Psk => true,
         }
+    }
+
+    /// Whether a session with this key may be had now: also of one that a peer which counts has named a moment ago (P-87).
+    pub(super) fn trusts(&self, now: Time, key: &PublicKey) -> bool {
+        self.counts(key) || self.is_vouched(now, key)
     }
 
     /// Another key answers where a peer was asked for, as after a host was set up anew: the address is that peer's no longer,

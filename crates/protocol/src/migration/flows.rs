@@ -101,7 +101,7 @@ impl Node {
             // The socket is here itself, at an address of this host's: nobody need be told of it.
             let far = lent?;
             self.release_flow(now, &far);
-            return Some(Ok(Terms { far, wire_port: 0, home: None, passed_on: true }));
+            return Some(Ok(Terms { far, wire_port: 0, home: None, passed_on: false, hidden: false }));
         }
         let known = lent.or_else(|| self.peers.values().find_map(|peer| peer.named.get(&flow).copied()));
         let Some(far) = known else { return Some(Err(format!("there is no flow {flow:016x} any more"))) };
@@ -135,6 +135,7 @@ impl Node {
             wire_remote_port: wire_port,
             end,
             passed_on: false,
+            hidden: false,
         };
         self.install_moved(now, far, entry, Origin::Restored, Asked::Lead(flow));
         None
@@ -171,6 +172,7 @@ impl Node {
             wire_remote_port: terms.wire_port,
             end: if own { LocalEnd::Here } else { LocalEnd::Endpoint },
             passed_on: terms.passed_on,
+            hidden: terms.hidden,
         };
         self.install_moved(now, tuple, entry, Origin::Restored, Asked::Adopt(name));
         self.find_carrier(now, entry.peer);
@@ -296,8 +298,9 @@ impl Node {
         let far = self.flow_named(flow)?;
         let entry = self.flows.get(&far).and_then(Flow::entry)?;
         let home = (entry.home.peer != ASTRAY).then_some((entry.home.local, entry.home.peer));
-        let passed_on = entry.end == LocalEnd::Behind;
-        Some(Terms { far, wire_port: entry.wire_local_port, home, passed_on })
+        let behind = entry.end == LocalEnd::Behind;
+        let hidden = behind && self.hides(flow);
+        Some(Terms { far, wire_port: entry.wire_local_port, home, passed_on: behind && !hidden, hidden })
     }
 
     /// Who holds the far end of a connection of this host's, where that is, and what the two call it: the peer that it is one with;

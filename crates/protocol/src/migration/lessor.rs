@@ -69,7 +69,7 @@ impl Moves {
         for name in former.copied().collect::<Vec<LeaseName>>() {
             self.end_lease(name);
         }
-        let terms = Terms { far, wire_port: 0, home: None, passed_on: false };
+        let terms = Terms { far, wire_port: 0, home: None, passed_on: false, hidden: false };
         let name = LeaseName { tenant: to, number: flow };
         if to == self.me() || self.leases.get(&name).is_some_and(|lease| lease.stage == Stage::InForce) {
             return Some(Ok(terms));
@@ -166,7 +166,11 @@ impl Moves {
                     self.event(MoveEvent::Lent { to: name.tenant, ends });
                 }
                 if let Some(far) = self.moved(&name) {
-                    self.handle_led(at, name.number, Ok(Terms { far, wire_port: 0, home: None, passed_on: false }));
+                    self.handle_led(
+                        at,
+                        name.number,
+                        Ok(Terms { far, wire_port: 0, home: None, passed_on: false, hidden: false }),
+                    );
                 }
             }
             Ok(MoveDone::Done | MoveDone::Dumped(_)) => {

@@ -193,7 +193,7 @@ fn far() -> FlowTuple {
 }
 
 fn terms() -> Terms {
-    Terms { far: far(), wire_port: 1024, home: None, passed_on: true }
+    Terms { far: far(), wire_port: 1024, home: None, passed_on: true, hidden: false }
 }
 
 /// As an acceptor presents a ticket.

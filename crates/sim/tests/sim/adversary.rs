@@ -341,6 +341,46 @@ fn a_stranger_who_names_a_flow_of_somebody_else() {
 }
 
 #[test]
+fn a_stranger_who_says_that_he_has_the_other_end() {
+    // P-87: he asks to be introduced and answers in the client's name, without having received anything in the flow.
+    let (mut two, _) = Two::flowing(409, 1);
+    let crowd = two.world.network(Access::Open);
+    let thief = two.world.bare_host("thief");
+    two.world.at_mut(thief).collects = true;
+    two.world.attach(thief, crowd, "10.66.0.1");
+    let mut speaker = Speaker::new(thief, crowd, address("10.66.0.1"), address("10.9.0.1"));
+    speaker.meet(&mut two.world);
+    // Nobody else introduces it: the client's daemon is not there.
+    two.world.crash(two.client);
+    let fresh = two.world.connect(two.client, SERVICE);
+    let (own, tuple) = (endpoint("10.66.0.1"), two.world.flow(fresh).tuples[0]);
+    let (mut asked, mut echoed) = (false, None);
+    for round in 0..400 {
+        if round % 50 == 0 {
+            speaker.say(&mut two.world, own, &[Message::IntroduceMe { tuple }]);
+        }
+        two.world.run_for(Duration::from_millis(20));
+        for message in speaker.hear(&mut two.world) {
+            match message {
+                Message::IntroductionRequest { tag } => {
+                    asked = true;
+                    speaker.say(&mut two.world, own, &[Message::IntroductionReady { tag }]);
+                }
+                Message::IntroductionEcho(echo) => echoed = Some(echo),
+                _ => {}
+            }
+        }
+        speaker.inject(&mut two.world, tuple, Some((fresh, 0)), 1 << 62 | round);
+    }
+    assert!(asked, "the server tries to introduce it");
+    assert_eq!(echoed, None, "the server tells its nonce to who has not received it");
+    let key = speaker.public_key();
+    let peer = two.world.peers(two.server).into_iter().find(|peer| peer.key == key).expect("the thief");
+    assert_eq!(peer.flows, 0);
+    two.world.check_except(&[Kind::Storm]);
+}
+
+#[test]
 fn introductions_of_flows_that_do_not_exist_leave_nothing_behind() {
     let mut lie = Lie::new(408);
     let before = lie.world.at(lie.server).node.as_ref().expect("a node").entries();

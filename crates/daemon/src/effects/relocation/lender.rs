@@ -54,6 +54,7 @@ const OF_NOBODY: FlowEntry = FlowEntry {
     gives_way: false,
     toward: Toward::Stack,
     tunnelled: false,
+    hidden: false,
 };
 
 impl Lender {

@@ -281,9 +281,9 @@ impl Effects {
 
     /// Whether the far end of a connection of a leased endpoint is not to learn where it is, as its program wants it.
     pub(crate) fn is_hidden(&mut self, flow: &FlowTuple) -> bool {
-        let Some(place) = self.relocation.endpoints.at(flow.local) else { return false };
         // Of a socket that cannot be looked at nothing is told.
-        place.connections.find(flow).map_or(true, |found| found.is_some_and(|socket| socket.mark == HIDDEN))
+        let Some(place) = self.relocation.endpoints.at(flow.local) else { return true };
+        place.connections.find(flow).ok().flatten().is_none_or(|socket| socket.mark == HIDDEN)
     }
 
     /// Whether a flow's socket is in an endpoint namespace.
