@@ -40,6 +40,7 @@ pub use process::{Cmd, Process, cpu_seconds};
 pub use programs::{
     Bind, DhcpServer, Download, EchoServer, FlowPair, Iperf, IperfServer, Lease, Luggage, Many, Nginx, PairOptions,
     Side, SshServer, SshSession, Ticker, TickerFar, UdpRelay, Walker, WalkerReport, ZONE, criu_lacks,
+    criu_tracks_memory,
 };
 pub use random::Random;
 pub use run::{Leftover, clean};

@@ -11,3 +11,10 @@ pub fn criu_lacks() -> Option<String> {
     };
     Some(format!("`criu check` says: {said}"))
 }
+
+/// Whether the kernel tells CRIU what a process has written since it was asked last (CONFIG_MEM_SOFT_DIRTY), so that most of its memory can be
+/// written down while it runs.
+pub fn criu_tracks_memory() -> bool {
+    let output = Command::new("criu").args(["check", "--feature", "mem_dirty_track"]).output();
+    output.is_ok_and(|output| output.status.success())
+}

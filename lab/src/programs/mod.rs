@@ -9,7 +9,7 @@ mod ssh;
 mod traffic;
 
 pub use self::bind::{Bind, ZONE};
-pub use self::criu::criu_lacks;
+pub use self::criu::{criu_lacks, criu_tracks_memory};
 pub use self::dhcp::{DhcpServer, Lease};
 pub use self::http::{Download, Nginx};
 pub use self::iperf::{Iperf, IperfServer};

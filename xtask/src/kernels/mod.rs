@@ -28,15 +28,8 @@ use package::Kernel;
 
 /// What the lab runs in the guest: a connection crosses a move, rewritten and in a tunnel, and goes on after an outage with
 /// and without the kick; and a socket changes hosts, and a process.
-const SCENARIOS: &[&str] = &[
-    "roam-public",
-    "roam-into-nat",
-    "outage-kick",
-    "moved-socket",
-    "moved-process",
-    "moved-process-direct",
-    "moved-process-tree",
-];
+const SCENARIOS: &[&str] =
+    &["roam-public", "roam-into-nat", "outage-kick", "moved-socket", "moved-process", "moved-process-direct"];
 
 /// Crates whose tests (those in `tests/`) run in the guest: they load every program and try the system calls.
 const TESTED_CRATES: &[&str] = &["whimbrel-datapath", "whimbrel-kernel"];
