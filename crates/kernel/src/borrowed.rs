@@ -9,8 +9,8 @@ use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal, pidfd_getfd, pid
 use crate::error::Error;
 use crate::process::socket_inode;
 
-/// How long a process may take to stand still.
-const PATIENCE: Duration = Duration::from_millis(100);
+/// How long a process may take to stand still: most take microseconds, and on a busy machine one waits for its turn.
+const PATIENCE: Duration = Duration::from_secs(1);
 /// Between looks at it.
 const LOOK: Duration = Duration::from_micros(20);
 
@@ -99,7 +99,7 @@ impl Halted {
     /// Stops a process, and waits until none of its threads runs.
     ///
     /// # Errors
-    /// [`Error::Call`]: it is gone, may not be stopped, or does not stop within a tenth of a second, as while it waits for a
+    /// [`Error::Call`]: it is gone, may not be stopped, or does not stop within a second, as while it waits for a
     /// disk; it runs as before.
     pub fn stop(pid: u32) -> Result<Self, Error> {
         Self::stop_within(pid, PATIENCE)
