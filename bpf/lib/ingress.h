@@ -29,19 +29,17 @@ static __always_inline void set_mark(struct __sk_buff *skb, const struct setting
 }
 
 /* The flow came rewritten: whatever stands before the peer lets it through, so it may be answered so (P-24). */
-static __always_inline void hear(__u32 id, const struct flow_tuple *own, const struct packet *packet)
+static __always_inline void hear(__u32 id, struct flow_entry *flow, const struct packet *packet)
 {
 	struct binding *binding = bpf_map_lookup_elem(&bindings, &id);
-	struct flow_entry *flow;
 
 	if (!binding || (binding->carrier != CARRIER_FOLLOW && binding->carrier != CARRIER_REWRITE))
 		return;
 	/* What still comes by a former path says nothing about this one. */
 	if (!same_address(&packet->source, &binding->peer) || !same_address(&packet->destination, &binding->local))
 		return;
-	flow = find_flow(own);
 	/* What still comes by way of a former peer says nothing about this one either. */
-	if (!flow || flow->binding != id)
+	if (flow->binding != id)
 		return;
 	if (flow->heard_local_place != binding->local_place || flow->heard_peer_place != binding->peer_place) {
 		flow->heard_local_place = binding->local_place;
@@ -216,9 +214,10 @@ __noinline int ingress_native(struct __sk_buff *skb, const struct packet *packet
 }
 
 /* A TCP or UDP packet that came in. */
-__noinline int ingress_flow(struct __sk_buff *skb, const struct packet *packet)
+__noinline int ingress_flow(struct __sk_buff *skb, struct packet *packet)
 {
 	const struct settings *settings = get_settings();
+	struct flow_entry *flow = NULL;
 	struct names names = {};
 	struct flow_tuple *own;
 	__u32 *binding;
@@ -244,7 +243,9 @@ __noinline int ingress_flow(struct __sk_buff *skb, const struct packet *packet)
 		own = find_own(*binding, packet->protocol, packet->destination_port, packet->source_port);
 		if (!own)
 			return ingress_native(skb, packet, true);
-		hear(*binding, own, packet);
+		flow = find_flow(own);
+		if (flow)
+			hear(*binding, flow, packet);
 	}
 	if (is_ipv4(&own->remote) != (packet->family == 4))
 		return pass();
@@ -268,10 +269,19 @@ __noinline int ingress_flow(struct __sk_buff *skb, const struct packet *packet)
 		return TC_ACT_SHOT;
 	if (!(settings->idle & IDLE_HELPED) && !raise(skb, packet, own))
 		return TC_ACT_SHOT;
+	/* find_toward() has something to write down about a first fragment. */
+	if (flow && packet->part == FRAGMENT_WHOLE) {
+		packet->toward = flow->toward;
+		packet->led = 1;
+	}
 	if (same_names(packet, &names))
 		return pass_counted(COUNTER_HOME_IN);
 	if (!rename_packet(skb, packet, &names))
 		return drop(COUNTER_DROPPED_RESTORE);
+	packet->source = names.source;
+	packet->destination = names.destination;
+	packet->source_port = names.source_port;
+	packet->destination_port = names.destination_port;
 	return pass_counted(COUNTER_REWRITTEN_IN);
 }
 
@@ -319,7 +329,7 @@ static __always_inline int ingress(struct __sk_buff *skb, __u32 network)
 	if (verdict != TC_ACT_UNSPEC || (settings->idle & IDLE_BROUGHT) == IDLE_BROUGHT)
 		return verdict;
 	/* Under its own names by now. */
-	return read_packet(skb, network, &packet) ? bring(skb, &packet) : verdict;
+	return packet.led || read_packet(skb, network, &packet) ? bring(skb, &packet) : verdict;
 }
 
 /* Nothing has to be looked for in what the daemon writes to the TUN device. */

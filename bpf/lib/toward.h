@@ -202,7 +202,7 @@ static __always_inline int bring(struct __sk_buff *skb, struct packet *packet)
 		return set_aside(skb, settings);
 	if ((settings->idle & IDLE_TOWARD) == IDLE_TOWARD)
 		return pass();
-	toward = find_toward(skb, packet);
+	toward = packet->led ? packet->toward : find_toward(skb, packet);
 	if (!toward)
 		return pass();
 	packet->origin = FROM_WIRE;

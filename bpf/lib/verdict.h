@@ -119,10 +119,79 @@ static __always_inline int to_tunnel(struct __sk_buff *skb, const struct packet 
 /* For how long a next hop once found out is relied on: by then the kernel may route the peer's locator otherwise. */
 #define NEIGHBOUR_NS 200000000ULL
 
+/*
+ * Where packets from one address to another leave that came in by one device. Whoever forwards needs it for each packet, and to look
+ * it up, the neighbour with it, costs as much as all the rest. Relied on as long as a next hop is; in between each packet that is
+ * looked up for goes through the kernel's own neighbour output, so that the kernel goes on asking whether that is there.
+ */
+struct way {
+	struct address source;
+	struct address destination;
+	__u64 until;	 /* CLOCK_MONOTONIC, ns */
+	__u32 arrival;	 /* the device that they came in by */
+	__u32 interface; /* that by which they leave */
+	__u32 longest;	 /* may be sent, in bytes; 0: not asked */
+	__u8 to[ETH_ALEN]; /* the Ethernet header's beginning */
+	__u8 from[ETH_ALEN];
+};
+
+#define WAYS 128
+
+/* Each entry has its place, where it replaces whatever was there. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, WAYS);
+	__type(key, __u32);
+	__type(value, struct way);
+} ways SEC(".maps");
+
+static __always_inline struct way *place_of_way(const struct address *source, const struct address *destination)
+{
+	__u32 place = destination->words[3] + 3 * destination->words[2] + 5 * source->words[3];
+
+	/* A multiplication mixes upwards. */
+	place = (place * 0x9e3779b1U) >> 25;
+	return bpf_map_lookup_elem(&ways, &place);
+}
+
+static __always_inline bool is_way_known(const struct way *way, __u32 arrival, const struct address *source,
+					 const struct address *destination)
+{
+	return way->arrival == arrival && same_address(&way->destination, destination) &&
+	       same_address(&way->source, source) && way->until > bpf_ktime_get_coarse_ns();
+}
+
+static __always_inline void note_way(struct way *way, __u32 arrival, const struct address *source,
+				     const struct address *destination, __u32 interface, const __u8 *to, const __u8 *from,
+				     __u32 longest)
+{
+	way->source = *source;
+	way->destination = *destination;
+	way->arrival = arrival;
+	way->interface = interface;
+	way->longest = longest;
+	__builtin_memcpy(way->to, to, ETH_ALEN);
+	__builtin_memcpy(way->from, from, ETH_ALEN);
+	way->until = bpf_ktime_get_coarse_ns() + NEIGHBOUR_NS;
+}
+
+/* A packet with room for an Ethernet header. A device that has none takes it off. */
+static __always_inline int go(struct __sk_buff *skb, const struct packet *packet, const struct way *way)
+{
+	__be16 protocol = skb->protocol;
+
+	if (bpf_skb_store_bytes(skb, 0, way->to, 2 * ETH_ALEN, 0))
+		return drop(COUNTER_DROPPED_ROUTE);
+	if (!packet->network && bpf_skb_store_bytes(skb, 2 * ETH_ALEN, &protocol, sizeof(protocol), 0))
+		return drop(COUNTER_DROPPED_ROUTE);
+	return bpf_redirect(way->interface, 0);
+}
+
 /* Whose next hop is to be noted when the packet that is now being sent again comes by. */
 struct asking {
 	__u32 binding;
 	__u32 asked;
+	__u32 arrival; /* the device that it came in by; 0: it is this host's own */
 };
 
 struct {
@@ -139,6 +208,17 @@ static __always_inline struct asking *get_asking(void)
 	return bpf_map_lookup_elem(&asking, &zero);
 }
 
+static __always_inline void ask_next_hop(__u32 binding, __u32 arrival)
+{
+	struct asking *asking = get_asking();
+
+	if (asking) {
+		asking->binding = binding;
+		asking->arrival = arrival;
+		asking->asked = 1;
+	}
+}
+
 /*
  * Would this packet, under its new names, leave just as it is going to: by the same device, to the same gateway? For a
  * peer that moved somewhere beyond the gateway it would, and sending it again costs more than all the rest. Whether it
@@ -147,16 +227,11 @@ static __always_inline struct asking *get_asking(void)
 static __always_inline bool next_hop_stays(const struct __sk_buff *skb, const struct binding *binding, __u32 id)
 {
 	const __be16 *to = peek(skb, 0, ETH_ALEN), *known = (const __be16 *)binding->neighbour;
-	struct asking *asking;
 
 	if (binding->neighbour_until > bpf_ktime_get_coarse_ns())
 		return to && binding->neighbour_interface == skb->ifindex && to[0] == known[0] && to[1] == known[1] &&
 		       to[2] == known[2];
-	asking = get_asking();
-	if (asking) {
-		asking->binding = id;
-		asking->asked = 1;
-	}
+	ask_next_hop(id, 0);
 	return false;
 }
 
@@ -188,6 +263,14 @@ static __always_inline void note_next_hop(struct __sk_buff *skb)
 		if (bpf_skb_load_bytes(skb, ETH_HLEN + offsetof(struct ipv6hdr, daddr), &destination, 16) ||
 		    !same_address(&destination, &binding->peer))
 			return;
+	}
+	if (asking->arrival) {
+		struct way *way = place_of_way(&binding->local, &binding->peer);
+
+		if (way)
+			note_way(way, asking->arrival, &binding->local, &binding->peer, skb->ifindex, ethernet.h_dest,
+				 ethernet.h_source, 0);
+		return;
 	}
 	/* Two processors may mix their addresses: no packet bears that then, and it is sent again. */
 	__builtin_memcpy(binding->neighbour, ethernet.h_dest, ETH_ALEN);
@@ -223,6 +306,16 @@ __noinline int to_wire(struct __sk_buff *skb, const struct packet *packet, const
 	if (!packet->network && bpf_skb_change_head(skb, ETH_HLEN, 0))
 		return drop(COUNTER_DROPPED_REWRITE);
 	count(COUNTER_REDIRECTED_OUT);
+	if (packet->origin != FROM_STACK) {
+		const struct way *way = place_of_way(&binding->local, &binding->peer);
+
+		if (way && is_way_known(way, skb->ifindex, &binding->local, &binding->peer) &&
+		    (!interface || interface == way->interface)) {
+			count(counter);
+			return go(skb, packet, way);
+		}
+		ask_next_hop(id, skb->ifindex);
+	}
 	if (!interface) {
 		struct bpf_fib_lookup fib = {};
 		struct bpf_redir_neigh next_hop = {};
@@ -272,12 +365,24 @@ __noinline int to_routes(struct __sk_buff *skb, const struct packet *packet)
 	const struct settings *settings = get_settings();
 	struct bpf_redir_neigh next_hop = {};
 	struct bpf_fib_lookup fib = {};
+	__u32 longest;
+	struct way *way;
 	long found;
 
 	if (!packet || !settings)
 		return drop(COUNTER_DROPPED_ROUTE);
 	if (packet->origin != FROM_ENDPOINT && !lower_hop_limit(skb, packet))
 		return drop(COUNTER_EXPIRED);
+	longest = longest_part(skb, packet);
+	way = place_of_way(&packet->source, &packet->destination);
+	if (way && longest && longest <= way->longest &&
+	    is_way_known(way, skb->ifindex, &packet->source, &packet->destination)) {
+		skb->tc_index = TRANSLATED;
+		if (!packet->network && bpf_skb_change_head(skb, ETH_HLEN, 0))
+			return drop(COUNTER_DROPPED_ROUTE);
+		count(packet->origin == FROM_ENDPOINT ? COUNTER_ENDPOINT_OUT : COUNTER_FORWARDED);
+		return go(skb, packet, way);
+	}
 	fib.ifindex = skb->ifindex;
 	fib.l4_protocol = packet->protocol;
 	if (packet->family == 4) {
@@ -292,7 +397,7 @@ __noinline int to_routes(struct __sk_buff *skb, const struct packet *packet)
 	if (found)
 		return drop(COUNTER_DROPPED_ROUTE);
 	/* Then what was learned of the path counts as well, and the route's MTU if it is locked, as for a router. */
-	fib.tot_len = longest_part(skb, packet);
+	fib.tot_len = longest;
 	found = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
 	if (found == BPF_FIB_LKUP_RET_FWD_DISABLED && settings->tunnel) {
 		fib.ifindex = settings->tunnel;
@@ -315,6 +420,10 @@ __noinline int to_routes(struct __sk_buff *skb, const struct packet *packet)
 		/* Routes of ours lead there what is of moved flows; this is not, or is already under its new names. */
 		if (fib.ifindex == settings->tunnel)
 			return drop(COUNTER_DROPPED_ROUTE);
+		/* Beyond its length it tells what the route takes. */
+		if (way && found == BPF_FIB_LKUP_RET_SUCCESS && longest)
+			note_way(way, skb->ifindex, &packet->source, &packet->destination, fib.ifindex, fib.dmac, fib.smac,
+				 fib.mtu_result);
 		next_hop.nh_family = fib.family;
 		__builtin_memcpy(next_hop.ipv6_nh, fib.ipv6_dst, 16);
 		count(packet->origin == FROM_ENDPOINT ? COUNTER_ENDPOINT_OUT : COUNTER_FORWARDED);

@@ -529,6 +529,32 @@ impl Anchored {
 }
 
 #[test]
+fn who_forwards_notices_that_a_neighbour_has_another_address() {
+    on_both_families(|v4| {
+        let net = Anchored::new(v4);
+        net.lead(Transport::Udp, Carrier::Rewrite);
+        let (near, far) = net.datagrams();
+        // The ways are known from now on, both of them.
+        exchange_datagrams(&near, &far);
+        for (host, device, address, last) in
+            [(&net.net.host, "near", address(1, 2, v4), 2), (&net.net.far, "far", address(9, 2, v4), 9)]
+        {
+            let link = format!("02:00:00:00:77:0{last}");
+            host.run(&format!("ip link set eth address {link}"));
+            net.net.middle.run(&format!("ip neigh replace {address} lladdr {link} dev {device} nud permanent"));
+        }
+        let start = std::time::Instant::now();
+        for (from, to) in [(&near, &far), (&far, &near)] {
+            to.set_read_timeout(Some(Duration::from_millis(20))).expect("SO_RCVTIMEO");
+            let destination = to.local_addr().expect("local");
+            while from.send_to(&[1], destination).is_err() || to.recv(&mut [0; 8]).is_err() {
+                assert!(start.elapsed() < PATIENCE, "{:?}", net.anchor.counters());
+            }
+        }
+    });
+}
+
+#[test]
 fn an_anchor_forwards_a_flow_rewritten_and_by_the_tunnel() {
     on_both_families(|v4| {
         let net = Anchored::new(v4);
