@@ -452,6 +452,19 @@ impl Datapath {
         Ok(())
     }
 
+    /// Forgets a flow, but goes on taking what comes for it from its peer under its name on the wire until that is
+    /// [forgotten](Self::forget_name): it is of no flow then, under its own names. `None`: it was not known.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn leave_flow(&self, flow: &FlowTuple) -> Result<Option<FormerName>, Error> {
+        let own = RawTuple::new(flow);
+        let Some(entry) = self.flows.get(&own)? else { return Ok(None) };
+        self.flows.remove(&own)?;
+        self.note_elsewhere(|elsewhere| elsewhere.change(entry.toward, 0))?;
+        Ok(Some(FormerName { wire: entry.wire_flow(own.transport), own }))
+    }
+
     /// Removes a wire tuple if it is still that of `own`.
     fn remove_wire(&self, wire: &RawWireFlow, own: &RawTuple) -> Result<(), Error> {
         if self.wire_flows.get(wire)?.as_ref() == Some(own) {

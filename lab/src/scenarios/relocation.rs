@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use whimbrel_ipc::{Connection, ConnectionState};
+use whimbrel_ipc::{Carrier, Connection, ConnectionState};
 
 use super::world::{LONG, World, site, step};
 use super::{Scenario, scenario};
@@ -53,6 +53,11 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         |lab| other_path(lab, 5, 0.5),
     ),
     scenario("moved-in-flow-direct", "the same with a far end that runs Whimbrel", |lab| in_flow(lab, true, false)),
+    scenario(
+        "moved-back-in-flow",
+        "datagrams come rewritten while their receiver goes back to where it was: none is lost",
+        back_in_flow,
+    ),
     scenario("moved-again-direct", "the same with a far end that runs Whimbrel", |lab| again(lab, true)),
 ];
 
@@ -297,6 +302,62 @@ fn in_flow(lab: &mut Lab, far_runs: bool, hole: bool) -> Result<()> {
     let lost = if far_runs { u64::from(again).saturating_sub(in_vain) } else { again.into() };
     expect!(lost == 0, "{again} segments were sent again, {in_vain} of them had come");
     world.no_resets()
+}
+
+/// What is on its way rewritten when a socket is given away comes under names that its host knows for a while yet.
+fn back_in_flow(lab: &mut Lab) -> Result<()> {
+    let three = Three::new(lab, true)?;
+    let Three { world, donor_daemon, acceptor_daemon, far_daemon, .. } = &three;
+    let way = PairOptions { up: Some(DATAGRAMS), down: Some(0), ..PairOptions::default() };
+    let mut datagrams = FlowPair::udp(&world.laptop, &world.server, world.at_server.ipv4()?, &way)?;
+    // Words of the daemons overtake datagrams, as they do where these wait in a queue.
+    let shape = Shape::delay_rate(20, 100);
+    world.a.link()?.set_both(&Shape { reorder: 0.5, reorder_by: Duration::from_millis(60), ..shape });
+    let local = datagrams.local();
+    let is = |good: &dyn Fn(&Connection) -> bool| {
+        let all = far_daemon.as_ref().map(Whimbrel::connections).transpose().ok().flatten().unwrap_or_default();
+        all.iter().any(|connection| connection.flow.local == local && good(connection))
+    };
+    wait_until(LONG, "they are introduced", || is(&|connection| connection.state == ConnectionState::Native))?;
+    let (mut receivers, mut files) = (Vec::new(), Vec::new());
+    let from = datagrams.status(Side::Client)?.sent;
+    let mut here = Vec::new();
+    for (giver, taker, host, name) in [
+        (donor_daemon, acceptor_daemon, &three.acceptor, "guest"),
+        (acceptor_daemon, donor_daemon, &world.server, "desk"),
+    ] {
+        let file = host.dir().join("datagrams");
+        // It answers: what is heard rewritten is sent so (P-24).
+        let program = ["tee".to_owned(), file.display().to_string()];
+        receivers.push(receiver_of(taker, "datagrams", &program)?);
+        step(&format!("the receiver goes to {name}"));
+        let said = giver.cli(&["move", &local.to_string(), "--to", name, "--process", "datagrams"])?;
+        expect!(said.contains("is with"), "{said}");
+        files.push(file);
+        if name == "guest" {
+            let rewritten = || is(&|connection| connection.carrier == Some(Carrier::Rewrite));
+            wait_until(LONG, "what is sent there is rewritten", rewritten)?;
+            // The port is that of the socket that comes back.
+            here = datagrams.arrivals(Side::Server, MonoTime(0))?;
+            datagrams.process(Side::Server).kill()?;
+        }
+    }
+    let length = |file: &PathBuf| std::fs::metadata(file).map_or(0, |metadata| metadata.len());
+    wait_until(LONG, "they come where they came before", || length(&files[1]) > DATAGRAMS / 8)?;
+    datagrams.set_rate(Side::Client, Some(0))?;
+    let mut numbers: BTreeSet<u64> = here.iter().map(|(_, number)| *number).filter(|number| *number >= from).collect();
+    let mut sent = 0;
+    let complete = wait_for(LONG, "all have come", || {
+        for file in &files {
+            let bytes = std::fs::read(file).map_err(|e| Error::call("read", file.display().to_string(), e))?;
+            let there = bytes.chunks_exact(SIZE).filter_map(|datagram| datagram.first_chunk::<8>());
+            numbers.extend(there.map(|number| u64::from_be_bytes(*number)).filter(|number| *number >= from));
+        }
+        sent = datagrams.status(Side::Client)?.sent;
+        Ok((numbers.len() as u64 >= sent - from).then_some(()))
+    });
+    println!("    {} of {} datagrams came", numbers.len(), sent - from);
+    complete
 }
 
 /// `rate`: of the acceptor's link, Mbit/s; the donor's has 20. `least`: the part of it that is to be used in the first second.

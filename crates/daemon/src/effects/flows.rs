@@ -66,7 +66,13 @@ impl Effects {
         let end = self.journal.flows().get(&flow).map(|before| before.end);
         self.journal.remove_flow(flow);
         self.tunnel.remove_flow(&flow);
-        self.datapath.remove_flows(&[flow])?;
+        // What its socket's new host gets includes what the peer sends as it has until now.
+        if self.tunnel.sets_aside(&flow) {
+            let name = self.datapath.leave_flow(&flow)?;
+            self.forget_name_later(now, name);
+        } else {
+            self.datapath.remove_flows(&[flow])?;
+        }
         if let Some(end) = end {
             self.release_flow_endpoint(now, &flow, end);
         }

@@ -117,6 +117,11 @@ impl Aside {
         self.flows.store(flows.len(), Ordering::Release);
     }
 
+    /// Whether there is such a flow.
+    pub(super) fn knows(&self, flow: &FlowTuple) -> bool {
+        self.flows.load(Ordering::Acquire) != 0 && self.lock().flows.contains_key(flow)
+    }
+
     /// What waits goes there; whether there was anything to decide.
     pub(super) fn decide(&self, flow: &FlowTuple, fate: Fate, now: Instant) -> bool {
         if self.flows.load(Ordering::Acquire) == 0 {

@@ -131,6 +131,11 @@ impl Tunnel {
         self.decide(&own.mirrored(), to.map_or(Fate::Here, Fate::To));
     }
 
+    /// Whether what comes for this flow's socket waits, or is handed on.
+    pub fn sets_aside(&self, own: &FlowTuple) -> bool {
+        self.table.aside.knows(&own.mirrored())
+    }
+
     /// Nothing waits for this flow's socket any longer, and what did is gone.
     pub fn forget_aside(&self, own: &FlowTuple) {
         self.table.aside.forget(&own.mirrored());

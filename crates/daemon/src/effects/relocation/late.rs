@@ -62,7 +62,8 @@ impl Effects {
         self.relocation.late.tunnelled.push_back((now + TUNNELLED, flow));
     }
 
-    /// A flow goes to its far end directly from now on: what is on its way from who has passed it on is taken for a while.
+    /// A flow goes to its far end directly from now on, or its socket has gone: what is on its way from who has passed it on, or to the
+    /// socket, is taken for a while.
     pub(in crate::effects) fn forget_name_later(&mut self, now: Time, name: Option<FormerName>) {
         self.relocation.late.names.extend(name.map(|name| (now + LATE, name)));
     }
