@@ -40,12 +40,12 @@ check: ## format, lint, dependency edges, unit tests
 
 bench: ## all measurements, each beside its baseline (as root)
 	@./setup bench
-	$(CARGO) build --release --locked -p whimbrel-cli -p whimbrel-lab -p whimbrel-bench
+	$(CARGO) build --release --locked -p whimbrel-cli -p whimbrel-lab -p whimbrel-capi -p whimbrel-bench
 	$(TARGET)/release/whimbrel-bench all $(ARGUMENTS)
 
 bench-%:
 	@./setup bench
-	$(CARGO) build --release --locked -p whimbrel-cli -p whimbrel-lab -p whimbrel-bench
+	$(CARGO) build --release --locked -p whimbrel-cli -p whimbrel-lab -p whimbrel-capi -p whimbrel-bench
 	$(TARGET)/release/whimbrel-bench $* $(ARGUMENTS)
 
 soak-absence: build ## two laptops away for HOURS (72 unless given), then back: no connection may be lost (as root)

@@ -92,6 +92,11 @@ impl Bed {
         Ok(Self { client, server, variant, daemons, lab })
     }
 
+    /// Where programs of the client find its daemon, if it has one.
+    pub(crate) fn client_run_dir(&self) -> Option<std::path::PathBuf> {
+        self.daemons.as_ref().map(|[client, _]| client.run_dir())
+    }
+
     /// What the client connects to.
     pub(crate) fn target(&self) -> IpAddr {
         if self.variant == Variant::Nftables { TRANSLATED.into() } else { SERVER.into() }

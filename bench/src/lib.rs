@@ -1,5 +1,6 @@
 //! Measurements, each beside its baseline in the same interleaved run, and the report that all of them end in.
 
+pub mod anchor;
 mod bed;
 mod chart;
 pub mod machine;

@@ -3,9 +3,9 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use whimbrel_bench::relocation::{self, bare, crowd, gap};
+use whimbrel_bench::relocation::{self, bare, call, crowd, gap};
 use whimbrel_bench::roam::{self, handoff, many, parked, throughput};
-use whimbrel_bench::{process, tunnel, vnat};
+use whimbrel_bench::{anchor, process, tunnel, vnat};
 
 /// Measures Whimbrel beside what it is held against, on this machine, in network namespaces of its own. As root.
 ///
@@ -34,7 +34,9 @@ enum Measurement {
     RoamParked(roam::Options),
     /// The VNAT paper's experiments: messages of 64 to 8192 bytes, beside nothing and beside connection tracking
     Vnat(roam::Options),
-    /// Sockets that change hosts: the three below and one report
+    /// What an anchor costs: packets and time through it, beside the kernel's forwarding and VPNs; `wb_socket` beside plain sockets
+    Anchor(roam::Options),
+    /// Sockets that change hosts: the four below, anchors, and one report
     Move(roam::Options),
     /// How long a far end hears nothing of a connection that changes hosts, by phases
     MoveGap(roam::Options),
@@ -42,6 +44,8 @@ enum Measurement {
     MoveBare(roam::Options),
     /// Up to ten thousand idle connections that change hosts together
     MoveCrowd(roam::Options),
+    /// A video call that changes hosts
+    MoveCall(roam::Options),
     /// One sample of move-bare
     #[command(hide = true)]
     MoveSample {
@@ -65,12 +69,14 @@ fn main() -> ExitCode {
         Measurement::RoamMany(options) => roam(many::run(&options)),
         Measurement::RoamParked(options) => roam(parked::run(&options)),
         Measurement::Vnat(options) => roam(vnat::run(&options)),
+        Measurement::Anchor(options) => roam(anchor::run(&options)),
         Measurement::Move(options) => roam(relocation::run(&options)),
         Measurement::MoveGap(options) => roam(gap::run(&options)),
         Measurement::MoveBare(options) => roam(bare::run(&options)),
         Measurement::MoveSample { count } => roam(bare::print_sample(count)),
         Measurement::MoveCrowd(options) => roam(crowd::run(&options)),
         Measurement::Process(options) => roam(process::run(&options)),
+        Measurement::MoveCall(options) => roam(call::run(&options)),
         Measurement::All(options) => tunnel(&tunnel::Options::default())
             .and_then(|()| roam(roam::run(&options)))
             .and_then(|()| roam(vnat::run(&options)))

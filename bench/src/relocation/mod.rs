@@ -1,6 +1,7 @@
-//! Sockets that change hosts: what the far end notices, what it costs, how many at once.
+//! Sockets that change hosts: what the far end notices, what it costs, how many at once. Anchors are reported with them.
 
 pub mod bare;
+pub mod call;
 pub mod crowd;
 pub mod gap;
 mod phases;
@@ -17,14 +18,20 @@ use crate::roam::Options;
 pub fn run(options: &Options) -> Result<()> {
     let mut all = Report::new("move");
     let mut failures = Vec::new();
-    for (name, measure) in
-        [("gap", gap::measure as fn(&Options) -> Result<Report>), ("bare", bare::measure), ("crowd", crowd::measure)]
-    {
+    for (name, measure) in [
+        ("gap", gap::measure as fn(&Options) -> Result<Report>),
+        ("bare", bare::measure),
+        ("crowd", crowd::measure),
+        ("call", call::measure),
+    ] {
         match measure(options) {
             Ok(report) => all.take_in(name, report),
             Err(error) => failures.push(format!("{name}: {error}")),
         }
     }
+    let (report, failed) = crate::anchor::measure(options);
+    all.take_in("anchor", report);
+    failures.extend(failed.err().map(|error| format!("anchor: {error}")));
     all.finish()?;
     if failures.is_empty() { Ok(()) } else { Err(failures.join("; ").into()) }
 }
