@@ -5,6 +5,7 @@ use std::fs;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::process::Command;
 
+use rustix::mm::{MlockAllFlags, mlockall};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
 use whimbrel_kernel::frozen::{Defaults, Frozen};
@@ -103,6 +104,8 @@ pub fn print_sample(count: usize) -> Result<()> {
     }
     let (injector, defaults) = (Injector::open()?, Defaults::look()?);
     let mut snapshots = Vec::with_capacity(count);
+    // As in a program that has run for a while; `bare.c` does the same.
+    mlockall(MlockAllFlags::CURRENT)?;
     let begun = processor();
     for socket in near {
         let frozen = Frozen::freeze(socket.into())?;

@@ -459,6 +459,8 @@ fn a_listener_goes_on_at_another_host() {
     let address = near.local_addr().unwrap();
     let frozen = Frozen::freeze(near.into()).unwrap();
     let snapshot = frozen.dump(&defaults()).unwrap();
+    // The standard library sets this one.
+    assert!(snapshot.options.iter().all(|option| option.kind == OptionKind::ReuseAddress), "{:?}", snapshot.options);
     let injector = Three::injector(&three.acceptor);
     let restored = three.acceptor.on(|| Frozen::restore(&snapshot, &injector)).unwrap();
     frozen.destroy().unwrap();

@@ -4,10 +4,10 @@ use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 
 use rustix::net::RecvFlags;
-use whimbrel_wire::snapshot::{Datagrams, Queued};
+use whimbrel_wire::snapshot::{Datagrams, Queued, Snapshot};
 use whimbrel_wire::{FlowTuple, Transport};
 
-use super::{SO_RCVBUFFORCE, Unmovable, bind, canonical, connect, make_room, remote_name};
+use super::{SO_RCVBUFFORCE, Unmovable, bind, canonical, connect, make_room};
 use crate::error::Error;
 use crate::inject::Injector;
 use crate::sockopt::{Name, get_int, set};
@@ -17,8 +17,7 @@ const SO_PEEK_OFF: Name = Name { level: libc::SOL_SOCKET, name: libc::SO_PEEK_OF
 const UNTIL_READ: usize = 512 << 10;
 const LONGEST: usize = 65_535;
 
-pub(super) fn dump(fd: BorrowedFd<'_>) -> Result<Datagrams, Unmovable> {
-    let remote = remote_name(fd)?;
+pub(super) fn dump(fd: BorrowedFd<'_>, remote: Option<SocketAddr>) -> Result<Datagrams, Unmovable> {
     let before = get_int(fd, SO_PEEK_OFF)?;
     // Each look goes on where the last one ended, and takes nothing away. Only an empty datagram that somebody has looked at before
     // is passed over (`__skb_try_recv_from_queue`).
@@ -47,15 +46,16 @@ fn queued(fd: BorrowedFd<'_>) -> Result<Vec<Queued>, Error> {
 
 pub(super) fn restore(
     fd: BorrowedFd<'_>,
-    local: SocketAddr,
+    snapshot: &Snapshot,
     datagrams: &Datagrams,
     injector: &Injector,
 ) -> Result<(), Unmovable> {
     let queued: usize = datagrams.queue.iter().map(|datagram| datagram.bytes.len() + 1024).sum();
     make_room(fd, SO_RCVBUFFORCE, queued + UNTIL_READ)?;
-    bind(fd, local)?;
+    let (family, local) = (snapshot.family, snapshot.local);
+    bind(fd, family, local)?;
     if let Some(remote) = datagrams.remote {
-        connect(fd, remote)?;
+        connect(fd, family, remote)?;
     }
     refill(local, datagrams, injector)
 }

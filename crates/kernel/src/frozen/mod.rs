@@ -37,7 +37,9 @@ pub enum Unmovable {
     Kernel(#[from] Error),
 }
 
-const SO_DOMAIN: Name = Name { level: libc::SOL_SOCKET, name: libc::SO_DOMAIN, text: "SO_DOMAIN" };
+/// Why other sockets cannot be moved.
+const NEITHER: &str = "only sockets of TCP and UDP can be moved";
+
 const SO_TYPE: Name = Name { level: libc::SOL_SOCKET, name: libc::SO_TYPE, text: "SO_TYPE" };
 const SO_PROTOCOL: Name = Name { level: libc::SOL_SOCKET, name: libc::SO_PROTOCOL, text: "SO_PROTOCOL" };
 const SO_ACCEPTCONN: Name = Name { level: libc::SOL_SOCKET, name: libc::SO_ACCEPTCONN, text: "SO_ACCEPTCONN" };
@@ -53,6 +55,10 @@ pub struct Frozen {
     socket: OwnedFd,
     family: Family,
     kind: Kind,
+    /// Where it is bound.
+    local: SocketAddr,
+    /// The other end, if there is one.
+    remote: Option<SocketAddr>,
     /// What is done when it wakes.
     due: stream::Due,
 }
@@ -72,27 +78,12 @@ impl Frozen {
     /// [`Unmovable`]: it is another kind of socket, or in a state that cannot be moved; it is as it was.
     pub fn freeze(socket: OwnedFd) -> Result<Self, Unmovable> {
         let fd = socket.as_fd();
-        let family = match sockopt::get_int(fd, SO_DOMAIN)
-            .map_err(|_| Unmovable::Kind("this descriptor is no socket, and only sockets can be moved"))?
-        {
-            libc::AF_INET => Family::Ipv4,
-            libc::AF_INET6 => Family::Ipv6,
-            _ => return Err(Unmovable::Kind("only sockets of IPv4 and IPv6 can be moved")),
+        let Look { kind, family, local, remote } = look_at(fd)?;
+        let due = match kind {
+            Kind::Stream => stream::freeze(fd, remote.is_some())?,
+            Kind::Listening | Kind::Datagram => stream::Due::default(),
         };
-        let of = (sockopt::get_int(fd, SO_TYPE)?, sockopt::get_int(fd, SO_PROTOCOL)?);
-        let kind = match of {
-            (libc::SOCK_STREAM, libc::IPPROTO_TCP) if sockopt::get_int(fd, SO_ACCEPTCONN)? != 0 => Kind::Listening,
-            (libc::SOCK_STREAM, libc::IPPROTO_TCP) => Kind::Stream,
-            (libc::SOCK_DGRAM, libc::IPPROTO_UDP) => Kind::Datagram,
-            (libc::SOCK_STREAM, libc::IPPROTO_MPTCP) => {
-                return Err(Unmovable::Kind(
-                    "a socket of Multipath TCP cannot be moved: the kernel does not give away its state",
-                ));
-            }
-            _ => return Err(Unmovable::Kind("only sockets of TCP and UDP can be moved")),
-        };
-        let due = if kind == Kind::Stream { stream::freeze(fd)? } else { stream::Due::default() };
-        Ok(Self { socket, family, kind, due })
+        Ok(Self { socket, family, kind, local, remote, due })
     }
 
     /// Whether a TCP socket is at rest, as one that a killed process has frozen and nobody has woken since.
@@ -115,17 +106,13 @@ impl Frozen {
     /// [`Unmovable`]: something about it could not be taken along.
     pub fn dump(&self, defaults: &Defaults) -> Result<Snapshot, Unmovable> {
         let fd = self.socket.as_fd();
-        let local = local_name(fd)?;
         let body = match self.kind {
-            Kind::Stream => Body::Stream(stream::dump(fd)?),
+            Kind::Stream => Body::Stream(stream::dump(fd, self.remote)?),
             Kind::Listening => Body::Listening { backlog: stream::backlog(fd)? },
-            Kind::Datagram => Body::Datagram(datagram::dump(fd)?),
+            Kind::Datagram => Body::Datagram(datagram::dump(fd, self.remote)?),
         };
-        let mut options = options::dump(fd, self.kind, self.family, defaults);
-        if self.kind == Kind::Stream {
-            self.due.name_reuse(&mut options);
-        }
-        Ok(Snapshot { family: self.family, local, body, options, luggage: None })
+        let options = options::dump(fd, self.kind, self.family, defaults, &self.due);
+        Ok(Snapshot { family: self.family, local: self.local, body, options, luggage: None })
     }
 
     /// Rebuilds a socket in the calling thread's network namespace, which must have its local address. It sends nothing before it
@@ -148,21 +135,21 @@ impl Frozen {
             socket_with(family, shape, SocketFlags::CLOEXEC, None).map_err(|e| Error::call("socket", of, e))?;
         let fd = socket.as_fd();
         options::restore_early(fd, snapshot)?;
-        let due = match &snapshot.body {
-            Body::Stream(stream) => stream::restore(fd, snapshot.local, stream, options::locks(snapshot))?,
+        let (due, remote) = match &snapshot.body {
+            Body::Stream(stream) => (stream::restore(fd, snapshot, stream)?, Some(stream.remote)),
             Body::Listening { backlog } => {
-                bind(fd, snapshot.local)?;
+                bind(fd, snapshot.family, snapshot.local)?;
                 rustix::net::listen(fd, i32::try_from(*backlog).unwrap_or(i32::MAX))
                     .map_err(|e| Error::call("listen", snapshot.local.to_string(), e))?;
-                stream::Due::default()
+                (stream::Due::default(), None)
             }
             Body::Datagram(datagrams) => {
-                datagram::restore(fd, snapshot.local, datagrams, injector)?;
-                stream::Due::default()
+                datagram::restore(fd, snapshot, datagrams, injector)?;
+                (stream::Due::default(), datagrams.remote)
             }
         };
         options::restore_late(fd, snapshot)?;
-        Ok(Self { socket, family: snapshot.family, kind, due })
+        Ok(Self { socket, family: snapshot.family, kind, local: snapshot.local, remote, due })
     }
 
     /// Puts what waited in a UDP socket's queue into that of one which somebody else has rebuilt, as CRIU does without it. `injector` belongs to
@@ -214,29 +201,60 @@ impl AsFd for Frozen {
     }
 }
 
-fn bind(fd: BorrowedFd<'_>, local: SocketAddr) -> Result<(), Error> {
-    rustix::net::bind(fd, &for_family(fd, local)?).map_err(|e| Error::call("bind", local.to_string(), e))
+/// What a descriptor is.
+struct Look {
+    kind: Kind,
+    family: Family,
+    local: SocketAddr,
+    remote: Option<SocketAddr>,
 }
 
-fn connect(fd: BorrowedFd<'_>, remote: SocketAddr) -> Result<(), Error> {
-    rustix::net::connect(fd, &for_family(fd, remote)?).map_err(|e| Error::call("connect", remote.to_string(), e))
+/// What a descriptor is, and its names. Every call to the kernel counts for whoever moves thousands: with most sockets these are three.
+fn look_at(fd: BorrowedFd<'_>) -> Result<Look, Unmovable> {
+    let of_others = || Unmovable::Kind("only sockets of IPv4 and IPv6 can be moved");
+    let name = rustix::net::getsockname(fd).map_err(|error| match error {
+        rustix::io::Errno::NOTSOCK => Unmovable::Kind("this descriptor is no socket, and only sockets can be moved"),
+        _ => of_others(),
+    })?;
+    let family = match name.address_family() {
+        AddressFamily::INET => Family::Ipv4,
+        AddressFamily::INET6 => Family::Ipv6,
+        _ => return Err(of_others()),
+    };
+    let remote = remote_name(fd)?;
+    let kind = match sockopt::get_int(fd, SO_PROTOCOL)? {
+        // A raw socket may have this number as well, and is found out by what it does not know of TCP.
+        libc::IPPROTO_TCP if remote.is_none() && sockopt::get_int(fd, SO_ACCEPTCONN)? != 0 => Kind::Listening,
+        libc::IPPROTO_TCP => Kind::Stream,
+        libc::IPPROTO_UDP if sockopt::get_int(fd, SO_TYPE)? == libc::SOCK_DGRAM => Kind::Datagram,
+        libc::IPPROTO_MPTCP => {
+            return Err(Unmovable::Kind(
+                "a socket of Multipath TCP cannot be moved: the kernel does not give away its state",
+            ));
+        }
+        _ => return Err(Unmovable::Kind(NEITHER)),
+    };
+    Ok(Look { kind, family, local: canonical("getsockname", name)?, remote })
+}
+
+fn bind(fd: BorrowedFd<'_>, family: Family, local: SocketAddr) -> Result<(), Error> {
+    rustix::net::bind(fd, &for_family(family, local)).map_err(|e| Error::call("bind", local.to_string(), e))
+}
+
+fn connect(fd: BorrowedFd<'_>, family: Family, remote: SocketAddr) -> Result<(), Error> {
+    rustix::net::connect(fd, &for_family(family, remote)).map_err(|e| Error::call("connect", remote.to_string(), e))
 }
 
 /// An IPv4 endpoint as an IPv6 socket has it.
-fn for_family(fd: BorrowedFd<'_>, endpoint: SocketAddr) -> Result<SocketAddr, Error> {
-    Ok(match endpoint {
-        SocketAddr::V4(v4) if sockopt::get_int(fd, SO_DOMAIN)? == libc::AF_INET6 => {
+fn for_family(family: Family, endpoint: SocketAddr) -> SocketAddr {
+    match endpoint {
+        SocketAddr::V4(v4) if family == Family::Ipv6 => {
             let any = v4.ip().is_unspecified();
             let mapped = if any { std::net::Ipv6Addr::UNSPECIFIED } else { v4.ip().to_ipv6_mapped() };
             SocketAddr::new(mapped.into(), v4.port())
         }
         _ => endpoint,
-    })
-}
-
-fn local_name(fd: BorrowedFd<'_>) -> Result<SocketAddr, Error> {
-    let name = rustix::net::getsockname(fd).map_err(|e| Error::call("getsockname", "a frozen socket", e))?;
-    canonical("getsockname", name)
+    }
 }
 
 /// The other end's name, if there is another end.
@@ -257,16 +275,17 @@ fn canonical(call: &'static str, name: rustix::net::SocketAddrAny) -> Result<Soc
     Ok(SocketAddr::new(name.ip().to_canonical(), name.port()))
 }
 
-/// Room for what is put into the queues of a socket that is rebuilt. The kernel takes it for a wish of the program's and never
-/// grows the buffer again, unless its locks are put back.
-fn make_room(fd: BorrowedFd<'_>, option: Name, bytes: usize) -> Result<(), Error> {
+/// Room for what is put into the queues of a socket that is rebuilt: true where its buffer was not large enough. The kernel takes that for
+/// a wish of the program's and never grows the buffer again, unless its locks are put back.
+fn make_room(fd: BorrowedFd<'_>, option: Name, bytes: usize) -> Result<bool, Error> {
     // The kernel counts its own overhead too, and doubles what it is given.
     let room = i32::try_from(bytes.saturating_mul(2)).unwrap_or(i32::MAX / 2).max(65_536);
     let size = if option.name == SO_SNDBUFFORCE.name { SO_SNDBUF } else { SO_RCVBUF };
     if sockopt::get_int(fd, size)? / 2 >= room {
-        return Ok(());
+        return Ok(false);
     }
-    sockopt::set(fd, option, &room)
+    sockopt::set(fd, option, &room)?;
+    Ok(true)
 }
 
 fn interrupted(error: &io::Error) -> bool {

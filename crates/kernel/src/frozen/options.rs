@@ -6,6 +6,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use whimbrel_wire::snapshot::{Body, Family, OptionKind, Snapshot, SocketOption};
 
+use super::stream::Due;
 use super::{Kind, SO_BUF_LOCK, Unmovable};
 use crate::error::Error;
 use crate::sockopt::{self, Name};
@@ -25,12 +26,14 @@ enum Shape {
     Long,
 }
 
-/// Which sockets have it.
+/// Which sockets it has an effect on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Who {
     All,
     V6,
+    /// Connections and listeners.
     Streams,
+    Listeners,
     Datagrams,
 }
 
@@ -66,7 +69,7 @@ const fn row(
 use OptionKind as O;
 use Shape::{Buffer, Int, Linger, Long, Time};
 use When::{Early, Late};
-use Who::{All, Datagrams, Streams, V6};
+use Who::{All, Datagrams, Listeners, Streams, V6};
 use libc::{IPPROTO_TCP as TCP, IPPROTO_UDP as UDP, SOL_IP as IP, SOL_IPV6 as IPV6, SOL_SOCKET as SOCKET};
 
 /// SOCK_SNDBUF_LOCK and SOCK_RCVBUF_LOCK.
@@ -80,7 +83,7 @@ const ROWS: [Row; 37] = [
     row(O::ReusePort, SOCKET, libc::SO_REUSEPORT, "SO_REUSEPORT", Int, All, Early),
     row(O::KeepAlive, SOCKET, libc::SO_KEEPALIVE, "SO_KEEPALIVE", Int, All, Late),
     row(O::UrgentInline, SOCKET, libc::SO_OOBINLINE, "SO_OOBINLINE", Int, All, Late),
-    row(O::Broadcast, SOCKET, libc::SO_BROADCAST, "SO_BROADCAST", Int, All, Late),
+    row(O::Broadcast, SOCKET, libc::SO_BROADCAST, "SO_BROADCAST", Int, Datagrams, Late),
     row(O::Linger, SOCKET, libc::SO_LINGER, "SO_LINGER", Linger, All, Late),
     row(O::SendBuffer, SOCKET, libc::SO_SNDBUF, "SO_SNDBUF", Buffer(SEND_LOCK), All, Late),
     row(O::ReceiveBuffer, SOCKET, libc::SO_RCVBUF, "SO_RCVBUF", Buffer(RECEIVE_LOCK), All, Late),
@@ -108,7 +111,7 @@ const ROWS: [Row; 37] = [
     row(O::KeepCount, TCP, libc::TCP_KEEPCNT, "TCP_KEEPCNT", Int, Streams, Late),
     row(O::UserTimeout, TCP, libc::TCP_USER_TIMEOUT, "TCP_USER_TIMEOUT", Int, Streams, Late),
     row(O::FinWait2Timeout, TCP, libc::TCP_LINGER2, "TCP_LINGER2", Int, Streams, Late),
-    row(O::DeferAccept, TCP, libc::TCP_DEFER_ACCEPT, "TCP_DEFER_ACCEPT", Int, Streams, Late),
+    row(O::DeferAccept, TCP, libc::TCP_DEFER_ACCEPT, "TCP_DEFER_ACCEPT", Int, Listeners, Late),
     row(O::UnsentLowWater, TCP, 25, "TCP_NOTSENT_LOWAT", Int, Streams, Late),
     row(O::ThinLinearTimeouts, TCP, libc::TCP_THIN_LINEAR_TIMEOUTS, "TCP_THIN_LINEAR_TIMEOUTS", Int, Streams, Late),
     row(O::UdpSegment, UDP, libc::UDP_SEGMENT, "UDP_SEGMENT", Int, Datagrams, Late),
@@ -121,12 +124,13 @@ impl Row {
             All => true,
             V6 => family == Family::Ipv6,
             Streams => kind != Kind::Datagram,
+            Listeners => kind == Kind::Listening,
             Datagrams => kind == Kind::Datagram,
         }
     }
 
-    /// The value in the snapshot's unit; `None` where the socket does not have it, or it is off.
-    fn get(&self, fd: BorrowedFd<'_>) -> Option<u64> {
+    /// The value in the snapshot's unit; `None` where the socket does not have it, or it is off. `locks`: its SO_BUF_LOCK.
+    fn get(&self, fd: BorrowedFd<'_>, locks: i32) -> Option<u64> {
         let int = |name| sockopt::get_int(fd, name).ok().map(|value| u64::from(value.cast_unsigned()));
         match self.shape {
             Int => int(self.name),
@@ -142,7 +146,6 @@ impl Row {
                 seconds.checked_mul(1_000_000)?.checked_add(u64::try_from(time.tv_usec).ok()?)
             }
             Buffer(lock) => {
-                let locks = sockopt::get_int(fd, SO_BUF_LOCK).ok()?;
                 if locks & lock == 0 {
                     return None;
                 }
@@ -193,7 +196,11 @@ impl Defaults {
                     Err(Errno::AFNOSUPPORT) => continue,
                     Err(error) => return Err(Error::call("socket", "one to compare with", error)),
                 };
-                let get = |row: &Row| row.is_of(kind, family).then(|| row.get(fresh.as_fd())).flatten();
+                // A stream stands for listeners as well.
+                let has =
+                    |row: &Row| row.is_of(kind, family) || kind == Kind::Stream && row.is_of(Kind::Listening, family);
+                // Nobody has chosen the sizes of its buffers.
+                let get = |row: &Row| has(row).then(|| row.get(fresh.as_fd(), 0)).flatten();
                 values[usize::from(family == Family::Ipv6)][usize::from(kind == Kind::Datagram)] =
                     ROWS.iter().map(get).collect();
             }
@@ -206,11 +213,22 @@ impl Defaults {
     }
 }
 
-/// What the program has set.
-pub(super) fn dump(fd: BorrowedFd<'_>, kind: Kind, family: Family, defaults: &Defaults) -> Vec<SocketOption> {
+/// What the program has set. `due` has what repair mode has changed.
+pub(super) fn dump(
+    fd: BorrowedFd<'_>,
+    kind: Kind,
+    family: Family,
+    defaults: &Defaults,
+    due: &Due,
+) -> Vec<SocketOption> {
+    // Kernels that do not tell (before 5.14) grow the buffers as they please.
+    let locks = sockopt::get_int(fd, SO_BUF_LOCK).unwrap_or(0);
     let rows = ROWS.iter().zip(defaults.of(family, kind)).filter(|(row, _)| row.is_of(kind, family));
     let differing = rows.filter_map(|(row, default)| {
-        let value = row.get(fd)?;
+        let value = match row.kind {
+            O::ReuseAddress if kind == Kind::Stream => due.reuse(),
+            _ => row.get(fd, locks)?,
+        };
         (*default != Some(value)).then_some(SocketOption { kind: row.kind, value })
     });
     differing.collect()

@@ -6,12 +6,13 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use rustix::net::{RecvFlags, SendFlags, Shutdown};
 use whimbrel_wire::snapshot::{
-    Negotiated, OptionKind, PathState, ReceiveQueue, Scale, SendQueue, SocketOption, Stream, StreamState, Window,
+    Negotiated, OptionKind, PathState, ReceiveQueue, Scale, SendQueue, Snapshot, Stream, StreamState, Window,
 };
 use whimbrel_wire::{FlowTuple, Transport};
 
 use super::{
-    SO_BUF_LOCK, SO_RCVBUFFORCE, SO_SNDBUFFORCE, Unmovable, bind, connect, interrupted, make_room, remote_name,
+    NEITHER, SO_BUF_LOCK, SO_RCVBUF, SO_RCVBUFFORCE, SO_SNDBUFFORCE, Unmovable, bind, connect, interrupted, make_room,
+    options,
 };
 use crate::error::Error;
 use crate::inject::{Injector, Numbers};
@@ -77,6 +78,8 @@ const CHUNK: usize = 32 << 10;
 /// Room for what the peer may send is made for a window up to this, in bytes: what Linux grows to by itself is less.
 const MOST_EXPECTED: usize = 64 << 20;
 
+const NOT_ESTABLISHED: &str = "this connection is not established yet, or is over";
+
 /// The parts of tcp_info that are there in every kernel (linux/tcp.h).
 struct Info {
     state: u8,
@@ -133,27 +136,30 @@ pub(super) struct Due {
     peer_finish: Option<(FlowTuple, Numbers)>,
     /// SO_REUSEADDR, which repair mode makes its own use of.
     reuse: i32,
-    /// SO_BUF_LOCK, where the buffers were made larger by force.
+    /// SO_BUF_LOCK once it is awake, where a buffer was made larger by force.
     locks: Option<i32>,
 }
 
 impl Due {
-    /// Puts the program's SO_REUSEADDR in place of repair mode's.
-    pub(super) fn name_reuse(&self, options: &mut Vec<SocketOption>) {
-        options.retain(|option| option.kind != OptionKind::ReuseAddress);
-        if self.reuse != 0 {
-            options.insert(0, SocketOption { kind: OptionKind::ReuseAddress, value: 1 });
-        }
+    /// The program's SO_REUSEADDR: of repair mode's use of it nothing is seen here.
+    pub(super) fn reuse(&self) -> u64 {
+        u64::from(self.reuse != 0)
     }
 }
 
-pub(super) fn freeze(fd: BorrowedFd<'_>) -> Result<Due, Unmovable> {
-    state_of(&Info::of(fd)?)?;
+pub(super) fn freeze(fd: BorrowedFd<'_>, connected: bool) -> Result<Due, Unmovable> {
     let mut protocol = [0u8; 16];
-    if get_into(fd, TCP_ULP, &mut protocol).is_ok_and(|length| length > 0 && protocol[0] != 0) {
-        return Err(Unmovable::Kind(
-            "a TLS connection that the kernel encrypts cannot be moved: it does not give away the state of its keys",
-        ));
+    match get_into(fd, TCP_ULP, &mut protocol) {
+        Ok(length) if length > 0 && protocol[0] != 0 => {
+            return Err(Unmovable::Kind(
+                "a TLS connection that the kernel encrypts cannot be moved: it does not give away the state of its keys",
+            ));
+        }
+        Ok(_) => {}
+        Err(_) => return Err(Unmovable::Kind(NEITHER)),
+    }
+    if !connected {
+        return Err(Unmovable::Kind(NOT_ESTABLISHED));
     }
     if urgent(fd)? {
         return Err(Unmovable::Kind("urgent data waits to be read; it can be moved once the program has read it"));
@@ -176,17 +182,17 @@ pub(super) fn is_frozen(fd: BorrowedFd<'_>) -> bool {
 /// can be looked at as far as its mark only (`tcp_poll`, `tcp_inq`). A byte that was read out of turn and is the last needs nothing: it is
 /// passed over, as the kernel would.
 fn urgent(fd: BorrowedFd<'_>) -> Result<bool, Error> {
-    let mut polled = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::PRI)];
-    let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-    rustix::event::poll(&mut polled, Some(&now)).map_err(|e| Error::call("poll", "a socket to be moved", e))?;
-    if polled[0].revents().contains(rustix::event::PollFlags::PRI) {
-        return Ok(true);
-    }
     let unread = || ioctl_int(fd, SIOCINQ, "SIOCINQ");
     let to_mark = unread()?;
     if to_mark == 0 && ioctl_int(fd, SIOCATMARK, "SIOCATMARK")? == 0 {
         // Nothing before a mark, and no mark: nothing at all. So it is with most sockets.
         return Ok(false);
+    }
+    let mut polled = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::PRI)];
+    let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+    rustix::event::poll(&mut polled, Some(&now)).map_err(|e| Error::call("poll", "a socket to be moved", e))?;
+    if polled[0].revents().contains(rustix::event::PollFlags::PRI) {
+        return Ok(true);
     }
     let inline = get_int(fd, SO_OOBINLINE)?;
     set(fd, SO_OOBINLINE, &1i32)?;
@@ -203,15 +209,16 @@ fn state_of(info: &Info) -> Result<StreamState, Unmovable> {
         CLOSE_WAIT => StreamState::CloseWait,
         LAST_ACK => StreamState::LastAck,
         CLOSING => StreamState::Closing,
-        _ => return Err(Unmovable::Kind("this connection is not established yet, or is over")),
+        _ => return Err(Unmovable::Kind(NOT_ESTABLISHED)),
     })
 }
 
-pub(super) fn dump(fd: BorrowedFd<'_>) -> Result<Stream, Unmovable> {
+pub(super) fn dump(fd: BorrowedFd<'_>, remote: Option<SocketAddr>) -> Result<Stream, Unmovable> {
+    let remote = remote.ok_or(Unmovable::Kind(NOT_ESTABLISHED))?;
     let info = Info::of(fd)?;
     let state = state_of(&info)?;
-    let remote = remote_name(fd)?.ok_or(Unmovable::Kind("this connection is over"))?;
     let (send, receive) = (dump_send(fd, state)?, dump_receive(fd, state)?);
+    set(fd, TCP_REPAIR_QUEUE, &NO_QUEUE)?;
     let mss = get_int(fd, TCP_MAXSEG)?;
     let scale = Scale { send: info.scales & 15, receive: info.scales >> 4 };
     let has = |flag| info.options & flag != 0;
@@ -245,13 +252,13 @@ pub(super) fn dump(fd: BorrowedFd<'_>) -> Result<Stream, Unmovable> {
     Ok(Stream { remote, state, send, receive, negotiated, window, out_of_order: Vec::new(), path: Some(path) })
 }
 
+/// Leaves its queue chosen, as [`dump_receive`] does.
 fn dump_send(fd: BorrowedFd<'_>, state: StreamState) -> Result<SendQueue, Unmovable> {
     set(fd, TCP_REPAIR_QUEUE, &SEND_QUEUE)?;
     let end = get_int(fd, TCP_QUEUE_SEQ)?.cast_unsigned();
     let queued = ioctl_int(fd, SIOCOUTQ, "SIOCOUTQ")?;
-    let unsent = ioctl_int(fd, SIOCOUTQNSD, "SIOCOUTQNSD")?;
+    let unsent = if queued == 0 { 0 } else { ioctl_int(fd, SIOCOUTQNSD, "SIOCOUTQNSD")? };
     let bytes = peek(fd, queued as usize)?;
-    set(fd, TCP_REPAIR_QUEUE, &NO_QUEUE)?;
     // A FIN takes a number of its own, the last.
     let finish = u32::from(state.has_finished());
     Ok(SendQueue { end: end.wrapping_sub(finish), unsent: unsent.saturating_sub(finish), bytes })
@@ -262,7 +269,6 @@ fn dump_receive(fd: BorrowedFd<'_>, state: StreamState) -> Result<ReceiveQueue, 
     let end = get_int(fd, TCP_QUEUE_SEQ)?.cast_unsigned();
     let unread = ioctl_int(fd, SIOCINQ, "SIOCINQ")?;
     let bytes = peek(fd, unread as usize)?;
-    set(fd, TCP_REPAIR_QUEUE, &NO_QUEUE)?;
     Ok(ReceiveQueue { end: end.wrapping_sub(u32::from(state.peer_has_finished())), bytes })
 }
 
@@ -286,36 +292,35 @@ fn peek(fd: BorrowedFd<'_>, length: usize) -> Result<Vec<u8>, Unmovable> {
     }
 }
 
-/// `locks`: SO_BUF_LOCK once it is awake.
-pub(super) fn restore(fd: BorrowedFd<'_>, local: SocketAddr, stream: &Stream, locks: i32) -> Result<Due, Unmovable> {
+pub(super) fn restore(fd: BorrowedFd<'_>, snapshot: &Snapshot, stream: &Stream) -> Result<Due, Unmovable> {
+    let (family, local) = (snapshot.family, snapshot.local);
     let Stream { remote, state, send, receive, negotiated, window, path, .. } = stream;
     let sent = send.bytes.len() - send.unsent as usize;
     let (sent, unsent) = send.bytes.split_at(sent);
-    let reuse = get_int(fd, SO_REUSEADDR)?;
-    make_room(fd, SO_SNDBUFFORCE, send.bytes.len())?;
-    // What the peer was told that it may send may come before anything is read.
-    make_room(fd, SO_RCVBUFFORCE, receive.bytes.len() + (window.receive as usize).min(MOST_EXPECTED))?;
+    let forced = make_rooms(fd, stream)?;
     set(fd, TCP_REPAIR, &ON)?;
     choose(fd, SEND_QUEUE, send.end.wrapping_sub(send.bytes.len() as u32))?;
     choose(fd, RECEIVE_QUEUE, receive.end.wrapping_sub(receive.bytes.len() as u32))?;
-    set(fd, TCP_REPAIR_QUEUE, &NO_QUEUE)?;
-    bind(fd, local)?;
+    bind(fd, family, local)?;
     // What the kernel does not have stays what its administrator chose.
     if let Some(path) = path.as_ref().filter(|path| !path.congestion_control.is_empty()) {
         let _ = set_slice(fd, TCP_CONGESTION, &[name_of(&path.congestion_control)]);
     }
     // In repair mode this sends nothing: the connection is established at once (`tcp_connect`).
-    connect(fd, *remote)?;
-    set_slice(fd, TCP_REPAIR_OPTIONS, &agreed(negotiated))?;
+    connect(fd, family, *remote)?;
+    let (agreed, count) = agreed(negotiated);
+    set_slice(fd, TCP_REPAIR_OPTIONS, &agreed[..count])?;
     if let Some(timestamp) = negotiated.timestamp {
         // The lowest bit asks for a clock of microseconds, which not every kernel has; the clock must not go back.
         let value = (timestamp.wrapping_add(2) & !1).cast_signed();
         set(fd, TCP_TIMESTAMP, &value)?;
     }
-    set(fd, TCP_REPAIR_QUEUE, &RECEIVE_QUEUE)?;
+    // The receive queue is chosen still.
     fill(fd, &receive.bytes)?;
-    set(fd, TCP_REPAIR_QUEUE, &SEND_QUEUE)?;
-    fill(fd, sent)?;
+    if !sent.is_empty() {
+        set(fd, TCP_REPAIR_QUEUE, &SEND_QUEUE)?;
+        fill(fd, sent)?;
+    }
     set(fd, TCP_REPAIR_QUEUE, &NO_QUEUE)?;
     let fields =
         [window.send_updated, window.send, window.send_max.max(window.send), window.receive, window.receive_updated];
@@ -330,7 +335,26 @@ pub(super) fn restore(fd: BorrowedFd<'_>, local: SocketAddr, stream: &Stream, lo
         };
         (tuple, numbers)
     });
-    Ok(Due { unsent: unsent.to_vec(), finish: state.has_finished(), peer_finish, reuse, locks: Some(locks) })
+    let reuse = snapshot.options.iter().find(|option| option.kind == OptionKind::ReuseAddress);
+    Ok(Due {
+        unsent: unsent.to_vec(),
+        finish: state.has_finished(),
+        peer_finish,
+        reuse: i32::from(reuse.is_some_and(|option| option.value != 0)),
+        locks: forced.then(|| options::locks(snapshot)),
+    })
+}
+
+/// Room for what is in the queues, and for what the peer was told that it may send: that may come before anything is read. Whether a
+/// buffer was made larger by force.
+fn make_rooms(fd: BorrowedFd<'_>, stream: &Stream) -> Result<bool, Error> {
+    let (unread, window) = (stream.receive.bytes.len(), (stream.window.receive as usize).min(MOST_EXPECTED));
+    let to_send = !stream.send.bytes.is_empty() && make_room(fd, SO_SNDBUFFORCE, stream.send.bytes.len())?;
+    // A buffer for twice a window is what the kernel itself gives one (`tcp_win_from_space`); a queue that is full of small pieces
+    // needs more.
+    let fits = unread == 0 && get_int(fd, SO_RCVBUF)?.cast_unsigned() as usize >= 2 * window;
+    let to_receive = !fits && make_room(fd, SO_RCVBUFFORCE, unread + window)?;
+    Ok(to_send || to_receive)
 }
 
 fn choose(fd: BorrowedFd<'_>, queue: i32, sequence: u32) -> Result<(), Error> {
@@ -344,12 +368,18 @@ fn name_of(congestion_control: &str) -> [u8; 16] {
     name
 }
 
-/// What TCP_REPAIR_OPTIONS takes: pairs of an option's kind and its value (`tcp_repair_options_est`).
-fn agreed(negotiated: &Negotiated) -> Vec<[u32; 2]> {
+/// What TCP_REPAIR_OPTIONS takes: pairs of an option's kind and its value, and how many (`tcp_repair_options_est`).
+fn agreed(negotiated: &Negotiated) -> ([[u32; 2]; 4], usize) {
     let scale = negotiated.scale.map(|scale| [KIND_SCALE, u32::from(scale.send) | u32::from(scale.receive) << 16]);
     let sack = negotiated.sack.then_some([KIND_SACK, 0]);
     let timestamps = negotiated.timestamp.map(|_| [KIND_TIMESTAMPS, 0]);
-    [Some([KIND_MSS, u32::from(negotiated.mss)]), scale, sack, timestamps].into_iter().flatten().collect()
+    let mut pairs = [[KIND_MSS, u32::from(negotiated.mss)]; 4];
+    let mut count = 1;
+    for pair in [scale, sack, timestamps].into_iter().flatten() {
+        pairs[count] = pair;
+        count += 1;
+    }
+    (pairs, count)
 }
 
 /// Puts bytes into the queue that is chosen.

@@ -8,6 +8,7 @@ use crate::codec::{put_endpoint, put_u16, put_u32, put_u64};
 impl Snapshot {
     /// Appends the snapshot to `out`.
     pub fn encode(&self, out: &mut Vec<u8>) {
+        out.reserve(self.size_hint());
         out.extend_from_slice(&MAGIC);
         put_u16(out, VERSION);
         let length = reserve_length(out);
@@ -42,6 +43,17 @@ impl Snapshot {
             });
         }
         fill_length(out, length);
+    }
+
+    /// About as many bytes as it takes: most are those of its queues.
+    fn size_hint(&self) -> usize {
+        let in_queues = match &self.body {
+            Body::Stream(stream) => stream.send.bytes.len() + stream.receive.bytes.len(),
+            Body::Listening { .. } => 0,
+            Body::Datagram(datagrams) => datagrams.queue.iter().map(|queued| 24 + queued.bytes.len()).sum(),
+        };
+        let handed_over = self.luggage.as_ref().map_or(0, |luggage| luggage.state.len());
+        256 + 16 * self.options.len() + in_queues + handed_over
     }
 }
 
