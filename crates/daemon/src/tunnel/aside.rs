@@ -20,6 +20,8 @@ const ALL_BYTES: usize = 64 << 20;
 /// How long packets are handed on after the socket has gone, and are taken from others than the flow's peer after it has come: what
 /// waits in queues on the way comes after the word that nothing more goes there.
 pub(crate) const LATE: Duration = Duration::from_secs(2);
+/// Between looks at all flows for those that are over.
+const FORGET_PAUSE: Duration = Duration::from_millis(250);
 
 /// Where that goes which was kept, and what still comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,11 +79,31 @@ impl Queue {
 struct Kept<T> {
     flows: HashMap<FlowTuple, T>,
     bytes: usize,
+    /// Of which something has been decided since they were looked at last.
+    decided: Vec<FlowTuple>,
+    /// When some are to be forgotten at the soonest. All are looked at for that, so it is not done for each that ends.
+    forget_at: Option<Instant>,
 }
 
 impl<T> Default for Kept<T> {
     fn default() -> Self {
-        Self { flows: HashMap::new(), bytes: 0 }
+        Self { flows: HashMap::new(), bytes: 0, decided: Vec::new(), forget_at: None }
+    }
+}
+
+impl<T> Kept<T> {
+    /// One of the flows is over then.
+    fn forget_from(&mut self, until: Instant) {
+        self.forget_at = Some(self.forget_at.map_or(until, |at| at.min(until)));
+    }
+
+    /// Whether flows are to be looked at for some that are over. Those that end soon after are not looked for before a while has passed.
+    fn take_forget(&mut self, now: Instant) -> bool {
+        let due = self.forget_at.is_some_and(|at| at <= now);
+        if due {
+            self.forget_at = Some(now + FORGET_PAUSE);
+        }
+        due
     }
 }
 
@@ -109,7 +131,7 @@ impl Aside {
     /// Packets of this flow wait from now on.
     pub(super) fn keep(&self, flow: FlowTuple) {
         let mut kept = self.lock();
-        let Kept { flows, bytes } = &mut *kept;
+        let Kept { flows, bytes, .. } = &mut *kept;
         let resting = Resting { queue: Queue::default(), fate: Fate::Waits, until: None };
         if let Some(mut before) = flows.insert(flow, resting) {
             before.queue.take(bytes);
@@ -133,13 +155,15 @@ impl Aside {
         };
         resting.fate = fate;
         resting.until = Some(now + LATE);
+        kept.decided.push(*flow);
+        kept.forget_from(now + LATE);
         true
     }
 
     /// Forgets a flow, and what waits for it.
     pub(super) fn forget(&self, flow: &FlowTuple) {
         let mut kept = self.lock();
-        let Kept { flows, bytes } = &mut *kept;
+        let Kept { flows, bytes, .. } = &mut *kept;
         if let Some(mut resting) = flows.remove(flow) {
             resting.queue.take(bytes);
         }
@@ -152,7 +176,7 @@ impl Aside {
             return Meeting::Nothing;
         }
         let mut kept = self.lock();
-        let Kept { flows, bytes } = &mut *kept;
+        let Kept { flows, bytes, .. } = &mut *kept;
         let Some(resting) = flows.get_mut(flow) else { return Meeting::Nothing };
         if resting.fate == Fate::Waits {
             return if resting.queue.push(bytes, packet()) { Meeting::Waits } else { Meeting::Full };
@@ -163,18 +187,25 @@ impl Aside {
     /// What waits and may go now. Flows that are over are forgotten.
     pub(super) fn take_due(&self, now: Instant) -> Vec<(FlowTuple, Fate, Vec<Vec<u8>>)> {
         let mut kept = self.lock();
-        let Kept { flows, bytes } = &mut *kept;
+        let forgets = kept.take_forget(now);
+        let Kept { flows, bytes, decided, forget_at } = &mut *kept;
         let mut due = Vec::new();
-        flows.retain(|flow, resting| {
-            if resting.fate == Fate::Waits {
-                return true;
-            }
+        for flow in decided.drain(..) {
+            let Some(resting) = flows.get_mut(&flow).filter(|resting| resting.fate != Fate::Waits) else { continue };
             if !resting.queue.packets.is_empty() {
-                due.push((*flow, resting.fate, resting.queue.take(bytes)));
+                due.push((flow, resting.fate, resting.queue.take(bytes)));
             }
             // Behind what waited, what comes goes by the flow itself.
-            resting.fate != Fate::ByFlow && resting.until.is_none_or(|until| now < until)
-        });
+            if resting.fate == Fate::ByFlow {
+                flows.remove(&flow);
+            }
+        }
+        if forgets {
+            flows.retain(|_, resting| resting.until.is_none_or(|until| now < until));
+            if flows.is_empty() {
+                *forget_at = None;
+            }
+        }
         self.flows.store(flows.len(), Ordering::Release);
         due
     }
@@ -217,8 +248,11 @@ impl Early {
     /// A socket may come, and packets for it from these peers before it.
     pub(super) fn expect(&self, flow: FlowTuple, from: Vec<PeerId>, now: Instant) {
         let mut kept = self.lock();
-        let Kept { flows, bytes } = &mut *kept;
-        flows.retain(|_, coming| coming.open_until.is_none_or(|until| now < until));
+        let forgets = kept.take_forget(now);
+        let Kept { flows, bytes, .. } = &mut *kept;
+        if forgets {
+            flows.retain(|_, coming| coming.open_until.is_none_or(|until| now < until));
+        }
         let coming = Coming { from, queue: Queue::default(), open_until: None };
         if let Some(mut before) = flows.insert(flow, coming) {
             before.queue.take(bytes);
@@ -232,16 +266,17 @@ impl Early {
             return;
         }
         let mut kept = self.lock();
-        let Kept { flows, bytes } = &mut *kept;
+        let Kept { flows, bytes, .. } = &mut *kept;
         let Some(coming) = flows.get_mut(flow).filter(|coming| coming.open_until.is_none()) else { return };
         coming.open_until = Some(now + LATE);
         coming.queue.take(bytes).into_iter().for_each(deliver);
+        kept.forget_from(now + LATE);
     }
 
     /// It does not come.
     pub(super) fn forget(&self, flow: &FlowTuple) {
         let mut kept = self.lock();
-        let Kept { flows, bytes } = &mut *kept;
+        let Kept { flows, bytes, .. } = &mut *kept;
         if flows.get(flow).is_some_and(|coming| coming.open_until.is_none())
             && let Some(mut coming) = flows.remove(flow)
         {
@@ -256,7 +291,7 @@ impl Early {
             return Arrival::Other;
         }
         let mut kept = self.lock();
-        let Kept { flows, bytes } = &mut *kept;
+        let Kept { flows, bytes, .. } = &mut *kept;
         let Some(coming) = flows.get_mut(flow).filter(|coming| coming.from.contains(&from)) else {
             return Arrival::Other;
         };

@@ -5,6 +5,7 @@
 //! the two carries them, as it carries what roams.
 
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
 use whimbrel_wire::FlowTuple;
@@ -21,8 +22,10 @@ use crate::peer::{ASTRAY, CarrierProbe, NOWHERE};
 use crate::ruling::Manner;
 use crate::timer::Timer;
 
-/// The senders of a peer with no more flows than these are woken each time that some are led to it.
+/// On a host with no more flows than these, senders are woken each time that some are led elsewhere.
 const WOKEN_AT_ONCE: usize = 100;
+/// On others so long after the first of them.
+const REBOUND_PAUSE: Duration = Duration::from_millis(500);
 
 /// Something that the node's table of flows is to say.
 #[derive(Clone, Debug)]
@@ -248,13 +251,16 @@ impl Node {
         }
     }
 
-    /// Wakes the senders of flows that were bound to other peers meanwhile. To look for very many takes as long as to lead hundreds
-    /// elsewhere, so that is done once for all that go to a peer within a while; they send again by themselves a little later.
+    /// Wakes the senders of flows that were bound to other peers meanwhile. To look for them among very many, whosever these are, takes as
+    /// long as to lead hundreds elsewhere, so that is done once for all that go to a peer within a while; they send again by themselves at
+    /// about that time.
     pub(super) fn wake_rebound(&mut self, now: Time) {
+        let few = self.flows.len() <= WOKEN_AT_ONCE;
         for id in self.rebound.clone() {
-            match self.peers.get(&id).map_or(0, |peer| peer.flows.len()) {
-                ..=WOKEN_AT_ONCE => self.wake_flows(now, id),
-                _ => self.wake_soon(now, id),
+            if few {
+                self.wake_flows(now, id);
+            } else {
+                self.timers.set_earlier(Timer::Wake(id), now + REBOUND_PAUSE);
             }
         }
     }

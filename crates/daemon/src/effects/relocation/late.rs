@@ -4,7 +4,7 @@
 //! has given away, and a holder leads a flow to its new owner by the tunnel, where that takes it before it knows under which names it
 //! would come otherwise. Both end by themselves.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use whimbrel_datapath::{FlowEntry, FormerName};
@@ -21,8 +21,10 @@ const TUNNELLED: Duration = Duration::from_millis(500);
 /// What ends by itself, soonest first.
 #[derive(Debug, Default)]
 pub(super) struct Late {
-    /// What comes for these is handed on.
-    resting: VecDeque<(Time, FlowTuple)>,
+    /// What comes for these is handed on, until then.
+    resting: HashMap<FlowTuple, Time>,
+    /// When it ends, also for those that it has ended for already: they may have been forgotten, or have moved again since.
+    ends: VecDeque<(Time, FlowTuple)>,
     /// These go by the tunnel.
     tunnelled: VecDeque<(Time, FlowTuple)>,
     /// What comes under these names is taken.
@@ -35,8 +37,23 @@ impl Late {
     }
 
     fn timeout(&self) -> Option<Time> {
-        let flows = [&self.resting, &self.tunnelled].into_iter().filter_map(|queue| queue.front().map(|(due, _)| *due));
+        let flows = [&self.ends, &self.tunnelled].into_iter().filter_map(|queue| queue.front().map(|(due, _)| *due));
         flows.chain(self.names.front().map(|(due, _)| *due)).min()
+    }
+
+    fn note_resting(&mut self, until: Time, flow: FlowTuple) {
+        self.resting.insert(flow, until);
+        self.ends.push_back((until, flow));
+    }
+
+    /// Those for which nothing is handed on any more.
+    fn take_rested(&mut self, now: Time) -> Vec<FlowTuple> {
+        let mut rested = take_due(&mut self.ends, now);
+        rested.retain(|flow| {
+            let over = self.resting.get(flow).is_some_and(|until| *until <= now);
+            over && self.resting.remove(flow).is_some()
+        });
+        rested
     }
 }
 
@@ -50,7 +67,7 @@ impl Effects {
     pub(in crate::effects) fn part_with(&mut self, now: Time, flow: FlowTuple, to: Option<PeerId>) {
         if to.is_some() {
             self.tunnel.hand_on(&flow, to);
-            self.relocation.late.resting.push_back((now + LATE, flow));
+            self.relocation.late.note_resting(now + LATE, flow);
         } else {
             self.let_in(&flow);
             self.tunnel.forget_aside(&flow);
@@ -70,10 +87,7 @@ impl Effects {
 
     /// A socket comes to where one of its name has been.
     pub(in crate::effects) fn forget_late(&mut self, flow: &FlowTuple) {
-        let resting = &mut self.relocation.late.resting;
-        let before = resting.len();
-        resting.retain(|(_, known)| known != flow);
-        if resting.len() != before {
+        if self.relocation.late.resting.remove(flow).is_some() {
             self.let_in(flow);
             self.tunnel.forget_aside(flow);
         }
@@ -85,7 +99,7 @@ impl Effects {
     }
 
     pub(in crate::effects) fn end_late(&mut self, now: Time) {
-        for flow in take_due(&mut self.relocation.late.resting, now) {
+        for flow in self.relocation.late.take_rested(now) {
             self.let_in(&flow);
             self.tunnel.forget_aside(&flow);
         }
@@ -107,5 +121,29 @@ impl Effects {
         if let Err(error) = self.datapath.insert_flows(&entries) {
             tracing::warn!(%error, "connections that have moved stay in the tunnel");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use whimbrel_wire::Transport;
+
+    use super::*;
+
+    #[test]
+    fn a_flow_that_has_gone_again_rests_anew() {
+        let end = |port| std::net::SocketAddr::from(([192, 0, 2, 1], port));
+        let flow = |port| FlowTuple { transport: Transport::Tcp, local: end(port), remote: end(9) };
+        let (mut late, now) = (Late::default(), Time::default());
+        late.note_resting(now + LATE, flow(1));
+        late.note_resting(now + LATE, flow(2));
+        // It comes back, and goes again.
+        assert!(late.resting.remove(&flow(1)).is_some());
+        late.note_resting(now + LATE * 2, flow(1));
+        assert_eq!(late.timeout(), Some(now + LATE));
+        assert_eq!(late.take_rested(now + LATE), [flow(2)]);
+        assert!(!late.is_empty() && late.timeout() == Some(now + LATE * 2));
+        assert_eq!(late.take_rested(now + LATE * 2), [flow(1)]);
+        assert!(late.is_empty() && late.timeout().is_none());
     }
 }
