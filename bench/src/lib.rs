@@ -3,6 +3,7 @@
 pub mod anchor;
 mod bed;
 mod chart;
+mod course;
 pub mod machine;
 pub mod process;
 pub mod relocation;

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use whimbrel_bench::relocation::{self, bare, call, crowd, gap};
+use whimbrel_bench::relocation::{self, bare, bulk, call, criu, crowd, gap, thesis, tune};
 use whimbrel_bench::roam::{self, handoff, many, parked, throughput};
 use whimbrel_bench::{anchor, process, tunnel, vnat};
 
@@ -36,7 +36,7 @@ enum Measurement {
     Vnat(roam::Options),
     /// What an anchor costs: packets and time through it, beside the kernel's forwarding and VPNs; `wb_socket` beside plain sockets
     Anchor(roam::Options),
-    /// Sockets that change hosts: the four below, anchors, and one report
+    /// Sockets that change hosts: the eight below, anchors, and one report
     Move(roam::Options),
     /// How long a far end hears nothing of a connection that changes hosts, by phases
     MoveGap(roam::Options),
@@ -46,6 +46,14 @@ enum Measurement {
     MoveCrowd(roam::Options),
     /// A video call that changes hosts
     MoveCall(roam::Options),
+    /// Bytes and goodput of an upload whose receiver changes hosts
+    MoveBulk(roam::Options),
+    /// Bytes in the first second after a move to a faster path and to a slower one
+    MoveTune(roam::Options),
+    /// How long a move takes by round trips, in the SOCKMAND thesis's three scenarios
+    MoveThesis(roam::Options),
+    /// What connections add to CRIU's writing down and rebuilding of a process
+    MoveCriu(roam::Options),
     /// One sample of move-bare
     #[command(hide = true)]
     MoveSample {
@@ -54,6 +62,14 @@ enum Measurement {
     },
     /// Whole processes that change hosts, with CRIU: how long they stand still
     Process(roam::Options),
+    /// What move-criu moves: a process that holds idle connections
+    #[command(hide = true)]
+    MoveHold {
+        /// What they are made to
+        address: std::net::SocketAddr,
+        /// How many
+        count: usize,
+    },
     /// All measurements
     All(roam::Options),
 }
@@ -77,6 +93,11 @@ fn main() -> ExitCode {
         Measurement::MoveCrowd(options) => roam(crowd::run(&options)),
         Measurement::Process(options) => roam(process::run(&options)),
         Measurement::MoveCall(options) => roam(call::run(&options)),
+        Measurement::MoveBulk(options) => roam(bulk::run(&options)),
+        Measurement::MoveTune(options) => roam(tune::run(&options)),
+        Measurement::MoveThesis(options) => roam(thesis::run(&options)),
+        Measurement::MoveCriu(options) => roam(criu::run(&options)),
+        Measurement::MoveHold { address, count } => roam(criu::hold(address, count)),
         Measurement::All(options) => tunnel(&tunnel::Options::default())
             .and_then(|()| roam(roam::run(&options)))
             .and_then(|()| roam(vnat::run(&options)))

@@ -1,11 +1,15 @@
 //! Sockets that change hosts: what the far end notices, what it costs, how many at once. Anchors are reported with them.
 
 pub mod bare;
+pub mod bulk;
 pub mod call;
+pub mod criu;
 pub mod crowd;
 pub mod gap;
 mod phases;
 mod stage;
+pub mod thesis;
+pub mod tune;
 
 use crate::Result;
 use crate::report::Report;
@@ -23,6 +27,10 @@ pub fn run(options: &Options) -> Result<()> {
         ("bare", bare::measure),
         ("crowd", crowd::measure),
         ("call", call::measure),
+        ("bulk", bulk::measure),
+        ("tune", tune::measure),
+        ("thesis", thesis::measure),
+        ("criu", criu::measure),
     ] {
         match measure(options) {
             Ok(report) => all.take_in(name, report),

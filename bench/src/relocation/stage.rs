@@ -54,12 +54,22 @@ pub(super) const NAMES: [&str; 2] = ["desk", "guest"];
 impl Stage {
     /// `log`: what the daemons log; otherwise as it was asked for.
     pub(super) fn build(options: &Options, far: Far, log: Option<&str>) -> Result<Self> {
+        Self::build_on(options, far, log, SiteSpec::fast)
+    }
+
+    /// As [`Self::build`], with other links: `links` changes the networks that they are in.
+    pub(super) fn build_on(
+        options: &Options,
+        far: Far,
+        log: Option<&str>,
+        links: impl Fn(SiteSpec) -> SiteSpec,
+    ) -> Result<Self> {
         let mut lab_options = options.setup.lab_options();
         lab_options.log_level = log.map(str::to_owned).or(lab_options.log_level);
         let mut lab = Lab::new(lab_options)?;
         let mut campus = Campus::new(&mut lab)?;
         let mut host = |name: &str, site: &str| -> Result<(Host, IpAddr)> {
-            let site = campus.add(&mut lab, SiteSpec::named(site).fast())?;
+            let site = campus.add(&mut lab, links(SiteSpec::named(site)))?;
             let host = lab.host(name)?;
             let address = host.join(&site.network, &Join::by("eth0"))?.ipv4()?;
             Ok((host, address))
@@ -88,26 +98,31 @@ impl Stage {
     /// Moves the connections that `from` names from one of the two hosts to the other. When it was asked for, when all was
     /// decided, and how many moved; fails where one stayed.
     pub(super) fn give(&self, donor: usize, from: &str, receiver: &str) -> Result<(MonoTime, MonoTime, usize)> {
-        let mut client = Client::connect(&self.daemons[donor].run_dir())?;
-        let to = NAMES[1 - donor].to_owned();
-        let request = Request::Move { connections: vec![from.to_owned()], to, receiver: Some(receiver.to_owned()) };
-        let asked = MonoTime::now();
-        client.start(&request)?;
-        let (mut moved, mut kept) = (0, Vec::new());
-        loop {
-            match client.next_reply(Some(LONG))?.0 {
-                Reply::Moved(_) => moved += 1,
-                Reply::Kept(one) => kept.push(one.reason),
-                Reply::End { .. } => break,
-                other => return Err(format!("a move was answered by {other:?}").into()),
-            }
-        }
-        let decided = MonoTime::now();
-        if let Some(why) = kept.first() {
-            return Err(
-                format!("{} of {} connections stayed, the first since {why}", kept.len(), kept.len() + moved).into()
-            );
-        }
-        Ok((asked, decided, moved))
+        give(&self.daemons[donor], from, NAMES[1 - donor], receiver)
     }
+}
+
+/// The same from any host to any other. `to`: its name in the community.
+pub(super) fn give(donor: &Whimbrel, from: &str, to: &str, receiver: &str) -> Result<(MonoTime, MonoTime, usize)> {
+    let mut client = Client::connect(&donor.run_dir())?;
+    let request =
+        Request::Move { connections: vec![from.to_owned()], to: to.to_owned(), receiver: Some(receiver.to_owned()) };
+    let asked = MonoTime::now();
+    client.start(&request)?;
+    let (mut moved, mut kept) = (0, Vec::new());
+    loop {
+        match client.next_reply(Some(LONG))?.0 {
+            Reply::Moved(_) => moved += 1,
+            Reply::Kept(one) => kept.push(one.reason),
+            Reply::End { .. } => break,
+            other => return Err(format!("a move was answered by {other:?}").into()),
+        }
+    }
+    let decided = MonoTime::now();
+    if let Some(why) = kept.first() {
+        return Err(
+            format!("{} of {} connections stayed, the first since {why}", kept.len(), kept.len() + moved).into()
+        );
+    }
+    Ok((asked, decided, moved))
 }

@@ -309,7 +309,8 @@ impl Flow {
 }
 
 /// Position of the first byte that is not as a client of this seed sends it, from `position` on.
-pub(crate) fn first_difference(seed: u64, position: u64, got: &[u8]) -> Option<u64> {
+#[must_use]
+pub fn first_difference(seed: u64, position: u64, got: &[u8]) -> Option<u64> {
     pattern::Pattern::new(seed, true).first_difference(position, got, &mut Vec::new())
 }
 

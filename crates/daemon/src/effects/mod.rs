@@ -42,6 +42,7 @@ use crate::policy::Policies;
 use crate::tunnel::{Tunnel, UnknownSession};
 
 pub(crate) use addresses::{Addresses, MARK};
+pub use relocation::first_window;
 pub(crate) use relocation::{Arrived, FoundMoves, HIDDEN, Known, Relocation, Young};
 pub(crate) use tunnels::DEFAULT_MTU;
 pub(crate) use whole::{News, Wholes, receiver_of};

@@ -45,6 +45,7 @@ use late::Late;
 use lender::Lender;
 use ports::Ports;
 pub(crate) use start::Known;
+pub use start::first_window;
 use tenant::Tenant;
 pub(crate) use tenant::{HIDDEN, Young};
 

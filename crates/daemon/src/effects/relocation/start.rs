@@ -26,7 +26,8 @@ pub(crate) struct Known {
 /// Half of the former window is begun with, as careful resumption does (draft-ietf-tsvwg-careful-resume), and up to all of it where a
 /// round trip takes longer now. A shorter one takes nothing off: what a sender that fills its path measures is its own queue as well. Slow
 /// start goes on from there, since the slow start threshold is forgotten.
-pub(super) fn first_window(path: &PathState, to_holder: Option<Duration>, by_donor: bool) -> Option<u32> {
+#[must_use]
+pub fn first_window(path: &PathState, to_holder: Option<Duration>, by_donor: bool) -> Option<u32> {
     let former = Duration::from_micros(path.round_trip.into());
     let way = to_holder?;
     let now = if by_donor { way + former } else { way };

@@ -1,0 +1,259 @@
+//! Bytes in the first second after a move to a faster path and to a slower one, by what the connection begins with there: all that it
+//! had, what every connection begins with, or what Whimbrel has it begin with (docs/decisions/0021).
+//!
+//! ```text
+//!                    ┌── rs ─20 ms, 20 Mbit/s── desk   HOME, at first
+//!  far ── ra ── core ┤
+//!                    └── rt ─20 ms, ? Mbit/s── guest   HOME, later
+//! ```
+//!
+//! No daemon takes part: the socket's address moves along, by a route, so that nothing differs but the socket's state.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use whimbrel_kernel::frozen::{Defaults, Frozen};
+use whimbrel_kernel::inject::Injector;
+use whimbrel_lab::{Campus, Host, Join, Lab, MonoTime, Shape, Site, SiteSpec};
+use whimbrel_wire::snapshot::{Body, PathState, Snapshot};
+
+use crate::Result;
+use crate::machine::warn_if_busy;
+use crate::report::{Figure, Report, Samples};
+use crate::roam::Options;
+
+/// One way, ms, and Mbit/s where the connection is at first.
+const DELAY: u64 = 20;
+const BEFORE: u64 = 20;
+/// Where it goes to.
+const RATES: [u64; 2] = [200, 5];
+const HOME: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 77);
+/// Sent before the move, bytes: until the former path is filled.
+const FILLED: u64 = 6_000_000;
+const SECOND: Duration = Duration::from_secs(1);
+const CHUNK: usize = 64 << 10;
+
+/// What a connection begins with on its new path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Begins {
+    SlowStart,
+    CarriedOver,
+    Ours,
+}
+
+impl Begins {
+    const ALL: [Self; 3] = [Self::SlowStart, Self::CarriedOver, Self::Ours];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::SlowStart => "slow_start",
+            Self::CarriedOver => "carried_over",
+            Self::Ours => "ours",
+        }
+    }
+
+    /// The congestion window that it begins with, in segments, where that is not the usual one.
+    fn window(self, path: &PathState) -> Option<u32> {
+        match self {
+            Self::SlowStart => None,
+            Self::CarriedOver => Some(path.congestion_window),
+            Self::Ours => whimbrel_daemon::first_window(path, Some(Duration::from_millis(2 * DELAY)), false),
+        }
+    }
+}
+
+/// Measures and reports.
+///
+/// # Errors
+/// When something could not be measured.
+pub fn run(options: &Options) -> Result<()> {
+    Ok(measure(options)?.finish().map(drop)?)
+}
+
+/// What was measured.
+pub(super) fn measure(options: &Options) -> Result<Report> {
+    warn_if_busy();
+    let mut report = Report::new("move-tune");
+    for rate in RATES {
+        let id = format!("to_{rate}");
+        if !id.contains(&options.only) {
+            continue;
+        }
+        let mut series: [Samples; 3] = Default::default();
+        for _ in 0..options.runs(5, 1) {
+            for (begins, samples) in Begins::ALL.into_iter().zip(&mut series) {
+                let bytes = one_run(options, rate, begins).map_err(|error| format!("{id}: {error}"))?;
+                eprintln!("{id} {}: {:.2} MB in the first second", begins.name(), bytes as f64 / 1e6);
+                samples.push(bytes as f64 / 1e6);
+            }
+        }
+        let [slow, carried, ours] = &series;
+        report.add(Figure::new(&format!("{id}_slow_start"), "MB", slow));
+        report.add(Figure::against(&format!("{id}_carried_over"), "MB", carried, slow));
+        report.add(Figure::against(&format!("{id}_ours"), "MB", ours, slow));
+    }
+    Ok(report)
+}
+
+struct Place {
+    host: Host,
+    site: Site,
+    address: IpAddr,
+}
+
+fn one_run(options: &Options, rate: u64, begins: Begins) -> Result<u64> {
+    let mut lab = Lab::new(options.setup.lab_options())?;
+    let mut campus = Campus::new(&mut lab)?;
+    let mut place = |name: &str, site: &str, shape: Option<Shape>| -> Result<Place> {
+        let spec = SiteSpec::named(site).v4_only().fast();
+        let site = campus.add(&mut lab, shape.map_or(spec.clone(), |shape| spec.uplink(shape)))?;
+        let host = lab.host(name)?;
+        let address = host.join(&site.network, &Join::by("eth0"))?.ipv4()?;
+        Ok(Place { host, site, address })
+    };
+    let far = place("far", "a", None)?;
+    let desk = place("desk", "s", Some(Shape::delay_rate(DELAY, BEFORE)))?;
+    let guest = place("guest", "t", Some(Shape::delay_rate(DELAY, rate)))?;
+    for place in [&desk, &guest] {
+        place.host.ip([format!("addr add {HOME}/32 dev lo")])?;
+        place.site.router.ip([format!("route add {HOME}/32 via {}", place.address)])?;
+    }
+    let core = campus.core.clone();
+    let lead = |to: &Place| core.ip([format!("route replace {HOME}/32 via {}", to.site.outside)]);
+    lead(&desk)?;
+
+    let listener = desk.host.enter(|| TcpListener::bind((HOME, 0)))??;
+    let to = listener.local_addr()?;
+    let heard = Heard::begin(far.host.enter(|| TcpStream::connect_timeout(&to, SECOND * 10))??);
+    let (near, _) = listener.accept()?;
+    let sender = Sender::begin(near.try_clone()?)?;
+    heard.wait(FILLED)?;
+    let _left = sender.end()?;
+    let frozen = Frozen::freeze(near.into())?;
+    let snapshot = frozen.dump(&desk.host.enter(Defaults::look)??)?;
+    let path = path_of(&snapshot)?;
+    if let Some(window) = begins.window(path) {
+        begin_with(&guest, far.address, window)?;
+    }
+    let (injector, restored) = guest.host.enter(|| -> Result<(Injector, Frozen)> {
+        let injector = Injector::open()?;
+        let restored = Frozen::restore(&snapshot, &injector)?;
+        Ok((injector, restored))
+    })??;
+    frozen.destroy()?;
+    lead(&guest)?;
+    let begun = MonoTime::now();
+    let sender = Sender::begin(restored.thaw(&injector)?.into())?;
+    let bytes = heard.in_time(begun, SECOND)?;
+    drop(sender.end());
+    Ok(bytes)
+}
+
+fn path_of(snapshot: &Snapshot) -> Result<&PathState> {
+    match &snapshot.body {
+        Body::Stream(stream) => stream.path.as_ref().ok_or_else(|| "nothing is known of its path".into()),
+        _ => Err("it is no stream".into()),
+    }
+}
+
+/// What is connected to `far` from now on begins with this window.
+fn begin_with(at: &Place, far: IpAddr, window: u32) -> Result<()> {
+    let routes = at.host.ip_output("-4 route show default")?;
+    let mut words = routes.split_whitespace().skip_while(|word| *word != "via").skip(1);
+    let gateway = words.next().ok_or("no default route")?;
+    Ok(at.host.ip([format!("route add {far}/32 via {gateway} dev eth0 congctl cubic initcwnd {window}")])?)
+}
+
+/// Sends as fast as it goes.
+struct Sender {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<TcpStream>,
+}
+
+impl Sender {
+    fn begin(mut stream: TcpStream) -> Result<Self> {
+        // So that it stops where it is told to, and not in the kernel.
+        stream.set_nonblocking(true)?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let told = stop.clone();
+        let thread = std::thread::spawn(move || {
+            let bytes = vec![0; CHUNK];
+            while !told.load(Ordering::Relaxed) {
+                match stream.write(&bytes) {
+                    Ok(_) => {}
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => std::thread::sleep(Duration::from_millis(1)),
+                    Err(_) => break,
+                }
+            }
+            stream
+        });
+        Ok(Self { stop, thread })
+    }
+
+    fn end(self) -> Result<TcpStream> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().map_err(|_| "a sender has failed".into())
+    }
+}
+
+/// The far end, and when what came.
+struct Heard(std::sync::mpsc::Receiver<(MonoTime, u64)>);
+
+impl Heard {
+    fn begin(mut stream: TcpStream) -> Self {
+        let (tell, heard) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let mut buffer = vec![0; CHUNK];
+            while let Ok(length @ 1..) = stream.read(&mut buffer) {
+                if tell.send((MonoTime::now(), length as u64)).is_err() {
+                    break;
+                }
+            }
+        });
+        Self(heard)
+    }
+
+    fn wait(&self, bytes: u64) -> Result<()> {
+        let mut came = 0;
+        while came < bytes {
+            came += self.0.recv_timeout(SECOND * 20)?.1;
+        }
+        Ok(())
+    }
+
+    /// How much comes within that time.
+    fn in_time(&self, from: MonoTime, span: Duration) -> Result<u64> {
+        let mut bytes = 0;
+        loop {
+            let left = (from + span).since(MonoTime::now());
+            match self.0.recv_timeout(left.max(Duration::from_millis(1))) {
+                Ok((time, more)) if time.since(from) < span => bytes += if time >= from { more } else { 0 },
+                Ok(_) => return Ok(bytes),
+                Err(std::sync::mpsc::RecvTimeoutError::Timeout) if MonoTime::now().since(from) >= span => {
+                    return Ok(bytes);
+                }
+                Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_comes_in_time_counts() {
+        let (tell, heard) = std::sync::mpsc::channel();
+        let from = MonoTime::now();
+        for (after, bytes) in [(1, 5), (900, 7), (1_000, 100)] {
+            tell.send((from + Duration::from_millis(after), bytes)).expect("somebody listens");
+        }
+        assert_eq!(Heard(heard).in_time(from, SECOND).expect("it is known"), 12);
+    }
+}
