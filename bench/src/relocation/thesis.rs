@@ -96,7 +96,7 @@ fn rounds(options: &Options, round_trip: u64) -> Result<[[Samples; 2]; 3]> {
     let mut came: [[Samples; 2]; 3] = Default::default();
     let mut until = 0;
     // In the first round the hosts get to know each other, and the kernel attaches programs.
-    for number in 0..=options.runs(10, 3) {
+    for number in 0..=options.runs(6, 2) {
         for (donor, acceptor, scenario) in ROUND {
             end.wait_progress(BETWEEN, LONG)?;
             let (asked, decided, moved) = give(&daemons[donor], &from, NAMES[acceptor], NAMES[acceptor])?;

@@ -84,7 +84,7 @@ pub(super) fn measure(options: &Options) -> Result<Report> {
             continue;
         }
         let mut series: [Samples; 3] = Default::default();
-        for _ in 0..options.runs(5, 1) {
+        for _ in 0..options.runs(3, 1) {
             for (begins, samples) in Begins::ALL.into_iter().zip(&mut series) {
                 let bytes = one_run(options, rate, begins).map_err(|error| format!("{id}: {error}"))?;
                 eprintln!("{id} {}: {:.2} MB in the first second", begins.name(), bytes as f64 / 1e6);
