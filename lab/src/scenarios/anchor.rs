@@ -208,14 +208,15 @@ fn direct(lab: &mut Lab, behind_nat: bool) -> Result<()> {
     far.wait_progress(500, LONG)?;
     straight(&far_daemon, &four.guest)?;
 
-    step("daemons are killed");
+    step("the anchor passes it on no more");
+    let none = || four.anchor.anchors().is_ok_and(|all| all.passed_on.is_empty());
+    wait_until(LONG, "the anchor has nothing to do with it", none)?;
+    step("the tenant's daemon is killed");
     four.guest.kill()?;
     four.guest.restart()?;
     far.wait_progress(500, LONG)?;
 
-    step("the anchor vanishes, which passes it on no more");
-    let none = || four.anchor.anchors().is_ok_and(|all| all.passed_on.is_empty());
-    wait_until(LONG, "the anchor has nothing to do with it", none)?;
+    step("the anchor vanishes");
     four.world.server.leave(&four.world.at_server, Leave::Orderly)?;
     far.wait_progress(500, LONG)?;
     step("its host is nowhere for a while, and comes back elsewhere");
