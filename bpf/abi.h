@@ -43,13 +43,17 @@ struct flow_entry {
 	__u32 echoes_from; /* a TSval (RFC 7323) of this end's: echoes of older ones are not to be measured; see lib/lapse.h */
 	__u32 clock;	   /* what this end's TSvals are ahead of CLOCK_MONOTONIC by */
 	__u32 toward;	   /* where its local end is; see TOWARD_ROUTES */
+	__u32 sent; /* TOWARD_PASSING, TCP: where the last segment that its far end sent began; written by the programs */
 };
 
 /*
  * Where a local end is: 0, in this host's own stack; the index of the outer end of an endpoint namespace's pair of
- * interfaces; or this, at another host behind this one, which the routing table finds.
+ * interfaces; or this, at another host, which the routing table finds.
  */
 #define TOWARD_ROUTES 0xffffffffU
+
+/* The same of a host that this one is the router of: while the flow is native, this host's own forwarding does all. */
+#define TOWARD_PASSING 0xfffffffdU
 
 /*
  * The link-layer address of the inner end of every such pair (locally administered): what is put into a namespace from where
@@ -189,6 +193,8 @@ struct settings {
 	__u32 mark;
 	__u32 mark_mask;
 	__u32 idle; /* enum idle: what need not be done now */
+	__u32 control_port; /* what is said to it, of hosts behind this one, is for this host; 0: nothing is. See claim_fragment() */
+	__u32 zero;
 };
 
 /*

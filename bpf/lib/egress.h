@@ -67,7 +67,32 @@ static __always_inline bool comes_from(const struct __sk_buff *skb, const struct
 {
 	if (packet->origin == FROM_ENDPOINT)
 		return flow->toward == skb->ifindex;
-	return packet->origin == FROM_STACK || flow->toward == TOWARD_ROUTES;
+	return packet->origin == FROM_STACK || flow->toward == TOWARD_ROUTES || flow->toward == TOWARD_PASSING;
+}
+
+#define TCP_HEADER_WORDS 4
+#define TCP_FIN_BIT 0x00010000
+
+/*
+ * Where in its stream a host behind this one is that waits for an answer: what it sent last, again and again, it has not been
+ * acknowledged (RFC 9293 section 3.8.1). The daemon has it try at once when there is a way again.
+ */
+__noinline int note_sent(struct __sk_buff *skb, const struct packet *packet, struct flow_entry *flow)
+{
+	__be32 header[TCP_HEADER_WORDS];
+	__u32 word, sequence;
+
+	if (!packet || !flow || packet->protocol != IPPROTO_TCP || packet->part == FRAGMENT_LATER ||
+	    bpf_skb_load_bytes(skb, packet->transport, header, sizeof(header)))
+		return 0;
+	word = bpf_ntohl(header[3]);
+	/* An acknowledgement is not waited for. */
+	if (packet->end && packet->end <= packet->transport + (word >> 28) * 4 && !(word & TCP_FIN_BIT))
+		return 0;
+	sequence = bpf_ntohl(header[1]);
+	if (flow->sent != sequence)
+		flow->sent = sequence;
+	return 0;
 }
 
 /* A flow's packet that needs nothing. From a namespace it has still to be sent; what comes in goes on as it would. */
@@ -163,6 +188,8 @@ __noinline int egress_flow(struct __sk_buff *skb, const struct packet *packet)
 	flow = find_flow(&own);
 	if (packet->origin != FROM_STACK && !(flow && comes_from(skb, packet, flow)))
 		return OF_NO_FLOW;
+	if (packet->origin == FROM_WIRE && flow && flow->toward == TOWARD_PASSING)
+		note_sent(skb, packet, flow);
 	if (packet->part == FRAGMENT_LATER)
 		count(COUNTER_FRAGMENT_OUT);
 	if (!(settings->idle & IDLE_HELPED)) {

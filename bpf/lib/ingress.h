@@ -161,6 +161,13 @@ static __always_inline int pass_raised(struct __sk_buff *skb, const struct packe
 	return raise(skb, packet, own) ? pass() : TC_ACT_SHOT;
 }
 
+/* Do the peer's moved flows go somewhere, rather than wait? */
+static __always_inline bool leads(const struct binding *binding)
+{
+	return binding->carrier == CARRIER_REWRITE || binding->carrier == CARRIER_TUNNEL ||
+	       binding->carrier == CARRIER_FOLLOW;
+}
+
 /*
  * A packet that came under its own names, or as a stranger. What was sent natively in the moment before a move was noticed
  * may have gone by the new network, where a NAT gave it another name: the peer knows no such connection, and its reset
@@ -182,7 +189,8 @@ __noinline int ingress_native(struct __sk_buff *skb, const struct packet *packet
 		return pass();
 	reset = flags & TCP_RST;
 	opens = (flags & (TCP_SYN | TCP_RST | TCP_ACK)) == TCP_SYN;
-	if (!reset && !opens && !between_locators && (settings->idle & IDLE_QUIET) == IDLE_QUIET)
+	if (!reset && !opens && !between_locators && (settings->idle & IDLE_QUIET) == IDLE_QUIET &&
+	    (packet->protocol != IPPROTO_UDP || settings->idle & IDLE_FORWARDED))
 		return pass();
 	own.local = packet->destination;
 	own.remote = packet->source;
@@ -191,7 +199,8 @@ __noinline int ingress_native(struct __sk_buff *skb, const struct packet *packet
 	own.transport = packet->protocol;
 	flow = find_flow(&own);
 	if (!flow) {
-		if (between_locators && !is_lent(skb, &own) && !rests(skb, &own) && would_be_reset(skb, packet))
+		if (between_locators && !is_lent(skb, &own) && !rests(skb, &own) && !passes(skb, packet) &&
+		    would_be_reset(skb, packet))
 			return drop(COUNTER_DROPPED_UNKNOWN);
 		return pass_raised(skb, packet, &own);
 	}
@@ -200,6 +209,10 @@ __noinline int ingress_native(struct __sk_buff *skb, const struct packet *packet
 		report_claim(flow, &own);
 		return flow->conflict & CONFLICT_GIVES_WAY ? drop(COUNTER_CLAIMED) : TO_BE_REFUSED;
 	}
+	/* The peer's own come by where it is: somebody else has its former port, and nobody knows what socket he means (P-104). */
+	if (flow->toward == TOWARD_PASSING && packet->protocol == IPPROTO_UDP && binding && leads(binding) &&
+	    has_moved(flow, binding))
+		report_claim(flow, &own);
 	if (!(settings->idle & IDLE_LAPSES) && !forget_lapse(skb, packet, &own))
 		return TC_ACT_SHOT;
 	if (binding && binding->carrier != CARRIER_NATIVE) {
@@ -271,7 +284,7 @@ __noinline int ingress_flow(struct __sk_buff *skb, struct packet *packet)
 		return TC_ACT_SHOT;
 	/* find_toward() has something to write down about a first fragment. */
 	if (flow && packet->part == FRAGMENT_WHOLE) {
-		packet->toward = flow->toward;
+		packet->toward = toward_of(flow);
 		packet->led = 1;
 	}
 	if (same_names(packet, &names))
@@ -283,6 +296,38 @@ __noinline int ingress_flow(struct __sk_buff *skb, struct packet *packet)
 	packet->source_port = names.source_port;
 	packet->destination_port = names.destination_port;
 	return pass_counted(COUNTER_REWRITTEN_IN);
+}
+
+/*
+ * Routing rules lead here what is said to the control port of hosts behind this one. They do not see the ports of fragments, not even of
+ * the first, as tunnels have them whose sender does not know its path yet: these get both bits of the mark.
+ */
+__noinline bool claim_fragment(struct __sk_buff *skb, const struct packet *packet)
+{
+	const struct settings *settings = get_settings();
+	const struct flow_tuple *first;
+	struct flow_tuple none = {};
+	struct fragment key;
+
+	if (!packet || !settings || !settings->control_port || packet->protocol != IPPROTO_UDP)
+		return false;
+	fragment_key(&key, packet, FRAGMENT_IN);
+	if (packet->part == FRAGMENT_FIRST) {
+		if (bpf_ntohs(packet->destination_port) != settings->control_port) {
+			/* One of this number may have gone before. */
+			bpf_map_delete_elem(&fragments, &key);
+			return false;
+		}
+		/* Of no flow. */
+		none.local_port = packet->destination_port;
+		bpf_map_update_elem(&fragments, &key, &none, BPF_ANY);
+	} else {
+		first = bpf_map_lookup_elem(&fragments, &key);
+		if (!first || first->transport || bpf_ntohs(first->local_port) != settings->control_port)
+			return false;
+	}
+	skb->mark |= settings->mark_mask;
+	return true;
 }
 
 /* What comes in is for this host's own stack, once it is under its own names. */
@@ -316,6 +361,8 @@ static __always_inline int ingress(struct __sk_buff *skb, __u32 network)
 	if (!(settings->idle & IDLE_VACATED) && bpf_map_lookup_elem(&vacated, &packet.source))
 		set_other_mark(skb, settings);
 	if (!(settings->idle & IDLE_FORWARDED)) {
+		if (packet.part != FRAGMENT_WHOLE && claim_fragment(skb, &packet))
+			return pass();
 		verdict = forward(skb, &packet);
 		if (verdict != OF_NO_FLOW)
 			return verdict;

@@ -115,6 +115,47 @@ static __noinline bool has_connection(struct __sk_buff *skb, const struct packet
 	return state != BPF_TCP_LISTEN;
 }
 
+/*
+ * Is what came in, of no flow, on its way to another host, as the routing table has it? Between the locators of a moved peer there
+ * is more than its flows where one of them is the address of a host behind this one (P-102).
+ */
+__noinline bool passes(struct __sk_buff *skb, const struct packet *packet)
+{
+	const struct settings *settings = get_settings();
+	struct bpf_fib_lookup fib = {};
+	long found;
+
+	if (!packet || !settings || settings->idle & IDLE_FORWARDED)
+		return false;
+	fib.ifindex = skb->ifindex;
+	fib.l4_protocol = packet->protocol;
+	if (packet->family == 4) {
+		fib.family = 2; /* AF_INET */
+		fib.ipv4_src = packet->source.words[3];
+		fib.ipv4_dst = packet->destination.words[3];
+	} else {
+		fib.family = 10; /* AF_INET6 */
+		__builtin_memcpy(fib.ipv6_src, &packet->source, 16);
+		__builtin_memcpy(fib.ipv6_dst, &packet->destination, 16);
+	}
+	found = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
+	return found == BPF_FIB_LKUP_RET_SUCCESS || found == BPF_FIB_LKUP_RET_NO_NEIGH;
+}
+
+/*
+ * Where what comes in for a flow's local end goes. What this host forwards by itself its firewall sees, in either direction; what has
+ * moved, in neither.
+ */
+static __always_inline __u32 toward_of(const struct flow_entry *flow)
+{
+	const struct binding *binding;
+
+	if (flow->toward != TOWARD_PASSING)
+		return flow->toward;
+	binding = bpf_map_lookup_elem(&bindings, &flow->binding);
+	return binding && binding->carrier != CARRIER_NATIVE && has_moved(flow, binding) ? TOWARD_ROUTES : 0;
+}
+
 /* Where what came in, and is under its own names, goes: 0 for this host's own stack. */
 __noinline __u32 find_toward(struct __sk_buff *skb, const struct packet *packet)
 {
@@ -129,7 +170,7 @@ __noinline __u32 find_toward(struct __sk_buff *skb, const struct packet *packet)
 	inbound_flow(skb, packet, &own);
 	flow = find_flow(&own);
 	if (flow) {
-		toward = flow->toward;
+		toward = toward_of(flow);
 	} else if (!(settings->idle & IDLE_ENDPOINTS)) {
 		lent = find_lent(&own.local, own.local_port, own.transport);
 		if (lent) {

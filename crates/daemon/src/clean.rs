@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use whimbrel_datapath::Datapath;
 use whimbrel_ipc::socket_path;
+use whimbrel_kernel::in_their_name::InTheirName;
 use whimbrel_kernel::kept_address::KeptAddresses;
 use whimbrel_kernel::network::NetworkMonitor;
 use whimbrel_kernel::peer_route::PeerRoutes;
@@ -67,6 +68,8 @@ pub struct Removed {
     pub peer_routes: BTreeSet<IpAddr>,
     /// Whether there were rules for addresses that the host has and is leaving.
     pub source_ways: bool,
+    /// Whether there were rules that led here what was said to hosts behind this one.
+    pub spoken_for: bool,
     /// The TUN device.
     pub device: Option<&'static str>,
     /// The directory of a bpffs that programs, maps and links were pinned in.
@@ -123,6 +126,7 @@ fn remove_from_kernel(run_dir: &Path) -> Result<Removed, CleanError> {
     removed.kept_addresses = KeptAddresses::open(run_dir)?.kept()?;
     removed.peer_routes = PeerRoutes::open(MARK)?.routed()?;
     removed.source_ways = SourceWays::open(MARK)?.apply(&BTreeMap::new())?;
+    removed.spoken_for = InTheirName::open()?.release()?;
     Addresses::open(run_dir)?.release()?;
     if let Some(device) = device {
         device.remove()?;

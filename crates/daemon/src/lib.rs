@@ -231,6 +231,9 @@ pub fn run(options: Options) -> Result<(), Error> {
         Some(libc::EADDRINUSE) => Error::PortTaken(config.port),
         _ => error.into(),
     })?;
+    if !config.behind.is_empty() {
+        udp.speak_for_others()?;
+    }
     instance.note_namespace(&run_dir)?;
     let place = Place::find(&options.run_dir)?;
     let parts =
@@ -323,6 +326,7 @@ fn start_on(
     if config.stand_in {
         effects.stand_in(config.port).map_err(adopting)?;
     }
+    effects.speak_for(&config.behind, config.port).map_err(adopting)?;
     effects.set_policies(&config.policies);
     effects.set_lendable(config.anchor.as_ref().map(|anchor| anchor.lendable.clone()));
 
@@ -390,6 +394,7 @@ fn node_config(config: &Config, known_keys: &KnownKeys) -> whimbrel_protocol::Co
         rendezvous: config.rendezvous.clone(),
         serve_rendezvous: config.serve_rendezvous,
         stand_in: config.stand_in,
+        behind: config.behind.clone(),
         flows: config.connections as usize,
         flows_per_peer: config.connections_per_peer as usize,
         // Whose sockets are taken is told by the community.

@@ -79,6 +79,7 @@ plain! {
         echoes_from: u32,
         clock: u32,
         toward: u32,
+        sent: u32,
     }
     struct RawLentKey { address: RawAddress, port: u16, transport: u8, zero: [u8; 5] }
     struct RawLent { toward: u32, binding: u32 }
@@ -102,7 +103,15 @@ plain! {
         reserved: u32,
     }
     struct RawLocatorPair { peer: RawAddress, local: RawAddress }
-    struct RawSettings { namespace_cookie: u64, tunnel: u32, mark: u32, mark_mask: u32, idle: u32 }
+    struct RawSettings {
+        namespace_cookie: u64,
+        tunnel: u32,
+        mark: u32,
+        mark_mask: u32,
+        idle: u32,
+        control_port: u32,
+        zero: u32,
+    }
     struct RawEvent {
         tuple: RawTuple,
         kind: u32,
@@ -151,6 +160,8 @@ const PLACE_NEVER: u32 = u32::MAX;
 pub(crate) const LENT_SHARED: u32 = 0xffff_fffd;
 /// `TOWARD_ROUTES`
 pub(crate) const TOWARD_ROUTES: u32 = u32::MAX;
+/// `TOWARD_PASSING`
+pub(crate) const TOWARD_PASSING: u32 = u32::MAX - 2;
 
 /// The link-layer address that the inner end of every endpoint namespace's pair of interfaces has to have
 /// (`INNER_HARDWARE_ADDRESS`): the programs put it on what they send in there by the outer end.
@@ -282,6 +293,8 @@ pub enum Toward {
     /// here, or a host in whose name this one speaks. Needs [`Role::Wire`](crate::Role::Wire) on the devices that lead there. With each
     /// pass the hop limit goes down by one. While the flow is native, what comes from there goes on as if it were unknown.
     Routes,
+    /// As [`Toward::Routes`], at a host that this one is the router of: while the flow is native, this host's own forwarding does all.
+    Passing,
 }
 
 impl Toward {
@@ -290,6 +303,7 @@ impl Toward {
             Self::Stack => 0,
             Self::Endpoint(interface) => interface,
             Self::Routes => TOWARD_ROUTES,
+            Self::Passing => TOWARD_PASSING,
         }
     }
 
@@ -297,6 +311,7 @@ impl Toward {
         match raw {
             0 => Self::Stack,
             TOWARD_ROUTES => Self::Routes,
+            TOWARD_PASSING => Self::Passing,
             interface => Self::Endpoint(interface),
         }
     }
@@ -567,6 +582,7 @@ impl RawFlowEntry {
             echoes_from: 0,
             clock: 0,
             toward: entry.toward.raw(),
+            sent: 0,
         }
     }
 

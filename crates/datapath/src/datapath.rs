@@ -416,6 +416,7 @@ impl Datapath {
             moves.push((former.map_or(0, |former| former.toward), entry.toward));
             if let Some(former) = former {
                 (entry.lapsed, entry.echoes_from, entry.clock) = (former.lapsed, former.echoes_from, former.clock);
+                entry.sent = former.sent;
                 let before = former.wire_flow(tuple.transport);
                 if before != wire {
                     names.push(FormerName { wire: before, own: tuple });

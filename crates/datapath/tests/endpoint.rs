@@ -820,6 +820,50 @@ fn what_is_forwarded_has_gone_one_hop_further() {
 }
 
 #[test]
+fn what_passes_here_by_itself_is_left_to_that_until_it_has_moved() {
+    // P-102
+    on_both_families(|v4| {
+        let net = Forwarding::new(v4, Toward::Passing);
+        let out = Packet { sequence: 77, ..Packet::new(TCP, net.far, net.lent) };
+        let back = Packet::new(TCP, net.lent, net.far).bytes();
+        let rewritten = Packet::new(TCP, net.wire_remote, net.wire_local).bytes();
+        assert_eq!(net.ingress(&out.bytes()).verdict, REDIRECT);
+        assert_eq!(net.ingress(&back).verdict, REDIRECT);
+        assert_eq!(net.ingress(&rewritten).verdict, REDIRECT);
+        let flow = FlowTuple { transport: Transport::Tcp, local: net.far, remote: net.lent };
+        assert_eq!(net.datapath.last_sent(&flow).expect("ask"), Some(77));
+        // Who waits for nothing is not waited for, and what is said again of a flow is not all that is known of it.
+        let acknowledges = Packet { sequence: 99, payload: Vec::new(), ..out.clone() };
+        assert_eq!(net.ingress(&acknowledges.bytes()).verdict, REDIRECT);
+        let entries: Vec<_> = net.datapath.flows().expect("flows");
+        assert!(entries.iter().all(|(_, entry)| entry.toward == Toward::Passing));
+        net.datapath.insert_flows(&entries).expect("insert");
+        assert_eq!(net.datapath.last_sent(&flow).expect("ask"), Some(77));
+
+        let (id, binding) = net.datapath.bindings().expect("bindings").remove(0);
+        net.datapath.set_binding(id, &Binding { local_place: 1, ..binding }).expect("bind");
+        for packet in [out.bytes(), back] {
+            assert_eq!(net.ingress(&packet), Outcome { verdict: NEXT, packet, mark: 0 });
+        }
+    });
+}
+
+#[test]
+fn fragments_for_the_control_port_are_marked_where_hosts_are_spoken_for() {
+    on_both_families(|v4| {
+        let net = Forwarding::new(v4, Toward::Passing);
+        let to = |port| Packet::new(UDP, net.lent, SocketAddr::new(net.far.ip(), port)).fragments(48);
+        let marks = |pieces: [Vec<u8>; 2]| -> Vec<u32> { pieces.iter().map(|piece| net.ingress(piece).mark).collect() };
+        assert!(marks(to(2031)).iter().all(|mark| *mark == 0));
+        net.datapath.claim_fragments(Some(2031)).expect("set");
+        assert!(marks(to(2031)).iter().all(|mark| *mark == 0xff));
+        assert!(marks(to(2032)).iter().all(|mark| *mark == 0));
+        net.datapath.claim_fragments(None).expect("set");
+        assert!(marks(to(2031)).iter().all(|mark| *mark == 0));
+    });
+}
+
+#[test]
 fn nobody_but_its_own_namespace_sends_in_a_flow() {
     on_both_families(|v4| {
         for (toward, passes) in

@@ -144,6 +144,31 @@ impl Injector {
         self.report(tuple, snd_una, packet::IcmpError::TooBig { mtu })
     }
 
+    /// As [`kick`](Self::kick), of a TCP flow of another host's, which this one is the router of: `tuple` is as that host has it. The
+    /// error is sent there, as any router may (RFC 6069).
+    ///
+    /// # Errors
+    /// As [`kick`](Self::kick).
+    pub fn kick_host(&self, tuple: &FlowTuple, snd_una: u32) -> Result<(), Error> {
+        self.report_to_host(tuple, snd_una, packet::IcmpError::HostUnreachable)
+    }
+
+    /// As [`shrink`](Self::shrink), of a TCP flow of another host's, as [`kick_host`](Self::kick_host) is. That host remembers `mtu` for the
+    /// destination, for as long as it does (ten minutes on Linux).
+    ///
+    /// # Errors
+    /// As [`kick`](Self::kick).
+    pub fn shrink_host(&self, tuple: &FlowTuple, snd_una: u32, mtu: u16) -> Result<(), Error> {
+        self.report_to_host(tuple, snd_una, packet::IcmpError::TooBig { mtu })
+    }
+
+    fn report_to_host(&self, tuple: &FlowTuple, snd_una: u32, kind: packet::IcmpError) -> Result<(), Error> {
+        check(tuple, Transport::Tcp)?;
+        // From where what it is about went to: no address of this host's need be of any meaning there.
+        let error = packet::icmp_error(tuple.remote.ip(), tuple, snd_una, kind)?;
+        self.send(&error, &tuple.mirrored(), Way::default())
+    }
+
     /// Ends the socket of a TCP flow: a reset as from the other end, delivered on this host. `rcv_nxt` must be exact
     /// (RFC 5961 §3.2).
     ///
@@ -194,7 +219,7 @@ impl Injector {
 
     fn report(&self, tuple: &FlowTuple, snd_una: u32, kind: packet::IcmpError) -> Result<(), Error> {
         check(tuple, Transport::Tcp)?;
-        self.deliver(&packet::icmp_error(tuple, snd_una, kind)?, tuple)
+        self.deliver(&packet::icmp_error(tuple.local.ip(), tuple, snd_una, kind)?, tuple)
     }
 
     /// Sends a packet to this host itself, for the socket of `tuple`.

@@ -8,6 +8,7 @@ pub mod child;
 pub mod endpoint;
 pub mod error;
 pub mod frozen;
+pub mod in_their_name;
 pub mod inject;
 pub mod kept_address;
 pub mod namespace;

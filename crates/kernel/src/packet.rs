@@ -104,9 +104,9 @@ pub(crate) fn udp_datagram(tuple: &FlowTuple, payload: &[u8]) -> Result<Vec<u8>,
     whole(tuple, UDP, datagram, 6)
 }
 
-/// An ICMP error from the flow's local address to itself that quotes the head of a segment of `tuple`: as much of it as the
+/// An ICMP error from an address to the flow's local one that quotes the head of a segment of `tuple`: as much of it as the
 /// kernel looks at.
-pub(crate) fn icmp_error(tuple: &FlowTuple, sequence: u32, kind: IcmpError) -> Result<Vec<u8>, Error> {
+pub(crate) fn icmp_error(from: IpAddr, tuple: &FlowTuple, sequence: u32, kind: IcmpError) -> Result<Vec<u8>, Error> {
     let mut head = Vec::with_capacity(20);
     head.extend_from_slice(&tuple.local.port().to_be_bytes());
     head.extend_from_slice(&tuple.remote.port().to_be_bytes());
@@ -130,17 +130,18 @@ pub(crate) fn icmp_error(tuple: &FlowTuple, sequence: u32, kind: IcmpError) -> R
     message.extend_from_slice(&[0; 2]);
     message.extend_from_slice(&rest);
     message.extend_from_slice(&quoted);
-    match tuple.local.ip() {
-        IpAddr::V4(here) => {
+    match (from, tuple.local.ip()) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => {
             let sum = fold(add(0, &message));
             message[2..4].copy_from_slice(&sum.to_be_bytes());
-            ipv4(here, here, ICMP, HOPS, &message)
+            ipv4(from, to, ICMP, HOPS, &message)
         }
-        IpAddr::V6(here) => {
-            let sum = fold(add(pseudo_header(here.into(), here.into(), ICMPV6, message.len()), &message));
+        (IpAddr::V6(from), IpAddr::V6(to)) => {
+            let sum = fold(add(pseudo_header(from.into(), to.into(), ICMPV6, message.len()), &message));
             message[2..4].copy_from_slice(&sum.to_be_bytes());
-            ipv6(here, here, ICMPV6, HOPS, &message)
+            ipv6(from, to, ICMPV6, HOPS, &message)
         }
+        _ => Err(mixed(tuple)),
     }
 }
 
@@ -270,7 +271,7 @@ mod tests {
     #[test]
     fn an_error_quotes_the_segment() {
         let v4 = tuple(Transport::Tcp, "192.0.2.1:1000", "198.51.100.2:2000");
-        let packet = icmp_error(&v4, 0x0102_0304, IcmpError::TooBig { mtu: 0x0506 }).unwrap();
+        let packet = icmp_error(v4.local.ip(), &v4, 0x0102_0304, IcmpError::TooBig { mtu: 0x0506 }).unwrap();
         assert_eq!(packet[12..20], [192, 0, 2, 1, 192, 0, 2, 1]);
         assert_eq!(packet[20..22], [3, 4]);
         assert_eq!(packet[24..28], [0, 0, 5, 6]);
@@ -279,7 +280,7 @@ mod tests {
         assert_eq!(packet[52..56], [1, 2, 3, 4]);
 
         let v6 = tuple(Transport::Tcp, "[2001:db8::1]:1000", "[2001:db8::2]:2000");
-        let packet = icmp_error(&v6, 7, IcmpError::HostUnreachable).unwrap();
+        let packet = icmp_error(v6.local.ip(), &v6, 7, IcmpError::HostUnreachable).unwrap();
         let here = v6.local.ip();
         assert_eq!(packet[40..42], [1, 0]);
         assert_eq!(fold(add(pseudo_header(here, here, ICMPV6, packet.len() - 40), &packet[40..])), 0);

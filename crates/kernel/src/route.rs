@@ -60,6 +60,22 @@ impl Prefix {
         Self { address, length: 0 }
     }
 
+    /// The same with the bits beyond its length zero.
+    #[must_use]
+    pub fn masked(self) -> Self {
+        let address = match self.address {
+            IpAddr::V4(v4) => {
+                let ignored = 32 - u32::from(self.length).min(32);
+                Ipv4Addr::from_bits(v4.to_bits().checked_shr(ignored).map_or(0, |kept| kept << ignored)).into()
+            }
+            IpAddr::V6(v6) => {
+                let ignored = 128 - u32::from(self.length).min(128);
+                Ipv6Addr::from_bits(v6.to_bits().checked_shr(ignored).map_or(0, |kept| kept << ignored)).into()
+            }
+        };
+        Self { address, ..self }
+    }
+
     /// Whether it holds this address.
     #[must_use]
     pub fn contains(&self, address: IpAddr) -> bool {

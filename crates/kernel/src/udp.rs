@@ -198,6 +198,19 @@ impl UdpSocket {
         Ok(())
     }
 
+    /// Lets datagrams be sent from addresses that are other hosts', which this one speaks for (IP_TRANSPARENT, ip(7)). Needs CAP_NET_ADMIN.
+    ///
+    /// # Errors
+    /// [`Error::Call`].
+    pub fn speak_for_others(&self) -> Result<(), Error> {
+        // The kernel keeps one bit for both.
+        if self.v6 {
+            self.set(libc::SOL_IPV6, libc::IPV6_TRANSPARENT, 1, "setsockopt IPV6_TRANSPARENT")
+        } else {
+            self.set(libc::SOL_IP, libc::IP_TRANSPARENT, 1, "setsockopt IP_TRANSPARENT")
+        }
+    }
+
     /// Sends everything, each train cut by the kernel where it can be. A train whose datagrams do not fit the path is
     /// sent datagram by datagram, in fragments. A full socket buffer is waited for, 100 ms at most.
     pub fn send(&self, transmits: &[Transmit<'_>]) -> SendReport {

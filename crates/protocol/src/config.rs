@@ -105,6 +105,8 @@ pub struct Config {
     pub serve_rendezvous: bool,
     /// Whether this host stands in for hosts that have left its links (P-60).
     pub stand_in: bool,
+    /// Hosts that this one is the router of, and speaks for: they run nothing (P-100).
+    pub behind: Vec<Prefix>,
     /// Sockets that move from host to host.
     pub moving: Moving,
     /// Flows that may be introduced with one peer at a time.
@@ -132,6 +134,7 @@ impl Default for Config {
             rendezvous: Vec::new(),
             serve_rendezvous: false,
             stand_in: false,
+            behind: Vec::new(),
             moving: Moving::default(),
             flows_per_peer: 262_144,
             flows: 524_288,

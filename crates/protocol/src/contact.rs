@@ -9,11 +9,12 @@ use whimbrel_handshake::{
     XxResponder,
 };
 use whimbrel_wire::message::Message;
-use whimbrel_wire::{Capabilities, Datagram, FlowTuple, Hello};
+use whimbrel_wire::{Capabilities, Datagram, FlowTuple};
 
 use crate::Time;
 use crate::bucket::Bucket;
 use crate::config::{Config, Trust};
+use crate::gateway::attached;
 use crate::node::Node;
 use crate::op::{Event, KernelOp, PeerId, Transmit};
 use crate::outcome::{Asked, State};
@@ -21,6 +22,7 @@ use crate::peer::{Met, Peer, SessionSlot};
 use crate::random::Random;
 use crate::timer::Timer;
 
+mod hello;
 mod otherwise;
 mod trust;
 
@@ -211,7 +213,9 @@ impl Node {
 
     fn may_ask(&self, address: IpAddr) -> bool {
         let pinned = self.config.trust == Trust::Pinned;
-        self.config.ask.permits(address) && (!pinned || self.config.known_keys.contains_key(&address))
+        self.config.ask.permits(address)
+            && !self.is_behind(address)
+            && (!pinned || self.config.known_keys.contains_key(&address))
     }
 
     /// What is known of whether an address runs Whimbrel.
@@ -400,29 +404,6 @@ impl Node {
         self.transmit(Transmit { source, destination: to, payload });
     }
 
-    fn hello(&self, now: Time, source: Option<IpAddr>) -> Hello {
-        let mut capabilities = Capabilities::IPV6_LOCATORS;
-        if self.config.carriers.rewrite {
-            capabilities = capabilities | Capabilities::REWRITE;
-        }
-        if self.config.carriers.tunnel {
-            capabilities = capabilities | Capabilities::TUNNEL_SEALED | Capabilities::TUNNEL_PLAIN;
-        }
-        if self.config.prefer_aes {
-            capabilities = capabilities | Capabilities::TUNNEL_AES;
-        }
-        // The first is the source of this datagram as we know it: it tells the peer whether a NAT is on the way (P-19).
-        let mut locators: Vec<IpAddr> = source.into_iter().collect();
-        locators.extend(self.attachments.keys().filter(|address| Some(**address) != source));
-        Hello {
-            capabilities,
-            timestamp: self.config.wall_clock_at_zero + now.as_millis(),
-            life: self.config.life,
-            locators,
-            ..Hello::default()
-        }
-    }
-
     fn free_index(&mut self) -> u32 {
         loop {
             let index = self.random.u32();
@@ -605,7 +586,7 @@ impl Node {
         if matches!(how.purpose, Purpose::Join) {
             self.note_joined_peer(id);
         }
-        let attachment = how.destination.and_then(|address| self.attachments.get(&address)).copied();
+        let attachment = how.destination.and_then(|address| self.attachment_at(address));
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let reached = !peer.has_session();
         let life = hello.life;
@@ -727,7 +708,8 @@ impl Node {
                 peer.remote = remote;
                 peer.meet_at(claimed, remote);
                 peer.source = destination.or(peer.source);
-                let attachment = peer.source.and_then(|source| self.attachments.get(&source)).copied();
+                let source = peer.source;
+                let attachment = source.and_then(|source| attached(&self.attachments, &self.config.behind, source));
                 peer.attachment = attachment;
             } else {
                 peer.met = Some(remote);

@@ -10,6 +10,7 @@ use whimbrel_wire::message::{BindingStatus, Message, UpdateFlags};
 use crate::Time;
 use crate::absence::PARTINGS;
 use crate::arrival::Arrival;
+use crate::gateway::attached;
 use crate::node::{Node, Routes};
 use crate::op::{Carrier, Event, KernelOp, PeerId};
 use crate::outcome::Asked;
@@ -126,8 +127,10 @@ impl Node {
             if ways.iter().any(|way| alike(&way.address)) || !self.attachments.keys().any(alike) {
                 continue;
             }
-            let source = wanted.filter(alike).or_else(|| routes.source_for(target));
-            ways.extend(source.and_then(|source| self.attachments.get(&source)));
+            // Who has asked a host behind this one is answered from there, wherever this one is (P-100).
+            let asked = peer.source.filter(|source| alike(source) && self.speaks_at(*source));
+            let source = wanted.filter(alike).or(asked).or_else(|| routes.source_for(target));
+            ways.extend(source.and_then(|source| self.attachment_at(source)));
             if peer.flows.is_empty() && !ways.is_empty() {
                 break;
             }
@@ -305,7 +308,7 @@ impl Node {
     /// Flows of a peer that are at home may use another address than the place names (P-33). Where one of those is gone,
     /// they are at home nowhere.
     pub(crate) fn uproot(&mut self, now: Time, id: PeerId) {
-        let gone = |address: &IpAddr| !self.attachments.contains_key(address) || self.replaced.contains(address);
+        let gone = |address: &IpAddr| self.attachment_at(*address).is_none() || self.replaced.contains(address);
         let Some(peer) = self.peers.get(&id) else { return };
         if peer.attachment.is_none() || peer.update.is_some() || !peer.is_rooted(gone) {
             return;
@@ -604,7 +607,9 @@ impl Node {
             self.put_binding_in_force(now, id);
             return;
         }
-        peer.follow(&awaited, &self.attachments);
+        let asked = awaited.destination;
+        let asked = asked.and_then(|address| attached(&self.attachments, &self.config.behind, address));
+        peer.follow(&awaited, asked);
         peer.unbroken = false;
         peer.stalled = false;
         if returned {

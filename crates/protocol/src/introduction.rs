@@ -49,6 +49,11 @@ pub(crate) const PROBE_BIT: u64 = 1 << 63;
 /// The next bit tells the responder's nonce (set) from the introducer's: an answer must never be answered.
 const ANSWER_BIT: u64 = 1 << 62;
 
+/// Whether a nonce is one that an introduction begins with.
+pub(crate) fn is_introducers(nonce: u64) -> bool {
+    nonce & (PROBE_BIT | ANSWER_BIT) == 0
+}
+
 impl Node {
     /// Flows that are old enough are introduced, or their remote address is asked whether it runs Whimbrel.
     pub(crate) fn mature_flows(&mut self, now: Time) {
@@ -194,7 +199,8 @@ impl Node {
                     known.stage = Stage::Introducing { peer: id, nonce, since: now, tries: 1, next };
                     peer.introductions.begun.insert(flow);
                     self.nonces.insert(nonce, flow);
-                    self.op(KernelOp::Introduce { flow, index, nonce }, None);
+                    let end = self.end_of(&flow);
+                    self.op(KernelOp::Introduce { flow, end, index, nonce }, None);
                 }
                 _ => {
                     peer.introductions.active.remove(&flow);
@@ -230,7 +236,7 @@ impl Node {
                     *tries += 1;
                     *next = now + Duration::from_millis(500) * *tries;
                     let nonce = *nonce;
-                    self.op(KernelOp::Introduce { flow, index, nonce }, None);
+                    self.op(KernelOp::Introduce { flow, end: self.end_of(&flow), index, nonce }, None);
                 }
                 Some(Stage::Echoing { echo, tries, next, .. }) if *next <= now => {
                     if *tries >= 2 * TRIES {
@@ -321,7 +327,7 @@ impl Node {
                 if echo.responder_nonce == nonce {
                     // Both ends introduce, and the peer has not seen our nonce.
                     let nonce = *own;
-                    self.op(KernelOp::Introduce { flow, index: their_index, nonce }, None);
+                    self.op(KernelOp::Introduce { flow, end: self.end_of(&flow), index: their_index, nonce }, None);
                 }
             }
             Stage::Introduced { entry, .. } if entry.peer != id && !entry.passed_on => {
@@ -372,10 +378,11 @@ impl Node {
                 fresh
             }
         };
-        if self.flows.get(&flow).and_then(Flow::entry).is_some_and(|entry| entry.end != LocalEnd::Here) {
+        let elsewhere = |entry: &FlowEntry| !matches!(entry.end, LocalEnd::Here | LocalEnd::Passing);
+        if self.flows.get(&flow).and_then(Flow::entry).is_some_and(elsewhere) {
             self.send(id, &[Message::Seen { nonce: introducer_nonce }]);
         }
-        self.op(KernelOp::Introduce { flow, index, nonce }, Some(Asked::Answer(id, flow)));
+        self.op(KernelOp::Introduce { flow, end: self.end_of(&flow), index, nonce }, Some(Asked::Answer(id, flow)));
     }
 
     pub(crate) fn refuse_introduction(&mut self, id: PeerId, nonce: u64, refusal: IntroductionRefusal) {
@@ -459,7 +466,7 @@ impl Node {
             peer_tuple: echo.tuple,
             wire_local_port,
             wire_remote_port: echo.wire_port,
-            end: former.map_or(LocalEnd::Here, |former| former.end),
+            end: former.map_or(self.end_of(&flow), |former| former.end),
             passed_on: false,
             hidden: false,
         };

@@ -15,6 +15,7 @@
 //! migration.rs     sockets that change hosts      -> MoveOp
 //! waiting.rs       single flows that wait
 //! community.rs    whose hosts this one is, and who may move sockets
+//! gateway.rs       flows of hosts behind this one, which run nothing
 //! stall.rs         flows that get no answer        -> Keepalive, the tunnel
 //! node.rs          one host: dispatch, timers, what is asked of the caller
 //! outcome.rs       what came of that
@@ -30,6 +31,7 @@ mod config;
 mod contact;
 mod elsewhere;
 mod flow;
+mod gateway;
 mod handoff;
 mod in_force;
 mod introduction;
@@ -44,6 +46,7 @@ mod peer;
 mod pending_update;
 mod random;
 mod rendezvous;
+mod restore;
 mod ruling;
 mod stall;
 mod stand_in;

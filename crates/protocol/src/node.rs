@@ -16,7 +16,7 @@ use crate::contact::Contacts;
 use crate::flow::{Flow, Stage};
 use crate::meetings::Meetings;
 use crate::migration::Moves;
-use crate::op::{Event, FlowEntry, KernelOp, LocalEnd, OpId, PeerId, SavedPeer, Transmit};
+use crate::op::{Event, FlowEntry, KernelOp, LocalEnd, OpId, PeerId, Transmit};
 use crate::outcome::{Asked, State};
 use crate::peer::{Attachment, Away, Peer};
 use crate::random::Random;
@@ -37,7 +37,7 @@ pub trait Routes {
 /// How long closed flows stay known: the last acknowledgements of a moved connection are translated too.
 const LINGER: Duration = Duration::from_secs(60);
 /// How long a peer without flows is kept.
-const IDLE: Duration = Duration::from_secs(600);
+pub(crate) const IDLE: Duration = Duration::from_secs(600);
 /// Keeps the UDP mapping of a NAT; 30 s is what RFC 4787 §4.3 finds in the field at the least.
 pub(crate) const KEEPALIVE: Duration = Duration::from_secs(25);
 /// How long the former path of a peer is accepted (P-22).
@@ -85,6 +85,10 @@ pub struct Node {
     pub(crate) vouched: HashMap<PublicKey, crate::elsewhere::Vouched>,
     /// Flows that have become direct a moment ago.
     pub(crate) left: BTreeMap<FlowTuple, crate::elsewhere::Left>,
+    /// Flows of hosts behind this one that nobody has shown to sit on yet.
+    pub(crate) unshown: BTreeSet<FlowTuple>,
+    /// Datagram flows of theirs that somebody has sent in from where their peers were, a moment after these had moved.
+    pub(crate) claimed: BTreeSet<FlowTuple>,
     /// Flows that are opened from now on wait for their ruling.
     pub(crate) awaits_rulings: bool,
     /// Flows that are too young to be introduced, oldest first.
@@ -92,7 +96,7 @@ pub struct Node {
     /// Closed flows, oldest first.
     pub(crate) closed: VecDeque<(Time, FlowTuple)>,
     pub(crate) timers: Timers,
-    next_peer: u32,
+    pub(crate) next_peer: u32,
     next_op: u64,
     transmits: VecDeque<Transmit>,
     ops: VecDeque<(OpId, KernelOp)>,
@@ -142,6 +146,8 @@ impl Node {
             nonces: HashMap::new(),
             vouched: HashMap::new(),
             left: BTreeMap::new(),
+            unshown: BTreeSet::new(),
+            claimed: BTreeSet::new(),
             awaits_rulings: false,
             young: VecDeque::new(),
             closed: VecDeque::new(),
@@ -161,43 +167,6 @@ impl Node {
             reaching: Vec::new(),
             dropped: 0,
         }
-    }
-
-    /// Takes over what a daemon before this one knew. Call it once, before anything else; sessions are made anew with
-    /// each peer that has flows.
-    pub fn restore(&mut self, now: Time, peers: Vec<SavedPeer>, flows: Vec<(FlowTuple, FlowEntry)>) {
-        for saved in peers {
-            let peer = Peer::restored(&saved, now);
-            self.next_peer = self.next_peer.max(saved.id.0 + 1);
-            self.by_key.insert(saved.key, saved.id);
-            self.peers.insert(saved.id, peer);
-        }
-        for (flow, entry) in flows {
-            let Some(peer) = self.peers.get_mut(&entry.peer) else {
-                self.op(KernelOp::RemoveFlow { flow }, Some(Asked::Effect("removing a flow of nobody")));
-                continue;
-            };
-            peer.add_flow(flow, &entry);
-            self.introduced += 1;
-            self.flows.insert(flow, Flow::introduced(entry, now));
-        }
-        let ids: Vec<PeerId> = self.peers.keys().copied().collect();
-        for id in ids {
-            if self.peers[&id].flows.is_empty() {
-                self.timers.set(Timer::Idle(id), now + IDLE);
-            } else {
-                if self.peers[&id].away.is_some() {
-                    self.timers.set(Timer::Keepalive(id), now + crate::absence::LOOK_PAUSE);
-                }
-                // Before the peer is saved, with the numbers of these words.
-                self.tell_waiting_again(id);
-                self.put_binding_in_force(now, id);
-                self.accept_former(now, id);
-                self.reach_again(now, id);
-            }
-        }
-        self.refresh_sets();
-        self.meet_later(now);
     }
 
     /// A datagram came to the control port (tunnel datagrams are the caller's business). `destination` is the address of
@@ -460,6 +429,7 @@ impl Node {
                     if let Some(peer) = self.peers.get_mut(&id) {
                         peer.former.clear();
                         self.put_binding_in_force(now, id);
+                        self.look_for_claims_again(id);
                     }
                 }
                 Timer::Park(id) => self.park_late(now, id),
@@ -493,8 +463,9 @@ impl Node {
                 let entry = known.entry().copied();
                 idle.extend(entry.map(|entry| entry.peer));
                 self.forget_flow(&flow);
-                if let Some(entry) = entry.filter(|entry| entry.end == LocalEnd::Endpoint) {
-                    // Whoever holds its far end sees nothing of its socket.
+                let blind = |entry: &FlowEntry| entry.end == LocalEnd::Endpoint || self.sees_no_ends(entry.peer);
+                if let Some(entry) = entry.filter(blind) {
+                    // Whoever holds its far end, or speaks for it, sees nothing of its socket.
                     self.tell_ended(now, entry.peer, entry.name);
                 }
             }
@@ -637,6 +608,7 @@ impl Node {
     }
 
     fn renew(&mut self, now: Time, id: PeerId) {
+        self.forget_unheard(now, id);
         let Some(peer) = self.peers.get(&id) else { return };
         let needed = !peer.flows.is_empty() || self.keeps(id);
         if needed && peer.attachment.is_some() && peer.away.is_none() && !self.suspended {
@@ -656,7 +628,7 @@ impl Node {
 
     fn sweep(&mut self, now: Time) {
         let mut ended = Vec::new();
-        let mut more = self.sweep_contacts(now) | self.sweep_introductions(now);
+        let mut more = self.sweep_contacts(now) | self.sweep_introductions(now) | self.sweep_passing();
         for peer in self.peers.values_mut() {
             peer.sessions.retain(|slot| {
                 let over = slot.until.is_some_and(|until| until <= now);

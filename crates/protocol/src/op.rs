@@ -83,6 +83,8 @@ pub enum LocalEnd {
     Endpoint,
     /// Another host's socket, for which this one answers to the peer: it runs nothing itself.
     Behind,
+    /// The same of a host that this one is the router of, so that the flow's packets pass here by themselves (P-100).
+    Passing,
 }
 
 /// Who has a single flow wait.
@@ -168,6 +170,8 @@ pub enum KernelOp {
     Introduce {
         /// The flow, as this host has it.
         flow: FlowTuple,
+        /// Where this host's end of it is.
+        end: LocalEnd,
         /// The receiver's session index.
         index: u32,
         /// The nonce.

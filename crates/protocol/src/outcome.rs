@@ -189,6 +189,7 @@ impl Node {
             Origin::Restored => {}
         }
         self.return_to_former(now, flow);
+        self.doubt(now, flow);
         self.idle_later(now, entry.peer);
         self.refresh_sets();
     }
@@ -206,7 +207,7 @@ impl Node {
             self.forget_flow(&flow);
             if let Some(entry) = entry.filter(|entry| entry.end == LocalEnd::Behind) {
                 self.end_moved_flow(entry.name);
-            } else if !known.closed {
+            } else if !known.closed && entry.is_none_or(|entry| entry.end != LocalEnd::Passing) {
                 // Its socket is still there, and may be introduced again.
                 self.flows.insert(flow, Flow { stage: Stage::Open, ..known });
                 self.return_to_former(now, &flow);

@@ -6,6 +6,7 @@ use whimbrel_wire::message::Message;
 
 use crate::Time;
 use crate::arrival::Arrival;
+use crate::gateway::attached;
 use crate::node::Node;
 use crate::op::{Carrier, Event, KernelOp, PeerId};
 use crate::outcome::Asked;
@@ -156,7 +157,9 @@ impl Node {
         let Some(candidate) = confirmed else { return };
         self.timers.stop(Timer::Challenge(id));
         if let Some(awaited) = &candidate.awaited {
-            peer.follow(awaited, &self.attachments);
+            let asked = awaited.destination;
+            let asked = asked.and_then(|address| attached(&self.attachments, &self.config.behind, address));
+            peer.follow(awaited, asked);
             peer.unbroken = true;
         }
         peer.remote = candidate.remote;

@@ -167,7 +167,8 @@ pub(crate) struct Peer {
     pub(crate) flows: BTreeSet<FlowTuple>,
     /// Flows by their home and the address of this host that they use.
     homes: BTreeMap<(Places, IpAddr), usize>,
-    /// Flows whose end here is no socket of the host's own namespace: they are at home nowhere, and need no addresses of the host.
+    /// Flows whose end here is no socket of the host's own namespace, nor one that it is the router of: they are at home nowhere, and
+    /// need no addresses of the host.
     elsewhere: usize,
     local_addresses: BTreeMap<IpAddr, usize>,
     remote_addresses: BTreeMap<IpAddr, usize>,
@@ -466,8 +467,8 @@ impl Peer {
         self.update.is_none() && self.attachment.is_some() && !announced && self.away.is_none()
     }
 
-    /// The peer is at another place. `attachments` are those of this host.
-    pub(crate) fn follow(&mut self, awaited: &Awaited, attachments: &BTreeMap<IpAddr, Attachment>) {
+    /// The peer is at another place. `asked`: that of this host's which it named.
+    pub(crate) fn follow(&mut self, awaited: &Awaited, asked: Option<Attachment>) {
         self.retire_path();
         self.places.peer = awaited.place;
         self.peer_refuses_rewrite = awaited.refuses_rewrite;
@@ -475,10 +476,9 @@ impl Peer {
         self.stalls = Stalls::default();
         self.probe = CarrierProbe::default();
         // The answer leaves from the address that the peer asked; that it is our locator towards it now.
-        let asked = awaited.destination.and_then(|address| attachments.get(&address));
         if let (None, Some(attachment)) = (&self.update, asked) {
             self.source = Some(attachment.address);
-            self.attachment = Some(*attachment);
+            self.attachment = Some(attachment);
         }
     }
 
@@ -572,12 +572,14 @@ impl Peer {
         self.named.insert(entry.name, flow);
         self.note_own_place();
         if self.flows.insert(flow) {
-            if entry.end == LocalEnd::Here {
+            if matches!(entry.end, LocalEnd::Here | LocalEnd::Passing) {
                 *self.homes.entry((entry.home, flow.local.ip())).or_default() += 1;
-                *self.local_addresses.entry(flow.local.ip()).or_default() += 1;
-                *self.remote_addresses.entry(flow.remote.ip()).or_default() += 1;
             } else {
                 self.elsewhere += 1;
+            }
+            if entry.end == LocalEnd::Here {
+                *self.local_addresses.entry(flow.local.ip()).or_default() += 1;
+                *self.remote_addresses.entry(flow.remote.ip()).or_default() += 1;
             }
             self.wire_ports.insert((entry.wire_local_port, entry.wire_remote_port));
             self.waiting.flows += usize::from(entry.waits.any());
@@ -588,12 +590,14 @@ impl Peer {
         self.named.remove(&entry.name);
         self.waiting.untold.remove(&entry.name);
         if self.flows.remove(flow) {
-            if entry.end == LocalEnd::Here {
+            if matches!(entry.end, LocalEnd::Here | LocalEnd::Passing) {
                 release(&mut self.homes, (entry.home, flow.local.ip()));
-                release(&mut self.local_addresses, flow.local.ip());
-                release(&mut self.remote_addresses, flow.remote.ip());
             } else {
                 self.elsewhere -= 1;
+            }
+            if entry.end == LocalEnd::Here {
+                release(&mut self.local_addresses, flow.local.ip());
+                release(&mut self.remote_addresses, flow.remote.ip());
             }
             self.wire_ports.remove(&(entry.wire_local_port, entry.wire_remote_port));
             self.waiting.flows -= usize::from(entry.waits.any());

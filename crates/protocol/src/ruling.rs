@@ -1,7 +1,7 @@
 //! What the caller's policy says of single flows: those that are left alone are not introduced, by neither end (P-59).
 
 use whimbrel_handshake::PublicKey;
-use whimbrel_wire::FlowTuple;
+use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::Time;
 use crate::contact::Contact;
@@ -125,6 +125,9 @@ impl Node {
     /// the flow has gone: as its ruling wants it.
     pub fn handle_claim(&mut self, now: Time, flow: FlowTuple) {
         let Some(entry) = self.flows.get(&flow).and_then(|known| known.entry()).copied() else { return };
+        if flow.transport == Transport::Udp {
+            return self.handle_datagram_claim(now, flow, &entry);
+        }
         let given_up = entry.manner.gives_way;
         self.event(Event::Claimed { flow, peer: entry.peer, given_up });
         if given_up {

@@ -24,6 +24,8 @@ impl Capabilities {
     pub const IPV6_LOCATORS: Self = Self(1 << 3);
     /// Bit 4: sealed tunnel datagrams are preferred under AES-256-GCM; used where both ends say so.
     pub const TUNNEL_AES: Self = Self(1 << 4);
+    /// Bit 5: the sender is a gateway, which sees no sockets of the hosts behind it: it is to be told of TCP flows that end (P-103).
+    pub const GATEWAY: Self = Self(1 << 5);
 
     /// Whether all of `other` is in this set.
     #[must_use]

@@ -5,6 +5,7 @@ mod anchor;
 mod command_line;
 mod community;
 mod faults;
+mod gateway;
 mod helpers;
 mod hostile;
 mod interrupted;
@@ -75,6 +76,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         real_programs::SCENARIOS,
         command_line::SCENARIOS,
         anchor::SCENARIOS,
+        gateway::SCENARIOS,
         relocation::SCENARIOS,
         onward::SCENARIOS,
         interrupted::SCENARIOS,

@@ -10,10 +10,14 @@ pub(crate) fn removed(removed: &Removed) -> String {
         return "Nothing was left behind.\n".to_owned();
     }
     let list = |items: &mut dyn Iterator<Item = String>| items.collect::<Vec<_>>().join(", ");
+    let rules = [
+        removed.source_ways.then_some("for addresses that were being left"),
+        removed.spoken_for.then_some("for hosts behind this one"),
+    ];
     let kinds = [
         ("kept addresses", list(&mut removed.kept_addresses.iter().map(ToString::to_string))),
         ("routes to peers", list(&mut removed.peer_routes.iter().map(ToString::to_string))),
-        ("rules", list(&mut removed.source_ways.then(|| "for addresses that were being left".to_owned()).into_iter())),
+        ("rules", list(&mut rules.into_iter().flatten().map(str::to_owned))),
         ("device", list(&mut removed.device.iter().map(ToString::to_string))),
         ("programs and maps", list(&mut removed.pins.iter().map(|path| path.display().to_string()))),
         ("files", list(&mut removed.files.iter().map(|path| path.display().to_string()))),
@@ -32,6 +36,7 @@ pub(crate) fn removed_json(removed: &Removed) -> String {
         "kept_addresses": removed.kept_addresses,
         "peer_routes": removed.peer_routes,
         "source_ways": removed.source_ways,
+        "spoken_for": removed.spoken_for,
         "device": removed.device,
         "pins": removed.pins,
         "files": removed.files,
@@ -69,7 +74,7 @@ Removed what a stopped daemon had left:
         assert_eq!(
             removed_json(&left),
             "{\"removed\":{\"device\":null,\"files\":[],\"kept_addresses\":[\"198.51.100.10\"],\"peer_routes\":[],\
-             \"pins\":null,\"source_ways\":false},\"schema\":1}\n"
+             \"pins\":null,\"source_ways\":false,\"spoken_for\":false},\"schema\":1}\n"
         );
     }
 }

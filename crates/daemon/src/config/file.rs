@@ -121,6 +121,9 @@ pub(super) fn interpret(
         metrics_listen = listen.map(Spanned::span);
         metrics.finish()?;
     }
+    if let Some(value) = section.take("gateway") {
+        config.behind = super::gateway::gateway(value)?;
+    }
     if let Some(value) = section.take("anchor") {
         config.anchor = super::anchor::anchor(value)?;
     }

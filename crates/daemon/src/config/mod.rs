@@ -8,6 +8,7 @@ mod anchor;
 mod conditions;
 mod doubt;
 mod file;
+mod gateway;
 mod helper;
 mod value;
 
@@ -125,6 +126,8 @@ pub struct Config {
     pub helpers: Sections,
     /// `[anchor]`: what is lent to others.
     pub anchor: Option<Anchor>,
+    /// `gateway.behind`: hosts that this one is the router of, and speaks for.
+    pub behind: Vec<Prefix>,
     /// `[dns]`: the name server that is told where this host is.
     pub dns: Option<NameServer>,
     /// `log`: how much is logged.
@@ -166,6 +169,7 @@ impl Default for Config {
             policies: Policies::default(),
             helpers: Sections::default(),
             anchor: None,
+            behind: Vec::new(),
             dns: None,
             log: Level::default(),
             event_log: None,
@@ -208,6 +212,7 @@ impl Config {
             policies,
             helpers,
             anchor,
+            behind,
             dns,
             log,
             event_log,
@@ -237,6 +242,7 @@ impl Config {
             ("limits.connections_per_peer", *connections_per_peer != other.connections_per_peer),
             ("metrics.listen", *metrics_listen != other.metrics_listen),
             ("anchor", *anchor != other.anchor),
+            ("gateway.behind", *behind != other.behind),
             ("dns", *dns != other.dns),
             ("peers", *peers != other.peers),
             ("policy", *policies != other.policies),

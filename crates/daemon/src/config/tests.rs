@@ -20,6 +20,18 @@ fn keys_that_differ_are_named() {
 }
 
 #[test]
+fn a_gateway_names_those_behind_it() {
+    let read = |text| parse(Path::new("w.toml"), text).expect("valid").behind;
+    assert_eq!(read("[gateway]\n"), []);
+    let prefixes = ["198.51.100.0/24", "2001:db8:5::/64"].map(|text| parse_prefix(text).expect("a prefix"));
+    assert_eq!(read("[gateway]\nbehind = [\"198.51.100.0/24\", \"2001:db8:5::/64\"]\n"), prefixes);
+    let said = complaint("[gateway]\nbehind = [\"0.0.0.0/0\"]\n");
+    assert!(said.starts_with("/etc/w.toml:2:11: ") && said.contains("everybody"), "{said}");
+    assert!(complaint("[gateway]\nbehind = \"198.51.100.0/24\"\n").contains("a list of prefixes"));
+    assert!(complaint("[gateway]\nhosts = []\n").contains("`behind`"));
+}
+
+#[test]
 fn a_key_that_is_configured_is_trusted_for_that() {
     let (listed, other) = (PublicKey::from([7; 32]), PublicKey::from([8; 32]));
     let text = format!("[[peers]]\naddress = '192.0.2.1'\nkey = '{listed}'\n");

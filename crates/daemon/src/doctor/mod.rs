@@ -78,6 +78,7 @@ pub fn examine(patient: &Patient<'_>) -> Vec<Finding> {
     findings.extend(metrics(&config, running));
     findings.extend(firewall_findings(config.port, &ruleset()));
     findings.extend(reverse_path_filters());
+    findings.extend(forwarding(&config));
     findings.extend(config.psk_open.as_deref().map(|path| {
         warning("daemon", "psk_file", format!("others than its owner may read or write {}", path.display()))
             .lost("whoever can read the key can pass for one of your hosts")
@@ -425,6 +426,27 @@ fn firewall_findings(port: u16, ruleset: &Ruleset) -> Vec<Finding> {
         );
     }
     findings
+}
+
+/// A gateway has to be the router of the hosts that it speaks for.
+fn forwarding(config: &Config) -> Option<Finding> {
+    let named = |ipv4: bool| config.behind.iter().any(|prefix| prefix.address.is_ipv4() == ipv4);
+    let families = [(true, "net/ipv4/ip_forward"), (false, "net/ipv6/conf/all/forwarding")];
+    let off = families.into_iter().find(|(ipv4, key)| named(*ipv4) && sysctl::get_number(key).unwrap_or(0) == 0);
+    let check = "gateway";
+    match off {
+        _ if config.behind.is_empty() => None,
+        None => Some(ok("network", check, "this host forwards for those behind it")),
+        Some((_, key)) => {
+            let key = key.replace('/', ".");
+            let found = format!("`[gateway]` names hosts behind this one, and {key} is off");
+            Some(
+                warning("network", check, found)
+                    .lost("their packets do not pass here, so nothing of theirs can be moved")
+                    .mend(format!("`sysctl -w {key}=1`, if this host is their router; else leave them out")),
+            )
+        }
+    }
 }
 
 /// Strict filters are no harm (moved packets are marked), but where a mark does not count they are.

@@ -17,7 +17,7 @@ impl Effects {
         let led = match entry.end {
             LocalEnd::Here => before.is_some_and(|before| before.peer != entry.peer),
             LocalEnd::Behind => before.is_none_or(|before| before.peer != entry.peer),
-            LocalEnd::Endpoint => false,
+            LocalEnd::Endpoint | LocalEnd::Passing => false,
         };
         let in_force = datapath::FlowEntry { tunnelled: led, ..data_plane_entry(&entry, toward) };
         // What is on its way from who has passed it on until now is taken as well.
@@ -66,6 +66,7 @@ impl Effects {
         let end = self.journal.flows().get(&flow).map(|before| before.end);
         self.journal.remove_flow(flow);
         self.tunnel.remove_flow(&flow);
+        self.gateway.forget(&flow);
         // What its socket's new host gets includes what the peer sends as it has until now.
         if self.tunnel.sets_aside(&flow) {
             let name = self.datapath.leave_flow(&flow)?;

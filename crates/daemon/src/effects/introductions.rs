@@ -14,7 +14,7 @@ use super::{Failure, MARK};
 
 /// In the segment's header, before scaling. The receiver consumes the segment, so nobody takes it for an announcement;
 /// connection tracking on the way only ever widens what it accepts by it.
-const WINDOW: u16 = 512;
+pub(super) const WINDOW: u16 = 512;
 /// `TCP_ESTABLISHED`, `include/net/tcp_states.h`.
 const ESTABLISHED: u8 = 1;
 

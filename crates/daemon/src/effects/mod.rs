@@ -3,6 +3,7 @@
 mod addresses;
 mod fitting;
 mod flows;
+mod gateway;
 mod helping;
 mod hooks;
 mod introductions;
@@ -42,6 +43,7 @@ use crate::policy::Policies;
 use crate::tunnel::{Tunnel, UnknownSession};
 
 pub(crate) use addresses::{Addresses, MARK};
+pub(crate) use gateway::Gateway;
 pub use relocation::first_window;
 pub(crate) use relocation::{Arrived, FoundMoves, HIDDEN, Known, Relocation, Young};
 pub(crate) use tunnels::DEFAULT_MTU;
@@ -120,6 +122,7 @@ pub(crate) struct Effects {
     found: Vec<(PeerId, Vec<SocketNumbers>)>,
     fitting: Fitting,
     deputy: Deputy,
+    pub(crate) gateway: Gateway,
     /// Sockets whose options cannot be put back yet.
     unfitted: usize,
     helping: Helping,
@@ -170,6 +173,7 @@ impl Effects {
             found: Vec::new(),
             fitting: Fitting::default(),
             deputy: Deputy::default(),
+            gateway: Gateway::default(),
             unfitted: 0,
             helping: Helping::new(helpers),
             relocation: Relocation::default(),
@@ -276,12 +280,16 @@ impl Effects {
                 // The peer begins as soon as it is told that we look.
                 self.apply_hooks()?;
             }
-            KernelOp::Introduce { flow, index, nonce } => {
+            KernelOp::Introduce { flow, end, index, nonce } => {
+                let behind = end == LocalEnd::Passing;
                 let introduction = Introduction { index, nonce };
                 if self.is_in_endpoint(&flow) {
                     return self.introduce_in_endpoint(flow, introduction);
                 }
-                let Self { injector, datapath, connections, .. } = self;
+                let Self { injector, datapath, connections, gateway, .. } = self;
+                if behind {
+                    return gateway.introduce(injector, flow, introduction);
+                }
                 introductions::introduce(injector, datapath, connections, snapshot, flow, introduction)?;
             }
             KernelOp::FindSockets { peer, remote } => {
@@ -315,6 +323,7 @@ impl Effects {
                 self.hooks.note_peer(now, peer, false);
                 self.hooks.note_listening(peer, false);
                 self.kicks.remove_peer(peer);
+                self.gateway.remove_peer(peer);
                 self.bindings.remove(&peer);
                 self.ways_out.remove(&peer);
                 self.postponed.remove(peer);
@@ -330,6 +339,9 @@ impl Effects {
                     let shrink_to = lost.then(|| self.tunnels.inner_mtu_of(peer));
                     self.kicks.begin(now, peer, shrink_to);
                     let result = self.run_kicks(now, snapshot);
+                    let Self { gateway, datapath, injector, journal, .. } = self;
+                    let woken = gateway.begin(now, peer, shrink_to, journal.flows(), datapath, injector);
+                    let result = result.and(woken);
                     self.tunnels.open(&self.tunnel, peer);
                     result?;
                 }
@@ -633,6 +645,7 @@ impl Effects {
             self.postponed.timeout(),
             self.endpoints_timeout(),
             self.late_timeout(),
+            self.gateway.timeout(),
         ];
         own.into_iter().chain(others).flatten().min()
     }
@@ -650,6 +663,7 @@ impl Effects {
         self.forget_told(now);
         self.expire_endpoints(now);
         self.deputy.go_on(now);
+        self.kick_hosts(now);
         self.handle_helpers_timeout(now);
         self.end_late(now);
         self.postponed.expire(now);
@@ -711,8 +725,12 @@ impl Effects {
             tracing::info!("moved connections are carried on: what they need stays, and the next start takes it over");
             return false;
         }
-        let removed =
-            self.addresses.release().map_err(Failure::from).and(self.datapath.unload().map_err(Failure::from));
+        let removed = self
+            .addresses
+            .release()
+            .map_err(Failure::from)
+            .and(self.speak_for_nobody())
+            .and(self.datapath.unload().map_err(Failure::from));
         if let Err(failure) = removed {
             tracing::warn!(%failure, "something is left behind");
         }

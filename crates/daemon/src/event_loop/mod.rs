@@ -16,7 +16,7 @@ use rustix::event::epoll;
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
-use whimbrel_datapath::{Event as DatapathEvent, Origin};
+use whimbrel_datapath::{Event as DatapathEvent, Introduction, Origin};
 use whimbrel_kernel::network::{Changed, NetworkMonitor, NetworkState, UsableAddress};
 use whimbrel_kernel::peer_route::PeerRoutes;
 use whimbrel_kernel::signals::{Signal, Signals};
@@ -37,7 +37,7 @@ use crate::attachments::{Attachments, Sighting};
 use crate::clock;
 use crate::community_file::CommunityFile;
 use crate::config::{Config, Level};
-use crate::effects::{Effects, FoundMoves, Known, own_addresses, source_ways};
+use crate::effects::{Effects, FoundMoves, Gateway, Known, own_addresses, source_ways};
 use crate::event_log::EventLog;
 use crate::events::{EventRing, Restraint, Told, restrained};
 use crate::flows::{UdpFlows, is_movable, list_tcp};
@@ -589,15 +589,27 @@ impl EventLoop {
                 Err(error) => tracing::warn!(%flow, %error, "cannot look for a socket"),
             }
         };
+        // A host behind this one may be the one that is meant; its sockets are not seen.
+        let passes = |node: &mut Node, judge: &mut Judge, gateway: &mut Gateway, seen: &Introduction| {
+            if !node.is_behind(seen.seen.local.ip()) || !is_movable(&seen.seen, &own) {
+                return false;
+            }
+            gateway.hear(seen.seen, seen.sequence, seen.acknowledgement);
+            node.handle_flow_passing(now, seen.seen, seen.nonce);
+            judge.consider(node, now, seen.seen);
+            true
+        };
         let (mut acknowledged, mut flows, mut opened, mut closed) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let entries = effects.journal.flows();
         let in_endpoint = |flow: &FlowTuple| entries.get(flow).is_some_and(|entry| entry.end == LocalEnd::Endpoint);
         let drained = effects.datapath.drain_events(|event| match event {
             // A frame on the link may name any destination.
-            DatapathEvent::Introduction(introduction)
-                if !here(&introduction.seen) && !in_endpoint(&introduction.seen) => {}
             DatapathEvent::Introduction(introduction) => {
-                look_up(node, judge, &introduction.seen);
+                if here(&introduction.seen) || in_endpoint(&introduction.seen) {
+                    look_up(node, judge, &introduction.seen);
+                } else if !passes(node, judge, &mut effects.gateway, &introduction) {
+                    return;
+                }
                 node.handle_introduction(now, introduction.seen, introduction.index, introduction.nonce);
             }
             DatapathEvent::FlowOpened { flow, origin } => {

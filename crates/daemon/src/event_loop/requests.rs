@@ -263,7 +263,8 @@ impl EventLoop {
             return Err(Failure::new("no connection is named")
                 .hint("An address and port of either end does (192.0.2.1:22, [2001:db8::1]:22), or pid:NUMBER."));
         }
-        let ended = |view: &FlowView| view.entry.is_some_and(|entry| entry.end == LocalEnd::Behind);
+        let ended =
+            |view: &FlowView| view.entry.is_some_and(|entry| matches!(entry.end, LocalEnd::Behind | LocalEnd::Passing));
         self.among(
             names,
             self.node.flows().filter(|view| !ended(view)).collect(),

@@ -86,6 +86,7 @@ enum EndLine {
     Here,
     Endpoint,
     Behind,
+    Passing,
 }
 
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
@@ -116,6 +117,7 @@ impl From<FlowEntry> for EntryLine {
                 LocalEnd::Here => EndLine::Here,
                 LocalEnd::Endpoint => EndLine::Endpoint,
                 LocalEnd::Behind => EndLine::Behind,
+                LocalEnd::Passing => EndLine::Passing,
             },
             passed_on: entry.passed_on,
             hidden: entry.hidden,
@@ -145,6 +147,7 @@ impl EntryLine {
                 EndLine::Here => LocalEnd::Here,
                 EndLine::Endpoint => LocalEnd::Endpoint,
                 EndLine::Behind => LocalEnd::Behind,
+                EndLine::Passing => LocalEnd::Passing,
             },
             passed_on: self.passed_on,
             hidden: self.hidden,

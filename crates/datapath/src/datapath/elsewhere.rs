@@ -3,10 +3,12 @@
 use std::collections::HashSet;
 use std::sync::{MutexGuard, PoisonError};
 
+use whimbrel_wire::FlowTuple;
+
 use super::Datapath;
 use crate::abi::{
     Endpoint, FOLLOW_ALL, FOLLOW_CLOSES, Follow, IDLE_ENDPOINTS, IDLE_FORWARDED, IDLE_TRANSLATION, Lent, LentEnd,
-    RawEndpoint, RawLent, RawLentKey, TOWARD_ROUTES,
+    RawEndpoint, RawLent, RawLentKey, RawTuple, TOWARD_PASSING, TOWARD_ROUTES,
 };
 use crate::error::Error;
 use crate::table::Table;
@@ -28,7 +30,7 @@ impl Elsewhere {
         for (toward, step) in [(from, -1), (to, 1)] {
             let number = match toward {
                 0 => continue,
-                TOWARD_ROUTES => &mut self.behind,
+                TOWARD_ROUTES | TOWARD_PASSING => &mut self.behind,
                 _ => &mut self.inside,
             };
             *number = number.saturating_add_signed(step);
@@ -123,6 +125,24 @@ impl Datapath {
     /// When the kernel refuses.
     pub fn endpoints(&self) -> Result<Vec<(u32, Endpoint)>, Error> {
         Ok(self.endpoints.entries()?.iter().map(|(interface, known)| (*interface, known.endpoint())).collect())
+    }
+
+    /// Fragments of datagrams to this port of UDP, of whatever host, get both bits of the mark ([`Datapath::set_tunnel`]) while any flow is
+    /// toward another host: rules of routing, which do not see their ports, may lead them here. None: they are left alone.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn claim_fragments(&self, port: Option<u16>) -> Result<(), Error> {
+        self.change_settings(|settings| settings.control_port = port.map_or(0, u32::from))
+    }
+
+    /// Where in its stream the far end of a TCP flow waits for an answer, if it does, as far as what it sent shows it: of flows with
+    /// [`Toward::Passing`](crate::Toward::Passing). None: no such flow is known.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn last_sent(&self, flow: &FlowTuple) -> Result<Option<u32>, Error> {
+        Ok(self.flows.get(&RawTuple::new(flow))?.map(|entry| entry.sent))
     }
 
     pub(super) fn elsewhere(&self) -> MutexGuard<'_, Elsewhere> {

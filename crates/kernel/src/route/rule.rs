@@ -4,8 +4,8 @@ use std::net::IpAddr;
 
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 use netlink_packet_route::route::RouteProtocol;
-use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleHeader, RuleMessage};
-use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleHeader, RuleMessage, RulePortRange};
+use netlink_packet_route::{AddressFamily, IpProtocol, RouteNetlinkMessage};
 
 use super::table::deleted;
 use super::{PROTOCOL, Prefix, RouteSocket};
@@ -40,6 +40,22 @@ pub enum Selector {
         /// The family of the packets.
         ipv4: bool,
     },
+    /// Packets to these addresses, whoever's they are, whose firewall mark has `value` in the bits of `mask`.
+    MarkedTo {
+        /// The destination.
+        to: Prefix,
+        /// Compared under the mask.
+        value: u32,
+        /// Which bits count.
+        mask: u32,
+    },
+    /// Datagrams of UDP to this port of these addresses, whoever's they are. Later fragments have no ports.
+    Asked {
+        /// The destination.
+        to: Prefix,
+        /// The port.
+        port: u16,
+    },
     /// Packets that come in by this interface.
     Arrived {
         /// Its name.
@@ -53,6 +69,7 @@ impl Selector {
     fn is_ipv4(self) -> bool {
         match self {
             Self::From(address) | Self::FromUnmarked { address, .. } => address.is_ipv4(),
+            Self::Asked { to, .. } | Self::MarkedTo { to, .. } => to.address.is_ipv4(),
             Self::Mark { ipv4, .. } | Self::OwnUnmarked { ipv4, .. } | Self::Arrived { ipv4, .. } => ipv4,
         }
     }
@@ -78,6 +95,12 @@ impl Rule {
             }
             Selector::Mark { value, mask, .. } => format!("fwmark {value:#x}/{mask:#x} lookup {}", self.table),
             Selector::OwnUnmarked { mask, .. } => format!("fwmark 0/{mask:#x} iif lo lookup {}", self.table),
+            Selector::MarkedTo { to, value, mask } => {
+                format!("to {to} fwmark {value:#x}/{mask:#x} lookup {}", self.table)
+            }
+            Selector::Asked { to, port } => {
+                format!("to {to} ipproto udp dport {port} lookup {}", self.table)
+            }
             Selector::Arrived { interface, .. } => format!("iif {interface} lookup {}", self.table),
         }
     }
@@ -159,6 +182,18 @@ fn encode(rule: &Rule) -> RuleMessage {
             attributes.push(RuleAttribute::FwMask(mask));
             attributes.push(RuleAttribute::Iifname("lo".to_owned()));
         }
+        Selector::MarkedTo { to, value, mask } => {
+            message.header.dst_len = to.length;
+            attributes.push(RuleAttribute::Destination(to.address));
+            attributes.push(RuleAttribute::FwMark(value));
+            attributes.push(RuleAttribute::FwMask(mask));
+        }
+        Selector::Asked { to, port } => {
+            message.header.dst_len = to.length;
+            attributes.push(RuleAttribute::Destination(to.address));
+            attributes.push(RuleAttribute::IpProtocol(IpProtocol::Udp));
+            attributes.push(RuleAttribute::DestinationPortRange(RulePortRange { start: port, end: port }));
+        }
         Selector::Arrived { interface, .. } => attributes.push(RuleAttribute::Iifname(interface.to_owned())),
     }
     message
@@ -168,16 +203,29 @@ fn decode(message: &RuleMessage) -> Option<Rule> {
     let ipv4 = message.header.family == AddressFamily::Inet;
     let (mut priority, mut table, mut own) = (0, u32::from(message.header.table), false);
     let (mut source, mut value, mut mask) = (None, None, None);
+    let (mut to, mut port) = (None, None);
     for attribute in &message.attributes {
         match attribute {
             RuleAttribute::Priority(number) => priority = *number,
             RuleAttribute::Table(number) => table = *number,
             RuleAttribute::Protocol(protocol) => own = u8::from(*protocol) == PROTOCOL,
             RuleAttribute::Source(address) => source = Some(*address),
+            RuleAttribute::Destination(address) => {
+                to = Some(Prefix { address: *address, length: message.header.dst_len })
+            }
+            RuleAttribute::DestinationPortRange(range) => port = Some(range.start),
             RuleAttribute::FwMark(number) => value = Some(*number),
             RuleAttribute::FwMask(number) => mask = Some(*number),
             _ => {}
         }
+    }
+    if let Some(to) = to {
+        let selector = match (port, value) {
+            (Some(port), _) => Selector::Asked { to, port },
+            (None, Some(value)) => Selector::MarkedTo { to, value, mask: mask.unwrap_or(u32::MAX) },
+            (None, None) => return None,
+        };
+        return own.then_some(Rule { priority, selector, table });
     }
     // The kernel reports no mark of zero.
     let selector = match (source, value, mask) {

@@ -304,7 +304,7 @@ impl World {
                     node.handle_sockets(now, peer, &sockets);
                 }
             }
-            KernelOp::Introduce { flow, index, nonce } => return self.inject(host, *flow, *index, *nonce, true),
+            KernelOp::Introduce { flow, index, nonce, .. } => return self.inject(host, *flow, *index, *nonce, true),
             KernelOp::Reset { flow } | KernelOp::Abort { flow } => self.hosts[host.0].reset.push(*flow),
             KernelOp::AskNatively { flow } => return self.inject(host, *flow, 0, 0, true),
             KernelOp::Probe { wire, index, nonce } => return self.inject(host, *wire, *index, *nonce, false),

@@ -222,6 +222,10 @@ impl Effects {
                 self.let_forward();
                 Toward::Routes
             }
+            LocalEnd::Passing => {
+                self.let_forward();
+                Toward::Passing
+            }
             // Without a namespace nothing of it gets anywhere.
             LocalEnd::Endpoint => Toward::Endpoint(self.relocation.endpoints.interface(flow.local).unwrap_or_default()),
         }
@@ -244,7 +248,7 @@ impl Effects {
                 self.relocation.endpoints.release(now, place);
             }
             LocalEnd::Behind => self.release_port(flow),
-            LocalEnd::Here => {}
+            LocalEnd::Here | LocalEnd::Passing => {}
         }
     }
 

@@ -158,7 +158,7 @@ impl Effects {
     /// Whether a flow whose end is not in this host's own namespace is still there.
     pub(crate) fn is_elsewhere(&mut self, flow: &FlowTuple) -> bool {
         match self.journal.flows().get(flow).map(|entry| entry.end) {
-            Some(LocalEnd::Behind) => true,
+            Some(LocalEnd::Behind | LocalEnd::Passing) => true,
             Some(LocalEnd::Endpoint) => matches!(self.socket_of(flow), Ok(Some(_))),
             Some(LocalEnd::Here) | None => false,
         }

@@ -1,0 +1,239 @@
+//! A router that speaks for the hosts behind it, which run nothing: the laptop roams, and they never notice.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use whimbrel_ipc::Carrier;
+
+use super::world::{LONG, PROMPT, RATE, SOME, World, all_run, carried_by, is_bare, is_native, ms, site, step};
+use super::{Scenario, scenario};
+use crate::{
+    Attachment, Direction, FlowPair, Gateway, Join, Lab, Leave, PacketCount, PairOptions, Result, Side, SiteSpec,
+    Whimbrel, expect, patience, wait_for,
+};
+
+pub(super) const SCENARIOS: &[Scenario] = &[
+    scenario(
+        "gateway",
+        "the server runs nothing and its router speaks for it: moves, an outage, a killed daemon, and home again",
+        |lab| gateway(lab, false),
+    ),
+    scenario("gateway-ipv6", "the same over IPv6", |lab| gateway(lab, true)),
+    scenario(
+        "gateway-nat",
+        "the laptop roams into a NAT and out of it; the server behind its router runs nothing",
+        gateway_nat,
+    ),
+    scenario(
+        "gateway-stranger",
+        "somebody else has the laptop's former address, and Whimbrel: nothing of the laptop's goes there",
+        stranger,
+    ),
+];
+
+/// UDP port of the control protocol.
+const PORT: u16 = 2031;
+/// The server's networks.
+const BEHIND: &str = "[gateway]\nbehind = [\"192.0.2.0/25\", \"2001:db8:5::/64\"]\n";
+/// What TCP's timer has to have grown to when an outage ends.
+const STEPS: u8 = 3;
+/// Time in which a stream has to go on. The server is a stock host: that its timer runs out for the first time nobody can hurry, as nobody
+/// knows it to wait; and on a busy machine it has measured long round trips.
+const SOON: Duration = Duration::from_secs(3);
+/// Datagrams that must arrive in both directions: one second's.
+const DATAGRAMS: u64 = 300;
+/// A connection's ports, the laptop's first.
+const PORTS: (u16, u16) = (7610, 7710);
+
+/// The laptop, a server that runs nothing, and the server's router, which speaks for it.
+struct Three {
+    world: World,
+    client: Whimbrel,
+    gateway: Whimbrel,
+    at_server: IpAddr,
+    /// Datagrams of the control protocol on the server's own link.
+    control: PacketCount,
+}
+
+impl Three {
+    fn new(lab: &mut Lab, a: SiteSpec, b: SiteSpec, ipv6: bool) -> Result<Self> {
+        let world = World::new(lab, a, b)?;
+        let at_server = if ipv6 { world.at_server.ipv6()? } else { world.at_server.ipv4()? };
+        let of_control = |packet: &crate::Packet<'_>| {
+            packet.udp().is_some() && packet.ports().is_some_and(|(from, to)| from == PORT || to == PORT)
+        };
+        let control = world.at_server.access()?.count(move |_, packet| of_control(packet));
+        let (client, gateway) = (world.laptop.whimbrel()?, world.s.router.whimbrel_with(BEHIND)?);
+        Ok(Self { world, client, gateway, at_server, control })
+    }
+
+    fn goes_on(&self, pair: &mut FlowPair, at: &Attachment) -> Result<()> {
+        pair.wait_progress(SOME, LONG)?;
+        for side in [Side::Client, Side::Server] {
+            let first = pair.resumed(side, at.usable_at)?;
+            let took = first.map(|t| t - at.usable_at);
+            println!("    {side:?} received again {:.1} ms after the address was there", ms(took));
+            expect!(took.is_some_and(|t| t < SOON * patience()), "{side:?} received nothing for {took:?}");
+        }
+        Ok(())
+    }
+
+    /// Nobody has said anything of Whimbrel's to the server, and nobody has crashed.
+    fn finish(mut self, pairs: Vec<FlowPair>) -> Result<()> {
+        for pair in pairs {
+            pair.finish(LONG)?;
+        }
+        self.world.no_resets()?;
+        expect!(self.control.get() == 0, "the server was sent {} datagrams of the protocol", self.control.get());
+        all_run(&mut [&mut self.client, &mut self.gateway])
+    }
+}
+
+fn gateway(lab: &mut Lab, ipv6: bool) -> Result<()> {
+    let mut three = Three::new(lab, site("a"), site("b"), ipv6)?;
+    let c = three.world.add(lab, site("c"))?;
+    let mut stream = three.world.stream_to(three.at_server)?;
+    let (laptop, server) = (three.world.laptop.clone(), three.world.server.clone());
+    let mut datagrams = FlowPair::udp(&laptop, &server, three.at_server, &PairOptions::rate(RATE / 8))?;
+    let of_router = three.world.s.network.spec();
+    let router: IpAddr = if ipv6 {
+        of_router.v6.map(|(address, _)| address.into())
+    } else {
+        of_router.v4.map(|(address, _)| address.into())
+    }
+    .ok_or_else(|| crate::Error::Usage("the router has no address".into()))?;
+    let mut own = FlowPair::tcp(&laptop, &three.world.s.router, router, &PairOptions::rate(RATE / 4))?;
+    for pair in [&stream, &datagrams, &own] {
+        three.client.wait_introduced(pair, LONG)?;
+    }
+    is_native(&three.gateway, Side::Server, &stream)?;
+
+    step("to another network");
+    let (a, b) = (three.world.a.clone(), three.world.b.clone());
+    three.world.roam(&b)?;
+    for pair in [&mut stream, &mut own] {
+        three.goes_on(pair, &three.world.at)?;
+    }
+    datagrams.wait_progress(DATAGRAMS, LONG)?;
+    carried_by(&three.client, Side::Client, &stream, Carrier::Rewrite)?;
+    carried_by(&three.gateway, Side::Server, &stream, Carrier::Rewrite)?;
+    is_bare(&b, &mut stream)?;
+
+    step("a connection that begins there is at home there");
+    let mut fresh = three.world.stream_to(three.at_server)?;
+    three.client.wait_introduced(&fresh, LONG)?;
+    is_native(&three.gateway, Side::Server, &fresh)?;
+    fresh.wait_progress(SOME, LONG)?;
+
+    step("the router's daemon is killed");
+    three.gateway.kill()?;
+    for pair in [&mut stream, &mut fresh] {
+        pair.wait_progress(SOME, LONG)?;
+    }
+    three.gateway.restart()?;
+    for pair in [&mut stream, &mut fresh, &mut own] {
+        pair.wait_progress(SOME, LONG)?;
+    }
+    datagrams.wait_progress(DATAGRAMS, LONG)?;
+
+    step("an outage, until the server's own timer is long");
+    own.set_rate(Side::Client, Some(0))?;
+    stream.set_rate(Side::Client, Some(0))?;
+    three.world.laptop.leave(&three.world.at, Leave::Orderly)?;
+    wait_for(LONG * 2, "the server's sender backs off", || {
+        Ok(stream.status(Side::Server)?.tcp.is_some_and(|tcp| tcp.backoff >= STEPS).then_some(()))
+    })?;
+    three.world.at = three.world.laptop.join(&c.network, &Join::default())?;
+    let usable = three.world.at.usable_at;
+    stream.wait_progress_of(&[Side::Client], SOME, LONG)?;
+    let first = stream.arrivals(Side::Client, usable)?.first().map(|(at, _)| at.since(usable));
+    step(&format!("the laptop received something {:.0} ms after the address was there", ms(first)));
+    expect!(first.is_some_and(|first| first < PROMPT * patience()), "nothing came for {first:?}");
+    stream.set_rate(Side::Client, Some(RATE))?;
+
+    step("home again");
+    three.world.roam(&a)?;
+    for pair in [&mut stream, &mut fresh] {
+        pair.wait_progress(SOME, LONG)?;
+    }
+    datagrams.wait_progress(DATAGRAMS, LONG)?;
+    is_native(&three.client, Side::Client, &stream)?;
+    is_native(&three.gateway, Side::Server, &stream)?;
+    datagrams.check()?;
+    drop(datagrams);
+    three.finish(vec![stream, fresh, own])
+}
+
+fn gateway_nat(lab: &mut Lab) -> Result<()> {
+    let nat = site("b").behind(Gateway::Nat { random_ports: false });
+    let mut three = Three::new(lab, site("a"), nat, false)?;
+    let mut stream = three.world.stream_to(three.at_server)?;
+    three.client.wait_introduced(&stream, LONG)?;
+    let (a, b) = (three.world.a.clone(), three.world.b.clone());
+    step("into a NAT");
+    three.world.roam(&b)?;
+    three.goes_on(&mut stream, &three.world.at)?;
+    carried_by(&three.client, Side::Client, &stream, Carrier::Tunnel)?;
+    carried_by(&three.gateway, Side::Server, &stream, Carrier::Tunnel)?;
+    step("a connection that begins there");
+    let mut fresh = three.world.stream_to(three.at_server)?;
+    three.client.wait_introduced(&fresh, LONG)?;
+    step("the router's daemon is killed");
+    three.gateway.kill()?;
+    three.gateway.restart()?;
+    for pair in [&mut stream, &mut fresh] {
+        pair.wait_progress(SOME, LONG)?;
+    }
+    step("out of the NAT");
+    three.world.roam(&a)?;
+    for pair in [&mut stream, &mut fresh] {
+        three.goes_on(pair, &three.world.at)?;
+    }
+    is_native(&three.gateway, Side::Server, &stream)?;
+    three.finish(vec![stream, fresh])
+}
+
+fn stranger(lab: &mut Lab) -> Result<()> {
+    let mut three = Three::new(lab, site("a"), site("b"), false)?;
+    let c = three.world.add(lab, site("c"))?;
+    let old = three.world.at.v4.ok_or_else(|| crate::Error::Usage("network a has no IPv4".into()))?;
+    let options = |(from, to): (u16, u16)| PairOptions {
+        bind: Some(SocketAddr::new(old.into(), from)),
+        port: to,
+        ..PairOptions::rate(RATE)
+    };
+    let (laptop, server) = (three.world.laptop.clone(), three.world.server.clone());
+    let mut stream = FlowPair::tcp(&laptop, &server, three.at_server, &options(PORTS))?;
+    three.client.wait_introduced(&stream, LONG)?;
+    let b = three.world.b.clone();
+    three.world.roam(&b)?;
+    three.goes_on(&mut stream, &three.world.at)?;
+
+    step("somebody else has the laptop's former address, and a daemon");
+    let other = lab.host("other")?;
+    let join = Join { address_v4: Some(old), v6: false, ..Join::default() };
+    let at_other = other.join(&three.world.a.network, &join)?;
+    let mut thief = other.whimbrel()?;
+    // Under the laptop's names nothing of it comes through.
+    let since = three.gateway.status()?.newest_event;
+    let refused = FlowPair::tcp(&other, &server, three.at_server, &options(PORTS));
+    let refused = refused.err().map(|error| error.to_string()).unwrap_or_default();
+    expect!(refused.to_lowercase().contains("refused"), "somebody else has the laptop's names: {refused}");
+    three.gateway.wait_event("address-conflict", since, LONG)?;
+    let mut theirs = FlowPair::tcp(&other, &server, three.at_server, &options((PORTS.0 + 1, PORTS.1 + 1)))?;
+    thief.wait_introduced(&theirs, LONG)?;
+    step("it moves on with what is its own");
+    let at_c = other.roam(&at_other, &c.network, &Join::default())?;
+    three.goes_on(&mut theirs, &at_c)?;
+    stream.wait_progress(SOME, LONG)?;
+    carried_by(&three.gateway, Side::Server, &stream, Carrier::Rewrite)?;
+    // What was sent to the stranger's places is all its own.
+    let strays = c.link()?.count(move |direction, packet| {
+        direction == Direction::Down && packet.ports().is_some_and(|(from, _)| from == PORTS.1)
+    });
+    stream.wait_progress(SOME, LONG)?;
+    expect!(strays.get() == 0, "{} packets of the laptop's went to somebody else", strays.get());
+    three.world.forget_resets();
+    all_run(&mut [&mut thief])?;
+    three.finish(vec![stream, theirs])
+}
