@@ -18,7 +18,8 @@
 /* What carries this moved flow: a binding that follows looks at what the flow was heard by. */
 static __always_inline __u8 carrier_of(const struct flow_entry *flow, const struct binding *binding)
 {
-	if (flow->held & HELD_TUNNELLED && (binding->carrier == CARRIER_REWRITE || binding->carrier == CARRIER_FOLLOW))
+	if (flow->held & HELD_TUNNELLED && (binding->carrier == CARRIER_REWRITE || binding->carrier == CARRIER_FOLLOW) &&
+	    (__s32)(flow->tunnelled_until - (__u32)(bpf_ktime_get_coarse_ns() / 1000000)) > 0)
 		return CARRIER_TUNNEL;
 	if (binding->carrier != CARRIER_FOLLOW)
 		return binding->carrier;

@@ -45,9 +45,6 @@ static __always_inline void hear(__u32 id, struct flow_entry *flow, const struct
 		flow->heard_local_place = binding->local_place;
 		flow->heard_peer_place = binding->peer_place;
 	}
-	/* Who sends so knows the flow: what it was spared (HELD_TUNNELLED) is over, whether or not a daemon is there to say so. */
-	if (flow->held & HELD_TUNNELLED)
-		flow->held &= ~HELD_TUNNELLED;
 }
 
 /* An ICMP error, from anybody on the path, about a packet that left under a wire tuple. */

@@ -17,8 +17,15 @@ use whimbrel_ipc::{
     request_from_line, send_line,
 };
 
-/// Clients at a time.
+/// Clients that may ask something, at a time.
 const CLIENTS: usize = 64;
+
+/// Those beyond that hear that there is no room.
+const REFUSED: usize = 64;
+
+/// Clients that stay: programs behind anchors, those that receive sockets, and those that follow events. They ask nothing more, so they take no
+/// room of those that do.
+const STAYING: usize = 1024;
 
 /// Unread bytes at which a client that is told things without asking for each is dropped.
 const BACKLOG: usize = 4 << 20;
@@ -55,6 +62,7 @@ pub struct Server {
     clients: HashMap<ClientId, Client>,
     gone: Vec<ClientId>,
     next: u64,
+    most_staying: usize,
 }
 
 #[derive(Debug)]
@@ -71,6 +79,8 @@ struct Client {
     waits: bool,
     /// It will send no more; to be dropped when its answers are written.
     finished: bool,
+    /// There was no room for it when it came: whatever it asks for, it hears that.
+    refused: bool,
 }
 
 /// Lines that were not written yet.
@@ -165,7 +175,14 @@ impl Server {
             Ok(listener)
         })();
         let listener = bound.map_err(|source| ServerError { path: path.to_owned(), source })?;
-        Ok(Self { path: path.to_owned(), listener, clients: HashMap::new(), gone: Vec::new(), next: 0 })
+        Ok(Self {
+            path: path.to_owned(),
+            listener,
+            clients: HashMap::new(),
+            gone: Vec::new(),
+            next: 0,
+            most_staying: STAYING,
+        })
     }
 
     /// Gives the socket other permission bits.
@@ -203,13 +220,15 @@ impl Server {
         let mut fresh = Vec::new();
         loop {
             match self.listener.accept() {
-                Ok((stream, _)) if self.clients.len() < CLIENTS && stream.set_nonblocking(true).is_ok() => {
+                Ok((stream, _)) if self.asking() < CLIENTS + REFUSED && stream.set_nonblocking(true).is_ok() => {
+                    let refused = self.asking() >= CLIENTS;
                     let id = ClientId(self.next);
                     self.next += 1;
                     let credentials = credentials(&stream);
                     let (input, output) = (Lines::default(), Output::default());
                     let (follows, stays, waits, finished) = (false, false, false, false);
-                    let client = Client { stream, credentials, input, output, follows, stays, waits, finished };
+                    let client =
+                        Client { stream, credentials, input, output, follows, stays, waits, finished, refused };
                     self.clients.insert(id, client);
                     fresh.push(id);
                 }
@@ -219,6 +238,26 @@ impl Server {
                 Err(_) => return fresh,
             }
         }
+    }
+
+    fn asking(&self) -> usize {
+        self.clients.values().filter(|client| !client.stays).count()
+    }
+
+    /// Whether there is room for one client more that [stays](Self::stay).
+    ///
+    /// # Errors
+    /// [`Code::TooMany`], for the client.
+    pub fn may_stay(&self) -> Result<(), Failure> {
+        let most = self.most_staying;
+        if self.clients.len() - self.asking() < most {
+            return Ok(());
+        }
+        Err(Failure::new(format!(
+            "{most} programs stay connected with the daemon already, which are as many as may be"
+        ))
+        .code(Code::TooMany)
+        .hint("Each program of `whimbrel run` is one, and each that receives sockets or follows events."))
     }
 
     /// Who a client is; `None` where it is gone.
@@ -278,6 +317,15 @@ impl Server {
             }
             return None;
         };
+        if client.refused {
+            client.input.clear();
+            client.finished = true;
+            let failure = Failure::new(format!("{CLIENTS} programs ask the daemon for something already"))
+                .code(Code::TooMany)
+                .hint("Ask again in a moment.");
+            self.reply(id, &Reply::Error(failure));
+            return None;
+        }
         Some(asked(line))
     }
 
@@ -576,6 +624,48 @@ mod tests {
             descriptors += std::iter::from_fn(|| lines.take()).map(|line| line.descriptors.len()).sum::<usize>();
         }
         assert!(!server.is_behind(id));
+    }
+
+    #[test]
+    fn those_that_stay_take_no_room_of_those_that_ask_and_who_finds_none_hears_so() {
+        let mut server = Server::bind(&socket("room"), 0o600).expect("bind");
+        let status = request_to_line(&Request::Status).expect("line");
+        let refusal = |server: &mut Server| -> Option<Failure> {
+            let (mut stream, id) = connect(server);
+            stream.write_all(status.as_bytes()).expect("write");
+            server.read(id);
+            if server.request(id).is_some() {
+                return None;
+            }
+            assert_eq!(server.interest(id), None, "it stays");
+            let mut answer = String::new();
+            BufReader::new(stream).read_line(&mut answer).expect("read");
+            match reply_from_line(&answer).expect("reply") {
+                Reply::Error(failure) => Some(failure),
+                other => panic!("{other:?}"),
+            }
+        };
+        server.most_staying = CLIENTS + 1;
+        let mut staying = Vec::new();
+        while server.may_stay().is_ok() {
+            let (stream, id) = connect(&mut server);
+            server.stay(id);
+            staying.push(stream);
+        }
+        assert_eq!(staying.len(), CLIENTS + 1);
+        assert_eq!(server.may_stay().expect_err("full").code, Some(Code::TooMany));
+        assert_eq!(refusal(&mut server), None, "they take the room of who asks");
+        let mut asking = Vec::new();
+        while server.asking() < CLIENTS {
+            asking.push(connect(&mut server));
+        }
+        assert_eq!(refusal(&mut server).expect("full").code, Some(Code::TooMany));
+        assert_eq!(refusal(&mut server).expect("full").code, Some(Code::TooMany));
+        let (stream, id) = asking.remove(0);
+        drop(stream);
+        server.read(id);
+        assert!(server.request(id).is_none());
+        assert_eq!(refusal(&mut server), None, "there is room again");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! The layout is compared with the compiled C by the tests at the end.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
 
 use whimbrel_wire::{FlowTuple, Transport};
 
@@ -80,6 +81,7 @@ plain! {
         clock: u32,
         toward: u32,
         sent: u32,
+        tunnelled_until: u32,
     }
     struct RawLentKey { address: RawAddress, port: u16, transport: u8, zero: [u8; 5] }
     struct RawLent { toward: u32, binding: u32 }
@@ -371,6 +373,10 @@ pub struct Endpoint {
     pub unknown: Unknown,
 }
 
+/// How long a flow goes by the tunnel that is said to be [`tunnelled`](FlowEntry::tunnelled): until whoever it was led to has heard of it, on any
+/// path that is worth being used.
+pub const TUNNELLED: Duration = Duration::from_millis(500);
+
 /// What the programs know of a flow. Places as in P-14: while they equal the binding's, the flow is native.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FlowEntry {
@@ -387,7 +393,8 @@ pub struct FlowEntry {
     /// No packet of it leaves this host, native or moved, whatever the binding's carrier. Its TCP socket is kept from
     /// giving up ([`Datapath::fit_sockets`](crate::Datapath::fit_sockets)).
     pub held: bool,
-    /// While it has moved it goes by the tunnel also where its binding would have it rewritten.
+    /// While it has moved it goes by the tunnel also where its binding would have it rewritten, for [`TUNNELLED`] from when this is said. Nothing
+    /// that comes in ends it sooner: anybody who knows the flow's names can send that.
     pub tunnelled: bool,
     /// Introductions in it are not for this host, and go to its socket.
     pub hidden: bool,
@@ -583,6 +590,7 @@ impl RawFlowEntry {
             clock: 0,
             toward: entry.toward.raw(),
             sent: 0,
+            tunnelled_until: 0,
         }
     }
 

@@ -13,7 +13,7 @@ use whimbrel_wire::FlowTuple;
 use crate::abi::{
     Alias, Binding, COUNTERS, FlowEntry, HelpedFlow, IDLE_HELPED, IDLE_INTRODUCTIONS, IDLE_KEPT, IDLE_LAPSES,
     IDLE_LISTENING, IDLE_TRANSLATION, IDLE_VACATED, LocatorPair, RawAddress, RawBinding, RawEndpoint, RawFlowEntry,
-    RawHelpedFlow, RawLent, RawLentKey, RawLocatorPair, RawSettings, RawTuple, RawWireFlow,
+    RawHelpedFlow, RawLent, RawLentKey, RawLocatorPair, RawSettings, RawTuple, RawWireFlow, TUNNELLED,
 };
 use crate::error::Error;
 use crate::events::{Event, Ring};
@@ -410,7 +410,7 @@ impl Datapath {
         let mut moves = Vec::with_capacity(flows.len());
         for (tuple, entry) in flows {
             let tuple = RawTuple::new(tuple);
-            let mut entry = RawFlowEntry::new(entry);
+            let mut entry = RawFlowEntry { tunnelled_until: tunnelled_until(entry), ..RawFlowEntry::new(entry) };
             let wire = entry.wire_flow(tuple.transport);
             let former = self.flows.get(&tuple)?;
             moves.push((former.map_or(0, |former| former.toward), entry.toward));
@@ -732,6 +732,19 @@ impl Datapath {
         }
         result.and(fs::remove_dir(&self.pins).map_err(failed))
     }
+}
+
+/// Until when a flow goes by the tunnel that begins to do so now, as the programs have it; 0 where it does not.
+fn tunnelled_until(entry: &FlowEntry) -> u32 {
+    if !entry.tunnelled {
+        return 0;
+    }
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: room for the time. A clock that every kernel has does not fail.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    let now = now.tv_sec.wrapping_mul(1000).wrapping_add(now.tv_nsec / 1_000_000);
+    // It wraps around, there as here.
+    (now as u32).wrapping_add(TUNNELLED.as_millis() as u32)
 }
 
 /// The indices of all interfaces.

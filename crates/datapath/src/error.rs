@@ -42,6 +42,15 @@ pub enum Error {
 }
 
 impl Error {
+    /// The kernel's errno, where that is what failed.
+    #[must_use]
+    pub fn raw_os_error(&self) -> Option<i32> {
+        match self {
+            Self::Call { source, .. } | Self::Bpffs { source, .. } => source.raw_os_error(),
+            Self::Load { .. } | Self::Mismatch { .. } => None,
+        }
+    }
+
     pub(crate) fn call(call: &'static str, object: impl Into<String>, source: io::Error) -> Self {
         Self::Call { call, object: object.into(), source }
     }

@@ -23,7 +23,7 @@ mod table;
 
 pub use abi::{
     Alias, AliasUse, Binding, Carrier, Endpoint, FlowEntry, Follow, HelpedFlow, HelpedPhase, INNER_HARDWARE_ADDRESS,
-    Lent, LentEnd, LocatorPair, Toward, Unknown,
+    Lent, LentEnd, LocatorPair, TUNNELLED, Toward, Unknown,
 };
 pub use bpffs::{bpffs, common_bpffs};
 pub use datapath::{Datapath, FormerName, Role};

@@ -10,7 +10,7 @@ use support::packet::{Packet, TCP, UDP};
 use support::pair::{Pair, entry, find, flow, wait};
 use support::{Bpffs, NEXT, Namespace, Outcome, REDIRECT, SHOT, is_root, run, tun};
 use whimbrel_datapath::{
-    Binding, Carrier, Datapath, Event, FlowEntry, HelpedFlow, HelpedPhase, LocatorPair, Role, Toward,
+    Binding, Carrier, Datapath, Event, FlowEntry, HelpedFlow, HelpedPhase, LocatorPair, Role, TUNNELLED, Toward,
 };
 use whimbrel_wire::{FlowTuple, Transport};
 
@@ -288,6 +288,18 @@ fn a_flow_goes_by_the_tunnel_until_its_new_end_is_known_there() {
             assert_eq!(outcome.packet, sent.bytes(), "under its own names");
         }
         fixture.counted("tunnelled_out", 3);
+        // Anybody can send a packet of the right names: it does not lead the flow to an end that may not know it yet.
+        fixture.bind(Carrier::Rewrite);
+        fixture.ingress(&segment([fixture.wire[1], fixture.wire[0]], 2, 1, &[]));
+        assert_eq!(fixture.egress(&sent).packet, sent.bytes(), "led out of the tunnel by anybody");
+        // It ends by itself, though no daemon be there any more.
+        let begun = std::time::Instant::now();
+        let rewritten = segment(fixture.wire, 1, 2, &[]).bytes();
+        while fixture.egress(&sent).packet != rewritten {
+            assert!(begun.elapsed() < 20 * TUNNELLED, "it stays in the tunnel");
+        }
+        fixture.datapath.insert_flows(&[(fixture.flow(), FlowEntry { tunnelled: true, ..entry })]).expect("insert");
+        assert_eq!(fixture.egress(&sent).packet, sent.bytes());
         fixture.datapath.insert_flows(&[(fixture.flow(), entry)]).expect("insert");
         fixture.bind(Carrier::Rewrite);
         assert_eq!(fixture.egress(&sent).packet, segment(fixture.wire, 1, 2, &[]).bytes());

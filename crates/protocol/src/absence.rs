@@ -7,8 +7,9 @@ use std::time::Duration;
 use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::Time;
+use crate::flow::Flow;
 use crate::node::{Node, Routes};
-use crate::op::{Event, KernelOp, PeerId};
+use crate::op::{Event, KernelOp, LocalEnd, PeerId};
 use crate::outcome::Asked;
 use crate::peer::{Away, Peer};
 use crate::pending_update::PendingUpdate;
@@ -17,6 +18,8 @@ use crate::timer::Timer;
 /// How long flows wait before their sockets are kept from giving up (P-46). The least that programs set as a
 /// TCP_USER_TIMEOUT is several seconds; hand-offs are over before.
 const PARK_AFTER: Duration = Duration::from_secs(3);
+/// How long a peer may be silent until what this host passes on for it is over: so long sockets wait at the most (decision 0008).
+pub(crate) const VANISHED: Duration = Duration::from_secs(20 * 86_400);
 /// Pauses between looks for a silent peer, at first and at the longest.
 pub(crate) const LOOK_PAUSE: Duration = Duration::from_secs(2);
 pub(crate) const LOOK_PAUSE_LONGEST: Duration = Duration::from_secs(300);
@@ -267,7 +270,10 @@ impl Node {
                         Some(Asked::Effect("ending a connection whose other end is gone")),
                     );
                 }
+                let name = self.flows.get(flow).and_then(Flow::entry).map(|entry| entry.name);
                 self.forget_flow(flow);
+                // Whoever else had the socket, it moves no more.
+                name.into_iter().for_each(|name| self.end_moved_flow(name));
             }
             self.event(Event::PeerRestarted { peer: id, flows: ended.len() });
             self.put_binding_in_force(now, id);
@@ -277,6 +283,39 @@ impl Node {
         if let Some(peer) = self.peers.get(&id) {
             let saved = peer.saved();
             self.op(KernelOp::SavePeer(saved), Some(Asked::Effect("saving a peer")));
+        }
+    }
+
+    /// Ends what this host passes on for a peer that has not been heard for so long that its sockets are gone (P-105).
+    pub(crate) fn end_vanished(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers.get(&id) else { return };
+        let behind = |flow: &&FlowTuple| {
+            self.flows.get(*flow).and_then(Flow::entry).is_some_and(|entry| entry.end == LocalEnd::Behind)
+        };
+        let behind: Vec<FlowTuple> = peer.flows.iter().filter(behind).copied().collect();
+        if behind.is_empty() {
+            return;
+        }
+        let until = peer.last_heard + VANISHED;
+        if until > now {
+            self.timers.set(Timer::Vanished(id), until);
+            return;
+        }
+        for flow in behind {
+            self.end_passed_on(now, &flow);
+        }
+    }
+
+    /// A flow that this host passes on is over, whatever its owner says: the owner is told, and the far end hears from this host's own
+    /// stack that there is no such connection.
+    pub(crate) fn end_passed_on(&mut self, now: Time, flow: &FlowTuple) {
+        let entry = self.flows.get(flow).and_then(Flow::entry).copied();
+        self.forget_flow(flow);
+        if let Some(entry) = entry {
+            self.end_moved_flow(entry.name);
+            self.tell_ended(now, entry.peer, entry.name);
+            self.idle_later(now, entry.peer);
+            self.refresh_sets();
         }
     }
 

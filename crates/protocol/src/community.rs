@@ -336,7 +336,9 @@ impl Node {
             self.community.telling.entry(*host).or_default();
         }
         self.community.telling.values_mut().for_each(|telling| telling.hurry(now));
-        self.set_permitted(now, hosts, belongs);
+        let roster = self.community.own(&me);
+        let revoked: BTreeSet<PublicKey> = roster.map(|roster| roster.revoked().collect()).unwrap_or_default();
+        self.set_permitted(now, hosts, revoked, belongs);
         self.schedule_community(now);
     }
 

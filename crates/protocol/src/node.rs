@@ -443,6 +443,7 @@ impl Node {
                 Timer::Community => self.continue_community(now),
                 Timer::Wake(id) => self.wake_flows(now, id),
                 Timer::Idle(id) => self.forget_idle(now, id),
+                Timer::Vanished(id) => self.end_vanished(now, id),
                 Timer::Linger => self.forget_closed(now),
                 Timer::Sweep => self.sweep(now),
                 Timer::Mend => self.mend(now),
@@ -546,6 +547,7 @@ impl Node {
             Timer::StandIn(id),
             Timer::Wake(id),
             Timer::Idle(id),
+            Timer::Vanished(id),
         ] {
             self.timers.stop(timer);
         }

@@ -4,9 +4,9 @@ use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use whimbrel_wire::FlowTuple;
 use whimbrel_wire::message::{IntroductionRefusal, Message};
 use whimbrel_wire::moving::MoveName;
+use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::Time;
 use crate::flow::{Flow, Origin, Stage};
@@ -204,10 +204,19 @@ impl Node {
         for flow in closed {
             let Some(known) = self.flows.get(&flow).cloned() else { continue };
             let entry = known.entry().copied();
+            // Whoever holds its far end says that there is none any more: nothing that the socket sends gets anywhere (P-105). The far end
+            // itself, which it was introduced by, may have been unable to install it.
+            let adopted = matches!(known.stage, Stage::Introduced { origin: Origin::Restored, .. });
+            let inside = entry.is_some_and(|entry| entry.end == LocalEnd::Endpoint);
+            let ended = adopted && inside && flow.transport == Transport::Tcp;
+            if ended && !known.closed {
+                let what = "ending a connection that its holder has ended";
+                self.op(KernelOp::Abort { flow }, Some(Asked::Effect(what)));
+            }
             self.forget_flow(&flow);
             if let Some(entry) = entry.filter(|entry| entry.end == LocalEnd::Behind) {
                 self.end_moved_flow(entry.name);
-            } else if !known.closed && entry.is_none_or(|entry| entry.end != LocalEnd::Passing) {
+            } else if !known.closed && !ended && entry.is_none_or(|entry| entry.end != LocalEnd::Passing) {
                 // Its socket is still there, and may be introduced again.
                 self.flows.insert(flow, Flow { stage: Stage::Open, ..known });
                 self.return_to_former(now, &flow);

@@ -3,6 +3,7 @@
 use whimbrel_wire::FlowTuple;
 
 use crate::Time;
+use crate::absence::VANISHED;
 use crate::flow::Flow;
 use crate::node::{IDLE, Node};
 use crate::op::{FlowEntry, KernelOp, LocalEnd, PeerId, SavedPeer};
@@ -43,6 +44,7 @@ impl Node {
                 self.put_binding_in_force(now, id);
                 self.accept_former(now, id);
                 self.reach_again(now, id);
+                self.timers.set(Timer::Vanished(id), now + VANISHED);
             }
         }
         self.refresh_sets();

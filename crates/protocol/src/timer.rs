@@ -57,6 +57,8 @@ pub(crate) enum Timer {
     Community,
     /// Forget a peer that has no flows.
     Idle(PeerId),
+    /// End the flows of a peer that this host passes on and that has not been heard for very long.
+    Vanished(PeerId),
     /// Forget closed flows.
     Linger,
     /// Drop former sessions, unfinished handshakes and unanswered introductions.

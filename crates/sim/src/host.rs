@@ -74,6 +74,8 @@ pub struct Host {
     pub(crate) lent: Vec<(u64, FlowTuple, PublicKey)>,
     /// Whether it has no room for sockets of others.
     pub full: bool,
+    /// Whether no program of its needs what others have lent to it.
+    pub unused: bool,
     pub(crate) generation: u64,
     pub(crate) next_port: u16,
     pub(crate) timer_at: Option<Time>,
@@ -115,6 +117,7 @@ impl Host {
             moved_tuples: BTreeMap::new(),
             lent: Vec::new(),
             full: false,
+            unused: false,
             generation: 0,
             next_port: 40_000,
             timer_at: None,

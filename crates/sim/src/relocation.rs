@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use whimbrel_protocol::{MoveName, SavedAcceptance, SavedDonation, SavedHeld};
+use whimbrel_protocol::{LeaseName, MoveName, SavedAcceptance, SavedDonation, SavedHeld, SavedTenancy};
 use whimbrel_wire::FlowTuple;
+use whimbrel_wire::lending::Ends;
 
 use crate::host::HostId;
 
@@ -90,6 +91,10 @@ pub struct SavedMoves {
     pub acceptances: BTreeMap<MoveName, SavedAcceptance>,
     /// As holder.
     pub held: BTreeMap<u64, SavedHeld>,
+    /// As anchor: what is lent.
+    pub leases: BTreeMap<LeaseName, Ends>,
+    /// As tenant: what others have lent.
+    pub tenancies: BTreeMap<u64, SavedTenancy>,
 }
 
 impl SavedMoves {

@@ -29,8 +29,8 @@ pub(super) const SCENARIOS: &[Scenario] = &[
 ];
 
 /// What the anchor lends.
-const LENDS: &str = "[anchor]\nports = \"8000-8999\"\n";
-const PORT: u16 = 8001;
+pub(super) const LENDS: &str = "[anchor]\nports = \"8000-8999\"\n";
+pub(super) const PORT: u16 = 8001;
 /// Connections that stay with one program.
 const COUNT: usize = 3;
 const EVERY: Duration = Duration::from_millis(1);
@@ -40,18 +40,18 @@ const AWAY: Duration = Duration::from_secs(7);
 const SOON: Duration = Duration::from_secs(1);
 
 /// A far end that runs nothing, an anchor, and two hosts of its community.
-struct Four {
-    world: World,
-    anchor: Whimbrel,
-    guest: Whimbrel,
-    third: Whimbrel,
+pub(super) struct Four {
+    pub(super) world: World,
+    pub(super) anchor: Whimbrel,
+    pub(super) guest: Whimbrel,
+    pub(super) third: Whimbrel,
     guest_host: Host,
     at_guest: Attachment,
-    at_third: Attachment,
+    pub(super) at_third: Attachment,
 }
 
 impl Four {
-    fn new(lab: &mut Lab, lends: &str) -> Result<Self> {
+    pub(super) fn new(lab: &mut Lab, lends: &str) -> Result<Self> {
         Self::with_guest_at(lab, lends, site("c"))
     }
 

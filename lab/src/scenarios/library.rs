@@ -377,12 +377,23 @@ fn anchored(lab: &mut Lab) -> Result<()> {
     };
     echo(&mut client, &mut server)?;
 
+    // What was not would end with the lease.
+    let claimed = || {
+        anchor
+            .cli(&["anchor"])
+            .is_ok_and(|said| said.lines().any(|line| line.contains(":8080") && line.contains("passed on to")))
+    };
+    wait_until(LONG, "the server's connection is claimed", claimed)?;
     step("a lease runs out, since its tenant is not there");
     other.process.kill()?;
     guest.kill()?;
     let over = || anchor.cli(&["anchor"]).is_ok_and(|said| !said.contains("lent to"));
     wait_until(LONG, "the leases are over", over)?;
     guest.restart()?;
+    echo(&mut client, &mut server)?;
+    guest.kill()?;
+    guest.restart()?;
+    echo(&mut client, &mut server)?;
     all_run(&mut [&mut anchor, &mut guest, &mut third])
 }
 

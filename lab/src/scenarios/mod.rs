@@ -11,6 +11,7 @@ mod hostile;
 mod interrupted;
 mod kick;
 mod lab_itself;
+mod leases;
 mod library;
 mod long_absence;
 mod name_server;
@@ -21,6 +22,7 @@ mod processes;
 mod programs;
 mod real_programs;
 mod records;
+mod refused;
 mod relocation;
 mod rendezvous;
 mod roam;
@@ -77,9 +79,11 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         command_line::SCENARIOS,
         anchor::SCENARIOS,
         gateway::SCENARIOS,
+        leases::SCENARIOS,
         relocation::SCENARIOS,
         onward::SCENARIOS,
         interrupted::SCENARIOS,
+        refused::SCENARIOS,
         states::SCENARIOS,
         processes::SCENARIOS,
         records::SCENARIOS,

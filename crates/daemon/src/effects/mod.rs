@@ -296,17 +296,15 @@ impl Effects {
                 let sockets = snapshot.sockets(&mut self.datapath)?;
                 self.found.push((peer, introductions::numbers_of(sockets.values(), remote)));
             }
+            // A reset from outside would have to find its way into the namespace.
+            KernelOp::Reset { flow } if self.is_in_endpoint(&flow) => self.abort(&flow)?,
             KernelOp::Reset { flow } => {
                 // A socket that is gone by itself needs no reset.
                 if let Some(socket) = snapshot.sockets(&mut self.datapath)?.get(&flow) {
                     self.injector.reset(&flow, socket.rcv_nxt)?;
                 }
             }
-            KernelOp::Abort { flow } => {
-                if let Some(socket) = self.connections.find(&flow)? {
-                    self.connections.destroy(&socket)?;
-                }
-            }
+            KernelOp::Abort { flow } => self.abort(&flow)?,
             KernelOp::ExpectFlow { flow, from: Some(peer) } => self.tunnel.expect_flow(flow, vec![peer]),
             KernelOp::ExpectFlow { flow, from: None } => self.tunnel.forget_expected(&flow),
             KernelOp::AskNatively { flow } => {
@@ -562,7 +560,7 @@ impl Effects {
         let open = |peer| tunnels.open(tunnel, peer);
         let flows = journal.flows();
         let injector_of = |flow: &FlowTuple| match flows.get(flow) {
-            Some(entry) if entry.end == LocalEnd::Endpoint => relocation.injector_of(flow.local).unwrap_or(injector),
+            Some(entry) if entry.end == LocalEnd::Endpoint => relocation.injector_of(flow).unwrap_or(injector),
             _ => &*injector,
         };
         let kicked = kicks.run(now, datapath, injector_of, flows, snapshot, open)?;

@@ -124,7 +124,7 @@ impl EventLoop {
                 return Err(refused("that host does not belong to this host's community".to_owned()));
             }
         }
-        if !self.effects.is_in_place(whole.root, first.local) {
+        if !self.effects.is_in_place(whole.root, &first) {
             return Err(refused("it is in a network namespace that is not this host's".to_owned()));
         }
         Ok(whole)

@@ -84,6 +84,12 @@ impl Roster {
         hosts.map(|statement| PublicKey::from(statement.host))
     }
 
+    /// The hosts that were revoked.
+    pub(super) fn revoked(&self) -> impl Iterator<Item = PublicKey> {
+        let revoked = self.statements.values().filter(|statement| !belongs(statement.standing));
+        revoked.map(|statement| PublicKey::from(statement.host))
+    }
+
     /// Whether there is room for a host that nothing is known of.
     pub(super) fn has_room_for(&self, host: &PublicKey) -> bool {
         self.statements.len() < MOST || self.statements.contains_key(host.as_bytes())

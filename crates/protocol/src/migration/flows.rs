@@ -14,6 +14,7 @@ use whimbrel_wire::moving::{MoveName, Terms};
 use super::glue::Others;
 use super::{At, Moves};
 use crate::Time;
+use crate::absence::VANISHED;
 use crate::flow::{Flow, Origin, Stage};
 use crate::node::Node;
 use crate::op::{FlowEntry, KernelOp, LocalEnd, PeerId, Places, Waits};
@@ -37,6 +38,8 @@ pub(super) enum FlowChange {
     Adopt { name: MoveName, tuple: FlowTuple, flow: u64, holder: PublicKey, wire_port: u16, terms: Terms },
     /// Donor: it has nothing to do with the flow any more.
     Release { tuple: FlowTuple },
+    /// Holder: the flow that it passes on is over, and its owner is to know that.
+    End { tuple: FlowTuple },
     /// Anchor and tenant: a lease depends on this host, so that it is to be known over a restart.
     Remember { key: PublicKey },
 }
@@ -79,6 +82,7 @@ impl Node {
                     }
                 }
                 FlowChange::Release { tuple } => self.release_flow(now, &tuple),
+                FlowChange::End { tuple } => self.end_passed_on(now, &tuple),
                 FlowChange::Remember { key } => {
                     if let Some(id) = self.by_key.get(&key).copied() {
                         self.put_binding_in_force(now, id);
@@ -223,6 +227,9 @@ impl Node {
         peer.add_flow(flow, &entry);
         let begins = unmoved && peer.moved_flows() > 0;
         self.timers.stop(Timer::Idle(id));
+        if entry.end == LocalEnd::Behind {
+            self.timers.set_earlier(Timer::Vanished(id), now + VANISHED);
+        }
         if begins {
             // Nothing of the peer's was carried until now: what was found out before may not be so any more.
             peer.probe = CarrierProbe::default();

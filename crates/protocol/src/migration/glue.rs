@@ -144,6 +144,7 @@ impl Node {
         self.with_moves(now, |moves, at| {
             // First whose the sockets are: this host may ask itself.
             held.iter().for_each(|saved| moves.restore_held(at, saved));
+            moves.end_revoked();
             donations.iter().for_each(|(saved, found)| moves.restore_donation(at, saved, *found));
             acceptances.iter().for_each(|(saved, found)| moves.restore_acceptance(at, saved, *found));
             moves.hear_own(at);

@@ -119,6 +119,19 @@ impl Held {
         Some((self.owner, far))
     }
 
+    /// Whether it is this connection, claimed by this host, and rests with it.
+    fn is_claim(&self, far: &FlowTuple, tenant: &PublicKey) -> bool {
+        let by = self.last.is_some_and(|last| last.donor == *tenant.as_bytes());
+        self.lent.as_ref() == Some(far) && by && self.is_with(tenant) && self.announced.is_none()
+    }
+
+    /// Whether nothing that comes for it is this host's own, and its socket is with a host of which `is_so` says yes.
+    fn is_lent_to(&self, is_so: impl Fn(&PublicKey) -> bool) -> bool {
+        // That of a socket without another end is a lease, which ends as such (P-96).
+        let connected = self.lent.is_some_and(|far| !far.mirrored().is_unconnected());
+        connected && !self.over && is_so(&self.owner)
+    }
+
     #[cfg(test)]
     pub(super) fn is_owned_by(&self, owner: PublicKey) -> bool {
         self.owner == owner
@@ -583,6 +596,23 @@ impl Moves {
                 held.announced = None;
             }
             self.tidy(flow);
+        }
+    }
+
+    /// The name by which a host has claimed a connection that is with it still.
+    pub(super) fn claimed_before(&self, far: &FlowTuple, tenant: &PublicKey) -> Option<u64> {
+        self.held.iter().find(|(_, held)| held.is_claim(far, tenant)).map(|(flow, _)| *flow)
+    }
+
+    /// Ends the flows that are passed on for hosts that were revoked (P-105).
+    pub(super) fn end_revoked(&mut self) {
+        let revoked = |host: &PublicKey| self.was_revoked(host);
+        let over: Vec<u64> =
+            self.held.iter().filter(|(_, held)| held.is_lent_to(revoked)).map(|(flow, _)| *flow).collect();
+        for flow in over {
+            let far = self.held.get(&flow).and_then(|held| held.lent);
+            self.changes.extend(far.map(|tuple| FlowChange::End { tuple }));
+            self.end_flow(flow);
         }
     }
 

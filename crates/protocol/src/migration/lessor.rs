@@ -1,6 +1,5 @@
 //! Lending endpoints to other hosts: the anchor's part (`docs/protocol.md` §11).
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
@@ -90,8 +89,8 @@ impl Moves {
 
     /// Whether a lease may last after somebody was revoked. What has moved to a host is that one's whether or not this one lends to it, and
     /// also where it had it by a grant; but not if it is the one that was.
-    fn may_have(&self, name: &LeaseName, revoked: &BTreeSet<PublicKey>) -> bool {
-        self.lends_to(&name.tenant) || (!revoked.contains(&name.tenant) && self.moved(name).is_some())
+    fn may_have(&self, name: &LeaseName) -> bool {
+        self.lends_to(&name.tenant) || (!self.was_revoked(&name.tenant) && self.moved(name).is_some())
     }
 
     fn leases_of(&self, tenant: PublicKey) -> impl Iterator<Item = (&LeaseName, &Lease)> {
@@ -148,13 +147,8 @@ impl Moves {
 
     /// Endpoints were found and lent, or not.
     pub(super) fn handle_lent(&mut self, at: At<'_>, name: LeaseName, result: Result<MoveDone, MoveFailed>) {
-        let Some(lease) = self.leases.get_mut(&name) else {
-            // It was returned, or forbidden, meanwhile.
-            if result.is_ok() {
-                self.effect("taking back endpoints", MoveOp::TakeBack { name });
-            }
-            return;
-        };
+        // It was returned, or forbidden, meanwhile.
+        let Some(lease) = self.leases.get_mut(&name) else { return };
         match result {
             Ok(MoveDone::Lent(ends)) => {
                 let known = lease.ends.replace(ends);
@@ -196,8 +190,9 @@ impl Moves {
         if moved {
             self.end_flow(name.number);
         }
+        // Also what is being looked for yet: whatever is asked for next may be the same.
+        self.effect("taking back endpoints", MoveOp::TakeBack { name });
         if lease.stage == Stage::InForce {
-            self.effect("taking back endpoints", MoveOp::TakeBack { name });
             self.event(MoveEvent::LeaseOver { to: name.tenant });
         }
     }
@@ -214,9 +209,9 @@ impl Moves {
         }
     }
 
-    /// Ends leases of those who may have none any more: these among them, whom this host trusts no more.
-    pub(super) fn end_forbidden_leases(&mut self, at: At<'_>, revoked: &BTreeSet<PublicKey>) {
-        let forbidden = self.leases.keys().filter(|name| !self.may_have(name, revoked));
+    /// Ends leases of those who may have none any more.
+    pub(super) fn end_forbidden_leases(&mut self, at: At<'_>) {
+        let forbidden = self.leases.keys().filter(|name| !self.may_have(name));
         for name in forbidden.copied().collect::<Vec<LeaseName>>() {
             self.say(at, name.tenant, Record::Leased { number: name.number, outcome: Err(Refusal::NotAllowed) });
             self.end_lease(name);
@@ -256,6 +251,9 @@ impl Moves {
         let name = MoveName { donor: *tenant.as_bytes(), number: flow };
         let far = tuple.mirrored();
         let leased = self.leases_of(tenant).any(|(_, lease)| lease.lends(tuple.local));
+        let known = at.around.is_known(&far);
+        // Its daemon may have died before it knew of a flow that it has claimed: it claims it by another name.
+        let before = known.then(|| self.claimed_before(&far, &tenant)).flatten();
         let refusal = match self.held.get(&flow) {
             Some(held) if held.was_claimed(name) => {
                 self.answer_again(at, flow, tenant);
@@ -266,7 +264,7 @@ impl Moves {
             Some(_) => Some(Refusal::Taken),
             None if !leased => Some(Refusal::NotLent),
             // One of the same names has moved elsewhere.
-            None if at.around.is_known(&far) => Some(Refusal::Taken),
+            None if known && before.is_none() => Some(Refusal::Taken),
             None if self.held.len() >= self.config.most.saturating_mul(4) => Some(Refusal::NoRoom),
             // One host's connections leave room for those of others.
             None if self.held.values().filter(|held| held.is_with(&tenant)).count() >= self.config.most => {
@@ -278,6 +276,7 @@ impl Moves {
             self.say(at, tenant, Record::Verdict { name, outcome: Err(refusal) });
             return;
         }
+        before.into_iter().for_each(|before| self.end_flow(before));
         self.lend(flow, far, tenant);
         let held = self.held(flow, tenant);
         held.hide(hidden);

@@ -29,6 +29,8 @@ pub(crate) struct Grant {
 pub(super) struct Permits {
     /// The other hosts of the community.
     members: BTreeSet<PublicKey>,
+    /// Those that were.
+    revoked: BTreeSet<PublicKey>,
     /// Whether there is one: then sockets go to its hosts alone.
     limited: bool,
     grants: BTreeMap<u16, Grant>,
@@ -46,6 +48,11 @@ impl Moves {
     /// Whether sockets of a host are always taken.
     pub(super) fn trusts(&self, donor: &PublicKey) -> bool {
         self.config.accept_from.contains(donor) || self.permits.members.contains(donor)
+    }
+
+    /// Whether a host was one of the community's, and is none any more.
+    pub(super) fn was_revoked(&self, host: &PublicKey) -> bool {
+        self.permits.revoked.contains(host) && !self.trusts(host)
     }
 
     /// Whether a host may have whatever this one has.
@@ -88,11 +95,19 @@ impl Moves {
         self.permits.grants.values()
     }
 
-    pub(super) fn set_members(&mut self, at: At<'_>, members: BTreeSet<PublicKey>, limited: bool) {
+    pub(super) fn set_members(
+        &mut self,
+        at: At<'_>,
+        members: BTreeSet<PublicKey>,
+        revoked: BTreeSet<PublicKey>,
+        limited: bool,
+    ) {
         let before = std::mem::replace(&mut self.permits.members, members);
         self.permits.limited = limited;
-        let revoked = before.into_iter().filter(|host| !self.trusts(host)).collect();
-        self.end_forbidden_leases(at, &revoked);
+        let gone = before.into_iter().chain(revoked).filter(|host| !self.trusts(host)).collect();
+        self.permits.revoked = gone;
+        self.end_forbidden_leases(at);
+        self.end_revoked();
         self.end_unpermitted(at);
     }
 
@@ -122,9 +137,15 @@ impl Moves {
 }
 
 impl Node {
-    /// The hosts of the community are these, beside this one. What is under way with others comes to nothing.
-    pub(crate) fn set_permitted(&mut self, now: Time, members: BTreeSet<PublicKey>, limited: bool) {
-        self.with_moves(now, |moves, at| moves.set_members(at, members, limited));
+    /// The hosts of the community are these, beside this one, and others were `revoked`. What is under way with others comes to nothing.
+    pub(crate) fn set_permitted(
+        &mut self,
+        now: Time,
+        members: BTreeSet<PublicKey>,
+        revoked: BTreeSet<PublicKey>,
+        limited: bool,
+    ) {
+        self.with_moves(now, |moves, at| moves.set_members(at, members, revoked, limited));
     }
 
     /// A stranger may be given a connection, or this host one of a stranger's, once.

@@ -172,6 +172,8 @@ impl Moves {
                 self.say(at, from, Record::Return { number });
                 self.lose_tenancy(at, number, Refusal::Taken);
             }
+            // The anchor said so before it heard that it is asked for anew, to a daemon before this one perhaps: the answer follows.
+            (Stage::Renewing, Err(Refusal::Expired)) => {}
             (_, Err(refusal)) => self.lose_tenancy(at, number, refusal),
             // It was heard before.
             (Stage::Occupying | Stage::InForce | Stage::Checking, Ok(_)) => {}

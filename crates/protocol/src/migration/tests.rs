@@ -44,6 +44,30 @@ fn name(number: u64) -> MoveName {
 /// Everybody has a session with everybody.
 struct Known;
 
+/// The same, where every flow is known already.
+struct Occupied;
+
+impl Around for Occupied {
+    fn has_session(&self, with: &PublicKey) -> bool {
+        Known.has_session(with)
+    }
+    fn flow(&self, with: &PublicKey, name: u64) -> Option<FlowTuple> {
+        Known.flow(with, name)
+    }
+    fn is_known(&self, _: &FlowTuple) -> bool {
+        true
+    }
+    fn wire_port(&self, with: &PublicKey, flow: &FlowTuple) -> u16 {
+        Known.wire_port(with, flow)
+    }
+    fn peer(&self, of: &PublicKey) -> Option<PeerId> {
+        Known.peer(of)
+    }
+    fn whereabouts(&self, of: &PublicKey) -> Option<SocketAddr> {
+        Known.whereabouts(of)
+    }
+}
+
 impl Around for Known {
     fn has_session(&self, _: &PublicKey) -> bool {
         true
@@ -75,6 +99,8 @@ struct Host {
     led: Vec<(PublicKey, u16)>,
     /// Flows that it has nothing to do with any more.
     released: Vec<FlowTuple>,
+    /// Flows that it has passed on, and whose owners it tells that they are over.
+    ended: Vec<FlowTuple>,
 }
 
 impl Host {
@@ -87,11 +113,19 @@ impl Host {
             unread: BTreeMap::new(),
             led: Vec::new(),
             released: Vec::new(),
+            ended: Vec::new(),
         }
     }
 
     fn hear(&mut self, from: usize, record: Record) {
         let at = At { now: self.now, around: &Known };
+        self.moves.hear(at, key(from), record);
+        self.moves.hear_own(at);
+    }
+
+    /// As [`Self::hear`], while the flow that it is about is known.
+    fn hear_where_known(&mut self, from: usize, record: Record) {
+        let at = At { now: self.now, around: &Occupied };
         self.moves.hear(at, key(from), record);
         self.moves.hear_own(at);
     }
@@ -112,6 +146,7 @@ impl Host {
                 }
                 FlowChange::Adopt { name, .. } => self.moves.handle_adopted(at, name, Ok(())),
                 FlowChange::Release { tuple } => self.released.push(tuple),
+                FlowChange::End { tuple } => self.ended.push(tuple),
                 FlowChange::Remember { .. } => {}
             }
             self.moves.hear_own(at);
@@ -349,7 +384,7 @@ fn an_endpoint_that_moved_is_its_new_hosts_until_that_is_revoked() {
         let members = |of: &[usize]| of.iter().map(|of| key(*of)).collect();
         let set = |holder: &mut Host, of: &[usize]| {
             let at = At { now: holder.now, around: &Known };
-            holder.moves.set_members(at, members(of), true);
+            holder.moves.set_members(at, members(of), [].into(), true);
         };
         if known {
             set(&mut holder, &[ACCEPTOR]);
@@ -804,7 +839,9 @@ fn of_one_community(of: usize) -> Host {
 
 fn set_members(host: &mut Host, members: &[usize]) {
     let at = At { now: host.now, around: &Known };
-    host.moves.set_members(at, members.iter().map(|of| key(*of)).collect(), true);
+    let revoked = [DONOR, ACCEPTOR].iter().filter(|of| !members.contains(of));
+    let revoked = revoked.map(|of| key(*of)).collect();
+    host.moves.set_members(at, members.iter().map(|of| key(*of)).collect(), revoked, true);
 }
 
 #[test]

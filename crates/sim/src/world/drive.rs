@@ -3,7 +3,9 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use whimbrel_protocol::{KernelOp, Node, OpFailed, OpId, Routes, SavedPeer, SocketNumbers, Transmit};
+use whimbrel_protocol::{
+    FlowEntry, KernelOp, LocalEnd, Node, OpFailed, OpId, Routes, SavedPeer, SocketNumbers, Transmit,
+};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use super::{FlowId, What, World};
@@ -62,8 +64,19 @@ impl World {
         }
         let of = &self.hosts[host.0];
         let sockets: Vec<(FlowTuple, usize)> = of.sockets.iter().map(|(tuple, (_, end))| (*tuple, *end)).collect();
-        let gone: Vec<FlowTuple> =
-            of.plane.flows.keys().filter(|tuple| !of.sockets.contains_key(tuple)).copied().collect();
+        // What is passed on for another host has no socket here, and one that was moved here is in no list of this host's own.
+        let inside = |tuple: &FlowTuple| {
+            let mut connections = self.connections.iter();
+            connections.any(|of| of.tuple == *tuple && of.copies.contains_key(&host))
+        };
+        let elsewhere = |tuple: &FlowTuple, entry: &FlowEntry| match entry.end {
+            LocalEnd::Here => false,
+            LocalEnd::Behind | LocalEnd::Passing => true,
+            LocalEnd::Endpoint => inside(tuple),
+        };
+        let flows = of.plane.flows.iter();
+        let gone = flows.filter(|(tuple, entry)| !of.sockets.contains_key(tuple) && !elsewhere(tuple, entry));
+        let gone: Vec<FlowTuple> = gone.map(|(tuple, _)| *tuple).collect();
         let now = self.now;
         for (tuple, end) in sockets {
             self.with_node(host, |node| node.handle_flow_opened(now, tuple, end == 1));

@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
 use whimbrel_protocol::{
-    Found, Gift, KernelOp, MoveDone, MoveEvent, MoveFailed, MoveName, MoveOp, MoveOpId, NotGiven, Refusal,
-    SavedAcceptance, SavedDonation, SavedHeld,
+    Found, Gift, KernelOp, LeaseName, MoveDone, MoveEvent, MoveFailed, MoveName, MoveOp, MoveOpId, NotGiven, Refusal,
+    SavedAcceptance, SavedDonation, SavedHeld, SavedLease, SavedTenancy,
 };
 use whimbrel_wire::FlowTuple;
+use whimbrel_wire::lending::Ends;
 use whimbrel_wire::snapshot::Family;
 
 use super::{What, World};
@@ -351,6 +352,11 @@ impl World {
                 self.hosts[host.0].saved_moves.acceptances.insert(saved.ticket.name, saved);
             }
             MoveOp::SaveHeld(saved) => {
+                let claimed = |of: &&mut Connection| of.holder == host && saved.far == Some(of.tuple.mirrored());
+                if let Some(of) = self.connections.iter_mut().find(claimed) {
+                    // Whoever has claimed it has drawn its name.
+                    of.name = saved.flow;
+                }
                 self.hosts[host.0].saved_moves.held.insert(saved.flow, saved);
             }
             MoveOp::ForgetDonation { name } => {
@@ -361,14 +367,53 @@ impl World {
                 self.hosts[host.0].saved_moves.acceptances.remove(&name);
                 self.hosts[host.0].moved_tuples.remove(&name);
             }
-            // Nobody in these worlds has endpoints on lease.
-            MoveOp::Lend { ends, .. } => return Ok(MoveDone::Lent(ends)),
-            MoveOp::TakeBack { .. } | MoveOp::Occupy { .. } | MoveOp::Vacate { .. } => {}
+            MoveOp::Lend { name, ends, .. } => {
+                let Some(ends) = self.find_free(host, name, ends) else {
+                    return failed(Refusal::Taken, "the ports are taken");
+                };
+                self.hosts[host.0].saved_moves.leases.insert(name, ends);
+                return Ok(MoveDone::Lent(ends));
+            }
+            MoveOp::TakeBack { name } => {
+                self.hosts[host.0].saved_moves.leases.remove(&name);
+            }
+            MoveOp::Occupy { number, anchor, anchor_at, ends, fresh, .. } => {
+                if !fresh && self.hosts[host.0].unused {
+                    return failed(Refusal::Cancelled, "nobody needs it any more");
+                }
+                let saved = SavedTenancy { number, anchor, anchor_at, ends };
+                self.hosts[host.0].saved_moves.tenancies.insert(number, saved);
+            }
+            MoveOp::Vacate { number } => {
+                self.hosts[host.0].saved_moves.tenancies.remove(&number);
+            }
             MoveOp::ForgetHeld { flow } => {
                 self.hosts[host.0].saved_moves.held.remove(&flow);
             }
         }
         Ok(MoveDone::Done)
+    }
+
+    /// Endpoints of a host as a tenant wants them, that are lent to nobody else and that no other host's connections have.
+    fn find_free(&self, host: HostId, name: LeaseName, wanted: Ends) -> Option<Ends> {
+        let of = &self.hosts[host.0];
+        let saved = &of.saved_moves;
+        if let Some(before) = saved.leases.get(&name) {
+            return Some(*before);
+        }
+        let address = of.attached.first()?.address;
+        let is_free = |ends: &Ends| {
+            let within = |other: &Ends| ends.ports().any(|port| other.contain((address, port).into()));
+            let had =
+                |held: &SavedHeld| held.owner != name.tenant && held.far.is_some_and(|far| ends.contain(far.remote));
+            !saved.leases.values().any(within) && !saved.held.values().any(had)
+        };
+        let firsts = match wanted.first.port() {
+            0 => (8000..9000).step_by(usize::from(wanted.count.max(1))).collect(),
+            port => vec![port],
+        };
+        let all = firsts.into_iter().map(|first| Ends { first: (address, first).into(), count: wanted.count });
+        all.into_iter().find(is_free)
     }
 
     /// A daemon is gone, and what it alone had with it.
@@ -403,9 +448,12 @@ impl World {
             acceptances.push((saved.clone(), found(self, saved.request.tuple)));
         }
         let held: Vec<SavedHeld> = saved.held.into_values().collect();
+        let leases: Vec<SavedLease> = saved.leases.into_iter().map(|(name, ends)| SavedLease { name, ends }).collect();
+        let tenancies: Vec<SavedTenancy> = saved.tenancies.into_values().collect();
         let (now, lent) = (self.now, self.hosts[host.0].lent.clone());
         self.with_node(host, |node| {
             node.restore_moves(now, &donations, &acceptances, &held);
+            node.restore_leases(now, &leases, &tenancies);
             lent.into_iter().for_each(|(name, far, owner)| node.lend_flow(name, far, owner));
         });
     }

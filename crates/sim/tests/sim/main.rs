@@ -10,6 +10,7 @@ mod contact;
 mod datagrams;
 mod faults;
 mod growth;
+mod leases;
 mod moves;
 mod nat;
 mod pairing;

@@ -67,6 +67,7 @@ impl Effects {
             let Self { relocation: Relocation { endpoints, .. }, datapath, routes, .. } = self;
             endpoints.need(tuple.local, datapath, routes).map_err(|failure| match failure {
                 Failure::Kernel(error) => refused(&error, Refusal::NoRights),
+                Failure::Datapath(error) => failed(refusal_of(error.raw_os_error(), Refusal::NoRights), &error),
                 other => failed(Refusal::NoRights, &other),
             })?;
         }
@@ -117,8 +118,8 @@ impl Effects {
     }
 
     /// Puts what waited in a UDP socket's queue into that of one which CRIU has rebuilt.
-    pub(in crate::effects) fn refill(&mut self, snapshot: &Snapshot) -> Result<(), Unmovable> {
-        let injector = match self.relocation.endpoints.at(snapshot.local) {
+    pub(in crate::effects) fn refill(&mut self, flow: &FlowTuple, snapshot: &Snapshot) -> Result<(), Unmovable> {
+        let injector = match self.relocation.endpoints.at(flow) {
             Some(place) => &place.injector,
             None => &self.injector,
         };
@@ -168,8 +169,8 @@ impl Effects {
     }
 
     /// The namespace of an endpoint, where its address is not this host's own.
-    pub(in crate::effects) fn namespace_of(&mut self, end: SocketAddr) -> Option<BorrowedFd<'_>> {
-        self.relocation.endpoints.at(end).map(|place| place.endpoint.as_fd())
+    pub(in crate::effects) fn namespace_of(&mut self, flow: &FlowTuple) -> Option<BorrowedFd<'_>> {
+        self.relocation.endpoints.at(flow).map(|place| place.endpoint.as_fd())
     }
 
     /// Sockets come back to their ports, which are left free until they [have](Self::end_way).
@@ -187,14 +188,18 @@ impl Effects {
 
     /// A connection of a program that goes on here is not to be had: the program is told so.
     pub(in crate::effects) fn abort_inside(&mut self, flow: &FlowTuple) {
+        if let Err(error) = self.abort(flow) {
+            tracing::warn!(%flow, %error, "a connection that is lost stays open");
+        }
+    }
+
+    /// Ends the socket of a connection, in this host's own namespace or in that of its address, if it is there.
+    pub(in crate::effects) fn abort(&mut self, flow: &FlowTuple) -> Result<(), whimbrel_kernel::Error> {
         let Self { relocation: Relocation { endpoints, .. }, connections, .. } = self;
-        let connections = endpoints.at(flow.local).map_or(connections, |place| &mut place.connections);
-        let aborted = connections.find(flow).and_then(|socket| match socket {
+        let connections = endpoints.at(flow).map_or(connections, |place| &mut place.connections);
+        match connections.find(flow)? {
             Some(socket) => connections.destroy(&socket).map(drop),
             None => Ok(()),
-        });
-        if let Err(error) = aborted {
-            tracing::warn!(%flow, %error, "a connection that is lost stays open");
         }
     }
 
@@ -206,7 +211,7 @@ impl Effects {
         }
         if entry.end == LocalEnd::Endpoint && before != Some(LocalEnd::Endpoint) {
             let Self { relocation: Relocation { endpoints, .. }, datapath, routes, .. } = self;
-            if let Err(error) = endpoints.need(flow.local, datapath, routes) {
+            if let Err(error) = endpoints.need_for(flow, datapath, routes) {
                 tracing::error!(%flow, %error, "a connection has no namespace for its address");
             }
         }
@@ -227,7 +232,7 @@ impl Effects {
                 Toward::Passing
             }
             // Without a namespace nothing of it gets anywhere.
-            LocalEnd::Endpoint => Toward::Endpoint(self.relocation.endpoints.interface(flow.local).unwrap_or_default()),
+            LocalEnd::Endpoint => Toward::Endpoint(self.relocation.endpoints.interface(flow).unwrap_or_default()),
         }
     }
 
@@ -243,11 +248,11 @@ impl Effects {
     /// A flow is over, or its end not there any more: with a socket in a namespace of its own, or with another host's socket.
     pub(in crate::effects) fn release_flow_endpoint(&mut self, now: Time, flow: &FlowTuple, end: LocalEnd) {
         match end {
-            LocalEnd::Endpoint => {
-                let place = self.relocation.endpoints.name_of(flow.local);
-                self.relocation.endpoints.release(now, place);
+            LocalEnd::Endpoint => self.relocation.endpoints.release_flow(now, flow),
+            LocalEnd::Behind => {
+                self.release_port(flow);
+                self.withdraw_address(flow.remote.ip());
             }
-            LocalEnd::Behind => self.release_port(flow),
             LocalEnd::Here | LocalEnd::Passing => {}
         }
     }

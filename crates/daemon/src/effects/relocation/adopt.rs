@@ -13,7 +13,6 @@ use whimbrel_wire::{FlowTuple, Transport};
 
 use super::Relocation;
 use super::donor::Given;
-use super::endpoints::PlaceName;
 use crate::effects::Effects;
 use crate::journal::SavedMoves;
 
@@ -44,33 +43,34 @@ impl Effects {
             let place = cookie.map(|cookie| *brought.entry(cookie).or_insert(saved.number));
             self.relocation.endpoints.note_leased(saved.number, place, saved.ends);
         }
-        let inside = flows.iter().filter(|(_, entry)| entry.end == LocalEnd::Endpoint).map(|(flow, _)| flow.local);
-        let rented = moves.tenancies.values().map(|(saved, _)| saved.ends.first);
-        let mut users: HashMap<PlaceName, usize> = HashMap::new();
-        inside.chain(rented).for_each(|end| *users.entry(self.relocation.endpoints.name_of(end)).or_default() += 1);
+        let inside = || flows.iter().filter(|(_, entry)| entry.end == LocalEnd::Endpoint).map(|(flow, _)| flow);
+        let rented = || moves.tenancies.values().map(|(saved, _)| saved.ends.first);
+        let users = inside().map(|flow| flow.local.ip()).chain(rented().map(|end| end.ip()));
         let of_moves = moves.donations.values().map(|saved| saved.tuple);
         let of_moves = of_moves.chain(moves.acceptances.values().map(|saved| saved.request.tuple));
-        let wanted: HashSet<IpAddr> =
-            users.keys().map(|name| name.address).chain(of_moves.map(|flow| flow.local.ip())).collect();
+        let wanted: HashSet<IpAddr> = users.chain(of_moves.map(|flow| flow.local.ip())).collect();
         if !wanted.is_empty() {
             let known = self.datapath.endpoints().unwrap_or_default();
             let cookies = self.datapath.followed_namespaces().unwrap_or_default();
-            for endpoint::Found { outer: interface, cookie, endpoint } in endpoint::find(&cookies) {
+            for found in endpoint::find(&cookies) {
                 // There may be several of one address: the pair tells which is whose.
-                let known = known.iter().find(|(index, _)| *index == interface).map(|(_, known)| known.address);
+                let known = known.iter().find(|(index, _)| *index == found.outer).map(|(_, known)| known.address);
                 let Some(address) = known.filter(|address| wanted.contains(address)) else { continue };
-                let name = PlaceName { address, lease: brought.get(&cookie).copied() };
-                let users = users.get(&name).copied().unwrap_or_default();
-                if let Err(error) = self.relocation.endpoints.adopt(name, endpoint, interface, users) {
+                let lease = brought.get(&found.cookie).copied();
+                if let Err(error) = self.relocation.endpoints.adopt(address, lease, found) {
                     tracing::error!(%address, %error, "a namespace of a daemon before this one cannot be used");
                 }
             }
         }
-        for name in users.keys() {
-            if self.relocation.endpoints.place(*name).is_none() {
-                let address = name.address;
-                tracing::warn!(%address, "no program has a socket any more in the namespace of an address whose connections were moved here");
-            }
+        let endpoints = &mut self.relocation.endpoints;
+        let mut lost: HashSet<IpAddr> = HashSet::new();
+        lost.extend(inside().filter(|flow| !endpoints.adopt_flow(flow)).map(|flow| flow.local.ip()));
+        for end in rented() {
+            let name = endpoints.name_of(end);
+            lost.extend((!endpoints.adopt_user(name)).then_some(end.ip()));
+        }
+        for address in lost {
+            tracing::warn!(%address, "no program has a socket any more in the namespace of an address whose connections were moved here");
         }
         self.adopt_leaving();
         let tenancies: Vec<_> = moves.tenancies.values().copied().collect();

@@ -159,7 +159,7 @@ impl Effects {
 
     /// The inode of a connection's socket, in this host's own namespace or in that of its address.
     pub(super) fn socket_of(&mut self, flow: &FlowTuple) -> Result<Option<u32>, whimbrel_kernel::Error> {
-        let connections = match self.relocation.endpoints.at(flow.local) {
+        let connections = match self.relocation.endpoints.at(flow) {
             Some(place) => &mut place.connections,
             None => &mut self.connections,
         };
@@ -204,7 +204,7 @@ impl Effects {
         let Relocation { given, endpoints, defaults, .. } = &mut self.relocation;
         let gone = || failed(Refusal::Unmovable, &"the socket is not at rest");
         let Given { flow, frozen, luggage, .. } = given.get(name).ok_or_else(gone)?;
-        let defaults = match endpoints.at(flow.local) {
+        let defaults = match endpoints.at(flow) {
             Some(place) => &place.defaults,
             None => match defaults {
                 Some(defaults) => defaults,
@@ -221,7 +221,7 @@ impl Effects {
     /// The socket goes on here.
     pub(super) fn let_go_on(&mut self, name: &MoveName) -> Result<(), MoveFailed> {
         let Some(Given { flow, frozen, processes, .. }) = self.relocation.given.remove(name) else { return Ok(()) };
-        let injector = match self.relocation.endpoints.at(flow.local) {
+        let injector = match self.relocation.endpoints.at(&flow) {
             Some(place) => &place.injector,
             None => &self.injector,
         };

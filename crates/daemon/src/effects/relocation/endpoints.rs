@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use whimbrel_datapath::{Datapath, Endpoint as Known, Follow, Role, Unknown};
 use whimbrel_kernel::Error;
-use whimbrel_kernel::endpoint::{Brought, Endpoint};
+use whimbrel_kernel::endpoint::{Brought, Endpoint, Found};
 use whimbrel_kernel::frozen::Defaults;
 use whimbrel_kernel::inject::Injector;
 use whimbrel_kernel::namespace;
 use whimbrel_kernel::route::RouteSocket;
 use whimbrel_kernel::sock_diag::SockDiag;
 use whimbrel_protocol::Time;
+use whimbrel_wire::FlowTuple;
 use whimbrel_wire::lending::Ends;
 
 use super::Failure;
@@ -89,6 +90,8 @@ struct Leased {
 #[derive(Debug, Default)]
 pub(super) struct Endpoints {
     places: HashMap<PlaceName, Place>,
+    /// Where the sockets of flows are. An end may have been on lease to one program, and be to another now.
+    of_flows: HashMap<FlowTuple, PlaceName>,
     /// What is on lease, and what was as long as there is a namespace for it.
     leased: Vec<Leased>,
 }
@@ -106,8 +109,13 @@ impl Endpoints {
         PlaceName { address: end.ip(), lease: newest.and_then(|leased| leased.place) }
     }
 
-    pub(super) fn at(&mut self, end: SocketAddr) -> Option<&mut Place> {
-        let name = self.name_of(end);
+    /// Which namespace the socket of a connection is in, or is to be.
+    pub(super) fn name_of_flow(&self, flow: &FlowTuple) -> PlaceName {
+        self.of_flows.get(flow).copied().unwrap_or_else(|| self.name_of(flow.local))
+    }
+
+    pub(super) fn at(&mut self, flow: &FlowTuple) -> Option<&mut Place> {
+        let name = self.name_of_flow(flow);
         self.place(name)
     }
 
@@ -116,9 +124,29 @@ impl Endpoints {
         self.places.values().filter(|place| place.ends.is_none())
     }
 
-    /// What injects into connections of an end.
-    pub(super) fn injector(&self, end: SocketAddr) -> Option<&Injector> {
-        self.places.get(&self.name_of(end)).filter(|place| place.ends.is_none()).map(|place| &place.injector)
+    /// What injects into a connection.
+    pub(super) fn injector(&self, flow: &FlowTuple) -> Option<&Injector> {
+        self.places.get(&self.name_of_flow(flow)).filter(|place| place.ends.is_none()).map(|place| &place.injector)
+    }
+
+    /// As [`Self::need`], for the socket of a flow, until that is [let go](Self::release_flow).
+    pub(super) fn need_for(
+        &mut self,
+        flow: &FlowTuple,
+        datapath: &mut Datapath,
+        routes: &mut RouteSocket,
+    ) -> Result<(), Failure> {
+        let name = self.name_of(flow.local);
+        self.need(flow.local, datapath, routes)?;
+        self.of_flows.insert(*flow, name);
+        Ok(())
+    }
+
+    /// A flow's socket is gone.
+    pub(super) fn release_flow(&mut self, now: Time, flow: &FlowTuple) {
+        let name = self.name_of_flow(flow);
+        self.of_flows.remove(flow);
+        self.release(now, name);
     }
 
     pub(super) fn place(&mut self, name: PlaceName) -> Option<&mut Place> {
@@ -131,9 +159,9 @@ impl Endpoints {
         self.places.iter().find(|(_, place)| is_it(place)).map(|(name, _)| *name)
     }
 
-    /// Index of the interface that leads to an end, if it is in a namespace of its own.
-    pub(super) fn interface(&self, end: SocketAddr) -> Option<u32> {
-        self.places.get(&self.name_of(end)).filter(|place| place.ends.is_none()).map(|place| place.interface)
+    /// Index of the interface that leads to a flow's socket, if it is in a namespace of its address.
+    pub(super) fn interface(&self, flow: &FlowTuple) -> Option<u32> {
+        self.places.get(&self.name_of_flow(flow)).filter(|place| place.ends.is_none()).map(|place| place.interface)
     }
 
     /// Sees to it that there is one for an end, until as many have [released](Self::release) it.
@@ -208,17 +236,39 @@ impl Endpoints {
         }
     }
 
-    /// Takes over one that a daemon before this one has made.
-    pub(super) fn adopt(
-        &mut self,
-        name: PlaceName,
-        endpoint: Endpoint,
-        interface: u32,
-        users: usize,
-    ) -> Result<(), Error> {
-        let place = Place::inside(endpoint, interface, users)?;
+    /// Takes over one that a daemon before this one has made, for a lease if it is one's; else by its cookie, where a program has brought
+    /// it along, or another is there already. Nobody needs it yet.
+    pub(super) fn adopt(&mut self, address: IpAddr, lease: Option<u64>, found: Found) -> Result<(), Error> {
+        let Found { outer, cookie, inhabited, endpoint } = found;
+        let made = PlaceName { address, lease: None };
+        let apart = inhabited || self.places.contains_key(&made);
+        let name = PlaceName { address, lease: lease.or(apart.then_some(cookie)) };
+        let place = Place::inside(endpoint, outer, 0)?;
         self.places.insert(name, place);
         Ok(())
+    }
+
+    /// A flow or a lease of a daemon before this one needs a namespace that was taken over. `false`: it is not there.
+    pub(super) fn adopt_user(&mut self, name: PlaceName) -> bool {
+        self.places.get_mut(&name).map(|place| place.users += 1).is_some()
+    }
+
+    /// The same for the socket of a flow, which is looked for.
+    pub(super) fn adopt_flow(&mut self, flow: &FlowTuple) -> bool {
+        let usual = self.name_of(flow.local);
+        let of_address = |name: &&PlaceName| name.address == flow.local.ip();
+        let mut names: Vec<PlaceName> = self.places.keys().filter(of_address).copied().collect();
+        // There is hardly ever more than one.
+        let alone = names.len() == 1;
+        names.sort_by_key(|name| *name != usual);
+        let has_it = |place: &mut Place| place.connections.find(flow).is_ok_and(|socket| socket.is_some());
+        let found = names.into_iter().find(|name| alone || self.places.get_mut(name).is_some_and(has_it));
+        let name = found.unwrap_or(usual);
+        let there = self.adopt_user(name);
+        if there {
+            self.of_flows.insert(*flow, name);
+        }
+        there
     }
 
     /// The ends of a lease belong into the namespace that a program has brought along for the lease `place`, or into that of the address.

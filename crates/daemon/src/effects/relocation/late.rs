@@ -5,18 +5,13 @@
 //! would come otherwise. Both end by themselves.
 
 use std::collections::{HashMap, VecDeque};
-use std::time::Duration;
 
-use whimbrel_datapath::{FlowEntry, FormerName};
+use whimbrel_datapath::{FlowEntry, FormerName, TUNNELLED};
 use whimbrel_protocol::{PeerId, Time};
 use whimbrel_wire::FlowTuple;
 
 use crate::effects::Effects;
 use crate::tunnel::LATE;
-
-/// How long a flow that is led to another owner goes by the tunnel at the least: until the owner has heard of it, on any path that is
-/// worth being used.
-const TUNNELLED: Duration = Duration::from_millis(500);
 
 /// What ends by itself, soonest first.
 #[derive(Debug, Default)]

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use whimbrel_datapath::{FlowEntry, Lent, LentEnd, Role, Toward};
 use whimbrel_kernel::network::NetworkState;
 use whimbrel_kernel::route::{AddressScope, LOOPBACK, NewAddress};
-use whimbrel_protocol::{LeaseName, MoveFailed, PeerId, Prefix, Refusal, SavedLease, Time};
+use whimbrel_protocol::{LeaseName, LocalEnd, MoveFailed, PeerId, Prefix, Refusal, SavedLease, Time};
 use whimbrel_wire::lending::Ends;
 use whimbrel_wire::{FlowTuple, Transport};
 
@@ -84,7 +84,7 @@ impl Effects {
                 self.relocation.ports.need(transport, wanted.first, wanted.first);
                 wanted
             }
-            (None, None) => self.find_free(&wanted)?,
+            (None, None) => self.find_free(&wanted, peer)?,
         };
         let lent = LentOut { ends, moved };
         let led = self.lead_lent(lent, peer);
@@ -127,11 +127,11 @@ impl Effects {
     }
 
     /// Endpoints that nobody has, as they are wanted. Nobody else can have them from now on.
-    fn find_free(&mut self, wanted: &Ends) -> Result<Ends, MoveFailed> {
+    fn find_free(&mut self, wanted: &Ends, tenant: PeerId) -> Result<Ends, MoveFailed> {
         let none = || failed(Refusal::NotLent, &"this host lends no such endpoints (`[anchor]` in the configuration)");
         let lendable = self.relocation.lender.lendable.clone().ok_or_else(none)?;
         if wanted.count == 0 {
-            return self.find_address(&lendable, wanted.first.ip());
+            return self.find_address(&lendable, wanted.first.ip(), tenant);
         }
         let ports = lendable.ports.ok_or_else(none)?;
         let ipv4 = wanted.first.is_ipv4();
@@ -161,6 +161,8 @@ impl Effects {
         }
         let block = |first: u16| Ends { first: SocketAddr::new(address, first), count: wanted.count };
         let taken = || failed(Refusal::Taken, &"the ports are taken");
+        let passed_on = self.passed_on();
+        let shared = |end: SocketAddr| passed_on.get(&end).is_some_and(|owners| owners.iter().eq([&tenant]));
         if wanted.first.port() != 0 {
             let ends = block(wanted.first.port());
             let last = ends.ports().last().unwrap_or_default();
@@ -168,7 +170,7 @@ impl Effects {
                 let sentence = format!("ports {} to {} are lent", ports.start(), ports.end());
                 return Err(failed(Refusal::NotLent, &sentence));
             }
-            return self.take_ports(ends).then_some(ends).ok_or_else(taken);
+            return self.take_ports(ends, shared).then_some(ends).ok_or_else(taken);
         }
         // From the end, so that ports of a program's choice are not in the midst of others'.
         let (least, count) = (u32::from(*ports.start()), u32::from(wanted.count));
@@ -178,18 +180,27 @@ impl Effects {
         let lent: BTreeSet<SocketAddr> = self.relocation.lender.lent.values().map(|lent| lent.ends.first).collect();
         for first in firsts {
             let ends = block(first);
-            if !lent.contains(&ends.first) && self.take_ports(ends) {
+            if !lent.contains(&ends.first) && self.take_ports(ends, shared) {
                 return Ok(ends);
             }
         }
         Err(failed(Refusal::NoRoom, &"all ports that this host lends are taken"))
     }
 
-    /// Takes the ports, all or none.
-    fn take_ports(&mut self, ends: Ends) -> bool {
+    /// The ends of this host's that connections have whose sockets are with others, and with whom: some outlast the lease that they began with.
+    fn passed_on(&self) -> BTreeMap<SocketAddr, BTreeSet<PeerId>> {
+        let mut passed_on: BTreeMap<SocketAddr, BTreeSet<PeerId>> = BTreeMap::new();
+        for (flow, entry) in self.journal.flows().iter().filter(|(_, entry)| entry.end == LocalEnd::Behind) {
+            passed_on.entry(flow.remote).or_default().insert(entry.peer);
+        }
+        passed_on
+    }
+
+    /// Takes the ports, all or none. `shared`: which have only connections of the host that they are for.
+    fn take_ports(&mut self, ends: Ends, shared: impl Fn(SocketAddr) -> bool) -> bool {
         for (taken, port) in ends.ports().enumerate() {
             let end = SocketAddr::new(ends.first.ip(), port);
-            if !self.relocation.ports.take(end) {
+            if !self.relocation.ports.take(end, shared(end)) {
                 ends.ports()
                     .take(taken)
                     .for_each(|port| self.relocation.ports.give_back(SocketAddr::new(end.ip(), port)));
@@ -200,11 +211,14 @@ impl Effects {
     }
 
     /// An address as a whole.
-    fn find_address(&mut self, lendable: &Lendable, wanted: IpAddr) -> Result<Ends, MoveFailed> {
+    fn find_address(&mut self, lendable: &Lendable, wanted: IpAddr, tenant: PeerId) -> Result<Ends, MoveFailed> {
+        let passed_on = self.passed_on();
+        let of_others = passed_on.iter().filter(|(_, owners)| !owners.iter().eq([&tenant]));
+        let of_others: BTreeSet<IpAddr> = of_others.map(|(end, _)| end.ip()).collect();
         let whole = self.relocation.lender.lent.values().filter(|lent| lent.ends.count == 0);
         let lent: BTreeSet<IpAddr> = whole.map(|lent| lent.ends.first.ip()).collect();
         let own = own_addresses(&self.network);
-        let free = |address: &IpAddr| !lent.contains(address) && !own.contains(address);
+        let free = |address: &IpAddr| !lent.contains(address) && !own.contains(address) && !of_others.contains(address);
         let covers = |prefix: &&Prefix| prefix.address.is_ipv4() == wanted.is_ipv4();
         let address = if wanted.is_unspecified() {
             let mut all = lendable.addresses.iter().filter(covers).flat_map(addresses_of);
@@ -273,10 +287,27 @@ impl Effects {
             }
         }
         if ends.count == 0 {
-            let interface = self.interface_for(ends.first.ip());
-            if let Err(error) = self.routes.delete_address(interface, ends.first.ip()) {
-                tracing::warn!(address = %ends.first.ip(), %error, "an address that was lent stays");
-            }
+            self.withdraw_address(ends.first.ip());
+        }
+    }
+
+    /// Neighbours need not find an address here any more that is lent as a whole to nobody, and that no connection has.
+    pub(super) fn withdraw_address(&mut self, address: IpAddr) {
+        let lender = &self.relocation.lender;
+        let is_lendable = |of: &Lendable| of.addresses.iter().any(|prefix| prefix.contains(address));
+        let is_lent = lender.lent.values().any(|lent| lent.ends.first.ip() == address);
+        let is_own = own_addresses(&self.network).contains(&address);
+        let whole = lender.lendable.as_ref().is_some_and(is_lendable) && !is_own;
+        let mut flows = self.journal.flows().iter();
+        let is_had = |(flow, entry): (&FlowTuple, &whimbrel_protocol::FlowEntry)| {
+            entry.end == LocalEnd::Behind && flow.remote.ip() == address
+        };
+        if !whole || is_lent || flows.any(is_had) {
+            return;
+        }
+        let interface = self.interface_for(address);
+        if let Err(error) = self.routes.delete_address(interface, address) {
+            tracing::warn!(%address, %error, "an address that was lent stays");
         }
     }
 

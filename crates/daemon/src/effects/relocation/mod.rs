@@ -29,6 +29,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
 use std::os::fd::OwnedFd;
 
+use rustix::io::Errno;
 use whimbrel_handshake::PublicKey;
 use whimbrel_kernel::borrowed::Halted;
 use whimbrel_kernel::frozen::{Defaults, Unmovable};
@@ -211,14 +212,17 @@ fn failed(refusal: Refusal, why: &dyn std::fmt::Display) -> MoveFailed {
     MoveFailed { refusal, sentence: why.to_string() }
 }
 
+/// What the kernel says where there is no room: for descriptors of this process or of all, memory of sockets, entries of maps.
+const NO_ROOM: [Errno; 5] = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOSPC, Errno::TOOBIG];
+
 /// As what another host is told of a failure of the kernel's.
 fn refusal_of(errno: Option<i32>, otherwise: Refusal) -> Refusal {
     match errno.map(io::Error::from_raw_os_error).map(|error| error.kind()) {
         Some(io::ErrorKind::AddrInUse | io::ErrorKind::AddrNotAvailable) => Refusal::Taken,
         Some(io::ErrorKind::PermissionDenied) => Refusal::NoRights,
         Some(io::ErrorKind::OutOfMemory) => Refusal::NoRoom,
-        _ if errno == Some(rustix::io::Errno::AFNOSUPPORT.raw_os_error()) => Refusal::NoFamily,
-        _ if errno == Some(rustix::io::Errno::NOBUFS.raw_os_error()) => Refusal::NoRoom,
+        _ if errno == Some(Errno::AFNOSUPPORT.raw_os_error()) => Refusal::NoFamily,
+        _ if NO_ROOM.iter().any(|full| errno == Some(full.raw_os_error())) => Refusal::NoRoom,
         _ => otherwise,
     }
 }
@@ -238,5 +242,23 @@ fn refused(error: &whimbrel_kernel::Error, otherwise: Refusal) -> MoveFailed {
 impl From<Failure> for MoveFailed {
     fn from(failure: Failure) -> Self {
         failed(Refusal::NotKept, &failure)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_kernel_lacks_is_told_as_what_it_is() {
+        let told = |errno: Errno| refusal_of(Some(errno.raw_os_error()), Refusal::NotRestored);
+        for full in [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM, Errno::NOSPC] {
+            assert_eq!(told(full), Refusal::NoRoom, "{full}");
+        }
+        assert_eq!([Errno::PERM, Errno::ACCESS].map(told), [Refusal::NoRights; 2]);
+        assert_eq!([Errno::ADDRINUSE, Errno::ADDRNOTAVAIL].map(told), [Refusal::Taken; 2]);
+        assert_eq!(told(Errno::AFNOSUPPORT), Refusal::NoFamily);
+        assert_eq!(told(Errno::INVAL), Refusal::NotRestored);
+        assert_eq!(refusal_of(None, Refusal::NotKept), Refusal::NotKept);
     }
 }

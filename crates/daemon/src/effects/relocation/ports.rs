@@ -68,18 +68,26 @@ impl Ports {
         }
     }
 
-    /// Takes a port for another host, of both transports. `false`: somebody has it.
-    pub(super) fn take(&mut self, local: SocketAddr) -> bool {
+    /// Takes a port for another host, of both transports. `false`: somebody has it. `shared`: only connections of that host's have it.
+    pub(super) fn take(&mut self, local: SocketAddr, shared: bool) -> bool {
         for transport in [Transport::Tcp, Transport::Udp] {
-            let known = self.ports.contains_key(&(transport, local));
-            let held = if known { None } else { hold(transport, local, local).ok() };
-            if held.is_none() {
+            let taken = match self.ports.get_mut(&(transport, local)) {
+                Some(port) => shared && port.users.insert(local),
+                None => match hold(transport, local, local) {
+                    Ok(held) => {
+                        let port = Port { users: HashSet::from([local]), held: Some(held), expected: false };
+                        self.ports.insert((transport, local), port);
+                        true
+                    }
+                    Err(_) => false,
+                },
+            };
+            if !taken {
                 if transport == Transport::Udp {
                     self.release(Transport::Tcp, local, local);
                 }
                 return false;
             }
-            self.ports.insert((transport, local), Port { users: HashSet::from([local]), held, expected: false });
         }
         true
     }
@@ -205,6 +213,26 @@ mod tests {
         assert!(taken(ask()));
         ports.release(Transport::Tcp, local, other);
         assert!(!taken(ask()));
+    }
+
+    #[test]
+    fn a_port_that_connections_have_is_lent_again_to_the_host_that_has_them_alone() {
+        let free = TcpListener::bind("127.0.0.1:0").expect("bind");
+        let local = free.local_addr().expect("address");
+        drop(free);
+        let mut ports = Ports::default();
+        assert!(ports.take(local, false));
+        let far = "192.0.2.9:40000".parse().expect("an endpoint");
+        ports.need(Transport::Tcp, local, far);
+        assert!(!ports.take(local, true), "it is on lease yet");
+        ports.give_back(local);
+        assert!(!ports.take(local, false), "a connection has it");
+        assert!(ports.take(local, true));
+        assert!(!ports.take(local, true), "it is on lease");
+        ports.give_back(local);
+        assert!(taken(TcpListener::bind(local).map(drop)), "the connection has it yet");
+        ports.release(Transport::Tcp, local, far);
+        assert!(ports.take(local, false), "nobody has it any more");
     }
 
     #[test]

@@ -1,18 +1,17 @@
 //! The sockets of endpoint namespaces are woken after an outage, and kept while their peer is away, as the host's own are.
 
-use std::net::SocketAddr;
-
 use whimbrel_datapath::Fitted;
 use whimbrel_kernel::inject::Injector;
+use whimbrel_wire::FlowTuple;
 
 use super::Relocation;
 use crate::effects::introductions::Snapshot;
 use crate::effects::{Effects, Failure};
 
 impl Relocation {
-    /// What injects into connections of a leased or borrowed end. `None`: there is no namespace for it.
-    pub(in crate::effects) fn injector_of(&self, end: SocketAddr) -> Option<&Injector> {
-        self.endpoints.injector(end)
+    /// What injects into a connection of a leased or borrowed end. `None`: there is no namespace for it.
+    pub(in crate::effects) fn injector_of(&self, flow: &FlowTuple) -> Option<&Injector> {
+        self.endpoints.injector(flow)
     }
 }
 

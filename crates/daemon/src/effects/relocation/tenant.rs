@@ -238,7 +238,8 @@ impl Effects {
 
     /// Connections of a lease that a daemon before this one may not have come to claim.
     fn note_open(&mut self, now: Time, ends: Ends) {
-        let Some(place) = self.relocation.endpoints.at(ends.first) else { return };
+        let name = self.relocation.endpoints.name_of(ends.first);
+        let Some(place) = self.relocation.endpoints.place(name) else { return };
         let open = place.connections.tcp(&MOVABLE).unwrap_or_default().into_iter().map(|socket| socket.tuple);
         let flows: Vec<FlowTuple> = open.filter(|flow| ends.contain(flow.local)).collect();
         // Who has opened them is not known any more: their far ends are not looked for, but may look for this host.
@@ -282,7 +283,7 @@ impl Effects {
     /// Whether the far end of a connection of a leased endpoint is not to learn where it is, as its program wants it.
     pub(crate) fn is_hidden(&mut self, flow: &FlowTuple) -> bool {
         // Of a socket that cannot be looked at nothing is told.
-        let Some(place) = self.relocation.endpoints.at(flow.local) else { return true };
+        let Some(place) = self.relocation.endpoints.at(flow) else { return true };
         place.connections.find(flow).ok().flatten().is_none_or(|socket| socket.mark == HIDDEN)
     }
 
@@ -298,7 +299,7 @@ impl Effects {
         introduction: Introduction,
     ) -> Result<(), Failure> {
         let Self { relocation, datapath, .. } = self;
-        let place = relocation.endpoints.at(flow.local).ok_or(Failure::NoSocket(flow))?;
+        let place = relocation.endpoints.at(&flow).ok_or(Failure::NoSocket(flow))?;
         let _inside = place.endpoint.enter()?;
         let sockets = &mut Snapshot::default();
         introductions::introduce(&place.injector, datapath, &mut place.connections, sockets, flow, introduction)

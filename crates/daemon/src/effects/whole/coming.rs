@@ -251,7 +251,7 @@ impl Effects {
             let flow = FlowTuple { transport: Transport::Udp, local: snapshot.local, remote: *remote };
             // Of its own connections alone.
             if flows.contains(&flow)
-                && let Err(error) = self.refill(&snapshot)
+                && let Err(error) = self.refill(&flow, &snapshot)
             {
                 tracing::warn!(%error, "datagrams that waited in a queue are lost");
             }
@@ -261,7 +261,7 @@ impl Effects {
     /// The network namespace that these connections are to be in, where it is not this one, and their ports kept free.
     fn network_for(&mut self, flows: &[FlowTuple]) -> Result<Option<OwnedFd>, String> {
         let Some(first) = flows.first() else { return Ok(None) };
-        match self.namespace_of(first.local) {
+        match self.namespace_of(first) {
             Some(namespace) => namespace.try_clone_to_owned().map(Some).map_err(|error| error.to_string()),
             None => {
                 self.make_way(flows);

@@ -12,7 +12,6 @@ mod coming;
 mod leaving;
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 
@@ -178,11 +177,11 @@ impl Effects {
         }
     }
 
-    /// Whether a process is in the network namespace that an endpoint of its is in: this one, or that of the address.
-    pub(crate) fn is_in_place(&mut self, pid: u32, end: SocketAddr) -> bool {
+    /// Whether a process is in the network namespace that a socket of its is in: this one, or that of the address.
+    pub(crate) fn is_in_place(&mut self, pid: u32, flow: &FlowTuple) -> bool {
         let number = |namespace: BorrowedFd<'_>| rustix::fs::fstat(namespace).map(|stat| stat.st_ino).ok();
         let its = whole::network_of(pid).ok().and_then(|its| number(its.as_fd()));
-        let place = match self.namespace_of(end) {
+        let place = match self.namespace_of(flow) {
             Some(namespace) => number(namespace),
             None => std::fs::File::open("/proc/thread-self/ns/net").ok().and_then(|own| number(own.as_fd())),
         };

@@ -2,7 +2,7 @@
 
 use whimbrel_wire::lending::{Ends, Granted};
 
-use super::super::{LeaseName, Lending};
+use super::super::{LeaseName, Lending, SavedTenancy};
 use super::*;
 
 /// An anchor that lends to the donor, for a minute.
@@ -97,6 +97,89 @@ fn only_connections_of_ones_own_endpoints_are_claimed() {
 }
 
 #[test]
+fn a_connection_is_claimed_anew_by_who_has_forgotten_that_it_did() {
+    // P-86
+    let mut anchor = lessor();
+    lend(&mut anchor, 1);
+    let claim = |flow| Record::Claim { flow, tuple: far().mirrored(), wire_port: 2048, hidden: false };
+    anchor.hear(DONOR, claim(FLOW));
+    anchor.carry_out();
+    assert_eq!(verdict(&mut anchor, DONOR), None);
+    anchor.hear_where_known(DONOR, claim(FLOW + 1));
+    let ops = anchor.carry_out();
+    assert!(
+        matches!(&ops[..], [MoveOp::ForgetHeld { flow: FLOW }, MoveOp::SaveHeld(saved)] if saved.flow == FLOW + 1),
+        "{ops:?}"
+    );
+    assert_eq!(verdict(&mut anchor, DONOR), None);
+    assert_eq!(anchor.led.len(), 2);
+    // What has been moved since is not its to claim, nor what another host's daemon says to be its own.
+    let mut moved = lessor();
+    lend(&mut moved, 1);
+    moved.hear(DONOR, claim(FLOW));
+    moved.carry_out();
+    verdict(&mut moved, DONOR);
+    let ticket = announce(&mut moved, NUMBER);
+    moved.hear_where_known(DONOR, claim(FLOW + 1));
+    assert_eq!(verdict(&mut moved, DONOR), Some(Refusal::Taken), "it is on its way");
+    moved.hear(ACCEPTOR, present(ticket));
+    moved.carry_out();
+    verdict(&mut moved, ACCEPTOR);
+    moved.said(DONOR);
+    moved.hear_where_known(DONOR, claim(FLOW + 1));
+    assert_eq!(verdict(&mut moved, DONOR), Some(Refusal::Taken), "it is with another");
+}
+
+#[test]
+fn what_is_passed_on_for_a_host_that_is_revoked_is_over() {
+    // P-105
+    let claimed = || {
+        let mut anchor = lessor();
+        anchor.moves.config.accept_from.clear();
+        set_members(&mut anchor, &[DONOR]);
+        lend(&mut anchor, 1);
+        anchor.hear(DONOR, Record::Claim { flow: FLOW, tuple: far().mirrored(), wire_port: 2048, hidden: false });
+        anchor
+    };
+    let forgotten = MoveOp::ForgetHeld { flow: FLOW };
+    let mut anchor = claimed();
+    anchor.carry_out();
+    assert_eq!(verdict(&mut anchor, DONOR), None);
+    // Another's revocation changes nothing.
+    set_members(&mut anchor, &[DONOR]);
+    anchor.change_flows();
+    assert!(anchor.ended.is_empty() && anchor.carry_out().is_empty());
+    set_members(&mut anchor, &[]);
+    anchor.change_flows();
+    assert_eq!(anchor.ended, [far()]);
+    assert!(anchor.carry_out().contains(&forgotten));
+    assert!(anchor.moves.held.is_empty() && anchor.moves.leases.is_empty());
+    // It is revoked while the claim is being kept.
+    let mut anchor = claimed();
+    let (id, _) = anchor.op();
+    set_members(&mut anchor, &[]);
+    anchor.done(id);
+    anchor.change_flows();
+    assert_eq!((&anchor.ended[..], &anchor.led[..]), (&[far()][..], &[][..]));
+    assert!(anchor.carry_out().contains(&forgotten));
+    assert!(anchor.moves.held.is_empty());
+    // The connection has moved on to a host that is none of the community's any more; or was given by a grant to one that never was.
+    for (revoked, goes_on) in [(true, false), (false, true)] {
+        let mut anchor = claimed();
+        anchor.carry_out();
+        let ticket = announce(&mut anchor, NUMBER);
+        anchor.hear(ACCEPTOR, present(ticket));
+        anchor.carry_out();
+        assert_eq!(anchor.led.last(), Some(&(key(ACCEPTOR), 2048)));
+        let at = At { now: anchor.now, around: &Known };
+        let revoked = revoked.then(|| key(ACCEPTOR)).into_iter().collect();
+        anchor.moves.set_members(at, [key(DONOR)].into(), revoked, true);
+        anchor.change_flows();
+        assert_eq!(anchor.ended.is_empty(), goes_on);
+    }
+}
+
+#[test]
 fn a_claim_that_cannot_be_kept_is_none() {
     let mut anchor = lessor();
     lend(&mut anchor, 1);
@@ -144,4 +227,24 @@ fn a_tenant_asks_again_in_time_and_takes_no_other_endpoints_than_it_asked_for() 
     // What it does not know it gives back.
     tenant.hear(HOLDER, Record::Leased { number: 9, outcome: granted(2) });
     assert_eq!(tenant.said(HOLDER), [Record::Return { number: 9 }]);
+}
+
+#[test]
+fn a_lease_that_ran_out_before_it_was_asked_for_anew_is_not_taken_for_refused() {
+    // P-85
+    let mut tenant = Host::new(DONOR);
+    let saved = SavedTenancy { number: 7, anchor: key(HOLDER), anchor_at: None, ends: ends() };
+    let at = At { now: tenant.now, around: &Known };
+    tenant.moves.restore_tenancies(at, &[saved]);
+    let (id, _) = tenant.op();
+    tenant.done(id);
+    assert_eq!(tenant.said(HOLDER), [Record::Lease { number: 7, ends: ends() }]);
+    // What the daemon before this one was to hear comes first.
+    tenant.hear(HOLDER, Record::Leased { number: 7, outcome: Err(Refusal::Expired) });
+    tenant.hear(HOLDER, Record::Leased { number: 7, outcome: Ok(Granted { ends: ends(), lifetime: 60 }) });
+    assert!(tenant.said(HOLDER).is_empty() && tenant.carry_out().is_empty());
+    assert_eq!(tenant.moves.lessor_of(ends().first), Some(key(HOLDER)));
+    // In force it is over with that word.
+    tenant.hear(HOLDER, Record::Leased { number: 7, outcome: Err(Refusal::Expired) });
+    assert_eq!(tenant.carry_out(), [MoveOp::Vacate { number: 7 }]);
 }

@@ -1,0 +1,288 @@
+//! What anchors lend and what is claimed of it (`docs/protocol.md` §11, decision 0019), with one fault at every step, and many of chance.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use whimbrel_handshake::PublicKey;
+use whimbrel_protocol::{Config, LeaseName, Lending, MoveEvent, Moving, Refusal};
+use whimbrel_sim::{Access, Faults, HostId, Link, NetworkId, Parting, Random, World};
+use whimbrel_wire::lending::Ends;
+use whimbrel_wire::{FlowTuple, Transport};
+
+use crate::common::{SECOND, stride};
+
+const TENANT: HostId = HostId(0);
+const ANCHOR: HostId = HostId(1);
+const OTHER: HostId = HostId(2);
+const HOSTS: [HostId; 3] = [TENANT, ANCHOR, OTHER];
+/// How long a lease lasts, and several times that.
+const LIFETIME: Duration = Duration::from_secs(60);
+const SETTLED: Duration = Duration::from_secs(240);
+const PORT: u16 = 8000;
+const COUNT: u16 = 16;
+
+/// A tenant, its anchor and another tenant; a socket of the first with a port of the anchor's.
+struct Scene {
+    world: World,
+    networks: Vec<NetworkId>,
+    tuple: FlowTuple,
+}
+
+fn place(host: HostId) -> SocketAddr {
+    format!("10.{}.0.2:2031", host.0 + 1).parse().expect("an endpoint")
+}
+
+fn keys() -> [PublicKey; 3] {
+    let mut world = World::new(1);
+    let hosts = HOSTS.map(|_| world.bare_host("somebody"));
+    hosts.map(|host| world.at(host).public_key())
+}
+
+impl Scene {
+    fn new(seed: u64) -> Self {
+        let mut world = World::new(seed);
+        world.allow_datagrams(20_000);
+        let networks: Vec<NetworkId> = HOSTS.map(|_| world.network(Access::Open)).into();
+        for (host, name) in HOSTS.into_iter().zip(["tenant", "anchor", "other"]) {
+            let lending = Lending { to: Vec::new(), most: 4, lifetime: LIFETIME };
+            let lending = (host == ANCHOR).then_some(lending);
+            let moving = Moving { enabled: true, accept_from: keys().into(), lending, ..Moving::default() };
+            assert_eq!(world.host_with(name, Config { moving, ..Config::default() }), host);
+            world.attach(host, networks[host.0], &place(host).ip().to_string());
+        }
+        let local = SocketAddr::new(place(ANCHOR).ip(), PORT);
+        let remote = "10.9.9.9:40000".parse().expect("an endpoint");
+        let tuple = FlowTuple { transport: Transport::Tcp, local, remote };
+        // Its name is drawn when it is claimed.
+        world.movable(TENANT, ANCHOR, 0, tuple);
+        world.set_talk(Some(Duration::from_millis(17)));
+        Self { world, networks, tuple }
+    }
+
+    /// Asks for the port of the connection, and others with it.
+    fn rent(&mut self, host: HostId) {
+        let ends = Ends { first: self.tuple.local, count: COUNT };
+        let (now, anchor) = (self.world.now(), keys()[ANCHOR.0]);
+        self.world.with_node(host, |node| {
+            node.lease(now, anchor, Some(place(ANCHOR)), ends);
+        });
+    }
+
+    /// As the daemon does with what has lasted: also with what a daemon before it did not know of.
+    fn claim(&mut self) {
+        let (now, tuple) = (self.world.now(), self.tuple);
+        self.world.with_node(TENANT, |node| {
+            if !node.has_flow(&tuple) {
+                node.claim_flow(now, tuple, false);
+            }
+        });
+    }
+
+    fn is_leased(world: &World) -> bool {
+        world.at(TENANT).node.as_ref().is_some_and(|node| node.rented().next().is_some())
+    }
+
+    fn is_claimed(world: &World, tuple: &FlowTuple) -> bool {
+        world.at(TENANT).node.as_ref().is_some_and(|node| node.has_flow(tuple))
+    }
+
+    /// The usual course: a lease, a claim, a renewal. Told after each what is so may fail under faults.
+    fn run(&mut self) {
+        self.rent(TENANT);
+        self.world.wait(10 * SECOND, Self::is_leased);
+        self.claim();
+        let tuple = self.tuple;
+        self.world.wait(10 * SECOND, |w| Self::is_claimed(w, &tuple));
+        self.world.run_for(LIFETIME);
+    }
+
+    /// The same again, as daemons and programs do that were struck: in the end it works.
+    fn mend(&mut self) {
+        let everybody = |w: &World| HOSTS.iter().all(|host| w.at(*host).node.is_some());
+        assert!(self.world.wait(SETTLED, everybody));
+        self.world.run_for(20 * SECOND);
+        // One that was given up may be lent yet when it is asked for anew.
+        for _ in 0..4 {
+            if !Self::is_leased(&self.world) {
+                self.rent(TENANT);
+                self.world.wait(30 * SECOND, Self::is_leased);
+            }
+        }
+        assert!(Self::is_leased(&self.world), "it is not leased again");
+        let tuple = self.tuple;
+        for _ in 0..3 {
+            self.claim();
+            if self.world.wait(10 * SECOND, |w| Self::is_claimed(w, &tuple)) {
+                return;
+            }
+        }
+        panic!("it is not claimed");
+    }
+
+    /// Anchor and tenant have the same idea of what is lent, and of whose the connection is.
+    fn check(&mut self) {
+        self.world.run_for(SETTLED);
+        let saved = |w: &World, host: HostId| w.at(host).saved_moves.clone();
+        let (anchor, tenant) = (saved(&self.world, ANCHOR), saved(&self.world, TENANT));
+        let rented: Vec<(LeaseName, Ends)> = tenant
+            .tenancies
+            .values()
+            .map(|of| (LeaseName { tenant: keys()[TENANT.0], number: of.number }, of.ends))
+            .collect();
+        let lent: Vec<_> = anchor.leases.iter().filter(|(name, _)| name.tenant == keys()[TENANT.0]).collect();
+        assert_eq!(rented.iter().map(|(name, ends)| (name, ends)).collect::<Vec<_>>(), lent, "the two disagree");
+        let ends: Vec<&Ends> = anchor.leases.values().collect();
+        for (at, one) in ends.iter().enumerate() {
+            let meets = |other: &&&Ends| one.ports().any(|port| other.contain(SocketAddr::new(one.first.ip(), port)));
+            assert!(ends[at + 1..].iter().find(meets).is_none(), "lent twice: {ends:?}");
+        }
+        let held = anchor.held.values().filter(|held| held.far == Some(self.tuple.mirrored())).count();
+        let claimed = Self::is_claimed(&self.world, &self.tuple);
+        assert_eq!(held, usize::from(claimed), "claimed here {claimed}, and held {held} times");
+        self.world.check();
+    }
+
+    fn with(mut self, faults: Faults) -> Self {
+        let effects = |w: &World, of: Option<(HostId, u64)>| of.map(|(host, step)| (host, step + w.at(host).effects));
+        self.world.faults = Faults {
+            lose: faults.lose.map(|step| step + self.world.sent),
+            fail: faults.fail.map(|step| step + self.world.ops),
+            crash: effects(&self.world, faults.crash),
+            part: faults.part.map(|part| Parting { from: part.from + self.world.sent, ..part }),
+            ..faults
+        };
+        self
+    }
+
+    fn says(&self, host: HostId, what: impl Fn(&MoveEvent) -> bool) -> bool {
+        self.world.move_events.iter().any(|(_, at, event)| *at == host && what(event))
+    }
+}
+
+/// Datagrams, ops and effects of each host that the usual course takes.
+fn steps() -> (u64, u64, [u64; 3]) {
+    let mut scene = Scene::new(0x5eed);
+    let before = (scene.world.sent, scene.world.ops, HOSTS.map(|host| scene.world.at(host).effects));
+    scene.run();
+    let after = HOSTS.map(|host| scene.world.at(host).effects);
+    (scene.world.sent - before.0, scene.world.ops - before.1, std::array::from_fn(|at| after[at] - before.2[at]))
+}
+
+fn tried(what: impl std::fmt::Debug, test: impl FnOnce()) {
+    let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(test));
+    assert!(done.is_ok(), "{what:?}");
+}
+
+/// The usual course with a fault; then it is mended, and all is as it should be.
+fn struck(faults: Faults) {
+    let mut scene = Scene::new(0x5eed).with(faults);
+    scene.run();
+    scene.world.faults = Faults { crash: None, part: None, ..scene.world.faults };
+    scene.mend();
+    scene.check();
+}
+
+#[test]
+fn endpoints_are_lent_and_connections_claimed_and_nothing_remains() {
+    let mut scene = Scene::new(0x5eed);
+    scene.run();
+    assert!(Scene::is_claimed(&scene.world, &scene.tuple));
+    scene.check();
+    // The port is another's to ask for only when neither lease nor connection has it.
+    let refused = |scene: &Scene, count: usize| {
+        let taken = |event: &MoveEvent| matches!(event, MoveEvent::NotLeased { why: Refusal::Taken, .. });
+        scene.world.move_events.iter().filter(|(_, at, event)| *at == OTHER && taken(event)).count() == count
+    };
+    scene.rent(OTHER);
+    scene.world.run_for(20 * SECOND);
+    assert!(refused(&scene, 1), "it is lent twice");
+    scene.world.at_mut(TENANT).unused = true;
+    scene.world.run_for(SETTLED);
+    assert!(!Scene::is_leased(&scene.world) && scene.says(TENANT, |event| matches!(event, MoveEvent::Returned { .. })));
+    scene.rent(OTHER);
+    scene.world.run_for(20 * SECOND);
+    assert!(refused(&scene, 2), "it is lent though a connection has it");
+    // Whose connection it is may have it again.
+    scene.world.at_mut(TENANT).unused = false;
+    scene.rent(TENANT);
+    assert!(scene.world.wait(20 * SECOND, Scene::is_leased), "its own tenant cannot have it");
+    scene.check();
+    // The socket is closed: in a while nothing knows of it.
+    scene.world.at_mut(TENANT).unused = true;
+    let (now, tuple) = (scene.world.now(), scene.tuple);
+    scene.world.with_node(TENANT, |node| node.handle_flow_closed(now, tuple));
+    scene.world.run_for(SETTLED);
+    assert!(scene.world.at(ANCHOR).saved_moves.held.is_empty(), "it is held for ever");
+    scene.rent(OTHER);
+    scene.world.run_for(20 * SECOND);
+    assert!(refused(&scene, 2), "nobody has it any more");
+}
+
+#[test]
+fn any_datagram_of_a_lease_is_lost() {
+    let (sent, ..) = steps();
+    for lose in (0..sent).step_by(stride(2)) {
+        for lose_also in [0, 3] {
+            tried((lose, lose_also), || struck(Faults { lose: Some(lose), lose_also, ..Faults::default() }));
+        }
+    }
+}
+
+#[test]
+fn any_op_of_a_lease_fails() {
+    let (_, ops, _) = steps();
+    for fail in 0..ops {
+        tried(fail, || struck(Faults { fail: Some(fail), ..Faults::default() }));
+    }
+}
+
+#[test]
+fn either_daemon_dies_before_any_step_of_a_lease() {
+    let (.., effects) = steps();
+    for host in [TENANT, ANCHOR] {
+        for step in (0..effects[host.0]).step_by(stride(2)) {
+            // For a moment, and for longer than a lease lasts.
+            for downtime in [Duration::from_millis(15), 2 * SECOND, LIFETIME + 30 * SECOND] {
+                tried((host, step, downtime), || {
+                    struck(Faults { crash: Some((host, step)), downtime, ..Faults::default() });
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn a_lease_runs_out_while_its_tenant_is_not_reached_and_what_was_claimed_goes_on() {
+    let mut scene = Scene::new(0x5eed);
+    scene.run();
+    let networks = [scene.networks[TENANT.0], scene.networks[ANCHOR.0]];
+    scene.world.faults.part = Some(Parting { networks, from: 0 });
+    scene.world.run_for(3 * LIFETIME);
+    let saved = &scene.world.at(ANCHOR).saved_moves;
+    assert!(saved.leases.is_empty() && saved.held.len() == 1, "{saved:?}");
+    scene.rent(OTHER);
+    scene.world.run_for(20 * SECOND);
+    assert!(scene.says(OTHER, |event| matches!(event, MoveEvent::NotLeased { why: Refusal::Taken, .. })));
+    scene.world.faults.part = None;
+    scene.world.run_for(SETTLED);
+    assert!(Scene::is_claimed(&scene.world, &scene.tuple));
+    scene.mend();
+    scene.check();
+}
+
+#[test]
+fn leases_over_links_that_lose_and_double() {
+    let mut seeds = Random::new(0x1ea5e);
+    for _ in 0..20 {
+        let seed = seeds.bits();
+        println!("seed {seed:#x}");
+        tried(format!("seed {seed:#x}"), || {
+            let mut scene = Scene::new(seed);
+            scene.world.set_links(Link { loss: 100, duplicate: 100, reorder: 50, ..Link::default() });
+            scene.run();
+            scene.mend();
+            scene.world.set_links(Link::default());
+            scene.check();
+        });
+    }
+}

@@ -1,0 +1,141 @@
+//! Targets that cannot take a socket, each for a reason of its own: the donor is told it, and the connection stays where it was.
+
+use std::fs;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use super::relocation::Three;
+use super::world::{LONG, step};
+use super::{Scenario, scenario};
+use crate::{Error, Lab, Result, Ticker, TickerFar, Whimbrel, expect};
+
+pub(super) const SCENARIOS: &[Scenario] = &[
+    scenario(
+        "move-refused",
+        "targets without descriptors, receiver or leave to take anything: each says why, and the connection stays and goes on",
+        |lab| refused(lab, false),
+    ),
+    scenario(
+        "move-refused-ipv6",
+        "the same over IPv6, which a target has not in its own network, and takes all the same",
+        |lab| refused(lab, true),
+    ),
+];
+
+const EVERY: Duration = Duration::from_millis(1);
+
+/// A connection that never rests, and its sender.
+struct Ticking {
+    tickers: [Ticker; 2],
+    far: TickerFar,
+}
+
+impl Ticking {
+    /// A move that has to fail, with what is to be in its complaint. The connection goes on where it was, and no byte was sent twice or not.
+    fn stays(&mut self, donor: &Whimbrel, to: &str, receiver: &str, why: &str) -> Result<()> {
+        let said = donor.cli(&["move", &self.far.local().to_string(), "--to", to, "--process", receiver]);
+        let Err(error) = said else { return Err(Error::Usage(format!("it was moved to {to}, which cannot take it"))) };
+        expect!(error.to_string().contains(why), "not {why:?} but: {error}");
+        println!("    {}", error.to_string().lines().find(|line| line.contains(why)).unwrap_or(why).trim());
+        self.goes_on()
+    }
+
+    fn goes_on(&mut self) -> Result<()> {
+        self.far.wait_progress(300, LONG)?;
+        expect!(!self.far.heard()?.1, "the far end was told that the connection is over");
+        Ok(())
+    }
+}
+
+/// Leaves a process this many free descriptors.
+fn leave_descriptors(daemon: &mut Whimbrel, free: Option<usize>) -> Result<()> {
+    let pid = daemon.process().pid();
+    let open = fs::read_dir(format!("/proc/{pid}/fd"))
+        .map_err(|e| Error::call("readdir", format!("/proc/{pid}/fd"), e))?
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<usize>().ok())
+        .collect::<Vec<_>>();
+    // The limit is one of numbers: those below that are free are used first.
+    let limit = match free {
+        Some(free) => {
+            let mut unused = (0..).filter(|number| !open.contains(number));
+            unused.nth(free).unwrap_or(1024).to_string()
+        }
+        None => "1024".to_owned(),
+    };
+    let host = daemon.host().clone();
+    host.command("prlimit").args(["--pid", &pid.to_string(), &format!("--nofile={limit}:")]).run()?;
+    Ok(())
+}
+
+fn refused(lab: &mut Lab, ipv6: bool) -> Result<()> {
+    let stranger_host = lab.host("stranger")?;
+    let mut three = Three::new(lab, false)?;
+    let at = stranger_host.join(&three.world.b.network, &crate::Join::by("eth0"))?;
+    let stranger = stranger_host.whimbrel()?;
+    let at_donor: IpAddr = if ipv6 { three.world.at_server.ipv6()? } else { three.world.at_server.ipv4()? };
+    let at_acceptor = if ipv6 { three.at.ipv6()? } else { three.at_acceptor };
+    let tickers = [
+        Ticker::start(&three.donor_daemon, at_donor, "desk", EVERY)?,
+        Ticker::start(&three.acceptor_daemon, at_acceptor, "guest", EVERY)?,
+    ];
+    let far = TickerFar::connect(&three.world.laptop, tickers[0].address())?;
+    let mut ticking = Ticking { tickers, far };
+    ticking.goes_on()?;
+
+    step("nobody receives it there");
+    ticking.stays(&three.donor_daemon, "guest", "nobody", "no program on the other host receives it")?;
+
+    step("a host that is none of the community's asks to receive, to hand over and to lend");
+    let stranger_at = at.ipv4()?.to_string();
+    ticking.stays(&three.donor_daemon, &stranger_at, "guest", "no host is known by this")?;
+    let own = Ticker::start(&stranger, if ipv6 { at.ipv6()? } else { at.ipv4()? }, "own", EVERY)?;
+    let mut theirs = TickerFar::connect(&three.world.laptop, own.address())?;
+    theirs.wait_progress(100, LONG)?;
+    let donor_at = three.world.at_server.ipv4()?.to_string();
+    let said = stranger.cli(&["move", &theirs.local().to_string(), "--to", &donor_at, "--process", "desk"]);
+    expect!(said.is_err(), "a stranger hands a socket over");
+    theirs.wait_progress(100, LONG)?;
+    let said = stranger.cli(&["run", "--anchor", &donor_at, "--", "true"]);
+    expect!(said.is_err(), "a stranger has an address on lease");
+
+    step("the target has no descriptors left");
+    for free in [0, 1, 3, 6, 9] {
+        leave_descriptors(&mut three.acceptor_daemon, Some(free))?;
+        let said =
+            three.donor_daemon.cli(&["move", &ticking.far.local().to_string(), "--to", "guest", "--process", "guest"]);
+        leave_descriptors(&mut three.acceptor_daemon, None)?;
+        match said {
+            Ok(said) => {
+                println!("    {free} descriptors are enough");
+                expect!(said.contains("is with"), "{said}");
+                ticking.tickers[0].ticked()?;
+                ticking.goes_on()?;
+                three.acceptor_daemon.cli(&[
+                    "move",
+                    &ticking.far.local().to_string(),
+                    "--to",
+                    "desk",
+                    "--process",
+                    "desk",
+                ])?;
+                ticking.tickers[1].ticked()?;
+            }
+            Err(error) => {
+                expect!(error.to_string().contains("has no room for it"), "with {free} descriptors: {error}");
+            }
+        }
+        ticking.goes_on()?;
+    }
+
+    if ipv6 {
+        step("the target has no IPv6 of its own");
+        three.acceptor.sysctl("net.ipv6.conf.all.disable_ipv6", "1")?;
+    }
+    step("nothing of all that hinders the next");
+    let said =
+        three.donor_daemon.cli(&["move", &ticking.far.local().to_string(), "--to", "guest", "--process", "guest"])?;
+    expect!(said.contains("is with"), "{said}");
+    ticking.tickers[0].ticked()?;
+    ticking.goes_on()?;
+    three.world.no_resets()
+}
