@@ -1,6 +1,7 @@
 //! The messages inside a control datagram: `docs/protocol.md` §3.
 
 mod lists;
+mod status;
 
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
@@ -14,6 +15,10 @@ use crate::moving::{Received, Stretch};
 use lists::{
     encode_closed, read_closed, read_passed_on, read_register, read_stand_in, read_standing_in, read_waiting,
     read_whereabouts,
+};
+pub(crate) use status::byte_enum;
+pub use status::{
+    BindingStatus, CloseReason, IntroductionRefusal, RegistrationChange, RegistrationStatus, StandInStatus,
 };
 
 /// A message of the control protocol.
@@ -266,126 +271,6 @@ pub struct Introduced {
     pub wire_port: u16,
     /// The flow as the responder sees it.
     pub tuple: FlowTuple,
-}
-
-/// Declares an enumeration of one byte that keeps values which are not known.
-macro_rules! byte_enum {
-    ($(#[$meta:meta])* $name:ident { $($(#[$variant_meta:meta])* $variant:ident = $value:literal,)* }) => {
-        $(#[$meta])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        pub enum $name {
-            $($(#[$variant_meta])* $variant,)*
-            /// A value that this version does not know.
-            Other(u8),
-        }
-
-        impl $name {
-            /// The value of a byte on the wire.
-            #[must_use]
-            pub const fn from_number(number: u8) -> Self {
-                match number {
-                    $($value => Self::$variant,)*
-                    other => Self::Other(other),
-                }
-            }
-
-            /// The byte on the wire.
-            #[must_use]
-            pub const fn number(self) -> u8 {
-                match self {
-                    $(Self::$variant => $value,)*
-                    Self::Other(other) => other,
-                }
-            }
-        }
-    };
-}
-pub(crate) use byte_enum;
-
-byte_enum! {
-    /// Why a responder did not take a flow as introduced. On the wire 0 stands for "introduced".
-    IntroductionRefusal {
-        /// The places in the echo are not those that the responder has in force (P-14).
-        OtherPlaces = 1,
-        /// The introducer's nonce has not arrived on any flow.
-        NotSeen = 2,
-        /// The responder's nonce was sent on another flow than the one that the introducer's came on.
-        OtherFlow = 3,
-        /// The responder has no connected socket with this tuple (P-35).
-        Refused = 4,
-        /// The responder has too many flows or introductions at the moment.
-        Busy = 5,
-        /// The responder leaves the flow alone, as its policy wants it (P-59).
-        Declined = 6,
-    }
-}
-
-byte_enum! {
-    /// What became of a binding update.
-    BindingStatus {
-        /// The binding is in force.
-        Accepted = 0,
-        /// The sequence number is not newer than the newest accepted one, which the acknowledgement names (P-17).
-        NotNewer = 1,
-        /// The peer does not want this.
-        Refused = 2,
-    }
-}
-
-byte_enum! {
-    /// What becomes of the tags that are registered.
-    RegistrationChange {
-        /// Forget these.
-        Withdraw = 0,
-        /// These as well.
-        Add = 1,
-        /// Forget all that there were before, and remember these.
-        Replace = 2,
-    }
-}
-
-byte_enum! {
-    /// What became of a registration.
-    RegistrationStatus {
-        /// It is remembered.
-        Accepted = 0,
-        /// Its number is not newer than the newest accepted one, which the answer names.
-        NotNewer = 1,
-        /// The peer is nobody's rendezvous.
-        Refused = 2,
-        /// There is no room for all of the tags.
-        Full = 3,
-    }
-}
-
-byte_enum! {
-    /// What becomes of an address that somebody is to stand in for.
-    StandInStatus {
-        /// It is stood in for, once it is seen that nobody has it.
-        Accepted = 0,
-        /// The host that asks was never met there.
-        Unproven = 1,
-        /// It is on no link of the one that is asked.
-        OffLink = 2,
-        /// Somebody has it.
-        Taken = 3,
-        /// The peer stands in for nobody, or for no more.
-        Refused = 4,
-    }
-}
-
-byte_enum! {
-    /// Why a session is dropped.
-    CloseReason {
-        /// The daemon ends.
-        Shutdown = 0,
-        /// The peer is no longer trusted, or never was.
-        Untrusted = 1,
-        /// A newer session takes the place of this one.
-        Replaced = 2,
-        /// The peer broke the protocol.
-        Violation = 3,
-    }
 }
 
 /// Bits of a binding update and of its acknowledgement. Bits that are not known are kept and ignored.
