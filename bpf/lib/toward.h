@@ -85,29 +85,53 @@ static __always_inline void inbound_flow(struct __sk_buff *skb, const struct pac
 	own->transport = packet->protocol;
 }
 
+/* A flow as the kernel looks its socket up: how long the name is. */
+static __always_inline __u32 name_socket(struct bpf_sock_tuple *tuple, const struct packet *packet,
+					 const struct flow_tuple *own)
+{
+	if (packet->family == 4) {
+		tuple->ipv4.saddr = own->remote.words[3];
+		tuple->ipv4.daddr = own->local.words[3];
+		tuple->ipv4.sport = own->remote_port;
+		tuple->ipv4.dport = own->local_port;
+		return sizeof(tuple->ipv4);
+	}
+	__builtin_memcpy(tuple->ipv6.saddr, &own->remote, 16);
+	__builtin_memcpy(tuple->ipv6.daddr, &own->local, 16);
+	tuple->ipv6.sport = own->remote_port;
+	tuple->ipv6.dport = own->local_port;
+	return sizeof(tuple->ipv6);
+}
+
+/* Does this host's own stack have a UDP socket that is connected so? */
+static __noinline bool is_connected(struct __sk_buff *skb, const struct packet *packet, const struct flow_tuple *own)
+{
+	struct bpf_sock_tuple tuple = {};
+	struct bpf_sock *socket;
+	__u32 state;
+
+	if (!packet || !own)
+		return false;
+	socket = bpf_sk_lookup_udp(skb, &tuple, name_socket(&tuple, packet, own), BPF_F_CURRENT_NETNS, 0);
+	if (!socket)
+		return false;
+	state = socket->state;
+	bpf_sk_release(socket);
+	return state == BPF_TCP_ESTABLISHED;
+}
+
 /* Does this host's own stack have this connection, or answer for one that is being opened? */
 static __noinline bool has_connection(struct __sk_buff *skb, const struct packet *packet, const struct flow_tuple *own)
 {
 	struct bpf_sock_tuple tuple = {};
 	struct bpf_sock *socket;
-	__u32 size, state;
+	__u32 state;
 
-	if (!packet || !own || own->transport != IPPROTO_TCP)
+	if (!packet || !own)
 		return false;
-	if (packet->family == 4) {
-		tuple.ipv4.saddr = own->remote.words[3];
-		tuple.ipv4.daddr = own->local.words[3];
-		tuple.ipv4.sport = own->remote_port;
-		tuple.ipv4.dport = own->local_port;
-		size = sizeof(tuple.ipv4);
-	} else {
-		__builtin_memcpy(tuple.ipv6.saddr, &own->remote, 16);
-		__builtin_memcpy(tuple.ipv6.daddr, &own->local, 16);
-		tuple.ipv6.sport = own->remote_port;
-		tuple.ipv6.dport = own->local_port;
-		size = sizeof(tuple.ipv6);
-	}
-	socket = bpf_skc_lookup_tcp(skb, &tuple, size, BPF_F_CURRENT_NETNS, 0);
+	if (own->transport == IPPROTO_UDP)
+		return is_connected(skb, packet, own);
+	socket = bpf_skc_lookup_tcp(skb, &tuple, name_socket(&tuple, packet, own), BPF_F_CURRENT_NETNS, 0);
 	if (!socket)
 		return false;
 	state = socket->state;
@@ -195,6 +219,25 @@ __noinline __u32 find_toward(struct __sk_buff *skb, const struct packet *packet)
 	return toward;
 }
 
+/* The same as rests() of a UDP socket that takes what anybody sends. What other sockets are connected to take is theirs. */
+static __noinline bool rests_unconnected(struct __sk_buff *skb, const struct packet *packet,
+					 const struct flow_tuple *own)
+{
+	const struct settings *settings = get_settings();
+	struct flow_tuple key;
+
+	if (!own || !settings || settings->idle & IDLE_HELPED || own->transport != IPPROTO_UDP)
+		return false;
+	key = *own;
+	/* Unspecified, of the same family: IPv4 is IPv4-mapped. */
+	key.remote.words[0] = 0;
+	key.remote.words[1] = 0;
+	key.remote.words[2] = packet && packet->family == 4 ? own->remote.words[2] : 0;
+	key.remote.words[3] = 0;
+	key.remote_port = 0;
+	return rests(skb, &key) && !find_flow(own) && !has_connection(skb, packet, own);
+}
+
 /* Has what came in, and is under its own names, to be set aside, since its socket is being moved? */
 __noinline bool is_set_aside(struct __sk_buff *skb, const struct packet *packet)
 {
@@ -203,7 +246,7 @@ __noinline bool is_set_aside(struct __sk_buff *skb, const struct packet *packet)
 	if (!packet || (packet->protocol != IPPROTO_TCP && packet->protocol != IPPROTO_UDP))
 		return false;
 	inbound_flow(skb, packet, &own);
-	if (!rests(skb, &own))
+	if (!rests(skb, &own) && !rests_unconnected(skb, packet, &own))
 		return false;
 	if (packet->part == FRAGMENT_FIRST) {
 		struct fragment key;

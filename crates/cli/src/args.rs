@@ -156,7 +156,8 @@ Examples:
   whimbrel move --pid 4711 --to 198.51.100.9            a process, as a whole
   whimbrel move 192.0.2.7:5432 --to 198.51.100.9 --process proxy
   whimbrel move pid:4711 --to 2 --process worker        all connections of a process
-  whimbrel move listener:192.0.2.7:80 --to 2 --process web   new clients reach it there";
+  whimbrel move listener:192.0.2.7:80 --to 2 --process web   new clients reach it there
+  whimbrel move udp:192.0.2.7:53 --to 2 --process dns        and so do those of a UDP server";
 
 const RECEIVE_HELP: &str = "\
 The connection is the program's standard input and output, as under inetd. WHIMBREL_LOCAL
@@ -337,7 +338,7 @@ pub(crate) enum Command {
     /// Give open connections to another host, where a program receives them; their other ends notice nothing
     #[command(after_help = MOVE_HELP)]
     Move {
-        /// Which: an address and port of either end, pid:NUMBER for all of a process, or listener:ADDRESS:PORT for a socket that listens
+        /// Which: an address and port of either end, pid:NUMBER for all of a process, or listener:ADDRESS:PORT or udp:ADDRESS:PORT for a server's socket
         #[arg(required_unless_present = "pid", value_name = "CONNECTION")]
         connections: Vec<String>,
         /// The process with this number, as a whole, with its connections

@@ -508,7 +508,8 @@ mod tests {
         let lease = |number: u64| SavedLease { name: LeaseName { tenant: key(4), number }, ends: ends(1024) };
         let tenancy = |number: u64| {
             let anchor_at = at.filter(|_| number == 8);
-            (SavedTenancy { number, anchor: key(5), anchor_at, ends: ends(2048) }, (number == 9).then_some(77))
+            let moved = (number == 8).then_some(Transport::Udp);
+            (SavedTenancy { number, anchor: key(5), anchor_at, ends: ends(2048), moved }, (number == 9).then_some(77))
         };
         [1, 2].into_iter().for_each(|number| journal.save_lease(lease(number)));
         journal.forget_lease(lease(1).name);

@@ -88,6 +88,8 @@ impl TcpState {
 const LISTEN_BIT: u32 = 1 << 10;
 /// Connected UDP sockets count as established.
 const CONNECTED_BIT: u32 = 1 << 1;
+/// And others as closed (TCP_CLOSE).
+const UNCONNECTED_BIT: u32 = 1 << 7;
 
 /// Linux 6.8: TCP sockets that are bound, and no more than that (TCP_BOUND_INACTIVE, include/net/tcp_states.h).
 const SINCE_BOUND: (u32, u32) = (6, 8);
@@ -138,7 +140,7 @@ pub struct Traffic {
     pub received: u64,
 }
 
-/// A TCP socket that waits for connections.
+/// A socket without another end: of TCP, one that waits for connections; of UDP, one that is bound and not connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Listener {
     /// The address, or an unspecified one, and the port. One that listens on `[::]` may accept IPv4 as well.
@@ -230,19 +232,33 @@ impl SockDiag {
         })
     }
 
+    /// The UDP sockets that are bound and take what anybody sends.
+    ///
+    /// # Errors
+    /// [`Error::Call`].
+    pub fn unconnected(&mut self) -> Result<Vec<Listener>, Error> {
+        self.dump(Transport::Udp, UNCONNECTED_BIT, |record| {
+            let id = Id::of(record).filter(|id| id.local_port != 0)?;
+            Some(Listener { address: SocketAddr::new(id.local_ip, id.local_port), inode: number(record, INODE)? })
+        })
+    }
+
     /// Whether any TCP or UDP socket has this local port, at whatever address: bound (TCP: where [`lists_bound`]), listening, or
     /// connected; not what only waits for what is still on the way (TIME_WAIT).
     ///
     /// # Errors
     /// [`Error::Call`].
     pub fn is_port_used(&mut self, port: u16) -> Result<bool, Error> {
-        for transport in [Transport::Tcp, Transport::Udp] {
-            let local = |record: &[u8]| Id::of(record).filter(|id| id.local_port == port);
-            if !self.dump(transport, !TcpState::TimeWait.bit(), local)?.is_empty() {
-                return Ok(true);
-            }
-        }
-        Ok(false)
+        Ok(self.is_port_used_by(Transport::Tcp, port)? || self.is_port_used_by(Transport::Udp, port)?)
+    }
+
+    /// The same, of one transport.
+    ///
+    /// # Errors
+    /// [`Error::Call`].
+    pub fn is_port_used_by(&mut self, transport: Transport, port: u16) -> Result<bool, Error> {
+        let local = |record: &[u8]| Id::of(record).filter(|id| id.local_port == port);
+        Ok(!self.dump(transport, !TcpState::TimeWait.bit(), local)?.is_empty())
     }
 
     /// The UNIX sockets that are connected, each with its other end, by their inodes.
@@ -474,9 +490,11 @@ mod tests {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let port = socket.local_addr().unwrap().port();
         let connected = |diag: &mut SockDiag| diag.udp().unwrap().iter().any(|c| c.tuple.local.port() == port);
-        assert!(!connected(&mut diag));
+        let here = socket.local_addr().unwrap();
+        let open = |diag: &mut SockDiag| diag.unconnected().unwrap().iter().any(|o| o.address == here && o.inode > 0);
+        assert!(!connected(&mut diag) && open(&mut diag));
         socket.connect("127.0.0.1:9").unwrap();
-        assert!(connected(&mut diag));
+        assert!(connected(&mut diag) && !open(&mut diag));
     }
 
     #[test]

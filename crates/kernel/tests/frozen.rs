@@ -12,6 +12,7 @@ use rustix::net::sockopt;
 use whimbrel_kernel::endpoint::Endpoint;
 use whimbrel_kernel::frozen::{Defaults, Frozen, Unmovable};
 use whimbrel_kernel::inject::Injector;
+use whimbrel_kernel::udp;
 use whimbrel_wire::snapshot::{Body, OptionKind, Snapshot, Stream, StreamState};
 
 /// Two hosts that both have one address, and a far end that reaches it at one of them:
@@ -446,6 +447,95 @@ fn datagrams_that_were_not_read_go_along() {
         let (length, from) = far.recv_from(&mut buffer).unwrap();
         assert_eq!((&buffer[..length], from), (&b"back"[..], home));
     }
+}
+
+#[test]
+fn a_udp_server_goes_on_with_what_anybody_has_sent() {
+    for plan in PLANS {
+        let three = Three::new(plan);
+        // Of IPv6, at all addresses, and the kernel joins what comes as a train.
+        let near = three.donor.on(|| udp::UdpSocket::bind(0).unwrap());
+        let home = SocketAddr::new(three.home(), near.port());
+        let trains = three.far.on(|| udp::UdpSocket::bind(0).unwrap());
+        let train = [&[b'a'; 500][..], &[b'b'; 500], &[b'c'; 77]].concat();
+        let transmit = udp::Transmit { destination: home, source: None, contents: &train, segment_size: Some(500) };
+        assert!(trains.send(&[transmit]).error.is_none());
+        let clients = [(); 2].map(|()| three.far.on(|| UdpSocket::bind(three.far_address(0)).unwrap()));
+        for (number, client) in clients.iter().enumerate() {
+            client.connect(home).unwrap();
+            client.set_read_timeout(Some(PATIENCE)).unwrap();
+            client.send(&[number as u8; 9]).unwrap();
+            client.send(b"").unwrap();
+        }
+        let from = |client: &UdpSocket| client.local_addr().unwrap();
+        let socket: OwnedFd = near.as_fd().try_clone_to_owned().unwrap();
+        let frozen = three.donor.on(|| Frozen::freeze(socket).unwrap());
+        // What was sent before it is there as well.
+        let last = three.donor.on(|| UdpSocket::bind(SocketAddr::new(three.home(), 0)).unwrap());
+        last.set_read_timeout(Some(PATIENCE)).unwrap();
+        let sender = three.far.on(|| UdpSocket::bind(three.far_address(0)).unwrap());
+        sender.send_to(b"last", last.local_addr().unwrap()).unwrap();
+        last.recv(&mut [0; 9]).unwrap();
+        let mut snapshot = frozen.dump(&defaults()).unwrap();
+        let Body::Datagram(datagrams) = &mut snapshot.body else { panic!("{snapshot:?}") };
+        let queue = std::mem::take(&mut datagrams.queue);
+        let lengths: Vec<_> = queue.iter().map(|queued| queued.bytes.len()).collect();
+        assert_eq!(lengths, [500, 500, 77, 9, 0, 9, 0]);
+        assert!(queue[0].bytes == train[..500] && queue[2].bytes == train[1000..]);
+        assert_eq!([queue[3].from, queue[5].from], [from(&clients[0]), from(&clients[1])]);
+        assert!(snapshot.local.ip().is_unspecified());
+        let injector = Three::injector(&three.acceptor);
+        let restored = three.acceptor.on(|| {
+            let restored = Frozen::restore(&snapshot, &injector).unwrap();
+            restored.requeue(home, &queue, &injector).unwrap();
+            restored
+        });
+        frozen.destroy().unwrap();
+        // Nobody reads there any more what is read elsewhere.
+        let left = UdpSocket::from(near.as_fd().try_clone_to_owned().unwrap());
+        left.set_nonblocking(true).unwrap();
+        assert!(!left.recv(&mut [0; 9]).is_ok_and(|length| length > 0));
+        three.lead(plan.acceptor_link);
+        let moved = UdpSocket::from(restored.thaw(&injector).unwrap());
+        moved.set_read_timeout(Some(PATIENCE)).unwrap();
+        moved.set_nonblocking(false).unwrap();
+        let mut buffer = [0; 1000];
+        for queued in &queue {
+            let (length, from) = moved.recv_from(&mut buffer).unwrap();
+            let from = SocketAddr::new(from.ip().to_canonical(), from.port());
+            assert_eq!((&buffer[..length], from), (&queued.bytes[..], queued.from));
+        }
+        for client in &clients {
+            client.send(b"again").unwrap();
+            assert_eq!(moved.recv(&mut buffer).unwrap(), 5);
+        }
+    }
+}
+
+#[test]
+fn a_udp_socket_that_would_be_another_one_elsewhere_is_refused() {
+    let three = Three::new(PLANS[0]);
+    let bound = || three.donor.on(|| UdpSocket::bind("0.0.0.0:0").unwrap());
+    let frozen = |socket: &UdpSocket| {
+        let socket = socket.try_clone().unwrap().into();
+        three.donor.on(|| Frozen::freeze(socket).map(drop).map_err(|why| why.to_string()))
+    };
+    let member = bound();
+    frozen(&member).unwrap();
+    let (group, at) = ("239.9.8.7".parse().unwrap(), plan_v4(three.plan.donor_link));
+    member.join_multicast_v4(&group, &at).unwrap();
+    assert!(frozen(&member).unwrap_err().contains("multicast"));
+    // Groups of others' are no reason.
+    frozen(&bound()).unwrap();
+    member.leave_multicast_v4(&group, &at).unwrap();
+    frozen(&member).unwrap();
+    let member = three.donor.on(|| UdpSocket::bind("[::]:0").unwrap());
+    member.join_multicast_v6(&"ff02::4711".parse().unwrap(), 0).unwrap();
+    assert!(frozen(&member).unwrap_err().contains("multicast"));
+}
+
+fn plan_v4(address: &str) -> std::net::Ipv4Addr {
+    address.parse().unwrap()
 }
 
 fn dump(socket: &UdpSocket) -> Snapshot {

@@ -47,8 +47,8 @@ use crate::config::Config;
 use crate::op::PeerId;
 pub use op::{
     Dependents, Found, Gift, LeaseName, Lending, LoadStanding, MoveDone, MoveEvent, MoveFailed, MoveName, MoveOp,
-    MoveOpId, Moving, NotGiven, Refusal, Request, SavedAcceptance, SavedDonation, SavedHeld, SavedLease, SavedTenancy,
-    Ticket,
+    MoveOpId, Moving, NotGiven, Refusal, Rented, Request, SavedAcceptance, SavedDonation, SavedHeld, SavedLease,
+    SavedTenancy, Ticket,
 };
 
 use acceptor::Acceptance;

@@ -52,7 +52,8 @@ impl FlowTuple {
         Self { transport: self.transport, local: self.remote, remote: self.local }
     }
 
-    /// What stands for a socket without another end, as one that listens: the other end is unspecified.
+    /// What stands for a socket without another end, as one that listens, or one of UDP that is not connected: the other end is
+    /// unspecified.
     #[must_use]
     pub fn unconnected(transport: Transport, local: SocketAddr) -> Self {
         let nobody = match local {
@@ -66,6 +67,12 @@ impl FlowTuple {
     #[must_use]
     pub fn is_unconnected(&self) -> bool {
         self.remote.port() == 0 && self.remote.ip().is_unspecified()
+    }
+
+    /// Whether it stands for one that waits for connections.
+    #[must_use]
+    pub fn listens(&self) -> bool {
+        self.transport == Transport::Tcp && self.is_unconnected()
     }
 }
 

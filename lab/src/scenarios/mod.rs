@@ -30,6 +30,7 @@ mod sockets;
 mod stand_in;
 mod states;
 mod surroundings;
+mod udp_server;
 mod unmoved;
 mod world;
 
@@ -85,6 +86,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         interrupted::SCENARIOS,
         refused::SCENARIOS,
         states::SCENARIOS,
+        udp_server::SCENARIOS,
         processes::SCENARIOS,
         records::SCENARIOS,
     ]

@@ -36,7 +36,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     ),
 ];
 
-const PROGRAM: &str = include_str!("states/program.py");
+pub(super) const PROGRAM: &str = include_str!("states/program.py");
 
 /// What both ends do before a connection moves and after it: `near` is what moves. `$` is what `near` has said by then.
 struct Case {
@@ -85,14 +85,14 @@ const CASES: &[Case] = &[
 ];
 
 /// The programs of the three hosts.
-struct Ends {
-    near: Program,
-    far: Program,
-    next: Program,
+pub(super) struct Ends {
+    pub(super) near: Program,
+    pub(super) far: Program,
+    pub(super) next: Program,
 }
 
 impl Ends {
-    fn start(three: &Three) -> Result<Self> {
+    pub(super) fn start(three: &Three) -> Result<Self> {
         let Three { world, donor_daemon, acceptor_daemon, acceptor, .. } = three;
         let near = Program::run(&world.server, PROGRAM, &donor_daemon.run_dir())?;
         let far = Program::run(&world.laptop, PROGRAM, &donor_daemon.run_dir())?;
@@ -133,7 +133,7 @@ impl Ends {
 }
 
 /// Where a server of the donor's listens, and where the far end connects to.
-fn families(three: &Three) -> Result<[(&'static str, String, IpAddr); 3]> {
+pub(super) fn families(three: &Three) -> Result<[(&'static str, String, IpAddr); 3]> {
     let at = &three.world.at_server;
     let (v4, v6) = (at.ipv4()?, at.ipv6()?);
     Ok([("v4", v4.to_string(), v4), ("v6", v6.to_string(), v6), ("mapped", "::".to_owned(), v4)])
@@ -179,7 +179,7 @@ fn states(lab: &mut Lab, far_runs: bool) -> Result<()> {
 }
 
 /// A command that moves a connection is told why that stays.
-fn stays(daemon: &Whimbrel, command: &[&str], why: &str) -> Result<()> {
+pub(super) fn stays(daemon: &Whimbrel, command: &[&str], why: &str) -> Result<()> {
     let output =
         daemon.host().command(daemon.binary()).arg("--run-dir").arg(daemon.run_dir()).args(command).output()?;
     let told = String::from_utf8_lossy(&output.stdout);

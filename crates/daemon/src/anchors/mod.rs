@@ -187,7 +187,7 @@ impl EventLoop {
             let failure = Failure::new("another program of this host has that port at the anchor").on(end);
             return Some(Err(failure.code(Code::InUse)));
         }
-        let lessor = self.node.rented().find(|(_, _, ends)| ends.first.ip() == local).map(|(_, anchor, _)| anchor);
+        let lessor = self.node.rented().find(|of| of.ends.first.ip() == local).map(|of| of.anchor);
         let Some(lessor) = lessor else {
             let failure = Failure::new("the socket came from another host, and its address is on lease from none");
             return Some(Err(failure.on(local).code(Code::Unavailable)));
@@ -411,7 +411,7 @@ impl EventLoop {
     }
 
     fn leased(&self, number: u64) -> Option<(PublicKey, Ends)> {
-        self.node.rented().find(|(other, ..)| *other == number).map(|(_, anchor, ends)| (anchor, ends))
+        self.node.rented().find(|of| of.number == number).map(|of| (of.anchor, of.ends))
     }
 
     /// Of clients that may have asked for any of this.
@@ -513,7 +513,7 @@ impl EventLoop {
             count: ends.count,
         };
         let lent = lent.iter().map(|(tenant, of)| ends(tenant, of)).collect();
-        let rented = self.node.rented().map(|(_, anchor, of)| ends(&anchor, &of)).collect();
+        let rented = self.node.rented().map(|of| ends(&of.anchor, &of.ends)).collect();
         let passed = |(owner, far): (PublicKey, FlowTuple)| PassedOn {
             host: self.peer_name(&owner),
             flow: views::flow(far.mirrored()),

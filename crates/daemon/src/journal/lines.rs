@@ -445,18 +445,22 @@ pub(super) struct TenancyLine {
     ends: (SocketAddr, u16),
     /// Of the namespace that a program has brought along.
     cookie: Option<u64>,
+    /// The protocol that it is of alone, since it came with a socket.
+    moved: Option<u8>,
 }
 
 impl From<(SavedTenancy, Option<u64>)> for TenancyLine {
     fn from((saved, cookie): (SavedTenancy, Option<u64>)) -> Self {
-        let SavedTenancy { number, anchor, anchor_at, ends } = saved;
-        Self { number, anchor: KeyLine(anchor), anchor_at, ends: (ends.first, ends.count), cookie }
+        let SavedTenancy { number, anchor, anchor_at, ends, moved } = saved;
+        let moved = moved.map(Transport::protocol);
+        Self { number, anchor: KeyLine(anchor), anchor_at, ends: (ends.first, ends.count), cookie, moved }
     }
 }
 
 impl TenancyLine {
     pub(super) fn saved(self) -> (SavedTenancy, Option<u64>) {
-        let Self { number, anchor, anchor_at, ends: (first, count), cookie } = self;
-        (SavedTenancy { number, anchor: anchor.0, anchor_at, ends: Ends { first, count } }, cookie)
+        let Self { number, anchor, anchor_at, ends: (first, count), cookie, moved } = self;
+        let moved = moved.and_then(Transport::from_protocol);
+        (SavedTenancy { number, anchor: anchor.0, anchor_at, ends: Ends { first, count }, moved }, cookie)
     }
 }

@@ -1,4 +1,4 @@
-//! Sockets that listen: how they are named, and what becomes of the connections that had not been accepted (decision 0022).
+//! Sockets without another end: how they are named, and what becomes of the connections that had not been accepted (decision 0022).
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -14,8 +14,8 @@ use super::flow_of;
 use crate::event_loop::EventLoop;
 use crate::server::ClientId;
 
-/// They are named by this and an address and port.
-const LISTENER: &str = "listener:";
+/// They are named by one of these and an address and port.
+const NAMES: [(&str, Transport); 2] = [("listener:", Transport::Tcp), ("udp:", Transport::Udp)];
 /// How long connections come to such a socket that were being opened when it went: a lost word of TCP's is sent again twice meanwhile.
 const LINGER: Duration = Duration::from_secs(3);
 /// Who waits for what becomes of the connections that follow: nobody does.
@@ -37,22 +37,17 @@ impl Retiring {
 }
 
 impl EventLoop {
-    /// What these name: connections, and sockets that listen.
+    /// What these name: connections, and sockets without another end.
     pub(super) fn sockets_named(&self, names: &[String]) -> Result<Vec<FlowTuple>, Failure> {
-        let (listening, connections): (Vec<String>, Vec<String>) =
-            names.iter().cloned().partition(|name| name.starts_with(LISTENER));
-        let mut flows = Vec::new();
-        if listening.is_empty() || !connections.is_empty() {
-            flows = self.open_connections(&connections)?;
+        let (mut flows, mut connections) = (Vec::new(), Vec::new());
+        for name in names {
+            match NAMES.iter().find_map(|(prefix, transport)| Some((*transport, name.strip_prefix(prefix)?))) {
+                Some((transport, end)) => flows.push(FlowTuple::unconnected(transport, endpoint(end, name)?)),
+                None => connections.push(name.clone()),
+            }
         }
-        for name in listening {
-            let end = name.strip_prefix(LISTENER).and_then(|end| end.parse().ok());
-            let end: SocketAddr = end.filter(|end: &SocketAddr| !end.ip().is_unspecified()).ok_or_else(|| {
-                Failure::new("this names no socket that listens").on(&name).hint(
-                    "listener:ADDRESS:PORT, with the address at which it is met, also where it listens at all of this host's.",
-                )
-            })?;
-            flows.push(FlowTuple::unconnected(Transport::Tcp, end));
+        if flows.is_empty() || !connections.is_empty() {
+            flows.extend(self.open_connections(&connections)?);
         }
         flows.sort_unstable();
         flows.dedup();
@@ -76,4 +71,14 @@ impl EventLoop {
             }
         }
     }
+}
+
+/// The endpoint at which a socket is met.
+fn endpoint(end: &str, name: &str) -> Result<SocketAddr, Failure> {
+    let end: Option<SocketAddr> = end.parse().ok();
+    end.filter(|end| !end.ip().is_unspecified() && end.port() != 0).ok_or_else(|| {
+        Failure::new("this names no socket").on(name).hint(
+            "listener:ADDRESS:PORT, or udp:ADDRESS:PORT, with the address at which it is met, also where it has all of this host's.",
+        )
+    })
 }

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use whimbrel_handshake::PublicKey;
 use whimbrel_ipc::{Code, Failure, Kept, MAX_RECEIVER, Moved, PeerName, Received, Reply, State, Uuid};
-use whimbrel_protocol::{Gift, MoveEvent, MoveFailed, MoveName, Refusal};
+use whimbrel_protocol::{Gift, MoveEvent, MoveFailed, MoveName, Refusal, Rented};
 use whimbrel_wire::snapshot::{Family, Luggage};
 use whimbrel_wire::{FlowTuple, Transport};
 
@@ -120,7 +120,7 @@ impl EventLoop {
         let Some(socket) = descriptors.into_iter().next() else { return };
         let asked = self
             .host(to)
-            .and_then(|acceptor| Ok((acceptor, flow_of(&socket)?, self.programs.names.of(socket.as_fd())?)));
+            .and_then(|acceptor| Ok((acceptor, self.flow_given(&socket)?, self.programs.names.of(socket.as_fd())?)));
         let (acceptor, flow, uuid) = match asked {
             Ok(asked) => asked,
             Err(failure) => return self.server.reply(id, &Reply::Error(failure)),
@@ -129,6 +129,20 @@ impl EventLoop {
         let luggage = Luggage { uuid: *uuid.as_bytes(), state: state.into_bytes() };
         let family = self.effects.take_given(clock::now(), flow, socket, luggage);
         self.give(id, flow, family, acceptor, receiver);
+    }
+
+    /// The connection that a descriptor is one end of, or the socket without another end that it is.
+    fn flow_given(&self, socket: &OwnedFd) -> Result<FlowTuple, Failure> {
+        let flow = flow_of(socket)?;
+        if !flow.is_unconnected() || !flow.local.ip().is_unspecified() {
+            return Ok(flow);
+        }
+        let Some((address, _)) = self.effects.namespace_with(socket.as_fd()) else {
+            let why =
+                "the socket has all addresses of this host: one that is to move is bound to that at which it is met";
+            return Err(Failure::new(why).code(Code::NotSupported));
+        };
+        Ok(FlowTuple::unconnected(flow.transport, SocketAddr::new(address, flow.local.port())))
     }
 
     /// Of clients that may have asked for any of this. What they wait for is not told.
@@ -145,6 +159,14 @@ impl EventLoop {
     fn give(&mut self, id: ClientId, flow: FlowTuple, family: Family, acceptor: PublicKey, receiver: Option<&str>) {
         let wish = Wish { client: id, family, acceptor, receiver: receiver.map(str::to_owned) };
         if flow.is_unconnected() {
+            // Where it came here by a move its endpoint came with it.
+            let of_it = |of: &Rented| of.ends.contain(flow.local);
+            let moved = |of: &Rented| of_it(of) && of.moved == Some(flow.transport);
+            if self.node.rented().any(|of| of_it(&of)) && !self.node.rented().any(|of| moved(&of)) {
+                let uuid = self.effects.uuid_of(&flow).unwrap_or_default();
+                self.effects.return_socket(clock::now(), &flow);
+                return self.say_kept(id, flow, uuid, ON_LEASE);
+            }
             return self.fulfil(flow, wish);
         }
         if let Some(wish) = self.claim_first(flow, wish) {
@@ -261,10 +283,12 @@ impl EventLoop {
                 let job = self.moves.jobs.remove(name);
                 let (key, to) = (*to, self.peer_name(to));
                 let flow = job.as_ref().map(|job| job.flow);
-                if let Some(Job { client, flow, uuid, receiver, .. }) = job {
-                    if flow.is_unconnected() {
-                        self.moves.retiring.push(Retiring::begin(now, *name, key, receiver));
-                    }
+                if flow.is_none_or(|flow| flow.listens()) {
+                    // Of a move that a daemon before this one began it is not known for whom it was.
+                    let receiver = job.as_ref().and_then(|job| job.receiver.clone());
+                    self.moves.retiring.push(Retiring::begin(now, *name, key, receiver));
+                }
+                if let Some(Job { client, flow, uuid, .. }) = job {
                     // What was kept of it for its program is of no use any more.
                     self.programs.kept.forget(&uuid);
                     let moved = Moved { flow: views::flow(flow), uuid, to: to.clone() };
@@ -389,7 +413,10 @@ const WAITING_ROOM: &str = "";
 /// Room that an acceptor is asked for, in bytes: what most sockets need. It makes more where one needs more.
 const SNAPSHOT_USUAL: u32 = 16 * 1024;
 
-/// The connection that a descriptor is one end of.
+/// Why a socket without another end stays where its endpoint is on lease, and was not moved there.
+const ON_LEASE: &str = "its endpoint is on lease to this host from an anchor, and only connections of it can be moved";
+
+/// The connection that a descriptor is one end of, or the socket without another end, by what it is bound to.
 fn flow_of(socket: &OwnedFd) -> Result<FlowTuple, Failure> {
     use rustix::net::{SocketType, getpeername, getsockname, sockopt};
     let refused = |what: &str, code| Failure::new(what.to_owned()).code(code);
@@ -408,6 +435,10 @@ fn flow_of(socket: &OwnedFd) -> Result<FlowTuple, Failure> {
     let local = endpoint(getsockname(socket))
         .map_err(|_| refused("only sockets of TCP and UDP can be moved", Code::NotSupported))?;
     let remote = getpeername(socket).and_then(|name| name.ok_or(rustix::io::Errno::NOTCONN));
+    let waits = || transport == Transport::Udp || sockopt::socket_acceptconn(socket.as_fd()).unwrap_or(false);
+    if remote == Err(rustix::io::Errno::NOTCONN) && local.port() != 0 && waits() {
+        return Ok(FlowTuple::unconnected(transport, local));
+    }
     let remote = endpoint(remote).map_err(|_| refused("the socket is not connected", Code::NotSupported))?;
     Ok(FlowTuple { transport, local, remote })
 }

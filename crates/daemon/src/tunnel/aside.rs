@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use whimbrel_protocol::PeerId;
-use whimbrel_wire::FlowTuple;
+use whimbrel_wire::{FlowTuple, Transport};
 
 /// Of one flow at the most, in bytes: a receive window of TCP's.
 const FLOW_BYTES: usize = 8 << 20;
@@ -107,6 +107,12 @@ impl<T> Kept<T> {
     }
 }
 
+/// The name under which packets are awaited that have this one: its own, or that of a UDP socket that is not connected, which takes what
+/// anybody sends.
+fn known_as<T>(flows: &HashMap<FlowTuple, T>, name: FlowTuple, unconnected: impl Fn() -> FlowTuple) -> FlowTuple {
+    if name.transport == Transport::Tcp || flows.contains_key(&name) { name } else { unconnected() }
+}
+
 /// Packets for sockets that are at rest at this host, by the name of the flow as whoever sends them has it.
 #[derive(Debug, Default)]
 pub(super) struct Aside {
@@ -177,7 +183,9 @@ impl Aside {
         }
         let mut kept = self.lock();
         let Kept { flows, bytes, .. } = &mut *kept;
-        let Some(resting) = flows.get_mut(flow) else { return Meeting::Nothing };
+        let unconnected = || FlowTuple::unconnected(flow.transport, flow.remote).mirrored();
+        let known = known_as(flows, *flow, unconnected);
+        let Some(resting) = flows.get_mut(&known) else { return Meeting::Nothing };
         if resting.fate == Fate::Waits {
             return if resting.queue.push(bytes, packet()) { Meeting::Waits } else { Meeting::Full };
         }
@@ -292,7 +300,8 @@ impl Early {
         }
         let mut kept = self.lock();
         let Kept { flows, bytes, .. } = &mut *kept;
-        let Some(coming) = flows.get_mut(flow).filter(|coming| coming.from.contains(&from)) else {
+        let known = known_as(flows, *flow, || FlowTuple::unconnected(flow.transport, flow.local));
+        let Some(coming) = flows.get_mut(&known).filter(|coming| coming.from.contains(&from)) else {
             return Arrival::Other;
         };
         match coming.open_until {
@@ -364,6 +373,32 @@ mod tests {
         aside.forget(&flow(2));
         aside.keep(flow(2));
         assert_eq!(aside.meet(&flow(2), long), Meeting::Waits, "there is room again");
+    }
+
+    #[test]
+    fn what_anybody_sends_waits_for_a_socket_that_is_not_connected() {
+        let now = Instant::now();
+        let socket = FlowTuple::unconnected(Transport::Udp, flow(1).local);
+        let (aside, early) = (Aside::default(), Early::default());
+        aside.keep(socket.mirrored());
+        let (one, other) = (flow(1).mirrored(), FlowTuple { remote: flow(3).local, ..flow(1) }.mirrored());
+        assert_eq!(aside.meet(&one, || vec![1]), Meeting::Waits);
+        assert_eq!(aside.meet(&other, || vec![2]), Meeting::Waits);
+        assert_eq!(aside.meet(&flow(2).mirrored(), Vec::new), Meeting::Nothing, "to another port");
+        let stream = FlowTuple { transport: Transport::Tcp, ..one };
+        assert_eq!(aside.meet(&stream, Vec::new), Meeting::Nothing, "of another transport");
+        assert!(aside.decide(&socket.mirrored(), Fate::To(PeerId(4)), now));
+        let all = [(socket.mirrored(), Fate::To(PeerId(4)), vec![vec![1], vec![2]])];
+        assert_eq!(aside.take_due(now), all);
+
+        early.expect(socket, vec![PeerId(1)], now);
+        assert_eq!(early.meet(&flow(1), PeerId(1), || vec![1]), Arrival::Waits);
+        assert_eq!(early.meet(&other.mirrored(), PeerId(1), || vec![2]), Arrival::Waits);
+        assert_eq!(early.meet(&flow(1), PeerId(2), Vec::new), Arrival::Other);
+        let mut came = Vec::new();
+        early.open(&socket, now, |packet| came.push(packet));
+        assert_eq!(came, [[1], [2]]);
+        assert_eq!(early.meet(&other.mirrored(), PeerId(1), Vec::new), Arrival::Passes);
     }
 
     #[test]

@@ -130,7 +130,9 @@ impl Outbound {
             let Some((header, packet)) = packet.split_first_chunk::<VNET_LEN>() else { continue };
             self.packet[..packet.len()].copy_from_slice(packet);
             if let Ok(headers) = Headers::parse(packet) {
-                self.carry(header, packet.len(), headers, own, fate);
+                // What waits for a socket that is not connected is of many. Of a later fragment only the addresses matter.
+                let own = if matches!(fate, Fate::To(_)) { headers.outbound_tuple() } else { *own };
+                self.carry(header, packet.len(), headers, &own, fate);
             }
         }
     }

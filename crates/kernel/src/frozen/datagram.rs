@@ -1,21 +1,49 @@
 //! UDP sockets, with what waits in their queues.
 
-use std::net::SocketAddr;
-use std::os::fd::BorrowedFd;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsRawFd, BorrowedFd};
 
 use rustix::net::RecvFlags;
 use whimbrel_wire::snapshot::{Datagrams, Queued, Snapshot};
 use whimbrel_wire::{FlowTuple, Transport};
 
-use super::{SO_RCVBUFFORCE, Unmovable, bind, canonical, connect, make_room};
+use super::{SO_RCVBUF, SO_RCVBUFFORCE, Unmovable, bind, connect, groups, interrupted, make_room};
 use crate::error::Error;
 use crate::inject::Injector;
 use crate::sockopt::{Name, get_int, set};
 
 const SO_PEEK_OFF: Name = Name { level: libc::SOL_SOCKET, name: libc::SO_PEEK_OFF, text: "SO_PEEK_OFF" };
+const SO_BINDTOIFINDEX: Name = Name { level: libc::SOL_SOCKET, name: 62, text: "SO_BINDTOIFINDEX" };
+const IP_TRANSPARENT: Name = Name { level: libc::SOL_IP, name: libc::IP_TRANSPARENT, text: "IP_TRANSPARENT" };
+const UDP_CORK: Name = Name { level: libc::SOL_UDP, name: libc::UDP_CORK, text: "UDP_CORK" };
+const UDP_ENCAP: Name = Name { level: libc::SOL_UDP, name: 100, text: "UDP_ENCAP" };
 /// Room for what comes before the program that takes the socket begins to read, in bytes with the kernel's own for each datagram.
 const UNTIL_READ: usize = 512 << 10;
 const LONGEST: usize = 65_535;
+/// Datagrams that are thrown away at a time, at the most: more than any queue has, unless somebody goes on filling it.
+const MOST_EMPTIED: usize = 1 << 17;
+
+/// Refuses what would not be the same socket on another host.
+pub(super) fn check(fd: BorrowedFd<'_>, remote: Option<SocketAddr>) -> Result<(), Unmovable> {
+    let is_set = |option| get_int(fd, option).is_ok_and(|value| value != 0);
+    let reason = if is_set(UDP_CORK) {
+        "a UDP socket that is corked cannot be moved: the kernel does not give away a datagram that was begun"
+    } else if is_set(UDP_ENCAP) {
+        "a UDP socket that carries tunnels of the kernel's own, as IPsec's, cannot be moved"
+    } else if remote.is_some() {
+        return Ok(());
+    } else if is_set(SO_BINDTOIFINDEX) {
+        "a UDP socket that is bound to an interface cannot be moved unless it is connected"
+    } else if is_set(IP_TRANSPARENT) {
+        "a UDP socket that takes what is sent to others (IP_TRANSPARENT) cannot be moved"
+    } else if groups::joined(fd).is_some() {
+        "a UDP socket that has joined a multicast group cannot be moved: the group's packets do not go where it would be"
+    } else {
+        return Ok(());
+    };
+    Err(Unmovable::Kind(reason))
+}
 
 pub(super) fn dump(fd: BorrowedFd<'_>, remote: Option<SocketAddr>) -> Result<Datagrams, Unmovable> {
     let before = get_int(fd, SO_PEEK_OFF)?;
@@ -31,17 +59,76 @@ fn queued(fd: BorrowedFd<'_>) -> Result<Vec<Queued>, Error> {
     let mut queue = Vec::new();
     let mut bytes = vec![0; LONGEST];
     loop {
-        match rustix::net::recvfrom(fd, bytes.as_mut_slice(), RecvFlags::PEEK | RecvFlags::DONTWAIT) {
-            Ok((_, length, Some(from))) => {
-                let from = canonical("recvfrom", from)?;
-                queue.push(Queued { from, bytes: bytes[..length].to_vec() });
+        match peek(fd, &mut bytes) {
+            Ok(Some(Peeked { from, length: 0, .. })) => queue.push(Queued { from, bytes: Vec::new() }),
+            Ok(Some(Peeked { from, length, each })) => {
+                let datagrams = bytes[..length].chunks(each.unwrap_or(length).max(1));
+                queue.extend(datagrams.map(|datagram| Queued { from, bytes: datagram.to_vec() }));
             }
-            Ok((_, _, None)) | Err(rustix::io::Errno::AGAIN) => return Ok(queue),
+            Ok(None) => return Ok(queue),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(queue),
             // An ICMP error that the program was to be told of is told to nobody.
-            Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNREFUSED | rustix::io::Errno::HOSTUNREACH) => {}
-            Err(error) => return Err(Error::call("recvfrom", "the queue of a UDP socket", error)),
+            Err(error) if interrupted(&error) || is_reported(&error) => {}
+            Err(error) => return Err(Error::call("recvmsg", "the queue of a UDP socket", error)),
         }
     }
+}
+
+fn is_reported(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ECONNREFUSED | libc::EHOSTUNREACH | libc::ENETUNREACH | libc::EMSGSIZE))
+}
+
+/// What was looked at.
+struct Peeked {
+    from: SocketAddr,
+    length: usize,
+    /// They are several datagrams in one buffer, each but the last so long (UDP_GRO, udp(7)).
+    each: Option<usize>,
+}
+
+/// The next datagram, or those that the kernel has joined. `None`: it came from nowhere.
+fn peek(fd: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<Option<Peeked>> {
+    #[repr(C, align(8))]
+    struct Control([u8; 256]);
+    let mut control = Control([0; 256]);
+    // SAFETY: all zero is a valid sockaddr_storage, and a valid msghdr.
+    let (mut name, mut message): (libc::sockaddr_storage, libc::msghdr) = unsafe { std::mem::zeroed() };
+    let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    message.msg_name = (&raw mut name).cast();
+    message.msg_namelen = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
+    message.msg_iov = &raw mut part;
+    message.msg_iovlen = 1;
+    message.msg_control = control.0.as_mut_ptr().cast();
+    message.msg_controllen = control.0.len() as _;
+    // SAFETY: every pointer in `message` is to a value that outlives the call and may be written to, with its true length.
+    let length = unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut message, libc::MSG_PEEK | libc::MSG_DONTWAIT) };
+    let length = usize::try_from(length).map_err(|_| io::Error::last_os_error())?;
+    let mut each = None;
+    // SAFETY: `message` is what recvmsg has left of it, and its control buffer is still there and aligned for `cmsghdr`; the macros stay
+    // within the length that recvmsg has told.
+    unsafe {
+        let mut header = libc::CMSG_FIRSTHDR(&raw const message);
+        while let Some(found) = header.as_ref() {
+            if (found.cmsg_level, found.cmsg_type) == (libc::SOL_UDP, libc::UDP_GRO) {
+                each = usize::try_from(libc::CMSG_DATA(header).cast::<libc::c_int>().read_unaligned()).ok();
+            }
+            header = libc::CMSG_NXTHDR(&raw const message, header);
+        }
+    }
+    let from = match libc::c_int::from(name.ss_family) {
+        libc::AF_INET => {
+            // SAFETY: the family says that it is one, which fits into a sockaddr_storage and needs no more alignment.
+            let from = unsafe { (&raw const name).cast::<libc::sockaddr_in>().read() };
+            SocketAddr::new(IpAddr::from(from.sin_addr.s_addr.to_ne_bytes()), u16::from_be(from.sin_port))
+        }
+        libc::AF_INET6 => {
+            // SAFETY: as above.
+            let from = unsafe { (&raw const name).cast::<libc::sockaddr_in6>().read() };
+            SocketAddr::new(IpAddr::from(from.sin6_addr.s6_addr).to_canonical(), u16::from_be(from.sin6_port))
+        }
+        _ => return Ok(None),
+    };
+    Ok(Some(Peeked { from, length, each }))
 }
 
 pub(super) fn restore(
@@ -50,8 +137,7 @@ pub(super) fn restore(
     datagrams: &Datagrams,
     injector: &Injector,
 ) -> Result<(), Unmovable> {
-    let queued: usize = datagrams.queue.iter().map(|datagram| datagram.bytes.len() + 1024).sum();
-    make_room(fd, SO_RCVBUFFORCE, queued + UNTIL_READ)?;
+    make_room(fd, SO_RCVBUFFORCE, room(&datagrams.queue) + UNTIL_READ)?;
     let (family, local) = (snapshot.family, snapshot.local);
     bind(fd, family, local)?;
     if let Some(remote) = datagrams.remote {
@@ -62,13 +148,53 @@ pub(super) fn restore(
 
 /// Puts datagrams into the queue of a socket that is there.
 pub(super) fn refill(local: SocketAddr, datagrams: &Datagrams, injector: &Injector) -> Result<(), Unmovable> {
-    for Queued { from, bytes } in &datagrams.queue {
-        let to = match (local.ip().is_unspecified(), from.is_ipv4()) {
+    for queued in &datagrams.queue {
+        let to = match (local.ip().is_unspecified(), queued.from.is_ipv4()) {
             (false, _) => local.ip(),
             (true, true) => std::net::Ipv4Addr::LOCALHOST.into(),
             (true, false) => std::net::Ipv6Addr::LOCALHOST.into(),
         };
-        let tuple = FlowTuple { transport: Transport::Udp, local: SocketAddr::new(to, local.port()), remote: *from };
+        deliver(SocketAddr::new(to, local.port()), std::slice::from_ref(queued), injector)?;
+    }
+    Ok(())
+}
+
+/// Gives a socket that was rebuilt what had been in its queue, as if it came to `to` now. The size of its buffer stays as it is.
+pub(super) fn requeue(
+    fd: BorrowedFd<'_>,
+    to: SocketAddr,
+    queue: &[Queued],
+    injector: &Injector,
+) -> Result<(), Unmovable> {
+    let before = get_int(fd, SO_RCVBUF)?;
+    make_room(fd, SO_RCVBUFFORCE, room(queue))?;
+    let delivered = deliver(to, queue, injector);
+    if get_int(fd, SO_RCVBUF)? != before {
+        // The kernel doubles what it is given.
+        set(fd, SO_RCVBUFFORCE, &(before / 2))?;
+    }
+    Ok(delivered?)
+}
+
+/// Throws away what nobody is to read here any more.
+pub(super) fn empty(fd: BorrowedFd<'_>) {
+    let mut byte = [0u8; 1];
+    for _ in 0..MOST_EMPTIED {
+        match rustix::net::recv(fd, &mut byte[..], RecvFlags::DONTWAIT) {
+            Ok(_) => {}
+            Err(error) if interrupted(&error.into()) || is_reported(&error.into()) => {}
+            Err(_) => return,
+        }
+    }
+}
+
+fn room(queue: &[Queued]) -> usize {
+    queue.iter().map(|datagram| datagram.bytes.len() + 1024).sum()
+}
+
+fn deliver(to: SocketAddr, queue: &[Queued], injector: &Injector) -> Result<(), Error> {
+    for Queued { from, bytes } in queue {
+        let tuple = FlowTuple { transport: Transport::Udp, local: to, remote: *from };
         injector.deliver_udp(&tuple, bytes)?;
     }
     Ok(())

@@ -10,6 +10,7 @@
 //! Needs CAP_NET_ADMIN in the user namespace that owns the socket's network namespace.
 
 mod datagram;
+mod groups;
 mod options;
 mod stream;
 
@@ -18,7 +19,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
-use whimbrel_wire::snapshot::{Body, Family, Snapshot};
+use whimbrel_wire::snapshot::{Body, Family, Queued, Snapshot};
 
 use crate::error::Error;
 use crate::inject::Injector;
@@ -72,7 +73,8 @@ enum Kind {
 
 impl Frozen {
     /// Puts a socket to rest. `socket` may be a duplicate of a program's descriptor (pidfd_getfd(2)); the program's own is put to
-    /// rest with it.
+    /// rest with it. A UDP socket has nothing that could rest: what its program does to it is done. Where it is not connected, the calling
+    /// thread is to be in its network namespace, as only there is it known which multicast groups it has joined.
     ///
     /// # Errors
     /// [`Unmovable`]: it is another kind of socket, or in a state that cannot be moved; it is as it was.
@@ -81,7 +83,11 @@ impl Frozen {
         let Look { kind, family, local, remote } = look_at(fd)?;
         let due = match kind {
             Kind::Stream => stream::freeze(fd, remote.is_some())?,
-            Kind::Listening | Kind::Datagram => stream::Due::default(),
+            Kind::Listening => stream::Due::default(),
+            Kind::Datagram => {
+                datagram::check(fd, remote)?;
+                stream::Due::default()
+            }
         };
         Ok(Self { socket, family, kind, local, remote, due })
     }
@@ -164,6 +170,16 @@ impl Frozen {
         }
     }
 
+    /// Gives a UDP socket that was rebuilt what was in the queue of the one that it comes from, as if it came in for `to` at this moment.
+    /// For those that are not connected, which [`restore`](Self::restore) is to find without a queue: the address that datagrams came to
+    /// is known to the caller alone where a socket is bound to all of them. `injector` belongs to the socket's network namespace.
+    ///
+    /// # Errors
+    /// [`Unmovable`]. Some of it may have been delivered.
+    pub fn requeue(&self, to: SocketAddr, queue: &[Queued], injector: &Injector) -> Result<(), Unmovable> {
+        datagram::requeue(self.socket.as_fd(), to, queue, injector)
+    }
+
     /// The socket goes on, and is the caller's. What it had not sent is sent, and its peer is told where it stands. `injector`
     /// belongs to its network namespace.
     ///
@@ -183,6 +199,10 @@ impl Frozen {
     /// # Errors
     /// [`Unmovable`]. It is at rest for whoever has it open otherwise, and says nothing when that is closed.
     pub fn destroy(self) -> Result<(), Unmovable> {
+        if self.kind == Kind::Datagram {
+            // It was read there.
+            datagram::empty(self.socket.as_fd());
+        }
         match self.kind {
             Kind::Stream => stream::destroy(self.socket.as_fd()),
             // Nobody is told of the end of these in any case; a duplicate of the descriptor keeps none of them open for long.

@@ -12,7 +12,7 @@ use whimbrel_wire::FlowTuple;
 use whimbrel_wire::moving::{MoveName, Terms};
 
 use super::glue::Others;
-use super::{At, Moves};
+use super::{At, Moves, Rented};
 use crate::Time;
 use crate::absence::VANISHED;
 use crate::flow::{Flow, Origin, Stage};
@@ -321,9 +321,10 @@ impl Node {
     /// its address, under a name that is drawn now.
     pub fn holder_of(&mut self, flow: &FlowTuple) -> (PublicKey, Option<SocketAddr>, u64) {
         if flow.is_unconnected() {
-            let lease = self.rented().find(|(_, _, ends)| ends.count == 1 && ends.contain(flow.local));
+            let came = |rented: &Rented| rented.moved == Some(flow.transport) && rented.ends.contain(flow.local);
+            let lease = self.rented().find(came);
             return match lease {
-                Some((number, anchor, _)) => (anchor, self.peer_of(&anchor).map(|peer| peer.remote), number),
+                Some(Rented { number, anchor, .. }) => (anchor, self.peer_of(&anchor).map(|peer| peer.remote), number),
                 None => (self.public_key(), None, self.random.u64()),
             };
         }

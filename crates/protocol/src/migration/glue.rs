@@ -10,7 +10,7 @@ use whimbrel_wire::message::Message;
 
 use super::{
     Around, At, Dependents, Found, Gift, MoveDone, MoveEvent, MoveFailed, MoveName, MoveOp, MoveOpId, Moves, NotGiven,
-    SavedAcceptance, SavedDonation, SavedHeld, SavedLease, SavedTenancy,
+    Rented, SavedAcceptance, SavedDonation, SavedHeld, SavedLease, SavedTenancy,
 };
 use crate::Time;
 use crate::node::Node;
@@ -200,8 +200,8 @@ impl Node {
         self.moves.as_ref().map(|moves| moves.dependents()).unwrap_or_default()
     }
 
-    /// The endpoints of others that this host has, with the numbers of their leases and whose they are.
-    pub fn rented(&self) -> impl Iterator<Item = (u64, PublicKey, Ends)> {
+    /// The endpoints of others that this host has.
+    pub fn rented(&self) -> impl Iterator<Item = Rented> {
         self.moves.as_ref().into_iter().flat_map(|moves| moves.rented())
     }
 

@@ -64,9 +64,8 @@ impl Moves {
         to: PublicKey,
         far: FlowTuple,
     ) -> Option<Result<Terms, String>> {
-        let former = self.leases.keys().filter(|name| name.number == flow && name.tenant != to);
-        for name in former.copied().collect::<Vec<LeaseName>>() {
-            self.end_lease(name);
+        if to == self.me() {
+            self.end_former_leases(flow, to);
         }
         let terms = Terms { far, wire_port: 0, home: None, passed_on: false, hidden: false };
         let name = LeaseName { tenant: to, number: flow };
@@ -80,6 +79,15 @@ impl Moves {
         self.changes.push_back(FlowChange::Remember { key: to });
         self.op(MoveOp::Lend { name, peer, ends, moved: Some(far.transport) }, Asked::Lease(name));
         None
+    }
+
+    /// Ends the leases of hosts that had the socket before. Only once what comes for it goes elsewhere: at no moment may this host itself
+    /// answer that nobody is there.
+    fn end_former_leases(&mut self, flow: u64, owner: PublicKey) {
+        let former = self.leases.keys().filter(|name| name.number == flow && name.tenant != owner);
+        for name in former.copied().collect::<Vec<LeaseName>>() {
+            self.end_lease(name);
+        }
     }
 
     /// Whether endpoints are lent to a host.
@@ -160,6 +168,7 @@ impl Moves {
                     self.event(MoveEvent::Lent { to: name.tenant, ends });
                 }
                 if let Some(far) = self.moved(&name) {
+                    self.end_former_leases(name.number, name.tenant);
                     self.handle_led(
                         at,
                         name.number,

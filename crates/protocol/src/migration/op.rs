@@ -77,6 +77,21 @@ pub struct SavedTenancy {
     pub anchor_at: Option<SocketAddr>,
     /// What is lent.
     pub ends: Ends,
+    /// It came with a socket without another end, and is of this transport alone (P-96).
+    pub moved: Option<Transport>,
+}
+
+/// Endpoints of another's that this host has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rented {
+    /// Of the lease.
+    pub number: u64,
+    /// Whose they are.
+    pub anchor: PublicKey,
+    /// Which.
+    pub ends: Ends,
+    /// They came with a socket without another end, and are of this transport alone.
+    pub moved: Option<Transport>,
 }
 
 impl Default for Moving {
@@ -239,6 +254,8 @@ pub enum MoveOp {
         peer: PeerId,
         /// Which.
         ends: Ends,
+        /// They come with a socket without another end: of this transport alone.
+        moved: Option<Transport>,
         /// It has not been asked for before.
         fresh: bool,
     },

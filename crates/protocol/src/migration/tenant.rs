@@ -4,12 +4,12 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
-use whimbrel_wire::FlowTuple;
 use whimbrel_wire::lending::{Ends, Granted};
 use whimbrel_wire::moving::{MoveName, Record, Terms};
+use whimbrel_wire::{FlowTuple, Transport};
 
 use super::flows::FlowChange;
-use super::{AGAIN, Asked, At, Limit, MoveDone, MoveEvent, MoveFailed, MoveOp, Moves, Refusal, SavedTenancy};
+use super::{AGAIN, Asked, At, Limit, MoveDone, MoveEvent, MoveFailed, MoveOp, Moves, Refusal, Rented, SavedTenancy};
 use crate::Time;
 
 /// How long an anchor may take to answer.
@@ -29,6 +29,8 @@ pub(super) struct Tenancy {
     /// Something is due.
     due: Time,
     lifetime: Duration,
+    /// It came with a socket without another end, of this transport alone.
+    moved: Option<Transport>,
     stage: Stage,
 }
 
@@ -84,7 +86,8 @@ impl Moves {
     ) {
         self.hints.extend(anchor_at.map(|hint| (anchor, hint)));
         let due = at.now + ANSWERED_WITHIN;
-        let tenancy = Tenancy { anchor, ends, until: due, due, lifetime: Duration::ZERO, stage: Stage::Asking };
+        let (until, lifetime, stage) = (due, Duration::ZERO, Stage::Asking);
+        let tenancy = Tenancy { anchor, ends, until, due, lifetime, moved: None, stage };
         self.tenancies.insert(number, tenancy);
         self.limit(due, Limit::Tenancy(number));
         self.wait(at, &[], &[anchor]);
@@ -106,7 +109,8 @@ impl Moves {
         let due = at.now + ANSWERED_WITHIN * 6;
         let ends = Ends { first: tuple.local, count: 1 };
         let (until, lifetime, stage) = (due, Duration::ZERO, Stage::Occupying);
-        self.tenancies.insert(flow, Tenancy { anchor: holder, ends, until, due, lifetime, stage });
+        let moved = Some(tuple.transport);
+        self.tenancies.insert(flow, Tenancy { anchor: holder, ends, until, due, lifetime, moved, stage });
         self.limit(due, Limit::Tenancy(flow));
         self.occupy(at, flow);
         None
@@ -129,12 +133,14 @@ impl Moves {
     /// Has the caller make a place for the endpoints, or look whether it is needed.
     fn occupy(&mut self, at: At<'_>, number: u64) {
         let Some(tenancy) = self.tenancies.get(&number) else { return };
-        let (anchor, ends, fresh) = (tenancy.anchor, tenancy.ends, tenancy.stage == Stage::Occupying);
+        let (anchor, ends, moved) = (tenancy.anchor, tenancy.ends, tenancy.moved);
+        let fresh = tenancy.stage == Stage::Occupying;
         match at.around.peer(&anchor) {
             Some(peer) => {
                 let anchor_at = at.around.whereabouts(&anchor);
                 self.changes.push_back(FlowChange::Remember { key: anchor });
-                self.op(MoveOp::Occupy { number, anchor, anchor_at, peer, ends, fresh }, Asked::Tenancy(number));
+                let op = MoveOp::Occupy { number, anchor, anchor_at, peer, ends, moved, fresh };
+                self.op(op, Asked::Tenancy(number));
             }
             None => self.lose_tenancy(at, number, Refusal::HolderUnreached),
         }
@@ -281,11 +287,11 @@ impl Moves {
 
     /// A daemon before this one had endpoints of anchors. They are led here again, and asked for at once, as they may have run out.
     pub(super) fn restore_tenancies(&mut self, at: At<'_>, saved: &[SavedTenancy]) {
-        for SavedTenancy { number, anchor, anchor_at, ends } in saved {
+        for SavedTenancy { number, anchor, anchor_at, ends, moved } in saved {
             self.hints.extend(anchor_at.map(|hint| (*anchor, hint)));
             let until = at.now + RESTORED_WITHIN;
             let (lifetime, stage) = (Duration::ZERO, Stage::Checking);
-            let tenancy = Tenancy { anchor: *anchor, ends: *ends, until, due: until, lifetime, stage };
+            let tenancy = Tenancy { anchor: *anchor, ends: *ends, until, due: until, lifetime, moved: *moved, stage };
             self.tenancies.insert(*number, tenancy);
             self.limit(until, Limit::Tenancy(*number));
             self.occupy(at, *number);
@@ -378,9 +384,12 @@ impl Moves {
         self.tenancies.values().any(|tenancy| tenancy.anchor == *anchor)
     }
 
-    /// All endpoints of others that this host has, with the numbers of their leases and whose they are.
-    pub(super) fn rented(&self) -> impl Iterator<Item = (u64, PublicKey, Ends)> {
+    /// All endpoints of others that this host has.
+    pub(super) fn rented(&self) -> impl Iterator<Item = Rented> {
         let in_force = self.tenancies.iter().filter(|(_, tenancy)| tenancy.stage != Stage::Asking);
-        in_force.map(|(number, tenancy)| (*number, tenancy.anchor, tenancy.ends))
+        in_force.map(|(number, tenancy)| {
+            let Tenancy { anchor, ends, moved, .. } = *tenancy;
+            Rented { number: *number, anchor, ends, moved }
+        })
     }
 }

@@ -370,7 +370,15 @@ fn an_endpoint_that_moves_on_is_lent_to_one_host_alone() {
     assert!(Host::new(ACCEPTOR).moves.sign(&mut next, key(HOLDER)));
     holder.said(THIEF);
     holder.hear(THIEF, present(next));
-    lend(&mut holder);
+    let (kept, op) = holder.op();
+    assert!(matches!(op, MoveOp::SaveHeld(_)), "{op:?}");
+    holder.done(kept);
+    // Nothing is taken back before it goes to the next: nobody is to hear in between that there is no such endpoint.
+    let (lent, op) = holder.op();
+    assert!(matches!(op, MoveOp::Lend { .. }), "{op:?}");
+    holder.moves.handle_done(At { now: holder.now, around: &Known }, lent, Ok(MoveDone::Lent(ends)));
+    let former = LeaseName { tenant: key(ACCEPTOR), number: FLOW };
+    assert_eq!(holder.carry_out(), [MoveOp::TakeBack { name: former }]);
     assert_eq!(verdict(&mut holder, THIEF), None);
     let tenants: Vec<PublicKey> = holder.moves.leases.keys().map(|name| name.tenant).collect();
     assert_eq!(tenants, [key(THIEF)]);

@@ -377,11 +377,11 @@ impl World {
             MoveOp::TakeBack { name } => {
                 self.hosts[host.0].saved_moves.leases.remove(&name);
             }
-            MoveOp::Occupy { number, anchor, anchor_at, ends, fresh, .. } => {
+            MoveOp::Occupy { number, anchor, anchor_at, ends, moved, fresh, .. } => {
                 if !fresh && self.hosts[host.0].unused {
                     return failed(Refusal::Cancelled, "nobody needs it any more");
                 }
-                let saved = SavedTenancy { number, anchor, anchor_at, ends };
+                let saved = SavedTenancy { number, anchor, anchor_at, ends, moved };
                 self.hosts[host.0].saved_moves.tenancies.insert(number, saved);
             }
             MoveOp::Vacate { number } => {

@@ -8,6 +8,7 @@ import hashlib
 import socket
 import struct
 import sys
+import threading
 import time
 
 import whimbrel
@@ -16,6 +17,8 @@ import whimbrel
 PATTERN = b"".join(hashlib.sha256(b"%d" % number).digest() for number in range(2048))[:65521]
 DATAGRAM = 100
 PATIENCE = 20
+# linux/udp.h
+UDP_CORK = 1
 
 
 def pattern(position, length):
@@ -26,6 +29,10 @@ def pattern(position, length):
 
 def datagram(number):
     return pattern(number * DATAGRAM, DATAGRAM)
+
+
+def question(number):
+    return struct.pack("!I", number) + datagram(number)
 
 
 class Talk:
@@ -42,6 +49,7 @@ class Talk:
 class Program:
     def __init__(self):
         self.talks, self.servers = {}, {}
+        self.answered_to, self.asking, self.askers, self.wrong = {}, {}, {}, None
 
     def listen(self, address, port="0", backlog="16", protocol="0"):
         """Listens, for IPv4 as well if the address is that of nobody in IPv6."""
@@ -110,6 +118,144 @@ class Program:
         sock.bind((host, int(port)))
         self.talks[name] = Talk(sock)
         return sock.getsockname()[1]
+
+    def spoil(self, name):
+        """Makes a UDP socket one that cannot move, in the way of its name."""
+        sock = self.talks[name].sock
+        if name == "group":
+            member = socket.inet_aton("239.9.8.7") + socket.inet_aton(self.address())
+            sock.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, member)
+        elif name == "device":
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo\0")
+        elif name == "corked":
+            sock.setsockopt(socket.IPPROTO_UDP, UDP_CORK, 1)
+        else:
+            port = sock.getsockname()[1]
+            sock.close()
+            pair = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2)]
+            for one in pair:
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                one.bind(("", port))
+            self.talks[name], self.second = Talk(pair[0]), pair[1]
+        return "x"
+
+    def address(self):
+        """This host's own."""
+        probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        probe.connect(("192.0.2.1", 9))
+        return probe.getsockname()[0]
+
+    def answer(self, name, count):
+        """Serves so many datagrams: each goes back to where it came from."""
+        for _ in range(int(count)):
+            self.serve_one(self.talks[name].sock)
+        return "x"
+
+    def serve_one(self, sock):
+        asked, client = sock.recvfrom(65536)
+        if not asked:
+            return False
+        (number,) = struct.unpack_from("!I", asked)
+        if asked != question(number):
+            raise ValueError(f"{client} asked something else: {asked[:64].hex()}")
+        self.answered_to.setdefault(client[1], []).append(number)
+        sock.sendto(asked, client)
+        return True
+
+    def serve_on(self, name):
+        """Serves whoever comes, until the socket has gone."""
+        self.answered_to = {}
+        sock = self.talks[name].sock
+        sock.settimeout(None)
+
+        def serve():
+            try:
+                while self.serve_one(sock):
+                    pass
+            except OSError:
+                pass
+            except ValueError as error:
+                self.wrong = str(error)
+
+        self.server = threading.Thread(target=serve, daemon=True)
+        self.server.start()
+        return "x"
+
+    def serve_no_more(self):
+        if self.wrong:
+            raise ValueError(self.wrong)
+        return "x"
+
+    def has_served(self, count):
+        """Waits until so many have been."""
+        until = time.monotonic() + PATIENCE
+        while sum(map(len, self.answered_to.values())) < int(count):
+            if time.monotonic() > until:
+                raise ValueError(f"{self.answered_to} were served")
+            time.sleep(0.01)
+        return "x"
+
+    def served(self, port):
+        """What a client has asked here since `serve_on`."""
+        return ",".join(map(str, self.answered_to.get(int(port), []))) or "-"
+
+    def ask(self, name, count):
+        talk = self.talks[name]
+        for number in range(talk.said, talk.said + int(count)):
+            talk.sock.send(question(number))
+        talk.said += int(count)
+        return talk.said
+
+    def answered(self, name, count):
+        """So many have been answered, in whatever order, and none of them twice."""
+        talk = self.talks[name]
+        right = {question(number) for number in range(talk.heard, int(count))}
+        while talk.heard < int(count):
+            right.remove(talk.sock.recv(65536))
+            talk.heard += 1
+        return "x"
+
+    def insist(self, name):
+        """Asks until there is an answer, as while nobody is there to carry it."""
+        talk = self.talks[name]
+        talk.sock.settimeout(0.05)
+        until = time.monotonic() + PATIENCE
+        while time.monotonic() < until:
+            try:
+                talk.sock.send(question(talk.said))
+                talk.sock.recv(65536)
+                return "x"
+            except OSError:
+                pass
+        raise ValueError("nobody answers")
+
+    def keep_asking(self, name):
+        talk = self.talks[name]
+        going = self.asking[name] = threading.Event()
+
+        def ask():
+            try:
+                while not going.wait(0.002):
+                    self.ask(name, 1)
+            except OSError as error:
+                # Somebody has said that there is nobody.
+                self.wrong = str(error)
+
+        first = talk.said
+        thread = threading.Thread(target=ask, daemon=True)
+        thread.start()
+        self.askers[name] = thread, first
+        return "x"
+
+    def stop_asking(self, name):
+        """The port, and how many were asked."""
+        self.asking.pop(name).set()
+        thread, first = self.askers.pop(name)
+        thread.join()
+        if self.wrong:
+            raise ValueError(self.wrong)
+        talk = self.talks[name]
+        return f"{talk.sock.getsockname()[1]} {talk.said - first}"
 
     def aim(self, name, host, port):
         """Connects a UDP socket."""

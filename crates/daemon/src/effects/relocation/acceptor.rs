@@ -8,7 +8,7 @@ use whimbrel_datapath::Toward;
 use whimbrel_kernel::endpoint;
 use whimbrel_kernel::frozen::{Frozen, Unmovable};
 use whimbrel_protocol::{FlowEntry, LocalEnd, MoveFailed, MoveName, Refusal, Request, Time};
-use whimbrel_wire::snapshot::{Body, Family, Luggage, Snapshot, Stream};
+use whimbrel_wire::snapshot::{Body, Family, Luggage, Queued, Snapshot, Stream};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use super::donor::is_of;
@@ -24,6 +24,8 @@ pub(super) struct Taken {
     /// It is to live in the namespace of its address.
     endpoint: Option<PlaceName>,
     frozen: Option<(Frozen, Option<Luggage>)>,
+    /// What comes into its queue when it wakes. Until then what is sent to its address goes where it comes from.
+    queue: Vec<Queued>,
 }
 
 impl Taken {
@@ -71,7 +73,7 @@ impl Effects {
                 other => failed(Refusal::NoRights, &other),
             })?;
         }
-        self.relocation.taken.insert(name, Taken { flow: tuple, receiver, endpoint, frozen: None });
+        self.relocation.taken.insert(name, Taken { flow: tuple, receiver, endpoint, frozen: None, queue: Vec::new() });
         self.make_ready(now)
     }
 
@@ -84,7 +86,11 @@ impl Effects {
         donor: Option<Known>,
         holder: Option<Known>,
     ) -> Result<(), MoveFailed> {
-        let snapshot = announced(request, snapshot)?;
+        let mut snapshot = announced(request, snapshot)?;
+        let queue = match &mut snapshot.body {
+            Body::Datagram(datagrams) if request.tuple.is_unconnected() => std::mem::take(&mut datagrams.queue),
+            _ => Vec::new(),
+        };
         // It may have ended since it was asked. Where nobody takes the socket the program that has it keeps it.
         if !self.relocation.is_received(&request.receiver) {
             return Err(failed(Refusal::NobodyReceives, &"the program that was to receive it has gone"));
@@ -105,9 +111,11 @@ impl Effects {
                 }
                 let _inside = place.endpoint.enter().map_err(|error| refused(&error, Refusal::NotRestored))?;
                 Frozen::restore(&snapshot, &place.injector)
+                    .and_then(|frozen| frozen.requeue(request.tuple.local, &queue, &place.injector).map(|()| frozen))
             }
             None => {
                 ports.make_way(request.tuple.transport, request.tuple.local);
+                of.queue = queue;
                 Frozen::restore(&snapshot, &self.injector)
             }
         };
@@ -140,6 +148,10 @@ impl Effects {
             Some(place) => &place.injector,
             None => &self.injector,
         };
+        if !of.queue.is_empty() {
+            let refilled = frozen.requeue(of.flow.local, &std::mem::take(&mut of.queue), injector);
+            refilled.map_err(|why| unmovable(&why, Refusal::NotWoken))?;
+        }
         // Where the flow is of no peer's nobody else has said so.
         self.tunnel.open_flow(&of.flow);
         let socket = frozen.thaw(injector).map_err(|why| unmovable(&why, Refusal::NotWoken))?;
@@ -288,18 +300,19 @@ fn announced(request: &Request, bytes: &[u8]) -> Result<Snapshot, MoveFailed> {
     let remote = match &snapshot.body {
         Body::Stream(stream) => Some(stream.remote),
         Body::Datagram(datagrams) => datagrams.remote,
-        Body::Listening { .. } => Some(FlowTuple::unconnected(Transport::Tcp, tuple.local).remote),
+        Body::Listening { .. } => None,
     };
     let transport = match &snapshot.body {
         Body::Stream(_) | Body::Listening { .. } => Transport::Tcp,
         Body::Datagram(_) => Transport::Udp,
     };
-    // One that listens may do so at all addresses that there are: in the namespace of one, that is this one.
-    let everywhere = matches!(snapshot.body, Body::Listening { .. }) && snapshot.local.ip().is_unspecified();
+    // One without another end may be bound to all addresses that there are: in the namespace of one, that is this one.
+    let everywhere = remote.is_none() && snapshot.local.ip().is_unspecified();
     let local = if everywhere { SocketAddr::new(tuple.local.ip(), snapshot.local.port()) } else { snapshot.local };
     // Nothing else was asked for, and nothing else is bound to the ticket.
     let same = (transport, local, snapshot.family) == (tuple.transport, tuple.local, *family);
-    if !same || remote != Some(tuple.remote) {
+    let remote = remote.unwrap_or(FlowTuple::unconnected(transport, tuple.local).remote);
+    if !same || remote != tuple.remote {
         return Err(failed(Refusal::BadSnapshot, &"it is the snapshot of another socket than was announced"));
     }
     Ok(snapshot)
@@ -308,7 +321,7 @@ fn announced(request: &Request, bytes: &[u8]) -> Result<Snapshot, MoveFailed> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use whimbrel_wire::snapshot::{Datagrams, MAX_LEN, Queued};
+    use whimbrel_wire::snapshot::{Datagrams, MAX_LEN};
 
     fn request() -> Request {
         let tuple = FlowTuple {

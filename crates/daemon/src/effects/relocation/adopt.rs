@@ -102,13 +102,17 @@ impl Effects {
             return Found::Gone;
         }
         let Some(borrowed) = self.relocation.borrowed.remove(&saved.tuple) else { return Found::Gone };
-        if !Frozen::is_at_rest(borrowed.socket().as_fd()) {
+        // Nothing tells of a UDP socket, or of one that listens, whether it rests: its holder knows whose it is.
+        let tells = saved.tuple.transport == Transport::Tcp && !saved.tuple.is_unconnected();
+        if tells && !Frozen::is_at_rest(borrowed.socket().as_fd()) {
             return Found::Awake;
         }
         match Given::adopt(saved.tuple, borrowed) {
             Ok(given) => {
                 self.relocation.halt_adopted(given.processes());
-                self.tunnel.set_aside(&saved.tuple);
+                if !saved.tuple.listens() {
+                    self.tunnel.set_aside(&saved.tuple);
+                }
                 self.relocation.given.insert(saved.name, given);
                 Found::Frozen
             }

@@ -8,9 +8,10 @@ use whimbrel_datapath::{HelpedFlow, HelpedPhase};
 use whimbrel_kernel::borrowed::{self, Halted};
 use whimbrel_kernel::frozen::{Defaults, Frozen, Unmovable};
 use whimbrel_kernel::process;
+use whimbrel_kernel::sock_diag::SockDiag;
 use whimbrel_protocol::{MoveFailed, MoveName, PeerId, Refusal, Time};
 use whimbrel_wire::FlowTuple;
-use whimbrel_wire::snapshot::{Family, Luggage};
+use whimbrel_wire::snapshot::{Body, Family, Luggage};
 
 use super::{Relocation, failed, listening, refused, unmovable};
 use crate::effects::Effects;
@@ -42,6 +43,9 @@ pub(crate) enum NotBorrowed {
     /// Its numbers are being translated.
     #[error("a helper has answered on it, which cannot be moved with it")]
     Helped,
+    /// What comes would go to one of them alone.
+    #[error("several sockets share its address and port, and can only be moved if they are one")]
+    Shared,
     #[error(transparent)]
     Kernel(#[from] whimbrel_kernel::Error),
 }
@@ -64,6 +68,8 @@ impl Given {
     /// One that is at rest already.
     pub(super) fn adopt(flow: FlowTuple, borrowed: Borrowed) -> Result<Self, Unmovable> {
         let Borrowed { socket, processes, luggage } = borrowed;
+        // On account of one that listens nobody stands still.
+        let processes = if flow.listens() { Vec::new() } else { processes };
         Ok(Self { flow, frozen: Frozen::freeze(socket)?, processes, luggage })
     }
 }
@@ -82,6 +88,10 @@ impl Effects {
         for flow in flows {
             if self.helping.helpers.numbers_of_peer(flow).is_some() {
                 found.insert(*flow, Err(NotBorrowed::Helped));
+                continue;
+            }
+            if self.shares_its_end(flow) {
+                found.insert(*flow, Err(NotBorrowed::Shared));
                 continue;
             }
             match self.socket_of(flow) {
@@ -159,21 +169,31 @@ impl Effects {
 
     /// The inode of a connection's socket, in this host's own namespace or in that of its address.
     pub(super) fn socket_of(&mut self, flow: &FlowTuple) -> Result<Option<u32>, whimbrel_kernel::Error> {
-        let connections = match self.relocation.endpoints.at(flow) {
-            Some(place) => &mut place.connections,
-            None => &mut self.connections,
-        };
+        let connections = self.sockets_beside(flow);
         if flow.is_unconnected() {
-            return listening::find(connections, flow);
+            return Ok(listening::find(connections, flow)?.first().copied());
         }
         Ok(connections.find(flow)?.map(|socket| socket.inode))
+    }
+
+    /// Whether other sockets without another end take what comes to the same endpoint (SO_REUSEPORT).
+    fn shares_its_end(&mut self, flow: &FlowTuple) -> bool {
+        flow.is_unconnected() && listening::find(self.sockets_beside(flow), flow).is_ok_and(|found| found.len() > 1)
+    }
+
+    /// Tells of the sockets where those of an endpoint are.
+    fn sockets_beside(&mut self, flow: &FlowTuple) -> &mut SockDiag {
+        match self.relocation.endpoints.at(flow) {
+            Some(place) => &mut place.connections,
+            None => &mut self.connections,
+        }
     }
 
     pub(super) fn freeze(&mut self, name: MoveName, flow: FlowTuple) -> Result<(), MoveFailed> {
         let Some(borrowed) = self.relocation.borrowed.remove(&flow) else {
             return Err(failed(Refusal::Unmovable, &format!("the socket of {flow} is not there any more")));
         };
-        if flow.is_unconnected() {
+        if flow.listens() {
             return self.freeze_listening(name, flow, borrowed);
         }
         let Borrowed { socket, processes, luggage } = borrowed;
@@ -185,7 +205,7 @@ impl Effects {
             .datapath
             .set_helped(&flow, &rests)
             .map_err(|error| failed(Refusal::NoRights, &error))
-            .and_then(|()| Frozen::freeze(socket).map_err(|why| unmovable(&why, Refusal::Unmovable)));
+            .and_then(|()| self.put_to_rest(&flow, socket));
         match frozen {
             Ok(frozen) => {
                 self.relocation.given.insert(name, Given { flow, frozen, processes, luggage });
@@ -198,6 +218,17 @@ impl Effects {
                 Err(failed)
             }
         }
+    }
+
+    fn put_to_rest(&mut self, flow: &FlowTuple, socket: OwnedFd) -> Result<Frozen, MoveFailed> {
+        let frozen = match self.relocation.endpoints.at(flow).filter(|_| flow.is_unconnected()) {
+            Some(place) => {
+                let _inside = place.endpoint.enter().map_err(|error| refused(&error, Refusal::Unmovable))?;
+                Frozen::freeze(socket)
+            }
+            None => Frozen::freeze(socket),
+        };
+        frozen.map_err(|why| unmovable(&why, Refusal::Unmovable))
     }
 
     pub(super) fn dump(&mut self, name: &MoveName) -> Result<Vec<u8>, MoveFailed> {
@@ -213,6 +244,10 @@ impl Effects {
         };
         let mut snapshot = frozen.dump(defaults).map_err(|why| unmovable(&why, Refusal::Unmovable))?;
         snapshot.luggage = Some(luggage.clone());
+        if let Body::Datagram(datagrams) = &mut snapshot.body {
+            // One that is bound to all addresses moves with this one, and has nothing to say to the other family from there.
+            datagrams.queue.retain(|datagram| datagram.from.is_ipv4() == flow.local.is_ipv4());
+        }
         let mut bytes = Vec::new();
         snapshot.encode(&mut bytes);
         Ok(bytes)
@@ -237,7 +272,7 @@ impl Effects {
     /// The socket is another host's, to which goes what came for it meanwhile.
     pub(super) fn end_given(&mut self, now: Time, name: &MoveName, to: Option<PeerId>) -> Result<(), MoveFailed> {
         let Some(given) = self.relocation.given.remove(name) else { return Ok(()) };
-        if given.flow.is_unconnected() {
+        if given.flow.listens() {
             // What comes for it goes elsewhere from now on, or in a moment.
             self.relocation.retiring.insert(*name, given);
             return Ok(());

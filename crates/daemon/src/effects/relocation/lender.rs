@@ -35,7 +35,7 @@ pub(super) struct Lender {
 }
 
 /// Endpoints that a peer has on lease.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct LentOut {
     ends: Ends,
     /// They came with a socket that has moved, and are of this transport alone.
@@ -269,6 +269,10 @@ impl Effects {
 
     fn release_lent(&mut self, lent: LentOut) {
         let LentOut { ends, moved } = lent;
+        if moved.is_some() && self.relocation.lender.lent.values().any(|other| *other == lent) {
+            // It has moved on, and goes there already.
+            return;
+        }
         for port in ends.ports() {
             for protocol in lent.protocols() {
                 let end = LentEnd { address: ends.first.ip(), port, protocol };

@@ -1,16 +1,17 @@
-//! Sockets without another end: those that listen (decision 0022).
+//! Sockets without another end (decision 0022): those that listen, and those of UDP that are not connected.
 //!
-//! They are at rest by nothing being asked of them. So their programs need not stand still, and connections go on coming to them until
+//! The latter rest as connected ones do. The former are at rest by nothing being asked of them. So their programs need not stand still, and connections go on coming to them until
 //! those go to the other host; they wait in the accept queue, which is emptied behind the socket.
 
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SocketFlags, accept_with};
 use whimbrel_kernel::frozen::Frozen;
-use whimbrel_kernel::sock_diag::SockDiag;
+use whimbrel_kernel::sock_diag::{Listener, SockDiag};
 use whimbrel_protocol::{MoveFailed, MoveName, Refusal};
-use whimbrel_wire::FlowTuple;
+use whimbrel_wire::{FlowTuple, Transport};
 
 use super::donor::{Borrowed, Given};
 use super::unmovable;
@@ -67,15 +68,54 @@ impl Effects {
     }
 }
 
-/// The inode of the socket that listens there, or everywhere.
-pub(super) fn find(listeners: &mut SockDiag, flow: &FlowTuple) -> Result<Option<u32>, whimbrel_kernel::Error> {
-    let wanted = flow.local;
-    let all = listeners.listeners()?;
-    let at_port = || all.iter().filter(|listener| listener.address.port() == wanted.port());
-    let there = at_port().find(|listener| listener.address.ip().to_canonical() == wanted.ip());
-    let everywhere = |listener: &&whimbrel_kernel::sock_diag::Listener| {
-        // One of IPv6 may accept IPv4 as well.
-        listener.address.ip().is_unspecified() && (listener.address.is_ipv6() || wanted.is_ipv4())
+/// The inodes of the sockets without another end that have this one: those of the endpoint itself, else of all addresses of its family,
+/// else those of IPv6 that take IPv4 as well.
+pub(super) fn find(sockets: &mut SockDiag, flow: &FlowTuple) -> Result<Vec<u32>, whimbrel_kernel::Error> {
+    let all = match flow.transport {
+        Transport::Tcp => sockets.listeners()?,
+        Transport::Udp => sockets.unconnected()?,
     };
-    Ok(there.or_else(|| at_port().find(everywhere)).map(|listener| listener.inode))
+    Ok(at(&all, flow.local))
+}
+
+fn at(all: &[Listener], end: SocketAddr) -> Vec<u32> {
+    let among = |is: &dyn Fn(IpAddr) -> bool| -> Vec<u32> {
+        let there = all.iter().filter(|of| of.address.port() == end.port() && is(of.address.ip().to_canonical()));
+        there.map(|of| of.inode).collect()
+    };
+    let everywhere = |v4: bool| move |ip: IpAddr| ip.is_unspecified() && ip.is_ipv4() == v4;
+    let mut found = among(&|ip| ip == end.ip());
+    for v4 in [end.is_ipv4(), false] {
+        if found.is_empty() {
+            found = among(&everywhere(v4));
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_socket_that_takes_what_comes_is_the_one_that_the_kernel_would_take() {
+        let socket = |address: &str, inode| Listener { address: address.parse().expect("an endpoint"), inode };
+        let found = |all: &[Listener], end: &str| at(all, end.parse().expect("an endpoint"));
+        let all = [
+            socket("[::]:53", 1),
+            socket("0.0.0.0:53", 2),
+            socket("192.0.2.1:53", 3),
+            socket("192.0.2.1:54", 4),
+            socket("[fd00::1]:53", 5),
+        ];
+        assert_eq!(found(&all, "192.0.2.1:53"), [3]);
+        assert_eq!(found(&all, "192.0.2.2:53"), [2]);
+        assert_eq!(found(&all[..1], "192.0.2.2:53"), [1]);
+        assert_eq!(found(&all, "[fd00::1]:53"), [5]);
+        assert_eq!(found(&all, "[fd00::2]:53"), [1]);
+        assert!(found(&all[1..], "[fd00::2]:53").is_empty(), "one of IPv4 takes no IPv6");
+        assert!(found(&all, "192.0.2.2:54").is_empty());
+        let several = [socket("0.0.0.0:53", 6), socket("0.0.0.0:53", 7)];
+        assert_eq!(found(&several, "192.0.2.1:53"), [6, 7]);
+    }
 }

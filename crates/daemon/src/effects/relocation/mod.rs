@@ -176,8 +176,8 @@ impl Effects {
                 return Ok(MoveDone::Lent(ends));
             }
             MoveOp::TakeBack { name } => self.take_back(now, name)?,
-            MoveOp::Occupy { number, anchor, anchor_at, peer, ends, fresh } => {
-                self.occupy(now, SavedTenancy { number, anchor, anchor_at, ends }, peer, fresh)?;
+            MoveOp::Occupy { number, anchor, anchor_at, peer, ends, moved, fresh } => {
+                self.occupy(now, SavedTenancy { number, anchor, anchor_at, ends, moved }, peer, fresh)?;
             }
             MoveOp::Vacate { number } => self.vacate(now, number)?,
         }

@@ -14,7 +14,6 @@ use whimbrel_wire::introduction::Introduction;
 use whimbrel_wire::lending::Ends;
 use whimbrel_wire::{FlowTuple, Transport};
 
-use super::acceptor::Taken;
 use super::endpoints::PlaceName;
 use super::{Relocation, failed};
 use crate::effects::introductions::{self, Snapshot};
@@ -54,6 +53,15 @@ pub(crate) struct Young {
 struct Rented {
     ends: Ends,
     place: PlaceName,
+    /// They came with a socket without another end, and are of this transport alone.
+    moved: Option<Transport>,
+}
+
+impl Rented {
+    fn transports(&self) -> impl Iterator<Item = Transport> + use<> {
+        let moved = self.moved;
+        [Transport::Tcp, Transport::Udp].into_iter().filter(move |of| moved.is_none_or(|moved| moved == *of))
+    }
 }
 
 impl Tenant {
@@ -91,16 +99,18 @@ impl Effects {
         peer: PeerId,
         fresh: bool,
     ) -> Result<(), MoveFailed> {
-        let SavedTenancy { number, ends, .. } = tenancy;
+        let SavedTenancy { number, ends, moved, .. } = tenancy;
         if !fresh {
             // One whose namespace is gone is not occupied either.
-            return match self.is_occupied(number) {
-                // The peer may be called otherwise by now.
-                true => self.lead_rented(number, peer).map_err(|failure| failed(Refusal::NoRights, &failure)),
-                false => Err(failed(Refusal::Cancelled, &"nobody needs it any more")),
-            };
+            if !self.is_occupied(number) {
+                return Err(failed(Refusal::Cancelled, &"nobody needs it any more"));
+            }
+            // The peer may be called otherwise by now, and the programs be those of a daemon that has just begun.
+            let led = self.lead_rented(number, peer).map_err(|failure| failed(Refusal::NoRights, &failure));
+            return led.and_then(|()| self.make_ready(now));
         }
-        if !has_come(self.relocation.taken.values().map(Taken::flow), &ends) {
+        // That of a socket that has come here may be among those that this host has on lease already, where it has moved back.
+        if moved.is_none() {
             self.is_foreign(&ends)?;
         }
         let Self { relocation: Relocation { endpoints, tenant, .. }, datapath, routes, .. } = self;
@@ -117,7 +127,7 @@ impl Effects {
         };
         made.map_err(|failure| failed(Refusal::NoRights, &failure))?;
         let place = endpoints.name_of(ends.first);
-        self.relocation.tenant.rented.insert(number, Rented { ends, place });
+        self.relocation.tenant.rented.insert(number, Rented { ends, place, moved });
         let done = self.furnish(number, peer).and_then(|()| self.lead_rented(number, peer));
         let done = done.map_err(|failure| failed(Refusal::NoRights, &failure)).and_then(|()| self.make_ready(now));
         if let Err(failed) = done {
@@ -157,13 +167,16 @@ impl Effects {
 
     /// Whether programs may have sockets of these endpoints.
     fn is_occupied(&mut self, number: u64) -> bool {
-        let Some(Rented { ends, place }) = self.relocation.tenant.rented.get(&number) else { return false };
-        let (ends, name) = (*ends, *place);
+        let Some(Rented { ends, place, moved }) = self.relocation.tenant.rented.get(&number) else { return false };
+        let (ends, name, moved) = (*ends, *place, *moved);
         let draws = ends.count > 1;
         let Some(place) = self.relocation.endpoints.place(name) else { return false };
         // A namespace that was brought along is one program's, with all of its ports.
         if draws || ends.count == 0 || name.lease.is_some() {
             return place.endpoint.is_used();
+        }
+        if let Some(transport) = moved {
+            return place.connections.is_port_used_by(transport, ends.first.port()).unwrap_or(true);
         }
         // A port of a program's choice: whether anybody has it. What the kernel does not list may be anybody's.
         let used = place.connections.is_port_used(ends.first.port()).unwrap_or(true);
@@ -172,7 +185,7 @@ impl Effects {
 
     /// What programs find in the namespace: their ports, and how long packets may be on their way by the tunnel.
     fn furnish(&mut self, number: u64, peer: PeerId) -> Result<(), Failure> {
-        let Some(Rented { ends, place }) = self.relocation.tenant.rented.get(&number) else { return Ok(()) };
+        let Some(Rented { ends, place, .. }) = self.relocation.tenant.rented.get(&number) else { return Ok(()) };
         let (ends, mtu) = (*ends, self.tunnels.known_inner_mtu(peer));
         let Some(place) = self.relocation.endpoints.place(*place) else { return Ok(()) };
         if ends.count > 1 {
@@ -188,15 +201,15 @@ impl Effects {
 
     /// What comes for the endpoints goes into the namespace, and what is sent from them to the anchor.
     fn lead_rented(&mut self, number: u64, peer: PeerId) -> Result<(), Failure> {
-        let Some(Rented { ends, place }) = self.relocation.tenant.rented.get(&number) else { return Ok(()) };
-        let (ends, place) = (*ends, *place);
+        let Some(rented) = self.relocation.tenant.rented.get(&number) else { return Ok(()) };
+        let (ends, place, transports) = (rented.ends, rented.place, rented.transports());
         let Some(interface) = self.relocation.endpoints.place(place).map(|place| place.interface) else {
             return Ok(());
         };
         let address = ends.first.ip();
         self.datapath.set_endpoint(interface, &Known { address, unknown: Unknown::Tunnelled(peer.0) })?;
-        for port in ends.ports() {
-            for transport in [Transport::Tcp, Transport::Udp] {
+        for transport in transports {
+            for port in ends.ports() {
                 let end = LentEnd { address, port, protocol: transport.protocol() };
                 self.datapath.set_lent(&end, Lent::Endpoint(interface))?;
                 self.tunnel.set_lease(LeasedEnd { transport, address, port }, Lease::From(peer));
@@ -209,10 +222,11 @@ impl Effects {
         self.journal.forget_tenancy(number);
         self.relocation.tenant.namespaces.remove(&number);
         self.relocation.tenant.joined.remove(&number);
-        let Some(Rented { ends, place }) = self.relocation.tenant.rented.remove(&number) else { return Ok(()) };
+        let Some(rented) = self.relocation.tenant.rented.remove(&number) else { return Ok(()) };
+        let (ends, place) = (rented.ends, rented.place);
         let address = ends.first.ip();
-        for port in ends.ports() {
-            for transport in [Transport::Tcp, Transport::Udp] {
+        for transport in rented.transports() {
+            for port in ends.ports() {
                 let end = LentEnd { address, port, protocol: transport.protocol() };
                 if let Err(error) = self.datapath.remove_lent(&end) {
                     tracing::warn!(%address, port, %error, "an endpoint whose lease is over stays");
@@ -227,10 +241,10 @@ impl Effects {
 
     /// The leases that a daemon before this one had: their namespaces are found by [`Effects::adopt_moves`].
     pub(super) fn adopt_tenancies(&mut self, now: Time, saved: &[(SavedTenancy, Option<u64>)]) {
-        for (SavedTenancy { number, ends, .. }, _) in saved {
+        for (SavedTenancy { number, ends, moved, .. }, _) in saved {
             let place = self.relocation.endpoints.name_of(ends.first);
             if self.relocation.endpoints.place(place).is_some() {
-                self.relocation.tenant.rented.insert(*number, Rented { ends: *ends, place });
+                self.relocation.tenant.rented.insert(*number, Rented { ends: *ends, place, moved: *moved });
                 self.note_open(now, *ends);
             }
         }
@@ -316,34 +330,5 @@ impl Effects {
             }
         }
         mature
-    }
-}
-
-/// Whether one of the sockets that are coming is one without another end whose endpoint this is (P-96). That may be among those that this
-/// host has on lease already, where it has moved back.
-fn has_come(mut coming: impl Iterator<Item = FlowTuple>, ends: &Ends) -> bool {
-    ends.count == 1 && coming.any(|flow| flow.is_unconnected() && flow.local == ends.first)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_endpoint_comes_with_a_socket_that_has_it_and_no_other_end() {
-        let end: SocketAddr = "192.0.2.1:80".parse().expect("an endpoint");
-        let far: SocketAddr = "198.51.100.7:4000".parse().expect("an endpoint");
-        let one = Ends { first: end, count: 1 };
-        let listener = FlowTuple::unconnected(Transport::Tcp, end);
-        assert!(has_come([listener].into_iter(), &one));
-        let connection = FlowTuple { remote: far, ..listener };
-        let elsewhere = [SocketAddr::new(end.ip(), 81), far].map(|end| FlowTuple::unconnected(Transport::Tcp, end));
-        let others = [connection, elsewhere[0], elsewhere[1]];
-        assert!(!has_come(others.into_iter(), &one));
-        assert!(has_come(others.into_iter().chain([listener]), &one));
-        // More than what it has is on lease as any.
-        for count in [0, 2] {
-            assert!(!has_come([listener].into_iter(), &Ends { count, ..one }));
-        }
     }
 }
