@@ -79,7 +79,7 @@ fn the_file_that_is_shipped_shows_the_defaults() {
             // Those that are nothing unless they are set.
             let unset = |line: &str| {
                 let anchor = ["ports", "own", "addresses", "to =", "leases", "lifetime"];
-                let others = ["psk_file", "event_log", "listen", "name", "zone", "server", "key_"];
+                let others = ["behind", "psk_file", "event_log", "listen", "name", "zone", "server", "key_"];
                 anchor.iter().chain(&others).any(|key| line.starts_with(key))
             };
             line.strip_prefix('#').filter(|line| is_key(line) && !unset(line)).unwrap_or(line)
