@@ -319,6 +319,8 @@ byte_enum! {
         NotLent = 23,
         /// It is about to stop lending.
         Stopping = 24,
+        /// The acceptor does not answer the donor. No host says it of another.
+        AcceptorUnreached = 25,
     }
 }
 

@@ -34,7 +34,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
 /// UDP port of the control protocol.
 const PORT: u16 = 2031;
 /// The server's networks.
-const BEHIND: &str = "[gateway]\nbehind = [\"192.0.2.0/25\", \"2001:db8:5::/64\"]\n";
+const BEHIND: &str = "[gateway]\nbehind = [\"192.0.2.0/25\", \"2001:db8:5::/64\"]\nanybody = true\n";
 /// What TCP's timer has to have grown to when an outage ends.
 const STEPS: u8 = 3;
 /// Time in which a stream has to go on. The server is a stock host: that its timer runs out for the first time nobody can hurry, as nobody

@@ -121,8 +121,9 @@ pub(super) fn interpret(
         metrics_listen = listen.map(Spanned::span);
         metrics.finish()?;
     }
+    let mut known_only = None;
     if let Some(value) = section.take("gateway") {
-        config.behind = super::gateway::gateway(value)?;
+        (config.behind, known_only) = super::gateway::gateway(value)?;
     }
     if let Some(value) = section.take("anchor") {
         config.anchor = super::anchor::anchor(value)?;
@@ -195,6 +196,12 @@ pub(super) fn interpret(
     let at = trust.map_or(whole, Spanned::span);
     if config.trust == Trust::Psk && psk_file.is_none() {
         return Err(Mistake::new(at, "trust = \"psk\" needs `psk_file`, a file with 32 random bytes in base64"));
+    }
+    if let Some(at) = known_only.filter(|_| config.trust == Trust::Tofu) {
+        return Err(Mistake::new(
+            at,
+            "`behind` with trust = \"tofu\" lets anybody past this router's forwarding rules to these hosts: set trust to \"pinned\" or \"psk\", or `anybody = true` if that is meant",
+        ));
     }
     if config.trust == Trust::Pinned && config.peers.is_empty() {
         return Err(Mistake::new(

@@ -1,18 +1,21 @@
 //! `[gateway]`: hosts that this one speaks for.
 
+use std::ops::Range;
+
 use whimbrel_protocol::Prefix;
 
-use super::value::{Mistake, Section, Value, array, prefix, subtable};
+use super::value::{Mistake, Section, Value, array, boolean, prefix, subtable};
 
 /// Each costs a rule of routing.
 const MOST: usize = 64;
 
-/// `[gateway]`; one without `behind` names nobody.
-pub(super) fn gateway(value: Value<'_, '_>) -> Result<Vec<Prefix>, Mistake> {
+/// `[gateway]`; one without `behind` names nobody. With where `behind` is, unless anybody may come through.
+pub(super) fn gateway(value: Value<'_, '_>) -> Result<(Vec<Prefix>, Option<Range<usize>>), Mistake> {
     let mut section = Section::new(subtable(value, "gateway")?);
     let behind = section.take("behind");
+    let anybody = section.take("anybody").map(|value| boolean(value, "anybody")).transpose()?.unwrap_or(false);
     section.finish()?;
-    let Some(value) = behind else { return Ok(Vec::new()) };
+    let Some(value) = behind else { return Ok((Vec::new(), None)) };
     let elements = array(value, "behind", "a list of prefixes such as [\"198.51.100.0/24\", \"2001:db8:5::/64\"]")?;
     if elements.len() > MOST {
         return Err(Mistake::new(value.span(), format!("`behind` must have at most {MOST} prefixes")));
@@ -27,5 +30,5 @@ pub(super) fn gateway(value: Value<'_, '_>) -> Result<Vec<Prefix>, Mistake> {
         }
         Ok(prefix)
     };
-    elements.iter().map(one).collect()
+    Ok((elements.iter().map(one).collect::<Result<_, _>>()?, (!anybody).then(|| value.span())))
 }

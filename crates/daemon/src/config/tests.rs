@@ -24,7 +24,12 @@ fn a_gateway_names_those_behind_it() {
     let read = |text| parse(Path::new("w.toml"), text).expect("valid").behind;
     assert_eq!(read("[gateway]\n"), []);
     let prefixes = ["198.51.100.0/24", "2001:db8:5::/64"].map(|text| parse_prefix(text).expect("a prefix"));
-    assert_eq!(read("[gateway]\nbehind = [\"198.51.100.0/24\", \"2001:db8:5::/64\"]\n"), prefixes);
+    assert_eq!(read("[gateway]\nbehind = [\"198.51.100.0/24\", \"2001:db8:5::/64\"]\nanybody = true\n"), prefixes);
+    // Else whoever has a session would be past the firewall.
+    let said = complaint("[gateway]\nbehind = [\"198.51.100.0/24\"]\n");
+    assert!(said.starts_with("/etc/w.toml:2:10: ") && said.contains("`anybody = true`"), "{said}");
+    let psk = "trust = \"psk\"\npsk_file = \"/p\"\n[gateway]\nbehind = [\"198.51.100.0/24\"]\n";
+    assert_eq!(read(psk).len(), 1);
     let said = complaint("[gateway]\nbehind = [\"0.0.0.0/0\"]\n");
     assert!(said.starts_with("/etc/w.toml:2:11: ") && said.contains("everybody"), "{said}");
     assert!(complaint("[gateway]\nbehind = \"198.51.100.0/24\"\n").contains("a list of prefixes"));
@@ -79,7 +84,7 @@ fn the_file_that_is_shipped_shows_the_defaults() {
             // Those that are nothing unless they are set.
             let unset = |line: &str| {
                 let anchor = ["ports", "own", "addresses", "to =", "leases", "lifetime"];
-                let others = ["behind", "psk_file", "event_log", "listen", "name", "zone", "server", "key_"];
+                let others = ["behind", "anybody", "psk_file", "event_log", "listen", "name", "zone", "server", "key_"];
                 anchor.iter().chain(&others).any(|key| line.starts_with(key))
             };
             line.strip_prefix('#').filter(|line| is_key(line) && !unset(line)).unwrap_or(line)

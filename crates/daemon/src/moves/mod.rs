@@ -453,6 +453,7 @@ pub(crate) fn sentence(why: Refusal) -> &'static str {
         Refusal::NoOption => "the other host cannot set an option that it needs",
         Refusal::Taken => "its address and port are taken on the other host",
         Refusal::NobodyReceives => "no program on the other host receives it",
+        Refusal::AcceptorUnreached => "the other host does not answer",
         Refusal::HolderUnreached => "the host that holds its far end was not reached",
         Refusal::BadSnapshot => "the other host could not read it",
         Refusal::NotRestored => "the other host could not rebuild it",

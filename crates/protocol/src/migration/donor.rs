@@ -515,7 +515,7 @@ impl Moves {
         let holder = of.holder;
         match of.stage {
             Stage::Preparing => {
-                let why = if of.announced.is_none() { Refusal::HolderUnreached } else { Refusal::NobodyReceives };
+                let why = if of.announced.is_none() { Refusal::HolderUnreached } else { Refusal::AcceptorUnreached };
                 self.abort(at, number, why);
             }
             Stage::Offered => self.abort(at, number, Refusal::Expired),

@@ -102,10 +102,10 @@ impl Moves {
         revoked: BTreeSet<PublicKey>,
         limited: bool,
     ) {
-        let before = std::mem::replace(&mut self.permits.members, members);
+        self.permits.members = members;
         self.permits.limited = limited;
-        let gone = before.into_iter().chain(revoked).filter(|host| !self.trusts(host)).collect();
-        self.permits.revoked = gone;
+        // Who leaves a community of his own accord revokes nobody.
+        self.permits.revoked = revoked.into_iter().filter(|host| !self.trusts(host)).collect();
         self.end_forbidden_leases(at);
         self.end_revoked();
         self.end_unpermitted(at);

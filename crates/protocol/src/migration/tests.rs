@@ -392,7 +392,8 @@ fn an_endpoint_that_moved_is_its_new_hosts_until_that_is_revoked() {
         let members = |of: &[usize]| of.iter().map(|of| key(*of)).collect();
         let set = |holder: &mut Host, of: &[usize]| {
             let at = At { now: holder.now, around: &Known };
-            holder.moves.set_members(at, members(of), [].into(), true);
+            let gone = [key(ACCEPTOR)].into_iter().filter(|_| known && !of.contains(&ACCEPTOR));
+            holder.moves.set_members(at, members(of), gone.collect(), true);
         };
         if known {
             set(&mut holder, &[ACCEPTOR]);
@@ -835,6 +836,40 @@ fn thousands_move_at_once() {
     assert!(took < Duration::from_secs(2), "{took:?}");
     // Of about 1 KB for each move; what is said together goes together.
     assert!(three.datagrams < 3 * count as usize, "{}", three.datagrams);
+}
+
+#[test]
+fn a_host_that_does_not_answer_is_not_said_to_have_no_program() {
+    for announced in [false, true] {
+        let mut donor = Host::new(DONOR);
+        let Request { tuple, family, .. } = request(1, 600);
+        let gift = super::Gift {
+            tuple,
+            family,
+            size: 600,
+            options: Vec::new(),
+            receiver: Vec::new(),
+            holder: key(HOLDER),
+            holder_at: None,
+            flow: FLOW,
+            acceptor: key(ACCEPTOR),
+            acceptor_at: None,
+        };
+        let at = At { now: donor.now, around: &Known };
+        assert!(donor.moves.give(at, NUMBER, gift).is_ok());
+        donor.carry_out();
+        if announced {
+            donor.hear(HOLDER, Record::Announced { number: NUMBER, sequence: 1, lifetime: 60, refusal: None });
+        }
+        donor.pass(60);
+        donor.carry_out();
+        let why = std::iter::from_fn(|| donor.moves.poll_event()).find_map(|event| match event {
+            MoveEvent::Kept { why, .. } => Some(why),
+            _ => None,
+        });
+        let silent = if announced { Refusal::AcceptorUnreached } else { Refusal::HolderUnreached };
+        assert_eq!(why, Some(silent));
+    }
 }
 
 /// A host that takes sockets of the donor since that belongs to its community, and not otherwise.

@@ -221,7 +221,7 @@ impl Effects {
         if let Some(before) = before.filter(|before| *before != entry.end) {
             self.release_flow_endpoint(now, flow, before);
         }
-        if entry.end == LocalEnd::Endpoint && before != Some(LocalEnd::Endpoint) {
+        if entry.end == LocalEnd::Endpoint && !self.relocation.endpoints.counts(flow) {
             let Self { relocation: Relocation { endpoints, .. }, datapath, routes, .. } = self;
             if let Err(error) = endpoints.need_for(flow, datapath, routes) {
                 tracing::error!(%flow, %error, "a connection has no namespace for its address");

@@ -144,9 +144,20 @@ impl Endpoints {
 
     /// A flow's socket is gone.
     pub(super) fn release_flow(&mut self, now: Time, flow: &FlowTuple) {
-        let name = self.name_of_flow(flow);
-        self.of_flows.remove(flow);
-        self.release(now, name);
+        if let Some(name) = self.uncount(flow) {
+            self.release(now, name);
+        }
+    }
+
+    /// Whether a namespace is kept for a flow.
+    pub(super) fn counts(&self, flow: &FlowTuple) -> bool {
+        self.of_flows.contains_key(flow)
+    }
+
+    /// The namespace that is not kept for a flow any more. One whose namespace was lost with its socket has none, though there may be another
+    /// of the same address by now.
+    fn uncount(&mut self, flow: &FlowTuple) -> Option<PlaceName> {
+        self.of_flows.remove(flow)
     }
 
     pub(super) fn place(&mut self, name: PlaceName) -> Option<&mut Place> {
@@ -332,5 +343,27 @@ impl Endpoints {
             Ok(())
         });
         ended.fold(Ok(()), Result::and)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use whimbrel_wire::Transport;
+
+    #[test]
+    fn a_flow_lets_go_of_the_namespace_that_it_was_counted_for_and_no_other() {
+        let flow = |port| FlowTuple {
+            transport: Transport::Tcp,
+            local: SocketAddr::new(IpAddr::from([192, 0, 2, 1]), 22),
+            remote: SocketAddr::new(IpAddr::from([192, 0, 2, 9]), port),
+        };
+        let mut endpoints = Endpoints::default();
+        let name = PlaceName { address: flow(1).local.ip(), lease: Some(7) };
+        endpoints.of_flows.insert(flow(1), name);
+        // Its namespace went with a daemon before this one.
+        assert!(!endpoints.counts(&flow(2)) && endpoints.uncount(&flow(2)).is_none());
+        assert_eq!(endpoints.uncount(&flow(1)), Some(name));
+        assert!(endpoints.uncount(&flow(1)).is_none(), "it is let go once");
     }
 }

@@ -176,6 +176,10 @@ fn what_is_passed_on_for_a_host_that_is_revoked_is_over() {
         anchor.moves.set_members(at, [key(DONOR)].into(), revoked, true);
         anchor.change_flows();
         assert_eq!(anchor.ended.is_empty(), goes_on);
+        // The anchor itself leaves the community, which revokes nobody.
+        anchor.moves.set_members(at, [].into(), [].into(), false);
+        anchor.change_flows();
+        assert_eq!(anchor.ended.is_empty(), goes_on);
     }
 }
 
