@@ -15,7 +15,7 @@ use crate::workspace::{cargo, target};
 const LIMIT: Duration = Duration::from_secs(15 * 60);
 
 /// So many that two processors are not quite busy: scenarios wait most of the time, and they measure times.
-const SCENARIOS_AT_ONCE: usize = 5;
+const SCENARIOS_AT_ONCE: usize = 4;
 
 /// More than there are processors: many of the tests of a crate wait for the kernel's clocks.
 const TESTS_AT_ONCE: &str = "4";

@@ -21,15 +21,16 @@ fn keys_that_differ_are_named() {
 
 #[test]
 fn a_gateway_names_those_behind_it() {
-    let read = |text| parse(Path::new("w.toml"), text).expect("valid").behind;
+    let read = |text: &str| parse(Path::new("w.toml"), text).expect("valid").behind;
     assert_eq!(read("[gateway]\n"), []);
     let prefixes = ["198.51.100.0/24", "2001:db8:5::/64"].map(|text| parse_prefix(text).expect("a prefix"));
     assert_eq!(read("[gateway]\nbehind = [\"198.51.100.0/24\", \"2001:db8:5::/64\"]\nanybody = true\n"), prefixes);
     // Else whoever has a session would be past the firewall.
     let said = complaint("[gateway]\nbehind = [\"198.51.100.0/24\"]\n");
     assert!(said.starts_with("/etc/w.toml:2:10: ") && said.contains("`anybody = true`"), "{said}");
-    let psk = "trust = \"psk\"\npsk_file = \"/p\"\n[gateway]\nbehind = [\"198.51.100.0/24\"]\n";
-    assert_eq!(read(psk).len(), 1);
+    let peer = format!("[[peers]]\naddress = '192.0.2.1'\nkey = '{}'\n", PublicKey::from([7; 32]));
+    let pinned = format!("trust = 'pinned'\n[gateway]\nbehind = ['198.51.100.0/24']\n{peer}");
+    assert_eq!(read(&pinned).len(), 1);
     let said = complaint("[gateway]\nbehind = [\"0.0.0.0/0\"]\n");
     assert!(said.starts_with("/etc/w.toml:2:11: ") && said.contains("everybody"), "{said}");
     assert!(complaint("[gateway]\nbehind = \"198.51.100.0/24\"\n").contains("a list of prefixes"));
