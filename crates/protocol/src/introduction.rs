@@ -302,7 +302,9 @@ impl Node {
             Stage::Introducing { peer: with, .. }
                 if *with == id && known.referred.is_some() && !(known.seen && answers) =>
             {
-                known.early = answers.then_some(nonce);
+                if answers {
+                    known.early = Some(nonce);
+                }
             }
             Stage::Introducing { peer: with, nonce: own, .. } if *with == id => {
                 // Both nonces have travelled; P-13 wants them back in the sessions.
@@ -457,16 +459,20 @@ impl Node {
             self.forget_responding(id, &flow);
             return refused(IntroductionRefusal::Busy);
         }
+        // Also where the far end has forgotten that it leads the flow here.
+        let again = self.flows.get(&flow).and_then(Flow::entry).copied().filter(|entry| entry.peer == id);
+        let before = former.or(again.filter(|entry| entry.end == LocalEnd::Endpoint));
+        let away = before.is_some();
         let entry = FlowEntry {
             peer: id,
             name: echo.introducer_nonce,
-            home: former.map_or(home, |_| Places { peer: ASTRAY, ..home }),
+            home: if away { Places { peer: ASTRAY, ..home } } else { home },
             waits: Waits::default(),
             manner: Manner::default(),
             peer_tuple: echo.tuple,
             wire_local_port,
             wire_remote_port: echo.wire_port,
-            end: former.map_or(self.end_of(&flow), |former| former.end),
+            end: before.map_or(self.end_of(&flow), |before| before.end),
             passed_on: false,
             hidden: false,
         };
