@@ -199,13 +199,18 @@ fn tree(lab: &mut Lab) -> Result<()> {
     three.world.no_resets()?;
 
     step("it comes back");
+    comes_back(&three, &there, &family)
+}
+
+/// A tree of processes that has moved goes home, with all of its connections.
+fn comes_back(three: &Three, there: &MovedProcess, family: &Walker) -> Result<()> {
     let Some(pid) = there.pid_there else {
         return Err(crate::Error::Expectation("nobody says which process it is there".to_owned()));
     };
     let back = give_with(&three.acceptor, pid, &["--tree"], "desk")?;
     let _back: Vec<Ended> =
         back.pid_there.map(|pid| descendants(pid).into_iter().map(Ended).collect()).unwrap_or_default();
-    walks(&family, "back")?;
+    walks(family, "back")?;
     three.world.no_resets()
 }
 
@@ -276,14 +281,7 @@ fn cgroup(lab: &mut Lab) -> Result<()> {
     walks(&more, "after that")?;
 
     step("the first comes back");
-    let Some(pid) = there.pid_there else {
-        return Err(crate::Error::Expectation("nobody says which process it is there".to_owned()));
-    };
-    let back = give_with(&three.acceptor, pid, &["--tree"], "desk")?;
-    let _back: Vec<Ended> =
-        back.pid_there.map(|pid| descendants(pid).into_iter().map(Ended).collect()).unwrap_or_default();
-    walks(&family, "back")?;
-    three.world.no_resets()
+    comes_back(&three, &there, &family)
 }
 
 fn kept(lab: &mut Lab) -> Result<()> {

@@ -1,6 +1,8 @@
 //! Single roles, with words that an honest host would not say, or not then.
 
+mod endpoints;
 mod leases;
+mod loads;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -308,114 +310,6 @@ fn only_the_right_ticket_from_the_right_host_commits() {
     assert_eq!(holder.said(DONOR), [Record::Decided { number: NUMBER, decision: Decision::Committed }]);
 }
 
-/// A holder whose own socket that listens is being moved away, and the ticket.
-fn listening() -> (Host, Ticket, Ends) {
-    let mut holder = Host::new(HOLDER);
-    let end = FlowTuple::unconnected(Transport::Tcp, far().remote);
-    holder.moves.lend(FLOW, end.mirrored(), key(DONOR));
-    let ticket = announce(&mut holder, NUMBER);
-    (holder, ticket, Ends { first: end.local, count: 1 })
-}
-
-#[test]
-fn who_gets_a_socket_that_listens_has_its_endpoint_before_it_hears_so() {
-    // P-96
-    let (mut holder, ticket, ends) = listening();
-    holder.hear(ACCEPTOR, present(ticket));
-    let (kept, op) = holder.op();
-    assert!(matches!(op, MoveOp::SaveHeld(_)), "{op:?}");
-    holder.done(kept);
-    let (lent, op) = holder.op();
-    let lease = LeaseName { tenant: key(ACCEPTOR), number: FLOW };
-    let peer = Known.peer(&key(ACCEPTOR)).expect("a peer");
-    assert_eq!(op, MoveOp::Lend { name: lease, peer, ends, moved: Some(Transport::Tcp) });
-    assert!(holder.said(ACCEPTOR).is_empty(), "it is told before anything leads to it");
-    // It is tried until it works: the move is decided.
-    holder.failed(lent);
-    assert!(holder.said(ACCEPTOR).is_empty());
-    holder.pass(1);
-    let (lent, op) = holder.op();
-    assert!(matches!(op, MoveOp::Lend { .. }), "{op:?}");
-    let at = At { now: holder.now, around: &Known };
-    holder.moves.handle_done(at, lent, Ok(MoveDone::Lent(ends)));
-    assert_eq!(verdict(&mut holder, ACCEPTOR), None);
-    // Its lease lasts as any, and the endpoint is the holder's again when it is returned.
-    holder.hear(ACCEPTOR, Record::Lease { number: FLOW, ends });
-    let said = holder.said(ACCEPTOR);
-    assert!(matches!(said[..], [Record::Leased { number: FLOW, outcome: Ok(_) }]), "{said:?}");
-    holder.hear(DONOR, Record::Settled { number: NUMBER });
-    holder.carry_out();
-    holder.hear(ACCEPTOR, Record::Return { number: FLOW });
-    let ops = holder.carry_out();
-    assert!(ops.contains(&MoveOp::TakeBack { name: lease }), "{ops:?}");
-    assert!(ops.contains(&MoveOp::ForgetHeld { flow: FLOW }), "{ops:?}");
-    assert_eq!(holder.moves.held.len() + holder.moves.leases.len(), 0);
-}
-
-#[test]
-fn an_endpoint_that_moves_on_is_lent_to_one_host_alone() {
-    let (mut holder, ticket, ends) = listening();
-    let lend = |holder: &mut Host| {
-        while let Some((id, op)) = holder.ops().pop() {
-            let done = if matches!(op, MoveOp::Lend { .. }) { MoveDone::Lent(ends) } else { MoveDone::Done };
-            holder.moves.handle_done(At { now: holder.now, around: &Known }, id, Ok(done));
-        }
-    };
-    holder.hear(ACCEPTOR, present(ticket));
-    lend(&mut holder);
-    let acceptor = *key(THIEF).as_bytes();
-    holder.hear(ACCEPTOR, Record::Announce { number: 9, flow: FLOW, lifetime: 60, acceptor });
-    let mut next = Ticket { sequence: ticket.sequence + 1, acceptor, ..ticket };
-    next.name = MoveName { donor: *key(ACCEPTOR).as_bytes(), number: 9 };
-    assert!(Host::new(ACCEPTOR).moves.sign(&mut next, key(HOLDER)));
-    holder.said(THIEF);
-    holder.hear(THIEF, present(next));
-    let (kept, op) = holder.op();
-    assert!(matches!(op, MoveOp::SaveHeld(_)), "{op:?}");
-    holder.done(kept);
-    // Nothing is taken back before it goes to the next: nobody is to hear in between that there is no such endpoint.
-    let (lent, op) = holder.op();
-    assert!(matches!(op, MoveOp::Lend { .. }), "{op:?}");
-    holder.moves.handle_done(At { now: holder.now, around: &Known }, lent, Ok(MoveDone::Lent(ends)));
-    let former = LeaseName { tenant: key(ACCEPTOR), number: FLOW };
-    assert_eq!(holder.carry_out(), [MoveOp::TakeBack { name: former }]);
-    assert_eq!(verdict(&mut holder, THIEF), None);
-    let tenants: Vec<PublicKey> = holder.moves.leases.keys().map(|name| name.tenant).collect();
-    assert_eq!(tenants, [key(THIEF)]);
-}
-
-#[test]
-fn an_endpoint_that_moved_is_its_new_hosts_until_that_is_revoked() {
-    // The holder lends nothing, and need not know the host that got it by a grant.
-    for known in [false, true] {
-        let (mut holder, ticket, ends) = listening();
-        let members = |of: &[usize]| of.iter().map(|of| key(*of)).collect();
-        let set = |holder: &mut Host, of: &[usize]| {
-            let at = At { now: holder.now, around: &Known };
-            let gone = [key(ACCEPTOR)].into_iter().filter(|_| known && !of.contains(&ACCEPTOR));
-            holder.moves.set_members(at, members(of), gone.collect(), true);
-        };
-        if known {
-            set(&mut holder, &[ACCEPTOR]);
-        }
-        holder.hear(ACCEPTOR, present(ticket));
-        while let Some((id, op)) = holder.ops().pop() {
-            let done = if matches!(op, MoveOp::Lend { .. }) { MoveDone::Lent(ends) } else { MoveDone::Done };
-            holder.moves.handle_done(At { now: holder.now, around: &Known }, id, Ok(done));
-        }
-        assert_eq!(verdict(&mut holder, ACCEPTOR), None);
-        set(&mut holder, if known { &[ACCEPTOR, THIEF] } else { &[THIEF] });
-        holder.hear(ACCEPTOR, Record::Lease { number: FLOW, ends });
-        let said = holder.said(ACCEPTOR);
-        assert!(matches!(said[..], [Record::Leased { outcome: Ok(_), .. }]), "{said:?}");
-        set(&mut holder, &[THIEF]);
-        assert_eq!(holder.moves.leases.len(), usize::from(!known));
-        let said = holder.said(ACCEPTOR);
-        let refused = Record::Leased { number: FLOW, outcome: Err(Refusal::NotAllowed) };
-        assert_eq!(said, if known { vec![refused] } else { Vec::new() });
-    }
-}
-
 #[test]
 fn a_ticket_that_is_presented_again_is_answered_and_changes_nothing() {
     let (mut holder, ticket) = announced(NUMBER);
@@ -638,88 +532,6 @@ fn a_snapshot_that_does_not_fit_together_is_refused() {
     let mut acceptor = ready();
     acceptor.hear(THIEF, part(1000, 0, 1000));
     assert_eq!(answers(acceptor.said(THIEF)), [(NUMBER, AcceptorStanding::Unknown, None)]);
-}
-
-/// Parts of a load, in order.
-fn load(number: u64, length: usize, part_length: usize) -> Vec<Record> {
-    let bytes: Vec<u8> = (0..length).map(|at| at as u8).collect();
-    let part = |(at, bytes): (usize, &[u8])| Record::Load {
-        number,
-        total: length as u32,
-        offset: (at * part_length) as u32,
-        bytes: bytes.to_vec(),
-    };
-    bytes.chunks(part_length).enumerate().map(part).collect()
-}
-
-fn loaded(records: Vec<Record>) -> Vec<LoadStanding> {
-    let standing = |record| match record {
-        Record::Loaded { standing, .. } => standing,
-        other => panic!("{other:?}"),
-    };
-    records.into_iter().map(standing).collect()
-}
-
-#[test]
-fn what_goes_ahead_of_a_process_arrives_whole_or_not_at_all() {
-    let mut acceptor = Host::new(ACCEPTOR);
-    load(5, 1000, 600).into_iter().for_each(|record| acceptor.hear(DONOR, record));
-    let name = MoveName { donor: *key(DONOR).as_bytes(), number: 5 };
-    let Some(MoveEvent::Loaded { name: of, bytes }) = acceptor.moves.poll_event() else { panic!("it did not arrive") };
-    assert!(of == name && bytes.len() == 1000 && bytes[999] == 231);
-    // From its beginning again, as when the words had to be said anew.
-    for record in [load(6, 1000, 600), load(6, 1000, 600)].concat() {
-        acceptor.hear(DONOR, record);
-    }
-    assert!(matches!(acceptor.moves.poll_event(), Some(MoveEvent::Loaded { bytes, .. }) if bytes.len() == 1000));
-    assert!(acceptor.moves.poll_event().is_some(), "said twice, it is there twice");
-    assert!(loaded(acceptor.said(DONOR)).is_empty());
-    // What does not fit together, is too much, or is a stranger's.
-    acceptor.hear(DONOR, load(7, 1000, 600).remove(0));
-    acceptor.hear(DONOR, load(7, 1000, 500).remove(1));
-    acceptor.hear(DONOR, load(8, 100_001, 600).remove(0));
-    assert_eq!(loaded(acceptor.said(DONOR)), [LoadStanding::Refused; 2]);
-    acceptor.hear(THIEF, load(9, 1000, 600).remove(0));
-    assert_eq!(loaded(acceptor.said(THIEF)), [LoadStanding::Refused]);
-    // One that takes sockets need not take processes.
-    acceptor.moves.config.processes = false;
-    load(10, 1000, 600).into_iter().for_each(|record| acceptor.hear(DONOR, record));
-    assert_eq!(loaded(acceptor.said(DONOR)), [LoadStanding::Refused]);
-    assert!(acceptor.moves.poll_event().is_none());
-    // What stays away is not waited for.
-    acceptor.moves.config.processes = true;
-    acceptor.hear(DONOR, load(11, 1000, 600).remove(0));
-    assert!(acceptor.moves.loads.entries() > 0);
-    acceptor.now = acceptor.now + Duration::from_secs(3600);
-    let at = At { now: acceptor.now, around: &Known };
-    acceptor.moves.handle_timeout(at);
-    assert_eq!(acceptor.moves.loads.entries(), 0);
-}
-
-#[test]
-fn the_donor_of_a_process_hears_of_it_or_gives_it_up() {
-    let mut donor = Host::new(DONOR);
-    let at = At { now: donor.now, around: &Known };
-    donor.moves.send_load(at, 5, key(ACCEPTOR), vec![7; 10_000]);
-    let parts = donor.said(ACCEPTOR);
-    assert_eq!(parts.len(), 1);
-    assert!(parts.iter().all(|part| matches!(part, Record::Load { number: 5, total: 10_000, .. })));
-    let ready = Record::Loaded { number: 5, standing: LoadStanding::Ready, sentence: b"yes".to_vec() };
-    donor.hear(ACCEPTOR, ready);
-    let event = donor.moves.poll_event();
-    assert!(
-        matches!(&event, Some(MoveEvent::LoadAnswered { number: 5, standing: LoadStanding::Ready, sentence, .. }) if sentence == "yes"),
-        "{event:?}"
-    );
-    donor.moves.send_load(at, 6, key(ACCEPTOR), vec![7; 10]);
-    donor.now = donor.now + Duration::from_secs(3600);
-    donor.moves.handle_timeout(At { now: donor.now, around: &Known });
-    let event = donor.moves.poll_event();
-    assert!(
-        matches!(&event, Some(MoveEvent::LoadAnswered { number: 6, standing: LoadStanding::Refused, .. })),
-        "{event:?}"
-    );
-    assert_eq!(donor.moves.loads.entries(), 0);
 }
 
 #[test]

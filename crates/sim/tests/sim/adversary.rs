@@ -293,16 +293,22 @@ fn a_local_user_who_can_neither_inject_nor_consume() {
     two.world.check();
 }
 
+/// A host elsewhere that has a session with the server.
+fn thief(world: &mut World) -> Speaker {
+    let crowd = world.network(Access::Open);
+    let thief = world.bare_host("thief");
+    world.at_mut(thief).collects = true;
+    world.attach(thief, crowd, "10.66.0.1");
+    let mut speaker = Speaker::new(thief, crowd, address("10.66.0.1"), address("10.9.0.1"));
+    speaker.meet(world);
+    speaker
+}
+
 #[test]
 fn a_stranger_who_names_a_flow_of_somebody_else() {
     // P-13: It sees neither nonce, but knows everything else.
     let (mut two, flows) = Two::flowing(407, 1);
-    let crowd = two.world.network(Access::Open);
-    let thief = two.world.bare_host("thief");
-    two.world.at_mut(thief).collects = true;
-    two.world.attach(thief, crowd, "10.66.0.1");
-    let mut speaker = Speaker::new(thief, crowd, address("10.66.0.1"), address("10.9.0.1"));
-    speaker.meet(&mut two.world);
+    let mut speaker = thief(&mut two.world);
     let fresh = two.world.connect(two.client, SERVICE);
     let own = endpoint("10.66.0.1");
     for flow in [flows[0], fresh] {
@@ -344,12 +350,7 @@ fn a_stranger_who_names_a_flow_of_somebody_else() {
 fn a_stranger_who_says_that_he_has_the_other_end() {
     // P-87: he asks to be introduced and answers in the client's name, without having received anything in the flow.
     let (mut two, _) = Two::flowing(409, 1);
-    let crowd = two.world.network(Access::Open);
-    let thief = two.world.bare_host("thief");
-    two.world.at_mut(thief).collects = true;
-    two.world.attach(thief, crowd, "10.66.0.1");
-    let mut speaker = Speaker::new(thief, crowd, address("10.66.0.1"), address("10.9.0.1"));
-    speaker.meet(&mut two.world);
+    let mut speaker = thief(&mut two.world);
     // Nobody else introduces it: the client's daemon is not there.
     two.world.crash(two.client);
     let fresh = two.world.connect(two.client, SERVICE);
