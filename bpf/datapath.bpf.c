@@ -3,9 +3,9 @@
  * Entry points on tc. Devices with an Ethernet header (`_l2`) and without one (`_l3`: TUN, WireGuard, PPP, raw IP) each
  * have their own, since a program cannot ask where the IP header starts.
  *
- * Functions in lib/ that are not inlined are global, not static, but for small ones whose arguments are keys of maps (which Linux 6.1 does not let
- * them be there): the verifier looks at a
- * global function once, with any arguments, and at a static one again for each call and state. All programs load in a fifth of the time.
+ * Functions in lib/ that are not inlined are global, not static: the verifier looks at a global function once, with any
+ * arguments, and at a static one again for each call and state. All programs load in a fifth of the time so. Small ones stay
+ * static whose arguments are keys of maps: in a global function Linux 6.1 takes no argument for a key.
  */
 #include <linux/bpf.h>
 #include <linux/if_ether.h>

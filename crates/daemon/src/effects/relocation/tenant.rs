@@ -24,7 +24,8 @@ use crate::tunnel::{Lease, LeasedEnd};
 const MATURE: Duration = Duration::from_millis(750);
 
 /// The mark (SO_MARK) of sockets in endpoint namespaces whose far ends are not to learn where they are. Sockets that such a one accepts have it
-/// as well, it outlives the daemon, and it does not leave the namespace.
+/// as well, and it outlives the daemon. The kernel takes it off what leaves the namespace (`skb_scrub_packet`); none of its bits is one that routing
+/// looks at here ([`MARK`](crate::effects::MARK)).
 pub(crate) const HIDDEN: u32 = 0x0057_4248;
 
 /// Endpoints of others.
