@@ -6,9 +6,11 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::io::Errno;
 use rustix::time::Timespec;
 use whimbrel_daemon::tunnel::{Tunnel, TunnelFlow, TunnelPath};
 use whimbrel_handshake::TunnelKeys;
@@ -186,12 +188,26 @@ impl Pair {
     }
 }
 
+/// Opens the device. A program that another test is just starting has the descriptors of this process until its exec, that of a device which
+/// was closed a moment ago among them; who has it open keeps others out.
+fn open_device(mtu: u32) -> Tun {
+    let patience = Instant::now() + Duration::from_secs(5);
+    loop {
+        match Tun::open(DEVICE, mtu) {
+            Err(error) if error.raw_os_error() == Some(Errno::BUSY.raw_os_error()) && Instant::now() < patience => {
+                thread::yield_now()
+            }
+            opened => return opened.unwrap(),
+        }
+    }
+}
+
 impl Host {
     fn start(namespace: PathBuf, index: u32, keys: TunnelKeys, path: TunnelPath, flows: Vec<TunnelFlow>) -> Self {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
         let tunnel = {
             let _entered = Entered::path(&namespace).unwrap();
-            let tun = Tun::open(DEVICE, path.inner_mtu()).unwrap();
+            let tun = open_device(path.inner_mtu());
             let udp = UdpSocket::bind(PORT).unwrap();
             Tunnel::start(tun, udp, wake.try_clone().unwrap()).unwrap()
         };
