@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use rustix::time::Timespec;
 use whimbrel_daemon::tunnel::{Tunnel, TunnelFlow, TunnelPath};
 use whimbrel_handshake::TunnelKeys;
+use whimbrel_kernel::Error;
 use whimbrel_kernel::namespace::Entered;
 use whimbrel_kernel::tun::Tun;
 use whimbrel_kernel::udp::UdpSocket;
@@ -188,15 +189,14 @@ impl Pair {
     }
 }
 
-/// Opens the device. A program that another test is just starting has the descriptors of this process until its exec, that of a device which
-/// was closed a moment ago among them; who has it open keeps others out.
-fn open_device(mtu: u32) -> Tun {
+/// Opens what was closed a moment ago. A program that another test is just starting has the descriptors of this process until its exec, and
+/// who has a device or a port keeps others out.
+fn reopen<T>(open: impl Fn() -> Result<T, Error>) -> T {
     let patience = Instant::now() + Duration::from_secs(5);
+    let held = [Errno::BUSY, Errno::ADDRINUSE].map(|errno| Some(errno.raw_os_error()));
     loop {
-        match Tun::open(DEVICE, mtu) {
-            Err(error) if error.raw_os_error() == Some(Errno::BUSY.raw_os_error()) && Instant::now() < patience => {
-                thread::yield_now()
-            }
+        match open() {
+            Err(error) if held.contains(&error.raw_os_error()) && Instant::now() < patience => thread::yield_now(),
             opened => return opened.unwrap(),
         }
     }
@@ -207,8 +207,8 @@ impl Host {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
         let tunnel = {
             let _entered = Entered::path(&namespace).unwrap();
-            let tun = open_device(path.inner_mtu());
-            let udp = UdpSocket::bind(PORT).unwrap();
+            let tun = reopen(|| Tun::open(DEVICE, path.inner_mtu()));
+            let udp = reopen(|| UdpSocket::bind(PORT));
             Tunnel::start(tun, udp, wake.try_clone().unwrap()).unwrap()
         };
         tunnel.add_keys(PEER, index, Algorithm::preferred(), &keys);
