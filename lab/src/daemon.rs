@@ -1,6 +1,7 @@
 //! Whimbrel daemons in hosts, driven by the same commands that users type.
 
 use std::fs;
+use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -38,7 +39,15 @@ struct Surroundings {
     numbers: bool,
     /// Its CRIU writes no memory down of processes that run.
     only_at_rest: bool,
+    /// Its run directory is a file system of its own, which a test can fill.
+    narrow: bool,
 }
+
+/// Room of a narrow run directory.
+const NARROW: &str = "size=1m";
+
+/// The file in it that takes all room.
+const FILLING: &str = "filling";
 
 /// A CRIU like the next in the path, but for what is asked of it first.
 const ONLY_AT_REST: &str = "#!/bin/sh
@@ -84,11 +93,22 @@ impl Host {
         self.whimbrel_in(config, Surroundings::default())
     }
 
+    /// Starts a daemon whose run directory can be filled ([`Whimbrel::fill`]), and waits until it is ready.
+    pub fn whimbrel_with_little_room(&self) -> Result<Whimbrel> {
+        self.whimbrel_in("", Surroundings { narrow: true, ..Surroundings::default() })
+    }
+
     fn whimbrel_in(&self, config: &str, surroundings: Surroundings) -> Result<Whimbrel> {
         let dir = self.dir().join(self.unique_label("whimbrel"));
         let path = dir.join("whimbrel.toml");
         fs::create_dir(&dir).map_err(|e| Error::call("mkdir", dir.display().to_string(), e))?;
         let configured = configure(self, &path, config)?;
+        if surroundings.narrow {
+            // The lab unmounts what is below its directory.
+            let run = dir.join("run").display().to_string();
+            self.command("mkdir").args(["-m", "700", &run]).run()?;
+            self.command("mount").args(["-t", "tmpfs", "-o", NARROW, "narrow", &run]).run()?;
+        }
         let binary = whimbrel_binary(self.lab().whimbrel())?;
         let process = launch(self, &binary, &dir, configured, surroundings)?;
         let mut daemon = Whimbrel { host: self.clone(), binary, process, dir, configured, surroundings };
@@ -369,6 +389,24 @@ impl Whimbrel {
             fs::read_link(&path).map_err(|e| Error::call("readlink", path, e))
         };
         Ok(namespace(&self.process.pid().to_string())? != namespace("self")?)
+    }
+
+    /// Takes all room that there is in its run directory, or gives it back. Only for one that has a file system of its own there.
+    pub fn fill(&self, full: bool) -> Result<()> {
+        expect!(self.surroundings.narrow, "the daemon on {} would fill everybody's disk", self.host.name());
+        let path = self.run_dir().join(FILLING);
+        let failed = |call, error| Error::call(call, path.display().to_string(), error);
+        if !full {
+            return fs::remove_file(&path).map_err(|error| failed("unlink", error));
+        }
+        let mut file = fs::File::create(&path).map_err(|error| failed("open", error))?;
+        loop {
+            match file.write_all(&[0; 4096]) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::StorageFull => return Ok(()),
+                Err(error) => return Err(failed("write", error)),
+            }
+        }
     }
 
     /// Asks it to end and waits for that.

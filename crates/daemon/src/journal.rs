@@ -3,6 +3,9 @@
 //! JSON lines in the run directory, appended as things happen and rewritten when most lines are out of date. A line is
 //! handed to the system in one write before its effect is reported as done, so that `kill -9` loses nothing; a power
 //! failure ends the connections anyway, so nothing is synced. A last line that was torn is ignored.
+//!
+//! *Where there is no room* the file stays as it was, whole, and what was said since is written, as a new file, when there is. Decisions about
+//! sockets and endpoints (P-76) are another matter: they are kept at once, or not at all.
 
 mod lines;
 
@@ -23,6 +26,9 @@ use lines::{FlowLine, Line, PeerLine};
 
 /// Lines that may be out of date before the file is rewritten, beside as many as are in force.
 const SLACK: usize = 1024;
+
+/// Where a new file found no room, so many times at the most what was said is not written before it is tried again.
+const PASSED_OVER_MOST: u32 = 1024;
 
 /// The journal cannot be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -74,18 +80,29 @@ pub struct Journal {
     path: PathBuf,
     file: File,
     lines: usize,
+    /// What is in the file, in bytes: all of it whole lines.
+    length: u64,
     pending: Vec<u8>,
+    wanting: Option<Wanting>,
     peers: BTreeMap<u32, SavedPeer>,
     flows: HashMap<FlowTuple, FlowEntry>,
     suspended: bool,
     moves: SavedMoves,
 }
 
+/// The file lacks what was said: only a new one will do.
+#[derive(Clone, Copy, Debug)]
+struct Wanting {
+    /// How often it is not tried before it is tried again.
+    pause: u32,
+    left: u32,
+}
+
 impl Journal {
     /// Opens the journal at `path`, creates it where there is none, and gives what it holds.
     ///
     /// # Errors
-    /// When the file cannot be read or rewritten.
+    /// When the file cannot be read or created. Where there is no room to rewrite it, it serves as it is.
     pub fn open(path: &Path) -> Result<(Self, Restored), JournalError> {
         let failed = |action| move |source| JournalError { action, path: path.to_owned(), source };
         let text = read(path).map_err(failed("read"))?;
@@ -94,13 +111,16 @@ impl Journal {
             path: path.to_owned(),
             file,
             lines: 0,
+            length: 0,
             pending: Vec::new(),
+            wanting: None,
             peers: BTreeMap::new(),
             flows: HashMap::new(),
             suspended: false,
             moves: SavedMoves::default(),
         };
         for line in text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+            journal.lines += 1;
             match serde_json::from_slice::<Line>(line) {
                 Ok(line) => journal.apply(line),
                 Err(error) => tracing::warn!(path = %path.display(), %error, "skipping a line of the journal"),
@@ -109,7 +129,14 @@ impl Journal {
         // A flow whose peer is gone cannot be moved any more.
         let peers = &journal.peers;
         journal.flows.retain(|_, entry| peers.contains_key(&entry.peer.0));
-        journal.rewrite()?;
+        let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |last| last + 1);
+        journal.length = u64::try_from(whole).unwrap_or(u64::MAX);
+        if let Err(error) = journal.rewrite() {
+            tracing::warn!(%error, "the journal serves as it is");
+            if journal.cut().is_ok() {
+                journal.wanting = None;
+            }
+        }
         let peers = journal.peers.values().cloned().collect();
         let (flows, moves) = (journal.flows.clone(), journal.moves.clone());
         let restored = Restored { peers, flows, suspended: journal.suspended, moves };
@@ -167,8 +194,11 @@ impl Journal {
     }
 
     /// Keeps a move of a socket that is given away.
-    pub fn save_donation(&mut self, saved: SavedDonation) {
-        self.append(Line::Donation(saved.into()));
+    ///
+    /// # Errors
+    /// When the file cannot be written. Then nothing is kept, here and with those below.
+    pub fn save_donation(&mut self, saved: SavedDonation) -> Result<(), JournalError> {
+        self.keep(Line::Donation(saved.into()))
     }
 
     /// It is over.
@@ -179,8 +209,11 @@ impl Journal {
     }
 
     /// Keeps a move of a socket that comes here.
-    pub fn save_acceptance(&mut self, saved: SavedAcceptance) {
-        self.append(Line::Acceptance(saved.into()));
+    ///
+    /// # Errors
+    /// As [`Self::save_donation`].
+    pub fn save_acceptance(&mut self, saved: SavedAcceptance) -> Result<(), JournalError> {
+        self.keep(Line::Acceptance(saved.into()))
     }
 
     /// It is over.
@@ -191,8 +224,11 @@ impl Journal {
     }
 
     /// Keeps whose a flow is whose far end this host holds.
-    pub fn save_held(&mut self, saved: SavedHeld) {
-        self.append(Line::Held(saved.into()));
+    ///
+    /// # Errors
+    /// As [`Self::save_donation`].
+    pub fn save_held(&mut self, saved: SavedHeld) -> Result<(), JournalError> {
+        self.keep(Line::Held(saved.into()))
     }
 
     /// It is nobody's any more.
@@ -203,10 +239,14 @@ impl Journal {
     }
 
     /// Keeps what another host has on lease.
-    pub fn save_lease(&mut self, saved: SavedLease) {
-        if self.moves.leases.get(&saved.name) != Some(&saved) {
-            self.append(Line::Lease(saved.into()));
+    ///
+    /// # Errors
+    /// As [`Self::save_donation`].
+    pub fn save_lease(&mut self, saved: SavedLease) -> Result<(), JournalError> {
+        if self.moves.leases.get(&saved.name) == Some(&saved) {
+            return Ok(());
         }
+        self.keep(Line::Lease(saved.into()))
     }
 
     /// It has it no more.
@@ -217,8 +257,11 @@ impl Journal {
     }
 
     /// Keeps what this host has on lease, with the cookie of a namespace that a program has brought along for it.
-    pub fn save_tenancy(&mut self, saved: SavedTenancy, cookie: Option<u64>) {
-        self.append(Line::Tenancy((saved, cookie).into()));
+    ///
+    /// # Errors
+    /// As [`Self::save_donation`].
+    pub fn save_tenancy(&mut self, saved: SavedTenancy, cookie: Option<u64>) -> Result<(), JournalError> {
+        self.keep(Line::Tenancy((saved, cookie).into()))
     }
 
     /// It has it no more.
@@ -231,31 +274,79 @@ impl Journal {
     /// Hands all that was said since the last call to the system.
     ///
     /// # Errors
-    /// When the file cannot be written. What was said stays in force here and is written with the next rewriting.
+    /// When the file cannot be written. What was said stays in force here and is written when there is room; it is not said again each time
+    /// that there is none.
     pub fn flush(&mut self) -> Result<(), JournalError> {
+        if let Some(wanting) = &mut self.wanting {
+            if wanting.left > 0 {
+                wanting.left -= 1;
+                return Ok(());
+            }
+            return self.rewrite();
+        }
         let live = self.peers.len() + self.flows.len() + self.moves.len();
         if self.lines > 2 * live + SLACK {
             return self.rewrite();
         }
-        if self.pending.is_empty() {
-            return Ok(());
-        }
         let pending = std::mem::take(&mut self.pending);
-        if let Err(source) = self.file.write_all(&pending) {
-            // Half a line may have been written: the next flush starts over with a whole file.
-            self.lines = usize::MAX;
-            return Err(JournalError { action: "write", path: self.path.clone(), source });
+        if let Err(source) = self.write(&pending) {
+            self.want();
+            return Err(self.failed("write", source));
         }
+        Ok(())
+    }
+
+    /// Keeps a decision, behind all that was said before. It is in force if and only if it is in the file: otherwise it would come into force with the
+    /// next daemon after it had been taken back.
+    fn keep(&mut self, line: Line) -> Result<(), JournalError> {
+        if self.wanting.is_some() {
+            self.rewrite()?;
+        }
+        self.flush()?;
+        let mut text = Vec::new();
+        let said = serde_json::to_writer(&mut text, &line).map_err(io::Error::from);
+        text.push(b'\n');
+        said.and_then(|()| self.write(&text)).map_err(|source| self.failed("write", source))?;
+        self.lines += 1;
+        self.apply(line);
         Ok(())
     }
 
     fn append(&mut self, line: Line) {
         // None of these types has a map with keys other than strings or a fallible serializer.
-        if serde_json::to_writer(&mut self.pending, &line).is_ok() {
+        if self.wanting.is_none() && serde_json::to_writer(&mut self.pending, &line).is_ok() {
             self.pending.push(b'\n');
-            self.lines = self.lines.saturating_add(1);
+            self.lines += 1;
         }
         self.apply(line);
+    }
+
+    /// Writes whole lines behind the others. Where that fails the file is as it was, or a new one is wanted.
+    fn write(&mut self, text: &[u8]) -> io::Result<()> {
+        if let Err(error) = self.file.write_all(text) {
+            // The half of a line may be there.
+            if self.cut().is_err() {
+                self.want();
+            }
+            return Err(error);
+        }
+        self.length += text.len() as u64;
+        Ok(())
+    }
+
+    fn cut(&mut self) -> io::Result<()> {
+        self.file.set_len(self.length)
+    }
+
+    /// Has a new file written, after a while that gets longer.
+    fn want(&mut self) {
+        let pause = self.wanting.map_or(1, |before| (before.pause * 2).min(PASSED_OVER_MOST));
+        self.wanting = Some(Wanting { pause, left: pause });
+        self.pending.clear();
+    }
+
+    fn failed(&self, action: &'static str, source: io::Error) -> JournalError {
+        JournalError { action, path: self.path.clone(), source }
     }
 
     fn apply(&mut self, line: Line) {
@@ -338,8 +429,17 @@ impl Journal {
             fs::rename(&fresh, &self.path)?;
             Ok(file)
         });
-        self.file = written.map_err(|source| JournalError { action: "rewrite", path: self.path.clone(), source })?;
-        self.lines = count;
+        match written {
+            Ok(file) => self.file = file,
+            Err(source) => {
+                // It takes room that others need.
+                let _ = fs::remove_file(&fresh);
+                self.want();
+                return Err(self.failed("rewrite", source));
+            }
+        }
+        (self.lines, self.length) = (count, text.len() as u64);
+        self.wanting = None;
         self.pending.clear();
         Ok(())
     }
@@ -499,11 +599,11 @@ mod tests {
             unsettled: vec![(name(3), at), (name(4), None)],
             hidden: true,
         };
-        journal.save_donation(donation(1));
-        journal.save_donation(donation(2));
+        journal.save_donation(donation(1)).expect("kept");
+        journal.save_donation(donation(2)).expect("kept");
         journal.forget_donation(name(1));
-        journal.save_acceptance(acceptance.clone());
-        journal.save_held(held.clone());
+        journal.save_acceptance(acceptance.clone()).expect("kept");
+        journal.save_held(held.clone()).expect("kept");
         let ends = |port| Ends { first: SocketAddr::new("2001:db8::5".parse().expect("address"), port), count: 64 };
         let lease = |number: u64| SavedLease { name: LeaseName { tenant: key(4), number }, ends: ends(1024) };
         let tenancy = |number: u64| {
@@ -511,9 +611,12 @@ mod tests {
             let moved = (number == 8).then_some(Transport::Udp);
             (SavedTenancy { number, anchor: key(5), anchor_at, ends: ends(2048), moved }, (number == 9).then_some(77))
         };
-        [1, 2].into_iter().for_each(|number| journal.save_lease(lease(number)));
+        [1, 2].into_iter().for_each(|number| journal.save_lease(lease(number)).expect("kept"));
         journal.forget_lease(lease(1).name);
-        [7, 8, 9].map(tenancy).into_iter().for_each(|(saved, cookie)| journal.save_tenancy(saved, cookie));
+        [7, 8, 9]
+            .map(tenancy)
+            .into_iter()
+            .for_each(|(saved, cookie)| journal.save_tenancy(saved, cookie).expect("kept"));
         journal.forget_tenancy(7);
         journal.flush().expect("flush");
         drop(journal);
@@ -589,5 +692,68 @@ mod tests {
         assert!(lines < 2 * SLACK, "{lines} lines");
         let (_, restored) = Journal::open(&folder.file()).expect("open");
         assert_eq!((restored.peers.len(), restored.flows.len()), (1, 0));
+    }
+
+    fn lease(number: u64) -> SavedLease {
+        let first = "192.0.2.5:1024".parse().expect("endpoint");
+        SavedLease { name: LeaseName { tenant: peer(4).key, number }, ends: Ends { first, count: 64 } }
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_not_decided() {
+        let folder = Folder::new("not-decided");
+        let (mut journal, _) = Journal::open(&folder.file()).expect("open");
+        journal.save_lease(lease(1)).expect("kept");
+        // Neither this file can be written nor another be made.
+        let blocked = folder.file().with_extension("new");
+        fs::create_dir(&blocked).expect("a folder");
+        journal.file = File::open(folder.file()).expect("open");
+        journal.save_peer(peer(1));
+        assert!(journal.flush().is_err());
+        for _ in 0..3 {
+            assert!(journal.save_lease(lease(2)).is_err());
+        }
+        assert_eq!(journal.moves.leases.len(), 1);
+
+        fs::remove_dir(&blocked).expect("remove");
+        journal.save_lease(lease(3)).expect("kept");
+        let (_, restored) = Journal::open(&folder.file()).expect("open");
+        let kept: Vec<u64> = restored.moves.leases.keys().map(|name| name.number).collect();
+        assert_eq!((kept, restored.peers.len()), (vec![1, 3], 1), "what was said is there, what failed is not");
+    }
+
+    #[test]
+    fn what_was_said_is_written_when_there_is_room() {
+        let folder = Folder::new("room");
+        let (mut journal, _) = Journal::open(&folder.file()).expect("open");
+        let blocked = folder.file().with_extension("new");
+        fs::create_dir(&blocked).expect("a folder");
+        journal.file = File::open(folder.file()).expect("open");
+        let mut refused = 0;
+        for number in 1..=200 {
+            journal.save_peer(peer(number));
+            refused += usize::from(journal.flush().is_err());
+        }
+        assert!((2..20).contains(&refused), "it was tried {refused} times");
+        fs::remove_dir(&blocked).expect("remove");
+        for _ in 0..PASSED_OVER_MOST {
+            journal.flush().expect("flush");
+        }
+        assert_eq!(Journal::open(&folder.file()).expect("open").1.peers.len(), 200);
+    }
+
+    #[test]
+    fn a_journal_that_cannot_be_rewritten_serves_as_it_is() {
+        let folder = Folder::new("as-it-is");
+        let (mut journal, _) = Journal::open(&folder.file()).expect("open");
+        journal.save_lease(lease(1)).expect("kept");
+        let mut text = fs::read(folder.file()).expect("read");
+        text.extend_from_slice(b"{\"torn");
+        fs::write(folder.file(), text).expect("tear");
+        fs::create_dir(folder.file().with_extension("new")).expect("a folder");
+        let (mut journal, restored) = Journal::open(&folder.file()).expect("open");
+        assert_eq!(restored.moves.leases.len(), 1);
+        journal.save_lease(lease(2)).expect("kept");
+        assert_eq!(Journal::open(&folder.file()).expect("open").1.moves.leases.len(), 2);
     }
 }

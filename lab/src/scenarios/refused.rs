@@ -4,10 +4,12 @@ use std::fs;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use whimbrel_ipc::ConnectionState;
+
 use super::relocation::Three;
 use super::world::{LONG, step};
 use super::{Scenario, scenario};
-use crate::{Error, Lab, Result, Ticker, TickerFar, Whimbrel, expect};
+use crate::{Error, Host, Lab, Result, Ticker, TickerFar, Whimbrel, expect, wait_until};
 
 pub(super) const SCENARIOS: &[Scenario] = &[
     scenario(
@@ -20,6 +22,14 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         "the same over IPv6, which a target has not in its own network, and takes all the same",
         |lab| refused(lab, true),
     ),
+    scenario(
+        "move-no-room",
+        "one host after the other cannot write down what it decides: nothing moves, nothing is lost, and all goes on when it can; the far end runs nothing",
+        |lab| no_room(lab, false),
+    ),
+    scenario("move-no-room-direct", "the same with a far end that runs Whimbrel, which cannot either", |lab| {
+        no_room(lab, true)
+    }),
 ];
 
 const EVERY: Duration = Duration::from_millis(1);
@@ -38,6 +48,24 @@ impl Ticking {
         expect!(error.to_string().contains(why), "not {why:?} but: {error}");
         println!("    {}", error.to_string().lines().find(|line| line.contains(why)).unwrap_or(why).trim());
         self.goes_on()
+    }
+
+    /// A move to the other of the two; whether it succeeded. If not, this is to be in the complaint.
+    fn moves(&mut self, donor: &Whimbrel, whose: usize, why: &str) -> Result<bool> {
+        let to = ["guest", "desk"][whose];
+        match donor.cli(&["move", &self.far.local().to_string(), "--to", to, "--process", to]) {
+            Ok(said) => {
+                expect!(said.contains("is with"), "{said}");
+                self.tickers[whose].ticked()?;
+                self.goes_on()?;
+                Ok(true)
+            }
+            Err(error) => {
+                expect!(error.to_string().contains(why), "it was refused, but so: {error}");
+                self.goes_on()?;
+                Ok(false)
+            }
+        }
     }
 
     fn goes_on(&mut self) -> Result<()> {
@@ -137,5 +165,74 @@ fn refused(lab: &mut Lab, ipv6: bool) -> Result<()> {
     expect!(said.contains("is with"), "{said}");
     ticking.tickers[0].ticked()?;
     ticking.goes_on()?;
+    three.world.no_resets()
+}
+
+/// Moves that are tried where a host has no room. The page in which its file ends is filled by the first.
+const TRIES: usize = 24;
+/// Of these, so many of the last must have been refused.
+const REFUSED: usize = 6;
+
+fn no_room(lab: &mut Lab, far_runs: bool) -> Result<()> {
+    let mut three = Three::started(lab, far_runs, Host::whimbrel_with_little_room)?;
+    let tickers = [
+        Ticker::start(&three.donor_daemon, three.world.at_server.ipv4()?, "desk", EVERY)?,
+        Ticker::start(&three.acceptor_daemon, three.at_acceptor, "guest", EVERY)?,
+    ];
+    let far = TickerFar::connect(&three.world.laptop, tickers[0].address())?;
+    let mut ticking = Ticking { tickers, far };
+    ticking.goes_on()?;
+    if let Some(far) = &three.far_daemon {
+        let native = || far.connections().is_ok_and(|all| all.iter().any(|c| c.state == ConnectionState::Native));
+        wait_until(LONG, "the connection is introduced", native)?;
+    }
+
+    // Whose the socket is: 0 for the donor's, 1 for the acceptor's.
+    let mut whose = 0;
+    for full in 0..if far_runs { 3 } else { 2 } {
+        step(["the donor has no room", "the acceptor has no room", "the holder has no room"][full]);
+        let Three { donor_daemon, acceptor_daemon, far_daemon, .. } = &mut three;
+        let narrow = |donor: &Whimbrel, acceptor: &Whimbrel, far: Option<&Whimbrel>, none| match (full, far) {
+            (0, _) => donor.fill(none),
+            (1, _) => acceptor.fill(none),
+            (_, far) => far.map_or(Ok(()), |far| far.fill(none)),
+        };
+        narrow(donor_daemon, acceptor_daemon, far_daemon.as_ref(), true)?;
+        // A holder that is another host says no more than that.
+        let why = if full == 2 { "called off" } else { "could not be kept" };
+        let mut refused = 0;
+        let mut moved = 0;
+        for _ in 0..TRIES {
+            let from = if whose == 0 { &*donor_daemon } else { &*acceptor_daemon };
+            if ticking.moves(from, whose, why)? {
+                whose = 1 - whose;
+                (refused, moved) = (0, moved + 1);
+            } else {
+                refused += 1;
+            }
+            if refused == REFUSED {
+                break;
+            }
+        }
+        println!("    {moved} moves found room");
+        expect!(refused == REFUSED, "there is room for {moved} moves where there is none");
+        step("there is room again");
+        narrow(donor_daemon, acceptor_daemon, far_daemon.as_ref(), false)?;
+        for _ in 0..4 {
+            let from = if whose == 0 { &*donor_daemon } else { &*acceptor_daemon };
+            expect!(ticking.moves(from, whose, why)?, "it is refused all the same");
+            whose = 1 - whose;
+        }
+        step("what was not written then is by now: its daemon is killed");
+        let full = match (full, &mut *far_daemon) {
+            (0, _) => donor_daemon,
+            (_, Some(far)) if full == 2 => far,
+            _ => acceptor_daemon,
+        };
+        full.kill()?;
+        ticking.goes_on()?;
+        full.restart()?;
+        ticking.goes_on()?;
+    }
     three.world.no_resets()
 }

@@ -245,10 +245,15 @@ impl Effects {
             let result = self.carry_out_one(now, op, &mut snapshot);
             results.push((id, result.map_err(|failure| OpFailed { sentence: failure.to_string() })));
         }
-        if let Err(error) = self.journal.flush() {
-            tracing::error!(%error, "connections that are introduced now do not outlive this process");
-        }
+        self.write_journal();
         results
+    }
+
+    /// Writes down what was said, if it can be: what was done stays done.
+    fn write_journal(&mut self) {
+        if let Err(error) = self.journal.flush() {
+            tracing::error!(%error, "what is introduced, moved and stopped now may not outlive this process");
+        }
     }
 
     /// Makes routes, names and sockets fit what was carried out.
@@ -262,9 +267,7 @@ impl Effects {
             self.fit_sockets(now, None);
         }
         self.help(now);
-        if let Err(error) = self.journal.flush() {
-            tracing::error!(%error, "what was stopped for others does not outlive this process");
-        }
+        self.write_journal();
     }
 
     /// Takes what was found by the ops that look for sockets.

@@ -323,6 +323,13 @@ impl Moves {
         self.abort(at, number, Refusal::NotAllowed);
     }
 
+    /// Why its holder, which is this host, will say that a move is not to be.
+    pub(super) fn note_not_kept(&mut self, number: u64) {
+        if let Some(of) = self.donations.get_mut(&number) {
+            of.why.get_or_insert(Refusal::NotKept);
+        }
+    }
+
     /// The acceptor says how it stands.
     pub(super) fn handle_answer(
         &mut self,

@@ -402,6 +402,9 @@ impl Moves {
                 self.end_flow(flow);
                 return;
             }
+            if donor == self.me() {
+                self.note_not_kept(name.number);
+            }
             self.say(at, donor, Record::Decided { number: name.number, decision: Decision::Revoked });
             if recalled == Some(true) {
                 self.close_far_end(flow);

@@ -256,16 +256,15 @@ impl Effects {
     /// The socket goes on here.
     pub(super) fn let_go_on(&mut self, name: &MoveName) -> Result<(), MoveFailed> {
         let Some(Given { flow, frozen, processes, .. }) = self.relocation.given.remove(name) else { return Ok(()) };
+        // First what holds its packets: its own first segment would be held with them.
+        self.let_in(&flow);
         let injector = match self.relocation.endpoints.at(&flow) {
             Some(place) => &place.injector,
             None => &self.injector,
         };
-        // First what holds its packets: its own first segment would be held with them.
-        let in_force = self.datapath.remove_helped(&flow);
         self.tunnel.hand_on(&flow, None);
         let thawed = frozen.thaw(injector).map_err(|why| unmovable(&why, Refusal::NotWoken));
         self.relocation.release(&processes);
-        in_force.map_err(|error| failed(Refusal::NotWoken, &error))?;
         thawed.map(drop)
     }
 

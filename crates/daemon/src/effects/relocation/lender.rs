@@ -10,7 +10,7 @@ use whimbrel_protocol::{LeaseName, LocalEnd, MoveFailed, PeerId, Prefix, Refusal
 use whimbrel_wire::lending::Ends;
 use whimbrel_wire::{FlowTuple, Transport};
 
-use super::{failed, refused};
+use super::{failed, not_kept, refused};
 use crate::config::Lendable;
 use crate::effects::{Effects, Failure, own_addresses};
 use crate::tunnel::{Lease, LeasedEnd};
@@ -93,12 +93,14 @@ impl Effects {
             self.take_back(now, name)?;
             return Err(failed(Refusal::NoRoom, &failure));
         }
-        if moved.is_none() {
-            // What has moved is kept by whose it is.
-            self.journal.save_lease(SavedLease { name, ends });
-        }
         self.let_forward();
-        if let Err(failed) = self.make_ready(now).and_then(|()| self.follow_loopback()) {
+        let ready = self.make_ready(now).and_then(|()| self.follow_loopback());
+        // What has moved is kept by whose it is.
+        let kept = ready.and_then(|()| match moved {
+            Some(_) => Ok(()),
+            None => self.journal.save_lease(SavedLease { name, ends }).map_err(not_kept),
+        });
+        if let Err(failed) = kept {
             self.take_back(now, name)?;
             return Err(failed);
         }

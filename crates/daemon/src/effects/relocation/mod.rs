@@ -38,6 +38,7 @@ use whimbrel_wire::FlowTuple;
 use whimbrel_wire::snapshot::Luggage;
 
 use super::{Effects, Failure};
+use crate::journal::JournalError;
 use acceptor::Taken;
 pub(crate) use adopt::FoundMoves;
 use donor::{Borrowed, Given};
@@ -161,19 +162,14 @@ impl Effects {
             }
             MoveOp::Destroy { name, .. } => self.drop_taken(&name)?,
             MoveOp::CloseFarEnd { flow } => self.close_far_end(flow)?,
-            MoveOp::SaveDonation(saved) => self.journal.save_donation(saved),
+            MoveOp::SaveDonation(saved) => self.journal.save_donation(saved).map_err(not_kept)?,
             MoveOp::ForgetDonation { name } => self.forget_given(now, &name)?,
-            MoveOp::SaveAcceptance(saved) => self.journal.save_acceptance(saved),
+            MoveOp::SaveAcceptance(saved) => self.journal.save_acceptance(saved).map_err(not_kept)?,
             MoveOp::ForgetAcceptance { name } => self.forget_taken(now, &name)?,
-            MoveOp::SaveHeld(saved) => self.journal.save_held(saved),
+            MoveOp::SaveHeld(saved) => self.journal.save_held(saved).map_err(not_kept)?,
             MoveOp::ForgetHeld { flow } => self.journal.forget_held(flow),
             MoveOp::Lend { name, peer, ends, moved } => {
-                let ends = self.lend(now, name, peer, ends, moved)?;
-                if let Err(error) = self.journal.flush() {
-                    self.take_back(now, name)?;
-                    return Err(failed(Refusal::NotKept, &error));
-                }
-                return Ok(MoveDone::Lent(ends));
+                return self.lend(now, name, peer, ends, moved).map(MoveDone::Lent);
             }
             MoveOp::TakeBack { name } => self.take_back(now, name)?,
             MoveOp::Occupy { number, anchor, anchor_at, peer, ends, moved, fresh } => {
@@ -181,7 +177,7 @@ impl Effects {
             }
             MoveOp::Vacate { number } => self.vacate(now, number)?,
         }
-        self.journal.flush().map_err(|error| failed(Refusal::NotKept, &error))?;
+        self.write_journal();
         Ok(MoveDone::Done)
     }
 
@@ -210,6 +206,12 @@ impl Effects {
 
 fn failed(refusal: Refusal, why: &dyn std::fmt::Display) -> MoveFailed {
     MoveFailed { refusal, sentence: why.to_string() }
+}
+
+/// A decision that cannot be written down is none.
+#[expect(clippy::needless_pass_by_value, reason = "it is given to `map_err`")]
+pub(in crate::effects) fn not_kept(error: JournalError) -> MoveFailed {
+    failed(Refusal::NotKept, &error)
 }
 
 /// What the kernel says where there is no room: for descriptors of this process or of all, memory of sockets, entries of maps.

@@ -15,7 +15,7 @@ use whimbrel_wire::lending::Ends;
 use whimbrel_wire::{FlowTuple, Transport};
 
 use super::endpoints::PlaceName;
-use super::{Relocation, failed};
+use super::{Relocation, failed, not_kept};
 use crate::effects::introductions::{self, Snapshot};
 use crate::effects::{Effects, Failure, own_addresses};
 use crate::tunnel::{Lease, LeasedEnd};
@@ -131,12 +131,12 @@ impl Effects {
         self.relocation.tenant.rented.insert(number, Rented { ends, place, moved });
         let done = self.furnish(number, peer).and_then(|()| self.lead_rented(number, peer));
         let done = done.map_err(|failure| failed(Refusal::NoRights, &failure)).and_then(|()| self.make_ready(now));
+        let cookie = self.brought_cookie(number);
+        let done = done.and_then(|()| self.journal.save_tenancy(tenancy, cookie).map_err(not_kept));
         if let Err(failed) = done {
             self.vacate(now, number)?;
             return Err(failed);
         }
-        let cookie = self.brought_cookie(number);
-        self.journal.save_tenancy(tenancy, cookie);
         Ok(())
     }
 

@@ -14,6 +14,7 @@ use whimbrel_wire::{FlowTuple, Transport};
 
 use super::{Answer, News, Report, Wholes, failed, key_and_number, number_in};
 use crate::effects::Effects;
+use crate::effects::relocation::not_kept;
 use crate::processes::criu::{self, Criu};
 use crate::processes::load::{Manifest, extract, read_queues, unpack};
 use crate::processes::{BEFORE, IMAGES, make, remove};
@@ -285,8 +286,7 @@ impl Effects {
     }
 
     fn save_now(&mut self, saved: SavedAcceptance) -> Answer {
-        self.journal.save_acceptance(saved);
-        self.journal.flush().map_err(|error| failed(Refusal::NotKept, error.to_string()))?;
+        self.journal.save_acceptance(saved).map_err(not_kept)?;
         Ok(MoveDone::Done)
     }
 
@@ -358,7 +358,7 @@ impl Effects {
         }
         self.wholes.taken.remove(name);
         self.forget_taken(now, name)?;
-        self.journal.flush().map_err(|error| failed(Refusal::NotKept, error.to_string()))?;
+        self.write_journal();
         Ok(MoveDone::Done)
     }
 

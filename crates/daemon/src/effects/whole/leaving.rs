@@ -396,7 +396,7 @@ impl Effects {
             self.wholes.forget_leaving(root);
         }
         self.make_ready(now)?;
-        self.journal.flush().map_err(|error| failed(Refusal::NotKept, error.to_string()))?;
+        self.write_journal();
         Ok(MoveDone::Done)
     }
 
