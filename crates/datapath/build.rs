@@ -16,17 +16,18 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         SkeletonBuilder::new()
             .source(source.join(format!("{program}.bpf.c")))
             .obj(out.join(format!("{program}.bpf.o")))
-            .clang_args(clang_args()?)
+            .clang_args(clang_args())
             .build()?;
     }
     Ok(())
 }
 
-/// Debian keeps `asm/types.h` in a directory of the host's architecture, which clang does not search for the bpf target.
-fn clang_args() -> Result<Vec<OsString>, env::VarError> {
-    let architecture = env::var("CARGO_CFG_TARGET_ARCH")?;
+/// Debian keeps `asm/types.h` in a directory of the host's architecture, which clang does not search for the bpf target. It says the same
+/// for all processors that the programs may be loaded on.
+fn clang_args() -> Vec<OsString> {
+    let architecture = env::consts::ARCH;
     // -mcpu=v3 (Linux 5.12): 32-bit operations and atomics that return the value before.
     let mut arguments: Vec<OsString> = ["-O2", "-mcpu=v3", "-Wall", "-Wextra", "-Werror"].map(Into::into).into();
     arguments.push(format!("-I/usr/include/{architecture}-linux-gnu").into());
-    Ok(arguments)
+    arguments
 }

@@ -130,7 +130,7 @@ pub(crate) fn tun(name: &str) -> File {
     // SAFETY: ifreq is plain data, for which zero is a value.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
-        *to = from.cast_signed();
+        *to = from as libc::c_char;
     }
     request.ifr_ifru.ifru_flags = (libc::IFF_TUN | libc::IFF_NO_PI) as i16;
     // SAFETY: an open TUN file and a request that the kernel reads.
