@@ -107,6 +107,7 @@ enum held {
 	HELD_BACK = 1,	    /* no packet of it leaves, wherever it is */
 	HELD_TUNNELLED = 2, /* while it has moved it goes by the tunnel where its binding would have it rewritten */
 	HELD_HIDDEN = 4,    /* introductions in it are not for this host, and go to its socket */
+	HELD_BEYOND = 8,    /* its far end is a host behind the peer, whose resets come by the tunnel */
 };
 
 enum conflict {

@@ -62,13 +62,71 @@ static __always_inline void wire_names_out(struct names *names, const struct flo
 	names->destination_port = flow->wire_remote_port;
 }
 
+/*
+ * By which device a host behind this one sends, as the routing table has it. To ask costs as much as all the rest, so what was found is
+ * relied on for a while, as a next hop is.
+ */
+struct side {
+	struct address host;
+	__u64 until;	 /* CLOCK_MONOTONIC, ns */
+	__u32 interface; /* 0: none */
+	__u32 zero;
+};
+
+#define SIDES 64
+
+/* Each host has its place, where it replaces whatever was there. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, SIDES);
+	__type(key, __u32);
+	__type(value, struct side);
+} sides SEC(".maps");
+
+/* The device by which packets to the flow's local end leave: what comes in by another is somebody else's, who says that he is that host. */
+static __noinline bool comes_from_side_of(struct __sk_buff *skb, const struct flow_tuple *own)
+{
+	struct bpf_fib_lookup fib = {};
+	struct side *side;
+	__u32 place, came;
+	long found;
+
+	if (!own)
+		return false;
+	came = skb->ifindex;
+	place = ((own->local.words[3] + 3 * own->local.words[2]) * 0x9e3779b1U) >> 26;
+	side = bpf_map_lookup_elem(&sides, &place);
+	if (!side)
+		return false;
+	if (side->until > bpf_ktime_get_coarse_ns() && same_address(&side->host, &own->local))
+		return side->interface == came;
+	fib.ifindex = came;
+	fib.l4_protocol = own->transport;
+	if (is_ipv4(&own->local)) {
+		fib.family = 2; /* AF_INET */
+		fib.ipv4_src = own->remote.words[3];
+		fib.ipv4_dst = own->local.words[3];
+	} else {
+		fib.family = 10; /* AF_INET6 */
+		__builtin_memcpy(fib.ipv6_src, &own->remote, 16);
+		__builtin_memcpy(fib.ipv6_dst, &own->local, 16);
+	}
+	found = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
+	side->host = own->local;
+	side->interface = found == BPF_FIB_LKUP_RET_SUCCESS || found == BPF_FIB_LKUP_RET_NO_NEIGH ? fib.ifindex : 0;
+	side->until = bpf_ktime_get_coarse_ns() + NEIGHBOUR_NS;
+	return side->interface == came;
+}
+
 /* May a packet that is not from this host's own stack be of this flow? */
-static __always_inline bool comes_from(const struct __sk_buff *skb, const struct packet *packet,
-				       const struct flow_entry *flow)
+static __always_inline bool comes_from(struct __sk_buff *skb, const struct packet *packet, const struct flow_entry *flow,
+				       const struct flow_tuple *own)
 {
 	if (packet->origin == FROM_ENDPOINT)
 		return flow->toward == skb->ifindex;
-	return packet->origin == FROM_STACK || flow->toward == TOWARD_ROUTES || flow->toward == TOWARD_PASSING;
+	if (packet->origin == FROM_WIRE && flow->toward == TOWARD_PASSING)
+		return comes_from_side_of(skb, own);
+	return packet->origin == FROM_STACK || flow->toward == TOWARD_ROUTES;
 }
 
 #define TCP_HEADER_WORDS 4
@@ -102,6 +160,18 @@ static __always_inline int pass_native(const struct packet *packet)
 	return packet->origin == FROM_ENDPOINT ? TO_BE_ROUTED : pass();
 }
 
+/*
+ * Does it end its connection at once? A gateway says so by the tunnel for a host behind it: while the gateway is started anew that host
+ * resets what comes rewritten, since it does not know these names (P-123).
+ */
+static __noinline bool resets(struct __sk_buff *skb, const struct packet *packet)
+{
+	__u8 flags = 0;
+
+	return packet && packet->protocol == IPPROTO_TCP && packet->part != FRAGMENT_LATER &&
+	       !bpf_skb_load_bytes(skb, packet->transport + 13, &flags, 1) && flags & 0x04;
+}
+
 /* An ICMP error that this host, or who is behind it, sends about a packet of a moved flow. */
 __noinline int egress_icmp(struct __sk_buff *skb, const struct packet *packet)
 {
@@ -129,7 +199,7 @@ __noinline int egress_icmp(struct __sk_buff *skb, const struct packet *packet)
 	    !same_address(&packet->destination, &own.remote))
 		return pass_ordinary(skb, packet);
 	flow = find_flow(&own);
-	if (!flow || !comes_from(skb, packet, flow))
+	if (!flow || !comes_from(skb, packet, flow, &own))
 		return pass_ordinary(skb, packet);
 	binding = bpf_map_lookup_elem(&bindings, &flow->binding);
 	if (!binding || binding->carrier == CARRIER_NATIVE || !has_moved(flow, binding))
@@ -187,7 +257,7 @@ __noinline int egress_flow(struct __sk_buff *skb, const struct packet *packet)
 		own.transport = packet->protocol;
 	}
 	flow = find_flow(&own);
-	if (packet->origin != FROM_STACK && !(flow && comes_from(skb, packet, flow)))
+	if (packet->origin != FROM_STACK && !(flow && comes_from(skb, packet, flow, &own)))
 		return OF_NO_FLOW;
 	if (packet->origin == FROM_WIRE && flow && flow->toward == TOWARD_PASSING)
 		note_sent(skb, packet, flow);
@@ -233,6 +303,8 @@ __noinline int egress_flow(struct __sk_buff *skb, const struct packet *packet)
 			return hold(COUNTER_HELD_FAMILY);
 		carrier = CARRIER_TUNNEL;
 	}
+	if (carrier == CARRIER_REWRITE && flow->toward == TOWARD_PASSING && resets(skb, packet))
+		carrier = CARRIER_TUNNEL;
 	if (carrier == CARRIER_TUNNEL) {
 		if (!settings->tunnel)
 			return hold(COUNTER_HELD_NO_TUNNEL);

@@ -63,6 +63,12 @@ __noinline int ingress_icmp(struct __sk_buff *skb, const struct packet *packet)
 		return pass();
 	if (!same_address(&packet->destination, &inner->source))
 		return pass();
+	/* About what this host has said in the name of one behind it, who does not know what to do with it: a rule leads it to this stack. */
+	if (settings->control_port && !(settings->idle & IDLE_FORWARDED) && inner->protocol == IPPROTO_UDP &&
+	    bpf_ntohs(inner->source_port) == settings->control_port) {
+		skb->mark |= settings->mark_mask;
+		return pass();
+	}
 	binding = find_binding(&inner->destination, &inner->source);
 	if (!binding)
 		return pass();
@@ -158,11 +164,10 @@ static __always_inline int pass_raised(struct __sk_buff *skb, const struct packe
 	return raise(skb, packet, own) ? pass() : TC_ACT_SHOT;
 }
 
-/* Do the peer's moved flows go somewhere, rather than wait? */
+/* Do the peer's moved flows go elsewhere, or wait until it says where? What is listened for shows that nothing has moved. */
 static __always_inline bool leads(const struct binding *binding)
 {
-	return binding->carrier == CARRIER_REWRITE || binding->carrier == CARRIER_TUNNEL ||
-	       binding->carrier == CARRIER_FOLLOW;
+	return binding->carrier != CARRIER_NATIVE && binding->carrier != CARRIER_LISTEN;
 }
 
 /*
@@ -254,6 +259,8 @@ __noinline int ingress_flow(struct __sk_buff *skb, struct packet *packet)
 		if (!own)
 			return ingress_native(skb, packet, true);
 		flow = find_flow(own);
+		if (flow && flow->held & HELD_BEYOND && resets(skb, packet))
+			return drop(COUNTER_DROPPED_RESET);
 		if (flow)
 			hear(*binding, flow, packet);
 	}

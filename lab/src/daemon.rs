@@ -41,6 +41,8 @@ struct Surroundings {
     only_at_rest: bool,
     /// Its run directory is a file system of its own, which a test can fill.
     narrow: bool,
+    /// How often its machine was started anew, as far as it is told.
+    boots: u64,
 }
 
 /// Room of a narrow run directory.
@@ -149,6 +151,14 @@ fn launch(host: &Host, binary: &Path, dir: &Path, configured: bool, surroundings
         words.extend(["unshare", "--time", "--boottime", &ahead, "--"].map(Into::into));
         // A new time namespace is that of children only, unless it is entered.
         words.extend(["nsenter", "--time=/proc/self/ns/time_for_children", "--"].map(Into::into));
+    }
+    if surroundings.boots != 0 {
+        let id = dir.join("boot_id");
+        let text = format!("{:08x}-0000-4000-8000-000000000000\n", surroundings.boots);
+        fs::write(&id, text).map_err(|e| Error::call("write", id.display().to_string(), e))?;
+        let script = "mount --bind \"$0\" /proc/sys/kernel/random/boot_id && exec \"$@\"";
+        words.extend(["unshare", "--mount", "--", "sh", "-c", script].map(Into::into));
+        words.push(id.into());
     }
     // As the unit that users have it started by: what works here with more rights might not work there.
     if surroundings.numbers {
@@ -366,6 +376,17 @@ impl Whimbrel {
         self.process.kill()?;
         self.process = launch(&self.host, &self.binary, &self.dir, self.configured, self.surroundings)?;
         self.wait_ready()
+    }
+
+    /// Its machine is started anew, after [`Whimbrel::kill`] or [`Whimbrel::stop`]: nothing is left of the daemon but its state directory, and the
+    /// kernel tells another life. Whatever else the machine is stays as it is.
+    pub fn reboot(&mut self) -> Result<()> {
+        self.process.kill()?;
+        self.cli(&["clean"])?;
+        let run = self.run_dir();
+        fs::remove_dir_all(&run).map_err(|e| Error::call("rmdir", run.display().to_string(), e))?;
+        self.surroundings.boots += 1;
+        self.restart()
     }
 
     /// Starts it again with its CLOCK_BOOTTIME so many seconds ahead of the machine's (behind, if negative): the clock has

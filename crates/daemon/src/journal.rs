@@ -6,6 +6,10 @@
 //!
 //! *Where there is no room* the file stays as it was, whole, and what was said since is written, as a new file, when there is. Decisions about
 //! sockets and endpoints (P-76) are another matter: they are kept at once, or not at all.
+//!
+//! Those of hosts that this one is the gateway of live on when it is started anew. A gateway keeps them, and its peers, in a second
+//! file in its state directory as well ([`Journal::keep_lasting`]). What it names its memory by there it tells its peers, which
+//! find out by it whether it was lost (protocol.md P-123).
 
 mod lines;
 
@@ -17,7 +21,7 @@ use std::path::{Path, PathBuf};
 
 use whimbrel_handshake::PublicKey;
 use whimbrel_protocol::{
-    FlowEntry, LeaseName, MoveName, PeerId, SavedAcceptance, SavedDonation, SavedHeld, SavedLease, SavedPeer,
+    FlowEntry, LeaseName, LocalEnd, MoveName, PeerId, SavedAcceptance, SavedDonation, SavedHeld, SavedLease, SavedPeer,
     SavedTenancy,
 };
 use whimbrel_wire::FlowTuple;
@@ -88,6 +92,11 @@ pub struct Journal {
     flows: HashMap<FlowTuple, FlowEntry>,
     suspended: bool,
     moves: SavedMoves,
+    memory: Option<u64>,
+    /// Lines that could not be read.
+    skipped: usize,
+    /// Of the hosts behind this one alone.
+    lasting: Option<Box<Self>>,
 }
 
 /// The file lacks what was said: only a new one will do.
@@ -118,12 +127,18 @@ impl Journal {
             flows: HashMap::new(),
             suspended: false,
             moves: SavedMoves::default(),
+            memory: None,
+            skipped: 0,
+            lasting: None,
         };
         for line in text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
             journal.lines += 1;
             match serde_json::from_slice::<Line>(line) {
                 Ok(line) => journal.apply(line),
-                Err(error) => tracing::warn!(path = %path.display(), %error, "skipping a line of the journal"),
+                Err(error) => {
+                    journal.skipped += 1;
+                    tracing::warn!(path = %path.display(), %error, "skipping a line of the journal");
+                }
             }
         }
         // A flow whose peer is gone cannot be moved any more.
@@ -141,6 +156,44 @@ impl Journal {
         let (flows, moves) = (journal.flows.clone(), journal.moves.clone());
         let restored = Restored { peers, flows, suspended: journal.suspended, moves };
         Ok((journal, restored))
+    }
+
+    /// Keeps peers, and flows of hosts behind this one, at `path` as well from now on, where they outlive this host's own life, and gives what names
+    /// that memory: `fresh` where there was none, or not all of it can be read. Where this journal holds no peers (the host was
+    /// started anew, or the run directory removed) `restored` gets what was there.
+    ///
+    /// # Errors
+    /// When a file cannot be read or written.
+    pub fn keep_lasting(&mut self, path: &Path, fresh: u64, restored: &mut Restored) -> Result<u64, JournalError> {
+        let (mut lasting, kept) = Self::open(path)?;
+        let memory = lasting.memory.filter(|_| lasting.skipped == 0).unwrap_or(fresh);
+        lasting.append(Line::Memory(memory));
+        if self.peers.is_empty() {
+            kept.peers.iter().for_each(|peer| self.save_peer(peer.clone()));
+            kept.flows.iter().for_each(|(flow, entry)| self.save_flow(*flow, *entry));
+            (restored.peers, restored.flows) = (kept.peers, kept.flows);
+        } else {
+            // This one has been written in the same life, and is at least as new.
+            lasting.peers.clone_from(&self.peers);
+            lasting.flows = self.flows.clone().into_iter().filter(|(_, entry)| outlives(entry)).collect();
+        }
+        lasting.rewrite()?;
+        self.lasting = Some(Box::new(lasting));
+        self.flush()?;
+        Ok(memory)
+    }
+
+    /// Removes what [`Journal::keep_lasting`] has kept: this host is no gateway any more, and does not keep it up to date.
+    ///
+    /// # Errors
+    /// When it cannot be removed.
+    pub fn forget_lasting(path: &Path) -> Result<(), JournalError> {
+        match fs::remove_file(path) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                Err(JournalError { action: "remove", path: path.to_owned(), source })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Whether the journal at `path`, which stays as it is, tells of any flow, if one that has ended. One that cannot be read
@@ -165,6 +218,9 @@ impl Journal {
 
     /// Keeps what is known of a peer.
     pub fn save_peer(&mut self, peer: SavedPeer) {
+        if let Some(lasting) = &mut self.lasting {
+            lasting.save_peer(peer.clone());
+        }
         self.append(Line::Peer(PeerLine::from(peer)));
     }
 
@@ -179,10 +235,16 @@ impl Journal {
         if let Some(id) = id {
             self.append(Line::Forget(id));
         }
+        if let Some(lasting) = &mut self.lasting {
+            lasting.forget_peer(key);
+        }
     }
 
     /// Keeps a flow.
     pub fn save_flow(&mut self, flow: FlowTuple, entry: FlowEntry) {
+        if let Some(lasting) = self.lasting.as_mut().filter(|_| outlives(&entry)) {
+            lasting.save_flow(flow, entry);
+        }
         self.append(Line::Flow(FlowLine { own: flow.into(), entry: entry.into() }));
     }
 
@@ -190,6 +252,9 @@ impl Journal {
     pub fn remove_flow(&mut self, flow: FlowTuple) {
         if self.flows.contains_key(&flow) {
             self.append(Line::Gone(flow.into()));
+        }
+        if let Some(lasting) = &mut self.lasting {
+            lasting.remove_flow(flow);
         }
     }
 
@@ -277,6 +342,11 @@ impl Journal {
     /// When the file cannot be written. What was said stays in force here and is written when there is room; it is not said again each time
     /// that there is none.
     pub fn flush(&mut self) -> Result<(), JournalError> {
+        let lasting = self.lasting.as_mut().map_or(Ok(()), |lasting| lasting.flush());
+        self.flush_own().and(lasting)
+    }
+
+    fn flush_own(&mut self) -> Result<(), JournalError> {
         if let Some(wanting) = &mut self.wanting {
             if wanting.left > 0 {
                 wanting.left -= 1;
@@ -302,7 +372,7 @@ impl Journal {
         if self.wanting.is_some() {
             self.rewrite()?;
         }
-        self.flush()?;
+        self.flush_own()?;
         let mut text = Vec::new();
         let said = serde_json::to_writer(&mut text, &line).map_err(io::Error::from);
         text.push(b'\n');
@@ -355,6 +425,7 @@ impl Journal {
                 self.peers.insert(peer.id, peer.into());
             }
             Line::Suspended(suspended) => self.suspended = suspended,
+            Line::Memory(memory) => self.memory = Some(memory),
             Line::Forget(id) => {
                 self.peers.remove(&id);
                 self.flows.retain(|_, entry| entry.peer.0 != id);
@@ -411,6 +482,7 @@ impl Journal {
         let acceptances = self.moves.acceptances.values().map(|saved| Line::Acceptance(saved.clone().into()));
         let held = self.moves.held.values().map(|saved| Line::Held(saved.clone().into()));
         let lines = peers.chain(flows).chain(self.suspended.then_some(Line::Suspended(true)));
+        let lines = lines.chain(self.memory.map(Line::Memory));
         let leases = self.moves.leases.values().map(|saved| Line::Lease((*saved).into()));
         let tenancies = self.moves.tenancies.values().map(|saved| Line::Tenancy((*saved).into()));
         let lines = lines.chain(donations).chain(acceptances).chain(held).chain(leases).chain(tenancies);
@@ -443,6 +515,11 @@ impl Journal {
         self.pending.clear();
         Ok(())
     }
+}
+
+/// Whether a flow goes on when this host is started anew: its socket is another host's, which is reached through this one.
+fn outlives(entry: &FlowEntry) -> bool {
+    entry.end == LocalEnd::Passing
 }
 
 /// What is there, if anything.
@@ -484,6 +561,7 @@ mod tests {
             absent: true,
             silent: true,
             life: 77,
+            memory: 78,
             waiting: (5, 6),
             own_places: vec![(2, "192.0.2.7".parse().expect("address"))],
             known_places: vec![KnownPlace {
@@ -515,6 +593,7 @@ mod tests {
             end: LocalEnd::Endpoint,
             passed_on: true,
             hidden: true,
+            beyond: true,
         }
     }
 
@@ -755,5 +834,47 @@ mod tests {
         assert_eq!(restored.moves.leases.len(), 1);
         journal.save_lease(lease(2)).expect("kept");
         assert_eq!(Journal::open(&folder.file()).expect("open").1.moves.leases.len(), 2);
+    }
+
+    #[test]
+    fn what_a_gateway_remembers_outlives_its_host() {
+        // P-123
+        let folder = Folder::new("lasting");
+        let (run, state) = (folder.file(), folder.0.join("gateway"));
+        let passing = FlowEntry { end: LocalEnd::Passing, ..entry(1) };
+        let open = |fresh| {
+            let (mut journal, mut restored) = Journal::open(&run).expect("open");
+            let memory = journal.keep_lasting(&state, fresh, &mut restored).expect("open the second");
+            (journal, restored, memory)
+        };
+        let (mut journal, restored, memory) = open(5);
+        assert_eq!((restored, memory), (Restored::default(), 5));
+        journal.save_peer(peer(1));
+        journal.save_flow(flow(1), passing);
+        journal.save_flow(flow(2), FlowEntry { end: LocalEnd::Here, ..entry(1) });
+        journal.flush().expect("write");
+        drop(journal);
+        // Another daemon.
+        let (_, restored, memory) = open(6);
+        assert_eq!((restored.flows.len(), memory), (2, 5));
+        // Another life.
+        fs::remove_file(&run).expect("remove");
+        let (mut journal, restored, memory) = open(7);
+        assert_eq!((&restored.peers, memory), (&vec![peer(1)], 5));
+        assert_eq!(restored.flows, HashMap::from([(flow(1), passing)]));
+        assert_eq!(journal.flows(), &restored.flows);
+        journal.remove_flow(flow(1));
+        journal.flush().expect("write");
+        drop(journal);
+        fs::remove_file(&run).expect("remove");
+        assert!(open(8).1.flows.is_empty());
+        // What cannot be read may have been a flow.
+        let mut text = fs::read(&state).expect("read");
+        text.extend(b"what is this\n");
+        fs::write(&state, &text).expect("write");
+        assert_eq!(open(9).2, 9);
+        Journal::forget_lasting(&state).expect("remove");
+        Journal::forget_lasting(&state).expect("nothing to remove");
+        assert_eq!(open(10).2, 10);
     }
 }

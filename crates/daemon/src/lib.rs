@@ -217,7 +217,17 @@ pub fn run(options: Options) -> Result<(), Error> {
     }
     let key = identity::load_or_create(&options.state_dir)?;
     let known_keys = KnownKeys::open(&options.state_dir.join("known_keys"))?;
-    let (journal, restored) = Journal::open(&options.run_dir.join("journal"))?;
+    let (mut journal, mut restored) = Journal::open(&options.run_dir.join("journal"))?;
+    let lasting = options.state_dir.join("gateway");
+    let memory = if config.behind.is_empty() {
+        // What is not kept up to date is not to be believed later.
+        Journal::forget_lasting(&lasting)?;
+        0
+    } else {
+        let random = identity::random_bytes()?;
+        let fresh = random.iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte)).max(1);
+        journal.keep_lasting(&lasting, fresh, &mut restored)?
+    };
     let event_log = config.event_log.as_ref().map(|path| {
         let path = options.state_dir.join(path);
         EventLog::open(&path).map_err(|source| Error::EventLog { at: config.event_log_at.clone(), path, source })
@@ -236,8 +246,20 @@ pub fn run(options: Options) -> Result<(), Error> {
     }
     instance.note_namespace(&run_dir)?;
     let place = Place::find(&options.run_dir)?;
-    let parts =
-        Start { options, config, set_log_level, signals, key, known_keys, journal, restored, udp, event_log, endpoint };
+    let parts = Start {
+        options,
+        config,
+        set_log_level,
+        signals,
+        key,
+        known_keys,
+        journal,
+        restored,
+        memory,
+        udp,
+        event_log,
+        endpoint,
+    };
     let (mut event_loop, flows, moves) = match start(parts, &place) {
         Ok(started) => started,
         Err(error) => {
@@ -282,6 +304,7 @@ struct Start {
     known_keys: KnownKeys,
     journal: Journal,
     restored: Restored,
+    memory: u64,
     udp: UdpSocket,
     event_log: Option<EventLog>,
     endpoint: Option<Endpoint>,
@@ -313,8 +336,20 @@ fn start_on(
     datapath: Datapath,
     tunnel_wake: (OwnedFd, OwnedFd),
 ) -> Result<(EventLoop, Vec<FlowTuple>, FoundMoves), Error> {
-    let Start { options, config, set_log_level, signals, key, known_keys, journal, restored, udp, event_log, endpoint } =
-        start;
+    let Start {
+        options,
+        config,
+        set_log_level,
+        signals,
+        key,
+        known_keys,
+        journal,
+        restored,
+        memory,
+        udp,
+        event_log,
+        endpoint,
+    } = start;
     let tunnel = Tunnel::start(tun, udp, tunnel_wake.1)?;
     let adopting = |failure: effects::Failure| Error::Adopt(Box::new(failure));
     let helpers =
@@ -331,7 +366,8 @@ fn start_on(
     effects.set_lendable(config.anchor.as_ref().map(|anchor| anchor.lendable.clone()));
 
     let socket_names = SocketNames::new(&key.to_bytes());
-    let mut node = Node::new(node_config(&config, &effects.known_keys), key, identity::random_bytes()?);
+    let of_node = whimbrel_protocol::Config { memory, ..node_config(&config, &effects.known_keys) };
+    let mut node = Node::new(of_node, key, identity::random_bytes()?);
     let flows: Vec<_> = restored.flows.keys().copied().collect();
     let now = clock::now();
     node.restore(now, restored.peers, restored.flows.into_iter().collect());

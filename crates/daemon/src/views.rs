@@ -423,6 +423,7 @@ mod tests {
             end: LocalEnd::Here,
             passed_on: false,
             hidden: false,
+            beyond: false,
         });
         FlowView { tuple: own, state, peer: entry.map(|entry| entry.peer), entry, opened: Time::default(), accepted }
     }

@@ -241,6 +241,7 @@ pub(crate) const EVENT_CLAIMED: u32 = 7;
 pub(crate) const HELD_BACK: u8 = 1;
 pub(crate) const HELD_TUNNELLED: u8 = 2;
 pub(crate) const HELD_HIDDEN: u8 = 4;
+pub(crate) const HELD_BEYOND: u8 = 8;
 pub(crate) const CONFLICT_GIVES_WAY: u8 = 1;
 pub(crate) const FITTED_CHANGED: u8 = 1;
 pub(crate) const FITTED_WAITING: u8 = 2;
@@ -398,6 +399,9 @@ pub struct FlowEntry {
     pub tunnelled: bool,
     /// Introductions in it are not for this host, and go to its socket.
     pub hidden: bool,
+    /// Its far end is a host behind its peer: a reset that comes rewritten is dropped, since where the peer is being started anew that host
+    /// answers so to names that it does not know.
+    pub beyond: bool,
     /// While it has moved, its sockets are shown the binding's locators ([`Datapath::attach_names`](crate::Datapath::attach_names)).
     pub real_view: bool,
     /// While it has moved, a SYN that comes under its own names, as from whoever has its peer's former address now, is dropped
@@ -582,7 +586,8 @@ impl RawFlowEntry {
             heard_peer_place: PLACE_NEVER,
             held: if entry.held { HELD_BACK } else { 0 }
                 | if entry.tunnelled { HELD_TUNNELLED } else { 0 }
-                | if entry.hidden { HELD_HIDDEN } else { 0 },
+                | if entry.hidden { HELD_HIDDEN } else { 0 }
+                | if entry.beyond { HELD_BEYOND } else { 0 },
             lapsed: 0,
             real_view: entry.real_view.into(),
             conflict: if entry.gives_way { CONFLICT_GIVES_WAY } else { 0 },
@@ -604,6 +609,7 @@ impl RawFlowEntry {
             held: self.held & HELD_BACK != 0,
             tunnelled: self.held & HELD_TUNNELLED != 0,
             hidden: self.held & HELD_HIDDEN != 0,
+            beyond: self.held & HELD_BEYOND != 0,
             real_view: self.real_view != 0,
             gives_way: self.conflict & CONFLICT_GIVES_WAY != 0,
             toward: Toward::from_raw(self.toward),

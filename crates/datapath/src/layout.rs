@@ -7,11 +7,12 @@ use libbpf_rs::btf::{Btf, BtfType, HasSize};
 
 use crate::abi::{
     COUNTERS, Carrier, EVENT_ACKNOWLEDGED, EVENT_CLAIMED, EVENT_FLOW_CLOSED, EVENT_FLOW_OPENED, EVENT_FLOW_STALLED,
-    EVENT_HEARD_NATIVELY, EVENT_INTRODUCTION, FITTED_CHANGED, FITTED_WAITING, HELD_BACK, HELD_HIDDEN, HELD_TUNNELLED,
-    HelpedPhase, IDLE_ENDPOINTS, IDLE_FORWARDED, IDLE_HELPED, IDLE_INTRODUCTIONS, IDLE_KEPT, IDLE_LAPSES,
-    IDLE_LISTENING, IDLE_TRANSLATION, IDLE_VACATED, ORIGIN_ACCEPTED, ORIGIN_CONNECTED, RawAddress, RawAlias,
-    RawBinding, RawEndpoint, RawEvent, RawFlowEntry, RawHelpedFlow, RawLapse, RawLent, RawLentKey, RawLocatorPair,
-    RawPosition, RawSettings, RawSocket, RawTuple, RawWireFlow, UNKNOWN_DROPPED, UNKNOWN_ROUTED, UNKNOWN_TUNNELLED,
+    EVENT_HEARD_NATIVELY, EVENT_INTRODUCTION, FITTED_CHANGED, FITTED_WAITING, HELD_BACK, HELD_BEYOND, HELD_HIDDEN,
+    HELD_TUNNELLED, HelpedPhase, IDLE_ENDPOINTS, IDLE_FORWARDED, IDLE_HELPED, IDLE_INTRODUCTIONS, IDLE_KEPT,
+    IDLE_LAPSES, IDLE_LISTENING, IDLE_TRANSLATION, IDLE_VACATED, ORIGIN_ACCEPTED, ORIGIN_CONNECTED, RawAddress,
+    RawAlias, RawBinding, RawEndpoint, RawEvent, RawFlowEntry, RawHelpedFlow, RawLapse, RawLent, RawLentKey,
+    RawLocatorPair, RawPosition, RawSettings, RawSocket, RawTuple, RawWireFlow, UNKNOWN_DROPPED, UNKNOWN_ROUTED,
+    UNKNOWN_TUNNELLED,
 };
 
 const OBJECT: &str = concat!(env!("OUT_DIR"), "/layout.bpf.o");
@@ -144,6 +145,7 @@ fn constants_are_those_of_c() {
         ("HELD_BACK", HELD_BACK.into()),
         ("HELD_TUNNELLED", HELD_TUNNELLED.into()),
         ("HELD_HIDDEN", HELD_HIDDEN.into()),
+        ("HELD_BEYOND", HELD_BEYOND.into()),
     ];
     assert_eq!(constants(&btf, "held"), named(&held));
     let phases = [

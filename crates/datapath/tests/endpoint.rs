@@ -17,8 +17,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use support::packet::{Packet, TCP, UDP};
-use support::{Bpffs, NEXT, Namespace, Outcome, REDIRECT, SHOT, is_root, run, tun, veth};
+use support::packet::{Packet, TCP, UDP, icmp};
+use support::{Bpffs, NEXT, Namespace, Outcome, REDIRECT, SHOT, is_root, run, run_on, tun, veth};
 use whimbrel_datapath::{
     Binding, Carrier, Datapath, Endpoint, FlowEntry, Lent, LentEnd, LocatorPair, Role, Toward, Unknown,
 };
@@ -486,6 +486,7 @@ impl Anchored {
                 gives_way: false,
                 tunnelled: false,
                 hidden: false,
+                beyond: false,
                 toward,
             };
             datapath.insert_flows(&[(flow, entry)]).expect("insert");
@@ -699,6 +700,7 @@ fn what_is_known_outlives_the_process() {
             gives_way: false,
             tunnelled: false,
             hidden: false,
+            beyond: false,
             toward: Toward::Routes,
         };
         datapath.insert_flows(&[(flow, entry)]).expect("insert");
@@ -730,13 +732,26 @@ struct Forwarding {
     lent: SocketAddr,
     wire_local: SocketAddr,
     wire_remote: SocketAddr,
-    _net: (Bpffs, Namespace),
+    /// The device that the far end of a flow is reached by that passes here by itself.
+    inside: u32,
+    _net: (Bpffs, Namespace, Namespace),
 }
 
 impl Forwarding {
     fn new(v4: bool, toward: Toward) -> Self {
-        let (bpffs, namespace) = (Bpffs::new(), Namespace::new());
+        let (bpffs, namespace, beyond) = (Bpffs::new(), Namespace::new(), Namespace::new());
+        let mut inside = 1;
+        if toward == Toward::Passing {
+            namespace.sysctl("net.ipv4.ip_forward", "1");
+            namespace.sysctl("net.ipv6.conf.all.forwarding", "1");
+            veth(&namespace, "inside", &beyond, "eth");
+            namespace.run("ip addr add 10.9.0.1/24 dev inside");
+            namespace.run("ip addr add fd00:9::1/64 dev inside nodad");
+        }
         namespace.enter();
+        if toward == Toward::Passing {
+            inside = index("inside");
+        }
         let mut datapath = Datapath::open(&bpffs.pins("packets")).expect("open");
         datapath.set_tunnel(1, 0x57, 0xff).expect("settings");
         let end = |n, port| SocketAddr::new(address(n, n, v4), port);
@@ -753,6 +768,7 @@ impl Forwarding {
                 gives_way: false,
                 tunnelled: false,
                 hidden: false,
+                beyond: false,
                 toward,
             };
             (FlowTuple { transport, local: far, remote: lent }, entry)
@@ -772,11 +788,16 @@ impl Forwarding {
             accepted: vec![LocatorPair { local, peer }],
         };
         datapath.set_binding(PEER, &binding).expect("bind");
-        Self { datapath, far, lent, wire_local, wire_remote, _net: (bpffs, namespace) }
+        Self { datapath, far, lent, wire_local, wire_remote, inside, _net: (bpffs, namespace, beyond) }
     }
 
     fn ingress(&self, packet: &[u8]) -> Outcome {
         run(self.datapath.program("ingress_l2").expect("program"), packet)
+    }
+
+    /// By the device that the far end is reached by.
+    fn from_inside(&self, packet: &[u8]) -> Outcome {
+        run_on(self.inside, self.datapath.program("ingress_l2").expect("program"), packet)
     }
 
     fn endpoint(&self, packet: &[u8]) -> i32 {
@@ -827,14 +848,14 @@ fn what_passes_here_by_itself_is_left_to_that_until_it_has_moved() {
         let out = Packet { sequence: 77, ..Packet::new(TCP, net.far, net.lent) };
         let back = Packet::new(TCP, net.lent, net.far).bytes();
         let rewritten = Packet::new(TCP, net.wire_remote, net.wire_local).bytes();
-        assert_eq!(net.ingress(&out.bytes()).verdict, REDIRECT);
+        assert_eq!(net.from_inside(&out.bytes()).verdict, REDIRECT);
         assert_eq!(net.ingress(&back).verdict, REDIRECT);
         assert_eq!(net.ingress(&rewritten).verdict, REDIRECT);
         let flow = FlowTuple { transport: Transport::Tcp, local: net.far, remote: net.lent };
         assert_eq!(net.datapath.last_sent(&flow).expect("ask"), Some(77));
         // Who waits for nothing is not waited for, and what is said again of a flow is not all that is known of it.
         let acknowledges = Packet { sequence: 99, payload: Vec::new(), ..out.clone() };
-        assert_eq!(net.ingress(&acknowledges.bytes()).verdict, REDIRECT);
+        assert_eq!(net.from_inside(&acknowledges.bytes()).verdict, REDIRECT);
         let entries: Vec<_> = net.datapath.flows().expect("flows");
         assert!(entries.iter().all(|(_, entry)| entry.toward == Toward::Passing));
         net.datapath.insert_flows(&entries).expect("insert");
@@ -842,9 +863,76 @@ fn what_passes_here_by_itself_is_left_to_that_until_it_has_moved() {
 
         let (id, binding) = net.datapath.bindings().expect("bindings").remove(0);
         net.datapath.set_binding(id, &Binding { local_place: 1, ..binding }).expect("bind");
-        for packet in [out.bytes(), back] {
-            assert_eq!(net.ingress(&packet), Outcome { verdict: NEXT, packet, mark: 0 });
+        assert_eq!(net.from_inside(&out.bytes()), Outcome { verdict: NEXT, packet: out.bytes(), mark: 0 });
+        assert_eq!(net.ingress(&back), Outcome { verdict: NEXT, packet: back, mark: 0 });
+    });
+}
+
+#[test]
+fn a_host_behind_is_who_sends_by_the_device_that_leads_to_it() {
+    // P-126
+    on_both_families(|v4| {
+        let net = Forwarding::new(v4, Toward::Passing);
+        for protocol in [TCP, UDP] {
+            let packet = Packet { sequence: 77, ..Packet::new(protocol, net.far, net.lent) }.bytes();
+            let left = Outcome { verdict: NEXT, packet: packet.clone(), mark: 0 };
+            // As found out, and as remembered.
+            for _ in 0..2 {
+                assert_eq!(net.ingress(&packet), left);
+            }
+            assert_eq!(net.from_inside(&packet).verdict, REDIRECT);
+            assert_eq!(net.ingress(&packet), left);
         }
+        let flow = FlowTuple { transport: Transport::Tcp, local: net.far, remote: net.lent };
+        let forged = Packet { sequence: 99, ..Packet::new(TCP, net.far, net.lent) }.bytes();
+        assert_eq!(net.ingress(&forged).verdict, NEXT);
+        assert_eq!(net.datapath.last_sent(&flow).expect("ask"), Some(77));
+    });
+}
+
+#[test]
+fn resets_of_a_host_behind_go_by_the_tunnel_and_count_nowhere_else() {
+    // P-123
+    on_both_families(|v4| {
+        let net = Forwarding::new(v4, Toward::Passing);
+        let reset = Packet { tcp_flags: 0x14, payload: Vec::new(), ..Packet::new(TCP, net.far, net.lent) };
+        let outcome = net.from_inside(&reset.bytes());
+        // Under its own names.
+        let further = Packet { hop_limit: reset.hop_limit - 1, ..reset };
+        assert_eq!((outcome.verdict, outcome.packet), (REDIRECT, further.bytes()));
+        // At the other end.
+        for (beyond, verdict) in [(false, REDIRECT), (true, SHOT)] {
+            let entries = net.datapath.flows().expect("flows").into_iter();
+            let entries: Vec<_> = entries.map(|(flow, entry)| (flow, FlowEntry { beyond, ..entry })).collect();
+            net.datapath.insert_flows(&entries).expect("insert");
+            let came =
+                Packet { tcp_flags: 0x14, payload: Vec::new(), ..Packet::new(TCP, net.wire_remote, net.wire_local) };
+            assert_eq!(net.ingress(&came.bytes()).verdict, verdict);
+            assert_eq!(net.ingress(&Packet { tcp_flags: 0x10, ..came }.bytes()).verdict, REDIRECT);
+        }
+    });
+}
+
+#[test]
+fn errors_about_what_was_said_for_a_host_behind_are_led_here() {
+    // P-127
+    on_both_families(|v4| {
+        let net = Forwarding::new(v4, Toward::Passing);
+        let said = |port| Packet::new(UDP, SocketAddr::new(net.far.ip(), port), net.lent).ip();
+        let router = address(3, 1, v4);
+        // Too big.
+        let error_about = |to: IpAddr, quoted: &[u8]| {
+            let (kind, code, rest) = if v4 { (3, 4, [0, 0, 5, 0]) } else { (2, 0, [0, 0, 5, 0]) };
+            icmp(router, to, kind, code, rest, quoted)
+        };
+        let error = |port| error_about(net.far.ip(), &said(port));
+        assert_eq!(net.ingress(&error(2031)).mark, 0);
+        net.datapath.claim_fragments(Some(2031)).expect("set");
+        assert_eq!((net.ingress(&error(2031)).verdict, net.ingress(&error(2031)).mark), (NEXT, 0xff));
+        assert_eq!(net.ingress(&error(2032)).mark, 0);
+        // About what others have said to it.
+        let to_it = Packet::new(UDP, net.lent, SocketAddr::new(net.far.ip(), 2031)).ip();
+        assert_eq!(net.ingress(&error_about(net.lent.ip(), &to_it)).mark, 0);
     });
 }
 

@@ -45,6 +45,7 @@ impl Fixture {
             gives_way: false,
             tunnelled: false,
             hidden: false,
+            beyond: false,
             toward: Toward::Stack,
         };
         this.datapath.insert_flows(&[(this.flow(), entry)]).expect("insert");

@@ -127,6 +127,7 @@ fn a_connected_datagram_socket_hears_from_where_its_peer_is_and_sends_there() {
             gives_way: false,
             tunnelled: false,
             hidden: false,
+            beyond: false,
             toward: Toward::Stack,
         };
         datapath.insert_flows(&[(own, of)]).expect("insert");

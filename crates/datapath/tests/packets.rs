@@ -69,6 +69,7 @@ impl Fixture {
                 gives_way: false,
                 tunnelled: false,
                 hidden: false,
+                beyond: false,
                 toward: Toward::Stack,
             };
             (FlowTuple { transport, local: names.own_local, remote: names.own_remote }, entry)
@@ -352,6 +353,7 @@ fn the_old_path_is_marked_and_nothing_else() {
             gives_way: false,
             tunnelled: false,
             hidden: false,
+            beyond: false,
             toward: Toward::Stack,
         };
         fixture.datapath.insert_flows(&[(tuple, entry)]).expect("insert");
@@ -734,6 +736,7 @@ fn maps_hold_what_was_put_in() {
                     gives_way: false,
                     tunnelled: false,
                     hidden: false,
+                    beyond: false,
                     toward: Toward::Stack,
                 };
                 (FlowTuple { transport: Transport::Tcp, local, remote: names.own_remote }, entry)

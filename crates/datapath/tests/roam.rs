@@ -131,6 +131,7 @@ impl Host {
             gives_way: false,
             tunnelled: false,
             hidden: false,
+            beyond: false,
             toward: Toward::Stack,
         };
         datapath.insert_flows(&[(flow, entry)]).expect("insert");
@@ -229,6 +230,7 @@ fn roams(old: &str, new: &str, server: &str, tcx: bool, wire_port: impl Fn(u16) 
         gives_way: false,
         tunnelled: false,
         hidden: false,
+        beyond: false,
         toward: Toward::Stack,
     };
     laptop.datapath.insert_flows(&[(other, entry)]).expect("insert");

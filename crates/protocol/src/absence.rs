@@ -7,9 +7,10 @@ use std::time::Duration;
 use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::Time;
-use crate::flow::Flow;
+use crate::flow::{Flow, Stage};
+use crate::introduction::MATURE;
 use crate::node::{Node, Routes};
-use crate::op::{Event, KernelOp, LocalEnd, PeerId};
+use crate::op::{Event, FlowEntry, KernelOp, LocalEnd, PeerId};
 use crate::outcome::Asked;
 use crate::peer::{Away, Peer};
 use crate::pending_update::PendingUpdate;
@@ -134,6 +135,7 @@ impl Node {
     /// A peer says that it goes away (P-44).
     pub(crate) fn let_go(&mut self, now: Time, id: PeerId) {
         let Some(peer) = self.peers.get_mut(&id) else { return };
+        peer.leave_place(now);
         peer.candidate = None;
         peer.stalled = false;
         self.timers.stop(Timer::Challenge(id));
@@ -259,31 +261,85 @@ impl Node {
         if before == life {
             return;
         }
-        let ended: Vec<FlowTuple> = if before == 0 { Vec::new() } else { peer.flows.iter().copied().collect() };
+        // Those of hosts behind it live on (P-123).
+        let flows = &self.flows;
+        let its_own = |flow: &&FlowTuple| !flows.get(*flow).and_then(Flow::entry).is_some_and(|entry| entry.beyond);
+        let ended: Vec<FlowTuple> =
+            if before == 0 { Vec::new() } else { peer.flows.iter().filter(its_own).copied().collect() };
         if !ended.is_empty() {
             peer.away = None;
             peer.listens = false;
-            for flow in &ended {
-                if flow.transport == Transport::Tcp {
-                    self.op(
-                        KernelOp::Reset { flow: *flow },
-                        Some(Asked::Effect("ending a connection whose other end is gone")),
-                    );
-                }
-                let name = self.flows.get(flow).and_then(Flow::entry).map(|entry| entry.name);
-                self.forget_flow(flow);
-                // Whoever else had the socket, it moves no more.
-                name.into_iter().for_each(|name| self.end_moved_flow(name));
-            }
-            self.event(Event::PeerRestarted { peer: id, flows: ended.len() });
-            self.put_binding_in_force(now, id);
-            self.refresh_sets();
-            self.idle_later(now, id);
+            self.end_flows(now, id, &ended);
         }
+        self.save_peer(id);
+    }
+
+    fn save_peer(&mut self, id: PeerId) {
         if let Some(peer) = self.peers.get(&id) {
             let saved = peer.saved();
             self.op(KernelOp::SavePeer(saved), Some(Asked::Effect("saving a peer")));
         }
+    }
+
+    /// The other ends of these flows with a peer are gone, or nobody leads the flows there any more.
+    fn end_flows(&mut self, now: Time, id: PeerId, ended: &[FlowTuple]) {
+        for flow in ended {
+            if flow.transport == Transport::Tcp {
+                self.op(
+                    KernelOp::Reset { flow: *flow },
+                    Some(Asked::Effect("ending a connection whose other end is gone")),
+                );
+            }
+            let name = self.flows.get(flow).and_then(Flow::entry).map(|entry| entry.name);
+            self.forget_flow(flow);
+            // Whoever else had the socket, it moves no more.
+            name.into_iter().for_each(|name| self.end_moved_flow(name));
+        }
+        self.event(Event::PeerRestarted { peer: id, flows: ended.len() });
+        self.put_binding_in_force(now, id);
+        self.refresh_sets();
+        self.idle_later(now, id);
+    }
+
+    /// A gateway has told what names its memory of flows of hosts behind it, in the session of this index of ours. Where it is another
+    /// than before, it knows none of our flows with them any more: what is native goes on so and is introduced anew, what has moved
+    /// nobody leads any more (P-123).
+    pub(crate) fn note_memory(&mut self, now: Time, id: PeerId, index: u32, memory: u64) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let session = peer.session().filter(|slot| slot.session.local_index() == index);
+        let Some(since) = session.map(|slot| slot.begun) else { return };
+        if memory == 0 || since < peer.memory_since {
+            return;
+        }
+        peer.memory_since = since;
+        let before = std::mem::replace(&mut peer.memory, memory);
+        if before == memory {
+            return;
+        }
+        let places = peer.places_in_force();
+        let flows = &self.flows;
+        // A gateway without memory has given our place another number. Where no NAT was on the way the address says it as well.
+        let at_home = |flow: &FlowTuple, entry: &FlowEntry| {
+            let ours = self.attachments.contains_key(&flow.local.ip()) && entry.peer_tuple.mirrored() == *flow;
+            entry.home == places || ours
+        };
+        let entry = |flow: &FlowTuple| flows.get(flow).and_then(Flow::entry).copied().filter(|entry| entry.beyond);
+        let known = peer.flows.iter().filter_map(|flow| Some((*flow, at_home(flow, &entry(flow)?))));
+        let (home, away): (Vec<_>, Vec<_>) = known.partition(|(_, home)| *home);
+        if before != 0 {
+            for (flow, _) in home {
+                let Some(known) = self.flows.get(&flow).cloned() else { continue };
+                self.forget_flow(&flow);
+                if !known.closed {
+                    self.flows.insert(flow, Flow { stage: Stage::Open, again: 0, beyond: false, ..known });
+                    self.young.push_back((now + MATURE, flow));
+                    self.timers.set_earlier(Timer::Mature, now + MATURE);
+                }
+            }
+            let away: Vec<FlowTuple> = away.into_iter().map(|(flow, _)| flow).collect();
+            self.end_flows(now, id, &away);
+        }
+        self.save_peer(id);
     }
 
     /// Ends what this host passes on for a peer that has not been heard for so long that its sockets are gone (P-105).

@@ -95,6 +95,8 @@ pub struct Config {
     pub wall_clock_at_zero: u64,
     /// Names the life of this host's sockets: another number when the host was started anew (P-47). 0: not told.
     pub life: u64,
+    /// Names what this host remembers of flows of hosts behind it: another number once it has lost that (P-123). 0: not told.
+    pub memory: u64,
     /// Handshakes a second that are answered without asking for a cookie first (P-3).
     pub handshakes_per_second: u32,
     /// Initiations a second that ask addresses of which nothing is known (P-10).
@@ -129,6 +131,7 @@ impl Default for Config {
             drawn_ports: 32_768..=60_999,
             wall_clock_at_zero: 0,
             life: 0,
+            memory: 0,
             handshakes_per_second: 100,
             questions_per_second: 20,
             rendezvous: Vec::new(),

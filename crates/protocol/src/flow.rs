@@ -97,6 +97,8 @@ pub(crate) struct Flow {
     pub(crate) seen: bool,
     /// A nonce that came in the flow as its answer, before it has said so.
     pub(crate) early: Option<u64>,
+    /// The peer that it is being introduced to has said that its end is a host's behind it (P-123).
+    pub(crate) beyond: bool,
     /// What the caller's policy says of it; `None` while that is awaited.
     pub(crate) ruling: Option<Ruling>,
 }
@@ -115,6 +117,7 @@ impl Flow {
             referrals: 0,
             seen: false,
             early: None,
+            beyond: false,
             ruling,
         }
     }

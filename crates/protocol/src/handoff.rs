@@ -609,7 +609,7 @@ impl Node {
         }
         let asked = awaited.destination;
         let asked = asked.and_then(|address| attached(&self.attachments, &self.config.behind, address));
-        peer.follow(&awaited, asked);
+        peer.follow(now, &awaited, asked);
         peer.unbroken = false;
         peer.stalled = false;
         if returned {

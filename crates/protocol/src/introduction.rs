@@ -197,6 +197,7 @@ impl Node {
                         continue;
                     }
                     known.stage = Stage::Introducing { peer: id, nonce, since: now, tries: 1, next };
+                    known.beyond = false;
                     peer.introductions.begun.insert(flow);
                     self.nonces.insert(nonce, flow);
                     let end = self.end_of(&flow);
@@ -429,6 +430,9 @@ impl Node {
         };
         if let Some(entry) = done {
             let introduced = Introduced { wire_port: entry.wire_local_port, tuple: flow };
+            if entry.end == LocalEnd::Passing {
+                self.send(id, &[Message::Passing { nonce }]);
+            }
             return Some(Message::IntroductionDone { nonce, outcome: Ok(introduced) });
         }
         let Some(peer) = self.peers.get(&id) else { return refused(IntroductionRefusal::Refused) };
@@ -475,6 +479,7 @@ impl Node {
             end: before.map_or(self.end_of(&flow), |before| before.end),
             passed_on: false,
             hidden: false,
+            beyond: false,
         };
         self.forget_responding(id, &flow);
         self.install(now, flow, entry, Origin::Answered(echo.responder_nonce));
@@ -490,8 +495,13 @@ impl Node {
             _ => return,
         };
         let introduced = Introduced { wire_port: entry.wire_local_port, tuple: *flow };
-        let (id, nonce) = (entry.peer, entry.name);
-        self.send(id, &[Message::IntroductionDone { nonce, outcome: Ok(introduced) }]);
+        let (id, nonce, end) = (entry.peer, entry.name, entry.end);
+        let done = Message::IntroductionDone { nonce, outcome: Ok(introduced) };
+        match end {
+            // P-123, and before the flow is taken for introduced
+            LocalEnd::Passing => self.send(id, &[Message::Passing { nonce }, done]),
+            _ => self.send(id, &[done]),
+        }
     }
 
     /// Whether this nonce of the peer's arrived on a flow that we introduce too.
@@ -537,6 +547,7 @@ impl Node {
                     end: LocalEnd::Here,
                     passed_on: false,
                     hidden: false,
+                    beyond: self.flows.get(&flow).is_some_and(|known| known.beyond),
                 };
                 self.install(now, flow, entry, Origin::Introduced);
             }
@@ -587,6 +598,10 @@ impl Node {
         }
         // What was restored has nothing else.
         entry.manner = known.entry().map_or(entry.manner, |former| former.manner);
+        if entry.end == LocalEnd::Passing {
+            // P-64: a gateway cannot end the host's socket, and what that still sends would go to whoever has the address now.
+            entry.manner.gives_way = false;
+        }
         if entry.home.peer == ASTRAY {
             return self.install_direct(now, flow, entry, origin);
         }

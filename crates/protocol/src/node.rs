@@ -14,6 +14,7 @@ use crate::community::Community;
 use crate::config::Config;
 use crate::contact::Contacts;
 use crate::flow::{Flow, Stage};
+use crate::gateway::Unshown;
 use crate::meetings::Meetings;
 use crate::migration::Moves;
 use crate::op::{Event, FlowEntry, KernelOp, LocalEnd, OpId, PeerId, Transmit};
@@ -41,7 +42,7 @@ pub(crate) const IDLE: Duration = Duration::from_secs(600);
 /// Keeps the UDP mapping of a NAT; 30 s is what RFC 4787 §4.3 finds in the field at the least.
 pub(crate) const KEEPALIVE: Duration = Duration::from_secs(25);
 /// How long the former path of a peer is accepted (P-22).
-const FORMER: Duration = Duration::from_secs(60);
+pub(crate) const FORMER: Duration = Duration::from_secs(60);
 /// Age of a session at which it is renewed.
 const RENEW: Duration = Duration::from_secs(3600);
 /// Unanswered checks of a path after which another handshake is begun.
@@ -86,9 +87,10 @@ pub struct Node {
     /// Flows that have become direct a moment ago.
     pub(crate) left: BTreeMap<FlowTuple, crate::elsewhere::Left>,
     /// Flows of hosts behind this one that nobody has shown to sit on yet.
-    pub(crate) unshown: BTreeSet<FlowTuple>,
-    /// Datagram flows of theirs that somebody has sent in from where their peers were, a moment after these had moved.
-    pub(crate) claimed: BTreeSet<FlowTuple>,
+    pub(crate) unshown: Unshown,
+    /// Datagram flows of theirs that somebody has sent in from where their peers were, a moment after these had moved, and when that
+    /// is looked for again.
+    pub(crate) claimed: BTreeMap<FlowTuple, Time>,
     /// Flows that are opened from now on wait for their ruling.
     pub(crate) awaits_rulings: bool,
     /// Flows that are too young to be introduced, oldest first.
@@ -146,8 +148,8 @@ impl Node {
             nonces: HashMap::new(),
             vouched: HashMap::new(),
             left: BTreeMap::new(),
-            unshown: BTreeSet::new(),
-            claimed: BTreeSet::new(),
+            unshown: Unshown::default(),
+            claimed: BTreeMap::new(),
             awaits_rulings: false,
             young: VecDeque::new(),
             closed: VecDeque::new(),
@@ -238,6 +240,7 @@ impl Node {
                     Message::PathChallenge { .. }
                         | Message::PathResponse { .. }
                         | Message::Life { .. }
+                        | Message::Memory { .. }
                         | Message::Padding { .. }
                 )
             });
@@ -248,11 +251,15 @@ impl Node {
                     // Once for them all: no answer is to be much larger than what it answers.
                     let life = Message::Life { life: self.config.life };
                     answers.extend((self.config.life != 0 && !answers.contains(&life)).then_some(life));
+                    let memory = Message::Memory { memory: self.config.memory };
+                    answers.extend((self.config.memory != 0 && !answers.contains(&memory)).then_some(memory));
                 }
                 Message::PathResponse { token, observed } => {
                     self.handle_path_response(now, id, arrival, token, observed);
                 }
                 Message::Life { life } => self.note_life_in_session(now, id, arrival.index, life),
+                Message::Memory { memory } => self.note_memory(now, id, arrival.index, memory),
+                Message::Passing { nonce } => self.handle_passing(id, nonce),
                 Message::Locators(locators) => {
                     if let Some(peer) = self.peers.get_mut(&id) {
                         peer.locators = locators;
@@ -429,7 +436,6 @@ impl Node {
                     if let Some(peer) = self.peers.get_mut(&id) {
                         peer.former.clear();
                         self.put_binding_in_force(now, id);
-                        self.look_for_claims_again(id);
                     }
                 }
                 Timer::Park(id) => self.park_late(now, id),
@@ -442,6 +448,7 @@ impl Node {
                 Timer::Moves => self.continue_moves(now),
                 Timer::Community => self.continue_community(now),
                 Timer::Wake(id) => self.wake_flows(now, id),
+                Timer::Claims => self.look_for_claims_again(now),
                 Timer::Idle(id) => self.forget_idle(now, id),
                 Timer::Vanished(id) => self.end_vanished(now, id),
                 Timer::Linger => self.forget_closed(now),

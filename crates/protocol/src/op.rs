@@ -71,6 +71,8 @@ pub struct FlowEntry {
     pub passed_on: bool,
     /// The peer passes packets on, and the far end is not to learn where this host is: introductions in the flow are not for this host.
     pub hidden: bool,
+    /// The peer is a gateway, and the far end's socket is a host's behind it: it lives on when the peer starts anew (P-123).
+    pub beyond: bool,
 }
 
 /// Where this host's end of a flow is.
@@ -360,6 +362,8 @@ pub struct SavedPeer {
     pub silent: bool,
     /// The life of its sockets, as it said last (P-47).
     pub life: u64,
+    /// What names its memory of flows of hosts behind it, as it said last (P-123).
+    pub memory: u64,
     /// Numbers of the last words about single flows that wait, sent and seen (P-48).
     pub waiting: (u32, u32),
     /// This host's control endpoint as the peer sees it.

@@ -189,7 +189,7 @@ impl Node {
             Origin::Restored => {}
         }
         self.return_to_former(now, flow);
-        self.doubt(now, flow);
+        self.doubt(now, flow, entry.peer);
         self.idle_later(now, entry.peer);
         self.refresh_sets();
     }

@@ -308,6 +308,7 @@ impl Node {
             end: LocalEnd::Here,
             passed_on: false,
             hidden: false,
+            beyond: false,
         };
         self.install(now, flow, entry, Origin::Paired(numbers));
         // The answer waits until the flow is installed.
@@ -366,6 +367,7 @@ impl Node {
                 end: LocalEnd::Here,
                 passed_on: false,
                 hidden: false,
+                beyond: false,
             };
             self.install(now, flow, entry, Origin::Introduced);
         }

@@ -159,7 +159,7 @@ impl Node {
         if let Some(awaited) = &candidate.awaited {
             let asked = awaited.destination;
             let asked = asked.and_then(|address| attached(&self.attachments, &self.config.behind, address));
-            peer.follow(awaited, asked);
+            peer.follow(now, awaited, asked);
             peer.unbroken = true;
         }
         peer.remote = candidate.remote;

@@ -11,6 +11,7 @@ use whimbrel_wire::hello::Capabilities;
 
 use crate::Time;
 use crate::flow::Responding;
+use crate::node::FORMER;
 use crate::op::{Binding, Carrier, FlowEntry, KnownPlace, LocalEnd, OpId, PeerId, Places, SavedPeer};
 use crate::pairing::Pairings;
 use crate::path::{Awaited, Candidate};
@@ -201,6 +202,11 @@ pub(crate) struct Peer {
     pub(crate) life: u64,
     /// When the session began that it was told in.
     pub(crate) life_since: Time,
+    /// What names its memory of flows of hosts behind it, as it said last, and when the session began that it was told in (P-123).
+    pub(crate) memory: u64,
+    pub(crate) memory_since: Time,
+    /// Places of the peer's that it was seen to be at, by their numbers, and when it left them: those of the last minute (P-104).
+    pub(crate) left_places: BTreeMap<u32, Time>,
     pub(crate) away: Option<Away>,
     /// It never answered the word that this host goes away.
     pub(crate) unheard: bool,
@@ -273,6 +279,9 @@ impl Peer {
             preferred: None,
             life: 0,
             life_since: Time::default(),
+            memory: 0,
+            memory_since: Time::default(),
+            left_places: BTreeMap::new(),
             away: None,
             unheard: false,
             stalled: false,
@@ -299,6 +308,7 @@ impl Peer {
         peer.observed = saved.observed;
         peer.own_places = saved.own_places.iter().copied().collect();
         peer.life = saved.life;
+        peer.memory = saved.memory;
         peer.waiting = Waiting::restored(saved.waiting);
         peer.away = match (saved.absent, saved.silent) {
             (true, _) => Some(Away::Announced),
@@ -306,6 +316,8 @@ impl Peer {
             (false, false) => None,
         };
         peer.listens = peer.away == Some(Away::Silent { held: true });
+        // When it left them nobody has written down.
+        peer.left_places = saved.known_places.iter().map(|place| (place.number, now)).collect();
         peer.parked = peer.away.is_some();
         if saved.known_places.is_empty() {
             peer.known_places[0].number = saved.places.peer;
@@ -331,6 +343,7 @@ impl Peer {
             absent: self.away == Some(Away::Announced),
             silent: self.away == Some(Away::Silent { held: true }),
             life: self.life,
+            memory: self.memory,
             waiting: (self.waiting.sent, self.waiting.seen),
             observed: self.observed,
             known_places: self.known_places.clone(),
@@ -468,8 +481,9 @@ impl Peer {
     }
 
     /// The peer is at another place. `asked`: that of this host's which it named.
-    pub(crate) fn follow(&mut self, awaited: &Awaited, asked: Option<Attachment>) {
+    pub(crate) fn follow(&mut self, now: Time, awaited: &Awaited, asked: Option<Attachment>) {
         self.retire_path();
+        self.leave_place(now);
         self.places.peer = awaited.place;
         self.peer_refuses_rewrite = awaited.refuses_rewrite;
         self.only_tunnel = false;
@@ -480,6 +494,24 @@ impl Peer {
             self.source = Some(attachment.address);
             self.attachment = Some(attachment);
         }
+    }
+
+    /// The peer leaves the place in force. That counts if it has shown that it was there, and not been absent since: else whoever says that
+    /// he was somewhere for a moment could say so again and again (P-104).
+    pub(crate) fn leave_place(&mut self, now: Time) {
+        self.left_places.retain(|_, left| *left + FORMER > now);
+        let number = self.places.peer;
+        let here = self.known_places.iter().find(|place| place.number == number);
+        if here.is_some_and(|place| place.observed.ip() == self.remote.ip()) && self.away != Some(Away::Announced) {
+            self.left_places.insert(number, now);
+        }
+    }
+
+    /// Until when what comes from a place of the peer's may be the peer's own still, since it was under way; `None`: it is not.
+    pub(crate) fn under_way_until(&self, now: Time, place: u32) -> Option<Time> {
+        let there = self.places.peer == place && self.away.is_none();
+        let until = |left: &Time| Some(*left + FORMER).filter(|until| *until > now);
+        if there { Some(now + FORMER) } else { self.left_places.get(&place).and_then(until) }
     }
 
     /// What carries the flows while an update is not answered.

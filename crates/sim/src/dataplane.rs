@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use std::time::Duration;
 
-use whimbrel_protocol::{Binding, Carrier, FlowEntry, KernelOp, PeerId, Time, TunnelPath};
+use whimbrel_protocol::{Binding, Carrier, FlowEntry, KernelOp, LocalEnd, PeerId, Time, TunnelPath};
 use whimbrel_wire::{FlowTuple, Transport};
 
 /// How long programs work on after the last moved flow is gone or home: the daemon does so for what is under way.
@@ -45,6 +45,8 @@ pub struct DataPlane {
     /// Flows on which the peer was heard rewritten while the present binding was in force (P-24).
     heard: BTreeSet<FlowTuple>,
     pub(crate) listening: BTreeSet<u32>,
+    /// Flows that somebody else has sent in, until they are installed anew.
+    claimed: BTreeSet<FlowTuple>,
     pub(crate) kept: BTreeSet<IpAddr>,
     pub(crate) reached: BTreeSet<IpAddr>,
     /// Addresses of others that its host stands in for.
@@ -101,7 +103,7 @@ impl DataPlane {
         }
     }
 
-    fn install(&mut self, flow: FlowTuple, entry: FlowEntry) {
+    pub(crate) fn install(&mut self, flow: FlowTuple, entry: FlowEntry) {
         self.remove(&flow);
         self.flows.insert(flow, entry);
         let key = (entry.peer, flow.transport, entry.wire_local_port, entry.wire_remote_port);
@@ -112,6 +114,7 @@ impl DataPlane {
         if self.flows.remove(flow).is_some() {
             self.wire.retain(|_, own| own != flow);
             self.heard.remove(flow);
+            self.claimed.remove(flow);
         }
     }
 
@@ -233,6 +236,14 @@ impl DataPlane {
         let peer = self.flows.get(own).map(|entry| entry.peer);
         let binding = peer.and_then(|peer| self.bindings.get_mut(&peer));
         binding.is_some_and(|(binding, _)| std::mem::take(&mut binding.listens))
+    }
+
+    /// Something came under the own names of a flow of another host's that has moved, and not been listened for: whether the node is to
+    /// be told (P-104).
+    pub(crate) fn report_claim(&mut self, own: &FlowTuple) -> bool {
+        let Some(entry) = self.flows.get(own).filter(|entry| entry.end == LocalEnd::Passing) else { return false };
+        let listens = self.bindings.get(&entry.peer).is_none_or(|(binding, _)| binding.listens);
+        !listens && self.has_moved(own) && self.claimed.insert(*own)
     }
 
     /// A flow was heard rewritten.

@@ -151,12 +151,20 @@ impl Host {
         self.key[5] ^= 0x55;
     }
 
+    /// Whether an address is that of a host behind this one: a gateway and those behind it are one host here, whose node is told of
+    /// these neither addresses nor sockets.
+    pub(crate) fn is_behind(&self, address: IpAddr) -> bool {
+        self.config.behind.iter().any(|prefix| prefix.contains(address))
+    }
+
     pub(crate) fn attachments(&self) -> Vec<Attachment> {
-        self.attached.iter().map(|a| Attachment { address: a.address, generation: a.generation }).collect()
+        let own = self.attached.iter().filter(|attached| !self.is_behind(attached.address));
+        own.map(|a| Attachment { address: a.address, generation: a.generation }).collect()
     }
 
     pub(crate) fn routes(&self) -> Table {
-        Table { addresses: self.attached.iter().map(|attached| attached.address).collect() }
+        let own = self.attached.iter().filter(|attached| !self.is_behind(attached.address));
+        Table { addresses: own.map(|attached| attached.address).collect() }
     }
 
     pub(crate) fn attached_with(&self, address: IpAddr) -> Option<Attached> {

@@ -10,7 +10,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use whimbrel_protocol::{
-    Config, Event, FlowState, FlowView, MoveEvent, Node, PeerView, RendezvousStanding, StandInStatus, Time,
+    Config, Event, FlowState, FlowView, MoveEvent, Node, PeerView, RendezvousStanding, Routes, StandInStatus, Time,
 };
 use whimbrel_wire::{FlowTuple, Transport};
 
@@ -616,7 +616,17 @@ impl World {
     /// There is no way.
     pub fn connect_from(&mut self, client: HostId, port: u16, to: &str, transport: Transport) -> FlowId {
         let remote: SocketAddr = to.parse().expect("an endpoint");
-        let (tuples, server) = self.establish(client, port, remote, transport);
+        let source = self.hosts[client.0].routes().source_for(remote.ip()).expect("a route");
+        self.connect_at(client, SocketAddr::new(source, port), to, transport)
+    }
+
+    /// The same, from this endpoint: that of a host behind a gateway, say.
+    ///
+    /// # Panics
+    /// There is no way.
+    pub fn connect_at(&mut self, client: HostId, source: SocketAddr, to: &str, transport: Transport) -> FlowId {
+        let remote: SocketAddr = to.parse().expect("an endpoint");
+        let (tuples, server) = self.establish(client, source, remote, transport);
         let id = FlowId(self.flows.len());
         self.flows.push(Flow {
             hosts: [client, server],
@@ -637,7 +647,10 @@ impl World {
         for end in [1, 0] {
             let now = self.now;
             let accepted = end == 1 && !self.both_open;
-            self.with_node([client, server][end], |node| node.handle_flow_opened(now, tuples[end], accepted));
+            let host = [client, server][end];
+            if !self.hosts[host.0].is_behind(tuples[end].local.ip()) {
+                self.with_node(host, |node| node.handle_flow_opened(now, tuples[end], accepted));
+            }
         }
         id
     }
@@ -657,7 +670,21 @@ impl World {
         }
         self.hosts[host.0].sockets.remove(&tuple);
         let now = self.now;
-        self.with_node(host, |node| node.handle_flow_closed(now, tuple));
+        if !self.hosts[host.0].is_behind(tuple.local.ip()) {
+            self.with_node(host, |node| node.handle_flow_closed(now, tuple));
+        }
+    }
+
+    /// Somebody sends a datagram of a flow to this end of it, from where the other was when it was introduced. Tells whether the daemon
+    /// was told.
+    pub fn claim(&mut self, flow: FlowId, end: usize) -> bool {
+        let (host, tuple) = (self.flows[flow.0].hosts[end], self.flows[flow.0].tuples[end]);
+        let told = self.hosts[host.0].plane.report_claim(&tuple);
+        if told {
+            let now = self.now;
+            self.with_node(host, |node| node.handle_claim(now, tuple));
+        }
+        told
     }
 
     /// All flows send from both ends at this interval.

@@ -39,6 +39,11 @@ pub enum Message {
         /// As in a hello.
         life: u64,
     },
+    /// Type 0x05: names what the sender remembers of flows of hosts behind it (P-123): another number once it has lost that.
+    Memory {
+        /// Not 0.
+        memory: u64,
+    },
     /// Type 0x10: asks whether the peer receives at the address that this is sent to.
     PathChallenge {
         /// Random; comes back in the response.
@@ -111,6 +116,11 @@ pub enum Message {
     },
     /// Type 0x2a: an introducer's nonce has arrived in a flow that goes by way of a third host (P-87).
     Seen {
+        /// The introducer's.
+        nonce: u64,
+    },
+    /// Type 0x2b: the sender's end of a flow is the socket of a host behind it (P-123). Said beside *introduction done*.
+    Passing {
         /// The introducer's.
         nonce: u64,
     },
@@ -325,6 +335,7 @@ pub const MAX_MESSAGES: usize = 512;
 const PADDING: u8 = 0x00;
 const LOCATORS: u8 = 0x03;
 const LIFE: u8 = 0x04;
+const MEMORY: u8 = 0x05;
 const PATH_CHALLENGE: u8 = 0x10;
 const PATH_RESPONSE: u8 = 0x11;
 const INTRODUCTION_REQUEST: u8 = 0x20;
@@ -338,6 +349,7 @@ const ELSEWHERE: u8 = 0x27;
 const SOUGHT: u8 = 0x28;
 const INTRODUCE_ME: u8 = 0x29;
 const SEEN: u8 = 0x2a;
+const PASSING: u8 = 0x2b;
 const BINDING_UPDATE: u8 = 0x30;
 const BINDING_ACKNOWLEDGEMENT: u8 = 0x31;
 const PROBE_SEEN: u8 = 0x32;
@@ -388,7 +400,12 @@ impl Message {
     pub fn encoded_len(&self) -> usize {
         let body = match self {
             Self::Padding { length } => usize::from(*length),
-            Self::Life { .. } | Self::PathChallenge { .. } | Self::ProbeSeen { .. } | Self::Seen { .. } => 8,
+            Self::Life { .. }
+            | Self::Memory { .. }
+            | Self::PathChallenge { .. }
+            | Self::ProbeSeen { .. }
+            | Self::Seen { .. }
+            | Self::Passing { .. } => 8,
             Self::Locators(locators) => 1 + 16 * locators.len().min(MAX_LOCATORS),
             Self::PathResponse { .. } => 8 + ENDPOINT_LEN,
             Self::IntroductionRequest { .. }
@@ -428,6 +445,7 @@ impl Message {
             Self::Padding { .. } => PADDING,
             Self::Locators(_) => LOCATORS,
             Self::Life { .. } => LIFE,
+            Self::Memory { .. } => MEMORY,
             Self::PathChallenge { .. } => PATH_CHALLENGE,
             Self::PathResponse { .. } => PATH_RESPONSE,
             Self::IntroductionRequest { .. } => INTRODUCTION_REQUEST,
@@ -441,6 +459,7 @@ impl Message {
             Self::Sought { .. } => SOUGHT,
             Self::IntroduceMe { .. } => INTRODUCE_ME,
             Self::Seen { .. } => SEEN,
+            Self::Passing { .. } => PASSING,
             Self::BindingUpdate { .. } => BINDING_UPDATE,
             Self::BindingAcknowledgement { .. } => BINDING_ACKNOWLEDGEMENT,
             Self::ProbeSeen { .. } => PROBE_SEEN,
@@ -465,9 +484,11 @@ impl Message {
             // Written by `encode`, which has to count them differently.
             Self::Padding { .. } | Self::FlowClosed(_) => {}
             Self::Life { life: number }
+            | Self::Memory { memory: number }
             | Self::PathChallenge { token: number }
             | Self::ProbeSeen { token: number }
-            | Self::Seen { nonce: number } => put_u64(out, *number),
+            | Self::Seen { nonce: number }
+            | Self::Passing { nonce: number } => put_u64(out, *number),
             Self::Locators(locators) => put_locators(out, locators),
             Self::PathResponse { token, observed } => {
                 put_u64(out, *token);
@@ -583,6 +604,7 @@ impl Message {
             PADDING => Self::Padding { length: body.rest().len() as u16 },
             LOCATORS => Self::Locators(read_locators(body)?),
             LIFE => Self::Life { life: body.u64("life")? },
+            MEMORY => Self::Memory { memory: body.u64("memory")? },
             PATH_CHALLENGE => Self::PathChallenge { token: body.u64("challenge token")? },
             PATH_RESPONSE => {
                 Self::PathResponse { token: body.u64("response token")?, observed: body.endpoint("observed source")? }
@@ -636,6 +658,7 @@ impl Message {
             },
             INTRODUCE_ME => Self::IntroduceMe { tuple: body.tuple("tuple of the sender's socket")? },
             SEEN => Self::Seen { nonce: body.u64("introducer's nonce")? },
+            PASSING => Self::Passing { nonce: body.u64("introducer's nonce")? },
             BINDING_UPDATE => Self::BindingUpdate {
                 sequence: body.u32("update sequence")?,
                 flags: UpdateFlags(body.u8("update flags")?),

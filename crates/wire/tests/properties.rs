@@ -84,6 +84,7 @@ fn message() -> impl Strategy<Value = Message> {
         any::<u16>().prop_map(|length| Message::Padding { length }),
         vec(address(), 0..=MAX_LOCATORS).prop_map(Message::Locators),
         any::<u64>().prop_map(|life| Message::Life { life }),
+        any::<u64>().prop_map(|memory| Message::Memory { memory }),
         any::<u64>().prop_map(|token| Message::PathChallenge { token }),
         (any::<u64>(), endpoint()).prop_map(|(token, observed)| Message::PathResponse { token, observed }),
         any::<u32>().prop_map(|tag| Message::IntroductionRequest { tag }),
@@ -112,6 +113,7 @@ fn message() -> impl Strategy<Value = Message> {
         (any::<u64>(), any::<[u8; 32]>(), endpoint()).prop_map(|(name, key, at)| Message::Sought { name, key, at }),
         tuple().prop_map(|tuple| Message::IntroduceMe { tuple }),
         any::<u64>().prop_map(|nonce| Message::Seen { nonce }),
+        any::<u64>().prop_map(|nonce| Message::Passing { nonce }),
         (any::<u32>(), any::<u8>(), endpoint(), any::<u32>()).prop_map(|(sequence, flags, claimed, lifetime)| {
             Message::BindingUpdate { sequence, flags: UpdateFlags(flags), claimed, lifetime }
         }),

@@ -54,6 +54,7 @@ fn messages() -> Vec<(&'static str, Message)> {
         ("padding", Message::Padding { length: 5 }),
         ("locators", Message::Locators(vec!["192.0.2.1".parse().unwrap(), "2001:db8::1".parse().unwrap()])),
         ("life", Message::Life { life: 0x0102_0304_0506_0708 }),
+        ("memory", Message::Memory { memory: 0x0807_0605_0403_0201 }),
         ("path_challenge", Message::PathChallenge { token: 0x1112_1314_1516_1718 }),
         (
             "path_response",
@@ -109,6 +110,7 @@ fn messages() -> Vec<(&'static str, Message)> {
         ("sought", Message::Sought { name: 0xa0a1_a2a3_a4a5_a6a7, key: [0xa5; 32], at: endpoint("192.0.2.77:2031") }),
         ("introduce_me", Message::IntroduceMe { tuple: tcp4() }),
         ("seen", Message::Seen { nonce: 0xa0a1_a2a3_a4a5_a6a7 }),
+        ("passing", Message::Passing { nonce: 0xa0a1_a2a3_a4a5_a6a7 }),
         ("flow_closed", Message::FlowClosed(vec![0xa0a1_a2a3_a4a5_a6a7, 1])),
         (
             "binding_update",

@@ -25,6 +25,16 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         gateway_nat,
     ),
     scenario(
+        "gateway-rebooted",
+        "the router is started anew while the laptop is away, rewritten and tunnelled: what passes it goes on, and moves on",
+        rebooted,
+    ),
+    scenario(
+        "gateway-narrow",
+        "the laptop roams to where the path is narrower than the router's link: what is too long for the tunnel there is cut",
+        narrow,
+    ),
+    scenario(
         "gateway-stranger",
         "somebody else has the laptop's former address, and Whimbrel: nothing of the laptop's goes there",
         stranger,
@@ -57,13 +67,17 @@ struct Three {
 
 impl Three {
     fn new(lab: &mut Lab, a: SiteSpec, b: SiteSpec, ipv6: bool) -> Result<Self> {
-        let world = World::new(lab, a, b)?;
+        Self::in_world(World::new(lab, a, b)?, ipv6, "")
+    }
+
+    /// `config`: the laptop's.
+    fn in_world(world: World, ipv6: bool, config: &str) -> Result<Self> {
         let at_server = if ipv6 { world.at_server.ipv6()? } else { world.at_server.ipv4()? };
         let of_control = |packet: &crate::Packet<'_>| {
             packet.udp().is_some() && packet.ports().is_some_and(|(from, to)| from == PORT || to == PORT)
         };
         let control = world.at_server.access()?.count(move |_, packet| of_control(packet));
-        let (client, gateway) = (world.laptop.whimbrel()?, world.s.router.whimbrel_with(BEHIND)?);
+        let (client, gateway) = (world.laptop.whimbrel_with(config)?, world.s.router.whimbrel_with(BEHIND)?);
         Ok(Self { world, client, gateway, at_server, control })
     }
 
@@ -191,6 +205,63 @@ fn gateway_nat(lab: &mut Lab) -> Result<()> {
     }
     is_native(&three.gateway, Side::Server, &stream)?;
     three.finish(vec![stream, fresh])
+}
+
+fn rebooted(lab: &mut Lab) -> Result<()> {
+    let nat = site("b").behind(Gateway::Nat { random_ports: false });
+    let mut three = Three::new(lab, site("a"), nat, false)?;
+    let c = three.world.add(lab, site("c"))?;
+    let mut stream = three.world.stream_to(three.at_server)?;
+    three.client.wait_introduced(&stream, LONG)?;
+    for (to, carrier) in [(c.clone(), Carrier::Rewrite), (three.world.b.clone(), Carrier::Tunnel)] {
+        step(&format!("to {}", to.network.name()));
+        three.world.roam(&to)?;
+        three.goes_on(&mut stream, &three.world.at)?;
+        carried_by(&three.gateway, Side::Server, &stream, carrier)?;
+        // At home there, and so nobody's business while the router is away.
+        let mut fresh = three.world.stream_to(three.at_server)?;
+        three.client.wait_introduced(&fresh, LONG)?;
+        step("the router is started anew");
+        three.gateway.kill()?;
+        three.gateway.reboot()?;
+        three.gateway.wait_event("peer-reached", 0, LONG * 2)?;
+        for pair in [&mut stream, &mut fresh] {
+            pair.wait_progress(SOME, LONG * 2)?;
+        }
+        carried_by(&three.gateway, Side::Server, &stream, carrier)?;
+        fresh.finish(LONG)?;
+        // What came rewritten while no daemon was there the server has refused, and nobody has believed that.
+        three.world.forget_resets();
+    }
+    step("home again");
+    let a = three.world.a.clone();
+    three.world.roam(&a)?;
+    three.goes_on(&mut stream, &three.world.at)?;
+    is_native(&three.gateway, Side::Server, &stream)?;
+    three.finish(vec![stream])
+}
+
+fn narrow(lab: &mut Lab) -> Result<()> {
+    const MTU: u32 = 1300;
+    let world = World::new(lab, site("a").v6_only(), site("b").v6_only())?;
+    world.campus.core.ip([format!("link set dev to-b mtu {MTU}")])?;
+    world.b.router.ip([format!("link set dev up0 mtu {MTU}")])?;
+    let mut three = Three::in_world(world, true, "carriers = [\"tunnel\"]\n")?;
+    let at_server = three.at_server;
+    let mut stream = three.world.stream_to(at_server)?;
+    three.client.wait_introduced(&stream, LONG)?;
+    let b = three.world.b.clone();
+    three.world.roam(&b)?;
+    stream.wait_progress(SOME, LONG)?;
+    carried_by(&three.gateway, Side::Server, &stream, Carrier::Tunnel)?;
+    step("the path is known");
+    let gateway = &three.gateway;
+    wait_for(LONG * 3, "the router knows how long a packet of its tunnel may be", || {
+        let known = gateway.paths()?.into_iter().any(|path| path.active && path.mtu == Some(MTU));
+        Ok(known.then_some(()))
+    })?;
+    stream.wait_progress(SOME, LONG)?;
+    three.finish(vec![stream])
 }
 
 fn stranger(lab: &mut Lab) -> Result<()> {

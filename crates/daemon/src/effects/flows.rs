@@ -129,6 +129,7 @@ fn data_plane_entry(entry: &FlowEntry, toward: datapath::Toward) -> datapath::Fl
         gives_way: entry.manner.gives_way,
         tunnelled: false,
         hidden: entry.hidden,
+        beyond: entry.beyond,
         toward,
     }
 }

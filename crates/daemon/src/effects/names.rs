@@ -166,6 +166,7 @@ mod tests {
             end: LocalEnd::Here,
             passed_on: false,
             hidden: false,
+            beyond: false,
         };
         (flow, entry)
     }

@@ -80,6 +80,7 @@ mod tests {
             end: LocalEnd::Here,
             passed_on: false,
             hidden: false,
+            beyond: false,
         };
         (tuple, entry)
     }

@@ -594,9 +594,11 @@ impl EventLoop {
             if !node.is_behind(seen.seen.local.ip()) || !is_movable(&seen.seen, &own) {
                 return false;
             }
-            gateway.hear(seen.seen, seen.sequence, seen.acknowledgement);
-            node.handle_flow_passing(now, seen.seen, seen.nonce);
-            judge.consider(node, now, seen.seen);
+            node.handle_flow_passing(now, seen.seen, seen.index, seen.nonce);
+            if node.has_flow(&seen.seen) {
+                gateway.hear(seen.seen, seen.sequence, seen.acknowledgement);
+                judge.consider(node, now, seen.seen);
+            }
             true
         };
         let (mut acknowledged, mut flows, mut opened, mut closed) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());

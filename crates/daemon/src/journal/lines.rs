@@ -18,6 +18,8 @@ use whimbrel_wire::{FlowTuple, Transport};
 pub(super) enum Line {
     Peer(PeerLine),
     Suspended(bool),
+    /// What names the memory of flows of hosts behind this one (protocol.md P-123).
+    Memory(u64),
     Forget(u32),
     Flow(FlowLine),
     Gone(TupleLine),
@@ -77,6 +79,8 @@ pub(super) struct EntryLine {
     passed_on: bool,
     #[serde(default)]
     hidden: bool,
+    #[serde(default)]
+    beyond: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
@@ -121,6 +125,7 @@ impl From<FlowEntry> for EntryLine {
             },
             passed_on: entry.passed_on,
             hidden: entry.hidden,
+            beyond: entry.beyond,
         }
     }
 }
@@ -151,6 +156,7 @@ impl EntryLine {
             },
             passed_on: self.passed_on,
             hidden: self.hidden,
+            beyond: self.beyond,
         })
     }
 }
@@ -171,6 +177,8 @@ pub(super) struct PeerLine {
     #[serde(default)]
     silent: bool,
     life: u64,
+    #[serde(default)]
+    memory: u64,
     waiting: (u32, u32),
     /// Number, claimed, observed.
     known_places: Vec<(u32, SocketAddr, SocketAddr)>,
@@ -207,6 +215,7 @@ impl From<SavedPeer> for PeerLine {
             absent: peer.absent,
             silent: peer.silent,
             life: peer.life,
+            memory: peer.memory,
             waiting: peer.waiting,
             own_places: peer.own_places,
             known_places: peer.known_places.iter().map(|place| (place.number, place.claimed, place.observed)).collect(),
@@ -236,6 +245,7 @@ impl From<PeerLine> for SavedPeer {
             absent: line.absent,
             silent: line.silent,
             life: line.life,
+            memory: line.memory,
             waiting: line.waiting,
             own_places: line.own_places,
             known_places: line

@@ -292,6 +292,7 @@ mod tests {
             end: LocalEnd::Here,
             passed_on: false,
             hidden: false,
+            beyond: false,
         });
         FlowView { tuple, state, peer: peer.map(PeerId), entry, opened: Time::default(), accepted: port == 50 }
     }

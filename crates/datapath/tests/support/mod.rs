@@ -200,12 +200,17 @@ pub(crate) const REDIRECT: i32 = 7;
 
 /// BPF_PROG_TEST_RUN: the packet begins with an Ethernet header, the device is the namespace's loopback.
 pub(crate) fn run(program: BorrowedFd<'_>, packet: &[u8]) -> Outcome {
+    run_on(1, program, packet)
+}
+
+/// The same, come in by another device of the namespace that the calling thread is in.
+pub(crate) fn run_on(interface: u32, program: BorrowedFd<'_>, packet: &[u8]) -> Outcome {
     let mut out = vec![0u8; packet.len() + 256];
     // Offsets in struct __sk_buff of linux/bpf.h.
     const MARK: usize = 8;
     const IFINDEX: usize = 40;
     let mut context = [0u8; 192];
-    context[IFINDEX..IFINDEX + 4].copy_from_slice(&1u32.to_ne_bytes());
+    context[IFINDEX..IFINDEX + 4].copy_from_slice(&interface.to_ne_bytes());
     let mut options = libbpf_sys::bpf_test_run_opts::default();
     options.sz = size_of_val(&options) as libbpf_sys::size_t;
     options.data_in = packet.as_ptr().cast();

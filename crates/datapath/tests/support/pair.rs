@@ -94,6 +94,7 @@ pub(crate) fn entry(stream: &TcpStream, binding: u32, held: bool) -> (FlowTuple,
         gives_way: false,
         tunnelled: false,
         hidden: false,
+        beyond: false,
         toward: Toward::Stack,
     };
     (own, entry)

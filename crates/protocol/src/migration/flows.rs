@@ -143,6 +143,7 @@ impl Node {
             end,
             passed_on: false,
             hidden: false,
+            beyond: false,
         };
         self.install_moved(now, far, entry, Origin::Restored, Asked::Lead(flow));
         None
@@ -180,6 +181,7 @@ impl Node {
             end: if own { LocalEnd::Here } else { LocalEnd::Endpoint },
             passed_on: terms.passed_on,
             hidden: terms.hidden,
+            beyond: false,
         };
         self.install_moved(now, tuple, entry, Origin::Restored, Asked::Adopt(name));
         self.find_carrier(now, entry.peer);

@@ -312,8 +312,14 @@ impl World {
                 if of.plane.listening.contains(index) && of.powers.consume && !stripped {
                     self.note(packet, "consumed");
                     let (now, index, nonce) = (self.now, *index, *nonce);
+                    let behind = self.hosts[host.0].is_behind(seen.local.ip());
                     self.hosts[host.0].consumed.push(nonce);
-                    self.with_node(host, |node| node.handle_introduction(now, seen, index, nonce));
+                    self.with_node(host, |node| {
+                        if behind {
+                            node.handle_flow_passing(now, seen, index, nonce);
+                        }
+                        node.handle_introduction(now, seen, index, nonce);
+                    });
                     return;
                 }
                 match (of.sockets.get(&own), flow) {
@@ -398,14 +404,13 @@ impl World {
     pub(super) fn establish(
         &mut self,
         client: HostId,
-        port: u16,
+        source: SocketAddr,
         remote: SocketAddr,
         transport: Transport,
     ) -> ([FlowTuple; 2], HostId) {
         let of = &self.hosts[client.0];
-        let source = of.routes().source_for(remote.ip()).expect("a route");
-        let attached = of.attached_with(source).expect("an address");
-        let own = FlowTuple { transport, local: SocketAddr::new(source, port), remote };
+        let attached = of.attached_with(source.ip()).expect("an address");
+        let own = FlowTuple { transport, local: source, remote };
         if let Some(&server) = self.networks[attached.network.0].hosts.get(&remote.ip()) {
             return ([own, own.mirrored()], server);
         }

@@ -78,6 +78,8 @@ impl World {
         let gone = flows.filter(|(tuple, entry)| !of.sockets.contains_key(tuple) && !elsewhere(tuple, entry));
         let gone: Vec<FlowTuple> = gone.map(|(tuple, _)| *tuple).collect();
         let now = self.now;
+        let behind = |tuple: &FlowTuple| self.hosts[host.0].is_behind(tuple.local.ip());
+        let sockets: Vec<(FlowTuple, usize)> = sockets.into_iter().filter(|(tuple, _)| !behind(tuple)).collect();
         for (tuple, end) in sockets {
             self.with_node(host, |node| node.handle_flow_opened(now, tuple, end == 1));
         }
@@ -104,6 +106,32 @@ impl World {
         of.saved.clear();
         of.saved_suspended = false;
         of.plane = crate::dataplane::DataPlane::default();
+    }
+
+    /// Starts a host anew, with its sockets gone but for those of hosts behind it, which are other hosts'. `remembers`: what it knew of
+    /// those is in its state directory still.
+    pub fn reboot(&mut self, host: HostId, remembers: bool) {
+        self.crash(host);
+        let of = &mut self.hosts[host.0];
+        of.config.life += 1;
+        of.config.memory += u64::from(!remembers);
+        let flows = std::mem::take(&mut of.plane).flows;
+        if remembers {
+            let kept = flows.into_iter().filter(|(_, entry)| entry.end == LocalEnd::Passing);
+            kept.for_each(|(flow, entry)| of.plane.install(flow, entry));
+        } else {
+            of.saved.clear();
+        }
+        let gone: Vec<FlowId> = of
+            .sockets
+            .iter()
+            .filter(|(tuple, _)| !of.is_behind(tuple.local.ip()))
+            .map(|(_, (flow, _))| *flow)
+            .collect();
+        for flow in gone {
+            self.flows[flow.0].broken = true;
+        }
+        self.boot(host);
     }
 
     /// Ends a host's daemon and starts another after this time.

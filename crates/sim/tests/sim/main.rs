@@ -9,6 +9,7 @@ mod community;
 mod contact;
 mod datagrams;
 mod faults;
+mod gateway;
 mod growth;
 mod leases;
 mod moves;

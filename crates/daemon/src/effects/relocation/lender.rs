@@ -55,6 +55,7 @@ const OF_NOBODY: FlowEntry = FlowEntry {
     toward: Toward::Stack,
     tunnelled: false,
     hidden: false,
+    beyond: false,
 };
 
 impl Lender {

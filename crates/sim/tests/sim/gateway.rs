@@ -1,0 +1,228 @@
+//! A router that speaks for hosts behind it (P-100 to P-104, P-123 to P-125).
+
+use std::time::Duration;
+
+use whimbrel_protocol::{Config, FlowState, Prefix};
+use whimbrel_sim::{Carried, FlowId, Kind};
+use whimbrel_wire::Transport;
+
+use crate::common::*;
+
+/// The router itself.
+const ROUTER: &str = "10.9.0.200";
+const MINUTE: Duration = Duration::from_secs(60);
+const DAY: Duration = Duration::from_secs(86_400);
+/// What a peer sends until it hears that a flow is given up nobody has a socket for.
+const REFUSED: &[Kind] = &[Kind::Reset];
+
+/// The server of the others is behind a router here.
+fn behind(seed: u64) -> Two {
+    let prefix = Prefix { address: address("10.9.0.0"), length: 25 };
+    let router = Config { behind: vec![prefix], life: 7, memory: 70, ..Config::default() };
+    let mut two = Two::with(seed, Config { life: 8, ..Config::default() }, router);
+    two.world.attach(two.server, two.far, ROUTER);
+    two
+}
+
+fn datagrams(two: &mut Two) -> FlowId {
+    let flow = two.world.connect_from(two.client, 5004, "10.9.0.1:53", Transport::Udp);
+    two.world.set_beat(Some(Duration::from_millis(7)));
+    introduced(&mut two.world, &[flow]);
+    flow
+}
+
+/// Whether the router still knows a flow.
+fn is_led(two: &Two, flow: FlowId) -> bool {
+    two.world.view(flow, 1).is_some()
+}
+
+#[test]
+fn flows_with_a_host_behind_go_along_and_come_home() {
+    let mut two = behind(2401);
+    let mut flows = two.flow(3);
+    flows.push(datagrams(&mut two));
+    two.world.move_to(two.client, two.away, AWAY);
+    settle_as(&mut two.world, &flows, Carried::Rewritten);
+    two.world.assert_delivering(SECOND);
+    two.world.move_to(two.client, two.nat, INSIDE);
+    settle_as(&mut two.world, &flows, Carried::Tunnelled);
+    two.world.restart(two.server, SECOND);
+    two.world.run_for(5 * SECOND);
+    two.world.assert_delivering(SECOND);
+    two.world.move_to(two.client, two.home, HOME);
+    settle_as(&mut two.world, &flows, Carried::Native);
+    two.world.check();
+}
+
+#[test]
+fn what_passes_a_router_outlives_it() {
+    // P-123: at home, rewritten, in the tunnel.
+    for place in 0..3 {
+        let mut two = behind(2402);
+        let mut flows = two.flow(3);
+        flows.push(datagrams(&mut two));
+        let its_own = two.world.connect(two.client, "10.9.0.200:22");
+        introduced(&mut two.world, &[its_own]);
+        let carried = match place {
+            0 => Carried::Native,
+            1 => {
+                two.world.move_to(two.client, two.away, AWAY);
+                Carried::Rewritten
+            }
+            _ => {
+                two.world.move_to(two.client, two.nat, INSIDE);
+                Carried::Tunnelled
+            }
+        };
+        settle_as(&mut two.world, &flows, carried);
+        two.world.reboot(two.server, true);
+        two.world.run_for(20 * SECOND);
+        assert_eq!(two.world.resets(two.client), [its_own]);
+        two.world.close_end(its_own, 0);
+        two.world.close_end(its_own, 1);
+        two.world.assert_delivering(SECOND);
+        // They are movable still.
+        two.world.move_to(two.client, two.further, FURTHER);
+        settle_as(&mut two.world, &flows, Carried::Rewritten);
+        // The laptop's daemon remembers whose they are.
+        two.world.restart(two.client, SECOND);
+        two.world.run_for(5 * SECOND);
+        two.world.reboot(two.server, true);
+        two.world.run_for(20 * SECOND);
+        two.world.assert_delivering(SECOND);
+        two.world.check();
+    }
+}
+
+#[test]
+fn a_router_that_forgets_ends_what_it_led_and_nothing_else() {
+    // P-123
+    let mut two = behind(2403);
+    let led = two.flow(2);
+    two.world.move_to(two.client, two.away, AWAY);
+    settle_as(&mut two.world, &led, Carried::Rewritten);
+    // At home there.
+    let native = two.flow(2);
+    two.world.reboot(two.server, false);
+    // It has to be missed first.
+    two.world.run_for(MINUTE);
+    assert_eq!(two.world.resets(two.client), led, "{native:?}");
+    led.iter().for_each(|flow| two.world.close(*flow));
+    two.world.assert_delivering(SECOND);
+    introduced(&mut two.world, &native);
+    two.world.move_to(two.client, two.further, FURTHER);
+    settle_as(&mut two.world, &native, Carried::Rewritten);
+    two.world.check_except(REFUSED);
+}
+
+#[test]
+fn datagrams_of_somebody_else_are_told_from_late_ones_by_their_age() {
+    // P-104
+    let mut two = behind(2404);
+    let flow = datagrams(&mut two);
+    two.world.move_to(two.client, two.away, AWAY);
+    settle_as(&mut two.world, &[flow], Carried::Rewritten);
+    two.world.run_for(30 * SECOND);
+    assert!(two.world.claim(flow, 1));
+    assert!(is_led(&two, flow) && !two.world.claim(flow, 1), "it is told once");
+    two.world.run_for(20 * SECOND);
+    assert!(is_led(&two, flow));
+    // A minute after the move it is told anew, and believed.
+    two.world.run_for(15 * SECOND);
+    two.world.assert_delivering(SECOND);
+    assert!(two.world.claim(flow, 1) && !is_led(&two, flow));
+    two.world.run_for(5 * SECOND);
+    assert!(two.world.view(flow, 0).is_none_or(|view| view.state != FlowState::Moved));
+    two.world.close(flow);
+    two.world.check_except(REFUSED);
+}
+
+#[test]
+fn what_leaves_by_two_ways_at_once_is_not_given_up_for_what_comes_late() {
+    // P-104: behind a NAT no path is kept acceptable, and what is under way is under way.
+    let mut two = behind(2405);
+    two.world.move_to(two.client, two.nat, INSIDE);
+    let flow = datagrams(&mut two);
+    two.world.move_to(two.client, two.away, AWAY);
+    settle_as(&mut two.world, &[flow], Carried::Rewritten);
+    two.world.claim(flow, 1);
+    two.world.run_for(SECOND);
+    assert!(is_led(&two, flow));
+    two.world.run_for(2 * MINUTE);
+    two.world.claim(flow, 1);
+    assert!(!is_led(&two, flow));
+    two.world.close(flow);
+    two.world.check();
+}
+
+#[test]
+fn who_moves_every_minute_does_not_keep_what_is_another_s() {
+    // P-104
+    let mut two = behind(2406);
+    let flow = datagrams(&mut two);
+    two.world.move_to(two.client, two.away, AWAY);
+    settle_as(&mut two.world, &[flow], Carried::Rewritten);
+    let mut given_up = None;
+    for round in 0..6 {
+        for step in 0..10 {
+            two.world.run_for(5 * SECOND);
+            two.world.claim(flow, 1);
+            if !is_led(&two, flow) {
+                given_up.get_or_insert(round * 50 + (step + 1) * 5);
+            }
+        }
+        let (network, at) = [(two.further, FURTHER), (two.away, AWAY)][round % 2];
+        two.world.move_to(two.client, network, at);
+    }
+    assert!(given_up.is_some_and(|after| (60..=75).contains(&after)), "given up after {given_up:?} s");
+    two.world.close(flow);
+    two.world.check_except(REFUSED);
+}
+
+#[test]
+fn who_is_silent_does_not_keep_what_is_another_s() {
+    // P-104: it has said that it goes away, where it was at home and where it has moved to, once and again and again.
+    for moves in [false, true] {
+        let mut two = behind(2407);
+        let flow = datagrams(&mut two);
+        if moves {
+            two.world.move_to(two.client, two.away, AWAY);
+            settle_as(&mut two.world, &[flow], Carried::Rewritten);
+        }
+        two.world.part(two.client);
+        two.world.run_for(20 * SECOND);
+        two.world.claim(flow, 1);
+        assert!(is_led(&two, flow));
+        two.world.run_for(50 * SECOND);
+        two.world.claim(flow, 1);
+        assert!(!is_led(&two, flow), "moves: {moves}");
+        // It is told when it is back.
+        two.world.resume(two.client);
+        two.world.run_for(20 * SECOND);
+        assert!(two.world.view(flow, 0).is_none_or(|view| view.state != FlowState::Moved));
+        two.world.close(flow);
+        two.world.check();
+    }
+}
+
+#[test]
+fn a_router_forgets_whom_it_has_not_heard_for_five_days() {
+    // P-103
+    for (silence, known) in [(5 * DAY - 2 * 60 * MINUTE, true), (5 * DAY + 2 * 60 * MINUTE, false)] {
+        let mut two = behind(2408);
+        let flows = two.flow(2);
+        two.world.move_to(two.client, two.away, AWAY);
+        settle_as(&mut two.world, &flows, Carried::Rewritten);
+        two.world.set_beat(None);
+        two.world.tracing = false;
+        two.world.set_cut(two.away, true);
+        two.world.run_for(silence);
+        assert!(flows.iter().all(|flow| is_led(&two, *flow) == known), "after {silence:?}");
+        two.world.set_cut(two.away, false);
+        two.world.run_for(10 * MINUTE);
+        if known {
+            two.world.assert_delivering(SECOND);
+            two.world.check();
+        }
+    }
+}
