@@ -230,8 +230,10 @@ fn rebooted(lab: &mut Lab) -> Result<()> {
         }
         carried_by(&three.gateway, Side::Server, &stream, carrier)?;
         fresh.finish(LONG)?;
-        // What came rewritten while no daemon was there the server has refused, and nobody has believed that.
+        // What came rewritten while no daemon was there the server has refused, and nobody has believed that. What was said to the daemon it
+        // was sent as well.
         three.world.forget_resets();
+        three.control.take();
     }
     step("home again");
     let a = three.world.a.clone();
