@@ -796,7 +796,7 @@ impl Forwarding {
     }
 
     /// By the device that the far end is reached by.
-    fn from_inside(&self, packet: &[u8]) -> Outcome {
+    fn ingress_inside(&self, packet: &[u8]) -> Outcome {
         run_on(self.inside, self.datapath.program("ingress_l2").expect("program"), packet)
     }
 
@@ -848,14 +848,14 @@ fn what_passes_here_by_itself_is_left_to_that_until_it_has_moved() {
         let out = Packet { sequence: 77, ..Packet::new(TCP, net.far, net.lent) };
         let back = Packet::new(TCP, net.lent, net.far).bytes();
         let rewritten = Packet::new(TCP, net.wire_remote, net.wire_local).bytes();
-        assert_eq!(net.from_inside(&out.bytes()).verdict, REDIRECT);
+        assert_eq!(net.ingress_inside(&out.bytes()).verdict, REDIRECT);
         assert_eq!(net.ingress(&back).verdict, REDIRECT);
         assert_eq!(net.ingress(&rewritten).verdict, REDIRECT);
         let flow = FlowTuple { transport: Transport::Tcp, local: net.far, remote: net.lent };
         assert_eq!(net.datapath.last_sent(&flow).expect("ask"), Some(77));
         // Who waits for nothing is not waited for, and what is said again of a flow is not all that is known of it.
         let acknowledges = Packet { sequence: 99, payload: Vec::new(), ..out.clone() };
-        assert_eq!(net.from_inside(&acknowledges.bytes()).verdict, REDIRECT);
+        assert_eq!(net.ingress_inside(&acknowledges.bytes()).verdict, REDIRECT);
         let entries: Vec<_> = net.datapath.flows().expect("flows");
         assert!(entries.iter().all(|(_, entry)| entry.toward == Toward::Passing));
         net.datapath.insert_flows(&entries).expect("insert");
@@ -863,7 +863,7 @@ fn what_passes_here_by_itself_is_left_to_that_until_it_has_moved() {
 
         let (id, binding) = net.datapath.bindings().expect("bindings").remove(0);
         net.datapath.set_binding(id, &Binding { local_place: 1, ..binding }).expect("bind");
-        assert_eq!(net.from_inside(&out.bytes()), Outcome { verdict: NEXT, packet: out.bytes(), mark: 0 });
+        assert_eq!(net.ingress_inside(&out.bytes()), Outcome { verdict: NEXT, packet: out.bytes(), mark: 0 });
         assert_eq!(net.ingress(&back), Outcome { verdict: NEXT, packet: back, mark: 0 });
     });
 }
@@ -880,7 +880,7 @@ fn a_host_behind_is_who_sends_by_the_device_that_leads_to_it() {
             for _ in 0..2 {
                 assert_eq!(net.ingress(&packet), left);
             }
-            assert_eq!(net.from_inside(&packet).verdict, REDIRECT);
+            assert_eq!(net.ingress_inside(&packet).verdict, REDIRECT);
             assert_eq!(net.ingress(&packet), left);
         }
         let flow = FlowTuple { transport: Transport::Tcp, local: net.far, remote: net.lent };
@@ -896,7 +896,7 @@ fn resets_of_a_host_behind_go_by_the_tunnel_and_count_nowhere_else() {
     on_both_families(|v4| {
         let net = Forwarding::new(v4, Toward::Passing);
         let reset = Packet { tcp_flags: 0x14, payload: Vec::new(), ..Packet::new(TCP, net.far, net.lent) };
-        let outcome = net.from_inside(&reset.bytes());
+        let outcome = net.ingress_inside(&reset.bytes());
         // Under its own names.
         let further = Packet { hop_limit: reset.hop_limit - 1, ..reset };
         assert_eq!((outcome.verdict, outcome.packet), (REDIRECT, further.bytes()));
