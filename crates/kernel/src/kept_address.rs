@@ -186,12 +186,15 @@ impl KeptAddresses {
         Ok(changed || marked || (nothing && !first))
     }
 
-    /// Removes everything, also what a killed daemon left, and puts settings back.
+    /// Removes everything, also what a killed daemon left, and puts settings back. The addresses that it has had here for other hosts go as well.
     ///
     /// # Errors
     /// As [`apply`](Self::apply).
     pub fn release(&mut self) -> Result<(), Error> {
         self.make(&State::default())?;
+        for address in self.route.addresses()?.iter().filter(|address| address.own) {
+            self.route.delete_address(address.interface, address.prefix.address)?;
+        }
         self.saved.restore()
     }
 
@@ -244,7 +247,8 @@ impl KeptAddresses {
             .route
             .addresses()?
             .iter()
-            .filter(|address| address.own && address.interface == LOOPBACK)
+            // Those that are lent to other hosts are another's business, and of another scope.
+            .filter(|address| address.own && address.interface == LOOPBACK && address.scope == AddressScope::Host)
             .filter_map(|address| v4(address.prefix.address))
             .collect();
         let local = if addresses.is_empty() { Vec::new() } else { self.route.routes_of(LOCAL_TABLE)? };

@@ -17,7 +17,7 @@ use std::time::Duration;
 use hosts::{Host, PATIENCE, PLANS, Plan, RunDir, exchange, wait};
 use rustix::event::{PollFd, PollFlags, poll};
 use whimbrel_kernel::kept_address::{Carrier, Kept, KeptAddresses, Mark, Straight};
-use whimbrel_kernel::route::{LOOPBACK, RouteKind, RouteSocket};
+use whimbrel_kernel::route::{AddressScope, LOOPBACK, NewAddress, RouteKind, RouteSocket};
 
 const MARK: Mark = Mark { value: 0x100, mask: 0xff00 };
 const MTU: u32 = 1400;
@@ -258,6 +258,32 @@ fn the_way_back_to_the_first_address() {
         let mut routes = client.on(|| RouteSocket::open().unwrap());
         assert_eq!(routes.route_to(plan.client.parse().unwrap(), None, None).unwrap().kind, RouteKind::Local);
     }
+}
+
+/// What is lent to other hosts is on the loopback device too, and goes with the daemon alone.
+#[test]
+#[ignore = "needs root"]
+fn addresses_that_are_lent_stay() {
+    let (client, _server) = PLANS[0].build();
+    let _tun = tun(&client);
+    let (dir, carrier) = (RunDir::new(), Carrier { tun: client.index("wbt"), mtu: MTU, mark: MARK });
+    let mut kept = client.on(|| KeptAddresses::open(&dir.0).unwrap());
+    let mut routes = client.on(|| RouteSocket::open().unwrap());
+    let lent: [IpAddr; 2] = ["10.5.0.1".parse().unwrap(), "fd05::1".parse().unwrap()];
+    for address in lent {
+        let new = NewAddress { interface: LOOPBACK, address, scope: AddressScope::Global, deprecated: true };
+        routes.set_address(&new).unwrap();
+    }
+    let is_local = |routes: &mut RouteSocket, address| {
+        routes.route_to(address, None, None).is_ok_and(|route| route.kind == RouteKind::Local)
+    };
+    let wanted = Kept { addresses: set(&["10.3.0.1"]), ..Kept::default() };
+    for kept_now in [&wanted, &Kept::default()] {
+        client.on(|| kept.apply(&carrier, kept_now)).unwrap();
+        assert!(lent.iter().all(|address| is_local(&mut routes, *address)));
+    }
+    client.on(|| kept.release()).unwrap();
+    assert!(!lent.iter().any(|address| is_local(&mut routes, *address)));
 }
 
 /// A step in the middle fails: all is as it was.
