@@ -179,7 +179,7 @@ struct binding {
 	__u8 carrier; /* enum carrier */
 	__u8 parked;  /* 1: the peer is away; its TCP sockets here must not give up */
 	__u32 arrival; /* device that flows at home are reset by; 0: any */
-	__u32 reserved;
+	__u32 mtu; /* the longest rewritten packet, in bytes, that the path is known to take; 0: not known */
 };
 
 /* Map `locators`: this, as found in a packet from the peer -> binding id. */

@@ -175,13 +175,15 @@ static __noinline bool resets(struct __sk_buff *skb, const struct packet *packet
 /* An ICMP error that this host, or who is behind it, sends about a packet of a moved flow. */
 __noinline int egress_icmp(struct __sk_buff *skb, const struct packet *packet)
 {
+	const struct settings *settings = get_settings();
 	struct quotation *quotation = get_quotation();
 	struct flow_tuple own = {};
 	struct flow_entry *flow;
 	struct binding *binding;
 	struct packet *inner;
+	__u8 carrier;
 
-	if (!packet || !quotation)
+	if (!packet || !settings || !quotation)
 		return pass();
 	inner = &quotation->inner;
 	if (!parse(skb, packet->transport + 8, skb->protocol, inner) || inner->part == FRAGMENT_LATER)
@@ -204,7 +206,15 @@ __noinline int egress_icmp(struct __sk_buff *skb, const struct packet *packet)
 	binding = bpf_map_lookup_elem(&bindings, &flow->binding);
 	if (!binding || binding->carrier == CARRIER_NATIVE || !has_moved(flow, binding))
 		return packet->origin == FROM_STACK ? pass_ordinary(skb, packet) : pass_native(packet);
-	if (carrier_of(flow, binding) != CARRIER_REWRITE || is_ipv4(&binding->peer) != (packet->family == 4))
+	carrier = carrier_of(flow, binding);
+	if (carrier == CARRIER_TUNNEL || (carrier == CARRIER_REWRITE && is_ipv4(&binding->peer) != (packet->family == 4))) {
+		/* The daemon gives it the names that the peer knows (P-110). */
+		if (!settings->tunnel)
+			return hold(COUNTER_HELD_NO_TUNNEL);
+		return skb->ifindex == settings->tunnel ? pass_counted(COUNTER_TUNNELLED_OUT) :
+							  to_tunnel(skb, packet, settings->tunnel, COUNTER_TUNNELLED_OUT);
+	}
+	if (carrier != CARRIER_REWRITE)
 		return hold(COUNTER_DROPPED_ICMP_OUT);
 	if (!take_allowance(binding, skb->len - packet->network))
 		return hold(COUNTER_HELD_ALLOWANCE);
@@ -314,6 +324,11 @@ __noinline int egress_flow(struct __sk_buff *skb, const struct packet *packet)
 	}
 	if (carrier != CARRIER_REWRITE)
 		return hold_or_answer(skb, packet);
+	/* Whoever is not of this host's own stack does not go by its routes, which know how long a packet may be (P-111). */
+	if (packet->origin != FROM_STACK && binding->mtu && longest_part(skb, packet) > binding->mtu) {
+		skb->cb[0] = binding->mtu;
+		return TO_BE_TOLD;
+	}
 	if (!take_allowance(binding, skb->len - packet->network))
 		return hold(COUNTER_HELD_ALLOWANCE);
 	if (!lower(skb, packet, &own))

@@ -15,6 +15,7 @@
 #include "lapse.h"
 #include "parse.h"
 #include "rewrite.h"
+#include "too_long.h"
 #include "toward.h"
 #include "verdict.h"
 
@@ -368,6 +369,8 @@ static __always_inline int ingress(struct __sk_buff *skb, __u32 network)
 		if (packet.part != FRAGMENT_WHOLE && claim_fragment(skb, &packet))
 			return pass();
 		verdict = forward(skb, &packet);
+		if (verdict == TO_BE_TOLD)
+			return tell_far_end(skb, &packet);
 		if (verdict != OF_NO_FLOW)
 			return verdict;
 	}

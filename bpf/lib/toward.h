@@ -16,6 +16,7 @@
 #include "helped.h"
 #include "parse.h"
 #include "rewrite.h"
+#include "too_long.h"
 #include "verdict.h"
 
 /* Every local end is in this host's own stack. */
@@ -180,6 +181,25 @@ static __always_inline __u32 toward_of(const struct flow_entry *flow)
 	return binding && binding->carrier != CARRIER_NATIVE && has_moved(flow, binding) ? TOWARD_ROUTES : 0;
 }
 
+/*
+ * Is this ICMP, of no flow, for whoever has the address? Errors about what it has sent are, and echoes; all else is for the host that
+ * neighbours take the address to be at, as what they ask it (RFC 4861).
+ */
+static __always_inline bool is_for_address(struct __sk_buff *skb, const struct packet *packet,
+					   const struct flow_tuple *own)
+{
+	__u8 type;
+
+	if ((packet->protocol != IPPROTO_ICMP && packet->protocol != IPPROTO_ICMPV6) ||
+	    packet->part == FRAGMENT_LATER || own->transport != packet->protocol)
+		return true;
+	if (bpf_skb_load_bytes(skb, packet->transport, &type, sizeof(type)))
+		return false;
+	if (packet->family == 4)
+		return type == 0 || type == 8 || type == 3 || type == 11 || type == 12;
+	return type >= 1 && (type <= 4 || type == 128 || type == 129);
+}
+
 /* Where what came in, and is under its own names, goes: 0 for this host's own stack. */
 __noinline __u32 find_toward(struct __sk_buff *skb, const struct packet *packet)
 {
@@ -195,7 +215,7 @@ __noinline __u32 find_toward(struct __sk_buff *skb, const struct packet *packet)
 	flow = find_flow(&own);
 	if (flow) {
 		toward = toward_of(flow);
-	} else if (!(settings->idle & IDLE_ENDPOINTS)) {
+	} else if (!(settings->idle & IDLE_ENDPOINTS) && is_for_address(skb, packet, &own)) {
 		lent = find_lent(&own.local, own.local_port, own.transport);
 		if (lent) {
 			toward = lent->toward;
@@ -290,8 +310,11 @@ static __always_inline int bring(struct __sk_buff *skb, struct packet *packet)
 	if (!toward)
 		return pass();
 	packet->origin = FROM_WIRE;
-	if (toward == TOWARD_ROUTES)
-		return to_routes(skb, packet);
+	if (toward == TOWARD_ROUTES) {
+		int verdict = to_routes(skb, packet);
+
+		return verdict == TO_BE_TOLD ? tell_owner(skb, packet) : verdict;
+	}
 	if (toward != TOWARD_TUNNEL)
 		return into_endpoint(toward);
 	/* What came by a tunnel goes into none, or two ends that lend each other an address would never be done with it. */

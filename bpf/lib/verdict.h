@@ -411,7 +411,7 @@ __noinline int to_routes(struct __sk_buff *skb, const struct packet *packet)
 	}
 	if (found == BPF_FIB_LKUP_RET_FRAG_NEEDED) {
 		skb->cb[0] = fib.mtu_result;
-		return packet->origin == FROM_ENDPOINT ? TO_BE_TOLD : drop(COUNTER_TOO_LONG);
+		return TO_BE_TOLD;
 	}
 	skb->tc_index = TRANSLATED;
 	if (!packet->network && bpf_skb_change_head(skb, ETH_HLEN, 0))

@@ -102,7 +102,7 @@ plain! {
         carrier: u8,
         parked: u8,
         arrival: u32,
-        reserved: u32,
+        mtu: u32,
     }
     struct RawLocatorPair { peer: RawAddress, local: RawAddress }
     struct RawSettings {
@@ -520,6 +520,9 @@ pub struct Binding {
     pub interface: u32,
     /// Index of the interface that a reset of a flow at home has to arrive on to be believed (P-38); 0 where it may be any.
     pub arrival: u32,
+    /// The longest rewritten packet, in bytes, that the path takes; 0 where that is not known. What is longer and was not sent by this host's own
+    /// stack is answered with an ICMP error that says so.
+    pub mtu: u32,
     /// Bytes of IP packets that may still leave by rewriting (P-18); `None`: any number. The programs count it down and
     /// hold what does not fit. Read back, it is what is left.
     pub allowance: Option<u64>,
@@ -704,7 +707,7 @@ impl RawBinding {
             carrier: binding.carrier as u8,
             parked: binding.parked.into(),
             arrival: binding.arrival,
-            reserved: 0,
+            mtu: binding.mtu,
         }
     }
 
@@ -718,6 +721,7 @@ impl RawBinding {
             peer: self.peer.address(),
             interface: self.interface,
             arrival: self.arrival,
+            mtu: self.mtu,
             allowance: (self.allowance != UNLIMITED).then_some(self.allowance),
             parked: self.parked != 0,
             accepted,

@@ -466,6 +466,11 @@ impl Anchored {
 
     /// The connection between the lent end and the far one, at both hosts, as moved to the host.
     fn lead(&self, transport: Transport, carrier: Carrier) {
+        self.lead_narrow(transport, carrier, 0);
+    }
+
+    /// The same where the anchor knows how long a packet may be on its way to the host.
+    fn lead_narrow(&self, transport: Transport, carrier: Carrier, mtu: u32) {
         let (lent, far) = (SocketAddr::new(self.lent, PORT), SocketAddr::new(self.far, FAR_PORT));
         let at_host = FlowTuple { transport, local: lent, remote: far };
         let at_anchor = FlowTuple { transport, local: far, remote: lent };
@@ -475,6 +480,7 @@ impl Anchored {
             (&self.anchor, at_anchor, Toward::Routes, there, here, (6001, 6000)),
         ];
         for (datapath, flow, toward, local, peer, wire) in ends {
+            let mtu = if toward == Toward::Routes { mtu } else { 0 };
             let entry = FlowEntry {
                 binding: PEER,
                 home_local_place: 1,
@@ -498,6 +504,7 @@ impl Anchored {
                 peer,
                 interface: 0,
                 arrival: 0,
+                mtu,
                 allowance: None,
                 parked: false,
                 accepted: vec![LocatorPair { local, peer }],
@@ -592,6 +599,98 @@ fn an_anchor_forwards_datagrams_fragments_and_errors() {
         let (near, far) = net.datagrams();
         drop(near);
         expect_refusal(&far, SocketAddr::new(net.lent, PORT));
+        drop(far);
+        net.lead(Transport::Udp, Carrier::Tunnel);
+        let (near, far) = net.datagrams();
+        drop(far);
+        expect_refusal(&near, SocketAddr::new(net.far, FAR_PORT));
+        drop(near);
+        let (near, far) = net.datagrams();
+        drop(near);
+        expect_refusal(&far, SocketAddr::new(net.lent, PORT));
+        for datapath in [&net.anchor, &net.host] {
+            assert_eq!(counter(datapath, "dropped_icmp_out"), 0);
+        }
+    });
+}
+
+/// Sends datagrams that may not be cut until the system knows that one of so many bytes is too long, and sends one that is not. Tells how long
+/// an IP packet may be.
+fn learn(from: &UdpSocket, to: &UdpSocket, payload: usize) -> i32 {
+    let (v4, peer) = (peer_of(from).is_ipv4(), peer_of(to));
+    let (level, discover, mtu) = if v4 {
+        (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_MTU)
+    } else {
+        (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_MTU)
+    };
+    let (on, size) = (libc::IP_PMTUDISC_DO, std::mem::size_of::<i32>() as libc::socklen_t);
+    // SAFETY: `on` is as long as is said.
+    assert_eq!(unsafe { libc::setsockopt(from.as_raw_fd(), level, discover, (&raw const on).cast(), size) }, 0);
+    from.connect(peer).expect("connect");
+    let start = std::time::Instant::now();
+    while from.send(&pattern(payload, 5)).map_err(|error| error.raw_os_error()) != Err(Some(libc::EMSGSIZE)) {
+        assert!(start.elapsed() < PATIENCE, "nothing is heard of what is too long");
+        thread::sleep(Duration::from_millis(5));
+    }
+    let (mut known, mut size) = (0i32, size);
+    // SAFETY: `known` is as long as is said.
+    assert_eq!(unsafe { libc::getsockopt(from.as_raw_fd(), level, mtu, (&raw mut known).cast(), &raw mut size) }, 0);
+    let fits = known as usize - if v4 { 28 } else { 48 };
+    // What was heard of those before is reported once each.
+    let sent = (0..100).any(|_| from.send(&pattern(fits, 7)).is_ok());
+    assert!(sent, "what fits is not sent");
+    to.set_read_timeout(Some(PATIENCE)).expect("SO_RCVTIMEO");
+    let mut received = vec![0; 1 << 16];
+    while received[..to.recv(&mut received).expect("the datagram arrives")] != pattern(fits, 7) {}
+    known
+}
+
+fn peer_of(socket: &UdpSocket) -> SocketAddr {
+    socket.local_addr().expect("local")
+}
+
+#[test]
+fn an_anchor_tells_both_ends_what_is_too_long() {
+    // P-111
+    on_both_families(|v4| {
+        let net = Anchored::new(v4);
+        // To the far end of what goes on rewritten.
+        net.lead_narrow(Transport::Udp, Carrier::Rewrite, 1320);
+        let (near, far) = net.datagrams();
+        assert_eq!(learn(&far, &near, 1400), 1320);
+        // To the socket of what the link to the far end does not take, whichever way it came to the anchor.
+        for (carrier, mtu) in [(Carrier::Rewrite, 1360), (Carrier::Tunnel, 1340)] {
+            net.lead(Transport::Udp, carrier);
+            net.net.middle.run(&format!("ip link set far mtu {mtu}"));
+            net.net.far.run(&format!("ip link set eth mtu {mtu}"));
+            assert_eq!(learn(&near, &far, 1370), mtu);
+        }
+        assert!(counter(&net.anchor, "too_long") >= 3);
+    });
+}
+
+#[test]
+fn neighbours_are_answered_where_an_address_is_that_is_lent_as_a_whole() {
+    // P-112
+    on_both_families(|v4| {
+        let net = Forwarding::new(v4, Toward::Routes);
+        let whole = address(6, 6, v4);
+        let protocol = if v4 { 1 } else { 58 };
+        let end = LentEnd { address: whole, port: 0, protocol };
+        net.datapath.set_lent(&end, Lent::Leased(PEER)).expect("lend");
+        let message = |kind: u8| {
+            let mut packet = Packet::new(UDP, net.far, SocketAddr::new(whole, 0)).bytes();
+            let (of, at) = if v4 { (14 + 9, 14 + 20) } else { (14 + 6, 14 + 40) };
+            packet[of] = protocol;
+            packet[at] = kind;
+            packet
+        };
+        for (kind, led) in
+            if v4 { [(8, true), (0, true), (13, false)] } else { [(128, true), (129, true), (135, false)] }
+        {
+            let verdict = net.ingress(&message(kind)).verdict;
+            assert_eq!(verdict, if led { REDIRECT } else { NEXT }, "{kind}");
+        }
     });
 }
 
@@ -670,6 +769,16 @@ fn what_is_of_no_flow_goes_to_who_has_the_lease() {
         for datapath in [&net.anchor, &net.host] {
             assert!(counter(datapath, "leased_out") > 0);
         }
+        net.net.middle.run("ip link set far mtu 1300");
+        net.net.far.run("ip link set eth mtu 1300");
+        assert_eq!(learn(&near, &far, 1350), 1300);
+        drop(near);
+        expect_refusal(&far, SocketAddr::new(net.lent, PORT));
+        drop(far);
+        let near = net.datagrams().0;
+        expect_refusal(&near, SocketAddr::new(net.far, FAR_PORT));
+        drop(near);
+        let (near, _far) = net.datagrams();
         // A program of the anchor itself.
         net.net.middle.enter();
         let mut anchor = Datapath::open(&net.net.bpffs.pins("anchor")).expect("open again");
@@ -783,6 +892,7 @@ impl Forwarding {
             peer,
             interface: 1,
             arrival: 0,
+            mtu: 0,
             allowance: None,
             parked: false,
             accepted: vec![LocatorPair { local, peer }],

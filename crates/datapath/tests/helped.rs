@@ -67,6 +67,7 @@ impl Fixture {
             peer,
             interface: 1,
             arrival: 0,
+            mtu: 0,
             allowance: None,
             parked: false,
             accepted: vec![LocatorPair { local, peer }],

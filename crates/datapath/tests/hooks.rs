@@ -58,6 +58,7 @@ fn takes_over(tcx: bool) {
         peer,
         interface: a,
         arrival: a,
+        mtu: 0,
         allowance: Some(5),
         parked: true,
         accepted: vec![LocatorPair { local, peer }],

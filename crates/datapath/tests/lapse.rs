@@ -37,6 +37,7 @@ fn open(pair: &Pair, near: &TcpStream, locators: (&str, &str)) -> Datapath {
         peer,
         interface: 0,
         arrival: 0,
+        mtu: 0,
         allowance: None,
         parked: false,
         accepted: vec![LocatorPair { local, peer }],

@@ -87,6 +87,7 @@ impl Fixture {
             peer,
             interface: 1,
             arrival: 1,
+            mtu: 0,
             allowance: None,
             parked: false,
             accepted: vec![

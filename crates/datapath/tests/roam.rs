@@ -147,6 +147,7 @@ impl Host {
             peer,
             interface,
             arrival: interface,
+            mtu: 0,
             allowance: None,
             parked: false,
             accepted: vec![

@@ -133,6 +133,11 @@ impl Coalescer {
         }
     }
 
+    /// Takes the next packet as it is: one that is never merged.
+    pub fn push_single(&mut self, span: Span) {
+        self.begin(span, None);
+    }
+
     /// Ends the batch: writes the headers of what was merged, and gives all packets in order.
     pub fn finish(&mut self, buffer: &mut [u8]) -> &[SuperPacket] {
         self.open.clear();
@@ -145,6 +150,17 @@ impl Coalescer {
     }
 
     fn start(&mut self, span: Span, headers: &Headers, candidate: Option<&Candidate>) -> usize {
+        let group = self.begin(span, Some(*headers));
+        if let Some(candidate) = candidate {
+            group.size = candidate.payload;
+            group.next_sequence = candidate.sequence.wrapping_add(candidate.payload as u32);
+            group.last_identification = candidate.identification;
+            group.flags = candidate.flags;
+        }
+        self.used - 1
+    }
+
+    fn begin(&mut self, span: Span, headers: Option<Headers>) -> &mut SuperPacket {
         if self.used == self.packets.len() {
             self.packets.push(SuperPacket::default());
         }
@@ -152,15 +168,9 @@ impl Coalescer {
         let mut pieces = std::mem::take(&mut group.pieces);
         pieces.clear();
         pieces.push(span);
-        *group = SuperPacket { pieces, headers: Some(*headers), total: span.len, ..SuperPacket::default() };
-        if let Some(candidate) = candidate {
-            group.size = candidate.payload;
-            group.next_sequence = candidate.sequence.wrapping_add(candidate.payload as u32);
-            group.last_identification = candidate.identification;
-            group.flags = candidate.flags;
-        }
+        *group = SuperPacket { pieces, headers, total: span.len, ..SuperPacket::default() };
         self.used += 1;
-        self.used - 1
+        group
     }
 }
 

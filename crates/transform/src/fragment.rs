@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use crate::message::Message;
 use crate::packet::{Fragment, Headers};
 
 /// Fragmented packets that are remembered at once.
@@ -31,8 +32,8 @@ impl<T> Default for FragmentMemory<T> {
 
 impl<T: Clone> FragmentMemory<T> {
     /// Notes `value` for the packet whose first fragment this is.
-    pub fn remember(&mut self, headers: &Headers, value: T) {
-        let Some(key) = key(headers) else { return };
+    pub fn remember(&mut self, packet: &impl Piece, value: T) {
+        let Some(key) = key(packet) else { return };
         if self.seen.len() < REMEMBERED {
             self.seen.push((key, value));
         } else {
@@ -43,8 +44,8 @@ impl<T: Clone> FragmentMemory<T> {
 
     /// What was noted for the packet that this is a later fragment of.
     #[must_use]
-    pub fn recall(&self, headers: &Headers) -> Option<T> {
-        let key = key(headers)?;
+    pub fn recall(&self, packet: &impl Piece) -> Option<T> {
+        let key = key(packet)?;
         // An identification comes round again: the newest entry counts.
         let (old, new) = self.seen.split_at(self.next.min(self.seen.len()));
         let newest_first = old.iter().rev().chain(new.iter().rev());
@@ -52,17 +53,41 @@ impl<T: Clone> FragmentMemory<T> {
     }
 }
 
-fn key(headers: &Headers) -> Option<Key> {
-    let identification = match headers.fragment {
+/// What may be a fragment.
+pub trait Piece {
+    /// Source, destination and protocol number, by which fragments are put together (RFC 791, RFC 8200 §4.5).
+    fn names(&self) -> (IpAddr, IpAddr, u8);
+    /// Which fragment it is.
+    fn fragment(&self) -> Fragment;
+}
+
+impl Piece for Headers {
+    fn names(&self) -> (IpAddr, IpAddr, u8) {
+        (self.source.ip(), self.destination.ip(), self.transport.protocol())
+    }
+
+    fn fragment(&self) -> Fragment {
+        self.fragment
+    }
+}
+
+impl Piece for Message {
+    fn names(&self) -> (IpAddr, IpAddr, u8) {
+        (self.source, self.destination, self.protocol())
+    }
+
+    fn fragment(&self) -> Fragment {
+        self.fragment
+    }
+}
+
+fn key(packet: &impl Piece) -> Option<Key> {
+    let identification = match packet.fragment() {
         Fragment::Whole => return None,
         Fragment::First(identification) | Fragment::Later(identification) => identification,
     };
-    Some(Key {
-        source: headers.source.ip(),
-        destination: headers.destination.ip(),
-        protocol: headers.transport.protocol(),
-        identification,
-    })
+    let (source, destination, protocol) = packet.names();
+    Some(Key { source, destination, protocol, identification })
 }
 
 #[cfg(test)]

@@ -67,11 +67,33 @@ impl Headers {
     /// # Errors
     /// [`PacketError`] for what is not an IPv4 or IPv6 packet of TCP or UDP, complete by its own length fields.
     pub fn parse(packet: &[u8]) -> Result<Self, PacketError> {
-        match packet.first().ok_or(PacketError::Truncated)? >> 4 {
-            4 => Self::parse_v4(packet),
-            6 => Self::parse_v6(packet),
-            _ => Err(PacketError::NotIp),
-        }
+        let Network { protocol, source, destination, fragment, offset, end } = Network::parse(packet)?;
+        let transport = Transport::from_protocol(protocol).ok_or(PacketError::Transport(protocol))?;
+        let body = packet.get(..end).and_then(|whole| whole.get(offset..)).ok_or(PacketError::Truncated)?;
+        let (source_port, destination_port, header_len) = if let Fragment::Later(_) = fragment {
+            (0, 0, 0)
+        } else {
+            let header_len = match transport {
+                Transport::Tcp => usize::from(body.get(12).ok_or(PacketError::Truncated)? >> 4) * 4,
+                Transport::Udp => UDP_LEN,
+            };
+            if transport == Transport::Tcp && header_len < MIN_TCP {
+                return Err(PacketError::Malformed);
+            }
+            if body.len() < header_len {
+                return Err(PacketError::Truncated);
+            }
+            (u16::from_be_bytes([body[0], body[1]]), u16::from_be_bytes([body[2], body[3]]), header_len)
+        };
+        Ok(Self {
+            transport,
+            source: SocketAddr::new(source, source_port),
+            destination: SocketAddr::new(destination, destination_port),
+            fragment,
+            transport_offset: offset,
+            payload_offset: offset + header_len,
+            end,
+        })
     }
 
     /// The flow as the host knows it that **sends** the packet.
@@ -101,6 +123,30 @@ impl Headers {
                 Transport::Udp => UDP_CHECKSUM,
             }
     }
+}
+
+/// What an IP header says, with its extensions.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Network {
+    /// What follows, by its number.
+    pub(crate) protocol: u8,
+    pub(crate) source: IpAddr,
+    pub(crate) destination: IpAddr,
+    pub(crate) fragment: Fragment,
+    /// Where that begins.
+    pub(crate) offset: usize,
+    /// Where the packet ends, as it says: it may have been cut off before.
+    pub(crate) end: usize,
+}
+
+impl Network {
+    pub(crate) fn parse(packet: &[u8]) -> Result<Self, PacketError> {
+        match packet.first().ok_or(PacketError::Truncated)? >> 4 {
+            4 => Self::parse_v4(packet),
+            6 => Self::parse_v6(packet),
+            _ => Err(PacketError::NotIp),
+        }
+    }
 
     fn parse_v4(packet: &[u8]) -> Result<Self, PacketError> {
         let header: &[u8; 20] = packet.first_chunk().ok_or(PacketError::Truncated)?;
@@ -118,7 +164,7 @@ impl Headers {
         };
         let source = IpAddr::V4(Ipv4Addr::from([header[12], header[13], header[14], header[15]]));
         let destination = IpAddr::V4(Ipv4Addr::from([header[16], header[17], header[18], header[19]]));
-        Self::parse_transport(packet, header[9], source, destination, fragment, offset, end)
+        Ok(Self { protocol: header[9], source, destination, fragment, offset, end })
     }
 
     fn parse_v6(packet: &[u8]) -> Result<Self, PacketError> {
@@ -157,44 +203,7 @@ impl Headers {
         }
         let source = IpAddr::V6(Ipv6Addr::from(*source));
         let destination = IpAddr::V6(Ipv6Addr::from(*destination));
-        Self::parse_transport(packet, protocol, source, destination, fragment, offset, end)
-    }
-
-    fn parse_transport(
-        packet: &[u8],
-        protocol: u8,
-        source: IpAddr,
-        destination: IpAddr,
-        fragment: Fragment,
-        offset: usize,
-        end: usize,
-    ) -> Result<Self, PacketError> {
-        let transport = Transport::from_protocol(protocol).ok_or(PacketError::Transport(protocol))?;
-        let body = packet.get(..end).and_then(|whole| whole.get(offset..)).ok_or(PacketError::Truncated)?;
-        let (source_port, destination_port, header_len) = if let Fragment::Later(_) = fragment {
-            (0, 0, 0)
-        } else {
-            let header_len = match transport {
-                Transport::Tcp => usize::from(body.get(12).ok_or(PacketError::Truncated)? >> 4) * 4,
-                Transport::Udp => UDP_LEN,
-            };
-            if transport == Transport::Tcp && header_len < MIN_TCP {
-                return Err(PacketError::Malformed);
-            }
-            if body.len() < header_len {
-                return Err(PacketError::Truncated);
-            }
-            (u16::from_be_bytes([body[0], body[1]]), u16::from_be_bytes([body[2], body[3]]), header_len)
-        };
-        Ok(Self {
-            transport,
-            source: SocketAddr::new(source, source_port),
-            destination: SocketAddr::new(destination, destination_port),
-            fragment,
-            transport_offset: offset,
-            payload_offset: offset + header_len,
-            end,
-        })
+        Ok(Self { protocol, source, destination, fragment, offset, end })
     }
 }
 

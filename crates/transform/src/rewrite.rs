@@ -81,7 +81,8 @@ pub fn rewrite(
     Ok(())
 }
 
-fn replace(old: &mut [u8], new: &[u8]) -> u16 {
+/// Puts bytes in the place of others; gives what that adds to a sum of them.
+pub(crate) fn replace(old: &mut [u8], new: &[u8]) -> u16 {
     let difference = checksum::difference(checksum::sum(old), checksum::sum(new));
     old.copy_from_slice(new);
     difference

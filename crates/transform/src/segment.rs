@@ -197,7 +197,11 @@ impl<'a> Cut<'a> {
     }
 }
 
-fn push_single(packet: &[u8], offload: &VnetHeader, batch: &mut Batch) -> Result<(), SegmentError> {
+/// Appends to `batch` a packet that is none of many, with its checksum whole.
+///
+/// # Errors
+/// [`SegmentError::Checksum`] if the offload header contradicts the packet.
+pub fn push_single(packet: &[u8], offload: &VnetHeader, batch: &mut Batch) -> Result<(), SegmentError> {
     let place = usize::from(offload.csum_start) + usize::from(offload.csum_offset);
     if offload.needs_checksum() && place + 2 > packet.len() {
         return Err(SegmentError::Checksum);
@@ -208,6 +212,6 @@ fn push_single(packet: &[u8], offload: &VnetHeader, batch: &mut Batch) -> Result
 }
 
 /// Zero would mean "no checksum" in UDP; in ones' complement 0xffff is the same number, for TCP as well.
-fn nonzero(checksum: u16) -> u16 {
+pub(crate) fn nonzero(checksum: u16) -> u16 {
     if checksum == 0 { 0xffff } else { checksum }
 }

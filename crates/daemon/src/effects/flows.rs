@@ -135,5 +135,5 @@ fn data_plane_entry(entry: &FlowEntry, toward: datapath::Toward) -> datapath::Fl
 }
 
 fn tunnel_flow(flow: FlowTuple, entry: &FlowEntry) -> TunnelFlow {
-    TunnelFlow { own: flow, peer: entry.peer, peer_tuple: entry.peer_tuple }
+    TunnelFlow { own: flow, peer: entry.peer, peer_tuple: entry.peer_tuple, elsewhere: entry.end != LocalEnd::Here }
 }

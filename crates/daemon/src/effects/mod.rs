@@ -56,6 +56,7 @@ use hooks::Hooks;
 use introductions::{Listening, Snapshot};
 use kick::Kicks;
 use names::Names;
+use path_mtus::WayOut;
 use postponed::Postponed;
 use remotes::Remotes;
 use stand_in::Deputy;
@@ -108,7 +109,7 @@ pub(crate) struct Effects {
     next_mtu_look: Option<Time>,
     bindings: HashMap<PeerId, Binding>,
     /// The interface that rewritten packets of each leave by.
-    ways_out: HashMap<PeerId, u32>,
+    ways_out: HashMap<PeerId, WayOut>,
     /// The next hops of peers whose flows are all rewritten, as they were when routes were last made to fit.
     straight: HashMap<PeerId, Straight>,
     /// Peers whose senders are woken by one of the ops at hand.
@@ -356,6 +357,7 @@ impl Effects {
                 let mtu = self.path_mtu(path.remote.ip(), path.source).unwrap_or(DEFAULT_MTU);
                 let spare = self.spared.contains(&peer);
                 self.tunnels.set_path(&self.tunnel, peer, receive_index, path, mtu, spare)?;
+                self.learn_mtu(peer);
                 self.next_mtu_look.get_or_insert(now + MTU_PAUSE);
             }
             KernelOp::StandIn { addresses } => self.deputy.set(now, &addresses, &self.network),
@@ -390,7 +392,7 @@ impl Effects {
             };
             return Err(error.into());
         }
-        self.ways_out.insert(peer, wanted.interface);
+        self.ways_out.insert(peer, WayOut::of(&wanted));
         self.helping.note_peer(peer);
         Ok(())
     }
@@ -429,6 +431,7 @@ impl Effects {
             peer: peer_shown,
             interface: way.unwrap_or(0),
             arrival: arrival.unwrap_or(0),
+            mtu: self.tunnels.mtu_towards(peer, binding.peer_locator).unwrap_or(0),
             allowance: self.tunnels.allowance(peer, binding.peer_locator),
             parked: binding.parked,
             accepted,
@@ -470,7 +473,7 @@ impl Effects {
             if let Err(error) = self.datapath.set_binding(peer.0, &wanted) {
                 tracing::warn!(%peer, %error, "cannot put a binding in force again");
             }
-            self.ways_out.insert(peer, wanted.interface);
+            self.ways_out.insert(peer, WayOut::of(&wanted));
         }
         self.look_at_mtus();
         self.settle_or_retry(now);
@@ -480,15 +483,7 @@ impl Effects {
     pub(crate) fn routes_changed(&mut self, now: Time) {
         let bindings: Vec<_> = self.bindings.iter().map(|(peer, binding)| (*peer, binding.clone())).collect();
         for (peer, binding) in bindings {
-            let allowed = self.tunnels.allowance(peer, binding.peer_locator).is_some();
-            let wanted = self.data_plane_binding(peer, &binding);
-            if allowed || self.ways_out.get(&peer) == Some(&wanted.interface) {
-                continue;
-            }
-            match self.datapath.set_binding(peer.0, &wanted) {
-                Ok(()) => drop(self.ways_out.insert(peer, wanted.interface)),
-                Err(error) => tracing::warn!(%peer, %error, "cannot lead a binding's packets out another way"),
-            }
+            self.lead_out(peer, &binding);
         }
         let straight = self.straight_ways();
         if self.straight != straight {
@@ -550,7 +545,7 @@ impl Effects {
         let attached = self.datapath.attached();
         let Self { bindings, ways_out, addresses, .. } = self;
         let way = |(peer, binding): (&PeerId, &Binding)| {
-            let interface = *ways_out.get(peer)?;
+            let interface = ways_out.get(peer)?.interface;
             let carries = attached.contains(&(interface, Role::Wire));
             Some((*peer, addresses.straight_way(binding, interface).filter(|_| carries)?))
         };

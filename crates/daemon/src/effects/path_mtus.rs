@@ -2,9 +2,24 @@
 
 use std::net::IpAddr;
 
-use whimbrel_protocol::Time;
+use whimbrel_datapath as datapath;
+use whimbrel_protocol::{Binding, PeerId, Time};
 
 use super::{DEFAULT_MTU, Effects};
+
+/// How what is rewritten for a peer leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct WayOut {
+    pub(super) interface: u32,
+    /// As long as a packet may be, in bytes; 0: not known.
+    mtu: u32,
+}
+
+impl WayOut {
+    pub(super) fn of(binding: &datapath::Binding) -> Self {
+        Self { interface: binding.interface, mtu: binding.mtu }
+    }
+}
 
 impl Effects {
     /// Takes in what the kernel knows of the paths by now; returns whether any has changed.
@@ -14,9 +29,33 @@ impl Effects {
         for (peer, remote, source) in paths {
             // Without a way there the path is no other for that.
             let Some(mtu) = self.path_mtu(remote, source) else { continue };
-            changed |= self.tunnels.set_mtu(&self.tunnel, peer, mtu);
+            if self.tunnels.set_mtu(&self.tunnel, peer, mtu) {
+                changed = true;
+                self.learn_mtu(peer);
+            }
         }
         changed
+    }
+
+    /// The packets of a binding leave another way, or the path takes longer ones, or only shorter, where that is so by now.
+    pub(super) fn lead_out(&mut self, peer: PeerId, binding: &Binding) {
+        let allowed = self.tunnels.allowance(peer, binding.peer_locator).is_some();
+        let wanted = self.data_plane_binding(peer, binding);
+        let way = WayOut::of(&wanted);
+        if allowed || self.ways_out.get(&peer) == Some(&way) {
+            return;
+        }
+        match self.datapath.set_binding(peer.0, &wanted) {
+            Ok(()) => drop(self.ways_out.insert(peer, way)),
+            Err(error) => tracing::warn!(%peer, %error, "cannot lead a binding's packets out another way"),
+        }
+    }
+
+    /// The path to a peer may take longer packets than before, or only shorter: so may what is rewritten for it.
+    pub(super) fn learn_mtu(&mut self, peer: PeerId) {
+        if let Some(binding) = self.bindings.get(&peer).cloned() {
+            self.lead_out(peer, &binding);
+        }
     }
 
     /// What the kernel knows of the MTU of a path, but for what senders were told only to have something sent again; `None`

@@ -110,6 +110,11 @@ impl Tunnels {
         self.paths.get(&peer).map(|path| path.mtu)
     }
 
+    /// The same where the peer is at `locator`.
+    pub(crate) fn mtu_towards(&self, peer: PeerId, locator: IpAddr) -> Option<u32> {
+        self.paths.get(&peer).filter(|path| path.said.remote.ip() == locator).map(|path| path.mtu)
+    }
+
     /// The longest packet that fits the tunnel to this peer whole, in bytes, where it has a path.
     pub(crate) fn known_inner_mtu(&self, peer: PeerId) -> Option<u32> {
         self.paths.get(&peer).map(|path| path.inner_mtu)

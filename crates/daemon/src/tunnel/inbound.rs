@@ -12,12 +12,12 @@ use whimbrel_kernel::udp::{ReceiveBatch, UdpSocket};
 use whimbrel_protocol::PeerId;
 use whimbrel_transform::datagram::{HEADER_LEN, Protection, Train, TunnelHeader, is_tunnel};
 use whimbrel_transform::fragment::FragmentMemory;
-use whimbrel_transform::{Coalescer, Fragment, Headers, Span};
+use whimbrel_transform::{Coalescer, Fragment, Headers, Message, Span};
 use whimbrel_wire::FlowTuple;
 
 use super::aside::Arrival;
 use super::counters::{Counter, Counters};
-use super::table::{Accepted, Table};
+use super::table::{Accepted, Lease, Table};
 use super::{READS, Received, Tunnel, Woken, signal, wait};
 
 pub(super) struct Inbound {
@@ -168,7 +168,13 @@ impl Checks {
                     Arrival::Full => self.counters.count(Counter::AsideOverflow),
                     Arrival::Waits => {}
                 },
-                Err(_) => self.counters.count(Counter::Malformed),
+                Err(_) => match Message::parse(&bytes[at..at + len]) {
+                    Ok(message) if self.is_about(&message, session) => {
+                        coalescer.push_single(Span { start: span.start, len: message.end });
+                    }
+                    Ok(_) => self.counters.count(Counter::ForeignFlow),
+                    Err(_) => self.counters.count(Counter::Malformed),
+                },
             }
         }
     }
@@ -227,6 +233,20 @@ impl Checks {
             self.fragments.remember(headers, peer);
         }
         arrival
+    }
+
+    /// P-110: an ICMP message about a flow of the peer's, or of an end that is leased from it or to it.
+    fn is_about(&mut self, message: &Message, peer: PeerId) -> bool {
+        let Some(own) = message.flow else { return self.fragments.recall(message) == Some(peer) };
+        let of_peer = match self.table.lease_of(&own) {
+            // Whoever has an end on lease speaks in its name alone.
+            Some(Lease::To(lessee)) => lessee == peer && message.source == own.remote.ip(),
+            _ => self.table.owner(&own) == Some(peer),
+        };
+        if let (true, Fragment::First(_)) = (of_peer, message.fragment) {
+            self.fragments.remember(message, peer);
+        }
+        of_peer
     }
 
     /// P-23: only packets of the peer's own flows, or of an end that is leased from it or to it.

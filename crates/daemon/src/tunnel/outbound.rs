@@ -4,16 +4,17 @@ use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use whimbrel_kernel::tun::{MAX_PACKET, Tun, VNET_LEN};
 use whimbrel_kernel::udp::{Transmit, UdpSocket};
 use whimbrel_transform::datagram::{FRAMING, HEADER_LEN, LENGTH_LEN, Protection, TunnelHeader, length_prefix};
 use whimbrel_transform::fragment::FragmentMemory;
+use whimbrel_transform::message::too_long;
 use whimbrel_transform::rewrite::{ChecksumState, rewrite};
-use whimbrel_transform::segment::{fitting, segment};
-use whimbrel_transform::{Batch, Fragment, Headers, Span, TAG_LEN, VnetHeader};
-use whimbrel_wire::FlowTuple;
+use whimbrel_transform::segment::{complete_checksum, fitting, segment};
+use whimbrel_transform::{Batch, Fragment, Headers, Message, Span, TAG_LEN, VnetHeader};
+use whimbrel_wire::{FlowTuple, Transport};
 
 use super::aside::{Fate, Meeting};
 use super::counters::{Counter, Counters};
@@ -22,6 +23,8 @@ use super::{READS, Tunnel, Woken, wait};
 
 /// Datagrams are sent when so many bytes have gathered, or the device has no more.
 const GATHER: usize = 48 << 10;
+/// Pause between what senders are told of packets that are too long: who does not heed it hears it often enough (RFC 1812 §4.3.2.8).
+const TOLD_EVERY: Duration = Duration::from_millis(1);
 
 pub(super) struct Outbound {
     tun: Arc<Tun>,
@@ -38,6 +41,8 @@ pub(super) struct Outbound {
     way: Option<Arc<Way>>,
     fragments: FragmentMemory<FlowTuple>,
     last: Option<(u64, FlowTuple, Route)>,
+    /// When somebody was told last that a packet is too long.
+    told: Option<Instant>,
 }
 
 impl Outbound {
@@ -57,6 +62,7 @@ impl Outbound {
             way: None,
             fragments: FragmentMemory::default(),
             last: None,
+            told: None,
         }
     }
 
@@ -88,7 +94,7 @@ impl Outbound {
 
     fn take(&mut self, header: &[u8; VNET_LEN], len: usize) {
         let Ok(headers) = Headers::parse(&self.packet[..len]) else {
-            return self.counters.count(Counter::Unsuitable);
+            return self.take_message(header, len);
         };
         let own = match headers.fragment {
             Fragment::Later(_) => self.fragments.recall(&headers),
@@ -161,11 +167,8 @@ impl Outbound {
                 return;
             }
         };
-        if !self.way.as_ref().is_some_and(|way| Arc::ptr_eq(way, &route.way)) {
-            self.flush();
-            self.batch.reset(FRAMING, if route.way.path.sealed { TAG_LEN } else { 0 });
-            self.way = Some(Arc::clone(&route.way));
-        }
+        self.go_by(&route);
+        self.tell_too_long(len, &headers, &offload, &route);
         let state = if offload.needs_checksum() { ChecksumState::Partial } else { ChecksumState::Whole };
         let packet = &mut self.packet[..len];
         // The peer's names, seen from here: what it calls remote is this host.
@@ -177,6 +180,65 @@ impl Outbound {
         }
         if self.batch.used() >= GATHER {
             self.flush();
+        }
+    }
+
+    /// What is sent next goes this way.
+    fn go_by(&mut self, route: &Route) {
+        if !self.way.as_ref().is_some_and(|way| Arc::ptr_eq(way, &route.way)) {
+            self.flush();
+            self.batch.reset(FRAMING, if route.way.path.sealed { TAG_LEN } else { 0 });
+            self.way = Some(Arc::clone(&route.way));
+        }
+    }
+
+    /// Sends an ICMP message about a flow (P-110). It tells who hears it of the flow under the names that are known there.
+    fn take_message(&mut self, header: &[u8; VNET_LEN], len: usize) {
+        let Ok(message) = Message::parse(&self.packet[..len]) else {
+            return self.counters.count(Counter::Unsuitable);
+        };
+        let own = match message.flow {
+            Some(flow) => Some(flow.mirrored()),
+            None => self.fragments.recall(&message),
+        };
+        let Some(own) = own else { return self.counters.count(Counter::NoFlow) };
+        if let Fragment::First(_) = message.fragment {
+            self.fragments.remember(&message, own);
+        }
+        let route = match self.route(&own) {
+            Ok(route) => route,
+            Err(NoRoute::Path) => return self.counters.count(Counter::NoPath),
+            // What is kept is what sockets have sent.
+            Err(NoRoute::Flow | NoRoute::Kept) => return self.counters.count(Counter::NoFlow),
+        };
+        self.go_by(&route);
+        let packet = &mut self.packet[..message.end];
+        let whole = complete_checksum(packet, &VnetHeader::decode(header));
+        if whole.is_err() || message.rename(packet, &route.peer_tuple).is_err() {
+            return self.counters.count(Counter::Unsuitable);
+        }
+        self.batch.push_packet(packet);
+        if self.batch.used() >= GATHER {
+            self.flush();
+        }
+    }
+
+    /// Whoever sends by the tunnel and not by this host's routes has to be told what fits it whole (P-111). The packet goes nevertheless, in
+    /// fragments of the tunnel's. TCP's is cut and needs none.
+    fn tell_too_long(&mut self, len: usize, headers: &Headers, offload: &VnetHeader, route: &Route) {
+        if !route.elsewhere || headers.transport == Transport::Tcp {
+            return;
+        }
+        let mtu = route.way.path.inner_mtu();
+        let Some(error) = too_long(&self.packet[..len], headers, offload, mtu) else { return };
+        let now = Instant::now();
+        if self.told.is_some_and(|told| now < told + TOLD_EVERY) {
+            return;
+        }
+        self.told = Some(now);
+        let none = VnetHeader::default().encode();
+        if self.tun.write(&[IoSlice::new(&none), IoSlice::new(&error)]).is_err() {
+            self.counters.count(Counter::WriteFailed);
         }
     }
 

@@ -29,6 +29,8 @@ pub struct TunnelFlow {
     pub peer: PeerId,
     /// As the peer's socket has it; its `local` is the peer's address.
     pub peer_tuple: FlowTuple,
+    /// Its local end is not in this host's own stack: whoever sends from there does not go by this host's routes.
+    pub elsewhere: bool,
 }
 
 /// A local end of many flows: of all that have this address and port at the end that it is local to.
@@ -226,6 +228,8 @@ impl Accepted {
 pub(super) struct Route {
     pub(super) way: Arc<Way>,
     pub(super) peer_tuple: FlowTuple,
+    /// As in [`TunnelFlow`].
+    pub(super) elsewhere: bool,
 }
 
 /// Why there is no route.
@@ -247,7 +251,7 @@ pub struct UnknownSession {
 
 #[derive(Default)]
 struct Contents {
-    flows: HashMap<FlowTuple, (PeerId, FlowTuple)>,
+    flows: HashMap<FlowTuple, TunnelFlow>,
     leases: HashMap<LeasedEnd, Lease>,
     /// By this host's index.
     sessions: HashMap<u32, Accepted>,
@@ -259,12 +263,22 @@ struct Contents {
 
 impl Contents {
     /// Whose flow this is, and its names there.
-    fn flow(&self, own: &FlowTuple) -> Option<(PeerId, FlowTuple)> {
-        self.flows.get(own).copied().or_else(|| Some((self.lessee(own)?, own.mirrored())))
+    fn flow(&self, own: &FlowTuple) -> Option<TunnelFlow> {
+        let leased = || {
+            let peer = self.lessee(own)?;
+            Some(TunnelFlow { own: *own, peer, peer_tuple: own.mirrored(), elsewhere: true })
+        };
+        self.flows.get(own).copied().or_else(leased)
     }
 
     /// The peer that one end of it is leased from or to.
     fn lessee(&self, own: &FlowTuple) -> Option<PeerId> {
+        let (Lease::From(peer) | Lease::To(peer)) = self.lease(own)?;
+        Some(peer)
+    }
+
+    /// The lease of one end of it.
+    fn lease(&self, own: &FlowTuple) -> Option<Lease> {
         if self.leases.is_empty() {
             return None;
         }
@@ -273,7 +287,7 @@ impl Contents {
             self.leases.get(&leased).or_else(|| self.leases.get(&LeasedEnd { port: 0, ..leased }))
         };
         match (of(own.local), of(own.remote)) {
-            (Some(Lease::From(peer)), _) | (_, Some(Lease::To(peer))) => Some(*peer),
+            (Some(lease @ Lease::From(_)), _) | (_, Some(lease @ Lease::To(_))) => Some(*lease),
             _ => None,
         }
     }
@@ -309,15 +323,15 @@ impl Table {
         if contents.kept.contains(own) {
             return Err(NoRoute::Kept);
         }
-        let (peer, peer_tuple) = contents.flow(own).ok_or(NoRoute::Flow)?;
+        let TunnelFlow { peer, peer_tuple, elsewhere, .. } = contents.flow(own).ok_or(NoRoute::Flow)?;
         let way = contents.ways.get(&peer).ok_or(NoRoute::Path)?;
-        Ok(Route { way: Arc::clone(way), peer_tuple })
+        Ok(Route { way: Arc::clone(way), peer_tuple, elsewhere })
     }
 
     /// The way of a packet that is another host's, under the names that it has.
     pub(super) fn route_to(&self, own: &FlowTuple, peer: PeerId) -> Result<Route, NoRoute> {
         let way = self.read().ways.get(&peer).cloned().ok_or(NoRoute::Path)?;
-        Ok(Route { way, peer_tuple: own.mirrored() })
+        Ok(Route { way, peer_tuple: own.mirrored(), elsewhere: false })
     }
 
     /// The session that a received datagram is of.
@@ -327,7 +341,13 @@ impl Table {
 
     /// Whose flow this is.
     pub(super) fn owner(&self, own: &FlowTuple) -> Option<PeerId> {
-        self.read().flow(own).map(|(peer, _)| peer)
+        self.read().flow(own).map(|flow| flow.peer)
+    }
+
+    /// The lease that one of no flow's ends is of.
+    pub(super) fn lease_of(&self, own: &FlowTuple) -> Option<Lease> {
+        let contents = self.read();
+        if contents.flows.contains_key(own) { None } else { contents.lease(own) }
     }
 
     pub(super) fn set_lease(&self, end: LeasedEnd, lease: Lease) {
@@ -340,7 +360,7 @@ impl Table {
 
     pub(super) fn set_flows(&self, flows: impl IntoIterator<Item = TunnelFlow>) {
         let mut contents = self.write();
-        contents.flows.extend(flows.into_iter().map(|flow| (flow.own, (flow.peer, flow.peer_tuple))));
+        contents.flows.extend(flows.into_iter().map(|flow| (flow.own, flow)));
     }
 
     pub(super) fn remove_flow(&self, own: &FlowTuple) {

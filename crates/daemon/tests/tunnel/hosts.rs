@@ -20,7 +20,8 @@ use whimbrel_kernel::tun::Tun;
 use whimbrel_kernel::udp::UdpSocket;
 use whimbrel_protocol::PeerId;
 use whimbrel_transform::datagram::{Protection, TunnelHeader, length_prefix};
-use whimbrel_transform::{Algorithm, checksum};
+use whimbrel_transform::message::too_long;
+use whimbrel_transform::{Algorithm, Headers, VnetHeader, checksum};
 use whimbrel_wire::{FlowTuple, Transport};
 
 pub(crate) const PORT: u16 = 2031;
@@ -169,8 +170,8 @@ impl Pair {
             path_mtu: mtu,
         };
         let flows = [Transport::Tcp, Transport::Udp].map(|transport| super::hosts::names(inner, transport));
-        let flows_a = flows.map(|names| TunnelFlow { own: names.a, peer: PEER, peer_tuple: names.b });
-        let flows_b = flows.map(|names| TunnelFlow { own: names.b, peer: PEER, peer_tuple: names.a });
+        let flows_a = flows.map(|names| TunnelFlow { own: names.a, peer: PEER, peer_tuple: names.b, elsewhere: false });
+        let flows_b = flows.map(|names| TunnelFlow { own: names.b, peer: PEER, peer_tuple: names.a, elsewhere: false });
         let pair = Self {
             a: Host::start(a, 0x0a0a, keys, path(0x0b0b, address_a, address_b), flows_a.to_vec()),
             b: Host::start(b, 0x0b0b, back, path(0x0a0a, address_b, address_a), flows_b.to_vec()),
@@ -263,6 +264,19 @@ pub(crate) fn udp_packet(receiver: FlowTuple) -> Vec<u8> {
     packet.extend(receiver.local.port().to_be_bytes());
     packet.extend([0, 10, 0, 0, b'h', b'i']);
     packet
+}
+
+/// What a router would say to the sender of a packet of IPv4's that is too long for it, in the name of whom it was for.
+pub(crate) fn error_about(packet: &[u8]) -> Vec<u8> {
+    let mut packet = packet.to_vec();
+    packet[6] |= 0x40;
+    let headers = Headers::parse(&packet).unwrap();
+    too_long(&packet, &headers, &VnetHeader::default(), 20).unwrap()
+}
+
+/// The path MTU that the kernel knows for a connected socket of IPv6.
+pub(crate) fn known_mtu(socket: &std::net::UdpSocket) -> u32 {
+    rustix::net::sockopt::ipv6_mtu(socket).unwrap()
 }
 
 /// A sealed datagram as the peer of `to` would send it, with `damage` added to its last byte.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use hosts::{Host, Inner, Outer, Pair, is_root};
 use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
-use whimbrel_daemon::tunnel::{Counter, Lease, LeasedEnd, Received};
+use whimbrel_daemon::tunnel::{Counter, Lease, LeasedEnd, Received, TunnelFlow};
 use whimbrel_wire::Transport;
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -164,6 +164,8 @@ fn what_is_forged_or_foreign_is_dropped_and_counted() {
     attempt(&hosts::sealed(&pair.b, 99, 1, &inner, 0), Counter::UnknownIndex);
     attempt(&hosts::sealed(&pair.b, pair.b.receive_index, 1, &inner, 1), Counter::BadTag);
     attempt(&hosts::sealed(&pair.b, pair.b.receive_index, 7, &foreign, 0), Counter::ForeignFlow);
+    let (own_error, foreign_error) = (hosts::error_about(&foreign), hosts::error_about(&inner));
+    attempt(&hosts::sealed(&pair.b, pair.b.receive_index, 8, &foreign_error, 0), Counter::ForeignFlow);
     attempt(&hosts::sealed(&pair.b, pair.b.receive_index, 7, &inner, 0), Counter::Replayed);
     attempt(&hosts::plain(&pair.b, 0, &inner), Counter::BadToken);
     pair.b.set_path(|path| path.accept_plain = true);
@@ -172,7 +174,60 @@ fn what_is_forged_or_foreign_is_dropped_and_counted() {
     assert_eq!(count(Counter::PacketsReceived), 0);
     pair.b.set_path(|path| path.former = vec![stranger.local_addr().unwrap()]);
     attempt(&hosts::plain(&pair.b, 0, &inner), Counter::PacketsReceived);
+    attempt(&hosts::plain(&pair.b, 0, &own_error), Counter::PacketsReceived);
     assert_eq!(pair.b.tunnel.receive_control(), None);
+}
+
+/// P-110
+#[test]
+fn an_error_about_a_flow_reaches_its_socket_under_the_names_that_it_has() {
+    if !is_root() {
+        return;
+    }
+    for inner in [Inner::V4, Inner::V6] {
+        let pair = Pair::new(inner, Outer::V4, true, 1500);
+        let names = pair.flow(Transport::Udp);
+        for (host, own) in [(&pair.a, names.a), (&pair.b, names.b)] {
+            let socket = host.enter(|| UdpSocket::bind(own.local).unwrap());
+            socket.set_read_timeout(Some(PATIENCE)).unwrap();
+            socket.connect(own.remote).unwrap();
+            socket.send(&[0]).unwrap();
+            let told = socket.recv(&mut [0]).expect_err("nobody is there");
+            assert_eq!(told.kind(), std::io::ErrorKind::ConnectionRefused, "{told}");
+        }
+    }
+}
+
+/// P-111
+#[test]
+fn whoever_sends_by_the_tunnel_from_elsewhere_is_told_what_fits_it() {
+    if !is_root() {
+        return;
+    }
+    let pair = Pair::new(Inner::V6, Outer::V4, true, 1400);
+    let names = pair.flow(Transport::Udp);
+    let receiver = pair.b.enter(|| UdpSocket::bind(names.b.local).unwrap());
+    receiver.set_read_timeout(Some(PATIENCE)).unwrap();
+    let sender = pair.a.enter(|| UdpSocket::bind(names.a.local).unwrap());
+    sender.connect(names.a.remote).unwrap();
+    let written = |host: &Host| host.tunnel.counters().get(Counter::PacketsReceived);
+    let sent = pattern(1380);
+    let mut received = vec![0; 2000];
+    let arrives = |received: &mut [u8]| receiver.recv(received).map(|count| received[..count] == sent[..]);
+    // This host's own sockets go by its routes.
+    sender.send(&sent).unwrap();
+    assert!(arrives(&mut received).unwrap());
+    assert_eq!(written(&pair.a), 0);
+    pair.a.tunnel.set_flow(TunnelFlow { own: names.a, peer: hosts::PEER, peer_tuple: names.b, elsewhere: true });
+    sender.send(&sent).unwrap();
+    assert!(arrives(&mut received).unwrap(), "it goes in fragments of the tunnel's");
+    // Once the kernel knows, it cuts itself.
+    until("the kernel knows what fits", || {
+        sender.send(&sent).unwrap();
+        assert!(arrives(&mut vec![0; 2000]).unwrap());
+        let known = pair.a.enter(|| hosts::known_mtu(&sender));
+        (known < 1380).then_some(())
+    });
 }
 
 #[test]

@@ -110,6 +110,7 @@ pub(crate) fn binding(local_place: u32, carrier: Carrier, parked: bool) -> Bindi
         peer: "10.0.0.2".parse().expect("address"),
         interface: 0,
         arrival: 0,
+        mtu: 0,
         allowance: None,
         parked,
         accepted: Vec::new(),
