@@ -175,13 +175,16 @@ connection to another host.
 
 It needs no root, where the kernel lets users have namespaces, but the right to ask the
 daemon (`control_mode`). Ports that the program binds have to be leased: say them with
---port, also those below 1024. Nothing of this host's own network is seen from there,
+--port, also those below 1024; with --address it has all of them, and answers pings too.
+Nothing of this host's own network is seen from there,
 127.0.0.1 included; names are looked up by the servers in /etc/resolv.conf, which have to
 be reachable from the anchor.
 
 Examples:
   whimbrel run --anchor home -- ssh server.example.org
-  whimbrel run --anchor 203.0.113.5 --port 8080 -- python3 -m http.server 8080";
+  whimbrel run --anchor 203.0.113.5 --port 8080 -- python3 -m http.server 8080
+  whimbrel run --anchor home --address 203.0.113.70 -- nginx -g 'daemon off;'
+  whimbrel run --anchor home --hidden -- ssh server.example.org";
 
 const ANCHOR_HELP: &str = "\
 `[anchor]` in the configuration makes a host lend ports of its address to the hosts of its
@@ -205,6 +208,23 @@ is left. The key pair and the remembered keys in the state directory stay.";
 /// How many events are wanted.
 fn how_many(text: &str) -> Result<usize, String> {
     text.parse().map_err(|_| format!("it says how many of the newest events, such as {EVENTS_SHOWN}"))
+}
+
+/// An address that a program is to have as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WholeAddress {
+    /// Whichever the anchor has.
+    Any,
+    /// This one.
+    Exactly(IpAddr),
+}
+
+fn whole_address(text: &str) -> Result<WholeAddress, String> {
+    match text.parse::<IpAddr>() {
+        _ if text == "any" => Ok(WholeAddress::Any),
+        Ok(address) if !address.is_unspecified() => Ok(WholeAddress::Exactly(address.to_canonical())),
+        _ => Err("it is `any`, or an address that the anchor lends, such as 192.0.2.70".to_owned()),
+    }
 }
 
 #[derive(Debug, Parser)]
@@ -384,9 +404,15 @@ pub(crate) enum Command {
         /// A port that the program is to have there, beside those that the kernel draws; may be said several times
         #[arg(long = "port", value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
         ports: Vec<u16>,
+        /// A whole address of those that the anchor lends, with all its ports, which nobody else has there: that one, or `any`
+        #[arg(long, value_name = "ADDRESS", value_parser = whole_address, conflicts_with = "ports")]
+        address: Option<WholeAddress>,
         /// An IPv6 address; IPv4 where left out
         #[arg(long, short = '6')]
         ipv6: bool,
+        /// Far ends that run Whimbrel are not told where the program is, and go on by the anchor
+        #[arg(long)]
+        hidden: bool,
         /// The program, and its arguments
         #[arg(required = true, last = true, value_name = "PROGRAM")]
         program: Vec<String>,

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use whimbrel_ipc::{ClientError, Failure, SchemaError};
@@ -20,6 +21,8 @@ pub(crate) enum Complaint {
     Stayed(String),
     /// A code came to nothing.
     Code(String),
+    /// An address of IPv4 where one of IPv6 is wanted.
+    NotIpv6(IpAddr),
     /// There is nothing to draw on.
     NoTerminal,
     /// A file cannot be read or written.
@@ -50,6 +53,9 @@ impl Complaint {
             Self::Code(what) => Failure::new(what).hint(
                 "Have another code drawn at the other host and check the address: a code is good for one try, by one host.",
             ),
+            Self::NotIpv6(address) => Failure::new("it is no IPv6 address")
+                .on(address)
+                .hint("-6 goes with `--address any`; an address says its family by itself."),
             Self::NoTerminal => Failure::new("`watch` draws on a terminal, and this is none")
                 .hint("`whimbrel events --follow --json` and `whimbrel connections --json` are for programs."),
             Self::File(path, error) => Failure::new(error.to_string()).on(path.display()),

@@ -134,7 +134,10 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Complaint> {
         Command::Receive { name, program, once, json } => {
             return relocate::receive(run_dir, name, program, *once, *json);
         }
-        Command::Run { anchor, ports, ipv6, program } => return run::run(run_dir, anchor, ports, *ipv6, program),
+        Command::Run { anchor, ports, address, ipv6, hidden, program } => {
+            let wanted = run::Wanted { anchor, ports, address: *address, ipv6: *ipv6, hidden: *hidden };
+            return run::run(run_dir, &wanted, program);
+        }
         Command::Anchor { command: None, json } => run::anchors(run_dir, *json)?,
         Command::Anchor { command: Some(AnchorCommand::Stop { within, json }), .. } => {
             return run::stop(run_dir, *within, *json);

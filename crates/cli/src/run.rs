@@ -1,5 +1,6 @@
 //! `whimbrel run` and `whimbrel anchor`: programs with the address of another host, and what this host lends.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -8,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use whimbrel_ipc::{Anchors, ClientError, Family, LentEnds, Reply, Request, reply_to_line};
 
+use crate::args::WholeAddress;
 use crate::complaint::Complaint;
 use crate::{connect, print};
 
@@ -16,18 +18,37 @@ const LOOK: Duration = Duration::from_millis(500);
 /// How long an anchor may take, or several that are asked one after the other.
 const ANCHORED_WITHIN: Duration = Duration::from_secs(60);
 
+/// What a program is to have of an anchor.
+pub(crate) struct Wanted<'a> {
+    pub(crate) anchor: &'a str,
+    pub(crate) ports: &'a [u16],
+    pub(crate) address: Option<WholeAddress>,
+    pub(crate) ipv6: bool,
+    pub(crate) hidden: bool,
+}
+
+impl Wanted<'_> {
+    fn request(&self) -> Result<Request, Complaint> {
+        let any: IpAddr = if self.ipv6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
+        let address = match self.address {
+            None => None,
+            Some(WholeAddress::Any) => Some(any),
+            Some(WholeAddress::Exactly(address)) if self.ipv6 && address.is_ipv4() => {
+                return Err(Complaint::NotIpv6(address));
+            }
+            Some(WholeAddress::Exactly(address)) => Some(address),
+        };
+        let family = if address.unwrap_or(any).is_ipv4() { Family::Ipv4 } else { Family::Ipv6 };
+        let (anchor, ports) = (self.anchor.to_owned(), self.ports.to_vec());
+        Ok(Request::Namespace { anchor, family, ports, address, hidden: self.hidden })
+    }
+}
+
 /// Starts a program behind an anchor. Comes back only where that fails.
-pub(crate) fn run(
-    run_dir: &Path,
-    anchor: &str,
-    ports: &[u16],
-    ipv6: bool,
-    program: &[String],
-) -> Result<ExitCode, Complaint> {
+pub(crate) fn run(run_dir: &Path, wanted: &Wanted<'_>, program: &[String]) -> Result<ExitCode, Complaint> {
+    let request = wanted.request()?;
     let mut client = connect(run_dir)?;
     let namespace = whimbrel_daemon::apart::leave_network().map_err(|error| Complaint::Apart(error.into()))?;
-    let family = if ipv6 { Family::Ipv6 } else { Family::Ipv4 };
-    let request = Request::Namespace { anchor: anchor.to_owned(), family, ports: ports.to_vec() };
     match client.exchange(&request, &[namespace.as_fd()], Some(ANCHORED_WITHIN))? {
         (Reply::Namespace(_), _) => {}
         _ => return Err(ClientError::Unexpected.into()),

@@ -67,8 +67,17 @@ pub struct SavedMoves {
     pub held: BTreeMap<u64, SavedHeld>,
     /// Endpoints that others have on lease.
     pub leases: BTreeMap<LeaseName, SavedLease>,
-    /// Endpoints of others, by the numbers of their leases, with the cookies of namespaces that programs have brought along for them.
-    pub tenancies: BTreeMap<u64, (SavedTenancy, Option<u64>)>,
+    /// Endpoints of others, by the numbers of their leases, with the namespaces that programs have brought along for them.
+    pub tenancies: BTreeMap<u64, (SavedTenancy, Option<SavedNamespace>)>,
+}
+
+/// A network namespace that a program has brought along for a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SavedNamespace {
+    /// SO_NETNS_COOKIE.
+    pub cookie: u64,
+    /// Far ends are not to learn where it is.
+    pub hidden: bool,
 }
 
 impl SavedMoves {
@@ -321,12 +330,12 @@ impl Journal {
         }
     }
 
-    /// Keeps what this host has on lease, with the cookie of a namespace that a program has brought along for it.
+    /// Keeps what this host has on lease, with the namespace that a program has brought along for it.
     ///
     /// # Errors
     /// As [`Self::save_donation`].
-    pub fn save_tenancy(&mut self, saved: SavedTenancy, cookie: Option<u64>) -> Result<(), JournalError> {
-        self.keep(Line::Tenancy((saved, cookie).into()))
+    pub fn save_tenancy(&mut self, saved: SavedTenancy, namespace: Option<SavedNamespace>) -> Result<(), JournalError> {
+        self.keep(Line::Tenancy((saved, namespace).into()))
     }
 
     /// It has it no more.
@@ -688,14 +697,15 @@ mod tests {
         let tenancy = |number: u64| {
             let anchor_at = at.filter(|_| number == 8);
             let moved = (number == 8).then_some(Transport::Udp);
-            (SavedTenancy { number, anchor: key(5), anchor_at, ends: ends(2048), moved }, (number == 9).then_some(77))
+            let brought = (number == 9).then_some(SavedNamespace { cookie: 77, hidden: true });
+            (SavedTenancy { number, anchor: key(5), anchor_at, ends: ends(2048), moved }, brought)
         };
         [1, 2].into_iter().for_each(|number| journal.save_lease(lease(number)).expect("kept"));
         journal.forget_lease(lease(1).name);
         [7, 8, 9]
             .map(tenancy)
             .into_iter()
-            .for_each(|(saved, cookie)| journal.save_tenancy(saved, cookie).expect("kept"));
+            .for_each(|(saved, brought)| journal.save_tenancy(saved, brought).expect("kept"));
         journal.forget_tenancy(7);
         journal.flush().expect("flush");
         drop(journal);

@@ -13,7 +13,7 @@ pub struct Anchored {
     pub anchor: PeerName,
     /// The address that is local in the namespace.
     pub address: IpAddr,
-    /// The ports that the kernel draws from there: the first, and how many.
+    /// The ports that the kernel draws from there: the first, and how many. 0 and 0: the address is the program's as a whole.
     pub ports: (u16, u16),
 }
 

@@ -157,6 +157,13 @@ pub enum Request {
         /// Ports that are to be the program's, beside those that the kernel draws.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         ports: Vec<u16>,
+        /// The whole of this address of the anchor's, with all its ports; the unspecified address leaves it to the anchor which. It says the
+        /// family then.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        address: Option<IpAddr>,
+        /// As for [`Request::Socket`], of all that is in the namespace.
+        #[serde(default)]
+        hidden: bool,
     },
     /// What this host lends and what it has on lease; [`Reply::Anchors`](crate::Reply::Anchors).
     Anchors,

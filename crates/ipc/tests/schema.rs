@@ -367,8 +367,24 @@ fn requests() -> Vec<(Request, &'static str)> {
             r#"{"schema":1,"request":"socket","family":"ipv6","kind":"datagram","anchor":"self","hidden":true}"#,
         ),
         (
-            Request::Namespace { anchor: "home".into(), family: Family::Ipv4, ports: vec![8080] },
-            r#"{"schema":1,"request":"namespace","anchor":"home","family":"ipv4","ports":[8080]}"#,
+            Request::Namespace {
+                anchor: "home".into(),
+                family: Family::Ipv4,
+                ports: vec![8080],
+                address: None,
+                hidden: false,
+            },
+            r#"{"schema":1,"request":"namespace","anchor":"home","family":"ipv4","ports":[8080],"hidden":false}"#,
+        ),
+        (
+            Request::Namespace {
+                anchor: "home".into(),
+                family: Family::Ipv4,
+                ports: Vec::new(),
+                address: Some([192, 0, 2, 70].into()),
+                hidden: true,
+            },
+            r#"{"schema":1,"request":"namespace","anchor":"home","family":"ipv4","address":"192.0.2.70","hidden":true}"#,
         ),
         (Request::Anchors, r#"{"schema":1,"request":"anchors"}"#),
         (Request::Lending { stop: true }, r#"{"schema":1,"request":"lending","stop":true}"#),

@@ -150,9 +150,16 @@ impl Endpoint {
     /// [`Error::Call`].
     pub fn draw_ports(&self, ports: &RangeInclusive<u16>) -> Result<(), Error> {
         let _inside = self.enter()?;
-        // Privileged ports are the anchor's business, which has lent them.
-        sysctl::set("net/ipv4/ip_unprivileged_port_start", "0")?;
         sysctl::set("net/ipv4/ip_local_port_range", &format!("{}\t{}", ports.start(), ports.end()))
+    }
+
+    /// Programs inside may have ports below 1024 whoever's they are (`net.ipv4.ip_unprivileged_port_start`).
+    ///
+    /// # Errors
+    /// [`Error::Call`].
+    pub fn let_anybody_listen(&self) -> Result<(), Error> {
+        let _inside = self.enter()?;
+        sysctl::set("net/ipv4/ip_unprivileged_port_start", "0")
     }
 
     /// The index of the pair's end outside, in the namespace that it was made from.

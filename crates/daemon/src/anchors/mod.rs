@@ -45,7 +45,20 @@ enum Wanted {
     /// One port of it, of the client's choice, for a socket in the namespace of that address.
     Port { client: ClientId, socket: OwnedFd, address: SocketAddr },
     /// A namespace that a program has brought along is to have it, and these ports beside those that the kernel draws.
-    Namespace { client: ClientId, namespace: Option<Brought>, ports: VecDeque<u16>, family: Family, first: Option<u64> },
+    Namespace { client: ClientId, namespace: Option<Brought>, wanted: WantedNamespace, first: Option<u64> },
+}
+
+/// What a namespace that a program brings along is to have.
+#[derive(Clone, Debug)]
+pub(crate) struct WantedNamespace {
+    /// Of the address.
+    pub(crate) family: Family,
+    /// Beside those that the kernel draws.
+    pub(crate) ports: Vec<u16>,
+    /// The whole of an address instead; the unspecified one leaves it to the anchor which.
+    pub(crate) address: Option<IpAddr>,
+    /// Far ends are not to learn where it is.
+    pub(crate) hidden: bool,
 }
 
 impl Wanted {
@@ -55,11 +68,19 @@ impl Wanted {
         }
     }
 
+    /// The address that is wanted as a whole.
+    fn whole(&self) -> Option<IpAddr> {
+        match self {
+            Self::Namespace { wanted, .. } => wanted.address,
+            Self::Socket { .. } | Self::Port { .. } => None,
+        }
+    }
+
     fn ipv4(&self) -> bool {
         match self {
             Self::Socket { socket, .. } => socket.family == Family::Ipv4,
             Self::Port { address, .. } => address.is_ipv4(),
-            Self::Namespace { family, .. } => *family == Family::Ipv4,
+            Self::Namespace { wanted, .. } => wanted.family == Family::Ipv4,
         }
     }
 }
@@ -130,10 +151,16 @@ impl EventLoop {
         client: ClientId,
         namespace: OwnedFd,
         anchor: &str,
-        family: Family,
-        ports: Vec<u16>,
+        mut wanted: WantedNamespace,
     ) {
-        if ports.contains(&0) {
+        if let Some(address) = wanted.address {
+            wanted.family = if address.is_ipv4() { Family::Ipv4 } else { Family::Ipv6 };
+            if address.is_multicast() || address.is_loopback() {
+                let failure = Failure::new("no anchor can lend that address").on(address).code(Code::Unknown);
+                return self.server.reply(client, &Reply::Error(failure));
+            }
+        }
+        if wanted.ports.contains(&0) {
             let failure = Failure::new("port 0 is none: the kernel draws ports without being told").code(Code::Unknown);
             return self.server.reply(client, &Reply::Error(failure));
         }
@@ -158,8 +185,7 @@ impl EventLoop {
                         .code(Code::Unavailable);
                     return self.server.reply(client, &Reply::Error(failure));
                 }
-                let (namespace, ports) = (Some(namespace), ports.into());
-                let wanted = vec![Wanted::Namespace { client, namespace, ports, family, first: None }];
+                let wanted = vec![Wanted::Namespace { client, namespace: Some(namespace), wanted, first: None }];
                 self.server.answer_later(client);
                 self.ask_next(Asked { wanted, others: order });
             }
@@ -212,7 +238,10 @@ impl EventLoop {
         match asked.others.pop_front() {
             Some(Some(anchor)) => {
                 let any: IpAddr = if ipv4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-                let block = Ends { first: SocketAddr::new(any, 0), count: BLOCK };
+                let block = match first.whole() {
+                    Some(address) => Ends { first: SocketAddr::new(address, 0), count: 0 },
+                    None => Ends { first: SocketAddr::new(any, 0), count: BLOCK },
+                };
                 if matches!(asked.wanted[..], [Wanted::Socket { .. }, ..]) {
                     self.server.answer_later(client);
                     match self.anchors.blocks.get(&(anchor, ipv4)).copied() {
@@ -251,10 +280,10 @@ impl EventLoop {
         match self.node.lease(now, anchor, known.or_else(configured), ends) {
             Some(number) => {
                 let mut asked = asked;
-                if let [Wanted::Namespace { namespace, .. }] = &mut asked.wanted[..]
+                if let [Wanted::Namespace { namespace, wanted, .. }] = &mut asked.wanted[..]
                     && let Some(namespace) = namespace.take()
                 {
-                    self.effects.bring_namespace(number, namespace);
+                    self.effects.bring_namespace(number, namespace, wanted.hidden);
                 }
                 self.anchors.asked.insert(number, asked);
                 Some(number)
@@ -300,8 +329,10 @@ impl EventLoop {
         if why != Refusal::Taken {
             self.anchors.experience.lent(clock::now(), anchor, false);
         }
-        let reason = reason(why);
-        match self.anchors.asked.remove(&number) {
+        let asked = self.anchors.asked.remove(&number);
+        let whole = asked.as_ref().and_then(|asked| asked.wanted.first()?.whole());
+        let reason = if whole.is_some() { reason_whole(why) } else { reason(why) };
+        match asked {
             Some(asked) if asked.others.is_empty() || why == Refusal::Taken => {
                 self.effects.forget_namespace(number);
                 let code = match why {
@@ -310,7 +341,12 @@ impl EventLoop {
                     Refusal::NoRoom => Code::TooMany,
                     _ => Code::Unavailable,
                 };
-                let failure = Failure::new(format!("the anchor lends no endpoint: {reason}")).on(anchor).code(code);
+                let what = match whole {
+                    Some(address) if address.is_unspecified() => "no address".to_owned(),
+                    Some(address) => format!("{address} not"),
+                    None => "no endpoint".to_owned(),
+                };
+                let failure = Failure::new(format!("the anchor lends {what}: {reason}")).on(anchor).code(code);
                 self.refuse_all(asked.wanted, &failure);
             }
             Some(mut asked) => {
@@ -364,9 +400,9 @@ impl EventLoop {
                     }
                     self.server.reply(client, &reply);
                 }
-                Wanted::Namespace { client, ports, family, first, .. } => {
+                Wanted::Namespace { client, wanted, first, .. } => {
                     self.anchors.namespaces.entry(client).or_default().push(number);
-                    self.serve_namespace(client, anchor, ends, ports, family, first.unwrap_or(number));
+                    self.serve_namespace(client, anchor, ends, wanted, first.unwrap_or(number));
                 }
             }
             self.serve(client);
@@ -379,8 +415,7 @@ impl EventLoop {
         client: ClientId,
         anchor: PublicKey,
         ends: Ends,
-        mut ports: VecDeque<u16>,
-        family: Family,
+        mut wanted: WantedNamespace,
         first: u64,
     ) {
         let Some((_, block)) = self.leased(first) else {
@@ -388,7 +423,7 @@ impl EventLoop {
             let failure = Failure::new("the lease ended at once").code(Code::Unavailable);
             return self.server.reply(client, &Reply::Error(failure));
         };
-        while let Some(port) = ports.pop_front() {
+        while let Some(port) = wanted.ports.pop() {
             let end = SocketAddr::new(ends.first.ip(), port);
             if !self.effects.is_in_namespace(first, end) {
                 if self.node.lessor_of(end).is_some() {
@@ -396,7 +431,7 @@ impl EventLoop {
                     self.leave_namespace(client);
                     return self.server.reply(client, &Reply::Error(failure.code(Code::InUse)));
                 }
-                let wanted = Wanted::Namespace { client, namespace: None, ports, family, first: Some(first) };
+                let wanted = Wanted::Namespace { client, namespace: None, wanted, first: Some(first) };
                 let asked = Asked { wanted: vec![wanted], others: VecDeque::new() };
                 if let Some(number) = self.lease(asked, anchor, Ends { first: end, count: 1 }) {
                     self.effects.join_namespace(number, first);
@@ -540,6 +575,17 @@ fn reason(why: Refusal) -> &'static str {
         Refusal::HolderUnreached => "it does not answer",
         Refusal::Expired => "it has run out",
         other => sentence(other),
+    }
+}
+
+/// The same of an address as a whole.
+fn reason_whole(why: Refusal) -> &'static str {
+    match why {
+        Refusal::NoRoom => "all addresses that it lends are taken, or this host has as many leases of it as it may",
+        Refusal::Taken => "it is lent already, or somebody's own",
+        Refusal::NotLent => "it is none that it lends as a whole (`addresses` in its `[anchor]`)",
+        Refusal::NoFamily => "it lends none of that family as a whole",
+        other => reason(other),
     }
 }
 

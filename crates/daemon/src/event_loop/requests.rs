@@ -17,6 +17,7 @@ use whimbrel_protocol::{Carrier, FlowState, FlowView, LocalEnd, PeerId, PeerView
 use whimbrel_wire::FlowTuple;
 
 use super::{EventLoop, FIRST_CLIENT, LoopError, Settings, clear};
+use crate::anchors::WantedNamespace;
 use crate::clock;
 use crate::config;
 use crate::effects::own_addresses;
@@ -196,8 +197,11 @@ impl EventLoop {
                     Err(failure) => Reply::Error(failure),
                 }
             }
-            Request::Namespace { anchor, family, ports } => match descriptors.into_iter().next() {
-                Some(namespace) => return self.want_namespace(id, namespace, &anchor, family, ports),
+            Request::Namespace { anchor, family, ports, address, hidden } => match descriptors.into_iter().next() {
+                Some(namespace) => {
+                    let wanted = WantedNamespace { family, ports, address, hidden };
+                    return self.want_namespace(id, namespace, &anchor, wanted);
+                }
                 None => Reply::Error(Failure::new("one descriptor is to come with this").code(Code::Descriptors)),
             },
             Request::Anchors => self.show_anchors(None).unwrap_or_else(Reply::Error),

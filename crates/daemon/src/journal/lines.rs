@@ -13,6 +13,8 @@ use whimbrel_wire::moving::TicketMac;
 use whimbrel_wire::snapshot::Family;
 use whimbrel_wire::{FlowTuple, Transport};
 
+use super::SavedNamespace;
+
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Line {
@@ -455,22 +457,28 @@ pub(super) struct TenancyLine {
     ends: (SocketAddr, u16),
     /// Of the namespace that a program has brought along.
     cookie: Option<u64>,
+    /// Far ends are not to learn where that is.
+    #[serde(default)]
+    hidden: bool,
     /// The protocol that it is of alone, since it came with a socket.
     moved: Option<u8>,
 }
 
-impl From<(SavedTenancy, Option<u64>)> for TenancyLine {
-    fn from((saved, cookie): (SavedTenancy, Option<u64>)) -> Self {
+impl From<(SavedTenancy, Option<SavedNamespace>)> for TenancyLine {
+    fn from((saved, brought): (SavedTenancy, Option<SavedNamespace>)) -> Self {
         let SavedTenancy { number, anchor, anchor_at, ends, moved } = saved;
         let moved = moved.map(Transport::protocol);
-        Self { number, anchor: KeyLine(anchor), anchor_at, ends: (ends.first, ends.count), cookie, moved }
+        let (cookie, hidden) = brought.map(|of| (of.cookie, of.hidden)).unzip();
+        let (ends, hidden) = ((ends.first, ends.count), hidden.unwrap_or(false));
+        Self { number, anchor: KeyLine(anchor), anchor_at, ends, cookie, hidden, moved }
     }
 }
 
 impl TenancyLine {
-    pub(super) fn saved(self) -> (SavedTenancy, Option<u64>) {
-        let Self { number, anchor, anchor_at, ends: (first, count), cookie, moved } = self;
+    pub(super) fn saved(self) -> (SavedTenancy, Option<SavedNamespace>) {
+        let Self { number, anchor, anchor_at, ends: (first, count), cookie, hidden, moved } = self;
         let moved = moved.and_then(Transport::from_protocol);
-        (SavedTenancy { number, anchor: anchor.0, anchor_at, ends: Ends { first, count }, moved }, cookie)
+        let brought = cookie.map(|cookie| SavedNamespace { cookie, hidden });
+        (SavedTenancy { number, anchor: anchor.0, anchor_at, ends: Ends { first, count }, moved }, brought)
     }
 }

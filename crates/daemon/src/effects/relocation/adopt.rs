@@ -38,9 +38,9 @@ impl Effects {
         moves: &SavedMoves,
     ) -> FoundMoves {
         // By the cookies of namespaces that programs have brought along: one of the leases that these are for.
-        let mut brought: HashMap<u64, u64> = HashMap::new();
-        for (saved, cookie) in moves.tenancies.values() {
-            let place = cookie.map(|cookie| *brought.entry(cookie).or_insert(saved.number));
+        let mut brought: HashMap<u64, (u64, bool)> = HashMap::new();
+        for (saved, namespace) in moves.tenancies.values() {
+            let place = namespace.map(|of| brought.entry(of.cookie).or_insert((saved.number, of.hidden)).0);
             self.relocation.endpoints.note_leased(saved.number, place, saved.ends);
         }
         let inside = || flows.iter().filter(|(_, entry)| entry.end == LocalEnd::Endpoint).map(|(flow, _)| flow);
@@ -56,8 +56,9 @@ impl Effects {
                 // There may be several of one address: the pair tells which is whose.
                 let known = known.iter().find(|(index, _)| *index == found.outer).map(|(_, known)| known.address);
                 let Some(address) = known.filter(|address| wanted.contains(address)) else { continue };
-                let lease = brought.get(&found.cookie).copied();
-                if let Err(error) = self.relocation.endpoints.adopt(address, lease, found) {
+                let (lease, hidden) = brought.get(&found.cookie).copied().unzip();
+                let hidden = hidden.unwrap_or(false);
+                if let Err(error) = self.relocation.endpoints.adopt(address, lease, hidden, found) {
                     tracing::error!(%address, %error, "a namespace of a daemon before this one cannot be used");
                 }
             }

@@ -37,6 +37,8 @@ pub(super) struct Place {
     pub(super) cookie: u64,
     /// Index of the interface outside.
     pub(super) interface: u32,
+    /// A program has brought it along whose far ends are not to learn where it is.
+    pub(super) hidden: bool,
     /// Moves, flows and leases that need it.
     users: usize,
     /// The congestion window that connections in it begin with that are made next.
@@ -51,7 +53,18 @@ impl Place {
             let _inside = endpoint.enter()?;
             (Injector::open()?, SockDiag::open()?, Defaults::look()?, namespace::cookie()?)
         };
-        Ok(Self { endpoint, injector, connections, defaults, cookie, interface, users, first_window: None, ends: None })
+        Ok(Self {
+            endpoint,
+            injector,
+            connections,
+            defaults,
+            cookie,
+            interface,
+            hidden: false,
+            users,
+            first_window: None,
+            ends: None,
+        })
     }
 
     /// Connections that are rebuilt next, of this address, begin with this congestion window, in segments.
@@ -197,11 +210,13 @@ impl Endpoints {
         lease: u64,
         ends: Ends,
         namespace: Brought,
+        hidden: bool,
         datapath: &mut Datapath,
         routes: &mut RouteSocket,
     ) -> Result<(), Failure> {
         let name = PlaceName { address: ends.first.ip(), lease: Some(lease) };
         self.make(name, Some(namespace), datapath, routes)?;
+        self.places.entry(name).and_modify(|place| place.hidden = hidden);
         self.note_leased(lease, Some(lease), ends);
         Ok(())
     }
@@ -249,12 +264,18 @@ impl Endpoints {
 
     /// Takes over one that a daemon before this one has made, for a lease if it is one's; else by its cookie, where a program has brought
     /// it along, or another is there already. Nobody needs it yet.
-    pub(super) fn adopt(&mut self, address: IpAddr, lease: Option<u64>, found: Found) -> Result<(), Error> {
+    pub(super) fn adopt(
+        &mut self,
+        address: IpAddr,
+        lease: Option<u64>,
+        hidden: bool,
+        found: Found,
+    ) -> Result<(), Error> {
         let Found { outer, cookie, inhabited, endpoint } = found;
         let made = PlaceName { address, lease: None };
         let apart = inhabited || self.places.contains_key(&made);
         let name = PlaceName { address, lease: lease.or(apart.then_some(cookie)) };
-        let place = Place::inside(endpoint, outer, 0)?;
+        let place = Place { hidden, ..Place::inside(endpoint, outer, 0)? };
         self.places.insert(name, place);
         Ok(())
     }

@@ -10,14 +10,12 @@ use whimbrel_protocol::{LeaseName, LocalEnd, MoveFailed, PeerId, Prefix, Refusal
 use whimbrel_wire::lending::Ends;
 use whimbrel_wire::{FlowTuple, Transport};
 
+use super::tenant::icmp_of;
 use super::{failed, not_kept, refused};
 use crate::config::Lendable;
 use crate::effects::{Effects, Failure, own_addresses};
 use crate::tunnel::{Lease, LeasedEnd};
 
-/// IP protocol numbers of what is lent with a whole address, beside TCP and UDP: echoes are answered by who has it.
-const ICMP: u8 = 1;
-const ICMPV6: u8 = 58;
 /// Addresses of a prefix that are looked at for a free one.
 const MOST_ADDRESSES: u32 = 1 << 16;
 /// Ports that are lent at a time, at the most: each is held by two sockets of the daemon.
@@ -80,7 +78,14 @@ impl Effects {
     ) -> Result<Ends, MoveFailed> {
         let before = self.relocation.lender.lent.get(&name).map(|lent| lent.ends);
         let ends = match (before, moved) {
-            (Some(ends), _) => ends,
+            (Some(ends), _) => {
+                if ends.count == 0 {
+                    // A daemon before this one may have taken it along.
+                    let announced = self.announce_address(ends.first.ip());
+                    announced.map_err(|error| refused(&error, Refusal::NoRights))?;
+                }
+                ends
+            }
             (None, Some(transport)) => {
                 self.relocation.ports.need(transport, wanted.first, wanted.first);
                 wanted
@@ -223,7 +228,12 @@ impl Effects {
         let own = own_addresses(&self.network);
         let free = |address: &IpAddr| !lent.contains(address) && !own.contains(address) && !of_others.contains(address);
         let covers = |prefix: &&Prefix| prefix.address.is_ipv4() == wanted.is_ipv4();
-        let address = if wanted.is_unspecified() {
+        if !lendable.addresses.is_empty() && !lendable.addresses.iter().any(|prefix| covers(&prefix)) {
+            return Err(failed(Refusal::NoFamily, &"no addresses of that family are lent"));
+        }
+        let address = if lendable.addresses.is_empty() {
+            return Err(failed(Refusal::NotLent, &"no addresses are lent as a whole (`addresses` of `[anchor]`)"));
+        } else if wanted.is_unspecified() {
             let mut all = lendable.addresses.iter().filter(covers).flat_map(addresses_of);
             all.find(free).ok_or_else(|| failed(Refusal::NoRoom, &"all addresses that this host lends are taken"))?
         } else if lendable.addresses.iter().any(|prefix| prefix.contains(wanted)) {
@@ -378,9 +388,7 @@ impl LentOut {
     }
 
     fn protocols(&self) -> impl Iterator<Item = u8> + use<> {
-        let icmp = if self.ends.first.is_ipv4() { ICMP } else { ICMPV6 };
-        let whole = (self.ends.count == 0).then_some(icmp);
-        self.transports().map(Transport::protocol).chain(whole)
+        self.transports().map(Transport::protocol).chain(icmp_of(&self.ends))
     }
 }
 

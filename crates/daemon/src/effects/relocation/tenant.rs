@@ -18,6 +18,7 @@ use super::endpoints::PlaceName;
 use super::{Relocation, failed, not_kept};
 use crate::effects::introductions::{self, Snapshot};
 use crate::effects::{Effects, Failure, own_addresses};
+use crate::journal::SavedNamespace;
 use crate::tunnel::{Lease, LeasedEnd};
 
 /// What a connection has to last before its anchor is asked to make a flow of it (P-86): most last less (as P-15).
@@ -32,8 +33,8 @@ pub(crate) const HIDDEN: u32 = 0x0057_4248;
 #[derive(Debug, Default)]
 pub(super) struct Tenant {
     rented: HashMap<u64, Rented>,
-    /// Namespaces that programs have brought along for leases that are asked for.
-    namespaces: HashMap<u64, Brought>,
+    /// Namespaces that programs have brought along for leases that are asked for, and whether far ends are not to learn where they are.
+    namespaces: HashMap<u64, (Brought, bool)>,
     /// Leases that are asked for a namespace that is there, by that of the first.
     joined: HashMap<u64, u64>,
     /// Connections of such endpoints that may end soon, in the order in which they opened.
@@ -63,6 +64,17 @@ impl Rented {
         let moved = self.moved;
         [Transport::Tcp, Transport::Udp].into_iter().filter(move |of| moved.is_none_or(|moved| moved == *of))
     }
+
+    fn protocols(&self) -> impl Iterator<Item = u8> + use<> {
+        self.transports().map(Transport::protocol).chain(icmp_of(&self.ends))
+    }
+}
+
+/// The IP protocol number of what is lent with a whole address, beside TCP and UDP: echoes are answered by who has it (P-112).
+pub(super) fn icmp_of(ends: &Ends) -> Option<u8> {
+    const ICMP: u8 = 1;
+    const ICMPV6: u8 = 58;
+    (ends.count == 0).then_some(if ends.first.is_ipv4() { ICMP } else { ICMPV6 })
 }
 
 impl Tenant {
@@ -73,13 +85,13 @@ impl Tenant {
 
 impl Effects {
     /// A program has brought a namespace along for a lease that is asked for.
-    pub(crate) fn bring_namespace(&mut self, lease: u64, namespace: Brought) {
-        self.relocation.tenant.namespaces.insert(lease, namespace);
+    pub(crate) fn bring_namespace(&mut self, lease: u64, namespace: Brought, hidden: bool) {
+        self.relocation.tenant.namespaces.insert(lease, (namespace, hidden));
     }
 
     /// The lease was refused: another anchor may be asked.
     pub(crate) fn take_namespace(&mut self, lease: u64) -> Option<Brought> {
-        self.relocation.tenant.namespaces.remove(&lease)
+        self.relocation.tenant.namespaces.remove(&lease).map(|(namespace, _)| namespace)
     }
 
     /// A lease was refused for good.
@@ -116,7 +128,7 @@ impl Effects {
         }
         let Self { relocation: Relocation { endpoints, tenant, .. }, datapath, routes, .. } = self;
         let made = match tenant.namespaces.remove(&number) {
-            Some(namespace) => endpoints.bring(number, ends, namespace, datapath, routes),
+            Some((namespace, hidden)) => endpoints.bring(number, ends, namespace, hidden, datapath, routes),
             None => {
                 endpoints.note_leased(number, tenant.joined.remove(&number), ends);
                 let made = endpoints.need(ends.first, datapath, routes);
@@ -131,8 +143,8 @@ impl Effects {
         self.relocation.tenant.rented.insert(number, Rented { ends, place, moved });
         let done = self.furnish(number, peer).and_then(|()| self.lead_rented(number, peer));
         let done = done.map_err(|failure| failed(Refusal::NoRights, &failure)).and_then(|()| self.make_ready(now));
-        let cookie = self.brought_cookie(number);
-        let done = done.and_then(|()| self.journal.save_tenancy(tenancy, cookie).map_err(not_kept));
+        let brought = self.brought(number);
+        let done = done.and_then(|()| self.journal.save_tenancy(tenancy, brought).map_err(not_kept));
         if let Err(failed) = done {
             self.vacate(now, number)?;
             return Err(failed);
@@ -154,11 +166,12 @@ impl Effects {
         Ok(())
     }
 
-    /// The cookie of the namespace that a program has brought along for a lease.
-    fn brought_cookie(&mut self, number: u64) -> Option<u64> {
+    /// The namespace that a program has brought along for a lease.
+    fn brought(&mut self, number: u64) -> Option<SavedNamespace> {
         let place = self.relocation.tenant.rented.get(&number)?.place;
         place.lease?;
-        self.relocation.endpoints.place(place).map(|place| place.cookie)
+        let place = self.relocation.endpoints.place(place)?;
+        Some(SavedNamespace { cookie: place.cookie, hidden: place.hidden })
     }
 
     /// Whether programs may use what a lease is of.
@@ -189,9 +202,14 @@ impl Effects {
         let Some(Rented { ends, place, .. }) = self.relocation.tenant.rented.get(&number) else { return Ok(()) };
         let (ends, mtu) = (*ends, self.tunnels.known_inner_mtu(peer));
         let Some(place) = self.relocation.endpoints.place(*place) else { return Ok(()) };
-        if ends.count > 1 {
+        let draws = ends.count > 1;
+        if draws {
             let last = ends.ports().last().unwrap_or_default();
             place.endpoint.draw_ports(&(ends.first.port()..=last))?;
+        }
+        if draws || ends.count == 0 {
+            // Privileged ports are the anchor's business, which has lent them.
+            place.endpoint.let_anybody_listen()?;
         }
         if let Some(mtu) = mtu {
             place.endpoint.set_mtu(ends.first.ip(), mtu)?;
@@ -203,16 +221,18 @@ impl Effects {
     /// What comes for the endpoints goes into the namespace, and what is sent from them to the anchor.
     fn lead_rented(&mut self, number: u64, peer: PeerId) -> Result<(), Failure> {
         let Some(rented) = self.relocation.tenant.rented.get(&number) else { return Ok(()) };
-        let (ends, place, transports) = (rented.ends, rented.place, rented.transports());
+        let (ends, place) = (rented.ends, rented.place);
+        let (transports, protocols): (Vec<_>, Vec<_>) = (rented.transports().collect(), rented.protocols().collect());
         let Some(interface) = self.relocation.endpoints.place(place).map(|place| place.interface) else {
             return Ok(());
         };
         let address = ends.first.ip();
         self.datapath.set_endpoint(interface, &Known { address, unknown: Unknown::Tunnelled(peer.0) })?;
-        for transport in transports {
-            for port in ends.ports() {
-                let end = LentEnd { address, port, protocol: transport.protocol() };
-                self.datapath.set_lent(&end, Lent::Endpoint(interface))?;
+        for port in ends.ports() {
+            for protocol in protocols.clone() {
+                self.datapath.set_lent(&LentEnd { address, port, protocol }, Lent::Endpoint(interface))?;
+            }
+            for transport in transports.clone() {
                 self.tunnel.set_lease(LeasedEnd { transport, address, port }, Lease::From(peer));
             }
         }
@@ -226,12 +246,14 @@ impl Effects {
         let Some(rented) = self.relocation.tenant.rented.remove(&number) else { return Ok(()) };
         let (ends, place) = (rented.ends, rented.place);
         let address = ends.first.ip();
-        for transport in rented.transports() {
-            for port in ends.ports() {
-                let end = LentEnd { address, port, protocol: transport.protocol() };
+        for port in ends.ports() {
+            for protocol in rented.protocols() {
+                let end = LentEnd { address, port, protocol };
                 if let Err(error) = self.datapath.remove_lent(&end) {
                     tracing::warn!(%address, port, %error, "an endpoint whose lease is over stays");
                 }
+            }
+            for transport in rented.transports() {
                 self.tunnel.remove_lease(&LeasedEnd { transport, address, port });
             }
         }
@@ -241,7 +263,7 @@ impl Effects {
     }
 
     /// The leases that a daemon before this one had: their namespaces are found by [`Effects::adopt_moves`].
-    pub(super) fn adopt_tenancies(&mut self, now: Time, saved: &[(SavedTenancy, Option<u64>)]) {
+    pub(super) fn adopt_tenancies(&mut self, now: Time, saved: &[(SavedTenancy, Option<SavedNamespace>)]) {
         for (SavedTenancy { number, ends, moved, .. }, _) in saved {
             let place = self.relocation.endpoints.name_of(ends.first);
             if self.relocation.endpoints.place(place).is_some() {
@@ -299,7 +321,7 @@ impl Effects {
     pub(crate) fn is_hidden(&mut self, flow: &FlowTuple) -> bool {
         // Of a socket that cannot be looked at nothing is told.
         let Some(place) = self.relocation.endpoints.at(flow) else { return true };
-        place.connections.find(flow).ok().flatten().is_none_or(|socket| socket.mark == HIDDEN)
+        place.hidden || place.connections.find(flow).ok().flatten().is_none_or(|socket| socket.mark == HIDDEN)
     }
 
     /// Whether a flow's socket is in an endpoint namespace.
