@@ -9,7 +9,7 @@ use super::relocation::straight;
 use super::world::{LONG, World, site, step};
 use super::{Scenario, scenario};
 use crate::{
-    Attachment, EchoServer, Gateway, Host, Join, Lab, Leave, Many, MonoTime, Result, SiteSpec, Ticker, TickerFar,
+    Attachment, EchoServer, Gateway, Host, Join, Lab, Leave, Many, MonoTime, Result, Site, SiteSpec, Ticker, TickerFar,
     Whimbrel, expect, patience, wait_until,
 };
 
@@ -46,6 +46,7 @@ pub(super) struct Four {
     pub(super) guest: Whimbrel,
     pub(super) third: Whimbrel,
     guest_host: Host,
+    guest_network: Site,
     at_guest: Attachment,
     pub(super) at_third: Attachment,
 }
@@ -68,7 +69,12 @@ impl Four {
         let at = world.at_server.ipv4()?;
         anchor.befriend(&guest, at)?;
         anchor.invite(&third, at, "third")?;
-        Ok(Self { world, anchor, guest, third, guest_host, at_guest, at_third })
+        Ok(Self { world, anchor, guest, third, guest_host, guest_network: network, at_guest, at_third })
+    }
+
+    /// The network that the guest began in.
+    pub(super) fn guest_network(&self) -> &Site {
+        &self.guest_network
     }
 }
 

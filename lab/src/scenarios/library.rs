@@ -87,12 +87,12 @@ impl Program {
         self.did(order)
     }
 
-    fn begin(&mut self, order: &str) -> Result<()> {
+    pub(super) fn begin(&mut self, order: &str) -> Result<()> {
         self.process.send_line(order)
     }
 
     /// What came of an order that was begun.
-    fn did(&mut self, order: &str) -> Result<String> {
+    pub(super) fn did(&mut self, order: &str) -> Result<String> {
         match self.answer(order)? {
             Ok(done) => Ok(done),
             Err(why) => Err(Error::Usage(format!("`{order}` failed: {why}"))),

@@ -12,6 +12,7 @@ mod interrupted;
 mod kick;
 mod lab_itself;
 mod leases;
+mod lent;
 mod library;
 mod long_absence;
 mod name_server;
@@ -81,6 +82,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         anchor::SCENARIOS,
         gateway::SCENARIOS,
         leases::SCENARIOS,
+        lent::SCENARIOS,
         relocation::SCENARIOS,
         onward::SCENARIOS,
         interrupted::SCENARIOS,
