@@ -15,7 +15,7 @@ use whimbrel_wire::FlowTuple;
 const KEPT: usize = 4096;
 
 /// What can happen (`docs/json.md`).
-pub(crate) const KINDS: [&str; 67] = [
+pub(crate) const KINDS: [&str; 68] = [
     "address-conflict",
     "carrier-changed",
     "claim-refused",
@@ -50,6 +50,7 @@ pub(crate) const KINDS: [&str; 67] = [
     "moved",
     "moving",
     "name-refused",
+    "name-taken",
     "name-unanswered",
     "name-updated",
     "nobody-there",

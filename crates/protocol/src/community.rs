@@ -127,6 +127,14 @@ impl Node {
         self.community.own(&self.key.public()).is_some_and(|roster| roster.has(host))
     }
 
+    /// What people call a host of this host's community, where no other host of it is called so (P-120).
+    #[must_use]
+    pub fn name_of_member(&self, host: &PublicKey) -> Option<&str> {
+        let roster = self.community.own(&self.key.public())?;
+        let name = roster.about(host).filter(|_| roster.has(host))?.name.as_str();
+        (!roster.is_another_called(name, host)).then_some(name)
+    }
+
     /// Takes over what was saved of the community, behind [`Node::restore`].
     ///
     /// # Errors

@@ -81,6 +81,8 @@ byte_enum! {
         OtherPurpose = 4,
         /// The community has as many hosts as it may have.
         Full = 5,
+        /// Another of its hosts is called as the joiner wants to be.
+        NameTaken = 6,
     }
 }
 

@@ -112,6 +112,18 @@ fn three(world: &World, mut tablet: Whimbrel) -> Result<()> {
         daemon.cli(&["community", "join", &drawn.code, &at, "--name", name])?;
         expect!(belongs(daemon, name)? && belongs(daemon, "desk")? && belongs(&desk, name)?, "{name} is not let in");
     }
+    // No two are called the same.
+    let drawn = invite(&desk)?;
+    tablet.cli(&["community", "leave"])?;
+    let told = complaint(&tablet, &["join", &drawn.code, &at, "--name", "Laptop"])?;
+    expect!(
+        told.contains("another host of that community is called as this one is") && told.contains("--name"),
+        "{told}"
+    );
+    desk.wait_event("name-taken", 0, LONG)?;
+    expect!(!belongs(&tablet, "desk")?, "the tablet was let in under the laptop's name");
+    let drawn = invite(&desk)?;
+    tablet.cli(&["community", "join", &drawn.code, &at, "--name", "tablet"])?;
     wait_for(LONG, "the laptop knows the tablet", || Ok(belongs(&laptop, "tablet")?.then_some(())))?;
     let told = complaint(&laptop, &["invite"])?;
     expect!(told.contains("no steward"), "{told}");

@@ -1,5 +1,6 @@
 //! `whimbrel community`.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use whimbrel_ipc::{CommunityStanding, DrawnCode, Purpose, Roster};
@@ -63,7 +64,23 @@ fn hosts(roster: &Roster) -> String {
             ]
         })
         .collect();
-    render([elastic("NAME"), text("KEY"), text("STANDING"), text("ADDRESS"), text("KNOWS ALL")], &rows)
+    let mut out = render([elastic("NAME"), text("KEY"), text("STANDING"), text("ADDRESS"), text("KNOWS ALL")], &rows);
+    for name in shared_names(roster) {
+        out.push_str(&format!(
+            "Several hosts are called {name}: they were let in by stewards that knew nothing of one another. A key names one \
+             alone. Revoke one by its key, and have it join anew under another --name.\n"
+        ));
+    }
+    out
+}
+
+/// Names that several hosts have, of those that belong to the community.
+fn shared_names(roster: &Roster) -> Vec<String> {
+    let belongs = |host: &&whimbrel_ipc::Host| host.standing != CommunityStanding::Revoked;
+    let mut names: Vec<String> = roster.hosts.iter().filter(belongs).map(|host| host.name.to_lowercase()).collect();
+    names.sort_unstable();
+    let shared: BTreeSet<String> = names.windows(2).filter(|two| two[0] == two[1]).map(|two| two[0].clone()).collect();
+    shared.into_iter().collect()
 }
 
 fn standing(of: CommunityStanding) -> &'static str {
@@ -90,9 +107,15 @@ pub(crate) fn code(code: &DrawnCode) -> String {
     let word = if matches!(code.open.purpose, Purpose::Connection { .. }) { "accept" } else { "join" };
     let host = code.addresses.first().map_or_else(|| "HOST".to_owned(), ToString::to_string);
     let good = left(code.open.left_s);
+    let named = match word {
+        "join" => {
+            " It joins under its host name unless\n--name gives it another; no two hosts of a community have one name."
+        }
+        _ => "",
+    };
     format!(
         "{}\n\nAt the other host, within {good}:\n  whimbrel community {word} {} {host}\n\nThe code is good for one try. Tell it \
-         by voice, or by what nobody else reads.\n",
+         by voice, or by what nobody else reads.{named}\n",
         code.code, code.code
     )
 }
@@ -134,6 +157,12 @@ mod tests {
         ] {
             assert!(told.contains(part), "{part}: {told}");
         }
+        assert!(!told.contains("Several hosts"), "{told}");
+        of.hosts.push(host("Laptop", CommunityStanding::Member, false));
+        of.hosts.push(host("old", CommunityStanding::Member, false));
+        let told = roster(&of);
+        assert!(told.contains("Several hosts are called laptop:"), "{told}");
+        assert!(!told.contains("called old"), "one that was revoked has no name any more: {told}");
         of.standing = Some(CommunityStanding::Revoked);
         assert!(roster(&of).contains("was revoked"));
     }

@@ -46,6 +46,16 @@ impl From<&CommunityEvent> for Told {
             .with("code", *number)
             .with("host", host.to_string())
             .endpoint("remote", *remote),
+            CommunityEvent::NameTaken { number, host, name } => Self::new(
+                "name-taken",
+                format!(
+                    "a host that calls itself `{name}` has used code {number}, and was not let in: another of the community is \
+                     called so. Where that one is no more, `whimbrel community revoke` frees the name"
+                ),
+            )
+            .with("code", *number)
+            .with("host", host.to_string())
+            .with("name", name.clone()),
             CommunityEvent::Granted { number, host, flow } => Self::new(
                 "connection-granted",
                 format!("{flow} may be given to {host}, once; `whimbrel community revoke {number}` takes that back"),

@@ -37,7 +37,7 @@ pub(super) struct Offer {
     pub(super) until: Time,
     exchanges: BTreeMap<PublicKey, Exchange>,
     /// Who has used it, and what it was told: it may ask again.
-    done: Option<(PublicKey, Proof, Joined)>,
+    done: Option<(PublicKey, Proof, Result<Joined, JoinRefusal>)>,
 }
 
 struct Exchange {
@@ -61,6 +61,14 @@ impl Offer {
 
     pub(super) fn entries(&self) -> usize {
         1 + self.exchanges.len()
+    }
+
+    /// It was used, rightly.
+    fn end(&mut self, now: Time, by: PublicKey, proof: Proof, told: Result<Joined, JoinRefusal>) {
+        self.exchanges.clear();
+        self.done = Some((by, proof, told));
+        // Only so long as its answer may be lost.
+        self.until = self.until.min(now + JOIN_WITHIN);
     }
 
     fn purpose(&self) -> JoinPurpose {
@@ -263,6 +271,7 @@ impl Node {
             JoinRefusal::WrongCode => JoinFailure::WrongCode,
             JoinRefusal::OtherPurpose => JoinFailure::OtherPurpose,
             JoinRefusal::Full => JoinFailure::Full,
+            JoinRefusal::NameTaken => JoinFailure::NameTaken,
             JoinRefusal::NoSuchCode | JoinRefusal::Other(_) => JoinFailure::NoSuchCode,
         };
         self.end_joining(now, why);
@@ -372,8 +381,10 @@ impl Node {
             if *who != joiner || shown != proof {
                 return refused(JoinRefusal::NoSuchCode);
             }
-            let joined = joined.clone();
-            self.say_joined(id, arrival, joined, joiner);
+            match joined.clone() {
+                Ok(joined) => self.say_joined(id, arrival, joined, joiner),
+                Err(refusal) => return refused(refusal),
+            }
             return None;
         }
         let Some(exchange) = offer.exchanges.get(&joiner) else { return refused(JoinRefusal::NoSuchCode) };
@@ -384,6 +395,14 @@ impl Node {
             return refused(JoinRefusal::WrongCode);
         }
         let what = offer.what.clone();
+        if offer.is_for_members() && self.is_taken(name, &joiner) {
+            let offer = self.community.offers.get_mut(&number)?;
+            offer.end(now, joiner, *proof, Err(JoinRefusal::NameTaken));
+            let name = name.to_owned();
+            self.event(Event::Community(CommunityEvent::NameTaken { number, host: joiner, name }));
+            self.schedule_community(now);
+            return refused(JoinRefusal::NameTaken);
+        }
         let (community, secret, lifetime) = match &what {
             Offered::Membership { steward } => match self.let_in(&joiner, name, *steward) {
                 Some((community, secret)) => (community, secret, 0),
@@ -395,10 +414,7 @@ impl Node {
         let mut joined = Joined { number, proof: [0; 32], community, secret, lifetime };
         let exchange = offer.exchanges.get(&joiner)?;
         joined.proof = exchange.agreed.prove_inviter(&joined.proven());
-        offer.exchanges.clear();
-        offer.done = Some((joiner, *proof, joined.clone()));
-        // Only so long as its answer may be lost.
-        offer.until = offer.until.min(now + JOIN_WITHIN);
+        offer.end(now, joiner, *proof, Ok(joined.clone()));
         match what {
             Offered::Membership { steward } => {
                 self.community.hints.insert(joiner, arrival.source);
@@ -415,6 +431,12 @@ impl Node {
         }
         self.schedule_community(now);
         None
+    }
+
+    /// Whether another host of the community is called so (P-120).
+    fn is_taken(&self, name: &str, joiner: &PublicKey) -> bool {
+        let roster = self.community.roster.as_ref();
+        roster.is_some_and(|roster| roster.is_another_called(name, joiner))
     }
 
     fn let_in(

@@ -101,6 +101,9 @@ pub enum JoinFailure {
     /// The community is full.
     #[error("the community has as many hosts as it may have")]
     Full,
+    /// Another host of the community has the name.
+    #[error("another host of that community is called as this one is; `--name` gives it another name")]
+    NameTaken,
 }
 
 /// Something about a community that people want to know.
@@ -146,6 +149,15 @@ pub enum CommunityEvent {
         host: PublicKey,
         /// From where.
         remote: SocketAddr,
+    },
+    /// A host has shown a code, and was not let in: another of the community has the name that it wants.
+    NameTaken {
+        /// The number of the code, which is good for nothing now.
+        number: u16,
+        /// Who.
+        host: PublicKey,
+        /// The name.
+        name: String,
     },
     /// A stranger has shown a code: it may be given a connection, once.
     Granted {

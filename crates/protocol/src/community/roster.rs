@@ -84,6 +84,13 @@ impl Roster {
         hosts.map(|statement| PublicKey::from(statement.host))
     }
 
+    /// Whether another host that belongs to it is called so, in whichever case.
+    pub(super) fn is_another_called(&self, name: &str, than: &PublicKey) -> bool {
+        let called = name.to_lowercase();
+        let mut others = self.statements.values().filter(|of| belongs(of.standing) && of.host != *than.as_bytes());
+        others.any(|of| of.name.to_lowercase() == called)
+    }
+
     /// The hosts that were revoked.
     pub(super) fn revoked(&self) -> impl Iterator<Item = PublicKey> {
         let revoked = self.statements.values().filter(|statement| !belongs(statement.standing));

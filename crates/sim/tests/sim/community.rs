@@ -69,8 +69,12 @@ impl Scene {
     }
 
     fn join(&mut self, host: HostId, code: OneTimeCode, at: HostId) -> Result<(), CommunityRefused> {
+        self.join_as(host, code, at, NAMES[host.0])
+    }
+
+    fn join_as(&mut self, host: HostId, code: OneTimeCode, at: HostId, name: &str) -> Result<(), CommunityRefused> {
         let to = vec![(address(&place(at)), 2031).into()];
-        self.ask(host, |node, now| node.join_community(now, code, to, NAMES[host.0]))
+        self.ask(host, |node, now| node.join_community(now, code, to, name))
     }
 
     fn let_in(&mut self, host: HostId, steward: bool) {
@@ -239,6 +243,54 @@ fn a_code_is_good_once() {
     scene.join(PHONE, code, DESK).unwrap();
     assert!(scene.wait(SOON, |s| s.belongs(PHONE)));
     scene.agreed(&[LAPTOP, PHONE]);
+}
+
+#[test]
+fn no_two_hosts_join_under_one_name() {
+    // P-120
+    let mut scene = Scene::new();
+    // Two codes are open at once, and used at once.
+    let codes = [scene.invite(DESK, false), scene.invite(DESK, false)];
+    let before = [LAPTOP, PHONE].map(|host| scene.events(host).len());
+    scene.join_as(LAPTOP, codes[0], DESK, "debian").unwrap();
+    scene.join_as(PHONE, codes[1], DESK, "debian").unwrap();
+    scene.world.run_for(SOON);
+    let [first, second] = if scene.belongs(LAPTOP) { [LAPTOP, PHONE] } else { [PHONE, LAPTOP] };
+    assert!(scene.belongs(first) && !scene.belongs(second));
+    let [name_of, unnamed] = [first, second].map(|host| {
+        let (key, desk) = (scene.world.at(host).public_key(), scene.world.at(DESK).node.as_ref());
+        desk.and_then(|node| node.name_of_member(&key).map(str::to_owned))
+    });
+    assert_eq!((name_of.as_deref(), unnamed), (Some("debian"), None));
+    assert_eq!(scene.failure(second, before[second.0 - 1]), JoinFailure::NameTaken);
+    let key = scene.world.at(second).public_key();
+    let refused = |event: &&CommunityEvent| matches!(event, CommunityEvent::NameTaken { host, name, .. } if *host == key && name == "debian");
+    assert_eq!(scene.events(DESK).iter().filter(refused).count(), 1, "{:?}", scene.events(DESK));
+    assert!(scene.view(DESK).offers.is_empty(), "both codes are used up");
+    assert!(!scene.counts(DESK, second));
+    // Nor as the steward is called, whatever the case, and an answer that was lost is given again.
+    for name in ["desk", "Desk", "DEBIAN"] {
+        let code = scene.invite(DESK, false);
+        let before = scene.events(second).len();
+        scene.world.set_links(Link { loss: 50, ..Link::default() });
+        scene.join_as(second, code, DESK, name).unwrap();
+        assert_eq!(scene.failure(second, before), JoinFailure::NameTaken, "{name}");
+        scene.world.set_links(Link::default());
+    }
+    // A name of its own does, the same host may join again as it was called, and the name of one that was revoked is free.
+    let code = scene.invite(DESK, false);
+    scene.join_as(second, code, DESK, "other").unwrap();
+    assert!(scene.wait(SOON, |s| s.belongs(second)));
+    scene.agreed(&[LAPTOP, PHONE]);
+    scene.ask(first, |node, now| node.leave_community(now)).unwrap();
+    let code = scene.invite(DESK, false);
+    scene.join_as(first, code, DESK, "debian").unwrap();
+    assert!(scene.wait(SOON, |s| s.belongs(first)));
+    let key = scene.world.at(first).public_key();
+    scene.ask(DESK, |node, now| node.revoke(now, &key)).unwrap();
+    let code = scene.invite(DESK, false);
+    scene.join_as(STRANGER, code, DESK, "debian").unwrap();
+    assert!(scene.wait(SOON, |s| s.belongs(STRANGER)));
 }
 
 #[test]
@@ -531,6 +583,33 @@ fn stewards_need_not_know_of_one_another_to_agree() {
     scene.world.set_cut(scene.networks[DESK.0], false);
     let so = |s: &Scene| !s.counts(STRANGER, DESK) || !s.counts(STRANGER, LAPTOP);
     assert!(scene.wait(Duration::from_secs(1300), so));
+}
+
+#[test]
+fn a_name_that_two_stewards_have_let_hosts_in_under_means_neither() {
+    // P-120
+    let mut scene = Scene::new();
+    scene.let_in(LAPTOP, true);
+    scene.agreed(&[LAPTOP]);
+    let cut = |scene: &mut Scene, host: HostId, cut: bool| scene.world.set_cut(scene.networks[host.0], cut);
+    cut(&mut scene, LAPTOP, true);
+    let code = scene.invite(DESK, false);
+    scene.join_as(PHONE, code, DESK, "twin").unwrap();
+    assert!(scene.wait(SOON, |s| s.belongs(PHONE)));
+    [(DESK, true), (PHONE, true), (LAPTOP, false)].into_iter().for_each(|(host, is)| cut(&mut scene, host, is));
+    let code = scene.invite(LAPTOP, false);
+    scene.join_as(STRANGER, code, LAPTOP, "Twin").unwrap();
+    assert!(scene.wait(SOON, |s| s.belongs(STRANGER)));
+    let keys = [PHONE, STRANGER].map(|host| scene.world.at(host).public_key());
+    let named = |scene: &Scene, key| {
+        scene.world.at(LAPTOP).node.as_ref().and_then(|node| node.name_of_member(key)).map(str::to_owned)
+    };
+    assert_eq!(named(&scene, &keys[1]).as_deref(), Some("Twin"));
+    [DESK, PHONE].into_iter().for_each(|host| cut(&mut scene, host, false));
+    assert!(scene.wait(Duration::from_secs(1300), |s| s.counts(LAPTOP, PHONE) && s.counts(DESK, STRANGER)));
+    assert_eq!(keys.each_ref().map(|key| named(&scene, key)), [None, None]);
+    scene.ask(LAPTOP, |node, now| node.revoke(now, &keys[0])).unwrap();
+    assert_eq!(keys.each_ref().map(|key| named(&scene, key)), [None, Some("Twin".to_owned())]);
 }
 
 #[test]
