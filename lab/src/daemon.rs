@@ -43,6 +43,8 @@ struct Surroundings {
     narrow: bool,
     /// How often its machine was started anew, as far as it is told.
     boots: u64,
+    /// A capability that it does not have, as setpriv(1) calls it.
+    without: Option<&'static str>,
 }
 
 /// Room of a narrow run directory.
@@ -164,9 +166,15 @@ fn launch(host: &Host, binary: &Path, dir: &Path, configured: bool, surroundings
     if surroundings.numbers {
         words.extend(["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--"].map(Into::into));
     }
+    if surroundings.without.is_some() {
+        // What it could not make by itself where it lacks much is there.
+        let mounts = "mount -t bpf bpf /sys/fs/bpf && exec \"$@\"";
+        words.extend(["unshare", "--mount", "--", "sh", "-c", mounts, "sh"].map(Into::into));
+    }
     if !surroundings.free {
         words.extend(["setpriv", "--no-new-privs", "--bounding-set"].map(Into::into));
-        words.extend([capabilities().into(), "--".into()]);
+        let less = surroundings.without.map(|name| format!(",-{name}")).unwrap_or_default();
+        words.extend([(capabilities() + &less).into(), "--".into()]);
     }
     words.push(binary.into());
     let mut command = host.command(&words[0]).args(&words[1..]);
@@ -189,6 +197,11 @@ fn capabilities() -> String {
 }
 
 impl Whimbrel {
+    /// From its next start on it does not have this capability, as setpriv(1) calls it.
+    pub fn deny(&mut self, capability: Option<&'static str>) {
+        self.surroundings.without = capability;
+    }
+
     /// Its host.
     pub fn host(&self) -> &Host {
         &self.host
@@ -308,6 +321,11 @@ impl Whimbrel {
         })?;
         guest.cli(&["community", "join", &code, &at.to_string(), "--name", name])?;
         Ok(())
+    }
+
+    /// Sockets that wait for clients, by their names.
+    pub fn servers(&self) -> Result<Vec<String>> {
+        Ok(self.connections()?.into_iter().filter_map(|one| one.name).collect())
     }
 
     /// The connection whose own end is `local` and whose far end is `remote`, as this host's socket has them.

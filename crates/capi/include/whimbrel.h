@@ -191,7 +191,8 @@ const char *wb_reason(void);
  * Hands a socket to another host, with what the program there needs to go on with it: `state`, `length` bytes (at most 1 MiB; NULL
  * where there is none). `to` is a host as for wb_socket(). `receiver` is the name that a program there receives under
  * (wb_receiver_open()); where it is NULL the socket waits there for wb_rebuild(). `timeout` is in milliseconds, -1 for none. The
- * program should not read or write meanwhile: what it does before the socket stops counts, what it does after fails.
+ * program should not read or write meanwhile: what it does before the socket stops counts, what it does after fails. A socket that listens, or
+ * one of UDP that is bound and not connected, goes with the address that it is bound to, or else with this host's preferred one.
  *
  * Returns 0: the socket is there, and all descriptors of it here are at their end; or -1 with errno. ECANCELED: it stayed and goes on, and
  * wb_reason() tells why. ENOENT: no such host is known. ETIMEDOUT: nothing is decided yet, and it may still go. EMSGSIZE: there is

@@ -108,7 +108,7 @@ mod tests {
     use whimbrel_ipc::PeerName;
 
     fn started(peers: &[u32]) -> HandoffStarted {
-        let peers = peers.iter().map(|id| PeerName { id: *id, key: String::new() }).collect();
+        let peers = peers.iter().map(|id| PeerName { id: *id, key: String::new(), name: None }).collect();
         HandoffStarted { to: Some("198.51.100.7".parse().unwrap()), peers, flows: 2, since: 0 }
     }
 

@@ -32,13 +32,13 @@ pub(crate) fn give(
         }
         match reply {
             Reply::Moved(Moved { flow, to, .. }) if !json => {
-                print(&format!("{} -> {} is with {} now\n", flow.local, flow.remote, to.key))?;
+                print(&format!("{} is with {to} now\n", flow.called()))?;
             }
             Reply::Moved(_) => {}
             Reply::Kept(Kept { flow, reason, .. }) => {
                 all = false;
                 if !json {
-                    print(&format!("{} -> {} stays here: {reason}\n", flow.local, flow.remote))?;
+                    print(&format!("{} stays here: {reason}\n", flow.called()))?;
                 }
             }
             Reply::End { .. } => return Ok(if all { ExitCode::SUCCESS } else { ExitCode::FAILURE }),
@@ -68,17 +68,14 @@ pub(crate) fn give_process(
 fn went(moved: &MovedProcess) -> String {
     let MovedProcess { pid, name, to, connections, lost, still_ms, pid_there, deaf } = moved;
     let there = pid_there.map(|there| format!(" as process {there}")).unwrap_or_default();
-    let mut said = format!(
-        "{name} (process {pid}) is with {} now{there}, with {}",
-        to.key,
-        show::count(*connections, "connection")
-    );
+    let mut said =
+        format!("{name} (process {pid}) is with {} now{there}, with {}", to, show::count(*connections, "connection"));
     said.push_str(&match still_ms {
         Some(ms) => format!("; it stood still for {ms} ms\n"),
         None => "; whether it goes on there was not heard yet\n".to_owned(),
     });
     for flow in lost {
-        said.push_str(&format!("{} -> {} was lost on the way\n", flow.local, flow.remote));
+        said.push_str(&format!("{} was lost on the way\n", flow.called()));
     }
     for at in deaf {
         said.push_str(&format!("what it waits for at {at} does not reach it there\n"));
@@ -108,8 +105,7 @@ pub(crate) fn receive(
             Reply::Received(received) => {
                 let Some(socket) = descriptors.into_iter().next() else { return Err(ClientError::Unexpected.into()) };
                 if !json {
-                    let flow = &received.flow;
-                    print(&format!("{} -> {} has come from {}\n", flow.local, flow.remote, received.from.key))?;
+                    print(&format!("{} has come from {}\n", received.flow.called(), received.from))?;
                 }
                 let mut child = start(program, &received, socket)
                     .map_err(|error| Complaint::File(program.first().map(Into::into).unwrap_or_default(), error))?;

@@ -113,14 +113,14 @@ fn shown(anchors: &Anchors) -> String {
         (true, false) => String::new(),
     };
     for lent in &anchors.lent {
-        text += &format!("lent to {}: {}\n", lent.host.key, ends(lent));
+        text += &format!("lent to {}: {}\n", lent.host, ends(lent));
     }
     for passed in &anchors.passed_on {
-        let (flow, key) = (&passed.flow, &passed.host.key);
-        text += &format!("passed on to {key}: {} -> {}\n", flow.local, flow.remote);
+        let (flow, host) = (&passed.flow, &passed.host);
+        text += &format!("passed on to {host}: {} -> {}\n", flow.local, flow.remote);
     }
     for rented in &anchors.rented {
-        text += &format!("on lease from {}: {}\n", rented.host.key, ends(rented));
+        text += &format!("on lease from {}: {}\n", rented.host, ends(rented));
     }
     if text.is_empty() { "Nothing is lent.\n".to_owned() } else { text }
 }

@@ -250,7 +250,10 @@ impl Told {
     /// Something about a socket that changes hosts. `what` goes on with "the socket of …".
     pub(crate) fn of_socket(kind: &'static str, flow: Option<FlowTuple>, what: impl std::fmt::Display) -> Self {
         match flow {
-            Some(flow) => Self::new(kind, format!("the socket of {flow} {what}")).with("flow", flow.to_string()),
+            Some(flow) => {
+                let of = if flow.is_unconnected() { crate::views::flow(flow).called() } else { format!("of {flow}") };
+                Self::new(kind, format!("the socket {of} {what}")).with("flow", flow.to_string())
+            }
             None => Self::new(kind, format!("a socket {what}")),
         }
     }

@@ -46,6 +46,7 @@ pub mod policy;
 mod processes;
 mod programs;
 pub mod server;
+mod servers;
 pub mod tunnel;
 mod unmoved;
 mod views;

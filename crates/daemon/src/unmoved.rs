@@ -55,18 +55,10 @@ pub(crate) fn connections(own: &BTreeSet<IpAddr>, since: &str) -> Vec<ipc::Conne
     let inodes: HashSet<u32> = found.iter().map(|bound| bound.inode).filter(|inode| *inode != 0).collect();
     let owners = if inodes.is_empty() { HashMap::default() } else { process::owners(&inodes) };
     let shown = found.iter().map(|bound| ipc::Connection {
-        flow: flow(bound),
-        state: ipc::ConnectionState::Unprotected,
-        carrier: None,
-        peer: None,
-        translated: None,
-        wire: None,
-        peer_flow: None,
         process: owners.get(&bound.inode).map(|owner| ipc::Process { pid: owner.pid, name: owner.name.clone() }),
-        bytes: None,
         since: since.to_owned(),
         reason: Some(reason(bound.protocol).to_owned()),
-        helper: None,
+        ..ipc::Connection::bare(flow(bound), ipc::ConnectionState::Unprotected)
     });
     shown.collect()
 }

@@ -8,12 +8,13 @@ use whimbrel_ipc as ipc;
 use whimbrel_kernel::process;
 use whimbrel_kernel::sock_diag::{MOVABLE, SockDiag};
 use whimbrel_protocol::{
-    Carrier, FlowState, FlowView, PeerId, PeerView, RendezvousStanding, RendezvousView, Standing, Time, Trust,
+    Carrier, FlowState, FlowView, PeerId, PeerView, RendezvousStanding, RendezvousView, Rented, Standing, Time, Trust,
 };
 use whimbrel_wire::hello::Capabilities;
 use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::known_keys::KnownKeys;
+use crate::servers::{self, Inhabitants};
 use crate::unmoved;
 
 pub(crate) fn flow(tuple: FlowTuple) -> ipc::Flow {
@@ -59,7 +60,7 @@ fn carrier(carrier: Carrier) -> ipc::Carrier {
 }
 
 pub(crate) fn name(view: &PeerView) -> ipc::PeerName {
-    ipc::PeerName { id: view.id.0, key: view.key.to_string() }
+    ipc::PeerName { id: view.id.0, key: view.key.to_string(), name: None }
 }
 
 /// How many flows there are of each kind, as [`ConnectionsQuestion`] shows them.
@@ -107,6 +108,7 @@ pub(crate) fn peer(view: &PeerView, now: Time, since: Option<Time>, of: Trust, k
         key: view.key.to_string(),
         address: view.remote,
         trust: trust(of),
+        name: None,
         remembered: known_keys.addresses_of(view.key),
         session: view.session.then(|| ipc::Session {
             age_ms: millis(since.map_or(Duration::ZERO, |since| now.since(since))),
@@ -201,14 +203,24 @@ pub(crate) struct ConnectionsQuestion {
     pub(crate) suspended: bool,
     /// What helps which.
     pub(crate) helpers: HashMap<FlowTuple, ipc::Helper>,
+    /// What peers are called in the community, by their keys.
+    pub(crate) names: HashMap<String, String>,
+    /// Where this host's own sockets without another end are met, the preferred address first.
+    pub(crate) met_at: Vec<IpAddr>,
+    /// Sockets without another end in endpoint namespaces.
+    pub(crate) elsewhere: Vec<Inhabitants>,
+    /// What this host has on lease.
+    pub(crate) rented: Vec<Rented>,
     pub(crate) now: Time,
     pub(crate) wall: SystemTime,
 }
 
 impl ConnectionsQuestion {
     /// Looks the programs up and describes the connections, sorted.
-    pub(crate) fn answer(self) -> Vec<ipc::Connection> {
-        let sockets = sockets();
+    pub(crate) fn answer(mut self) -> Vec<ipc::Connection> {
+        let mut places = std::mem::take(&mut self.elsewhere);
+        places.push(Inhabitants::here(self.met_at.clone()));
+        let sockets = inodes_of(&places);
         let inodes: HashSet<u32> = self.flows.iter().filter_map(|flow| sockets.get(&flow.tuple).copied()).collect();
         let owners = process::owners(&inodes);
         let traffic = traffic();
@@ -225,6 +237,9 @@ impl ConnectionsQuestion {
                 }
                 let age = self.now.since(flow.opened);
                 connection.since = ipc::rfc3339(self.wall.checked_sub(age).unwrap_or(SystemTime::UNIX_EPOCH));
+                if let Some(peer) = &mut connection.peer {
+                    peer.name = self.names.get(&peer.key).cloned();
+                }
                 connection.helper = self.helpers.get(&flow.tuple).cloned();
                 connection.bytes = traffic.get(&flow.tuple).copied();
                 connection.process = sockets
@@ -235,6 +250,7 @@ impl ConnectionsQuestion {
             })
             .collect();
         connections.extend(unmoved::connections(&self.own, &ipc::rfc3339(self.wall)));
+        connections.extend(servers::shown(&places, &self.rented, &ipc::rfc3339(self.wall)));
         connections.sort_unstable_by_key(|connection| {
             (connection.flow.transport, connection.flow.remote, connection.flow.local)
         });
@@ -279,23 +295,17 @@ fn traffic() -> HashMap<FlowTuple, ipc::Bytes> {
     }
 }
 
-/// Those of `flows` that a process has open.
-pub(crate) fn of_process(flows: &[FlowView], pid: u32) -> Vec<FlowTuple> {
-    let (sockets, open) = (sockets(), process::sockets(pid));
+/// Those of `flows` that a process has open, in this host's own namespace or in one of `elsewhere`.
+pub(crate) fn of_process(flows: &[FlowView], pid: u32, mut elsewhere: Vec<Inhabitants>) -> Vec<FlowTuple> {
+    elsewhere.push(Inhabitants::here(Vec::new()));
+    let (sockets, open) = (inodes_of(&elsewhere), process::sockets(pid));
     let has = |flow: &&FlowView| sockets.get(&flow.tuple).is_some_and(|inode| open.contains(inode));
     flows.iter().filter(has).map(|flow| flow.tuple).collect()
 }
 
-/// The inode of each socket.
-fn sockets() -> HashMap<FlowTuple, u32> {
-    let listed = SockDiag::open().and_then(|mut diag| Ok((diag.tcp(&MOVABLE)?, diag.udp()?)));
-    match listed {
-        Ok((tcp, udp)) => tcp.into_iter().chain(udp).map(|socket| (socket.tuple, socket.inode)).collect(),
-        Err(error) => {
-            tracing::warn!(%error, "cannot look up which program has which connection");
-            HashMap::new()
-        }
-    }
+/// The inode of each connection's socket. Of two of one name this host's own counts, which is the last.
+fn inodes_of(places: &[Inhabitants]) -> HashMap<FlowTuple, u32> {
+    places.iter().flat_map(|place| &place.connected).map(|socket| (socket.tuple, socket.inode)).collect()
 }
 
 /// How a flow stands that is not introduced, and that nothing is under way for.
@@ -347,8 +357,6 @@ fn connection(view: &FlowView, peer: Option<&PeerView>, heard: bool, suspended: 
     };
     let rewritten = peer.filter(|peer| carried && own_carrier(peer) == Carrier::Rewrite);
     ipc::Connection {
-        flow: flow(view.tuple),
-        state,
         carrier: peer.filter(|_| carried).map(|peer| carrier(own_carrier(peer))),
         peer: peer.map(name),
         translated: entry.map(|entry| entry.peer_tuple.mirrored() != view.tuple),
@@ -360,11 +368,8 @@ fn connection(view: &FlowView, peer: Option<&PeerView>, heard: bool, suspended: 
             })
         }),
         peer_flow: entry.map(|entry| flow(entry.peer_tuple)),
-        process: None,
-        bytes: None,
-        since: String::new(),
         reason,
-        helper: None,
+        ..ipc::Connection::bare(flow(view.tuple), state)
     }
 }
 
@@ -508,6 +513,10 @@ mod tests {
             own: BTreeSet::new(),
             suspended: false,
             helpers: HashMap::new(),
+            names: HashMap::new(),
+            met_at: Vec::new(),
+            elsewhere: Vec::new(),
+            rented: Vec::new(),
             now,
             wall,
         };

@@ -37,9 +37,9 @@ pub use line::{
 pub use metrics::{EXPOSITION_TYPE, Metric, MetricKind, Sample, exposition};
 pub use reply::{
     Attachment, Away, Bytes, Carrier, Configuration, Connection, ConnectionState, Counts, EventRecord, Flow,
-    HandoffStarted, Helper, HelperState, LocalAddress, Meetings, NameServer, NameServerState, Path, Peer, PeerFlows,
-    PeerName, Places, Process, Rendezvous, RendezvousState, Reply, Sequence, Session, Status, Suspended, Transport,
-    Trust, Tunnel,
+    HandoffStarted, Helper, HelperState, KEY_SHOWN, LocalAddress, Meetings, NameServer, NameServerState, Path, Peer,
+    PeerFlows, PeerName, Places, Process, Rendezvous, RendezvousState, Reply, Sequence, Session, Status, Suspended,
+    Transport, Trust, Tunnel,
 };
 pub use request::{EventsQuery, Request};
 pub use socket::{

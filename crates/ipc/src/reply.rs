@@ -324,8 +324,11 @@ pub struct Flow {
 /// What is known of a connection, and whether it outlives a move.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Connection {
-    /// As this host's socket has it.
+    /// As this host's socket has it. Where that has no other end, its own is one at which it is met.
     pub flow: Flow,
+    /// What [`Request::Move`](crate::Request::Move) calls a socket without another end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
     /// How it stands.
     pub state: ConnectionState,
     /// What carries its packets, where `state` is `moved` or `held`.
@@ -350,6 +353,28 @@ pub struct Connection {
     /// What is done, or was, in the name of its peer while that is away.
     #[serde(default)]
     pub helper: Option<Helper>,
+}
+
+impl Connection {
+    /// One of which nothing else is known.
+    #[must_use]
+    pub fn bare(flow: Flow, state: ConnectionState) -> Self {
+        Self {
+            flow,
+            name: None,
+            state,
+            carrier: None,
+            peer: None,
+            translated: None,
+            wire: None,
+            peer_flow: None,
+            process: None,
+            bytes: None,
+            since: String::new(),
+            reason: None,
+            helper: None,
+        }
+    }
 }
 
 /// A migration helper of a connection (docs/helpers.md).
@@ -410,6 +435,8 @@ pub enum ConnectionState {
     Pending,
     /// Not introduced, and nothing is under way: a move would end it.
     Unprotected,
+    /// No connection: a socket that waits for clients. It can be given to another host by its name.
+    Server,
 }
 
 /// What carries the packets of moved connections.
@@ -430,11 +457,28 @@ pub enum Carrier {
 /// Names a peer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PeerName {
-    /// Its number on this host.
+    /// Its number on this host; 0 where it has none.
     pub id: u32,
     /// Its public key.
     pub key: String,
+    /// What it is called in this host's community, where it belongs to that and no other host of it is called the same.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
 }
+
+/// For people: its name, or else its number and as much of its key as tables show, or else its key.
+impl fmt::Display for PeerName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.name, self.id) {
+            (Some(name), _) => f.write_str(name),
+            (None, 0) => f.write_str(&self.key),
+            (None, id) => write!(f, "peer #{id} ({})", self.key.chars().take(KEY_SHOWN).collect::<String>()),
+        }
+    }
+}
+
+/// Characters of a key that are shown to people beside something else that names the host.
+pub const KEY_SHOWN: usize = 10;
 
 /// A program that has a connection open.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -452,6 +496,9 @@ pub struct Peer {
     pub id: u32,
     /// Its public key.
     pub key: String,
+    /// What it is called in this host's community, as in [`PeerName`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
     /// Where it is reached now.
     pub address: SocketAddr,
     /// How it came to be trusted.
@@ -621,6 +668,18 @@ impl fmt::Display for Transport {
     }
 }
 
+impl Flow {
+    /// What it is called in words: a connection by its two ends, and what has no other end as [`Request::Move`](crate::Request::Move) names it.
+    #[must_use]
+    pub fn called(&self) -> String {
+        match (self.transport, self.remote.ip().is_unspecified() && self.remote.port() == 0) {
+            (Transport::Tcp, true) => format!("listener:{}", self.local),
+            (Transport::Udp, true) => format!("udp:{}", self.local),
+            _ => format!("{} -> {}", self.local, self.remote),
+        }
+    }
+}
+
 impl fmt::Display for Flow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {} -> {}", self.transport, self.local, self.remote)
@@ -635,6 +694,7 @@ impl fmt::Display for ConnectionState {
             Self::Held => "held",
             Self::Pending => "pending",
             Self::Unprotected => "unprotected",
+            Self::Server => "server",
         })
     }
 }

@@ -31,7 +31,7 @@ fn lent(address: &str, port: u16, count: u16) -> LentEnds {
 }
 
 fn peer_name() -> PeerName {
-    PeerName { id: 3, key: KEY.into() }
+    PeerName { id: 3, key: KEY.into(), name: Some("desk".into()) }
 }
 
 fn status() -> Status {
@@ -110,6 +110,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
             Reply::Connections(vec![
                 Connection {
                     flow: flow("192.0.2.10:51514", "203.0.113.5:443"),
+                    name: None,
                     state: ConnectionState::Moved,
                     carrier: Some(Carrier::Rewrite),
                     peer: Some(peer_name()),
@@ -131,18 +132,15 @@ fn replies() -> Vec<(&'static str, Reply)> {
                     }),
                 },
                 Connection {
-                    flow: flow("[2001:db8::10]:40000", "[2001:db8:1::1]:22"),
-                    state: ConnectionState::Unprotected,
-                    carrier: None,
-                    peer: None,
-                    translated: None,
-                    wire: None,
-                    peer_flow: None,
-                    process: None,
-                    bytes: None,
                     since: "2026-01-31T23:59:58.007Z".into(),
                     reason: Some("nobody answers at 2001:db8:1::1 on UDP port 2031".into()),
-                    helper: None,
+                    ..Connection::bare(flow("[2001:db8::10]:40000", "[2001:db8:1::1]:22"), ConnectionState::Unprotected)
+                },
+                Connection {
+                    name: Some("listener:192.0.2.10:80".into()),
+                    process: Some(Process { pid: 813, name: "nginx".into() }),
+                    since: "2026-01-31T23:59:58.007Z".into(),
+                    ..Connection::bare(flow("192.0.2.10:80", "0.0.0.0:0"), ConnectionState::Server)
                 },
             ]),
         ),
@@ -151,6 +149,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
             Reply::Peers(vec![Peer {
                 id: 3,
                 key: KEY.into(),
+                name: Some("desk".into()),
                 address: "203.0.113.5:2031".parse().unwrap(),
                 trust: Trust::Tofu,
                 remembered: vec!["203.0.113.5".parse().unwrap()],

@@ -1,7 +1,7 @@
 //! Programs that use libwhimbrel, with real daemons.
 
 use std::fs;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
 use super::world::{LONG, World, all_run, site, step};
@@ -251,6 +251,31 @@ fn give(lab: &mut Lab) -> Result<()> {
         step("it is back, and goes on");
         first.does("close")?;
         is_over(&mut far, 4 * BLOCKS + 1)?;
+
+        step("a socket that listens, at one address and at all");
+        let everywhere = if to.is_ipv4() { "0.0.0.0" } else { "::" };
+        for at in [own.to_string(), everywhere.to_owned()] {
+            let port = first.does(&format!("serve {at}"))?;
+            let name = format!("listener:{}", SocketAddr::new(own, port.parse().unwrap_or_default()));
+            let named = here.servers()?;
+            expect!(named.contains(&name), "{name} is not shown among {named:?}");
+            let shown = here.cli(&["connections"])?;
+            expect!(shown.contains(&name), "{shown}");
+            first.does(&format!("give {at_tablet} films"))?;
+            second.does("received")?;
+            let mut client = Program::start(&world.server, &here)?;
+            client.does(&format!("dial {own} {port}"))?;
+            second.does("meet")?;
+            client.begin(&format!("talk {BLOCKS}"))?;
+            for _ in 0..BLOCKS {
+                second.does("echo")?;
+            }
+            client.did(&format!("talk {BLOCKS}"))?;
+            second.does("close")?;
+            expect!(!here.servers()?.contains(&name), "{name} is shown where it is no more");
+        }
+        // Its endpoints are given back long before their time is over.
+        wait_until(LONG, "nothing is on lease", || there.anchors().is_ok_and(|all| all.rented.is_empty()))?;
     }
     world.no_resets()?;
     all_run(&mut [&mut here, &mut there])

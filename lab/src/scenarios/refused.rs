@@ -9,7 +9,7 @@ use whimbrel_ipc::ConnectionState;
 use super::relocation::Three;
 use super::world::{LONG, step};
 use super::{Scenario, scenario};
-use crate::{Error, Host, Lab, Result, Ticker, TickerFar, Whimbrel, expect, wait_until};
+use crate::{Error, Host, Lab, Result, Ticker, TickerFar, Whimbrel, expect, wait_for, wait_until};
 
 pub(super) const SCENARIOS: &[Scenario] = &[
     scenario(
@@ -30,6 +30,11 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     scenario("move-no-room-direct", "the same with a far end that runs Whimbrel, which cannot either", |lab| {
         no_room(lab, true)
     }),
+    scenario(
+        "move-refused-rights",
+        "a target whose daemon lacks a right, and one whose program may not ask its daemon: each says so, and the connection stays and goes on",
+        without_rights,
+    ),
 ];
 
 const EVERY: Duration = Duration::from_millis(1);
@@ -234,5 +239,57 @@ fn no_room(lab: &mut Lab, far_runs: bool) -> Result<()> {
         full.restart()?;
         ticking.goes_on()?;
     }
+    three.world.no_resets()
+}
+
+fn without_rights(lab: &mut Lab) -> Result<()> {
+    let mut three = Three::new(lab, false)?;
+    let at_donor: IpAddr = three.world.at_server.ipv4()?;
+    let first = Ticker::start(&three.donor_daemon, at_donor, "desk", EVERY)?;
+    let far = TickerFar::connect(&three.world.laptop, first.address())?;
+
+    step("a program of a user who may not ask the daemon there");
+    let nobody = ["--reuid", "65534", "--regid", "65534", "--clear-groups", "--"];
+    let binary = three.acceptor_daemon.binary().to_owned();
+    let command = three.acceptor.command("setpriv").args(nobody).arg(&binary);
+    let command = command.arg("--run-dir").arg(three.acceptor_daemon.run_dir());
+    let Err(error) = command.args(["receive", "guest", "--", "true"]).run() else {
+        return Err(Error::Usage("anybody may receive sockets".into()));
+    };
+    expect!(error.to_string().contains("this user may not ask the daemon"), "{error}");
+    let second = Ticker::start(&three.acceptor_daemon, three.at_acceptor, "other", EVERY)?;
+    let mut ticking = Ticking { tickers: [first, second], far };
+    ticking.goes_on()?;
+    ticking.stays(&three.donor_daemon, "guest", "guest", "no program on the other host receives it")?;
+
+    step("the daemon there may not make the namespace that the socket needs");
+    three.acceptor_daemon.stop()?;
+    three.acceptor_daemon.deny(Some("sys_admin"));
+    three.acceptor_daemon.restart()?;
+    ticking.tickers[1] = Ticker::start(&three.acceptor_daemon, three.at_acceptor, "guest", EVERY)?;
+    ticking.stays(&three.donor_daemon, "guest", "guest", "the other host may not rebuild sockets")?;
+
+    step("nor anything at all, and says so when it is started");
+    three.acceptor_daemon.stop()?;
+    three.acceptor_daemon.deny(Some("net_admin"));
+    let Err(error) = three.acceptor_daemon.restart() else {
+        return Err(Error::Usage("a daemon without CAP_NET_ADMIN works".into()));
+    };
+    println!("    {error}");
+    expect!(error.to_string().contains("CAP_NET_ADMIN"), "{error}");
+    ticking.stays(&three.donor_daemon, "guest", "guest", "the other host does not answer")?;
+
+    step("once it has its rights it takes it");
+    three.acceptor_daemon.deny(None);
+    three.acceptor_daemon.restart()?;
+    ticking.tickers[1] = Ticker::start(&three.acceptor_daemon, three.at_acceptor, "guest", EVERY)?;
+    let moved = || {
+        let remote = ticking.far.local().to_string();
+        Ok(three.donor_daemon.cli(&["move", &remote, "--to", "guest", "--process", "guest"]).ok())
+    };
+    let said = wait_for(LONG, "it moves", moved)?;
+    expect!(said.contains("is with guest"), "{said}");
+    ticking.tickers[0].ticked()?;
+    ticking.goes_on()?;
     three.world.no_resets()
 }

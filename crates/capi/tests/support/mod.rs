@@ -143,7 +143,7 @@ fn flow(socket: BorrowedFd<'_>) -> Flow {
 }
 
 fn there() -> PeerName {
-    PeerName { id: 3, key: KEY.into() }
+    PeerName { id: 3, key: KEY.into(), name: None }
 }
 
 fn no_room(flow: Flow, uuid: Uuid) -> Reply {

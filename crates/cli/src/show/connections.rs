@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use whimbrel_ipc::{Carrier, Connection, ConnectionState, HelperState};
+use whimbrel_ipc::{Carrier, Connection, ConnectionState, HelperState, PeerName};
 
 use super::count;
 use crate::table::{elastic, render, text, width, wrap};
@@ -14,9 +14,11 @@ pub(crate) fn is_away(connection: &Connection) -> bool {
 
 /// `only_moved`: they were picked by [`is_away`].
 pub(crate) fn connections(connections: &[Connection], only_moved: bool) -> String {
-    let mut shown: Vec<_> = connections.iter().collect();
+    let (of_servers, mut shown): (Vec<_>, Vec<_>) = connections.iter().partition(|one| is_server(one));
+    let servers = servers(&of_servers);
     if shown.is_empty() {
-        return if only_moved { "No connection has moved.\n".into() } else { "No connections.\n".into() };
+        let none = if only_moved { "No connection has moved.\n" } else { "No connections.\n" };
+        return format!("{none}{servers}");
     }
     shown.sort_by_key(|connection| (rank(connection.state), connection.flow));
     let marks = marks(&shown);
@@ -29,17 +31,13 @@ pub(crate) fn connections(connections: &[Connection], only_moved: bool) -> Strin
                 connection.flow.remote.to_string(),
                 format!("{}{}", connection.state, mark(connection, &marks)),
                 via(connection),
-                connection.peer.as_ref().map(|peer| format!("#{}", peer.id)).unwrap_or_default(),
-                connection
-                    .process
-                    .as_ref()
-                    .map(|process| format!("{} ({})", process.name, process.pid))
-                    .unwrap_or_default(),
+                peer(connection),
+                program(connection),
             ]
         })
         .collect();
     let mut out = render(
-        [text("PROTO"), text("LOCAL"), text("REMOTE"), text("STATE"), text("VIA"), text("PEER"), elastic("PROGRAM")],
+        [text("PROTO"), text("LOCAL"), text("REMOTE"), text("STATE"), text("VIA"), elastic("PEER"), elastic("PROGRAM")],
         &rows,
     );
     out.push_str(&helpers(&shown));
@@ -51,7 +49,37 @@ pub(crate) fn connections(connections: &[Connection], only_moved: bool) -> Strin
     let survive = of(ConnectionState::Native) + of(ConnectionState::Moved) + of(ConnectionState::Held);
     let verb = if survive == 1 { "survives" } else { "survive" };
     out.push_str(&format!("{}, of which {survive} {verb} a move.\n", count(shown.len(), "connection")));
+    out.push_str(&servers);
     out
+}
+
+/// Whether it is none, but a socket that waits for clients.
+pub(crate) fn is_server(connection: &Connection) -> bool {
+    connection.state == ConnectionState::Server
+}
+
+/// Who is at its other end: the name in the community, else the number.
+pub(crate) fn peer(connection: &Connection) -> String {
+    let named = |peer: &PeerName| peer.name.clone().unwrap_or_else(|| format!("#{}", peer.id));
+    connection.peer.as_ref().map(named).unwrap_or_default()
+}
+
+fn program(connection: &Connection) -> String {
+    let process = connection.process.as_ref();
+    process.map(|process| format!("{} ({})", process.name, process.pid)).unwrap_or_default()
+}
+
+/// Sockets that wait for clients, by the names that `whimbrel move` knows them by.
+fn servers(shown: &[&Connection]) -> String {
+    if shown.is_empty() {
+        return String::new();
+    }
+    let row = |one: &&Connection| {
+        [one.name.clone().unwrap_or_default(), program(one), one.reason.clone().unwrap_or_default()]
+    };
+    let table =
+        render([text("SERVER"), text("PROGRAM"), elastic("WHY IT STAYS")], &shown.iter().map(row).collect::<Vec<_>>());
+    format!("\nSockets that wait for clients; `whimbrel move` gives them to another host by these names:\n{table}")
 }
 
 /// What is done, or was, for those whose peer is away.
@@ -150,6 +178,7 @@ pub(crate) fn rank(state: ConnectionState) -> u8 {
         ConnectionState::Native => 2,
         ConnectionState::Pending => 3,
         ConnectionState::Unprotected => 4,
+        ConnectionState::Server => 5,
     }
 }
 
@@ -157,23 +186,11 @@ pub(crate) fn rank(state: ConnectionState) -> u8 {
 mod tests {
     use super::*;
     use crate::table::WIDTH;
-    use whimbrel_ipc::{Flow, Helper, PeerName, Process, Transport};
+    use whimbrel_ipc::{Flow, Helper, Process, Transport};
 
     fn connection(local: &str, remote: &str, state: ConnectionState) -> Connection {
-        Connection {
-            flow: Flow { transport: Transport::Tcp, local: local.parse().unwrap(), remote: remote.parse().unwrap() },
-            state,
-            carrier: None,
-            peer: None,
-            translated: None,
-            wire: None,
-            peer_flow: None,
-            process: None,
-            bytes: None,
-            since: "2026-01-31T23:59:58.007Z".into(),
-            reason: None,
-            helper: None,
-        }
+        let flow = Flow { transport: Transport::Tcp, local: local.parse().unwrap(), remote: remote.parse().unwrap() };
+        Connection { since: "2026-01-31T23:59:58.007Z".into(), ..Connection::bare(flow, state) }
     }
 
     #[test]
@@ -208,7 +225,7 @@ mod tests {
         let mut moved = connection("192.0.2.10:51514", "203.0.113.5:443", ConnectionState::Moved);
         moved.carrier = Some(Carrier::Tunnel);
         moved.translated = Some(true);
-        moved.peer = Some(PeerName { id: 3, key: "key".into() });
+        moved.peer = Some(PeerName { id: 3, key: "key".into(), name: None });
         moved.process = Some(Process { pid: 812, name: "curl".into() });
         let mut lost = connection("198.51.100.7:40000", "203.0.113.9:22", ConnectionState::Unprotected);
         lost.reason = Some("nobody answers there".into());
@@ -223,6 +240,33 @@ unprotected: nobody answers there (1 connection)
 "
         );
         assert!(is_away(&moved) && !is_away(&lost));
+        // Who is called something is called so.
+        moved.peer = Some(PeerName { id: 3, key: "key".into(), name: Some("desk".into()) });
+        let text = connections(&[moved], false);
+        assert!(text.contains("  desk  curl (812)") && !text.contains("#3"), "{text}");
+    }
+
+    #[test]
+    fn sockets_of_servers_have_the_names_that_move_knows() {
+        let server = |name: &str, local: &str| Connection {
+            name: Some(name.into()),
+            process: Some(Process { pid: 812, name: "nginx".into() }),
+            ..connection(local, "0.0.0.0:0", ConnectionState::Server)
+        };
+        let mut leased = server("udp:192.0.2.7:53", "192.0.2.7:53");
+        leased.reason = Some("several sockets share this endpoint".into());
+        let of_both = [server("listener:192.0.2.7:80", "192.0.2.7:80"), leased];
+        let told = "
+Sockets that wait for clients; `whimbrel move` gives them to another host by these names:
+SERVER                 PROGRAM      WHY IT STAYS
+listener:192.0.2.7:80  nginx (812)
+udp:192.0.2.7:53       nginx (812)  several sockets share this endpoint
+";
+        assert_eq!(connections(&of_both, false), format!("No connections.\n{told}"));
+        let lost = connection("198.51.100.7:40000", "203.0.113.9:22", ConnectionState::Unprotected);
+        let text = connections(&[of_both.to_vec(), vec![lost]].concat(), false);
+        assert!(text.contains("\n1 connection, of which 0 survive a move.\n") && text.ends_with(told), "{text}");
+        assert!(!of_both.iter().any(is_away));
     }
 
     #[test]

@@ -12,7 +12,7 @@ mod status;
 pub(crate) use absence::{resumed, suspended};
 pub(crate) use clean::{removed, removed_json};
 pub(crate) use community::{code, roster};
-pub(crate) use connections::{connections, is_away, rank, via};
+pub(crate) use connections::{connections, is_away, is_server, peer, rank, via};
 pub(crate) use doctor::findings;
 pub(crate) use events::event;
 pub(crate) use peers::{paths, peers};
@@ -49,7 +49,7 @@ fn milliseconds(value: Option<f64>) -> String {
 
 /// The beginning of a key: enough to tell peers apart in a table.
 fn short_key(key: &str) -> String {
-    key.chars().take(10).collect()
+    key.chars().take(whimbrel_ipc::KEY_SHOWN).collect()
 }
 
 #[cfg(test)]

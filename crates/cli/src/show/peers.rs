@@ -18,6 +18,7 @@ pub(crate) fn peers(peers: &[Peer]) -> String {
             let session = peer.session.as_ref();
             [
                 format!("#{}", peer.id),
+                peer.name.clone().unwrap_or_default(),
                 short_key(&peer.key),
                 peer.address.to_string(),
                 peer.trust.to_string(),
@@ -33,6 +34,7 @@ pub(crate) fn peers(peers: &[Peer]) -> String {
     let mut out = render(
         [
             text("PEER"),
+            elastic("NAME"),
             text("KEY"),
             elastic("ADDRESS"),
             text("TRUST"),
@@ -79,7 +81,7 @@ pub(crate) fn paths(paths: &[Path]) -> String {
                 (false, false) => "possible",
             };
             [
-                format!("#{}", path.peer.id),
+                path.peer.name.clone().unwrap_or_else(|| format!("#{}", path.peer.id)),
                 path.local.map(|local| local.to_string()).unwrap_or_default(),
                 path.remote.to_string(),
                 state.to_owned(),
@@ -92,7 +94,7 @@ pub(crate) fn paths(paths: &[Path]) -> String {
         .collect();
     render(
         [
-            text("PEER"),
+            elastic("PEER"),
             elastic("LOCAL"),
             elastic("REMOTE"),
             text("STATE"),
@@ -117,6 +119,7 @@ mod tests {
         Peer {
             id: 3,
             key: KEY.into(),
+            name: None,
             address: address.parse().unwrap(),
             trust: Trust::Tofu,
             remembered: Vec::new(),
@@ -148,6 +151,12 @@ PEER  KEY         ADDRESS           TRUST  SESSION    RTT ms  CONNS  MOVED  VIA
     }
 
     #[test]
+    fn a_member_of_the_community_has_a_name() {
+        let text = peers(&[Peer { name: Some("desk".into()), ..peer("203.0.113.5:2031") }]);
+        assert!(text.starts_with("PEER  NAME  KEY ") && text.contains("#3    desk  uM5a"), "{text}");
+    }
+
+    #[test]
     fn a_peer_without_a_session_promises_nothing() {
         let silent = Peer { session: None, ..peer("203.0.113.5:2031") };
         assert!(peers(&[silent]).ends_with("only once one comes up (`whimbrel doctor`).\n"));
@@ -165,7 +174,7 @@ PEER  KEY         ADDRESS           TRUST  SESSION    RTT ms  CONNS  MOVED  VIA
     #[test]
     fn paths_fit_the_width() {
         let path = Path {
-            peer: PeerName { id: 12, key: KEY.into() },
+            peer: PeerName { id: 12, key: KEY.into(), name: None },
             local: Some("2001:db8:1111:2222:3333:4444:5555:6666".parse().unwrap()),
             remote: "[2001:db8:1111:2222:3333:4444:5555:7777]:2031".parse().unwrap(),
             active: true,

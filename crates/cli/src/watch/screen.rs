@@ -79,7 +79,7 @@ fn head(snapshot: &Snapshot, rates: &HashMap<Flow, Rate>) -> Vec<String> {
 }
 
 fn connections(snapshot: &Snapshot, rates: &HashMap<Flow, Rate>) -> Vec<String> {
-    let mut shown: Vec<_> = snapshot.connections.iter().collect();
+    let mut shown: Vec<_> = snapshot.connections.iter().filter(|one| !show::is_server(one)).collect();
     shown.sort_by_key(|connection| (show::rank(connection.state), connection.flow));
     if shown.is_empty() {
         return vec!["No connections.".to_owned()];
@@ -94,7 +94,7 @@ fn connections(snapshot: &Snapshot, rates: &HashMap<Flow, Rate>) -> Vec<String> 
                 connection.flow.remote.to_string(),
                 connection.state.to_string(),
                 show::via(connection),
-                connection.peer.as_ref().map(|peer| format!("#{}", peer.id)).unwrap_or_default(),
+                show::peer(connection),
                 rate(&connection.flow, |rate| rate.sent),
                 rate(&connection.flow, |rate| rate.received),
                 connection.process.as_ref().map(|process| process.name.clone()).unwrap_or_default(),
@@ -148,23 +148,11 @@ mod tests {
     use whimbrel_ipc::{Bytes, Connection, ConnectionState, Counts, EventRecord, Status, Transport, Trust};
 
     fn snapshot(count: u16, sent: u64) -> Snapshot {
-        let connection = |port| Connection {
-            flow: Flow {
-                transport: Transport::Tcp,
-                local: ([192, 0, 2, 10], port).into(),
-                remote: ([203, 0, 113, 5], 22).into(),
-            },
-            state: ConnectionState::Native,
-            carrier: None,
-            peer: None,
-            translated: None,
-            wire: None,
-            peer_flow: None,
-            process: None,
-            bytes: Some(Bytes { sent, received: 0 }),
-            since: String::new(),
-            reason: None,
-            helper: None,
+        let connection = |port| {
+            let (local, remote) = (([192, 0, 2, 10], port).into(), ([203, 0, 113, 5], 22).into());
+            let flow = Flow { transport: Transport::Tcp, local, remote };
+            let bytes = Some(Bytes { sent, received: 0 });
+            Connection { bytes, ..Connection::bare(flow, ConnectionState::Native) }
         };
         let event = |number| EventRecord {
             number,

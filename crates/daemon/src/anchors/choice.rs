@@ -96,13 +96,13 @@ impl Experience {
         f64::from(failed + 1) / f64::from(lent + failed + 2)
     }
 
-    /// The hosts that are to be asked, the best first. `own`: this host, which needs no lease, so that those behind it need not be
-    /// asked; None is in its place.
+    /// The hosts that are to be asked, the best first. `own`: this host, where it comes into question, which needs no lease, so that those
+    /// behind it need not be asked; None is in its place.
     pub(crate) fn order(
         &self,
         now: Time,
         policy: Policy,
-        own: &PublicKey,
+        own: Option<&PublicKey>,
         candidates: &[Candidate],
     ) -> Vec<Option<PublicKey>> {
         let far = |candidate: &Candidate| candidate.round_trip.unwrap_or(UNKNOWN_ROUND_TRIP).as_secs_f64();
@@ -117,7 +117,9 @@ impl Experience {
         };
         let mut costs: Vec<(f64, Option<PublicKey>)> =
             candidates.iter().map(|candidate| (cost(candidate), Some(candidate.key))).collect();
-        if policy == Policy::Auto {
+        if policy == Policy::Auto
+            && let Some(own) = own
+        {
             // It is no detour and does not refuse; but where it moves its peers that run nothing lose it.
             costs.push((MOVE_COST * self.restlessness(now, own), None));
         }
@@ -150,7 +152,7 @@ mod tests {
     }
 
     fn order(experience: &Experience, policy: Policy) -> Vec<Option<u8>> {
-        let order = experience.order(at(10), policy, &key(9), &candidates());
+        let order = experience.order(at(10), policy, Some(&key(9)), &candidates());
         order.into_iter().map(|key| key.map(|key| key.as_bytes()[0])).collect()
     }
 
@@ -175,6 +177,9 @@ mod tests {
         let mut experience = Experience::default();
         experience.meet(at(0), key(9));
         assert_eq!(order(&experience, Policy::Auto), [None], "a host that does not move");
+        // What has to have another host's address has it of one.
+        let others = experience.order(at(10), Policy::Auto, None, &candidates());
+        assert_eq!(others, [2, 1, 3].map(|number| Some(key(number))));
         (0..20).for_each(|_| experience.moved(at(5), key(9)));
         assert_eq!(order(&experience, Policy::Auto), [Some(2), Some(1), Some(3), None]);
         (0..4).for_each(|_| experience.lent(at(6), key(2), false));

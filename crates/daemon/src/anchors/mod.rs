@@ -112,8 +112,9 @@ pub(crate) struct Anchors {
 }
 
 impl EventLoop {
-    /// The host that programs name as their anchor: one, or several that are asked one after the other. None is this host.
-    fn candidates(&mut self, anchor: &str) -> Result<VecDeque<Option<PublicKey>>, Failure> {
+    /// The host that programs name as their anchor: one, or several that are asked one after the other. None is this host, which a policy
+    /// gives only where `may_be_own` says so.
+    fn candidates(&mut self, anchor: &str, may_be_own: bool) -> Result<VecDeque<Option<PublicKey>>, Failure> {
         let (now, own) = (clock::now(), self.node.public_key());
         let Some(policy) = Policy::named(anchor) else {
             let key = self.host(anchor)?;
@@ -127,7 +128,8 @@ impl EventLoop {
         for candidate in &candidates {
             self.anchors.experience.meet(now, candidate.key);
         }
-        let order: VecDeque<_> = self.anchors.experience.order(now, policy, &own, &candidates).into();
+        let order: VecDeque<_> =
+            self.anchors.experience.order(now, policy, may_be_own.then_some(&own), &candidates).into();
         if order.is_empty() {
             return Err(Failure::new("there is no other host in this one's community")
                 .on(anchor)
@@ -139,7 +141,7 @@ impl EventLoop {
 
     /// A program wants a socket whose anchor is another host, or may be. The client is answered, now or later.
     pub(crate) fn want_socket(&mut self, client: ClientId, socket: WantedSocket, anchor: &str) {
-        match self.candidates(anchor) {
+        match self.candidates(anchor, true) {
             Ok(order) => self.ask_next(Asked { wanted: vec![Wanted::Socket { client, socket }], others: order }),
             Err(failure) => self.server.reply(client, &Reply::Error(failure)),
         }
@@ -175,7 +177,7 @@ impl EventLoop {
         if let Err(error) = namespace.check() {
             return self.server.reply(client, &Reply::Error(Failure::new(error.to_string()).code(Code::Denied)));
         }
-        match self.candidates(anchor) {
+        match self.candidates(anchor, false) {
             Ok(mut order) => {
                 // This host's own address needs no namespace.
                 order.retain(Option::is_some);
@@ -312,14 +314,15 @@ impl EventLoop {
         if let Some(asked) = self.anchors.asked.remove(&number) {
             self.serve_wanted(number, asked.wanted);
         }
-        let sentence = format!("{} on lease from {anchor}", shown(&ends));
+        let sentence = format!("{} on lease from {}", shown(&ends), self.called(&anchor));
         Told::new("lease", sentence).with("anchor", anchor.to_string()).with("ends", shown(&ends))
     }
 
     /// Nobody here needs a lease any more.
     pub(crate) fn note_returned(&mut self, number: u64, anchor: PublicKey) -> Told {
         self.anchors.blocks.retain(|_, block| *block != number);
-        let told = Told::new("lease-returned", format!("a lease of {anchor} is returned: nobody needs it"));
+        let told =
+            Told::new("lease-returned", format!("a lease of {} is returned: nobody needs it", self.called(&anchor)));
         told.with("anchor", anchor.to_string())
     }
 
@@ -329,6 +332,7 @@ impl EventLoop {
         if why != Refusal::Taken {
             self.anchors.experience.lent(clock::now(), anchor, false);
         }
+        let called = self.called(&anchor);
         let asked = self.anchors.asked.remove(&number);
         let whole = asked.as_ref().and_then(|asked| asked.wanted.first()?.whole());
         let reason = if whole.is_some() { reason_whole(why) } else { reason(why) };
@@ -346,7 +350,7 @@ impl EventLoop {
                     Some(address) => format!("{address} not"),
                     None => "no endpoint".to_owned(),
                 };
-                let failure = Failure::new(format!("the anchor lends {what}: {reason}")).on(anchor).code(code);
+                let failure = Failure::new(format!("the anchor lends {what}: {reason}")).on(&called).code(code);
                 self.refuse_all(asked.wanted, &failure);
             }
             Some(mut asked) => {
@@ -356,11 +360,11 @@ impl EventLoop {
                 self.ask_next(asked);
             }
             None => {
-                let sentence = format!("a lease of {anchor} is over: {reason}. New connections with it lead nowhere");
+                let sentence = format!("a lease of {called} is over: {reason}. New connections with it lead nowhere");
                 return Told::new("lease-lost", sentence).with("anchor", anchor.to_string());
             }
         }
-        Told::new("lease-refused", format!("{anchor} lends no endpoint: {reason}")).with("anchor", anchor.to_string())
+        Told::new("lease-refused", format!("{called} lends no endpoint: {reason}")).with("anchor", anchor.to_string())
     }
 
     /// Gives programs what they wanted a lease for.
@@ -476,12 +480,27 @@ impl EventLoop {
                 self.anchors.opened.insert(flow);
             }
         }
+        self.look_after_idle_leases(now);
         let due: Vec<_> = self.anchors.left.extract_if(.., |(due, ..)| *due < now).collect();
         for (_, pause, lease) in due {
             if self.effects.is_lease_used(lease) {
                 self.anchors.left.push((now + pause, (2 * pause).min(LOOK_LONGEST), lease));
             } else {
                 self.node.return_lease(now, lease);
+            }
+        }
+    }
+
+    /// Programs do not say that they need no socket of a lease any more. But for those that came with a namespace, and are their program's as
+    /// long as that runs, it is looked at now and then: an anchor that is to be switched off waits for it.
+    fn look_after_idle_leases(&mut self, now: Time) {
+        let anchors = &mut self.anchors;
+        for lease in self.node.rented().map(|of| of.number) {
+            let known = anchors.left.iter().any(|(.., left)| *left == lease)
+                || anchors.asked.contains_key(&lease)
+                || anchors.namespaces.values().flatten().any(|of| *of == lease);
+            if !known {
+                anchors.left.push((now + LOOK_LONGEST, LOOK_LONGEST, lease));
             }
         }
     }
@@ -569,6 +588,8 @@ fn bind(socket: BorrowedFd<'_>, address: SocketAddr) -> Result<Reply, Failure> {
 fn reason(why: Refusal) -> &'static str {
     match why {
         Refusal::NotAllowed => "it lends nothing to this host",
+        Refusal::NotLent => "it lends none, or not this one: `[anchor]` in its configuration says which",
+        Refusal::Stopping => "it is about to stop lending (`whimbrel anchor start` there has it lend again)",
         Refusal::NoRoom => "it has no room for another lease",
         Refusal::Taken => "the port is taken there",
         Refusal::NoFamily => "it has no address of that family",

@@ -202,7 +202,10 @@ fn privileges() -> Vec<Finding> {
             } else if capability == Capability::SysAdmin && bpffs_is_mounted() {
                 // BPF_MAP_GET_FD_BY_ID asks for it, which the maps that a former daemon left are opened with.
                 warning("privileges", capability.name(), "not held")
-                    .lost("a daemon cannot take over the moved connections of one before it")
+                    .lost(
+                        "a daemon cannot take over the moved connections of one before it, take sockets of other hosts or run \
+                         programs behind an anchor",
+                    )
                     .mend("run as root, or give the unit `AmbientCapabilities=` with this capability")
             } else {
                 let mend = match capability {
@@ -565,6 +568,7 @@ fn protected(peers: &[Peer], connections: &[Connection]) -> Vec<Finding> {
     }
     let of = |states: &[ConnectionState]| connections.iter().filter(|one| states.contains(&one.state)).count();
     let survive = of(&[ConnectionState::Native, ConnectionState::Moved, ConnectionState::Held]);
+    let all = connections.len() - of(&[ConnectionState::Server]);
     let silent = connections.iter().filter(|one| was_asked(one));
     let silent: BTreeSet<IpAddr> = silent.map(|one| one.flow.remote.ip()).collect();
     let check = "hosts that were asked";
@@ -576,11 +580,7 @@ fn protected(peers: &[Peer], connections: &[Connection]) -> Vec<Finding> {
         let found = format!("{first}{more} did not answer");
         if survive > 0 {
             // Most hosts of the world run nothing.
-            findings.push(ok(
-                "connections",
-                check,
-                format!("{found}; {survive} of {} survive a move", connections.len()),
-            ));
+            findings.push(ok("connections", check, format!("{found}; {survive} of {all} survive a move")));
         } else {
             findings.push(
                 warning("connections", check, format!("{found}, and no connection would survive a move"))

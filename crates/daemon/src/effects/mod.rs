@@ -45,7 +45,7 @@ use crate::tunnel::{Tunnel, UnknownSession};
 pub(crate) use addresses::{Addresses, MARK};
 pub(crate) use gateway::Gateway;
 pub use relocation::first_window;
-pub(crate) use relocation::{Arrived, FoundMoves, HIDDEN, Known, Relocation, Young};
+pub(crate) use relocation::{Arrived, FoundMoves, HIDDEN, Known, NotBorrowed, Relocation, Young, at};
 pub(crate) use tunnels::DEFAULT_MTU;
 pub(crate) use whole::{News, Wholes, receiver_of};
 

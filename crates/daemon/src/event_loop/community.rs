@@ -8,15 +8,13 @@ use whimbrel_ipc::{
 };
 use whimbrel_protocol::{
     CODE_LIFETIME, CommunityRefused, CommunityView, GrantView, HostView, KernelOp, OfferView, Offered, OneTimeCode,
-    OpFailed, OpId, Routes, Time,
+    OpFailed, OpId, Time,
 };
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::community::MemberStanding;
 
 use super::EventLoop;
-use super::requests::EVERYWHERE;
 use crate::clock;
-use crate::effects::own_addresses;
 
 impl EventLoop {
     /// Keeps what is asked to be kept of the community. It happens by hand, or once in a long while, so the disk may be waited for.
@@ -94,10 +92,7 @@ impl EventLoop {
     }
 
     fn code(&self, code: OneTimeCode, purpose: Purpose) -> CommunityReply {
-        let own = own_addresses(&self.effects.network);
-        let mut addresses: Vec<IpAddr> = own.into_iter().collect();
-        let preferred: Vec<IpAddr> = EVERYWHERE.iter().filter_map(|to| self.routes.source_for(*to)).collect();
-        addresses.sort_by_key(|address| !preferred.contains(address));
+        let addresses = self.met_at();
         let open = Open { number: code.number(), purpose, left_s: CODE_LIFETIME.as_secs() };
         CommunityReply::Code(DrawnCode { code: code.to_string(), open, addresses, port: self.settings.config.port })
     }

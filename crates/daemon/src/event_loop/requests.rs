@@ -131,6 +131,10 @@ impl EventLoop {
                     heard: self.heard_rewritten(&peers),
                     own: own_addresses(&self.effects.network),
                     helpers: self.effects.helper_views(),
+                    names: self.names_of_members(),
+                    met_at: self.met_at(),
+                    elsewhere: self.effects.inhabitants_elsewhere(),
+                    rented: self.node.rented().collect(),
                     suspended: self.node.is_suspended(),
                     flows,
                     peers,
@@ -142,12 +146,16 @@ impl EventLoop {
             }
             Request::Peers => Reply::Peers(self.peers()),
             Request::Paths => {
-                let own = own_addresses(&self.effects.network);
+                let (own, called) = (own_addresses(&self.effects.network), self.names_of_members());
                 let paths = self
                     .node
                     .peers()
                     .flat_map(|view| views::paths(&view, self.effects.tunnel_mtu(view.id), self.possible(&own, &view)));
-                Reply::Paths(paths.collect())
+                let named = |mut path: whimbrel_ipc::Path| {
+                    path.peer.name = called.get(&path.peer.key).cloned();
+                    path
+                };
+                Reply::Paths(paths.map(named).collect())
             }
             Request::Configuration => Reply::Configuration(self.configuration()),
             Request::Metrics => Reply::Metrics(self.metrics()),
@@ -265,7 +273,7 @@ impl EventLoop {
     }
 
     /// The connections of this host that these name, whoever is at the other end.
-    pub(crate) fn open_connections(&self, names: &[String]) -> Result<Vec<FlowTuple>, Failure> {
+    pub(crate) fn open_connections(&mut self, names: &[String]) -> Result<Vec<FlowTuple>, Failure> {
         if names.is_empty() {
             return Err(Failure::new("no connection is named")
                 .hint("An address and port of either end does (192.0.2.1:22, [2001:db8::1]:22), or pid:NUMBER."));
@@ -280,18 +288,18 @@ impl EventLoop {
     }
 
     /// The connections that outlive a move and that these name.
-    fn named(&self, names: &[String]) -> Result<Vec<FlowTuple>, Failure> {
+    fn named(&mut self, names: &[String]) -> Result<Vec<FlowTuple>, Failure> {
         let views = self.node.flows().filter(|view| view.entry.is_some()).collect();
         self.among(names, views, "no connection that outlives a move is named by this")
     }
 
-    fn among(&self, names: &[String], views: Vec<FlowView>, none: &str) -> Result<Vec<FlowTuple>, Failure> {
+    fn among(&mut self, names: &[String], views: Vec<FlowView>, none: &str) -> Result<Vec<FlowTuple>, Failure> {
         let mut named = BTreeSet::new();
         for name in names {
             let matching: Vec<FlowTuple> = match name.strip_prefix("pid:").map(str::parse) {
                 Some(pid) => {
                     let pid: u32 = pid.map_err(|_| Failure::new("this is no process id").on(name))?;
-                    views::of_process(&views, pid)
+                    views::of_process(&views, pid, self.effects.inhabitants_elsewhere())
                 }
                 None => {
                     let wanted: SocketAddr = name.parse().map_err(|_| {
@@ -388,7 +396,13 @@ impl EventLoop {
         }
         let mut views: Vec<PeerView> = self.node.peers().collect();
         if let Some(wanted) = peer {
-            views = chosen(views, wanted);
+            let called = self.host(wanted).ok();
+            let mut found = chosen(views.clone(), wanted);
+            if found.is_empty() {
+                // By its name in the community.
+                found = views.into_iter().filter(|view| Some(view.key) == called).collect();
+            }
+            views = found;
             let what = match views.len() {
                 0 => Some("there is no such peer"),
                 1 => None,
@@ -497,7 +511,20 @@ impl EventLoop {
     fn peers(&self) -> Vec<whimbrel_ipc::Peer> {
         let (now, config, known) = (clock::now(), &self.settings.config, &self.effects.known_keys);
         let since = |view: &PeerView| self.sessions.get(&view.id).copied();
-        self.node.peers().map(|view| views::peer(&view, now, since(&view), config.trust_in(&view.key), known)).collect()
+        let called = self.names_of_members();
+        let peers = self.node.peers();
+        let mut peers: Vec<_> =
+            peers.map(|view| views::peer(&view, now, since(&view), config.trust_in(&view.key), known)).collect();
+        peers.iter_mut().for_each(|peer| peer.name = called.get(&peer.key).cloned());
+        peers
+    }
+
+    /// This host's addresses, those that it uses towards everywhere first.
+    pub(crate) fn met_at(&self) -> Vec<IpAddr> {
+        let mut addresses: Vec<IpAddr> = own_addresses(&self.effects.network).into_iter().collect();
+        let preferred: Vec<IpAddr> = EVERYWHERE.iter().filter_map(|to| self.routes.source_for(*to)).collect();
+        addresses.sort_by_key(|address| !preferred.contains(address));
+        addresses
     }
 
     fn status(&self) -> Status {

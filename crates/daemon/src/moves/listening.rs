@@ -38,7 +38,7 @@ impl Retiring {
 
 impl EventLoop {
     /// What these name: connections, and sockets without another end.
-    pub(super) fn sockets_named(&self, names: &[String]) -> Result<Vec<FlowTuple>, Failure> {
+    pub(super) fn sockets_named(&mut self, names: &[String]) -> Result<Vec<FlowTuple>, Failure> {
         let (mut flows, mut connections) = (Vec::new(), Vec::new());
         for name in names {
             match NAMES.iter().find_map(|(prefix, transport)| Some((*transport, name.strip_prefix(prefix)?))) {

@@ -10,15 +10,16 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use whimbrel_handshake::PublicKey;
 use whimbrel_ipc::{Code, Failure, Kept, MAX_RECEIVER, Moved, PeerName, Received, Reply, State, Uuid};
-use whimbrel_protocol::{Gift, MoveEvent, MoveFailed, MoveName, Refusal, Rented};
+use whimbrel_protocol::{Gift, HostView, MoveEvent, MoveFailed, MoveName, NotGiven, Refusal, Rented};
 use whimbrel_wire::snapshot::{Family, Luggage};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::clock;
-use crate::effects::Arrived;
+use crate::effects::{Arrived, NotBorrowed};
 use crate::event_loop::{EventLoop, names};
 use crate::events::Told;
 use crate::server::ClientId;
+use crate::servers;
 use crate::views;
 use listening::Retiring;
 use processes::ProcessJob;
@@ -36,6 +37,8 @@ pub(crate) struct Moves {
     processes: HashMap<u32, ProcessJob>,
     /// Sockets that listen and have gone.
     retiring: Vec<Retiring>,
+    /// Sockets that have come and were not told of yet.
+    come: HashMap<MoveName, FlowTuple>,
 }
 
 /// What somebody wants to become of a socket.
@@ -131,18 +134,26 @@ impl EventLoop {
         self.give(id, flow, family, acceptor, receiver);
     }
 
-    /// The connection that a descriptor is one end of, or the socket without another end that it is.
-    fn flow_given(&self, socket: &OwnedFd) -> Result<FlowTuple, Failure> {
-        let flow = flow_of(socket)?;
-        if !flow.is_unconnected() || !flow.local.ip().is_unspecified() {
+    /// The connection that a descriptor is one end of, or the socket without another end that it is: one that has all addresses goes with
+    /// that by which `whimbrel connections` names it.
+    fn flow_given(&mut self, socket: &OwnedFd) -> Result<FlowTuple, Failure> {
+        let mut flow = flow_of(socket)?;
+        if !flow.is_unconnected() {
             return Ok(flow);
         }
-        let Some((address, _)) = self.effects.namespace_with(socket.as_fd()) else {
-            let why =
-                "the socket has all addresses of this host: one that is to move is bound to that at which it is met";
-            return Err(Failure::new(why).code(Code::NotSupported));
-        };
-        Ok(FlowTuple::unconnected(flow.transport, SocketAddr::new(address, flow.local.port())))
+        if flow.local.ip().is_unspecified() {
+            let inside = self.effects.namespace_with(socket.as_fd()).map(|(address, _)| address);
+            let met = inside.or_else(|| servers::met_at(flow.local.ip(), &self.met_at()).first().copied());
+            let Some(address) = met else {
+                let why = "the socket has all addresses of this host, which has none now that it could be met at";
+                return Err(Failure::new(why).code(Code::Unavailable));
+            };
+            flow = FlowTuple::unconnected(flow.transport, SocketAddr::new(address, flow.local.port()));
+        }
+        if self.effects.shares_its_end(&flow) {
+            return Err(Failure::new(NotBorrowed::Shared.to_string()).on(flow.local).code(Code::NotSupported));
+        }
+        Ok(flow)
     }
 
     /// Of clients that may have asked for any of this. What they wait for is not told.
@@ -214,7 +225,7 @@ impl EventLoop {
             }
             Err(why) => {
                 self.effects.return_socket(now, &flow);
-                self.say_kept(id, flow, uuid, &why.to_string());
+                self.say_kept(id, flow, uuid, &not_given(why, &flow));
             }
         }
     }
@@ -223,6 +234,7 @@ impl EventLoop {
     pub(crate) fn hand_over(&mut self) {
         for Arrived { name, receiver, flow, socket, luggage } in self.effects.relocation.take_arrived() {
             self.programs.names.learn(socket.as_fd(), Uuid::from_bytes(luggage.uuid));
+            self.moves.come.insert(name, flow);
             if receiver.is_empty() {
                 // A program asks for it by its name.
                 let uuid = Uuid::from_bytes(luggage.uuid);
@@ -294,7 +306,7 @@ impl EventLoop {
                     let moved = Moved { flow: views::flow(flow), uuid, to: to.clone() };
                     self.say_decided(client, &Reply::Moved(moved));
                 }
-                Told::of_socket("socket-given", flow, format!("is with {} now", to.key))
+                Told::of_socket("socket-given", flow, format!("is with {to} now"))
             }
             MoveEvent::Kept { name, why } => {
                 let job = self.moves.jobs.remove(name);
@@ -309,11 +321,12 @@ impl EventLoop {
             }
             MoveEvent::Undecided { name, holder } => {
                 let flow = self.moves.jobs.get(name).map(|job| job.flow);
-                let who = holder.to_string();
+                let who = self.called(holder);
                 Told::of_socket("socket-undecided", flow, format!("rests, since {who} does not say whose it is"))
             }
             MoveEvent::Taken { name } => {
-                Told::of_socket("socket-taken", self.effects.relocation.flow_of(name), "goes on here".to_owned())
+                let flow = self.moves.come.remove(name).or_else(|| self.effects.relocation.flow_of(name));
+                Told::of_socket("socket-taken", flow, "goes on here".to_owned())
             }
             MoveEvent::NotTaken { name, why } => {
                 let flow = self.effects.relocation.flow_of(name);
@@ -324,7 +337,7 @@ impl EventLoop {
                     // What is at home again need not be held: another move of it has another name.
                     self.node.end_held_flow(now, *flow);
                 }
-                let flow = self.node.flow_named(*flow);
+                let (flow, to) = (self.node.flow_named(*flow), self.called(to));
                 Told::of_socket("flow-rebound", flow, format!("has its other end with {to} now"))
             }
             MoveEvent::Lost { name } => {
@@ -342,12 +355,11 @@ impl EventLoop {
                     0 => "all of it".to_owned(),
                     count => format!("{count} from port {}", ends.first.port()),
                 };
-                let sentence = format!("{} is lent to {to}: {count}", ends.first.ip());
+                let sentence = format!("{} is lent to {}: {count}", ends.first.ip(), self.called(to));
                 Told::new("lent", sentence).with("tenant", to.to_string()).with("ends", ends.first.to_string())
             }
-            MoveEvent::LeaseOver { to } => {
-                Told::new("lease-over", format!("{to} has one lease less")).with("tenant", to.to_string())
-            }
+            MoveEvent::LeaseOver { to } => Told::new("lease-over", format!("{} has one lease less", self.called(to)))
+                .with("tenant", to.to_string()),
             MoveEvent::Leased { number, anchor, ends } => self.note_leased(*number, *anchor, *ends),
             MoveEvent::NotLeased { number, anchor, why } => self.note_not_leased(*number, *anchor, *why),
             MoveEvent::Returned { number, anchor } => self.note_returned(*number, *anchor),
@@ -397,14 +409,31 @@ impl EventLoop {
                 .on(wanted)
                 .code(Code::Unknown)
                 .hint("A peer's number, key or address, or its name in the community: `whimbrel peers` and `whimbrel community list`.")),
-            _ => Err(Failure::new("this names several hosts").on(wanted).hint("`whimbrel peers` shows them.")),
+            _ => Err(Failure::new("this names several hosts")
+                .on(wanted)
+                .hint("The number or key of one names it alone: `whimbrel peers` and `whimbrel community list`.")),
         }
     }
 
-    /// The name of a host for people.
+    /// A host, as it is named to clients.
     pub(crate) fn peer_name(&self, key: &PublicKey) -> PeerName {
         let known = self.node.peers().find(|view| view.key == *key);
-        known.map_or_else(|| PeerName { id: 0, key: key.to_string() }, |view| views::name(&view))
+        let mut found =
+            known.map_or_else(|| PeerName { id: 0, key: key.to_string(), name: None }, |view| views::name(&view));
+        found.name = self.node.name_of_member(key).map(str::to_owned);
+        found
+    }
+
+    /// A host, as people name it.
+    pub(crate) fn called(&self, key: &PublicKey) -> String {
+        self.peer_name(key).to_string()
+    }
+
+    /// What hosts of the community are called, by their keys.
+    pub(crate) fn names_of_members(&self) -> HashMap<String, String> {
+        let hosts = self.node.community(clock::now()).hosts;
+        let named = |host: &HostView| Some((host.key.to_string(), self.node.name_of_member(&host.key)?.to_owned()));
+        hosts.iter().filter_map(named).collect()
     }
 }
 
@@ -414,7 +443,8 @@ const WAITING_ROOM: &str = "";
 const SNAPSHOT_USUAL: u32 = 16 * 1024;
 
 /// Why a socket without another end stays where its endpoint is on lease, and was not moved there.
-const ON_LEASE: &str = "its endpoint is on lease to this host from an anchor, and only connections of it can be moved";
+pub(crate) const ON_LEASE: &str =
+    "its endpoint is on lease to this host from an anchor, and only connections of it can be moved";
 
 /// The connection that a descriptor is one end of, or the socket without another end, by what it is bound to.
 fn flow_of(socket: &OwnedFd) -> Result<FlowTuple, Failure> {
@@ -443,16 +473,37 @@ fn flow_of(socket: &OwnedFd) -> Result<FlowTuple, Failure> {
     Ok(FlowTuple { transport, local, remote })
 }
 
+/// Why this host does not give a socket, for people.
+fn not_given(why: NotGiven, flow: &FlowTuple) -> String {
+    match why {
+        NotGiven::Stranger if flow.is_unconnected() => format!("{why}: {INVITE}"),
+        NotGiven::Stranger => {
+            format!("{why}: {INVITE}, `whimbrel community grant {}` lets it have this one", flow.remote)
+        }
+        _ => why.to_string(),
+    }
+}
+
+/// What makes a stranger a host that sockets can be given to.
+pub(crate) const INVITE: &str = "`whimbrel community invite` has it join";
+
 /// Why a host does not do its part, for people.
 pub(crate) fn sentence(why: Refusal) -> &'static str {
     match why {
-        Refusal::NotAllowed => "the other host takes no sockets from this one",
+        Refusal::NotAllowed => {
+            "the other host takes no sockets from this one: the two are of no community, and no grant says otherwise \
+             (`whimbrel community`)"
+        }
         Refusal::NoRoom => "the other host has no room for it",
         Refusal::NoFamily => "the other host does not have its address family",
-        Refusal::NoRights => "the other host may not rebuild sockets",
+        Refusal::NoRights => {
+            "the other host may not rebuild sockets: its daemon lacks a right (`whimbrel doctor` there)"
+        }
         Refusal::NoOption => "the other host cannot set an option that it needs",
         Refusal::Taken => "its address and port are taken on the other host",
-        Refusal::NobodyReceives => "no program on the other host receives it",
+        Refusal::NobodyReceives => {
+            "no program on the other host receives it (`whimbrel receive`, or one with libwhimbrel, under this name)"
+        }
         Refusal::AcceptorUnreached => "the other host does not answer",
         Refusal::HolderUnreached => "the host that holds its far end was not reached",
         Refusal::BadSnapshot => "the other host could not read it",

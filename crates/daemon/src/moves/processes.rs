@@ -9,7 +9,7 @@ use whimbrel_protocol::{Gift, LoadStanding, MoveEvent, MoveName, Time};
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::snapshot::Family;
 
-use super::{SNAPSHOT_USUAL, sentence};
+use super::{INVITE, SNAPSHOT_USUAL, sentence};
 use crate::clock;
 use crate::effects::{News, own_addresses, receiver_of};
 use crate::event_loop::EventLoop;
@@ -87,7 +87,12 @@ impl EventLoop {
 
     /// Whether a process can go, with what goes with it.
     fn fit_to_go(&mut self, pid: u32, scope: Scope, to: &PublicKey) -> Result<Whole, Failure> {
-        let refused = |sentence: String| Failure::new(sentence).on(format!("process {pid}")).code(Code::NotSupported);
+        // What is said of the process itself need not name it once more.
+        let itself = format!("process {pid} ");
+        let refused = |sentence: String| {
+            let sentence = sentence.strip_prefix(&itself).map_or(sentence.clone(), |rest| format!("it {rest}"));
+            Failure::new(sentence).on(format!("process {pid}")).code(Code::NotSupported)
+        };
         if *to == self.node.public_key() {
             return Err(refused("it is on this host already".to_owned()));
         }
@@ -121,7 +126,7 @@ impl EventLoop {
                 )));
             }
             if !self.node.may_give(clock::now(), to, flow) {
-                return Err(refused("that host does not belong to this host's community".to_owned()));
+                return Err(refused(format!("that host does not belong to this host's community: {INVITE}")));
             }
         }
         if !self.effects.is_in_place(whole.root, &first) {
@@ -146,12 +151,12 @@ impl EventLoop {
                 News::Running { name, program, pid } => {
                     self.node.answer_load(now, name, LoadStanding::Running, &pid.to_string());
                     let from = self.peer_name(&PublicKey::from(name.donor));
-                    let sentence = format!("{program} has come from {} and goes on here as process {pid}", from.key);
+                    let sentence = format!("{program} has come from {from} and goes on here as process {pid}");
                     self.tell(Told::new("process-taken", sentence).with("pid", pid).with("from", from.key));
                 }
                 News::Lost { name, why } => {
                     let from = self.peer_name(&PublicKey::from(name.donor));
-                    let sentence = format!("a process that was {}'s is lost: {why}", from.key);
+                    let sentence = format!("a process that was {from}'s is lost: {why}");
                     self.tell(Told::new("process-lost", sentence).with("from", from.key));
                 }
             }
@@ -313,7 +318,7 @@ impl EventLoop {
                 pid_there: there,
                 deaf: whole.listens,
             };
-            let sentence = format!("{name} (process {root}) is with {} now", to.key);
+            let sentence = format!("{name} (process {root}) is with {to} now");
             self.tell(Told::new("process-given", sentence).with("pid", root).with("to", to.key));
             Reply::MovedProcess(Box::new(moved))
         } else {

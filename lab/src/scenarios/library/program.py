@@ -38,6 +38,20 @@ class Program:
         self.server.listen()
         return self.server.getsockname()[0]
 
+    def serve(self, host):
+        """Waits for clients at an address of this host, or at all of them."""
+        self.sock = whimbrel.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        self.sock.bind((host, 0))
+        self.sock.listen()
+        return self.sock.getsockname()[1]
+
+    def meet(self):
+        """Takes the next client in the place of the socket that it came to."""
+        server = self.sock
+        self.sock, _ = server.accept()
+        server.close()
+        return "x"
+
     def accept(self):
         self.sock, _ = self.server.accept()
         return "x"

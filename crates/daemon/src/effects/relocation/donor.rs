@@ -177,7 +177,7 @@ impl Effects {
     }
 
     /// Whether other sockets without another end take what comes to the same endpoint (SO_REUSEPORT).
-    fn shares_its_end(&mut self, flow: &FlowTuple) -> bool {
+    pub(crate) fn shares_its_end(&mut self, flow: &FlowTuple) -> bool {
         flow.is_unconnected() && listening::find(self.sockets_beside(flow), flow).is_ok_and(|found| found.len() > 1)
     }
 

@@ -18,6 +18,7 @@ use whimbrel_wire::FlowTuple;
 use whimbrel_wire::lending::Ends;
 
 use super::Failure;
+use crate::servers::Inhabitants;
 
 /// Of the interfaces outside: packets of connections to them come by any path, so the usual one.
 const MTU: u32 = 1500;
@@ -65,6 +66,11 @@ impl Place {
             first_window: None,
             ends: None,
         })
+    }
+
+    /// The sockets that are in it, where the kernel tells them. `address`: its own.
+    pub(super) fn inhabitants(&mut self, address: IpAddr) -> Option<Inhabitants> {
+        Inhabitants::look(&mut self.connections, vec![address])
     }
 
     /// Connections that are rebuilt next, of this address, begin with this congestion window, in segments.
@@ -130,6 +136,12 @@ impl Endpoints {
     pub(super) fn at(&mut self, flow: &FlowTuple) -> Option<&mut Place> {
         let name = self.name_of_flow(flow);
         self.place(name)
+    }
+
+    /// The sockets in each of those that are in use.
+    pub(super) fn inhabitants(&mut self) -> Vec<Inhabitants> {
+        let in_use = self.places.iter_mut().filter(|(_, place)| place.ends.is_none());
+        in_use.filter_map(|(name, place)| place.inhabitants(name.address)).collect()
     }
 
     /// All of them that are in use.

@@ -16,6 +16,7 @@ use whimbrel_wire::{FlowTuple, Transport};
 use super::donor::{Borrowed, Given};
 use super::unmovable;
 use crate::effects::Effects;
+use crate::servers::Inhabitants;
 
 /// Connections that are taken out of a queue at a time, at the most.
 const MOST: usize = 256;
@@ -57,6 +58,11 @@ impl Effects {
         queued
     }
 
+    /// Those that are in endpoint namespaces.
+    pub(crate) fn inhabitants_elsewhere(&mut self) -> Vec<Inhabitants> {
+        self.relocation.endpoints.inhabitants()
+    }
+
     /// Nothing comes to such a socket any more.
     pub(crate) fn end_retired(&mut self, name: &MoveName) {
         if let Some(Given { flow, frozen, .. }) = self.relocation.retiring.remove(name)
@@ -78,7 +84,8 @@ pub(super) fn find(sockets: &mut SockDiag, flow: &FlowTuple) -> Result<Vec<u32>,
     Ok(at(&all, flow.local))
 }
 
-fn at(all: &[Listener], end: SocketAddr) -> Vec<u32> {
+/// The inodes of those among `all` that take what comes to this endpoint.
+pub(crate) fn at(all: &[Listener], end: SocketAddr) -> Vec<u32> {
     let among = |is: &dyn Fn(IpAddr) -> bool| -> Vec<u32> {
         let there = all.iter().filter(|of| of.address.port() == end.port() && is(of.address.ip().to_canonical()));
         there.map(|of| of.inode).collect()

@@ -187,7 +187,8 @@ impl Effects {
         let Some(place) = self.relocation.endpoints.place(name) else { return false };
         // A namespace that was brought along is one program's, with all of its ports.
         if draws || ends.count == 0 || name.lease.is_some() {
-            return place.endpoint.is_used();
+            // What the kernel lists is found out much sooner than what it does not.
+            return place.inhabitants(name.address).is_none_or(|found| !found.is_empty()) || place.endpoint.is_used();
         }
         if let Some(transport) = moved {
             return place.connections.is_port_used_by(transport, ends.first.port()).unwrap_or(true);
