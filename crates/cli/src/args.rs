@@ -52,7 +52,8 @@ What it does to the system:
     `whimbrel clean` removes it.
 
 It needs root, or CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF, CAP_PERFMON and CAP_SYS_ADMIN (to
-mount a bpffs where /sys/fs/bpf has none, and to take over what a daemon before it left).
+mount a bpffs where /sys/fs/bpf has none, to take over what a daemon before it left, and to
+make the network namespaces that sockets of other hosts live in).
 To say which program has a connection it also needs CAP_DAC_READ_SEARCH and CAP_SYS_PTRACE.
 The configuration is optional; the file that is installed as /etc/whimbrel/whimbrel.toml
 shows every key with its default.
@@ -142,7 +143,8 @@ The program that has the connection stands still for the moment that it takes. I
 then reads as aborted (ECONNABORTED), and the one on the other host goes on: with all that
 was not sent, not acknowledged and not read. Where anything fails it stays and goes on here.
 
-The other host must know this one as a member of its community, or have granted it. A far
+The other host must know this one as a member of its community (`whimbrel community`), or
+the connection be granted to it (`whimbrel community grant`, and `accept` there). A far
 end that runs Whimbrel is told where the connection is; for one that runs nothing this
 host passes packets on, as long as its daemon runs.
 
@@ -150,6 +152,7 @@ With --pid a whole process goes, memory and connections, by CRIU; with --tree it
 too, with --cgroup all of its control group. The other host needs CRIU as well, the files that
 the process has open, and `processes = true` in its configuration.
 
+`whimbrel connections` shows what can be named, sockets of servers (listener:..., udp:...) too.
 The exit status is 0 if all of them moved.
 
 Examples:
@@ -161,11 +164,20 @@ Examples:
 
 const RECEIVE_HELP: &str = "\
 The connection is the program's standard input and output, as under inetd. WHIMBREL_LOCAL
-and WHIMBREL_REMOTE tell its ends, WHIMBREL_UUID its name. Programs that receive more than
-one connection, or state with it, use libwhimbrel instead.
+and WHIMBREL_REMOTE tell its ends, WHIMBREL_UUID its name. Its beginning was read by who had
+it: the program goes on where that one stopped.
+
+Where the socket of a server is given (listener:..., udp:...), that itself is standard input,
+as under inetd's `wait`: the program accepts connections of it, or receives its datagrams.
+WHIMBREL_REMOTE is 0.0.0.0:0 or [::]:0 then. Connections that nobody had accepted follow, each
+with a program of its own.
+
+It goes on until it is ended. Programs that receive more than one connection, or state with
+it, use libwhimbrel instead.
 
 Example:
-  whimbrel receive worker -- /usr/local/bin/serve-one";
+  whimbrel receive worker -- /usr/local/bin/serve-one        here, and then at the other host:
+  whimbrel move 192.0.2.7:5432 --to tablet --process worker";
 
 const RUN_HELP: &str = "\
 The program has a network of its own in which the anchor's address is the only one. What it
@@ -174,9 +186,10 @@ anything. So they notice nothing when this host moves, nor when `whimbrel move` 
 connection to another host.
 
 It needs no root, where the kernel lets users have namespaces, but the right to ask the
-daemon (`control_mode`). Ports that the program binds have to be leased: say them with
---port, also those below 1024; with --address it has all of them, and answers pings too.
-Nothing of this host's own network is seen from there,
+daemon (`control_mode`). The program gets 128 ports of the anchor's, for what it opens: as
+many connections with one other end at a time. Others that it binds have to be leased: say
+them with --port, also those below 1024; with --address it has all of them, and answers
+pings too. Nothing of this host's own network is seen from there,
 127.0.0.1 included; names are looked up by the servers in /etc/resolv.conf, which have to
 be reachable from the anchor.
 
@@ -188,7 +201,9 @@ Examples:
 
 const ANCHOR_HELP: &str = "\
 `[anchor]` in the configuration makes a host lend ports of its address to the hosts of its
-community. It has to stay where it is, as a server does.
+community: 128 to each program of `whimbrel run`, another for each --port of it, and 128 to
+all programs together that use libwhimbrel on one host. It has to stay where it is, as a
+server does.
 
 Examples:
   whimbrel anchor                     what is lent, and what depends on this host
@@ -317,7 +332,7 @@ pub(crate) enum Command {
         /// The address of this host to move to; the daemon's choice where left out
         #[arg(long, value_name = "ADDRESS")]
         to: Option<IpAddr>,
-        /// Only the connections with this peer: its number, key or address
+        /// Only the connections with this peer: its number, key, address, or name in the community
         #[arg(long, value_name = "PEER")]
         peer: Option<String>,
         /// Do not wait until the peers have answered
@@ -370,7 +385,7 @@ pub(crate) enum Command {
         /// And all of its cgroup
         #[arg(long, requires = "pid", conflicts_with = "tree")]
         cgroup: bool,
-        /// To whom: a peer's number, key or address
+        /// To whom: its name in the community, or a peer's number, key or address
         #[arg(long, value_name = "HOST")]
         to: String,
         /// The name under which a program there receives them
@@ -603,6 +618,8 @@ impl Command {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use clap::CommandFactory;
 
@@ -617,26 +634,93 @@ mod tests {
         Arguments::command().debug_assert();
     }
 
-    #[test]
-    fn the_manual_page_has_every_command_and_option() {
-        let manual = include_str!("../../../docs/man/whimbrel.1");
-        let mut open = vec![Arguments::command()];
-        while let Some(command) = open.pop() {
-            assert!(manual.contains(command.get_name()), "{}", command.get_name());
-            for long in command.get_opts().filter_map(|option| option.get_long()) {
-                assert!(manual.contains(&format!("Fl -{long}")), "{}: --{long}", command.get_name());
+    /// The manual page, as lines of words: a macro's name, and what follows it.
+    fn manual() -> &'static str {
+        include_str!("../../../docs/man/whimbrel.1")
+    }
+
+    /// What the synopsis says of each form of a command: its name, and the options that it has.
+    fn synopsis() -> Vec<(String, BTreeSet<String>)> {
+        let section = manual().split(".Sh SYNOPSIS").nth(1).and_then(|rest| rest.split(".Sh DESCRIPTION").next());
+        let forms = section.expect("a synopsis").split(".Nm\n").skip(1);
+        let form = |text: &str| {
+            let name = text.lines().find_map(|line| line.strip_prefix(".Cm ")).expect("a command").to_owned();
+            let words: Vec<&str> = text.split_whitespace().collect();
+            let flag = |pair: &[&str]| (pair[0].trim_start_matches('.') == "Fl").then(|| pair[1].to_owned());
+            (
+                name,
+                words.windows(2).filter_map(flag).filter_map(|flag| Some(flag.strip_prefix('-')?.to_owned())).collect(),
+            )
+        };
+        forms.map(form).collect()
+    }
+
+    /// All commands that can be given, with those that they are given by.
+    fn commands() -> Vec<(String, clap::Command)> {
+        let mut found = Vec::new();
+        let mut open = vec![(String::new(), Arguments::command())];
+        while let Some((path, command)) = open.pop() {
+            for inner in command.get_subcommands() {
+                open.push((format!("{path} {}", inner.get_name()).trim().to_owned(), inner.clone()));
             }
-            open.extend(command.get_subcommands().cloned());
+            if !path.is_empty() && !command.is_subcommand_required_set() {
+                found.push((path, command));
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn the_synopsis_has_every_command_with_its_options_and_no_others() {
+        let synopsis = synopsis();
+        for (path, command) in commands() {
+            let forms: Vec<_> = synopsis.iter().filter(|(name, _)| *name == path).map(|(_, options)| options).collect();
+            assert!(!forms.is_empty(), "`{path}` is not in the synopsis");
+            let said: BTreeSet<&str> = forms.iter().flat_map(|options| options.iter().map(String::as_str)).collect();
+            let known: BTreeSet<&str> = command.get_opts().filter_map(|option| option.get_long()).collect();
+            let said: BTreeSet<&str> = said.into_iter().filter(|option| !["run-dir", ""].contains(option)).collect();
+            assert_eq!(said, known, "{path}");
+        }
+        let known: BTreeSet<String> = commands().into_iter().map(|(path, _)| path).collect();
+        for (name, _) in synopsis {
+            assert!(known.contains(&name), "there is no `{name}`");
         }
     }
 
     #[test]
-    fn the_manual_page_has_every_key_of_the_configuration() {
-        let manual = include_str!("../../../docs/man/whimbrel.1");
+    fn the_manual_page_describes_every_command_with_its_options() {
+        let section = manual().split(".Sh COMMANDS").nth(1).and_then(|rest| rest.split(".Sh CONFIGURATION").next());
+        let items: Vec<&str> = section.expect("commands").split("\n.It Cm ").skip(1).collect();
+        for (path, command) in commands() {
+            let begins = |item: &&&str| {
+                let head = item.lines().next().unwrap_or_default();
+                head.strip_prefix(&path).is_some_and(|rest| {
+                    rest.is_empty() || rest.starts_with(" O") || rest.starts_with(" Fl") || rest.starts_with(" Ar")
+                })
+            };
+            let heads: Vec<&str> = items.iter().filter(begins).filter_map(|item| item.lines().next()).collect();
+            assert!(!heads.is_empty(), "`{path}` is not described");
+            for long in command.get_opts().filter_map(|option| option.get_long()) {
+                assert!(heads.iter().any(|head| head.contains(&format!("Fl -{long}"))), "{path}: --{long}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_manual_page_describes_every_key_of_the_configuration() {
+        let section = manual().split(".Sh CONFIGURATION").nth(1).and_then(|rest| rest.split(".Sh FILES").next());
+        // What a list is of, or is said at a glance in its text.
+        let named: BTreeSet<&str> = section
+            .expect("the configuration")
+            .lines()
+            .filter_map(|line| line.strip_prefix(".It Li ").or_else(|| line.strip_prefix(".Li ")))
+            .flat_map(|line| line.split([' ', ',']))
+            .map(|key| key.rsplit('.').next().unwrap_or(key))
+            .collect();
         for line in include_str!("../../../packaging/whimbrel.toml").lines() {
             let line = line.trim_start_matches('#');
             if let Some((key, _)) = line.split_once(" = ").filter(|(key, _)| !key.contains(' ')) {
-                assert!(manual.contains(key), "{key}");
+                assert!(named.contains(key), "{key}");
             }
         }
     }
