@@ -265,7 +265,7 @@ fn whole(lab: &mut Lab, ipv6: bool) -> Result<()> {
     refused(&four, &["--address", "224.0.0.1"], "no anchor can lend that address")?;
     refused(&four, &["--address", "192.0.2"], "it is `any`, or an address")?;
     refused(&four, &["--address", "any", "--port", "80"], "cannot be used with")?;
-    refused(&four, &["--port", "8001"], "lends no such endpoint")?;
+    refused(&four, &["--port", "8001"], "`[anchor]` in its configuration says which")?;
     refused(&four, &["-6", "--address", "192.0.2.64"], "no IPv6 address")?;
     step("the other one, and then there is none left");
     let family: &[&str] = if ipv6 { &["-6"] } else { &[] };
@@ -298,9 +298,9 @@ fn whole(lab: &mut Lab, ipv6: bool) -> Result<()> {
     refused(&four, &["--address", &address], "it is lent already")?;
     four.guest.cli(&["run", "--anchor", "desk", "--address", &address, "--", "true"])?;
     step("of a family, or as a whole, nothing is lent");
-    four.anchor.reconfigure("[anchor]\naddresses = [\"192.0.2.64/31\"]\n")?;
+    four.reconfigure("[anchor]\naddresses = [\"192.0.2.64/31\"]\n")?;
     refused(&four, &["-6", "--address", "any"], "none of that family")?;
-    four.anchor.reconfigure(LENDS)?;
+    four.reconfigure(LENDS)?;
     refused(&four, &["--address", "any"], "none that it lends as a whole")?;
     drop((far, other));
     Ok(())

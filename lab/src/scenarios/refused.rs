@@ -282,7 +282,7 @@ fn without_rights(lab: &mut Lab) -> Result<()> {
     step("once it has its rights it takes it");
     three.acceptor_daemon.deny(None);
     three.acceptor_daemon.restart()?;
-    ticking.tickers[1] = Ticker::start(&three.acceptor_daemon, three.at_acceptor, "guest", EVERY)?;
+    // Its program asks for it again by itself.
     let moved = || {
         let remote = ticking.far.local().to_string();
         Ok(three.donor_daemon.cli(&["move", &remote, "--to", "guest", "--process", "guest"]).ok())
