@@ -48,8 +48,9 @@ use late::Late;
 use lender::Lender;
 pub(crate) use listening::at;
 use ports::Ports;
+use start::Expected;
 pub(crate) use start::Known;
-pub use start::first_window;
+pub use start::{first_window, longest_round_trip};
 use tenant::Tenant;
 pub(crate) use tenant::{HIDDEN, Young};
 
@@ -78,6 +79,8 @@ pub(crate) struct Relocation {
     retiring: HashMap<MoveName, Given>,
     taken: HashMap<MoveName, Taken>,
     endpoints: Endpoints,
+    /// Of connections in the host's own stack.
+    expected: Expected,
     ports: Ports,
     lender: Lender,
     tenant: Tenant,
