@@ -185,6 +185,12 @@ fn send(from: &UdpSocket, received: &AtomicU64, payload: usize) -> Result<Turn> 
     if arrived == 0 {
         return Err("nothing arrives".into());
     }
+    // Who receives may have stood still: what comes now was not lost, and what does not was, also where the window left room for it.
+    let end = Instant::now();
+    while received.load(Ordering::Acquire) < sent && end.elapsed() < LOST {
+        std::thread::park_timeout(LOOK);
+    }
+    let lost = sent.saturating_sub(received.load(Ordering::Acquire));
     Ok(Turn {
         rate: arrived as f64 / seconds,
         cost: busy * 1e9 / arrived as f64,

@@ -33,6 +33,8 @@ const FRAME_TICKS: u32 = 90_000 / FRAMES;
 /// ms without a packet.
 const BOUND: f64 = 100.0;
 const TURN: Duration = Duration::from_millis(700);
+/// Room for what a camera sends while the other host has the call, in bytes.
+const WAITS: usize = 16 << 20;
 /// How often a thread that waits for packets looks whether it is to end.
 const LOOK: Duration = Duration::from_millis(5);
 const RECEIVER: &str = "call";
@@ -63,6 +65,9 @@ pub(super) fn measure(options: &Options) -> Result<Report> {
                 let most = Figure::from_value(&format!("{id}_gap_{at}_most"), "ms", gaps.percentile(100.0), gaps);
                 report.add(most.bound(Bound::AtMost(BOUND)));
             }
+            report.add(Figure::new(&format!("{id}_came"), "ms", &came.came));
+            let most = Figure::from_value(&format!("{id}_came_most"), "ms", came.came.percentile(100.0), &came.came);
+            report.add(most);
             for (at, lost) in ["party", "moved"].into_iter().zip(came.lost) {
                 let lost: Samples = std::iter::once(lost as f64).collect();
                 report.add(Figure::new(&format!("{id}_lost_{at}"), "packets", &lost).bound(Bound::AtMost(0.0)));
@@ -76,6 +81,8 @@ pub(super) fn measure(options: &Options) -> Result<Report> {
 struct Came {
     /// The longest time without a packet around each move, ms.
     gaps: [Samples; 2],
+    /// From the request to move until the other program had the socket, ms: nobody speaks meanwhile.
+    came: Samples,
     /// Packets that are missing, in numbers that should follow each other.
     lost: [usize; 2],
     packets: [usize; 2],
@@ -94,6 +101,8 @@ impl Camera {
     fn start(host: &Host, rate: u32, size: &str) -> Result<Self> {
         let packets = host.enter(|| UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)))??;
         packets.set_read_timeout(Some(LOOK))?;
+        // All that it sends until it is its turn: the last of that tells where a frame begins.
+        rustix::net::sockopt::set_socket_recv_buffer_size_force(&packets, WAITS)?;
         let source = format!("testsrc2=size={size}:rate={FRAMES}");
         let rate = format!("{rate}k");
         let usual = ["-nostdin", "-hide_banner", "-loglevel", "error", "-re", "-f", "lavfi", "-i", &source];
@@ -192,12 +201,14 @@ fn spawn<T: Send + 'static>(name: &str, work: impl FnOnce() -> T + Send + 'stati
 /// Passes on whole frames of a camera, until the end of the one in which it is to finish.
 fn speak(packets: &UdpSocket, to: &UdpSocket, mut from: Numbering, finish: &AtomicBool) -> Result<Numbering> {
     let mut packet = [0; 2048];
-    // What it has sent before is not of now, and the frame in which this falls is not whole.
+    // What it has sent before is not of now. Unless that ended with a frame, the one in which this falls is not whole.
+    let mut between = false;
     packets.set_nonblocking(true)?;
-    while packets.recv(&mut packet).is_ok() {}
+    while let Ok(length) = packets.recv(&mut packet) {
+        between = Header::read(&packet[..length]).is_some_and(|header| header.ends_frame);
+    }
     packets.set_nonblocking(false)?;
     let mut ahead = None;
-    let mut between = false;
     loop {
         if between && finish.load(Ordering::Relaxed) {
             return Ok(from);
@@ -278,7 +289,7 @@ fn call(options: &Options, far: Far, rate: u32, size: &str, moves: usize) -> Res
     let count = |of: &Arc<Mutex<Vec<Arrival>>>| of.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).len();
     whimbrel_lab::wait_until(LONG, "both sides hear each other", || count(&by_party) > 100 && count(&by_moved) > 100)?;
     stage.wait_introduced(1)?;
-    let mut moments = Vec::new();
+    let (mut moments, mut came) = (Vec::new(), Samples::default());
     for number in 0..moves {
         let (donor, acceptor) = (number % 2, 1 - number % 2);
         // Time of a call between two moves.
@@ -299,9 +310,10 @@ fn call(options: &Options, far: Far, rate: u32, size: &str, moves: usize) -> Res
             let Reply::Received(received) = reply else {
                 return Err(format!("instead of a socket came {reply:?}").into());
             };
+            came.push(began.elapsed().as_secs_f64() * 1e3);
             let numbering = Numbering::from_bytes(received.state.as_bytes()).ok_or("the call's state is not whole")?;
-            let came = descriptors.into_iter().next().ok_or("no socket came")?.into();
-            let talking = Talking::start(came, &cameras[acceptor], numbering, &by_moved)?;
+            let socket = descriptors.into_iter().next().ok_or("no socket came")?.into();
+            let talking = Talking::start(socket, &cameras[acceptor], numbering, &by_moved)?;
             match given.join().map_err(|_| "a thread that gives panicked")??.0 {
                 Reply::Moved(_) => Ok(talking),
                 other => Err(format!("the call stayed: {other:?}").into()),
@@ -330,7 +342,7 @@ fn call(options: &Options, far: Far, rate: u32, size: &str, moves: usize) -> Res
         lost[0] = lost[0].max((sent as usize).saturating_sub(different(&heard[0])));
     }
     let gaps = [0, 1].map(|which| moments.iter().map(|moment| longest_gap(&heard[which], *moment)).collect());
-    Ok(Came { gaps, lost, packets: [heard[0].len(), heard[1].len()] })
+    Ok(Came { gaps, came, lost, packets: [heard[0].len(), heard[1].len()] })
 }
 
 fn different(heard: &[Arrival]) -> usize {
