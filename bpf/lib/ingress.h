@@ -107,21 +107,6 @@ static __always_inline void report_native(struct binding *binding, const struct 
 /* Nothing has to be looked for among packets that come under their own names. */
 #define IDLE_QUIET (IDLE_LISTENING | IDLE_LAPSES | IDLE_HELPED)
 
-#define TCP_FLAGS 13
-#define TCP_SYN 0x02
-#define TCP_RST 0x04
-#define TCP_ACK 0x10
-
-/* The first segment of a connection. No flow has one: those that are introduced are open. */
-static __always_inline bool opens_connection(struct __sk_buff *skb, const struct packet *packet)
-{
-	__u8 flags = 0;
-
-	return packet->protocol == IPPROTO_TCP && packet->part != FRAGMENT_LATER &&
-	       !bpf_skb_load_bytes(skb, packet->transport + TCP_FLAGS, &flags, 1) &&
-	       (flags & (TCP_SYN | TCP_RST | TCP_ACK)) == TCP_SYN;
-}
-
 /*
  * A segment between the locators of moved flows that belongs to none of them: would the stack answer it with a reset? The
  * peer may know a flow more than this host does, where a daemon died in the middle of an introduction, and a reset would

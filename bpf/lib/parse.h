@@ -226,4 +226,19 @@ static __always_inline bool quotes_packet(struct __sk_buff *skb, const struct pa
 	return type >= 1 && type <= 4;
 }
 
+#define TCP_FLAGS 13
+#define TCP_SYN 0x02
+#define TCP_RST 0x04
+#define TCP_ACK 0x10
+
+/* The first segment of a connection. No flow has one: those that are introduced are open. */
+static __always_inline bool opens_connection(struct __sk_buff *skb, const struct packet *packet)
+{
+	__u8 flags = 0;
+
+	return packet->protocol == IPPROTO_TCP && packet->part != FRAGMENT_LATER &&
+	       !bpf_skb_load_bytes(skb, packet->transport + TCP_FLAGS, &flags, 1) &&
+	       (flags & (TCP_SYN | TCP_RST | TCP_ACK)) == TCP_SYN;
+}
+
 #endif

@@ -239,20 +239,25 @@ __noinline __u32 find_toward(struct __sk_buff *skb, const struct packet *packet)
 	return toward;
 }
 
-/* The same as rests() of a UDP socket that takes what anybody sends. What other sockets are connected to take is theirs. */
+/*
+ * The same as rests() of a UDP socket that takes what anybody sends, and of one that listens, which takes first segments. What
+ * other sockets are connected to take is theirs.
+ */
 static __noinline bool rests_unconnected(struct __sk_buff *skb, const struct packet *packet,
 					 const struct flow_tuple *own)
 {
 	const struct settings *settings = get_settings();
 	struct flow_tuple key;
 
-	if (!own || !settings || settings->idle & IDLE_HELPED || own->transport != IPPROTO_UDP)
+	if (!packet || !own || !settings || settings->idle & IDLE_HELPED)
+		return false;
+	if (own->transport != IPPROTO_UDP && !opens_connection(skb, packet))
 		return false;
 	key = *own;
 	/* Unspecified, of the same family: IPv4 is IPv4-mapped. */
 	key.remote.words[0] = 0;
 	key.remote.words[1] = 0;
-	key.remote.words[2] = packet && packet->family == 4 ? own->remote.words[2] : 0;
+	key.remote.words[2] = packet->family == 4 ? own->remote.words[2] : 0;
 	key.remote.words[3] = 0;
 	key.remote_port = 0;
 	return rests(skb, &key) && !find_flow(own) && !has_connection(skb, packet, own);

@@ -11,6 +11,11 @@ pub const UDP_CHECKSUM: usize = 6;
 
 const MIN_TCP: usize = 20;
 const UDP_LEN: usize = 8;
+/// Place of the flags in a TCP header, and some of these (RFC 9293 §3.1).
+const TCP_FLAGS: usize = 13;
+const SYN: u8 = 0x02;
+const RST: u8 = 0x04;
+const ACK: u8 = 0x10;
 /// How many IPv6 extension headers are walked before a packet is refused.
 const MAX_EXTENSIONS: usize = 8;
 
@@ -146,6 +151,14 @@ impl Network {
             6 => Self::parse_v6(packet),
             _ => Err(PacketError::NotIp),
         }
+    }
+
+    /// Whether it is the first segment of a connection of TCP: SYN without ACK. `packet` is what was [parsed](Self::parse).
+    #[must_use]
+    pub fn opens(&self, packet: &[u8]) -> bool {
+        let whole = self.transport == Transport::Tcp && !matches!(self.fragment, Fragment::Later(_));
+        let flags = packet.get(self.transport_offset + TCP_FLAGS).filter(|_| whole);
+        flags.is_some_and(|flags| flags & (SYN | RST | ACK) == SYN)
     }
 
     fn parse_v4(packet: &[u8]) -> Result<Self, PacketError> {
@@ -312,6 +325,18 @@ pub(crate) mod tests {
         let pseudo = pseudo_sum(headers.source, headers.destination, headers.transport, body.len());
         let network = headers.is_v6() || checksum::sum(&packet[..headers.transport_offset]) == 0xffff;
         network && checksum::add(pseudo, checksum::sum(body)) == 0xffff
+    }
+
+    #[test]
+    fn the_first_segment_of_a_connection_is_told_from_others() {
+        for v6 in [false, true] {
+            for (flags, opens) in [(0x02, true), (0xc2, true), (0x12, false), (0x06, false), (0x10, false)] {
+                let packet = Made { flags, ..Made::tcp(Vec::new()) }.build(v6);
+                assert_eq!(Headers::parse(&packet).expect("a packet").opens(&packet), opens, "{flags:#x}");
+            }
+            let datagram = Made { flags: 0x02, ..Made::udp(vec![2; 20]) }.build(v6);
+            assert!(!Headers::parse(&datagram).expect("a packet").opens(&datagram));
+        }
     }
 
     #[test]

@@ -107,10 +107,15 @@ impl<T> Kept<T> {
     }
 }
 
-/// The name under which packets are awaited that have this one: its own, or that of a UDP socket that is not connected, which takes what
-/// anybody sends.
-fn known_as<T>(flows: &HashMap<FlowTuple, T>, name: FlowTuple, unconnected: impl Fn() -> FlowTuple) -> FlowTuple {
-    if name.transport == Transport::Tcp || flows.contains_key(&name) { name } else { unconnected() }
+/// The name under which packets are awaited that have this one: its own, or that of a socket without another end. One of UDP takes what
+/// anybody sends, one that listens what `opens` a connection.
+fn known_as<T>(
+    flows: &HashMap<FlowTuple, T>,
+    name: FlowTuple,
+    opens: bool,
+    unconnected: impl Fn() -> FlowTuple,
+) -> FlowTuple {
+    if name.transport == Transport::Tcp && !opens || flows.contains_key(&name) { name } else { unconnected() }
 }
 
 /// Packets for sockets that are at rest at this host, by the name of the flow as whoever sends them has it.
@@ -176,15 +181,15 @@ impl Aside {
         self.flows.store(flows.len(), Ordering::Release);
     }
 
-    /// What becomes of a packet. `packet` is asked for only where it has to wait.
-    pub(super) fn meet(&self, flow: &FlowTuple, packet: impl FnOnce() -> Vec<u8>) -> Meeting {
+    /// What becomes of a packet. `opens`: it opens a connection of TCP. `packet` is asked for only where it has to wait.
+    pub(super) fn meet(&self, flow: &FlowTuple, opens: bool, packet: impl FnOnce() -> Vec<u8>) -> Meeting {
         if self.flows.load(Ordering::Acquire) == 0 {
             return Meeting::Nothing;
         }
         let mut kept = self.lock();
         let Kept { flows, bytes, .. } = &mut *kept;
         let unconnected = || FlowTuple::unconnected(flow.transport, flow.remote).mirrored();
-        let known = known_as(flows, *flow, unconnected);
+        let known = known_as(flows, *flow, opens, unconnected);
         let Some(resting) = flows.get_mut(&known) else { return Meeting::Nothing };
         if resting.fate == Fate::Waits {
             return if resting.queue.push(bytes, packet()) { Meeting::Waits } else { Meeting::Full };
@@ -293,14 +298,20 @@ impl Early {
         self.flows.store(flows.len(), Ordering::Release);
     }
 
-    /// What becomes of a packet that a peer sent.
-    pub(super) fn meet(&self, flow: &FlowTuple, from: PeerId, packet: impl FnOnce() -> Vec<u8>) -> Arrival {
+    /// What becomes of a packet that a peer sent. `opens`: it opens a connection of TCP.
+    pub(super) fn meet(
+        &self,
+        flow: &FlowTuple,
+        opens: bool,
+        from: PeerId,
+        packet: impl FnOnce() -> Vec<u8>,
+    ) -> Arrival {
         if self.flows.load(Ordering::Acquire) == 0 {
             return Arrival::Other;
         }
         let mut kept = self.lock();
         let Kept { flows, bytes, .. } = &mut *kept;
-        let known = known_as(flows, *flow, || FlowTuple::unconnected(flow.transport, flow.local));
+        let known = known_as(flows, *flow, opens, || FlowTuple::unconnected(flow.transport, flow.local));
         let Some(coming) = flows.get_mut(&known).filter(|coming| coming.from.contains(&from)) else {
             return Arrival::Other;
         };
@@ -326,31 +337,31 @@ mod tests {
     #[test]
     fn what_waited_goes_before_what_comes() {
         let (aside, now) = (Aside::default(), Instant::now());
-        assert_eq!(aside.meet(&flow(1), || vec![0]), Meeting::Nothing);
+        assert_eq!(aside.meet(&flow(1), false, || vec![0]), Meeting::Nothing);
         aside.keep(flow(1));
-        assert_eq!(aside.meet(&flow(1), || vec![1]), Meeting::Waits);
-        assert_eq!(aside.meet(&flow(1), || vec![2]), Meeting::Waits);
-        assert_eq!(aside.meet(&flow(2), || vec![3]), Meeting::Nothing, "another flow");
+        assert_eq!(aside.meet(&flow(1), false, || vec![1]), Meeting::Waits);
+        assert_eq!(aside.meet(&flow(1), false, || vec![2]), Meeting::Waits);
+        assert_eq!(aside.meet(&flow(2), false, || vec![3]), Meeting::Nothing, "another flow");
         assert!(aside.take_due(now).is_empty(), "nothing is decided");
         assert!(aside.decide(&flow(1), Fate::To(PeerId(4)), now));
         assert!(!aside.decide(&flow(1), Fate::Here, now), "decided is decided");
         assert_eq!(
-            aside.meet(&flow(1), || panic!("it need not wait")),
+            aside.meet(&flow(1), false, || panic!("it need not wait")),
             Meeting::Goes(Fate::To(PeerId(4)), vec![vec![1], vec![2]])
         );
-        assert_eq!(aside.meet(&flow(1), Vec::new), Meeting::Goes(Fate::To(PeerId(4)), Vec::new()));
+        assert_eq!(aside.meet(&flow(1), false, Vec::new), Meeting::Goes(Fate::To(PeerId(4)), Vec::new()));
         assert!(aside.take_due(now + LATE).is_empty());
-        assert_eq!(aside.meet(&flow(1), Vec::new), Meeting::Nothing, "it is over");
+        assert_eq!(aside.meet(&flow(1), false, Vec::new), Meeting::Nothing, "it is over");
     }
 
     #[test]
     fn where_the_flow_leads_it_all_is_as_usual_once_nothing_waits() {
         let (aside, now) = (Aside::default(), Instant::now());
         aside.keep(flow(1));
-        assert_eq!(aside.meet(&flow(1), || vec![1]), Meeting::Waits);
+        assert_eq!(aside.meet(&flow(1), false, || vec![1]), Meeting::Waits);
         assert!(aside.decide(&flow(1), Fate::ByFlow, now));
         assert_eq!(aside.take_due(now), [(flow(1), Fate::ByFlow, vec![vec![1]])]);
-        assert_eq!(aside.meet(&flow(1), Vec::new), Meeting::Nothing);
+        assert_eq!(aside.meet(&flow(1), false, Vec::new), Meeting::Nothing);
     }
 
     #[test]
@@ -358,21 +369,21 @@ mod tests {
         let aside = Aside::default();
         aside.keep(flow(1));
         for _ in 0..FLOW_PACKETS {
-            assert_eq!(aside.meet(&flow(1), || vec![1]), Meeting::Waits);
+            assert_eq!(aside.meet(&flow(1), false, || vec![1]), Meeting::Waits);
         }
-        assert_eq!(aside.meet(&flow(1), || vec![1]), Meeting::Full);
+        assert_eq!(aside.meet(&flow(1), false, || vec![1]), Meeting::Full);
         let long = || vec![0; FLOW_BYTES / 8];
         let flows = (2..).map(flow).take(ALL_BYTES / FLOW_BYTES);
         let mut full = 0;
         for other in flows {
             aside.keep(other);
-            full += (0..9).filter(|_| aside.meet(&other, long) == Meeting::Full).count();
+            full += (0..9).filter(|_| aside.meet(&other, false, long) == Meeting::Full).count();
         }
         // One too many of each, and one more for what was there.
         assert_eq!(full, ALL_BYTES / FLOW_BYTES + 1);
         aside.forget(&flow(2));
         aside.keep(flow(2));
-        assert_eq!(aside.meet(&flow(2), long), Meeting::Waits, "there is room again");
+        assert_eq!(aside.meet(&flow(2), false, long), Meeting::Waits, "there is room again");
     }
 
     #[test]
@@ -382,44 +393,65 @@ mod tests {
         let (aside, early) = (Aside::default(), Early::default());
         aside.keep(socket.mirrored());
         let (one, other) = (flow(1).mirrored(), FlowTuple { remote: flow(3).local, ..flow(1) }.mirrored());
-        assert_eq!(aside.meet(&one, || vec![1]), Meeting::Waits);
-        assert_eq!(aside.meet(&other, || vec![2]), Meeting::Waits);
-        assert_eq!(aside.meet(&flow(2).mirrored(), Vec::new), Meeting::Nothing, "to another port");
+        assert_eq!(aside.meet(&one, false, || vec![1]), Meeting::Waits);
+        assert_eq!(aside.meet(&other, false, || vec![2]), Meeting::Waits);
+        assert_eq!(aside.meet(&flow(2).mirrored(), false, Vec::new), Meeting::Nothing, "to another port");
         let stream = FlowTuple { transport: Transport::Tcp, ..one };
-        assert_eq!(aside.meet(&stream, Vec::new), Meeting::Nothing, "of another transport");
+        assert_eq!(aside.meet(&stream, true, Vec::new), Meeting::Nothing, "of another transport");
         assert!(aside.decide(&socket.mirrored(), Fate::To(PeerId(4)), now));
         let all = [(socket.mirrored(), Fate::To(PeerId(4)), vec![vec![1], vec![2]])];
         assert_eq!(aside.take_due(now), all);
 
         early.expect(socket, vec![PeerId(1)], now);
-        assert_eq!(early.meet(&flow(1), PeerId(1), || vec![1]), Arrival::Waits);
-        assert_eq!(early.meet(&other.mirrored(), PeerId(1), || vec![2]), Arrival::Waits);
-        assert_eq!(early.meet(&flow(1), PeerId(2), Vec::new), Arrival::Other);
+        assert_eq!(early.meet(&flow(1), false, PeerId(1), || vec![1]), Arrival::Waits);
+        assert_eq!(early.meet(&other.mirrored(), false, PeerId(1), || vec![2]), Arrival::Waits);
+        assert_eq!(early.meet(&flow(1), false, PeerId(2), Vec::new), Arrival::Other);
         let mut came = Vec::new();
         early.open(&socket, now, |packet| came.push(packet));
         assert_eq!(came, [[1], [2]]);
-        assert_eq!(early.meet(&other.mirrored(), PeerId(1), Vec::new), Arrival::Passes);
+        assert_eq!(early.meet(&other.mirrored(), false, PeerId(1), Vec::new), Arrival::Passes);
+    }
+
+    #[test]
+    fn what_opens_a_connection_waits_for_a_socket_that_listens_and_nothing_else_does() {
+        let now = Instant::now();
+        let stream = FlowTuple { transport: Transport::Tcp, ..flow(1) };
+        let socket = FlowTuple::unconnected(Transport::Tcp, stream.local);
+        let (aside, early) = (Aside::default(), Early::default());
+        aside.keep(socket.mirrored());
+        assert_eq!(aside.meet(&stream.mirrored(), false, Vec::new), Meeting::Nothing, "of a connection that is there");
+        assert_eq!(aside.meet(&stream.mirrored(), true, || vec![1]), Meeting::Waits);
+        assert!(aside.decide(&socket.mirrored(), Fate::To(PeerId(4)), now));
+        assert_eq!(aside.take_due(now), [(socket.mirrored(), Fate::To(PeerId(4)), vec![vec![1]])]);
+        early.expect(socket, vec![PeerId(1)], now);
+        assert_eq!(early.meet(&stream, false, PeerId(1), Vec::new), Arrival::Other);
+        assert_eq!(early.meet(&stream, true, PeerId(1), || vec![1]), Arrival::Waits);
+        assert_eq!(early.meet(&stream, true, PeerId(2), Vec::new), Arrival::Other, "from somebody else");
+        let mut came = Vec::new();
+        early.open(&socket, now, |packet| came.push(packet));
+        assert_eq!(came, [[1]]);
+        assert_eq!(early.meet(&stream, false, PeerId(1), Vec::new), Arrival::Other, "it is whose the connection is");
     }
 
     #[test]
     fn what_is_early_waits_and_what_is_late_passes() {
         let (early, now) = (Early::default(), Instant::now());
         let (donor, holder, other) = (PeerId(1), PeerId(2), PeerId(3));
-        assert_eq!(early.meet(&flow(1), donor, Vec::new), Arrival::Other);
+        assert_eq!(early.meet(&flow(1), false, donor, Vec::new), Arrival::Other);
         early.expect(flow(1), vec![donor, holder], now);
-        assert_eq!(early.meet(&flow(1), holder, || vec![1]), Arrival::Waits);
-        assert_eq!(early.meet(&flow(1), donor, || vec![2]), Arrival::Waits);
-        assert_eq!(early.meet(&flow(1), other, Vec::new), Arrival::Other, "somebody else");
+        assert_eq!(early.meet(&flow(1), false, holder, || vec![1]), Arrival::Waits);
+        assert_eq!(early.meet(&flow(1), false, donor, || vec![2]), Arrival::Waits);
+        assert_eq!(early.meet(&flow(1), false, other, Vec::new), Arrival::Other, "somebody else");
         let mut came = Vec::new();
         early.open(&flow(1), now, |packet| came.push(packet));
         assert_eq!(came, [[1], [2]]);
         early.open(&flow(1), now, |_| panic!("nothing is left"));
-        assert_eq!(early.meet(&flow(1), donor, Vec::new), Arrival::Passes);
+        assert_eq!(early.meet(&flow(1), false, donor, Vec::new), Arrival::Passes);
         early.forget(&flow(1));
-        assert_eq!(early.meet(&flow(1), donor, Vec::new), Arrival::Passes, "it has come");
+        assert_eq!(early.meet(&flow(1), false, donor, Vec::new), Arrival::Passes, "it has come");
         early.expect(flow(2), vec![donor], now + LATE);
-        assert_eq!(early.meet(&flow(1), donor, Vec::new), Arrival::Other, "it was long ago");
+        assert_eq!(early.meet(&flow(1), false, donor, Vec::new), Arrival::Other, "it was long ago");
         early.forget(&flow(2));
-        assert_eq!(early.meet(&flow(2), donor, Vec::new), Arrival::Other);
+        assert_eq!(early.meet(&flow(2), false, donor, Vec::new), Arrival::Other);
     }
 }

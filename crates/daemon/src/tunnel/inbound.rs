@@ -224,7 +224,8 @@ impl Checks {
             Fragment::Later(_) => None,
             _ => Some(headers.inbound_tuple()),
         };
-        let arrival = own.map_or(Arrival::Other, |own| self.table.early.meet(&own, peer, || packet.to_vec()));
+        let arrival = own
+            .map_or(Arrival::Other, |own| self.table.early.meet(&own, headers.opens(packet), peer, || packet.to_vec()));
         if arrival == Arrival::Other && self.is_of(headers, peer) {
             return Arrival::Passes;
         }

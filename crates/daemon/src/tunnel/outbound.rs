@@ -107,7 +107,7 @@ impl Outbound {
             self.fragments.remember(&headers, own);
         }
         let whole = || [header.as_slice(), &self.packet[..len]].concat();
-        match self.table.aside.meet(&own, whole) {
+        match self.table.aside.meet(&own, headers.opens(&self.packet[..len]), whole) {
             Meeting::Nothing => self.carry(header, len, headers, &own, Fate::ByFlow),
             Meeting::Waits => {}
             Meeting::Full => self.counters.count(Counter::AsideOverflow),
