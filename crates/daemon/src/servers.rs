@@ -6,11 +6,9 @@ use std::net::{IpAddr, SocketAddr};
 use whimbrel_ipc as ipc;
 use whimbrel_kernel::sock_diag::{Connection, Listener, MOVABLE, SockDiag};
 use whimbrel_kernel::{Error, process};
-use whimbrel_protocol::Rented;
 use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::effects::at;
-use crate::moves::ON_LEASE;
 
 /// Sockets of one network namespace.
 #[derive(Clone, Debug, Default)]
@@ -58,8 +56,7 @@ impl Inhabitants {
 const SHARED: &str = "several sockets share this endpoint";
 
 /// They as `whimbrel connections` shows them: each once, by the first address at which it is met; but for the daemon's own.
-/// `rented`: what this host has on lease.
-pub(crate) fn shown(places: &[Inhabitants], rented: &[Rented], since: &str) -> Vec<ipc::Connection> {
+pub(crate) fn shown(places: &[Inhabitants], since: &str) -> Vec<ipc::Connection> {
     let mut found: BTreeMap<(Transport, SocketAddr), Vec<u32>> = BTreeMap::new();
     for place in places {
         for (transport, all) in [(Transport::Tcp, &place.tcp), (Transport::Udp, &place.udp)] {
@@ -75,10 +72,7 @@ pub(crate) fn shown(places: &[Inhabitants], rented: &[Rented], since: &str) -> V
         if owner.is_some_and(|owner| owner.pid == std::process::id()) {
             return None;
         }
-        let leased = rented.iter().filter(|of| of.ends.contain(end));
-        let on_lease = leased.clone().next().is_some() && !leased.clone().any(|of| of.moved == Some(transport));
         let reason = match inodes.len() {
-            1 if on_lease => Some(ON_LEASE.to_owned()),
             1 => None,
             _ => Some(SHARED.to_owned()),
         };
@@ -136,7 +130,7 @@ mod tests {
     fn named(all: &[Listener], addresses: &[&str]) -> Vec<String> {
         let addresses: Vec<IpAddr> = addresses.iter().map(|address| address.parse().expect("an address")).collect();
         let place = Inhabitants { addresses, tcp: all.to_vec(), ..Inhabitants::default() };
-        let shown = shown(&[place], &[], "now");
+        let shown = shown(&[place], "now");
         shown.into_iter().map(|one| one.name.unwrap_or_default() + one.reason.as_deref().unwrap_or("")).collect()
     }
 
@@ -165,25 +159,5 @@ mod tests {
         assert!(named(&all, &[]).is_empty(), "a host that is nowhere is met nowhere");
         let several = [socket("0.0.0.0:443", 6), socket("0.0.0.0:443", 7)];
         assert_eq!(named(&several, &own), [format!("listener:192.0.2.7:443{SHARED}")]);
-    }
-
-    #[test]
-    fn what_is_on_lease_says_that_it_stays() {
-        let place = Inhabitants {
-            addresses: vec!["192.0.2.7".parse().expect("an address")],
-            tcp: vec![socket("0.0.0.0:80", 1)],
-            udp: vec![socket("0.0.0.0:80", 2)],
-            connected: Vec::new(),
-        };
-        let anchor = whimbrel_handshake::StaticKey::from_bytes([1; 32]).public();
-        let first = "192.0.2.7:80".parse().expect("an endpoint");
-        let ends = whimbrel_wire::lending::Ends { first, count: 1 };
-        let rented = |moved| [Rented { number: 1, anchor, ends, moved }];
-        let reasons = |moved| {
-            let shown = shown(std::slice::from_ref(&place), &rented(moved), "now");
-            shown.into_iter().map(|one| one.reason.is_some()).collect::<Vec<_>>()
-        };
-        assert_eq!(reasons(None), [true, true]);
-        assert_eq!(reasons(Some(Transport::Udp)), [true, false], "what came by a move may move on");
     }
 }

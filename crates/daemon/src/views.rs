@@ -250,7 +250,7 @@ impl ConnectionsQuestion {
             })
             .collect();
         connections.extend(unmoved::connections(&self.own, &ipc::rfc3339(self.wall)));
-        connections.extend(servers::shown(&places, &self.rented, &ipc::rfc3339(self.wall)));
+        connections.extend(servers::shown(&places, &ipc::rfc3339(self.wall)));
         connections.sort_unstable_by_key(|connection| {
             (connection.flow.transport, connection.flow.remote, connection.flow.local)
         });

@@ -78,7 +78,7 @@ impl Four {
     }
 }
 
-fn address(of: &Attachment, ipv6: bool) -> Result<IpAddr> {
+pub(super) fn address(of: &Attachment, ipv6: bool) -> Result<IpAddr> {
     if ipv6 { of.ipv6() } else { of.ipv4() }
 }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::world::{LONG, World, all_run, site, step};
 use super::{Scenario, scenario};
-use crate::{Error, Host, Join, Lab, Leave, Process, Result, Whimbrel, expect, wait_for, wait_until};
+use crate::{Cmd, Error, Host, Join, Lab, Leave, Process, Result, Whimbrel, expect, wait_for, wait_until};
 
 pub(super) const SCENARIOS: &[Scenario] = &[
     scenario(
@@ -67,11 +67,23 @@ impl Program {
 
     /// Starts one of this text, with the library of the daemon that has this run directory.
     pub(super) fn run(host: &Host, text: &str, run_dir: &Path) -> Result<Self> {
+        Self::start_as(host.command("python3"), host, text, run_dir)
+    }
+
+    /// The same with the address of another host, and this port of that one's.
+    pub(super) fn run_behind(daemon: &Whimbrel, text: &str, anchor: &str, port: u16, ipv6: bool) -> Result<Self> {
+        let port = format!("--port={port}");
+        let mut run = vec!["run", "--anchor", anchor, &port];
+        run.extend(ipv6.then_some("-6"));
+        run.extend(["--", "python3"]);
+        Self::start_as(daemon.command(&run), daemon.host(), text, &daemon.run_dir())
+    }
+
+    fn start_as(command: Cmd, host: &Host, text: &str, run_dir: &Path) -> Result<Self> {
         let library = crate::beside_this_program("libwhimbrel.so")
             .ok_or_else(|| Error::Usage("libwhimbrel.so is not beside this program: build it".into()))?;
         let directory = write(host, text)?;
-        let process = host
-            .command("python3")
+        let process = command
             .args(["-B", &format!("{directory}/program.py")])
             .env("PYTHONPATH", &directory)
             .env("WHIMBREL_LIBRARY", library)

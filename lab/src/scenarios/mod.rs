@@ -27,6 +27,7 @@ mod refused;
 mod relocation;
 mod rendezvous;
 mod roam;
+mod servers;
 mod sockets;
 mod stand_in;
 mod states;
@@ -80,6 +81,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         real_programs::SCENARIOS,
         command_line::SCENARIOS,
         anchor::SCENARIOS,
+        servers::SCENARIOS,
         gateway::SCENARIOS,
         leases::SCENARIOS,
         lent::SCENARIOS,

@@ -505,8 +505,8 @@ impl EventLoop {
         }
     }
 
-    /// A connection of an anchor's endpoint is to be moved and is no flow of the anchor's yet: it is made one first. `true`: the move goes on
-    /// when that is done.
+    /// A connection of an anchor's endpoint is to be moved and is no flow of the anchor's yet: it is made one first, and of an endpoint
+    /// itself a lease of its own. `None`: the move goes on when that is done.
     pub(crate) fn claim_first(&mut self, flow: FlowTuple, wish: crate::moves::Wish) -> Option<crate::moves::Wish> {
         if self.node.has_flow(&flow) || self.node.lessor_of(flow.local).is_none() {
             return Some(wish);
@@ -516,7 +516,7 @@ impl EventLoop {
             return Some(wish);
         }
         self.anchors.claiming.insert(flow, wish);
-        let hidden = self.effects.is_hidden(&flow);
+        let hidden = !flow.is_unconnected() && self.effects.is_hidden(&flow);
         self.node.claim_flow(clock::now(), flow, hidden);
         None
     }
@@ -526,6 +526,7 @@ impl EventLoop {
         if self.anchors.opened.remove(&flow) && outcome.is_ok() {
             self.node.seek_far_end(clock::now(), flow);
         }
+        self.moves.note_claimed(&flow, outcome);
         if let Some(wish) = self.anchors.claiming.remove(&flow) {
             self.go_on_with(flow, wish, outcome);
         }

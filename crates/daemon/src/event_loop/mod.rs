@@ -378,7 +378,7 @@ impl EventLoop {
                 self.node.handle_sockets(now, peer, &sockets);
             }
             // After all that they rely on.
-            while let Some((id, op)) = self.node.poll_move_op() {
+            while let Some((id, op)) = self.poll_move_op(now) {
                 quiet = false;
                 if matches!(op, MoveOp::Restore { .. }) {
                     // A socket that comes back here is not to be taken for the one of its name that was ended before.
@@ -425,7 +425,7 @@ impl EventLoop {
             for told in self.effects.take_told() {
                 self.tell(told);
             }
-            if quiet {
+            if quiet && !self.moves.may_go_on() {
                 return;
             }
         }

@@ -1,16 +1,17 @@
 //! Sockets without another end: how they are named, and what becomes of the connections that had not been accepted (decision 0022).
 
+use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
 use whimbrel_ipc::Failure;
-use whimbrel_protocol::{MoveName, Time};
+use whimbrel_protocol::{MoveFailed, MoveName, MoveOp, MoveOpId, Refusal, Time};
 use whimbrel_wire::snapshot::Luggage;
 use whimbrel_wire::{FlowTuple, Transport};
 
-use super::flow_of;
+use super::{Moves, flow_of, sentence};
 use crate::event_loop::EventLoop;
 use crate::server::ClientId;
 
@@ -36,7 +37,90 @@ impl Retiring {
     }
 }
 
+/// A socket without another end that is to rest, once all of its connections are flows (P-116).
+#[derive(Debug)]
+pub(super) struct Settling {
+    id: MoveOpId,
+    op: MoveOp,
+    /// Connections that are being claimed.
+    open: HashSet<FlowTuple>,
+    /// Why one of them could not be.
+    refused: Option<Refusal>,
+}
+
+impl Moves {
+    /// Whether a socket may rest that has waited for its connections.
+    pub(crate) fn may_go_on(&self) -> bool {
+        self.settling.iter().any(|settling| settling.open.is_empty())
+    }
+
+    /// A connection is a flow of its anchor's, or cannot be.
+    pub(crate) fn note_claimed(&mut self, flow: &FlowTuple, outcome: Result<(), Refusal>) {
+        for settling in &mut self.settling {
+            if settling.open.remove(flow) {
+                settling.refused = settling.refused.or(outcome.err());
+            }
+        }
+    }
+}
+
 impl EventLoop {
+    /// The next effect of a move that can be carried out.
+    pub(crate) fn poll_move_op(&mut self, now: Time) -> Option<(MoveOpId, MoveOp)> {
+        loop {
+            if let Some(at) = self.moves.settling.iter().position(|settling| settling.open.is_empty()) {
+                let Settling { id, op, refused, .. } = self.moves.settling.swap_remove(at);
+                let Some(why) = refused else { return Some((id, op)) };
+                let sentence = format!("its anchor does not take one of its connections: {}", sentence(why));
+                self.leave_unsettled(now, id, &op, MoveFailed { refusal: Refusal::Unmovable, sentence });
+                continue;
+            }
+            let (id, op) = self.node.poll_move_op()?;
+            if let Some(op) = self.settle(now, id, op) {
+                return Some((id, op));
+            }
+        }
+    }
+
+    /// Before a socket without another end rests its connections become flows: what is of none would go where the endpoint goes. `None`: it
+    /// waits for that.
+    fn settle(&mut self, now: Time, id: MoveOpId, op: MoveOp) -> Option<MoveOp> {
+        let MoveOp::Freeze { flow, .. } = op else { return Some(op) };
+        if !flow.is_unconnected() {
+            return Some(op);
+        }
+        let connections = match self.effects.connections_of(&flow) {
+            Ok(connections) => connections,
+            Err(failure) => {
+                let failed = MoveFailed { refusal: Refusal::Unmovable, sentence: failure.to_string() };
+                self.leave_unsettled(now, id, &op, failed);
+                return None;
+            }
+        };
+        let mut open = HashSet::new();
+        for connection in connections {
+            if !self.node.has_flow(&connection) {
+                let hidden = self.effects.is_hidden(&connection);
+                if self.node.claim_flow(now, connection, hidden) {
+                    open.insert(connection);
+                }
+            }
+        }
+        if open.is_empty() {
+            return Some(op);
+        }
+        self.moves.settling.push(Settling { id, op, open, refused: None });
+        None
+    }
+
+    fn leave_unsettled(&mut self, now: Time, id: MoveOpId, op: &MoveOp, failed: MoveFailed) {
+        if let MoveOp::Freeze { name, flow } = op {
+            self.effects.let_new_in(flow);
+            self.note_unmovable(name, &failed);
+        }
+        self.node.handle_move_done(now, id, Err(failed));
+    }
+
     /// What these name: connections, and sockets without another end.
     pub(super) fn sockets_named(&mut self, names: &[String]) -> Result<Vec<FlowTuple>, Failure> {
         let (mut flows, mut connections) = (Vec::new(), Vec::new());

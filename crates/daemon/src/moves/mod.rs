@@ -21,7 +21,7 @@ use crate::events::Told;
 use crate::server::ClientId;
 use crate::servers;
 use crate::views;
-use listening::Retiring;
+use listening::{Retiring, Settling};
 use processes::ProcessJob;
 
 /// What the control socket's clients wait for.
@@ -39,6 +39,8 @@ pub(crate) struct Moves {
     retiring: Vec<Retiring>,
     /// Sockets that have come and were not told of yet.
     come: HashMap<MoveName, FlowTuple>,
+    /// Sockets without another end that are to rest.
+    settling: Vec<Settling>,
 }
 
 /// What somebody wants to become of a socket.
@@ -169,18 +171,10 @@ impl EventLoop {
     /// Has the node give a socket away that the effects have.
     fn give(&mut self, id: ClientId, flow: FlowTuple, family: Family, acceptor: PublicKey, receiver: Option<&str>) {
         let wish = Wish { client: id, family, acceptor, receiver: receiver.map(str::to_owned) };
-        if flow.is_unconnected() {
-            // Where it came here by a move its endpoint came with it.
-            let of_it = |of: &Rented| of.ends.contain(flow.local);
-            let moved = |of: &Rented| of_it(of) && of.moved == Some(flow.transport);
-            if self.node.rented().any(|of| of_it(&of)) && !self.node.rented().any(|of| moved(&of)) {
-                let uuid = self.effects.uuid_of(&flow).unwrap_or_default();
-                self.effects.return_socket(clock::now(), &flow);
-                return self.say_kept(id, flow, uuid, ON_LEASE);
-            }
-            return self.fulfil(flow, wish);
-        }
-        if let Some(wish) = self.claim_first(flow, wish) {
+        // Where a socket without another end came here by a move its endpoint came with it.
+        let came = |of: Rented| of.ends.contain(flow.local) && of.moved == Some(flow.transport);
+        let came = flow.is_unconnected() && self.node.rented().any(came);
+        if let Some(wish) = if came { Some(wish) } else { self.claim_first(flow, wish) } {
             self.fulfil(flow, wish);
         }
     }
@@ -441,10 +435,6 @@ impl EventLoop {
 const WAITING_ROOM: &str = "";
 /// Room that an acceptor is asked for, in bytes: what most sockets need. It makes more where one needs more.
 const SNAPSHOT_USUAL: u32 = 16 * 1024;
-
-/// Why a socket without another end stays where its endpoint is on lease, and was not moved there.
-pub(crate) const ON_LEASE: &str =
-    "its endpoint is on lease to this host from an anchor, and only connections of it can be moved";
 
 /// The connection that a descriptor is one end of, or the socket without another end, by what it is bound to.
 fn flow_of(socket: &OwnedFd) -> Result<FlowTuple, Failure> {

@@ -395,6 +395,9 @@ impl Moves {
 
     /// The move that waits for the lease of this number: that of its socket's endpoint.
     pub(super) fn coming_with(&self, number: u64) -> Option<MoveName> {
+        if let Some(claimed) = self.claimed_endpoint(number) {
+            return Some(claimed);
+        }
         let waits = |of: &Acceptance| {
             of.stage == Stage::Adopting && of.request.flow == number && of.request.tuple.is_unconnected()
         };

@@ -474,15 +474,19 @@ impl Moves {
             return;
         }
         let (gone, acceptor) = (of.gone, of.acceptor);
+        let Request { tuple, flow, .. } = of.request;
+        if decision == Decision::Committed && tuple.is_unconnected() {
+            self.part_with_tenancy(at, flow);
+        }
         match decision {
             Decision::Committed if gone => {
-                self.changes.push_back(FlowChange::Release { tuple: of.request.tuple });
+                self.changes.push_back(FlowChange::Release { tuple });
                 self.say(at, from, Record::Settled { number });
                 self.end_donation(at, number, MoveEvent::Given { name, to: acceptor });
             }
             Decision::Committed => {
                 // What its kernel says of a socket that is not here any more does not go out.
-                self.changes.push_back(FlowChange::Release { tuple: of.request.tuple });
+                self.changes.push_back(FlowChange::Release { tuple });
                 self.turn(at, number, Stage::Destroying);
             }
             Decision::Revoked | Decision::NoSuchFlow if gone => {

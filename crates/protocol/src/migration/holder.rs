@@ -83,6 +83,23 @@ impl Announcement {
     }
 }
 
+/// An endpoint whose socket without another end this host has lent out, as a part of a lease or as one of its own.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Part {
+    /// What its owners call it.
+    pub(super) flow: u64,
+    pub(super) owner: PublicKey,
+    /// A move of it is announced.
+    moving: bool,
+}
+
+impl Part {
+    /// Whether it is this host's and stays so.
+    pub(super) fn rests_with(&self, host: &PublicKey) -> bool {
+        self.owner == *host && !self.moving
+    }
+}
+
 impl Held {
     /// Announces a move, and tells the sequence number that its commit will have.
     pub(super) fn announce(&mut self, announcement: Announcement) -> u32 {
@@ -627,6 +644,15 @@ impl Moves {
     /// The name by which a host has claimed a connection that is with it still.
     pub(super) fn claimed_before(&self, far: &FlowTuple, tenant: &PublicKey) -> Option<u64> {
         self.held.iter().find(|(_, held)| held.is_claim(far, tenant)).map(|(flow, _)| *flow)
+    }
+
+    /// Who has a socket without another end of this host's.
+    pub(super) fn endpoint_of(&self, end: &FlowTuple) -> Option<Part> {
+        let far = end.mirrored();
+        let is_it =
+            |held: &Held| held.lent == Some(far) && !held.over && (held.last.is_some() || held.announced.is_some());
+        let (flow, held) = self.held.iter().find(|(_, held)| is_it(held))?;
+        Some(Part { flow: *flow, owner: held.owner, moving: held.announced.is_some() })
     }
 
     /// Ends the flows that are passed on for hosts that were revoked (P-105).

@@ -246,8 +246,8 @@ impl Moves {
         }
     }
 
-    /// A tenant names a connection of an endpoint that is lent to it (P-86). As a move of which it is both donor and acceptor: what
-    /// follows is the same.
+    /// A tenant names a connection of an endpoint that is lent to it (P-86), or the endpoint itself, whose socket is to move (P-115). As a
+    /// move of which it is both donor and acceptor: what follows is the same.
     pub(super) fn handle_claim(
         &mut self,
         at: At<'_>,
@@ -259,10 +259,18 @@ impl Moves {
     ) {
         let name = MoveName { donor: *tenant.as_bytes(), number: flow };
         let far = tuple.mirrored();
-        let leased = self.leases_of(tenant).any(|(_, lease)| lease.lends(tuple.local));
-        let known = at.around.is_known(&far);
+        let part = self.endpoint_of(&FlowTuple::unconnected(tuple.transport, tuple.local));
+        let known = at.around.is_known(&far) || part.is_some() && tuple.is_unconnected();
         // Its daemon may have died before it knew of a flow that it has claimed: it claims it by another name.
-        let before = known.then(|| self.claimed_before(&far, &tenant)).flatten();
+        let before = match part {
+            Some(part) if tuple.is_unconnected() => part.rests_with(&tenant).then_some(part.flow),
+            _ if known => self.claimed_before(&far, &tenant),
+            _ => None,
+        };
+        // What a part of the lease has gone elsewhere with is no more the tenant's, but for what it has claimed of it already.
+        let leased = before.is_some() || part.is_none_or(|part| part.owner == tenant);
+        let is_of = |name: &LeaseName| self.moved(name).is_none_or(|far| far.transport == tuple.transport);
+        let leased = leased && self.leases_of(tenant).any(|(name, lease)| lease.lends(tuple.local) && is_of(name));
         let refusal = match self.held.get(&flow) {
             Some(held) if held.was_claimed(name) => {
                 self.answer_again(at, flow, tenant);
@@ -285,7 +293,11 @@ impl Moves {
             self.say(at, tenant, Record::Verdict { name, outcome: Err(refusal) });
             return;
         }
-        before.into_iter().for_each(|before| self.end_flow(before));
+        if let Some(before) = before {
+            self.end_flow(before);
+            // That of an endpoint is a lease.
+            self.end_lease(LeaseName { tenant, number: before });
+        }
         self.lend(flow, far, tenant);
         let held = self.held(flow, tenant);
         held.hide(hidden);

@@ -18,6 +18,9 @@ const ANSWERED_WITHIN: Duration = Duration::from_secs(8);
 /// How long an anchor may take to answer after a restart: the network may come later. It lends on meanwhile, or says that it does not.
 const RESTORED_WITHIN: Duration = Duration::from_secs(3600);
 
+/// How long an endpoint stays that has gone on with its socket: connections that were being opened then follow it by way of this host.
+const PARTED_WITHIN: Duration = Duration::from_secs(10);
+
 /// Endpoints of another host's.
 #[derive(Debug)]
 pub(super) struct Tenancy {
@@ -47,6 +50,8 @@ enum Stage {
     Checking,
     /// Asked for again. Exits: `InForce`; the anchor refuses, or the lease runs out (over).
     Renewing,
+    /// The socket that they came with is another host's, and they with it. Exits: it comes back (`Checking`); a while has passed (over).
+    Parting,
 }
 
 /// A connection that is to be a flow of this host and the anchor.
@@ -103,6 +108,14 @@ impl Moves {
         flow: u64,
         tuple: FlowTuple,
     ) -> Option<Result<(), String>> {
+        if let Some(tenancy) = self.tenancies.get(&flow)
+            && tenancy.stage == Stage::Parting
+        {
+            // It comes back before it was gone. That its socket is there is found out, and the lease lasts again.
+            self.turn_tenancy(at, flow, Stage::Checking, Some(at.now + RESTORED_WITHIN));
+            self.occupy(at, flow);
+            return Some(Ok(()));
+        }
         if holder == self.me() || self.tenancies.contains_key(&flow) {
             return Some(Ok(()));
         }
@@ -161,6 +174,8 @@ impl Moves {
             return;
         };
         match (tenancy.stage, outcome) {
+            // It is over for this host anyway.
+            (Stage::Parting, Err(_)) => {}
             (Stage::Asking | Stage::Renewing, Ok(granted)) if tenancy.fits(&granted.ends) => {
                 tenancy.lifetime = Duration::from_secs(u64::from(granted.lifetime));
                 tenancy.until = at.now + tenancy.lifetime;
@@ -182,7 +197,7 @@ impl Moves {
             (Stage::Renewing, Err(Refusal::Expired)) => {}
             (_, Err(refusal)) => self.lose_tenancy(at, number, refusal),
             // It was heard before.
-            (Stage::Occupying | Stage::InForce | Stage::Checking, Ok(_)) => {}
+            (Stage::Occupying | Stage::InForce | Stage::Checking | Stage::Parting, Ok(_)) => {}
         }
     }
 
@@ -222,7 +237,14 @@ impl Moves {
                 self.say(at, anchor, Record::Lease { number, ends });
             }
             (Stage::Checking, Err(_)) => self.give_up_lease(at, number),
-            (Stage::Asking | Stage::InForce | Stage::Renewing, _) => {}
+            (Stage::Asking | Stage::InForce | Stage::Renewing | Stage::Parting, _) => {}
+        }
+    }
+
+    /// A socket without another end has gone on to another host, and its endpoint with it (P-115).
+    pub(super) fn part_with_tenancy(&mut self, at: At<'_>, number: u64) {
+        if self.tenancies.get(&number).is_some_and(|tenancy| tenancy.moved.is_some()) {
+            self.turn_tenancy(at, number, Stage::Parting, Some(at.now + PARTED_WITHIN));
         }
     }
 
@@ -266,6 +288,8 @@ impl Moves {
                 self.occupy(at, number);
             }
             Stage::Renewing => self.lose_tenancy(at, number, Refusal::Expired),
+            // Its anchor has ended it by leading it elsewhere.
+            Stage::Parting => drop(self.end_tenancy(at, number)),
             Stage::Occupying | Stage::Checking => {}
         }
     }
@@ -302,11 +326,13 @@ impl Moves {
 
     /// The anchor that lends an endpoint.
     pub(super) fn lessor_of(&self, end: SocketAddr) -> Option<PublicKey> {
-        let lends = |tenancy: &&Tenancy| !matches!(tenancy.stage, Stage::Asking) && tenancy.ends.contain(end);
+        let is_had = |stage| !matches!(stage, Stage::Asking | Stage::Parting);
+        let lends = |tenancy: &&Tenancy| is_had(tenancy.stage) && tenancy.ends.contain(end);
         self.tenancies.values().find(lends).map(|tenancy| tenancy.anchor)
     }
 
-    /// Has a connection of a leased endpoint be a flow of this host and the anchor (P-86). An event tells what comes of it.
+    /// Has a connection of a leased endpoint be a flow of this host and the anchor (P-86), or the endpoint a lease of its own (P-115). An
+    /// event tells what comes of it.
     pub(super) fn claim(&mut self, at: At<'_>, flow: u64, tuple: FlowTuple, hidden: bool) -> bool {
         let Some(anchor) = self.lessor_of(tuple.local) else { return false };
         if self.claims.values().any(|claim| claim.tuple == tuple) {
@@ -318,6 +344,13 @@ impl Moves {
         self.wait(at, &[], &[anchor]);
         self.say(at, anchor, Record::Claim { flow, tuple, wire_port, hidden });
         true
+    }
+
+    /// The claim of an endpoint that this lease is to come of.
+    pub(super) fn claimed_endpoint(&self, number: u64) -> Option<MoveName> {
+        let claim = self.claims.get(&number)?;
+        let comes = claim.tuple.is_unconnected() && claim.terms.is_some();
+        comes.then(|| MoveName { donor: *self.me().as_bytes(), number })
     }
 
     /// The flow of a claim, if a move's name is that of one.
@@ -386,7 +419,8 @@ impl Moves {
 
     /// All endpoints of others that this host has.
     pub(super) fn rented(&self) -> impl Iterator<Item = Rented> {
-        let in_force = self.tenancies.iter().filter(|(_, tenancy)| tenancy.stage != Stage::Asking);
+        let is_had = |tenancy: &Tenancy| !matches!(tenancy.stage, Stage::Asking | Stage::Parting);
+        let in_force = self.tenancies.iter().filter(move |(_, tenancy)| is_had(tenancy));
         in_force.map(|(number, tenancy)| {
             let Tenancy { anchor, ends, moved, .. } = *tenancy;
             Rented { number: *number, anchor, ends, moved }

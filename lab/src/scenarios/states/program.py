@@ -31,6 +31,24 @@ def datagram(number):
     return pattern(number * DATAGRAM, DATAGRAM)
 
 
+def start(what, *arguments):
+    thread = threading.Thread(target=what, args=arguments, daemon=True)
+    thread.start()
+    return thread
+
+
+def echo(sock):
+    """Gives back what the other end says, until that has ended."""
+    sock.settimeout(None)
+    try:
+        with sock:
+            while got := sock.recv(65536):
+                sock.sendall(got)
+    except OSError:
+        # It has gone elsewhere.
+        pass
+
+
 def question(number):
     return struct.pack("!I", number) + datagram(number)
 
@@ -50,6 +68,7 @@ class Program:
     def __init__(self):
         self.talks, self.servers = {}, {}
         self.answered_to, self.asking, self.askers, self.wrong = {}, {}, {}, None
+        self.attended_to = 0
 
     def listen(self, address, port="0", backlog="16", protocol="0"):
         """Listens, for IPv4 as well if the address is that of nobody in IPv6."""
@@ -98,6 +117,98 @@ class Program:
     def called(self, port, name):
         self.talks[name] = self.talks.pop(int(port))
         return "x"
+
+    def attend(self):
+        """Accepts whoever comes to the socket that listens, and gives back what each says."""
+        server = self.servers["server"]
+        server.settimeout(None)
+
+        def accept():
+            try:
+                while True:
+                    sock = server.accept()[0]
+                    self.attended_to += 1
+                    start(echo, sock)
+            except OSError:
+                # It has gone elsewhere.
+                pass
+
+        self.acceptor = start(accept)
+        return "x"
+
+    def left(self):
+        """Waits until the socket that listens has gone elsewhere, and lets go of what is left of it."""
+        self.acceptor.join(PATIENCE)
+        if self.acceptor.is_alive():
+            raise ValueError("it is here still")
+        return self.leave()
+
+    def attended(self, count):
+        """Waits until so many have come to the socket that listens since this was asked last."""
+        until = time.monotonic() + PATIENCE
+        while self.attended_to < int(count):
+            if time.monotonic() > until:
+                raise ValueError(f"{self.attended_to} came")
+            time.sleep(0.01)
+        self.attended_to = 0
+        return "x"
+
+    def attend_received(self):
+        """Does the same with a socket that listens, and with connections, that come from other hosts."""
+        receiver = self.receiver
+
+        def take():
+            try:
+                while True:
+                    sock = receiver.receive().socket
+                    if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                        self.servers["server"] = sock
+                        self.attended_to = 0
+                        self.attend()
+                    else:
+                        start(echo, sock)
+            except OSError:
+                # The daemon has ended.
+                pass
+
+        start(take)
+        return "x"
+
+    def keep_calling(self, host, port, callers):
+        """Opens connections again and again, and has what it says given back by each."""
+        self.calls, self.longest, self.calling = 0, 0, threading.Event()
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.callers = [start(self.call, family, host, int(port)) for _ in range(int(callers))]
+        return "x"
+
+    def call(self, family, host, port):
+        try:
+            while not self.calling.is_set():
+                begun = time.monotonic()
+                with socket.socket(family, socket.SOCK_STREAM) as sock:
+                    sock.settimeout(PATIENCE)
+                    sock.connect((host, port))
+                    said = pattern(self.calls, 3000)
+                    sock.sendall(said)
+                    sock.shutdown(socket.SHUT_WR)
+                    got = b""
+                    while more := sock.recv(65536):
+                        got += more
+                    if got != said:
+                        raise ValueError(f"{len(got)} bytes came back, or others")
+                self.calls += 1
+                self.longest = max(self.longest, time.monotonic() - begun)
+        except (OSError, ValueError) as error:
+            self.wrong = f"after {self.calls} calls: {error}"
+
+    def stop_calling(self):
+        """How many there were, and how long the longest took, in milliseconds."""
+        self.calling.set()
+        for caller in self.callers:
+            caller.join()
+        if self.wrong:
+            raise ValueError(self.wrong)
+        return f"{self.calls} {self.longest * 1e3:.0f}"
 
     def leave(self):
         """Does not listen any more."""

@@ -113,6 +113,10 @@ impl Effects {
                 self.relocation.halt_adopted(given.processes());
                 if !saved.tuple.listens() {
                     self.tunnel.set_aside(&saved.tuple);
+                } else if self.relocation.endpoints.at(&saved.tuple).is_some()
+                    && let Err(error) = self.keep_new(&saved.tuple)
+                {
+                    tracing::warn!(flow = %saved.tuple, %error, "connections that are opened now may be lost");
                 }
                 self.relocation.given.insert(saved.name, given);
                 Found::Frozen

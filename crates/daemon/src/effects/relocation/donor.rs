@@ -262,6 +262,7 @@ impl Effects {
             Some(place) => &place.injector,
             None => &self.injector,
         };
+        self.relocation.kept_new.remove(&flow);
         self.tunnel.hand_on(&flow, None);
         let thawed = frozen.thaw(injector).map_err(|why| unmovable(&why, Refusal::NotWoken));
         self.relocation.release(&processes);
@@ -273,6 +274,10 @@ impl Effects {
         let Some(given) = self.relocation.given.remove(name) else { return Ok(()) };
         if given.flow.listens() {
             // What comes for it goes elsewhere from now on, or in a moment.
+            if self.relocation.kept_new.remove(&given.flow) {
+                self.part_with(now, given.flow, to);
+            }
+            self.leave_home(&given.flow);
             self.relocation.retiring.insert(*name, given);
             return Ok(());
         }

@@ -10,6 +10,7 @@ use whimbrel_protocol::{LeaseName, LocalEnd, MoveFailed, PeerId, Prefix, Refusal
 use whimbrel_wire::lending::Ends;
 use whimbrel_wire::{FlowTuple, Transport};
 
+use super::ports::User;
 use super::tenant::icmp_of;
 use super::{failed, not_kept, refused};
 use crate::config::Lendable;
@@ -28,7 +29,8 @@ const MOST_PORTS_IN_ALL: usize = 16_384;
 pub(super) struct Lender {
     lendable: Option<Lendable>,
     lent: BTreeMap<LeaseName, LentOut>,
-    /// Connections of lent endpoints whose sockets have come here: what comes for these, and these alone, is for this host itself.
+    /// Connections of lent endpoints whose sockets have come here, and sockets without another end: what comes for these, and these
+    /// alone, is for this host itself.
     here: BTreeSet<FlowTuple>,
 }
 
@@ -38,6 +40,8 @@ struct LentOut {
     ends: Ends,
     /// They came with a socket that has moved, and are of this transport alone.
     moved: Option<Transport>,
+    /// To whom.
+    peer: PeerId,
 }
 
 /// The data plane's entry of such a connection: of no peer, and so as it is.
@@ -59,6 +63,18 @@ const OF_NOBODY: FlowEntry = FlowEntry {
 impl Lender {
     pub(super) fn is_idle(&self) -> bool {
         self.lent.is_empty()
+    }
+
+    /// Endpoints that have gone on with sockets without another end.
+    fn parts(&self) -> impl Iterator<Item = &LentOut> {
+        self.lent.values().filter(|lent| lent.moved.is_some())
+    }
+
+    /// Whether an endpoint is not with who has it on lease, as a socket without another end has gone elsewhere with it.
+    fn is_apart(&self, transport: Transport, address: IpAddr, port: u16) -> bool {
+        let end = SocketAddr::new(address, port);
+        let elsewhere = self.parts().any(|part| part.moved == Some(transport) && part.ends.first == end);
+        elsewhere || self.here.contains(&FlowTuple::unconnected(transport, end))
     }
 }
 
@@ -87,14 +103,14 @@ impl Effects {
                 ends
             }
             (None, Some(transport)) => {
-                self.relocation.ports.need(transport, wanted.first, wanted.first);
+                self.relocation.ports.need(transport, wanted.first, User::Endpoint);
                 wanted
             }
             (None, None) => self.find_free(&wanted, peer)?,
         };
-        let lent = LentOut { ends, moved };
-        let led = self.lead_lent(lent, peer);
+        let lent = LentOut { ends, moved, peer };
         self.relocation.lender.lent.insert(name, lent);
+        let led = self.lead_lent(lent);
         if let Err(failure) = led {
             self.take_back(now, name)?;
             return Err(failed(Refusal::NoRoom, &failure));
@@ -170,7 +186,10 @@ impl Effects {
         let block = |first: u16| Ends { first: SocketAddr::new(address, first), count: wanted.count };
         let taken = || failed(Refusal::Taken, &"the ports are taken");
         let passed_on = self.passed_on();
-        let shared = |end: SocketAddr| passed_on.get(&end).is_some_and(|owners| owners.iter().eq([&tenant]));
+        let gone: BTreeSet<SocketAddr> = self.relocation.lender.parts().map(|part| part.ends.first).collect();
+        let shared = |end: SocketAddr| {
+            passed_on.get(&end).is_some_and(|owners| owners.iter().eq([&tenant])) && !gone.contains(&end)
+        };
         if wanted.first.port() != 0 {
             let ends = block(wanted.first.port());
             let last = ends.ports().last().unwrap_or_default();
@@ -263,42 +282,71 @@ impl Effects {
         found.map_or(LOOPBACK, |usable| usable.interface)
     }
 
-    /// What comes for the endpoints goes to their tenant, and what it sends from them goes on.
-    fn lead_lent(&mut self, lent: LentOut, peer: PeerId) -> Result<(), Failure> {
-        let LentOut { ends, moved } = lent;
+    /// What comes for the endpoints goes to their tenant, and what it sends from them goes on; but for those that have gone on with a socket
+    /// without another end.
+    fn lead_lent(&mut self, lent: LentOut) -> Result<(), Failure> {
+        let LentOut { ends, moved, peer } = lent;
         let to = if moved.is_some() { Lent::Shared(peer.0) } else { Lent::Leased(peer.0) };
+        let address = ends.first.ip();
         for port in ends.ports() {
             for protocol in lent.protocols() {
-                let end = LentEnd { address: ends.first.ip(), port, protocol };
-                self.datapath.set_lent(&end, to)?;
-            }
-            for transport in lent.transports() {
-                let end = LeasedEnd { transport, address: ends.first.ip(), port };
-                self.tunnel.set_lease(end, Lease::To(peer));
+                let transport = Transport::from_protocol(protocol);
+                let apart = transport.is_some_and(|of| self.relocation.lender.is_apart(of, address, port));
+                if moved.is_none() && apart {
+                    continue;
+                }
+                self.datapath.set_lent(&LentEnd { address, port, protocol }, to)?;
+                if let Some(transport) = transport {
+                    self.tunnel.set_lease(LeasedEnd { transport, address, port }, Lease::To(peer));
+                }
             }
         }
         Ok(())
     }
 
+    /// What comes for an endpoint goes to who has it on lease, if anybody has: the socket that had gone elsewhere with it is no more.
+    fn lead_back(&mut self, transport: Transport, end: SocketAddr) -> Result<(), Failure> {
+        let lender = &self.relocation.lender;
+        let (address, port) = (end.ip(), end.port());
+        let to = lender.lent.values().find(|lent| lent.moved.is_none() && lent.ends.contain(end)).copied();
+        let Some(LentOut { peer, .. }) = to.filter(|_| !lender.is_apart(transport, address, port)) else {
+            return Ok(());
+        };
+        self.datapath.set_lent(&LentEnd { address, port, protocol: transport.protocol() }, Lent::Leased(peer.0))?;
+        self.tunnel.set_lease(LeasedEnd { transport, address, port }, Lease::To(peer));
+        Ok(())
+    }
+
     fn release_lent(&mut self, lent: LentOut) {
-        let LentOut { ends, moved } = lent;
-        if moved.is_some() && self.relocation.lender.lent.values().any(|other| *other == lent) {
+        let LentOut { ends, moved, .. } = lent;
+        let same = |other: &LentOut| (other.ends, other.moved) == (ends, moved);
+        if moved.is_some() && self.relocation.lender.lent.values().any(same) {
             // It has moved on, and goes there already.
             return;
         }
+        let address = ends.first.ip();
         for port in ends.ports() {
             for protocol in lent.protocols() {
-                let end = LentEnd { address: ends.first.ip(), port, protocol };
-                if let Err(error) = self.datapath.remove_lent(&end) {
-                    tracing::warn!(address = %end.address, port, %error, "an endpoint stays lent");
+                let transport = Transport::from_protocol(protocol);
+                if moved.is_none() && transport.is_some_and(|of| self.relocation.lender.is_apart(of, address, port)) {
+                    // Another host has it with its socket.
+                    continue;
+                }
+                if let Err(error) = self.datapath.remove_lent(&LentEnd { address, port, protocol }) {
+                    tracing::warn!(%address, port, %error, "an endpoint stays lent");
+                }
+                if let Some(transport) = transport {
+                    self.tunnel.remove_lease(&LeasedEnd { transport, address, port });
                 }
             }
-            for transport in lent.transports() {
-                self.tunnel.remove_lease(&LeasedEnd { transport, address: ends.first.ip(), port });
-            }
-            let end = SocketAddr::new(ends.first.ip(), port);
+            let end = SocketAddr::new(address, port);
             match moved {
-                Some(transport) => self.relocation.ports.release(transport, end, end),
+                Some(transport) => {
+                    self.relocation.ports.release(transport, end, User::Endpoint);
+                    if let Err(error) = self.lead_back(transport, end) {
+                        tracing::warn!(%end, %error, "an endpoint does not go back to who has it on lease");
+                    }
+                }
                 None if ends.count > 0 => self.relocation.ports.give_back(end),
                 None => {}
             }
@@ -332,8 +380,11 @@ impl Effects {
     pub(super) fn take_home(&mut self, flow: &FlowTuple) -> Result<(), MoveFailed> {
         let lender = &mut self.relocation.lender;
         if lender.lent.values().any(|lent| lent.moved.is_none() && lent.ends.contain(flow.local)) {
-            let inserted = self.datapath.insert_flows(&[(*flow, OF_NOBODY)]);
-            inserted.map_err(|error| failed(Refusal::NotRestored, &error))?;
+            // What comes for a socket without another end does so once nobody else has its endpoint.
+            if !flow.is_unconnected() {
+                let inserted = self.datapath.insert_flows(&[(*flow, OF_NOBODY)]);
+                inserted.map_err(|error| failed(Refusal::NotRestored, &error))?;
+            }
             lender.here.insert(*flow);
         }
         Ok(())
@@ -341,9 +392,14 @@ impl Effects {
 
     /// It is elsewhere, or over.
     pub(super) fn leave_home(&mut self, flow: &FlowTuple) {
-        if self.relocation.lender.here.remove(flow)
-            && let Err(error) = self.datapath.remove_flows(&[*flow])
-        {
+        if !self.relocation.lender.here.remove(flow) {
+            return;
+        }
+        let left = match flow.is_unconnected() {
+            true => self.lead_back(flow.transport, flow.local),
+            false => self.datapath.remove_flows(&[*flow]).map_err(Failure::from),
+        };
+        if let Err(error) = left {
             tracing::warn!(%flow, %error, "a connection of a lent endpoint stays this host's own");
         }
     }
@@ -373,9 +429,27 @@ impl Effects {
             for port in ends.ports().filter(|_| ends.count > 0) {
                 self.relocation.ports.keep(SocketAddr::new(ends.first.ip(), port));
             }
-            self.relocation.lender.lent.insert(*name, LentOut { ends: *ends, moved: None });
+            // Whose they are, as a peer, is said by the node when it lends them on.
+            self.relocation.lender.lent.insert(*name, LentOut { ends: *ends, moved: None, peer: PeerId(0) });
+        }
+        if !saved.is_empty() {
+            self.find_home();
         }
         self.settle_ports();
+    }
+
+    /// Sockets without another end that have come to this host, whose endpoints are on lease: nothing else of its own can have them.
+    fn find_home(&mut self) {
+        let listening = self.connections.listeners().map(|all| (Transport::Tcp, all));
+        let unconnected = self.connections.unconnected().map(|all| (Transport::Udp, all));
+        let lender = &mut self.relocation.lender;
+        for (transport, all) in [listening, unconnected].into_iter().filter_map(Result::ok) {
+            let ends = all.into_iter().map(|of| SocketAddr::new(of.address.ip().to_canonical(), of.address.port()));
+            let leased =
+                ends.filter(|end| lender.lent.values().any(|lent| lent.ends.count > 0 && lent.ends.contain(*end)));
+            let found: Vec<FlowTuple> = leased.map(|end| FlowTuple::unconnected(transport, end)).collect();
+            lender.here.extend(found);
+        }
     }
 }
 

@@ -1,21 +1,23 @@
 //! Sockets without another end (decision 0022): those that listen, and those of UDP that are not connected.
 //!
 //! The latter rest as connected ones do. The former are at rest by nothing being asked of them. So their programs need not stand still, and connections go on coming to them until
-//! those go to the other host; they wait in the accept queue, which is emptied behind the socket.
+//! those go to the other host; they wait in the accept queue, which is emptied behind the socket. Where their address is an anchor's that knows connections by flows alone, what opens new
+//! ones waits meanwhile (P-116).
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SocketFlags, accept_with};
+use whimbrel_datapath::{HelpedFlow, HelpedPhase};
 use whimbrel_kernel::frozen::Frozen;
 use whimbrel_kernel::sock_diag::{Listener, SockDiag};
-use whimbrel_protocol::{MoveFailed, MoveName, Refusal};
+use whimbrel_protocol::{LocalEnd, MoveFailed, MoveName, Refusal};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use super::donor::{Borrowed, Given};
 use super::unmovable;
-use crate::effects::Effects;
+use crate::effects::{Effects, Failure};
 use crate::servers::Inhabitants;
 
 /// Connections that are taken out of a queue at a time, at the most.
@@ -30,9 +32,36 @@ impl Effects {
         borrowed: Borrowed,
     ) -> Result<(), MoveFailed> {
         let Borrowed { socket, luggage, .. } = borrowed;
-        let frozen = Frozen::freeze(socket).map_err(|why| unmovable(&why, Refusal::Unmovable))?;
+        let frozen = match Frozen::freeze(socket) {
+            Ok(frozen) => frozen,
+            Err(why) => {
+                self.let_new_in(&flow);
+                return Err(unmovable(&why, Refusal::Unmovable));
+            }
+        };
         self.relocation.given.insert(name, Given { flow, frozen, processes: Vec::new(), luggage });
         Ok(())
+    }
+
+    /// What opens new connections of a socket that listens waits from now on.
+    pub(super) fn keep_new(&mut self, socket: &FlowTuple) -> Result<(), Failure> {
+        let rests = HelpedFlow { phase: HelpedPhase::Rests, offset: 0, acknowledged: 0, delivered: 0 };
+        self.forget_late(socket);
+        self.tunnel.set_aside(socket);
+        self.relocation.kept_new.insert(*socket);
+        if let Err(error) = self.datapath.set_helped(socket, &rests) {
+            self.let_new_in(socket);
+            return Err(error.into());
+        }
+        Ok(())
+    }
+
+    /// It comes to the socket.
+    pub(crate) fn let_new_in(&mut self, socket: &FlowTuple) {
+        if self.relocation.kept_new.remove(socket) {
+            self.let_in(socket);
+            self.tunnel.hand_on(socket, None);
+        }
     }
 
     /// Connections that wait to be accepted at a socket that is another host's.
@@ -65,10 +94,18 @@ impl Effects {
 
     /// Nothing comes to such a socket any more.
     pub(crate) fn end_retired(&mut self, name: &MoveName) {
-        if let Some(Given { flow, frozen, .. }) = self.relocation.retiring.remove(name)
-            && let Err(error) = frozen.destroy()
-        {
+        let Some(Given { flow, frozen, .. }) = self.relocation.retiring.remove(name) else { return };
+        if let Err(error) = frozen.destroy() {
             tracing::warn!(%flow, %error, "a socket that has moved is still there for its program");
+        }
+        // Connections that were claimed while they were being opened, and have not come about.
+        let flows = self.journal.flows().iter();
+        let of_it = flows.filter(|(of, entry)| entry.end == LocalEnd::Endpoint && of.local == flow.local);
+        let of_it: Vec<FlowTuple> = of_it.map(|(of, _)| *of).collect();
+        for flow in of_it {
+            if matches!(self.socket_of(&flow), Ok(None)) {
+                self.relocation.doubted.insert(flow);
+            }
         }
         self.settle_ports();
     }

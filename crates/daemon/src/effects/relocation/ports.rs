@@ -23,29 +23,39 @@ pub(super) struct Ports {
     open: bool,
 }
 
+/// Why a port is another host's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum User {
+    /// A connection with this far end.
+    Connection(SocketAddr),
+    /// It is on lease.
+    Lease,
+    /// A socket without another end has gone there with it.
+    Endpoint,
+}
+
 #[derive(Debug)]
 struct Port {
-    /// The far ends of sockets elsewhere that have it.
-    users: HashSet<SocketAddr>,
+    users: HashSet<User>,
     held: Option<OwnedFd>,
     /// A socket is on its way back to it.
     expected: bool,
 }
 
 impl Ports {
-    /// A socket is elsewhere that has this address of here, and this far end.
-    pub(super) fn need(&mut self, transport: Transport, local: SocketAddr, far: SocketAddr) {
+    /// Another host has this address of here.
+    pub(super) fn need(&mut self, transport: Transport, local: SocketAddr, user: User) {
         let fresh = || Port { users: HashSet::new(), held: None, expected: false };
         let port = self.ports.entry((transport, local)).or_insert_with(fresh);
-        port.users.insert(far);
+        port.users.insert(user);
         self.open |= port.held.is_none();
     }
 
     /// It is over, or back.
-    pub(super) fn release(&mut self, transport: Transport, local: SocketAddr, far: SocketAddr) {
+    pub(super) fn release(&mut self, transport: Transport, local: SocketAddr, user: User) {
         let key = (transport, local);
         if let Some(port) = self.ports.get_mut(&key) {
-            port.users.remove(&far);
+            port.users.remove(&user);
             if port.users.is_empty() {
                 self.ports.remove(&key);
             }
@@ -72,10 +82,10 @@ impl Ports {
     pub(super) fn take(&mut self, local: SocketAddr, shared: bool) -> bool {
         for transport in [Transport::Tcp, Transport::Udp] {
             let taken = match self.ports.get_mut(&(transport, local)) {
-                Some(port) => shared && port.users.insert(local),
+                Some(port) => shared && port.users.insert(User::Lease),
                 None => match hold(transport, local, local) {
                     Ok(held) => {
-                        let port = Port { users: HashSet::from([local]), held: Some(held), expected: false };
+                        let port = Port { users: HashSet::from([User::Lease]), held: Some(held), expected: false };
                         self.ports.insert((transport, local), port);
                         true
                     }
@@ -84,7 +94,7 @@ impl Ports {
             };
             if !taken {
                 if transport == Transport::Udp {
-                    self.release(Transport::Tcp, local, local);
+                    self.release(Transport::Tcp, local, User::Lease);
                 }
                 return false;
             }
@@ -94,14 +104,14 @@ impl Ports {
 
     /// Such a port is another host's already.
     pub(super) fn keep(&mut self, local: SocketAddr) {
-        self.need(Transport::Tcp, local, local);
-        self.need(Transport::Udp, local, local);
+        self.need(Transport::Tcp, local, User::Lease);
+        self.need(Transport::Udp, local, User::Lease);
     }
 
     /// It is not any more. Connections of it that are elsewhere have it still.
     pub(super) fn give_back(&mut self, local: SocketAddr) {
-        self.release(Transport::Tcp, local, local);
-        self.release(Transport::Udp, local, local);
+        self.release(Transport::Tcp, local, User::Lease);
+        self.release(Transport::Udp, local, User::Lease);
     }
 
     /// Takes those that are not held. One that cannot be had is somebody's, which does as well: the listener's that the connection was
@@ -116,8 +126,12 @@ impl Ports {
                 self.open = true;
                 continue;
             }
-            let Some(far) = port.users.iter().next().filter(|_| port.held.is_none()) else { continue };
-            match hold(*transport, *local, *far) {
+            let Some(user) = port.users.iter().next().filter(|_| port.held.is_none()) else { continue };
+            let far = match user {
+                User::Connection(far) => *far,
+                User::Lease | User::Endpoint => *local,
+            };
+            match hold(*transport, *local, far) {
                 Ok(held) => port.held = Some(held),
                 Err(Errno::ADDRINUSE) => self.open = true,
                 // One below 1024, which this process has no right to (capabilities(7)), nor have most others; or no address of this host.
@@ -132,12 +146,12 @@ impl Effects {
     pub(super) fn keep_port(&mut self, flow: &FlowTuple, entry: &FlowEntry) {
         if entry.end == LocalEnd::Behind {
             // As this host answers for the far end, that is `local`.
-            self.relocation.ports.need(flow.transport, flow.remote, flow.local);
+            self.relocation.ports.need(flow.transport, flow.remote, User::Connection(flow.local));
         }
     }
 
     pub(super) fn release_port(&mut self, flow: &FlowTuple) {
-        self.relocation.ports.release(flow.transport, flow.remote, flow.local);
+        self.relocation.ports.release(flow.transport, flow.remote, User::Connection(flow.local));
     }
 
     /// Takes ports that somebody else had, if they are free by now.
@@ -186,9 +200,9 @@ mod tests {
         let accepted = listener.accept().expect("accept").0;
         let local = client.local_addr().expect("address");
         let mut ports = Ports::default();
-        ports.need(Transport::Tcp, local, remote);
+        ports.need(Transport::Tcp, local, User::Connection(remote));
         let other = SocketAddr::new(remote.ip(), 9);
-        ports.need(Transport::Tcp, local, other);
+        ports.need(Transport::Tcp, local, User::Connection(other));
         ports.settle();
         assert!(ports.open, "its own socket has it still");
         // The end that closes last has no TIME-WAIT.
@@ -209,9 +223,9 @@ mod tests {
         ports.expect(Transport::Tcp, local, false);
         ports.settle();
         assert!(taken(ask()));
-        ports.release(Transport::Tcp, local, remote);
+        ports.release(Transport::Tcp, local, User::Connection(remote));
         assert!(taken(ask()));
-        ports.release(Transport::Tcp, local, other);
+        ports.release(Transport::Tcp, local, User::Connection(other));
         assert!(!taken(ask()));
     }
 
@@ -223,7 +237,7 @@ mod tests {
         let mut ports = Ports::default();
         assert!(ports.take(local, false));
         let far = "192.0.2.9:40000".parse().expect("an endpoint");
-        ports.need(Transport::Tcp, local, far);
+        ports.need(Transport::Tcp, local, User::Connection(far));
         assert!(!ports.take(local, true), "it is on lease yet");
         ports.give_back(local);
         assert!(!ports.take(local, false), "a connection has it");
@@ -231,7 +245,7 @@ mod tests {
         assert!(!ports.take(local, true), "it is on lease");
         ports.give_back(local);
         assert!(taken(TcpListener::bind(local).map(drop)), "the connection has it yet");
-        ports.release(Transport::Tcp, local, far);
+        ports.release(Transport::Tcp, local, User::Connection(far));
         assert!(ports.take(local, false), "nobody has it any more");
     }
 
@@ -242,7 +256,7 @@ mod tests {
         let (local, remote) = (gone.local_addr().expect("address"), far.local_addr().expect("address"));
         drop(gone);
         let mut ports = Ports::default();
-        ports.need(Transport::Udp, local, remote);
+        ports.need(Transport::Udp, local, User::Connection(remote));
         ports.settle();
         assert!(taken(UdpSocket::bind(local).map(drop)));
         let other = UdpSocket::bind("127.0.0.1:0").expect("bind");

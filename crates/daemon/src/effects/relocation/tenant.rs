@@ -8,7 +8,7 @@ use std::time::Duration;
 use whimbrel_datapath::{Endpoint as Known, Follow, Lent, LentEnd, Unknown};
 use whimbrel_kernel::endpoint::Brought;
 use whimbrel_kernel::namespace;
-use whimbrel_kernel::sock_diag::{self, MOVABLE};
+use whimbrel_kernel::sock_diag::{self, MOVABLE, TcpState};
 use whimbrel_protocol::{LocalEnd, MoveFailed, PeerId, Refusal, SavedTenancy, Time};
 use whimbrel_wire::introduction::Introduction;
 use whimbrel_wire::lending::Ends;
@@ -23,6 +23,12 @@ use crate::tunnel::{Lease, LeasedEnd};
 
 /// What a connection has to last before its anchor is asked to make a flow of it (P-86): most last less (as P-15).
 const MATURE: Duration = Duration::from_millis(750);
+
+/// The states of connections that a socket that listens has, or is about to have.
+const OPEN: [TcpState; 7] = {
+    let [a, b, c, d, e, f] = MOVABLE;
+    [TcpState::SynReceived, a, b, c, d, e, f]
+};
 
 /// The mark (SO_MARK) of sockets in endpoint namespaces whose far ends are not to learn where they are. Sockets that such a one accepts have it
 /// as well, and it outlives the daemon. The kernel takes it off what leaves the namespace (`skb_scrub_packet`); none of its bits is one that routing
@@ -81,6 +87,11 @@ impl Tenant {
     pub(super) fn is_idle(&self) -> bool {
         self.rented.is_empty()
     }
+
+    fn has(&self, transport: Transport, end: SocketAddr) -> bool {
+        let is_of = |rented: &Rented| rented.ends.contain(end) && rented.transports().any(|of| of == transport);
+        self.rented.values().any(is_of)
+    }
 }
 
 impl Effects {
@@ -130,7 +141,9 @@ impl Effects {
         let made = match tenant.namespaces.remove(&number) {
             Some((namespace, hidden)) => endpoints.bring(number, ends, namespace, hidden, datapath, routes),
             None => {
-                endpoints.note_leased(number, tenant.joined.remove(&number), ends);
+                // An endpoint that has come with its socket may be of what a program has brought its namespace along for.
+                let first = tenant.joined.remove(&number).or_else(|| endpoints.name_of(ends.first).lease);
+                endpoints.note_leased(number, first, ends);
                 let made = endpoints.need(ends.first, datapath, routes);
                 if made.is_err() {
                     endpoints.note_over(number);
@@ -249,13 +262,19 @@ impl Effects {
         let address = ends.first.ip();
         for port in ends.ports() {
             for protocol in rented.protocols() {
+                let of_another = |of| self.relocation.tenant.has(of, SocketAddr::new(address, port));
+                if Transport::from_protocol(protocol).is_some_and(of_another) {
+                    continue;
+                }
                 let end = LentEnd { address, port, protocol };
                 if let Err(error) = self.datapath.remove_lent(&end) {
                     tracing::warn!(%address, port, %error, "an endpoint whose lease is over stays");
                 }
             }
             for transport in rented.transports() {
-                self.tunnel.remove_lease(&LeasedEnd { transport, address, port });
+                if !self.relocation.tenant.has(transport, SocketAddr::new(address, port)) {
+                    self.tunnel.remove_lease(&LeasedEnd { transport, address, port });
+                }
             }
         }
         self.relocation.endpoints.note_over(number);
@@ -341,6 +360,24 @@ impl Effects {
         let _inside = place.endpoint.enter()?;
         let sockets = &mut Snapshot::default();
         introductions::introduce(&place.injector, datapath, &mut place.connections, sockets, flow, introduction)
+    }
+
+    /// The connections of a socket without another end, and those that are being opened: what is of no flow among them would go where it
+    /// goes. New ones wait from now on, if it listens. Nothing where its address is this host's own.
+    pub(crate) fn connections_of(&mut self, socket: &FlowTuple) -> Result<Vec<FlowTuple>, Failure> {
+        if self.relocation.endpoints.at(socket).is_none() {
+            return Ok(Vec::new());
+        }
+        if socket.listens() {
+            self.keep_new(socket)?;
+        }
+        let Some(place) = self.relocation.endpoints.at(socket) else { return Ok(Vec::new()) };
+        let all = match socket.transport {
+            Transport::Tcp => place.connections.tcp(&OPEN)?,
+            Transport::Udp => place.connections.udp()?,
+        };
+        let flows = all.into_iter().map(|connection| connection.tuple);
+        Ok(flows.filter(|flow| flow.local == socket.local).collect())
     }
 
     /// The connections among these that have lasted, and are there still.

@@ -1,5 +1,8 @@
 //! Sockets without another end, whose endpoints go with them (P-96).
 
+use whimbrel_wire::lending::Granted;
+
+use super::super::Lending;
 use super::*;
 
 /// A holder whose own socket that listens is being moved away, and the ticket.
@@ -76,6 +79,139 @@ fn an_endpoint_that_moves_on_is_lent_to_one_host_alone() {
     assert_eq!(verdict(&mut holder, THIEF), None);
     let tenants: Vec<PublicKey> = holder.moves.leases.keys().map(|name| name.tenant).collect();
     assert_eq!(tenants, [key(THIEF)]);
+}
+
+/// Carries out what is asked for; what is lent is lent.
+fn lend_all(host: &mut Host) -> Vec<MoveOp> {
+    let mut done = Vec::new();
+    loop {
+        let ops = host.ops();
+        if ops.is_empty() {
+            return done;
+        }
+        for (id, op) in ops {
+            let at = At { now: host.now, around: &Known };
+            let result = match &op {
+                MoveOp::Lend { ends, .. } => MoveDone::Lent(*ends),
+                _ => MoveDone::Done,
+            };
+            host.moves.handle_done(at, id, Ok(result));
+            host.change_flows();
+            done.push(op);
+        }
+    }
+}
+
+/// An anchor that has lent two ports to the donor, which has claimed the endpoint of one for TCP.
+fn claimed() -> (Host, Ends, LeaseName) {
+    let mut anchor = Host::new(HOLDER);
+    anchor.moves.config.lending = Some(Lending { to: Vec::new(), most: 2, lifetime: Duration::from_secs(60) });
+    let ends = Ends { first: far().remote, count: 2 };
+    anchor.hear(DONOR, Record::Lease { number: 1, ends });
+    lend_all(&mut anchor);
+    anchor.said(DONOR);
+    anchor.hear(DONOR, claim(FLOW, Transport::Tcp));
+    let one = Ends { count: 1, ..ends };
+    let name = LeaseName { tenant: key(DONOR), number: FLOW };
+    let peer = Known.peer(&key(DONOR)).expect("a peer");
+    let ops = lend_all(&mut anchor);
+    assert!(ops.contains(&MoveOp::Lend { name, peer, ends: one, moved: Some(Transport::Tcp) }), "{ops:?}");
+    assert_eq!(verdict(&mut anchor, DONOR), None);
+    (anchor, one, name)
+}
+
+fn claim(flow: u64, transport: Transport) -> Record {
+    let tuple = FlowTuple::unconnected(transport, far().remote);
+    Record::Claim { flow, tuple, wire_port: 0, hidden: false }
+}
+
+#[test]
+fn an_endpoint_that_is_on_lease_is_claimed_and_goes_to_another_host_with_its_socket() {
+    // P-115
+    let (mut anchor, ends, of_donor) = claimed();
+    // It says so again, and by another name as a daemon does that was started anew: there is one such part of the lease.
+    anchor.hear(DONOR, claim(FLOW, Transport::Tcp));
+    lend_all(&mut anchor);
+    assert_eq!(verdict(&mut anchor, DONOR), None);
+    let ticket = announce(&mut anchor, NUMBER);
+    anchor.hear(DONOR, claim(FLOW + 1, Transport::Tcp));
+    assert_eq!(verdict(&mut anchor, DONOR), Some(Refusal::Taken), "it is on its way");
+    anchor.hear(ACCEPTOR, present(ticket));
+    let ops = lend_all(&mut anchor);
+    let to = LeaseName { tenant: key(ACCEPTOR), number: FLOW };
+    let led = ops.iter().position(|op| matches!(op, MoveOp::Lend { name, .. } if *name == to));
+    let taken = ops.iter().position(|op| *op == MoveOp::TakeBack { name: of_donor });
+    assert!(led.zip(taken).is_some_and(|(led, taken)| led < taken), "{ops:?}");
+    assert_eq!(verdict(&mut anchor, ACCEPTOR), None);
+    anchor.said(DONOR);
+    // The rest of the lease is the donor's, and that endpoint is not: neither what comes to it, nor it.
+    let connection = FlowTuple { local: ends.first, remote: "192.0.2.77:7".parse().expect("an endpoint"), ..far() };
+    let of_connection = |flow| Record::Claim { flow, tuple: connection, wire_port: 9, hidden: false };
+    for (flow, record) in [(8, claim(8, Transport::Tcp)), (9, of_connection(9))] {
+        anchor.hear(DONOR, record);
+        assert!(verdict(&mut anchor, DONOR).is_some(), "{flow}");
+    }
+    anchor.hear(ACCEPTOR, of_connection(10));
+    anchor.carry_out();
+    assert_eq!(verdict(&mut anchor, ACCEPTOR), None);
+    // Another transport of it is the donor's.
+    anchor.hear(DONOR, claim(11, Transport::Udp));
+    lend_all(&mut anchor);
+    assert_eq!(verdict(&mut anchor, DONOR), None);
+    // The lease that it was a part of ends; it does not.
+    anchor.hear(DONOR, Record::Return { number: 1 });
+    anchor.hear(DONOR, Record::Return { number: 11 });
+    lend_all(&mut anchor);
+    let left: Vec<LeaseName> = anchor.moves.leases.keys().copied().collect();
+    assert_eq!(left, [to]);
+}
+
+#[test]
+fn an_endpoint_is_claimed_anew_by_who_has_forgotten_its_claim() {
+    // P-115
+    let (mut anchor, _, of_donor) = claimed();
+    anchor.hear(DONOR, claim(FLOW + 1, Transport::Tcp));
+    let ops = lend_all(&mut anchor);
+    assert_eq!(verdict(&mut anchor, DONOR), None);
+    assert!(ops.contains(&MoveOp::TakeBack { name: of_donor }), "{ops:?}");
+    let parts: Vec<u64> = anchor.moves.held.keys().copied().collect();
+    assert_eq!(parts, [FLOW + 1]);
+    let numbers: Vec<u64> = anchor.moves.leases.keys().map(|name| name.number).collect();
+    assert_eq!(numbers, [1, FLOW + 1]);
+}
+
+#[test]
+fn who_has_given_an_endpoint_on_asks_for_it_no_more_and_has_it_again_when_it_comes_back() {
+    // P-115
+    let mut donor = Host::new(DONOR);
+    let at = |donor: &Host| At { now: donor.now, around: &Known };
+    let socket = FlowTuple::unconnected(Transport::Tcp, far().remote);
+    assert!(donor.moves.rent_moved(at(&donor), key(HOLDER), FLOW, socket).is_none());
+    let settle = |donor: &mut Host| {
+        while let Some((id, _)) = donor.ops().pop() {
+            donor.done(id);
+        }
+    };
+    settle(&mut donor);
+    let granted = Granted { ends: Ends { first: far().remote, count: 1 }, lifetime: 60 };
+    donor.pass(1);
+    settle(&mut donor);
+    donor.said(HOLDER);
+    donor.hear(HOLDER, Record::Leased { number: FLOW, outcome: Ok(granted) });
+    assert_eq!(donor.moves.lessor_of(far().remote), Some(key(HOLDER)));
+    donor.moves.part_with_tenancy(at(&donor), FLOW);
+    assert_eq!(donor.moves.lessor_of(far().remote), None);
+    // It comes back at once.
+    assert_eq!(donor.moves.rent_moved(at(&donor), key(HOLDER), FLOW, socket), Some(Ok(())));
+    settle(&mut donor);
+    assert_eq!(donor.moves.lessor_of(far().remote), Some(key(HOLDER)));
+    assert!(donor.said(HOLDER).contains(&Record::Lease { number: FLOW, ends: granted.ends }));
+    donor.hear(HOLDER, Record::Leased { number: FLOW, outcome: Ok(granted) });
+    // And goes for good: nothing is said of it, since its anchor has led it elsewhere.
+    donor.moves.part_with_tenancy(at(&donor), FLOW);
+    donor.pass(30);
+    assert_eq!(donor.carry_out(), [MoveOp::Vacate { number: FLOW }]);
+    assert!(donor.said(HOLDER).is_empty() && donor.moves.tenancies.is_empty());
 }
 
 #[test]
