@@ -8,7 +8,7 @@ use whimbrel_ipc as ipc;
 use whimbrel_kernel::process;
 use whimbrel_kernel::sock_diag::{MOVABLE, SockDiag};
 use whimbrel_protocol::{
-    Carrier, FlowState, FlowView, PeerId, PeerView, RendezvousStanding, RendezvousView, Rented, Standing, Time, Trust,
+    Carrier, FlowState, FlowView, PeerId, PeerView, RendezvousStanding, RendezvousView, Standing, Time, Trust,
 };
 use whimbrel_wire::hello::Capabilities;
 use whimbrel_wire::{FlowTuple, Transport};
@@ -209,8 +209,6 @@ pub(crate) struct ConnectionsQuestion {
     pub(crate) met_at: Vec<IpAddr>,
     /// Sockets without another end in endpoint namespaces.
     pub(crate) elsewhere: Vec<Inhabitants>,
-    /// What this host has on lease.
-    pub(crate) rented: Vec<Rented>,
     pub(crate) now: Time,
     pub(crate) wall: SystemTime,
 }
@@ -516,7 +514,6 @@ mod tests {
             names: HashMap::new(),
             met_at: Vec::new(),
             elsewhere: Vec::new(),
-            rented: Vec::new(),
             now,
             wall,
         };

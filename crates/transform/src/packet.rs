@@ -128,6 +128,14 @@ impl Headers {
                 Transport::Udp => UDP_CHECKSUM,
             }
     }
+
+    /// Whether it is the first segment of a connection of TCP: SYN without ACK. `packet` is what was [parsed](Self::parse).
+    #[must_use]
+    pub fn opens(&self, packet: &[u8]) -> bool {
+        let whole = self.transport == Transport::Tcp && !matches!(self.fragment, Fragment::Later(_));
+        let flags = packet.get(self.transport_offset + TCP_FLAGS).filter(|_| whole);
+        flags.is_some_and(|flags| flags & (SYN | RST | ACK) == SYN)
+    }
 }
 
 /// What an IP header says, with its extensions.
@@ -151,14 +159,6 @@ impl Network {
             6 => Self::parse_v6(packet),
             _ => Err(PacketError::NotIp),
         }
-    }
-
-    /// Whether it is the first segment of a connection of TCP: SYN without ACK. `packet` is what was [parsed](Self::parse).
-    #[must_use]
-    pub fn opens(&self, packet: &[u8]) -> bool {
-        let whole = self.transport == Transport::Tcp && !matches!(self.fragment, Fragment::Later(_));
-        let flags = packet.get(self.transport_offset + TCP_FLAGS).filter(|_| whole);
-        flags.is_some_and(|flags| flags & (SYN | RST | ACK) == SYN)
     }
 
     fn parse_v4(packet: &[u8]) -> Result<Self, PacketError> {

@@ -134,7 +134,6 @@ impl EventLoop {
                     names: self.names_of_members(),
                     met_at: self.met_at(),
                     elsewhere: self.effects.inhabitants_elsewhere(),
-                    rented: self.node.rented().collect(),
                     suspended: self.node.is_suspended(),
                     flows,
                     peers,
