@@ -51,7 +51,7 @@ bench-%:
 soak-absence: build ## two laptops away for HOURS (72 unless given), then back: no connection may be lost (as root)
 	nice $(TARGET)/release/whimbrel-lab soak-absence $(if $(HOURS),--hours $(HOURS))
 
-test-kernels: ## boot Debian's kernels 6.1 and 6.12 in QEMU and run the core scenario there
+test-kernels: ## boot Debian's kernels 6.1 and 6.12, and one of arm64, in QEMU and run the core scenarios there
 	@./setup test-kernels
 	$(CARGO) run --quiet --locked -p xtask -- test-kernels
 

@@ -16,7 +16,7 @@ use std::time::Duration;
 use clap::{Parser, Subcommand};
 
 use crate::failure::Failure;
-use crate::kernels::{Limits, Part};
+use crate::kernels::{Limits, Part, System};
 
 #[derive(Debug, Parser)]
 #[command(about = "Checks and runs that cargo itself does not make")]
@@ -45,13 +45,16 @@ enum Task {
     },
     /// Boot other kernels and run the core scenario there
     TestKernels {
-        /// Series of Debian's cloud kernels
-        #[arg(default_values = ["6.1", "6.12"])]
-        series: Vec<String>,
+        /// Series of Debian's cloud kernels, of another processor with its name: 6.1, 6.12, 6.1-arm64; arm64 is the newest of these
+        #[arg(value_name = "SYSTEM", default_values = ["6.1", "6.12", "arm64"])]
+        systems: Vec<System>,
         /// Only the tests of the crates that make system calls, no scenario
-        #[arg(long, conflicts_with_all = ["scenario", "command"])]
+        #[arg(long, conflicts_with_all = ["test", "scenario", "command"])]
         tests: bool,
-        /// Only this scenario of the lab (may be repeated), and no tests
+        /// Only this test program (may be repeated), and what it says
+        #[arg(long, value_name = "NAME")]
+        test: Vec<String>,
+        /// Only this scenario of the lab (may be repeated)
         #[arg(long, value_name = "NAME")]
         scenario: Vec<String>,
         /// Only this shell command (may be repeated); `whimbrel`, `whimbrel-lab` and the programs in /tests are there
@@ -95,14 +98,14 @@ fn run(task: Task) -> Result<bool, Failure> {
         }
         Task::Test => suite::run(&root),
         Task::Fuzz { seconds } => Ok(fuzz::long(&root, seconds)?.failed == 0),
-        Task::TestKernels { series, tests, scenario, command, guest_limit, step_limit } => {
-            let part = match (tests, scenario.is_empty() && command.is_empty()) {
+        Task::TestKernels { systems, tests, test, scenario, command, guest_limit, step_limit } => {
+            let part = match (tests, test.is_empty() && scenario.is_empty() && command.is_empty()) {
                 (true, _) => Part::tests(),
                 (false, true) => Part::usual(),
-                (false, false) => Part::only(scenario, command),
+                (false, false) => Part::only(test, scenario, command),
             };
             let [guest, step] = [guest_limit, step_limit].map(Duration::from_secs);
-            kernels::run(&root, &series, &part, Limits { guest, step })
+            kernels::run(&root, &systems, &part, Limits { guest, step })
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The guest's root file system and its one script.
 
-use std::collections::BTreeSet;
-use std::collections::btree_map::{BTreeMap, Entry};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -12,13 +12,14 @@ use crate::failure::{Failure, OnObject};
 
 use super::archive::Archive;
 use super::package::Kernel;
+use super::system::Processor;
 
-/// Programs of the host that scenarios use.
-const HOST_PROGRAMS: &[&str] =
-    &["dash", "ip", "tc", "ss", "nstat", "nft", "nsenter", "setpriv", "sysctl", "bash", "bpftool", "unshare"];
+/// Where Debian has programs and their libraries; the rest of its packages is for people.
+const USED: &[&str] = &["bin", "sbin", "lib", "lib64", "usr/bin", "usr/sbin", "usr/lib", "usr/lib64", "usr/libexec"];
 
-/// Programs without which nothing works.
-const NEEDED: &[&str] = &["dash", "ip", "nft", "nsenter", "setpriv"];
+/// What is large and never used in a guest. Names of files and directories.
+const UNUSED: &[&str] =
+    &["perl", "perl-base", "perl5", "gconv", "locale", "systemd", "dpkg", "apt", "idlelib", "pydoc_data", "lib2to3"];
 
 /// Modules of Debian's kernels that Whimbrel or the lab use; what is built in is left out, what is not there complained of.
 const MODULES: &[&str] = &[
@@ -72,10 +73,12 @@ pub(crate) struct Step {
 #[derive(Debug)]
 pub(crate) struct Guest<'a> {
     pub(crate) kernel: &'a Kernel,
+    /// Whose programs they all are.
+    pub(crate) processor: Processor,
+    /// Where Debian's packages are unpacked.
+    pub(crate) userland: &'a Path,
     /// To `/usr/local/bin`.
     pub(crate) commands: &'a [PathBuf],
-    /// Where CRIU is unpacked, if it is.
-    pub(crate) criu: Option<&'a Path>,
     /// To `/tests`.
     pub(crate) tests: &'a [(String, PathBuf)],
     pub(crate) steps: &'a [Step],
@@ -92,6 +95,7 @@ impl Guest<'_> {
         for (link, to) in LINKS {
             tree.links.insert((*link).to_owned(), (*to).to_owned());
         }
+        tree.add_userland(self.userland)?;
         // Busybox's own shell would prefer its own `ip`.
         tree.links.insert("usr/bin/sh".into(), "/usr/bin/dash".into());
         for directory in [
@@ -109,24 +113,11 @@ impl Guest<'_> {
         ] {
             tree.directory(directory);
         }
-        tree.add_program(
-            &find("busybox").ok_or_else(|| Failure::new("there is no busybox; run ./setup test-kernels"))?,
-        )?;
-        for name in HOST_PROGRAMS {
-            match find(name) {
-                Some(program) => tree.add_program(&program)?,
-                None if NEEDED.contains(name) => return Err(Failure::new(format!("there is no {name}; run ./setup"))),
-                None => {}
-            }
-        }
-        if let Some(criu) = self.criu {
-            tree.add_unpacked(criu, "usr/sbin/criu")?;
-        }
         for command in self.commands {
-            tree.add_built(command, "usr/local/bin", self.scratch)?;
+            tree.add_built(command, "usr/local/bin", self.processor, self.scratch)?;
         }
         for (_, test) in self.tests {
-            tree.add_built(test, "tests", self.scratch)?;
+            tree.add_built(test, "tests", self.processor, self.scratch)?;
         }
         let modules = self.kernel.modules_in_order(MODULES)?;
         let mut loads = String::new();
@@ -272,82 +263,55 @@ impl Tree {
         self.directories.insert(path.to_owned());
     }
 
-    /// A program of the host, at its own place, with its libraries.
-    fn add_program(&mut self, program: &Path) -> Result<(), Failure> {
-        self.add_host_file(program)?;
-        self.add_libraries(program)
+    /// Debian's programs and libraries.
+    fn add_userland(&mut self, root: &Path) -> Result<(), Failure> {
+        let mut open: Vec<PathBuf> = USED.iter().map(PathBuf::from).collect();
+        while let Some(place) = open.pop() {
+            let path = root.join(&place);
+            let Ok(kind) = path.symlink_metadata().map(|metadata| metadata.file_type()) else { continue };
+            let unused = |name: &OsStr| UNUSED.iter().any(|unused| name == *unused);
+            if place.file_name().is_some_and(unused) {
+                continue;
+            }
+            if kind.is_dir() {
+                for entry in fs::read_dir(&path).failed("read", path.display())? {
+                    open.push(place.join(entry.failed("read", path.display())?.file_name()));
+                }
+            } else if kind.is_symlink() {
+                let to = fs::read_link(&path).failed("read", path.display())?;
+                self.links.insert(merged(&place), to.display().to_string());
+            } else {
+                self.files.insert(merged(&place), fs::read(&path).failed("read", path.display())?);
+            }
+        }
+        // What leads from one of the merged places to the other leads to itself now.
+        self.links.retain(|place, _| !self.files.contains_key(place));
+        Ok(())
     }
 
     /// A program of this build, without what is only for debuggers.
-    fn add_built(&mut self, program: &Path, directory: &str, stripped: &Path) -> Result<(), Failure> {
+    fn add_built(
+        &mut self,
+        program: &Path,
+        directory: &str,
+        processor: Processor,
+        stripped: &Path,
+    ) -> Result<(), Failure> {
         let name = program.file_name().unwrap_or_default().to_string_lossy();
-        let status = Command::new("strip")
-            .arg("--strip-debug")
-            .arg("-o")
-            .args([stripped, program])
-            .status()
-            .failed("run", "strip")?;
+        let strip = processor.strip();
+        let mut command = Command::new(strip);
+        let status = command.arg("--strip-debug").arg("-o").args([stripped, program]).status().failed("run", strip)?;
         if !status.success() {
-            return Err(Failure::new(format!("strip failed on {}", program.display())));
+            return Err(Failure::new(format!("{strip} failed on {}", program.display())));
         }
         let content = fs::read(stripped).failed("read", stripped.display());
         let removed = fs::remove_file(stripped);
         self.files.insert(format!("{directory}/{name}"), content?);
-        removed.failed("remove", stripped.display())?;
-        self.add_libraries(program)
-    }
-
-    /// A program out of packages that are not installed, with its libraries, theirs and the host's.
-    fn add_unpacked(&mut self, root: &Path, program: &str) -> Result<(), Failure> {
-        let own = format!("usr/lib/{}-linux-gnu", std::env::consts::ARCH);
-        let path = root.join(program);
-        self.files.insert(program.to_owned(), fs::read(&path).failed("read", path.display())?);
-        let mut ldd = Command::new("ldd");
-        ldd.arg(&path).env("LD_LIBRARY_PATH", root.join(&own));
-        let output = ldd.output().failed("run", "ldd")?;
-        let said = String::from_utf8_lossy(&output.stdout);
-        if let Some(lacking) = said.lines().find(|line| line.ends_with("not found")) {
-            return Err(Failure::new(format!("{program} of a guest: {}", lacking.trim())));
-        }
-        for library in libraries(&said).map(Path::new) {
-            match library.strip_prefix(root) {
-                Ok(place) => {
-                    let content = fs::read(library).failed("read", library.display())?;
-                    self.files.insert(place.display().to_string(), content);
-                }
-                Err(_) => self.add_host_file(library)?,
-            }
-        }
-        Ok(())
-    }
-
-    fn add_libraries(&mut self, program: &Path) -> Result<(), Failure> {
-        let output = Command::new("ldd").arg(program).output().failed("run", "ldd")?;
-        // A static program is "not a dynamic executable", which ldd takes for a failure.
-        for library in libraries(&String::from_utf8_lossy(&output.stdout)) {
-            self.add_host_file(Path::new(library))?;
-        }
-        Ok(())
-    }
-
-    fn add_host_file(&mut self, path: &Path) -> Result<(), Failure> {
-        // /lib/x.so.6 may be a link to x-2.36.so; its content goes where the name says.
-        let place = path.display().to_string();
-        let place = place.trim_start_matches('/');
-        let merged = LINKS.iter().find_map(|(link, to)| {
-            let rest = place.strip_prefix(link)?.strip_prefix('/')?;
-            Some(format!("{to}/{rest}"))
-        });
-        let place = merged.unwrap_or_else(|| place.to_owned());
-        if let Entry::Vacant(entry) = self.files.entry(place) {
-            entry.insert(fs::read(path).failed("read", path.display())?);
-        }
-        Ok(())
+        removed.failed("remove", stripped.display())
     }
 
     fn write(mut self, out: impl Write) -> io::Result<()> {
-        let paths: Vec<String> =
-            self.files.keys().chain(self.links.keys()).chain(self.links.values()).cloned().collect();
+        let paths: Vec<String> = self.files.keys().chain(self.links.keys()).cloned().collect();
         for path in &paths {
             self.directories.extend(ancestors(path));
         }
@@ -377,13 +341,18 @@ fn ancestors(path: &str) -> impl Iterator<Item = String> {
     ends.into_iter().map(move |end| path[..end].to_owned())
 }
 
-/// Paths in ldd's output: `libc.so.6 => /lib/libc.so.6 (0x…)`, `/lib64/ld-linux-x86-64.so.2 (0x…)`.
-fn libraries(output: &str) -> impl Iterator<Item = &str> {
-    output.lines().filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/')))
+/// Where a file of Debian's lies in the guest, whose /usr is merged.
+fn merged(place: &Path) -> String {
+    let place = place.display().to_string();
+    let moved = LINKS.iter().find_map(|(link, to)| {
+        let rest = place.strip_prefix(link)?.strip_prefix('/')?;
+        Some(format!("{to}/{rest}"))
+    });
+    moved.unwrap_or(place)
 }
 
-/// A program in the usual places.
-fn find(name: &str) -> Option<PathBuf> {
+/// A program of this machine in the usual places.
+pub(super) fn find(name: &str) -> Option<PathBuf> {
     ["/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"]
         .iter()
         .map(|directory| Path::new(directory).join(name))
@@ -427,8 +396,11 @@ mod tests {
     }
 
     #[test]
-    fn ldd_is_understood() {
-        let output = "\tlinux-vdso.so.1 (0x0)\n\tlibc.so.6 => /lib/libc.so.6 (0x1)\n\t/lib64/ld.so.2 (0x2)\n";
-        assert_eq!(libraries(output).collect::<Vec<_>>(), ["/lib/libc.so.6", "/lib64/ld.so.2"]);
+    fn merged_places() {
+        for (place, in_guest) in
+            [("sbin/tc", "usr/sbin/tc"), ("lib64/ld.so", "usr/lib64/ld.so"), ("usr/bin/nsenter", "usr/bin/nsenter")]
+        {
+            assert_eq!(merged(Path::new(place)), in_guest);
+        }
     }
 }

@@ -1,4 +1,7 @@
-//! Kernels out of Debian's archive, unpacked but not installed.
+//! Kernels and what runs on them, out of Debian's archive: unpacked but not installed.
+//!
+//! apt works below the target directory here, on lists, a cache and a state of its own, so that another architecture's packages can be
+//! had, nothing changes on the machine, and nobody has to be root.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -6,6 +9,28 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use crate::failure::{Failure, OnObject};
+
+use super::system::Processor;
+
+/// What a guest has beside this build: what scenarios run, and CRIU. What these need comes along.
+const USERLAND: &[&str] = &[
+    "dash",
+    "bash",
+    "busybox-static",
+    "iproute2",
+    "nftables",
+    "procps",
+    "util-linux",
+    "bpftool",
+    "criu",
+    "python3",
+    "libelf1",
+    "zlib1g",
+    "libgcc-s1",
+];
+
+/// What this build is linked with on another processor: headers and static libraries, so nothing of them is needed in the guest.
+const LIBRARIES: &[&str] = &["libelf-dev", "zlib1g-dev"];
 
 /// A kernel that is there to be booted.
 #[derive(Debug)]
@@ -18,79 +43,137 @@ pub(crate) struct Kernel {
     pub(crate) modules: PathBuf,
 }
 
-/// The newest cloud kernel of a series (`6.1`), downloaded unless it is there already.
-pub(crate) fn get(directory: &Path, series: &str) -> Result<Kernel, Failure> {
-    let package = match listed(series)? {
-        Some(package) => package,
-        None => {
-            // Images of containers come without lists. Only root may fetch them; others are told below.
-            let _ = Command::new("apt-get").args(["--quiet", "update"]).status();
-            listed(series)?.ok_or_else(|| {
-                Failure::new(format!(
-                    "the package lists have no linux-image-{series}.*-cloud-amd64. Renew them with `apt-get update`; \
-                     bookworm-security has both 6.1 and 6.12."
-                ))
-            })?
-        }
-    };
-    let release = package.trim_start_matches("linux-image-").to_owned();
-    let unpacked = directory.join(&release);
-    let kernel = Kernel {
-        image: unpacked.join(format!("boot/vmlinuz-{release}")),
-        modules: unpacked.join("lib/modules").join(&release),
-        release,
-    };
-    // Written last, so its presence says that the rest is whole.
-    if !kernel.modules.join("modules.dep").is_file() {
-        let deb = download(directory, &package)?;
-        run(Command::new("dpkg-deb").arg("--extract").args([&deb, &unpacked]))?;
-        fs::remove_file(&deb).failed("remove", deb.display())?;
-        run(Command::new("/sbin/depmod").arg("--basedir").arg(&unpacked).arg(&kernel.release))?;
-    }
-    Ok(kernel)
+/// apt for one architecture.
+#[derive(Debug)]
+pub(crate) struct Apt {
+    directory: PathBuf,
+    processor: Processor,
+    config: PathBuf,
 }
 
-/// CRIU, and those of its libraries that few machines have.
-const CRIU: [&str; 6] = ["criu", "libnet1", "libprotobuf-c1", "libnl-3-200", "libbsd0", "libmd0"];
+impl Apt {
+    /// Below `directory`.
+    pub(crate) fn open(directory: &Path, processor: Processor) -> Result<Self, Failure> {
+        let own = directory.join(format!("apt-{}", processor.debian()));
+        for part in ["lists/partial", "cache/archives/partial"] {
+            let path = own.join(part);
+            fs::create_dir_all(&path).failed("make", path.display())?;
+        }
+        let config = own.join("apt.conf");
+        // On a machine where nothing is installed, everything has to be downloaded. Locks are for machines on which something is.
+        for (path, content) in [(own.join("status"), String::new()), (config.clone(), configuration(&own, processor))] {
+            fs::write(&path, content).failed("write", path.display())?;
+        }
+        Ok(Self { directory: directory.to_owned(), processor, config })
+    }
 
-/// Where CRIU is unpacked, downloaded unless it is there already.
-pub(crate) fn criu(directory: &Path) -> Result<PathBuf, Failure> {
-    let (unpacked, whole) = (directory.join("criu"), directory.join("criu/whole"));
-    if !whole.is_file() {
-        for package in CRIU {
-            let deb = download(directory, package)?;
-            run(Command::new("dpkg-deb").arg("--extract").args([&deb, &unpacked]))?;
+    /// The newest cloud kernel of a series (`6.1`), downloaded unless it is there already.
+    pub(crate) fn kernel(&self, series: &str) -> Result<Kernel, Failure> {
+        let listed = || -> Result<String, Failure> {
+            let pattern = format!("linux-image-{series}.");
+            let names = run(self.command("apt-cache").args(["pkgnames", &pattern]))?;
+            newest(&String::from_utf8_lossy(&names.stdout), series, self.processor).ok_or_else(|| {
+                Failure::new(format!(
+                    "apt finds no linux-image-{series}.*-cloud-{} in this machine's sources; those of bookworm-security have both \
+                     6.1 and 6.12",
+                    self.processor.debian()
+                ))
+            })
+        };
+        self.with_lists(|| {
+            let package = listed()?;
+            let release = package.trim_start_matches("linux-image-").to_owned();
+            let unpacked = self.directory.join(&release);
+            let kernel = Kernel {
+                image: unpacked.join(format!("boot/vmlinuz-{release}")),
+                modules: unpacked.join("lib/modules").join(&release),
+                release,
+            };
+            // Written last, so its presence says that the rest is whole.
+            if !kernel.modules.join("modules.dep").is_file() {
+                self.unpack(&["download", &package], &unpacked)?;
+                run(Command::new("/sbin/depmod").arg("--basedir").arg(&unpacked).arg(&kernel.release))?;
+            }
+            Ok(kernel)
+        })
+    }
+
+    /// The root of all else that a guest runs.
+    pub(crate) fn userland(&self) -> Result<PathBuf, Failure> {
+        let mut order = vec!["--no-install-recommends", "--download-only", "install"];
+        order.extend(USERLAND);
+        self.tree("userland", &order)
+    }
+
+    /// The root of what this build is linked with.
+    pub(crate) fn libraries(&self) -> Result<PathBuf, Failure> {
+        let mut order = vec!["download"];
+        order.extend(LIBRARIES);
+        self.tree("libraries", &order)
+    }
+
+    /// What apt-get downloads on this order, unpacked at a place of its own unless it is there already.
+    fn tree(&self, name: &str, order: &[&str]) -> Result<PathBuf, Failure> {
+        let unpacked = self.directory.join(format!("{name}-{}", self.processor.debian()));
+        let whole = unpacked.join("whole");
+        // What it was made of: another list makes another tree.
+        let content = order.join(" ");
+        if fs::read_to_string(&whole).is_ok_and(|there| there == content) {
+            return Ok(unpacked);
+        }
+        if unpacked.is_dir() {
+            fs::remove_dir_all(&unpacked).failed("remove", unpacked.display())?;
+        }
+        self.with_lists(|| self.unpack(order, &unpacked))?;
+        fs::write(&whole, content).failed("write", whole.display())?;
+        Ok(unpacked)
+    }
+
+    /// Does something for which the package lists are needed; again with fresh ones if it fails, since the archive has only what
+    /// is newest.
+    fn with_lists<T>(&self, work: impl Fn() -> Result<T, Failure>) -> Result<T, Failure> {
+        work().or_else(|_| {
+            // It also complains of sources that have nothing to do with us. What matters is found out below.
+            let _ = self.command("apt-get").args(["--quiet", "update"]).status();
+            work()
+        })
+    }
+
+    /// Unpacks what apt-get downloads on this order.
+    fn unpack(&self, order: &[&str], to: &Path) -> Result<(), Failure> {
+        let archives = self.config.with_file_name("cache").join("archives");
+        let debs = || -> Result<Vec<PathBuf>, Failure> {
+            let entries = fs::read_dir(&archives).failed("read", archives.display())?;
+            let paths = entries.flatten().map(|entry| entry.path());
+            Ok(paths.filter(|path| path.extension() == Some(OsStr::new("deb"))).collect())
+        };
+        // What a run that was interrupted has left may be half of it.
+        for left in debs()? {
+            fs::remove_file(&left).failed("remove", left.display())?;
+        }
+        run(self.command("apt-get").args(["--quiet", "--yes"]).args(order).current_dir(&archives))?;
+        for deb in debs()? {
+            run(Command::new("dpkg-deb").arg("--extract").args([deb.as_path(), to]))?;
             fs::remove_file(&deb).failed("remove", deb.display())?;
         }
-        // Written last, so its presence says that the rest is whole.
-        fs::write(&whole, "").failed("write", whole.display())?;
+        Ok(())
     }
-    Ok(unpacked)
+
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command.env("APT_CONFIG", &self.config);
+        command
+    }
 }
 
-/// The newest package of a series that apt knows of.
-fn listed(series: &str) -> Result<Option<String>, Failure> {
-    let names = run(Command::new("apt-cache").args(["pkgnames", &format!("linux-image-{series}.")]))?;
-    Ok(newest(&String::from_utf8_lossy(&names.stdout), series))
-}
-
-fn download(directory: &Path, package: &str) -> Result<PathBuf, Failure> {
-    let found = || -> Result<Vec<PathBuf>, Failure> {
-        let is_it = |path: &PathBuf| {
-            let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
-            name.starts_with(&format!("{package}_")) && name.ends_with(".deb")
-        };
-        let entries = fs::read_dir(directory).failed("read", directory.display())?;
-        Ok(entries.flatten().map(|entry| entry.path()).filter(is_it).collect())
-    };
-    // What a run that was interrupted has left may be half of it.
-    for left in found()? {
-        fs::remove_file(&left).failed("remove", left.display())?;
-    }
-    run(Command::new("apt-get").args(["--quiet", "download", package]).current_dir(directory))?;
-    found()?.pop().ok_or_else(|| {
-        Failure::new(format!("apt-get downloaded {package}, but left no package in {}", directory.display()))
-    })
+/// apt.conf(5), read before the machine's own, which keeps its sources, keys and proxies.
+fn configuration(own: &Path, processor: Processor) -> String {
+    let (own, architecture) = (own.display(), processor.debian());
+    format!(
+        "Dir::State \"{own}\";\nDir::State::status \"{own}/status\";\nDir::State::lists \"{own}/lists\";\nDir::Cache \"{own}/cache\";\n\
+         APT::Architecture \"{architecture}\";\nAPT::Architectures {{ \"{architecture}\"; }};\nAPT::Sandbox::User \"root\";\n\
+         Debug::NoLocking \"true\";\nAcquire::Languages \"none\";\nAcquire::IndexTargets::deb::DEP-11::DefaultEnabled \"false\";\n"
+    )
 }
 
 fn run(command: &mut Command) -> Result<Output, Failure> {
@@ -105,9 +188,10 @@ fn run(command: &mut Command) -> Result<Output, Failure> {
 }
 
 /// Of apt's package names, the signed cloud kernel with the highest version.
-fn newest(names: &str, series: &str) -> Option<String> {
+fn newest(names: &str, series: &str, processor: Processor) -> Option<String> {
+    let end = format!("-cloud-{}", processor.debian());
     let version = |name: &str| -> Option<Vec<u64>> {
-        let version = name.strip_prefix(&format!("linux-image-{series}."))?.strip_suffix("-cloud-amd64")?;
+        let version = name.strip_prefix(&format!("linux-image-{series}."))?.strip_suffix(&end)?;
         let numbers = version.split(|c: char| !c.is_ascii_digit()).filter(|part| !part.is_empty());
         Some(numbers.map(|number| number.parse().unwrap_or(0)).collect())
     };
@@ -121,9 +205,12 @@ mod tests {
     #[test]
     fn versions_are_numbers() {
         let names = "linux-image-6.1.0-9-cloud-amd64\nlinux-image-6.1.0-56-cloud-amd64\nlinux-image-6.1.0-60-amd64\n\
-                     linux-image-6.1.0-99-cloud-amd64-unsigned\nlinux-image-6.12.117+deb12-cloud-amd64\n";
-        assert_eq!(newest(names, "6.1").as_deref(), Some("linux-image-6.1.0-56-cloud-amd64"));
-        assert_eq!(newest(names, "6.12").as_deref(), Some("linux-image-6.12.117+deb12-cloud-amd64"));
-        assert_eq!(newest(names, "5.10"), None);
+                     linux-image-6.1.0-99-cloud-amd64-unsigned\nlinux-image-6.12.117+deb12-cloud-amd64\n\
+                     linux-image-6.1.0-55-cloud-arm64\n";
+        let newest = |series| newest(names, series, Processor::X86);
+        assert_eq!(newest("6.1").as_deref(), Some("linux-image-6.1.0-56-cloud-amd64"));
+        assert_eq!(newest("6.12").as_deref(), Some("linux-image-6.12.117+deb12-cloud-amd64"));
+        assert_eq!(newest("5.10"), None);
+        assert_eq!(super::newest(names, "6.1", Processor::Arm).as_deref(), Some("linux-image-6.1.0-55-cloud-arm64"));
     }
 }
