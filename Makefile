@@ -51,9 +51,10 @@ bench-%:
 soak-absence: build ## two laptops away for HOURS (72 unless given), then back: no connection may be lost (as root)
 	nice $(TARGET)/release/whimbrel-lab soak-absence $(if $(HOURS),--hours $(HOURS))
 
-test-kernels: ## boot Debian's kernels 6.1 and 6.12, and one of arm64, in QEMU and run the core scenarios there
+test-kernels: ## boot Debian's kernels 6.1 and 6.12 in QEMU and run the core scenarios there; on arm64, snapshots of sockets
 	@./setup test-kernels
 	$(CARGO) run --quiet --locked -p xtask -- test-kernels
+	$(CARGO) run --quiet --locked -p xtask -- test-kernels arm64 --test golden
 
 fuzz: ## every fuzz target for half a minute
 	@./setup

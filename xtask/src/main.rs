@@ -46,7 +46,7 @@ enum Task {
     /// Boot other kernels and run the core scenario there
     TestKernels {
         /// Series of Debian's cloud kernels, of another processor with its name: 6.1, 6.12, 6.1-arm64; arm64 is the newest of these
-        #[arg(value_name = "SYSTEM", default_values = ["6.1", "6.12", "arm64"])]
+        #[arg(value_name = "SYSTEM", default_values = ["6.1", "6.12"])]
         systems: Vec<System>,
         /// Only the tests of the crates that make system calls, no scenario
         #[arg(long, conflicts_with_all = ["test", "scenario", "command"])]

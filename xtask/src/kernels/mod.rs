@@ -110,7 +110,8 @@ impl Part {
         }
         for (number, command) in (1..).zip(&self.commands) {
             let quoted = command.replace('\'', r"'\''");
-            steps.push(Step { name: format!("command-{number}"), command: format!("sh -c '{quoted}'") });
+            // A bare `sh` would be that of Busybox, which runs the step, and its `ip` would come before the real one.
+            steps.push(Step { name: format!("command-{number}"), command: format!("/usr/bin/sh -c '{quoted}'") });
         }
         steps
     }
