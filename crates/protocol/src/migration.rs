@@ -283,7 +283,6 @@ impl Moves {
             Record::Claim { flow, tuple, wire_port, hidden } => {
                 self.handle_claim(at, from, flow, tuple, wire_port, hidden);
             }
-            Record::Ending { flow } => self.handle_ending(from, flow),
         }
     }
 

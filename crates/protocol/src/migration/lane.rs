@@ -260,7 +260,6 @@ fn is_reply(record: &Record) -> bool {
         | Record::Leased { .. }
         | Record::Return { .. }
         | Record::Cancel { .. }
-        | Record::Ending { .. }
         | Record::Loaded { .. } => true,
         Record::Ask { .. }
         | Record::Announce { .. }
