@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use whimbrel_ipc::{Carrier, Connection};
+use whimbrel_ipc::{Carrier, Connection, ConnectionState};
 
 use super::relocation::straight;
 use super::world::{LONG, World, site, step};
@@ -178,7 +178,7 @@ fn anchored(lab: &mut Lab, ipv6: bool) -> Result<()> {
     // What connections leave is known for a while; what was leased by programs that have ended is given back.
     tickers[0].process().kill()?;
     let returned = || four.anchor.cli(&["anchor"]).is_ok_and(|said| !said.contains("lent to"));
-    wait_until(LONG * 2, "the leases are returned", returned)?;
+    wait_until(LONG, "the leases are returned", returned)?;
     four.anchor.cli(&["anchor", "start"])?;
     // One that is at rest itself is not its own.
     four.third.cli(&["run", "--anchor", "auto", "--", "true"])?;
