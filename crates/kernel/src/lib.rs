@@ -5,7 +5,6 @@
 
 pub mod borrowed;
 pub mod child;
-pub mod conntrack;
 pub mod endpoint;
 pub mod error;
 pub mod frozen;
