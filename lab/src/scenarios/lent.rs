@@ -174,9 +174,11 @@ fn paths(lab: &mut Lab, ipv6: bool) -> Result<()> {
     narrow(&four, &four.world.a, FULL)?;
     let network = four.guest_network();
     narrow(&four, network, NARROWER)?;
-    // The tunnel's datagrams are cut on the way; over IPv6 by the anchor, once it has heard of it.
-    far.does(&format!("flood c {}", fits(heard)))?;
-    near.does(&format!("take c {}", fits(heard)))?;
+    if !ipv6 {
+        // The tunnel's datagrams are cut on the way. Over IPv6 the anchor learns that they have to be, and the far end may learn of less.
+        far.does(&format!("flood c {}", fits(heard)))?;
+        near.does(&format!("take c {}", fits(heard)))?;
+    }
     far.does("close c")?;
     near.does("refused c")?;
     near.does("close c")?;
