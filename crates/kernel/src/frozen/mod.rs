@@ -13,7 +13,6 @@ mod datagram;
 mod groups;
 mod options;
 mod stream;
-mod timeout;
 
 use std::io;
 use std::net::SocketAddr;
@@ -26,7 +25,6 @@ use crate::error::Error;
 use crate::inject::Injector;
 use crate::sockopt::{self, Name};
 pub use options::Defaults;
-pub use timeout::expect_round_trip;
 
 /// A socket that cannot be moved, and why.
 #[derive(Debug, thiserror::Error)]

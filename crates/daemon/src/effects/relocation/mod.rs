@@ -48,9 +48,8 @@ use late::Late;
 use lender::Lender;
 pub(crate) use listening::at;
 use ports::Ports;
-use start::Expected;
 pub(crate) use start::Known;
-pub use start::{first_window, longest_round_trip};
+pub use start::first_window;
 use tenant::Tenant;
 pub(crate) use tenant::{HIDDEN, Young};
 
@@ -81,8 +80,6 @@ pub(crate) struct Relocation {
     kept_new: HashSet<FlowTuple>,
     taken: HashMap<MoveName, Taken>,
     endpoints: Endpoints,
-    /// Of connections in the host's own stack.
-    expected: Expected,
     ports: Ports,
     lender: Lender,
     tenant: Tenant,
