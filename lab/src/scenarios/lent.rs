@@ -300,12 +300,6 @@ fn whole(lab: &mut Lab, ipv6: bool) -> Result<()> {
     near.with(&format!("push n {STREAM}"), &mut far, &format!("pull n {STREAM}"))?;
     four.world.no_resets()?;
 
-    step("the program ends, and the address is lent again, to the host alone that has connections of it");
-    near.0.process.kill()?;
-    let returned = || four.anchor.cli(&["anchor"]).is_ok_and(|said| !said.contains(&format!("{address}, as a whole")));
-    wait_until(LONG, "the lease is returned", returned)?;
-    refused(&four, &["--address", &address], "it is lent already")?;
-    four.guest.cli(&["run", "--anchor", "desk", "--address", &address, "--", "true"])?;
     step("of a family, or as a whole, nothing is lent");
     reconfigured(&mut four.anchor, "[anchor]\naddresses = [\"192.0.2.64/31\"]\n")?;
     refused(&four, &["-6", "--address", "any"], "none of that family")?;
