@@ -90,13 +90,6 @@ fn narrow(four: &Four, site: &Site, mtu: u32) -> Result<()> {
     four.world.campus.core.ip([format!("link set dev to-{} mtu {mtu}", site.network.name())])
 }
 
-/// Another configuration is in force.
-fn reconfigured(daemon: &mut Whimbrel, config: &str) -> Result<()> {
-    let since = daemon.status()?.newest_event;
-    daemon.reconfigure(config)?;
-    daemon.wait_event("reloaded", since, LONG).map(drop)
-}
-
 /// Whether a packet is one of the tunnel: sealed or plain, it goes to or comes from the control port.
 fn is_tunnel(packet: &Packet<'_>) -> bool {
     packet.udp().is_some() && packet.ports().is_some_and(|(from, to)| from == 2031 || to == 2031)
@@ -300,11 +293,6 @@ fn whole(lab: &mut Lab, ipv6: bool) -> Result<()> {
     near.with(&format!("push n {STREAM}"), &mut far, &format!("pull n {STREAM}"))?;
     four.world.no_resets()?;
 
-    step("of a family, or as a whole, nothing is lent");
-    reconfigured(&mut four.anchor, "[anchor]\naddresses = [\"192.0.2.64/31\"]\n")?;
-    refused(&four, &["-6", "--address", "any"], "none of that family")?;
-    reconfigured(&mut four.anchor, LENDS)?;
-    refused(&four, &["--address", "any"], "none that it lends as a whole")?;
     drop((far, other));
     Ok(())
 }
