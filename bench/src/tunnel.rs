@@ -321,7 +321,7 @@ impl Testbed {
             tunnel.set_path(PEER, 1, path)?;
             tunnel.set_flows(flows.iter().map(|(a, b)| {
                 let (own, peer_tuple) = if host == 1 { (*a, *b) } else { (*b, *a) };
-                TunnelFlow { own, peer: PEER, peer_tuple }
+                TunnelFlow { own, peer: PEER, peer_tuple, elsewhere: false }
             }));
             namespace.ip(&format!("addr add 10.{net}.{number}.{host}/24 dev {device}"))?;
             self.tunnels.push(tunnel);

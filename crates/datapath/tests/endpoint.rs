@@ -641,7 +641,12 @@ fn learn(from: &UdpSocket, to: &UdpSocket, payload: usize) -> i32 {
     assert!(sent, "what fits is not sent");
     to.set_read_timeout(Some(PATIENCE)).expect("SO_RCVTIMEO");
     let mut received = vec![0; 1 << 16];
-    while received[..to.recv(&mut received).expect("the datagram arrives")] != pattern(fits, 7) {}
+    loop {
+        let length = to.recv(&mut received).expect("the datagram arrives");
+        if received[..length] == pattern(fits, 7) {
+            break;
+        }
+    }
     known
 }
 
