@@ -1,4 +1,4 @@
-//! A router that speaks for hosts behind it (P-100 to P-104, P-123 to P-125).
+//! A router that speaks for hosts behind it (P-100 to P-104, P-123, P-124).
 
 use std::time::Duration;
 
