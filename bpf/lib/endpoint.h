@@ -109,8 +109,12 @@ static __always_inline int leave_endpoint(struct __sk_buff *skb)
 		verdict = egress_icmp(skb, &packet);
 	if (verdict == OF_NO_FLOW)
 		verdict = leave_unknown(skb, &packet);
-	if (verdict == TO_BE_ROUTED)
+	if (verdict == TO_BE_ROUTED) {
 		verdict = to_routes(skb, &packet);
+		/* What is for this host itself passes. */
+		if (verdict != TO_BE_TOLD)
+			return verdict;
+	}
 	if (verdict == TO_BE_TOLD)
 		return tell_too_long(skb, &packet);
 	return verdict == TC_ACT_UNSPEC ? TC_ACT_SHOT : verdict;
