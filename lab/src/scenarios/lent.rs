@@ -293,6 +293,17 @@ fn whole(lab: &mut Lab, ipv6: bool) -> Result<()> {
     near.with(&format!("push n {STREAM}"), &mut far, &format!("pull n {STREAM}"))?;
     four.world.no_resets()?;
 
+    step("of a family, or as a whole, nothing is lent");
+    // `[anchor]` is read at the start.
+    for (config, options, why) in [
+        ("[anchor]\naddresses = [\"192.0.2.64/31\"]\n", &["-6", "--address", "any"][..], "none of that family"),
+        (LENDS, &["--address", "any"], "none that it lends as a whole"),
+    ] {
+        four.anchor.reconfigure(config)?;
+        four.anchor.kill()?;
+        four.anchor.restart()?;
+        refused(&four, options, why)?;
+    }
     drop((far, other));
     Ok(())
 }
