@@ -283,6 +283,7 @@ impl Moves {
             Record::Claim { flow, tuple, wire_port, hidden } => {
                 self.handle_claim(at, from, flow, tuple, wire_port, hidden);
             }
+            Record::Ending { flow } => self.handle_ending(from, flow),
         }
     }
 

@@ -358,11 +358,12 @@ impl Node {
             return;
         }
         known.closed = true;
-        if known.entry().is_some() {
-            self.closed.push_back((now + LINGER, flow));
-            self.timers.set_earlier(Timer::Linger, now + LINGER);
-        } else {
-            self.forget_flow(&flow);
+        let Some(entry) = known.entry().copied() else { return self.forget_flow(&flow) };
+        self.closed.push_back((now + LINGER, flow));
+        self.timers.set_earlier(Timer::Linger, now + LINGER);
+        let holder = self.peers.get(&entry.peer).map(|peer| peer.key);
+        if let Some(holder) = holder.filter(|_| entry.end == LocalEnd::Endpoint) {
+            self.with_moves(now, |moves, at| moves.say_ending(at, holder, entry.name));
         }
     }
 

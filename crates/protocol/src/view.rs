@@ -9,9 +9,9 @@ use whimbrel_wire::FlowTuple;
 use whimbrel_wire::hello::Capabilities;
 
 use crate::Time;
-use crate::flow::FlowView;
+use crate::flow::{Flow, FlowView};
 use crate::node::Node;
-use crate::op::{Carrier, PeerId};
+use crate::op::{Carrier, FlowEntry, LocalEnd, PeerId};
 use crate::peer::{Away, Peer};
 
 /// A peer as `whimbrel peers` and `whimbrel paths` show it.
@@ -98,9 +98,13 @@ impl Node {
         self.flows.get(flow).is_some_and(|known| !known.closed)
     }
 
-    /// All flows that are known, in no order.
+    /// All flows that are known and have not ended, in no order.
     pub fn flows(&self) -> impl Iterator<Item = FlowView> + '_ {
-        self.flows.iter().filter(|(_, flow)| !flow.closed).map(|(tuple, flow)| {
+        let ending = |entry: &FlowEntry| {
+            entry.end == LocalEnd::Behind && self.moves.as_ref().is_some_and(|moves| moves.is_ending(entry.name))
+        };
+        let there = move |flow: &Flow| !flow.closed && !flow.entry().is_some_and(ending);
+        self.flows.iter().filter(move |(_, flow)| there(flow)).map(|(tuple, flow)| {
             let peer = flow.entry().and_then(|entry| self.peers.get(&entry.peer));
             let places = peer.map(Peer::places_in_force);
             flow.view(*tuple, places)

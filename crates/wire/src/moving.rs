@@ -230,6 +230,12 @@ pub enum Record {
         /// The far end is not to learn where the tenant is (P-87).
         hidden: bool,
     },
+    /// Kind 20, acceptor to holder: the socket of a flow has ended, and nothing but what its system answers to late packets is left of it
+    /// (P-121).
+    Ending {
+        /// What the two call it.
+        flow: u64,
+    },
 }
 
 byte_enum! {
@@ -356,6 +362,7 @@ const LEASE: u8 = 16;
 const LEASED: u8 = 17;
 const RETURN: u8 = 18;
 const CLAIM: u8 = 19;
+const ENDING: u8 = 20;
 /// A place at which no flow is at home.
 const NOWHERE: u32 = u32::MAX;
 
@@ -426,6 +433,7 @@ impl Record {
             Self::Leased { .. } => LEASED,
             Self::Return { .. } => RETURN,
             Self::Claim { .. } => CLAIM,
+            Self::Ending { .. } => ENDING,
         }
     }
 
@@ -523,6 +531,7 @@ impl Record {
                 put_u16(out, *wire_port);
                 out.push(u8::from(*hidden));
             }
+            Self::Ending { flow } => put_u64(out, *flow),
         }
     }
 
@@ -631,6 +640,7 @@ impl Record {
                 wire_port: body.u16("tenant's wire port")?,
                 hidden: read_flag(body, "whether the tenant is hidden")?,
             },
+            ENDING => Self::Ending { flow: body.u64("name of the flow")? },
             _ => return Ok(None),
         };
         Ok(Some(record))

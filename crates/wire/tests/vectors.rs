@@ -438,6 +438,7 @@ fn records() -> Vec<Record> {
         Record::Leased { number, outcome: Ok(Granted { ends, lifetime: 3600 }) },
         Record::Return { number },
         Record::Claim { flow, tuple, wire_port: 1024, hidden: true },
+        Record::Ending { flow },
     ]
 }
 

@@ -60,7 +60,7 @@ impl Node {
     }
 
     /// Does something with the moves, and what follows from it.
-    pub(super) fn with_moves<T>(&mut self, now: Time, act: impl FnOnce(&mut Moves, At<'_>) -> T) -> Option<T> {
+    pub(crate) fn with_moves<T>(&mut self, now: Time, act: impl FnOnce(&mut Moves, At<'_>) -> T) -> Option<T> {
         let mut moves = self.moves.take()?;
         let done = act(&mut moves, At { now, around: &Others { node: self } });
         self.change_flows(now, &mut moves);

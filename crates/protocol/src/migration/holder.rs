@@ -41,6 +41,8 @@ pub(super) struct Held {
     wire_port: u16,
     /// The far end is not told where the socket is (P-87).
     hidden: bool,
+    /// Its owner says that the socket has ended: packets are passed on still, but nothing depends on it (P-121).
+    ending: bool,
     /// The flow is over; what remains is to be settled.
     over: bool,
     /// A daemon before this one has led it: the data plane knows it as it is.
@@ -125,9 +127,10 @@ impl Held {
         self.owner == *host && !self.over
     }
 
-    /// Who has the socket, if this host passes packets on for it.
+    /// Who has the socket, if this host passes packets on for it. That of a socket without another end is lent (P-96).
     pub(super) fn passed_on(&self, me: &PublicKey) -> Option<(PublicKey, FlowTuple)> {
-        self.lent.filter(|_| self.owner != *me && !self.over).map(|far| (self.owner, far))
+        let connected = self.lent.filter(|far| !far.mirrored().is_unconnected());
+        connected.filter(|_| self.owner != *me && !self.over && !self.ending).map(|far| (self.owner, far))
     }
 
     /// The endpoint of a socket without another end that is not with this host any more, and who has it.
@@ -202,6 +205,7 @@ impl Moves {
             lent: None,
             wire_port: 0,
             hidden: false,
+            ending: false,
             over: false,
             restored: false,
         })
@@ -231,6 +235,23 @@ impl Moves {
     /// Whether the far end of a flow that this host passes on is not to learn where its socket is.
     pub(crate) fn hides(&self, flow: u64) -> bool {
         self.held.get(&flow).is_none_or(|held| held.hidden || held.over)
+    }
+
+    /// The owner of a flow says that its socket has ended (P-121).
+    pub(super) fn handle_ending(&mut self, owner: PublicKey, flow: u64) {
+        if let Some(held) = self.held.get_mut(&flow).filter(|held| held.is_with(&owner)) {
+            held.ending = true;
+        }
+    }
+
+    /// Whether the socket of a flow that this host passes on has ended.
+    pub(crate) fn is_ending(&self, flow: u64) -> bool {
+        self.held.get(&flow).is_some_and(|held| held.ending)
+    }
+
+    /// A socket with another host's flow has ended here: its holder need not count it any more.
+    pub(crate) fn say_ending(&mut self, at: At<'_>, holder: PublicKey, flow: u64) {
+        self.say(at, holder, Record::Ending { flow });
     }
 
     /// Forgets what nothing depends on.
@@ -264,6 +285,7 @@ impl Moves {
             lent: saved.far,
             wire_port: saved.wire_port,
             hidden: saved.hidden,
+            ending: false,
             over: false,
             restored: true,
         };

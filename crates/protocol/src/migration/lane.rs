@@ -260,6 +260,7 @@ fn is_reply(record: &Record) -> bool {
         | Record::Leased { .. }
         | Record::Return { .. }
         | Record::Cancel { .. }
+        | Record::Ending { .. }
         | Record::Loaded { .. } => true,
         Record::Ask { .. }
         | Record::Announce { .. }

@@ -211,6 +211,14 @@ fn endpoints_are_lent_and_connections_claimed_and_nothing_remains() {
     scene.world.at_mut(TENANT).unused = true;
     let (now, tuple) = (scene.world.now(), scene.tuple);
     scene.world.with_node(TENANT, |node| node.handle_flow_closed(now, tuple));
+    let passed_on = |scene: &Scene| {
+        scene.world.at(ANCHOR).node.as_ref().map_or(0, |node| node.dependents().passed_on.len() + node.flows().count())
+    };
+    assert_eq!(passed_on(&scene), 2, "the anchor was not told yet");
+    scene.world.run_for(2 * SECOND);
+    // P-121
+    assert_eq!(passed_on(&scene), 0, "it is counted though it has ended");
+    assert!(!scene.world.at(ANCHOR).saved_moves.held.is_empty(), "late packets are not passed on");
     scene.world.run_for(SETTLED);
     assert!(scene.world.at(ANCHOR).saved_moves.held.is_empty(), "it is held for ever");
     scene.rent(OTHER);

@@ -97,6 +97,25 @@ fn only_connections_of_ones_own_endpoints_are_claimed() {
 }
 
 #[test]
+fn what_has_ended_at_its_owner_depends_on_nobody() {
+    // P-121
+    let mut anchor = lessor();
+    lend(&mut anchor, 1);
+    let claim = Record::Claim { flow: FLOW, tuple: far().mirrored(), wire_port: 2048, hidden: false };
+    anchor.hear(DONOR, claim);
+    anchor.carry_out();
+    assert_eq!(verdict(&mut anchor, DONOR), None);
+    let passed_on = |anchor: &Host| anchor.moves.dependents().passed_on.len();
+    assert_eq!(passed_on(&anchor), 1);
+    anchor.hear(THIEF, Record::Ending { flow: FLOW });
+    anchor.hear(DONOR, Record::Ending { flow: FLOW + 1 });
+    assert_eq!(passed_on(&anchor), 1, "another host's word counts");
+    anchor.hear(DONOR, Record::Ending { flow: FLOW });
+    assert_eq!(passed_on(&anchor), 0);
+    assert!(anchor.moves.is_ending(FLOW) && anchor.carry_out().is_empty(), "it is passed on until it is over");
+}
+
+#[test]
 fn a_connection_is_claimed_anew_by_who_has_forgotten_that_it_did() {
     // P-86
     let mut anchor = lessor();
