@@ -241,6 +241,11 @@ struct alias {
 	__u8 zero[7];
 };
 
+/* Map `leased_ports`: cookie of a network namespace -> the ports that are on lease for it, a bit each. */
+struct ports {
+	__u64 words[65536 / 64];
+};
+
 enum fragment_direction {
 	FRAGMENT_OUT = 0,
 	FRAGMENT_IN = 1,

@@ -12,6 +12,7 @@ struct locator_pair locator_pair;
 struct settings settings;
 struct fragment fragment;
 struct alias alias;
+struct ports ports;
 struct lent_key lent_key;
 struct lent lent;
 struct endpoint endpoint;

@@ -3,6 +3,7 @@
 //! The layout is compared with the compiled C by the tests at the end.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use whimbrel_wire::{FlowTuple, Transport};
@@ -87,6 +88,7 @@ plain! {
     struct RawLent { toward: u32, binding: u32 }
     struct RawEndpoint { address: RawAddress, binding: u32, unknown: u8, zero: [u8; 3] }
     struct RawAlias { program: [u8; 16], address: RawAddress, other: RawAddress, kind: u8, zero: [u8; 7] }
+    struct RawPorts { words: [u64; 1024] }
     struct RawHelpedFlow { offset: u32, acknowledged: u32, delivered: u32, phase: u8, zero: [u8; 3] }
     struct RawWireFlow { binding: u32, local_port: u16, remote_port: u16, transport: u8, zero: [u8; 3] }
     struct RawBinding {
@@ -489,6 +491,17 @@ impl RawAlias {
             AliasUse::ShowOwn(address, peer) => (4, address, RawAddress::new(peer)),
         };
         Self { program: alias.program, address: RawAddress::new(address), other, kind, zero: [0; 7] }
+    }
+}
+
+impl RawPorts {
+    /// All ports of these ranges.
+    pub(crate) fn new(ranges: &[RangeInclusive<u16>]) -> Self {
+        let mut words = [0; 1024];
+        for port in ranges.iter().cloned().flatten() {
+            words[usize::from(port / 64)] |= 1 << (port % 64);
+        }
+        Self { words }
     }
 }
 

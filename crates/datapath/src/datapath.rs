@@ -18,6 +18,7 @@ use crate::abi::{
 use crate::error::Error;
 use crate::events::{Event, Ring};
 use crate::hook::{Direction, Hook, Mechanism, has_ethernet_header};
+use crate::leases::{LeasedPorts, Leases};
 use crate::names::Names;
 use crate::object::Programs;
 use crate::sockets::{Fitted, Follower, Position, Sockets, TcpSocket};
@@ -99,6 +100,7 @@ pub struct Datapath {
     sockets: OnceLock<Sockets>,
     follower: Option<Follower>,
     names: Option<Names>,
+    leases: Option<Leases>,
     flows: GrowingTable<RawTuple, RawFlowEntry>,
     wire_flows: GrowingTable<RawWireFlow, RawTuple>,
     helped: Table<RawTuple, RawHelpedFlow>,
@@ -138,6 +140,7 @@ impl Datapath {
             sockets: OnceLock::new(),
             follower: None,
             names: None,
+            leases: None,
             flows: GrowingTable::new("flows", programs.map("flows")?)?,
             wire_flows: GrowingTable::new("wire_flows", programs.map("wire_flows")?)?,
             helped: programs.table("helped")?,
@@ -625,6 +628,31 @@ impl Datapath {
     pub fn detach_names(&mut self) -> Result<(), Error> {
         self.names = None;
         Names::detach(&self.pins)
+    }
+
+    /// Has bind(2) of programs in these network namespaces refused (EADDRINUSE), of TCP and UDP, but to these ports and to loopback addresses; the calling
+    /// process is kept to nothing.
+    ///
+    /// The programs hang on the root of cgroup v2 as long as this is not undone by [`Datapath::detach_leases`], whether or
+    /// not this process lives. They pass over all other network namespaces.
+    ///
+    /// # Errors
+    /// When the kernel refuses, or lacks what they need ([`crate::Features::leases`]).
+    pub fn attach_leases(&mut self, leased: &LeasedPorts) -> Result<(), Error> {
+        let leases = match &self.leases {
+            Some(leases) => leases,
+            None => self.leases.insert(Leases::attach(&self.programs, &self.pins)?),
+        };
+        leases.set(leased)
+    }
+
+    /// Undoes [`Datapath::attach_leases`], of a process before this one as well.
+    ///
+    /// # Errors
+    /// The first; all is tried.
+    pub fn detach_leases(&mut self) -> Result<(), Error> {
+        self.leases = None;
+        Leases::detach(&self.pins)
     }
 
     /// The programs on sockets, loaded when they are first needed: that takes tens of milliseconds.

@@ -1,8 +1,8 @@
 use std::thread;
 
+use crate::cgroup::root_cgroup;
 use crate::hook::Hook;
-use crate::names::root_cgroup;
-use crate::object::{DATAPATH, NAMES, Programs, SOCKETS};
+use crate::object::{DATAPATH, LEASES, NAMES, Programs, SOCKETS};
 
 /// What the running kernel lets this crate do, found by trying. Without privileges everything is missing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,6 +25,9 @@ pub struct Features {
     /// The programs on names load (cgroup hooks, of which `getpeername` and `getsockname` came last, in 5.8), and there is a
     /// cgroup v2 hierarchy to attach them to. Without them no program is shown other addresses than its sockets have.
     pub names: bool,
+    /// The programs on leases load (`bpf_set_retval` in cgroup hooks, 5.18), and there is a cgroup v2 hierarchy. Without them a program may
+    /// bind a port that its anchor has not lent, and hears nothing there.
+    pub leases: bool,
 }
 
 /// Tries what this kernel has. Loads the programs and throws them away; attaches nothing to this host's interfaces.
@@ -41,6 +44,7 @@ pub fn features() -> Features {
         clsact: has_clsact(),
         sockets: Programs::try_load(SOCKETS),
         names: Programs::try_load(NAMES) && root_cgroup().is_ok(),
+        leases: Programs::try_load(LEASES) && root_cgroup().is_ok(),
     }
 }
 

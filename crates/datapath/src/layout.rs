@@ -11,8 +11,8 @@ use crate::abi::{
     HELD_TUNNELLED, HelpedPhase, IDLE_ENDPOINTS, IDLE_FORWARDED, IDLE_HELPED, IDLE_INTRODUCTIONS, IDLE_KEPT,
     IDLE_LAPSES, IDLE_LISTENING, IDLE_TRANSLATION, IDLE_VACATED, ORIGIN_ACCEPTED, ORIGIN_CONNECTED, RawAddress,
     RawAlias, RawBinding, RawEndpoint, RawEvent, RawFlowEntry, RawHelpedFlow, RawLapse, RawLent, RawLentKey,
-    RawLocatorPair, RawPosition, RawSettings, RawSocket, RawTuple, RawWireFlow, UNKNOWN_DROPPED, UNKNOWN_ROUTED,
-    UNKNOWN_TUNNELLED,
+    RawLocatorPair, RawPorts, RawPosition, RawSettings, RawSocket, RawTuple, RawWireFlow, UNKNOWN_DROPPED,
+    UNKNOWN_ROUTED, UNKNOWN_TUNNELLED,
 };
 
 const OBJECT: &str = concat!(env!("OUT_DIR"), "/layout.bpf.o");
@@ -64,6 +64,7 @@ macro_rules! assert_layout {
 fn structs_are_laid_out_as_in_c() {
     assert_layout!(&btf(),
         "alias" => RawAlias,
+        "ports" => RawPorts,
         "lent_key" => RawLentKey,
         "lent" => RawLent,
         "endpoint" => RawEndpoint,

@@ -9,6 +9,7 @@
 
 mod abi;
 mod bpffs;
+mod cgroup;
 mod datapath;
 mod error;
 mod events;
@@ -16,6 +17,7 @@ mod features;
 mod hook;
 #[cfg(test)]
 mod layout;
+mod leases;
 mod names;
 mod object;
 mod sockets;
@@ -26,9 +28,10 @@ pub use abi::{
     Lent, LentEnd, LocatorPair, TUNNELLED, Toward, Unknown,
 };
 pub use bpffs::{bpffs, common_bpffs};
+pub use cgroup::cgroup_root;
 pub use datapath::{Datapath, FormerName, Role};
 pub use error::Error;
 pub use events::{Event, Introduction, Origin};
 pub use features::{Features, features, has_tcx};
-pub use names::cgroup_root;
+pub use leases::LeasedPorts;
 pub use sockets::{Fitted, Position, TcpSocket};

@@ -36,6 +36,9 @@ pub(crate) const PROBES: (&str, &[u8]) = ("probes", object!("probes"));
 /// The programs that tell programs what addresses are, and mean.
 pub(crate) const NAMES: (&str, &[u8]) = ("names", object!("names"));
 
+/// The programs that keep programs to what is on lease for them.
+pub(crate) const LEASES: (&str, &[u8]) = ("leases", object!("leases"));
+
 /// What outlives the process. The rest is worth nothing to the next one: events that nobody waits for any more,
 /// session indices that end with their sessions, fragments in flight.
 const PINNED: [&str; 12] = [
@@ -53,12 +56,12 @@ const PINNED: [&str; 12] = [
     "counters",
 ];
 const SHARED: [&str; 6] = ["settings", "counters", "events", "flows", "bindings", "namespaces"];
-/// Maps of the programs on sockets and names alone; the first are pinned, since sockets outlive the process.
-const PINNED_OF_SOCKETS: [&str; 5] = ["devices", PARKED_SOCKETS, "aliases", "asked_own", "asked_peer"];
+/// Maps of the programs on sockets, names and leases alone; the first are pinned, since sockets outlive the process.
+const PINNED_OF_SOCKETS: [&str; 6] = ["devices", PARKED_SOCKETS, "aliases", "asked_own", "asked_peer", "leased_ports"];
 /// What parked sockets had before.
 pub(crate) const PARKED_SOCKETS: &str = "parked_sockets";
-/// What a pass over the sockets is told.
-const OF_A_PASS: [&str; 2] = ["interfaces", "lapse"];
+/// What a pass over the sockets is told, and what those on leases are told of this process.
+const OF_THIS_PROCESS: [&str; 3] = ["interfaces", "lapse", "lessee"];
 
 /// What libbpf had to say since it was last asked; its messages go nowhere else.
 static LOG: Mutex<String> = Mutex::new(String::new());
@@ -117,6 +120,11 @@ impl Programs {
         Self::load_beside(datapath, NAMES, pins)
     }
 
+    /// Loads the programs on leases, on the map of theirs that is pinned in `pins` if there is one.
+    pub(crate) fn load_leases(datapath: &Self, pins: &Path) -> Result<Self, Error> {
+        Self::load_beside(datapath, LEASES, pins)
+    }
+
     fn load_beside(datapath: &Self, object: (&'static str, &[u8]), pins: &Path) -> Result<Self, Error> {
         Self::load(object, |object| {
             for mut map in object.maps_mut() {
@@ -127,7 +135,7 @@ impl Programs {
                     }
                 } else if PINNED_OF_SOCKETS.iter().any(|pinned| name == **pinned) {
                     map.set_pin_path(pins.join(name))?;
-                } else if OF_A_PASS.iter().all(|own| name != **own) {
+                } else if OF_THIS_PROCESS.iter().all(|own| name != **own) {
                     map.set_autocreate(false)?;
                 }
             }

@@ -251,6 +251,13 @@ fn kernel() -> Vec<Finding> {
             .lost("policies with `view`: programs are shown the addresses that their sockets were made with")
             .mend("mount cgroup v2; otherwise use Linux 6.1 or newer, as distributions build it (CONFIG_CGROUP_BPF)")
     });
+    findings.push(if features.leases {
+        ok("kernel", "BPF programs on leases", "there")
+    } else {
+        warning("kernel", "BPF programs on leases", "missing, or cgroup v2 is not mounted")
+            .lost("a program behind an anchor may bind a port that was not lent to it, and hears nothing there")
+            .mend("mount cgroup v2; otherwise use Linux 6.1 or newer, as distributions build it (CONFIG_CGROUP_BPF)")
+    });
     let missing = "missing (Linux 6.6 has it)";
     findings.push(match (features.tcx, features.clsact) {
         (true, _) => ok("kernel", "tcx", "there"),

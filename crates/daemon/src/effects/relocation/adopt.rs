@@ -89,6 +89,7 @@ impl Effects {
         };
         let acceptances = moves.acceptances.values().map(|saved| (saved.clone(), found(saved, self))).collect();
         self.end_unknown_wholes();
+        self.keep_to_leases();
         let tenancies = tenancies.into_iter().map(|(saved, _)| saved).collect();
         FoundMoves { donations, acceptances, held: moves.held.values().cloned().collect(), leases, tenancies }
     }

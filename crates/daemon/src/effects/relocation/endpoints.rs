@@ -3,9 +3,10 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use whimbrel_datapath::{Datapath, Endpoint as Known, Follow, Role, Unknown};
+use whimbrel_datapath::{Datapath, Endpoint as Known, Follow, LeasedPorts, Role, Unknown};
 use whimbrel_kernel::Error;
 use whimbrel_kernel::endpoint::{Brought, Endpoint, Found};
 use whimbrel_kernel::frozen::Defaults;
@@ -329,6 +330,20 @@ impl Endpoints {
         self.leased.retain(|leased| !leased.over || leased.place.is_some());
     }
 
+    /// What programs may bind, in each namespace that there are leases for. One in which there are only sockets that were moved has none.
+    pub(super) fn leased_ports(&self) -> LeasedPorts {
+        let mut all = LeasedPorts::new();
+        for Leased { place, ends, over, .. } in &self.leased {
+            let name = PlaceName { address: ends.first.ip(), lease: *place };
+            let Some(place) = self.places.get(&name).filter(|place| place.ends.is_none()) else { continue };
+            let ports = all.entry(place.cookie).or_default();
+            if !over {
+                ports.push(ports_of(ends));
+            }
+        }
+        all
+    }
+
     /// Whether any of these ends are on lease.
     pub(super) fn overlaps(&self, ends: &Ends) -> bool {
         let meet =
@@ -376,6 +391,14 @@ impl Endpoints {
             Ok(())
         });
         ended.fold(Ok(()), Result::and)
+    }
+}
+
+/// Those of an address as a whole are all.
+fn ports_of(ends: &Ends) -> RangeInclusive<u16> {
+    match ends.count {
+        0 => 0..=u16::MAX,
+        count => ends.first.port()..=ends.first.port().saturating_add(count - 1),
     }
 }
 

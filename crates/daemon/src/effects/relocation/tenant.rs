@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-use whimbrel_datapath::{Endpoint as Known, Follow, Lent, LentEnd, Unknown};
+use whimbrel_datapath::{Endpoint as Known, Follow, LeasedPorts, Lent, LentEnd, Unknown};
 use whimbrel_kernel::endpoint::Brought;
 use whimbrel_kernel::namespace;
 use whimbrel_kernel::sock_diag::{self, MOVABLE, TcpState};
@@ -45,6 +45,10 @@ pub(super) struct Tenant {
     joined: HashMap<u64, u64>,
     /// Connections of such endpoints that may end soon, in the order in which they opened.
     young: VecDeque<(Time, Young)>,
+    /// The ports that programs are kept to. None: a daemon before this one may keep them to others.
+    kept_to: Option<LeasedPorts>,
+    /// That they cannot be was told.
+    told: bool,
 }
 
 /// A connection of such an endpoint.
@@ -154,6 +158,7 @@ impl Effects {
         made.map_err(|failure| failed(Refusal::NoRights, &failure))?;
         let place = endpoints.name_of(ends.first);
         self.relocation.tenant.rented.insert(number, Rented { ends, place, moved });
+        self.keep_to_leases();
         let done = self.furnish(number, peer).and_then(|()| self.lead_rented(number, peer));
         let done = done.map_err(|failure| failed(Refusal::NoRights, &failure)).and_then(|()| self.make_ready(now));
         let brought = self.brought(number);
@@ -163,6 +168,25 @@ impl Effects {
             return Err(failed);
         }
         Ok(())
+    }
+
+    /// What is on lease, or the namespaces for it, may have changed: programs are kept to it. Where that cannot be they are not; a port that is
+    /// not on lease is deaf then.
+    pub(super) fn keep_to_leases(&mut self) {
+        let leased = self.relocation.endpoints.leased_ports();
+        let Self { relocation: Relocation { tenant, .. }, datapath, .. } = self;
+        if tenant.kept_to.as_ref() == Some(&leased) {
+            return;
+        }
+        let kept = if leased.is_empty() { datapath.detach_leases() } else { datapath.attach_leases(&leased) };
+        match kept {
+            Ok(()) => (tenant.kept_to, tenant.told) = (Some(leased), false),
+            Err(error) if !tenant.told => {
+                tracing::warn!(%error, "programs are not told when they bind a port that is not on lease for them");
+                tenant.told = true;
+            }
+            Err(error) => tracing::debug!(%error, "programs are not kept to what is on lease yet"),
+        }
     }
 
     /// An anchor lends what is its own, and nothing that this host has, or has from another.
@@ -279,6 +303,7 @@ impl Effects {
         }
         self.relocation.endpoints.note_over(number);
         self.relocation.endpoints.release(now, place);
+        self.keep_to_leases();
         self.make_ready(now)
     }
 
