@@ -601,7 +601,7 @@ impl EventLoop {
             }
             true
         };
-        let (mut acknowledged, mut flows, mut opened, mut closed) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut acknowledged, mut flows, mut leased, mut closed) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let entries = effects.journal.flows();
         let in_endpoint = |flow: &FlowTuple| entries.get(flow).is_some_and(|entry| entry.end == LocalEnd::Endpoint);
         let drained = effects.datapath.drain_events(|event| match event {
@@ -617,7 +617,7 @@ impl EventLoop {
             DatapathEvent::FlowOpened { flow, origin } => {
                 flows.push((flow, true));
                 if node.lessor_of(flow.local).is_some() {
-                    opened.push((flow, origin == Origin::Accepted));
+                    leased.push((flow, Some(origin == Origin::Accepted)));
                 } else if is_movable(&flow, &own) {
                     node.handle_flow_opened(now, flow, origin == Origin::Accepted);
                     judge.consider(node, now, flow);
@@ -629,6 +629,7 @@ impl EventLoop {
             DatapathEvent::FlowClosed { flow } if in_endpoint(&flow) => closed.push(flow),
             DatapathEvent::FlowClosed { flow } => {
                 flows.push((flow, false));
+                leased.push((flow, None));
                 node.handle_flow_closed(now, flow);
             }
             DatapathEvent::Claimed(flow) => node.handle_claim(now, flow),
@@ -639,7 +640,13 @@ impl EventLoop {
         }
         effects.take_in_acknowledged(now, &acknowledged);
         effects.take_in_flows(now, &flows);
-        opened.into_iter().for_each(|(flow, accepted)| effects.note_young(now, flow, accepted));
+        // Whatever became of them, in that order.
+        for (flow, opened) in leased {
+            match opened {
+                Some(accepted) => effects.note_young(now, flow, accepted),
+                None => effects.forget_young(&flow),
+            }
+        }
         if let Err(error) = drained {
             tracing::error!(%error, "cannot read what the data plane reports");
         }

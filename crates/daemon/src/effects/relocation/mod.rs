@@ -11,6 +11,7 @@
 //! listening.rs  sockets without another end, of which the accept queue has to come along
 //! lender.rs     endpoints of this host that others have on lease
 //! tenant.rs     endpoints of others that this host has
+//! young.rs      connections of those that may end soon
 //! ```
 
 mod acceptor;
@@ -24,6 +25,7 @@ mod ports;
 mod senders;
 mod start;
 mod tenant;
+mod young;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
@@ -50,8 +52,9 @@ pub(crate) use listening::at;
 use ports::Ports;
 pub(crate) use start::Known;
 pub use start::first_window;
+pub(crate) use tenant::HIDDEN;
 use tenant::Tenant;
-pub(crate) use tenant::{HIDDEN, Young};
+pub(crate) use young::Young;
 
 /// A socket that has come here, for the program that receives it.
 #[derive(Debug)]

@@ -1,9 +1,8 @@
 //! Endpoints of anchors: the namespaces that they are used in.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Duration;
 
 use whimbrel_datapath::{Endpoint as Known, Follow, LeasedPorts, Lent, LentEnd, Unknown};
 use whimbrel_kernel::endpoint::Brought;
@@ -15,14 +14,12 @@ use whimbrel_wire::lending::Ends;
 use whimbrel_wire::{FlowTuple, Transport};
 
 use super::endpoints::PlaceName;
+use super::young::{Ripening, Young};
 use super::{Relocation, failed, not_kept};
 use crate::effects::introductions::{self, Snapshot};
 use crate::effects::{Effects, Failure, own_addresses};
 use crate::journal::SavedNamespace;
 use crate::tunnel::{Lease, LeasedEnd};
-
-/// What a connection has to last before its anchor is asked to make a flow of it (P-86): most last less (as P-15).
-const MATURE: Duration = Duration::from_millis(750);
 
 /// The states of connections that a socket that listens has, or is about to have.
 const OPEN: [TcpState; 7] = {
@@ -43,22 +40,11 @@ pub(super) struct Tenant {
     namespaces: HashMap<u64, (Brought, bool)>,
     /// Leases that are asked for a namespace that is there, by that of the first.
     joined: HashMap<u64, u64>,
-    /// Connections of such endpoints that may end soon, in the order in which they opened.
-    young: VecDeque<(Time, Young)>,
+    young: Ripening,
     /// The ports that programs are kept to. None: a daemon before this one may keep them to others.
     kept_to: Option<LeasedPorts>,
     /// That they cannot be was told.
     told: bool,
-}
-
-/// A connection of such an endpoint.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Young {
-    pub(crate) flow: FlowTuple,
-    /// Its far end has opened it.
-    pub(crate) accepted: bool,
-    /// Its far end is not to learn where it is.
-    pub(crate) hidden: bool,
 }
 
 #[derive(Debug)]
@@ -359,7 +345,12 @@ impl Effects {
 
     /// A connection has opened in an endpoint namespace.
     pub(crate) fn note_young(&mut self, now: Time, flow: FlowTuple, accepted: bool) {
-        self.relocation.tenant.young.push_back((now + MATURE, Young { flow, accepted, hidden: false }));
+        self.relocation.tenant.young.note(now, Young { flow, accepted, hidden: false });
+    }
+
+    /// A connection in an endpoint namespace is over, whatever of it the kernel still keeps for its far end.
+    pub(crate) fn forget_young(&mut self, flow: &FlowTuple) {
+        self.relocation.tenant.young.forget(flow);
     }
 
     /// Whether the far end of a connection of a leased endpoint is not to learn where it is, as its program wants it.
@@ -408,8 +399,7 @@ impl Effects {
     /// The connections among these that have lasted, and are there still.
     pub(crate) fn take_mature(&mut self, now: Time) -> Vec<Young> {
         let mut mature = Vec::new();
-        while self.relocation.tenant.young.front().is_some_and(|(due, _)| *due <= now) {
-            let Some((_, young)) = self.relocation.tenant.young.pop_front() else { break };
+        while let Some(young) = self.relocation.tenant.young.take(now) {
             if matches!(self.socket_of(&young.flow), Ok(Some(_))) {
                 let hidden = self.is_hidden(&young.flow);
                 mature.push(Young { hidden, ..young });
