@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use whimbrel_kernel::frozen::{Defaults, Frozen};
+use whimbrel_kernel::frozen::{Defaults, Frozen, expect_round_trip};
 use whimbrel_kernel::inject::Injector;
 use whimbrel_lab::{Campus, Host, Join, Lab, MonoTime, Shape, Site, SiteSpec};
 use whimbrel_wire::snapshot::{Body, PathState, Snapshot};
@@ -29,6 +29,7 @@ use crate::roam::Options;
 /// One way, ms, and Mbit/s where the connection is at first.
 const DELAY: u64 = 20;
 const BEFORE: u64 = 20;
+const WAY: Duration = Duration::from_millis(2 * DELAY);
 /// Where it goes to.
 const RATES: [u64; 2] = [200, 5];
 const HOME: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 77);
@@ -61,8 +62,13 @@ impl Begins {
         match self {
             Self::SlowStart => None,
             Self::CarriedOver => Some(path.congestion_window),
-            Self::Ours => whimbrel_daemon::first_window(path, Some(Duration::from_millis(2 * DELAY)), false),
+            Self::Ours => whimbrel_daemon::first_window(path, Some(WAY), false),
         }
+    }
+
+    /// The round trip that its first timeout reckons with, where it is said.
+    fn round_trip(self, path: &PathState) -> Option<Duration> {
+        (self == Self::Ours).then(|| whimbrel_daemon::longest_round_trip(path, Some(WAY))).flatten()
     }
 }
 
@@ -141,6 +147,9 @@ fn one_run(options: &Options, rate: u64, begins: Begins) -> Result<u64> {
     }
     let (injector, restored) = guest.host.enter(|| -> Result<(Injector, Frozen)> {
         let injector = Injector::open()?;
+        if let Some(round_trip) = begins.round_trip(path) {
+            expect_round_trip(HOME.into(), far.address, round_trip, &injector)?;
+        }
         let restored = Frozen::restore(&snapshot, &injector)?;
         Ok((injector, restored))
     })??;

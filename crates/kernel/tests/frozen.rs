@@ -10,8 +10,9 @@ use std::time::Duration;
 use hosts::{Host, PATIENCE, wait};
 use rustix::net::sockopt;
 use whimbrel_kernel::endpoint::Endpoint;
-use whimbrel_kernel::frozen::{Defaults, Frozen, Unmovable};
+use whimbrel_kernel::frozen::{Defaults, Frozen, Unmovable, expect_round_trip};
 use whimbrel_kernel::inject::Injector;
+use whimbrel_kernel::sysctl;
 use whimbrel_kernel::udp;
 use whimbrel_wire::snapshot::{Body, OptionKind, Snapshot, Stream, StreamState};
 
@@ -201,6 +202,11 @@ fn a_connection_goes_on_at_another_host() {
 
 /// Congestion window in segments, and slow start threshold.
 fn congestion(socket: impl AsFd) -> [u32; 2] {
+    let info = info(socket);
+    [info.tcpi_snd_cwnd, info.tcpi_snd_ssthresh]
+}
+
+fn info(socket: impl AsFd) -> libc::tcp_info {
     use std::os::fd::AsRawFd;
     // SAFETY: all zero is a value of it.
     let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
@@ -210,7 +216,7 @@ fn congestion(socket: impl AsFd) -> [u32; 2] {
     let result =
         unsafe { libc::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, (&raw mut info).cast(), &raw mut length) };
     assert_eq!(result, 0);
-    [info.tcpi_snd_cwnd, info.tcpi_snd_ssthresh]
+    info
 }
 
 #[test]
@@ -234,6 +240,55 @@ fn a_connection_begins_with_what_is_known_of_its_new_path() {
         assert_eq!(window, 10);
         assert!(threshold > 1 << 30, "slow start has no end that is known");
         assert_eq!(rebuilt("wb1", Some(47)), [47, threshold]);
+    }
+}
+
+#[test]
+fn the_first_timeout_is_that_of_the_round_trip_that_was_said() {
+    for plan in PLANS {
+        let three = Three::new(plan);
+        let (mut near, mut far) = three.connect();
+        hosts::exchange(&mut near, &mut far);
+        three.hold();
+        let snapshot = Frozen::freeze(near.into()).unwrap().dump(&defaults()).unwrap();
+        let elsewhere = Host::new();
+        let _here = elsewhere.enter();
+        let endpoint = Endpoint::create(three.home(), "wb0", 1500).unwrap();
+        let _inside = endpoint.enter().unwrap();
+        let injector = Injector::open().unwrap();
+        let other: IpAddr = if three.home().is_ipv4() { "192.0.2.99" } else { "2001:db8::99" }.parse().unwrap();
+        let rebuilt = || info(Frozen::restore(&snapshot, &injector).unwrap());
+        let timeout = || Duration::from_micros(rebuilt().tcpi_rto.into());
+        let expect = |remote, milliseconds| {
+            expect_round_trip(three.home(), remote, Duration::from_millis(milliseconds), &injector).unwrap();
+        };
+        // The kernel counts in ticks of up to 10 ms.
+        let about = |milliseconds: u64| {
+            let [least, most] = [milliseconds - 10, milliseconds + milliseconds / 20 + 10];
+            (Duration::from_millis(least)..Duration::from_millis(most)).contains(&timeout())
+        };
+        let sent = || {
+            let devices = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap();
+            let line = devices.lines().find_map(|line| line.trim().strip_prefix("e0:").map(str::to_owned)).unwrap();
+            line.split_whitespace().nth(9).map(str::to_owned)
+        };
+        let before = sent();
+        assert_eq!(timeout(), Duration::from_secs(3), "nothing is known");
+        expect(other, 80);
+        assert_eq!(timeout(), Duration::from_secs(3), "another far end's was said");
+        // One that is longer is believed at once; so the order matters.
+        for milliseconds in [1, 80, 300] {
+            expect(three.far_address(0).ip(), milliseconds);
+            let expected = milliseconds + (2 * milliseconds).max(200);
+            assert!(about(expected), "{:?} instead of {expected} ms", timeout());
+        }
+        // It is the timeout alone that was said; what is measured is.
+        assert_eq!(rebuilt().tcpi_rtt, 0);
+        sysctl::set("net/ipv4/tcp_no_metrics_save", "1").unwrap();
+        expect(three.far_address(0).ip(), 400);
+        assert!(about(1200), "{:?}, on a host that remembers nothing", timeout());
+        assert_eq!(sysctl::get("net/ipv4/tcp_no_metrics_save").unwrap(), "1");
+        assert_eq!(sent(), before, "packets have left");
     }
 }
 

@@ -52,6 +52,11 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         "the same at a host with a slower path, which is filled and not flooded",
         |lab| other_path(lab, 5, 0.5),
     ),
+    scenario(
+        "moved-and-not-heard",
+        "what a moved connection says first is lost on its new path, and said again before anybody wonders",
+        not_heard,
+    ),
     scenario("moved-in-flow-direct", "the same with a far end that runs Whimbrel", |lab| in_flow(lab, true, false)),
     scenario(
         "moved-back-in-flow",
@@ -401,6 +406,46 @@ fn other_path(lab: &mut Lab, rate: u64, least: f64) -> Result<()> {
     println!("    {rate} Mbit/s: {:.2} MB in the first second, {:.0} % of the link", bytes as f64 / 1e6, share * 100.0);
     expect!(share > least / f64::from(patience()), "{bytes} bytes in the first second");
     world.no_resets()
+}
+
+/// How soon what is lost first is sent again: the round trip and 200 ms, where nothing is measured yet. A second is what the kernel waits for that
+/// knows nothing of a path.
+const AGAIN: Duration = Duration::from_millis(700);
+
+fn not_heard(lab: &mut Lab) -> Result<()> {
+    let three = Three::new(lab, false)?;
+    let Three { world, donor_daemon, acceptor_daemon, .. } = &three;
+    let server = EchoServer::start(&world.server, world.at_server.ipv4()?)?;
+    let mut far = Many::open(&world.laptop, &server, 1)?;
+    let mut echo = || -> Result<Duration> {
+        let report = far.echo(LONG)?;
+        expect!(report.answered() == 1, "the connection does not answer");
+        Ok(report.slowest().unwrap_or_default())
+    };
+    let usual = echo()?;
+    let _receiver = receiver(acceptor_daemon, "echo")?;
+    let said = donor_daemon.cli(&["move", &server.address().to_string(), "--to", "guest", "--process", "echo"])?;
+    expect!(said.contains("is with"), "{said}");
+    let (lost, address) = (Arc::new(AtomicU64::new(0)), server.address().ip());
+    let count = lost.clone();
+    world.a.link()?.hook(move |_, frame| {
+        let segment = frame.ip().filter(|packet| packet.source == address).and_then(|packet| packet.tcp());
+        let answer = segment.is_some_and(|segment| !segment.data.is_empty());
+        if answer && count.fetch_add(1, Ordering::Relaxed) == 0 { Verdict::Drop } else { Verdict::Pass }
+    });
+    let took = echo()?;
+    println!(
+        "    an answer took {:.1} ms, and {:.1} ms when it was lost first",
+        milliseconds(usual),
+        milliseconds(took)
+    );
+    expect!(lost.load(Ordering::Relaxed) > 1, "nothing was lost");
+    expect!(took < AGAIN * patience(), "it took {took:?}");
+    world.no_resets()
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
 }
 
 /// Of how many segments that it sent again the kernel of a host was told that they had come (RFC 2883): one word may tell of several, and one

@@ -44,8 +44,8 @@ use crate::tunnel::{Tunnel, UnknownSession};
 
 pub(crate) use addresses::{Addresses, MARK};
 pub(crate) use gateway::Gateway;
-pub use relocation::first_window;
 pub(crate) use relocation::{Arrived, FoundMoves, HIDDEN, Known, NotBorrowed, Relocation, Young, at};
+pub use relocation::{first_window, longest_round_trip};
 pub(crate) use tunnels::DEFAULT_MTU;
 pub(crate) use whole::{News, Wholes, receiver_of};
 

@@ -13,6 +13,7 @@ mod datagram;
 mod groups;
 mod options;
 mod stream;
+mod timeout;
 
 use std::io;
 use std::net::SocketAddr;
@@ -25,6 +26,7 @@ use crate::error::Error;
 use crate::inject::Injector;
 use crate::sockopt::{self, Name};
 pub use options::Defaults;
+pub use timeout::expect_round_trip;
 
 /// A socket that cannot be moved, and why.
 #[derive(Debug, thiserror::Error)]

@@ -18,16 +18,16 @@ use crate::error::Error;
 use crate::inject::{Injector, Numbers};
 use crate::sockopt::{Name, get_int, get_into, ioctl_int, set, set_slice};
 
-const fn tcp(name: libc::c_int, text: &'static str) -> Name {
+pub(super) const fn tcp(name: libc::c_int, text: &'static str) -> Name {
     Name { level: libc::IPPROTO_TCP, name, text }
 }
 
-const TCP_REPAIR: Name = tcp(libc::TCP_REPAIR, "TCP_REPAIR");
-const TCP_REPAIR_QUEUE: Name = tcp(libc::TCP_REPAIR_QUEUE, "TCP_REPAIR_QUEUE");
+pub(super) const TCP_REPAIR: Name = tcp(libc::TCP_REPAIR, "TCP_REPAIR");
+pub(super) const TCP_REPAIR_QUEUE: Name = tcp(libc::TCP_REPAIR_QUEUE, "TCP_REPAIR_QUEUE");
 const TCP_QUEUE_SEQ: Name = tcp(libc::TCP_QUEUE_SEQ, "TCP_QUEUE_SEQ");
-const TCP_REPAIR_OPTIONS: Name = tcp(libc::TCP_REPAIR_OPTIONS, "TCP_REPAIR_OPTIONS");
+pub(super) const TCP_REPAIR_OPTIONS: Name = tcp(libc::TCP_REPAIR_OPTIONS, "TCP_REPAIR_OPTIONS");
 const TCP_REPAIR_WINDOW: Name = tcp(29, "TCP_REPAIR_WINDOW");
-const TCP_TIMESTAMP: Name = tcp(libc::TCP_TIMESTAMP, "TCP_TIMESTAMP");
+pub(super) const TCP_TIMESTAMP: Name = tcp(libc::TCP_TIMESTAMP, "TCP_TIMESTAMP");
 const TCP_MAXSEG: Name = tcp(libc::TCP_MAXSEG, "TCP_MAXSEG");
 const TCP_INFO: Name = tcp(libc::TCP_INFO, "TCP_INFO");
 const TCP_ULP: Name = tcp(31, "TCP_ULP");
@@ -37,20 +37,20 @@ const SO_REUSEADDR: Name = Name { level: libc::SOL_SOCKET, name: libc::SO_REUSEA
 
 const SO_OOBINLINE: Name = Name { level: libc::SOL_SOCKET, name: libc::SO_OOBINLINE, text: "SO_OOBINLINE" };
 
-const ON: i32 = 1;
+pub(super) const ON: i32 = 1;
 /// Off, and a window probe tells the peer where the connection stands.
 const OFF: i32 = 0;
 /// Off without a word.
-const OFF_SILENTLY: i32 = -1;
+pub(super) const OFF_SILENTLY: i32 = -1;
 
 const NO_QUEUE: i32 = 0;
 const RECEIVE_QUEUE: i32 = 1;
-const SEND_QUEUE: i32 = 2;
+pub(super) const SEND_QUEUE: i32 = 2;
 
 // include/net/tcp_states.h
 const ESTABLISHED: u8 = 1;
 const FIN_WAIT1: u8 = 4;
-const FIN_WAIT2: u8 = 5;
+pub(super) const FIN_WAIT2: u8 = 5;
 const CLOSE_WAIT: u8 = 8;
 const LAST_ACK: u8 = 9;
 const CLOSING: u8 = 11;
@@ -65,7 +65,7 @@ const HAS_ECN: u8 = 8;
 const KIND_MSS: u32 = 2;
 const KIND_SCALE: u32 = 3;
 const KIND_SACK: u32 = 4;
-const KIND_TIMESTAMPS: u32 = 8;
+pub(super) const KIND_TIMESTAMPS: u32 = 8;
 
 const SIOCATMARK: libc::c_ulong = 0x8905;
 const SIOCOUTQ: libc::c_ulong = libc::TIOCOUTQ;
@@ -81,15 +81,15 @@ const MOST_EXPECTED: usize = 64 << 20;
 const NOT_ESTABLISHED: &str = "this connection is not established yet, or is over";
 
 /// The parts of tcp_info that are there in every kernel (linux/tcp.h).
-struct Info {
-    state: u8,
+pub(super) struct Info {
+    pub(super) state: u8,
     options: u8,
     scales: u8,
     numbers: [u32; 24],
 }
 
 impl Info {
-    fn of(fd: BorrowedFd<'_>) -> Result<Self, Error> {
+    pub(super) fn of(fd: BorrowedFd<'_>) -> Result<Self, Error> {
         let mut bytes = [0u8; 104];
         let length = get_into(fd, TCP_INFO, &mut bytes).map_err(|e| Error::call("getsockopt", "TCP_INFO", e))?;
         if length < bytes.len() {

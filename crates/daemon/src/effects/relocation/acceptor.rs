@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use whimbrel_datapath::Toward;
@@ -97,25 +98,32 @@ impl Effects {
         }
         self.forget_late(&request.tuple);
         self.take_home(&request.tuple)?;
-        let Relocation { taken, endpoints, ports, .. } = &mut self.relocation;
+        let Relocation { taken, endpoints, ports, expected, .. } = &mut self.relocation;
         let gone = || failed(Refusal::NotRestored, &"nobody has asked for it");
         let of = taken.get_mut(&name).ok_or_else(gone)?;
+        let to_holder = holder.and_then(|holder| holder.round_trip);
+        let path = match &snapshot.body {
+            Body::Stream(Stream { path, .. }) => path.as_ref(),
+            _ => None,
+        };
+        // Who is no peer is this host itself.
+        let way = holder.map_or(Some(Duration::ZERO), |holder| holder.round_trip);
+        let round_trip = path.and_then(|path| start::longest_round_trip(path, way));
         let frozen = match of.endpoint.and_then(|name| endpoints.place(name)) {
             Some(place) => {
-                if let Body::Stream(Stream { path: Some(path), .. }) = &snapshot.body {
-                    let to_holder = holder.and_then(|holder| holder.round_trip);
-                    place.begin_with(
-                        request.tuple.local.ip(),
-                        start::first_window(path, to_holder, name.donor == request.holder),
-                    );
+                if let Some(path) = path {
+                    let first_window = start::first_window(path, to_holder, name.donor == request.holder);
+                    place.begin_with(request.tuple.local.ip(), first_window);
                 }
                 let _inside = place.endpoint.enter().map_err(|error| refused(&error, Refusal::NotRestored))?;
+                round_trip.into_iter().for_each(|time| place.expected.say(&request.tuple, time, &place.injector));
                 Frozen::restore(&snapshot, &place.injector)
                     .and_then(|frozen| frozen.requeue(request.tuple.local, &queue, &place.injector).map(|()| frozen))
             }
             None => {
                 ports.make_way(request.tuple.transport, request.tuple.local);
                 of.queue = queue;
+                round_trip.into_iter().for_each(|time| expected.say(&request.tuple, time, &self.injector));
                 Frozen::restore(&snapshot, &self.injector)
             }
         };

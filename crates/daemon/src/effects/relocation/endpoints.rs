@@ -19,6 +19,7 @@ use whimbrel_wire::FlowTuple;
 use whimbrel_wire::lending::Ends;
 
 use super::Failure;
+use super::start::Expected;
 use crate::servers::Inhabitants;
 
 /// Of the interfaces outside: packets of connections to them come by any path, so the usual one.
@@ -45,6 +46,8 @@ pub(super) struct Place {
     users: usize,
     /// The congestion window that connections in it begin with that are made next.
     first_window: Option<u32>,
+    /// The round trips that its connections are made to reckon with at first.
+    pub(super) expected: Expected,
     /// When it is taken down, where nobody has needed it for a while. No connection is in it.
     ends: Option<Time>,
 }
@@ -65,6 +68,7 @@ impl Place {
             hidden: false,
             users,
             first_window: None,
+            expected: Expected::default(),
             ends: None,
         })
     }

@@ -50,8 +50,9 @@ use late::Late;
 use lender::Lender;
 pub(crate) use listening::at;
 use ports::Ports;
+use start::Expected;
 pub(crate) use start::Known;
-pub use start::first_window;
+pub use start::{first_window, longest_round_trip};
 pub(crate) use tenant::HIDDEN;
 use tenant::Tenant;
 pub(crate) use young::Young;
@@ -83,6 +84,8 @@ pub(crate) struct Relocation {
     kept_new: HashSet<FlowTuple>,
     taken: HashMap<MoveName, Taken>,
     endpoints: Endpoints,
+    /// Of connections in the host's own stack.
+    expected: Expected,
     ports: Ports,
     lender: Lender,
     tenant: Tenant,

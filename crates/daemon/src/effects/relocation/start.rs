@@ -1,14 +1,22 @@
 //! What a connection begins with on the path that it comes to (docs/decisions/0021).
 
+use std::collections::HashMap;
+use std::net::IpAddr;
 use std::time::Duration;
 
+use whimbrel_kernel::frozen;
+use whimbrel_kernel::inject::Injector;
 use whimbrel_protocol::PeerId;
+use whimbrel_wire::FlowTuple;
 use whimbrel_wire::snapshot::PathState;
 
 /// What Linux begins with, in segments (RFC 6928).
 const USUAL: u32 = 10;
 /// Segments that may go out at once, before anything of the path has been felt: what queues of routers take.
 const MOST: u32 = 256;
+
+/// Pairs of addresses, in each namespace, of which a round trip is said beforehand.
+const MOST_EXPECTED: usize = 1024;
 
 /// A peer of a move, and how far it is, where that is known.
 #[derive(Clone, Copy, Debug)]
@@ -37,20 +45,62 @@ pub fn first_window(path: &PathState, to_holder: Option<Duration>, by_donor: boo
     (window > USUAL).then_some(window)
 }
 
+/// How long a round trip may take on the new path, for the first timeout; `None` where too little is known. The far end is the holder's own or
+/// lies behind the holder, no farther than it was from where the socket was: too long is better than too short, which would have all sent
+/// twice.
+#[must_use]
+pub fn longest_round_trip(path: &PathState, to_holder: Option<Duration>) -> Option<Duration> {
+    let former = Duration::from_micros(path.round_trip.into());
+    to_holder.filter(|_| !former.is_zero()).map(|way| way + former)
+}
+
+/// The round trips that connections of one namespace were made to reckon with at first.
+#[derive(Debug, Default)]
+pub(super) struct Expected(HashMap<(IpAddr, IpAddr), Duration>);
+
+impl Expected {
+    /// Connections between the addresses of `flow` that are rebuilt next send again what is lost as soon as suits this round trip. The calling
+    /// thread is to be in the namespace, whose `injector` it is.
+    pub(super) fn say(&mut self, flow: &FlowTuple, round_trip: Duration, injector: &Injector) {
+        let ends = (flow.local.ip(), flow.remote.ip());
+        // What is measured is never quite the same. And where sockets of very many hosts come at once, they are to come soon.
+        if self.0.get(&ends).is_some_and(|before| *before >= round_trip) || self.0.len() >= MOST_EXPECTED {
+            return;
+        }
+        let with_margin = round_trip + round_trip / 4 + Duration::from_millis(1);
+        // What fails once is not tried for each connection.
+        self.0.insert(ends, with_margin);
+        if let Err(error) = frozen::expect_round_trip(ends.0, ends.1, with_margin, injector) {
+            tracing::debug!(%flow, %error, "what is lost first on a new path is sent again late");
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn begins(congestion_window: u32, former: u32, way: u64, by_donor: bool) -> Option<u32> {
-        let path = PathState {
+    fn path(congestion_window: u32, former: u32) -> PathState {
+        PathState {
             congestion_control: "cubic".to_owned(),
             congestion_window,
             slow_start_threshold: 7,
             round_trip: former * 1000,
             variation: 0,
             mtu: 1500,
-        };
-        first_window(&path, Some(Duration::from_millis(way)), by_donor)
+        }
+    }
+
+    fn begins(congestion_window: u32, former: u32, way: u64, by_donor: bool) -> Option<u32> {
+        first_window(&path(congestion_window, former), Some(Duration::from_millis(way)), by_donor)
+    }
+
+    #[test]
+    fn the_far_end_is_no_farther_than_the_way_to_its_holder_and_what_it_was() {
+        let way = Some(Duration::from_millis(30));
+        assert_eq!(longest_round_trip(&path(10, 40), way), Some(Duration::from_millis(70)));
+        assert_eq!(longest_round_trip(&path(10, 0), way), None, "it may be anywhere behind the holder");
+        assert_eq!(longest_round_trip(&path(10, 40), None), None);
     }
 
     #[test]
