@@ -334,10 +334,11 @@ impl Endpoints {
         self.leased.retain(|leased| !leased.over || leased.place.is_some());
     }
 
-    /// What programs may bind, in each namespace that there are leases for. One in which there are only sockets that were moved has none.
+    /// What programs may bind in each namespace that one has brought along. Into those that the daemon has made whole processes come as well, whose
+    /// sockets CRIU rebuilds on the ports that they had.
     pub(super) fn leased_ports(&self) -> LeasedPorts {
         let mut all = LeasedPorts::new();
-        for Leased { place, ends, over, .. } in &self.leased {
+        for Leased { place, ends, over, .. } in self.leased.iter().filter(|leased| leased.place.is_some()) {
             let name = PlaceName { address: ends.first.ip(), lease: *place };
             let Some(place) = self.places.get(&name).filter(|place| place.ends.is_none()) else { continue };
             let ports = all.entry(place.cookie).or_default();
