@@ -42,6 +42,7 @@ pub use programs::{
     Side, SshServer, SshSession, Ticker, TickerFar, UdpRelay, Walker, WalkerReport, ZONE, criu_lacks,
     criu_tracks_memory,
 };
+pub(crate) use programs::{checksum, lab_binary};
 pub use random::Random;
 pub use run::{Leftover, clean};
 pub use sys::TcpInfo;

@@ -149,8 +149,9 @@ end that runs Whimbrel is told where the connection is; for one that runs nothin
 host passes packets on, as long as its daemon runs.
 
 With --pid a whole process goes, memory and connections, by CRIU; with --tree its descendants
-too, with --cgroup all of its control group. The other host needs CRIU as well, the files that
-the process has open, and `processes = true` in its configuration.
+too, with --cgroup all of its control group. New clients of a server reach it there. The other
+host needs CRIU as well, the files that the process has open, and `processes = true` in its
+configuration.
 
 `whimbrel connections` shows what can be named, sockets of servers (listener:..., udp:...) too.
 The exit status is 0 if all of them moved.
@@ -385,6 +386,9 @@ pub(crate) enum Command {
         /// And all of its cgroup
         #[arg(long, requires = "pid", conflicts_with = "tree")]
         cgroup: bool,
+        /// With this address, at which it is met, where it could go with several
+        #[arg(long, requires = "pid", value_name = "ADDRESS")]
+        address: Option<IpAddr>,
         /// To whom: its name in the community, or a peer's number, key or address
         #[arg(long, value_name = "HOST")]
         to: String,

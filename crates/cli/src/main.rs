@@ -120,13 +120,13 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Complaint> {
         Command::Metrics { json: true } => pass_on(run_dir, &Request::Metrics)?,
         Command::Metrics { json: false } => print(&exposition(&connect(run_dir)?.metrics()?))?,
         Command::Watch => watch::watch(run_dir)?,
-        Command::Move { pid: Some(pid), tree, cgroup, to, json, .. } => {
+        Command::Move { pid: Some(pid), tree, cgroup, to, address, json, .. } => {
             let scope = match (tree, cgroup) {
                 (true, _) => ProcessScope::Tree,
                 (_, true) => ProcessScope::Cgroup,
                 _ => ProcessScope::Alone,
             };
-            return relocate::give_process(run_dir, *pid, scope, to, *json);
+            return relocate::give_process(run_dir, *pid, scope, to, *address, *json);
         }
         Command::Move { connections, to, process, json, .. } => {
             return relocate::give(run_dir, connections, to, process.as_deref(), *json);

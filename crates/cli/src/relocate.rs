@@ -1,6 +1,7 @@
 //! `whimbrel move` and `whimbrel receive`: sockets that change hosts.
 
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -53,10 +54,11 @@ pub(crate) fn give_process(
     pid: u32,
     scope: ProcessScope,
     to: &str,
+    address: Option<IpAddr>,
     json: bool,
 ) -> Result<ExitCode, Complaint> {
     let mut client = connect(run_dir)?;
-    client.start(&Request::MoveProcess { pid, scope, to: to.to_owned() })?;
+    client.start(&Request::MoveProcess { pid, scope, to: to.to_owned(), address })?;
     // Writing its memory down and sending it may take long.
     let (reply, _) = client.next_reply(None)?;
     let Reply::MovedProcess(moved) = &reply else { return Err(ClientError::Unexpected.into()) };
@@ -66,7 +68,7 @@ pub(crate) fn give_process(
 
 /// What became of a process, for people.
 fn went(moved: &MovedProcess) -> String {
-    let MovedProcess { pid, name, to, connections, lost, still_ms, pid_there, deaf } = moved;
+    let MovedProcess { pid, name, to, connections, lost, met_at, still_ms, pid_there, deaf } = moved;
     let there = pid_there.map(|there| format!(" as process {there}")).unwrap_or_default();
     let mut said =
         format!("{name} (process {pid}) is with {} now{there}, with {}", to, show::count(*connections, "connection"));
@@ -76,6 +78,9 @@ fn went(moved: &MovedProcess) -> String {
     });
     for flow in lost {
         said.push_str(&format!("{} was lost on the way\n", flow.called()));
+    }
+    for at in met_at {
+        said.push_str(&format!("who comes to {at} reaches it there\n"));
     }
     for at in deaf {
         said.push_str(&format!("what it waits for at {at} does not reach it there\n"));

@@ -68,16 +68,20 @@ pub(crate) fn ephemeral_ports() -> RangeInclusive<u16> {
     }
 }
 
-/// Whether a flow can be moved at all: between two hosts, by addresses that mean something beyond one link. `own` tells
-/// this host's addresses.
-pub(crate) fn is_movable(flow: &FlowTuple, own: &impl Fn(IpAddr) -> bool) -> bool {
-    let global = |address: IpAddr| match address {
+/// Whether an address means something beyond one link.
+pub(crate) fn is_global(address: IpAddr) -> bool {
+    match address {
         IpAddr::V4(v4) => {
             !(v4.is_loopback() || v4.is_link_local() || v4.is_unspecified() || v4.is_multicast() || v4.is_broadcast())
         }
         IpAddr::V6(v6) => !(v6.is_loopback() || v6.is_unicast_link_local() || v6.is_unspecified() || v6.is_multicast()),
-    };
-    global(flow.local.ip()) && global(flow.remote.ip()) && !own(flow.remote.ip())
+    }
+}
+
+/// Whether a flow can be moved at all: between two hosts, by addresses that mean something beyond one link. `own` tells
+/// this host's addresses.
+pub(crate) fn is_movable(flow: &FlowTuple, own: &impl Fn(IpAddr) -> bool) -> bool {
+    is_global(flow.local.ip()) && is_global(flow.remote.ip()) && !own(flow.remote.ip())
 }
 
 #[cfg(test)]

@@ -77,6 +77,9 @@ pub enum Request {
         scope: ProcessScope,
         /// As for [`Request::Move`].
         to: String,
+        /// The address at which it is met, and with which it goes. Where absent, that of its connections, or the only one at which it can be met.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        address: Option<IpAddr>,
     },
     /// Receive sockets under a name: [`Reply::Receiving`](crate::Reply::Receiving), then a
     /// [`Reply::Received`](crate::Reply::Received) for each socket, with its descriptor, until the client hangs up. Nothing else is

@@ -266,13 +266,16 @@ pub struct MovedProcess {
     /// Those that were lost on the way.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lost: Vec<Flow>,
+    /// Where it waits for others, and is reached there as it was here.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub met_at: Vec<SocketAddr>,
     /// How long it stood still, as seen from here, in milliseconds; absent where the other host did not say when it went on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub still_ms: Option<u64>,
     /// Its number there, where the other host has said so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid_there: Option<u32>,
-    /// Where it waits for connections, and is not reached any more.
+    /// Where it waits for others, and is not reached any more.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub deaf: Vec<SocketAddr>,
 }

@@ -119,7 +119,7 @@ impl Download {
     }
 }
 
-fn checksum(host: &Host, path: &Path) -> Result<String> {
+pub(crate) fn checksum(host: &Host, path: &Path) -> Result<String> {
     let text = host.command("sha256sum").arg(path).run()?;
     Ok(text.split_whitespace().next().unwrap_or_default().to_owned())
 }

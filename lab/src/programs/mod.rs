@@ -11,9 +11,11 @@ mod traffic;
 pub use self::bind::{Bind, ZONE};
 pub use self::criu::{criu_lacks, criu_tracks_memory};
 pub use self::dhcp::{DhcpServer, Lease};
+pub(crate) use self::http::checksum;
 pub use self::http::{Download, Nginx};
 pub use self::iperf::{Iperf, IperfServer};
 pub use self::ssh::{SshServer, SshSession};
+pub(crate) use self::traffic::lab_binary;
 pub use self::traffic::{
     EchoServer, FlowPair, Luggage, Many, PairOptions, Side, Ticker, TickerFar, UdpRelay, Walker, WalkerReport,
 };

@@ -50,7 +50,7 @@ fn wrong(what: &str, got: &str) -> Error {
 
 /// Where the `whimbrel-lab` binary is: `WHIMBREL_LAB_BIN`, this program itself, or beside it (or one directory up, for
 /// test programs).
-fn lab_binary() -> Result<PathBuf> {
+pub(crate) fn lab_binary() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os("WHIMBREL_LAB_BIN") {
         return Ok(path.into());
     }

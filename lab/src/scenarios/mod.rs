@@ -27,6 +27,7 @@ mod refused;
 mod relocation;
 mod rendezvous;
 mod roam;
+mod server_processes;
 mod servers;
 mod sockets;
 mod stand_in;
@@ -92,6 +93,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         states::SCENARIOS,
         udp_server::SCENARIOS,
         processes::SCENARIOS,
+        server_processes::SCENARIOS,
         records::SCENARIOS,
     ]
     .into_iter()

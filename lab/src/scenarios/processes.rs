@@ -41,24 +41,24 @@ const MEMORY: usize = 2 << 20;
 const SOON: Duration = Duration::from_secs(5);
 
 /// Goes on only where processes can be moved.
-fn needs_criu() -> Result<()> {
+pub(super) fn needs_criu() -> Result<()> {
     criu_lacks().map_or(Ok(()), |why| Err(crate::Error::Skipped(why)))
 }
 
 /// A far end, a host with a process, and one that it goes to, each in a network of its own.
-struct Three {
-    world: World,
-    donor: Whimbrel,
-    acceptor: Whimbrel,
+pub(super) struct Three {
+    pub(super) world: World,
+    pub(super) donor: Whimbrel,
+    pub(super) acceptor: Whimbrel,
     _far: Option<Whimbrel>,
-    at_acceptor: IpAddr,
+    pub(super) at_acceptor: IpAddr,
     echo: EchoServer,
     host: Host,
 }
 
 impl Three {
     /// `numbers`: the acceptor is as if it were on a machine of its own.
-    fn new(lab: &mut Lab, far_runs: bool, numbers: bool) -> Result<Self> {
+    pub(super) fn new(lab: &mut Lab, far_runs: bool, numbers: bool) -> Result<Self> {
         let mut world = World::new(lab, site("a"), site("b"))?;
         let network = world.add(lab, site("c"))?;
         let host = lab.host("acceptor")?;
@@ -82,7 +82,7 @@ fn give(from: &Whimbrel, pid: u32, to: &str) -> Result<MovedProcess> {
 }
 
 /// The same with what else goes.
-fn give_with(from: &Whimbrel, pid: u32, more: &[&str], to: &str) -> Result<MovedProcess> {
+pub(super) fn give_with(from: &Whimbrel, pid: u32, more: &[&str], to: &str) -> Result<MovedProcess> {
     let pid = pid.to_string();
     let replies = from.json(&[&["move", "--pid", &pid, "--to", to], more].concat())?;
     let moved = replies.into_iter().find_map(|reply| match reply {
@@ -105,13 +105,13 @@ fn walks(walker: &Walker, what: &str) -> Result<()> {
 }
 
 /// Whether a process is there, and not merely not waited for.
-fn is_there(pid: u32) -> bool {
+pub(super) fn is_there(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
 }
 
 /// Ends a process that came to another host, where nothing else would.
-struct Ended(u32);
+pub(super) struct Ended(pub(super) u32);
 
 impl Drop for Ended {
     fn drop(&mut self) {
@@ -159,7 +159,7 @@ fn refusal(from: &Whimbrel, pid: u32, to: &str) -> Result<String> {
 }
 
 /// The same with what else was to go.
-fn refusal_with(from: &Whimbrel, pid: u32, more: &[&str], to: &str) -> Result<String> {
+pub(super) fn refusal_with(from: &Whimbrel, pid: u32, more: &[&str], to: &str) -> Result<String> {
     let pid = pid.to_string();
     match from.cli(&[&["move", "--pid", &pid, "--to", to], more].concat()) {
         Ok(said) => Err(crate::Error::Expectation(format!("it moved: {said}"))),
@@ -215,7 +215,7 @@ fn comes_back(three: &Three, there: &MovedProcess, family: &Walker) -> Result<()
 }
 
 /// A process and all below it.
-fn descendants(of: u32) -> Vec<u32> {
+pub(super) fn descendants(of: u32) -> Vec<u32> {
     let mut all = vec![of];
     let mut at = 0;
     while let Some(pid) = all.get(at).copied() {

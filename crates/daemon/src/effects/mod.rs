@@ -47,7 +47,7 @@ pub(crate) use gateway::Gateway;
 pub(crate) use relocation::{Arrived, FoundMoves, HIDDEN, Known, NotBorrowed, Relocation, Young, at};
 pub use relocation::{first_window, longest_round_trip};
 pub(crate) use tunnels::DEFAULT_MTU;
-pub(crate) use whole::{News, Wholes, receiver_of};
+pub(crate) use whole::{News, Place, Wholes};
 
 use addresses::Surroundings;
 use fitting::Fitting;

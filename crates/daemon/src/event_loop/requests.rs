@@ -189,7 +189,9 @@ impl EventLoop {
             Request::Move { connections, to, receiver } => {
                 return self.move_sockets(id, &connections, &to, receiver.as_deref());
             }
-            Request::MoveProcess { pid, scope, to } => return self.move_process(id, pid, scope, &to),
+            Request::MoveProcess { pid, scope, to, address } => {
+                return self.move_process(id, pid, scope, &to, address);
+            }
             Request::Receive { name } => return self.receive_sockets(id, &name),
             Request::Give { to, receiver, state } => {
                 return self.give_socket(id, descriptors, &to, receiver.as_deref(), state);

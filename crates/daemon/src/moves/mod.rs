@@ -171,12 +171,15 @@ impl EventLoop {
     /// Has the node give a socket away that the effects have.
     fn give(&mut self, id: ClientId, flow: FlowTuple, family: Family, acceptor: PublicKey, receiver: Option<&str>) {
         let wish = Wish { client: id, family, acceptor, receiver: receiver.map(str::to_owned) };
-        // Where a socket without another end came here by a move its endpoint came with it.
-        let came = |of: Rented| of.ends.contain(flow.local) && of.moved == Some(flow.transport);
-        let came = flow.is_unconnected() && self.node.rented().any(came);
+        let came = flow.is_unconnected() && self.has_endpoint(&flow);
         if let Some(wish) = if came { Some(wish) } else { self.claim_first(flow, wish) } {
             self.fulfil(flow, wish);
         }
+    }
+
+    /// Whether the endpoint of a socket without another end came here with it by a move, or was claimed.
+    fn has_endpoint(&self, flow: &FlowTuple) -> bool {
+        self.node.rented().any(|of: Rented| of.ends.contain(flow.local) && of.moved == Some(flow.transport))
     }
 
     /// A connection that was waited for is a flow of its anchor's, or cannot be.

@@ -1,5 +1,6 @@
 //! Whole processes that change hosts: what is asked of this one, and what is told of it (decision 0020).
 
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
@@ -11,22 +12,29 @@ use whimbrel_wire::snapshot::Family;
 
 use super::{INVITE, SNAPSHOT_USUAL, sentence};
 use crate::clock;
-use crate::effects::{News, own_addresses, receiver_of};
+use crate::effects::{News, Place, own_addresses};
 use crate::event_loop::EventLoop;
 use crate::events::Told;
-use crate::flows::is_movable;
+use crate::flows::{is_global, is_movable};
 use crate::server::ClientId;
 use crate::views;
 
 /// How long the acceptor may take to say that a process goes on there, once it is its.
 const TOLD_WITHIN: Duration = Duration::from_secs(10);
 
+/// How long what a process has of an anchor's may take to be made known to that, so that it can move.
+const CLAIMED_WITHIN: Duration = Duration::from_secs(3);
+
 /// A process that somebody wants to have moved.
 #[derive(Debug)]
 pub(crate) struct ProcessJob {
     client: ClientId,
     whole: Whole,
+    going: Going,
+    wanted: Wanted,
     to: PublicKey,
+    /// Its connections are its own from then on: what is left of them to be made known is not waited for longer.
+    claimed_by: Option<Time>,
     /// Of the load that was sent.
     number: Option<u64>,
     /// The moves of its connections that are under way.
@@ -46,9 +54,34 @@ pub(crate) struct ProcessJob {
     until: Option<Time>,
 }
 
+/// What of a process is asked to go.
+#[derive(Clone, Copy, Debug)]
+struct Wanted {
+    pid: u32,
+    scope: Scope,
+    /// With which address, where that was said.
+    address: Option<IpAddr>,
+}
+
+/// What of a process goes to another host, beside itself.
+#[derive(Clone, Debug, Default)]
+struct Going {
+    /// Its sockets without another end, as they are met at its address.
+    met: Vec<FlowTuple>,
+    /// Where it waits, and nobody comes to it there.
+    deaf: Vec<SocketAddr>,
+}
+
 impl EventLoop {
     /// [`Request::MoveProcess`](whimbrel_ipc::Request::MoveProcess).
-    pub(crate) fn move_process(&mut self, id: ClientId, pid: u32, scope: ProcessScope, to: &str) {
+    pub(crate) fn move_process(
+        &mut self,
+        id: ClientId,
+        pid: u32,
+        scope: ProcessScope,
+        to: &str,
+        address: Option<IpAddr>,
+    ) {
         let scope = match scope {
             ProcessScope::Alone => Scope::Alone,
             ProcessScope::Tree => Scope::Tree,
@@ -58,12 +91,17 @@ impl EventLoop {
         // Those that were opened this instant count.
         self.take_in_datapath_events(now);
         self.take_in_udp(now);
-        let asked = self.host(to).and_then(|acceptor| Ok((acceptor, self.fit_to_go(pid, scope, &acceptor)?)));
-        let (acceptor, whole) = match asked {
+        let wanted = Wanted { pid, scope, address };
+        let asked = self.host(to).and_then(|acceptor| Ok((acceptor, self.fit_to_go(wanted, &acceptor)?)));
+        let (acceptor, (whole, going)) = match asked {
             Ok(asked) => asked,
             Err(failure) => return self.server.reply(id, &Reply::Error(failure)),
         };
         let root = whole.root;
+        if self.effects.wholes.is_leaving(root) {
+            let failure = Failure::new("it is being moved already").on(format!("process {pid}"));
+            return self.server.reply(id, &Reply::Error(failure.code(Code::NotSupported)));
+        }
         if let Err(why) = self.effects.wholes.pack(&whole) {
             return self.server.reply(id, &Reply::Error(Failure::new(why).on(format!("process {pid}"))));
         }
@@ -71,7 +109,10 @@ impl EventLoop {
         let job = ProcessJob {
             client: id,
             whole,
+            going,
+            wanted,
             to: acceptor,
+            claimed_by: None,
             number: None,
             open: Vec::new(),
             begun: false,
@@ -86,7 +127,8 @@ impl EventLoop {
     }
 
     /// Whether a process can go, with what goes with it.
-    fn fit_to_go(&mut self, pid: u32, scope: Scope, to: &PublicKey) -> Result<Whole, Failure> {
+    fn fit_to_go(&mut self, wanted: Wanted, to: &PublicKey) -> Result<(Whole, Going), Failure> {
+        let Wanted { pid, scope, .. } = wanted;
         // What is said of the process itself need not name it once more.
         let itself = format!("process {pid} ");
         let refused = |sentence: String| {
@@ -102,12 +144,10 @@ impl EventLoop {
                 .code(Code::Unknown),
             other => refused(other.to_string()),
         })?;
-        if self.effects.wholes.is_leaving(whole.root) {
-            return Err(refused("it is being moved already".to_owned()));
-        }
-        let Some(first) = whole.flows.first().copied() else {
+        let Some(address) = self.address_of(&whole, wanted.address).map_err(refused)? else {
             return Err(refused(
-                "it has no connection, so there is nothing that would have to go on with it: start it there".to_owned(),
+                "it has no connection and waits for none, so there is nothing that would have to go on with it: start it there"
+                    .to_owned(),
             ));
         };
         let own = own_addresses(&self.effects.network);
@@ -118,21 +158,60 @@ impl EventLoop {
                     flow.local, flow.remote
                 )));
             }
-            if flow.local.ip() != first.local.ip() {
+            if flow.local.ip() != address {
                 return Err(refused(format!(
-                    "it has connections of {} and of {}, and there it can have but one address",
-                    first.local.ip(),
+                    "it has connections of {address} and of {}, and there it can have but one address",
                     flow.local.ip()
                 )));
             }
+        }
+        let (met, deaf) = whole.met_at(address).map_err(|unfit| refused(unfit.to_string()))?;
+        if whole.flows.is_empty() && met.is_empty() {
+            return Err(refused(format!("nobody reaches it at {address}, so there is nothing to go on with it")));
+        }
+        for flow in whole.flows.iter().chain(&met) {
             if !self.node.may_give(clock::now(), to, flow) {
                 return Err(refused(format!("that host does not belong to this host's community: {INVITE}")));
             }
         }
-        if !self.effects.is_in_place(whole.root, &first) {
+        let first = whole.flows.first().or(met.first()).copied();
+        if !first.is_some_and(|first| self.effects.is_in_place(whole.root, &first)) {
             return Err(refused("it is in a network namespace that is not this host's".to_owned()));
         }
-        Ok(whole)
+        Ok((whole, Going { met, deaf }))
+    }
+
+    /// With which address a process goes: that which is `said`, that of its connections, or the one at which it can be met. `None`: it needs none.
+    fn address_of(&self, whole: &Whole, said: Option<IpAddr>) -> Result<Option<IpAddr>, String> {
+        if said.is_some() {
+            return Ok(said);
+        }
+        if let Some(first) = whole.flows.first() {
+            return Ok(Some(first.local.ip()));
+        }
+        let (bound, all) = whole.bound_to();
+        match bound[..] {
+            [address] => return Ok(Some(address)),
+            [] => {}
+            [one, other, ..] => {
+                return Err(format!("it waits at {one} and at {other}, and there it can have but one address"));
+            }
+        }
+        let here: Vec<IpAddr> = match self.effects.address_of_namespace(whole.root) {
+            Some(address) => vec![address],
+            None => own_addresses(&self.effects.network).into_iter().filter(|address| is_global(*address)).collect(),
+        };
+        // One that has all addresses of IPv6 has those of IPv4 as well, usually.
+        let fits = |address: &IpAddr| all[usize::from(address.is_ipv6())] || all[1];
+        let mut fit: Vec<IpAddr> = here.into_iter().filter(fits).collect();
+        fit.sort_unstable();
+        match fit[..] {
+            [] => Ok(None),
+            [address] => Ok(Some(address)),
+            [one, other, ..] => Err(format!(
+                "it waits at all addresses of this host, and there it can have but one: say which (`--address {one}`, `--address {other}`)"
+            )),
+        }
     }
 
     /// What threads have done of processes on their way.
@@ -142,6 +221,10 @@ impl EventLoop {
         for news in self.effects.wholes.take_news() {
             match news {
                 News::Packed { root, load } => self.send_ahead(now, root, load),
+                News::Quiet { root, result } => match result {
+                    Ok(()) => self.name_connections(root),
+                    Err(why) => self.call_process_back(now, root, Some(why)),
+                },
                 News::Doomed { root, why } => self.call_process_back(now, root, why),
                 News::Prepared { name, refused } => match refused {
                     None => self.node.answer_load(now, name, LoadStanding::Ready, ""),
@@ -194,7 +277,7 @@ impl EventLoop {
         match standing {
             LoadStanding::Ready if !job.begun => {
                 job.begun = true;
-                self.give_connections(root, number);
+                self.quiet_down(root);
             }
             LoadStanding::Refused if !job.begun => {
                 job.why = Some(format!("the other host does not take it: {said}"));
@@ -214,25 +297,93 @@ impl EventLoop {
         }
     }
 
-    /// All is there that the process needs: its connections follow.
+    /// All is there that the process needs. Before its connections can be named no new ones are to come.
+    fn quiet_down(&mut self, root: u32) {
+        let now = clock::now();
+        let Some(job) = self.moves.processes.get_mut(&root) else { return };
+        job.claimed_by.get_or_insert(now + CLAIMED_WITHIN);
+        if job.going.met.iter().any(FlowTuple::listens) {
+            self.let_settle(root);
+        } else {
+            self.name_connections(root);
+        }
+    }
+
+    /// Waits until what a process has is its own, and the same for a moment.
+    fn let_settle(&mut self, root: u32) {
+        let now = clock::now();
+        let Some(job) = self.moves.processes.get(&root) else { return };
+        let listening: Vec<FlowTuple> = job.going.met.iter().copied().filter(FlowTuple::listens).collect();
+        if let Err(why) = self.effects.quiet_process(now, root, &listening) {
+            self.call_process_back(now, root, Some(why));
+        }
+    }
+
+    /// What a process has now goes with it.
+    fn name_connections(&mut self, root: u32) {
+        let now = clock::now();
+        let Some(job) = self.moves.processes.get(&root) else { return };
+        let Some(number) = job.number else { return };
+        let (wanted, to, before, claimed_by) = (job.wanted, job.to, job.whole.pids.clone(), job.claimed_by);
+        self.take_in_datapath_events(now);
+        self.take_in_udp(now);
+        let named = match self.fit_to_go(wanted, &to) {
+            Ok((whole, _)) if whole.pids != before => {
+                Err("it has started or ended processes meanwhile; try again".to_owned())
+            }
+            other => other.map_err(|failure| failure.what),
+        };
+        let (whole, going) = match named {
+            Ok(named) => named,
+            Err(why) => return self.call_process_back(now, root, Some(why)),
+        };
+        let all = whole.flows.iter().chain(&going.met).copied();
+        let unclaimed: Vec<FlowTuple> = all.filter(|flow| self.is_unclaimed(flow)).collect();
+        if !unclaimed.is_empty() && claimed_by.is_some_and(|until| now < until) {
+            for flow in unclaimed {
+                let hidden = !flow.is_unconnected() && self.effects.is_hidden(&flow);
+                self.node.claim_flow(now, flow, hidden);
+            }
+            return self.let_settle(root);
+        }
+        if let Some(end) = unclaimed.iter().find(|flow| flow.is_unconnected()) {
+            let why = format!("it waits at {}, which its anchor does not let go on with it", end.local);
+            return self.call_process_back(now, root, Some(why));
+        }
+        if let Some(job) = self.moves.processes.get_mut(&root) {
+            (job.whole, job.going) = (whole, going);
+        }
+        self.give_connections(root, number);
+    }
+
+    /// Whether a connection is of an anchor's end, and no flow of the anchor's yet; or a socket without another end, and its endpoint not yet one that
+    /// can go on with it.
+    fn is_unclaimed(&self, flow: &FlowTuple) -> bool {
+        let known = if flow.is_unconnected() { self.has_endpoint(flow) } else { self.node.has_flow(flow) };
+        !known && self.node.lessor_of(flow.local).is_some()
+    }
+
+    /// Its connections, and its sockets without another end, follow what went ahead.
     fn give_connections(&mut self, root: u32, number: u64) {
         let now = clock::now();
         let Some(job) = self.moves.processes.get(&root) else { return };
-        let (flows, acceptor, memory) = (job.whole.flows.clone(), job.to, job.whole.memory);
-        let mut given = self.effects.begin_leaving(now, root);
-        for (at, flow) in flows.iter().enumerate() {
+        let (acceptor, memory, ends) = (job.to, job.whole.memory, job.whole.ends.clone());
+        let flows: Vec<FlowTuple> = job.whole.flows.iter().chain(&job.going.met).copied().collect();
+        let count = u32::try_from(flows.len()).unwrap_or(u32::MAX);
+        let mut given = self.effects.begin_leaving(now, root, flows.clone(), &ends);
+        for (index, flow) in (0..count).zip(&flows) {
             if given.is_err() {
                 break;
             }
             let (holder, holder_at, name) = self.node.holder_of(flow);
             // What has changed since the images were made that are there.
-            let size = if at == 0 { u32::try_from(memory / 4).unwrap_or(u32::MAX).max(SNAPSHOT_USUAL) } else { 1 };
+            let size = if index == 0 { u32::try_from(memory / 4).unwrap_or(u32::MAX).max(SNAPSHOT_USUAL) } else { 1 };
             let gift = Gift {
                 tuple: *flow,
                 family: if flow.local.is_ipv4() { Family::Ipv4 } else { Family::Ipv6 },
                 size,
                 options: Vec::new(),
-                receiver: receiver_of(number),
+                receiver: Place { load: number, index, count }.receiver(),
                 holder,
                 holder_at,
                 flow: name,
@@ -279,7 +430,7 @@ impl EventLoop {
         match event {
             MoveEvent::Given { .. } => {
                 job.decided = true;
-                job.gone += 1;
+                job.gone += usize::from(!flow.is_unconnected());
             }
             MoveEvent::Kept { why, .. } if !job.decided => {
                 let why = format!("{} -> {}: {}", flow.local, flow.remote, sentence(*why));
@@ -302,8 +453,8 @@ impl EventLoop {
     /// All is decided, or nothing is to be waited for any more.
     fn answer_for_process(&mut self, root: u32) {
         let Some(job) = self.moves.processes.remove(&root) else { return };
-        self.effects.wholes.forget_leaving(root);
-        let ProcessJob { client, whole, to, gone, decided, lost, why, running, .. } = job;
+        self.effects.end_leaving(clock::now(), root);
+        let ProcessJob { client, whole, going, to, gone, decided, lost, why, running, .. } = job;
         let to = self.peer_name(&to);
         let name = whole.name;
         let reply = if decided {
@@ -313,10 +464,11 @@ impl EventLoop {
                 name: name.clone(),
                 to: to.clone(),
                 connections: gone,
+                met_at: going.met.iter().filter(|flow| !lost.contains(flow)).map(|flow| flow.local).collect(),
                 lost: lost.into_iter().map(views::flow).collect(),
                 still_ms: still.and_then(|still| u64::try_from(still.as_millis()).ok()),
                 pid_there: there,
-                deaf: whole.listens,
+                deaf: going.deaf,
             };
             let sentence = format!("{name} (process {root}) is with {to} now");
             self.tell(Told::new("process-given", sentence).with("pid", root).with("to", to.key));

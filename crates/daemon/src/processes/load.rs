@@ -7,13 +7,11 @@
 
 use std::fs;
 use std::io::{self, Write};
-use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use whimbrel_wire::snapshot::{MAX_LEN, Snapshot};
-use whimbrel_wire::{FlowTuple, Transport};
 
 /// Longest manifest, in bytes.
 const MANIFEST_MOST: usize = 4 << 20;
@@ -33,25 +31,10 @@ pub(crate) struct Manifest {
     pub(crate) job: bool,
     /// One has a UNIX datagram socket whose other end stays.
     pub(crate) talks: bool,
-    /// Their connections, that which decides for all first.
-    pub(crate) flows: Vec<(u8, SocketAddr, SocketAddr)>,
     /// Files that they need, with the lengths of those that have one.
     pub(crate) files: Vec<(PathBuf, Option<u64>)>,
     /// Images were made while they ran.
     pub(crate) before: bool,
-}
-
-impl Manifest {
-    pub(crate) fn flows(&self) -> Vec<FlowTuple> {
-        let flow = |(protocol, local, remote): &(u8, SocketAddr, SocketAddr)| {
-            Some(FlowTuple { transport: Transport::from_protocol(*protocol)?, local: *local, remote: *remote })
-        };
-        self.flows.iter().filter_map(flow).collect()
-    }
-
-    pub(crate) fn lines(flows: &[FlowTuple]) -> Vec<(u8, SocketAddr, SocketAddr)> {
-        flows.iter().map(|flow| (flow.transport.protocol(), flow.local, flow.remote)).collect()
-    }
 }
 
 /// Bytes that are no load, or no archive.
@@ -99,7 +82,7 @@ pub(crate) fn unpack(bytes: &[u8], images: &Path) -> Result<Manifest, BadLoad> {
     let length = u32::from_be_bytes(*length) as usize;
     let (text, archived) = rest.split_at_checked(length.min(MANIFEST_MOST)).ok_or(BadLoad::Malformed)?;
     let manifest: Manifest = serde_json::from_slice(text).map_err(|_| BadLoad::Malformed)?;
-    if manifest.flows.is_empty() || manifest.flows().len() != manifest.flows.len() || manifest.pids.is_empty() {
+    if manifest.pids.is_empty() {
         return Err(BadLoad::Malformed);
     }
     extract(archived, images)?;
@@ -152,11 +135,6 @@ mod tests {
     use super::*;
 
     fn manifest() -> Manifest {
-        let flow = FlowTuple {
-            transport: Transport::Tcp,
-            local: "192.0.2.1:22".parse().expect("endpoint"),
-            remote: "192.0.2.2:40000".parse().expect("endpoint"),
-        };
         Manifest {
             criu: "3.17.1".into(),
             architecture: "x86_64".into(),
@@ -164,7 +142,6 @@ mod tests {
             pids: vec![7],
             job: false,
             talks: false,
-            flows: Manifest::lines(&[flow]),
             files: vec![("/bin/sh".into(), Some(9)), ("/".into(), None)],
             before: true,
         }
@@ -197,7 +174,6 @@ mod tests {
         let there = to.0.join(super::super::BEFORE);
         let read = unpack(&bytes, &there).expect("unpack");
         assert_eq!(read, manifest());
-        assert_eq!(read.flows().len(), 1);
         assert_eq!(fs::read(there.join("pages-1.img")).expect("read"), [7; 5000]);
         assert_eq!(fs::read_dir(&there).expect("directory").count(), 2);
         // Whatever is missing at its end is missed.

@@ -3,6 +3,8 @@
 //! CRIU writes processes down and rebuilds them. What it cannot, and what it does but should not, is found here before anything is
 //! stopped: a pipe to a process that stays is silently gone after CRIU has rebuilt its other end.
 
+mod ends;
+mod quiet;
 mod sockets;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -23,12 +25,16 @@ use crate::error::Error;
 use crate::frozen::{Defaults, Frozen};
 use crate::namespace::Entered;
 use crate::process;
+pub use ends::End;
+pub use quiet::grow_quiet;
 use sockets::{Socket, Sockets};
 
 /// Device files that every host has, and that hold nothing of whoever has them open.
 const DEVICES: [&str; 5] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"];
 /// What is behind a descriptor and cannot be written down.
 const STRANGE: [&str; 6] = ["[io_uring]", "bpf-", "[perf_event]", "[userfaultfd]", "[fanotify]", "kvm-"];
+/// How often it is looked for a socket that is not listed.
+const LOOKS: usize = 3;
 /// How long processes may take to be gone that were killed.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -44,7 +50,7 @@ pub enum Scope {
 }
 
 /// A process that can go, as far as can be seen, with what goes with it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Whole {
     /// The first of the processes.
     pub root: u32,
@@ -62,8 +68,10 @@ pub struct Whole {
     pub talks: bool,
     /// Their connections.
     pub flows: Vec<FlowTuple>,
-    /// Where they wait for connections.
-    pub listens: Vec<SocketAddr>,
+    /// Their sockets without another end.
+    pub ends: Vec<End>,
+    /// Those of processes that stay, in the same network namespace.
+    pub others: Vec<End>,
     /// Files that they need, with the length of those that have one.
     pub files: Vec<(PathBuf, Option<u64>)>,
     /// Memory that they have in use, in bytes.
@@ -122,7 +130,8 @@ pub fn look(pid: u32, scope: Scope) -> Result<Whole, Unfit> {
         leads: session(root) == Some(root),
         talks: false,
         flows: Vec::new(),
-        listens: Vec::new(),
+        ends: Vec::new(),
+        others: Vec::new(),
         files: Vec::new(),
         memory: pids.iter().map(|pid| memory(*pid)).sum(),
         inner,
@@ -199,7 +208,7 @@ fn descendants(root: u32, parents: &HashMap<u32, u32>) -> Vec<u32> {
 /// Goes through all that the processes have open.
 fn look_at_descriptors(whole: &mut Whole) -> Result<(), Unfit> {
     let members: HashSet<u32> = whole.pids.iter().copied().collect();
-    let sockets = Sockets::of(whole.root)?;
+    let mut sockets = Sockets::of(whole.root)?;
     let mut pipes: HashMap<String, u32> = HashMap::new();
     let mut inodes: HashSet<u32> = HashSet::new();
     let mut terminal = None;
@@ -209,19 +218,23 @@ fn look_at_descriptors(whole: &mut Whole) -> Result<(), Unfit> {
         for (number, link) in links(*pid).ok_or(Unfit::Gone(*pid))? {
             let text = link.to_string_lossy().into_owned();
             if let Some(inode) = process::socket_inode(&link) {
+                let same = || fs::read_link(format!("/proc/{pid}/fd/{number}")).is_ok_and(|now| now == link);
+                let mut looks = 0;
+                // A server accepts and ends connections while it is looked at, and a list that changes while it is read lacks some.
+                while sockets.find(inode).is_none() && looks < LOOKS && same() {
+                    sockets.look_again(whole.root);
+                    looks += 1;
+                }
+                if sockets.find(inode).is_none() && !same() {
+                    continue;
+                }
                 inodes.insert(inode);
                 match sockets.find(inode) {
                     Some(Socket::Open(flow)) => whole.flows.push(*flow),
                     Some(Socket::Opening) => {
                         return Err(tied(format!("{} is a connection that is not open yet", of(&number))));
                     }
-                    Some(Socket::Listening(at, 0)) => whole.listens.push(*at),
-                    Some(Socket::Listening(at, waiting)) => {
-                        return Err(tied(format!(
-                            "{waiting} connections wait at {at} to be accepted, which cannot go along"
-                        )));
-                    }
-                    Some(Socket::Other) => {}
+                    Some(Socket::Listening(..) | Socket::Bound(_) | Socket::Other) => {}
                     None => {
                         return Err(tied(format!(
                             "{} is a socket of a kind that cannot be moved, such as of Multipath TCP, or of another network namespace",
@@ -256,8 +269,17 @@ fn look_at_descriptors(whole: &mut Whole) -> Result<(), Unfit> {
     }
     whole.flows.sort_unstable();
     whole.flows.dedup();
-    whole.listens.sort_unstable();
-    whole.listens.dedup();
+    for (inode, end) in sockets.ends() {
+        if inodes.contains(&inode) {
+            whole.ends.push(end);
+        } else {
+            whole.others.push(end);
+        }
+    }
+    for ends in [&mut whole.ends, &mut whole.others] {
+        ends.sort_unstable();
+        ends.dedup();
+    }
     for (socket, peer) in
         sockets.unix_peers().filter(|(socket, peer)| inodes.contains(socket) && !inodes.contains(peer))
     {
@@ -289,6 +311,21 @@ fn look_at_descriptors(whole: &mut Whole) -> Result<(), Unfit> {
     Ok(())
 }
 
+/// How many connections wait to be accepted by processes, at one of their sockets; none: `None`.
+///
+/// # Errors
+/// [`Unfit`].
+pub fn queued(pids: &[u32]) -> Result<Option<(SocketAddr, u32)>, Unfit> {
+    let Some(first) = pids.first() else { return Ok(None) };
+    let sockets = Sockets::of(*first)?;
+    let own: HashSet<u32> = pids.iter().flat_map(|pid| process::sockets(*pid)).collect();
+    let mut waiting = own.iter().filter_map(|inode| match sockets.find(*inode) {
+        Some(Socket::Listening(at, waiting)) if *waiting > 0 => Some((*at, *waiting)),
+        _ => None,
+    });
+    Ok(waiting.next())
+}
+
 /// The connections that processes have now.
 ///
 /// # Errors
@@ -311,7 +348,18 @@ pub fn flows_of(pids: &[u32]) -> Result<BTreeSet<FlowTuple>, Unfit> {
     Ok(found)
 }
 
-/// The connected UDP sockets of processes that stand still, in whose queues something waits: CRIU leaves that behind. Nothing is changed.
+/// The sockets without another end that processes have now.
+///
+/// # Errors
+/// [`Unfit`].
+pub fn ends_of(pids: &[u32]) -> Result<BTreeSet<End>, Unfit> {
+    let Some(first) = pids.first() else { return Ok(BTreeSet::new()) };
+    let sockets = Sockets::of(*first)?;
+    let own: HashSet<u32> = pids.iter().flat_map(|pid| process::sockets(*pid)).collect();
+    Ok(sockets.ends().filter(|(inode, _)| own.contains(inode)).map(|(_, end)| end).collect())
+}
+
+/// The UDP sockets of processes that stand still, in whose queues something waits: CRIU leaves that behind. Nothing is changed.
 ///
 /// # Errors
 /// [`Unfit`]: one could not be looked at.
@@ -325,13 +373,17 @@ pub fn queues_of(pids: &[u32]) -> Result<Vec<Snapshot>, Unfit> {
     };
     let mut seen = HashSet::new();
     for pid in pids {
-        let is_open =
-            |inode: &u32| matches!(sockets.find(*inode), Some(Socket::Open(flow)) if flow.transport == Transport::Udp);
+        let has_queue = |inode: &u32| match sockets.find(*inode) {
+            Some(Socket::Open(flow)) => flow.transport == Transport::Udp,
+            Some(Socket::Bound(_)) => true,
+            _ => false,
+        };
         let inodes: HashSet<u32> =
-            process::sockets(*pid).into_iter().filter(|inode| is_open(inode) && seen.insert(*inode)).collect();
+            process::sockets(*pid).into_iter().filter(|inode| has_queue(inode) && seen.insert(*inode)).collect();
         if inodes.is_empty() {
             continue;
         }
+        let _inside = Entered::descriptor(network_of(*first)?.as_fd())?;
         for (_, socket) in borrowed::borrow(*pid, &inodes)? {
             let written = Frozen::freeze(socket).and_then(|frozen| frozen.dump(&defaults));
             let written = written.map_err(|why| tied(why.to_string()))?;

@@ -10,6 +10,7 @@ use whimbrel_wire::{FlowTuple, Transport};
 use crate::error::Error;
 use crate::namespace::Entered;
 use crate::sock_diag::SockDiag;
+use crate::whole::ends::End;
 
 /// Lists of sockets that CRIU knows, with the column of the inode, counted from 0 or from the end.
 const OTHERS: [(&str, Column); 6] = [
@@ -40,6 +41,8 @@ pub(super) enum Socket {
     Opening,
     /// Of TCP: where, and how many connections nobody has accepted yet.
     Listening(SocketAddr, u32),
+    /// Of UDP, and not connected: where.
+    Bound(SocketAddr),
     /// Of a kind that CRIU knows.
     Other,
 }
@@ -57,11 +60,20 @@ impl Sockets {
     /// Those of the network namespace that a process is in.
     pub(super) fn of(pid: u32) -> Result<Self, Error> {
         let mut sockets = Self::default();
+        sockets.look_again(pid);
+        let _inside = Entered::path(&PathBuf::from(format!("/proc/{pid}/ns/net")))?;
+        // A kernel without the module does not tell; CRIU, which needs it too, does.
+        sockets.peers = SockDiag::open()?.unix_peers().unwrap_or_default();
+        Ok(sockets)
+    }
+
+    /// Adds those that there are by now.
+    pub(super) fn look_again(&mut self, pid: u32) {
         for (name, transport) in
             [("tcp", Transport::Tcp), ("tcp6", Transport::Tcp), ("udp", Transport::Udp), ("udp6", Transport::Udp)]
         {
             for line in lines(pid, name) {
-                sockets.by_inode.extend(inet(&line, transport));
+                self.by_inode.extend(inet(&line, transport));
             }
         }
         for (name, column) in OTHERS {
@@ -72,20 +84,25 @@ impl Sockets {
                     Column::Last => fields.last(),
                 };
                 let Some(inode) = inode.and_then(|inode| inode.parse().ok()) else { continue };
-                sockets.by_inode.insert(inode, Socket::Other);
+                self.by_inode.insert(inode, Socket::Other);
                 if name == "unix" && fields.get(4) == Some(&DATAGRAM) {
-                    sockets.datagram.insert(inode);
+                    self.datagram.insert(inode);
                 }
             }
         }
-        let _inside = Entered::path(&PathBuf::from(format!("/proc/{pid}/ns/net")))?;
-        // A kernel without the module does not tell; CRIU, which needs it too, does.
-        sockets.peers = SockDiag::open()?.unix_peers().unwrap_or_default();
-        Ok(sockets)
     }
 
     pub(super) fn find(&self, inode: u32) -> Option<&Socket> {
         self.by_inode.get(&inode)
+    }
+
+    /// All of TCP and UDP that have no other end, with their inodes.
+    pub(super) fn ends(&self) -> impl Iterator<Item = (u32, End)> {
+        self.by_inode.iter().filter_map(|(inode, socket)| match socket {
+            Socket::Listening(at, _) => Some((*inode, End { transport: Transport::Tcp, at: *at })),
+            Socket::Bound(at) => Some((*inode, End { transport: Transport::Udp, at: *at })),
+            _ => None,
+        })
     }
 
     /// The ends of UNIX sockets that are connected, each with its other end.
@@ -122,6 +139,7 @@ fn inet(line: &str, transport: Transport) -> Option<(u32, Socket)> {
         (Transport::Tcp, 7) => Socket::Other,
         (Transport::Tcp, _) => open,
         (Transport::Udp, 1) => open,
+        (Transport::Udp, _) if local.port() != 0 => Socket::Bound(local),
         (Transport::Udp, _) => Socket::Other,
     };
     Some((inode, socket))
@@ -163,6 +181,9 @@ mod tests {
         let at = "[::]:80".parse().expect("endpoint");
         assert_eq!(inet(listening, Transport::Tcp), Some((12, Socket::Listening(at, 3))));
         assert_eq!(endpoint("0000000000000000FFFF00000200000A:0016"), Some(flow.local), "IPv4 in IPv6");
+        let bound = tcp.replace(" 01 ", " 07 ").replace("010010AC:9C40", "00000000:0000");
+        assert_eq!(inet(&bound, Transport::Udp), Some((4711, Socket::Bound(flow.local))));
+        assert_eq!(inet(&bound.replace(":0016", ":0000"), Transport::Udp), Some((4711, Socket::Other)));
         assert_eq!(inet("", Transport::Tcp), None);
         assert_eq!(endpoint("0200000A"), None);
         assert_eq!(endpoint("0200:1"), None);

@@ -1,6 +1,6 @@
 use std::io::Read;
 use std::net::{TcpListener, TcpStream, UdpSocket};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 
@@ -198,15 +198,53 @@ fn a_connection_that_is_open_elsewhere_too_is_told() {
 }
 
 #[test]
-fn connections_that_nobody_has_accepted_are_told() {
+fn sockets_without_another_end_are_told_and_whose_they_are() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+    let datagrams = UdpSocket::bind("127.0.0.1:0").expect("bind");
+    let ours = TcpListener::bind("127.0.0.1:0").expect("bind");
+    let end = |transport, at: std::io::Result<SocketAddr>| End { transport, at: at.expect("address") };
+    let (tcp, udp) = (end(Transport::Tcp, listener.local_addr()), end(Transport::Udp, datagrams.local_addr()));
+    let other = end(Transport::Tcp, ours.local_addr());
+    let child = start(OwnedFd::from(listener).into(), OwnedFd::from(datagrams).into());
+    let whole = looked(&child, Scope::Alone).expect("it can go");
+    assert_eq!(whole.ends, [tcp, udp]);
+    assert!(whole.others.contains(&other) && !whole.others.contains(&tcp), "{:?}", whole.others);
+    assert_eq!(ends_of(&whole.pids).expect("ends").into_iter().collect::<Vec<_>>(), [tcp, udp]);
+    finish(child);
+}
+
+#[test]
+fn a_process_grows_quiet_once_it_has_accepted_what_waits() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
     let at = listener.local_addr().expect("address");
-    let child = start(OwnedFd::from(listener).into(), Stdio::null());
-    let whole = looked(&child, Scope::Alone).expect("nothing waits");
-    assert_eq!(whole.listens, [at]);
+    let child = start(listener.try_clone().map(OwnedFd::from).expect("clone").into(), Stdio::null());
+    let pids = [child.id()];
+    assert_eq!(queued(&pids).expect("queue"), None);
+    grow_quiet(&pids, &[at], Duration::from_secs(20)).expect("nothing waits");
     let waiting = TcpStream::connect(at).expect("connect");
-    let said = looked(&child, Scope::Alone).expect_err("one waits").to_string();
-    assert!(said.starts_with("1 connections wait at"), "{said}");
-    assert!(waiting.as_fd().try_clone_to_owned().is_ok());
+    assert_eq!(queued(&pids).expect("queue"), Some((at, 1)));
+    let said = grow_quiet(&pids, &[at], Duration::from_millis(50)).expect_err("one waits").to_string();
+    assert_eq!(said, format!("1 connections wait at {at} to be accepted, and are not"));
+    let accepting = std::thread::spawn(move || listener.accept().map(drop));
+    grow_quiet(&pids, &[at], Duration::from_secs(20)).expect("it is accepted");
+    accepting.join().expect("thread").expect("accept");
+    drop(waiting);
+    finish(child);
+}
+
+#[test]
+fn what_anybody_has_sent_is_written_down() {
+    let near = UdpSocket::bind("127.0.0.1:0").expect("bind");
+    let at = near.local_addr().expect("address");
+    let child = start(OwnedFd::from(near.try_clone().expect("clone")).into(), Stdio::null());
+    let far = UdpSocket::bind("127.0.0.1:0").expect("bind");
+    far.send_to(b"one", at).expect("send");
+    near.set_read_timeout(Some(Duration::from_secs(10))).expect("timeout");
+    near.peek(&mut [0; 9]).expect("it comes");
+    let queues = queues_of(&[child.id()]).expect("queues");
+    let [Snapshot { local, body: Body::Datagram(datagrams), .. }] = queues.as_slice() else { panic!("{queues:?}") };
+    assert_eq!((*local, datagrams.remote), (at, None));
+    let queued: Vec<_> = datagrams.queue.iter().map(|queued| (queued.from, queued.bytes.as_slice())).collect();
+    assert_eq!(queued, [(far.local_addr().expect("address"), &b"one"[..])]);
     finish(child);
 }

@@ -44,7 +44,7 @@ impl Effects {
     }
 
     /// What opens new connections of a socket that listens waits from now on.
-    pub(super) fn keep_new(&mut self, socket: &FlowTuple) -> Result<(), Failure> {
+    pub(in crate::effects) fn keep_new(&mut self, socket: &FlowTuple) -> Result<(), Failure> {
         let rests = HelpedFlow { phase: HelpedPhase::Rests, offset: 0, acknowledged: 0, delivered: 0 };
         self.forget_late(socket);
         self.tunnel.set_aside(socket);

@@ -81,7 +81,7 @@ pub(crate) struct Relocation {
     /// Sockets that listen and are another host's: connections that were being opened still come to them.
     retiring: HashMap<MoveName, Given>,
     /// Sockets that listen, of which what opens new connections waits.
-    kept_new: HashSet<FlowTuple>,
+    pub(in crate::effects) kept_new: HashSet<FlowTuple>,
     taken: HashMap<MoveName, Taken>,
     endpoints: Endpoints,
     /// Of connections in the host's own stack.

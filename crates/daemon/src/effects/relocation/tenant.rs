@@ -331,6 +331,11 @@ impl Effects {
         self.relocation.endpoints.with_cookie(cookie).map(|name| (name.address, name.lease))
     }
 
+    /// The address that is local in the endpoint namespace with a cookie.
+    pub(in crate::effects) fn address_with_cookie(&self, cookie: u64) -> Option<IpAddr> {
+        self.relocation.endpoints.with_cookie(cookie).map(|name| name.address)
+    }
+
     /// Whether an endpoint belongs into the namespace that was brought along for a lease.
     pub(crate) fn is_in_namespace(&self, first: u64, end: SocketAddr) -> bool {
         self.relocation.endpoints.name_of(end).lease == Some(first)

@@ -1,6 +1,6 @@
 //! At the acceptor.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -9,10 +9,10 @@ use std::time::Duration;
 use whimbrel_protocol::{
     Found, MoveDone, MoveFailed, MoveName, MoveOpId, PeerId, Refusal, Request, SavedAcceptance, Time,
 };
-use whimbrel_wire::snapshot::{Body, Datagrams};
+use whimbrel_wire::snapshot::{Body, Datagrams, Snapshot};
 use whimbrel_wire::{FlowTuple, Transport};
 
-use super::{Answer, News, Report, Wholes, failed, key_and_number, number_in};
+use super::{Answer, News, Part, Place, Report, Wholes, failed, key_and_number};
 use crate::effects::Effects;
 use crate::effects::relocation::not_kept;
 use crate::processes::criu::{self, Criu};
@@ -31,7 +31,9 @@ const MANIFEST: &str = "manifest.json";
 #[derive(Debug)]
 pub(super) struct Coming {
     manifest: Manifest,
-    flows: Vec<FlowTuple>,
+    /// Its connections and sockets without another end that are announced, by their places, and how many there are to be.
+    flows: BTreeMap<u32, FlowTuple>,
+    count: Option<u32>,
     directory: PathBuf,
     criu: Option<Criu>,
     /// In a PID namespace of its own.
@@ -86,13 +88,31 @@ fn prepare(bytes: &[u8], directory: &Path) -> Result<Coming, String> {
 }
 
 impl Coming {
-    pub(super) fn flows(&self) -> &[FlowTuple] {
-        &self.flows
+    pub(super) fn flows(&self) -> impl Iterator<Item = FlowTuple> {
+        self.flows.values().copied()
+    }
+
+    /// Whether all are announced.
+    fn is_complete(&self) -> bool {
+        self.count.is_some_and(|count| self.flows.len() == count as usize)
+    }
+
+    /// Takes one more. `false`: it does not fit to the others.
+    fn add(&mut self, place: Place, flow: FlowTuple) -> bool {
+        let fits = self.count.is_none_or(|count| count == place.count)
+            && self.flows.get(&place.index).is_none_or(|there| *there == flow)
+            && self.flows.iter().all(|(index, there)| *index == place.index || *there != flow);
+        if fits {
+            self.count = Some(place.count);
+            self.flows.insert(place.index, flow);
+        }
+        fits
     }
 
     fn new(manifest: Manifest, directory: PathBuf, criu: Option<Criu>, apart: bool) -> Self {
         Self {
-            flows: manifest.flows(),
+            flows: BTreeMap::new(),
+            count: None,
             manifest,
             directory,
             criu,
@@ -172,9 +192,9 @@ impl Wholes {
         self.work.begin(work, |why| Report::Resumed(name, Err(why)));
     }
 
-    fn coming_of(&mut self, name: &MoveName) -> Option<(MoveName, FlowTuple, &mut Coming)> {
-        let (of, flow) = *self.taken.get(name)?;
-        Some((of, flow, self.coming.get_mut(&of)?))
+    fn coming_of(&mut self, name: &MoveName) -> Option<(Part, &mut Coming)> {
+        let part = *self.taken.get(name)?;
+        Some((part, self.coming.get_mut(&part.of)?))
     }
 }
 
@@ -184,15 +204,16 @@ fn gone() -> MoveFailed {
 
 impl Effects {
     pub(super) fn admit_of_whole(&mut self, now: Time, name: MoveName, request: Request) -> Result<(), MoveFailed> {
-        let number = number_in(&request.receiver).unwrap_or_default();
-        let of = MoveName { donor: name.donor, number };
+        let none = || failed(Refusal::NobodyReceives, "no process with this connection is on its way here");
+        let place = Place::of(&request.receiver).ok_or_else(none)?;
+        let of = MoveName { donor: name.donor, number: place.load };
         let flow = request.tuple;
-        let coming = self.wholes.coming.get(&of);
-        if !coming.is_some_and(|coming| coming.flows.contains(&flow) && !coming.begun && !coming.dropped) {
-            return Err(failed(Refusal::NobodyReceives, "no process with this connection is on its way here"));
+        let coming = self.wholes.coming.get_mut(&of).filter(|coming| !coming.begun && !coming.dropped);
+        if !coming.is_some_and(|coming| coming.add(place, flow)) {
+            return Err(none());
         }
         self.make_place(now, name, &request)?;
-        self.wholes.taken.insert(name, (of, flow));
+        self.wholes.taken.insert(name, Part { of, flow, first: place.index == 0 });
         if let Some(coming) = self.wholes.coming.get_mut(&of) {
             coming.moves.insert(name, Standing::OnItsWay);
         }
@@ -207,26 +228,24 @@ impl Effects {
         snapshot: &[u8],
         from: Vec<PeerId>,
     ) -> Option<Answer> {
-        if let Some((_, flow)) = self.wholes.taken.get(&name).copied() {
+        if let Some(Part { flow, .. }) = self.wholes.taken.get(&name).copied() {
             self.forget_late(&flow);
             self.tunnel.expect_flow(flow, from);
         }
-        let Some((of, flow, coming)) = self.wholes.coming_of(&name) else { return Some(Err(gone())) };
+        let Some((Part { of, first, .. }, coming)) = self.wholes.coming_of(&name) else { return Some(Err(gone())) };
         if coming.dropped {
             return Some(Err(gone()));
         }
-        if coming.flows.first() == Some(&flow)
-            && let Err(bad) = extract(snapshot, &coming.directory.join(IMAGES))
-        {
+        if first && let Err(bad) = extract(snapshot, &coming.directory.join(IMAGES)) {
             return Some(Err(failed(Refusal::BadSnapshot, bad.to_string())));
         }
         coming.rebuilding.push(id);
-        if coming.rebuilding.len() < coming.flows.len() {
+        if !coming.is_complete() || coming.rebuilding.len() < coming.flows.len() {
             return None;
         }
         coming.begun = true;
         let (manifest, directory, apart) = (coming.manifest.clone(), coming.directory.clone(), coming.apart);
-        let (criu, flows) = (coming.criu.clone(), coming.flows.clone());
+        let (criu, flows): (_, Vec<FlowTuple>) = (coming.criu.clone(), coming.flows().collect());
         let network = self.network_for(&flows);
         let work = move || {
             let rebuild = || {
@@ -243,19 +262,38 @@ impl Effects {
         None
     }
 
-    /// Puts what waited in the queues of a process's UDP sockets into those of the sockets that were rebuilt.
+    /// Puts what waited in the queues of a process's connected UDP sockets into those of the sockets that were rebuilt.
     pub(super) fn refill_queues(&mut self, name: &MoveName) {
         let Some(coming) = self.wholes.coming.get(name) else { return };
-        let flows = coming.flows.clone();
+        let flows: Vec<FlowTuple> = coming.flows().collect();
         for snapshot in read_queues(&coming.directory.join(IMAGES)) {
             let Body::Datagram(Datagrams { remote: Some(remote), .. }) = &snapshot.body else { continue };
             let flow = FlowTuple { transport: Transport::Udp, local: snapshot.local, remote: *remote };
             // Of its own connections alone.
-            if flows.contains(&flow)
-                && let Err(error) = self.refill(&flow, &snapshot)
-            {
-                tracing::warn!(%error, "datagrams that waited in a queue are lost");
+            if flows.contains(&flow) {
+                self.put_into_queue(&flow, &snapshot);
             }
+        }
+    }
+
+    /// The same for one that is not connected, to which what is sent comes now.
+    fn refill_end(&mut self, flow: &FlowTuple, images: &Path) {
+        for snapshot in read_queues(images) {
+            let Body::Datagram(Datagrams { remote: None, queue }) = snapshot.body else { continue };
+            let there = snapshot.local.ip().is_unspecified() || snapshot.local.ip() == flow.local.ip();
+            if !there || snapshot.local.port() != flow.local.port() {
+                continue;
+            }
+            // One that was bound to all addresses has nothing to say to the other family any more.
+            let queue = queue.into_iter().filter(|datagram| datagram.from.is_ipv4() == flow.local.is_ipv4());
+            let body = Body::Datagram(Datagrams { remote: None, queue: queue.collect() });
+            self.put_into_queue(flow, &Snapshot { local: flow.local, body, ..snapshot });
+        }
+    }
+
+    fn put_into_queue(&mut self, flow: &FlowTuple, snapshot: &Snapshot) {
+        if let Err(error) = self.refill(flow, snapshot) {
+            tracing::warn!(%flow, %error, "datagrams that waited in a queue are lost");
         }
     }
 
@@ -273,11 +311,13 @@ impl Effects {
 
     /// The others are presented once the first is this host's: then nobody can revoke them on account of the process.
     pub(super) fn save_of_whole(&mut self, id: MoveOpId, saved: SavedAcceptance) -> Option<Answer> {
-        let Some((_, flow, coming)) = self.wholes.coming_of(&saved.ticket.name) else { return Some(Err(gone())) };
+        let Some((Part { first, .. }, coming)) = self.wholes.coming_of(&saved.ticket.name) else {
+            return Some(Err(gone()));
+        };
         if coming.dropped {
             return Some(Err(gone()));
         }
-        if coming.flows.first() == Some(&flow) || coming.decided.is_some() {
+        if first || coming.decided.is_some() {
             return Some(self.save_now(saved));
         }
         coming.saving.push((id, saved.clone()));
@@ -291,18 +331,27 @@ impl Effects {
     }
 
     pub(super) fn wake_whole(&mut self, now: Time, id: MoveOpId, name: MoveName) -> Option<Answer> {
-        let Some((of, flow, coming)) = self.wholes.coming_of(&name) else { return Some(Err(gone())) };
+        let Some((Part { of, flow, first }, coming)) = self.wholes.coming_of(&name) else {
+            return Some(Err(gone()));
+        };
+        let images = coming.directory.join(IMAGES);
         if coming.resuming && coming.waking.is_empty() {
             // It goes on already.
+            if flow.is_unconnected() && flow.transport == Transport::Udp {
+                self.refill_end(&flow, &images);
+            }
             self.tunnel.open_flow(&flow);
             return Some(Ok(MoveDone::Done));
         }
         coming.waking.push(id);
         coming.moves.insert(name, Standing::There);
-        if coming.flows.first() == Some(&flow) {
+        if first {
             coming.decided = Some(now + LAST_WITHIN);
             let waiting = std::mem::take(&mut coming.saving);
             waiting.into_iter().for_each(|(id, _)| self.wholes.finish(id, Ok(MoveDone::Done)));
+        }
+        if flow.is_unconnected() && flow.transport == Transport::Udp {
+            self.refill_end(&flow, &images);
         }
         // Its socket rests still, and takes what comes; where the flow is of no peer's nobody else has said that it is here.
         self.tunnel.open_flow(&flow);
@@ -312,10 +361,10 @@ impl Effects {
 
     /// A connection is not this host's. Where it is the first, neither is the process.
     pub(super) fn drop_of_whole(&mut self, name: &MoveName) -> Answer {
-        if let Some((_, flow, coming)) = self.wholes.coming_of(name) {
-            if coming.flows.first() == Some(&flow) {
+        if let Some((Part { flow, first, .. }, coming)) = self.wholes.coming_of(name) {
+            if first {
                 self.drop_whole(name);
-            } else if coming.decided.is_some() {
+            } else if coming.decided.is_some() && !flow.is_unconnected() {
                 // Its program is to know.
                 self.abort_inside(&flow);
             }
@@ -324,7 +373,7 @@ impl Effects {
     }
 
     fn drop_whole(&mut self, name: &MoveName) {
-        let Some((_, _, coming)) = self.wholes.coming_of(name) else { return };
+        let Some((_, coming)) = self.wholes.coming_of(name) else { return };
         if coming.decided.is_some() || std::mem::replace(&mut coming.dropped, true) {
             return;
         }
@@ -339,9 +388,8 @@ impl Effects {
     }
 
     pub(super) fn forget_taken_of_whole(&mut self, now: Time, name: &MoveName) -> Answer {
-        if let Some((of, flow, coming)) = self.wholes.coming_of(name) {
+        if let Some((Part { of, first, .. }, coming)) = self.wholes.coming_of(name) {
             coming.moves.insert(*name, Standing::Over);
-            let first = coming.flows.first() == Some(&flow);
             let over = coming.moves.values().all(|standing| *standing == Standing::Over);
             if first {
                 self.drop_whole(name);
@@ -399,7 +447,8 @@ impl Effects {
     /// What is found of a process's connection that was on its way here when the daemon before this one died.
     pub(in crate::effects) fn find_taken_of_whole(&mut self, saved: &SavedAcceptance) -> Option<Found> {
         let name = saved.ticket.name;
-        let of = MoveName { donor: name.donor, number: number_in(&saved.request.receiver)? };
+        let place = Place::of(&saved.request.receiver)?;
+        let of = MoveName { donor: name.donor, number: place.load };
         let directory = self.wholes.directory.join(format!("in-{}", key_and_number(&of)));
         let text = fs::read(directory.join(MANIFEST)).ok();
         let Some(manifest) = text.and_then(|text| serde_json::from_slice::<Manifest>(&text).ok()) else {
@@ -413,8 +462,9 @@ impl Effects {
             coming
         });
         coming.moves.insert(name, Standing::OnItsWay);
-        let first = coming.flows.first() == Some(&saved.request.tuple);
-        self.wholes.taken.insert(name, (of, saved.request.tuple));
+        let (flow, first) = (saved.request.tuple, place.index == 0);
+        coming.add(place, flow);
+        self.wholes.taken.insert(name, Part { of, flow, first });
         if waits {
             Some(if first { Found::Frozen } else { Found::Waiting })
         } else if directory.join("resumed").exists() && !there.is_empty() {

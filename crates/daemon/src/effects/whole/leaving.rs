@@ -2,13 +2,14 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use whimbrel_datapath::{HelpedFlow, HelpedPhase};
 use whimbrel_kernel::borrowed::Halted;
-use whimbrel_kernel::whole::{self, Whole};
+use whimbrel_kernel::whole::{self, End, Whole};
 use whimbrel_protocol::{Found, MoveDone, MoveName, MoveOpId, PeerId, Refusal, SavedDonation, Time};
 use whimbrel_wire::FlowTuple;
 
@@ -22,6 +23,8 @@ use crate::processes::{BEFORE, IMAGES, make, remove};
 const PATIENCE: Duration = Duration::from_secs(20);
 /// How long a process may take to stand still. To come so far has taken all of its connections and its memory.
 const STOPS_WITHIN: Duration = Duration::from_secs(1);
+/// How long new connections may wait for a process to accept those that came before.
+const QUIET_WITHIN: Duration = Duration::from_secs(2);
 /// What a restarted daemon has to know.
 const STATE: &str = "state.json";
 
@@ -30,8 +33,12 @@ const STATE: &str = "state.json";
 pub(super) struct Leaving {
     pids: Vec<u32>,
     subject: Subject,
-    /// Its connections, that which decides first.
+    /// Its connections and sockets without another end, that which decides first; none before they are to be given.
     flows: Vec<FlowTuple>,
+    /// What the latter are bound to.
+    ends: BTreeSet<End>,
+    /// Where new connections wait already.
+    quiet: Vec<FlowTuple>,
     directory: PathBuf,
     criu: Option<Criu>,
     /// Its memory was written down once while it ran, so that what has changed since is enough.
@@ -78,6 +85,8 @@ impl Leaving {
             pids,
             subject,
             flows,
+            ends: BTreeSet::new(),
+            quiet: Vec::new(),
             directory,
             criu: None,
             before: false,
@@ -128,7 +137,7 @@ impl Wholes {
         let inner = whole.inner.first().copied().unwrap_or(root);
         let (job, talks) = (!whole.leads, whole.talks);
         let subject = Subject { root, inner, apart: whole.apart, job, talks };
-        let leaving = Leaving::new(whole.pids.clone(), subject.clone(), whole.flows.clone(), directory.clone());
+        let leaving = Leaving::new(whole.pids.clone(), subject.clone(), Vec::new(), directory.clone());
         self.leaving.insert(root, leaving);
         let mut manifest = Manifest {
             criu: String::new(),
@@ -138,7 +147,6 @@ impl Wholes {
             job,
             talks,
             files: whole.files.clone(),
-            flows: Manifest::lines(&whole.flows),
             before: false,
         };
         let work = move || {
@@ -197,7 +205,7 @@ impl Wholes {
     }
 
     /// Nothing of it is under way any more.
-    pub(crate) fn forget_leaving(&mut self, root: u32) {
+    fn forget_leaving(&mut self, root: u32) {
         if let Some(leaving) = self.leaving.remove(&root) {
             self.given.retain(|_, (of, _)| *of != root);
             if let Err(error) = remove(&leaving.directory) {
@@ -208,14 +216,64 @@ impl Wholes {
 }
 
 impl Effects {
-    /// The connections of a process are about to be given.
+    /// From now on no new connections come to the sockets of a process that listen, at these ends: they wait until it is decided where it goes on.
+    /// News tells when those that have come are all its own ([`News::Quiet`]).
     ///
     /// # Errors
     /// A sentence.
-    pub(crate) fn begin_leaving(&mut self, now: Time, root: u32) -> Result<(), String> {
+    pub(crate) fn quiet_process(&mut self, now: Time, root: u32, listening: &[FlowTuple]) -> Result<(), String> {
+        self.make_ready(now).map_err(|error| error.to_string())?;
         let Some(leaving) = self.wholes.leaving.get(&root) else { return Err("it was given up".to_owned()) };
+        let pids = leaving.pids.clone();
+        let fresh: Vec<FlowTuple> = listening.iter().copied().filter(|flow| !leaving.quiet.contains(flow)).collect();
+        for flow in fresh {
+            self.keep_new(&flow).map_err(|error| error.to_string())?;
+            if let Some(leaving) = self.wholes.leaving.get_mut(&root) {
+                leaving.quiet.push(flow);
+            }
+        }
+        let ends: Vec<SocketAddr> = listening.iter().map(|flow| flow.local).collect();
+        let work = move || {
+            let quiet = whole::grow_quiet(&pids, &ends, QUIET_WITHIN);
+            Report::Quiet(root, quiet.map_err(|unfit| unfit.to_string()))
+        };
+        self.wholes.work.begin(work, |why| Report::Quiet(root, Err(why)));
+        Ok(())
+    }
+
+    /// What comes for a flow's socket waits.
+    fn hold(&mut self, flow: &FlowTuple) -> Result<(), String> {
+        let rests = HelpedFlow { phase: HelpedPhase::Rests, offset: 0, acknowledged: 0, delivered: 0 };
+        self.tunnel.set_aside(flow);
+        self.datapath.set_helped(flow, &rests).map_err(|error| error.to_string())
+    }
+
+    /// All of these of a process are about to be given.
+    ///
+    /// # Errors
+    /// A sentence.
+    pub(crate) fn begin_leaving(
+        &mut self,
+        now: Time,
+        root: u32,
+        flows: Vec<FlowTuple>,
+        ends: &[End],
+    ) -> Result<(), String> {
+        let Some(leaving) = self.wholes.leaving.get_mut(&root) else { return Err("it was given up".to_owned()) };
+        (leaving.flows, leaving.ends) = (flows, ends.iter().copied().collect());
         leaving.save().map_err(|error| error.to_string())?;
         self.make_ready(now).map_err(|error| error.to_string())
+    }
+
+    /// Nothing of a process is under way any more. Where it stays, what has waited comes to it.
+    pub(crate) fn end_leaving(&mut self, now: Time, root: u32) {
+        let undecided = self.wholes.leaving.get(&root).filter(|leaving| leaving.fate.is_none());
+        let quiet = undecided.map(|leaving| leaving.quiet.clone()).unwrap_or_default();
+        quiet.iter().for_each(|flow| self.let_in_again(flow));
+        self.wholes.forget_leaving(root);
+        if let Err(error) = self.make_ready(now) {
+            tracing::warn!(%error, "programs stay attached");
+        }
     }
 
     /// The process of these moves is not to go any more: what waits is told so.
@@ -259,16 +317,13 @@ impl Effects {
     fn stop_whole(&mut self, root: u32) -> Result<(), String> {
         let Some(leaving) = self.wholes.leaving.get_mut(&root) else { return Err("it was given up".to_owned()) };
         leaving.stopped = Some(Instant::now());
-        let rests = HelpedFlow { phase: HelpedPhase::Rests, offset: 0, acknowledged: 0, delivered: 0 };
-        let flows = leaving.flows.clone();
-        flows.iter().for_each(|flow| self.forget_late(flow));
-        let Some(leaving) = self.wholes.leaving.get_mut(&root) else { return Err("it was given up".to_owned()) };
-        let stop = || {
-            for flow in &leaving.flows {
-                self.tunnel.set_aside(flow);
-                self.datapath.set_helped(flow, &rests).map_err(|error| error.to_string())?;
-            }
-            let live = leaving.pids.iter().filter(|pid| !whole::is_over(**pid));
+        let (flows, pids) = (leaving.flows.clone(), leaving.pids.clone());
+        let (quiet, ends) = (leaving.quiet.clone(), leaving.ends.clone());
+        let fresh: Vec<FlowTuple> = flows.iter().copied().filter(|flow| !quiet.contains(flow)).collect();
+        fresh.iter().for_each(|flow| self.forget_late(flow));
+        let mut stop = || {
+            fresh.iter().try_for_each(|flow| self.hold(flow))?;
+            let live = pids.iter().filter(|pid| !whole::is_over(**pid));
             let halted: Result<Vec<Halted>, _> = live.map(|pid| Halted::stop_within(*pid, STOPS_WITHIN)).collect();
             let halted = halted.map_err(|error| error.to_string())?;
             // Now that none of them does anything more.
@@ -276,12 +331,16 @@ impl Effects {
                 pids.sort_unstable();
                 pids
             };
-            if sorted(whole::tree(root)) != sorted(leaving.pids.clone()) {
+            if sorted(whole::tree(root)) != sorted(pids.clone()) {
                 return Err("it has started or ended processes meanwhile; try again".to_owned());
             }
-            let flows = whole::flows_of(&leaving.pids).map_err(|unfit| unfit.to_string())?;
-            if flows != leaving.flows.iter().copied().collect() {
+            let connected: BTreeSet<FlowTuple> = flows.iter().copied().filter(|flow| !flow.is_unconnected()).collect();
+            let unfit = |unfit: whole::Unfit| unfit.to_string();
+            if whole::flows_of(&pids).map_err(unfit)? != connected || whole::ends_of(&pids).map_err(unfit)? != ends {
                 return Err("it has opened or closed connections meanwhile; try again".to_owned());
+            }
+            if let Some((at, waiting)) = whole::queued(&pids).map_err(unfit)? {
+                return Err(format!("{waiting} connections have come to {at} meanwhile; try again"));
             }
             // Whatever becomes of this daemon, they do not go on with sockets at rest.
             halted.into_iter().for_each(Halted::leave);
@@ -289,8 +348,11 @@ impl Effects {
         };
         let stopped: Result<(), String> = stop();
         if stopped.is_err() {
-            leaving.stopped = None;
-            flows.iter().for_each(|flow| self.let_in_again(flow));
+            // Those that waited before are let in with the end of it.
+            fresh.iter().for_each(|flow| self.let_in_again(flow));
+            if let Some(leaving) = self.wholes.leaving.get_mut(&root) {
+                leaving.stopped = None;
+            }
         }
         stopped
     }
@@ -376,12 +438,14 @@ impl Effects {
             });
             self.settle_ports();
         }
+        self.relocation.kept_new.remove(&flow);
         self.part_with(now, flow, to);
         ended.map(|()| MoveDone::Done).map_err(|error| failed(Refusal::NotKept, error.to_string()))
     }
 
     /// What comes for a connection comes to it, after what has come meanwhile.
     fn let_in_again(&mut self, flow: &FlowTuple) {
+        self.relocation.kept_new.remove(flow);
         self.let_in(flow);
         self.tunnel.hand_on(flow, None);
     }

@@ -12,6 +12,7 @@ mod coming;
 mod leaving;
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 
@@ -27,6 +28,9 @@ use crate::processes::work::Work;
 use coming::Coming;
 use leaving::{Leaving, Packed};
 
+/// Connections that a process may have, and sockets without another end.
+const MOST_PARTS: u32 = 1 << 20;
+
 type Answer = Result<MoveDone, MoveFailed>;
 
 /// What a thread has done.
@@ -34,6 +38,8 @@ type Answer = Result<MoveDone, MoveFailed>;
 enum Report {
     /// What goes ahead of a process.
     Packed(u32, Result<Packed, String>),
+    /// Nothing new comes to a process, and what had come is its own.
+    Quiet(u32, Result<(), String>),
     /// The images of a process at rest.
     Dumped(u32, Result<Vec<u8>, String>),
     /// What came ahead of one: it can be taken.
@@ -49,6 +55,8 @@ enum Report {
 pub(crate) enum News {
     /// Donor: what goes ahead of the process with this number is to be sent, or it cannot be moved.
     Packed { root: u32, load: Result<Vec<u8>, String> },
+    /// Donor: nothing new comes to it, so that its connections can be named; or they cannot.
+    Quiet { root: u32, result: Result<(), String> },
     /// Donor: it is not to be moved after all.
     Doomed { root: u32, why: Option<String> },
     /// Acceptor: whether it is taken.
@@ -73,7 +81,7 @@ pub(crate) struct Wholes {
     /// By the names of their moves.
     coming: HashMap<MoveName, Coming>,
     /// Moves of connections of these.
-    taken: HashMap<MoveName, (MoveName, FlowTuple)>,
+    taken: HashMap<MoveName, Part>,
     finished: Vec<(MoveOpId, Answer)>,
     news: Vec<News>,
 }
@@ -123,14 +131,42 @@ impl Wholes {
     }
 }
 
-/// Under which name the connections of a process go: no program's name is like that, since it is no UTF-8.
-pub(crate) fn receiver_of(number: u64) -> Vec<u8> {
-    [0xff].into_iter().chain(number.to_be_bytes()).collect()
+/// A connection of a process, or a socket of its without another end, as its move's receiver says it (P-94).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// Of the load.
+    pub(crate) load: u64,
+    /// The how manieth it is; the first decides for all.
+    pub(crate) index: u32,
+    /// Of how many.
+    pub(crate) count: u32,
 }
 
-/// The number of the process's move, where a connection belongs to one.
-fn number_in(receiver: &[u8]) -> Option<u64> {
-    receiver.strip_prefix(&[0xff]).and_then(|number| number.try_into().ok()).map(u64::from_be_bytes)
+impl Place {
+    /// Under which name such a one goes: no program's name is like that, since it is no UTF-8.
+    pub(crate) fn receiver(self) -> Vec<u8> {
+        let Self { load, index, count } = self;
+        [0xff].into_iter().chain(load.to_be_bytes()).chain(index.to_be_bytes()).chain(count.to_be_bytes()).collect()
+    }
+
+    /// Where the receiver says that it is of a process.
+    fn of(receiver: &[u8]) -> Option<Self> {
+        let (load, rest) = receiver.strip_prefix(&[0xff])?.split_first_chunk::<8>()?;
+        let (index, count) = rest.split_first_chunk::<4>()?;
+        let (load, index) = (u64::from_be_bytes(*load), u32::from_be_bytes(*index));
+        let count = u32::from_be_bytes(count.try_into().ok()?);
+        (index < count && count <= MOST_PARTS).then_some(Self { load, index, count })
+    }
+}
+
+/// Of a process that comes, what one of the moves is about.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    /// Which process.
+    of: MoveName,
+    flow: FlowTuple,
+    /// It decides for all.
+    first: bool,
 }
 
 fn failed(refusal: Refusal, sentence: impl Into<String>) -> MoveFailed {
@@ -157,7 +193,7 @@ impl Effects {
             MoveOp::ForgetDonation { name } if self.wholes.given.contains_key(&name) => {
                 Some(self.forget_given_of_whole(now, &name))
             }
-            MoveOp::Admit { name, request } if number_in(&request.receiver).is_some() => {
+            MoveOp::Admit { name, request } if Place::of(&request.receiver).is_some() => {
                 Some(self.admit_of_whole(now, name, request).map(|()| MoveDone::Done))
             }
             MoveOp::Restore { name, request, snapshot } if self.wholes.taken.contains_key(&name) => {
@@ -188,11 +224,22 @@ impl Effects {
         its.is_some() && its == place
     }
 
+    /// The address of the endpoint namespace that a process is in, if it is in one.
+    pub(crate) fn address_of_namespace(&self, pid: u32) -> Option<IpAddr> {
+        let cookie = {
+            let its = whole::network_of(pid).ok()?;
+            let _inside = whimbrel_kernel::namespace::Entered::descriptor(its.as_fd()).ok()?;
+            whimbrel_kernel::namespace::cookie().ok()?
+        };
+        self.address_with_cookie(cookie)
+    }
+
     /// Takes in what threads have done, and gives what came of ops.
     pub(crate) fn take_in_wholes(&mut self, now: Time) -> Vec<(MoveOpId, Answer)> {
         for report in self.wholes.work.take() {
             match report {
                 Report::Packed(root, packed) => self.wholes.note_packed(root, packed),
+                Report::Quiet(root, result) => self.wholes.news.push(News::Quiet { root, result }),
                 Report::Dumped(root, images) => self.wholes.note_dumped(root, images),
                 Report::Prepared(name, Ok(coming)) => {
                     self.wholes.note_prepared(now, name, *coming);
@@ -202,8 +249,9 @@ impl Effects {
                     self.wholes.news.push(News::Prepared { name, refused: Some(why) });
                 }
                 Report::Rebuilt(name, result) => {
-                    let flows = self.wholes.coming.get(&name).map(|coming| coming.flows().to_vec());
-                    self.end_way(&flows.unwrap_or_default());
+                    let flows: Vec<FlowTuple> =
+                        self.wholes.coming.get(&name).into_iter().flat_map(Coming::flows).collect();
+                    self.end_way(&flows);
                     if result.is_ok() {
                         self.refill_queues(&name);
                     }
@@ -222,4 +270,25 @@ fn key_and_number(name: &MoveName) -> String {
     let key = PublicKey::from(name.donor).to_string();
     let plain: String = key.chars().filter(char::is_ascii_alphanumeric).take(16).collect();
     format!("{plain}-{:016x}", name.number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_of_a_process_says_which_it_is() {
+        let place = Place { load: 7, index: 2, count: 3 };
+        assert_eq!(Place::of(&place.receiver()), Some(place));
+        assert!(std::str::from_utf8(&place.receiver()).is_err(), "no program receives under that");
+        for bad in
+            [Place { index: 3, ..place }, Place { count: 0, index: 0, ..place }, Place { count: u32::MAX, ..place }]
+        {
+            assert_eq!(Place::of(&bad.receiver()), None, "{bad:?}");
+        }
+        let receiver = place.receiver();
+        for bad in [&receiver[..16], &receiver[1..], &[receiver.as_slice(), &[0]].concat(), b"program", b""] {
+            assert_eq!(Place::of(bad), None, "{bad:?}");
+        }
+    }
 }

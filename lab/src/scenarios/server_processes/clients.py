@@ -1,0 +1,164 @@
+"""Clients of a server that sends everything back: some that stay, some that come and go, and one of datagrams. Orders come as lines, each is answered
+by one."""
+
+import errno
+import hashlib
+import socket
+import struct
+import sys
+import threading
+import time
+
+PATTERN = b"".join(hashlib.sha256(b"%d" % number).digest() for number in range(2048))[:65521]
+BLOCK = 700
+PATIENCE = 20
+STAYING, COMING = 3, 4
+# One in so many that have come stays as well, until there are so many.
+EVERY, MOST = 8, 16
+
+
+def block(number):
+    start = number * BLOCK % (len(PATTERN) - BLOCK)
+    return PATTERN[start : start + BLOCK]
+
+
+class Program:
+    def __init__(self):
+        self.lock, self.over, self.wrong = threading.Lock(), threading.Event(), []
+        self.opened, self.exchanged, self.slowest = 0, {}, 0.0
+        self.asked, self.answered, self.threads = 0, set(), []
+
+    def begin(self, host, port):
+        self.server = (host, int(port))
+        self.family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        for number in range(STAYING):
+            self.start(self.stay, self.open(), number)
+        for _ in range(COMING):
+            self.start(self.come_and_go)
+        self.start(self.ask)
+        return "x"
+
+    def start(self, what, *arguments):
+        def run():
+            try:
+                what(*arguments)
+            except (OSError, EOFError, ValueError) as error:
+                self.wrong.append(f"{what.__name__}: {error!r}")
+
+        thread = threading.Thread(target=run, daemon=True)
+        self.threads.append(thread)
+        thread.start()
+
+    def open(self):
+        begun = time.monotonic()
+        sock = socket.socket(self.family, socket.SOCK_STREAM)
+        sock.settimeout(PATIENCE)
+        sock.connect(self.server)
+        with self.lock:
+            self.slowest = max(self.slowest, time.monotonic() - begun)
+            self.opened += 1
+        return sock
+
+    def exchange(self, sock, number):
+        sock.sendall(block(number))
+        heard = b""
+        while len(heard) < BLOCK:
+            more = sock.recv(BLOCK - len(heard))
+            if not more:
+                raise EOFError("the server is gone")
+            heard += more
+        if heard != block(number):
+            raise ValueError(f"block {number} came back as something else")
+
+    def stay(self, sock, name):
+        number = 0
+        while not self.over.is_set():
+            self.exchange(sock, number)
+            number += 1
+            self.exchanged[name] = number
+            time.sleep(0.002)
+        self.leave(sock)
+
+    def leave(self, sock):
+        sock.shutdown(socket.SHUT_WR)
+        if sock.recv(1):
+            raise ValueError("more came back than was sent")
+        sock.close()
+
+    def come_and_go(self):
+        number = 0
+        while not self.over.is_set():
+            sock = self.open()
+            self.exchange(sock, number)
+            number += 1
+            if number % EVERY == 0 and len(self.threads) < MOST:
+                self.start(self.stay, sock, sock.getsockname()[1])
+                continue
+            self.leave(sock)
+            time.sleep(0.005)
+
+    def ask(self):
+        sock = socket.socket(self.family, socket.SOCK_DGRAM)
+        sock.bind(("::" if self.family == socket.AF_INET6 else "0.0.0.0", 0))
+        sock.settimeout(0.01)
+        while not self.over.is_set():
+            sock.sendto(struct.pack("!I", self.asked) + block(self.asked), self.server)
+            self.asked += 1
+            self.hear(sock)
+        until = time.monotonic() + 3
+        while time.monotonic() < until and len(self.answered) < self.asked:
+            self.hear(sock)
+
+    def hear(self, sock):
+        try:
+            answer, _ = sock.recvfrom(65536)
+        except TimeoutError:
+            return
+        (number,) = struct.unpack_from("!I", answer)
+        if answer[4:] != block(number):
+            raise ValueError(f"datagram {number} came back as something else")
+        self.answered.add(number)
+
+    def fare(self):
+        """How many connections were opened, blocks came back on the slowest of those that stay, and datagrams were answered."""
+        if self.wrong:
+            raise ValueError("; ".join(self.wrong))
+        with self.lock:
+            slowest = min((self.exchanged.get(number, 0) for number in range(STAYING)), default=0)
+            return f"{self.opened} {slowest} {len(self.answered)}"
+
+    def opens(self):
+        """Opens one connection, as one that has not been a client yet."""
+        sock = self.open()
+        self.exchange(sock, 0)
+        self.leave(sock)
+        return "x"
+
+    def address(self, host, port):
+        self.server = (host, int(port))
+        self.family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return "x"
+
+    def end(self):
+        """Ends all of them: how long the slowest took to connect, in milliseconds, and how many datagrams were not answered, of how many."""
+        self.over.set()
+        for thread in list(self.threads):
+            thread.join(PATIENCE)
+        if self.wrong:
+            raise ValueError("; ".join(self.wrong))
+        return f"{self.slowest * 1e3:.0f} {self.asked - len(self.answered)} {self.asked}"
+
+
+def main():
+    program = Program()
+    for line in sys.stdin:
+        name, *arguments = line.split()
+        try:
+            print("did", name, getattr(program, name)(*arguments), flush=True)
+        except OSError as error:
+            print("failed", name, errno.errorcode.get(error.errno, "?"), error.strerror or error, flush=True)
+        except (ValueError, EOFError) as error:
+            print("failed", name, error, flush=True)
+
+
+main()
