@@ -83,7 +83,13 @@ impl Host {
     /// Starts a daemon with all rights that there are, which takes whole processes, and waits until it is ready. `numbers`: it does not
     /// see the machine's other processes, nor they it.
     pub fn whimbrel_for_processes(&self, numbers: bool) -> Result<Whimbrel> {
-        self.whimbrel_in("processes = true\n", Surroundings { free: true, numbers, ..Surroundings::default() })
+        self.whimbrel_for_processes_with(numbers, "")
+    }
+
+    /// The same with this configuration beside.
+    pub fn whimbrel_for_processes_with(&self, numbers: bool, config: &str) -> Result<Whimbrel> {
+        let surroundings = Surroundings { free: true, numbers, ..Surroundings::default() };
+        self.whimbrel_in(&format!("processes = true\n{config}"), surroundings)
     }
 
     /// The same, but the memory of processes that go is written down at rest alone, as where the kernel does not track what is written.

@@ -34,6 +34,11 @@ const BACKLOG: usize = 4 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ClientId(pub u64);
 
+impl ClientId {
+    /// Where nobody waits for an answer.
+    pub(crate) const NOBODY: Self = Self(u64::MAX);
+}
+
 /// Who a client was when it connected (SO_PEERCRED), in the daemon's own namespaces of processes and users.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Credentials {

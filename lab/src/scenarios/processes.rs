@@ -59,11 +59,16 @@ pub(super) struct Three {
 impl Three {
     /// `numbers`: the acceptor is as if it were on a machine of its own.
     pub(super) fn new(lab: &mut Lab, far_runs: bool, numbers: bool) -> Result<Self> {
+        Self::with_donor(lab, far_runs, numbers, "")
+    }
+
+    /// `config`: of the first of the hosts.
+    pub(super) fn with_donor(lab: &mut Lab, far_runs: bool, numbers: bool, config: &str) -> Result<Self> {
         let mut world = World::new(lab, site("a"), site("b"))?;
         let network = world.add(lab, site("c"))?;
         let host = lab.host("acceptor")?;
         let at_acceptor = host.join(&network.network, &Join::by("eth0"))?.ipv4()?;
-        let donor = world.server.whimbrel_for_processes(false)?;
+        let donor = world.server.whimbrel_for_processes_with(false, config)?;
         let acceptor = host.whimbrel_for_processes(numbers)?;
         let far = if far_runs { Some(world.laptop.whimbrel()?) } else { None };
         donor.befriend(&acceptor, world.at_server.ipv4()?)?;

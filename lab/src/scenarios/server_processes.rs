@@ -4,7 +4,7 @@ use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
-use super::anchor::address;
+use super::anchor::{LENDS, address};
 use super::library::Program;
 use super::processes::{Ended, Three, give_with, is_there, needs_criu, refusal_with};
 use super::world::{LONG, step};
@@ -26,10 +26,17 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         "nginx, with its workers, goes to another host in the midst of a download, and back without any connection",
         nginx,
     ),
+    scenario(
+        "moved-process-opens",
+        "a process opens connections where it has moved to, with the address that it had, and they go home with it",
+        |lab| opens(lab, false),
+    ),
+    scenario("moved-process-opens-ipv6", "the same over IPv6", |lab| opens(lab, true)),
     scenario("kept-process-server", "servers that cannot go stay, and lose nobody", kept),
 ];
 
 const SERVER: &str = include_str!("server_processes/server.py");
+const OPENER: &str = include_str!("server_processes/opener.py");
 const CLIENTS: &str = include_str!("server_processes/clients.py");
 
 /// A program that has nothing of the lab's, so that it can go to another host.
@@ -134,6 +141,32 @@ fn server(lab: &mut Lab, ipv6: bool, far_runs: bool) -> Result<()> {
     let ended = clients.0.does("end")?;
     println!("    slowest to connect, in ms, and datagrams that were not answered, of how many: {ended}");
     Ok(())
+}
+
+fn opens(lab: &mut Lab, ipv6: bool) -> Result<()> {
+    needs_criu()?;
+    let three = Three::with_donor(lab, false, true, LENDS)?;
+    let at = SocketAddr::new(address(&three.world.at_server, ipv6)?, three.world.server.next_port());
+    let opener = Detached::server(&three.world.server, at, OPENER)?;
+    let program = Program::run(&three.world.laptop, CLIENTS, &three.donor.run_dir())?;
+    let mut far = Clients(program);
+    far.0.does(&format!("address {} {}", at.ip(), at.port()))?;
+    wait_for(LONG, "it opens a connection where it began", || Ok(far.0.does("opened_back tcp").is_ok().then_some(())))?;
+    three.world.forget_resets();
+    let mut open =
+        || ["udp", "tcp"].into_iter().try_for_each(|kind| far.0.does(&format!("opened_back {kind}")).map(drop));
+    open()?;
+
+    step("it goes to another host, and opens connections there");
+    let there = give_with(&three.donor, opener.pid(), &[], &three.at_acceptor.to_string())?;
+    open()?;
+    three.world.no_resets()?;
+
+    step("it comes back");
+    let back = give_with(&three.acceptor, there.pid_there.unwrap_or_default(), &[], "desk")?;
+    let _back = back.pid_there.map(Ended);
+    open()?;
+    three.world.no_resets()
 }
 
 fn nginx(lab: &mut Lab) -> Result<()> {

@@ -42,6 +42,8 @@ const LOOK_LONGEST: Duration = Duration::from_secs(10);
 enum Wanted {
     /// A socket with its address.
     Socket { client: ClientId, socket: WantedSocket },
+    /// Ports of this address of its, for what a process opens that has moved here.
+    Process { address: IpAddr },
     /// One port of it, of the client's choice, for a socket in the namespace of that address.
     Port { client: ClientId, socket: OwnedFd, address: SocketAddr },
     /// A namespace that a program has brought along is to have it, and these ports beside those that the kernel draws.
@@ -65,6 +67,7 @@ impl Wanted {
     fn client(&self) -> ClientId {
         match self {
             Self::Socket { client, .. } | Self::Port { client, .. } | Self::Namespace { client, .. } => *client,
+            Self::Process { .. } => ClientId::NOBODY,
         }
     }
 
@@ -72,7 +75,7 @@ impl Wanted {
     fn whole(&self) -> Option<IpAddr> {
         match self {
             Self::Namespace { wanted, .. } => wanted.address,
-            Self::Socket { .. } | Self::Port { .. } => None,
+            Self::Socket { .. } | Self::Port { .. } | Self::Process { .. } => None,
         }
     }
 
@@ -80,6 +83,7 @@ impl Wanted {
         match self {
             Self::Socket { socket, .. } => socket.family == Family::Ipv4,
             Self::Port { address, .. } => address.is_ipv4(),
+            Self::Process { address } => address.is_ipv4(),
             Self::Namespace { wanted, .. } => wanted.family == Family::Ipv4,
         }
     }
@@ -145,6 +149,17 @@ impl EventLoop {
             Ok(order) => self.ask_next(Asked { wanted: vec![Wanted::Socket { client, socket }], others: order }),
             Err(failure) => self.server.reply(client, &Reply::Error(failure)),
         }
+    }
+
+    /// A process has moved here, to the namespace of an address that one of these hosts may lend ports of: what it opens from now on needs some.
+    pub(crate) fn want_ports(&mut self, address: IpAddr, owners: Vec<PublicKey>) {
+        let own = self.node.public_key();
+        let asked = |asked: &Asked| matches!(asked.wanted[..], [Wanted::Process { address: of }] if of == address);
+        if self.effects.draws_ports(address) || self.anchors.asked.values().any(asked) {
+            return;
+        }
+        let others = owners.into_iter().filter(|owner| *owner != own).map(Some).collect();
+        self.ask_next(Asked { wanted: vec![Wanted::Process { address }], others });
     }
 
     /// [`Request::Namespace`](whimbrel_ipc::Request::Namespace).
@@ -240,9 +255,12 @@ impl EventLoop {
         match asked.others.pop_front() {
             Some(Some(anchor)) => {
                 let any: IpAddr = if ipv4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-                let block = match first.whole() {
-                    Some(address) => Ends { first: SocketAddr::new(address, 0), count: 0 },
-                    None => Ends { first: SocketAddr::new(any, 0), count: BLOCK },
+                let block = match first {
+                    Wanted::Process { address } => Ends { first: SocketAddr::new(*address, 0), count: BLOCK },
+                    Wanted::Namespace { wanted: WantedNamespace { address: Some(address), .. }, .. } => {
+                        Ends { first: SocketAddr::new(*address, 0), count: 0 }
+                    }
+                    _ => Ends { first: SocketAddr::new(any, 0), count: BLOCK },
                 };
                 if matches!(asked.wanted[..], [Wanted::Socket { .. }, ..]) {
                     self.server.answer_later(client);
@@ -397,6 +415,8 @@ impl EventLoop {
                         Err(failure) => self.server.reply(client, &Reply::Error(failure)),
                     }
                 }
+                // The namespace has them.
+                Wanted::Process { .. } => {}
                 Wanted::Port { client, socket, address } => {
                     let reply = bind(socket.as_fd(), address).unwrap_or_else(Reply::Error);
                     if matches!(reply, Reply::Error(_)) {

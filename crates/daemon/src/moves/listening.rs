@@ -19,8 +19,6 @@ use crate::server::ClientId;
 const NAMES: [(&str, Transport); 2] = [("listener:", Transport::Tcp), ("udp:", Transport::Udp)];
 /// How long connections come to such a socket that were being opened when it went: a lost word of TCP's is sent again twice meanwhile.
 const LINGER: Duration = Duration::from_secs(3);
-/// Who waits for what becomes of the connections that follow: nobody does.
-const NOBODY: ClientId = ClientId(u64::MAX);
 
 /// A socket that listens and has gone to another host.
 #[derive(Debug)]
@@ -146,7 +144,7 @@ impl EventLoop {
                 let Ok((flow, uuid)) = named else { continue };
                 let luggage = Luggage { uuid: *uuid.as_bytes(), state: Vec::new() };
                 let family = self.effects.take_given(now, flow, socket, luggage);
-                self.give(NOBODY, flow, family, retiring.to, retiring.receiver.as_deref());
+                self.give(ClientId::NOBODY, flow, family, retiring.to, retiring.receiver.as_deref());
             }
             if retiring.until <= now {
                 self.effects.end_retired(&retiring.name);

@@ -231,6 +231,7 @@ impl EventLoop {
                     Some(why) => self.node.answer_load(now, name, LoadStanding::Refused, &why),
                 },
                 News::Failed { name, why } => self.node.answer_load(now, name, LoadStanding::Refused, &why),
+                News::Settles { address, owners } => self.want_ports(address, owners),
                 News::Running { name, program, pid } => {
                     self.node.answer_load(now, name, LoadStanding::Running, &pid.to_string());
                     let from = self.peer_name(&PublicKey::from(name.donor));

@@ -27,6 +27,7 @@ class Program:
         self.lock, self.over, self.wrong = threading.Lock(), threading.Event(), []
         self.opened, self.exchanged, self.slowest = 0, {}, 0.0
         self.asked, self.answered, self.threads = 0, set(), []
+        self.ways = []
 
     def begin(self, host, port):
         self.server = (host, int(port))
@@ -133,6 +134,45 @@ class Program:
         self.exchange(sock, 0)
         self.leave(sock)
         return "x"
+
+    def opened_back(self, kind):
+        """Has the server open a connection to here, which it is to pass on what it is sent by. It comes from the server's address, as the server itself
+        thinks too."""
+        tcp = kind == "tcp"
+        sock = self.open()
+        near = socket.socket(self.family, socket.SOCK_STREAM if tcp else socket.SOCK_DGRAM)
+        near.settimeout(PATIENCE)
+        near.bind((sock.getsockname()[0], 0))
+        if tcp:
+            near.listen()
+        sock.sendall(struct.pack("!BH", tcp, near.getsockname()[1]))
+        if tcp:
+            near, address = near.accept()
+            near.settimeout(PATIENCE)
+        else:
+            hello, address = near.recvfrom(1)
+            near.connect(address)
+        told = sock.recv(100).decode().split()
+        if address[0] != self.server[0] or [address[0], str(address[1])] != told:
+            raise ValueError(f"it came from {address}, and the server says {told}")
+        self.ways.append((sock, near))
+        return self.pass_on()
+
+    def pass_on(self):
+        """Sends blocks by all of these, to and fro."""
+        for sock, near in self.ways:
+            for number in range(4):
+                for one, other, what in ((sock, near, number), (near, sock, number + 1)):
+                    one.sendall(block(what))
+                    heard = b""
+                    while len(heard) < BLOCK:
+                        more = other.recv(BLOCK - len(heard))
+                        if not more:
+                            raise EOFError("it is at its end")
+                        heard += more
+                    if heard != block(what):
+                        raise ValueError(f"block {what} came as something else")
+        return len(self.ways)
 
     def address(self, host, port):
         self.server = (host, int(port))

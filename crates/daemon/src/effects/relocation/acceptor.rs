@@ -193,6 +193,11 @@ impl Effects {
         self.relocation.endpoints.at(flow).map(|place| place.endpoint.as_fd())
     }
 
+    /// Whether that of a connection is one that a program has brought along, with ports of its own.
+    pub(in crate::effects) fn is_brought(&self, flow: &FlowTuple) -> bool {
+        self.relocation.endpoints.name_of_flow(flow).lease.is_some()
+    }
+
     /// Sockets come back to their ports, which are left free until they [have](Self::end_way).
     pub(in crate::effects) fn make_way(&mut self, flows: &[FlowTuple]) {
         for flow in flows {

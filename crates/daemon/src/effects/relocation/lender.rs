@@ -377,7 +377,7 @@ impl Effects {
     }
 
     /// The socket of a connection has come to this host, whose address it has.
-    pub(super) fn take_home(&mut self, flow: &FlowTuple) -> Result<(), MoveFailed> {
+    pub(in crate::effects) fn take_home(&mut self, flow: &FlowTuple) -> Result<(), MoveFailed> {
         let lender = &mut self.relocation.lender;
         if lender.lent.values().any(|lent| lent.moved.is_none() && lent.ends.contain(flow.local)) {
             // What comes for a socket without another end does so once nobody else has its endpoint.
@@ -391,7 +391,7 @@ impl Effects {
     }
 
     /// It is elsewhere, or over.
-    pub(super) fn leave_home(&mut self, flow: &FlowTuple) {
+    pub(in crate::effects) fn leave_home(&mut self, flow: &FlowTuple) {
         if !self.relocation.lender.here.remove(flow) {
             return;
         }

@@ -336,6 +336,12 @@ impl Effects {
         self.relocation.endpoints.with_cookie(cookie).map(|name| name.address)
     }
 
+    /// Whether the namespace of an address has ports that the kernel draws from.
+    pub(crate) fn draws_ports(&self, address: IpAddr) -> bool {
+        let place = PlaceName { address, lease: None };
+        self.relocation.tenant.rented.values().any(|rented| rented.place == place && rented.ends.count > 1)
+    }
+
     /// Whether an endpoint belongs into the namespace that was brought along for a lease.
     pub(crate) fn is_in_namespace(&self, first: u64, end: SocketAddr) -> bool {
         self.relocation.endpoints.name_of(end).lease == Some(first)

@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use whimbrel_handshake::PublicKey;
 use whimbrel_protocol::{
     Found, MoveDone, MoveFailed, MoveName, MoveOpId, PeerId, Refusal, Request, SavedAcceptance, Time,
 };
@@ -34,6 +35,8 @@ pub(super) struct Coming {
     /// Its connections and sockets without another end that are announced, by their places, and how many there are to be.
     flows: BTreeMap<u32, FlowTuple>,
     count: Option<u32>,
+    /// Who may lend more ports of its address: whose it is, as far as that is known.
+    owners: Vec<PublicKey>,
     directory: PathBuf,
     criu: Option<Criu>,
     /// In a PID namespace of its own.
@@ -113,6 +116,7 @@ impl Coming {
         Self {
             flows: BTreeMap::new(),
             count: None,
+            owners: Vec::new(),
             manifest,
             directory,
             criu,
@@ -213,9 +217,14 @@ impl Effects {
             return Err(none());
         }
         self.make_place(now, name, &request)?;
+        let owner = if flow.is_unconnected() { [request.holder, name.donor] } else { [name.donor, request.holder] };
         self.wholes.taken.insert(name, Part { of, flow, first: place.index == 0 });
         if let Some(coming) = self.wholes.coming.get_mut(&of) {
             coming.moves.insert(name, Standing::OnItsWay);
+            if coming.owners.is_empty() || flow.is_unconnected() {
+                coming.owners = owner.map(PublicKey::from).to_vec();
+                coming.owners.dedup();
+            }
         }
         Ok(())
     }
@@ -230,6 +239,10 @@ impl Effects {
     ) -> Option<Answer> {
         if let Some(Part { flow, .. }) = self.wholes.taken.get(&name).copied() {
             self.forget_late(&flow);
+            // Its end may be on lease to the donor yet.
+            if let Err(failed) = self.take_home(&flow) {
+                return Some(Err(failed));
+            }
             self.tunnel.expect_flow(flow, from);
         }
         let Some((Part { of, first, .. }, coming)) = self.wholes.coming_of(&name) else { return Some(Err(gone())) };
@@ -246,7 +259,14 @@ impl Effects {
         coming.begun = true;
         let (manifest, directory, apart) = (coming.manifest.clone(), coming.directory.clone(), coming.apart);
         let (criu, flows): (_, Vec<FlowTuple>) = (coming.criu.clone(), coming.flows().collect());
+        let owners = coming.owners.clone();
         let network = self.network_for(&flows);
+        if let (Ok(Some(_)), Some(first)) = (&network, flows.first())
+            && !self.is_brought(first)
+        {
+            self.wholes.news.push(News::Settles { address: first.local.ip(), owners });
+            self.wholes.work.stir();
+        }
         let work = move || {
             let rebuild = || {
                 if manifest.before {
@@ -361,6 +381,9 @@ impl Effects {
 
     /// A connection is not this host's. Where it is the first, neither is the process.
     pub(super) fn drop_of_whole(&mut self, name: &MoveName) -> Answer {
+        if let Some(Part { flow, .. }) = self.wholes.taken.get(name).copied() {
+            self.leave_home(&flow);
+        }
         if let Some((Part { flow, first, .. }, coming)) = self.wholes.coming_of(name) {
             if first {
                 self.drop_whole(name);

@@ -439,6 +439,7 @@ impl Effects {
             self.settle_ports();
         }
         self.relocation.kept_new.remove(&flow);
+        self.leave_home(&flow);
         self.part_with(now, flow, to);
         ended.map(|()| MoveDone::Done).map_err(|error| failed(Refusal::NotKept, error.to_string()))
     }

@@ -63,6 +63,8 @@ pub(crate) enum News {
     Prepared { name: MoveName, refused: Option<String> },
     /// Acceptor: it could not be rebuilt.
     Failed { name: MoveName, why: String },
+    /// Acceptor: it is being rebuilt in the namespace of this address, which may be on lease from one of these hosts.
+    Settles { address: IpAddr, owners: Vec<PublicKey> },
     /// Acceptor: it goes on here.
     Running { name: MoveName, program: String, pid: u32 },
     /// Acceptor: it is lost.
