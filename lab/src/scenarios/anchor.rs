@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use whimbrel_ipc::{Carrier, Connection, ConnectionState};
+use whimbrel_ipc::{Carrier, ConnectionState};
 
 use super::relocation::straight;
 use super::world::{LONG, World, site, step};
@@ -100,6 +100,14 @@ pub(super) fn address(of: &Attachment, ipv6: bool) -> Result<IpAddr> {
     if ipv6 { of.ipv6() } else { of.ipv4() }
 }
 
+/// How many connections of this endpoint a host has that do without its daemon. What of IPv6 goes between hosts that have met by IPv4 goes by the
+/// tunnel.
+pub(super) fn carried(daemon: &Whimbrel, at: SocketAddr) -> usize {
+    let all = daemon.connections().unwrap_or_default();
+    let of_it = all.iter().filter(|c| c.flow.local == at && c.state != ConnectionState::Server);
+    of_it.filter(|c| at.is_ipv6() || c.carrier == Some(Carrier::Rewrite)).count()
+}
+
 fn anchored(lab: &mut Lab, ipv6: bool) -> Result<()> {
     let mut four = Four::new(lab, LENDS)?;
     let at_anchor = address(&four.world.at_server, ipv6)?;
@@ -157,16 +165,7 @@ fn anchored(lab: &mut Lab, ipv6: bool) -> Result<()> {
         Ok(())
     };
     echo(&mut many, "by the lease")?;
-    let known = || {
-        let all = four.guest.connections().unwrap_or_default();
-        // What of IPv6 goes between hosts that have met by IPv4 goes by the tunnel.
-        let carried = |c: &&Connection| {
-            let connected = c.flow.local == echo_at && c.state != ConnectionState::Server;
-            connected && (ipv6 || c.carrier == Some(Carrier::Rewrite))
-        };
-        all.iter().filter(carried).count() == COUNT
-    };
-    wait_until(LONG, "the connections are claimed", known)?;
+    wait_until(LONG, "the connections are claimed", || carried(&four.guest, echo_at) == COUNT)?;
     // What is answered rewritten once is sent so from then on (P-24).
     echo(&mut many, "as flows")?;
     step("the anchor's daemon is killed");

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::anchor::{Four, LENDS, PORT};
+use super::anchor::{Four, LENDS, PORT, carried};
 use super::world::{LONG, step};
 use super::{Scenario, scenario};
 use crate::{EchoServer, Lab, Many, Random, Result, Ticker, TickerFar, expect, wait_until};
@@ -50,6 +50,9 @@ fn leases(lab: &mut Lab) -> Result<()> {
     four.guest.restart()?;
     four.guest.wait_event("lease-lost", 0, LONG)?;
     echo(&mut many, "without the lease")?;
+    wait_until(LONG, "they are rewritten", || carried(&four.guest, at) == COUNT)?;
+    // What is answered rewritten once is sent so from then on (P-24).
+    echo(&mut many, "rewritten")?;
     step("the tenant's daemon is started anew");
     four.guest.kill()?;
     echo(&mut many, "without a daemon")?;
