@@ -80,12 +80,12 @@ impl Node {
         let by_hand = forced.map(|to| to.and_then(|to| self.attachments.get(&to).copied()));
         let preferred = by_hand.unwrap_or(peer.preferred).filter(|a| self.attachments.get(&a.address) == Some(a));
         let wanted = preferred.map(|attachment| attachment.address).or(forced.flatten());
-        // Where both families lead there, by the one that was chosen by hand or that most flows are at home in; else by the
-        // first.
+        // P-53; else by the first.
         let mut ways = self.ways_to(peer, wanted, routes);
         ways.sort_by_key(|way| {
             let deaf = Some(*way) == peer.unanswered;
-            (Some(way.address) != wanted, deaf, Reverse(peer.flows_at_home(way.address)))
+            let home = |way: &Attachment| (peer.flows_at_home(way.address), peer.flows_of_family(way.address));
+            (Some(way.address) != wanted, deaf, Reverse(home(way)))
         });
         let (found, otherwise) = (ways.first().copied(), ways.get(1).copied());
         // A peer that said that it goes is not asked for a session where this host has nothing to tell (P-44). A daemon that

@@ -366,6 +366,14 @@ impl Peer {
         here.map(|(_, count)| count).sum()
     }
 
+    /// How many flows that this host is away from home with are of this address's family. Those that only the peer is away with go where the
+    /// peer is.
+    pub(crate) fn flows_of_family(&self, address: IpAddr) -> usize {
+        let away = self.homes.iter().filter(|((home, _), _)| home.local != self.places.local);
+        let alike = away.filter(|((_, own), _)| own.is_ipv4() == address.is_ipv4());
+        alike.map(|(_, count)| count).sum()
+    }
+
     /// The session to send with: the one that was confirmed last (P-8), or else one that we began, so that the peer can
     /// confirm it.
     pub(crate) fn session(&mut self) -> Option<&mut SessionSlot> {

@@ -401,6 +401,39 @@ fn a_family_that_nobody_answers_by_is_left_for_the_one_that_worked() {
 }
 
 #[test]
+fn a_family_that_comes_late_is_gone_over_to_by_those_whose_flows_are_of_it() {
+    // P-53
+    for late in [0, 1, 20] {
+        let mut two = Two::new(864 + late);
+        two.world.attach(two.server, two.far, "2001:db8:9::1");
+        let [six, other] = [0, 1].map(|_| two.world.network(Access::Open));
+        two.world.attach(two.client, six, "2001:db8:1::2");
+        let flows = ["[2001:db8:9::1]:80", "[2001:db8:9::1]:81", SERVICE].map(|to| two.world.connect(two.client, to));
+        two.world.set_beat(Some(BEAT));
+        introduced(&mut two.world, &flows);
+        two.world.run_for(SECOND);
+        two.world.move_to(two.client, two.away, AWAY);
+        two.world.run_for(u32::try_from(late).expect("seconds") * SECOND);
+        two.world.attach(two.client, other, "2001:db8:2::2");
+        two.world.run_for(3 * SECOND);
+        assert_eq!(two.world.peer(two.client).source, Some(address("2001:db8:2::2")), "{late} s late");
+        two.world.assert_delivering(SECOND);
+        settle_as(&mut two.world, &flows[..2], Carried::Rewritten);
+        // Where only the other end is away, there is nothing to go over to.
+        let here = two.world.peer(two.server).places.local;
+        two.world.attach(two.server, two.further, FURTHER);
+        two.world.run_for(SECOND);
+        assert_eq!(two.world.peer(two.server).places.local, here, "{late} s late");
+        two.world.move_to(two.client, two.away, AWAY);
+        two.world.run_for(SECOND);
+        two.world.detach(two.server, FURTHER);
+        two.world.run_for(3 * SECOND);
+        assert_eq!(two.world.peer(two.server).places.local, here, "{late} s late");
+        two.world.check();
+    }
+}
+
+#[test]
 fn an_address_of_the_other_family_is_chosen_by_hand() {
     let mut two = Two::new(862);
     two.world.attach(two.server, two.far, "2001:db8:9::1");
