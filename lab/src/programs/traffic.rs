@@ -239,10 +239,14 @@ impl FlowPair {
     /// When one end went on receiving after `from`: the end of its longest pause since then. What was still on the way at
     /// `from` is not taken for it, if the pause is longer than those of the sender.
     pub fn resumed(&mut self, side: Side, from: MonoTime) -> Result<Option<MonoTime>> {
-        let arrivals = self.arrivals(side, from)?;
-        let starts = std::iter::once(from).chain(arrivals.iter().map(|a| a.0));
-        let pauses = starts.zip(&arrivals).map(|(start, (end, _))| (*end - start, *end));
-        Ok(pauses.max_by_key(|(pause, _)| *pause).map(|(_, end)| end))
+        Ok(longest_pause(from, &self.arrivals(side, from)?).map(|(_, end)| end))
+    }
+
+    /// The longest time for which one end received nothing after `from`; none if nothing has come since. This is what bounds how long a flow
+    /// took to go on, and not when its longest pause ended ([`resumed`](Self::resumed)): on a busy machine programs wait for a processor as
+    /// long as a hand-off takes, and such a pause may come seconds after the flow went on.
+    pub fn silence(&mut self, side: Side, from: MonoTime) -> Result<Option<Duration>> {
+        Ok(longest_pause(from, &self.arrivals(side, from)?).map(|(pause, _)| pause))
     }
 
     /// The longest time without a byte that ended at or after `from`.
@@ -370,6 +374,13 @@ impl EchoServer {
             other => Err(wrong(role, &format!("{other:?}"))),
         }
     }
+}
+
+/// The longest pause of what arrived after `from`, which begins the first one, and when it ended.
+fn longest_pause(from: MonoTime, arrivals: &[(MonoTime, u64)]) -> Option<(Duration, MonoTime)> {
+    let starts = std::iter::once(from).chain(arrivals.iter().map(|(at, _)| *at));
+    let pauses = starts.zip(arrivals).map(|(start, (end, _))| (*end - start, *end));
+    pauses.max_by_key(|(pause, _)| *pause)
 }
 
 /// What `whimbrel run` is told for a program on this address of an anchor's.
@@ -677,5 +688,24 @@ impl Many {
     /// Its process.
     pub fn process(&mut self) -> &mut Process {
         &mut self.program.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn how_long_nothing_came_is_not_when_a_longer_pause_ended() {
+        let ms = |count: u64| MonoTime(count * 1_000_000);
+        // Went on 30 ms after the address was there; seconds later a program waits for a processor for longer than that.
+        let mut arrivals: Vec<(MonoTime, u64)> = (1030..7000).map(|at| (ms(at), 1)).collect();
+        arrivals.extend((7040..7100).map(|at| (ms(at), 1)));
+        let (pause, end) = longest_pause(ms(1000), &arrivals).expect("a pause");
+        assert_eq!((pause, end), (Duration::from_millis(41), ms(7040)));
+        // What was on the way is not taken for it.
+        let (pause, _) = longest_pause(ms(1000), &[(ms(1010), 1), (ms(2500), 1)]).expect("a pause");
+        assert_eq!(pause, Duration::from_millis(1490));
+        assert_eq!(longest_pause(ms(1000), &[]), None);
     }
 }

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use super::world::{LONG, RATE, SOME, World, all_run, ms, site, step};
+use super::world::{LONG, RATE, SOME, World, all_run, backed_off, ms, site, step};
 use super::{Scenario, scenario};
 use crate::{
-    Direction, FlowPair, Host, Join, Lab, Leave, MonoTime, PairOptions, Result, Shape, Side, Site, Verdict, Whimbrel,
-    expect, patience, wait_for, wait_until,
+    Direction, FlowPair, Host, Join, Lab, Leave, PairOptions, Result, Shape, Side, Site, Verdict, Whimbrel, expect,
+    patience, wait_for, wait_until,
 };
 
 pub(super) const SCENARIOS: &[Scenario] = &[
@@ -105,19 +105,12 @@ fn outage(world: &mut World, pair: &mut FlowPair, to: &Site) -> Result<(Duration
     world.laptop.leave(&world.at, Leave::Orderly)?;
     // Emulated processors are slow with the hand-off as well.
     let wanted = BACKED_OFF * patience().min(2);
-    let mut looked = MonoTime::now();
-    let due = wait_for(LONG, "the client's sender backs off", || {
-        let before = std::mem::replace(&mut looked, MonoTime::now());
-        let timer = pair.status(Side::Client)?.tcp.map_or(0, |tcp| tcp.rto_us);
-        let timer = Duration::from_micros(u64::from(timer));
-        // It was set after the look before this one.
-        Ok((timer >= wanted).then_some(before + timer))
-    })?;
+    let due = backed_off(pair, Side::Client, wanted)?;
     world.at = world.laptop.join(&to.network, &Join::default())?;
     let usable = world.at.usable_at;
     expect!(due > usable + wanted / 2, "this machine is too slow to tell: the address came when the timer ran out");
     pair.wait_progress_of(&[Side::Server], SOME, LONG)?;
-    let first = pair.resumed(Side::Server, usable)?.map_or(Duration::MAX, |first| first - usable);
+    let first = pair.silence(Side::Server, usable)?.unwrap_or(Duration::MAX);
     Ok((first, due - usable))
 }
 

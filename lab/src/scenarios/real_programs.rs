@@ -69,9 +69,9 @@ fn udp(lab: &mut Lab) -> Result<()> {
         world.roam(&to)?;
         pair.wait_progress(200, LONG)?;
         for side in [Side::Client, Side::Server] {
-            let took = pair.resumed(side, world.at.usable_at)?.map(|t| t - world.at.usable_at);
+            let took = pair.silence(side, world.at.usable_at)?;
             println!(
-                "    {side:?} received again after {:.1} ms",
+                "    {side:?} received nothing for {:.1} ms",
                 took.map_or(f64::NAN, |took| took.as_secs_f64() * 1e3)
             );
             expect!(took.is_some_and(|t| t < Duration::from_secs(1)), "{side:?} received nothing for {took:?}");

@@ -7,8 +7,8 @@ use std::time::Duration;
 use whimbrel_ipc::{Carrier, ConnectionState};
 
 use crate::{
-    Attachment, Campus, Direction, FlowPair, Host, Join, Lab, PacketCount, PairOptions, Result, Shape, Side, Site,
-    SiteSpec, Whimbrel, expect, patience, tcp_flags,
+    Attachment, Campus, Direction, FlowPair, Host, Join, Lab, MonoTime, PacketCount, PairOptions, Result, Shape, Side,
+    Site, SiteSpec, Whimbrel, expect, patience, tcp_flags, wait_for,
 };
 
 /// Time for anything that takes a few round trips, on a busy machine.
@@ -130,15 +130,27 @@ impl World {
 pub(super) fn goes_on_since(pair: &mut FlowPair, at: &Attachment) -> Result<()> {
     pair.wait_progress(SOME, LONG)?;
     for side in [Side::Client, Side::Server] {
-        let first = pair.resumed(side, at.usable_at)?;
-        let took = first.map(|t| t - at.usable_at);
-        println!("    {side:?} received again {:.1} ms after the address was there", ms(took));
+        let took = pair.silence(side, at.usable_at)?;
+        println!("    {side:?} received nothing for {:.1} ms once the address was there", ms(took));
         expect!(took.is_some_and(|t| t < PROMPT * patience()), "{side:?} received nothing for {took:?}");
         // The time away is no round trip: whatever is lost next would wait for a multiple of it.
         let timeout = pair.status(side)?.tcp.map(|info| Duration::from_micros(info.rto_us.into()));
         expect!(timeout.is_none_or(|t| t < RETRANSMIT_SOON), "{side:?} sends again after {timeout:?} only");
     }
     Ok(())
+}
+
+/// Waits until an end's TCP waits for `wanted` at least before it sends again. When its timer runs out, at the earliest: the bounds of what is to
+/// come before that are parts of it, so they hold on machines of any speed.
+pub(super) fn backed_off(pair: &mut FlowPair, sender: Side, wanted: Duration) -> Result<MonoTime> {
+    let mut looked = MonoTime::now();
+    wait_for(LONG * 2, &format!("the {sender:?}'s sender backs off"), || {
+        let before = std::mem::replace(&mut looked, MonoTime::now());
+        let timer = pair.status(sender)?.tcp.map_or(0, |tcp| tcp.rto_us);
+        let timer = Duration::from_micros(u64::from(timer));
+        // It was set after the look before this one.
+        Ok((timer >= wanted).then_some(before + timer))
+    })
 }
 
 /// Says what comes next, so that a failure can be placed.
