@@ -5,20 +5,25 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::Duration;
 
 use whimbrel_handshake::{ReplayWindow, TunnelKeys};
-use whimbrel_protocol::PeerId;
+use whimbrel_protocol::{PeerId, Time};
 use whimbrel_transform::datagram::FRAMING;
 use whimbrel_transform::{Aead, Algorithm, TAG_LEN};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use super::aside::{Aside, Early};
+use crate::clock;
 
 /// P-7: datagrams under one key.
 const COUNTER_LIMIT: u64 = 1 << 60;
 const UDP_HEADER: u32 = 8;
 /// Bytes of datagrams that wait for a path to be confirmed at the most: a window of TCP's, or a few.
 const WAITING_MOST: usize = 4 << 20;
+/// How long they wait at the most. By then TCP has sent again what they bring. An acknowledgement that is older does harm: it is taken for one that a
+/// round trip as long has brought, so the far end takes back all that it holds for lost, and waits as long before it looks again.
+const WAITING_LONGEST: Duration = Duration::from_secs(1);
 
 /// A flow that the tunnel carries, once moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,8 +151,35 @@ pub(super) struct Way {
 struct Waiting {
     /// The path was confirmed meanwhile.
     released: bool,
-    datagrams: Vec<Vec<u8>>,
+    /// Each with when it came.
+    datagrams: Vec<(Time, Vec<u8>)>,
     bytes: usize,
+}
+
+impl Waiting {
+    fn keep(&mut self, now: Time, datagram: &[u8]) -> Admission {
+        if self.bytes + datagram.len() > WAITING_MOST {
+            self.drop_old(now);
+        }
+        if self.bytes + datagram.len() > WAITING_MOST {
+            return Admission::Dropped;
+        }
+        self.bytes += datagram.len();
+        self.datagrams.push((now, datagram.to_vec()));
+        Admission::Waits
+    }
+
+    fn drop_old(&mut self, now: Time) {
+        self.datagrams.retain(|(came, _)| now.since(*came) <= WAITING_LONGEST);
+        self.bytes = self.datagrams.iter().map(|(_, datagram)| datagram.len()).sum();
+    }
+
+    /// What is still of use.
+    fn take(&mut self, now: Time) -> Vec<(Time, Vec<u8>)> {
+        self.drop_old(now);
+        self.bytes = 0;
+        std::mem::take(&mut self.datagrams)
+    }
 }
 
 /// What becomes of a datagram on its way to a path that may not be confirmed.
@@ -171,18 +203,13 @@ impl Way {
         if self.allowance.fetch_update(Ordering::Relaxed, Ordering::Relaxed, spend).is_ok() {
             return Admission::Send;
         }
-        if waiting.bytes + datagram.len() > WAITING_MOST {
-            return Admission::Dropped;
-        }
-        waiting.bytes += datagram.len();
-        waiting.datagrams.push(datagram.to_vec());
-        Admission::Waits
+        waiting.keep(clock::now(), datagram)
     }
 
     /// Lets datagrams of another way to the same place wait for this one.
-    fn wait(&self, datagrams: Vec<Vec<u8>>) {
+    fn wait(&self, datagrams: Vec<(Time, Vec<u8>)>) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        waiting.bytes = datagrams.iter().map(Vec::len).sum();
+        waiting.bytes = datagrams.iter().map(|(_, datagram)| datagram.len()).sum();
         waiting.datagrams = datagrams;
     }
 
@@ -194,11 +221,10 @@ impl Way {
     }
 
     /// Takes what waits; from now on nothing does.
-    fn release(&self) -> Vec<Vec<u8>> {
+    fn release(&self) -> Vec<(Time, Vec<u8>)> {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         waiting.released = true;
-        waiting.bytes = 0;
-        std::mem::take(&mut waiting.datagrams)
+        waiting.take(clock::now())
     }
 }
 
@@ -399,7 +425,7 @@ impl Table {
         }
     }
 
-    /// Gives the datagrams that waited for this path to be confirmed, to be sent now.
+    /// Gives the datagrams that have waited for this path to be confirmed, not for too long, to be sent now.
     pub(super) fn set_path(
         &self,
         peer: PeerId,
@@ -419,7 +445,7 @@ impl Table {
         let same = before.filter(|before| before.path.remote == way.path.remote);
         let waited = same.map_or_else(Vec::new, |before| before.release());
         if confirmed {
-            return Ok(waited);
+            return Ok(waited.into_iter().map(|(_, datagram)| datagram).collect());
         }
         // Sealed for the session before, which the peer still opens (P-7).
         way.wait(waited);
@@ -447,5 +473,32 @@ impl Table {
         let contents = self.contents.write().unwrap_or_else(PoisonError::into_inner);
         self.generation.fetch_add(1, Ordering::Release);
         contents
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_waited_through_an_outage_is_not_sent() {
+        let mut waiting = Waiting::default();
+        let now = Time::from_micros(1_000_000_000);
+        assert_eq!(waiting.keep(now, b"old"), Admission::Waits);
+        let later = now + WAITING_LONGEST;
+        assert_eq!(waiting.keep(later, b"new"), Admission::Waits);
+        assert_eq!(waiting.take(later + Duration::from_millis(1)), [(later, b"new".to_vec())]);
+        assert_eq!((waiting.bytes, waiting.datagrams.len()), (0, 0));
+    }
+
+    #[test]
+    fn what_is_old_takes_no_room() {
+        let mut waiting = Waiting::default();
+        let now = Time::from_micros(1_000_000_000);
+        let long = vec![0; WAITING_MOST / 2];
+        assert_eq!([&long, &long].map(|datagram| waiting.keep(now, datagram)), [Admission::Waits; 2]);
+        assert_eq!(waiting.keep(now + WAITING_LONGEST, b"one more"), Admission::Dropped);
+        assert_eq!(waiting.keep(now + WAITING_LONGEST * 2, b"one more"), Admission::Waits);
+        assert_eq!(waiting.bytes, 8);
     }
 }
