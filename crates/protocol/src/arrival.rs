@@ -30,6 +30,7 @@ pub(crate) fn costs_too_much(messages: &[Message]) -> bool {
                 | Message::Elsewhere { .. }
                 | Message::Sought { .. }
                 | Message::IntroduceMe { .. }
+                | Message::AskHere { .. }
                 | Message::Register { .. }
                 | Message::Whereabouts { .. }
                 | Message::Waiting { .. }

@@ -211,7 +211,7 @@ impl Node {
         }
     }
 
-    fn may_ask(&self, address: IpAddr) -> bool {
+    pub(crate) fn may_ask(&self, address: IpAddr) -> bool {
         let pinned = self.config.trust == Trust::Pinned;
         self.config.ask.permits(address)
             && !self.is_behind(address)
@@ -234,7 +234,9 @@ impl Node {
     pub(crate) fn continue_contact(&mut self, now: Time, address: IpAddr) {
         match self.contacts.addresses.get(&address).copied() {
             Some(Contact::Asking { tries: 0, .. })
-                if !self.contacts.waiting.contains_key(&address) && !self.is_rendezvous(address) =>
+                if !self.contacts.waiting.contains_key(&address)
+                    && !self.is_rendezvous(address)
+                    && !self.opened.wants(address) =>
             {
                 // Whoever wanted to know is gone before it was its turn.
                 self.contacts.addresses.remove(&address);
@@ -262,7 +264,7 @@ impl Node {
                 let mut waiting = self.contacts.waiting.remove(&address).unwrap_or_default();
                 waiting.retain(|flow| self.flows.get(flow).is_some_and(|known| !known.closed));
                 let source = waiting.first().map(|first| first.local.ip());
-                if source.is_none() && !self.is_rendezvous(address) {
+                if source.is_none() && !self.is_rendezvous(address) && !self.opened.wants(address) {
                     // Remembered as long again, so that the next silence is the longer one.
                     if until + pause <= now {
                         self.contacts.addresses.remove(&address);
@@ -596,6 +598,10 @@ impl Node {
         if known.is_none() || (idle && session.is_confirmed()) {
             peer.candidate = None;
             peer.remote = how.source;
+            if peer.source != how.destination {
+                // How another address of ours is seen says nothing of this one.
+                peer.observed = None;
+            }
             peer.source = how.destination;
             peer.attachment = attachment;
             peer.meet_at(claimed, how.source);
@@ -707,6 +713,9 @@ impl Node {
                 peer.candidate = None;
                 peer.remote = remote;
                 peer.meet_at(claimed, remote);
+                if destination.is_some_and(|destination| peer.source != Some(destination)) {
+                    peer.observed = None;
+                }
                 peer.source = destination.or(peer.source);
                 let source = peer.source;
                 let attachment = source.and_then(|source| attached(&self.attachments, &self.config.behind, source));

@@ -19,6 +19,8 @@ use crate::outcome::Asked;
 use crate::peer::Attachment;
 use crate::timer::Timer;
 
+pub(crate) mod opened;
+
 /// How long a peer that is not heard keeps its flows with hosts behind this one (P-103): what the kernel's connection tracking
 /// gives a connection of TCP (`nf_conntrack_tcp_timeout_established`).
 const FORGOTTEN: Duration = Duration::from_secs(5 * 86_400);

@@ -15,6 +15,7 @@ use crate::config::Config;
 use crate::contact::Contacts;
 use crate::flow::{Flow, Stage};
 use crate::gateway::Unshown;
+use crate::gateway::opened::OpenedBehind;
 use crate::meetings::Meetings;
 use crate::migration::Moves;
 use crate::op::{Event, FlowEntry, KernelOp, LocalEnd, OpId, PeerId, Transmit};
@@ -88,6 +89,8 @@ pub struct Node {
     pub(crate) left: BTreeMap<FlowTuple, crate::elsewhere::Left>,
     /// Flows of hosts behind this one that nobody has shown to sit on yet.
     pub(crate) unshown: Unshown,
+    /// Connections that hosts behind this one have opened.
+    pub(crate) opened: OpenedBehind,
     /// Datagram flows of theirs that somebody has sent in from where their peers were, a moment after these had moved, and when that
     /// is looked for again.
     pub(crate) claimed: BTreeMap<FlowTuple, Time>,
@@ -149,6 +152,7 @@ impl Node {
             vouched: HashMap::new(),
             left: BTreeMap::new(),
             unshown: Unshown::default(),
+            opened: OpenedBehind::default(),
             claimed: BTreeMap::new(),
             awaits_rulings: false,
             young: VecDeque::new(),
@@ -259,6 +263,7 @@ impl Node {
                 }
                 Message::Life { life } => self.note_life_in_session(now, id, arrival.index, life),
                 Message::Memory { memory } => self.note_memory(now, id, arrival.index, memory),
+                Message::AskHere { tuple } => self.handle_ask_here(now, id, &tuple),
                 Message::Passing { nonce } => self.handle_passing(id, nonce),
                 Message::Locators(locators) => {
                     if let Some(peer) = self.peers.get_mut(&id) {
@@ -449,6 +454,7 @@ impl Node {
                 Timer::Moves => self.continue_moves(now),
                 Timer::Community => self.continue_community(now),
                 Timer::Wake(id) => self.wake_flows(now, id),
+                Timer::Opened => self.continue_opened(now),
                 Timer::Claims => self.look_for_claims_again(now),
                 Timer::Idle(id) => self.forget_idle(now, id),
                 Timer::Vanished(id) => self.end_vanished(now, id),

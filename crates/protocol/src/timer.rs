@@ -59,6 +59,8 @@ pub(crate) enum Timer {
     Idle(PeerId),
     /// End the flows of a peer that this host passes on and that has not been heard for very long.
     Vanished(PeerId),
+    /// Ask where connections lead to that hosts behind this one have opened.
+    Opened,
     /// Look again whether somebody sends from where the peers of datagram flows were.
     Claims,
     /// Forget closed flows.

@@ -124,6 +124,11 @@ pub enum Message {
         /// The introducer's.
         nonce: u64,
     },
+    /// Type 0x2c: a host behind the sender has opened a connection to the receiver, who is to ask at that host's address (P-125).
+    AskHere {
+        /// As that host's socket has it.
+        tuple: FlowTuple,
+    },
     /// Type 0x30: the sender is to be reached at the source of this datagram now.
     BindingUpdate {
         /// Newer than that of any update before (P-17); the number of the place that it announces.
@@ -350,6 +355,7 @@ const SOUGHT: u8 = 0x28;
 const INTRODUCE_ME: u8 = 0x29;
 const SEEN: u8 = 0x2a;
 const PASSING: u8 = 0x2b;
+const ASK_HERE: u8 = 0x2c;
 const BINDING_UPDATE: u8 = 0x30;
 const BINDING_ACKNOWLEDGEMENT: u8 = 0x31;
 const PROBE_SEEN: u8 = 0x32;
@@ -425,7 +431,7 @@ impl Message {
             Self::Pairing(_) => 34 + TUPLE_LEN,
             Self::Paired { .. } => 26 + TUPLE_LEN,
             Self::Elsewhere { .. } | Self::Sought { .. } => 40 + ENDPOINT_LEN,
-            Self::IntroduceMe { .. } => TUPLE_LEN,
+            Self::IntroduceMe { .. } | Self::AskHere { .. } => TUPLE_LEN,
             Self::FlowClosed(nonces) => {
                 let messages = nonces.len().div_ceil(MAX_CLOSED).max(1);
                 return messages * (MESSAGE_HEADER_LEN + 2) + 8 * nonces.len();
@@ -460,6 +466,7 @@ impl Message {
             Self::IntroduceMe { .. } => INTRODUCE_ME,
             Self::Seen { .. } => SEEN,
             Self::Passing { .. } => PASSING,
+            Self::AskHere { .. } => ASK_HERE,
             Self::BindingUpdate { .. } => BINDING_UPDATE,
             Self::BindingAcknowledgement { .. } => BINDING_ACKNOWLEDGEMENT,
             Self::ProbeSeen { .. } => PROBE_SEEN,
@@ -533,7 +540,7 @@ impl Message {
                 out.extend_from_slice(key);
                 put_endpoint(out, *at);
             }
-            Self::IntroduceMe { tuple } => put_tuple(out, tuple),
+            Self::IntroduceMe { tuple } | Self::AskHere { tuple } => put_tuple(out, tuple),
             Self::BindingUpdate { sequence, flags, claimed, lifetime } => {
                 put_u32(out, *sequence);
                 out.push(flags.0);
@@ -658,6 +665,7 @@ impl Message {
             },
             INTRODUCE_ME => Self::IntroduceMe { tuple: body.tuple("tuple of the sender's socket")? },
             SEEN => Self::Seen { nonce: body.u64("introducer's nonce")? },
+            ASK_HERE => Self::AskHere { tuple: body.tuple("tuple of the host's socket")? },
             PASSING => Self::Passing { nonce: body.u64("introducer's nonce")? },
             BINDING_UPDATE => Self::BindingUpdate {
                 sequence: body.u32("update sequence")?,

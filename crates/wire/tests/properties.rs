@@ -114,6 +114,7 @@ fn message() -> impl Strategy<Value = Message> {
         tuple().prop_map(|tuple| Message::IntroduceMe { tuple }),
         any::<u64>().prop_map(|nonce| Message::Seen { nonce }),
         any::<u64>().prop_map(|nonce| Message::Passing { nonce }),
+        tuple().prop_map(|tuple| Message::AskHere { tuple }),
         (any::<u32>(), any::<u8>(), endpoint(), any::<u32>()).prop_map(|(sequence, flags, claimed, lifetime)| {
             Message::BindingUpdate { sequence, flags: UpdateFlags(flags), claimed, lifetime }
         }),

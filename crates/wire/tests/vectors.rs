@@ -110,6 +110,7 @@ fn messages() -> Vec<(&'static str, Message)> {
         ("sought", Message::Sought { name: 0xa0a1_a2a3_a4a5_a6a7, key: [0xa5; 32], at: endpoint("192.0.2.77:2031") }),
         ("introduce_me", Message::IntroduceMe { tuple: tcp4() }),
         ("seen", Message::Seen { nonce: 0xa0a1_a2a3_a4a5_a6a7 }),
+        ("ask_here", Message::AskHere { tuple: tcp4() }),
         ("passing", Message::Passing { nonce: 0xa0a1_a2a3_a4a5_a6a7 }),
         ("flow_closed", Message::FlowClosed(vec![0xa0a1_a2a3_a4a5_a6a7, 1])),
         (

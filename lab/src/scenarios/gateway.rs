@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use whimbrel_ipc::Carrier;
+use whimbrel_ipc::{Carrier, ConnectionState};
 
 use super::world::{LONG, RATE, SOME, World, all_run, backed_off, carried_by, is_bare, is_native, ms, site, step};
 use super::{Scenario, scenario};
@@ -33,6 +33,11 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         "gateway-narrow",
         "the laptop roams to where the path is narrower than the router's link: what is too long for the tunnel there is cut",
         narrow,
+    ),
+    scenario(
+        "gateway-opened",
+        "a host behind the router has opened the connection; the laptop roams, and comes home",
+        opened,
     ),
     scenario(
         "gateway-stranger",
@@ -267,6 +272,31 @@ fn narrow(lab: &mut Lab) -> Result<()> {
     })?;
     stream.wait_progress(SOME, LONG)?;
     three.finish(vec![stream])
+}
+
+fn opened(lab: &mut Lab) -> Result<()> {
+    let world = World::new(lab, site("a"), site("b").behind(Gateway::Nat { random_ports: false }))?;
+    // Connection tracking is there where a rule asks for it.
+    world.s.router.nft(
+        "table inet filter {\n chain forward {\n type filter hook forward priority 0\n ct state established accept\n }\n }",
+    )?;
+    let to = IpAddr::V4(world.at.v4.ok_or_else(|| crate::Error::Usage("network a has no IPv4".into()))?);
+    let mut three = Three::in_world(world, false, "")?;
+    let pair = FlowPair::tcp(&three.world.server, &three.world.laptop, to, &PairOptions::rate(RATE))?;
+    // The laptop has accepted it, and asks nobody by itself.
+    let what = "introduced";
+    let good = |found: &whimbrel_ipc::Connection| found.state == ConnectionState::Native && found.peer.is_some();
+    three.client.wait_connection(pair.peer(), pair.seen_by_server(), LONG, what, good)?;
+    let mut pairs = vec![pair];
+    let (a, b) = (three.world.a.clone(), three.world.b.clone());
+    for there in [&b, &a] {
+        step(&format!("to {}", there.network.name()));
+        three.world.roam(there)?;
+        for pair in &mut pairs {
+            three.goes_on(pair, &three.world.at)?;
+        }
+    }
+    three.finish(pairs)
 }
 
 fn stranger(lab: &mut Lab) -> Result<()> {

@@ -17,6 +17,7 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
 use whimbrel_datapath::{Event as DatapathEvent, Introduction, Origin};
+use whimbrel_kernel::conntrack::Tracking;
 use whimbrel_kernel::network::{Changed, NetworkMonitor, NetworkState, UsableAddress};
 use whimbrel_kernel::peer_route::PeerRoutes;
 use whimbrel_kernel::signals::{Signal, Signals};
@@ -75,6 +76,7 @@ const FOR_OTHERS: u64 = 9;
 const HELPERS: u64 = 10;
 const NAME_UPDATES: u64 = 11;
 const PROCESSES: u64 = 12;
+const TRACKING: u64 = 13;
 /// Clients of the control socket have their number plus this.
 const FIRST_CLIENT: u64 = 16;
 
@@ -146,6 +148,8 @@ pub(crate) struct EventLoop {
     answers: Answers,
     judge: Judge,
     name_updates: Option<NameUpdates>,
+    /// Connections of others that this host forwards, where it speaks for some of them.
+    tracking: Option<Tracking>,
     /// This host's addresses.
     own: BTreeSet<IpAddr>,
     /// Clients that suspended this host and have no answer yet.
@@ -201,6 +205,7 @@ impl EventLoop {
             answers: Answers::new()?,
             judge,
             name_updates,
+            tracking: None,
             own: BTreeSet::new(),
             suspending: None,
             moves: Moves::default(),
@@ -259,6 +264,7 @@ impl EventLoop {
         self.node.restore_moves(clock::now(), &moves.donations, &moves.acceptances, &moves.held);
         self.node.restore_leases(clock::now(), &moves.leases, &moves.tenancies);
         self.look_after_leases(moves.tenancies.iter().map(|saved| saved.number));
+        self.track()?;
         self.drain();
         self.effects.settle_or_retry(clock::now());
         Ok(())
@@ -335,6 +341,7 @@ impl EventLoop {
             HELPERS => self.effects.take_in_helpers(clock::now()),
             NAME_UPDATES => self.take_in_name_updates(),
             PROCESSES => self.take_in_processes(clock::now()),
+            TRACKING => self.take_in_tracked(),
             ANSWERS => {
                 for (id, reply) in self.answers.take() {
                     self.server.reply(id, &reply);
@@ -565,6 +572,34 @@ impl EventLoop {
                 Some(Seen::Claimed { .. } | Seen::Other) => {}
                 None => return,
             }
+        }
+    }
+
+    /// Follows what hosts behind this one open.
+    fn track(&mut self) -> Result<(), Error> {
+        if self.settings.config.behind.is_empty() {
+            return Ok(());
+        }
+        match Tracking::open() {
+            Ok((tracking, found)) => {
+                let now = clock::now();
+                found.into_iter().for_each(|flow| self.node.handle_passing_opened(now, flow));
+                epoll::add(&self.epoll, &tracking, epoll::EventData::new_u64(TRACKING), epoll::EventFlags::IN)
+                    .map_err(LoopError::new("epoll_ctl"))?;
+                self.tracking = Some(tracking);
+            }
+            Err(error) => {
+                tracing::warn!(%error, "connections that hosts behind this one open themselves cannot be moved");
+            }
+        }
+        Ok(())
+    }
+
+    fn take_in_tracked(&mut self) {
+        let Self { tracking, node, .. } = self;
+        let now = clock::now();
+        if let Some(tracking) = tracking {
+            tracking.take(|flow| node.handle_passing_opened(now, flow));
         }
     }
 

@@ -226,3 +226,74 @@ fn a_router_forgets_whom_it_has_not_heard_for_five_days() {
         }
     }
 }
+
+/// A connection that the host behind opens to the client, and the router sees.
+fn opened(two: &mut Two, port: u16) -> FlowId {
+    let from = format!("10.9.0.1:{port}").parse().expect("an endpoint");
+    let flow = two.world.connect_at(two.server, from, "10.1.0.2:22", Transport::Tcp);
+    let (now, tuple) = (two.world.now(), two.world.flow(flow).tuples[0]);
+    two.world.with_node(two.server, |node| node.handle_passing_opened(now, tuple));
+    flow
+}
+
+#[test]
+fn what_a_host_behind_has_opened_is_introduced_and_goes_along() {
+    // P-125
+    let mut two = behind(2409);
+    let flows = vec![opened(&mut two, 6000), opened(&mut two, 6001)];
+    two.world.set_beat(Some(Duration::from_millis(7)));
+    introduced(&mut two.world, &flows);
+    two.world.move_to(two.client, two.away, AWAY);
+    settle_as(&mut two.world, &flows, Carried::Rewritten);
+    two.world.move_to(two.client, two.nat, INSIDE);
+    settle_as(&mut two.world, &flows, Carried::Tunnelled);
+    two.world.move_to(two.client, two.home, HOME);
+    settle_as(&mut two.world, &flows, Carried::Native);
+    two.world.assert_delivering(SECOND);
+    two.world.check();
+}
+
+#[test]
+fn who_runs_nothing_is_asked_three_times_on_account_of_a_host_behind() {
+    // P-125, P-10
+    let prefix = Prefix { address: address("10.9.0.0"), length: 25 };
+    let router = Config { behind: vec![prefix], ..Config::default() };
+    let mut two = Two::with(2410, Config::default(), router);
+    two.world.attach(two.server, two.far, ROUTER);
+    two.world.crash(two.client);
+    two.world.at_mut(two.client).collects = true;
+    for port in 6000..6010 {
+        opened(&mut two, port);
+    }
+    two.world.run_for(2 * MINUTE);
+    assert_eq!(two.world.take_mail(two.client).len(), 3);
+    for port in 6010..6020 {
+        opened(&mut two, port);
+    }
+    two.world.run_for(2 * MINUTE);
+    assert!(two.world.take_mail(two.client).is_empty());
+    two.world.check();
+}
+
+#[test]
+fn who_is_not_to_be_asked_is_not_and_nobody_but_a_gateway_has_others_ask() {
+    // P-125
+    let prefix = Prefix { address: address("10.9.0.0"), length: 25 };
+    let mut router = Config { behind: vec![prefix], ..Config::default() };
+    router.ask.deny.push(Prefix { address: address("10.1.0.0"), length: 16 });
+    let mut two = Two::with(2411, Config::default(), router);
+    two.world.attach(two.server, two.far, ROUTER);
+    let flow = opened(&mut two, 6000);
+    two.world.run_for(20 * SECOND);
+    assert!(!two.world.introduced(flow) && two.world.peers(two.client).is_empty());
+    // Of its own, and of nobody's, nothing is asked.
+    for tuple in [("10.9.0.200:1", "10.1.0.2:22"), ("10.9.0.1:1", "10.9.0.2:22"), ("10.8.0.1:1", "10.1.0.2:22")] {
+        let [local, remote] = [tuple.0, tuple.1].map(|end| end.parse().expect("an endpoint"));
+        let tuple = whimbrel_wire::FlowTuple { transport: Transport::Tcp, local, remote };
+        let now = two.world.now();
+        two.world.with_node(two.server, |node| node.handle_passing_opened(now, tuple));
+    }
+    two.world.run_for(20 * SECOND);
+    assert!(two.world.peers(two.client).is_empty());
+    two.world.check();
+}
