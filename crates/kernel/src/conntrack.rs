@@ -1,5 +1,5 @@
 //! What connection tracking knows of connections that others have and this host forwards (nf_conntrack, by ctnetlink): that they have been
-//! answered. It tells where a rule of the packet filter asks for it, as those of nearly every router do; else it knows of none.
+//! answered, and have not begun to end. It tells where a rule of the packet filter asks for it, as those of nearly every router do; else it knows of none.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -21,6 +21,9 @@ const HEADER: usize = 16;
 const GENERIC_HEADER: usize = 4;
 const TUPLE_ORIGINAL: u16 = 1;
 const STATUS: u16 = 3;
+const PROTOCOL_STATE: u16 = 4;
+const OF_TCP: u16 = 1;
+const STATE_OF_TCP: u16 = 1;
 const TUPLE_IP: u16 = 1;
 const TUPLE_PROTOCOL: u16 = 2;
 const IPV4_SOURCE: u16 = 1;
@@ -30,6 +33,7 @@ const IPV6_DESTINATION: u16 = 4;
 const PROTOCOL_NUMBER: u16 = 1;
 const SOURCE_PORT: u16 = 2;
 const DESTINATION_PORT: u16 = 3;
+const ESTABLISHED: u8 = 3;
 const ASSURED: u32 = 1 << 2;
 const TRANSLATED: u32 = (1 << 4) | (1 << 5);
 const TYPE_MASK: u16 = 0x3fff;
@@ -45,11 +49,11 @@ pub struct Tracking {
 }
 
 impl Tracking {
-    /// Opens it, and gives what is there already.
+    /// Opens it, and gives those that are there already and `wanted`: of all a router may know a million.
     ///
     /// # Errors
     /// [`Error::Call`]: this kernel has no connection tracking, or it may not be asked.
-    pub fn open() -> Result<(Self, Vec<FlowTuple>), Error> {
+    pub fn open(wanted: impl Fn(&FlowTuple) -> bool) -> Result<(Self, Vec<FlowTuple>), Error> {
         let open = || {
             let mut socket = Socket::new(NETLINK_NETFILTER)?;
             socket.bind_auto()?;
@@ -62,15 +66,15 @@ impl Tracking {
         // Of both families, as version 0 of the format has it.
         Netlink::open(NETLINK_NETFILTER, "connection tracking")?
             .request(GET, NLM_F_DUMP, &[0; GENERIC_HEADER], &mut found, Vec::clear, |found, kind, payload| {
-                found.extend(read(kind, payload));
+                found.extend(read(kind, payload).filter(&wanted));
             })
             .map_err(|refusal| refusal.of("dump", "connection tracking"))?;
         Ok((Self { socket, buffer: vec![0; 1 << 16] }, found))
     }
 
-    /// Gives the connections of TCP that were reported as answered since, as who opened them has them: those that are not translated. Tells whether there
-    /// may be more. What was too much for the kernel to keep is lost.
-    pub fn take(&mut self, mut each: impl FnMut(FlowTuple)) -> bool {
+    /// Gives the connections of TCP that were reported as answered since, as who opened them has them: those that are not translated, and
+    /// not all where there are very many. What was too much for the kernel to keep is lost.
+    pub fn take(&mut self, mut each: impl FnMut(FlowTuple)) {
         for _ in 0..AT_ONCE {
             match self.socket.recv(&mut &mut self.buffer[..], 0) {
                 Ok(length) => {
@@ -82,10 +86,9 @@ impl Tracking {
                 }
                 Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(_) => return false,
+                Err(_) => return,
             }
         }
-        true
     }
 }
 
@@ -118,11 +121,17 @@ fn attribute(mut bytes: &[u8], wanted: u16) -> Option<&[u8]> {
     }
 }
 
-/// A connection of TCP that has been answered and is not translated.
+/// A connection of TCP that has been answered, is not translated, and goes on. What is told of a change need not say the state: it is told
+/// of as answered as it is established.
 fn read(kind: u16, payload: &[u8]) -> Option<FlowTuple> {
     let attributes = payload.get(GENERIC_HEADER..).filter(|_| kind == NEW)?;
     let status = u32::from_be_bytes(attribute(attributes, STATUS)?.try_into().ok()?);
     if status & ASSURED == 0 || status & TRANSLATED != 0 {
+        return None;
+    }
+    let state = attribute(attributes, PROTOCOL_STATE).and_then(|state| attribute(state, OF_TCP));
+    let state = state.and_then(|state| attribute(state, STATE_OF_TCP)?.first());
+    if state.is_some_and(|state| *state != ESTABLISHED) {
         return None;
     }
     let tuple = attribute(attributes, TUPLE_ORIGINAL)?;
@@ -176,6 +185,15 @@ mod tests {
         assert_eq!(read(NEW, &report(ASSURED | (1 << 4), 6)), None);
         assert_eq!(read(NEW, &report(ASSURED, 17)), None);
         assert_eq!(read(NEW + 2, &report(ASSURED, 6)), None);
+    }
+
+    #[test]
+    fn what_ends_is_not_told() {
+        for (state, told) in [(ESTABLISHED, true), (ESTABLISHED + 1, false)] {
+            let state = nest(OF_TCP | 0x8000, &nest(STATE_OF_TCP, &[state]));
+            let bytes = [report(ASSURED, 6), nest(PROTOCOL_STATE | 0x8000, &state)].concat();
+            assert_eq!(read(NEW, &bytes).is_some(), told);
+        }
     }
 
     #[test]

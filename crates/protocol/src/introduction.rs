@@ -27,7 +27,7 @@ const BEGUN_PER_STEP: usize = 100;
 /// Tries of each (P-15).
 pub(crate) const TRIES: u32 = 3;
 /// How often one is begun anew because an end moved, or forgot it.
-const AGAIN: u8 = 10;
+pub(crate) const AGAIN: u8 = 10;
 /// How long a responder waits for the echo.
 const RESPONDING: Duration = Duration::from_secs(10);
 /// A peer's introductions that wait for their echoes at the most.

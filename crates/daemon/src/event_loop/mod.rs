@@ -580,7 +580,8 @@ impl EventLoop {
         if self.settings.config.behind.is_empty() {
             return Ok(());
         }
-        match Tracking::open() {
+        let node = &self.node;
+        match Tracking::open(|flow| node.is_behind(flow.local.ip())) {
             Ok((tracking, found)) => {
                 let now = clock::now();
                 found.into_iter().for_each(|flow| self.node.handle_passing_opened(now, flow));

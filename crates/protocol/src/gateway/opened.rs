@@ -2,6 +2,7 @@
 //! as a host does that has opened one, and has him look for it: from there on all is as if he had opened the connection.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use whimbrel_wire::{FlowTuple, Transport};
 use crate::Time;
 use crate::contact::Contact;
 use crate::flow::{Flow, Stage};
-use crate::introduction::MATURE;
+use crate::introduction::{AGAIN, MATURE};
 use crate::node::Node;
 use crate::op::PeerId;
 use crate::ruling::Ruled;
@@ -56,9 +57,10 @@ impl OpenedBehind {
         if self.count >= OPENED_MOST || flows >= OPENED_TO_ONE {
             return false;
         }
-        let wanted = Wanted { until: now + REMEMBERED, requests: 0 };
-        let flows = self.to.entry(flow.remote.ip()).or_default();
-        self.count += usize::from(flows.insert(flow, wanted).is_none());
+        if let Entry::Vacant(entry) = self.to.entry(flow.remote.ip()).or_default().entry(flow) {
+            entry.insert(Wanted { until: now + REMEMBERED, requests: 0 });
+            self.count += 1;
+        }
         true
     }
 
@@ -133,10 +135,15 @@ impl Node {
             return;
         }
         let Some(known) = self.flows.get_mut(&flow).filter(|known| !known.closed && known.accepted) else { return };
-        if !matches!(known.stage, Stage::Open | Stage::Failed(_)) {
-            return;
+        match known.stage {
+            Stage::Open => {}
+            // Whoever says it again and again has nothing done again and again.
+            Stage::Failed(_) if known.again < AGAIN => {
+                known.again += 1;
+                known.stage = Stage::Open;
+            }
+            _ => return,
         }
-        known.stage = Stage::Open;
         if matches!(self.ruled_beforehand(&flow), Ruled::Free) {
             self.want_introduction(now, flow);
         }
