@@ -34,7 +34,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     ),
     scenario(
         "moved-in-flow",
-        "a stream and datagrams come at full rate while their receivers go to another host: nothing is lost or sent again",
+        "a stream and datagrams come at full rate while their receivers go to another host: nothing is lost",
         |lab| in_flow(lab, false, false),
     ),
     scenario(
@@ -305,11 +305,11 @@ fn in_flow(lab: &mut Lab, far_runs: bool, hole: bool) -> Result<()> {
     let there = last.len() / SIZE;
     println!("    {} of {} datagrams came, {there} of them at the other host", numbers.len(), sent - from);
     complete?;
-    // A far end that is led straight to the acceptor sends there before what is handed on has arrived, and may take that for lost. Now that
-    // all has come nothing is on its way but what it may be told of that.
+    // A far end that is led straight to the acceptor sends there before what is handed on has arrived, and may take that for lost; any may where
+    // a busy machine lets it wait for 200 ms. Now that all has come nothing is on its way but what it may be told of that.
     let mut counts = (0, 0);
     let none_lost = wait_for(LONG, "nothing was lost", || {
-        let in_vain = if far_runs { duplicates(&world.laptop)? - vain_before } else { 0 };
+        let in_vain = duplicates(&world.laptop)? - vain_before;
         counts = (sent_again(&mut stream)? - before, in_vain);
         Ok((u64::from(counts.0) <= in_vain).then_some(()))
     });

@@ -4,13 +4,17 @@ use std::collections::HashSet;
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 
-use rustix::net::{AddressFamily, SocketType};
+use rustix::net::{AddressFamily, SocketType, sockopt};
 
 use super::{Flow, FlowOptions, Line, PACE, Pacer, Shared, bind_device, lock, obey, print, unspecified};
 use crate::{Error, Result};
 
+/// Several seconds of datagrams, in bytes.
+const RECEIVE_BUFFER: usize = 8 << 20;
+
 pub(super) fn serve(listen: SocketAddr, options: &FlowOptions) -> Result<()> {
     let socket = UdpSocket::bind(listen).map_err(|e| Error::call("bind", listen.to_string(), e))?;
+    make_room(&socket)?;
     print(&Line::Listening { address: listen });
     let (_, peer) = socket.peek_from(&mut [0]).map_err(|e| Error::call("recvfrom", listen.to_string(), e))?;
     socket.connect(peer).map_err(|e| Error::call("connect", peer.to_string(), e))?;
@@ -24,8 +28,15 @@ pub(super) fn connect(to: SocketAddr, options: &FlowOptions) -> Result<()> {
     let from = options.bind.unwrap_or(unspecified(to));
     rustix::net::bind(&socket, &from).map_err(|e| Error::call("bind", from.to_string(), e))?;
     let socket = UdpSocket::from(socket);
+    make_room(&socket)?;
     socket.connect(to).map_err(|e| Error::call("connect", to.to_string(), e))?;
     exchange(socket, options)
+}
+
+/// What waits for a program on a busy machine is not to be taken for lost on the way.
+fn make_room(socket: &UdpSocket) -> Result<()> {
+    sockopt::set_socket_recv_buffer_size_force(socket, RECEIVE_BUFFER)
+        .map_err(|e| Error::call("setsockopt", "SO_RCVBUFFORCE", e))
 }
 
 fn exchange(socket: UdpSocket, options: &FlowOptions) -> Result<()> {
