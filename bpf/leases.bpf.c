@@ -68,10 +68,15 @@ static __always_inline bool may_have(struct bpf_sock *socket)
 	return false;
 }
 
+static __always_inline bool is_loopback_v4(__u32 address)
+{
+	return (bpf_ntohl(address) & LOOPBACK_V4_MASK) == LOOPBACK_V4;
+}
+
 SEC("cgroup/post_bind4")
 int keep_to_lease_v4(struct bpf_sock *socket)
 {
-	if ((bpf_ntohl(socket->src_ip4) & LOOPBACK_V4_MASK) == LOOPBACK_V4)
+	if (is_loopback_v4(socket->src_ip4))
 		return ALLOWED;
 	return may_have(socket) ? ALLOWED : REFUSED;
 }
@@ -79,8 +84,15 @@ int keep_to_lease_v4(struct bpf_sock *socket)
 SEC("cgroup/post_bind6")
 int keep_to_lease_v6(struct bpf_sock *socket)
 {
-	if (!socket->src_ip6[0] && !socket->src_ip6[1] && !socket->src_ip6[2] && socket->src_ip6[3] == bpf_htonl(1))
-		return ALLOWED;
+	__u32 before_last = socket->src_ip6[2], last = socket->src_ip6[3];
+
+	if (!socket->src_ip6[0] && !socket->src_ip6[1]) {
+		if (!before_last && last == bpf_htonl(1))
+			return ALLOWED;
+		/* As a socket of both families says it. */
+		if (before_last == bpf_htonl(0xffff) && is_loopback_v4(last))
+			return ALLOWED;
+	}
 	return may_have(socket) ? ALLOWED : REFUSED;
 }
 

@@ -56,7 +56,7 @@ fn a_port_that_is_not_on_lease_is_taken() {
     };
     look(true);
     // What stays on the host is nobody's business, and what the kernel draws is drawn from what it was told.
-    for local in ["127.0.0.1:8080", "127.8.9.1:8080", "[::1]:8080"] {
+    for local in ["127.0.0.1:8080", "127.8.9.1:8080", "[::1]:8080", "[::ffff:127.0.0.1]:8080"] {
         bind(true, local).and_then(|()| bind(false, local)).unwrap_or_else(|error| panic!("{local}: {error}"));
     }
     pair.near.sysctl("net.ipv4.ip_local_port_range", "40000 40127");
