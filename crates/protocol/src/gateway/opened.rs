@@ -18,14 +18,17 @@ use crate::op::PeerId;
 use crate::ruling::Ruled;
 use crate::timer::Timer;
 
-/// Connections that are remembered at the most, and of those to one address.
+/// Connections that are remembered at the most, of those of one host, and of those to one address.
 const OPENED_MOST: usize = 4096;
+const OPENED_OF_ONE: usize = OPENED_MOST / 4;
 const OPENED_TO_ONE: usize = 256;
 /// How often the other end is told of one, and how long it is remembered.
 const REQUESTS: u8 = 3;
 const REMEMBERED: Duration = Duration::from_secs(60);
 /// Between two looks at them.
 const PAUSE: Duration = Duration::from_secs(1);
+/// Addresses that are asked for the first time at one look: half of what may be asked in a second (P-10).
+const ASKED_AT_ONCE: usize = 10;
 /// What one of them is told in one go.
 const AT_ONCE: usize = 64;
 
@@ -33,6 +36,8 @@ const AT_ONCE: usize = 64;
 #[derive(Debug, Default)]
 pub(crate) struct OpenedBehind {
     to: BTreeMap<IpAddr, BTreeMap<FlowTuple, Wanted>>,
+    /// How many there are of each host.
+    of: BTreeMap<IpAddr, usize>,
     count: usize,
 }
 
@@ -54,18 +59,21 @@ impl OpenedBehind {
 
     fn insert(&mut self, now: Time, flow: FlowTuple) -> bool {
         let flows = self.to.get(&flow.remote.ip()).map_or(0, BTreeMap::len);
-        if self.count >= OPENED_MOST || flows >= OPENED_TO_ONE {
+        let of_one = self.of.get(&flow.local.ip()).copied().unwrap_or_default();
+        if self.count >= OPENED_MOST || flows >= OPENED_TO_ONE || of_one >= OPENED_OF_ONE {
             return false;
         }
         if let Entry::Vacant(entry) = self.to.entry(flow.remote.ip()).or_default().entry(flow) {
             entry.insert(Wanted { until: now + REMEMBERED, requests: 0 });
+            *self.of.entry(flow.local.ip()).or_default() += 1;
             self.count += 1;
         }
         true
     }
 
     fn forget(&mut self, address: IpAddr) {
-        self.count -= self.to.remove(&address).map_or(0, |flows| flows.len());
+        self.to.remove(&address);
+        self.count_all();
     }
 
     fn retain(&mut self, keep: impl Fn(&FlowTuple, &Wanted) -> bool) {
@@ -73,7 +81,15 @@ impl OpenedBehind {
             flows.retain(|flow, wanted| keep(flow, wanted));
         }
         self.to.retain(|_, flows| !flows.is_empty());
-        self.count = self.to.values().map(BTreeMap::len).sum();
+        self.count_all();
+    }
+
+    fn count_all(&mut self) {
+        (self.of, self.count) = (BTreeMap::new(), 0);
+        for flow in self.to.values().flat_map(BTreeMap::keys) {
+            *self.of.entry(flow.local.ip()).or_default() += 1;
+            self.count += 1;
+        }
     }
 }
 
@@ -92,6 +108,7 @@ impl Node {
         let introduced = |flow: &FlowTuple| flows.get(flow).and_then(Flow::entry).is_some();
         self.opened.retain(|flow, wanted| wanted.until > now && wanted.requests < REQUESTS && !introduced(flow));
         let addresses: Vec<IpAddr> = self.opened.to.keys().copied().collect();
+        let mut asked = 0;
         for address in addresses {
             match self.contacts.addresses.get(&address).copied() {
                 Some(Contact::Known(id)) => self.tell_opened(now, id, address),
@@ -100,7 +117,9 @@ impl Node {
                 // P-10
                 Some(Contact::Silent { .. }) => self.opened.forget(address),
                 None if !self.may_ask(address) => self.opened.forget(address),
+                None if asked >= ASKED_AT_ONCE => {}
                 None => {
+                    asked += 1;
                     self.contacts.addresses.insert(address, Contact::Asking { tries: 0, source: None });
                     self.continue_contact(now, address);
                 }
@@ -147,5 +166,35 @@ impl Node {
         if matches!(self.ruled_beforehand(&flow), Ruled::Free) {
             self.want_introduction(now, flow);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{Ipv4Addr, SocketAddr};
+
+    fn flow(host: u8, number: usize) -> FlowTuple {
+        let number = u16::try_from(number).expect("a number");
+        let remote = Ipv4Addr::new(198, 51, 100, u8::try_from(number / 200).expect("an address"));
+        FlowTuple {
+            transport: Transport::Tcp,
+            local: SocketAddr::new(Ipv4Addr::new(192, 0, 2, host).into(), 1024 + number),
+            remote: SocketAddr::new(remote.into(), 80),
+        }
+    }
+
+    #[test]
+    fn one_host_takes_no_more_than_a_quarter_of_the_room() {
+        // P-125
+        let (mut opened, now) = (OpenedBehind::default(), Time::default());
+        let taken = |opened: &mut OpenedBehind, host| (0..2000).filter(|n| opened.insert(now, flow(host, *n))).count();
+        assert_eq!(taken(&mut opened, 1), OPENED_OF_ONE);
+        assert!(opened.insert(now, flow(2, 0)), "another host has its turn");
+        opened.forget(flow(1, 0).remote.ip());
+        assert_eq!((opened.len(), opened.of[&flow(1, 0).local.ip()]), (OPENED_OF_ONE - 200, OPENED_OF_ONE - 200));
+        assert_eq!(taken(&mut opened, 1), 200, "there is room again");
+        opened.retain(|_, wanted| wanted.until > now + REMEMBERED);
+        assert!(opened.len() == 0 && opened.of.is_empty());
     }
 }
