@@ -98,7 +98,7 @@ impl Effects {
         }
         self.forget_late(&request.tuple);
         self.take_home(&request.tuple)?;
-        let Relocation { taken, endpoints, ports, expected, .. } = &mut self.relocation;
+        let Relocation { taken, endpoints, ports, .. } = &mut self.relocation;
         let gone = || failed(Refusal::NotRestored, &"nobody has asked for it");
         let of = taken.get_mut(&name).ok_or_else(gone)?;
         let to_holder = holder.and_then(|holder| holder.round_trip);
@@ -123,7 +123,6 @@ impl Effects {
             None => {
                 ports.make_way(request.tuple.transport, request.tuple.local);
                 of.queue = queue;
-                round_trip.into_iter().for_each(|time| expected.say(&request.tuple, time, &self.injector));
                 Frozen::restore(&snapshot, &self.injector)
             }
         };

@@ -50,7 +50,6 @@ use late::Late;
 use lender::Lender;
 pub(crate) use listening::at;
 use ports::Ports;
-use start::Expected;
 pub(crate) use start::Known;
 pub use start::{first_window, longest_round_trip};
 pub(crate) use tenant::HIDDEN;
@@ -84,8 +83,6 @@ pub(crate) struct Relocation {
     pub(in crate::effects) kept_new: HashSet<FlowTuple>,
     taken: HashMap<MoveName, Taken>,
     endpoints: Endpoints,
-    /// Of connections in the host's own stack.
-    expected: Expected,
     ports: Ports,
     lender: Lender,
     tenant: Tenant,

@@ -18,6 +18,9 @@ const MOST: u32 = 256;
 /// Pairs of addresses, in each namespace, of which a round trip is said beforehand.
 const MOST_EXPECTED: usize = 1024;
 
+/// From here on the kernel waits no longer for a path of which it knows nothing (`TCP_TIMEOUT_FALLBACK`, three times this).
+const LONGEST_EXPECTED: Duration = Duration::from_secs(1);
+
 /// A peer of a move, and how far it is, where that is known.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Known {
@@ -68,6 +71,9 @@ impl Expected {
             return;
         }
         let with_margin = round_trip + round_trip / 4 + Duration::from_millis(1);
+        if with_margin >= LONGEST_EXPECTED {
+            return;
+        }
         // What fails once is not tried for each connection.
         self.0.insert(ends, with_margin);
         if let Err(error) = frozen::expect_round_trip(ends.0, ends.1, with_margin, injector) {
