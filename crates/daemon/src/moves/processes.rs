@@ -151,6 +151,10 @@ impl EventLoop {
             ));
         };
         let own = own_addresses(&self.effects.network);
+        let reached = self.reached_at(whole.root);
+        if wanted.address.is_some_and(|said| !reached.contains(&said)) {
+            return Err(refused(format!("{address} is no address that it is reached at here")));
+        }
         for flow in &whole.flows {
             if !is_movable(flow, &|address| own.contains(&address)) {
                 return Err(refused(format!(
@@ -165,7 +169,8 @@ impl EventLoop {
                 )));
             }
         }
-        let (met, deaf) = whole.met_at(address).map_err(|unfit| refused(unfit.to_string()))?;
+        let (met, mut deaf) = whole.met_at(address).map_err(|unfit| refused(unfit.to_string()))?;
+        deaf.extend(whole.left_at(address, &reached));
         if whole.flows.is_empty() && met.is_empty() {
             return Err(refused(format!("nobody reaches it at {address}, so there is nothing to go on with it")));
         }
@@ -197,10 +202,7 @@ impl EventLoop {
                 return Err(format!("it waits at {one} and at {other}, and there it can have but one address"));
             }
         }
-        let here: Vec<IpAddr> = match self.effects.address_of_namespace(whole.root) {
-            Some(address) => vec![address],
-            None => own_addresses(&self.effects.network).into_iter().filter(|address| is_global(*address)).collect(),
-        };
+        let here = self.reached_at(whole.root);
         // One that has all addresses of IPv6 has those of IPv4 as well, usually.
         let fits = |address: &IpAddr| all[usize::from(address.is_ipv6())] || all[1];
         let mut fit: Vec<IpAddr> = here.into_iter().filter(fits).collect();
@@ -211,6 +213,14 @@ impl EventLoop {
             [one, other, ..] => Err(format!(
                 "it waits at all addresses of this host, and there it can have but one: say which (`--address {one}`, `--address {other}`)"
             )),
+        }
+    }
+
+    /// The addresses that sockets of a process may be reached at.
+    fn reached_at(&self, root: u32) -> Vec<IpAddr> {
+        match self.effects.address_of_namespace(root) {
+            Some(address) => vec![address],
+            None => own_addresses(&self.effects.network).into_iter().filter(|address| is_global(*address)).collect(),
         }
     }
 

@@ -170,7 +170,12 @@ impl Waiting {
     }
 
     fn drop_old(&mut self, now: Time) {
-        self.datagrams.retain(|(came, _)| now.since(*came) <= WAITING_LONGEST);
+        // In the order in which they came.
+        let is_old = |(came, _): &(Time, Vec<u8>)| now.since(*came) > WAITING_LONGEST;
+        if !self.datagrams.first().is_some_and(is_old) {
+            return;
+        }
+        self.datagrams.retain(|waiting| !is_old(waiting));
         self.bytes = self.datagrams.iter().map(|(_, datagram)| datagram.len()).sum();
     }
 

@@ -73,6 +73,21 @@ impl Whole {
         Ok((met, deaf))
     }
 
+    /// Where those of its sockets that are bound to all addresses, and go along with `address`, are met as well, at these: nobody reaches them there any more.
+    #[must_use]
+    pub fn left_at(&self, address: IpAddr, others: &[IpAddr]) -> Vec<SocketAddr> {
+        let all = self.ends.iter().filter(|end| end.at.ip().is_unspecified() && end.met(address).is_some());
+        let met = |end: &End| {
+            let end = *end;
+            let there = others.iter().filter(move |other| **other != address && end.met(**other).is_some());
+            there.map(move |other| SocketAddr::new(*other, end.at.port()))
+        };
+        let mut left: Vec<SocketAddr> = all.flat_map(met).collect();
+        left.sort_unstable();
+        left.dedup();
+        left
+    }
+
     /// The addresses that sockets without another end are bound to, and whether any has all of IPv4, or of IPv6.
     #[must_use]
     pub fn bound_to(&self) -> (Vec<IpAddr>, [bool; 2]) {
@@ -111,6 +126,9 @@ mod tests {
         assert_eq!(deaf, ["127.0.0.1:9", "[::1]:9"]);
         let said = met(&web, "192.0.2.2").expect_err("another address");
         assert!(said.contains("192.0.2.1:22") && said.contains("192.0.2.2"), "{said}");
+        let others = ["192.0.2.1", "192.0.2.2", "2001:db8::1"].map(|other| other.parse().expect("an address"));
+        let left: Vec<String> = web.left_at(others[0], &others).iter().map(SocketAddr::to_string).collect();
+        assert_eq!(left, ["192.0.2.2:80", "192.0.2.2:81", "[2001:db8::1]:80", "[2001:db8::1]:81"]);
         let (there, deaf) = met(&whole(&["0.0.0.0:80", "[::]:81"], &[]), "2001:db8::1").expect("it goes");
         assert_eq!((there, deaf), (vec!["[2001:db8::1]:81".to_owned()], vec!["0.0.0.0:80".to_owned()]));
         assert_eq!(web.bound_to(), (vec!["192.0.2.1".parse().expect("an address")], [true, true]));

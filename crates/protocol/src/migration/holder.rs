@@ -453,6 +453,7 @@ impl Moves {
         }
         let before = held.waits_for();
         held.owner = acceptor;
+        held.ending = false;
         held.restored = false;
         held.wire_port = wire_port;
         held.sequence = sequence;

@@ -408,7 +408,8 @@ impl Effects {
     pub(crate) fn look_for_left(&mut self) {
         let here: Vec<FlowTuple> = self.relocation.lender.here.iter().copied().collect();
         for flow in here {
-            if matches!(self.socket_of(&flow), Ok(None)) {
+            // The sockets of a whole process come when it is rebuilt, which takes as long as its memory is large.
+            if !self.wholes.rebuilds(&flow) && matches!(self.socket_of(&flow), Ok(None)) {
                 self.leave_home(&flow);
             }
         }

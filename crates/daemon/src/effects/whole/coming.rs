@@ -28,6 +28,9 @@ const EXPECTED_WITHIN: Duration = Duration::from_secs(60);
 const NAMED: usize = 8;
 const MANIFEST: &str = "manifest.json";
 
+/// Hosts that are asked for ports of a process's address at the most, one after the other.
+const MOST_OWNERS: usize = 8;
+
 /// A process that is to come.
 #[derive(Debug)]
 pub(super) struct Coming {
@@ -112,6 +115,19 @@ impl Coming {
         fits
     }
 
+    /// Whose its address may be: who holds its sockets without another end, the donor, or who holds its connections, far ends among them.
+    fn note_owners(&mut self, flow: &FlowTuple, donor: PublicKey, holder: PublicKey) {
+        if !self.owners.contains(&donor) {
+            self.owners.push(donor);
+        }
+        if flow.is_unconnected() {
+            self.owners.retain(|owner| *owner != holder);
+            self.owners.insert(0, holder);
+        } else if self.owners.len() < MOST_OWNERS && !self.owners.contains(&holder) {
+            self.owners.push(holder);
+        }
+    }
+
     fn new(manifest: Manifest, directory: PathBuf, criu: Option<Criu>, apart: bool) -> Self {
         Self {
             flows: BTreeMap::new(),
@@ -136,6 +152,11 @@ impl Coming {
 }
 
 impl Wholes {
+    /// Whether this connection, or socket without another end, comes here with a process: its socket may not be there yet.
+    pub(in crate::effects) fn rebuilds(&self, flow: &FlowTuple) -> bool {
+        self.taken.values().any(|part| part.flow == *flow)
+    }
+
     /// Begins to look at what came ahead of a process.
     pub(crate) fn prepare(&mut self, name: MoveName, bytes: Vec<u8>) {
         let directory = self.directory.join(format!("in-{}", key_and_number(&name)));
@@ -217,14 +238,10 @@ impl Effects {
             return Err(none());
         }
         self.make_place(now, name, &request)?;
-        let owner = if flow.is_unconnected() { [request.holder, name.donor] } else { [name.donor, request.holder] };
         self.wholes.taken.insert(name, Part { of, flow, first: place.index == 0 });
         if let Some(coming) = self.wholes.coming.get_mut(&of) {
             coming.moves.insert(name, Standing::OnItsWay);
-            if coming.owners.is_empty() || flow.is_unconnected() {
-                coming.owners = owner.map(PublicKey::from).to_vec();
-                coming.owners.dedup();
-            }
+            coming.note_owners(&flow, PublicKey::from(name.donor), PublicKey::from(request.holder));
         }
         Ok(())
     }

@@ -267,8 +267,12 @@ impl Effects {
 
     /// Nothing of a process is under way any more. Where it stays, what has waited comes to it.
     pub(crate) fn end_leaving(&mut self, now: Time, root: u32) {
-        let undecided = self.wholes.leaving.get(&root).filter(|leaving| leaving.fate.is_none());
-        let quiet = undecided.map(|leaving| leaving.quiet.clone()).unwrap_or_default();
+        // What the process closed while it grew quiet goes nowhere with it.
+        let leaving = self.wholes.leaving.get(&root);
+        let waits = |leaving: &Leaving, flow: &FlowTuple| leaving.fate.is_none() || !leaving.flows.contains(flow);
+        let quiet: Vec<FlowTuple> = leaving.map_or_else(Vec::new, |leaving| {
+            leaving.quiet.iter().filter(|flow| waits(leaving, flow)).copied().collect()
+        });
         quiet.iter().for_each(|flow| self.let_in_again(flow));
         self.wholes.forget_leaving(root);
         if let Err(error) = self.make_ready(now) {
