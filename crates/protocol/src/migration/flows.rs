@@ -131,6 +131,11 @@ impl Node {
             }
             _ => None,
         };
+        let wire_local_port = match &before {
+            // What was said to an owner that presents its ticket again may have come to it before the answer to that: it stays so.
+            Some(before) if as_before(before) => before.wire_local_port,
+            _ => peer.free_wire_port(far.local.port(), wire_port, &drawn),
+        };
         let entry = FlowEntry {
             peer: peer.id,
             name: flow,
@@ -138,7 +143,7 @@ impl Node {
             peer_tuple: before.map_or(far.mirrored(), |before| before.peer_tuple),
             waits: Waits::default(),
             manner: before.map_or(Manner::default(), |before| before.manner),
-            wire_local_port: peer.free_wire_port(far.local.port(), wire_port, &drawn),
+            wire_local_port,
             wire_remote_port: wire_port,
             end,
             passed_on: false,
