@@ -343,8 +343,6 @@ pub struct Found {
     pub outer: u32,
     /// Its cookie (SO_NETNS_COOKIE).
     pub cookie: u64,
-    /// A process is in it: a program has brought it along. In those that daemons make there are sockets alone.
-    pub inhabited: bool,
     /// The namespace.
     pub endpoint: Endpoint,
 }
@@ -353,19 +351,19 @@ pub struct Found {
 /// it has made. Looks at every process that may be looked into, and its sockets.
 #[must_use]
 pub fn find(cookies: &HashSet<u64>) -> Vec<Found> {
-    let mut found: Vec<(u64, Found)> = Vec::new();
-    let (mut seen, mut lived_in): (HashSet<u64>, HashSet<u64>) = Default::default();
-    seen.extend(number_of("/proc/thread-self/ns/net"));
+    let mut found = Vec::new();
+    let mut seen: HashSet<u64> = number_of("/proc/thread-self/ns/net").into_iter().collect();
     let mut consider = |endpoint: Endpoint| {
-        let Some(number) = endpoint.number().ok().filter(|number| seen.insert(*number)) else { return };
+        if !endpoint.number().is_ok_and(|number| seen.insert(number)) {
+            return;
+        }
         let cookie = endpoint.enter().and_then(|_inside| namespace::cookie());
         let Some(cookie) = cookie.ok().filter(|cookie| cookies.contains(cookie)) else { return };
         if let Ok(outer) = endpoint.outer() {
-            found.push((number, Found { outer, cookie, inhabited: false, endpoint }));
+            found.push(Found { outer, cookie, endpoint });
         }
     };
     for pid in pids() {
-        lived_in.extend(number_of(&format!("/proc/{pid}/ns/net")));
         if let Ok(namespace) = std::fs::File::open(format!("/proc/{pid}/ns/net")) {
             consider(Endpoint { namespace: namespace.into() });
         }
@@ -376,8 +374,7 @@ pub fn find(cookies: &HashSet<u64>) -> Vec<Found> {
             }
         }
     }
-    let lived_in = |(number, of): (u64, Found)| Found { inhabited: lived_in.contains(&number), ..of };
-    found.into_iter().map(lived_in).collect()
+    found
 }
 
 /// The processes of this PID namespace.

@@ -8,7 +8,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use whimbrel_datapath::Toward;
 use whimbrel_kernel::endpoint;
 use whimbrel_kernel::frozen::{Frozen, Unmovable};
-use whimbrel_protocol::{FlowEntry, LocalEnd, MoveFailed, MoveName, Refusal, Request, Time};
+use whimbrel_protocol::{FlowEntry, LocalEnd, MoveFailed, MoveName, Refusal, Request, SavedAcceptance, Time};
 use whimbrel_wire::snapshot::{Body, Family, Luggage, Queued, Snapshot, Stream};
 use whimbrel_wire::{FlowTuple, Transport};
 
@@ -76,6 +76,14 @@ impl Effects {
         }
         self.relocation.taken.insert(name, Taken { flow: tuple, receiver, endpoint, frozen: None, queue: Vec::new() });
         self.make_ready(now)
+    }
+
+    /// The namespace that a daemon before this one has made for a socket that comes here is needed until the move is over.
+    pub(super) fn find_place(&mut self, saved: &SavedAcceptance) {
+        let Request { tuple: flow, receiver, .. } = saved.request.clone();
+        let endpoint = self.relocation.endpoints.adopt_move(&flow);
+        let taken = Taken { flow, receiver, endpoint, frozen: None, queue: Vec::new() };
+        self.relocation.taken.insert(saved.ticket.name, taken);
     }
 
     /// `donor` and `holder`: the peers that may send packets for it.

@@ -52,13 +52,17 @@ impl Effects {
         if !wanted.is_empty() {
             let known = self.datapath.endpoints().unwrap_or_default();
             let cookies = self.datapath.followed_namespaces().unwrap_or_default();
+            let links = self.routes.links().unwrap_or_default();
             for found in endpoint::find(&cookies) {
+                let interface = links.iter().find(|link| link.index == found.outer).map(|link| link.name.as_str());
                 // There may be several of one address: the pair tells which is whose.
                 let known = known.iter().find(|(index, _)| *index == found.outer).map(|(_, known)| known.address);
                 let Some(address) = known.filter(|address| wanted.contains(address)) else { continue };
                 let (lease, hidden) = brought.get(&found.cookie).copied().unzip();
                 let hidden = hidden.unwrap_or(false);
-                if let Err(error) = self.relocation.endpoints.adopt(address, lease, hidden, found) {
+                if let Err(error) =
+                    self.relocation.endpoints.adopt(address, lease, hidden, interface.unwrap_or_default(), found)
+                {
                     tracing::error!(%address, %error, "a namespace of a daemon before this one cannot be used");
                 }
             }
@@ -81,6 +85,7 @@ impl Effects {
         let donations = moves.donations.values().map(|saved| (saved.clone(), self.find_given(now, saved))).collect();
         self.let_unmoved_go_on();
         let found = |saved: &SavedAcceptance, this: &mut Self| {
+            this.find_place(saved);
             this.find_taken_of_whole(saved).unwrap_or_else(|| match this.socket_of(&saved.request.tuple) {
                 Ok(Some(_)) => Found::Awake,
                 // What was rebuilt and not handed on went with that daemon.

@@ -24,8 +24,11 @@ use crate::servers::Inhabitants;
 
 /// Of the interfaces outside: packets of connections to them come by any path, so the usual one.
 const MTU: u32 = 1500;
-/// Their names begin so.
+/// Their names begin so, where the daemon has made the namespace.
 const INTERFACE: &str = "whimbrel-e";
+/// And so where a program has brought it along. A daemon after this one tells by that what is whose: processes are in either kind, since whole ones
+/// come into the daemon's.
+const BROUGHT: &str = "whimbrel-b";
 /// How long one is kept that nobody needs any more. To make one and to take it down holds the kernel's interfaces for tens of milliseconds, which
 /// whoever moves sockets at that moment would wait for; and the next may come soon.
 const LINGER: Duration = Duration::from_secs(10);
@@ -247,7 +250,8 @@ impl Endpoints {
     ) -> Result<(), Failure> {
         let address = name.address;
         let links = routes.links()?;
-        let free = (0..).map(|number| format!("{INTERFACE}{number}"));
+        let prefix = if namespace.is_some() { BROUGHT } else { INTERFACE };
+        let free = (0..).map(|number| format!("{prefix}{number}"));
         let free = free.into_iter().find(|name| links.iter().all(|link| link.name != *name)).unwrap_or_default();
         let endpoint = match namespace {
             Some(namespace) => Endpoint::create_in(namespace, address, &free, MTU)?,
@@ -280,21 +284,27 @@ impl Endpoints {
     }
 
     /// Takes over one that a daemon before this one has made, for a lease if it is one's; else by its cookie, where a program has brought
-    /// it along, or another is there already. Nobody needs it yet.
+    /// it along, or another is there already. `interface` is the name of its end outside. Nobody needs it yet.
     pub(super) fn adopt(
         &mut self,
         address: IpAddr,
         lease: Option<u64>,
         hidden: bool,
+        interface: &str,
         found: Found,
     ) -> Result<(), Error> {
-        let Found { outer, cookie, inhabited, endpoint } = found;
-        let made = PlaceName { address, lease: None };
-        let apart = inhabited || self.places.contains_key(&made);
-        let name = PlaceName { address, lease: lease.or(apart.then_some(cookie)) };
+        let Found { outer, cookie, endpoint } = found;
+        let name = self.name_for(address, lease, interface, cookie);
         let place = Place { hidden, ..Place::inside(endpoint, outer, 0)? };
         self.places.insert(name, place);
         Ok(())
+    }
+
+    /// What one that was found again is called.
+    fn name_for(&self, address: IpAddr, lease: Option<u64>, interface: &str, cookie: u64) -> PlaceName {
+        let made = PlaceName { address, lease: None };
+        let apart = interface.starts_with(BROUGHT) || self.places.contains_key(&made);
+        PlaceName { address, lease: lease.or(apart.then_some(cookie)) }
     }
 
     /// A flow or a lease of a daemon before this one needs a namespace that was taken over. `false`: it is not there.
@@ -304,6 +314,22 @@ impl Endpoints {
 
     /// The same for the socket of a flow, which is looked for.
     pub(super) fn adopt_flow(&mut self, flow: &FlowTuple) -> bool {
+        let name = self.find(flow);
+        let there = self.adopt_user(name);
+        if there {
+            self.of_flows.insert(*flow, name);
+        }
+        there
+    }
+
+    /// The same for a socket that was on its way here. Gives what is to be [released](Self::release) when it is no more.
+    pub(super) fn adopt_move(&mut self, flow: &FlowTuple) -> Option<PlaceName> {
+        let name = self.find(flow);
+        self.adopt_user(name).then_some(name)
+    }
+
+    /// Which namespace of a flow's address the socket is in.
+    fn find(&mut self, flow: &FlowTuple) -> PlaceName {
         let usual = self.name_of(flow.local);
         let of_address = |name: &&PlaceName| name.address == flow.local.ip();
         let mut names: Vec<PlaceName> = self.places.keys().filter(of_address).copied().collect();
@@ -312,12 +338,7 @@ impl Endpoints {
         names.sort_by_key(|name| *name != usual);
         let has_it = |place: &mut Place| place.connections.find(flow).is_ok_and(|socket| socket.is_some());
         let found = names.into_iter().find(|name| alone || self.places.get_mut(name).is_some_and(has_it));
-        let name = found.unwrap_or(usual);
-        let there = self.adopt_user(name);
-        if there {
-            self.of_flows.insert(*flow, name);
-        }
-        there
+        found.unwrap_or(usual)
     }
 
     /// The ends of a lease belong into the namespace that a program has brought along for the lease `place`, or into that of the address.
@@ -411,6 +432,17 @@ fn ports_of(ends: &Ends) -> RangeInclusive<u16> {
 mod tests {
     use super::*;
     use whimbrel_wire::Transport;
+
+    #[test]
+    fn a_namespace_that_is_found_again_is_its_address_s_own_unless_a_program_has_brought_it_along() {
+        let endpoints = Endpoints::default();
+        let address = IpAddr::from([192, 0, 2, 1]);
+        let name_for = |lease, interface| endpoints.name_for(address, lease, interface, 77);
+        // Whether or not a process has moved into it.
+        assert_eq!(name_for(None, "whimbrel-e3"), PlaceName { address, lease: None });
+        assert_eq!(name_for(None, "whimbrel-b3"), PlaceName { address, lease: Some(77) }, "its lease is over");
+        assert_eq!(name_for(Some(7), "whimbrel-b3"), PlaceName { address, lease: Some(7) });
+    }
 
     #[test]
     fn a_flow_lets_go_of_the_namespace_that_it_was_counted_for_and_no_other() {
