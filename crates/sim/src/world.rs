@@ -127,6 +127,8 @@ pub struct World {
     pub(crate) ledger: Ledger,
     /// What goes wrong on purpose.
     pub faults: Faults,
+    /// Copies of sockets that wait for their fate outlive the daemon, as those of whole processes do.
+    pub lasting: bool,
     /// Whether what is between the hosts strips options that it does not know from TCP segments.
     pub strips_options: bool,
     /// Whether the numbers of all flows began alike, as they do by bad luck.
@@ -176,6 +178,7 @@ impl World {
             snapshot_length: 24,
             ledger: Ledger::default(),
             faults: Faults::default(),
+            lasting: false,
             strips_options: false,
             same_numbers: false,
             mutation: Mutation::default(),

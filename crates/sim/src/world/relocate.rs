@@ -123,6 +123,19 @@ impl World {
         !of.closed && copies == [of.led] && of.copies[&of.led].awake && of.copies[&of.led].in_program
     }
 
+    /// Whether holder and owner of a connection have it under the same ports in rewritten packets.
+    #[must_use]
+    pub fn is_agreed(&self, id: ConnectionId) -> bool {
+        let of = &self.connections[id.0];
+        let ports = |host: HostId| {
+            let entry = self.hosts[host.0].plane.flows.values().find(|entry| entry.name == of.name);
+            entry.map(|entry| (entry.wire_local_port, entry.wire_remote_port))
+        };
+        let mirrored = |(local, remote)| (remote, local);
+        let (owner, holder) = (ports(of.led), ports(of.holder).map(mirrored));
+        of.led == of.holder || owner.is_none() || holder.is_none() || owner == holder
+    }
+
     /// Whether a connection is over, as is right where a process that had its only socket died.
     #[must_use]
     pub fn is_over(&self, id: ConnectionId) -> bool {
@@ -418,8 +431,9 @@ impl World {
 
     /// A daemon is gone, and what it alone had with it.
     pub(super) fn lose_descriptors(&mut self, host: HostId) {
+        let lasting = self.lasting;
         for of in &mut self.connections {
-            if of.copies.get(&host).is_some_and(|copy| !copy.in_program) {
+            if of.copies.get(&host).is_some_and(|copy| !copy.in_program && !lasting) {
                 of.copies.remove(&host);
                 of.died = true;
             }

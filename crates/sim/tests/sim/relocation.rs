@@ -119,6 +119,7 @@ impl Scene {
             self.world.run_for(SECOND);
             let after = self.world.heard(self.connection);
             assert!(after.0 > before.0 && after.1 > before.1, "it stands still: {of:?}");
+            assert!(self.world.is_agreed(self.connection), "its ends have it under other ports: {of:?}");
         }
         for host in [DONOR, ACCEPTOR, THIRD, STRANGER] {
             let saved = &self.world.at(host).saved_moves;
@@ -291,6 +292,27 @@ fn any_daemon_dies_before_any_step_and_comes_back() {
                     tried((holder, host, step, downtime), || {
                         let faults = Faults { crash: Some((host, step)), downtime, ..Faults::default() };
                         run(holder, faults).check_settled();
+                    });
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn any_daemon_dies_before_any_step_and_the_copy_outlives_it() {
+    for holder in [Holder::Peer, Holder::Anchor, Holder::Donor] {
+        let (.., effects) = steps(holder);
+        for host in [DONOR, ACCEPTOR, THIRD] {
+            for step in (0..effects[host.0]).step_by(stride(3)) {
+                for downtime in [Duration::from_millis(15), 2 * SECOND] {
+                    tried((holder, host, step, downtime), || {
+                        let faults = Faults { crash: Some((host, step)), downtime, ..Faults::default() };
+                        let mut scene = Scene::new(holder).with(faults);
+                        scene.world.lasting = true;
+                        scene.give(DONOR, ACCEPTOR);
+                        scene.world.run_for(SETTLED);
+                        scene.check_settled();
                     });
                 }
             }
