@@ -2,13 +2,16 @@
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use whimbrel_ipc::{ConnectionState, MovedProcess, Reply};
 
 use super::world::{LONG, World, site, step};
 use super::{Scenario, scenario};
-use crate::{EchoServer, Host, Join, Lab, Luggage, Result, Walker, Whimbrel, criu_lacks, expect, patience, wait_until};
+use crate::{
+    EchoServer, Host, Join, Lab, Luggage, Process, Result, Walker, Whimbrel, criu_lacks, expect, patience, wait_for,
+    wait_until,
+};
 
 pub(super) const SCENARIOS: &[Scenario] = &[
     scenario(
@@ -326,33 +329,75 @@ fn killed(lab: &mut Lab) -> Result<()> {
     needs_criu()?;
     let mut three = Three::new(lab, false, false)?;
     let walker = three.walker()?;
-    let to = three.at_acceptor.to_string();
     step("the donor's daemon is killed while the process stands still");
-    let pid = walker.pid().to_string();
-    let _asked = three.donor.spawn_cli(&["move", "--pid", &pid, "--to", &to])?;
-    let stands = || std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| stat.contains(") T "));
-    wait_until(LONG, "the process stands still", stands)?;
+    let _asked = ask(&three, &walker)?;
+    let still = stands_still(walker.pid())?;
     three.donor.kill()?;
     three.donor.restart()?;
-    walks(&walker, "with another daemon")?;
+    let silent = walks_again(&walker, still, Duration::ZERO)?;
 
     step("the acceptor's daemon is killed when the process is there");
-    let _asked = three.donor.spawn_cli(&["move", "--pid", &pid, "--to", &to])?;
-    let there = three.acceptor.run_dir().join("processes");
-    let mut name = std::ffi::OsString::new();
-    let rebuilt = || {
-        let mut entries = std::fs::read_dir(&there).into_iter().flatten().flatten();
-        let found = entries.find(|entry| entry.path().join("rebuilt").exists());
-        found.map(|entry| name = entry.path().join("keeper").into()).is_some()
-    };
-    wait_until(LONG, "the process is there", rebuilt)?;
-    // The first of its processes has no parent but the one that waits for it.
-    let keeper = std::fs::read_to_string(&name).ok().and_then(|keeper| keeper.trim().parse::<u32>().ok());
-    let _ended = keeper.and_then(only_child).map(Ended);
+    let _asked = ask(&three, &walker)?;
+    let still = stands_still(walker.pid())?;
+    let there = rebuilt(&three)?;
     three.acceptor.kill()?;
     three.acceptor.restart()?;
-    walks(&walker, "with another daemon there")?;
+    walks_again(&walker, still, silent)?;
+    at_one_place(&walker, there.as_ref())?;
     three.world.no_resets()
+}
+
+fn milliseconds(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
+}
+
+/// Has the process go to the other host, without waiting for it.
+fn ask(three: &Three, walker: &Walker) -> Result<Process> {
+    three.donor.spawn_cli(&["move", "--pid", &walker.pid().to_string(), "--to", &three.at_acceptor.to_string()])
+}
+
+/// Waits until a process is stopped. Gives when that was.
+fn stands_still(pid: u32) -> Result<Instant> {
+    let stands = || std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| stat.contains(") T "));
+    wait_until(LONG, "the process stands still", stands)?;
+    Ok(Instant::now())
+}
+
+/// Waits until the process is rebuilt at the acceptor, and says which it is there.
+fn rebuilt(three: &Three) -> Result<Option<Ended>> {
+    let there = three.acceptor.run_dir().join("processes");
+    let keeper = || {
+        let mut entries = std::fs::read_dir(&there).into_iter().flatten().flatten();
+        Ok(entries.find(|entry| entry.path().join("rebuilt").exists()).map(|entry| entry.path().join("keeper")))
+    };
+    let keeper = wait_for(LONG, "the process is there", keeper)?;
+    // The first of its processes has no parent but the one that waits for it.
+    let keeper = std::fs::read_to_string(&keeper).ok().and_then(|keeper| keeper.trim().parse::<u32>().ok());
+    Ok(keeper.and_then(only_child).map(Ended))
+}
+
+/// It walks on, after a daemon was killed: how long that takes is for what the machine does to say, so that its connections may be silent for as long
+/// again as it stood still, by TCP's timer. `before`: so long one was silent before. Gives how long one was.
+fn walks_again(walker: &Walker, still: Instant, before: Duration) -> Result<Duration> {
+    let stood = still.elapsed();
+    walker.wait_progress(100)?;
+    let silent = walker.report()?.longest_gap;
+    println!(
+        "    silent for {:.0} ms at the most, {:.0} ms until a daemon was there",
+        milliseconds(silent),
+        milliseconds(stood)
+    );
+    expect!(
+        silent < (stood * 2 + SOON * patience()).max(before + SOON),
+        "silent for {silent:?}, {stood:?} until a daemon was there"
+    );
+    Ok(silent)
+}
+
+/// The process is at one of the hosts, and not at both; `there`: which it is at the acceptor.
+fn at_one_place(walker: &Walker, there: Option<&Ended>) -> Result<()> {
+    let places = || usize::from(is_there(walker.pid())) + usize::from(there.is_some_and(|Ended(pid)| is_there(*pid)));
+    wait_until(LONG, "it is at one place", || places() == 1)
 }
 
 /// The only child of a process.
