@@ -23,16 +23,19 @@ use crate::doctor;
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How long the hook may take to wait anew.
 const ANEW: Duration = Duration::from_millis(200);
+/// How long CRIU may take to act on what it was told by a daemon that has died since.
+const SETTLES_WITHIN: Duration = Duration::from_secs(5);
 /// Between looks at what CRIU has done.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// What CRIU runs when it has rebuilt a process, which waits then, at rest, until it is told its fate. It outlives the daemon.
+/// What CRIU runs when it has rebuilt a process, which waits then, at rest, until it is told its fate. It outlives the daemon. Where nobody can tell
+/// it any more the process ends.
 const HOOK: &str = "#!/bin/sh
 cd \"${0%/*}\" || exit 1
 case $CRTOOLS_SCRIPT_ACTION in
 post-restore)
 	echo \"$CRTOOLS_INIT_PID\" >rebuilt.new && mv rebuilt.new rebuilt || exit 1
-	until read -r fate <fate; do :; done
+	until read -r fate <fate; do [ -p fate ] || exit 1; done
 	exit \"$fate\" ;;
 post-resume) : >resumed ;;
 esac
@@ -236,6 +239,8 @@ pub(crate) fn tell(directory: &Path, goes_on: bool) -> io::Result<()> {
     let since = Instant::now();
     loop {
         match open_fate(directory).and_then(|mut file| io::Write::write_all(&mut file, word)) {
+            // Nothing was rebuilt.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(error),
             // Who has just been looked at waits anew.
             Err(_) if since.elapsed() < ANEW && !directory.join("resumed").exists() => std::thread::sleep(LOOK),
             other => return other,
@@ -256,13 +261,51 @@ pub(crate) fn resume(directory: &Path, inner: &[u32]) -> Result<u32, String> {
         }
         std::thread::sleep(LOOK);
     }
+    go_on(directory, inner)
+}
+
+/// Has a process go on that CRIU is done with: it was stopped before it was written down. Gives the number of the first.
+///
+/// # Errors
+/// A sentence. It has ended.
+fn go_on(directory: &Path, inner: &[u32]) -> Result<u32, String> {
     let pids = numbers_here(directory, inner);
     for (at, pid) in pids.iter().enumerate() {
-        // It was stopped before it was written down. A child may have ended as soon as its parent went on.
+        // A child may have ended as soon as its parent went on.
         let continued = whimbrel_kernel::whole::signal(*pid, rustix::process::Signal::CONT);
         continued.or_else(|error| if at == 0 { Err(error.to_string()) } else { Ok(()) })?;
     }
     pids.first().copied().ok_or_else(|| "it ended as soon as it went on".to_owned())
+}
+
+/// What became of a process that a daemon before this one had rebuilt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Left {
+    /// It waits for its fate.
+    Waits,
+    /// It goes on.
+    GoesOn,
+    /// It is not there.
+    Gone,
+}
+
+/// Finds out what became of a process that was rebuilt. That daemon may have told its fate as its last word, and CRIU be about to act on it; and a
+/// process that goes on by it may not have been [woken](go_on) yet.
+pub(crate) fn left(directory: &Path, inner: &[u32]) -> Left {
+    let since = Instant::now();
+    loop {
+        if waits(directory) {
+            return Left::Waits;
+        }
+        if directory.join("resumed").exists() {
+            return go_on(directory, inner).map_or(Left::Gone, |_| Left::GoesOn);
+        }
+        let is_there = numbers_here(directory, inner).iter().any(|pid| Path::new(&format!("/proc/{pid}")).exists());
+        if !is_there || since.elapsed() > SETTLES_WITHIN {
+            return Left::Gone;
+        }
+        std::thread::sleep(LOOK);
+    }
 }
 
 /// The numbers that processes which were rebuilt have here, the first first.
@@ -368,8 +411,45 @@ mod tests {
                 std::thread::sleep(LOOK);
             }
             assert_eq!(hook.wait().expect("wait").code(), Some(status));
-            assert!(start("post-resume").wait().expect("wait").success() && directory.join("resumed").exists());
+            let me = [std::process::id()];
+            assert_eq!(left(&directory, &[u32::MAX]), Left::Gone, "nobody has this number");
+            // Whoever has told it to go on, and died, has not seen that it does.
+            let mut resume = start("post-resume");
+            assert_eq!(left(&directory, &me), Left::GoesOn);
+            assert!(resume.wait().expect("wait").success() && directory.join("resumed").exists());
         }
         super::super::remove(&directory).expect("removed");
+    }
+
+    #[test]
+    fn the_hook_does_not_wait_where_nobody_can_tell_it_anything() {
+        let directory = std::env::temp_dir().join(format!("whimbrel-lone-hook-{}", std::process::id()));
+        super::super::make(&directory).expect("directory");
+        mknodat(CWD, fate(&directory), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("fifo");
+        fs::write(directory.join("hook"), HOOK).expect("hook");
+        let mut command = Command::new("sh");
+        command.arg(directory.join("hook")).env("CRTOOLS_SCRIPT_ACTION", "post-restore").env("CRTOOLS_INIT_PID", "7");
+        let mut hook = command.stderr(Stdio::null()).spawn().expect("sh");
+        let since = Instant::now();
+        let late = || since.elapsed() > Duration::from_secs(20);
+        let word = loop {
+            match open_fate(&directory) {
+                Ok(word) => break word,
+                Err(error) => assert!(!late(), "it does not wait: {error}"),
+            }
+            std::thread::sleep(LOOK);
+        };
+        super::super::remove(&directory).expect("removed");
+        drop(word);
+        let status = loop {
+            match hook.try_wait().expect("wait") {
+                None if !late() => std::thread::sleep(LOOK),
+                status => break status,
+            }
+        };
+        if status.is_none() {
+            hook.kill().expect("killed");
+        }
+        assert_eq!(status.expect("it ends").code(), Some(1), "CRIU ends the process by that");
     }
 }

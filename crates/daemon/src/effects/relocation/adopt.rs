@@ -83,7 +83,7 @@ impl Effects {
         let leases: Vec<_> = moves.leases.values().copied().collect();
         self.adopt_leases(&leases);
         let donations = moves.donations.values().map(|saved| (saved.clone(), self.find_given(now, saved))).collect();
-        self.let_unmoved_go_on();
+        self.wholes.let_undecided_go_on();
         let found = |saved: &SavedAcceptance, this: &mut Self| {
             this.find_place(saved);
             this.find_taken_of_whole(saved).unwrap_or_else(|| match this.socket_of(&saved.request.tuple) {

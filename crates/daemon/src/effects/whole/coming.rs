@@ -16,7 +16,7 @@ use whimbrel_wire::{FlowTuple, Transport};
 use super::{Answer, News, Part, Place, Report, Wholes, failed, key_and_number};
 use crate::effects::Effects;
 use crate::effects::relocation::not_kept;
-use crate::processes::criu::{self, Criu};
+use crate::processes::criu::{self, Criu, Left};
 use crate::processes::load::{Manifest, extract, read_queues, unpack};
 use crate::processes::{BEFORE, IMAGES, make, remove};
 
@@ -436,7 +436,7 @@ impl Effects {
             }
             self.wholes.resume(of, false);
             if over && let Some(coming) = self.wholes.coming.remove(&of) {
-                if !coming.resuming {
+                if !(coming.resuming || coming.dropped && coming.rebuilt) {
                     let _ = criu::tell(&coming.directory, false);
                 }
                 if let Err(error) = remove(&coming.directory) {
@@ -494,8 +494,7 @@ impl Effects {
         let Some(manifest) = text.and_then(|text| serde_json::from_slice::<Manifest>(&text).ok()) else {
             return Some(Found::Gone);
         };
-        let waits = criu::waits(&directory);
-        let there = criu::numbers_here(&directory, &manifest.pids);
+        let left = criu::left(&directory, &manifest.pids);
         let coming = self.wholes.coming.entry(of).or_insert_with(|| {
             let mut coming = Coming::new(manifest, directory.clone(), None, false);
             (coming.begun, coming.rebuilt) = (true, true);
@@ -505,12 +504,11 @@ impl Effects {
         let (flow, first) = (saved.request.tuple, place.index == 0);
         coming.add(place, flow);
         self.wholes.taken.insert(name, Part { of, flow, first });
-        if waits {
-            Some(if first { Found::Frozen } else { Found::Waiting })
-        } else if directory.join("resumed").exists() && !there.is_empty() {
-            Some(Found::Awake)
-        } else {
-            Some(Found::Gone)
-        }
+        Some(match left {
+            Left::Waits if first => Found::Frozen,
+            Left::Waits => Found::Waiting,
+            Left::GoesOn => Found::Awake,
+            Left::Gone => Found::Gone,
+        })
     }
 }

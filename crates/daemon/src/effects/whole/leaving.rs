@@ -27,6 +27,8 @@ const STOPS_WITHIN: Duration = Duration::from_secs(1);
 const QUIET_WITHIN: Duration = Duration::from_secs(2);
 /// What a restarted daemon has to know.
 const STATE: &str = "state.json";
+/// Is there where a process is another host's.
+const GONE: &str = "gone";
 
 /// A process that is to go.
 #[derive(Debug)]
@@ -200,6 +202,25 @@ impl Wholes {
                 leaving.doomed = true;
                 self.finish_all(waiting, || Err(failed(Refusal::Unmovable, why.clone())));
                 self.news.push(News::Doomed { root, why: Some(why) });
+            }
+        }
+    }
+
+    /// Processes that were found go on whose first connection is in no move: nobody has begun to move it, or it stays. It decides for all, and so nothing else
+    /// would tell what becomes of them, whichever others are in the middle of theirs.
+    pub(in crate::effects) fn let_undecided_go_on(&mut self) {
+        let moves = |root: u32, flow: &FlowTuple| self.given.values().any(|of| *of == (root, *flow));
+        let decided =
+            |(root, leaving): &(&u32, &Leaving)| leaving.flows.first().is_some_and(|first| moves(**root, first));
+        let idle: Vec<u32> = self.leaving.iter().filter(|found| !decided(found)).map(|(root, _)| *root).collect();
+        for root in idle {
+            let Some(leaving) = self.leaving.get_mut(&root) else { continue };
+            if let Err(error) = whole::wake(&leaving.pids) {
+                tracing::warn!(%error, "process {root} is not woken");
+            }
+            leaving.fate = Some(Fate::Kept);
+            if self.given.values().all(|(of, _)| *of != root) {
+                self.forget_leaving(root);
             }
         }
     }
@@ -435,6 +456,9 @@ impl Effects {
         let mut ended = Ok(());
         if let Some(leaving) = self.wholes.leaving.get_mut(&root).filter(|leaving| leaving.fate.is_none()) {
             leaving.fate = Some(Fate::Gone);
+            if let Err(error) = fs::write(leaving.directory.join(GONE), "") {
+                tracing::warn!(%error, "that process {root} is another host's is not written down");
+            }
             let waiting = std::mem::take(&mut leaving.thawing);
             ended = whole::end(&leaving.pids);
             self.wholes.finish_all(waiting, || {
@@ -487,6 +511,15 @@ impl Effects {
             while pids.iter().any(|pid| whole::is_traced(*pid)) && since.elapsed() < PATIENCE {
                 std::thread::sleep(Duration::from_millis(5));
             }
+            if directory.join(GONE).exists() {
+                // Whether or not it has ended, it never goes on here.
+                if let Err(error) = whole::end(&pids) {
+                    tracing::warn!(%error, "process {root} is another host's, and does not end");
+                    continue;
+                }
+                let _ = remove(&directory);
+                continue;
+            }
             let flow = |(protocol, local, remote): &(u8, std::net::SocketAddr, std::net::SocketAddr)| {
                 let transport = whimbrel_wire::Transport::from_protocol(*protocol)?;
                 Some(FlowTuple { transport, local: *local, remote: *remote })
@@ -506,22 +539,37 @@ impl Effects {
         Some(Found::Frozen)
     }
 
-    /// Processes that were found, and whose connections nobody has begun to move, go on.
-    pub(in crate::effects) fn let_unmoved_go_on(&mut self) {
-        let given: BTreeSet<u32> = self.wholes.given.values().map(|(root, _)| *root).collect();
-        let idle: Vec<u32> = self.wholes.leaving.keys().copied().filter(|root| !given.contains(root)).collect();
-        for root in idle {
-            if let Some(leaving) = self.wholes.leaving.get(&root)
-                && let Err(error) = whole::wake(&leaving.pids)
-            {
-                tracing::warn!(%error, "process {root} is not woken");
-            }
-            self.wholes.forget_leaving(root);
-        }
-    }
-
     /// Connections of processes at rest.
     pub(in crate::effects) fn flows_of_leaving(&self) -> impl Iterator<Item = FlowTuple> {
         self.wholes.leaving.values().filter(|leaving| leaving.fate.is_none()).flat_map(|leaving| leaving.flows.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flow(port: u16) -> FlowTuple {
+        let remote = SocketAddr::from(([192, 0, 2, 9], port));
+        FlowTuple { transport: whimbrel_wire::Transport::Tcp, local: SocketAddr::from(([192, 0, 2, 1], 22)), remote }
+    }
+
+    #[test]
+    fn processes_that_are_found_wait_for_their_first_connection_and_no_other() {
+        let directory = std::env::temp_dir().join(format!("whimbrel-found-{}", std::process::id()));
+        let mut wholes = Wholes::new(&directory).expect("an eventfd");
+        for root in [1, 2, 3] {
+            let subject = Subject { root, inner: root, apart: false, job: false, talks: false };
+            let flows = vec![flow(10 * root as u16), flow(10 * root as u16 + 1)];
+            let leaving = Leaving::new(Vec::new(), subject, flows, directory.join(format!("out-{root}")));
+            wholes.leaving.insert(root, Leaving { doomed: true, ..leaving });
+        }
+        let name = |number| MoveName { donor: [1; 32], number };
+        // Of the first both are on their way, of the second the other one alone, of the third none.
+        wholes.given.extend([(name(1), (1, flow(10))), (name(2), (1, flow(11))), (name(3), (2, flow(21)))]);
+        wholes.let_undecided_go_on();
+        assert_eq!(wholes.leaving[&1].fate, None, "its first connection tells");
+        assert_eq!(wholes.leaving[&2].fate, Some(Fate::Kept), "nothing else would ever tell");
+        assert!(!wholes.leaving.contains_key(&3) && wholes.gives(&flow(10)) && !wholes.gives(&flow(21)));
     }
 }
