@@ -189,8 +189,8 @@ connection to another host.
 It needs no root, where the kernel lets users have namespaces, but the right to ask the
 daemon (`control_mode`). The program gets 128 ports of the anchor's, for what it opens: as
 many connections with one other end at a time. Others that it binds have to be leased: say
-them with --port, also those below 1024, or they are taken (EADDRINUSE); with --address it
-has all of them, and answers pings too. Nothing of this host's own network is seen from there,
+them with --port, as far as the anchor lends them, or they are taken (EADDRINUSE); with
+--address it has all of them, and answers pings too. Nothing of this host's own network is seen from there,
 127.0.0.1 included; names are looked up by the servers in /etc/resolv.conf, which have to
 be reachable from the anchor.
 

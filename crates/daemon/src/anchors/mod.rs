@@ -364,11 +364,11 @@ impl EventLoop {
                     _ => Code::Unavailable,
                 };
                 let what = match whole {
-                    Some(address) if address.is_unspecified() => "no address".to_owned(),
-                    Some(address) => format!("{address} not"),
-                    None => "no endpoint".to_owned(),
+                    Some(address) if address.is_unspecified() => "lends no address".to_owned(),
+                    Some(address) => format!("does not lend {address}"),
+                    None => "lends no endpoint".to_owned(),
                 };
-                let failure = Failure::new(format!("the anchor lends {what}: {reason}")).on(&called).code(code);
+                let failure = Failure::new(format!("the anchor {what}: {reason}")).on(&called).code(code);
                 self.refuse_all(asked.wanted, &failure);
             }
             Some(mut asked) => {
@@ -551,7 +551,10 @@ impl EventLoop {
             self.go_on_with(flow, wish, outcome);
         }
         let why = outcome.err()?;
-        let what = format!("cannot be moved: its anchor answers that {}", reason(why));
+        let what = match why {
+            Refusal::HolderUnreached => "cannot be moved: its anchor does not answer".to_owned(),
+            why => format!("cannot be moved: its anchor answers that {}", reason(why)),
+        };
         Some(Told::of_socket("claim-refused", Some(flow), what))
     }
 
