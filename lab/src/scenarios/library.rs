@@ -284,7 +284,8 @@ fn give(lab: &mut Lab) -> Result<()> {
             }
             client.did(&format!("talk {BLOCKS}"))?;
             second.does("close")?;
-            expect!(!here.servers()?.contains(&name), "{name} is shown where it is no more");
+            let forgotten = || here.servers().is_ok_and(|servers| !servers.contains(&name));
+            wait_until(LONG, "it is not shown any more where it was", forgotten)?;
         }
         // Its endpoints are given back long before their time is over.
         wait_until(LONG, "nothing is on lease", || there.anchors().is_ok_and(|all| all.rented.is_empty()))?;
