@@ -686,6 +686,7 @@ mod tests {
             last: name(3),
             unsettled: vec![(name(3), at), (name(4), None)],
             hidden: true,
+            ending: true,
         };
         journal.save_donation(donation(1)).expect("kept");
         journal.save_donation(donation(2)).expect("kept");

@@ -200,6 +200,9 @@ fn anchored(lab: &mut Lab, ipv6: bool) -> Result<()> {
     drop((many, more));
     let passed_on = |anchor: &Whimbrel| anchor.cli(&["anchor"]).map(|said| said.matches("passed on to").count());
     wait_until(LONG, "what has ended depends on nobody", || passed_on(&four.anchor).is_ok_and(|count| count == 1))?;
+    four.anchor.kill()?;
+    four.anchor.restart()?;
+    expect!(passed_on(&four.anchor)? == 1, "another daemon counts what has ended");
     drop((server, far));
     // What was leased by programs that have ended is given back.
     tickers[0].process().kill()?;

@@ -391,26 +391,29 @@ pub(super) struct HeldLine {
     unsettled: Vec<(NameLine, Option<SocketAddr>)>,
     #[serde(default)]
     hidden: bool,
+    #[serde(default)]
+    ending: bool,
 }
 
 impl From<SavedHeld> for HeldLine {
     fn from(saved: SavedHeld) -> Self {
-        let SavedHeld { flow, far, owner, wire_port, sequence, last, unsettled, hidden } = saved;
+        let SavedHeld { flow, far, owner, wire_port, sequence, last, unsettled, hidden, ending } = saved;
         let unsettled = unsettled.into_iter().map(|(name, at)| (name.into(), at)).collect();
         let far = far.map(TupleLine::from);
-        Self { flow, far, owner: KeyLine(owner), wire_port, sequence, last: last.into(), unsettled, hidden }
+        Self { flow, far, owner: KeyLine(owner), wire_port, sequence, last: last.into(), unsettled, hidden, ending }
     }
 }
 
 impl HeldLine {
     pub(super) fn saved(self) -> Option<SavedHeld> {
-        let Self { flow, far, owner, wire_port, sequence, last, unsettled, hidden } = self;
+        let Self { flow, far, owner, wire_port, sequence, last, unsettled, hidden, ending } = self;
         let far = match far {
             Some(line) => Some(line.tuple()?),
             None => None,
         };
         let unsettled = unsettled.into_iter().map(|(name, at)| (name.into(), at)).collect();
-        Some(SavedHeld { flow, far, owner: owner.0, wire_port, sequence, last: last.into(), unsettled, hidden })
+        let (owner, last) = (owner.0, last.into());
+        Some(SavedHeld { flow, far, owner, wire_port, sequence, last, unsettled, hidden, ending })
     }
 }
 

@@ -180,6 +180,7 @@ impl Held {
             last,
             unsettled,
             hidden: self.hidden,
+            ending: self.ending,
         })
     }
 }
@@ -239,8 +240,11 @@ impl Moves {
 
     /// The owner of a flow says that its socket has ended (P-121).
     pub(super) fn handle_ending(&mut self, owner: PublicKey, flow: u64) {
-        if let Some(held) = self.held.get_mut(&flow).filter(|held| held.is_with(&owner)) {
-            held.ending = true;
+        let Some(held) = self.held.get_mut(&flow).filter(|held| held.is_with(&owner) && !held.ending) else { return };
+        held.ending = true;
+        // A daemon after this one would count it, and be told only when it is over.
+        if let Some(saved) = self.held_to_save(flow) {
+            self.effect("keeping that a socket has ended", MoveOp::SaveHeld(saved));
         }
     }
 
@@ -285,7 +289,7 @@ impl Moves {
             lent: saved.far,
             wire_port: saved.wire_port,
             hidden: saved.hidden,
-            ending: false,
+            ending: saved.ending,
             over: false,
             restored: true,
         };
@@ -416,7 +420,8 @@ impl Moves {
         let before: Vec<_> = held.unsettled.iter().map(|(name, of)| (*name, of.donor_at)).collect();
         let donor_at = (donor != self.key.public()).then(|| at.around.whereabouts(&donor)).flatten();
         let unsettled = before.into_iter().chain([(name, donor_at)]).collect();
-        let saved = SavedHeld { flow, far, owner: from, wire_port, sequence: held.next, last: name, unsettled, hidden };
+        let (sequence, ending) = (held.next, false);
+        let saved = SavedHeld { flow, far, owner: from, wire_port, sequence, last: name, unsettled, hidden, ending };
         if let Some(announced) = &mut held.announced {
             announced.keeping = true;
             announced.wire_port = wire_port;

@@ -311,6 +311,7 @@ impl Moves {
             last: name,
             unsettled: Vec::new(),
             hidden,
+            ending: false,
         };
         self.op(MoveOp::SaveHeld(saved), Asked::Keep(flow));
     }

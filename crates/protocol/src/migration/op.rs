@@ -375,6 +375,8 @@ pub struct SavedHeld {
     pub unsettled: Vec<(MoveName, Option<SocketAddr>)>,
     /// The far end is not to learn where the socket is (P-87).
     pub hidden: bool,
+    /// The socket has ended (P-121).
+    pub ending: bool,
 }
 
 /// Something about a move that people or programs at this host want to know.

@@ -303,6 +303,7 @@ fn only_the_right_ticket_from_the_right_host_commits() {
         last: name(NUMBER),
         unsettled: vec![(name(NUMBER), None)],
         hidden: false,
+        ending: false,
     };
     assert_eq!(ops, [MoveOp::SaveHeld(saved)]);
     assert_eq!(holder.led, [(key(ACCEPTOR), 2048)]);

@@ -219,6 +219,10 @@ fn endpoints_are_lent_and_connections_claimed_and_nothing_remains() {
     // P-121
     assert_eq!(passed_on(&scene), 0, "it is counted though it has ended");
     assert!(!scene.world.at(ANCHOR).saved_moves.held.is_empty(), "late packets are not passed on");
+    scene.world.restart(ANCHOR, SECOND);
+    scene.world.run_for(3 * SECOND);
+    assert_eq!(passed_on(&scene), 0, "another daemon counts what has ended");
+    assert!(!scene.world.at(ANCHOR).saved_moves.held.is_empty(), "another daemon passes on no late packets");
     scene.world.run_for(SETTLED);
     assert!(scene.world.at(ANCHOR).saved_moves.held.is_empty(), "it is held for ever");
     scene.rent(OTHER);

@@ -112,7 +112,21 @@ fn what_has_ended_at_its_owner_depends_on_nobody() {
     assert_eq!(passed_on(&anchor), 1, "another host's word counts");
     anchor.hear(DONOR, Record::Ending { flow: FLOW });
     assert_eq!(passed_on(&anchor), 0);
-    assert!(anchor.moves.is_ending(FLOW) && anchor.carry_out().is_empty(), "it is passed on until it is over");
+    let ops = anchor.carry_out();
+    let [MoveOp::SaveHeld(saved)] = &ops[..] else { panic!("it is passed on until it is over: {ops:?}") };
+    assert!(anchor.moves.is_ending(FLOW) && saved.ending);
+    anchor.hear(DONOR, Record::Ending { flow: FLOW });
+    assert!(anchor.carry_out().is_empty(), "it is kept twice");
+    // The next daemon knows it too, and counts the flow again once somebody else has its socket.
+    let mut next = lessor();
+    next.moves.restore_held(At { now: next.now, around: &Known }, saved);
+    assert_eq!(passed_on(&next), 0);
+    next.carry_out();
+    let ticket = announce(&mut next, NUMBER);
+    next.hear(ACCEPTOR, present(ticket));
+    let ops = next.carry_out();
+    assert!(matches!(&ops[..], [MoveOp::SaveHeld(saved)] if !saved.ending), "{ops:?}");
+    assert_eq!(passed_on(&next), 1);
 }
 
 #[test]
