@@ -15,7 +15,7 @@ use whimbrel_wire::FlowTuple;
 const KEPT: usize = 4096;
 
 /// What can happen (`docs/json.md`).
-pub(crate) const KINDS: [&str; 68] = [
+pub(crate) const KINDS: [&str; 70] = [
     "address-conflict",
     "carrier-changed",
     "claim-refused",
@@ -45,6 +45,8 @@ pub(crate) const KINDS: [&str; 68] = [
     "lease-returned",
     "left-behind",
     "left-out",
+    "lending-started",
+    "lending-stopped",
     "lent",
     "may-receive",
     "moved",

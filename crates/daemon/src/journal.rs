@@ -100,6 +100,7 @@ pub struct Journal {
     peers: BTreeMap<u32, SavedPeer>,
     flows: HashMap<FlowTuple, FlowEntry>,
     suspended: bool,
+    lending_stopped: bool,
     moves: SavedMoves,
     memory: Option<u64>,
     /// Lines that could not be read.
@@ -135,6 +136,7 @@ impl Journal {
             peers: BTreeMap::new(),
             flows: HashMap::new(),
             suspended: false,
+            lending_stopped: false,
             moves: SavedMoves::default(),
             memory: None,
             skipped: 0,
@@ -236,6 +238,23 @@ impl Journal {
     /// Keeps whether this host is suspended.
     pub fn save_suspended(&mut self, suspended: bool) {
         self.append(Line::Suspended(suspended));
+    }
+
+    /// Whether this host lends nothing new.
+    #[must_use]
+    pub fn is_lending_stopped(&self) -> bool {
+        self.lending_stopped
+    }
+
+    /// Keeps whether this host lends nothing new.
+    ///
+    /// # Errors
+    /// As [`Self::save_donation`].
+    pub fn save_lending_stopped(&mut self, stopped: bool) -> Result<(), JournalError> {
+        if self.lending_stopped == stopped {
+            return Ok(());
+        }
+        self.keep(Line::LendingStopped(stopped))
     }
 
     /// Drops a peer and its flows.
@@ -434,6 +453,7 @@ impl Journal {
                 self.peers.insert(peer.id, peer.into());
             }
             Line::Suspended(suspended) => self.suspended = suspended,
+            Line::LendingStopped(stopped) => self.lending_stopped = stopped,
             Line::Memory(memory) => self.memory = Some(memory),
             Line::Forget(id) => {
                 self.peers.remove(&id);
@@ -491,6 +511,7 @@ impl Journal {
         let acceptances = self.moves.acceptances.values().map(|saved| Line::Acceptance(saved.clone().into()));
         let held = self.moves.held.values().map(|saved| Line::Held(saved.clone().into()));
         let lines = peers.chain(flows).chain(self.suspended.then_some(Line::Suspended(true)));
+        let lines = lines.chain(self.lending_stopped.then_some(Line::LendingStopped(true)));
         let lines = lines.chain(self.memory.map(Line::Memory));
         let leases = self.moves.leases.values().map(|saved| Line::Lease((*saved).into()));
         let tenancies = self.moves.tenancies.values().map(|saved| Line::Tenancy((*saved).into()));
@@ -729,6 +750,18 @@ mod tests {
         [8, 9].into_iter().for_each(|number| journal.forget_tenancy(number));
         journal.flush().expect("flush");
         assert_eq!(Journal::open(&folder.file()).expect("open").1.moves, SavedMoves::default());
+    }
+
+    #[test]
+    fn a_host_that_lends_nothing_new_does_so_until_it_is_told_otherwise() {
+        let folder = Folder::new("lending");
+        let open = || Journal::open(&folder.file()).expect("open").0;
+        assert!(!open().is_lending_stopped());
+        for stopped in [true, false] {
+            open().save_lending_stopped(stopped).expect("kept");
+            // The second look is at what the first has rewritten.
+            assert_eq!([open().is_lending_stopped(), open().is_lending_stopped()], [stopped; 2]);
+        }
     }
 
     #[test]

@@ -12,6 +12,7 @@ mod interrupted;
 mod kick;
 mod lab_itself;
 mod leases;
+mod lending;
 mod lent;
 mod library;
 mod long_absence;
@@ -85,6 +86,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         servers::SCENARIOS,
         gateway::SCENARIOS,
         leases::SCENARIOS,
+        lending::SCENARIOS,
         lent::SCENARIOS,
         relocation::SCENARIOS,
         onward::SCENARIOS,

@@ -6,7 +6,7 @@
 
 mod choice;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -109,8 +109,8 @@ pub(crate) struct Anchors {
     left: Vec<(Time, Duration, u64)>,
     /// Moves that wait for their connections to be flows of the anchor's.
     claiming: HashMap<FlowTuple, crate::moves::Wish>,
-    /// Connections that programs here have opened, and whose far ends may learn where they are, that are being claimed.
-    opened: HashSet<FlowTuple>,
+    /// Connections that have lasted and are being claimed.
+    lasting: HashMap<FlowTuple, Young>,
     pub(crate) experience: Experience,
     stopping: bool,
 }
@@ -494,10 +494,10 @@ impl EventLoop {
 
     /// What is due of anchors: connections that have lasted are claimed, what nobody uses is returned.
     pub(crate) fn anchors_due(&mut self, now: Time) {
-        for Young { flow, accepted, hidden } in self.effects.take_mature(now) {
+        for young in self.effects.take_mature(now) {
             // One that was moved here is a flow already.
-            if !self.node.has_flow(&flow) && self.node.claim_flow(now, flow, hidden) && !accepted && !hidden {
-                self.anchors.opened.insert(flow);
+            if !self.node.has_flow(&young.flow) && self.node.claim_flow(now, young.flow, young.hidden) {
+                self.anchors.lasting.insert(young.flow, young);
             }
         }
         self.look_after_idle_leases(now);
@@ -543,7 +543,9 @@ impl EventLoop {
 
     /// A connection is a flow of its anchor's, or cannot be.
     pub(crate) fn note_claimed(&mut self, flow: FlowTuple, outcome: Result<(), Refusal>) -> Option<Told> {
-        if self.anchors.opened.remove(&flow) && outcome.is_ok() {
+        let lasting = self.anchors.lasting.remove(&flow);
+        // What a program here has opened: its far end may be told where it is.
+        if outcome.is_ok() && lasting.is_some_and(|young| !young.accepted && !young.hidden) {
             self.node.seek_far_end(clock::now(), flow);
         }
         self.moves.note_claimed(&flow, outcome);
@@ -551,10 +553,19 @@ impl EventLoop {
             self.go_on_with(flow, wish, outcome);
         }
         let why = outcome.err()?;
+        let again = lasting.filter(|_| may_pass(why));
+        let until = if again.is_some() { " until it is asked again" } else { "" };
         let what = match why {
-            Refusal::HolderUnreached => "cannot be moved: its anchor does not answer".to_owned(),
-            why => format!("cannot be moved: its anchor answers that {}", reason(why)),
+            Refusal::HolderUnreached => format!("cannot be moved{until}: its anchor does not answer"),
+            why => format!("cannot be moved{until}: its anchor answers that {}", reason(why)),
         };
+        if let Some(young) = again {
+            self.effects.note_unclaimed(clock::now(), young);
+            if young.tries > 0 {
+                // It was told.
+                return None;
+            }
+        }
         Some(Told::of_socket("claim-refused", Some(flow), what))
     }
 
@@ -571,6 +582,23 @@ impl EventLoop {
         }
     }
 
+    fn stop_lending(&mut self, stop: bool) {
+        self.node.stop_lending(stop);
+        self.anchors.stopping = stop;
+    }
+
+    /// A daemon before this one was told to lend nothing new: nobody has taken that back.
+    pub(crate) fn keep_from_lending(&mut self) {
+        if self.lends() {
+            self.stop_lending(true);
+            let sentence = "this host lends nothing new, as it was told before its daemon was started anew";
+            self.tell(Told::new("lending-stopped", sentence.to_owned()).with("restored", true));
+        } else if let Err(error) = self.effects.save_lending_stopped(false) {
+            // Whoever has it lend again means that.
+            tracing::warn!(%error, "that this host lent nothing new stays kept");
+        }
+    }
+
     /// [`Request::Anchors`](whimbrel_ipc::Request::Anchors), and [`Request::Lending`](whimbrel_ipc::Request::Lending) where `stop` is said.
     pub(crate) fn show_anchors(&mut self, stop: Option<bool>) -> Result<Reply, Failure> {
         let lends = self.lends();
@@ -580,8 +608,15 @@ impl EventLoop {
                     .code(Code::Unavailable)
                     .hint("`[anchor]` in the configuration makes it lend ports or addresses."));
             }
-            self.node.stop_lending(stop);
-            self.anchors.stopping = stop;
+            self.effects.save_lending_stopped(stop).map_err(|error| Failure::new(error.to_string()))?;
+            if stop != self.anchors.stopping {
+                self.stop_lending(stop);
+                let told = match stop {
+                    true => Told::new("lending-stopped", "this host lends nothing new".to_owned()),
+                    false => Told::new("lending-started", "this host lends again".to_owned()),
+                };
+                self.tell(told);
+            }
         }
         let Dependents { lent, passed_on } = self.node.dependents();
         let ends = |key: &PublicKey, ends: &Ends| LentEnds {
@@ -606,6 +641,12 @@ fn bind(socket: BorrowedFd<'_>, address: SocketAddr) -> Result<Reply, Failure> {
     rustix::net::bind(socket, &address).map_err(|error| failed("it cannot be bound", error).on(address))?;
     let bound = rustix::net::getsockname(socket).ok().and_then(|name| SocketAddr::try_from(name).ok());
     Ok(Reply::Bound { address: bound.unwrap_or(address) })
+}
+
+/// Whether an anchor may take a claim later that it does not take now (P-128).
+fn may_pass(why: Refusal) -> bool {
+    // One that was started anew lends nothing for a moment.
+    matches!(why, Refusal::HolderUnreached | Refusal::NotKept | Refusal::NoRoom | Refusal::NotLent | Refusal::Busy)
 }
 
 /// Why an anchor does not lend, for people.

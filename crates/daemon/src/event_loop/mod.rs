@@ -251,6 +251,9 @@ impl EventLoop {
             .with("key", self.node.public_key().to_string())
             .with("restored_flows", restored.len());
         self.tell(told);
+        if self.effects.is_lending_stopped() {
+            self.keep_from_lending();
+        }
         let known: Vec<_> =
             self.node.flows().filter_map(|view| Some((view.tuple, view.peer?))).take(TAKEN_OVER).collect();
         for (flow, peer) in known {

@@ -20,6 +20,8 @@ use super::SavedNamespace;
 pub(super) enum Line {
     Peer(PeerLine),
     Suspended(bool),
+    /// Nothing new is lent (`whimbrel anchor stop`).
+    LendingStopped(bool),
     /// What names the memory of flows of hosts behind this one (protocol.md P-123).
     Memory(u64),
     Forget(u32),

@@ -15,6 +15,7 @@ use super::tenant::icmp_of;
 use super::{failed, not_kept, refused};
 use crate::config::Lendable;
 use crate::effects::{Effects, Failure, own_addresses};
+use crate::journal::JournalError;
 use crate::tunnel::{Lease, LeasedEnd};
 
 /// Addresses of a prefix that are looked at for a free one.
@@ -79,6 +80,16 @@ impl Lender {
 }
 
 impl Effects {
+    /// Whether this host lends nothing new, as this daemon or one before it was told.
+    pub(crate) fn is_lending_stopped(&self) -> bool {
+        self.journal.is_lending_stopped()
+    }
+
+    /// Keeps over a restart whether this host lends nothing new.
+    pub(crate) fn save_lending_stopped(&mut self, stopped: bool) -> Result<(), JournalError> {
+        self.journal.save_lending_stopped(stopped)
+    }
+
     /// What this host may lend from now on.
     pub(crate) fn set_lendable(&mut self, lendable: Option<Lendable>) {
         self.relocation.lender.lendable = lendable;

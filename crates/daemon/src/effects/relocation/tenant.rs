@@ -356,7 +356,12 @@ impl Effects {
 
     /// A connection has opened in an endpoint namespace.
     pub(crate) fn note_young(&mut self, now: Time, flow: FlowTuple, accepted: bool) {
-        self.relocation.tenant.young.note(now, Young { flow, accepted, hidden: false });
+        self.relocation.tenant.young.note(now, Young { flow, accepted, hidden: false, tries: 0 });
+    }
+
+    /// A connection was not claimed, for now.
+    pub(crate) fn note_unclaimed(&mut self, now: Time, young: Young) {
+        self.relocation.tenant.young.note(now, Young { tries: young.tries.saturating_add(1), ..young });
     }
 
     /// A connection in an endpoint namespace is over, whatever of it the kernel still keeps for its far end.
