@@ -31,7 +31,7 @@ use crate::views;
 use choice::{Candidate, Experience, Policy};
 
 /// Ports that are leased at a time, for what programs leave to the kernel.
-const BLOCK: u16 = 128;
+pub(crate) const BLOCK: u16 = 128;
 
 /// Pause before it is looked again whether anything uses what a program has left, at first and at the longest.
 const LOOK: Duration = Duration::from_secs(1);

@@ -340,15 +340,34 @@ fn what_is_lent_is_read() {
          leases = 3\nlifetime = 60\n"
     );
     let anchor = parse(Path::new("w.toml"), &text).expect("valid").anchor.expect("it lends");
-    assert_eq!((anchor.lendable.ports, anchor.leases, anchor.lifetime.as_secs()), (Some(40_000..=40_999), 3, 60));
+    assert_eq!((anchor.lendable.ports, anchor.leases, anchor.lifetime.as_secs()), (vec![40_000..=40_999], 3, 60));
     assert_eq!((anchor.lendable.own.len(), anchor.lendable.addresses.len(), anchor.to), (1, 2, vec![key]));
+    let several = parse(Path::new("w.toml"), "[anchor]\nports = ['50000-50127', 8080, '40000-40999']").expect("valid");
+    let ports = several.anchor.expect("it lends").lendable.ports;
+    assert_eq!(ports, [8080..=8080, 40_000..=40_999, 50_000..=50_127]);
     for (text, right) in [
         ("lifetime = 60", "/etc/w.toml:1:1: `[anchor]` lends nothing: it needs `ports`"),
         ("ports = '5-4'", "/etc/w.toml:2:9: `ports` must be a port such as 21, or a range"),
         ("addresses = ['192.0.2.64/33']", "is no prefix"),
-        ("ports = 5\nown = ['here']", "`here` is no IP address"),
-        ("ports = 5\nto = ['me']", "`me` is no public key"),
-        ("ports = 5\nlifetime = 0", "`lifetime` must be a number from 1 to 86400"),
+        ("ports = '1024-2048'\nown = ['here']", "/etc/w.toml:3:8: `here` is no IP address"),
+        ("ports = '1024-2048'\nto = ['me']", "`me` is no public key"),
+        ("ports = '1024-2048'\nlifetime = 0", "`lifetime` must be a number from 1 to 86400"),
+        // What cannot work, whatever the host is.
+        ("ports = '40000-40126'", "/etc/w.toml:2:9: `ports` has no 128 ports in a row"),
+        ("ports = ['40000-40099', '40100-40199']", "`ports` has no 128 ports in a row"),
+        ("ports = []", "`[anchor]` lends nothing"),
+        ("ports = ['40000-40999', '40999-41500']", "`ports` names port 40999 twice"),
+        ("ports = ['40000-40999', true]", "/etc/w.toml:2:25: `ports` must be a port such as 21"),
+        ("ports = '1024-2048'\nown = ['127.0.0.1']", "127.0.0.1 is a loopback address"),
+        ("ports = '1024-2048'\nown = ['::']", ":: is the unspecified address"),
+        ("ports = '1024-2048'\nown = ['fe80::1']", "fe80::1 is an address of one link alone"),
+        ("ports = '1024-2048'\nown = ['192.0.2.1', '192.0.2.2']", "192.0.2.1 and 192.0.2.2 are two"),
+        ("addresses = ['192.0.2.64/28']\nown = ['192.0.2.1']", "/etc/w.toml:3:7: `own` says of which addresses"),
+        ("addresses = ['0.0.0.0/0']", "/etc/w.toml:2:14: 0.0.0.0/0 has the unspecified address in it"),
+        ("addresses = ['::/0']", "::/0 has the unspecified address in it"),
+        ("addresses = ['128.0.0.0/1']", "128.0.0.0/1 has an address of one link alone in it"),
+        ("addresses = ['224.1.0.0/16']", "has a multicast address in it"),
+        ("addresses = ['192.0.2.64/28', '192.0.2.72/30']", "192.0.2.72/30 and 192.0.2.64/28 have addresses in common"),
     ] {
         let complaint = complaint(&format!("[anchor]\n{text}"));
         assert!(complaint.contains(right), "{complaint}");

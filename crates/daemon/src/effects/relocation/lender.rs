@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::ops::RangeInclusive;
 
 use whimbrel_datapath::{FlowEntry, Lent, LentEnd, Role, Toward};
 use whimbrel_kernel::network::NetworkState;
@@ -168,7 +169,9 @@ impl Effects {
         if wanted.count == 0 {
             return self.find_address(&lendable, wanted.first.ip(), tenant);
         }
-        let ports = lendable.ports.ok_or_else(none)?;
+        if lendable.ports.is_empty() {
+            return Err(none());
+        }
         let ipv4 = wanted.first.is_ipv4();
         let own = own_addresses(&self.network);
         let address = match wanted.first.ip() {
@@ -204,17 +207,14 @@ impl Effects {
         if wanted.first.port() != 0 {
             let ends = block(wanted.first.port());
             let last = ends.ports().last().unwrap_or_default();
-            if !ports.contains(&ends.first.port()) || !ports.contains(&last) {
-                let sentence = format!("ports {} to {} are lent", ports.start(), ports.end());
-                return Err(failed(Refusal::NotLent, &sentence));
+            if !lendable.ports.iter().any(|range| range.contains(&ends.first.port()) && range.contains(&last)) {
+                let ranges: Vec<_> = lendable.ports.iter().map(|of| format!("{}-{}", of.start(), of.end())).collect();
+                return Err(failed(Refusal::NotLent, &format!("of ports {} are lent", ranges.join(", "))));
             }
             return self.take_ports(ends, shared).then_some(ends).ok_or_else(taken);
         }
         // From the end, so that ports of a program's choice are not in the midst of others'.
-        let (least, count) = (u32::from(*ports.start()), u32::from(wanted.count));
-        let lasts = (least..=u32::from(*ports.end())).rev().step_by(usize::from(wanted.count));
-        let firsts = lasts.map_while(|last| (last + 1).checked_sub(count).filter(|first| *first >= least));
-        let firsts = firsts.filter_map(|first| u16::try_from(first).ok());
+        let firsts = lendable.ports.iter().rev().flat_map(|range| blocks(range, wanted.count));
         let lent: BTreeSet<SocketAddr> = self.relocation.lender.lent.values().map(|lent| lent.ends.first).collect();
         for first in firsts {
             let ends = block(first);
@@ -491,6 +491,14 @@ fn usual_address(network: &NetworkState, ipv4: bool) -> Option<IpAddr> {
     there.map(|usable| usable.address).or_else(|| own.into_iter().find(of_family))
 }
 
+/// The first ports of the blocks of `count` that a range has, from its end.
+fn blocks(range: &RangeInclusive<u16>, count: u16) -> impl Iterator<Item = u16> + use<> {
+    let (least, count) = (u32::from(*range.start()), u32::from(count));
+    let lasts = (least..=u32::from(*range.end())).rev().step_by(count.max(1) as usize);
+    let firsts = lasts.map_while(move |last| (last + 1).checked_sub(count).filter(|first| *first >= least));
+    firsts.filter_map(|first| u16::try_from(first).ok())
+}
+
 /// The addresses of a prefix that hosts may have.
 fn addresses_of(prefix: &Prefix) -> impl Iterator<Item = IpAddr> + use<> {
     let width: u8 = if prefix.address.is_ipv4() { 32 } else { 128 };
@@ -514,6 +522,15 @@ fn addresses_of(prefix: &Prefix) -> impl Iterator<Item = IpAddr> + use<> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn blocks_are_taken_from_the_end_of_a_range_and_are_whole() {
+        let of = |range, count| blocks(&range, count).collect::<Vec<_>>();
+        assert_eq!(of(40_000..=40_300, 128), [40_173, 40_045]);
+        assert_eq!(of(65_408..=65_535, 128), [65_408]);
+        assert!(of(1..=127, 128).is_empty());
+        assert_eq!(of(7..=8, 1), [8, 7]);
+    }
 
     #[test]
     fn a_prefix_has_the_addresses_that_hosts_may_have() {
