@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
-use whimbrel_ipc::{Anchors, ClientError, Family, LentEnds, Reply, Request, reply_to_line};
+use whimbrel_ipc::{Anchors, ClientError, Family, LentEnds, Offer, Reply, Request, reply_to_line};
 
 use crate::args::WholeAddress;
 use crate::complaint::Complaint;
@@ -109,9 +109,10 @@ fn is_free(anchors: &Anchors) -> bool {
 fn shown(anchors: &Anchors) -> String {
     let mut text = match (anchors.lends, anchors.stopping) {
         (false, _) => "This host lends nothing.\n".to_owned(),
-        (true, true) => "This host lends nothing new.\n".to_owned(),
+        (true, true) => "This host lends nothing new: `whimbrel anchor start` has it lend again.\n".to_owned(),
         (true, false) => String::new(),
     };
+    text.extend(anchors.offer.iter().map(offered));
     for lent in &anchors.lent {
         text += &format!("lent to {}: {}\n", lent.host, ends(lent));
     }
@@ -123,6 +124,35 @@ fn shown(anchors: &Anchors) -> String {
         text += &format!("on lease from {}: {}\n", rented.host, ends(rented));
     }
     if text.is_empty() { "Nothing is lent.\n".to_owned() } else { text }
+}
+
+/// What is lent if somebody asks for it.
+fn offered(offer: &Offer) -> String {
+    let mut text = String::new();
+    let range =
+        |(first, last): &(u16, u16)| if first == last { first.to_string() } else { format!("{first} to {last}") };
+    let ports = offer.ports.iter().map(range).collect::<Vec<_>>().join(", ");
+    let count: u64 = offer.ports.iter().map(|(first, last)| u64::from(last - first) + 1).sum();
+    for of in &offer.of {
+        text += &format!("for lease: {} ports {ports}; {}\n", of.address, part(u64::from(of.lent), Some(count)));
+    }
+    if offer.of.is_empty() && !offer.ports.is_empty() {
+        text += &format!("for lease: ports {ports}, once this host has an address\n");
+    }
+    for of in &offer.addresses {
+        text += &format!("for lease: {}, as a whole; {}\n", of.prefix, part(of.lent, of.addresses));
+    }
+    text.extend(offer.faults.iter().map(|fault| format!("cannot be lent: {fault}\n")));
+    text
+}
+
+/// So much of so much.
+fn part(lent: u64, of: Option<u64>) -> String {
+    match (lent, of) {
+        (0, _) => "nothing of it is lent".to_owned(),
+        (lent, Some(of)) => format!("{lent} of {of} lent"),
+        (lent, None) => format!("{lent} lent"),
+    }
 }
 
 fn ends(of: &LentEnds) -> String {

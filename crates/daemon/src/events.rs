@@ -15,8 +15,10 @@ use whimbrel_wire::FlowTuple;
 const KEPT: usize = 4096;
 
 /// What can happen (`docs/json.md`).
-pub(crate) const KINDS: [&str; 70] = [
+pub(crate) const KINDS: [&str; 72] = [
     "address-conflict",
+    "can-lend",
+    "cannot-lend",
     "carrier-changed",
     "claim-refused",
     "code-guessed",
@@ -244,8 +246,8 @@ impl Told {
 
     /// Whether something that was asked for could not be done.
     pub(crate) fn is_a_failure(&self) -> bool {
-        const FAILURES: [&str; 5] =
-            ["reload-failed", "key-mismatch", "helper-failed", "name-refused", "name-unanswered"];
+        const FAILURES: [&str; 6] =
+            ["reload-failed", "key-mismatch", "helper-failed", "name-refused", "name-unanswered", "cannot-lend"];
         FAILURES.contains(&self.kind)
     }
 

@@ -24,12 +24,48 @@ pub struct Anchors {
     pub lends: bool,
     /// Nothing new is lent.
     pub stopping: bool,
+    /// What it is configured to lend, if anything.
+    #[serde(default)]
+    pub offer: Option<Offer>,
     /// What others have on lease of this host.
     pub lent: Vec<LentEnds>,
     /// Connections that this host passes on to where their sockets are.
     pub passed_on: Vec<PassedOn>,
     /// What this host has on lease of others.
     pub rented: Vec<LentEnds>,
+}
+
+/// What a host is configured to lend.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Offer {
+    /// Ranges of ports: the first and the last of each.
+    pub ports: Vec<(u16, u16)>,
+    /// Of these addresses.
+    pub of: Vec<OfferedAddress>,
+    /// Addresses that are lent as a whole.
+    pub addresses: Vec<OfferedPrefix>,
+    /// What of it cannot be lent as things stand, for people.
+    pub faults: Vec<String>,
+}
+
+/// An address whose ports are lent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OfferedAddress {
+    /// The address.
+    pub address: IpAddr,
+    /// How many of its ports are lent.
+    pub lent: u32,
+}
+
+/// Addresses that are lent as a whole.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OfferedPrefix {
+    /// As the configuration has it; one address without a length.
+    pub prefix: String,
+    /// How many addresses it has, where these are not very many.
+    pub addresses: Option<u64>,
+    /// How many of them are lent.
+    pub lent: u64,
 }
 
 /// Endpoints that are on lease.

@@ -24,7 +24,7 @@ mod socket;
 mod time;
 mod transfer;
 
-pub use anchor::{Anchored, Anchors, LentEnds, PassedOn};
+pub use anchor::{Anchored, Anchors, LentEnds, Offer, OfferedAddress, OfferedPrefix, PassedOn};
 pub use client::{Client, ClientError, Events, HANDOFF_TIMEOUT, REPLY_TIMEOUT, socket_path};
 pub use community::{
     CommunityReply, CommunityRequest, DrawnCode, Grant, Host, Open, Purpose, Roster, Standing as CommunityStanding,

@@ -10,10 +10,11 @@ use whimbrel_ipc::{
     Anchored, Anchors, Attachment, Bytes, Carrier, Client, ClientError, Code, CommunityReply, CommunityRequest,
     CommunityStanding, Configuration, Connection, ConnectionState, Counts, DrawnCode, EventRecord, EventsQuery,
     Failure, Family, Flow, Grant, HandoffStarted, Helper, HelperState, Host, Kept, LentEnds, LocalAddress, MadeSocket,
-    Meetings, Metric, MetricKind, Moved, NameServer, NameServerState, Open, OpenSocket, PassedOn, Path, Peer,
-    PeerFlows, PeerName, Places, Process, Purpose, Received, Rendezvous, RendezvousState, Reply, Request, Roster,
-    SchemaError, Sequence, Session, SocketKind, State, Status, Suspended, Transport, Trust, Tunnel, Uuid, WantedAnchor,
-    reply_from_line, reply_to_line, request_from_line, request_to_line, socket_path,
+    Meetings, Metric, MetricKind, Moved, NameServer, NameServerState, Offer, OfferedAddress, OfferedPrefix, Open,
+    OpenSocket, PassedOn, Path, Peer, PeerFlows, PeerName, Places, Process, Purpose, Received, Rendezvous,
+    RendezvousState, Reply, Request, Roster, SchemaError, Sequence, Session, SocketKind, State, Status, Suspended,
+    Transport, Trust, Tunnel, Uuid, WantedAnchor, reply_from_line, reply_to_line, request_from_line, request_to_line,
+    socket_path,
 };
 
 const KEY: &str = "uM5ahVGHtdMGk2zVxpGZpaHZ0oTnSYfDwDMLnX1jkEo";
@@ -263,6 +264,12 @@ fn replies() -> Vec<(&'static str, Reply)> {
             Reply::Anchors(Anchors {
                 lends: true,
                 stopping: false,
+                offer: Some(Offer {
+                    ports: vec![(8080, 8207), (40_000, 44_999)],
+                    of: vec![OfferedAddress { address: "192.0.2.10".parse().unwrap(), lent: 128 }],
+                    addresses: vec![OfferedPrefix { prefix: "192.0.2.64/28".into(), addresses: Some(14), lent: 1 }],
+                    faults: vec!["`own` names 192.0.2.9, which is no address of this host".into()],
+                }),
                 lent: vec![lent("192.0.2.10", 40_000, 128)],
                 passed_on: vec![PassedOn { host: peer_name(), flow: flow("192.0.2.10:40000", "203.0.113.5:443") }],
                 rented: vec![lent("203.0.113.5", 0, 0)],

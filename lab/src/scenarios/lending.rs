@@ -7,11 +7,23 @@ use super::world::{LONG, step};
 use super::{Scenario, scenario};
 use crate::{EchoServer, Lab, Many, Result, expect, wait_until};
 
-pub(super) const SCENARIOS: &[Scenario] = &[scenario(
-    "anchor-stopped",
-    "an anchor that lends nothing new does so over a restart, until it is told otherwise; connections that were opened just before its daemon went depend on it once it is back",
-    stopped,
-)];
+pub(super) const SCENARIOS: &[Scenario] = &[
+    scenario(
+        "anchor-stopped",
+        "an anchor that lends nothing new does so over a restart, until it is told otherwise; connections that were opened just before its daemon went depend on it once it is back",
+        stopped,
+    ),
+    scenario(
+        "anchor-offers",
+        "an anchor says what it lends, of several ranges and prefixes, and how much of it is lent; and what of it cannot be lent, and what to do",
+        offers,
+    ),
+];
+
+/// Two ranges with room for one program each.
+const RANGES: &str = "[anchor]\nports = [\"8000-8127\", \"9000-9130\"]\naddresses = [\"198.18.5.64/28\"]\n";
+/// An address that the anchor does not have, and some that its subnet does.
+const CANNOT: &str = "[anchor]\nports = \"8000-8999\"\nown = [\"198.18.5.9\"]\naddresses = [\"192.0.2.0/24\"]\n";
 
 /// Connections that open just before the anchor's daemon goes.
 const COUNT: usize = 3;
@@ -56,5 +68,70 @@ fn stopped(lab: &mut Lab) -> Result<()> {
     four.anchor.restart()?;
     expect!(!four.anchor.anchors()?.stopping, "another daemon lends nothing");
     four.third.cli(&["run", "--anchor", "desk", "--", "true"])?;
+    Ok(())
+}
+
+fn offers(lab: &mut Lab) -> Result<()> {
+    let mut four = Four::new(lab, RANGES)?;
+    let at_anchor = four.world.at_server.ipv4()?;
+    let says = |four: &Four, right: &str| -> Result<()> {
+        let said = four.anchor.cli(&["anchor"])?;
+        expect!(said.contains(right), "`whimbrel anchor` says {said} and not {right}");
+        Ok(())
+    };
+    says(&four, &format!("for lease: {at_anchor} ports 8000 to 8127, 9000 to 9130; nothing of it is lent\n"))?;
+    says(&four, "for lease: 198.18.5.64/28, as a whole; nothing of it is lent\n")?;
+    step("three programs, of which two have room");
+    let servers =
+        [9001, 9002].map(|port| EchoServer::start_behind(&four.guest, "desk", SocketAddr::new(at_anchor, port)));
+    let [first, second] = servers;
+    let servers = [first?, second?];
+    says(&four, &format!("for lease: {at_anchor} ports 8000 to 8127, 9000 to 9130; 258 of 259 lent\n"))?;
+    for block in [8000, 9003] {
+        says(&four, &format!("lent to guest: {at_anchor} ports {block} to {}\n", block + 127))?;
+    }
+    let refused = four.third.cli(&["run", "--anchor", "desk", "--", "true"]);
+    expect!(refused.is_err_and(|error| error.to_string().contains("no room")), "a third program has room");
+    for server in &servers {
+        let mut many = Many::open(&four.world.laptop, server, COUNT)?;
+        let report = many.echo(LONG)?;
+        expect!(report.answered() == COUNT, "{} of {COUNT} connections answered", report.answered());
+    }
+    let offer = four.anchor.anchors()?.offer;
+    let told = offer.map(|offer| (offer.ports, offer.of.iter().map(|of| of.lent).sum::<u32>(), offer.addresses.len()));
+    expect!(told == Some((vec![(8000, 8127), (9000, 9130)], 258, 1)), "the offer in JSON: {told:?}");
+    drop(servers);
+
+    step("what cannot be lent");
+    // `[anchor]` is read at the start.
+    four.anchor.reconfigure(CANNOT)?;
+    four.anchor.kill()?;
+    four.anchor.restart()?;
+    let told = four.anchor.wait_event("cannot-lend", 0, LONG)?;
+    let faults = [
+        "`own` names 198.18.5.9, which is no address of this host".to_owned(),
+        format!("`addresses` names 192.0.2.0/24, which has {at_anchor} in it, this host's own"),
+    ];
+    let script = "\"$0\" --run-dir \"$1\" doctor || true";
+    let doctor = four.anchor.host().command("sh").args(["-c", script]).arg(four.anchor.binary());
+    let doctor = doctor.arg(four.anchor.run_dir()).run()?;
+    for fault in faults {
+        expect!(told.sentence.contains(&fault), "the event says {} and not {fault}", told.sentence);
+        expect!(doctor.contains(&fault), "doctor says {doctor} and not {fault}");
+        says(&four, &format!("cannot be lent: {fault}"))?;
+    }
+    let refused = four.third.cli(&["run", "--anchor", "desk", "--", "true"]);
+    expect!(refused.is_err(), "ports of an address are lent that the anchor does not have");
+    // The router is the first of the prefix.
+    let router = "192.0.2.1";
+    let refused = four.third.cli(&["run", "--anchor", "desk", "--address", router, "--", "true"]);
+    expect!(refused.is_err(), "the router's address is lent");
+    step("the address comes");
+    let address = ["address", "add", "198.18.5.9/32", "dev", "eth0"];
+    four.world.server.command("ip").args(address).run()?;
+    let named = |told: &whimbrel_ipc::EventRecord| !told.sentence.contains("198.18.5.9");
+    let mended =
+        || Ok(four.anchor.events(told.number)?.into_iter().find(|told| told.kind == "cannot-lend" && named(told)));
+    crate::wait_for(LONG, "the address is not missed any more", mended)?;
     Ok(())
 }

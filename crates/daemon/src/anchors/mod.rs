@@ -2,9 +2,11 @@
 //!
 //! ```text
 //! choice.rs   which anchor, where a program leaves that to a policy
+//! offer.rs    what this host is configured to lend, and what of it cannot be lent
 //! ```
 
 mod choice;
+pub(crate) mod offer;
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -29,6 +31,7 @@ use crate::server::ClientId;
 use crate::views;
 
 use choice::{Candidate, Experience, Policy};
+use offer::Fault;
 
 /// Ports that are leased at a time, for what programs leave to the kernel.
 pub(crate) const BLOCK: u16 = 128;
@@ -113,6 +116,8 @@ pub(crate) struct Anchors {
     lasting: HashMap<FlowTuple, Young>,
     pub(crate) experience: Experience,
     stopping: bool,
+    /// What this host is configured to lend and cannot, as it was told last.
+    faults: Vec<Fault>,
 }
 
 impl EventLoop {
@@ -632,7 +637,26 @@ impl EventLoop {
             flow: views::flow(far.mirrored()),
         };
         let passed_on = passed_on.into_iter().map(passed).collect();
-        Ok(Reply::Anchors(View { lends, stopping: self.anchors.stopping, lent, passed_on, rented }))
+        let (stopping, offer) = (self.anchors.stopping, self.effects.offer());
+        Ok(Reply::Anchors(View { lends, stopping, offer, lent, passed_on, rented }))
+    }
+
+    /// Tells what of the configuration cannot be lent, where that is not as it was.
+    pub(crate) fn look_at_offer(&mut self) {
+        let faults = self.effects.lending_faults();
+        if faults == self.anchors.faults {
+            return;
+        }
+        let told = if faults.is_empty() {
+            Told::new("can-lend", "all that `[anchor]` names can be lent now".to_owned())
+        } else {
+            let one = |fault: &Fault| format!("{}, so {}: {}", fault.sentence, fault.lost, fault.mend);
+            let sentences: Vec<String> = faults.iter().map(one).collect();
+            let named: Vec<&str> = faults.iter().map(|fault| fault.sentence.as_str()).collect();
+            Told::new("cannot-lend", format!("`[anchor]`: {}", sentences.join("; "))).with("faults", named)
+        };
+        self.anchors.faults = faults;
+        self.tell(told);
     }
 }
 

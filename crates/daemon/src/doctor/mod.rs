@@ -16,10 +16,12 @@ use serde_json::Value;
 use whimbrel_ipc::{
     Client, Configuration, Connection, ConnectionState, Finding, NameServer, NameServerState, Peer, Verdict,
 };
+use whimbrel_kernel::network::NetworkMonitor;
 use whimbrel_kernel::privilege::{Capabilities, Capability};
 use whimbrel_kernel::sysctl;
 
-use crate::config::{self, Config};
+use crate::anchors::offer::{self, Fault};
+use crate::config::{self, Config, Lendable};
 use crate::identity;
 use crate::instance;
 use crate::journal::Journal;
@@ -79,6 +81,7 @@ pub fn examine(patient: &Patient<'_>) -> Vec<Finding> {
     findings.extend(firewall_findings(config.port, &ruleset()));
     findings.extend(reverse_path_filters());
     findings.extend(forwarding(&config));
+    findings.extend(config.anchor.iter().flat_map(|anchor| lending(&anchor.lendable)));
     findings.extend(config.psk_open.as_deref().map(|path| {
         warning("daemon", "psk_file", format!("others than its owner may read or write {}", path.display()))
             .lost("whoever can read the key can pass for one of your hosts")
@@ -436,6 +439,27 @@ fn firewall_findings(port: u16, ruleset: &Ruleset) -> Vec<Finding> {
         );
     }
     findings
+}
+
+/// What this host is configured to lend has to be there, and be nobody else's.
+fn lending(lendable: &Lendable) -> Vec<Finding> {
+    let check = "anchor";
+    let network = match NetworkMonitor::open().and_then(|mut monitor| monitor.snapshot()) {
+        Ok(network) => network,
+        Err(error) => {
+            let found = format!("this host's addresses cannot be looked at: {error}");
+            return vec![warning("network", check, found).lost("whether `[anchor]` can be as it is cannot be told")];
+        }
+    };
+    let faults = offer::faults(lendable, &network);
+    if faults.is_empty() {
+        return vec![ok("network", check, "what `[anchor]` names can be lent")];
+    }
+    let told = |fault: Fault| {
+        let verdict = if fault.whole { Verdict::Problem } else { Verdict::Warning };
+        finding("network", check, verdict, format!("`[anchor]`: {}", fault.sentence)).lost(fault.lost).mend(fault.mend)
+    };
+    faults.into_iter().map(told).collect()
 }
 
 /// A gateway has to be the router of the hosts that it speaks for.

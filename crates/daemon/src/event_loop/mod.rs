@@ -262,6 +262,7 @@ impl EventLoop {
         let network = self.monitor.snapshot()?;
         self.effects.begin(network.clone());
         self.own = own_addresses(&network);
+        self.look_at_offer();
         self.tell_node(&network);
         self.take_in_flows(clock::now(), restored)?;
         self.node.restore_moves(clock::now(), &moves.donations, &moves.acceptances, &moves.held);
@@ -496,6 +497,7 @@ impl EventLoop {
         } else if !changed {
             self.effects.routes_changed(clock::now());
         }
+        self.look_at_offer();
         Ok(())
     }
 

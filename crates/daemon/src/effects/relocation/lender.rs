@@ -5,15 +5,17 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::RangeInclusive;
 
 use whimbrel_datapath::{FlowEntry, Lent, LentEnd, Role, Toward};
-use whimbrel_kernel::network::NetworkState;
 use whimbrel_kernel::route::{AddressScope, LOOPBACK, NewAddress};
 use whimbrel_protocol::{LeaseName, LocalEnd, MoveFailed, PeerId, Prefix, Refusal, SavedLease, Time};
 use whimbrel_wire::lending::Ends;
 use whimbrel_wire::{FlowTuple, Transport};
 
+use whimbrel_ipc::{Offer, OfferedAddress, OfferedPrefix};
+
 use super::ports::User;
 use super::tenant::icmp_of;
 use super::{failed, not_kept, refused};
+use crate::anchors::offer::{self, Fault};
 use crate::config::Lendable;
 use crate::effects::{Effects, Failure, own_addresses};
 use crate::journal::JournalError;
@@ -96,6 +98,36 @@ impl Effects {
         self.relocation.lender.lendable = lendable;
     }
 
+    /// What of it cannot be lent as things stand.
+    pub(crate) fn lending_faults(&self) -> Vec<Fault> {
+        let lendable = self.relocation.lender.lendable.as_ref();
+        lendable.map(|lendable| offer::faults(lendable, &self.network)).unwrap_or_default()
+    }
+
+    /// What this host is configured to lend, and how much of it is lent.
+    pub(crate) fn offer(&self) -> Option<Offer> {
+        let lender = &self.relocation.lender;
+        let lendable = lender.lendable.as_ref()?;
+        // What has moved is lent whatever is configured.
+        let lent = || lender.lent.values().filter(|lent| lent.moved.is_none()).map(|lent| lent.ends);
+        let usual = [true, false].into_iter().filter_map(|ipv4| offer::lends_of(lendable, &self.network, ipv4));
+        let of_address = |address: IpAddr| OfferedAddress {
+            address,
+            lent: lent().filter(|ends| ends.first.ip() == address).map(|ends| u32::from(ends.count)).sum(),
+        };
+        let of_prefix = |prefix: &Prefix| OfferedPrefix {
+            prefix: offer::shown(prefix),
+            addresses: size_of(prefix),
+            lent: lent().filter(|ends| ends.count == 0 && prefix.contains(ends.first.ip())).count() as u64,
+        };
+        Some(Offer {
+            ports: lendable.ports.iter().map(|range| (*range.start(), *range.end())).collect(),
+            of: usual.map(of_address).collect(),
+            addresses: lendable.addresses.iter().map(of_prefix).collect(),
+            faults: self.lending_faults().into_iter().map(|fault| fault.sentence).collect(),
+        })
+    }
+
     pub(super) fn lend(
         &mut self,
         now: Time,
@@ -172,22 +204,17 @@ impl Effects {
         if lendable.ports.is_empty() {
             return Err(none());
         }
-        let ipv4 = wanted.first.is_ipv4();
-        let own = own_addresses(&self.network);
+        let usual = offer::lends_of(&lendable, &self.network, wanted.first.is_ipv4());
         let address = match wanted.first.ip() {
             any if any.is_unspecified() => {
-                let chosen = lendable.own.iter().copied().find(|address| address.is_ipv4() == ipv4);
-                let chosen = chosen.or_else(|| usual_address(&self.network, ipv4));
-                chosen.ok_or_else(|| failed(Refusal::NoFamily, &"this host has no address of that family"))?
+                usual.ok_or_else(|| failed(Refusal::NoFamily, &"this host lends ports of no address of that family"))?
             }
             address => address,
         };
-        let usual = usual_address(&self.network, ipv4);
-        let lends_from = if lendable.own.is_empty() { usual == Some(address) } else { lendable.own.contains(&address) };
-        if !lends_from {
+        if usual != Some(address) {
             return Err(failed(Refusal::NotLent, &format!("no ports of {address} are lent")));
         }
-        if !own.contains(&address) {
+        if !own_addresses(&self.network).contains(&address) {
             return Err(failed(Refusal::NotLent, &format!("{address} is no address of this host's")));
         }
         if wanted.count > MOST_PORTS {
@@ -255,8 +282,9 @@ impl Effects {
         let of_others: BTreeSet<IpAddr> = of_others.map(|(end, _)| end.ip()).collect();
         let whole = self.relocation.lender.lent.values().filter(|lent| lent.ends.count == 0);
         let lent: BTreeSet<IpAddr> = whole.map(|lent| lent.ends.first.ip()).collect();
-        let own = own_addresses(&self.network);
-        let free = |address: &IpAddr| !lent.contains(address) && !own.contains(address) && !of_others.contains(address);
+        let network = &self.network;
+        let kept = |address: &IpAddr| of_others.contains(address) || offer::is_kept(network, *address);
+        let free = |address: &IpAddr| !lent.contains(address) && !kept(address);
         let covers = |prefix: &&Prefix| prefix.address.is_ipv4() == wanted.is_ipv4();
         if !lendable.addresses.is_empty() && !lendable.addresses.iter().any(|prefix| covers(&prefix)) {
             return Err(failed(Refusal::NoFamily, &"no addresses of that family are lent"));
@@ -478,19 +506,6 @@ impl LentOut {
     }
 }
 
-/// The address that this host is met at: of the interface that leads everywhere, else of any.
-fn usual_address(network: &NetworkState, ipv4: bool) -> Option<IpAddr> {
-    let own = own_addresses(network);
-    let of_family = |address: &IpAddr| address.is_ipv4() == ipv4;
-    let way = network.default_routes.iter().filter(|route| route.ipv4 == ipv4).min_by_key(|route| route.metric);
-    let there = way.and_then(|way| {
-        let mut there =
-            network.addresses.iter().filter(|usable| usable.interface == way.interface && !usable.deprecated);
-        there.find(|usable| of_family(&usable.address) && own.contains(&usable.address))
-    });
-    there.map(|usable| usable.address).or_else(|| own.into_iter().find(of_family))
-}
-
 /// The first ports of the blocks of `count` that a range has, from its end.
 fn blocks(range: &RangeInclusive<u16>, count: u16) -> impl Iterator<Item = u16> + use<> {
     let (least, count) = (u32::from(*range.start()), u32::from(count));
@@ -519,6 +534,12 @@ fn addresses_of(prefix: &Prefix) -> impl Iterator<Item = IpAddr> + use<> {
     })
 }
 
+/// How many they are; none where that is more than are looked at.
+fn size_of(prefix: &Prefix) -> Option<u64> {
+    let count = addresses_of(prefix).count() as u64;
+    (count < u64::from(MOST_ADDRESSES) - 1).then_some(count)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -543,5 +564,7 @@ mod tests {
         assert_eq!(of("192.0.2.8", 31), ["192.0.2.8", "192.0.2.9"]);
         assert_eq!(of("2001:db8::", 126), ["2001:db8::1", "2001:db8::2", "2001:db8::3"]);
         assert_eq!(of("2001:db8::", 64).len(), MOST_ADDRESSES as usize - 1);
+        let size = |address: &str, length| size_of(&Prefix { address: address.parse().expect("address"), length });
+        assert_eq!([size("192.0.2.64", 28), size("192.0.2.64", 32), size("2001:db8::", 64)], [Some(14), Some(1), None]);
     }
 }
