@@ -442,6 +442,7 @@ fn node_config(config: &Config, known_keys: &KnownKeys) -> whimbrel_protocol::Co
                 to: anchor.to.clone(),
                 most: anchor.leases as usize,
                 lifetime: anchor.lifetime,
+                ports: anchor.lendable.ports.iter().map(|range| (*range.start(), *range.end())).collect(),
             }),
             ..whimbrel_protocol::Moving::default()
         },

@@ -284,6 +284,7 @@ impl Moves {
                 self.handle_claim(at, from, flow, tuple, wire_port, hidden);
             }
             Record::Ending { flow } => self.handle_ending(from, flow),
+            Record::Offer { number, ports } => self.handle_offer(from, number, ports),
         }
     }
 

@@ -236,6 +236,13 @@ pub enum Record {
         /// What the two call it.
         flow: u64,
     },
+    /// Kind 21, anchor to tenant, before a refusal: which ports it lends (P-129).
+    Offer {
+        /// Of the lease that is refused.
+        number: u64,
+        /// The first and the last of each range, at most [`MAX_OFFERED`].
+        ports: Vec<(u16, u16)>,
+    },
 }
 
 byte_enum! {
@@ -338,6 +345,8 @@ pub const MAX_RECEIVER: usize = 64;
 pub const MAX_PART: usize = 16_384;
 /// Most bytes of a sentence for people.
 pub const MAX_SENTENCE: usize = 4096;
+/// Ranges of ports that an anchor names, at the most.
+pub const MAX_OFFERED: usize = 16;
 /// Length of kind and length in front of a record's body, in bytes.
 pub const RECORD_HEADER_LEN: usize = 3;
 /// Length of a ticket, in bytes.
@@ -363,6 +372,7 @@ const LEASED: u8 = 17;
 const RETURN: u8 = 18;
 const CLAIM: u8 = 19;
 const ENDING: u8 = 20;
+const OFFER: u8 = 21;
 /// A place at which no flow is at home.
 const NOWHERE: u32 = u32::MAX;
 
@@ -434,6 +444,7 @@ impl Record {
             Self::Return { .. } => RETURN,
             Self::Claim { .. } => CLAIM,
             Self::Ending { .. } => ENDING,
+            Self::Offer { .. } => OFFER,
         }
     }
 
@@ -532,6 +543,15 @@ impl Record {
                 out.push(u8::from(*hidden));
             }
             Self::Ending { flow } => put_u64(out, *flow),
+            Self::Offer { number, ports } => {
+                put_u64(out, *number);
+                let ports = &ports[..ports.len().min(MAX_OFFERED)];
+                out.push(ports.len() as u8);
+                for (first, last) in ports {
+                    put_u16(out, *first);
+                    put_u16(out, *last);
+                }
+            }
         }
     }
 
@@ -641,6 +661,16 @@ impl Record {
                 hidden: read_flag(body, "whether the tenant is hidden")?,
             },
             ENDING => Self::Ending { flow: body.u64("name of the flow")? },
+            OFFER => {
+                let number = body.u64("number of the lease")?;
+                let too_many = body.malformed("count of ranges of ports");
+                let count = usize::from(body.u8("count of ranges of ports")?);
+                if count > MAX_OFFERED {
+                    return Err(too_many);
+                }
+                let range = |_| Ok((body.u16("first port")?, body.u16("last port")?));
+                Self::Offer { number, ports: (0..count).map(range).collect::<Result<_, _>>()? }
+            }
             _ => return Ok(None),
         };
         Ok(Some(record))

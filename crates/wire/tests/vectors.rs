@@ -440,6 +440,7 @@ fn records() -> Vec<Record> {
         Record::Return { number },
         Record::Claim { flow, tuple, wire_port: 1024, hidden: true },
         Record::Ending { flow },
+        Record::Offer { number, ports: vec![(8080, 8207), (40_000, 44_999)] },
     ]
 }
 

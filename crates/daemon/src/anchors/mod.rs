@@ -350,7 +350,7 @@ impl EventLoop {
     }
 
     /// A lease was refused, or is over.
-    pub(crate) fn note_not_leased(&mut self, number: u64, anchor: PublicKey, why: Refusal) -> Told {
+    pub(crate) fn note_not_leased(&mut self, number: u64, anchor: PublicKey, why: Refusal, reason: &str) -> Told {
         self.anchors.blocks.retain(|_, block| *block != number);
         if why != Refusal::Taken {
             self.anchors.experience.lent(clock::now(), anchor, false);
@@ -358,7 +358,6 @@ impl EventLoop {
         let called = self.called(&anchor);
         let asked = self.anchors.asked.remove(&number);
         let whole = asked.as_ref().and_then(|asked| asked.wanted.first()?.whole());
-        let reason = if whole.is_some() { reason_whole(why) } else { reason(why) };
         match asked {
             Some(asked) if asked.others.is_empty() || why == Refusal::Taken => {
                 self.effects.forget_namespace(number);
@@ -685,6 +684,20 @@ fn reason(why: Refusal) -> &'static str {
         Refusal::HolderUnreached => "it does not answer",
         Refusal::Expired => "it has run out",
         other => sentence(other),
+    }
+}
+
+/// Why it does not lend these, where it has said what it lends (P-129).
+pub(crate) fn reason_of(why: Refusal, ends: &Ends, offered: &[(u16, u16)]) -> String {
+    let port = ends.first.port();
+    match why {
+        _ if ends.count == 0 => reason_whole(why).to_owned(),
+        Refusal::NotLent if port != 0 && !offered.is_empty() => {
+            let ranges: Vec<String> = offered.iter().map(|(first, last)| format!("{first}-{last}")).collect();
+            format!("port {port} is none of those that it lends ({})", ranges.join(", "))
+        }
+        Refusal::Taken if port != 0 => format!("port {port} is taken there"),
+        _ => reason(why).to_owned(),
     }
 }
 

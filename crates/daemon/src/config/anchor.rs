@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
 use whimbrel_protocol::Prefix;
+use whimbrel_wire::moving::MAX_OFFERED;
 
 use super::conditions::ports;
 use super::value::{Mistake, Section, Value, array, limit, parse_prefix, prefix, string, subtable};
@@ -90,6 +91,9 @@ fn ranges(value: Value<'_, '_>) -> Result<Vec<RangeInclusive<u16>>, Mistake> {
     };
     let mut sorted: Vec<RangeInclusive<u16>> = all;
     sorted.sort_by_key(|range| *range.start());
+    if sorted.len() > MAX_OFFERED {
+        return Err(Mistake::new(value.span(), format!("`ports` has more than {MAX_OFFERED} ranges")));
+    }
     if let Some(pair) = sorted.windows(2).find(|pair| pair[1].start() <= pair[0].end()) {
         let sentence = format!("`ports` names port {} twice", pair[1].start());
         return Err(Mistake::new(value.span(), sentence));

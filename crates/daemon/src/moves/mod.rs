@@ -14,6 +14,7 @@ use whimbrel_protocol::{Gift, HostView, MoveEvent, MoveFailed, MoveName, NotGive
 use whimbrel_wire::snapshot::{Family, Luggage};
 use whimbrel_wire::{FlowTuple, Transport};
 
+use crate::anchors::reason_of;
 use crate::clock;
 use crate::effects::{Arrived, NotBorrowed};
 use crate::event_loop::{EventLoop, names};
@@ -358,7 +359,9 @@ impl EventLoop {
             MoveEvent::LeaseOver { to } => Told::new("lease-over", format!("{} has one lease less", self.called(to)))
                 .with("tenant", to.to_string()),
             MoveEvent::Leased { number, anchor, ends } => self.note_leased(*number, *anchor, *ends),
-            MoveEvent::NotLeased { number, anchor, why } => self.note_not_leased(*number, *anchor, *why),
+            MoveEvent::NotLeased { number, anchor, ends, why, offered } => {
+                self.note_not_leased(*number, *anchor, *why, &reason_of(*why, ends, offered))
+            }
             MoveEvent::Returned { number, anchor } => self.note_returned(*number, *anchor),
             MoveEvent::Claimed { tuple, outcome } => match self.note_claimed(*tuple, *outcome) {
                 Some(told) => told,

@@ -261,6 +261,7 @@ fn is_reply(record: &Record) -> bool {
         | Record::Return { .. }
         | Record::Cancel { .. }
         | Record::Ending { .. }
+        | Record::Offer { .. }
         | Record::Loaded { .. } => true,
         Record::Ask { .. }
         | Record::Announce { .. }

@@ -185,6 +185,11 @@ impl Moves {
             }
             Err(failed) => {
                 self.leases.remove(&name);
+                let ports = self.config.lending.as_ref().map_or(&[][..], |lending| &lending.ports[..]);
+                if failed.refusal == Refusal::NotLent && !ports.is_empty() {
+                    let ports = ports.to_vec();
+                    self.say(at, name.tenant, Record::Offer { number: name.number, ports });
+                }
                 self.say(at, name.tenant, Record::Leased { number: name.number, outcome: Err(failed.refusal) });
                 self.event(MoveEvent::OpFailed { what: "lending endpoints", error: failed.sentence });
             }

@@ -37,6 +37,8 @@ pub struct Lending {
     pub most: usize,
     /// How long a lease lasts that is not asked for again.
     pub lifetime: Duration,
+    /// The ranges of ports that it lends, the first and the last of each: who asks for another is told them (P-129).
+    pub ports: Vec<(u16, u16)>,
 }
 
 /// A lease, by who has it and a number that this host drew.
@@ -473,8 +475,12 @@ pub enum MoveEvent {
         number: u64,
         /// Who does not.
         anchor: PublicKey,
+        /// Which were asked for, or were on lease.
+        ends: Ends,
         /// Why.
         why: Refusal,
+        /// The ranges of ports that it lends, where it has said them: the first and the last of each.
+        offered: Vec<(u16, u16)>,
     },
     /// Tenant: it needs the endpoints of a lease no more, and has returned them.
     Returned {

@@ -34,6 +34,8 @@ pub(super) struct Tenancy {
     lifetime: Duration,
     /// It came with a socket without another end, of this transport alone.
     moved: Option<Transport>,
+    /// The ports that its anchor lends, where it has said so.
+    offered: Vec<(u16, u16)>,
     stage: Stage,
 }
 
@@ -92,7 +94,8 @@ impl Moves {
         self.hints.extend(anchor_at.map(|hint| (anchor, hint)));
         let due = at.now + ANSWERED_WITHIN;
         let (until, lifetime, stage) = (due, Duration::ZERO, Stage::Asking);
-        let tenancy = Tenancy { anchor, ends, until, due, lifetime, moved: None, stage };
+        let offered = Vec::new();
+        let tenancy = Tenancy { anchor, ends, until, due, lifetime, moved: None, offered, stage };
         self.tenancies.insert(number, tenancy);
         self.limit(due, Limit::Tenancy(number));
         self.wait(at, &[], &[anchor]);
@@ -123,7 +126,8 @@ impl Moves {
         let ends = Ends { first: tuple.local, count: 1 };
         let (until, lifetime, stage) = (due, Duration::ZERO, Stage::Occupying);
         let moved = Some(tuple.transport);
-        self.tenancies.insert(flow, Tenancy { anchor: holder, ends, until, due, lifetime, moved, stage });
+        let offered = Vec::new();
+        self.tenancies.insert(flow, Tenancy { anchor: holder, ends, until, due, lifetime, moved, offered, stage });
         self.limit(due, Limit::Tenancy(flow));
         self.occupy(at, flow);
         None
@@ -201,6 +205,14 @@ impl Moves {
         }
     }
 
+    /// An anchor that refuses a lease says what it lends (P-129).
+    pub(super) fn handle_offer(&mut self, from: PublicKey, number: u64, ports: Vec<(u16, u16)>) {
+        let asked = self.tenancies.get_mut(&number).filter(|tenancy| tenancy.anchor == from && tenancy.is_awaited());
+        if let Some(tenancy) = asked {
+            tenancy.offered = ports;
+        }
+    }
+
     /// There is a place for the endpoints, or it is needed still; or not.
     pub(super) fn handle_occupied(&mut self, at: At<'_>, number: u64, result: Result<MoveDone, MoveFailed>) {
         let Some(tenancy) = self.tenancies.get(&number) else {
@@ -250,13 +262,13 @@ impl Moves {
 
     /// Nobody here needs the endpoints any more.
     pub(super) fn give_up_lease(&mut self, at: At<'_>, number: u64) {
-        if let Some(anchor) = self.end_tenancy(at, number) {
+        if let Some(Tenancy { anchor, .. }) = self.end_tenancy(at, number) {
             self.say(at, anchor, Record::Return { number });
             self.event(MoveEvent::Returned { number, anchor });
         }
     }
 
-    fn end_tenancy(&mut self, at: At<'_>, number: u64) -> Option<PublicKey> {
+    fn end_tenancy(&mut self, at: At<'_>, number: u64) -> Option<Tenancy> {
         let tenancy = self.tenancies.remove(&number)?;
         self.limits.remove(&(tenancy.due, Limit::Tenancy(number)));
         if tenancy.is_awaited() {
@@ -265,12 +277,12 @@ impl Moves {
         if tenancy.stage != Stage::Asking {
             self.effect("leaving endpoints of an anchor", MoveOp::Vacate { number });
         }
-        Some(tenancy.anchor)
+        Some(tenancy)
     }
 
     fn lose_tenancy(&mut self, at: At<'_>, number: u64, why: Refusal) {
-        if let Some(anchor) = self.end_tenancy(at, number) {
-            self.event(MoveEvent::NotLeased { number, anchor, why });
+        if let Some(Tenancy { anchor, ends, offered, .. }) = self.end_tenancy(at, number) {
+            self.event(MoveEvent::NotLeased { number, anchor, ends, why, offered });
         }
     }
 
@@ -315,7 +327,8 @@ impl Moves {
             self.hints.extend(anchor_at.map(|hint| (*anchor, hint)));
             let until = at.now + RESTORED_WITHIN;
             let (lifetime, stage) = (Duration::ZERO, Stage::Checking);
-            let tenancy = Tenancy { anchor: *anchor, ends: *ends, until, due: until, lifetime, moved: *moved, stage };
+            let (anchor, ends, moved, offered) = (*anchor, *ends, *moved, Vec::new());
+            let tenancy = Tenancy { anchor, ends, until, due: until, lifetime, moved, offered, stage };
             self.tenancies.insert(*number, tenancy);
             self.limit(until, Limit::Tenancy(*number));
             self.occupy(at, *number);

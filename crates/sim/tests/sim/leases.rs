@@ -44,7 +44,7 @@ impl Scene {
         world.allow_datagrams(20_000);
         let networks: Vec<NetworkId> = HOSTS.map(|_| world.network(Access::Open)).into();
         for (host, name) in HOSTS.into_iter().zip(["tenant", "anchor", "other"]) {
-            let lending = Lending { to: Vec::new(), most: 4, lifetime: LIFETIME };
+            let lending = Lending { to: Vec::new(), most: 4, lifetime: LIFETIME, ports: Vec::new() };
             let lending = (host == ANCHOR).then_some(lending);
             let moving = Moving { enabled: true, accept_from: keys().into(), lending, ..Moving::default() };
             assert_eq!(world.host_with(name, Config { moving, ..Config::default() }), host);

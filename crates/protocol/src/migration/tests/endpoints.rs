@@ -105,7 +105,8 @@ fn lend_all(host: &mut Host) -> Vec<MoveOp> {
 /// An anchor that has lent two ports to the donor, which has claimed the endpoint of one for TCP.
 fn claimed() -> (Host, Ends, LeaseName) {
     let mut anchor = Host::new(HOLDER);
-    anchor.moves.config.lending = Some(Lending { to: Vec::new(), most: 2, lifetime: Duration::from_secs(60) });
+    anchor.moves.config.lending =
+        Some(Lending { to: Vec::new(), most: 2, lifetime: Duration::from_secs(60), ports: vec![(8000, 8999)] });
     let ends = Ends { first: far().remote, count: 2 };
     anchor.hear(DONOR, Record::Lease { number: 1, ends });
     lend_all(&mut anchor);

@@ -8,7 +8,8 @@ use super::*;
 /// An anchor that lends to the donor, for a minute.
 fn lessor() -> Host {
     let mut anchor = Host::new(HOLDER);
-    anchor.moves.config.lending = Some(Lending { to: Vec::new(), most: 2, lifetime: Duration::from_secs(60) });
+    anchor.moves.config.lending =
+        Some(Lending { to: Vec::new(), most: 2, lifetime: Duration::from_secs(60), ports: vec![(8000, 8999)] });
     anchor
 }
 
@@ -60,6 +61,34 @@ fn endpoints_are_lent_to_whom_the_anchor_knows_and_as_long_as_they_are_asked_for
     anchor.moves.stop_lending(true);
     anchor.hear(DONOR, Record::Lease { number: 4, ends: ends() });
     assert_eq!(leased(&mut anchor, DONOR), Err(Refusal::Stopping));
+}
+
+#[test]
+fn who_asks_for_what_is_not_lent_is_told_what_is() {
+    // P-129
+    let mut anchor = lessor();
+    anchor.hear(DONOR, Record::Lease { number: 1, ends: ends() });
+    let (id, _) = anchor.op();
+    let not_lent = MoveFailed { refusal: Refusal::NotLent, sentence: "of ports 8000-8999 are lent".to_owned() };
+    anchor.moves.handle_done(At { now: anchor.now, around: &Known }, id, Err(not_lent));
+    let said = anchor.said(DONOR);
+    let offer = Record::Offer { number: 1, ports: vec![(8000, 8999)] };
+    assert_eq!(said, [offer.clone(), Record::Leased { number: 1, outcome: Err(Refusal::NotLent) }]);
+    // Who may have nothing is not told.
+    anchor.hear(THIEF, Record::Lease { number: 1, ends: ends() });
+    assert_eq!(anchor.said(THIEF), [Record::Leased { number: 1, outcome: Err(Refusal::NotAllowed) }]);
+
+    let mut tenant = Host::new(DONOR);
+    let at = At { now: tenant.now, around: &Known };
+    tenant.moves.rent(at, 1, key(HOLDER), None, ends());
+    tenant.said(HOLDER);
+    tenant.hear(THIEF, Record::Offer { number: 1, ports: vec![(1, 2)] });
+    tenant.hear(HOLDER, offer);
+    tenant.hear(HOLDER, Record::Leased { number: 1, outcome: Err(Refusal::NotLent) });
+    let event = tenant.moves.poll_event();
+    let (anchor, offered) = (key(HOLDER), vec![(8000, 8999)]);
+    let expected = MoveEvent::NotLeased { number: 1, anchor, ends: ends(), why: Refusal::NotLent, offered };
+    assert_eq!(event, Some(expected));
 }
 
 #[test]
