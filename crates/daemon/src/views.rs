@@ -8,7 +8,7 @@ use whimbrel_ipc as ipc;
 use whimbrel_kernel::process;
 use whimbrel_kernel::sock_diag::{MOVABLE, SockDiag};
 use whimbrel_protocol::{
-    Carrier, FlowState, FlowView, PeerId, PeerView, RendezvousStanding, RendezvousView, Standing, Time, Trust,
+    Carrier, FlowState, FlowView, LocalEnd, PeerId, PeerView, RendezvousStanding, RendezvousView, Standing, Time, Trust,
 };
 use whimbrel_wire::hello::Capabilities;
 use whimbrel_wire::{FlowTuple, Transport};
@@ -366,6 +366,7 @@ fn connection(view: &FlowView, peer: Option<&PeerView>, heard: bool, suspended: 
             })
         }),
         peer_flow: entry.map(|entry| flow(entry.peer_tuple)),
+        passed_on: entry.is_some_and(|entry| entry.end == LocalEnd::Behind),
         reason,
         ..ipc::Connection::bare(flow(view.tuple), state)
     }
@@ -383,7 +384,7 @@ fn fraction(duration: Duration) -> f64 {
 mod tests {
     use super::*;
     use whimbrel_handshake::StaticKey;
-    use whimbrel_protocol::{FlowEntry, LocalEnd, Places};
+    use whimbrel_protocol::{FlowEntry, Places};
 
     fn tuple(local: &str, remote: &str) -> FlowTuple {
         FlowTuple { transport: Transport::Tcp, local: local.parse().unwrap(), remote: remote.parse().unwrap() }

@@ -324,8 +324,12 @@ pub struct Flow {
 /// What is known of a connection, and whether it outlives a move.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Connection {
-    /// As this host's socket has it. Where that has no other end, its own is one at which it is met.
+    /// As this host's socket has it. Where that has no other end, its own is one at which it is met. Where it is passed on, as its far end
+    /// has it, which runs nothing.
     pub flow: Flow,
+    /// Its socket is another host's, the peer's, for which this host passes its packets on.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub passed_on: bool,
     /// What [`Request::Move`](crate::Request::Move) calls a socket without another end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
@@ -361,6 +365,7 @@ impl Connection {
     pub fn bare(flow: Flow, state: ConnectionState) -> Self {
         Self {
             flow,
+            passed_on: false,
             name: None,
             state,
             carrier: None,

@@ -111,6 +111,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
             Reply::Connections(vec![
                 Connection {
                     flow: flow("192.0.2.10:51514", "203.0.113.5:443"),
+                    passed_on: false,
                     name: None,
                     state: ConnectionState::Moved,
                     carrier: Some(Carrier::Rewrite),
@@ -142,6 +143,12 @@ fn replies() -> Vec<(&'static str, Reply)> {
                     process: Some(Process { pid: 813, name: "nginx".into() }),
                     since: "2026-01-31T23:59:58.007Z".into(),
                     ..Connection::bare(flow("192.0.2.10:80", "0.0.0.0:0"), ConnectionState::Server)
+                },
+                Connection {
+                    passed_on: true,
+                    peer: Some(peer_name()),
+                    since: "2026-01-31T23:59:58.007Z".into(),
+                    ..Connection::bare(flow("203.0.113.9:50000", "192.0.2.10:40000"), ConnectionState::Moved)
                 },
             ]),
         ),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use whimbrel_ipc::{Carrier, Connection, ConnectionState, HelperState, PeerName};
+use whimbrel_ipc::{Carrier, Connection, ConnectionState, Flow, HelperState, PeerName};
 
 use super::count;
 use crate::table::{elastic, render, text, width, wrap};
@@ -14,8 +14,9 @@ pub(crate) fn is_away(connection: &Connection) -> bool {
 
 /// `only_moved`: they were picked by [`is_away`].
 pub(crate) fn connections(connections: &[Connection], only_moved: bool) -> String {
-    let (of_servers, mut shown): (Vec<_>, Vec<_>) = connections.iter().partition(|one| is_server(one));
-    let servers = servers(&of_servers);
+    let (of_servers, shown): (Vec<_>, Vec<_>) = connections.iter().partition(|one| is_server(one));
+    let (of_others, mut shown): (Vec<_>, Vec<_>) = shown.into_iter().partition(|one| one.passed_on);
+    let servers = format!("{}{}", passed_on(of_others), servers(&of_servers));
     if shown.is_empty() {
         let none = if only_moved { "No connection has moved.\n" } else { "No connections.\n" };
         return format!("{none}{servers}");
@@ -67,6 +68,22 @@ pub(crate) fn peer(connection: &Connection) -> String {
 fn program(connection: &Connection) -> String {
     let process = connection.process.as_ref();
     process.map(|process| format!("{} ({})", process.name, process.pid)).unwrap_or_default()
+}
+
+/// Connections whose sockets other hosts have, and that are nothing to this host but packets to pass on.
+fn passed_on(mut shown: Vec<&Connection>) -> String {
+    if shown.is_empty() {
+        return String::new();
+    }
+    shown.sort_by_key(|one| (one.flow.remote, one.flow.local));
+    // As the hosts' sockets have them: the address is this host's.
+    let row = |one: &&Connection| {
+        let Flow { transport, local, remote } = one.flow;
+        [transport.to_string(), remote.to_string(), local.to_string(), via(one), peer(one)]
+    };
+    let rows: Vec<_> = shown.iter().map(row).collect();
+    let table = render([text("PROTO"), text("LENT"), text("FAR END"), text("VIA"), elastic("PASSED ON TO")], &rows);
+    format!("\nConnections of others that this host passes on:\n{table}")
 }
 
 /// Sockets that wait for clients, by the names that `whimbrel move` knows them by.
@@ -186,7 +203,7 @@ pub(crate) fn rank(state: ConnectionState) -> u8 {
 mod tests {
     use super::*;
     use crate::table::WIDTH;
-    use whimbrel_ipc::{Flow, Helper, Process, Transport};
+    use whimbrel_ipc::{Helper, Process, Transport};
 
     fn connection(local: &str, remote: &str, state: ConnectionState) -> Connection {
         let flow = Flow { transport: Transport::Tcp, local: local.parse().unwrap(), remote: remote.parse().unwrap() };
@@ -267,6 +284,23 @@ udp:192.0.2.7:53       nginx (812)  several sockets share this endpoint
         let text = connections(&[of_both.to_vec(), vec![lost]].concat(), false);
         assert!(text.contains("\n1 connection, of which 0 survive a move.\n") && text.ends_with(told), "{text}");
         assert!(!of_both.iter().any(is_away));
+    }
+
+    #[test]
+    fn what_is_passed_on_is_not_this_hosts_own() {
+        // As its far end has it.
+        let mut passed = connection("203.0.113.9:50000", "192.0.2.7:8001", ConnectionState::Moved);
+        (passed.passed_on, passed.carrier) = (true, Some(Carrier::Rewrite));
+        passed.peer = Some(PeerName { id: 3, key: "key".into(), name: Some("guest".into()) });
+        let told = "
+Connections of others that this host passes on:
+PROTO  LENT            FAR END            VIA      PASSED ON TO
+tcp    192.0.2.7:8001  203.0.113.9:50000  rewrite  guest
+";
+        assert_eq!(connections(std::slice::from_ref(&passed), false), format!("No connections.\n{told}"));
+        let own = connection("192.0.2.7:22", "203.0.113.9:40000", ConnectionState::Native);
+        let text = connections(&[passed, own], false);
+        assert!(text.ends_with(&format!("\n1 connection, of which 1 survives a move.\n{told}")), "{text}");
     }
 
     #[test]

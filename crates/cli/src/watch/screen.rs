@@ -88,11 +88,14 @@ fn connections(snapshot: &Snapshot, rates: &HashMap<Flow, Rate>) -> Vec<String> 
     let rows: Vec<_> = shown
         .into_iter()
         .map(|connection| {
+            let Flow { transport, local, remote } = connection.flow;
+            // As its socket has it, wherever that is.
+            let (local, remote) = if connection.passed_on { (remote, local) } else { (local, remote) };
             [
-                connection.flow.transport.to_string(),
-                connection.flow.local.to_string(),
-                connection.flow.remote.to_string(),
-                connection.state.to_string(),
+                transport.to_string(),
+                local.to_string(),
+                remote.to_string(),
+                if connection.passed_on { "passed on".to_owned() } else { connection.state.to_string() },
                 show::via(connection),
                 show::peer(connection),
                 rate(&connection.flow, |rate| rate.sent),
