@@ -18,6 +18,7 @@ impl From<&CommunityEvent> for Told {
                 Self::new("join-failed", format!("code {number} came to nothing: {why}"))
                     .with("code", *number)
                     .with("reason", why.to_string())
+                    .with("good", why.leaves_code())
             }
             CommunityEvent::HostJoined { host, name, steward } => {
                 let what = if *steward { "belongs to the community as a steward" } else { "belongs to the community" };

@@ -182,7 +182,12 @@ impl Node {
     pub(super) fn continue_joining(&mut self, now: Time) {
         let Some(joining) = &mut self.community.joining else { return };
         if joining.until <= now {
-            self.end_joining(now, JoinFailure::Unanswered);
+            let why = match joining.stage {
+                Stage::Reaching => JoinFailure::Unanswered,
+                Stage::Asked(_) => JoinFailure::Silent,
+                Stage::Proven(_) => JoinFailure::BrokenOff,
+            };
+            self.end_joining(now, why);
             return;
         }
         if joining.next > now {

@@ -60,8 +60,10 @@ pub enum CommunityRefused {
     /// Something is being joined.
     #[error("another code is being used at this host just now")]
     Joining,
-    /// The code was tried here before.
-    #[error("this code was tried at this host before, and is good for one try")]
+    /// The code was shown to somebody here before.
+    #[error(
+        "this host has shown to another host before that it has this code, and was not let in: a code is good for one such try"
+    )]
     Spent,
     /// Only configured keys are trusted.
     #[error("this host is configured to trust named keys only (`trust = \"pinned\"`), so codes are of no use")]
@@ -84,8 +86,17 @@ pub enum CommunityRefused {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JoinFailure {
     /// Nobody answered.
-    #[error("nobody there answered")]
+    #[error("nobody there answered; the code is as good as before")]
     Unanswered,
+    /// A host has answered, and then fell silent, before it was shown anything of the code.
+    #[error("a host there answered, and then no more; the code is as good as before")]
+    Silent,
+    /// A host has seen the proof of the code, and then fell silent.
+    #[error(
+        "a host there answered, was shown that this one has the code, and then said nothing more: the code is used up, whether or not \
+         it was let in there"
+    )]
+    BrokenOff,
     /// The other end has no open code of that number.
     #[error("no code of this number is open there: it was used, its ten minutes are over, or it is another host's")]
     NoSuchCode,
@@ -104,6 +115,14 @@ pub enum JoinFailure {
     /// Another host of the community has the name.
     #[error("another host of that community is called as this one is; `--name` gives it another name")]
     NameTaken,
+}
+
+impl JoinFailure {
+    /// Whether the code may be used again as if nothing had been.
+    #[must_use]
+    pub fn leaves_code(&self) -> bool {
+        matches!(self, Self::Unanswered | Self::Silent)
+    }
 }
 
 /// Something about a community that people want to know.

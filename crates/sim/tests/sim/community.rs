@@ -6,7 +6,7 @@ use whimbrel_protocol::{
     CODE_LIFETIME, CommunityEvent, CommunityRefused, CommunityView, Config, Event, GRANT_LIFETIME, JoinFailure,
     MoveEvent, Moving, NotGiven, OneTimeCode, Refusal, Time, Trust,
 };
-use whimbrel_sim::{Access, ConnectionId, Faults, HostId, Link, Mutation, NetworkId, Speaker, World};
+use whimbrel_sim::{Access, ConnectionId, Faults, HostId, Link, Mutation, NetworkId, Parting, Speaker, World};
 use whimbrel_wire::community::{JoinPurpose, JoinRefusal, MemberStanding, Word};
 use whimbrel_wire::message::Message;
 use whimbrel_wire::{FlowTuple, Transport};
@@ -302,6 +302,27 @@ fn codes_are_of_no_use_where_nobody_answers_or_keys_are_pinned() {
     let mut pinned = Scene::with(Config { trust: Trust::Pinned, ..Config::default() });
     assert_eq!(pinned.ask(DESK, |node, now| node.invite(now, false)), Err(CommunityRefused::Pinned));
     assert_eq!(pinned.join(LAPTOP, code, DESK), Err(CommunityRefused::Pinned));
+}
+
+#[test]
+fn a_code_that_nobody_answers_to_the_end_says_how_far_it_came_and_whether_it_is_used_up() {
+    let mut seen = Vec::new();
+    for from in 0..20 {
+        let mut scene = Scene::new();
+        let code = scene.invite(DESK, false);
+        let networks = [scene.networks[LAPTOP.0], scene.networks[DESK.0]];
+        scene.world.faults.part = Some(Parting { networks, from: scene.world.sent() + from });
+        scene.join(LAPTOP, code, DESK).unwrap();
+        scene.world.run_for(2 * SOON);
+        let events = scene.events(LAPTOP);
+        let [CommunityEvent::JoinFailed { why, .. }] = events[..] else { break };
+        let used_up = scene.join(LAPTOP, code, DESK) == Err(CommunityRefused::Spent);
+        assert_eq!(used_up, why == JoinFailure::BrokenOff, "{why}");
+        if !seen.contains(&why) {
+            seen.push(why);
+        }
+    }
+    assert_eq!(seen, [JoinFailure::Unanswered, JoinFailure::Silent, JoinFailure::BrokenOff]);
 }
 
 #[test]
