@@ -190,8 +190,10 @@ It needs no root, where the kernel lets users have namespaces, but the right to 
 daemon (`control_mode`). The program gets 128 ports of the anchor's, for what it opens: as
 many connections with one other end at a time. Others that it binds have to be leased: say
 them with --port, as far as the anchor lends them, or they are taken (EADDRINUSE); with
---address it has all of them, and answers pings too. Nothing of this host's own network is seen from there,
-127.0.0.1 included; names are looked up by the servers in /etc/resolv.conf, which have to
+--address it has all of them, and answers pings too; without it the anchor itself answers
+those, and programs get no answers to theirs. With `--anchor self` it has this host's own
+addresses and ports, as any program. Nothing of this host's own network is seen behind an
+anchor, 127.0.0.1 included; names are looked up by the servers in /etc/resolv.conf, which have to
 be reachable from the anchor.
 
 Examples:
@@ -417,7 +419,7 @@ pub(crate) enum Command {
     /// Run a program whose connections have the address of another host, and can move without their other ends noticing
     #[command(after_help = RUN_HELP)]
     Run {
-        /// Whose address: a host as for `move`, or `nearest`, `stable` or `auto` among those of the community
+        /// Whose address: a host as for `move`, `nearest`, `stable` or `auto` among those of the community, or `self`
         #[arg(long, value_name = "HOST")]
         anchor: String,
         /// A port that the program is to have there, beside those that the kernel draws; may be said several times

@@ -75,7 +75,7 @@ fn follow(run_dir: &Path, since: u64, json: bool) -> Result<ExitCode, Complaint>
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(Complaint::Code("nothing has come of the code".to_owned()));
+            return Err(Complaint::Code { what: "nothing has come of the code".to_owned(), good: false });
         }
         events.set_timeout(Some(left))?;
         let event = match events.next() {
@@ -87,7 +87,8 @@ fn follow(run_dir: &Path, since: u64, json: bool) -> Result<ExitCode, Complaint>
             continue;
         }
         if event.kind == "join-failed" {
-            return Err(Complaint::Code(event.sentence));
+            let good = event.fields.get("good").is_some_and(|good| good == true);
+            return Err(Complaint::Code { what: event.sentence, good });
         }
         print(&if json { reply_to_line(&Reply::Event(event))? } else { show::event(&event) })?;
         return Ok(ExitCode::SUCCESS);

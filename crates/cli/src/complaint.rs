@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use whimbrel_ipc::{ClientError, Failure, SchemaError};
 
@@ -19,14 +20,18 @@ pub(crate) enum Complaint {
     Handoff(String),
     /// A hand-off by hand was taken back.
     Stayed(String),
-    /// A code came to nothing.
-    Code(String),
+    /// A code came to nothing. `good`: it can be used again.
+    Code { what: String, good: bool },
     /// An address of IPv4 where one of IPv6 is wanted.
     NotIpv6(IpAddr),
     /// There is nothing to draw on.
     NoTerminal,
     /// A file cannot be read or written.
     File(PathBuf, io::Error),
+    /// A program cannot be run, or is not there.
+    Program(PathBuf, io::Error),
+    /// What only another host could lend is wanted of this one.
+    OwnAnchor(&'static str),
     /// A log of events cannot be read.
     Log(PathBuf, io::Error),
     /// A line of a log is no event.
@@ -37,7 +42,20 @@ pub(crate) enum Complaint {
     Output(io::Error),
 }
 
+/// Exit statuses of commands that run a program, as of env(1) and of shells: it cannot be run, it is not there.
+const CANNOT_RUN: u8 = 126;
+const NOT_THERE: u8 = 127;
+
 impl Complaint {
+    /// With what the command ends.
+    pub(crate) fn status(&self) -> ExitCode {
+        match self {
+            Self::Program(_, error) if error.kind() == io::ErrorKind::NotFound => ExitCode::from(NOT_THERE),
+            Self::Program(..) => ExitCode::from(CANNOT_RUN),
+            _ => ExitCode::FAILURE,
+        }
+    }
+
     pub(crate) fn daemon(error: impl std::error::Error + 'static) -> Self {
         Self::Run(Box::new(error))
     }
@@ -50,7 +68,11 @@ impl Complaint {
             Self::Handoff(what) => Failure::new(what)
                 .hint("The daemon goes on trying; `whimbrel events --follow` tells what becomes of it."),
             Self::Stayed(what) => Failure::new(what).hint("Its connections go on as before."),
-            Self::Code(what) => Failure::new(what).hint(
+            Self::Code { what, good: true } => Failure::new(what).hint(
+                "Check the address, and that a daemon runs there whose control port is reached (`whimbrel doctor` at that host); then use \
+                 the code again, within ten minutes from when it was drawn.",
+            ),
+            Self::Code { what, good: false } => Failure::new(what).hint(
                 "Have another code drawn at the other host and check the address: a code is good for one try, by one host.",
             ),
             Self::NotIpv6(address) => Failure::new("it is no IPv6 address")
@@ -59,6 +81,13 @@ impl Complaint {
             Self::NoTerminal => Failure::new("`watch` draws on a terminal, and this is none")
                 .hint("`whimbrel events --follow --json` and `whimbrel connections --json` are for programs."),
             Self::File(path, error) => Failure::new(error.to_string()).on(path.display()),
+            Self::Program(path, error) if error.kind() == io::ErrorKind::NotFound => {
+                Failure::new("there is no such program").on(path.display())
+            }
+            Self::Program(path, error) => Failure::new(format!("cannot be run: {error}")).on(path.display()),
+            Self::OwnAnchor(option) => Failure::new(format!("{option} is for an anchor that is another host")).on("self").hint(
+                "`--anchor self` runs the program as it is, with this host's own addresses and ports.",
+            ),
             Self::Log(path, error) if error.kind() == io::ErrorKind::NotFound => {
                 Failure::new("there is no such log").on(path.display()).hint(
                     "A daemon writes one if `event_log` in its configuration names it, below its state directory \

@@ -37,7 +37,7 @@ fn main() -> ExitCode {
         Err(Complaint::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(complaint) => {
             tell(&complaint, arguments.command.json());
-            ExitCode::FAILURE
+            complaint.status()
         }
     }
 }

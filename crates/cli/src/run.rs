@@ -27,7 +27,21 @@ pub(crate) struct Wanted<'a> {
     pub(crate) hidden: bool,
 }
 
+/// The anchor that is this host itself: the program is nobody's but its own.
+const OWN: &str = "self";
+
 impl Wanted<'_> {
+    /// What only another host can lend, if it is wanted.
+    fn of_another(&self) -> Option<&'static str> {
+        let wanted = [
+            (!self.ports.is_empty(), "--port"),
+            (self.address.is_some(), "--address"),
+            (self.ipv6, "--ipv6"),
+            (self.hidden, "--hidden"),
+        ];
+        wanted.into_iter().find(|(wanted, _)| *wanted).map(|(_, option)| option)
+    }
+
     fn request(&self) -> Result<Request, Complaint> {
         let any: IpAddr = if self.ipv6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
         let address = match self.address {
@@ -46,6 +60,15 @@ impl Wanted<'_> {
 
 /// Starts a program behind an anchor. Comes back only where that fails.
 pub(crate) fn run(run_dir: &Path, wanted: &Wanted<'_>, program: &[String]) -> Result<ExitCode, Complaint> {
+    let Some((first, rest)) = program.split_first() else { return Err(ClientError::Unexpected.into()) };
+    let mut command = Command::new(first);
+    let mut start = move || Err(Complaint::Program(first.into(), command.args(rest).exec()));
+    if wanted.anchor == OWN {
+        return match wanted.of_another() {
+            Some(option) => Err(Complaint::OwnAnchor(option)),
+            None => start(),
+        };
+    }
     let request = wanted.request()?;
     let mut client = connect(run_dir)?;
     let namespace = whimbrel_daemon::apart::leave_network().map_err(|error| Complaint::Apart(error.into()))?;
@@ -56,9 +79,7 @@ pub(crate) fn run(run_dir: &Path, wanted: &Wanted<'_>, program: &[String]) -> Re
     // The daemon sees by this when the program has ended, and what it has started.
     rustix::io::fcntl_setfd(client.as_fd(), rustix::io::FdFlags::empty())
         .map_err(|errno| Complaint::Output(errno.into()))?;
-    let Some((first, rest)) = program.split_first() else { return Err(ClientError::Unexpected.into()) };
-    let error = Command::new(first).args(rest).exec();
-    Err(Complaint::File(first.into(), error))
+    start()
 }
 
 fn ask(run_dir: &Path, request: &Request) -> Result<(Anchors, Reply), Complaint> {

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use super::anchor::{Four, LENDS, PORT};
 use super::world::{LONG, step};
 use super::{Scenario, scenario};
-use crate::{EchoServer, Lab, Many, Result, expect, wait_until};
+use crate::{EchoServer, Lab, Many, Result, Whimbrel, expect, wait_until};
 
 pub(super) const SCENARIOS: &[Scenario] = &[
     scenario(
@@ -22,11 +22,25 @@ pub(super) const SCENARIOS: &[Scenario] = &[
 
 /// Two ranges with room for one program each.
 const RANGES: &str = "[anchor]\nports = [\"8000-8127\", \"9000-9130\"]\naddresses = [\"198.18.5.64/28\"]\n";
+/// Lets the control port in and out, and nothing else.
+const STRICT: &str = "table inet strict {
+  chain input { type filter hook input priority 0; policy drop; iif lo accept; udp dport 2031 accept; meta l4proto ipv6-icmp accept; }
+  chain forward { type filter hook forward priority 0; policy drop; }
+  chain output { type filter hook output priority 0; policy drop; oif lo accept; udp sport 2031 accept; meta l4proto ipv6-icmp accept; }
+}";
+
 /// An address that the anchor does not have, and some that its subnet does.
 const CANNOT: &str = "[anchor]\nports = \"8000-8999\"\nown = [\"198.18.5.9\"]\naddresses = [\"192.0.2.0/24\"]\n";
 
 /// Connections that open just before the anchor's daemon goes.
 const COUNT: usize = 3;
+
+/// What a program that is run ends with, and what the command says.
+fn ends_with(daemon: &Whimbrel, args: &[&str]) -> Result<String> {
+    let script = "\"$0\" --run-dir \"$@\" 2>&1; echo \"status $?\"";
+    let command = daemon.host().command("sh").args(["-c", script]).arg(daemon.binary()).arg(daemon.run_dir());
+    command.args(args).run()
+}
 
 fn stopped(lab: &mut Lab) -> Result<()> {
     let mut four = Four::new(lab, LENDS)?;
@@ -92,15 +106,61 @@ fn offers(lab: &mut Lab) -> Result<()> {
     }
     let refused = four.third.cli(&["run", "--anchor", "desk", "--", "true"]);
     expect!(refused.is_err_and(|error| error.to_string().contains("no room")), "a third program has room");
+    step("nothing of it passes the anchor's own packet filter");
+    four.world.server.nft(STRICT)?;
+    let mut many = Vec::new();
     for server in &servers {
-        let mut many = Many::open(&four.world.laptop, server, COUNT)?;
+        let mut of_one = Many::open(&four.world.laptop, server, COUNT)?;
+        let report = of_one.echo(LONG)?;
+        expect!(report.answered() == COUNT, "{} of {COUNT} connections answered", report.answered());
+        many.push(of_one);
+    }
+    step("how it is shown");
+    let passed_on = || four.anchor.anchors().is_ok_and(|all| all.passed_on.len() == 2 * COUNT);
+    wait_until(LONG, "they are claimed", passed_on)?;
+    let shown = four.anchor.cli(&["connections"])?;
+    let table = shown.split("Connections of others that this host passes on:\n").nth(1).unwrap_or_default();
+    let rows = |port: u16| table.lines().filter(|row| row.starts_with(&format!("tcp    {at_anchor}:{port} "))).count();
+    expect!((rows(9001), rows(9002)) == (COUNT, COUNT), "`whimbrel connections` of the anchor: {shown}");
+    for many in &mut many {
         let report = many.echo(LONG)?;
         expect!(report.answered() == COUNT, "{} of {COUNT} connections answered", report.answered());
     }
     let offer = four.anchor.anchors()?.offer;
     let told = offer.map(|offer| (offer.ports, offer.of.iter().map(|of| of.lent).sum::<u32>(), offer.addresses.len()));
     expect!(told == Some((vec![(8000, 8127), (9000, 9130)], 258, 1)), "the offer in JSON: {told:?}");
-    drop(servers);
+    drop((many, servers));
+    step("ports that are not to be had");
+    wait_until(LONG, "nothing is on lease", || four.anchor.anchors().is_ok_and(|all| all.lent.is_empty()))?;
+    let has_one = EchoServer::start_behind(&four.guest, "desk", SocketAddr::new(at_anchor, 9001))?;
+    for (port, right) in [
+        ("9500", "port 9500 is none of those that it lends (8000-8127, 9000-9130)"),
+        ("9001", "port 9001 is taken there"),
+    ] {
+        let of_guest = || four.anchor.anchors().is_ok_and(|all| all.lent.len() == 2);
+        wait_until(LONG, "the third has nothing on lease", of_guest)?;
+        let refused = four.third.cli(&["run", "--anchor", "desk", "--port", port, "--", "true"]);
+        let said = refused.err().map(|error| error.to_string()).unwrap_or_default();
+        expect!(said.contains(right), "--port {port} is told {said} and not {right}");
+    }
+    drop(has_one);
+    step("programs that cannot be run, and this host itself as anchor");
+    let run = ["run", "--anchor", "desk", "--"];
+    let own = ["run", "--anchor", "self"];
+    for (args, right) in [
+        ([&run[..], &["sh", "-c", "exit 7"]].concat(), "status 7"),
+        ([&run[..], &["/nowhere/at-all"]].concat(), "/nowhere/at-all: there is no such program.\nstatus 127"),
+        (
+            [&run[..], &["/etc/passwd"]].concat(),
+            "/etc/passwd: cannot be run: Permission denied (os error 13).\nstatus 126",
+        ),
+        ([&own[..], &["--", "sh", "-c", "echo own; exit 7"]].concat(), "own\nstatus 7"),
+        ([&own[..], &["--port", "80", "--", "true"]].concat(), "self: --port is for an anchor that is another host."),
+    ] {
+        wait_until(LONG, "nothing is on lease", || four.anchor.anchors().is_ok_and(|all| all.lent.is_empty()))?;
+        let said = ends_with(&four.third, &args)?;
+        expect!(said.contains(right), "{args:?}: {said} and not {right}");
+    }
 
     step("what cannot be lent");
     // `[anchor]` is read at the start.

@@ -36,9 +36,19 @@ enum Tried {
     Refuses(String, String),
 }
 
-/// `criu check` leaves only CRIU's cache of what the kernel can.
-pub(super) fn finding() -> Finding {
-    judge(tried())
+/// `criu check` leaves only CRIU's cache of what the kernel can. `wanted`: this host is configured to take processes.
+pub(super) fn finding(wanted: bool) -> Finding {
+    match tried() {
+        Tried::Absent if wanted => missed(),
+        other => judge(other),
+    }
+}
+
+/// None is installed where processes are to be taken.
+fn missed() -> Finding {
+    warning(AREA, "CRIU", "not installed, and `processes = true` in the configuration")
+        .lost(LOST)
+        .mend("`apt install criu`, where that is 4.2 or newer or the kernel as old as it; else build CRIU 4.2 (https://criu.org), or leave `processes` out")
 }
 
 /// The version of a CRIU that works on this host; or why there is none, in a sentence.
@@ -89,9 +99,11 @@ fn credentials_are_refused() -> bool {
 fn judge(tried: Tried) -> Finding {
     let check = "CRIU";
     match tried {
-        Tried::Absent => {
-            ok(AREA, check, "not installed (`apt install criu`): connections can be moved, whole processes cannot")
-        }
+        Tried::Absent => ok(
+            AREA,
+            check,
+            "not installed (`apt install criu`): connections can be moved, whole processes cannot; it is needed at both hosts",
+        ),
         Tried::Failed(error) => warning(AREA, check, format!("cannot be run: {error}"))
             .lost(LOST)
             .mend("see why `criu check` does not start, or remove CRIU if no process is to be moved"),
@@ -190,6 +202,8 @@ mod tests {
     #[test]
     fn only_what_is_there_and_does_not_work_is_a_fault() {
         assert_eq!(judge(Tried::Absent).verdict, Verdict::Ok);
+        let missed = missed();
+        assert!(missed.verdict == Verdict::Warning && missed.mend.is_some() && missed.lost.is_some());
         let works = judge(Tried::Works(version("Version: 4.2\nGitID: v4.2\n")));
         assert_eq!((works.verdict, works.found.as_str()), (Verdict::Ok, "4.2 works on this kernel"));
         let untried = judge(Tried::Untried(version("")));

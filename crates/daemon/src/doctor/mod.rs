@@ -71,7 +71,7 @@ pub fn examine(patient: &Patient<'_>) -> Vec<Finding> {
     findings.extend(kernel());
     findings.push(tun_device());
     findings.push(bpf_file_system());
-    findings.push(criu::finding());
+    findings.push(criu::finding(config.processes));
     findings.push(port(config.port, running));
     findings.extend(config.doubts.iter().map(|doubt| {
         warning("daemon", CONFIGURATION, doubt.to_string()).lost(doubt.lost).mend("correct the file there")
