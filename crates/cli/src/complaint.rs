@@ -56,6 +56,12 @@ impl Complaint {
         }
     }
 
+    /// Whether a daemon that is being started anew would be the reason.
+    pub(crate) fn is_for_want_of_a_daemon(&self) -> bool {
+        let Self::Daemon(error) = self else { return false };
+        matches!(error, ClientError::Connect { .. } | ClientError::Closed { .. } | ClientError::Io { .. })
+    }
+
     pub(crate) fn daemon(error: impl std::error::Error + 'static) -> Self {
         Self::Run(Box::new(error))
     }

@@ -108,9 +108,18 @@ pub(crate) fn stop(run_dir: &Path, within: u64, json: bool) -> Result<ExitCode, 
         print(&format!("{}Waiting for these to move or end.\n", shown(&anchors)))?;
     }
     let since = Instant::now();
+    let mut gone = None;
     while !is_free(&anchors) && since.elapsed() < Duration::from_secs(within) {
         std::thread::sleep(LOOK);
-        (anchors, reply) = ask(run_dir, &Request::Anchors)?;
+        match ask(run_dir, &Request::Anchors) {
+            Ok(now) => ((anchors, reply), gone) = (now, None),
+            // The next one lends nothing new either.
+            Err(error) if error.is_for_want_of_a_daemon() => gone = Some(error),
+            Err(error) => return Err(error),
+        }
+    }
+    if let Some(error) = gone {
+        return Err(error);
     }
     let free = is_free(&anchors);
     if json {

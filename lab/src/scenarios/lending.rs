@@ -76,6 +76,13 @@ fn stopped(lab: &mut Lab) -> Result<()> {
     let refused = four.third.cli(&["run", "--anchor", "desk", "--", "true"]);
     expect!(refused.is_err_and(|error| error.to_string().contains("about to stop lending")), "it lends on");
     echo(&mut many)?;
+    step("who waits until nothing depends on it does so over a restart");
+    let mut waits = four.anchor.spawn_cli(&["anchor", "stop", "--within", "60"])?;
+    waits.wait_line(LONG, "it waits", |line| line.starts_with("Waiting for these").then_some(()))?;
+    four.anchor.kill()?;
+    four.anchor.restart()?;
+    drop((many, server));
+    waits.wait_success(LONG)?;
     four.anchor.cli(&["anchor", "start"])?;
     four.anchor.wait_event("lending-started", 0, LONG)?;
     four.anchor.kill()?;
