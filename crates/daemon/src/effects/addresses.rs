@@ -43,7 +43,7 @@ pub(crate) struct Surroundings {
     pub(crate) ways: BTreeMap<IpAddr, SourceWay>,
     /// Where peers are now: no route of ours may lead these astray.
     pub(crate) locators: BTreeSet<IpAddr>,
-    /// Interfaces that packets of moved flows may arrive on; none while nothing is moved.
+    /// Interfaces that packets of moved flows, and those that were set aside, may arrive on; none while there are none.
     pub(crate) arrivals: BTreeSet<u32>,
     /// The tunnel's device.
     pub(crate) tun: u32,

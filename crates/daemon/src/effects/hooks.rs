@@ -93,6 +93,11 @@ impl Hooks {
         !self.moved.is_empty()
     }
 
+    /// Whether packets that were set aside may go back to this host's own stack, by the tunnel's device: now, or a moment ago.
+    pub(crate) fn gives_back(&self) -> bool {
+        self.moving || self.hanging_until.is_some()
+    }
+
     /// When to come back.
     pub(crate) fn timeout(&self) -> Option<Time> {
         [self.carrying_until, self.hanging_until].into_iter().flatten().min()
@@ -144,4 +149,18 @@ pub(crate) fn wires(network: &NetworkState, tun: u32) -> impl Iterator<Item = &L
         let part = link.controller.and_then(|whole| network.link(whole)).is_some_and(|whole| whole.kind != "vrf");
         !link.loopback && link.index != tun && !part
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_set_aside_comes_back_also_a_moment_after_the_last_move() {
+        let (mut hooks, now) = (Hooks::default(), Time::default());
+        assert!(!hooks.gives_back());
+        assert!(hooks.note_moving(now, true) && hooks.gives_back());
+        assert!(hooks.note_moving(now, false) && hooks.gives_back() && !hooks.carrying());
+        assert!(hooks.expire(now + LINGER) && !hooks.gives_back());
+    }
 }

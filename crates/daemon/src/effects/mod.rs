@@ -529,11 +529,19 @@ impl Effects {
         straight.retain(|remote, way| remote.is_ipv4() == way.next_hop.is_ipv4());
         let tun = self.tunnel.device().index();
         let wires = || hooks::wires(&self.network, tun).map(|link| link.index);
+        let arrivals = if self.hooks.carrying() {
+            wires().collect()
+        } else if self.hooks.gives_back() {
+            // No route leads to it, so a reverse path filter lets nothing pass that comes from it, be it ever so loose.
+            BTreeSet::from([tun])
+        } else {
+            BTreeSet::new()
+        };
         Surroundings {
             own: own_addresses(&self.network),
             ways: source_ways(&self.network),
             locators: self.bindings.values().map(|binding| binding.peer_locator).collect(),
-            arrivals: if self.hooks.carrying() { wires().collect() } else { BTreeSet::new() },
+            arrivals,
             tun,
             inner_mtu: self.tunnels.longest_inner(),
             smaller: self.remotes.smaller(self.tunnels.longest_inner(), |peer| self.tunnels.known_inner_mtu(peer)),

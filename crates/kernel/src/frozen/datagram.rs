@@ -137,13 +137,18 @@ pub(super) fn restore(
     datagrams: &Datagrams,
     injector: &Injector,
 ) -> Result<(), Unmovable> {
-    make_room(fd, SO_RCVBUFFORCE, room(&datagrams.queue) + UNTIL_READ)?;
+    make_room_until_read(fd, &datagrams.queue)?;
     let (family, local) = (snapshot.family, snapshot.local);
     bind(fd, family, local)?;
     if let Some(remote) = datagrams.remote {
         connect(fd, family, remote)?;
     }
     refill(local, datagrams, injector)
+}
+
+/// Makes room for a queue, and for what comes before anybody reads.
+pub(super) fn make_room_until_read(fd: BorrowedFd<'_>, queue: &[Queued]) -> Result<(), Error> {
+    make_room(fd, SO_RCVBUFFORCE, room(queue) + UNTIL_READ).map(drop)
 }
 
 /// Puts datagrams into the queue of a socket that is there.

@@ -108,6 +108,17 @@ impl Frozen {
         if stream::is_frozen(socket.as_fd()) { stream::wake(socket.as_fd()) } else { Ok(()) }
     }
 
+    /// Makes room in the queue of a UDP socket for what comes before its program goes on. Any other is left alone.
+    ///
+    /// # Errors
+    /// [`Error::Call`]: CAP_NET_ADMIN in the socket's user namespace is lacking.
+    pub fn make_room(socket: &OwnedFd) -> Result<(), Error> {
+        match look_at(socket.as_fd()) {
+            Ok(Look { kind: Kind::Datagram, .. }) => datagram::make_room_until_read(socket.as_fd(), &[]),
+            _ => Ok(()),
+        }
+    }
+
     /// Writes the socket down. Nothing is changed. `defaults` are those of its network namespace.
     ///
     /// # Errors

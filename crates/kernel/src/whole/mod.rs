@@ -395,6 +395,20 @@ pub fn queues_of(pids: &[u32]) -> Result<Vec<Snapshot>, Unfit> {
     Ok(found)
 }
 
+/// Makes room in the queues of UDP sockets of processes that stand still, for what comes before they go on.
+///
+/// # Errors
+/// The first that failed; all others were tried.
+pub fn make_room(pids: &[u32]) -> Result<(), Error> {
+    let mut result = Ok(());
+    for pid in pids {
+        for (_, socket) in borrowed::borrow(*pid, &process::sockets(*pid)).unwrap_or_default() {
+            result = result.and(Frozen::make_room(&socket));
+        }
+    }
+    result
+}
+
 /// Lets processes go on that were written down and stand still: their TCP sockets, which rest, first.
 ///
 /// # Errors

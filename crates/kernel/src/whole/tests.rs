@@ -50,6 +50,22 @@ fn a_process_and_what_it_needs_are_found() {
 }
 
 #[test]
+fn there_is_room_for_what_comes_before_a_process_goes_on() {
+    let socket = UdpSocket::bind("127.0.0.1:0").expect("bind");
+    let held: OwnedFd = socket.try_clone().expect("dup").into();
+    let child = start(held.into(), Stdio::null());
+    let mine: OwnedFd = socket.into();
+    let size = || rustix::net::sockopt::socket_recv_buffer_size(&mine).expect("SO_RCVBUF");
+    let (before, done) = (size(), make_room(&[child.id()]));
+    // Beyond the limit for all only who may administrate the network sets it.
+    if rustix::process::geteuid().is_root() {
+        done.expect("room");
+        assert!(size() > before && size() >= 1 << 20, "{} bytes, before {before}", size());
+    }
+    finish(child);
+}
+
+#[test]
 fn what_is_not_there_is_said() {
     let files = [
         (PathBuf::from("/nonexistent/file"), Some(3)),

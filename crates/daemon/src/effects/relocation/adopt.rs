@@ -84,6 +84,9 @@ impl Effects {
         self.adopt_leases(&leases);
         let donations = moves.donations.values().map(|saved| (saved.clone(), self.find_given(now, saved))).collect();
         self.wholes.let_undecided_go_on();
+        if let Err(error) = self.make_ready(now) {
+            tracing::warn!(%error, "what comes for sockets at rest may be lost");
+        }
         let found = |saved: &SavedAcceptance, this: &mut Self| {
             this.find_place(saved);
             this.find_taken_of_whole(saved).unwrap_or_else(|| match this.socket_of(&saved.request.tuple) {

@@ -204,8 +204,14 @@ impl Effects {
     /// The programs are attached before anything stops, since that takes the kernel tens of milliseconds.
     pub(super) fn make_ready(&mut self, now: Time) -> Result<(), MoveFailed> {
         let busy = self.relocation.is_busy() || self.wholes.is_busy();
-        if self.hooks.note_moving(now, busy) {
+        // What a daemon before this one has left is not touched before the node has said what it wants ([`Effects::begin`]).
+        let begun = !self.network.links.is_empty();
+        if self.hooks.note_moving(now, busy) && begun {
             self.apply_hooks().map_err(|error| failed(Refusal::NoRights, &error))?;
+            if busy {
+                // So that what is set aside can come back.
+                self.settle_or_retry(now);
+            }
         }
         Ok(())
     }

@@ -302,6 +302,10 @@ impl Effects {
     /// Puts what waited in the queues of a process's connected UDP sockets into those of the sockets that were rebuilt.
     pub(super) fn refill_queues(&mut self, name: &MoveName) {
         let Some(coming) = self.wholes.coming.get(name) else { return };
+        let pids = criu::numbers_here(&coming.directory, &coming.manifest.pids);
+        if let Err(error) = whimbrel_kernel::whole::make_room(&pids) {
+            tracing::warn!(%error, "datagrams that come before a process goes on may be lost");
+        }
         let flows: Vec<FlowTuple> = coming.flows().collect();
         for snapshot in read_queues(&coming.directory.join(IMAGES)) {
             let Body::Datagram(Datagrams { remote: Some(remote), .. }) = &snapshot.body else { continue };

@@ -420,7 +420,10 @@ impl Effects {
         let (root, flow) = *self.wholes.given.get(name)?;
         let Some(leaving) = self.wholes.leaving.get_mut(&root) else { return Some(Ok(MoveDone::Done)) };
         match leaving.fate {
-            Some(Fate::Kept) => Some(Ok(MoveDone::Done)),
+            Some(Fate::Kept) => {
+                self.let_in_again(&flow);
+                Some(Ok(MoveDone::Done))
+            }
             Some(Fate::Gone) => {
                 self.let_in(&flow);
                 self.tunnel.forget_aside(&flow);
@@ -437,6 +440,9 @@ impl Effects {
                 leaving.fate = Some(Fate::Kept);
                 let waiting = std::mem::take(&mut leaving.thawing);
                 let (pids, flows) = (leaving.pids.clone(), leaving.flows.clone());
+                if let Err(error) = whole::make_room(&pids) {
+                    tracing::warn!(%error, "datagrams that have come for process {root} meanwhile may be lost");
+                }
                 // First what holds their packets: their own first segments would be held with them.
                 flows.iter().for_each(|flow| self.let_in_again(flow));
                 let woken = whole::wake(&pids);
@@ -536,6 +542,7 @@ impl Effects {
         let mut all = self.wholes.leaving.iter();
         let (root, _) = all.find(|(_, leaving)| leaving.flows.contains(&saved.tuple))?;
         self.wholes.given.insert(saved.name, (*root, saved.tuple));
+        self.tunnel.set_aside(&saved.tuple);
         Some(Found::Frozen)
     }
 
