@@ -9,7 +9,9 @@
 use std::time::Duration;
 
 use whimbrel_ipc::{MovedProcess, Reply};
-use whimbrel_lab::{Campus, EchoServer, Host, Join, Lab, Luggage, SiteSpec, Walker, criu_lacks, criu_tracks_memory};
+use whimbrel_lab::{
+    Campus, EchoServer, Host, Join, Lab, Lame, Luggage, SiteSpec, Walker, criu_lacks, criu_tracks_memory,
+};
 
 use crate::Result;
 use crate::machine::warn_if_busy;
@@ -83,7 +85,8 @@ fn one_move(options: &Options, size: usize, before: bool) -> Result<Came> {
     let (far, at_far) = host("far", "a")?;
     let (desk, at_desk) = host("desk", "s")?;
     let (guest, _) = host("guest", "t")?;
-    let donor = if before { desk.whimbrel_for_processes(false)? } else { desk.whimbrel_for_processes_at_rest()? };
+    let donor =
+        if before { desk.whimbrel_for_processes(false)? } else { desk.whimbrel_for_processes_lame(Lame::OnlyAtRest)? };
     let acceptor = guest.whimbrel_for_processes(true)?;
     donor.befriend(&acceptor, at_desk)?;
     let echo = EchoServer::start(&far, at_far)?;

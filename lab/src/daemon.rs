@@ -37,8 +37,8 @@ struct Surroundings {
     free: bool,
     /// It has a PID namespace that goes with it, as if it were on a machine of its own.
     numbers: bool,
-    /// Its CRIU writes no memory down of processes that run.
-    only_at_rest: bool,
+    /// Its CRIU does not do everything.
+    lame: Option<Lame>,
     /// Its run directory is a file system of its own, which a test can fill.
     narrow: bool,
     /// How often its machine was started anew, as far as it is told.
@@ -50,15 +50,50 @@ struct Surroundings {
 /// Room of a narrow run directory.
 const NARROW: &str = "size=1m";
 
+/// Where programs are that go before those of the path.
+const PROGRAMS: &str = "bin";
+
 /// The file in it that takes all room.
 const FILLING: &str = "filling";
 
-/// A CRIU like the next in the path, but for what is asked of it first.
-const ONLY_AT_REST: &str = "#!/bin/sh
-PATH=${PATH#*:}
-[ \"$1\" != pre-dump ] || exit 1
-exec criu \"$@\"
-";
+/// What a CRIU does not do.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Lame {
+    /// Write memory down of processes that run, as where the kernel does not track what is written.
+    OnlyAtRest,
+    /// Work on this kernel.
+    Useless,
+    /// Write processes down.
+    NeverDumps,
+    /// Rebuild them.
+    NeverRestores,
+    /// What it should, but it does everything.
+    Nothing,
+}
+
+impl Lame {
+    /// A CRIU like the next in the path, but for what is asked of it first.
+    fn script(self) -> String {
+        let not = match self {
+            Self::OnlyAtRest => "pre-dump",
+            Self::Useless => "check",
+            Self::NeverDumps => "dump",
+            Self::NeverRestores => "restore",
+            Self::Nothing => "nothing",
+        };
+        format!("#!/bin/sh\nPATH=${{PATH#*:}}\n[ \"$1\" != {not} ] || exit 1\nexec criu \"$@\"\n")
+    }
+
+    fn write(self, programs: &Path) -> Result<()> {
+        let (criu, fresh) = (programs.join("criu"), programs.join("criu.new"));
+        // One that runs is not changed.
+        fs::create_dir_all(programs)
+            .and_then(|()| fs::write(&fresh, self.script()))
+            .and_then(|()| fs::set_permissions(&fresh, fs::Permissions::from_mode(0o755)))
+            .and_then(|()| fs::rename(&fresh, &criu))
+            .map_err(|e| Error::call("write", criu.display().to_string(), e))
+    }
+}
 
 impl Host {
     /// Starts a daemon with no configuration but the lab's log level, and waits until it is ready.
@@ -92,9 +127,9 @@ impl Host {
         self.whimbrel_in(&format!("processes = true\n{config}"), surroundings)
     }
 
-    /// The same, but the memory of processes that go is written down at rest alone, as where the kernel does not track what is written.
-    pub fn whimbrel_for_processes_at_rest(&self) -> Result<Whimbrel> {
-        let surroundings = Surroundings { free: true, only_at_rest: true, ..Surroundings::default() };
+    /// The same with a CRIU that does not do this, and may be [given another](Whimbrel::set_lame).
+    pub fn whimbrel_for_processes_lame(&self, lame: Lame) -> Result<Whimbrel> {
+        let surroundings = Surroundings { free: true, lame: Some(lame), ..Surroundings::default() };
         self.whimbrel_in("processes = true\n", surroundings)
     }
 
@@ -141,13 +176,9 @@ fn configure(host: &Host, path: &Path, config: &str) -> Result<bool> {
 fn launch(host: &Host, binary: &Path, dir: &Path, configured: bool, surroundings: Surroundings) -> Result<Process> {
     // None of these programs forks: the process that is started becomes the daemon.
     let mut words: Vec<std::ffi::OsString> = Vec::new();
-    if surroundings.only_at_rest {
-        let programs = dir.join("bin");
-        let criu = programs.join("criu");
-        fs::create_dir_all(&programs)
-            .and_then(|()| fs::write(&criu, ONLY_AT_REST))
-            .and_then(|()| fs::set_permissions(&criu, fs::Permissions::from_mode(0o755)))
-            .map_err(|e| Error::call("write", criu.display().to_string(), e))?;
+    if let Some(lame) = surroundings.lame {
+        let programs = dir.join(PROGRAMS);
+        lame.write(&programs)?;
         let path = std::env::var("PATH").unwrap_or_default();
         words.extend(["env".into(), format!("PATH={}:{path}", programs.display()).into()]);
     }
@@ -203,6 +234,13 @@ fn capabilities() -> String {
 }
 
 impl Whimbrel {
+    /// What its CRIU does not do from now on. Only for one that was started [so](Host::whimbrel_for_processes_lame).
+    pub fn set_lame(&mut self, lame: Lame) -> Result<()> {
+        expect!(self.surroundings.lame.is_some(), "the daemon on {} has everybody's CRIU", self.host.name());
+        self.surroundings.lame = Some(lame);
+        lame.write(&self.dir.join(PROGRAMS))
+    }
+
     /// From its next start on it does not have this capability, as setpriv(1) calls it.
     pub fn deny(&mut self, capability: Option<&'static str>) {
         self.surroundings.without = capability;

@@ -29,7 +29,7 @@ use std::path::PathBuf;
 
 pub use campus::{Campus, Gateway, Site, SiteSpec};
 pub use clock::MonoTime;
-pub use daemon::Whimbrel;
+pub use daemon::{Lame, Whimbrel};
 pub use error::{Error, Result};
 pub use host::Host;
 pub use lab::{Lab, Options, Transfer, Wire};

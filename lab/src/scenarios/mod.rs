@@ -33,6 +33,7 @@ mod servers;
 mod sockets;
 mod stand_in;
 mod states;
+mod struck_servers;
 mod surroundings;
 mod udp_server;
 mod unmoved;
@@ -96,6 +97,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         udp_server::SCENARIOS,
         processes::SCENARIOS,
         server_processes::SCENARIOS,
+        struck_servers::SCENARIOS,
         records::SCENARIOS,
     ]
     .into_iter()

@@ -9,8 +9,8 @@ use whimbrel_ipc::{ConnectionState, MovedProcess, Reply};
 use super::world::{LONG, World, site, step};
 use super::{Scenario, scenario};
 use crate::{
-    EchoServer, Host, Join, Lab, Luggage, Process, Result, Walker, Whimbrel, criu_lacks, expect, patience, wait_for,
-    wait_until,
+    EchoServer, Host, Join, Lab, Lame, Luggage, Process, Result, Site, Walker, Whimbrel, criu_lacks, expect, patience,
+    wait_for, wait_until,
 };
 
 pub(super) const SCENARIOS: &[Scenario] = &[
@@ -36,6 +36,11 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     ),
     scenario("kept-process", "a process that cannot go, or comes to nothing on the way, stays and goes on", kept),
     scenario("moved-process-killed", "daemons are killed in the middle of a process's move", killed),
+    scenario(
+        "moved-process-killed-twice",
+        "the daemon of a process's new host is killed in the middle of the move, and once more after it; then the process comes home",
+        killed_twice,
+    ),
 ];
 
 const COUNT: usize = 3;
@@ -51,12 +56,40 @@ pub(super) fn needs_criu() -> Result<()> {
 /// A far end, a host with a process, and one that it goes to, each in a network of its own.
 pub(super) struct Three {
     pub(super) world: World,
+    /// Where the acceptor is.
+    pub(super) network: Site,
     pub(super) donor: Whimbrel,
     pub(super) acceptor: Whimbrel,
     _far: Option<Whimbrel>,
     pub(super) at_acceptor: IpAddr,
     echo: EchoServer,
     host: Host,
+}
+
+/// These without daemons.
+struct Hosts {
+    world: World,
+    network: Site,
+    host: Host,
+    at_acceptor: IpAddr,
+}
+
+impl Hosts {
+    fn new(lab: &mut Lab) -> Result<Self> {
+        let mut world = World::new(lab, site("a"), site("b"))?;
+        let network = world.add(lab, site("c"))?;
+        let host = lab.host("acceptor")?;
+        let at_acceptor = host.join(&network.network, &Join::by("eth0"))?.ipv4()?;
+        Ok(Self { world, network, host, at_acceptor })
+    }
+
+    fn with(self, [donor, acceptor]: [Whimbrel; 2], far_runs: bool) -> Result<Three> {
+        let Self { world, network, host, at_acceptor } = self;
+        let far = if far_runs { Some(world.laptop.whimbrel()?) } else { None };
+        donor.befriend(&acceptor, world.at_server.ipv4()?)?;
+        let echo = EchoServer::with_datagrams(&world.laptop, world.at.ipv4()?)?;
+        Ok(Three { world, network, donor, acceptor, _far: far, at_acceptor, echo, host })
+    }
 }
 
 impl Three {
@@ -67,16 +100,18 @@ impl Three {
 
     /// `config`: of the first of the hosts.
     pub(super) fn with_donor(lab: &mut Lab, far_runs: bool, numbers: bool, config: &str) -> Result<Self> {
-        let mut world = World::new(lab, site("a"), site("b"))?;
-        let network = world.add(lab, site("c"))?;
-        let host = lab.host("acceptor")?;
-        let at_acceptor = host.join(&network.network, &Join::by("eth0"))?.ipv4()?;
-        let donor = world.server.whimbrel_for_processes_with(false, config)?;
-        let acceptor = host.whimbrel_for_processes(numbers)?;
-        let far = if far_runs { Some(world.laptop.whimbrel()?) } else { None };
-        donor.befriend(&acceptor, world.at_server.ipv4()?)?;
-        let echo = EchoServer::with_datagrams(&world.laptop, world.at.ipv4()?)?;
-        Ok(Self { world, donor, acceptor, _far: far, at_acceptor, echo, host })
+        let hosts = Hosts::new(lab)?;
+        let donor = hosts.world.server.whimbrel_for_processes_with(false, config)?;
+        let acceptor = hosts.host.whimbrel_for_processes(numbers)?;
+        hosts.with([donor, acceptor], far_runs)
+    }
+
+    /// Both hosts have CRIUs that can be made to fail.
+    pub(super) fn lame(lab: &mut Lab) -> Result<Self> {
+        let hosts = Hosts::new(lab)?;
+        let donor = hosts.world.server.whimbrel_for_processes_lame(Lame::Nothing)?;
+        let acceptor = hosts.host.whimbrel_for_processes_lame(Lame::Nothing)?;
+        hosts.with([donor, acceptor], false)
     }
 
     fn walker(&self) -> Result<Walker> {
@@ -330,30 +365,75 @@ fn killed(lab: &mut Lab) -> Result<()> {
     let mut three = Three::new(lab, false, false)?;
     let walker = three.walker()?;
     step("the donor's daemon is killed while the process stands still");
-    let _asked = ask(&three, &walker)?;
+    let to = three.at_acceptor.to_string();
+    let _asked = ask(&three.donor, walker.pid(), &to)?;
     let still = stands_still(walker.pid())?;
     three.donor.kill()?;
     three.donor.restart()?;
     let silent = walks_again(&walker, still, Duration::ZERO)?;
 
     step("the acceptor's daemon is killed when the process is there");
-    let _asked = ask(&three, &walker)?;
+    let _asked = ask(&three.donor, walker.pid(), &to)?;
     let still = stands_still(walker.pid())?;
-    let there = rebuilt(&three)?;
+    let there = rebuilt(&three.acceptor)?;
     three.acceptor.kill()?;
     three.acceptor.restart()?;
     walks_again(&walker, still, silent)?;
-    at_one_place(&walker, there.as_ref())?;
+    let pids: Vec<u32> = there.iter().map(|there| there.0).chain([walker.pid()]).collect();
+    gone_on(&pids)?;
     three.world.no_resets()
+}
+
+fn killed_twice(lab: &mut Lab) -> Result<()> {
+    needs_criu()?;
+    let mut three = Three::new(lab, false, false)?;
+    let walker = three.walker()?;
+    let Three { donor, acceptor, world, at_acceptor, .. } = &mut three;
+    let there = at_acceptor.to_string();
+    let there = arrives_struck(donor, acceptor, (walker.pid(), &there), &walker)?;
+    world.no_resets()?;
+    step("it comes home");
+    let home = give(acceptor, there.0, "desk")?;
+    let _home = home.pid_there.map(Ended);
+    walker.wait_progress(100)?;
+    expect!(!is_there(there.0), "it is where it was as well");
+    world.no_resets()
+}
+
+/// Has the process with this number go to a host, whose daemon is killed when the process is there, and once more when it has gone on. Gives which
+/// process it is there.
+fn arrives_struck(from: &Whimbrel, to: &mut Whimbrel, (pid, whither): (u32, &str), walker: &Walker) -> Result<Ended> {
+    step("the daemon of its new host is killed when the process is there, at rest");
+    let mut asked = ask(from, pid, whither)?;
+    let still = stands_still(pid)?;
+    let there = rebuilt(to)?;
+    to.kill()?;
+    to.restart()?;
+    let silent = walks_again(walker, still, Duration::ZERO)?;
+    let there = match there {
+        Some(there) if gone_on(&[pid, there.0])? == there.0 => there,
+        _ => {
+            step("it has stayed, and goes now");
+            asked.kill()?;
+            Ended(give(from, pid, whither)?.pid_there.unwrap_or_default())
+        }
+    };
+    step("it is killed once more");
+    let still = Instant::now();
+    to.kill()?;
+    to.restart()?;
+    walks_again(walker, still, silent)?;
+    expect!(!is_there(pid), "it is where it was as well");
+    Ok(there)
 }
 
 fn milliseconds(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
 }
 
-/// Has the process go to the other host, without waiting for it.
-fn ask(three: &Three, walker: &Walker) -> Result<Process> {
-    three.donor.spawn_cli(&["move", "--pid", &walker.pid().to_string(), "--to", &three.at_acceptor.to_string()])
+/// Has a process go to another host, without waiting for it.
+pub(super) fn ask(from: &Whimbrel, pid: u32, to: &str) -> Result<Process> {
+    from.spawn_cli(&["move", "--pid", &pid.to_string(), "--to", to])
 }
 
 /// Waits until a process is stopped. Gives when that was.
@@ -363,17 +443,17 @@ fn stands_still(pid: u32) -> Result<Instant> {
     Ok(Instant::now())
 }
 
-/// Waits until the process is rebuilt at the acceptor, and says which it is there.
-fn rebuilt(three: &Three) -> Result<Option<Ended>> {
-    let there = three.acceptor.run_dir().join("processes");
+/// Waits until a process is rebuilt at a host, and says which it is there.
+fn rebuilt(at: &Whimbrel) -> Result<Option<Ended>> {
+    let there = at.run_dir().join("processes");
     let keeper = || {
         let mut entries = std::fs::read_dir(&there).into_iter().flatten().flatten();
         Ok(entries.find(|entry| entry.path().join("rebuilt").exists()).map(|entry| entry.path().join("keeper")))
     };
     let keeper = wait_for(LONG, "the process is there", keeper)?;
-    // The first of its processes has no parent but the one that waits for it.
+    // Between the process and what keeps its numbers there is CRIU.
     let keeper = std::fs::read_to_string(&keeper).ok().and_then(|keeper| keeper.trim().parse::<u32>().ok());
-    Ok(keeper.and_then(only_child).map(Ended))
+    Ok(keeper.and_then(only_child).and_then(only_child).map(Ended))
 }
 
 /// It walks on, after a daemon was killed: how long that takes is for what the machine does to say, so that its connections may be silent for as long
@@ -394,10 +474,12 @@ fn walks_again(walker: &Walker, still: Instant, before: Duration) -> Result<Dura
     Ok(silent)
 }
 
-/// The process is at one of the hosts, and not at both; `there`: which it is at the acceptor.
-fn at_one_place(walker: &Walker, there: Option<&Ended>) -> Result<()> {
-    let places = || usize::from(is_there(walker.pid())) + usize::from(there.is_some_and(|Ended(pid)| is_there(*pid)));
-    wait_until(LONG, "it is at one place", || places() == 1)
+/// Waits until one of these processes is there and the others are not, and says which.
+fn gone_on(pids: &[u32]) -> Result<u32> {
+    wait_for(LONG, "it is at one place", || {
+        let mut there = pids.iter().copied().filter(|pid| is_there(*pid));
+        Ok(there.next().filter(|_| there.next().is_none()))
+    })
 }
 
 /// The only child of a process.
