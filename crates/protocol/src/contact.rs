@@ -593,7 +593,7 @@ impl Node {
         let reached = !peer.has_session();
         let life = hello.life;
         let idle = peer.flows.is_empty() && peer.update.is_none();
-        let claimed = hello.locators.first().map_or(how.source, |first| SocketAddr::new(*first, how.source.port()));
+        let claimed = SocketAddr::new(hello::claimed(&hello.locators, how.source.ip()), how.source.port());
         let claimed = if session.is_initiator() { how.source } else { claimed };
         if known.is_none() || (idle && session.is_confirmed()) {
             peer.candidate = None;

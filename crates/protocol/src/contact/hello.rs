@@ -8,7 +8,7 @@ use crate::Time;
 use crate::node::Node;
 
 impl Node {
-    /// `source`: the address that it is said from, as far as this host knows.
+    /// `source`: the address that it is said from, as far as this host knows; where it does not, [`claimed`] finds it among the others.
     pub(super) fn hello(&self, now: Time, source: Option<IpAddr>) -> Hello {
         let mut capabilities = Capabilities::IPV6_LOCATORS;
         if self.config.carriers.rewrite {
@@ -33,5 +33,33 @@ impl Node {
             locators,
             ..Hello::default()
         }
+    }
+}
+
+/// The address that a peer has on the path by which it was seen at `seen`, as its hello says it (P-19). Who does not know by which of its addresses
+/// a hello leaves names all of them in any order: it has that one, or, behind a NAT, one of the same family.
+pub(super) fn claimed(locators: &[IpAddr], seen: IpAddr) -> IpAddr {
+    let own = locators.iter().find(|locator| **locator == seen);
+    let alike = || locators.iter().find(|locator| locator.is_ipv4() == seen.is_ipv4());
+    *own.or_else(alike).or(locators.first()).unwrap_or(&seen)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_has_the_address_that_it_was_seen_at_or_one_behind_a_nat() {
+        let of = |locators: &[&str], seen: &str| {
+            let locators: Vec<IpAddr> = locators.iter().map(|text| text.parse().expect("an address")).collect();
+            claimed(&locators, seen.parse().expect("an address")).to_string()
+        };
+        let own = ["10.0.0.2", "192.0.2.7", "2001:db8::7"];
+        assert_eq!(of(&own, "2001:db8::7"), "2001:db8::7");
+        assert_eq!(of(&own, "192.0.2.7"), "192.0.2.7");
+        assert_eq!(of(&own, "203.0.113.1"), "10.0.0.2", "a NAT");
+        assert_eq!(of(&own, "2001:db8:9::1"), "2001:db8::7", "a NAT of IPv6");
+        assert_eq!(of(&own[..1], "2001:db8::7"), "10.0.0.2", "its addresses are others");
+        assert_eq!(of(&[], "192.0.2.7"), "192.0.2.7");
     }
 }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
-use whimbrel_protocol::{Config, LeaseName, Lending, MoveEvent, Moving, Refusal};
+use whimbrel_protocol::{Carrier, Config, LeaseName, Lending, MoveEvent, Moving, Refusal};
 use whimbrel_sim::{Access, Faults, HostId, Link, NetworkId, Parting, Random, World};
 use whimbrel_wire::lending::Ends;
 use whimbrel_wire::{FlowTuple, Transport};
@@ -296,5 +296,42 @@ fn leases_over_links_that_lose_and_double() {
             scene.world.set_links(Link::default());
             scene.check();
         });
+    }
+}
+
+#[test]
+fn an_anchor_that_is_asked_at_an_address_of_either_family_takes_its_tenant_to_be_where_it_is() {
+    // P-19: who begins a handshake need not know from which of its addresses.
+    let six = ["2001:db8:1::2", "2001:db8:2::2"];
+    for (at, local, remote) in [
+        ("[2001:db8:2::2]:2031", "[2001:db8:2::2]:8000", "[2001:db8:9::9]:40000"),
+        ("10.2.0.2:2031", "10.2.0.2:8000", "10.9.9.9:40000"),
+    ] {
+        let mut scene = Scene::new(0x5eed);
+        // Another one, by which nothing goes, comes before the one of the path.
+        scene.world.attach(TENANT, scene.networks[TENANT.0], "10.0.0.7");
+        if at.starts_with('[') {
+            for host in [TENANT, ANCHOR] {
+                scene.world.attach(host, scene.networks[host.0], six[host.0]);
+            }
+        }
+        let endpoint = |text: &str| -> SocketAddr { text.parse().expect("an endpoint") };
+        let (local, remote) = (endpoint(local), endpoint(remote));
+        let (now, anchor) = (scene.world.now(), keys()[ANCHOR.0]);
+        scene.world.with_node(TENANT, |node| {
+            node.lease(now, anchor, Some(endpoint(at)), Ends { first: local, count: COUNT });
+        });
+        assert!(scene.world.wait(10 * SECOND, Scene::is_leased), "{at}");
+        scene.tuple = FlowTuple { transport: Transport::Tcp, local, remote };
+        scene.claim();
+        let tuple = scene.tuple;
+        assert!(scene.world.wait(10 * SECOND, |w| Scene::is_claimed(w, &tuple)), "{at}");
+        scene.world.run_for(5 * SECOND);
+        for host in [TENANT, ANCHOR] {
+            let node = scene.world.at(host).node.as_ref().expect("a daemon");
+            let peer = node.peers().next().expect("a peer");
+            let rewritten = matches!(peer.carrier, Carrier::Rewrite | Carrier::FollowRewrite);
+            assert!(!peer.translated && rewritten, "{at}: {host:?} has {peer:?}");
+        }
     }
 }
