@@ -71,10 +71,15 @@ pub(super) struct Four {
 
 impl Four {
     pub(super) fn new(lab: &mut Lab, lends: &str) -> Result<Self> {
-        Self::with_guest_at(lab, lends, site("c"))
+        Self::with_guest_at(lab, lends, site("c"), false)
     }
 
-    fn with_guest_at(lab: &mut Lab, lends: &str, guest_at: SiteSpec) -> Result<Self> {
+    /// Where the others have met the anchor by IPv6.
+    pub(super) fn met_by_ipv6(lab: &mut Lab, lends: &str) -> Result<Self> {
+        Self::with_guest_at(lab, lends, site("c"), true)
+    }
+
+    fn with_guest_at(lab: &mut Lab, lends: &str, guest_at: SiteSpec, ipv6: bool) -> Result<Self> {
         let mut world = World::new(lab, site("a"), site("b"))?;
         let network = world.add(lab, guest_at)?;
         let (guest_host, third_host) = (lab.host("guest")?, lab.host("third")?);
@@ -84,7 +89,7 @@ impl Four {
         // Any user of the guest may ask its daemon.
         let guest = guest_host.whimbrel_with("control_mode = \"0666\"\n")?;
         let third = third_host.whimbrel()?;
-        let at = world.at_server.ipv4()?;
+        let at = address(&world.at_server, ipv6)?;
         anchor.befriend(&guest, at)?;
         anchor.invite(&third, at, "third")?;
         Ok(Self { world, anchor, guest, third, guest_host, guest_network: network, at_guest, at_third })
@@ -217,7 +222,7 @@ fn anchored(lab: &mut Lab, ipv6: bool) -> Result<()> {
 fn direct(lab: &mut Lab, behind_nat: bool) -> Result<()> {
     let nat = Gateway::Nat { random_ports: false };
     let at = if behind_nat { site("c").behind(nat) } else { site("c") };
-    let mut four = Four::with_guest_at(lab, LENDS, at)?;
+    let mut four = Four::with_guest_at(lab, LENDS, at, false)?;
     let far_daemon = four.world.laptop.whimbrel()?;
     let at_anchor = four.world.at_server.ipv4()?;
     let lent = SocketAddr::new(at_anchor, PORT);

@@ -2,6 +2,8 @@
 
 use std::net::SocketAddr;
 
+use whimbrel_ipc::Carrier;
+
 use super::anchor::{Four, LENDS, PORT};
 use super::world::{LONG, step};
 use super::{Scenario, scenario};
@@ -12,6 +14,11 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         "anchor-stopped",
         "an anchor that lends nothing new does so over a restart, until it is told otherwise; connections that were opened just before its daemon went depend on it once it is back",
         stopped,
+    ),
+    scenario(
+        "anchor-met-by-ipv6",
+        "an anchor that was met by its IPv6 address takes nobody to be behind a NAT: connections by IPv6 go as by IPv4, without the daemons",
+        met_by_ipv6,
     ),
     scenario(
         "anchor-offers",
@@ -89,6 +96,33 @@ fn stopped(lab: &mut Lab) -> Result<()> {
     four.anchor.restart()?;
     expect!(!four.anchor.anchors()?.stopping, "another daemon lends nothing");
     four.third.cli(&["run", "--anchor", "desk", "--", "true"])?;
+    Ok(())
+}
+
+fn met_by_ipv6(lab: &mut Lab) -> Result<()> {
+    let mut four = Four::met_by_ipv6(lab, LENDS)?;
+    let at = SocketAddr::new(four.world.at_server.ipv6()?, PORT);
+    let server = EchoServer::start_behind(&four.guest, "desk", at)?;
+    let mut many = Many::open(&four.world.laptop, &server, COUNT)?;
+    let echo = |many: &mut Many| -> Result<()> {
+        let report = many.echo(LONG)?;
+        expect!(report.answered() == COUNT, "{} of {COUNT} connections answered", report.answered());
+        Ok(())
+    };
+    echo(&mut many)?;
+    let rewritten = |four: &Four| {
+        let all = four.guest.connections().unwrap_or_default();
+        all.iter().filter(|c| c.flow.local == at && c.carrier == Some(Carrier::Rewrite)).count()
+    };
+    wait_until(LONG, "they are rewritten", || rewritten(&four) == COUNT)?;
+    // What is answered rewritten once is sent so from then on (P-24).
+    echo(&mut many)?;
+    step("the anchor's daemon is killed");
+    four.anchor.kill()?;
+    echo(&mut many)?;
+    four.anchor.restart()?;
+    echo(&mut many)?;
+    expect!(rewritten(&four) == COUNT, "with another daemon they go by the tunnel");
     Ok(())
 }
 
