@@ -44,8 +44,9 @@ const ENTRANCE_TABLE: u32 = 100;
 const ENTRANCE_PRIORITY: u32 = 100;
 /// Of the pair, in bytes: what the host's own programs send comes from its loopback device, as long as that takes it.
 const MOST_MTU: u32 = 65_535;
-/// How long the kernel may take to make the local route of an IPv6 address, which it does by itself.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long the kernel may take to make the local route of an IPv6 address, which it does by itself: milliseconds, but more than a second was
+/// seen on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(3);
 /// linux/sockios.h: a descriptor of the network namespace that a socket is in (Linux 4.10).
 const SIOCGSKNS: libc::c_ulong = 0x894c;
 /// linux/nsfs.h, ioctl_nsfs(2): the user namespace that a namespace belongs to; its type; the user who has made a user namespace.

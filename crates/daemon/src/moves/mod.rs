@@ -503,7 +503,7 @@ pub(crate) fn sentence(why: Refusal) -> &'static str {
         Refusal::AcceptorUnreached => "the other host does not answer",
         Refusal::HolderUnreached => "the host that holds its far end was not reached",
         Refusal::BadSnapshot => "the other host could not read it",
-        Refusal::NotRestored => "the other host could not rebuild it",
+        Refusal::NotRestored => "the other host could not rebuild it: its log says why",
         Refusal::NoSuchFlow => "the host at its far end knows no such connection",
         Refusal::OtherSequence | Refusal::Busy => "another move of it is under way",
         Refusal::NotAnnounced | Refusal::NotYours | Refusal::Forged => "the move was not in order",

@@ -69,9 +69,9 @@ impl Effects {
         if endpoint.is_some() {
             let Self { relocation: Relocation { endpoints, .. }, datapath, routes, .. } = self;
             endpoints.need(tuple.local, datapath, routes).map_err(|failure| match failure {
-                Failure::Kernel(error) => refused(&error, Refusal::NoRights),
-                Failure::Datapath(error) => failed(refusal_of(error.raw_os_error(), Refusal::NoRights), &error),
-                other => failed(Refusal::NoRights, &other),
+                Failure::Kernel(error) => refused(&error, Refusal::NotRestored),
+                Failure::Datapath(error) => failed(refusal_of(error.raw_os_error(), Refusal::NotRestored), &error),
+                other => failed(Refusal::NotRestored, &other),
             })?;
         }
         self.relocation.taken.insert(name, Taken { flow: tuple, receiver, endpoint, frozen: None, queue: Vec::new() });
