@@ -2,13 +2,14 @@
 //! every move.
 
 use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use whimbrel_ipc::{Carrier, ConnectionState};
 
 use crate::{
-    Attachment, Campus, Direction, FlowPair, Host, Join, Lab, MonoTime, PacketCount, PairOptions, Result, Shape, Side,
-    Site, SiteSpec, Whimbrel, expect, patience, tcp_flags, wait_for,
+    Attachment, Campus, Direction, FlowPair, Host, Join, Lab, MonoTime, PairOptions, Result, Shape, Side, Site,
+    SiteSpec, Whimbrel, expect, patience, tcp_flags, wait_for,
 };
 
 /// Time for anything that takes a few round trips, on a busy machine.
@@ -38,8 +39,8 @@ pub(super) struct World {
     pub(super) at: Attachment,
     /// Where the server is.
     pub(super) at_server: Attachment,
-    /// Resets that passed the server's or the laptop's uplink.
-    resets: Vec<PacketCount>,
+    /// Resets that passed the server's or the laptop's uplink, as they are shown to people.
+    resets: Arc<Mutex<Vec<String>>>,
 }
 
 impl World {
@@ -52,7 +53,7 @@ impl World {
         let (laptop, server) = (lab.host("laptop")?, lab.host("server")?);
         let at_server = server.join(&s.network, &Join::by("eth0"))?;
         let at = laptop.join(&a.network, &Join::default())?;
-        let mut world = Self { campus, a, b, s, laptop, server, at, at_server, resets: Vec::new() };
+        let mut world = Self { campus, a, b, s, laptop, server, at, at_server, resets: Arc::default() };
         for site in [world.a.clone(), world.b.clone(), world.s.clone()] {
             world.watch_resets(&site)?;
         }
@@ -67,8 +68,15 @@ impl World {
     }
 
     fn watch_resets(&mut self, site: &Site) -> Result<()> {
-        let count = site.link()?.count(|_, packet| packet.tcp().is_some_and(|t| t.has(tcp_flags::RST)));
-        self.resets.push(count);
+        let (seen, at) = (Arc::clone(&self.resets), site.network.name().to_owned());
+        site.link()?.observe(move |direction, frame| {
+            let Some(packet) = frame.ip() else { return };
+            let Some(tcp) = packet.tcp().filter(|tcp| tcp.has(tcp_flags::RST)) else { return };
+            let ends = packet.endpoints().map_or_else(String::new, |(from, to)| format!("{from} -> {to}"));
+            let (sequence, acknowledgement) = (tcp.sequence, tcp.acknowledgement);
+            let shown = format!("{ends} {direction:?} at {at}, sequence {sequence}, acknowledgement {acknowledgement}");
+            seen.lock().unwrap_or_else(PoisonError::into_inner).push(shown);
+        });
         Ok(())
     }
 
@@ -113,16 +121,18 @@ impl World {
 
     /// Resets until now do not count: programs may give up what they opened on speculation.
     pub(super) fn forget_resets(&self) {
-        for count in &self.resets {
-            count.take();
-        }
+        self.seen_resets().clear();
     }
 
     /// Nobody has sent a reset so far.
     pub(super) fn no_resets(&self) -> Result<()> {
-        let resets: u64 = self.resets.iter().map(PacketCount::get).sum();
-        expect!(resets == 0, "{resets} resets were sent");
+        let resets = self.seen_resets();
+        expect!(resets.is_empty(), "resets were sent: {}", resets.join("; "));
         Ok(())
+    }
+
+    fn seen_resets(&self) -> MutexGuard<'_, Vec<String>> {
+        self.resets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
