@@ -142,6 +142,8 @@ pub(crate) struct Moves {
     held: BTreeMap<u64, Held>,
     /// The flows of moves whose donors have not said that they know.
     settling: HashMap<MoveName, u64>,
+    /// The flows of moves that others bring along, by those.
+    followers: BTreeMap<MoveName, BTreeSet<u64>>,
     /// What is lent to others.
     leases: BTreeMap<LeaseName, Lease>,
     /// Nothing new is lent.
@@ -192,6 +194,7 @@ impl Moves {
             reserved: 0,
             held: BTreeMap::new(),
             settling: HashMap::new(),
+            followers: BTreeMap::new(),
             leases: BTreeMap::new(),
             stopping: false,
             tenancies: BTreeMap::new(),
@@ -265,8 +268,8 @@ impl Moves {
                 self.handle_announced(at, number, from, sequence, lifetime, refusal);
             }
             Record::Decided { number, decision } => self.handle_decided(at, number, from, decision),
-            Record::Announce { number, flow, lifetime, acceptor } => {
-                self.handle_announce(at, name(number), from, flow, lifetime, PublicKey::from(acceptor));
+            Record::Announce { number, flow, lifetime, acceptor, after } => {
+                self.handle_announce(at, name(number), from, flow, lifetime, PublicKey::from(acceptor), after);
             }
             Record::Recall { number, flow, gone } => self.handle_recall(at, name(number), from, flow, gone),
             Record::Settled { number } => self.handle_settled(at, name(number)),
@@ -475,6 +478,7 @@ impl Moves {
             + self.moving.len()
             + self.giving.len()
             + self.settling.len()
+            + self.followers.len()
             + self.leases.len()
             + self.tenancies.len()
             + self.claims.len()

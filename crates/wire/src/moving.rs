@@ -112,6 +112,8 @@ pub enum Record {
         lifetime: u32,
         /// Who may come.
         acceptor: Key,
+        /// The donor's move with this number brings this one along: both are committed together.
+        after: Option<u64>,
     },
     /// Kind 4, holder to donor: the answer to that.
     Announced {
@@ -474,11 +476,12 @@ impl Record {
                 out.push(standing.number());
                 out.push(refused(refusal));
             }
-            Self::Announce { number, flow, lifetime, acceptor } => {
+            Self::Announce { number, flow, lifetime, acceptor, after } => {
                 put_u64(out, *number);
                 put_u64(out, *flow);
                 put_u32(out, *lifetime);
                 out.extend_from_slice(acceptor);
+                after.iter().for_each(|after| put_u64(out, *after));
             }
             Self::Announced { number, sequence, lifetime, refusal } => {
                 put_u64(out, *number);
@@ -592,6 +595,7 @@ impl Record {
                 flow: body.u64("name of the flow")?,
                 lifetime: body.u32("lifetime")?,
                 acceptor: *body.array("acceptor's key")?,
+                after: (body.remaining() > 0).then(|| body.u64("number of another move")).transpose()?,
             },
             ANNOUNCED => Self::Announced {
                 number: body.u64("number of the move")?,

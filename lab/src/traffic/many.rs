@@ -69,6 +69,9 @@ impl Epoll {
     }
 }
 
+/// Room for what cannot be sent yet, in bytes with the kernel's own.
+const PATIENT: usize = 16 << 20;
+
 /// Echoes on what it accepts, and on what it receives from other hosts; and datagrams, if that is asked for.
 pub(super) fn serve(listen: SocketAddr, receive: ReceiveOptions, datagrams: bool) -> Result<()> {
     let on = |e| Error::call("listen", listen.to_string(), e);
@@ -118,6 +121,10 @@ pub(super) fn serve(listen: SocketAddr, receive: ReceiveOptions, datagrams: bool
         for number in epoll.wait(Duration::from_secs(3600))? {
             if number == LISTENER {
                 while let Ok((stream, _)) = listener.accept() {
+                    if datagrams {
+                        // Clients that change hosts may take nothing for a while, and send on: what cannot be written ends a connection.
+                        let _ = rustix::net::sockopt::set_socket_send_buffer_size_force(&stream, PATIENT);
+                    }
                     if stream.set_nonblocking(true).is_ok() && stream.set_nodelay(true).is_ok() {
                         epoll.add(&stream, next)?;
                         connections.insert(next, stream);

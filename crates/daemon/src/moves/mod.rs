@@ -212,6 +212,7 @@ impl EventLoop {
             flow: name,
             acceptor,
             acceptor_at: None,
+            after: None,
         };
         match self.node.give_socket(now, gift) {
             Ok(name) => {

@@ -382,6 +382,7 @@ impl EventLoop {
         let flows: Vec<FlowTuple> = job.whole.flows.iter().chain(&job.going.met).copied().collect();
         let count = u32::try_from(flows.len()).unwrap_or(u32::MAX);
         let mut given = self.effects.begin_leaving(now, root, flows.clone(), &ends);
+        let mut first = None;
         for (index, flow) in (0..count).zip(&flows) {
             if given.is_err() {
                 break;
@@ -400,9 +401,11 @@ impl EventLoop {
                 flow: name,
                 acceptor,
                 acceptor_at: None,
+                after: first,
             };
             given = match self.node.give_socket(now, gift) {
                 Ok(name) => {
+                    first.get_or_insert(name.number);
                     if let Some(job) = self.moves.processes.get_mut(&root) {
                         job.open.push((name, *flow));
                     }

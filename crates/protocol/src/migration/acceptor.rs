@@ -358,13 +358,27 @@ impl Moves {
                 }
             }
             (Stage::Restoring, _) if failed.is_some() => self.refuse(at, name, why.unwrap_or(Refusal::NotRestored)),
-            (Stage::Restoring | Stage::Saving, Some(_)) => self.turn_acceptance(at, name, Stage::Dropping),
+            (Stage::Saving, Some(_)) => {
+                self.surrender_along(at, name);
+                self.turn_acceptance(at, name, Stage::Dropping);
+            }
+            (Stage::Restoring, Some(_)) => self.turn_acceptance(at, name, Stage::Dropping),
             (Stage::Restoring, None) => self.turn_acceptance(at, name, Stage::Saving),
             (Stage::Saving, None) => self.turn_acceptance(at, name, Stage::Presented),
             (Stage::Waking, _) if failed.is_some() => self.turn_acceptance(at, name, Stage::Surrendering),
             (Stage::Waking, _) => self.end_acceptance(at, name, MoveEvent::Taken { name }),
             (Stage::Dropping, why) => self.refuse(at, name, why.unwrap_or(Refusal::Cancelled)),
             (Stage::Reaching | Stage::Ready | Stage::Presented | Stage::Adopting | Stage::Surrendering, _) => {}
+        }
+    }
+
+    /// What belongs to a process may have been committed along with that (P-130), without having been presented: that the copy goes the holder is to know.
+    fn surrender_along(&mut self, at: At<'_>, name: MoveName) {
+        let Some(of) = self.acceptances.get(&name) else { return };
+        // As P-94 has it.
+        let belongs = of.request.receiver.first() == Some(&0xff);
+        if let Some(ticket) = of.ticket.filter(|_| belongs) {
+            self.say(at, of.holder, Record::Surrender(ticket));
         }
     }
 

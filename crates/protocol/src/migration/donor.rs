@@ -28,6 +28,8 @@ pub(super) struct Donation {
     holder: PublicKey,
     acceptor: PublicKey,
     request: Request,
+    /// The move that brings this one along.
+    after: Option<u64>,
     stage: Stage,
     /// The acceptor is ready.
     ready: bool,
@@ -96,7 +98,8 @@ impl Moves {
 
     /// Begins to give a socket away. `number` is drawn by lot.
     pub(super) fn give(&mut self, at: At<'_>, number: u64, gift: Gift) -> Result<MoveName, NotGiven> {
-        let Gift { tuple, family, size, options, receiver, holder, holder_at, flow, acceptor, acceptor_at } = gift;
+        let Gift { tuple, family, size, options, receiver, holder, holder_at, flow, acceptor, acceptor_at, after } =
+            gift;
         if !self.config.enabled {
             return Err(NotGiven::Disabled);
         }
@@ -132,6 +135,7 @@ impl Moves {
             holder,
             acceptor,
             request,
+            after,
             stage: Stage::Preparing,
             ready: false,
             announced: None,
@@ -177,6 +181,7 @@ impl Moves {
             holder,
             acceptor,
             request,
+            after: None,
             stage: Stage::Recalling,
             ready: true,
             announced: None,
@@ -203,7 +208,7 @@ impl Moves {
     /// Says what a move waits to be answered: all, or what one host is to answer.
     pub(super) fn say_donation(&mut self, at: At<'_>, number: u64, to: Option<PublicKey>) {
         let Some(of) = self.donations.get(&number) else { return };
-        let (holder, acceptor, stage, flow) = (of.holder, of.acceptor, of.stage, of.request.flow);
+        let (holder, acceptor, stage, flow, after) = (of.holder, of.acceptor, of.stage, of.request.flow, of.after);
         let meant = |key: PublicKey| to.is_none_or(|to| to == key);
         let mut words = Vec::new();
         match stage {
@@ -215,7 +220,7 @@ impl Moves {
                     let acceptor = *acceptor.as_bytes();
                     let longer = Self::takes(self.promised).as_secs();
                     let lifetime = LIFETIME.saturating_add(u32::try_from(longer).unwrap_or(u32::MAX));
-                    words.push((holder, Record::Announce { number, flow, lifetime, acceptor }));
+                    words.push((holder, Record::Announce { number, flow, lifetime, acceptor, after }));
                 }
             }
             Stage::Offered if meant(acceptor) => {

@@ -47,6 +47,8 @@ pub(super) struct Held {
     over: bool,
     /// A daemon before this one has led it: the data plane knows it as it is.
     restored: bool,
+    /// It is this host's since another move has brought it along, and has not been presented.
+    along_here: bool,
 }
 
 /// A donor that has not said that it knows.
@@ -73,13 +75,34 @@ pub(super) struct Announcement {
     recalled: Option<bool>,
     /// The acceptor has lost its copy meanwhile.
     surrendered: bool,
+    /// The donor's move that brings this one along.
+    after: Option<u64>,
+    /// It is committed along with that one, and not since its own ticket was presented.
+    along: bool,
+    /// It is decided when that one is.
+    waits: bool,
+    /// What came of keeping it, while it waits.
+    kept: Option<Result<MoveDone, MoveFailed>>,
 }
 
 impl Announcement {
     /// Of a tenant that names a connection of its lease: nothing is waited for, and being kept it is decided.
     pub(super) fn claim(now: Time, name: MoveName, tenant: PublicKey, wire_port: u16) -> Self {
-        let (keeping, recalled, surrendered) = (true, None, false);
-        Self { name, acceptor: tenant, lifetime: 0, until: now, wire_port, keeping, recalled, surrendered }
+        let (keeping, recalled, surrendered, after, along, waits, kept) = (true, None, false, None, false, false, None);
+        Self {
+            name,
+            acceptor: tenant,
+            lifetime: 0,
+            until: now,
+            wire_port,
+            keeping,
+            recalled,
+            surrendered,
+            after,
+            along,
+            waits,
+            kept,
+        }
     }
 }
 
@@ -209,6 +232,7 @@ impl Moves {
             ending: false,
             over: false,
             restored: false,
+            along_here: false,
         })
     }
 
@@ -292,6 +316,7 @@ impl Moves {
             ending: saved.ending,
             over: false,
             restored: true,
+            along_here: saved.owner == self.me(),
         };
         if !held.unsettled.is_empty() {
             self.limit(until, Limit::Unsettled(saved.flow));
@@ -315,6 +340,7 @@ impl Moves {
     }
 
     /// A donor announces a move.
+    #[expect(clippy::too_many_arguments, reason = "they are the record, which nothing else is made of")]
     pub(super) fn handle_announce(
         &mut self,
         at: At<'_>,
@@ -323,6 +349,7 @@ impl Moves {
         flow: u64,
         lifetime: u32,
         acceptor: PublicKey,
+        after: Option<u64>,
     ) {
         let lifetime = lifetime.clamp(LIFETIME_LEAST, LIFETIME_MOST);
         let announced = |sequence, refusal| Record::Announced { number: name.number, sequence, lifetime, refusal };
@@ -367,8 +394,15 @@ impl Moves {
             keeping: false,
             recalled: None,
             surrendered: false,
+            after,
+            along: false,
+            waits: false,
+            kept: None,
         });
         let sequence = held.next;
+        if let Some(number) = after {
+            self.followers.entry(MoveName { number, ..name }).or_default().insert(flow);
+        }
         self.limit(until, Limit::Announcement(flow));
         self.say(at, donor, announced(sequence, None));
     }
@@ -383,18 +417,33 @@ impl Moves {
     pub(super) fn handle_presented(&mut self, at: At<'_>, from: PublicKey, ticket: Ticket, wire_port: u16) {
         let (name, flow) = (ticket.name, ticket.flow);
         let genuine = self.concerns(flow, name) && self.is_genuine(&ticket);
+        let announced = self.held.get_mut(&flow).and_then(|held| held.announced.as_mut());
+        let kept = |of: &&mut Announcement| of.name == name && of.keeping && of.acceptor == from;
+        if let Some(announced) = announced.filter(kept) {
+            if genuine && announced.along {
+                (announced.along, announced.wire_port) = (false, wire_port);
+            }
+            return;
+        }
         let refusal = match self.held.get(&flow) {
             // It did not hear that it is committed.
             Some(held) if held.last == Some(name) && held.owner == from => {
-                if held.awaiting.is_none() {
+                let (waits, other_port) = (held.awaiting.is_some(), held.wire_port != wire_port);
+                let late = held.along_here;
+                if genuine && other_port {
+                    self.note_wire_port(flow, wire_port);
+                }
+                if !waits {
                     self.answer_again(at, flow, from);
+                }
+                if late {
+                    self.take_here(flow);
                 }
                 return;
             }
             Some(held) => {
                 let announced = held.announced.as_ref().filter(|announced| announced.name == name);
                 match announced {
-                    Some(announced) if announced.keeping && announced.acceptor == from => return,
                     Some(_) if held.over => Some(Refusal::NoSuchFlow),
                     Some(_) if *held.owner.as_bytes() != name.donor => Some(Refusal::NotAnnounced),
                     Some(announced) if announced.acceptor != from || ticket.acceptor != *from.as_bytes() => {
@@ -415,13 +464,20 @@ impl Moves {
             self.say(at, from, Record::Verdict { name, outcome: Err(refusal) });
             return;
         }
+        // Behind what belongs to it, so that nobody finds it without that.
+        self.keep_followers(at, name, PublicKey::from(name.donor), from);
+        self.keep(at, flow, name, from, wire_port);
+    }
+
+    /// Has a commit kept.
+    fn keep(&mut self, at: At<'_>, flow: u64, name: MoveName, acceptor: PublicKey, wire_port: u16) {
         let Some(held) = self.held.get_mut(&flow) else { return };
         let (donor, far, hidden) = (held.owner, held.lent, held.hidden);
         let before: Vec<_> = held.unsettled.iter().map(|(name, of)| (*name, of.donor_at)).collect();
         let donor_at = (donor != self.key.public()).then(|| at.around.whereabouts(&donor)).flatten();
         let unsettled = before.into_iter().chain([(name, donor_at)]).collect();
-        let (sequence, ending) = (held.next, false);
-        let saved = SavedHeld { flow, far, owner: from, wire_port, sequence, last: name, unsettled, hidden, ending };
+        let (owner, sequence, ending) = (acceptor, held.next, false);
+        let saved = SavedHeld { flow, far, owner, wire_port, sequence, last: name, unsettled, hidden, ending };
         if let Some(announced) = &mut held.announced {
             announced.keeping = true;
             announced.wire_port = wire_port;
@@ -429,12 +485,75 @@ impl Moves {
         self.op(MoveOp::SaveHeld(saved), Asked::Keep(flow));
     }
 
+    /// An owner says by which port packets come to it, where that was not known when it became the owner.
+    fn note_wire_port(&mut self, flow: u64, wire_port: u16) {
+        if let Some(held) = self.held.get_mut(&flow) {
+            held.wire_port = wire_port;
+        }
+        if let Some(saved) = self.held_to_save(flow) {
+            self.effect("keeping whose a socket is", MoveOp::SaveHeld(saved));
+        }
+    }
+
+    fn take_here(&mut self, flow: u64) {
+        if let Some(held) = self.held.get_mut(&flow) {
+            held.along_here = false;
+            let to = held.owner;
+            self.event(MoveEvent::Rebound { flow, to });
+        }
+    }
+
+    /// Has the commits kept of the moves that a move brings along (P-130). They are decided with that one.
+    fn keep_followers(&mut self, at: At<'_>, first: MoveName, donor: PublicKey, acceptor: PublicKey) {
+        for flow in self.followers.get(&first).cloned().unwrap_or_default() {
+            let Some(held) = self.held.get_mut(&flow).filter(|held| held.owner == donor && !held.over) else {
+                continue;
+            };
+            let belongs = |of: &&mut Announcement| {
+                of.after == Some(first.number) && of.acceptor == acceptor && !of.keeping && at.now < of.until
+            };
+            let Some(announced) = held.announced.as_mut().filter(belongs) else { continue };
+            (announced.along, announced.waits) = (true, true);
+            let name = announced.name;
+            // It says which port is its own when it presents its ticket. Until then that of the socket is as good a guess as any.
+            let far = held.lent.or_else(|| at.around.flow(&donor, flow));
+            self.keep(at, flow, name, acceptor, far.map_or(0, |far| far.remote.port()));
+        }
+    }
+
+    /// A move is decided, and with it those that it brings along.
+    fn decide_followers(&mut self, at: At<'_>, first: MoveName, committed: bool) {
+        for flow in self.followers.remove(&first).unwrap_or_default() {
+            let announced = self.held.get_mut(&flow).and_then(|held| held.announced.as_mut());
+            let Some(announced) = announced.filter(|of| of.waits && of.after == Some(first.number)) else { continue };
+            announced.waits = false;
+            let kept = announced.kept.take();
+            if committed {
+                kept.into_iter().for_each(|kept| self.handle_kept(at, flow, kept));
+                continue;
+            }
+            let why =
+                MoveFailed { refusal: Refusal::NotKept, sentence: "what it belongs to could not be kept".to_owned() };
+            self.handle_kept(at, flow, Err(why));
+            // As it was before.
+            let before = self.held.get(&flow).and_then(|held| held.saved(flow));
+            let op = before.map_or(MoveOp::ForgetHeld { flow }, MoveOp::SaveHeld);
+            self.effect("keeping whose a socket is", op);
+        }
+    }
+
     /// The commit is kept: it is decided. Or it could not be.
     pub(super) fn handle_kept(&mut self, at: At<'_>, flow: u64, result: Result<MoveDone, MoveFailed>) {
+        let me = self.me();
         let Some(held) = self.held.get_mut(&flow) else { return };
+        if let Some(announced) = held.announced.as_mut().filter(|announced| announced.waits) {
+            announced.kept = Some(result);
+            return;
+        }
         let Some(announced) = held.announced.take_if(|announced| announced.keeping) else { return };
-        let Announcement { name, acceptor, wire_port, recalled, surrendered, .. } = announced;
+        let Announcement { name, acceptor, wire_port, recalled, surrendered, after: first, along, .. } = announced;
         let donor = held.owner;
+        let here = along && acceptor == me;
         let sequence = held.next;
         held.next = sequence.saturating_add(1);
         // A claim: it has no donor that would have to know.
@@ -454,6 +573,7 @@ impl Moves {
                 self.close_far_end(flow);
             }
             self.tidy(flow);
+            self.decide_followers(at, name, false);
             return;
         }
         let before = held.waits_for();
@@ -463,7 +583,9 @@ impl Moves {
         held.wire_port = wire_port;
         held.sequence = sequence;
         held.last = Some(name);
-        held.awaiting = Some(acceptor);
+        held.awaiting = (!along).then_some(acceptor);
+        // What this host takes itself it has when it presents its ticket, at once or once it is started anew: then it is held no more.
+        held.along_here = here;
         if claimed {
             self.lead(at, flow);
             return;
@@ -476,12 +598,19 @@ impl Moves {
         self.wait(at, &before, &after);
         self.limit(until, Limit::Unsettled(flow));
         self.say(at, donor, Record::Decided { number: name.number, decision: Decision::Committed });
-        self.event(MoveEvent::Rebound { flow, to: acceptor });
+        if !here {
+            self.event(MoveEvent::Rebound { flow, to: acceptor });
+        }
+        if first.is_some() && !along {
+            // Another port may have been kept.
+            self.note_wire_port(flow, wire_port);
+        }
         if surrendered {
             self.lose(at, flow, name, acceptor);
-        } else {
+        } else if !here {
             self.lead(at, flow);
         }
+        self.decide_followers(at, name, true);
     }
 
     /// An acceptor that did not hear that it is committed is told, once more, how it goes on.
@@ -674,6 +803,12 @@ impl Moves {
     }
 
     pub(super) fn handle_announcement_limit(&mut self, at: At<'_>, flow: u64) {
+        let of = self.held.get(&flow).and_then(|held| held.announced.as_ref());
+        let after = of.filter(|announced| at.now < announced.until).and_then(|announced| announced.after);
+        self.followers.retain(|first, flows| {
+            let over = after != Some(first.number) && flows.remove(&flow);
+            !(over && flows.is_empty())
+        });
         let Some(held) = self.held.get_mut(&flow) else { return };
         let over = |announced: &mut Announcement| announced.until <= at.now && !announced.keeping;
         if held.announced.take_if(over).is_some() {

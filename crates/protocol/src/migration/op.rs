@@ -125,6 +125,9 @@ pub struct Gift {
     pub acceptor: PublicKey,
     /// Where the acceptor is, if no peer has this key yet.
     pub acceptor_at: Option<SocketAddr>,
+    /// The number of the move that this one belongs to: where both have the same holder it commits both (P-130). The acceptor does not present the
+    /// ticket of that one before it has this socket as well.
+    pub after: Option<u64>,
 }
 
 /// Why a socket is not even tried to be given away.

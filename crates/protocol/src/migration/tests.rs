@@ -3,6 +3,7 @@
 mod endpoints;
 mod leases;
 mod loads;
+mod together;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -248,7 +249,7 @@ fn announced(number: u64) -> (Host, Ticket) {
 
 fn announce(holder: &mut Host, number: u64) -> Ticket {
     let acceptor = *key(ACCEPTOR).as_bytes();
-    holder.hear(DONOR, Record::Announce { number, flow: FLOW, lifetime: 60, acceptor });
+    holder.hear(DONOR, Record::Announce { number, flow: FLOW, lifetime: 60, acceptor, after: None });
     let said = holder.said(DONOR);
     let Some(Record::Announced { sequence, lifetime, refusal: None, .. }) = said.last() else { panic!("{said:?}") };
     ticket(number, ACCEPTOR, *sequence, *lifetime)
@@ -325,7 +326,7 @@ fn a_ticket_that_is_presented_again_is_answered_and_changes_nothing() {
     refused(&mut holder, THIEF, ticket, Refusal::NotAnnounced);
     // The flow moved on meanwhile, to the thief: the ticket is worth nothing any more.
     let acceptor = *key(THIEF).as_bytes();
-    holder.hear(ACCEPTOR, Record::Announce { number: 9, flow: FLOW, lifetime: 60, acceptor });
+    holder.hear(ACCEPTOR, Record::Announce { number: 9, flow: FLOW, lifetime: 60, acceptor, after: None });
     let mut next = Ticket { sequence: ticket.sequence + 1, acceptor, ..ticket };
     next.name = MoveName { donor: *key(ACCEPTOR).as_bytes(), number: 9 };
     assert!(Host::new(ACCEPTOR).moves.sign(&mut next, key(HOLDER)));
@@ -390,7 +391,7 @@ fn a_commit_is_not_overwritten_by_what_was_before_it() {
     holder.carry_out();
     // The acceptor gives it back before the donor has said that it knows.
     let acceptor = *key(DONOR).as_bytes();
-    holder.hear(ACCEPTOR, Record::Announce { number: 9, flow: FLOW, lifetime: 60, acceptor });
+    holder.hear(ACCEPTOR, Record::Announce { number: 9, flow: FLOW, lifetime: 60, acceptor, after: None });
     let mut back = Ticket { sequence: first.sequence + 1, acceptor, ..first };
     back.name = MoveName { donor: *key(ACCEPTOR).as_bytes(), number: 9 };
     assert!(Host::new(ACCEPTOR).moves.sign(&mut back, key(HOLDER)));
@@ -631,6 +632,7 @@ fn thousands_move_at_once() {
             flow,
             acceptor: key(ACCEPTOR),
             acceptor_at: None,
+            after: None,
         };
         assert!(three.hosts[DONOR].moves.give(at, 1_000_000 + flow, gift).is_ok());
     }
@@ -667,6 +669,7 @@ fn a_host_that_does_not_answer_is_not_said_to_have_no_program() {
             flow: FLOW,
             acceptor: key(ACCEPTOR),
             acceptor_at: None,
+            after: None,
         };
         let at = At { now: donor.now, around: &Known };
         assert!(donor.moves.give(at, NUMBER, gift).is_ok());

@@ -98,6 +98,7 @@ impl World {
             flow: of.name,
             acceptor: self.hosts[to.0].public_key(),
             acceptor_at: endpoint(self, to),
+            after: None,
         };
         let now = self.now;
         let mut given = None;

@@ -1,0 +1,121 @@
+//! Moves that one brings along (P-130).
+
+use super::*;
+
+const OTHER: u64 = FLOW + 1;
+
+/// A holder that has lent two flows, of which the donor has announced moves, the second with the first.
+fn two() -> (Host, [Ticket; 2]) {
+    two_for(ACCEPTOR)
+}
+
+fn two_for(acceptor: usize) -> (Host, [Ticket; 2]) {
+    let mut holder = Host::new(HOLDER);
+    let acceptor = *key(acceptor).as_bytes();
+    let tickets = [(FLOW, NUMBER, None), (OTHER, NUMBER + 1, Some(NUMBER))].map(|(flow, number, after)| {
+        holder.moves.lend(flow, far(), key(DONOR));
+        holder.hear(DONOR, Record::Announce { number, flow, lifetime: 60, acceptor, after });
+        let said = holder.said(DONOR);
+        let Some(Record::Announced { sequence, lifetime, refusal: None, .. }) = said.last() else { panic!("{said:?}") };
+        let (sequence, lifetime) = (*sequence, *lifetime);
+        let mut ticket = Ticket { name: name(number), flow, acceptor, sequence, lifetime, mac: [0; 16] };
+        assert!(Host::new(DONOR).moves.sign(&mut ticket, key(HOLDER)));
+        ticket
+    });
+    (holder, tickets)
+}
+
+fn saved(ops: &[MoveOp]) -> Vec<(u64, PublicKey, u16)> {
+    let saved = |op: &MoveOp| match op {
+        MoveOp::SaveHeld(saved) => (saved.flow, saved.owner, saved.wire_port),
+        other => panic!("{other:?}"),
+    };
+    ops.iter().map(saved).collect()
+}
+
+#[test]
+fn what_belongs_together_is_committed_together() {
+    let (mut holder, [first, other]) = two();
+    holder.hear(ACCEPTOR, present(first));
+    let guess = far().remote.port();
+    assert_eq!(saved(&holder.carry_out()), [(OTHER, key(ACCEPTOR), guess), (FLOW, key(ACCEPTOR), 2048)]);
+    assert_eq!(verdict(&mut holder, ACCEPTOR), None, "only of that which was presented");
+    let committed = |number| Record::Decided { number, decision: Decision::Committed };
+    assert_eq!(holder.said(DONOR), [committed(NUMBER), committed(NUMBER + 1)]);
+    // So it is whatever happens now.
+    holder.hear(DONOR, Record::Recall { number: NUMBER + 1, flow: OTHER, gone: false });
+    assert_eq!(holder.said(DONOR), [committed(NUMBER + 1)]);
+    holder.led.clear();
+    holder.hear(ACCEPTOR, present(other));
+    assert_eq!(saved(&holder.carry_out()), [(OTHER, key(ACCEPTOR), 2048)], "now its port is known");
+    assert_eq!(holder.led, [(key(ACCEPTOR), 2048)]);
+    assert_eq!(verdict(&mut holder, ACCEPTOR), None);
+}
+
+#[test]
+fn what_is_presented_while_it_is_kept_is_answered_then() {
+    let (mut holder, [first, other]) = two();
+    holder.hear(ACCEPTOR, present(first));
+    let ops = holder.ops();
+    holder.hear(ACCEPTOR, present(other));
+    ops.into_iter().for_each(|(id, _)| holder.done(id));
+    assert_eq!(saved(&holder.carry_out()), [(OTHER, key(ACCEPTOR), 2048)]);
+    let said = holder.said(ACCEPTOR);
+    assert!(
+        matches!(said[..], [Record::Verdict { outcome: Ok(_), .. }, Record::Verdict { outcome: Ok(_), .. }]),
+        "{said:?}"
+    );
+}
+
+#[test]
+fn what_comes_home_is_held_until_it_is_presented() {
+    let (mut holder, [first, other]) = two_for(HOLDER);
+    holder.hear(HOLDER, present(first));
+    assert_eq!(saved(&holder.carry_out()).len(), 2);
+    let rebound = |holder: &mut Host| {
+        let events = std::iter::from_fn(|| holder.moves.poll_event());
+        events.filter(|event| matches!(event, MoveEvent::Rebound { .. })).collect::<Vec<_>>()
+    };
+    let to = key(HOLDER);
+    assert_eq!(rebound(&mut holder), [MoveEvent::Rebound { flow: FLOW, to }]);
+    holder.hear(HOLDER, present(other));
+    holder.carry_out();
+    assert_eq!(rebound(&mut holder), [MoveEvent::Rebound { flow: OTHER, to }], "whoever hears it forgets the flow");
+}
+
+#[test]
+fn where_the_first_is_not_kept_nothing_is() {
+    let (mut holder, [first, _]) = two();
+    holder.hear(ACCEPTOR, present(first));
+    let ops = holder.ops();
+    assert_eq!(ops.len(), 2);
+    holder.done(ops[0].0);
+    let at = At { now: holder.now, around: &Known };
+    let failed = MoveFailed { refusal: Refusal::NotKept, sentence: "no room".to_owned() };
+    holder.moves.handle_done(at, ops[1].0, Err(failed));
+    assert_eq!(holder.carry_out(), [MoveOp::ForgetHeld { flow: OTHER }], "what was kept of the other is forgotten");
+    let revoked = |number| Record::Decided { number, decision: Decision::Revoked };
+    assert_eq!(holder.said(DONOR), [revoked(NUMBER), revoked(NUMBER + 1)]);
+}
+
+#[test]
+fn what_was_called_back_or_goes_to_another_host_is_not_brought_along() {
+    let (mut holder, [first, _]) = two();
+    holder.hear(DONOR, Record::Recall { number: NUMBER + 1, flow: OTHER, gone: false });
+    holder.hear(ACCEPTOR, present(first));
+    assert_eq!(saved(&holder.carry_out()), [(FLOW, key(ACCEPTOR), 2048)]);
+
+    let (mut holder, [first, _]) = two();
+    let acceptor = *key(THIEF).as_bytes();
+    let after = Some(NUMBER);
+    holder.hear(DONOR, Record::Announce { number: NUMBER + 2, flow: OTHER, lifetime: 60, acceptor, after });
+    holder.hear(ACCEPTOR, present(first));
+    assert_eq!(saved(&holder.carry_out()), [(FLOW, key(ACCEPTOR), 2048)]);
+}
+
+#[test]
+fn nothing_is_left_of_what_comes_to_nothing() {
+    let (mut holder, _) = two();
+    holder.pass(61);
+    assert!(holder.moves.followers.is_empty());
+}
