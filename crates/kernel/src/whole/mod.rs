@@ -317,13 +317,15 @@ fn look_at_descriptors(whole: &mut Whole) -> Result<(), Unfit> {
 /// [`Unfit`].
 pub fn queued(pids: &[u32]) -> Result<Option<(SocketAddr, u32)>, Unfit> {
     let Some(first) = pids.first() else { return Ok(None) };
-    let sockets = Sockets::of(*first)?;
     let own: HashSet<u32> = pids.iter().flat_map(|pid| process::sockets(*pid)).collect();
-    let mut waiting = own.iter().filter_map(|inode| match sockets.find(*inode) {
+    Ok(queued_among(&Sockets::of(*first)?, &own))
+}
+
+fn queued_among(sockets: &Sockets, own: &HashSet<u32>) -> Option<(SocketAddr, u32)> {
+    own.iter().find_map(|inode| match sockets.find(*inode) {
         Some(Socket::Listening(at, waiting)) if *waiting > 0 => Some((*at, *waiting)),
         _ => None,
-    });
-    Ok(waiting.next())
+    })
 }
 
 /// The connections that processes have now.
@@ -331,9 +333,12 @@ pub fn queued(pids: &[u32]) -> Result<Option<(SocketAddr, u32)>, Unfit> {
 /// # Errors
 /// [`Unfit`].
 pub fn flows_of(pids: &[u32]) -> Result<BTreeSet<FlowTuple>, Unfit> {
+    let Some(first) = pids.first() else { return Ok(BTreeSet::new()) };
+    flows_among(&Sockets::of(*first)?, pids)
+}
+
+fn flows_among(sockets: &Sockets, pids: &[u32]) -> Result<BTreeSet<FlowTuple>, Unfit> {
     let mut found = BTreeSet::new();
-    let Some(first) = pids.first() else { return Ok(found) };
-    let sockets = Sockets::of(*first)?;
     for pid in pids {
         for inode in process::sockets(*pid) {
             match sockets.find(inode) {
@@ -348,15 +353,27 @@ pub fn flows_of(pids: &[u32]) -> Result<BTreeSet<FlowTuple>, Unfit> {
     Ok(found)
 }
 
-/// The sockets without another end that processes have now.
+/// What processes have of TCP and UDP, all seen at once.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Their connections.
+    pub flows: BTreeSet<FlowTuple>,
+    /// Their sockets without another end.
+    pub ends: BTreeSet<End>,
+    /// Where connections wait to be accepted by them, if any do, and how many.
+    pub queued: Option<(SocketAddr, u32)>,
+}
+
+/// Looks once at what processes have now.
 ///
 /// # Errors
 /// [`Unfit`].
-pub fn ends_of(pids: &[u32]) -> Result<BTreeSet<End>, Unfit> {
-    let Some(first) = pids.first() else { return Ok(BTreeSet::new()) };
+pub fn see(pids: &[u32]) -> Result<Seen, Unfit> {
+    let Some(first) = pids.first() else { return Ok(Seen::default()) };
     let sockets = Sockets::of(*first)?;
     let own: HashSet<u32> = pids.iter().flat_map(|pid| process::sockets(*pid)).collect();
-    Ok(sockets.ends().filter(|(inode, _)| own.contains(inode)).map(|(_, end)| end).collect())
+    let ends = sockets.ends().filter(|(inode, _)| own.contains(inode)).map(|(_, end)| end).collect();
+    Ok(Seen { flows: flows_among(&sockets, pids)?, ends, queued: queued_among(&sockets, &own) })
 }
 
 /// The UDP sockets of processes that stand still, in whose queues something waits: CRIU leaves that behind. Nothing is changed.

@@ -225,7 +225,8 @@ fn sockets_without_another_end_are_told_and_whose_they_are() {
     let whole = looked(&child, Scope::Alone).expect("it can go");
     assert_eq!(whole.ends, [tcp, udp]);
     assert!(whole.others.contains(&other) && !whole.others.contains(&tcp), "{:?}", whole.others);
-    assert_eq!(ends_of(&whole.pids).expect("ends").into_iter().collect::<Vec<_>>(), [tcp, udp]);
+    let seen = see(&whole.pids).expect("seen");
+    assert_eq!(seen.ends.into_iter().collect::<Vec<_>>(), [tcp, udp]);
     finish(child);
 }
 

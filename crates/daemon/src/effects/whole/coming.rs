@@ -50,7 +50,7 @@ pub(super) struct Coming {
     rebuilt: bool,
     /// CRIU is at it.
     begun: bool,
-    saving: Vec<(MoveOpId, SavedAcceptance)>,
+    saving: Vec<MoveOpId>,
     waking: Vec<MoveOpId>,
     /// Its first connection is this host's, and so it is. The others are waited for until then.
     decided: Option<Time>,
@@ -361,9 +361,15 @@ impl Effects {
         if first || coming.decided.is_some() {
             return Some(self.save_now(saved));
         }
-        coming.saving.push((id, saved.clone()));
         // So that the next daemon knows of it; what it may do, it knows from the first.
-        self.save_now(saved).err().map(Err)
+        let name = saved.ticket.name;
+        if let Err(failed) = self.save_now(saved) {
+            return Some(Err(failed));
+        }
+        if let Some((_, coming)) = self.wholes.coming_of(&name) {
+            coming.saving.push(id);
+        }
+        None
     }
 
     fn save_now(&mut self, saved: SavedAcceptance) -> Answer {
@@ -389,7 +395,7 @@ impl Effects {
         if first {
             coming.decided = Some(now + LAST_WITHIN);
             let waiting = std::mem::take(&mut coming.saving);
-            waiting.into_iter().for_each(|(id, _)| self.wholes.finish(id, Ok(MoveDone::Done)));
+            waiting.into_iter().for_each(|id| self.wholes.finish(id, Ok(MoveDone::Done)));
         }
         if flow.is_unconnected() && flow.transport == Transport::Udp {
             self.refill_end(&flow, &images);
@@ -426,7 +432,7 @@ impl Effects {
         {
             tracing::warn!(%error, "a process that was rebuilt in vain cannot be told so");
         }
-        let saving = std::mem::take(&mut coming.saving).into_iter().map(|(id, _)| id);
+        let saving = std::mem::take(&mut coming.saving);
         let waiting: Vec<MoveOpId> = std::mem::take(&mut coming.rebuilding).into_iter().chain(saving).collect();
         self.wholes.finish_all(waiting, || Err(gone()));
     }

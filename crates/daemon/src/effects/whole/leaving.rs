@@ -360,11 +360,11 @@ impl Effects {
                 return Err("it has started or ended processes meanwhile; try again".to_owned());
             }
             let connected: BTreeSet<FlowTuple> = flows.iter().copied().filter(|flow| !flow.is_unconnected()).collect();
-            let unfit = |unfit: whole::Unfit| unfit.to_string();
-            if whole::flows_of(&pids).map_err(unfit)? != connected || whole::ends_of(&pids).map_err(unfit)? != ends {
+            let seen = whole::see(&pids).map_err(|unfit| unfit.to_string())?;
+            if seen.flows != connected || seen.ends != ends {
                 return Err("it has opened or closed connections meanwhile; try again".to_owned());
             }
-            if let Some((at, waiting)) = whole::queued(&pids).map_err(unfit)? {
+            if let Some((at, waiting)) = seen.queued {
                 return Err(format!("{waiting} connections have come to {at} meanwhile; try again"));
             }
             // Whatever becomes of this daemon, they do not go on with sockets at rest.
