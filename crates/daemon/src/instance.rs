@@ -1,14 +1,20 @@
 //! One daemon for each run directory.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
 use whimbrel_kernel::namespace::{self, Whereabouts};
 
 use crate::journal::Journal;
+
+/// How long the lock may be had by what a daemon that is gone has begun to start.
+const LETS_GO_WITHIN: Duration = Duration::from_secs(2);
+/// Between looks at it.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// The run directory of a machine's only daemon.
 pub const DEFAULT_RUN_DIR: &str = "/run/whimbrel";
@@ -106,14 +112,20 @@ impl Instance {
             .mode(0o644)
             .open(&path)
             .map_err(unusable("open", &path))?;
-        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(rustix::io::Errno::WOULDBLOCK) => {
-                let mut pid = String::new();
-                let _ = lock.read_to_string(&mut pid);
-                return Err(InstanceError::Taken { run_dir: run_dir.to_owned(), pid: pid.trim().to_owned() });
+        let since = Instant::now();
+        loop {
+            match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => break,
+                Err(rustix::io::Errno::WOULDBLOCK) => {
+                    let pid = fs::read_to_string(&path).unwrap_or_default().trim().to_owned();
+                    if pid.is_empty() || Path::new("/proc").join(&pid).exists() || since.elapsed() > LETS_GO_WITHIN {
+                        return Err(InstanceError::Taken { run_dir: run_dir.to_owned(), pid });
+                    }
+                    // It was killed, and what it was about to start has its descriptors until that is another program.
+                    std::thread::sleep(LOOK);
+                }
+                Err(errno) => return Err(unusable("lock", &path)(errno.into())),
             }
-            Err(errno) => return Err(unusable("lock", &path)(errno.into())),
         }
         let orphaned = check_namespace(run_dir, namespace().as_deref(), namespace::find)?;
         lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id())).map_err(unusable("write to", &path))?;
@@ -193,6 +205,28 @@ pub fn is_running(run_dir: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_lock_that_a_killed_daemon_s_child_has_for_a_moment_is_waited_for() {
+        let run_dir = std::env::temp_dir().join(format!("whimbrel-lock-{}", std::process::id()));
+        fs::create_dir_all(&run_dir).expect("directory");
+        let mut child = std::process::Command::new("true").spawn().expect("true");
+        child.wait().expect("wait");
+        // What has its descriptors has it as well; nobody has this number any more.
+        let path = run_dir.join("lock");
+        fs::write(&path, format!("{}\n", child.id())).expect("lock");
+        let held = File::open(&path).expect("lock");
+        flock(&held, FlockOperation::NonBlockingLockExclusive).expect("free");
+        let let_go = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(100));
+            drop(held);
+        });
+        let ours = Instance::lock(&run_dir).expect("it is let go");
+        let_go.join().expect("thread");
+        assert!(matches!(Instance::lock(&run_dir), Err(InstanceError::Taken { .. })), "this process has it");
+        drop(ours);
+        fs::remove_dir_all(&run_dir).expect("removed");
+    }
 
     #[test]
     fn the_second_daemon_is_told_who_is_there() {
