@@ -87,6 +87,8 @@ pub(super) struct Joining {
     /// Who has answered there.
     peer: Option<PeerId>,
     stage: Stage,
+    /// It has answered that it cannot begin another exchange now.
+    busy: bool,
     next: Time,
     until: Time,
 }
@@ -170,6 +172,7 @@ impl Node {
             tries: 0,
             peer: None,
             stage: Stage::Reaching,
+            busy: false,
             next: now,
             until: now + JOIN_WITHIN,
         });
@@ -184,6 +187,7 @@ impl Node {
         if joining.until <= now {
             let why = match joining.stage {
                 Stage::Reaching => JoinFailure::Unanswered,
+                Stage::Asked(_) if joining.busy => JoinFailure::Busy,
                 Stage::Asked(_) => JoinFailure::Silent,
                 Stage::Proven(_) => JoinFailure::BrokenOff,
             };
@@ -266,13 +270,16 @@ impl Node {
     }
 
     pub(super) fn handle_join_refused(&mut self, now: Time, id: PeerId, number: u16, refusal: JoinRefusal) {
-        let Some(joining) = self.community.joining.as_ref() else { return };
+        let Some(joining) = self.community.joining.as_mut() else { return };
         if joining.peer != Some(id) || joining.code.number() != number || matches!(joining.stage, Stage::Reaching) {
             return;
         }
         let why = match refusal {
             // It is asked again.
-            JoinRefusal::Busy => return,
+            JoinRefusal::Busy => {
+                joining.busy = true;
+                return;
+            }
             JoinRefusal::WrongCode => JoinFailure::WrongCode,
             JoinRefusal::OtherPurpose => JoinFailure::OtherPurpose,
             JoinRefusal::Full => JoinFailure::Full,
@@ -481,5 +488,48 @@ impl Node {
             let asked = Asked::Say(id, source, to, words);
             self.op(KernelOp::SaveCommunity(Box::new(saved)), Some(asked));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use whimbrel_handshake::StaticKey;
+
+    use super::*;
+    use crate::config::Config;
+
+    #[test]
+    fn an_inviter_that_says_that_it_is_busy_is_not_called_silent() {
+        let mut failures = Vec::new();
+        for busy in [false, true] {
+            let mut node = Node::new(Config::default(), StaticKey::from_bytes([3; 32]), [4; 32]);
+            let (now, peer, purpose) = (Time::default(), PeerId(1), JoinPurpose::Membership);
+            node.found_community(now, "desk").expect("founded");
+            let code = node.invite(now, false).expect("a code");
+            let between = Between { joiner: node.key.public(), inviter: PublicKey::from([5; 32]), purpose };
+            let begun = begin(&code, &between, &mut node.random).expect("begun");
+            let (number, name, until) = (code.number(), "laptop".to_owned(), now + JOIN_WITHIN);
+            node.community.joining = Some(Joining {
+                code,
+                purpose,
+                name,
+                hosts: Vec::new(),
+                tries: 0,
+                peer: Some(peer),
+                stage: Stage::Asked(begun),
+                busy: false,
+                next: until,
+                until,
+            });
+            if busy {
+                node.handle_join_refused(now, peer, number, JoinRefusal::Busy);
+            }
+            node.continue_joining(until);
+            failures.extend(std::iter::from_fn(|| node.poll_event()).filter_map(|event| match event {
+                Event::Community(CommunityEvent::JoinFailed { why, .. }) => Some((why, why.leaves_code())),
+                _ => None,
+            }));
+        }
+        assert_eq!(failures, [(JoinFailure::Silent, true), (JoinFailure::Busy, true)]);
     }
 }

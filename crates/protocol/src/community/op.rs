@@ -91,6 +91,9 @@ pub enum JoinFailure {
     /// A host has answered, and then fell silent, before it was shown anything of the code.
     #[error("a host there answered, and then no more; the code is as good as before")]
     Silent,
+    /// A host has answered that it was busy, to the end.
+    #[error("the host there was busy with others that use codes; the code is as good as before")]
+    Busy,
     /// A host has seen the proof of the code, and then fell silent.
     #[error(
         "a host there answered, was shown that this one has the code, and then said nothing more: the code is used up, whether or not \
@@ -121,7 +124,7 @@ impl JoinFailure {
     /// Whether the code may be used again as if nothing had been.
     #[must_use]
     pub fn leaves_code(&self) -> bool {
-        matches!(self, Self::Unanswered | Self::Silent)
+        matches!(self, Self::Unanswered | Self::Silent | Self::Busy)
     }
 }
 
