@@ -59,7 +59,14 @@ impl Complaint {
     /// Whether a daemon that is being started anew would be the reason.
     pub(crate) fn is_for_want_of_a_daemon(&self) -> bool {
         let Self::Daemon(error) = self else { return false };
-        matches!(error, ClientError::Connect { .. } | ClientError::Closed { .. } | ClientError::Io { .. })
+        let absent = matches!(
+            error,
+            ClientError::Connect { .. }
+                | ClientError::Timeout { .. }
+                | ClientError::Closed { .. }
+                | ClientError::Io { .. }
+        );
+        absent && !error.is_denied()
     }
 
     pub(crate) fn daemon(error: impl std::error::Error + 'static) -> Self {

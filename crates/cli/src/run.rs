@@ -15,6 +15,8 @@ use crate::{connect, print};
 
 /// How often it is looked whether anything depends on an anchor that stops.
 const LOOK: Duration = Duration::from_millis(500);
+/// How long a daemon may take to be started anew.
+const STARTED_WITHIN: Duration = Duration::from_secs(10);
 /// How long an anchor may take, or several that are asked one after the other.
 const ANCHORED_WITHIN: Duration = Duration::from_secs(60);
 
@@ -108,17 +110,15 @@ pub(crate) fn stop(run_dir: &Path, within: u64, json: bool) -> Result<ExitCode, 
         print(&format!("{}Waiting for these to move or end.\n", shown(&anchors)))?;
     }
     let since = Instant::now();
-    let mut gone = None;
+    let mut absence = Absence::default();
     while !is_free(&anchors) && since.elapsed() < Duration::from_secs(within) {
         std::thread::sleep(LOOK);
         match ask(run_dir, &Request::Anchors) {
-            Ok(now) => ((anchors, reply), gone) = (now, None),
-            // The next one lends nothing new either.
-            Err(error) if error.is_for_want_of_a_daemon() => gone = Some(error),
-            Err(error) => return Err(error),
+            Ok(now) => ((anchors, reply), absence) = (now, Absence::default()),
+            Err(error) => absence.note(Instant::now(), error)?,
         }
     }
-    if let Some(error) = gone {
+    if let Some((_, error)) = absence.0 {
         return Err(error);
     }
     let free = is_free(&anchors);
@@ -130,6 +130,25 @@ pub(crate) fn stop(run_dir: &Path, within: u64, json: bool) -> Result<ExitCode, 
         print(&format!("Still there:\n{}", shown(&anchors)))?;
     }
     Ok(if free { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Since when a daemon has not answered that is waited for, and why.
+#[derive(Default)]
+struct Absence(Option<(Instant, Complaint)>);
+
+impl Absence {
+    /// It may be being started anew: the next one lends nothing new either.
+    ///
+    /// # Errors
+    /// No daemon is waited for any more.
+    fn note(&mut self, now: Instant, error: Complaint) -> Result<(), Complaint> {
+        let since = self.0.as_ref().map_or(now, |(since, _)| *since);
+        if !error.is_for_want_of_a_daemon() || now.duration_since(since) >= STARTED_WITHIN {
+            return Err(error);
+        }
+        self.0 = Some((since, error));
+        Ok(())
+    }
 }
 
 fn is_free(anchors: &Anchors) -> bool {
@@ -193,5 +212,29 @@ fn ends(of: &LentEnds) -> String {
             let last = u32::from(of.port) + u32::from(count) - 1;
             format!("{} ports {} to {last}", of.address, of.port)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    #[test]
+    fn a_daemon_is_waited_for_while_it_may_be_being_started_anew() {
+        let connect =
+            |errno| ClientError::Connect { socket: "/run/x".into(), source: io::Error::from_raw_os_error(errno) };
+        let timeout = || ClientError::Timeout { socket: "/run/x".into(), after: STARTED_WITHIN };
+        let begun = Instant::now();
+        let mut absence = Absence::default();
+        for (after, error) in [(0, connect(111)), (1, connect(2)), (9, timeout())] {
+            assert!(absence.note(begun + Duration::from_secs(after), error.into()).is_ok());
+        }
+        assert!(absence.0.as_ref().is_some_and(|(since, _)| *since == begun));
+        assert!(absence.note(begun + STARTED_WITHIN, connect(111).into()).is_err(), "it does not come back");
+        // This user may not ask it: another daemon will not let him either.
+        assert!(Absence::default().note(begun, connect(13).into()).is_err());
+        assert!(Absence::default().note(begun, ClientError::Unexpected.into()).is_err());
     }
 }
