@@ -15,12 +15,13 @@ use whimbrel_wire::FlowTuple;
 const KEPT: usize = 4096;
 
 /// What can happen (`docs/json.md`).
-pub(crate) const KINDS: [&str; 72] = [
+pub(crate) const KINDS: [&str; 73] = [
     "address-conflict",
     "can-lend",
     "cannot-lend",
     "carrier-changed",
     "claim-refused",
+    "claimed-again",
     "code-guessed",
     "community-joined",
     "community-revoked",

@@ -36,6 +36,11 @@ const STRICT: &str = "table inet strict {
   chain output { type filter hook output priority 0; policy drop; oif lo accept; udp sport 2031 accept; meta l4proto ipv6-icmp accept; }
 }";
 
+/// Lets no control datagram in (kind 0x10), but those of tunnels.
+const DEAF: &str = "table inet deaf {
+  chain input { type filter hook input priority 0; udp dport 2031 @th,64,8 0x10 drop; }
+}";
+
 /// An address that the anchor does not have, and some that its subnet does.
 const CANNOT: &str = "[anchor]\nports = \"8000-8999\"\nown = [\"198.18.5.9\"]\naddresses = [\"192.0.2.0/24\"]\n";
 
@@ -53,7 +58,8 @@ fn stopped(lab: &mut Lab) -> Result<()> {
     let mut four = Four::new(lab, LENDS)?;
     let at = SocketAddr::new(four.world.at_server.ipv4()?, PORT);
     let server = EchoServer::start_behind(&four.guest, "desk", at)?;
-    step("connections are opened, and the anchor's daemon is gone before they have lasted");
+    step("connections are opened, and the anchor's daemon is gone before it has heard of claims");
+    four.world.server.nft(DEAF)?;
     let mut many = Many::open(&four.world.laptop, &server, COUNT)?;
     let echo = |many: &mut Many| -> Result<()> {
         let report = many.echo(LONG)?;
@@ -66,9 +72,11 @@ fn stopped(lab: &mut Lab) -> Result<()> {
     let refused = four.guest.wait_event("claim-refused", 0, LONG)?;
     expect!(refused.sentence.contains("does not answer"), "{}", refused.sentence);
     step("it comes back");
+    four.world.server.nft("delete table inet deaf")?;
     four.anchor.restart()?;
     let passed_on = || four.anchor.anchors().is_ok_and(|all| all.passed_on.len() == COUNT);
     wait_until(LONG, "they are claimed", passed_on)?;
+    four.guest.wait_event("claimed-again", refused.number, LONG)?;
     echo(&mut many)?;
 
     step("it is told to lend nothing new");
@@ -96,6 +104,15 @@ fn stopped(lab: &mut Lab) -> Result<()> {
     four.anchor.restart()?;
     expect!(!four.anchor.anchors()?.stopping, "another daemon lends nothing");
     four.third.cli(&["run", "--anchor", "desk", "--", "true"])?;
+    step("a start without `[anchor]` does not have it lend again");
+    wait_until(LONG, "nothing is lent", || four.anchor.anchors().is_ok_and(|all| all.lent.is_empty()))?;
+    four.anchor.cli(&["anchor", "stop"])?;
+    for config in ["control_mode = \"0600\"\n", LENDS] {
+        four.anchor.reconfigure(config)?;
+        four.anchor.kill()?;
+        four.anchor.restart()?;
+    }
+    expect!(four.anchor.anchors()?.stopping, "it was told to lend nothing new");
     Ok(())
 }
 
@@ -221,12 +238,21 @@ fn offers(lab: &mut Lab) -> Result<()> {
         expect!(doctor.contains(&fault), "doctor says {doctor} and not {fault}");
         says(&four, &format!("cannot be lent: {fault}"))?;
     }
-    let refused = four.third.cli(&["run", "--anchor", "desk", "--", "true"]);
-    expect!(refused.is_err(), "ports of an address are lent that the anchor does not have");
+    for port in [&[][..], &["--port", "8001"]] {
+        let refused = four.third.cli(&[&["run", "--anchor", "desk"], port, &["--", "true"]].concat());
+        let said = refused.err().map(|error| error.to_string()).unwrap_or_default();
+        expect!(
+            said.contains("it lends none, or not this one"),
+            "ports of an address are lent that the anchor does not have: {said}"
+        );
+    }
     // The router is the first of the prefix.
     let router = "192.0.2.1";
-    let refused = four.third.cli(&["run", "--anchor", "desk", "--address", router, "--", "true"]);
-    expect!(refused.is_err(), "the router's address is lent");
+    for kept in [router.to_owned(), at_anchor.to_string()] {
+        let refused = four.third.cli(&["run", "--anchor", "desk", "--address", &kept, "--", "true"]);
+        let said = refused.err().map(|error| error.to_string()).unwrap_or_default();
+        expect!(said.contains("or its own, or its router's"), "who asks for {kept} is told {said}");
+    }
     step("the address comes");
     let address = ["address", "add", "198.18.5.9/32", "dev", "eth0"];
     four.world.server.command("ip").args(address).run()?;

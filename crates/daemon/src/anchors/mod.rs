@@ -556,7 +556,13 @@ impl EventLoop {
         if let Some(wish) = self.anchors.claiming.remove(&flow) {
             self.go_on_with(flow, wish, outcome);
         }
-        let why = outcome.err()?;
+        let Err(why) = outcome else {
+            // That it could not be moved was told.
+            let told = lasting.is_some_and(|young| young.tries > 0);
+            return told.then(|| {
+                Told::of_socket("claimed-again", Some(flow), "can be moved now: its anchor has it".to_owned())
+            });
+        };
         let again = lasting.filter(|_| may_pass(why));
         let until = if again.is_some() { " until it is asked again" } else { "" };
         let what = match why {
@@ -597,9 +603,6 @@ impl EventLoop {
             self.stop_lending(true);
             let sentence = "this host lends nothing new, as it was told before its daemon was started anew";
             self.tell(Told::new("lending-stopped", sentence.to_owned()).with("restored", true));
-        } else if let Err(error) = self.effects.save_lending_stopped(false) {
-            // Whoever has it lend again means that.
-            tracing::warn!(%error, "that this host lent nothing new stays kept");
         }
     }
 
@@ -642,10 +645,7 @@ impl EventLoop {
 
     /// Tells what of the configuration cannot be lent, where that is not as it was.
     pub(crate) fn look_at_offer(&mut self) {
-        let faults = self.effects.lending_faults();
-        if faults == self.anchors.faults {
-            return;
-        }
+        let Some(faults) = self.effects.new_lending_faults(&self.anchors.faults) else { return };
         let told = if faults.is_empty() {
             Told::new("can-lend", "all that `[anchor]` names can be lent now".to_owned())
         } else {
@@ -690,9 +690,11 @@ fn reason(why: Refusal) -> &'static str {
 /// Why it does not lend these, where it has said what it lends (P-129).
 pub(crate) fn reason_of(why: Refusal, ends: &Ends, offered: &[(u16, u16)]) -> String {
     let port = ends.first.port();
+    let has = |(first, last): &(u16, u16)| (*first..=*last).contains(&port);
     match why {
         _ if ends.count == 0 => reason_whole(why).to_owned(),
-        Refusal::NotLent if port != 0 && !offered.is_empty() => {
+        // It may refuse a port that it lends too: of another address, or while it does not have the address.
+        Refusal::NotLent if port != 0 && !offered.is_empty() && !offered.iter().any(has) => {
             let ranges: Vec<String> = offered.iter().map(|(first, last)| format!("{first}-{last}")).collect();
             format!("port {port} is none of those that it lends ({})", ranges.join(", "))
         }
@@ -705,8 +707,10 @@ pub(crate) fn reason_of(why: Refusal, ends: &Ends, offered: &[(u16, u16)]) -> St
 fn reason_whole(why: Refusal) -> &'static str {
     match why {
         Refusal::NoRoom => "all addresses that it lends are taken, or this host has as many leases of it as it may",
-        Refusal::Taken => "it is lent already, or somebody's own",
-        Refusal::NotLent => "it is none that it lends as a whole (`addresses` in its `[anchor]`)",
+        Refusal::Taken => "it is lent already, or another host has connections of it",
+        Refusal::NotLent => {
+            "it is none that it lends as a whole (`addresses` in its `[anchor]`), or its own, or its router's"
+        }
         Refusal::NoFamily => "it lends none of that family as a whole",
         other => reason(other),
     }
@@ -718,5 +722,26 @@ fn shown(ends: &Ends) -> String {
         0 => ends.first.ip().to_string(),
         1 => ends.first.to_string(),
         _ => format!("{}-{}", ends.first, ends.ports().last().unwrap_or_default()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_is_said_not_to_be_lent_only_where_it_is_not() {
+        // P-129
+        let ends = |port, count| Ends { first: SocketAddr::new([192, 0, 2, 1].into(), port), count };
+        let offered = [(8000, 8127), (40_000, 44_999)];
+        for port in [7999, 8128, 39_999, 45_000] {
+            let right = format!("port {port} is none of those that it lends (8000-8127, 40000-44999)");
+            assert_eq!(reason_of(Refusal::NotLent, &ends(port, 1), &offered), right);
+        }
+        for port in [0, 8000, 8127, 40_000, 44_999] {
+            assert_eq!(reason_of(Refusal::NotLent, &ends(port, 1), &offered), reason(Refusal::NotLent), "{port}");
+        }
+        assert_eq!(reason_of(Refusal::NotLent, &ends(7999, 1), &[]), reason(Refusal::NotLent));
+        assert_eq!(reason_of(Refusal::NotLent, &ends(0, 0), &offered), reason_whole(Refusal::NotLent));
     }
 }

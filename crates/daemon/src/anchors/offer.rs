@@ -11,6 +11,8 @@ use crate::effects::own_addresses;
 /// What is configured and cannot be lent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
+    /// What of the configuration it is about.
+    pub(crate) subject: String,
     /// What it is.
     pub(crate) sentence: String,
     /// What does not work.
@@ -27,6 +29,7 @@ pub(crate) fn faults(lendable: &Lendable, network: &NetworkState) -> Vec<Fault> 
     // A host without a network has no address to name.
     let foreign = lendable.own.iter().filter(|address| !own.is_empty() && !own.contains(address));
     let foreign = foreign.map(|address| Fault {
+        subject: format!("`own` {address}"),
         sentence: format!("`own` names {address}, which is no address of this host ({} are)", listed(own.iter())),
         lost: format!("no port of {address} is lent"),
         mend: "name an address that this host has (`ip address`), or leave `own` out for that of the interface with the default route",
@@ -37,15 +40,17 @@ pub(crate) fn faults(lendable: &Lendable, network: &NetworkState) -> Vec<Fault> 
         own.iter().map(|address| (*address, "this host's own")).chain(routers.map(|of| (of, "its router's"))).collect();
     let mixed = lendable.addresses.iter().filter_map(|prefix| {
         let (address, whose) = taken.iter().find(|(address, _)| prefix.contains(*address))?;
-        let shown = shown(prefix);
+        let (shown, subject) = (shown(prefix), format!("`addresses` {}", shown(prefix)));
         Some(match is_one(prefix) {
             true => Fault {
+                subject,
                 sentence: format!("`addresses` names {address}, which is {whose}"),
                 lost: format!("{address} is not lent"),
                 mend: "leave it out; `ports` lends ports of this host's own addresses",
                 whole: true,
             },
             false => Fault {
+                subject,
                 sentence: format!("`addresses` names {shown}, which has {address} in it, {whose}"),
                 lost: format!("{address} is not lent; another host that has an address of {shown} loses it to whom it is lent"),
                 mend: "name a part of the subnet where nobody has an address, such as \"192.0.2.64/28\", or what is routed to this host",
@@ -54,6 +59,14 @@ pub(crate) fn faults(lendable: &Lendable, network: &NetworkState) -> Vec<Fault> 
         })
     });
     foreign.chain(mixed).collect()
+}
+
+/// What cannot be lent now, if it is not about the same as `before`. Which addresses the host has beside does not matter, as it draws new ones by itself
+/// (RFC 8981); and one without a network can lend as little as before.
+pub(crate) fn changed(before: &[Fault], lendable: &Lendable, network: &NetworkState) -> Option<Vec<Fault>> {
+    let now = faults(lendable, network);
+    let same = now.iter().map(|fault| &fault.subject).eq(before.iter().map(|fault| &fault.subject));
+    (!same && !own_addresses(network).is_empty()).then_some(now)
 }
 
 /// Addresses that are not lent as a whole, whatever is configured: this host's own, and those of its routers, without which it reaches nobody.
@@ -174,6 +187,31 @@ mod tests {
         assert!(faults(&lendable, &NetworkState::default()).is_empty(), "it has no network yet");
         assert!(is_kept(&network(), address("192.0.2.1")) && is_kept(&network(), address("192.0.2.5")));
         assert!(!is_kept(&network(), address("192.0.2.6")));
+    }
+
+    #[test]
+    fn faults_are_told_anew_only_where_others_came_or_some_went() {
+        let with = |own: &str| Lendable {
+            ports: vec![40_000..=40_999],
+            own: vec![address(own)],
+            addresses: vec![prefix("2001:db8::/64")],
+        };
+        let (lendable, mut network) = (with("192.0.2.6"), network());
+        let told = changed(&[], &lendable, &network).expect("it is told");
+        assert_eq!(told.len(), 2);
+        assert_eq!(changed(&told, &lendable, &network), None);
+        // Another privacy address.
+        network.addresses[1].address = address("2001:db8::77");
+        assert_ne!(faults(&lendable, &network), told);
+        assert_eq!(changed(&told, &lendable, &network), None);
+        // The network goes away.
+        assert_eq!(changed(&told, &lendable, &NetworkState::default()), None);
+        assert_eq!(changed(&[], &lendable, &NetworkState::default()), None);
+        // The address comes.
+        network.addresses[0].address = address("192.0.2.6");
+        assert_eq!(changed(&told, &lendable, &network).map(|now| now.len()), Some(1));
+        network.addresses[1].address = address("2001:db8:0:1::5");
+        assert_eq!(changed(&told, &lendable, &network), Some(Vec::new()));
     }
 
     #[test]

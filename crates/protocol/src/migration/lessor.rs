@@ -24,6 +24,8 @@ const MOVED_FOR: Duration = Duration::from_secs(120);
 pub(super) struct Lease {
     /// Which, once they are found.
     ends: Option<Ends>,
+    /// An address as a whole.
+    whole: bool,
     /// They are the tenant's until then.
     until: Time,
     stage: Stage,
@@ -75,7 +77,7 @@ impl Moves {
         let Some(peer) = at.around.peer(&to) else { return Some(Err(format!("{to} is not known any more"))) };
         let ends = Ends { first: far.remote, count: 1 };
         let until = at.now + self.lifetime();
-        self.leases.insert(name, Lease { ends: Some(ends), until, stage: Stage::Lending });
+        self.leases.insert(name, Lease { ends: Some(ends), whole: false, until, stage: Stage::Lending });
         self.changes.push_back(FlowChange::Remember { key: to });
         self.op(MoveOp::Lend { name, peer, ends, moved: Some(far.transport) }, Asked::Lease(name));
         None
@@ -139,7 +141,7 @@ impl Moves {
             // It is asked again in a session.
             (None, None) => {}
             (None, Some(peer)) => {
-                self.leases.insert(name, Lease { ends: None, until, stage: Stage::Lending });
+                self.leases.insert(name, Lease { ends: None, whole: ends.count == 0, until, stage: Stage::Lending });
                 self.changes.push_back(FlowChange::Remember { key: tenant });
                 self.op(MoveOp::Lend { name, peer, ends, moved: None }, Asked::Lease(name));
             }
@@ -184,9 +186,9 @@ impl Moves {
                 self.handle_led(at, name.number, Err(failed.sentence));
             }
             Err(failed) => {
-                self.leases.remove(&name);
+                let whole = self.leases.remove(&name).is_some_and(|lease| lease.whole);
                 let ports = self.config.lending.as_ref().map_or(&[][..], |lending| &lending.ports[..]);
-                if failed.refusal == Refusal::NotLent && !ports.is_empty() {
+                if failed.refusal == Refusal::NotLent && !whole && !ports.is_empty() {
                     let ports = ports.to_vec();
                     self.say(at, name.tenant, Record::Offer { number: name.number, ports });
                 }
@@ -246,7 +248,8 @@ impl Moves {
                 continue;
             };
             let until = at.now + self.lifetime();
-            self.leases.insert(*name, Lease { ends: Some(*ends), until, stage: Stage::Lending });
+            self.leases
+                .insert(*name, Lease { ends: Some(*ends), whole: ends.count == 0, until, stage: Stage::Lending });
             self.op(MoveOp::Lend { name: *name, peer, ends: *ends, moved: None }, Asked::Lease(*name));
         }
     }

@@ -104,6 +104,12 @@ impl Effects {
         lendable.map(|lendable| offer::faults(lendable, &self.network)).unwrap_or_default()
     }
 
+    /// The same, where it is not as it was told last.
+    pub(crate) fn new_lending_faults(&self, told: &[Fault]) -> Option<Vec<Fault>> {
+        let lendable = self.relocation.lender.lendable.as_ref()?;
+        offer::changed(told, lendable, &self.network)
+    }
+
     /// What this host is configured to lend, and how much of it is lent.
     pub(crate) fn offer(&self) -> Option<Offer> {
         let lender = &self.relocation.lender;
@@ -294,6 +300,8 @@ impl Effects {
         } else if wanted.is_unspecified() {
             let mut all = lendable.addresses.iter().filter(covers).flat_map(addresses_of);
             all.find(free).ok_or_else(|| failed(Refusal::NoRoom, &"all addresses that this host lends are taken"))?
+        } else if offer::is_kept(network, wanted) {
+            return Err(failed(Refusal::NotLent, &format!("{wanted} is this host's own, or its router's")));
         } else if lendable.addresses.iter().any(|prefix| prefix.contains(wanted)) {
             Some(wanted).filter(free).ok_or_else(|| failed(Refusal::Taken, &format!("{wanted} is lent already")))?
         } else {

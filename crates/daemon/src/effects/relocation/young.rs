@@ -10,7 +10,7 @@ use whimbrel_wire::FlowTuple;
 const MATURE: Duration = Duration::from_millis(750);
 /// Pause before its anchor is asked again, at first and at the longest (P-128).
 const AGAIN: Duration = Duration::from_secs(4);
-const AGAIN_LONGEST: Duration = Duration::from_secs(64);
+const AGAIN_LONGEST: Duration = Duration::from_secs(60);
 
 /// A connection of a leased endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -74,6 +74,13 @@ fn who_asks_for_what_is_not_lent_is_told_what_is() {
     let said = anchor.said(DONOR);
     let offer = Record::Offer { number: 1, ports: vec![(8000, 8999)] };
     assert_eq!(said, [offer.clone(), Record::Leased { number: 1, outcome: Err(Refusal::NotLent) }]);
+    // Ports are of no use to who wants an address as a whole.
+    let whole = Ends { first: SocketAddr::new(ends().first.ip(), 0), count: 0 };
+    anchor.hear(DONOR, Record::Lease { number: 2, ends: whole });
+    let (id, _) = anchor.op();
+    let not_lent = MoveFailed { refusal: Refusal::NotLent, sentence: "no addresses are lent".to_owned() };
+    anchor.moves.handle_done(At { now: anchor.now, around: &Known }, id, Err(not_lent));
+    assert_eq!(anchor.said(DONOR), [Record::Leased { number: 2, outcome: Err(Refusal::NotLent) }]);
     // Who may have nothing is not told.
     anchor.hear(THIEF, Record::Lease { number: 1, ends: ends() });
     assert_eq!(anchor.said(THIEF), [Record::Leased { number: 1, outcome: Err(Refusal::NotAllowed) }]);
