@@ -86,7 +86,7 @@ struct Stage {
 }
 
 fn faults(lab: &mut Lab, far_runs: bool) -> Result<()> {
-    let seed = Random::fresh_seed();
+    let seed = lab.seed();
     println!("    seed {seed:#x}");
     let mut random = Random::new(seed);
     // Their logs tell which step a move was at.

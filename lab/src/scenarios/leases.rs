@@ -82,7 +82,7 @@ const ROUNDS: usize = 6;
 const EVERY: Duration = Duration::from_millis(1);
 
 fn faults(lab: &mut Lab) -> Result<()> {
-    let seed = Random::fresh_seed();
+    let seed = lab.seed();
     println!("    seed {seed:#x}");
     let mut random = Random::new(seed);
     let mut four = Four::new(lab, LENDS)?;

@@ -37,7 +37,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
 
 pub(super) const SERVER: &str = include_str!("server_processes/server.py");
 /// Datagrams that may be lost where a server changes hosts; those that come while it stands still are many more.
-const FEW: u64 = 4;
+pub(super) const FEW: u64 = 4;
 const OPENER: &str = include_str!("server_processes/opener.py");
 const CLIENTS: &str = include_str!("server_processes/clients.py");
 
@@ -92,6 +92,8 @@ pub(super) struct Fare {
     pub(super) opened: u64,
     pub(super) exchanged: u64,
     pub(super) answered: u64,
+    /// Datagrams that were sent.
+    pub(super) asked: u64,
 }
 
 /// They check all that they hear, and a connection that is refused or reset is a failure to them. Resets are not counted beside: who acknowledges the
@@ -111,7 +113,7 @@ impl Clients {
         let said = self.0.does("fare")?;
         let mut numbers = said.split(' ').map_while(|number| number.parse().ok());
         let mut next = || numbers.next().unwrap_or(0);
-        Ok(Fare { opened: next(), exchanged: next(), answered: next() })
+        Ok(Fare { opened: next(), exchanged: next(), answered: next(), asked: next() })
     }
 
     /// They end: all that they have said was answered, but for so many datagrams.

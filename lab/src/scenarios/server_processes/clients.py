@@ -131,12 +131,12 @@ class Program:
         self.answered.add(number)
 
     def fare(self):
-        """How many connections were opened, blocks came back on the slowest of those that stay, and datagrams were answered."""
+        """How many connections were opened, blocks came back on the slowest of those that stay, datagrams were answered, and were sent."""
         if self.wrong:
             raise ValueError("; ".join(self.wrong))
         with self.lock:
             slowest = min((self.exchanged.get(number, 0) for number in range(STAYING)), default=0)
-            return f"{self.opened} {slowest} {len(self.answered)}"
+            return f"{self.opened} {slowest} {len(self.answered)} {self.asked}"
 
     def opens(self):
         """Opens one connection, as one that has not been a client yet."""
