@@ -608,7 +608,7 @@ impl Node {
         } else if peer.attachment.is_none() && how.destination == peer.source {
             peer.attachment = attachment;
         }
-        peer.locators = hello.locators;
+        peer.locators = hello.locators.into_iter().filter(|locator| !locator.is_unspecified()).collect();
         if known.is_some() && peer.sequence_sent > 0 {
             // It may have started anew and not know where we are.
             peer.unannounced = true;
