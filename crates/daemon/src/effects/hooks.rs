@@ -27,8 +27,12 @@ pub(crate) struct Hooks {
     introducing: bool,
     /// Numbers of some flows are translated, wherever they are.
     helped: bool,
-    /// Sockets are being given away, so that packets are held at any moment.
+    /// Sockets are being given away, or endpoints lent, so that packets are held at any moment.
     moving: bool,
+    /// Sockets rest, or are about to, and what comes for them meanwhile is set aside.
+    resting: bool,
+    /// Until when what was set aside may come back though no socket rests any more.
+    giving_back_until: Option<Time>,
     /// Peers whose held flows are listened for (P-39).
     listening: BTreeSet<PeerId>,
 }
@@ -74,6 +78,16 @@ impl Hooks {
         true
     }
 
+    /// Notes whether sockets rest, or are about to. Returns whether that is new; it lingers too.
+    pub(crate) fn note_resting(&mut self, now: Time, resting: bool) -> bool {
+        if self.resting == resting {
+            return false;
+        }
+        self.resting = resting;
+        self.giving_back_until = (!resting).then_some(now + LINGER);
+        true
+    }
+
     /// Notes whether held flows of a peer are listened for.
     pub(crate) fn note_listening(&mut self, peer: PeerId, listening: bool) {
         if listening {
@@ -95,19 +109,20 @@ impl Hooks {
 
     /// Whether packets that were set aside may go back to this host's own stack, by the tunnel's device: now, or a moment ago.
     pub(crate) fn gives_back(&self) -> bool {
-        self.moving || self.hanging_until.is_some()
+        self.resting || self.giving_back_until.is_some()
     }
 
     /// When to come back.
     pub(crate) fn timeout(&self) -> Option<Time> {
-        [self.carrying_until, self.hanging_until].into_iter().flatten().min()
+        [self.carrying_until, self.hanging_until, self.giving_back_until].into_iter().flatten().min()
     }
 
     /// Ends what lingers when it is due; returns whether anything did.
     pub(crate) fn expire(&mut self, now: Time) -> bool {
         let carrying = self.carrying_until.take_if(|until| *until <= now);
         let hanging = self.hanging_until.take_if(|until| *until <= now);
-        carrying.is_some() || hanging.is_some()
+        let giving_back = self.giving_back_until.take_if(|until| *until <= now);
+        carrying.is_some() || hanging.is_some() || giving_back.is_some()
     }
 
     /// Makes the kernel's state equal to what is wanted. Failures of one interface do not keep the others from being
@@ -159,8 +174,10 @@ mod tests {
     fn what_was_set_aside_comes_back_also_a_moment_after_the_last_move() {
         let (mut hooks, now) = (Hooks::default(), Time::default());
         assert!(!hooks.gives_back());
-        assert!(hooks.note_moving(now, true) && hooks.gives_back());
-        assert!(hooks.note_moving(now, false) && hooks.gives_back() && !hooks.carrying());
+        // A lease alone sets nothing aside.
+        assert!(hooks.note_moving(now, true) && !hooks.gives_back());
+        assert!(hooks.note_resting(now, true) && hooks.gives_back());
+        assert!(hooks.note_resting(now, false) && hooks.gives_back() && !hooks.carrying());
         assert!(hooks.expire(now + LINGER) && !hooks.gives_back());
     }
 }

@@ -105,8 +105,13 @@ pub(crate) struct Relocation {
 impl Relocation {
     /// Whether the data plane has something to hold, or is about to.
     pub(super) fn is_busy(&self) -> bool {
+        self.is_moving() || !self.lender.is_idle() || !self.tenant.is_idle()
+    }
+
+    /// Whether sockets come, go or wait to be closed.
+    fn is_moving(&self) -> bool {
         let moving = !self.borrowed.is_empty() || !self.given.is_empty() || !self.taken.is_empty();
-        moving || !self.late.is_empty() || !self.lender.is_idle() || !self.tenant.is_idle()
+        moving || !self.late.is_empty()
     }
 
     /// A program is there that receives sockets under this name.
@@ -204,14 +209,15 @@ impl Effects {
     /// The programs are attached before anything stops, since that takes the kernel tens of milliseconds.
     pub(super) fn make_ready(&mut self, now: Time) -> Result<(), MoveFailed> {
         let busy = self.relocation.is_busy() || self.wholes.is_busy();
+        let resting = self.relocation.is_moving() || self.wholes.is_busy();
         // What a daemon before this one has left is not touched before the node has said what it wants ([`Effects::begin`]).
         let begun = !self.network.links.is_empty();
         if self.hooks.note_moving(now, busy) && begun {
             self.apply_hooks().map_err(|error| failed(Refusal::NoRights, &error))?;
-            if busy {
-                // So that what is set aside can come back.
-                self.settle_or_retry(now);
-            }
+        }
+        if self.hooks.note_resting(now, resting) && resting && begun {
+            // So that what is set aside can come back.
+            self.settle_or_retry(now);
         }
         Ok(())
     }
