@@ -412,15 +412,18 @@ pub fn queues_of(pids: &[u32]) -> Result<Vec<Snapshot>, Unfit> {
     Ok(found)
 }
 
-/// Makes room in the queues of UDP sockets of processes that stand still, for what comes before they go on.
+/// Makes room in the queues of UDP sockets of processes that stand still, for what comes before they go on. They keep it, as a socket that has moved does.
 ///
 /// # Errors
 /// The first that failed; all others were tried.
 pub fn make_room(pids: &[u32]) -> Result<(), Error> {
     let mut result = Ok(());
     for pid in pids {
-        for (_, socket) in borrowed::borrow(*pid, &process::sockets(*pid)).unwrap_or_default() {
-            result = result.and(Frozen::make_room(&socket));
+        match borrowed::borrow(*pid, &process::sockets(*pid)) {
+            Ok(found) => {
+                result = found.iter().fold(result, |result, (_, socket)| result.and(Frozen::make_room(socket)))
+            }
+            Err(error) => result = result.and(Err(error)),
         }
     }
     result

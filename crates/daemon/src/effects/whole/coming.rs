@@ -303,7 +303,9 @@ impl Effects {
     pub(super) fn refill_queues(&mut self, name: &MoveName) {
         let Some(coming) = self.wholes.coming.get(name) else { return };
         let pids = criu::numbers_here(&coming.directory, &coming.manifest.pids);
-        if let Err(error) = whimbrel_kernel::whole::make_room(&pids) {
+        if coming.flows().any(|flow| flow.transport == Transport::Udp)
+            && let Err(error) = whimbrel_kernel::whole::make_room(&pids)
+        {
             tracing::warn!(%error, "datagrams that come before a process goes on may be lost");
         }
         let flows: Vec<FlowTuple> = coming.flows().collect();

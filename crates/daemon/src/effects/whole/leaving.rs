@@ -11,7 +11,7 @@ use whimbrel_datapath::{HelpedFlow, HelpedPhase};
 use whimbrel_kernel::borrowed::Halted;
 use whimbrel_kernel::whole::{self, End, Whole};
 use whimbrel_protocol::{Found, MoveDone, MoveName, MoveOpId, PeerId, Refusal, SavedDonation, Time};
-use whimbrel_wire::FlowTuple;
+use whimbrel_wire::{FlowTuple, Transport};
 
 use super::{Answer, News, Report, Wholes, failed};
 use crate::effects::Effects;
@@ -440,7 +440,9 @@ impl Effects {
                 leaving.fate = Some(Fate::Kept);
                 let waiting = std::mem::take(&mut leaving.thawing);
                 let (pids, flows) = (leaving.pids.clone(), leaving.flows.clone());
-                if let Err(error) = whole::make_room(&pids) {
+                if flows.iter().any(|flow| flow.transport == Transport::Udp)
+                    && let Err(error) = whole::make_room(&pids)
+                {
                     tracing::warn!(%error, "datagrams that have come for process {root} meanwhile may be lost");
                 }
                 // First what holds their packets: their own first segments would be held with them.
@@ -527,7 +529,7 @@ impl Effects {
                 continue;
             }
             let flow = |(protocol, local, remote): &(u8, std::net::SocketAddr, std::net::SocketAddr)| {
-                let transport = whimbrel_wire::Transport::from_protocol(*protocol)?;
+                let transport = Transport::from_protocol(*protocol)?;
                 Some(FlowTuple { transport, local: *local, remote: *remote })
             };
             let subject = Subject { root, inner: state.inner, apart: state.apart, job: false, talks: false };
@@ -558,7 +560,7 @@ mod tests {
 
     fn flow(port: u16) -> FlowTuple {
         let remote = SocketAddr::from(([192, 0, 2, 9], port));
-        FlowTuple { transport: whimbrel_wire::Transport::Tcp, local: SocketAddr::from(([192, 0, 2, 1], 22)), remote }
+        FlowTuple { transport: Transport::Tcp, local: SocketAddr::from(([192, 0, 2, 1], 22)), remote }
     }
 
     #[test]
