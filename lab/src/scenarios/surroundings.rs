@@ -363,6 +363,9 @@ fn two_mobiles(lab: &mut Lab) -> Result<()> {
     client.wait_introduced(&pair, LONG)?;
     third.wait_introduced(&theirs, LONG)?;
     let b = world.b.clone();
+    for name in [pair.seen_by_server(), theirs.seen_by_server()] {
+        world.leaves_router(name);
+    }
     world.roam(&b)?;
     world.goes_on(&mut pair)?;
     let status = third.connection(theirs.local(), theirs.peer())?;

@@ -1,9 +1,10 @@
 //! What most scenarios share: a laptop, a server, two networks for the laptop, daemons on both, and what must be so after
 //! every move.
 
-use std::net::IpAddr;
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use whimbrel_ipc::{Carrier, ConnectionState};
 
@@ -40,8 +41,14 @@ pub(super) struct World {
     /// Where the server is.
     pub(super) at_server: Attachment,
     /// Resets that passed the server's or the laptop's uplink, as they are shown to people.
-    resets: Arc<Mutex<Vec<String>>>,
+    resets: Arc<Mutex<Vec<Reset>>>,
+    /// Names that routers have given to connections of hosts that have left them. Linux resets what it takes for invalid there: an acknowledgement
+    /// of what went by another way already. Who has moved does not hear that (`ingress_native` in bpf/lib/ingress.h).
+    left: BTreeSet<SocketAddr>,
 }
+
+/// Who sent it, and how it is shown to people.
+type Reset = (Option<SocketAddr>, String);
 
 impl World {
     /// The laptop in `a`, the server in `s`.
@@ -53,7 +60,8 @@ impl World {
         let (laptop, server) = (lab.host("laptop")?, lab.host("server")?);
         let at_server = server.join(&s.network, &Join::by("eth0"))?;
         let at = laptop.join(&a.network, &Join::default())?;
-        let mut world = Self { campus, a, b, s, laptop, server, at, at_server, resets: Arc::default() };
+        let mut world =
+            Self { campus, a, b, s, laptop, server, at, at_server, resets: Arc::default(), left: BTreeSet::new() };
         for site in [world.a.clone(), world.b.clone(), world.s.clone()] {
             world.watch_resets(&site)?;
         }
@@ -74,8 +82,11 @@ impl World {
             let Some(tcp) = packet.tcp().filter(|tcp| tcp.has(tcp_flags::RST)) else { return };
             let ends = packet.endpoints().map_or_else(String::new, |(from, to)| format!("{from} -> {to}"));
             let (sequence, acknowledgement) = (tcp.sequence, tcp.acknowledgement);
-            let shown = format!("{ends} {direction:?} at {at}, sequence {sequence}, acknowledgement {acknowledgement}");
-            seen.lock().unwrap_or_else(PoisonError::into_inner).push(shown);
+            // As in the daemons' logs, which tell what went before.
+            let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() % 60_000_000;
+            let second = format!("{:02}.{:06}", time / 1_000_000, time % 1_000_000);
+            let shown = format!("{ends} {direction:?} at {at} in second {second}, {sequence} {acknowledgement}");
+            seen.lock().unwrap_or_else(PoisonError::into_inner).push((packet.endpoints().map(|(from, _)| from), shown));
         });
         Ok(())
     }
@@ -124,14 +135,21 @@ impl World {
         self.seen_resets().clear();
     }
 
+    /// The host of a connection that a router has given this name leaves it.
+    pub(super) fn leaves_router(&mut self, name: SocketAddr) {
+        self.left.insert(name);
+    }
+
     /// Nobody has sent a reset so far.
     pub(super) fn no_resets(&self) -> Result<()> {
         let resets = self.seen_resets();
-        expect!(resets.is_empty(), "resets were sent: {}", resets.join("; "));
+        let of_routers = |from: &Option<SocketAddr>| from.is_some_and(|from| self.left.contains(&from));
+        let sent: Vec<&str> = resets.iter().filter(|(from, _)| !of_routers(from)).map(|(_, text)| &**text).collect();
+        expect!(sent.is_empty(), "resets were sent: {}", sent.join("; "));
         Ok(())
     }
 
-    fn seen_resets(&self) -> MutexGuard<'_, Vec<String>> {
+    fn seen_resets(&self) -> MutexGuard<'_, Vec<Reset>> {
         self.resets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
