@@ -316,12 +316,12 @@ impl Journal {
         }
     }
 
-    /// Keeps whose a flow is whose far end this host holds.
+    /// Keeps whose some flows are whose far ends this host holds, in one write. Where that is cut short the first of them are kept.
     ///
     /// # Errors
-    /// As [`Self::save_donation`].
-    pub fn save_held(&mut self, saved: SavedHeld) -> Result<(), JournalError> {
-        self.keep(Line::Held(saved.into()))
+    /// As [`Self::save_donation`]: then none is kept.
+    pub fn save_held(&mut self, saved: Vec<SavedHeld>) -> Result<(), JournalError> {
+        self.keep_all(saved.into_iter().map(|saved| Line::Held(saved.into())).collect())
     }
 
     /// It is nobody's any more.
@@ -397,16 +397,23 @@ impl Journal {
     /// Keeps a decision, behind all that was said before. It is in force if and only if it is in the file: otherwise it would come into force with the
     /// next daemon after it had been taken back.
     fn keep(&mut self, line: Line) -> Result<(), JournalError> {
+        self.keep_all(vec![line])
+    }
+
+    /// The same for decisions that come into force together.
+    fn keep_all(&mut self, lines: Vec<Line>) -> Result<(), JournalError> {
         if self.wanting.is_some() {
             self.rewrite()?;
         }
         self.flush_own()?;
         let mut text = Vec::new();
-        let said = serde_json::to_writer(&mut text, &line).map_err(io::Error::from);
-        text.push(b'\n');
-        said.and_then(|()| self.write(&text)).map_err(|source| self.failed("write", source))?;
-        self.lines += 1;
-        self.apply(line);
+        for line in &lines {
+            serde_json::to_writer(&mut text, line).map_err(|error| self.failed("write", error.into()))?;
+            text.push(b'\n');
+        }
+        self.write(&text).map_err(|source| self.failed("write", source))?;
+        self.lines += lines.len();
+        lines.into_iter().for_each(|line| self.apply(line));
         Ok(())
     }
 
@@ -713,7 +720,7 @@ mod tests {
         journal.save_donation(donation(2)).expect("kept");
         journal.forget_donation(name(1));
         journal.save_acceptance(acceptance.clone()).expect("kept");
-        journal.save_held(held.clone()).expect("kept");
+        journal.save_held(vec![held.clone()]).expect("kept");
         let ends = |port| Ends { first: SocketAddr::new("2001:db8::5".parse().expect("address"), port), count: 64 };
         let lease = |number: u64| SavedLease { name: LeaseName { tenant: key(4), number }, ends: ends(1024) };
         let tenancy = |number: u64| {

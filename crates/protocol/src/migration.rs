@@ -114,7 +114,8 @@ enum Limit {
 enum Asked {
     Donation(u64),
     Acceptance(MoveName),
-    Keep(u64),
+    /// Commits, which are decided together.
+    Keep(Vec<u64>),
     Lease(LeaseName),
     Tenancy(u64),
     /// Nothing waits for it, and it is asked for again where it fails.
@@ -142,8 +143,6 @@ pub(crate) struct Moves {
     held: BTreeMap<u64, Held>,
     /// The flows of moves whose donors have not said that they know.
     settling: HashMap<MoveName, u64>,
-    /// The flows of moves that others bring along, by those.
-    followers: BTreeMap<MoveName, BTreeSet<u64>>,
     /// What is lent to others.
     leases: BTreeMap<LeaseName, Lease>,
     /// Nothing new is lent.
@@ -194,7 +193,6 @@ impl Moves {
             reserved: 0,
             held: BTreeMap::new(),
             settling: HashMap::new(),
-            followers: BTreeMap::new(),
             leases: BTreeMap::new(),
             stopping: false,
             tenancies: BTreeMap::new(),
@@ -268,9 +266,10 @@ impl Moves {
                 self.handle_announced(at, number, from, sequence, lifetime, refusal);
             }
             Record::Decided { number, decision } => self.handle_decided(at, number, from, decision),
-            Record::Announce { number, flow, lifetime, acceptor, after } => {
-                self.handle_announce(at, name(number), from, flow, lifetime, PublicKey::from(acceptor), after);
+            Record::Announce { number, flow, lifetime, acceptor } => {
+                self.handle_announce(at, name(number), from, flow, lifetime, PublicKey::from(acceptor));
             }
+            Record::Belongs { number, flow, first } => self.handle_belongs(name(number), flow, first),
             Record::Recall { number, flow, gone } => self.handle_recall(at, name(number), from, flow, gone),
             Record::Settled { number } => self.handle_settled(at, name(number)),
             Record::Surrender(ticket) => self.handle_surrender(at, from, ticket),
@@ -379,7 +378,10 @@ impl Moves {
     /// Asks for something again that failed. What a holder keeps may be another than it was then.
     fn ask_again(&mut self, what: &'static str, op: MoveOp) {
         let op = match op {
-            MoveOp::SaveHeld(before) => self.held_to_save(before.flow).map(MoveOp::SaveHeld),
+            MoveOp::SaveHeld(before) => {
+                let now: Vec<_> = before.iter().filter_map(|before| self.held_to_save(before.flow)).collect();
+                (!now.is_empty()).then_some(MoveOp::SaveHeld(now))
+            }
             MoveOp::ForgetHeld { flow } if self.held_to_save(flow).is_some() => None,
             other => Some(other),
         };
@@ -401,7 +403,7 @@ impl Moves {
         match asked {
             Asked::Donation(number) => self.handle_donation_done(at, number, result),
             Asked::Acceptance(name) => self.handle_acceptance_done(at, name, result),
-            Asked::Keep(flow) => self.handle_kept(at, flow, result),
+            Asked::Keep(flows) => flows.into_iter().for_each(|flow| self.handle_kept(at, flow, result.clone())),
             Asked::Lease(name) => self.handle_lent(at, name, result),
             Asked::Tenancy(number) => self.handle_occupied(at, number, result),
             Asked::Effect(what, op) => {
@@ -478,7 +480,6 @@ impl Moves {
             + self.moving.len()
             + self.giving.len()
             + self.settling.len()
-            + self.followers.len()
             + self.leases.len()
             + self.tenancies.len()
             + self.claims.len()

@@ -112,8 +112,6 @@ pub enum Record {
         lifetime: u32,
         /// Who may come.
         acceptor: Key,
-        /// The donor's move with this number brings this one along: both are committed together.
-        after: Option<u64>,
     },
     /// Kind 4, holder to donor: the answer to that.
     Announced {
@@ -245,6 +243,16 @@ pub enum Record {
         /// The first and the last of each range, at most [`MAX_OFFERED`].
         ports: Vec<(u16, u16)>,
     },
+    /// Kind 22, donor to holder, behind an announcement: another move of the donor's brings this one along, and both are committed
+    /// together (P-130).
+    Belongs {
+        /// Of the move that is announced.
+        number: u64,
+        /// What holder and donor call its flow.
+        flow: u64,
+        /// The number of the other.
+        first: u64,
+    },
 }
 
 byte_enum! {
@@ -375,6 +383,7 @@ const RETURN: u8 = 18;
 const CLAIM: u8 = 19;
 const ENDING: u8 = 20;
 const OFFER: u8 = 21;
+const BELONGS: u8 = 22;
 /// A place at which no flow is at home.
 const NOWHERE: u32 = u32::MAX;
 
@@ -447,6 +456,7 @@ impl Record {
             Self::Claim { .. } => CLAIM,
             Self::Ending { .. } => ENDING,
             Self::Offer { .. } => OFFER,
+            Self::Belongs { .. } => BELONGS,
         }
     }
 
@@ -476,12 +486,11 @@ impl Record {
                 out.push(standing.number());
                 out.push(refused(refusal));
             }
-            Self::Announce { number, flow, lifetime, acceptor, after } => {
+            Self::Announce { number, flow, lifetime, acceptor } => {
                 put_u64(out, *number);
                 put_u64(out, *flow);
                 put_u32(out, *lifetime);
                 out.extend_from_slice(acceptor);
-                after.iter().for_each(|after| put_u64(out, *after));
             }
             Self::Announced { number, sequence, lifetime, refusal } => {
                 put_u64(out, *number);
@@ -555,6 +564,7 @@ impl Record {
                     put_u16(out, *last);
                 }
             }
+            Self::Belongs { number, flow, first } => [number, flow, first].iter().for_each(|n| put_u64(out, **n)),
         }
     }
 
@@ -595,7 +605,6 @@ impl Record {
                 flow: body.u64("name of the flow")?,
                 lifetime: body.u32("lifetime")?,
                 acceptor: *body.array("acceptor's key")?,
-                after: (body.remaining() > 0).then(|| body.u64("number of another move")).transpose()?,
             },
             ANNOUNCED => Self::Announced {
                 number: body.u64("number of the move")?,
@@ -675,6 +684,11 @@ impl Record {
                 let range = |_| Ok((body.u16("first port")?, body.u16("last port")?));
                 Self::Offer { number, ports: (0..count).map(range).collect::<Result<_, _>>()? }
             }
+            BELONGS => Self::Belongs {
+                number: body.u64("number of the move")?,
+                flow: body.u64("name of the flow")?,
+                first: body.u64("number of another move")?,
+            },
             _ => return Ok(None),
         };
         Ok(Some(record))

@@ -220,7 +220,8 @@ impl Moves {
                     let acceptor = *acceptor.as_bytes();
                     let longer = Self::takes(self.promised).as_secs();
                     let lifetime = LIFETIME.saturating_add(u32::try_from(longer).unwrap_or(u32::MAX));
-                    words.push((holder, Record::Announce { number, flow, lifetime, acceptor, after }));
+                    words.push((holder, Record::Announce { number, flow, lifetime, acceptor }));
+                    words.extend(after.map(|first| (holder, Record::Belongs { number, flow, first })));
                 }
             }
             Stage::Offered if meant(acceptor) => {

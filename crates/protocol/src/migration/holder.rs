@@ -79,16 +79,12 @@ pub(super) struct Announcement {
     after: Option<u64>,
     /// It is committed along with that one, and not since its own ticket was presented.
     along: bool,
-    /// It is decided when that one is.
-    waits: bool,
-    /// What came of keeping it, while it waits.
-    kept: Option<Result<MoveDone, MoveFailed>>,
 }
 
 impl Announcement {
     /// Of a tenant that names a connection of its lease: nothing is waited for, and being kept it is decided.
     pub(super) fn claim(now: Time, name: MoveName, tenant: PublicKey, wire_port: u16) -> Self {
-        let (keeping, recalled, surrendered, after, along, waits, kept) = (true, None, false, None, false, false, None);
+        let (keeping, recalled, surrendered, after, along) = (true, None, false, None, false);
         Self {
             name,
             acceptor: tenant,
@@ -100,8 +96,6 @@ impl Announcement {
             surrendered,
             after,
             along,
-            waits,
-            kept,
         }
     }
 }
@@ -268,7 +262,7 @@ impl Moves {
         held.ending = true;
         // A daemon after this one would count it, and be told only when it is over.
         if let Some(saved) = self.held_to_save(flow) {
-            self.effect("keeping that a socket has ended", MoveOp::SaveHeld(saved));
+            self.effect("keeping that a socket has ended", MoveOp::SaveHeld(vec![saved]));
         }
     }
 
@@ -340,7 +334,6 @@ impl Moves {
     }
 
     /// A donor announces a move.
-    #[expect(clippy::too_many_arguments, reason = "they are the record, which nothing else is made of")]
     pub(super) fn handle_announce(
         &mut self,
         at: At<'_>,
@@ -349,7 +342,6 @@ impl Moves {
         flow: u64,
         lifetime: u32,
         acceptor: PublicKey,
-        after: Option<u64>,
     ) {
         let lifetime = lifetime.clamp(LIFETIME_LEAST, LIFETIME_MOST);
         let announced = |sequence, refusal| Record::Announced { number: name.number, sequence, lifetime, refusal };
@@ -394,17 +386,20 @@ impl Moves {
             keeping: false,
             recalled: None,
             surrendered: false,
-            after,
+            after: None,
             along: false,
-            waits: false,
-            kept: None,
         });
         let sequence = held.next;
-        if let Some(number) = after {
-            self.followers.entry(MoveName { number, ..name }).or_default().insert(flow);
-        }
         self.limit(until, Limit::Announcement(flow));
         self.say(at, donor, announced(sequence, None));
+    }
+
+    /// A donor says to which of its moves another belongs that it has announced (P-130).
+    pub(super) fn handle_belongs(&mut self, name: MoveName, flow: u64, first: u64) {
+        let announced = self.held.get_mut(&flow).and_then(|held| held.announced.as_mut());
+        if let Some(announced) = announced.filter(|of| of.name == name && !of.keeping && first != name.number) {
+            announced.after = Some(first);
+        }
     }
 
     /// Whether a move is that which was announced of a flow, or committed last: no key is computed on account of others.
@@ -464,25 +459,28 @@ impl Moves {
             self.say(at, from, Record::Verdict { name, outcome: Err(refusal) });
             return;
         }
-        // Behind what belongs to it, so that nobody finds it without that.
-        self.keep_followers(at, name, PublicKey::from(name.donor), from);
-        self.keep(at, flow, name, from, wire_port);
+        let along = self.bring_along(at, name, from);
+        // The first comes first: where a write is cut short nothing is found that belongs to it without it.
+        let all: Vec<SavedHeld> = std::iter::once((flow, wire_port))
+            .chain(along)
+            .filter_map(|(flow, wire_port)| self.commit_to_save(at, flow, wire_port))
+            .collect();
+        let asked = Asked::Keep(all.iter().map(|saved| saved.flow).collect());
+        self.op(MoveOp::SaveHeld(all), asked);
     }
 
-    /// Has a commit kept.
-    fn keep(&mut self, at: At<'_>, flow: u64, name: MoveName, acceptor: PublicKey, wire_port: u16) {
-        let Some(held) = self.held.get_mut(&flow) else { return };
+    /// What is to be kept of a flow whose move is to be committed: from now on it is being kept.
+    fn commit_to_save(&mut self, at: At<'_>, flow: u64, wire_port: u16) -> Option<SavedHeld> {
+        let held = self.held.get_mut(&flow)?;
+        let announced = held.announced.as_mut()?;
+        (announced.keeping, announced.wire_port) = (true, wire_port);
+        let (name, acceptor) = (announced.name, announced.acceptor);
         let (donor, far, hidden) = (held.owner, held.lent, held.hidden);
         let before: Vec<_> = held.unsettled.iter().map(|(name, of)| (*name, of.donor_at)).collect();
         let donor_at = (donor != self.key.public()).then(|| at.around.whereabouts(&donor)).flatten();
         let unsettled = before.into_iter().chain([(name, donor_at)]).collect();
         let (owner, sequence, ending) = (acceptor, held.next, false);
-        let saved = SavedHeld { flow, far, owner, wire_port, sequence, last: name, unsettled, hidden, ending };
-        if let Some(announced) = &mut held.announced {
-            announced.keeping = true;
-            announced.wire_port = wire_port;
-        }
-        self.op(MoveOp::SaveHeld(saved), Asked::Keep(flow));
+        Some(SavedHeld { flow, far, owner, wire_port, sequence, last: name, unsettled, hidden, ending })
     }
 
     /// An owner says by which port packets come to it, where that was not known when it became the owner.
@@ -491,7 +489,7 @@ impl Moves {
             held.wire_port = wire_port;
         }
         if let Some(saved) = self.held_to_save(flow) {
-            self.effect("keeping whose a socket is", MoveOp::SaveHeld(saved));
+            self.effect("keeping whose a socket is", MoveOp::SaveHeld(vec![saved]));
         }
     }
 
@@ -503,53 +501,27 @@ impl Moves {
         }
     }
 
-    /// Has the commits kept of the moves that a move brings along (P-130). They are decided with that one.
-    fn keep_followers(&mut self, at: At<'_>, first: MoveName, donor: PublicKey, acceptor: PublicKey) {
-        for flow in self.followers.get(&first).cloned().unwrap_or_default() {
-            let Some(held) = self.held.get_mut(&flow).filter(|held| held.owner == donor && !held.over) else {
-                continue;
-            };
+    /// The flows whose announced moves another brings along (P-130), with their owner's port in rewritten packets.
+    fn bring_along(&mut self, at: At<'_>, first: MoveName, acceptor: PublicKey) -> Vec<(u64, u16)> {
+        let donor = PublicKey::from(first.donor);
+        let mut flows = Vec::new();
+        for (flow, held) in self.held.iter_mut().filter(|(_, held)| held.owner == donor && !held.over) {
             let belongs = |of: &&mut Announcement| {
                 of.after == Some(first.number) && of.acceptor == acceptor && !of.keeping && at.now < of.until
             };
             let Some(announced) = held.announced.as_mut().filter(belongs) else { continue };
-            (announced.along, announced.waits) = (true, true);
-            let name = announced.name;
+            announced.along = true;
             // It says which port is its own when it presents its ticket. Until then that of the socket is as good a guess as any.
-            let far = held.lent.or_else(|| at.around.flow(&donor, flow));
-            self.keep(at, flow, name, acceptor, far.map_or(0, |far| far.remote.port()));
+            let far = held.lent.or_else(|| at.around.flow(&donor, *flow));
+            flows.push((*flow, far.map_or(0, |far| far.remote.port())));
         }
-    }
-
-    /// A move is decided, and with it those that it brings along.
-    fn decide_followers(&mut self, at: At<'_>, first: MoveName, committed: bool) {
-        for flow in self.followers.remove(&first).unwrap_or_default() {
-            let announced = self.held.get_mut(&flow).and_then(|held| held.announced.as_mut());
-            let Some(announced) = announced.filter(|of| of.waits && of.after == Some(first.number)) else { continue };
-            announced.waits = false;
-            let kept = announced.kept.take();
-            if committed {
-                kept.into_iter().for_each(|kept| self.handle_kept(at, flow, kept));
-                continue;
-            }
-            let why =
-                MoveFailed { refusal: Refusal::NotKept, sentence: "what it belongs to could not be kept".to_owned() };
-            self.handle_kept(at, flow, Err(why));
-            // As it was before.
-            let before = self.held.get(&flow).and_then(|held| held.saved(flow));
-            let op = before.map_or(MoveOp::ForgetHeld { flow }, MoveOp::SaveHeld);
-            self.effect("keeping whose a socket is", op);
-        }
+        flows
     }
 
     /// The commit is kept: it is decided. Or it could not be.
     pub(super) fn handle_kept(&mut self, at: At<'_>, flow: u64, result: Result<MoveDone, MoveFailed>) {
         let me = self.me();
         let Some(held) = self.held.get_mut(&flow) else { return };
-        if let Some(announced) = held.announced.as_mut().filter(|announced| announced.waits) {
-            announced.kept = Some(result);
-            return;
-        }
         let Some(announced) = held.announced.take_if(|announced| announced.keeping) else { return };
         let Announcement { name, acceptor, wire_port, recalled, surrendered, after: first, along, .. } = announced;
         let donor = held.owner;
@@ -573,7 +545,6 @@ impl Moves {
                 self.close_far_end(flow);
             }
             self.tidy(flow);
-            self.decide_followers(at, name, false);
             return;
         }
         let before = held.waits_for();
@@ -610,7 +581,6 @@ impl Moves {
         } else if !here {
             self.lead(at, flow);
         }
-        self.decide_followers(at, name, true);
     }
 
     /// An acceptor that did not hear that it is committed is told, once more, how it goes on.
@@ -717,7 +687,7 @@ impl Moves {
         self.limits.extend(next.map(|until| (until, Limit::Unsettled(flow))));
         self.wait(at, &before, &after);
         if let Some(saved) = self.held_to_save(flow) {
-            self.effect("keeping whose a socket is", MoveOp::SaveHeld(saved));
+            self.effect("keeping whose a socket is", MoveOp::SaveHeld(vec![saved]));
         }
         self.tidy(flow);
     }
@@ -803,12 +773,6 @@ impl Moves {
     }
 
     pub(super) fn handle_announcement_limit(&mut self, at: At<'_>, flow: u64) {
-        let of = self.held.get(&flow).and_then(|held| held.announced.as_ref());
-        let after = of.filter(|announced| at.now < announced.until).and_then(|announced| announced.after);
-        self.followers.retain(|first, flows| {
-            let over = after != Some(first.number) && flows.remove(&flow);
-            !(over && flows.is_empty())
-        });
         let Some(held) = self.held.get_mut(&flow) else { return };
         let over = |announced: &mut Announcement| announced.until <= at.now && !announced.keeping;
         if held.announced.take_if(over).is_some() {

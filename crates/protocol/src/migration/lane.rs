@@ -265,6 +265,7 @@ fn is_reply(record: &Record) -> bool {
         | Record::Loaded { .. } => true,
         Record::Ask { .. }
         | Record::Announce { .. }
+        | Record::Belongs { .. }
         | Record::Part { .. }
         | Record::Load { .. }
         | Record::Ticket(_)

@@ -321,7 +321,7 @@ impl Moves {
             hidden,
             ending: false,
         };
-        self.op(MoveOp::SaveHeld(saved), Asked::Keep(flow));
+        self.op(MoveOp::SaveHeld(vec![saved]), Asked::Keep(vec![flow]));
     }
 
     /// Nothing new is lent from now on, or is again. What is lent stays so until its end.

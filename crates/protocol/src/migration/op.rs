@@ -221,8 +221,8 @@ pub enum MoveOp {
         /// Which move.
         name: MoveName,
     },
-    /// Holder: keep this over a restart.
-    SaveHeld(SavedHeld),
+    /// Holder: keep these over a restart, in one write, in this order. Where it fails, none is kept.
+    SaveHeld(Vec<SavedHeld>),
     /// Holder: it need not be kept any more.
     ForgetHeld {
         /// What the holder and its owners call the flow.

@@ -249,7 +249,7 @@ fn announced(number: u64) -> (Host, Ticket) {
 
 fn announce(holder: &mut Host, number: u64) -> Ticket {
     let acceptor = *key(ACCEPTOR).as_bytes();
-    holder.hear(DONOR, Record::Announce { number, flow: FLOW, lifetime: 60, acceptor, after: None });
+    holder.hear(DONOR, Record::Announce { number, flow: FLOW, lifetime: 60, acceptor });
     let said = holder.said(DONOR);
     let Some(Record::Announced { sequence, lifetime, refusal: None, .. }) = said.last() else { panic!("{said:?}") };
     ticket(number, ACCEPTOR, *sequence, *lifetime)
@@ -306,7 +306,7 @@ fn only_the_right_ticket_from_the_right_host_commits() {
         hidden: false,
         ending: false,
     };
-    assert_eq!(ops, [MoveOp::SaveHeld(saved)]);
+    assert_eq!(ops, [MoveOp::SaveHeld(vec![saved])]);
     assert_eq!(holder.led, [(key(ACCEPTOR), 2048)]);
     assert_eq!(verdict(&mut holder, ACCEPTOR), None);
     assert_eq!(holder.said(DONOR), [Record::Decided { number: NUMBER, decision: Decision::Committed }]);
@@ -326,7 +326,7 @@ fn a_ticket_that_is_presented_again_is_answered_and_changes_nothing() {
     refused(&mut holder, THIEF, ticket, Refusal::NotAnnounced);
     // The flow moved on meanwhile, to the thief: the ticket is worth nothing any more.
     let acceptor = *key(THIEF).as_bytes();
-    holder.hear(ACCEPTOR, Record::Announce { number: 9, flow: FLOW, lifetime: 60, acceptor, after: None });
+    holder.hear(ACCEPTOR, Record::Announce { number: 9, flow: FLOW, lifetime: 60, acceptor });
     let mut next = Ticket { sequence: ticket.sequence + 1, acceptor, ..ticket };
     next.name = MoveName { donor: *key(ACCEPTOR).as_bytes(), number: 9 };
     assert!(Host::new(ACCEPTOR).moves.sign(&mut next, key(HOLDER)));
@@ -391,13 +391,13 @@ fn a_commit_is_not_overwritten_by_what_was_before_it() {
     holder.carry_out();
     // The acceptor gives it back before the donor has said that it knows.
     let acceptor = *key(DONOR).as_bytes();
-    holder.hear(ACCEPTOR, Record::Announce { number: 9, flow: FLOW, lifetime: 60, acceptor, after: None });
+    holder.hear(ACCEPTOR, Record::Announce { number: 9, flow: FLOW, lifetime: 60, acceptor });
     let mut back = Ticket { sequence: first.sequence + 1, acceptor, ..first };
     back.name = MoveName { donor: *key(ACCEPTOR).as_bytes(), number: 9 };
     assert!(Host::new(ACCEPTOR).moves.sign(&mut back, key(HOLDER)));
     holder.hear(DONOR, present(back));
     let (keep, op) = holder.op();
-    assert!(matches!(op, MoveOp::SaveHeld(SavedHeld { owner, .. }) if owner == key(DONOR)));
+    assert!(matches!(op, MoveOp::SaveHeld(saved) if saved[0].owner == key(DONOR)));
     holder.hear(DONOR, Record::Settled { number: NUMBER });
     assert!(holder.ops().is_empty(), "nothing older is saved behind it");
     holder.done(keep);
@@ -405,7 +405,7 @@ fn a_commit_is_not_overwritten_by_what_was_before_it() {
     holder.hear(ACCEPTOR, Record::Settled { number: 9 });
     let (id, op) = holder.op();
     let MoveOp::SaveHeld(saved) = &op else { panic!("{op:?}") };
-    assert_eq!((saved.owner, saved.unsettled.len()), (key(DONOR), 0));
+    assert_eq!((saved[0].owner, saved[0].unsettled.len()), (key(DONOR), 0));
     // It fails, and is asked for again, as it is by then.
     holder.failed(id);
     holder.pass(1);

@@ -365,13 +365,15 @@ impl World {
             MoveOp::SaveAcceptance(saved) => {
                 self.hosts[host.0].saved_moves.acceptances.insert(saved.ticket.name, saved);
             }
-            MoveOp::SaveHeld(saved) => {
-                let claimed = |of: &&mut Connection| of.holder == host && saved.far == Some(of.tuple.mirrored());
-                if let Some(of) = self.connections.iter_mut().find(claimed) {
-                    // Whoever has claimed it has drawn its name.
-                    of.name = saved.flow;
+            MoveOp::SaveHeld(all) => {
+                for saved in all {
+                    let claimed = |of: &&mut Connection| of.holder == host && saved.far == Some(of.tuple.mirrored());
+                    if let Some(of) = self.connections.iter_mut().find(claimed) {
+                        // Whoever has claimed it has drawn its name.
+                        of.name = saved.flow;
+                    }
+                    self.hosts[host.0].saved_moves.held.insert(saved.flow, saved);
                 }
-                self.hosts[host.0].saved_moves.held.insert(saved.flow, saved);
             }
             MoveOp::ForgetDonation { name } => {
                 self.hosts[host.0].saved_moves.donations.remove(&name);

@@ -61,7 +61,7 @@ fn an_endpoint_that_moves_on_is_lent_to_one_host_alone() {
     holder.hear(ACCEPTOR, present(ticket));
     lend(&mut holder);
     let acceptor = *key(THIEF).as_bytes();
-    holder.hear(ACCEPTOR, Record::Announce { number: 9, flow: FLOW, lifetime: 60, acceptor, after: None });
+    holder.hear(ACCEPTOR, Record::Announce { number: 9, flow: FLOW, lifetime: 60, acceptor });
     let mut next = Ticket { sequence: ticket.sequence + 1, acceptor, ..ticket };
     next.name = MoveName { donor: *key(ACCEPTOR).as_bytes(), number: 9 };
     assert!(Host::new(ACCEPTOR).moves.sign(&mut next, key(HOLDER)));

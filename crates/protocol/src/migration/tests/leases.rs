@@ -114,7 +114,9 @@ fn only_connections_of_ones_own_endpoints_are_claimed() {
     assert_eq!(verdict(&mut anchor, DONOR), Some(Refusal::NotLent), "of a port behind the last");
     anchor.hear(DONOR, claim(tuple));
     let saved = anchor.carry_out();
-    assert!(matches!(&saved[..], [MoveOp::SaveHeld(saved)] if saved.owner == key(DONOR) && saved.far == Some(far())));
+    assert!(
+        matches!(&saved[..], [MoveOp::SaveHeld(saved)] if saved[0].owner == key(DONOR) && saved[0].far == Some(far()))
+    );
     assert_eq!(verdict(&mut anchor, DONOR), None);
     assert_eq!(anchor.led, [(key(DONOR), 2048)]);
     // It was not heard, so it is claimed again; nobody else may take the name.
@@ -150,18 +152,18 @@ fn what_has_ended_at_its_owner_depends_on_nobody() {
     assert_eq!(passed_on(&anchor), 0);
     let ops = anchor.carry_out();
     let [MoveOp::SaveHeld(saved)] = &ops[..] else { panic!("it is passed on until it is over: {ops:?}") };
-    assert!(anchor.moves.is_ending(FLOW) && saved.ending);
+    assert!(anchor.moves.is_ending(FLOW) && saved[0].ending);
     anchor.hear(DONOR, Record::Ending { flow: FLOW });
     assert!(anchor.carry_out().is_empty(), "it is kept twice");
     // The next daemon knows it too, and counts the flow again once somebody else has its socket.
     let mut next = lessor();
-    next.moves.restore_held(At { now: next.now, around: &Known }, saved);
+    next.moves.restore_held(At { now: next.now, around: &Known }, &saved[0]);
     assert_eq!(passed_on(&next), 0);
     next.carry_out();
     let ticket = announce(&mut next, NUMBER);
     next.hear(ACCEPTOR, present(ticket));
     let ops = next.carry_out();
-    assert!(matches!(&ops[..], [MoveOp::SaveHeld(saved)] if !saved.ending), "{ops:?}");
+    assert!(matches!(&ops[..], [MoveOp::SaveHeld(saved)] if !saved[0].ending), "{ops:?}");
     assert_eq!(passed_on(&next), 1);
 }
 
@@ -177,7 +179,7 @@ fn a_connection_is_claimed_anew_by_who_has_forgotten_that_it_did() {
     anchor.hear_where_known(DONOR, claim(FLOW + 1));
     let ops = anchor.carry_out();
     assert!(
-        matches!(&ops[..], [MoveOp::ForgetHeld { flow: FLOW }, MoveOp::SaveHeld(saved)] if saved.flow == FLOW + 1),
+        matches!(&ops[..], [MoveOp::ForgetHeld { flow: FLOW }, MoveOp::SaveHeld(saved)] if saved[0].flow == FLOW + 1),
         "{ops:?}"
     );
     assert_eq!(verdict(&mut anchor, DONOR), None);
