@@ -141,6 +141,8 @@ pub(crate) struct Moves {
     /// Bytes that the snapshots of these may have.
     reserved: u64,
     held: BTreeMap<u64, Held>,
+    /// Until when any announcement of those may belong to another (P-130): without, thousands that move one by one are not looked through each time.
+    together_until: Option<Time>,
     /// The flows of moves whose donors have not said that they know.
     settling: HashMap<MoveName, u64>,
     /// What is lent to others.
@@ -192,6 +194,7 @@ impl Moves {
             acceptances: BTreeMap::new(),
             reserved: 0,
             held: BTreeMap::new(),
+            together_until: None,
             settling: HashMap::new(),
             leases: BTreeMap::new(),
             stopping: false,

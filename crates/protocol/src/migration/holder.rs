@@ -399,6 +399,7 @@ impl Moves {
         let announced = self.held.get_mut(&flow).and_then(|held| held.announced.as_mut());
         if let Some(announced) = announced.filter(|of| of.name == name && !of.keeping && first != name.number) {
             announced.after = Some(first);
+            self.together_until = self.together_until.max(Some(announced.until));
         }
     }
 
@@ -505,6 +506,9 @@ impl Moves {
     fn bring_along(&mut self, at: At<'_>, first: MoveName, acceptor: PublicKey) -> Vec<(u64, u16)> {
         let donor = PublicKey::from(first.donor);
         let mut flows = Vec::new();
+        if self.together_until.is_none_or(|until| until <= at.now) {
+            return flows;
+        }
         for (flow, held) in self.held.iter_mut().filter(|(_, held)| held.owner == donor && !held.over) {
             let belongs = |of: &&mut Announcement| {
                 of.after == Some(first.number) && of.acceptor == acceptor && !of.keeping && at.now < of.until
