@@ -120,17 +120,20 @@ struct RunOptions {
     /// Run so many at a time; most wait most of the time
     #[arg(long, default_value_t = 1, value_name = "COUNT")]
     jobs: usize,
+    /// Begin none later than so many seconds from now, and say which were left out
+    #[arg(long, value_name = "SECONDS")]
+    begin_within: Option<u64>,
 }
 
 impl RunOptions {
-    /// The arguments with which this program runs one scenario once.
-    fn once(&self, scenario: &Scenario) -> Vec<String> {
+    /// How this program runs one scenario once.
+    fn once(&self, scenario: &'static Scenario) -> jobs::Task {
         let mut arguments = vec!["run".to_owned(), scenario.name.to_owned()];
         arguments.extend(self.keep.then(|| "--keep".to_owned()));
         arguments.extend(self.seed.map(|seed| format!("--seed={seed}")));
         arguments.extend(self.whimbrel.as_ref().map(|path| format!("--whimbrel={}", path.display())));
         arguments.extend(self.log.as_ref().map(|level| format!("--log={level}")));
-        arguments
+        jobs::Task { scenario: scenario.name, arguments }
     }
 }
 
@@ -255,6 +258,7 @@ fn list() {
 }
 
 fn run(options: &RunOptions) -> Result<bool> {
+    let last = options.begin_within.map(|seconds| Instant::now() + Duration::from_secs(seconds));
     let chosen: Vec<&Scenario> = if options.all || options.programs {
         let suite = scenarios::all().filter(|_| options.all);
         suite.chain(scenarios::programs().filter(|_| options.programs)).collect()
@@ -266,9 +270,13 @@ fn run(options: &RunOptions) -> Result<bool> {
     };
     let runs = chosen.into_iter().flat_map(|scenario| std::iter::repeat_n(scenario, options.times));
     if options.jobs > 1 {
-        return jobs::run(&runs.map(|scenario| options.once(scenario)).collect::<Vec<_>>(), options.jobs);
+        return jobs::run(&runs.map(|scenario| options.once(scenario)).collect::<Vec<_>>(), options.jobs, last);
     }
-    runs.map(|scenario| run_one(scenario, options)).try_fold(true, |good, passed| Ok(passed? && good))
+    let mut good = true;
+    for scenario in runs.filter(|scenario| !jobs::is_left_out(scenario.name, last)) {
+        good &= run_one(scenario, options)?;
+    }
+    Ok(good)
 }
 
 fn run_one(scenario: &Scenario, options: &RunOptions) -> Result<bool> {

@@ -5,8 +5,10 @@ use std::time::{Duration, Instant};
 
 use crate::{Error, Result};
 
-/// How often a condition that nobody announces is looked at.
-const POLL_EVERY: Duration = Duration::from_millis(2);
+/// Pause before a condition that nobody announces is looked at again, at least and at the most. Between them four times what a look takes: many
+/// run a program, and who waits is not to keep what he waits for from the processors.
+const PAUSE: Duration = Duration::from_millis(2);
+const PAUSE_LONGEST: Duration = Duration::from_millis(150);
 
 /// What every limit on time is multiplied by: `WHIMBREL_LAB_PATIENCE`, or 1. For guests under software emulation, where all is
 /// right but nothing is prompt.
@@ -23,13 +25,14 @@ pub fn wait_for<T>(timeout: Duration, what: &str, mut check: impl FnMut() -> Res
     let timeout = timeout * patience();
     let start = Instant::now();
     loop {
+        let looked = Instant::now();
         if let Some(value) = check()? {
             return Ok(value);
         }
         if start.elapsed() > timeout {
             return Err(Error::Timeout { what: what.into(), after: timeout, last: String::new() });
         }
-        std::thread::sleep(POLL_EVERY);
+        std::thread::sleep((4 * looked.elapsed()).clamp(PAUSE, PAUSE_LONGEST));
     }
 }
 

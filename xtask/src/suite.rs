@@ -11,17 +11,18 @@ use crate::fuzz;
 use crate::process::{self, End};
 use crate::workspace::{cargo, target};
 
-/// A part that has not ended by then is stuck.
-const LIMIT: Duration = Duration::from_secs(15 * 60);
+/// No scenario begins, and nothing is run once more, later than so long after the suite has begun: with what is under way then, with
+/// fuzzing and with what `./setup` installs before it, it takes no more than twenty minutes. A slow machine has no time for all; it says what for.
+const BEGUN_WITHIN: Duration = Duration::from_secs(15 * 60);
+
+/// What has not ended by then is stuck.
+const ENDED_WITHIN: Duration = Duration::from_secs(150);
 
 /// So many that two processors are not quite busy: scenarios wait most of the time, and they measure times.
 const SCENARIOS_AT_ONCE: usize = 4;
 
 /// More than there are processors: many of the tests of a crate wait for the kernel's clocks.
 const TESTS_AT_ONCE: &str = "4";
-
-/// Scenarios bound their own waiting, and there are many: some six minutes' worth on two idle processors, more on busy ones.
-const LAB_LIMIT: Duration = Duration::from_secs(45 * 60);
 
 /// With more scenarios, or tests of one part, failing than this, it is not the machine.
 const RETRIED_MOST: usize = 6;
@@ -103,22 +104,47 @@ impl Tally {
     }
 }
 
+/// What is left of the time in which something may begin.
+#[derive(Clone, Copy, Debug)]
+struct Time(Instant);
+
+impl Time {
+    fn left(self) -> Duration {
+        self.0.saturating_duration_since(Instant::now())
+    }
+
+    /// How long a part may take.
+    fn limit(self) -> Duration {
+        self.left() + ENDED_WITHIN
+    }
+
+    /// Whether `tally` may, and says so where there is no time for it.
+    fn allows_retry(self, tally: &Tally) -> bool {
+        let late = self.left().is_zero();
+        if late && tally.may_be_retried() {
+            println!("there is no time left to try again what failed");
+        }
+        !late && tally.may_be_retried()
+    }
+}
+
 /// Runs all parts; whether none failed.
 pub(crate) fn run(root: &Path) -> Result<bool, Failure> {
     let started = Instant::now();
+    let time = Time(started + BEGUN_WITHIN);
     let root_user = is_root()?;
     let mut all = Tally::default();
     let mut skipped = Vec::new();
 
     heading("build");
-    let built = build(root)?;
+    let built = build(root, time)?;
     all.add(built.clone());
 
     heading("unit tests");
-    all.add(tests(root, "unit tests", &[])?);
+    all.add(tests(root, time, "unit tests", &[])?);
     if root_user {
         heading("tests that need root, and lab scenarios beside them");
-        all.add(with_root(root, built.failed == 0)?);
+        all.add(with_root(root, time, built.failed == 0)?);
     } else {
         skipped.push("tests that need root");
         skipped.push("lab scenarios");
@@ -139,11 +165,11 @@ pub(crate) fn run(root: &Path) -> Result<bool, Failure> {
 
 /// What needs root. Both parts wait most of the time, for clocks and for programs, and each test has namespaces of its own: so they run at
 /// the same time.
-fn with_root(root: &Path, with_lab: bool) -> Result<Tally, Failure> {
+fn with_root(root: &Path, time: Time, with_lab: bool) -> Result<Tally, Failure> {
     const PART: &str = "tests that need root";
     thread::scope(|scope| {
-        let beside = scope.spawn(|| tests(root, PART, &["--tests", "--", "--ignored", "--test-threads=1"]));
-        let mut tally = if with_lab { lab(root)? } else { Tally::default() };
+        let beside = scope.spawn(|| tests(root, time, PART, &["--tests", "--", "--ignored", "--test-threads=1"]));
+        let mut tally = if with_lab { lab(root, time)? } else { Tally::default() };
         let Ok(tests) = beside.join() else {
             tally.fail(PART);
             return Ok(tally);
@@ -165,11 +191,11 @@ fn is_root() -> Result<bool, Failure> {
 
 /// All that the other parts run, in the profile `dev`: building took half of the time when it was `release` (decision 0033). Programs and
 /// tests at once, so that both have the same features of their dependencies and nothing is compiled twice.
-fn build(root: &Path) -> Result<Tally, Failure> {
+fn build(root: &Path, time: Time) -> Result<Tally, Failure> {
     let mut command = Command::new(cargo());
     command.args(["build", "--workspace", "--locked", "--lib", "--bins", "--tests"]).current_dir(root);
     let mut tally = Tally::default();
-    match process::run(&mut command, LIMIT, |line| println!("{line}"))? {
+    match process::run(&mut command, time.limit(), |line| println!("{line}"))? {
         End::Success => tally.pass(),
         _ => tally.fail("build"),
     }
@@ -178,9 +204,9 @@ fn build(root: &Path) -> Result<Tally, Failure> {
 
 /// Tests of all crates. One that fails is run once more, alone: many wait for the kernel, and the machine may be busy with
 /// other things. That it failed at first is told in any case.
-fn tests(root: &Path, part: &str, targets: &[&str]) -> Result<Tally, Failure> {
-    let mut tally = cargo_test(root, part, targets)?;
-    if !tally.may_be_retried() {
+fn tests(root: &Path, time: Time, part: &str, targets: &[&str]) -> Result<Tally, Failure> {
+    let mut tally = cargo_test(root, time, part, targets)?;
+    if !time.allows_retry(&tally) {
         return Ok(tally);
     }
     let mut names = tally.failures.clone();
@@ -188,7 +214,7 @@ fn tests(root: &Path, part: &str, targets: &[&str]) -> Result<Tally, Failure> {
     names.dedup();
     for name in names {
         println!("\nonce more: {name}");
-        let second = cargo_test(root, part, &["--tests", "--", "--include-ignored", "--exact", &name])?;
+        let second = cargo_test(root, time, part, &["--tests", "--", "--include-ignored", "--exact", &name])?;
         // A test of that name may be in several crates. A failure that is none of a test is found by no name.
         if second.failed == 0 && second.passed >= tally.failures_of(&name) {
             tally.was_unsteady(&name);
@@ -198,13 +224,14 @@ fn tests(root: &Path, part: &str, targets: &[&str]) -> Result<Tally, Failure> {
 }
 
 /// Runs tests of all crates; `targets` says which, and what test programs are told.
-fn cargo_test(root: &Path, part: &str, targets: &[&str]) -> Result<Tally, Failure> {
+fn cargo_test(root: &Path, time: Time, part: &str, targets: &[&str]) -> Result<Tally, Failure> {
     let mut command = Command::new(cargo());
     command.args(["test", "--workspace", "--locked", "--no-fail-fast"]).args(targets).current_dir(root);
     command.env("RUST_TEST_THREADS", TESTS_AT_ONCE);
     let mut tally = Tally::default();
     let mut unfinished = 0;
-    let end = process::run(&mut command, LIMIT, |line| {
+    let limit = time.limit();
+    let end = process::run(&mut command, limit, |line| {
         println!("{line}");
         unfinished += usize::from(begins(line));
         if let Some((passed, failed)) = test_result(line) {
@@ -218,7 +245,7 @@ fn cargo_test(root: &Path, part: &str, targets: &[&str]) -> Result<Tally, Failur
     })?;
     match end {
         End::Failure if tally.failed == 0 || unfinished > 0 => tally.fail(format!("{part}: did not build or crashed")),
-        End::TimedOut => tally.fail(format!("{part}: not done after {} s", LIMIT.as_secs())),
+        End::TimedOut => tally.fail(format!("{part}: not done after {} s", limit.as_secs())),
         _ => {}
     }
     Ok(tally)
@@ -248,15 +275,15 @@ fn failed_test(line: &str) -> Option<&str> {
 
 /// Scenarios with real daemons and programs in namespaces. One that fails is run once more, alone: they measure times, and
 /// the machine may be busy with other things. That it failed at first is told in any case.
-fn lab(root: &Path) -> Result<Tally, Failure> {
-    let mut tally = scenarios(root, &["--all".to_owned(), format!("--jobs={SCENARIOS_AT_ONCE}")])?;
+fn lab(root: &Path, time: Time) -> Result<Tally, Failure> {
+    let mut tally = scenarios(root, time, &["--all".to_owned(), format!("--jobs={SCENARIOS_AT_ONCE}")])?;
     let again: Vec<String> =
         tally.failures.iter().filter_map(|failure| failure.strip_prefix(SCENARIO)).map(str::to_owned).collect();
-    if again.is_empty() || !tally.may_be_retried() {
+    if again.is_empty() || !time.allows_retry(&tally) {
         return Ok(tally);
     }
     println!("\nonce more, those that failed:");
-    let second = scenarios(root, &again)?;
+    let second = scenarios(root, time, &again)?;
     for failure in again.iter().map(|name| format!("{SCENARIO}{name}")) {
         if second.failures_of(&failure) == 0 && second.passed + second.failed >= again.len() {
             tally.was_unsteady(&failure);
@@ -265,13 +292,14 @@ fn lab(root: &Path) -> Result<Tally, Failure> {
     Ok(tally)
 }
 
-/// Runs scenarios by name, or `--all`.
-fn scenarios(root: &Path, which: &[String]) -> Result<Tally, Failure> {
+/// Runs scenarios by name, or `--all`; those that there is no time for are skipped.
+fn scenarios(root: &Path, time: Time, which: &[String]) -> Result<Tally, Failure> {
     let target = target(root);
     let mut command = Command::new(target.join("debug/whimbrel-lab"));
-    command.arg("run").args(which).current_dir(root);
+    command.arg("run").args(which).arg(format!("--begin-within={}", time.left().as_secs())).current_dir(root);
     let mut tally = Tally::default();
-    let end = process::run(&mut command, LAB_LIMIT, |line| {
+    let limit = time.limit();
+    let end = process::run(&mut command, limit, |line| {
         println!("{line}");
         match scenario_result(line) {
             Some((_, Outcome::Passed)) => tally.pass(),
@@ -282,7 +310,7 @@ fn scenarios(root: &Path, which: &[String]) -> Result<Tally, Failure> {
     })?;
     match end {
         End::Failure if tally.failed == 0 => tally.fail("lab scenarios: the lab itself failed"),
-        End::TimedOut => tally.fail(format!("lab scenarios: not done after {} s", LAB_LIMIT.as_secs())),
+        End::TimedOut => tally.fail(format!("lab scenarios: not done after {} s", limit.as_secs())),
         End::Success if tally.passed == 0 && tally.skipped.is_empty() => tally.fail("lab scenarios: none were run"),
         _ => {}
     }
