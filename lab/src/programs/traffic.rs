@@ -672,6 +672,18 @@ impl Many {
         self.finish_echo(timeout)
     }
 
+    /// A byte comes back on each connection within `timeout`; gives how long the slowest took. `what` is for who reads that one did not.
+    pub fn all_answer(&mut self, timeout: Duration, what: &str) -> Result<Duration> {
+        let report = self.echo(timeout)?;
+        expect!(
+            report.answered() == self.count,
+            "{what}: {} of {} connections answered",
+            report.answered(),
+            self.count
+        );
+        Ok(report.slowest().unwrap_or_default())
+    }
+
     /// Sends a byte on each connection. [`Many::finish_echo`] gives the result.
     pub fn start_echo(&mut self, timeout: Duration) -> Result<()> {
         self.program.0.send_line(&format!("echo {}", timeout.as_millis()))

@@ -30,17 +30,12 @@ fn leases(lab: &mut Lab) -> Result<()> {
     let at = SocketAddr::new(at_anchor, PORT);
     let server = EchoServer::start_behind(&four.guest, "desk", at)?;
     let mut many = Many::open(&four.world.laptop, &server, COUNT)?;
-    let echo = |many: &mut Many, what: &str| -> Result<()> {
-        let report = many.echo(LONG)?;
-        expect!(report.answered() == COUNT, "{what}: {} of {COUNT} connections answered", report.answered());
-        Ok(())
-    };
     let passed_on = |four: &Four| {
         let said = four.anchor.cli(&["anchor"]).unwrap_or_default();
         said.lines().filter(|line| line.contains("passed on to")).count()
     };
     wait_until(LONG, "the connections are claimed", || passed_on(&four) == COUNT)?;
-    echo(&mut many, "claimed")?;
+    many.all_answer(LONG, "claimed")?;
 
     step("the lease runs out, since its tenant's daemon is not there, and nothing is lent any more when it is back");
     four.guest.kill()?;
@@ -49,15 +44,15 @@ fn leases(lab: &mut Lab) -> Result<()> {
     expect!(four.anchor.cli(&["anchor", "stop", "--within", "0"]).is_err(), "connections depend on it");
     four.guest.restart()?;
     four.guest.wait_event("lease-lost", 0, LONG)?;
-    echo(&mut many, "without the lease")?;
+    many.all_answer(LONG, "without the lease")?;
     wait_until(LONG, "they are rewritten", || carried(&four.guest, at) == COUNT)?;
     // What is answered rewritten once is sent so from then on (P-24).
-    echo(&mut many, "rewritten")?;
+    many.all_answer(LONG, "rewritten")?;
     step("the tenant's daemon is started anew");
     four.guest.kill()?;
-    echo(&mut many, "without a daemon")?;
+    many.all_answer(LONG, "without a daemon")?;
     four.guest.restart()?;
-    echo(&mut many, "with another daemon")?;
+    many.all_answer(LONG, "with another daemon")?;
 
     step("the port is lent again, to the host alone that has connections of it");
     four.anchor.cli(&["anchor", "start"])?;
@@ -66,7 +61,7 @@ fn leases(lab: &mut Lab) -> Result<()> {
     let refused = four.third.cli(&run);
     expect!(refused.is_err_and(|error| error.to_string().contains("taken there")), "it is lent to another host");
     four.guest.cli(&run)?;
-    echo(&mut many, "beside a new lease")?;
+    many.all_answer(LONG, "beside a new lease")?;
 
     step("the tenant is revoked");
     four.anchor.cli(&["community", "revoke", "guest"])?;

@@ -160,9 +160,7 @@ fn moved(lab: &mut Lab, far_runs: bool) -> Result<()> {
     let server = EchoServer::start(&three.world.server, three.world.at_server.ipv4()?)?;
     let mut far = Many::open(&three.world.laptop, &server, COUNT)?;
     let mut echo = |what: &str| -> Result<()> {
-        let report = far.echo(LONG)?;
-        let slowest = report.slowest().unwrap_or_default();
-        expect!(report.answered() == COUNT, "{what}: {} of {COUNT} connections answered", report.answered());
+        let slowest = far.all_answer(LONG, what)?;
         println!("    {what}: answers within {:.1} ms", slowest.as_secs_f64() * 1e3);
         expect!(slowest < SOON * patience(), "{what}: the slowest took {slowest:?}");
         Ok(())
@@ -417,12 +415,7 @@ fn not_heard(lab: &mut Lab) -> Result<()> {
     let Three { world, donor_daemon, acceptor_daemon, .. } = &three;
     let server = EchoServer::start(&world.server, world.at_server.ipv4()?)?;
     let mut far = Many::open(&world.laptop, &server, 1)?;
-    let mut echo = || -> Result<Duration> {
-        let report = far.echo(LONG)?;
-        expect!(report.answered() == 1, "the connection does not answer");
-        Ok(report.slowest().unwrap_or_default())
-    };
-    let usual = echo()?;
+    let usual = far.all_answer(LONG, "before the move")?;
     let _receiver = receiver(acceptor_daemon, "echo")?;
     let said = donor_daemon.cli(&["move", &server.address().to_string(), "--to", "guest", "--process", "echo"])?;
     expect!(said.contains("is with"), "{said}");
@@ -433,7 +426,7 @@ fn not_heard(lab: &mut Lab) -> Result<()> {
         let answer = segment.is_some_and(|segment| !segment.data.is_empty());
         if answer && count.fetch_add(1, Ordering::Relaxed) == 0 { Verdict::Drop } else { Verdict::Pass }
     });
-    let took = echo()?;
+    let took = far.all_answer(LONG, "after it")?;
     println!(
         "    an answer took {:.1} ms, and {:.1} ms when it was lost first",
         milliseconds(usual),

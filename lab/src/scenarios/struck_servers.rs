@@ -142,7 +142,7 @@ impl Stage {
         site.link()?.restore()
     }
 
-    /// Has the server move, and strikes. How long it took until it was at one place.
+    /// Has the server move, and strikes so long after it was asked to, which was drawn by lot. How long it took until it was at one place.
     fn strike(&mut self, blow: Blow, after: Duration) -> Result<Duration> {
         let (from, to, pid) = (self.owner, 1 - self.owner, self.pid);
         let sent_before = self.clients.fare()?.asked;

@@ -363,9 +363,7 @@ fn two_mobiles(lab: &mut Lab) -> Result<()> {
     client.wait_introduced(&pair, LONG)?;
     third.wait_introduced(&theirs, LONG)?;
     let b = world.b.clone();
-    for name in [pair.seen_by_server(), theirs.seen_by_server()] {
-        world.leaves_router(name);
-    }
+    world.leaves_router(pair.seen_by_server());
     world.roam(&b)?;
     world.goes_on(&mut pair)?;
     let status = third.connection(theirs.local(), theirs.peer())?;
@@ -374,6 +372,7 @@ fn two_mobiles(lab: &mut Lab) -> Result<()> {
         "the tablet's connection moved with the laptop's"
     );
     theirs.wait_progress(SOME, LONG)?;
+    world.leaves_router(theirs.seen_by_server());
     at_tablet = tablet.roam(&at_tablet, &b.network, &Join::default())?;
     goes_on_since(&mut theirs, &at_tablet)?;
     pair.wait_progress(SOME, LONG)?;

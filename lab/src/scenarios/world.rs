@@ -1,7 +1,7 @@
 //! What most scenarios share: a laptop, a server, two networks for the laptop, daemons on both, and what must be so after
 //! every move.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -42,13 +42,18 @@ pub(super) struct World {
     pub(super) at_server: Attachment,
     /// Resets that passed the server's or the laptop's uplink, as they are shown to people.
     resets: Arc<Mutex<Vec<Reset>>>,
-    /// Names that routers have given to connections of hosts that have left them. Linux resets what it takes for invalid there: an acknowledgement
-    /// of what went by another way already. Who has moved does not hear that (`ingress_native` in bpf/lib/ingress.h).
-    left: BTreeSet<SocketAddr>,
+    /// Names that routers have given to connections of hosts that have left them, and since when. Linux resets what it takes for invalid there: an
+    /// acknowledgement of what went by another way already. Who has moved does not hear that (`ingress_native` in bpf/lib/ingress.h).
+    left_behind: BTreeMap<SocketAddr, MonoTime>,
 }
 
-/// Who sent it, and how it is shown to people.
-type Reset = (Option<SocketAddr>, String);
+struct Reset {
+    seen: MonoTime,
+    /// Who sent it.
+    from: Option<SocketAddr>,
+    /// How it is shown to people.
+    shown: String,
+}
 
 impl World {
     /// The laptop in `a`, the server in `s`.
@@ -60,8 +65,18 @@ impl World {
         let (laptop, server) = (lab.host("laptop")?, lab.host("server")?);
         let at_server = server.join(&s.network, &Join::by("eth0"))?;
         let at = laptop.join(&a.network, &Join::default())?;
-        let mut world =
-            Self { campus, a, b, s, laptop, server, at, at_server, resets: Arc::default(), left: BTreeSet::new() };
+        let mut world = Self {
+            campus,
+            a,
+            b,
+            s,
+            laptop,
+            server,
+            at,
+            at_server,
+            resets: Arc::default(),
+            left_behind: BTreeMap::new(),
+        };
         for site in [world.a.clone(), world.b.clone(), world.s.clone()] {
             world.watch_resets(&site)?;
         }
@@ -80,13 +95,15 @@ impl World {
         site.link()?.observe(move |direction, frame| {
             let Some(packet) = frame.ip() else { return };
             let Some(tcp) = packet.tcp().filter(|tcp| tcp.has(tcp_flags::RST)) else { return };
-            let ends = packet.endpoints().map_or_else(String::new, |(from, to)| format!("{from} -> {to}"));
+            let ends = packet.endpoints();
+            let way = ends.map_or_else(String::new, |(from, to)| format!("{from} -> {to}"));
             let (sequence, acknowledgement) = (tcp.sequence, tcp.acknowledgement);
             // As in the daemons' logs, which tell what went before.
             let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() % 60_000_000;
             let second = format!("{:02}.{:06}", time / 1_000_000, time % 1_000_000);
-            let shown = format!("{ends} {direction:?} at {at} in second {second}, {sequence} {acknowledgement}");
-            seen.lock().unwrap_or_else(PoisonError::into_inner).push((packet.endpoints().map(|(from, _)| from), shown));
+            let shown = format!("{way} {direction:?} at {at} in second {second}, {sequence} {acknowledgement}");
+            let reset = Reset { seen: MonoTime::now(), from: ends.map(|(from, _)| from), shown };
+            seen.lock().unwrap_or_else(PoisonError::into_inner).push(reset);
         });
         Ok(())
     }
@@ -135,16 +152,18 @@ impl World {
         self.seen_resets().clear();
     }
 
-    /// The host of a connection that a router has given this name leaves it.
+    /// The host of a connection that a router has given this name leaves it now.
     pub(super) fn leaves_router(&mut self, name: SocketAddr) {
-        self.left.insert(name);
+        self.left_behind.insert(name, MonoTime::now());
     }
 
     /// Nobody has sent a reset so far.
     pub(super) fn no_resets(&self) -> Result<()> {
         let resets = self.seen_resets();
-        let of_routers = |from: &Option<SocketAddr>| from.is_some_and(|from| self.left.contains(&from));
-        let sent: Vec<&str> = resets.iter().filter(|(from, _)| !of_routers(from)).map(|(_, text)| &**text).collect();
+        let of_router = |reset: &Reset| {
+            reset.from.and_then(|from| self.left_behind.get(&from)).is_some_and(|since| reset.seen > *since)
+        };
+        let sent: Vec<&str> = resets.iter().filter(|reset| !of_router(reset)).map(|reset| &*reset.shown).collect();
         expect!(sent.is_empty(), "resets were sent: {}", sent.join("; "));
         Ok(())
     }
