@@ -15,24 +15,65 @@ use whimbrel_protocol::{PeerId, Time};
 /// restored (P-22); and how long they hang on after the last introduced flow, as another may follow.
 const LINGER: Duration = Duration::from_secs(60);
 
+/// What holds, or held less than [`LINGER`] ago.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Lingering {
+    #[default]
+    Off,
+    On,
+    Until(Time),
+}
+
+impl Lingering {
+    /// Notes whether it holds. Returns whether that is new.
+    fn set(&mut self, now: Time, on: bool) -> bool {
+        let new = on != self.holds();
+        if new {
+            *self = if on { Self::On } else { Self::Until(now + LINGER) };
+        }
+        new
+    }
+
+    fn holds(self) -> bool {
+        self == Self::On
+    }
+
+    fn lingers(self) -> bool {
+        self != Self::Off
+    }
+
+    fn timeout(self) -> Option<Time> {
+        match self {
+            Self::Until(time) => Some(time),
+            Self::Off | Self::On => None,
+        }
+    }
+
+    /// Ends it when it is due; returns whether it did.
+    fn expire(&mut self, now: Time) -> bool {
+        let due = self.timeout().is_some_and(|until| until <= now);
+        if due {
+            *self = Self::Off;
+        }
+        due
+    }
+}
+
 /// What decides it.
 #[derive(Debug, Default)]
 pub(crate) struct Hooks {
     moved: BTreeSet<PeerId>,
-    /// Until when programs translate though nothing is moved any more.
-    carrying_until: Option<Time>,
-    introduced: bool,
-    /// Until when programs hang on though no flow could move any more.
-    hanging_until: Option<Time>,
+    /// Flows of any peer are moved: programs translate.
+    carrying: Lingering,
+    /// Any flow could move.
+    introduced: Lingering,
     introducing: bool,
     /// Numbers of some flows are translated, wherever they are.
     helped: bool,
     /// Sockets are being given away, or endpoints lent, so that packets are held at any moment.
-    moving: bool,
+    moving: Lingering,
     /// Sockets rest, or are about to, and what comes for them meanwhile is set aside.
-    resting: bool,
-    /// Until when what was set aside may come back though no socket rests any more.
-    giving_back_until: Option<Time>,
+    resting: Lingering,
     /// Peers whose held flows are listened for (P-39).
     listening: BTreeSet<PeerId>,
 }
@@ -42,20 +83,15 @@ impl Hooks {
     pub(crate) fn note_peer(&mut self, now: Time, peer: PeerId, moved: bool) {
         if moved {
             self.moved.insert(peer);
-            self.carrying_until = None;
-        } else if self.moved.remove(&peer) && self.moved.is_empty() {
-            self.carrying_until = Some(now + LINGER);
+        } else {
+            self.moved.remove(&peer);
         }
+        self.carrying.set(now, !self.moved.is_empty());
     }
 
     /// Notes whether any flow is introduced, so could move. Returns whether that is new.
     pub(crate) fn note_introduced(&mut self, now: Time, introduced: bool) -> bool {
-        if self.introduced == introduced {
-            return false;
-        }
-        self.introduced = introduced;
-        self.hanging_until = (!introduced).then_some(now + LINGER);
-        true
+        self.introduced.set(now, introduced)
     }
 
     /// Notes whether introductions are expected.
@@ -68,24 +104,14 @@ impl Hooks {
         std::mem::replace(&mut self.helped, helped) != helped
     }
 
-    /// Notes whether sockets are being given away. Returns whether that is new; it lingers, as another may follow.
+    /// Notes whether sockets are being given away. Returns whether that is new.
     pub(crate) fn note_moving(&mut self, now: Time, moving: bool) -> bool {
-        if self.moving == moving {
-            return false;
-        }
-        self.moving = moving;
-        self.hanging_until = self.hanging_until.max((!moving).then_some(now + LINGER));
-        true
+        self.moving.set(now, moving)
     }
 
-    /// Notes whether sockets rest, or are about to. Returns whether that is new; it lingers too.
+    /// Notes whether sockets rest, or are about to. Returns whether that is new.
     pub(crate) fn note_resting(&mut self, now: Time, resting: bool) -> bool {
-        if self.resting == resting {
-            return false;
-        }
-        self.resting = resting;
-        self.giving_back_until = (!resting).then_some(now + LINGER);
-        true
+        self.resting.set(now, resting)
     }
 
     /// Notes whether held flows of a peer are listened for.
@@ -99,42 +125,41 @@ impl Hooks {
 
     /// Whether any flow is moved, or was a moment ago.
     pub(crate) fn carrying(&self) -> bool {
-        !self.moved.is_empty() || self.carrying_until.is_some()
+        self.carrying.lingers()
     }
 
     /// Whether any flow is moved.
     pub(crate) fn moved(&self) -> bool {
-        !self.moved.is_empty()
+        self.carrying.holds()
     }
 
     /// Whether packets that were set aside may go back to this host's own stack, by the tunnel's device: now, or a moment ago.
     pub(crate) fn gives_back(&self) -> bool {
-        self.resting || self.giving_back_until.is_some()
+        self.resting.lingers()
     }
 
     /// When to come back.
     pub(crate) fn timeout(&self) -> Option<Time> {
-        [self.carrying_until, self.hanging_until, self.giving_back_until].into_iter().flatten().min()
+        [self.carrying, self.introduced, self.moving, self.resting].into_iter().filter_map(Lingering::timeout).min()
     }
 
     /// Ends what lingers when it is due; returns whether anything did.
     pub(crate) fn expire(&mut self, now: Time) -> bool {
-        let carrying = self.carrying_until.take_if(|until| *until <= now);
-        let hanging = self.hanging_until.take_if(|until| *until <= now);
-        let giving_back = self.giving_back_until.take_if(|until| *until <= now);
-        carrying.is_some() || hanging.is_some() || giving_back.is_some()
+        let all = [&mut self.carrying, &mut self.introduced, &mut self.moving, &mut self.resting];
+        // Each of them, also where the first is due.
+        all.map(|state| state.expire(now)).contains(&true)
     }
 
     /// Makes the kernel's state equal to what is wanted. Failures of one interface do not keep the others from being
     /// served; the first is returned.
     pub(crate) fn apply(&self, datapath: &mut Datapath, network: &NetworkState, tun: u32) -> Result<(), Error> {
         let mut result = datapath.set_busy(
-            self.carrying() || self.helped || self.moving,
+            self.carrying() || self.helped || self.moving.holds(),
             self.introducing,
             !self.listening.is_empty(),
         );
         let mut wanted: BTreeMap<u32, Role> = BTreeMap::new();
-        let hanging = self.carrying() || self.helped || self.moving || self.introduced || self.hanging_until.is_some();
+        let hanging = self.carrying() || self.helped || self.moving.lingers() || self.introduced.lingers();
         if hanging || self.introducing {
             wanted.extend(wires(network, tun).map(|link| (link.index, Role::Wire)));
         }
