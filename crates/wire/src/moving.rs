@@ -47,6 +47,9 @@ pub struct Ticket {
     pub mac: TicketMac,
 }
 
+/// What the name of a receiver begins with where the socket belongs to a process that moves (protocol.md P-94). No program's name does: it is no UTF-8.
+pub const OF_A_PROCESS: u8 = 0xff;
+
 /// What a donor says of a socket before anything is done with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {

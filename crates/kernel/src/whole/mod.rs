@@ -315,7 +315,7 @@ fn look_at_descriptors(whole: &mut Whole) -> Result<(), Unfit> {
 ///
 /// # Errors
 /// [`Unfit`].
-pub fn queued(pids: &[u32]) -> Result<Option<(SocketAddr, u32)>, Unfit> {
+fn queued(pids: &[u32]) -> Result<Option<(SocketAddr, u32)>, Unfit> {
     let Some(first) = pids.first() else { return Ok(None) };
     let own: HashSet<u32> = pids.iter().flat_map(|pid| process::sockets(*pid)).collect();
     Ok(queued_among(&Sockets::of(*first)?, &own))
@@ -332,7 +332,7 @@ fn queued_among(sockets: &Sockets, own: &HashSet<u32>) -> Option<(SocketAddr, u3
 ///
 /// # Errors
 /// [`Unfit`].
-pub fn flows_of(pids: &[u32]) -> Result<BTreeSet<FlowTuple>, Unfit> {
+fn flows_of(pids: &[u32]) -> Result<BTreeSet<FlowTuple>, Unfit> {
     let Some(first) = pids.first() else { return Ok(BTreeSet::new()) };
     flows_among(&Sockets::of(*first)?, pids)
 }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
-use whimbrel_wire::moving::{AcceptorStanding, MoveName, Record, Request, Terms, Ticket};
+use whimbrel_wire::moving::{AcceptorStanding, MoveName, OF_A_PROCESS, Record, Request, Terms, Ticket};
 use whimbrel_wire::snapshot::MAX_LEN;
 
 use super::flows::FlowChange;
@@ -375,8 +375,7 @@ impl Moves {
     /// What belongs to a process may have been committed along with that (P-130), without having been presented: that the copy goes the holder is to know.
     fn surrender_along(&mut self, at: At<'_>, name: MoveName) {
         let Some(of) = self.acceptances.get(&name) else { return };
-        // As P-94 has it.
-        let belongs = of.request.receiver.first() == Some(&0xff);
+        let belongs = of.request.receiver.first() == Some(&OF_A_PROCESS);
         if let Some(ticket) = of.ticket.filter(|_| belongs) {
             self.say(at, of.holder, Record::Surrender(ticket));
         }

@@ -359,7 +359,7 @@ impl Effects {
         self.relocation.tenant.young.note(now, Young { flow, accepted, hidden: false, tries: 0 });
     }
 
-    /// A connection was not claimed, for now.
+    /// A connection could not be claimed: it is tried again later (P-128).
     pub(crate) fn note_unclaimed(&mut self, now: Time, young: Young) {
         self.relocation.tenant.young.note(now, Young { tries: young.tries.saturating_add(1), ..young });
     }

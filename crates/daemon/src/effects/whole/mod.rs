@@ -20,6 +20,7 @@ use whimbrel_handshake::PublicKey;
 use whimbrel_kernel::whole;
 use whimbrel_protocol::{MoveDone, MoveFailed, MoveName, MoveOp, MoveOpId, Refusal, Time};
 use whimbrel_wire::FlowTuple;
+use whimbrel_wire::moving::OF_A_PROCESS;
 
 use super::Failure;
 use super::{Effects, Known};
@@ -145,15 +146,20 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Under which name such a one goes: no program's name is like that, since it is no UTF-8.
+    /// Under which name such a one goes.
     pub(crate) fn receiver(self) -> Vec<u8> {
         let Self { load, index, count } = self;
-        [0xff].into_iter().chain(load.to_be_bytes()).chain(index.to_be_bytes()).chain(count.to_be_bytes()).collect()
+        [OF_A_PROCESS]
+            .into_iter()
+            .chain(load.to_be_bytes())
+            .chain(index.to_be_bytes())
+            .chain(count.to_be_bytes())
+            .collect()
     }
 
     /// Where the receiver says that it is of a process.
     fn of(receiver: &[u8]) -> Option<Self> {
-        let (load, rest) = receiver.strip_prefix(&[0xff])?.split_first_chunk::<8>()?;
+        let (load, rest) = receiver.strip_prefix(&[OF_A_PROCESS])?.split_first_chunk::<8>()?;
         let (index, count) = rest.split_first_chunk::<4>()?;
         let (load, index) = (u64::from_be_bytes(*load), u32::from_be_bytes(*index));
         let count = u32::from_be_bytes(count.try_into().ok()?);
