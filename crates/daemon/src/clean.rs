@@ -157,6 +157,7 @@ fn remove_pins_and_files(
     }
     if let Some(instance) = instance {
         crate::helpers::continue_stopped(run_dir);
+        crate::effects::continue_halted(&run_dir.join("journal"));
         let helped = run_dir.join("helpers");
         for entry in fs::read_dir(&helped).into_iter().flatten().flatten() {
             remove_file(entry.path(), &mut removed)?;

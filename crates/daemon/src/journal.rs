@@ -102,6 +102,7 @@ pub struct Journal {
     suspended: bool,
     lending_stopped: bool,
     moves: SavedMoves,
+    halted: BTreeMap<u32, u64>,
     memory: Option<u64>,
     /// Lines that could not be read.
     skipped: usize,
@@ -138,6 +139,7 @@ impl Journal {
             suspended: false,
             lending_stopped: false,
             moves: SavedMoves::default(),
+            halted: BTreeMap::new(),
             memory: None,
             skipped: 0,
             lasting: None,
@@ -215,6 +217,20 @@ impl Journal {
         text.split(|byte| *byte == b'\n').any(|line| matches!(serde_json::from_slice(line), Ok(Line::Flow(_))))
     }
 
+    /// What the journal at `path`, which stays as it is, says of processes that stand still: see [`Self::halted`]. Of one that cannot be read, nothing.
+    #[must_use]
+    pub fn halted_in(path: &Path) -> BTreeMap<u32, u64> {
+        let mut halted = BTreeMap::new();
+        for line in read(path).unwrap_or_default().split(|byte| *byte == b'\n') {
+            match serde_json::from_slice(line) {
+                Ok(Line::Halted(pid, started)) => drop(halted.insert(pid, started)),
+                Ok(Line::HaltedOver(pid)) => drop(halted.remove(&pid)),
+                _ => {}
+            }
+        }
+        halted
+    }
+
     /// The flows in force.
     #[must_use]
     pub fn flows(&self) -> &HashMap<FlowTuple, FlowEntry> {
@@ -286,12 +302,27 @@ impl Journal {
         }
     }
 
-    /// Keeps a move of a socket that is given away.
+    /// Keeps a move of a socket that is given away, with the processes that are about to be stopped for it: their numbers, and when they were
+    /// started ([`started`](whimbrel_kernel::whole::started)).
     ///
     /// # Errors
     /// When the file cannot be written. Then nothing is kept, here and with those below.
-    pub fn save_donation(&mut self, saved: SavedDonation) -> Result<(), JournalError> {
-        self.keep(Line::Donation(saved.into()))
+    pub fn save_donation(&mut self, saved: SavedDonation, halting: &[(u32, u64)]) -> Result<(), JournalError> {
+        let halting = halting.iter().map(|(pid, started)| Line::Halted(*pid, *started));
+        self.keep_all(halting.chain([Line::Donation(saved.into())]).collect())
+    }
+
+    /// Processes that may stand still for moves: their numbers, and when they were started.
+    #[must_use]
+    pub fn halted(&self) -> &BTreeMap<u32, u64> {
+        &self.halted
+    }
+
+    /// A process stands still for no move any more.
+    pub fn forget_halted(&mut self, pid: u32) {
+        if self.halted.contains_key(&pid) {
+            self.append(Line::HaltedOver(pid));
+        }
     }
 
     /// It is over.
@@ -382,7 +413,7 @@ impl Journal {
             }
             return self.rewrite();
         }
-        let live = self.peers.len() + self.flows.len() + self.moves.len();
+        let live = self.peers.len() + self.flows.len() + self.moves.len() + self.halted.len();
         if self.lines > 2 * live + SLACK {
             return self.rewrite();
         }
@@ -482,6 +513,12 @@ impl Journal {
             Line::DonationOver(name) => {
                 self.moves.donations.remove(&name.into());
             }
+            Line::Halted(pid, started) => {
+                self.halted.insert(pid, started);
+            }
+            Line::HaltedOver(pid) => {
+                self.halted.remove(&pid);
+            }
             Line::Acceptance(line) => {
                 self.moves.acceptances.extend(line.saved().map(|saved| (saved.ticket.name, saved)));
             }
@@ -522,7 +559,8 @@ impl Journal {
         let lines = lines.chain(self.memory.map(Line::Memory));
         let leases = self.moves.leases.values().map(|saved| Line::Lease((*saved).into()));
         let tenancies = self.moves.tenancies.values().map(|saved| Line::Tenancy((*saved).into()));
-        let lines = lines.chain(donations).chain(acceptances).chain(held).chain(leases).chain(tenancies);
+        let halted = self.halted.iter().map(|(pid, started)| Line::Halted(*pid, *started));
+        let lines = lines.chain(halted).chain(donations).chain(acceptances).chain(held).chain(leases).chain(tenancies);
         let mut text = Vec::new();
         let mut count = 0;
         for line in lines {
@@ -716,8 +754,9 @@ mod tests {
             hidden: true,
             ending: true,
         };
-        journal.save_donation(donation(1)).expect("kept");
-        journal.save_donation(donation(2)).expect("kept");
+        journal.save_donation(donation(1), &[(70, 1), (71, 2)]).expect("kept");
+        journal.save_donation(donation(2), &[]).expect("kept");
+        journal.forget_halted(70);
         journal.forget_donation(name(1));
         journal.save_acceptance(acceptance.clone()).expect("kept");
         journal.save_held(vec![held.clone()]).expect("kept");
@@ -747,16 +786,20 @@ mod tests {
         };
         // The second look is at what the first has rewritten.
         for _ in 0..2 {
-            assert_eq!(Journal::open(&folder.file()).expect("open").1.moves, all);
+            let (journal, restored) = Journal::open(&folder.file()).expect("open");
+            assert_eq!((restored.moves, journal.halted()), (all.clone(), &[(71, 2)].into()));
+            assert_eq!(Journal::halted_in(&folder.file()), [(71, 2)].into());
         }
         let (mut journal, _) = Journal::open(&folder.file()).expect("open");
+        journal.forget_halted(71);
         journal.forget_donation(name(2));
         journal.forget_acceptance(name(3));
         journal.forget_held(7);
         journal.forget_lease(lease(2).name);
         [8, 9].into_iter().for_each(|number| journal.forget_tenancy(number));
         journal.flush().expect("flush");
-        assert_eq!(Journal::open(&folder.file()).expect("open").1.moves, SavedMoves::default());
+        let (journal, restored) = Journal::open(&folder.file()).expect("open");
+        assert_eq!((restored.moves, journal.halted().len()), (SavedMoves::default(), 0));
     }
 
     #[test]

@@ -168,8 +168,9 @@ fn open(pid: u32) -> Result<OwnedFd, Error> {
     pidfd_open(number, PidfdFlags::empty()).map_err(|e| Error::call("pidfd_open", format!("process {pid}"), e))
 }
 
-/// Whether no thread of a process runs; `None`: it is gone.
-fn stands_still(pid: u32) -> Option<bool> {
+/// Whether no thread of a process runs, nor would without SIGCONT; `None`: it is gone.
+#[must_use]
+pub fn stands_still(pid: u32) -> Option<bool> {
     let mut any = false;
     for thread in std::fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten() {
         let Ok(stat) = std::fs::read_to_string(thread.path().join("stat")) else { continue };

@@ -4,6 +4,8 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use rustix::process::Signal;
@@ -23,6 +25,11 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     scenario("moved-faults-direct", "the same with a far end that runs Whimbrel, whose daemon may die too", |lab| {
         faults(lab, true)
     }),
+    scenario(
+        "moved-while-it-stops",
+        "the donor's daemon dies while it waits for a program to stand still, for which another needs to have come: the program goes on",
+        while_it_stops,
+    ),
 ];
 
 /// Blows of each kind.
@@ -262,6 +269,71 @@ impl Stage {
         }
         Ok(all)
     }
+}
+
+/// Echoes lines on one connection. Between some it starts a program whose input nobody writes to yet: until then it waits for that uninterruptibly
+/// (vfork(2)), and does not stand still when it is told to.
+const SPAWNS: &str = r#"
+import os, socket, sys
+listener = socket.create_server((sys.argv[1], 0))
+print(listener.getsockname()[1], flush=True)
+connection, _ = listener.accept()
+file = connection.makefile("rwb", buffering=0)
+for line in file:
+    if line == b"spawn\n":
+        opens = (os.POSIX_SPAWN_OPEN, 0, sys.argv[2], os.O_RDONLY, 0)
+        os.waitpid(os.posix_spawn("/bin/true", ["true"], {}, file_actions=[opens]), 0)
+    file.write(line)
+"#;
+
+fn while_it_stops(lab: &mut Lab) -> Result<()> {
+    let mut three = Three::with(lab, false, "log = \"debug\"\n")?;
+    let _receiver = ticker(&three, 1)?;
+    let server = three.world.server.clone();
+    let input = server.dir().join("input");
+    server.command("mkfifo").arg(&input).run()?;
+    let address = three.world.at_server.ipv4()?;
+    let program = server.command("/usr/bin/python3").args(["-c", SPAWNS, &address.to_string()]).arg(&input);
+    let mut program = program.label("spawns").spawn()?;
+    let port = program.wait_line(LONG, "it listens", |line| line.trim().parse::<u16>().ok())?;
+    let failed = |error| Error::call("talk", "the program", error);
+    let mut far = three.world.laptop.enter(|| TcpStream::connect(SocketAddr::new(address, port)))?.map_err(failed)?;
+    let mut lines = BufReader::new(far.try_clone().map_err(failed)?).lines();
+    let mut hear = |wanted: &str| -> Result<()> {
+        let heard = lines.next().transpose().map_err(failed)?;
+        expect!(heard.as_deref() == Some(wanted), "heard {heard:?} and not {wanted}");
+        Ok(())
+    };
+    far.set_read_timeout(Some(LONG)).map_err(failed)?;
+    far.write_all(b"one\n").map_err(failed)?;
+    hear("one")?;
+    far.write_all(b"spawn\n").map_err(failed)?;
+    let pid = program.pid();
+    let status = || fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    wait_until(LONG, "it waits for what it has started", || status().contains("State:\tD"))?;
+    let is_stopped = || {
+        let of =
+            |name: &str| status().lines().find_map(|line| line.strip_prefix(name).map(|rest| rest.trim().to_owned()));
+        let pending = of("ShdPnd:").and_then(|signals| u64::from_str_radix(&signals, 16).ok()).unwrap_or(0);
+        pending & 1 << (Signal::STOP.as_raw() - 1) != 0 || of("State:").is_some_and(|state| state.starts_with('T'))
+    };
+    let local = far.local_addr().map_err(failed)?.to_string();
+    let mut asked = three.donor_daemon.spawn_cli(&["move", &local, "--to", NAMES[1], "--process", NAMES[1]])?;
+    wait_until(LONG, "it is being stopped", is_stopped)?;
+    die(&mut three.donor_daemon)?;
+    asked.kill()?;
+    wait_until(LONG, "nobody stops it any more", || !is_stopped())?;
+    fs::write(&input, "").map_err(|error| Error::call("write", input.display().to_string(), error))?;
+    hear("spawn")?;
+    far.write_all(b"two\n").map_err(failed)?;
+    hear("two")?;
+    wait_until(LONG, "the daemon notes nothing of it", || {
+        let journal = fs::read_to_string(three.donor_daemon.run_dir().join("journal"));
+        journal.is_ok_and(|journal| {
+            !journal.contains(&format!("\"halted\":[{pid},")) || journal.contains(&format!("\"halted_over\":{pid}"))
+        })
+    })?;
+    three.world.no_resets()
 }
 
 fn die(daemon: &mut Whimbrel) -> Result<()> {

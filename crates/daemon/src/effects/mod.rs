@@ -44,7 +44,7 @@ use crate::tunnel::{Tunnel, UnknownSession};
 
 pub(crate) use addresses::{Addresses, MARK};
 pub(crate) use gateway::Gateway;
-pub(crate) use relocation::{Arrived, FoundMoves, HIDDEN, Known, NotBorrowed, Relocation, Young, at};
+pub(crate) use relocation::{Arrived, FoundMoves, HIDDEN, Known, NotBorrowed, Relocation, Young, at, continue_halted};
 pub use relocation::{first_window, longest_round_trip};
 pub(crate) use tunnels::DEFAULT_MTU;
 pub(crate) use whole::{News, Place, Wholes};

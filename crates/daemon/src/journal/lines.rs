@@ -30,6 +30,9 @@ pub(super) enum Line {
     /// A socket that is being given away, taken, or held for others; and that this is over.
     Donation(DonationLine),
     DonationOver(NameLine),
+    /// A process that stands still for such moves, and when it was started; and that it does so no more.
+    Halted(u32, u64),
+    HaltedOver(u32),
     Acceptance(AcceptanceLine),
     AcceptanceOver(NameLine),
     Held(HeldLine),

@@ -3,9 +3,11 @@
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::os::fd::AsFd;
+use std::path::Path;
 
-use whimbrel_kernel::endpoint;
+use whimbrel_kernel::borrowed::Halted;
 use whimbrel_kernel::frozen::Frozen;
+use whimbrel_kernel::{endpoint, whole};
 use whimbrel_protocol::{
     FlowEntry, Found, LocalEnd, SavedAcceptance, SavedDonation, SavedHeld, SavedLease, SavedTenancy, Time,
 };
@@ -14,7 +16,7 @@ use whimbrel_wire::{FlowTuple, Transport};
 use super::Relocation;
 use super::donor::Given;
 use crate::effects::Effects;
-use crate::journal::SavedMoves;
+use crate::journal::{Journal, SavedMoves};
 
 /// Moves in the middle, and what is found of their sockets.
 pub(crate) struct FoundMoves {
@@ -83,6 +85,7 @@ impl Effects {
         let leases: Vec<_> = moves.leases.values().copied().collect();
         self.adopt_leases(&leases);
         let donations = moves.donations.values().map(|saved| (saved.clone(), self.find_given(now, saved))).collect();
+        self.let_halted_run();
         self.wholes.let_undecided_go_on();
         if let Err(error) = self.make_ready(now) {
             tracing::warn!(%error, "what comes for sockets at rest may be lost");
@@ -100,6 +103,16 @@ impl Effects {
         self.keep_to_leases();
         let tenancies = tenancies.into_iter().map(|(saved, _)| saved).collect();
         FoundMoves { donations, acceptances, held: moves.held.values().cloned().collect(), leases, tenancies }
+    }
+
+    /// Processes that a daemon before this one has stopped, or was about to, go on unless a socket of theirs rests.
+    fn let_halted_run(&mut self) {
+        for (pid, started) in self.journal.halted().clone() {
+            if !self.relocation.halted.contains_key(&pid) {
+                go_on(pid, started);
+                self.journal.forget_halted(pid);
+            }
+        }
     }
 
     /// A socket that was being given away.
@@ -183,6 +196,20 @@ impl Effects {
     }
 }
 
+/// Continues a process, unless its number is another's by now.
+fn go_on(pid: u32, started: u64) {
+    // Looked at with the descriptor in hand, which stays that process's.
+    match Halted::adopt(pid) {
+        Ok(halted) if whole::started(pid) != Some(started) => halted.leave(),
+        Ok(_) | Err(_) => {}
+    }
+}
+
+/// Continues what a daemon that is gone has stopped for moves, as its journal has it.
+pub(crate) fn continue_halted(journal: &Path) {
+    Journal::halted_in(journal).into_iter().for_each(|(pid, started)| go_on(pid, started));
+}
+
 impl Relocation {
     /// Processes that a daemon before this one has stopped go on when their sockets do.
     fn halt_adopted(&mut self, processes: &[u32]) {
@@ -190,7 +217,7 @@ impl Relocation {
             match self.halted.get_mut(pid) {
                 Some((_, count)) => *count += 1,
                 None => {
-                    if let Ok(halted) = whimbrel_kernel::borrowed::Halted::adopt(*pid) {
+                    if let Ok(halted) = Halted::adopt(*pid) {
                         self.halted.insert(*pid, (halted, 1));
                     }
                 }

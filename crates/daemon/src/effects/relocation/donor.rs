@@ -7,14 +7,15 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use whimbrel_datapath::{HelpedFlow, HelpedPhase};
 use whimbrel_kernel::borrowed::{self, Halted};
 use whimbrel_kernel::frozen::{Defaults, Frozen, Unmovable};
-use whimbrel_kernel::process;
 use whimbrel_kernel::sock_diag::SockDiag;
-use whimbrel_protocol::{MoveFailed, MoveName, PeerId, Refusal, Time};
+use whimbrel_kernel::{process, whole};
+use whimbrel_protocol::{MoveFailed, MoveName, PeerId, Refusal, SavedDonation, Time};
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::snapshot::{Body, Family, Luggage};
 
 use super::{Relocation, failed, listening, refused, unmovable};
 use crate::effects::Effects;
+use crate::journal::JournalError;
 
 /// A socket that a move may ask for, and who has it.
 #[derive(Debug)]
@@ -214,7 +215,7 @@ impl Effects {
             Err(failed) => {
                 self.let_in(&flow);
                 self.tunnel.hand_on(&flow, None);
-                self.relocation.release(&processes);
+                self.let_run(&processes);
                 Err(failed)
             }
         }
@@ -265,7 +266,7 @@ impl Effects {
         self.relocation.kept_new.remove(&flow);
         self.tunnel.hand_on(&flow, None);
         let thawed = frozen.thaw(injector).map_err(|why| unmovable(&why, Refusal::NotWoken));
-        self.relocation.release(&processes);
+        self.let_run(&processes);
         thawed.map(drop)
     }
 
@@ -286,13 +287,37 @@ impl Effects {
         self.leave_home(&flow);
         self.settle_ports();
         self.part_with(now, flow, to);
-        self.relocation.release(&processes);
+        self.let_run(&processes);
         destroyed
+    }
+
+    pub(super) fn save_given(&mut self, saved: SavedDonation) -> Result<(), JournalError> {
+        // Nobody stops what only listens. What stands still already is to stay so.
+        let borrowed = self.relocation.borrowed.get(&saved.tuple).filter(|_| !saved.tuple.listens());
+        let processes = borrowed.map_or(&[][..], |borrowed| &borrowed.processes);
+        let is_noted = |pid: &u32| self.journal.halted().contains_key(pid) || self.relocation.halted.contains_key(pid);
+        let fresh = processes.iter().filter(|pid| !is_noted(pid) && borrowed::stands_still(**pid) == Some(false));
+        let halting: Vec<_> = fresh.filter_map(|pid| Some((*pid, whole::started(*pid)?))).collect();
+        self.journal.save_donation(saved, &halting)
     }
 
     pub(super) fn forget_given(&mut self, now: Time, name: &MoveName) -> Result<(), MoveFailed> {
         self.journal.forget_donation(*name);
+        if self.relocation.borrowed.is_empty() {
+            // Of moves that came to nothing before it was stopped.
+            let noted: Vec<u32> = self.journal.halted().keys().copied().collect();
+            for pid in noted.into_iter().filter(|pid| !self.relocation.halted.contains_key(pid)) {
+                self.journal.forget_halted(pid);
+            }
+        }
         self.make_ready(now)
+    }
+
+    /// Processes need not stand still on account of one socket any more.
+    fn let_run(&mut self, processes: &[u32]) {
+        for pid in self.relocation.release(processes) {
+            self.journal.forget_halted(pid);
+        }
     }
 
     /// Packets of a flow are not held any more.
@@ -321,16 +346,14 @@ impl Relocation {
         Ok(())
     }
 
-    /// Processes need not stand still on account of one socket any more.
-    fn release(&mut self, processes: &[u32]) {
+    /// Counts one socket less for processes; gives those that go on.
+    fn release(&mut self, processes: &[u32]) -> Vec<u32> {
         for pid in processes {
             if let Some((_, count)) = self.halted.get_mut(pid) {
                 *count -= 1;
-                if *count == 0 {
-                    self.halted.remove(pid);
-                }
             }
         }
+        self.halted.extract_if(|_, (_, count)| *count == 0).map(|(pid, _)| pid).collect()
     }
 }
 

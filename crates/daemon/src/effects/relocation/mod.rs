@@ -42,7 +42,7 @@ use whimbrel_wire::snapshot::Luggage;
 use super::{Effects, Failure};
 use crate::journal::JournalError;
 use acceptor::Taken;
-pub(crate) use adopt::FoundMoves;
+pub(crate) use adopt::{FoundMoves, continue_halted};
 pub(crate) use donor::NotBorrowed;
 use donor::{Borrowed, Given};
 use endpoints::Endpoints;
@@ -174,7 +174,7 @@ impl Effects {
             }
             MoveOp::Destroy { name, .. } => self.drop_taken(&name)?,
             MoveOp::CloseFarEnd { flow } => self.close_far_end(flow)?,
-            MoveOp::SaveDonation(saved) => self.journal.save_donation(saved).map_err(not_kept)?,
+            MoveOp::SaveDonation(saved) => self.save_given(saved).map_err(not_kept)?,
             MoveOp::ForgetDonation { name } => self.forget_given(now, &name)?,
             MoveOp::SaveAcceptance(saved) => self.journal.save_acceptance(saved).map_err(not_kept)?,
             MoveOp::ForgetAcceptance { name } => self.forget_taken(now, &name)?,
