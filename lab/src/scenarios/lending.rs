@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use whimbrel_ipc::Carrier;
 
 use super::anchor::{Four, LENDS, PORT};
-use super::world::{LONG, step};
+use super::world::{LONG, REWRITTEN_WITHIN, step};
 use super::{Scenario, scenario};
 use crate::{EchoServer, Lab, Many, Result, Whimbrel, expect, wait_until};
 
@@ -61,13 +61,7 @@ fn stopped(lab: &mut Lab) -> Result<()> {
     step("connections are opened, and the anchor's daemon is gone before it has heard of claims");
     four.world.server.nft(DEAF)?;
     let mut many = Many::open(&four.world.laptop, &server, COUNT)?;
-    let echo = |many: &mut Many| -> Result<()> {
-        let report = many.echo(LONG)?;
-        expect!(report.answered() == COUNT, "{} of {COUNT} connections answered", report.answered());
-        Ok(())
-    };
-    // Both ends have them.
-    echo(&mut many)?;
+    many.all_answer(LONG, "as they are opened, so that both ends have them")?;
     four.anchor.kill()?;
     let refused = four.guest.wait_event("claim-refused", 0, LONG)?;
     expect!(refused.sentence.contains("does not answer"), "{}", refused.sentence);
@@ -77,7 +71,7 @@ fn stopped(lab: &mut Lab) -> Result<()> {
     let passed_on = || four.anchor.anchors().is_ok_and(|all| all.passed_on.len() == COUNT);
     wait_until(LONG, "they are claimed", passed_on)?;
     four.guest.wait_event("claimed-again", refused.number, LONG)?;
-    echo(&mut many)?;
+    many.all_answer(LONG, "claimed again")?;
 
     step("it is told to lend nothing new");
     expect!(four.anchor.cli(&["anchor", "stop", "--within", "0"]).is_err(), "connections depend on it");
@@ -90,7 +84,7 @@ fn stopped(lab: &mut Lab) -> Result<()> {
     four.anchor.wait_event("lending-stopped", 0, LONG)?;
     let refused = four.third.cli(&["run", "--anchor", "desk", "--", "true"]);
     expect!(refused.is_err_and(|error| error.to_string().contains("about to stop lending")), "it lends on");
-    echo(&mut many)?;
+    many.all_answer(LONG, "while it lends nothing new")?;
     step("who waits until nothing depends on it does so over a restart");
     let mut waits = four.anchor.spawn_cli(&["anchor", "stop", "--within", "60"])?;
     waits.wait_line(LONG, "it waits", |line| line.starts_with("Waiting for these").then_some(()))?;
@@ -121,24 +115,19 @@ fn met_by_ipv6(lab: &mut Lab) -> Result<()> {
     let at = SocketAddr::new(four.world.at_server.ipv6()?, PORT);
     let server = EchoServer::start_behind(&four.guest, "desk", at)?;
     let mut many = Many::open(&four.world.laptop, &server, COUNT)?;
-    let echo = |many: &mut Many| -> Result<()> {
-        let report = many.echo(LONG)?;
-        expect!(report.answered() == COUNT, "{} of {COUNT} connections answered", report.answered());
-        Ok(())
-    };
-    echo(&mut many)?;
+    many.all_answer(LONG, "opened")?;
     let rewritten = |four: &Four| {
         let all = four.guest.connections().unwrap_or_default();
         all.iter().filter(|c| c.flow.local == at && c.carrier == Some(Carrier::Rewrite)).count()
     };
-    wait_until(LONG, "they are rewritten", || rewritten(&four) == COUNT)?;
+    wait_until(REWRITTEN_WITHIN, "they are rewritten", || rewritten(&four) == COUNT)?;
     // What is answered rewritten once is sent so from then on (P-24).
-    echo(&mut many)?;
+    many.all_answer(LONG, "rewritten")?;
     step("the anchor's daemon is killed");
     four.anchor.kill()?;
-    echo(&mut many)?;
+    many.all_answer(LONG, "without a daemon")?;
     four.anchor.restart()?;
-    echo(&mut many)?;
+    many.all_answer(LONG, "with another daemon")?;
     expect!(rewritten(&four) == COUNT, "with another daemon they go by the tunnel");
     Ok(())
 }
@@ -169,8 +158,7 @@ fn offers(lab: &mut Lab) -> Result<()> {
     let mut many = Vec::new();
     for server in &servers {
         let mut of_one = Many::open(&four.world.laptop, server, COUNT)?;
-        let report = of_one.echo(LONG)?;
-        expect!(report.answered() == COUNT, "{} of {COUNT} connections answered", report.answered());
+        of_one.all_answer(LONG, "past the packet filter")?;
         many.push(of_one);
     }
     step("how it is shown");
@@ -181,8 +169,7 @@ fn offers(lab: &mut Lab) -> Result<()> {
     let rows = |port: u16| table.lines().filter(|row| row.starts_with(&format!("tcp    {at_anchor}:{port} "))).count();
     expect!((rows(9001), rows(9002)) == (COUNT, COUNT), "`whimbrel connections` of the anchor: {shown}");
     for many in &mut many {
-        let report = many.echo(LONG)?;
-        expect!(report.answered() == COUNT, "{} of {COUNT} connections answered", report.answered());
+        many.all_answer(LONG, "as flows")?;
     }
     let offer = four.anchor.anchors()?.offer;
     let told = offer.map(|offer| (offer.ports, offer.of.iter().map(|of| of.lent).sum::<u32>(), offer.addresses.len()));
@@ -202,6 +189,13 @@ fn offers(lab: &mut Lab) -> Result<()> {
         expect!(said.contains(right), "--port {port} is told {said} and not {right}");
     }
     drop(has_one);
+    step("programs one after the other, each with what the one before it had a moment ago");
+    wait_until(LONG, "nothing is on lease", || four.anchor.anchors().is_ok_and(|all| all.lent.is_empty()))?;
+    for wanted in [["--port", "9001"], ["--address", "198.18.5.70"]] {
+        for _ in 0..4 {
+            four.guest.cli(&[&["run", "--anchor", "desk"], &wanted[..], &["--", "true"]].concat())?;
+        }
+    }
     step("programs that cannot be run, and this host itself as anchor");
     let run = ["run", "--anchor", "desk", "--"];
     let own = ["run", "--anchor", "self"];

@@ -3,15 +3,16 @@
 //! ```text
 //! choice.rs   which anchor, where a program leaves that to a policy
 //! offer.rs    what this host is configured to lend, and what of it cannot be lent
+//! returns.rs  leases that nobody needs any more
 //! ```
 
 mod choice;
 pub(crate) mod offer;
+mod returns;
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
 use whimbrel_ipc::{Anchored, Anchors as View, Code, Failure, Family, LentEnds, MadeSocket, PassedOn, Reply};
@@ -32,13 +33,10 @@ use crate::views;
 
 use choice::{Candidate, Experience, Policy};
 use offer::Fault;
+use returns::Returns;
 
 /// Ports that are leased at a time, for what programs leave to the kernel.
 pub(crate) const BLOCK: u16 = 128;
-
-/// Pause before it is looked again whether anything uses what a program has left, at first and at the longest.
-const LOOK: Duration = Duration::from_secs(1);
-const LOOK_LONGEST: Duration = Duration::from_secs(10);
 
 /// Who wants an anchor, and for what.
 #[derive(Debug)]
@@ -98,6 +96,20 @@ struct Asked {
     wanted: Vec<Wanted>,
     /// Who is asked where this one refuses; None: this host itself.
     others: VecDeque<Option<PublicKey>>,
+    /// When a host was asked last.
+    at: Time,
+}
+
+impl Asked {
+    /// Of these hosts, one after the other.
+    fn new(wanted: Wanted, others: VecDeque<Option<PublicKey>>) -> Self {
+        Self { wanted: vec![wanted], others, at: Time::default() }
+    }
+
+    /// Of no other host than the first.
+    fn of(wanted: Wanted) -> Self {
+        Self::new(wanted, VecDeque::new())
+    }
 }
 
 /// What programs wait for, and what they have.
@@ -108,8 +120,7 @@ pub(crate) struct Anchors {
     blocks: HashMap<(PublicKey, bool), u64>,
     /// Programs that run in namespaces of their own, by the clients that hold these.
     namespaces: HashMap<ClientId, Vec<u64>>,
-    /// Leases of programs that have ended, to be looked at then: what they have started may go on. With the pause before the next look.
-    left: Vec<(Time, Duration, u64)>,
+    returns: Returns,
     /// Moves that wait for their connections to be flows of the anchor's.
     claiming: HashMap<FlowTuple, crate::moves::Wish>,
     /// Connections that have lasted and are being claimed.
@@ -151,7 +162,7 @@ impl EventLoop {
     /// A program wants a socket whose anchor is another host, or may be. The client is answered, now or later.
     pub(crate) fn want_socket(&mut self, client: ClientId, socket: WantedSocket, anchor: &str) {
         match self.candidates(anchor, true) {
-            Ok(order) => self.ask_next(Asked { wanted: vec![Wanted::Socket { client, socket }], others: order }),
+            Ok(order) => self.ask_next(Asked::new(Wanted::Socket { client, socket }, order)),
             Err(failure) => self.server.reply(client, &Reply::Error(failure)),
         }
     }
@@ -164,7 +175,7 @@ impl EventLoop {
             return;
         }
         let others = owners.into_iter().filter(|owner| *owner != own).map(Some).collect();
-        self.ask_next(Asked { wanted: vec![Wanted::Process { address }], others });
+        self.ask_next(Asked::new(Wanted::Process { address }, others));
     }
 
     /// [`Request::Namespace`](whimbrel_ipc::Request::Namespace).
@@ -207,9 +218,9 @@ impl EventLoop {
                         .code(Code::Unavailable);
                     return self.server.reply(client, &Reply::Error(failure));
                 }
-                let wanted = vec![Wanted::Namespace { client, namespace: Some(namespace), wanted, first: None }];
+                let wanted = Wanted::Namespace { client, namespace: Some(namespace), wanted, first: None };
                 self.server.answer_later(client);
-                self.ask_next(Asked { wanted, others: order });
+                self.ask_next(Asked::new(wanted, order));
             }
             Err(failure) => self.server.reply(client, &Reply::Error(failure)),
         }
@@ -231,10 +242,7 @@ impl EventLoop {
         if end.port() == 0 || self.effects.is_in_namespace_of(socket, end) {
             return Some(bind(socket, address).map(Some));
         }
-        if self.node.lessor_of(end).is_some() {
-            let failure = Failure::new("another program of this host has that port at the anchor").on(end);
-            return Some(Err(failure.code(Code::InUse)));
-        }
+        let taken_of = self.node.lessor_of(end);
         let lessor = self.node.rented().find(|of| of.ends.first.ip() == local).map(|of| of.anchor);
         let Some(lessor) = lessor else {
             let failure = Failure::new("the socket came from another host, and its address is on lease from none");
@@ -244,12 +252,18 @@ impl EventLoop {
             Ok(socket) => socket,
             Err(error) => return Some(Err(Failure::new(format!("its descriptor cannot be kept: {error}")))),
         };
-        let wanted = Wanted::Port { client, socket, address };
-        let asked = Asked { wanted: vec![wanted], others: VecDeque::new() };
-        self.server.answer_later(client);
-        if let (Some(number), Some(first)) = (self.lease(asked, lessor, Ends { first: end, count: 1 }), brought) {
-            self.effects.join_namespace(number, first);
+        let asked = Asked::of(Wanted::Port { client, socket, address });
+        match taken_of {
+            Some(anchor) if !self.is_about_to_return(clock::now(), anchor, Some(end)) => return Some(Err(taken(end))),
+            Some(anchor) => self.wait_for_return(anchor, Some(end), asked),
+            None => {
+                let number = self.lease(asked, lessor, Ends { first: end, count: 1 });
+                if let (Some(number), Some(first)) = (number, brought) {
+                    self.effects.join_namespace(number, first);
+                }
+            }
         }
+        self.server.answer_later(client);
         Some(Ok(None))
     }
 
@@ -304,7 +318,7 @@ impl EventLoop {
         let configured = || self.configured_at(&anchor);
         match self.node.lease(now, anchor, known.or_else(configured), ends) {
             Some(number) => {
-                let mut asked = asked;
+                let mut asked = Asked { at: now, ..asked };
                 if let [Wanted::Namespace { namespace, wanted, .. }] = &mut asked.wanted[..]
                     && let Some(namespace) = namespace.take()
                 {
@@ -344,13 +358,20 @@ impl EventLoop {
     /// Nobody here needs a lease any more.
     pub(crate) fn note_returned(&mut self, number: u64, anchor: PublicKey) -> Told {
         self.anchors.blocks.retain(|_, block| *block != number);
+        self.note_return(anchor);
         let told =
             Told::new("lease-returned", format!("a lease of {} is returned: nobody needs it", self.called(&anchor)));
         told.with("anchor", anchor.to_string())
     }
 
-    /// A lease was refused, or is over.
-    pub(crate) fn note_not_leased(&mut self, number: u64, anchor: PublicKey, why: Refusal, reason: &str) -> Told {
+    /// A lease was refused, or is over. `None`: there is nothing to tell, since it will be asked for again.
+    pub(crate) fn note_not_leased(
+        &mut self,
+        number: u64,
+        anchor: PublicKey,
+        why: Refusal,
+        reason: &str,
+    ) -> Option<Told> {
         self.anchors.blocks.retain(|_, block| *block != number);
         if why != Refusal::Taken {
             self.anchors.experience.lent(clock::now(), anchor, false);
@@ -358,7 +379,18 @@ impl EventLoop {
         let called = self.called(&anchor);
         let asked = self.anchors.asked.remove(&number);
         let whole = asked.as_ref().and_then(|asked| asked.wanted.first()?.whole());
+        let full = matches!(why, Refusal::NoRoom | Refusal::Taken);
+        let has_begun = |asked: &Asked| {
+            matches!(asked.wanted[..], [Wanted::Namespace { first: Some(_), .. } | Wanted::Port { .. }])
+        };
         match asked {
+            // What it was refused for may be on its way back to the anchor.
+            Some(mut asked) if full && !has_begun(&asked) && self.has_less_since(asked.at, anchor) => {
+                self.take_namespace_back(number, &mut asked);
+                asked.others.push_front(Some(anchor));
+                self.wait_for_return(anchor, None, asked);
+                return None;
+            }
             Some(asked) if asked.others.is_empty() || why == Refusal::Taken => {
                 self.effects.forget_namespace(number);
                 let code = match why {
@@ -376,17 +408,50 @@ impl EventLoop {
                 self.refuse_all(asked.wanted, &failure);
             }
             Some(mut asked) => {
-                if let [Wanted::Namespace { namespace, .. }] = &mut asked.wanted[..] {
-                    *namespace = self.effects.take_namespace(number);
-                }
+                self.take_namespace_back(number, &mut asked);
                 self.ask_next(asked);
             }
             None => {
                 let sentence = format!("a lease of {called} is over: {reason}. New connections with it lead nowhere");
-                return Told::new("lease-lost", sentence).with("anchor", anchor.to_string());
+                return Some(Told::new("lease-lost", sentence).with("anchor", anchor.to_string()));
             }
         }
-        Told::new("lease-refused", format!("{called} lends no endpoint: {reason}")).with("anchor", anchor.to_string())
+        let told = Told::new("lease-refused", format!("{called} lends no endpoint: {reason}"));
+        Some(told.with("anchor", anchor.to_string()))
+    }
+
+    /// Of a lease that did not come about.
+    fn take_namespace_back(&mut self, number: u64, asked: &mut Asked) {
+        if let [Wanted::Namespace { namespace, .. }] = &mut asked.wanted[..] {
+            *namespace = self.effects.take_namespace(number);
+        }
+    }
+
+    /// Goes on with what something was in the way of.
+    fn ask_again(&mut self, mut asked: Asked) {
+        match asked.wanted.pop() {
+            Some(Wanted::Namespace { client, wanted, first: Some(first), .. }) => {
+                self.serve_namespace(client, wanted, first);
+                self.serve(client);
+            }
+            Some(Wanted::Port { client, socket, address }) => {
+                let reply = match self.bind_anchored(client, socket.as_fd(), address) {
+                    Some(Ok(None)) => return,
+                    Some(Ok(Some(reply))) => reply,
+                    Some(Err(failure)) => Reply::Error(failure),
+                    None => {
+                        let failure = Failure::new("the anchor's address is not here any more").on(address);
+                        Reply::Error(failure.code(Code::Unavailable))
+                    }
+                };
+                self.server.reply(client, &reply);
+                self.serve(client);
+            }
+            other => {
+                asked.wanted.extend(other);
+                self.ask_next(asked);
+            }
+        }
     }
 
     /// Gives programs what they wanted a lease for.
@@ -430,7 +495,7 @@ impl EventLoop {
                 }
                 Wanted::Namespace { client, wanted, first, .. } => {
                     self.anchors.namespaces.entry(client).or_default().push(number);
-                    self.serve_namespace(client, anchor, ends, wanted, first.unwrap_or(number));
+                    self.serve_namespace(client, wanted, first.unwrap_or(number));
                 }
             }
             self.serve(client);
@@ -438,29 +503,25 @@ impl EventLoop {
     }
 
     /// A program's namespace has its address; then the ports that it is to have beside.
-    fn serve_namespace(
-        &mut self,
-        client: ClientId,
-        anchor: PublicKey,
-        ends: Ends,
-        mut wanted: WantedNamespace,
-        first: u64,
-    ) {
-        let Some((_, block)) = self.leased(first) else {
+    fn serve_namespace(&mut self, client: ClientId, mut wanted: WantedNamespace, first: u64) {
+        let Some((anchor, block)) = self.leased(first) else {
             self.leave_namespace(client);
             let failure = Failure::new("the lease ended at once").code(Code::Unavailable);
             return self.server.reply(client, &Reply::Error(failure));
         };
         while let Some(port) = wanted.ports.pop() {
-            let end = SocketAddr::new(ends.first.ip(), port);
+            let end = SocketAddr::new(block.first.ip(), port);
             if !self.effects.is_in_namespace(first, end) {
-                if self.node.lessor_of(end).is_some() {
-                    let failure = Failure::new("another program of this host has that port at the anchor").on(end);
-                    self.leave_namespace(client);
-                    return self.server.reply(client, &Reply::Error(failure.code(Code::InUse)));
+                if let Some(of) = self.node.lessor_of(end) {
+                    if !self.is_about_to_return(clock::now(), of, Some(end)) {
+                        self.leave_namespace(client);
+                        return self.server.reply(client, &Reply::Error(taken(end)));
+                    }
+                    wanted.ports.push(port);
+                    let wanted = Wanted::Namespace { client, namespace: None, wanted, first: Some(first) };
+                    return self.wait_for_return(of, Some(end), Asked::of(wanted));
                 }
-                let wanted = Wanted::Namespace { client, namespace: None, wanted, first: Some(first) };
-                let asked = Asked { wanted: vec![wanted], others: VecDeque::new() };
+                let asked = Asked::of(Wanted::Namespace { client, namespace: None, wanted, first: Some(first) });
                 if let Some(number) = self.lease(asked, anchor, Ends { first: end, count: 1 }) {
                     self.effects.join_namespace(number, first);
                 }
@@ -482,18 +543,8 @@ impl EventLoop {
         for asked in self.anchors.asked.values_mut() {
             asked.wanted.retain(|wanted| !clients.contains(&wanted.client()));
         }
+        self.forget_waiting(clients);
         clients.iter().for_each(|client| self.leave_namespace(*client));
-    }
-
-    /// The program that a namespace was for has ended, but perhaps not all that it has started.
-    fn leave_namespace(&mut self, client: ClientId) {
-        let leases = self.anchors.namespaces.remove(&client).unwrap_or_default();
-        self.anchors.left.extend(leases.into_iter().map(|lease| (clock::now(), LOOK, lease)));
-    }
-
-    /// Leases of a daemon before this one, whose programs are not this one's clients.
-    pub(crate) fn look_after_leases(&mut self, leases: impl Iterator<Item = u64>) {
-        self.anchors.left.extend(leases.map(|lease| (clock::now(), LOOK, lease)));
     }
 
     /// What is due of anchors: connections that have lasted are claimed, what nobody uses is returned.
@@ -504,29 +555,7 @@ impl EventLoop {
                 self.anchors.lasting.insert(young.flow, young);
             }
         }
-        self.look_after_idle_leases(now);
-        let due: Vec<_> = self.anchors.left.extract_if(.., |(due, ..)| *due < now).collect();
-        for (_, pause, lease) in due {
-            if self.effects.is_lease_used(lease) {
-                self.anchors.left.push((now + pause, (2 * pause).min(LOOK_LONGEST), lease));
-            } else {
-                self.node.return_lease(now, lease);
-            }
-        }
-    }
-
-    /// Programs do not say that they need no socket of a lease any more. But for those that came with a namespace, and are their program's as
-    /// long as that runs, it is looked at now and then: an anchor that is to be switched off waits for it.
-    fn look_after_idle_leases(&mut self, now: Time) {
-        let anchors = &mut self.anchors;
-        for lease in self.node.rented().map(|of| of.number) {
-            let known = anchors.left.iter().any(|(.., left)| *left == lease)
-                || anchors.asked.contains_key(&lease)
-                || anchors.namespaces.values().flatten().any(|of| *of == lease);
-            if !known {
-                anchors.left.push((now + LOOK_LONGEST, LOOK_LONGEST, lease));
-            }
-        }
+        self.return_leases(now);
     }
 
     /// A connection of an anchor's endpoint is to be moved and is no flow of the anchor's yet: it is made one first, and of an endpoint
@@ -657,6 +686,11 @@ impl EventLoop {
         self.anchors.faults = faults;
         self.tell(told);
     }
+}
+
+/// A port of an anchor's that this host has on lease, but for another.
+fn taken(end: SocketAddr) -> Failure {
+    Failure::new("another program of this host has that port at the anchor").on(end).code(Code::InUse)
 }
 
 /// As bind(2).

@@ -361,7 +361,10 @@ impl EventLoop {
                 .with("tenant", to.to_string()),
             MoveEvent::Leased { number, anchor, ends } => self.note_leased(*number, *anchor, *ends),
             MoveEvent::NotLeased { number, anchor, ends, why, offered } => {
-                self.note_not_leased(*number, *anchor, *why, &reason_of(*why, ends, offered))
+                match self.note_not_leased(*number, *anchor, *why, &reason_of(*why, ends, offered)) {
+                    Some(told) => told,
+                    None => return,
+                }
             }
             MoveEvent::Returned { number, anchor } => self.note_returned(*number, *anchor),
             MoveEvent::Claimed { tuple, outcome } => match self.note_claimed(*tuple, *outcome) {
