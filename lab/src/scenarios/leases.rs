@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::anchor::{Four, LENDS, PORT, carried};
-use super::world::{LONG, step};
+use super::world::{LONG, REWRITTEN_WITHIN, step};
 use super::{Scenario, scenario};
 use crate::{EchoServer, Lab, Many, Random, Result, Ticker, TickerFar, expect, wait_until};
 
@@ -45,7 +45,7 @@ fn leases(lab: &mut Lab) -> Result<()> {
     four.guest.restart()?;
     four.guest.wait_event("lease-lost", 0, LONG)?;
     many.all_answer(LONG, "without the lease")?;
-    wait_until(LONG, "they are rewritten", || carried(&four.guest, at) == COUNT)?;
+    wait_until(REWRITTEN_WITHIN, "they are rewritten", || carried(&four.guest, at) == COUNT)?;
     // What is answered rewritten once is sent so from then on (P-24).
     many.all_answer(LONG, "rewritten")?;
     step("the tenant's daemon is started anew");

@@ -61,7 +61,12 @@ fn policy(lab: &mut Lab) -> Result<()> {
     world.roam(&b)?;
     world.goes_on(&mut protected)?;
     carried_by(&client, Side::Client, &protected, Carrier::Rewrite)?;
-    // What was on the way has arrived long ago.
+    // What had arrived is read as slowly as everything.
+    wait_for(LONG, "what is left alone gets nothing any more", || {
+        let fetched = curl.size();
+        protected.wait_progress(SOME, LONG)?;
+        Ok((curl.size() == fetched).then_some(()))
+    })?;
     let (fetched, sent) = (curl.size(), refused.status(Side::Server)?.received);
     protected.wait_progress(10 * SOME, LONG)?;
     expect!(curl.size() == fetched, "a connection that is left alone was moved");

@@ -6,7 +6,9 @@ use std::time::Duration;
 use whimbrel_ipc::{Carrier, ConnectionState};
 
 use super::records::figures;
-use super::world::{LONG, RATE, SOME, World, all_run, carried_by, goes_on_since, is_native, site, step};
+use super::world::{
+    LONG, RATE, REWRITTEN_WITHIN, SOME, World, all_run, carried_by, goes_on_since, is_native, site, step,
+};
 use super::{Scenario, scenario};
 use crate::{
     FlowPair, Gateway, Join, Lab, MonoTime, PacketCount, PairOptions, Result, Side, Site, UdpRelay, Whimbrel, expect,
@@ -117,7 +119,7 @@ fn rewritten_in_passing(daemon: &Whimbrel, pairs: &mut [FlowPair]) -> Result<()>
         Ok(["rewritten_out", "redirected_out"].map(|verdict| of(verdict).unwrap_or(0.0)))
     };
     let start = look()?[0];
-    wait_until(LONG, "what is moved is rewritten", || look().is_ok_and(|now| now[0] > start))?;
+    wait_until(REWRITTEN_WITHIN, "what is moved is rewritten", || look().is_ok_and(|now| now[0] > start))?;
     let mut progress = || pairs.iter_mut().try_for_each(|pair| pair.wait_progress(SOME, LONG));
     // The routes follow the binding.
     progress()?;

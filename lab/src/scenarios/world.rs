@@ -15,6 +15,9 @@ use crate::{
 
 /// Time for anything that takes a few round trips, on a busy machine.
 pub(super) const LONG: Duration = Duration::from_secs(20);
+/// Time until a path is rewritten on which segments pass: a busy machine may be too slow for the first three probes, and the next is sent after half a
+/// minute (P-20).
+pub(super) const REWRITTEN_WITHIN: Duration = Duration::from_secs(50);
 /// Time in which a stalled connection has to go on after a move: a second is the first RTO that a missed kick would cost.
 pub(super) const PROMPT: Duration = Duration::from_secs(1);
 /// Rate of streams in each direction, bits a second.
@@ -232,7 +235,7 @@ fn wait_state(
         Side::Client => (pair.local(), pair.peer()),
         Side::Server => (pair.peer(), pair.seen_by_server()),
     };
-    daemon.wait_connection(local, remote, LONG, what, good).map(drop)
+    daemon.wait_connection(local, remote, REWRITTEN_WITHIN, what, good).map(drop)
 }
 
 /// Only bare TCP, and in both directions, goes over the site's uplink while the pair makes progress.
