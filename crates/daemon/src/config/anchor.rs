@@ -1,6 +1,6 @@
 //! `[anchor]`: what this host lends others.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ const MOST_LEASES: u32 = 4096;
 /// What may be lent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lendable {
-    /// Ports of this host's own addresses, in order.
+    /// Ports of this host's own addresses, in order, of which none adjoin.
     pub ports: Vec<RangeInclusive<u16>>,
     /// Its own addresses that are lent from, one of a family, where it is not to be that of the default route.
     pub own: Vec<IpAddr>,
@@ -91,12 +91,20 @@ fn ranges(value: Value<'_, '_>) -> Result<Vec<RangeInclusive<u16>>, Mistake> {
     };
     let mut sorted: Vec<RangeInclusive<u16>> = all;
     sorted.sort_by_key(|range| *range.start());
-    if sorted.len() > MAX_OFFERED {
-        return Err(Mistake::new(value.span(), format!("`ports` has more than {MAX_OFFERED} ranges")));
-    }
     if let Some(pair) = sorted.windows(2).find(|pair| pair[1].start() <= pair[0].end()) {
         let sentence = format!("`ports` names port {} twice", pair[1].start());
         return Err(Mistake::new(value.span(), sentence));
+    }
+    // Those that adjoin are one.
+    sorted.dedup_by(|next, range| {
+        let adjoins = range.end().checked_add(1) == Some(*next.start());
+        if adjoins {
+            *range = *range.start()..=*next.end();
+        }
+        adjoins
+    });
+    if sorted.len() > MAX_OFFERED {
+        return Err(Mistake::new(value.span(), format!("`ports` has more than {MAX_OFFERED} ranges")));
     }
     let longest = sorted.iter().map(ExactSizeIterator::len).max();
     if longest.is_some_and(|longest| longest < usize::from(BLOCK)) {
@@ -134,6 +142,14 @@ fn addresses(value: Value<'_, '_>) -> Result<Vec<Prefix>, Mistake> {
         let one = prefix(element, "addresses")?;
         let wrong = |sentence| Mistake::new(element.span(), sentence);
         let shown = format!("{}/{}", one.address, one.length);
+        let base = base_of(&one);
+        if base != one.address {
+            let sentence = format!(
+                "{shown} begins with {base}: write \"{base}/{}\" for all of it, or \"{}\" for this address alone",
+                one.length, one.address
+            );
+            return Err(wrong(sentence));
+        }
         if let Some(what) = unfit(&one) {
             let right = "name addresses that are routed to this host, or a part of its subnet that nobody has";
             return Err(wrong(format!("{shown} has {what} in it; {right}")));
@@ -144,6 +160,21 @@ fn addresses(value: Value<'_, '_>) -> Result<Vec<Prefix>, Mistake> {
         all.push(one);
     }
     Ok(all)
+}
+
+/// The first address of a prefix.
+fn base_of(prefix: &Prefix) -> IpAddr {
+    let length = u32::from(prefix.length);
+    match prefix.address {
+        IpAddr::V4(address) => {
+            let mask = u32::MAX.checked_shl(32 - length).unwrap_or(0);
+            IpAddr::V4(Ipv4Addr::from_bits(address.to_bits() & mask))
+        }
+        IpAddr::V6(address) => {
+            let mask = u128::MAX.checked_shl(128 - length).unwrap_or(0);
+            IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & mask))
+        }
+    }
 }
 
 /// What nobody can be lent that is in a prefix, if anything is.

@@ -56,7 +56,11 @@ pub(super) fn ports(value: Value<'_, '_>, name: &str) -> Result<RangeInclusive<u
         }
         (None, None) => return Err(wrong()),
     };
-    if first == 0 || last < first { Err(wrong()) } else { Ok(first..=last) }
+    if 0 < last && last < first {
+        let sentence = format!("`{name}` goes from {first} down to {last}; write \"{last}-{first}\"");
+        return Err(Mistake::new(value.span(), sentence));
+    }
+    if first == 0 || last == 0 { Err(wrong()) } else { Ok(first..=last) }
 }
 
 fn transport(value: Value<'_, '_>) -> Result<Transport, Mistake> {

@@ -266,8 +266,7 @@ fn complaints_about_policies_say_what_would_be_right() {
         ("[[policy]]\nprotect = 'no'", "/etc/w.toml:2:11: `protect` must be true or false, not a string"),
         (
             "[[policy]]\nprotect = true\nremote_port = '25-20'",
-            "/etc/w.toml:3:15: `remote_port` must be a port such as 21, or a range in quotes such as \"6000-6063\", of \
-             ports from 1 to 65535",
+            "/etc/w.toml:3:15: `remote_port` goes from 25 down to 20; write \"20-25\"",
         ),
         (
             "[[policy]]\ntransport = 'sctp'",
@@ -345,16 +344,20 @@ fn what_is_lent_is_read() {
     let several = parse(Path::new("w.toml"), "[anchor]\nports = ['50000-50127', 8080, '40000-40999']").expect("valid");
     let ports = several.anchor.expect("it lends").lendable.ports;
     assert_eq!(ports, [8080..=8080, 40_000..=40_999, 50_000..=50_127]);
+    let adjoining =
+        parse(Path::new("w.toml"), "[anchor]\nports = ['8100-8200', '8000-8099', 8201, 8203]").expect("valid");
+    assert_eq!(adjoining.anchor.expect("it lends").lendable.ports, [8000..=8201, 8203..=8203]);
     for (text, right) in [
         ("lifetime = 60", "/etc/w.toml:1:1: `[anchor]` lends nothing: it needs `ports`"),
-        ("ports = '5-4'", "/etc/w.toml:2:9: `ports` must be a port such as 21, or a range"),
+        ("ports = '0-4'", "/etc/w.toml:2:9: `ports` must be a port such as 21, or a range"),
+        ("ports = '44999-40000'", "/etc/w.toml:2:9: `ports` goes from 44999 down to 40000; write \"40000-44999\""),
         ("addresses = ['192.0.2.64/33']", "is no prefix"),
         ("ports = '1024-2048'\nown = ['here']", "/etc/w.toml:3:8: `here` is no IP address"),
         ("ports = '1024-2048'\nto = ['me']", "`me` is no public key"),
         ("ports = '1024-2048'\nlifetime = 0", "`lifetime` must be a number from 1 to 86400"),
         // What cannot work, whatever the host is.
         ("ports = '40000-40126'", "/etc/w.toml:2:9: `ports` has no 128 ports in a row"),
-        ("ports = ['40000-40099', '40100-40199']", "`ports` has no 128 ports in a row"),
+        ("ports = ['40000-40099', '40101-40199']", "`ports` has no 128 ports in a row"),
         ("ports = []", "`[anchor]` lends nothing"),
         ("ports = ['40000-40999', '40999-41500']", "`ports` names port 40999 twice"),
         ("ports = ['40000-40999', true]", "/etc/w.toml:2:25: `ports` must be a port such as 21"),
@@ -367,6 +370,11 @@ fn what_is_lent_is_read() {
         ("addresses = ['::/0']", "::/0 has the unspecified address in it"),
         ("addresses = ['128.0.0.0/1']", "128.0.0.0/1 has an address of one link alone in it"),
         ("addresses = ['224.1.0.0/16']", "has a multicast address in it"),
+        (
+            "addresses = ['192.0.2.70/28']",
+            "192.0.2.70/28 begins with 192.0.2.64: write \"192.0.2.64/28\" for all of it, or \"192.0.2.70\" for this address alone",
+        ),
+        ("addresses = ['2001:db8:5::6:1/112']", "write \"2001:db8:5::6:0/112\" for all of it"),
         ("addresses = ['192.0.2.64/28', '192.0.2.72/30']", "192.0.2.72/30 and 192.0.2.64/28 have addresses in common"),
     ] {
         let complaint = complaint(&format!("[anchor]\n{text}"));
