@@ -90,7 +90,7 @@ fn follow(run_dir: &Path, since: u64, json: bool) -> Result<ExitCode, Complaint>
             let good = event.fields.get("good").is_some_and(|good| good == true);
             return Err(Complaint::Code { what: event.sentence, good });
         }
-        print(&if json { reply_to_line(&Reply::Event(event))? } else { show::event(&event) })?;
+        print(&if json { reply_to_line(&Reply::Event(event))? } else { show::outcome(&event) })?;
         return Ok(ExitCode::SUCCESS);
     }
 }

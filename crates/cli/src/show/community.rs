@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use whimbrel_ipc::{CommunityStanding, DrawnCode, Purpose, Roster};
+use whimbrel_ipc::{CommunityStanding, DrawnCode, EventRecord, Purpose, Roster};
 
 use super::{duration, short_key};
 use crate::table::{elastic, number, render, text};
@@ -103,6 +103,13 @@ fn left(seconds: u64) -> String {
     duration(Duration::from_secs(seconds))
 }
 
+/// What has become of a code that was used.
+pub(crate) fn outcome(event: &EventRecord) -> String {
+    let mut letters = event.sentence.chars();
+    let first: String = letters.next().into_iter().flat_map(char::to_uppercase).collect();
+    format!("{first}{}.\n", letters.as_str())
+}
+
 pub(crate) fn code(code: &DrawnCode) -> String {
     let word = if matches!(code.open.purpose, Purpose::Connection { .. }) { "accept" } else { "join" };
     let host = code.addresses.first().map_or_else(|| "HOST".to_owned(), ToString::to_string);
@@ -165,6 +172,19 @@ mod tests {
         assert!(!told.contains("called old"), "one that was revoked has no name any more: {told}");
         of.standing = Some(CommunityStanding::Revoked);
         assert!(roster(&of).contains("was revoked"));
+    }
+
+    #[test]
+    fn what_becomes_of_a_code_is_told_as_a_sentence() {
+        let event = EventRecord {
+            number: 12,
+            time: "2026-01-31T23:59:58.007Z".into(),
+            monotonic_ms: 0,
+            kind: "community-joined".into(),
+            sentence: "this host belongs to the community from now on".into(),
+            fields: serde_json::Map::new(),
+        };
+        assert_eq!(outcome(&event), "This host belongs to the community from now on.\n");
     }
 
     #[test]

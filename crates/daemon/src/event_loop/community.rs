@@ -119,8 +119,7 @@ impl EventLoop {
     fn revoke(&mut self, now: Time, what: &str) -> Result<(), Failure> {
         let view = self.node.community(now);
         let belongs = |host: &&HostView| host.standing != MemberStanding::Revoked;
-        let called: Vec<PublicKey> =
-            view.hosts.iter().filter(belongs).filter(|host| host.is_called(what)).map(|host| host.key).collect();
+        let called: Vec<PublicKey> = view.called(what).into_iter().filter(belongs).map(|host| host.key).collect();
         match (called.as_slice(), what.parse::<u16>()) {
             ([host], _) => self.node.revoke(now, host).map_err(refused),
             ([], Ok(number)) if self.node.withdraw(now, number) => Ok(()),

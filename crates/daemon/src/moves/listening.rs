@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
-use whimbrel_ipc::Failure;
+use whimbrel_ipc::{Code, Failure};
 use whimbrel_protocol::{MoveFailed, MoveName, MoveOp, MoveOpId, Refusal, Time};
 use whimbrel_wire::snapshot::Luggage;
 use whimbrel_wire::{FlowTuple, Transport};
@@ -124,7 +124,14 @@ impl EventLoop {
         let (mut flows, mut connections) = (Vec::new(), Vec::new());
         for name in names {
             match NAMES.iter().find_map(|(prefix, transport)| Some((*transport, name.strip_prefix(prefix)?))) {
-                Some((transport, end)) => flows.push(FlowTuple::unconnected(transport, endpoint(end, name)?)),
+                Some((transport, end)) => {
+                    let flow = FlowTuple::unconnected(transport, endpoint(end, name)?);
+                    if self.effects.is_nobodys(&flow) {
+                        let failure = Failure::new("no socket of this host waits for clients there").on(name);
+                        return Err(failure.code(Code::Unknown).hint("`whimbrel connections` shows those that do."));
+                    }
+                    flows.push(flow);
+                }
                 None => connections.push(name.clone()),
             }
         }

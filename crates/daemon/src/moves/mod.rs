@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use whimbrel_handshake::PublicKey;
 use whimbrel_ipc::{Code, Failure, Kept, MAX_RECEIVER, Moved, PeerName, Received, Reply, State, Uuid};
 use whimbrel_protocol::{Gift, HostView, MoveEvent, MoveFailed, MoveName, NotGiven, Refusal, Rented};
+use whimbrel_wire::community::MemberStanding;
 use whimbrel_wire::snapshot::{Family, Luggage};
 use whimbrel_wire::{FlowTuple, Transport};
 
@@ -403,12 +404,18 @@ impl EventLoop {
     pub(crate) fn host(&self, wanted: &str) -> Result<PublicKey, Failure> {
         let peers = self.node.peers().filter(|view| names(view, wanted)).map(|view| view.key);
         let mut found: Vec<PublicKey> = peers.collect();
-        let hosts = self.node.community(clock::now()).hosts;
-        found.extend(hosts.iter().filter(|host| host.is_called(wanted)).map(|host| host.key));
+        let community = self.node.community(clock::now());
+        found.extend(community.called(wanted).into_iter().map(|host| host.key));
         found.sort_unstable();
         found.dedup();
         match found[..] {
             [key] => Ok(key),
+            [] if community.standing == Some(MemberStanding::Revoked) => {
+                Err(Failure::new("no host is known by this: this one was revoked from its community")
+                    .on(wanted)
+                    .code(Code::Unknown)
+                    .hint("`whimbrel community join` takes it back, with a new code."))
+            }
             [] => Err(Failure::new("no host is known by this")
                 .on(wanted)
                 .code(Code::Unknown)

@@ -214,6 +214,20 @@ pub struct CommunityView {
     pub grants: Vec<GrantView>,
 }
 
+impl CommunityView {
+    /// The hosts that people may mean by this: those of that name, or key, and else of the same name in another case. One that was revoked
+    /// has no name that others have.
+    #[must_use]
+    pub fn called(&self, what: &str) -> Vec<&HostView> {
+        let same = |host: &HostView| host.is_called(what);
+        let alike = |host: &HostView| host.name.to_lowercase() == what.to_lowercase();
+        let belongs = |host: &HostView| host.standing != MemberStanding::Revoked;
+        let of = |is: &dyn Fn(&HostView) -> bool| self.hosts.iter().filter(|host| is(host)).collect::<Vec<_>>();
+        let tries = [of(&|host| same(host) && belongs(host)), of(&|host| alike(host) && belongs(host)), of(&same)];
+        tries.into_iter().find(|found| !found.is_empty()).unwrap_or_default()
+    }
+}
+
 /// A host of a community.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostView {
@@ -234,9 +248,8 @@ pub struct HostView {
 }
 
 impl HostView {
-    /// Whether people may mean it by this: its name, its key, or the beginning of that.
-    #[must_use]
-    pub fn is_called(&self, what: &str) -> bool {
+    /// Whether this is its name, its key, or the beginning of that.
+    fn is_called(&self, what: &str) -> bool {
         self.name == what || (what.len() >= NAMING && self.key.to_string().starts_with(what))
     }
 }
@@ -263,4 +276,36 @@ pub struct GrantView {
     pub flow: Option<FlowTuple>,
     /// How long it is good.
     pub left: Duration,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_is_named_without_regard_to_case_unless_one_has_just_that_name() {
+        let host = |number: u8, name: &str, standing| HostView {
+            key: PublicKey::from([number; 32]),
+            name: name.to_owned(),
+            standing,
+            here: false,
+            at: None,
+            session: false,
+            knows: false,
+        };
+        let hosts = vec![
+            host(1, "Tablet", MemberStanding::Member),
+            host(2, "desk", MemberStanding::Steward),
+            host(3, "Desk", MemberStanding::Member),
+            host(4, "tablet", MemberStanding::Revoked),
+            host(5, "old", MemberStanding::Revoked),
+        ];
+        let view = CommunityView { community: None, standing: None, hosts, offers: Vec::new(), grants: Vec::new() };
+        let called = |what: &str| -> Vec<u8> { view.called(what).iter().map(|host| host.key.as_bytes()[0]).collect() };
+        assert_eq!((called("Tablet"), called("tablet"), called("TABLET")), (vec![1], vec![1], vec![1]));
+        assert_eq!((called("desk"), called("Desk"), called("DESK")), (vec![2], vec![3], vec![2, 3]));
+        assert_eq!((called("old"), called("Old"), called("lap")), (vec![5], vec![], vec![]));
+        let key = PublicKey::from([4; 32]).to_string();
+        assert_eq!((called(&key), called(&key[..NAMING])), (vec![4], vec![4]));
+    }
 }

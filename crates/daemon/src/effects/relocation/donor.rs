@@ -177,6 +177,11 @@ impl Effects {
         Ok(connections.find(flow)?.map(|socket| socket.inode))
     }
 
+    /// Whether no socket without another end is met at an endpoint.
+    pub(crate) fn is_nobodys(&mut self, flow: &FlowTuple) -> bool {
+        matches!(self.socket_of(flow), Ok(None))
+    }
+
     /// Whether other sockets without another end take what comes to the same endpoint (SO_REUSEPORT).
     pub(crate) fn shares_its_end(&mut self, flow: &FlowTuple) -> bool {
         flow.is_unconnected() && listening::find(self.sockets_beside(flow), flow).is_ok_and(|found| found.len() > 1)
