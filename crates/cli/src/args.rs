@@ -425,7 +425,7 @@ pub(crate) enum Command {
         /// A port that the program is to have there, beside those that the kernel draws; may be said several times
         #[arg(long = "port", value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
         ports: Vec<u16>,
-        /// A whole address of those that the anchor lends, with all its ports, which nobody else has there: that one, or `any`
+        /// A whole address of those that the anchor lends, with all its ports, which nobody else has there: that one, or `any` for whichever is free (IPv4, or IPv6 with -6)
         #[arg(long, value_name = "ADDRESS", value_parser = whole_address, conflicts_with = "ports")]
         address: Option<WholeAddress>,
         /// An IPv6 address; IPv4 where left out

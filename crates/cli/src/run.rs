@@ -63,6 +63,9 @@ impl Wanted<'_> {
 /// Starts a program behind an anchor. Comes back only where that fails.
 pub(crate) fn run(run_dir: &Path, wanted: &Wanted<'_>, program: &[String]) -> Result<ExitCode, Complaint> {
     let Some((first, rest)) = program.split_first() else { return Err(ClientError::Unexpected.into()) };
+    if first.is_empty() {
+        return Err(Complaint::Program("\"\"".into(), std::io::ErrorKind::NotFound.into()));
+    }
     let mut command = Command::new(first);
     let mut start = move || Err(Complaint::Program(first.into(), command.args(rest).exec()));
     if wanted.anchor == OWN {
@@ -106,8 +109,10 @@ pub(crate) fn start(run_dir: &Path, json: bool) -> Result<(), Complaint> {
 /// Lends nothing new, and waits until nothing depends on this host.
 pub(crate) fn stop(run_dir: &Path, within: u64, json: bool) -> Result<ExitCode, Complaint> {
     let (mut anchors, mut reply) = ask(run_dir, &Request::Lending { stop: true })?;
-    if !json && !is_free(&anchors) && within > 0 {
-        print(&format!("{}Waiting for these to move or end.\n", shown(&anchors)))?;
+    let before = depending(&anchors);
+    let waits = !is_free(&anchors) && within > 0;
+    if !json && waits {
+        print(&format!("This host lends nothing new.\n{before}Waiting for these to move or end.\n"))?;
     }
     let since = Instant::now();
     let mut absence = Absence::default();
@@ -127,7 +132,7 @@ pub(crate) fn stop(run_dir: &Path, within: u64, json: bool) -> Result<ExitCode, 
     } else if free {
         print("Nothing depends on this host as an anchor.\n")?;
     } else {
-        print(&format!("Still there:\n{}", shown(&anchors)))?;
+        print(&left(&anchors, waits.then_some(&before)))?;
     }
     Ok(if free { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -155,13 +160,29 @@ fn is_free(anchors: &Anchors) -> bool {
     anchors.lent.is_empty() && anchors.passed_on.is_empty()
 }
 
+/// What still depends on this host, of what `before` has told.
+fn left(anchors: &Anchors, before: Option<&String>) -> String {
+    let now = depending(anchors);
+    if before == Some(&now) { "All of these are still there.\n".to_owned() } else { format!("Still there:\n{now}") }
+}
+
 fn shown(anchors: &Anchors) -> String {
     let mut text = match (anchors.lends, anchors.stopping) {
-        (false, _) => "This host lends nothing.\n".to_owned(),
+        (false, _) => "This host lends nothing: `ports` or `addresses` below `[anchor]` in the configuration would, once its daemon is started anew.\n".to_owned(),
         (true, true) => "This host lends nothing new: `whimbrel anchor start` has it lend again.\n".to_owned(),
         (true, false) => String::new(),
     };
     text.extend(anchors.offer.iter().map(offered));
+    text += &depending(anchors);
+    for rented in &anchors.rented {
+        text += &format!("on lease from {}: {}\n", rented.host, ends(rented));
+    }
+    if text.is_empty() { "Nothing is lent.\n".to_owned() } else { text }
+}
+
+/// What depends on this host.
+fn depending(anchors: &Anchors) -> String {
+    let mut text = String::new();
     for lent in &anchors.lent {
         text += &format!("lent to {}: {}\n", lent.host, ends(lent));
     }
@@ -169,30 +190,51 @@ fn shown(anchors: &Anchors) -> String {
         let (flow, host) = (&passed.flow, &passed.host);
         text += &format!("passed on to {host}: {} -> {}\n", flow.local, flow.remote);
     }
-    for rented in &anchors.rented {
-        text += &format!("on lease from {}: {}\n", rented.host, ends(rented));
-    }
-    if text.is_empty() { "Nothing is lent.\n".to_owned() } else { text }
+    text
 }
 
 /// What is lent if somebody asks for it.
 fn offered(offer: &Offer) -> String {
     let mut text = String::new();
-    let range =
-        |(first, last): &(u16, u16)| if first == last { first.to_string() } else { format!("{first} to {last}") };
     let ports = offer.ports.iter().map(range).collect::<Vec<_>>().join(", ");
     let count: u64 = offer.ports.iter().map(|(first, last)| u64::from(last - first) + 1).sum();
-    for of in &offer.of {
-        text += &format!("for lease: {} ports {ports}; {}\n", of.address, part(u64::from(of.lent), Some(count)));
+    // What cannot be lent at all is said to be so, and no more.
+    for of in offer.of.iter().filter(|of| of.fault.is_none() || of.lent > 0) {
+        let room = match (&of.fault, of.room) {
+            (Some(_), _) => "",
+            (None, 0) => ", no room for a program",
+            (None, 1) => ", room for 1 program",
+            (None, more) => &format!(", room for {more} programs"),
+        };
+        text += &format!("for lease: {} ports {ports}; {}{room}\n", of.address, part(u64::from(of.lent), Some(count)));
+        if !of.used.is_empty() {
+            text += &format!("used by this host itself: {} {}\n", of.address, few(&of.used));
+        }
     }
-    if offer.of.is_empty() && !offer.ports.is_empty() {
-        text += &format!("for lease: ports {ports}, once this host has an address\n");
-    }
-    for of in &offer.addresses {
-        text += &format!("for lease: {}, as a whole; {}\n", of.prefix, part(of.lent, of.addresses));
+    for of in offer.addresses.iter().filter(|of| of.fault.is_none() || of.room != Some(0) || of.lent > 0) {
+        let left = of.addresses.map(|all| all.saturating_sub(of.lent));
+        let room = match of.room {
+            Some(room) if of.room != left => format!(", room for {room} more"),
+            _ => String::new(),
+        };
+        text += &format!("for lease: {}, as a whole; {}{room}\n", of.prefix, part(of.lent, of.addresses));
     }
     text.extend(offer.faults.iter().map(|fault| format!("cannot be lent: {fault}\n")));
     text
+}
+
+fn range((first, last): &(u16, u16)) -> String {
+    if first == last { first.to_string() } else { format!("{first} to {last}") }
+}
+
+/// Stretches of ports, of which there may be very many.
+fn few(ranges: &[(u16, u16)]) -> String {
+    const SHOWN: usize = 8;
+    let count = |all: &[(u16, u16)]| all.iter().map(|(first, last)| u32::from(last - first) + 1).sum::<u32>();
+    let (shown, more) = ranges.split_at(ranges.len().min(SHOWN));
+    let word = if count(ranges) == 1 { "port" } else { "ports" };
+    let more = if more.is_empty() { String::new() } else { format!(" and {} more", count(more)) };
+    format!("{word} {}{more}", shown.iter().map(range).collect::<Vec<_>>().join(", "))
 }
 
 /// So much of so much.
@@ -219,7 +261,73 @@ fn ends(of: &LentEnds) -> String {
 mod tests {
     use std::io;
 
+    use whimbrel_ipc::{OfferedAddress, OfferedPrefix, PeerName};
+
     use super::*;
+
+    #[test]
+    fn what_can_be_lent_is_told_once_and_how_much_more_there_is_room_for() {
+        let of = |address: &str, lent, room, used: &[(u16, u16)], fault: Option<&str>| OfferedAddress {
+            address: address.parse().expect("an address"),
+            lent,
+            room,
+            used: used.to_vec(),
+            fault: fault.map(str::to_owned),
+        };
+        let prefix = |prefix: &str, addresses, lent, room, fault: Option<&str>| OfferedPrefix {
+            prefix: prefix.to_owned(),
+            addresses,
+            lent,
+            room,
+            fault: fault.map(str::to_owned),
+        };
+        let many: Vec<(u16, u16)> = (0..10).map(|n| (8000 + 10 * n, 8001 + 10 * n)).collect();
+        let offer = Offer {
+            ports: vec![(8000, 8127), (9000, 9130)],
+            of: vec![
+                of("192.0.2.1", 0, 2, &[], None),
+                of("192.0.2.2", 128, 1, &[(9001, 9001)], None),
+                of("192.0.2.3", 258, 0, &many, None),
+                of("192.0.2.4", 0, 0, &[], Some("it is none")),
+            ],
+            addresses: vec![
+                prefix("192.0.2.64/28", Some(14), 0, Some(14), None),
+                prefix("192.0.2.80/28", Some(14), 2, Some(11), Some("one is its own")),
+                prefix("192.0.2.9", Some(1), 0, Some(0), Some("its own")),
+                prefix("2001:db8::/64", None, 3, None, None),
+            ],
+            faults: vec!["it is none".into(), "one is its own".into(), "its own".into()],
+        };
+        let ports = "ports 8000 to 8127, 9000 to 9130";
+        let right = format!(
+            "for lease: 192.0.2.1 {ports}; nothing of it is lent, room for 2 programs\n\
+             for lease: 192.0.2.2 {ports}; 128 of 259 lent, room for 1 program\n\
+             used by this host itself: 192.0.2.2 port 9001\n\
+             for lease: 192.0.2.3 {ports}; 258 of 259 lent, no room for a program\n\
+             used by this host itself: 192.0.2.3 ports 8000 to 8001, 8010 to 8011, 8020 to 8021, 8030 to 8031, 8040 to 8041, \
+             8050 to 8051, 8060 to 8061, 8070 to 8071 and 4 more\n\
+             for lease: 192.0.2.64/28, as a whole; nothing of it is lent\n\
+             for lease: 192.0.2.80/28, as a whole; 2 of 14 lent, room for 11 more\n\
+             for lease: 2001:db8::/64, as a whole; 3 lent\n\
+             cannot be lent: it is none\ncannot be lent: one is its own\ncannot be lent: its own\n"
+        );
+        assert_eq!(offered(&offer), right);
+    }
+
+    #[test]
+    fn what_an_anchor_waits_for_is_listed_again_only_where_it_is_not_the_same() {
+        let host = PeerName { id: 1, key: "key".into(), name: Some("tablet".into()) };
+        let lent = |port| LentEnds { host: host.clone(), address: "192.0.2.1".parse().expect("one"), port, count: 1 };
+        let lent = vec![lent(8000), lent(8001)];
+        let mut anchors =
+            Anchors { lends: true, stopping: true, offer: None, lent, passed_on: Vec::new(), rented: Vec::new() };
+        let before = depending(&anchors);
+        assert_eq!(before, "lent to tablet: 192.0.2.1 port 8000\nlent to tablet: 192.0.2.1 port 8001\n");
+        assert_eq!(left(&anchors, Some(&before)), "All of these are still there.\n");
+        assert_eq!(left(&anchors, None), format!("Still there:\n{before}"));
+        anchors.lent.pop();
+        assert_eq!(left(&anchors, Some(&before)), "Still there:\nlent to tablet: 192.0.2.1 port 8000\n");
+    }
 
     #[test]
     fn a_daemon_is_waited_for_while_it_may_be_being_started_anew() {

@@ -44,7 +44,7 @@ pub struct Offer {
     pub of: Vec<OfferedAddress>,
     /// Addresses that are lent as a whole.
     pub addresses: Vec<OfferedPrefix>,
-    /// What of it cannot be lent as things stand, for people.
+    /// What of it cannot be lent as things stand, and what is lent and does not reach this host any more, for people.
     pub faults: Vec<String>,
 }
 
@@ -53,8 +53,17 @@ pub struct Offer {
 pub struct OfferedAddress {
     /// The address.
     pub address: IpAddr,
-    /// How many of its ports are lent.
+    /// How many of the ports are lent.
     pub lent: u32,
+    /// How many more programs could be lent ports now, each so many in a row.
+    #[serde(default)]
+    pub room: u32,
+    /// Those of the ports that this host uses itself, so that they are not lent: the first and the last of each stretch.
+    #[serde(default)]
+    pub used: Vec<(u16, u16)>,
+    /// Why none can be lent as things stand, for people.
+    #[serde(default)]
+    pub fault: Option<String>,
 }
 
 /// Addresses that are lent as a whole.
@@ -66,6 +75,12 @@ pub struct OfferedPrefix {
     pub addresses: Option<u64>,
     /// How many of them are lent.
     pub lent: u64,
+    /// How many more could be lent now, where they are not very many.
+    #[serde(default)]
+    pub room: Option<u64>,
+    /// Why it, or a part of it, cannot be lent as things stand, for people.
+    #[serde(default)]
+    pub fault: Option<String>,
 }
 
 /// Endpoints that are on lease.

@@ -273,8 +273,20 @@ fn replies() -> Vec<(&'static str, Reply)> {
                 stopping: false,
                 offer: Some(Offer {
                     ports: vec![(8080, 8207), (40_000, 44_999)],
-                    of: vec![OfferedAddress { address: "192.0.2.10".parse().unwrap(), lent: 128 }],
-                    addresses: vec![OfferedPrefix { prefix: "192.0.2.64/28".into(), addresses: Some(14), lent: 1 }],
+                    of: vec![OfferedAddress {
+                        address: "192.0.2.10".parse().unwrap(),
+                        lent: 128,
+                        room: 38,
+                        used: vec![(8080, 8081), (40_022, 40_022)],
+                        fault: None,
+                    }],
+                    addresses: vec![OfferedPrefix {
+                        prefix: "192.0.2.64/28".into(),
+                        addresses: Some(14),
+                        lent: 1,
+                        room: Some(12),
+                        fault: Some("`addresses` names 192.0.2.64/28, which has 192.0.2.70 in it, its router's".into()),
+                    }],
                     faults: vec!["`own` names 192.0.2.9, which is no address of this host".into()],
                 }),
                 lent: vec![lent("192.0.2.10", 40_000, 128)],

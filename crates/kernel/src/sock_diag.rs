@@ -3,7 +3,7 @@
 //! The dump's records are read by their offsets instead of by a netlink library: they have a fixed layout, and a host may
 //! have a hundred thousand of them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use netlink_packet_core::NLM_F_DUMP;
@@ -26,6 +26,8 @@ const EXTENSIONS: usize = 2;
 /// Number of the attribute that holds a `struct tcp_info`, and where that has `tcpi_bytes_acked` and
 /// `tcpi_bytes_received` (include/uapi/linux/tcp.h; RFC 4898).
 const INET_DIAG_INFO: u16 = 2;
+/// One octet: whether a socket that is bound to all IPv6 addresses leaves those of IPv4 to others.
+const INET_DIAG_SKV6ONLY: u16 = 11;
 const INET_DIAG_MARK: u16 = 15;
 const BYTES_ACKED: usize = 120;
 const BYTES_RECEIVED: usize = 128;
@@ -259,6 +261,30 @@ impl SockDiag {
     pub fn is_port_used_by(&mut self, transport: Transport, port: u16) -> Result<bool, Error> {
         let local = |record: &[u8]| Id::of(record).filter(|id| id.local_port == port);
         Ok(!self.dump(transport, !TcpState::TimeWait.bit(), local)?.is_empty())
+    }
+
+    /// The ports at which nothing else can be bound to this address of the host's, of both transports, since a socket has them: one that is
+    /// bound to it or to all addresses (TCP: where [`lists_bound`]), listening, connected, or waiting for what is still on the way.
+    ///
+    /// # Errors
+    /// [`Error::Call`].
+    pub fn ports_used_at(&mut self, address: IpAddr) -> Result<BTreeSet<u16>, Error> {
+        let mut used = BTreeSet::new();
+        for transport in [Transport::Tcp, Transport::Udp] {
+            used.extend(self.dump(transport, u32::MAX, |record| {
+                let id = Id::of(record).filter(|id| id.local_port != 0)?;
+                let only_ipv6 = || {
+                    let said = attribute(record.get(RECORD_LEN..)?, INET_DIAG_SKV6ONLY)?;
+                    said.first().copied()
+                };
+                let all = match id.local_ip {
+                    IpAddr::V4(of) => of.is_unspecified() && address.is_ipv4(),
+                    IpAddr::V6(of) => of.is_unspecified() && (address.is_ipv6() || only_ipv6().unwrap_or(0) == 0),
+                };
+                (all || id.local_ip == address).then_some(id.local_port)
+            })?);
+        }
+        Ok(used)
     }
 
     /// The UNIX sockets that are connected, each with its other end, by their inodes.
@@ -511,6 +537,20 @@ mod tests {
             drop(datagrams);
             assert!(!diag.is_port_used(port).unwrap());
         }
+        let listener = TcpListener::bind("[::]:0").unwrap();
+        let (port, only) = (listener.local_addr().unwrap().port(), TcpListener::bind("127.0.0.1:0").unwrap());
+        let other = only.local_addr().unwrap().port();
+        let [own, ipv6, another] =
+            ["127.0.0.1", "::1", "192.0.2.1"].map(|at| diag.ports_used_at(at.parse().unwrap()).unwrap());
+        assert!(own.contains(&port) && ipv6.contains(&port) && another.contains(&port));
+        assert!(own.contains(&other) && !ipv6.contains(&other) && !another.contains(&other));
+        let strict =
+            rustix::net::socket(rustix::net::AddressFamily::INET6, rustix::net::SocketType::DGRAM, None).unwrap();
+        rustix::net::sockopt::set_ipv6_v6only(&strict, true).unwrap();
+        rustix::net::bind(&strict, &SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0))).unwrap();
+        let port = SocketAddr::try_from(rustix::net::getsockname(&strict).unwrap()).unwrap().port();
+        let [own, ipv6] = ["127.0.0.1", "::1"].map(|at| diag.ports_used_at(at.parse().unwrap()).unwrap());
+        assert!(!own.contains(&port) && ipv6.contains(&port));
         if lists_bound() {
             let family = rustix::net::AddressFamily::INET;
             let bound = rustix::net::socket(family, rustix::net::SocketType::STREAM, None).unwrap();

@@ -1,6 +1,6 @@
 //! What an anchor says of what it lends, and what it lends no more.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 
 use whimbrel_ipc::Carrier;
 
@@ -140,14 +140,25 @@ fn offers(lab: &mut Lab) -> Result<()> {
         expect!(said.contains(right), "`whimbrel anchor` says {said} and not {right}");
         Ok(())
     };
-    says(&four, &format!("for lease: {at_anchor} ports 8000 to 8127, 9000 to 9130; nothing of it is lent\n"))?;
+    let lease = format!("for lease: {at_anchor} ports 8000 to 8127, 9000 to 9130; ");
+    says(&four, &format!("{lease}nothing of it is lent, room for 2 programs\n"))?;
     says(&four, "for lease: 198.18.5.64/28, as a whole; nothing of it is lent\n")?;
+    step("a listener of the host itself is in the midst of one of them");
+    let own = four.world.server.enter(|| TcpListener::bind(("0.0.0.0", 8064)))?;
+    let own = own.map_err(|error| crate::Error::call("bind", "port 8064".to_owned(), error))?;
+    says(
+        &four,
+        &format!("{lease}nothing of it is lent, room for 1 program\nused by this host itself: {at_anchor} port 8064\n"),
+    )?;
+    drop(own);
+    let room = || says(&four, &format!("{lease}nothing of it is lent, room for 2 programs\n")).is_ok();
+    wait_until(LONG, "the port is free again", room)?;
     step("three programs, of which two have room");
     let servers =
         [9001, 9002].map(|port| EchoServer::start_behind(&four.guest, "desk", SocketAddr::new(at_anchor, port)));
     let [first, second] = servers;
     let servers = [first?, second?];
-    says(&four, &format!("for lease: {at_anchor} ports 8000 to 8127, 9000 to 9130; 258 of 259 lent\n"))?;
+    says(&four, &format!("{lease}258 of 259 lent, no room for a program\n"))?;
     for block in [8000, 9003] {
         says(&four, &format!("lent to guest: {at_anchor} ports {block} to {}\n", block + 127))?;
     }
@@ -232,6 +243,8 @@ fn offers(lab: &mut Lab) -> Result<()> {
         expect!(doctor.contains(&fault), "doctor says {doctor} and not {fault}");
         says(&four, &format!("cannot be lent: {fault}"))?;
     }
+    let said = four.anchor.cli(&["anchor"])?;
+    expect!(!said.contains("for lease: 198.18.5.9"), "what cannot be lent is for lease too: {said}");
     for port in [&[][..], &["--port", "8001"]] {
         let refused = four.third.cli(&[&["run", "--anchor", "desk"], port, &["--", "true"]].concat());
         let said = refused.err().map(|error| error.to_string()).unwrap_or_default();
@@ -253,6 +266,15 @@ fn offers(lab: &mut Lab) -> Result<()> {
     let named = |told: &whimbrel_ipc::EventRecord| !told.sentence.contains("198.18.5.9");
     let mended =
         || Ok(four.anchor.events(told.number)?.into_iter().find(|told| told.kind == "cannot-lend" && named(told)));
-    crate::wait_for(LONG, "the address is not missed any more", mended)?;
+    let mended = crate::wait_for(LONG, "the address is not missed any more", mended)?;
+    step("and goes while a program has ports of it");
+    let on_lease = EchoServer::start_behind(&four.guest, "desk", "198.18.5.9:8001".parse().expect("an endpoint"))?;
+    let address = ["address", "del", "198.18.5.9/32", "dev", "eth0"];
+    four.world.server.command("ip").args(address).run()?;
+    let fault = "ports of 198.18.5.9 are lent, and this host does not have that address any more";
+    let gone = four.anchor.wait_event("cannot-lend", mended.number, LONG)?;
+    expect!(gone.sentence.contains(fault), "the event says {} and not {fault}", gone.sentence);
+    says(&four, &format!("cannot be lent: {fault}"))?;
+    drop(on_lease);
     Ok(())
 }

@@ -215,7 +215,8 @@ impl EventLoop {
                 if order.is_empty() {
                     let failure = Failure::new("the anchor is this host itself, whose address programs have anyway")
                         .on(anchor)
-                        .code(Code::Unavailable);
+                        .code(Code::Unavailable)
+                        .hint("`--anchor self` runs them with it.");
                     return self.server.reply(client, &Reply::Error(failure));
                 }
                 let wanted = Wanted::Namespace { client, namespace: Some(namespace), wanted, first: None };
@@ -676,7 +677,10 @@ impl EventLoop {
     pub(crate) fn look_at_offer(&mut self) {
         let Some(faults) = self.effects.new_lending_faults(&self.anchors.faults) else { return };
         let told = if faults.is_empty() {
-            Told::new("can-lend", "all that `[anchor]` names can be lent now".to_owned())
+            Told::new(
+                "can-lend",
+                "all that `[anchor]` names can be lent now, and all that is lent is reached".to_owned(),
+            )
         } else {
             let one = |fault: &Fault| format!("{}, so {}: {}", fault.sentence, fault.lost, fault.mend);
             let sentences: Vec<String> = faults.iter().map(one).collect();
@@ -709,7 +713,9 @@ fn may_pass(why: Refusal) -> bool {
 /// Why an anchor does not lend, for people.
 fn reason(why: Refusal) -> &'static str {
     match why {
-        Refusal::NotAllowed => "it lends nothing to this host",
+        Refusal::NotAllowed => {
+            "it lends nothing to this host: the two are of no community (`whimbrel community`), and `to` in its `[anchor]` does not name this one"
+        }
         Refusal::NotLent => "it lends none, or not this one: `[anchor]` in its configuration says which",
         Refusal::Stopping => "it is about to stop lending (`whimbrel anchor start` there has it lend again)",
         Refusal::NoRoom => "it has no room for another lease",
@@ -743,7 +749,7 @@ fn reason_whole(why: Refusal) -> &'static str {
         Refusal::NoRoom => "all addresses that it lends are taken, or this host has as many leases of it as it may",
         Refusal::Taken => "it is lent already, or another host has connections of it",
         Refusal::NotLent => {
-            "it is none that it lends as a whole (`addresses` in its `[anchor]`), or its own, or its router's"
+            "it is none that it lends as a whole (`addresses` in its `[anchor]`), or its own, or its router's, or the first or last of a subnet"
         }
         Refusal::NoFamily => "it lends none of that family as a whole",
         other => reason(other),

@@ -1,5 +1,6 @@
 //! What this host is configured to lend, and what of it cannot be lent on this host as it is now (decision 0028).
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use whimbrel_kernel::network::NetworkState;
@@ -8,71 +9,156 @@ use whimbrel_protocol::Prefix;
 use crate::config::Lendable;
 use crate::effects::own_addresses;
 
-/// What is configured and cannot be lent.
+/// What is configured and cannot be lent, or is lent and cannot be reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
-    /// What of the configuration it is about.
-    pub(crate) subject: String,
+    /// What it is about.
+    pub(crate) about: About,
     /// What it is.
     pub(crate) sentence: String,
     /// What does not work.
     pub(crate) lost: String,
     /// What to do.
-    pub(crate) mend: &'static str,
+    pub(crate) mend: String,
     /// Nothing of it can be lent.
     pub(crate) whole: bool,
 }
 
-/// What of `lendable` cannot be lent with these addresses and routers. They may come later, and go: so it is no mistake in the file.
-pub(crate) fn faults(lendable: &Lendable, network: &NetworkState) -> Vec<Fault> {
+/// What a fault is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum About {
+    /// `ports`, of whichever address.
+    Ports,
+    /// An address of `own`.
+    Own(IpAddr),
+    /// A prefix of `addresses`.
+    Addresses(Prefix),
+    /// An address that others have on lease, or ports of it.
+    Lent(IpAddr),
+}
+
+/// An address of which something is lent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LentOf {
+    pub(crate) address: IpAddr,
+    /// As a whole, where it was of a subnet of this host's links when it was lent; else ports of this host's own.
+    pub(crate) whole: bool,
+}
+
+/// Whose an address is that is not lent.
+const OWN: &str = "this host's own";
+const ROUTERS: &str = "its router's";
+
+/// What of `lendable` cannot be lent with these addresses and routers, and what that is `lent` is gone. They may come later, and go: so it
+/// is no mistake in the file.
+pub(crate) fn faults(lendable: &Lendable, lent: &[LentOf], network: &NetworkState) -> Vec<Fault> {
     let own = own_addresses(network);
+    let nowhere = own.is_empty() && !lendable.ports.is_empty();
+    let nowhere = nowhere.then(|| Fault {
+        about: About::Ports,
+        sentence: "`ports` are of this host's own addresses, and it has none".to_owned(),
+        lost: "no port is lent".to_owned(),
+        mend: "connect this host to a network: it lends them once it has an address (`ip address`)".to_owned(),
+        whole: true,
+    });
     // A host without a network has no address to name.
     let foreign = lendable.own.iter().filter(|address| !own.is_empty() && !own.contains(address));
     let foreign = foreign.map(|address| Fault {
-        subject: format!("`own` {address}"),
+        about: About::Own(*address),
         sentence: format!("`own` names {address}, which is no address of this host ({} are)", listed(own.iter())),
         lost: format!("no port of {address} is lent"),
-        mend: "name an address that this host has (`ip address`), or leave `own` out for that of the interface with the default route",
+        mend: "name an address that this host has (`ip address`), or leave `own` out for that of the interface with the default route"
+            .to_owned(),
         whole: true,
     });
     let routers = network.default_routes.iter().filter_map(|route| route.gateway);
-    let taken: Vec<(IpAddr, &str)> =
-        own.iter().map(|address| (*address, "this host's own")).chain(routers.map(|of| (of, "its router's"))).collect();
+    let routers: Vec<IpAddr> = routers.filter(|router| !own.contains(router)).collect();
     let mixed = lendable.addresses.iter().filter_map(|prefix| {
-        let (address, whose) = taken.iter().find(|(address, _)| prefix.contains(*address))?;
-        let (shown, subject) = (shown(prefix), format!("`addresses` {}", shown(prefix)));
+        let inside = |address: &&IpAddr| prefix.contains(**address);
+        let (mine, router) = (own.iter().find(inside), routers.iter().find(inside));
+        let (shown, about) = (shown(prefix), About::Addresses(*prefix));
+        let whose = |address: &IpAddr| if own.contains(address) { OWN } else { ROUTERS };
+        let address = mine.or(router)?;
         Some(match is_one(prefix) {
             true => Fault {
-                subject,
-                sentence: format!("`addresses` names {address}, which is {whose}"),
+                about,
+                sentence: format!("`addresses` names {address}, which is {}", whose(address)),
                 lost: format!("{address} is not lent"),
-                mend: "leave it out; `ports` lends ports of this host's own addresses",
+                mend: match mine {
+                    Some(_) => "leave it out; `ports` lends ports of this host's own addresses",
+                    None => "leave it out: without its router this host reaches nobody",
+                }
+                .to_owned(),
                 whole: true,
             },
-            false => Fault {
-                subject,
-                sentence: format!("`addresses` names {shown}, which has {address} in it, {whose}"),
-                lost: format!("{address} is not lent; another host that has an address of {shown} loses it to whom it is lent"),
-                mend: "name a part of the subnet where nobody has an address, such as \"192.0.2.64/28\", or what is routed to this host",
-                whole: false,
-            },
+            false => {
+                let both = mine.zip(router).map(|(_, router)| *router);
+                let more = both.map(|router| format!(", and {router}, {ROUTERS}")).unwrap_or_default();
+                let not_lent = match both {
+                    Some(router) => format!("{address} and {router} are not lent"),
+                    None => format!("{address} is not lent"),
+                };
+                let without = if both.is_some() { "these" } else { "it" };
+                Fault {
+                    about,
+                    sentence: format!("`addresses` names {shown}, which has {address} in it, {}{more}", whose(address)),
+                    lost: format!("{not_lent}; another host that has an address of {shown} loses it to whom it is lent"),
+                    mend: format!(
+                        "name a part of {shown} without {without}, where nobody has an address, or what is routed to this host"
+                    ),
+                    whole: false,
+                }
+            }
         })
     });
-    foreign.chain(mixed).collect()
+    let gone = lent.iter().filter(|lent| match lent.whole {
+        true => !is_on_link(network, lent.address),
+        false => !own.contains(&lent.address),
+    });
+    let gone = gone.map(|LentOf { address, whole }| Fault {
+        about: About::Lent(*address),
+        sentence: match whole {
+            true => format!("{address} is lent, and of no subnet any more that this host is in"),
+            false => format!("ports of {address} are lent, and this host does not have that address any more"),
+        },
+        lost: "what is sent to it does not come here, so programs that have it on lease are not reached".to_owned(),
+        mend: "see to it that this host gets it back (`ip address`), or start those programs anew (`whimbrel anchor` shows whose they are)"
+            .to_owned(),
+        whole: true,
+    });
+    nowhere.into_iter().chain(foreign).chain(mixed).chain(gone).collect()
 }
 
 /// What cannot be lent now, if it is not about the same as `before`. Which addresses the host has beside does not matter, as it draws new ones by itself
-/// (RFC 8981); and one without a network can lend as little as before.
-pub(crate) fn changed(before: &[Fault], lendable: &Lendable, network: &NetworkState) -> Option<Vec<Fault>> {
-    let now = faults(lendable, network);
-    let same = now.iter().map(|fault| &fault.subject).eq(before.iter().map(|fault| &fault.subject));
-    (!same && !own_addresses(network).is_empty()).then_some(now)
+/// (RFC 8981); and one without a network can lend as little as before, but is not reached at what it has lent.
+pub(crate) fn changed(
+    before: &[Fault],
+    lendable: &Lendable,
+    lent: &[LentOf],
+    network: &NetworkState,
+) -> Option<Vec<Fault>> {
+    let mut now = faults(lendable, lent, network);
+    if own_addresses(network).is_empty() {
+        let is_lent = |fault: &Fault| matches!(fault.about, About::Lent(_));
+        now.retain(is_lent);
+        now.splice(..0, before.iter().filter(|fault| !is_lent(fault)).cloned());
+    }
+    let same = now.iter().map(|fault| &fault.about).eq(before.iter().map(|fault| &fault.about));
+    (!same).then_some(now)
 }
 
-/// Addresses that are not lent as a whole, whatever is configured: this host's own, and those of its routers, without which it reaches nobody.
-pub(crate) fn is_kept(network: &NetworkState, address: IpAddr) -> bool {
-    let router = network.default_routes.iter().any(|route| route.gateway == Some(address));
-    router || own_addresses(network).contains(&address)
+/// Addresses that are not lent as a whole, whatever is configured, and why: this host's own, and those of its routers, without which it
+/// reaches nobody.
+pub(crate) fn kept(network: &NetworkState) -> BTreeMap<IpAddr, &'static str> {
+    let routers = network.default_routes.iter().filter_map(|route| Some((route.gateway?, ROUTERS)));
+    routers.chain(own_addresses(network).into_iter().map(|address| (address, OWN))).collect()
+}
+
+/// Whether an address is of a subnet of this host's links.
+pub(crate) fn is_on_link(network: &NetworkState, address: IpAddr) -> bool {
+    let connected = |index| network.link(index).is_some_and(|link| link.carrier);
+    let mut there = network.addresses.iter().filter(|usable| connected(usable.interface));
+    there.any(|usable| Prefix { address: usable.address, length: usable.prefix_length }.contains(address))
 }
 
 /// The address whose ports are lent in a family: the configured one, or where none of either family is that at which this host is met.
@@ -118,8 +204,6 @@ fn listed<'a>(addresses: impl Iterator<Item = &'a IpAddr>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use whimbrel_kernel::network::{DefaultRoute, UsableAddress};
     use whimbrel_kernel::route::Link;
 
@@ -168,7 +252,7 @@ mod tests {
         let own = own.iter().map(|text| address(text)).collect();
         let lendable =
             Lendable { ports: vec![40_000..=40_999], own, addresses: addresses.iter().map(|of| prefix(of)).collect() };
-        faults(&lendable, &network()).into_iter().map(|fault| (fault.sentence, fault.whole)).collect()
+        faults(&lendable, &[], &network()).into_iter().map(|fault| (fault.sentence, fault.whole)).collect()
     }
 
     #[test]
@@ -178,15 +262,59 @@ mod tests {
         assert_eq!(found(&["192.0.2.6"], &[]), [(foreign.to_owned(), true)].into());
         let all = found(&[], &["192.0.2.0/24", "2001:db8::5/128", "192.0.2.0/30"]);
         let expected = [
-            ("`addresses` names 192.0.2.0/24, which has 192.0.2.5 in it, this host's own", false),
+            (
+                "`addresses` names 192.0.2.0/24, which has 192.0.2.5 in it, this host's own, and 192.0.2.1, its router's",
+                false,
+            ),
             ("`addresses` names 2001:db8::5, which is this host's own", true),
             ("`addresses` names 192.0.2.0/30, which has 192.0.2.1 in it, its router's", false),
         ];
         assert_eq!(all, expected.map(|(sentence, whole)| (sentence.to_owned(), whole)).into());
-        let lendable = Lendable { ports: Vec::new(), own: vec![address("192.0.2.6")], addresses: Vec::new() };
-        assert!(faults(&lendable, &NetworkState::default()).is_empty(), "it has no network yet");
-        assert!(is_kept(&network(), address("192.0.2.1")) && is_kept(&network(), address("192.0.2.5")));
-        assert!(!is_kept(&network(), address("192.0.2.6")));
+        let lendable = Lendable { ports: Vec::new(), own: Vec::new(), addresses: vec![prefix("192.0.2.0/30")] };
+        let router = &faults(&lendable, &[], &network())[0];
+        assert!(router.mend.contains("a part of 192.0.2.0/30 without it"), "{router:?}");
+        let kept = kept(&network());
+        let whose = ["192.0.2.1", "192.0.2.5", "192.0.2.6"].map(|of| kept.get(&address(of)).copied());
+        assert_eq!(whose, [Some("its router's"), Some("this host's own"), None]);
+    }
+
+    #[test]
+    fn a_host_without_an_address_lends_no_ports() {
+        let mut lendable = Lendable { ports: vec![40_000..=40_999], own: Vec::new(), addresses: Vec::new() };
+        assert!(faults(&lendable, &[], &network()).is_empty());
+        for own in [Vec::new(), vec![address("192.0.2.6")]] {
+            lendable.own = own;
+            let found = faults(&lendable, &[], &NetworkState::default());
+            assert!(matches!(&found[..], [Fault { about: About::Ports, whole: true, .. }]), "{found:?}");
+        }
+        lendable.ports.clear();
+        assert!(faults(&lendable, &[], &NetworkState::default()).is_empty());
+    }
+
+    #[test]
+    fn what_is_lent_and_gone_is_told_also_where_the_network_is_gone_with_it() {
+        let lendable =
+            Lendable { ports: vec![40_000..=40_999], own: Vec::new(), addresses: vec![prefix("192.0.2.64/28")] };
+        let lent = [("192.0.2.5", false), ("192.0.2.70", true)];
+        let lent = lent.map(|(of, whole)| LentOf { address: address(of), whole });
+        assert_eq!(changed(&[], &lendable, &lent, &network()), None);
+        let told = changed(&[], &lendable, &lent, &NetworkState::default()).expect("it is told");
+        let about: Vec<About> = told.iter().map(|fault| fault.about).collect();
+        assert_eq!(about, lent.map(|of| About::Lent(of.address)));
+        assert_eq!(changed(&told, &lendable, &lent, &NetworkState::default()), None);
+        // Nobody has them any more, or they are back.
+        assert_eq!(changed(&told, &lendable, &[], &NetworkState::default()), Some(Vec::new()));
+        assert_eq!(changed(&told, &lendable, &lent, &network()), Some(Vec::new()));
+        // Another address than that which was lent of.
+        let mut elsewhere = network();
+        elsewhere.addresses[0].address = address("198.51.100.5");
+        assert_eq!(changed(&[], &lendable, &lent, &elsewhere), Some(told));
+        // What was wrong before is not mended by that the network goes.
+        let wrong = Lendable { own: vec![address("192.0.2.6")], ..lendable };
+        let before = faults(&wrong, &[], &network());
+        let now = changed(&before, &wrong, &lent, &NetworkState::default()).expect("it is told");
+        assert_eq!((now.len(), &now[..1]), (3, &before[..]));
+        assert_eq!(changed(&now, &wrong, &lent, &network()), Some(before));
     }
 
     #[test]
@@ -197,21 +325,21 @@ mod tests {
             addresses: vec![prefix("2001:db8::/64")],
         };
         let (lendable, mut network) = (with("192.0.2.6"), network());
-        let told = changed(&[], &lendable, &network).expect("it is told");
+        let told = changed(&[], &lendable, &[], &network).expect("it is told");
         assert_eq!(told.len(), 2);
-        assert_eq!(changed(&told, &lendable, &network), None);
+        assert_eq!(changed(&told, &lendable, &[], &network), None);
         // Another privacy address.
         network.addresses[1].address = address("2001:db8::77");
-        assert_ne!(faults(&lendable, &network), told);
-        assert_eq!(changed(&told, &lendable, &network), None);
+        assert_ne!(faults(&lendable, &[], &network), told);
+        assert_eq!(changed(&told, &lendable, &[], &network), None);
         // The network goes away.
-        assert_eq!(changed(&told, &lendable, &NetworkState::default()), None);
-        assert_eq!(changed(&[], &lendable, &NetworkState::default()), None);
+        assert_eq!(changed(&told, &lendable, &[], &NetworkState::default()), None);
+        assert_eq!(changed(&[], &lendable, &[], &NetworkState::default()), None);
         // The address comes.
         network.addresses[0].address = address("192.0.2.6");
-        assert_eq!(changed(&told, &lendable, &network).map(|now| now.len()), Some(1));
+        assert_eq!(changed(&told, &lendable, &[], &network).map(|now| now.len()), Some(1));
         network.addresses[1].address = address("2001:db8:0:1::5");
-        assert_eq!(changed(&told, &lendable, &network), Some(Vec::new()));
+        assert_eq!(changed(&told, &lendable, &[], &network), Some(Vec::new()));
     }
 
     #[test]

@@ -451,7 +451,7 @@ fn lending(lendable: &Lendable) -> Vec<Finding> {
             return vec![warning("network", check, found).lost("whether `[anchor]` can be as it is cannot be told")];
         }
     };
-    let faults = offer::faults(lendable, &network);
+    let faults = offer::faults(lendable, &[], &network);
     if faults.is_empty() {
         return vec![ok("network", check, "what `[anchor]` names can be lent")];
     }

@@ -15,7 +15,8 @@ use whimbrel_ipc::{Offer, OfferedAddress, OfferedPrefix};
 use super::ports::User;
 use super::tenant::icmp_of;
 use super::{failed, not_kept, refused};
-use crate::anchors::offer::{self, Fault};
+use crate::anchors::BLOCK;
+use crate::anchors::offer::{self, About, Fault, LentOf};
 use crate::config::Lendable;
 use crate::effects::{Effects, Failure, own_addresses};
 use crate::journal::JournalError;
@@ -46,6 +47,8 @@ struct LentOut {
     moved: Option<Transport>,
     /// To whom.
     peer: PeerId,
+    /// It was of a subnet of this host's links when it was lent.
+    on_link: bool,
 }
 
 /// The data plane's entry of such a connection: of no peer, and so as it is.
@@ -67,6 +70,23 @@ const OF_NOBODY: FlowEntry = FlowEntry {
 impl Lender {
     pub(super) fn is_idle(&self) -> bool {
         self.lent.is_empty()
+    }
+
+    /// The ports that are lent, of all addresses.
+    fn ports(&self) -> usize {
+        self.lent.values().map(|lent| usize::from(lent.ends.count)).sum()
+    }
+
+    /// The addresses that are lent as a whole.
+    fn whole(&self) -> BTreeSet<IpAddr> {
+        self.lent.values().filter(|lent| lent.ends.count == 0).map(|lent| lent.ends.first.ip()).collect()
+    }
+
+    /// The addresses that something is lent of, but for those that are routed here.
+    fn lent_of(&self) -> Vec<LentOf> {
+        let of_link = self.lent.values().filter(|lent| lent.ends.count > 0 || lent.on_link);
+        let of: BTreeMap<IpAddr, bool> = of_link.map(|lent| (lent.ends.first.ip(), lent.ends.count == 0)).collect();
+        of.into_iter().map(|(address, whole)| LentOf { address, whole }).collect()
     }
 
     /// Endpoints that have gone on with sockets without another end.
@@ -98,40 +118,68 @@ impl Effects {
         self.relocation.lender.lendable = lendable;
     }
 
-    /// What of it cannot be lent as things stand.
-    pub(crate) fn lending_faults(&self) -> Vec<Fault> {
-        let lendable = self.relocation.lender.lendable.as_ref();
-        lendable.map(|lendable| offer::faults(lendable, &self.network)).unwrap_or_default()
+    /// What of it cannot be lent as things stand, and what is lent and not to be reached.
+    fn lending_faults(&self) -> Vec<Fault> {
+        let lender = &self.relocation.lender;
+        let faults = |lendable| offer::faults(lendable, &lender.lent_of(), &self.network);
+        lender.lendable.as_ref().map(faults).unwrap_or_default()
     }
 
     /// The same, where it is not as it was told last.
     pub(crate) fn new_lending_faults(&self, told: &[Fault]) -> Option<Vec<Fault>> {
-        let lendable = self.relocation.lender.lendable.as_ref()?;
-        offer::changed(told, lendable, &self.network)
+        let lender = &self.relocation.lender;
+        offer::changed(told, lender.lendable.as_ref()?, &lender.lent_of(), &self.network)
     }
 
-    /// What this host is configured to lend, and how much of it is lent.
-    pub(crate) fn offer(&self) -> Option<Offer> {
-        let lender = &self.relocation.lender;
-        let lendable = lender.lendable.as_ref()?;
-        // What has moved is lent whatever is configured.
-        let lent = || lender.lent.values().filter(|lent| lent.moved.is_none()).map(|lent| lent.ends);
-        let usual = [true, false].into_iter().filter_map(|ipv4| offer::lends_of(lendable, &self.network, ipv4));
-        let of_address = |address: IpAddr| OfferedAddress {
-            address,
-            lent: lent().filter(|ends| ends.first.ip() == address).map(|ends| u32::from(ends.count)).sum(),
-        };
-        let of_prefix = |prefix: &Prefix| OfferedPrefix {
-            prefix: offer::shown(prefix),
-            addresses: size_of(prefix),
-            lent: lent().filter(|ends| ends.count == 0 && prefix.contains(ends.first.ip())).count() as u64,
-        };
+    /// What this host is configured to lend, how much of it is lent, and how much more there is room for.
+    pub(crate) fn offer(&mut self) -> Option<Offer> {
+        let lendable = self.relocation.lender.lendable.clone()?;
+        let faults = self.lending_faults();
+        let usual = [true, false].into_iter().filter_map(|ipv4| offer::lends_of(&lendable, &self.network, ipv4));
+        let of = usual.collect::<Vec<_>>().into_iter().map(|address| self.offered_address(&lendable, address, &faults));
         Some(Offer {
             ports: lendable.ports.iter().map(|range| (*range.start(), *range.end())).collect(),
-            of: usual.map(of_address).collect(),
-            addresses: lendable.addresses.iter().map(of_prefix).collect(),
-            faults: self.lending_faults().into_iter().map(|fault| fault.sentence).collect(),
+            of: of.collect(),
+            addresses: lendable.addresses.iter().map(|prefix| self.offered_prefix(prefix, &faults)).collect(),
+            faults: faults.into_iter().map(|fault| fault.sentence).collect(),
         })
+    }
+
+    fn offered_address(&mut self, lendable: &Lendable, address: IpAddr, faults: &[Fault]) -> OfferedAddress {
+        let is_offered = |port: &u16| lendable.ports.iter().any(|range| range.contains(port));
+        // What has moved is another's too, and a part of a lease may have moved on. What was lent of other ranges is none of these.
+        let all = self.relocation.lender.lent.values().map(|lent| lent.ends);
+        let of_it = all.filter(|ends| ends.first.ip() == address && ends.count > 0);
+        let lent: BTreeSet<u16> = of_it.flat_map(|ends| ends.ports()).filter(is_offered).collect();
+        // Also those of connections whose sockets are elsewhere.
+        let of_others = self.relocation.ports.of(address);
+        let used = self.connections.ports_used_at(address).unwrap_or_else(|error| {
+            tracing::warn!(%error, "which ports this host uses itself is not known");
+            BTreeSet::new()
+        });
+        let taken: BTreeSet<u16> = of_others.union(&used).copied().collect();
+        let used: BTreeSet<u16> = used.difference(&of_others).copied().filter(is_offered).collect();
+        let fault = fault_of(faults, |about| matches!(about, About::Ports) || *about == About::Own(address));
+        let in_all = MOST_PORTS_IN_ALL.saturating_sub(self.relocation.lender.ports()) / usize::from(BLOCK);
+        let room = match fault {
+            Some(_) => 0,
+            None => room(&lendable.ports, BLOCK, &taken).min(u32::try_from(in_all).unwrap_or(u32::MAX)),
+        };
+        OfferedAddress { address, lent: lent.len() as u32, room, used: ranges_of(&used), fault }
+    }
+
+    fn offered_prefix(&self, prefix: &Prefix, faults: &[Fault]) -> OfferedPrefix {
+        let lent = self.relocation.lender.whole();
+        let (kept, addresses) = (offer::kept(&self.network), size_of(prefix));
+        let passed_on: BTreeSet<IpAddr> = self.passed_on().into_keys().map(|end| end.ip()).collect();
+        let is_free = |of: &IpAddr| !lent.contains(of) && !kept.contains_key(of) && !passed_on.contains(of);
+        OfferedPrefix {
+            prefix: offer::shown(prefix),
+            addresses,
+            lent: lent.iter().filter(|address| is_for_hosts(prefix, **address)).count() as u64,
+            room: addresses.map(|_| addresses_of(prefix).filter(is_free).count() as u64),
+            fault: fault_of(faults, |about| *about == About::Addresses(*prefix)),
+        }
     }
 
     pub(super) fn lend(
@@ -158,7 +206,8 @@ impl Effects {
             }
             (None, None) => self.find_free(&wanted, peer)?,
         };
-        let lent = LentOut { ends, moved, peer };
+        let on_link = offer::is_on_link(&self.network, ends.first.ip());
+        let lent = LentOut { ends, moved, peer, on_link };
         self.relocation.lender.lent.insert(name, lent);
         let led = self.lead_lent(lent);
         if let Err(failure) = led {
@@ -226,7 +275,7 @@ impl Effects {
         if wanted.count > MOST_PORTS {
             return Err(failed(Refusal::NoRoom, &format!("{} ports are wanted at a time", wanted.count)));
         }
-        let lent: usize = self.relocation.lender.lent.values().map(|lent| usize::from(lent.ends.count)).sum();
+        let lent = self.relocation.lender.ports();
         if lent + usize::from(wanted.count) > MOST_PORTS_IN_ALL {
             return Err(failed(Refusal::NoRoom, &format!("{lent} ports are lent already")));
         }
@@ -244,18 +293,14 @@ impl Effects {
                 let ranges: Vec<_> = lendable.ports.iter().map(|of| format!("{}-{}", of.start(), of.end())).collect();
                 return Err(failed(Refusal::NotLent, &format!("of ports {} are lent", ranges.join(", "))));
             }
-            return self.take_ports(ends, shared).then_some(ends).ok_or_else(taken);
+            return self.take_ports(ends, shared).map(|()| ends).map_err(|_| taken());
         }
         // From the end, so that ports of a program's choice are not in the midst of others'.
-        let firsts = lendable.ports.iter().rev().flat_map(|range| blocks(range, wanted.count));
-        let lent: BTreeSet<SocketAddr> = self.relocation.lender.lent.values().map(|lent| lent.ends.first).collect();
-        for first in firsts {
-            let ends = block(first);
-            if !lent.contains(&ends.first) && self.take_ports(ends, shared) {
-                return Ok(ends);
-            }
-        }
-        Err(failed(Refusal::NoRoom, &"all ports that this host lends are taken"))
+        let mut ranges = lendable.ports.iter().rev();
+        let found = ranges.find_map(|range| {
+            free_block(range, wanted.count, |first| self.take_ports(block(first), shared).err()).map(block)
+        });
+        found.ok_or_else(|| failed(Refusal::NoRoom, &"all ports that this host lends are taken"))
     }
 
     /// The ends of this host's that connections have whose sockets are with others, and with whom: some outlast the lease that they began with.
@@ -268,17 +313,20 @@ impl Effects {
     }
 
     /// Takes the ports, all or none. `shared`: which have only connections of the host that they are for.
-    fn take_ports(&mut self, ends: Ends, shared: impl Fn(SocketAddr) -> bool) -> bool {
+    ///
+    /// # Errors
+    /// The first that cannot be had.
+    fn take_ports(&mut self, ends: Ends, shared: impl Fn(SocketAddr) -> bool) -> Result<(), u16> {
         for (taken, port) in ends.ports().enumerate() {
             let end = SocketAddr::new(ends.first.ip(), port);
             if !self.relocation.ports.take(end, shared(end)) {
                 ends.ports()
                     .take(taken)
                     .for_each(|port| self.relocation.ports.give_back(SocketAddr::new(end.ip(), port)));
-                return false;
+                return Err(port);
             }
         }
-        true
+        Ok(())
     }
 
     /// An address as a whole.
@@ -286,11 +334,8 @@ impl Effects {
         let passed_on = self.passed_on();
         let of_others = passed_on.iter().filter(|(_, owners)| !owners.iter().eq([&tenant]));
         let of_others: BTreeSet<IpAddr> = of_others.map(|(end, _)| end.ip()).collect();
-        let whole = self.relocation.lender.lent.values().filter(|lent| lent.ends.count == 0);
-        let lent: BTreeSet<IpAddr> = whole.map(|lent| lent.ends.first.ip()).collect();
-        let network = &self.network;
-        let kept = |address: &IpAddr| of_others.contains(address) || offer::is_kept(network, *address);
-        let free = |address: &IpAddr| !lent.contains(address) && !kept(address);
+        let (lent, kept) = (self.relocation.lender.whole(), offer::kept(&self.network));
+        let free = |of: &IpAddr| !lent.contains(of) && !of_others.contains(of) && !kept.contains_key(of);
         let covers = |prefix: &&Prefix| prefix.address.is_ipv4() == wanted.is_ipv4();
         if !lendable.addresses.is_empty() && !lendable.addresses.iter().any(|prefix| covers(&prefix)) {
             return Err(failed(Refusal::NoFamily, &"no addresses of that family are lent"));
@@ -300,9 +345,9 @@ impl Effects {
         } else if wanted.is_unspecified() {
             let mut all = lendable.addresses.iter().filter(covers).flat_map(addresses_of);
             all.find(free).ok_or_else(|| failed(Refusal::NoRoom, &"all addresses that this host lends are taken"))?
-        } else if offer::is_kept(network, wanted) {
-            return Err(failed(Refusal::NotLent, &format!("{wanted} is this host's own, or its router's")));
-        } else if lendable.addresses.iter().any(|prefix| prefix.contains(wanted)) {
+        } else if let Some(whose) = kept.get(&wanted) {
+            return Err(failed(Refusal::NotLent, &format!("{wanted} is {whose}")));
+        } else if lendable.addresses.iter().any(|prefix| is_for_hosts(prefix, wanted)) {
             Some(wanted).filter(free).ok_or_else(|| failed(Refusal::Taken, &format!("{wanted} is lent already")))?
         } else {
             return Err(failed(Refusal::NotLent, &format!("this host does not lend {wanted}")));
@@ -332,7 +377,7 @@ impl Effects {
     /// What comes for the endpoints goes to their tenant, and what it sends from them goes on; but for those that have gone on with a socket
     /// without another end.
     fn lead_lent(&mut self, lent: LentOut) -> Result<(), Failure> {
-        let LentOut { ends, moved, peer } = lent;
+        let LentOut { ends, moved, peer, .. } = lent;
         let to = if moved.is_some() { Lent::Shared(peer.0) } else { Lent::Leased(peer.0) };
         let address = ends.first.ip();
         for port in ends.ports() {
@@ -478,7 +523,8 @@ impl Effects {
                 self.relocation.ports.keep(SocketAddr::new(ends.first.ip(), port));
             }
             // Whose they are, as a peer, is said by the node when it lends them on.
-            self.relocation.lender.lent.insert(*name, LentOut { ends: *ends, moved: None, peer: PeerId(0) });
+            let lent = LentOut { ends: *ends, moved: None, peer: PeerId(0), on_link: false };
+            self.relocation.lender.lent.insert(*name, lent);
         }
         if !saved.is_empty() {
             self.find_home();
@@ -514,23 +560,64 @@ impl LentOut {
     }
 }
 
-/// The first ports of the blocks of `count` that a range has, from its end.
-fn blocks(range: &RangeInclusive<u16>, count: u16) -> impl Iterator<Item = u16> + use<> {
-    let (least, count) = (u32::from(*range.start()), u32::from(count));
-    let lasts = (least..=u32::from(*range.end())).rev().step_by(count.max(1) as usize);
-    let firsts = lasts.map_while(move |last| (last + 1).checked_sub(count).filter(|first| *first >= least));
-    firsts.filter_map(|first| u16::try_from(first).ok())
+/// The first port of a block of `count` in a row of a range, the last that is to be had. `taken` says of one that begins there which port
+/// of it is the first that is taken.
+fn free_block(range: &RangeInclusive<u16>, count: u16, mut taken: impl FnMut(u16) -> Option<u16>) -> Option<u16> {
+    let mut end = u32::from(*range.end()) + 1;
+    loop {
+        let first = end.checked_sub(u32::from(count)).filter(|first| *first >= u32::from(*range.start()))?;
+        let first = u16::try_from(first).ok()?;
+        match taken(first) {
+            None => return Some(first),
+            // Whatever begins behind it does not end before `end`.
+            Some(port) => end = u32::from(port),
+        }
+    }
 }
 
-/// The addresses of a prefix that hosts may have.
-fn addresses_of(prefix: &Prefix) -> impl Iterator<Item = IpAddr> + use<> {
+/// How many such blocks there are.
+fn room(ranges: &[RangeInclusive<u16>], count: u16, taken: &BTreeSet<u16>) -> u32 {
+    let first_taken = |first: u16| taken.range(first..=first.saturating_add(count - 1)).next().copied();
+    let of_one = |range: &RangeInclusive<u16>| {
+        let mut rest = Some(range.clone());
+        let next = || {
+            let range = rest.take()?;
+            let first = free_block(&range, count, first_taken)?;
+            rest = first.checked_sub(1).map(|last| *range.start()..=last);
+            Some(first)
+        };
+        std::iter::from_fn(next).count() as u32
+    };
+    ranges.iter().map(of_one).sum()
+}
+
+/// As the first and the last of each stretch.
+fn ranges_of(ports: &BTreeSet<u16>) -> Vec<(u16, u16)> {
+    let mut ranges: Vec<(u16, u16)> = Vec::new();
+    for port in ports {
+        match ranges.last_mut() {
+            Some((_, last)) if last.checked_add(1) == Some(*port) => *last = *port,
+            _ => ranges.push((*port, *port)),
+        }
+    }
+    ranges
+}
+
+fn fault_of(faults: &[Fault], is_about: impl Fn(&About) -> bool) -> Option<String> {
+    faults.iter().find(|fault| is_about(&fault.about)).map(|fault| fault.sentence.clone())
+}
+
+/// The bits of a prefix's addresses that are not the network's.
+fn host_bits(prefix: &Prefix) -> u32 {
     let width: u8 = if prefix.address.is_ipv4() { 32 } else { 128 };
-    let free = u32::from(width - prefix.length.min(width));
+    u32::from(width - prefix.length.min(width))
+}
+
+/// The addresses of a prefix that hosts may have; of a large one not all.
+fn addresses_of(prefix: &Prefix) -> impl Iterator<Item = IpAddr> + use<> {
+    let (prefix, free) = (*prefix, host_bits(prefix));
     let count = 1u32.checked_shl(free).unwrap_or(MOST_ADDRESSES).min(MOST_ADDRESSES);
-    // The first is the network's own, the last of IPv4 for all (RFC 919, RFC 4291 §2.6.1).
-    let (skip, last) = if free > 1 { (1, u32::from(width == 32 && count < MOST_ADDRESSES)) } else { (0, 0) };
-    let base = prefix.address;
-    (skip..count - last).map(move |number| match base {
+    let all = (0..count).map(move |number| match prefix.address {
         IpAddr::V4(base) => {
             let mask = u32::MAX.checked_shl(free).unwrap_or(0);
             IpAddr::V4(Ipv4Addr::from_bits((base.to_bits() & mask) | number))
@@ -539,7 +626,22 @@ fn addresses_of(prefix: &Prefix) -> impl Iterator<Item = IpAddr> + use<> {
             let mask = u128::MAX.checked_shl(free).unwrap_or(0);
             IpAddr::V6(Ipv6Addr::from_bits((base.to_bits() & mask) | u128::from(number)))
         }
-    })
+    });
+    all.filter(move |address| is_for_hosts(&prefix, *address))
+}
+
+/// Whether a host may have this address of a prefix: the first is the network's own, the last of IPv4 for all (RFC 919, RFC 4291 §2.6.1),
+/// where there are more than two.
+fn is_for_hosts(prefix: &Prefix, address: IpAddr) -> bool {
+    let free = host_bits(prefix);
+    let (number, last) = match address {
+        IpAddr::V4(address) => {
+            let bits = !u32::MAX.checked_shl(free).unwrap_or(0);
+            (u128::from(address.to_bits() & bits), Some(u128::from(bits)))
+        }
+        IpAddr::V6(address) => (address.to_bits() & !u128::MAX.checked_shl(free).unwrap_or(0), None),
+    };
+    prefix.contains(address) && (free <= 1 || number != 0 && Some(number) != last)
 }
 
 /// How many they are; none where that is more than are looked at.
@@ -553,12 +655,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_are_taken_from_the_end_of_a_range_and_are_whole() {
-        let of = |range, count| blocks(&range, count).collect::<Vec<_>>();
-        assert_eq!(of(40_000..=40_300, 128), [40_173, 40_045]);
-        assert_eq!(of(65_408..=65_535, 128), [65_408]);
-        assert!(of(1..=127, 128).is_empty());
-        assert_eq!(of(7..=8, 1), [8, 7]);
+    fn blocks_are_taken_from_the_end_of_a_range_and_around_what_is_taken() {
+        let all = |range: RangeInclusive<u16>, count, taken: &[u16]| {
+            let taken: BTreeSet<u16> = taken.iter().copied().collect();
+            let had = free_block(&range, count, |first| taken.range(first..=first + (count - 1)).next().copied());
+            (had, room(&[range], count, &taken))
+        };
+        assert_eq!(all(40_000..=40_300, 128, &[]), (Some(40_173), 2));
+        assert_eq!(all(65_408..=65_535, 128, &[]), (Some(65_408), 1));
+        assert_eq!(all(1..=127, 128, &[]), (None, 0));
+        assert_eq!(all(7..=8, 1, &[8]), (Some(7), 1));
+        // One in the midst costs no block where there is room on either side.
+        assert_eq!(all(40_000..=40_299, 128, &[40_130]), (Some(40_172), 2));
+        assert_eq!(all(40_000..=40_299, 128, &[40_150, 40_200]), (Some(40_022), 1));
+        assert_eq!(all(40_000..=40_299, 128, &[40_100, 40_200]), (None, 0));
+        let two = [8000..=8127, 9000..=9255];
+        assert_eq!((room(&two, 128, &BTreeSet::new()), room(&two, 128, &BTreeSet::from([8064]))), (3, 2));
+        assert_eq!(ranges_of(&[1, 2, 3, 7, 65_534, 65_535].into()), [(1, 3), (7, 7), (65_534, 65_535)]);
     }
 
     #[test]
@@ -572,6 +685,15 @@ mod tests {
         assert_eq!(of("192.0.2.8", 31), ["192.0.2.8", "192.0.2.9"]);
         assert_eq!(of("2001:db8::", 126), ["2001:db8::1", "2001:db8::2", "2001:db8::3"]);
         assert_eq!(of("2001:db8::", 64).len(), MOST_ADDRESSES as usize - 1);
+        // Who asks for one of them by name is not lent more than there are.
+        let lends = |length, address: &str| {
+            let prefix = Prefix { address: "192.0.2.64".parse().expect("address"), length };
+            is_for_hosts(&prefix, address.parse().expect("address"))
+        };
+        let of_28 = ["192.0.2.64", "192.0.2.65", "192.0.2.78", "192.0.2.79", "192.0.2.80"].map(|of| lends(28, of));
+        assert_eq!(of_28, [false, true, true, false, false]);
+        assert_eq!(["192.0.2.64", "192.0.2.65", "192.0.2.66"].map(|of| lends(31, of)), [true, true, false]);
+        assert!(lends(32, "192.0.2.64") && !lends(32, "2001:db8::1"));
         let size = |address: &str, length| size_of(&Prefix { address: address.parse().expect("address"), length });
         assert_eq!([size("192.0.2.64", 28), size("192.0.2.64", 32), size("2001:db8::", 64)], [Some(14), Some(1), None]);
     }

@@ -4,8 +4,8 @@
 //! the very names of the one that has moved, and a server on it would be deaf to whoever has that. A socket is bound in its stead, which neither
 //! listens nor says anything; the kernel passes over its port when it chooses one, and refuses it with EADDRINUSE to who asks for it.
 
-use std::collections::{HashMap, HashSet};
-use std::net::SocketAddr;
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
@@ -100,6 +100,11 @@ impl Ports {
             }
         }
         true
+    }
+
+    /// The ports of an address that are other hosts'.
+    pub(super) fn of(&self, address: IpAddr) -> BTreeSet<u16> {
+        self.ports.keys().filter(|(_, end)| end.ip() == address).map(|(_, end)| end.port()).collect()
     }
 
     /// Such a port is another host's already.
