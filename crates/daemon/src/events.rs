@@ -15,7 +15,7 @@ use whimbrel_wire::FlowTuple;
 const KEPT: usize = 4096;
 
 /// What can happen (`docs/json.md`).
-pub(crate) const KINDS: [&str; 73] = [
+pub(crate) const KINDS: [&str; 75] = [
     "address-conflict",
     "can-lend",
     "cannot-lend",
@@ -44,8 +44,10 @@ pub(crate) const KINDS: [&str; 73] = [
     "lease",
     "lease-lost",
     "lease-over",
+    "lease-reached",
     "lease-refused",
     "lease-returned",
+    "lease-unreached",
     "left-behind",
     "left-out",
     "lending-started",

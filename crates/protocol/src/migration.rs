@@ -33,7 +33,7 @@ mod tenant;
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use ring::hmac;
@@ -149,6 +149,8 @@ pub(crate) struct Moves {
     leases: BTreeMap<LeaseName, Lease>,
     /// Nothing new is lent.
     stopping: bool,
+    /// Addresses of lent endpoints at which this host is not reached any more (P-131).
+    unreached: BTreeSet<IpAddr>,
     /// What others have lent to this host, by the numbers of their leases.
     tenancies: BTreeMap<u64, Tenancy>,
     /// Connections of those endpoints, by the names that they are to have.
@@ -198,6 +200,7 @@ impl Moves {
             settling: HashMap::new(),
             leases: BTreeMap::new(),
             stopping: false,
+            unreached: BTreeSet::new(),
             tenancies: BTreeMap::new(),
             claims: BTreeMap::new(),
             limits: BTreeSet::new(),
@@ -290,6 +293,7 @@ impl Moves {
             }
             Record::Ending { flow } => self.handle_ending(from, flow),
             Record::Offer { number, ports } => self.handle_offer(from, number, ports),
+            Record::Reached { number, reached } => self.handle_reached(from, number, reached),
         }
     }
 

@@ -256,6 +256,13 @@ pub enum Record {
         /// The number of the other.
         first: u64,
     },
+    /// Kind 23, anchor to tenant: whether what is sent to endpoints that it lends comes to it (P-131).
+    Reached {
+        /// Of their lease.
+        number: u64,
+        /// It does.
+        reached: bool,
+    },
 }
 
 byte_enum! {
@@ -387,6 +394,7 @@ const CLAIM: u8 = 19;
 const ENDING: u8 = 20;
 const OFFER: u8 = 21;
 const BELONGS: u8 = 22;
+const REACHED: u8 = 23;
 /// A place at which no flow is at home.
 const NOWHERE: u32 = u32::MAX;
 
@@ -460,6 +468,7 @@ impl Record {
             Self::Ending { .. } => ENDING,
             Self::Offer { .. } => OFFER,
             Self::Belongs { .. } => BELONGS,
+            Self::Reached { .. } => REACHED,
         }
     }
 
@@ -568,6 +577,10 @@ impl Record {
                 }
             }
             Self::Belongs { number, flow, first } => [number, flow, first].iter().for_each(|n| put_u64(out, **n)),
+            Self::Reached { number, reached } => {
+                put_u64(out, *number);
+                out.push(u8::from(*reached));
+            }
         }
     }
 
@@ -691,6 +704,10 @@ impl Record {
                 number: body.u64("number of the move")?,
                 flow: body.u64("name of the flow")?,
                 first: body.u64("number of another move")?,
+            },
+            REACHED => Self::Reached {
+                number: body.u64("number of the lease")?,
+                reached: read_flag(body, "whether endpoints are reached")?,
             },
             _ => return Ok(None),
         };

@@ -442,6 +442,7 @@ fn records() -> Vec<Record> {
         Record::Ending { flow },
         Record::Offer { number, ports: vec![(8080, 8207), (40_000, 44_999)] },
         Record::Belongs { number, flow, first: number + 1 },
+        Record::Reached { number, reached: false },
     ]
 }
 

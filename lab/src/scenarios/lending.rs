@@ -275,6 +275,7 @@ fn offers(lab: &mut Lab) -> Result<()> {
     let gone = four.anchor.wait_event("cannot-lend", mended.number, LONG)?;
     expect!(gone.sentence.contains(fault), "the event says {} and not {fault}", gone.sentence);
     says(&four, &format!("cannot be lent: {fault}"))?;
+    four.guest.wait_event("lease-unreached", 0, LONG)?;
     drop(on_lease);
     Ok(())
 }

@@ -32,7 +32,7 @@ use crate::server::ClientId;
 use crate::views;
 
 use choice::{Candidate, Experience, Policy};
-use offer::Fault;
+use offer::{About, Fault};
 use returns::Returns;
 
 /// Ports that are leased at a time, for what programs leave to the kernel.
@@ -354,6 +354,22 @@ impl EventLoop {
         }
         let sentence = format!("{} on lease from {}", shown(&ends), self.called(&anchor));
         Told::new("lease", sentence).with("anchor", anchor.to_string()).with("ends", shown(&ends))
+    }
+
+    /// Whether an anchor has the address of a lease is not as it was.
+    pub(crate) fn note_reached(&self, anchor: PublicKey, ends: Ends, reached: bool) -> Told {
+        let (called, of) = (self.called(&anchor), shown(&ends));
+        let told = match reached {
+            false => Told::new(
+                "lease-unreached",
+                format!(
+                    "{called} does not have the address of {of} any more: what is sent there does not come here until it has it \
+                     again. A program that is started anew gets another"
+                ),
+            ),
+            true => Told::new("lease-reached", format!("{called} has the address of {of} again")),
+        };
+        told.with("anchor", anchor.to_string()).with("ends", of)
     }
 
     /// Nobody here needs a lease any more.
@@ -687,6 +703,11 @@ impl EventLoop {
             let named: Vec<&str> = faults.iter().map(|fault| fault.sentence.as_str()).collect();
             Told::new("cannot-lend", format!("`[anchor]`: {}", sentences.join("; "))).with("faults", named)
         };
+        let unreached = |fault: &Fault| match fault.about {
+            About::Lent(address) => Some(address),
+            _ => None,
+        };
+        self.node.note_unreached(clock::now(), faults.iter().filter_map(unreached).collect());
         self.anchors.faults = faults;
         self.tell(told);
     }

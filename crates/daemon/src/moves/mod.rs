@@ -367,6 +367,7 @@ impl EventLoop {
                     None => return,
                 }
             }
+            MoveEvent::Reached { anchor, ends, reached } => self.note_reached(*anchor, *ends, *reached),
             MoveEvent::Returned { number, anchor } => self.note_returned(*number, *anchor),
             MoveEvent::Claimed { tuple, outcome } => match self.note_claimed(*tuple, *outcome) {
                 Some(told) => told,

@@ -1,6 +1,7 @@
 //! What the node has to do with moves: sessions that carry their words, timers, and what the caller is asked.
 
-use std::net::SocketAddr;
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use whimbrel_handshake::{Contact as Knowledge, PublicKey};
@@ -192,6 +193,12 @@ impl Node {
         if let Some(moves) = &mut self.moves {
             moves.stop_lending(stopping);
         }
+    }
+
+    /// These are all addresses of endpoints that this host lends at which it is not reached any more, since it does not have them: their
+    /// tenants are told.
+    pub fn note_unreached(&mut self, now: Time, addresses: BTreeSet<IpAddr>) {
+        self.with_moves(now, |moves, at| moves.note_unreached(at, addresses));
     }
 
     /// What this host lends to whom, and the flows that it passes on for others, as their far ends have them, by who has the sockets.

@@ -262,6 +262,7 @@ fn is_reply(record: &Record) -> bool {
         | Record::Cancel { .. }
         | Record::Ending { .. }
         | Record::Offer { .. }
+        | Record::Reached { .. }
         | Record::Loaded { .. } => true,
         Record::Ask { .. }
         | Record::Announce { .. }

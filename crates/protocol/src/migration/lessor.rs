@@ -1,5 +1,7 @@
 //! Lending endpoints to other hosts: the anchor's part (`docs/protocol.md` §11).
 
+use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
@@ -327,6 +329,18 @@ impl Moves {
     /// Nothing new is lent from now on, or is again. What is lent stays so until its end.
     pub(super) fn stop_lending(&mut self, stopping: bool) {
         self.stopping = stopping;
+    }
+
+    /// These are the addresses of lent endpoints at which this host is not reached: their tenants are told (P-131).
+    pub(super) fn note_unreached(&mut self, at: At<'_>, addresses: BTreeSet<IpAddr>) {
+        let before = std::mem::replace(&mut self.unreached, addresses);
+        let in_force = self.leases.iter().filter(|(_, lease)| lease.stage == Stage::InForce);
+        let of = in_force.filter_map(|(name, lease)| Some((*name, lease.ends?.first.ip())));
+        let changed = of.filter(|(_, of)| before.contains(of) != self.unreached.contains(of));
+        for (LeaseName { tenant, number }, of) in changed.collect::<Vec<_>>() {
+            let reached = !self.unreached.contains(&of);
+            self.say(at, tenant, Record::Reached { number, reached });
+        }
     }
 
     /// What is lent to whom, and the flows that this host passes on for others, by who has them.

@@ -485,6 +485,15 @@ pub enum MoveEvent {
         /// The ranges of ports that it lends, where it has said them: the first and the last of each.
         offered: Vec<(u16, u16)>,
     },
+    /// Tenant: whether what is sent to endpoints that it has on lease comes to the anchor is not as it was.
+    Reached {
+        /// Whose they are.
+        anchor: PublicKey,
+        /// Which.
+        ends: Ends,
+        /// It does.
+        reached: bool,
+    },
     /// Tenant: it needs the endpoints of a lease no more, and has returned them.
     Returned {
         /// Of the lease.

@@ -36,6 +36,8 @@ pub(super) struct Tenancy {
     moved: Option<Transport>,
     /// The ports that its anchor lends, where it has said so.
     offered: Vec<(u16, u16)>,
+    /// What is sent to them comes to the anchor, as far as it has said.
+    reached: bool,
     stage: Stage,
 }
 
@@ -95,7 +97,7 @@ impl Moves {
         let due = at.now + ANSWERED_WITHIN;
         let (until, lifetime, stage) = (due, Duration::ZERO, Stage::Asking);
         let offered = Vec::new();
-        let tenancy = Tenancy { anchor, ends, until, due, lifetime, moved: None, offered, stage };
+        let tenancy = Tenancy { anchor, ends, until, due, lifetime, moved: None, offered, reached: true, stage };
         self.tenancies.insert(number, tenancy);
         self.limit(due, Limit::Tenancy(number));
         self.wait(at, &[], &[anchor]);
@@ -127,7 +129,8 @@ impl Moves {
         let (until, lifetime, stage) = (due, Duration::ZERO, Stage::Occupying);
         let moved = Some(tuple.transport);
         let offered = Vec::new();
-        self.tenancies.insert(flow, Tenancy { anchor: holder, ends, until, due, lifetime, moved, offered, stage });
+        self.tenancies
+            .insert(flow, Tenancy { anchor: holder, ends, until, due, lifetime, moved, offered, reached: true, stage });
         self.limit(due, Limit::Tenancy(flow));
         self.occupy(at, flow);
         None
@@ -210,6 +213,17 @@ impl Moves {
         let asked = self.tenancies.get_mut(&number).filter(|tenancy| tenancy.anchor == from && tenancy.is_awaited());
         if let Some(tenancy) = asked {
             tenancy.offered = ports;
+        }
+    }
+
+    /// An anchor says whether it is reached at what it lends (P-131).
+    pub(super) fn handle_reached(&mut self, from: PublicKey, number: u64, reached: bool) {
+        let is_had = |tenancy: &&mut Tenancy| !matches!(tenancy.stage, Stage::Asking | Stage::Parting);
+        let lent = self.tenancies.get_mut(&number).filter(|tenancy| tenancy.anchor == from).filter(is_had);
+        if let Some(tenancy) = lent.filter(|tenancy| tenancy.reached != reached) {
+            tenancy.reached = reached;
+            let event = MoveEvent::Reached { anchor: from, ends: tenancy.ends, reached };
+            self.event(event);
         }
     }
 
@@ -328,7 +342,7 @@ impl Moves {
             let until = at.now + RESTORED_WITHIN;
             let (lifetime, stage) = (Duration::ZERO, Stage::Checking);
             let (anchor, ends, moved, offered) = (*anchor, *ends, *moved, Vec::new());
-            let tenancy = Tenancy { anchor, ends, until, due: until, lifetime, moved, offered, stage };
+            let tenancy = Tenancy { anchor, ends, until, due: until, lifetime, moved, offered, reached: true, stage };
             self.tenancies.insert(*number, tenancy);
             self.limit(until, Limit::Tenancy(*number));
             self.occupy(at, *number);

@@ -1,5 +1,7 @@
 //! What anchors lend, to whom and for how long, and what may be claimed (P-84…P-86).
 
+use std::net::IpAddr;
+
 use whimbrel_wire::lending::{Ends, Granted};
 
 use super::super::{LeaseName, Lending, SavedTenancy};
@@ -96,6 +98,45 @@ fn who_asks_for_what_is_not_lent_is_told_what_is() {
     let (anchor, offered) = (key(HOLDER), vec![(8000, 8999)]);
     let expected = MoveEvent::NotLeased { number: 1, anchor, ends: ends(), why: Refusal::NotLent, offered };
     assert_eq!(event, Some(expected));
+}
+
+#[test]
+fn a_tenant_is_told_that_its_anchor_is_not_reached_at_what_it_lends() {
+    // P-131
+    let mut anchor = lessor();
+    lend(&mut anchor, 1);
+    let mut gone = |addresses: &[IpAddr]| {
+        let at = At { now: anchor.now, around: &Known };
+        anchor.moves.note_unreached(at, addresses.iter().copied().collect());
+        anchor.said(DONOR)
+    };
+    let (of, other) = (ends().first.ip(), "192.0.2.250".parse().expect("an address"));
+    assert_eq!(gone(&[other]), []);
+    let unreached = Record::Reached { number: 1, reached: false };
+    assert_eq!(gone(&[of, other]), std::slice::from_ref(&unreached));
+    assert_eq!(gone(&[of]), []);
+    let reached = Record::Reached { number: 1, reached: true };
+    assert_eq!(gone(&[]), std::slice::from_ref(&reached));
+
+    let mut tenant = Host::new(DONOR);
+    let at = At { now: tenant.now, around: &Known };
+    tenant.moves.rent(at, 1, key(HOLDER), None, ends());
+    tenant.hear(HOLDER, unreached.clone());
+    tenant.hear(HOLDER, Record::Leased { number: 1, outcome: Ok(Granted { ends: ends(), lifetime: 60 }) });
+    let (id, _) = tenant.op();
+    tenant.moves.handle_done(At { now: tenant.now, around: &Known }, id, Ok(MoveDone::Done));
+    assert!(matches!(tenant.moves.poll_event(), Some(MoveEvent::Leased { .. })), "it is told before it is on lease");
+    tenant.hear(THIEF, unreached.clone());
+    tenant.hear(HOLDER, reached.clone());
+    assert_eq!(tenant.moves.poll_event(), None);
+    let mut hears = |record: &Record| {
+        tenant.hear(HOLDER, record.clone());
+        tenant.moves.poll_event()
+    };
+    let told = |reached| Some(MoveEvent::Reached { anchor: key(HOLDER), ends: ends(), reached });
+    assert_eq!(hears(&unreached), told(false));
+    assert_eq!(hears(&unreached), None, "it says nothing new");
+    assert_eq!(hears(&reached), told(true));
 }
 
 #[test]
