@@ -385,7 +385,10 @@ impl Sender {
                     self.lose(order, offset);
                 }
                 if self.probes > 1 {
-                    self.threshold = (self.window / 2).max(WINDOW_LEAST);
+                    // Once: that it is lost again tells nothing of the way as it was (RFC 5681 §3.1).
+                    if self.window > WINDOW_LEAST {
+                        self.threshold = (self.window / 2).max(WINDOW_LEAST);
+                    }
                     self.window = WINDOW_LEAST;
                     self.recovery = self.next_order;
                 }

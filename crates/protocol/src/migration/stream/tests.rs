@@ -183,6 +183,28 @@ fn a_single_loss_costs_a_round_trip_and_not_a_timeout() {
 }
 
 #[test]
+fn a_way_that_was_gone_for_a_while_is_used_as_before() {
+    let mut pair = Pair::new(1, 0, 0, 0);
+    pair.delay = 20_000;
+    let (now, all) = (pair.now, text(2_000_000));
+    pair.sender.push(now, &all[..1_000_000]);
+    let before = pair.run(Duration::from_secs(60));
+    let now = pair.now;
+    pair.sender.push(now, &all[1_000_000..]);
+    while pair.now < now + Duration::from_millis(700) {
+        // It is sent, and gets nowhere.
+        pair.drain();
+        pair.way.clear();
+        pair.now = pair.sender.deadline().expect("it tries again");
+        pair.sender.handle_timeout(pair.now);
+    }
+    let took = pair.run(Duration::from_secs(60));
+    assert_eq!(pair.got, all);
+    // Half of what the way took before is the least that it takes again (RFC 5681 §3.1), and more is found out from there.
+    assert!(took < before * 7 / 4, "{took:?}, and {before:?} before");
+}
+
+#[test]
 fn a_receiver_that_was_started_anew_is_told_from_its_restart_on() {
     let mut pair = Pair::new(1, 0, 0, 0);
     let now = pair.now;
