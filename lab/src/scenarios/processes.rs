@@ -369,6 +369,7 @@ fn killed(lab: &mut Lab) -> Result<()> {
     let _asked = ask(&three.donor, walker.pid(), &to)?;
     let still = stands_still(walker.pid())?;
     three.donor.kill()?;
+    lock(&three, walker.pid())?;
     three.donor.restart()?;
     let silent = walks_again(&walker, still, Duration::ZERO)?;
 
@@ -382,6 +383,17 @@ fn killed(lab: &mut Lab) -> Result<()> {
     let pids: Vec<u32> = there.iter().map(|there| there.0).chain([walker.pid()]).collect();
     gone_on(&pids)?;
     three.world.no_resets()
+}
+
+/// Has it look as if the donor's CRIU were one of before 3.19, which cuts connections off when it has written their process down.
+fn lock(three: &Three, pid: u32) -> Result<()> {
+    let state = three.donor.run_dir().join(format!("processes/out-{pid}/state.json"));
+    let failed = |call| move |error| crate::Error::call(call, "what the donor's daemon has noted", error);
+    let noted = std::fs::read_to_string(&state).map_err(failed("read"))?;
+    std::fs::write(&state, noted.replace("\"locks\":false", "\"locks\":true")).map_err(failed("write"))?;
+    three.world.server.nft(&format!(
+        "table inet CRIU-{pid} {{ chain input {{ type filter hook input priority 0; meta l4proto tcp drop; }}; }}"
+    ))
 }
 
 fn killed_twice(lab: &mut Lab) -> Result<()> {

@@ -79,7 +79,8 @@ impl Criu {
         if self.leaves_lock() { "nftables" } else { "skip" }
     }
 
-    fn leaves_lock(&self) -> bool {
+    /// Whether connections of a process that it has written down are cut off until [`end_lock`] is called.
+    pub(crate) fn leaves_lock(&self) -> bool {
         numbers(&self.version) < (3, 19)
     }
 
@@ -124,13 +125,10 @@ impl Criu {
             command.args(["--track-mem", "--prev-images-dir"]).arg(format!("../{BEFORE}"));
         }
         let inside = network_of(of.root)?;
-        let dumped =
-            run(command, Some(inside.try_clone().map_err(|error| error.to_string())?), &directory.join("dump.log"));
+        let network = inside.try_clone().map_err(|error| error.to_string())?;
+        let dumped = run(command, Some(network), &directory.join("dump.log"));
         if self.leaves_lock() {
-            let mut command = Command::new("nft");
-            command.args(["delete", "table", "inet"]).arg(format!("CRIU-{}", of.inner));
-            // Where it has failed there is none.
-            let _ = run(command, Some(inside), Path::new(""));
+            end_lock(of.inner, Some(inside));
         }
         dumped
     }
@@ -214,6 +212,14 @@ impl Criu {
         }
         Ok(())
     }
+}
+
+/// Ends what CRIU has made so that nothing comes for the connections of a process with this number. `network`: where that is, if not here.
+pub(crate) fn end_lock(inner: u32, network: Option<OwnedFd>) {
+    let mut command = Command::new("nft");
+    command.args(["delete", "table", "inet"]).arg(format!("CRIU-{inner}"));
+    // Where it has failed there is none.
+    let _ = run(command, network, Path::new(""));
 }
 
 /// Whether a process that was rebuilt waits for its fate.
@@ -333,7 +339,7 @@ fn enter(network: Option<OwnedFd>) -> Result<Option<Entered>, String> {
     network.map(enter).transpose()
 }
 
-fn network_of(pid: u32) -> Result<OwnedFd, String> {
+pub(crate) fn network_of(pid: u32) -> Result<OwnedFd, String> {
     whimbrel_kernel::whole::network_of(pid).map_err(|error| error.to_string())
 }
 

@@ -15,7 +15,7 @@ use whimbrel_wire::{FlowTuple, Transport};
 
 use super::{Answer, News, Report, Wholes, failed};
 use crate::effects::Effects;
-use crate::processes::criu::{Criu, Subject};
+use crate::processes::criu::{self, Criu, Subject};
 use crate::processes::load::{Manifest, archive, pack, write_queues};
 use crate::processes::{BEFORE, IMAGES, make, remove};
 
@@ -78,6 +78,17 @@ struct State {
     inner: u32,
     apart: bool,
     flows: Vec<(u8, std::net::SocketAddr, std::net::SocketAddr)>,
+    /// CRIU cuts its connections off.
+    #[serde(default)]
+    locks: bool,
+}
+
+impl State {
+    /// Which are there still, and are not others by now. `started` tells what a process has now of what tells it from others.
+    fn left(&self, started: impl Fn(u32) -> Option<u64>) -> Vec<u32> {
+        let is_there = |(pid, then): &&(u32, Option<u64>)| then.is_some() && started(*pid) == *then;
+        self.pids.iter().filter(is_there).map(|(pid, _)| *pid).collect()
+    }
 }
 
 impl Leaving {
@@ -113,6 +124,7 @@ impl Leaving {
             inner: self.subject.inner,
             apart: self.subject.apart,
             flows: self.flows.iter().map(flow).collect(),
+            locks: self.criu.as_ref().is_some_and(Criu::leaves_lock),
         };
         fs::write(self.directory.join(STATE), serde_json::to_vec(&state)?)
     }
@@ -509,15 +521,22 @@ impl Effects {
             let Some(root) = root else { continue };
             let state = fs::read(directory.join(STATE)).ok();
             let state = state.and_then(|text| serde_json::from_slice::<State>(&text).ok());
-            let there = |(pid, started): &(u32, Option<u64>)| started.is_some() && whole::started(*pid) == *started;
-            let Some(state) = state.filter(|state| state.pids.iter().all(there)) else {
+            let Some(state) = state else {
                 let _ = remove(&directory);
                 continue;
             };
-            let pids: Vec<u32> = state.pids.iter().map(|(pid, _)| *pid).collect();
             let since = Instant::now();
-            while pids.iter().any(|pid| whole::is_traced(*pid)) && since.elapsed() < PATIENCE {
+            while state.left(whole::started).into_iter().any(whole::is_traced) && since.elapsed() < PATIENCE {
                 std::thread::sleep(Duration::from_millis(5));
+            }
+            // Some may have been killed meanwhile. The others stand still yet.
+            let pids = state.left(whole::started);
+            if state.locks {
+                criu::end_lock(state.inner, pids.first().and_then(|pid| criu::network_of(*pid).ok()));
+            }
+            if pids.is_empty() {
+                let _ = remove(&directory);
+                continue;
             }
             if directory.join(GONE).exists() {
                 // Whether or not it has ended, it never goes on here.
@@ -561,6 +580,17 @@ mod tests {
     fn flow(port: u16) -> FlowTuple {
         let remote = SocketAddr::from(([192, 0, 2, 9], port));
         FlowTuple { transport: Transport::Tcp, local: SocketAddr::from(([192, 0, 2, 1], 22)), remote }
+    }
+
+    #[test]
+    fn of_processes_that_stand_still_those_are_found_that_are_left() {
+        let state = |text: &str| serde_json::from_str::<State>(text).expect("a state");
+        // As a daemon before this one may have written it.
+        let state = state(r#"{"pids":[[7,70],[8,80],[9,null],[10,100]],"inner":7,"apart":false,"flows":[]}"#);
+        assert!(!state.locks);
+        // The first was killed, and the number of the last is another's by now.
+        let started = |pid: u32| (pid != 7).then_some(if pid == 10 { 101 } else { 10 * u64::from(pid) });
+        assert_eq!(state.left(started), [8]);
     }
 
     #[test]
