@@ -357,7 +357,7 @@ fn start_on(
         Helpers::new(&options.run_dir, config.helpers.clone()).map_err(|source| Error::Adopt(Box::new(source)))?;
     let mut effects = Effects::new(datapath, tunnel, journal, known_keys, helpers, &options.run_dir, config.kick)
         .map_err(adopting)?;
-    let moves = effects.adopt_moves(clock::now(), &restored.flows, &restored.moves);
+    let moves = effects.adopt_moves(clock::now(), &key.public(), &restored.flows, &restored.moves);
     effects.adopt(clock::now(), &restored.flows).map_err(adopting)?;
     if config.stand_in {
         effects.stand_in(config.port).map_err(adopting)?;

@@ -315,6 +315,11 @@ impl EchoServer {
         Self::start_with(host, address, Vec::new())
     }
 
+    /// Starts it on this address and port.
+    pub fn start_at(host: &Host, address: SocketAddr) -> Result<Self> {
+        Self::start_with(host, address, Vec::new())
+    }
+
     /// Starts it on this address, for datagrams as well.
     pub fn with_datagrams(host: &Host, address: IpAddr) -> Result<Self> {
         let address = SocketAddr::new(address, host.next_port());

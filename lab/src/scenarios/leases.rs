@@ -15,6 +15,11 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         leases,
     ),
     scenario(
+        "anchor-forgot",
+        "an anchor's daemon dies before it has noted what it lends: its host has that itself once it is back",
+        forgot,
+    ),
+    scenario(
         "anchored-faults",
         "the anchor's daemon dies at moments of chance while a connection with its address moves: it is at one place and goes on",
         faults,
@@ -69,6 +74,32 @@ fn leases(lab: &mut Lab) -> Result<()> {
     let report = many.echo(LONG)?;
     expect!(report.closed == COUNT, "{} of {COUNT} connections were told that they are over", report.closed);
     four.third.cli(&run)?;
+    Ok(())
+}
+
+fn forgot(lab: &mut Lab) -> Result<()> {
+    let mut four = Four::new(lab, LENDS)?;
+    let at = SocketAddr::new(four.world.at_server.ipv4()?, PORT);
+    let other = EchoServer::start_behind(&four.third, "desk", SocketAddr::new(at.ip(), PORT + 1))?;
+    let mut others = Many::open(&four.world.laptop, &other, COUNT)?;
+    let server = EchoServer::start_behind(&four.guest, "desk", at)?;
+    Many::open(&four.world.laptop, &server, 1)?.all_answer(LONG, "behind the anchor")?;
+    drop(server);
+    step("tenant and anchor die, and the anchor's daemon had not noted this lease");
+    four.guest.kill()?;
+    four.anchor.kill()?;
+    let journal = four.anchor.run_dir().join("journal");
+    let failed = |call| move |error| crate::Error::call(call, "the anchor's journal", error);
+    let noted = std::fs::read_to_string(&journal).map_err(failed("read"))?;
+    let (of_it, rest): (Vec<&str>, Vec<&str>) = noted.lines().partition(|line| line.contains(&format!("\"{at}\"")));
+    expect!(!of_it.is_empty(), "nothing is noted of it: {noted}");
+    std::fs::write(&journal, rest.join("\n") + "\n").map_err(failed("write"))?;
+    four.anchor.restart()?;
+    others.all_answer(LONG, "of the lease that is noted")?;
+    step("a program of the anchor's host has the port");
+    let server = EchoServer::start_at(&four.world.server, at)?;
+    Many::open(&four.world.laptop, &server, COUNT)?.all_answer(LONG, "at the anchor itself")?;
+    others.all_answer(LONG, "of the lease that is noted")?;
     Ok(())
 }
 

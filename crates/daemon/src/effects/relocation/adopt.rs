@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::path::Path;
 
+use whimbrel_handshake::PublicKey;
 use whimbrel_kernel::borrowed::Halted;
 use whimbrel_kernel::frozen::Frozen;
 use whimbrel_kernel::{endpoint, whole};
@@ -32,10 +33,11 @@ pub(crate) struct FoundMoves {
 
 impl Effects {
     /// Takes over namespaces and sockets of moves. To be called before anything else is adopted: what is at rest must not be let
-    /// have its packets.
+    /// have its packets. `own`: this host's key.
     pub(crate) fn adopt_moves(
         &mut self,
         now: Time,
+        own: &PublicKey,
         flows: &HashMap<FlowTuple, FlowEntry>,
         moves: &SavedMoves,
     ) -> FoundMoves {
@@ -84,6 +86,9 @@ impl Effects {
         self.adopt_tenancies(now, &tenancies);
         let leases: Vec<_> = moves.leases.values().copied().collect();
         self.adopt_leases(&leases);
+        if let Err(error) = self.end_stray_leases(own, moves) {
+            tracing::warn!(%error, "what comes for endpoints that are lent to nobody may be lost");
+        }
         let donations = moves.donations.values().map(|saved| (saved.clone(), self.find_given(now, saved))).collect();
         self.let_halted_run();
         self.wholes.let_undecided_go_on();

@@ -5,8 +5,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::RangeInclusive;
 
 use whimbrel_datapath::{FlowEntry, Lent, LentEnd, Role, Toward};
+use whimbrel_handshake::PublicKey;
 use whimbrel_kernel::route::{AddressScope, LOOPBACK, NewAddress};
-use whimbrel_protocol::{LeaseName, LocalEnd, MoveFailed, PeerId, Prefix, Refusal, SavedLease, Time};
+use whimbrel_protocol::{LeaseName, LocalEnd, MoveFailed, PeerId, Prefix, Refusal, SavedHeld, SavedLease, Time};
 use whimbrel_wire::lending::Ends;
 use whimbrel_wire::{FlowTuple, Transport};
 
@@ -19,7 +20,7 @@ use crate::anchors::BLOCK;
 use crate::anchors::offer::{self, About, Fault, LentOf};
 use crate::config::Lendable;
 use crate::effects::{Effects, Failure, own_addresses};
-use crate::journal::JournalError;
+use crate::journal::{JournalError, SavedMoves};
 use crate::tunnel::{Lease, LeasedEnd};
 
 /// Addresses of a prefix that are looked at for a free one.
@@ -532,6 +533,21 @@ impl Effects {
         self.settle_ports();
     }
 
+    /// What leads to others though nothing says so is this host's own again: a daemon before this one died before it had noted that it lends it, or
+    /// after it had noted that its socket has come home. To be called when all else was adopted. `own`: this host's key.
+    pub(super) fn end_stray_leases(&mut self, own: &PublicKey, moves: &SavedMoves) -> Result<(), Failure> {
+        for (lent, _) in self.datapath.lent()? {
+            let transport = Transport::from_protocol(lent.protocol);
+            let lender = &self.relocation.lender;
+            let apart = transport.is_some_and(|of| lender.is_apart(of, lent.address, lent.port));
+            if !is_lent(moves, own, transport, SocketAddr::new(lent.address, lent.port), apart) {
+                tracing::info!(address = %lent.address, port = lent.port, "an endpoint is lent to nobody any more");
+                self.datapath.remove_lent(&lent)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Sockets without another end that have come to this host, whose endpoints are on lease: nothing else of its own can have them.
     fn find_home(&mut self) {
         let listening = self.connections.listeners().map(|all| (Transport::Tcp, all));
@@ -558,6 +574,23 @@ impl LentOut {
     fn protocols(&self) -> impl Iterator<Item = u8> + use<> {
         self.transports().map(Transport::protocol).chain(icmp_of(&self.ends))
     }
+}
+
+/// Whether an endpoint is lent, or is another host's and in use here, as was kept. No transport: it is that of ICMP. `apart`: it seems to be in use by a socket
+/// without another end that has come home.
+fn is_lent(moves: &SavedMoves, own: &PublicKey, transport: Option<Transport>, end: SocketAddr, apart: bool) -> bool {
+    let moved = |held: &&SavedHeld| {
+        held.far
+            .is_some_and(|far| far.mirrored().is_unconnected() && far.remote == end && Some(far.transport) == transport)
+    };
+    // Of such a socket alone.
+    let mut part = moves.held.values().filter(moved);
+    let gone = part.clone().any(|held| held.owner != *own);
+    // While no daemon runs nobody holds what is leased, and any program can take it: what has come home is noted.
+    let home = apart && part.any(|held| held.owner == *own);
+    let leased = moves.leases.values().any(|lease| lease.ends.contain(end));
+    let rented = moves.tenancies.values().any(|(saved, _)| saved.ends.contain(end));
+    gone || rented || leased && !home
 }
 
 /// The first port of a block of `count` in a row of a range, the last that is to be had. `taken` says of one that begins there which port
@@ -672,6 +705,60 @@ mod tests {
         let two = [8000..=8127, 9000..=9255];
         assert_eq!((room(&two, 128, &BTreeSet::new()), room(&two, 128, &BTreeSet::from([8064]))), (3, 2));
         assert_eq!(ranges_of(&[1, 2, 3, 7, 65_534, 65_535].into()), [(1, 3), (7, 7), (65_534, 65_535)]);
+    }
+
+    #[test]
+    fn what_was_noted_as_lent_is_and_nothing_else() {
+        use whimbrel_protocol::SavedTenancy;
+        use whimbrel_wire::moving::MoveName;
+
+        let key = |byte| PublicKey::from([byte; 32]);
+        let (own, at) = (key(1), |port| SocketAddr::from(([192, 0, 2, 1], port)));
+        let lease = |number, ends| {
+            let name = LeaseName { tenant: key(2), number };
+            (name, SavedLease { name, ends })
+        };
+        let held = |flow: u64, transport, port, owner| {
+            let far = Some(FlowTuple::unconnected(transport, at(port)).mirrored());
+            let last = MoveName { donor: [2; 32], number: flow };
+            let (wire_port, sequence, unsettled, hidden, ending) = (0, 1, Vec::new(), false, false);
+            (flow, SavedHeld { flow, far, owner, wire_port, sequence, last, unsettled, hidden, ending })
+        };
+        let ends = Ends { first: at(7000), count: 16 };
+        let whole = Ends { first: SocketAddr::from(([192, 0, 2, 7], 0)), count: 0 };
+        let rented = Ends { first: SocketAddr::from(([198, 51, 100, 9], 0)), count: 0 };
+        let (number, anchor, anchor_at, moved) = (3, key(3), None, None);
+        let tenancy = SavedTenancy { number, anchor, anchor_at, ends: rented, moved };
+        let moves = SavedMoves {
+            leases: [lease(1, ends), lease(2, whole)].into(),
+            tenancies: [(number, (tenancy, None))].into(),
+            held: [
+                held(4, Transport::Udp, 53, key(2)),
+                held(5, Transport::Tcp, 7001, key(3)),
+                held(6, Transport::Tcp, 7002, own),
+                held(7, Transport::Tcp, 80, own),
+            ]
+            .into(),
+            ..SavedMoves::default()
+        };
+        let (tcp, udp) = (Some(Transport::Tcp), Some(Transport::Udp));
+        let is = |transport, end, apart| is_lent(&moves, &own, transport, end, apart);
+        // As parts of a lease, of either transport, and of an address as a whole, that of ICMP too.
+        for transport in [tcp, udp] {
+            assert!(
+                is(transport, at(7000), false) && is(transport, at(7015), false) && !is(transport, at(7016), false)
+            );
+        }
+        assert!([tcp, udp, None].into_iter().all(|of| is(of, whole.first, false) && is(of, rented.first, false)));
+        assert!(!is(None, at(0), false) && !is(tcp, SocketAddr::from(([192, 0, 2, 8], 0)), false));
+        // With a socket that has moved, from this host's own address and from a tenant.
+        assert!(is(udp, at(53), false) && !is(tcp, at(53), false));
+        assert!(is(tcp, at(7001), false) && is(tcp, at(7001), true));
+        // What has come home, and the rest of the lease; somebody else's program has taken a port of it meanwhile.
+        assert!(!is(tcp, at(80), false) && !is(tcp, at(7002), true));
+        assert!(is(udp, at(7002), false) && is(tcp, at(7003), true));
+        // It has ended since, and so the lease has its port again.
+        assert!(is(tcp, at(7002), false));
     }
 
     #[test]
