@@ -30,6 +30,16 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         "the donor's daemon dies while it waits for a program to stand still, for which another needs to have come: the program goes on",
         while_it_stops,
     ),
+    scenario(
+        "moved-as-it-ends",
+        "the donor's daemon is asked to end while a socket rests that nobody takes: the program goes on before it has",
+        |lab| as_it_ends(lab, false),
+    ),
+    scenario(
+        "moved-as-it-ends-direct",
+        "the same where the far end says whose it is, and does not: the program stands still until there is a daemon again",
+        |lab| as_it_ends(lab, true),
+    ),
 ];
 
 /// Blows of each kind.
@@ -286,53 +296,156 @@ for line in file:
     file.write(line)
 "#;
 
+/// Such a program at the donor, and who talks to it.
+struct Spawning {
+    program: crate::Process,
+    input: std::path::PathBuf,
+    far: TcpStream,
+    lines: std::io::Lines<BufReader<TcpStream>>,
+}
+
+impl Spawning {
+    fn start(three: &Three) -> Result<Self> {
+        let server = &three.world.server;
+        let input = server.dir().join("input");
+        server.command("mkfifo").arg(&input).run()?;
+        let address = three.world.at_server.ipv4()?;
+        let program = server.command("/usr/bin/python3").args(["-c", SPAWNS, &address.to_string()]).arg(&input);
+        let mut program = program.label("spawns").spawn()?;
+        let port = program.wait_line(LONG, "it listens", |line| line.trim().parse::<u16>().ok())?;
+        let connect = || TcpStream::connect(SocketAddr::new(address, port));
+        let far = three.world.laptop.enter(connect)?.map_err(Self::failed)?;
+        far.set_read_timeout(Some(LONG)).map_err(Self::failed)?;
+        let lines = BufReader::new(far.try_clone().map_err(Self::failed)?).lines();
+        let mut this = Self { program, input, far, lines };
+        this.say("one")?;
+        this.hear("one")?;
+        Ok(this)
+    }
+
+    fn failed(error: std::io::Error) -> Error {
+        Error::call("talk", "the program", error)
+    }
+
+    fn say(&mut self, line: &str) -> Result<()> {
+        writeln!(self.far, "{line}").map_err(Self::failed)
+    }
+
+    fn hear(&mut self, wanted: &str) -> Result<()> {
+        let heard = self.lines.next().transpose().map_err(Self::failed)?;
+        expect!(heard.as_deref() == Some(wanted), "heard {heard:?} and not {wanted}");
+        Ok(())
+    }
+
+    fn status(&self) -> String {
+        fs::read_to_string(format!("/proc/{}/status", self.program.pid())).unwrap_or_default()
+    }
+
+    fn status_line(&self, name: &str) -> String {
+        let status = self.status();
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        line.unwrap_or_default().trim().to_owned()
+    }
+
+    fn stands_still(&self) -> bool {
+        self.status_line("State:").starts_with('T')
+    }
+
+    fn is_stopped(&self) -> bool {
+        let pending = u64::from_str_radix(&self.status_line("ShdPnd:"), 16).unwrap_or(0);
+        pending & 1 << (Signal::STOP.as_raw() - 1) != 0 || self.stands_still()
+    }
+
+    /// Has it wait for its input, and its connection move, until the donor's daemon waits for it to stand still.
+    fn ask(&mut self, three: &Three) -> Result<crate::Process> {
+        self.say("spawn")?;
+        wait_until(LONG, "it waits for what it has started", || self.status_line("State:").starts_with('D'))?;
+        let local = self.far.local_addr().map_err(Self::failed)?.to_string();
+        let asked = three.donor_daemon.spawn_cli(&["move", &local, "--to", NAMES[1], "--process", NAMES[1]])?;
+        wait_until(LONG, "it is being stopped", || self.is_stopped())?;
+        Ok(asked)
+    }
+
+    /// Gives it its input.
+    fn feed(&self) -> Result<()> {
+        fs::write(&self.input, "").map_err(|error| Error::call("write", self.input.display().to_string(), error))
+    }
+}
+
 fn while_it_stops(lab: &mut Lab) -> Result<()> {
     let mut three = Three::with(lab, false, "log = \"debug\"\n")?;
     let _receiver = ticker(&three, 1)?;
-    let server = three.world.server.clone();
-    let input = server.dir().join("input");
-    server.command("mkfifo").arg(&input).run()?;
-    let address = three.world.at_server.ipv4()?;
-    let program = server.command("/usr/bin/python3").args(["-c", SPAWNS, &address.to_string()]).arg(&input);
-    let mut program = program.label("spawns").spawn()?;
-    let port = program.wait_line(LONG, "it listens", |line| line.trim().parse::<u16>().ok())?;
-    let failed = |error| Error::call("talk", "the program", error);
-    let mut far = three.world.laptop.enter(|| TcpStream::connect(SocketAddr::new(address, port)))?.map_err(failed)?;
-    let mut lines = BufReader::new(far.try_clone().map_err(failed)?).lines();
-    let mut hear = |wanted: &str| -> Result<()> {
-        let heard = lines.next().transpose().map_err(failed)?;
-        expect!(heard.as_deref() == Some(wanted), "heard {heard:?} and not {wanted}");
-        Ok(())
-    };
-    far.set_read_timeout(Some(LONG)).map_err(failed)?;
-    far.write_all(b"one\n").map_err(failed)?;
-    hear("one")?;
-    far.write_all(b"spawn\n").map_err(failed)?;
-    let pid = program.pid();
-    let status = || fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    wait_until(LONG, "it waits for what it has started", || status().contains("State:\tD"))?;
-    let is_stopped = || {
-        let of =
-            |name: &str| status().lines().find_map(|line| line.strip_prefix(name).map(|rest| rest.trim().to_owned()));
-        let pending = of("ShdPnd:").and_then(|signals| u64::from_str_radix(&signals, 16).ok()).unwrap_or(0);
-        pending & 1 << (Signal::STOP.as_raw() - 1) != 0 || of("State:").is_some_and(|state| state.starts_with('T'))
-    };
-    let local = far.local_addr().map_err(failed)?.to_string();
-    let mut asked = three.donor_daemon.spawn_cli(&["move", &local, "--to", NAMES[1], "--process", NAMES[1]])?;
-    wait_until(LONG, "it is being stopped", is_stopped)?;
+    let mut program = Spawning::start(&three)?;
+    let mut asked = program.ask(&three)?;
     die(&mut three.donor_daemon)?;
     asked.kill()?;
-    wait_until(LONG, "nobody stops it any more", || !is_stopped())?;
-    fs::write(&input, "").map_err(|error| Error::call("write", input.display().to_string(), error))?;
-    hear("spawn")?;
-    far.write_all(b"two\n").map_err(failed)?;
-    hear("two")?;
+    wait_until(LONG, "nobody stops it any more", || !program.is_stopped())?;
+    program.feed()?;
+    program.hear("spawn")?;
+    program.say("two")?;
+    program.hear("two")?;
+    let pid = program.program.pid();
     wait_until(LONG, "the daemon notes nothing of it", || {
         let journal = fs::read_to_string(three.donor_daemon.run_dir().join("journal"));
         journal.is_ok_and(|journal| {
             !journal.contains(&format!("\"halted\":[{pid},")) || journal.contains(&format!("\"halted_over\":{pid}"))
         })
     })?;
+    three.world.no_resets()
+}
+
+/// How often a program may be too late.
+const TRIES: usize = 5;
+
+/// Has its connection move until it stands still, and nobody answers what is said then.
+fn unanswered(three: &mut Three, program: &mut Spawning) -> Result<crate::Process> {
+    for _ in 0..TRIES {
+        let mut asked = program.ask(three)?;
+        let mut all = |signal| {
+            three.acceptor_daemon.process().signal(signal)?;
+            three.far_daemon.as_mut().map_or(Ok(()), |far| far.process().signal(signal))
+        };
+        all(Signal::STOP)?;
+        program.feed()?;
+        wait_until(LONG, "it stands still", || program.stands_still() || !asked.is_running())?;
+        // It answers when it has done what it was at.
+        three.donor_daemon.status()?;
+        if program.stands_still() {
+            return Ok(asked);
+        }
+        // It has a second for that, in which this one may not have been run.
+        all(Signal::CONT)?;
+        program.hear("spawn")?;
+    }
+    Err(Error::Expectation("it never stands still".to_owned()))
+}
+
+/// `far_runs`: it has to say whose the socket is, and does not.
+fn as_it_ends(lab: &mut Lab, far_runs: bool) -> Result<()> {
+    let mut three = Three::with(lab, far_runs, "log = \"debug\"\n")?;
+    let _receiver = ticker(&three, 1)?;
+    let mut program = Spawning::start(&three)?;
+    if let Some(far) = &three.far_daemon {
+        let native = || far.connections().is_ok_and(|all| all.iter().any(|c| c.state == ConnectionState::Native));
+        wait_until(LONG, "the connection is introduced", native)?;
+    }
+    let mut asked = unanswered(&mut three, &mut program)?;
+    three.donor_daemon.stop()?;
+    asked.kill()?;
+    three.acceptor_daemon.kill()?;
+    if let Some(far) = &mut three.far_daemon {
+        expect!(program.stands_still(), "it goes on, and its connection may be another host's");
+        far.process().signal(Signal::CONT)?;
+        three.donor_daemon.restart()?;
+    }
+    program.hear("spawn")?;
+    program.say("two")?;
+    program.hear("two")?;
+    if !far_runs {
+        three.donor_daemon.restart()?;
+        program.say("three")?;
+        program.hear("three")?;
+    }
     three.world.no_resets()
 }
 

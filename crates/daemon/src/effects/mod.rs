@@ -722,9 +722,20 @@ impl Effects {
         shown.collect()
     }
 
+    /// Whether sockets rest here: who stops now leaves programs standing still, or loses connections.
+    pub(crate) fn is_in_the_middle(&self) -> bool {
+        self.relocation.any_rests() || self.wholes.is_leaving_any()
+    }
+
     /// Ends. While anything is moved all stays as it is, for the next daemon; else all is removed, and `true` returned.
     pub(crate) fn shut_down(mut self) -> bool {
         self.helping.helpers.let_go();
+        if self.relocation.leave() || self.wholes.is_leaving_any() {
+            tracing::warn!(
+                "a move is in the middle: what stands still for it does until a daemon is started here again"
+            );
+            return false;
+        }
         if self.moved() || self.unfitted > 0 || self.helping.helpers.translates() {
             tracing::info!("moved connections are carried on: what they need stays, and the next start takes it over");
             return false;

@@ -61,6 +61,8 @@ const UDP_TICK: Duration = Duration::from_secs(5);
 const DATAGRAMS: usize = 128;
 /// How often it is asked whether openings and closings were missed.
 const LOSS_TICK: Duration = Duration::from_secs(10);
+/// How long moves in the middle may take to be over once this daemon is asked to stop (P-117).
+const OVER_WITHIN: Duration = Duration::from_secs(3);
 /// Connections of a daemon before this one that are told of one by one.
 const TAKEN_OVER: usize = 1000;
 
@@ -160,7 +162,8 @@ pub(crate) struct EventLoop {
     next_loss_tick: Time,
     lost_flow_events: u64,
     started: Time,
-    stopping: bool,
+    /// It was asked to stop, and does so then at the latest.
+    stopping: Option<Time>,
 }
 
 impl EventLoop {
@@ -214,7 +217,7 @@ impl EventLoop {
             next_loss_tick: now + LOSS_TICK,
             lost_flow_events: this_far,
             started: now,
-            stopping: false,
+            stopping: None,
         };
         let sources = [
             (this.monitor.as_fd(), MONITOR),
@@ -280,7 +283,7 @@ impl EventLoop {
     /// When waiting itself fails.
     pub(crate) fn run(&mut self) -> Result<(), Error> {
         let mut ready = Vec::with_capacity(64);
-        while !self.stopping {
+        while !self.may_stop() {
             self.set_timer()?;
             ready.clear();
             match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut ready), None) {
@@ -306,6 +309,26 @@ impl EventLoop {
         }
         self.tell(Told::new("stopping", "the daemon was asked to stop"));
         Ok(())
+    }
+
+    /// What can be called back is, so that no program stands still until there is a daemon again. Whoever asks once more does not want to wait for that.
+    fn prepare_stop(&mut self) {
+        let now = clock::now();
+        if self.stopping.is_some() {
+            self.stopping = Some(now);
+        } else {
+            self.stopping = Some(now + OVER_WITHIN);
+            self.call_moves_back();
+        }
+    }
+
+    /// Whether it was asked to stop, so that nothing is begun any more.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.is_some()
+    }
+
+    fn may_stop(&self) -> bool {
+        self.stopping.is_some_and(|until| until <= clock::now() || !self.effects.is_in_the_middle())
     }
 
     /// Ends: leaves in place what moved connections need, or, where there are none, removes everything and returns `true`.
@@ -335,7 +358,7 @@ impl EventLoop {
             SIGNALS => {
                 while let Some(signal) = self.signals.take() {
                     match signal {
-                        Signal::Stop => self.stopping = true,
+                        Signal::Stop => self.prepare_stop(),
                         Signal::Reload => self.reload(),
                     }
                 }
@@ -789,7 +812,8 @@ impl EventLoop {
 
     fn set_timer(&self) -> Result<(), Error> {
         let told = self.suspending.as_ref().map(|suspending| suspending.until);
-        let due = [self.node.poll_timeout(), self.effects.poll_timeout(), Some(self.next_flow_tick), told];
+        let due =
+            [self.node.poll_timeout(), self.effects.poll_timeout(), Some(self.next_flow_tick), told, self.stopping];
         // The clock starts at boot, so no moment that is meant is zero, which would stop the timer.
         let micros = due.into_iter().flatten().min().map_or(0, Time::as_micros).max(1);
         let value = Itimerspec {

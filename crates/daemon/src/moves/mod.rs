@@ -160,6 +160,14 @@ impl EventLoop {
         Ok(flow)
     }
 
+    /// Nothing goes from here any more that can be called back, as this daemon stops.
+    pub(crate) fn call_moves_back(&mut self) {
+        let now = clock::now();
+        let names: Vec<MoveName> = self.moves.jobs.keys().copied().collect();
+        names.into_iter().for_each(|name| self.node.cancel_move(now, name));
+        self.call_processes_back(now);
+    }
+
     /// Of clients that may have asked for any of this. What they wait for is not told.
     pub(crate) fn clients_gone(&mut self, clients: &[ClientId]) {
         for client in clients {
@@ -201,6 +209,10 @@ impl EventLoop {
         let receiver = receiver.as_deref();
         let now = clock::now();
         let uuid = self.effects.uuid_of(&flow).unwrap_or_default();
+        if self.is_stopping() {
+            self.effects.return_socket(now, &flow);
+            return self.say_kept(id, flow, uuid, STOPPING);
+        }
         let (holder, holder_at, name) = self.node.holder_of(&flow);
         let gift = Gift {
             tuple: flow,
@@ -492,6 +504,8 @@ fn not_given(why: NotGiven, flow: &FlowTuple) -> String {
     }
 }
 
+/// Why nothing goes from here.
+const STOPPING: &str = "the daemon was asked to stop";
 /// What makes a stranger a host that sockets can be given to.
 pub(crate) const INVITE: &str = "`whimbrel community invite` has it join";
 

@@ -10,7 +10,7 @@ use whimbrel_protocol::{Gift, LoadStanding, MoveEvent, MoveName, Time};
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::snapshot::Family;
 
-use super::{INVITE, SNAPSHOT_USUAL, sentence};
+use super::{INVITE, SNAPSHOT_USUAL, STOPPING, sentence};
 use crate::clock;
 use crate::effects::{News, Place, own_addresses};
 use crate::event_loop::EventLoop;
@@ -98,6 +98,9 @@ impl EventLoop {
             Err(failure) => return self.server.reply(id, &Reply::Error(failure)),
         };
         let root = whole.root;
+        if self.is_stopping() {
+            return self.server.reply(id, &Reply::Error(Failure::new(STOPPING).on(format!("process {pid}"))));
+        }
         if self.effects.wholes.is_leaving(root) {
             let failure = Failure::new("it is being moved already").on(format!("process {pid}"));
             return self.server.reply(id, &Reply::Error(failure.code(Code::NotSupported)));
@@ -417,6 +420,12 @@ impl EventLoop {
         if let Err(why) = given {
             self.call_process_back(now, root, Some(why));
         }
+    }
+
+    /// No process is to go, as this daemon stops.
+    pub(super) fn call_processes_back(&mut self, now: Time) {
+        let roots: Vec<u32> = self.moves.processes.keys().copied().collect();
+        roots.into_iter().for_each(|root| self.call_process_back(now, root, Some(STOPPING.to_owned())));
     }
 
     /// A process is not to go: what is under way of its connections is called back.

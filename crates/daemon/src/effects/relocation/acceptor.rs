@@ -33,6 +33,10 @@ impl Taken {
     pub(super) fn flow(&self) -> FlowTuple {
         self.flow
     }
+
+    pub(super) fn rests(&self) -> bool {
+        self.frozen.is_some()
+    }
 }
 
 impl Effects {

@@ -114,6 +114,20 @@ impl Relocation {
         moving || !self.late.is_empty()
     }
 
+    /// Whether any sockets rest, to be given away or to wake here.
+    pub(super) fn any_rests(&self) -> bool {
+        !self.given.is_empty() || self.taken.values().any(Taken::rests)
+    }
+
+    /// Leaves what rests to a daemon after this one: what stands still for it does not go on. `false`: nothing does.
+    pub(super) fn leave(&mut self) -> bool {
+        let rests = !self.given.is_empty();
+        if rests {
+            self.halted.drain().for_each(|(_, (halted, _))| halted.leave());
+        }
+        rests
+    }
+
     /// A program is there that receives sockets under this name.
     pub(crate) fn add_receiver(&mut self, name: Vec<u8>) -> bool {
         self.receivers.insert(name)

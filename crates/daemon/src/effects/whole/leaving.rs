@@ -135,6 +135,11 @@ impl Wholes {
         self.leaving.values().any(|leaving| leaving.flows.contains(flow) && leaving.fate.is_none())
     }
 
+    /// Whether processes stand still, or are about to, since they go elsewhere.
+    pub(in crate::effects) fn is_leaving_any(&self) -> bool {
+        self.leaving.values().any(|leaving| leaving.fate.is_none() && !leaving.flows.is_empty())
+    }
+
     /// Whether a process is on its way already.
     pub(crate) fn is_leaving(&self, root: u32) -> bool {
         self.leaving.contains_key(&root)
