@@ -402,23 +402,29 @@ fn killed_twice(lab: &mut Lab) -> Result<()> {
     let walker = three.walker()?;
     let Three { donor, acceptor, world, at_acceptor, .. } = &mut three;
     let there = at_acceptor.to_string();
-    let there = arrives_struck(donor, acceptor, (walker.pid(), &there), &walker)?;
+    let (there, silent) = arrives_struck(donor, acceptor, (walker.pid(), &there), &walker, Duration::ZERO)?;
     world.no_resets()?;
     step("it comes home, where its connections are held");
-    let _home = arrives_struck(acceptor, donor, (there.0, "desk"), &walker)?;
+    let _home = arrives_struck(acceptor, donor, (there.0, "desk"), &walker, silent)?;
     world.no_resets()
 }
 
-/// Has the process with this number go to a host, whose daemon is killed when the process is there, and once more when it has gone on. Gives which
-/// process it is there.
-fn arrives_struck(from: &Whimbrel, to: &mut Whimbrel, (pid, whither): (u32, &str), walker: &Walker) -> Result<Ended> {
+/// Has the process with this number go to a host, whose daemon is killed when the process is there, and once more when it has gone on. `before`: so long a
+/// connection of it was silent before. Gives which process it is there, and how long one was.
+fn arrives_struck(
+    from: &Whimbrel,
+    to: &mut Whimbrel,
+    (pid, whither): (u32, &str),
+    walker: &Walker,
+    before: Duration,
+) -> Result<(Ended, Duration)> {
     step("the daemon of its new host is killed when the process is there, at rest");
     let mut asked = ask(from, pid, whither)?;
     let still = stands_still(pid)?;
     let there = rebuilt(to)?;
     to.kill()?;
     to.restart()?;
-    let silent = walks_again(walker, still, Duration::ZERO)?;
+    let silent = walks_again(walker, still, before)?;
     let there = match there {
         Some(there) if gone_on(&[pid, there.0])? == there.0 => there,
         _ => {
@@ -431,9 +437,9 @@ fn arrives_struck(from: &Whimbrel, to: &mut Whimbrel, (pid, whither): (u32, &str
     let still = Instant::now();
     to.kill()?;
     to.restart()?;
-    walks_again(walker, still, silent)?;
+    let silent = walks_again(walker, still, silent)?;
     expect!(!is_there(pid), "it is where it was as well");
-    Ok(there)
+    Ok((there, silent))
 }
 
 fn milliseconds(duration: Duration) -> f64 {
