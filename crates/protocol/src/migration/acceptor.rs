@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
+use whimbrel_wire::FlowTuple;
 use whimbrel_wire::moving::{AcceptorStanding, MoveName, OF_A_PROCESS, Record, Request, Terms, Ticket};
 use whimbrel_wire::snapshot::MAX_LEN;
 
@@ -101,6 +102,7 @@ impl Moves {
             }
             return;
         }
+        self.supersede(at, &donor, &request.tuple);
         let reserved = u64::from(request.size).max(ROOM_LEAST);
         let refusal = if !self.config.enabled || !self.expects(&donor) {
             Some(Refusal::NotAllowed)
@@ -137,6 +139,14 @@ impl Moves {
         self.limit(acceptance.until, Limit::Acceptance(name));
         self.acceptances.insert(name, acceptance);
         self.op(MoveOp::Admit { name, request }, Asked::Acceptance(name));
+    }
+
+    /// A donor asks anew about a socket: a daemon of its before this one, which has died, may have asked before (P-72).
+    fn supersede(&mut self, at: At<'_>, donor: &PublicKey, tuple: &FlowTuple) {
+        let is_it = |of: &Acceptance| of.donor == *donor && of.request.tuple == *tuple;
+        if let Some((name, _)) = self.acceptances.iter().find(|(_, of)| is_it(of)) {
+            self.handle_cancel(at, *name);
+        }
     }
 
     /// A daemon before this one left a move in the middle.
