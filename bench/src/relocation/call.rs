@@ -295,6 +295,12 @@ fn call(options: &Options, far: Far, rate: u32, size: &str, moves: usize) -> Res
         // Time of a call between two moves.
         std::thread::sleep(TURN);
         let Talking { socket, finish, stop, speaks, hears } = talking;
+        let prepare = Request::Prepare { to: NAMES[acceptor].into(), receiver: Some(RECEIVER.into()) };
+        let mut client = Client::connect(&stage.daemons[donor].run_dir())?;
+        match client.exchange(&prepare, &[socket.as_fd()], Some(LONG))?.0 {
+            Reply::Prepared { .. } => {}
+            other => return Err(format!("a call that goes on cannot be prepared: {other:?}").into()),
+        }
         finish.store(true, Ordering::Relaxed);
         let numbering = speaks.join().map_err(|_| "a thread that speaks panicked")??;
         let began = Instant::now();

@@ -207,6 +207,20 @@ int wb_give(int socket,
             int timeout);
 
 /**
+ * Sees to it that a host is ready for a socket, which goes on meanwhile: so that the program need be silent only for the last moment, in a
+ * wb_give() with the same `to` and `receiver` within half a minute. Nothing happens to the socket before that, or if that does not come.
+ * `timeout` is in milliseconds, -1 for none. It may take seconds where the host is hard to reach. The socket has to be connected.
+ *
+ * Returns 0: all is ready; or -1 with errno. ECANCELED: the host does not take the socket as things stand, and wb_reason() tells why. ETIMEDOUT: nobody
+ * knows yet. EOPNOTSUPP: this host moves no sockets, or the socket is not connected. ENOENT, EFAULT, EINVAL, EBADF, ENOTSOCK, EPROTONOSUPPORT,
+ * ECONNREFUSED, EACCES as wb_give().
+ */
+int wb_prepare(int socket,
+               const char *to,
+               const char *receiver,
+               int timeout);
+
+/**
  * Receives sockets under a name from now on. One program of a host may have a name.
  *
  * Returns what wb_receive() takes, to be closed by wb_receiver_close(), or NULL with errno: EADDRINUSE, somebody receives under this name;

@@ -58,6 +58,37 @@ pub unsafe extern "C" fn wb_give(
     give(ask(), -1)
 }
 
+/// Sees to it that a host is ready for a socket, which goes on meanwhile: so that the program need be silent only for the last moment, in a
+/// wb_give() with the same `to` and `receiver` within half a minute. Nothing happens to the socket before that, or if that does not come.
+/// `timeout` is in milliseconds, -1 for none. It may take seconds where the host is hard to reach. The socket has to be connected.
+///
+/// Returns 0: all is ready; or -1 with errno. ECANCELED: the host does not take the socket as things stand, and wb_reason() tells why. ETIMEDOUT: nobody
+/// knows yet. EOPNOTSUPP: this host moves no sockets, or the socket is not connected. ENOENT, EFAULT, EINVAL, EBADF, ENOTSOCK, EPROTONOSUPPORT,
+/// ECONNREFUSED, EACCES as wb_give().
+///
+/// # Safety
+/// `to` and `receiver` are NULL or strings.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wb_prepare(
+    socket: c_int,
+    to: *const c_char,
+    receiver: *const c_char,
+    timeout: c_int,
+) -> c_int {
+    let ask = || {
+        // SAFETY: as the caller promises.
+        let (to, receiver) = unsafe { (text::text(to, "to")?, text::optional(receiver, "receiver")?) };
+        let descriptor = text::socket(socket)?;
+        let request = Request::Prepare { to: to.to_owned(), receiver: receiver.map(str::to_owned) };
+        match text::daemon()?.exchange(&request, &[descriptor], text::timeout(timeout))?.0 {
+            Reply::Prepared { .. } => Ok(0),
+            Reply::Kept(kept) => Err(Fault::new(libc::ECANCELED, kept.reason)),
+            _ => Err(Fault::new(libc::EPROTO, "the daemon answered something else than what was asked")),
+        }
+    };
+    give(ask(), -1)
+}
+
 /// A name under which sockets are received: wb_receiver_open(). Several threads may use one; they wait for one another.
 #[allow(non_camel_case_types, reason = "as C has it")]
 #[derive(Debug)]

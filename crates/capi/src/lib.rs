@@ -17,7 +17,7 @@ mod text;
 
 pub use failure::wb_reason;
 pub use give::{
-    wb_give, wb_receive, wb_received, wb_received_free, wb_receiver, wb_receiver_close, wb_receiver_fd,
+    wb_give, wb_prepare, wb_receive, wb_received, wb_received_free, wb_receiver, wb_receiver_close, wb_receiver_fd,
     wb_receiver_open,
 };
 pub use migrator::{

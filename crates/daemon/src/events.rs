@@ -15,7 +15,7 @@ use whimbrel_wire::FlowTuple;
 const KEPT: usize = 4096;
 
 /// What can happen (`docs/json.md`).
-pub(crate) const KINDS: [&str; 75] = [
+pub(crate) const KINDS: [&str; 76] = [
     "address-conflict",
     "can-lend",
     "cannot-lend",
@@ -82,6 +82,7 @@ pub(crate) const KINDS: [&str; 75] = [
     "socket-kept",
     "socket-lost",
     "socket-not-taken",
+    "socket-prepared",
     "socket-taken",
     "socket-undecided",
     "stands-in",

@@ -55,8 +55,13 @@ pub enum Reply {
     },
     /// To [`Request::Move`](crate::Request::Move) and [`Request::Give`](crate::Request::Give): a socket is with another host.
     Moved(Moved),
-    /// To the same: a socket stayed.
+    /// To these and [`Request::Prepare`](crate::Request::Prepare): a socket stays.
     Kept(Kept),
+    /// To [`Request::Prepare`](crate::Request::Prepare): the other host is ready for a socket.
+    Prepared {
+        /// For how long, in ms.
+        lasts_ms: u64,
+    },
     /// To [`Request::MoveProcess`](crate::Request::MoveProcess): a process is with another host.
     MovedProcess(Box<MovedProcess>),
     /// To [`Request::Receive`](crate::Request::Receive): from now on sockets may come.

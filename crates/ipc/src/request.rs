@@ -101,6 +101,15 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "State::is_empty")]
         state: State,
     },
+    /// See to it that another host is ready for the socket that comes with this line, which goes on meanwhile: [`Reply::Prepared`](crate::Reply::Prepared), or
+    /// [`Reply::Kept`](crate::Reply::Kept) where the other host does not take it. A [`Request::Give`] to the same receiver takes less time then.
+    Prepare {
+        /// As for [`Request::Move`].
+        to: String,
+        /// As for [`Request::Move`].
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        receiver: Option<String>,
+    },
     /// Make a socket that can be moved: [`Reply::Socket`](crate::Reply::Socket), with its descriptor.
     Socket {
         /// Its family.
@@ -184,7 +193,12 @@ impl Request {
     #[must_use]
     pub fn descriptors(&self) -> usize {
         match self {
-            Self::Give { .. } | Self::Bind { .. } | Self::Uuid | Self::Export | Self::Namespace { .. } => 1,
+            Self::Give { .. }
+            | Self::Prepare { .. }
+            | Self::Bind { .. }
+            | Self::Uuid
+            | Self::Export
+            | Self::Namespace { .. } => 1,
             _ => 0,
         }
     }

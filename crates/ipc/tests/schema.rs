@@ -246,6 +246,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
                 reason: "nobody receives under the name \"films\" there".into(),
             }),
         ),
+        ("prepared", Reply::Prepared { lasts_ms: 30_000 }),
         ("receiving", Reply::Receiving { name: "films".into() }),
         (
             "received",
@@ -386,6 +387,10 @@ fn requests() -> Vec<(Request, &'static str)> {
                 state: State::new(b"frame 17".to_vec()).unwrap(),
             },
             r##"{"schema":1,"request":"give","to":"#3","receiver":"films","state":"ZnJhbWUgMTc="}"##,
+        ),
+        (
+            Request::Prepare { to: "#3".into(), receiver: Some("films".into()) },
+            r##"{"schema":1,"request":"prepare","to":"#3","receiver":"films"}"##,
         ),
         (
             Request::Socket { family: Family::Ipv6, kind: SocketKind::Datagram, anchor: "self".into(), hidden: true },

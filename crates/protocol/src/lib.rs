@@ -64,8 +64,8 @@ pub use contact::Standing;
 pub use flow::{FlowState, FlowView};
 pub use migration::{
     Dependents, Found, Gift, LeaseName, Lending, LoadStanding, MoveDone, MoveEvent, MoveFailed, MoveName, MoveOp,
-    MoveOpId, Moving, NotGiven, Refusal, Rented, Request, SavedAcceptance, SavedDonation, SavedHeld, SavedLease,
-    SavedTenancy, Ticket,
+    MoveOpId, Moving, NotGiven, READY_FOR, Refusal, Rented, Request, SavedAcceptance, SavedDonation, SavedHeld,
+    SavedLease, SavedTenancy, Ticket,
 };
 pub use node::{Node, Routes};
 pub use op::{

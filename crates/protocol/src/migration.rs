@@ -53,6 +53,7 @@ pub use op::{
 
 use acceptor::Acceptance;
 use donor::Donation;
+pub use donor::READY_FOR;
 use flows::FlowChange;
 use holder::Held;
 use lane::Lanes;

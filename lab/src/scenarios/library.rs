@@ -20,6 +20,11 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         give,
     ),
     scenario(
+        "library-prepare",
+        "a host gets ready for a connection that goes on meanwhile, and then gets it; or another host does, or none, since its program ends",
+        prepare,
+    ),
+    scenario(
         "library-flood",
         "many connections with all the state that may be are given to a program that takes its time: each is there or here, none is lost",
         flood,
@@ -290,6 +295,81 @@ fn give(lab: &mut Lab) -> Result<()> {
         // Its endpoints are given back long before their time is over.
         wait_until(LONG, "nothing is on lease", || there.anchors().is_ok_and(|all| all.rented.is_empty()))?;
     }
+    world.no_resets()?;
+    all_run(&mut [&mut here, &mut there])
+}
+
+fn prepare(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let network = world.add(lab, site("c"))?;
+    let tablet = lab.host("tablet")?;
+    let at_tablet = tablet.join(&network.network, &Join::by("eth0"))?.ipv4()?;
+    let (mut here, mut there) = (world.laptop.whimbrel()?, tablet.whimbrel()?);
+    here.befriend(&there, world.at.ipv4()?)?;
+    let (to, back) = (world.at_server.ipv4()?, world.at.ipv4()?);
+    let (mut far, port) = far_end(&world.server, to)?;
+    let mut first = Program::start(&world.laptop, &here)?;
+    first.does(&format!("connect {to} {port}"))?;
+    first.does(&format!("talk {BLOCKS}"))?;
+    let told = first.fails(&format!("prepare {at_tablet} films"))?;
+    expect!(told.starts_with("ECANCELED") && told.contains("no program"), "{told}");
+    let told = first.fails("prepare 192.0.2.99 films")?;
+    expect!(told.starts_with("ENOENT"), "{told}");
+
+    step("it goes on while the other host is ready, and goes there");
+    let mut second = Program::start(&tablet, &there)?;
+    second.does("receive films")?;
+    first.does(&format!("prepare {at_tablet} films"))?;
+    here.wait_event("socket-prepared", 0, LONG)?;
+    first.does(&format!("talk {BLOCKS}"))?;
+    first.does("ask")?;
+    first.does(&format!("give {at_tablet} films"))?;
+    second.does("received")?;
+    second.does("hear")?;
+    second.does(&format!("talk {BLOCKS}"))?;
+
+    step("it comes back to another receiver than the one that was ready, twice");
+    first.does("receive films")?;
+    let mut third = Program::start(&world.laptop, &here)?;
+    third.does("receive music")?;
+    second.does(&format!("prepare {back} films"))?;
+    second.does(&format!("prepare {back} films"))?;
+    second.does(&format!("give {back} music"))?;
+    third.does("received")?;
+    third.does(&format!("talk {BLOCKS}"))?;
+
+    step("the program that was to get it has gone");
+    third.does(&format!("prepare {at_tablet} films"))?;
+    second.process.kill()?;
+    let is_free = || Program::start(&tablet, &there).and_then(|mut other| other.does("receive films")).is_ok();
+    wait_until(LONG, "its name is free", is_free)?;
+    let told = third.fails(&format!("give {at_tablet} films"))?;
+    expect!(told.starts_with("ECANCELED"), "{told}");
+    third.does(&format!("talk {BLOCKS}"))?;
+
+    step("the other daemon dies while it is ready, and this one");
+    let mut second = Program::start(&tablet, &there)?;
+    second.does("receive films")?;
+    third.does(&format!("prepare {at_tablet} films"))?;
+    there.kill()?;
+    there.restart()?;
+    second.does("receive films")?;
+    let mut blocks = 7 * BLOCKS + 1;
+    if third.tries(&format!("give {at_tablet} films"))?.is_err() {
+        // What it was ready for it knows no more; asked anew, it is.
+        third.does(&format!("talk {BLOCKS}"))?;
+        third.does(&format!("give {at_tablet} films"))?;
+        blocks += BLOCKS;
+    }
+    second.does("received")?;
+    second.does(&format!("talk {BLOCKS}"))?;
+    second.does(&format!("prepare {back} films"))?;
+    there.kill()?;
+    there.restart()?;
+    second.does(&format!("talk {BLOCKS}"))?;
+    second.does(&format!("prepare {back} films"))?;
+    second.does("close")?;
+    is_over(&mut far, blocks)?;
     world.no_resets()?;
     all_run(&mut [&mut here, &mut there])
 }

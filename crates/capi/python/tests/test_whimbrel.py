@@ -41,6 +41,7 @@ class Calls(unittest.TestCase):
             client, other = connected()
             name, far = whimbrel.uuid(client), client.getpeername()
             other.sendall(b"unread")
+            whimbrel.prepare(client, "there", receiver="python")
             whimbrel.give(client, "there", receiver="python", state=b"frame\0 17")
             self.assertEqual(client.fileno(), -1)
             self.assertTrue(select.select([receiver], [], [], 10)[0])
@@ -59,7 +60,12 @@ class Calls(unittest.TestCase):
             with self.assertRaisesRegex(OSError, "there is no room there") as failed:
                 whimbrel.give(client, "full")
             self.assertEqual(failed.exception.errno, errno.ECANCELED)
+            with self.assertRaisesRegex(OSError, "there is no room there") as failed:
+                whimbrel.prepare(client, "full", timeout=10)
+            self.assertEqual(failed.exception.errno, errno.ECANCELED)
             client.sendall(b"x")
+            with self.assertRaises(FileNotFoundError):
+                whimbrel.prepare(client, "nowhere")
             with self.assertRaises(FileNotFoundError):
                 whimbrel.give(client, "nowhere")
             with self.assertRaises(OSError) as failed:

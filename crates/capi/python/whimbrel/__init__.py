@@ -37,6 +37,7 @@ __all__ = [
     "export",
     "give",
     "move",
+    "prepare",
     "rebuild",
     "socket",
     "sockets",
@@ -140,6 +141,7 @@ for _name, _result, _arguments in (
     ("wb_uuid_of", _INT, [_INT, _POINTER]),
     ("wb_export", _INT, [_INT, _POINTER]),
     ("wb_rebuild", _INT, [_POINTER]),
+    ("wb_prepare", _INT, [_INT, _TEXT, _TEXT, _INT]),
     ("wb_give", _INT, [_INT, _TEXT, _TEXT, _TEXT, _SIZE, _INT]),
     ("wb_receiver_open", _POINTER, [_TEXT]),
     ("wb_receiver_fd", _INT, [_POINTER]),
@@ -218,6 +220,14 @@ def rebuild(name):
     """The socket of this name that waits here: it was exported, or has come from another host."""
     value = _Uuid.from_buffer_copy(name.bytes)
     return _socket.socket(fileno=_check(_library.wb_rebuild(ctypes.byref(value))))
+
+
+def prepare(sock, to, receiver=None, timeout=None):
+    """Sees to it that the host ``to`` is ready for a connected socket, which goes on meanwhile. ``give`` takes less time then, for half a minute.
+
+    Raises OSError with errno ECANCELED where the host would not take it; its text tells why.
+    """
+    _check(_library.wb_prepare(_descriptor(sock), _text(to), _text(receiver), _milliseconds(timeout)))
 
 
 def give(sock, to, receiver=None, state=b"", timeout=None):

@@ -37,8 +37,9 @@ static void give_and_receive(void)
 	EXPECT(receiver != NULL);
 	EXPECT((errno = 0, wb_receiver_open("films") == NULL && errno == EADDRINUSE));
 	FAILS(wb_receive(receiver, &got, 0), EAGAIN);
-	EXPECT(write(other, "hello", 5) == 5);
 	EXPECT(wb_uuid_of(client, &uuid) == 0);
+	EXPECT(wb_prepare(client, "there", "films", 10000) == 0);
+	EXPECT(write(other, "hello", 5) == 5);
 	EXPECT(wb_give(client, "there", "films", "frame\0 17", 9, -1) == 0);
 
 	struct pollfd ready = {.fd = wb_receiver_fd(receiver), .events = POLLIN};

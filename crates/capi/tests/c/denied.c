@@ -13,6 +13,7 @@ int main(void)
 	FAILS(wb_socket(AF_INET, SOCK_STREAM, 0, "auto", WB_REQUIRED), EACCES);
 	FAILS(wb_socket(AF_INET, SOCK_STREAM, 0, "self", WB_REQUIRED), EACCES);
 	FAILS(wb_uuid_of(plain, &uuid), EACCES);
+	FAILS(wb_prepare(plain, "there", NULL, -1), EACCES);
 	FAILS(wb_give(plain, "there", NULL, NULL, 0, -1), EACCES);
 	puts("ok");
 	return 0;

@@ -48,6 +48,15 @@ int main(void)
 	/* A line that is as long as one can be. */
 	FAILS(wb_give(tcp, "full", NULL, much, sizeof(much) - 1, -1), ECANCELED);
 
+	FAILS(wb_prepare(file, "there", NULL, -1), ENOTSOCK);
+	FAILS(wb_prepare(closed, "there", NULL, -1), EBADF);
+	FAILS(wb_prepare(local, "there", NULL, -1), EPROTONOSUPPORT);
+	FAILS(wb_prepare(tcp, NULL, NULL, -1), EFAULT);
+	FAILS(wb_prepare(tcp, "there", "\xff", -1), EINVAL);
+	FAILS(wb_prepare(tcp, "nowhere", NULL, -1), ENOENT);
+	FAILS(wb_prepare(tcp, "full", NULL, -1), ECANCELED);
+	EXPECT(strcmp(wb_reason(), "there is no room there") == 0);
+
 	EXPECT((errno = 0, wb_receiver_open(NULL) == NULL && errno == EFAULT));
 	FAILS(wb_receive(NULL, &received, 0), EFAULT);
 	FAILS(wb_receiver_fd(NULL), EFAULT);

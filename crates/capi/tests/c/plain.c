@@ -59,6 +59,7 @@ int main(void)
 	FAILS(wb_uuid_of(client, &uuid), ECONNREFUSED);
 	FAILS(wb_export(client, &uuid), ECONNREFUSED);
 	FAILS(wb_rebuild_text("00000000"), ECONNREFUSED);
+	FAILS(wb_prepare(client, "198.51.100.7", NULL, -1), ECONNREFUSED);
 	FAILS(wb_give(client, "198.51.100.7", NULL, NULL, 0, -1), ECONNREFUSED);
 	FAILS(wb_sockets(getpid(), NULL, 0), ECONNREFUSED);
 	EXPECT((errno = 0, wb_receiver_open("films") == NULL && errno == ECONNREFUSED));

@@ -177,6 +177,7 @@ fn answer(stream: &UnixStream, said: &mut Said, request: Request, with: Option<O
             ok(&Reply::Receiving { name }, None)
         }
         Request::Give { to, receiver, state } => give(stream, said, &to, receiver, state, &with.expect("counted")),
+        Request::Prepare { to, receiver } => prepare(stream, said, &to, receiver, &with.expect("counted")),
         Request::Sockets { .. } => ok(&Reply::Sockets(vec![open(3), open(4)]), None),
         Request::Move { to, .. } if to == "nowhere" => Err(unknown()),
         Request::Move { .. } => {
@@ -242,6 +243,23 @@ fn open(descriptor: u32) -> OpenSocket {
         listening: false,
         reason: None,
     }
+}
+
+fn prepare(
+    stream: &UnixStream,
+    said: &Said,
+    to: &str,
+    receiver: Option<String>,
+    socket: &OwnedFd,
+) -> Result<(), Failure> {
+    let uuid = name(socket.as_fd())?;
+    let reply = match (to, receiver) {
+        ("nowhere", _) => return Err(Failure::new("no such host").on(to).code(Code::Unknown)),
+        ("there", Some(receiver)) if said.receivers.contains_key(&receiver) => Reply::Prepared { lasts_ms: 30_000 },
+        _ => no_room(flow(socket.as_fd()), uuid),
+    };
+    let _ = say(stream, &reply, None);
+    Ok(())
 }
 
 fn give(

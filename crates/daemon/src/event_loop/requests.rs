@@ -196,6 +196,9 @@ impl EventLoop {
             Request::Give { to, receiver, state } => {
                 return self.give_socket(id, descriptors, &to, receiver.as_deref(), state);
             }
+            Request::Prepare { to, receiver } => {
+                return self.prepare_socket(id, descriptors, &to, receiver.as_deref());
+            }
             Request::Socket { family, kind, anchor, hidden } => {
                 return self.make_socket(id, WantedSocket { family, kind, hidden }, &anchor);
             }

@@ -11,7 +11,7 @@ use whimbrel_protocol::{MoveFailed, MoveName, MoveOp, MoveOpId, Refusal, Time};
 use whimbrel_wire::snapshot::Luggage;
 use whimbrel_wire::{FlowTuple, Transport};
 
-use super::{Moves, flow_of, sentence};
+use super::{Moves, Wish, flow_of, sentence};
 use crate::event_loop::EventLoop;
 use crate::server::ClientId;
 
@@ -151,7 +151,8 @@ impl EventLoop {
                 let Ok((flow, uuid)) = named else { continue };
                 let luggage = Luggage { uuid: *uuid.as_bytes(), state: Vec::new() };
                 let family = self.effects.take_given(now, flow, socket, luggage);
-                self.give(ClientId::NOBODY, flow, family, retiring.to, retiring.receiver.as_deref());
+                let (acceptor, receiver) = (retiring.to, retiring.receiver.clone());
+                self.give(flow, Wish { client: ClientId::NOBODY, family, acceptor, receiver, prepares: false });
             }
             if retiring.until <= now {
                 self.effects.end_retired(&retiring.name);

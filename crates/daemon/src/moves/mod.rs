@@ -1,6 +1,7 @@
 //! Sockets that change hosts: what programs ask for, and what they are told of it.
 
 mod listening;
+mod prepared;
 mod processes;
 
 use std::collections::HashMap;
@@ -10,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use whimbrel_handshake::PublicKey;
 use whimbrel_ipc::{Code, Failure, Kept, MAX_RECEIVER, Moved, PeerName, Received, Reply, State, Uuid};
-use whimbrel_protocol::{Gift, HostView, MoveEvent, MoveFailed, MoveName, NotGiven, Refusal, Rented};
+use whimbrel_protocol::{Gift, HostView, MoveEvent, MoveFailed, MoveName, NotGiven, Refusal, Rented, Time};
 use whimbrel_wire::community::MemberStanding;
 use whimbrel_wire::snapshot::{Family, Luggage};
 use whimbrel_wire::{FlowTuple, Transport};
@@ -24,6 +25,7 @@ use crate::server::ClientId;
 use crate::servers;
 use crate::views;
 use listening::{Retiring, Settling};
+use prepared::Prepared;
 use processes::ProcessJob;
 
 /// What the control socket's clients wait for.
@@ -31,6 +33,8 @@ use processes::ProcessJob;
 pub(crate) struct Moves {
     /// Moves that were asked for here.
     jobs: HashMap<MoveName, Job>,
+    /// Moves that are to be when their programs say so.
+    prepared: HashMap<MoveName, Prepared>,
     /// Clients that asked for several, with how many are not decided.
     open: HashMap<ClientId, usize>,
     /// Who receives sockets, and under which name.
@@ -52,6 +56,8 @@ pub(crate) struct Wish {
     family: Family,
     acceptor: PublicKey,
     receiver: Option<String>,
+    /// It is to go when that is said, and not now.
+    prepares: bool,
 }
 
 /// A move that somebody asked for.
@@ -85,7 +91,10 @@ impl EventLoop {
         self.moves.open.insert(id, flows.len());
         for flow in flows {
             match borrowed.get(&flow) {
-                Some(Ok(family)) => self.give(id, flow, *family, acceptor, receiver),
+                Some(Ok(family)) => {
+                    let receiver = receiver.map(str::to_owned);
+                    self.give(flow, Wish { client: id, family: *family, acceptor, receiver, prepares: false });
+                }
                 Some(Err(why)) => self.say_kept(id, flow, [0; 16], &why.to_string()),
                 None => self.say_kept(id, flow, [0; 16], "its socket was not found"),
             }
@@ -135,7 +144,8 @@ impl EventLoop {
         self.server.answer_later(id);
         let luggage = Luggage { uuid: *uuid.as_bytes(), state: state.into_bytes() };
         let family = self.effects.take_given(clock::now(), flow, socket, luggage);
-        self.give(id, flow, family, acceptor, receiver);
+        let receiver = receiver.map(str::to_owned);
+        self.give(flow, Wish { client: id, family, acceptor, receiver, prepares: false });
     }
 
     /// The connection that a descriptor is one end of, or the socket without another end that it is: one that has all addresses goes with
@@ -163,7 +173,7 @@ impl EventLoop {
     /// Nothing goes from here any more that can be called back, as this daemon stops.
     pub(crate) fn call_moves_back(&mut self) {
         let now = clock::now();
-        let names: Vec<MoveName> = self.moves.jobs.keys().copied().collect();
+        let names: Vec<MoveName> = self.moves.jobs.keys().chain(self.moves.prepared.keys()).copied().collect();
         names.into_iter().for_each(|name| self.node.cancel_move(now, name));
         self.call_processes_back(now);
     }
@@ -179,8 +189,7 @@ impl EventLoop {
     }
 
     /// Has the node give a socket away that the effects have.
-    fn give(&mut self, id: ClientId, flow: FlowTuple, family: Family, acceptor: PublicKey, receiver: Option<&str>) {
-        let wish = Wish { client: id, family, acceptor, receiver: receiver.map(str::to_owned) };
+    fn give(&mut self, flow: FlowTuple, wish: Wish) {
         let came = flow.is_unconnected() && self.has_endpoint(&flow);
         if let Some(wish) = if came { Some(wish) } else { self.claim_first(flow, wish) } {
             self.fulfil(flow, wish);
@@ -198,47 +207,64 @@ impl EventLoop {
             Ok(()) => self.fulfil(flow, wish),
             Err(why) => {
                 let uuid = self.effects.uuid_of(&flow).unwrap_or_default();
-                self.effects.return_socket(clock::now(), &flow);
+                self.return_wished(clock::now(), &flow, &wish);
                 self.say_kept(wish.client, flow, uuid, sentence(why));
             }
         }
     }
 
     fn fulfil(&mut self, flow: FlowTuple, wish: Wish) {
-        let Wish { client: id, family, acceptor, receiver } = wish;
-        let receiver = receiver.as_deref();
         let now = clock::now();
         let uuid = self.effects.uuid_of(&flow).unwrap_or_default();
         if self.is_stopping() {
-            self.effects.return_socket(now, &flow);
-            return self.say_kept(id, flow, uuid, STOPPING);
+            self.return_wished(now, &flow, &wish);
+            return self.say_kept(wish.client, flow, uuid, STOPPING);
         }
+        let begun = match self.take_prepared(now, &flow, &wish) {
+            Some(name) => Ok(name),
+            None => self.begin_move(now, flow, &wish),
+        };
+        match begun {
+            Ok(name) if wish.prepares => self.note_preparing(name, flow, wish),
+            Ok(name) => {
+                let Wish { client, receiver, .. } = wish;
+                self.moves
+                    .jobs
+                    .insert(name, Job { client, flow, uuid: Uuid::from_bytes(uuid), receiver, unmovable: None });
+            }
+            Err(why) => {
+                self.return_wished(now, &flow, &wish);
+                self.say_kept(wish.client, flow, uuid, &not_given(why, &flow));
+            }
+        }
+    }
+
+    fn begin_move(&mut self, now: Time, flow: FlowTuple, wish: &Wish) -> Result<MoveName, NotGiven> {
         let (holder, holder_at, name) = self.node.holder_of(&flow);
         let gift = Gift {
             tuple: flow,
-            family,
+            family: wish.family,
             size: SNAPSHOT_USUAL,
             options: Vec::new(),
-            receiver: receiver.unwrap_or(WAITING_ROOM).as_bytes().to_vec(),
+            receiver: wish.receiver.as_deref().unwrap_or(WAITING_ROOM).as_bytes().to_vec(),
             holder,
             holder_at,
             flow: name,
-            acceptor,
+            acceptor: wish.acceptor,
             acceptor_at: None,
             after: None,
         };
-        match self.node.give_socket(now, gift) {
-            Ok(name) => {
-                let uuid = Uuid::from_bytes(uuid);
-                self.moves.jobs.insert(
-                    name,
-                    Job { client: id, flow, uuid, receiver: receiver.map(str::to_owned), unmovable: None },
-                );
-            }
-            Err(why) => {
-                self.effects.return_socket(now, &flow);
-                self.say_kept(id, flow, uuid, &not_given(why, &flow));
-            }
+        match wish.prepares {
+            true => self.node.prepare_socket(now, gift),
+            false => self.node.give_socket(now, gift),
+        }
+    }
+
+    /// A socket is not to go, or not to be prepared, after all.
+    fn return_wished(&mut self, now: Time, flow: &FlowTuple, wish: &Wish) {
+        match wish.prepares {
+            true => self.effects.forget_gift(now, flow),
+            false => self.effects.return_socket(now, flow),
         }
     }
 
@@ -319,6 +345,16 @@ impl EventLoop {
                     self.say_decided(client, &Reply::Moved(moved));
                 }
                 Told::of_socket("socket-given", flow, format!("is with {to} now"))
+            }
+            MoveEvent::Prepared { name } => match self.note_prepared(name) {
+                Some(told) => told,
+                None => return,
+            },
+            MoveEvent::Kept { name, why } if self.moves.prepared.contains_key(name) => {
+                match self.note_unprepared(now, name, *why) {
+                    Some(told) => told,
+                    None => return,
+                }
             }
             MoveEvent::Kept { name, why } => {
                 let job = self.moves.jobs.remove(name);

@@ -384,6 +384,7 @@ impl EventLoop {
         let (acceptor, memory, ends) = (job.to, job.whole.memory, job.whole.ends.clone());
         let flows: Vec<FlowTuple> = job.whole.flows.iter().chain(&job.going.met).copied().collect();
         let count = u32::try_from(flows.len()).unwrap_or(u32::MAX);
+        self.call_prepared_off(now, &flows);
         let mut given = self.effects.begin_leaving(now, root, flows.clone(), &ends);
         let mut first = None;
         for (index, flow) in (0..count).zip(&flows) {

@@ -15,6 +15,8 @@ use crate::Time;
 
 /// How long acceptor and holder may take to say that they are ready.
 const PREPARED_WITHIN: Duration = Duration::from_secs(10);
+/// How long they stand ready for a socket whose program has not said yet that it is to go. What is announced outlasts that, and what comes then.
+pub const READY_FOR: Duration = Duration::from_secs(30);
 /// How long a frozen socket is waited for to be taken before it is called back, beside the time that the snapshots take.
 const TAKEN_WITHIN: Duration = Duration::from_secs(20);
 /// How long a holder may be silent before people are told.
@@ -30,6 +32,8 @@ pub(super) struct Donation {
     request: Request,
     /// The move that brings this one along.
     after: Option<u64>,
+    /// It goes when its program says so, and not before.
+    waits: bool,
     stage: Stage,
     /// The acceptor is ready.
     ready: bool,
@@ -50,8 +54,10 @@ pub(super) struct Donation {
 /// How far it is. What is undone by whom when it fails stands with each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// Both are asked. Exits: both are ready (`Saving`); a refusal or time (over: nothing was done).
+    /// Both are asked. Exits: both are ready (`Saving`, or `Prepared` where it waits); a refusal or time (over: nothing was done).
     Preparing,
+    /// Both are ready. Exits: its program says that it is to go (`Saving`); a refusal or time (over: nothing was done).
+    Prepared,
     /// What a restarted daemon has to know is being saved. Exits: `Freezing`; it fails (over).
     Saving,
     /// Exits: `Dumping`; it fails (over).
@@ -86,8 +92,14 @@ impl Donation {
             }
             Stage::Offered => vec![self.acceptor, self.holder],
             Stage::Recalling => vec![self.holder],
+            Stage::Prepared => Vec::new(),
             Stage::Saving | Stage::Freezing | Stage::Dumping | Stage::Destroying | Stage::Thawing => Vec::new(),
         }
+    }
+
+    /// Nothing has been done to the socket, and nothing is saved of its move.
+    fn is_untouched(&self) -> bool {
+        matches!(self.stage, Stage::Preparing | Stage::Prepared)
     }
 }
 
@@ -96,8 +108,8 @@ impl Moves {
         MoveName { donor: *self.me().as_bytes(), number }
     }
 
-    /// Begins to give a socket away. `number` is drawn by lot.
-    pub(super) fn give(&mut self, at: At<'_>, number: u64, gift: Gift) -> Result<MoveName, NotGiven> {
+    /// Begins to give a socket away. `number` is drawn by lot. `waits`: it goes once that is [said](Self::go_on) and no sooner.
+    pub(super) fn give(&mut self, at: At<'_>, number: u64, gift: Gift, waits: bool) -> Result<MoveName, NotGiven> {
         let Gift { tuple, family, size, options, receiver, holder, holder_at, flow, acceptor, acceptor_at, after } =
             gift;
         if !self.config.enabled {
@@ -136,6 +148,7 @@ impl Moves {
             acceptor,
             request,
             after,
+            waits,
             stage: Stage::Preparing,
             ready: false,
             announced: None,
@@ -182,6 +195,7 @@ impl Moves {
             acceptor,
             request,
             after: None,
+            waits: false,
             stage: Stage::Recalling,
             ready: true,
             announced: None,
@@ -248,6 +262,7 @@ impl Moves {
         let after = of.waits_for();
         let (tuple, flow, holder, acceptor) = (of.request.tuple, of.request.flow, of.holder, of.acceptor);
         let within = match stage {
+            Stage::Prepared => Some(READY_FOR),
             Stage::Offered => Some(taken_within),
             Stage::Recalling => Some(DECIDED_WITHIN),
             _ => None,
@@ -262,6 +277,7 @@ impl Moves {
         let asked = Asked::Donation(number);
         match stage {
             Stage::Preparing => {}
+            Stage::Prepared => self.event(MoveEvent::Prepared { name }),
             Stage::Saving => {
                 let holder_at = (holder != me).then(|| at.around.whereabouts(&holder)).flatten();
                 let saved = SavedDonation { name, tuple, flow, holder, holder_at, acceptor };
@@ -292,7 +308,7 @@ impl Moves {
         self.moving.remove(&of.request.tuple);
         self.giving.remove(&(of.holder, of.request.flow));
         self.promised -= u64::from(of.request.size);
-        if of.stage != Stage::Preparing {
+        if !of.is_untouched() {
             self.effect("forgetting a move", MoveOp::ForgetDonation { name });
         }
         if of.holder == self.me() {
@@ -309,7 +325,7 @@ impl Moves {
         of.why.get_or_insert(why);
         let (holder, acceptor, flow, why) = (of.holder, of.acceptor, of.request.flow, of.why.unwrap_or(why));
         match of.stage {
-            Stage::Preparing => {
+            Stage::Preparing | Stage::Prepared => {
                 self.say(at, acceptor, Record::Cancel { number });
                 self.say(at, holder, Record::Recall { number, flow, gone: false });
                 self.end_donation(at, number, MoveEvent::Kept { name, why });
@@ -386,9 +402,20 @@ impl Moves {
 
     /// Begins if both are ready.
     fn begin(&mut self, at: At<'_>, number: u64) {
-        if self.donations.get(&number).is_some_and(|of| of.ready && of.announced.is_some()) {
-            self.turn(at, number, Stage::Saving);
+        let ready = self.donations.get(&number).filter(|of| of.ready && of.announced.is_some());
+        match ready.map(|of| of.waits) {
+            Some(true) => self.turn(at, number, Stage::Prepared),
+            Some(false) => self.turn(at, number, Stage::Saving),
+            None => {}
         }
+    }
+
+    /// A socket whose move [waits](Self::give) is to go. `false`: it does not wait, or is not being moved any more.
+    pub(super) fn go_on(&mut self, at: At<'_>, number: u64) -> bool {
+        let Some(of) = self.donations.get_mut(&number).filter(|of| of.waits && of.is_untouched()) else { return false };
+        of.waits = false;
+        self.begin(at, number);
+        true
     }
 
     pub(super) fn handle_donation_done(&mut self, at: At<'_>, number: u64, result: Result<MoveDone, MoveFailed>) {
@@ -441,7 +468,7 @@ impl Moves {
                 let why = of.why.unwrap_or(Refusal::Cancelled);
                 self.end_donation(at, number, MoveEvent::Kept { name, why });
             }
-            Stage::Preparing | Stage::Offered | Stage::Recalling => {}
+            Stage::Preparing | Stage::Prepared | Stage::Offered | Stage::Recalling => {}
         }
     }
 
@@ -535,6 +562,7 @@ impl Moves {
                 let why = if of.announced.is_none() { Refusal::HolderUnreached } else { Refusal::AcceptorUnreached };
                 self.abort(at, number, why);
             }
+            Stage::Prepared => self.abort(at, number, Refusal::Cancelled),
             Stage::Offered => self.abort(at, number, Refusal::Expired),
             Stage::Recalling => self.event(MoveEvent::Undecided { name, holder }),
             _ => {}

@@ -76,8 +76,28 @@ impl Node {
     /// # Errors
     /// [`NotGiven`]: nothing was done.
     pub fn give_socket(&mut self, now: Time, gift: Gift) -> Result<MoveName, NotGiven> {
+        self.give(now, gift, false)
+    }
+
+    /// As [`Node::give_socket`], but the others only get ready, which [`MoveEvent::Prepared`](crate::MoveEvent::Prepared) tells. Nothing happens
+    /// to the socket before [`Node::give_prepared`]; where that does not come for half a minute, or the move is [called off](Node::cancel_move),
+    /// it stays.
+    ///
+    /// # Errors
+    /// [`NotGiven`]: nothing was done.
+    pub fn prepare_socket(&mut self, now: Time, gift: Gift) -> Result<MoveName, NotGiven> {
+        self.give(now, gift, true)
+    }
+
+    /// A socket that is [prepared](Node::prepare_socket), or about to be, goes. `false`: it is not, or not any more.
+    pub fn give_prepared(&mut self, now: Time, name: MoveName) -> bool {
+        let own = name.donor == *self.key.public().as_bytes();
+        own && self.with_moves(now, |moves, at| moves.go_on(at, name.number)).unwrap_or(false)
+    }
+
+    fn give(&mut self, now: Time, gift: Gift, waits: bool) -> Result<MoveName, NotGiven> {
         let number = self.random.u64();
-        self.with_moves(now, |moves, at| moves.give(at, number, gift)).unwrap_or(Err(NotGiven::Disabled))
+        self.with_moves(now, |moves, at| moves.give(at, number, gift, waits)).unwrap_or(Err(NotGiven::Disabled))
     }
 
     /// Whoever asked for a move wants it no more. It may be too late for that: an event tells.

@@ -394,6 +394,11 @@ pub enum MoveEvent {
         /// Who has it.
         to: PublicKey,
     },
+    /// Donor: acceptor and holder are ready for a socket that goes once that is said ([`Node::give_prepared`](crate::Node::give_prepared)).
+    Prepared {
+        /// Which move.
+        name: MoveName,
+    },
     /// Donor: the socket stays here and goes on.
     Kept {
         /// Which move.

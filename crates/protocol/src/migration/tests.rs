@@ -484,8 +484,9 @@ fn an_acceptor_bounds_what_it_takes() {
     let no_room = |number| (number, AcceptorStanding::Refused, Some(Refusal::NoRoom));
     acceptor.hear(DONOR, Record::Ask { number: 6, request: request(3, 99_000) });
     assert_eq!(answers(acceptor.said(DONOR)), [no_room(6)]);
-    acceptor.hear(DONOR, Record::Ask { number: 7, request: request(1, 10) });
-    assert_eq!(answers(acceptor.said(DONOR)), [(7, AcceptorStanding::Refused, Some(Refusal::Busy))]);
+    acceptor.moves.config.accept_from.push(key(THIEF));
+    acceptor.hear(THIEF, Record::Ask { number: 7, request: request(1, 10) });
+    assert_eq!(answers(acceptor.said(THIEF)), [(7, AcceptorStanding::Refused, Some(Refusal::Busy))]);
     for number in 10..13 {
         acceptor.hear(DONOR, Record::Ask { number, request: request(number as u16, 10) });
     }
@@ -497,6 +498,32 @@ fn an_acceptor_bounds_what_it_takes() {
     (10..13).for_each(|number| acceptor.hear(DONOR, Record::Cancel { number }));
     assert!(acceptor.ops().iter().all(|(_, op)| matches!(op, MoveOp::Admit { .. } | MoveOp::ForgetAcceptance { .. })));
     assert_eq!((acceptor.moves.reserved, acceptor.moves.acceptances.len()), (0, 0));
+}
+
+#[test]
+fn a_donor_that_asks_anew_is_not_kept_from_it_by_what_it_asked_before() {
+    // P-72. How far the former move is: admitted, sent in part, being restored, presented.
+    let signed = ticket(NUMBER, ACCEPTOR, 1, 60);
+    let part = |total| Record::Part { number: NUMBER, total, offset: 0, bytes: vec![7; 1000] };
+    for step in 0..4 {
+        let mut acceptor = ready();
+        if step > 0 {
+            acceptor.hear(DONOR, part(if step == 1 { 2000 } else { 1000 }));
+        }
+        if step > 1 {
+            acceptor.hear(DONOR, Record::Ticket(signed));
+        }
+        if step > 2 {
+            acceptor.carry_out();
+        }
+        acceptor.ops();
+        acceptor.hear(DONOR, Record::Ask { number: 7, request: request(1, 1000) });
+        let admitted = acceptor.ops().iter().any(|(_, op)| matches!(op, MoveOp::Admit { .. }));
+        assert_eq!(admitted, step < 2, "{step}");
+        let busy = answers(acceptor.said(DONOR)).contains(&(7, AcceptorStanding::Refused, Some(Refusal::Busy)));
+        // Of a copy that is there already the holder decides.
+        assert_eq!(busy, step >= 2, "{step}");
+    }
 }
 
 #[test]
@@ -634,7 +661,7 @@ fn thousands_move_at_once() {
             acceptor_at: None,
             after: None,
         };
-        assert!(three.hosts[DONOR].moves.give(at, 1_000_000 + flow, gift).is_ok());
+        assert!(three.hosts[DONOR].moves.give(at, 1_000_000 + flow, gift, false).is_ok());
     }
     let taken = |three: &Three| three.hosts[HOLDER].moves.held.values().all(|held| held.is_owned_by(key(ACCEPTOR)));
     let busy = |three: &Three| {
@@ -653,39 +680,108 @@ fn thousands_move_at_once() {
     assert!(three.datagrams < 3 * count as usize, "{}", three.datagrams);
 }
 
+/// A donor that has begun to give a socket away.
+fn giving(waits: bool) -> Host {
+    let mut donor = Host::new(DONOR);
+    let Request { tuple, family, .. } = request(1, 600);
+    let gift = super::Gift {
+        tuple,
+        family,
+        size: 600,
+        options: Vec::new(),
+        receiver: Vec::new(),
+        holder: key(HOLDER),
+        holder_at: None,
+        flow: FLOW,
+        acceptor: key(ACCEPTOR),
+        acceptor_at: None,
+        after: None,
+    };
+    let at = At { now: donor.now, around: &Known };
+    assert!(donor.moves.give(at, NUMBER, gift, waits).is_ok());
+    donor
+}
+
+fn is_announced(donor: &mut Host) {
+    donor.hear(HOLDER, Record::Announced { number: NUMBER, sequence: 1, lifetime: 60, refusal: None });
+}
+
+fn is_answered(donor: &mut Host, standing: AcceptorStanding, refusal: Option<Refusal>) {
+    donor.hear(ACCEPTOR, Record::Answer { number: NUMBER, standing, refusal });
+}
+
+fn events(host: &mut Host) -> Vec<MoveEvent> {
+    std::iter::from_fn(|| host.moves.poll_event()).collect()
+}
+
 #[test]
 fn a_host_that_does_not_answer_is_not_said_to_have_no_program() {
     for announced in [false, true] {
-        let mut donor = Host::new(DONOR);
-        let Request { tuple, family, .. } = request(1, 600);
-        let gift = super::Gift {
-            tuple,
-            family,
-            size: 600,
-            options: Vec::new(),
-            receiver: Vec::new(),
-            holder: key(HOLDER),
-            holder_at: None,
-            flow: FLOW,
-            acceptor: key(ACCEPTOR),
-            acceptor_at: None,
-            after: None,
-        };
-        let at = At { now: donor.now, around: &Known };
-        assert!(donor.moves.give(at, NUMBER, gift).is_ok());
+        let mut donor = giving(false);
         donor.carry_out();
         if announced {
-            donor.hear(HOLDER, Record::Announced { number: NUMBER, sequence: 1, lifetime: 60, refusal: None });
+            is_announced(&mut donor);
         }
         donor.pass(60);
         donor.carry_out();
-        let why = std::iter::from_fn(|| donor.moves.poll_event()).find_map(|event| match event {
+        let why = events(&mut donor).into_iter().find_map(|event| match event {
             MoveEvent::Kept { why, .. } => Some(why),
             _ => None,
         });
         let silent = if announced { Refusal::AcceptorUnreached } else { Refusal::HolderUnreached };
         assert_eq!(why, Some(silent));
     }
+}
+
+#[test]
+fn a_socket_that_waits_goes_when_that_is_said_and_not_before() {
+    let go_on = |donor: &mut Host| {
+        let at = At { now: donor.now, around: &Known };
+        donor.moves.go_on(at, NUMBER)
+    };
+    let prepared = || {
+        let mut donor = giving(true);
+        is_announced(&mut donor);
+        is_answered(&mut donor, AcceptorStanding::Ready, None);
+        assert!(donor.ops().is_empty(), "nothing is done to it");
+        assert_eq!(events(&mut donor), [MoveEvent::Prepared { name: name(NUMBER) }]);
+        donor
+    };
+    let stays = |mut donor: Host, why| {
+        assert!(donor.ops().is_empty());
+        assert_eq!(events(&mut donor), [MoveEvent::Kept { name: name(NUMBER), why }]);
+        assert_eq!(donor.said(ACCEPTOR).last(), Some(&Record::Cancel { number: NUMBER }));
+        assert_eq!(donor.said(HOLDER).last(), Some(&Record::Recall { number: NUMBER, flow: FLOW, gone: false }));
+        assert!(!go_on(&mut donor));
+    };
+    let mut donor = prepared();
+    is_answered(&mut donor, AcceptorStanding::Ready, None);
+    donor.pass(29);
+    assert!(donor.ops().is_empty() && events(&mut donor).is_empty());
+    assert!(go_on(&mut donor));
+    assert!(matches!(donor.op().1, MoveOp::SaveDonation(_)));
+    assert!(!go_on(&mut donor), "it is under way");
+
+    // It is said before they are ready.
+    let mut donor = giving(true);
+    assert!(go_on(&mut donor));
+    is_announced(&mut donor);
+    is_answered(&mut donor, AcceptorStanding::Ready, None);
+    assert!(matches!(donor.op().1, MoveOp::SaveDonation(_)));
+
+    let mut donor = prepared();
+    donor.pass(30);
+    stays(donor, Refusal::Cancelled);
+    let mut donor = prepared();
+    is_answered(&mut donor, AcceptorStanding::Refused, Some(Refusal::NoRoom));
+    stays(donor, Refusal::NoRoom);
+    let mut donor = prepared();
+    let at = At { now: donor.now, around: &Known };
+    donor.moves.cancel(at, NUMBER);
+    stays(donor, Refusal::Cancelled);
+
+    // One that waits for nothing is not hurried.
+    assert!(!go_on(&mut giving(false)));
 }
 
 /// A host that takes sockets of the donor since that belongs to its community, and not otherwise.

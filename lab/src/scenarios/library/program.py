@@ -114,6 +114,10 @@ class Program:
     def sockets(self, process):
         return " ".join(str(found.uuid) for found in whimbrel.sockets(int(process)))
 
+    def prepare(self, to, receiver=None):
+        whimbrel.prepare(self.sock, to, receiver=receiver, timeout=20)
+        return "x"
+
     def give(self, to, receiver=None, padding="0"):
         state = str(self.next).encode()
         whimbrel.give(self.sock, to, receiver=receiver, state=state.ljust(int(padding)))

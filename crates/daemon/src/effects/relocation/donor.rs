@@ -153,10 +153,29 @@ impl Effects {
         family
     }
 
-    /// What a socket that was borrowed is called.
+    /// A program is about to give a socket away: what holds its packets then is attached now. Tells its family.
+    pub(crate) fn expect_gift(&mut self, now: Time, flow: FlowTuple, socket: &OwnedFd, uuid: [u8; 16]) -> Family {
+        self.relocation.expected.insert(flow, uuid);
+        if let Err(error) = self.make_ready(now) {
+            tracing::warn!(%error, "packets for sockets that are moved are not held meanwhile");
+        }
+        family_of(socket)
+    }
+
+    /// It does not, or has.
+    pub(crate) fn forget_gift(&mut self, now: Time, flow: &FlowTuple) {
+        if self.relocation.expected.remove(flow).is_some()
+            && let Err(error) = self.make_ready(now)
+        {
+            tracing::warn!(%error, "programs stay attached");
+        }
+    }
+
+    /// What a socket that was borrowed, or is about to be given, is called.
     pub(crate) fn uuid_of(&self, flow: &FlowTuple) -> Option<[u8; 16]> {
         let borrowed = self.relocation.borrowed.get(flow).map(|borrowed| borrowed.luggage.uuid);
-        borrowed.or_else(|| self.relocation.given.values().find(|given| given.flow == *flow).map(|g| g.luggage.uuid))
+        let given = || self.relocation.given.values().find(|given| given.flow == *flow).map(|given| given.luggage.uuid);
+        borrowed.or_else(given).or_else(|| self.relocation.expected.get(flow).copied())
     }
 
     /// A socket is not to be moved after all.

@@ -76,6 +76,8 @@ pub(crate) struct Arrived {
 pub(crate) struct Relocation {
     /// Sockets of programs that a move may ask for at any moment.
     borrowed: HashMap<FlowTuple, Borrowed>,
+    /// Sockets that their programs are about to give away, and what they are called.
+    expected: HashMap<FlowTuple, [u8; 16]>,
     given: HashMap<MoveName, Given>,
     /// Sockets that listen and are another host's: connections that were being opened still come to them.
     retiring: HashMap<MoveName, Given>,
@@ -111,7 +113,7 @@ impl Relocation {
     /// Whether sockets come, go or wait to be closed.
     fn is_moving(&self) -> bool {
         let moving = !self.borrowed.is_empty() || !self.given.is_empty() || !self.taken.is_empty();
-        moving || !self.late.is_empty()
+        moving || !self.expected.is_empty() || !self.late.is_empty()
     }
 
     /// Whether any sockets rest, to be given away or to wake here.
