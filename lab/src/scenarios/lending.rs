@@ -11,6 +11,11 @@ use crate::{EchoServer, Lab, Many, Result, Whimbrel, expect, wait_until};
 
 pub(super) const SCENARIOS: &[Scenario] = &[
     scenario(
+        "anchor-restarted",
+        "the anchor's daemon is stopped and started again, then the tenant's, while nothing is claimed: connections and leases go on",
+        restarted,
+    ),
+    scenario(
         "anchor-stopped",
         "an anchor that lends nothing new does so over a restart, until it is told otherwise; connections that were opened just before its daemon went depend on it once it is back",
         stopped,
@@ -52,6 +57,30 @@ fn ends_with(daemon: &Whimbrel, args: &[&str]) -> Result<String> {
     let script = "\"$0\" --run-dir \"$@\" 2>&1; echo \"status $?\"";
     let command = daemon.host().command("sh").args(["-c", script]).arg(daemon.binary()).arg(daemon.run_dir());
     command.args(args).run()
+}
+
+fn restarted(lab: &mut Lab) -> Result<()> {
+    let mut four = Four::new(lab, LENDS)?;
+    let at = SocketAddr::new(four.world.at_server.ipv4()?, PORT);
+    let server = EchoServer::start_behind(&four.guest, "desk", at)?;
+    for tenants in [false, true] {
+        let whose = if tenants { "the tenant's" } else { "the anchor's" };
+        step(&format!("{whose} daemon is stopped before anything is claimed, and started again"));
+        four.world.server.nft(DEAF)?;
+        let mut many = Many::open(&four.world.laptop, &server, COUNT)?;
+        many.all_answer(LONG, "as they are opened, so that both ends have them")?;
+        let daemon = if tenants { &mut four.guest } else { &mut four.anchor };
+        daemon.stop()?;
+        four.world.server.nft("delete table inet deaf")?;
+        daemon.restart()?;
+        many.all_answer(LONG, "opened before")?;
+        Many::open(&four.world.laptop, &server, 1)?.all_answer(LONG, "opened since")?;
+        let events = four.guest.events(0)?;
+        let lost =
+            events.iter().find(|event| ["lease-returned", "lease-lost", "lease-over"].contains(&event.kind.as_str()));
+        expect!(lost.is_none(), "{lost:?}");
+    }
+    four.world.no_resets()
 }
 
 fn stopped(lab: &mut Lab) -> Result<()> {

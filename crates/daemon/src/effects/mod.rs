@@ -736,8 +736,9 @@ impl Effects {
             );
             return false;
         }
-        if self.moved() || self.unfitted > 0 || self.helping.helpers.translates() {
-            tracing::info!("moved connections are carried on: what they need stays, and the next start takes it over");
+        let carried = self.moved() || self.unfitted > 0 || self.relocation.is_depended_on();
+        if carried || self.helping.helpers.translates() {
+            tracing::info!("connections depend on this host: what they need stays, and the next start takes it over");
             return false;
         }
         let removed = self

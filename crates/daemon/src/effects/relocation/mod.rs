@@ -116,6 +116,11 @@ impl Relocation {
         moving || !self.expected.is_empty() || !self.late.is_empty()
     }
 
+    /// Whether connections depend on what is in the kernel for endpoints that are lent, are on lease or have moved here, which the node knows nothing of.
+    pub(super) fn is_depended_on(&self) -> bool {
+        !self.lender.is_idle() || !self.tenant.is_idle() || self.endpoints.in_use().next().is_some()
+    }
+
     /// Whether any sockets rest, to be given away or to wake here.
     pub(super) fn any_rests(&self) -> bool {
         !self.given.is_empty() || self.taken.values().any(Taken::rests)
