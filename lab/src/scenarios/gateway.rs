@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use whimbrel_ipc::{Carrier, ConnectionState};
 
+use super::library::{Program, far_end, is_over};
 use super::world::{LONG, RATE, SOME, World, all_run, backed_off, carried_by, is_bare, is_native, ms, site, step};
 use super::{Scenario, scenario};
 use crate::{
@@ -39,6 +40,12 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         "a host behind the router has opened the connection; the laptop roams, and comes home",
         opened,
     ),
+    scenario(
+        "gateway-given",
+        "a connection with a host behind the router is given to another host, and back; what was not given moves on",
+        |lab| given(lab, false),
+    ),
+    scenario("gateway-given-ipv6", "the same over IPv6", |lab| given(lab, true)),
     scenario(
         "gateway-stranger",
         "somebody else has the laptop's former address, and Whimbrel: nothing of the laptop's goes there",
@@ -184,6 +191,56 @@ fn gateway(lab: &mut Lab, ipv6: bool) -> Result<()> {
     datagrams.check()?;
     drop(datagrams);
     three.finish(vec![stream, fresh, own])
+}
+
+fn given(lab: &mut Lab, ipv6: bool) -> Result<()> {
+    const BLOCKS: u32 = 20;
+    let mut three = Three::new(lab, site("a"), site("b"), ipv6)?;
+    let c = three.world.add(lab, site("c"))?;
+    let guest = lab.host("guest")?;
+    let at_guest = guest.join(&c.network, &Join::by("eth0"))?.ipv4()?;
+    let mut there = guest.whimbrel()?;
+    let (laptop, at_laptop) = (three.world.laptop.clone(), three.world.at.ipv4()?);
+    three.client.befriend(&there, at_laptop)?;
+    let mut stream = three.world.stream_to(three.at_server)?;
+    let (mut far, port) = far_end(&three.world.server, three.at_server)?;
+    let mut first = Program::start(&laptop, &three.client)?;
+    let local: u16 = first.does(&format!("connect {} {port}", three.at_server))?.parse().unwrap_or_default();
+    first.does(&format!("talk {BLOCKS}"))?;
+    three.client.wait_introduced(&stream, LONG)?;
+    let own = if ipv6 { three.world.at.ipv6()? } else { at_laptop };
+    let (here, remote) = (SocketAddr::new(own, local), SocketAddr::new(three.at_server, port));
+    let native = |connection: &whimbrel_ipc::Connection| connection.state == ConnectionState::Native;
+    three.client.wait_connection(here, remote, LONG, "introduced", native)?;
+
+    step("to a host elsewhere");
+    let mut second = Program::start(&guest, &there)?;
+    second.does("receive films")?;
+    first.does(&format!("give {at_guest} films"))?;
+    second.does("received")?;
+    second.does(&format!("talk {BLOCKS}"))?;
+    stream.wait_progress(SOME, LONG)?;
+    let kept = three.world.s.router.ip_output("-o addr show dev lo")?;
+    expect!(!kept.contains(&three.at_server.to_string()), "the router has the address of who is behind it: {kept}");
+
+    step("the router's daemon is killed, and the laptop roams with what it has not given");
+    three.gateway.kill()?;
+    three.gateway.restart()?;
+    let b = three.world.b.clone();
+    three.world.roam(&b)?;
+    stream.wait_progress(SOME, LONG)?;
+    second.does(&format!("talk {BLOCKS}"))?;
+
+    step("and back");
+    first.does("receive films")?;
+    let at_laptop = three.world.at.ipv4()?;
+    second.does(&format!("give {at_laptop} films"))?;
+    first.does("received")?;
+    first.does(&format!("talk {BLOCKS}"))?;
+    first.does("close")?;
+    is_over(&mut far, 4 * BLOCKS)?;
+    all_run(&mut [&mut there])?;
+    three.finish(vec![stream])
 }
 
 fn gateway_nat(lab: &mut Lab) -> Result<()> {

@@ -66,7 +66,7 @@ pub(super) struct Program {
 }
 
 impl Program {
-    fn start(host: &Host, daemon: &Whimbrel) -> Result<Self> {
+    pub(super) fn start(host: &Host, daemon: &Whimbrel) -> Result<Self> {
         Self::run(host, PROGRAM, &daemon.run_dir())
     }
 
@@ -152,7 +152,7 @@ fn write(host: &Host, program: &str) -> Result<String> {
 }
 
 /// The far end of a connection, and its port.
-fn far_end(host: &Host, address: IpAddr) -> Result<(Process, u16)> {
+pub(super) fn far_end(host: &Host, address: IpAddr) -> Result<(Process, u16)> {
     far_ends(host, address, 1)
 }
 
@@ -170,7 +170,7 @@ fn far_ends(host: &Host, address: IpAddr, count: usize) -> Result<(Process, u16)
 }
 
 /// The far end has had this many blocks and an orderly end.
-fn is_over(far: &mut Process, blocks: u32) -> Result<()> {
+pub(super) fn is_over(far: &mut Process, blocks: u32) -> Result<()> {
     has_had(far, blocks)?;
     far.wait_success(LONG)
 }

@@ -114,7 +114,7 @@ impl Node {
         let Some(far) = known else { return Some(Err(format!("there is no flow {flow:016x} any more"))) };
         let drawn = self.config.drawn_ports.clone();
         let before = self.flows.get(&far).and_then(Flow::entry).copied();
-        let end = if lent.is_some() { LocalEnd::Behind } else { LocalEnd::Here };
+        let end = if lent.is_some() { LocalEnd::Behind } else { self.end_of(&far) };
         let peer = self.peer_of(&to);
         let as_before = |before: &FlowEntry| {
             (before.name, before.wire_remote_port, before.end) == (flow, wire_port, end)
@@ -307,10 +307,10 @@ impl Node {
         self.peers.values().find_map(|peer| peer.named.get(&flow).copied())
     }
 
-    /// With which peer a flow is one that this host holds, where its end is this host's own.
+    /// With which peer a flow is one that this host holds, where its end is this host's own, or that of a host behind it.
     fn led_to(&self, flow: u64) -> Option<PeerId> {
         let entry = self.flows.get(&self.flow_named(flow)?).and_then(Flow::entry)?;
-        (entry.end == LocalEnd::Here).then_some(entry.peer)
+        matches!(entry.end, LocalEnd::Here | LocalEnd::Passing).then_some(entry.peer)
     }
 
     /// How the owner of a flow that this host holds is to go on with it.
