@@ -14,10 +14,12 @@ use whimbrel_kernel::network::NetworkMonitor;
 use whimbrel_kernel::peer_route::PeerRoutes;
 use whimbrel_kernel::source_way::SourceWays;
 use whimbrel_kernel::tun::Tun;
+use whimbrel_wire::FlowTuple;
 
 use crate::DEVICE;
 use crate::effects::{Addresses, DEFAULT_MTU, MARK};
 use crate::instance::{Instance, InstanceError};
+use crate::journal::Journal;
 use crate::place::Place;
 
 /// Why nothing, or not all, was removed. What was not can be tried again by the same call.
@@ -40,6 +42,16 @@ pub enum CleanError {
          was removed; name its run directory with --run-dir once it is stopped"
     )]
     Elsewhere,
+    /// A move is not decided: to let the program go on could make two copies of its socket, and to end it could end the connection.
+    #[error(
+        "sockets rest here that were being given to another host, which may have them by now ({}). Nothing was removed: start the \
+         daemon first (`systemctl start whimbrel`, or `whimbrel up`), which asks whose they are, and stop it again",
+        listed(.flows)
+    )]
+    Undecided {
+        /// Their connections.
+        flows: BTreeSet<FlowTuple>,
+    },
     /// The run directory cannot be used.
     #[error(transparent)]
     Instance(InstanceError),
@@ -102,7 +114,13 @@ pub fn clean(run_dir: &Path) -> Result<Removed, CleanError> {
     };
     let removed = match &instance {
         Some(instance) if instance.is_orphaned() => return remove_orphans(instance, run_dir),
-        _ => remove_from_kernel(run_dir)?,
+        _ => {
+            let (_, flows) = Journal::resting_in(&run_dir.join("journal"));
+            if !flows.is_empty() {
+                return Err(CleanError::Undecided { flows });
+            }
+            remove_from_kernel(run_dir)?
+        }
     };
     remove_pins_and_files(removed, instance.as_ref(), run_dir)
 }
@@ -170,6 +188,12 @@ fn remove_pins_and_files(
         instance.forget_namespace(run_dir);
     }
     Ok(removed)
+}
+
+fn listed(flows: &BTreeSet<FlowTuple>) -> String {
+    let shown: Vec<String> = flows.iter().take(3).map(FlowTuple::to_string).collect();
+    let more = flows.len().saturating_sub(shown.len());
+    if more == 0 { shown.join(", ") } else { format!("{} and {more} more", shown.join(", ")) }
 }
 
 fn remove_file(path: PathBuf, removed: &mut Removed) -> Result<(), CleanError> {

@@ -13,7 +13,7 @@
 
 mod lines;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -217,18 +217,21 @@ impl Journal {
         text.split(|byte| *byte == b'\n').any(|line| matches!(serde_json::from_slice(line), Ok(Line::Flow(_))))
     }
 
-    /// What the journal at `path`, which stays as it is, says of processes that stand still: see [`Self::halted`]. Of one that cannot be read, nothing.
+    /// What the journal at `path`, which stays as it is, says of processes that stand still: see [`Self::halted`]; and of sockets that were being given
+    /// away. Of one that cannot be read, nothing.
     #[must_use]
-    pub fn halted_in(path: &Path) -> BTreeMap<u32, u64> {
-        let mut halted = BTreeMap::new();
+    pub fn resting_in(path: &Path) -> (BTreeMap<u32, u64>, BTreeSet<FlowTuple>) {
+        let (mut halted, mut donations) = (BTreeMap::new(), BTreeMap::new());
         for line in read(path).unwrap_or_default().split(|byte| *byte == b'\n') {
             match serde_json::from_slice(line) {
                 Ok(Line::Halted(pid, started)) => drop(halted.insert(pid, started)),
                 Ok(Line::HaltedOver(pid)) => drop(halted.remove(&pid)),
+                Ok(Line::Donation(line)) => donations.extend(line.saved().map(|saved| (saved.name, saved.tuple))),
+                Ok(Line::DonationOver(name)) => drop(donations.remove(&name.into())),
                 _ => {}
             }
         }
-        halted
+        (halted, donations.into_values().collect())
     }
 
     /// The flows in force.
@@ -788,7 +791,7 @@ mod tests {
         for _ in 0..2 {
             let (journal, restored) = Journal::open(&folder.file()).expect("open");
             assert_eq!((restored.moves, journal.halted()), (all.clone(), &[(71, 2)].into()));
-            assert_eq!(Journal::halted_in(&folder.file()), [(71, 2)].into());
+            assert_eq!(Journal::resting_in(&folder.file()), ([(71, 2)].into(), [donation(2).tuple].into()));
         }
         let (mut journal, _) = Journal::open(&folder.file()).expect("open");
         journal.forget_halted(71);

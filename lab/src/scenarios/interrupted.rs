@@ -435,6 +435,10 @@ fn as_it_ends(lab: &mut Lab, far_runs: bool) -> Result<()> {
     }
     let mut asked = unanswered(&mut three, &mut program)?;
     three.donor_daemon.stop()?;
+    if far_runs {
+        let refused = three.donor_daemon.cli(&["clean"]);
+        expect!(refused.is_err_and(|error| error.to_string().contains("sockets rest here")), "it is cleaned away");
+    }
     asked.kill()?;
     three.acceptor_daemon.kill()?;
     if let Some(far) = &mut three.far_daemon {

@@ -1,6 +1,6 @@
 //! What a daemon before this one has left in the middle of moves.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -137,7 +137,7 @@ impl Effects {
         }
         match Given::adopt(saved.tuple, borrowed) {
             Ok(given) => {
-                self.relocation.halt_adopted(given.processes());
+                self.relocation.halt_adopted(given.processes(), self.journal.halted());
                 if !saved.tuple.listens() {
                     self.tunnel.set_aside(&saved.tuple);
                 } else if self.relocation.endpoints.at(&saved.tuple).is_some()
@@ -210,23 +210,67 @@ fn go_on(pid: u32, started: u64) {
     }
 }
 
-/// Continues what a daemon that is gone has stopped for moves, as its journal has it.
+/// Continues what a daemon that is gone has stopped for moves, as its journal has it. No socket of theirs [rests](Journal::resting_in).
 pub(crate) fn continue_halted(journal: &Path) {
-    Journal::halted_in(journal).into_iter().for_each(|(pid, started)| go_on(pid, started));
+    Journal::resting_in(journal).0.into_iter().for_each(|(pid, started)| go_on(pid, started));
 }
 
 impl Relocation {
-    /// Processes that a daemon before this one has stopped go on when their sockets do.
-    fn halt_adopted(&mut self, processes: &[u32]) {
+    /// Processes that a daemon before this one has stopped, which are `noted` with the time that each was started, go on when their sockets do. What somebody
+    /// else has stopped stays so.
+    fn halt_adopted(&mut self, processes: &[u32], noted: &BTreeMap<u32, u64>) {
         for pid in processes {
-            match self.halted.get_mut(pid) {
-                Some((_, count)) => *count += 1,
-                None => {
-                    if let Ok(halted) = Halted::adopt(*pid) {
-                        self.halted.insert(*pid, (halted, 1));
-                    }
-                }
+            if let Some((_, count)) = self.halted.get_mut(pid) {
+                *count += 1;
+                continue;
             }
+            let is_noted = noted.get(pid).is_some_and(|started| whole::started(*pid) == Some(*started));
+            match if is_noted { Halted::adopt(*pid) } else { Halted::stop(*pid) } {
+                Ok(halted) => drop(self.halted.insert(*pid, (halted, 1))),
+                Err(error) => tracing::warn!(%error, "a process whose socket rests may not stand still"),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Child, Command};
+
+    use rustix::process::{Pid, Signal, kill_process};
+    use whimbrel_kernel::borrowed::stands_still;
+
+    use super::*;
+
+    /// A process that somebody has stopped.
+    fn stopped() -> Child {
+        let child = Command::new("sleep").arg("60").spawn().expect("sleep");
+        kill_process(Pid::from_child(&child), Signal::STOP).expect("a signal");
+        while stands_still(child.id()) == Some(false) {}
+        child
+    }
+
+    #[test]
+    fn what_a_daemon_before_this_one_has_stopped_goes_on_and_nothing_else() {
+        // Stopped by that daemon, by its user, and by its user under a number that was another's before.
+        let mut children = [stopped(), stopped(), stopped()];
+        let [mine, users, other] = children.each_ref().map(Child::id);
+        let started = |pid| whole::started(pid).expect("its start");
+        let noted = BTreeMap::from([(mine, started(mine)), (other, started(other) + 1)]);
+        let mut relocation = Relocation::default();
+        relocation.halt_adopted(&[mine, users, other], &noted);
+        relocation.halt_adopted(&[mine], &noted);
+        assert_eq!(relocation.halted.values().map(|(_, count)| *count).sum::<usize>(), 4);
+        assert_eq!([mine, users, other].map(stands_still), [Some(true); 3]);
+        relocation.halted.clear();
+        while stands_still(mine) == Some(true) {}
+        assert_eq!([users, other].map(stands_still), [Some(true); 2]);
+        [mine, other].into_iter().for_each(|pid| go_on(pid, started(pid) + 1));
+        assert_eq!(stands_still(other), Some(true), "its number is another's by now");
+        go_on(other, started(other));
+        while stands_still(other) == Some(true) {}
+        for child in &mut children {
+            child.kill().and_then(|()| child.wait()).expect("its end");
         }
     }
 }

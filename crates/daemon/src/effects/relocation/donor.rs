@@ -180,9 +180,11 @@ impl Effects {
 
     /// A socket is not to be moved after all.
     pub(crate) fn return_socket(&mut self, now: Time, flow: &FlowTuple) {
-        if self.relocation.borrowed.remove(flow).is_some()
-            && let Err(error) = self.make_ready(now)
-        {
+        if self.relocation.borrowed.remove(flow).is_none() {
+            return;
+        }
+        self.forget_unhalted();
+        if let Err(error) = self.make_ready(now) {
             tracing::warn!(%error, "programs stay attached");
         }
     }
@@ -327,14 +329,18 @@ impl Effects {
 
     pub(super) fn forget_given(&mut self, now: Time, name: &MoveName) -> Result<(), MoveFailed> {
         self.journal.forget_donation(*name);
+        self.forget_unhalted();
+        self.make_ready(now)
+    }
+
+    /// Forgets what was noted of processes that were not stopped after all.
+    fn forget_unhalted(&mut self) {
         if self.relocation.borrowed.is_empty() {
-            // Of moves that came to nothing before it was stopped.
             let noted: Vec<u32> = self.journal.halted().keys().copied().collect();
             for pid in noted.into_iter().filter(|pid| !self.relocation.halted.contains_key(pid)) {
                 self.journal.forget_halted(pid);
             }
         }
-        self.make_ready(now)
     }
 
     /// Processes need not stand still on account of one socket any more.
