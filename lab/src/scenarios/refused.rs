@@ -9,7 +9,7 @@ use whimbrel_ipc::ConnectionState;
 use super::relocation::Three;
 use super::world::{LONG, step};
 use super::{Scenario, scenario};
-use crate::{Error, Host, Lab, Result, Ticker, TickerFar, Whimbrel, expect, wait_for, wait_until};
+use crate::{EchoServer, Error, Host, Lab, Many, Result, Ticker, TickerFar, Whimbrel, expect, wait_for, wait_until};
 
 pub(super) const SCENARIOS: &[Scenario] = &[
     scenario(
@@ -102,7 +102,7 @@ fn leave_descriptors(daemon: &mut Whimbrel, free: Option<usize>) -> Result<()> {
 
 fn refused(lab: &mut Lab, ipv6: bool) -> Result<()> {
     let stranger_host = lab.host("stranger")?;
-    let mut three = Three::new(lab, false)?;
+    let mut three = Three::with(lab, false, "[anchor]\nports = \"40000-40999\"\n")?;
     let at = stranger_host.join(&three.world.b.network, &crate::Join::by("eth0"))?;
     let stranger = stranger_host.whimbrel()?;
     let at_donor: IpAddr = if ipv6 { three.world.at_server.ipv6()? } else { three.world.at_server.ipv4()? };
@@ -125,11 +125,21 @@ fn refused(lab: &mut Lab, ipv6: bool) -> Result<()> {
     let mut theirs = TickerFar::connect(&three.world.laptop, own.address())?;
     theirs.wait_progress(100, LONG)?;
     let donor_at = three.world.at_server.ipv4()?.to_string();
-    let said = stranger.cli(&["move", &theirs.local().to_string(), "--to", &donor_at, "--process", "desk"]);
-    expect!(said.is_err(), "a stranger hands a socket over");
+    // The two know each other by a connection, and no more.
+    let at_donor = three.world.at_server.ipv4()?;
+    let server = EchoServer::start(&three.world.server, at_donor)?;
+    let _known = Many::open(&stranger_host, &server, 1)?;
+    let knows = |peer: &whimbrel_ipc::Peer| peer.address.ip() == at_donor;
+    wait_until(LONG, "they are peers", || stranger.peers().is_ok_and(|peers| peers.iter().any(knows)))?;
+    let refused = |said: Result<String>, why: &str| {
+        let told = said.err().map(|error| error.to_string()).unwrap_or_default();
+        expect!(told.contains(why), "it is not refused since {why}: {told}");
+        Ok(())
+    };
+    let moved = stranger.cli(&["move", &theirs.local().to_string(), "--to", &donor_at, "--process", "desk"]);
+    refused(moved, "the other host takes no sockets from this one")?;
     theirs.wait_progress(100, LONG)?;
-    let said = stranger.cli(&["run", "--anchor", &donor_at, "--", "true"]);
-    expect!(said.is_err(), "a stranger has an address on lease");
+    refused(stranger.cli(&["run", "--anchor", &donor_at, "--", "true"]), "it lends nothing to this host")?;
 
     step("the target has no descriptors left");
     for free in [0, 1, 3, 6, 9] {
