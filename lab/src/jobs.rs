@@ -18,7 +18,7 @@ pub(crate) struct Task {
 pub(crate) fn is_left_out(scenario: &str, last: Option<Instant>) -> bool {
     let late = last.is_some_and(|last| Instant::now() > last);
     if late {
-        println!("SKIP {scenario}: no time was left for it");
+        println!("LATE {scenario}: no time was left for it");
     }
     late
 }

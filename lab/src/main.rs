@@ -3,6 +3,7 @@
 mod jobs;
 
 use std::ffi::OsString;
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -120,9 +121,13 @@ struct RunOptions {
     /// Run so many at a time; most wait most of the time
     #[arg(long, default_value_t = 1, value_name = "COUNT")]
     jobs: usize,
-    /// Begin none later than so many seconds from now, and say which were left out
+    /// Begin none later than so many seconds from now, and say which were left out. With --all they come in an order by lot then, so that it is
+    /// not always the same
     #[arg(long, value_name = "SECONDS")]
     begin_within: Option<u64>,
+    /// The number that the order is drawn from [default: a fresh one, printed]
+    #[arg(long, value_name = "NUMBER", requires = "begin_within")]
+    order: Option<u64>,
 }
 
 impl RunOptions {
@@ -259,7 +264,7 @@ fn list() {
 
 fn run(options: &RunOptions) -> Result<bool> {
     let last = options.begin_within.map(|seconds| Instant::now() + Duration::from_secs(seconds));
-    let chosen: Vec<&Scenario> = if options.all || options.programs {
+    let mut chosen: Vec<&'static Scenario> = if options.all || options.programs {
         let suite = scenarios::all().filter(|_| options.all);
         suite.chain(scenarios::programs().filter(|_| options.programs)).collect()
     } else {
@@ -268,6 +273,13 @@ fn run(options: &RunOptions) -> Result<bool> {
         };
         options.scenarios.iter().map(find).collect::<Result<_>>()?
     };
+    if options.all && options.begin_within.is_some() {
+        let order = options.order.unwrap_or_else(|| u64::from(std::process::id()));
+        println!("in the order of --order {order}");
+        let place =
+            |scenario: &&Scenario| BuildHasherDefault::<DefaultHasher>::default().hash_one((order, scenario.name));
+        chosen.sort_by_cached_key(place);
+    }
     let runs = chosen.into_iter().flat_map(|scenario| std::iter::repeat_n(scenario, options.times));
     if options.jobs > 1 {
         return jobs::run(&runs.map(|scenario| options.once(scenario)).collect::<Vec<_>>(), options.jobs, last);

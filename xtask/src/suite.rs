@@ -39,6 +39,8 @@ pub(crate) struct Tally {
     pub(crate) failures: Vec<String>,
     /// What this machine lacks something for, each with why. It neither passed nor failed.
     pub(crate) skipped: Vec<String>,
+    /// Names of those that there was no time for.
+    pub(crate) late: Vec<String>,
 }
 
 impl Tally {
@@ -60,6 +62,7 @@ impl Tally {
         self.failed += part.failed;
         self.failures.extend(part.failures);
         self.skipped.extend(part.skipped);
+        self.late.extend(part.late);
     }
 
     /// Tells what failed, what was skipped, and how much there was of each.
@@ -81,7 +84,13 @@ impl Tally {
             1 => "1 was skipped, for this machine lacks something for it\n".to_owned(),
             count => format!("{count} were skipped, for this machine lacks something for them\n"),
         };
-        format!("{skipped}{} passed, {} failed", self.passed, self.failed)
+        let late = match self.late.len() {
+            0 => String::new(),
+            count => {
+                format!("NOT ALL WAS RUN: there was no time for {count} on this machine: {}\n", self.late.join(", "))
+            }
+        };
+        format!("{late}{skipped}{} passed, {} failed", self.passed, self.failed)
     }
 
     /// How often `name` failed.
@@ -277,6 +286,10 @@ fn failed_test(line: &str) -> Option<&str> {
 /// the machine may be busy with other things. That it failed at first is told in any case.
 fn lab(root: &Path, time: Time) -> Result<Tally, Failure> {
     let mut tally = scenarios(root, time, &["--all".to_owned(), format!("--jobs={SCENARIOS_AT_ONCE}")])?;
+    if tally.late.len() > tally.passed {
+        // What little was run says nothing.
+        tally.fail("lab scenarios: there was no time for most of them");
+    }
     let again: Vec<String> =
         tally.failures.iter().filter_map(|failure| failure.strip_prefix(SCENARIO)).map(str::to_owned).collect();
     if again.is_empty() || !time.allows_retry(&tally) {
@@ -284,8 +297,9 @@ fn lab(root: &Path, time: Time) -> Result<Tally, Failure> {
     }
     println!("\nonce more, those that failed:");
     let second = scenarios(root, time, &again)?;
+    let whole = second.passed + second.failed + second.late.len() >= again.len();
     for failure in again.iter().map(|name| format!("{SCENARIO}{name}")) {
-        if second.failures_of(&failure) == 0 && second.passed + second.failed >= again.len() {
+        if whole && second.failures_of(&failure) == 0 && !second.late.contains(&failure) {
             tally.was_unsteady(&failure);
         }
     }
@@ -305,13 +319,16 @@ fn scenarios(root: &Path, time: Time, which: &[String]) -> Result<Tally, Failure
             Some((_, Outcome::Passed)) => tally.pass(),
             Some((name, Outcome::Failed)) => tally.fail(format!("{SCENARIO}{name}")),
             Some((name, Outcome::Skipped(why))) => tally.skip(format!("{SCENARIO}{name}: {why}")),
+            Some((name, Outcome::Late)) => tally.late.push(format!("{SCENARIO}{name}")),
             None => {}
         }
     })?;
     match end {
         End::Failure if tally.failed == 0 => tally.fail("lab scenarios: the lab itself failed"),
         End::TimedOut => tally.fail(format!("lab scenarios: not done after {} s", limit.as_secs())),
-        End::Success if tally.passed == 0 && tally.skipped.is_empty() => tally.fail("lab scenarios: none were run"),
+        End::Success if tally.passed + tally.skipped.len() + tally.late.len() == 0 => {
+            tally.fail("lab scenarios: none were run");
+        }
         _ => {}
     }
     Ok(tally)
@@ -324,6 +341,8 @@ pub(crate) enum Outcome<'a> {
     Failed,
     /// The machine lacks something for it: this.
     Skipped(&'a str),
+    /// There was no time for it.
+    Late,
 }
 
 /// The lab's `PASS NAME …`, `FAIL NAME …` or `SKIP NAME: WHY`.
@@ -334,6 +353,7 @@ pub(crate) fn scenario_result(line: &str) -> Option<(&str, Outcome<'_>)> {
         "PASS" => Outcome::Passed,
         "FAIL" => Outcome::Failed,
         "SKIP" => Outcome::Skipped(why),
+        "LATE" => Outcome::Late,
         _ => return None,
     };
     Some((name.trim_end_matches(':'), outcome))
@@ -382,6 +402,10 @@ mod tests {
         let skipped = "SKIP moved-process: `criu check` says: No such file or directory (os error 2)";
         let why = "`criu check` says: No such file or directory (os error 2)";
         assert_eq!(scenario_result(skipped), Some(("moved-process", Outcome::Skipped(why))));
+        assert_eq!(
+            scenario_result("LATE moved-socket: no time was left for it"),
+            Some(("moved-socket", Outcome::Late))
+        );
         assert_eq!(scenario_result("running nat-to-nat"), None);
         assert_eq!(scenario_result("PASS"), None);
     }
