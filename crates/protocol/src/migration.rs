@@ -340,6 +340,7 @@ impl Moves {
         let waiting: Vec<MoveName> =
             self.acceptances.iter().filter(|(_, of)| of.reaches(&with)).map(|(name, _)| *name).collect();
         waiting.into_iter().for_each(|name| self.handle_holder_reached(at, name));
+        self.say_all_reached(at, with);
         self.hear_own(at);
     }
 

@@ -30,6 +30,8 @@ pub(super) struct Lease {
     whole: bool,
     /// They are the tenant's until then.
     until: Time,
+    /// Its tenant was told whether this host is reached at the address (P-131), or may have been by a daemon before this one.
+    told: bool,
     stage: Stage,
 }
 
@@ -79,7 +81,7 @@ impl Moves {
         let Some(peer) = at.around.peer(&to) else { return Some(Err(format!("{to} is not known any more"))) };
         let ends = Ends { first: far.remote, count: 1 };
         let until = at.now + self.lifetime();
-        self.leases.insert(name, Lease { ends: Some(ends), whole: false, until, stage: Stage::Lending });
+        self.leases.insert(name, Lease { ends: Some(ends), whole: false, until, told: false, stage: Stage::Lending });
         self.changes.push_back(FlowChange::Remember { key: to });
         self.op(MoveOp::Lend { name, peer, ends, moved: Some(far.transport) }, Asked::Lease(name));
         None
@@ -143,7 +145,8 @@ impl Moves {
             // It is asked again in a session.
             (None, None) => {}
             (None, Some(peer)) => {
-                self.leases.insert(name, Lease { ends: None, whole: ends.count == 0, until, stage: Stage::Lending });
+                let (whole, stage) = (ends.count == 0, Stage::Lending);
+                self.leases.insert(name, Lease { ends: None, whole, until, told: false, stage });
                 self.changes.push_back(FlowChange::Remember { key: tenant });
                 self.op(MoveOp::Lend { name, peer, ends, moved: None }, Asked::Lease(name));
             }
@@ -155,6 +158,25 @@ impl Moves {
         let Some(ends) = self.leases.get(&name).and_then(|lease| lease.ends) else { return };
         let outcome = Ok(Granted { ends, lifetime });
         self.say(at, name.tenant, Record::Leased { number: name.number, outcome });
+        self.say_reached(at, name);
+    }
+
+    /// Whether this host is reached at the address of a lease, for its tenant, unless that has always been so (P-131). What was said before
+    /// may be lost: a lane that nobody answers is given up.
+    fn say_reached(&mut self, at: At<'_>, name: LeaseName) {
+        let in_force = self.leases.get_mut(&name).filter(|lease| lease.stage == Stage::InForce);
+        let Some((lease, ends)) = in_force.and_then(|lease| lease.ends.map(|ends| (lease, ends))) else { return };
+        let reached = !self.unreached.contains(&ends.first.ip());
+        if !reached || lease.told {
+            lease.told = true;
+            self.say(at, name.tenant, Record::Reached { number: name.number, reached });
+        }
+    }
+
+    /// There is a new session with a tenant, for which there may have been none as it was told.
+    pub(super) fn say_all_reached(&mut self, at: At<'_>, tenant: PublicKey) {
+        let all: Vec<LeaseName> = self.leases_of(tenant).map(|(name, _)| *name).collect();
+        all.into_iter().for_each(|name| self.say_reached(at, name));
     }
 
     /// Endpoints were found and lent, or not.
@@ -250,8 +272,8 @@ impl Moves {
                 continue;
             };
             let until = at.now + self.lifetime();
-            self.leases
-                .insert(*name, Lease { ends: Some(*ends), whole: ends.count == 0, until, stage: Stage::Lending });
+            let (whole, stage) = (ends.count == 0, Stage::Lending);
+            self.leases.insert(*name, Lease { ends: Some(*ends), whole, until, told: true, stage });
             self.op(MoveOp::Lend { name: *name, peer, ends: *ends, moved: None }, Asked::Lease(*name));
         }
     }
@@ -337,10 +359,8 @@ impl Moves {
         let in_force = self.leases.iter().filter(|(_, lease)| lease.stage == Stage::InForce);
         let of = in_force.filter_map(|(name, lease)| Some((*name, lease.ends?.first.ip())));
         let changed = of.filter(|(_, of)| before.contains(of) != self.unreached.contains(of));
-        for (LeaseName { tenant, number }, of) in changed.collect::<Vec<_>>() {
-            let reached = !self.unreached.contains(&of);
-            self.say(at, tenant, Record::Reached { number, reached });
-        }
+        let changed: Vec<LeaseName> = changed.map(|(name, _)| name).collect();
+        changed.into_iter().for_each(|name| self.say_reached(at, name));
     }
 
     /// What is lent to whom, and the flows that this host passes on for others, by who has them.

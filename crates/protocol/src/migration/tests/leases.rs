@@ -1,5 +1,6 @@
 //! What anchors lend, to whom and for how long, and what may be claimed (P-84…P-86).
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use whimbrel_wire::lending::{Ends, Granted};
@@ -27,11 +28,15 @@ fn leased(anchor: &mut Host, to: usize) -> Result<Granted, Refusal> {
 
 /// A lease of these ends in force.
 fn lend(anchor: &mut Host, number: u64) {
+    lend_for(anchor, number, Granted { ends: ends(), lifetime: 60 });
+}
+
+fn lend_for(anchor: &mut Host, number: u64, granted: Granted) {
     anchor.hear(DONOR, Record::Lease { number, ends: ends() });
     let (id, op) = anchor.op();
     assert!(matches!(op, MoveOp::Lend { name: LeaseName { tenant, .. }, .. } if tenant == key(DONOR)), "{op:?}");
     anchor.moves.handle_done(At { now: anchor.now, around: &Known }, id, Ok(MoveDone::Lent(ends())));
-    assert_eq!(leased(anchor, DONOR), Ok(Granted { ends: ends(), lifetime: 60 }));
+    assert_eq!(leased(anchor, DONOR), Ok(granted));
 }
 
 #[test]
@@ -137,6 +142,49 @@ fn a_tenant_is_told_that_its_anchor_is_not_reached_at_what_it_lends() {
     assert_eq!(hears(&unreached), told(false));
     assert_eq!(hears(&unreached), None, "it says nothing new");
     assert_eq!(hears(&reached), told(true));
+}
+
+#[test]
+fn who_is_cut_off_as_it_is_told_of_an_address_hears_of_it_later() {
+    // P-131
+    let gone: BTreeSet<IpAddr> = [ends().first.ip()].into();
+    let told = |reached| Record::Reached { number: 1, reached };
+    for by_session in [true, false] {
+        let mut anchor = lessor();
+        anchor.moves.config.lending.as_mut().expect("it lends").lifetime = Duration::from_secs(86_400);
+        let granted = Granted { ends: ends(), lifetime: 86_400 };
+        lend_for(&mut anchor, 1, granted);
+        let told_in_vain = |anchor: &mut Host, unreached: BTreeSet<IpAddr>| {
+            anchor.moves.note_unreached(At { now: anchor.now, around: &Known }, unreached);
+            while anchor.moves.lanes.wants(&key(DONOR)) {
+                while anchor.moves.poll_message(anchor.now, &key(DONOR)).is_some() {}
+                let due = anchor.moves.deadline(At { now: anchor.now, around: &Known });
+                anchor.now = due.expect("it is given up").max(anchor.now + Duration::from_millis(1));
+                anchor.moves.handle_timeout(At { now: anchor.now, around: &Known });
+            }
+            anchor.unread.clear();
+        };
+        let hears = |anchor: &mut Host| {
+            let expected = match by_session {
+                true => {
+                    anchor.moves.handle_session(At { now: anchor.now, around: &Known }, key(DONOR));
+                    vec![]
+                }
+                false => {
+                    anchor.hear(DONOR, Record::Lease { number: 1, ends: ends() });
+                    vec![Record::Leased { number: 1, outcome: Ok(granted) }]
+                }
+            };
+            let mut said = anchor.said(DONOR);
+            said.retain(|record| !expected.contains(record));
+            said
+        };
+        assert_eq!(hears(&mut anchor), [], "there is nothing to tell");
+        told_in_vain(&mut anchor, gone.clone());
+        assert_eq!(hears(&mut anchor), [told(false)]);
+        told_in_vain(&mut anchor, BTreeSet::new());
+        assert_eq!(hears(&mut anchor), [told(true)]);
+    }
 }
 
 #[test]
