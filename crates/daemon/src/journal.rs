@@ -65,8 +65,8 @@ pub struct SavedMoves {
     pub acceptances: BTreeMap<MoveName, SavedAcceptance>,
     /// Of flows whose far ends this host holds, by their names.
     pub held: BTreeMap<u64, SavedHeld>,
-    /// Endpoints that others have on lease.
-    pub leases: BTreeMap<LeaseName, SavedLease>,
+    /// Endpoints that others have on lease, and whether the address was of a subnet of this host's links when it was lent.
+    pub leases: BTreeMap<LeaseName, (SavedLease, bool)>,
     /// Endpoints of others, by the numbers of their leases, with the namespaces that programs have brought along for them.
     pub tenancies: BTreeMap<u64, (SavedTenancy, Option<SavedNamespace>)>,
 }
@@ -365,15 +365,15 @@ impl Journal {
         }
     }
 
-    /// Keeps what another host has on lease.
+    /// Keeps what another host has on lease. `on_link`: the address was of a subnet of this host's links when it was lent.
     ///
     /// # Errors
     /// As [`Self::save_donation`].
-    pub fn save_lease(&mut self, saved: SavedLease) -> Result<(), JournalError> {
-        if self.moves.leases.get(&saved.name) == Some(&saved) {
+    pub fn save_lease(&mut self, saved: SavedLease, on_link: bool) -> Result<(), JournalError> {
+        if self.moves.leases.get(&saved.name) == Some(&(saved, on_link)) {
             return Ok(());
         }
-        self.keep(Line::Lease(saved.into()))
+        self.keep(Line::Lease((saved, on_link).into()))
     }
 
     /// It has it no more.
@@ -534,7 +534,7 @@ impl Journal {
             }
             Line::Lease(line) => {
                 let saved = line.saved();
-                self.moves.leases.insert(saved.name, saved);
+                self.moves.leases.insert(saved.0.name, saved);
             }
             Line::LeaseOver(tenant, number) => {
                 self.moves.leases.remove(&LeaseName { tenant: tenant.key(), number });
@@ -771,7 +771,7 @@ mod tests {
             let brought = (number == 9).then_some(SavedNamespace { cookie: 77, hidden: true });
             (SavedTenancy { number, anchor: key(5), anchor_at, ends: ends(2048), moved }, brought)
         };
-        [1, 2].into_iter().for_each(|number| journal.save_lease(lease(number)).expect("kept"));
+        [1, 2].into_iter().for_each(|number| journal.save_lease(lease(number), number == 2).expect("kept"));
         journal.forget_lease(lease(1).name);
         [7, 8, 9]
             .map(tenancy)
@@ -784,7 +784,7 @@ mod tests {
             donations: [(name(2), donation(2))].into(),
             acceptances: [(name(3), acceptance)].into(),
             held: [(7, held)].into(),
-            leases: [(lease(2).name, lease(2))].into(),
+            leases: [(lease(2).name, (lease(2), true))].into(),
             tenancies: [(8, tenancy(8)), (9, tenancy(9))].into(),
         };
         // The second look is at what the first has rewritten.
@@ -879,7 +879,7 @@ mod tests {
     fn what_cannot_be_written_is_not_decided() {
         let folder = Folder::new("not-decided");
         let (mut journal, _) = Journal::open(&folder.file()).expect("open");
-        journal.save_lease(lease(1)).expect("kept");
+        journal.save_lease(lease(1), true).expect("kept");
         // Neither this file can be written nor another be made.
         let blocked = folder.file().with_extension("new");
         fs::create_dir(&blocked).expect("a folder");
@@ -887,14 +887,16 @@ mod tests {
         journal.save_peer(peer(1));
         assert!(journal.flush().is_err());
         for _ in 0..3 {
-            assert!(journal.save_lease(lease(2)).is_err());
+            assert!(journal.save_lease(lease(2), false).is_err());
         }
         assert_eq!(journal.moves.leases.len(), 1);
 
         fs::remove_dir(&blocked).expect("remove");
-        journal.save_lease(lease(3)).expect("kept");
+        journal.save_lease(lease(3), false).expect("kept");
         let (_, restored) = Journal::open(&folder.file()).expect("open");
         let kept: Vec<u64> = restored.moves.leases.keys().map(|name| name.number).collect();
+        let on_link: Vec<bool> = restored.moves.leases.values().map(|(_, on_link)| *on_link).collect();
+        assert_eq!(on_link, [true, false]);
         assert_eq!((kept, restored.peers.len()), (vec![1, 3], 1), "what was said is there, what failed is not");
     }
 
@@ -922,14 +924,14 @@ mod tests {
     fn a_journal_that_cannot_be_rewritten_serves_as_it_is() {
         let folder = Folder::new("as-it-is");
         let (mut journal, _) = Journal::open(&folder.file()).expect("open");
-        journal.save_lease(lease(1)).expect("kept");
+        journal.save_lease(lease(1), true).expect("kept");
         let mut text = fs::read(folder.file()).expect("read");
         text.extend_from_slice(b"{\"torn");
         fs::write(folder.file(), text).expect("tear");
         fs::create_dir(folder.file().with_extension("new")).expect("a folder");
         let (mut journal, restored) = Journal::open(&folder.file()).expect("open");
         assert_eq!(restored.moves.leases.len(), 1);
-        journal.save_lease(lease(2)).expect("kept");
+        journal.save_lease(lease(2), false).expect("kept");
         assert_eq!(Journal::open(&folder.file()).expect("open").1.moves.leases.len(), 2);
     }
 

@@ -428,19 +428,22 @@ pub(super) struct LeaseLine {
     number: u64,
     /// The first endpoint, and how many.
     ends: (SocketAddr, u16),
+    /// The address was of a subnet of this host's links when it was lent.
+    #[serde(default)]
+    on_link: bool,
 }
 
-impl From<SavedLease> for LeaseLine {
-    fn from(saved: SavedLease) -> Self {
+impl From<(SavedLease, bool)> for LeaseLine {
+    fn from((saved, on_link): (SavedLease, bool)) -> Self {
         let SavedLease { name, ends } = saved;
-        Self { tenant: KeyLine(name.tenant), number: name.number, ends: (ends.first, ends.count) }
+        Self { tenant: KeyLine(name.tenant), number: name.number, ends: (ends.first, ends.count), on_link }
     }
 }
 
 impl LeaseLine {
-    pub(super) fn saved(self) -> SavedLease {
-        let Self { tenant, number, ends: (first, count) } = self;
-        SavedLease { name: LeaseName { tenant: tenant.0, number }, ends: Ends { first, count } }
+    pub(super) fn saved(self) -> (SavedLease, bool) {
+        let Self { tenant, number, ends: (first, count), on_link } = self;
+        (SavedLease { name: LeaseName { tenant: tenant.0, number }, ends: Ends { first, count } }, on_link)
     }
 }
 

@@ -192,6 +192,8 @@ impl Moves {
                 if known.is_none() {
                     self.say_leased(at, name);
                     self.event(MoveEvent::Lent { to: name.tenant, ends });
+                } else {
+                    self.say_reached(at, name);
                 }
                 if let Some(far) = self.moved(&name) {
                     self.end_former_leases(name.number, name.tenant);

@@ -89,6 +89,7 @@ impl Effects {
         if let Err(error) = self.end_stray_leases(own, moves) {
             tracing::warn!(%error, "what comes for endpoints that are lent to nobody may be lost");
         }
+        let leases = leases.into_iter().map(|(saved, _)| saved).collect();
         let donations = moves.donations.values().map(|saved| (saved.clone(), self.find_given(now, saved))).collect();
         self.let_halted_run();
         self.wholes.let_undecided_go_on();

@@ -191,9 +191,9 @@ impl Effects {
         wanted: Ends,
         moved: Option<Transport>,
     ) -> Result<Ends, MoveFailed> {
-        let before = self.relocation.lender.lent.get(&name).map(|lent| lent.ends);
+        let before = self.relocation.lender.lent.get(&name).copied();
         let ends = match (before, moved) {
-            (Some(ends), _) => {
+            (Some(LentOut { ends, .. }), _) => {
                 if ends.count == 0 {
                     // A daemon before this one may have taken it along.
                     let announced = self.announce_address(ends.first.ip());
@@ -207,7 +207,8 @@ impl Effects {
             }
             (None, None) => self.find_free(&wanted, peer)?,
         };
-        let on_link = offer::is_on_link(&self.network, ends.first.ip());
+        // Of one that a daemon before this one had lent the subnet may be gone since.
+        let on_link = before.is_some_and(|lent| lent.on_link) || offer::is_on_link(&self.network, ends.first.ip());
         let lent = LentOut { ends, moved, peer, on_link };
         self.relocation.lender.lent.insert(name, lent);
         let led = self.lead_lent(lent);
@@ -220,7 +221,7 @@ impl Effects {
         // What has moved is kept by whose it is.
         let kept = ready.and_then(|()| match moved {
             Some(_) => Ok(()),
-            None => self.journal.save_lease(SavedLease { name, ends }).map_err(not_kept),
+            None => self.journal.save_lease(SavedLease { name, ends }, on_link).map_err(not_kept),
         });
         if let Err(failed) = kept {
             self.take_back(now, name)?;
@@ -518,13 +519,13 @@ impl Effects {
     }
 
     /// Endpoints that a daemon before this one had lent: they are as they were, but for what was its own.
-    pub(crate) fn adopt_leases(&mut self, saved: &[SavedLease]) {
-        for SavedLease { name, ends } in saved {
+    pub(crate) fn adopt_leases(&mut self, saved: &[(SavedLease, bool)]) {
+        for (SavedLease { name, ends }, on_link) in saved {
             for port in ends.ports().filter(|_| ends.count > 0) {
                 self.relocation.ports.keep(SocketAddr::new(ends.first.ip(), port));
             }
             // Whose they are, as a peer, is said by the node when it lends them on.
-            let lent = LentOut { ends: *ends, moved: None, peer: PeerId(0), on_link: false };
+            let lent = LentOut { ends: *ends, moved: None, peer: PeerId(0), on_link: *on_link };
             self.relocation.lender.lent.insert(*name, lent);
         }
         if !saved.is_empty() {

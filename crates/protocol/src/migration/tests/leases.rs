@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use whimbrel_wire::lending::{Ends, Granted};
 
-use super::super::{LeaseName, Lending, SavedTenancy};
+use super::super::{LeaseName, Lending, SavedLease, SavedTenancy};
 use super::*;
 
 /// An anchor that lends to the donor, for a minute.
@@ -184,6 +184,36 @@ fn who_is_cut_off_as_it_is_told_of_an_address_hears_of_it_later() {
         assert_eq!(hears(&mut anchor), [told(false)]);
         told_in_vain(&mut anchor, BTreeSet::new());
         assert_eq!(hears(&mut anchor), [told(true)]);
+    }
+}
+
+#[test]
+fn a_tenant_is_told_of_an_address_that_is_gone_already() {
+    // P-131
+    let gone = |anchor: &mut Host| {
+        let at = At { now: anchor.now, around: &Known };
+        anchor.moves.note_unreached(at, [ends().first.ip()].into());
+    };
+    let unreached = |number| Record::Reached { number, reached: false };
+    // As it is lent.
+    let mut anchor = lessor();
+    gone(&mut anchor);
+    anchor.hear(DONOR, Record::Lease { number: 1, ends: ends() });
+    let (id, _) = anchor.op();
+    anchor.moves.handle_done(At { now: anchor.now, around: &Known }, id, Ok(MoveDone::Lent(ends())));
+    let granted = Record::Leased { number: 1, outcome: Ok(Granted { ends: ends(), lifetime: 60 }) };
+    assert_eq!(anchor.said(DONOR), [granted, unreached(1)]);
+    // By a daemon that finds it lent; where it is there again, one before it may have said otherwise.
+    for there in [false, true] {
+        let mut anchor = lessor();
+        if !there {
+            gone(&mut anchor);
+        }
+        let saved = SavedLease { name: LeaseName { tenant: key(DONOR), number: 1 }, ends: ends() };
+        anchor.moves.restore_leases(At { now: anchor.now, around: &Known }, &[saved]);
+        let (id, _) = anchor.op();
+        anchor.moves.handle_done(At { now: anchor.now, around: &Known }, id, Ok(MoveDone::Lent(ends())));
+        assert_eq!(anchor.said(DONOR), [Record::Reached { number: 1, reached: there }]);
     }
 }
 
