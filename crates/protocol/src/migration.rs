@@ -105,6 +105,8 @@ enum Limit {
     Load,
     Lease(LeaseName),
     Tenancy(u64),
+    /// Whether the anchor of a lease is reached is told.
+    Reached(u64),
     Claim(u64),
     /// Ops that failed and that nothing depends on but tidiness.
     Again,
@@ -294,7 +296,7 @@ impl Moves {
             }
             Record::Ending { flow } => self.handle_ending(from, flow),
             Record::Offer { number, ports } => self.handle_offer(from, number, ports),
-            Record::Reached { number, reached } => self.handle_reached(from, number, reached),
+            Record::Reached { number, reached } => self.handle_reached(at, from, number, reached),
         }
     }
 
@@ -444,6 +446,7 @@ impl Moves {
                 Limit::Load => self.handle_load_limit(at),
                 Limit::Lease(name) => self.handle_lease_limit(at, name),
                 Limit::Tenancy(number) => self.handle_tenancy_limit(at, number),
+                Limit::Reached(number) => self.tell_reached(at, number),
                 Limit::Claim(flow) => self.handle_claim_limit(at, flow),
                 Limit::Again => {
                     let failed = std::mem::take(&mut self.failed);

@@ -18,6 +18,9 @@ const ANSWERED_WITHIN: Duration = Duration::from_secs(8);
 /// How long an anchor may take to answer after a restart: the network may come later. It lends on meanwhile, or says that it does not.
 const RESTORED_WITHIN: Duration = Duration::from_secs(3600);
 
+/// Pause before it is told again whether an anchor is reached at what it lends: that may change as often as the anchor likes.
+const TOLD_AGAIN: Duration = Duration::from_secs(10);
+
 /// How long an endpoint stays that has gone on with its socket: connections that were being opened then follow it by way of this host.
 const PARTED_WITHIN: Duration = Duration::from_secs(10);
 
@@ -36,9 +39,25 @@ pub(super) struct Tenancy {
     moved: Option<Transport>,
     /// The ports that its anchor lends, where it has said so.
     offered: Vec<(u16, u16)>,
-    /// What is sent to them comes to the anchor, as far as it has said.
-    reached: bool,
+    reach: Reach,
     stage: Stage,
+}
+
+/// Whether what is sent to endpoints comes to their anchor (P-131).
+#[derive(Debug)]
+struct Reach {
+    /// As it has said last.
+    said: bool,
+    /// As it was told last.
+    told: bool,
+    /// When that was.
+    told_at: Option<Time>,
+}
+
+impl Default for Reach {
+    fn default() -> Self {
+        Self { said: true, told: true, told_at: None }
+    }
 }
 
 /// How far it is.
@@ -97,7 +116,8 @@ impl Moves {
         let due = at.now + ANSWERED_WITHIN;
         let (until, lifetime, stage) = (due, Duration::ZERO, Stage::Asking);
         let offered = Vec::new();
-        let tenancy = Tenancy { anchor, ends, until, due, lifetime, moved: None, offered, reached: true, stage };
+        let tenancy =
+            Tenancy { anchor, ends, until, due, lifetime, moved: None, offered, reach: Reach::default(), stage };
         self.tenancies.insert(number, tenancy);
         self.limit(due, Limit::Tenancy(number));
         self.wait(at, &[], &[anchor]);
@@ -129,8 +149,10 @@ impl Moves {
         let (until, lifetime, stage) = (due, Duration::ZERO, Stage::Occupying);
         let moved = Some(tuple.transport);
         let offered = Vec::new();
-        self.tenancies
-            .insert(flow, Tenancy { anchor: holder, ends, until, due, lifetime, moved, offered, reached: true, stage });
+        self.tenancies.insert(
+            flow,
+            Tenancy { anchor: holder, ends, until, due, lifetime, moved, offered, reach: Reach::default(), stage },
+        );
         self.limit(due, Limit::Tenancy(flow));
         self.occupy(at, flow);
         None
@@ -217,13 +239,28 @@ impl Moves {
     }
 
     /// An anchor says whether it is reached at what it lends (P-131).
-    pub(super) fn handle_reached(&mut self, from: PublicKey, number: u64, reached: bool) {
+    pub(super) fn handle_reached(&mut self, at: At<'_>, from: PublicKey, number: u64, reached: bool) {
         let is_had = |tenancy: &&mut Tenancy| !matches!(tenancy.stage, Stage::Asking | Stage::Parting);
         let lent = self.tenancies.get_mut(&number).filter(|tenancy| tenancy.anchor == from).filter(is_had);
-        if let Some(tenancy) = lent.filter(|tenancy| tenancy.reached != reached) {
-            tenancy.reached = reached;
-            let event = MoveEvent::Reached { anchor: from, ends: tenancy.ends, reached };
-            self.event(event);
+        if let Some(tenancy) = lent {
+            tenancy.reach.said = reached;
+            self.tell_reached(at, number);
+        }
+    }
+
+    /// Tells how it is last, if that was not told: now, or when some time has passed since the last time.
+    pub(super) fn tell_reached(&mut self, at: At<'_>, number: u64) {
+        let Some(Tenancy { anchor, ends, reach, stage, .. }) = self.tenancies.get_mut(&number) else { return };
+        if reach.said == reach.told || matches!(stage, Stage::Asking | Stage::Occupying | Stage::Parting) {
+            return;
+        }
+        match reach.told_at.map(|told_at| told_at + TOLD_AGAIN).filter(|again| *again > at.now) {
+            Some(again) => self.limit(again, Limit::Reached(number)),
+            None => {
+                (reach.told, reach.told_at) = (reach.said, Some(at.now));
+                let event = MoveEvent::Reached { anchor: *anchor, ends: *ends, reached: reach.said };
+                self.event(event);
+            }
         }
     }
 
@@ -244,6 +281,8 @@ impl Moves {
             (Stage::Occupying, Ok(_)) => {
                 self.turn_tenancy(at, number, Stage::InForce, Some(at.now + third));
                 self.event(MoveEvent::Leased { number, anchor, ends });
+                // It may have been said with the lease.
+                self.tell_reached(at, number);
                 if let Some(name) = self.coming_with(number) {
                     self.handle_adopted(at, name, Ok(()));
                 }
@@ -285,6 +324,9 @@ impl Moves {
     fn end_tenancy(&mut self, at: At<'_>, number: u64) -> Option<Tenancy> {
         let tenancy = self.tenancies.remove(&number)?;
         self.limits.remove(&(tenancy.due, Limit::Tenancy(number)));
+        if let Some(told_at) = tenancy.reach.told_at {
+            self.limits.remove(&(told_at + TOLD_AGAIN, Limit::Reached(number)));
+        }
         if tenancy.is_awaited() {
             self.wait(at, &[tenancy.anchor], &[]);
         }
@@ -342,7 +384,8 @@ impl Moves {
             let until = at.now + RESTORED_WITHIN;
             let (lifetime, stage) = (Duration::ZERO, Stage::Checking);
             let (anchor, ends, moved, offered) = (*anchor, *ends, *moved, Vec::new());
-            let tenancy = Tenancy { anchor, ends, until, due: until, lifetime, moved, offered, reached: true, stage };
+            let tenancy =
+                Tenancy { anchor, ends, until, due: until, lifetime, moved, offered, reach: Reach::default(), stage };
             self.tenancies.insert(*number, tenancy);
             self.limit(until, Limit::Tenancy(*number));
             self.occupy(at, *number);

@@ -134,14 +134,57 @@ fn a_tenant_is_told_that_its_anchor_is_not_reached_at_what_it_lends() {
     tenant.hear(THIEF, unreached.clone());
     tenant.hear(HOLDER, reached.clone());
     assert_eq!(tenant.moves.poll_event(), None);
-    let mut hears = |record: &Record| {
-        tenant.hear(HOLDER, record.clone());
-        tenant.moves.poll_event()
+    let mut hears = |records: &[&Record], after| {
+        tenant.pass(after);
+        records.iter().for_each(|record| tenant.hear(HOLDER, (*record).clone()));
+        std::iter::from_fn(|| tenant.moves.poll_event()).collect::<Vec<_>>()
     };
-    let told = |reached| Some(MoveEvent::Reached { anchor: key(HOLDER), ends: ends(), reached });
-    assert_eq!(hears(&unreached), told(false));
-    assert_eq!(hears(&unreached), None, "it says nothing new");
-    assert_eq!(hears(&reached), told(true));
+    let told = |reached| vec![MoveEvent::Reached { anchor: key(HOLDER), ends: ends(), reached }];
+    assert_eq!(hears(&[&unreached], 0), told(false));
+    assert_eq!(hears(&[&unreached], 0), [], "it says nothing new");
+    assert_eq!(hears(&[&reached], 10), told(true));
+    assert_eq!(tenant.moves.limits.len(), 1);
+}
+
+#[test]
+fn an_anchor_that_says_something_new_all_the_time_is_told_of_now_and_then() {
+    // P-131
+    let mut tenant = Host::new(DONOR);
+    tenant.moves.rent(At { now: tenant.now, around: &Known }, 1, key(HOLDER), None, ends());
+    let granted = Ok(Granted { ends: ends(), lifetime: 3600 });
+    tenant.hear(HOLDER, Record::Leased { number: 1, outcome: granted });
+    let says = |tenant: &mut Host, reached| tenant.hear(HOLDER, Record::Reached { number: 1, reached });
+    // With the lease: it is told behind that.
+    says(&mut tenant, false);
+    let (id, _) = tenant.op();
+    tenant.done(id);
+    let told = |tenant: &mut Host| std::iter::from_fn(|| tenant.moves.poll_event()).collect::<Vec<_>>();
+    let event = |reached| MoveEvent::Reached { anchor: key(HOLDER), ends: ends(), reached };
+    let events = told(&mut tenant);
+    assert!(matches!(&events[..], [MoveEvent::Leased { .. }, last] if *last == event(false)), "{events:?}");
+    for last in [true, false] {
+        for n in 0..10_001 {
+            says(&mut tenant, (n % 2 == 0) == last);
+        }
+        assert_eq!(told(&mut tenant).len(), 0);
+        tenant.pass(9);
+        assert_eq!(told(&mut tenant).len(), 0);
+        tenant.pass(1);
+        // What it was told as last is told if it is not what it was.
+        assert_eq!(told(&mut tenant), [event(last)]);
+    }
+    // What is as it was told by then is not.
+    says(&mut tenant, true);
+    says(&mut tenant, false);
+    tenant.pass(10);
+    assert_eq!(told(&mut tenant), []);
+    // Nothing is left of a lease that is over.
+    says(&mut tenant, true);
+    says(&mut tenant, false);
+    told(&mut tenant);
+    assert_eq!(tenant.moves.limits.len(), 2);
+    tenant.hear(HOLDER, Record::Leased { number: 1, outcome: Err(Refusal::Expired) });
+    assert!(tenant.moves.limits.is_empty(), "{:?}", tenant.moves.limits);
 }
 
 #[test]
