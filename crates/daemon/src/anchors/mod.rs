@@ -33,7 +33,7 @@ use crate::views;
 
 use choice::{Candidate, Experience, Policy};
 use offer::{About, Fault};
-use returns::Returns;
+use returns::{Awaited, Returns};
 
 /// Ports that are leased at a time, for what programs leave to the kernel.
 pub(crate) const BLOCK: u16 = 128;
@@ -96,6 +96,10 @@ struct Asked {
     wanted: Vec<Wanted>,
     /// Who is asked where this one refuses; None: this host itself.
     others: VecDeque<Option<PublicKey>>,
+    /// Who has refused it for want of something that is about to be returned.
+    late: Vec<PublicKey>,
+    /// How long it waits for that at most, once it has waited.
+    waits_until: Option<Time>,
     /// When a host was asked last.
     at: Time,
 }
@@ -103,12 +107,17 @@ struct Asked {
 impl Asked {
     /// Of these hosts, one after the other.
     fn new(wanted: Wanted, others: VecDeque<Option<PublicKey>>) -> Self {
-        Self { wanted: vec![wanted], others, at: Time::default() }
+        Self { wanted: vec![wanted], others, late: Vec::new(), waits_until: None, at: Time::default() }
     }
 
     /// Of no other host than the first.
     fn of(wanted: Wanted) -> Self {
         Self::new(wanted, VecDeque::new())
+    }
+
+    /// Of no other host than the first, by who has waited.
+    fn after(waits_until: Option<Time>, wanted: Wanted) -> Self {
+        Self { waits_until, ..Self::of(wanted) }
     }
 }
 
@@ -234,6 +243,17 @@ impl EventLoop {
         socket: BorrowedFd<'_>,
         address: SocketAddr,
     ) -> Option<Result<Option<Reply>, Failure>> {
+        self.bind_when_returned(client, socket, address, None)
+    }
+
+    /// The same, for who has waited.
+    fn bind_when_returned(
+        &mut self,
+        client: ClientId,
+        socket: BorrowedFd<'_>,
+        address: SocketAddr,
+        waits_until: Option<Time>,
+    ) -> Option<Result<Option<Reply>, Failure>> {
         let (local, brought) = self.effects.namespace_with(socket)?;
         let end = SocketAddr::new(local, address.port());
         if !address.ip().is_unspecified() && address.ip().to_canonical() != local {
@@ -253,10 +273,10 @@ impl EventLoop {
             Ok(socket) => socket,
             Err(error) => return Some(Err(Failure::new(format!("its descriptor cannot be kept: {error}")))),
         };
-        let asked = Asked::of(Wanted::Port { client, socket, address });
+        let asked = Asked::after(waits_until, Wanted::Port { client, socket, address });
         match taken_of {
-            Some(anchor) if !self.is_about_to_return(clock::now(), anchor, Some(end)) => return Some(Err(taken(end))),
-            Some(anchor) => self.wait_for_return(anchor, Some(end), asked),
+            Some(anchor) if !self.may_wait_for(&asked, anchor, end) => return Some(Err(taken(end))),
+            Some(anchor) => self.wait_for_end(anchor, end, asked),
             None => {
                 let number = self.lease(asked, lessor, Ends { first: end, count: 1 });
                 if let (Some(number), Some(first)) = (number, brought) {
@@ -266,6 +286,12 @@ impl EventLoop {
         }
         self.server.answer_later(client);
         Some(Ok(None))
+    }
+
+    /// Whether an endpoint that another program has is waited for.
+    fn may_wait_for(&self, asked: &Asked, anchor: PublicKey, end: SocketAddr) -> bool {
+        let now = clock::now();
+        asked.may_wait(now) && self.is_about_to_return(now, &Awaited::End(anchor, end))
     }
 
     /// Asks the next anchor that comes into question.
@@ -288,7 +314,7 @@ impl EventLoop {
                         Some(number) => match self.anchors.asked.get_mut(&number) {
                             // Another program asks for the same.
                             Some(under_way) => under_way.wanted.append(&mut asked.wanted),
-                            None => self.serve_wanted(number, asked.wanted),
+                            None => self.serve_wanted(number, asked.wanted, asked.waits_until),
                         },
                         None => {
                             if let Some(number) = self.lease(asked, anchor, block) {
@@ -350,7 +376,7 @@ impl EventLoop {
     pub(crate) fn note_leased(&mut self, number: u64, anchor: PublicKey, ends: Ends) -> Told {
         self.anchors.experience.lent(clock::now(), anchor, true);
         if let Some(asked) = self.anchors.asked.remove(&number) {
-            self.serve_wanted(number, asked.wanted);
+            self.serve_wanted(number, asked.wanted, asked.waits_until);
         }
         let sentence = format!("{} on lease from {}", shown(&ends), self.called(&anchor));
         Told::new("lease", sentence).with("anchor", anchor.to_string()).with("ends", shown(&ends))
@@ -390,23 +416,36 @@ impl EventLoop {
         reason: &str,
     ) -> Option<Told> {
         self.anchors.blocks.retain(|_, block| *block != number);
-        if why != Refusal::Taken {
-            self.anchors.experience.lent(clock::now(), anchor, false);
-        }
-        let called = self.called(&anchor);
+        let (now, called) = (clock::now(), self.called(&anchor));
         let asked = self.anchors.asked.remove(&number);
         let whole = asked.as_ref().and_then(|asked| asked.wanted.first()?.whole());
         let full = matches!(why, Refusal::NoRoom | Refusal::Taken);
         let has_begun = |asked: &Asked| {
             matches!(asked.wanted[..], [Wanted::Namespace { first: Some(_), .. } | Wanted::Port { .. }])
         };
+        // What it was refused for may be on its way back to the anchor.
+        let is_late =
+            |asked: &Asked| full && !has_begun(asked) && asked.may_wait(now) && self.has_less_since(asked.at, anchor);
+        let is_late = asked.as_ref().is_some_and(is_late);
+        if why != Refusal::Taken && !is_late {
+            self.anchors.experience.lent(now, anchor, false);
+        }
         match asked {
-            // What it was refused for may be on its way back to the anchor.
-            Some(mut asked) if full && !has_begun(&asked) && self.has_less_since(asked.at, anchor) => {
+            Some(mut asked) if is_late => {
                 self.take_namespace_back(number, &mut asked);
-                asked.others.push_front(Some(anchor));
-                self.wait_for_return(anchor, None, asked);
+                asked.wait_until(now);
+                asked.late.push(anchor);
+                // Another may have some now.
+                if asked.others.is_empty() || why == Refusal::Taken {
+                    self.wait_for_any(asked);
+                } else {
+                    self.ask_next(asked);
+                }
                 return None;
+            }
+            Some(mut asked) if asked.others.is_empty() && !asked.late.is_empty() && why != Refusal::Taken => {
+                self.take_namespace_back(number, &mut asked);
+                self.wait_for_any(asked);
             }
             Some(asked) if asked.others.is_empty() || why == Refusal::Taken => {
                 self.effects.forget_namespace(number);
@@ -448,11 +487,11 @@ impl EventLoop {
     fn ask_again(&mut self, mut asked: Asked) {
         match asked.wanted.pop() {
             Some(Wanted::Namespace { client, wanted, first: Some(first), .. }) => {
-                self.serve_namespace(client, wanted, first);
+                self.serve_namespace(client, wanted, first, asked.waits_until);
                 self.serve(client);
             }
             Some(Wanted::Port { client, socket, address }) => {
-                let reply = match self.bind_anchored(client, socket.as_fd(), address) {
+                let reply = match self.bind_when_returned(client, socket.as_fd(), address, asked.waits_until) {
                     Some(Ok(None)) => return,
                     Some(Ok(Some(reply))) => reply,
                     Some(Err(failure)) => Reply::Error(failure),
@@ -472,7 +511,7 @@ impl EventLoop {
     }
 
     /// Gives programs what they wanted a lease for.
-    fn serve_wanted(&mut self, number: u64, all: Vec<Wanted>) {
+    fn serve_wanted(&mut self, number: u64, all: Vec<Wanted>, waits_until: Option<Time>) {
         let Some((anchor, ends)) = self.leased(number) else {
             let failure = Failure::new("the lease ended at once").code(Code::Unavailable);
             return self.refuse_all(all, &failure);
@@ -512,7 +551,7 @@ impl EventLoop {
                 }
                 Wanted::Namespace { client, wanted, first, .. } => {
                     self.anchors.namespaces.entry(client).or_default().push(number);
-                    self.serve_namespace(client, wanted, first.unwrap_or(number));
+                    self.serve_namespace(client, wanted, first.unwrap_or(number), waits_until);
                 }
             }
             self.serve(client);
@@ -520,7 +559,13 @@ impl EventLoop {
     }
 
     /// A program's namespace has its address; then the ports that it is to have beside.
-    fn serve_namespace(&mut self, client: ClientId, mut wanted: WantedNamespace, first: u64) {
+    fn serve_namespace(
+        &mut self,
+        client: ClientId,
+        mut wanted: WantedNamespace,
+        first: u64,
+        waits_until: Option<Time>,
+    ) {
         let Some((anchor, block)) = self.leased(first) else {
             self.leave_namespace(client);
             let failure = Failure::new("the lease ended at once").code(Code::Unavailable);
@@ -529,16 +574,19 @@ impl EventLoop {
         while let Some(port) = wanted.ports.pop() {
             let end = SocketAddr::new(block.first.ip(), port);
             if !self.effects.is_in_namespace(first, end) {
-                if let Some(of) = self.node.lessor_of(end) {
-                    if !self.is_about_to_return(clock::now(), of, Some(end)) {
+                let taken_of = self.node.lessor_of(end);
+                if taken_of.is_some() {
+                    wanted.ports.push(port);
+                }
+                let wanted = Wanted::Namespace { client, namespace: None, wanted, first: Some(first) };
+                let asked = Asked::after(waits_until, wanted);
+                if let Some(of) = taken_of {
+                    if !self.may_wait_for(&asked, of, end) {
                         self.leave_namespace(client);
                         return self.server.reply(client, &Reply::Error(taken(end)));
                     }
-                    wanted.ports.push(port);
-                    let wanted = Wanted::Namespace { client, namespace: None, wanted, first: Some(first) };
-                    return self.wait_for_return(of, Some(end), Asked::of(wanted));
+                    return self.wait_for_end(of, end, asked);
                 }
-                let asked = Asked::of(Wanted::Namespace { client, namespace: None, wanted, first: Some(first) });
                 if let Some(number) = self.lease(asked, anchor, Ends { first: end, count: 1 }) {
                     self.effects.join_namespace(number, first);
                 }
