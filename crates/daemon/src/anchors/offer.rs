@@ -130,7 +130,8 @@ pub(crate) fn faults(lendable: &Lendable, lent: &[LentOf], network: &NetworkStat
 }
 
 /// What cannot be lent now, if it is not about the same as `before`. Which addresses the host has beside does not matter, as it draws new ones by itself
-/// (RFC 8981); and one without a network can lend as little as before, but is not reached at what it has lent.
+/// (RFC 8981); and one without a network can lend as little as before, but is not reached at what it has lent. That all can be lent is only
+/// said where it can: it is left to when the network is back.
 pub(crate) fn changed(
     before: &[Fault],
     lendable: &Lendable,
@@ -138,13 +139,14 @@ pub(crate) fn changed(
     network: &NetworkState,
 ) -> Option<Vec<Fault>> {
     let mut now = faults(lendable, lent, network);
+    let is_well = now.is_empty();
     if own_addresses(network).is_empty() {
         let is_lent = |fault: &Fault| matches!(fault.about, About::Lent(_));
         now.retain(is_lent);
         now.splice(..0, before.iter().filter(|fault| !is_lent(fault)).cloned());
     }
     let same = now.iter().map(|fault| &fault.about).eq(before.iter().map(|fault| &fault.about));
-    (!same).then_some(now)
+    (!same && is_well == now.is_empty()).then_some(now)
 }
 
 /// Addresses that are not lent as a whole, whatever is configured, and why: this host's own, and those of its routers, without which it
@@ -302,9 +304,12 @@ mod tests {
         let about: Vec<About> = told.iter().map(|fault| fault.about).collect();
         assert_eq!(about, lent.map(|of| About::Lent(of.address)));
         assert_eq!(changed(&told, &lendable, &lent, &NetworkState::default()), None);
-        // Nobody has them any more, or they are back.
-        assert_eq!(changed(&told, &lendable, &[], &NetworkState::default()), Some(Vec::new()));
+        // Nobody has them any more, or they are back. Without an address nothing can be lent all the same.
+        assert_eq!(changed(&told, &lendable, &[], &NetworkState::default()), None);
+        assert_eq!(changed(&told, &lendable, &[], &network()), Some(Vec::new()));
         assert_eq!(changed(&told, &lendable, &lent, &network()), Some(Vec::new()));
+        let whole = Lendable { ports: Vec::new(), ..lendable.clone() };
+        assert_eq!(changed(&told, &whole, &[], &NetworkState::default()), Some(Vec::new()), "it can be routed here");
         // Another address than that which was lent of.
         let mut elsewhere = network();
         elsewhere.addresses[0].address = address("198.51.100.5");
