@@ -390,7 +390,7 @@ impl EventLoop {
                 "lease-unreached",
                 format!(
                     "{called} does not have the address of {of} any more: what is sent there does not come here until it has it \
-                     again. A program that is started anew gets another"
+                     again. A program that is started anew gets another if {called} has one to lend"
                 ),
             ),
             true => Told::new("lease-reached", format!("{called} has the address of {of} again")),

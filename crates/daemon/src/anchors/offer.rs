@@ -122,8 +122,17 @@ pub(crate) fn faults(lendable: &Lendable, lent: &[LentOf], network: &NetworkStat
             false => format!("ports of {address} are lent, and this host does not have that address any more"),
         },
         lost: "what is sent to it does not come here, so programs that have it on lease are not reached".to_owned(),
-        mend: "see to it that this host gets it back (`ip address`), or start those programs anew (`whimbrel anchor` shows whose they are)"
-            .to_owned(),
+        mend: {
+            let other = match (whole, lendable.own.contains(address)) {
+                (true, _) => "lend others (`addresses`) and ",
+                (false, true) => "name another in `own` and ",
+                (false, false) => "",
+            };
+            format!(
+                "see to it that this host gets it back (`ip address`), or {other}start those programs anew (`whimbrel anchor` shows \
+                 whose they are)"
+            )
+        },
         whole: true,
     });
     nowhere.into_iter().chain(foreign).chain(mixed).chain(gone).collect()
@@ -161,6 +170,16 @@ pub(crate) fn is_on_link(network: &NetworkState, address: IpAddr) -> bool {
     let connected = |index| network.link(index).is_some_and(|link| link.carrier);
     let mut there = network.addresses.iter().filter(|usable| connected(usable.interface));
     there.any(|usable| Prefix { address: usable.address, length: usable.prefix_length }.contains(address))
+}
+
+/// Whether an address of a prefix is of no subnet of this host's links, as others of it (`gone`) that once were.
+pub(crate) fn is_gone<'a>(
+    prefix: &'a Prefix,
+    gone: &[IpAddr],
+    network: &'a NetworkState,
+) -> impl Fn(IpAddr) -> bool + use<'a> {
+    let any = gone.iter().any(|address| prefix.contains(*address));
+    move |address| any && prefix.contains(address) && !is_on_link(network, address)
 }
 
 /// The address whose ports are lent in a family: the configured one, or where none of either family is that at which this host is met.
@@ -313,13 +332,32 @@ mod tests {
         // Another address than that which was lent of.
         let mut elsewhere = network();
         elsewhere.addresses[0].address = address("198.51.100.5");
-        assert_eq!(changed(&[], &lendable, &lent, &elsewhere), Some(told));
+        assert_eq!(changed(&[], &lendable, &lent, &elsewhere).as_ref(), Some(&told));
+        // Who starts anew gets another address only where there is one.
+        let mends: Vec<&str> = told.iter().map(|fault| fault.mend.split(", or ").last().unwrap_or_default()).collect();
+        assert!(mends[0].starts_with("start ") && mends[1].starts_with("lend others "), "{mends:?}");
+        let named = Lendable { own: vec![address("192.0.2.5")], ..lendable.clone() };
+        let told = &faults(&named, &lent[..1], &elsewhere)[1];
+        assert!(told.mend.contains("or name another in `own` and start "), "{told:?}");
         // What was wrong before is not mended by that the network goes.
         let wrong = Lendable { own: vec![address("192.0.2.6")], ..lendable };
         let before = faults(&wrong, &[], &network());
         let now = changed(&before, &wrong, &lent, &NetworkState::default()).expect("it is told");
         assert_eq!((now.len(), &now[..1]), (3, &before[..]));
         assert_eq!(changed(&now, &wrong, &lent, &network()), Some(before));
+    }
+
+    #[test]
+    fn what_is_beside_an_address_that_is_gone_is_so_too() {
+        let (prefix, network) = (prefix("198.51.100.0/24"), network());
+        let asked = ["198.51.100.9", "203.0.113.9"].map(address);
+        let of = |gone: &[IpAddr]| asked.map(is_gone(&prefix, gone, &network));
+        assert_eq!(of(&[]), [false, false], "it may be routed here");
+        assert_eq!(of(&[address("203.0.113.7")]), [false, false]);
+        assert_eq!(of(&[address("198.51.100.7")]), [true, false]);
+        let wide = Prefix { address: address("0.0.0.0"), length: 0 };
+        let there = is_gone(&wide, &[address("198.51.100.7")], &network)(address("192.0.2.9"));
+        assert!(!there, "another subnet of the same prefix is there");
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::ops::RangeInclusive;
 
 use whimbrel_datapath::{FlowEntry, Lent, LentEnd, Role, Toward};
 use whimbrel_handshake::PublicKey;
+use whimbrel_kernel::network::NetworkState;
 use whimbrel_kernel::route::{AddressScope, LOOPBACK, NewAddress};
 use whimbrel_protocol::{LeaseName, LocalEnd, MoveFailed, PeerId, Prefix, Refusal, SavedHeld, SavedLease, Time};
 use whimbrel_wire::lending::Ends;
@@ -88,6 +89,12 @@ impl Lender {
         let of_link = self.lent.values().filter(|lent| lent.ends.count > 0 || lent.on_link);
         let of: BTreeMap<IpAddr, bool> = of_link.map(|lent| (lent.ends.first.ip(), lent.ends.count == 0)).collect();
         of.into_iter().map(|(address, whole)| LentOf { address, whole }).collect()
+    }
+
+    /// What is lent of subnets of this host's links that are gone: what is beside it there is not reached either.
+    fn gone(&self, network: &NetworkState) -> Vec<IpAddr> {
+        let whole = self.lent.values().filter(|lent| lent.ends.count == 0 && lent.on_link);
+        whole.map(|lent| lent.ends.first.ip()).filter(|address| !offer::is_on_link(network, *address)).collect()
     }
 
     /// Endpoints that have gone on with sockets without another end.
@@ -173,7 +180,10 @@ impl Effects {
         let lent = self.relocation.lender.whole();
         let (kept, addresses) = (offer::kept(&self.network), size_of(prefix));
         let passed_on: BTreeSet<IpAddr> = self.passed_on().into_keys().map(|end| end.ip()).collect();
-        let is_free = |of: &IpAddr| !lent.contains(of) && !kept.contains_key(of) && !passed_on.contains(of);
+        let gone = self.relocation.lender.gone(&self.network);
+        let is_gone = offer::is_gone(prefix, &gone, &self.network);
+        let is_free =
+            |of: &IpAddr| !lent.contains(of) && !kept.contains_key(of) && !passed_on.contains(of) && !is_gone(*of);
         OfferedPrefix {
             prefix: offer::shown(prefix),
             addresses,
@@ -337,7 +347,11 @@ impl Effects {
         let of_others = passed_on.iter().filter(|(_, owners)| !owners.iter().eq([&tenant]));
         let of_others: BTreeSet<IpAddr> = of_others.map(|(end, _)| end.ip()).collect();
         let (lent, kept) = (self.relocation.lender.whole(), offer::kept(&self.network));
-        let free = |of: &IpAddr| !lent.contains(of) && !of_others.contains(of) && !kept.contains_key(of);
+        let gone = self.relocation.lender.gone(&self.network);
+        let is_gone =
+            |of: &IpAddr| lendable.addresses.iter().any(|prefix| offer::is_gone(prefix, &gone, &self.network)(*of));
+        let free =
+            |of: &IpAddr| !lent.contains(of) && !of_others.contains(of) && !kept.contains_key(of) && !is_gone(of);
         let covers = |prefix: &&Prefix| prefix.address.is_ipv4() == wanted.is_ipv4();
         if !lendable.addresses.is_empty() && !lendable.addresses.iter().any(|prefix| covers(&prefix)) {
             return Err(failed(Refusal::NoFamily, &"no addresses of that family are lent"));
@@ -349,6 +363,9 @@ impl Effects {
             all.find(free).ok_or_else(|| failed(Refusal::NoRoom, &"all addresses that this host lends are taken"))?
         } else if let Some(whose) = kept.get(&wanted) {
             return Err(failed(Refusal::NotLent, &format!("{wanted} is {whose}")));
+        } else if is_gone(&wanted) {
+            let sentence = format!("{wanted} is of no subnet any more that this host is in");
+            return Err(failed(Refusal::NotLent, &sentence));
         } else if lendable.addresses.iter().any(|prefix| is_for_hosts(prefix, wanted)) {
             Some(wanted).filter(free).ok_or_else(|| failed(Refusal::Taken, &format!("{wanted} is lent already")))?
         } else {
