@@ -133,6 +133,8 @@ fn three(world: &World, mut tablet: Whimbrel) -> Result<()> {
     // The laptop sleeps while the tablet is stolen.
     laptop.stop()?;
     desk.cli(&["community", "revoke", "tablet"])?;
+    let told = complaint(&desk, &["revoke", "tablet"])?;
+    expect!(told.contains("it was revoked already"), "who revokes a host again is told {told}");
     tablet.wait_event("community-revoked", 0, LONG)?;
     expect!(roster(&tablet)?.standing == Some(CommunityStanding::Revoked), "the tablet takes itself for a member");
     expect!(!belongs(&tablet, "desk")?, "the tablet still counts on the desk");

@@ -119,10 +119,14 @@ impl EventLoop {
     fn revoke(&mut self, now: Time, what: &str) -> Result<(), Failure> {
         let view = self.node.community(now);
         let belongs = |host: &&HostView| host.standing != MemberStanding::Revoked;
-        let called: Vec<PublicKey> = view.called(what).into_iter().filter(belongs).map(|host| host.key).collect();
-        match (called.as_slice(), what.parse::<u16>()) {
+        let called = view.called_exactly(what);
+        let belonging: Vec<PublicKey> = called.iter().copied().filter(belongs).map(|host| host.key).collect();
+        match (belonging.as_slice(), what.parse::<u16>()) {
             ([host], _) => self.node.revoke(now, host).map_err(refused),
             ([], Ok(number)) if self.node.withdraw(now, number) => Ok(()),
+            ([], _) if !called.is_empty() => Err(Failure::new("it was revoked already")
+                .on(what)
+                .hint("`whimbrel community list` shows the hosts, each as its name is written.")),
             ([], _) => Err(Failure::new("neither a host of the community nor an open code or grant is called this")
                 .on(what)
                 .hint("`whimbrel community list` shows them.")),

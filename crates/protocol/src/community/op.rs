@@ -226,6 +226,16 @@ impl CommunityView {
         let tries = [of(&|host| same(host) && belongs(host)), of(&|host| alike(host) && belongs(host)), of(&same)];
         tries.into_iter().find(|found| !found.is_empty()).unwrap_or_default()
     }
+
+    /// The same for what cannot be taken back: where a host has this very name or key, be it one that was revoked, none of a name in
+    /// another case is meant.
+    #[must_use]
+    pub fn called_exactly(&self, what: &str) -> Vec<&HostView> {
+        let exact: Vec<&HostView> = self.hosts.iter().filter(|host| host.is_called(what)).collect();
+        let mut found = self.called(what);
+        found.retain(|host| exact.is_empty() || host.is_called(what));
+        if found.is_empty() { exact } else { found }
+    }
 }
 
 /// A host of a community.
@@ -307,5 +317,11 @@ mod tests {
         assert_eq!((called("old"), called("Old"), called("lap")), (vec![5], vec![], vec![]));
         let key = PublicKey::from([4; 32]).to_string();
         assert_eq!((called(&key), called(&key[..NAMING])), (vec![4], vec![4]));
+        // What cannot be taken back is done to nobody else.
+        let exactly =
+            |what: &str| -> Vec<u8> { view.called_exactly(what).iter().map(|host| host.key.as_bytes()[0]).collect() };
+        assert_eq!((exactly("Tablet"), exactly("tablet"), exactly("TABLET")), (vec![1], vec![4], vec![1]));
+        assert_eq!((exactly("desk"), exactly("DESK"), exactly("old")), (vec![2], vec![2, 3], vec![5]));
+        assert_eq!((exactly("Old"), exactly(&key)), (vec![], vec![4]));
     }
 }
