@@ -96,7 +96,7 @@ fn ask(run_dir: &Path, request: &Request) -> Result<(Anchors, Reply), Complaint>
 
 /// Shows what is lent and leased.
 pub(crate) fn anchors(run_dir: &Path, json: bool) -> Result<(), Complaint> {
-    let (anchors, reply) = ask(run_dir, &Request::Anchors)?;
+    let (anchors, reply) = ask(run_dir, &Request::Anchors { brief: false })?;
     print(&if json { reply_to_line(&reply)? } else { shown(&anchors) })
 }
 
@@ -118,7 +118,7 @@ pub(crate) fn stop(run_dir: &Path, within: u64, json: bool) -> Result<ExitCode, 
     let mut absence = Absence::default();
     while !is_free(&anchors) && since.elapsed() < Duration::from_secs(within) {
         std::thread::sleep(LOOK);
-        match ask(run_dir, &Request::Anchors) {
+        match ask(run_dir, &Request::Anchors { brief: true }) {
             Ok(now) => ((anchors, reply), absence) = (now, Absence::default()),
             Err(error) => absence.note(Instant::now(), error)?,
         }
@@ -172,7 +172,7 @@ fn shown(anchors: &Anchors) -> String {
         (true, true) => "This host lends nothing new: `whimbrel anchor start` has it lend again.\n".to_owned(),
         (true, false) => String::new(),
     };
-    text.extend(anchors.offer.iter().map(offered));
+    text.extend(anchors.offer.iter().map(|offer| offered(offer, anchors.stopping)));
     text += &depending(anchors);
     for rented in &anchors.rented {
         text += &format!("on lease from {}: {}\n", rented.host, ends(rented));
@@ -193,18 +193,18 @@ fn depending(anchors: &Anchors) -> String {
     text
 }
 
-/// What is lent if somebody asks for it.
-fn offered(offer: &Offer) -> String {
+/// What is lent if somebody asks for it, or would be if the host were not about to stop.
+fn offered(offer: &Offer, stopping: bool) -> String {
     let mut text = String::new();
     let ports = offer.ports.iter().map(range).collect::<Vec<_>>().join(", ");
     let count: u64 = offer.ports.iter().map(|(first, last)| u64::from(last - first) + 1).sum();
     // What cannot be lent at all is said to be so, and no more.
     for of in offer.of.iter().filter(|of| of.fault.is_none() || of.lent > 0) {
-        let room = match (&of.fault, of.room) {
-            (Some(_), _) => "",
-            (None, 0) => ", no room for a program",
-            (None, 1) => ", room for 1 program",
-            (None, more) => &format!(", room for {more} programs"),
+        let room = match of.room.filter(|_| of.fault.is_none() && !stopping) {
+            None => "",
+            Some(0) => ", no room for a program",
+            Some(1) => ", room for 1 program",
+            Some(more) => &format!(", room for {more} programs"),
         };
         text += &format!("for lease: {} ports {ports}; {}{room}\n", of.address, part(u64::from(of.lent), Some(count)));
         if !of.used.is_empty() {
@@ -214,12 +214,13 @@ fn offered(offer: &Offer) -> String {
     for of in offer.addresses.iter().filter(|of| of.fault.is_none() || of.room != Some(0) || of.lent > 0) {
         let left = of.addresses.map(|all| all.saturating_sub(of.lent));
         let room = match of.room {
-            Some(room) if of.room != left => format!(", room for {room} more"),
+            Some(room) if of.room != left && !stopping => format!(", room for {room} more"),
             _ => String::new(),
         };
         text += &format!("for lease: {}, as a whole; {}{room}\n", of.prefix, part(of.lent, of.addresses));
     }
     text.extend(offer.faults.iter().map(|fault| format!("cannot be lent: {fault}\n")));
+    text.extend(offer.unreached.iter().map(|fault| format!("not reached: {fault}\n")));
     text
 }
 
@@ -270,7 +271,7 @@ mod tests {
         let of = |address: &str, lent, room, used: &[(u16, u16)], fault: Option<&str>| OfferedAddress {
             address: address.parse().expect("an address"),
             lent,
-            room,
+            room: Some(room),
             used: used.to_vec(),
             fault: fault.map(str::to_owned),
         };
@@ -297,6 +298,7 @@ mod tests {
                 prefix("2001:db8::/64", None, 3, None, None),
             ],
             faults: vec!["it is none".into(), "one is its own".into(), "its own".into()],
+            unreached: vec!["one is lent".into()],
         };
         let ports = "ports 8000 to 8127, 9000 to 9130";
         let right = format!(
@@ -309,9 +311,16 @@ mod tests {
              for lease: 192.0.2.64/28, as a whole; nothing of it is lent\n\
              for lease: 192.0.2.80/28, as a whole; 2 of 14 lent, room for 11 more\n\
              for lease: 2001:db8::/64, as a whole; 3 lent\n\
-             cannot be lent: it is none\ncannot be lent: one is its own\ncannot be lent: its own\n"
+             cannot be lent: it is none\ncannot be lent: one is its own\ncannot be lent: its own\n\
+             not reached: one is lent\n"
         );
-        assert_eq!(offered(&offer), right);
+        assert_eq!(offered(&offer, false), right);
+        // There is room for nobody where nothing new is lent, and none is told of that the daemon does not say.
+        let stopping = offered(&offer, true);
+        assert_eq!((stopping.matches("for lease").count(), stopping.matches("room").count()), (6, 0), "{stopping}");
+        let mut unknown = offer.clone();
+        unknown.of.iter_mut().for_each(|of| of.room = None);
+        assert_eq!(offered(&unknown, false).matches("program").count(), 0);
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub struct Anchors {
     pub lends: bool,
     /// Nothing new is lent.
     pub stopping: bool,
-    /// What it is configured to lend, if anything.
+    /// What it is configured to lend, if anything, and if that was asked for.
     #[serde(default)]
     pub offer: Option<Offer>,
     /// What others have on lease of this host.
@@ -44,8 +44,11 @@ pub struct Offer {
     pub of: Vec<OfferedAddress>,
     /// Addresses that are lent as a whole.
     pub addresses: Vec<OfferedPrefix>,
-    /// What of it cannot be lent as things stand, and what is lent and does not reach this host any more, for people.
+    /// What of it cannot be lent as things stand, for people.
     pub faults: Vec<String>,
+    /// What is lent and does not reach this host any more, for people. Daemons before this field say so among the faults.
+    #[serde(default)]
+    pub unreached: Vec<String>,
 }
 
 /// An address whose ports are lent.
@@ -55,9 +58,9 @@ pub struct OfferedAddress {
     pub address: IpAddr,
     /// How many of the ports are lent.
     pub lent: u32,
-    /// How many more programs could be lent ports now, each so many in a row.
+    /// How many more programs could be lent ports now, each so many in a row; `None` where the daemon does not say.
     #[serde(default)]
-    pub room: u32,
+    pub room: Option<u32>,
     /// Those of the ports that this host uses itself, so that they are not lent: the first and the last of each stretch.
     #[serde(default)]
     pub used: Vec<(u16, u16)>,

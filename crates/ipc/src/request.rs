@@ -178,7 +178,11 @@ pub enum Request {
         hidden: bool,
     },
     /// What this host lends and what it has on lease; [`Reply::Anchors`](crate::Reply::Anchors).
-    Anchors,
+    Anchors {
+        /// Only what is lent and on lease, not what more there is to be lent, for which all sockets of the host are looked through.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        brief: bool,
+    },
     /// Lend nothing new from now on, or do again; [`Reply::Anchors`](crate::Reply::Anchors).
     Lending {
         /// Whether to stop.

@@ -277,7 +277,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
                     of: vec![OfferedAddress {
                         address: "192.0.2.10".parse().unwrap(),
                         lent: 128,
-                        room: 38,
+                        room: Some(38),
                         used: vec![(8080, 8081), (40_022, 40_022)],
                         fault: None,
                     }],
@@ -289,6 +289,9 @@ fn replies() -> Vec<(&'static str, Reply)> {
                         fault: Some("`addresses` names 192.0.2.64/28, which has 192.0.2.70 in it, its router's".into()),
                     }],
                     faults: vec!["`own` names 192.0.2.9, which is no address of this host".into()],
+                    unreached: vec![
+                        "ports of 192.0.2.8 are lent, and this host does not have that address any more".into(),
+                    ],
                 }),
                 lent: vec![lent("192.0.2.10", 40_000, 128)],
                 passed_on: vec![PassedOn { host: peer_name(), flow: flow("192.0.2.10:40000", "203.0.113.5:443") }],
@@ -416,7 +419,8 @@ fn requests() -> Vec<(Request, &'static str)> {
             },
             r#"{"schema":1,"request":"namespace","anchor":"home","family":"ipv4","address":"192.0.2.70","hidden":true}"#,
         ),
-        (Request::Anchors, r#"{"schema":1,"request":"anchors"}"#),
+        (Request::Anchors { brief: false }, r#"{"schema":1,"request":"anchors"}"#),
+        (Request::Anchors { brief: true }, r#"{"schema":1,"request":"anchors","brief":true}"#),
         (Request::Lending { stop: true }, r#"{"schema":1,"request":"lending","stop":true}"#),
         (
             Request::Bind { address: "0.0.0.0:8080".parse().unwrap() },

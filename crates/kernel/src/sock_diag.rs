@@ -263,26 +263,36 @@ impl SockDiag {
         Ok(!self.dump(transport, !TcpState::TimeWait.bit(), local)?.is_empty())
     }
 
-    /// The ports at which nothing else can be bound to this address of the host's, of both transports, since a socket has them: one that is
-    /// bound to it or to all addresses (TCP: where [`lists_bound`]), listening, connected, or waiting for what is still on the way.
+    /// The ports at which nothing else can be bound to each of these addresses of the host's, of both transports, since a socket has them: one
+    /// that is bound to it or to all addresses (TCP: where [`lists_bound`]), listening, connected, or waiting for what is still on the way.
     ///
     /// # Errors
     /// [`Error::Call`].
-    pub fn ports_used_at(&mut self, address: IpAddr) -> Result<BTreeSet<u16>, Error> {
-        let mut used = BTreeSet::new();
+    pub fn ports_used_at(&mut self, addresses: &[IpAddr]) -> Result<Vec<BTreeSet<u16>>, Error> {
+        let mut used = vec![BTreeSet::new(); addresses.len()];
+        if addresses.is_empty() {
+            return Ok(used);
+        }
         for transport in [Transport::Tcp, Transport::Udp] {
-            used.extend(self.dump(transport, u32::MAX, |record| {
+            // With each port, of which of the addresses it is.
+            let bound = self.dump(transport, u32::MAX, |record| {
                 let id = Id::of(record).filter(|id| id.local_port != 0)?;
                 let only_ipv6 = || {
                     let said = attribute(record.get(RECORD_LEN..)?, INET_DIAG_SKV6ONLY)?;
                     said.first().copied()
                 };
-                let all = match id.local_ip {
-                    IpAddr::V4(of) => of.is_unspecified() && address.is_ipv4(),
-                    IpAddr::V6(of) => of.is_unspecified() && (address.is_ipv6() || only_ipv6().unwrap_or(0) == 0),
+                let both = id.local_ip.is_ipv6() && id.local_ip.is_unspecified() && only_ipv6().unwrap_or(0) == 0;
+                let has = |address: &IpAddr| {
+                    let all = id.local_ip.is_unspecified() && id.local_ip.is_ipv4() == address.is_ipv4();
+                    both || all || id.local_ip == *address
                 };
-                (all || id.local_ip == address).then_some(id.local_port)
-            })?);
+                addresses.iter().any(has).then(|| (id.local_port, addresses.iter().map(has).collect::<Vec<bool>>()))
+            })?;
+            for (port, of) in bound {
+                for (used, _) in used.iter_mut().zip(of).filter(|(_, has)| *has) {
+                    used.insert(port);
+                }
+            }
         }
         Ok(used)
     }
@@ -540,8 +550,12 @@ mod tests {
         let listener = TcpListener::bind("[::]:0").unwrap();
         let (port, only) = (listener.local_addr().unwrap().port(), TcpListener::bind("127.0.0.1:0").unwrap());
         let other = only.local_addr().unwrap().port();
-        let [own, ipv6, another] =
-            ["127.0.0.1", "::1", "192.0.2.1"].map(|at| diag.ports_used_at(at.parse().unwrap()).unwrap());
+        let mut used = |at: &[&str]| -> Vec<_> {
+            let at: Vec<IpAddr> = at.iter().map(|at| at.parse().unwrap()).collect();
+            diag.ports_used_at(&at).unwrap()
+        };
+        assert!(used(&[]).is_empty());
+        let [own, ipv6, another] = used(&["127.0.0.1", "::1", "192.0.2.1"]).try_into().unwrap();
         assert!(own.contains(&port) && ipv6.contains(&port) && another.contains(&port));
         assert!(own.contains(&other) && !ipv6.contains(&other) && !another.contains(&other));
         let strict =
@@ -549,7 +563,7 @@ mod tests {
         rustix::net::sockopt::set_ipv6_v6only(&strict, true).unwrap();
         rustix::net::bind(&strict, &SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0))).unwrap();
         let port = SocketAddr::try_from(rustix::net::getsockname(&strict).unwrap()).unwrap().port();
-        let [own, ipv6] = ["127.0.0.1", "::1"].map(|at| diag.ports_used_at(at.parse().unwrap()).unwrap());
+        let [own, ipv6] = used(&["127.0.0.1", "::1"]).try_into().unwrap();
         assert!(!own.contains(&port) && ipv6.contains(&port));
         if lists_bound() {
             let family = rustix::net::AddressFamily::INET;

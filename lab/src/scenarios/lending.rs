@@ -303,7 +303,7 @@ fn offers(lab: &mut Lab) -> Result<()> {
     let fault = "ports of 198.18.5.9 are lent, and this host does not have that address any more";
     let gone = four.anchor.wait_event("cannot-lend", mended.number, LONG)?;
     expect!(gone.sentence.contains(fault), "the event says {} and not {fault}", gone.sentence);
-    says(&four, &format!("cannot be lent: {fault}"))?;
+    says(&four, &format!("not reached: {fault}"))?;
     four.guest.wait_event("lease-unreached", 0, LONG)?;
     drop(on_lease);
     Ok(())

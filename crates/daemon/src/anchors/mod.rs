@@ -700,25 +700,27 @@ impl EventLoop {
         }
     }
 
-    /// [`Request::Anchors`](whimbrel_ipc::Request::Anchors), and [`Request::Lending`](whimbrel_ipc::Request::Lending) where `stop` is said.
-    pub(crate) fn show_anchors(&mut self, stop: Option<bool>) -> Result<Reply, Failure> {
-        let lends = self.lends();
-        if let Some(stop) = stop {
-            if !lends {
-                return Err(Failure::new("this host lends nothing")
-                    .code(Code::Unavailable)
-                    .hint("`[anchor]` in the configuration makes it lend ports or addresses."));
-            }
-            self.effects.save_lending_stopped(stop).map_err(|error| Failure::new(error.to_string()))?;
-            if stop != self.anchors.stopping {
-                self.stop_lending(stop);
-                let told = match stop {
-                    true => Told::new("lending-stopped", "this host lends nothing new".to_owned()),
-                    false => Told::new("lending-started", "this host lends again".to_owned()),
-                };
-                self.tell(told);
-            }
+    /// [`Request::Lending`](whimbrel_ipc::Request::Lending).
+    pub(crate) fn set_lending(&mut self, stop: bool) -> Result<Reply, Failure> {
+        if !self.lends() {
+            return Err(Failure::new("this host lends nothing")
+                .code(Code::Unavailable)
+                .hint("`[anchor]` in the configuration makes it lend ports or addresses."));
         }
+        self.effects.save_lending_stopped(stop).map_err(|error| Failure::new(error.to_string()))?;
+        if stop != self.anchors.stopping {
+            self.stop_lending(stop);
+            let told = match stop {
+                true => Told::new("lending-stopped", "this host lends nothing new".to_owned()),
+                false => Told::new("lending-started", "this host lends again".to_owned()),
+            };
+            self.tell(told);
+        }
+        Ok(Reply::Anchors(self.anchors_view(stop)))
+    }
+
+    /// [`Request::Anchors`](whimbrel_ipc::Request::Anchors). `brief`: without what it offers.
+    pub(crate) fn anchors_view(&mut self, brief: bool) -> View {
         let Dependents { lent, passed_on } = self.node.dependents();
         let ends = |key: &PublicKey, ends: &Ends| LentEnds {
             host: self.peer_name(key),
@@ -733,8 +735,8 @@ impl EventLoop {
             flow: views::flow(far.mirrored()),
         };
         let passed_on = passed_on.into_iter().map(passed).collect();
-        let (stopping, offer) = (self.anchors.stopping, self.effects.offer());
-        Ok(Reply::Anchors(View { lends, stopping, offer, lent, passed_on, rented }))
+        let offer = if brief { None } else { self.effects.offer() };
+        View { lends: self.lends(), stopping: self.anchors.stopping, offer, lent, passed_on, rented }
     }
 
     /// Tells what of the configuration cannot be lent, where that is not as it was.

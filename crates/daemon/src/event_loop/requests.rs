@@ -216,8 +216,8 @@ impl EventLoop {
                 }
                 None => Reply::Error(Failure::new("one descriptor is to come with this").code(Code::Descriptors)),
             },
-            Request::Anchors => self.show_anchors(None).unwrap_or_else(Reply::Error),
-            Request::Lending { stop } => self.show_anchors(Some(stop)).unwrap_or_else(Reply::Error),
+            Request::Anchors { brief } => Reply::Anchors(self.anchors_view(brief)),
+            Request::Lending { stop } => self.set_lending(stop).unwrap_or_else(Reply::Error),
             Request::Uuid => {
                 one(descriptors).and_then(|socket| self.name_socket(socket.as_fd())).unwrap_or_else(Reply::Error)
             }

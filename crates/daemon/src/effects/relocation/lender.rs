@@ -144,16 +144,33 @@ impl Effects {
         let lendable = self.relocation.lender.lendable.clone()?;
         let faults = self.lending_faults();
         let usual = [true, false].into_iter().filter_map(|ipv4| offer::lends_of(&lendable, &self.network, ipv4));
-        let of = usual.collect::<Vec<_>>().into_iter().map(|address| self.offered_address(&lendable, address, &faults));
+        let usual: Vec<IpAddr> = usual.collect();
+        let used = self.connections.ports_used_at(&usual).unwrap_or_else(|error| {
+            tracing::warn!(%error, "which ports this host uses itself is not known");
+            vec![BTreeSet::new(); usual.len()]
+        });
+        let of = usual.into_iter().zip(used);
+        let of = of.map(|(address, used)| self.offered_address(&lendable, address, used, &faults)).collect();
+        let addresses = lendable.addresses.iter().map(|prefix| self.offered_prefix(prefix, &faults)).collect();
+        let is_lent = |fault: &Fault| matches!(fault.about, About::Lent(_));
+        let (unreached, faults): (Vec<Fault>, Vec<Fault>) = faults.into_iter().partition(is_lent);
         Some(Offer {
             ports: lendable.ports.iter().map(|range| (*range.start(), *range.end())).collect(),
-            of: of.collect(),
-            addresses: lendable.addresses.iter().map(|prefix| self.offered_prefix(prefix, &faults)).collect(),
+            of,
+            addresses,
             faults: faults.into_iter().map(|fault| fault.sentence).collect(),
+            unreached: unreached.into_iter().map(|fault| fault.sentence).collect(),
         })
     }
 
-    fn offered_address(&mut self, lendable: &Lendable, address: IpAddr, faults: &[Fault]) -> OfferedAddress {
+    /// `used`: the ports that sockets of this host have there.
+    fn offered_address(
+        &self,
+        lendable: &Lendable,
+        address: IpAddr,
+        used: BTreeSet<u16>,
+        faults: &[Fault],
+    ) -> OfferedAddress {
         let is_offered = |port: &u16| lendable.ports.iter().any(|range| range.contains(port));
         // What has moved is another's too, and a part of a lease may have moved on. What was lent of other ranges is none of these.
         let all = self.relocation.lender.lent.values().map(|lent| lent.ends);
@@ -161,10 +178,6 @@ impl Effects {
         let lent: BTreeSet<u16> = of_it.flat_map(|ends| ends.ports()).filter(is_offered).collect();
         // Also those of connections whose sockets are elsewhere.
         let of_others = self.relocation.ports.of(address);
-        let used = self.connections.ports_used_at(address).unwrap_or_else(|error| {
-            tracing::warn!(%error, "which ports this host uses itself is not known");
-            BTreeSet::new()
-        });
         let taken: BTreeSet<u16> = of_others.union(&used).copied().collect();
         let used: BTreeSet<u16> = used.difference(&of_others).copied().filter(is_offered).collect();
         let fault = fault_of(faults, |about| matches!(about, About::Ports) || *about == About::Own(address));
@@ -173,7 +186,7 @@ impl Effects {
             Some(_) => 0,
             None => room(&lendable.ports, BLOCK, &taken).min(u32::try_from(in_all).unwrap_or(u32::MAX)),
         };
-        OfferedAddress { address, lent: lent.len() as u32, room, used: ranges_of(&used), fault }
+        OfferedAddress { address, lent: lent.len() as u32, room: Some(room), used: ranges_of(&used), fault }
     }
 
     fn offered_prefix(&self, prefix: &Prefix, faults: &[Fault]) -> OfferedPrefix {
