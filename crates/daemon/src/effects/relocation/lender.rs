@@ -619,7 +619,7 @@ fn is_lent(moves: &SavedMoves, own: &PublicKey, transport: Option<Transport>, en
     let gone = part.clone().any(|held| held.owner != *own);
     // While no daemon runs nobody holds what is leased, and any program can take it: what has come home is noted.
     let home = apart && part.any(|held| held.owner == *own);
-    let leased = moves.leases.values().any(|lease| lease.ends.contain(end));
+    let leased = moves.leases.values().any(|(lease, _)| lease.ends.contain(end));
     let rented = moves.tenancies.values().any(|(saved, _)| saved.ends.contain(end));
     gone || rented || leased && !home
 }
@@ -747,7 +747,7 @@ mod tests {
         let (own, at) = (key(1), |port| SocketAddr::from(([192, 0, 2, 1], port)));
         let lease = |number, ends| {
             let name = LeaseName { tenant: key(2), number };
-            (name, SavedLease { name, ends })
+            (name, (SavedLease { name, ends }, true))
         };
         let held = |flow: u64, transport, port, owner| {
             let far = Some(FlowTuple::unconnected(transport, at(port)).mirrored());
