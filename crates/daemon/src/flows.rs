@@ -84,10 +84,68 @@ pub(crate) fn is_movable(flow: &FlowTuple, own: &impl Fn(IpAddr) -> bool) -> boo
     is_global(flow.local.ip()) && is_global(flow.remote.ip()) && !own(flow.remote.ip())
 }
 
+/// Why a socket is of use on this host alone, if it is: others would not meet it at its address, or its other end is here. `own` tells
+/// this host's addresses.
+pub(crate) fn why_bound_to_host(flow: &FlowTuple, own: &impl Fn(IpAddr) -> bool) -> Option<String> {
+    let FlowTuple { local, remote, .. } = flow;
+    let at = local.ip();
+    if flow.is_unconnected() {
+        return match at {
+            _ if is_global(at) || at.is_unspecified() => None,
+            _ if at.is_loopback() => Some(format!(
+                "{at} is met from this host alone, so nobody would reach it there (one that has all addresses is named by another of them)"
+            )),
+            _ => Some(format!("{at} means nothing beyond this host's link, so nobody would reach it there")),
+        };
+    }
+    let local_to_host = [at, remote.ip()].iter().any(IpAddr::is_loopback) || own(at) && own(remote.ip());
+    if local_to_host {
+        return Some("both of its ends are on this host".to_owned());
+    }
+    let beyond = is_global(at) && is_global(remote.ip());
+    (!beyond).then(|| "its addresses mean nothing beyond this host's link".to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use whimbrel_wire::Transport;
+
+    #[test]
+    fn what_only_this_host_meets_is_not_given_away() {
+        let own = |address: IpAddr| address == IpAddr::from([192, 0, 2, 1]) || address == IpAddr::from([127, 0, 0, 1]);
+        let of = |transport, local: &str, remote: &str| FlowTuple {
+            transport,
+            local: local.parse().expect("endpoint"),
+            remote: remote.parse().expect("endpoint"),
+        };
+        let why = |flow: &FlowTuple| why_bound_to_host(flow, &own);
+        for transport in [Transport::Tcp, Transport::Udp] {
+            let waits = |at: &str| FlowTuple::unconnected(transport, at.parse().expect("endpoint"));
+            for at in ["127.0.0.1:8111", "127.3.0.1:8111", "[::1]:8111"] {
+                assert!(why(&waits(at)).is_some_and(|why| why.contains("from this host alone")), "{at}");
+            }
+            for at in ["169.254.0.1:8111", "[fe80::1]:8111"] {
+                assert!(why(&waits(at)).is_some_and(|why| why.contains("link")), "{at}");
+            }
+            for at in ["192.0.2.1:8111", "[2001:db8::1]:8111", "198.51.100.9:8111"] {
+                assert_eq!(why(&waits(at)), None, "{at}");
+            }
+            for (local, remote) in [
+                ("127.0.0.1:1", "127.0.0.1:2"),
+                ("[::1]:1", "[::1]:2"),
+                ("192.0.2.1:1", "192.0.2.1:2"),
+                ("192.0.2.1:1", "127.0.0.1:2"),
+            ] {
+                let why = why(&of(transport, local, remote));
+                assert!(why.is_some_and(|why| why.contains("both of its ends are on this host")), "{local} {remote}");
+            }
+            assert!(why(&of(transport, "[fe80::1]:1", "[fe80::2]:2")).is_some_and(|why| why.contains("link")));
+            assert_eq!(why(&of(transport, "192.0.2.1:1", "198.51.100.1:2")), None);
+            // An address on lease, of whose connection this host has the other end.
+            assert_eq!(why(&of(transport, "203.0.113.9:1", "192.0.2.1:2")), None);
+        }
+    }
 
     #[test]
     fn only_flows_between_hosts_can_be_moved() {

@@ -1,6 +1,6 @@
 //! Sockets that change hosts in every state that is worth it, and those that cannot.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use whimbrel_ipc::{Connection, ConnectionState};
 
@@ -8,7 +8,7 @@ use super::library::Program;
 use super::relocation::Three;
 use super::world::{LONG, step};
 use super::{Scenario, scenario};
-use crate::{Lab, Result, Whimbrel, expect, wait_for};
+use crate::{Error, Lab, Result, Whimbrel, expect, wait_for};
 
 pub(super) const SCENARIOS: &[Scenario] = &[
     scenario(
@@ -228,7 +228,7 @@ fn listener(lab: &mut Lab, far_runs: bool) -> Result<()> {
     for (family, listen, to) in families(&three)? {
         step(&format!("{family}: two connections wait to be accepted, and one was"));
         let port = ends.near.does(&format!("listen {listen}"))?;
-        let end = std::net::SocketAddr::new(to, port.parse().unwrap_or_default());
+        let end = SocketAddr::new(to, port.parse().unwrap_or_default());
         let [stays, first, second, later] =
             ["stays", "first", "second", "later"].map(|name| format!("{family}-{name}"));
         ends.far.does(&format!("connect {stays} {to} {port}"))?;
@@ -343,6 +343,35 @@ fn unmovable(lab: &mut Lab) -> Result<()> {
     for (what, why) in [("pipe", "ENOTSOCK"), ("unix", "EPROTONOSUPPORT"), ("raw", "EPROTONOSUPPORT")] {
         let told = ends.near.fails(&format!("give {what} guest"))?;
         expect!(told.starts_with(why), "{what}: {told}");
+    }
+
+    step("servers that this host alone meets");
+    let own = [("listen", "listener", "127.0.0.1"), ("listen", "listener", "::1"), ("bind local", "udp", "127.0.0.1")];
+    for (does, kind, at) in own {
+        let port = ends.near.does(&format!("{does} {at}"))?;
+        let at: IpAddr = at.parse().map_err(|_| Error::Usage(format!("{at} is no address")))?;
+        let named = format!("{kind}:{}", SocketAddr::new(at, port.parse().unwrap_or_default()));
+        refused(&named, "is met from this host alone")?;
+    }
+
+    step("what waits in a server's queue and has both ends on this host ends when that goes; the others follow");
+    let port = ends.near.does("listen 0.0.0.0")?;
+    let clients = [("loopback", "127.0.0.1".to_owned()), ("own", to.to_string())];
+    for (name, at) in &clients {
+        ends.near.does(&format!("connect {name} {at} {port}"))?;
+    }
+    ends.far.does(&format!("connect follows {to} {port}"))?;
+    ends.near.does("pending 3")?;
+    let named = format!("listener:{to}:{port}");
+    three.donor_daemon.cli(&["move", &named, "--to", "guest", "--process", "states"])?;
+    ends.next.does("serve")?;
+    ends.next.does("collect 1")?;
+    let far = ends.far.does("name follows")?;
+    ends.next.does(&format!("called {} follows", far.rsplit(':').next().unwrap_or_default()))?;
+    ends.play(&["far say 1000", "near hear 1000", "near say 1000", "far hear 1000"], "follows", true)?;
+    for (name, _) in &clients {
+        ends.near.does(&format!("refused {name}"))?;
+        ends.near.does(&format!("close {name}"))?;
     }
 
     step("hosts that are strangers, and who was a friend");

@@ -2,9 +2,10 @@
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
+use rustix::net::sockopt;
 use whimbrel_handshake::PublicKey;
 use whimbrel_ipc::{Code, Failure};
 use whimbrel_protocol::{MoveFailed, MoveName, MoveOp, MoveOpId, Refusal, Time};
@@ -13,6 +14,7 @@ use whimbrel_wire::{FlowTuple, Transport};
 
 use super::{Moves, Wish, flow_of, sentence};
 use crate::event_loop::EventLoop;
+use crate::events::Told;
 use crate::server::ClientId;
 
 /// They are named by one of these and an address and port.
@@ -149,6 +151,10 @@ impl EventLoop {
             for socket in self.effects.take_queued(&retiring.name) {
                 let named = flow_of(&socket).and_then(|flow| Ok((flow, self.programs.names.of(socket.as_fd())?)));
                 let Ok((flow, uuid)) = named else { continue };
+                if let Some(why) = self.why_bound_here(&flow) {
+                    self.reset_queued(&retiring, flow, &socket, &why);
+                    continue;
+                }
                 let luggage = Luggage { uuid: *uuid.as_bytes(), state: Vec::new() };
                 let family = self.effects.take_given(now, flow, socket, luggage);
                 let (acceptor, receiver) = (retiring.to, retiring.receiver.clone());
@@ -160,6 +166,17 @@ impl EventLoop {
                 self.moves.retiring.push(retiring);
             }
         }
+    }
+
+    /// A connection that nobody has accepted stays behind its socket: it ends as the kernel would have it when the socket is closed, so that
+    /// its other end waits for nothing.
+    fn reset_queued(&mut self, retiring: &Retiring, flow: FlowTuple, socket: &OwnedFd, why: &str) {
+        if let Err(error) = sockopt::set_socket_linger(socket, Some(Duration::ZERO)) {
+            tracing::warn!(%flow, %error, "a connection of a socket that has moved ends as if its program had closed it");
+        }
+        let to = self.called(&retiring.to);
+        let sentence = format!("is over: nobody had accepted it when its server went to {to}, where it cannot follow, since {why}");
+        self.tell(Told::of_socket("socket-lost", Some(flow), sentence));
     }
 }
 

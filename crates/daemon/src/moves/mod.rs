@@ -18,9 +18,10 @@ use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::anchors::reason_of;
 use crate::clock;
-use crate::effects::{Arrived, NotBorrowed};
+use crate::effects::{Arrived, NotBorrowed, own_addresses};
 use crate::event_loop::{EventLoop, names};
 use crate::events::Told;
+use crate::flows::why_bound_to_host;
 use crate::server::ClientId;
 use crate::servers;
 use crate::views;
@@ -190,10 +191,21 @@ impl EventLoop {
 
     /// Has the node give a socket away that the effects have.
     fn give(&mut self, flow: FlowTuple, wish: Wish) {
+        if let Some(why) = self.why_bound_here(&flow) {
+            let uuid = self.effects.uuid_of(&flow).unwrap_or_default();
+            self.return_wished(clock::now(), &flow, &wish);
+            return self.say_kept(wish.client, flow, uuid, &why);
+        }
         let came = flow.is_unconnected() && self.has_endpoint(&flow);
         if let Some(wish) = if came { Some(wish) } else { self.claim_first(flow, wish) } {
             self.fulfil(flow, wish);
         }
+    }
+
+    /// Why a socket would be of no use on another host, if it is so.
+    fn why_bound_here(&self, flow: &FlowTuple) -> Option<String> {
+        let own = own_addresses(&self.effects.network);
+        why_bound_to_host(flow, &|address| own.contains(&address))
     }
 
     /// Whether the endpoint of a socket without another end came here with it by a move, or was claimed.

@@ -450,6 +450,14 @@ class Program:
             raise ValueError(f"{len(got)} bytes came instead of the end")
         return "x"
 
+    def refused(self, name):
+        """The other end has reset the connection."""
+        try:
+            got = self.talks[name].sock.recv(65536)
+        except ConnectionResetError:
+            return "x"
+        raise ValueError(f"{len(got)} bytes came instead of a reset")
+
     def close(self, name):
         self.talks.pop(name).sock.close()
         return "x"
