@@ -383,13 +383,14 @@ pub(crate) enum Command {
         #[arg(long, value_name = "PID", conflicts_with_all = ["connections", "process"])]
         pid: Option<u32>,
         /// And all its descendants
-        #[arg(long, requires = "pid")]
+        // clap asks for nothing that conflicts with what was said: without the second the first is no rule where connections are named.
+        #[arg(long, requires = "pid", conflicts_with = "connections")]
         tree: bool,
         /// And all of its cgroup
-        #[arg(long, requires = "pid", conflicts_with = "tree")]
+        #[arg(long, requires = "pid", conflicts_with_all = ["tree", "connections"])]
         cgroup: bool,
         /// With this address, at which it is met, where it could go with several
-        #[arg(long, requires = "pid", value_name = "ADDRESS")]
+        #[arg(long, requires = "pid", conflicts_with = "connections", value_name = "ADDRESS")]
         address: Option<IpAddr>,
         /// To whom: its name in the community, or a peer's number, key or address
         #[arg(long, value_name = "HOST")]
@@ -633,6 +634,22 @@ mod tests {
     fn numbers_that_are_none_are_told_what_they_are_for() {
         let complaint = Arguments::try_parse_from(["whimbrel", "events", "--last", "-3"]).unwrap_err().to_string();
         assert!(complaint.contains("it says how many of the newest events, such as 30"), "{complaint}");
+    }
+
+    #[test]
+    fn what_is_said_of_a_process_goes_with_one() {
+        for said in [&["--tree"][..], &["--cgroup"], &["--address", "192.0.2.7"]] {
+            let parse = |which: &[&str]| {
+                let common = ["whimbrel", "move", "--to", "tablet"];
+                Arguments::try_parse_from(common.iter().chain(which).chain(said))
+            };
+            for which in [&["192.0.2.7:22"][..], &["pid:4711"], &["192.0.2.7:22", "--process", "web"], &[]] {
+                let complaint = parse(which).err().map(|error| (error.exit_code(), error.to_string()));
+                let right = complaint.as_ref().is_some_and(|(code, said)| *code == 2 && said.contains("--"));
+                assert!(right, "{which:?} {said:?}: {complaint:?}");
+            }
+            assert!(parse(&["--pid", "4711"]).is_ok(), "{said:?}");
+        }
     }
 
     #[test]
