@@ -1,10 +1,12 @@
 //! `whimbrel move` and `whimbrel receive`: sockets that change hosts.
 
-use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
+use std::{env, fs, io};
+
+use rustix::fs::{Access, AtFlags, CWD, accessat};
 
 use whimbrel_ipc::{
     Client, ClientError, Kept, Moved, MovedProcess, ProcessScope, Received, Reply, Request, reply_to_line,
@@ -96,6 +98,9 @@ pub(crate) fn receive(
     once: bool,
     json: bool,
 ) -> Result<ExitCode, Complaint> {
+    // A connection that has come is lost where its program cannot be started.
+    let first = program.first().map(String::as_str).unwrap_or_default();
+    runnable(first).map_err(|error| Complaint::Program(first.into(), error))?;
     let mut client = connect(run_dir)?;
     client.start(&Request::Receive { name: name.to_owned() })?;
     let mut children: Vec<Child> = Vec::new();
@@ -113,7 +118,7 @@ pub(crate) fn receive(
                     print(&format!("{} has come from {}\n", received.flow.called(), received.from))?;
                 }
                 let mut child = start(program, &received, socket)
-                    .map_err(|error| Complaint::File(program.first().map(Into::into).unwrap_or_default(), error))?;
+                    .map_err(|error| Complaint::Program(first.into(), error))?;
                 if once {
                     drop(client);
                     let status = child.wait().map_err(Complaint::Output)?;
@@ -130,6 +135,29 @@ pub(crate) fn receive(
 
 fn next(client: &mut Client) -> Result<(Reply, Vec<OwnedFd>), Complaint> {
     Ok(client.next_reply(None)?)
+}
+
+/// Whether a program can be run, as far as can be said without doing so. One without a `/` is looked for as execvp(3) does.
+fn runnable(program: &str) -> io::Result<()> {
+    let usual = || "/bin:/usr/bin".into();
+    let places: Vec<PathBuf> = match program {
+        "" => Vec::new(),
+        _ if program.contains('/') => vec![program.into()],
+        _ => env::split_paths(&env::var_os("PATH").unwrap_or_else(usual)).map(|place| place.join(program)).collect(),
+    };
+    let mut why = io::Error::from(io::ErrorKind::NotFound);
+    for place in places {
+        match fs::metadata(&place) {
+            Ok(of) if of.is_file() => match accessat(CWD, &place, Access::EXEC_OK, AtFlags::EACCESS) {
+                Ok(()) => return Ok(()),
+                Err(errno) => why = errno.into(),
+            },
+            Ok(_) => why = io::ErrorKind::PermissionDenied.into(),
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => why = error,
+            Err(_) => {}
+        }
+    }
+    Err(why)
 }
 
 fn start(program: &[String], received: &Received, socket: OwnedFd) -> io::Result<Child> {

@@ -68,6 +68,31 @@ fn people_get_a_sentence_and_programs_a_line() {
 }
 
 #[test]
+fn a_receiver_whose_program_cannot_be_run_does_not_begin() {
+    let run_dir = RunDir::new("no-program");
+    let plain = run_dir.0.join("plain");
+    fs::write(&plain, "").unwrap();
+    let [directory, plain] = [&run_dir.0, &plain].map(|path| path.to_str().unwrap());
+    for (program, status, why) in [
+        ("/nowhere/at-all", 127, "/nowhere/at-all: there is no such program."),
+        ("whimbrel-of-nobody", 127, "whimbrel-of-nobody: there is no such program."),
+        ("", 127, "there is no such program."),
+        (plain, 126, "cannot be run"),
+        (directory, 126, "cannot be run"),
+    ] {
+        let output = run_dir.whimbrel(&["receive", "worker", "--", program]);
+        assert_eq!(output.status.code(), Some(status), "{program}: {output:?}");
+        assert!(text(&output.stderr).contains(why), "{program}: {output:?}");
+    }
+    // One that can be is looked for as the shell does, and then it is the daemon that is missed.
+    for program in ["sh", "/bin/sh"] {
+        let output = run_dir.whimbrel(&["receive", "worker", "--", program]);
+        assert_eq!(output.status.code(), Some(1), "{program}: {output:?}");
+        assert!(text(&output.stderr).contains("no daemon answers"), "{program}: {output:?}");
+    }
+}
+
+#[test]
 fn who_follows_events_fails_when_the_daemon_goes_away() {
     let run_dir = RunDir::new("goes-away");
     let listener = UnixListener::bind(socket_path(&run_dir.0)).unwrap();
