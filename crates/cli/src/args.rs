@@ -173,8 +173,8 @@ as under inetd's `wait`: the program accepts connections of it, or receives its 
 WHIMBREL_REMOTE is 0.0.0.0:0 or [::]:0 then. Connections that nobody had accepted follow, each
 with a program of its own.
 
-It goes on until it is ended. Programs that receive more than one connection, or state with
-it, use libwhimbrel instead.
+It goes on until it is ended; a daemon that is started anew is waited for, for a minute.
+Programs that receive more than one connection, or state with it, use libwhimbrel instead.
 
 Example:
   whimbrel receive worker -- /usr/local/bin/serve-one        here, and then at the other host:

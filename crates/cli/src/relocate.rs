@@ -4,7 +4,8 @@ use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
-use std::{env, fs, io};
+use std::time::{Duration, Instant};
+use std::{env, fs, io, thread};
 
 use rustix::fs::{Access, AtFlags, CWD, accessat};
 
@@ -13,7 +14,11 @@ use whimbrel_ipc::{
 };
 
 use crate::complaint::Complaint;
+use crate::run::{Absence, LOOK};
 use crate::{connect, print, show};
+
+/// How long a daemon may take to be started anew, for who receives: an upgrade takes less.
+const STARTED_WITHIN: Duration = Duration::from_secs(60);
 
 /// Gives connections to another host. Fails where one of them stays.
 pub(crate) fn give(
@@ -101,11 +106,16 @@ pub(crate) fn receive(
     // A connection that has come is lost where its program cannot be started.
     let first = program.first().map(String::as_str).unwrap_or_default();
     runnable(first).map_err(|error| Complaint::Program(first.into(), error))?;
-    let mut client = connect(run_dir)?;
-    client.start(&Request::Receive { name: name.to_owned() })?;
+    let mut client = register(run_dir, name)?;
     let mut children: Vec<Child> = Vec::new();
     loop {
-        let (reply, descriptors) = next(&mut client)?;
+        let (reply, descriptors) = match client.next_reply(None).map_err(Complaint::from) {
+            Ok(next) => next,
+            Err(gone) => {
+                client = register_again(run_dir, name, gone)?;
+                continue;
+            }
+        };
         if json {
             print(&reply_to_line(&reply)?)?;
         }
@@ -117,8 +127,8 @@ pub(crate) fn receive(
                 if !json {
                     print(&format!("{} has come from {}\n", received.flow.called(), received.from))?;
                 }
-                let mut child = start(program, &received, socket)
-                    .map_err(|error| Complaint::Program(first.into(), error))?;
+                let mut child =
+                    start(program, &received, socket).map_err(|error| Complaint::Program(first.into(), error))?;
                 if once {
                     drop(client);
                     let status = child.wait().map_err(Complaint::Output)?;
@@ -133,8 +143,27 @@ pub(crate) fn receive(
     }
 }
 
-fn next(client: &mut Client) -> Result<(Reply, Vec<OwnedFd>), Complaint> {
-    Ok(client.next_reply(None)?)
+fn register(run_dir: &Path, name: &str) -> Result<Client, Complaint> {
+    let mut client = connect(run_dir)?;
+    client.start(&Request::Receive { name: name.to_owned() })?;
+    Ok(client)
+}
+
+/// A daemon that has gone may be being started anew: the name is registered with the next one.
+fn register_again(run_dir: &Path, name: &str, gone: Complaint) -> Result<Client, Complaint> {
+    let mut absence = Absence::default();
+    absence.note(Instant::now(), STARTED_WITHIN, gone)?;
+    eprintln!(
+        "whimbrel: the daemon has gone; another is waited for, for {} s, and nothing is received meanwhile",
+        STARTED_WITHIN.as_secs()
+    );
+    loop {
+        match register(run_dir, name) {
+            Ok(client) => return Ok(client),
+            Err(error) => absence.note(Instant::now(), STARTED_WITHIN, error)?,
+        }
+        thread::sleep(LOOK);
+    }
 }
 
 /// Whether a program can be run, as far as can be said without doing so. One without a `/` is looked for as execvp(3) does.

@@ -14,7 +14,7 @@ use crate::complaint::Complaint;
 use crate::{connect, print};
 
 /// How often it is looked whether anything depends on an anchor that stops.
-const LOOK: Duration = Duration::from_millis(500);
+pub(crate) const LOOK: Duration = Duration::from_millis(500);
 /// How long a daemon may take to be started anew.
 const STARTED_WITHIN: Duration = Duration::from_secs(10);
 /// How long an anchor may take, or several that are asked one after the other.
@@ -120,7 +120,7 @@ pub(crate) fn stop(run_dir: &Path, within: u64, json: bool) -> Result<ExitCode, 
         std::thread::sleep(LOOK);
         match ask(run_dir, &Request::Anchors { brief: true }) {
             Ok(now) => ((anchors, reply), absence) = (now, Absence::default()),
-            Err(error) => absence.note(Instant::now(), error)?,
+            Err(error) => absence.note(Instant::now(), STARTED_WITHIN, error)?,
         }
     }
     if let Some((_, error)) = absence.0 {
@@ -139,16 +139,16 @@ pub(crate) fn stop(run_dir: &Path, within: u64, json: bool) -> Result<ExitCode, 
 
 /// Since when a daemon has not answered that is waited for, and why.
 #[derive(Default)]
-struct Absence(Option<(Instant, Complaint)>);
+pub(crate) struct Absence(Option<(Instant, Complaint)>);
 
 impl Absence {
-    /// It may be being started anew: the next one lends nothing new either.
+    /// It may be being started anew: the next one lends nothing new either, and lets others receive. It is waited for so long: `within`.
     ///
     /// # Errors
     /// No daemon is waited for any more.
-    fn note(&mut self, now: Instant, error: Complaint) -> Result<(), Complaint> {
+    pub(crate) fn note(&mut self, now: Instant, within: Duration, error: Complaint) -> Result<(), Complaint> {
         let since = self.0.as_ref().map_or(now, |(since, _)| *since);
-        if !error.is_for_want_of_a_daemon() || now.duration_since(since) >= STARTED_WITHIN {
+        if !error.is_for_want_of_a_daemon() || now.duration_since(since) >= within {
             return Err(error);
         }
         self.0 = Some((since, error));
@@ -346,12 +346,15 @@ mod tests {
         let begun = Instant::now();
         let mut absence = Absence::default();
         for (after, error) in [(0, connect(111)), (1, connect(2)), (9, timeout())] {
-            assert!(absence.note(begun + Duration::from_secs(after), error.into()).is_ok());
+            assert!(absence.note(begun + Duration::from_secs(after), STARTED_WITHIN, error.into()).is_ok());
         }
         assert!(absence.0.as_ref().is_some_and(|(since, _)| *since == begun));
-        assert!(absence.note(begun + STARTED_WITHIN, connect(111).into()).is_err(), "it does not come back");
+        assert!(
+            absence.note(begun + STARTED_WITHIN, STARTED_WITHIN, connect(111).into()).is_err(),
+            "it does not come back"
+        );
         // This user may not ask it: another daemon will not let him either.
-        assert!(Absence::default().note(begun, connect(13).into()).is_err());
-        assert!(Absence::default().note(begun, ClientError::Unexpected.into()).is_err());
+        assert!(Absence::default().note(begun, STARTED_WITHIN, connect(13).into()).is_err());
+        assert!(Absence::default().note(begun, STARTED_WITHIN, ClientError::Unexpected.into()).is_err());
     }
 }

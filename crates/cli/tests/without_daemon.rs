@@ -93,6 +93,38 @@ fn a_receiver_whose_program_cannot_be_run_does_not_begin() {
 }
 
 #[test]
+fn a_receiver_goes_on_with_the_next_daemon() {
+    let run_dir = RunDir::new("next-daemon");
+    let socket = socket_path(&run_dir.0);
+    let listener = UnixListener::bind(&socket).unwrap();
+    let daemon = thread::spawn(move || {
+        let answers = |listener: &UnixListener, answer: &str| {
+            let (stream, _) = listener.accept().unwrap();
+            let mut reader = BufReader::new(stream);
+            let mut asked = String::new();
+            reader.read_line(&mut asked).unwrap();
+            assert!(asked.contains("receive") && asked.contains("worker"), "{asked}");
+            reader.get_mut().write_all(answer.as_bytes()).unwrap();
+        };
+        let receiving = "{\"schema\":1,\"receiving\":{\"name\":\"worker\"}}\n";
+        answers(&listener, receiving);
+        drop(listener);
+        fs::remove_file(&socket).unwrap();
+        // It is there, and not ready yet; then it is; then it refuses.
+        let listener = UnixListener::bind(&socket).unwrap();
+        answers(&listener, "");
+        answers(&listener, receiving);
+        answers(&listener, "{\"schema\":1,\"error\":{\"what\":\"it is enough\",\"object\":null,\"hint\":null}}\n");
+    });
+    let output = run_dir.whimbrel(&["receive", "worker", "--", "true"]);
+    daemon.join().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert_eq!(text(&output.stdout), "receiving sockets as worker\n".repeat(2), "{output:?}");
+    let told = text(&output.stderr);
+    assert!(told.contains("another is waited for, for 60 s") && told.contains("it is enough"), "{output:?}");
+}
+
+#[test]
 fn who_follows_events_fails_when_the_daemon_goes_away() {
     let run_dir = RunDir::new("goes-away");
     let listener = UnixListener::bind(socket_path(&run_dir.0)).unwrap();

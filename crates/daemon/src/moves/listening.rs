@@ -175,7 +175,9 @@ impl EventLoop {
             tracing::warn!(%flow, %error, "a connection of a socket that has moved ends as if its program had closed it");
         }
         let to = self.called(&retiring.to);
-        let sentence = format!("is over: nobody had accepted it when its server went to {to}, where it cannot follow, since {why}");
+        let sentence = format!(
+            "is over: nobody had accepted it when its server went to {to}, where it cannot follow, since {why}"
+        );
         self.tell(Told::of_socket("socket-lost", Some(flow), sentence));
     }
 }
