@@ -10,7 +10,7 @@ use std::{env, fs, io, thread};
 use rustix::fs::{Access, AtFlags, CWD, accessat};
 
 use whimbrel_ipc::{
-    Client, ClientError, Kept, Moved, MovedProcess, ProcessScope, Received, Reply, Request, reply_to_line,
+    Client, ClientError, Kept, Moved, MovedProcess, ProcessScope, Received, Reply, Request, WAITS_FOR, reply_to_line,
 };
 
 use crate::complaint::Complaint;
@@ -29,8 +29,8 @@ pub(crate) fn give(
     json: bool,
 ) -> Result<ExitCode, Complaint> {
     let mut client = connect(run_dir)?;
-    let (connections, receiver) = (connections.to_vec(), receiver.map(str::to_owned));
-    client.start(&Request::Move { connections, to: to.to_owned(), receiver })?;
+    let connections = connections.to_vec();
+    client.start(&Request::Move { connections, to: to.to_owned(), receiver: receiver.map(str::to_owned) })?;
     let mut all = true;
     loop {
         // Whether it moves may take as long as the other hosts take.
@@ -39,9 +39,7 @@ pub(crate) fn give(
             print(&reply_to_line(&reply)?)?;
         }
         match reply {
-            Reply::Moved(Moved { flow, to, .. }) if !json => {
-                print(&format!("{} is with {to} now\n", flow.called()))?;
-            }
+            Reply::Moved(moved) if !json => print(&is_there(&moved, receiver.is_none()))?,
             Reply::Moved(_) => {}
             Reply::Kept(Kept { flow, reason, .. }) => {
                 all = false;
@@ -52,6 +50,21 @@ pub(crate) fn give(
             Reply::End { .. } => return Ok(if all { ExitCode::SUCCESS } else { ExitCode::FAILURE }),
             _ => return Err(ClientError::Unexpected.into()),
         }
+    }
+}
+
+/// What became of a connection that has moved, for people. `waits`: no program was said that receives it.
+fn is_there(moved: &Moved, waits: bool) -> String {
+    let Moved { flow, uuid, to } = moved;
+    let what = format!("{} is with {to} now", flow.called());
+    match waits {
+        true => {
+            let minutes = WAITS_FOR.as_secs() / 60;
+            format!(
+                "{what}, where it waits for {minutes} minutes for a program that takes it by its name (whimbrel(3)): {uuid}\n"
+            )
+        }
+        false => format!("{what}\n"),
     }
 }
 
@@ -200,4 +213,20 @@ fn start(program: &[String], received: &Received, socket: OwnedFd) -> io::Result
         .stdin(Stdio::from(socket))
         .stdout(Stdio::from(second))
         .spawn()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_moves_a_connection_to_nobody_is_told_how_it_is_taken() {
+        let line = include_str!("../../ipc/tests/golden/moved.json");
+        let Ok(Reply::Moved(moved)) = whimbrel_ipc::reply_from_line(line) else { panic!("{line}") };
+        let waiting = is_there(&moved, true);
+        let uuid = moved.uuid.to_string();
+        assert!(waiting.contains("waits for 5 minutes") && waiting.ends_with(&format!("{uuid}\n")), "{waiting}");
+        let taken = is_there(&moved, false);
+        assert!(taken.ends_with(" now\n") && !taken.contains(&uuid), "{taken}");
+    }
 }

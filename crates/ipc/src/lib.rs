@@ -44,7 +44,7 @@ pub use reply::{
 pub use request::{EventsQuery, Request};
 pub use socket::{
     Family, Kept, MAX_RECEIVER, MAX_STATE, MadeSocket, MalformedUuid, Moved, MovedProcess, OpenSocket, ProcessScope,
-    Received, SocketKind, State, TooMuchState, Uuid, WantedAnchor,
+    Received, SocketKind, State, TooMuchState, Uuid, WAITS_FOR, WantedAnchor,
 };
 pub use time::{parse_rfc3339, rfc3339};
 pub use transfer::{Lines, MAX_DESCRIPTORS, ReceivedLine, send_line};

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
+use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -14,6 +15,9 @@ use crate::{Flow, PeerName, Process};
 pub const MAX_STATE: usize = 1 << 20;
 /// The longest name under which sockets are received, in bytes.
 pub const MAX_RECEIVER: usize = 64;
+/// How long a socket waits for a program to ask for it ([`Request::Rebuild`](crate::Request::Rebuild)), that its own has given to the daemon
+/// or that has come from another host where nobody receives it.
+pub const WAITS_FOR: Duration = Duration::from_secs(300);
 
 /// Names a socket for its life, wherever it is (SOCKMAND §4.3). It is drawn by lot, and who knows it may ask for the socket where
 /// that waits for its program: no more than that program's own state is to hold it.

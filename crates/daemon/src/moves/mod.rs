@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use whimbrel_handshake::PublicKey;
-use whimbrel_ipc::{Code, Failure, Kept, MAX_RECEIVER, Moved, PeerName, Received, Reply, State, Uuid};
+use whimbrel_ipc::{Code, Failure, Kept, MAX_RECEIVER, Moved, PeerName, Received, Reply, State, Uuid, WAITS_FOR};
 use whimbrel_protocol::{Gift, HostView, MoveEvent, MoveFailed, MoveName, NotGiven, Refusal, Rented, Time};
 use whimbrel_wire::community::MemberStanding;
 use whimbrel_wire::snapshot::{Family, Luggage};
@@ -45,9 +45,30 @@ pub(crate) struct Moves {
     /// Sockets that listen and have gone.
     retiring: Vec<Retiring>,
     /// Sockets that have come and were not told of yet.
-    come: HashMap<MoveName, FlowTuple>,
+    come: HashMap<MoveName, Come>,
     /// Sockets without another end that are to rest.
     settling: Vec<Settling>,
+}
+
+/// A socket that has come.
+#[derive(Clone, Copy, Debug)]
+struct Come {
+    flow: FlowTuple,
+    /// Its name, where it waits for the program that asks for it by that.
+    waits: Option<Uuid>,
+}
+
+impl Come {
+    /// What becomes of it here, for people.
+    fn sentence(&self) -> String {
+        match self.waits {
+            Some(uuid) => {
+                let minutes = WAITS_FOR.as_secs() / 60;
+                format!("waits here, for {minutes} minutes, for the program that takes it by its name, {uuid}")
+            }
+            None => "goes on here".to_owned(),
+        }
+    }
 }
 
 /// What somebody wants to become of a socket.
@@ -284,7 +305,8 @@ impl EventLoop {
     pub(crate) fn hand_over(&mut self) {
         for Arrived { name, receiver, flow, socket, luggage } in self.effects.relocation.take_arrived() {
             self.programs.names.learn(socket.as_fd(), Uuid::from_bytes(luggage.uuid));
-            self.moves.come.insert(name, flow);
+            let waits = receiver.is_empty().then(|| Uuid::from_bytes(luggage.uuid));
+            self.moves.come.insert(name, Come { flow, waits });
             if receiver.is_empty() {
                 // A program asks for it by its name.
                 let uuid = Uuid::from_bytes(luggage.uuid);
@@ -385,8 +407,10 @@ impl EventLoop {
                 Told::of_socket("socket-undecided", flow, format!("rests, since {who} does not say whose it is"))
             }
             MoveEvent::Taken { name } => {
-                let flow = self.moves.come.remove(name).or_else(|| self.effects.relocation.flow_of(name));
-                Told::of_socket("socket-taken", flow, "goes on here".to_owned())
+                let come = self.moves.come.remove(name);
+                let flow = come.map(|come| come.flow).or_else(|| self.effects.relocation.flow_of(name));
+                let sentence = come.map_or_else(|| "goes on here".to_owned(), |come| come.sentence());
+                Told::of_socket("socket-taken", flow, sentence)
             }
             MoveEvent::NotTaken { name, why } => {
                 let flow = self.effects.relocation.flow_of(name);

@@ -4,11 +4,8 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use whimbrel_ipc::{Code, Failure, Uuid};
+use whimbrel_ipc::{Code, Failure, Uuid, WAITS_FOR};
 use whimbrel_protocol::Time;
-
-/// How long a socket waits.
-const WAIT: Duration = Duration::from_secs(300);
 
 /// Sockets that wait at a time: a process may have 20,000 descriptors on a usual system, and the daemon needs some.
 const MOST: usize = 12_000;
@@ -46,13 +43,13 @@ impl KeptSockets {
             return Err(Failure::new("too many sockets wait for their programs already").code(Code::TooMany));
         }
         self.put(now, uuid, socket);
-        Ok(WAIT)
+        Ok(WAITS_FOR)
     }
 
     /// Takes one in that has come from another host, and that nobody else has any more. The caller asks for none while
     /// [all room is taken](Self::is_full); those that are under way then come on top of it.
     pub(crate) fn put(&mut self, now: Time, uuid: Uuid, socket: OwnedFd) {
-        self.sockets.insert(uuid, Kept { socket, until: now + WAIT });
+        self.sockets.insert(uuid, Kept { socket, until: now + WAITS_FOR });
     }
 
     /// Whether as many wait as should.
