@@ -414,7 +414,7 @@ impl EventLoop {
             }
             MoveEvent::NotTaken { name, why } => {
                 let flow = self.effects.relocation.flow_of(name);
-                Told::of_socket("socket-not-taken", flow, format!("does not come here: {}", sentence(*why)))
+                Told::of_socket("socket-not-taken", flow, format!("does not come here: {}", sentence_here(*why)))
             }
             MoveEvent::Rebound { flow, to } => {
                 if *to == self.node.public_key() {
@@ -570,7 +570,11 @@ fn not_given(why: NotGiven, flow: &FlowTuple) -> String {
     match why {
         NotGiven::Stranger if flow.is_unconnected() => format!("{why}: {INVITE}"),
         NotGiven::Stranger => {
-            format!("{why}: {INVITE}, `whimbrel community grant {}` lets it have this one", flow.remote)
+            let FlowTuple { local, remote, .. } = flow;
+            format!(
+                "{why}: {INVITE}, `whimbrel community grant {local}`, or `grant {remote}` where other connections have that end too, lets it \
+                 have this one"
+            )
         }
         _ => why.to_string(),
     }
@@ -614,5 +618,63 @@ pub(crate) fn sentence(why: Refusal) -> &'static str {
         Refusal::Stopping => "the other host is about to stop lending",
         Refusal::Unmovable => "it is of a kind, or in a state, that cannot be moved",
         Refusal::Other(_) => "the other host refused for a reason that this one does not know",
+    }
+}
+
+/// Why this host does not do its part as the one that a socket was to come to, for its own people.
+fn sentence_here(why: Refusal) -> &'static str {
+    match why {
+        Refusal::NotAllowed => {
+            "this host takes no sockets from that one: the two are of no community, and no grant says otherwise (`whimbrel community`)"
+        }
+        Refusal::NoRoom => "this host has no room for it",
+        Refusal::NoFamily => "this host does not have its address family",
+        Refusal::NoRights => "this host may not rebuild sockets: its daemon lacks a right (`whimbrel doctor`)",
+        Refusal::NoOption => "this host cannot set an option that it needs",
+        Refusal::Taken => "its address and port are taken on this host",
+        Refusal::NobodyReceives => {
+            "no program on this host receives it (`whimbrel receive`, or one with libwhimbrel, under this name)"
+        }
+        Refusal::BadSnapshot => "this host could not read it",
+        Refusal::NotRestored => "this host could not rebuild it: its log says why",
+        Refusal::NotWoken => "this host could not let it go on",
+        Refusal::FarEnd => "its far end is on this host itself",
+        why => sentence(why),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_may_not_have_a_connection_may_be_granted_it_by_either_end() {
+        let [local, remote] = ["192.0.2.1:40000", "10.51.4.7:7000"].map(|end| end.parse().expect("endpoint"));
+        let said = not_given(NotGiven::Stranger, &FlowTuple { transport: Transport::Tcp, local, remote });
+        assert!(said.contains("grant 192.0.2.1:40000`, or `grant 10.51.4.7:7000`"), "{said}");
+        let said = not_given(NotGiven::Stranger, &FlowTuple::unconnected(Transport::Tcp, local));
+        assert!(said.contains("community invite") && !said.contains("grant "), "a server is not granted: {said}");
+    }
+
+    #[test]
+    fn who_is_to_have_a_socket_speaks_of_itself() {
+        let here = [
+            Refusal::NotAllowed,
+            Refusal::NoRoom,
+            Refusal::NoFamily,
+            Refusal::NoRights,
+            Refusal::NoOption,
+            Refusal::Taken,
+            Refusal::NobodyReceives,
+            Refusal::BadSnapshot,
+            Refusal::NotRestored,
+            Refusal::NotWoken,
+            Refusal::FarEnd,
+        ];
+        for why in here {
+            assert!(sentence_here(why).contains("this host"), "{why:?}: {}", sentence_here(why));
+            assert!(!sentence_here(why).contains("other host"), "{why:?}: {}", sentence_here(why));
+        }
+        assert!(sentence(Refusal::NobodyReceives).contains("no program on the other host"));
     }
 }
