@@ -44,6 +44,7 @@ impl EventLoop {
             CommunityRequest::List => {}
             CommunityRequest::Init { name } => {
                 let name = name.unwrap_or_else(host_name);
+                nameable(&name)?;
                 self.node.found_community(now, &name).map_err(refused)?;
             }
             CommunityRequest::Invite { steward } => {
@@ -57,9 +58,10 @@ impl EventLoop {
                 return Ok(self.code(code, Purpose::Connection { local: flow.local, remote: flow.remote }));
             }
             CommunityRequest::Join { code, hosts, port, name } => {
+                let name = name.unwrap_or_else(host_name);
+                nameable(&name)?;
                 let (code, hosts) = self.where_to_ask(&code, hosts, port)?;
                 let since = self.events.newest();
-                let name = name.unwrap_or_else(host_name);
                 self.node.join_community(now, code, hosts, &name).map_err(refused)?;
                 return Ok(CommunityReply::Asking { since });
             }
@@ -144,6 +146,26 @@ fn host_name() -> String {
     if whimbrel_wire::community::is_name(&name) { name } else { "unnamed".to_owned() }
 }
 
+/// Whether a host may be called so: it would not be found by a name that means something else where hosts are named.
+fn nameable(name: &str) -> Result<(), Failure> {
+    let lower = name.to_lowercase();
+    let bare = lower.trim_start_matches('[').trim_end_matches(']');
+    let why = if ["self", "nearest", "stable", "auto", "any", "none"].contains(&lower.as_str())
+        || lower.starts_with("policy:")
+    {
+        "it says how an anchor is chosen"
+    } else if lower.trim_start_matches('#').parse::<u64>().is_ok() {
+        "numbers name peers, codes and grants"
+    } else if lower.starts_with('#') {
+        "`#` begins the number of a peer"
+    } else if bare.parse::<IpAddr>().is_ok() || lower.parse::<SocketAddr>().is_ok() {
+        "it is an address"
+    } else {
+        return Ok(());
+    };
+    Err(Failure::new(format!("a host cannot be called this: {why}")).on(name).hint("Name it otherwise, with --name."))
+}
+
 fn refused(error: CommunityRefused) -> Failure {
     let failure = Failure::new(error.to_string());
     let hint = match error {
@@ -223,5 +245,37 @@ fn roster(view: &CommunityView) -> Roster {
         hosts,
         codes: view.offers.iter().map(open).collect(),
         grants: view.grants.iter().map(grant).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_host_is_called_what_means_something_else() {
+        for name in [
+            "#3",
+            "3",
+            "#desk",
+            "10.51.1.7",
+            "2001:db8::7",
+            "[2001:db8::7]",
+            "10.51.1.7:22",
+            "self",
+            "Self",
+            "nearest",
+            "STABLE",
+            "auto",
+            "any",
+            "none",
+            "policy:7",
+        ] {
+            let refused = nameable(name).err().map(|failure| failure.to_string());
+            assert!(refused.as_ref().is_some_and(|why| why.contains("--name")), "{name}: {refused:?}");
+        }
+        for name in ["desk", "tablet-3", "3rd", "automatic", "living room", "fe", "10.51.1.7.example.org"] {
+            assert!(nameable(name).is_ok(), "{name}");
+        }
     }
 }
