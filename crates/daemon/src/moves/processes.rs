@@ -142,9 +142,10 @@ impl EventLoop {
             return Err(refused("it is on this host already".to_owned()));
         }
         let whole = whole::look(pid, scope).map_err(|unfit| match unfit {
-            whole::Unfit::Gone(_) => Failure::new("there is no such process, or it may not be looked into")
-                .on(format!("process {pid}"))
-                .code(Code::Unknown),
+            whole::Unfit::Gone(_) => {
+                Failure::new("there is no such process").on(format!("process {pid}")).code(Code::Unknown)
+            }
+            closed @ whole::Unfit::Closed(_) => refused(closed.to_string()).code(Code::Denied),
             other => refused(other.to_string()),
         })?;
         let Some(address) = self.address_of(&whole, wanted.address).map_err(refused)? else {

@@ -13,7 +13,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -81,9 +81,14 @@ pub struct Whole {
 /// Why a process cannot go, as far as can be seen without stopping it.
 #[derive(Debug, thiserror::Error)]
 pub enum Unfit {
-    /// It is not there, or may not be looked into.
-    #[error("there is no process {0}, or it may not be looked into")]
+    /// It is not there.
+    #[error("there is no process {0}")]
     Gone(u32),
+    /// It is there, and not this one's to look into.
+    #[error(
+        "process {0} may not be looked into: it is of a user namespace, as of a container, that is not this daemon's, or the daemon lacks CAP_SYS_PTRACE"
+    )]
+    Closed(u32),
     /// Others would be left behind, or go along unasked.
     #[error("{0}")]
     Company(String),
@@ -145,8 +150,9 @@ pub fn look(pid: u32, scope: Scope) -> Result<Whole, Unfit> {
 
 /// The processes that go, the first first.
 fn members(root: u32, scope: Scope) -> Result<Vec<u32>, Unfit> {
-    if !Path::new(&format!("/proc/{root}/ns/net")).exists() {
-        return Err(Unfit::Gone(root));
+    if let Err(error) = fs::metadata(format!("/proc/{root}/ns/net")) {
+        let closed = error.kind() == io::ErrorKind::PermissionDenied;
+        return Err(if closed { Unfit::Closed(root) } else { Unfit::Gone(root) });
     }
     if root == std::process::id() {
         return Err(Unfit::Company(format!("process {root} is Whimbrel itself")));

@@ -50,6 +50,20 @@ fn a_process_and_what_it_needs_are_found() {
 }
 
 #[test]
+fn a_process_that_may_not_be_looked_into_is_not_said_to_be_absent() {
+    let nobody = || {
+        let mut held = rustix::thread::capabilities(None).expect("capget");
+        held.effective = rustix::thread::CapabilitySet::empty();
+        rustix::thread::set_capabilities(None, held).expect("capset");
+        look(1, Scope::Tree)
+    };
+    // The rights are those of one thread.
+    let told = std::thread::spawn(nobody).join().expect("the thread").expect_err("it is another's");
+    assert!(matches!(told, Unfit::Closed(1)) && told.to_string().contains("CAP_SYS_PTRACE"), "{told}");
+    assert!(matches!(look(u32::MAX, Scope::Tree), Err(Unfit::Gone(_))));
+}
+
+#[test]
 fn there_is_room_for_what_comes_before_a_process_goes_on() {
     let socket = UdpSocket::bind("127.0.0.1:0").expect("bind");
     let held: OwnedFd = socket.try_clone().expect("dup").into();
