@@ -44,6 +44,7 @@ pub(crate) fn community(run_dir: &Path, command: &CommunityCommand) -> Result<Ex
             return follow(run_dir, since, json);
         }
         _ if json => print(&line)?,
+        CommunityReply::Roster(_) if matches!(command, CommunityCommand::Leave { .. }) => print(show::LEFT)?,
         CommunityReply::Roster(roster) => print(&show::roster(&roster))?,
         CommunityReply::Code(code) => print(&show::code(&code))?,
     }

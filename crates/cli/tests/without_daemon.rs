@@ -125,6 +125,26 @@ fn a_receiver_goes_on_with_the_next_daemon() {
 }
 
 #[test]
+fn who_leaves_a_community_is_told_so() {
+    let run_dir = RunDir::new("leaves");
+    let listener = UnixListener::bind(socket_path(&run_dir.0)).unwrap();
+    let daemon = thread::spawn(move || {
+        for _ in 0..2 {
+            let (stream, _) = listener.accept().unwrap();
+            let mut reader = BufReader::new(stream);
+            reader.read_line(&mut String::new()).unwrap();
+            let none = r#"{"schema":1,"community":{"roster":{"community":null,"standing":null,"hosts":[],"codes":[],"grants":[]}}}"#;
+            reader.get_mut().write_all(format!("{none}\n").as_bytes()).unwrap();
+        }
+    });
+    let left = run_dir.whimbrel(&["community", "leave"]);
+    assert!(text(&left.stdout).starts_with("This host has left its community"), "{left:?}");
+    let list = run_dir.whimbrel(&["community", "list"]);
+    assert!(text(&list.stdout).starts_with("No community"), "{list:?}");
+    daemon.join().unwrap();
+}
+
+#[test]
 fn who_follows_events_fails_when_the_daemon_goes_away() {
     let run_dir = RunDir::new("goes-away");
     let listener = UnixListener::bind(socket_path(&run_dir.0)).unwrap();

@@ -8,6 +8,10 @@ use whimbrel_ipc::{CommunityStanding, DrawnCode, EventRecord, Purpose, Roster};
 use super::{duration, short_key};
 use crate::table::{elastic, number, render, text};
 
+/// What is said to who has left one.
+pub(crate) const LEFT: &str =
+    "This host has left its community, and belongs to none. Its stewards go on to count it until one revokes it.\n";
+
 pub(crate) fn roster(roster: &Roster) -> String {
     let mut out = match (&roster.community, roster.standing) {
         (None, _) => {

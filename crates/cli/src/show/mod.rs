@@ -11,7 +11,7 @@ mod status;
 
 pub(crate) use absence::{resumed, suspended};
 pub(crate) use clean::{removed, removed_json};
-pub(crate) use community::{code, outcome, roster};
+pub(crate) use community::{LEFT, code, outcome, roster};
 pub(crate) use connections::{connections, is_away, is_server, peer, rank, via};
 pub(crate) use doctor::findings;
 pub(crate) use events::event;
