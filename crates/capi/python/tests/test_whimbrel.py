@@ -82,6 +82,18 @@ class Calls(unittest.TestCase):
             with self.assertRaises(FileNotFoundError):
                 whimbrel.rebuild(name)
 
+    def test_rebuilding_by_text(self):
+        client, other = connected()
+        name = whimbrel.export(client)
+        client.close()
+        with whimbrel.rebuild(str(name)) as again, other:
+            again.sendall(b"x")
+            self.assertEqual(other.recv(1), b"x")
+            with self.assertRaises(FileNotFoundError):
+                whimbrel.rebuild(str(name))
+        with self.assertRaises(FileNotFoundError):
+            whimbrel.rebuild("no name")
+
     def test_moving_a_process(self):
         found = whimbrel.sockets(os.getpid())
         self.assertEqual([each.descriptor for each in found], [3, 4])

@@ -141,6 +141,7 @@ for _name, _result, _arguments in (
     ("wb_uuid_of", _INT, [_INT, _POINTER]),
     ("wb_export", _INT, [_INT, _POINTER]),
     ("wb_rebuild", _INT, [_POINTER]),
+    ("wb_rebuild_text", _INT, [_TEXT]),
     ("wb_prepare", _INT, [_INT, _TEXT, _TEXT, _INT]),
     ("wb_give", _INT, [_INT, _TEXT, _TEXT, _TEXT, _SIZE, _INT]),
     ("wb_receiver_open", _POINTER, [_TEXT]),
@@ -217,7 +218,12 @@ def export(sock):
 
 
 def rebuild(name):
-    """The socket of this name that waits here: it was exported, or has come from another host."""
+    """The socket of this name that waits here: it was exported, or has come from another host.
+
+    ``name``: a uuid.UUID, or its text, of which the first eight digits do.
+    """
+    if isinstance(name, str):
+        return _socket.socket(fileno=_check(_library.wb_rebuild_text(_text(name))))
     value = _Uuid.from_buffer_copy(name.bytes)
     return _socket.socket(fileno=_check(_library.wb_rebuild(ctypes.byref(value))))
 
