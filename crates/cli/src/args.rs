@@ -711,6 +711,16 @@ mod tests {
     }
 
     #[test]
+    fn the_readme_says_which_commands_have_no_json() {
+        let has = |command: &clap::Command| command.get_opts().any(|option| option.get_long() == Some("json"));
+        let without: BTreeSet<String> =
+            commands().into_iter().filter(|(_, command)| !has(command)).map(|(path, _)| path).collect();
+        assert_eq!(without, ["run", "up", "watch"].map(str::to_owned).into());
+        let readme = include_str!("../../../README.md");
+        assert!(readme.contains("All commands but `up`, `run` and `watch` have `--json`"));
+    }
+
+    #[test]
     fn the_manual_page_describes_every_command_with_its_options() {
         let section = manual().split(".Sh COMMANDS").nth(1).and_then(|rest| rest.split(".Sh CONFIGURATION").next());
         let items: Vec<&str> = section.expect("commands").split("\n.It Cm ").skip(1).collect();
