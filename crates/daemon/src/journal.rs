@@ -50,6 +50,8 @@ pub struct Restored {
     pub peers: Vec<SavedPeer>,
     /// Flows that were introduced.
     pub flows: HashMap<FlowTuple, FlowEntry>,
+    /// Flows that have become direct, as they were before: who has passed them on was not told yet.
+    pub left: HashMap<FlowTuple, FlowEntry>,
     /// Whether this host is suspended.
     pub suspended: bool,
     /// Moves of sockets that were in the middle, and flows that are held for others.
@@ -99,6 +101,7 @@ pub struct Journal {
     wanting: Option<Wanting>,
     peers: BTreeMap<u32, SavedPeer>,
     flows: HashMap<FlowTuple, FlowEntry>,
+    left: HashMap<FlowTuple, FlowEntry>,
     suspended: bool,
     lending_stopped: bool,
     moves: SavedMoves,
@@ -136,6 +139,7 @@ impl Journal {
             wanting: None,
             peers: BTreeMap::new(),
             flows: HashMap::new(),
+            left: HashMap::new(),
             suspended: false,
             lending_stopped: false,
             moves: SavedMoves::default(),
@@ -157,6 +161,7 @@ impl Journal {
         // A flow whose peer is gone cannot be moved any more.
         let peers = &journal.peers;
         journal.flows.retain(|_, entry| peers.contains_key(&entry.peer.0));
+        journal.left.retain(|_, entry| peers.contains_key(&entry.peer.0));
         let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |last| last + 1);
         journal.length = u64::try_from(whole).unwrap_or(u64::MAX);
         if let Err(error) = journal.rewrite() {
@@ -166,8 +171,8 @@ impl Journal {
             }
         }
         let peers = journal.peers.values().cloned().collect();
-        let (flows, moves) = (journal.flows.clone(), journal.moves.clone());
-        let restored = Restored { peers, flows, suspended: journal.suspended, moves };
+        let (flows, left, moves) = (journal.flows.clone(), journal.left.clone(), journal.moves.clone());
+        let restored = Restored { peers, flows, left, suspended: journal.suspended, moves };
         Ok((journal, restored))
     }
 
@@ -305,6 +310,15 @@ impl Journal {
         }
     }
 
+    /// Keeps how a flow was before it became direct, until who has passed it on was told: `None`.
+    pub fn save_left(&mut self, flow: FlowTuple, former: Option<FlowEntry>) {
+        match former {
+            Some(entry) => self.append(Line::Left(FlowLine { own: flow.into(), entry: entry.into() })),
+            None if self.left.contains_key(&flow) => self.append(Line::LeftOver(flow.into())),
+            None => {}
+        }
+    }
+
     /// Keeps a move of a socket that is given away, with the processes that are about to be stopped for it: their numbers, and when they were
     /// started ([`started`](whimbrel_kernel::whole::started)).
     ///
@@ -416,7 +430,7 @@ impl Journal {
             }
             return self.rewrite();
         }
-        let live = self.peers.len() + self.flows.len() + self.moves.len() + self.halted.len();
+        let live = self.peers.len() + self.flows.len() + self.left.len() + self.moves.len() + self.halted.len();
         if self.lines > 2 * live + SLACK {
             return self.rewrite();
         }
@@ -499,6 +513,7 @@ impl Journal {
             Line::Forget(id) => {
                 self.peers.remove(&id);
                 self.flows.retain(|_, entry| entry.peer.0 != id);
+                self.left.retain(|_, entry| entry.peer.0 != id);
             }
             Line::Flow(line) => {
                 if let (Some(own), Some(entry)) = (line.own.tuple(), line.entry.entry()) {
@@ -508,6 +523,16 @@ impl Journal {
             Line::Gone(tuple) => {
                 if let Some(tuple) = tuple.tuple() {
                     self.flows.remove(&tuple);
+                }
+            }
+            Line::Left(line) => {
+                if let (Some(own), Some(entry)) = (line.own.tuple(), line.entry.entry()) {
+                    self.left.insert(own, entry);
+                }
+            }
+            Line::LeftOver(tuple) => {
+                if let Some(tuple) = tuple.tuple() {
+                    self.left.remove(&tuple);
                 }
             }
             Line::Donation(line) => {
@@ -554,10 +579,11 @@ impl Journal {
         let peers = self.peers.values().map(|peer| Line::Peer(peer.clone().into()));
         let flow = |(flow, entry): (&FlowTuple, &FlowEntry)| FlowLine { own: (*flow).into(), entry: (*entry).into() };
         let flows = self.flows.iter().map(|entry| Line::Flow(flow(entry)));
+        let left = self.left.iter().map(|entry| Line::Left(flow(entry)));
         let donations = self.moves.donations.values().map(|saved| Line::Donation(saved.clone().into()));
         let acceptances = self.moves.acceptances.values().map(|saved| Line::Acceptance(saved.clone().into()));
         let held = self.moves.held.values().map(|saved| Line::Held(saved.clone().into()));
-        let lines = peers.chain(flows).chain(self.suspended.then_some(Line::Suspended(true)));
+        let lines = peers.chain(flows).chain(left).chain(self.suspended.then_some(Line::Suspended(true)));
         let lines = lines.chain(self.lending_stopped.then_some(Line::LendingStopped(true)));
         let lines = lines.chain(self.memory.map(Line::Memory));
         let leases = self.moves.leases.values().map(|saved| Line::Lease((*saved).into()));
@@ -707,6 +733,10 @@ mod tests {
         }
         journal.save_flow(flow(4), entry(2));
         journal.remove_flow(flow(2));
+        [1, 3, 4]
+            .into_iter()
+            .for_each(|port| journal.save_left(flow(port), Some(entry(if port == 4 { 2 } else { 1 }))));
+        journal.save_left(flow(1), None);
         journal.forget_peer(peer(2).key);
         journal.flush().expect("flush");
         std::mem::forget(journal);
@@ -716,6 +746,12 @@ mod tests {
         assert_eq!(restored.peers, vec![peer(1)]);
         assert_eq!(restored.flows.len(), 2);
         assert_eq!(restored.flows[&flow(3)], entry(1));
+        // Written anew once.
+        let (mut journal, again) = Journal::open(&folder.file()).expect("open");
+        assert!([restored.left, again.left].into_iter().all(|left| left == [(flow(3), entry(1))].into()));
+        journal.save_left(flow(3), None);
+        journal.flush().expect("flush");
+        assert!(Journal::open(&folder.file()).expect("open").1.left.is_empty());
     }
 
     #[test]

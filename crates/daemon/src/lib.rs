@@ -372,6 +372,7 @@ fn start_on(
     let flows: Vec<_> = restored.flows.keys().copied().collect();
     let now = clock::now();
     node.restore(now, restored.peers, restored.flows.into_iter().collect());
+    node.restore_left(now, restored.left.into_iter().collect());
     if restored.suspended {
         node.restore_suspended(now);
     }

@@ -358,7 +358,7 @@ impl Node {
     }
 
     pub(crate) fn continue_reaching(&mut self, now: Time, id: PeerId) {
-        let (keeps, needed) = (self.keeps(id), self.moves_with(id));
+        let (keeps, needed) = (self.keeps(id) || self.is_left(id), self.moves_with(id));
         let Some(peer) = self.peers.get_mut(&id) else { return };
         // Whom nothing is heard of is looked for (P-45), and who said that it goes is not.
         let wanted = keeps || !peer.flows.is_empty() && peer.away.is_none();

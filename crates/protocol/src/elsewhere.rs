@@ -246,6 +246,7 @@ impl Node {
         if let Some(former) = former {
             self.find_carrier(now, entry.peer);
             self.left.insert(flow, Left { due: now + PARTING, former });
+            self.save_left(flow, Some(former));
         } else if let Some(left) = self.left.get_mut(&flow) {
             // The far end has not had our answer, or has forgotten it.
             left.due = now + PARTING;
@@ -259,7 +260,32 @@ impl Node {
     pub(crate) fn return_to_former(&mut self, now: Time, flow: &FlowTuple) -> bool {
         let Some(Left { former, .. }) = self.left.remove(flow) else { return false };
         self.install_moved(now, *flow, former, Origin::Restored, Asked::Install(*flow));
+        self.save_left(*flow, None);
         true
+    }
+
+    fn save_left(&mut self, flow: FlowTuple, former: Option<FlowEntry>) {
+        self.op(KernelOp::SaveLeft { flow, former }, Some(Asked::Effect("keeping who has passed a flow on")));
+    }
+
+    /// Takes over flows that had just become direct when the daemon before this one ended, as they were before. To be called once, behind
+    /// [`Node::restore`].
+    pub fn restore_left(&mut self, now: Time, left: Vec<(FlowTuple, FlowEntry)>) {
+        for (flow, former) in left {
+            let is_so = self.flows.get(&flow).and_then(Flow::entry).is_some_and(|entry| entry.peer == former.peer);
+            if is_so || !self.peers.contains_key(&former.peer) {
+                self.save_left(flow, None);
+                continue;
+            }
+            self.left.insert(flow, Left { due: now + PARTING, former });
+            self.timers.set_earlier(Timer::Left, now + PARTING);
+            self.reach_again(now, former.peer);
+        }
+    }
+
+    /// Whether a peer has passed a flow on, and was not told that it need not any more.
+    pub(crate) fn is_left(&self, id: PeerId) -> bool {
+        self.left.values().any(|left| left.former.peer == id)
     }
 
     /// Those that have passed flows on are told that they need not any more.
@@ -268,6 +294,7 @@ impl Node {
         for flow in due {
             if let Some(Left { former, .. }) = self.left.remove(&flow) {
                 self.tell_ended(now, former.peer, former.name);
+                self.save_left(flow, None);
             }
         }
         if let Some(next) = self.left.values().map(|left| left.due).min() {

@@ -313,6 +313,13 @@ pub enum KernelOp {
         /// Its key.
         key: PublicKey,
     },
+    /// Keep over a restart that another host has passed a flow on, which goes directly now, and is to be told that it need not any more (P-87).
+    SaveLeft {
+        /// The flow.
+        flow: FlowTuple,
+        /// As it was. `None`: nothing is to be told any more.
+        former: Option<FlowEntry>,
+    },
     /// Remember which key answered at this address (trust on first use).
     RememberKey {
         /// The address that was asked.

@@ -99,6 +99,7 @@ impl DataPlane {
             | KernelOp::SaveCommunity(_)
             | KernelOp::ForgetCommunity
             | KernelOp::ForgetPeer { .. }
+            | KernelOp::SaveLeft { .. }
             | KernelOp::RememberKey { .. } => {}
         }
     }

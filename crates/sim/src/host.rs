@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use whimbrel_handshake::{PublicKey, StaticKey};
 use whimbrel_protocol::{
-    Attachment, Config, KernelOp, MoveName, Node, OpId, PeerId, Routes, SavedCommunity, SavedPeer, Time,
+    Attachment, Config, FlowEntry, KernelOp, MoveName, Node, OpId, PeerId, Routes, SavedCommunity, SavedPeer, Time,
 };
 use whimbrel_wire::FlowTuple;
 
@@ -64,6 +64,7 @@ pub struct Host {
     pub(crate) sockets: BTreeMap<FlowTuple, (FlowId, usize)>,
     pub(crate) saved: BTreeMap<PeerId, SavedPeer>,
     pub(crate) saved_suspended: bool,
+    pub(crate) saved_left: BTreeMap<FlowTuple, FlowEntry>,
     /// What its daemon saved of the community that it belongs to.
     pub saved_community: Option<SavedCommunity>,
     /// What its daemon saved of moves.
@@ -112,6 +113,7 @@ impl Host {
             sockets: BTreeMap::new(),
             saved: BTreeMap::new(),
             saved_suspended: false,
+            saved_left: BTreeMap::new(),
             saved_community: None,
             saved_moves: SavedMoves::default(),
             moved_tuples: BTreeMap::new(),

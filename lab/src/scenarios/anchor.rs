@@ -239,6 +239,12 @@ fn direct(lab: &mut Lab, behind_nat: bool) -> Result<()> {
     let gap = far.longest_gap(before)?.map(|(begun, ended)| ended.since(begun)).unwrap_or_default();
     println!("    nothing was heard for {:.1} ms while it became direct", gap.as_secs_f64() * 1e3);
     expect!(gap < SOON * patience(), "the far end heard nothing for {gap:?}");
+    step("the tenant's daemon is killed before it tells the anchor so");
+    four.guest.kill()?;
+    let known = four.anchor.anchors()?.passed_on.len();
+    println!("    the anchor passes {known} on");
+    four.guest.restart()?;
+    far.wait_progress(500, LONG)?;
     step("it goes to a third host");
     let said = four.guest.cli(&["move", &far.local().to_string(), "--to", "third", "--process", "third"])?;
     expect!(said.contains("is with"), "{said}");

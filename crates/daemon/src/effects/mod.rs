@@ -367,6 +367,7 @@ impl Effects {
             // The event loop has kept them.
             KernelOp::SaveCommunity(_) | KernelOp::ForgetCommunity => {}
             KernelOp::RememberKey { address, key } => self.known_keys.remember(address, key),
+            KernelOp::SaveLeft { flow, former } => self.journal.save_left(flow, former),
         }
         Ok(())
     }

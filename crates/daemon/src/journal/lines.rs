@@ -27,6 +27,9 @@ pub(super) enum Line {
     Forget(u32),
     Flow(FlowLine),
     Gone(TupleLine),
+    /// A flow as it was before it became direct, of which who has passed it on is to be told; and that he was.
+    Left(FlowLine),
+    LeftOver(TupleLine),
     /// A socket that is being given away, taken, or held for others; and that this is over.
     Donation(DonationLine),
     DonationOver(NameLine),

@@ -50,6 +50,7 @@ impl World {
         let flows: Vec<_> = of.plane.flows.iter().map(|(flow, entry)| (*flow, *entry)).collect();
         if !saved.is_empty() || !flows.is_empty() {
             node.restore(self.now, saved, flows);
+            node.restore_left(self.now, of.saved_left.clone().into_iter().collect());
         }
         if of.saved_suspended {
             node.restore_suspended(self.now);
@@ -105,6 +106,7 @@ impl World {
         let of = &mut self.hosts[host.0];
         of.saved.clear();
         of.saved_suspended = false;
+        of.saved_left.clear();
         of.plane = crate::dataplane::DataPlane::default();
     }
 
@@ -328,6 +330,12 @@ impl World {
                 of.saved.insert(saved.id, saved.clone());
             }
             KernelOp::SaveSuspended(suspended) => of.saved_suspended = *suspended,
+            KernelOp::SaveLeft { flow, former: Some(former) } => {
+                of.saved_left.insert(*flow, *former);
+            }
+            KernelOp::SaveLeft { flow, former: None } => {
+                of.saved_left.remove(flow);
+            }
             KernelOp::SaveCommunity(saved) => of.saved_community = Some((**saved).clone()),
             KernelOp::ForgetCommunity => of.saved_community = None,
             KernelOp::ForgetPeer { key } => of.saved.retain(|_, saved| saved.key != *key),
