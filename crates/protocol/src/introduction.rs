@@ -222,7 +222,9 @@ impl Node {
                     if *tries >= TRIES {
                         let silent = last_heard <= *since;
                         // Whoever was referred to is not at the address that numbers would be looked for at (P-51).
-                        if !self.is_referred(&flow, id) && self.begin_pairing(now, id, flow) {
+                        // One that comes here by a move has a name, and another would take that one's place at the far end.
+                        let pairs = !self.is_referred(&flow, id) && !self.is_moving(&flow);
+                        if pairs && self.begin_pairing(now, id, flow) {
                             continue;
                         }
                         if silent {
