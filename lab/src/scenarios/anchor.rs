@@ -214,8 +214,13 @@ fn anchored(lab: &mut Lab, ipv6: bool) -> Result<()> {
     wait_until(LONG, "the leases are returned", returned)?;
     four.anchor.cli(&["anchor", "start"])?;
     // One that is at rest itself is not its own.
+    let at_anchor = four.world.at_server.ipv4()?;
     for policy in ["auto", "stable", "nearest"] {
-        four.third.cli(&["run", "--anchor", policy, "--", "true"])?;
+        let shown = four.third.cli(&["run", "--anchor", policy, "--", "ip", "-brief", "address"])?;
+        expect!(
+            shown.contains(&format!("{at_anchor}/")),
+            "behind `{policy}` a program has {shown} and not {at_anchor}"
+        );
     }
     Ok(())
 }

@@ -30,6 +30,11 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         "an anchor says what it lends, of several ranges and prefixes, and how much of it is lent; and what of it cannot be lent, and what to do",
         offers,
     ),
+    scenario(
+        "anchor-lent-and-gone",
+        "an address goes that an anchor has lent of, while its daemon runs and while it does not: who has it on lease is told, and again when it is back",
+        lent_and_gone,
+    ),
 ];
 
 /// Two ranges with room for one program each.
@@ -48,6 +53,9 @@ const DEAF: &str = "table inet deaf {
 
 /// An address that the anchor does not have, and some that its subnet does.
 const CANNOT: &str = "[anchor]\nports = \"8000-8999\"\nown = [\"198.18.5.9\"]\naddresses = [\"192.0.2.0/24\"]\n";
+
+/// An address that comes and goes, with a subnet that does.
+const COMES: &str = "[anchor]\nports = \"8000-8999\"\nown = [\"198.18.5.9\"]\naddresses = [\"198.18.6.0/28\"]\n";
 
 /// Connections that open just before the anchor's daemon goes.
 const COUNT: usize = 3;
@@ -307,4 +315,61 @@ fn offers(lab: &mut Lab) -> Result<()> {
     four.guest.wait_event("lease-unreached", 0, LONG)?;
     drop(on_lease);
     Ok(())
+}
+
+/// What the anchor has and lends of may go, and come back.
+fn lent_and_gone(lab: &mut Lab) -> Result<()> {
+    let mut four = Four::new(lab, LENDS)?;
+    let addresses = ["198.18.5.9/32", "198.18.6.1/28"];
+    let change = |four: &Four, word: &str| -> Result<()> {
+        addresses.iter().try_for_each(|address| {
+            four.world.server.command("ip").args(["address", word, address, "dev", "eth0"]).run().map(drop)
+        })
+    };
+    change(&four, "add")?;
+    // `[anchor]` is read at the start.
+    four.anchor.reconfigure(COMES)?;
+    four.anchor.kill()?;
+    four.anchor.restart()?;
+    let _ports = EchoServer::start_behind(&four.guest, "desk", "198.18.5.9:8001".parse().expect("an endpoint"))?;
+    let whole = ["run", "--anchor", "desk", "--address", "198.18.6.9", "--", "sleep", "600"];
+    let mut program = four.guest.spawn_cli(&whole)?;
+    let lent = || four.anchor.anchors().is_ok_and(|all| all.lent.iter().any(|of| of.count == 0));
+    wait_until(LONG, "both are on lease", lent)?;
+    let faults = [
+        "ports of 198.18.5.9 are lent, and this host does not have that address any more",
+        "198.18.6.9 is lent, and of no subnet any more that this host is in",
+    ];
+    let mut last = four.guest.events(0)?.last().map_or(0, |told| told.number);
+    for daemon_runs in [true, false] {
+        step(if daemon_runs { "they go" } else { "they go while the daemon is not there" });
+        if !daemon_runs {
+            four.anchor.kill()?;
+        }
+        change(&four, "del")?;
+        if !daemon_runs {
+            four.anchor.restart()?;
+        }
+        for kind in ["lease-unreached", "lease-reached"] {
+            let all = || {
+                let told: Vec<_> = four.guest.events(last)?.into_iter().filter(|told| told.kind == kind).collect();
+                Ok((told.len() >= 3).then_some(told))
+            };
+            let told = crate::wait_for(LONG, &format!("{kind} of all"), all)?;
+            // Of the address with ports there are two leases: the kernel draws from one.
+            expect!(told.len() == 3, "each is told once: {told:?}");
+            last = told.iter().map(|told| told.number).max().unwrap_or(last);
+            if kind == "lease-unreached" {
+                let said = four.anchor.cli(&["anchor"])?;
+                let missing = faults.iter().find(|fault| !said.contains(&format!("not reached: {fault}")));
+                expect!(missing.is_none(), "`whimbrel anchor` says {said} and not {missing:?}");
+                // What is beside it there is not reached either.
+                let refused = four.third.cli(&["run", "--anchor", "desk", "--address", "198.18.6.8", "--", "true"]);
+                expect!(refused.is_err(), "an address is lent of a subnet that is gone");
+                change(&four, "add")?;
+            }
+        }
+    }
+    four.third.cli(&["run", "--anchor", "desk", "--address", "198.18.6.8", "--", "true"])?;
+    program.kill()
 }
