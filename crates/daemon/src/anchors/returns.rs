@@ -17,10 +17,10 @@ const LOOK: Duration = Duration::from_millis(250);
 const LOOK_LONGEST: Duration = Duration::from_secs(10);
 
 /// What a program has left is waited for as long from its end.
-const EXPECTED: Duration = Duration::from_secs(3);
+const EXPECTED: Duration = Duration::from_secs(5);
 
 /// Who wants what programs have left waits for no longer than this, whatever others end meanwhile: less than programs wait for an answer.
-const WAITED: Duration = Duration::from_secs(3);
+const WAITED: Duration = Duration::from_secs(5);
 
 /// What may be returned, and who waits for that.
 #[derive(Debug, Default)]
