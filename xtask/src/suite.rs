@@ -11,9 +11,12 @@ use crate::fuzz;
 use crate::process::{self, End};
 use crate::workspace::{cargo, target};
 
-/// No scenario begins, and nothing is run once more, later than so long after the suite has begun: with what is under way then, with
-/// fuzzing and with what `./setup` installs before it, it takes no more than twenty minutes. A slow machine has no time for all; it says what for.
+/// No scenario begins later than so long after the suite has begun: with what is under way then, with fuzzing and with what `./setup`
+/// installs before it, it takes no more than twenty minutes. A slow machine has no time for all; it says what for.
 const BEGUN_WITHIN: Duration = Duration::from_secs(15 * 60);
+
+/// What failed is run once more for so much longer: also where there was just time for all, one unsteady scenario of 250 is not to decide.
+const RETRIED_FOR: Duration = Duration::from_secs(90);
 
 /// What has not ended by then is stuck.
 const ENDED_WITHIN: Duration = Duration::from_secs(150);
@@ -127,13 +130,17 @@ impl Time {
         self.left() + ENDED_WITHIN
     }
 
-    /// Whether `tally` may, and says so where there is no time for it.
-    fn allows_retry(self, tally: &Tally) -> bool {
-        let late = self.left().is_zero();
-        if late && tally.may_be_retried() {
-            println!("there is no time left to try again what failed");
+    /// The time in which what failed of `tally` may be run once more, if it may; says so where there is none left.
+    fn to_retry(self, tally: &Tally) -> Option<Self> {
+        let longer = Self(self.0 + RETRIED_FOR);
+        if !tally.may_be_retried() {
+            return None;
         }
-        !late && tally.may_be_retried()
+        if longer.left().is_zero() {
+            println!("there is no time left to try again what failed");
+            return None;
+        }
+        Some(longer)
     }
 }
 
@@ -215,9 +222,7 @@ fn build(root: &Path, time: Time) -> Result<Tally, Failure> {
 /// other things. That it failed at first is told in any case.
 fn tests(root: &Path, time: Time, part: &str, targets: &[&str]) -> Result<Tally, Failure> {
     let mut tally = cargo_test(root, time, part, targets)?;
-    if !time.allows_retry(&tally) {
-        return Ok(tally);
-    }
+    let Some(time) = time.to_retry(&tally) else { return Ok(tally) };
     let mut names = tally.failures.clone();
     names.sort();
     names.dedup();
@@ -292,9 +297,7 @@ fn lab(root: &Path, time: Time) -> Result<Tally, Failure> {
     }
     let again: Vec<String> =
         tally.failures.iter().filter_map(|failure| failure.strip_prefix(SCENARIO)).map(str::to_owned).collect();
-    if again.is_empty() || !time.allows_retry(&tally) {
-        return Ok(tally);
-    }
+    let Some(time) = time.to_retry(&tally).filter(|_| !again.is_empty()) else { return Ok(tally) };
     println!("\nonce more, those that failed:");
     let second = scenarios(root, time, &again)?;
     let whole = second.passed + second.failed + second.late.len() >= again.len();
@@ -393,6 +396,17 @@ mod tests {
         assert!(!tally.may_be_retried(), "a failure without a name");
         let many = Tally { failed: 7, failures: vec!["a".to_owned(); 7], ..Tally::default() };
         assert!(!many.may_be_retried());
+    }
+
+    #[test]
+    fn what_fails_at_the_end_is_run_once_more() {
+        let mut tally = Tally::default();
+        let at_its_end = Time(Instant::now());
+        assert!(at_its_end.to_retry(&tally).is_none(), "nothing failed");
+        tally.fail("scenario roam-public");
+        assert!(at_its_end.to_retry(&tally).is_some_and(|time| !time.left().is_zero()));
+        let long_over = Instant::now().checked_sub(RETRIED_FOR);
+        assert!(long_over.is_none_or(|end| Time(end).to_retry(&tally).is_none()));
     }
 
     #[test]
