@@ -1,6 +1,7 @@
 //! Migration helpers: what is done for a connection while its peer is away, and what becomes of those that fail.
 
-use std::fs;
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
 use std::net::{IpAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -73,11 +74,13 @@ struct Irc {
 
 /// ii(1): a directory of named pipes and files.
 struct Client {
-    host: Host,
     process: Process,
     /// What the server itself says.
     server: PathBuf,
     channel: PathBuf,
+    /// What is said in the channel. It stays open: ii opens a pipe anew when its last writer has closed it, and loses what another has
+    /// written meanwhile.
+    says: File,
 }
 
 impl Client {
@@ -89,24 +92,16 @@ impl Client {
             .label(format!("ii-{nick}"))
             .spawn()?;
         let at = dir.join(address);
-        let client = Self { host: host.clone(), process, server: at.join("out"), channel: at.join("#whimbrel") };
-        wait_for(LONG, "the client is welcome", || Ok(read(&at.join("out")).contains("Welcome").then_some(())))?;
-        client.write(&at.join("in"), "/j #whimbrel")?;
-        wait_for(LONG, "the client is in the channel", || Ok(client.channel.join("in").exists().then_some(())))?;
-        Ok(client)
-    }
-
-    fn write(&self, pipe: &Path, line: &str) -> Result<()> {
-        // Opening it waits for a reader: whoever waits for ever is killed with the host.
-        self.host
-            .command("sh")
-            .args(["-c", "printf '%s\\n' \"$1\" >\"$2\"", "sh", line, &pipe.display().to_string()])
-            .run()?;
-        Ok(())
+        let (server, channel) = (at.join("out"), at.join("#whimbrel"));
+        wait_for(LONG, "the client is welcome", || Ok(read(&server).contains("Welcome").then_some(())))?;
+        write(&mut pipe(&at.join("in"))?, "/j #whimbrel")?;
+        wait_for(LONG, "the client is in the channel", || Ok(channel.join("in").exists().then_some(())))?;
+        let says = pipe(&channel.join("in"))?;
+        Ok(Self { process, server, channel, says })
     }
 
     fn say(&self, line: &str) -> Result<()> {
-        self.write(&self.channel.join("in"), line)
+        write(&mut &self.says, line)
     }
 
     /// What others have said in the channel, and what happened there.
@@ -119,6 +114,17 @@ impl Client {
         let before = format!("<{nick}> line ");
         self.heard().lines().filter_map(|line| line.split_once(&before)?.1.split(' ').next()?.parse().ok()).collect()
     }
+}
+
+/// Opens a named pipe to write. With a reader of its own: so it waits for nobody, and what is written stays until somebody reads.
+fn pipe(path: &Path) -> Result<File> {
+    let opened = OpenOptions::new().read(true).write(true).open(path);
+    opened.map_err(|error| Error::call("open", path.display().to_string(), error))
+}
+
+fn write(pipe: &mut impl Write, line: &str) -> Result<()> {
+    pipe.write_all(format!("{line}\n").as_bytes())
+        .map_err(|error| Error::call("write", "a pipe of ii".to_owned(), error))
 }
 
 fn read(path: &Path) -> String {
