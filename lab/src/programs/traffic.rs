@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::traffic::{BenchReport, EchoReport, FlowStatus, Line, PARTNER};
+use crate::traffic::{BenchReport, EchoReport, FlowStatus, LOG, Line, PARTNER, beside};
 use crate::{Cmd, Error, Host, MonoTime, Process, Result, Whimbrel, expect, wait_for};
 
 /// How long a traffic program may take to answer a command.
@@ -542,6 +542,18 @@ impl Walker {
         Ok(worst)
     }
 
+    /// Looks at the file that the first of its processes writes to all the time: nothing is lost in it or there twice.
+    pub fn log_is_whole(&self) -> Result<()> {
+        let Some(path) = self.reports.first().map(|report| beside(report, LOG)) else { return Ok(()) };
+        let text =
+            std::fs::read_to_string(&path).map_err(|error| Error::call("read", path.display().to_string(), error))?;
+        // The last line may just be written.
+        let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
+        let wrong = whole.lines().zip(0u64..).find(|(line, number)| line.parse() != Ok(*number));
+        expect!(wrong.is_none() && !whole.is_empty(), "line {wrong:?} of what the walker writes");
+        Ok(())
+    }
+
     /// Waits until `more` numbers have come back on each of its connections.
     pub fn wait_progress(&self, more: u64) -> Result<()> {
         let mut from = None;
@@ -570,9 +582,8 @@ fn walker_arguments(server: &EchoServer, count: usize, luggage: Luggage, report:
 
 /// Where a walker tells how it fares, and its child.
 fn reports_of(report: PathBuf, luggage: Luggage) -> Vec<PathBuf> {
-    let mut partner = report.clone().into_os_string();
-    partner.push(PARTNER);
-    [Some(report), luggage.shared.then(|| partner.into())].into_iter().flatten().collect()
+    let partner = luggage.shared.then(|| beside(&report, PARTNER));
+    [Some(report)].into_iter().chain([partner]).flatten().collect()
 }
 
 fn read_report(path: &Path) -> Result<WalkerReport> {

@@ -144,7 +144,7 @@ fn walks(walker: &Walker, what: &str) -> Result<()> {
     let report = walker.report()?;
     println!("    {what}: silent for {:.0} ms at the most", report.longest_gap.as_secs_f64() * 1e3);
     expect!(report.longest_gap < SOON * patience(), "{what}: silent for {:?}", report.longest_gap);
-    Ok(())
+    walker.log_is_whole()
 }
 
 /// Whether a process is there, and not merely not waited for.

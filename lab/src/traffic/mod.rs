@@ -24,8 +24,8 @@ use crate::{Error, MonoTime, Result, TcpInfo};
 
 pub use self::many::EchoReport;
 pub use self::requests::BenchReport;
-pub(crate) use self::walker::PARTNER;
 pub use self::walker::WalkerOptions;
+pub(crate) use self::walker::{LOG, PARTNER, beside};
 
 /// Pause before a daemon that has gone is looked for again.
 const ASK_AGAIN: Duration = Duration::from_millis(20);

@@ -26,6 +26,8 @@ const ALONE: Duration = Duration::from_secs(90);
 const LOOK_AT_DATAGRAMS: Duration = Duration::from_millis(150);
 /// Added to the name of a report: that of the process which has a connection together with a walker.
 pub(crate) const PARTNER: &str = ".partner";
+/// Added to the name of a report: a file that grows for as long as the walker walks, by one number a line.
+pub(crate) const LOG: &str = ".log";
 
 /// What a walker does.
 #[derive(Clone, Debug, clap::Args)]
@@ -74,6 +76,8 @@ pub(super) fn walk(options: &WalkerOptions) -> Result<()> {
     sys::leave_everybody().map_err(failed("setsid"))?;
     let file = report(&options.report)?;
     tell(&file, 0, 0, "begins");
+    let mut log = report(&beside(&options.report, LOG))?;
+    let mut looks: u64 = 0;
     let held: Vec<u8> = (0..options.memory).map(|at| at as u8).collect();
     let mut walks = Vec::new();
     for _ in 0..options.count {
@@ -82,8 +86,7 @@ pub(super) fn walk(options: &WalkerOptions) -> Result<()> {
     let mut shared = options.shared.then(|| Walk::begin(options.connect)).transpose()?;
     if let Some(walk) = &shared {
         let socket: OwnedFd = walk.stream.as_fd().try_clone_to_owned().map_err(failed("dup"))?;
-        let mut name = options.report.clone().into_os_string();
-        name.push(PARTNER);
+        let name = beside(&options.report, PARTNER);
         let program = std::env::current_exe().map_err(failed("readlink"))?;
         let mut partner = Command::new(program);
         partner.args(["traffic", "walkers-partner", "--report"]).arg(name);
@@ -93,6 +96,8 @@ pub(super) fn walk(options: &WalkerOptions) -> Result<()> {
     let mut gap = Duration::ZERO;
     let mut next = Instant::now();
     loop {
+        writeln!(log, "{looks}").map_err(failed("write"))?;
+        looks += 1;
         let due = next <= Instant::now();
         if due {
             next = Instant::now() + Duration::from_micros(options.every);
@@ -142,6 +147,13 @@ pub(super) fn partner(name: &Path) -> Result<()> {
 pub(super) fn shell(command: &str) -> Result<()> {
     sys::leave_everybody().map_err(failed("setsid"))?;
     Err(failed("exec")(Command::new("sh").args(["-c", command]).exec()))
+}
+
+/// The name of a report with something added.
+pub(crate) fn beside(report: &Path, ending: &str) -> PathBuf {
+    let mut name = report.to_owned().into_os_string();
+    name.push(ending);
+    name.into()
 }
 
 fn report(name: &Path) -> Result<File> {

@@ -31,7 +31,7 @@ pub(crate) struct Manifest {
     pub(crate) job: bool,
     /// One has a UNIX datagram socket whose other end stays.
     pub(crate) talks: bool,
-    /// Files that they need, with the lengths of those that have one.
+    /// Files that they need, with the lengths of those that have one and that they do not write to.
     pub(crate) files: Vec<(PathBuf, Option<u64>)>,
     /// Images were made while they ran.
     pub(crate) before: bool,

@@ -72,7 +72,7 @@ pub struct Whole {
     pub ends: Vec<End>,
     /// Those of processes that stay, in the same network namespace.
     pub others: Vec<End>,
-    /// Files that they need, with the length of those that have one.
+    /// Files that they need, with the length of those that have one and that they do not write to.
     pub files: Vec<(PathBuf, Option<u64>)>,
     /// Memory that they have in use, in bytes.
     pub memory: u64,
@@ -143,8 +143,9 @@ pub fn look(pid: u32, scope: Scope) -> Result<Whole, Unfit> {
         pids,
     };
     look_at_descriptors(&mut whole)?;
+    // What one reads another may write to, and then it is of no length: those come first.
     whole.files.sort();
-    whole.files.dedup();
+    whole.files.dedup_by(|next, kept| next.0 == kept.0);
     Ok(whole)
 }
 
@@ -265,7 +266,9 @@ fn look_at_descriptors(whole: &mut Whole) -> Result<(), Unfit> {
                 if (kind.is_char_device() || kind.is_block_device()) && !DEVICES.contains(&text.as_str()) {
                     return Err(tied(format!("{} is the device {text} of this host", of(&number))));
                 }
-                whole.files.push((link, kind.is_file().then_some(metadata.len())));
+                // A log grows until its process stands still. CRIU compares what it wrote down then.
+                let lasts = kind.is_file() && !writes(*pid, &number);
+                whole.files.push((link, lasts.then_some(metadata.len())));
             }
         }
         whole.files.extend(mapped(*pid));
@@ -546,6 +549,13 @@ fn links(pid: u32) -> Option<Vec<(String, PathBuf)>> {
     let entries = fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
     let link = |entry: fs::DirEntry| Some((entry.file_name().into_string().ok()?, fs::read_link(entry.path()).ok()?));
     Some(entries.flatten().filter_map(link).collect())
+}
+
+/// Whether a descriptor of a process is open for writing (`/proc/PID/fdinfo`, proc_pid_fdinfo(5)).
+fn writes(pid: u32, number: &str) -> bool {
+    let about = fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")).unwrap_or_default();
+    let flags = about.lines().find_map(|line| i32::from_str_radix(line.strip_prefix("flags:")?.trim(), 8).ok());
+    flags.is_some_and(|flags| flags & libc::O_ACCMODE != libc::O_RDONLY)
 }
 
 /// Files that are in a process's memory, its program and its libraries, and the directory that it works in.

@@ -50,6 +50,24 @@ fn a_process_and_what_it_needs_are_found() {
 }
 
 #[test]
+fn a_file_that_grows_is_wanted_with_no_length() {
+    let path = std::env::temp_dir().join(format!("whimbrel-log-{}", std::process::id()));
+    let log = std::fs::File::options().append(true).create(true).open(&path).expect("open");
+    let reader = std::fs::File::open(&path).expect("open");
+    let writes = start(Stdio::null(), log.into());
+    let reads = start(reader.into(), Stdio::null());
+    let length = |child: &Child| {
+        let files = looked(child, Scope::Alone).expect("it can go").files;
+        files.into_iter().find_map(|(file, length)| (file == path).then_some(length))
+    };
+    let lengths = (length(&writes), length(&reads));
+    std::fs::remove_file(&path).expect("unlink");
+    finish(writes);
+    finish(reads);
+    assert_eq!(lengths, (Some(None), Some(Some(0))));
+}
+
+#[test]
 fn a_process_that_may_not_be_looked_into_is_not_said_to_be_absent() {
     let nobody = || {
         let mut held = rustix::thread::capabilities(None).expect("capget");
