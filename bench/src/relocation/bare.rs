@@ -10,6 +10,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
 use whimbrel_kernel::frozen::{Defaults, Frozen};
 use whimbrel_kernel::inject::Injector;
+use whimbrel_kernel::sock_diag::SockDiag;
 use whimbrel_lab::{Host, Lab};
 use whimbrel_wire::snapshot::Snapshot;
 
@@ -102,7 +103,7 @@ pub fn print_sample(count: usize) -> Result<()> {
         far.push(TcpStream::connect(address)?);
         near.push(listener.accept()?.0);
     }
-    let (injector, defaults) = (Injector::open()?, Defaults::look()?);
+    let (injector, defaults, mut sockets_here) = (Injector::open()?, Defaults::look()?, SockDiag::open()?);
     let mut snapshots = Vec::with_capacity(count);
     // As in a program that has run for a while; `bare.c` does the same.
     mlockall(MlockAllFlags::CURRENT)?;
@@ -111,7 +112,7 @@ pub fn print_sample(count: usize) -> Result<()> {
         let frozen = Frozen::freeze(socket.into())?;
         let mut bytes = Vec::new();
         frozen.dump(&defaults)?.encode(&mut bytes);
-        frozen.destroy()?;
+        frozen.destroy(&mut sockets_here)?;
         snapshots.push(bytes);
     }
     let between = processor();

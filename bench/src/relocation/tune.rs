@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use whimbrel_kernel::frozen::{Defaults, Frozen, expect_round_trip};
 use whimbrel_kernel::inject::Injector;
+use whimbrel_kernel::sock_diag::SockDiag;
 use whimbrel_lab::{Campus, Host, Join, Lab, MonoTime, Shape, Site, SiteSpec};
 use whimbrel_wire::snapshot::{Body, PathState, Snapshot};
 
@@ -153,7 +154,7 @@ fn one_run(options: &Options, rate: u64, begins: Begins) -> Result<u64> {
         let restored = Frozen::restore(&snapshot, &injector)?;
         Ok((injector, restored))
     })??;
-    frozen.destroy()?;
+    frozen.destroy(&mut desk.host.enter(SockDiag::open)??)?;
     lead(&guest)?;
     let begun = MonoTime::now();
     let sender = Sender::begin(restored.thaw(&injector)?.into())?;

@@ -328,18 +328,23 @@ impl SockDiag {
     /// # Errors
     /// [`Error::Call`]: EOPNOTSUPP where the kernel was built without (CONFIG_INET_DIAG_DESTROY).
     pub fn destroy(&mut self, connection: &Connection) -> Result<bool, Error> {
-        let mut request = request(connection.tuple.local.is_ipv4(), connection.tuple.transport, u32::MAX);
+        self.destroy_named(&connection.tuple, connection.interface, connection.cookie)
+    }
+
+    /// The same by what names a socket, also one without another end.
+    pub(crate) fn destroy_named(&mut self, tuple: &FlowTuple, interface: u32, cookie: u64) -> Result<bool, Error> {
+        let mut request = request(tuple.local.is_ipv4(), tuple.transport, u32::MAX);
         let id = &mut request[8..];
-        id[..2].copy_from_slice(&connection.tuple.local.port().to_be_bytes());
-        id[2..4].copy_from_slice(&connection.tuple.remote.port().to_be_bytes());
-        put_address(&mut id[4..20], connection.tuple.local.ip());
-        put_address(&mut id[20..36], connection.tuple.remote.ip());
-        id[36..40].copy_from_slice(&connection.interface.to_ne_bytes());
-        id[40..48].copy_from_slice(&connection.cookie.to_ne_bytes());
+        id[..2].copy_from_slice(&tuple.local.port().to_be_bytes());
+        id[2..4].copy_from_slice(&tuple.remote.port().to_be_bytes());
+        put_address(&mut id[4..20], tuple.local.ip());
+        put_address(&mut id[20..36], tuple.remote.ip());
+        id[36..40].copy_from_slice(&interface.to_ne_bytes());
+        id[40..48].copy_from_slice(&cookie.to_ne_bytes());
         match self.netlink.request(SOCK_DESTROY, 0, &request, &mut (), |()| {}, |(), _, _| {}) {
             Ok(()) => Ok(true),
             Err(refusal) if matches!(refusal.errno(), libc::ENOENT | libc::ESTALE) => Ok(false),
-            Err(refusal) => Err(refusal.of("SOCK_DESTROY", connection.tuple.to_string())),
+            Err(refusal) => Err(refusal.of("SOCK_DESTROY", tuple.to_string())),
         }
     }
 

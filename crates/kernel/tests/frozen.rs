@@ -12,6 +12,7 @@ use rustix::net::sockopt;
 use whimbrel_kernel::endpoint::Endpoint;
 use whimbrel_kernel::frozen::{Defaults, Frozen, Unmovable, expect_round_trip};
 use whimbrel_kernel::inject::Injector;
+use whimbrel_kernel::sock_diag::SockDiag;
 use whimbrel_kernel::sysctl;
 use whimbrel_kernel::udp;
 use whimbrel_wire::snapshot::{Body, OptionKind, Snapshot, Stream, StreamState};
@@ -127,6 +128,11 @@ impl Three {
         host.on(|| Injector::open().unwrap())
     }
 
+    /// Of the donor.
+    fn destroy(&self, frozen: Frozen) {
+        self.donor.on(|| frozen.destroy(&mut SockDiag::open().unwrap())).unwrap();
+    }
+
     /// The whole way: what was dumped passes through its bytes.
     fn move_over(&self, near: OwnedFd) -> (TcpStream, Snapshot) {
         let frozen = Frozen::freeze(near).unwrap();
@@ -137,7 +143,7 @@ impl Three {
         assert_eq!(arrived, snapshot);
         let injector = Self::injector(&self.acceptor);
         let restored = self.acceptor.on(|| Frozen::restore(&arrived, &injector)).unwrap();
-        frozen.destroy().unwrap();
+        self.destroy(frozen);
         self.lead(self.plan.acceptor_link);
         let socket = TcpStream::from(restored.thaw(&injector).unwrap());
         socket.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -378,7 +384,7 @@ fn moved_in(three: &Three, state: StreamState) {
     assert_eq!(stream(&snapshot).state, state);
     let injector = Three::injector(&three.acceptor);
     let restored = three.acceptor.on(|| Frozen::restore(&snapshot, &injector)).unwrap();
-    frozen.destroy().unwrap();
+    three.destroy(frozen);
     three.lead(three.plan.acceptor_link);
     let mut moved = TcpStream::from(restored.thaw(&injector).unwrap());
     moved.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -545,11 +551,17 @@ fn a_udp_server_goes_on_with_what_anybody_has_sent() {
             restored.requeue(home, &queue, &injector).unwrap();
             restored
         });
-        frozen.destroy().unwrap();
+        three.destroy(frozen);
         // Nobody reads there any more what is read elsewhere.
         let left = UdpSocket::from(near.as_fd().try_clone_to_owned().unwrap());
         left.set_nonblocking(true).unwrap();
-        assert!(!left.recv(&mut [0; 9]).is_ok_and(|length| length > 0));
+        assert_eq!(left.recv(&mut [0; 9]).unwrap_err().kind(), ErrorKind::ConnectionAborted);
+        assert_eq!(
+            left.recv(&mut [0; 9]).unwrap_err().kind(),
+            ErrorKind::WouldBlock,
+            "said once, and no empty datagrams"
+        );
+        assert_eq!(left.send_to(b"of two", three.far_address(9)).unwrap_err().kind(), ErrorKind::BrokenPipe);
         three.lead(plan.acceptor_link);
         let moved = UdpSocket::from(restored.thaw(&injector).unwrap());
         moved.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -608,7 +620,7 @@ fn a_listener_goes_on_at_another_host() {
     assert!(snapshot.options.iter().all(|option| option.kind == OptionKind::ReuseAddress), "{:?}", snapshot.options);
     let injector = Three::injector(&three.acceptor);
     let restored = three.acceptor.on(|| Frozen::restore(&snapshot, &injector)).unwrap();
-    frozen.destroy().unwrap();
+    three.destroy(frozen);
     three.lead(three.plan.acceptor_link);
     let listener = TcpListener::from(restored.thaw(&injector).unwrap());
     let mut far = three.far.on(|| TcpStream::connect_timeout(&address, PATIENCE)).unwrap();
@@ -730,7 +742,8 @@ fn what_it_costs() {
     let restored: Vec<_> = snapshots.iter().map(|end| Frozen::restore(end, &injector).unwrap()).collect();
     println!("restore {:5.1} us", each(began));
     let began = std::time::Instant::now();
-    frozen.into_iter().for_each(|end| end.destroy().unwrap());
+    let mut sockets = three.donor.on(|| SockDiag::open().unwrap());
+    frozen.into_iter().for_each(|end| end.destroy(&mut sockets).unwrap());
     println!("destroy {:5.1} us", each(began));
     let began = std::time::Instant::now();
     restored.into_iter().for_each(|end| drop(end.thaw(&injector).unwrap()));

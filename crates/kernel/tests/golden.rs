@@ -22,6 +22,7 @@ use hosts::{Host, PATIENCE, wait};
 use rustix::net::sockopt;
 use whimbrel_kernel::frozen::{Defaults, Frozen};
 use whimbrel_kernel::inject::Injector;
+use whimbrel_kernel::sock_diag::SockDiag;
 use whimbrel_wire::snapshot::{Body, Snapshot, Stream, StreamState};
 
 /// What the near end has sent before: it has arrived, and nobody has read it.
@@ -153,7 +154,7 @@ fn stream(snapshot: &mut Snapshot) -> &mut Stream {
 fn take(socket: impl Into<std::os::fd::OwnedFd>) -> Snapshot {
     let frozen = Frozen::freeze(socket.into()).unwrap();
     let snapshot = frozen.dump(&Defaults::look().unwrap()).unwrap();
-    frozen.destroy().unwrap();
+    frozen.destroy(&mut SockDiag::open().unwrap()).unwrap();
     snapshot
 }
 

@@ -4,13 +4,14 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use rustix::net::RecvFlags;
+use rustix::net::{RecvFlags, Shutdown};
 use whimbrel_wire::snapshot::{Datagrams, Queued, Snapshot};
 use whimbrel_wire::{FlowTuple, Transport};
 
-use super::{SO_RCVBUF, SO_RCVBUFFORCE, Unmovable, bind, connect, groups, interrupted, make_room};
+use super::{SO_RCVBUF, SO_RCVBUFFORCE, Unmovable, bind, connect, groups, interrupted, make_room, shut_down};
 use crate::error::Error;
 use crate::inject::Injector;
+use crate::sock_diag::SockDiag;
 use crate::sockopt::{Name, get_int, set};
 
 const SO_PEEK_OFF: Name = Name { level: libc::SOL_SOCKET, name: libc::SO_PEEK_OFF, text: "SO_PEEK_OFF" };
@@ -190,6 +191,26 @@ pub(super) fn empty(fd: BorrowedFd<'_>) {
             Err(error) if interrupted(&error.into()) || is_reported(&error.into()) => {}
             Err(_) => return,
         }
+    }
+}
+
+/// Has programs that wait for something here go on, with an error that says so once. The kernel does that for whoever destroys a socket;
+/// a shutdown would be the end of what is read, which there is none of in UDP: a program would be told of empty datagrams of nobody, without
+/// end. That is left for a socket which is not found, as one of several of the same address. Nothing more is sent in either case.
+pub(super) fn abort(
+    fd: BorrowedFd<'_>,
+    local: SocketAddr,
+    remote: Option<SocketAddr>,
+    sockets: &mut SockDiag,
+) -> Result<(), Unmovable> {
+    let none = FlowTuple::unconnected(Transport::Udp, local);
+    let tuple = remote.map_or(none, |remote| FlowTuple { transport: Transport::Udp, local, remote });
+    let cookie = rustix::net::sockopt::socket_cookie(fd).map_err(|e| Error::call("getsockopt", "SO_COOKIE", e))?;
+    let interface = get_int(fd, SO_BINDTOIFINDEX)? as u32;
+    shut_down(fd, Shutdown::Write)?;
+    match sockets.destroy_named(&tuple, interface, cookie) {
+        Ok(true) => Ok(()),
+        Ok(false) | Err(_) => shut_down(fd, Shutdown::Both),
     }
 }
 

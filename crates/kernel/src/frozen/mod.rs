@@ -19,11 +19,12 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, socket_with};
 use whimbrel_wire::snapshot::{Body, Family, Queued, Snapshot};
 
 use crate::error::Error;
 use crate::inject::Injector;
+use crate::sock_diag::SockDiag;
 use crate::sockopt::{self, Name};
 pub use options::Defaults;
 pub use timeout::expect_round_trip;
@@ -207,24 +208,30 @@ impl Frozen {
     }
 
     /// The socket is another host's now: it ends here, and the peer is told nothing. A program that has it open finds its connection
-    /// aborted (ECONNABORTED).
+    /// aborted (ECONNABORTED), be it of TCP or of UDP; accept(2) of one that listened says EINVAL. `sockets` belongs to its network
+    /// namespace.
     ///
     /// # Errors
     /// [`Unmovable`]. It is at rest for whoever has it open otherwise, and says nothing when that is closed.
-    pub fn destroy(self) -> Result<(), Unmovable> {
-        if self.kind == Kind::Datagram {
-            // It was read there.
-            datagram::empty(self.socket.as_fd());
-        }
+    pub fn destroy(self, sockets: &mut SockDiag) -> Result<(), Unmovable> {
         match self.kind {
             Kind::Stream => stream::destroy(self.socket.as_fd()),
             // Nobody is told of the end of these in any case; a duplicate of the descriptor keeps none of them open for long.
-            Kind::Listening | Kind::Datagram => {
-                let both = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
-                both.or_else(|error| if error == rustix::io::Errno::NOTCONN { Ok(()) } else { Err(error) })
-                    .map_err(|e| Error::call("shutdown", "a socket that was moved", e).into())
+            Kind::Listening => shut_down(self.socket.as_fd(), Shutdown::Both),
+            Kind::Datagram => {
+                // It was read there.
+                datagram::empty(self.socket.as_fd());
+                datagram::abort(self.socket.as_fd(), self.local, self.remote, sockets)
             }
         }
+    }
+}
+
+/// Also of a socket that is not connected, which the kernel shuts down as well as it says that it cannot (`inet_shutdown`).
+fn shut_down(fd: BorrowedFd<'_>, how: Shutdown) -> Result<(), Unmovable> {
+    match rustix::net::shutdown(fd, how) {
+        Ok(()) | Err(rustix::io::Errno::NOTCONN) => Ok(()),
+        Err(error) => Err(Error::call("shutdown", "a socket that was moved", error).into()),
     }
 }
 

@@ -265,13 +265,12 @@ class Program:
     def serve_one(self, sock):
         asked, client = sock.recvfrom(65536)
         if not asked:
-            return False
+            raise ValueError(f"{client} is said to have asked nothing")
         (number,) = struct.unpack_from("!I", asked)
         if asked != question(number):
             raise ValueError(f"{client} asked something else: {asked[:64].hex()}")
         self.answered_to.setdefault(client[1], []).append(number)
         sock.sendto(asked, client)
-        return True
 
     def serve_on(self, name):
         """Serves whoever comes, until the socket has gone."""
@@ -281,8 +280,8 @@ class Program:
 
         def serve():
             try:
-                while self.serve_one(sock):
-                    pass
+                while True:
+                    self.serve_one(sock)
             except OSError:
                 pass
             except ValueError as error:
@@ -296,6 +295,13 @@ class Program:
         if self.wrong:
             raise ValueError(self.wrong)
         return "x"
+
+    def is_told(self):
+        """Waits until whoever serves has been told that the socket has gone."""
+        self.server.join(PATIENCE)
+        if self.server.is_alive():
+            raise ValueError("it still waits for somebody who asks")
+        return self.serve_no_more()
 
     def has_served(self, count):
         """Waits until so many have been."""

@@ -184,8 +184,9 @@ impl Effects {
         if let Some(flow) = self.relocation.taken.get(name).map(Taken::flow) {
             self.leave_home(&flow);
         }
-        let frozen = self.relocation.taken.get_mut(name).and_then(|of| of.frozen.take());
-        frozen.map_or(Ok(()), |(frozen, _)| frozen.destroy().map_err(|why| unmovable(&why, Refusal::NotKept)))
+        let Some(of) = self.relocation.taken.get_mut(name) else { return Ok(()) };
+        let (flow, Some((frozen, _))) = (of.flow(), of.frozen.take()) else { return Ok(()) };
+        frozen.destroy(self.sockets_beside(&flow)).map_err(|why| unmovable(&why, Refusal::NotKept))
     }
 
     /// A move is over, one way or the other: what was found on admittance is not kept free any more.

@@ -209,7 +209,7 @@ impl Effects {
     }
 
     /// Tells of the sockets where those of an endpoint are.
-    fn sockets_beside(&mut self, flow: &FlowTuple) -> &mut SockDiag {
+    pub(super) fn sockets_beside(&mut self, flow: &FlowTuple) -> &mut SockDiag {
         match self.relocation.endpoints.at(flow) {
             Some(place) => &mut place.connections,
             None => &mut self.connections,
@@ -309,7 +309,7 @@ impl Effects {
             return Ok(());
         }
         let Given { flow, frozen, processes, .. } = given;
-        let destroyed = frozen.destroy().map_err(|why| unmovable(&why, Refusal::NotKept));
+        let destroyed = frozen.destroy(self.sockets_beside(&flow)).map_err(|why| unmovable(&why, Refusal::NotKept));
         self.leave_home(&flow);
         self.settle_ports();
         self.part_with(now, flow, to);

@@ -95,7 +95,7 @@ impl Effects {
     /// Nothing comes to such a socket any more.
     pub(crate) fn end_retired(&mut self, name: &MoveName) {
         let Some(Given { flow, frozen, .. }) = self.relocation.retiring.remove(name) else { return };
-        if let Err(error) = frozen.destroy() {
+        if let Err(error) = frozen.destroy(self.sockets_beside(&flow)) {
             tracing::warn!(%flow, %error, "a socket that has moved is still there for its program");
         }
         // Connections that were claimed while they were being opened, and have not come about.
