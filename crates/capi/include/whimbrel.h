@@ -406,7 +406,8 @@ int wb_uuid_parse(const char *text, struct wb_uuid *uuid);
  * host, by its name, address, key, or number as a peer. `flags`: WB_HIDDEN, WB_REQUIRED.
  *
  * Where no daemon runs, or this user may not ask it, or the socket is of neither TCP nor UDP over IP, it is a plain socket. The ports of a
- * socket whose anchor is another host are that host's: one that the kernel draws is free there, another is leased by wb_bind().
+ * socket whose anchor is another host are that host's: one that the kernel draws is free there, another is leased by wb_bind(); bind(2) to one that
+ * is not on lease fails with EADDRINUSE.
  *
  * Returns the descriptor, or -1 with errno: as socket(2); EINVAL, `flags` or `anchor` are none; ENOENT, no such anchor is known;
  * EOPNOTSUPP, it lends nothing; with WB_REQUIRED also ECONNREFUSED, no daemon runs, EACCES, this user may not ask it, and EPROTONOSUPPORT,

@@ -344,6 +344,8 @@ pub struct Found {
     pub outer: u32,
     /// Its cookie (SO_NETNS_COOKIE).
     pub cookie: u64,
+    /// A process is in it, and has not just sockets there.
+    pub lived_in: bool,
     /// The namespace.
     pub endpoint: Endpoint,
 }
@@ -354,24 +356,26 @@ pub struct Found {
 pub fn find(cookies: &HashSet<u64>) -> Vec<Found> {
     let mut found = Vec::new();
     let mut seen: HashSet<u64> = number_of("/proc/thread-self/ns/net").into_iter().collect();
-    let mut consider = |endpoint: Endpoint| {
+    let mut consider = |endpoint: Endpoint, lived_in: bool| {
         if !endpoint.number().is_ok_and(|number| seen.insert(number)) {
             return;
         }
         let cookie = endpoint.enter().and_then(|_inside| namespace::cookie());
         let Some(cookie) = cookie.ok().filter(|cookie| cookies.contains(cookie)) else { return };
         if let Ok(outer) = endpoint.outer() {
-            found.push(Found { outer, cookie, endpoint });
+            found.push(Found { outer, cookie, lived_in, endpoint });
         }
     };
     for pid in pids() {
         if let Ok(namespace) = std::fs::File::open(format!("/proc/{pid}/ns/net")) {
-            consider(Endpoint { namespace: namespace.into() });
+            consider(Endpoint { namespace: namespace.into() }, true);
         }
+    }
+    for pid in pids() {
         let sockets = borrowed::borrow(pid, &process::sockets(pid)).unwrap_or_default();
         for (_, socket) in sockets {
             if namespace::cookie_of(socket.as_fd()).is_ok_and(|cookie| cookies.contains(&cookie)) {
-                Endpoint::of_socket(socket.as_fd()).into_iter().for_each(&mut consider);
+                Endpoint::of_socket(socket.as_fd()).into_iter().for_each(|endpoint| consider(endpoint, false));
             }
         }
     }

@@ -483,6 +483,10 @@ fn anchored(lab: &mut Lab) -> Result<()> {
     expect!(told.starts_with("EADDRINUSE"), "another host has it: {told}");
     let told = other.fails("lease desk 80")?;
     expect!(told.starts_with("ENOTSUP"), "it is not lent: {told}");
+    let told = server.fails("bind_plainly desk 8081")?;
+    expect!(told.starts_with("EADDRINUSE"), "nobody would ever come to it: {told}");
+    let drawn: u16 = server.does("bind_plainly desk 0")?.parse().unwrap_or_default();
+    expect!((8000..9000).contains(&drawn), "port {drawn} is not lent");
     let mut here = Program::start(&world.server, &anchor)?;
     let told = here.fails(&format!("bind {at} 8080"))?;
     expect!(told.starts_with("EADDRINUSE"), "the anchor itself: {told}");

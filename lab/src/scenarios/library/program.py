@@ -38,6 +38,12 @@ class Program:
         self.server.listen()
         return self.server.getsockname()[0]
 
+    def bind_plainly(self, anchor, port):
+        """What bind(2) says of a port of an anchor's, which leases nothing."""
+        with whimbrel.socket(anchor=anchor, flags=whimbrel.REQUIRED) as sock:
+            sock.bind(("", int(port)))
+            return sock.getsockname()[1]
+
     def serve(self, host):
         """Waits for clients at an address of this host, or at all of them."""
         self.sock = whimbrel.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)

@@ -205,6 +205,13 @@ impl Effects {
         self.relocation.endpoints.at(flow).map(|place| place.endpoint.as_fd())
     }
 
+    /// The same for a whole process, which is to live in it.
+    pub(in crate::effects) fn namespace_to_live_in(&mut self, flow: &FlowTuple) -> Option<BorrowedFd<'_>> {
+        self.relocation.endpoints.note_lived_in(flow);
+        self.keep_to_leases();
+        self.namespace_of(flow)
+    }
+
     /// Whether that of a connection is one that a program has brought along, with ports of its own.
     pub(in crate::effects) fn is_brought(&self, flow: &FlowTuple) -> bool {
         self.relocation.endpoints.name_of_flow(flow).lease.is_some()

@@ -45,7 +45,7 @@ impl Effects {
         let mut brought: HashMap<u64, (u64, bool)> = HashMap::new();
         for (saved, namespace) in moves.tenancies.values() {
             let place = namespace.map(|of| brought.entry(of.cookie).or_insert((saved.number, of.hidden)).0);
-            self.relocation.endpoints.note_leased(saved.number, place, saved.ends);
+            self.relocation.endpoints.note_leased(saved.number, place, saved.ends, saved.moved.is_some());
         }
         let inside = || flows.iter().filter(|(_, entry)| entry.end == LocalEnd::Endpoint).map(|(flow, _)| flow);
         let rented = || moves.tenancies.values().map(|(saved, _)| saved.ends.first);

@@ -1,7 +1,7 @@
 //! Namespaces in which addresses are local that are not this host's: for the sockets that have come with them, and those of
 //! endpoints that are leased.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -45,6 +45,8 @@ pub(super) struct Place {
     pub(super) interface: u32,
     /// A program has brought it along whose far ends are not to learn where it is.
     pub(super) hidden: bool,
+    /// A whole process has come into a namespace that the daemon has made, and its sockets to the ports that they had.
+    lived_in: bool,
     /// Moves, flows and leases that need it.
     users: usize,
     /// The congestion window that connections in it begin with that are made next.
@@ -69,6 +71,7 @@ impl Place {
             cookie,
             interface,
             hidden: false,
+            lived_in: false,
             users,
             first_window: None,
             expected: Expected::default(),
@@ -109,8 +112,16 @@ struct Leased {
     /// As in [`PlaceName`].
     place: Option<u64>,
     ends: Ends,
+    /// They have come with a socket: no program has asked for them.
+    moved: bool,
     /// The lease is over: only connections that are there still are of it.
     over: bool,
+}
+
+impl Leased {
+    fn place_name(&self) -> PlaceName {
+        PlaceName { address: self.ends.first.ip(), lease: self.place }
+    }
 }
 
 /// All of them.
@@ -237,7 +248,7 @@ impl Endpoints {
         let name = PlaceName { address: ends.first.ip(), lease: Some(lease) };
         self.make(name, Some(namespace), datapath, routes)?;
         self.places.entry(name).and_modify(|place| place.hidden = hidden);
-        self.note_leased(lease, Some(lease), ends);
+        self.note_leased(lease, Some(lease), ends, false);
         Ok(())
     }
 
@@ -293,9 +304,9 @@ impl Endpoints {
         interface: &str,
         found: Found,
     ) -> Result<(), Error> {
-        let Found { outer, cookie, endpoint } = found;
+        let Found { outer, cookie, lived_in, endpoint } = found;
         let name = self.name_for(address, lease, interface, cookie);
-        let place = Place { hidden, ..Place::inside(endpoint, outer, 0)? };
+        let place = Place { hidden, lived_in, ..Place::inside(endpoint, outer, 0)? };
         self.places.insert(name, place);
         Ok(())
     }
@@ -342,8 +353,16 @@ impl Endpoints {
     }
 
     /// The ends of a lease belong into the namespace that a program has brought along for the lease `place`, or into that of the address.
-    pub(super) fn note_leased(&mut self, lease: u64, place: Option<u64>, ends: Ends) {
-        self.leased.push(Leased { lease, place, ends, over: false });
+    /// `moved`: they have come with a socket.
+    pub(super) fn note_leased(&mut self, lease: u64, place: Option<u64>, ends: Ends, moved: bool) {
+        self.leased.push(Leased { lease, place, ends, moved, over: false });
+    }
+
+    /// A whole process is to live in the namespace that this connection is to be in.
+    pub(super) fn note_lived_in(&mut self, flow: &FlowTuple) {
+        if let Some(place) = self.at(flow) {
+            place.lived_in = true;
+        }
     }
 
     /// A lease is over.
@@ -355,16 +374,18 @@ impl Endpoints {
         self.leased.retain(|leased| !leased.over || leased.place.is_some());
     }
 
-    /// What programs may bind in each namespace that one has brought along. Into those that the daemon has made whole processes come as well, whose
-    /// sockets CRIU rebuilds on the ports that they had.
+    /// What programs may bind in each namespace of which a program has something on lease. What lives in one that the daemon has made is not kept
+    /// to that: CRIU rebuilds its sockets on the ports that they had.
     pub(super) fn leased_ports(&self) -> LeasedPorts {
         let mut all = LeasedPorts::new();
-        for Leased { place, ends, over, .. } in self.leased.iter().filter(|leased| leased.place.is_some()) {
-            let name = PlaceName { address: ends.first.ip(), lease: *place };
-            let Some(place) = self.places.get(&name).filter(|place| place.ends.is_none()) else { continue };
+        let asked_for: HashSet<PlaceName> = self.leased.iter().filter(|of| !of.moved).map(Leased::place_name).collect();
+        for leased in self.leased.iter().filter(|leased| asked_for.contains(&leased.place_name())) {
+            let name = leased.place_name();
+            let kept = |place: &&Place| place.ends.is_none() && !(name.lease.is_none() && place.lived_in);
+            let Some(place) = self.places.get(&name).filter(kept) else { continue };
             let ports = all.entry(place.cookie).or_default();
-            if !over {
-                ports.push(ports_of(ends));
+            if !leased.over {
+                ports.push(ports_of(&leased.ends));
             }
         }
         all

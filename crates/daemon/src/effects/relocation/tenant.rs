@@ -133,7 +133,7 @@ impl Effects {
             None => {
                 // An endpoint that has come with its socket may be of what a program has brought its namespace along for.
                 let first = tenant.joined.remove(&number).or_else(|| endpoints.name_of(ends.first).lease);
-                endpoints.note_leased(number, first, ends);
+                endpoints.note_leased(number, first, ends, moved.is_some());
                 let made = endpoints.need(ends.first, datapath, routes);
                 if made.is_err() {
                     endpoints.note_over(number);

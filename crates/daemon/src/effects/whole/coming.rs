@@ -343,7 +343,7 @@ impl Effects {
     /// The network namespace that these connections are to be in, where it is not this one, and their ports kept free.
     fn network_for(&mut self, flows: &[FlowTuple]) -> Result<Option<OwnedFd>, String> {
         let Some(first) = flows.first() else { return Ok(None) };
-        match self.namespace_of(first) {
+        match self.namespace_to_live_in(first) {
             Some(namespace) => namespace.try_clone_to_owned().map(Some).map_err(|error| error.to_string()),
             None => {
                 self.make_way(flows);
