@@ -144,6 +144,10 @@ impl Moves {
     /// A donor asks anew about a socket: a daemon of its before this one, which has died, may have asked before (P-72).
     fn supersede(&mut self, at: At<'_>, donor: &PublicKey, tuple: &FlowTuple) {
         let is_it = |of: &Acceptance| of.donor == *donor && of.request.tuple == *tuple;
+        // Nearly all are asked about once: who is to take thousands does not look through them for each.
+        if !self.moving.contains(tuple) {
+            return;
+        }
         if let Some((name, _)) = self.acceptances.iter().find(|(_, of)| is_it(of)) {
             self.handle_cancel(at, *name);
         }
