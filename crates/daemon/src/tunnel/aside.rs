@@ -155,7 +155,8 @@ impl Aside {
         self.flows.load(Ordering::Acquire) != 0 && self.lock().flows.contains_key(flow)
     }
 
-    /// What waits goes there; whether there was anything to decide.
+    /// What waits goes there; whether [`Self::take_due`] has something to do now. To wake its thread costs as much as all else that is done
+    /// for a socket, and for most nothing has come.
     pub(super) fn decide(&self, flow: &FlowTuple, fate: Fate, now: Instant) -> bool {
         if self.flows.load(Ordering::Acquire) == 0 {
             return false;
@@ -166,9 +167,15 @@ impl Aside {
         };
         resting.fate = fate;
         resting.until = Some(now + LATE);
-        kept.decided.push(*flow);
+        let waits = !resting.queue.packets.is_empty();
+        if waits {
+            kept.decided.push(*flow);
+        } else if fate == Fate::ByFlow {
+            kept.flows.remove(flow);
+            self.flows.store(kept.flows.len(), Ordering::Release);
+        }
         kept.forget_from(now + LATE);
-        true
+        waits || kept.forget_at.is_some_and(|at| at <= now)
     }
 
     /// Forgets a flow, and what waits for it.
@@ -362,6 +369,20 @@ mod tests {
         assert!(aside.decide(&flow(1), Fate::ByFlow, now));
         assert_eq!(aside.take_due(now), [(flow(1), Fate::ByFlow, vec![vec![1]])]);
         assert_eq!(aside.meet(&flow(1), false, Vec::new), Meeting::Nothing);
+    }
+
+    #[test]
+    fn nobody_is_woken_for_sockets_for_which_nothing_came() {
+        let (aside, now) = (Aside::default(), Instant::now());
+        for port in 1..4 {
+            aside.keep(flow(port));
+        }
+        assert!(!aside.decide(&flow(1), Fate::ByFlow, now) && !aside.knows(&flow(1)));
+        assert!(!aside.decide(&flow(2), Fate::To(PeerId(4)), now));
+        assert_eq!(aside.meet(&flow(2), false, Vec::new), Meeting::Goes(Fate::To(PeerId(4)), Vec::new()));
+        assert!(aside.decide(&flow(3), Fate::Here, now + LATE), "but for what is to be forgotten");
+        assert!(aside.take_due(now + LATE).is_empty());
+        assert!(!aside.knows(&flow(2)) && aside.knows(&flow(3)));
     }
 
     #[test]
