@@ -1,11 +1,11 @@
 //! UDP sockets, with what waits in their queues.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use rustix::net::{RecvFlags, Shutdown};
-use whimbrel_wire::snapshot::{Datagrams, Queued, Snapshot};
+use whimbrel_wire::snapshot::{Datagrams, Family, Queued, Snapshot};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use super::{SO_RCVBUF, SO_RCVBUFFORCE, Unmovable, bind, connect, groups, interrupted, make_room, shut_down};
@@ -22,6 +22,8 @@ const UDP_ENCAP: Name = Name { level: libc::SOL_UDP, name: 100, text: "UDP_ENCAP
 /// Room for what comes before the program that takes the socket begins to read, in bytes with the kernel's own for each datagram.
 const UNTIL_READ: usize = 512 << 10;
 const LONGEST: usize = 65_535;
+/// RFC 863.
+const DISCARD: u16 = 9;
 /// Datagrams that are thrown away at a time, at the most: more than any queue has, unless somebody goes on filling it.
 const MOST_EMPTIED: usize = 1 << 17;
 
@@ -199,19 +201,30 @@ pub(super) fn empty(fd: BorrowedFd<'_>) {
 /// end. That is left for a socket which is not found, as one of several of the same address. Nothing more is sent in either case.
 pub(super) fn abort(
     fd: BorrowedFd<'_>,
+    family: Family,
     local: SocketAddr,
     remote: Option<SocketAddr>,
     sockets: &mut SockDiag,
 ) -> Result<(), Unmovable> {
-    let none = FlowTuple::unconnected(Transport::Udp, local);
-    let tuple = remote.map_or(none, |remote| FlowTuple { transport: Transport::Udp, local, remote });
+    let tuple = remote.map_or(FlowTuple::unconnected(Transport::Udp, local), |remote| FlowTuple {
+        transport: Transport::Udp,
+        local,
+        remote,
+    });
     let cookie = rustix::net::sockopt::socket_cookie(fd).map_err(|e| Error::call("getsockopt", "SO_COOKIE", e))?;
     let interface = get_int(fd, SO_BINDTOIFINDEX)? as u32;
     shut_down(fd, Shutdown::Write)?;
-    match sockets.destroy_named(&tuple, interface, cookie) {
-        Ok(true) => Ok(()),
-        Ok(false) | Err(_) => shut_down(fd, Shutdown::Both),
-    }
+    let ended = match sockets.destroy_named(&tuple, interface, cookie) {
+        Ok(true) => remote.is_none_or(|remote| connect(fd, family, nobody(remote)).is_ok()),
+        Ok(false) | Err(_) => false,
+    };
+    if ended { Ok(()) } else { shut_down(fd, Shutdown::Both) }
+}
+
+/// Whom a socket hears that had another end, and is not to hear everybody: the discard service of this host.
+fn nobody(remote: SocketAddr) -> SocketAddr {
+    let here = if remote.is_ipv4() { IpAddr::V4(Ipv4Addr::LOCALHOST) } else { IpAddr::V6(Ipv6Addr::LOCALHOST) };
+    SocketAddr::new(here, DISCARD)
 }
 
 fn room(queue: &[Queued]) -> usize {

@@ -221,7 +221,7 @@ impl Frozen {
             Kind::Datagram => {
                 // It was read there.
                 datagram::empty(self.socket.as_fd());
-                datagram::abort(self.socket.as_fd(), self.local, self.remote, sockets)
+                datagram::abort(self.socket.as_fd(), self.family, self.local, self.remote, sockets)
             }
         }
     }

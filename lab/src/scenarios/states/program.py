@@ -479,6 +479,20 @@ class Program:
                 raise ValueError(f"it is in state {now}")
             time.sleep(0.01)
 
+    def aborted(self, name):
+        """A UDP socket has moved: who has what is left of it is told once, and then hears and says nothing."""
+        sock = self.talks[name].sock
+        sock.setblocking(False)
+        told = []
+        for act in (lambda: sock.recv(DATAGRAM), lambda: sock.recv(DATAGRAM), lambda: sock.send(b"left behind")):
+            try:
+                told.append(str(act()))
+            except OSError as error:
+                told.append(errno.errorcode[error.errno])
+        if told != ["ECONNABORTED", "EAGAIN", "EPIPE"]:
+            raise ValueError(f"it was told {told}")
+        return "x"
+
     def name(self, name):
         host, port = self.talks[name].sock.getsockname()[:2]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
