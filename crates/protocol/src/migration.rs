@@ -77,6 +77,8 @@ pub(crate) trait Around {
     fn flow(&self, with: &PublicKey, name: u64) -> Option<FlowTuple>;
     /// Whether a flow is known by these names.
     fn is_known(&self, flow: &FlowTuple) -> bool;
+    /// The host that a flow is with, by these names, where it is introduced.
+    fn partner(&self, flow: &FlowTuple) -> Option<PublicKey>;
     /// This host's port in rewritten packets of a flow that it takes over.
     fn wire_port(&self, with: &PublicKey, flow: &FlowTuple) -> u16;
     /// The peer that a host is.

@@ -104,9 +104,17 @@ impl Moves {
         }
         self.supersede(at, &donor, &request.tuple);
         let reserved = u64::from(request.size).max(ROOM_LEAST);
+        let has_room = request.size as usize <= MAX_LEN
+            && self.acceptances.len() < self.config.most
+            && self.reserved + reserved <= self.config.bytes;
+        // A flow that this host has with another, or passes on for one, is not a donor's to give.
+        let whose = at.around.partner(&request.tuple);
+        let is_anothers = whose.is_some_and(|whose| whose != donor && *whose.as_bytes() != request.holder);
         let refusal = if !self.config.enabled || !self.expects(&donor) {
             Some(Refusal::NotAllowed)
-        } else if self.acceptances.len() >= self.config.most || self.reserved + reserved > self.config.bytes {
+        } else if is_anothers {
+            Some(Refusal::Taken)
+        } else if !has_room {
             Some(Refusal::NoRoom)
         } else if self.moving.contains(&request.tuple) {
             Some(Refusal::Busy)

@@ -14,6 +14,7 @@ use super::{
     Rented, SavedAcceptance, SavedDonation, SavedHeld, SavedLease, SavedTenancy,
 };
 use crate::Time;
+use crate::flow::Stage;
 use crate::node::Node;
 use crate::op::PeerId;
 use crate::timer::Timer;
@@ -38,6 +39,11 @@ impl Around for Others<'_> {
 
     fn is_known(&self, flow: &FlowTuple) -> bool {
         self.node.flows.contains_key(flow)
+    }
+
+    fn partner(&self, flow: &FlowTuple) -> Option<PublicKey> {
+        let Stage::Introduced { entry, .. } = &self.node.flows.get(flow)?.stage else { return None };
+        self.node.peers.get(&entry.peer).map(|peer| peer.key)
     }
 
     fn wire_port(&self, with: &PublicKey, flow: &FlowTuple) -> u16 {
@@ -301,7 +307,8 @@ impl Node {
                 }
                 Some((id, false, _)) if moves.lanes.wants(&key) => self.reach_again(now, id),
                 None if moves.lanes.wants(&key) && moves.may_ask(now, &key) => {
-                    if let Some(to) = moves.hints.get(&key).copied() {
+                    // Where it is a donor may have said, of a host that there is not.
+                    if let Some(to) = moves.hints.get(&key).copied().filter(|_| self.contacts.may_ask_another(now)) {
                         self.ask_for_move(now, key, to);
                     }
                 }

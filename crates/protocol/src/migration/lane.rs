@@ -13,10 +13,11 @@ use crate::Time;
 /// What is taken ahead of a stranger, and of somebody whom this host expects something of, in bytes.
 const WINDOW_STRANGER: u64 = 16 * 1024;
 const WINDOW: u64 = 1 << 20;
-/// Answers that a host does not acknowledge before nothing more is taken of it, in bytes.
+/// Answers that a stranger, and a host of whom something is expected, does not acknowledge before nothing more is taken of it, in bytes.
+const REPLIES_STRANGER: usize = 16 * 1024;
 const REPLIES_MOST: usize = 1 << 20;
-/// Lanes at a time that others began.
-const LANES_MOST: usize = 4096;
+/// Lanes at a time that strangers began. There is always one for whom something is expected of.
+const STRANGERS_MOST: usize = 1024;
 /// How long a lane is kept that nothing goes over.
 const IDLE: Duration = Duration::from_secs(60);
 /// How often a lane is looked at that there is no session for.
@@ -30,6 +31,8 @@ const PROBES_DOUBTED: u32 = 3;
 struct Lane {
     sender: Sender,
     receiver: Receiver,
+    /// This host expects nothing of that one, and has said nothing to it of its own accord.
+    strange: bool,
     /// The beginning of a record.
     inbox: Vec<u8>,
     /// Moves that wait for a word from there.
@@ -48,17 +51,18 @@ struct Lane {
 #[derive(Debug, Default)]
 pub(super) struct Lanes {
     lanes: BTreeMap<PublicKey, Lane>,
-    /// The highest number that a stream of this host's was given.
+    /// The highest number that a stream of this host's was given, but for those that another host has made rise.
     newest: u64,
 }
 
 impl Lanes {
     fn open(&mut self, now: Time, wall: u64, with: PublicKey, window: u64) -> Option<&mut Lane> {
         if !self.lanes.contains_key(&with) {
-            self.newest = (self.newest + 1).max(wall);
+            self.newest = self.newest.saturating_add(1).max(wall);
             let lane = Lane {
                 sender: Sender::new(self.newest, now, WINDOW_STRANGER),
                 receiver: Receiver::new(window),
+                strange: window == WINDOW_STRANGER,
                 inbox: Vec::new(),
                 awaited: 0,
                 stirred: now,
@@ -105,12 +109,14 @@ impl Lanes {
         stretch: Stretch,
         expected: bool,
     ) -> Vec<Record> {
-        let window = if expected { WINDOW } else { WINDOW_STRANGER };
-        if self.lanes.len() >= LANES_MOST && !self.lanes.contains_key(&from) {
+        let (window, replies) = if expected { (WINDOW, REPLIES_MOST) } else { (WINDOW_STRANGER, REPLIES_STRANGER) };
+        let crowded = || self.lanes.values().filter(|lane| lane.strange).count() >= STRANGERS_MOST;
+        if !expected && !self.lanes.contains_key(&from) && crowded() {
             return Vec::new();
         }
         let Some(lane) = self.open(now, wall, from, window) else { return Vec::new() };
-        if lane.replied > REPLIES_MOST {
+        lane.strange &= !expected;
+        if lane.replied > replies {
             // It asks, and hears nothing: it is to listen first.
             return Vec::new();
         }
@@ -161,8 +167,10 @@ impl Lanes {
             }
             Heard::Nothing => false,
             Heard::Lost(number) => {
-                self.newest = (self.newest.max(number).saturating_add(1)).max(wall);
-                lane.sender = Sender::new(self.newest, now, WINDOW_STRANGER);
+                // What it remembers counts for this lane alone: it may say what it likes.
+                let Some(next) = number.checked_add(1) else { return false };
+                self.newest = self.newest.saturating_add(1).max(wall);
+                lane.sender = Sender::new(self.newest.max(next), now, WINDOW_STRANGER);
                 lane.sender.awaits = lane.awaited > 0;
                 for (end, bytes) in &mut lane.replies {
                     lane.sender.push(now, bytes);

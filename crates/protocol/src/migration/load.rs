@@ -89,6 +89,8 @@ impl Moves {
             Some("it takes no processes from this host")
         } else if total as usize > MAX_LEN || u64::from(total) > self.config.bytes {
             Some("that is more than it takes")
+        } else if total == 0 {
+            Some("nothing was sent of it")
         } else {
             None
         };

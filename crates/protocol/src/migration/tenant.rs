@@ -24,6 +24,9 @@ const TOLD_AGAIN: Duration = Duration::from_secs(10);
 /// How long an endpoint stays that has gone on with its socket: connections that were being opened then follow it by way of this host.
 const PARTED_WITHIN: Duration = Duration::from_secs(10);
 
+/// A lease that lasts shorter is taken for one of so long: it is renewed all the time otherwise, and lost a little later.
+const LASTS_LEAST: Duration = Duration::from_secs(1);
+
 /// Endpoints of another host's.
 #[derive(Debug)]
 pub(super) struct Tenancy {
@@ -206,7 +209,7 @@ impl Moves {
             // It is over for this host anyway.
             (Stage::Parting, Err(_)) => {}
             (Stage::Asking | Stage::Renewing, Ok(granted)) if tenancy.fits(&granted.ends) => {
-                tenancy.lifetime = Duration::from_secs(u64::from(granted.lifetime));
+                tenancy.lifetime = Duration::from_secs(u64::from(granted.lifetime)).max(LASTS_LEAST);
                 tenancy.until = at.now + tenancy.lifetime;
                 tenancy.ends = granted.ends;
                 let (fresh, until, due) =

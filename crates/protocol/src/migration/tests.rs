@@ -5,6 +5,8 @@ mod leases;
 mod loads;
 mod together;
 
+mod liars;
+
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -60,6 +62,9 @@ impl Around for Occupied {
     fn is_known(&self, _: &FlowTuple) -> bool {
         true
     }
+    fn partner(&self, _: &FlowTuple) -> Option<PublicKey> {
+        Some(key(THIEF))
+    }
     fn wire_port(&self, with: &PublicKey, flow: &FlowTuple) -> u16 {
         Known.wire_port(with, flow)
     }
@@ -80,6 +85,9 @@ impl Around for Known {
     }
     fn is_known(&self, _: &FlowTuple) -> bool {
         false
+    }
+    fn partner(&self, _: &FlowTuple) -> Option<PublicKey> {
+        None
     }
     fn wire_port(&self, _: &PublicKey, flow: &FlowTuple) -> u16 {
         flow.local.port()

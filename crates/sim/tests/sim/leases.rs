@@ -335,3 +335,23 @@ fn an_anchor_that_is_asked_at_an_address_of_either_family_takes_its_tenant_to_be
         }
     }
 }
+
+#[test]
+fn a_connection_of_anothers_is_not_a_donors_to_give_to_the_anchor() {
+    let mut scene = Scene::new(7);
+    scene.run();
+    let far = scene.tuple.mirrored();
+    let owner = |world: &World| {
+        let node = world.at(ANCHOR).node.as_ref()?;
+        let peer = node.flows().find(|flow| flow.tuple == far)?.entry?.peer;
+        node.peers().find(|known| known.id == peer).map(|known| known.key)
+    };
+    let before = owner(&scene.world).expect("it is passed on to the tenant");
+    scene.world.set_talk(None);
+    // A member of the community makes a socket up that has the names of the far end's, and says that it holds that itself.
+    let made_up = scene.world.movable(OTHER, OTHER, 99, far);
+    scene.world.give(made_up, OTHER, ANCHOR, 100).expect("it is asked for");
+    scene.world.run_for(10 * SECOND);
+    assert_eq!(owner(&scene.world), Some(before));
+    assert!(Scene::is_claimed(&scene.world, &scene.tuple));
+}
