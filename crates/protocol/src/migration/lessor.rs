@@ -17,9 +17,9 @@ use super::{
 };
 use crate::Time;
 
-/// How long the endpoint of a socket that has moved away is its new host's, unless that says that it needs it still: where this host lends
-/// nothing else, so that its configuration does not say.
-const MOVED_FOR: Duration = Duration::from_secs(120);
+/// How long the endpoint of a socket that has moved away is its new host's at the least, unless that says that it needs it still. That may be
+/// away for days, and its server is to be met at its address again; it is returned when nobody needs it.
+const MOVED_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// Endpoints that are another host's for a while.
 #[derive(Debug)]
@@ -51,8 +51,10 @@ impl Lease {
 }
 
 impl Moves {
-    fn lifetime(&self) -> Duration {
-        self.config.lending.as_ref().map_or(MOVED_FOR, |lending| lending.lifetime)
+    /// How long a lease lasts that is asked for now.
+    fn lifetime_of(&self, name: &LeaseName) -> Duration {
+        let configured = self.config.lending.as_ref().map_or(Duration::ZERO, |lending| lending.lifetime);
+        if self.moved(name).is_some() { configured.max(MOVED_FOR) } else { configured }
     }
 
     /// The endpoint of a socket of this host's own that its tenant has got by a move, as its far ends have it.
@@ -80,7 +82,7 @@ impl Moves {
         }
         let Some(peer) = at.around.peer(&to) else { return Some(Err(format!("{to} is not known any more"))) };
         let ends = Ends { first: far.remote, count: 1 };
-        let until = at.now + self.lifetime();
+        let until = at.now + self.lifetime_of(&name).max(MOVED_FOR);
         self.leases.insert(name, Lease { ends: Some(ends), whole: false, until, told: false, stage: Stage::Lending });
         self.changes.push_back(FlowChange::Remember { key: to });
         self.op(MoveOp::Lend { name, peer, ends, moved: Some(far.transport) }, Asked::Lease(name));
@@ -114,7 +116,7 @@ impl Moves {
     /// A host asks for endpoints, or for a lease to last (P-84, P-85).
     pub(super) fn handle_lease(&mut self, at: At<'_>, tenant: PublicKey, number: u64, ends: Ends) {
         let name = LeaseName { tenant, number };
-        let until = at.now + self.lifetime();
+        let until = at.now + self.lifetime_of(&name);
         // What has moved to it does not depend on what is lent to it: a ticket has decided that.
         if self.leases.contains_key(&name) && self.moved(&name).is_none() && !self.lends_to(&tenant) {
             self.say(at, tenant, Record::Leased { number, outcome: Err(Refusal::NotAllowed) });
@@ -154,7 +156,7 @@ impl Moves {
     }
 
     fn say_leased(&mut self, at: At<'_>, name: LeaseName) {
-        let lifetime = u32::try_from(self.lifetime().as_secs()).unwrap_or(u32::MAX);
+        let lifetime = u32::try_from(self.lifetime_of(&name).as_secs()).unwrap_or(u32::MAX);
         let Some(ends) = self.leases.get(&name).and_then(|lease| lease.ends) else { return };
         let outcome = Ok(Granted { ends, lifetime });
         self.say(at, name.tenant, Record::Leased { number: name.number, outcome });
@@ -273,7 +275,7 @@ impl Moves {
                 self.effect("taking back endpoints", MoveOp::TakeBack { name: *name });
                 continue;
             };
-            let until = at.now + self.lifetime();
+            let until = at.now + self.lifetime_of(name);
             let (whole, stage) = (ends.count == 0, Stage::Lending);
             self.leases.insert(*name, Lease { ends: Some(*ends), whole, until, told: true, stage });
             self.op(MoveOp::Lend { name: *name, peer, ends: *ends, moved: None }, Asked::Lease(*name));
