@@ -60,6 +60,10 @@ fn server(lab: &mut Lab, far_runs: bool) -> Result<()> {
             Ok(())
         };
         moves(&three.donor_daemon, "guest", "states")?;
+        // What is left of it is no server, and who says it twice does no harm.
+        let again = three.donor_daemon.cli(&["move", &named, "--to", "guest", "--process", "states"]);
+        let told = again.err().map(|error| error.to_string()).unwrap_or_default();
+        expect!(told.contains("no socket"), "it is said once more: {told}");
         ends.next.does("take server 0 0")?;
 
         step("what they had asked is answered there, as is who comes later");

@@ -215,15 +215,15 @@ pub(super) fn abort(
     let interface = get_int(fd, SO_BINDTOIFINDEX)? as u32;
     shut_down(fd, Shutdown::Write)?;
     let ended = match sockets.destroy_named(&tuple, interface, cookie) {
-        Ok(true) => remote.is_none_or(|remote| connect(fd, family, nobody(remote)).is_ok()),
+        Ok(true) => connect(fd, family, nobody(local)).is_ok(),
         Ok(false) | Err(_) => false,
     };
     if ended { Ok(()) } else { shut_down(fd, Shutdown::Both) }
 }
 
-/// Whom a socket hears that had another end, and is not to hear everybody: the discard service of this host.
-fn nobody(remote: SocketAddr) -> SocketAddr {
-    let here = if remote.is_ipv4() { IpAddr::V4(Ipv4Addr::LOCALHOST) } else { IpAddr::V6(Ipv6Addr::LOCALHOST) };
+/// Whom a socket hears that is to hear nobody: the discard service of this host. So it is none that waits for datagrams, either.
+fn nobody(local: SocketAddr) -> SocketAddr {
+    let here = if local.is_ipv4() { IpAddr::V4(Ipv4Addr::LOCALHOST) } else { IpAddr::V6(Ipv6Addr::LOCALHOST) };
     SocketAddr::new(here, DISCARD)
 }
 
