@@ -88,7 +88,21 @@ fn restarted(lab: &mut Lab) -> Result<()> {
             events.iter().find(|event| ["lease-returned", "lease-lost", "lease-over"].contains(&event.kind.as_str()));
         expect!(lost.is_none(), "{lost:?}");
     }
-    four.world.no_resets()
+    four.world.no_resets()?;
+
+    step("a tenant's daemon is killed when a program has just ended: what that had on lease is lent again");
+    let run = ["run", "--anchor", "desk", "--"];
+    let mut stays = four.third.spawn_cli(&[&run[..], &["sleep", "600"]].concat())?;
+    let rented = || four.third.anchors().is_ok_and(|all| !all.rented.is_empty());
+    wait_until(LONG, "one program has something on lease", rented)?;
+    four.third.cli(&[&run[..], &["true"]].concat())?;
+    four.third.kill()?;
+    four.third.restart()?;
+    four.third.wait_event("lease-returned", 0, LONG)?;
+    for _ in 0..2 {
+        four.third.cli(&[&run[..], &["true"]].concat())?;
+    }
+    stays.kill()
 }
 
 fn stopped(lab: &mut Lab) -> Result<()> {

@@ -267,7 +267,11 @@ impl Effects {
         self.journal.forget_tenancy(number);
         self.relocation.tenant.namespaces.remove(&number);
         self.relocation.tenant.joined.remove(&number);
-        let Some(rented) = self.relocation.tenant.rented.remove(&number) else { return Ok(()) };
+        let Some(rented) = self.relocation.tenant.rented.remove(&number) else {
+            // Its namespace was gone when this daemon began. The same endpoints may be on lease again from now on.
+            self.relocation.endpoints.note_over(number);
+            return Ok(());
+        };
         let (ends, place) = (rented.ends, rented.place);
         let address = ends.first.ip();
         for port in ends.ports() {
