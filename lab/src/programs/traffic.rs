@@ -485,6 +485,8 @@ pub struct Luggage {
     pub shared: bool,
     /// A UDP socket.
     pub datagrams: bool,
+    /// A lock of a file.
+    pub locks: bool,
 }
 
 impl Walker {
@@ -504,7 +506,7 @@ impl Walker {
         if let Some(enter) = enter {
             script.push_str(&format!("echo $$ >'{}'; ", enter.display()));
         }
-        let all = Luggage { memory: 1 << 20, shared: true, datagrams: true };
+        let all = Luggage { memory: 1 << 20, shared: true, datagrams: true, locks: false };
         for luggage in [all, Luggage::default()] {
             let report = host.dir().join(host.unique_label("walker"));
             let words = walker_arguments(server, count, luggage, &report);
@@ -577,6 +579,7 @@ fn walker_arguments(server: &EchoServer, count: usize, luggage: Luggage, report:
     ];
     args.extend(luggage.shared.then(|| "--shared".to_owned()));
     args.extend(luggage.datagrams.then(|| "--datagrams".to_owned()));
+    args.extend(luggage.locks.then(|| "--locks".to_owned()));
     args
 }
 

@@ -343,6 +343,13 @@ fn kept(lab: &mut Lab) -> Result<()> {
     expect!(said.contains("shares a pipe with process"), "{said}");
     walks(&walker, "after that")?;
 
+    step("it has locked a file, which nobody else could lock as long as it is here");
+    let luggage = Luggage { memory: MEMORY, locks: true, ..Luggage::default() };
+    let locker = Walker::start(&three.world.server, &three.echo, COUNT, luggage)?;
+    let said = refusal(&three.donor, locker.pid(), &to)?;
+    expect!(said.contains("file locks"), "{said}");
+    walks(&locker, "with its lock")?;
+
     step("the other host lacks a file that it needs");
     let hidden = three.world.server.dir().display().to_string();
     let inside = three.acceptor.process().pid().to_string();

@@ -44,6 +44,9 @@ pub struct WalkerOptions {
     /// Numbers as datagrams besides, by a socket that is connected.
     #[arg(long)]
     pub datagrams: bool,
+    /// A lock of the file that it writes to.
+    #[arg(long)]
+    pub locks: bool,
     /// Microseconds between numbers.
     #[arg(long)]
     pub every: u64,
@@ -78,6 +81,10 @@ pub(super) fn walk(options: &WalkerOptions) -> Result<()> {
     tell(&file, 0, 0, "begins");
     let mut log = report(&beside(&options.report, LOG))?;
     let mut looks: u64 = 0;
+    if options.locks {
+        rustix::fs::fcntl_lock(&log, rustix::fs::FlockOperation::NonBlockingLockExclusive)
+            .map_err(|error| failed("fcntl")(error.into()))?;
+    }
     let held: Vec<u8> = (0..options.memory).map(|at| at as u8).collect();
     let mut walks = Vec::new();
     for _ in 0..options.count {

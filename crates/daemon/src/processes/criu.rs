@@ -325,7 +325,7 @@ pub(crate) fn numbers_here(directory: &Path, inner: &[u32]) -> Vec<u32> {
 
 /// The file of a daemon's state has what CRIU needs whatever it does.
 fn common(command: &mut Command, job: bool, talks: bool) {
-    command.args(["--tcp-established", "--manage-cgroups=ignore", "--file-locks", "-v2"]);
+    command.args(["--tcp-established", "--manage-cgroups=ignore", "-v2"]);
     if job {
         command.arg("--shell-job");
     }
