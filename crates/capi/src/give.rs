@@ -63,7 +63,7 @@ pub unsafe extern "C" fn wb_give(
 /// `timeout` is in milliseconds, -1 for none. It may take seconds where the host is hard to reach. The socket has to be connected.
 ///
 /// Returns 0: all is ready; or -1 with errno. ECANCELED: the host does not take the socket as things stand, and wb_reason() tells why. ETIMEDOUT: nobody
-/// knows yet. EOPNOTSUPP: this host moves no sockets, or the socket is not connected. ENOENT, EFAULT, EINVAL, EBADF, ENOTSOCK, EPROTONOSUPPORT,
+/// knows yet. EOPNOTSUPP: this host moves no sockets. EPROTONOSUPPORT: it is of another protocol, or not connected. ENOENT, EFAULT, EINVAL, EBADF, ENOTSOCK,
 /// ECONNREFUSED, EACCES as wb_give().
 ///
 /// # Safety

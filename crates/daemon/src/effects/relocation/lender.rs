@@ -316,7 +316,7 @@ impl Effects {
             let last = ends.ports().last().unwrap_or_default();
             if !lendable.ports.iter().any(|range| range.contains(&ends.first.port()) && range.contains(&last)) {
                 let ranges: Vec<_> = lendable.ports.iter().map(|of| format!("{}-{}", of.start(), of.end())).collect();
-                return Err(failed(Refusal::NotLent, &format!("of ports {} are lent", ranges.join(", "))));
+                return Err(failed(Refusal::NotLent, &format!("the ports that are lent are {}", ranges.join(", "))));
             }
             return self.take_ports(ends, shared).map(|()| ends).map_err(|_| taken());
         }
