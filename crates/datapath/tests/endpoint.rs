@@ -534,10 +534,23 @@ impl Anchored {
         self.net.host.enter();
         let near = {
             let _inside = self.space.enter().expect("enter");
-            UdpSocket::bind((self.lent, PORT)).expect("bind")
+            bound(SocketAddr::new(self.lent, PORT))
         };
         self.net.far.enter();
-        (near, UdpSocket::bind((self.far, FAR_PORT)).expect("bind"))
+        (near, bound(SocketAddr::new(self.far, FAR_PORT)))
+    }
+}
+
+/// A socket with an address that one before it had: a program that another test is just starting may have that one for a moment.
+fn bound(address: SocketAddr) -> UdpSocket {
+    let since = Instant::now();
+    loop {
+        match UdpSocket::bind(address) {
+            Err(error) if error.kind() == ErrorKind::AddrInUse && since.elapsed() < Duration::from_secs(5) => {
+                std::thread::yield_now();
+            }
+            bound => return bound.expect("bind"),
+        }
     }
 }
 
