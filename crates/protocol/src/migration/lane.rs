@@ -16,7 +16,7 @@ const WINDOW: u64 = 1 << 20;
 /// Answers that a stranger, and a host of whom something is expected, does not acknowledge before nothing more is taken of it, in bytes.
 const REPLIES_STRANGER: usize = 16 * 1024;
 const REPLIES_MOST: usize = 1 << 20;
-/// Lanes at a time that strangers began. There is always one for whom something is expected of.
+/// Lanes at a time that strangers began. There is always one for those of whom something is expected.
 const STRANGERS_MOST: usize = 1024;
 /// How long a lane is kept that nothing goes over.
 const IDLE: Duration = Duration::from_secs(60);

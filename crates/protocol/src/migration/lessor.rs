@@ -51,10 +51,10 @@ impl Lease {
 }
 
 impl Moves {
-    /// How long a lease lasts that is asked for now.
-    fn lifetime_of(&self, name: &LeaseName) -> Duration {
+    /// How long a lease lasts from the moment in which it is asked for. `moved`: it is of an endpoint that went with its socket.
+    fn lifetime(&self, moved: bool) -> Duration {
         let configured = self.config.lending.as_ref().map_or(Duration::ZERO, |lending| lending.lifetime);
-        if self.moved(name).is_some() { configured.max(MOVED_FOR) } else { configured }
+        if moved { configured.max(MOVED_FOR) } else { configured }
     }
 
     /// The endpoint of a socket of this host's own that its tenant has got by a move, as its far ends have it.
@@ -82,7 +82,7 @@ impl Moves {
         }
         let Some(peer) = at.around.peer(&to) else { return Some(Err(format!("{to} is not known any more"))) };
         let ends = Ends { first: far.remote, count: 1 };
-        let until = at.now + self.lifetime_of(&name).max(MOVED_FOR);
+        let until = at.now + self.lifetime(true);
         self.leases.insert(name, Lease { ends: Some(ends), whole: false, until, told: false, stage: Stage::Lending });
         self.changes.push_back(FlowChange::Remember { key: to });
         self.op(MoveOp::Lend { name, peer, ends, moved: Some(far.transport) }, Asked::Lease(name));
@@ -116,7 +116,7 @@ impl Moves {
     /// A host asks for endpoints, or for a lease to last (P-84, P-85).
     pub(super) fn handle_lease(&mut self, at: At<'_>, tenant: PublicKey, number: u64, ends: Ends) {
         let name = LeaseName { tenant, number };
-        let until = at.now + self.lifetime_of(&name);
+        let until = at.now + self.lifetime(self.moved(&name).is_some());
         // What has moved to it does not depend on what is lent to it: a ticket has decided that.
         if self.leases.contains_key(&name) && self.moved(&name).is_none() && !self.lends_to(&tenant) {
             self.say(at, tenant, Record::Leased { number, outcome: Err(Refusal::NotAllowed) });
@@ -156,7 +156,7 @@ impl Moves {
     }
 
     fn say_leased(&mut self, at: At<'_>, name: LeaseName) {
-        let lifetime = u32::try_from(self.lifetime_of(&name).as_secs()).unwrap_or(u32::MAX);
+        let lifetime = u32::try_from(self.lifetime(self.moved(&name).is_some()).as_secs()).unwrap_or(u32::MAX);
         let Some(ends) = self.leases.get(&name).and_then(|lease| lease.ends) else { return };
         let outcome = Ok(Granted { ends, lifetime });
         self.say(at, name.tenant, Record::Leased { number: name.number, outcome });
@@ -275,7 +275,7 @@ impl Moves {
                 self.effect("taking back endpoints", MoveOp::TakeBack { name: *name });
                 continue;
             };
-            let until = at.now + self.lifetime_of(name);
+            let until = at.now + self.lifetime(false);
             let (whole, stage) = (ends.count == 0, Stage::Lending);
             self.leases.insert(*name, Lease { ends: Some(*ends), whole, until, told: true, stage });
             self.op(MoveOp::Lend { name: *name, peer, ends: *ends, moved: None }, Asked::Lease(*name));
