@@ -306,6 +306,7 @@ enum counter {
 	COUNTER_EXPIRED,	     /* forwarded, hop limit used up */
 	COUNTER_TOO_LONG,	     /* sent by routes, and longer than the link takes */
 	COUNTER_SET_ASIDE,	     /* for a socket that is being moved, handed to the daemon */
+	COUNTER_INTRODUCTION_EXCESS, /* ingress: introduction consumed, more than its index may bring (P-142) */
 	COUNTER_MAX,
 };
 
@@ -325,7 +326,19 @@ enum event_origin {
 	ORIGIN_ACCEPTED = 2,
 };
 
-/* One record of the ring buffer `events`. */
+/* Map `introduction_indices`: how many introductions have come for a session index of late. */
+struct share {
+	__u64 since; /* bpf_ktime_get_ns */
+	__u32 used;
+	__u32 zero;
+};
+
+#define SHARE_PERIOD 250000000ULL /* ns */
+/* Twice what a peer introduces in a period (P-15), since it repeats what is lost; and while more waits than is read. */
+#define SHARE_MOST 1024
+#define SHARE_WHEN_BUSY 16
+
+/* One record of the ring buffers `events` and `arrivals`. */
 struct event {
 	struct flow_tuple tuple; /* for an introduction: as seen, destination = local */
 	__u32 kind;		 /* enum event_kind */

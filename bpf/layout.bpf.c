@@ -16,6 +16,7 @@ struct ports ports;
 struct lent_key lent_key;
 struct lent lent;
 struct endpoint endpoint;
+struct share share;
 struct event event;
 struct lapse lapse;
 struct socket_record socket_record;

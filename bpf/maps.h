@@ -11,6 +11,7 @@
 #include "abi.h"
 
 #define EVENTS_BYTES (1 << 19)
+#define ARRIVALS_BYTES (1 << 18)
 
 /*
  * The two tables of flows are by far the largest, and a hash map takes memory for as many buckets as it may have entries
@@ -123,13 +124,13 @@ struct {
 	__type(value, __u64);
 } counters SEC(".maps");
 
-/* Session indices (host order) whose introductions are ours to consume; the value is not used. */
+/* Session indices (host order) whose introductions are ours to consume, each with its share. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__uint(max_entries, 16384);
 	__type(key, __u32);
-	__type(value, __u32);
+	__type(value, struct share);
 } introduction_indices SEC(".maps");
 
 struct {
@@ -139,10 +140,17 @@ struct {
 	__type(value, struct flow_tuple);
 } fragments SEC(".maps");
 
+/* What this host's own sockets do. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, EVENTS_BYTES);
 } events SEC(".maps");
+
+/* What packets cause, which anybody may send: no number of them pushes out what sockets do. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, ARRIVALS_BYTES);
+} arrivals SEC(".maps");
 
 static __always_inline void count(__u32 counter)
 {
@@ -150,6 +158,12 @@ static __always_inline void count(__u32 counter)
 
 	if (value)
 		*value += 1;
+}
+
+/* More comes than is read. What is left is for those who say little. */
+static __always_inline bool arrivals_wait(void)
+{
+	return bpf_ringbuf_query(&arrivals, BPF_RB_AVAIL_DATA) > ARRIVALS_BYTES / 2;
 }
 
 static __always_inline struct flow_entry *find_flow(const struct flow_tuple *own)

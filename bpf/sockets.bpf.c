@@ -68,6 +68,7 @@ SEC("tp_btf/inet_sock_set_state")
 int BPF_PROG(follow_sockets, const struct sock *sk, int old_state, int new_state)
 {
 	const struct settings *settings;
+	struct flow_tuple tuple = {};
 	struct event *event;
 	struct tcp_sock *tcp;
 	__u64 waiting, cookie;
@@ -90,17 +91,17 @@ int BPF_PROG(follow_sockets, const struct sock *sk, int old_state, int new_state
 	tcp = bpf_skc_to_tcp_sock((void *)sk);
 	if (!tcp)
 		return 0;
+	/* Before any room is taken: a discarded record takes as much as another. */
+	read_addresses(&sk->__sk_common, &tuple);
+	if (is_loopback(&tuple.local) || is_loopback(&tuple.remote))
+		return 0;
 	event = bpf_ringbuf_reserve(&events, sizeof(*event), 0);
 	if (!event) {
 		count(COUNTER_FLOW_EVENT_LOST);
 		return 0;
 	}
 	__builtin_memset(event, 0, sizeof(*event));
-	read_addresses(&sk->__sk_common, &event->tuple);
-	if (is_loopback(&event->tuple.local) || is_loopback(&event->tuple.remote)) {
-		bpf_ringbuf_discard(event, BPF_RB_NO_WAKEUP);
-		return 0;
-	}
+	event->tuple = tuple;
 	/* At CLOSE the socket's own number of the port may be gone already; the one for the wire stays. */
 	event->tuple.local_port = tcp->inet_conn.icsk_inet.inet_sport;
 	event->tuple.remote_port = sk->__sk_common.skc_dport;

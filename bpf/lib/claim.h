@@ -29,7 +29,7 @@ static __always_inline void report_claim(struct flow_entry *flow, const struct f
 
 	if (flow->conflict & CONFLICT_REPORTED)
 		return;
-	event = bpf_ringbuf_reserve(&events, sizeof(*event), 0);
+	event = bpf_ringbuf_reserve(&arrivals, sizeof(*event), 0);
 	if (!event)
 		return;
 	flow->conflict |= CONFLICT_REPORTED;

@@ -168,15 +168,16 @@ static __noinline int steer(struct __sk_buff *skb, const struct packet *packet, 
 	return replace_word(skb, packet, 4, words[1], bpf_htonl(flow->delivered)) ? STEERED_ON : STEERED_TO_HOLD;
 }
 
-/* Tells the daemon what the peer has of what was kept for it. Lost reports are made up for by the peer's next word. */
+/* Tells the daemon what the peer has of what was kept for it. What is left out is made up for by the peer's next word. */
 static __always_inline void report_acknowledged(const struct flow_tuple *own, __u32 acknowledgement, __u32 window)
 {
-	struct event *event = bpf_ringbuf_reserve(&events, sizeof(*event), 0);
+	struct event *event;
 
-	if (!event) {
-		count(COUNTER_FLOW_EVENT_LOST);
+	if (arrivals_wait())
 		return;
-	}
+	event = bpf_ringbuf_reserve(&arrivals, sizeof(*event), 0);
+	if (!event)
+		return;
 	__builtin_memset(event, 0, sizeof(*event));
 	event->tuple = *own;
 	event->kind = EVENT_ACKNOWLEDGED;

@@ -93,7 +93,7 @@ __noinline int ingress_icmp(struct __sk_buff *skb, const struct packet *packet)
 /* A held flow is where it always was (P-39). Said once; the binding merely holds from then on. */
 static __always_inline void report_native(struct binding *binding, const struct flow_tuple *own)
 {
-	struct event *event = bpf_ringbuf_reserve(&events, sizeof(*event), 0);
+	struct event *event = bpf_ringbuf_reserve(&arrivals, sizeof(*event), 0);
 
 	if (!event)
 		return;

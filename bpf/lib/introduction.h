@@ -127,6 +127,24 @@ static __always_inline bool is_hidden(const struct flow_tuple *own)
 }
 
 /*
+ * P-142: an index is no secret, and whoever has seen one may send as many of these as its link bears. Each costs the daemon a look
+ * for a socket, so that an index brings no more than its peer does at its fastest. Two processors may count one too few.
+ */
+static __always_inline bool take_share(struct share *share)
+{
+	__u64 now = bpf_ktime_get_ns();
+
+	if (now - share->since >= SHARE_PERIOD) {
+		share->since = now;
+		share->used = 0;
+	}
+	if (share->used >= (arrivals_wait() ? SHARE_WHEN_BUSY : SHARE_MOST))
+		return false;
+	__sync_fetch_and_add(&share->used, 1);
+	return true;
+}
+
+/*
  * True: the packet was an introduction for a session of ours, has been reported, and must go no further. One for
  * anybody else is passed on untouched, so that a forwarding host does not swallow its neighbours'. `on_wire`: the packet may have
  * the names that its flow has between two hosts.
@@ -137,6 +155,7 @@ __noinline bool consume_introduction(struct __sk_buff *skb, const struct packet 
 	const struct flow_tuple *own = NULL;
 	struct flow_tuple seen = {};
 	struct event *event;
+	struct share *share;
 	__u32 *binding;
 	bool found;
 
@@ -148,7 +167,8 @@ __noinline bool consume_introduction(struct __sk_buff *skb, const struct packet 
 		found = read_udp_introduction(skb, packet, &introduction);
 	else
 		return false;
-	if (!found || !bpf_map_lookup_elem(&introduction_indices, &introduction.index))
+	share = found ? bpf_map_lookup_elem(&introduction_indices, &introduction.index) : NULL;
+	if (!share)
 		return false;
 	/* In a flow that another host passes on it comes under the names that the flow has between the two. */
 	binding = on_wire && !(introduction.nonce & PROBE_BIT) ? find_binding(&packet->source, &packet->destination) : NULL;
@@ -165,7 +185,11 @@ __noinline bool consume_introduction(struct __sk_buff *skb, const struct packet 
 	/* Whoever is hidden is not to be found out by what he does not answer. */
 	if (is_hidden(own))
 		return false;
-	event = bpf_ringbuf_reserve(&events, sizeof(*event), 0);
+	if (!take_share(share)) {
+		count(COUNTER_INTRODUCTION_EXCESS);
+		return true;
+	}
+	event = bpf_ringbuf_reserve(&arrivals, sizeof(*event), 0);
 	if (!event) {
 		count(COUNTER_INTRODUCTION_LOST);
 		return true;
@@ -178,7 +202,6 @@ __noinline bool consume_introduction(struct __sk_buff *skb, const struct packet 
 	event->sequence = introduction.sequence;
 	event->acknowledgement = introduction.acknowledgement;
 	event->interface = skb->ifindex;
-	/* The socket follower's records may be waiting unread; this one does not wait with them. */
 	bpf_ringbuf_submit(event, BPF_RB_FORCE_WAKEUP);
 	count(COUNTER_INTRODUCTION);
 	return true;

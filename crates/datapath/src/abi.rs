@@ -116,6 +116,7 @@ plain! {
         control_port: u32,
         zero: u32,
     }
+    struct RawShare { since: u64, used: u32, zero: u32 }
     struct RawEvent {
         tuple: RawTuple,
         kind: u32,
@@ -172,7 +173,7 @@ pub(crate) const TOWARD_PASSING: u32 = u32::MAX - 2;
 pub const INNER_HARDWARE_ADDRESS: [u8; 6] = [0x02, b'W', b'B', b'e', b'p', 0];
 
 /// Names of the counters, in the order of `enum counter`.
-pub(crate) const COUNTERS: [&str; 43] = [
+pub(crate) const COUNTERS: [&str; 44] = [
     "native_out",
     "home_out",
     "rewritten_out",
@@ -216,6 +217,7 @@ pub(crate) const COUNTERS: [&str; 43] = [
     "expired",
     "too_long",
     "set_aside",
+    "introduction_excess",
 ];
 
 pub(crate) const IDLE_TRANSLATION: u32 = 1;
@@ -233,6 +235,8 @@ pub(crate) const FOLLOW_ALL: u32 = 2;
 pub(crate) const UNKNOWN_DROPPED: u8 = 0;
 pub(crate) const UNKNOWN_ROUTED: u8 = 1;
 pub(crate) const UNKNOWN_TUNNELLED: u8 = 2;
+/// Size of the ring buffer of what sockets do (`bpf/maps.h`).
+pub(crate) const EVENTS_BYTES: usize = 1 << 19;
 pub(crate) const EVENT_INTRODUCTION: u32 = 1;
 pub(crate) const EVENT_FLOW_OPENED: u32 = 2;
 pub(crate) const EVENT_FLOW_CLOSED: u32 = 3;

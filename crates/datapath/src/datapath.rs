@@ -12,11 +12,12 @@ use whimbrel_wire::FlowTuple;
 
 use crate::abi::{
     Alias, Binding, COUNTERS, FlowEntry, HelpedFlow, IDLE_HELPED, IDLE_INTRODUCTIONS, IDLE_KEPT, IDLE_LAPSES,
-    IDLE_LISTENING, IDLE_TRANSLATION, IDLE_VACATED, LocatorPair, RawAddress, RawBinding, RawEndpoint, RawFlowEntry,
-    RawHelpedFlow, RawLent, RawLentKey, RawLocatorPair, RawSettings, RawTuple, RawWireFlow, TUNNELLED,
+    IDLE_LISTENING, IDLE_TRANSLATION, IDLE_VACATED, LocatorPair, Plain, RawAddress, RawBinding, RawEndpoint,
+    RawFlowEntry, RawHelpedFlow, RawLent, RawLentKey, RawLocatorPair, RawSettings, RawShare, RawTuple, RawWireFlow,
+    TUNNELLED,
 };
 use crate::error::Error;
-use crate::events::{Event, Ring};
+use crate::events::{Event, Most, Rings};
 use crate::hook::{Direction, Hook, Mechanism, has_ethernet_header};
 use crate::leases::{LeasedPorts, Leases};
 use crate::names::Names;
@@ -112,8 +113,8 @@ pub struct Datapath {
     endpoints: Table<u32, RawEndpoint>,
     settings: Table<u32, RawSettings>,
     counters: Table<u32, u64>,
-    introduction_indices: Table<u32, u32>,
-    ring: Ring,
+    introduction_indices: Table<u32, RawShare>,
+    rings: Rings,
     /// What `locators` holds for each binding.
     accepted: Mutex<HashMap<u32, Vec<LocatorPair>>>,
     /// How many flows are toward what.
@@ -153,7 +154,7 @@ impl Datapath {
             settings: programs.table("settings")?,
             counters: programs.table("counters")?,
             introduction_indices: programs.table("introduction_indices")?,
-            ring: Ring::new(programs.map("events")?)?,
+            rings: Rings::new(programs.map("events")?, programs.map("arrivals")?)?,
             accepted: Mutex::new(HashMap::new()),
             elsewhere: Mutex::default(),
             hooks: Vec::new(),
@@ -564,12 +565,12 @@ impl Datapath {
         Ok(entries.iter().filter_map(|(id, binding)| Some((*id, binding.binding(pairs(id))?))).collect())
     }
 
-    /// Consume introductions that ask for this session index.
+    /// Consume introductions that ask for this session index, and report as many of them as one index may bring (P-142).
     ///
     /// # Errors
     /// When the kernel refuses.
     pub fn listen_introductions(&self, index: u32) -> Result<(), Error> {
-        self.introduction_indices.insert(&index, &1)
+        self.introduction_indices.insert(&index, &RawShare::zeroed())
     }
 
     /// Let introductions that ask for this session index pass.
@@ -667,15 +668,17 @@ impl Datapath {
     /// Readable when there are events to be drained at once: openings and closings only when there are many.
     #[must_use]
     pub fn event_fd(&self) -> BorrowedFd<'_> {
-        self.ring.fd()
+        self.rings.fd()
     }
 
-    /// Gives all events that have happened to `receiver`, oldest first. Never blocks.
+    /// Gives events that have happened to `receiver`: first those of sockets, then those that packets have caused, of either
+    /// kind oldest first and `most` at the most. True: there may be more, for which [`Datapath::event_fd`] need not be readable.
+    /// Never blocks.
     ///
     /// # Errors
-    /// When libbpf cannot read the ring buffer.
-    pub fn drain_events(&mut self, mut receiver: impl FnMut(Event)) -> Result<(), Error> {
-        self.ring.drain(&mut receiver)
+    /// When libbpf cannot read a ring buffer.
+    pub fn drain_events(&mut self, most: Most, mut receiver: impl FnMut(Event)) -> Result<bool, Error> {
+        self.rings.drain(most, &mut receiver)
     }
 
     /// Gives every TCP socket of the calling thread's network namespace that is connected or connecting to `receiver`,

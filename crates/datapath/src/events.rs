@@ -1,4 +1,4 @@
-//! The ring buffer that the programs report through.
+//! The ring buffers that the programs report through.
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -9,7 +9,7 @@ use whimbrel_wire::FlowTuple;
 use crate::Error;
 use crate::abi::{
     EVENT_ACKNOWLEDGED, EVENT_CLAIMED, EVENT_FLOW_CLOSED, EVENT_FLOW_OPENED, EVENT_FLOW_STALLED, EVENT_HEARD_NATIVELY,
-    EVENT_INTRODUCTION, ORIGIN_ACCEPTED, ORIGIN_CONNECTED, Plain, RawEvent,
+    EVENT_INTRODUCTION, EVENTS_BYTES, ORIGIN_ACCEPTED, ORIGIN_CONNECTED, Plain, RawEvent,
 };
 
 /// What the programs report.
@@ -117,70 +117,107 @@ impl Event {
     }
 }
 
-/// Reads the ring buffer.
+/// How many events are read in one go ([`crate::Datapath::drain_events`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Most {
+    /// Of what this host's own sockets have done: opened, stalled, closed.
+    pub sockets: usize,
+    /// Of what packets have caused, which anybody may send.
+    pub arrivals: usize,
+}
+
+impl Most {
+    /// All that sockets had done when it was called, and none of the rest: no more than their ring buffer holds.
+    pub const OF_SOCKETS: Self = Self { sockets: EVENTS_BYTES / size_of::<RawEvent>(), arrivals: 0 };
+    /// As long as there are any.
+    pub const ALL: Self = Self { sockets: usize::MAX, arrivals: usize::MAX };
+}
+
+/// Reads the ring buffers.
 #[derive(Debug)]
-pub(crate) struct Ring {
-    ring: NonNull<libbpf_sys::ring_buffer>,
+pub(crate) struct Rings {
+    /// Both, with one descriptor to wait for.
+    rings: NonNull<libbpf_sys::ring_buffer>,
     /// Where `deliver` finds the events' receiver; from a box that `drop` frees.
     sink: NonNull<Sink>,
-    /// Kept open for the ring.
-    _map: OwnedFd,
+    /// Kept open for the rings.
+    _maps: [OwnedFd; 2],
 }
 
 /// Set only while `drain` runs.
 type Sink = Option<NonNull<dyn FnMut(Event)>>;
 
-// SAFETY: libbpf ties the ring to no thread, and `sink` is empty but while `drain` holds `&mut self`.
-unsafe impl Send for Ring {}
+// SAFETY: libbpf ties the rings to no thread, and `sink` is empty but while `drain` holds `&mut self`.
+unsafe impl Send for Rings {}
 
-impl Ring {
-    pub(crate) fn new(map: OwnedFd) -> Result<Self, Error> {
+impl Rings {
+    /// `sockets`: what this host's own do; `arrivals`: what packets cause.
+    pub(crate) fn new(sockets: OwnedFd, arrivals: OwnedFd) -> Result<Self, Error> {
         let sink: *mut Sink = Box::into_raw(Box::new(None));
-        // SAFETY: `deliver` has the type that libbpf asks for, and the sink lives as long as the ring.
-        let ring = unsafe { libbpf_sys::ring_buffer__new(map.as_raw_fd(), Some(deliver), sink.cast(), ptr::null()) };
+        // SAFETY: `deliver` has the type that libbpf asks for, and the sink lives as long as the rings.
+        let rings =
+            unsafe { libbpf_sys::ring_buffer__new(sockets.as_raw_fd(), Some(deliver), sink.cast(), ptr::null()) };
         let error = std::io::Error::last_os_error();
-        match (NonNull::new(ring), NonNull::new(sink)) {
-            (Some(ring), Some(sink)) => Ok(Self { ring, sink, _map: map }),
-            _ => {
-                // SAFETY: from the box above, and there is no ring to use it.
-                drop(unsafe { Box::from_raw(sink) });
-                Err(Error::call("ring_buffer__new", "events", error))
-            }
-        }
+        let (Some(rings), Some(sink)) = (NonNull::new(rings), NonNull::new(sink)) else {
+            // SAFETY: from the box above, and there are no rings to use it.
+            drop(unsafe { Box::from_raw(sink) });
+            return Err(Error::call("ring_buffer__new", "events", error));
+        };
+        let this = Self { rings, sink, _maps: [sockets, arrivals] };
+        let arrivals = this._maps[1].as_raw_fd();
+        // SAFETY: as above; the rings are open.
+        let code =
+            unsafe { libbpf_sys::ring_buffer__add(rings.as_ptr(), arrivals, Some(deliver), sink.as_ptr().cast()) };
+        if code < 0 { Err(Error::code("ring_buffer__add", "arrivals", code)) } else { Ok(this) }
     }
 
     /// Readable while there are events that ask to be read at once.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the ring's own descriptor, open as long as the ring, which `self` owns.
-        unsafe { BorrowedFd::borrow_raw(libbpf_sys::ring_buffer__epoll_fd(self.ring.as_ptr())) }
+        // SAFETY: the rings' own descriptor, open as long as they are, which `self` owns.
+        unsafe { BorrowedFd::borrow_raw(libbpf_sys::ring_buffer__epoll_fd(self.rings.as_ptr())) }
     }
 
-    pub(crate) fn drain(&mut self, receiver: &mut dyn FnMut(Event)) -> Result<(), Error> {
+    /// Gives `receiver` as many as `most` says; whether there may be more.
+    pub(crate) fn drain(&mut self, most: Most, receiver: &mut dyn FnMut(Event)) -> Result<bool, Error> {
         let receiver: NonNull<dyn FnMut(Event) + '_> = NonNull::from(receiver);
         // SAFETY: only the lifetime changes; the pointer is taken out of the sink again before it ends.
         let receiver: NonNull<dyn FnMut(Event)> = unsafe { std::mem::transmute(receiver) };
-        // SAFETY: nothing else uses the sink: `deliver` runs only within the next call.
+        // SAFETY: nothing else uses the sink: `deliver` runs only within `consume`.
         unsafe { self.sink.write(Some(receiver)) };
-        // SAFETY: the ring is open; it calls `deliver` on this thread.
-        let code = unsafe { libbpf_sys::ring_buffer__consume(self.ring.as_ptr()) };
+        let more = self.consume(0, most.sockets).and_then(|more| Ok(self.consume(1, most.arrivals)? || more));
         // SAFETY: as above.
         unsafe { self.sink.write(None) };
-        if code < 0 { Err(Error::code("ring_buffer__consume", "events", code)) } else { Ok(()) }
+        more
+    }
+
+    fn consume(&mut self, ring: u32, most: usize) -> Result<bool, Error> {
+        if most == 0 {
+            return Ok(false);
+        }
+        // SAFETY: there are two, and they are open; the ring calls `deliver` on this thread.
+        let code = unsafe {
+            let ring = libbpf_sys::ring_buffer__ring(self.rings.as_ptr(), ring);
+            libbpf_sys::ring__consume_n(ring, most as libbpf_sys::size_t)
+        };
+        match usize::try_from(code) {
+            Ok(read) => Ok(read >= most),
+            Err(_) => Err(Error::code("ring__consume_n", if ring == 0 { "events" } else { "arrivals" }, code)),
+        }
     }
 }
 
-impl Drop for Ring {
+impl Drop for Rings {
     fn drop(&mut self) {
         // SAFETY: made by ring_buffer__new and freed once.
-        unsafe { libbpf_sys::ring_buffer__free(self.ring.as_ptr()) };
-        // SAFETY: from a box (`new`), and the ring that used it is gone.
+        unsafe { libbpf_sys::ring_buffer__free(self.rings.as_ptr()) };
+        // SAFETY: from a box (`new`), and the rings that used it are gone.
         drop(unsafe { Box::from_raw(self.sink.as_ptr()) });
     }
 }
 
 /// Called by libbpf for each record. A panic of the receiver aborts, as it must not unwind through C.
 unsafe extern "C" fn deliver(context: *mut c_void, data: *mut c_void, size: libbpf_sys::size_t) -> c_int {
-    // SAFETY: `context` is the ring's sink (`Ring::new`), which nobody writes while `drain` waits for libbpf.
+    // SAFETY: `context` is the rings' sink (`Rings::new`), which nobody writes while `drain` waits for libbpf.
     let sink = unsafe { &*context.cast::<Sink>() };
     // SAFETY: libbpf gives a record of `size` bytes that stays in place until this returns.
     let bytes = unsafe { std::slice::from_raw_parts(data.cast::<u8>(), usize::try_from(size).unwrap_or(0)) };

@@ -11,7 +11,7 @@ use crate::abi::{
     HELD_TUNNELLED, HelpedPhase, IDLE_ENDPOINTS, IDLE_FORWARDED, IDLE_HELPED, IDLE_INTRODUCTIONS, IDLE_KEPT,
     IDLE_LAPSES, IDLE_LISTENING, IDLE_TRANSLATION, IDLE_VACATED, ORIGIN_ACCEPTED, ORIGIN_CONNECTED, RawAddress,
     RawAlias, RawBinding, RawEndpoint, RawEvent, RawFlowEntry, RawHelpedFlow, RawLapse, RawLent, RawLentKey,
-    RawLocatorPair, RawPorts, RawPosition, RawSettings, RawSocket, RawTuple, RawWireFlow, UNKNOWN_DROPPED,
+    RawLocatorPair, RawPorts, RawPosition, RawSettings, RawShare, RawSocket, RawTuple, RawWireFlow, UNKNOWN_DROPPED,
     UNKNOWN_ROUTED, UNKNOWN_TUNNELLED,
 };
 
@@ -77,6 +77,7 @@ fn structs_are_laid_out_as_in_c() {
         "locator_pair" => RawLocatorPair,
         "settings" => RawSettings,
         "event" => RawEvent,
+        "share" => RawShare,
         "lapse" => RawLapse,
         "socket_position" => RawPosition,
         "socket_record" => RawSocket,

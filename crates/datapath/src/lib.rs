@@ -31,7 +31,7 @@ pub use bpffs::{bpffs, common_bpffs};
 pub use cgroup::cgroup_root;
 pub use datapath::{Datapath, FormerName, Role};
 pub use error::Error;
-pub use events::{Event, Introduction, Origin};
+pub use events::{Event, Introduction, Most, Origin};
 pub use features::{Features, features, has_tcx};
 pub use leases::LeasedPorts;
 pub use sockets::{Fitted, Position, TcpSocket};

@@ -10,7 +10,7 @@ use support::packet::{Packet, TCP, UDP};
 use support::pair::{Pair, entry, find, flow, wait};
 use support::{Bpffs, NEXT, Namespace, Outcome, REDIRECT, SHOT, is_root, run, tun};
 use whimbrel_datapath::{
-    Binding, Carrier, Datapath, Event, FlowEntry, HelpedFlow, HelpedPhase, LocatorPair, Role, TUNNELLED, Toward,
+    Binding, Carrier, Datapath, Event, FlowEntry, HelpedFlow, HelpedPhase, LocatorPair, Most, Role, TUNNELLED, Toward,
 };
 use whimbrel_wire::{FlowTuple, Transport};
 
@@ -89,7 +89,7 @@ impl Fixture {
 
     fn reports(&mut self) -> Vec<Event> {
         let mut events = Vec::new();
-        self.datapath.drain_events(|event| events.push(event)).expect("drain");
+        self.datapath.drain_events(Most::ALL, |event| events.push(event)).expect("drain");
         events
     }
 
@@ -337,7 +337,7 @@ fn is_listened_to(to: &str) {
     let delivered = |datapath: &Datapath| datapath.helped().expect("read")[0].1.delivered;
     let reports = |datapath: &mut Datapath| {
         let mut events = Vec::new();
-        datapath.drain_events(|event| events.push(event)).expect("drain");
+        datapath.drain_events(Most::ALL, |event| events.push(event)).expect("drain");
         events.retain(|event| matches!(event, Event::Acknowledged { .. }));
         events
     };

@@ -3,11 +3,13 @@
 
 mod support;
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
 
 use support::packet::{ETHERNET, Packet, TCP, UDP, icmp};
 use support::{Bpffs, NEXT, Namespace, Outcome, REDIRECT, SHOT, is_root, run};
-use whimbrel_datapath::{Binding, Carrier, Datapath, Event, FlowEntry, LocatorPair, Toward};
+use whimbrel_datapath::{Binding, Carrier, Datapath, Event, FlowEntry, LocatorPair, Most, Toward};
 use whimbrel_wire::{FlowTuple, Transport};
 
 const PEER: u32 = 3;
@@ -388,7 +390,7 @@ fn whoever_opens_a_connection_under_the_names_of_a_moved_one_is_refused() {
         }
         fixture.counted("claimed", 2);
         let mut told = Vec::new();
-        fixture.datapath.drain_events(|event| told.push(event)).expect("drain");
+        fixture.datapath.drain_events(Most::ALL, |event| told.push(event)).expect("drain");
         assert_eq!(told, [Event::Claimed(own)], "said once");
 
         // A word of parting, an answer or a duplicate of long ago is not one.
@@ -401,7 +403,7 @@ fn whoever_opens_a_connection_under_the_names_of_a_moved_one_is_refused() {
         fixture.bind(Carrier::Listen, None);
         fixture.datapath.set_busy(true, false, true).expect("busy");
         assert_eq!(fixture.ingress(&syn.bytes()).verdict, REDIRECT);
-        fixture.datapath.drain_events(|event| panic!("{event:?}")).expect("drain");
+        fixture.datapath.drain_events(Most::ALL, |event| panic!("{event:?}")).expect("drain");
         fixture.bind(Carrier::Rewrite, None);
 
         // Where it gives way the newcomer is to come again.
@@ -409,7 +411,7 @@ fn whoever_opens_a_connection_under_the_names_of_a_moved_one_is_refused() {
             fixture.datapath.flows().expect("flows").into_iter().find(|(flow, _)| *flow == own).expect("it");
         fixture.datapath.insert_flows(&[(own, FlowEntry { gives_way: true, ..entry })]).expect("insert");
         assert_eq!(fixture.ingress(&syn.bytes()).verdict, SHOT);
-        fixture.datapath.drain_events(|event| assert_eq!(event, Event::Claimed(own))).expect("drain");
+        fixture.datapath.drain_events(Most::ALL, |event| assert_eq!(event, Event::Claimed(own))).expect("drain");
         fixture.datapath.remove_flows(&[own]).expect("remove");
         assert_eq!(fixture.ingress(&syn.bytes()).verdict, NEXT);
 
@@ -463,7 +465,7 @@ fn what_is_heard_natively_on_a_held_flow_is_told_once() {
         let own = fixture.own_in(TCP).bytes();
         let events = |fixture: &mut Fixture| {
             let mut events = Vec::new();
-            fixture.datapath.drain_events(|event| events.push(event)).expect("drain");
+            fixture.datapath.drain_events(Most::ALL, |event| events.push(event)).expect("drain");
             events
         };
         fixture.datapath.set_busy(true, false, true).expect("settings");
@@ -666,7 +668,7 @@ fn introductions_are_consumed_and_reported() {
                 assert_eq!(introductions_only(&fixture).verdict, SHOT);
                 assert_eq!(fixture.ingress(&packet).verdict, SHOT);
                 let mut seen = Vec::new();
-                fixture.datapath.drain_events(|event| seen.push(event)).expect("drain");
+                fixture.datapath.drain_events(Most::ALL, |event| seen.push(event)).expect("drain");
                 assert_eq!(seen.len(), 2);
                 for event in seen {
                     let Event::Introduction(introduction) = event else { panic!("{event:?}") };
@@ -685,6 +687,70 @@ fn introductions_are_consumed_and_reported() {
                 assert_eq!(introductions_only(&fixture), untouched);
             }
         }
+    });
+}
+
+/// The packet for another index.
+fn asking_for(index: u32, mut packet: Vec<u8>) -> Vec<u8> {
+    let at = packet.windows(4).rposition(|bytes| bytes == INDEX.to_be_bytes()).expect("an introduction");
+    packet[at..at + 4].copy_from_slice(&index.to_be_bytes());
+    packet
+}
+
+#[test]
+fn an_index_brings_no_more_than_its_share() {
+    // P-142: of each index in a quarter of a second, and of each while more waits than is read.
+    const SHARE: usize = 1024;
+    const FEW: usize = 16;
+    const PERIOD: Duration = Duration::from_millis(250);
+    on_both_families(|mut fixture| {
+        let packet = carrying_introduction(fixture.own_in(TCP)).bytes();
+        let flood = |fixture: &Fixture, index: u32, times: usize| {
+            let packet = asking_for(index, packet.clone());
+            let program = fixture.datapath.program("introductions_l2").expect("program");
+            for _ in 0..times {
+                // Whatever is not reported goes no further either.
+                assert_eq!(run(program, &packet).verdict, SHOT);
+            }
+        };
+        let brought = |fixture: &mut Fixture, most| {
+            let mut brought = BTreeMap::<u32, usize>::new();
+            let more = fixture.datapath.drain_events(most, |event| {
+                let Event::Introduction(introduction) = event else { panic!("{event:?}") };
+                *brought.entry(introduction.index).or_default() += 1;
+            });
+            (brought, more.expect("drain"))
+        };
+        let others = INDEX + 1..INDEX + 7;
+        for index in [INDEX].into_iter().chain(others.clone()) {
+            fixture.datapath.listen_introductions(index).expect("listen");
+        }
+        let began = Instant::now();
+        flood(&fixture, INDEX, 4 * SHARE);
+        flood(&fixture, INDEX + 1, 1);
+        let periods = 1 + began.elapsed().div_duration_f32(PERIOD) as usize;
+        let (seen, more) = brought(&mut fixture, Most { sockets: 7, arrivals: 100 });
+        assert_eq!((seen[&INDEX], more), (100, true), "no more than was asked for");
+        let (seen, more) = brought(&mut fixture, Most::ALL);
+        assert!(!more);
+        assert!((SHARE..=SHARE * periods).contains(&(seen[&INDEX] + 100)), "{seen:?} in {periods} periods");
+        assert_eq!(seen[&(INDEX + 1)], 1);
+
+        // Nobody reads, and many have a share each: who says little is still heard.
+        for index in others.clone() {
+            flood(&fixture, index, SHARE);
+        }
+        let (waiting, _) = brought(&mut fixture, Most { sockets: 0, arrivals: 0 });
+        assert!(waiting.is_empty());
+        fixture.datapath.ignore_introductions(INDEX).expect("ignore");
+        fixture.datapath.listen_introductions(INDEX).expect("listen");
+        let began = Instant::now();
+        flood(&fixture, INDEX, SHARE);
+        let periods = 1 + began.elapsed().div_duration_f32(PERIOD) as usize;
+        let (seen, _) = brought(&mut fixture, Most::ALL);
+        assert!((FEW..=FEW * periods).contains(&seen[&INDEX]), "{seen:?} in {periods} periods");
+        let counters = fixture.datapath.counters().expect("counters");
+        assert!(counters.contains(&("introduction_lost", 0)), "{counters:?}");
     });
 }
 

@@ -6,9 +6,9 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use support::is_root;
 use support::pair::{Pair, binding, entry, events, find, flow, get, list, set};
-use whimbrel_datapath::{Carrier, Datapath, Event, Origin, TcpSocket};
+use support::{is_root, run};
+use whimbrel_datapath::{Carrier, Datapath, Event, Most, Origin, TcpSocket};
 use whimbrel_wire::FlowTuple;
 
 /// Drains until `count` events have come.
@@ -63,6 +63,61 @@ fn connections_are_followed_in_their_own_namespace() {
     assert_eq!(events(&mut near_datapath), []);
     near_datapath.unload().expect("unload");
     far_datapath.unload().expect("unload");
+}
+
+/// An introduction by a datagram, behind the headers of Ethernet, IPv4 and UDP.
+fn introduction(index: u32) -> Vec<u8> {
+    let data = [b"\xffWBintro".as_slice(), &index.to_be_bytes(), &[7; 8]].concat();
+    let udp = [&[0x9c, 0x40, 0x01, 0xbb], &(8 + data.len() as u16).to_be_bytes()[..], &[0, 0], &data].concat();
+    let length = (20 + udp.len() as u16).to_be_bytes();
+    let ip = [&[0x45, 0], &length[..], &[0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, 2, 10, 0, 0, 1]].concat();
+    [&[2; 12], &[8, 0][..], &ip, &udp].concat()
+}
+
+#[test]
+fn what_sockets_do_is_told_whatever_strangers_send() {
+    // P-142
+    if !is_root() {
+        return;
+    }
+    let pair = Pair::new();
+    pair.near.enter();
+    let mut datapath = Datapath::open(&pair.bpffs.pins("near")).expect("open");
+    datapath.track(true).expect("track");
+    // More than any ring buffer holds.
+    for index in 1..=10 {
+        datapath.listen_introductions(index).expect("listen");
+        for _ in 0..1024 {
+            run(datapath.program("introductions_l2").expect("program"), &introduction(index));
+        }
+    }
+    let (near, _far) = pair.connect("10.0.0.2:0");
+    let mut seen = Vec::new();
+    datapath.drain_events(Most::OF_SOCKETS, |event| seen.push(event)).expect("drain");
+    assert_eq!(seen, [Event::FlowOpened { flow: flow(&near), origin: Origin::Connected }]);
+    datapath.unload().expect("unload");
+}
+
+#[test]
+fn connections_over_loopback_take_no_room() {
+    if !is_root() {
+        return;
+    }
+    let pair = Pair::new();
+    pair.near.enter();
+    let mut datapath = Datapath::open(&pair.bpffs.pins("near")).expect("open");
+    datapath.track(true).expect("track");
+    let listener = TcpListener::bind((IpAddr::V4(Ipv4Addr::LOCALHOST), 0)).expect("listen");
+    let address = listener.local_addr().expect("address");
+    // Each is opened and closed at either end; a record takes 80 of 512 Ki bytes.
+    for _ in 0..2000 {
+        let there = TcpStream::connect(address).expect("connect");
+        let (here, _) = listener.accept().expect("accept");
+        drop((there, here));
+    }
+    let (near, _far) = pair.connect("10.0.0.2:0");
+    assert_eq!(events(&mut datapath), [Event::FlowOpened { flow: flow(&near), origin: Origin::Connected }]);
+    datapath.unload().expect("unload");
 }
 
 /// How often a reader that sleeps until it is woken would have been woken since it was last asked: never or at all.

@@ -9,8 +9,8 @@ use super::world::{LONG, RATE, SOME, World, all_run, is_native, ms, site, step};
 use super::{Scenario, scenario};
 use crate::shower::{Overtaking, Shower, exchanged};
 use crate::{
-    Direction, FlowPair, Host, Join, Lab, MonoTime, PairOptions, Process, Random, Result, Side, UdpRelay, Whimbrel,
-    expect, patience, wait_for, wait_until,
+    Direction, Flood, FlowPair, Host, Join, Lab, MonoTime, PairOptions, Process, Random, Rates, Result, SeenIndex,
+    Side, UdpRelay, Whimbrel, expect, patience, wait_for, wait_until,
 };
 
 pub(super) const SCENARIOS: &[Scenario] = &[
@@ -23,6 +23,11 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         "overtaken",
         "somebody on the path sends a copy of every control packet from its own address, and before the true one arrives",
         overtaken,
+    ),
+    scenario(
+        "flood",
+        "a peer floods the server with introductions and control packets: others are introduced, roam and are served, and it can be stopped",
+        flood,
     ),
     scenario(
         "local-thief-udp",
@@ -171,6 +176,46 @@ fn overtaken(lab: &mut Lab) -> Result<()> {
     expect!(answered.get() <= 3 * asked.get(), "{} bytes came for {}", answered.get(), asked.get());
     world.finish(pair)?;
     all_run(&mut [&mut client, &mut server])
+}
+
+/// A peer that has one connection sends introductions for its session as fast as it can, and what looks like control packets.
+fn flood(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let (attacker, _) = attacker(&mut world, lab, 1)?;
+    let at_server = world.at_server.ipv4()?;
+    let index = SeenIndex::watch(world.campus.sites()[3].link()?, at_server);
+    let (mut client, mut server) = world.daemons()?;
+    let mut peer = attacker.whimbrel()?;
+    let mut pair = world.stream()?;
+    client.wait_introduced(&pair, LONG)?;
+    let theirs = FlowPair::tcp(&attacker, &world.server, at_server, &PairOptions::rate(RATE / 4))?;
+    peer.wait_introduced(&theirs, LONG)?;
+    expect!(index.get().is_some(), "the attacker's introduction was not seen");
+
+    let rates = Rates { introductions: 30_000, control: 5_000 };
+    let flood = Flood::start(&attacker, at_server, index, rates, Random::new(lab.seed()))?;
+    let excess = || -> Result<u64> {
+        let figures = server.cli(&["metrics"])?;
+        let line = figures.lines().find(|line| line.contains("\"introduction_excess\""));
+        Ok(line.and_then(|line| line.split_whitespace().last()?.parse().ok()).unwrap_or(0))
+    };
+    wait_for(LONG, "more introductions come than are looked at", || Ok((excess()? > 20_000).then_some(())))?;
+    step("a connection of somebody else's");
+    let second = world.stream()?;
+    client.wait_introduced(&second, LONG)?;
+    step("a hand-off of somebody else's");
+    let b = world.b.clone();
+    world.roam(&b)?;
+    world.goes_on(&mut pair)?;
+    step("a question");
+    server.status()?;
+    println!("    {} datagrams so far, {} introductions not looked at", flood.sent(), excess()?);
+    step("the end");
+    let asked = MonoTime::now();
+    server.stop()?;
+    println!("    ended after {:.1} ms", ms(Some(MonoTime::now().since(asked))));
+    drop(flood);
+    all_run(&mut [&mut client, &mut peer])
 }
 
 /// The server opens the conversation, so it asks the victim's address, and the accomplice's daemon answers there.

@@ -125,12 +125,17 @@ impl Effects {
         }
     }
 
-    /// Takes in what live ends sent while their peers are away.
-    pub(crate) fn take_in_kept(&mut self, now: Time) {
-        while let Some(packet) = self.tunnel.receive_kept() {
+    /// Takes in what live ends sent while their peers are away, `most` packets of it; whether there may be more.
+    pub(crate) fn take_in_kept(&mut self, now: Time, most: usize) -> bool {
+        let mut taken = 0;
+        while taken < most
+            && let Some(packet) = self.tunnel.receive_kept()
+        {
+            taken += 1;
             with_means!(self, |helpers, means| helpers.handle_packet(now, means, &packet));
         }
         self.helped(now);
+        taken == most
     }
 
     /// Peers have told what they have of what was kept for them.

@@ -16,7 +16,7 @@ use rustix::event::epoll;
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
-use whimbrel_datapath::{Event as DatapathEvent, Introduction, Origin};
+use whimbrel_datapath::{Event as DatapathEvent, Introduction, Most, Origin};
 use whimbrel_kernel::conntrack::Tracking;
 use whimbrel_kernel::network::{Changed, NetworkMonitor, NetworkState, UsableAddress};
 use whimbrel_kernel::peer_route::PeerRoutes;
@@ -59,6 +59,8 @@ const UDP_TICK: Duration = Duration::from_secs(5);
 /// Datagrams that are taken in before everything else is looked at again: whoever sends them faster than they can be answered
 /// is not to keep this host from noticing that it has moved, or from stopping.
 const DATAGRAMS: usize = 128;
+/// Likewise of what the data plane reports. Each of what packets have caused costs a look for a socket.
+const REPORTS: Most = Most { sockets: 1024, arrivals: 128 };
 /// How often it is asked whether openings and closings were missed.
 const LOSS_TICK: Duration = Duration::from_secs(10);
 /// How long moves in the middle may take to be over once this daemon is asked to stop (P-117).
@@ -161,6 +163,8 @@ pub(crate) struct EventLoop {
     next_udp_tick: Time,
     next_loss_tick: Time,
     lost_flow_events: u64,
+    /// The data plane has more to report than has been read.
+    unread: bool,
     started: Time,
     /// It was asked to stop, and does so then at the latest.
     stopping: Option<Time>,
@@ -216,6 +220,7 @@ impl EventLoop {
             next_udp_tick: now + UDP_TICK,
             next_loss_tick: now + LOSS_TICK,
             lost_flow_events: this_far,
+            unread: false,
             started: now,
             stopping: None,
         };
@@ -344,11 +349,13 @@ impl EventLoop {
                     self.take_in_network_change(changed)?;
                 }
             }
-            DATAPATH => self.take_in_datapath_events(clock::now()),
+            DATAPATH => self.unread = true,
             TUNNEL => {
                 clear(&self.tunnel_wake);
-                self.effects.take_in_kept(clock::now());
-                self.take_in_datagrams();
+                let more = self.effects.take_in_kept(clock::now(), DATAGRAMS);
+                if self.take_in_datagrams() || more {
+                    let _ = rustix::io::write(&self.tunnel_wake, &1u64.to_ne_bytes());
+                }
             }
             LISTENER => {
                 for id in self.server.accept() {
@@ -416,7 +423,7 @@ impl EventLoop {
                 quiet = false;
                 if matches!(op, MoveOp::Restore { .. }) {
                     // A socket that comes back here is not to be taken for the one of its name that was ended before.
-                    self.take_in_datapath_events(now);
+                    self.take_in_datapath_events(now, Most::OF_SOCKETS);
                 }
                 // Without what it carries, which may be all that a socket has not sent yet.
                 let ((op_of, number), begun) = (op.kind(), clock::monotonic());
@@ -560,9 +567,10 @@ impl EventLoop {
         self.node.handle_network(clock::now(), &attachments, &self.routes);
     }
 
-    fn take_in_datagrams(&mut self) {
+    /// Whether there may be more.
+    fn take_in_datagrams(&mut self) -> bool {
         for _ in 0..DATAGRAMS {
-            let Some(received) = self.effects.tunnel.receive_control() else { return };
+            let Some(received) = self.effects.tunnel.receive_control() else { return false };
             let now = clock::now();
             match received {
                 Received::Datagram { source, destination, bytes, .. } => {
@@ -577,8 +585,7 @@ impl EventLoop {
             // Answers do not wait for what else has come.
             self.transmit();
         }
-        // There may be more.
-        let _ = rustix::io::write(&self.tunnel_wake, &1u64.to_ne_bytes());
+        true
     }
 
     /// Tells what became of this host's name.
@@ -632,7 +639,9 @@ impl EventLoop {
         }
     }
 
-    pub(crate) fn take_in_datapath_events(&mut self, now: Time) {
+    /// Takes in what the data plane reports, `most` at once: whoever makes it report faster than can be answered is not to keep this
+    /// host from its timers, hand-offs and end (P-142).
+    pub(crate) fn take_in_datapath_events(&mut self, now: Time, most: Most) {
         let Self { node, effects, sockets, judge, .. } = self;
         let own = own_addresses(&effects.network);
         let own = |address: IpAddr| own.contains(&address);
@@ -668,7 +677,7 @@ impl EventLoop {
         let (mut acknowledged, mut flows, mut leased, mut closed) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let entries = effects.journal.flows();
         let in_endpoint = |flow: &FlowTuple| entries.get(flow).is_some_and(|entry| entry.end == LocalEnd::Endpoint);
-        let drained = effects.datapath.drain_events(|event| match event {
+        let drained = effects.datapath.drain_events(most, |event| match event {
             // A frame on the link may name any destination.
             DatapathEvent::Introduction(introduction) => {
                 if here(&introduction.seen) || in_endpoint(&introduction.seen) {
@@ -711,8 +720,9 @@ impl EventLoop {
                 None => effects.forget_young(&flow),
             }
         }
-        if let Err(error) = drained {
-            tracing::error!(%error, "cannot read what the data plane reports");
+        match drained {
+            Ok(more) => self.unread |= more,
+            Err(error) => tracing::error!(%error, "cannot read what the data plane reports"),
         }
     }
 
@@ -763,9 +773,11 @@ impl EventLoop {
         if self.effects.poll_timeout().is_some_and(|due| due <= now) {
             self.effects.handle_timeout(now);
         }
+        if std::mem::take(&mut self.unread) || self.next_flow_tick <= now {
+            self.take_in_datapath_events(now, REPORTS);
+        }
         if self.next_flow_tick <= now {
             self.next_flow_tick = now + FLOW_TICK;
-            self.take_in_datapath_events(now);
             self.judge.look(&mut self.node, now);
             self.programs_due(now);
             self.anchors_due(now);
@@ -812,8 +824,9 @@ impl EventLoop {
 
     fn set_timer(&self) -> Result<(), Error> {
         let told = self.suspending.as_ref().map(|suspending| suspending.until);
-        let due =
-            [self.node.poll_timeout(), self.effects.poll_timeout(), Some(self.next_flow_tick), told, self.stopping];
+        let unread = self.unread.then_some(self.started);
+        let (node, effects) = (self.node.poll_timeout(), self.effects.poll_timeout());
+        let due = [node, effects, Some(self.next_flow_tick), told, self.stopping, unread];
         // The clock starts at boot, so no moment that is meant is zero, which would stop the timer.
         let micros = due.into_iter().flatten().min().map_or(0, Time::as_micros).max(1);
         let value = Itimerspec {

@@ -9,6 +9,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use whimbrel_datapath::Most;
 use whimbrel_handshake::PublicKey;
 use whimbrel_ipc::{Code, Failure, Kept, MAX_RECEIVER, Moved, PeerName, Received, Reply, State, Uuid, WAITS_FOR};
 use whimbrel_protocol::{Gift, HostView, MoveEvent, MoveFailed, MoveName, NotGiven, Refusal, Rented, Time};
@@ -98,7 +99,7 @@ impl EventLoop {
     /// ([`Server::say`](crate::server::Server::say)), then the end ([`Server::reply`](crate::server::Server::reply)).
     pub(crate) fn move_sockets(&mut self, id: ClientId, connections: &[String], to: &str, receiver: Option<&str>) {
         // Those that were opened this instant count.
-        self.take_in_datapath_events(clock::now());
+        self.take_in_datapath_events(clock::now(), Most::OF_SOCKETS);
         self.take_in_udp(clock::now());
         let asked = self.host(to).and_then(|acceptor| Ok((acceptor, self.sockets_named(connections)?)));
         let (acceptor, flows) = match asked {

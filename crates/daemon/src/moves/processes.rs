@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use whimbrel_datapath::Most;
 use whimbrel_handshake::PublicKey;
 use whimbrel_ipc::{Code, Failure, MovedProcess, ProcessScope, Reply};
 use whimbrel_kernel::whole::{self, Scope, Whole};
@@ -89,7 +90,7 @@ impl EventLoop {
         };
         let now = clock::now();
         // Those that were opened this instant count.
-        self.take_in_datapath_events(now);
+        self.take_in_datapath_events(now, Most::OF_SOCKETS);
         self.take_in_udp(now);
         let wanted = Wanted { pid, scope, address };
         let asked = self.host(to).and_then(|acceptor| Ok((acceptor, self.fit_to_go(wanted, &acceptor)?)));
@@ -340,7 +341,7 @@ impl EventLoop {
         let Some(job) = self.moves.processes.get(&root) else { return };
         let Some(number) = job.number else { return };
         let (wanted, to, before, claimed_by) = (job.wanted, job.to, job.whole.pids.clone(), job.claimed_by);
-        self.take_in_datapath_events(now);
+        self.take_in_datapath_events(now, Most::OF_SOCKETS);
         self.take_in_udp(now);
         let named = match self.fit_to_go(wanted, &to) {
             Ok((whole, _)) if whole.pids != before => {

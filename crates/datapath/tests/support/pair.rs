@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use whimbrel_datapath::{Binding, Carrier, Datapath, Event, FlowEntry, TcpSocket, Toward};
+use whimbrel_datapath::{Binding, Carrier, Datapath, Event, FlowEntry, Most, TcpSocket, Toward};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use super::{Bpffs, Namespace, veth};
@@ -128,7 +128,7 @@ pub(crate) fn flow(stream: &TcpStream) -> FlowTuple {
 
 pub(crate) fn events(datapath: &mut Datapath) -> Vec<Event> {
     let mut events = Vec::new();
-    datapath.drain_events(|event| events.push(event)).expect("drain");
+    datapath.drain_events(Most::ALL, |event| events.push(event)).expect("drain");
     events
 }
 
