@@ -668,10 +668,12 @@ mod tests {
             memory: 78,
             waiting: (5, 6),
             own_places: vec![(2, "192.0.2.7".parse().expect("address"))],
+            // It has come to be seen under the endpoint that it claims, and is translated all the same.
             known_places: vec![KnownPlace {
                 number: 3,
-                claimed: "10.0.0.1:2031".parse().expect("endpoint"),
+                claimed: "192.0.2.1:2031".parse().expect("endpoint"),
                 observed: "192.0.2.1:2031".parse().expect("endpoint"),
+                translated: true,
             }],
         }
     }

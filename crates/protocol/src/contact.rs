@@ -113,7 +113,8 @@ pub(crate) struct Contacts {
     /// Flows that wait for their remote address to answer.
     waiting: HashMap<IpAddr, BTreeSet<FlowTuple>>,
     pending: HashMap<u32, Pending>,
-    responding: HashMap<u32, (XxResponder, Time)>,
+    /// Handshakes that were answered, when, and where the answer went.
+    responding: HashMap<u32, (XxResponder, Time, SocketAddr)>,
     cookies: CookieChecker,
     /// Handshakes that are answered without a cookie, and with one (P-3).
     unproven: Bucket,
@@ -449,20 +450,21 @@ impl Node {
                 }
             }
             Datagram::Finish(finish) => {
-                let Some((responder, since)) = self.contacts.responding.remove(&finish.receiver) else {
+                let Some((responder, since, to)) = self.contacts.responding.remove(&finish.receiver) else {
                     self.drop_datagram();
                     return;
                 };
                 match responder.handle_finish(finish, now.as_micros()) {
                     Ok(finished) => {
                         let purpose = Purpose::Theirs;
-                        let established = Established { source, destination, started: since, purpose };
+                        // It is where it was answered, wherever its last word comes from: that one has proven nothing.
+                        let established = Established { source: to, destination, started: since, purpose };
                         self.establish(now, finished, &established);
                     }
                     Err(rejected) => {
                         self.drop_datagram();
                         self.tell_refusal(now, source, &rejected.error);
-                        self.contacts.responding.insert(finish.receiver, (rejected.state, since));
+                        self.contacts.responding.insert(finish.receiver, (rejected.state, since, to));
                     }
                 }
             }
@@ -524,7 +526,7 @@ impl Node {
                     self.drop_datagram();
                     return;
                 };
-                self.contacts.responding.insert(index, (responder, now));
+                self.contacts.responding.insert(index, (responder, now, source));
                 self.sweep_later(now);
                 self.transmit(Transmit { source: destination, destination: source, payload });
             }
@@ -593,7 +595,7 @@ impl Node {
         let reached = !peer.has_session();
         let life = hello.life;
         let idle = peer.flows.is_empty() && peer.update.is_none();
-        let claimed = SocketAddr::new(hello::claimed(&hello.locators, how.source.ip()), how.source.port());
+        let claimed = SocketAddr::new(hello::claimed(&hello.locators, how.source.ip()), self.config.port);
         let claimed = if session.is_initiator() { how.source } else { claimed };
         if known.is_none() || (idle && session.is_confirmed()) {
             peer.candidate = None;
@@ -705,7 +707,9 @@ impl Node {
         peer.replaced = false;
         // It knows the keys, so it has received what was sent to where it asked from.
         peer.met = None;
-        let met = slot.origin.take().filter(|met| met.remote != peer.remote);
+        let origin = slot.origin.take();
+        let proven = origin.map(|met| met.remote);
+        let met = origin.filter(|met| met.remote != peer.remote);
         let shown = peer.unproven && met.is_none();
         peer.unproven &= !shown;
         if let Some(Met { remote, destination, claimed }) = met {
@@ -746,6 +750,7 @@ impl Node {
         }
         self.announce_late(now, id);
         self.note_life(now, id, life, begun);
+        self.note_sighting(now, id, proven);
         self.tell_waiting(now, id);
         self.register_anew(now, id);
         self.note_endpoint(now, id);
@@ -756,7 +761,7 @@ impl Node {
     /// Drops what nobody answered. Tells whether more is under way.
     pub(crate) fn sweep_contacts(&mut self, now: Time) -> bool {
         self.contacts.pending.retain(|_, pending| pending.started + PENDING > now);
-        self.contacts.responding.retain(|_, (_, since)| *since + PENDING > now);
+        self.contacts.responding.retain(|_, (_, since, _)| *since + PENDING > now);
         !self.contacts.pending.is_empty() || !self.contacts.responding.is_empty()
     }
 

@@ -572,7 +572,7 @@ impl Node {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let before = peer.announced();
         // Behind a NAT even the place in force is not the same after the host was away: the NAT may have forgotten its flows.
-        let away = flags.contains(UpdateFlags::FORMER_PATH_LOST) && claimed.ip() != arrival.source.ip();
+        let away = flags.contains(UpdateFlags::FORMER_PATH_LOST) && claimed != arrival.source;
         let uprooted = away || flags.contains(UpdateFlags::UPROOTED);
         let place = peer.number_place(sequence, claimed, arrival.source, uprooted);
         peer.sequence_accepted = sequence;
@@ -593,7 +593,7 @@ impl Node {
             return;
         }
         let lost = flags.contains(UpdateFlags::FORMER_PATH_LOST);
-        let translated = claimed.ip() != arrival.source.ip();
+        let translated = claimed != arrival.source;
         let awaited = Awaited { place, refuses_rewrite: refuses, translated, destination: arrival.destination };
         if !lost && !returned && arrival.source != peer.remote && peer.carries() {
             // P-38

@@ -17,7 +17,7 @@ impl Node {
         if peer.meanwhile().is_some() {
             return;
         }
-        let wanted = peer.wanted_pair();
+        let wanted = peer.wanted_pair(self.sightings.is_shared(now, peer.remote.ip()));
         if peer.pair == wanted {
             return;
         }

@@ -48,6 +48,7 @@ mod random;
 mod rendezvous;
 mod restore;
 mod ruling;
+mod shared;
 mod stall;
 mod stand_in;
 mod time;

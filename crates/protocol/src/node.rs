@@ -23,6 +23,7 @@ use crate::outcome::{Asked, State};
 use crate::peer::{Attachment, Away, Peer};
 use crate::random::Random;
 use crate::rendezvous::{REFRESH, Rendezvous};
+use crate::shared::Sightings;
 use crate::stand_in::StandIns;
 use crate::timer::{Timer, Timers};
 
@@ -113,6 +114,8 @@ pub struct Node {
     pub(crate) mended: u32,
     /// Which peer rewritten packets between two locators (ours, its) belong to.
     pub(crate) pairs: HashMap<(IpAddr, IpAddr), PeerId>,
+    /// Who was seen at which address, and which several hosts share.
+    pub(crate) sightings: Sightings,
     pub(crate) listening: Vec<u32>,
     pub(crate) keeping: Vec<IpAddr>,
     pub(crate) leaving: Vec<IpAddr>,
@@ -167,6 +170,7 @@ impl Node {
             failed: BTreeSet::new(),
             mended: 0,
             pairs: HashMap::new(),
+            sightings: Sightings::default(),
             listening: Vec::new(),
             keeping: Vec::new(),
             leaving: Vec::new(),
@@ -453,6 +457,7 @@ impl Node {
                 Timer::Rendezvous => self.look_for_rendezvous(now),
                 Timer::Moves => self.continue_moves(now),
                 Timer::Community => self.continue_community(now),
+                Timer::Shared => self.regain_pairs(now),
                 Timer::Wake(id) => self.wake_flows(now, id),
                 Timer::Opened => self.continue_opened(now),
                 Timer::Claims => self.look_for_claims_again(now),

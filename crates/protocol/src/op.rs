@@ -390,6 +390,18 @@ pub struct KnownPlace {
     pub claimed: SocketAddr,
     /// Source that the update had when it arrived.
     pub observed: SocketAddr,
+    /// Whether something translates what comes from there. It is written down when the place is made, and stays so whatever the
+    /// two sources come to be (P-135).
+    pub translated: bool,
+}
+
+impl KnownPlace {
+    /// A place of this number, of an update that claimed one source and was observed under another. Where even their ports differ
+    /// something is on the way.
+    #[must_use]
+    pub fn new(number: u32, claimed: SocketAddr, observed: SocketAddr) -> Self {
+        Self { number, claimed, observed, translated: claimed != observed }
+    }
 }
 
 /// The result of an op that did not succeed.

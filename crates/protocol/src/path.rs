@@ -127,7 +127,8 @@ impl Node {
             peer.sample_round_trip(now.since(sent));
             // The answer to a question from where this host was before says nothing of where it is.
             let here = arrival.destination.is_none_or(|destination| Some(destination) == peer.source);
-            if here && arrival.source == peer.remote {
+            let at = (here && arrival.source == peer.remote).then_some(arrival.source);
+            if at.is_some() {
                 peer.observed = Some(observed);
             }
             let shown = peer.unproven && peer.checked == Some(peer.remote.ip());
@@ -135,6 +136,7 @@ impl Node {
             if shown {
                 self.put_binding_in_force(now, id);
             }
+            self.note_sighting(now, id, at);
             self.check_later(now, id);
             if stands {
                 self.fall_back(now, id);
@@ -169,6 +171,7 @@ impl Node {
             peer.sample_round_trip(round_trip);
         }
         peer.follow_mapping(candidate.remote);
+        self.note_sighting(now, id, Some(candidate.remote));
         let flows = self.living(id);
         if let Some(Awaited { translated, .. }) = candidate.awaited {
             self.lead_flows(now, id);

@@ -246,7 +246,7 @@ impl Peer {
             probe: CarrierProbe::default(),
             binding_asked: None,
             probed_early: None,
-            known_places: vec![KnownPlace { number: 0, claimed: remote, observed: remote }],
+            known_places: vec![KnownPlace::new(0, remote, remote)],
             own_places: BTreeMap::new(),
             observed: None,
             peer_refuses_rewrite: false,
@@ -563,10 +563,11 @@ impl Peer {
     }
 
     /// The pair of locators that rewritten packets may come between. Through a NAT nothing arrives rewritten, and what
-    /// arrives under its address may be anybody's; so may what seems to come from a place that is not confirmed.
-    pub(crate) fn wanted_pair(&self) -> Option<(IpAddr, IpAddr)> {
+    /// arrives under its address may be anybody's (`shared`: other hosts have been seen under it); so may what seems to come
+    /// from a place that is not confirmed.
+    pub(crate) fn wanted_pair(&self, shared: bool) -> Option<(IpAddr, IpAddr)> {
         let unconfirmed = self.candidate.as_ref().is_some_and(|candidate| candidate.announced);
-        if self.flows.is_empty() || unconfirmed || self.translated() {
+        if self.flows.is_empty() || unconfirmed || shared || self.translated() {
             return None;
         }
         self.source.filter(|source| source.is_ipv4() == self.remote.is_ipv4()).map(|source| (source, self.remote.ip()))
@@ -582,7 +583,7 @@ impl Peer {
     /// `anywhere`: the last as well.
     pub(crate) fn whereabouts(&self, port: u16, anywhere: bool) -> Vec<SocketAddr> {
         let told = self.locators.iter().map(|address| SocketAddr::new(*address, port));
-        let before = self.known_places.iter().rev().filter(|place| anywhere && place.claimed == place.observed);
+        let before = self.known_places.iter().rev().filter(|place| anywhere && !place.translated);
         let mut all = Vec::new();
         let likely = [self.heading(), self.remote].into_iter().chain(self.met);
         for to in likely.chain(told).chain(before.map(|place| place.observed)) {
@@ -598,10 +599,10 @@ impl Peer {
         self.remote == endpoint || self.met == Some(endpoint)
     }
 
-    /// Keeps the present pair of locators acceptable while another takes its place (P-22).
+    /// Keeps the present pair of locators acceptable while another takes its place (P-22): the one that it had, and none
+    /// where it had none (P-135).
     pub(crate) fn retire_path(&mut self) {
-        if let Some(source) = self.source.filter(|_| !self.translated()) {
-            let pair = (source, self.remote.ip());
+        if let Some(pair) = self.pair {
             self.former.retain(|former| *former != pair);
             self.former.insert(0, pair);
             self.former.truncate(2);
@@ -700,17 +701,18 @@ impl Peer {
         theirs || ours
     }
 
-    /// Whether the peer's place is behind a NAT, so that it may be seen under another mapping.
+    /// Whether the peer's place is behind a NAT, so that it may be seen under another mapping. A place that nothing is known
+    /// of may be.
     pub(crate) fn is_mapped(&self) -> bool {
-        let mut known = self.known_places.iter();
-        known.any(|place| place.number == self.places.peer && place.claimed.ip() != place.observed.ip())
+        let here = self.known_places.iter().find(|place| place.number == self.places.peer);
+        here.is_none_or(|place| place.translated)
     }
 
     /// The place in force is seen under another mapping of its NAT from now on (P-26).
     pub(crate) fn follow_mapping(&mut self, observed: SocketAddr) {
         let here = self.places.peer;
         if let Some(place) = self.known_places.iter_mut().find(|place| place.number == here)
-            && place.claimed.ip() != place.observed.ip()
+            && place.translated
         {
             place.observed = observed;
         }
@@ -719,7 +721,7 @@ impl Peer {
     /// The peer, which has no flows, is met at another endpoint. Place 0 is where it was met before any update (§5).
     pub(crate) fn meet_at(&mut self, claimed: SocketAddr, observed: SocketAddr) {
         if self.sequence_accepted == 0 {
-            self.known_places = vec![KnownPlace { number: 0, claimed, observed }];
+            self.known_places = vec![KnownPlace::new(0, claimed, observed)];
         }
     }
 
@@ -732,19 +734,22 @@ impl Peer {
         observed: SocketAddr,
         uprooted: bool,
     ) -> u32 {
-        if uprooted {
-            self.known_places.retain(|place| (place.claimed, place.observed) != (claimed, observed));
-        }
-        let here = self.known_places.iter().find(|place| {
-            place.claimed == claimed
-                && place.observed == observed
-                && (claimed == observed || place.number == self.places.peer)
+        let in_force = self.places.peer;
+        let same = |place: &KnownPlace| (place.claimed, place.observed) == (claimed, observed);
+        // What is written down of the place in force stays until the peer has left it (P-135). After that its number is no
+        // longer that of its sources, if they have got another.
+        let newest = self.known_places.iter().rposition(same);
+        let mut at = 0;
+        self.known_places.retain(|place| {
+            let superseded = same(place) && (uprooted || newest != Some(at));
+            at += 1;
+            !superseded || place.number == in_force
         });
-        if let Some(place) = here {
+        let here = self.known_places.iter().rfind(|place| same(place)).filter(|_| !uprooted);
+        if let Some(place) = here.filter(|place| !place.translated || place.number == in_force) {
             return place.number;
         }
         if self.known_places.len() >= PLACES_REMEMBERED {
-            let in_force = self.places.peer;
             let at_home = |place: &KnownPlace| self.homes.keys().any(|(home, _)| home.peer == place.number);
             let known = &self.known_places;
             let oldest = known.iter().position(|place| place.number != in_force && !at_home(place));
@@ -753,7 +758,7 @@ impl Peer {
                 self.known_places.remove(oldest);
             }
         }
-        self.known_places.push(KnownPlace { number: sequence, claimed, observed });
+        self.known_places.push(KnownPlace::new(sequence, claimed, observed));
         sequence
     }
 }

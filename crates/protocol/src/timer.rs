@@ -63,6 +63,8 @@ pub(crate) enum Timer {
     Opened,
     /// Look again whether somebody sends from where the peers of datagram flows were.
     Claims,
+    /// Look again at addresses that several hosts shared.
+    Shared,
     /// Forget closed flows.
     Linger,
     /// Drop former sessions, unfinished handshakes and unanswered introductions.

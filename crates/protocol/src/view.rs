@@ -135,6 +135,7 @@ impl Node {
             self.leaving.len(),
             self.reaching.len(),
             self.failed.len(),
+            self.sightings.entries(),
         ];
         peers
             + own.iter().sum::<usize>()

@@ -8,8 +8,13 @@ use std::time::Duration;
 use whimbrel_protocol::{Binding, Carrier, FlowEntry, KernelOp, LocalEnd, PeerId, Time, TunnelPath};
 use whimbrel_wire::{FlowTuple, Transport};
 
+use crate::world::FlowId;
+
 /// How long programs work on after the last moved flow is gone or home: the daemon does so for what is under way.
 const LINGER: Duration = Duration::from_secs(60);
+
+/// The sockets of a host, by their names.
+pub(crate) type Sockets = BTreeMap<FlowTuple, (FlowId, usize)>;
 
 /// How a segment of a flow leaves its host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,8 +40,10 @@ pub enum Verdict {
 }
 
 /// State of the eBPF maps, which outlives the daemon, and of the tunnel, which does not.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct DataPlane {
+    /// Whether what bears names that a native socket of the host's has is left to that (P-138), so that tests can do without.
+    pub guards: bool,
     pub(crate) flows: BTreeMap<FlowTuple, FlowEntry>,
     wire: HashMap<(PeerId, Transport, u16, u16), FlowTuple>,
     pub(crate) bindings: BTreeMap<PeerId, (Binding, bool)>,
@@ -55,6 +62,27 @@ pub struct DataPlane {
     paths: BTreeMap<PeerId, TunnelPath>,
     /// Until when programs work on after the last moved flow.
     carrying_until: Option<Time>,
+}
+
+impl Default for DataPlane {
+    fn default() -> Self {
+        Self {
+            guards: true,
+            flows: BTreeMap::new(),
+            wire: HashMap::new(),
+            bindings: BTreeMap::new(),
+            locators: HashMap::new(),
+            heard: BTreeSet::new(),
+            listening: BTreeSet::new(),
+            claimed: BTreeSet::new(),
+            kept: BTreeSet::new(),
+            reached: BTreeSet::new(),
+            standing_in: BTreeSet::new(),
+            keys: BTreeMap::new(),
+            paths: BTreeMap::new(),
+            carrying_until: None,
+        }
+    }
 }
 
 impl DataPlane {
@@ -150,7 +178,7 @@ impl DataPlane {
     }
 
     /// What would become of a segment of this flow, `length` bytes long. Takes them off the allowance.
-    pub(crate) fn egress(&mut self, own: &FlowTuple, length: usize) -> Verdict {
+    pub(crate) fn egress(&mut self, own: &FlowTuple, length: usize, sockets: &Sockets) -> Verdict {
         let Some(entry) = self.flows.get(own) else { return Verdict::Native };
         if entry.waits.any() {
             return Verdict::Hold("waits by itself");
@@ -170,10 +198,12 @@ impl DataPlane {
                 // Another family cannot be rewritten to.
                 return self.tunnel(own, entry.peer, length);
             }
-            return Verdict::Rewrite {
-                source: SocketAddr::new(binding.local_locator, entry.wire_local_port),
-                destination: SocketAddr::new(binding.peer_locator, entry.wire_remote_port),
-            };
+            let source = SocketAddr::new(binding.local_locator, entry.wire_local_port);
+            let destination = SocketAddr::new(binding.peer_locator, entry.wire_remote_port);
+            if self.is_taken(&FlowTuple { transport: own.transport, local: source, remote: destination }, sockets) {
+                return self.tunnel(own, entry.peer, length);
+            }
+            return Verdict::Rewrite { source, destination };
         }
         self.tunnel(own, entry.peer, length)
     }
@@ -198,13 +228,20 @@ impl DataPlane {
         transport: Transport,
         source: SocketAddr,
         destination: SocketAddr,
+        sockets: &Sockets,
     ) -> Option<FlowTuple> {
-        if !self.carries(now) {
+        if !self.carries(now) || self.is_taken(&FlowTuple { transport, local: destination, remote: source }, sockets) {
             return None;
         }
         let peer = self.locators.get(&(source.ip(), destination.ip()))?;
         let own = self.wire.get(&(*peer, transport, destination.port(), source.port())).copied()?;
         (own.remote.is_ipv4() == source.is_ipv4()).then_some(own)
+    }
+
+    /// Whether a native socket of the host has these names: what bears them is left to it (P-138). One whose own flow has moved
+    /// away from them gets nothing under them.
+    fn is_taken(&self, names: &FlowTuple, sockets: &Sockets) -> bool {
+        self.guards && sockets.contains_key(names) && !self.has_moved(names)
     }
 
     /// Whether rewritten packets between this address of the host's and one of a peer's are taken in.

@@ -56,6 +56,12 @@ impl Speaker {
         }
     }
 
+    /// The host that it lives on.
+    #[must_use]
+    pub fn host(&self) -> HostId {
+        self.host
+    }
+
     /// Its key.
     #[must_use]
     pub fn public_key(&self) -> PublicKey {
@@ -261,6 +267,15 @@ impl Speaker {
     /// # Panics
     /// The peer refuses.
     pub fn introduce(&mut self, world: &mut World, flow: FlowId, places: (u32, u32)) -> Introduced {
+        let port = world.flow(flow).tuples[0].local.port();
+        self.introduce_as(world, flow, places, port)
+    }
+
+    /// The same, and names this wire port.
+    ///
+    /// # Panics
+    /// The peer refuses.
+    pub fn introduce_as(&mut self, world: &mut World, flow: FlowId, places: (u32, u32), wire_port: u16) -> Introduced {
         let tuple = world.flow(flow).tuples[0];
         world.at_mut(self.host).listen(self.index());
         self.say(world, self.endpoint(), &[Message::IntroductionRequest { tag: 5 }]);
@@ -274,7 +289,7 @@ impl Speaker {
             responder_nonce,
             introducer_place: places.0,
             responder_place: places.1,
-            wire_port: tuple.local.port(),
+            wire_port,
             tuple,
         };
         self.say(world, self.endpoint(), &[Message::IntroductionEcho(echo)]);

@@ -350,7 +350,8 @@ impl World {
     #[must_use]
     pub fn verdict(&self, flow: FlowId, end: usize) -> Verdict {
         let Flow { hosts, tuples, .. } = &self.flows[flow.0];
-        self.hosts[hosts[end].0].plane.clone().egress(&tuples[end], 0)
+        let of = &self.hosts[hosts[end].0];
+        of.plane.clone().egress(&tuples[end], 0, &of.sockets)
     }
 
     /// What must not have happened.

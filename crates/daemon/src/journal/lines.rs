@@ -192,6 +192,9 @@ pub(super) struct PeerLine {
     waiting: (u32, u32),
     /// Number, claimed, observed.
     known_places: Vec<(u32, SocketAddr, SocketAddr)>,
+    /// Numbers of those that are translated, whatever the two are by now.
+    #[serde(default)]
+    translated_places: Vec<u32>,
     own_places: Vec<(u32, IpAddr)>,
 }
 
@@ -228,6 +231,12 @@ impl From<SavedPeer> for PeerLine {
             memory: peer.memory,
             waiting: peer.waiting,
             own_places: peer.own_places,
+            translated_places: peer
+                .known_places
+                .iter()
+                .filter(|place| place.translated)
+                .map(|place| place.number)
+                .collect(),
             known_places: peer.known_places.iter().map(|place| (place.number, place.claimed, place.observed)).collect(),
         }
     }
@@ -261,7 +270,11 @@ impl From<PeerLine> for SavedPeer {
             known_places: line
                 .known_places
                 .into_iter()
-                .map(|(number, claimed, observed)| KnownPlace { number, claimed, observed })
+                .map(|(number, claimed, observed)| {
+                    let mut place = KnownPlace::new(number, claimed, observed);
+                    place.translated |= line.translated_places.contains(&number);
+                    place
+                })
                 .collect(),
         }
     }

@@ -38,7 +38,7 @@ impl World {
             Packet { transport: own.transport, source: own.local, destination: own.remote, origin: host, body };
         let of = &mut self.hosts[host.0];
         let sees = of.egress_sees(&own);
-        match of.plane.egress(&own, packet.length()) {
+        match of.plane.egress(&own, packet.length(), &of.sockets) {
             Verdict::Native => {
                 let Some(attached) = of.attached_with(own.local.ip()) else { return };
                 self.put_out(attached, packet, Sent::Data);
@@ -299,7 +299,7 @@ impl World {
             self.ledger.receive(host, packet.source.ip(), packet.length());
         }
         let seen = FlowTuple { transport: packet.transport, local: packet.destination, remote: packet.source };
-        let wire = of.plane.ingress(self.now, packet.transport, packet.source, packet.destination);
+        let wire = of.plane.ingress(self.now, packet.transport, packet.source, packet.destination, &of.sockets);
         let own = wire.unwrap_or(seen);
         match &packet.body {
             Body::Control(payload) => self.land_control(network, host, packet, payload),

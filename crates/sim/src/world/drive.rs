@@ -107,7 +107,9 @@ impl World {
         of.saved.clear();
         of.saved_suspended = false;
         of.saved_left.clear();
+        let guards = of.plane.guards;
         of.plane = crate::dataplane::DataPlane::default();
+        of.plane.guards = guards;
     }
 
     /// Starts a host anew, with its sockets gone but for those of hosts behind it, which are other hosts'. `remembers`: what it knew of

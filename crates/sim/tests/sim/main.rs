@@ -22,4 +22,5 @@ mod rendezvous;
 mod resumes;
 mod returns;
 mod rules;
+mod shared_nat;
 mod stand_in;
