@@ -1,6 +1,6 @@
 //! Which connections this host has: listed when the daemon starts, followed by the data plane after.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
@@ -22,6 +22,12 @@ pub(crate) fn list_tcp(diag: &mut SockDiag, own: &impl Fn(IpAddr) -> bool) -> Re
     let listeners: HashSet<u16> = diag.listeners()?.iter().map(|listener| listener.address.port()).collect();
     let found = diag.tcp(&MOVABLE)?.into_iter().map(|socket| socket.tuple).filter(|flow| is_movable(flow, own));
     Ok(found.map(|flow| Found { flow, accepted: listeners.contains(&flow.local.port()) }).collect())
+}
+
+/// The ports of sockets that take what anybody sends, of both protocols.
+pub(crate) fn bound_ports(diag: &mut SockDiag) -> Result<BTreeSet<u16>, Error> {
+    let listeners = diag.listeners()?;
+    Ok(listeners.iter().chain(&diag.unconnected()?).map(|listener| listener.address.port()).collect())
 }
 
 /// The connected UDP sockets, as far as they were listed.

@@ -331,7 +331,7 @@ impl Node {
                 let Some(known) = self.flows.get(&flow).cloned() else { continue };
                 self.forget_flow(&flow);
                 if !known.closed {
-                    self.flows.insert(flow, Flow { stage: Stage::Open, again: 0, beyond: false, ..known });
+                    self.put_flow(flow, Flow { stage: Stage::Open, again: 0, beyond: false, ..known });
                     self.young.push_back((now + MATURE, flow));
                     self.timers.set_earlier(Timer::Mature, now + MATURE);
                 }

@@ -75,12 +75,13 @@ impl Node {
         let port = 32768 + (self.random.u32() % 28000) as u16;
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let (Some(source), false) = (peer.source, peer.probe.forward) else { return };
-        // A port that a firewall on the way has let through before.
-        let Some(service) = peer.flows.iter().next().map(|flow| flow.remote.port()) else { return };
+        // As the flows go: a firewall on the way may let through the service's port alone, and theirs is another (P-16).
+        let entry = peer.flows.iter().find_map(|flow| self.flows.get(flow)?.entry());
+        let Some(theirs) = entry.map(|entry| entry.wire_remote_port) else { return };
         let leading = FlowTuple {
             transport: Transport::Tcp,
             local: SocketAddr::new(source, port),
-            remote: SocketAddr::new(peer.remote.ip(), service),
+            remote: SocketAddr::new(peer.remote.ip(), theirs),
         };
         // The other end answers on the tuple that it was probed on, which the first probe has opened.
         let answering = peer.probe.wire.filter(|_| !peer.probe.leading);

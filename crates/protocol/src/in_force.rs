@@ -17,7 +17,12 @@ impl Node {
         if peer.meanwhile().is_some() {
             return;
         }
-        let wanted = peer.wanted_pair(self.sightings.is_shared(now, peer.remote.ip()));
+        // A gateway does not see what is bound at a host behind it (P-137).
+        let (own, behind) = (&self.attachments, &self.config.behind);
+        let speaks =
+            |source: &IpAddr| !own.contains_key(source) && behind.iter().any(|prefix| prefix.contains(*source));
+        let shared = self.sightings.is_shared(now, peer.remote.ip());
+        let wanted = peer.wanted_pair(shared).filter(|(source, _)| !speaks(source));
         if peer.pair == wanted {
             return;
         }

@@ -316,7 +316,7 @@ impl Node {
                     responder_nonce: nonce,
                     introducer_place: peer.places.local,
                     responder_place: peer.places_agreed().peer,
-                    wire_port: peer.free_wire_port(flow.local.port(), flow.remote.port(), &self.config.drawn_ports),
+                    wire_port: peer.free_wire_port(flow.local.port(), flow.remote.port(), &self.ports),
                     tuple: flow,
                 };
                 let next = now + peer.repeat_after(1).max(Duration::from_millis(200));
@@ -458,7 +458,7 @@ impl Node {
             self.forget_responding(id, &flow);
             return refused(IntroductionRefusal::Busy);
         }
-        let wire_local_port = peer.free_wire_port(flow.local.port(), echo.wire_port, &self.config.drawn_ports);
+        let wire_local_port = peer.free_wire_port(flow.local.port(), echo.wire_port, &self.ports);
         // P-87
         let former = self.passed_on(&flow).copied();
         if former.is_some() && self.is_moving(&flow) {

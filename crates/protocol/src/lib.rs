@@ -44,6 +44,7 @@ mod pairing;
 mod path;
 mod peer;
 mod pending_update;
+mod ports;
 mod random;
 mod rendezvous;
 mod restore;

@@ -21,6 +21,7 @@ use crate::migration::Moves;
 use crate::op::{Event, FlowEntry, KernelOp, LocalEnd, OpId, PeerId, Transmit};
 use crate::outcome::{Asked, State};
 use crate::peer::{Attachment, Away, Peer};
+use crate::ports::Ports;
 use crate::random::Random;
 use crate::rendezvous::{REFRESH, Rendezvous};
 use crate::shared::Sightings;
@@ -116,6 +117,8 @@ pub struct Node {
     pub(crate) pairs: HashMap<(IpAddr, IpAddr), PeerId>,
     /// Who was seen at which address, and which several hosts share.
     pub(crate) sightings: Sightings,
+    /// Ports of this host that no moved flow is called by.
+    pub(crate) ports: Ports,
     pub(crate) listening: Vec<u32>,
     pub(crate) keeping: Vec<IpAddr>,
     pub(crate) leaving: Vec<IpAddr>,
@@ -131,6 +134,7 @@ impl Node {
         let mut random = Random::new(seed);
         let contacts = Contacts::new(key.public(), &mut random, &config);
         let moves = Moves::of(&key, &config);
+        let ports = Ports::new(&config);
         Self {
             config,
             key,
@@ -171,6 +175,7 @@ impl Node {
             mended: 0,
             pairs: HashMap::new(),
             sightings: Sightings::default(),
+            ports,
             listening: Vec::new(),
             keeping: Vec::new(),
             leaving: Vec::new(),
@@ -349,7 +354,7 @@ impl Node {
         }
         let opened = Flow::opened(now, accepted);
         let ruling = opened.ruling.clone().filter(|_| !self.awaits_rulings);
-        self.flows.insert(flow, Flow { ruling, ..opened });
+        self.put_flow(flow, Flow { ruling, ..opened });
         if !accepted {
             self.young.push_back((now + crate::introduction::MATURE, flow));
             self.timers.set_earlier(Timer::Mature, now + crate::introduction::MATURE);
@@ -379,6 +384,7 @@ impl Node {
     /// Forgets a flow altogether.
     pub(crate) fn forget_flow(&mut self, flow: &FlowTuple) {
         let Some(known) = self.flows.remove(flow) else { return };
+        self.ports.forget_flow(flow.local.port());
         self.contacts.forget_waiting(flow);
         self.abandon_introduction(flow, &known);
         if let Some(failed) = self.unintroduced.get_mut(&flow.remote.ip()) {

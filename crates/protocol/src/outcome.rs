@@ -218,7 +218,7 @@ impl Node {
                 self.end_moved_flow(entry.name);
             } else if !known.closed && !ended && entry.is_none_or(|entry| entry.end != LocalEnd::Passing) {
                 // Its socket is still there, and may be introduced again.
-                self.flows.insert(flow, Flow { stage: Stage::Open, ..known });
+                self.put_flow(flow, Flow { stage: Stage::Open, ..known });
                 self.return_to_former(now, &flow);
             }
         }

@@ -55,7 +55,7 @@ impl Node {
         let fits = flow.transport == Transport::Tcp
             && flow.remote.ip() == remote
             && self.attachments.contains_key(&flow.local.ip());
-        let wire_port = peer.free_wire_port(flow.local.port(), flow.remote.port(), &self.config.drawn_ports);
+        let wire_port = peer.free_wire_port(flow.local.port(), flow.remote.port(), &self.ports);
         let Some(known) = self.flows.get_mut(&flow).filter(|_| fits) else { return false };
         let Stage::Introducing { nonce, .. } = known.stage else { return false };
         known.stage =
@@ -292,8 +292,7 @@ impl Node {
             _ => {}
         }
         self.forget_responding(id, &flow);
-        let wire_local_port =
-            self.peers.get(&id)?.free_wire_port(flow.local.port(), claim.wire_port, &self.config.drawn_ports);
+        let wire_local_port = self.peers.get(&id)?.free_wire_port(flow.local.port(), claim.wire_port, &self.ports);
         let wire_remote_port = claim.wire_port;
         let peer_tuple = claim.tuple;
         let entry = FlowEntry {

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
-use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use whimbrel_handshake::{PublicKey, Session};
@@ -16,6 +15,7 @@ use crate::op::{Binding, Carrier, FlowEntry, KnownPlace, LocalEnd, OpId, PeerId,
 use crate::pairing::Pairings;
 use crate::path::{Awaited, Candidate};
 use crate::pending_update::{Meanwhile, PendingUpdate};
+use crate::ports::Ports;
 use crate::stall::Stalls;
 use crate::waiting::Waiting;
 
@@ -26,7 +26,6 @@ pub(crate) const NOWHERE: u32 = u32::MAX;
 pub(crate) const ASTRAY: u32 = u32::MAX - 1;
 /// Round trip assumed before one was measured.
 const INITIAL_ROUND_TRIP: Duration = Duration::from_millis(200);
-const FIRST_UNPRIVILEGED: u16 = 1024;
 /// Places remembered for a return (P-25).
 const PLACES_REMEMBERED: usize = 8;
 
@@ -672,22 +671,9 @@ impl Peer {
     }
 
     /// A local wire port for a socket's port `own` that no other flow of this peer has together with `remote_port`, and that
-    /// the kernel gives to no connection by itself: those of `drawn` (P-16).
-    pub(crate) fn free_wire_port(&self, own: u16, remote_port: u16, drawn: &RangeInclusive<u16>) -> u16 {
-        let free = |port: &u16| !self.wire_ports.contains(&(*port, remote_port));
-        let kept = |port: &u16| !drawn.contains(port) && free(port);
-        if kept(&own) {
-            return own;
-        }
-        // Apart from each other, so that those that are picked at once seldom meet.
-        let place = if drawn.contains(&own) { own - drawn.start() } else { own };
-        let first = FIRST_UNPRIVILEGED.saturating_add(place);
-        let unprivileged = (first..=u16::MAX).chain(FIRST_UNPRIVILEGED..first);
-        let first = own % (FIRST_UNPRIVILEGED - 1) + 1;
-        let privileged = (first..FIRST_UNPRIVILEGED).chain(1..first);
-        let mut all = unprivileged.chain(privileged).filter(kept);
-        // Where the kernel draws from nearly all ports a clash is unlikely, and nothing else is left.
-        all.next().or_else(|| (own..=u16::MAX).chain(1..own).find(free)).unwrap_or(own)
+    /// nothing else of this host has (P-16).
+    pub(crate) fn free_wire_port(&self, own: u16, remote_port: u16, ports: &Ports) -> u16 {
+        ports.wire_port(own, |port| !self.wire_ports.contains(&(port, remote_port)))
     }
 
     /// Whether something between us translates addresses, in either direction.
@@ -768,40 +754,6 @@ fn release<K: Ord>(counts: &mut BTreeMap<K, usize>, key: K) {
         *count -= 1;
         if *count == 0 {
             counts.remove(&key);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn key() -> PublicKey {
-        whimbrel_handshake::StaticKey::from_bytes([7; 32]).public()
-    }
-
-    #[test]
-    fn a_wire_port_is_none_that_the_kernel_draws() {
-        // P-16
-        let remote = SocketAddr::from(([192, 0, 2, 1], 2031));
-        let peer = Peer::new(PeerId(1), key(), remote, Time::default());
-        let usual = 32_768..=60_999;
-        assert_eq!(peer.free_wire_port(22, 40_000, &usual), 22);
-        assert_eq!(peer.free_wire_port(32_768, 22, &usual), 1024);
-        assert_eq!(peer.free_wire_port(61_000, 22, &usual), 61_000);
-        for drawn in [usual, 1024..=65_535, 10_000..=65_535, 1024..=40_000] {
-            let mut peer = Peer::new(PeerId(1), key(), remote, Time::default());
-            for own in drawn.clone().take(1000) {
-                let port = peer.free_wire_port(own, 22, &drawn);
-                assert!(port != 0 && !drawn.contains(&port), "{own} as {port} of {drawn:?}");
-                assert!(peer.wire_ports.insert((port, 22)), "{port} twice");
-            }
-        }
-        // Nothing is left but what the kernel draws from.
-        let mut peer = Peer::new(PeerId(1), key(), remote, Time::default());
-        for own in [5000, 5000, 65_535, 65_535] {
-            let port = peer.free_wire_port(own, 22, &(1..=65_535));
-            assert!(port != 0 && peer.wire_ports.insert((port, 22)), "{port} twice");
         }
     }
 }

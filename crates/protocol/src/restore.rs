@@ -29,7 +29,7 @@ impl Node {
             };
             peer.add_flow(flow, &entry);
             self.introduced += 1;
-            self.flows.insert(flow, Flow::introduced(entry, now));
+            self.put_flow(flow, Flow::introduced(entry, now));
         }
         let ids: Vec<PeerId> = self.peers.keys().copied().collect();
         for id in ids {

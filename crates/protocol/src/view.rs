@@ -136,6 +136,7 @@ impl Node {
             self.reaching.len(),
             self.failed.len(),
             self.sightings.entries(),
+            self.ports.entries(),
         ];
         peers
             + own.iter().sum::<usize>()

@@ -132,7 +132,8 @@ impl DataPlane {
         }
     }
 
-    pub(crate) fn install(&mut self, flow: FlowTuple, entry: FlowEntry) {
+    /// Knows a flow, by these names.
+    pub fn install(&mut self, flow: FlowTuple, entry: FlowEntry) {
         self.remove(&flow);
         self.flows.insert(flow, entry);
         let key = (entry.peer, flow.transport, entry.wire_local_port, entry.wire_remote_port);

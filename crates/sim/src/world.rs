@@ -346,6 +346,13 @@ impl World {
         flows
     }
 
+    /// What a host takes a packet between these endpoints for, if not for what it says.
+    #[must_use]
+    pub fn renamed(&self, host: HostId, transport: Transport, from: SocketAddr, to: SocketAddr) -> Option<FlowTuple> {
+        let of = &self.hosts[host.0];
+        of.plane.ingress(self.now, transport, from, to, &of.sockets)
+    }
+
     /// How an end would send now. Takes nothing off any allowance.
     #[must_use]
     pub fn verdict(&self, flow: FlowId, end: usize) -> Verdict {

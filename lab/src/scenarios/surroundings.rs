@@ -50,6 +50,11 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         another_key,
     ),
     scenario("two-mobiles-one-nat", "two laptops behind one NAT; one leaves, then the other", two_mobiles),
+    scenario(
+        "neighbour-behind-nat",
+        "a laptop leaves a NAT and comes back, again and again; who stays there, running nothing, loses nothing to it",
+        neighbour,
+    ),
     scenario("no-peer", "a server that runs nothing is left alone: it is asked a few times, then not again", no_peer),
     scenario("no-peer-silent", "the same where a firewall drops the question without an answer", no_peer_silent),
     scenario(
@@ -381,6 +386,43 @@ fn two_mobiles(lab: &mut Lab) -> Result<()> {
     world.finish(theirs)?;
     world.finish(pair)?;
     all_run(&mut [&mut client, &mut server, &mut third])
+}
+
+/// The first port of Linux' own range (ip-sysctl), which the laptop has not been told another.
+const DRAWN_FROM: u16 = 32_768;
+
+fn neighbour(lab: &mut Lab) -> Result<()> {
+    let nat = Gateway::Nat { random_ports: false };
+    let mut world = World::new(lab, site("a").behind(nat), site("b"))?;
+    let tablet = lab.host("tablet")?;
+    let at_tablet = tablet.join(&world.a.network, &Join::default())?;
+    let (mut client, mut server) = world.daemons()?;
+    let to = world.at_server.ipv4()?;
+    let mut pair = world.stream()?;
+    // From the port that the laptop calls its connection by (docs/protocol.md P-16), which the NAT keeps, and from any.
+    let named = pair.local().port() - DRAWN_FROM + 1024;
+    let bind = Some(SocketAddr::new(at_tablet.ipv4()?, named));
+    let ports = [bind, None].map(|bind| PairOptions { bind, ..PairOptions::rate(RATE) });
+    let theirs = ports.iter().map(|options| FlowPair::tcp(&tablet, &world.server, to, options));
+    let mut theirs = theirs.collect::<Result<Vec<_>>>()?;
+    expect!(pair.seen_by_server().ip() == theirs[0].seen_by_server().ip(), "not behind one NAT");
+    expect!(theirs[0].seen_by_server().port() == named, "the NAT has not kept port {named}");
+    client.wait_introduced(&pair, LONG)?;
+    world.leaves_router(pair.seen_by_server());
+    let (a, b) = (world.a.clone(), world.b.clone());
+    for to in [&b, &a, &b, &a] {
+        step(&format!("to {}", to.network.name()));
+        world.roam(to)?;
+        world.goes_on(&mut pair)?;
+        for of_neighbour in &mut theirs {
+            of_neighbour.wait_progress(SOME, LONG)?;
+        }
+    }
+    for of_neighbour in theirs {
+        world.finish(of_neighbour)?;
+    }
+    world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])
 }
 
 /// Counts what anybody sends to or from the control port on a site's uplink.

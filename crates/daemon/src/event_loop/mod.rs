@@ -41,7 +41,7 @@ use crate::config::{Config, Level};
 use crate::effects::{Effects, FoundMoves, Gateway, Known, own_addresses, source_ways};
 use crate::event_log::EventLog;
 use crate::events::{EventRing, Restraint, Told, restrained};
-use crate::flows::{UdpFlows, is_movable, list_tcp};
+use crate::flows::{UdpFlows, bound_ports, is_movable, list_tcp};
 use crate::metrics::Tally;
 use crate::moves::Moves;
 use crate::name_server::NameUpdates;
@@ -758,6 +758,10 @@ impl EventLoop {
                 }
             }
             Err(error) => tracing::warn!(%error, "cannot list UDP sockets"),
+        }
+        match bound_ports(&mut self.sockets) {
+            Ok(bound) => self.node.handle_bound_ports(bound),
+            Err(error) => tracing::warn!(%error, "cannot list the ports that sockets are bound to"),
         }
         for flow in self.effects.ended_flows() {
             self.node.handle_flow_closed(now, flow);

@@ -112,7 +112,6 @@ impl Node {
         }
         let known = lent.or_else(|| self.peers.values().find_map(|peer| peer.named.get(&flow).copied()));
         let Some(far) = known else { return Some(Err(format!("there is no flow {flow:016x} any more"))) };
-        let drawn = self.config.drawn_ports.clone();
         let before = self.flows.get(&far).and_then(Flow::entry).copied();
         let end = if lent.is_some() { LocalEnd::Behind } else { self.end_of(&far) };
         let peer = self.peer_of(&to);
@@ -134,7 +133,7 @@ impl Node {
         let wire_local_port = match &before {
             // What was said to an owner that presents its ticket again may have come to it before the answer to that: it stays so.
             Some(before) if as_before(before) => before.wire_local_port,
-            _ => peer.free_wire_port(far.local.port(), wire_port, &drawn),
+            _ => peer.free_wire_port(far.local.port(), wire_port, &self.ports),
         };
         let entry = FlowEntry {
             peer: peer.id,
@@ -229,7 +228,7 @@ impl Node {
         }
         let opened = before.unwrap_or_else(|| Flow::opened(now, false));
         let stage = Stage::Introduced { entry, origin };
-        self.flows.insert(flow, Flow { stage, closed: false, ..opened });
+        self.put_flow(flow, Flow { stage, closed: false, ..opened });
         let Some(peer) = self.peers.get_mut(&id) else { return };
         peer.add_flow(flow, &entry);
         let begins = unmoved && peer.moved_flows() > 0;

@@ -48,8 +48,9 @@ impl Around for Others<'_> {
 
     fn wire_port(&self, with: &PublicKey, flow: &FlowTuple) -> u16 {
         let own = flow.local.port();
-        let drawn = &self.node.config.drawn_ports;
-        self.node.peer_of(with).map_or(own, |peer| peer.free_wire_port(own, flow.remote.port(), drawn))
+        let ports = &self.node.ports;
+        let peer = self.node.peer_of(with);
+        peer.map_or_else(|| ports.wire_port(own, |_| true), |peer| peer.free_wire_port(own, flow.remote.port(), ports))
     }
 
     fn peer(&self, of: &PublicKey) -> Option<PeerId> {

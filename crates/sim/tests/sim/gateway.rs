@@ -42,7 +42,7 @@ fn flows_with_a_host_behind_go_along_and_come_home() {
     let mut flows = two.flow(3);
     flows.push(datagrams(&mut two));
     two.world.move_to(two.client, two.away, AWAY);
-    settle_as(&mut two.world, &flows, Carried::Rewritten);
+    settle_as(&mut two.world, &flows, Carried::Tunnelled);
     two.world.assert_delivering(SECOND);
     two.world.move_to(two.client, two.nat, INSIDE);
     settle_as(&mut two.world, &flows, Carried::Tunnelled);
@@ -56,7 +56,7 @@ fn flows_with_a_host_behind_go_along_and_come_home() {
 
 #[test]
 fn what_passes_a_router_outlives_it() {
-    // P-123: at home, rewritten, in the tunnel.
+    // P-123: at home, away, behind a NAT.
     for place in 0..3 {
         let mut two = behind(2402);
         let mut flows = two.flow(3);
@@ -67,7 +67,7 @@ fn what_passes_a_router_outlives_it() {
             0 => Carried::Native,
             1 => {
                 two.world.move_to(two.client, two.away, AWAY);
-                Carried::Rewritten
+                Carried::Tunnelled
             }
             _ => {
                 two.world.move_to(two.client, two.nat, INSIDE);
@@ -83,7 +83,7 @@ fn what_passes_a_router_outlives_it() {
         two.world.assert_delivering(SECOND);
         // They are movable still.
         two.world.move_to(two.client, two.further, FURTHER);
-        settle_as(&mut two.world, &flows, Carried::Rewritten);
+        settle_as(&mut two.world, &flows, Carried::Tunnelled);
         // The laptop's daemon remembers whose they are.
         two.world.restart(two.client, SECOND);
         two.world.run_for(5 * SECOND);
@@ -100,7 +100,7 @@ fn a_router_that_forgets_ends_what_it_led_and_nothing_else() {
     let mut two = behind(2403);
     let led = two.flow(2);
     two.world.move_to(two.client, two.away, AWAY);
-    settle_as(&mut two.world, &led, Carried::Rewritten);
+    settle_as(&mut two.world, &led, Carried::Tunnelled);
     // At home there.
     let native = two.flow(2);
     two.world.reboot(two.server, false);
@@ -111,7 +111,7 @@ fn a_router_that_forgets_ends_what_it_led_and_nothing_else() {
     two.world.assert_delivering(SECOND);
     introduced(&mut two.world, &native);
     two.world.move_to(two.client, two.further, FURTHER);
-    settle_as(&mut two.world, &native, Carried::Rewritten);
+    settle_as(&mut two.world, &native, Carried::Tunnelled);
     two.world.check_except(REFUSED);
 }
 
@@ -121,7 +121,7 @@ fn datagrams_of_somebody_else_are_told_from_late_ones_by_their_age() {
     let mut two = behind(2404);
     let flow = datagrams(&mut two);
     two.world.move_to(two.client, two.away, AWAY);
-    settle_as(&mut two.world, &[flow], Carried::Rewritten);
+    settle_as(&mut two.world, &[flow], Carried::Tunnelled);
     two.world.run_for(30 * SECOND);
     assert!(two.world.claim(flow, 1));
     assert!(is_led(&two, flow) && !two.world.claim(flow, 1), "it is told once");
@@ -144,7 +144,7 @@ fn what_leaves_by_two_ways_at_once_is_not_given_up_for_what_comes_late() {
     two.world.move_to(two.client, two.nat, INSIDE);
     let flow = datagrams(&mut two);
     two.world.move_to(two.client, two.away, AWAY);
-    settle_as(&mut two.world, &[flow], Carried::Rewritten);
+    settle_as(&mut two.world, &[flow], Carried::Tunnelled);
     two.world.claim(flow, 1);
     two.world.run_for(SECOND);
     assert!(is_led(&two, flow));
@@ -161,7 +161,7 @@ fn who_moves_every_minute_does_not_keep_what_is_another_s() {
     let mut two = behind(2406);
     let flow = datagrams(&mut two);
     two.world.move_to(two.client, two.away, AWAY);
-    settle_as(&mut two.world, &[flow], Carried::Rewritten);
+    settle_as(&mut two.world, &[flow], Carried::Tunnelled);
     let mut given_up = None;
     for round in 0..6 {
         for step in 0..10 {
@@ -187,7 +187,7 @@ fn who_is_silent_does_not_keep_what_is_another_s() {
         let flow = datagrams(&mut two);
         if moves {
             two.world.move_to(two.client, two.away, AWAY);
-            settle_as(&mut two.world, &[flow], Carried::Rewritten);
+            settle_as(&mut two.world, &[flow], Carried::Tunnelled);
         }
         two.world.part(two.client);
         two.world.run_for(20 * SECOND);
@@ -212,7 +212,7 @@ fn a_router_forgets_whom_it_has_not_heard_for_five_days() {
         let mut two = behind(2408);
         let flows = two.flow(2);
         two.world.move_to(two.client, two.away, AWAY);
-        settle_as(&mut two.world, &flows, Carried::Rewritten);
+        settle_as(&mut two.world, &flows, Carried::Tunnelled);
         two.world.set_beat(None);
         two.world.tracing = false;
         two.world.set_cut(two.away, true);
@@ -244,7 +244,7 @@ fn what_a_host_behind_has_opened_is_introduced_and_goes_along() {
     two.world.set_beat(Some(Duration::from_millis(7)));
     introduced(&mut two.world, &flows);
     two.world.move_to(two.client, two.away, AWAY);
-    settle_as(&mut two.world, &flows, Carried::Rewritten);
+    settle_as(&mut two.world, &flows, Carried::Tunnelled);
     two.world.move_to(two.client, two.nat, INSIDE);
     settle_as(&mut two.world, &flows, Carried::Tunnelled);
     two.world.move_to(two.client, two.home, HOME);

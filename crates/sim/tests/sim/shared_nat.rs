@@ -3,12 +3,12 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use whimbrel_protocol::{Config, PeerView};
+use whimbrel_protocol::{Config, FlowEntry, PeerView};
 use whimbrel_sim::{Access, Carried, FlowId, HostId, NatPorts, NetworkId, Speaker, World};
 use whimbrel_wire::Transport;
 use whimbrel_wire::message::{Message, UpdateFlags};
 
-use crate::common::{AWAY, INSIDE, SECOND, SERVICE, Two, address, carried, introduced, nat, settle_as};
+use crate::common::{AWAY, HOME, INSIDE, SECOND, SERVICE, Two, address, carried, introduced, nat, settle_as};
 
 const NAT: &str = "10.100.0.1";
 /// The port of the victim's connection, inside of the NAT and outside.
@@ -20,6 +20,8 @@ struct Neighbours {
     server: HostId,
     inside: NetworkId,
     attacker: Speaker,
+    /// The attacker's, which it has introduced with the victim's outer port as its own wire port.
+    bait: FlowId,
     victim: FlowId,
     sequence: u32,
 }
@@ -41,10 +43,9 @@ impl Neighbours {
         let mut attacker = Speaker::new(attacker, inside, address("192.168.1.3"), address("10.9.0.1"));
         attacker.meet(&mut world);
         let victim = world.connect_from(victim, VICTIMS, SERVICE, transport);
-        // It calls its own connection by the victim's outer port.
         let bait = world.connect_from(attacker.host(), 46_000, SERVICE, transport);
         attacker.introduce_as(&mut world, bait, (0, 0), VICTIMS);
-        Self { world, server, inside, attacker, victim, sequence: 0 }
+        Self { world, server, inside, attacker, bait, victim, sequence: 0 }
     }
 
     /// The attacker says that it is at this endpoint, and answers the challenges of that.
@@ -62,6 +63,11 @@ impl Neighbours {
                 }
             }
         }
+    }
+
+    /// Nothing tells any more that the attacker was seen behind a NAT when it came.
+    fn forget_sightings(&mut self) {
+        self.world.run_for(Duration::from_secs(125));
     }
 
     fn view(&self) -> PeerView {
@@ -133,6 +139,42 @@ fn a_neighbour_that_comes_and_goes_gets_nothing_of_what_it_left() {
             at.assert_untouched();
         }
     });
+}
+
+#[test]
+fn a_neighbour_that_claims_the_address_of_the_nat_gets_nothing() {
+    // P-16, P-138: nobody knows better, since the NAT has kept the control port and no neighbour runs anything.
+    each(3102, |at| {
+        let claimed = SocketAddr::new(address(NAT), 2031);
+        at.forget_sightings();
+        at.update(UpdateFlags::UPROOTED, claimed);
+        assert!(!at.view().translated);
+        assert!(at.world.at(at.server).plane.accepts_rewritten(address("10.9.0.1"), address(NAT)));
+        at.assert_untouched();
+        at.update(UpdateFlags::UPROOTED, claimed);
+    });
+}
+
+#[test]
+fn names_of_the_services_own_port_are_left_to_who_has_them() {
+    // P-138 alone: as if the server called its end by the service's port, as one before this did.
+    for transport in [Transport::Tcp, Transport::Udp] {
+        let mut at = Neighbours::new(3109, transport, true);
+        let bait = at.world.flow(at.bait).tuples[1];
+        let entry = at.world.view(at.bait, 1).and_then(|view| view.entry).expect("an entry");
+        at.forget_sightings();
+        at.update(UpdateFlags::UPROOTED, SocketAddr::new(address(NAT), 2031));
+        for guarded in [false, true] {
+            let plane = &mut at.world.at_mut(at.server).plane;
+            plane.guards = guarded;
+            plane.install(bait, FlowEntry { wire_local_port: 80, ..entry });
+            let victims = at.world.flow(at.victim).tuples[1];
+            let (to, from) = (victims.local, victims.remote);
+            let renamed = at.world.renamed(at.server, transport, from, to);
+            assert_eq!(renamed, (!guarded).then_some(bait), "guarded {guarded}");
+        }
+        at.assert_untouched();
+    }
 }
 
 #[test]
@@ -240,6 +282,34 @@ fn an_honest_laptop_that_wakes_behind_the_same_nat_takes_nothing() {
             two.world.assert_delivering(SECOND);
             settle_as(&mut two.world, &flows, Carried::Tunnelled);
             assert_eq!(carried(&two.world, neighbours), [Some(Carried::Native); 2]);
+        }
+        two.world.check();
+    }
+}
+
+#[test]
+fn two_hosts_with_fixed_ports_swap_addresses() {
+    for guarded in [true, false] {
+        let mut two = Two::nowhere(3108, Config::default(), Config::default());
+        let other = two.world.host("other");
+        two.world.attach(two.client, two.home, HOME);
+        two.world.attach(other, two.away, AWAY);
+        for host in [two.client, two.server, other] {
+            two.world.at_mut(host).plane.guards = guarded;
+        }
+        let flows = [two.client, other].map(|host| two.world.connect_from(host, 5000, SERVICE, Transport::Tcp));
+        two.world.set_beat(Some(Duration::from_millis(7)));
+        introduced(&mut two.world, &flows);
+        for round in 0..2 {
+            two.world.detach_all(two.client);
+            two.world.detach_all(other);
+            let (clients, others) = if round == 0 { (AWAY, HOME) } else { (HOME, AWAY) };
+            let (here, there) = if round == 0 { (two.away, two.home) } else { (two.home, two.away) };
+            two.world.attach(two.client, here, clients);
+            two.world.attach(other, there, others);
+            two.world.assert_delivering(2 * SECOND);
+            two.world.run_for(10 * SECOND);
+            two.world.assert_delivering(SECOND);
         }
         two.world.check();
     }
