@@ -328,6 +328,235 @@ fn what_is_not_read_not_sent_and_not_acknowledged_goes_along() {
     }
 }
 
+/// How a program writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Writes {
+    Plainly,
+    /// TCP_NODELAY.
+    AtOnce,
+    /// MSG_MORE.
+    WithMore,
+    /// TCP_CORK.
+    Corked,
+    /// MSG_EOR: the kernel joins no two of them.
+    Apart,
+    /// TCP_NOTSENT_LOWAT.
+    UpToAMark,
+}
+
+const WRITES: [Writes; 6] =
+    [Writes::Plainly, Writes::AtOnce, Writes::WithMore, Writes::Corked, Writes::Apart, Writes::UpToAMark];
+
+/// Writes until there is no room, at most so much; gives what was written.
+fn fill_as(end: &TcpStream, each: usize, writes: Writes) -> Vec<u8> {
+    use rustix::net::SendFlags;
+    let flags = match writes {
+        Writes::WithMore => SendFlags::MORE,
+        Writes::Apart => SendFlags::EOR,
+        _ => SendFlags::empty(),
+    };
+    match writes {
+        Writes::AtOnce => sockopt::set_tcp_nodelay(end, true).unwrap(),
+        Writes::Corked => sockopt::set_tcp_cork(end, true).unwrap(),
+        Writes::UpToAMark => set_int(end, libc::IPPROTO_TCP, 25, 4096),
+        _ => {}
+    }
+    let mut written = Vec::new();
+    while written.len() < 16 << 20 {
+        match rustix::net::send(end, &pattern(written.len(), each), flags | SendFlags::DONTWAIT) {
+            Ok(length) => written.extend_from_slice(&pattern(written.len(), length)),
+            Err(rustix::io::Errno::AGAIN) => break,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    written
+}
+
+fn set_int(socket: impl AsFd, level: i32, name: i32, value: i32) {
+    use std::os::fd::AsRawFd;
+    let fd = socket.as_fd().as_raw_fd();
+    // SAFETY: `value` is valid for reads of its own size.
+    let result =
+        unsafe { libc::setsockopt(fd, level, name, (&raw const value).cast(), size_of_val(&value) as libc::socklen_t) };
+    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+}
+
+fn get_int(socket: impl AsFd, level: i32, name: i32) -> i32 {
+    use std::os::fd::AsRawFd;
+    let (mut value, mut length) = (0i32, size_of::<i32>() as libc::socklen_t);
+    let fd = socket.as_fd().as_raw_fd();
+    // SAFETY: `value` is valid for writes of its own size.
+    let result = unsafe { libc::getsockopt(fd, level, name, (&raw mut value).cast(), &raw mut length) };
+    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+    value
+}
+
+/// SO_SNDBUF, SO_RCVBUF, and SO_BUF_LOCK.
+fn room_of(socket: impl AsFd) -> [i32; 3] {
+    let [send, receive, locks] =
+        [libc::SO_SNDBUF, libc::SO_RCVBUF, 72].map(|name| get_int(socket.as_fd(), libc::SOL_SOCKET, name));
+    // What nobody has chosen the kernel makes as large as it likes.
+    [send * (locks & 1), receive * (locks >> 1 & 1), locks]
+}
+
+/// Sizes that a program may choose, in bytes; those beyond the host's limit by force.
+const SIZES: [Option<usize>; 6] = [None, Some(2 << 10), Some(16 << 10), Some(96 << 10), Some(1 << 20), Some(4 << 20)];
+
+const ROOMS: [Option<usize>; 4] = [None, Some(16 << 10), Some(96 << 10), Some(1 << 20)];
+
+#[test]
+fn full_queues_go_along_whatever_their_sizes_and_however_they_are_packed() {
+    let most: usize = std::fs::read_to_string("/proc/sys/net/core/wmem_max").unwrap().trim().parse().unwrap();
+    for plan in PLANS {
+        let three = Three::new(plan);
+        let mut ends = Vec::new();
+        let mut seed = 1u32;
+        let mut draw = |below: usize| {
+            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (seed >> 16) as usize % below
+        };
+        for lost in [false, true] {
+            if lost {
+                three.far.sh(LOSE_SYNLESS);
+            }
+            for size in SIZES {
+                for each in [100, 1448, 9_000, 64 << 10, 1 << 20] {
+                    let case = (lost, size, each, WRITES[draw(WRITES.len())], draw(3), ROOMS[draw(ROOMS.len())]);
+                    let (near, far) = three.connect();
+                    if let Some(size) = size {
+                        sockopt::set_socket_send_buffer_size_force(&near, size).unwrap();
+                    }
+                    let (_, _, _, writes, life, room) = case;
+                    if let Some(room) = room {
+                        sockopt::set_socket_recv_buffer_size(&near, room).unwrap();
+                    }
+                    // The far end says something first, which is not read.
+                    let full = room.is_none_or(|room| room >= 1 << 20);
+                    let theirs = match (lost || life == 2, full) {
+                        (true, _) => Vec::new(),
+                        (false, true) => fill_as(&far, 300, Writes::AtOnce),
+                        (false, false) => {
+                            sockopt::set_tcp_nodelay(&far, true).unwrap();
+                            let said = pattern(0, 6000);
+                            said.chunks(300).for_each(|part| (&far).write_all(part).unwrap());
+                            wait("it is there", || near.peek(&mut [0; 6001]).unwrap() == 6000);
+                            said
+                        }
+                    };
+                    if life == 2 && !lost {
+                        far.shutdown(Shutdown::Write).unwrap();
+                        wait("the end has arrived", || info(&near).tcpi_state == 8);
+                    }
+                    // So small writes into so much room would take all day.
+                    let each = each.max(size.unwrap_or(1 << 20) / 500);
+                    let mine = fill_as(&near, each, writes);
+                    if life == 1 {
+                        near.shutdown(Shutdown::Write).unwrap();
+                    }
+                    ends.push((case, near, far, mine, theirs));
+                }
+            }
+        }
+        three.hold();
+        three.far.sh(LOSE_NO_MORE);
+        let injector = Three::injector(&three.acceptor);
+        let mut moved = Vec::new();
+        for (case, near, far, mine, theirs) in ends {
+            let before = room_of(&near);
+            let frozen = Frozen::freeze(near.into()).unwrap();
+            let snapshot = frozen.dump(&defaults()).unwrap();
+            let restored = three.acceptor.on(|| Frozen::restore(&snapshot, &injector));
+            let restored = restored.unwrap_or_else(|why| panic!("{case:?}: {why}"));
+            three.destroy(frozen);
+            moved.push((case, restored, before, far, mine, theirs));
+        }
+        three.lead(plan.acceptor_link);
+        let woken = moved.into_iter().map(|(case, restored, before, far, mine, theirs)| {
+            let near = restored.thaw(&injector).unwrap_or_else(|why| panic!("{case:?}: {why}"));
+            let near = TcpStream::from(near);
+            near.set_nonblocking(false).unwrap();
+            near.set_read_timeout(Some(PATIENCE)).unwrap();
+            let room = room_of(&near);
+            assert_eq!(room[2], before[2], "{case:?}: what nobody has chosen grows as it likes");
+            if case.1.is_none_or(|size| size <= most) {
+                assert_eq!(room, before, "{case:?}");
+            }
+            (case, near, far, mine, theirs)
+        });
+        for (case, mut near, mut far, mine, theirs) in woken.collect::<Vec<_>>() {
+            far.set_nonblocking(false).unwrap();
+            assert!(read_exactly(&mut far, mine.len()) == mine, "{case:?}: what was not sent");
+            assert!(read_exactly(&mut near, theirs.len()) == theirs, "{case:?}: what was not read");
+            let (lost, life) = (case.0, case.4);
+            if life == 1 {
+                assert_eq!(far.read(&mut [0]).unwrap(), 0, "{case:?}: its end");
+            } else {
+                near.write_all(b"and on").unwrap();
+                if case.3 == Writes::Corked {
+                    sockopt::set_tcp_cork(&near, false).unwrap();
+                }
+                assert_eq!(read_exactly(&mut far, 6), b"and on", "{case:?}");
+            }
+            if life == 2 && !lost {
+                assert_eq!(near.read(&mut [0]).unwrap(), 0, "{case:?}: the far end's end");
+            } else {
+                far.write_all(b"and back").unwrap();
+                assert_eq!(read_exactly(&mut near, 8), b"and back", "{case:?}");
+            }
+        }
+    }
+}
+
+/// What the far end is sent is lost, unless it opens a connection.
+const LOSE_SYNLESS: &str =
+    "nft 'add table inet lossy; add chain inet lossy into { type filter hook prerouting priority 0 ; policy accept ; };
+    add rule inet lossy into meta l4proto tcp tcp flags & syn == 0 meta length > 100 drop'";
+
+#[test]
+fn what_is_said_after_a_move_is_cut_as_before() {
+    for plan in PLANS {
+        let three = Three::new(plan);
+        let (mut near, mut far) = three.connect();
+        hosts::exchange(&mut near, &mut far);
+        let before = info(&near).tcpi_snd_mss;
+        three.hold();
+        let (mut moved, _) = three.move_over(near.into());
+        assert_eq!(info(&moved).tcpi_snd_mss, before);
+        let heard = info(&far).tcpi_segs_in;
+        let said = pattern(0, 10 * before as usize);
+        moved.write_all(&said).unwrap();
+        assert_eq!(read_exactly(&mut far, said.len()), said);
+        // One that tells where the connection stands, and those with data.
+        let used = info(&far).tcpi_segs_in - heard;
+        assert!((10..=12).contains(&used), "{used} segments for ten of {before} bytes");
+    }
+}
+
+#[test]
+fn a_connection_that_cannot_be_woken_is_over_for_both_ends() {
+    for plan in PLANS {
+        let three = Three::new(plan);
+        let (near, mut far) = three.connect();
+        far.shutdown(Shutdown::Write).unwrap();
+        wait("the end has arrived", || info(&near).tcpi_state == 8);
+        three.hold();
+        let frozen = Frozen::freeze(near.into()).unwrap();
+        let snapshot = frozen.dump(&defaults()).unwrap();
+        let injector = Three::injector(&three.acceptor);
+        let restored = three.acceptor.on(|| Frozen::restore(&snapshot, &injector)).unwrap();
+        three.destroy(frozen);
+        three.lead(plan.acceptor_link);
+        // The far end's FIN does not come to the socket.
+        three.acceptor.sh("nft 'add table inet t; add chain inet t out { type filter hook output priority 0 ; };
+             add rule inet t out oifname lo drop'");
+        let program = restored.as_fd().try_clone_to_owned().unwrap();
+        let why = restored.thaw(&injector).unwrap_err();
+        assert!(why.to_string().contains("sendmsg"), "{why}");
+        assert_eq!(far.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+        assert!(TcpStream::from(program).write(b"?").is_err(), "its program is told");
+    }
+}
+
 /// What the far end is sent is lost, and is no more.
 const LOSE: &str =
     "nft 'add table inet lossy; add chain inet lossy into { type filter hook prerouting priority 0 ; policy drop ; }'";

@@ -195,11 +195,11 @@ impl Frozen {
     }
 
     /// The socket goes on, and is the caller's. What it had not sent is sent, and its peer is told where it stands. `injector`
-    /// belongs to its network namespace.
+    /// belongs to its network namespace. All that it has is in its queues since it was rebuilt, so that this takes no room.
     ///
     /// # Errors
-    /// [`Unmovable`]. The socket may be awake, and is closed with all that this means to its peer: a socket that another host
-    /// has as well must not be thawed.
+    /// [`Unmovable`]. Its connection is over then, which both ends are told, the other one by a reset: a socket that another host has as well
+    /// must not be thawed.
     pub fn thaw(self, injector: &Injector) -> Result<OwnedFd, Unmovable> {
         if self.kind == Kind::Stream {
             stream::thaw(self.socket.as_fd(), &self.due, injector)?;

@@ -234,9 +234,24 @@ pub(super) fn dump(
     differing.collect()
 }
 
-/// SO_BUF_LOCK of a socket whose program has chosen the sizes that the snapshot names, and no others.
-pub(super) fn locks(snapshot: &Snapshot) -> i32 {
-    let set = |kind| snapshot.options.iter().any(|option| option.kind == kind);
+/// The sizes of buffers that the program has chosen.
+pub(super) fn sizes(snapshot: &Snapshot) -> Vec<SocketOption> {
+    snapshot.options.iter().filter(|option| is_size(option.kind)).copied().collect()
+}
+
+fn is_size(kind: OptionKind) -> bool {
+    matches!(kind, OptionKind::SendBuffer | OptionKind::ReceiveBuffer)
+}
+
+/// Has the buffers have these sizes, whatever is in them.
+pub(super) fn restore_sizes(fd: BorrowedFd<'_>, sizes: &[SocketOption]) -> Result<(), Error> {
+    let row = |kind| ROWS.iter().find(|row| row.kind == kind);
+    sizes.iter().try_for_each(|size| row(size.kind).map_or(Ok(()), |row| row.set(fd, size.value)))
+}
+
+/// SO_BUF_LOCK of a socket whose program has chosen these sizes, and no others.
+pub(super) fn locks(sizes: &[SocketOption]) -> i32 {
+    let set = |kind| sizes.iter().any(|option| option.kind == kind);
     let send = if set(OptionKind::SendBuffer) { SEND_LOCK } else { 0 };
     send | if set(OptionKind::ReceiveBuffer) { RECEIVE_LOCK } else { 0 }
 }
@@ -257,7 +272,9 @@ fn restore(fd: BorrowedFd<'_>, snapshot: &Snapshot, when: When) -> Result<(), Un
         Body::Listening { .. } => Kind::Listening,
         Body::Datagram(_) => Kind::Datagram,
     };
-    for option in &snapshot.options {
+    // Those of a stream's buffers wait until it wakes.
+    let waits = |option: &&SocketOption| kind == Kind::Stream && is_size(option.kind);
+    for option in snapshot.options.iter().filter(|option| !waits(option)) {
         let row = ROWS.iter().find(|row| row.kind == option.kind);
         if let Some(row) = row.filter(|row| row.when == when && row.is_of(kind, snapshot.family)) {
             row.set(fd, option.value)?;

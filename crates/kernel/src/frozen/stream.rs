@@ -4,15 +4,17 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown};
 use whimbrel_wire::snapshot::{
-    Negotiated, OptionKind, PathState, ReceiveQueue, Scale, SendQueue, Snapshot, Stream, StreamState, Window,
+    Negotiated, OptionKind, PathState, ReceiveQueue, Scale, SendQueue, Snapshot, SocketOption, Stream, StreamState,
+    Window,
 };
 use whimbrel_wire::{FlowTuple, Transport};
 
 use super::{
-    NEITHER, SO_BUF_LOCK, SO_RCVBUF, SO_RCVBUFFORCE, SO_SNDBUFFORCE, Unmovable, bind, connect, interrupted, make_room,
-    options,
+    NEITHER, SO_BUF_LOCK, SO_RCVBUF, SO_RCVBUFFORCE, SO_SNDBUF, SO_SNDBUFFORCE, Unmovable, bind, connect, interrupted,
+    make_room, options, shut_down,
 };
 use crate::error::Error;
 use crate::inject::{Injector, Numbers};
@@ -31,6 +33,8 @@ pub(super) const TCP_TIMESTAMP: Name = tcp(libc::TCP_TIMESTAMP, "TCP_TIMESTAMP")
 const TCP_MAXSEG: Name = tcp(libc::TCP_MAXSEG, "TCP_MAXSEG");
 const TCP_INFO: Name = tcp(libc::TCP_INFO, "TCP_INFO");
 const TCP_ULP: Name = tcp(31, "TCP_ULP");
+const TCP_CORK: Name = tcp(libc::TCP_CORK, "TCP_CORK");
+const TCP_NOTSENT_LOWAT: Name = tcp(25, "TCP_NOTSENT_LOWAT");
 const TCP_CONGESTION: Name = tcp(libc::TCP_CONGESTION, "TCP_CONGESTION");
 
 const SO_REUSEADDR: Name = Name { level: libc::SOL_SOCKET, name: libc::SO_REUSEADDR, text: "SO_REUSEADDR" };
@@ -66,6 +70,13 @@ const KIND_MSS: u32 = 2;
 const KIND_SCALE: u32 = 3;
 const KIND_SACK: u32 = 4;
 pub(super) const KIND_TIMESTAMPS: u32 = 8;
+
+/// Values of TCP_NOTSENT_LOWAT.
+const NO_LIMIT: i32 = -1;
+const BY_DEFAULT: i32 = 0;
+
+/// The smallest and the largest segment that TCP_MAXSEG takes (`TCP_MIN_MSS`, `MAX_TCP_WINDOW`).
+const SEGMENTS: std::ops::RangeInclusive<u16> = 88..=32_767;
 
 const SIOCATMARK: libc::c_ulong = 0x8905;
 const SIOCOUTQ: libc::c_ulong = libc::TIOCOUTQ;
@@ -128,16 +139,20 @@ pub(super) fn backlog(fd: BorrowedFd<'_>) -> Result<u32, Unmovable> {
 /// What is left for the moment in which a rebuilt socket wakes.
 #[derive(Debug, Default)]
 pub(super) struct Due {
-    /// Bytes that were never sent.
-    unsent: Vec<u8>,
+    /// Bytes that were never sent wait in its queue.
+    says_more: bool,
+    /// What the program has not written to the end of a segment waits for more (TCP_CORK).
+    corked: bool,
     /// This end says no more.
     finish: bool,
     /// The other end's FIN is to arrive: the socket's tuple and the numbers that it comes with.
     peer_finish: Option<(FlowTuple, Numbers)>,
     /// SO_REUSEADDR, which repair mode makes its own use of.
     reuse: i32,
-    /// SO_BUF_LOCK once it is awake, where a buffer was made larger by force.
-    locks: Option<i32>,
+    /// The sizes of its buffers that its program has chosen.
+    sizes: Vec<SocketOption>,
+    /// Buffers were made larger by force, which the kernel takes for the program's wish.
+    forced: bool,
 }
 
 impl Due {
@@ -297,7 +312,9 @@ pub(super) fn restore(fd: BorrowedFd<'_>, snapshot: &Snapshot, stream: &Stream) 
     let Stream { remote, state, send, receive, negotiated, window, path, .. } = stream;
     let sent = send.bytes.len() - send.unsent as usize;
     let (sent, unsent) = send.bytes.split_at(sent);
-    let forced = make_rooms(fd, stream)?;
+    let mut forced = make_rooms(fd, stream)?;
+    // What a program or an administrator wants to be in a queue at the most is of no account for what is in one.
+    set(fd, TCP_NOTSENT_LOWAT, &NO_LIMIT)?;
     set(fd, TCP_REPAIR, &ON)?;
     choose(fd, SEND_QUEUE, send.end.wrapping_sub(send.bytes.len() as u32))?;
     choose(fd, RECEIVE_QUEUE, receive.end.wrapping_sub(receive.bytes.len() as u32))?;
@@ -306,8 +323,18 @@ pub(super) fn restore(fd: BorrowedFd<'_>, snapshot: &Snapshot, stream: &Stream) 
     if let Some(path) = path.as_ref().filter(|path| !path.congestion_control.is_empty()) {
         let _ = set_slice(fd, TCP_CONGESTION, &[name_of(&path.congestion_control)]);
     }
+    // Segments are cut as a socket takes them to be when it connects (`tcp_connect_init`), and not anew when it is told what was agreed upon: it
+    // would begin with the 536 or 1220 bytes that everybody takes.
+    let longest = i32::from(negotiated.mss.min(*SEGMENTS.end()));
+    let is_told = negotiated.mss >= *SEGMENTS.start();
+    if is_told {
+        set(fd, TCP_MAXSEG, &longest)?;
+    }
     // In repair mode this sends nothing: the connection is established at once (`tcp_connect`).
     connect(fd, family, *remote)?;
+    if is_told {
+        set(fd, TCP_MAXSEG, &0i32)?;
+    }
     let (agreed, count) = agreed(negotiated);
     set_slice(fd, TCP_REPAIR_OPTIONS, &agreed[..count])?;
     if let Some(timestamp) = negotiated.timestamp {
@@ -316,12 +343,19 @@ pub(super) fn restore(fd: BorrowedFd<'_>, snapshot: &Snapshot, stream: &Stream) 
         set(fd, TCP_TIMESTAMP, &value)?;
     }
     // The receive queue is chosen still.
-    fill(fd, &receive.bytes)?;
+    forced |= fill(fd, &receive.bytes, &TO_READ)?;
     if !sent.is_empty() {
         set(fd, TCP_REPAIR_QUEUE, &SEND_QUEUE)?;
-        fill(fd, sent)?;
+        forced |= fill(fd, sent, &TO_SEND)?;
+    }
+    if !unsent.is_empty() {
+        // In repair mode all that is written counts as sent. Out of it nothing leaves either, since a window is yet to be told (`tcp_connect_init`).
+        set(fd, TCP_REPAIR, &OFF_SILENTLY)?;
+        forced |= fill(fd, unsent, &TO_SEND)?;
+        set(fd, TCP_REPAIR, &ON)?;
     }
     set(fd, TCP_REPAIR_QUEUE, &NO_QUEUE)?;
+    set(fd, TCP_NOTSENT_LOWAT, &BY_DEFAULT)?;
     let fields =
         [window.send_updated, window.send, window.send_max.max(window.send), window.receive, window.receive_updated];
     set(fd, TCP_REPAIR_WINDOW, &fields)?;
@@ -335,13 +369,15 @@ pub(super) fn restore(fd: BorrowedFd<'_>, snapshot: &Snapshot, stream: &Stream) 
         };
         (tuple, numbers)
     });
-    let reuse = snapshot.options.iter().find(|option| option.kind == OptionKind::ReuseAddress);
+    let is_on = |kind| snapshot.options.iter().any(|option| option.kind == kind && option.value != 0);
     Ok(Due {
-        unsent: unsent.to_vec(),
+        says_more: !unsent.is_empty(),
+        corked: is_on(OptionKind::Cork),
         finish: state.has_finished(),
         peer_finish,
-        reuse: i32::from(reuse.is_some_and(|option| option.value != 0)),
-        locks: forced.then(|| options::locks(snapshot)),
+        reuse: i32::from(is_on(OptionKind::ReuseAddress)),
+        sizes: options::sizes(snapshot),
+        forced,
     })
 }
 
@@ -382,57 +418,110 @@ fn agreed(negotiated: &Negotiated) -> ([[u32; 2]; 4], usize) {
     (pairs, count)
 }
 
-/// Puts bytes into the queue that is chosen.
-fn fill(fd: BorrowedFd<'_>, bytes: &[u8]) -> Result<(), Error> {
+/// Room for a queue that is filled.
+struct Room {
+    /// How much there is, and how more is had.
+    size: Name,
+    force: Name,
+    /// What the kernel says where there is none.
+    full: Errno,
+}
+
+const TO_SEND: Room = Room { size: SO_SNDBUF, force: SO_SNDBUFFORCE, full: Errno::AGAIN };
+/// `tcp_send_rcvq`
+const TO_READ: Room = Room { size: SO_RCVBUF, force: SO_RCVBUFFORCE, full: Errno::NOMEM };
+
+impl Room {
+    /// Doubles it. `false`: there is as much as the kernel counts.
+    fn grow(&self, fd: BorrowedFd<'_>) -> Result<bool, Error> {
+        let size = get_int(fd, self.size)?;
+        if size >= i32::MAX - 1 {
+            return Ok(false);
+        }
+        // It is doubled by the kernel.
+        set(fd, self.force, &size)?;
+        Ok(true)
+    }
+}
+
+/// Puts bytes into the queue that is chosen. How much room they take depends on how the kernel packs them here, so more is made as it is needed.
+/// Whether it was.
+fn fill(fd: BorrowedFd<'_>, bytes: &[u8], room: &Room) -> Result<bool, Error> {
     let object = || format!("{} bytes into a queue of a rebuilt socket", bytes.len());
-    let mut rest = bytes;
+    let (mut rest, mut forced) = (bytes, false);
     while !rest.is_empty() {
         let chunk = &rest[..rest.len().min(CHUNK)];
         match rustix::net::send(fd, chunk, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
             Ok(0) => return Err(Error::call("send", object(), io::Error::from(io::ErrorKind::WriteZero))),
             Ok(length) => rest = &rest[length..],
-            Err(rustix::io::Errno::INTR) => {}
+            Err(Errno::INTR) => {}
+            Err(full) if full == room.full && room.grow(fd)? => forced = true,
             Err(error) => return Err(Error::call("send", object(), error)),
         }
     }
-    Ok(())
+    Ok(forced)
 }
 
+/// Nothing in here needs room: all bytes are in the queues. Where it fails all the same both ends are told: the program by an error, the other
+/// end by a reset.
 pub(super) fn thaw(fd: BorrowedFd<'_>, due: &Due, injector: &Injector) -> Result<(), Unmovable> {
-    let says_more = !due.unsent.is_empty() || due.finish;
+    let woken = go_on(fd, due, injector);
+    if woken.is_err() {
+        // Awake, it does not end without a word.
+        let _ = set(fd, TCP_REPAIR, &OFF_SILENTLY);
+        let _ = disconnect(fd);
+    }
+    woken
+}
+
+fn go_on(fd: BorrowedFd<'_>, due: &Due, injector: &Injector) -> Result<(), Unmovable> {
+    let says_more = due.says_more || due.finish;
     set(fd, TCP_REPAIR, if says_more { &OFF_SILENTLY } else { &OFF })?;
-    fill(fd, &due.unsent)?;
+    if due.says_more {
+        // Without a cork the kernel sends what waits, as far as it may (`__tcp_sock_set_cork`).
+        set(fd, TCP_CORK, &0i32)?;
+        if due.corked {
+            set(fd, TCP_CORK, &1i32)?;
+        }
+    }
     if let Some((tuple, numbers)) = &due.peer_finish {
         injector.finish(tuple, *numbers)?;
     }
     if due.finish {
         // Whoever has acknowledged it already does so again (RFC 9293 §3.10.7.4).
-        rustix::net::shutdown(fd, Shutdown::Write).map_err(|e| Error::call("shutdown", "a rebuilt socket", e))?;
+        shut_down(fd, Shutdown::Write)?;
     }
     if due.reuse != 0 {
         set(fd, SO_REUSEADDR, &due.reuse)?;
     }
-    if let Some(locks) = due.locks {
-        // Room was made by force, which the kernel takes for the program's wish, and lets the buffers grow no more.
-        set(fd, SO_BUF_LOCK, &locks)?;
+    // Last, since what the queues hold may take more here than the program has asked for.
+    options::restore_sizes(fd, &due.sizes)?;
+    if due.forced {
+        // The kernel lets buffers whose size was chosen grow no more.
+        set(fd, SO_BUF_LOCK, &options::locks(&due.sizes))?;
     }
     Ok(())
 }
 
 pub(super) fn destroy(fd: BorrowedFd<'_>) -> Result<(), Unmovable> {
     // A socket in repair mode is dropped without a word (`tcp_disconnect`).
+    disconnect(fd)?;
+    Ok(set(fd, TCP_REPAIR, &OFF_SILENTLY)?)
+}
+
+/// Ends a connection at once: by a reset, unless it is at rest.
+fn disconnect(fd: BorrowedFd<'_>) -> Result<(), Error> {
     let nobody = libc::sockaddr { sa_family: libc::AF_UNSPEC as libc::sa_family_t, sa_data: [0; 14] };
     loop {
         // SAFETY: `nobody` is valid for reads of its own size for the duration of the call.
         let result =
             unsafe { libc::connect(fd.as_raw_fd(), &raw const nobody, size_of::<libc::sockaddr>() as libc::socklen_t) };
         if result == 0 {
-            break;
+            return Ok(());
         }
         let error = io::Error::last_os_error();
         if !interrupted(&error) {
-            return Err(Error::call("connect", "AF_UNSPEC", error).into());
+            return Err(Error::call("connect", "AF_UNSPEC", error));
         }
     }
-    Ok(set(fd, TCP_REPAIR, &OFF_SILENTLY)?)
 }
