@@ -21,7 +21,8 @@ use crate::text;
 /// Returns 0: the socket is there, and all descriptors of it here are at their end; or -1 with errno. ECANCELED: it stayed and goes on, and
 /// wb_reason() tells why. ENOENT: no such host is known. ETIMEDOUT: nothing is decided yet, and it may still go. EMSGSIZE: there is
 /// too much state. EOPNOTSUPP: this host moves no sockets. EFAULT: `to` is NULL, or `state` with a length. EINVAL: not UTF-8. EBADF, ENOTSOCK,
-/// EPROTONOSUPPORT, ECONNREFUSED, EACCES as wb_uuid_of(). With all but ETIMEDOUT the socket is as it was.
+/// EPROTONOSUPPORT, ECONNREFUSED, EACCES as wb_uuid_of(). ECONNABORTED: it is lost, and wb_reason() tells where what was in it is kept. With all
+/// but this and ETIMEDOUT the socket is as it was.
 ///
 /// # Safety
 /// `to` and `receiver` are NULL or strings; `state` is NULL or has `length` bytes.
@@ -51,6 +52,7 @@ pub unsafe extern "C" fn wb_give(
         let request = Request::Give { to: to.to_owned(), receiver: receiver.map(str::to_owned), state };
         match text::daemon()?.exchange(&request, &[descriptor], text::timeout(timeout))?.0 {
             Reply::Moved(_) => Ok(0),
+            Reply::Kept(kept) if kept.lost => Err(Fault::new(libc::ECONNABORTED, kept.reason)),
             Reply::Kept(kept) => Err(Fault::new(libc::ECANCELED, kept.reason)),
             _ => Err(Fault::new(libc::EPROTO, "the daemon answered something else than what was asked")),
         }

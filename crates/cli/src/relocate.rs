@@ -41,10 +41,11 @@ pub(crate) fn give(
         match reply {
             Reply::Moved(moved) if !json => print(&is_there(&moved, receiver.is_none()))?,
             Reply::Moved(_) => {}
-            Reply::Kept(Kept { flow, reason, .. }) => {
+            Reply::Kept(Kept { flow, reason, lost, .. }) => {
                 all = false;
                 if !json {
-                    print(&format!("{} stays here: {reason}\n", flow.called()))?;
+                    let becomes = if lost { "is lost" } else { "stays here" };
+                    print(&format!("{} {becomes}: {reason}\n", flow.called()))?;
                 }
             }
             Reply::End { .. } => return Ok(if all { ExitCode::SUCCESS } else { ExitCode::FAILURE }),

@@ -284,7 +284,7 @@ pub struct MovedProcess {
     pub deaf: Vec<SocketAddr>,
 }
 
-/// A socket that stayed, and goes on.
+/// A socket that did not move: it stayed, and goes on, unless it is lost.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Kept {
     /// As the socket has it; the remote end is the unspecified address and port 0 where it is not connected.
@@ -293,6 +293,9 @@ pub struct Kept {
     pub uuid: Uuid,
     /// Why, as a sentence without its full stop.
     pub reason: String,
+    /// The connection is over, or nobody has said that it goes on anywhere.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub lost: bool,
 }
 
 /// A question to the migrator: which host is to be the anchor of a program's socket?

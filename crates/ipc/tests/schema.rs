@@ -244,6 +244,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
                 flow: flow("192.0.2.10:51514", "203.0.113.5:443"),
                 uuid: uuid(),
                 reason: "nobody receives under the name \"films\" there".into(),
+                lost: false,
             }),
         ),
         ("prepared", Reply::Prepared { lasts_ms: 30_000 }),

@@ -52,8 +52,8 @@ pub use op::{
 };
 
 use acceptor::Acceptance;
-use donor::Donation;
 pub use donor::READY_FOR;
+use donor::{Donation, Entrusted};
 use flows::FlowChange;
 use holder::Held;
 use lane::Lanes;
@@ -98,6 +98,7 @@ pub(crate) struct At<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Limit {
     Donation(u64),
+    Entrusted(u64),
     Acceptance(MoveName),
     Adopt(MoveName),
     Announcement(u64),
@@ -136,6 +137,7 @@ pub(crate) struct Moves {
     lanes: Lanes,
     loads: Loads,
     donations: BTreeMap<u64, Donation>,
+    entrusted: BTreeMap<u64, Entrusted>,
     /// The sockets of these and of the acceptances.
     moving: HashSet<FlowTuple>,
     /// The flows of the donations, by their holders' names for them.
@@ -195,6 +197,7 @@ impl Moves {
             lanes: Lanes::default(),
             loads: Loads::default(),
             donations: BTreeMap::new(),
+            entrusted: BTreeMap::new(),
             moving: HashSet::new(),
             giving: HashSet::new(),
             promised: 0,
@@ -439,6 +442,7 @@ impl Moves {
             self.limits.remove(&(when, limit));
             match limit {
                 Limit::Donation(number) => self.handle_donation_limit(at, number),
+                Limit::Entrusted(number) => self.handle_entrusted_limit(at, number),
                 Limit::Acceptance(name) => self.handle_acceptance_limit(at, name),
                 Limit::Adopt(name) if self.acceptances.contains_key(&name) => self.adopt(name),
                 Limit::Adopt(name) => self.adopt_claimed(name),
@@ -485,10 +489,12 @@ impl Moves {
 
     /// Entries of all tables together.
     pub(crate) fn entries(&self) -> usize {
-        let snapshots: usize = self.donations.values().map(Donation::held).sum();
+        let given: usize = self.donations.values().map(Donation::held).sum();
+        let entrusted: usize = self.entrusted.values().map(Entrusted::held).sum();
         self.lanes.entries()
             + self.loads.entries()
             + self.donations.len()
+            + self.entrusted.len()
             + self.acceptances.len()
             + self.held.len()
             + self.moving.len()
@@ -501,7 +507,8 @@ impl Moves {
             + self.asked.len()
             + self.hints.len()
             + self.failed.len()
-            + snapshots
+            + given
+            + entrusted
     }
 }
 

@@ -286,6 +286,10 @@ byte_enum! {
         Refused = 2,
         /// It knows nothing of the move: it has no copy and presents no ticket, unless it has presented it before.
         Unknown = 3,
+        /// The socket goes on there (P-145).
+        GoesOn = 4,
+        /// The holder has committed the move, and the copy is lost, with what was in it (P-145).
+        Lost = 5,
     }
 }
 

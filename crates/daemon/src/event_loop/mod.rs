@@ -138,7 +138,7 @@ pub(crate) struct EventLoop {
     pub(crate) anchors: Anchors,
     signals: Signals,
     tunnel_wake: OwnedFd,
-    settings: Settings,
+    pub(crate) settings: Settings,
     epoll: OwnedFd,
     timer: OwnedFd,
     attachments: Attachments,

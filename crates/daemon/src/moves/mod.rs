@@ -1,5 +1,6 @@
 //! Sockets that change hosts: what programs ask for, and what they are told of it.
 
+mod left_over;
 mod listening;
 mod prepared;
 mod processes;
@@ -402,6 +403,7 @@ impl EventLoop {
                 }
                 Told::of_socket("socket-kept", flow, format!("stays here: {reason}"))
             }
+            MoveEvent::LostThere { name, to, why, snapshot } => self.note_lost_there(name, to, *why, snapshot),
             MoveEvent::Undecided { name, holder } => {
                 let flow = self.moves.jobs.get(name).map(|job| job.flow);
                 let who = self.called(holder);
@@ -429,7 +431,7 @@ impl EventLoop {
                 let job = self.moves.jobs.remove(name);
                 let flow = job.as_ref().map(|job| job.flow).or_else(|| self.effects.relocation.flow_of(name));
                 if let Some(Job { client, flow, uuid, .. }) = job {
-                    self.say_kept(client, flow, *uuid.as_bytes(), "it was lost, and the connection with it");
+                    self.say_lost(client, flow, uuid, "its host has lost it, and the connection is over");
                 }
                 Told::of_socket("socket-lost", flow, "is lost, and its connection over".to_owned())
             }
@@ -463,9 +465,34 @@ impl EventLoop {
         self.tell(told);
     }
 
+    /// A socket has gone to a host where it does not go on, or does not say so (P-145). What was in it is kept here.
+    fn note_lost_there(&mut self, name: &MoveName, to: &PublicKey, why: Refusal, snapshot: &[u8]) -> Told {
+        let job = self.moves.jobs.remove(name);
+        let uuid = job.as_ref().map_or(Uuid::from_bytes([0; 16]), |job| job.uuid);
+        let left = left_over::sentence(left_over::keep(&self.settings.state_dir, &uuid, snapshot));
+        let to = self.called(to);
+        let reason = match why {
+            Refusal::AcceptorUnreached => format!("it is with {to}, which has not said that it goes on there; {left}"),
+            _ => format!(
+                "{to} could not let it go on (its log says why), and the connection is over at both ends; {left}"
+            ),
+        };
+        let flow = job.as_ref().map(|job| job.flow);
+        if let Some(Job { client, flow, uuid, .. }) = job {
+            self.programs.kept.forget(&uuid);
+            self.say_lost(client, flow, uuid, &reason);
+        }
+        Told::of_socket("socket-lost", flow, format!("is lost: {reason}"))
+    }
+
     fn say_kept(&mut self, id: ClientId, flow: FlowTuple, uuid: [u8; 16], reason: &str) {
         let reason = reason.to_owned();
-        let kept = Kept { flow: views::flow(flow), uuid: Uuid::from_bytes(uuid), reason };
+        let kept = Kept { flow: views::flow(flow), uuid: Uuid::from_bytes(uuid), reason, lost: false };
+        self.say_decided(id, &Reply::Kept(kept));
+    }
+
+    fn say_lost(&mut self, id: ClientId, flow: FlowTuple, uuid: Uuid, reason: &str) {
+        let kept = Kept { flow: views::flow(flow), uuid, reason: reason.to_owned(), lost: true };
         self.say_decided(id, &Reply::Kept(kept));
     }
 

@@ -8,6 +8,7 @@ use whimbrel_wire::FlowTuple;
 use whimbrel_wire::moving::{AcceptorStanding, MoveName, OF_A_PROCESS, Record, Request, Terms, Ticket};
 use whimbrel_wire::snapshot::MAX_LEN;
 
+use super::donor::is_told_of;
 use super::flows::FlowChange;
 use super::{AGAIN, Asked, At, Found, Limit, MoveDone, MoveEvent, MoveFailed, MoveOp, Moves, Refusal, SavedAcceptance};
 use crate::Time;
@@ -167,6 +168,9 @@ impl Moves {
         let name = ticket.name;
         if found == Found::Awake {
             // It was woken, so it was committed.
+            if is_told_of(request) {
+                self.answer(at, name, AcceptorStanding::GoesOn, None);
+            }
             self.effect("forgetting a move", MoveOp::ForgetAcceptance { name });
             self.event(MoveEvent::Taken { name });
             return;
@@ -278,6 +282,15 @@ impl Moves {
         // Also where it was never saved: what was found out on admittance is released with it.
         self.effect("forgetting a move", MoveOp::ForgetAcceptance { name });
         self.settle_grant(name, matches!(event, MoveEvent::Taken { .. } | MoveEvent::Lost { .. }));
+        match event {
+            MoveEvent::Taken { .. } if is_told_of(&of.request) => {
+                self.answer(at, name, AcceptorStanding::GoesOn, None);
+            }
+            MoveEvent::Lost { .. } if is_told_of(&of.request) => {
+                self.answer(at, name, AcceptorStanding::Lost, Some(of.why.unwrap_or(Refusal::NotWoken)));
+            }
+            _ => {}
+        }
         self.event(event);
     }
 
@@ -387,7 +400,11 @@ impl Moves {
             (Stage::Restoring, Some(_)) => self.turn_acceptance(at, name, Stage::Dropping),
             (Stage::Restoring, None) => self.turn_acceptance(at, name, Stage::Saving),
             (Stage::Saving, None) => self.turn_acceptance(at, name, Stage::Presented),
-            (Stage::Waking, _) if failed.is_some() => self.turn_acceptance(at, name, Stage::Surrendering),
+            (Stage::Waking, _) if failed.is_some() => {
+                // It was committed: whoever gave it need not wait for what the holder makes of it.
+                self.answer(at, name, AcceptorStanding::Lost, why);
+                self.turn_acceptance(at, name, Stage::Surrendering);
+            }
             (Stage::Waking, _) => self.end_acceptance(at, name, MoveEvent::Taken { name }),
             (Stage::Dropping, why) => self.refuse(at, name, why.unwrap_or(Refusal::Cancelled)),
             (Stage::Reaching | Stage::Ready | Stage::Presented | Stage::Adopting | Stage::Surrendering, _) => {}

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
-use whimbrel_wire::moving::{AcceptorStanding, Decision, MAX_PART, MoveName, Record, Request, Ticket};
+use whimbrel_wire::moving::{AcceptorStanding, Decision, MAX_PART, MoveName, OF_A_PROCESS, Record, Request, Ticket};
 use whimbrel_wire::snapshot::Family;
 
 use super::flows::FlowChange;
@@ -21,6 +21,8 @@ pub const READY_FOR: Duration = Duration::from_secs(30);
 const TAKEN_WITHIN: Duration = Duration::from_secs(20);
 /// How long a holder may be silent before people are told.
 const DECIDED_WITHIN: Duration = Duration::from_secs(30);
+/// How long an acceptor may take to say that a socket goes on there, once it is its own.
+const AWAKE_WITHIN: Duration = Duration::from_secs(20);
 /// How long a ticket is wanted to last, in seconds, beside the time that the snapshots take.
 const LIFETIME: u32 = 60;
 
@@ -47,8 +49,30 @@ pub(super) struct Donation {
     gone: bool,
     /// Why it comes to nothing.
     why: Option<Refusal>,
+    /// What the acceptor has said of what has become of it there.
+    outcome: Option<Result<(), Refusal>>,
     /// When the present stage has lasted too long.
     until: Time,
+}
+
+/// A socket that is the acceptor's, which has not said yet that it goes on there (P-145).
+#[derive(Debug)]
+pub(super) struct Entrusted {
+    acceptor: PublicKey,
+    snapshot: Vec<u8>,
+    until: Time,
+}
+
+impl Entrusted {
+    pub(super) fn held(&self) -> usize {
+        self.snapshot.len()
+    }
+}
+
+/// Whether an acceptor says what has become of a socket. One without another end has nothing that could be lost, and of a whole process it is told
+/// with the process.
+pub(super) fn is_told_of(request: &Request) -> bool {
+    !request.tuple.is_unconnected() && request.receiver.first() != Some(&OF_A_PROCESS)
 }
 
 /// How far it is. What is undone by whom when it fails stands with each.
@@ -118,11 +142,11 @@ impl Moves {
         if acceptor == self.me() {
             return Err(NotGiven::Here);
         }
-        if self.moving.contains(&tuple) || self.giving.contains(&(holder, flow)) || self.donations.contains_key(&number)
-        {
+        let is_used = self.donations.contains_key(&number) || self.entrusted.contains_key(&number);
+        if self.moving.contains(&tuple) || self.giving.contains(&(holder, flow)) || is_used {
             return Err(NotGiven::Moving);
         }
-        if self.donations.len() >= self.config.most {
+        if self.donations.len() + self.entrusted.len() >= self.config.most {
             return Err(NotGiven::TooMany);
         }
         if !self.gives(at.now, &acceptor, &tuple, self.name(number)) {
@@ -157,6 +181,7 @@ impl Moves {
             frozen: false,
             gone: false,
             why: None,
+            outcome: None,
             until: at.now + PREPARED_WITHIN,
         };
         if holder == self.me() && !self.held.contains_key(&flow) {
@@ -204,6 +229,7 @@ impl Moves {
             frozen: true,
             gone: found == Found::Gone,
             why: Some(Refusal::Cancelled),
+            outcome: None,
             until: at.now + DECIDED_WITHIN,
         };
         self.enter(at, name.number, donation);
@@ -301,8 +327,16 @@ impl Moves {
 
     /// A move is over, one way or the other.
     fn end_donation(&mut self, at: At<'_>, number: u64, event: MoveEvent) {
+        let is_gone = matches!(event, MoveEvent::Given { .. } | MoveEvent::Lost { .. });
+        if self.close_donation(at, number, is_gone).is_some() {
+            self.event(event);
+        }
+    }
+
+    /// Nothing is left to do for a move.
+    fn close_donation(&mut self, at: At<'_>, number: u64, is_gone: bool) -> Option<Donation> {
         let name = self.name(number);
-        let Some(of) = self.donations.remove(&number) else { return };
+        let of = self.donations.remove(&number)?;
         self.wait(at, &of.waits_for(), &[]);
         self.limits.remove(&(of.until, Limit::Donation(number)));
         self.moving.remove(&of.request.tuple);
@@ -314,8 +348,62 @@ impl Moves {
         if of.holder == self.me() {
             self.take_in_unmoved(of.request.flow);
         }
-        self.settle_grant(name, matches!(event, MoveEvent::Given { .. } | MoveEvent::Lost { .. }));
-        self.event(event);
+        self.settle_grant(name, is_gone);
+        Some(of)
+    }
+
+    /// The socket is the acceptor's, and has ended here. What was in it is kept until that goes on there (P-145).
+    fn entrust(&mut self, at: At<'_>, number: u64) {
+        let Some(Donation { acceptor, request, snapshot, outcome, .. }) = self.close_donation(at, number, true) else {
+            return;
+        };
+        // A daemon before this one may have written it down.
+        if !is_told_of(&request) || snapshot.is_empty() {
+            let name = self.name(number);
+            return self.event(MoveEvent::Given { name, to: acceptor });
+        }
+        let until = at.now + AWAKE_WITHIN;
+        let entrusted = Entrusted { acceptor, snapshot, until };
+        match outcome {
+            Some(outcome) => self.conclude(number, entrusted, outcome),
+            None => {
+                self.limit(until, Limit::Entrusted(number));
+                self.wait(at, &[], &[acceptor]);
+                self.entrusted.insert(number, entrusted);
+            }
+        }
+    }
+
+    fn end_entrusted(&mut self, at: At<'_>, number: u64, outcome: Result<(), Refusal>) {
+        let Some(of) = self.entrusted.remove(&number) else { return };
+        self.limits.remove(&(of.until, Limit::Entrusted(number)));
+        self.wait(at, &[of.acceptor], &[]);
+        self.conclude(number, of, outcome);
+    }
+
+    fn conclude(&mut self, number: u64, of: Entrusted, outcome: Result<(), Refusal>) {
+        let (name, to) = (self.name(number), of.acceptor);
+        self.event(match outcome {
+            Ok(()) => MoveEvent::Given { name, to },
+            Err(why) => MoveEvent::LostThere { name, to, why, snapshot: of.snapshot },
+        });
+    }
+
+    /// The acceptor has not said in time what has become of a socket.
+    pub(super) fn handle_entrusted_limit(&mut self, at: At<'_>, number: u64) {
+        if self.entrusted.get(&number).is_some_and(|of| of.until <= at.now) {
+            self.end_entrusted(at, number, Err(Refusal::AcceptorUnreached));
+        }
+    }
+
+    /// The acceptor says what has become of a socket that is its own by now.
+    fn handle_outcome(&mut self, at: At<'_>, number: u64, from: PublicKey, outcome: Result<(), Refusal>) {
+        if self.entrusted.get(&number).is_some_and(|of| of.acceptor == from) {
+            self.end_entrusted(at, number, outcome);
+        } else if let Some(of) = self.donations.get_mut(&number).filter(|of| of.acceptor == from) {
+            // The holder's word is on its way, or acted upon.
+            of.outcome = Some(outcome);
+        }
     }
 
     /// A move is not to be.
@@ -361,6 +449,13 @@ impl Moves {
         standing: AcceptorStanding,
         refusal: Option<Refusal>,
     ) {
+        match standing {
+            AcceptorStanding::GoesOn => return self.handle_outcome(at, number, from, Ok(())),
+            AcceptorStanding::Lost => {
+                return self.handle_outcome(at, number, from, Err(refusal.unwrap_or(Refusal::NotWoken)));
+            }
+            _ => {}
+        }
         let Some(of) = self.donations.get_mut(&number).filter(|of| of.acceptor == from) else { return };
         match standing {
             AcceptorStanding::Ready if of.stage == Stage::Preparing => {
@@ -456,9 +551,10 @@ impl Moves {
             Stage::Destroying => {
                 // Where it failed the copy stays at rest.
                 self.say(at, holder, Record::Settled { number });
-                let lost = why_before == Some(Refusal::NoSuchFlow);
-                let event = if lost { MoveEvent::Lost { name } } else { MoveEvent::Given { name, to: acceptor } };
-                self.end_donation(at, number, event);
+                match why_before {
+                    Some(Refusal::NoSuchFlow) => self.end_donation(at, number, MoveEvent::Lost { name }),
+                    _ => self.entrust(at, number),
+                }
             }
             Stage::Thawing if failed.is_some() || of.gone => {
                 of.gone = true;

@@ -394,6 +394,18 @@ pub enum MoveEvent {
         /// Who has it.
         to: PublicKey,
     },
+    /// Donor: the acceptor has the socket by the holder's word, and it does not go on there, or that has not been heard. This is the only copy of what
+    /// was in it that is known of.
+    LostThere {
+        /// Which move.
+        name: MoveName,
+        /// Whose it was.
+        to: PublicKey,
+        /// Why: [`Refusal::AcceptorUnreached`] where nothing was heard.
+        why: Refusal,
+        /// The socket as it was written down (`docs/snapshot.md`).
+        snapshot: Vec<u8>,
+    },
     /// Donor: acceptor and holder are ready for a socket that goes once that is said ([`Node::give_prepared`](crate::Node::give_prepared)).
     Prepared {
         /// Which move.

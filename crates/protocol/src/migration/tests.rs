@@ -1,6 +1,7 @@
 //! Single roles, with words that an honest host would not say, or not then.
 
 mod endpoints;
+mod entrusted;
 mod leases;
 mod loads;
 mod together;

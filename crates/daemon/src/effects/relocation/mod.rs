@@ -255,7 +255,7 @@ pub(in crate::effects) fn not_kept(error: JournalError) -> MoveFailed {
 }
 
 /// What the kernel says where there is no room: for descriptors of this process or of all, memory of sockets, entries of maps.
-const NO_ROOM: [Errno; 5] = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOSPC, Errno::TOOBIG];
+const NO_ROOM: [Errno; 6] = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOSPC, Errno::TOOBIG, Errno::AGAIN];
 
 /// As what another host is told of a failure of the kernel's.
 fn refusal_of(errno: Option<i32>, otherwise: Refusal) -> Refusal {
@@ -294,7 +294,7 @@ mod tests {
     #[test]
     fn what_the_kernel_lacks_is_told_as_what_it_is() {
         let told = |errno: Errno| refusal_of(Some(errno.raw_os_error()), Refusal::NotRestored);
-        for full in [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM, Errno::NOSPC] {
+        for full in [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM, Errno::NOSPC, Errno::AGAIN] {
             assert_eq!(told(full), Refusal::NoRoom, "{full}");
         }
         assert_eq!([Errno::PERM, Errno::ACCESS].map(told), [Refusal::NoRights; 2]);

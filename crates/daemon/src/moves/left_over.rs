@@ -1,0 +1,153 @@
+//! What was in a socket that has not gone on at the host that has it: its donor keeps that for people to find (decision 0041).
+
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use whimbrel_ipc::Uuid;
+use whimbrel_wire::snapshot::{Body, Snapshot};
+
+/// The directory, in that of what lasts.
+const DIRECTORY: &str = "lost";
+/// So many files are kept, and so many bytes in all; the oldest give way.
+const MOST_FILES: usize = 32;
+const MOST_BYTES: u64 = 64 << 20;
+
+/// Writes down what a socket has not said for certain (`.unsent`), what its program has not read (`.unread`), and what that had handed over with it
+/// (`.state`), each to a file of its own where there is any. Only root reads them.
+///
+/// # Errors
+/// They could not be written, or are longer than what is kept in all. None of them is there then.
+pub(super) fn keep(state_dir: &Path, uuid: &Uuid, snapshot: &[u8]) -> io::Result<Vec<PathBuf>> {
+    let snapshot = Snapshot::decode(snapshot).map_err(|why| io::Error::other(why.to_string()))?;
+    let (unsent, unread) = match snapshot.body {
+        Body::Stream(stream) => (stream.send.bytes, stream.receive.bytes),
+        Body::Datagram(datagrams) => {
+            (Vec::new(), datagrams.queue.into_iter().flat_map(|queued| queued.bytes).collect())
+        }
+        Body::Listening { .. } => (Vec::new(), Vec::new()),
+    };
+    let state = snapshot.luggage.map(|luggage| luggage.state).unwrap_or_default();
+    let parts = [("unsent", unsent), ("unread", unread), ("state", state)];
+    let parts: Vec<_> = parts.into_iter().filter(|(_, bytes)| !bytes.is_empty()).collect();
+    if parts.is_empty() {
+        return Ok(Vec::new());
+    }
+    let bytes: u64 = parts.iter().map(|(_, bytes)| bytes.len() as u64).sum();
+    if bytes > MOST_BYTES {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, "it is more than is kept of such"));
+    }
+    let directory = state_dir.join(DIRECTORY);
+    DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
+    make_room(&directory, MOST_FILES - parts.len(), MOST_BYTES - bytes)?;
+    // In the order of time, so that it is seen which are the oldest.
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
+    let named = parts.iter().map(|(kind, bytes)| (directory.join(format!("{now:015}-{uuid}.{kind}")), bytes));
+    let mut written = Vec::new();
+    for (path, bytes) in named {
+        written.push(path.clone());
+        let file = OpenOptions::new().create_new(true).write(true).mode(0o600).open(&path);
+        if let Err(error) = file.and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all())) {
+            written.iter().for_each(|path| drop(fs::remove_file(path)));
+            return Err(error);
+        }
+    }
+    Ok(written)
+}
+
+/// Removes the oldest files until there are no more than these.
+fn make_room(directory: &Path, files: usize, bytes: u64) -> io::Result<()> {
+    let mut all = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        all.push((entry.file_name(), entry.metadata()?.len()));
+    }
+    all.sort();
+    let mut rest: u64 = all.iter().map(|(_, length)| length).sum();
+    let mut count = all.len();
+    for (name, length) in all {
+        if count <= files && rest <= bytes {
+            break;
+        }
+        fs::remove_file(directory.join(name))?;
+        (count, rest) = (count - 1, rest - length);
+    }
+    Ok(())
+}
+
+/// Where what was in it is, for people.
+pub(super) fn sentence(kept: io::Result<Vec<PathBuf>>) -> String {
+    match kept {
+        Ok(files) if files.is_empty() => "nothing was in it that had not been heard or read".to_owned(),
+        Ok(files) => {
+            let files: Vec<String> = files.iter().map(|path| path.display().to_string()).collect();
+            format!("what may not have been heard, and had not been read, is in {}", files.join(", "))
+        }
+        Err(error) => format!("what was in it could not be kept: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+    use whimbrel_wire::snapshot::{Datagrams, Family, Luggage, Queued};
+
+    fn snapshot(length: usize) -> Vec<u8> {
+        let from = "198.51.100.7:4000".parse().expect("an endpoint");
+        let queue = vec![Queued { from, bytes: vec![7; length] }];
+        let snapshot = Snapshot {
+            family: Family::Ipv4,
+            local: "192.0.2.1:53".parse().expect("an endpoint"),
+            body: Body::Datagram(Datagrams { remote: Some(from), queue }),
+            options: Vec::new(),
+            luggage: Some(Luggage { uuid: [1; 16], state: b"frame 17".to_vec() }),
+        };
+        let mut bytes = Vec::new();
+        snapshot.encode(&mut bytes);
+        bytes
+    }
+
+    fn directory() -> PathBuf {
+        let path = std::env::temp_dir().join(format!(
+            "whimbrel-left-over-{}-{:?}",
+            std::process::id(),
+            std::thread::current().id()
+        ));
+        let _ = fs::remove_dir_all(&path);
+        fs::create_dir_all(&path).expect("made");
+        path
+    }
+
+    #[test]
+    fn what_was_in_a_lost_socket_is_roots_to_read() {
+        let directory = directory();
+        let files = keep(&directory, &Uuid::from_bytes([1; 16]), &snapshot(99)).expect("kept");
+        let [unread, state] = &files[..] else { panic!("{files:?}") };
+        assert_eq!(fs::read(unread).expect("read"), [7; 99]);
+        assert_eq!(fs::read(state).expect("read"), b"frame 17");
+        for file in &files {
+            assert_eq!(fs::metadata(file).expect("there").permissions().mode() & 0o777, 0o600);
+        }
+        let said = sentence(Ok(files));
+        assert!(said.contains(".unread") && said.contains(".state"), "{said}");
+        assert!(keep(&directory, &Uuid::from_bytes([1; 16]), b"no snapshot").is_err());
+        fs::remove_dir_all(directory).expect("removed");
+    }
+
+    #[test]
+    fn so_much_is_kept_and_no_more() {
+        let directory = directory();
+        for number in 0..40u8 {
+            keep(&directory, &Uuid::from_bytes([number; 16]), &snapshot(65_535)).expect("kept");
+        }
+        let lost = directory.join(DIRECTORY);
+        let count = || fs::read_dir(&lost).expect("there").count();
+        assert_eq!(count(), MOST_FILES);
+        make_room(&lost, 32, 3 * 65_535).expect("room");
+        assert!(count() <= 6, "{}", count());
+        fs::remove_dir_all(directory).expect("removed");
+    }
+}
