@@ -111,7 +111,7 @@ pub fn print_sample(count: usize) -> Result<()> {
     for socket in near {
         let frozen = Frozen::freeze(socket.into())?;
         let mut bytes = Vec::new();
-        frozen.dump(&defaults)?.encode(&mut bytes);
+        frozen.dump(&defaults, &mut sockets_here)?.encode(&mut bytes);
         frozen.destroy(&mut sockets_here)?;
         snapshots.push(bytes);
     }

@@ -141,7 +141,8 @@ fn one_run(options: &Options, rate: u64, begins: Begins) -> Result<u64> {
     heard.wait(FILLED)?;
     let _left = sender.end()?;
     let frozen = Frozen::freeze(near.into())?;
-    let snapshot = frozen.dump(&desk.host.enter(Defaults::look)??)?;
+    let mut sockets_here = desk.host.enter(SockDiag::open)??;
+    let snapshot = frozen.dump(&desk.host.enter(Defaults::look)??, &mut sockets_here)?;
     let path = path_of(&snapshot)?;
     if let Some(window) = begins.window(path) {
         begin_with(&guest, far.address, window)?;
@@ -154,7 +155,7 @@ fn one_run(options: &Options, rate: u64, begins: Begins) -> Result<u64> {
         let restored = Frozen::restore(&snapshot, &injector)?;
         Ok((injector, restored))
     })??;
-    frozen.destroy(&mut desk.host.enter(SockDiag::open)??)?;
+    frozen.destroy(&mut sockets_here)?;
     lead(&guest)?;
     let begun = MonoTime::now();
     let sender = Sender::begin(restored.thaw(&injector)?.into())?;

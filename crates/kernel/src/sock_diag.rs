@@ -26,6 +26,9 @@ const EXTENSIONS: usize = 2;
 /// Number of the attribute that holds a `struct tcp_info`, and where that has `tcpi_bytes_acked` and
 /// `tcpi_bytes_received` (include/uapi/linux/tcp.h; RFC 4898).
 const INET_DIAG_INFO: u16 = 2;
+/// One octet: which directions are shut down (RCV_SHUTDOWN, SEND_SHUTDOWN: include/net/sock.h).
+const INET_DIAG_SHUTDOWN: u16 = 8;
+const SEND_SHUTDOWN: u8 = 2;
 /// One octet: whether a socket that is bound to all IPv6 addresses leaves those of IPv4 to others.
 const INET_DIAG_SKV6ONLY: u16 = 11;
 const INET_DIAG_MARK: u16 = 15;
@@ -221,6 +224,35 @@ impl SockDiag {
             Err(refusal) if refusal.errno() == libc::ENOENT => Ok(None),
             Err(refusal) => Err(refusal.of("SOCK_DIAG_BY_FAMILY", tuple.to_string())),
         }
+    }
+
+    /// Whether a UDP socket sends no more, since its program has shut that down: nothing else tells. `tuple` is where it is looked for first.
+    /// `None`: there is no such socket.
+    ///
+    /// # Errors
+    /// [`Error::Call`].
+    pub(crate) fn is_silenced(&mut self, tuple: &FlowTuple, cookie: u64) -> Result<Option<bool>, Error> {
+        let silenced = |record: &[u8]| {
+            let shut = attribute(record.get(RECORD_LEN..)?, INET_DIAG_SHUTDOWN)?.first()?;
+            (Id::of(record)?.cookie == cookie).then_some(shut & SEND_SHUTDOWN != 0)
+        };
+        // As in `find`.
+        let request = request_for(Transport::Udp, tuple.remote, tuple.local, tuple.local.is_ipv4());
+        let mut found = None;
+        let asked = self.netlink.request(
+            SOCK_DIAG_BY_FAMILY,
+            0,
+            &request,
+            &mut found,
+            |found| *found = None,
+            |found, _, record| *found = silenced(record),
+        );
+        if asked.is_ok() && found.is_some() {
+            return Ok(found);
+        }
+        // One of several that share their names, or of IPv6 that has IPv4 as well.
+        let all = self.dump(Transport::Udp, CONNECTED_BIT | UNCONNECTED_BIT, silenced)?;
+        Ok(all.first().copied())
     }
 
     /// The TCP sockets that wait for connections.

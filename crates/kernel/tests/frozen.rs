@@ -136,7 +136,7 @@ impl Three {
     /// The whole way: what was dumped passes through its bytes.
     fn move_over(&self, near: OwnedFd) -> (TcpStream, Snapshot) {
         let frozen = Frozen::freeze(near).unwrap();
-        let snapshot = frozen.dump(&defaults()).unwrap();
+        let snapshot = frozen.dump(&defaults(), &mut SockDiag::open().unwrap()).unwrap();
         let mut bytes = Vec::new();
         snapshot.encode(&mut bytes);
         let arrived = Snapshot::decode(&bytes).unwrap();
@@ -233,7 +233,7 @@ fn a_connection_begins_with_what_is_known_of_its_new_path() {
         hosts::exchange(&mut near, &mut far);
         three.hold();
         let frozen = Frozen::freeze(near.into()).unwrap();
-        let snapshot = frozen.dump(&defaults()).unwrap();
+        let snapshot = frozen.dump(&defaults(), &mut SockDiag::open().unwrap()).unwrap();
         let elsewhere = Host::new();
         let _here = elsewhere.enter();
         let rebuilt = |name, window| {
@@ -256,7 +256,7 @@ fn the_first_timeout_is_that_of_the_round_trip_that_was_said() {
         let (mut near, mut far) = three.connect();
         hosts::exchange(&mut near, &mut far);
         three.hold();
-        let snapshot = Frozen::freeze(near.into()).unwrap().dump(&defaults()).unwrap();
+        let snapshot = Frozen::freeze(near.into()).unwrap().dump(&defaults(), &mut SockDiag::open().unwrap()).unwrap();
         let elsewhere = Host::new();
         let _here = elsewhere.enter();
         let endpoint = Endpoint::create(three.home(), "wb0", 1500).unwrap();
@@ -464,7 +464,7 @@ fn full_queues_go_along_whatever_their_sizes_and_however_they_are_packed() {
         for (case, near, far, mine, theirs) in ends {
             let before = room_of(&near);
             let frozen = Frozen::freeze(near.into()).unwrap();
-            let snapshot = frozen.dump(&defaults()).unwrap();
+            let snapshot = frozen.dump(&defaults(), &mut SockDiag::open().unwrap()).unwrap();
             let restored = three.acceptor.on(|| Frozen::restore(&snapshot, &injector));
             let restored = restored.unwrap_or_else(|why| panic!("{case:?}: {why}"));
             three.destroy(frozen);
@@ -541,7 +541,7 @@ fn a_connection_that_cannot_be_woken_is_over_for_both_ends() {
         wait("the end has arrived", || info(&near).tcpi_state == 8);
         three.hold();
         let frozen = Frozen::freeze(near.into()).unwrap();
-        let snapshot = frozen.dump(&defaults()).unwrap();
+        let snapshot = frozen.dump(&defaults(), &mut SockDiag::open().unwrap()).unwrap();
         let injector = Three::injector(&three.acceptor);
         let restored = three.acceptor.on(|| Frozen::restore(&snapshot, &injector)).unwrap();
         three.destroy(frozen);
@@ -565,7 +565,7 @@ const LOSE_NO_MORE: &str = "nft delete table inet lossy";
 /// The state of the connection, which goes on.
 fn state_of(three: &Three, near: &TcpStream) -> StreamState {
     let frozen = Frozen::freeze(near.try_clone().unwrap().into()).unwrap();
-    let state = stream(&frozen.dump(&defaults()).unwrap()).state;
+    let state = stream(&frozen.dump(&defaults(), &mut SockDiag::open().unwrap()).unwrap()).state;
     frozen.thaw(&Three::injector(&three.donor)).unwrap();
     state
 }
@@ -606,7 +606,7 @@ fn moved_in(three: &Three, state: StreamState) {
         three.far.sh(LOSE_NO_MORE);
     }
     let frozen = Frozen::freeze(near.into()).unwrap();
-    let snapshot = frozen.dump(&defaults()).unwrap();
+    let snapshot = frozen.dump(&defaults(), &mut SockDiag::open().unwrap()).unwrap();
     let mut bytes = Vec::new();
     snapshot.encode(&mut bytes);
     let snapshot = Snapshot::decode(&bytes).unwrap();
@@ -661,7 +661,7 @@ fn a_move_that_is_given_up_leaves_the_connection_as_it_was() {
     sockopt::set_socket_reuseaddr(&near, true).unwrap();
     let frozen = Frozen::freeze(near.try_clone().unwrap().into()).unwrap();
     assert!(near.write(b"?").is_err(), "a frozen socket takes nothing");
-    frozen.dump(&defaults()).unwrap();
+    frozen.dump(&defaults(), &mut SockDiag::open().unwrap()).unwrap();
     drop(frozen.thaw(&Three::injector(&three.donor)).unwrap());
     assert!(sockopt::socket_reuseaddr(&near).unwrap());
     hosts::exchange(&mut near, &mut far);
@@ -720,7 +720,7 @@ fn datagrams_that_were_not_read_go_along() {
         // What was sent before it is there as well.
         far.send_to(b"last", last.local_addr().unwrap()).unwrap();
         last.recv(&mut [0; 9]).unwrap();
-        let snapshot = dump(&near);
+        let snapshot = dump(&three.donor, &near);
         three.hold();
         let injector = Three::injector(&three.acceptor);
         let restored = three.acceptor.on(|| Frozen::restore(&snapshot, &injector)).unwrap();
@@ -736,6 +736,70 @@ fn datagrams_that_were_not_read_go_along() {
         moved.send(b"back").unwrap();
         let (length, from) = far.recv_from(&mut buffer).unwrap();
         assert_eq!((&buffer[..length], from), (&b"back"[..], home));
+    }
+}
+
+#[test]
+fn a_socket_that_was_shut_down_is_so_elsewhere() {
+    for plan in PLANS {
+        // TCP: what is there is read, and then the end.
+        for says_more in [true, false] {
+            let three = Three::new(plan);
+            let (near, mut far) = three.connect();
+            far.write_all(b"before").unwrap();
+            wait("it is there", || near.peek(&mut [0; 9]).unwrap() == 6);
+            near.shutdown(Shutdown::Read).unwrap();
+            if !says_more {
+                near.shutdown(Shutdown::Write).unwrap();
+                wait("its end is known", || info(&near).tcpi_state == 5);
+            }
+            three.hold();
+            let (mut moved, snapshot) = three.move_over(near.into());
+            assert!(snapshot.shut.receive && !snapshot.shut.send);
+            moved.set_nonblocking(true).unwrap();
+            assert_eq!(read_exactly(&mut moved, 6), b"before");
+            assert_eq!(moved.read(&mut [0]).unwrap(), 0);
+            if says_more {
+                moved.write_all(b"and on").unwrap();
+                assert_eq!(read_exactly(&mut far, 6), b"and on");
+            }
+        }
+        // UDP, connected and not.
+        let three = Three::new(plan);
+        let injector = Three::injector(&three.acceptor);
+        for connected in [true, false] {
+            for how in [Shutdown::Read, Shutdown::Write, Shutdown::Both] {
+                let far = three.far.on(|| UdpSocket::bind(three.far_address(0)).unwrap());
+                let near = three.donor.on(|| UdpSocket::bind(SocketAddr::new(three.home(), 0)).unwrap());
+                if connected {
+                    near.connect(far.local_addr().unwrap()).unwrap();
+                }
+                let how_far = match how {
+                    Shutdown::Read => rustix::net::Shutdown::Read,
+                    Shutdown::Write => rustix::net::Shutdown::Write,
+                    Shutdown::Both => rustix::net::Shutdown::Both,
+                };
+                // One that is not connected is shut down all the same (`inet_shutdown`).
+                assert_eq!(rustix::net::shutdown(&near, how_far).is_ok(), connected);
+                let [receive, send] = [how != Shutdown::Write, how != Shutdown::Read];
+                let snapshot = dump(&three.donor, &near);
+                assert_eq!((snapshot.shut.receive, snapshot.shut.send), (receive, send));
+                let mut bytes = Vec::new();
+                snapshot.encode(&mut bytes);
+                let snapshot = Snapshot::decode(&bytes).unwrap();
+                let restored = three.acceptor.on(|| Frozen::restore(&snapshot, &injector)).unwrap();
+                let moved = UdpSocket::from(restored.thaw(&injector).unwrap());
+                moved.set_nonblocking(true).unwrap();
+                let sent = moved.send_to(b"?", far.local_addr().unwrap());
+                let sent = if connected { moved.send(b"?") } else { sent };
+                assert_eq!(sent.err().map(|error| error.kind()), send.then_some(ErrorKind::BrokenPipe), "{how:?}");
+                // Only who waits is told of the end.
+                moved.set_nonblocking(!receive).unwrap();
+                moved.set_read_timeout(Some(PATIENCE)).unwrap();
+                let read = moved.recv(&mut [0; 9]).map_err(|error| error.kind());
+                assert_eq!(read, if receive { Ok(0) } else { Err(ErrorKind::WouldBlock) }, "{how:?}");
+            }
+        }
     }
 }
 
@@ -766,7 +830,7 @@ fn a_udp_server_goes_on_with_what_anybody_has_sent() {
         let sender = three.far.on(|| UdpSocket::bind(three.far_address(0)).unwrap());
         sender.send_to(b"last", last.local_addr().unwrap()).unwrap();
         last.recv(&mut [0; 9]).unwrap();
-        let mut snapshot = frozen.dump(&defaults()).unwrap();
+        let mut snapshot = three.donor.on(|| frozen.dump(&defaults(), &mut SockDiag::open().unwrap())).unwrap();
         let Body::Datagram(datagrams) = &mut snapshot.body else { panic!("{snapshot:?}") };
         let queue = std::mem::take(&mut datagrams.queue);
         let lengths: Vec<_> = queue.iter().map(|queued| queued.bytes.len()).collect();
@@ -834,8 +898,12 @@ fn plan_v4(address: &str) -> std::net::Ipv4Addr {
     address.parse().unwrap()
 }
 
-fn dump(socket: &UdpSocket) -> Snapshot {
-    Frozen::freeze(socket.try_clone().unwrap().into()).unwrap().dump(&defaults()).unwrap()
+fn dump(host: &Host, socket: &UdpSocket) -> Snapshot {
+    let _here = host.enter();
+    Frozen::freeze(socket.try_clone().unwrap().into())
+        .unwrap()
+        .dump(&defaults(), &mut SockDiag::open().unwrap())
+        .unwrap()
 }
 
 #[test]
@@ -844,7 +912,7 @@ fn a_listener_goes_on_at_another_host() {
     let near = three.donor.on(|| TcpListener::bind(SocketAddr::new(three.home(), 0)).unwrap());
     let address = near.local_addr().unwrap();
     let frozen = Frozen::freeze(near.into()).unwrap();
-    let snapshot = frozen.dump(&defaults()).unwrap();
+    let snapshot = frozen.dump(&defaults(), &mut SockDiag::open().unwrap()).unwrap();
     // The standard library sets this one.
     assert!(snapshot.options.iter().all(|option| option.kind == OptionKind::ReuseAddress), "{:?}", snapshot.options);
     let injector = Three::injector(&three.acceptor);
@@ -940,7 +1008,7 @@ fn a_target_that_lacks_the_address_leaves_nothing_behind() {
     let three = Three::new(PLANS[0]);
     let (mut near, mut far) = three.connect();
     let frozen = Frozen::freeze(near.try_clone().unwrap().into()).unwrap();
-    let snapshot = frozen.dump(&defaults()).unwrap();
+    let snapshot = frozen.dump(&defaults(), &mut SockDiag::open().unwrap()).unwrap();
     let home = three.plan.home;
     three.acceptor.sh(&format!("ip addr del {home}/32 dev lo"));
     let injector = Three::injector(&three.acceptor);
@@ -964,7 +1032,8 @@ fn what_it_costs() {
     let frozen: Vec<_> = ends.into_iter().map(|end| Frozen::freeze(end).unwrap()).collect();
     println!("freeze  {:5.1} us", each(began));
     let began = std::time::Instant::now();
-    let snapshots: Vec<_> = frozen.iter().map(|end| end.dump(&defaults).unwrap()).collect();
+    let snapshots: Vec<_> =
+        frozen.iter().map(|end| end.dump(&defaults, &mut SockDiag::open().unwrap()).unwrap()).collect();
     println!("dump    {:5.1} us", each(began));
     let _there = three.acceptor.enter();
     let began = std::time::Instant::now();

@@ -153,7 +153,7 @@ fn stream(snapshot: &mut Snapshot) -> &mut Stream {
 /// Written down, and gone.
 fn take(socket: impl Into<std::os::fd::OwnedFd>) -> Snapshot {
     let frozen = Frozen::freeze(socket.into()).unwrap();
-    let snapshot = frozen.dump(&Defaults::look().unwrap()).unwrap();
+    let snapshot = frozen.dump(&Defaults::look().unwrap(), &mut SockDiag::open().unwrap()).unwrap();
     frozen.destroy(&mut SockDiag::open().unwrap()).unwrap();
     snapshot
 }
@@ -232,7 +232,7 @@ fn write_down_datagrams() -> Snapshot {
     }
     there.send_to(b"last", last.local_addr().unwrap()).unwrap();
     last.recv(&mut [0; 9]).unwrap();
-    take(here)
+    near.on(|| take(here))
 }
 
 fn write_down_listener() -> Snapshot {
@@ -240,7 +240,7 @@ fn write_down_listener() -> Snapshot {
     let here = near.on(|| TcpListener::bind((IPV6.addresses()[0], LISTENER)).unwrap());
     sockopt::set_socket_keepalive(&here, true).unwrap();
     rustix::net::listen(&here, 77).unwrap();
-    take(here)
+    near.on(|| take(here))
 }
 
 /// All that this kernel gives away.

@@ -43,10 +43,21 @@ pub struct Snapshot {
     pub local: SocketAddr,
     /// What kind it is, and all that only this kind has.
     pub body: Body,
+    /// What the program has shut down, as far as a connection's state does not tell it.
+    pub shut: Shut,
     /// What the program has set; options at their defaults are left out. Each kind once, in the order of their numbers.
     pub options: Vec<SocketOption>,
     /// What goes along for the program that gets it.
     pub luggage: Option<Luggage>,
+}
+
+/// What a program has shut down of its socket (shutdown(2)), for good.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Shut {
+    /// It reads no more: behind what has arrived is the end. Not told of a connection whose other end has finished.
+    pub receive: bool,
+    /// It says no more. Told of UDP alone: of a connection the state tells it.
+    pub send: bool,
 }
 
 /// What a program hands over with its socket.
@@ -301,6 +312,7 @@ mod record {
     pub(super) const PATH: u16 = 0x0010;
     pub(super) const OPTION: u16 = 0x0011;
     pub(super) const LUGGAGE: u16 = 0x0012;
+    pub(super) const SHUT: u16 = 0x8013;
 }
 
 /// Kinds of sockets, in the record `SOCKET`.

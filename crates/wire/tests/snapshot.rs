@@ -7,7 +7,7 @@ use proptest::option;
 use proptest::prelude::*;
 use whimbrel_wire::snapshot::{
     Body, Datagrams, Family, Luggage, MAX_LEN, MAX_STATE, Negotiated, OptionKind, PathState, Queued, ReceiveQueue,
-    Scale, Segment, SendQueue, Snapshot, SocketOption, Stream, StreamState, Unreadable, Window,
+    Scale, Segment, SendQueue, Shut, Snapshot, SocketOption, Stream, StreamState, Unreadable, Window,
 };
 
 fn endpoint(family: Family) -> BoxedStrategy<SocketAddr> {
@@ -101,12 +101,14 @@ fn snapshot() -> impl Strategy<Value = Snapshot> {
         ];
         let luggage = option::of((any::<[u8; 16]>(), vec(any::<u8>(), 0..50)));
         let luggage = luggage.prop_map(|some| some.map(|(uuid, state)| Luggage { uuid, state }));
-        (endpoint(family), body, options(), luggage).prop_map(move |(local, body, options, luggage)| Snapshot {
-            family,
-            local,
-            body,
-            options,
-            luggage,
+        let parts = (endpoint(family), body, options(), luggage, any::<[bool; 2]>());
+        parts.prop_map(move |(local, body, options, luggage, [receive, send])| {
+            let shut = match &body {
+                Body::Stream(stream) => Shut { receive: receive && !stream.state.peer_has_finished(), send: false },
+                Body::Listening { .. } => Shut::default(),
+                Body::Datagram(_) => Shut { receive, send },
+            };
+            Snapshot { family, local, body, shut, options, luggage }
         })
     })
 }
@@ -171,6 +173,7 @@ fn connection() -> Snapshot {
             out_of_order: vec![Segment { sequence: 2010, bytes: b"!".to_vec() }],
             path: Some(PathState { congestion_control: "cubic".into(), congestion_window: 10, ..PathState::default() }),
         }),
+        shut: Shut::default(),
         options: vec![SocketOption { kind: OptionKind::NoDelay, value: 1 }],
         luggage: None,
     }
@@ -228,7 +231,13 @@ fn a_length_beyond_the_limit_is_refused_before_anything_is_read() {
 #[test]
 fn contradictions_are_refused() {
     type Change = fn(&mut Snapshot);
-    let cases: [(&str, Change); 9] = [
+    let cases: [(&str, Change); 12] = [
+        ("says no more", |s| s.shut.send = true),
+        ("reads no more, at the end", |s| {
+            (stream_of(s).state, s.shut.receive) = (StreamState::CloseWait, true);
+            stream_of(s).out_of_order.clear();
+        }),
+        ("a server that reads no more", |s| (s.body, s.shut.receive) = (Body::Listening { backlog: 1 }, true)),
         ("unsent", |s| stream_of(s).send.unsent = 6),
         ("finished", |s| stream_of(s).state = StreamState::FinWait2),
         ("mss", |s| stream_of(s).negotiated.mss = 47),
@@ -252,4 +261,13 @@ fn a_program_hands_over_so_much_and_no_more() {
     let with = |length| Snapshot { luggage: Some(Luggage { uuid: [7; 16], state: vec![1; length] }), ..connection() };
     assert_eq!(Snapshot::decode(&encoded(&with(MAX_STATE))), Ok(with(MAX_STATE)));
     assert!(Snapshot::decode(&encoded(&with(MAX_STATE + 1))).is_err());
+}
+
+#[test]
+fn what_is_shut_down_is_nothing_that_may_be_passed_over() {
+    let shut = Shut { receive: true, send: false };
+    assert_eq!(Snapshot::decode(&with_record(0x8013, &[1])), Ok(Snapshot { shut, ..connection() }));
+    for wrong in [&[][..], &[0], &[4], &[255], &[1, 1]] {
+        assert!(Snapshot::decode(&with_record(0x8013, wrong)).is_err(), "{wrong:?}");
+    }
 }

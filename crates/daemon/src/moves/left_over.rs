@@ -102,6 +102,7 @@ mod tests {
             family: Family::Ipv4,
             local: "192.0.2.1:53".parse().expect("an endpoint"),
             body: Body::Datagram(Datagrams { remote: Some(from), queue }),
+            shut: whimbrel_wire::snapshot::Shut::default(),
             options: Vec::new(),
             luggage: Some(Luggage { uuid: [1; 16], state: b"frame 17".to_vec() }),
         };

@@ -193,6 +193,7 @@ mod tests {
             family: Family::Ipv4,
             local: "192.0.2.1:4000".parse().expect("endpoint"),
             body: Body::Datagram(Datagrams { remote: Some(remote), queue }),
+            shut: whimbrel_wire::snapshot::Shut::default(),
             options: Vec::new(),
             luggage: None,
         };

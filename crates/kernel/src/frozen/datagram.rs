@@ -5,10 +5,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use rustix::net::{RecvFlags, Shutdown};
-use whimbrel_wire::snapshot::{Datagrams, Family, Queued, Snapshot};
+use whimbrel_wire::snapshot::{Datagrams, Family, Queued, Shut, Snapshot};
 use whimbrel_wire::{FlowTuple, Transport};
 
-use super::{SO_RCVBUF, SO_RCVBUFFORCE, Unmovable, bind, connect, groups, interrupted, make_room, shut_down};
+use super::{
+    SO_RCVBUF, SO_RCVBUFFORCE, Unmovable, bind, connect, groups, hears_no_more, interrupted, make_room, shut_down,
+};
 use crate::error::Error;
 use crate::inject::Injector;
 use crate::sock_diag::SockDiag;
@@ -56,6 +58,35 @@ pub(super) fn dump(fd: BorrowedFd<'_>, remote: Option<SocketAddr>) -> Result<Dat
     let queue = queued(fd);
     set(fd, SO_PEEK_OFF, &before)?;
     Ok(Datagrams { remote, queue: queue? })
+}
+
+/// What its program has shut down. `sockets` tells of those of its network namespace.
+pub(super) fn shut(
+    fd: BorrowedFd<'_>,
+    local: SocketAddr,
+    remote: Option<SocketAddr>,
+    sockets: &mut SockDiag,
+) -> Result<Shut, Unmovable> {
+    match hears_no_more(fd)? {
+        (receive, true) => Ok(Shut { receive, send: true }),
+        (true, false) => Ok(Shut { receive: true, send: false }),
+        (false, false) => {
+            let cookie =
+                rustix::net::sockopt::socket_cookie(fd).map_err(|e| Error::call("getsockopt", "SO_COOKIE", e))?;
+            let send = sockets.is_silenced(&tuple_of(local, remote), cookie)?;
+            let untold =
+                Unmovable::Kind("the kernel does not say of this UDP socket whether it was shut down (sock_diag)");
+            Ok(Shut { receive: false, send: send.ok_or(untold)? })
+        }
+    }
+}
+
+fn tuple_of(local: SocketAddr, remote: Option<SocketAddr>) -> FlowTuple {
+    remote.map_or(FlowTuple::unconnected(Transport::Udp, local), |remote| FlowTuple {
+        transport: Transport::Udp,
+        local,
+        remote,
+    })
 }
 
 fn queued(fd: BorrowedFd<'_>) -> Result<Vec<Queued>, Error> {
@@ -206,11 +237,7 @@ pub(super) fn abort(
     remote: Option<SocketAddr>,
     sockets: &mut SockDiag,
 ) -> Result<(), Unmovable> {
-    let tuple = remote.map_or(FlowTuple::unconnected(Transport::Udp, local), |remote| FlowTuple {
-        transport: Transport::Udp,
-        local,
-        remote,
-    });
+    let tuple = tuple_of(local, remote);
     let cookie = rustix::net::sockopt::socket_cookie(fd).map_err(|e| Error::call("getsockopt", "SO_COOKIE", e))?;
     let interface = get_int(fd, SO_BINDTOIFINDEX)? as u32;
     shut_down(fd, Shutdown::Write)?;

@@ -20,7 +20,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, socket_with};
-use whimbrel_wire::snapshot::{Body, Family, Queued, Snapshot};
+use whimbrel_wire::snapshot::{Body, Family, Queued, Shut, Snapshot};
 
 use crate::error::Error;
 use crate::inject::Injector;
@@ -120,19 +120,27 @@ impl Frozen {
         }
     }
 
-    /// Writes the socket down. Nothing is changed. `defaults` are those of its network namespace.
+    /// Writes the socket down. Nothing is changed. `defaults` and `sockets` are those of its network namespace.
     ///
     /// # Errors
     /// [`Unmovable`]: something about it could not be taken along.
-    pub fn dump(&self, defaults: &Defaults) -> Result<Snapshot, Unmovable> {
+    pub fn dump(&self, defaults: &Defaults, sockets: &mut SockDiag) -> Result<Snapshot, Unmovable> {
         let fd = self.socket.as_fd();
         let body = match self.kind {
             Kind::Stream => Body::Stream(stream::dump(fd, self.remote)?),
             Kind::Listening => Body::Listening { backlog: stream::backlog(fd)? },
             Kind::Datagram => Body::Datagram(datagram::dump(fd, self.remote)?),
         };
+        let shut = match &body {
+            // Whose other end has finished has nothing more to read.
+            Body::Stream(stream) if !stream.state.peer_has_finished() => {
+                Shut { receive: hears_no_more(fd)?.0, send: false }
+            }
+            Body::Stream(_) | Body::Listening { .. } => Shut::default(),
+            Body::Datagram(_) => datagram::shut(fd, self.local, self.remote, sockets)?,
+        };
         let options = options::dump(fd, self.kind, self.family, defaults, &self.due);
-        Ok(Snapshot { family: self.family, local: self.local, body, options, luggage: None })
+        Ok(Snapshot { family: self.family, local: self.local, body, shut, options, luggage: None })
     }
 
     /// Rebuilds a socket in the calling thread's network namespace, which must have its local address. It sends nothing before it
@@ -169,6 +177,13 @@ impl Frozen {
             }
         };
         options::restore_late(fd, snapshot)?;
+        // Neither says anything to the other end: a connection that says no more is in another state.
+        match snapshot.shut {
+            Shut { receive: false, send: false } => {}
+            Shut { receive: true, send: false } => shut_down(fd, Shutdown::Read)?,
+            Shut { receive: false, send: true } => shut_down(fd, Shutdown::Write)?,
+            Shut { receive: true, send: true } => shut_down(fd, Shutdown::Both)?,
+        }
         Ok(Self { socket, family: snapshot.family, kind, local: snapshot.local, remote, due })
     }
 
@@ -225,6 +240,16 @@ impl Frozen {
             }
         }
     }
+}
+
+/// Whether nothing more is read of a socket, and whether it is shut down in both directions (`tcp_poll`, `datagram_poll`).
+fn hears_no_more(fd: BorrowedFd<'_>) -> Result<(bool, bool), Error> {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let mut polled = [PollFd::new(&fd, PollFlags::RDHUP)];
+    poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))
+        .map_err(|error| Error::call("poll", "a socket to be moved", error))?;
+    let found = polled[0].revents();
+    Ok((found.contains(PollFlags::RDHUP), found.contains(PollFlags::HUP)))
 }
 
 /// Also of a socket that is not connected, which the kernel shuts down as well as it says that it cannot (`inet_shutdown`).

@@ -25,6 +25,7 @@ use crate::error::Error;
 use crate::frozen::{Defaults, Frozen};
 use crate::namespace::Entered;
 use crate::process;
+use crate::sock_diag::SockDiag;
 pub use ends::End;
 pub use quiet::grow_quiet;
 use sockets::{Socket, Sockets};
@@ -410,8 +411,9 @@ pub fn queues_of(pids: &[u32]) -> Result<Vec<Snapshot>, Unfit> {
             continue;
         }
         let _inside = Entered::descriptor(network_of(*first)?.as_fd())?;
+        let mut diagnosis = SockDiag::open()?;
         for (_, socket) in borrowed::borrow(*pid, &inodes)? {
-            let written = Frozen::freeze(socket).and_then(|frozen| frozen.dump(&defaults));
+            let written = Frozen::freeze(socket).and_then(|frozen| frozen.dump(&defaults, &mut diagnosis));
             let written = written.map_err(|why| tied(why.to_string()))?;
             if matches!(&written.body, Body::Datagram(datagrams) if !datagrams.queue.is_empty()) {
                 found.push(written);

@@ -7,8 +7,8 @@ use core::net::SocketAddr;
 use super::write::state_number;
 use super::{
     Body, Datagrams, Family, Luggage, MAGIC, MAX_LEN, MAX_STATE, Negotiated, OptionKind, PathState, Queued,
-    ReceiveQueue, Scale, Segment, SendQueue, Snapshot, SocketOption, Stream, StreamState, Unreadable, VERSION, Window,
-    kind, record,
+    ReceiveQueue, Scale, Segment, SendQueue, Shut, Snapshot, SocketOption, Stream, StreamState, Unreadable, VERSION,
+    Window, kind, record,
 };
 use crate::codec::{Malformed, Reader};
 
@@ -87,6 +87,7 @@ struct Parts {
     queue: Vec<Queued>,
     options: Vec<SocketOption>,
     luggage: Option<Luggage>,
+    shut: Shut,
 }
 
 impl Parts {
@@ -152,6 +153,13 @@ impl Parts {
                 }
                 self.luggage = Some(Luggage { uuid, state });
             }
+            record::SHUT => {
+                let (at, flags) = (body.clone(), body.u8("what is shut down")?);
+                if !(1..=3).contains(&flags) {
+                    return Err(at.malformed("what is shut down"));
+                }
+                self.shut = Shut { receive: flags & 1 != 0, send: flags & 2 != 0 };
+            }
             _ => return Ok(false),
         }
         Ok(true)
@@ -191,6 +199,15 @@ impl Parts {
         if foreign {
             return Err(missing("a record that its kind of socket does not have"));
         }
+        let has_ended = self.state.is_some_and(StreamState::peer_has_finished);
+        let is_odd = match of {
+            kind::STREAM => self.shut.send || self.shut.receive && has_ended,
+            kind::LISTENING => self.shut != Shut::default(),
+            _ => false,
+        };
+        if is_odd {
+            return Err(missing("a direction that is shut down beside what its kind of socket or its state says"));
+        }
         let body = match of {
             kind::STREAM => Body::Stream(checked(Stream {
                 remote: self.remote.ok_or(missing("a connection without the other end"))?,
@@ -212,7 +229,7 @@ impl Parts {
                 Body::Datagram(Datagrams { remote: self.remote, queue: self.queue })
             }
         };
-        Ok(Snapshot { family, local, body, options: self.options, luggage: self.luggage })
+        Ok(Snapshot { family, local, body, shut: self.shut, options: self.options, luggage: self.luggage })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use super::{Body, Datagrams, Family, MAGIC, Snapshot, Stream, StreamState, VERSION, kind, record};
+use super::{Body, Datagrams, Family, MAGIC, Shut, Snapshot, Stream, StreamState, VERSION, kind, record};
 use crate::codec::{put_endpoint, put_u16, put_u32, put_u64};
 
 impl Snapshot {
@@ -41,6 +41,10 @@ impl Snapshot {
                 out.extend_from_slice(&luggage.uuid);
                 out.extend_from_slice(&luggage.state);
             });
+        }
+        if self.shut != Shut::default() {
+            let Shut { receive, send } = self.shut;
+            put_record(out, record::SHUT, |out| out.push(u8::from(receive) | u8::from(send) << 1));
         }
         fill_length(out, length);
     }

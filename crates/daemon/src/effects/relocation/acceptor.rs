@@ -377,7 +377,14 @@ mod tests {
         let Request { tuple, family, .. } = request();
         let queue = vec![Queued { from: tuple.remote, bytes: b"asked".to_vec() }];
         let body = Body::Datagram(Datagrams { remote: Some(tuple.remote), queue });
-        let mut snapshot = Snapshot { family, local: tuple.local, body, options: Vec::new(), luggage: None };
+        let mut snapshot = Snapshot {
+            family,
+            local: tuple.local,
+            body,
+            shut: whimbrel_wire::snapshot::Shut::default(),
+            options: Vec::new(),
+            luggage: None,
+        };
         change(&mut snapshot);
         let mut bytes = Vec::new();
         snapshot.encode(&mut bytes);

@@ -259,17 +259,20 @@ impl Effects {
     }
 
     pub(super) fn dump(&mut self, name: &MoveName) -> Result<Vec<u8>, MoveFailed> {
-        let Relocation { given, endpoints, defaults, .. } = &mut self.relocation;
+        let Self { relocation: Relocation { given, endpoints, defaults, .. }, connections, .. } = self;
         let gone = || failed(Refusal::Unmovable, &"the socket is not at rest");
         let Given { flow, frozen, luggage, .. } = given.get(name).ok_or_else(gone)?;
-        let defaults = match endpoints.at(flow) {
-            Some(place) => &place.defaults,
-            None => match defaults {
-                Some(defaults) => defaults,
-                None => defaults.insert(Defaults::look().map_err(|error| refused(&error, Refusal::Unmovable))?),
-            },
+        let (defaults, sockets) = match endpoints.at(flow) {
+            Some(place) => (&place.defaults, &mut place.connections),
+            None => {
+                let defaults = match defaults {
+                    Some(defaults) => defaults,
+                    None => defaults.insert(Defaults::look().map_err(|error| refused(&error, Refusal::Unmovable))?),
+                };
+                (&*defaults, connections)
+            }
         };
-        let mut snapshot = frozen.dump(defaults).map_err(|why| unmovable(&why, Refusal::Unmovable))?;
+        let mut snapshot = frozen.dump(defaults, sockets).map_err(|why| unmovable(&why, Refusal::Unmovable))?;
         snapshot.luggage = Some(luggage.clone());
         if let Body::Datagram(datagrams) = &mut snapshot.body {
             // One that is bound to all addresses moves with this one, and has nothing to say to the other family from there.
