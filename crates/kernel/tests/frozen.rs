@@ -926,6 +926,39 @@ fn a_listener_goes_on_at_another_host() {
 }
 
 #[test]
+fn a_listener_comes_home_while_its_program_has_what_is_left_of_it() {
+    for plan in PLANS {
+        let three = Three::new(plan);
+        for reuses in [false, true] {
+            let home = SocketAddr::new(three.home(), 0);
+            let near = three.donor.on(|| {
+                use rustix::net::{AddressFamily, SocketType, bind, listen, socket};
+                let family = if home.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+                let socket = socket(family, SocketType::STREAM, None).unwrap();
+                sockopt::set_socket_reuseaddr(&socket, reuses).unwrap();
+                bind(&socket, &home).unwrap();
+                listen(&socket, 9).unwrap();
+                TcpListener::from(socket)
+            });
+            let address = near.local_addr().unwrap();
+            let frozen = Frozen::freeze(near.try_clone().unwrap().into()).unwrap();
+            let snapshot = frozen.dump(&defaults(), &mut SockDiag::open().unwrap()).unwrap();
+            let injector = Three::injector(&three.donor);
+            let rebuilt = || three.donor.on(|| Frozen::restore(&snapshot, &injector));
+            assert!(rebuilt().is_err(), "there is one that listens");
+            three.destroy(frozen);
+            let back = TcpListener::from(rebuilt().unwrap().thaw(&injector).unwrap());
+            assert_eq!(sockopt::socket_reuseaddr(&back).unwrap(), reuses);
+            let others = three.donor.on(|| TcpListener::bind(address));
+            assert_eq!(others.unwrap_err().kind(), ErrorKind::AddrInUse);
+            let mut far = three.far.on(|| TcpStream::connect_timeout(&address, PATIENCE)).unwrap();
+            hosts::exchange(&mut far, &mut back.accept().unwrap().0);
+            drop(near);
+        }
+    }
+}
+
+#[test]
 fn a_mapped_connection_moves_as_one_of_an_ipv6_socket() {
     let three = Three::new(PLANS[0]);
     let listener = three.donor.on(|| TcpListener::bind("[::]:0").unwrap());

@@ -785,7 +785,7 @@ impl EventLoop {
             self.judge.look(&mut self.node, now);
             self.programs_due(now);
             self.anchors_due(now);
-            self.effects.settle_ports();
+            self.effects.look_for_ports();
             self.take_in_processes(now);
             self.retire_listeners(now);
         }

@@ -19,7 +19,8 @@ use crate::server::ClientId;
 
 /// They are named by one of these and an address and port.
 const NAMES: [(&str, Transport); 2] = [("listener:", Transport::Tcp), ("udp:", Transport::Udp)];
-/// How long connections come to such a socket that were being opened when it went: a lost word of TCP's is sent again twice meanwhile.
+/// How long connections may come to such a socket that were being opened when it went: a lost word of TCP's is sent again twice meanwhile.
+/// Where none are any more it ends at once.
 const LINGER: Duration = Duration::from_secs(3);
 
 /// A socket that listens and has gone to another host.
@@ -148,6 +149,8 @@ impl EventLoop {
     /// Connections that were not accepted follow their sockets, which end when none can come any more.
     pub(crate) fn retire_listeners(&mut self, now: Time) {
         for retiring in std::mem::take(&mut self.moves.retiring) {
+            // Looked at first, so that none comes about between this and the last that is taken.
+            let is_over = retiring.until <= now || !self.effects.is_being_opened(&retiring.name);
             for socket in self.effects.take_queued(&retiring.name) {
                 let named = flow_of(&socket).and_then(|flow| Ok((flow, self.programs.names.of(socket.as_fd())?)));
                 let Ok((flow, uuid)) = named else { continue };
@@ -160,7 +163,7 @@ impl EventLoop {
                 let (acceptor, receiver) = (retiring.to, retiring.receiver.clone());
                 self.give(flow, Wish { client: ClientId::NOBODY, family, acceptor, receiver, prepares: false });
             }
-            if retiring.until <= now {
+            if is_over {
                 self.effects.end_retired(&retiring.name);
             } else {
                 self.moves.retiring.push(retiring);

@@ -373,6 +373,7 @@ impl EventLoop {
                     // Of a move that a daemon before this one began it is not known for whom it was.
                     let receiver = job.as_ref().and_then(|job| job.receiver.clone());
                     self.moves.retiring.push(Retiring::begin(now, *name, key, receiver));
+                    self.retire_listeners(now);
                 }
                 if let Some(Job { client, flow, uuid, .. }) = job {
                     // What was kept of it for its program is of no use any more.

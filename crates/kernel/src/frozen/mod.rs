@@ -47,6 +47,7 @@ const NEITHER: &str = "only sockets of TCP and UDP can be moved";
 const SO_TYPE: Name = Name { level: libc::SOL_SOCKET, name: libc::SO_TYPE, text: "SO_TYPE" };
 const SO_PROTOCOL: Name = Name { level: libc::SOL_SOCKET, name: libc::SO_PROTOCOL, text: "SO_PROTOCOL" };
 const SO_ACCEPTCONN: Name = Name { level: libc::SOL_SOCKET, name: libc::SO_ACCEPTCONN, text: "SO_ACCEPTCONN" };
+const SO_REUSEADDR: Name = Name { level: libc::SOL_SOCKET, name: libc::SO_REUSEADDR, text: "SO_REUSEADDR" };
 const SO_BUF_LOCK: Name = Name { level: libc::SOL_SOCKET, name: 72, text: "SO_BUF_LOCK" };
 const SO_SNDBUF: Name = Name { level: libc::SOL_SOCKET, name: libc::SO_SNDBUF, text: "SO_SNDBUF" };
 const SO_RCVBUF: Name = Name { level: libc::SOL_SOCKET, name: libc::SO_RCVBUF, text: "SO_RCVBUF" };
@@ -166,9 +167,13 @@ impl Frozen {
         let (due, remote) = match &snapshot.body {
             Body::Stream(stream) => (stream::restore(fd, snapshot, stream)?, Some(stream.remote)),
             Body::Listening { backlog } => {
+                let reuse = sockopt::get_int(fd, SO_REUSEADDR)?;
+                // What was it before it went from here may have the port yet, and does not keep it to itself (`destroy`).
+                sockopt::set(fd, SO_REUSEADDR, &1i32)?;
                 bind(fd, snapshot.family, snapshot.local)?;
                 rustix::net::listen(fd, i32::try_from(*backlog).unwrap_or(i32::MAX))
                     .map_err(|e| Error::call("listen", snapshot.local.to_string(), e))?;
+                sockopt::set(fd, SO_REUSEADDR, &reuse)?;
                 (stream::Due::default(), None)
             }
             Body::Datagram(datagrams) => {
@@ -232,7 +237,11 @@ impl Frozen {
         match self.kind {
             Kind::Stream => stream::destroy(self.socket.as_fd()),
             // Nobody is told of the end of these in any case; a duplicate of the descriptor keeps none of them open for long.
-            Kind::Listening => shut_down(self.socket.as_fd(), Shutdown::Both),
+            // It has its port for as long as it is open, and is to keep nobody from it that comes back.
+            Kind::Listening => {
+                shut_down(self.socket.as_fd(), Shutdown::Both)?;
+                Ok(sockopt::set(self.socket.as_fd(), SO_REUSEADDR, &1i32)?)
+            }
             Kind::Datagram => {
                 // It was read there.
                 datagram::empty(self.socket.as_fd());

@@ -13,8 +13,8 @@ use whimbrel_wire::snapshot::{
 use whimbrel_wire::{FlowTuple, Transport};
 
 use super::{
-    NEITHER, SO_BUF_LOCK, SO_RCVBUF, SO_RCVBUFFORCE, SO_SNDBUF, SO_SNDBUFFORCE, Unmovable, bind, connect, interrupted,
-    make_room, options, shut_down,
+    NEITHER, SO_BUF_LOCK, SO_RCVBUF, SO_RCVBUFFORCE, SO_REUSEADDR, SO_SNDBUF, SO_SNDBUFFORCE, Unmovable, bind, connect,
+    interrupted, make_room, options, shut_down,
 };
 use crate::error::Error;
 use crate::inject::{Injector, Numbers};
@@ -36,8 +36,6 @@ const TCP_ULP: Name = tcp(31, "TCP_ULP");
 const TCP_CORK: Name = tcp(libc::TCP_CORK, "TCP_CORK");
 const TCP_NOTSENT_LOWAT: Name = tcp(25, "TCP_NOTSENT_LOWAT");
 const TCP_CONGESTION: Name = tcp(libc::TCP_CONGESTION, "TCP_CONGESTION");
-
-const SO_REUSEADDR: Name = Name { level: libc::SOL_SOCKET, name: libc::SO_REUSEADDR, text: "SO_REUSEADDR" };
 
 const SO_OOBINLINE: Name = Name { level: libc::SOL_SOCKET, name: libc::SO_OOBINLINE, text: "SO_OOBINLINE" };
 

@@ -109,6 +109,7 @@ impl Effects {
             return Err(failed(Refusal::NobodyReceives, &"the program that was to receive it has gone"));
         }
         self.forget_late(&request.tuple);
+        self.make_way_for_listener(&request.tuple);
         self.take_home(&request.tuple)?;
         let Relocation { taken, endpoints, ports, .. } = &mut self.relocation;
         let gone = || failed(Refusal::NotRestored, &"nobody has asked for it");

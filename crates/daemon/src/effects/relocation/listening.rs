@@ -11,7 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SocketFlags, accept_with};
 use whimbrel_datapath::{HelpedFlow, HelpedPhase};
 use whimbrel_kernel::frozen::Frozen;
-use whimbrel_kernel::sock_diag::{Listener, SockDiag};
+use whimbrel_kernel::sock_diag::{Listener, SockDiag, TcpState};
 use whimbrel_protocol::{LocalEnd, MoveFailed, MoveName, Refusal};
 use whimbrel_wire::{FlowTuple, Transport};
 
@@ -85,6 +85,20 @@ impl Effects {
             }
         }
         queued
+    }
+
+    /// Whether connections of a socket that is another host's are being opened, as far as that can be told.
+    pub(crate) fn is_being_opened(&mut self, name: &MoveName) -> bool {
+        let Some(flow) = self.relocation.retiring.get(name).map(Given::flow) else { return false };
+        let opening = self.sockets_beside(&flow).tcp(&[TcpState::SynReceived]);
+        opening.map_or(true, |opening| opening.iter().any(|connection| connection.tuple.local == flow.local))
+    }
+
+    /// A socket that listens comes back to where it was: what is left of it there makes way.
+    pub(super) fn make_way_for_listener(&mut self, flow: &FlowTuple) {
+        let left: Vec<MoveName> =
+            self.relocation.retiring.iter().filter(|(_, of)| of.flow == *flow).map(|(name, _)| *name).collect();
+        left.iter().for_each(|name| self.end_retired(name));
     }
 
     /// Those that are in endpoint namespaces.

@@ -21,7 +21,12 @@ pub(super) struct Ports {
     ports: HashMap<(Transport, SocketAddr), Port>,
     /// Some are not held yet.
     open: bool,
+    /// So many ticks pass until they are tried again, and so many did before.
+    ticks: [u32; 2],
 }
+
+/// Ticks that pass at the most between two attempts to hold a port that somebody has, perhaps for days.
+const MOST_TICKS: u32 = 64;
 
 /// Why a port is another host's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -48,7 +53,9 @@ impl Ports {
         let fresh = || Port { users: HashSet::new(), held: None, expected: false };
         let port = self.ports.entry((transport, local)).or_insert_with(fresh);
         port.users.insert(user);
-        self.open |= port.held.is_none();
+        if port.held.is_none() {
+            (self.open, self.ticks) = (true, [0; 2]);
+        }
     }
 
     /// It is over, or back.
@@ -119,6 +126,20 @@ impl Ports {
         self.release(Transport::Udp, local, User::Lease);
     }
 
+    /// As [`settle`](Self::settle), less and less often while somebody has one.
+    pub(super) fn tick(&mut self) {
+        let [rest, before] = self.ticks;
+        if !self.open {
+            self.ticks = [0; 2];
+        } else if rest > 0 {
+            self.ticks = [rest - 1, before];
+        } else {
+            self.settle();
+            let next = (2 * before).clamp(1, MOST_TICKS);
+            self.ticks = [next, next];
+        }
+    }
+
     /// Takes those that are not held. One that cannot be had is somebody's, which does as well: the listener's that the connection was
     /// accepted by, or the socket's itself, which is about to go. So this is asked again from time to time.
     pub(super) fn settle(&mut self) {
@@ -157,6 +178,11 @@ impl Effects {
 
     pub(super) fn release_port(&mut self, flow: &FlowTuple) {
         self.relocation.ports.release(flow.transport, flow.remote, User::Connection(flow.local));
+    }
+
+    /// As [`Effects::settle_ports`], at each tick.
+    pub(crate) fn look_for_ports(&mut self) {
+        self.relocation.ports.tick();
     }
 
     /// Takes ports that somebody else had, if they are free by now.
@@ -232,6 +258,28 @@ mod tests {
         assert!(taken(ask()));
         ports.release(Transport::Tcp, local, User::Connection(other));
         assert!(!taken(ask()));
+    }
+
+    #[test]
+    fn a_port_that_somebody_keeps_is_not_tried_without_end() {
+        let program = TcpListener::bind("127.0.0.1:0").expect("bind");
+        let local = program.local_addr().expect("address");
+        let mut ports = Ports::default();
+        ports.need(Transport::Tcp, local, User::Endpoint);
+        // An attempt finds it taken, and leaves it open; between two nothing is asked of the kernel.
+        let attempts = |ports: &mut Ports, ticks: u32| {
+            let attempt = |_: &u32| {
+                let due = ports.ticks[0] == 0;
+                ports.tick();
+                due
+            };
+            (0..ticks).filter(attempt).count()
+        };
+        assert_eq!(attempts(&mut ports, 1), 1, "at once");
+        assert!(attempts(&mut ports, 4000) < 80);
+        drop(program);
+        assert!(attempts(&mut ports, MOST_TICKS + 1) > 0 && !ports.open, "it is free, and had");
+        assert!(taken(TcpListener::bind(local).map(drop)));
     }
 
     #[test]
