@@ -364,6 +364,7 @@ fn start_on(
     }
     effects.speak_for(&config.behind, config.port).map_err(adopting)?;
     effects.set_policies(&config.policies);
+    effects.relocation.set_rights(config.privileged_options);
     effects.set_lendable(config.anchor.as_ref().map(|anchor| anchor.lendable.clone()));
 
     let socket_names = SocketNames::new(&key.to_bytes());

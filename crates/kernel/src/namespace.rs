@@ -45,6 +45,15 @@ pub fn mark(socket: BorrowedFd<'_>, mark: u32) -> Result<(), Error> {
     sockopt::set(socket, option, &mark.cast_signed())
 }
 
+/// The mark of a socket.
+///
+/// # Errors
+/// [`Error::Call`]: it is no socket.
+pub fn mark_of(socket: BorrowedFd<'_>) -> Result<u32, Error> {
+    let option = sockopt::Name { level: libc::SOL_SOCKET, name: libc::SO_MARK, text: "SO_MARK" };
+    Ok(sockopt::get_int(socket, option)?.cast_unsigned())
+}
+
 /// Moves the calling process into a network namespace of its own, in which there is nothing yet, and gives a descriptor of it. Where the
 /// process may not do that, it moves into a user namespace of its own first, as whom it is: with no more rights over anything outside.
 /// It must have one thread.

@@ -1,5 +1,7 @@
 //! What this process is allowed to do.
 
+use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+
 use crate::error::Error;
 
 /// A capability that Whimbrel needs, or that makes it better (capabilities(7)).
@@ -72,6 +74,22 @@ impl Capabilities {
         let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
         u64::from_str_radix(line.trim(), 16).ok().map(Self)
     }
+}
+
+/// Does something without CAP_NET_ADMIN and CAP_NET_RAW, so that the kernel refuses the calling thread what it refuses any program.
+///
+/// # Errors
+/// [`Error::Call`]: the thread's capabilities could not be changed; or the error of `work`.
+pub(crate) fn without_network<T>(work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+    let failed = |call| move |error| Error::call(call, "the rights of this thread", error);
+    let held = capabilities(None).map_err(failed("capget"))?;
+    let mut fewer = held;
+    fewer.effective.remove(CapabilitySet::NET_ADMIN | CapabilitySet::NET_RAW);
+    set_capabilities(None, fewer).map_err(failed("capset"))?;
+    let result = work();
+    // What a thread is permitted it may have back.
+    set_capabilities(None, held).map_err(failed("capset"))?;
+    result
 }
 
 #[cfg(test)]

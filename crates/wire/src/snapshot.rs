@@ -255,6 +255,11 @@ pub enum Unreadable {
         /// The record that has to be understood, where it is not the version as a whole.
         record: Option<u16>,
     },
+    /// It has an option of the socket that this version does not know, and so cannot set.
+    UnknownOption {
+        /// Its number.
+        number: u16,
+    },
     /// It is longer than [`MAX_LEN`].
     TooLarge {
         /// Its length in bytes.
@@ -278,6 +283,9 @@ impl fmt::Display for Unreadable {
                     f,
                     "the snapshot, of version {version}, has a record of kind {record}, which this host must not ignore"
                 )
+            }
+            Self::UnknownOption { number } => {
+                write!(f, "the socket has an option of number {number}, which this host does not know")
             }
             Self::TooLarge { length } => {
                 write!(f, "the snapshot has {length} bytes, and this host takes {MAX_LEN} at most")

@@ -25,8 +25,10 @@ fn endpoint(family: Family) -> BoxedStrategy<SocketAddr> {
 
 fn options() -> impl Strategy<Value = Vec<SocketOption>> {
     let all: Vec<_> = OptionKind::ALL.to_vec();
-    (proptest::sample::subsequence(all.clone(), 0..=all.len()), any::<u64>())
-        .prop_map(|(kinds, value)| kinds.into_iter().map(|kind| SocketOption { kind, value }).collect())
+    (proptest::sample::subsequence(all.clone(), 0..=all.len()), any::<u64>()).prop_map(|(kinds, value)| {
+        let option = |kind| SocketOption { kind, value: if kind == OptionKind::Priority { value % 7 } else { value } };
+        kinds.into_iter().map(option).collect()
+    })
 }
 
 fn negotiated() -> impl Strategy<Value = Negotiated> {
@@ -222,6 +224,15 @@ fn what_is_not_known_is_passed_over_unless_it_must_be_understood() {
 }
 
 #[test]
+fn an_option_that_is_not_known_is_refused() {
+    // The number, and a value.
+    let option = [&0x1234u16.to_be_bytes()[..], &1u64.to_be_bytes()].concat();
+    let read = Snapshot::decode(&with_record(0x0011, &option));
+    assert_eq!(read, Err(Unreadable::UnknownOption { number: 0x1234 }));
+    assert!(read.unwrap_err().to_string().contains("4660, which this host does not know"));
+}
+
+#[test]
 fn a_length_beyond_the_limit_is_refused_before_anything_is_read() {
     let mut bytes = encoded(&connection());
     bytes[6..10].copy_from_slice(&(MAX_LEN as u32 + 1).to_be_bytes());
@@ -231,13 +242,14 @@ fn a_length_beyond_the_limit_is_refused_before_anything_is_read() {
 #[test]
 fn contradictions_are_refused() {
     type Change = fn(&mut Snapshot);
-    let cases: [(&str, Change); 12] = [
+    let cases: [(&str, Change); 13] = [
         ("says no more", |s| s.shut.send = true),
         ("reads no more, at the end", |s| {
             (stream_of(s).state, s.shut.receive) = (StreamState::CloseWait, true);
             stream_of(s).out_of_order.clear();
         }),
         ("a server that reads no more", |s| (s.body, s.shut.receive) = (Body::Listening { backlog: 1 }, true)),
+        ("priority", |s| s.options[0] = SocketOption { kind: OptionKind::Priority, value: 7 }),
         ("unsent", |s| stream_of(s).send.unsent = 6),
         ("finished", |s| stream_of(s).state = StreamState::FinWait2),
         ("mss", |s| stream_of(s).negotiated.mss = 47),

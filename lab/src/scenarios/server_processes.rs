@@ -166,9 +166,23 @@ fn server(lab: &mut Lab, ipv6: bool, far_runs: bool) -> Result<()> {
     clients.end(FEW)
 }
 
+/// What becomes of a socket that is bound to a port where a process lives that has come to the acceptor.
+fn bind_beside(three: &mut Three, pid: u32, at: IpAddr, port: u16) -> Result<String> {
+    let program = format!(
+        "import errno, socket\ns = socket.socket(socket.AF_INET6 if ':' in '{at}' else socket.AF_INET)\n\
+         try: s.bind(('{at}', {port})); print('bound')\n\
+         except OSError as e: print('taken' if e.errno == errno.EADDRINUSE else e)"
+    );
+    // The process has its number where the daemon is.
+    let daemon = three.acceptor.process().pid().to_string();
+    let inside = ["--target", &daemon, "--mount", "--pid", "nsenter", &format!("--net=/proc/{pid}/ns/net")];
+    let output = three.world.server.command("nsenter").args(inside).args(["python3", "-c", &program]).run()?;
+    Ok(output.trim().to_owned())
+}
+
 fn opens(lab: &mut Lab, ipv6: bool) -> Result<()> {
     needs_criu()?;
-    let three = Three::with_donor(lab, false, true, LENDS)?;
+    let mut three = Three::with_donor(lab, false, true, LENDS)?;
     let at = SocketAddr::new(address(&three.world.at_server, ipv6)?, three.world.server.next_port());
     let opener = Detached::server(&three.world.server, at, OPENER)?;
     let program = Program::run(&three.world.laptop, CLIENTS, &three.donor.run_dir())?;
@@ -185,8 +199,13 @@ fn opens(lab: &mut Lab, ipv6: bool) -> Result<()> {
     open()?;
     three.world.no_resets()?;
 
+    step("what is bound beside it has a port on lease, or none");
+    let pid = there.pid_there.unwrap_or_default();
+    let beside = bind_beside(&mut three, pid, at.ip(), 7)?;
+    expect!(beside == "taken", "a port that nobody has lent is {beside}");
+
     step("it comes back");
-    let back = give_with(&three.acceptor, there.pid_there.unwrap_or_default(), &[], "desk")?;
+    let back = give_with(&three.acceptor, pid, &[], "desk")?;
     let _back = back.pid_there.map(Ended);
     open()?;
     three.world.no_resets()

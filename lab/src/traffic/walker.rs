@@ -100,6 +100,7 @@ pub(super) fn walk(options: &WalkerOptions) -> Result<()> {
         partner.stdin(socket).stdout(Stdio::null()).stderr(Stdio::null()).spawn().map_err(failed("fork"))?;
     }
     let mut datagrams = options.datagrams.then(|| Datagrams::begin(options.connect)).transpose()?;
+    let idle = Idle::begin(options.connect)?;
     let mut gap = Duration::ZERO;
     let mut next = Instant::now();
     loop {
@@ -120,6 +121,7 @@ pub(super) fn walk(options: &WalkerOptions) -> Result<()> {
         if let Some(datagrams) = &mut datagrams {
             ended = ended.or(datagrams.step(due).err());
         }
+        ended = ended.or(idle.check().err());
         let tcp = walks.iter().map(|walk| walk.received).min().unwrap_or(0);
         let least = datagrams.as_ref().map_or(tcp, |datagrams| datagrams.received.min(tcp));
         if let Some(why) = ended {
@@ -221,6 +223,35 @@ impl Walk {
             Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(()),
             Err(error) => Err(error.to_string()),
         }
+    }
+}
+
+/// Sockets that are in no list of the kernel's, as any program has some: of TCP, never connected; of UDP, not bound.
+struct Idle {
+    unconnected: OwnedFd,
+    unbound: OwnedFd,
+}
+
+impl Idle {
+    fn begin(connect: SocketAddr) -> Result<Self> {
+        use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+        let family = if connect.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let socket = |kind| {
+            socket_with(family, kind, SocketFlags::CLOEXEC, None).map_err(|error| failed("socket")(error.into()))
+        };
+        Ok(Self { unconnected: socket(SocketType::STREAM)?, unbound: socket(SocketType::DGRAM)? })
+    }
+
+    /// Whether they are what they were.
+    fn check(&self) -> std::result::Result<(), String> {
+        let unbound = |socket: &OwnedFd| {
+            let name = rustix::net::getsockname(socket).ok().and_then(|name| SocketAddr::try_from(name).ok());
+            name.is_some_and(|name| name.port() == 0)
+        };
+        if !unbound(&self.unconnected) || !unbound(&self.unbound) {
+            return Err("a socket that was not bound is".to_owned());
+        }
+        Ok(())
     }
 }
 

@@ -163,6 +163,9 @@ pub(super) fn interpret(
     if let Some(value) = section.take("processes") {
         config.processes = boolean(value, "processes")?;
     }
+    if let Some(value) = section.take("privileged_options") {
+        config.privileged_options = boolean(value, "privileged_options")?;
+    }
     if let Some(value) = section.take("stand_in") {
         config.stand_in = boolean(value, "stand_in")?;
         if config.stand_in && !config.serve_rendezvous {

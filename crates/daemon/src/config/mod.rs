@@ -112,6 +112,8 @@ pub struct Config {
     pub serve_rendezvous: bool,
     /// `processes`: hosts of the community may have this one run whatever they like, by moving processes here.
     pub processes: bool,
+    /// `privileged_options`: sockets that come here keep the options that Linux keeps to those who administrate the network.
+    pub privileged_options: bool,
     /// `stand_in`: hosts that meet others here, and leave this host's links, are stood in for.
     pub stand_in: bool,
     /// `limits.questions`: hosts are asked so often a second, in all, whether they run Whimbrel.
@@ -162,6 +164,7 @@ impl Default for Config {
             rendezvous: Vec::new(),
             serve_rendezvous: false,
             processes: false,
+            privileged_options: false,
             stand_in: false,
             questions: 20,
             connections: 524_288,
@@ -205,6 +208,7 @@ impl Config {
             rendezvous,
             serve_rendezvous,
             processes,
+            privileged_options,
             stand_in,
             questions,
             connections,
@@ -232,6 +236,7 @@ impl Config {
             ("rendezvous", *rendezvous != other.rendezvous),
             ("serve_rendezvous", *serve_rendezvous != other.serve_rendezvous),
             ("processes", *processes != other.processes),
+            ("privileged_options", *privileged_options != other.privileged_options),
             ("stand_in", *stand_in != other.stand_in),
             ("log", *log != other.log),
             ("event_log", *event_log != other.event_log),

@@ -161,7 +161,9 @@ impl EventLoop {
                 let luggage = Luggage { uuid: *uuid.as_bytes(), state: Vec::new() };
                 let family = self.effects.take_given(now, flow, socket, luggage);
                 let (acceptor, receiver) = (retiring.to, retiring.receiver.clone());
-                self.give(flow, Wish { client: ClientId::NOBODY, family, acceptor, receiver, prepares: false });
+                let options = Vec::new();
+                let wish = Wish { client: ClientId::NOBODY, family, acceptor, receiver, options, prepares: false };
+                self.give_borrowed(flow, wish);
             }
             if is_over {
                 self.effects.end_retired(&retiring.name);

@@ -80,6 +80,8 @@ pub(crate) struct Wish {
     family: Family,
     acceptor: PublicKey,
     receiver: Option<String>,
+    /// The numbers of the options that the socket has.
+    options: Vec<u16>,
     /// It is to go when that is said, and not now.
     prepares: bool,
 }
@@ -117,7 +119,9 @@ impl EventLoop {
             match borrowed.get(&flow) {
                 Some(Ok(family)) => {
                     let receiver = receiver.map(str::to_owned);
-                    self.give(flow, Wish { client: id, family: *family, acceptor, receiver, prepares: false });
+                    let wish =
+                        Wish { client: id, family: *family, acceptor, receiver, options: Vec::new(), prepares: false };
+                    self.give_borrowed(flow, wish);
                 }
                 Some(Err(why)) => self.say_kept(id, flow, [0; 16], &why.to_string()),
                 None => self.say_kept(id, flow, [0; 16], "its socket was not found"),
@@ -169,7 +173,7 @@ impl EventLoop {
         let luggage = Luggage { uuid: *uuid.as_bytes(), state: state.into_bytes() };
         let family = self.effects.take_given(clock::now(), flow, socket, luggage);
         let receiver = receiver.map(str::to_owned);
-        self.give(flow, Wish { client: id, family, acceptor, receiver, prepares: false });
+        self.give_borrowed(flow, Wish { client: id, family, acceptor, receiver, options: Vec::new(), prepares: false });
     }
 
     /// The connection that a descriptor is one end of, or the socket without another end that it is: one that has all addresses goes with
@@ -209,6 +213,18 @@ impl EventLoop {
                 self.effects.relocation.remove_receiver(name.as_bytes());
             }
             self.moves.open.remove(client);
+        }
+    }
+
+    /// The same once it is known which options the socket has: one that cannot go stays before anything is done with it.
+    fn give_borrowed(&mut self, flow: FlowTuple, wish: Wish) {
+        match self.effects.options_of_borrowed(&flow) {
+            Ok(options) => self.give(flow, Wish { options, ..wish }),
+            Err(failed) => {
+                let uuid = self.effects.uuid_of(&flow).unwrap_or_default();
+                self.return_wished(clock::now(), &flow, &wish);
+                self.say_kept(wish.client, flow, uuid, &failed.sentence);
+            }
         }
     }
 
@@ -280,7 +296,7 @@ impl EventLoop {
             tuple: flow,
             family: wish.family,
             size: SNAPSHOT_USUAL,
-            options: Vec::new(),
+            options: wish.options.clone(),
             receiver: wish.receiver.as_deref().unwrap_or(WAITING_ROOM).as_bytes().to_vec(),
             holder,
             holder_at,
@@ -626,7 +642,9 @@ pub(crate) fn sentence(why: Refusal) -> &'static str {
         Refusal::NoRights => {
             "the other host may not rebuild sockets: its daemon lacks a right (`whimbrel doctor` there)"
         }
-        Refusal::NoOption => "the other host cannot set an option that it needs",
+        Refusal::NoOption => {
+            "the other host does not set an option that it has, as one that needs a privilege (`privileged_options`): its log says which"
+        }
         Refusal::Taken => "its address and port are taken on the other host",
         Refusal::NobodyReceives => {
             "no program on the other host receives it (`whimbrel receive`, or one with libwhimbrel, under this name)"
@@ -659,7 +677,9 @@ fn sentence_here(why: Refusal) -> &'static str {
         Refusal::NoRoom => "this host has no room for it",
         Refusal::NoFamily => "this host does not have its address family",
         Refusal::NoRights => "this host may not rebuild sockets: its daemon lacks a right (`whimbrel doctor`)",
-        Refusal::NoOption => "this host cannot set an option that it needs",
+        Refusal::NoOption => {
+            "this host does not set an option that it has, as one that needs a privilege (`privileged_options`): its log says which"
+        }
         Refusal::Taken => "its address and port are taken on this host",
         Refusal::NobodyReceives => {
             "no program on this host receives it (`whimbrel receive`, or one with libwhimbrel, under this name)"

@@ -41,7 +41,14 @@ impl EventLoop {
         self.server.answer_later(id);
         let family = self.effects.expect_gift(clock::now(), flow, &socket, *uuid.as_bytes());
         let receiver = receiver.map(str::to_owned);
-        self.give(flow, Wish { client: id, family, acceptor, receiver, prepares: true });
+        let wish = Wish { client: id, family, acceptor, receiver, options: Vec::new(), prepares: true };
+        match self.effects.options_of(&flow, socket.as_fd()) {
+            Ok(options) => self.give(flow, Wish { options, ..wish }),
+            Err(failed) => {
+                self.return_wished(clock::now(), &flow, &wish);
+                self.say_kept(id, flow, *uuid.as_bytes(), &failed.sentence);
+            }
+        }
     }
 
     /// The others are asked to stand ready.

@@ -9,18 +9,16 @@ use whimbrel_wire::snapshot::{Datagrams, Family, Queued, Shut, Snapshot};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use super::{
-    SO_RCVBUF, SO_RCVBUFFORCE, Unmovable, bind, connect, groups, hears_no_more, interrupted, make_room, shut_down,
+    SO_PEEK_OFF, SO_RCVBUF, SO_RCVBUFFORCE, Unmovable, bind, connect, groups, hears_no_more, interrupted, make_room,
+    shut_down,
 };
 use crate::error::Error;
 use crate::inject::Injector;
 use crate::sock_diag::SockDiag;
 use crate::sockopt::{Name, get_int, set};
 
-const SO_PEEK_OFF: Name = Name { level: libc::SOL_SOCKET, name: libc::SO_PEEK_OFF, text: "SO_PEEK_OFF" };
 const SO_BINDTOIFINDEX: Name = Name { level: libc::SOL_SOCKET, name: 62, text: "SO_BINDTOIFINDEX" };
 const IP_TRANSPARENT: Name = Name { level: libc::SOL_IP, name: libc::IP_TRANSPARENT, text: "IP_TRANSPARENT" };
-const UDP_CORK: Name = Name { level: libc::SOL_UDP, name: libc::UDP_CORK, text: "UDP_CORK" };
-const UDP_ENCAP: Name = Name { level: libc::SOL_UDP, name: 100, text: "UDP_ENCAP" };
 /// Room for what comes before the program that takes the socket begins to read, in bytes with the kernel's own for each datagram.
 const UNTIL_READ: usize = 512 << 10;
 const LONGEST: usize = 65_535;
@@ -32,14 +30,8 @@ const MOST_EMPTIED: usize = 1 << 17;
 /// Refuses what would not be the same socket on another host.
 pub(super) fn check(fd: BorrowedFd<'_>, remote: Option<SocketAddr>) -> Result<(), Unmovable> {
     let is_set = |option| get_int(fd, option).is_ok_and(|value| value != 0);
-    let reason = if is_set(UDP_CORK) {
-        "a UDP socket that is corked cannot be moved: the kernel does not give away a datagram that was begun"
-    } else if is_set(UDP_ENCAP) {
-        "a UDP socket that carries tunnels of the kernel's own, as IPsec's, cannot be moved"
-    } else if remote.is_some() {
+    let reason = if remote.is_some() {
         return Ok(());
-    } else if is_set(SO_BINDTOIFINDEX) {
-        "a UDP socket that is bound to an interface cannot be moved unless it is connected"
     } else if is_set(IP_TRANSPARENT) {
         "a UDP socket that takes what is sent to others (IP_TRANSPARENT) cannot be moved"
     } else if groups::joined(fd).is_some() {

@@ -26,7 +26,7 @@ use crate::error::Error;
 use crate::inject::Injector;
 use crate::sock_diag::SockDiag;
 use crate::sockopt::{self, Name};
-pub use options::Defaults;
+pub use options::{Defaults, Rights, why_not_set};
 pub use timeout::expect_round_trip;
 
 /// A socket that cannot be moved, and why.
@@ -49,6 +49,7 @@ const SO_PROTOCOL: Name = Name { level: libc::SOL_SOCKET, name: libc::SO_PROTOCO
 const SO_ACCEPTCONN: Name = Name { level: libc::SOL_SOCKET, name: libc::SO_ACCEPTCONN, text: "SO_ACCEPTCONN" };
 const SO_REUSEADDR: Name = Name { level: libc::SOL_SOCKET, name: libc::SO_REUSEADDR, text: "SO_REUSEADDR" };
 const SO_BUF_LOCK: Name = Name { level: libc::SOL_SOCKET, name: 72, text: "SO_BUF_LOCK" };
+const SO_PEEK_OFF: Name = Name { level: libc::SOL_SOCKET, name: libc::SO_PEEK_OFF, text: "SO_PEEK_OFF" };
 const SO_SNDBUF: Name = Name { level: libc::SOL_SOCKET, name: libc::SO_SNDBUF, text: "SO_SNDBUF" };
 const SO_RCVBUF: Name = Name { level: libc::SOL_SOCKET, name: libc::SO_RCVBUF, text: "SO_RCVBUF" };
 const SO_SNDBUFFORCE: Name = Name { level: libc::SOL_SOCKET, name: libc::SO_SNDBUFFORCE, text: "SO_SNDBUFFORCE" };
@@ -85,6 +86,7 @@ impl Frozen {
     pub fn freeze(socket: OwnedFd) -> Result<Self, Unmovable> {
         let fd = socket.as_fd();
         let Look { kind, family, local, remote } = look_at(fd)?;
+        options::check(fd, kind, family)?;
         let due = match kind {
             Kind::Stream => stream::freeze(fd, remote.is_some())?,
             Kind::Listening => stream::Due::default(),
@@ -94,6 +96,18 @@ impl Frozen {
             }
         };
         Ok(Self { socket, family, kind, local, remote, due })
+    }
+
+    /// The numbers of the options that a socket has which is to go, before anything is done with it. `defaults` are those of its network
+    /// namespace.
+    ///
+    /// # Errors
+    /// [`Unmovable`]: it has something that cannot go along.
+    pub fn needs(socket: BorrowedFd<'_>, defaults: &Defaults) -> Result<Vec<u16>, Unmovable> {
+        let Look { kind, family, .. } = look_at(socket)?;
+        options::check(socket, kind, family)?;
+        let options = options::dump(socket, kind, family, defaults, None)?;
+        Ok(options.into_iter().map(|option| option.kind.number()).collect())
     }
 
     /// Whether a TCP socket is at rest, as one that a killed process has frozen and nobody has woken since.
@@ -128,7 +142,7 @@ impl Frozen {
     pub fn dump(&self, defaults: &Defaults, sockets: &mut SockDiag) -> Result<Snapshot, Unmovable> {
         let fd = self.socket.as_fd();
         let body = match self.kind {
-            Kind::Stream => Body::Stream(stream::dump(fd, self.remote)?),
+            Kind::Stream => Body::Stream(from_the_first(fd, || stream::dump(fd, self.remote))?),
             Kind::Listening => Body::Listening { backlog: stream::backlog(fd)? },
             Kind::Datagram => Body::Datagram(datagram::dump(fd, self.remote)?),
         };
@@ -140,17 +154,26 @@ impl Frozen {
             Body::Stream(_) | Body::Listening { .. } => Shut::default(),
             Body::Datagram(_) => datagram::shut(fd, self.local, self.remote, sockets)?,
         };
-        let options = options::dump(fd, self.kind, self.family, defaults, &self.due);
+        let reuse = (self.kind == Kind::Stream).then(|| self.due.reuse());
+        let options = options::dump(fd, self.kind, self.family, defaults, reuse)?;
         Ok(Snapshot { family: self.family, local: self.local, body, shut, options, luggage: None })
     }
 
     /// Rebuilds a socket in the calling thread's network namespace, which must have its local address. It sends nothing before it
-    /// is [thawed](Self::thaw). `injector` belongs to the same namespace.
+    /// is [thawed](Self::thaw). `injector` belongs to the same namespace. An option that needs a privilege is not set.
     ///
     /// # Errors
-    /// [`Unmovable`]: this host lacks something, such as the address, its family, a port that is free, room, or rights. Nothing is
+    /// [`Unmovable`]: the socket has one; this host lacks something, such as the address, its family, a port that is free, room, or rights. Nothing is
     /// left of the attempt.
     pub fn restore(snapshot: &Snapshot, injector: &Injector) -> Result<Self, Unmovable> {
+        Self::restore_with(snapshot, injector, Rights::default())
+    }
+
+    /// The same with what needs a privilege, where that is given.
+    ///
+    /// # Errors
+    /// Those of [`restore`](Self::restore).
+    pub fn restore_with(snapshot: &Snapshot, injector: &Injector, rights: Rights) -> Result<Self, Unmovable> {
         let (family, of) = match snapshot.family {
             Family::Ipv4 => (AddressFamily::INET, "IPv4"),
             Family::Ipv6 => (AddressFamily::INET6, "IPv6"),
@@ -163,7 +186,7 @@ impl Frozen {
         let socket =
             socket_with(family, shape, SocketFlags::CLOEXEC, None).map_err(|e| Error::call("socket", of, e))?;
         let fd = socket.as_fd();
-        options::restore_early(fd, snapshot)?;
+        options::restore_early(fd, snapshot, rights)?;
         let (due, remote) = match &snapshot.body {
             Body::Stream(stream) => (stream::restore(fd, snapshot, stream)?, Some(stream.remote)),
             Body::Listening { backlog } => {
@@ -181,7 +204,7 @@ impl Frozen {
                 (stream::Due::default(), datagrams.remote)
             }
         };
-        options::restore_late(fd, snapshot)?;
+        options::restore_late(fd, snapshot, rights)?;
         // Neither says anything to the other end: a connection that says no more is in another state.
         match snapshot.shut {
             Shut { receive: false, send: false } => {}
@@ -261,6 +284,19 @@ fn hears_no_more(fd: BorrowedFd<'_>) -> Result<(bool, bool), Error> {
     Ok((found.contains(PollFlags::RDHUP), found.contains(PollFlags::HUP)))
 }
 
+/// Has a queue be looked at from its first byte, wherever the program has got to with looking (SO_PEEK_OFF, of TCP since Linux 6.9).
+fn from_the_first<T>(fd: BorrowedFd<'_>, look: impl FnOnce() -> Result<T, Unmovable>) -> Result<T, Unmovable> {
+    const NONE: i32 = -1;
+    let before = sockopt::get_int(fd, SO_PEEK_OFF).unwrap_or(NONE);
+    if before == NONE {
+        return look();
+    }
+    sockopt::set(fd, SO_PEEK_OFF, &NONE)?;
+    let seen = look();
+    sockopt::set(fd, SO_PEEK_OFF, &before)?;
+    seen
+}
+
 /// Also of a socket that is not connected, which the kernel shuts down as well as it says that it cannot (`inet_shutdown`).
 fn shut_down(fd: BorrowedFd<'_>, how: Shutdown) -> Result<(), Unmovable> {
     match rustix::net::shutdown(fd, how) {
@@ -273,6 +309,35 @@ impl AsFd for Frozen {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
+}
+
+/// What a socket of IPv4 or IPv6 is, whatever its state.
+pub(crate) enum Inet {
+    /// Of TCP. `closed`: over, or never connected; `unread`: bytes of its connection that nobody has read, where it is over.
+    Tcp { closed: bool, unread: u32 },
+    /// Of UDP, or UDP-Lite.
+    Udp,
+    /// Of Multipath TCP.
+    Multipath,
+    /// Of another protocol.
+    Other,
+}
+
+/// Looks at a socket of IPv4 or IPv6.
+///
+/// # Errors
+/// [`Error::Call`]: it is none.
+pub(crate) fn inet_of(fd: BorrowedFd<'_>) -> Result<Inet, Error> {
+    let kind = sockopt::get_int(fd, SO_TYPE)?;
+    Ok(match (sockopt::get_int(fd, SO_PROTOCOL)?, kind) {
+        (libc::IPPROTO_TCP, libc::SOCK_STREAM) => {
+            let closed = stream::is_closed(fd)?;
+            Inet::Tcp { closed, unread: if closed { stream::unread(fd)? } else { 0 } }
+        }
+        (libc::IPPROTO_UDP | libc::IPPROTO_UDPLITE, libc::SOCK_DGRAM) => Inet::Udp,
+        (libc::IPPROTO_MPTCP, _) => Inet::Multipath,
+        _ => Inet::Other,
+    })
 }
 
 /// What a descriptor is.

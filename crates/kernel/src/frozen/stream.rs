@@ -18,6 +18,7 @@ use super::{
 };
 use crate::error::Error;
 use crate::inject::{Injector, Numbers};
+use crate::privilege;
 use crate::sockopt::{Name, get_int, get_into, ioctl_int, set, set_slice};
 
 pub(super) const fn tcp(name: libc::c_int, text: &'static str) -> Name {
@@ -53,6 +54,7 @@ pub(super) const SEND_QUEUE: i32 = 2;
 const ESTABLISHED: u8 = 1;
 const FIN_WAIT1: u8 = 4;
 pub(super) const FIN_WAIT2: u8 = 5;
+const CLOSED: u8 = 7;
 const CLOSE_WAIT: u8 = 8;
 const LAST_ACK: u8 = 9;
 const CLOSING: u8 = 11;
@@ -128,6 +130,16 @@ impl Info {
     fn congestion(&self) -> (u32, u32) {
         (self.numbers[17], self.numbers[18])
     }
+}
+
+/// Whether a TCP socket is over, or was never connected.
+pub(super) fn is_closed(fd: BorrowedFd<'_>) -> Result<bool, Error> {
+    Ok(Info::of(fd)?.state == CLOSED)
+}
+
+/// Bytes that nobody has read, up to an urgent one.
+pub(super) fn unread(fd: BorrowedFd<'_>) -> Result<u32, Error> {
+    ioctl_int(fd, SIOCINQ, "SIOCINQ")
 }
 
 pub(super) fn backlog(fd: BorrowedFd<'_>) -> Result<u32, Unmovable> {
@@ -317,9 +329,9 @@ pub(super) fn restore(fd: BorrowedFd<'_>, snapshot: &Snapshot, stream: &Stream) 
     choose(fd, SEND_QUEUE, send.end.wrapping_sub(send.bytes.len() as u32))?;
     choose(fd, RECEIVE_QUEUE, receive.end.wrapping_sub(receive.bytes.len() as u32))?;
     bind(fd, family, local)?;
-    // What the kernel does not have stays what its administrator chose.
+    // What the kernel does not have, or not for everybody, stays what its administrator chose.
     if let Some(path) = path.as_ref().filter(|path| !path.congestion_control.is_empty()) {
-        let _ = set_slice(fd, TCP_CONGESTION, &[name_of(&path.congestion_control)]);
+        let _ = privilege::without_network(|| set(fd, TCP_CONGESTION, &name_of(&path.congestion_control)));
     }
     // Segments are cut as a socket takes them to be when it connects (`tcp_connect_init`), and not anew when it is told what was agreed upon: it
     // would begin with the 536 or 1220 bytes that everybody takes.

@@ -68,6 +68,12 @@ impl Whole {
                 _ => met.push(FlowTuple::unconnected(end.transport, SocketAddr::new(address, end.at.port()))),
             }
         }
+        let fits = |ip: IpAddr| ip == address || ip.is_unspecified() || ip.is_loopback();
+        if let Some(other) = self.idle.iter().find(|at| !fits(at.ip().to_canonical())) {
+            return Err(tied(format!(
+                "it has a TCP socket that is bound to {other} and not connected, and there it can have but {address}"
+            )));
+        }
         met.sort_unstable();
         met.dedup();
         Ok((met, deaf))
@@ -132,6 +138,19 @@ mod tests {
         let (there, deaf) = met(&whole(&["0.0.0.0:80", "[::]:81"], &[]), "2001:db8::1").expect("it goes");
         assert_eq!((there, deaf), (vec!["[2001:db8::1]:81".to_owned()], vec!["0.0.0.0:80".to_owned()]));
         assert_eq!(web.bound_to(), (vec!["192.0.2.1".parse().expect("an address")], [true, true]));
+    }
+
+    #[test]
+    fn what_is_idle_is_bound_to_no_other_address() {
+        let with = |idle: &str| {
+            let idle = vec![idle.parse().expect("an endpoint")];
+            met(&Whole { idle, ..whole(&["0.0.0.0:80"], &[]) }, "192.0.2.1")
+        };
+        for fits in ["192.0.2.1:9", "0.0.0.0:9", "[::]:9", "127.0.0.1:9", "[::1]:9"] {
+            with(fits).expect(fits);
+        }
+        let said = with("192.0.2.2:9").expect_err("another address");
+        assert!(said.contains("bound to 192.0.2.2:9 and not connected") && said.contains("192.0.2.1"), "{said}");
     }
 
     #[test]

@@ -28,7 +28,7 @@ use crate::process;
 use crate::sock_diag::SockDiag;
 pub use ends::End;
 pub use quiet::grow_quiet;
-use sockets::{Socket, Sockets};
+use sockets::{Socket, Sockets, Unlisted};
 
 /// Device files that every host has, and that hold nothing of whoever has them open.
 const DEVICES: [&str; 5] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"];
@@ -73,6 +73,8 @@ pub struct Whole {
     pub ends: Vec<End>,
     /// Those of processes that stay, in the same network namespace.
     pub others: Vec<End>,
+    /// Where sockets of TCP are bound, or were, that are over, were never connected or wait for nobody: CRIU binds those again.
+    pub idle: Vec<SocketAddr>,
     /// Files that they need, with the length of those that have one and that they do not write to.
     pub files: Vec<(PathBuf, Option<u64>)>,
     /// Memory that they have in use, in bytes.
@@ -138,6 +140,7 @@ pub fn look(pid: u32, scope: Scope) -> Result<Whole, Unfit> {
         flows: Vec::new(),
         ends: Vec::new(),
         others: Vec::new(),
+        idle: Vec::new(),
         files: Vec::new(),
         memory: pids.iter().map(|pid| memory(*pid)).sum(),
         inner,
@@ -243,12 +246,28 @@ fn look_at_descriptors(whole: &mut Whole) -> Result<(), Unfit> {
                         return Err(tied(format!("{} is a connection that is not open yet", of(&number))));
                     }
                     Some(Socket::Listening(..) | Socket::Bound(_) | Socket::Other) => {}
-                    None => {
-                        return Err(tied(format!(
-                            "{} is a socket of a kind that cannot be moved, such as of Multipath TCP, or of another network namespace",
-                            of(&number)
-                        )));
-                    }
+                    None => match sockets.look_at_unlisted(*pid, inode)? {
+                        Unlisted::Idle(bound) => whole.idle.extend(bound),
+                        Unlisted::Unread(bytes) => {
+                            return Err(tied(format!(
+                                "{} is a connection that is over, and {bytes} bytes of it were not read yet; try again",
+                                of(&number)
+                            )));
+                        }
+                        Unlisted::Gone => continue,
+                        Unlisted::Changing => {
+                            return Err(tied(format!("{} was opened or closed meanwhile; try again", of(&number))));
+                        }
+                        Unlisted::Elsewhere => {
+                            return Err(tied(format!("{} is a socket of another network namespace", of(&number))));
+                        }
+                        Unlisted::Strange(kind) => {
+                            return Err(tied(format!(
+                                "{} is a socket of a kind that cannot be moved: {kind}",
+                                of(&number)
+                            )));
+                        }
+                    },
                 }
             } else if text.starts_with("pipe:[") {
                 pipes.insert(text, *pid);
@@ -290,6 +309,8 @@ fn look_at_descriptors(whole: &mut Whole) -> Result<(), Unfit> {
         ends.sort_unstable();
         ends.dedup();
     }
+    whole.idle.sort_unstable();
+    whole.idle.dedup();
     for (socket, peer) in
         sockets.unix_peers().filter(|(socket, peer)| inodes.contains(socket) && !inodes.contains(peer))
     {

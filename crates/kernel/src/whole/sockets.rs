@@ -3,12 +3,18 @@
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 
+use rustix::io::Errno;
+use rustix::net::AddressFamily;
+use rustix::net::sockopt::socket_domain;
 use whimbrel_wire::{FlowTuple, Transport};
 
+use crate::borrowed;
 use crate::error::Error;
-use crate::namespace::Entered;
+use crate::frozen::{self, Inet};
+use crate::namespace::{self, Entered};
 use crate::sock_diag::SockDiag;
 use crate::whole::ends::End;
 
@@ -47,9 +53,29 @@ pub(super) enum Socket {
     Other,
 }
 
+/// What is known of a socket that no list has: those of TCP that are over or were never connected, and those of UDP that are not bound, are in
+/// no table of the kernel's (`inet_hash`, `udp_lib_get_port`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unlisted {
+    /// Such a one, of this network namespace. Where it is bound, or was, if it is.
+    Idle(Option<SocketAddr>),
+    /// The same, with so many bytes that its program has not read.
+    Unread(u32),
+    /// It should be in a list: it has become what it is just now.
+    Changing,
+    /// The process does not have it any more.
+    Gone,
+    /// Of another network namespace.
+    Elsewhere,
+    /// Of a kind that CRIU does not know: which.
+    Strange(&'static str),
+}
+
 /// All of a network namespace.
 #[derive(Debug, Default)]
 pub(super) struct Sockets {
+    /// Its cookie.
+    cookie: u64,
     by_inode: HashMap<u32, Socket>,
     datagram: HashSet<u32>,
     /// The other ends of UNIX sockets.
@@ -62,6 +88,7 @@ impl Sockets {
         let mut sockets = Self::default();
         sockets.look_again(pid);
         let _inside = Entered::path(&PathBuf::from(format!("/proc/{pid}/ns/net")))?;
+        sockets.cookie = namespace::cookie()?;
         // A kernel without the module does not tell; CRIU, which needs it too, does.
         sockets.peers = SockDiag::open()?.unix_peers().unwrap_or_default();
         Ok(sockets)
@@ -92,6 +119,19 @@ impl Sockets {
         }
     }
 
+    /// Looks at a socket of a process that no list has.
+    ///
+    /// # Errors
+    /// [`Error::Call`]: the process may not be looked into, or the kernel does not tell.
+    pub(super) fn look_at_unlisted(&self, pid: u32, inode: u32) -> Result<Unlisted, Error> {
+        let found = borrowed::borrow(pid, &HashSet::from([inode]))?;
+        let Some((_, socket)) = found.first() else { return Ok(Unlisted::Gone) };
+        if namespace::cookie_of(socket.as_fd())? != self.cookie {
+            return Ok(Unlisted::Elsewhere);
+        }
+        unlisted(socket.as_fd())
+    }
+
     pub(super) fn find(&self, inode: u32) -> Option<&Socket> {
         self.by_inode.get(&inode)
     }
@@ -113,6 +153,29 @@ impl Sockets {
     pub(super) fn is_datagram(&self, inode: u32) -> bool {
         self.datagram.contains(&inode)
     }
+}
+
+/// What a descriptor shows of itself.
+fn unlisted(socket: BorrowedFd<'_>) -> Result<Unlisted, Error> {
+    let domain = socket_domain(socket).map_err(|e| Error::call("getsockopt", "SO_DOMAIN", e))?;
+    if !matches!(domain, AddressFamily::INET | AddressFamily::INET6) {
+        return Ok(Unlisted::Strange("neither of IPv4, of IPv6 nor of UNIX"));
+    }
+    let bound = || match rustix::net::getsockname(socket) {
+        Ok(name) => Ok(SocketAddr::try_from(name).ok().filter(|at| at.port() != 0)),
+        // The kernel has taken its address from it.
+        Err(Errno::NOTCONN | Errno::INVAL) => Ok(None),
+        Err(error) => Err(Error::call("getsockname", "a socket of a process", error)),
+    };
+    let canonical = |at: SocketAddr| SocketAddr::new(at.ip().to_canonical(), at.port());
+    Ok(match frozen::inet_of(socket)? {
+        Inet::Tcp { closed: true, unread: 0 } => Unlisted::Idle(bound()?.map(canonical)),
+        Inet::Tcp { closed: true, unread } => Unlisted::Unread(unread),
+        Inet::Udp if bound()?.is_none() => Unlisted::Idle(None),
+        Inet::Tcp { .. } | Inet::Udp => Unlisted::Changing,
+        Inet::Multipath => Unlisted::Strange("of Multipath TCP"),
+        Inet::Other => Unlisted::Strange("neither of TCP nor of UDP"),
+    })
 }
 
 fn lines(pid: u32, name: &str) -> Vec<String> {

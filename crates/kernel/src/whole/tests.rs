@@ -262,6 +262,85 @@ fn sockets_without_another_end_are_told_and_whose_they_are() {
     finish(child);
 }
 
+/// A connection that its far end has reset, after it said this.
+fn reset_after(said: &[u8]) -> TcpStream {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+    let here = TcpStream::connect(listener.local_addr().expect("address")).expect("connect");
+    let (mut there, _) = listener.accept().expect("accept");
+    std::io::Write::write_all(&mut there, said).expect("write");
+    let linger = rustix::net::sockopt::set_socket_linger(&there, Some(Duration::ZERO));
+    linger.expect("SO_LINGER");
+    drop(there);
+    let mut polled = [rustix::event::PollFd::new(&here, rustix::event::PollFlags::empty())];
+    rustix::event::poll(&mut polled, None).expect("poll");
+    here
+}
+
+fn tcp(family: rustix::net::AddressFamily, protocol: Option<rustix::net::Protocol>) -> OwnedFd {
+    rustix::net::socket(family, rustix::net::SocketType::STREAM, protocol).expect("socket")
+}
+
+#[test]
+fn sockets_that_no_list_has_go_along() {
+    use rustix::net::{AddressFamily as Of, SocketType, bind, socket};
+    let bound = tcp(Of::INET, None);
+    bind(&bound, &SocketAddr::from(([127, 0, 0, 1], 0))).expect("bind");
+    let at = SocketAddr::try_from(rustix::net::getsockname(&bound).expect("name")).expect("an endpoint");
+    let reset = reset_after(b"");
+    let was = reset.local_addr().expect("address");
+    let over = {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+        let here = TcpStream::connect(listener.local_addr().expect("address")).expect("connect");
+        here.shutdown(std::net::Shutdown::Write).expect("shutdown");
+        drop(listener.accept().expect("accept"));
+        let mut polled = [rustix::event::PollFd::new(&here, rustix::event::PollFlags::empty())];
+        rustix::event::poll(&mut polled, None).expect("poll");
+        here
+    };
+    let ended = over.local_addr().expect("address");
+    for (what, idle, found) in [
+        ("never connected", tcp(Of::INET, None), None),
+        ("never connected, IPv6", tcp(Of::INET6, None), None),
+        ("bound", bound, Some(at)),
+        ("reset", reset.into(), Some(was)),
+        ("over", over.into(), Some(ended)),
+        ("UDP, unbound", socket(Of::INET, SocketType::DGRAM, None).expect("socket"), None),
+        ("UDP, unbound, IPv6", socket(Of::INET6, SocketType::DGRAM, None).expect("socket"), None),
+    ] {
+        let child = start(idle.into(), Stdio::null());
+        let whole = looked(&child, Scope::Alone).map(|whole| (whole.idle, whole.flows.len(), whole.ends.len()));
+        finish(child);
+        assert_eq!(whole.expect(what), (found.into_iter().collect(), 0, 0), "{what}");
+    }
+}
+
+#[test]
+fn sockets_that_no_list_has_are_told_where_they_cannot_go() {
+    use rustix::net::{AddressFamily as Of, Protocol};
+    let said = |socket: OwnedFd| {
+        let child = start(socket.into(), Stdio::null());
+        let said = looked(&child, Scope::Alone);
+        finish(child);
+        said.expect_err("it stays").to_string()
+    };
+    let unread = said(reset_after(b"unread").into());
+    assert!(unread.contains("is over, and 6 bytes of it were not read yet"), "{unread}");
+    let multipath = Protocol::from_raw(std::num::NonZeroU32::new(262).expect("a number"));
+    if rustix::net::socket(Of::INET, rustix::net::SocketType::STREAM, Some(multipath)).is_ok() {
+        let multipath = said(tcp(Of::INET, Some(multipath)));
+        assert!(multipath.contains("cannot be moved: of Multipath TCP"), "{multipath}");
+    }
+    if rustix::process::geteuid().is_root() {
+        let elsewhere = std::thread::spawn(|| {
+            // SAFETY: neither the file system context nor descriptors are unshared.
+            unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNET) }.expect("unshare");
+            tcp(Of::INET, None)
+        });
+        let elsewhere = said(elsewhere.join().expect("the thread"));
+        assert!(elsewhere.contains("a socket of another network namespace"), "{elsewhere}");
+    }
+}
+
 #[test]
 fn a_process_grows_quiet_once_it_has_accepted_what_waits() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("bind");

@@ -4,6 +4,7 @@ use alloc::borrow::ToOwned;
 use alloc::vec::Vec;
 use core::net::SocketAddr;
 
+use super::option::MOST_PRIORITY;
 use super::write::state_number;
 use super::{
     Body, Datagrams, Family, Luggage, MAGIC, MAX_LEN, MAX_STATE, Negotiated, OptionKind, PathState, Queued,
@@ -86,6 +87,8 @@ struct Parts {
     path: Option<PathState>,
     queue: Vec<Queued>,
     options: Vec<SocketOption>,
+    /// The first option that this version does not know.
+    strange: Option<u16>,
     luggage: Option<Luggage>,
     shut: Shut,
 }
@@ -139,9 +142,12 @@ impl Parts {
             record::PATH => self.path = Some(path(body)?),
             record::OPTION => {
                 let (number, value) = (body.u16("option")?, body.u64("value of an option")?);
-                // An option that this version does not know is one that it cannot set.
-                if let Some(kind) = OptionKind::from_number(number) {
-                    self.options.push(SocketOption { kind, value });
+                match OptionKind::from_number(number) {
+                    Some(kind) => self.options.push(SocketOption { kind, value }),
+                    // The socket would go on without it, and its program would not know.
+                    None => {
+                        self.strange.get_or_insert(number);
+                    }
                 }
             }
             record::LUGGAGE => {
@@ -170,6 +176,13 @@ impl Parts {
         let (of, family, local) = self.socket.ok_or(missing("no record tells what kind of socket it is"))?;
         if family == Family::Ipv4 && !local.is_ipv4() {
             return Err(missing("an IPv4 socket with an IPv6 address"));
+        }
+        if let Some(number) = self.strange {
+            return Err(Unreadable::UnknownOption { number });
+        }
+        let beyond = |option: &SocketOption| option.value > MOST_PRIORITY;
+        if self.options.iter().any(|option| option.kind == OptionKind::Priority && beyond(option)) {
+            return Err(missing("a priority that needs a privilege, under the number of one that does not"));
         }
         if self.options.windows(2).any(|pair| pair[0].kind >= pair[1].kind) {
             return Err(missing("options that are not in order"));

@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use whimbrel_datapath::Toward;
-use whimbrel_kernel::endpoint;
-use whimbrel_kernel::frozen::{Frozen, Unmovable};
+use whimbrel_kernel::frozen::{self, Frozen, Rights, Unmovable};
+use whimbrel_kernel::{endpoint, namespace};
 use whimbrel_protocol::{FlowEntry, LocalEnd, MoveFailed, MoveName, Refusal, Request, SavedAcceptance, Time};
-use whimbrel_wire::snapshot::{Body, Family, Luggage, Queued, Snapshot, Stream};
+use whimbrel_wire::snapshot::{Body, Family, Luggage, OptionKind, Queued, Snapshot, SocketOption, Stream};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use super::donor::is_of;
 use super::endpoints::PlaceName;
-use super::{Arrived, Known, Relocation, failed, refusal_of, refused, start, unmovable};
+use super::{Arrived, HIDDEN, Known, Relocation, failed, refusal_of, refused, start, unmovable};
 use crate::effects::{Effects, Failure, own_addresses};
 
 /// A socket that is coming.
@@ -52,6 +52,7 @@ impl Effects {
         if self.relocation.full.contains(receiver) {
             return Err(failed(Refusal::NoRoom, &"what has come already was not taken yet"));
         }
+        may_set(&request.options, &request, self.relocation.rights)?;
         self.make_place(now, name, &request)
     }
 
@@ -100,6 +101,10 @@ impl Effects {
         holder: Option<Known>,
     ) -> Result<(), MoveFailed> {
         let mut snapshot = announced(request, snapshot)?;
+        let rights = self.relocation.rights;
+        let hidden = take_hidden(&mut snapshot);
+        let options: Vec<u16> = snapshot.options.iter().map(|option| option.kind.number()).collect();
+        may_set(&options, request, rights)?;
         let queue = match &mut snapshot.body {
             Body::Datagram(datagrams) if request.tuple.is_unconnected() => std::mem::take(&mut datagrams.queue),
             _ => Vec::new(),
@@ -130,16 +135,20 @@ impl Effects {
                 }
                 let _inside = place.endpoint.enter().map_err(|error| refused(&error, Refusal::NotRestored))?;
                 round_trip.into_iter().for_each(|time| place.expected.say(&request.tuple, time, &place.injector));
-                Frozen::restore(&snapshot, &place.injector)
+                Frozen::restore_with(&snapshot, &place.injector, rights)
                     .and_then(|frozen| frozen.requeue(request.tuple.local, &queue, &place.injector).map(|()| frozen))
             }
             None => {
                 ports.make_way(request.tuple.transport, request.tuple.local);
                 of.queue = queue;
-                Frozen::restore(&snapshot, &self.injector)
+                Frozen::restore_with(&snapshot, &self.injector, rights)
             }
         };
-        of.frozen = Some((frozen.map_err(|why| unmovable(&why, Refusal::NotRestored))?, snapshot.luggage));
+        let frozen = frozen.map_err(|why| unmovable(&why, Refusal::NotRestored))?;
+        if hidden && of.endpoint.is_some() {
+            namespace::mark(frozen.as_fd(), HIDDEN).map_err(|error| refused(&error, Refusal::NotRestored))?;
+        }
+        of.frozen = Some((frozen, snapshot.luggage));
         let from = [donor, holder].into_iter().flatten().map(|known| known.peer).collect();
         self.tunnel.expect_flow(request.tuple, from);
         Ok(())
@@ -207,10 +216,20 @@ impl Effects {
     }
 
     /// The same for a whole process, which is to live in it.
-    pub(in crate::effects) fn namespace_to_live_in(&mut self, flow: &FlowTuple) -> Option<BorrowedFd<'_>> {
-        self.relocation.endpoints.note_lived_in(flow);
+    pub(in crate::effects) fn namespace_to_live_in(
+        &mut self,
+        name: MoveName,
+        flow: &FlowTuple,
+    ) -> Option<BorrowedFd<'_>> {
+        self.relocation.endpoints.begin_rebuilding(name, flow);
         self.keep_to_leases();
         self.namespace_of(flow)
+    }
+
+    /// It has its sockets, or does not come: what programs bind there from now on is on lease.
+    pub(in crate::effects) fn note_lives(&mut self, name: &MoveName) {
+        self.relocation.endpoints.end_rebuilding(name);
+        self.keep_to_leases();
     }
 
     /// Whether that of a connection is one that a program has brought along, with ports of its own.
@@ -326,6 +345,25 @@ fn is_there(family: Family) -> Result<(), MoveFailed> {
     made.map(drop).map_err(|error| failed(refusal_of(Some(error.raw_os_error()), Refusal::NotRestored), &error))
 }
 
+/// Whether the far end of a socket is not to learn where it is: its mark, which is Whimbrel's own and means something in endpoint namespaces only,
+/// is none of the options that are left.
+fn take_hidden(snapshot: &mut Snapshot) -> bool {
+    let before = snapshot.options.len();
+    let is_hidden = |option: &SocketOption| option.kind == OptionKind::Mark && option.value == u64::from(HIDDEN);
+    snapshot.options.retain(|option| !is_hidden(option));
+    snapshot.options.len() < before
+}
+
+/// Refuses a socket with an option that is not set here (protocol.md P-147).
+fn may_set(options: &[u16], request: &Request, rights: Rights) -> Result<(), MoveFailed> {
+    let Request { tuple, family, .. } = request;
+    let why = frozen::why_not_set(options, tuple.transport, *family, rights);
+    match why.map_err(|error| refused(&error, Refusal::NotRestored))? {
+        Some(why) => Err(failed(Refusal::NoOption, &why)),
+        None => Ok(()),
+    }
+}
+
 /// The snapshot of the socket that was announced.
 fn announced(request: &Request, bytes: &[u8]) -> Result<Snapshot, MoveFailed> {
     let snapshot = Snapshot::decode(bytes).map_err(|why| failed(Refusal::BadSnapshot, &why))?;
@@ -390,6 +428,25 @@ mod tests {
         let mut bytes = Vec::new();
         snapshot.encode(&mut bytes);
         bytes
+    }
+
+    #[test]
+    fn what_needs_a_privilege_is_set_only_where_it_is_allowed() {
+        let set = |kind: OptionKind, all| may_set(&[kind.number()], &request(), Rights { all });
+        set(OptionKind::TypeOfService, false).expect("anybody may");
+        let failed = set(OptionKind::Mark, false).expect_err("not anybody may");
+        assert_eq!(failed.refusal, Refusal::NoOption);
+        assert!(failed.sentence.contains("SO_MARK") && failed.sentence.contains("`privileged_options`"), "{failed:?}");
+        set(OptionKind::Mark, true).expect("it is allowed");
+        let failed = may_set(&[9999], &request(), Rights { all: true }).expect_err("nobody knows it");
+        assert_eq!(failed.refusal, Refusal::NoOption);
+        // Whimbrel's own.
+        let marked = |value| {
+            let options = vec![SocketOption { kind: OptionKind::Mark, value }];
+            let mut snapshot = Snapshot::decode(&snapshot(|snapshot| snapshot.options = options)).expect("a snapshot");
+            (take_hidden(&mut snapshot), snapshot.options.len())
+        };
+        assert_eq!((marked(u64::from(HIDDEN)), marked(7)), ((true, 0), (false, 1)));
     }
 
     fn refused(bytes: &[u8]) -> String {

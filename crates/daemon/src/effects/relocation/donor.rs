@@ -8,12 +8,13 @@ use whimbrel_datapath::{HelpedFlow, HelpedPhase};
 use whimbrel_kernel::borrowed::{self, Halted};
 use whimbrel_kernel::frozen::{Defaults, Frozen, Unmovable};
 use whimbrel_kernel::sock_diag::SockDiag;
-use whimbrel_kernel::{process, whole};
+use whimbrel_kernel::{namespace, process, whole};
 use whimbrel_protocol::{MoveFailed, MoveName, PeerId, Refusal, SavedDonation, Time};
 use whimbrel_wire::FlowTuple;
-use whimbrel_wire::snapshot::{Body, Family, Luggage};
+use whimbrel_wire::snapshot::{Body, Family, Luggage, OptionKind};
 
-use super::{Relocation, failed, listening, refused, unmovable};
+use super::endpoints::Endpoints;
+use super::{HIDDEN, Relocation, failed, listening, refused, unmovable};
 use crate::effects::Effects;
 use crate::journal::JournalError;
 
@@ -55,6 +56,31 @@ impl Borrowed {
     pub(super) fn socket(&self) -> &OwnedFd {
         &self.socket
     }
+}
+
+/// What sockets have whose programs have set nothing, where that of a flow is.
+fn defaults_at<'a>(
+    flow: &FlowTuple,
+    endpoints: &'a mut Endpoints,
+    own: &'a mut Option<Defaults>,
+) -> Result<&'a Defaults, MoveFailed> {
+    if let Some(place) = endpoints.at(flow) {
+        return Ok(&place.defaults);
+    }
+    match own {
+        Some(defaults) => Ok(defaults),
+        None => Ok(own.insert(Defaults::look().map_err(|error| refused(&error, Refusal::Unmovable))?)),
+    }
+}
+
+/// What a host has to set that takes a socket. The mark of those whose far ends are not to learn where they are is Whimbrel's own, and set by
+/// any host.
+fn needs(socket: BorrowedFd<'_>, defaults: &Defaults) -> Result<Vec<u16>, MoveFailed> {
+    let mut options = Frozen::needs(socket, defaults).map_err(|why| unmovable(&why, Refusal::Unmovable))?;
+    if namespace::mark_of(socket).is_ok_and(|mark| mark == HIDDEN) {
+        options.retain(|number| *number != OptionKind::Mark.number());
+    }
+    Ok(options)
 }
 
 impl Given {
@@ -141,6 +167,21 @@ impl Effects {
             tracing::warn!(%error, "packets for sockets that are moved are not held meanwhile");
         }
         found
+    }
+
+    /// The numbers of the options of a socket that was borrowed, or given by its program.
+    pub(crate) fn options_of_borrowed(&mut self, flow: &FlowTuple) -> Result<Vec<u16>, MoveFailed> {
+        let Relocation { borrowed, endpoints, defaults, .. } = &mut self.relocation;
+        let Some(Borrowed { socket, .. }) = borrowed.get(flow) else { return Ok(Vec::new()) };
+        let defaults = defaults_at(flow, endpoints, defaults)?;
+        needs(socket.as_fd(), defaults)
+    }
+
+    /// The same of one that its program is about to give.
+    pub(crate) fn options_of(&mut self, flow: &FlowTuple, socket: BorrowedFd<'_>) -> Result<Vec<u16>, MoveFailed> {
+        let Relocation { endpoints, defaults, .. } = &mut self.relocation;
+        let defaults = defaults_at(flow, endpoints, defaults)?;
+        needs(socket, defaults)
     }
 
     /// Takes over a socket that its program hands to another host itself, with what goes along.

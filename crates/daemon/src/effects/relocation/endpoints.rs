@@ -14,7 +14,7 @@ use whimbrel_kernel::inject::Injector;
 use whimbrel_kernel::namespace;
 use whimbrel_kernel::route::RouteSocket;
 use whimbrel_kernel::sock_diag::SockDiag;
-use whimbrel_protocol::Time;
+use whimbrel_protocol::{MoveName, Time};
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::lending::Ends;
 
@@ -45,7 +45,7 @@ pub(super) struct Place {
     pub(super) interface: u32,
     /// A program has brought it along whose far ends are not to learn where it is.
     pub(super) hidden: bool,
-    /// A whole process has come into a namespace that the daemon has made, and its sockets to the ports that they had.
+    /// A whole process has come into it.
     lived_in: bool,
     /// Moves, flows and leases that need it.
     users: usize,
@@ -132,6 +132,8 @@ pub(super) struct Endpoints {
     of_flows: HashMap<FlowTuple, PlaceName>,
     /// What is on lease, and what was as long as there is a namespace for it.
     leased: Vec<Leased>,
+    /// Where CRIU rebuilds processes just now, by their moves.
+    rebuilding: HashMap<MoveName, PlaceName>,
 }
 
 impl Endpoints {
@@ -358,11 +360,18 @@ impl Endpoints {
         self.leased.push(Leased { lease, place, ends, moved, over: false });
     }
 
-    /// A whole process is to live in the namespace that this connection is to be in.
-    pub(super) fn note_lived_in(&mut self, flow: &FlowTuple) {
-        if let Some(place) = self.at(flow) {
+    /// A whole process is rebuilt, from now on, in the namespace that this connection is to be in, and is to live in it.
+    pub(super) fn begin_rebuilding(&mut self, name: MoveName, flow: &FlowTuple) {
+        let there = self.name_of_flow(flow);
+        if let Some(place) = self.places.get_mut(&there) {
             place.lived_in = true;
+            self.rebuilding.insert(name, there);
         }
+    }
+
+    /// It is there, or does not come.
+    pub(super) fn end_rebuilding(&mut self, name: &MoveName) {
+        self.rebuilding.remove(name);
     }
 
     /// A lease is over.
@@ -374,19 +383,18 @@ impl Endpoints {
         self.leased.retain(|leased| !leased.over || leased.place.is_some());
     }
 
-    /// What programs may bind in each namespace of which a program has something on lease. What lives in one that the daemon has made is not kept
-    /// to that: CRIU rebuilds its sockets on the ports that they had.
+    /// What programs may bind in each namespace of which a program has something on lease, or that a process has come to live in: what is on lease,
+    /// and be that nothing. While CRIU rebuilds a process in one, on the ports that its sockets had, nobody is kept to anything there.
     pub(super) fn leased_ports(&self) -> LeasedPorts {
-        let mut all = LeasedPorts::new();
         let asked_for: HashSet<PlaceName> = self.leased.iter().filter(|of| !of.moved).map(Leased::place_name).collect();
-        for leased in self.leased.iter().filter(|leased| asked_for.contains(&leased.place_name())) {
-            let name = leased.place_name();
-            let kept = |place: &&Place| place.ends.is_none() && !(name.lease.is_none() && place.lived_in);
-            let Some(place) = self.places.get(&name).filter(kept) else { continue };
-            let ports = all.entry(place.cookie).or_default();
-            if !leased.over {
-                ports.push(ports_of(&leased.ends));
-            }
+        let kept = |name: &PlaceName, place: &Place| {
+            let of_programs = asked_for.contains(name) || place.lived_in;
+            of_programs && place.ends.is_none() && self.rebuilding.values().all(|rebuilding| rebuilding != name)
+        };
+        let mut all = LeasedPorts::new();
+        for (name, place) in self.places.iter().filter(|(name, place)| kept(name, place)) {
+            let of_it = self.leased.iter().filter(|leased| !leased.over && leased.place_name() == *name);
+            all.insert(place.cookie, of_it.map(|leased| ports_of(&leased.ends)).collect());
         }
         all
     }

@@ -34,7 +34,7 @@ use std::os::fd::OwnedFd;
 use rustix::io::Errno;
 use whimbrel_handshake::PublicKey;
 use whimbrel_kernel::borrowed::Halted;
-use whimbrel_kernel::frozen::{Defaults, Unmovable};
+use whimbrel_kernel::frozen::{Defaults, Rights, Unmovable};
 use whimbrel_protocol::{LocalEnd, MoveDone, MoveFailed, MoveName, MoveOp, Refusal, SavedTenancy, Time};
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::snapshot::Luggage;
@@ -102,6 +102,8 @@ pub(crate) struct Relocation {
     forwards: bool,
     /// This host's settings for sockets.
     defaults: Option<Defaults>,
+    /// What is set on sockets that come here.
+    rights: Rights,
 }
 
 impl Relocation {
@@ -133,6 +135,11 @@ impl Relocation {
             self.halted.drain().for_each(|(_, (halted, _))| halted.leave());
         }
         rests
+    }
+
+    /// What needs a privilege is set on sockets that come here, or is not.
+    pub(crate) fn set_rights(&mut self, all: bool) {
+        self.rights = Rights { all };
     }
 
     /// A program is there that receives sockets under this name.

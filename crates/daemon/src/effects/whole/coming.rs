@@ -277,7 +277,7 @@ impl Effects {
         let (manifest, directory, apart) = (coming.manifest.clone(), coming.directory.clone(), coming.apart);
         let (criu, flows): (_, Vec<FlowTuple>) = (coming.criu.clone(), coming.flows().collect());
         let owners = coming.owners.clone();
-        let network = self.network_for(&flows);
+        let network = self.network_for(of, &flows);
         if let (Ok(Some(_)), Some(first)) = (&network, flows.first())
             && !self.is_brought(first)
         {
@@ -341,9 +341,9 @@ impl Effects {
     }
 
     /// The network namespace that these connections are to be in, where it is not this one, and their ports kept free.
-    fn network_for(&mut self, flows: &[FlowTuple]) -> Result<Option<OwnedFd>, String> {
+    fn network_for(&mut self, name: MoveName, flows: &[FlowTuple]) -> Result<Option<OwnedFd>, String> {
         let Some(first) = flows.first() else { return Ok(None) };
-        match self.namespace_to_live_in(first) {
+        match self.namespace_to_live_in(name, first) {
             Some(namespace) => namespace.try_clone_to_owned().map(Some).map_err(|error| error.to_string()),
             None => {
                 self.make_way(flows);

@@ -260,6 +260,7 @@ impl Effects {
                     let flows: Vec<FlowTuple> =
                         self.wholes.coming.get(&name).into_iter().flat_map(Coming::flows).collect();
                     self.end_way(&flows);
+                    self.note_lives(&name);
                     if result.is_ok() {
                         self.refill_queues(&name);
                     }
