@@ -19,6 +19,7 @@
 #include "../abi.h"
 #include "../maps.h"
 #include "answer.h"
+#include "connection.h"
 #include "parse.h"
 #include "rewrite.h"
 #include "verdict.h"
@@ -200,24 +201,10 @@ static __noinline bool is_near(struct __sk_buff *skb, const struct packet *packe
 	struct bpf_tcp_sock *tcp;
 	struct bpf_sock *socket;
 	bool near;
-	__u32 size;
 
 	if (!packet || !own)
 		return false;
-	if (packet->family == 4) {
-		tuple.ipv4.saddr = own->remote.words[3];
-		tuple.ipv4.daddr = own->local.words[3];
-		tuple.ipv4.sport = own->remote_port;
-		tuple.ipv4.dport = own->local_port;
-		size = sizeof(tuple.ipv4);
-	} else {
-		__builtin_memcpy(tuple.ipv6.saddr, &own->remote, 16);
-		__builtin_memcpy(tuple.ipv6.daddr, &own->local, 16);
-		tuple.ipv6.sport = own->remote_port;
-		tuple.ipv6.dport = own->local_port;
-		size = sizeof(tuple.ipv6);
-	}
-	socket = bpf_skc_lookup_tcp(skb, &tuple, size, BPF_F_CURRENT_NETNS, 0);
+	socket = bpf_skc_lookup_tcp(skb, &tuple, name_socket(&tuple, own), BPF_F_CURRENT_NETNS, 0);
 	if (!socket)
 		return false;
 	tcp = bpf_tcp_sock(socket);

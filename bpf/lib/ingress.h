@@ -8,6 +8,7 @@
 
 #include "../abi.h"
 #include "../maps.h"
+#include "connection.h"
 #include "egress.h"
 #include "helped.h"
 #include "claim.h"
@@ -110,38 +111,27 @@ static __always_inline void report_native(struct binding *binding, const struct 
 /*
  * A segment between the locators of moved flows that belongs to none of them: would the stack answer it with a reset? The
  * peer may know a flow more than this host does, where a daemon died in the middle of an introduction, and a reset would
- * end it (P-43). A first segment is answered as ever.
+ * end it (P-43). A first segment is answered as ever, and so is the last one of a handshake that a cookie stands for.
  */
 __noinline bool would_be_reset(struct __sk_buff *skb, const struct packet *packet)
 {
 	struct bpf_sock_tuple tuple = {};
+	struct flow_tuple names = {};
 	struct bpf_sock *socket;
 	__u8 flags = 0;
-	__u32 size, state;
+	bool unknown;
 
 	if (!packet || packet->protocol != IPPROTO_TCP)
 		return false;
 	if (bpf_skb_load_bytes(skb, packet->transport + TCP_FLAGS, &flags, 1) || flags & (TCP_SYN | TCP_RST))
 		return false;
-	if (packet->family == 4) {
-		tuple.ipv4.saddr = packet->source.words[3];
-		tuple.ipv4.daddr = packet->destination.words[3];
-		tuple.ipv4.sport = packet->source_port;
-		tuple.ipv4.dport = packet->destination_port;
-		size = sizeof(tuple.ipv4);
-	} else {
-		__builtin_memcpy(tuple.ipv6.saddr, &packet->source, 16);
-		__builtin_memcpy(tuple.ipv6.daddr, &packet->destination, 16);
-		tuple.ipv6.sport = packet->source_port;
-		tuple.ipv6.dport = packet->destination_port;
-		size = sizeof(tuple.ipv6);
-	}
-	socket = bpf_skc_lookup_tcp(skb, &tuple, size, BPF_F_CURRENT_NETNS, 0);
+	name_inbound(&names, packet);
+	socket = bpf_skc_lookup_tcp(skb, &tuple, name_socket(&tuple, &names), BPF_F_CURRENT_NETNS, 0);
 	if (!socket)
 		return true;
-	state = socket->state;
+	unknown = socket->state == BPF_TCP_LISTEN && !answers_cookie(skb, packet, socket);
 	bpf_sk_release(socket);
-	return state == BPF_TCP_LISTEN;
+	return unknown;
 }
 
 /* A packet under its own names may be of a flow that was helped. */
@@ -180,11 +170,7 @@ __noinline int ingress_native(struct __sk_buff *skb, const struct packet *packet
 	if (!reset && !opens && !between_locators && (settings->idle & IDLE_QUIET) == IDLE_QUIET &&
 	    (packet->protocol != IPPROTO_UDP || settings->idle & IDLE_FORWARDED))
 		return pass();
-	own.local = packet->destination;
-	own.remote = packet->source;
-	own.local_port = packet->destination_port;
-	own.remote_port = packet->source_port;
-	own.transport = packet->protocol;
+	name_inbound(&own, packet);
 	flow = find_flow(&own);
 	if (!flow) {
 		if (between_locators && !is_lent(skb, &own) && !rests(skb, &own) && !passes(skb, packet) &&
@@ -390,11 +376,7 @@ static __always_inline int ingress_inner(struct __sk_buff *skb)
 	if (!(settings->idle & IDLE_INTRODUCTIONS) && consume_introduction(skb, &packet, false))
 		return TC_ACT_SHOT;
 	if ((settings->idle & (IDLE_LAPSES | IDLE_HELPED)) != (IDLE_LAPSES | IDLE_HELPED)) {
-		own.local = packet.destination;
-		own.remote = packet.source;
-		own.local_port = packet.destination_port;
-		own.remote_port = packet.source_port;
-		own.transport = packet.protocol;
+		name_inbound(&own, &packet);
 		if (!(settings->idle & IDLE_LAPSES) && !forget_lapse(skb, &packet, &own))
 			return TC_ACT_SHOT;
 		if (!raise(skb, &packet, &own))

@@ -12,6 +12,7 @@
 
 #include "../abi.h"
 #include "../maps.h"
+#include "connection.h"
 #include "egress.h"
 #include "helped.h"
 #include "parse.h"
@@ -79,29 +80,7 @@ static __always_inline void inbound_flow(struct __sk_buff *skb, const struct pac
 			return;
 		}
 	}
-	own->local = packet->destination;
-	own->remote = packet->source;
-	own->local_port = packet->destination_port;
-	own->remote_port = packet->source_port;
-	own->transport = packet->protocol;
-}
-
-/* A flow as the kernel looks its socket up: how long the name is. */
-static __always_inline __u32 name_socket(struct bpf_sock_tuple *tuple, const struct packet *packet,
-					 const struct flow_tuple *own)
-{
-	if (packet->family == 4) {
-		tuple->ipv4.saddr = own->remote.words[3];
-		tuple->ipv4.daddr = own->local.words[3];
-		tuple->ipv4.sport = own->remote_port;
-		tuple->ipv4.dport = own->local_port;
-		return sizeof(tuple->ipv4);
-	}
-	__builtin_memcpy(tuple->ipv6.saddr, &own->remote, 16);
-	__builtin_memcpy(tuple->ipv6.daddr, &own->local, 16);
-	tuple->ipv6.sport = own->remote_port;
-	tuple->ipv6.dport = own->local_port;
-	return sizeof(tuple->ipv6);
+	name_inbound(own, packet);
 }
 
 /* Does this host's own stack have a UDP socket that is connected so? */
@@ -113,7 +92,7 @@ static __noinline bool is_connected(struct __sk_buff *skb, const struct packet *
 
 	if (!packet || !own)
 		return false;
-	socket = bpf_sk_lookup_udp(skb, &tuple, name_socket(&tuple, packet, own), BPF_F_CURRENT_NETNS, 0);
+	socket = bpf_sk_lookup_udp(skb, &tuple, name_socket(&tuple, own), BPF_F_CURRENT_NETNS, 0);
 	if (!socket)
 		return false;
 	state = socket->state;
@@ -132,7 +111,7 @@ static __noinline bool has_connection(struct __sk_buff *skb, const struct packet
 		return false;
 	if (own->transport == IPPROTO_UDP)
 		return is_connected(skb, packet, own);
-	socket = bpf_skc_lookup_tcp(skb, &tuple, name_socket(&tuple, packet, own), BPF_F_CURRENT_NETNS, 0);
+	socket = bpf_skc_lookup_tcp(skb, &tuple, name_socket(&tuple, own), BPF_F_CURRENT_NETNS, 0);
 	if (!socket)
 		return false;
 	state = socket->state;

@@ -1,0 +1,92 @@
+//! What is of a native connection, or is about to be, between the locators of moved flows.
+
+mod support;
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::Duration;
+
+use support::pair::{Pair, binding, wait};
+use support::{Namespace, is_root};
+use whimbrel_datapath::{Binding, Carrier, Datapath, LocatorPair, Role};
+
+const PEER: u32 = 7;
+const CONNECTIONS: usize = 20;
+
+fn index(name: &str) -> u32 {
+    let name = std::ffi::CString::new(name).expect("no zero in it");
+    // SAFETY: a terminated string.
+    unsafe { libc::if_nametoindex(name.as_ptr()) }
+}
+
+fn counter(datapath: &Datapath, name: &str) -> u64 {
+    let counters = datapath.counters().expect("counters");
+    counters.iter().find(|(known, _)| *known == name).expect("a known counter").1
+}
+
+/// A number of `/proc/net/netstat` of the namespace that the calling thread is in.
+fn statistic(name: &str) -> u64 {
+    let text = fs::read_to_string("/proc/thread-self/net/netstat").expect("netstat");
+    let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+    let [names, values] = [&lines[0], &lines[1]];
+    let at = names.iter().position(|known| *known == name).expect("a known number");
+    values[at].parse().expect("a number")
+}
+
+/// The far end of the pair, where rewritten packets of a peer are taken between the two addresses.
+fn rewriting(pair: &Pair, local: &str, peer: &str) -> Datapath {
+    pair.far.enter();
+    let mut datapath = Datapath::open(&pair.bpffs.pins("far")).expect("open");
+    datapath.attach(index("v"), Role::Wire).expect("attach");
+    let [local, peer] = [local, peer].map(|address| address.parse().expect("an address"));
+    let moved =
+        Binding { local, peer, accepted: vec![LocatorPair { local, peer }], ..binding(1, Carrier::Rewrite, false) };
+    datapath.set_binding(PEER, &moved).expect("bind");
+    datapath.set_busy(true, false, false).expect("busy");
+    datapath
+}
+
+fn accept(listener: &TcpListener) -> TcpStream {
+    listener.set_nonblocking(true).expect("nonblocking");
+    let mut accepted = None;
+    wait(|| {
+        accepted = listener.accept().ok();
+        accepted.is_some()
+    });
+    let stream = accepted.expect("accepted").0;
+    stream.set_nonblocking(false).expect("blocking");
+    stream.set_read_timeout(Some(Duration::from_secs(20))).expect("SO_RCVTIMEO");
+    stream
+}
+
+fn connect(from: &Namespace, to: SocketAddr) -> TcpStream {
+    from.enter();
+    TcpStream::connect_timeout(&to, Duration::from_secs(20)).expect("connect")
+}
+
+/// P-43 does not take the last word of a handshake that was answered by a cookie for a segment of nobody.
+#[test]
+fn handshakes_with_cookies_come_about_between_locators() {
+    if !is_root() {
+        return;
+    }
+    for (local, peer) in [("10.0.0.2", "10.0.0.1"), ("fd00::2", "fd00::1")] {
+        let pair = Pair::new();
+        pair.far.sysctl("net.ipv4.tcp_syncookies", "2");
+        let datapath = rewriting(&pair, local, peer);
+        let listener = TcpListener::bind((local.parse::<std::net::IpAddr>().expect("an address"), 0)).expect("listen");
+        let to = listener.local_addr().expect("address");
+        for _ in 0..CONNECTIONS {
+            let mut near = connect(&pair.near, to);
+            near.write_all(b"hello").expect("write");
+            let mut far = accept(&listener);
+            let mut told = [0; 5];
+            far.read_exact(&mut told).expect("read");
+        }
+        pair.far.enter();
+        assert!(statistic("SyncookiesRecv") >= CONNECTIONS as u64, "the handshakes went without cookies");
+        assert_eq!(counter(&datapath, "dropped_unknown"), 0);
+        datapath.unload().expect("unload");
+    }
+}
