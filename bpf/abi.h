@@ -178,7 +178,7 @@ struct binding {
 	__u8 neighbour[6];
 	__u8 carrier; /* enum carrier */
 	__u8 parked;  /* 1: the peer is away; its TCP sockets here must not give up */
-	__u32 arrival; /* device that flows at home are reset by; 0: any */
+	__u32 arrival; /* device that the peer's packets come by, between the locators and of flows at home; 0: any */
 	__u32 mtu; /* the longest rewritten packet, in bytes, that the path is known to take; 0: not known */
 };
 
@@ -196,7 +196,7 @@ struct settings {
 	__u32 mark_mask;
 	__u32 idle; /* enum idle: what need not be done now */
 	__u32 control_port; /* what is said to it, of hosts behind this one, is for this host; 0: nothing is. See claim_fragment() */
-	__u32 zero;
+	__u32 strict; /* 1: a device of this host filters by reverse paths strictly (RFC 3704 section 2.2) */
 };
 
 /*
@@ -307,6 +307,7 @@ enum counter {
 	COUNTER_TOO_LONG,	     /* sent by routes, and longer than the link takes */
 	COUNTER_SET_ASIDE,	     /* for a socket that is being moved, handed to the daemon */
 	COUNTER_INTRODUCTION_EXCESS, /* ingress: introduction consumed, more than its index may bring (P-142) */
+	COUNTER_DROPPED_ASTRAY,	     /* ingress: of a moved flow, by a device that a strict reverse path filter would not let it come by */
 	COUNTER_MAX,
 };
 

@@ -30,15 +30,40 @@ static __always_inline void set_mark(struct __sk_buff *skb, const struct setting
 	skb->mark = (skb->mark & ~settings->mark_mask) | (settings->mark & settings->mark_mask);
 }
 
-/* The flow came rewritten: whatever stands before the peer lets it through, so it may be answered so (P-24). */
-static __always_inline void hear(__u32 id, struct flow_entry *flow, const struct packet *packet)
+/* Pairs of places that the two ends have left are accepted as well; what comes by these says nothing about the present one. */
+static __always_inline bool is_present(const struct binding *binding, const struct address *peer,
+				       const struct address *local)
 {
-	struct binding *binding = bpf_map_lookup_elem(&bindings, &id);
+	return same_address(peer, &binding->peer) && same_address(local, &binding->local);
+}
 
+/*
+ * The mark takes a packet past strict reverse path filters. Where there is one it is asked here first what the filter would
+ * have asked: whether the packet came by the device that its answers leave by. Where a device is on top of another (macvlan) the one
+ * below sees what is for the other's link-layer address.
+ */
+static __always_inline bool is_astray(const struct __sk_buff *skb, const struct settings *settings,
+				      const struct binding *binding, const struct address *peer,
+				      const struct address *local)
+{
+	return settings->strict && binding && binding->arrival && binding->arrival != skb->ifindex &&
+	       is_present(binding, peer, local);
+}
+
+#define PACKET_HOST 0
+
+static __always_inline int go_astray(const struct __sk_buff *skb)
+{
+	return skb->pkt_type == PACKET_HOST ? drop(COUNTER_DROPPED_ASTRAY) : pass();
+}
+
+/* The flow came rewritten: whatever stands before the peer lets it through, so it may be answered so (P-24). */
+static __always_inline void hear(__u32 id, struct flow_entry *flow, const struct binding *binding,
+				 const struct packet *packet)
+{
 	if (!binding || (binding->carrier != CARRIER_FOLLOW && binding->carrier != CARRIER_REWRITE))
 		return;
-	/* What still comes by a former path says nothing about this one. */
-	if (!same_address(&packet->source, &binding->peer) || !same_address(&packet->destination, &binding->local))
+	if (!is_present(binding, &packet->source, &packet->destination))
 		return;
 	/* What still comes by way of a former peer says nothing about this one either. */
 	if (flow->binding != id)
@@ -77,6 +102,9 @@ __noinline int ingress_icmp(struct __sk_buff *skb, const struct packet *packet)
 	own = find_own(*binding, inner->protocol, inner->source_port, inner->destination_port);
 	if (!own || is_ipv4(&own->remote) != (packet->family == 4))
 		return pass();
+	if (settings->strict &&
+	    is_astray(skb, settings, bpf_map_lookup_elem(&bindings, binding), &inner->destination, &inner->source))
+		return go_astray(skb);
 	quotation->inner_names.source = own->local;
 	quotation->inner_names.destination = own->remote;
 	quotation->inner_names.source_port = own->local_port;
@@ -206,14 +234,16 @@ __noinline int ingress_flow(struct __sk_buff *skb, struct packet *packet)
 	const struct settings *settings = get_settings();
 	struct flow_entry *flow = NULL;
 	struct names names = {};
+	struct binding *binding;
 	struct flow_tuple *own;
-	__u32 *binding;
+	__u32 *id;
 
 	if (!packet || !settings)
 		return pass();
-	binding = find_binding(&packet->source, &packet->destination);
-	if (!binding)
+	id = find_binding(&packet->source, &packet->destination);
+	if (!id)
 		return ingress_native(skb, packet, false);
+	binding = bpf_map_lookup_elem(&bindings, id);
 	if (packet->part == FRAGMENT_LATER) {
 		struct fragment key;
 
@@ -227,15 +257,17 @@ __noinline int ingress_flow(struct __sk_buff *skb, struct packet *packet)
 			return pass_counted(COUNTER_FRAGMENT_UNMATCHED);
 		count(COUNTER_FRAGMENT_IN);
 	} else {
-		own = find_own(*binding, packet->protocol, packet->destination_port, packet->source_port);
+		own = find_own(*id, packet->protocol, packet->destination_port, packet->source_port);
 		if (!own)
 			return ingress_native(skb, packet, true);
 		flow = find_flow(own);
 		if (flow && flow->held & HELD_BEYOND && resets(skb, packet))
 			return drop(COUNTER_DROPPED_RESET);
-		if (flow)
-			hear(*binding, flow, packet);
 	}
+	if (is_astray(skb, settings, binding, &packet->source, &packet->destination))
+		return go_astray(skb);
+	if (flow)
+		hear(*id, flow, binding, packet);
 	if (is_ipv4(&own->remote) != (packet->family == 4))
 		return pass();
 	if (packet->part == FRAGMENT_FIRST) {

@@ -114,7 +114,7 @@ plain! {
         mark_mask: u32,
         idle: u32,
         control_port: u32,
-        zero: u32,
+        strict: u32,
     }
     struct RawShare { since: u64, used: u32, zero: u32 }
     struct RawEvent {
@@ -173,7 +173,7 @@ pub(crate) const TOWARD_PASSING: u32 = u32::MAX - 2;
 pub const INNER_HARDWARE_ADDRESS: [u8; 6] = [0x02, b'W', b'B', b'e', b'p', 0];
 
 /// Names of the counters, in the order of `enum counter`.
-pub(crate) const COUNTERS: [&str; 44] = [
+pub(crate) const COUNTERS: [&str; 45] = [
     "native_out",
     "home_out",
     "rewritten_out",
@@ -218,6 +218,7 @@ pub(crate) const COUNTERS: [&str; 44] = [
     "too_long",
     "set_aside",
     "introduction_excess",
+    "dropped_astray",
 ];
 
 pub(crate) const IDLE_TRANSLATION: u32 = 1;
@@ -535,7 +536,8 @@ pub struct Binding {
     /// not always the one that has `local`. With 0 the programs look the route up, which the kernel allows only on an
     /// interface that forwards, and else stay on the interface where a packet already is.
     pub interface: u32,
-    /// Index of the interface that a reset of a flow at home has to arrive on to be believed (P-38); 0 where it may be any.
+    /// Index of the interface that a reset of a flow at home has to arrive on to be believed (P-38), and where the host filters
+    /// strictly ([`Datapath::set_strict`](crate::Datapath::set_strict)) all that comes between `peer` and `local`; 0 where it may be any.
     pub arrival: u32,
     /// The longest rewritten packet, in bytes, that the path takes; 0 where that is not known. What is longer and was not sent by this host's own
     /// stack is answered with an ICMP error that says so.

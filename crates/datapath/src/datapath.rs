@@ -225,6 +225,15 @@ impl Datapath {
         })
     }
 
+    /// Whether a device of this host filters by reverse paths strictly. The mark takes packets of moved flows past such a filter, so those
+    /// that come by another device than [`Binding::arrival`](crate::Binding::arrival) are dropped then.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn set_strict(&self, any: bool) -> Result<(), Error> {
+        self.change_settings(|settings| settings.strict = any.into())
+    }
+
     /// Whether any flow is parked, or has gone on after a lapse a moment ago ([`Datapath::fit_sockets`]), so that what comes
     /// in is looked at for stale echoes.
     ///

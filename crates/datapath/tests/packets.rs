@@ -367,6 +367,46 @@ fn the_old_path_is_marked_and_nothing_else() {
 }
 
 #[test]
+fn what_a_strict_filter_would_drop_gets_no_mark() {
+    on_both_families(|fixture| {
+        let names = fixture.names;
+        let router: IpAddr =
+            if names.own_local.is_ipv4() { "203.0.113.1" } else { "2001:db8:aaaa::1" }.parse().expect("address");
+        let (kind, code, rest) = errors(router)[0];
+        let mut packets: Vec<_> = [TCP, UDP].map(|protocol| fixture.wire_in(protocol).bytes()).into();
+        packets.push(icmp(router, names.wire_local.ip(), kind, code, rest, &fixture.wire_out(TCP).ip()));
+        let fragments = fixture.wire_in(UDP).fragments(48);
+        let marks = |fixture: &Fixture| packets.iter().map(|packet| fixture.ingress(packet).mark).collect::<Vec<_>>();
+
+        // The peer's packets are to come by another device, and whoever filters loosely takes them from anywhere.
+        fixture.datapath.set_binding(PEER, &Binding { arrival: 9, ..fixture.binding() }).expect("bind");
+        assert_eq!(marks(&fixture), [MARK; 3]);
+        assert!(fragments.iter().all(|fragment| fixture.ingress(fragment).mark == MARK));
+        fixture.datapath.set_strict(true).expect("strict");
+        for packet in packets.iter().chain(&fragments) {
+            // For another link-layer address: a device on top of this one may be the right one.
+            assert_eq!(fixture.ingress(packet), Outcome { verdict: NEXT, packet: packet.clone(), mark: 0 });
+            // That of the loopback device.
+            let here = [&[0; 6][..], &packet[6..]].concat();
+            let outcome = fixture.ingress(&here);
+            assert_eq!((outcome.verdict, outcome.mark), (SHOT, 0));
+        }
+        fixture.counted("dropped_astray", packets.len() as u64 + fragments.len() as u64);
+        // By a path that was left they may come by the device of that, and what is of no moved flow is judged by the filter itself.
+        let old = Binding { arrival: 9, peer: names.own_remote.ip(), ..fixture.binding() };
+        fixture.datapath.set_binding(PEER, &old).expect("bind");
+        assert_eq!(marks(&fixture), [MARK; 3]);
+        fixture.datapath.set_binding(PEER, &Binding { arrival: 9, ..fixture.binding() }).expect("bind");
+        let mut other = fixture.wire_in(UDP);
+        other.source.set_port(1);
+        fixture.assert_untouched(&other.bytes());
+        fixture.bind(Carrier::Rewrite, None);
+        assert_eq!(marks(&fixture), [MARK; 3]);
+        fixture.datapath.set_strict(false).expect("loose");
+    });
+}
+
+#[test]
 fn whoever_opens_a_connection_under_the_names_of_a_moved_one_is_refused() {
     on_both_families(|mut fixture| {
         let names = fixture.names;

@@ -35,6 +35,23 @@ pub fn set(key: &str, value: &str) -> Result<(), Error> {
     std::fs::write(&path, value).map_err(|e| Error::call("write", path.display().to_string(), e))
 }
 
+/// The interfaces that filter what comes in by its reverse path, and strictly so (`rp_filter`, RFC 3704 section 2.2), sorted; of the
+/// calling process's network namespace. None where the kernel does not tell.
+#[must_use]
+pub fn strict_filters() -> Vec<String> {
+    let setting = |interface: &str| get_number(&format!("net/ipv4/conf/{interface}/rp_filter")).unwrap_or(0);
+    let all = setting("all");
+    let Ok(entries) = std::fs::read_dir("/proc/sys/net/ipv4/conf") else { return Vec::new() };
+    let mut strict: Vec<String> = entries
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .filter(|name| !matches!(name.as_str(), "all" | "default" | "lo"))
+        // The kernel uses the larger of the two (ip-sysctl, rp_filter).
+        .filter(|name| all.max(setting(name)) == 1)
+        .collect();
+    strict.sort_unstable();
+    strict
+}
+
 fn path(key: &str) -> Result<PathBuf, Error> {
     let plain = !key.is_empty() && key.split('/').all(|part| !matches!(part, "" | "." | ".."));
     if !plain {

@@ -485,19 +485,10 @@ fn forwarding(config: &Config) -> Option<Finding> {
 
 /// Strict filters are no harm (moved packets are marked), but where a mark does not count they are.
 fn reverse_path_filters() -> Vec<Finding> {
-    let setting = |interface: &str| sysctl::get_number(&format!("net/ipv4/conf/{interface}/rp_filter")).unwrap_or(0);
-    let all = setting("all");
-    let Ok(entries) = fs::read_dir("/proc/sys/net/ipv4/conf") else { return Vec::new() };
-    let mut strict: Vec<String> = entries
-        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-        .filter(|name| !matches!(name.as_str(), "all" | "default" | "lo"))
-        // The kernel uses the larger of the two (ip-sysctl, rp_filter).
-        .filter(|name| all.max(setting(name)) == 1)
-        .collect();
+    let strict = sysctl::strict_filters();
     if strict.is_empty() {
         return vec![ok("network", "rp_filter", "not strict on any interface")];
     }
-    strict.sort_unstable();
     let check = format!("rp_filter on {}", strict.join(", "));
     let writable = Path::new("/proc/sys/net/ipv4/conf/all/src_valid_mark");
     match rustix::fs::access(writable, rustix::fs::Access::WRITE_OK) {

@@ -30,6 +30,7 @@ use whimbrel_kernel::network::{NetworkState, UsableAddress};
 use whimbrel_kernel::route::RouteSocket;
 use whimbrel_kernel::sock_diag::SockDiag;
 use whimbrel_kernel::source_way::SourceWay;
+use whimbrel_kernel::sysctl;
 use whimbrel_kernel::tun::Tun;
 use whimbrel_protocol::{Binding, Carrier, KernelOp, LocalEnd, OpFailed, OpId, PeerId, SocketNumbers, Time};
 use whimbrel_transform::Algorithm;
@@ -496,6 +497,7 @@ impl Effects {
     fn settle(&mut self) -> Result<(), Failure> {
         let hooked = self.apply_hooks();
         let surroundings = self.surroundings();
+        self.datapath.set_strict(!surroundings.arrivals.is_empty() && !sysctl::strict_filters().is_empty())?;
         // Programs may be shown what is in force once it is.
         self.apply_names();
         self.addresses.apply(&surroundings, &self.datapath)?;
