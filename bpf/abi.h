@@ -99,9 +99,13 @@ enum unknown {
 struct endpoint {
 	struct address address; /* the only one that it sends from */
 	__u32 binding;
+	__u32 namespace; /* its id, as this host's namespace knows it (RTM_NEWNSID, IFLA_LINK_NETNSID); see NAMESPACE_UNKNOWN */
 	__u8 unknown; /* enum unknown */
-	__u8 zero[3];
+	__u8 zero[7];
 };
+
+/* There is no id of it, or it was not told. */
+#define NAMESPACE_UNKNOWN 0xffffffffU
 
 enum held {
 	HELD_BACK = 1,	    /* no packet of it leaves, wherever it is */
@@ -307,6 +311,8 @@ enum counter {
 	COUNTER_TOO_LONG,	     /* sent by routes, and longer than the link takes */
 	COUNTER_SET_ASIDE,	     /* for a socket that is being moved, handed to the daemon */
 	COUNTER_INTRODUCTION_EXCESS, /* ingress: introduction consumed, more than its index may bring (P-142) */
+	COUNTER_TAKEN_IN, /* ingress: under the wire names of a moved flow, and left to the native connection that has them */
+	COUNTER_TAKEN_OUT, /* egress: of a moved flow whose wire names a native connection has, so by the tunnel */
 	COUNTER_DROPPED_ASTRAY,	     /* ingress: of a moved flow, by a device that a strict reverse path filter would not let it come by */
 	COUNTER_MAX,
 };

@@ -218,6 +218,9 @@ static __always_inline struct lent *find_lent(const struct address *address, __b
 	return bpf_map_lookup_elem(&lent, &key);
 }
 
+/* Every local end is in this host's own stack. */
+#define IDLE_TOWARD (IDLE_ENDPOINTS | IDLE_FORWARDED)
+
 static __always_inline const struct settings *get_settings(void)
 {
 	__u32 zero = 0;

@@ -13,6 +13,7 @@
 #include "helped.h"
 #include "parse.h"
 #include "rewrite.h"
+#include "taken.h"
 #include "verdict.h"
 
 /* What carries this moved flow: a binding that follows looks at what the flow was heard by. */
@@ -207,7 +208,13 @@ __noinline int egress_icmp(struct __sk_buff *skb, const struct packet *packet)
 	if (!binding || binding->carrier == CARRIER_NATIVE || !has_moved(flow, binding))
 		return packet->origin == FROM_STACK ? pass_ordinary(skb, packet) : pass_native(packet);
 	carrier = carrier_of(flow, binding);
-	if (carrier == CARRIER_TUNNEL || (carrier == CARRIER_REWRITE && is_ipv4(&binding->peer) != (packet->family == 4))) {
+	if (carrier == CARRIER_REWRITE && is_ipv4(&binding->peer) != (packet->family == 4))
+		carrier = CARRIER_TUNNEL;
+	if (carrier == CARRIER_REWRITE && are_names_taken(skb, inner, flow, binding)) {
+		count(COUNTER_TAKEN_OUT);
+		carrier = CARRIER_TUNNEL;
+	}
+	if (carrier == CARRIER_TUNNEL) {
 		/* The daemon gives it the names that the peer knows (P-110). */
 		if (!settings->tunnel)
 			return hold(COUNTER_HELD_NO_TUNNEL);
@@ -315,6 +322,10 @@ __noinline int egress_flow(struct __sk_buff *skb, const struct packet *packet)
 	}
 	if (carrier == CARRIER_REWRITE && flow->toward == TOWARD_PASSING && resets(skb, packet))
 		carrier = CARRIER_TUNNEL;
+	if (carrier == CARRIER_REWRITE && are_names_taken(skb, packet, flow, binding)) {
+		count(COUNTER_TAKEN_OUT);
+		carrier = CARRIER_TUNNEL;
+	}
 	if (carrier == CARRIER_TUNNEL) {
 		if (!settings->tunnel)
 			return hold(COUNTER_HELD_NO_TUNNEL);

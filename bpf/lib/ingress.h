@@ -16,6 +16,7 @@
 #include "lapse.h"
 #include "parse.h"
 #include "rewrite.h"
+#include "taken.h"
 #include "too_long.h"
 #include "toward.h"
 #include "verdict.h"
@@ -110,6 +111,8 @@ __noinline int ingress_icmp(struct __sk_buff *skb, const struct packet *packet)
 	quotation->inner_names.source_port = own->local_port;
 	quotation->inner_names.destination_port = own->remote_port;
 	quotation->outer_names.destination = own->local;
+	if (!same_names(inner, &quotation->inner_names) && left_natively(skb, inner, asked_for(find_flow(own))))
+		return pass_counted(COUNTER_TAKEN_IN);
 	/* The peer's own errors come from where the socket thinks it is; a router's from the router. */
 	quotation->outer_names.source =
 		same_address(&packet->source, &inner->destination) ? own->remote : packet->source;
@@ -261,30 +264,37 @@ __noinline int ingress_flow(struct __sk_buff *skb, struct packet *packet)
 		if (!own)
 			return ingress_native(skb, packet, true);
 		flow = find_flow(own);
+	}
+	if (is_ipv4(&own->remote) != (packet->family == 4))
+		return pass();
+	names.source = own->remote;
+	names.destination = own->local;
+	if (packet->part != FRAGMENT_LATER) {
+		struct fragment key;
+
+		names.source_port = own->remote_port;
+		names.destination_port = own->local_port;
+		/* No flow sends one: it is from whoever else has these names, perhaps the flow's own where the peer was. */
+		if (opens_connection(skb, packet))
+			return ingress_native(skb, packet, true);
+		if (packet->part == FRAGMENT_FIRST)
+			fragment_key(&key, packet, FRAGMENT_IN);
+		if (!same_names(packet, &names) && came_natively(skb, packet, asked_for(flow))) {
+			/* One of this number may have gone before. */
+			if (packet->part == FRAGMENT_FIRST)
+				bpf_map_delete_elem(&fragments, &key);
+			count(COUNTER_TAKEN_IN);
+			return ingress_native(skb, packet, false);
+		}
 		if (flow && flow->held & HELD_BEYOND && resets(skb, packet))
 			return drop(COUNTER_DROPPED_RESET);
+		if (packet->part == FRAGMENT_FIRST)
+			bpf_map_update_elem(&fragments, &key, own, BPF_ANY);
 	}
 	if (is_astray(skb, settings, binding, &packet->source, &packet->destination))
 		return go_astray(skb);
 	if (flow)
 		hear(*id, flow, binding, packet);
-	if (is_ipv4(&own->remote) != (packet->family == 4))
-		return pass();
-	if (packet->part == FRAGMENT_FIRST) {
-		struct fragment key;
-
-		fragment_key(&key, packet, FRAGMENT_IN);
-		bpf_map_update_elem(&fragments, &key, own, BPF_ANY);
-	}
-	names.source = own->remote;
-	names.destination = own->local;
-	if (packet->part != FRAGMENT_LATER) {
-		names.source_port = own->remote_port;
-		names.destination_port = own->local_port;
-	}
-	/* Where the wire ports are the flow's own, what comes from its peer's former address looks like it. */
-	if (same_names(packet, &names) && opens_connection(skb, packet))
-		return ingress_native(skb, packet, true);
 	set_mark(skb, settings);
 	if (!(settings->idle & IDLE_LAPSES) && !forget_lapse(skb, packet, own))
 		return TC_ACT_SHOT;

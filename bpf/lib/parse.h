@@ -234,11 +234,18 @@ static __always_inline bool quotes_packet(struct __sk_buff *skb, const struct pa
 /* The first segment of a connection. No flow has one: those that are introduced are open. */
 static __always_inline bool opens_connection(struct __sk_buff *skb, const struct packet *packet)
 {
-	__u8 flags = 0;
+	const __u8 *flags;
+	__u8 copy = 0;
 
-	return packet->protocol == IPPROTO_TCP && packet->part != FRAGMENT_LATER &&
-	       !bpf_skb_load_bytes(skb, packet->transport + TCP_FLAGS, &flags, 1) &&
-	       (flags & (TCP_SYN | TCP_RST | TCP_ACK)) == TCP_SYN;
+	if (packet->protocol != IPPROTO_TCP || packet->part == FRAGMENT_LATER)
+		return false;
+	flags = peek(skb, packet->transport + TCP_FLAGS, 1);
+	if (!flags) {
+		if (bpf_skb_load_bytes(skb, packet->transport + TCP_FLAGS, &copy, 1))
+			return false;
+		flags = &copy;
+	}
+	return (*flags & (TCP_SYN | TCP_RST | TCP_ACK)) == TCP_SYN;
 }
 
 #endif

@@ -20,9 +20,6 @@
 #include "too_long.h"
 #include "verdict.h"
 
-/* Every local end is in this host's own stack. */
-#define IDLE_TOWARD (IDLE_ENDPOINTS | IDLE_FORWARDED)
-
 /* What find_toward() says beside what `toward` of a flow may be: to the TUN device. */
 #define TOWARD_TUNNEL 0xfffffffeU
 

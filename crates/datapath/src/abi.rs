@@ -86,7 +86,7 @@ plain! {
     }
     struct RawLentKey { address: RawAddress, port: u16, transport: u8, zero: [u8; 5] }
     struct RawLent { toward: u32, binding: u32 }
-    struct RawEndpoint { address: RawAddress, binding: u32, unknown: u8, zero: [u8; 3] }
+    struct RawEndpoint { address: RawAddress, binding: u32, namespace: u32, unknown: u8, zero: [u8; 7] }
     struct RawAlias { program: [u8; 16], address: RawAddress, other: RawAddress, kind: u8, zero: [u8; 7] }
     struct RawPorts { words: [u64; 1024] }
     struct RawHelpedFlow { offset: u32, acknowledged: u32, delivered: u32, phase: u8, zero: [u8; 3] }
@@ -161,6 +161,8 @@ const UNLIMITED: u64 = u64::MAX;
 /// `PLACE_NEVER`
 const PLACE_NEVER: u32 = u32::MAX;
 
+/// `NAMESPACE_UNKNOWN`
+pub(crate) const NAMESPACE_UNKNOWN: u32 = u32::MAX;
 /// `LENT_SHARED`
 pub(crate) const LENT_SHARED: u32 = 0xffff_fffd;
 /// `TOWARD_ROUTES`
@@ -173,7 +175,7 @@ pub(crate) const TOWARD_PASSING: u32 = u32::MAX - 2;
 pub const INNER_HARDWARE_ADDRESS: [u8; 6] = [0x02, b'W', b'B', b'e', b'p', 0];
 
 /// Names of the counters, in the order of `enum counter`.
-pub(crate) const COUNTERS: [&str; 45] = [
+pub(crate) const COUNTERS: [&str; 47] = [
     "native_out",
     "home_out",
     "rewritten_out",
@@ -218,6 +220,8 @@ pub(crate) const COUNTERS: [&str; 45] = [
     "too_long",
     "set_aside",
     "introduction_excess",
+    "taken_in",
+    "taken_out",
     "dropped_astray",
 ];
 
@@ -678,13 +682,14 @@ impl RawLent {
 }
 
 impl RawEndpoint {
-    pub(crate) fn new(endpoint: &Endpoint) -> Self {
+    /// `namespace`: its id, or [`NAMESPACE_UNKNOWN`].
+    pub(crate) fn new(endpoint: &Endpoint, namespace: u32) -> Self {
         let (unknown, binding) = match endpoint.unknown {
             Unknown::Dropped => (UNKNOWN_DROPPED, 0),
             Unknown::Routed => (UNKNOWN_ROUTED, 0),
             Unknown::Tunnelled(binding) => (UNKNOWN_TUNNELLED, binding),
         };
-        Self { address: RawAddress::new(endpoint.address), binding, unknown, zero: [0; 3] }
+        Self { address: RawAddress::new(endpoint.address), binding, namespace, unknown, zero: [0; 7] }
     }
 
     pub(crate) fn endpoint(&self) -> Endpoint {

@@ -584,8 +584,10 @@ fn who_forwards_notices_that_a_neighbour_has_another_address() {
 fn an_anchor_forwards_a_flow_rewritten_and_by_the_tunnel() {
     on_both_families(|v4| {
         let net = Anchored::new(v4);
-        net.lead(Transport::Tcp, Carrier::Rewrite);
+        // Opened by the tunnel: a first segment under wire names is of no flow.
+        net.lead(Transport::Tcp, Carrier::Tunnel);
         let (here, there) = net.connection();
+        net.lead(Transport::Tcp, Carrier::Rewrite);
         exchange(&here, &there, 1);
         for datapath in [&net.anchor, &net.host] {
             assert!(counter(datapath, "rewritten_out") > 0 && counter(datapath, "rewritten_in") > 0);
@@ -724,8 +726,10 @@ fn neighbours_are_answered_where_an_address_is_that_is_lent_as_a_whole() {
 fn a_socket_in_a_namespace_is_answered_while_it_is_held() {
     on_both_families(|v4| {
         let net = Anchored::new(v4);
-        net.lead(Transport::Tcp, Carrier::Rewrite);
+        // Opened by the tunnel: a first segment under wire names is of no flow.
+        net.lead(Transport::Tcp, Carrier::Tunnel);
         let (here, there) = net.connection();
+        net.lead(Transport::Tcp, Carrier::Rewrite);
         exchange(&here, &there, 1);
         net.lead(Transport::Tcp, Carrier::Hold);
         // One probe without an answer is the end of it.
@@ -772,8 +776,10 @@ fn an_anchor_hands_on_what_routers_say() {
         // Its own end is wide, so that it does not tell the host by its MSS.
         router.run("ip link set out mtu 1300");
         net.far = address(10, 2, v4);
-        net.lead(Transport::Tcp, Carrier::Rewrite);
+        // Opened by the tunnel: a first segment under wire names is of no flow.
+        net.lead(Transport::Tcp, Carrier::Tunnel);
         let (here, there) = net.connection();
+        net.lead(Transport::Tcp, Carrier::Rewrite);
         exchange(&here, &there, 1);
         assert!(counter(&net.anchor, "icmp_out") > 0, "{:?}", net.anchor.counters());
         assert!(counter(&net.host, "icmp_in") > 0, "{:?}", net.host.counters());
@@ -1207,9 +1213,10 @@ fn costs_of_an_anchor_beside_a_router() {
         let routed = OwnAddress::new(v4);
         let plain = TcpListener::bind((routed.own, OTHER + 1)).expect("listen");
         let net = Anchored::new(v4);
+        net.lead(Transport::Tcp, Carrier::Tunnel);
+        let (here, there) = net.connection();
         net.lead(Transport::Tcp, Carrier::Rewrite);
         net.lead(Transport::Udp, Carrier::Rewrite);
-        let (here, there) = net.connection();
         let (_near, anchored) = net.datagrams();
         routed.net.host.enter();
         let host = UdpSocket::bind((routed.own, OTHER + 1)).expect("bind");

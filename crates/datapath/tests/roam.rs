@@ -358,6 +358,10 @@ fn carries_fragments(new: &str, server: &str) {
     moved.net.laptop.enter();
     let laptop = UdpSocket::bind(local).expect("bind");
     laptop.connect(remote).expect("connect");
+    // Else it would be anybody's who sends to it under the wire names.
+    moved.net.server.enter();
+    server.connect(local).expect("connect");
+    moved.net.laptop.enter();
     for socket in [&server, &laptop] {
         socket.set_read_timeout(Some(Duration::from_secs(20))).expect("SO_RCVTIMEO");
     }

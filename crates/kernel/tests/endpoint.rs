@@ -40,6 +40,16 @@ fn two_equal_endpoints_live_on_one_host() {
         assert_eq!(first.local_addr().unwrap(), second.local_addr().unwrap());
         let cookies = [first.as_fd(), second.as_fd()].map(|socket| namespace::cookie_of(socket).unwrap());
         assert_ne!(cookies[0], cookies[1]);
+        // Each has an id here, which stays the same.
+        let ids = || {
+            let mut routes = RouteSocket::open().unwrap();
+            let links = routes.links().unwrap();
+            let index = |name: &str| links.iter().find(|link| link.name == name).unwrap().index;
+            ["wb0", "wb1"].map(|name| routes.namespace_beyond(index(name)).unwrap().unwrap())
+        };
+        let [one, other] = ids();
+        assert_ne!(one, other);
+        assert_eq!(ids(), [one, other]);
         // The host itself does not know the address.
         assert!(TcpListener::bind(endpoint).is_err());
     }

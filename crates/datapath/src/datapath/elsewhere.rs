@@ -8,7 +8,7 @@ use whimbrel_wire::FlowTuple;
 use super::Datapath;
 use crate::abi::{
     Endpoint, FOLLOW_ALL, FOLLOW_CLOSES, Follow, IDLE_ENDPOINTS, IDLE_FORWARDED, IDLE_TRANSLATION, Lent, LentEnd,
-    RawEndpoint, RawLent, RawLentKey, RawTuple, TOWARD_PASSING, TOWARD_ROUTES,
+    NAMESPACE_UNKNOWN, RawEndpoint, RawLent, RawLentKey, RawTuple, TOWARD_PASSING, TOWARD_ROUTES,
 };
 use crate::error::Error;
 use crate::table::Table;
@@ -83,9 +83,23 @@ impl Datapath {
     /// # Errors
     /// When the kernel refuses, as it does when the map is full.
     pub fn set_endpoint(&self, interface: u32, endpoint: &Endpoint) -> Result<(), Error> {
-        let new = self.endpoints.get(&interface)?.is_none();
-        self.endpoints.insert(&interface, &RawEndpoint::new(endpoint))?;
-        self.note_elsewhere(|elsewhere| elsewhere.endpoints += usize::from(new))
+        let known = self.endpoints.get(&interface)?;
+        let namespace = known.map_or(NAMESPACE_UNKNOWN, |known| known.namespace);
+        self.endpoints.insert(&interface, &RawEndpoint::new(endpoint, namespace))?;
+        self.note_elsewhere(|elsewhere| elsewhere.endpoints += usize::from(known.is_none()))
+    }
+
+    /// Says by which id (RTM_NEWNSID) this host's network namespace knows an endpoint namespace, so that the programs find the sockets
+    /// in it: what is theirs is not taken for a moved flow's. Until then everything is that comes for ends which are lent to
+    /// it. The interface is the outer end of its pair; one that is not known stays so.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn name_endpoint(&self, interface: u32, namespace: u32) -> Result<(), Error> {
+        match self.endpoints.get(&interface)? {
+            Some(known) => self.endpoints.insert(&interface, &RawEndpoint { namespace, ..known }),
+            None => Ok(()),
+        }
     }
 
     /// The cookies of the namespaces that are followed, those of a process before this one among them.

@@ -52,6 +52,26 @@ impl RouteSocket {
         Ok(links)
     }
 
+    /// By which id (RTM_NEWNSID) the namespace of the socket knows the one that the other end of a pair of interfaces is in; the kernel gives it
+    /// one when it is asked. None: it is in the same.
+    ///
+    /// # Errors
+    /// [`Error::Call`].
+    pub fn namespace_beyond(&mut self, interface: u32) -> Result<Option<u32>, Error> {
+        let mut message = LinkMessage::default();
+        message.header.index = interface;
+        let parts = self
+            .ask(&RouteNetlinkMessage::GetLink(message), 0)
+            .map_err(|e| e.of("RTM_GETLINK", format!("interface {interface}")))?;
+        Ok(parts.iter().find_map(|part| match part {
+            RouteNetlinkMessage::NewLink(message) => message.attributes.iter().find_map(|attribute| match attribute {
+                LinkAttribute::LinkNetNsId(id) => u32::try_from(*id).ok(),
+                _ => None,
+            }),
+            _ => None,
+        }))
+    }
+
     /// Makes a pair of connected interfaces (veth(4)): `name` here and `peer` in another namespace, both switched off. `mtu` is in
     /// bytes. Returns the index of the one here.
     ///

@@ -280,6 +280,9 @@ impl Endpoints {
             let place = Place::inside(endpoint, interface, 1)?;
             datapath.attach(interface, Role::Endpoint)?;
             datapath.set_endpoint(interface, &Known { address, unknown: Unknown::Dropped })?;
+            if let Some(namespace) = routes.namespace_beyond(interface)? {
+                datapath.name_endpoint(interface, namespace)?;
+            }
             datapath.follow_namespace(place.cookie, Follow::Closes)?;
             Ok(place)
         };
