@@ -36,6 +36,8 @@ pub(crate) enum Variant {
     Still,
     /// The client has moved; the connections are rewritten.
     Moved,
+    /// The same with another build of Whimbrel.
+    Beside,
     /// No Whimbrel; nftables on the client's host translates the destination.
     Nftables,
     /// No Whimbrel; both hosts track connections, with no other rule.
@@ -44,13 +46,14 @@ pub(crate) enum Variant {
 
 impl Variant {
     /// How many there are.
-    pub(crate) const COUNT: usize = 5;
+    pub(crate) const COUNT: usize = 6;
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Without => "without",
             Self::Still => "still",
             Self::Moved => "moved",
+            Self::Beside => "beside",
             Self::Nftables => "nftables_dnat",
             Self::Conntrack => "conntrack",
         }
@@ -76,7 +79,9 @@ impl Bed {
         let mut daemons = None;
         match variant {
             Variant::Without => {}
-            Variant::Still | Variant::Moved => daemons = Some([client.whimbrel()?, server.whimbrel()?]),
+            Variant::Still | Variant::Moved | Variant::Beside => {
+                daemons = Some([client.whimbrel()?, server.whimbrel()?])
+            }
             Variant::Conntrack => {
                 for host in [&client, &server] {
                     host.nft("table inet tracked { chain input { type filter hook input priority 0; ct state established accept;\n}\n}\n")?;
@@ -104,7 +109,7 @@ impl Bed {
 
     /// Moves the client where that is what is measured, and waits until its `flows` (local, remote) are rewritten.
     pub(crate) fn move_client(&self, flows: &[(SocketAddr, SocketAddr)]) -> Result<()> {
-        if self.variant == Variant::Moved {
+        if matches!(self.variant, Variant::Moved | Variant::Beside) {
             self.client.ip(["addr flush dev eth0 scope global".into(), format!("addr add {SECOND}/24 dev eth0")])?;
             self.wait_rewritten(flows)?;
         }

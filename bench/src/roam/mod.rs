@@ -15,6 +15,7 @@ use std::path::PathBuf;
 use whimbrel_lab::{Lab, Options as LabOptions};
 
 use crate::Result;
+use crate::bed::Variant;
 use crate::report::Report;
 
 /// How to measure.
@@ -40,6 +41,9 @@ pub struct Setup {
     /// The whimbrel to measure [default: WHIMBREL_BIN, or the one beside this program]
     #[arg(long)]
     pub whimbrel: Option<PathBuf>,
+    /// Another whimbrel, whose moved connections take turns with those of the one that is measured
+    #[arg(long)]
+    pub beside: Option<PathBuf>,
     /// How much the daemons log
     #[arg(long)]
     pub log: Option<String>,
@@ -54,6 +58,12 @@ pub struct Setup {
 impl Setup {
     pub(crate) fn lab_options(&self) -> LabOptions {
         LabOptions { whimbrel: self.whimbrel.clone(), log_level: self.log.clone(), ..LabOptions::default() }
+    }
+
+    /// For one of the things that are compared.
+    pub(crate) fn lab_options_of(&self, variant: Variant) -> LabOptions {
+        let options = self.lab_options();
+        if variant == Variant::Beside { LabOptions { whimbrel: self.beside.clone(), ..options } } else { options }
     }
 
     /// Where the files of a run are kept, if they are.

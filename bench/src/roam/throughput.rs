@@ -13,7 +13,7 @@ use crate::bed::{Bed, CLIENT_CPU, LONG, SERVER, SERVER_CPU, Variant, pin};
 use crate::report::{Bound, Figure, Report, Samples};
 use crate::{Result, machine};
 
-const VARIANTS: [Variant; 4] = [Variant::Without, Variant::Still, Variant::Moved, Variant::Nftables];
+const VARIANTS: [Variant; 5] = [Variant::Without, Variant::Still, Variant::Moved, Variant::Beside, Variant::Nftables];
 
 const QUANTITIES: [(&str, &str); 4] =
     [("rate", "Gbit/s"), ("cpu", "s/GB"), ("requests", "1/s"), ("connections", "1/s")];
@@ -50,14 +50,18 @@ pub(super) fn measure(options: &Options) -> Result<Report> {
     };
     let variants: Vec<Variant> = VARIANTS
         .into_iter()
-        .filter(|variant| *variant == Variant::Without || variant.name().contains(&options.only))
+        .filter(|variant| match variant {
+            Variant::Without => true,
+            Variant::Beside => options.setup.beside.is_some(),
+            _ => variant.name().contains(&options.only),
+        })
         .collect();
     let mut samples = vec![vec![Samples::default(); QUANTITIES.len()]; Variant::COUNT];
     take_turns(&options.setup, &variants, rounds * TURNS, lengths, &mut samples)?;
     for round in 0..rounds {
         for variant in turn_of(&variants, round) {
             // Whoever follows sockets is told of those of all namespaces: nobody else may be there.
-            let bed = Bed::build(options.setup.lab_options(), variant)?;
+            let bed = Bed::build(options.setup.lab_options_of(variant), variant)?;
             let rate =
                 connections(&bed, lengths.connections).map_err(|error| format!("{}: {error}", variant.name()))?;
             eprintln!("{}/{rounds} {:<13} {rate:6.0} connections/s", round + 1, variant.name());
@@ -80,6 +84,15 @@ pub(super) fn measure(options: &Options) -> Result<Report> {
             });
         }
     }
+    let beside = &samples[Variant::Beside as usize];
+    if variants.contains(&Variant::Beside) && variants.contains(&Variant::Moved) {
+        for (quantity, (name, unit)) in QUANTITIES.into_iter().enumerate().take(CONNECTIONS) {
+            let of = &samples[Variant::Moved as usize][quantity];
+            let figure = Figure::paired(&format!("{name}_moved_to_beside"), unit, of, &beside[quantity]);
+            let bounded = matches!(name, "rate" | "requests");
+            report.add(if bounded { figure.bound(Bound::RatioAtLeast(0.99)) } else { figure });
+        }
+    }
     Ok(report)
 }
 
@@ -98,7 +111,7 @@ struct Standing {
 
 impl Standing {
     fn build(setup: &Setup, variant: Variant) -> Result<Self> {
-        let bed = Bed::build(setup.lab_options(), variant)?;
+        let bed = Bed::build(setup.lab_options_of(variant), variant)?;
         let asker = Asker::connect(&bed)?;
         let transfer = Transfer::start(&bed)?;
         let mut flows = transfer.flows(&bed)?;
