@@ -2,7 +2,8 @@
 //!
 //! Nothing here blocks and nothing grows without bound: a client whose request is too long, or that does not read what
 //! it asked for, is dropped; it is served its next request only when it has read the last answer, and nothing is read from
-//! it while its answer is being found. Descriptors that come with a request that takes none are closed.
+//! it while its answer is being found. One user's clients do not keep others out: where there is no room, the one of whoever has most
+//! gives way that has been idle for longest. Descriptors that come with a request that takes none are closed.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs;
@@ -11,6 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use whimbrel_ipc::{
     Code, EventRecord, Failure, Lines, MAX_REQUEST_LINE, ReceivedLine, Reply, Request, reply_to_line,
@@ -26,6 +28,9 @@ const REFUSED: usize = 64;
 /// Clients that stay: programs behind anchors, those that receive sockets, and those that follow events. They ask nothing more, so they take no
 /// room of those that do.
 const STAYING: usize = 1024;
+
+/// How long a client may take to ask for the first time.
+const SILENT: Duration = Duration::from_secs(60);
 
 /// Unread bytes at which a client that is told things without asking for each is dropped.
 const BACKLOG: usize = 4 << 20;
@@ -68,12 +73,19 @@ pub struct Server {
     gone: Vec<ClientId>,
     next: u64,
     most_staying: usize,
+    /// No descriptor was left for who waits.
+    deaf: bool,
 }
 
 #[derive(Debug)]
 struct Client {
     stream: UnixStream,
     credentials: Option<Credentials>,
+    connected: whimbrel_protocol::Time,
+    /// When it was heard or answered last, in the order of the server's numbers.
+    used: u64,
+    /// It has asked for something.
+    asked: bool,
     input: Lines,
     output: Output,
     /// It is told each event.
@@ -94,6 +106,17 @@ struct Output {
     bytes: Vec<u8>,
     /// What goes with lines: each with the place of its line's first byte, and of its end.
     descriptors: VecDeque<(usize, usize, Vec<OwnedFd>)>,
+}
+
+impl Client {
+    fn uid(&self) -> Option<u32> {
+        self.credentials.map(|who| who.uid)
+    }
+
+    /// Nothing of what it asked for is left to be done.
+    fn is_idle(&self) -> bool {
+        !self.stays && !self.waits && self.output.bytes.is_empty()
+    }
 }
 
 impl Output {
@@ -187,6 +210,7 @@ impl Server {
             gone: Vec::new(),
             next: 0,
             most_staying: STAYING,
+            deaf: false,
         })
     }
 
@@ -220,42 +244,103 @@ impl Server {
         Some(Interest { readable, writable })
     }
 
-    /// Takes in whoever waits.
-    pub fn accept(&mut self) -> Vec<ClientId> {
+    /// Takes in whoever waits, as many as there is room for at the most.
+    pub fn accept(&mut self, now: whimbrel_protocol::Time) -> Vec<ClientId> {
         let mut fresh = Vec::new();
-        loop {
+        // Whoever connects again and again is not to keep this thread here.
+        for _ in 0..CLIENTS {
             match self.listener.accept() {
-                Ok((stream, _)) if self.asking() < CLIENTS + REFUSED && stream.set_nonblocking(true).is_ok() => {
-                    let refused = self.asking() >= CLIENTS;
-                    let id = ClientId(self.next);
-                    self.next += 1;
+                Ok((stream, _)) if stream.set_nonblocking(true).is_ok() => {
                     let credentials = credentials(&stream);
-                    let (input, output) = (Lines::default(), Output::default());
-                    let (follows, stays, waits, finished) = (false, false, false, false);
-                    let client =
-                        Client { stream, credentials, input, output, follows, stays, waits, finished, refused };
+                    let room = self.asking() < CLIENTS || self.make_room(credentials.map(|who| who.uid));
+                    if !room && self.asking() >= CLIENTS + REFUSED {
+                        tracing::warn!("refused a client of the control socket: {CLIENTS} are connected already");
+                        continue;
+                    }
+                    let id = ClientId(self.stamp());
+                    let client = Client {
+                        stream,
+                        credentials,
+                        connected: now,
+                        used: id.0,
+                        asked: false,
+                        input: Lines::default(),
+                        output: Output::default(),
+                        follows: false,
+                        stays: false,
+                        waits: false,
+                        finished: false,
+                        refused: !room,
+                    };
                     self.clients.insert(id, client);
                     fresh.push(id);
                 }
-                Ok(_) => tracing::warn!("refused a client of the control socket: {CLIENTS} are connected already"),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // Nobody left, or no descriptors left: whoever waits is taken in later.
-                Err(_) => return fresh,
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return fresh,
+                Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted) => {
+                }
+                Err(error) => {
+                    if !std::mem::replace(&mut self.deaf, true) {
+                        tracing::warn!(%error, "cannot take in a client of the control socket");
+                    }
+                    return fresh;
+                }
             }
         }
+        fresh
+    }
+
+    /// Whether nobody can be taken in: the listener is readable and stays so, and is not to be waited for.
+    #[must_use]
+    pub fn is_deaf(&self) -> bool {
+        self.deaf
+    }
+
+    /// Takes in who waits where nobody could be, and ends clients that have not asked for anything in time.
+    pub fn look_again(&mut self, now: whimbrel_protocol::Time) -> Vec<ClientId> {
+        let silent = |client: &Client| !client.asked && client.is_idle() && client.connected + SILENT <= now;
+        let silent: Vec<ClientId> =
+            self.clients.iter().filter(|(_, client)| silent(client)).map(|(id, _)| *id).collect();
+        silent.into_iter().for_each(|id| self.remove(id));
+        if std::mem::take(&mut self.deaf) { self.accept(now) } else { Vec::new() }
+    }
+
+    fn stamp(&mut self) -> u64 {
+        self.next += 1;
+        self.next - 1
     }
 
     fn asking(&self) -> usize {
         self.clients.values().filter(|client| !client.stays).count()
     }
 
-    /// Whether there is room for one client more that [stays](Self::stay).
+    /// Has a client give way to one of this user's: of the user who has most, which is this one where several have as many, the one
+    /// that has been idle for longest. Whether there was one.
+    fn make_room(&mut self, uid: Option<u32>) -> bool {
+        let mut shares: HashMap<Option<u32>, usize> = HashMap::new();
+        for client in self.clients.values().filter(|client| !client.stays) {
+            *shares.entry(client.uid()).or_default() += 1;
+        }
+        let own = shares.get(&uid).copied().unwrap_or_default();
+        let most = shares.into_iter().max_by_key(|(of, count)| (*count, *of == uid));
+        let Some((most, _)) = most.filter(|(of, count)| *of == uid || *count > own) else { return false };
+        let idle = self.clients.iter().filter(|(_, client)| client.uid() == most && client.is_idle());
+        let Some(oldest) = idle.min_by_key(|(_, client)| client.used).map(|(id, _)| *id) else { return false };
+        self.remove(oldest);
+        true
+    }
+
+    /// Whether there is room for this client to [stay](Self::stay). Users other than root have half of it each at the most.
     ///
     /// # Errors
     /// [`Code::TooMany`], for the client.
-    pub fn may_stay(&self) -> Result<(), Failure> {
-        let most = self.most_staying;
-        if self.clients.len() - self.asking() < most {
+    pub fn may_stay(&self, id: ClientId) -> Result<(), Failure> {
+        let uid = self.clients.get(&id).and_then(Client::uid);
+        let of_user = |client: &&Client| client.stays && client.uid() == uid;
+        let share = if uid == Some(0) { self.most_staying } else { self.most_staying / 2 };
+        let of_user = self.clients.values().filter(of_user).count();
+        let most = if of_user < share { self.most_staying } else { share };
+        if of_user < share && self.clients.len() - self.asking() < most {
             return Ok(());
         }
         Err(Failure::new(format!(
@@ -331,6 +416,11 @@ impl Server {
             self.reply(id, &Reply::Error(failure));
             return None;
         }
+        client.asked = true;
+        let used = self.stamp();
+        if let Some(client) = self.clients.get_mut(&id) {
+            client.used = used;
+        }
         Some(asked(line))
     }
 
@@ -395,8 +485,9 @@ impl Server {
     }
 
     fn answered(&mut self, id: ClientId) {
+        let used = self.stamp();
         if let Some(client) = self.clients.get_mut(&id) {
-            client.waits = false;
+            (client.waits, client.used) = (false, used);
         }
         self.write(id);
     }
@@ -476,6 +567,7 @@ mod tests {
     use std::fs::File;
     use std::io::{BufRead, BufReader, Read, Write};
     use whimbrel_ipc::{EventsQuery, reply_from_line, request_to_line};
+    use whimbrel_protocol::Time;
 
     fn socket(name: &str) -> PathBuf {
         std::env::temp_dir().join(format!("whimbrel-server-{name}-{}.sock", std::process::id()))
@@ -483,7 +575,7 @@ mod tests {
 
     fn connect(server: &mut Server) -> (UnixStream, ClientId) {
         let stream = UnixStream::connect(&server.path).expect("connect");
-        let id = server.accept()[0];
+        let id = server.accept(Time::default())[0];
         (stream, id)
     }
 
@@ -652,25 +744,111 @@ mod tests {
         };
         server.most_staying = CLIENTS + 1;
         let mut staying = Vec::new();
-        while server.may_stay().is_ok() {
+        let full = loop {
             let (stream, id) = connect(&mut server);
+            server.clients.get_mut(&id).expect("it").credentials = Some(Credentials { pid: 1, uid: 0, gid: 0 });
+            if let Err(full) = server.may_stay(id) {
+                server.remove(id);
+                break full;
+            }
             server.stay(id);
             staying.push(stream);
-        }
+        };
         assert_eq!(staying.len(), CLIENTS + 1);
-        assert_eq!(server.may_stay().expect_err("full").code, Some(Code::TooMany));
+        assert_eq!(full.code, Some(Code::TooMany));
         assert_eq!(refusal(&mut server), None, "they take the room of who asks");
         let mut asking = Vec::new();
-        while server.asking() < CLIENTS {
+        // The one that was served is idle now, and gives way.
+        while asking.len() < CLIENTS {
             asking.push(connect(&mut server));
+            // What they ask for takes a while; who is idle would give way.
+            server.answer_later(asking[asking.len() - 1].1);
         }
         assert_eq!(refusal(&mut server).expect("full").code, Some(Code::TooMany));
         assert_eq!(refusal(&mut server).expect("full").code, Some(Code::TooMany));
         let (stream, id) = asking.remove(0);
+        server.reply(id, &Reply::End { newest: 1 });
         drop(stream);
         server.read(id);
         assert!(server.request(id).is_none());
         assert_eq!(refusal(&mut server), None, "there is room again");
+    }
+
+    /// Connects as if for this user.
+    fn connect_as(server: &mut Server, uid: u32) -> (UnixStream, ClientId) {
+        let (stream, id) = connect(server);
+        server.clients.get_mut(&id).expect("it").credentials = Some(Credentials { pid: 1, uid, gid: uid });
+        (stream, id)
+    }
+
+    #[test]
+    fn idle_clients_of_one_user_do_not_keep_others_out() {
+        let mut server = Server::bind(&socket("idle"), 0o600).expect("bind");
+        // All clients are of who runs this test; these are taken to be of others.
+        let me = rustix::process::geteuid().as_raw();
+        let (crowd, other) = (me + 1, me + 2);
+        let (_quiet, quiet) = connect_as(&mut server, other);
+        let mut idle: Vec<_> = (1..CLIENTS).map(|_| connect_as(&mut server, crowd)).collect();
+        // One of them is used; the others are idle for longer.
+        let (stream, used) = &mut idle[0];
+        stream.write_all(request_to_line(&Request::Status).expect("line").as_bytes()).expect("write");
+        server.read(*used);
+        assert!(server.request(*used).is_some());
+        server.reply(*used, &Reply::End { newest: 1 });
+        let (mut stream, mine) = connect(&mut server);
+        assert_eq!(server.take_gone(), [idle[1].1], "of who has most, the one that is idle for longest");
+        stream.write_all(request_to_line(&Request::Status).expect("line").as_bytes()).expect("write");
+        server.read(mine);
+        assert!(server.request(mine).expect("whole").is_ok(), "it is served");
+        // Whoever comes again and again takes the place of its own.
+        server.make_room(Some(crowd));
+        assert_eq!(server.take_gone(), [idle[2].1]);
+        assert!(server.interest(quiet).is_some());
+        // Nobody gives way to who has more.
+        for (_, id) in &idle[3..] {
+            server.answer_later(*id);
+        }
+        server.answer_later(idle[0].1);
+        assert!(!server.make_room(Some(crowd)));
+    }
+
+    #[test]
+    fn who_asks_nothing_is_dropped_after_a_while() {
+        let mut server = Server::bind(&socket("silent"), 0o600).expect("bind");
+        let (_silent, silent) = connect(&mut server);
+        let (mut stream, asked) = connect(&mut server);
+        stream.write_all(request_to_line(&Request::Status).expect("line").as_bytes()).expect("write");
+        server.read(asked);
+        assert!(server.request(asked).is_some());
+        server.reply(asked, &Reply::End { newest: 1 });
+        server.look_again(Time::default() + SILENT / 2);
+        assert!(server.take_gone().is_empty());
+        server.look_again(Time::default() + SILENT);
+        assert_eq!(server.take_gone(), [silent]);
+    }
+
+    #[test]
+    fn one_user_has_half_of_the_room_for_those_that_stay() {
+        let mut server = Server::bind(&socket("staying"), 0o600).expect("bind");
+        server.most_staying = 10;
+        let mut staying = Vec::new();
+        let mut room_of = |server: &mut Server, uid: u32| {
+            (0..).find(|_| {
+                let (stream, id) = connect_as(server, uid);
+                let full = server.may_stay(id).is_err();
+                if full {
+                    server.remove(id)
+                } else {
+                    server.stay(id)
+                }
+                staying.push(stream);
+                full
+            })
+        };
+        assert_eq!(
+            (room_of(&mut server, 1000), room_of(&mut server, 1001), room_of(&mut server, 0)),
+            (Some(5), Some(5), Some(0))
+        );
     }
 
     #[test]

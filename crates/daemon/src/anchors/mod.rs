@@ -209,7 +209,7 @@ impl EventLoop {
             let failure = Failure::new("port 0 is none: the kernel draws ports without being told").code(Code::Unknown);
             return self.server.reply(client, &Reply::Error(failure));
         }
-        if let Err(failure) = self.server.may_stay() {
+        if let Err(failure) = self.server.may_stay(client) {
             return self.server.reply(client, &Reply::Error(failure));
         }
         let Some(owner) = self.server.credentials(client).map(|who| who.uid) else {

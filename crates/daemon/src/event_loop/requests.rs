@@ -159,7 +159,7 @@ impl EventLoop {
             Request::Configuration => Reply::Configuration(self.configuration()),
             Request::Metrics => Reply::Metrics(self.metrics()),
             Request::Events(query) => {
-                if let Some(failure) = query.follow.then(|| self.server.may_stay().err()).flatten() {
+                if let Some(failure) = query.follow.then(|| self.server.may_stay(id).err()).flatten() {
                     return self.server.reply(id, &Reply::Error(failure));
                 }
                 let mut replies: Vec<Reply> = self.events.select(&query).cloned().map(Reply::Event).collect();

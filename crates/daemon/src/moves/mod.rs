@@ -134,7 +134,7 @@ impl EventLoop {
     pub(crate) fn receive_sockets(&mut self, id: ClientId, name: &str) {
         let failure = if name.is_empty() || name.len() > MAX_RECEIVER {
             Some(Failure::new(format!("a receiver's name has 1 to {MAX_RECEIVER} bytes")).on(name))
-        } else if let Err(failure) = self.server.may_stay() {
+        } else if let Err(failure) = self.server.may_stay(id) {
             Some(failure)
         } else if self.effects.relocation.add_receiver(name.as_bytes().to_vec()) {
             None
