@@ -4,6 +4,7 @@ pub mod anchor;
 mod bed;
 mod chart;
 mod course;
+pub mod flood;
 pub mod machine;
 pub mod process;
 pub mod relocation;

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use whimbrel_bench::relocation::{self, bare, bulk, call, criu, crowd, gap, thesis, tune};
 use whimbrel_bench::roam::{self, handoff, many, parked, throughput};
-use whimbrel_bench::{anchor, process, tunnel, vnat};
+use whimbrel_bench::{anchor, flood, process, tunnel, vnat};
 
 /// Measures Whimbrel beside what it is held against, on this machine, in network namespaces of its own. As root.
 ///
@@ -34,6 +34,8 @@ enum Measurement {
     RoamParked(roam::Options),
     /// The VNAT paper's experiments: messages of 64 to 8192 bytes, beside nothing and beside connection tracking
     Vnat(roam::Options),
+    /// What a host with 1,000 connections feels of 10,000 forged packets a second, and of 1,000 fresh keys a second
+    Flood(roam::Options),
     /// What an anchor costs: packets and time through it, beside the kernel's forwarding and VPNs; `wb_socket` beside plain sockets
     Anchor(roam::Options),
     /// Sockets that change hosts: the eight below, anchors, and one report
@@ -85,6 +87,7 @@ fn main() -> ExitCode {
         Measurement::RoamMany(options) => roam(many::run(&options)),
         Measurement::RoamParked(options) => roam(parked::run(&options)),
         Measurement::Vnat(options) => roam(vnat::run(&options)),
+        Measurement::Flood(options) => roam(flood::run(&options)),
         Measurement::Anchor(options) => roam(anchor::run(&options)),
         Measurement::Move(options) => roam(relocation::run(&options)),
         Measurement::MoveGap(options) => roam(gap::run(&options)),

@@ -12,6 +12,7 @@ mod turns;
 
 use std::path::PathBuf;
 
+pub(crate) use crowd::Crowd;
 use whimbrel_lab::{Lab, Options as LabOptions};
 
 use crate::Result;
