@@ -389,12 +389,6 @@ struct socket_position {
 	__u32 rcv_nxt;
 };
 
-/* Map `lapse`, one entry: what `fit_sockets` is to note. */
-struct lapse {
-	__u32 binding; /* whose flows go on after a lapse */
-	__u32 any;     /* 1: there is one */
-};
-
 /* One byte of these for each socket that `fit_sockets` shows. */
 enum fitted {
 	FITTED_CHANGED = 1,

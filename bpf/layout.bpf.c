@@ -18,7 +18,6 @@ struct lent lent;
 struct endpoint endpoint;
 struct share share;
 struct event event;
-struct lapse lapse;
 struct socket_record socket_record;
 enum alias_kind alias_kind;
 struct socket_position socket_position;

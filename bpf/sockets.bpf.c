@@ -35,11 +35,13 @@ struct {
 	__type(value, __u32);
 } interfaces SEC(".maps");
 
+/* Bindings whose flows go on after a lapse; the value is not used. */
 struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 16384);
 	__type(key, __u32);
-	__type(value, struct lapse);
+	__type(value, __u32);
 } lapse SEC(".maps");
 
 static __always_inline bool is_connected(int state)
@@ -293,10 +295,8 @@ int fit_sockets(struct bpf_iter__tcp *context)
 	struct sock_common *common = context->sk_common;
 	const struct binding *binding;
 	struct flow_tuple own = {};
-	const struct lapse *going_on;
 	struct flow_entry *flow;
 	struct tcp_sock *tcp;
-	__u32 zero = 0;
 	__u8 fitted = 0;
 	bool waits;
 
@@ -317,9 +317,8 @@ int fit_sockets(struct bpf_iter__tcp *context)
 		fitted |= park(tcp);
 	else
 		fitted |= unpark(tcp, false);
-	going_on = bpf_map_lookup_elem(&lapse, &zero);
 	/* Of a flow that waits already, since the first that its peer sends may be here before anybody says that it goes on. */
-	if (flow && (waits || (going_on && going_on->any && flow->binding == going_on->binding)))
+	if (flow && (waits || bpf_map_lookup_elem(&lapse, &flow->binding)))
 		note_lapse(tcp, flow);
 	if (fitted)
 		bpf_seq_write(context->meta->seq, &fitted, sizeof(fitted));

@@ -165,55 +165,90 @@ const CAUSED_BY_OTHERS: u32 = 64;
 /// After that, one in so long.
 const CAUSED_BY_OTHERS_PAUSE: Duration = Duration::from_secs(1);
 
+/// Events of one kind that peers with connections cause in a row, all together, and in each pause after that.
+const CAUSED_BY_PEERS: u32 = 16 * CAUSED_BY_OTHERS;
+const CAUSED_BY_PEERS_EACH: u32 = 16;
+
 /// Keeps what strangers cause from pushing everything else out: anybody can make a key, a session and a message that is
-/// refused.
+/// refused, and with a connection of his own move without end (P-143).
 #[derive(Debug, Default)]
 pub(crate) struct Restraint {
-    kinds: BTreeMap<&'static str, Allowed>,
+    /// Whether it is of peers with connections: others are not to push these out.
+    kinds: BTreeMap<(&'static str, bool), Allowed>,
+    /// Of each peer with connections.
+    peers: BTreeMap<(&'static str, PeerId), Allowed>,
 }
 
 #[derive(Debug)]
 struct Allowed {
+    most: u32,
+    /// So many more in each pause.
+    each: u32,
     left: u32,
     since: Time,
     left_out: u64,
 }
 
+impl Allowed {
+    fn new(now: Time, most: u32, each: u32) -> Self {
+        Self { most, each, left: most, since: now, left_out: 0 }
+    }
+
+    fn fill(&mut self, now: Time) {
+        let pauses = now.since(self.since).as_micros() / CAUSED_BY_OTHERS_PAUSE.as_micros();
+        if pauses > 0 {
+            let more = self.each.saturating_mul(u32::try_from(pauses).unwrap_or(u32::MAX));
+            self.left = self.most.min(self.left.saturating_add(more));
+            self.since = now;
+        }
+    }
+
+    fn take(&mut self, now: Time) -> bool {
+        self.fill(now);
+        let there = self.left > 0;
+        self.left -= u32::from(there);
+        there
+    }
+}
+
 impl Restraint {
     /// Whether this event is told; else it is counted.
     pub(crate) fn admits(&mut self, now: Time, event: &Event) -> bool {
-        let Some(kind) = restrained(event) else { return true };
-        let fresh = || Allowed { left: CAUSED_BY_OTHERS, since: now, left_out: 0 };
-        let allowed = self.kinds.entry(kind).or_insert_with(fresh);
-        let pauses = now.since(allowed.since).as_micros() / CAUSED_BY_OTHERS_PAUSE.as_micros();
-        if pauses > 0 {
-            allowed.left = CAUSED_BY_OTHERS.min(allowed.left.saturating_add(u32::try_from(pauses).unwrap_or(u32::MAX)));
-            allowed.since = now;
-        }
-        if allowed.left == 0 {
-            allowed.left_out += 1;
-            return false;
-        }
-        allowed.left -= 1;
-        true
+        let (kind, all, own) = if let Some(kind) = caused_by_strangers(event) {
+            (self.kinds.entry((kind, false)), (CAUSED_BY_OTHERS, 1), true)
+        } else if let Some((kind, peer)) = caused_by_peer(event) {
+            let own =
+                self.peers.entry((kind, peer)).or_insert_with(|| Allowed::new(now, CAUSED_BY_OTHERS, 1)).take(now);
+            (self.kinds.entry((kind, true)), (CAUSED_BY_PEERS, CAUSED_BY_PEERS_EACH), own)
+        } else {
+            return true;
+        };
+        let allowed = kind.or_insert_with(|| Allowed::new(now, all.0, all.1));
+        let told = own && allowed.take(now);
+        allowed.left_out += u64::from(!told);
+        told
     }
 
     /// What was left out since the last call.
-    pub(crate) fn left_out(&mut self) -> Vec<Told> {
-        let told = |(kind, allowed): (&&'static str, &mut Allowed)| match std::mem::take(&mut allowed.left_out) {
-            0 => None,
-            count => Some(
-                Told::new("left-out", format!("{count} more events `{kind}` came than are told"))
-                    .with("of", *kind)
-                    .with("count", count),
-            ),
-        };
+    pub(crate) fn left_out(&mut self, now: Time) -> Vec<Told> {
+        self.peers.retain(|_, allowed| {
+            allowed.fill(now);
+            allowed.left < allowed.most
+        });
+        let told =
+            |((kind, _), allowed): (&(&'static str, bool), &mut Allowed)| match std::mem::take(&mut allowed.left_out) {
+                0 => None,
+                count => {
+                    let sentence = format!("{count} more events `{kind}` came than are told");
+                    Some(Told::new("left-out", sentence).with("of", *kind).with("count", count))
+                }
+            };
         self.kinds.iter_mut().filter_map(told).collect()
     }
 }
 
 /// The kind of an event that others can cause at will.
-pub(crate) fn restrained(event: &Event) -> Option<&'static str> {
+fn caused_by_strangers(event: &Event) -> Option<&'static str> {
     match event {
         Event::PeerReached { .. } => Some("peer-reached"),
         // A crawler asks a score of hosts in a second, all day long.
@@ -225,6 +260,25 @@ pub(crate) fn restrained(event: &Event) -> Option<&'static str> {
         Event::PeerFound { .. } => Some("peer-found"),
         Event::StandsIn { .. } => Some("stands-in"),
         Event::StoodAside { .. } => Some("stood-aside"),
+        _ => None,
+    }
+}
+
+/// The kind of an event that may be left out.
+pub(crate) fn restrained(event: &Event) -> Option<&'static str> {
+    caused_by_strangers(event).or_else(|| caused_by_peer(event).map(|(kind, _)| kind))
+}
+
+/// The kind of an event that a peer can cause at will which has a connection, and which peer.
+fn caused_by_peer(event: &Event) -> Option<(&'static str, PeerId)> {
+    match event {
+        Event::PeerMoved { peer, .. } => Some(("peer-moved", *peer)),
+        Event::PathConfirmed { peer, .. } => Some(("path-confirmed", *peer)),
+        Event::CarrierChanged { peer, .. } => Some(("carrier-changed", *peer)),
+        Event::PeerAway { peer, .. } => Some(("peer-away", *peer)),
+        Event::PeerBack { peer, .. } => Some(("peer-back", *peer)),
+        Event::Waiting { peer, by_peer: true, wait: true, .. } => Some(("flows-wait", *peer)),
+        Event::Waiting { peer, by_peer: true, wait: false, .. } => Some(("flows-go-on", *peer)),
         _ => None,
     }
 }
@@ -658,18 +712,39 @@ mod tests {
         let refused = Event::Refused { peer: PeerId(1), reason: "a test" };
         let admitted = (0..1000).filter(|_| restraint.admits(at(9), &refused)).count();
         assert_eq!(admitted, CAUSED_BY_OTHERS as usize);
-        let to = ([192, 0, 2, 1], 2031).into();
-        let carried = Carried { flows: 0, carrier: Carrier::Tunnel };
-        let moved = |flows| Event::PeerMoved { peer: PeerId(2), to, translated: false, flows, carried };
-        assert!((0..1000).all(|_| restraint.admits(at(9), &moved(1))), "a peer with connections is no stranger");
-        assert!(restraint.admits(at(9), &moved(0)), "one kind does not push out another");
+        assert!(restraint.admits(at(9), &moved(2, 0)), "one kind does not push out another");
         let nobody = |last: u8| Event::NobodyThere { address: [192, 0, 2, last].into(), again_in: Duration::ZERO };
         assert_eq!((0..=255).filter(|last| restraint.admits(at(9), &nobody(*last))).count(), CAUSED_BY_OTHERS as usize);
-        assert_eq!(restraint.kinds.remove("nobody-there").map(|allowed| allowed.left_out), Some(256 - 64));
-        let told = restraint.left_out();
+        assert_eq!(restraint.kinds.remove(&("nobody-there", false)).map(|allowed| allowed.left_out), Some(256 - 64));
+        let told = restraint.left_out(at(9));
         assert_eq!((told.len(), &told[0].fields["count"]), (1, &Value::from(1000 - CAUSED_BY_OTHERS)));
-        assert!(restraint.left_out().is_empty());
+        assert!(restraint.left_out(at(9)).is_empty());
         assert_eq!((0..1000).filter(|_| restraint.admits(at(12), &refused)).count(), 3);
+    }
+
+    fn moved(peer: u32, flows: usize) -> Event {
+        let (to, carried) = (([192, 0, 2, 1], 2031).into(), Carried { flows, carrier: Carrier::Tunnel });
+        Event::PeerMoved { peer: PeerId(peer), to, translated: false, flows, carried }
+    }
+
+    #[test]
+    fn peers_with_connections_do_not_fill_the_log() {
+        // P-143
+        let mut restraint = Restraint::default();
+        let at = |seconds: u64| Time::from_micros(seconds * 1_000_000);
+        let each = CAUSED_BY_OTHERS as usize;
+        assert_eq!((0..1000).filter(|_| restraint.admits(at(9), &moved(2, 1))).count(), each);
+        // Neither another peer's moves, nor those of strangers, are left out for that.
+        assert!(restraint.admits(at(9), &moved(3, 1)) && restraint.admits(at(9), &moved(4, 0)));
+        let told = restraint.left_out(at(9));
+        assert_eq!((&told[0].fields["of"], &told[0].fields["count"]), (&"peer-moved".into(), &(1000 - each).into()));
+        // Keys are free, and all together may so much.
+        let many = (10..2010).filter(|peer| restraint.admits(at(9), &moved(*peer, 1))).count();
+        assert_eq!(many, CAUSED_BY_PEERS as usize - each - 1);
+        assert_eq!((10..2010).filter(|peer| restraint.admits(at(10), &moved(*peer, 1))).count(), 16);
+        // Nothing is remembered of who has not moved for a while.
+        restraint.left_out(at(9000));
+        assert!(restraint.peers.is_empty());
     }
 
     /// Kinds and fields as they stand in the code above: whoever adds one is reminded of the documentation.

@@ -128,7 +128,6 @@ plain! {
         interface: u32,
     }
     struct RawPosition { snd_una: u32, rcv_nxt: u32 }
-    struct RawLapse { binding: u32, any: u32 }
     struct RawSocket {
         tuple: RawTuple,
         cookie: u64,

@@ -720,14 +720,14 @@ impl Datapath {
     ///
     /// What they had is remembered with each socket as long as `pins` is there.
     ///
-    /// *Lapsed* (`lapsed`: a binding): its flows go on after a time in which what they sent may have got nowhere; those that
+    /// *Lapsed* (`lapsed`: bindings): their flows go on after a time in which what they sent may have got nowhere; those that
     /// are parked will. Echoes of timestamps (RFC 7323) from before the last such call are renewed in what comes in for
     /// them, while [`Datapath::set_lapses`] says that there are such: the kernel would take the lapse for a round trip, and
     /// wait for multiples of it when something is lost next.
     ///
     /// # Errors
     /// As [`Datapath::tcp_sockets`]; some may have been changed, and the same call may be made again.
-    pub fn fit_sockets(&self, interfaces: &[u32], lapsed: Option<u32>) -> Result<Fitted, Error> {
+    pub fn fit_sockets(&self, interfaces: &[u32], lapsed: &[u32]) -> Result<Fitted, Error> {
         self.sockets()?.fit(interfaces, lapsed)
     }
 

@@ -9,7 +9,7 @@ use std::ptr;
 use whimbrel_wire::FlowTuple;
 
 use crate::Error;
-use crate::abi::{FITTED_CHANGED, FITTED_WAITING, Plain, RawLapse, RawPosition, RawSocket, RawTuple};
+use crate::abi::{FITTED_CHANGED, FITTED_WAITING, Plain, RawPosition, RawSocket, RawTuple};
 use crate::object::Programs;
 use crate::table::Table;
 
@@ -193,10 +193,9 @@ impl Sockets {
     }
 
     /// Makes TCP sockets fit what has become of their flows ([`crate::Datapath::fit_sockets`]).
-    pub(crate) fn fit(&self, interfaces: &[u32], lapsed: Option<u32>) -> Result<Fitted, Error> {
-        self.set_interfaces(interfaces)?;
-        let going_on: Table<u32, RawLapse> = self.programs.table("lapse")?;
-        going_on.insert(&0, &RawLapse { binding: lapsed.unwrap_or(0), any: lapsed.is_some().into() })?;
+    pub(crate) fn fit(&self, interfaces: &[u32], lapsed: &[u32]) -> Result<Fitted, Error> {
+        self.set_keys("interfaces", interfaces)?;
+        self.set_keys("lapse", lapsed)?;
         let mut fitted = Fitted::default();
         self.visit("fit_sockets", &mut |bytes| {
             let count = |flag| bytes.iter().filter(|byte| **byte & flag != 0).count();
@@ -208,18 +207,18 @@ impl Sockets {
 
     /// Puts back what sockets had, for good ([`crate::Datapath::unload`]).
     pub(crate) fn release(&self, interfaces: &[u32]) -> Result<(), Error> {
-        self.set_interfaces(interfaces)?;
+        self.set_keys("interfaces", interfaces)?;
         self.visit("release_sockets", &mut |_| {})
     }
 
-    /// Says which devices sockets may be bound to.
-    fn set_interfaces(&self, interfaces: &[u32]) -> Result<(), Error> {
-        let present: Table<u32, u32> = self.programs.table("interfaces")?;
-        for (gone, _) in present.entries()?.iter().filter(|(index, _)| !interfaces.contains(index)) {
+    /// Puts these keys and no others into a map that a pass goes by: which devices sockets may be bound to, and what has lapsed.
+    fn set_keys(&self, map: &'static str, keys: &[u32]) -> Result<(), Error> {
+        let present: Table<u32, u32> = self.programs.table(map)?;
+        for (gone, _) in present.entries()?.iter().filter(|(key, _)| !keys.contains(key)) {
             present.remove(gone)?;
         }
-        for index in interfaces {
-            present.insert(index, &1)?;
+        for key in keys {
+            present.insert(key, &1)?;
         }
         Ok(())
     }

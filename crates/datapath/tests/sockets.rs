@@ -315,7 +315,7 @@ fn sockets_of_moved_flows_are_bound_to_no_device() {
         datapath.set_binding(7, &binding(place, Carrier::Hold, false)).expect("bind");
     };
     let changed = |datapath: &Datapath, interfaces: &[u32]| {
-        let fitted = datapath.fit_sockets(interfaces, None).expect("fit");
+        let fitted = datapath.fit_sockets(interfaces, &[]).expect("fit");
         assert_eq!(fitted.waiting, 0);
         fitted.changed
     };

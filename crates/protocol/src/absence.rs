@@ -219,7 +219,7 @@ impl Node {
             self.put_binding_in_force(now, id);
         }
         if waited {
-            self.op(KernelOp::Kick { peer: id, lost: false }, Some(Asked::Effect("waking senders")));
+            self.wake_senders(now, id, false);
             let flows = self.living(id);
             self.event(Event::PeerBack { peer: id, flows, carried: self.carried(id) });
         }

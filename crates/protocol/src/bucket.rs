@@ -34,6 +34,11 @@ impl Bucket {
         self.level_at(now) >= self.most
     }
 
+    /// Takes more than a token's worth after the fact: what is lacking is lacking to those who come next.
+    pub(crate) fn spend(&mut self, tokens: f64) {
+        self.level -= tokens;
+    }
+
     /// Takes a token, if there is one.
     pub(crate) fn take(&mut self, now: Time) -> bool {
         self.level = self.level_at(now);
@@ -49,6 +54,15 @@ impl Bucket {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_spent_is_lacking_later() {
+        let (start, pause) = (Time::from_micros(5_000_000), Duration::from_millis(50));
+        let mut bucket = Bucket::of(2.0, pause);
+        assert!(bucket.take(start));
+        bucket.spend(3.0);
+        assert!(!bucket.take(start + pause * 2) && bucket.take(start + pause * 3));
+    }
 
     #[test]
     fn a_burst_and_then_the_rate() {

@@ -554,6 +554,11 @@ impl Node {
             answers.extend(challenge.map(|candidate| Message::PathChallenge { token: candidate.token }));
             return;
         }
+        // P-143: whoever means it says so again.
+        if !self.looks.follows(now, id) {
+            return;
+        }
+        let Some(peer) = self.peers.get_mut(&id) else { return };
         if flags.contains(UpdateFlags::ABSENT) {
             peer.sequence_accepted = sequence;
             let (place, ..) = peer.announced();
@@ -640,7 +645,7 @@ impl Node {
             self.lead_flows(now, id);
         }
         if waited {
-            self.op(KernelOp::Kick { peer: id, lost }, Some(Asked::Effect("waking senders")));
+            self.wake_senders(now, id, lost);
             let (flows, carried) = (self.living(id), self.carried(id));
             self.event(Event::PeerMoved { peer: id, to: arrival.source, translated, flows, carried });
         }

@@ -35,6 +35,7 @@ mod gateway;
 mod handoff;
 mod in_force;
 mod introduction;
+mod looks;
 mod meetings;
 mod migration;
 mod node;

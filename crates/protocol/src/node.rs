@@ -16,6 +16,7 @@ use crate::contact::Contacts;
 use crate::flow::{Flow, Stage};
 use crate::gateway::Unshown;
 use crate::gateway::opened::OpenedBehind;
+use crate::looks::Looks;
 use crate::meetings::Meetings;
 use crate::migration::Moves;
 use crate::op::{Event, FlowEntry, KernelOp, LocalEnd, OpId, PeerId, Transmit};
@@ -69,6 +70,7 @@ pub struct Node {
     /// Peers that flows of other peers were bound to, whose senders are to be woken.
     pub(crate) rebound: BTreeSet<PeerId>,
     pub(crate) contacts: Contacts,
+    pub(crate) looks: Looks,
     pub(crate) rendezvous: Rendezvous,
     pub(crate) meetings: Meetings,
     pub(crate) stand_ins: StandIns,
@@ -144,6 +146,7 @@ impl Node {
             replaced: BTreeSet::new(),
             rebound: BTreeSet::new(),
             contacts,
+            looks: Looks::default(),
             rendezvous: Rendezvous::default(),
             meetings: Meetings::default(),
             stand_ins: StandIns::default(),
@@ -438,6 +441,7 @@ impl Node {
             match timer {
                 Timer::Contact(address) => self.continue_contact(now, address),
                 Timer::Mature => self.mature_flows(now),
+                Timer::Looks => self.continue_looks(now),
                 Timer::Left => self.leave_holders(now),
                 Timer::Introductions(id) => self.continue_introductions(now, id),
                 Timer::Closed(id) => self.tell_closed(now, id),
@@ -551,6 +555,7 @@ impl Node {
         self.pairs.retain(|_, holder| *holder != id);
         self.contacts.forget_peer(id);
         self.rendezvous.forget(id);
+        self.looks.forget(id);
         self.leave_meetings(id);
         self.forget_stand_ins(id);
         for timer in [

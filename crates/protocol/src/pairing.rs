@@ -2,6 +2,7 @@
 //! where the connection's numbers began. They are proved to each other in the session, and never sent.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::time::Duration;
 
 use whimbrel_wire::message::{Introduced, IntroductionRefusal, Message, Pairing, PairingProof};
@@ -129,8 +130,16 @@ impl Node {
             self.timers.set_earlier(Timer::Pairings(id), again);
             return;
         }
-        pairings.asked = true;
         pairings.again = Some(now + PAUSE);
+        self.look_for(now, id);
+    }
+
+    /// It is the turn of a peer's.
+    pub(crate) fn find_sockets_of(&mut self, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        if std::mem::replace(&mut peer.introductions.pairings.asked, true) {
+            return;
+        }
         let remote = peer.remote.ip();
         self.op(KernelOp::FindSockets { peer: id, remote }, Some(Asked::FindSockets(id)));
     }
@@ -179,7 +188,14 @@ impl Node {
         let mut tables: HashMap<u32, HashMap<PairingProof, Vec<Fit>>> = HashMap::new();
         let mut answers = Vec::new();
         for (index, claim) in claims {
-            let fits = tables.entry(index).or_insert_with(|| self.proofs(id, index, &candidates)).get(&claim.proof);
+            let table = match tables.entry(index) {
+                Entry::Occupied(table) => table.into_mut(),
+                Entry::Vacant(place) => {
+                    self.note_proofs(4 * candidates.len());
+                    place.insert(self.proofs(id, index, &candidates))
+                }
+            };
+            let fits = table.get(&claim.proof);
             match fits.map(Vec::as_slice) {
                 Some(&[(flow, numbers)]) => answers.extend(self.accept_pairing(now, id, &claim, flow, numbers)),
                 _ => {

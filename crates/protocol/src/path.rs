@@ -8,8 +8,7 @@ use crate::Time;
 use crate::arrival::Arrival;
 use crate::gateway::attached;
 use crate::node::Node;
-use crate::op::{Carrier, Event, KernelOp, PeerId};
-use crate::outcome::Asked;
+use crate::op::{Carrier, Event, PeerId};
 use crate::timer::Timer;
 
 /// Unanswered challenges after which a candidate place is given up.
@@ -190,7 +189,7 @@ impl Node {
         }
         if candidate.announced || candidate.doubted {
             // The allowance may have been used up; what was dropped then is not waited for.
-            self.op(KernelOp::Kick { peer: id, lost: false }, Some(Asked::Effect("waking senders")));
+            self.wake_senders(now, id, false);
         }
         let carried = self.carried(id);
         self.event(Event::PathConfirmed { peer: id, remote: candidate.remote, round_trip, carried });

@@ -13,6 +13,8 @@ pub(crate) enum Timer {
     Contact(IpAddr),
     /// Waiting flows become old enough to be introduced.
     Mature,
+    /// Look at sockets for peers that have waited for it.
+    Looks,
     /// Tell who has passed flows on that they are direct.
     Left,
     /// Go on with the introductions of a peer.

@@ -196,7 +196,7 @@ impl Node {
         peer.waiting.woken = Some(now);
         // What was under way to another host, whose flows these were, is handed on from there (P-99).
         self.rebound.remove(&id);
-        self.op(KernelOp::Kick { peer: id, lost: false }, Some(Asked::Effect("waking senders")));
+        self.wake_senders(now, id, false);
     }
 
     /// Tells a peer what it is to be told once what this end has done is done, and saved.

@@ -1,6 +1,6 @@
 //! One host: its daemon, its sockets, its addresses, and what outlives the daemon.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
@@ -50,6 +50,10 @@ pub struct Host {
     pub op_takes: Duration,
     /// How often its kernel was asked to wake the senders of a peer's flows.
     pub kicks: u64,
+    /// How often sockets were looked for that a peer may mean.
+    pub finds: u64,
+    /// When either was asked for: what is asked for at one moment is one look at the sockets.
+    pub looks: BTreeSet<Time>,
     /// Whether it is suspended: nothing moves on it, and nothing reaches it.
     pub asleep: bool,
     /// Whether somebody without a daemon reads its control port.
@@ -95,8 +99,8 @@ pub struct Host {
 impl Host {
     pub(crate) fn new(name: &'static str, number: usize, config: Config) -> Self {
         let mut key = [0x40; 32];
-        key[0] = 8 * (number as u8 + 1);
-        key[1] = (number >> 5) as u8;
+        key[0] = 8 * ((number % 31) as u8 + 1);
+        key[1] = (number / 31) as u8;
         Self {
             name,
             node: None,
@@ -104,6 +108,8 @@ impl Host {
             powers: Powers { inject: true, consume: true },
             op_takes: Duration::ZERO,
             kicks: 0,
+            finds: 0,
+            looks: BTreeSet::new(),
             asleep: false,
             collects: false,
             answers_icmp: true,

@@ -15,6 +15,9 @@ const ECHOES: Duration = Duration::from_secs(10);
 /// socket that is bound to a device takes none that come by another, and the kernel would reset its connection.
 const STRAGGLERS: Duration = Duration::from_secs(3);
 
+/// A pass takes one part in so many of the daemon's time at the most: peers can make one due with each move (P-143).
+const SHARE: u32 = 4;
+
 /// Whether a pass over the sockets is due.
 #[derive(Debug, Default)]
 pub(crate) struct Fitting {
@@ -24,6 +27,8 @@ pub(crate) struct Fitting {
     again: Option<(u32, Time)>,
     /// From when on sockets of flows that are home again may be bound to their devices again.
     bind_from: Option<Time>,
+    /// No other pass before that; what is wanted meanwhile is served by it.
+    not_before: Option<Time>,
     /// Until when echoes of what was sent before a lapse may come in.
     lapsed_until: Option<Time>,
 }
@@ -43,8 +48,22 @@ impl Fitting {
 
     /// Whether a pass is to be made now; it is taken as made.
     pub(crate) fn take(&mut self, now: Time) -> bool {
+        if self.not_before.is_some_and(|until| until > now) {
+            return false;
+        }
+        self.not_before = None;
         let settled = self.bind_from.take_if(|from| *from <= now).is_some();
         std::mem::take(&mut self.wanted) || settled || self.again.is_some_and(|(_, due)| due <= now)
+    }
+
+    /// A pass took so long.
+    pub(crate) fn rest(&mut self, now: Time, took: Duration) {
+        self.not_before = Some(now + SHARE * took);
+    }
+
+    /// The next pass is made whenever the last one was.
+    pub(crate) fn rested(&mut self) {
+        self.not_before = None;
     }
 
     /// Whether this pass may bind sockets to devices.
@@ -71,7 +90,10 @@ impl Fitting {
 
     /// When there is something to do, where nothing happens before.
     pub(crate) fn timeout(&self) -> Option<Time> {
-        self.again.map(|(_, due)| due).into_iter().chain(self.lapsed_until).chain(self.bind_from).min()
+        let put_off = self.not_before.filter(|_| self.wanted);
+        let pass = self.again.map(|(_, due)| due).into_iter().chain(self.bind_from).chain(put_off).min();
+        let pass = pass.map(|due| self.not_before.map_or(due, |until| due.max(until)));
+        pass.into_iter().chain(self.lapsed_until).min()
     }
 }
 
@@ -102,6 +124,26 @@ mod tests {
         assert_eq!(fitting.timeout().map(|due| due.since(now)), Some(PAUSE));
         fitting.note_waiting(now, 0);
         assert!(fitting.timeout().is_none());
+    }
+
+    #[test]
+    fn passes_leave_time_for_everything_else() {
+        let (mut fitting, now) = (Fitting::default(), Time::default());
+        let took = Duration::from_millis(50);
+        let mut passes = 0;
+        // Something is wanted every millisecond.
+        for moment in (0..1000).map(|millisecond| now + Duration::from_millis(millisecond)) {
+            fitting.want();
+            if fitting.take(moment) {
+                passes += 1;
+                fitting.rest(moment, took);
+                fitting.want();
+            }
+            assert!(fitting.timeout().is_some_and(|due| due > moment && due <= moment + SHARE * took));
+        }
+        assert_eq!(passes, 5);
+        fitting.rested();
+        assert!(fitting.take(now + Duration::from_secs(1)));
     }
 
     #[test]

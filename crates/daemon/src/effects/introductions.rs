@@ -20,7 +20,11 @@ const ESTABLISHED: u8 = 1;
 
 /// The TCP sockets as one pass of the kernel's iterator found them, kept for the ops that are queued together.
 #[derive(Debug, Default)]
-pub(crate) struct Snapshot(Option<HashMap<FlowTuple, TcpSocket>>);
+pub(crate) struct Snapshot {
+    sockets: Option<HashMap<FlowTuple, TcpSocket>>,
+    /// Where the numbers of those began that are connected, by their remote addresses.
+    numbers: Option<HashMap<IpAddr, Vec<SocketNumbers>>>,
+}
 
 impl Snapshot {
     /// The sockets, looked up once.
@@ -28,32 +32,38 @@ impl Snapshot {
         &mut self,
         datapath: &mut Datapath,
     ) -> Result<&HashMap<FlowTuple, TcpSocket>, whimbrel_datapath::Error> {
-        if self.0.is_none() {
+        if self.sockets.is_none() {
             let mut sockets = HashMap::new();
             datapath.tcp_sockets(|socket| {
                 sockets.insert(socket.flow, *socket);
             })?;
-            self.0 = Some(sockets);
+            self.sockets = Some(sockets);
         }
-        Ok(self.0.get_or_insert_default())
+        Ok(self.sockets.get_or_insert_default())
+    }
+
+    /// What sockets that are connected to `remote` know of where their numbers began. Many peers may be asked for at once.
+    pub(crate) fn numbers_of(
+        &mut self,
+        datapath: &mut Datapath,
+        remote: IpAddr,
+    ) -> Result<Vec<SocketNumbers>, whimbrel_datapath::Error> {
+        if self.numbers.is_none() {
+            let mut numbers: HashMap<IpAddr, Vec<SocketNumbers>> = HashMap::new();
+            for socket in self.sockets(datapath)?.values().filter(|socket| socket.state == ESTABLISHED) {
+                let TcpSocket { flow, first_sent, first_received, .. } = *socket;
+                let of = SocketNumbers { flow, first_sent, first_received };
+                numbers.entry(flow.remote.ip()).or_default().push(of);
+            }
+            self.numbers = Some(numbers);
+        }
+        Ok(self.numbers.iter().filter_map(|numbers| numbers.get(&remote)).flatten().copied().collect())
     }
 
     /// Adds one of another network namespace.
     pub(crate) fn add(&mut self, socket: TcpSocket) {
-        self.0.get_or_insert_default().insert(socket.flow, socket);
+        self.sockets.get_or_insert_default().insert(socket.flow, socket);
     }
-}
-
-/// What sockets that are connected to `remote` know of where their numbers began.
-pub(crate) fn numbers_of<'a>(sockets: impl Iterator<Item = &'a TcpSocket>, remote: IpAddr) -> Vec<SocketNumbers> {
-    let there = sockets.filter(|socket| socket.state == ESTABLISHED && socket.flow.remote.ip() == remote);
-    there
-        .map(|socket| SocketNumbers {
-            flow: socket.flow,
-            first_sent: socket.first_sent,
-            first_received: socket.first_received,
-        })
-        .collect()
 }
 
 /// Injects an introduction into a flow of a socket.

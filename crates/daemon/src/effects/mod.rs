@@ -37,6 +37,7 @@ use whimbrel_transform::Algorithm;
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::introduction::Introduction;
 
+use crate::clock;
 use crate::helpers::Helpers;
 use crate::journal::{Journal, JournalError};
 use crate::known_keys::{KnownKeys, KnownKeysError};
@@ -221,6 +222,7 @@ impl Effects {
         // What is lost is the first that the peers lack: little may go to a path that is not confirmed, and senders that
         // were not stopped would use it up with what comes after.
         self.spared = if self.kick { ops.iter().filter_map(wakes).collect() } else { BTreeSet::new() };
+        let mut going_on: Vec<PeerId> = ops.iter().filter_map(|(_, op)| kicked(op)).collect();
         for (id, op) in ops {
             self.surroundings_changed |= matches!(
                 op,
@@ -237,11 +239,14 @@ impl Effects {
                 continue;
             };
             // A sender that is woken must find its way prepared, and be found.
-            if let KernelOp::Kick { peer, .. } = op {
+            if let KernelOp::Kick { .. } = op {
                 if std::mem::take(&mut self.surroundings_changed) {
                     self.settle_or_retry(now);
                 }
-                self.go_on(now, peer);
+                // One pass over the sockets serves all whose flows go on.
+                if !going_on.is_empty() {
+                    self.go_on(now, &std::mem::take(&mut going_on));
+                }
             }
             tracing::debug!(id = id.0, op = %Shown(&op), "op");
             let result = self.carry_out_one(now, op, &mut snapshot);
@@ -266,7 +271,7 @@ impl Effects {
             self.apply_names();
         }
         if !self.postponed.leaves_sockets(now) && self.fitting.take(now) {
-            self.fit_sockets(now, None);
+            self.fit_sockets(now, &[]);
         }
         self.help(now);
         self.write_journal();
@@ -298,8 +303,7 @@ impl Effects {
                 introductions::introduce(injector, datapath, connections, snapshot, flow, introduction)?;
             }
             KernelOp::FindSockets { peer, remote } => {
-                let sockets = snapshot.sockets(&mut self.datapath)?;
-                self.found.push((peer, introductions::numbers_of(sockets.values(), remote)));
+                self.found.push((peer, snapshot.numbers_of(&mut self.datapath, remote)?));
             }
             // A reset from outside would have to find its way into the namespace.
             KernelOp::Reset { flow } if self.is_in_endpoint(&flow) => self.abort(&flow)?,
@@ -582,17 +586,18 @@ impl Effects {
     /// Unbinds the sockets of moved flows from their devices, keeps those of flows that wait from giving up, and undoes both
     /// where it is over.
     ///
-    /// `lapsed`: the peer whose flows go on after what they sent may have got nowhere for a while.
-    fn fit_sockets(&mut self, now: Time, lapsed: Option<PeerId>) {
+    /// `lapsed`: the peers whose flows go on after what they sent may have got nowhere for a while.
+    fn fit_sockets(&mut self, now: Time, lapsed: &[PeerId]) {
+        let begun = clock::monotonic();
         // The first that a peer sends when it is back may be here before anybody says that its flows go on.
         if self.any_waits() {
             self.look_for_echoes(now);
         }
         let bindable = self.network.links.iter().filter(|_| self.fitting.binds());
         let interfaces: Vec<u32> = bindable.map(|link| link.index).collect();
-        let lapsed = lapsed.map(|peer| peer.0);
-        let fitted = self.datapath.fit_sockets(&interfaces, lapsed).map_err(Failure::from);
-        match fitted.and_then(|fitted| self.fit_in_endpoints(lapsed, fitted)) {
+        let lapsed: Vec<u32> = lapsed.iter().map(|peer| peer.0).collect();
+        let fitted = self.datapath.fit_sockets(&interfaces, &lapsed).map_err(Failure::from);
+        match fitted.and_then(|fitted| self.fit_in_endpoints(&lapsed, fitted)) {
             Ok(Fitted { changed, waiting }) => {
                 tracing::debug!(changed, waiting, "sockets fitted to their flows");
                 self.fitting.note_waiting(now, waiting);
@@ -603,14 +608,16 @@ impl Effects {
                 self.fitting.note_waiting(now, 1);
             }
         }
+        self.fitting.rest(now, clock::monotonic() - begun);
         self.release_waiting();
     }
 
-    /// The flows of a peer go on, perhaps after a lapse. What echoes of before is not to be measured.
-    fn go_on(&mut self, now: Time, peer: PeerId) {
+    /// The flows of these peers go on, perhaps after a lapse. What echoes of before is not to be measured.
+    fn go_on(&mut self, now: Time, peers: &[PeerId]) {
         self.look_for_echoes(now);
+        self.fitting.rested();
         self.fitting.take(now);
-        self.fit_sockets(now, Some(peer));
+        self.fit_sockets(now, peers);
     }
 
     fn look_for_echoes(&mut self, now: Time) {
@@ -683,7 +690,7 @@ impl Effects {
             }
         }
         if !self.postponed.leaves_sockets(now) && self.fitting.take(now) {
-            self.fit_sockets(now, None);
+            self.fit_sockets(now, &[]);
         }
         if self.next_mtu_look.is_some_and(|due| due <= now) {
             self.next_mtu_look = self.tunnels.paths().next().map(|_| now + MTU_PAUSE);
@@ -763,6 +770,14 @@ impl Effects {
 }
 
 /// The peer whose senders an op makes send again what is lost.
+/// Whose flows an op lets go on.
+fn kicked(op: &KernelOp) -> Option<PeerId> {
+    match op {
+        KernelOp::Kick { peer, .. } => Some(*peer),
+        _ => None,
+    }
+}
+
 fn wakes((_, op): &(OpId, KernelOp)) -> Option<PeerId> {
     match op {
         KernelOp::Kick { peer, lost: true } => Some(*peer),

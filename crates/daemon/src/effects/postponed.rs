@@ -49,7 +49,7 @@ impl Effects {
     /// Wakes those whose turn it is.
     pub(super) fn wake_postponed(&mut self, now: Time) {
         for (peer, lost) in self.postponed.take_next() {
-            self.go_on(now, peer);
+            self.go_on(now, &[peer]);
             if let Err(failure) = self.carry_out_one(now, KernelOp::Kick { peer, lost }, &mut Snapshot::default()) {
                 tracing::warn!(%peer, %failure, "cannot wake senders");
             }

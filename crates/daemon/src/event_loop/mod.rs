@@ -358,8 +358,11 @@ impl EventLoop {
                 }
             }
             LISTENER => {
-                for id in self.server.accept() {
+                for id in self.server.accept(clock::now()) {
                     self.watch_client(id);
+                }
+                if self.server.is_deaf() {
+                    self.listen(epoll::EventFlags::empty());
                 }
             }
             SIGNALS => {
@@ -788,11 +791,12 @@ impl EventLoop {
             self.effects.look_for_ports();
             self.take_in_processes(now);
             self.retire_listeners(now);
+            self.look_after_clients(now);
         }
         if self.next_loss_tick <= now {
             self.next_loss_tick = now + LOSS_TICK;
             self.make_up_for_losses(now);
-            for told in self.restraint.left_out() {
+            for told in self.restraint.left_out(now) {
                 self.tell(told);
             }
             let there: HashSet<PeerId> = self.node.peers().map(|view| view.id).collect();
@@ -802,6 +806,25 @@ impl EventLoop {
             self.next_udp_tick = now + UDP_TICK;
             self.take_in_udp(now);
             self.effects.look_for_left();
+        }
+    }
+
+    /// Clients that ask nothing go; where no descriptor was left for who waits, there may be one now.
+    fn look_after_clients(&mut self, now: Time) {
+        let was_deaf = self.server.is_deaf();
+        for id in self.server.look_again(now) {
+            self.watch_client(id);
+        }
+        if was_deaf && !self.server.is_deaf() {
+            self.listen(epoll::EventFlags::IN);
+        }
+    }
+
+    /// Whether whoever connects to the control socket wakes this thread.
+    fn listen(&self, flags: epoll::EventFlags) {
+        let data = epoll::EventData::new_u64(LISTENER);
+        if let Err(error) = epoll::modify(&self.epoll, self.server.listener(), data, flags) {
+            tracing::warn!(%error, "cannot change whether clients of the control socket are waited for");
         }
     }
 

@@ -248,7 +248,12 @@ impl World {
         }
         let fails = self.faults.fail == Some(self.ops);
         self.ops += 1;
-        self.hosts[host.0].kicks += u64::from(matches!(op, KernelOp::Kick { .. }));
+        let of = &mut self.hosts[host.0];
+        of.kicks += u64::from(matches!(op, KernelOp::Kick { .. }));
+        of.finds += u64::from(matches!(op, KernelOp::FindSockets { .. }));
+        if matches!(op, KernelOp::Kick { .. } | KernelOp::FindSockets { .. }) {
+            of.looks.insert(self.now);
+        }
         let result = if fails {
             self.trace(|w| format!("{} fails to do {}", w.hosts[host.0].name, brief(op)));
             Err(OpFailed { sentence: "it fails on purpose".to_owned() })

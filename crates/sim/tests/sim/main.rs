@@ -7,6 +7,7 @@ mod chance;
 mod common;
 mod community;
 mod contact;
+mod costs;
 mod datagrams;
 mod faults;
 mod gateway;

@@ -31,7 +31,7 @@ impl Effects {
 
     /// Makes the sockets of endpoint namespaces fit what has become of their flows, beside those of the host's own. No device is theirs to
     /// be bound to.
-    pub(in crate::effects) fn fit_in_endpoints(&self, lapsed: Option<u32>, own: Fitted) -> Result<Fitted, Failure> {
+    pub(in crate::effects) fn fit_in_endpoints(&self, lapsed: &[u32], own: Fitted) -> Result<Fitted, Failure> {
         let mut all = own;
         for place in self.relocation.endpoints.in_use() {
             let _inside = place.endpoint.enter()?;
