@@ -45,6 +45,7 @@ struct flow_entry {
 	__u32 toward;	   /* where its local end is; see TOWARD_ROUTES */
 	__u32 sent; /* TOWARD_PASSING, TCP: where the last segment that its far end sent began; written by the programs */
 	__u32 tunnelled_until; /* until when HELD_TUNNELLED holds: CLOCK_MONOTONIC in ms, which wraps around */
+	__u32 free_at; /* TCP: when its wire names were last found to be nobody's; as `tunnelled_until`, written by the programs */
 };
 
 /*

@@ -198,22 +198,34 @@ static __always_inline __u32 asked_for(const struct flow_entry *flow)
 	return flow && (flow->toward == TOWARD_ROUTES || flow->toward == TOWARD_PASSING) ? ASKED_FOR_ANOTHER : 0;
 }
 
-/* Are the names taken that a moved flow would bear? Of what `packet` is only the protocol counts. */
-__noinline bool are_names_taken(struct __sk_buff *skb, const struct packet *packet, const struct flow_entry *flow,
+/*
+ * Are the names taken that a moved flow would bear? Of what `packet` is only the protocol counts.
+ *
+ * For TCP an answer holds for a tick of the coarse clock. Who opens a connection under these names meanwhile has drawn its numbers by lot, and
+ * what the flow sends is outside of its window. A datagram has no numbers, so it is asked for each.
+ */
+__noinline bool are_names_taken(struct __sk_buff *skb, const struct packet *packet, struct flow_entry *flow,
 				const struct binding *binding)
 {
 	struct inquiry *inquiry = get_inquiry();
 	struct flow_tuple *names;
+	__u32 now;
 
 	if (!packet || !flow || !binding || !inquiry)
 		return true;
+	now = bpf_ktime_get_coarse_ns() / 1000000;
+	if (packet->protocol == IPPROTO_TCP && flow->free_at == now)
+		return false;
 	names = &inquiry->names;
 	names->local = binding->local;
 	names->remote = binding->peer;
 	names->local_port = flow->wire_local_port;
 	names->remote_port = flow->wire_remote_port;
 	names->transport = packet->protocol;
-	return is_taken(skb, packet, inquiry, ASKED_BY_FLOW | asked_for(flow));
+	if (is_taken(skb, packet, inquiry, ASKED_BY_FLOW | asked_for(flow)))
+		return true;
+	flow->free_at = now;
+	return false;
 }
 
 /* Is what came in, under the wire names of a flow, of something native all the same? */

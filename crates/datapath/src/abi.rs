@@ -83,6 +83,7 @@ plain! {
         toward: u32,
         sent: u32,
         tunnelled_until: u32,
+        free_at: u32,
     }
     struct RawLentKey { address: RawAddress, port: u16, transport: u8, zero: [u8; 5] }
     struct RawLent { toward: u32, binding: u32 }
@@ -621,6 +622,7 @@ impl RawFlowEntry {
             toward: entry.toward.raw(),
             sent: 0,
             tunnelled_until: 0,
+            free_at: 0,
         }
     }
 
