@@ -8,7 +8,7 @@ TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
 # rustup's place, for shells that do not have it in their path
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: help build demo test test-programs soak-absence check bench test-kernels fuzz fuzz-long install uninstall clean
+.PHONY: help build demo test test-programs soak-absence soak-adversary check bench test-kernels fuzz fuzz-long install uninstall clean
 
 help: ## this list
 	@sed -n 's/^\([a-zA-Z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -50,6 +50,10 @@ bench-%:
 
 soak-absence: build ## two laptops away for HOURS (72 unless given), then back: no connection may be lost (as root)
 	nice $(TARGET)/release/whimbrel-lab soak-absence $(if $(HOURS),--hours $(HOURS))
+
+soak-adversary: ## RUNS (5000 unless given) random runs of the simulator in which somebody takes what he can
+	@./setup
+	WHIMBREL_SIM_RUNS=$(if $(RUNS),$(RUNS),5000) $(CARGO) test --locked -p whimbrel-sim --test sim -- taking --nocapture
 
 test-kernels: ## boot Debian's kernels 6.1 and 6.12 in QEMU and run the core scenarios there; on arm64, snapshots of sockets
 	@./setup test-kernels

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use whimbrel_handshake::{PublicKey, StaticKey};
 use whimbrel_protocol::{
-    Attachment, Config, FlowEntry, KernelOp, MoveName, Node, OpId, PeerId, Routes, SavedCommunity, SavedPeer, Time,
+    Attachment, Config, FlowEntry, KernelOp, LocalEnd, MoveName, Node, OpId, PeerId, Routes, SavedCommunity, SavedPeer,
+    Time,
 };
 use whimbrel_wire::FlowTuple;
 
@@ -184,9 +185,17 @@ impl Host {
         self.attached_with(address).is_some() || self.plane.kept.contains(&address)
     }
 
+    /// Whether a flow's socket lives in an endpoint namespace of this host, which has the flow's address whatever this host has.
+    pub(crate) fn has_inside(&self, own: &FlowTuple) -> bool {
+        self.plane.flows.get(own).is_some_and(|entry| entry.end == LocalEnd::Endpoint)
+    }
+
     /// Whether a segment of a moved flow gets as far as the egress program: not so where the peer was a neighbour that
     /// is gone, unless it is made to.
     pub(crate) fn egress_sees(&self, own: &FlowTuple) -> bool {
+        if self.has_inside(own) {
+            return true;
+        }
         let gave_up = self.attached_with(own.local.ip()).is_none();
         if gave_up {
             return self.plane.kept.contains(&own.local.ip());

@@ -14,6 +14,8 @@ use crate::host::HostId;
 pub enum Kind {
     /// A segment arrived at a socket of another flow.
     WrongSocket,
+    /// A segment of a connection came to a host that neither has its socket nor was given it by who had it.
+    Taken,
     /// A segment arrived where no socket has it, though both ends of the flow are there: it is answered with a reset.
     Reset,
     /// An introduction reached a UDP program as data.

@@ -13,9 +13,10 @@
 //! host.rs       one host: sockets, attachments, what outlives its daemon
 //! relocation.rs connections whose sockets change hosts
 //! world.rs      the event loop; carries packets, runs the nodes, carries out what they ask for
+//! world/owners.rs who may have what a connection's ends send, and what is seen on a link
 //! ledger.rs     what must never happen: wrong sockets, resets, storms, more than the allowance
 //! faults.rs     what goes wrong on purpose
-//! speaker.rs    somebody who holds a session and says what he likes
+//! speaker.rs    somebody who holds a session and says what he likes, and takes what is not his where he can
 //! ```
 //!
 //! Data segments are not only a verdict on the state of the maps: they are sent, travel with delay like everything

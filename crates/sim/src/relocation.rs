@@ -7,6 +7,7 @@ use whimbrel_wire::FlowTuple;
 use whimbrel_wire::lending::Ends;
 
 use crate::host::HostId;
+use crate::world::FlowId;
 
 /// A connection's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -21,6 +22,8 @@ pub struct Connection {
     pub name: u64,
     /// Whose data plane leads what the far end sends.
     pub holder: HostId,
+    /// The flow and the end that it is, where what is sent on it is seen.
+    pub flow: Option<(FlowId, usize)>,
     /// Where that leads it.
     pub led: HostId,
     /// Hosts that have a copy of the socket.

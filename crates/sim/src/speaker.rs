@@ -1,5 +1,7 @@
 //! Somebody who holds a session and says what he likes.
 
+mod taking;
+
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
@@ -27,11 +29,20 @@ pub struct Speaker {
     /// Whom it speaks to.
     pub peer: SocketAddr,
     session: Option<Session>,
+    /// Whose key the session was made with.
+    peer_key: Option<PublicKey>,
     next_index: u32,
     timestamp: u64,
     /// The life that it tells (P-47).
     pub life: u64,
     heard: Vec<Message>,
+    /// The number of its newest stream of records.
+    stream: u64,
+    /// Its place, as far as the peer has accepted it, and the sequence number of its newest update.
+    place: u32,
+    sequence: u32,
+    /// How the peer sees it.
+    observed: Option<SocketAddr>,
 }
 
 impl Speaker {
@@ -40,19 +51,35 @@ impl Speaker {
     pub fn new(host: HostId, network: NetworkId, address: IpAddr, peer: IpAddr) -> Self {
         let mut secret = [0x17; 32];
         secret[1] = host.0 as u8;
-        let peer = SocketAddr::new(peer, PORT);
-        let key = StaticKey::from_bytes(secret);
+        Self::with_key(host, network, address, peer, StaticKey::from_bytes(secret), 7000)
+    }
+
+    /// The same with this key: there may be several on a host, each with session indices of its own, which begin there.
+    #[must_use]
+    pub fn with_key(
+        host: HostId,
+        network: NetworkId,
+        address: IpAddr,
+        peer: IpAddr,
+        key: StaticKey,
+        first_index: u32,
+    ) -> Self {
         Self {
             host,
             key,
             network,
             address,
-            peer,
+            peer: SocketAddr::new(peer, PORT),
             session: None,
-            next_index: 7000,
+            peer_key: None,
+            next_index: first_index,
             timestamp: 1,
             life: 0,
             heard: Vec::new(),
+            stream: 0,
+            place: 0,
+            sequence: 0,
+            observed: None,
         }
     }
 
@@ -123,17 +150,7 @@ impl Speaker {
     /// # Panics
     /// Nobody answers.
     pub fn meet(&mut self, world: &mut World) {
-        let initiator = self.begin(world, Contact::First, self.endpoint());
-        world.run_for(Duration::from_millis(100));
-        let datagrams = world.take_mail(self.host);
-        let (_, response) = datagrams.iter().find(|(_, bytes)| bytes.first() == Some(&2)).expect("a response");
-        let Ok(Datagram::Response(response)) = Datagram::parse(response) else { panic!("no response") };
-        let Finished { session, answer, .. } = initiator.handle_response(&response, 0).expect("a session");
-        self.session = Some(session);
-        if let Some(finish) = answer {
-            self.launch(world, self.endpoint(), self.peer, Body::Control(finish), Transport::Udp);
-        }
-        world.run_for(Duration::from_millis(50));
+        assert!(self.try_to_meet(world, Duration::from_millis(100)), "a response");
         self.say(world, self.endpoint(), &[Message::IntroductionRequest { tag: 1 }]);
         world.run_for(Duration::from_millis(50));
         assert!(self.hear(world).contains(&Message::IntroductionReady { tag: 1 }), "a session that both ends have");
@@ -220,11 +237,11 @@ impl Speaker {
     /// What came to its true address since it was last asked.
     pub fn hear(&mut self, world: &mut World) -> Vec<Message> {
         let mut heard = std::mem::take(&mut self.heard);
-        for (_, bytes) in world.take_mail(self.host) {
-            let (Ok(Datagram::Control(control)), Some(session)) = (Datagram::parse(&bytes), self.session.as_mut())
-            else {
-                continue;
-            };
+        let Some(session) = self.session.as_mut() else { return heard };
+        let index = session.local_index();
+        let is_ours = |bytes: &[u8]| matches!(Datagram::parse(bytes), Ok(Datagram::Control(control)) if control.receiver == index);
+        for bytes in world.take_mail_of(self.host, is_ours) {
+            let Ok(Datagram::Control(control)) = Datagram::parse(&bytes) else { continue };
             if let Ok(opened) = session.open(&control) {
                 heard.extend(decode_all(&opened.plaintext).expect("messages"));
             }

@@ -2,6 +2,8 @@
 
 mod carry;
 mod drive;
+mod due;
+mod owners;
 mod relocate;
 
 use std::cmp::Reverse;
@@ -14,6 +16,9 @@ use whimbrel_protocol::{
 };
 use whimbrel_wire::{FlowTuple, Transport};
 
+use due::{Due, What};
+use owners::{Owners, Watch};
+
 use crate::dataplane::Verdict;
 use crate::faults::{Faults, Mutation};
 use crate::host::{Attached, Host, HostId};
@@ -21,7 +26,7 @@ use crate::ledger::{Kind, Ledger, Violation};
 use crate::network::{Access, Link, Network, NetworkId};
 use crate::packet::Packet;
 use crate::random::Random;
-use crate::relocation::{Connection, ConnectionId, Words};
+use crate::relocation::Connection;
 
 /// A flow's number, the same at both ends: the truth that no host knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -46,6 +51,8 @@ pub struct Flow {
     pub carried: [Option<Carried>; 2],
     /// A reset reached it.
     pub broken: bool,
+    /// Whether each end's socket is frozen, as while it changes hosts: it neither sends nor takes in.
+    pub frozen: [bool; 2],
 }
 
 /// How a segment came.
@@ -57,50 +64,6 @@ pub enum Carried {
     Rewritten,
     /// In UDP.
     Tunnelled,
-}
-
-#[derive(Debug)]
-enum What {
-    /// A packet comes out of the core before an access network.
-    Enter(NetworkId, Packet),
-    /// A packet comes to a host.
-    Land(NetworkId, HostId, Packet),
-    /// A node's timeout may be due.
-    Timeout(HostId),
-    /// All flows send.
-    Beat,
-    /// Those who have a connection whose socket may move talk.
-    Converse,
-    /// What was said there arrives, at a host that has or had the socket, or at the far end.
-    Said(ConnectionId, Option<HostId>, Words),
-    /// A daemon starts again.
-    Boot(HostId),
-    /// The op that has been under way for longest is done.
-    Done(HostId),
-}
-
-#[derive(Debug)]
-struct Due {
-    at: Time,
-    order: u64,
-    what: What,
-}
-
-impl PartialEq for Due {
-    fn eq(&self, other: &Self) -> bool {
-        (self.at, self.order) == (other.at, other.order)
-    }
-}
-impl Eq for Due {}
-impl PartialOrd for Due {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl Ord for Due {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.at, self.order).cmp(&(other.at, other.order))
-    }
 }
 
 /// Lines of the trace that are kept for a test that fails.
@@ -137,6 +100,8 @@ pub struct World {
     pub mutation: Mutation,
     /// Control datagrams that are put on the way while this is there, and the network that each comes from.
     pub recorded: Option<Vec<(NetworkId, Packet)>>,
+    watch: Watch,
+    owners: Owners,
     /// Datagrams and injected segments that nodes sent, of all hosts.
     pub sent: u64,
     /// Ops that nodes asked for, of all hosts.
@@ -183,6 +148,8 @@ impl World {
             same_numbers: false,
             mutation: Mutation::default(),
             recorded: None,
+            watch: Watch::default(),
+            owners: Owners::default(),
             sent: 0,
             ops: 0,
             bindings_set: 0,
@@ -648,6 +615,7 @@ impl World {
             arrived: [None; 2],
             carried: [None; 2],
             broken: false,
+            frozen: [false; 2],
         });
         for end in 0..2 {
             let host = [client, server][end];

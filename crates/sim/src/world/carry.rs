@@ -6,7 +6,8 @@ use std::time::Duration;
 use whimbrel_protocol::Routes;
 use whimbrel_wire::{FlowTuple, Transport};
 
-use super::{Carried, FlowId, What, World};
+use super::due::What;
+use super::{Carried, FlowId, World};
 use crate::dataplane::Verdict;
 use crate::faults::Mutation;
 use crate::host::{Attached, Host, HostId};
@@ -28,7 +29,7 @@ impl World {
 
     pub(crate) fn send_segment(&mut self, id: FlowId, end: usize, acknowledgement: bool) {
         let flow = &self.flows[id.0];
-        if !flow.open[end] || flow.broken || self.hosts[flow.hosts[end].0].asleep {
+        if !flow.open[end] || flow.broken || flow.frozen[end] || self.hosts[flow.hosts[end].0].asleep {
             return;
         }
         let (host, own) = (flow.hosts[end], flow.tuples[end]);
@@ -85,6 +86,7 @@ impl World {
         if let (Some(recorded), Body::Control(_)) = (&mut self.recorded, &packet.body) {
             recorded.push((from, packet.clone()));
         }
+        self.note_seen(from, &packet);
         if packet.source.is_ipv4() != packet.destination.is_ipv4() {
             self.note(&packet, "two families, lost");
             return;
@@ -287,6 +289,7 @@ impl World {
     }
 
     pub(super) fn land(&mut self, network: NetworkId, host: HostId, packet: &Packet) {
+        self.note_seen(network, packet);
         let of = &self.hosts[host.0];
         if of.asleep {
             return;
@@ -345,6 +348,10 @@ impl World {
                 self.arrive(network, host, own, packet, (*flow, *end, *acknowledgement), carried);
             }
             Body::Tunnel { index, inner, flow, end, acknowledgement } => {
+                if self.is_hostile(host) && self.can_open(*index) {
+                    self.judge(host, packet, (*flow, *end), true);
+                }
+                let of = &self.hosts[host.0];
                 if of.node.is_none() || !of.plane.tunnel_accepts(self.now, *index, inner) {
                     self.note(packet, "not taken out of the tunnel");
                     return;
@@ -377,8 +384,15 @@ impl World {
         (flow, end, acknowledgement): (FlowId, usize, bool),
         carried: Carried,
     ) {
+        if self.judge(host, packet, (flow, end), carried != Carried::Native) {
+            return;
+        }
+        if self.is_frozen_or_left((flow, 1 - end), host) {
+            self.note(packet, "held, or of a socket that has left");
+            return;
+        }
         let of = &self.hosts[host.0];
-        if !of.takes(own.local.ip()) {
+        if !of.takes(own.local.ip()) && !of.has_inside(&own) {
             self.trace(|_| format!("{} is not an address here: {packet}", own.local));
             return;
         }
@@ -387,6 +401,11 @@ impl World {
             return;
         };
         if socket != (flow, 1 - end) {
+            if self.are_hostile(flow, socket.0) {
+                self.note(packet, "their own affair");
+                return;
+            }
+            let of = &self.hosts[host.0];
             let what = format!("{}: {packet} comes to the socket of {socket:?}", of.name);
             self.ledger.violation(Kind::WrongSocket, self.now, what);
             return;

@@ -8,7 +8,8 @@ use whimbrel_protocol::{
 };
 use whimbrel_wire::{FlowTuple, Transport};
 
-use super::{FlowId, What, World};
+use super::due::What;
+use super::{FlowId, World};
 use crate::host::HostId;
 use crate::ledger::{Kind, Sent};
 use crate::network::NetworkId;
@@ -79,7 +80,8 @@ impl World {
         let gone = flows.filter(|(tuple, entry)| !of.sockets.contains_key(tuple) && !elsewhere(tuple, entry));
         let gone: Vec<FlowTuple> = gone.map(|(tuple, _)| *tuple).collect();
         let now = self.now;
-        let behind = |tuple: &FlowTuple| self.hosts[host.0].is_behind(tuple.local.ip());
+        let behind =
+            |tuple: &FlowTuple| self.hosts[host.0].is_behind(tuple.local.ip()) || self.hosts[host.0].has_inside(tuple);
         let sockets: Vec<(FlowTuple, usize)> = sockets.into_iter().filter(|(tuple, _)| !behind(tuple)).collect();
         for (tuple, end) in sockets {
             self.with_node(host, |node| node.handle_flow_opened(now, tuple, end == 1));
@@ -193,6 +195,14 @@ impl World {
     /// Takes the control datagrams that came to a host without a daemon.
     pub fn take_mail(&mut self, host: HostId) -> Vec<(SocketAddr, Vec<u8>)> {
         std::mem::take(&mut self.hosts[host.0].mail)
+    }
+
+    /// Takes those of them that are somebody's. Of several who live on the host, each has its own.
+    pub(crate) fn take_mail_of(&mut self, host: HostId, is_theirs: impl Fn(&[u8]) -> bool) -> Vec<Vec<u8>> {
+        let mail = std::mem::take(&mut self.hosts[host.0].mail);
+        let (theirs, others): (Vec<_>, Vec<_>) = mail.into_iter().partition(|(_, bytes)| is_theirs(bytes));
+        self.hosts[host.0].mail = others;
+        theirs.into_iter().map(|(_, bytes)| bytes).collect()
     }
 
     /// Carries out all that a node asks for.

@@ -11,7 +11,8 @@ use whimbrel_wire::FlowTuple;
 use whimbrel_wire::lending::Ends;
 use whimbrel_wire::snapshot::Family;
 
-use super::{What, World};
+use super::due::What;
+use super::{FlowId, World};
 use crate::host::HostId;
 use crate::ledger::Kind;
 use crate::relocation::{Connection, ConnectionId, Copy, Counts, Words};
@@ -28,6 +29,7 @@ impl World {
             tuple,
             name,
             holder,
+            flow: None,
             led: owner,
             copies: [(owner, socket)].into(),
             left: [].into(),
@@ -36,6 +38,38 @@ impl World {
             far: Counts::default(),
         });
         id
+    }
+
+    /// The same for an end of a flow that both its hosts know: its socket, and what is sent on it, go along.
+    ///
+    /// # Panics
+    /// It is not introduced.
+    pub fn movable_flow(&mut self, flow: FlowId, end: usize) -> ConnectionId {
+        let of = self.flow(flow).clone();
+        let name = self.view(flow, end).and_then(|view| view.entry).expect("introduced").name;
+        let id = self.movable(of.hosts[end], of.hosts[1 - end], name, of.tuples[end]);
+        self.connections[id.0].flow = Some((flow, end));
+        id
+    }
+
+    /// A host's socket is frozen for a move, or goes on there.
+    fn note_frozen(&mut self, of: Option<(FlowId, usize)>, host: HostId, frozen: bool) {
+        let Some((flow, end)) = of else { return };
+        let (before, tuple) = (self.flows[flow.0].hosts[end], self.flows[flow.0].tuples[end]);
+        if !frozen && before != host {
+            self.note_owned(flow, end, host);
+            self.hosts[before.0].sockets.remove(&tuple);
+            self.hosts[host.0].sockets.insert(tuple, (flow, end));
+            self.flows[flow.0].hosts[end] = host;
+        }
+        self.flows[flow.0].frozen[end] = frozen;
+    }
+
+    /// Whether what comes to a host for an end of a flow is neither taken in nor answered there: the socket is frozen, or has left.
+    pub(super) fn is_frozen_or_left(&self, of: (FlowId, usize), host: HostId) -> bool {
+        let left = |at: &Connection| at.flow == Some(of) && at.left.contains(&host);
+        let has = self.flows[of.0.0].hosts[of.1] == host;
+        has && self.flows[of.0.0].frozen[of.1] || !has && self.connections.iter().any(left)
     }
 
     /// Has a holder lend a flow, `tuple` at the socket, to a host, now and whenever its daemon is started.
@@ -101,6 +135,9 @@ impl World {
             after: None,
         };
         let now = self.now;
+        if let Some((flow, end)) = of.flow {
+            self.note_given(flow, end, to);
+        }
         let mut given = None;
         self.with_node(from, |node| given = Some(node.give_socket(now, gift)));
         given.expect("its daemon runs")
@@ -301,11 +338,13 @@ impl World {
             }
             MoveOp::Freeze { name, flow } => {
                 self.hosts[host.0].moved_tuples.insert(name, flow);
-                let copy = self.of_tuple(flow).and_then(|of| of.copies.get_mut(&host));
-                match copy.filter(|copy| copy.awake) {
+                let Some(of) = self.of_tuple(flow) else { return failed(Refusal::NotRestored, "no such connection") };
+                match of.copies.get_mut(&host).filter(|copy| copy.awake) {
                     Some(copy) => copy.awake = false,
                     None => return failed(Refusal::NotRestored, "no such socket"),
                 }
+                let frozen = of.flow;
+                self.note_frozen(frozen, host, true);
             }
             MoveOp::Dump { name } => {
                 let copy = self.of_move(host, &name).and_then(|of| of.copies.get(&host));
@@ -339,6 +378,8 @@ impl World {
                 let Some(copy) = of.copies.get_mut(&host) else { return failed(Refusal::NotWoken, "no such socket") };
                 (copy.awake, copy.in_program) = (true, true);
                 of.left.remove(&host);
+                let awake = of.flow;
+                self.note_frozen(awake, host, false);
             }
             MoveOp::Destroy { name, .. } => {
                 if let Some(of) = self.of_move(host, &name) {

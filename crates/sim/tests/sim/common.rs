@@ -35,6 +35,14 @@ pub(crate) fn thorough() -> bool {
     std::env::var_os("WHIMBREL_SIM_LONG").is_some()
 }
 
+/// The seeds of random runs: as many as asked for (`WHIMBREL_SIM_RUNS`), from the one asked for (`WHIMBREL_SIM_SEED`).
+pub(crate) fn seeds(otherwise: u64, where_thorough: u64) -> std::ops::Range<u64> {
+    let number = |name| std::env::var(name).ok().and_then(|text| text.parse().ok());
+    let first = number("WHIMBREL_SIM_SEED").unwrap_or(1);
+    let runs = number("WHIMBREL_SIM_RUNS").unwrap_or(if thorough() { where_thorough } else { otherwise });
+    first..first + runs
+}
+
 /// One, or a stride where not all is to be tried.
 pub(crate) fn stride(otherwise: usize) -> usize {
     if thorough() { 1 } else { otherwise }

@@ -25,3 +25,4 @@ mod returns;
 mod rules;
 mod shared_nat;
 mod stand_in;
+mod taking;

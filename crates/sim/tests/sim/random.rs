@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use whimbrel_sim::{Access, Filter, FlowId, HostId, Kind, Link, Mutation, NatPorts, NetworkId, Random, World};
 
-use crate::common::{SECOND, nat, thorough};
+use crate::common::{SECOND, nat, seeds};
 
 const CLIENTS: usize = 2;
 const STEPS: usize = 25;
@@ -222,10 +222,6 @@ impl Run {
     }
 }
 
-fn number(variable: &str, otherwise: u64) -> u64 {
-    std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(otherwise)
-}
-
 fn run(seed: u64) {
     let mut run = Run::new(seed);
     let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run.run()));
@@ -236,8 +232,7 @@ fn run(seed: u64) {
 
 #[test]
 fn whatever_comes_to_mind() {
-    let first = number("WHIMBREL_SIM_SEED", 1);
-    (first..first + number("WHIMBREL_SIM_RUNS", if thorough() { 500 } else { 8 })).for_each(run);
+    seeds(8, 500).for_each(run);
 }
 
 /// An address that went while a peer was told again where the host is, which changed nothing.
