@@ -15,7 +15,7 @@ use whimbrel_wire::FlowTuple;
 const KEPT: usize = 4096;
 
 /// What can happen (`docs/json.md`).
-pub(crate) const KINDS: [&str; 76] = [
+pub(crate) const KINDS: [&str; 77] = [
     "address-conflict",
     "can-lend",
     "cannot-lend",
@@ -64,6 +64,7 @@ pub(crate) const KINDS: [&str; 76] = [
     "not-moved",
     "not-stood-in-for",
     "op-failed",
+    "other-key-known",
     "path-confirmed",
     "peer-away",
     "peer-back",

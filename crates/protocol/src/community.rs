@@ -19,7 +19,7 @@ mod roster;
 mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
@@ -64,6 +64,8 @@ pub(crate) struct Community {
     roster: Option<Roster>,
     /// Where hosts were met last, or are said to be.
     hints: BTreeMap<PublicKey, SocketAddr>,
+    /// The key that a code has proven to be that of the host at an address for which another is remembered.
+    proven: Option<(IpAddr, PublicKey)>,
     /// Hosts that are to know what this one knows.
     telling: BTreeMap<PublicKey, Telling>,
     /// Codes that are open, by their numbers.
@@ -83,6 +85,7 @@ impl Default for Community {
         Self {
             roster: None,
             hints: BTreeMap::new(),
+            proven: None,
             telling: BTreeMap::new(),
             offers: BTreeMap::new(),
             joining: None,

@@ -588,7 +588,7 @@ impl Node {
         }
         let id = known.unwrap_or_else(|| self.new_peer(now, key, how.source));
         if matches!(how.purpose, Purpose::Join) {
-            self.note_joined_peer(id);
+            self.note_joined_peer(id, how.source);
         }
         let attachment = how.destination.and_then(|address| self.attachment_at(address));
         let Some(peer) = self.peers.get_mut(&id) else { return };

@@ -64,6 +64,17 @@ impl From<&CommunityEvent> for Told {
             .with("grant", *number)
             .with("host", host.to_string())
             .with("flow", flow.to_string()),
+            CommunityEvent::OtherKeyKnown { address, known, proven } => Self::new(
+                "other-key-known",
+                format!(
+                    "the code has proven that {address} has the key {proven}, but {known} is remembered for it and stays: connections \
+                     to {address} are not introduced. Where the host was set up anew, `whimbrel peers forget {address}` has the \
+                     proven key take the place of the old one"
+                ),
+            )
+            .address("address", Some(*address))
+            .with("known", known.to_string())
+            .with("proven", proven.to_string()),
             CommunityEvent::MayReceive { number, host } => Self::new(
                 "may-receive",
                 format!("this host may receive a connection of {host}, once; `whimbrel community revoke {number}` takes that back"),

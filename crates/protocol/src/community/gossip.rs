@@ -150,7 +150,7 @@ impl Node {
                 None
             }
             Word::Joined(joined) => {
-                self.handle_joined(now, id, arrival, joined);
+                self.handle_joined(now, id, joined);
                 None
             }
             Word::RosterState { community, digest, asks } => {

@@ -1,7 +1,7 @@
 //! Using a code: the host that has drawn it, and the one that was told it (P-82).
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
@@ -22,6 +22,9 @@ use crate::outcome::Asked;
 
 /// Exchanges that are open about one code: strangers may begin them, and only a wrong proof ends the code.
 const EXCHANGES_MOST: usize = 16;
+/// An open exchange is left to its joiner for so long at the least; a proof takes a round trip. Then it gives way where there is no room for
+/// another (P-149): who begins exchanges and proves nothing keeps nobody out.
+const EXCHANGE_LASTS: Duration = Duration::from_secs(5);
 /// How long is tried to use a code.
 const JOIN_WITHIN: Duration = Duration::from_secs(20);
 /// Pause before a word is said again, or a host asked again, at first.
@@ -41,6 +44,7 @@ pub(super) struct Offer {
 }
 
 struct Exchange {
+    begun: Time,
     theirs: Element,
     ours: Element,
     agreed: Agreed,
@@ -61,6 +65,14 @@ impl Offer {
 
     pub(super) fn entries(&self) -> usize {
         1 + self.exchanges.len()
+    }
+
+    /// Makes room for an exchange, if there is one that has had its time.
+    fn drop_oldest_exchange(&mut self, now: Time) {
+        let old = self.exchanges.iter().filter(|(_, exchange)| exchange.begun + EXCHANGE_LASTS <= now);
+        if let Some(oldest) = old.min_by_key(|(_, exchange)| exchange.begun).map(|(joiner, _)| *joiner) {
+            self.exchanges.remove(&oldest);
+        }
     }
 
     /// It was used, rightly.
@@ -86,6 +98,8 @@ pub(super) struct Joining {
     tries: u32,
     /// Who has answered there.
     peer: Option<PeerId>,
+    /// Where that one was asked: its answer shows that it is reached there, as no datagram's source does.
+    answered_at: Option<SocketAddr>,
     stage: Stage,
     /// It has answered that it cannot begin another exchange now.
     busy: bool,
@@ -171,6 +185,7 @@ impl Node {
             hosts,
             tries: 0,
             peer: None,
+            answered_at: None,
             stage: Stage::Reaching,
             busy: false,
             next: now,
@@ -230,10 +245,10 @@ impl Node {
         }
     }
 
-    /// A handshake that was begun to use a code has ended with a peer.
-    pub(crate) fn note_joined_peer(&mut self, id: PeerId) {
+    /// A handshake that was begun to use a code has ended with a peer, that was asked at this endpoint.
+    pub(crate) fn note_joined_peer(&mut self, id: PeerId, at: SocketAddr) {
         if let Some(joining) = self.community.joining.as_mut().filter(|of| matches!(of.stage, Stage::Reaching)) {
-            joining.peer = Some(id);
+            (joining.peer, joining.answered_at) = (Some(id), Some(at));
         }
     }
 
@@ -289,8 +304,9 @@ impl Node {
         self.end_joining(now, why);
     }
 
-    pub(super) fn handle_joined(&mut self, now: Time, id: PeerId, arrival: &Arrival, joined: Joined) {
+    pub(super) fn handle_joined(&mut self, now: Time, id: PeerId, joined: Joined) {
         let Some(joining) = self.community.joining.as_ref() else { return };
+        let Some(at) = joining.answered_at else { return };
         let Some(inviter) = self.peers.get(&id).map(|peer| peer.key) else { return };
         let Stage::Proven(agreed) = &joining.stage else { return };
         if joining.peer != Some(id) || joining.code.number() != joined.number {
@@ -303,11 +319,11 @@ impl Node {
             return;
         }
         self.community.joining = None;
-        self.pin_inviter(arrival.source, inviter);
+        self.pin_inviter(at.ip(), inviter);
         match roster {
             Some(roster) => {
                 self.community.roster = Some(roster);
-                self.community.hints = BTreeMap::from([(inviter, arrival.source)]);
+                self.community.hints = BTreeMap::from([(inviter, at)]);
                 self.community.telling.clear();
                 // Its statements follow; they are asked for until they are here.
                 self.learn_from(now, inviter);
@@ -322,13 +338,25 @@ impl Node {
         self.schedule_community(now);
     }
 
-    /// The code has proven whose key answers at the address that people named: better than being the first to answer there.
-    fn pin_inviter(&mut self, at: SocketAddr, key: PublicKey) {
-        let address = at.ip();
-        if self.config.trust == Trust::Tofu && self.config.known_keys.get(&address) != Some(&key) {
-            self.config.known_keys.insert(address, key);
-            self.op(KernelOp::RememberKey { address, key }, Some(Asked::Effect("remembering a key")));
+    /// The code has proven whose key answers at the address that people named: better than being the first to answer there. A key that is
+    /// remembered for it stays until people have it forgotten (P-148).
+    fn pin_inviter(&mut self, address: IpAddr, key: PublicKey) {
+        if self.config.trust != Trust::Tofu {
+            return;
         }
+        match self.config.known_keys.get(&address).copied() {
+            Some(known) if known == key => {}
+            Some(known) => {
+                self.community.proven = Some((address, key));
+                self.event(Event::Community(CommunityEvent::OtherKeyKnown { address, known, proven: key }));
+            }
+            None => self.remember_key_at(address, key),
+        }
+    }
+
+    /// The key that a code has proven to be that of the host at this address, where another was remembered for it and is no more.
+    pub(crate) fn take_proven_key(&mut self, address: IpAddr) -> Option<PublicKey> {
+        self.community.proven.take_if(|(at, _)| *at == address).map(|(_, key)| key)
     }
 
     fn end_joining(&mut self, now: Time, why: JoinFailure) {
@@ -364,13 +392,16 @@ impl Node {
         if let Some(exchange) = offer.exchanges.get(&joiner).filter(|exchange| exchange.theirs == element) {
             return Some(Word::JoinAnswer { number, element: exchange.ours });
         }
+        if offer.exchanges.len() >= EXCHANGES_MOST && !offer.exchanges.contains_key(&joiner) {
+            offer.drop_oldest_exchange(now);
+        }
         let full = offer.exchanges.len() >= EXCHANGES_MOST && !offer.exchanges.contains_key(&joiner);
         if full || !self.community.exchanges.take(now) {
             return refused(JoinRefusal::Busy);
         }
         let between = Between { joiner, inviter: self.key.public(), purpose };
         let (ours, agreed) = answer(&offer.code, &between, &element, &mut self.random)?;
-        offer.exchanges.insert(joiner, Exchange { theirs: element, ours, agreed });
+        offer.exchanges.insert(joiner, Exchange { begun: now, theirs: element, ours, agreed });
         Some(Word::JoinAnswer { number, element: ours })
     }
 
@@ -516,6 +547,7 @@ mod tests {
                 hosts: Vec::new(),
                 tries: 0,
                 peer: Some(peer),
+                answered_at: None,
                 stage: Stage::Asked(begun),
                 busy: false,
                 next: until,
@@ -531,5 +563,31 @@ mod tests {
             }));
         }
         assert_eq!(failures, [(JoinFailure::Silent, true), (JoinFailure::Busy, true)]);
+    }
+
+    #[test]
+    fn exchanges_that_nobody_ends_give_way() {
+        let mut node = Node::new(Config::default(), StaticKey::from_bytes([3; 32]), [4; 32]);
+        let purpose = JoinPurpose::Membership;
+        let now = Time::default() + Duration::from_secs(100);
+        node.found_community(now, "desk").expect("founded");
+        let code = node.invite(now, false).expect("a code");
+        let mut join = |now: Time, joiner: u8| {
+            let key = PublicKey::from([joiner; 32]);
+            let remote = "192.0.2.1:2031".parse().expect("an endpoint");
+            let id = match node.by_key.get(&key) {
+                Some(id) => *id,
+                None => node.new_peer(now, key, remote),
+            };
+            let between = Between { joiner: key, inviter: node.key.public(), purpose };
+            let begun = begin(&code, &between, &mut node.random).expect("begun");
+            let answer = node.handle_join(now, id, code.number(), purpose, begun.element);
+            matches!(answer, Some(Word::JoinAnswer { .. }))
+        };
+        assert!((1..=16).all(|stranger| join(now, stranger)));
+        let soon = now + EXCHANGE_LASTS - Duration::from_millis(1);
+        assert!(!join(soon, 99), "each has its time");
+        assert!(join(now + EXCHANGE_LASTS, 99));
+        assert!(join(now + EXCHANGE_LASTS, 98));
     }
 }

@@ -1,6 +1,6 @@
 //! What a community asks its caller for, and what it tells.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
@@ -189,6 +189,15 @@ pub enum CommunityEvent {
         host: PublicKey,
         /// Which, as this host's socket has it.
         flow: FlowTuple,
+    },
+    /// A code has proven whose key answers at an address for which another is remembered: that one stays until it is forgotten (P-148).
+    OtherKeyKnown {
+        /// The address.
+        address: IpAddr,
+        /// The key that is remembered.
+        known: PublicKey,
+        /// The key that the code has proven.
+        proven: PublicKey,
     },
     /// This host may receive a connection of a stranger's, once.
     MayReceive {

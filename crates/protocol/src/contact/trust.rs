@@ -72,17 +72,27 @@ impl Node {
             && self.contacts.is_known(address, id)
             && !self.config.known_keys.contains_key(&address)
         {
-            self.config.known_keys.insert(address, key);
-            self.op(KernelOp::RememberKey { address, key }, Some(Asked::Effect("remembering a key")));
+            self.remember_key_at(address, key);
         }
     }
 
-    /// Forgets the key that was remembered for an address, so that another may answer there; it is asked again when the
-    /// next connection opens. Tells whether one was remembered.
+    /// Remembers whose address it is.
+    pub(crate) fn remember_key_at(&mut self, address: IpAddr, key: PublicKey) {
+        self.config.known_keys.insert(address, key);
+        self.op(KernelOp::RememberKey { address, key }, Some(Asked::Effect("remembering a key")));
+    }
+
+    /// Forgets the key that was remembered for an address, so that another may answer there: that which a code has proven to be the
+    /// host's there takes its place (P-148), or else the next that answers. It is asked again when the next connection opens. Tells
+    /// whether one was remembered.
     pub fn forget_key(&mut self, address: IpAddr) -> bool {
         self.contacts.addresses.remove(&address);
         self.contacts.pauses.remove(&address);
         self.timers.stop(Timer::Contact(address));
-        self.config.known_keys.remove(&address).is_some()
+        let forgotten = self.config.known_keys.remove(&address).is_some();
+        if let Some(proven) = self.take_proven_key(address).filter(|_| forgotten) {
+            self.remember_key_at(address, proven);
+        }
+        forgotten
     }
 }

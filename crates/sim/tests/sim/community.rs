@@ -714,3 +714,57 @@ fn a_connection_may_be_granted_to_a_stranger_once() {
     assert_eq!(scene.ask(DESK, |node, now| node.offer_connection(now, other)), Err(CommunityRefused::NoSuchConnection));
     scene.world.check();
 }
+
+/// The key that a host remembers for the place of another.
+fn remembered(scene: &Scene, host: HostId, at: &str) -> Option<whimbrel_handshake::PublicKey> {
+    scene.world.at(host).config.known_keys.get(&address(at)).copied()
+}
+
+#[test]
+fn who_sends_on_the_word_that_lets_a_host_in_is_not_taken_for_its_inviter() {
+    // P-148
+    let mut scene = Scene::new();
+    let code = scene.invite(DESK, false);
+    scene.world.recorded = Some(Vec::new());
+    scene.join(LAPTOP, code, DESK).unwrap();
+    let let_in = |w: &World| {
+        let joined = |event: &Event| matches!(event, Event::Community(CommunityEvent::HostJoined { .. }));
+        w.events.iter().any(|(_, at, event)| *at == DESK && joined(event))
+    };
+    assert!(scene.world.wait(SOON, let_in));
+    let words = scene.world.recorded.take().unwrap_or_default();
+    let words: Vec<_> = words.into_iter().map(|(_, word)| word).filter(|word| word.origin == DESK).collect();
+    // Somebody near the laptop has them there first.
+    let relay = "10.2.0.66";
+    let source = (address(relay), 2031).into();
+    for word in words {
+        scene.world.launch(scene.networks[LAPTOP.0], whimbrel_sim::Packet { source, ..word });
+    }
+    assert!(scene.wait(SOON, |s| s.belongs(LAPTOP)));
+    let desk = scene.world.at(DESK).public_key();
+    assert_eq!(remembered(&scene, LAPTOP, relay), None);
+    assert_eq!(remembered(&scene, LAPTOP, &place(DESK)), Some(desk));
+}
+
+#[test]
+fn a_code_does_not_replace_a_key_that_is_remembered_until_people_say_so() {
+    // P-148
+    let mut scene = Scene::new();
+    let before = scene.world.at(STRANGER).public_key();
+    let desk = (address(&place(DESK)), scene.world.at(DESK).public_key());
+    scene.world.at_mut(LAPTOP).config.known_keys.insert(desk.0, before);
+    scene.world.restart(LAPTOP, Duration::ZERO);
+    scene.world.run_for(SOON);
+    let code = scene.invite(DESK, false);
+    scene.join(LAPTOP, code, DESK).unwrap();
+    assert!(scene.wait(SOON, |s| s.belongs(LAPTOP)), "the code is good all the same");
+    assert_eq!(remembered(&scene, LAPTOP, &place(DESK)), Some(before));
+    let told = CommunityEvent::OtherKeyKnown { address: desk.0, known: before, proven: desk.1 };
+    assert_eq!(scene.events(LAPTOP).iter().filter(|event| **event == told).count(), 1);
+    // What the code has proven counts from then on, and not who answers first.
+    assert!(scene.ask(LAPTOP, |node, _| node.forget_key(desk.0)));
+    assert_eq!(remembered(&scene, LAPTOP, &place(DESK)), Some(desk.1));
+    // Forgotten once more it is forgotten.
+    assert!(scene.ask(LAPTOP, |node, _| node.forget_key(desk.0)));
+    assert!(!scene.ask(LAPTOP, |node, _| node.forget_key(desk.0)));
+}
