@@ -320,7 +320,7 @@ enum counter {
 
 enum event_kind {
 	EVENT_INTRODUCTION = 1,
-	EVENT_FLOW_OPENED = 2,
+	EVENT_FLOW_OPENED = 2, /* `index`: the user whose socket it is */
 	EVENT_FLOW_CLOSED = 3,
 	EVENT_HEARD_NATIVELY = 4,
 	EVENT_FLOW_STALLED = 5,

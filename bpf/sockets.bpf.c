@@ -112,6 +112,7 @@ int BPF_PROG(follow_sockets, const struct sock *sk, int old_state, int new_state
 		event->kind = EVENT_FLOW_CLOSED;
 	} else {
 		event->kind = EVENT_FLOW_OPENED;
+		event->index = sk->sk_uid.val;
 		if (old_state == STATE_SYN_SENT)
 			event->origin = ORIGIN_CONNECTED;
 		else if (old_state == STATE_SYN_RECV)

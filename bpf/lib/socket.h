@@ -56,10 +56,15 @@ struct socket_alloc {
 	struct inode vfs_inode;
 };
 
+typedef struct {
+	__u32 val;
+} kuid_t;
+
 struct sock {
 	struct sock_common __sk_common;
 	struct socket *sk_socket;
 	unsigned short sk_protocol;
+	kuid_t sk_uid;
 };
 
 struct ipv6_pinfo;

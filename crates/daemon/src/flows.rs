@@ -1,6 +1,6 @@
 //! Which connections this host has: listed when the daemon starts, followed by the data plane after.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
@@ -15,13 +15,16 @@ pub(crate) struct Found {
     pub(crate) flow: FlowTuple,
     /// The other end opened it: its local port is listened on.
     pub(crate) accepted: bool,
+    /// The user whose socket it is.
+    pub(crate) user: u32,
 }
 
 /// All TCP connections that can be moved.
 pub(crate) fn list_tcp(diag: &mut SockDiag, own: &impl Fn(IpAddr) -> bool) -> Result<Vec<Found>, Error> {
     let listeners: HashSet<u16> = diag.listeners()?.iter().map(|listener| listener.address.port()).collect();
-    let found = diag.tcp(&MOVABLE)?.into_iter().map(|socket| socket.tuple).filter(|flow| is_movable(flow, own));
-    Ok(found.map(|flow| Found { flow, accepted: listeners.contains(&flow.local.port()) }).collect())
+    let found = diag.tcp(&MOVABLE)?.into_iter().filter(|socket| is_movable(&socket.tuple, own));
+    let accepted = |flow: &FlowTuple| listeners.contains(&flow.local.port());
+    Ok(found.map(|of| Found { flow: of.tuple, accepted: accepted(&of.tuple), user: of.uid }).collect())
 }
 
 /// The ports of sockets that take what anybody sends, of both protocols.
@@ -30,9 +33,9 @@ pub(crate) fn bound_ports(diag: &mut SockDiag) -> Result<BTreeSet<u16>, Error> {
     Ok(listeners.iter().chain(&diag.unconnected()?).map(|listener| listener.address.port()).collect())
 }
 
-/// The connected UDP sockets, as far as they were listed.
+/// The connected UDP sockets, as far as they were listed, and whose they are.
 #[derive(Debug, Default)]
-pub(crate) struct UdpFlows(HashSet<FlowTuple>);
+pub(crate) struct UdpFlows(HashMap<FlowTuple, u32>);
 
 impl UdpFlows {
     /// Lists them again; gives those that are new and those that are gone.
@@ -41,25 +44,27 @@ impl UdpFlows {
         diag: &mut SockDiag,
         own: &impl Fn(IpAddr) -> bool,
     ) -> Result<(Vec<Found>, Vec<FlowTuple>), Error> {
-        let now: HashSet<FlowTuple> =
-            diag.udp()?.into_iter().map(|socket| socket.tuple).filter(|flow| is_movable(flow, own)).collect();
+        let movable = diag.udp()?.into_iter().filter(|socket| is_movable(&socket.tuple, own));
+        let now: HashMap<FlowTuple, u32> = movable.map(|socket| (socket.tuple, socket.uid)).collect();
         let ephemeral = ephemeral_ports();
         let opened = now
-            .difference(&self.0)
+            .iter()
+            .filter(|(flow, _)| !self.0.contains_key(flow))
             // UDP does not say who began. Whoever sits on a port of choice, facing one that was drawn, was asked.
-            .map(|flow| Found {
+            .map(|(flow, user)| Found {
                 flow: *flow,
                 accepted: !ephemeral.contains(&flow.local.port()) && ephemeral.contains(&flow.remote.port()),
+                user: *user,
             })
             .collect();
-        let closed = self.0.difference(&now).copied().collect();
+        let closed = self.0.keys().filter(|flow| !now.contains_key(flow)).copied().collect();
         self.0 = now;
         Ok((opened, closed))
     }
 
     /// Whether a flow was there at the last listing.
     pub(crate) fn contains(&self, flow: &FlowTuple) -> bool {
-        self.0.contains(flow)
+        self.0.contains_key(flow)
     }
 }
 

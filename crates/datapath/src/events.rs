@@ -23,6 +23,8 @@ pub enum Event {
         flow: FlowTuple,
         /// Which end opened it.
         origin: Origin,
+        /// The user whose socket it is.
+        user: u32,
     },
     /// Something came in on a flow whose binding is [`Carrier::Listen`](crate::Carrier::Listen), under its own names. The
     /// binding is on hold from then on.
@@ -101,7 +103,7 @@ impl Event {
                     ORIGIN_ACCEPTED => Origin::Accepted,
                     _ => Origin::Unknown,
                 };
-                Some(Self::FlowOpened { flow, origin })
+                Some(Self::FlowOpened { flow, origin, user: raw.index })
             }
             EVENT_FLOW_CLOSED => Some(Self::FlowClosed { flow }),
             EVENT_FLOW_STALLED => Some(Self::FlowStalled(flow)),

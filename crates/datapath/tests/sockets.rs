@@ -36,9 +36,9 @@ fn connections_are_followed_in_their_own_namespace() {
     far_datapath.track(true).expect("track");
     for to in ["10.0.0.2:0", "[fd00::2]:0"] {
         let (near, far) = pair.connect(to);
-        let opened = Event::FlowOpened { flow: flow(&near), origin: Origin::Connected };
+        let opened = Event::FlowOpened { flow: flow(&near), origin: Origin::Connected, user: 0 };
         assert_eq!(wait(&mut near_datapath, 1), [opened]);
-        let accepted = Event::FlowOpened { flow: flow(&far), origin: Origin::Accepted };
+        let accepted = Event::FlowOpened { flow: flow(&far), origin: Origin::Accepted, user: 0 };
         assert_eq!(wait(&mut far_datapath, 1), [accepted]);
         let (near_flow, far_flow) = (flow(&near), flow(&far));
         drop((near, far));
@@ -48,8 +48,11 @@ fn connections_are_followed_in_their_own_namespace() {
 
     // IPv4 on an IPv6 socket, refused connections and loopback.
     let (near, far) = pair.connect("[::ffff:10.0.0.2]:0");
-    assert_eq!(wait(&mut near_datapath, 1), [Event::FlowOpened { flow: flow(&near), origin: Origin::Connected }]);
-    let accepted = Event::FlowOpened { flow: flow(&far), origin: Origin::Accepted };
+    assert_eq!(
+        wait(&mut near_datapath, 1),
+        [Event::FlowOpened { flow: flow(&near), origin: Origin::Connected, user: 0 }]
+    );
+    let accepted = Event::FlowOpened { flow: flow(&far), origin: Origin::Accepted, user: 0 };
     assert_eq!(wait(&mut far_datapath, 1), [accepted]);
     assert!(flow(&far).local.is_ipv4());
     TcpStream::connect("10.0.0.2:1").expect_err("nobody listens");
@@ -94,7 +97,7 @@ fn what_sockets_do_is_told_whatever_strangers_send() {
     let (near, _far) = pair.connect("10.0.0.2:0");
     let mut seen = Vec::new();
     datapath.drain_events(Most::OF_SOCKETS, |event| seen.push(event)).expect("drain");
-    assert_eq!(seen, [Event::FlowOpened { flow: flow(&near), origin: Origin::Connected }]);
+    assert_eq!(seen, [Event::FlowOpened { flow: flow(&near), origin: Origin::Connected, user: 0 }]);
     datapath.unload().expect("unload");
 }
 
@@ -116,7 +119,7 @@ fn connections_over_loopback_take_no_room() {
         drop((there, here));
     }
     let (near, _far) = pair.connect("10.0.0.2:0");
-    assert_eq!(events(&mut datapath), [Event::FlowOpened { flow: flow(&near), origin: Origin::Connected }]);
+    assert_eq!(events(&mut datapath), [Event::FlowOpened { flow: flow(&near), origin: Origin::Connected, user: 0 }]);
     datapath.unload().expect("unload");
 }
 

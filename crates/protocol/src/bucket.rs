@@ -39,6 +39,11 @@ impl Bucket {
         self.level -= tokens;
     }
 
+    /// Whether it holds so many now.
+    pub(crate) fn holds(&self, now: Time, tokens: f64) -> bool {
+        self.level_at(now) >= tokens
+    }
+
     /// Takes a token, if there is one.
     pub(crate) fn take(&mut self, now: Time) -> bool {
         self.level = self.level_at(now);

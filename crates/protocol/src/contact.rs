@@ -24,7 +24,10 @@ use crate::timer::Timer;
 
 mod hello;
 mod otherwise;
+mod questions;
 mod trust;
+
+use questions::Questions;
 
 /// Pauses after each try (P-10).
 const PAUSES: [Duration; 3] = [Duration::from_millis(500), Duration::from_secs(2), Duration::from_secs(3)];
@@ -120,7 +123,7 @@ pub(crate) struct Contacts {
     unproven: Bucket,
     proven: Bucket,
     /// Questions to addresses of which nothing is known (P-10).
-    questions: Bucket,
+    questions: Questions,
     /// Refused handshakes that are told.
     refusals: Bucket,
 }
@@ -137,7 +140,7 @@ impl Contacts {
             cookies: CookieChecker::new(public, &mut |bytes| random.fill(bytes)),
             unproven: Bucket::new(handshakes_per_second),
             proven: Bucket::new(handshakes_per_second.saturating_mul(PROVEN_SHARE)),
-            questions: Bucket::new(config.questions_per_second),
+            questions: Questions::new(config.questions_per_second),
             refusals: Bucket::new(1),
         }
     }
@@ -167,11 +170,6 @@ impl Contacts {
                 self.waiting.remove(&address);
             }
         }
-    }
-
-    /// Takes one question to a host of those that may be asked a second (P-10).
-    pub(crate) fn may_ask_another(&mut self, now: Time) -> bool {
-        self.questions.take(now)
     }
 
     /// Whether this peer lives at an address.
@@ -243,7 +241,7 @@ impl Node {
                 self.contacts.addresses.remove(&address);
             }
             Some(Contact::Asking { tries, source }) if tries < PAUSES.len() => {
-                if !self.contacts.questions.take(now) {
+                if !self.may_ask_now(now, address) {
                     self.timers.set(Timer::Contact(address), now + TURN);
                     return;
                 }
@@ -709,6 +707,7 @@ impl Node {
         peer.met = None;
         let origin = slot.origin.take();
         let proven = origin.map(|met| met.remote);
+        origin.iter().for_each(|met| peer.shown.note(now, met.remote.ip()));
         let met = origin.filter(|met| met.remote != peer.remote);
         let shown = peer.unproven && met.is_none();
         peer.unproven &= !shown;

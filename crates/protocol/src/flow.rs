@@ -99,6 +99,8 @@ pub(crate) struct Flow {
     pub(crate) early: Option<u64>,
     /// The peer that it is being introduced to has said that its end is a host's behind it (P-123).
     pub(crate) beyond: bool,
+    /// The user who has opened it, where the caller has said.
+    pub(crate) user: Option<u32>,
     /// What the caller's policy says of it; `None` while that is awaited.
     pub(crate) ruling: Option<Ruling>,
 }
@@ -118,6 +120,7 @@ impl Flow {
             seen: false,
             early: None,
             beyond: false,
+            user: None,
             ruling,
         }
     }

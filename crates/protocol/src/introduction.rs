@@ -1,5 +1,6 @@
 //! Introductions (`docs/protocol.md` §4): the two ends agree that two tuples name one flow, and prove that they sit on it.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use whimbrel_wire::message::{Echo, Introduced, IntroductionRefusal, Message};
@@ -352,6 +353,9 @@ impl Node {
             // Who has it next is being decided where it is passed on.
             return;
         }
+        if flow.transport == Transport::Udp && !self.is_there(now, id, &flow) {
+            return;
+        }
         let fresh = self.random.u64() & !PROBE_BIT | ANSWER_BIT;
         let room = self.introduced < self.config.flows;
         let Some(peer) = self.peers.get_mut(&id) else { return };
@@ -388,6 +392,22 @@ impl Node {
             self.send(id, &[Message::Seen { nonce: introducer_nonce }]);
         }
         self.op(KernelOp::Introduce { flow, end: self.end_of(&flow), index, nonce }, Some(Asked::Answer(id, flow)));
+    }
+
+    /// Whether a peer that introduces a datagram flow receives at its far address; else it is asked there, and introduces the flow again
+    /// meanwhile (P-150). What is put into such a flow is read by whatever program has its far end.
+    fn is_there(&mut self, now: Time, id: PeerId, flow: &FlowTuple) -> bool {
+        let (address, fresh, port) = (flow.remote.ip(), self.random.u64(), self.config.port);
+        let Some(peer) = self.peers.get_mut(&id) else { return false };
+        let here = peer.remote.ip() == address && !peer.unproven && peer.has_session();
+        if here || peer.shown.contains(now, address) {
+            return true;
+        }
+        if let Some(token) = peer.shown.ask(now, address, fresh) {
+            let (source, to) = (Some(flow.local.ip()), SocketAddr::new(address, port));
+            self.send_to(id, source, to, &[Message::PathChallenge { token }]);
+        }
+        false
     }
 
     pub(crate) fn refuse_introduction(&mut self, id: PeerId, nonce: u64, refusal: IntroductionRefusal) {

@@ -51,6 +51,7 @@ mod rendezvous;
 mod restore;
 mod ruling;
 mod shared;
+mod shown;
 mod stall;
 mod stand_in;
 mod time;

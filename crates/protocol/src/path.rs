@@ -145,6 +145,9 @@ impl Node {
         if self.prove_found(id, token) {
             return;
         }
+        if self.peers.get_mut(&id).is_some_and(|peer| peer.shown.handle_answer(now, token)) {
+            return;
+        }
         let Some(peer) = self.peers.get_mut(&id) else { return };
         // A token proves the way that it was sent by, whichever way it comes back (as RFC 9000 §8.2.3 has it): somebody
         // between the ends may send the answer on from elsewhere.

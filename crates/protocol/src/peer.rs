@@ -16,6 +16,7 @@ use crate::pairing::Pairings;
 use crate::path::{Awaited, Candidate};
 use crate::pending_update::{Meanwhile, PendingUpdate};
 use crate::ports::Ports;
+use crate::shown::Shown;
 use crate::stall::Stalls;
 use crate::waiting::Waiting;
 
@@ -187,6 +188,8 @@ pub(crate) struct Peer {
     pub(crate) restored: bool,
     /// It has not shown since then that it is where it said.
     pub(crate) unproven: bool,
+    /// Where else it has received something.
+    pub(crate) shown: Shown,
     /// Its last move has broken nothing (P-38): what is under way need not be sent again.
     pub(crate) unbroken: bool,
     /// The pair of locators, ours and its own, that rewritten packets are accepted between as this peer's.
@@ -271,6 +274,7 @@ impl Peer {
             handshakes: 0,
             restored: false,
             unproven: false,
+            shown: Shown::default(),
             unbroken: false,
             pair: None,
             listens: false,

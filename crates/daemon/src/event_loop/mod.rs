@@ -690,12 +690,13 @@ impl EventLoop {
                 }
                 node.handle_introduction(now, introduction.seen, introduction.index, introduction.nonce);
             }
-            DatapathEvent::FlowOpened { flow, origin } => {
+            DatapathEvent::FlowOpened { flow, origin, user } => {
                 flows.push((flow, true));
                 if node.lessor_of(flow.local).is_some() {
                     leased.push((flow, Some(origin == Origin::Accepted)));
                 } else if is_movable(&flow, &own) {
                     node.handle_flow_opened(now, flow, origin == Origin::Accepted);
+                    node.note_user(&flow, user);
                     judge.consider(node, now, flow);
                 }
             }
@@ -736,6 +737,7 @@ impl EventLoop {
         let there: HashSet<FlowTuple> = found.iter().map(|found| found.flow).collect();
         for found in found {
             self.node.handle_flow_opened(now, found.flow, found.accepted);
+            self.node.note_user(&found.flow, found.user);
             self.judge.consider(&mut self.node, now, found.flow);
         }
         self.take_in_udp(now);
@@ -754,6 +756,7 @@ impl EventLoop {
             Ok((opened, closed)) => {
                 for found in opened {
                     self.node.handle_flow_opened(now, found.flow, found.accepted);
+                    self.node.note_user(&found.flow, found.user);
                     self.judge.consider(&mut self.node, now, found.flow);
                 }
                 for flow in closed {

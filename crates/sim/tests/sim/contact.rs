@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use whimbrel_handshake::Contact;
 use whimbrel_protocol::{Config, Event, FlowState, Trust};
-use whimbrel_sim::{Access, Faults, HostId, Kind, Link, Powers, Speaker, World};
+use whimbrel_sim::{Access, Faults, FlowId, HostId, Kind, Link, Powers, Speaker, World};
 use whimbrel_wire::Transport;
 
 use crate::common::{AWAY, FURTHER, HOME, SECOND, SERVICE, Two, address, introduced};
@@ -498,4 +498,29 @@ fn a_flow_is_not_introduced_before_it_is_a_second_old() {
     two.world.run_for(Duration::from_millis(990));
     assert_eq!(two.world.view(young, 0).map(|view| view.state), Some(FlowState::Unknown));
     introduced(&mut two.world, &[young]);
+}
+
+#[test]
+fn one_users_many_connections_do_not_keep_anothers_waiting() {
+    // P-151: all to hosts that answer nothing, and one to a host that does.
+    let config = Config { questions_per_second: 10, ..Config::default() };
+    let mut two = Two::with(190, config, Config::default());
+    let crowd = two.world.network(Access::Open);
+    let named = |world: &mut World, client, flow: FlowId, user| {
+        let tuple = world.flow(flow).tuples[0];
+        world.with_node(client, |node| node.note_user(&tuple, user));
+    };
+    for number in 0..250 {
+        let host = two.world.bare_host("silent");
+        two.world.at_mut(host).collects = true;
+        let at = format!("10.77.0.{}", number + 1);
+        two.world.attach(host, crowd, &at);
+        let flow = two.world.connect(two.client, &format!("{at}:80"));
+        named(&mut two.world, two.client, flow, 1000);
+    }
+    two.world.run_for(2 * SECOND);
+    let flow = two.world.connect(two.client, SERVICE);
+    named(&mut two.world, two.client, flow, 1001);
+    let done = two.world.wait(4 * SECOND, |world| world.introduced(flow));
+    assert!(done, "its turn does not come");
 }

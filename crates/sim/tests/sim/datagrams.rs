@@ -268,3 +268,55 @@ fn what_costs_much_is_asked_for_once_in_a_datagram() {
     assert!(heard.contains(&Message::IntroductionReady { tag: 1 }), "{heard:?}");
     assert!(heard.iter().any(|message| matches!(message, Message::BindingAcknowledgement { .. })));
 }
+
+/// A server with a connected datagram socket whose far end is another host's, which runs nothing; and a speaker elsewhere.
+fn datagrams_of_another() -> (World, HostId, HostId, FlowId, Speaker) {
+    let mut world = World::new(708);
+    let [den, far, crowd] = std::array::from_fn(|_| world.network(Access::Open));
+    let server = world.host("server");
+    let (liar_host, victim) = (world.bare_host("liar"), world.bare_host("victim"));
+    world.at_mut(liar_host).collects = true;
+    world.attach(server, far, "10.9.0.1");
+    world.attach(liar_host, den, "10.66.0.1");
+    world.attach(victim, crowd, "10.77.0.1");
+    let flow = world.connect_from(victim, 5353, NAMES, Transport::Udp);
+    let mut liar = Speaker::new(liar_host, den, address("10.66.0.1"), address("10.9.0.1"));
+    liar.meet(&mut world);
+    liar.say(&mut world, liar.endpoint(), &[Message::IntroductionRequest { tag: 1 }]);
+    world.run_for(Duration::from_millis(50));
+    (world, server, victim, flow, liar)
+}
+
+#[test]
+fn nothing_is_put_into_datagram_flows_of_who_is_not_there() {
+    // P-150: what it would be answered with is read by a program of somebody else.
+    let (mut world, server, _, flow, liar) = datagrams_of_another();
+    let tuple = world.flow(flow).tuples[0];
+    let before = world.exchanged(server, address("10.77.0.1")).0;
+    for round in 0..200 {
+        liar.inject(&mut world, tuple, Some((flow, 0)), round);
+        world.run_for(Duration::from_millis(10));
+    }
+    let sent = world.exchanged(server, address("10.77.0.1")).0 - before;
+    // A question five times a second at the most, which is not longer than what asked for it, and nothing in the flow.
+    assert!(sent <= 12 * 80, "{sent} bytes");
+    assert!(world.violations().iter().all(|of| of.kind != Kind::Leaked), "{:?}", world.violations());
+}
+
+#[test]
+fn who_answers_at_the_far_end_of_a_datagram_flow_may_introduce_it() {
+    // P-150: with a session by one family, and a flow by the other.
+    for elsewhere in [false, true] {
+        let mut two = Two::nowhere(709, Config::default(), Config::default());
+        two.world.attach(two.server, two.far, "2001:db8:9::1");
+        two.world.attach(two.client, two.home, "10.1.0.2");
+        two.world.attach(two.client, two.home, "2001:db8:1::2");
+        if elsewhere {
+            let other = two.world.connect(two.client, "[2001:db8:9::1]:80");
+            introduced(&mut two.world, &[other]);
+            two.world.run_for(100 * SECOND);
+        }
+        let flow = two.world.connect_from(two.client, 5353, NAMES, Transport::Udp);
+        introduced(&mut two.world, &[flow]);
+    }
+}
