@@ -50,6 +50,7 @@ mod servers;
 pub mod tunnel;
 mod unmoved;
 mod views;
+mod work;
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;

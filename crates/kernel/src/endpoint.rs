@@ -92,7 +92,8 @@ pub struct Endpoint {
 
 impl Endpoint {
     /// Makes one for `address`, with `interface` as its end in the calling thread's network namespace, whose settings for TCP and
-    /// UDP it takes over. `mtu`, in bytes, is that of its route to everywhere. Needs CAP_SYS_ADMIN and CAP_NET_ADMIN.
+    /// UDP it takes over. In `interface` `%d` stands for the lowest number that makes it a new name. `mtu`, in bytes, is that of its route to
+    /// everywhere. Needs CAP_SYS_ADMIN and CAP_NET_ADMIN.
     ///
     /// # Errors
     /// [`Error::Call`]; nothing is left of the attempt.
@@ -116,7 +117,7 @@ impl Endpoint {
         // From here on the end of the namespace is the end of all that was made.
         let namespace = self.namespace.as_fd();
         let outer = outside.create_pair(interface, (INNER, INNER_HARDWARE_ADDRESS), namespace, MOST_MTU)?;
-        let furnished = self.furnish(address, interface, mtu, outer, &mut outside, &settings);
+        let furnished = self.furnish(address, mtu, outer, &mut outside, &settings);
         if furnished.is_err() {
             // The namespace may be a program's.
             let _ = outside.delete_link(outer);
@@ -127,13 +128,13 @@ impl Endpoint {
     fn furnish(
         &self,
         address: IpAddr,
-        interface: &str,
         mtu: u32,
         outer: u32,
         outside: &mut RouteSocket,
         settings: &[(String, String)],
     ) -> Result<(), Error> {
-        set_all(interface, &OUTER_SETTINGS)?;
+        let interface = outside.link_name(outer)?;
+        set_all(&interface, &OUTER_SETTINGS)?;
         outside.set_up(outer, true)?;
         let _inside = self.enter()?;
         for (key, value) in settings {

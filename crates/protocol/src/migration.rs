@@ -175,6 +175,8 @@ pub(crate) struct Moves {
     next_op: u64,
     /// Keys that tickets are authenticated with, by the other host.
     ticket_keys: HashMap<PublicKey, hmac::Key>,
+    /// When hosts that sockets are given to said last that they are ready for one.
+    ready_last: HashMap<PublicKey, Time>,
     /// Where hosts are to be asked for that no peer is known of.
     hints: BTreeMap<PublicKey, SocketAddr>,
     /// When such hosts are asked again, and how often they were.
@@ -220,6 +222,7 @@ impl Moves {
             failed: Vec::new(),
             next_op: 1,
             ticket_keys: HashMap::new(),
+            ready_last: HashMap::new(),
             hints: BTreeMap::new(),
             asked_at: BTreeMap::new(),
         }
@@ -463,6 +466,9 @@ impl Moves {
         }
         if self.donations.is_empty() && self.held.is_empty() {
             self.ticket_keys.clear();
+        }
+        if self.donations.is_empty() {
+            self.ready_last.clear();
         }
         let lanes = &self.lanes;
         self.hints.retain(|key, _| lanes.wants(key));

@@ -677,7 +677,13 @@ pub struct Many {
 impl Many {
     /// Opens `count` connections (at most about 19,000 in one process).
     pub fn open(client: &Host, server: &EchoServer, count: usize) -> Result<Self> {
-        let args = [format!("--connect={}", server.address), format!("--count={count}")];
+        Self::open_to(client, &[server.address], count)
+    }
+
+    /// As [`Many::open`], to each of these addresses in turn.
+    pub fn open_to(client: &Host, to: &[SocketAddr], count: usize) -> Result<Self> {
+        let to = to.iter().map(|address| format!("--connect={address}"));
+        let args: Vec<String> = to.chain([format!("--count={count}")]).collect();
         let mut program = Program::start(client, "many", &args)?;
         match program.next("all connections are open", Duration::from_secs(120))? {
             Line::Opened { count, seconds } => Ok(Self { program, count, opened_in: seconds }),

@@ -1,11 +1,11 @@
 //! Sockets change hosts, and their far ends notice nothing.
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use whimbrel_ipc::{Carrier, Connection, ConnectionState};
 
@@ -62,6 +62,11 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         "moved-back-in-flow",
         "datagrams come rewritten while their receiver goes back to where it was: none is lost",
         back_in_flow,
+    ),
+    scenario(
+        "moved-from-many-addresses",
+        "connections of 200 addresses go to another host, which has a namespace made for each and answers meanwhile",
+        many_addresses,
     ),
     scenario("moved-again-direct", "the same with a far end that runs Whimbrel", |lab| again(lab, true)),
 ];
@@ -472,4 +477,52 @@ fn give(from: &Whimbrel, connections: &str, to: &str, receiver: &str) -> Result<
     let said = from.cli(&["move", connections, "--to", to, "--process", receiver])?;
     expect!(said.lines().filter(|line| line.contains("is with")).count() == COUNT, "{said}");
     Ok(())
+}
+
+/// Addresses of either family that connections are moved from.
+const ADDRESSES: u8 = 100;
+/// How long a daemon that is given sockets of them may let its users wait for an answer.
+const ANSWERS_WITHIN: Duration = Duration::from_millis(500);
+
+/// The acceptor makes a namespace for each of very many addresses, and goes on with everything else meanwhile.
+fn many_addresses(lab: &mut Lab) -> Result<()> {
+    let three = Three::new(lab, false)?;
+    let Three { world, donor_daemon, acceptor_daemon, .. } = &three;
+    let addresses: Vec<IpAddr> = (0..ADDRESSES)
+        .flat_map(|number| {
+            let ipv6 = format!("2001:db8:5::1:{number:x}");
+            [IpAddr::from([192, 0, 2, 20 + number]), ipv6.parse().unwrap_or(IpAddr::from([0; 16]))]
+        })
+        .collect();
+    world.server.ip(addresses.iter().map(|address| match address {
+        IpAddr::V4(_) => format!("addr add {address}/25 dev eth0"),
+        IpAddr::V6(_) => format!("addr add {address}/64 dev eth0 nodad"),
+    }))?;
+    let server = EchoServer::start(&world.server, IpAddr::from([0; 16]))?;
+    let port = server.address().port();
+    let to: Vec<SocketAddr> = addresses.iter().map(|address| SocketAddr::new(*address, port)).collect();
+    let mut far = Many::open_to(&world.laptop, &to, to.len())?;
+    far.all_answer(LONG, "before the move")?;
+    let _receiver = receiver(acceptor_daemon, "echo")?;
+
+    step("connections of 200 addresses go to another host");
+    let began = Instant::now();
+    let all = format!("pid:{}", server.pid());
+    let mut moving = donor_daemon.spawn_cli(&["move", &all, "--to", "guest", "--process", "echo"])?;
+    let mut slowest = Duration::ZERO;
+    wait_for(LONG, "all have moved", || {
+        let asked = Instant::now();
+        acceptor_daemon.status()?;
+        slowest = slowest.max(asked.elapsed());
+        Ok((!moving.is_running()).then_some(()))
+    })?;
+    println!(
+        "    in {:.1} s; the slowest answer took {:.0} ms",
+        began.elapsed().as_secs_f64(),
+        slowest.as_secs_f64() * 1e3
+    );
+    moving.wait_success(LONG)?;
+    far.all_answer(LONG, "after the move")?;
+    expect!(slowest < ANSWERS_WITHIN * patience(), "the acceptor's daemon let its users wait for {slowest:?}");
+    world.no_resets()
 }

@@ -160,19 +160,21 @@ pub(super) fn serve(listen: SocketAddr, receive: ReceiveOptions, datagrams: bool
     }
 }
 
-/// Opens `count` connections. Command `echo MILLISECONDS` sends a byte on each and reports when each came back.
-pub(super) fn hold(to: SocketAddr, count: usize) -> Result<()> {
+/// Opens `count` connections, to each of `to` in turn. Command `echo MILLISECONDS` sends a byte on each and reports when each came back.
+pub(super) fn hold(to: &[SocketAddr], count: usize) -> Result<()> {
     let start = Instant::now();
     let mut epoll = Epoll::new()?;
     let mut streams = Vec::with_capacity(count);
     for batch in 0..count.div_ceil(BATCH) {
         let n = BATCH.min(count - batch * BATCH);
         // Parallel connects, because each takes a round trip.
-        let opened: Vec<io::Result<TcpStream>> = std::thread::scope(|scope| {
-            let workers: Vec<_> = (0..n).map(|_| scope.spawn(|| TcpStream::connect(to))).collect();
-            workers.into_iter().map(|w| w.join().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))).collect()
+        let batch = to.iter().cycle().skip(batch * BATCH % to.len()).take(n);
+        let opened: Vec<(&SocketAddr, io::Result<TcpStream>)> = std::thread::scope(|scope| {
+            let workers: Vec<_> = batch.map(|to| (to, scope.spawn(|| TcpStream::connect(*to)))).collect();
+            let ended = workers.into_iter().map(|(to, worker)| (to, worker.join()));
+            ended.map(|(to, made)| (to, made.unwrap_or_else(|_| Err(io::ErrorKind::Other.into())))).collect()
         });
-        for stream in opened {
+        for (to, stream) in opened {
             let on = |e| Error::call("connect", to.to_string(), e);
             let stream = stream.map_err(on)?;
             stream.set_nodelay(true).and_then(|()| stream.set_nonblocking(true)).map_err(on)?;

@@ -128,9 +128,9 @@ pub enum Role {
     },
     /// Holds many TCP connections to an echo server.
     Many {
-        /// Address to connect to.
-        #[arg(long)]
-        connect: SocketAddr,
+        /// Address to connect to; of several each in turn.
+        #[arg(long, required = true)]
+        connect: Vec<SocketAddr>,
         /// How many.
         #[arg(long)]
         count: usize,
@@ -215,7 +215,7 @@ pub fn run(role: Role) -> Result<()> {
         Role::WalkersPartner { report } => walker::partner(&report),
         Role::Shell { command } => walker::shell(&command),
         Role::TickerFar { connect } => ticks::hear(connect),
-        Role::Many { connect, count } => many::hold(connect, count),
+        Role::Many { connect, count } => many::hold(&connect, count),
         Role::Requests { connect, milliseconds } => requests::requests(connect, Duration::from_millis(milliseconds)),
         Role::Connections { connect, milliseconds } => {
             requests::connections(connect, Duration::from_millis(milliseconds))

@@ -46,7 +46,9 @@ use crate::tunnel::{Tunnel, UnknownSession};
 
 pub(crate) use addresses::{Addresses, MARK};
 pub(crate) use gateway::Gateway;
-pub(crate) use relocation::{Arrived, FoundMoves, HIDDEN, Known, NotBorrowed, Relocation, Young, at, continue_halted};
+pub(crate) use relocation::{
+    Arrived, FoundMoves, HIDDEN, Known, Making, NotBorrowed, Relocation, Young, at, continue_halted,
+};
 pub use relocation::{first_window, longest_round_trip};
 pub(crate) use tunnels::DEFAULT_MTU;
 pub(crate) use whole::{News, Place, Wholes};
@@ -130,6 +132,7 @@ pub(crate) struct Effects {
     unfitted: usize,
     helping: Helping,
     pub(crate) relocation: Relocation,
+    pub(crate) making: Making,
     pub(crate) wholes: Wholes,
     kick: bool,
     /// Programs hang on tcx, not on clsact.
@@ -180,6 +183,7 @@ impl Effects {
             unfitted: 0,
             helping: Helping::new(helpers),
             relocation: Relocation::default(),
+            making: Making::new()?,
             wholes: Wholes::new(run_dir)?,
             kick,
             tcx: datapath::has_tcx(),

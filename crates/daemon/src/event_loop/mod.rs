@@ -38,12 +38,12 @@ use crate::attachments::{Attachments, Sighting};
 use crate::clock;
 use crate::community_file::CommunityFile;
 use crate::config::{Config, Level};
-use crate::effects::{Effects, FoundMoves, Gateway, Known, own_addresses, source_ways};
+use crate::effects::{Effects, FoundMoves, Gateway, own_addresses, source_ways};
 use crate::event_log::EventLog;
 use crate::events::{EventRing, Restraint, Told, restrained};
 use crate::flows::{UdpFlows, bound_ports, is_movable, list_tcp};
 use crate::metrics::Tally;
-use crate::moves::Moves;
+use crate::moves::{Moves, known};
 use crate::name_server::NameUpdates;
 use crate::policy::Judge;
 use crate::programs::{Programs, SocketNames};
@@ -81,6 +81,7 @@ const HELPERS: u64 = 10;
 const NAME_UPDATES: u64 = 11;
 const PROCESSES: u64 = 12;
 const TRACKING: u64 = 13;
+const NAMESPACES: u64 = 14;
 /// Clients of the control socket have their number plus this.
 const FIRST_CLIENT: u64 = 16;
 
@@ -235,6 +236,7 @@ impl EventLoop {
             (this.judge.wake(), HOLDERS),
             (this.effects.helpers_wake(), HELPERS),
             (this.effects.wholes.wake(), PROCESSES),
+            (this.effects.making.wake(), NAMESPACES),
         ];
         let for_others = this.effects.stand_in_fd().map(|fd| (fd, FOR_OTHERS));
         let updates = this.name_updates.as_ref().map(|updates| (updates.wake(), NAME_UPDATES));
@@ -378,6 +380,7 @@ impl EventLoop {
             HELPERS => self.effects.take_in_helpers(clock::now()),
             NAME_UPDATES => self.take_in_name_updates(),
             PROCESSES => self.take_in_processes(clock::now()),
+            NAMESPACES => self.take_in_namespaces(clock::now()),
             TRACKING => self.take_in_tracked(),
             ANSWERS => {
                 for (id, reply) in self.answers.take() {
@@ -434,9 +437,8 @@ impl EventLoop {
                     MoveOp::Freeze { name, .. } | MoveOp::Dump { name } => Some(*name),
                     _ => None,
                 };
-                let result = self.effects.carry_out_move(now, id, op, |key| {
-                    self.node.peer_with(key).map(|(peer, round_trip)| Known { peer, round_trip })
-                });
+                let Self { effects, node, .. } = self;
+                let result = effects.carry_out_move(now, id, op, |key| known(node, key));
                 if let (Some(name), Some(Err(failed))) = (given, &result) {
                     self.note_unmovable(&name, failed);
                 }

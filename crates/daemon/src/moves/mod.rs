@@ -13,14 +13,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use whimbrel_datapath::Most;
 use whimbrel_handshake::PublicKey;
 use whimbrel_ipc::{Code, Failure, Kept, MAX_RECEIVER, Moved, PeerName, Received, Reply, State, Uuid, WAITS_FOR};
-use whimbrel_protocol::{Gift, HostView, MoveEvent, MoveFailed, MoveName, NotGiven, Refusal, Rented, Time};
+use whimbrel_protocol::{Gift, HostView, MoveEvent, MoveFailed, MoveName, Node, NotGiven, Refusal, Rented, Time};
 use whimbrel_wire::community::MemberStanding;
 use whimbrel_wire::snapshot::{Family, Luggage};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::anchors::reason_of;
 use crate::clock;
-use crate::effects::{Arrived, NotBorrowed, own_addresses};
+use crate::effects::{Arrived, Known, NotBorrowed, own_addresses};
 use crate::event_loop::{EventLoop, names};
 use crate::events::Told;
 use crate::flows::why_bound_to_host;
@@ -98,6 +98,14 @@ struct Job {
 }
 
 impl EventLoop {
+    /// Namespaces that a thread has made, and what waited for them.
+    pub(crate) fn take_in_namespaces(&mut self, now: Time) {
+        let Self { effects, node, .. } = self;
+        for (id, answer) in effects.take_in_namespaces(now, |key| known(node, key)) {
+            node.handle_move_done(now, id, answer);
+        }
+    }
+
     /// [`Request::Move`](whimbrel_ipc::Request::Move): an answer for each socket as it is decided
     /// ([`Server::say`](crate::server::Server::say)), then the end ([`Server::reply`](crate::server::Server::reply)).
     pub(crate) fn move_sockets(&mut self, id: ClientId, connections: &[String], to: &str, receiver: Option<&str>) {
@@ -584,6 +592,11 @@ const WAITING_ROOM: &str = "";
 const SNAPSHOT_USUAL: u32 = 16 * 1024;
 
 /// The connection that a descriptor is one end of, or the socket without another end, by what it is bound to.
+/// What the carrying out of a move's ops has to know of the peer with a key.
+pub(crate) fn known(node: &Node, key: &PublicKey) -> Option<Known> {
+    node.peer_with(key).map(|(peer, round_trip)| Known { peer, round_trip })
+}
+
 fn flow_of(socket: &OwnedFd) -> Result<FlowTuple, Failure> {
     use rustix::net::{SocketType, getpeername, getsockname, sockopt};
     let refused = |what: &str, code| Failure::new(what.to_owned()).code(code);

@@ -3,12 +3,10 @@
 //! ```text
 //! criu.rs      running it
 //! load.rs      what goes ahead of a process, and its images, as bytes
-//! work.rs      threads that wait for it
 //! ```
 
 pub(crate) mod criu;
 pub(crate) mod load;
-pub(crate) mod work;
 
 use std::io;
 use std::os::unix::fs::DirBuilderExt;

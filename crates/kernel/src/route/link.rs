@@ -8,6 +8,7 @@ use netlink_packet_route::link::{InfoData, InfoKind, InfoVeth, LinkAttribute, Li
 
 use super::RouteSocket;
 use crate::error::Error;
+use crate::namespace::Entered;
 
 /// An interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,11 +73,12 @@ impl RouteSocket {
         }))
     }
 
-    /// Makes a pair of connected interfaces (veth(4)): `name` here and `peer` in another namespace, both switched off. `mtu` is in
-    /// bytes. Returns the index of the one here.
+    /// Makes a pair of connected interfaces (veth(4)): `name` here and `peer` in another namespace, both switched off. In `name` `%d` stands
+    /// for the lowest number that makes it a new one (the kernel's `dev_alloc_name`). `mtu` is in bytes. Returns the index of the one here, at a
+    /// cost that does not depend on how many interfaces there are here.
     ///
     /// # Errors
-    /// [`Error::Call`], [`Error::Answer`]; nothing has changed then.
+    /// [`Error::Call`], [`Error::Answer`]; the pair ends with the other namespace then, if it was made.
     pub fn create_pair(
         &mut self,
         name: &str,
@@ -99,12 +101,25 @@ impl RouteSocket {
         ]));
         self.change(&RouteNetlinkMessage::NewLink(message), NLM_F_CREATE | NLM_F_EXCL)
             .map_err(|e| e.of("RTM_NEWLINK", format!("the pair of {name} and {peer}")))?;
-        let made = self.links()?.into_iter().find(|link| link.name == name);
-        made.map(|link| link.index).ok_or_else(|| Error::Answer {
+        let there = {
+            let _inside = Entered::descriptor(namespace)?;
+            Self::open()?.links()?
+        };
+        let made = there.into_iter().find(|link| link.name == peer);
+        made.and_then(|link| link.other_end).ok_or_else(|| Error::Answer {
             call: "RTM_GETLINK",
             object: name.to_owned(),
             detail: "it was made and is not there".to_owned(),
         })
+    }
+
+    /// The name of an interface.
+    ///
+    /// # Errors
+    /// [`Error::Call`].
+    pub fn link_name(&self, interface: u32) -> Result<String, Error> {
+        rustix::net::netdevice::index_to_name(&self.netlink, interface)
+            .map_err(|errno| Error::call("ioctl SIOCGIFNAME", format!("interface {interface}"), errno))
     }
 
     /// Deletes an interface, a pair with it; returns whether there was one.

@@ -15,6 +15,8 @@ use crate::Time;
 
 /// How long acceptor and holder may take to say that they are ready.
 const PREPARED_WITHIN: Duration = Duration::from_secs(10);
+/// And at the longest, while the acceptor says of others that it is ready: it may have been asked for very many at once.
+const PREPARED_AT_LAST: Duration = Duration::from_secs(60);
 /// How long they stand ready for a socket whose program has not said yet that it is to go. What is announced outlasts that, and what comes then.
 pub const READY_FOR: Duration = Duration::from_secs(30);
 /// How long a frozen socket is waited for to be taken before it is called back, beside the time that the snapshots take.
@@ -51,6 +53,8 @@ pub(super) struct Donation {
     why: Option<Refusal>,
     /// What the acceptor has said of what has become of it there.
     outcome: Option<Result<(), Refusal>>,
+    /// When the others were asked.
+    asked: Time,
     /// When the present stage has lasted too long.
     until: Time,
 }
@@ -182,6 +186,7 @@ impl Moves {
             gone: false,
             why: None,
             outcome: None,
+            asked: at.now,
             until: at.now + PREPARED_WITHIN,
         };
         if holder == self.me() && !self.held.contains_key(&flow) {
@@ -230,6 +235,7 @@ impl Moves {
             gone: found == Found::Gone,
             why: Some(Refusal::Cancelled),
             outcome: None,
+            asked: at.now,
             until: at.now + DECIDED_WITHIN,
         };
         self.enter(at, name.number, donation);
@@ -457,6 +463,9 @@ impl Moves {
             _ => {}
         }
         let Some(of) = self.donations.get_mut(&number).filter(|of| of.acceptor == from) else { return };
+        if standing == AcceptorStanding::Ready {
+            self.ready_last.insert(from, at.now);
+        }
         match standing {
             AcceptorStanding::Ready if of.stage == Stage::Preparing => {
                 let before = of.waits_for();
@@ -651,8 +660,17 @@ impl Moves {
 
     pub(super) fn handle_donation_limit(&mut self, at: At<'_>, number: u64) {
         let name = self.name(number);
-        let Some(of) = self.donations.get(&number).filter(|of| of.until <= at.now) else { return };
+        let Some(of) = self.donations.get_mut(&number).filter(|of| of.until <= at.now) else { return };
         let holder = of.holder;
+        if of.stage == Stage::Preparing && of.announced.is_some() {
+            let answered = self.ready_last.get(&of.acceptor).map(|last| *last + PREPARED_WITHIN);
+            let until = answered.map_or(of.until, |until| until.min(of.asked + PREPARED_AT_LAST));
+            if until > at.now {
+                of.until = until;
+                self.limit(until, Limit::Donation(number));
+                return;
+            }
+        }
         match of.stage {
             Stage::Preparing => {
                 let why = if of.announced.is_none() { Refusal::HolderUnreached } else { Refusal::AcceptorUnreached };

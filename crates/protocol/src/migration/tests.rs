@@ -743,6 +743,57 @@ fn a_host_that_does_not_answer_is_not_said_to_have_no_program() {
 }
 
 #[test]
+fn an_acceptor_that_has_much_to_do_is_waited_for_as_long_as_it_answers() {
+    const SLOW: u64 = 100;
+    let mut donor = giving(false);
+    (donor.moves.config.most, donor.moves.config.bytes) = (64, 1 << 20);
+    let Request { tuple, family, .. } = request(2, 600);
+    let mut give = |number: u64, port: u16| {
+        let mut remote = tuple.remote;
+        remote.set_port(port);
+        let gift = super::Gift {
+            tuple: FlowTuple { remote, ..tuple },
+            family,
+            size: 600,
+            options: Vec::new(),
+            receiver: Vec::new(),
+            holder: key(HOLDER),
+            holder_at: None,
+            flow: number,
+            acceptor: key(ACCEPTOR),
+            acceptor_at: None,
+            after: None,
+        };
+        assert!(donor.moves.give(At { now: donor.now, around: &Known }, number, gift, true).is_ok());
+        donor.hear(HOLDER, Record::Announced { number, sequence: 1, lifetime: 60, refusal: None });
+    };
+    (SLOW..SLOW + 20).zip(7_000..).for_each(|(number, port)| give(number, port));
+    let kept = |donor: &mut Host| {
+        donor.carry_out();
+        let is_slow = |event: &MoveEvent| matches!(event, MoveEvent::Kept { name, .. } if name.number == SLOW);
+        events(donor).iter().any(is_slow)
+    };
+    // It says of the others that it is ready, one after the other; nothing of the first.
+    let mut seconds = 0;
+    for number in SLOW + 1..SLOW + 20 {
+        if seconds >= 60 {
+            break;
+        }
+        assert!(!kept(&mut donor), "given up after {seconds} s");
+        donor.hear(ACCEPTOR, Record::Answer { number, standing: AcceptorStanding::Ready, refusal: None });
+        donor.pass(5);
+        seconds += 5;
+    }
+    assert!(seconds >= 60 && kept(&mut donor), "not for ever");
+    // Who says nothing of anything is not waited for so long.
+    let mut donor = giving(false);
+    is_announced(&mut donor);
+    donor.pass(11);
+    donor.carry_out();
+    assert!(events(&mut donor).iter().any(|event| matches!(event, MoveEvent::Kept { .. })));
+}
+
+#[test]
 fn a_socket_that_waits_goes_when_that_is_said_and_not_before() {
     let go_on = |donor: &mut Host| {
         let at = At { now: donor.now, around: &Known };

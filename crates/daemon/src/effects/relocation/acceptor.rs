@@ -15,7 +15,7 @@ use whimbrel_wire::{FlowTuple, Transport};
 use super::donor::is_of;
 use super::endpoints::PlaceName;
 use super::{Arrived, HIDDEN, Known, Relocation, failed, refusal_of, refused, start, unmovable};
-use crate::effects::{Effects, Failure, own_addresses};
+use crate::effects::{Effects, Failure, Place, own_addresses};
 
 /// A socket that is coming.
 #[derive(Debug)]
@@ -41,7 +41,20 @@ impl Taken {
 
 impl Effects {
     pub(super) fn admit(&mut self, now: Time, name: MoveName, request: Request) -> Result<(), MoveFailed> {
-        let receiver = &request.receiver;
+        self.is_admissible(&request)?;
+        self.make_place(now, name, &request)
+    }
+
+    /// Whether somebody takes a socket, of a family that this host has. Those of a whole process are taken by none but that.
+    pub(in crate::effects) fn is_admissible(&self, request: &Request) -> Result<(), MoveFailed> {
+        let Request { tuple, family, receiver, .. } = request;
+        if !is_of(*family, tuple.local.ip()) {
+            return Err(failed(Refusal::BadSnapshot, &"an IPv4 socket with an IPv6 address"));
+        }
+        is_there(*family)?;
+        if Place::of(receiver).is_some() {
+            return Ok(());
+        }
         if !self.relocation.is_received(receiver) {
             let who = String::from_utf8_lossy(receiver);
             return Err(failed(
@@ -52,8 +65,7 @@ impl Effects {
         if self.relocation.full.contains(receiver) {
             return Err(failed(Refusal::NoRoom, &"what has come already was not taken yet"));
         }
-        may_set(&request.options, &request, self.relocation.rights)?;
-        self.make_place(now, name, &request)
+        may_set(&request.options, request, self.relocation.rights)
     }
 
     /// Sees to it that a socket has a place where its address is local.
@@ -63,17 +75,12 @@ impl Effects {
         name: MoveName,
         request: &Request,
     ) -> Result<(), MoveFailed> {
-        let Request { tuple, family, receiver, .. } = request.clone();
-        let address = tuple.local.ip();
-        if !is_of(family, address) {
-            return Err(failed(Refusal::BadSnapshot, &"an IPv4 socket with an IPv6 address"));
-        }
-        is_there(family)?;
-        let own = own_addresses(&self.network).contains(&address);
+        let Request { tuple, receiver, .. } = request.clone();
+        let own = own_addresses(&self.network).contains(&tuple.local.ip());
         let endpoint = (!own).then(|| self.relocation.endpoints.name_of(tuple.local));
         if endpoint.is_some() {
             let Self { relocation: Relocation { endpoints, .. }, datapath, routes, .. } = self;
-            endpoints.need(tuple.local, datapath, routes).map_err(|failure| match failure {
+            endpoints.need(now, tuple.local, datapath, routes).map_err(|failure| match failure {
                 Failure::Kernel(error) => refused(&error, Refusal::NotRestored),
                 Failure::Datapath(error) => failed(refusal_of(error.raw_os_error(), Refusal::NotRestored), &error),
                 other => failed(Refusal::NotRestored, &other),
@@ -275,7 +282,7 @@ impl Effects {
         }
         if entry.end == LocalEnd::Endpoint && !self.relocation.endpoints.counts(flow) {
             let Self { relocation: Relocation { endpoints, .. }, datapath, routes, .. } = self;
-            if let Err(error) = endpoints.need_for(flow, datapath, routes) {
+            if let Err(error) = endpoints.need_for(now, flow, datapath, routes) {
                 tracing::error!(%flow, %error, "a connection has no namespace for its address");
             }
         }

@@ -58,6 +58,25 @@ pub(super) struct Place {
 }
 
 impl Place {
+    /// Makes one for an address, in the namespace that a program has brought along where there is one. No part of it is known to the programs
+    /// yet. Takes the kernel milliseconds; any thread in the host's network namespace may do it.
+    ///
+    /// # Errors
+    /// Nothing is left of the attempt.
+    pub(super) fn make(address: IpAddr, brought: Option<Brought>) -> Result<Self, Error> {
+        let endpoint = match brought {
+            Some(brought) => Endpoint::create_in(brought, address, &format!("{BROUGHT}%d"), MTU)?,
+            None => Endpoint::create(address, &format!("{INTERFACE}%d"), MTU)?,
+        };
+        let outer = endpoint.outer()?;
+        let place = Self::inside(endpoint, outer, 0);
+        if place.is_err() {
+            // A namespace of the daemon's own goes by itself, and its interfaces with it; a program's does not.
+            let _ = RouteSocket::open().and_then(|mut routes| routes.delete_link(outer));
+        }
+        place
+    }
+
     fn inside(endpoint: Endpoint, interface: u32, users: usize) -> Result<Self, Error> {
         let (injector, connections, defaults, cookie) = {
             let _inside = endpoint.enter()?;
@@ -178,12 +197,13 @@ impl Endpoints {
     /// As [`Self::need`], for the socket of a flow, until that is [let go](Self::release_flow).
     pub(super) fn need_for(
         &mut self,
+        now: Time,
         flow: &FlowTuple,
         datapath: &mut Datapath,
         routes: &mut RouteSocket,
     ) -> Result<(), Failure> {
         let name = self.name_of(flow.local);
-        self.need(flow.local, datapath, routes)?;
+        self.need(now, flow.local, datapath, routes)?;
         self.of_flows.insert(*flow, name);
         Ok(())
     }
@@ -221,9 +241,11 @@ impl Endpoints {
         self.places.get(&self.name_of_flow(flow)).filter(|place| place.ends.is_none()).map(|place| place.interface)
     }
 
-    /// Sees to it that there is one for an end, until as many have [released](Self::release) it.
+    /// Sees to it that there is one for an end, until as many have [released](Self::release) it. What is not there is made at once, which
+    /// everything else waits for ([`Making`](super::making::Making) does not).
     pub(super) fn need(
         &mut self,
+        now: Time,
         end: SocketAddr,
         datapath: &mut Datapath,
         routes: &mut RouteSocket,
@@ -234,69 +256,52 @@ impl Endpoints {
             place.ends = None;
             return Ok(());
         }
-        self.make(name, None, datapath, routes)
+        let place = Place::make(name.address, None)?;
+        self.install(now, name, place, datapath, routes)?;
+        self.need(now, end, datapath, routes)
     }
 
-    /// Makes that of an address which a program has brought along for a lease, with one user.
-    pub(super) fn bring(
-        &mut self,
-        lease: u64,
-        ends: Ends,
-        namespace: Brought,
-        hidden: bool,
-        datapath: &mut Datapath,
-        routes: &mut RouteSocket,
-    ) -> Result<(), Failure> {
+    /// Whether there is one of this name, in use or not.
+    pub(super) fn has(&self, name: PlaceName) -> bool {
+        self.places.contains_key(&name)
+    }
+
+    /// A lease begins to use the namespace that a program has brought along for it. `false`: it is not there.
+    pub(super) fn bring(&mut self, lease: u64, ends: Ends, hidden: bool) -> bool {
         let name = PlaceName { address: ends.first.ip(), lease: Some(lease) };
-        self.make(name, Some(namespace), datapath, routes)?;
-        self.places.entry(name).and_modify(|place| place.hidden = hidden);
+        let Some(place) = self.places.get_mut(&name) else { return false };
+        (place.hidden, place.ends) = (hidden, None);
+        place.users += 1;
         self.note_leased(lease, Some(lease), ends, false);
-        Ok(())
+        true
     }
 
-    fn make(
+    /// Has the programs know one that was made. As long as nobody needs it, it is kept for a while.
+    pub(super) fn install(
         &mut self,
+        now: Time,
         name: PlaceName,
-        namespace: Option<Brought>,
+        place: Place,
         datapath: &mut Datapath,
         routes: &mut RouteSocket,
     ) -> Result<(), Failure> {
-        let address = name.address;
-        let links = routes.links()?;
-        let prefix = if namespace.is_some() { BROUGHT } else { INTERFACE };
-        let free = (0..).map(|number| format!("{prefix}{number}"));
-        let free = free.into_iter().find(|name| links.iter().all(|link| link.name != *name)).unwrap_or_default();
-        let endpoint = match namespace {
-            Some(namespace) => Endpoint::create_in(namespace, address, &free, MTU)?,
-            None => Endpoint::create(address, &free, MTU)?,
-        };
-        let interface = routes.links()?.iter().find(|link| link.name == free).map(|link| link.index);
-        let interface = interface.ok_or_else(|| Error::Answer {
-            call: "RTM_GETLINK",
-            object: free,
-            detail: "it is not there, though it was made".to_owned(),
-        })?;
-        let known = || -> Result<Place, Failure> {
-            let place = Place::inside(endpoint, interface, 1)?;
+        let (interface, address) = (place.interface, name.address);
+        let mut known = || -> Result<(), Failure> {
             datapath.attach(interface, Role::Endpoint)?;
             datapath.set_endpoint(interface, &Known { address, unknown: Unknown::Dropped })?;
             if let Some(namespace) = routes.namespace_beyond(interface)? {
                 datapath.name_endpoint(interface, namespace)?;
             }
             datapath.follow_namespace(place.cookie, Follow::Closes)?;
-            Ok(place)
+            Ok(())
         };
-        match known() {
-            Ok(place) => {
-                self.places.insert(name, place);
-                Ok(())
-            }
-            Err(failure) => {
-                // A namespace of the daemon's own goes by itself, and its interfaces with it; a program's does not.
-                let _ = routes.delete_link(interface);
-                Err(failure)
-            }
+        if let Err(failure) = known() {
+            // A namespace of the daemon's own goes by itself, and its interfaces with it; a program's does not.
+            let _ = routes.delete_link(interface);
+            return Err(failure);
         }
+        self.places.insert(name, Place { ends: Some(now + LINGER), ..place });
+        Ok(())
     }
 
     /// Takes over one that a daemon before this one has made, for a lease if it is one's; else by its cookie, where a program has brought

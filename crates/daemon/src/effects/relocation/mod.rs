@@ -8,6 +8,7 @@
 //! ports.rs      keeping ports of this host for sockets that have gone
 //! start.rs      what a connection begins with on its new path
 //! endpoints.rs  the namespaces in which addresses are local that are not this host's
+//! making.rs     making them, in a thread of its own
 //! listening.rs  sockets without another end, of which the accept queue has to come along
 //! lender.rs     endpoints of this host that others have on lease
 //! tenant.rs     endpoints of others that this host has
@@ -21,6 +22,7 @@ mod endpoints;
 mod late;
 mod lender;
 mod listening;
+mod making;
 mod ports;
 mod senders;
 mod start;
@@ -49,6 +51,7 @@ use endpoints::Endpoints;
 use late::Late;
 use lender::Lender;
 pub(crate) use listening::at;
+pub(crate) use making::Making;
 use ports::Ports;
 pub(crate) use start::Known;
 pub use start::{first_window, longest_round_trip};

@@ -1,6 +1,6 @@
 //! Endpoints of anchors: the namespaces that they are used in.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -36,8 +36,10 @@ pub(crate) const HIDDEN: u32 = 0x0057_4248;
 #[derive(Debug, Default)]
 pub(super) struct Tenant {
     rented: HashMap<u64, Rented>,
-    /// Namespaces that programs have brought along for leases that are asked for, and whether far ends are not to learn where they are.
-    namespaces: HashMap<u64, (Brought, bool)>,
+    /// Namespaces that programs have brought along for leases that are asked for.
+    namespaces: HashMap<u64, Brought>,
+    /// Leases that are asked for such a one, whose far ends are not to learn where they are.
+    hidden: HashSet<u64>,
     /// Leases that are asked for a namespace that is there, by that of the first.
     joined: HashMap<u64, u64>,
     young: Ripening,
@@ -84,20 +86,44 @@ impl Tenant {
     }
 }
 
+impl Relocation {
+    /// Takes the namespace that a program has brought along for a lease.
+    pub(super) fn take_brought(&mut self, lease: u64) -> Option<Brought> {
+        self.tenant.namespaces.remove(&lease)
+    }
+
+    /// Which namespace a lease that begins is used in.
+    pub(super) fn place_of_lease(&self, lease: u64, ends: &Ends) -> PlaceName {
+        let Self { tenant, endpoints, .. } = self;
+        let address = ends.first.ip();
+        let brought = PlaceName { address, lease: Some(lease) };
+        if tenant.namespaces.contains_key(&lease) || endpoints.has(brought) {
+            return brought;
+        }
+        let joined = tenant.joined.get(&lease).copied();
+        PlaceName { address, lease: joined.or_else(|| endpoints.name_of(ends.first).lease) }
+    }
+}
+
 impl Effects {
     /// A program has brought a namespace along for a lease that is asked for.
     pub(crate) fn bring_namespace(&mut self, lease: u64, namespace: Brought, hidden: bool) {
-        self.relocation.tenant.namespaces.insert(lease, (namespace, hidden));
+        let Tenant { namespaces, hidden: all, .. } = &mut self.relocation.tenant;
+        namespaces.insert(lease, namespace);
+        if hidden {
+            all.insert(lease);
+        }
     }
 
     /// The lease was refused: another anchor may be asked.
     pub(crate) fn take_namespace(&mut self, lease: u64) -> Option<Brought> {
-        self.relocation.tenant.namespaces.remove(&lease).map(|(namespace, _)| namespace)
+        self.relocation.tenant.hidden.remove(&lease);
+        self.relocation.take_brought(lease)
     }
 
     /// A lease was refused for good.
     pub(crate) fn forget_namespace(&mut self, lease: u64) {
-        self.relocation.tenant.namespaces.remove(&lease);
+        self.take_namespace(lease);
         self.relocation.tenant.joined.remove(&lease);
     }
 
@@ -128,20 +154,15 @@ impl Effects {
             self.is_foreign(&ends)?;
         }
         let Self { relocation: Relocation { endpoints, tenant, .. }, datapath, routes, .. } = self;
-        let made = match tenant.namespaces.remove(&number) {
-            Some((namespace, hidden)) => endpoints.bring(number, ends, namespace, hidden, datapath, routes),
-            None => {
-                // An endpoint that has come with its socket may be of what a program has brought its namespace along for.
-                let first = tenant.joined.remove(&number).or_else(|| endpoints.name_of(ends.first).lease);
-                endpoints.note_leased(number, first, ends, moved.is_some());
-                let made = endpoints.need(ends.first, datapath, routes);
-                if made.is_err() {
-                    endpoints.note_over(number);
-                }
-                made
+        if !endpoints.bring(number, ends, tenant.hidden.remove(&number)) {
+            // An endpoint that has come with its socket may be of what a program has brought its namespace along for.
+            let first = tenant.joined.remove(&number).or_else(|| endpoints.name_of(ends.first).lease);
+            endpoints.note_leased(number, first, ends, moved.is_some());
+            if let Err(failure) = endpoints.need(now, ends.first, datapath, routes) {
+                endpoints.note_over(number);
+                return Err(failed(Refusal::NoRights, &failure));
             }
-        };
-        made.map_err(|failure| failed(Refusal::NoRights, &failure))?;
+        }
         let place = endpoints.name_of(ends.first);
         self.relocation.tenant.rented.insert(number, Rented { ends, place, moved });
         self.keep_to_leases();
@@ -176,7 +197,7 @@ impl Effects {
     }
 
     /// An anchor lends what is its own, and nothing that this host has, or has from another.
-    fn is_foreign(&self, ends: &Ends) -> Result<(), MoveFailed> {
+    pub(super) fn is_foreign(&self, ends: &Ends) -> Result<(), MoveFailed> {
         let address = ends.first.ip();
         let link_local = match address {
             IpAddr::V4(v4) => v4.is_link_local() || v4.is_broadcast(),
@@ -265,8 +286,7 @@ impl Effects {
 
     pub(super) fn vacate(&mut self, now: Time, number: u64) -> Result<(), MoveFailed> {
         self.journal.forget_tenancy(number);
-        self.relocation.tenant.namespaces.remove(&number);
-        self.relocation.tenant.joined.remove(&number);
+        self.forget_namespace(number);
         let Some(rented) = self.relocation.tenant.rented.remove(&number) else {
             // Its namespace was gone when this daemon began. The same endpoints may be on lease again from now on.
             self.relocation.endpoints.note_over(number);

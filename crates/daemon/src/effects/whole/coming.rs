@@ -237,6 +237,7 @@ impl Effects {
         if !coming.is_some_and(|coming| coming.add(place, flow)) {
             return Err(none());
         }
+        self.is_admissible(&request)?;
         self.make_place(now, name, &request)?;
         self.wholes.taken.insert(name, Part { of, flow, first: place.index == 0 });
         if let Some(coming) = self.wholes.coming.get_mut(&of) {

@@ -25,7 +25,7 @@ use whimbrel_wire::moving::OF_A_PROCESS;
 use super::Failure;
 use super::{Effects, Known};
 use crate::processes;
-use crate::processes::work::Work;
+use crate::work::Work;
 use coming::Coming;
 use leaving::{Leaving, Packed};
 
@@ -158,7 +158,7 @@ impl Place {
     }
 
     /// Where the receiver says that it is of a process.
-    fn of(receiver: &[u8]) -> Option<Self> {
+    pub(in crate::effects) fn of(receiver: &[u8]) -> Option<Self> {
         let (load, rest) = receiver.strip_prefix(&[OF_A_PROCESS])?.split_first_chunk::<8>()?;
         let (index, count) = rest.split_first_chunk::<4>()?;
         let (load, index) = (u64::from_be_bytes(*load), u32::from_be_bytes(*index));
@@ -182,8 +182,8 @@ fn failed(refusal: Refusal, sentence: impl Into<String>) -> MoveFailed {
 }
 
 impl Effects {
-    /// Carries out one op of a move. `None`: what came of it is told by [`take_in_wholes`](Self::take_in_wholes). `peer` tells which
-    /// peer has a key.
+    /// Carries out one op of a move. `None`: what came of it is told by [`take_in_wholes`](Self::take_in_wholes), or
+    /// [`take_in_namespaces`](Self::take_in_namespaces). `peer` tells which peer has a key.
     pub(crate) fn carry_out_move(
         &mut self,
         now: Time,
@@ -191,7 +191,7 @@ impl Effects {
         op: MoveOp,
         peer: impl Fn(&PublicKey) -> Option<Known>,
     ) -> Option<Answer> {
-        match op {
+        match self.wait_for_namespace(id, op)? {
             MoveOp::Freeze { name, flow } if self.wholes.gives(&flow) => self.freeze_whole(id, name, flow),
             MoveOp::Dump { name } if self.wholes.given.contains_key(&name) => self.dump_whole(id, &name),
             MoveOp::Thaw { name } if self.wholes.given.contains_key(&name) => self.let_whole_go_on(id, &name),

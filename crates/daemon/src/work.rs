@@ -1,4 +1,4 @@
-//! Threads that wait for CRIU, since the loop cannot.
+//! Threads for what takes so long that the loop cannot wait for it.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -40,7 +40,7 @@ impl<T: Send + 'static> Work<T> {
             let _ = sender.send(work());
             let _ = rustix::io::write(&*wake, &1u64.to_ne_bytes());
         };
-        if let Err(error) = std::thread::Builder::new().name("process".to_owned()).spawn(thread) {
+        if let Err(error) = std::thread::Builder::new().name("work".to_owned()).spawn(thread) {
             let _ = self.sender.send(fail(format!("no thread could be started for it: {error}")));
             self.stir();
         }

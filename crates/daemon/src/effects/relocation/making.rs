@@ -1,0 +1,164 @@
+//! Making the namespaces of addresses in a thread of its own: the kernel takes milliseconds for each, and very many may be asked for at once.
+//! An op that needs one that is not there waits for it, and is carried out when it is.
+
+use std::collections::VecDeque;
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
+
+use whimbrel_handshake::PublicKey;
+use whimbrel_kernel::Error;
+use whimbrel_kernel::endpoint::Brought;
+use whimbrel_kernel::error::Effect;
+use whimbrel_protocol::{MoveDone, MoveFailed, MoveOp, MoveOpId, Refusal, Request, Time};
+
+use super::endpoints::{Place, PlaceName};
+use super::{Known, Relocation, failed, refused};
+use crate::effects::{Effects, Failure, own_addresses};
+use crate::work::Work;
+
+/// What came of an op.
+type Answer = Result<MoveDone, MoveFailed>;
+
+/// One that is to be made.
+#[derive(Debug)]
+struct Order {
+    name: PlaceName,
+    /// A program has brought it along.
+    brought: Option<Brought>,
+    /// The ops that need it, in the order in which they came. None: they are over.
+    waiting: Vec<(MoveOpId, MoveOp)>,
+}
+
+/// What the thread has made, or not.
+#[derive(Debug)]
+struct Made(Result<Place, Error>);
+
+/// Namespaces that are being made.
+#[derive(Debug)]
+pub(crate) struct Making {
+    work: Work<Made>,
+    /// The first is under way: the kernel makes one after the other.
+    orders: VecDeque<Order>,
+    answers: Vec<(MoveOpId, Answer)>,
+}
+
+impl Making {
+    /// # Errors
+    /// [`Error::Call`].
+    pub(in crate::effects) fn new() -> Result<Self, Error> {
+        let work = Work::new().map_err(|errno| Error::Call {
+            call: "eventfd",
+            object: "for namespaces that are made".to_owned(),
+            source: errno.into(),
+            effect: Effect::None,
+        })?;
+        Ok(Self { work, orders: VecDeque::new(), answers: Vec::new() })
+    }
+
+    /// Readable when there is something to take in.
+    pub(crate) fn wake(&self) -> BorrowedFd<'_> {
+        self.work.wake()
+    }
+
+    fn order(&mut self, name: PlaceName, brought: Option<Brought>, id: MoveOpId, op: MoveOp) {
+        if let Some(order) = self.orders.iter_mut().find(|order| order.name == name) {
+            order.waiting.push((id, op));
+            return;
+        }
+        self.orders.push_back(Order { name, brought, waiting: vec![(id, op)] });
+        if self.orders.len() == 1 {
+            self.begin();
+        }
+    }
+
+    /// Has the thread make the first of those that anybody waits for.
+    fn begin(&mut self) {
+        while self.orders.front().is_some_and(|order| order.waiting.is_empty()) {
+            self.orders.pop_front();
+        }
+        let Some(Order { name, brought, .. }) = self.orders.front_mut() else { return };
+        let (address, brought) = (name.address, brought.take());
+        let fail = |detail| {
+            Made(Err(Error::Answer { call: "clone", object: "a thread for a network namespace".to_owned(), detail }))
+        };
+        self.work.begin(move || Made(Place::make(address, brought)), fail);
+    }
+
+    /// The ops of a move or lease that is over need no answer but that it is.
+    fn give_up(&mut self, is_over: impl Fn(&MoveOp) -> bool) {
+        for order in &mut self.orders {
+            for (id, _) in order.waiting.extract_if(.., |(_, op)| is_over(op)) {
+                self.answers.push((id, Err(failed(Refusal::Cancelled, &"it is over"))));
+                self.work.stir();
+            }
+        }
+    }
+}
+
+impl Effects {
+    /// Has an op wait for the namespace that it needs. An op that need not wait is given back.
+    pub(in crate::effects) fn wait_for_namespace(&mut self, id: MoveOpId, op: MoveOp) -> Option<MoveOp> {
+        match &op {
+            MoveOp::ForgetAcceptance { name } => {
+                self.making.give_up(|op| matches!(op, MoveOp::Admit { name: of, .. } if of == name));
+            }
+            MoveOp::Vacate { number } => {
+                self.making.give_up(|op| matches!(op, MoveOp::Occupy { number: of, .. } if of == number));
+            }
+            _ => {}
+        }
+        let Some(name) = self.namespace_to_make(&op) else { return Some(op) };
+        let brought = match &op {
+            MoveOp::Occupy { number, .. } => self.relocation.take_brought(*number),
+            _ => None,
+        };
+        self.making.order(name, brought, id, op);
+        None
+    }
+
+    /// The namespace that an op needs and that is not there. None: it needs none, or is to be refused.
+    fn namespace_to_make(&self, op: &MoveOp) -> Option<PlaceName> {
+        let is_own = |address: &IpAddr| own_addresses(&self.network).contains(address);
+        let Relocation { endpoints, .. } = &self.relocation;
+        let name = match op {
+            MoveOp::Admit { request: Request { tuple, .. }, .. } if is_own(&tuple.local.ip()) => return None,
+            MoveOp::Admit { request, .. } => {
+                self.is_admissible(request).ok()?;
+                endpoints.name_of(request.tuple.local)
+            }
+            MoveOp::Occupy { number, ends, moved, fresh: true, .. } => {
+                if moved.is_none() {
+                    self.is_foreign(ends).ok()?;
+                }
+                self.relocation.place_of_lease(*number, ends)
+            }
+            _ => return None,
+        };
+        (!endpoints.has(name)).then_some(name)
+    }
+
+    /// Takes in a namespace that was made, and carries out what waited for it; gives what came of that. `peer` tells which peer has a key.
+    pub(crate) fn take_in_namespaces(
+        &mut self,
+        now: Time,
+        peer: impl Fn(&PublicKey) -> Option<Known> + Copy,
+    ) -> Vec<(MoveOpId, Answer)> {
+        for Made(place) in self.making.work.take() {
+            let Some(Order { name, waiting, .. }) = self.making.orders.pop_front() else { continue };
+            self.making.begin();
+            let Self { relocation: Relocation { endpoints, .. }, datapath, routes, .. } = self;
+            let made = place.map_err(Failure::from);
+            let made = made.and_then(|place| endpoints.install(now, name, place, datapath, routes));
+            for (id, op) in waiting {
+                let answer = match (&made, &op) {
+                    (Ok(()), _) => self.carry_out_move(now, id, op, peer),
+                    (Err(failure), MoveOp::Occupy { .. }) => Some(Err(failed(Refusal::NoRights, failure))),
+                    (Err(Failure::Kernel(error)), _) => Some(Err(refused(error, Refusal::NotRestored))),
+                    (Err(failure), _) => Some(Err(failed(Refusal::NotRestored, failure))),
+                };
+                self.making.answers.extend(answer.map(|answer| (id, answer)));
+            }
+        }
+        std::mem::take(&mut self.making.answers)
+    }
+}
