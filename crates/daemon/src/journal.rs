@@ -21,8 +21,8 @@ use std::path::{Path, PathBuf};
 
 use whimbrel_handshake::PublicKey;
 use whimbrel_protocol::{
-    FlowEntry, LeaseName, LocalEnd, MoveName, PeerId, SavedAcceptance, SavedDonation, SavedHeld, SavedLease, SavedPeer,
-    SavedTenancy,
+    FlowEntry, FlowName, LeaseName, LocalEnd, MoveName, PeerId, SavedAcceptance, SavedDonation, SavedHeld, SavedLease,
+    SavedPeer, SavedTenancy,
 };
 use whimbrel_wire::FlowTuple;
 
@@ -66,7 +66,7 @@ pub struct SavedMoves {
     /// Of sockets that were being taken.
     pub acceptances: BTreeMap<MoveName, SavedAcceptance>,
     /// Of flows whose far ends this host holds, by their names.
-    pub held: BTreeMap<u64, SavedHeld>,
+    pub held: BTreeMap<FlowName, SavedHeld>,
     /// Endpoints that others have on lease, and whether the address was of a subnet of this host's links when it was lent.
     pub leases: BTreeMap<LeaseName, (SavedLease, bool)>,
     /// Endpoints of others, by the numbers of their leases, with the namespaces that programs have brought along for them.
@@ -239,6 +239,13 @@ impl Journal {
         (halted, donations.into_values().collect())
     }
 
+    /// The flow of a peer that is called so. Another peer may have one of the same name (protocol.md P-132).
+    #[must_use]
+    pub fn flow_called(&self, peer: PeerId, name: u64) -> Option<(FlowTuple, FlowEntry)> {
+        let found = self.flows.iter().find(|(_, entry)| (entry.peer, entry.name) == (peer, name));
+        found.map(|(flow, entry)| (*flow, *entry))
+    }
+
     /// The flows in force.
     #[must_use]
     pub fn flows(&self) -> &HashMap<FlowTuple, FlowEntry> {
@@ -373,9 +380,9 @@ impl Journal {
     }
 
     /// It is nobody's any more.
-    pub fn forget_held(&mut self, flow: u64) {
+    pub fn forget_held(&mut self, flow: FlowName) {
         if self.moves.held.contains_key(&flow) {
-            self.append(Line::HeldOver(flow));
+            self.append(flow.into());
         }
     }
 
@@ -553,9 +560,15 @@ impl Journal {
             Line::AcceptanceOver(name) => {
                 self.moves.acceptances.remove(&name.into());
             }
-            Line::Held(line) => self.moves.held.extend(line.saved().map(|saved| (saved.flow, saved))),
-            Line::HeldOver(flow) => {
-                self.moves.held.remove(&flow);
+            Line::Held(line) => {
+                if let Some(saved) = line.saved() {
+                    self.moves.held.remove(&saved.formerly());
+                    self.moves.held.insert(saved.flow, saved);
+                }
+            }
+            Line::HeldOver(value) => self.moves.held.retain(|flow, _| flow.value() != value),
+            Line::HeldOverWith(owner, value) => {
+                self.moves.held.remove(&FlowName::new(owner.key(), value));
             }
             Line::Lease(line) => {
                 let saved = line.saved();
@@ -767,8 +780,7 @@ mod tests {
         let donation = |number| SavedDonation {
             name: name(number),
             tuple: flow(1),
-            flow: 0xfedc_ba98_7654_3210,
-            holder: key(2),
+            flow: FlowName::new(key(2), 0xfedc_ba98_7654_3210),
             holder_at: at,
             acceptor: key(3),
         };
@@ -785,9 +797,8 @@ mod tests {
         let ticket = Ticket { name: name(3), flow: 7, acceptor: [3; 32], sequence: 4, lifetime: 60, mac: [5; 16] };
         let acceptance = SavedAcceptance { request, ticket, wire_port: 1024 };
         let held = SavedHeld {
-            flow: 7,
+            flow: FlowName::new(key(3), 7),
             far: Some(flow(2).mirrored()),
-            owner: key(3),
             wire_port: 1024,
             sequence: 4,
             last: name(3),
@@ -821,7 +832,7 @@ mod tests {
         let all = SavedMoves {
             donations: [(name(2), donation(2))].into(),
             acceptances: [(name(3), acceptance)].into(),
-            held: [(7, held)].into(),
+            held: [(held.flow, held.clone())].into(),
             leases: [(lease(2).name, (lease(2), true))].into(),
             tenancies: [(8, tenancy(8)), (9, tenancy(9))].into(),
         };
@@ -835,12 +846,71 @@ mod tests {
         journal.forget_halted(71);
         journal.forget_donation(name(2));
         journal.forget_acceptance(name(3));
-        journal.forget_held(7);
+        journal.forget_held(held.flow);
         journal.forget_lease(lease(2).name);
         [8, 9].into_iter().for_each(|number| journal.forget_tenancy(number));
         journal.flush().expect("flush");
         let (journal, restored) = Journal::open(&folder.file()).expect("open");
         assert_eq!((restored.moves, journal.halted().len()), (SavedMoves::default(), 0));
+    }
+
+    #[test]
+    fn a_flow_is_found_by_its_name_among_those_of_its_peer() {
+        // Also where another peer's is called the same: whoever has it closed is not to have that one closed.
+        let folder = Folder::new("called");
+        let (mut journal, _) = Journal::open(&folder.file()).expect("open");
+        for peer in [2, 1, 3] {
+            journal.save_flow(flow(7000 + peer), entry(u32::from(peer)));
+        }
+        let name = entry(1).name;
+        for peer in [1, 2, 3] {
+            assert_eq!(journal.flow_called(PeerId(peer), name), Some((flow(7000 + peer as u16), entry(peer))));
+        }
+        assert_eq!(journal.flow_called(PeerId(4), name), None);
+        assert_eq!(journal.flow_called(PeerId(1), name + 1), None);
+    }
+
+    #[test]
+    fn what_is_held_is_kept_under_its_owner_and_goes_with_the_flow() {
+        let folder = Folder::new("owners");
+        let key = |byte| PublicKey::from([byte; 32]);
+        let held = |owner: u8, donor: u8, port| SavedHeld {
+            flow: FlowName::new(key(owner), 7),
+            far: Some(flow(port).mirrored()),
+            wire_port: 1,
+            sequence: 1,
+            last: MoveName { donor: [donor; 32], number: 1 },
+            unsettled: Vec::new(),
+            hidden: false,
+            ending: false,
+        };
+        let kept = |journal: Journal| {
+            drop(journal);
+            let (journal, restored) = Journal::open(&folder.file()).expect("open");
+            (journal, restored.moves.held.into_values().collect::<Vec<_>>())
+        };
+        let (mut journal, _) = Journal::open(&folder.file()).expect("open");
+        // Two hosts have one each of the same name.
+        journal.save_held(vec![held(1, 1, 10), held(2, 2, 20)]).expect("kept");
+        let (mut journal, all) = kept(journal);
+        assert_eq!(all, [held(1, 1, 10), held(2, 2, 20)]);
+        // One goes on to a third, and back.
+        journal.save_held(vec![held(3, 1, 10)]).expect("kept");
+        let (mut journal, all) = kept(journal);
+        assert_eq!(all, [held(2, 2, 20), held(3, 1, 10)]);
+        journal.save_held(vec![held(1, 3, 10)]).expect("kept");
+        journal.forget_held(FlowName::new(key(2), 7));
+        journal.forget_held(FlowName::new(key(3), 7));
+        journal.flush().expect("flush");
+        let (journal, all) = kept(journal);
+        assert_eq!(all, [held(1, 3, 10)]);
+        drop(journal);
+        // A daemon of before has said of a flow that it is over by its name alone.
+        let mut text = fs::read_to_string(folder.file()).expect("read");
+        text.push_str("{\"held_over\":7}\n");
+        fs::write(folder.file(), text).expect("write");
+        let (_, restored) = Journal::open(&folder.file()).expect("open");
+        assert_eq!(restored.moves, SavedMoves::default());
     }
 
     #[test]

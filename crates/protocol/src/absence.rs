@@ -290,10 +290,10 @@ impl Node {
                     Some(Asked::Effect("ending a connection whose other end is gone")),
                 );
             }
-            let name = self.flows.get(flow).and_then(Flow::entry).map(|entry| entry.name);
+            let entry = self.flows.get(flow).and_then(Flow::entry).copied();
             self.forget_flow(flow);
             // Whoever else had the socket, it moves no more.
-            name.into_iter().for_each(|name| self.end_moved_flow(name));
+            entry.iter().for_each(|entry| self.end_moved_flow(entry));
         }
         self.event(Event::PeerRestarted { peer: id, flows: ended.len() });
         self.put_binding_in_force(now, id);
@@ -368,7 +368,7 @@ impl Node {
         let entry = self.flows.get(flow).and_then(Flow::entry).copied();
         self.forget_flow(flow);
         if let Some(entry) = entry {
-            self.end_moved_flow(entry.name);
+            self.end_moved_flow(&entry);
             self.tell_ended(now, entry.peer, entry.name);
             self.idle_later(now, entry.peer);
             self.refresh_sets();

@@ -81,7 +81,7 @@ impl Node {
         let (Some(far), Some(near)) = (self.peers.get(&id), self.peers.get(&owner)) else { return false };
         let at = flow.remote.ip();
         let there = far.remote.ip() == at || far.answers_at.contains(&at);
-        if !there || self.hides(name) || !near.has_session() {
+        if !there || self.name_of(entry).is_none_or(|name| self.hides(&name)) || !near.has_session() {
             self.refuse_introduction(id, nonce, IntroductionRefusal::Declined);
             return true;
         }

@@ -67,8 +67,8 @@ pub use config::{Ask, Carriers, Config, Prefix, Trust};
 pub use contact::Standing;
 pub use flow::{FlowState, FlowView};
 pub use migration::{
-    Dependents, Found, Gift, LeaseName, Lending, LoadStanding, MoveDone, MoveEvent, MoveFailed, MoveName, MoveOp,
-    MoveOpId, Moving, NotGiven, READY_FOR, Refusal, Rented, Request, SavedAcceptance, SavedDonation, SavedHeld,
+    Dependents, FlowName, Found, Gift, LeaseName, Lending, LoadStanding, MoveDone, MoveEvent, MoveFailed, MoveName,
+    MoveOp, MoveOpId, Moving, NotGiven, READY_FOR, Refusal, Rented, Request, SavedAcceptance, SavedDonation, SavedHeld,
     SavedLease, SavedTenancy, Ticket,
 };
 pub use node::{Node, Routes};

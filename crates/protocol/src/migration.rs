@@ -1,6 +1,7 @@
 //! The transaction that moves a socket from one host to another (`docs/protocol.md` §9, decision 0015).
 //!
 //! ```text
+//! name.rs      what a flow is called between two hosts
 //! op.rs        what the caller is asked for, and what it tells
 //! stream.rs    bytes from one host to another, over datagrams
 //! lane.rs      two streams of records, one each way, with each host
@@ -25,6 +26,7 @@ mod holder;
 mod lane;
 mod lessor;
 mod load;
+mod name;
 mod op;
 mod permits;
 mod stream;
@@ -45,6 +47,7 @@ use whimbrel_wire::moving::{Received, Record, Stretch, TicketMac};
 use crate::Time;
 use crate::config::Config;
 use crate::op::PeerId;
+pub use name::FlowName;
 pub use op::{
     Dependents, Found, Gift, LeaseName, Lending, LoadStanding, MoveDone, MoveEvent, MoveFailed, MoveName, MoveOp,
     MoveOpId, Moving, NotGiven, Refusal, Rented, Request, SavedAcceptance, SavedDonation, SavedHeld, SavedLease,
@@ -73,8 +76,8 @@ const AGAIN: Duration = Duration::from_millis(500);
 pub(crate) trait Around {
     /// Whether there is a session with a host.
     fn has_session(&self, with: &PublicKey) -> bool;
-    /// The flow of this name with a host, as this one has it.
-    fn flow(&self, with: &PublicKey, name: u64) -> Option<FlowTuple>;
+    /// The flow of this name, as this host has it.
+    fn flow(&self, name: &FlowName) -> Option<FlowTuple>;
     /// Whether a flow is known by these names.
     fn is_known(&self, flow: &FlowTuple) -> bool;
     /// The host that a flow is with, by these names, where it is introduced.
@@ -101,9 +104,9 @@ enum Limit {
     Entrusted(u64),
     Acceptance(MoveName),
     Adopt(MoveName),
-    Announcement(u64),
-    Lead(u64),
-    Unsettled(u64),
+    Announcement(FlowName),
+    Lead(FlowName),
+    Unsettled(FlowName),
     /// Of what goes ahead of processes.
     Load,
     Lease(LeaseName),
@@ -120,8 +123,8 @@ enum Limit {
 enum Asked {
     Donation(u64),
     Acceptance(MoveName),
-    /// Commits, which are decided together.
-    Keep(Vec<u64>),
+    /// Commits, which are decided together, of flows that are called so till then.
+    Keep(Vec<FlowName>),
     Lease(LeaseName),
     Tenancy(u64),
     /// Nothing waits for it, and it is asked for again where it fails.
@@ -140,18 +143,20 @@ pub(crate) struct Moves {
     entrusted: BTreeMap<u64, Entrusted>,
     /// The sockets of these and of the acceptances.
     moving: HashSet<FlowTuple>,
-    /// The flows of the donations, by their holders' names for them.
-    giving: HashSet<(PublicKey, u64)>,
+    /// The flows of the donations.
+    giving: HashSet<FlowName>,
     /// Length of the snapshots of the donations, about, in bytes.
     promised: u64,
     acceptances: BTreeMap<MoveName, Acceptance>,
+    /// The flows of these.
+    taking: HashSet<FlowName>,
     /// Bytes that the snapshots of these may have.
     reserved: u64,
-    held: BTreeMap<u64, Held>,
+    held: BTreeMap<FlowName, Held>,
     /// Until when any announcement of those may belong to another (P-130): without, thousands that move one by one are not looked through each time.
     together_until: Option<Time>,
     /// The flows of moves whose donors have not said that they know.
-    settling: HashMap<MoveName, u64>,
+    settling: HashMap<MoveName, FlowName>,
     /// What is lent to others.
     leases: BTreeMap<LeaseName, Lease>,
     /// Nothing new is lent.
@@ -204,6 +209,7 @@ impl Moves {
             giving: HashSet::new(),
             promised: 0,
             acceptances: BTreeMap::new(),
+            taking: HashSet::new(),
             reserved: 0,
             held: BTreeMap::new(),
             together_until: None,
@@ -265,6 +271,8 @@ impl Moves {
     /// A host says something.
     fn hear(&mut self, at: At<'_>, from: PublicKey, record: Record) {
         let name = |number| MoveName { donor: *from.as_bytes(), number };
+        // Whatever a host calls a flow is one of its own (P-132).
+        let flow_of = |value| FlowName::new(from, value);
         match record {
             Record::Ask { number, request } => self.handle_ask(at, name(number), from, request),
             Record::Part { number, total, offset, bytes } => {
@@ -284,10 +292,10 @@ impl Moves {
             }
             Record::Decided { number, decision } => self.handle_decided(at, number, from, decision),
             Record::Announce { number, flow, lifetime, acceptor } => {
-                self.handle_announce(at, name(number), from, flow, lifetime, PublicKey::from(acceptor));
+                self.handle_announce(at, number, flow_of(flow), lifetime, PublicKey::from(acceptor));
             }
-            Record::Belongs { number, flow, first } => self.handle_belongs(name(number), flow, first),
-            Record::Recall { number, flow, gone } => self.handle_recall(at, name(number), from, flow, gone),
+            Record::Belongs { number, flow, first } => self.handle_belongs(name(number), flow_of(flow), first),
+            Record::Recall { number, flow, gone } => self.handle_recall(at, number, flow_of(flow), gone),
             Record::Settled { number } => self.handle_settled(at, name(number)),
             Record::Surrender(ticket) => self.handle_surrender(at, from, ticket),
             Record::Load { number, total, offset, bytes } => {
@@ -300,9 +308,9 @@ impl Moves {
             Record::Leased { number, outcome } => self.handle_leased(at, from, number, outcome),
             Record::Return { number } => self.handle_return(from, number),
             Record::Claim { flow, tuple, wire_port, hidden } => {
-                self.handle_claim(at, from, flow, tuple, wire_port, hidden);
+                self.handle_claim(at, flow_of(flow), tuple, wire_port, hidden);
             }
-            Record::Ending { flow } => self.handle_ending(from, flow),
+            Record::Ending { flow } => self.handle_ending(flow_of(flow)),
             Record::Offer { number, ports } => self.handle_offer(from, number, ports),
             Record::Reached { number, reached } => self.handle_reached(at, from, number, reached),
         }
@@ -339,7 +347,7 @@ impl Moves {
         donations.into_iter().for_each(|number| self.say_donation(at, number, Some(to)));
         let acceptances: Vec<MoveName> = self.acceptances.keys().copied().collect();
         acceptances.into_iter().for_each(|name| self.say_acceptance(at, name, Some(to)));
-        let held: Vec<u64> = self.held.keys().copied().collect();
+        let held: Vec<FlowName> = self.held.keys().copied().collect();
         held.into_iter().for_each(|flow| self.say_unsettled(at, flow, Some(to)));
         self.say_tenancies(at, to);
     }
@@ -505,6 +513,7 @@ impl Moves {
             + self.held.len()
             + self.moving.len()
             + self.giving.len()
+            + self.taking.len()
             + self.settling.len()
             + self.leases.len()
             + self.tenancies.len()

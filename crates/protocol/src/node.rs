@@ -378,9 +378,8 @@ impl Node {
         let Some(entry) = known.entry().copied() else { return self.forget_flow(&flow) };
         self.closed.push_back((now + LINGER, flow));
         self.timers.set_earlier(Timer::Linger, now + LINGER);
-        let holder = self.peers.get(&entry.peer).map(|peer| peer.key);
-        if let Some(holder) = holder.filter(|_| entry.end == LocalEnd::Endpoint) {
-            self.with_moves(now, |moves, at| moves.say_ending(at, holder, entry.name));
+        if let Some(name) = self.name_of(&entry).filter(|_| entry.end == LocalEnd::Endpoint) {
+            self.with_moves(now, |moves, at| moves.say_ending(at, name));
         }
     }
 
@@ -399,7 +398,7 @@ impl Node {
         if let Stage::Introduced { entry, .. } = &known.stage {
             self.introduced -= 1;
             if known.closed {
-                self.end_moved_flow(entry.name);
+                self.end_moved_flow(entry);
             }
             if let Some(peer) = self.peers.get_mut(&entry.peer) {
                 peer.remove_flow(flow, entry);

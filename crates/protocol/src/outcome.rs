@@ -10,6 +10,7 @@ use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::Time;
 use crate::flow::{Flow, Origin, Stage};
+use crate::migration::FlowName;
 use crate::node::Node;
 use crate::op::{Carried, Carrier, Event, KernelOp, LocalEnd, OpFailed, OpId, PeerId};
 use crate::peer::Peer;
@@ -34,7 +35,7 @@ pub(crate) enum Asked {
     FindSockets(PeerId),
     Install(FlowTuple),
     /// A flow that this host holds is one with its owner.
-    Lead(u64),
+    Lead(FlowName),
     /// A flow that was moved here is one with its holder.
     Adopt(MoveName),
     Effect(&'static str),
@@ -215,7 +216,7 @@ impl Node {
             }
             self.forget_flow(&flow);
             if let Some(entry) = entry.filter(|entry| entry.end == LocalEnd::Behind) {
-                self.end_moved_flow(entry.name);
+                self.end_moved_flow(&entry);
             } else if !known.closed && !ended && entry.is_none_or(|entry| entry.end != LocalEnd::Passing) {
                 // Its socket is still there, and may be introduced again.
                 self.put_flow(flow, Flow { stage: Stage::Open, ..known });
@@ -231,7 +232,7 @@ impl Node {
         let stage = self.flows.get(flow).map(|known| known.stage.clone());
         self.forget_flow(flow);
         let Some(Stage::Introduced { entry, .. }) = stage else { return };
-        self.end_moved_flow(entry.name);
+        self.end_moved_flow(&entry);
         self.tell_ended(now, entry.peer, entry.name);
         self.idle_later(now, entry.peer);
         self.refresh_sets();

@@ -631,7 +631,9 @@ impl Peer {
     }
 
     pub(crate) fn remove_flow(&mut self, flow: &FlowTuple, entry: &FlowEntry) {
-        self.named.remove(&entry.name);
+        if self.named.get(&entry.name) == Some(flow) {
+            self.named.remove(&entry.name);
+        }
         self.waiting.untold.remove(&entry.name);
         if self.flows.remove(flow) {
             if matches!(entry.end, LocalEnd::Here | LocalEnd::Passing) {

@@ -101,7 +101,8 @@ impl Node {
     /// All flows that are known and have not ended, in no order.
     pub fn flows(&self) -> impl Iterator<Item = FlowView> + '_ {
         let ending = |entry: &FlowEntry| {
-            entry.end == LocalEnd::Behind && self.moves.as_ref().is_some_and(|moves| moves.is_ending(entry.name))
+            let is_ending = |name| self.moves.as_ref().is_some_and(|moves| moves.is_ending(&name));
+            entry.end == LocalEnd::Behind && self.name_of(entry).is_some_and(is_ending)
         };
         let there = move |flow: &Flow| !flow.closed && !flow.entry().is_some_and(ending);
         self.flows.iter().filter(move |(_, flow)| there(flow)).map(|(tuple, flow)| {

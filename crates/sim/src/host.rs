@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use whimbrel_handshake::{PublicKey, StaticKey};
 use whimbrel_protocol::{
-    Attachment, Config, FlowEntry, KernelOp, LocalEnd, MoveName, Node, OpId, PeerId, Routes, SavedCommunity, SavedPeer,
+    Attachment, Config, FlowEntry, FlowName, KernelOp, LocalEnd, MoveName, Node, OpId, PeerId, Routes, SavedCommunity, SavedPeer,
     Time,
 };
 use whimbrel_wire::FlowTuple;
@@ -77,7 +77,7 @@ pub struct Host {
     /// The sockets that moves are about.
     pub(crate) moved_tuples: BTreeMap<MoveName, FlowTuple>,
     /// Flows that it lends to others.
-    pub(crate) lent: Vec<(u64, FlowTuple, PublicKey)>,
+    pub(crate) lent: Vec<(FlowName, FlowTuple)>,
     /// Whether it has no room for sockets of others.
     pub full: bool,
     /// Whether no program of its needs what others have lent to it.

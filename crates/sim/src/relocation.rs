@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use whimbrel_protocol::{LeaseName, MoveName, SavedAcceptance, SavedDonation, SavedHeld, SavedTenancy};
+use whimbrel_protocol::{FlowName, LeaseName, MoveName, SavedAcceptance, SavedDonation, SavedHeld, SavedTenancy};
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::lending::Ends;
 
@@ -93,7 +93,7 @@ pub struct SavedMoves {
     /// As acceptor.
     pub acceptances: BTreeMap<MoveName, SavedAcceptance>,
     /// As holder.
-    pub held: BTreeMap<u64, SavedHeld>,
+    pub held: BTreeMap<FlowName, SavedHeld>,
     /// As anchor: what is lent.
     pub leases: BTreeMap<LeaseName, Ends>,
     /// As tenant: what others have lent.

@@ -6,7 +6,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use whimbrel_handshake::{Contact, Finished, Incoming, Initiator, Local, PublicKey, Session, StaticKey};
-use whimbrel_wire::message::{Echo, Introduced, Message, decode_all};
+use whimbrel_wire::message::{Echo, Introduced, IntroductionRefusal, Message, decode_all};
+use whimbrel_wire::moving::{Record, Stretch};
 use whimbrel_wire::{Capabilities, Datagram, FlowTuple, Hello, Transport};
 
 use crate::host::HostId;
@@ -43,6 +44,8 @@ pub struct Speaker {
     sequence: u32,
     /// How the peer sees it.
     observed: Option<SocketAddr>,
+    /// How much of its stream it has said.
+    told: u64,
 }
 
 impl Speaker {
@@ -80,7 +83,14 @@ impl Speaker {
             place: 0,
             sequence: 0,
             observed: None,
+            told: 0,
         }
+    }
+
+    /// Its key, the secret half with it.
+    #[must_use]
+    pub fn static_key(&self) -> &StaticKey {
+        &self.key
     }
 
     /// The host that it lives on.
@@ -284,20 +294,50 @@ impl Speaker {
     /// # Panics
     /// The peer refuses.
     pub fn introduce(&mut self, world: &mut World, flow: FlowId, places: (u32, u32)) -> Introduced {
-        let port = world.flow(flow).tuples[0].local.port();
-        self.introduce_as(world, flow, places, port)
+        let nonce = 0x1000 + flow.0 as u64;
+        self.introduce_under(world, flow, places, nonce).unwrap_or_else(|why| panic!("no introduction: {why:?}"))
     }
 
-    /// The same, and names this wire port.
+    /// The same under a nonce that somebody else may have drawn.
+    ///
+    /// # Errors
+    /// What the peer answers, if it is not that the flow is introduced; `None`: nothing.
+    ///
+    /// # Panics
+    /// The peer does not answer the nonce.
+    pub fn introduce_under(
+        &mut self,
+        world: &mut World,
+        flow: FlowId,
+        places: (u32, u32),
+        nonce: u64,
+    ) -> Result<Introduced, Option<IntroductionRefusal>> {
+        let port = world.flow(flow).tuples[0].local.port();
+        self.introduce_with(world, flow, places, nonce, port)
+    }
+
+    /// As [`Speaker::introduce`], and names this wire port.
     ///
     /// # Panics
     /// The peer refuses.
     pub fn introduce_as(&mut self, world: &mut World, flow: FlowId, places: (u32, u32), wire_port: u16) -> Introduced {
+        let nonce = 0x1000 + flow.0 as u64;
+        let done = self.introduce_with(world, flow, places, nonce, wire_port);
+        done.unwrap_or_else(|why| panic!("no introduction: {why:?}"))
+    }
+
+    fn introduce_with(
+        &mut self,
+        world: &mut World,
+        flow: FlowId,
+        places: (u32, u32),
+        nonce: u64,
+        wire_port: u16,
+    ) -> Result<Introduced, Option<IntroductionRefusal>> {
         let tuple = world.flow(flow).tuples[0];
         world.at_mut(self.host).listen(self.index());
         self.say(world, self.endpoint(), &[Message::IntroductionRequest { tag: 5 }]);
         world.run_for(Duration::from_millis(50));
-        let nonce = 0x1000 + flow.0 as u64;
         self.inject(world, tuple, Some((flow, 0)), nonce);
         world.run_for(Duration::from_millis(50));
         let responder_nonce = *world.at(self.host).consumed.last().expect("the peer's nonce");
@@ -313,9 +353,32 @@ impl Speaker {
         world.run_for(Duration::from_millis(50));
         let heard = self.hear(world);
         let done = heard.iter().find_map(|message| match message {
-            Message::IntroductionDone { outcome: Ok(introduced), .. } => Some(*introduced),
+            Message::IntroductionDone { outcome, .. } => Some(outcome.map_err(Some)),
             _ => None,
         });
-        done.unwrap_or_else(|| panic!("no introduction: {heard:?}"))
+        done.unwrap_or(Err(None))
+    }
+
+    /// Says something about moves (§9), and gives what is answered.
+    ///
+    /// # Panics
+    /// There is no session.
+    pub fn tell(&mut self, world: &mut World, record: &Record) -> Vec<Record> {
+        let mut bytes = Vec::new();
+        record.encode(&mut bytes);
+        let offset = self.told;
+        self.told += bytes.len() as u64;
+        self.say(world, self.endpoint(), &[Message::Stream(Stretch { stream: 1, fresh: offset == 0, offset, bytes })]);
+        world.run_for(Duration::from_millis(300));
+        let mut answers = Vec::new();
+        for message in self.hear(world) {
+            let Message::Stream(Stretch { bytes, .. }) = message else { continue };
+            let mut rest = &bytes[..];
+            while let Ok(Some((record, length))) = Record::decode(rest) {
+                answers.extend(record);
+                rest = &rest[length..];
+            }
+        }
+        answers
     }
 }

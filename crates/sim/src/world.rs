@@ -102,6 +102,8 @@ pub struct World {
     pub recorded: Option<Vec<(NetworkId, Packet)>>,
     watch: Watch,
     owners: Owners,
+    /// The nonces that have travelled in flows, which whoever watches has seen.
+    pub nonces: Vec<u64>,
     /// Datagrams and injected segments that nodes sent, of all hosts.
     pub sent: u64,
     /// Ops that nodes asked for, of all hosts.
@@ -150,6 +152,7 @@ impl World {
             recorded: None,
             watch: Watch::default(),
             owners: Owners::default(),
+            nonces: Vec::new(),
             sent: 0,
             ops: 0,
             bindings_set: 0,

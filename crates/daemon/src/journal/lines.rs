@@ -5,8 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use serde::{Deserialize, Serialize};
 use whimbrel_handshake::PublicKey;
 use whimbrel_protocol::{
-    Carrier, FlowEntry, KnownPlace, LeaseName, LocalEnd, Manner, MoveName, PeerId, Places, Request, SavedAcceptance,
-    SavedDonation, SavedHeld, SavedLease, SavedPeer, SavedTenancy, Ticket, View, Waits,
+    Carrier, FlowEntry, FlowName, KnownPlace, LeaseName, LocalEnd, Manner, MoveName, PeerId, Places, Request,
+    SavedAcceptance, SavedDonation, SavedHeld, SavedLease, SavedPeer, SavedTenancy, Ticket, View, Waits,
 };
 use whimbrel_wire::lending::Ends;
 use whimbrel_wire::moving::TicketMac;
@@ -39,7 +39,9 @@ pub(super) enum Line {
     Acceptance(AcceptanceLine),
     AcceptanceOver(NameLine),
     Held(HeldLine),
+    /// By its name alone in journals of before, where no two had the same.
     HeldOver(u64),
+    HeldOverWith(KeyLine, u64),
     /// Endpoints that another host has on lease, or this one of another; and that this is over.
     Lease(LeaseLine),
     LeaseOver(KeyLine, u64),
@@ -325,8 +327,8 @@ pub(super) struct DonationLine {
 
 impl From<SavedDonation> for DonationLine {
     fn from(saved: SavedDonation) -> Self {
-        let SavedDonation { name, tuple, flow, holder, holder_at, acceptor } = saved;
-        let (holder, acceptor) = (KeyLine(holder), KeyLine(acceptor));
+        let SavedDonation { name, tuple, flow, holder_at, acceptor } = saved;
+        let (flow, holder, acceptor) = (flow.value(), KeyLine(flow.peer()), KeyLine(acceptor));
         Self { name: name.into(), tuple: tuple.into(), flow, holder, holder_at, acceptor }
     }
 }
@@ -334,8 +336,8 @@ impl From<SavedDonation> for DonationLine {
 impl DonationLine {
     pub(super) fn saved(self) -> Option<SavedDonation> {
         let Self { name, tuple, flow, holder, holder_at, acceptor } = self;
-        let (holder, acceptor) = (holder.0, acceptor.0);
-        Some(SavedDonation { name: name.into(), tuple: tuple.tuple()?, flow, holder, holder_at, acceptor })
+        let (flow, acceptor) = (FlowName::new(holder.0, flow), acceptor.0);
+        Some(SavedDonation { name: name.into(), tuple: tuple.tuple()?, flow, holder_at, acceptor })
     }
 }
 
@@ -418,10 +420,11 @@ pub(super) struct HeldLine {
 
 impl From<SavedHeld> for HeldLine {
     fn from(saved: SavedHeld) -> Self {
-        let SavedHeld { flow, far, owner, wire_port, sequence, last, unsettled, hidden, ending } = saved;
+        let SavedHeld { flow, far, wire_port, sequence, last, unsettled, hidden, ending } = saved;
+        let (flow, owner) = (flow.value(), KeyLine(flow.peer()));
         let unsettled = unsettled.into_iter().map(|(name, at)| (name.into(), at)).collect();
         let far = far.map(TupleLine::from);
-        Self { flow, far, owner: KeyLine(owner), wire_port, sequence, last: last.into(), unsettled, hidden, ending }
+        Self { flow, far, owner, wire_port, sequence, last: last.into(), unsettled, hidden, ending }
     }
 }
 
@@ -433,8 +436,8 @@ impl HeldLine {
             None => None,
         };
         let unsettled = unsettled.into_iter().map(|(name, at)| (name.into(), at)).collect();
-        let (owner, last) = (owner.0, last.into());
-        Some(SavedHeld { flow, far, owner, wire_port, sequence, last, unsettled, hidden, ending })
+        let (flow, last) = (FlowName::new(owner.0, flow), last.into());
+        Some(SavedHeld { flow, far, wire_port, sequence, last, unsettled, hidden, ending })
     }
 }
 
@@ -460,6 +463,12 @@ impl LeaseLine {
     pub(super) fn saved(self) -> (SavedLease, bool) {
         let Self { tenant, number, ends: (first, count), on_link } = self;
         (SavedLease { name: LeaseName { tenant: tenant.0, number }, ends: Ends { first, count } }, on_link)
+    }
+}
+
+impl From<FlowName> for Line {
+    fn from(name: FlowName) -> Self {
+        Self::HeldOverWith(KeyLine(name.peer()), name.value())
     }
 }
 

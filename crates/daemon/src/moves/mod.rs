@@ -299,16 +299,15 @@ impl EventLoop {
     }
 
     fn begin_move(&mut self, now: Time, flow: FlowTuple, wish: &Wish) -> Result<MoveName, NotGiven> {
-        let (holder, holder_at, name) = self.node.holder_of(&flow);
+        let (name, holder_at) = self.node.holder_of(&flow);
         let gift = Gift {
             tuple: flow,
             family: wish.family,
             size: SNAPSHOT_USUAL,
             options: wish.options.clone(),
             receiver: wish.receiver.as_deref().unwrap_or(WAITING_ROOM).as_bytes().to_vec(),
-            holder,
-            holder_at,
             flow: name,
+            holder_at,
             acceptor: wish.acceptor,
             acceptor_at: None,
             after: None,
@@ -444,13 +443,13 @@ impl EventLoop {
                 let flow = self.effects.relocation.flow_of(name);
                 Told::of_socket("socket-not-taken", flow, format!("does not come here: {}", sentence_here(*why)))
             }
-            MoveEvent::Rebound { flow, to } => {
-                if *to == self.node.public_key() {
+            MoveEvent::Rebound { flow, far } => {
+                if flow.peer() == self.node.public_key() {
                     // What is at home again need not be held: another move of it has another name.
                     self.node.end_held_flow(now, *flow);
                 }
-                let (flow, to) = (self.node.flow_named(*flow), self.called(to));
-                Told::of_socket("flow-rebound", flow, format!("has its other end with {to} now"))
+                let to = self.called(&flow.peer());
+                Told::of_socket("flow-rebound", *far, format!("has its other end with {to} now"))
             }
             MoveEvent::Lost { name } => {
                 let job = self.moves.jobs.remove(name);

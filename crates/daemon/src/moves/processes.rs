@@ -393,7 +393,7 @@ impl EventLoop {
             if given.is_err() {
                 break;
             }
-            let (holder, holder_at, name) = self.node.holder_of(flow);
+            let (name, holder_at) = self.node.holder_of(flow);
             // What has changed since the images were made that are there.
             let size = if index == 0 { u32::try_from(memory / 4).unwrap_or(u32::MAX).max(SNAPSHOT_USUAL) } else { 1 };
             let gift = Gift {
@@ -402,9 +402,8 @@ impl EventLoop {
                 size,
                 options: Vec::new(),
                 receiver: Place { load: number, index, count }.receiver(),
-                holder,
-                holder_at,
                 flow: name,
+                holder_at,
                 acceptor,
                 acceptor_at: None,
                 after: first,

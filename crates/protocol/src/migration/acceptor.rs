@@ -10,7 +10,9 @@ use whimbrel_wire::snapshot::MAX_LEN;
 
 use super::donor::is_told_of;
 use super::flows::FlowChange;
-use super::{AGAIN, Asked, At, Found, Limit, MoveDone, MoveEvent, MoveFailed, MoveOp, Moves, Refusal, SavedAcceptance};
+use super::{
+    AGAIN, Asked, At, FlowName, Found, Limit, MoveDone, MoveEvent, MoveFailed, MoveOp, Moves, Refusal, SavedAcceptance,
+};
 use crate::Time;
 
 /// How long the holder may take to be reached, before anything is done.
@@ -110,6 +112,7 @@ impl Moves {
             && self.reserved + reserved <= self.config.bytes;
         // A flow that this host has with another, or passes on for one, is not a donor's to give.
         let whose = at.around.partner(&request.tuple);
+        let flow = FlowName::requested(&request);
         let is_anothers = whose.is_some_and(|whose| whose != donor && *whose.as_bytes() != request.holder);
         let refusal = if !self.config.enabled || !self.expects(&donor) {
             Some(Refusal::NotAllowed)
@@ -119,6 +122,8 @@ impl Moves {
             Some(Refusal::NoRoom)
         } else if self.moving.contains(&request.tuple) {
             Some(Refusal::Busy)
+        } else if self.is_called_so(at, &flow, &request.tuple) {
+            Some(Refusal::Taken)
         } else if !self.admits(at.now, &donor, name) {
             Some(Refusal::NotAllowed)
         } else {
@@ -145,9 +150,16 @@ impl Moves {
         };
         self.reserved += reserved;
         self.moving.insert(acceptance.request.tuple);
+        self.taking.insert(flow);
         self.limit(acceptance.until, Limit::Acceptance(name));
         self.acceptances.insert(name, acceptance);
         self.op(MoveOp::Admit { name, request }, Asked::Acceptance(name));
+    }
+
+    /// Whether the holder and this host have another flow, or are about to have one, that they call so (P-132).
+    fn is_called_so(&self, at: At<'_>, flow: &FlowName, tuple: &FlowTuple) -> bool {
+        let known = at.around.flow(flow).is_some_and(|known| known != *tuple);
+        known || self.taking.contains(flow) || tuple.is_unconnected() && self.is_rented_otherwise(flow)
     }
 
     /// A donor asks anew about a socket: a daemon of its before this one, which has died, may have asked before (P-72).
@@ -198,6 +210,7 @@ impl Moves {
         self.limit(acceptance.until, Limit::Acceptance(name));
         self.wait(at, &[], &acceptance.waits_for());
         self.moving.insert(acceptance.request.tuple);
+        self.taking.insert(FlowName::requested(&acceptance.request));
         self.acceptances.insert(name, acceptance);
         if found == Found::Waiting {
             self.op(MoveOp::SaveAcceptance(saved.clone()), Asked::Acceptance(name));
@@ -278,6 +291,7 @@ impl Moves {
         self.wait(at, &of.waits_for(), &[]);
         self.reserved -= of.reserved;
         self.moving.remove(&of.request.tuple);
+        self.taking.remove(&FlowName::requested(&of.request));
         self.limits.remove(&(of.until, Limit::Acceptance(name)));
         // Also where it was never saved: what was found out on admittance is released with it.
         self.effect("forgetting a move", MoveOp::ForgetAcceptance { name });
@@ -459,8 +473,8 @@ impl Moves {
     /// Has the node know the flow as one with the holder.
     pub(super) fn adopt(&mut self, name: MoveName) {
         let Some(of) = self.acceptances.get(&name).filter(|of| of.stage == Stage::Adopting) else { return };
-        let (tuple, flow, holder, wire_port) = (of.request.tuple, of.request.flow, of.holder, of.wire_port);
-        let change = of.terms.map(|terms| FlowChange::Adopt { name, tuple, flow, holder, wire_port, terms });
+        let (tuple, flow, wire_port) = (of.request.tuple, FlowName::requested(&of.request), of.wire_port);
+        let change = of.terms.map(|terms| FlowChange::Adopt { name, tuple, flow, wire_port, terms });
         self.changes.extend(change);
     }
 

@@ -9,7 +9,8 @@ use whimbrel_wire::snapshot::Family;
 
 use super::flows::FlowChange;
 use super::{
-    Asked, At, Found, Gift, Limit, MoveDone, MoveEvent, MoveFailed, MoveOp, Moves, NotGiven, Refusal, SavedDonation,
+    Asked, At, FlowName, Found, Gift, Limit, MoveDone, MoveEvent, MoveFailed, MoveOp, Moves, NotGiven, Refusal,
+    SavedDonation,
 };
 use crate::Time;
 
@@ -138,8 +139,8 @@ impl Moves {
 
     /// Begins to give a socket away. `number` is drawn by lot. `waits`: it goes once that is [said](Self::go_on) and no sooner.
     pub(super) fn give(&mut self, at: At<'_>, number: u64, gift: Gift, waits: bool) -> Result<MoveName, NotGiven> {
-        let Gift { tuple, family, size, options, receiver, holder, holder_at, flow, acceptor, acceptor_at, after } =
-            gift;
+        let Gift { tuple, family, size, options, receiver, flow, holder_at, acceptor, acceptor_at, after } = gift;
+        let holder = flow.peer();
         if !self.config.enabled {
             return Err(NotGiven::Disabled);
         }
@@ -147,7 +148,7 @@ impl Moves {
             return Err(NotGiven::Here);
         }
         let is_used = self.donations.contains_key(&number) || self.entrusted.contains_key(&number);
-        if self.moving.contains(&tuple) || self.giving.contains(&(holder, flow)) || is_used {
+        if self.moving.contains(&tuple) || self.giving.contains(&flow) || is_used {
             return Err(NotGiven::Moving);
         }
         if self.donations.len() + self.entrusted.len() >= self.config.most {
@@ -164,7 +165,7 @@ impl Moves {
         let request = Request {
             holder: *holder.as_bytes(),
             holder_at: holder_at.unwrap_or(unknown),
-            flow,
+            flow: flow.value(),
             tuple,
             family,
             size,
@@ -191,7 +192,7 @@ impl Moves {
         };
         if holder == self.me() && !self.held.contains_key(&flow) {
             // Nobody else is there to hold the far end.
-            self.lend(flow, tuple.mirrored(), holder);
+            self.lend(flow, tuple.mirrored());
         }
         self.enter(at, number, donation);
         self.hear_own(at);
@@ -200,10 +201,11 @@ impl Moves {
 
     /// A daemon before this one left a move in the middle.
     pub(super) fn restore_donation(&mut self, at: At<'_>, saved: &SavedDonation, found: Found) {
-        let SavedDonation { name, tuple, flow, holder, holder_at, acceptor } = *saved;
+        let SavedDonation { name, tuple, flow, holder_at, acceptor } = *saved;
+        let holder = flow.peer();
         if found == Found::Awake {
             // It was not frozen yet, or is awake again: no ticket of it is good any more.
-            self.say(at, holder, Record::Recall { number: name.number, flow, gone: false });
+            self.say(at, holder, Record::Recall { number: name.number, flow: flow.value(), gone: false });
             self.effect("forgetting a move", MoveOp::ForgetDonation { name });
             self.event(MoveEvent::Kept { name, why: Refusal::Cancelled });
             return;
@@ -213,7 +215,7 @@ impl Moves {
         let request = Request {
             holder: *holder.as_bytes(),
             holder_at: holder_at.unwrap_or(SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0)),
-            flow,
+            flow: flow.value(),
             tuple,
             family,
             size: 0,
@@ -245,7 +247,7 @@ impl Moves {
         self.limit(donation.until, Limit::Donation(number));
         self.wait(at, &[], &donation.waits_for());
         self.moving.insert(donation.request.tuple);
-        self.giving.insert((donation.holder, donation.request.flow));
+        self.giving.insert(FlowName::requested(&donation.request));
         self.promised += u64::from(donation.request.size);
         self.donations.insert(number, donation);
         self.say_donation(at, number, None);
@@ -292,7 +294,8 @@ impl Moves {
         let before = of.waits_for();
         of.stage = stage;
         let after = of.waits_for();
-        let (tuple, flow, holder, acceptor) = (of.request.tuple, of.request.flow, of.holder, of.acceptor);
+        let (tuple, flow) = (of.request.tuple, FlowName::requested(&of.request));
+        let (holder, acceptor) = (of.holder, of.acceptor);
         let within = match stage {
             Stage::Prepared => Some(READY_FOR),
             Stage::Offered => Some(taken_within),
@@ -312,7 +315,7 @@ impl Moves {
             Stage::Prepared => self.event(MoveEvent::Prepared { name }),
             Stage::Saving => {
                 let holder_at = (holder != me).then(|| at.around.whereabouts(&holder)).flatten();
-                let saved = SavedDonation { name, tuple, flow, holder, holder_at, acceptor };
+                let saved = SavedDonation { name, tuple, flow, holder_at, acceptor };
                 self.op(MoveOp::SaveDonation(saved), asked);
             }
             Stage::Freezing => {
@@ -346,13 +349,13 @@ impl Moves {
         self.wait(at, &of.waits_for(), &[]);
         self.limits.remove(&(of.until, Limit::Donation(number)));
         self.moving.remove(&of.request.tuple);
-        self.giving.remove(&(of.holder, of.request.flow));
+        self.giving.remove(&FlowName::requested(&of.request));
         self.promised -= u64::from(of.request.size);
         if !of.is_untouched() {
             self.effect("forgetting a move", MoveOp::ForgetDonation { name });
         }
         if of.holder == self.me() {
-            self.take_in_unmoved(of.request.flow);
+            self.take_in_unmoved(FlowName::requested(&of.request));
         }
         self.settle_grant(name, is_gone);
         Some(of)

@@ -12,7 +12,7 @@ use whimbrel_wire::FlowTuple;
 use whimbrel_wire::moving::{MoveName, Terms};
 
 use super::glue::Others;
-use super::{At, Moves, Rented};
+use super::{At, FlowName, Moves, Rented};
 use crate::Time;
 use crate::absence::VANISHED;
 use crate::flow::{Flow, Origin, Stage};
@@ -32,10 +32,10 @@ const REBOUND_PAUSE: Duration = Duration::from_millis(500);
 #[derive(Clone, Debug)]
 pub(super) enum FlowChange {
     /// Holder: the flow is one with its owner. Answered by [`Moves::handle_led`].
-    /// `restored`: a daemon before this one has done so.
-    Lead { flow: u64, to: PublicKey, wire_port: u16, lent: Option<FlowTuple>, restored: bool },
+    /// `from`: as it may be called still. `restored`: a daemon before this one has done so.
+    Lead { flow: FlowName, from: FlowName, wire_port: u16, lent: Option<FlowTuple>, restored: bool },
     /// Acceptor: the flow is one with the holder. Answered by [`Moves::handle_adopted`].
-    Adopt { name: MoveName, tuple: FlowTuple, flow: u64, holder: PublicKey, wire_port: u16, terms: Terms },
+    Adopt { name: MoveName, tuple: FlowTuple, flow: FlowName, wire_port: u16, terms: Terms },
     /// Donor: it has nothing to do with the flow any more.
     Release { tuple: FlowTuple },
     /// Holder: the flow that it passes on is over, and its owner is to know that.
@@ -49,10 +49,10 @@ impl Node {
     pub(super) fn change_flows(&mut self, now: Time, moves: &mut Moves) {
         while let Some(change) = moves.changes.pop_front() {
             match change {
-                FlowChange::Lead { flow, to, lent: Some(far), .. } if far.mirrored().is_unconnected() => {
+                FlowChange::Lead { flow, lent: Some(far), .. } if far.mirrored().is_unconnected() => {
                     let at = At { now, around: &Others { node: self } };
-                    if let Some(done) = moves.lend_moved(at, flow, to, far) {
-                        let back = to == self.public_key() && done.is_ok();
+                    if let Some(done) = moves.lend_moved(at, flow, far) {
+                        let back = flow.peer() == self.public_key() && done.is_ok();
                         moves.handle_led(At { now, around: &Others { node: self } }, flow, done);
                         if back {
                             // There is nobody any more whom this host would have to tell where it is.
@@ -60,24 +60,24 @@ impl Node {
                         }
                     }
                 }
-                FlowChange::Adopt { name, tuple, flow, holder, .. } if tuple.is_unconnected() => {
+                FlowChange::Adopt { name, tuple, flow, .. } if tuple.is_unconnected() => {
                     let at = At { now, around: &Others { node: self } };
-                    if let Some(done) = moves.rent_moved(at, holder, flow, tuple) {
+                    if let Some(done) = moves.rent_moved(at, flow, tuple) {
                         moves.handle_adopted(At { now, around: &Others { node: self } }, name, done);
                     }
                 }
                 FlowChange::Release { tuple } if tuple.is_unconnected() || tuple.mirrored().is_unconnected() => {}
-                FlowChange::Lead { flow, to, wire_port, lent, restored } => {
-                    if lent.is_none() && self.flow_named(flow).is_none() {
+                FlowChange::Lead { flow, from, wire_port, lent, restored } => {
+                    if lent.is_none() && self.flow_named(&flow).or_else(|| self.flow_named(&from)).is_none() {
                         // It ended between announcement and commit. Whoever has rebuilt the socket is not to wait for a way to nobody.
                         moves.end_flow(flow);
                     }
-                    if let Some(done) = self.lead_flow(now, flow, to, wire_port, lent, restored) {
+                    if let Some(done) = self.lead_flow(now, flow, from, wire_port, lent, restored) {
                         moves.handle_led(At { now, around: &Others { node: self } }, flow, done);
                     }
                 }
-                FlowChange::Adopt { name, tuple, flow, holder, wire_port, terms } => {
-                    if let Some(done) = self.adopt_flow(now, name, tuple, flow, holder, wire_port, &terms) {
+                FlowChange::Adopt { name, tuple, flow, wire_port, terms } => {
+                    if let Some(done) = self.adopt_flow(now, name, tuple, flow, wire_port, &terms) {
                         moves.handle_adopted(At { now, around: &Others { node: self } }, name, done);
                     }
                 }
@@ -94,33 +94,38 @@ impl Node {
         }
     }
 
-    /// Has a flow whose far end this host holds be one with `to`. `None`: the result comes with that of an op.
+    /// Has a flow whose far end this host holds be one with the host of its name. `None`: the result comes with that of an op.
     fn lead_flow(
         &mut self,
         now: Time,
-        flow: u64,
-        to: PublicKey,
+        flow: FlowName,
+        from: FlowName,
         wire_port: u16,
         lent: Option<FlowTuple>,
         restored: bool,
     ) -> Option<Result<Terms, String>> {
+        let to = flow.peer();
         if to == self.public_key() {
             // The socket is here itself, at an address of this host's: nobody need be told of it.
             let far = lent?;
             self.release_flow(now, &far);
             return Some(Ok(Terms { far, wire_port: 0, home: None, passed_on: false, hidden: false }));
         }
-        let known = lent.or_else(|| self.peers.values().find_map(|peer| peer.named.get(&flow).copied()));
-        let Some(far) = known else { return Some(Err(format!("there is no flow {flow:016x} any more"))) };
+        let led = self.flow_named(&flow);
+        let known = lent.or(led).or_else(|| self.flow_named(&from));
+        let Some(far) = known else { return Some(Err(format!("there is no flow {flow} any more"))) };
+        if led.is_some_and(|led| led != far) {
+            return Some(Err(format!("another flow is called {flow}")));
+        }
         let before = self.flows.get(&far).and_then(Flow::entry).copied();
         let end = if lent.is_some() { LocalEnd::Behind } else { self.end_of(&far) };
         let peer = self.peer_of(&to);
         let as_before = |before: &FlowEntry| {
-            (before.name, before.wire_remote_port, before.end) == (flow, wire_port, end)
+            (before.name, before.wire_remote_port, before.end) == (flow.value(), wire_port, end)
                 && peer.is_some_and(|peer| peer.id == before.peer)
         };
         if restored && before.as_ref().is_some_and(as_before) {
-            return Some(self.terms_of(flow).ok_or_else(|| format!("there is no flow {flow:016x} any more")));
+            return Some(self.terms_of(&flow).ok_or_else(|| format!("there is no flow {flow} any more")));
         }
         let peer = peer.filter(|peer| peer.has_session());
         let Some(peer) = peer else { return Some(Err(format!("there is no session with {to}"))) };
@@ -137,7 +142,7 @@ impl Node {
         };
         let entry = FlowEntry {
             peer: peer.id,
-            name: flow,
+            name: flow.value(),
             home: home.unwrap_or(Places { local: peer.places.local, peer: ASTRAY }),
             peer_tuple: before.map_or(far.mirrored(), |before| before.peer_tuple),
             waits: Waits::default(),
@@ -154,28 +159,29 @@ impl Node {
     }
 
     /// Has a flow whose socket was moved here be one with its holder. `None`: the result comes with that of an op.
-    #[expect(clippy::too_many_arguments, reason = "they are the change, which nothing else is made of")]
     fn adopt_flow(
         &mut self,
         now: Time,
         name: MoveName,
         tuple: FlowTuple,
-        flow: u64,
-        holder: PublicKey,
+        flow: FlowName,
         wire_port: u16,
         terms: &Terms,
     ) -> Option<Result<(), String>> {
-        let own = self.attachments.contains_key(&tuple.local.ip());
+        let (own, holder) = (self.attachments.contains_key(&tuple.local.ip()), flow.peer());
         if holder == self.public_key() {
             return Some(Ok(()));
         }
         let peer = self.by_key.get(&holder).and_then(|id| self.peers.get(id));
         let Some(peer) = peer else { return Some(Err(format!("{holder} is not known any more"))) };
+        if peer.named.get(&flow.value()).is_some_and(|known| *known != tuple) {
+            return Some(Err(format!("another flow is called {flow}")));
+        }
         let native = peer.native_places(tuple.local.ip(), tuple.remote.ip());
         let agreed = terms.home.map(|(holder, acceptor)| Places { local: acceptor, peer: holder });
         let entry = FlowEntry {
             peer: peer.id,
-            name: flow,
+            name: flow.value(),
             home: native.filter(|_| native == agreed).unwrap_or(Places { local: peer.places.local, peer: ASTRAY }),
             peer_tuple: terms.far,
             waits: Waits::default(),
@@ -279,11 +285,11 @@ impl Node {
     }
 
     /// The data plane knows a flow that this host holds, or could not be told.
-    pub(crate) fn note_led(&mut self, now: Time, flow: u64, result: Result<(), String>) {
-        let terms = self.terms_of(flow);
+    pub(crate) fn note_led(&mut self, now: Time, flow: FlowName, result: Result<(), String>) {
+        let terms = self.terms_of(&flow);
         if result.is_ok() {
             // Where the former place was lost with its host, senders wait. The new owner hears first.
-            self.rebound.extend(self.led_to(flow));
+            self.rebound.extend(self.led_to(&flow));
         }
         self.with_moves(now, |moves, at| {
             let result = result.and_then(|()| terms.ok_or_else(|| "the flow is over".to_owned()));
@@ -300,20 +306,19 @@ impl Node {
         });
     }
 
-    /// Which flow it is that this host and its peer call so, as its socket has it.
-    #[must_use]
-    pub fn flow_named(&self, flow: u64) -> Option<FlowTuple> {
-        self.peers.values().find_map(|peer| peer.named.get(&flow).copied())
+    /// Which flow it is that this host and a peer call so, as its socket has it.
+    pub(super) fn flow_named(&self, flow: &FlowName) -> Option<FlowTuple> {
+        self.peer_of(&flow.peer())?.named.get(&flow.value()).copied()
     }
 
     /// With which peer a flow is one that this host holds, where its end is this host's own, or that of a host behind it.
-    fn led_to(&self, flow: u64) -> Option<PeerId> {
+    fn led_to(&self, flow: &FlowName) -> Option<PeerId> {
         let entry = self.flows.get(&self.flow_named(flow)?).and_then(Flow::entry)?;
         matches!(entry.end, LocalEnd::Here | LocalEnd::Passing).then_some(entry.peer)
     }
 
     /// How the owner of a flow that this host holds is to go on with it.
-    fn terms_of(&self, flow: u64) -> Option<Terms> {
+    fn terms_of(&self, flow: &FlowName) -> Option<Terms> {
         let far = self.flow_named(flow)?;
         let entry = self.flows.get(&far).and_then(Flow::entry)?;
         let home = (entry.home.peer != ASTRAY).then_some((entry.home.local, entry.home.peer));
@@ -322,23 +327,25 @@ impl Node {
         Some(Terms { far, wire_port: entry.wire_local_port, home, passed_on: behind && !hidden, hidden })
     }
 
-    /// Who holds the far end of a connection of this host's, where that is, and what the two call it: the peer that it is one with;
-    /// else this host itself, which lends
-    /// its address, under a name that is drawn now.
-    pub fn holder_of(&mut self, flow: &FlowTuple) -> (PublicKey, Option<SocketAddr>, u64) {
+    /// Who holds the far end of a connection of this host's, with what the two call it, and where that is: the peer that it is one with;
+    /// else this host itself, which lends its address, under a name that is drawn now.
+    pub fn holder_of(&mut self, flow: &FlowTuple) -> (FlowName, Option<SocketAddr>) {
+        let own = FlowName::new(self.public_key(), self.random.u64());
         if flow.is_unconnected() {
             let came = |rented: &Rented| rented.moved == Some(flow.transport) && rented.ends.contain(flow.local);
             let lease = self.rented().find(came);
             return match lease {
-                Some(Rented { number, anchor, .. }) => (anchor, self.peer_of(&anchor).map(|peer| peer.remote), number),
-                None => (self.public_key(), None, self.random.u64()),
+                Some(Rented { number, anchor, .. }) => {
+                    (FlowName::new(anchor, number), self.peer_of(&anchor).map(|peer| peer.remote))
+                }
+                None => (own, None),
             };
         }
         let entry = self.flows.get(flow).filter(|known| !known.closed).and_then(Flow::entry);
         let peer = entry.and_then(|entry| Some((entry, self.peers.get(&entry.peer)?)));
         match peer {
-            Some((entry, peer)) => (peer.key, Some(peer.remote), entry.name),
-            None => (self.public_key(), None, self.random.u64()),
+            Some((entry, peer)) => (FlowName::new(peer.key, entry.name), Some(peer.remote)),
+            None => (own, None),
         }
     }
 }

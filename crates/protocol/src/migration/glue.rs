@@ -10,13 +10,13 @@ use whimbrel_wire::lending::Ends;
 use whimbrel_wire::message::Message;
 
 use super::{
-    Around, At, Dependents, Found, Gift, MoveDone, MoveEvent, MoveFailed, MoveName, MoveOp, MoveOpId, Moves, NotGiven,
-    Rented, SavedAcceptance, SavedDonation, SavedHeld, SavedLease, SavedTenancy,
+    Around, At, Dependents, FlowName, Found, Gift, MoveDone, MoveEvent, MoveFailed, MoveName, MoveOp, MoveOpId, Moves,
+    NotGiven, Rented, SavedAcceptance, SavedDonation, SavedHeld, SavedLease, SavedTenancy,
 };
 use crate::Time;
 use crate::flow::Stage;
 use crate::node::Node;
-use crate::op::PeerId;
+use crate::op::{FlowEntry, PeerId};
 use crate::timer::Timer;
 
 /// Pause before a host is asked again for a session that a move waits for, at first and at the longest.
@@ -33,8 +33,8 @@ impl Around for Others<'_> {
         self.node.peer_of(with).is_some_and(|peer| peer.has_session())
     }
 
-    fn flow(&self, with: &PublicKey, name: u64) -> Option<FlowTuple> {
-        self.node.peer_of(with)?.named.get(&name).copied()
+    fn flow(&self, name: &FlowName) -> Option<FlowTuple> {
+        self.node.flow_named(name)
     }
 
     fn is_known(&self, flow: &FlowTuple) -> bool {
@@ -132,14 +132,14 @@ impl Node {
     /// [`Node::restore_moves`]: what was moved since is known from there.
     ///
     /// `far` is the flow as its far end has it, which runs nothing.
-    pub fn lend_flow(&mut self, flow: u64, far: FlowTuple, owner: PublicKey) {
+    pub fn lend_flow(&mut self, flow: FlowName, far: FlowTuple) {
         if let Some(moves) = &mut self.moves {
-            moves.lend(flow, far, owner);
+            moves.lend(flow, far);
         }
     }
 
     /// A flow that this host holds for others is over at its far end, or its lease has run out.
-    pub fn end_held_flow(&mut self, now: Time, flow: u64) {
+    pub fn end_held_flow(&mut self, now: Time, flow: FlowName) {
         self.with_moves(now, |moves, _| moves.end_flow(flow));
     }
 
@@ -149,15 +149,21 @@ impl Node {
     }
 
     /// Whether the far end of a flow that this host passes on for another is not to learn where its socket is.
-    pub(crate) fn hides(&self, name: u64) -> bool {
+    pub(crate) fn hides(&self, name: &FlowName) -> bool {
         self.moves.as_ref().is_none_or(|moves| moves.hides(name))
     }
 
     /// This end's socket of an introduced flow is gone: whoever has the other end, it moves no more.
-    pub(crate) fn end_moved_flow(&mut self, name: u64) {
-        if let Some(moves) = &mut self.moves {
+    pub(crate) fn end_moved_flow(&mut self, entry: &FlowEntry) {
+        let name = self.name_of(entry);
+        if let (Some(moves), Some(name)) = (&mut self.moves, name) {
             moves.end_flow(name);
         }
+    }
+
+    /// What an introduced flow is called.
+    pub(crate) fn name_of(&self, entry: &FlowEntry) -> Option<FlowName> {
+        self.peers.get(&entry.peer).map(|peer| FlowName::new(peer.key, entry.name))
     }
 
     /// Takes over what a daemon before this one left in the middle of. To be called once, behind [`Node::restore`] and with the

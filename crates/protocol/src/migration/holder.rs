@@ -9,7 +9,7 @@ use whimbrel_wire::FlowTuple;
 use whimbrel_wire::moving::{Decision, MoveName, Record, Terms, Ticket};
 
 use super::flows::FlowChange;
-use super::{AGAIN, Asked, At, Limit, MoveDone, MoveEvent, MoveFailed, MoveOp, Moves, Refusal, SavedHeld};
+use super::{AGAIN, Asked, At, FlowName, Limit, MoveDone, MoveEvent, MoveFailed, MoveOp, Moves, Refusal, SavedHeld};
 use crate::Time;
 
 /// How long a ticket lasts at the least and at the most, in seconds.
@@ -18,11 +18,11 @@ const LIFETIME_MOST: u32 = 600;
 /// How long a donor may take to learn that its move was committed. It learns it later too, if it asks.
 const SETTLED_WITHIN: Duration = Duration::from_secs(86_400);
 
-/// The binding of a flow's far end.
+/// The binding of a flow's far end. Who has the socket is the host of its name (P-132).
 #[derive(Debug)]
 pub(super) struct Held {
-    /// Who has the socket.
-    owner: PublicKey,
+    /// With whom the flow is one as far as the node's table of flows knows: a former owner, until the flow is led to the present one.
+    led: PublicKey,
     /// The sequence number of the binding; 0 until there was a commit.
     sequence: u32,
     /// That of the next announcement: those that came to nothing are not used again.
@@ -103,9 +103,8 @@ impl Announcement {
 /// An endpoint whose socket without another end this host has lent out, as a part of a lease or as one of its own.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Part {
-    /// What its owners call it.
-    pub(super) flow: u64,
-    pub(super) owner: PublicKey,
+    /// What it is called with its owner.
+    pub(super) flow: FlowName,
     /// A move of it is announced.
     moving: bool,
 }
@@ -113,7 +112,7 @@ pub(super) struct Part {
 impl Part {
     /// Whether it is this host's and stays so.
     pub(super) fn rests_with(&self, host: &PublicKey) -> bool {
-        self.owner == *host && !self.moving
+        self.flow.peer() == *host && !self.moving
     }
 }
 
@@ -124,9 +123,24 @@ impl Held {
         self.next
     }
 
-    /// Whether this claim is in force, and was the last word about the flow.
-    pub(super) fn was_claimed(&self, name: MoveName) -> bool {
-        self.last == Some(name) && *self.owner.as_bytes() == name.donor
+    /// The far end is another host's, which runs nothing, and leads to this one.
+    pub(super) fn lend(&mut self, far: FlowTuple) {
+        self.lent = Some(far);
+    }
+
+    /// Whether this move was the last word about the flow.
+    pub(super) fn was_last(&self, name: MoveName) -> bool {
+        self.last == Some(name)
+    }
+
+    /// Who had the socket before, as far as anything may still be led there.
+    pub(super) fn formerly(&self) -> impl Iterator<Item = PublicKey> + use<> {
+        self.last.map(|last| PublicKey::from(last.donor)).into_iter().chain([self.led])
+    }
+
+    /// Whether a move to a host is being kept.
+    fn goes_to(&self, host: &PublicKey) -> bool {
+        self.announced.as_ref().is_some_and(|announced| announced.keeping && announced.acceptor == *host)
     }
 
     /// Whether the far end is not to learn where the socket is.
@@ -139,39 +153,31 @@ impl Held {
         self.announced.as_ref().is_some_and(|announced| announced.name == name)
     }
 
-    /// Whether a host has the socket of a flow that is not over.
-    pub(super) fn is_with(&self, host: &PublicKey) -> bool {
-        self.owner == *host && !self.over
+    pub(super) fn is_over(&self) -> bool {
+        self.over
     }
 
-    /// Who has the socket, if this host passes packets on for it. That of a socket without another end is lent (P-96).
-    pub(super) fn passed_on(&self, me: &PublicKey) -> Option<(PublicKey, FlowTuple)> {
+    /// The flow, if this host passes packets on for another. That of a socket without another end is lent (P-96).
+    pub(super) fn passed_on(&self) -> Option<FlowTuple> {
         let connected = self.lent.filter(|far| !far.mirrored().is_unconnected());
-        connected.filter(|_| self.owner != *me && !self.over && !self.ending).map(|far| (self.owner, far))
+        connected.filter(|_| !self.over && !self.ending)
     }
 
-    /// The endpoint of a socket without another end that is not with this host any more, and who has it.
-    pub(super) fn moved_endpoint(&self) -> Option<(PublicKey, FlowTuple)> {
-        let far = self.lent.filter(|far| far.mirrored().is_unconnected() && self.last.is_some() && !self.over)?;
-        Some((self.owner, far))
+    /// The endpoint of a socket without another end that is not with this host any more.
+    pub(super) fn moved_endpoint(&self) -> Option<FlowTuple> {
+        self.lent.filter(|far| far.mirrored().is_unconnected() && self.last.is_some() && !self.over)
     }
 
-    /// Whether it is this connection, claimed by this host, and rests with it.
-    fn is_claim(&self, far: &FlowTuple, tenant: &PublicKey) -> bool {
-        let by = self.last.is_some_and(|last| last.donor == *tenant.as_bytes());
-        self.lent.as_ref() == Some(far) && by && self.is_with(tenant) && self.announced.is_none()
+    /// Whether it is this connection, claimed by the host that has it, and rests with that.
+    fn is_claim(&self, far: &FlowTuple, owner: &PublicKey) -> bool {
+        let by = self.last.is_some_and(|last| last.donor == *owner.as_bytes());
+        self.lent.as_ref() == Some(far) && by && !self.over && self.announced.is_none()
     }
 
-    /// Whether nothing that comes for it is this host's own, and its socket is with a host of which `is_so` says yes.
-    fn is_lent_to(&self, is_so: impl Fn(&PublicKey) -> bool) -> bool {
+    /// Whether nothing that comes for it is this host's own.
+    fn is_lent(&self) -> bool {
         // That of a socket without another end is a lease, which ends as such (P-96).
-        let connected = self.lent.is_some_and(|far| !far.mirrored().is_unconnected());
-        connected && !self.over && is_so(&self.owner)
-    }
-
-    #[cfg(test)]
-    pub(super) fn is_owned_by(&self, owner: PublicKey) -> bool {
-        self.owner == owner
+        !self.over && self.lent.is_some_and(|far| !far.mirrored().is_unconnected())
     }
 
     fn waits_for(&self) -> Vec<PublicKey> {
@@ -185,13 +191,12 @@ impl Held {
             && (self.last.is_none() && self.lent.is_none() || self.over)
     }
 
-    fn saved(&self, flow: u64) -> Option<SavedHeld> {
+    fn saved(&self, flow: FlowName) -> Option<SavedHeld> {
         let unsettled = self.unsettled.iter().map(|(name, of)| (*name, of.donor_at)).collect();
         let (far, wire_port) = (self.lent, self.wire_port);
         self.last.map(|last| SavedHeld {
             flow,
             far,
-            owner: self.owner,
             wire_port,
             sequence: self.sequence,
             last,
@@ -203,17 +208,35 @@ impl Held {
 }
 
 impl Moves {
-    /// Whether a flow is a host's to give away, as far as this host can tell.
-    fn is_owned(&self, at: At<'_>, flow: u64, by: PublicKey) -> bool {
-        match self.held.get(&flow) {
-            Some(held) => held.owner == by && !held.over,
-            None => by == self.me() || at.around.flow(&by, flow).is_some(),
+    /// Whether a flow is its host's to give away, as far as this host can tell.
+    fn is_owned(&self, at: At<'_>, flow: &FlowName) -> bool {
+        match self.held.get(flow) {
+            Some(held) => !held.over,
+            // What it has given away may not be led to another yet.
+            None if self.alike(flow).any(|(_, held)| held.led == flow.peer()) => false,
+            None => flow.peer() == self.me() || at.around.flow(flow).is_some(),
         }
     }
 
-    pub(super) fn held(&mut self, flow: u64, owner: PublicKey) -> &mut Held {
+    /// The flows that are called as this one is, be it with other hosts.
+    fn alike(&self, flow: &FlowName) -> impl Iterator<Item = (&FlowName, &Held)> {
+        self.held.range(FlowName::alike(flow.value()))
+    }
+
+    /// Whether a host has, had last or is about to have another flow under a name than the one that is called `but` now (P-132). Those that
+    /// it had are at it still as far as the table of flows, or the journal, may know.
+    pub(super) fn is_taken(&self, at: At<'_>, flow: &FlowName, but: Option<&FlowName>) -> bool {
+        let host = flow.peer();
+        let has = |(name, held): (&FlowName, &Held)| {
+            name.peer() == host || held.goes_to(&host) || held.formerly().any(|former| former == host)
+        };
+        let back = but.and_then(|but| self.held.get(but)).is_some_and(|held| held.led == host);
+        self.alike(flow).filter(|(name, _)| Some(*name) != but).any(has) || !back && at.around.flow(flow).is_some()
+    }
+
+    pub(super) fn held(&mut self, flow: FlowName) -> &mut Held {
         self.held.entry(flow).or_insert_with(|| Held {
-            owner,
+            led: flow.peer(),
             sequence: 0,
             next: 1,
             last: None,
@@ -231,34 +254,35 @@ impl Moves {
     }
 
     /// A flow is lent to a host. What was moved since is not changed.
-    pub(super) fn lend(&mut self, flow: u64, far: FlowTuple, owner: PublicKey) {
-        self.held(flow, owner).lent = Some(far);
+    pub(super) fn lend(&mut self, flow: FlowName, far: FlowTuple) {
+        if !self.alike(&flow).any(|(_, held)| held.lent == Some(far)) {
+            self.held(flow).lend(far);
+        }
     }
 
     /// A flow of this host's own that it lent to itself for a move does not move.
-    pub(super) fn take_in_unmoved(&mut self, flow: u64) {
-        let me = self.me();
-        if let Some(held) = self.held.get_mut(&flow).filter(|held| held.owner == me && held.last.is_none()) {
+    pub(super) fn take_in_unmoved(&mut self, flow: FlowName) {
+        if let Some(held) = self.held.get_mut(&flow).filter(|held| held.last.is_none()) {
             held.lent = None;
             self.tidy(flow);
         }
     }
 
     /// What is to be kept of a flow now. While a commit is being kept that is what counts.
-    pub(super) fn held_to_save(&self, flow: u64) -> Option<SavedHeld> {
+    pub(super) fn held_to_save(&self, flow: FlowName) -> Option<SavedHeld> {
         let held = self.held.get(&flow)?;
         let keeping = held.announced.as_ref().is_some_and(|announced| announced.keeping);
         held.saved(flow).filter(|_| !keeping && !held.is_empty())
     }
 
     /// Whether the far end of a flow that this host passes on is not to learn where its socket is.
-    pub(crate) fn hides(&self, flow: u64) -> bool {
-        self.held.get(&flow).is_none_or(|held| held.hidden || held.over)
+    pub(crate) fn hides(&self, flow: &FlowName) -> bool {
+        self.held.get(flow).is_none_or(|held| held.hidden || held.over)
     }
 
     /// The owner of a flow says that its socket has ended (P-121).
-    pub(super) fn handle_ending(&mut self, owner: PublicKey, flow: u64) {
-        let Some(held) = self.held.get_mut(&flow).filter(|held| held.is_with(&owner) && !held.ending) else { return };
+    pub(super) fn handle_ending(&mut self, flow: FlowName) {
+        let Some(held) = self.held.get_mut(&flow).filter(|held| !held.over && !held.ending) else { return };
         held.ending = true;
         // A daemon after this one would count it, and be told only when it is over.
         if let Some(saved) = self.held_to_save(flow) {
@@ -267,17 +291,17 @@ impl Moves {
     }
 
     /// Whether the socket of a flow that this host passes on has ended.
-    pub(crate) fn is_ending(&self, flow: u64) -> bool {
-        self.held.get(&flow).is_some_and(|held| held.ending)
+    pub(crate) fn is_ending(&self, flow: &FlowName) -> bool {
+        self.held.get(flow).is_some_and(|held| held.ending)
     }
 
     /// A socket with another host's flow has ended here: its holder need not count it any more.
-    pub(crate) fn say_ending(&mut self, at: At<'_>, holder: PublicKey, flow: u64) {
-        self.say(at, holder, Record::Ending { flow });
+    pub(crate) fn say_ending(&mut self, at: At<'_>, flow: FlowName) {
+        self.say(at, flow.peer(), Record::Ending { flow: flow.value() });
     }
 
     /// Forgets what nothing depends on.
-    fn tidy(&mut self, flow: u64) {
+    fn tidy(&mut self, flow: FlowName) {
         if let Some(held) = self.held.get(&flow).filter(|held| held.is_empty()) {
             let saved = held.last.is_some();
             self.held.remove(&flow);
@@ -297,7 +321,7 @@ impl Moves {
             self.hints.extend(of.donor_at.map(|hint| (PublicKey::from(name.donor), hint)));
         }
         let held = Held {
-            owner: saved.owner,
+            led: PublicKey::from(saved.last.donor),
             sequence: saved.sequence,
             next: saved.sequence.saturating_add(1),
             last: Some(saved.last),
@@ -310,7 +334,7 @@ impl Moves {
             ending: saved.ending,
             over: false,
             restored: true,
-            along_here: saved.owner == self.me(),
+            along_here: saved.flow.peer() == self.me(),
         };
         if !held.unsettled.is_empty() {
             self.limit(until, Limit::Unsettled(saved.flow));
@@ -322,7 +346,7 @@ impl Moves {
     }
 
     /// Tells donors that their moves are committed.
-    pub(super) fn say_unsettled(&mut self, at: At<'_>, flow: u64, to: Option<PublicKey>) {
+    pub(super) fn say_unsettled(&mut self, at: At<'_>, flow: FlowName, to: Option<PublicKey>) {
         let Some(held) = self.held.get(&flow) else { return };
         let names: Vec<MoveName> = held.unsettled.keys().copied().collect();
         for name in names {
@@ -337,21 +361,24 @@ impl Moves {
     pub(super) fn handle_announce(
         &mut self,
         at: At<'_>,
-        name: MoveName,
-        donor: PublicKey,
-        flow: u64,
+        number: u64,
+        flow: FlowName,
         lifetime: u32,
         acceptor: PublicKey,
     ) {
+        let donor = flow.peer();
+        let name = MoveName { donor: *donor.as_bytes(), number };
         let lifetime = lifetime.clamp(LIFETIME_LEAST, LIFETIME_MOST);
         let announced = |sequence, refusal| Record::Announced { number: name.number, sequence, lifetime, refusal };
         let lent = self.held.get(&flow).is_some_and(|held| held.lent.is_some());
         let refusal = if !self.config.enabled || acceptor == donor {
             Some(Refusal::NotAllowed)
-        } else if !self.is_owned(at, flow, donor) {
+        } else if !self.is_owned(at, &flow) {
             Some(Refusal::NoSuchFlow)
         } else if acceptor == self.me() && !lent {
             Some(Refusal::FarEnd)
+        } else if self.is_taken(at, &flow.with(acceptor), Some(&flow)) {
+            Some(Refusal::Taken)
         } else if self.held.len() >= self.config.most.saturating_mul(4) && !self.held.contains_key(&flow) {
             Some(Refusal::NoRoom)
         } else {
@@ -362,7 +389,7 @@ impl Moves {
             return;
         }
         let until = at.now + Duration::from_secs(u64::from(lifetime));
-        let held = self.held(flow, donor);
+        let held = self.held(flow);
         match &held.announced {
             Some(before) if before.name == name && before.acceptor == acceptor => {
                 let record = announced(held.next, None);
@@ -395,7 +422,7 @@ impl Moves {
     }
 
     /// A donor says to which of its moves another belongs that it has announced (P-130).
-    pub(super) fn handle_belongs(&mut self, name: MoveName, flow: u64, first: u64) {
+    pub(super) fn handle_belongs(&mut self, name: MoveName, flow: FlowName, first: u64) {
         let announced = self.held.get_mut(&flow).and_then(|held| held.announced.as_mut());
         if let Some(announced) = announced.filter(|of| of.name == name && !of.keeping && first != name.number) {
             announced.after = Some(first);
@@ -404,14 +431,15 @@ impl Moves {
     }
 
     /// Whether a move is that which was announced of a flow, or committed last: no key is computed on account of others.
-    fn concerns(&self, flow: u64, name: MoveName) -> bool {
+    fn concerns(&self, flow: FlowName, name: MoveName) -> bool {
         let announced = |held: &Held| held.announced.as_ref().is_some_and(|announced| announced.name == name);
         self.held.get(&flow).is_some_and(|held| held.last == Some(name) || announced(held))
     }
 
     /// An acceptor presents its ticket (P-74).
     pub(super) fn handle_presented(&mut self, at: At<'_>, from: PublicKey, ticket: Ticket, wire_port: u16) {
-        let (name, flow) = (ticket.name, ticket.flow);
+        let name = ticket.name;
+        let (flow, committed) = self.presented(from, &ticket);
         let genuine = self.concerns(flow, name) && self.is_genuine(&ticket);
         let announced = self.held.get_mut(&flow).and_then(|held| held.announced.as_mut());
         let kept = |of: &&mut Announcement| of.name == name && of.keeping && of.acceptor == from;
@@ -423,17 +451,17 @@ impl Moves {
         }
         let refusal = match self.held.get(&flow) {
             // It did not hear that it is committed.
-            Some(held) if held.last == Some(name) && held.owner == from => {
+            Some(held) if committed => {
                 let (waits, other_port) = (held.awaiting.is_some(), held.wire_port != wire_port);
                 let late = held.along_here;
                 if genuine && other_port {
                     self.note_wire_port(flow, wire_port);
                 }
                 if !waits {
-                    self.answer_again(at, flow, from);
+                    self.answer_again(at, flow);
                 }
                 if late {
-                    self.take_here(flow);
+                    self.take_here(at, flow);
                 }
                 return;
             }
@@ -441,7 +469,6 @@ impl Moves {
                 let announced = held.announced.as_ref().filter(|announced| announced.name == name);
                 match announced {
                     Some(_) if held.over => Some(Refusal::NoSuchFlow),
-                    Some(_) if *held.owner.as_bytes() != name.donor => Some(Refusal::NotAnnounced),
                     Some(announced) if announced.acceptor != from || ticket.acceptor != *from.as_bytes() => {
                         Some(Refusal::NotYours)
                     }
@@ -450,6 +477,7 @@ impl Moves {
                         Some(Refusal::OtherSequence)
                     }
                     Some(announced) if announced.until <= at.now => Some(Refusal::Expired),
+                    Some(_) if self.is_taken(at, &flow.with(from), Some(&flow)) => Some(Refusal::Taken),
                     Some(_) => None,
                     None => Some(Refusal::NotAnnounced),
                 }
@@ -466,26 +494,34 @@ impl Moves {
             .chain(along)
             .filter_map(|(flow, wire_port)| self.commit_to_save(at, flow, wire_port))
             .collect();
-        let asked = Asked::Keep(all.iter().map(|saved| saved.flow).collect());
+        let asked = Asked::Keep(all.iter().map(|saved| saved.flow.with(PublicKey::from(saved.last.donor))).collect());
         self.op(MoveOp::SaveHeld(all), asked);
     }
 
+    /// What the flow of a ticket is called now, and whether the ticket was used: it is with the acceptor then, and else with the donor.
+    fn presented(&self, acceptor: PublicKey, ticket: &Ticket) -> (FlowName, bool) {
+        let given = FlowName::given(ticket);
+        let taken = given.with(acceptor);
+        let committed = self.held.get(&taken).is_some_and(|held| held.last == Some(ticket.name));
+        (if committed { taken } else { given }, committed)
+    }
+
     /// What is to be kept of a flow whose move is to be committed: from now on it is being kept.
-    fn commit_to_save(&mut self, at: At<'_>, flow: u64, wire_port: u16) -> Option<SavedHeld> {
+    fn commit_to_save(&mut self, at: At<'_>, flow: FlowName, wire_port: u16) -> Option<SavedHeld> {
         let held = self.held.get_mut(&flow)?;
         let announced = held.announced.as_mut()?;
         (announced.keeping, announced.wire_port) = (true, wire_port);
         let (name, acceptor) = (announced.name, announced.acceptor);
-        let (donor, far, hidden) = (held.owner, held.lent, held.hidden);
+        let (donor, far, hidden) = (flow.peer(), held.lent, held.hidden);
         let before: Vec<_> = held.unsettled.iter().map(|(name, of)| (*name, of.donor_at)).collect();
         let donor_at = (donor != self.key.public()).then(|| at.around.whereabouts(&donor)).flatten();
         let unsettled = before.into_iter().chain([(name, donor_at)]).collect();
-        let (owner, sequence, ending) = (acceptor, held.next, false);
-        Some(SavedHeld { flow, far, owner, wire_port, sequence, last: name, unsettled, hidden, ending })
+        let (flow, sequence, ending) = (flow.with(acceptor), held.next, false);
+        Some(SavedHeld { flow, far, wire_port, sequence, last: name, unsettled, hidden, ending })
     }
 
     /// An owner says by which port packets come to it, where that was not known when it became the owner.
-    fn note_wire_port(&mut self, flow: u64, wire_port: u16) {
+    fn note_wire_port(&mut self, flow: FlowName, wire_port: u16) {
         if let Some(held) = self.held.get_mut(&flow) {
             held.wire_port = wire_port;
         }
@@ -494,41 +530,46 @@ impl Moves {
         }
     }
 
-    fn take_here(&mut self, flow: u64) {
+    fn take_here(&mut self, at: At<'_>, flow: FlowName) {
         if let Some(held) = self.held.get_mut(&flow) {
             held.along_here = false;
-            let to = held.owner;
-            self.event(MoveEvent::Rebound { flow, to });
+            let far = held.lent.or_else(|| at.around.flow(&flow.with(held.led)));
+            self.event(MoveEvent::Rebound { flow, far });
         }
     }
 
     /// The flows whose announced moves another brings along (P-130), with their owner's port in rewritten packets.
-    fn bring_along(&mut self, at: At<'_>, first: MoveName, acceptor: PublicKey) -> Vec<(u64, u16)> {
+    fn bring_along(&mut self, at: At<'_>, first: MoveName, acceptor: PublicKey) -> Vec<(FlowName, u16)> {
         let donor = PublicKey::from(first.donor);
         let mut flows = Vec::new();
         if self.together_until.is_none_or(|until| until <= at.now) {
             return flows;
         }
-        for (flow, held) in self.held.iter_mut().filter(|(_, held)| held.owner == donor && !held.over) {
-            let belongs = |of: &&mut Announcement| {
-                of.after == Some(first.number) && of.acceptor == acceptor && !of.keeping && at.now < of.until
-            };
-            let Some(announced) = held.announced.as_mut().filter(belongs) else { continue };
+        let belongs = |of: &Announcement| {
+            of.after == Some(first.number) && of.acceptor == acceptor && !of.keeping && at.now < of.until
+        };
+        let theirs = self.held.iter().filter(|(flow, held)| flow.peer() == donor && !held.over);
+        let along = theirs.filter(|(_, held)| held.announced.as_ref().is_some_and(belongs)).map(|(flow, _)| *flow);
+        for flow in along.collect::<Vec<FlowName>>() {
+            if self.is_taken(at, &flow.with(acceptor), Some(&flow)) {
+                continue;
+            }
+            let Some(held) = self.held.get_mut(&flow) else { continue };
+            let Some(announced) = held.announced.as_mut() else { continue };
             announced.along = true;
             // It says which port is its own when it presents its ticket. Until then that of the socket is as good a guess as any.
-            let far = held.lent.or_else(|| at.around.flow(&donor, *flow));
-            flows.push((*flow, far.map_or(0, |far| far.remote.port())));
+            let far = held.lent.or_else(|| at.around.flow(&flow));
+            flows.push((flow, far.map_or(0, |far| far.remote.port())));
         }
         flows
     }
 
-    /// The commit is kept: it is decided. Or it could not be.
-    pub(super) fn handle_kept(&mut self, at: At<'_>, flow: u64, result: Result<MoveDone, MoveFailed>) {
-        let me = self.me();
+    /// The commit of a flow that was called so till then is kept: it is decided. Or it could not be.
+    pub(super) fn handle_kept(&mut self, at: At<'_>, flow: FlowName, result: Result<MoveDone, MoveFailed>) {
+        let (me, donor) = (self.me(), flow.peer());
         let Some(held) = self.held.get_mut(&flow) else { return };
         let Some(announced) = held.announced.take_if(|announced| announced.keeping) else { return };
         let Announcement { name, acceptor, wire_port, recalled, surrendered, after: first, along, .. } = announced;
-        let donor = held.owner;
         let here = along && acceptor == me;
         let sequence = held.next;
         held.next = sequence.saturating_add(1);
@@ -552,7 +593,6 @@ impl Moves {
             return;
         }
         let before = held.waits_for();
-        held.owner = acceptor;
         held.ending = false;
         held.restored = false;
         held.wire_port = wire_port;
@@ -568,39 +608,53 @@ impl Moves {
         let until = at.now + SETTLED_WITHIN;
         let donor_at = at.around.whereabouts(&donor);
         held.unsettled.insert(name, Unsettled { until, donor_at });
-        self.settling.insert(name, flow);
         let after = held.waits_for();
+        let far = held.lent.or_else(|| at.around.flow(&flow.with(held.led)));
+        let flow = self.pass_on(flow, acceptor);
         self.wait(at, &before, &after);
-        self.limit(until, Limit::Unsettled(flow));
         self.say(at, donor, Record::Decided { number: name.number, decision: Decision::Committed });
         if !here {
-            self.event(MoveEvent::Rebound { flow, to: acceptor });
+            self.event(MoveEvent::Rebound { flow, far });
         }
         if first.is_some() && !along {
             // Another port may have been kept.
             self.note_wire_port(flow, wire_port);
         }
         if surrendered {
-            self.lose(at, flow, name, acceptor);
+            self.lose(at, flow, name);
         } else if !here {
             self.lead(at, flow);
         }
     }
 
+    /// A flow is another host's from now on, and is called by that.
+    fn pass_on(&mut self, flow: FlowName, to: PublicKey) -> FlowName {
+        let now = flow.with(to);
+        if let Some(held) = self.held.remove(&flow) {
+            for (name, of) in &held.unsettled {
+                self.settling.insert(*name, now);
+                self.limits.remove(&(of.until, Limit::Unsettled(flow)));
+                self.limits.insert((of.until, Limit::Unsettled(now)));
+            }
+            self.held.insert(now, held);
+        }
+        now
+    }
+
     /// An acceptor that did not hear that it is committed is told, once more, how it goes on.
-    pub(super) fn answer_again(&mut self, at: At<'_>, flow: u64, acceptor: PublicKey) {
+    pub(super) fn answer_again(&mut self, at: At<'_>, flow: FlowName) {
         if let Some(held) = self.held.get_mut(&flow) {
-            held.awaiting = Some(acceptor);
+            held.awaiting = Some(flow.peer());
             self.lead(at, flow);
         }
     }
 
     /// Has the flow's binding name its owner.
-    pub(super) fn lead(&mut self, at: At<'_>, flow: u64) {
+    pub(super) fn lead(&mut self, at: At<'_>, flow: FlowName) {
         match self.held.get(&flow) {
             Some(held) if held.last.is_some() && !held.over => {
-                let (to, wire_port, far, restored) = (held.owner, held.wire_port, held.lent, held.restored);
-                self.changes.push_back(FlowChange::Lead { flow, to, wire_port, lent: far, restored });
+                let (from, wire_port, lent, restored) = (flow.with(held.led), held.wire_port, held.lent, held.restored);
+                self.changes.push_back(FlowChange::Lead { flow, from, wire_port, lent, restored });
             }
             // There is nothing to lead any more.
             _ => self.handle_led(at, flow, Err("the flow is over".to_owned())),
@@ -608,10 +662,11 @@ impl Moves {
     }
 
     /// The binding names the owner, or could not be made to.
-    pub(super) fn handle_led(&mut self, at: At<'_>, flow: u64, result: Result<Terms, String>) {
+    pub(super) fn handle_led(&mut self, at: At<'_>, flow: FlowName, result: Result<Terms, String>) {
         let Some(held) = self.held.get_mut(&flow) else { return };
         match result {
             Ok(terms) => {
+                held.led = flow.peer();
                 if let (Some(acceptor), Some(name)) = (held.awaiting.take(), held.last) {
                     self.say(at, acceptor, Record::Verdict { name, outcome: Ok(terms) });
                 }
@@ -630,18 +685,15 @@ impl Moves {
     }
 
     /// A donor wants a move back (P-75).
-    pub(super) fn handle_recall(&mut self, at: At<'_>, name: MoveName, donor: PublicKey, flow: u64, gone: bool) {
-        let owned = self.is_owned(at, flow, donor);
-        let decided = |decision| Record::Decided { number: name.number, decision };
+    pub(super) fn handle_recall(&mut self, at: At<'_>, number: u64, flow: FlowName, gone: bool) {
+        let donor = flow.peer();
+        let name = MoveName { donor: *donor.as_bytes(), number };
+        let owned = self.is_owned(at, &flow);
+        let decided = |decision| Record::Decided { number, decision };
+        // Of a move that is committed the flow is another host's: that it was the donor's, who alone can name the move, is known by the move.
+        let committed = self.settling.contains_key(&name) || self.alike(&flow).any(|(_, held)| held.last == Some(name));
         let decision = match self.held.get_mut(&flow) {
-            Some(held) if held.unsettled.contains_key(&name) || held.last == Some(name) => Decision::Committed,
-            Some(held) if held.owner != donor => {
-                if held.last.is_some() {
-                    Decision::Committed
-                } else {
-                    Decision::NoSuchFlow
-                }
-            }
+            _ if committed => Decision::Committed,
             Some(held) if !held.over => {
                 match &mut held.announced {
                     // It is told when that is known.
@@ -675,7 +727,7 @@ impl Moves {
         }
     }
 
-    fn settle(&mut self, at: At<'_>, flow: u64, names: &[MoveName]) {
+    fn settle(&mut self, at: At<'_>, flow: FlowName, names: &[MoveName]) {
         let Some(held) = self.held.get_mut(&flow) else { return };
         let before = held.waits_for();
         for name in names {
@@ -698,14 +750,15 @@ impl Moves {
 
     /// An acceptor's copy is lost.
     pub(super) fn handle_surrender(&mut self, at: At<'_>, from: PublicKey, ticket: Ticket) {
-        let (name, flow) = (ticket.name, ticket.flow);
+        let name = ticket.name;
+        let (flow, committed) = self.presented(from, &ticket);
         let genuine = self.concerns(flow, name) && self.is_genuine(&ticket);
         let Some(held) = self.held.get_mut(&flow).filter(|_| genuine) else {
             self.say(at, from, Record::Verdict { name, outcome: Err(Refusal::NotAnnounced) });
             return;
         };
-        if held.last == Some(name) && held.owner == from {
-            self.lose(at, flow, name, from);
+        if committed {
+            self.lose(at, flow, name);
             return;
         }
         if let Some(announced) = &mut held.announced
@@ -718,29 +771,29 @@ impl Moves {
             }
             held.announced = None;
             held.next = held.next.saturating_add(1);
-            let donor = held.owner;
-            self.say(at, donor, Record::Decided { number: name.number, decision: Decision::Revoked });
+            self.say(at, flow.peer(), Record::Decided { number: name.number, decision: Decision::Revoked });
         }
         self.say(at, from, Record::Verdict { name, outcome: Err(Refusal::Cancelled) });
         self.tidy(flow);
     }
 
     /// The only copy of a flow's socket is lost.
-    fn lose(&mut self, at: At<'_>, flow: u64, name: MoveName, owner: PublicKey) {
+    fn lose(&mut self, at: At<'_>, flow: FlowName, name: MoveName) {
         self.close_far_end(flow);
-        self.say(at, owner, Record::Verdict { name, outcome: Err(Refusal::Cancelled) });
+        self.say(at, flow.peer(), Record::Verdict { name, outcome: Err(Refusal::Cancelled) });
         self.end_flow(flow);
     }
 
-    fn close_far_end(&mut self, flow: u64) {
+    fn close_far_end(&mut self, flow: FlowName) {
         // Who runs nothing hears from this host's own stack that there is no such connection, as soon as its packets come there.
-        let lent = self.held.get(&flow).and_then(|held| held.lent);
+        let held = self.held.get(&flow);
+        let (lent, flow) = (held.and_then(|held| held.lent), flow.with(held.map_or(flow.peer(), |held| held.led)));
         self.changes.extend(lent.map(|tuple| FlowChange::Release { tuple }));
         self.effect("closing a connection whose socket is lost", MoveOp::CloseFarEnd { flow });
     }
 
     /// A flow is over: whose it was matters to nobody but a donor that has not heard it yet.
-    pub(super) fn end_flow(&mut self, flow: u64) {
+    pub(super) fn end_flow(&mut self, flow: FlowName) {
         if let Some(held) = self.held.get_mut(&flow) {
             held.over = true;
             if held.announced.as_ref().is_some_and(|announced| !announced.keeping) {
@@ -751,8 +804,9 @@ impl Moves {
     }
 
     /// The name by which a host has claimed a connection that is with it still.
-    pub(super) fn claimed_before(&self, far: &FlowTuple, tenant: &PublicKey) -> Option<u64> {
-        self.held.iter().find(|(_, held)| held.is_claim(far, tenant)).map(|(flow, _)| *flow)
+    pub(super) fn claimed_before(&self, far: &FlowTuple, tenant: &PublicKey) -> Option<FlowName> {
+        let is_it = |(flow, held): &(&FlowName, &Held)| flow.peer() == *tenant && held.is_claim(far, tenant);
+        self.held.iter().find(is_it).map(|(flow, _)| *flow)
     }
 
     /// Who has a socket without another end of this host's.
@@ -761,14 +815,14 @@ impl Moves {
         let is_it =
             |held: &Held| held.lent == Some(far) && !held.over && (held.last.is_some() || held.announced.is_some());
         let (flow, held) = self.held.iter().find(|(_, held)| is_it(held))?;
-        Some(Part { flow: *flow, owner: held.owner, moving: held.announced.is_some() })
+        Some(Part { flow: *flow, moving: held.announced.is_some() })
     }
 
     /// Ends the flows that are passed on for hosts that were revoked (P-105).
     pub(super) fn end_revoked(&mut self) {
         let revoked = |host: &PublicKey| self.was_revoked(host);
-        let over: Vec<u64> =
-            self.held.iter().filter(|(_, held)| held.is_lent_to(revoked)).map(|(flow, _)| *flow).collect();
+        let is_over = |(flow, held): &(&FlowName, &Held)| held.is_lent() && revoked(&flow.peer());
+        let over: Vec<FlowName> = self.held.iter().filter(is_over).map(|(flow, _)| *flow).collect();
         for flow in over {
             let far = self.held.get(&flow).and_then(|held| held.lent);
             self.changes.extend(far.map(|tuple| FlowChange::End { tuple }));
@@ -776,7 +830,7 @@ impl Moves {
         }
     }
 
-    pub(super) fn handle_announcement_limit(&mut self, at: At<'_>, flow: u64) {
+    pub(super) fn handle_announcement_limit(&mut self, at: At<'_>, flow: FlowName) {
         let Some(held) = self.held.get_mut(&flow) else { return };
         let over = |announced: &mut Announcement| announced.until <= at.now && !announced.keeping;
         if held.announced.take_if(over).is_some() {
@@ -785,7 +839,7 @@ impl Moves {
         }
     }
 
-    pub(super) fn handle_unsettled_limit(&mut self, at: At<'_>, flow: u64) {
+    pub(super) fn handle_unsettled_limit(&mut self, at: At<'_>, flow: FlowName) {
         let Some(held) = self.held.get(&flow) else { return };
         let late: Vec<MoveName> =
             held.unsettled.iter().filter(|(_, of)| of.until <= at.now).map(|(name, _)| *name).collect();

@@ -10,10 +10,10 @@ use whimbrel_wire::lending::{Ends, Granted};
 use whimbrel_wire::moving::{MoveName, Record, Terms};
 
 use super::flows::FlowChange;
-use super::holder::Announcement;
+use super::holder::{Announcement, Held};
 use super::{
-    Asked, At, Dependents, LeaseName, Limit, MoveDone, MoveEvent, MoveFailed, MoveOp, Moves, Refusal, SavedHeld,
-    SavedLease,
+    Asked, At, Dependents, FlowName, LeaseName, Limit, MoveDone, MoveEvent, MoveFailed, MoveOp, Moves, Refusal,
+    SavedHeld, SavedLease,
 };
 use crate::Time;
 
@@ -59,24 +59,18 @@ impl Moves {
 
     /// The endpoint of a socket of this host's own that its tenant has got by a move, as its far ends have it.
     fn moved(&self, name: &LeaseName) -> Option<FlowTuple> {
-        let (owner, far) = self.held.get(&name.number)?.moved_endpoint()?;
-        (owner == name.tenant).then_some(far)
+        self.held.get(&FlowName::new(name.tenant, name.number))?.moved_endpoint()
     }
 
     /// A socket of this host's own without another end is with another host now (P-96): its endpoint is lent to that one. `None`: the
     /// result comes with that of an op, by [`Moves::handle_led`].
-    pub(super) fn lend_moved(
-        &mut self,
-        at: At<'_>,
-        flow: u64,
-        to: PublicKey,
-        far: FlowTuple,
-    ) -> Option<Result<Terms, String>> {
+    pub(super) fn lend_moved(&mut self, at: At<'_>, flow: FlowName, far: FlowTuple) -> Option<Result<Terms, String>> {
+        let to = flow.peer();
         if to == self.me() {
-            self.end_former_leases(flow, to);
+            self.end_former_leases(flow);
         }
         let terms = Terms { far, wire_port: 0, home: None, passed_on: false, hidden: false };
-        let name = LeaseName { tenant: to, number: flow };
+        let name = LeaseName { tenant: to, number: flow.value() };
         if to == self.me() || self.leases.get(&name).is_some_and(|lease| lease.stage == Stage::InForce) {
             return Some(Ok(terms));
         }
@@ -91,10 +85,10 @@ impl Moves {
 
     /// Ends the leases of hosts that had the socket before. Only once what comes for it goes elsewhere: at no moment may this host itself
     /// answer that nobody is there.
-    fn end_former_leases(&mut self, flow: u64, owner: PublicKey) {
-        let former = self.leases.keys().filter(|name| name.number == flow && name.tenant != owner);
-        for name in former.copied().collect::<Vec<LeaseName>>() {
-            self.end_lease(name);
+    fn end_former_leases(&mut self, flow: FlowName) {
+        let former = self.held.get(&flow).into_iter().flat_map(Held::formerly).filter(|former| *former != flow.peer());
+        for tenant in former.collect::<BTreeSet<PublicKey>>() {
+            self.end_lease(LeaseName { tenant, number: flow.value() });
         }
     }
 
@@ -198,12 +192,10 @@ impl Moves {
                     self.say_reached(at, name);
                 }
                 if let Some(far) = self.moved(&name) {
-                    self.end_former_leases(name.number, name.tenant);
-                    self.handle_led(
-                        at,
-                        name.number,
-                        Ok(Terms { far, wire_port: 0, home: None, passed_on: false, hidden: false }),
-                    );
+                    let flow = FlowName::new(name.tenant, name.number);
+                    self.end_former_leases(flow);
+                    let terms = Terms { far, wire_port: 0, home: None, passed_on: false, hidden: false };
+                    self.handle_led(at, flow, Ok(terms));
                 }
             }
             Ok(MoveDone::Done | MoveDone::Dumped(_)) => {
@@ -211,7 +203,7 @@ impl Moves {
             }
             Err(failed) if self.moved(&name).is_some() => {
                 self.leases.remove(&name);
-                self.handle_led(at, name.number, Err(failed.sentence));
+                self.handle_led(at, FlowName::new(name.tenant, name.number), Err(failed.sentence));
             }
             Err(failed) => {
                 let whole = self.leases.remove(&name).is_some_and(|lease| lease.whole);
@@ -232,7 +224,7 @@ impl Moves {
         let Some(lease) = self.leases.remove(&name) else { return };
         self.limits.remove(&(lease.until, Limit::Lease(name)));
         if moved {
-            self.end_flow(name.number);
+            self.end_flow(FlowName::new(name.tenant, name.number));
         }
         // Also what is being looked for yet: whatever is asked for next may be the same.
         self.effect("taking back endpoints", MoveOp::TakeBack { name });
@@ -284,16 +276,9 @@ impl Moves {
 
     /// A tenant names a connection of an endpoint that is lent to it (P-86), or the endpoint itself, whose socket is to move (P-115). As a
     /// move of which it is both donor and acceptor: what follows is the same.
-    pub(super) fn handle_claim(
-        &mut self,
-        at: At<'_>,
-        tenant: PublicKey,
-        flow: u64,
-        tuple: FlowTuple,
-        wire_port: u16,
-        hidden: bool,
-    ) {
-        let name = MoveName { donor: *tenant.as_bytes(), number: flow };
+    pub(super) fn handle_claim(&mut self, at: At<'_>, flow: FlowName, tuple: FlowTuple, wire_port: u16, hidden: bool) {
+        let tenant = flow.peer();
+        let name = MoveName { donor: *tenant.as_bytes(), number: flow.value() };
         let far = tuple.mirrored();
         let part = self.endpoint_of(&FlowTuple::unconnected(tuple.transport, tuple.local));
         let known = at.around.is_known(&far) || part.is_some() && tuple.is_unconnected();
@@ -304,23 +289,26 @@ impl Moves {
             _ => None,
         };
         // What a part of the lease has gone elsewhere with is no more the tenant's, but for what it has claimed of it already.
-        let leased = before.is_some() || part.is_none_or(|part| part.owner == tenant);
+        let leased = before.is_some() || part.is_none_or(|part| part.flow.peer() == tenant);
         let is_of = |name: &LeaseName| self.moved(name).is_none_or(|far| far.transport == tuple.transport);
         let leased = leased && self.leases_of(tenant).any(|(name, lease)| lease.lends(tuple.local) && is_of(name));
         let refusal = match self.held.get(&flow) {
-            Some(held) if held.was_claimed(name) => {
-                self.answer_again(at, flow, tenant);
+            Some(held) if held.was_last(name) => {
+                self.answer_again(at, flow);
                 return;
             }
-            // It is being kept, or another's.
+            // It is being kept, or another connection's.
             Some(held) if held.is_claimed(name) => return,
             Some(_) => Some(Refusal::Taken),
+            None if self.is_taken(at, &flow, None) => Some(Refusal::Taken),
             None if !leased => Some(Refusal::NotLent),
             // One of the same names has moved elsewhere.
             None if known && before.is_none() => Some(Refusal::Taken),
             None if self.held.len() >= self.config.most.saturating_mul(4) => Some(Refusal::NoRoom),
             // One host's connections leave room for those of others.
-            None if self.held.values().filter(|held| held.is_with(&tenant)).count() >= self.config.most => {
+            None if self.held.iter().filter(|(name, held)| name.peer() == tenant && !held.is_over()).count()
+                >= self.config.most =>
+            {
                 Some(Refusal::NoRoom)
             }
             None => None,
@@ -332,16 +320,15 @@ impl Moves {
         if let Some(before) = before {
             self.end_flow(before);
             // That of an endpoint is a lease.
-            self.end_lease(LeaseName { tenant, number: before });
+            self.end_lease(LeaseName { tenant, number: before.value() });
         }
-        self.lend(flow, far, tenant);
-        let held = self.held(flow, tenant);
+        let held = self.held(flow);
+        held.lend(far);
         held.hide(hidden);
         let sequence = held.announce(Announcement::claim(at.now, name, tenant, wire_port));
         let saved = SavedHeld {
             flow,
             far: Some(far),
-            owner: tenant,
             wire_port,
             sequence,
             last: name,
@@ -371,7 +358,8 @@ impl Moves {
     pub(super) fn dependents(&self) -> Dependents {
         let lent = self.leases.iter().filter_map(|(name, lease)| Some((name.tenant, lease.ends?))).collect();
         let me = self.me();
-        let passed_on = self.held.values().filter_map(|held| held.passed_on(&me)).collect();
+        let others = self.held.iter().filter(|(flow, _)| flow.peer() != me);
+        let passed_on = others.filter_map(|(flow, held)| Some((flow.peer(), held.passed_on()?))).collect();
         Dependents { lent, passed_on }
     }
 

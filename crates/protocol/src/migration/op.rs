@@ -9,6 +9,7 @@ pub use whimbrel_wire::moving::{LoadStanding, MoveName, Refusal, Request, Ticket
 use whimbrel_wire::snapshot::Family;
 use whimbrel_wire::{FlowTuple, Transport};
 
+use super::name::FlowName;
 use crate::op::PeerId;
 
 /// Which sockets a host takes part in moving.
@@ -115,12 +116,11 @@ pub struct Gift {
     pub options: Vec<u16>,
     /// The name under which a program of the acceptor's takes it; 64 bytes at the most.
     pub receiver: Vec<u8>,
-    /// Who holds the binding of the far end: the peer at the far end, the anchor that lends the endpoint, or this host.
-    pub holder: PublicKey,
+    /// What this host calls the flow with who holds the binding of the far end: the peer at the far end, the anchor that lends the
+    /// endpoint, or this host.
+    pub flow: FlowName,
     /// Where the holder is, if no peer has this key yet.
     pub holder_at: Option<SocketAddr>,
-    /// What this host and the holder call the flow.
-    pub flow: u64,
     /// Who is to have the socket.
     pub acceptor: PublicKey,
     /// Where the acceptor is, if no peer has this key yet.
@@ -204,8 +204,8 @@ pub enum MoveOp {
     },
     /// Holder: the flow's only socket is lost. Tell the far end that the connection is over, as a reset of that socket would.
     CloseFarEnd {
-        /// What the holder and its owners call the flow.
-        flow: u64,
+        /// What the holder calls the flow, with whom it is one in its tables.
+        flow: FlowName,
     },
     /// Donor: keep this over a restart.
     SaveDonation(SavedDonation),
@@ -221,12 +221,13 @@ pub enum MoveOp {
         /// Which move.
         name: MoveName,
     },
-    /// Holder: keep these over a restart, in one write, in this order. Where it fails, none is kept.
+    /// Holder: keep these over a restart, in one write, in this order, each instead of what was kept of the flow
+    /// ([`SavedHeld::formerly`]). Where it fails, none is kept.
     SaveHeld(Vec<SavedHeld>),
     /// Holder: it need not be kept any more.
     ForgetHeld {
-        /// What the holder and its owners call the flow.
-        flow: u64,
+        /// What the holder and the owner call the flow.
+        flow: FlowName,
     },
     /// Anchor: find such endpoints that are free, keep everybody else from them, and lead what comes for them to the tenant; keep that
     /// over a restart. [`MoveDone::Lent`]. Definite ones may be lent under this name already: then nothing changes.
@@ -340,11 +341,9 @@ pub struct SavedDonation {
     pub name: MoveName,
     /// The flow as the socket has it.
     pub tuple: FlowTuple,
-    /// What donor and holder call it.
-    pub flow: u64,
-    /// Who holds the binding.
-    pub holder: PublicKey,
-    /// Where.
+    /// What the donor calls it with who holds the binding.
+    pub flow: FlowName,
+    /// Where that is.
     pub holder_at: Option<SocketAddr>,
     /// Who is to have the socket.
     pub acceptor: PublicKey,
@@ -364,12 +363,10 @@ pub struct SavedAcceptance {
 /// What a holder knows over a restart of a flow that was moved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SavedHeld {
-    /// What the holder and its owners call the flow.
-    pub flow: u64,
+    /// What the holder and who has the socket call the flow.
+    pub flow: FlowName,
     /// The flow as its far end has it, where that runs nothing and this host lends the endpoint.
     pub far: Option<FlowTuple>,
-    /// Who has the socket.
-    pub owner: PublicKey,
     /// The owner's port in rewritten packets.
     pub wire_port: u16,
     /// The sequence number of the binding.
@@ -382,6 +379,15 @@ pub struct SavedHeld {
     pub hidden: bool,
     /// The socket has ended (P-121).
     pub ending: bool,
+}
+
+impl SavedHeld {
+    /// What the flow was called before the last move: nothing is to be kept under that any more, unless it is what the flow is called now. A
+    /// host that has given a flow away gets no other one of that name as long as this one is held.
+    #[must_use]
+    pub fn formerly(&self) -> FlowName {
+        self.flow.with(PublicKey::from(self.last.donor))
+    }
 }
 
 /// Something about a move that people or programs at this host want to know.
@@ -439,10 +445,10 @@ pub enum MoveEvent {
     },
     /// Holder: a flow's socket is with another host now.
     Rebound {
-        /// What the holder and its owners call the flow.
-        flow: u64,
-        /// With whom.
-        to: PublicKey,
+        /// What the holder and that one call the flow.
+        flow: FlowName,
+        /// As its far end has it, if it is there still.
+        far: Option<FlowTuple>,
     },
     /// Either end: the only copy of a socket is lost. The far end has been told that the connection is over, or there is none.
     Lost {

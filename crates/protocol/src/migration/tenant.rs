@@ -9,7 +9,9 @@ use whimbrel_wire::moving::{MoveName, Record, Terms};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use super::flows::FlowChange;
-use super::{AGAIN, Asked, At, Limit, MoveDone, MoveEvent, MoveFailed, MoveOp, Moves, Refusal, Rented, SavedTenancy};
+use super::{
+    AGAIN, Asked, At, FlowName, Limit, MoveDone, MoveEvent, MoveFailed, MoveOp, Moves, Refusal, Rented, SavedTenancy,
+};
 use crate::Time;
 
 /// How long an anchor may take to answer.
@@ -129,23 +131,21 @@ impl Moves {
 
     /// A socket without another end has moved here (P-96): its endpoint is its holder's, who lends it. `None`: the result comes with that
     /// of an op, by [`Moves::handle_adopted`].
-    pub(super) fn rent_moved(
-        &mut self,
-        at: At<'_>,
-        holder: PublicKey,
-        flow: u64,
-        tuple: FlowTuple,
-    ) -> Option<Result<(), String>> {
-        if let Some(tenancy) = self.tenancies.get(&flow)
-            && tenancy.stage == Stage::Parting
-        {
-            // It comes back before it was gone. That its socket is there is found out, and the lease lasts again.
-            self.turn_tenancy(at, flow, Stage::Checking, Some(at.now + RESTORED_WITHIN));
-            self.occupy(at, flow);
-            return Some(Ok(()));
-        }
-        if holder == self.me() || self.tenancies.contains_key(&flow) {
-            return Some(Ok(()));
+    pub(super) fn rent_moved(&mut self, at: At<'_>, flow: FlowName, tuple: FlowTuple) -> Option<Result<(), String>> {
+        let (holder, number) = (flow.peer(), flow.value());
+        match self.tenancies.get(&number) {
+            Some(tenancy) if tenancy.anchor != holder => {
+                return Some(Err(format!("a lease of {} has the number of this socket", tenancy.anchor)));
+            }
+            Some(tenancy) if tenancy.stage == Stage::Parting => {
+                // It comes back before it was gone. That its socket is there is found out, and the lease lasts again.
+                self.turn_tenancy(at, number, Stage::Checking, Some(at.now + RESTORED_WITHIN));
+                self.occupy(at, number);
+                return Some(Ok(()));
+            }
+            Some(_) => return Some(Ok(())),
+            None if holder == self.me() => return Some(Ok(())),
+            None => {}
         }
         let due = at.now + ANSWERED_WITHIN * 6;
         let ends = Ends { first: tuple.local, count: 1 };
@@ -153,11 +153,11 @@ impl Moves {
         let moved = Some(tuple.transport);
         let offered = Vec::new();
         self.tenancies.insert(
-            flow,
+            number,
             Tenancy { anchor: holder, ends, until, due, lifetime, moved, offered, reach: Reach::default(), stage },
         );
-        self.limit(due, Limit::Tenancy(flow));
-        self.occupy(at, flow);
+        self.limit(due, Limit::Tenancy(number));
+        self.occupy(at, number);
         None
     }
 
@@ -397,6 +397,13 @@ impl Moves {
 
     // ---- connections of leased endpoints
 
+    /// Whether a lease of another host has the number of a flow of this name, or a claim that was made to one (P-132).
+    pub(super) fn is_rented_otherwise(&self, flow: &FlowName) -> bool {
+        let lent = self.tenancies.get(&flow.value()).map(|tenancy| tenancy.anchor);
+        let claimed = self.claims.get(&flow.value()).map(|claim| claim.anchor);
+        lent.into_iter().chain(claimed).any(|anchor| anchor != flow.peer())
+    }
+
     /// The anchor that lends an endpoint.
     pub(super) fn lessor_of(&self, end: SocketAddr) -> Option<PublicKey> {
         let is_had = |stage| !matches!(stage, Stage::Asking | Stage::Parting);
@@ -455,8 +462,8 @@ impl Moves {
 
     pub(super) fn adopt_claimed(&mut self, name: MoveName) {
         let Some(claim) = self.claims.get(&name.number) else { return };
-        let (tuple, flow, holder, wire_port) = (claim.tuple, name.number, claim.anchor, claim.wire_port);
-        let change = claim.terms.map(|terms| FlowChange::Adopt { name, tuple, flow, holder, wire_port, terms });
+        let (tuple, flow, wire_port) = (claim.tuple, FlowName::new(claim.anchor, name.number), claim.wire_port);
+        let change = claim.terms.map(|terms| FlowChange::Adopt { name, tuple, flow, wire_port, terms });
         self.changes.extend(change);
     }
 

@@ -87,6 +87,9 @@ impl World {
             recorded.push((from, packet.clone()));
         }
         self.note_seen(from, &packet);
+        if let Body::Introduction { nonce, .. } = packet.body {
+            self.nonces.push(nonce);
+        }
         if packet.source.is_ipv4() != packet.destination.is_ipv4() {
             self.note(&packet, "two families, lost");
             return;

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
 use whimbrel_protocol::{
-    Found, Gift, KernelOp, LeaseName, MoveDone, MoveEvent, MoveFailed, MoveName, MoveOp, MoveOpId, NotGiven, Refusal,
-    SavedAcceptance, SavedDonation, SavedHeld, SavedLease, SavedTenancy,
+    FlowName, Found, Gift, KernelOp, LeaseName, MoveDone, MoveEvent, MoveFailed, MoveName, MoveOp, MoveOpId, NotGiven,
+    Refusal, SavedAcceptance, SavedDonation, SavedHeld, SavedLease, SavedTenancy,
 };
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::lending::Ends;
@@ -76,8 +76,9 @@ impl World {
     pub fn lend(&mut self, holder: HostId, name: u64, tuple: FlowTuple, to: HostId) {
         let key = self.hosts[to.0].public_key();
         let far = tuple.mirrored();
-        self.hosts[holder.0].lent.push((name, far, key));
-        self.with_node(holder, |node| node.lend_flow(name, far, key));
+        let name = FlowName::new(key, name);
+        self.hosts[holder.0].lent.push((name, far));
+        self.with_node(holder, |node| node.lend_flow(name, far));
     }
 
     /// The data plane of a host has another flow: where a far end leads that it holds.
@@ -127,9 +128,8 @@ impl World {
             size: size as u32,
             options: vec![1, 60],
             receiver: Vec::new(),
-            holder: self.hosts[of.holder.0].public_key(),
+            flow: FlowName::new(self.hosts[of.holder.0].public_key(), of.name),
             holder_at: endpoint(self, of.holder),
-            flow: of.name,
             acceptor: self.hosts[to.0].public_key(),
             acceptor_at: endpoint(self, to),
             after: None,
@@ -392,7 +392,7 @@ impl World {
             }
             MoveOp::CloseFarEnd { flow } => {
                 let now = self.now;
-                if let Some(of) = self.connections.iter_mut().find(|of| of.name == flow && of.holder == host) {
+                if let Some(of) = self.connections.iter_mut().find(|of| of.name == flow.value() && of.holder == host) {
                     of.closed = true;
                     if !of.died || of.copies.values().any(|copy| copy.awake) {
                         let what = format!("a connection is closed that has a socket: {of:?}");
@@ -411,8 +411,9 @@ impl World {
                     let claimed = |of: &&mut Connection| of.holder == host && saved.far == Some(of.tuple.mirrored());
                     if let Some(of) = self.connections.iter_mut().find(claimed) {
                         // Whoever has claimed it has drawn its name.
-                        of.name = saved.flow;
+                        of.name = saved.flow.value();
                     }
+                    self.hosts[host.0].saved_moves.held.remove(&saved.formerly());
                     self.hosts[host.0].saved_moves.held.insert(saved.flow, saved);
                 }
             }
@@ -461,8 +462,9 @@ impl World {
         let address = of.attached.first()?.address;
         let is_free = |ends: &Ends| {
             let within = |other: &Ends| ends.ports().any(|port| other.contain((address, port).into()));
-            let had =
-                |held: &SavedHeld| held.owner != name.tenant && held.far.is_some_and(|far| ends.contain(far.remote));
+            let had = |held: &SavedHeld| {
+                held.flow.peer() != name.tenant && held.far.is_some_and(|far| ends.contain(far.remote))
+            };
             !saved.leases.values().any(within) && !saved.held.values().any(had)
         };
         let firsts = match wanted.first.port() {
@@ -512,16 +514,16 @@ impl World {
         self.with_node(host, |node| {
             node.restore_moves(now, &donations, &acceptances, &held);
             node.restore_leases(now, &leases, &tenancies);
-            lent.into_iter().for_each(|(name, far, owner)| node.lend_flow(name, far, owner));
+            lent.into_iter().for_each(|(name, far)| node.lend_flow(name, far));
         });
     }
 
     /// What a node says of moves.
     pub(super) fn note_move_event(&mut self, host: HostId, event: MoveEvent) {
         self.trace(|w| format!("{} says {event:?}", w.hosts[host.0].name));
-        if let MoveEvent::Rebound { flow, to } = event
-            && to == self.hosts[host.0].public_key()
-            && let Some(of) = self.connections.iter_mut().find(|of| of.name == flow && of.holder == host)
+        if let MoveEvent::Rebound { flow, .. } = event
+            && flow.peer() == self.hosts[host.0].public_key()
+            && let Some(of) = self.connections.iter_mut().find(|of| of.name == flow.value() && of.holder == host)
         {
             // It is at an address of the holder's itself, and led nowhere.
             of.led = host;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
-use whimbrel_protocol::{Config, MoveEvent, MoveName, Moving, Refusal};
+use whimbrel_protocol::{Config, FlowName, MoveEvent, MoveName, Moving, Refusal};
 use whimbrel_sim::{Access, ConnectionId, Faults, FlowId, HostId, Link, NetworkId, Parting, Random, World};
 use whimbrel_wire::{FlowTuple, Transport};
 
@@ -219,7 +219,7 @@ fn a_socket_moves_and_nothing_remains() {
         assert_eq!(scene.remains().iter().sum::<usize>(), 1, "{holder:?}: {:?}", scene.remains());
         let (holds, name) = (scene.holder, scene.world.connection(scene.connection).name);
         let now = scene.world.now();
-        scene.world.with_node(holds, |node| node.end_held_flow(now, name));
+        scene.world.with_node(holds, |node| node.end_held_flow(now, FlowName::new(key(ACCEPTOR.0), name)));
         assert_eq!(scene.remains(), [0; 3], "{holder:?}");
         assert!(scene.world.at(holds).saved_moves.held.is_empty());
     }

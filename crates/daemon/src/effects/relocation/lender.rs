@@ -616,9 +616,9 @@ fn is_lent(moves: &SavedMoves, own: &PublicKey, transport: Option<Transport>, en
     };
     // Of such a socket alone.
     let mut part = moves.held.values().filter(moved);
-    let gone = part.clone().any(|held| held.owner != *own);
+    let gone = part.clone().any(|held| held.flow.peer() != *own);
     // While no daemon runs nobody holds what is leased, and any program can take it: what has come home is noted.
-    let home = apart && part.any(|held| held.owner == *own);
+    let home = apart && part.any(|held| held.flow.peer() == *own);
     let leased = moves.leases.values().any(|(lease, _)| lease.ends.contain(end));
     let rented = moves.tenancies.values().any(|(saved, _)| saved.ends.contain(end));
     gone || rented || leased && !home
@@ -740,7 +740,7 @@ mod tests {
 
     #[test]
     fn what_was_noted_as_lent_is_and_nothing_else() {
-        use whimbrel_protocol::SavedTenancy;
+        use whimbrel_protocol::{FlowName, SavedTenancy};
         use whimbrel_wire::moving::MoveName;
 
         let key = |byte| PublicKey::from([byte; 32]);
@@ -753,7 +753,8 @@ mod tests {
             let far = Some(FlowTuple::unconnected(transport, at(port)).mirrored());
             let last = MoveName { donor: [2; 32], number: flow };
             let (wire_port, sequence, unsettled, hidden, ending) = (0, 1, Vec::new(), false, false);
-            (flow, SavedHeld { flow, far, owner, wire_port, sequence, last, unsettled, hidden, ending })
+            let flow = FlowName::new(owner, flow);
+            (flow, SavedHeld { flow, far, wire_port, sequence, last, unsettled, hidden, ending })
         };
         let ends = Ends { first: at(7000), count: 16 };
         let whole = Ends { first: SocketAddr::from(([192, 0, 2, 7], 0)), count: 0 };

@@ -37,7 +37,7 @@ use rustix::io::Errno;
 use whimbrel_handshake::PublicKey;
 use whimbrel_kernel::borrowed::Halted;
 use whimbrel_kernel::frozen::{Defaults, Rights, Unmovable};
-use whimbrel_protocol::{LocalEnd, MoveDone, MoveFailed, MoveName, MoveOp, Refusal, SavedTenancy, Time};
+use whimbrel_protocol::{FlowName, LocalEnd, MoveDone, MoveFailed, MoveName, MoveOp, Refusal, SavedTenancy, Time};
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::snapshot::Luggage;
 
@@ -204,7 +204,7 @@ impl Effects {
                 self.end_given(now, &name, forward.as_ref().and_then(peer).map(|to| to.peer))?;
             }
             MoveOp::Destroy { name, .. } => self.drop_taken(&name)?,
-            MoveOp::CloseFarEnd { flow } => self.close_far_end(flow)?,
+            MoveOp::CloseFarEnd { flow } => self.close_far_end(&flow, peer)?,
             MoveOp::SaveDonation(saved) => self.save_given(saved).map_err(not_kept)?,
             MoveOp::ForgetDonation { name } => self.forget_given(now, &name)?,
             MoveOp::SaveAcceptance(saved) => self.journal.save_acceptance(saved).map_err(not_kept)?,
@@ -225,9 +225,9 @@ impl Effects {
     }
 
     /// The far end of a connection is to know that it is over.
-    fn close_far_end(&mut self, name: u64) -> Result<(), MoveFailed> {
-        let found = self.journal.flows().iter().find(|(_, entry)| entry.name == name);
-        let Some((flow, entry)) = found.map(|(flow, entry)| (*flow, *entry)) else { return Ok(()) };
+    fn close_far_end(&mut self, name: &FlowName, peer: impl Fn(&PublicKey) -> Option<Known>) -> Result<(), MoveFailed> {
+        let Some(owner) = peer(&name.peer()).map(|known| known.peer) else { return Ok(()) };
+        let Some((flow, entry)) = self.journal.flow_called(owner, name.value()) else { return Ok(()) };
         if entry.end == LocalEnd::Here
             && let Some(socket) = self.connections.find(&flow).map_err(|error| failed(Refusal::NotKept, &error))?
         {

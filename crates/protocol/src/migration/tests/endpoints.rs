@@ -9,7 +9,7 @@ use super::*;
 fn listening() -> (Host, Ticket, Ends) {
     let mut holder = Host::new(HOLDER);
     let end = FlowTuple::unconnected(Transport::Tcp, far().remote);
-    holder.moves.lend(FLOW, end.mirrored(), key(DONOR));
+    holder.moves.lend(with(DONOR, FLOW), end.mirrored());
     let ticket = announce(&mut holder, NUMBER);
     (holder, ticket, Ends { first: end.local, count: 1 })
 }
@@ -45,7 +45,7 @@ fn who_gets_a_socket_that_listens_has_its_endpoint_before_it_hears_so() {
     holder.hear(ACCEPTOR, Record::Return { number: FLOW });
     let ops = holder.carry_out();
     assert!(ops.contains(&MoveOp::TakeBack { name: lease }), "{ops:?}");
-    assert!(ops.contains(&MoveOp::ForgetHeld { flow: FLOW }), "{ops:?}");
+    assert!(ops.contains(&MoveOp::ForgetHeld { flow: with(ACCEPTOR, FLOW) }), "{ops:?}");
     assert_eq!(holder.moves.held.len() + holder.moves.leases.len(), 0);
 }
 
@@ -175,7 +175,7 @@ fn an_endpoint_is_claimed_anew_by_who_has_forgotten_its_claim() {
     let ops = lend_all(&mut anchor);
     assert_eq!(verdict(&mut anchor, DONOR), None);
     assert!(ops.contains(&MoveOp::TakeBack { name: of_donor }), "{ops:?}");
-    let parts: Vec<u64> = anchor.moves.held.keys().copied().collect();
+    let parts: Vec<u64> = anchor.moves.held.keys().map(FlowName::value).collect();
     assert_eq!(parts, [FLOW + 1]);
     let numbers: Vec<u64> = anchor.moves.leases.keys().map(|name| name.number).collect();
     assert_eq!(numbers, [1, FLOW + 1]);
@@ -187,7 +187,7 @@ fn who_has_given_an_endpoint_on_asks_for_it_no_more_and_has_it_again_when_it_com
     let mut donor = Host::new(DONOR);
     let at = |donor: &Host| At { now: donor.now, around: &Known };
     let socket = FlowTuple::unconnected(Transport::Tcp, far().remote);
-    assert!(donor.moves.rent_moved(at(&donor), key(HOLDER), FLOW, socket).is_none());
+    assert!(donor.moves.rent_moved(at(&donor), with(HOLDER, FLOW), socket).is_none());
     let settle = |donor: &mut Host| {
         while let Some((id, _)) = donor.ops().pop() {
             donor.done(id);
@@ -203,7 +203,7 @@ fn who_has_given_an_endpoint_on_asks_for_it_no_more_and_has_it_again_when_it_com
     donor.moves.part_with_tenancy(at(&donor), FLOW);
     assert_eq!(donor.moves.lessor_of(far().remote), None);
     // It comes back at once.
-    assert_eq!(donor.moves.rent_moved(at(&donor), key(HOLDER), FLOW, socket), Some(Ok(())));
+    assert_eq!(donor.moves.rent_moved(at(&donor), with(HOLDER, FLOW), socket), Some(Ok(())));
     settle(&mut donor);
     assert_eq!(donor.moves.lessor_of(far().remote), Some(key(HOLDER)));
     assert!(donor.said(HOLDER).contains(&Record::Lease { number: FLOW, ends: granted.ends }));

@@ -277,15 +277,15 @@ fn only_connections_of_ones_own_endpoints_are_claimed() {
     anchor.hear(DONOR, claim(tuple));
     let saved = anchor.carry_out();
     assert!(
-        matches!(&saved[..], [MoveOp::SaveHeld(saved)] if saved[0].owner == key(DONOR) && saved[0].far == Some(far()))
+        matches!(&saved[..], [MoveOp::SaveHeld(saved)] if saved[0].flow.peer() == key(DONOR) && saved[0].far == Some(far()))
     );
     assert_eq!(verdict(&mut anchor, DONOR), None);
     assert_eq!(anchor.led, [(key(DONOR), 2048)]);
-    // It was not heard, so it is claimed again; nobody else may take the name.
+    // It was not heard, so it is claimed again; to know the name is of no use to anybody else.
     anchor.hear(DONOR, claim(tuple));
     assert_eq!(verdict(&mut anchor, DONOR), None);
     anchor.hear(THIEF, claim(tuple));
-    assert_eq!(verdict(&mut anchor, THIEF), Some(Refusal::Taken));
+    assert_eq!(verdict(&mut anchor, THIEF), Some(Refusal::NotLent));
     // What was claimed outlives the lease, and is moved as any other flow.
     anchor.hear(DONOR, Record::Return { number: 1 });
     anchor.carry_out();
@@ -314,7 +314,7 @@ fn what_has_ended_at_its_owner_depends_on_nobody() {
     assert_eq!(passed_on(&anchor), 0);
     let ops = anchor.carry_out();
     let [MoveOp::SaveHeld(saved)] = &ops[..] else { panic!("it is passed on until it is over: {ops:?}") };
-    assert!(anchor.moves.is_ending(FLOW) && saved[0].ending);
+    assert!(anchor.moves.is_ending(&with(DONOR, FLOW)) && saved[0].ending);
     anchor.hear(DONOR, Record::Ending { flow: FLOW });
     assert!(anchor.carry_out().is_empty(), "it is kept twice");
     // The next daemon knows it too, and counts the flow again once somebody else has its socket.
@@ -341,7 +341,8 @@ fn a_connection_is_claimed_anew_by_who_has_forgotten_that_it_did() {
     anchor.hear_where_known(DONOR, claim(FLOW + 1));
     let ops = anchor.carry_out();
     assert!(
-        matches!(&ops[..], [MoveOp::ForgetHeld { flow: FLOW }, MoveOp::SaveHeld(saved)] if saved[0].flow == FLOW + 1),
+        matches!(&ops[..], [MoveOp::ForgetHeld { flow }, MoveOp::SaveHeld(saved)]
+            if (*flow, saved[0].flow) == (with(DONOR, FLOW), with(DONOR, FLOW + 1))),
         "{ops:?}"
     );
     assert_eq!(verdict(&mut anchor, DONOR), None);
@@ -374,7 +375,7 @@ fn what_is_passed_on_for_a_host_that_is_revoked_is_over() {
         anchor.hear(DONOR, Record::Claim { flow: FLOW, tuple: far().mirrored(), wire_port: 2048, hidden: false });
         anchor
     };
-    let forgotten = MoveOp::ForgetHeld { flow: FLOW };
+    let forgotten = MoveOp::ForgetHeld { flow: with(DONOR, FLOW) };
     let mut anchor = claimed();
     anchor.carry_out();
     assert_eq!(verdict(&mut anchor, DONOR), None);

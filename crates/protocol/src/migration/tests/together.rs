@@ -13,7 +13,7 @@ fn two_for(acceptor: usize) -> (Host, [Ticket; 2]) {
     let mut holder = Host::new(HOLDER);
     let acceptor = *key(acceptor).as_bytes();
     let tickets = [(FLOW, NUMBER), (OTHER, NUMBER + 1)].map(|(flow, number)| {
-        holder.moves.lend(flow, far(), key(DONOR));
+        holder.moves.lend(with(DONOR, flow), far());
         holder.hear(DONOR, Record::Announce { number, flow, lifetime: 60, acceptor });
         // Of the first that says nothing.
         holder.hear(DONOR, Record::Belongs { number, flow, first: NUMBER });
@@ -37,7 +37,7 @@ fn lines(ops: &[MoveOp]) -> Vec<SavedHeld> {
 }
 
 fn saved(ops: &[MoveOp]) -> Vec<(u64, PublicKey, u16)> {
-    lines(ops).iter().map(|saved| (saved.flow, saved.owner, saved.wire_port)).collect()
+    lines(ops).iter().map(|saved| (saved.flow.value(), saved.flow.peer(), saved.wire_port)).collect()
 }
 
 #[test]
@@ -83,11 +83,11 @@ fn what_comes_home_is_held_until_it_is_presented() {
         let events = std::iter::from_fn(|| holder.moves.poll_event());
         events.filter(|event| matches!(event, MoveEvent::Rebound { .. })).collect::<Vec<_>>()
     };
-    let to = key(HOLDER);
-    assert_eq!(rebound(&mut holder), [MoveEvent::Rebound { flow: FLOW, to }]);
+    let of = |flow| MoveEvent::Rebound { flow: with(HOLDER, flow), far: Some(far()) };
+    assert_eq!(rebound(&mut holder), [of(FLOW)]);
     holder.hear(HOLDER, present(other));
     holder.carry_out();
-    assert_eq!(rebound(&mut holder), [MoveEvent::Rebound { flow: OTHER, to }], "whoever hears it forgets the flow");
+    assert_eq!(rebound(&mut holder), [of(OTHER)], "whoever hears it forgets the flow");
 }
 
 #[test]
