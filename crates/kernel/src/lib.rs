@@ -20,6 +20,7 @@ mod packet;
 pub mod peer_route;
 pub mod privilege;
 pub mod process;
+pub mod program;
 pub mod route;
 pub mod saved_sysctl;
 pub mod signals;

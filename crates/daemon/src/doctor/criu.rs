@@ -4,13 +4,13 @@
 
 use std::io;
 use std::net::{Ipv4Addr, UdpSocket};
-use std::process::Command;
 
 use rustix::io::Errno;
 use rustix::net::sockopt;
 
 use whimbrel_ipc::Finding;
 use whimbrel_kernel::privilege::{Capabilities, Capability};
+use whimbrel_kernel::program::{Inside, Program, Unsuited};
 
 use super::{Advice, ok, warning};
 
@@ -29,7 +29,7 @@ enum Tried {
     /// This version was not tried, for that takes privileges.
     Untried(String),
     /// This version finds all that it cannot do without.
-    Works(String),
+    Works(String, Program),
     /// This version seems to, and cannot dump a TCP or UDP socket on this kernel.
     NoSockets(String),
     /// This version does not, and wrote this.
@@ -51,29 +51,34 @@ fn missed() -> Finding {
         .mend("`apt install criu`, where that is 4.2 or newer or the kernel as old as it; else build CRIU 4.2 (https://criu.org), or leave `processes` out")
 }
 
-/// The version of a CRIU that works on this host; or why there is none, in a sentence.
-pub(crate) fn usable() -> Result<String, String> {
+/// A CRIU that works on this host, and its version; or why there is none, in a sentence.
+pub(crate) fn usable() -> Result<(String, Program), String> {
     match tried() {
-        Tried::Works(version) => Ok(version),
+        Tried::Works(version, program) => Ok((version, program)),
         Tried::Absent => Err("not installed".to_owned()),
         other => Err(judge(other).found),
     }
 }
 
 fn tried() -> Tried {
-    let version = match Command::new("criu").arg("--version").output() {
+    let program = match Program::find("criu") {
+        Ok(program) => program,
+        Err(Unsuited::Absent(_)) => return Tried::Absent,
+        Err(unsuited) => return Tried::Failed(io::Error::other(unsuited)),
+    };
+    let said = |argument: &str| program.output(&[argument.into()], Inside::default());
+    let version = match said("--version") {
         Ok(output) => version(&String::from_utf8_lossy(&output.stdout)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Tried::Absent,
         Err(error) => return Tried::Failed(error),
     };
     if !Capabilities::effective().is_ok_and(|held| held.has(Capability::SysAdmin)) {
         return Tried::Untried(version);
     }
-    match Command::new("criu").arg("check").output() {
+    match said("check") {
         Ok(output) if output.status.success() && asks_for_credentials(&version) && credentials_are_refused() => {
             Tried::NoSockets(version)
         }
-        Ok(output) if output.status.success() => Tried::Works(version),
+        Ok(output) if output.status.success() => Tried::Works(version, program),
         Ok(output) => Tried::Refuses(version, String::from_utf8_lossy(&output.stderr).into_owned()),
         Err(error) => Tried::Failed(error),
     }
@@ -113,7 +118,7 @@ fn judge(tried: Tried) -> Finding {
             format!("{version}; whether it works on this kernel cannot be tried without privileges"),
         )
         .mend("run `whimbrel doctor` as root"),
-        Tried::Works(version) => ok(AREA, check, format!("{version} works on this kernel")),
+        Tried::Works(version, _) => ok(AREA, check, format!("{version} works on this kernel")),
         Tried::NoSockets(version) => {
             warning(AREA, check, format!("{version} is too old for the sockets of this kernel (SO_PASSCRED)"))
                 .lost("processes with TCP or UDP sockets cannot be moved from this host; single connections can")
@@ -204,7 +209,8 @@ mod tests {
         assert_eq!(judge(Tried::Absent).verdict, Verdict::Ok);
         let missed = missed();
         assert!(missed.verdict == Verdict::Warning && missed.mend.is_some() && missed.lost.is_some());
-        let works = judge(Tried::Works(version("Version: 4.2\nGitID: v4.2\n")));
+        let program = Program::open(std::path::Path::new("/bin/sh")).expect("it is root's");
+        let works = judge(Tried::Works(version("Version: 4.2\nGitID: v4.2\n"), program));
         assert_eq!((works.verdict, works.found.as_str()), (Verdict::Ok, "4.2 works on this kernel"));
         let untried = judge(Tried::Untried(version("")));
         assert!(untried.verdict == Verdict::Warning && untried.mend.is_some(), "{untried:?}");

@@ -340,12 +340,15 @@ impl EventLoop {
         let now = clock::now();
         let Some(job) = self.moves.processes.get(&root) else { return };
         let Some(number) = job.number else { return };
-        let (wanted, to, before, claimed_by) = (job.wanted, job.to, job.whole.pids.clone(), job.claimed_by);
+        let (wanted, to, before, claimed_by) = (job.wanted, job.to, job.whole.clone(), job.claimed_by);
         self.take_in_datapath_events(now, Most::OF_SOCKETS);
         self.take_in_udp(now);
         let named = match self.fit_to_go(wanted, &to) {
-            Ok((whole, _)) if whole.pids != before => {
+            Ok((whole, _)) if (&whole.pids, &whole.started) != (&before.pids, &before.started) => {
                 Err("it has started or ended processes meanwhile; try again".to_owned())
+            }
+            Ok((whole, _)) if whole.namespaces != before.namespaces => {
+                Err("it has gone into other namespaces meanwhile".to_owned())
             }
             other => other.map_err(|failure| failure.what),
         };
@@ -383,11 +386,11 @@ impl EventLoop {
     fn give_connections(&mut self, root: u32, number: u64) {
         let now = clock::now();
         let Some(job) = self.moves.processes.get(&root) else { return };
-        let (acceptor, memory, ends) = (job.to, job.whole.memory, job.whole.ends.clone());
+        let (acceptor, memory, whole) = (job.to, job.whole.memory, job.whole.clone());
         let flows: Vec<FlowTuple> = job.whole.flows.iter().chain(&job.going.met).copied().collect();
         let count = u32::try_from(flows.len()).unwrap_or(u32::MAX);
         self.call_prepared_off(now, &flows);
-        let mut given = self.effects.begin_leaving(now, root, flows.clone(), &ends);
+        let mut given = self.effects.begin_leaving(now, &whole, flows.clone());
         let mut first = None;
         for (index, flow) in (0..count).zip(&flows) {
             if given.is_err() {

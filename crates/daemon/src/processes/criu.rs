@@ -1,20 +1,22 @@
 //! Running CRIU.
 //!
 //! It is run inside the network namespace of the process, and inside its PID and mount namespaces where those are others than this
-//! one's: seen from outside it would take the namespaces along.
+//! one's: seen from outside it would take the namespaces along. These are the ones that were opened when the process was looked at, whatever it has
+//! done since; and CRIU is the one of this host, by its descriptor ([`Program`]).
 
+use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
-use whimbrel_kernel::namespace::Entered;
+use whimbrel_kernel::program::{Inside, Program};
+use whimbrel_kernel::whole::{Namespaces, Whole};
 
 use super::{BEFORE, IMAGES};
 use crate::doctor;
@@ -46,18 +48,45 @@ exit 0
 #[derive(Clone, Debug)]
 pub(crate) struct Criu {
     pub(crate) version: String,
+    program: Program,
 }
 
 /// A process, as CRIU has to be told of it.
 #[derive(Clone, Debug)]
 pub(crate) struct Subject {
     /// The first process, in this process's PID namespace, and in its own.
-    pub(crate) root: u32,
-    pub(crate) inner: u32,
-    /// Its PID or mount namespace is another.
-    pub(crate) apart: bool,
-    pub(crate) job: bool,
-    pub(crate) talks: bool,
+    root: u32,
+    inner: u32,
+    /// The namespaces that it was seen in.
+    namespaces: Namespaces,
+    /// Its PID or mount namespace is another than this one's.
+    apart: bool,
+    job: bool,
+    talks: bool,
+}
+
+impl Subject {
+    pub(crate) fn of(whole: &Whole) -> Self {
+        let Whole { root, namespaces, apart, talks, .. } = whole.clone();
+        let inner = whole.inner.first().copied().unwrap_or(root);
+        Self { root, inner, namespaces, apart, job: !whole.leads, talks }
+    }
+
+    /// Where CRIU is run.
+    fn inside(&self) -> Inside<'_> {
+        let Namespaces { network, pid, mount } = &self.namespaces;
+        let (pid, mount) = if self.apart { (Some(pid), Some(mount)) } else { (None, None) };
+        Inside { network: Some(network.as_fd()), pid, mount }
+    }
+
+    /// Whether it is where it was seen.
+    fn has_stayed(&self) -> Result<(), String> {
+        match Namespaces::of(self.root) {
+            Ok(now) if now == self.namespaces => Ok(()),
+            Ok(_) => Err("it has gone into other namespaces meanwhile".to_owned()),
+            Err(unfit) => Err(unfit.to_string()),
+        }
+    }
 }
 
 impl Criu {
@@ -66,7 +95,7 @@ impl Criu {
     /// # Errors
     /// A sentence: why it does not.
     pub(crate) fn find() -> Result<Self, String> {
-        doctor::criu::usable().map(|version| Self { version }).map_err(|why| format!("CRIU: {why}"))
+        doctor::criu::usable().map(|(version, program)| Self { version, program }).map_err(|why| format!("CRIU: {why}"))
     }
 
     /// Whether images that another version has made can be expected to be read.
@@ -88,17 +117,12 @@ impl Criu {
     ///
     /// # Errors
     /// A sentence: what is missing.
-    pub(crate) fn may_dump(&self, apart: bool) -> Result<(), String> {
-        let has = |program: &str| {
-            Command::new(program).arg("--version").stdin(Stdio::null()).output().is_ok_and(|said| said.status.success())
-        };
-        if self.leaves_lock() && !has("nft") {
-            return Err(format!("CRIU {} locks by nftables, and there is no `nft` here to end that", self.version));
+    pub(crate) fn may_dump(&self) -> Result<(), String> {
+        if !self.leaves_lock() {
+            return Ok(());
         }
-        if apart && !has("nsenter") {
-            return Err("it is in a PID namespace of its own, and there is no `nsenter` here to reach it".to_owned());
-        }
-        Ok(())
+        let nft = Program::find("nft").map(|_| ());
+        nft.map_err(|why| format!("CRIU {} locks by nftables, and nothing could end that: {why}", self.version))
     }
 
     /// Writes the memory of a process that runs down, to begin with. It stands still for some milliseconds.
@@ -107,10 +131,10 @@ impl Criu {
     /// A sentence. The process runs on.
     pub(crate) fn dump_before(&self, of: &Subject, directory: &Path) -> Result<(), String> {
         let directory = directory.join(BEFORE);
-        let mut command = self.command(of, "pre-dump", &directory);
-        command.arg("--track-mem");
-        let inside = network_of(of.root)?;
-        run(command, Some(inside), &directory.join("pre-dump.log"))
+        let mut arguments = self.arguments(of, "pre-dump", &directory);
+        arguments.push("--track-mem".into());
+        of.has_stayed()?;
+        run(&self.program, &arguments, of.inside(), &directory.join("pre-dump.log"))
     }
 
     /// Writes a process down that stands still, and leaves it so, its TCP sockets at rest.
@@ -119,32 +143,28 @@ impl Criu {
     /// A sentence. The process stands still, and its sockets may rest.
     pub(crate) fn dump(&self, of: &Subject, directory: &Path, before: bool) -> Result<(), String> {
         let directory = directory.join(IMAGES);
-        let mut command = self.command(of, "dump", &directory);
-        command.arg("--leave-stopped");
+        let mut arguments = self.arguments(of, "dump", &directory);
+        arguments.push("--leave-stopped".into());
         if before {
-            command.args(["--track-mem", "--prev-images-dir"]).arg(format!("../{BEFORE}"));
+            let earlier = format!("../{BEFORE}");
+            arguments.extend(["--track-mem".into(), "--prev-images-dir".into(), earlier.into()]);
         }
-        let inside = network_of(of.root)?;
-        let network = inside.try_clone().map_err(|error| error.to_string())?;
-        let dumped = run(command, Some(network), &directory.join("dump.log"));
+        of.has_stayed()?;
+        let dumped = run(&self.program, &arguments, of.inside(), &directory.join("dump.log"));
         if self.leaves_lock() {
-            end_lock(of.inner, Some(inside));
+            end_lock(of.inner, of.inside());
         }
-        dumped
+        // Somebody else's SIGCONT may have let it do something before CRIU had it.
+        dumped.and_then(|()| of.has_stayed())
     }
 
-    fn command(&self, of: &Subject, what: &str, directory: &Path) -> Command {
-        let mut command = if of.apart {
-            let mut command = Command::new("nsenter");
-            command.arg("--target").arg(of.root.to_string()).args(["--pid", "--mount", "criu"]);
-            command
-        } else {
-            Command::new("criu")
-        };
-        command.arg(what).arg("--tree").arg(of.inner.to_string()).arg("--images-dir").arg(directory);
-        command.args(["--network-lock", self.lock(), "--log-file"]).arg(format!("{what}.log"));
-        common(&mut command, of.job, of.talks);
-        command
+    fn arguments(&self, of: &Subject, what: &str, directory: &Path) -> Vec<OsString> {
+        let mut arguments = vec![what.into(), "--tree".into(), of.inner.to_string().into(), "--images-dir".into()];
+        arguments.push(directory.into());
+        arguments.extend(["--network-lock", self.lock(), "--log-file"].map(OsString::from));
+        arguments.push(format!("{what}.log").into());
+        arguments.extend(common(of.job, of.talks));
+        arguments
     }
 
     /// Rebuilds a process, which rests then until [`tell`] is called. `apart`: in a PID namespace of its own, since somebody has its
@@ -173,25 +193,24 @@ impl Criu {
         mknodat(CWD, fate(directory), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)
             .map_err(|error| failed("mkfifo", error.into()))?;
         let images = directory.join(IMAGES);
-        let mut command = if apart {
-            let mut command = Command::new("unshare");
-            command.args(["--pid", "--fork", "--mount-proc", "criu"]);
-            command
-        } else {
-            Command::new("criu")
-        };
-        command.arg("restore").arg("--images-dir").arg(&images).args(["--log-file", "restore.log"]);
-        command.arg("--action-script").arg(&hook);
+        let mut arguments = vec!["restore".into(), "--images-dir".into(), images.clone().into()];
+        arguments.extend(["--log-file", "restore.log", "--action-script"].map(OsString::from));
+        arguments.push(hook.into());
         if !apart {
             // In a PID namespace of its own CRIU is the first process, and has to stay.
-            command.arg("--restore-detached");
+            arguments.push("--restore-detached".into());
         }
-        common(&mut command, job, talks);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).current_dir("/");
-        let mut child = {
-            let _inside = enter(network)?;
-            command.spawn().map_err(|error| failed("criu", error))?
+        arguments.extend(common(job, talks));
+        let inside = Inside { network: network.as_ref().map(AsFd::as_fd), ..Inside::default() };
+        let child = if apart {
+            let unshare = Program::find("unshare").map_err(|why| why.to_string())?;
+            let before = ["--pid", "--fork", "--mount-proc"].map(OsString::from);
+            let program = self.program.path().as_os_str().to_owned();
+            unshare.spawn(&before.into_iter().chain([program]).chain(arguments).collect::<Vec<_>>(), inside)
+        } else {
+            self.program.spawn(&arguments, inside)
         };
+        let mut child = child.map_err(|error| failed("criu", error))?;
         if apart {
             // Of the processes there it is this that has to be found again.
             let _ = fs::write(directory.join("keeper"), child.id().to_string());
@@ -214,12 +233,12 @@ impl Criu {
     }
 }
 
-/// Ends what CRIU has made so that nothing comes for the connections of a process with this number. `network`: where that is, if not here.
-pub(crate) fn end_lock(inner: u32, network: Option<OwnedFd>) {
-    let mut command = Command::new("nft");
-    command.args(["delete", "table", "inet"]).arg(format!("CRIU-{inner}"));
+/// Ends what CRIU has made so that nothing comes for the connections of a process with this number. `inside`: where its sockets are.
+pub(crate) fn end_lock(inner: u32, inside: Inside<'_>) {
+    let arguments = ["delete".into(), "table".into(), "inet".into(), format!("CRIU-{inner}").into()];
     // Where it has failed there is none.
-    let _ = run(command, network, Path::new(""));
+    let _ =
+        Program::find("nft").map(|nft| nft.output(&arguments, Inside { network: inside.network, ..Inside::default() }));
 }
 
 /// Whether a process that was rebuilt waits for its fate.
@@ -323,30 +342,19 @@ pub(crate) fn numbers_here(directory: &Path, inner: &[u32]) -> Vec<u32> {
     first.map(|first| whimbrel_kernel::whole::outer_numbers(first, inner)).unwrap_or_default()
 }
 
-/// The file of a daemon's state has what CRIU needs whatever it does.
-fn common(command: &mut Command, job: bool, talks: bool) {
-    command.args(["--tcp-established", "--manage-cgroups=ignore", "-v2"]);
-    if job {
-        command.arg("--shell-job");
-    }
-    if talks {
-        command.arg("--ext-unix-sk");
-    }
-}
-
-fn enter(network: Option<OwnedFd>) -> Result<Option<Entered>, String> {
-    let enter = |network: OwnedFd| Entered::descriptor(network.as_fd()).map_err(|error| error.to_string());
-    network.map(enter).transpose()
+/// What CRIU is told whatever it does.
+fn common(job: bool, talks: bool) -> impl Iterator<Item = OsString> {
+    let always = ["--tcp-established", "--manage-cgroups=ignore", "-v2"].map(OsString::from);
+    always.into_iter().chain(job.then(|| "--shell-job".into())).chain(talks.then(|| "--ext-unix-sk".into()))
 }
 
 pub(crate) fn network_of(pid: u32) -> Result<OwnedFd, String> {
     whimbrel_kernel::whole::network_of(pid).map_err(|error| error.to_string())
 }
 
-fn run(mut command: Command, network: Option<OwnedFd>, log: &Path) -> Result<(), String> {
-    let _inside = enter(network)?;
-    let output = command.stdin(Stdio::null()).current_dir("/").output();
-    let output = output.map_err(|error| format!("{}: {error}", command.get_program().display()))?;
+fn run(program: &Program, arguments: &[OsString], inside: Inside<'_>, log: &Path) -> Result<(), String> {
+    let output = program.output(arguments, inside);
+    let output = output.map_err(|error| format!("{}: {error}", program.path().display()))?;
     if output.status.success() {
         return Ok(());
     }
@@ -372,10 +380,70 @@ fn numbers(version: &str) -> (u32, u32) {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{BufRead, BufReader, Write};
+    use std::os::unix::fs::PermissionsExt;
+    use std::process::{Command, Stdio};
+
     use super::*;
 
     fn version(version: &str) -> Criu {
-        Criu { version: version.into() }
+        let program = Program::open(Path::new("/bin/sh")).expect("it is root's");
+        Criu { version: version.into(), program }
+    }
+
+    /// Of a service that has a mount namespace of its own, as by `PrivateTmp=`: once it was looked at it makes a user and a mount namespace, in which
+    /// `criu` is a program of its own.
+    const HOSTILE: &str = r#"
+echo here; read go
+exec unshare -Urm sh -c '
+for place in $(echo "$PATH" | tr : " "); do [ ! -e "$place/criu" ] || mount --bind theirs "$place/criu"; done
+mount -t tmpfs none /usr/local/bin && cp theirs /usr/local/bin/criu
+echo there; read end'
+"#;
+
+    #[test]
+    #[ignore = "needs root: it makes namespaces"]
+    fn a_process_that_goes_elsewhere_while_it_is_moved_has_nothing_of_its_own_run_as_root() {
+        let directory = std::env::temp_dir().join(format!("whimbrel-hostile-{}", std::process::id()));
+        super::super::make(&directory).expect("directory");
+        let (proof, theirs) = (directory.join("proof"), directory.join("theirs"));
+        fs::write(&theirs, format!("#!/bin/sh\nid -u >{}\n", proof.display())).expect("a script");
+        for path in [&directory, &theirs] {
+            fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("mode");
+        }
+        let mut process = Command::new("unshare");
+        process.args(["--mount", "setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "sh", "-c"]);
+        process.arg(HOSTILE).current_dir(&directory).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = process.spawn().expect("unshare");
+        let (mut input, output) = (process.stdin.take().expect("stdin"), process.stdout.take().expect("stdout"));
+        let mut said = BufReader::new(output).lines().map(|line| line.expect("a line"));
+        assert_eq!(said.next().as_deref(), Some("here"));
+        let root = process.id();
+        let namespaces = Namespaces::of(root).expect("there is nothing wrong with it yet");
+        assert!(namespaces.are_apart().expect("looked at"));
+        let subject = Subject { root, inner: root, namespaces, apart: true, job: true, talks: false };
+        subject.has_stayed().expect("it has");
+        // What runs inside is this host's, by the namespaces that were seen.
+        let shell = version("4.2").program;
+        let look = ["-c", "readlink /proc/self/ns/mnt; id -u"].map(OsString::from);
+        let inside =
+            || String::from_utf8(shell.output(&look, subject.inside()).expect("it runs").stdout).expect("text");
+        let there = fs::read_link(format!("/proc/{root}/ns/mnt")).expect("its namespace");
+        assert_eq!(inside(), format!("{}\n0\n", there.display()));
+        input.write_all(b"go\n").expect("written");
+        assert_eq!(said.next().as_deref(), Some("there"));
+        assert_ne!(fs::read_link(format!("/proc/{root}/ns/mnt")).expect("its namespace"), there);
+        for dumped in
+            [version("4.2").dump_before(&subject, &directory), version("4.2").dump(&subject, &directory, false)]
+        {
+            assert!(dumped.expect_err("it has gone").contains("user namespace"));
+        }
+        assert!(!proof.exists(), "its own program was run as {:?}", fs::read_to_string(&proof));
+        assert_eq!(inside(), format!("{}\n0\n", there.display()), "wherever it is");
+        assert!(Namespaces::of(root).is_err(), "what it has made is not entered");
+        process.kill().expect("killed");
+        process.wait().expect("wait");
+        super::super::remove(&directory).expect("removed");
     }
 
     #[test]

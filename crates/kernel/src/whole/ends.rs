@@ -108,6 +108,7 @@ impl Whole {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Namespaces;
     use super::*;
 
     fn end(transport: Transport, at: &str) -> End {
@@ -116,7 +117,24 @@ mod tests {
 
     fn whole(ends: &[&str], others: &[&str]) -> Whole {
         let all = |of: &[&str]| of.iter().map(|at| end(Transport::Tcp, at)).collect();
-        Whole { ends: all(ends), others: all(others), ..Whole::default() }
+        let namespaces = Namespaces::of(std::process::id()).expect("its own");
+        Whole {
+            root: 1,
+            pids: vec![1],
+            inner: vec![1],
+            name: String::new(),
+            started: vec![None],
+            namespaces,
+            apart: false,
+            leads: false,
+            talks: false,
+            flows: Vec::new(),
+            ends: all(ends),
+            others: all(others),
+            idle: Vec::new(),
+            files: Vec::new(),
+            memory: 0,
+        }
     }
 
     fn met(whole: &Whole, address: &str) -> Result<(Vec<String>, Vec<String>), String> {

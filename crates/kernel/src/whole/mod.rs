@@ -4,6 +4,7 @@
 //! stopped: a pipe to a process that stays is silently gone after CRIU has rebuilt its other end.
 
 mod ends;
+mod namespaces;
 mod quiet;
 mod sockets;
 
@@ -12,7 +13,7 @@ use std::fs;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -27,6 +28,7 @@ use crate::namespace::Entered;
 use crate::process;
 use crate::sock_diag::SockDiag;
 pub use ends::End;
+pub use namespaces::{Identity, Namespace, Namespaces, identity_of, own_root};
 pub use quiet::grow_quiet;
 use sockets::{Socket, Sockets, Unlisted};
 
@@ -51,7 +53,7 @@ pub enum Scope {
 }
 
 /// A process that can go, as far as can be seen, with what goes with it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Whole {
     /// The first of the processes.
     pub root: u32,
@@ -61,6 +63,10 @@ pub struct Whole {
     pub inner: Vec<u32>,
     /// The name of the first.
     pub name: String,
+    /// When each was started ([`started`]): what tells it from a later one of its number.
+    pub started: Vec<Option<u64>>,
+    /// The namespaces that all of them are in, open.
+    pub namespaces: Namespaces,
     /// They are in another PID or mount namespace than the calling process.
     pub apart: bool,
     /// The first leads its session.
@@ -116,24 +122,20 @@ pub fn look(pid: u32, scope: Scope) -> Result<Whole, Unfit> {
     // Of a cgroup any process may have been named.
     let root = pids.first().copied().unwrap_or(pid);
     let inner = pids.iter().map(|pid| inner_number(*pid)).collect::<Option<Vec<_>>>().ok_or(Unfit::Gone(root))?;
-    let apart = !same(root, "pid") || !same(root, "mnt");
+    let started = pids.iter().map(|pid| started(*pid)).collect();
+    let namespaces = Namespaces::of(root)?;
     // What has ended, and nobody has waited for yet, is in no namespace any more, and goes along as that.
     for pid in pids.iter().filter(|pid| !is_over(**pid)) {
-        if !same(*pid, "user") {
-            return Err(tied(format!("process {pid} is in a user namespace of its own")));
-        }
-        if ["pid", "mnt", "net"].iter().any(|kind| namespace(*pid, kind) != namespace(root, kind)) {
+        if Namespaces::of(*pid)? != namespaces {
             return Err(tied(format!("process {pid} is in other namespaces than process {root}")));
         }
-        let root_directory =
-            |pid: &str| fs::metadata(format!("/proc/{pid}/root/")).map(|root| (root.dev(), root.ino()));
-        if root_directory(&pid.to_string()).ok() != root_directory("self").ok() {
-            return Err(tied(format!("process {pid} has another root directory, as in a container")));
-        }
     }
+    let apart = namespaces.are_apart()?;
     let mut whole = Whole {
         root,
         name: process::name_of(root),
+        started,
+        namespaces,
         apart,
         leads: session(root) == Some(root),
         talks: false,
@@ -151,6 +153,29 @@ pub fn look(pid: u32, scope: Scope) -> Result<Whole, Unfit> {
     whole.files.sort();
     whole.files.dedup_by(|next, kept| next.0 == kept.0);
     Ok(whole)
+}
+
+impl Whole {
+    /// Looks once more at what was seen, now that the processes stand still and nothing of it changes any more.
+    ///
+    /// # Errors
+    /// [`Unfit`]: something is not as it was.
+    pub fn see_again(&self) -> Result<(), Unfit> {
+        let now = look(self.root, Scope::Tree)?;
+        if now.pids != self.pids || now.inner != self.inner || now.started != self.started {
+            return Err(tied("it has started or ended processes meanwhile; try again"));
+        }
+        if now.namespaces != self.namespaces {
+            return Err(tied("it has gone into other namespaces meanwhile"));
+        }
+        if now.flows != self.flows || now.ends != self.ends {
+            return Err(tied("it has opened or closed connections meanwhile; try again"));
+        }
+        match queued(&self.pids)? {
+            Some((at, waiting)) => Err(tied(format!("{waiting} connections have come to {at} meanwhile; try again"))),
+            None => Ok(()),
+        }
+    }
 }
 
 /// The processes that go, the first first.
@@ -199,11 +224,6 @@ fn members(root: u32, scope: Scope) -> Result<Vec<u32>, Unfit> {
 }
 
 /// A process and its descendants, the first first.
-#[must_use]
-pub fn tree(root: u32) -> Vec<u32> {
-    descendants(root, &parents())
-}
-
 fn descendants(root: u32, parents: &HashMap<u32, u32>) -> Vec<u32> {
     let mut pids = vec![root];
     let mut at = 0;
@@ -382,29 +402,6 @@ fn flows_among(sockets: &Sockets, pids: &[u32]) -> Result<BTreeSet<FlowTuple>, U
         }
     }
     Ok(found)
-}
-
-/// What processes have of TCP and UDP, all seen at once.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
-    /// Their connections.
-    pub flows: BTreeSet<FlowTuple>,
-    /// Their sockets without another end.
-    pub ends: BTreeSet<End>,
-    /// Where connections wait to be accepted by them, if any do, and how many.
-    pub queued: Option<(SocketAddr, u32)>,
-}
-
-/// Looks once at what processes have now.
-///
-/// # Errors
-/// [`Unfit`].
-pub fn see(pids: &[u32]) -> Result<Seen, Unfit> {
-    let Some(first) = pids.first() else { return Ok(Seen::default()) };
-    let sockets = Sockets::of(*first)?;
-    let own: HashSet<u32> = pids.iter().flat_map(|pid| process::sockets(*pid)).collect();
-    let ends = sockets.ends().filter(|(inode, _)| own.contains(inode)).map(|(_, end)| end).collect();
-    Ok(Seen { flows: flows_among(&sockets, pids)?, ends, queued: queued_among(&sockets, &own) })
 }
 
 /// The UDP sockets of processes that stand still, in whose queues something waits: CRIU leaves that behind. Nothing is changed.
@@ -629,10 +626,6 @@ fn inner_number(pid: u32) -> Option<u32> {
 
 fn namespace(pid: u32, kind: &str) -> Option<PathBuf> {
     fs::read_link(format!("/proc/{pid}/ns/{kind}")).ok()
-}
-
-fn same(pid: u32, kind: &str) -> bool {
-    namespace(pid, kind) == fs::read_link(format!("/proc/self/ns/{kind}")).ok()
 }
 
 /// Memory that a process has in use, in bytes (`/proc/PID/status`).

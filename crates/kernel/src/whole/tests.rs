@@ -154,7 +154,9 @@ fn a_child_that_has_ended_and_was_not_waited_for_goes_along() {
     command.args(["-c", "sleep 0 & exec sleep 1000"]).current_dir("/");
     let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("sh");
     let since = Instant::now();
-    while process::name_of(child.id()) != "sleep" || !tree(child.id()).iter().any(|pid| is_over(*pid)) {
+    while process::name_of(child.id()) != "sleep"
+        || !descendants(child.id(), &parents()).iter().any(|pid| is_over(*pid))
+    {
         assert!(since.elapsed().as_secs() < 10, "it does not end");
         std::thread::yield_now();
     }
@@ -179,7 +181,7 @@ fn a_connection_that_a_tree_shares_goes_once() {
     let child = command.current_dir("/").spawn().expect("sh");
     drop((command, listener));
     let since = Instant::now();
-    while tree(child.id()).iter().filter(|pid| process::name_of(**pid) == "sleep").count() < 2 {
+    while descendants(child.id(), &parents()).iter().filter(|pid| process::name_of(**pid) == "sleep").count() < 2 {
         assert!(since.elapsed().as_secs() < 10, "it does not start");
         std::thread::yield_now();
     }
@@ -257,8 +259,11 @@ fn sockets_without_another_end_are_told_and_whose_they_are() {
     let whole = looked(&child, Scope::Alone).expect("it can go");
     assert_eq!(whole.ends, [tcp, udp]);
     assert!(whole.others.contains(&other) && !whole.others.contains(&tcp), "{:?}", whole.others);
-    let seen = see(&whole.pids).expect("seen");
-    assert_eq!(seen.ends.into_iter().collect::<Vec<_>>(), [tcp, udp]);
+    whole.see_again().expect("nothing has changed");
+    let before = Whole { ends: vec![tcp], ..whole.clone() };
+    assert!(before.see_again().expect_err("one more").to_string().contains("opened or closed"));
+    let another = Whole { started: vec![Some(1)], ..whole };
+    assert!(another.see_again().expect_err("another of its number").to_string().contains("started or ended"));
     finish(child);
 }
 

@@ -1,15 +1,16 @@
 //! At the donor.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use whimbrel_datapath::{HelpedFlow, HelpedPhase};
 use whimbrel_kernel::borrowed::Halted;
-use whimbrel_kernel::whole::{self, End, Whole};
+use whimbrel_kernel::program::Inside;
+use whimbrel_kernel::whole::{self, Whole};
 use whimbrel_protocol::{Found, MoveDone, MoveName, MoveOpId, PeerId, Refusal, SavedDonation, Time};
 use whimbrel_wire::{FlowTuple, Transport};
 
@@ -34,11 +35,12 @@ const GONE: &str = "gone";
 #[derive(Debug)]
 pub(super) struct Leaving {
     pids: Vec<u32>,
-    subject: Subject,
+    /// The number of the first in its PID namespace.
+    inner: u32,
+    /// As it was seen last. None: a daemon before this one has begun, and it does not go any more.
+    whole: Option<Whole>,
     /// Its connections and sockets without another end, that which decides first; none before they are to be given.
     flows: Vec<FlowTuple>,
-    /// What the latter are bound to.
-    ends: BTreeSet<End>,
     /// Where new connections wait already.
     quiet: Vec<FlowTuple>,
     directory: PathBuf,
@@ -76,7 +78,6 @@ struct State {
     /// Each with what tells it from a later one of its number.
     pids: Vec<(u32, Option<u64>)>,
     inner: u32,
-    apart: bool,
     flows: Vec<(u8, std::net::SocketAddr, std::net::SocketAddr)>,
     /// CRIU cuts its connections off.
     #[serde(default)]
@@ -93,12 +94,12 @@ impl State {
 
 impl Leaving {
     /// One that nothing has been done with yet.
-    fn new(pids: Vec<u32>, subject: Subject, flows: Vec<FlowTuple>, directory: PathBuf) -> Self {
+    fn new(pids: Vec<u32>, inner: u32, flows: Vec<FlowTuple>, directory: PathBuf) -> Self {
         Self {
             pids,
-            subject,
+            inner,
+            whole: None,
             flows,
-            ends: BTreeSet::new(),
             quiet: Vec::new(),
             directory,
             criu: None,
@@ -121,8 +122,7 @@ impl Leaving {
         let flow = |flow: &FlowTuple| (flow.transport.protocol(), flow.local, flow.remote);
         let state = State {
             pids: self.pids.iter().map(|pid| (*pid, whole::started(*pid))).collect(),
-            inner: self.subject.inner,
-            apart: self.subject.apart,
+            inner: self.inner,
             flows: self.flows.iter().map(flow).collect(),
             locks: self.criu.as_ref().is_some_and(Criu::leaves_lock),
         };
@@ -154,23 +154,22 @@ impl Wholes {
         let directory = self.directory.join(format!("out-{root}"));
         make(&directory).map_err(|error| format!("{}: {error}", directory.display()))?;
         let inner = whole.inner.first().copied().unwrap_or(root);
-        let (job, talks) = (!whole.leads, whole.talks);
-        let subject = Subject { root, inner, apart: whole.apart, job, talks };
-        let leaving = Leaving::new(whole.pids.clone(), subject.clone(), Vec::new(), directory.clone());
-        self.leaving.insert(root, leaving);
+        let leaving = Leaving::new(whole.pids.clone(), inner, Vec::new(), directory.clone());
+        self.leaving.insert(root, Leaving { whole: Some(whole.clone()), ..leaving });
+        let subject = Subject::of(whole);
         let mut manifest = Manifest {
             criu: String::new(),
             architecture: std::env::consts::ARCH.to_owned(),
             name: whole.name.clone(),
             pids: whole.inner.clone(),
-            job,
-            talks,
+            job: !whole.leads,
+            talks: whole.talks,
             files: whole.files.clone(),
             before: false,
         };
         let work = move || {
             let packed = Criu::find().and_then(|criu| {
-                criu.may_dump(subject.apart)?;
+                criu.may_dump()?;
                 let before = criu.dump_before(&subject, &directory);
                 if let Err(why) = &before {
                     // It only takes longer at rest.
@@ -286,19 +285,14 @@ impl Effects {
         self.datapath.set_helped(flow, &rests).map_err(|error| error.to_string())
     }
 
-    /// All of these of a process are about to be given.
+    /// All of these of a process, as it was seen, are about to be given.
     ///
     /// # Errors
     /// A sentence.
-    pub(crate) fn begin_leaving(
-        &mut self,
-        now: Time,
-        root: u32,
-        flows: Vec<FlowTuple>,
-        ends: &[End],
-    ) -> Result<(), String> {
-        let Some(leaving) = self.wholes.leaving.get_mut(&root) else { return Err("it was given up".to_owned()) };
-        (leaving.flows, leaving.ends) = (flows, ends.iter().copied().collect());
+    pub(crate) fn begin_leaving(&mut self, now: Time, whole: &Whole, flows: Vec<FlowTuple>) -> Result<(), String> {
+        let leaving = self.wholes.leaving.get_mut(&whole.root);
+        let Some(leaving) = leaving else { return Err("it was given up".to_owned()) };
+        (leaving.flows, leaving.whole) = (flows, Some(whole.clone()));
         leaving.save().map_err(|error| error.to_string())?;
         self.make_ready(now).map_err(|error| error.to_string())
     }
@@ -360,30 +354,17 @@ impl Effects {
         let Some(leaving) = self.wholes.leaving.get_mut(&root) else { return Err("it was given up".to_owned()) };
         leaving.stopped = Some(Instant::now());
         let (flows, pids) = (leaving.flows.clone(), leaving.pids.clone());
-        let (quiet, ends) = (leaving.quiet.clone(), leaving.ends.clone());
+        let (quiet, seen) = (leaving.quiet.clone(), leaving.whole.clone());
         let fresh: Vec<FlowTuple> = flows.iter().copied().filter(|flow| !quiet.contains(flow)).collect();
         fresh.iter().for_each(|flow| self.forget_late(flow));
-        let mut stop = || {
+        let stop = || {
             fresh.iter().try_for_each(|flow| self.hold(flow))?;
             let live = pids.iter().filter(|pid| !whole::is_over(**pid));
             let halted: Result<Vec<Halted>, _> = live.map(|pid| Halted::stop_within(*pid, STOPS_WITHIN)).collect();
             let halted = halted.map_err(|error| error.to_string())?;
             // Now that none of them does anything more.
-            let sorted = |mut pids: Vec<u32>| {
-                pids.sort_unstable();
-                pids
-            };
-            if sorted(whole::tree(root)) != sorted(pids.clone()) {
-                return Err("it has started or ended processes meanwhile; try again".to_owned());
-            }
-            let connected: BTreeSet<FlowTuple> = flows.iter().copied().filter(|flow| !flow.is_unconnected()).collect();
-            let seen = whole::see(&pids).map_err(|unfit| unfit.to_string())?;
-            if seen.flows != connected || seen.ends != ends {
-                return Err("it has opened or closed connections meanwhile; try again".to_owned());
-            }
-            if let Some((at, waiting)) = seen.queued {
-                return Err(format!("{waiting} connections have come to {at} meanwhile; try again"));
-            }
+            let seen = seen.ok_or("it does not go any more")?;
+            seen.see_again().map_err(|unfit| unfit.to_string())?;
             // Whatever becomes of this daemon, they do not go on with sockets at rest.
             halted.into_iter().for_each(Halted::leave);
             Ok(())
@@ -416,11 +397,12 @@ impl Effects {
             return None;
         }
         leaving.dumping.insert(0, id);
-        let (subject, directory, before) = (leaving.subject.clone(), leaving.directory.clone(), leaving.before);
-        let pids = leaving.pids.clone();
+        let (directory, before) = (leaving.directory.clone(), leaving.before);
+        let (seen, pids) = (leaving.whole.as_ref().map(Subject::of), leaving.pids.clone());
         let work = move || {
             let (mut images, written) = (Vec::new(), directory.join(IMAGES));
-            let dumped = criu.dump(&subject, &directory, before);
+            let dumped = seen.ok_or_else(|| "it does not go any more".to_owned());
+            let dumped = dumped.and_then(|subject| criu.dump(&subject, &directory, before));
             let dumped = dumped.and_then(|()| {
                 let queues = whole::queues_of(&pids).map_err(|unfit| unfit.to_string())?;
                 write_queues(&queues, &written).map_err(|error| error.to_string())
@@ -537,7 +519,8 @@ impl Effects {
             // Some may have been killed meanwhile. The others stand still yet.
             let pids = state.left(whole::started);
             if state.locks {
-                criu::end_lock(state.inner, pids.first().and_then(|pid| criu::network_of(*pid).ok()));
+                let network = pids.first().and_then(|pid| criu::network_of(*pid).ok());
+                criu::end_lock(state.inner, Inside { network: network.as_ref().map(AsFd::as_fd), ..Inside::default() });
             }
             if pids.is_empty() {
                 let _ = remove(&directory);
@@ -556,9 +539,8 @@ impl Effects {
                 let transport = Transport::from_protocol(*protocol)?;
                 Some(FlowTuple { transport, local: *local, remote: *remote })
             };
-            let subject = Subject { root, inner: state.inner, apart: state.apart, job: false, talks: false };
             let flows = state.flows.iter().filter_map(flow).collect();
-            let leaving = Leaving { doomed: true, ..Leaving::new(pids, subject, flows, directory) };
+            let leaving = Leaving { doomed: true, ..Leaving::new(pids, state.inner, flows, directory) };
             self.wholes.leaving.insert(root, leaving);
         }
     }
@@ -603,9 +585,8 @@ mod tests {
         let directory = std::env::temp_dir().join(format!("whimbrel-found-{}", std::process::id()));
         let mut wholes = Wholes::new(&directory).expect("an eventfd");
         for root in [1, 2, 3] {
-            let subject = Subject { root, inner: root, apart: false, job: false, talks: false };
             let flows = vec![flow(10 * root as u16), flow(10 * root as u16 + 1)];
-            let leaving = Leaving::new(Vec::new(), subject, flows, directory.join(format!("out-{root}")));
+            let leaving = Leaving::new(Vec::new(), root, flows, directory.join(format!("out-{root}")));
             wholes.leaving.insert(root, Leaving { doomed: true, ..leaving });
         }
         let name = |number| MoveName { donor: [1; 32], number };
