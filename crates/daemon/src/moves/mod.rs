@@ -329,13 +329,24 @@ impl EventLoop {
     /// Sockets that have come are handed to their programs.
     pub(crate) fn hand_over(&mut self) {
         for Arrived { name, receiver, flow, socket, luggage } in self.effects.relocation.take_arrived() {
-            self.programs.names.learn(socket.as_fd(), Uuid::from_bytes(luggage.uuid));
-            let waits = receiver.is_empty().then(|| Uuid::from_bytes(luggage.uuid));
-            self.moves.come.insert(name, Come { flow, waits });
+            let called = Uuid::from_bytes(luggage.uuid);
+            let is_taken = self.programs.kept.has_other(&called, socket.as_fd());
+            if !is_taken {
+                self.programs.names.learn(socket.as_fd(), called);
+            }
+            // By the name that it has here, where its own is that of another socket which waits.
+            let uuid = self.programs.names.of(socket.as_fd()).unwrap_or(called);
+            self.moves.come.insert(name, Come { flow, waits: receiver.is_empty().then_some(uuid) });
+            if is_taken {
+                let sentence = "a socket that has come is called otherwise than there: another one waits by its name";
+                let told = Told::new("socket-renamed", sentence.to_owned()).with("uuid", uuid.to_string());
+                self.tell(told.with("called", called.to_string()));
+            }
             if receiver.is_empty() {
                 // A program asks for it by its name.
-                let uuid = Uuid::from_bytes(luggage.uuid);
-                self.programs.kept.put(clock::now(), uuid, socket);
+                if self.programs.kept.put(clock::now(), uuid, socket).is_err() {
+                    tracing::warn!(%uuid, "a socket that has come is closed: another one waits by its name");
+                }
                 self.note_waiting_room();
                 continue;
             }
@@ -345,7 +356,7 @@ impl EventLoop {
                 name: name_here,
                 from: self.peer_name(&PublicKey::from(name.donor)),
                 flow: views::flow(flow),
-                uuid: Uuid::from_bytes(luggage.uuid),
+                uuid,
                 state: State::new(luggage.state).unwrap_or_default(),
             };
             // Of a program that has gone meanwhile the socket is closed, as its own would be.

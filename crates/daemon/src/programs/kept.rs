@@ -1,9 +1,10 @@
 //! Sockets that wait for their programs.
 
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
+use rustix::net::sockopt::socket_cookie;
 use whimbrel_ipc::{Code, Failure, Uuid, WAITS_FOR};
 use whimbrel_protocol::Time;
 
@@ -37,19 +38,33 @@ impl KeptSockets {
     /// Keeps one, and tells how long.
     ///
     /// # Errors
-    /// Where as many as may be are kept already; the socket is closed then, which its program need not notice.
+    /// Where as many as may be are kept already, or another one of this name; the program has its own still.
     pub(crate) fn keep(&mut self, now: Time, uuid: Uuid, socket: OwnedFd) -> Result<Duration, Failure> {
         if self.is_full() && !self.sockets.contains_key(&uuid) {
             return Err(Failure::new("too many sockets wait for their programs already").code(Code::TooMany));
         }
-        self.put(now, uuid, socket);
+        let taken = |_| Failure::new("another socket of this name waits for its program").on(uuid).code(Code::InUse);
+        self.put(now, uuid, socket).map_err(taken)?;
         Ok(WAITS_FOR)
     }
 
     /// Takes one in that has come from another host, and that nobody else has any more. The caller asks for none while
     /// [all room is taken](Self::is_full); those that are under way then come on top of it.
-    pub(crate) fn put(&mut self, now: Time, uuid: Uuid, socket: OwnedFd) {
+    ///
+    /// # Errors
+    /// The socket, where [another one](Self::has_other) waits by this name.
+    pub(crate) fn put(&mut self, now: Time, uuid: Uuid, socket: OwnedFd) -> Result<(), OwnedFd> {
+        if self.has_other(&uuid, socket.as_fd()) {
+            return Err(socket);
+        }
         self.sockets.insert(uuid, Kept { socket, until: now + WAITS_FOR });
+        Ok(())
+    }
+
+    /// Whether a socket waits by this name that is not this one. Names come from other hosts as well: nobody's word makes one give way.
+    pub(crate) fn has_other(&self, uuid: &Uuid, socket: BorrowedFd<'_>) -> bool {
+        let number = |socket: BorrowedFd<'_>| socket_cookie(socket).ok();
+        self.sockets.get(uuid).is_some_and(|kept| number(kept.socket.as_fd()) != number(socket))
     }
 
     /// Whether as many wait as should.
@@ -93,7 +108,7 @@ impl KeptSockets {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::Read;
+    use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
 
     fn uuid(first: u8) -> Uuid {
@@ -121,6 +136,26 @@ mod tests {
     }
 
     #[test]
+    fn one_that_waits_gives_way_to_no_other_of_its_name() {
+        let mut kept = KeptSockets::default();
+        let (first, mut far) = UnixStream::pair().expect("pair");
+        let (second, _other) = UnixStream::pair().expect("pair");
+        let now = Time::default();
+        let again = first.try_clone().expect("dup");
+        kept.keep(now, uuid(1), first.into()).expect("kept");
+        // As by a host that has called its own so.
+        let back = kept.put(now, uuid(1), second.try_clone().expect("dup").into()).expect_err("another one");
+        assert!(socket_cookie(&back) == socket_cookie(&second), "it is not closed either");
+        assert_eq!(kept.keep(now, uuid(1), second.into()).expect_err("another one").code, Some(Code::InUse));
+        let wait = kept.keep(now + Duration::from_secs(1), uuid(1), again.into()).expect("it is the same");
+        assert!(kept.expire(now + wait).is_empty(), "and waits from then on");
+        let (_, mut taken) =
+            kept.take(&uuid(1).to_string()).map(|(uuid, fd)| (uuid, UnixStream::from(fd))).expect("there");
+        far.write_all(b"x").expect("written");
+        assert_eq!(taken.read(&mut [0]).expect("read"), 1);
+    }
+
+    #[test]
     fn they_are_closed_when_nobody_comes() {
         let mut kept = KeptSockets::default();
         let (mut other, socket) = UnixStream::pair().expect("pair");
@@ -141,14 +176,14 @@ mod tests {
         // As many as there may be are more than a test may have descriptors.
         let most = 500;
         for number in 0..most {
-            kept.put(now, name(number), socket());
+            kept.put(now, name(number), socket()).expect("put");
         }
         assert!(!kept.is_full());
         kept.most = most;
         assert!(kept.is_full());
         assert_eq!(kept.keep(now, name(most), socket()).expect_err("full").code, Some(Code::TooMany));
         assert!(kept.keep(now, name(0), socket()).is_ok(), "it has its place already");
-        kept.put(now, name(most), socket());
+        kept.put(now, name(most), socket()).expect("it comes on top");
         assert_eq!(kept.take(&name(most).to_string()).expect("it was on its way").0, name(most));
     }
 }
