@@ -4,6 +4,7 @@ CARGO ?= cargo
 PREFIX ?= /usr
 DESTDIR ?=
 SYSTEMD_UNITS ?= /lib/systemd/system
+SYSUSERS ?= /usr/lib/sysusers.d
 TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
 # rustup's place, for shells that do not have it in their path
 export PATH := $(PATH):$(HOME)/.cargo/bin
@@ -88,12 +89,14 @@ install: ## after `make build`, as root: program, library, manual pages, documen
 	sed 's|^prefix=.*|prefix=$(PREFIX)|' packaging/whimbrel.pc | \
 		install -D -m 644 /dev/stdin $(DESTDIR)$(PREFIX)/lib/pkgconfig/whimbrel.pc
 	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/whimbrel docs/json.md docs/helpers.md packaging/whimbrel.toml
+	install -D -m 644 packaging/whimbrel.sysusers $(DESTDIR)$(SYSUSERS)/whimbrel.conf
 	for unit in $(UNITS); do \
 		sed 's|/usr/bin/whimbrel|$(PREFIX)/bin/whimbrel|g' packaging/$$unit | \
 			install -D -m 644 /dev/stdin $(DESTDIR)$(SYSTEMD_UNITS)/$$unit || exit; \
 	done
 	[ -e $(DESTDIR)/etc/whimbrel/whimbrel.toml ] || \
 		install -D -m 644 packaging/whimbrel.toml $(DESTDIR)/etc/whimbrel/whimbrel.toml
+	[ -n "$(DESTDIR)" ] || getent group whimbrel >/dev/null || groupadd --system whimbrel
 	[ -n "$(DESTDIR)" ] || ldconfig
 	@echo "Installed. Start it now and at every boot with: systemctl daemon-reload && systemctl enable --now whimbrel"
 	@echo "On a machine that sleeps, have it say so to the other ends: systemctl enable whimbrel-sleep"
@@ -105,7 +108,7 @@ uninstall: ## as root: stop the daemon, remove what it and `make install` made; 
 	done
 	[ -n "$(DESTDIR)" ] || ! [ -x $(PREFIX)/bin/whimbrel ] || $(PREFIX)/bin/whimbrel clean
 	rm -f $(DESTDIR)$(PREFIX)/bin/whimbrel $(DESTDIR)$(PREFIX)/share/man/man1/whimbrel.1 \
-		$(addprefix $(DESTDIR)$(SYSTEMD_UNITS)/,$(UNITS))
+		$(addprefix $(DESTDIR)$(SYSTEMD_UNITS)/,$(UNITS)) $(DESTDIR)$(SYSUSERS)/whimbrel.conf
 	rm -f $(DESTDIR)$(PREFIX)/share/man/man3/whimbrel.3 $(DESTDIR)$(PREFIX)/lib/pkgconfig/whimbrel.pc \
 		$(addprefix $(DESTDIR)$(PREFIX)/lib/,$(LIBRARY) libwhimbrel.so.0 libwhimbrel.so libwhimbrel.a) \
 		$(addprefix $(DESTDIR)$(PREFIX)/include/,whimbrel.h libsockmand.h)
@@ -114,7 +117,7 @@ uninstall: ## as root: stop the daemon, remove what it and `make install` made; 
 	[ -n "$(DESTDIR)" ] || ! command -v systemctl >/dev/null || systemctl daemon-reload || true
 	[ -n "$(DESTDIR)" ] || rm -rf /run/whimbrel
 	@echo "Removed. What is left: the configuration in $(DESTDIR)/etc/whimbrel, and this host's keys in" \
-		"$(DESTDIR)/var/lib/whimbrel; remove these directories to forget them."
+		"$(DESTDIR)/var/lib/whimbrel; remove these directories to forget them. The group \`whimbrel\` stays as well."
 
 clean: ## remove all that was built
 	$(CARGO) clean

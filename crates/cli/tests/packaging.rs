@@ -46,8 +46,14 @@ fn what_is_installed_is_uninstalled() {
     };
     make("install");
     let units = ["whimbrel.service", "whimbrel-sleep.service"].map(|unit| format!("lib/systemd/system/{unit}"));
-    let mut expected =
-        ["etc/whimbrel/whimbrel.toml", "opt/w/bin/whimbrel", "opt/w/lib/whimbrel/irc-pong"].map(str::to_owned).to_vec();
+    let mut expected = [
+        "etc/whimbrel/whimbrel.toml",
+        "opt/w/bin/whimbrel",
+        "opt/w/lib/whimbrel/irc-pong",
+        "usr/lib/sysusers.d/whimbrel.conf",
+    ]
+    .map(str::to_owned)
+    .to_vec();
     let shared =
         ["man/man1/whimbrel.1", "doc/whimbrel/json.md", "doc/whimbrel/helpers.md", "doc/whimbrel/whimbrel.toml"];
     let library = [
