@@ -187,7 +187,7 @@ anything. So they notice nothing when this host moves, nor when `whimbrel move` 
 connection to another host.
 
 It needs no root, where the kernel lets users have namespaces, but the right to ask the
-daemon (`control_mode`). The program gets 128 ports of the anchor's, for what it opens: as
+daemon (group `whimbrel`). The program gets 128 ports of the anchor's, for what it opens: as
 many connections with one other end at a time. Others that it binds have to be leased: say
 them with --port, as far as the anchor lends them, or they are taken (EADDRINUSE); with
 --address it has all of them, and answers pings too; without it the anchor itself answers

@@ -164,7 +164,7 @@ fn of_client(error: &ClientError) -> Failure {
                 ),
                 io::ErrorKind::PermissionDenied => (
                     "this user may not ask the daemon".to_owned(),
-                    "Ask as root, or let others ask with `control_mode` in the configuration.",
+                    "Ask as root, or as a member of the group `whimbrel`, where there is one when the daemon starts (`usermod -aG whimbrel USER`).",
                 ),
                 _ => (
                     format!("cannot ask a daemon ({source})"),

@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 
 use whimbrel_protocol::SavedCommunity;
 use whimbrel_wire::community::{CommunitySecret, MemberStanding, Statement};
+use zeroize::Zeroizing;
 
 const HEAD: &str = "whimbrel community 1";
 /// Longer than the file of the largest community, in bytes.
@@ -102,7 +103,7 @@ impl CommunityFile {
         if metadata.len() > LONGEST {
             return Err(CommunityFileError::Line { path: path.clone(), line: 1, what: "it is too long" });
         }
-        let bytes = fs::read(path).map_err(|source| self.io("read", source))?;
+        let bytes = fs::read(path).map(Zeroizing::new).map_err(|source| self.io("read", source))?;
         let text = String::from_utf8_lossy(&bytes);
         if text.lines().next() != Some(HEAD) {
             return Err(CommunityFileError::Version(path.clone()));
@@ -113,7 +114,7 @@ impl CommunityFile {
     /// Replaces it, so that it outlives a power failure.
     pub(crate) fn write(&self, saved: &SavedCommunity) -> Result<(), CommunityFileError> {
         let fresh = self.path.with_extension("new");
-        let text = print(saved);
+        let text = Zeroizing::new(print(saved));
         let _ = fs::remove_file(&fresh);
         let written = OpenOptions::new().create_new(true).write(true).mode(0o600).open(&fresh).and_then(|mut file| {
             file.write_all(text.as_bytes())?;

@@ -6,6 +6,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use whimbrel_handshake::StaticKey;
+use zeroize::Zeroizing;
 
 /// Where the key is kept when nobody says otherwise.
 pub const DEFAULT_STATE_DIR: &str = "/var/lib/whimbrel";
@@ -88,7 +89,7 @@ pub fn load_or_create(state_dir: &Path) -> Result<StaticKey, IdentityError> {
     if mode & 0o077 != 0 {
         return Err(IdentityError::Open { path, mode });
     }
-    let bytes = fs::read(&path).map_err(io("read", &path))?;
+    let bytes = fs::read(&path).map(Zeroizing::new).map_err(io("read", &path))?;
     match <[u8; 32]>::try_from(bytes.as_slice()) {
         Ok(bytes) => Ok(StaticKey::from_bytes(bytes)),
         Err(_) => Err(IdentityError::Damaged { path, length: bytes.len() }),
@@ -107,7 +108,7 @@ pub fn random_bytes() -> Result<[u8; 32], IdentityError> {
 }
 
 fn create(path: &Path) -> Result<StaticKey, IdentityError> {
-    let bytes = random_bytes()?;
+    let bytes = Zeroizing::new(random_bytes()?);
     // Whole or not at all: a first start that is cut short must not leave half a key.
     let fresh = path.with_extension("new");
     let _ = fs::remove_file(&fresh);
@@ -117,12 +118,12 @@ fn create(path: &Path) -> Result<StaticKey, IdentityError> {
         .mode(0o600)
         .open(&fresh)
         .and_then(|mut file| {
-            file.write_all(&bytes)?;
+            file.write_all(bytes.as_slice())?;
             file.sync_all()?;
             fs::rename(&fresh, path)
         })
         .map_err(|source| IdentityError::Io { action: "write", path: path.to_owned(), source })?;
-    Ok(StaticKey::from_bytes(bytes))
+    Ok(StaticKey::from_bytes(*bytes))
 }
 
 #[cfg(test)]

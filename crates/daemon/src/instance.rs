@@ -2,7 +2,8 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -13,6 +14,8 @@ use crate::journal::Journal;
 
 /// How long the lock may be had by what a daemon that is gone has begun to start.
 const LETS_GO_WITHIN: Duration = Duration::from_secs(2);
+/// Permission bits of its file: whoever can open it can lock it, and keep the daemon from starting.
+const LOCK_MODE: u32 = 0o600;
 /// Between looks at it.
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -109,9 +112,12 @@ impl Instance {
             .truncate(false)
             .read(true)
             .write(true)
-            .mode(0o644)
+            .mode(LOCK_MODE)
             .open(&path)
             .map_err(unusable("open", &path))?;
+        // One of a former daemon may be open to everybody.
+        let mode = fs::Permissions::from_mode(LOCK_MODE);
+        lock.set_permissions(mode).map_err(unusable("close to others", &path))?;
         let since = Instant::now();
         loop {
             match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
@@ -195,11 +201,17 @@ impl Instance {
     }
 }
 
-/// Whether a daemon holds the lock of a run directory.
+/// Whether a daemon holds the lock of a run directory. Who may not open that sees by its socket whether one listens there.
 #[must_use]
 pub fn is_running(run_dir: &Path) -> bool {
-    fs::File::open(run_dir.join("lock"))
-        .is_ok_and(|lock| flock(&lock, FlockOperation::NonBlockingLockShared) == Err(rustix::io::Errno::WOULDBLOCK))
+    match fs::File::open(run_dir.join("lock")) {
+        Ok(lock) => flock(&lock, FlockOperation::NonBlockingLockShared) == Err(rustix::io::Errno::WOULDBLOCK),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            let answer = UnixStream::connect(whimbrel_ipc::socket_path(run_dir));
+            answer.map_or_else(|error| error.kind() == io::ErrorKind::PermissionDenied, |_| true)
+        }
+        Err(_) => false,
+    }
 }
 
 #[cfg(test)]
@@ -225,6 +237,20 @@ mod tests {
         let_go.join().expect("thread");
         assert!(matches!(Instance::lock(&run_dir), Err(InstanceError::Taken { .. })), "this process has it");
         drop(ours);
+        fs::remove_dir_all(&run_dir).expect("removed");
+    }
+
+    #[test]
+    fn the_lock_is_nobody_elses_to_take() {
+        let run_dir = std::env::temp_dir().join(format!("whimbrel-lock-mode-{}", std::process::id()));
+        let mode = || fs::metadata(run_dir.join("lock")).expect("a lock").permissions().mode() & 0o777;
+        drop(Instance::lock(&run_dir).expect("free"));
+        assert_eq!(mode(), 0o600);
+        // As a daemon before this one made it.
+        fs::set_permissions(run_dir.join("lock"), fs::Permissions::from_mode(0o644)).expect("mode");
+        let held = Instance::lock(&run_dir).expect("free");
+        assert_eq!(mode(), 0o600);
+        drop(held);
         fs::remove_dir_all(&run_dir).expect("removed");
     }
 

@@ -8,7 +8,7 @@
 //! flows.rs        which connections there are
 //! policy/         what the configuration wants for which of them
 //! journal.rs      what the next daemon must know if this one is killed
-//! server.rs       the local API's socket; views.rs and events.rs are what it tells
+//! server.rs       the local API's socket; views.rs and events.rs are what it tells; access.rs is whom
 //! event_log.rs    events in a file
 //! helpers/        what is done for connections whose peer is away, beside waiting
 //! moves/          sockets that change hosts, as programs ask for it
@@ -19,6 +19,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod access;
 mod anchors;
 pub mod apart;
 mod attachments;
@@ -57,6 +58,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::process::DumpableBehavior;
 use sd_notify::NotifyState;
 use whimbrel_datapath::Datapath;
 use whimbrel_handshake::StaticKey;
@@ -86,6 +88,9 @@ use crate::place::Place;
 use crate::programs::SocketNames;
 use crate::server::Server;
 use crate::tunnel::Tunnel;
+
+/// Permission bits of the control socket until it is given to whom it is for.
+const ROOT_ONLY: u32 = 0o600;
 
 /// The TUN device. Names of devices belong to their network namespace, so daemons do not meet there.
 const DEVICE: &str = "whimbrel0";
@@ -202,6 +207,10 @@ pub enum Error {
 /// # Errors
 /// When it cannot start, or cannot go on.
 pub fn run(options: Options) -> Result<(), Error> {
+    // Before there is any secret: no core file, and nobody but root looks in. It is only lost where the kernel lacks it.
+    if let Err(error) = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable) {
+        eprintln!("whimbrel: keys may get into core files (prctl PR_SET_DUMPABLE: {error})");
+    }
     let config = config::read(options.config.as_deref())?;
     let set_log_level = log::start(config.log);
     event_loop::warn_of(&config);
@@ -368,7 +377,7 @@ fn start_on(
     effects.relocation.set_rights(config.privileged_options);
     effects.set_lendable(config.anchor.as_ref().map(|anchor| anchor.lendable.clone()));
 
-    let socket_names = SocketNames::new(&key.to_bytes());
+    let socket_names = SocketNames::new(key.to_bytes().as_slice());
     let of_node = whimbrel_protocol::Config { memory, ..node_config(&config, &effects.known_keys) };
     let mut node = Node::new(of_node, key, identity::random_bytes()?);
     let flows: Vec<_> = restored.flows.keys().copied().collect();
@@ -386,7 +395,8 @@ fn start_on(
 
     // Listening begins before anything is looked at, so that no change is missed in between.
     let monitor = NetworkMonitor::open()?;
-    let server = Server::bind(&socket_path(&options.run_dir), config.control_mode)?;
+    let server = Server::bind(&socket_path(&options.run_dir), ROOT_ONLY)?;
+    grant(&server, config.control_mode);
     if let (Some(endpoint), Some(listen)) = (endpoint, config.metrics_listen) {
         let at = config.metrics_listen_at.clone();
         endpoint.serve(options.run_dir.clone()).map_err(|source| Error::Metrics { at, listen, source })?;
@@ -414,13 +424,20 @@ fn start_on(
     Ok((event_loop, flows, moves))
 }
 
+/// Opens the control socket to whom it is for. `mode`: permission bits, where some are configured.
+fn grant(server: &Server, mode: Option<u32>) {
+    if let Err(error) = access::Access::of(mode).grant(server.path()) {
+        tracing::warn!(%error, "the control socket is not given to the group `whimbrel`: only root, and whom `control_mode` names, may ask the daemon");
+    }
+}
+
 fn node_config(config: &Config, known_keys: &KnownKeys) -> whimbrel_protocol::Config {
     let mut keys = known_keys.all().clone();
     // What is configured goes before what was remembered.
     keys.extend(config.peers.iter().map(|peer| (peer.address, peer.key)));
     whimbrel_protocol::Config {
         trust: config.trust,
-        psk: config.psk,
+        psk: config.psk.clone(),
         known_keys: keys,
         ask: whimbrel_protocol::Ask { allow: config.ask_allow.clone(), deny: config.ask_deny.clone() },
         carriers: whimbrel_protocol::Carriers { rewrite: config.rewrite, tunnel: config.tunnel },

@@ -214,13 +214,10 @@ impl Server {
         })
     }
 
-    /// Gives the socket other permission bits.
-    ///
-    /// # Errors
-    /// When the system refuses.
-    pub fn set_mode(&self, mode: u32) -> Result<(), ServerError> {
-        fs::set_permissions(&self.path, fs::Permissions::from_mode(mode))
-            .map_err(|source| ServerError { path: self.path.clone(), source })
+    /// Where the socket is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Readable when somebody connects.

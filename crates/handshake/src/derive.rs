@@ -4,6 +4,7 @@ use std::fmt;
 
 use ring::aead::{CHACHA20_POLY1305, LessSafeKey, UnboundKey};
 use ring::{hkdf, hmac};
+use zeroize::{Zeroize, ZeroizeOnDrop, Zeroizing};
 
 /// What a handshake ends with.
 pub(crate) struct Secrets {
@@ -13,6 +14,13 @@ pub(crate) struct Secrets {
     pub(crate) from_responder: [u8; 32],
     /// The handshake hash.
     pub(crate) hash: [u8; 32],
+}
+
+impl Drop for Secrets {
+    fn drop(&mut self) {
+        self.from_initiator.zeroize();
+        self.from_responder.zeroize();
+    }
 }
 
 /// Which end of the handshake this is.
@@ -41,6 +49,23 @@ pub struct TunnelKeys {
     pub receive_token: u64,
 }
 
+impl Zeroize for TunnelKeys {
+    fn zeroize(&mut self) {
+        self.send.zeroize();
+        self.receive.zeroize();
+        self.send_token.zeroize();
+        self.receive_token.zeroize();
+    }
+}
+
+impl Drop for TunnelKeys {
+    fn drop(&mut self) {
+        self.zeroize();
+    }
+}
+
+impl ZeroizeOnDrop for TunnelKeys {}
+
 impl fmt::Debug for TunnelKeys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("TunnelKeys")
@@ -53,17 +78,19 @@ pub(crate) struct PairingKeys {
     pub(crate) receive: hmac::Key,
 }
 
-/// Draws all keys of a session.
+/// Draws all keys of a session. What they are drawn from is wiped; *ring* does not wipe the keys that it has made ready for use.
 pub(crate) fn session_keys(secrets: &Secrets, role: Role) -> (ControlKeys, TunnelKeys, PairingKeys) {
     let salt = hkdf::Salt::new(hkdf::HKDF_SHA256, &secrets.hash);
-    let root = salt.extract(&[secrets.from_initiator, secrets.from_responder].concat());
+    let root = salt.extract(&Zeroizing::new([secrets.from_initiator, secrets.from_responder].concat()));
     let (ours, theirs) = match role {
         Role::Initiator => ("initiator", "responder"),
         Role::Responder => ("responder", "initiator"),
     };
     let control = |sender| {
-        let key: [u8; 32] = expand(&root, "control", sender);
-        LessSafeKey::new(UnboundKey::new(&CHACHA20_POLY1305, &key).expect("the key has the algorithm's length"))
+        let key = Zeroizing::new(expand::<32>(&root, "control", sender));
+        LessSafeKey::new(
+            UnboundKey::new(&CHACHA20_POLY1305, key.as_slice()).expect("the key has the algorithm's length"),
+        )
     };
     let token = |sender| u64::from_be_bytes(expand(&root, "token", sender));
     let control_keys = ControlKeys { send: control(ours), receive: control(theirs) };
@@ -73,7 +100,10 @@ pub(crate) fn session_keys(secrets: &Secrets, role: Role) -> (ControlKeys, Tunne
         send_token: token(ours),
         receive_token: token(theirs),
     };
-    let pairing = |sender| hmac::Key::new(hmac::HMAC_SHA256, &expand::<32>(&root, "pairing", sender));
+    let pairing = |sender| {
+        let key = Zeroizing::new(expand::<32>(&root, "pairing", sender));
+        hmac::Key::new(hmac::HMAC_SHA256, key.as_slice())
+    };
     let pairing_keys = PairingKeys { send: pairing(ours), receive: pairing(theirs) };
     (control_keys, tunnel_keys, pairing_keys)
 }
@@ -114,6 +144,21 @@ mod tests {
         assert_eq!(initiator.receive_token, responder.send_token);
         assert_ne!(initiator.send, initiator.receive);
         assert_ne!(initiator.send_token, initiator.receive_token);
+    }
+
+    #[test]
+    fn keys_are_wiped_when_they_are_dropped() {
+        fn wiped<T: ZeroizeOnDrop>() {
+            assert!(std::mem::needs_drop::<T>());
+        }
+        wiped::<TunnelKeys>();
+        wiped::<crate::StaticKey>();
+        wiped::<whimbrel_wire::community::CommunitySecret>();
+        assert!(std::mem::needs_drop::<Secrets>());
+        let (_, mut keys, _) = session_keys(&secrets(), Role::Initiator);
+        keys.zeroize();
+        let nothing = TunnelKeys { send: [0; 32], receive: [0; 32], send_token: 0, receive_token: 0 };
+        assert!(keys == nothing);
     }
 
     #[test]

@@ -8,6 +8,7 @@ use whimbrel_wire::datagram::{
     COOKIE_LEN, CookieReply, INITIATION_HEADER_LEN, INITIATION_LEN, Pattern, RESPONSE_HEADER_LEN, Response, TAG_LEN,
     VERSION, finish_header, initiation_header,
 };
+use zeroize::Zeroizing;
 
 use crate::cookie::{initiation_mac, open_reply};
 use crate::derive::Role;
@@ -63,12 +64,12 @@ impl Initiator {
             (Contact::Known(key), None) => (Pattern::Ik, Some(key)),
             (Contact::Known(key), Some(_)) => (Pattern::IkPsk, Some(key)),
         };
-        let mut ephemeral = [0; 32];
-        randomness(&mut ephemeral);
+        let mut ephemeral = Zeroizing::new([0; 32]);
+        randomness(&mut *ephemeral);
         let inputs = Inputs {
             pattern,
             key: local.key.clone(),
-            psk: local.psk.copied(),
+            psk: local.psk.copied().map(Zeroizing::new),
             remote,
             ephemeral,
             initiation_header: initiation_header(pattern, VERSION, index),

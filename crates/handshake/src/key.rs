@@ -6,6 +6,7 @@ use std::str::FromStr;
 use ring::hmac;
 use snow::params::DHChoice;
 use snow::resolvers::{CryptoResolver, DefaultResolver};
+use zeroize::{ZeroizeOnDrop, Zeroizing};
 
 use crate::Randomness;
 
@@ -24,32 +25,35 @@ const BASE64: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz
 /// A host's long-term secret key (X25519).
 #[derive(Clone)]
 pub struct StaticKey {
-    secret: [u8; KEY_LEN],
+    secret: Zeroizing<[u8; KEY_LEN]>,
     public: PublicKey,
 }
+
+impl ZeroizeOnDrop for StaticKey {}
 
 impl StaticKey {
     /// A new key.
     #[must_use]
     pub fn generate(randomness: Randomness<'_>) -> Self {
-        let mut secret = [0; KEY_LEN];
-        randomness(&mut secret);
-        Self::from_bytes(secret)
+        let mut secret = Zeroizing::new([0; KEY_LEN]);
+        randomness(&mut *secret);
+        Self::from_bytes(*secret)
     }
 
     /// The key of 32 bytes, clamped when it is used (RFC 7748 §5).
     #[must_use]
     pub fn from_bytes(secret: [u8; KEY_LEN]) -> Self {
+        let secret = Zeroizing::new(secret);
         let mut agreement = DefaultResolver.resolve_dh(&DHChoice::Curve25519).expect("built with `use-curve25519`");
-        agreement.set(&secret);
+        agreement.set(secret.as_slice());
         let public = agreement.pubkey().try_into().expect("X25519 keys have 32 bytes");
         Self { secret, public: PublicKey(public) }
     }
 
     /// The 32 secret bytes, to be stored.
     #[must_use]
-    pub fn to_bytes(&self) -> [u8; KEY_LEN] {
-        self.secret
+    pub fn to_bytes(&self) -> Zeroizing<[u8; KEY_LEN]> {
+        self.secret.clone()
     }
 
     /// The public half.
@@ -75,13 +79,13 @@ impl StaticKey {
     /// A MAC over `text` under the secret that the two static keys share.
     fn shared_mac(&self, peer: &PublicKey, text: &[u8]) -> Option<[u8; KEY_LEN]> {
         let mut agreement = DefaultResolver.resolve_dh(&DHChoice::Curve25519).expect("built with `use-curve25519`");
-        agreement.set(&self.secret);
-        let mut shared = [0; KEY_LEN];
-        agreement.dh(peer.as_bytes(), &mut shared).ok()?;
-        if shared == [0; KEY_LEN] {
+        agreement.set(self.secret.as_slice());
+        let mut shared = Zeroizing::new([0; KEY_LEN]);
+        agreement.dh(peer.as_bytes(), shared.as_mut_slice()).ok()?;
+        if *shared == [0; KEY_LEN] {
             return None;
         }
-        let mac = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, &shared), text);
+        let mac = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, shared.as_slice()), text);
         mac.as_ref().first_chunk().copied()
     }
 
@@ -187,7 +191,7 @@ mod tests {
         ];
         let key = StaticKey::from_bytes(secret);
         assert_eq!(key.public().to_string(), "hSDwCYkwp1R0i33ctD73Wg2/Og0mOBr066SpjqqbTmo=");
-        assert_eq!(key.to_bytes(), secret);
+        assert_eq!(*key.to_bytes(), secret);
         assert!(!format!("{key:?}").contains("secret"));
     }
 

@@ -5,6 +5,7 @@ use snow::resolvers::{CryptoResolver, DefaultResolver, RingResolver};
 use snow::types::{Cipher, Dh, Hash, Random};
 use snow::{Builder, HandshakeState};
 use whimbrel_wire::datagram::{INITIATION_HEADER_LEN, Pattern, TAG_LEN};
+use zeroize::Zeroizing;
 
 use crate::derive::Secrets;
 use crate::error::Error;
@@ -32,11 +33,11 @@ const PROLOGUE: &[u8; 10] = b"whimbrel 1";
 pub(crate) struct Inputs {
     pub(crate) pattern: Pattern,
     pub(crate) key: StaticKey,
-    pub(crate) psk: Option<[u8; 32]>,
+    pub(crate) psk: Option<Zeroizing<[u8; 32]>>,
     /// The responder's static key, on the initiator's end of IK.
     pub(crate) remote: Option<PublicKey>,
     /// Secret half of our ephemeral key.
-    pub(crate) ephemeral: [u8; 32],
+    pub(crate) ephemeral: Zeroizing<[u8; 32]>,
     pub(crate) initiation_header: [u8; INITIATION_HEADER_LEN],
 }
 
@@ -61,7 +62,7 @@ impl Inputs {
         };
         let params: NoiseParams = name.parse()?;
         let prologue = [PROLOGUE.as_slice(), self.initiation_header.as_slice()].concat();
-        let resolver = Resolver { ephemeral: self.ephemeral };
+        let resolver = Resolver { ephemeral: self.ephemeral.clone() };
         let mut builder = Builder::with_resolver(params, Box::new(resolver))
             .local_private_key(self.key.secret())?
             .prologue(&prologue)?;
@@ -105,12 +106,12 @@ pub(crate) fn secrets(mut state: HandshakeState) -> Secrets {
 
 /// X25519 and BLAKE2s of snow's own, ChaCha20-Poly1305 of ring, and the ephemeral key that the caller drew.
 struct Resolver {
-    ephemeral: [u8; 32],
+    ephemeral: Zeroizing<[u8; 32]>,
 }
 
 impl CryptoResolver for Resolver {
     fn resolve_rng(&self) -> Option<Box<dyn Random>> {
-        Some(Box::new(Drawn(Some(self.ephemeral))))
+        Some(Box::new(Drawn(Some(self.ephemeral.clone()))))
     }
 
     fn resolve_dh(&self, choice: &DHChoice) -> Option<Box<dyn Dh>> {
@@ -127,7 +128,7 @@ impl CryptoResolver for Resolver {
 }
 
 /// Bytes that were drawn before, given out once: a handshake needs one ephemeral key.
-struct Drawn(Option<[u8; 32]>);
+struct Drawn(Option<Zeroizing<[u8; 32]>>);
 
 impl Random for Drawn {
     fn try_fill_bytes(&mut self, out: &mut [u8]) -> Result<(), snow::Error> {
@@ -135,7 +136,7 @@ impl Random for Drawn {
         if out.len() != drawn.len() {
             return Err(snow::Error::Rng);
         }
-        out.copy_from_slice(&drawn);
+        out.copy_from_slice(drawn.as_slice());
         Ok(())
     }
 }

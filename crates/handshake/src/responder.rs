@@ -5,6 +5,7 @@ use std::fmt;
 use snow::HandshakeState;
 use whimbrel_wire::Hello;
 use whimbrel_wire::datagram::{FINISH_HEADER_LEN, Finish, Initiation, VERSION, response_header};
+use zeroize::Zeroizing;
 
 use crate::derive::Role;
 use crate::error::{Error, Rejected};
@@ -35,12 +36,12 @@ impl Incoming {
             (false, Some(_)) => return Err(Error::PskExpected),
             _ => {}
         }
-        let mut ephemeral = [0; 32];
-        randomness(&mut ephemeral);
+        let mut ephemeral = Zeroizing::new([0; 32]);
+        randomness(&mut *ephemeral);
         let inputs = Inputs {
             pattern: initiation.pattern,
             key: local.key.clone(),
-            psk: local.psk.copied(),
+            psk: local.psk.copied().map(Zeroizing::new),
             remote: None,
             ephemeral,
             initiation_header: *initiation.header,

@@ -37,8 +37,8 @@ fn record(ends: &Ends) -> String {
         let _ = writeln!(record, "{name} {}", hex(bytes));
     };
     // As `Ends` draws them.
-    line("initiator_static", &ends.initiator.to_bytes());
-    line("responder_static", &ends.responder.to_bytes());
+    line("initiator_static", ends.initiator.to_bytes().as_slice());
+    line("responder_static", ends.responder.to_bytes().as_slice());
     line("initiator_ephemeral", &drawn::<32>(10));
     line("responder_ephemeral", &drawn::<32>(20));
     if let Some(psk) = ends.initiator_psk {

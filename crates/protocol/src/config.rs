@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
 use whimbrel_handshake::PublicKey;
+use zeroize::Zeroizing;
 
 use crate::migration::Moving;
 
@@ -76,7 +77,7 @@ pub struct Config {
     /// Whom to believe.
     pub trust: Trust,
     /// Mixed into every handshake; needed with [`Trust::Psk`].
-    pub psk: Option<[u8; 32]>,
+    pub psk: Option<Zeroizing<[u8; 32]>>,
     /// Keys by address: configured, or remembered from first use.
     pub known_keys: HashMap<IpAddr, PublicKey>,
     /// Who may be asked.

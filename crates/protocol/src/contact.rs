@@ -396,7 +396,7 @@ impl Node {
     fn initiate(&mut self, now: Time, knowledge: Knowledge, to: SocketAddr, source: Option<IpAddr>, purpose: Purpose) {
         let index = self.free_index();
         let hello = self.hello(now, source);
-        let local = Local { key: &self.key, psk: self.config.psk.as_ref() };
+        let local = Local { key: &self.key, psk: self.config.psk.as_deref() };
         let random = &mut self.random;
         let started = Initiator::start(knowledge, local, index, hello, &mut |bytes| random.fill(bytes));
         let Ok((initiator, payload)) = started else { return };
@@ -505,7 +505,7 @@ impl Node {
         }
         let index = self.free_index();
         let hello = self.hello(now, destination);
-        let local = Local { key: &self.key, psk: self.config.psk.as_ref() };
+        let local = Local { key: &self.key, psk: self.config.psk.as_deref() };
         let random = &mut self.random;
         let incoming = match Incoming::read(initiation, local, &mut |bytes| random.fill(bytes)) {
             Ok(incoming) => incoming,

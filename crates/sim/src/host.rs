@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use whimbrel_handshake::{PublicKey, StaticKey};
 use whimbrel_protocol::{
-    Attachment, Config, FlowEntry, FlowName, KernelOp, LocalEnd, MoveName, Node, OpId, PeerId, Routes, SavedCommunity, SavedPeer,
-    Time,
+    Attachment, Config, FlowEntry, FlowName, KernelOp, LocalEnd, MoveName, Node, OpId, PeerId, Routes, SavedCommunity,
+    SavedPeer, Time,
 };
 use whimbrel_wire::FlowTuple;
 

@@ -5,6 +5,8 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::net::SocketAddr;
 
+use zeroize::{Zeroize, ZeroizeOnDrop};
+
 use crate::codec::{ENDPOINT_LEN, Malformed, Reader};
 use crate::codec::{put_endpoint, put_u16, put_u32};
 use crate::message::byte_enum;
@@ -24,6 +26,14 @@ pub type RosterDigest = [u8; 16];
 /// The secret half of a community's key, as 32 bytes of seed. It is not shown.
 #[derive(Clone, PartialEq, Eq)]
 pub struct CommunitySecret(pub [u8; 32]);
+
+impl Drop for CommunitySecret {
+    fn drop(&mut self) {
+        self.0.zeroize();
+    }
+}
+
+impl ZeroizeOnDrop for CommunitySecret {}
 
 impl fmt::Debug for CommunitySecret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -148,7 +148,7 @@ pub(super) fn interpret(
         config.port = port(value)?;
     }
     if let Some(value) = section.take("control_mode") {
-        config.control_mode = mode(value)?;
+        config.control_mode = Some(mode(value)?);
     }
     if let Some(value) = section.take("kick") {
         config.kick = boolean(value, "kick")?;

@@ -21,6 +21,7 @@ use std::path::{Path, PathBuf};
 use toml::de::DeTable;
 use whimbrel_handshake::PublicKey;
 use whimbrel_protocol::{Prefix, Trust};
+use zeroize::Zeroizing;
 
 use crate::helpers::section::Sections;
 use crate::name_server::{NameServer, SigningKey};
@@ -85,7 +86,7 @@ pub struct Config {
     /// `trust`: whose key is accepted.
     pub trust: Trust,
     /// The content of `psk_file`.
-    pub psk: Option<[u8; 32]>,
+    pub psk: Option<Zeroizing<[u8; 32]>>,
     /// The path of `psk_file`, where others than its owner may read or write it.
     pub psk_open: Option<PathBuf>,
     /// `[[peers]]`: keys that are known beforehand.
@@ -102,8 +103,8 @@ pub struct Config {
     pub tunnel_sealed: bool,
     /// `port`: of control and tunnel datagrams, on both ends.
     pub port: u16,
-    /// `control_mode`: permission bits of the control socket.
-    pub control_mode: u32,
+    /// `control_mode`: permission bits of the control socket; without, it is for the group `whimbrel`, or for root where there is none.
+    pub control_mode: Option<u32>,
     /// `kick`: senders in back-off are made to retransmit when a path is there again.
     pub kick: bool,
     /// `rendezvous`: hosts that this one meets its peers at.
@@ -159,7 +160,7 @@ impl Default for Config {
             tunnel: true,
             tunnel_sealed: true,
             port: DEFAULT_PORT,
-            control_mode: 0o600,
+            control_mode: None,
             kick: true,
             rendezvous: Vec::new(),
             serve_rendezvous: false,
@@ -342,9 +343,9 @@ pub fn parse(path: &Path, text: &str) -> Result<Config, ConfigError> {
     Ok(config)
 }
 
-fn read_psk(path: &Path) -> Result<[u8; 32], String> {
+fn read_psk(path: &Path) -> Result<Zeroizing<[u8; 32]>, String> {
     let wrong = |sentence: String| format!("`psk_file` {} {sentence}", path.display());
-    let text = fs::read_to_string(path).map_err(|error| {
+    let text = fs::read_to_string(path).map(Zeroizing::new).map_err(|error| {
         wrong(format!(
             "cannot be read ({error}); make one with `head -c 32 /dev/urandom | base64` and give it to both ends"
         ))
@@ -353,7 +354,7 @@ fn read_psk(path: &Path) -> Result<[u8; 32], String> {
     let key: PublicKey = text.trim().parse().map_err(|_| {
         wrong("holds no key; it must be 32 random bytes in base64, as `head -c 32 /dev/urandom | base64` prints".into())
     })?;
-    Ok(*key.as_bytes())
+    Ok(Zeroizing::new(*key.as_bytes()))
 }
 
 #[cfg(test)]

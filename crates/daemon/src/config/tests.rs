@@ -62,7 +62,7 @@ fn all_keys_are_read() {
     )
     .expect("valid");
     assert!(!config.rewrite && config.tunnel && !config.tunnel_sealed && !config.kick);
-    assert_eq!((config.port, config.control_mode, config.log), (2000, 0o660, Level::Debug));
+    assert_eq!((config.port, config.control_mode, config.log), (2000, Some(0o660), Level::Debug));
     assert_eq!((config.questions, config.connections, config.connections_per_peer), (5, 1000, 100));
     assert_eq!(config.event_log.as_deref(), Some(Path::new("e.jsonl")));
     assert_eq!(config.metrics_listen, "[::1]:9203".parse().ok());
@@ -85,7 +85,18 @@ fn the_file_that_is_shipped_shows_the_defaults() {
             // Those that are nothing unless they are set.
             let unset = |line: &str| {
                 let anchor = ["ports", "own", "addresses", "to =", "leases", "lifetime"];
-                let others = ["behind", "anybody", "psk_file", "event_log", "listen", "name", "zone", "server", "key_"];
+                let others = [
+                    "control_mode",
+                    "behind",
+                    "anybody",
+                    "psk_file",
+                    "event_log",
+                    "listen",
+                    "name",
+                    "zone",
+                    "server",
+                    "key_",
+                ];
                 anchor.iter().chain(&others).any(|key| line.starts_with(key))
             };
             line.strip_prefix('#').filter(|line| is_key(line) && !unset(line)).unwrap_or(line)

@@ -533,7 +533,7 @@ fn daemon(run_dir: &Path, running: bool) -> Finding {
             .mend("wait a moment, and look again with `whimbrel status`"),
         Err(error) if error.is_denied() => warning("daemon", check, "runs, and this user may not ask it")
             .lost("only what it would say itself is missing here")
-            .mend("run `whimbrel doctor` as root, or set `control_mode` in the configuration"),
+            .mend("run `whimbrel doctor` as root, or as a member of the group `whimbrel`"),
         Err(error) => problem("daemon", check, error.to_string())
             .lost("status and hand-offs by hand; moved connections are carried on by the kernel meanwhile")
             .mend(

@@ -20,9 +20,7 @@ impl EventLoop {
         (self.settings.set_log_level)(config.log);
         warn_of(&config);
         self.effects.set_kick(config.kick);
-        if let Err(error) = self.server.set_mode(config.control_mode) {
-            tracing::warn!(%error, "cannot change the mode of the control socket");
-        }
+        crate::grant(&self.server, config.control_mode);
         self.judge.replace(config.policies.clone(), &mut self.node);
         self.effects.set_policies(&config.policies);
         let differing = self.settings.config.differences(&config);

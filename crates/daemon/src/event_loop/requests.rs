@@ -17,6 +17,7 @@ use whimbrel_protocol::{Carrier, FlowState, FlowView, LocalEnd, PeerId, PeerView
 use whimbrel_wire::FlowTuple;
 
 use super::{EventLoop, FIRST_CLIENT, LoopError, Settings, clear};
+use crate::access;
 use crate::anchors::WantedNamespace;
 use crate::clock;
 use crate::config;
@@ -117,6 +118,9 @@ impl EventLoop {
 
     fn answer(&mut self, id: ClientId, asked: Asked) {
         let Asked { request, descriptors } = asked;
+        if let Err(failure) = access::check(&request, self.server.credentials(id)) {
+            return self.server.reply(id, &Reply::Error(failure));
+        }
         let reply = match request {
             Request::Status => Reply::Status(Box::new(self.status())),
             Request::Connections => {

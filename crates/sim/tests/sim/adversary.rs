@@ -659,7 +659,7 @@ fn handshakes_that_are_refused_are_told_of_now_and_then() {
     // P-29: whoever sends initiations without the shared key could fill the log.
     let mut world = World::new(417);
     let [den, far] = std::array::from_fn(|_| world.network(Access::Open));
-    let config = Config { trust: Trust::Psk, psk: Some([1; 32]), ..Config::default() };
+    let config = Config { trust: Trust::Psk, psk: Some([1; 32].into()), ..Config::default() };
     let server = world.host_with("server", config);
     let host = world.bare_host("stranger");
     world.at_mut(host).collects = true;

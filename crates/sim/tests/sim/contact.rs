@@ -308,7 +308,7 @@ fn pinned_keys() {
 fn a_shared_key_that_is_not_shared() {
     let with = |psk: Option<u8>| Config {
         trust: if psk.is_some() { Trust::Psk } else { Trust::Tofu },
-        psk: psk.map(|byte| [byte; 32]),
+        psk: psk.map(|byte| [byte; 32].into()),
         ..Config::default()
     };
     for (client, server, agree) in

@@ -148,7 +148,7 @@ fn a_resume_under_another_key_brings_nobody_back() {
             probe.world.run_for(SECOND);
             let config = |known: Option<(&str, usize)>| Config {
                 trust,
-                psk: (trust == Trust::Psk).then_some([1; 32]),
+                psk: (trust == Trust::Psk).then(|| [1; 32].into()),
                 known_keys: known
                     .filter(|_| trust == Trust::Pinned)
                     .map(|(at, host)| (address(at), keys[host]))
@@ -166,7 +166,7 @@ fn a_resume_under_another_key_brings_nobody_back() {
             world.detach(client, HOME);
             world.events.clear();
             match trust {
-                Trust::Psk => world.at_mut(client).config.psk = Some([2; 32]),
+                Trust::Psk => world.at_mut(client).config.psk = Some([2; 32].into()),
                 _ => world.at_mut(client).change_key(),
             }
             if elsewhere {
@@ -185,7 +185,7 @@ fn a_resume_under_another_key_brings_nobody_back() {
             // It was the wrong state directory.
             world.crash(client);
             match trust {
-                Trust::Psk => world.at_mut(client).config.psk = Some([1; 32]),
+                Trust::Psk => world.at_mut(client).config.psk = Some([1; 32].into()),
                 _ => world.at_mut(client).change_key(),
             }
             world.boot(client);
