@@ -18,6 +18,7 @@ use whimbrel_ipc::{
     Code, EventRecord, Failure, Lines, MAX_REQUEST_LINE, ReceivedLine, Reply, Request, reply_to_line,
     request_from_line, send_line,
 };
+pub use whimbrel_kernel::client::Credentials;
 
 /// Clients that may ask something, at a time.
 const CLIENTS: usize = 64;
@@ -42,17 +43,6 @@ pub struct ClientId(pub u64);
 impl ClientId {
     /// Where nobody waits for an answer.
     pub(crate) const NOBODY: Self = Self(u64::MAX);
-}
-
-/// Who a client was when it connected (SO_PEERCRED), in the daemon's own namespaces of processes and users.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Credentials {
-    /// Its process; another one may have inherited the connection since, or its number.
-    pub pid: u32,
-    /// Its effective user.
-    pub uid: u32,
-    /// Its effective group.
-    pub gid: u32,
 }
 
 /// A request with what came with it: as many descriptors as it takes.
@@ -547,9 +537,7 @@ fn asked(line: ReceivedLine) -> Result<Asked, Failure> {
 }
 
 fn credentials(stream: &UnixStream) -> Option<Credentials> {
-    let found = rustix::net::sockopt::socket_peercred(stream).ok()?;
-    let pid = u32::try_from(found.pid.as_raw_pid()).ok()?;
-    Some(Credentials { pid, uid: found.uid.as_raw(), gid: found.gid.as_raw() })
+    whimbrel_kernel::client::credentials(stream.as_fd()).ok()
 }
 
 impl Drop for Server {

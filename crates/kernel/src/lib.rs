@@ -5,6 +5,7 @@
 
 pub mod borrowed;
 pub mod child;
+pub mod client;
 pub mod conntrack;
 pub mod endpoint;
 pub mod error;
