@@ -70,7 +70,7 @@ fuzz-long: ## every fuzz target for half an hour
 	$(CARGO) run --quiet --locked -p xtask -- fuzz --seconds 1800
 
 # The units name the program where it is installed.
-UNITS := whimbrel.service whimbrel-sleep.service
+UNITS := whimbrel.service whimbrel-sleep.service whimbrel-criu.socket whimbrel-criu@.service
 # The library's first number is that of its interface (the soname).
 LIBRARY := libwhimbrel.so.0.1.0
 PYTHON ?= $(PREFIX)/lib/python3/dist-packages
@@ -103,7 +103,7 @@ install: ## after `make build`, as root: program, library, manual pages, documen
 
 # What a stopped daemon leaves for moved connections goes with the program: nothing else could remove it.
 uninstall: ## as root: stop the daemon, remove what it and `make install` made; keeps configuration and keys
-	[ -n "$(DESTDIR)" ] || ! command -v systemctl >/dev/null || for unit in $(UNITS); do \
+	[ -n "$(DESTDIR)" ] || ! command -v systemctl >/dev/null || for unit in $(filter-out %@.service,$(UNITS)); do \
 		systemctl disable --now --quiet $$unit || true; \
 	done
 	[ -n "$(DESTDIR)" ] || ! [ -x $(PREFIX)/bin/whimbrel ] || $(PREFIX)/bin/whimbrel clean

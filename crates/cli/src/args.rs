@@ -455,6 +455,9 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Run CRIU for the daemon, which starts this
+    #[command(hide = true)]
+    CriuHelper,
     /// Check kernel, privileges, firewall and network settings, and say how to mend what is wrong
     Doctor {
         /// The configuration to check; without this, /etc/whimbrel/whimbrel.toml where it exists
@@ -599,7 +602,7 @@ impl Command {
     /// Whether the answer, or the complaint, is for a program.
     pub(crate) fn json(&self) -> bool {
         match self {
-            Self::Up { .. } | Self::Watch | Self::Run { .. } => false,
+            Self::Up { .. } | Self::Watch | Self::Run { .. } | Self::CriuHelper => false,
             Self::Community { command } => command.json(),
             Self::Peers { command: Some(PeersCommand::Forget { json, .. }), .. }
             | Self::Status { json }

@@ -143,6 +143,12 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Complaint> {
             return run::stop(run_dir, *within, *json);
         }
         Command::Anchor { command: Some(AnchorCommand::Start { json }), .. } => run::start(run_dir, *json)?,
+        Command::CriuHelper => {
+            if let Err(why) = whimbrel_daemon::serve_criu() {
+                eprintln!("whimbrel: {why}");
+                return Ok(ExitCode::FAILURE);
+            }
+        }
         Command::Clean { json } => {
             let removed = whimbrel_daemon::clean::clean(run_dir).map_err(Complaint::daemon)?;
             print(&if *json { show::removed_json(&removed) } else { show::removed(&removed) })?;

@@ -85,6 +85,7 @@ use crate::journal::{Journal, Restored};
 use crate::known_keys::KnownKeys;
 use crate::metrics::Endpoint;
 use crate::place::Place;
+pub use crate::processes::helper::serve as serve_criu;
 use crate::programs::SocketNames;
 use crate::server::Server;
 use crate::tunnel::Tunnel;

@@ -1,4 +1,4 @@
-//! Running CRIU.
+//! Running CRIU, which the [helper](super::helper) does.
 //!
 //! It is run inside the network namespace of the process, and inside its PID and mount namespaces where those are others than this
 //! one's: seen from outside it would take the namespaces along. These are the ones that were opened when the process was looked at, whatever it has
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use whimbrel_kernel::program::{Inside, Program};
-use whimbrel_kernel::whole::{Namespaces, Whole};
+use whimbrel_kernel::whole::{Namespace, Namespaces};
 
 use super::{BEFORE, IMAGES};
 use crate::doctor;
@@ -46,7 +46,7 @@ exit 0
 
 /// A CRIU that works on this host.
 #[derive(Clone, Debug)]
-pub(crate) struct Criu {
+pub(crate) struct Tool {
     pub(crate) version: String,
     program: Program,
 }
@@ -66,10 +66,13 @@ pub(crate) struct Subject {
 }
 
 impl Subject {
-    pub(crate) fn of(whole: &Whole) -> Self {
-        let Whole { root, namespaces, apart, talks, .. } = whole.clone();
-        let inner = whole.inner.first().copied().unwrap_or(root);
-        Self { root, inner, namespaces, apart, job: !whole.leads, talks }
+    /// `numbers`: of the first process, in this process's PID namespace and in its own.
+    ///
+    /// # Errors
+    /// A sentence: this process's own namespaces cannot be looked at.
+    pub(crate) fn new(numbers: (u32, u32), namespaces: Namespaces, job: bool, talks: bool) -> Result<Self, String> {
+        let apart = namespaces.are_apart().map_err(|error| error.to_string())?;
+        Ok(Self { root: numbers.0, inner: numbers.1, namespaces, apart, job, talks })
     }
 
     /// Where CRIU is run.
@@ -89,7 +92,7 @@ impl Subject {
     }
 }
 
-impl Criu {
+impl Tool {
     /// Asks CRIU whether it works here.
     ///
     /// # Errors
@@ -98,19 +101,18 @@ impl Criu {
         doctor::criu::usable().map(|(version, program)| Self { version, program }).map_err(|why| format!("CRIU: {why}"))
     }
 
-    /// Whether images that another version has made can be expected to be read.
-    pub(crate) fn reads(&self, other: &str) -> bool {
-        numbers(&self.version) >= numbers(other)
+    /// The CRIU of this host, which was [found](Self::find) to be of this version.
+    ///
+    /// # Errors
+    /// A sentence: it is not there any more, or not root's alone.
+    pub(crate) fn known(version: String) -> Result<Self, String> {
+        let program = Program::find("criu").map_err(|why| format!("CRIU: {why}"))?;
+        Ok(Self { version, program })
     }
 
     /// What CRIU does so that nothing comes in meanwhile. The data plane does that, but before 3.19 CRIU does not take that for an answer.
     fn lock(&self) -> &'static str {
-        if self.leaves_lock() { "nftables" } else { "skip" }
-    }
-
-    /// Whether connections of a process that it has written down are cut off until [`end_lock`] is called.
-    pub(crate) fn leaves_lock(&self) -> bool {
-        numbers(&self.version) < (3, 19)
+        if leaves_lock(&self.version) { "nftables" } else { "skip" }
     }
 
     /// Whether there is all that it takes to dump a process.
@@ -118,7 +120,7 @@ impl Criu {
     /// # Errors
     /// A sentence: what is missing.
     pub(crate) fn may_dump(&self) -> Result<(), String> {
-        if !self.leaves_lock() {
+        if !leaves_lock(&self.version) {
             return Ok(());
         }
         let nft = Program::find("nft").map(|_| ());
@@ -151,7 +153,7 @@ impl Criu {
         }
         of.has_stayed()?;
         let dumped = run(&self.program, &arguments, of.inside(), &directory.join("dump.log"));
-        if self.leaves_lock() {
+        if leaves_lock(&self.version) {
             end_lock(of.inner, of.inside());
         }
         // Somebody else's SIGCONT may have let it do something before CRIU had it.
@@ -168,7 +170,7 @@ impl Criu {
     }
 
     /// Rebuilds a process, which rests then until [`tell`] is called. `apart`: in a PID namespace of its own, since somebody has its
-    /// number here. `network`: the network namespace that it is to be in, where that is not this one.
+    /// number here. `network`: the network namespace that it is to be in.
     ///
     /// # Errors
     /// A sentence. Nothing is left.
@@ -178,7 +180,7 @@ impl Criu {
         job: bool,
         talks: bool,
         apart: bool,
-        network: Option<OwnedFd>,
+        network: &Namespace,
     ) -> Result<(), String> {
         let hook = directory.join("hook");
         let failed = |what: &str, error: io::Error| format!("{what}: {error}");
@@ -201,7 +203,7 @@ impl Criu {
             arguments.push("--restore-detached".into());
         }
         arguments.extend(common(job, talks));
-        let inside = Inside { network: network.as_ref().map(AsFd::as_fd), ..Inside::default() };
+        let inside = Inside { network: Some(network.as_fd()), ..Inside::default() };
         let child = if apart {
             let unshare = Program::find("unshare").map_err(|why| why.to_string())?;
             let before = ["--pid", "--fork", "--mount-proc"].map(OsString::from);
@@ -231,6 +233,11 @@ impl Criu {
         }
         Ok(())
     }
+}
+
+/// Whether connections of a process that this version has written down are cut off until [`end_lock`] is called.
+pub(crate) fn leaves_lock(version: &str) -> bool {
+    numbers(version) < (3, 19)
 }
 
 /// Ends what CRIU has made so that nothing comes for the connections of a process with this number. `inside`: where its sockets are.
@@ -373,7 +380,8 @@ fn complaint(log: &Path, otherwise: &str) -> String {
     format!("CRIU: {said}")
 }
 
-fn numbers(version: &str) -> (u32, u32) {
+/// The first two numbers of a version.
+pub(crate) fn numbers(version: &str) -> (u32, u32) {
     let mut numbers = version.split('.').map_while(|number| number.parse().ok());
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
@@ -384,11 +392,12 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
     use std::process::{Command, Stdio};
 
+    use super::super::helper::Criu;
     use super::*;
 
-    fn version(version: &str) -> Criu {
+    fn version(version: &str) -> Tool {
         let program = Program::open(Path::new("/bin/sh")).expect("it is root's");
-        Criu { version: version.into(), program }
+        Tool { version: version.into(), program }
     }
 
     /// Of a service that has a mount namespace of its own, as by `PrivateTmp=`: once it was looked at it makes a user and a mount namespace, in which
@@ -450,8 +459,9 @@ echo there; read end'
     fn versions_are_compared_as_numbers() {
         assert!(version("3.19").lock() == "skip" && version("4.2").lock() == "skip");
         assert!(version("3.17.1").lock() == "nftables" && version("3.9").lock() == "nftables");
-        assert!(version("4.2").reads("3.17.1") && version("3.17.1").reads("3.17") && version("3.19").reads("3.9"));
-        assert!(!version("3.17.1").reads("4.2"));
+        let reads = |version: &str, other: &str| Criu { version: version.to_owned() }.reads(other);
+        assert!(reads("4.2", "3.17.1") && reads("3.17.1", "3.17") && reads("3.19", "3.9"));
+        assert!(!reads("3.17.1", "4.2"));
     }
 
     #[test]

@@ -1,11 +1,13 @@
 //! Whole processes that change hosts (decision 0020): what CRIU is asked to do, and what is sent of them.
 //!
 //! ```text
-//! criu.rs      running it
+//! criu.rs      running it, and telling what it has rebuilt its fate
+//! helper.rs    the process that does
 //! load.rs      what goes ahead of a process, and its images, as bytes
 //! ```
 
 pub(crate) mod criu;
+pub(crate) mod helper;
 pub(crate) mod load;
 
 use std::io;

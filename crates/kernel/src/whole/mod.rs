@@ -595,7 +595,9 @@ fn mapped(pid: u32) -> Vec<(PathBuf, Option<u64>)> {
     paths.dedup();
     let directory = fs::read_link(format!("/proc/{pid}/cwd")).ok().map(|path| (path, None));
     let length = |path: PathBuf| {
-        let length = fs::metadata(&path).ok()?.len();
+        // As the process sees it: this one may be shown less of the file system.
+        let seen = PathBuf::from(format!("/proc/{pid}/root")).join(path.strip_prefix("/").ok()?);
+        let length = fs::metadata(seen).ok()?.len();
         Some((path, Some(length)))
     };
     paths.into_iter().filter_map(length).chain(directory).collect()

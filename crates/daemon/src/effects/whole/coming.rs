@@ -16,7 +16,8 @@ use whimbrel_wire::{FlowTuple, Transport};
 use super::{Answer, News, Part, Place, Report, Wholes, failed, key_and_number};
 use crate::effects::Effects;
 use crate::effects::relocation::not_kept;
-use crate::processes::criu::{self, Criu, Left};
+use crate::processes::criu::{self, Left};
+use crate::processes::helper::{self, Criu};
 use crate::processes::load::{Manifest, extract, read_queues, unpack};
 use crate::processes::{BEFORE, IMAGES, make, remove};
 
@@ -80,7 +81,7 @@ fn prepare(bytes: &[u8], directory: &Path) -> Result<Coming, String> {
     if !criu.reads(&manifest.criu) {
         return Err(format!("it was written down by CRIU {}, and here is CRIU {}", manifest.criu, criu.version));
     }
-    let lacking = whimbrel_kernel::whole::lacking(&manifest.files);
+    let lacking = helper::lacking(&manifest.files)?;
     if !lacking.is_empty() {
         let more = lacking.len().saturating_sub(NAMED);
         let more = if more > 0 { format!(", and {more} more") } else { String::new() };
@@ -292,7 +293,7 @@ impl Effects {
                     std::os::unix::fs::symlink(format!("../{BEFORE}"), parent).map_err(|error| error.to_string())?;
                 }
                 let criu = criu.ok_or("there is no CRIU")?;
-                criu.rebuild(&directory, manifest.job, manifest.talks, apart, network?)
+                criu.rebuild(&directory, (manifest.job, manifest.talks), apart, network?)
             };
             Report::Rebuilt(of, rebuild())
         };

@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use whimbrel_datapath::{HelpedFlow, HelpedPhase};
 use whimbrel_kernel::borrowed::Halted;
-use whimbrel_kernel::program::Inside;
 use whimbrel_kernel::whole::{self, Whole};
 use whimbrel_protocol::{Found, MoveDone, MoveName, MoveOpId, PeerId, Refusal, SavedDonation, Time};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use super::{Answer, News, Report, Wholes, failed};
 use crate::effects::Effects;
-use crate::processes::criu::{self, Criu, Subject};
+use crate::processes::criu;
+use crate::processes::helper::{self, Criu};
 use crate::processes::load::{Manifest, archive, pack, write_queues};
 use crate::processes::{BEFORE, IMAGES, make, remove};
 
@@ -156,7 +156,7 @@ impl Wholes {
         let inner = whole.inner.first().copied().unwrap_or(root);
         let leaving = Leaving::new(whole.pids.clone(), inner, Vec::new(), directory.clone());
         self.leaving.insert(root, Leaving { whole: Some(whole.clone()), ..leaving });
-        let subject = Subject::of(whole);
+        let subject = whole.clone();
         let mut manifest = Manifest {
             criu: String::new(),
             architecture: std::env::consts::ARCH.to_owned(),
@@ -398,11 +398,11 @@ impl Effects {
         }
         leaving.dumping.insert(0, id);
         let (directory, before) = (leaving.directory.clone(), leaving.before);
-        let (seen, pids) = (leaving.whole.as_ref().map(Subject::of), leaving.pids.clone());
+        let (seen, pids) = (leaving.whole.clone(), leaving.pids.clone());
         let work = move || {
             let (mut images, written) = (Vec::new(), directory.join(IMAGES));
             let dumped = seen.ok_or_else(|| "it does not go any more".to_owned());
-            let dumped = dumped.and_then(|subject| criu.dump(&subject, &directory, before));
+            let dumped = dumped.and_then(|seen| criu.dump(&seen, &directory, before));
             let dumped = dumped.and_then(|()| {
                 let queues = whole::queues_of(&pids).map_err(|unfit| unfit.to_string())?;
                 write_queues(&queues, &written).map_err(|error| error.to_string())
@@ -518,9 +518,10 @@ impl Effects {
             }
             // Some may have been killed meanwhile. The others stand still yet.
             let pids = state.left(whole::started);
-            if state.locks {
-                let network = pids.first().and_then(|pid| criu::network_of(*pid).ok());
-                criu::end_lock(state.inner, Inside { network: network.as_ref().map(AsFd::as_fd), ..Inside::default() });
+            if state.locks
+                && let Some(network) = pids.first().and_then(|pid| criu::network_of(*pid).ok())
+            {
+                helper::end_lock(state.inner, network.as_fd());
             }
             if pids.is_empty() {
                 let _ = remove(&directory);
