@@ -681,12 +681,12 @@ mod tests {
         forms.map(form).collect()
     }
 
-    /// All commands that can be given, with those that they are given by.
+    /// All commands that people can give, with those that they are given by.
     fn commands() -> Vec<(String, clap::Command)> {
         let mut found = Vec::new();
         let mut open = vec![(String::new(), Arguments::command())];
         while let Some((path, command)) = open.pop() {
-            for inner in command.get_subcommands() {
+            for inner in command.get_subcommands().filter(|inner| !inner.is_hide_set()) {
                 open.push((format!("{path} {}", inner.get_name()).trim().to_owned(), inner.clone()));
             }
             if !path.is_empty() && !command.is_subcommand_required_set() {
