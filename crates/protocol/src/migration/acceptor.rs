@@ -180,6 +180,7 @@ impl Moves {
         let name = ticket.name;
         if found == Found::Awake {
             // It was woken, so it was committed.
+            self.take_woken(at, ticket);
             if is_told_of(request) {
                 self.answer(at, name, AcceptorStanding::GoesOn, None);
             }

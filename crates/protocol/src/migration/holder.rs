@@ -530,6 +530,14 @@ impl Moves {
         }
     }
 
+    /// A socket that came here was woken by a daemon before this one. Where this host is the holder too, it presents its ticket no more.
+    pub(super) fn take_woken(&mut self, at: At<'_>, ticket: &Ticket) {
+        let (flow, committed) = self.presented(self.me(), ticket);
+        if committed && self.held.get(&flow).is_some_and(|held| held.along_here) {
+            self.take_here(at, flow);
+        }
+    }
+
     fn take_here(&mut self, at: At<'_>, flow: FlowName) {
         if let Some(held) = self.held.get_mut(&flow) {
             held.along_here = false;
