@@ -6,7 +6,7 @@ use std::time::Duration;
 use whimbrel_ipc::{Carrier, ConnectionState};
 
 use super::library::{Program, far_end, is_over};
-use super::world::{LONG, RATE, SOME, World, all_run, backed_off, carried_by, is_native, ms, site, step};
+use super::world::{LONG, RATE, SOME, World, all_run, backed_off, carried_by, is_bare, is_native, ms, site, step};
 use super::{Scenario, scenario};
 use crate::{
     Attachment, Direction, FlowPair, Gateway, Join, Lab, Leave, PacketCount, PairOptions, Result, Side, SiteSpec,
@@ -140,8 +140,10 @@ fn gateway(lab: &mut Lab, ipv6: bool) -> Result<()> {
         three.goes_on(pair, &three.world.at)?;
     }
     datagrams.wait_progress(DATAGRAMS, LONG)?;
-    carried_by(&three.client, Side::Client, &stream, Carrier::Tunnel)?;
-    carried_by(&three.gateway, Side::Server, &stream, Carrier::Tunnel)?;
+    // The router was met at an address of its own as well, by its own connection.
+    carried_by(&three.client, Side::Client, &stream, Carrier::Rewrite)?;
+    carried_by(&three.gateway, Side::Server, &stream, Carrier::Rewrite)?;
+    is_bare(&b, &mut stream)?;
 
     step("a connection that begins there is at home there");
     let mut fresh = three.world.stream_to(three.at_server)?;
