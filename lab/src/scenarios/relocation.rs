@@ -510,7 +510,7 @@ fn many_addresses(lab: &mut Lab) -> Result<()> {
     let all = format!("pid:{}", server.pid());
     let mut moving = donor_daemon.spawn_cli(&["move", &all, "--to", "guest", "--process", "echo"])?;
     let mut slowest = Duration::ZERO;
-    wait_for(LONG, "all have moved", || {
+    wait_for(3 * LONG, "all have moved", || {
         let asked = Instant::now();
         acceptor_daemon.status()?;
         slowest = slowest.max(asked.elapsed());
