@@ -6,10 +6,10 @@ DESTDIR ?=
 SYSTEMD_UNITS ?= /lib/systemd/system
 SYSUSERS ?= /usr/lib/sysusers.d
 TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
-# rustup's place, for shells that do not have it in their path
-export PATH := $(PATH):$(HOME)/.cargo/bin
+# Where `./setup test` puts a newer CRIU than Debian's, and rustup's place, for shells that do not have it in their path.
+export PATH := /usr/local/lib/whimbrel-test/bin:$(PATH):$(HOME)/.cargo/bin
 
-.PHONY: help build demo test test-programs soak-absence soak-adversary check bench test-kernels fuzz fuzz-long install uninstall clean
+.PHONY: help build demo test test-quick test-programs soak-absence soak-adversary check bench test-kernels fuzz fuzz-long install uninstall clean
 
 help: ## this list
 	@sed -n 's/^\([a-zA-Z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -24,8 +24,12 @@ demo: build ## watch a download and an ssh session cross a move (as root)
 	$(TARGET)/release/whimbrel-lab demo
 
 test: ## the whole suite: unit tests, root tests, lab scenarios, a short fuzz (as root; a part runs without)
-	@./setup
-	$(CARGO) run --quiet --locked -p xtask -- test
+	@./setup test
+	$(CARGO) run --quiet --locked -p xtask -- test $(ARGUMENTS)
+
+test-quick: ## a choice of it in eight minutes (as root)
+	@./setup test
+	$(CARGO) run --quiet --locked -p xtask -- test --quick $(ARGUMENTS)
 
 test-programs: build ## sessions of many programs from Debian through moves and a sleep (as root)
 	@./setup programs

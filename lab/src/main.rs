@@ -3,7 +3,6 @@
 mod jobs;
 
 use std::ffi::OsString;
-use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -27,7 +26,11 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     /// List the scenarios
-    List,
+    List {
+        /// As a JSON array of objects with `name`, `description` and `part`: quick, suite, programs or long
+        #[arg(long)]
+        json: bool,
+    },
     /// Run scenarios; the exit status is 1 if one fails. One that this machine lacks something for is skipped, and says so
     Run(RunOptions),
     /// Show a download and an ssh session crossing a move
@@ -121,31 +124,24 @@ struct RunOptions {
     /// Run so many at a time; most wait most of the time
     #[arg(long, default_value_t = 1, value_name = "COUNT")]
     jobs: usize,
-    /// Begin none later than so many seconds from now, and say which were left out. With --all they come in an order by lot then, so that it is
-    /// not always the same
-    #[arg(long, value_name = "SECONDS")]
-    begin_within: Option<u64>,
-    /// The number that the order is drawn from [default: a fresh one, printed]
-    #[arg(long, value_name = "NUMBER", requires = "begin_within")]
-    order: Option<u64>,
 }
 
 impl RunOptions {
-    /// How this program runs one scenario once.
-    fn once(&self, scenario: &'static Scenario) -> jobs::Task {
+    /// What this program is told to run one scenario once.
+    fn once(&self, scenario: &'static Scenario) -> Vec<String> {
         let mut arguments = vec!["run".to_owned(), scenario.name.to_owned()];
         arguments.extend(self.keep.then(|| "--keep".to_owned()));
         arguments.extend(self.seed.map(|seed| format!("--seed={seed}")));
         arguments.extend(self.whimbrel.as_ref().map(|path| format!("--whimbrel={}", path.display())));
         arguments.extend(self.log.as_ref().map(|level| format!("--log={level}")));
-        jobs::Task { scenario: scenario.name, arguments }
+        arguments
     }
 }
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
-        Command::List => {
-            list();
+        Command::List { json } => {
+            list(json);
             Ok(true)
         }
         Command::Run(options) => run(&options),
@@ -253,7 +249,19 @@ fn search_path(program: &Path, path: Option<OsString>) -> OsString {
     std::env::join_paths(own.into_iter().chain(rest)).or_else(|_| path.ok_or(())).unwrap_or_default()
 }
 
-fn list() {
+fn list(json: bool) {
+    let suite = || scenarios::all().filter(|scenario| !scenarios::is_quick(scenario));
+    if json {
+        let entry = |scenario: &Scenario, part: &str| serde_json::json!({"name": scenario.name, "description": scenario.description, "part": part});
+        let quick = scenarios::all().filter(|scenario| scenarios::is_quick(scenario)).map(|s| entry(s, "quick"));
+        let all: Vec<_> = quick
+            .chain(suite().map(|s| entry(s, "suite")))
+            .chain(scenarios::programs().map(|s| entry(s, "programs")))
+            .chain(scenarios::long().map(|s| entry(s, "long")))
+            .collect();
+        println!("{:#}", serde_json::Value::from(all));
+        return;
+    }
     let show = |scenario: &Scenario| println!("{:26} {}", scenario.name, scenario.description);
     scenarios::all().for_each(show);
     println!("\nmany real programs (first: ./setup programs)");
@@ -263,8 +271,7 @@ fn list() {
 }
 
 fn run(options: &RunOptions) -> Result<bool> {
-    let last = options.begin_within.map(|seconds| Instant::now() + Duration::from_secs(seconds));
-    let mut chosen: Vec<&'static Scenario> = if options.all || options.programs {
+    let chosen: Vec<&'static Scenario> = if options.all || options.programs {
         let suite = scenarios::all().filter(|_| options.all);
         suite.chain(scenarios::programs().filter(|_| options.programs)).collect()
     } else {
@@ -273,19 +280,12 @@ fn run(options: &RunOptions) -> Result<bool> {
         };
         options.scenarios.iter().map(find).collect::<Result<_>>()?
     };
-    if options.all && options.begin_within.is_some() {
-        let order = options.order.unwrap_or_else(|| u64::from(std::process::id()));
-        println!("in the order of --order {order}");
-        let place =
-            |scenario: &&Scenario| BuildHasherDefault::<DefaultHasher>::default().hash_one((order, scenario.name));
-        chosen.sort_by_cached_key(place);
-    }
     let runs = chosen.into_iter().flat_map(|scenario| std::iter::repeat_n(scenario, options.times));
     if options.jobs > 1 {
-        return jobs::run(&runs.map(|scenario| options.once(scenario)).collect::<Vec<_>>(), options.jobs, last);
+        return jobs::run(&runs.map(|scenario| options.once(scenario)).collect::<Vec<_>>(), options.jobs);
     }
     let mut good = true;
-    for scenario in runs.filter(|scenario| !jobs::is_left_out(scenario.name, last)) {
+    for scenario in runs {
         good &= run_one(scenario, options)?;
     }
     Ok(good)

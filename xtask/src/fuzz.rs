@@ -6,27 +6,11 @@ use std::time::Duration;
 
 use crate::failure::Failure;
 use crate::process::{self, End};
-use crate::suite::Tally;
+use crate::tally::Tally;
 use crate::workspace::files;
 
 /// Building takes longer than running: all of it is instrumented, without what other builds have made.
 const BUILD_LIMIT: Duration = Duration::from_secs(10 * 60);
-
-/// Every target for a moment.
-pub(crate) fn short(root: &Path) -> Result<Tally, Failure> {
-    let mut tally = Tally::default();
-    let mut command = Command::new(root.join("fuzz/run"));
-    let end = process::run(command.arg("short"), BUILD_LIMIT, |line| {
-        println!("{line}");
-        if line.starts_with("fuzz ") && line.ends_with("nothing found") {
-            tally.pass();
-        }
-    })?;
-    if end != End::Success {
-        tally.fail("fuzzing: see above");
-    }
-    Ok(tally)
-}
 
 /// Every target for so many seconds.
 pub(crate) fn long(root: &Path, seconds: u64) -> Result<Tally, Failure> {

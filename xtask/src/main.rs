@@ -8,6 +8,7 @@ mod kernels;
 mod process;
 mod sources;
 mod suite;
+mod tally;
 mod workspace;
 
 use std::process::ExitCode;
@@ -17,6 +18,7 @@ use clap::{Parser, Subcommand};
 
 use crate::failure::Failure;
 use crate::kernels::{Limits, Part, System};
+use crate::suite::{Choice, Request};
 
 #[derive(Debug, Parser)]
 #[command(about = "Checks and runs that cargo itself does not make")]
@@ -35,8 +37,18 @@ enum Task {
     Unsafe,
     /// Warn of files with more than 800 lines that are not tests
     FileLength,
-    /// The whole suite; the last line is `N passed, N failed`
-    Test,
+    /// The whole suite; the last line is `N passed, N failed, N skipped`, the record `target/test/results.json`
+    Test {
+        /// A choice of it that takes eight minutes
+        #[arg(long)]
+        quick: bool,
+        /// Only what has this in its name
+        #[arg(long, value_name = "TEXT")]
+        only: Option<String>,
+        /// Draw the order and the seeds from this number, as an earlier run did
+        #[arg(long)]
+        seed: Option<u64>,
+    },
     /// Run every fuzz target
     Fuzz {
         /// How long for each
@@ -96,7 +108,10 @@ fn run(task: Task) -> Result<bool, Failure> {
             warn(&sources::long_files(&root)?);
             Ok(true)
         }
-        Task::Test => suite::run(&root),
+        Task::Test { quick, only, seed } => {
+            let choice = if quick { Choice::Quick } else { Choice::All };
+            suite::run(&root, &Request { choice, only, seed })
+        }
         Task::Fuzz { seconds } => Ok(fuzz::long(&root, seconds)?.failed == 0),
         Task::TestKernels { systems, tests, test, scenario, command, guest_limit, step_limit } => {
             let part = match (tests, test.is_empty() && scenario.is_empty() && command.is_empty()) {

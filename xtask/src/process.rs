@@ -1,7 +1,7 @@
 //! Running programs: output passed on and looked at, a bound on their time.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::thread;
@@ -24,10 +24,38 @@ pub(crate) enum End {
 }
 
 /// Runs a program, its standard error left as it is, and shows each line of its standard output to `look`.
-pub(crate) fn run(command: &mut Command, limit: Duration, mut look: impl FnMut(&str)) -> Result<End, Failure> {
+pub(crate) fn run(command: &mut Command, limit: Duration, look: impl FnMut(&str)) -> Result<End, Failure> {
     let program = command.get_program().to_string_lossy().into_owned();
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().failed("start", &program)?;
-    let lines = read_lines(&mut child)?;
+    let output = child.stdout.take().ok_or_else(|| Failure::new("a program was started without an output"))?;
+    follow(&program, child, output, limit, look)
+}
+
+/// Runs a program; how it ended, and all that it printed to either of its outputs.
+pub(crate) fn capture(mut command: Command, limit: Duration) -> Result<(End, String), Failure> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let (output, input) = io::pipe().failed("make", "a pipe")?;
+    let second = input.try_clone().failed("duplicate", "a pipe")?;
+    let child = command.stdin(Stdio::null()).stdout(input).stderr(second).spawn().failed("start", &program)?;
+    // It holds the pipe's other end, which would keep it open.
+    drop(command);
+    let mut text = String::new();
+    let end = follow(&program, child, output, limit, |line| {
+        text.push_str(line);
+        text.push('\n');
+    })?;
+    Ok((end, text))
+}
+
+/// Reads what a program prints until it has closed its output or its time is up.
+fn follow(
+    program: &str,
+    mut child: Child,
+    output: impl Read + Send + 'static,
+    limit: Duration,
+    mut look: impl FnMut(&str),
+) -> Result<End, Failure> {
+    let lines = read_lines(output);
     let deadline = Instant::now() + limit;
     loop {
         match lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
@@ -39,12 +67,11 @@ pub(crate) fn run(command: &mut Command, limit: Duration, mut look: impl FnMut(&
             }
         }
     }
-    let status = child.wait().failed("wait for", &program)?;
+    let status = child.wait().failed("wait for", program)?;
     Ok(if status.success() { End::Success } else { End::Failure })
 }
 
-fn read_lines(child: &mut Child) -> Result<mpsc::Receiver<String>, Failure> {
-    let output = child.stdout.take().ok_or_else(|| Failure::new("a program was started without an output"))?;
+fn read_lines(output: impl Read + Send + 'static) -> mpsc::Receiver<String> {
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || {
         let mut reader = BufReader::new(output);
@@ -58,7 +85,7 @@ fn read_lines(child: &mut Child) -> Result<mpsc::Receiver<String>, Failure> {
             line.clear();
         }
     });
-    Ok(receiver)
+    receiver
 }
 
 /// Asks a program and all its descendants to end, then makes them.
@@ -121,6 +148,14 @@ mod tests {
         });
         assert_eq!(end.unwrap(), End::Failure);
         assert_eq!(lines, ["one", "two"]);
+    }
+
+    #[test]
+    fn both_outputs_are_captured() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo one; echo two >&2; kill -9 $$"]);
+        let (end, text) = capture(command, Duration::from_secs(60)).unwrap();
+        assert_eq!((end, text.as_str()), (End::Failure, "one\ntwo\n"));
     }
 
     #[test]

@@ -115,6 +115,51 @@ pub fn long() -> impl Iterator<Item = &'static Scenario> {
     long_absence::SCENARIOS.iter()
 }
 
+/// Those that `make test-quick` runs: one or two of each subject, none that takes long.
+const QUICK: &[&str] = &[
+    "lab-links",
+    "roam-public",
+    "roam-into-nat",
+    "roam-overlap",
+    "roam-family",
+    "tunnel-forced",
+    "outage-kick",
+    "sleep",
+    "started-anew",
+    "helper-stop",
+    "both-move-at-once",
+    "left-address-taken",
+    "strict-rp-filter",
+    "new-owner",
+    "two-mobiles-one-nat",
+    "neighbour-behind-nat",
+    "community",
+    "library-give",
+    "options-stripped",
+    "policy",
+    "kill9-both",
+    "lossy-handoff",
+    "overtaken",
+    "ssh-interactive",
+    "udp-flow",
+    "views",
+    "anchored",
+    "anchored-direct",
+    "gateway",
+    "moved-socket",
+    "moved-socket-direct",
+    "moved-states",
+    "moved-listener",
+    "moved-process",
+    "move-refused",
+    "records",
+];
+
+/// Whether `make test-quick` runs it.
+pub fn is_quick(scenario: &Scenario) -> bool {
+    QUICK.contains(&scenario.name)
+}
+
 /// The scenario with this name.
 pub fn find(name: &str) -> Option<&'static Scenario> {
     all().chain(programs()).chain(long()).find(|scenario| scenario.name == name)
@@ -128,6 +173,13 @@ const fn scenario(name: &'static str, description: &'static str, run: fn(&mut La
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_quick_ones_are_scenarios_of_the_suite() {
+        for name in QUICK {
+            assert!(all().any(|scenario| scenario.name == *name), "{name}");
+        }
+    }
 
     #[test]
     fn names_are_unique_and_typeable() {

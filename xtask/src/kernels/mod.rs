@@ -23,7 +23,8 @@ use std::time::{Duration, Instant};
 
 use crate::failure::{Failure, OnObject};
 use crate::process::{self, End};
-use crate::suite::{Outcome, Tally, heading, scenario_result};
+use crate::suite::{Outcome, heading, scenario_result};
+use crate::tally::Tally;
 use crate::workspace::target;
 
 use guest::{Guest, Step};
@@ -164,7 +165,7 @@ pub(crate) fn run(root: &Path, systems: &[System], part: &Part, limits: Limits) 
         }
     }
     heading("summary");
-    all.tell(started.elapsed());
+    all.print(started.elapsed());
     Ok(all.failed == 0)
 }
 
