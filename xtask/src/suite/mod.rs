@@ -153,20 +153,26 @@ impl Run {
         let root = lane(Kind::Root, 1);
         let scenarios = lane(Kind::Scenario, SCENARIOS_AT_ONCE);
         let fuzz = lane(Kind::Fuzz, 1);
-        self.group("unit tests", vec![unit])?;
-        self.group("tests that need root, and scenarios of the lab", vec![root, scenarios])?;
-        self.group("fuzzing", vec![fuzz])
+        let mut groups = vec![
+            ("fuzzing", vec![fuzz]),
+            ("tests that need root, and scenarios of the lab", vec![root, scenarios]),
+            ("unit tests", vec![unit]),
+        ];
+        while let Some((name, lanes)) = groups.pop() {
+            let later = groups.iter().map(|(_, lanes)| self.expected(lanes)).sum();
+            self.group(name, lanes, later)?;
+        }
+        Ok(())
     }
 
-    /// Runs lanes beside each other.
-    fn group(&mut self, name: &str, lanes: Vec<Lane>) -> Result<(), Failure> {
+    /// Runs lanes beside each other; what is run after them takes about `later`.
+    fn group(&mut self, name: &str, lanes: Vec<Lane>, later: Duration) -> Result<(), Failure> {
         let count: usize = lanes.iter().map(|lane| lane.cases.len()).sum();
         if count == 0 {
             return Ok(());
         }
         heading(name);
-        let mut left =
-            lanes.iter().map(|lane| self.expected(&lane.cases) / lane.at_once as u32).max().unwrap_or_default();
+        let (expected, begun) = (self.expected(&lanes), Instant::now());
         let (seed, is_root, last) = (self.seed, self.is_root, self.started + BEGUN_WITHIN);
         let (sender, results) = mpsc::channel();
         let waiting: Vec<(Mutex<std::vec::IntoIter<Case>>, usize)> =
@@ -191,7 +197,10 @@ impl Run {
             drop(sender);
             for (done, (case, took, outcome)) in (1_u32..).zip(results) {
                 let Attempt { verdict, output } = outcome?;
-                let ahead = (left * (count as u32 - done)) / count as u32;
+                let part = f64::from(done) / count as f64;
+                // What earlier runs say of this machine's speed is worth less than what this one has seen.
+                let whole = if part < 0.25 { expected } else { begun.elapsed().div_f64(part) };
+                let ahead = later + whole.mul_f64(1.0 - part);
                 let clock = self.started.elapsed().as_secs();
                 println!(
                     "[{done}/{count}, {}:{:02}, {} min left] {} {} ({:.1} s)",
@@ -210,26 +219,24 @@ impl Run {
                 } else if let Verdict::Skipped(why) = &verdict {
                     println!("    {why}");
                 }
-                // What earlier runs say of this machine's speed is corrected by what was seen.
-                if done == count as u32 / 2 {
-                    left = left.max(self.started.elapsed() / 2);
-                }
                 self.settle(case, verdict, took);
             }
             Ok(())
         })
     }
 
-    /// How long so many cases take one after the other, by what they took in the run before.
-    fn expected(&self, cases: &[Case]) -> Duration {
+    /// How long lanes take beside each other, by what their cases took in the run before.
+    fn expected(&self, lanes: &[Lane]) -> Duration {
         let usual = |kind| match kind {
-            Kind::Unit => 0.3,
-            Kind::Root => 1.0,
-            Kind::Scenario => 14.0,
-            Kind::Fuzz => 15.0,
+            Kind::Unit => 0.5,
+            Kind::Root => 2.0,
+            Kind::Scenario => 16.0,
+            Kind::Fuzz => 20.0,
         };
-        let seconds = cases.iter().map(|case| self.times.get(&case.name).copied().unwrap_or(usual(case.kind))).sum();
-        Duration::try_from_secs_f64(seconds).unwrap_or_default()
+        let time = |case: &Case| self.times.get(&case.name).copied().unwrap_or(usual(case.kind));
+        let seconds = |lane: &Lane| lane.cases.iter().map(time).sum::<f64>() / lane.at_once as f64;
+        let longest = lanes.iter().map(seconds).fold(0.0, f64::max);
+        Duration::try_from_secs_f64(longest).unwrap_or_default()
     }
 
     fn settle(&mut self, case: Case, verdict: Verdict, took: Duration) {
