@@ -72,14 +72,16 @@ impl fmt::Debug for TunnelKeys {
     }
 }
 
-/// Keys of the proofs by which flows are paired (P-50).
-pub(crate) struct PairingKeys {
+/// Keys of what is said of flows: of the proofs by which they are paired (P-50), and of their names (P-132).
+pub(crate) struct FlowKeys {
     pub(crate) send: hmac::Key,
     pub(crate) receive: hmac::Key,
+    /// Both ends'.
+    pub(crate) name: hmac::Key,
 }
 
 /// Draws all keys of a session. What they are drawn from is wiped; *ring* does not wipe the keys that it has made ready for use.
-pub(crate) fn session_keys(secrets: &Secrets, role: Role) -> (ControlKeys, TunnelKeys, PairingKeys) {
+pub(crate) fn session_keys(secrets: &Secrets, role: Role) -> (ControlKeys, TunnelKeys, FlowKeys) {
     let salt = hkdf::Salt::new(hkdf::HKDF_SHA256, &secrets.hash);
     let root = salt.extract(&Zeroizing::new([secrets.from_initiator, secrets.from_responder].concat()));
     let (ours, theirs) = match role {
@@ -100,12 +102,13 @@ pub(crate) fn session_keys(secrets: &Secrets, role: Role) -> (ControlKeys, Tunne
         send_token: token(ours),
         receive_token: token(theirs),
     };
-    let pairing = |sender| {
-        let key = Zeroizing::new(expand::<32>(&root, "pairing", sender));
+    let mac = |usage, sender| {
+        let key = Zeroizing::new(expand::<32>(&root, usage, sender));
         hmac::Key::new(hmac::HMAC_SHA256, key.as_slice())
     };
-    let pairing_keys = PairingKeys { send: pairing(ours), receive: pairing(theirs) };
-    (control_keys, tunnel_keys, pairing_keys)
+    let flow_keys =
+        FlowKeys { send: mac("pairing", ours), receive: mac("pairing", theirs), name: mac("name", "both") };
+    (control_keys, tunnel_keys, flow_keys)
 }
 
 /// `N` bytes for one use by one sender, at most 32.

@@ -6,7 +6,7 @@ use ring::aead::{Aad, Nonce};
 use ring::hmac;
 use whimbrel_wire::datagram::{CONTROL_HEADER_LEN, Control, NONCE_LEN, TAG_LEN, control_header};
 
-use crate::derive::{ControlKeys, PairingKeys, Role, Secrets, TunnelKeys, session_keys};
+use crate::derive::{ControlKeys, FlowKeys, Role, Secrets, TunnelKeys, session_keys};
 use crate::error::SessionError;
 use crate::replay::ReplayWindow;
 
@@ -23,7 +23,7 @@ pub struct Session {
     /// Boxed, as the window is: together they take 1.6 KiB, and sessions are moved about.
     control: Box<ControlKeys>,
     tunnel: TunnelKeys,
-    pairing: Box<PairingKeys>,
+    flows: Box<FlowKeys>,
     established: u64,
     sent: u64,
     received: u64,
@@ -44,14 +44,14 @@ pub struct Opened {
 
 impl Session {
     pub(crate) fn new(role: Role, local_index: u32, remote_index: u32, secrets: &Secrets, now: u64) -> Self {
-        let (control, tunnel, pairing) = session_keys(secrets, role);
+        let (control, tunnel, flows) = session_keys(secrets, role);
         Self {
             role,
             local_index,
             remote_index,
             control: Box::new(control),
             tunnel,
-            pairing: Box::new(pairing),
+            flows: Box::new(flows),
             established: now,
             sent: 0,
             received: 0,
@@ -131,7 +131,7 @@ impl Session {
     /// one that it receives. `numbers` are the introducer's, `introducer` is whether it is that who proves.
     #[must_use]
     pub fn pairing_proof(&self, ours: bool, introducer: bool, numbers: (u32, u32)) -> [u8; 16] {
-        let key = if ours { &self.pairing.send } else { &self.pairing.receive };
+        let key = if ours { &self.flows.send } else { &self.flows.receive };
         let mut message = [0; 9];
         message[0] = u8::from(!introducer);
         message[1..5].copy_from_slice(&numbers.0.to_be_bytes());
@@ -139,6 +139,28 @@ impl Session {
         let mut proof = [0; 16];
         proof.copy_from_slice(&hmac::sign(key, &message).as_ref()[..16]);
         proof
+    }
+
+    /// What a flow is called whose two nonces came back in this session (P-132): both ends have the same name for it, and who has seen
+    /// the nonces travel has none.
+    #[must_use]
+    pub fn flow_name(&self, introducer_nonce: u64, responder_nonce: u64) -> u64 {
+        let nonces = [introducer_nonce.to_be_bytes(), responder_nonce.to_be_bytes()].concat();
+        self.name(0, &nonces)
+    }
+
+    /// What a flow is called that was paired in this session by these numbers, which are the introducer's (P-132). `introducer`:
+    /// whether this end is that.
+    #[must_use]
+    pub fn paired_flow_name(&self, introducer: bool, introducer_nonce: u64, numbers: (u32, u32)) -> u64 {
+        let first = self.pairing_proof(introducer, true, numbers);
+        let second = self.pairing_proof(!introducer, false, numbers);
+        self.name(1, &[&introducer_nonce.to_be_bytes()[..], &first, &second].concat())
+    }
+
+    fn name(&self, kind: u8, of: &[u8]) -> u64 {
+        let tag = hmac::sign(&self.flows.name, &[&[kind], of].concat());
+        tag.as_ref().iter().take(8).fold(0, |name, byte| name << 8 | u64::from(*byte))
     }
 
     /// The index that the peer addresses this session by.

@@ -239,8 +239,8 @@ impl Node {
         let former = self.passed_on(&flow).copied();
         let translated = entry.peer_tuple.mirrored() != flow;
         self.install_moved(now, flow, entry, origin, Asked::Install(flow));
-        if let Origin::Answered(own) = origin {
-            self.nonces.insert(own, flow);
+        if let Origin::Answered { nonce, .. } = origin {
+            self.nonces.insert(nonce, flow);
         }
         self.event(Event::FlowIntroduced { flow, peer: entry.peer, translated });
         if let Some(former) = former {

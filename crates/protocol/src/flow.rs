@@ -17,7 +17,15 @@ pub(crate) enum Stage {
     /// Our nonce is in the flow. Exits: the peer's nonce arrives (`Echoing`); three tries are over (`Failed`).
     Introducing { peer: PeerId, nonce: u64, since: Time, tries: u32, next: Time },
     /// The peer's nonce arrived and was sent back. Exits: *done* (`Introduced`), a refusal or tries over (`Failed`).
-    Echoing { peer: PeerId, nonce: u64, echo: whimbrel_wire::message::Echo, tries: u32, next: Time },
+    Echoing {
+        peer: PeerId,
+        nonce: u64,
+        echo: whimbrel_wire::message::Echo,
+        /// The peer's index of the session that the echo is said in, and the flow named in (P-132).
+        session: u32,
+        tries: u32,
+        next: Time,
+    },
     /// Our nonce did not arrive, so the flow is named by its sequence numbers (P-50). Exits: *paired* (`Introduced`), a refusal
     /// or tries over (`Failed`).
     Pairing {
@@ -26,6 +34,8 @@ pub(crate) enum Stage {
         home: Places,
         wire_port: u16,
         numbers: Option<(u32, u32)>,
+        /// The peer's index of the session that it is claimed in, and named in (P-132), once it was.
+        session: Option<u32>,
         since: Time,
         tries: u32,
         next: Time,
@@ -57,10 +67,10 @@ pub(crate) enum Origin {
     Restored,
     /// We introduced it.
     Introduced,
-    /// The peer introduced it, and we answered with this nonce: a repeated echo gets the same answer.
-    Answered(u64),
-    /// The peer introduced it by these numbers.
-    Paired((u32, u32)),
+    /// The peer introduced it with its nonce, and we answered with ours: a repeated echo gets the same answer.
+    Answered { introducer_nonce: u64, nonce: u64 },
+    /// The peer introduced it by these numbers, and calls that by its nonce.
+    Paired { introducer_nonce: u64, numbers: (u32, u32) },
 }
 
 impl Stage {
@@ -70,7 +80,7 @@ impl Stage {
             Self::Introducing { nonce, .. }
             | Self::Echoing { nonce, .. }
             | Self::Pairing { nonce, .. }
-            | Self::Introduced { origin: Origin::Answered(nonce), .. } => Some(*nonce),
+            | Self::Introduced { origin: Origin::Answered { nonce, .. }, .. } => Some(*nonce),
             Self::Introduced { .. } | Self::Open | Self::Failed(_) | Self::Excluded(_) => None,
         }
     }

@@ -242,9 +242,9 @@ impl Node {
                     let nonce = *nonce;
                     self.op(KernelOp::Introduce { flow, end: self.end_of(&flow), index, nonce }, None);
                 }
-                Some(Stage::Echoing { echo, tries, next, .. }) if *next <= now => {
-                    if *tries >= 2 * TRIES {
-                        // It may have started anew, without the nonces.
+                Some(Stage::Echoing { echo, session, tries, next, .. }) if *next <= now => {
+                    // It may have started anew, without the nonces. And an echo is not said in two sessions: it would be named twice.
+                    if *tries >= 2 * TRIES || *session != index {
                         self.introduce_again(now, &flow);
                         continue;
                     }
@@ -321,7 +321,7 @@ impl Node {
                     tuple: flow,
                 };
                 let next = now + peer.repeat_after(1).max(Duration::from_millis(200));
-                known.stage = Stage::Echoing { peer: id, nonce: *own, echo, tries: 1, next };
+                known.stage = Stage::Echoing { peer: id, nonce: *own, echo, session: their_index, tries: 1, next };
                 if known.referred.is_some() {
                     self.op(KernelOp::ExpectFlow { flow, from: Some(id) }, None);
                 }
@@ -341,7 +341,8 @@ impl Node {
                 // is introduced keeps it until its socket closes.
                 self.event(Event::Refused { peer: id, reason: "a flow that it introduced belongs to another peer" });
             }
-            Stage::Introduced { entry, origin: Origin::Answered(_) } if entry.peer == id && entry.name == nonce => {}
+            Stage::Introduced { entry, origin: Origin::Answered { introducer_nonce, .. } }
+                if entry.peer == id && *introducer_nonce == nonce => {}
             // Of one that is introduced already the peer has lost what it knew, or our answer.
             _ => self.answer_introduction(now, id, flow, their_index, nonce),
         }
@@ -421,8 +422,8 @@ impl Node {
         Some(responding)
     }
 
-    /// The introducer has seen both nonces travel; the responder's answer, if one is due.
-    pub(crate) fn handle_echo(&mut self, now: Time, id: PeerId, echo: &Echo) -> Option<Message> {
+    /// The introducer has seen both nonces travel, and says so in the session of this index of ours; the responder's answer, if one is due.
+    pub(crate) fn handle_echo(&mut self, now: Time, id: PeerId, index: u32, echo: &Echo) -> Option<Message> {
         let nonce = echo.introducer_nonce;
         let refused = |refusal| Some(Message::IntroductionDone { nonce, outcome: Err(refusal) });
         // The nonce of ours that came back names the flow (P-13).
@@ -435,8 +436,8 @@ impl Node {
             Some(Stage::Introduced { entry, .. }) if entry.peer != id && !entry.passed_on => {
                 return refused(IntroductionRefusal::OtherFlow);
             }
-            Some(Stage::Introduced { entry, origin: Origin::Answered(_) })
-                if entry.peer == id && entry.name == echo.introducer_nonce =>
+            Some(Stage::Introduced { entry, origin: Origin::Answered { introducer_nonce, .. } })
+                if entry.peer == id && *introducer_nonce == echo.introducer_nonce =>
             {
                 Some(*entry)
             }
@@ -453,11 +454,20 @@ impl Node {
         if let Some(entry) = done {
             let introduced = Introduced { wire_port: entry.wire_local_port, tuple: flow };
             if entry.end == LocalEnd::Passing {
-                self.send(id, &[Message::Passing { nonce }]);
+                // The second for who has had our answer, and not this word.
+                self.send(id, &[Message::Passing { nonce }, Message::Passing { nonce: entry.name }]);
             }
             return Some(Message::IntroductionDone { nonce, outcome: Ok(introduced) });
         }
         let Some(peer) = self.peers.get(&id) else { return refused(IntroductionRefusal::Refused) };
+        let Some(slot) = peer.sessions.iter().find(|slot| slot.session.local_index() == index) else {
+            return refused(IntroductionRefusal::NotSeen);
+        };
+        // P-132
+        let name = slot.session.flow_name(echo.introducer_nonce, echo.responder_nonce);
+        if peer.has_another_named(name, &flow) {
+            return refused(IntroductionRefusal::Busy);
+        }
         // P-14
         let home = Places { local: echo.responder_place, peer: echo.introducer_place };
         if home != peer.places_agreed() || home.local == NOWHERE || home.peer == NOWHERE {
@@ -491,7 +501,7 @@ impl Node {
         let away = before.is_some();
         let entry = FlowEntry {
             peer: id,
-            name: echo.introducer_nonce,
+            name,
             home: if away { Places { peer: ASTRAY, ..home } } else { home },
             waits: Waits::default(),
             manner: Manner::default(),
@@ -504,20 +514,23 @@ impl Node {
             beyond: false,
         };
         self.forget_responding(id, &flow);
-        self.install(now, flow, entry, Origin::Answered(echo.responder_nonce));
+        let origin = Origin::Answered { introducer_nonce: echo.introducer_nonce, nonce: echo.responder_nonce };
+        self.install(now, flow, entry, origin);
         // The answer waits until the flow is installed, so that whoever has it may rely on it.
         None
     }
 
     /// A flow was installed: the introducer is told, if we are not that.
     pub(crate) fn confirm_installed(&mut self, flow: &FlowTuple) {
-        let entry = match self.flows.get(flow).map(|known| &known.stage) {
-            Some(Stage::Introduced { entry, origin: Origin::Answered(_) }) => entry,
-            Some(Stage::Introduced { origin: Origin::Paired(..), .. }) => return self.confirm_paired(flow),
+        let (entry, nonce) = match self.flows.get(flow).map(|known| &known.stage) {
+            Some(Stage::Introduced { entry, origin: Origin::Answered { introducer_nonce, .. } }) => {
+                (entry, *introducer_nonce)
+            }
+            Some(Stage::Introduced { origin: Origin::Paired { .. }, .. }) => return self.confirm_paired(flow),
             _ => return,
         };
         let introduced = Introduced { wire_port: entry.wire_local_port, tuple: *flow };
-        let (id, nonce, end) = (entry.peer, entry.name, entry.end);
+        let (id, end) = (entry.peer, entry.end);
         let done = Message::IntroductionDone { nonce, outcome: Ok(introduced) };
         match end {
             // P-123, and before the flow is taken for introduced
@@ -542,7 +555,12 @@ impl Node {
     ) {
         let Some(&flow) = self.nonces.get(&nonce) else { return };
         let echo = match self.flows.get(&flow).map(|known| &known.stage) {
-            Some(Stage::Echoing { peer, nonce: own, echo, .. }) if *peer == id && *own == nonce => Some(*echo),
+            Some(Stage::Echoing { peer, nonce: own, echo, session, .. }) if *peer == id && *own == nonce => {
+                let name = self.peers.get(&id).and_then(|peer| peer.session_to(*session)).map(|slot| {
+                    slot.session.flow_name(echo.introducer_nonce, echo.responder_nonce)
+                });
+                Some((*echo, name))
+            }
             Some(Stage::Introducing { peer, nonce: own, .. }) if *peer == id && *own == nonce => None,
             Some(Stage::Pairing { peer, .. }) if *peer == id => return self.handle_not_paired(now, id, flow, outcome),
             _ => return,
@@ -550,13 +568,16 @@ impl Node {
         match (outcome, echo) {
             (Err(_), _) if self.is_referred(&flow, id) => self.fail_introduction(now, &flow, NOT_CONNECTED),
             // It has not looked at the places that it was to agree to.
-            (Ok(_), Some(echo)) if echo.introducer_place == NOWHERE || echo.responder_place == NOWHERE => {
+            (Ok(_), Some((echo, _))) if echo.introducer_place == NOWHERE || echo.responder_place == NOWHERE => {
                 self.introduce_again(now, &flow);
             }
-            (Ok(introduced), Some(echo)) if introduced.tuple.transport == flow.transport => {
+            (Ok(introduced), Some((echo, name))) if introduced.tuple.transport == flow.transport => {
+                // P-132
+                let other = |name: &u64| self.peers.get(&id).is_some_and(|peer| peer.has_another_named(*name, &flow));
+                let Some(name) = name.filter(|name| !other(name)) else { return self.introduce_again(now, &flow) };
                 let entry = FlowEntry {
                     peer: id,
-                    name: nonce,
+                    name,
                     home: Places {
                         local: echo.introducer_place,
                         peer: if self.is_referred(&flow, id) { ASTRAY } else { echo.responder_place },
@@ -631,8 +652,8 @@ impl Node {
         if let Some(nonce) = before.own_nonce() {
             self.nonces.remove(&nonce);
         }
-        if let Origin::Answered(own) = origin {
-            self.nonces.insert(own, flow);
+        if let Origin::Answered { nonce, .. } = origin {
+            self.nonces.insert(nonce, flow);
         }
         let id = entry.peer;
         let Some(peer) = self.peers.get_mut(&id) else { return };

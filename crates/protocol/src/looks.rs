@@ -68,6 +68,14 @@ impl Looks {
         self.strangers.retain(|waiting| *waiting != id);
     }
 
+    /// So many proofs are made to see which connections a peer means: whoever has opened many is not to have all of them made without
+    /// end. Gives how long all wait for it.
+    pub(crate) fn charge_proofs(&mut self, proofs: usize) -> Duration {
+        let looks = proofs as f64 / PROOFS;
+        self.finds.spend(looks);
+        FINDS_PAUSE.mul_f64(looks)
+    }
+
     /// Takes those whose turn it is.
     fn take_to_find(&mut self) -> Vec<PeerId> {
         let room = FOUND_AT_ONCE - FOR_STRANGERS.min(self.strangers.len());
@@ -127,8 +135,4 @@ impl Node {
         self.look_for_connections(now);
     }
 
-    /// So many proofs were made to see which connection a peer means: whoever has opened many is not to have all of them made without end.
-    pub(crate) fn note_proofs(&mut self, proofs: usize) {
-        self.looks.finds.spend(proofs as f64 / PROOFS);
-    }
 }

@@ -287,7 +287,7 @@ impl Node {
                     answers.push(Message::IntroductionReady { tag });
                 }
                 Message::IntroductionReady { tag } => self.handle_introduction_ready(now, id, tag),
-                Message::IntroductionEcho(echo) => answers.extend(self.handle_echo(now, id, &echo)),
+                Message::IntroductionEcho(echo) => answers.extend(self.handle_echo(now, id, arrival.index, &echo)),
                 Message::IntroductionDone { nonce, outcome } => self.handle_introduced(now, id, nonce, outcome),
                 Message::Pairing(pairing) => answers.extend(self.handle_pairing(now, id, arrival.index, &pairing)),
                 Message::Paired { nonce, proof, introduced } => {

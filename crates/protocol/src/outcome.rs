@@ -178,8 +178,7 @@ impl Node {
             peer.remove_flow(flow, &entry);
         }
         match origin {
-            Origin::Answered(_) | Origin::Paired(_) => {
-                let nonce = entry.name;
+            Origin::Answered { introducer_nonce: nonce, .. } | Origin::Paired { introducer_nonce: nonce, .. } => {
                 let outcome = Err(IntroductionRefusal::Busy);
                 self.send(entry.peer, &[Message::IntroductionDone { nonce, outcome }]);
             }

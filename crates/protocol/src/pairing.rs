@@ -2,7 +2,6 @@
 //! where the connection's numbers began. They are proved to each other in the session, and never sent.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::time::Duration;
 
 use whimbrel_wire::message::{Introduced, IntroductionRefusal, Message, Pairing, PairingProof};
@@ -25,6 +24,11 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// Claims that fit no connection which a peer may make in [`MISSES_FOR`] (P-52).
 const MISSES: u32 = 64;
 const MISSES_FOR: Duration = Duration::from_secs(600);
+/// Connections with a peer that one look makes proofs of (P-52): a few milliseconds' worth. Where there are more, others have their turn in
+/// the next look.
+const CANDIDATES: usize = 4096;
+/// A peer waits for its next look so many times as long as all have to wait for what this one cost.
+const OWN_SHARE: u32 = 4;
 /// Why a flow stays where it is.
 const STRIPPED: &str =
     "TCP options are stripped on the way, and its sequence numbers fit no connection at the other end";
@@ -59,8 +63,9 @@ impl Node {
         let wire_port = peer.free_wire_port(flow.local.port(), flow.remote.port(), &self.ports);
         let Some(known) = self.flows.get_mut(&flow).filter(|_| fits) else { return false };
         let Stage::Introducing { nonce, .. } = known.stage else { return false };
+        let (numbers, session) = (None, None);
         known.stage =
-            Stage::Pairing { peer: id, nonce, home, wire_port, numbers: None, since: now, tries: 0, next: now };
+            Stage::Pairing { peer: id, nonce, home, wire_port, numbers, session, since: now, tries: 0, next: now };
         self.find_sockets(now, id);
         true
     }
@@ -71,9 +76,10 @@ impl Node {
         let begun: Vec<FlowTuple> = peer.introductions.begun.iter().copied().collect();
         let last_heard = peer.last_heard;
         let Some(slot) = peer.session() else { return };
-        let (mut messages, mut silent, mut over, mut unknown) = (Vec::new(), Vec::new(), Vec::new(), false);
+        let (mut messages, mut silent, mut anew, mut over) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut unknown = false;
         for flow in begun {
-            let Some(Stage::Pairing { nonce, home, wire_port, numbers, since, tries, next, .. }) =
+            let Some(Stage::Pairing { nonce, home, wire_port, numbers, session, since, tries, next, .. }) =
                 self.flows.get_mut(&flow).map(|known| &mut known.stage)
             else {
                 continue;
@@ -95,6 +101,11 @@ impl Node {
                 unknown = true;
                 continue;
             };
+            // It is not claimed in two sessions: it would be named twice.
+            if *session.get_or_insert(slot.session.remote_index()) != slot.session.remote_index() {
+                anew.push(flow);
+                continue;
+            }
             messages.push(Message::Pairing(Pairing {
                 introducer_nonce: *nonce,
                 proof: slot.session.pairing_proof(true, true, numbers),
@@ -109,7 +120,7 @@ impl Node {
             // It may be gone, or have started anew: it must say again that it looks.
             peer.introductions.ready_until = None;
         }
-        for flow in silent {
+        for flow in silent.into_iter().chain(anew) {
             self.introduce_again(now, &flow);
         }
         for flow in over {
@@ -174,7 +185,7 @@ impl Node {
         let fitting = |socket: &&SocketNumbers| {
             socket.flow.remote.ip() == remote && self.attachments.contains_key(&socket.flow.local.ip())
         };
-        let candidates: Vec<SocketNumbers> = sockets.iter().filter(fitting).copied().collect();
+        let mut candidates: Vec<SocketNumbers> = sockets.iter().filter(fitting).copied().collect();
         for socket in &candidates {
             if let Some(Stage::Pairing { peer, numbers: numbers @ None, next, tries, .. }) =
                 self.flows.get_mut(&socket.flow).map(|known| &mut known.stage)
@@ -185,26 +196,48 @@ impl Node {
             }
         }
         self.timers.set_earlier(Timer::Introductions(id), now);
-        let mut tables: HashMap<u32, HashMap<PairingProof, Vec<Fit>>> = HashMap::new();
+        // One session's: proofs of another are others, and who has many sessions is not to have all made in each.
+        let Some(&(session, _)) = claims.last() else { return };
+        let all = candidates.len() <= CANDIDATES;
+        if !all {
+            let first = self.random.u64() as usize % candidates.len();
+            candidates.rotate_left(first);
+            candidates.truncate(CANDIDATES);
+        }
+        self.charge_proofs(now, id, 4 * candidates.len());
+        let proofs = self.proofs(id, session, &candidates);
         let mut answers = Vec::new();
         for (index, claim) in claims {
-            let table = match tables.entry(index) {
-                Entry::Occupied(table) => table.into_mut(),
-                Entry::Vacant(place) => {
-                    self.note_proofs(4 * candidates.len());
-                    place.insert(self.proofs(id, index, &candidates))
-                }
-            };
-            let fits = table.get(&claim.proof);
-            match fits.map(Vec::as_slice) {
-                Some(&[(flow, numbers)]) => answers.extend(self.accept_pairing(now, id, &claim, flow, numbers)),
+            let fits = proofs.get(&claim.proof).map(Vec::as_slice).filter(|_| index == session);
+            let answer = match fits {
+                _ if self.has_missed_too_often(now, id) => Some(answer(&claim, IntroductionRefusal::Refused)),
+                Some(&[(flow, numbers)]) => self.accept_pairing(now, id, index, &claim, flow, numbers),
+                _ if index != session || !all => Some(answer(&claim, IntroductionRefusal::Busy)),
                 _ => {
                     self.count_miss(now, id);
-                    answers.push(answer(&claim, IntroductionRefusal::Refused));
+                    Some(answer(&claim, IntroductionRefusal::Refused))
                 }
-            }
+            };
+            answers.extend(answer);
         }
         self.send(id, &answers);
+    }
+
+    /// So many proofs are made for a peer: all wait for what that costs, and it itself longer.
+    fn charge_proofs(&mut self, now: Time, id: PeerId, proofs: usize) {
+        let cost = self.looks.charge_proofs(proofs);
+        if let Some(peer) = self.peers.get_mut(&id) {
+            let again = now + (cost * OWN_SHARE).max(PAUSE);
+            peer.introductions.pairings.again = peer.introductions.pairings.again.max(Some(again));
+        }
+    }
+
+    /// Whether a peer has claimed too many connections that fit nothing (P-52).
+    fn has_missed_too_often(&self, now: Time, id: PeerId) -> bool {
+        self.peers.get(&id).is_some_and(|peer| {
+            let pairings = &peer.introductions.pairings;
+            pairings.misses >= MISSES && pairings.counted_until.is_some_and(|until| until > now)
+        })
     }
 
     /// The proofs that the peer can make of these sockets' numbers. Who opened a connection has its own initial number, who
@@ -239,15 +272,11 @@ impl Node {
 
     /// The peer names a flow of its own by numbers. It is looked for; an answer at once is a refusal.
     pub(crate) fn handle_pairing(&mut self, now: Time, id: PeerId, index: u32, claim: &Pairing) -> Option<Message> {
-        let peer = self.peers.get_mut(&id)?;
-        let pairings = &mut peer.introductions.pairings;
-        if claim.tuple.transport != Transport::Tcp {
-            return Some(answer(claim, IntroductionRefusal::Refused));
-        }
         // P-52
-        if pairings.misses >= MISSES && pairings.counted_until.is_some_and(|until| until > now) {
+        if claim.tuple.transport != Transport::Tcp || self.has_missed_too_often(now, id) {
             return Some(answer(claim, IntroductionRefusal::Refused));
         }
+        let pairings = &mut self.peers.get_mut(&id)?.introductions.pairings;
         pairings.claims.retain(|(_, waiting)| waiting.introducer_nonce != claim.introducer_nonce);
         if pairings.claims.len() >= CLAIMS {
             return Some(answer(claim, IntroductionRefusal::Busy));
@@ -262,6 +291,7 @@ impl Node {
         &mut self,
         now: Time,
         id: PeerId,
+        index: u32,
         claim: &Pairing,
         flow: FlowTuple,
         numbers: (u32, u32),
@@ -276,6 +306,12 @@ impl Node {
             return Some(answer(claim, IntroductionRefusal::OtherPlaces));
         }
         let nonce = claim.introducer_nonce;
+        let slot = peer.sessions.iter().find(|slot| slot.session.local_index() == index)?;
+        // P-132
+        let name = slot.session.paired_flow_name(false, nonce, numbers);
+        if peer.has_another_named(name, &flow) {
+            return Some(answer(claim, IntroductionRefusal::Busy));
+        }
         let room = peer.flows.contains(&flow)
             || peer.flows.len() < self.config.flows_per_peer && self.introduced < self.config.flows;
         // One that was not told of yet will be in a moment.
@@ -294,7 +330,7 @@ impl Node {
                 self.event(Event::Refused { peer: id, reason: "a flow that it introduced belongs to another peer" });
                 return Some(answer(claim, IntroductionRefusal::Refused));
             }
-            Stage::Introduced { entry, origin: Origin::Paired(_) } if entry.name == nonce => {
+            Stage::Introduced { origin: Origin::Paired { introducer_nonce, .. }, .. } if *introducer_nonce == nonce => {
                 self.confirm_paired(&flow);
                 return None;
             }
@@ -313,7 +349,7 @@ impl Node {
         let peer_tuple = claim.tuple;
         let entry = FlowEntry {
             peer: id,
-            name: nonce,
+            name,
             home,
             waits: Waits::default(),
             manner: Manner::default(),
@@ -325,20 +361,20 @@ impl Node {
             hidden: false,
             beyond: false,
         };
-        self.install(now, flow, entry, Origin::Paired(numbers));
+        self.install(now, flow, entry, Origin::Paired { introducer_nonce: nonce, numbers });
         // The answer waits until the flow is installed.
         None
     }
 
     /// A flow that the peer named by its numbers is installed.
     pub(crate) fn confirm_paired(&mut self, flow: &FlowTuple) {
-        let Some(Stage::Introduced { entry, origin: Origin::Paired(numbers) }) =
+        let Some(Stage::Introduced { entry, origin: Origin::Paired { introducer_nonce: nonce, numbers } }) =
             self.flows.get(flow).map(|known| &known.stage)
         else {
             return;
         };
         let introduced = Introduced { wire_port: entry.wire_local_port, tuple: *flow };
-        let (id, nonce, numbers) = (entry.peer, entry.name, *numbers);
+        let (id, nonce, numbers) = (entry.peer, *nonce, *numbers);
         let Some(slot) = self.peers.get_mut(&id).and_then(|peer| peer.session()) else { return };
         let proof = slot.session.pairing_proof(true, false, numbers);
         self.send(id, &[Message::Paired { nonce, proof, introduced }]);
@@ -355,7 +391,7 @@ impl Node {
         introduced: Introduced,
     ) {
         let Some(&flow) = self.nonces.get(&nonce) else { return };
-        let Some(&Stage::Pairing { peer: with, home, wire_port, numbers: Some(numbers), .. }) =
+        let Some(&Stage::Pairing { peer: with, home, wire_port, numbers: Some(numbers), session: Some(named_in), .. }) =
             self.flows.get(&flow).map(|known| &known.stage)
         else {
             return;
@@ -363,16 +399,16 @@ impl Node {
         let Some(peer) = self.peers.get(&id).filter(|_| with == id) else { return };
         let Some(slot) = peer.sessions.iter().find(|slot| slot.session.local_index() == index) else { return };
         let expected = slot.session.pairing_proof(false, false, numbers);
+        let name = peer.session_to(named_in).map(|slot| slot.session.paired_flow_name(true, nonce, numbers));
+        let name = name.filter(|name| !peer.has_another_named(*name, &flow));
         let differs = expected.iter().zip(proof).fold(0, |differs, (a, b)| differs | (a ^ b));
         if differs != 0 || introduced.tuple.transport != flow.transport {
             self.event(Event::Refused { peer: id, reason: "it claims a connection by numbers that are not its own" });
             self.fail_introduction(now, &flow, STRIPPED);
-        } else if home != peer.places || home.peer == NOWHERE {
-            self.introduce_again(now, &flow);
-        } else {
+        } else if let Some(name) = name.filter(|_| home == peer.places && home.peer != NOWHERE) {
             let entry = FlowEntry {
                 peer: id,
-                name: nonce,
+                name,
                 home,
                 waits: Waits::default(),
                 manner: Manner::default(),
@@ -385,6 +421,8 @@ impl Node {
                 beyond: false,
             };
             self.install(now, flow, entry, Origin::Introduced);
+        } else {
+            self.introduce_again(now, &flow);
         }
     }
 

@@ -612,6 +612,16 @@ impl Peer {
         }
     }
 
+    /// The session that the peer calls by this index of its.
+    pub(crate) fn session_to(&self, remote_index: u32) -> Option<&SessionSlot> {
+        self.sessions.iter().find(|slot| slot.session.remote_index() == remote_index)
+    }
+
+    /// Whether another flow with this peer is called so (P-132).
+    pub(crate) fn has_another_named(&self, name: u64, flow: &FlowTuple) -> bool {
+        self.named.get(&name).is_some_and(|named| named != flow)
+    }
+
     pub(crate) fn add_flow(&mut self, flow: FlowTuple, entry: &FlowEntry) {
         self.named.insert(entry.name, flow);
         self.note_own_place();

@@ -46,6 +46,8 @@ pub struct Speaker {
     observed: Option<SocketAddr>,
     /// How much of its stream it has said.
     told: u64,
+    /// What flows that it has introduced are called.
+    names: Vec<u64>,
 }
 
 impl Speaker {
@@ -84,6 +86,7 @@ impl Speaker {
             sequence: 0,
             observed: None,
             told: 0,
+            names: Vec::new(),
         }
     }
 
@@ -356,6 +359,10 @@ impl Speaker {
             Message::IntroductionDone { outcome, .. } => Some(outcome.map_err(Some)),
             _ => None,
         });
+        if matches!(done, Some(Ok(_))) {
+            let session = self.session.as_ref().expect("a session");
+            self.names.push(session.flow_name(nonce, responder_nonce));
+        }
         done.unwrap_or(Err(None))
     }
 

@@ -389,8 +389,14 @@ impl Node {
         if offer.purpose() != purpose {
             return refused(JoinRefusal::OtherPurpose);
         }
-        if let Some(exchange) = offer.exchanges.get(&joiner).filter(|exchange| exchange.theirs == element) {
-            return Some(Word::JoinAnswer { number, element: exchange.ours });
+        if let Some(exchange) = offer.exchanges.get(&joiner) {
+            if exchange.theirs == element {
+                return Some(Word::JoinAnswer { number, element: exchange.ours });
+            }
+            // One that is anew with each word would take what all may begin (P-149).
+            if exchange.begun + EXCHANGE_LASTS > now {
+                return refused(JoinRefusal::Busy);
+            }
         }
         if offer.exchanges.len() >= EXCHANGES_MOST && !offer.exchanges.contains_key(&joiner) {
             offer.drop_oldest_exchange(now);

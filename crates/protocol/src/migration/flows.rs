@@ -217,7 +217,7 @@ impl Node {
         let before = self.flows.get(&flow).cloned();
         match &before {
             Some(Flow { stage: Stage::Introduced { entry: former, origin }, .. }) => {
-                if let Origin::Answered(nonce) = origin {
+                if let Origin::Answered { nonce, .. } = origin {
                     self.nonces.remove(nonce);
                 }
                 if let Some(peer) = self.peers.get_mut(&former.peer) {

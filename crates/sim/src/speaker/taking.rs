@@ -53,8 +53,8 @@ impl Speaker {
         self.session.is_some()
     }
 
-    /// Introduces a flow that its host opened under this name, and tells this wire port of its own. Tells whether the peer takes it so.
-    pub fn try_to_introduce(&mut self, world: &mut World, flow: FlowId, name: u64, wire_port: u16) -> bool {
+    /// Introduces a flow that its host opened with this nonce, and tells this wire port of its own. Tells whether the peer takes it so.
+    pub fn try_to_introduce(&mut self, world: &mut World, flow: FlowId, nonce: u64, wire_port: u16) -> bool {
         if self.session.is_none() {
             return false;
         }
@@ -64,13 +64,13 @@ impl Speaker {
         self.say(world, self.endpoint(), &[Message::IntroductionRequest { tag: 5 }]);
         world.run_for(ANSWERED_WITHIN);
         let before = world.at(self.host).consumed.len();
-        self.inject(world, tuple, Some((flow, 0)), name);
+        self.inject(world, tuple, Some((flow, 0)), nonce);
         world.run_for(ANSWERED_WITHIN);
         let answers = |nonce: &&u64| *nonce & PROBE_BIT == 0 && *nonce & ANSWER_BIT != 0;
         let consumed = &world.at(self.host).consumed;
         let Some(responder_nonce) = consumed[before..].iter().rfind(answers).copied() else { return false };
         let echo = Echo {
-            introducer_nonce: name,
+            introducer_nonce: nonce,
             responder_nonce,
             introducer_place: self.place,
             responder_place: 0,
@@ -80,19 +80,30 @@ impl Speaker {
         self.say(world, self.endpoint(), &[Message::IntroductionEcho(echo)]);
         world.run_for(ANSWERED_WITHIN);
         let heard = self.attend(world);
-        heard
+        let done = heard
             .iter()
-            .any(|message| matches!(message, Message::IntroductionDone { nonce, outcome: Ok(_) } if *nonce == name))
+            .any(|message| matches!(message, Message::IntroductionDone { nonce: of, outcome: Ok(_) } if *of == nonce));
+        if done {
+            let session = self.session.as_ref().expect("a session");
+            self.names.push(session.flow_name(nonce, responder_nonce));
+        }
+        done
     }
 
-    /// Claims a flow as its own by its numbers (P-50), under this name.
-    pub fn claim_by_numbers(&mut self, world: &mut World, flow: FlowId, numbers: (u32, u32), name: u64) {
+    /// What flows that it has introduced are called (P-132).
+    #[must_use]
+    pub fn names(&self) -> &[u64] {
+        &self.names
+    }
+
+    /// Claims a flow as its own by its numbers (P-50), with this nonce.
+    pub fn claim_by_numbers(&mut self, world: &mut World, flow: FlowId, numbers: (u32, u32), nonce: u64) {
         if self.session.is_none() {
             return;
         }
         let tuple = world.flow(flow).tuples[0];
         let pairing = Pairing {
-            introducer_nonce: name,
+            introducer_nonce: nonce,
             proof: self.pairing_proof(true, numbers),
             introducer_place: self.place,
             responder_place: 0,

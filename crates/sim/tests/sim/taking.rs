@@ -326,13 +326,23 @@ impl Run {
         (!ready.is_empty()).then(|| ready[self.random.index(ready.len())])
     }
 
-    /// Names of flows: nonces that it saw, and those of flows that it once had, which every former owner knows.
-    fn names(&self) -> Vec<u64> {
+    /// Nonces of introducers that it saw. They were names once, and are none any more.
+    fn nonces(&self) -> Vec<u64> {
         let nonces = self.world.seen().filter_map(|packet| match packet.body {
             Body::Introduction { nonce, .. } if nonce >> 62 == 0 => Some(nonce),
             _ => None,
         });
-        let mut names: Vec<u64> = nonces.collect();
+        nonces.collect()
+    }
+
+    fn any_nonce(&mut self) -> u64 {
+        let nonces = self.nonces();
+        if nonces.is_empty() { 0x77 } else { nonces[self.random.index(nonces.len())] }
+    }
+
+    /// Names of flows: of its own, and of those that it once had, which every former owner knows.
+    fn names(&self) -> Vec<u64> {
+        let mut names: Vec<u64> = self.keys.iter().flat_map(Speaker::names).copied().collect();
         let had = self.sockets.iter().map(|socket| self.world.connection(*socket));
         names.extend(had.filter(|of| of.left.contains(&ROGUE) || of.copies.contains_key(&ROGUE)).map(|of| of.name));
         names.sort_unstable();
@@ -383,7 +393,7 @@ impl Run {
                 self.keys[key].claim_by_numbers(&mut self.world, flow, accepted, name);
             }
             Move::CloseFlows => {
-                let names = self.names();
+                let names = [self.names(), self.nonces()].concat();
                 self.tell(&[Message::FlowClosed(names)]);
             }
             Move::HoldFlows => {
@@ -441,14 +451,14 @@ impl Run {
         }
         let flow = self.world.connect(host, SERVICE);
         self.own.push(flow);
-        let name = if step == Move::IntroduceAsAnother { self.any_name() } else { self.random.bits() >> 2 };
+        let nonce = if step == Move::IntroduceAsAnother { self.any_nonce() } else { self.random.bits() >> 2 };
         let (_, tuples) = self.any_flow();
         let port = match step {
             Move::NameAnothersPort => tuples[1].remote.port(),
             _ => self.world.flow(flow).tuples[0].local.port(),
         };
-        let done = self.keys[key].try_to_introduce(&mut self.world, flow, name, port);
-        self.note(format!("  {flow:?} under {name:x} with port {port}: {done}"));
+        let done = self.keys[key].try_to_introduce(&mut self.world, flow, nonce, port);
+        self.note(format!("  {flow:?} with {nonce:x} and port {port}: {done}"));
     }
 
     fn uproot(&mut self, as_nat: bool) {
@@ -508,7 +518,7 @@ impl Run {
 
     fn inject(&mut self, probe: bool) {
         let (Some(key), (flow, tuples)) = (self.any_key(), self.any_flow()) else { return };
-        let nonce = if probe { 1 << 63 | self.random.bits() >> 1 } else { self.any_name() };
+        let nonce = if probe { 1 << 63 | self.random.bits() >> 1 } else { self.any_nonce() };
         let seen: Vec<u32> = self
             .world
             .seen()
