@@ -106,8 +106,7 @@ pub(crate) fn session_keys(secrets: &Secrets, role: Role) -> (ControlKeys, Tunne
         let key = Zeroizing::new(expand::<32>(&root, usage, sender));
         hmac::Key::new(hmac::HMAC_SHA256, key.as_slice())
     };
-    let flow_keys =
-        FlowKeys { send: mac("pairing", ours), receive: mac("pairing", theirs), name: mac("name", "both") };
+    let flow_keys = FlowKeys { send: mac("pairing", ours), receive: mac("pairing", theirs), name: mac("name", "both") };
     (control_keys, tunnel_keys, flow_keys)
 }
 

@@ -556,9 +556,11 @@ impl Node {
         let Some(&flow) = self.nonces.get(&nonce) else { return };
         let echo = match self.flows.get(&flow).map(|known| &known.stage) {
             Some(Stage::Echoing { peer, nonce: own, echo, session, .. }) if *peer == id && *own == nonce => {
-                let name = self.peers.get(&id).and_then(|peer| peer.session_to(*session)).map(|slot| {
-                    slot.session.flow_name(echo.introducer_nonce, echo.responder_nonce)
-                });
+                let name = self
+                    .peers
+                    .get(&id)
+                    .and_then(|peer| peer.session_to(*session))
+                    .map(|slot| slot.session.flow_name(echo.introducer_nonce, echo.responder_nonce));
                 Some((*echo, name))
             }
             Some(Stage::Introducing { peer, nonce: own, .. }) if *peer == id && *own == nonce => None,

@@ -134,5 +134,4 @@ impl Node {
         }
         self.look_for_connections(now);
     }
-
 }

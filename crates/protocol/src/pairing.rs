@@ -391,8 +391,9 @@ impl Node {
         introduced: Introduced,
     ) {
         let Some(&flow) = self.nonces.get(&nonce) else { return };
-        let Some(&Stage::Pairing { peer: with, home, wire_port, numbers: Some(numbers), session: Some(named_in), .. }) =
-            self.flows.get(&flow).map(|known| &known.stage)
+        let Some(&Stage::Pairing {
+            peer: with, home, wire_port, numbers: Some(numbers), session: Some(named_in), ..
+        }) = self.flows.get(&flow).map(|known| &known.stage)
         else {
             return;
         };

@@ -271,6 +271,11 @@ impl Speaker {
         self.session.as_ref().expect("a session").local_index()
     }
 
+    /// Speaks in another session, which it has had before or will have again.
+    pub fn swap_session(&mut self, other: Option<Session>) -> Option<Session> {
+        std::mem::replace(&mut self.session, other)
+    }
+
     /// Puts a nonce into a flow of its host, as an introduction.
     ///
     /// # Panics

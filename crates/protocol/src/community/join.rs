@@ -596,4 +596,39 @@ mod tests {
         assert!(join(now + EXCHANGE_LASTS, 99));
         assert!(join(now + EXCHANGE_LASTS, 98));
     }
+
+    /// P-149: with 50 words a second, each with another element, beside a joiner that tries as it does.
+    #[test]
+    fn one_key_that_begins_without_end_keeps_nobody_out() {
+        let mut out = 0;
+        for run in 0..40_u8 {
+            let mut node = Node::new(Config::default(), StaticKey::from_bytes([3; 32]), [run + 1; 32]);
+            let purpose = JoinPurpose::Membership;
+            let start = Time::default() + Duration::from_secs(100);
+            node.found_community(start, "desk").expect("founded");
+            let code = node.invite(start, false).expect("a code");
+            let remote = "192.0.2.1:2031".parse().expect("an endpoint");
+            let ids = [1_u8, 2].map(|of| node.new_peer(start, PublicKey::from([of; 32]), remote));
+            let element = |node: &mut Node, of: u8| {
+                let between = Between { joiner: PublicKey::from([of; 32]), inviter: node.key.public(), purpose };
+                begin(&code, &between, &mut node.random).expect("begun").element
+            };
+            let honest = element(&mut node, 2);
+            let (mut let_in, mut tries) = (false, 0_u32);
+            let mut next = start + Duration::from_millis(u64::from(run) * 7 + 400);
+            for step in 0..1000_u64 {
+                let now = start + Duration::from_millis(20 * step);
+                if now >= next {
+                    let answer = node.handle_join(now, ids[1], code.number(), purpose, honest);
+                    let_in |= matches!(answer, Some(Word::JoinAnswer { .. }));
+                    next = now + AGAIN * 2u32.pow(tries.min(DOUBLINGS));
+                    tries += 1;
+                }
+                let fresh = element(&mut node, 1);
+                node.handle_join(now, ids[0], code.number(), purpose, fresh);
+            }
+            out += u32::from(!let_in);
+        }
+        assert_eq!(out, 0, "of 40 so many were kept out for 20 s");
+    }
 }

@@ -620,7 +620,7 @@ fn what_confirms_a_session_is_kept_back_until_another_life() {
 fn many_words_about_waiting_flows_in_one_datagram_are_none() {
     // P-37, P-48
     let mut lie = Lie::new(416);
-    let name = 0x1000 + lie.flows[0].0 as u64;
+    let name = lie.liar.names()[0];
     let own = endpoint("10.66.0.1");
     let word = |number, wait, name| Message::Waiting { number, wait, names: vec![name] };
     lie.liar.say(&mut lie.world, own, &[word(1, true, name), word(2, false, name)]);

@@ -1,6 +1,7 @@
 //! Networks that strip TCP options: flows are paired by their sequence numbers (P-50 to P-52).
 
-use std::time::Duration;
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 
 use whimbrel_protocol::{Config, FlowState};
 use whimbrel_sim::{Access, Carried, FlowId, Powers, Speaker, World};
@@ -153,4 +154,68 @@ fn a_local_user_is_told_of_a_flow_and_does_not_know_its_numbers() {
     assert!(matches!(state, Some(FlowState::Failed(_))), "{state:?}");
     assert_eq!(world.peers(server).iter().map(|peer| peer.flows).sum::<usize>(), 0);
     world.check();
+}
+
+/// How long the server takes at the most for a millisecond in which a stranger claims one of a thousand connections of its own, a hundred
+/// times, in so many sessions.
+fn longest_step(sessions: usize) -> Duration {
+    let mut theft = Theft::new(508);
+    for _ in 0..1000 {
+        theft.world.connect(theft.thief.host(), SERVICE);
+    }
+    theft.world.run_for(2 * SECOND);
+    let mut had = Vec::new();
+    for _ in 1..sessions {
+        had.push(theft.thief.swap_session(None));
+        assert!(theft.thief.try_to_meet(&mut theft.world, Duration::from_millis(25)));
+        let from = theft.thief.endpoint();
+        theft.thief.say(&mut theft.world, from, &[Message::Padding { length: 1 }]);
+    }
+    let tuple = theft.world.flow(theft.flow).tuples[0];
+    for nonce in 0..100 {
+        if let Some(other) = had.get_mut(nonce) {
+            *other = theft.thief.swap_session(other.take());
+        }
+        let claim = Message::Pairing(Pairing {
+            introducer_nonce: nonce as u64,
+            proof: [7; 16],
+            introducer_place: 0,
+            responder_place: 0,
+            wire_port: 2000,
+            tuple,
+        });
+        let from = theft.thief.endpoint();
+        theft.thief.say(&mut theft.world, from, &[claim]);
+    }
+    let step = |_| {
+        let began = Instant::now();
+        theft.world.run_for(Duration::from_millis(1));
+        began.elapsed()
+    };
+    (0..400).map(step).max().unwrap_or_default()
+}
+
+#[test]
+fn claims_in_many_sessions_cost_no_more_than_in_one() {
+    // P-52; it was a hundred times as much.
+    let (one, many) = (longest_step(1), longest_step(100));
+    assert!(many < one * 10 + Duration::from_millis(20), "{many:?} beside {one:?}");
+}
+
+#[test]
+fn both_ends_have_one_name_for_a_flow_that_nobody_has_seen() {
+    // P-132
+    for strips in [false, true] {
+        let mut two = Two::new(509);
+        two.world.strips_options = strips;
+        let flows = two.flow(20);
+        let name = |end| {
+            let of = |flow: &FlowId| two.world.view(*flow, end).and_then(|view| view.entry).map(|entry| entry.name);
+            flows.iter().filter_map(of).collect::<Vec<u64>>()
+        };
+        let (ours, theirs) = (name(0), name(1));
+        assert_eq!(ours, theirs);
+        assert_eq!(ours.iter().collect::<BTreeSet<_>>().len(), flows.len());
+        assert!(ours.iter().all(|name| !two.world.nonces.contains(name)), "a nonce that travelled is a name");
+    }
 }
