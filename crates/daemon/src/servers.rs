@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     fn socket(address: &str, inode: u32) -> Listener {
-        Listener { address: address.parse().expect("an endpoint"), inode }
+        Listener { address: address.parse().expect("an endpoint"), inode, cookie: u64::from(inode) }
     }
 
     fn named(all: &[Listener], addresses: &[&str]) -> Vec<String> {

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::BorrowedFd;
 
 use netlink_packet_core::NLM_F_DUMP;
 use whimbrel_wire::{FlowTuple, Transport};
@@ -99,6 +100,14 @@ const UNCONNECTED_BIT: u32 = 1 << 7;
 /// Linux 6.8: TCP sockets that are bound, and no more than that (TCP_BOUND_INACTIVE, include/net/tcp_states.h).
 const SINCE_BOUND: (u32, u32) = (6, 8);
 
+/// The number of a socket, unique until the machine is booted again (`SO_COOKIE`).
+///
+/// # Errors
+/// [`Error::Call`]: it is no socket.
+pub fn cookie_of(socket: BorrowedFd<'_>) -> Result<u64, Error> {
+    rustix::net::sockopt::socket_cookie(socket).map_err(|e| Error::call("getsockopt", "SO_COOKIE", e))
+}
+
 /// Whether TCP sockets are listed that are bound, and neither listen nor are connected: those are from Linux 6.8 on.
 #[must_use]
 pub fn lists_bound() -> bool {
@@ -152,6 +161,8 @@ pub struct Listener {
     pub address: SocketAddr,
     /// The inode that `/proc/PID/fd` shows.
     pub inode: u32,
+    /// Unique until the machine is booted again (`SO_COOKIE`).
+    pub cookie: u64,
 }
 
 /// A blocking sock_diag socket, in the namespace that the opening thread was in.
@@ -260,10 +271,7 @@ impl SockDiag {
     /// # Errors
     /// [`Error::Call`].
     pub fn listeners(&mut self) -> Result<Vec<Listener>, Error> {
-        self.dump(Transport::Tcp, LISTEN_BIT, |record| {
-            let id = Id::of(record)?;
-            Some(Listener { address: SocketAddr::new(id.local_ip, id.local_port), inode: number(record, INODE)? })
-        })
+        self.dump(Transport::Tcp, LISTEN_BIT, listener)
     }
 
     /// The UDP sockets that are bound and take what anybody sends.
@@ -271,10 +279,7 @@ impl SockDiag {
     /// # Errors
     /// [`Error::Call`].
     pub fn unconnected(&mut self) -> Result<Vec<Listener>, Error> {
-        self.dump(Transport::Udp, UNCONNECTED_BIT, |record| {
-            let id = Id::of(record).filter(|id| id.local_port != 0)?;
-            Some(Listener { address: SocketAddr::new(id.local_ip, id.local_port), inode: number(record, INODE)? })
-        })
+        self.dump(Transport::Udp, UNCONNECTED_BIT, |record| listener(record).filter(|found| found.address.port() != 0))
     }
 
     /// Whether any TCP or UDP socket has this local port, at whatever address: bound (TCP: where [`lists_bound`]), listening, or
@@ -515,6 +520,12 @@ fn connection(transport: Transport, record: &[u8]) -> Option<Connection> {
     })
 }
 
+fn listener(record: &[u8]) -> Option<Listener> {
+    let id = Id::of(record)?;
+    let address = SocketAddr::new(id.local_ip, id.local_port);
+    Some(Listener { address, inode: number(record, INODE)?, cookie: id.cookie })
+}
+
 fn traffic(record: &[u8]) -> Option<Traffic> {
     let info = attribute(record.get(RECORD_LEN..)?, INET_DIAG_INFO)?;
     let count = |at: usize| Some(u64::from_ne_bytes(*info.get(at..)?.first_chunk()?));
@@ -542,6 +553,7 @@ fn number(bytes: &[u8], at: usize) -> Option<u32> {
 mod tests {
     use super::*;
     use std::net::{TcpListener, TcpStream, UdpSocket};
+    use std::os::fd::AsFd;
 
     #[test]
     fn finds_sockets_and_normalises_mapped_addresses() {
@@ -620,7 +632,10 @@ mod tests {
             let here = listener.local_addr().unwrap();
             let near = TcpStream::connect(here).unwrap();
             let flow = tuple(Transport::Tcp, near.local_addr().unwrap(), here);
-            assert_eq!(diag.find(&flow).unwrap().map(|found| found.tuple), Some(flow));
+            let found = diag.find(&flow).unwrap().map(|found| (found.tuple, found.cookie));
+            assert_eq!(found, Some((flow, cookie_of(near.as_fd()).unwrap())));
+            let listed = diag.listeners().unwrap().into_iter().find(|of| of.address == here).map(|of| of.cookie);
+            assert_eq!(listed, Some(cookie_of(listener.as_fd()).unwrap()));
             let nobody = tuple(Transport::Tcp, here, "127.0.0.1:1".parse().unwrap());
             if here.is_ipv4() {
                 // The listener is not taken for it.

@@ -75,6 +75,15 @@ impl Program {
         Self::start_as(host.command("python3"), host, text, run_dir)
     }
 
+    /// Starts the usual one as a user without any rights.
+    pub(super) fn start_by(host: &Host, daemon: &Whimbrel, user: u32) -> Result<Self> {
+        let command = host.command("setpriv").args([format!("--reuid={user}"), format!("--regid={user}")]);
+        let command = command.args(["--clear-groups", "--inh-caps=-all", "--bounding-set=-all"]);
+        // Root's own may be where nobody else gets.
+        let command = command.args(["env", "PATH=/usr/bin:/bin:/usr/sbin:/sbin", "python3"]);
+        Self::start_as(command, host, PROGRAM, &daemon.run_dir())
+    }
+
     /// The same with the address of another host, and this port of that one's.
     pub(super) fn run_behind(daemon: &Whimbrel, text: &str, anchor: &str, port: u16, ipv6: bool) -> Result<Self> {
         let port = format!("--port={port}");

@@ -16,6 +16,7 @@ mod lending;
 mod lent;
 mod library;
 mod long_absence;
+mod members;
 mod name_server;
 mod onward;
 mod pairing;
@@ -77,6 +78,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         community::SCENARIOS,
         sockets::SCENARIOS,
         library::SCENARIOS,
+        members::SCENARIOS,
         pairing::SCENARIOS,
         policy::SCENARIOS,
         faults::SCENARIOS,
@@ -135,6 +137,7 @@ const QUICK: &[&str] = &[
     "neighbour-behind-nat",
     "community",
     "library-give",
+    "members-elsewhere",
     "options-stripped",
     "policy",
     "kill9-both",

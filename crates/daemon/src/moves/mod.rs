@@ -170,9 +170,10 @@ impl EventLoop {
         state: State,
     ) {
         let Some(socket) = descriptors.into_iter().next() else { return };
-        let asked = self
-            .host(to)
-            .and_then(|acceptor| Ok((acceptor, self.flow_given(&socket)?, self.programs.names.of(socket.as_fd())?)));
+        let asked = self.host(to).and_then(|acceptor| {
+            let uuid = self.programs.names.of(socket.as_fd())?;
+            Ok((acceptor, self.flow_given(&socket)?, uuid))
+        });
         let (acceptor, flow, uuid) = match asked {
             Ok(asked) => asked,
             Err(failure) => return self.server.reply(id, &Reply::Error(failure)),
@@ -188,10 +189,7 @@ impl EventLoop {
     /// that by which `whimbrel connections` names it.
     fn flow_given(&mut self, socket: &OwnedFd) -> Result<FlowTuple, Failure> {
         let mut flow = flow_of(socket)?;
-        if !flow.is_unconnected() {
-            return Ok(flow);
-        }
-        if flow.local.ip().is_unspecified() {
+        if flow.is_unconnected() && flow.local.ip().is_unspecified() {
             let inside = self.effects.namespace_with(socket.as_fd()).map(|(address, _)| address);
             let met = inside.or_else(|| servers::met_at(flow.local.ip(), &self.met_at()).first().copied());
             let Some(address) = met else {
@@ -203,7 +201,11 @@ impl EventLoop {
         if self.effects.shares_its_end(&flow) {
             return Err(Failure::new(NotBorrowed::Shared.to_string()).on(flow.local).code(Code::NotSupported));
         }
-        Ok(flow)
+        match self.effects.has_flow(&flow, socket.as_fd()) {
+            Ok(true) => Ok(flow),
+            Ok(false) => Err(Failure::new(NOT_ITS_OWN).on(views::flow(flow).called()).code(Code::NotSupported)),
+            Err(error) => Err(Failure::new(error.to_string())),
+        }
     }
 
     /// Nothing goes from here any more that can be called back, as this daemon stops.
@@ -648,6 +650,9 @@ fn not_given(why: NotGiven, flow: &FlowTuple) -> String {
     }
 }
 
+/// Why a socket is not taken from its program.
+const NOT_ITS_OWN: &str = "the socket is not the one that has this on this host: it is in a network namespace that is neither the host's nor \
+     Whimbrel's, or bound to an interface";
 /// Why nothing goes from here.
 const STOPPING: &str = "the daemon was asked to stop";
 /// What makes a stranger a host that sockets can be given to.

@@ -27,9 +27,10 @@ impl EventLoop {
     /// [`Request::Prepare`](whimbrel_ipc::Request::Prepare): `descriptors` is one, of anything.
     pub(crate) fn prepare_socket(&mut self, id: ClientId, descriptors: Vec<OwnedFd>, to: &str, receiver: Option<&str>) {
         let Some(socket) = descriptors.into_iter().next() else { return };
-        let asked = self
-            .host(to)
-            .and_then(|acceptor| Ok((acceptor, self.flow_given(&socket)?, self.programs.names.of(socket.as_fd())?)));
+        let asked = self.host(to).and_then(|acceptor| {
+            let uuid = self.programs.names.of(socket.as_fd())?;
+            Ok((acceptor, self.flow_given(&socket)?, uuid))
+        });
         let connected = |flow: &FlowTuple| match flow.is_unconnected() {
             true => Err(Failure::new("only a connected socket can be prepared").code(Code::NotSupported)),
             false => Ok(()),

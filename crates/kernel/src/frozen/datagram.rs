@@ -14,7 +14,7 @@ use super::{
 };
 use crate::error::Error;
 use crate::inject::Injector;
-use crate::sock_diag::SockDiag;
+use crate::sock_diag::{self, SockDiag};
 use crate::sockopt::{Name, get_int, set};
 
 const SO_BINDTOIFINDEX: Name = Name { level: libc::SOL_SOCKET, name: 62, text: "SO_BINDTOIFINDEX" };
@@ -63,8 +63,7 @@ pub(super) fn shut(
         (receive, true) => Ok(Shut { receive, send: true }),
         (true, false) => Ok(Shut { receive: true, send: false }),
         (false, false) => {
-            let cookie =
-                rustix::net::sockopt::socket_cookie(fd).map_err(|e| Error::call("getsockopt", "SO_COOKIE", e))?;
+            let cookie = sock_diag::cookie_of(fd)?;
             let send = sockets.is_silenced(&tuple_of(local, remote), cookie)?;
             let untold =
                 Unmovable::Kind("the kernel does not say of this UDP socket whether it was shut down (sock_diag)");
@@ -230,7 +229,7 @@ pub(super) fn abort(
     sockets: &mut SockDiag,
 ) -> Result<(), Unmovable> {
     let tuple = tuple_of(local, remote);
-    let cookie = rustix::net::sockopt::socket_cookie(fd).map_err(|e| Error::call("getsockopt", "SO_COOKIE", e))?;
+    let cookie = sock_diag::cookie_of(fd)?;
     let interface = get_int(fd, SO_BINDTOIFINDEX)? as u32;
     shut_down(fd, Shutdown::Write)?;
     let ended = match sockets.destroy_named(&tuple, interface, cookie) {

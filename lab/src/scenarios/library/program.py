@@ -1,8 +1,11 @@
 """A program whose sockets may change machines. Orders come as lines; each is answered by one."""
 
+import ctypes
 import errno
 import hashlib
+import os
 import socket
+import subprocess
 import sys
 import threading
 
@@ -11,6 +14,8 @@ import whimbrel
 BLOCK = 4096
 # What may be handed over with a socket.
 MOST = 1 << 20
+# linux/sched.h
+CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
 
 
 def block(number):
@@ -198,6 +203,31 @@ class Program:
 
     def close(self):
         self.sock.close()
+        return "x"
+
+    def leave(self, *addresses):
+        """Moves into a network namespace of its own, in which it has these addresses."""
+        user, group = os.getuid(), os.getgid()
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.unshare(CLONE_NEWUSER | CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "unshare")
+        for name, text in [("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")]:
+            with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
+                file.write(text)
+        subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+        for address in addresses:
+            subprocess.run(["ip", "addr", "add", address, "dev", "lo"], check=True)
+        return "x"
+
+    def listen_at(self, host, port):
+        """A socket that listens there, made by the program itself."""
+        self.sock = socket.create_server((host, int(port)))
+        return "x"
+
+    def connect_at(self, host, port, to, there):
+        """A connection between these, made by the program itself."""
+        self.server = socket.create_server((to, int(there)))
+        self.sock = socket.create_connection((to, int(there)), source_address=(host, int(port)))
         return "x"
 
 

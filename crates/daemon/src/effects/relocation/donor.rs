@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use whimbrel_datapath::{HelpedFlow, HelpedPhase};
 use whimbrel_kernel::borrowed::{self, Halted};
 use whimbrel_kernel::frozen::{Defaults, Frozen, Unmovable};
-use whimbrel_kernel::sock_diag::SockDiag;
+use whimbrel_kernel::sock_diag::{self, SockDiag};
 use whimbrel_kernel::{namespace, process, whole};
 use whimbrel_protocol::{MoveFailed, MoveName, PeerId, Refusal, SavedDonation, Time};
 use whimbrel_wire::FlowTuple;
@@ -234,9 +234,31 @@ impl Effects {
     pub(super) fn socket_of(&mut self, flow: &FlowTuple) -> Result<Option<u32>, whimbrel_kernel::Error> {
         let connections = self.sockets_beside(flow);
         if flow.is_unconnected() {
-            return Ok(listening::find(connections, flow)?.first().copied());
+            return Ok(listening::find(connections, flow)?.first().map(|socket| socket.inode));
         }
         Ok(connections.find(flow)?.map(|socket| socket.inode))
+    }
+
+    /// Whether this socket is the one that has the flow, in this host's own namespace or in that of its address. What a socket is bound to and
+    /// connected with holds in its own namespace, and programs may make some in which they have any address.
+    pub(crate) fn has_flow(
+        &mut self,
+        flow: &FlowTuple,
+        socket: BorrowedFd<'_>,
+    ) -> Result<bool, whimbrel_kernel::Error> {
+        let where_it_is = match self.relocation.endpoints.at(flow) {
+            Some(place) => place.cookie,
+            None => namespace::cookie()?,
+        };
+        if namespace::cookie_of(socket)? != where_it_is {
+            return Ok(false);
+        }
+        let cookie = sock_diag::cookie_of(socket)?;
+        let sockets = self.sockets_beside(flow);
+        Ok(match flow.is_unconnected() {
+            true => listening::find(sockets, flow)?.iter().any(|found| found.cookie == cookie),
+            false => sockets.find(flow)?.is_some_and(|found| found.cookie == cookie),
+        })
     }
 
     /// Whether no socket without another end is met at an endpoint.
@@ -261,6 +283,11 @@ impl Effects {
         let Some(borrowed) = self.relocation.borrowed.remove(&flow) else {
             return Err(failed(Refusal::Unmovable, &format!("the socket of {flow} is not there any more")));
         };
+        // Its program has had it since it was looked at.
+        if !self.has_flow(&flow, borrowed.socket.as_fd()).map_err(|error| refused(&error, Refusal::Unmovable))? {
+            self.let_new_in(&flow);
+            return Err(failed(Refusal::Unmovable, &format!("the socket is not that of {flow} any more")));
+        }
         if flow.listens() {
             return self.freeze_listening(name, flow, borrowed);
         }

@@ -125,21 +125,24 @@ impl Effects {
     }
 }
 
-/// The inodes of the sockets without another end that have this one: those of the endpoint itself, else of all addresses of its family,
-/// else those of IPv6 that take IPv4 as well.
-pub(super) fn find(sockets: &mut SockDiag, flow: &FlowTuple) -> Result<Vec<u32>, whimbrel_kernel::Error> {
+/// The sockets without another end that have this one: those of the endpoint itself, else of all addresses of its family, else those of
+/// IPv6 that take IPv4 as well.
+pub(super) fn find(sockets: &mut SockDiag, flow: &FlowTuple) -> Result<Vec<Listener>, whimbrel_kernel::Error> {
     let all = match flow.transport {
         Transport::Tcp => sockets.listeners()?,
         Transport::Udp => sockets.unconnected()?,
     };
-    Ok(at(&all, flow.local))
+    Ok(among(&all, flow.local).into_iter().copied().collect())
 }
 
 /// The inodes of those among `all` that take what comes to this endpoint.
 pub(crate) fn at(all: &[Listener], end: SocketAddr) -> Vec<u32> {
-    let among = |is: &dyn Fn(IpAddr) -> bool| -> Vec<u32> {
-        let there = all.iter().filter(|of| of.address.port() == end.port() && is(of.address.ip().to_canonical()));
-        there.map(|of| of.inode).collect()
+    among(all, end).into_iter().map(|of| of.inode).collect()
+}
+
+fn among(all: &[Listener], end: SocketAddr) -> Vec<&Listener> {
+    let among = |is: &dyn Fn(IpAddr) -> bool| -> Vec<&Listener> {
+        all.iter().filter(|of| of.address.port() == end.port() && is(of.address.ip().to_canonical())).collect()
     };
     let everywhere = |v4: bool| move |ip: IpAddr| ip.is_unspecified() && ip.is_ipv4() == v4;
     let mut found = among(&|ip| ip == end.ip());
@@ -157,7 +160,10 @@ mod tests {
 
     #[test]
     fn the_socket_that_takes_what_comes_is_the_one_that_the_kernel_would_take() {
-        let socket = |address: &str, inode| Listener { address: address.parse().expect("an endpoint"), inode };
+        let socket = |address: &str, inode| {
+            let address = address.parse().expect("an endpoint");
+            Listener { address, inode, cookie: u64::from(inode) }
+        };
         let found = |all: &[Listener], end: &str| at(all, end.parse().expect("an endpoint"));
         let all = [
             socket("[::]:53", 1),
