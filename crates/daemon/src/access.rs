@@ -12,6 +12,7 @@ use crate::server::Credentials;
 /// The group whose members may ask, where the system has it.
 const GROUP: &str = "whimbrel";
 const GROUPS: &str = "/etc/group";
+const USERS: &str = "/etc/passwd";
 /// Permission bits of the socket where none are configured: for the group, or for root alone.
 const FOR_GROUP: u32 = 0o660;
 const FOR_ROOT: u32 = 0o600;
@@ -53,6 +54,43 @@ fn group_id(groups: &str, name: &str) -> Option<u32> {
     groups.lines().find_map(number)
 }
 
+/// Whose a client is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum User {
+    /// Root's, or whom the daemon runs as.
+    Root,
+    /// Of another user, by its number.
+    Other(u32),
+    /// The system does not say, or it is gone.
+    Unknown,
+}
+
+impl User {
+    pub(crate) fn of(client: Option<Credentials>) -> Self {
+        match client.map(|who| who.uid) {
+            Some(uid) if uid == 0 || uid == rustix::process::geteuid().as_raw() => Self::Root,
+            Some(uid) => Self::Other(uid),
+            None => Self::Unknown,
+        }
+    }
+}
+
+/// What the system calls a user: its number, and its names in `/etc/passwd` that are not numbers themselves.
+pub(crate) fn names_of_user(uid: u32) -> Vec<String> {
+    let users = fs::read_to_string(USERS).unwrap_or_default();
+    std::iter::once(uid.to_string()).chain(user_names(&users, uid)).collect()
+}
+
+/// As passwd(5) has them.
+fn user_names(users: &str, uid: u32) -> Vec<String> {
+    let named = users.lines().filter_map(|line| {
+        let mut fields = line.split(':');
+        let name = fields.next().filter(|name| name.contains(|digit: char| !digit.is_ascii_digit()))?;
+        (fields.nth(1)?.parse() == Ok(uid)).then(|| name.to_owned())
+    });
+    named.collect()
+}
+
 /// What a request is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum About {
@@ -88,13 +126,13 @@ fn about(request: &Request) -> About {
         | Request::Export
         | Request::Rebuild { .. }
         | Request::Namespace { .. }
-        | Request::Migrator
         | Request::Anchor { .. } => About::Own,
         Request::Handoff { .. } | Request::Suspend { .. } | Request::Resume { .. } => About::Host,
         Request::Sockets { pid } => About::Process(*pid),
         Request::ForgetPeer { .. }
         | Request::Move { .. }
         | Request::MoveProcess { .. }
+        | Request::Migrator
         | Request::Lending { .. }
         | Request::Community(_) => About::Others,
     }
@@ -107,7 +145,7 @@ fn about(request: &Request) -> About {
 /// [`Code::Denied`], for the client.
 pub(crate) fn check(request: &Request, client: Option<Credentials>) -> Result<(), Failure> {
     let uid = client.map(|who| who.uid);
-    let is_root = uid.is_some_and(|uid| uid == 0 || uid == rustix::process::geteuid().as_raw());
+    let is_root = User::of(client) == User::Root;
     let allowed = match about(request) {
         About::Look | About::Own | About::Host => true,
         // Names of sockets that wait are as good as the sockets. What is not dumpable belongs to root (proc(5)).
@@ -139,6 +177,13 @@ mod tests {
     }
 
     #[test]
+    fn a_user_is_found_by_its_number() {
+        let users = "root:x:0:0::/root:/bin/sh\nalice:x:1000:1000::/:/bin/sh\n1001:x:1000:1::/:/bin/sh\nbad\nal:x:1000:2::/:\n:x:1000:3\n";
+        assert_eq!(user_names(users, 1000), ["alice", "al"]);
+        assert!(user_names(users, 1001).is_empty());
+    }
+
+    #[test]
     fn what_others_have_is_for_root() {
         let who = |uid| Some(Credentials { pid: 1, uid, gid: uid });
         let others = [
@@ -146,6 +191,7 @@ mod tests {
             Request::Move { connections: Vec::new(), to: String::new(), receiver: None },
             Request::MoveProcess { pid: 1, scope: ProcessScope::Alone, to: String::new(), address: None },
             Request::Lending { stop: true },
+            Request::Migrator,
             Request::Community(CommunityRequest::Leave),
             Request::Community(CommunityRequest::Invite { steward: false }),
             Request::Sockets { pid: 1 },

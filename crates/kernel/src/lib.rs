@@ -17,6 +17,7 @@ pub mod namespace;
 mod netlink;
 pub mod network;
 pub mod other_protocols;
+pub mod owner;
 mod packet;
 pub mod peer_route;
 pub mod privilege;

@@ -272,8 +272,8 @@ fn give(lab: &mut Lab) -> Result<()> {
 
         // Nobody receives it: it waits for whoever has its name.
         second.does(&format!("give {}", world.at.ipv4()?))?;
-        let waits = format!("waits here, for 5 minutes, for the program that takes it by its name, {uuid}");
-        wait_until(LONG, "that is told", || here.cli(&["events"]).is_ok_and(|said| said.contains(&waits)))?;
+        let waits = "waits here, for 5 minutes, for the program that takes it by its name";
+        wait_until(LONG, "that is told", || here.cli(&["events"]).is_ok_and(|said| said.contains(waits)))?;
         first.does(&format!("rebuild {uuid} {}", 3 * BLOCKS + 1))?;
         first.does(&format!("talk {BLOCKS}"))?;
         step("it is back, and goes on");

@@ -137,7 +137,7 @@ const QUICK: &[&str] = &[
     "neighbour-behind-nat",
     "community",
     "library-give",
-    "members-elsewhere",
+    "members-own",
     "options-stripped",
     "policy",
     "kill9-both",

@@ -220,7 +220,7 @@ def export(sock):
 def rebuild(name):
     """The socket of this name that waits here: it was exported, or has come from another host.
 
-    ``name``: a uuid.UUID, or its text, of which the first eight digits do.
+    ``name``: a uuid.UUID, or its text, of which the first eight digits do where the socket is this user's.
     """
     if isinstance(name, str):
         return _socket.socket(fileno=_check(_library.wb_rebuild_text(_text(name))))

@@ -523,15 +523,16 @@ impl EventLoop {
             let client = wanted.client();
             match wanted {
                 Wanted::Socket { client, socket } => {
-                    let made = self.effects.in_namespace(ends.first.ip(), || plain_socket(socket));
+                    let who = self.server.credentials(client);
+                    let made = self.effects.in_namespace(ends.first.ip(), || plain_socket(socket, who));
                     let hide = |made: OwnedFd| match socket.hidden {
                         true => namespace::mark(made.as_fd(), HIDDEN).map(|()| made),
                         false => Ok(made),
                     };
                     let made = match made {
-                        Some(Ok(made)) => made
-                            .map_err(|error| failed("no socket can be made", error))
-                            .and_then(|made| hide(made).map_err(|error| Failure::new(error.to_string()))),
+                        Some(Ok(made)) => {
+                            made.and_then(|made| hide(made).map_err(|error| Failure::new(error.to_string())))
+                        }
                         Some(Err(error)) => Err(Failure::new(error.to_string())),
                         None => Err(Failure::new("the anchor's address is not here any more").code(Code::Unavailable)),
                     };

@@ -226,7 +226,7 @@ impl EventLoop {
                 one(descriptors).and_then(|socket| self.name_socket(socket.as_fd())).unwrap_or_else(Reply::Error)
             }
             Request::Export => {
-                one(descriptors).and_then(|socket| self.export_socket(socket)).unwrap_or_else(Reply::Error)
+                one(descriptors).and_then(|socket| self.export_socket(id, socket)).unwrap_or_else(Reply::Error)
             }
             Request::Rebuild { uuid } => match self.rebuild_socket(id, &uuid) {
                 Ok(()) => return,

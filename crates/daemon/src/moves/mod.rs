@@ -4,6 +4,7 @@ mod left_over;
 mod listening;
 mod prepared;
 mod processes;
+mod receivers;
 
 use std::collections::HashMap;
 use std::io;
@@ -12,7 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use whimbrel_datapath::Most;
 use whimbrel_handshake::PublicKey;
-use whimbrel_ipc::{Code, Failure, Kept, MAX_RECEIVER, Moved, PeerName, Received, Reply, State, Uuid, WAITS_FOR};
+use whimbrel_ipc::{Code, Failure, Kept, Moved, PeerName, Received, Reply, State, Uuid, WAITS_FOR};
 use whimbrel_protocol::{Gift, HostView, MoveEvent, MoveFailed, MoveName, Node, NotGiven, Refusal, Rented, Time};
 use whimbrel_wire::community::MemberStanding;
 use whimbrel_wire::snapshot::{Family, Luggage};
@@ -30,6 +31,7 @@ use crate::views;
 use listening::{Retiring, Settling};
 use prepared::Prepared;
 use processes::ProcessJob;
+use receivers::Receiver;
 
 /// What the control socket's clients wait for.
 #[derive(Debug, Default)]
@@ -40,8 +42,7 @@ pub(crate) struct Moves {
     prepared: HashMap<MoveName, Prepared>,
     /// Clients that asked for several, with how many are not decided.
     open: HashMap<ClientId, usize>,
-    /// Who receives sockets, and under which name.
-    receivers: HashMap<ClientId, String>,
+    receivers: HashMap<ClientId, Receiver>,
     /// Processes that are to be moved, by the numbers of their first.
     processes: HashMap<u32, ProcessJob>,
     /// Sockets that listen and have gone.
@@ -56,20 +57,18 @@ pub(crate) struct Moves {
 #[derive(Clone, Copy, Debug)]
 struct Come {
     flow: FlowTuple,
-    /// Its name, where it waits for the program that asks for it by that.
-    waits: Option<Uuid>,
+    /// For the program that asks for it by its name.
+    waits: bool,
 }
 
 impl Come {
     /// What becomes of it here, for people.
     fn sentence(&self) -> String {
-        match self.waits {
-            Some(uuid) => {
-                let minutes = WAITS_FOR.as_secs() / 60;
-                format!("waits here, for {minutes} minutes, for the program that takes it by its name, {uuid}")
-            }
-            None => "goes on here".to_owned(),
+        if !self.waits {
+            return "goes on here".to_owned();
         }
+        // Which is not told: who may follow events need not be whose it is.
+        format!("waits here, for {} minutes, for the program that takes it by its name", WAITS_FOR.as_secs() / 60)
     }
 }
 
@@ -137,29 +136,6 @@ impl EventLoop {
         }
     }
 
-    /// [`Request::Receive`](whimbrel_ipc::Request::Receive): the client stays ([`Server::stay`](crate::server::Server::stay))
-    /// until it is among those that are gone ([`Server::take_gone`](crate::server::Server::take_gone)).
-    pub(crate) fn receive_sockets(&mut self, id: ClientId, name: &str) {
-        let failure = if name.is_empty() || name.len() > MAX_RECEIVER {
-            Some(Failure::new(format!("a receiver's name has 1 to {MAX_RECEIVER} bytes")).on(name))
-        } else if let Err(failure) = self.server.may_stay(id) {
-            Some(failure)
-        } else if self.effects.relocation.add_receiver(name.as_bytes().to_vec()) {
-            None
-        } else {
-            Some(Failure::new("another program receives sockets under this name").on(name).code(Code::InUse))
-        };
-        match failure {
-            Some(failure) => self.server.reply(id, &Reply::Error(failure)),
-            None => {
-                self.moves.receivers.insert(id, name.to_owned());
-                self.server.stay(id);
-                self.server.say(id, &Reply::Receiving { name: name.to_owned() }, Vec::new());
-                self.watch_client(id);
-            }
-        }
-    }
-
     /// [`Request::Give`](whimbrel_ipc::Request::Give): `descriptors` is one, of anything.
     pub(crate) fn give_socket(
         &mut self,
@@ -219,9 +195,7 @@ impl EventLoop {
     /// Of clients that may have asked for any of this. What they wait for is not told.
     pub(crate) fn clients_gone(&mut self, clients: &[ClientId]) {
         for client in clients {
-            if let Some(name) = self.moves.receivers.remove(client) {
-                self.effects.relocation.remove_receiver(name.as_bytes());
-            }
+            self.forget_receiver(*client);
             self.moves.open.remove(client);
         }
     }
@@ -338,22 +312,23 @@ impl EventLoop {
             }
             // By the name that it has here, where its own is that of another socket which waits.
             let uuid = self.programs.names.of(socket.as_fd()).unwrap_or(called);
-            self.moves.come.insert(name, Come { flow, waits: receiver.is_empty().then_some(uuid) });
+            self.moves.come.insert(name, Come { flow, waits: receiver.is_empty() });
             if is_taken {
-                let sentence = "a socket that has come is called otherwise than there: another one waits by its name";
-                let told = Told::new("socket-renamed", sentence.to_owned()).with("uuid", uuid.to_string());
-                self.tell(told.with("called", called.to_string()));
+                let sentence = "is called otherwise than where it comes from: another one waits by its name";
+                self.tell(Told::of_socket("socket-renamed", Some(flow), sentence.to_owned()));
             }
             if receiver.is_empty() {
                 // A program asks for it by its name.
                 if self.programs.kept.put(clock::now(), uuid, socket).is_err() {
-                    tracing::warn!(%uuid, "a socket that has come is closed: another one waits by its name");
+                    tracing::warn!(%flow, "a socket that has come is closed: another one waits by its name");
                 }
                 self.note_waiting_room();
                 continue;
             }
-            let client = self.moves.receivers.iter().find(|(_, name)| name.as_bytes() == receiver);
-            let Some((client, name_here)) = client.map(|(client, name)| (*client, name.clone())) else { continue };
+            let client = self.moves.receivers.iter().find(|(_, of)| of.is_called(&receiver));
+            let Some((client, name_here)) = client.map(|(client, of)| (*client, of.name().to_owned())) else {
+                continue;
+            };
             let received = Received {
                 name: name_here,
                 from: self.peer_name(&PublicKey::from(name.donor)),
@@ -371,13 +346,6 @@ impl EventLoop {
     /// Sockets may have come to wait for their programs, or have gone.
     pub(crate) fn note_waiting_room(&mut self) {
         self.effects.relocation.set_full(WAITING_ROOM.as_bytes(), self.programs.kept.is_full());
-    }
-
-    /// A client may have been handed sockets, or have taken some.
-    pub(crate) fn note_backlog(&mut self, id: ClientId) {
-        if let Some(name) = self.moves.receivers.get(&id) {
-            self.effects.relocation.set_full(name.as_bytes(), self.server.is_behind(id));
-        }
     }
 
     /// A socket could not be frozen, or not be written down. The node knows of it by a number only.
@@ -675,7 +643,8 @@ pub(crate) fn sentence(why: Refusal) -> &'static str {
         }
         Refusal::Taken => "its address and port are taken on the other host",
         Refusal::NobodyReceives => {
-            "no program on the other host receives it (`whimbrel receive`, or one with libwhimbrel, under this name)"
+            "no program on the other host receives it under this name (`whimbrel receive`, or one with libwhimbrel; names of other users than \
+             root begin with theirs: `USER/NAME`)"
         }
         Refusal::AcceptorUnreached => "the other host does not answer",
         Refusal::HolderUnreached => "the host that holds its far end was not reached",
@@ -710,7 +679,8 @@ fn sentence_here(why: Refusal) -> &'static str {
         }
         Refusal::Taken => "its address and port are taken on this host",
         Refusal::NobodyReceives => {
-            "no program on this host receives it (`whimbrel receive`, or one with libwhimbrel, under this name)"
+            "no program on this host receives it under this name (`whimbrel receive`, or one with libwhimbrel; names of other users than root \
+             begin with theirs: `USER/NAME`)"
         }
         Refusal::BadSnapshot => "this host could not read it",
         Refusal::NotRestored => "this host could not rebuild it: its log says why",

@@ -12,16 +12,18 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, socket_with};
 use whimbrel_ipc::{Code, Failure, Family, MadeSocket, Process, Reply, SocketKind, WantedAnchor};
+use whimbrel_kernel::owner::Owner;
 use whimbrel_kernel::process;
 use whimbrel_protocol::Time;
 
 pub(crate) use kept::KeptSockets;
 pub(crate) use names::SocketNames;
 
+use crate::access::User;
 use crate::clock;
 use crate::event_loop::EventLoop;
 use crate::events::Told;
-use crate::server::ClientId;
+use crate::server::{ClientId, Credentials};
 
 /// How long the migrator may take for an answer.
 const MIGRATOR_WAIT: Duration = Duration::from_secs(2);
@@ -102,7 +104,7 @@ impl EventLoop {
 
     /// A socket of this host's own address.
     pub(crate) fn make_own(&mut self, id: ClientId, wanted: WantedSocket) {
-        let made = plain_socket(wanted).map_err(|error| failed("no socket can be made", error));
+        let made = plain_socket(wanted, self.server.credentials(id));
         match made.and_then(|socket| Ok((self.programs.names.of(socket.as_fd())?, socket))) {
             Ok((uuid, socket)) => {
                 let reply = Reply::Socket(MadeSocket { uuid, anchor: "self".to_owned() });
@@ -139,15 +141,16 @@ impl EventLoop {
     }
 
     /// [`Request::Export`](whimbrel_ipc::Request::Export).
-    pub(crate) fn export_socket(&mut self, socket: OwnedFd) -> Result<Reply, Failure> {
+    pub(crate) fn export_socket(&mut self, id: ClientId, socket: OwnedFd) -> Result<Reply, Failure> {
         let uuid = self.programs.names.of(socket.as_fd())?;
-        let wait = self.programs.kept.keep(clock::now(), uuid, socket)?;
+        let user = User::of(self.server.credentials(id));
+        let wait = self.programs.kept.keep(clock::now(), uuid, socket, user)?;
         Ok(Reply::Exported { uuid, wait_ms: u64::try_from(wait.as_millis()).unwrap_or(u64::MAX) })
     }
 
     /// [`Request::Rebuild`](whimbrel_ipc::Request::Rebuild).
     pub(crate) fn rebuild_socket(&mut self, id: ClientId, name: &str) -> Result<(), Failure> {
-        let (uuid, socket) = self.programs.kept.take(name)?;
+        let (uuid, socket) = self.programs.kept.take(name, User::of(self.server.credentials(id)))?;
         let reply = Reply::Socket(MadeSocket { uuid, anchor: "self".to_owned() });
         self.server.reply_with(id, &reply, vec![socket]);
         Ok(())
@@ -232,14 +235,18 @@ impl EventLoop {
             self.refuse_question(client, "the migrator has not answered in time");
             self.serve(client);
         }
-        for uuid in self.programs.kept.expire(now) {
+        for _ in self.programs.kept.expire(now) {
             let sentence = "a socket that had waited for its program for too long was closed".to_owned();
-            self.tell(Told::new("socket-lapsed", sentence).with("uuid", uuid.to_string()));
+            self.tell(Told::new("socket-lapsed", sentence));
         }
     }
 }
 
-pub(crate) fn plain_socket(wanted: WantedSocket) -> Result<OwnedFd, Errno> {
+/// A socket that is its client's, as if that had made it.
+pub(crate) fn plain_socket(wanted: WantedSocket, client: Option<Credentials>) -> Result<OwnedFd, Failure> {
+    let Some(client) = client else {
+        return Err(Failure::new("the system does not say whose the socket is to be").code(Code::Denied));
+    };
     let family = match wanted.family {
         Family::Ipv4 => AddressFamily::INET,
         Family::Ipv6 => AddressFamily::INET6,
@@ -248,7 +255,8 @@ pub(crate) fn plain_socket(wanted: WantedSocket) -> Result<OwnedFd, Errno> {
         SocketKind::Stream => (SocketType::STREAM, ipproto::TCP),
         SocketKind::Datagram => (SocketType::DGRAM, ipproto::UDP),
     };
-    socket_with(family, kind, SocketFlags::CLOEXEC, Some(protocol))
+    let made = Owner::from(client).make(|| socket_with(family, kind, SocketFlags::CLOEXEC, Some(protocol)));
+    made.map_err(|error| Failure::new(error.to_string()))?.map_err(|error| failed("no socket can be made", error))
 }
 
 /// What the system said, for programs too.

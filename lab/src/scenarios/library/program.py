@@ -24,6 +24,17 @@ def block(number):
     return seed * (BLOCK // len(seed))
 
 
+def made():
+    """A socket of this host's that the daemon makes: the library makes these by itself."""
+    with socket.socket(socket.AF_UNIX) as daemon:
+        daemon.connect(os.environ["WHIMBREL_RUN_DIR"] + "/whimbrel.sock")
+        daemon.sendall(b'{"schema":1,"request":"socket","family":"ipv4","kind":"stream","anchor":"self"}\n')
+        answer, descriptors, _, _ = socket.recv_fds(daemon, 4096, 1)
+        if not descriptors:
+            raise OSError(errno.EPROTO, answer.decode())
+        return socket.socket(fileno=descriptors[0])
+
+
 class Program:
     def __init__(self, sock=None, position=0):
         self.sock = sock
@@ -188,6 +199,11 @@ class Program:
         self.sock, self.next = received.socket, int(received.state)
         return received.uuid
 
+    def ask_for_one(self):
+        """A socket that the daemon has made."""
+        self.sock = made()
+        return "x"
+
     def lone(self):
         """A socket that is connected to nobody."""
         self.sock = whimbrel.socket()
@@ -204,6 +220,23 @@ class Program:
     def close(self):
         self.sock.close()
         return "x"
+
+    def owner(self):
+        """Whose the socket is."""
+        return os.fstat(self.sock.fileno()).st_uid
+
+    def rebuild_text(self, name):
+        """Takes up a socket by what may be the beginning of its name."""
+        self.sock = whimbrel.rebuild(name)
+        return "x"
+
+    def share(self, host, port):
+        """Listens at a port that other sockets of this user may have as well, and says which."""
+        self.server = made()
+        self.server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        self.server.bind((host, int(port)))
+        self.server.listen()
+        return self.server.getsockname()[1]
 
     def leave(self, *addresses):
         """Moves into a network namespace of its own, in which it has these addresses."""

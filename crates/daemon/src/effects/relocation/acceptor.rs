@@ -7,6 +7,8 @@ use std::time::Duration;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use whimbrel_datapath::Toward;
 use whimbrel_kernel::frozen::{self, Frozen, Rights, Unmovable};
+use whimbrel_kernel::inject::Injector;
+use whimbrel_kernel::owner::Owner;
 use whimbrel_kernel::{endpoint, namespace};
 use whimbrel_protocol::{FlowEntry, LocalEnd, MoveFailed, MoveName, Refusal, Request, SavedAcceptance, Time};
 use whimbrel_wire::snapshot::{Body, Family, Luggage, OptionKind, Queued, Snapshot, SocketOption, Stream};
@@ -37,6 +39,14 @@ impl Taken {
     pub(super) fn rests(&self) -> bool {
         self.frozen.is_some()
     }
+}
+
+/// Rebuilds a socket that is this owner's.
+fn restore(snapshot: &Snapshot, injector: &Injector, rights: Rights, owner: Owner) -> Result<Frozen, Unmovable> {
+    owner
+        .make(|| Frozen::restore_with(snapshot, injector, rights))
+        .map_err(Unmovable::from)
+        .and_then(|restored| restored)
 }
 
 impl Effects {
@@ -123,6 +133,7 @@ impl Effects {
         self.forget_late(&request.tuple);
         self.make_way_for_listener(&request.tuple);
         self.take_home(&request.tuple)?;
+        let owner = self.relocation.owner_for(&request.receiver);
         let Relocation { taken, endpoints, ports, .. } = &mut self.relocation;
         let gone = || failed(Refusal::NotRestored, &"nobody has asked for it");
         let of = taken.get_mut(&name).ok_or_else(gone)?;
@@ -142,13 +153,13 @@ impl Effects {
                 }
                 let _inside = place.endpoint.enter().map_err(|error| refused(&error, Refusal::NotRestored))?;
                 round_trip.into_iter().for_each(|time| place.expected.say(&request.tuple, time, &place.injector));
-                Frozen::restore_with(&snapshot, &place.injector, rights)
+                restore(&snapshot, &place.injector, rights, owner)
                     .and_then(|frozen| frozen.requeue(request.tuple.local, &queue, &place.injector).map(|()| frozen))
             }
             None => {
                 ports.make_way(request.tuple.transport, request.tuple.local);
                 of.queue = queue;
-                Frozen::restore_with(&snapshot, &self.injector, rights)
+                restore(&snapshot, &self.injector, rights, owner)
             }
         };
         let frozen = frozen.map_err(|why| unmovable(&why, Refusal::NotRestored))?;
@@ -176,7 +187,7 @@ impl Effects {
         let lost = |why: &str| failed(Refusal::NotWoken, &why);
         let of = taken.get_mut(name).ok_or_else(|| lost("the socket is not there any more"))?;
         let Some((frozen, luggage)) = of.frozen.take() else { return Err(lost("the socket was not rebuilt")) };
-        if !of.receiver.is_empty() && !receivers.contains(&of.receiver) {
+        if !of.receiver.is_empty() && !receivers.contains_key(&of.receiver) {
             // Dropped at rest, it says nothing by itself; the holder is told.
             return Err(failed(Refusal::NotWoken, &"the program that was to receive it has gone"));
         }

@@ -29,7 +29,7 @@ mod start;
 mod tenant;
 mod young;
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io;
 use std::os::fd::OwnedFd;
 
@@ -37,6 +37,7 @@ use rustix::io::Errno;
 use whimbrel_handshake::PublicKey;
 use whimbrel_kernel::borrowed::Halted;
 use whimbrel_kernel::frozen::{Defaults, Rights, Unmovable};
+use whimbrel_kernel::owner::Owner;
 use whimbrel_protocol::{FlowName, LocalEnd, MoveDone, MoveFailed, MoveName, MoveOp, Refusal, SavedTenancy, Time};
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::snapshot::Luggage;
@@ -91,8 +92,8 @@ pub(crate) struct Relocation {
     ports: Ports,
     lender: Lender,
     tenant: Tenant,
-    /// Who is there to receive sockets.
-    receivers: BTreeSet<Vec<u8>>,
+    /// Who is there to receive sockets, under these names.
+    receivers: BTreeMap<Vec<u8>, Owner>,
     /// Of these, who has not taken what has come already.
     full: BTreeSet<Vec<u8>>,
     arrived: Vec<Arrived>,
@@ -145,9 +146,19 @@ impl Relocation {
         self.rights = Rights { all };
     }
 
-    /// A program is there that receives sockets under this name.
-    pub(crate) fn add_receiver(&mut self, name: Vec<u8>) -> bool {
-        self.receivers.insert(name)
+    /// A program of this user is there that receives sockets under these names. `false`: another one has one of them.
+    pub(crate) fn add_receiver(&mut self, names: &[String], owner: Owner) -> bool {
+        let is_free = names.iter().all(|name| !self.receivers.contains_key(name.as_bytes()));
+        if is_free {
+            self.receivers.extend(names.iter().map(|name| (name.clone().into_bytes(), owner)));
+        }
+        is_free
+    }
+
+    /// Whose a socket is to be that comes for this name. What waits for its program is nobody's: who asks for it is not known yet, and need not
+    /// be root.
+    fn owner_for(&self, name: &[u8]) -> Owner {
+        self.receivers.get(name).copied().unwrap_or(Owner::NOBODY)
     }
 
     /// It is gone. Moves that count on it are found out when they hand it its socket.
@@ -172,7 +183,7 @@ impl Relocation {
 
     /// Whether somebody receives sockets under a name: under none they wait here until a program asks for them by their own names.
     fn is_received(&self, name: &[u8]) -> bool {
-        name.is_empty() || self.receivers.contains(name)
+        name.is_empty() || self.receivers.contains_key(name)
     }
 
     /// Takes the sockets that are to be handed to programs.
