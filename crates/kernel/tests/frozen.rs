@@ -668,6 +668,19 @@ fn a_move_that_is_given_up_leaves_the_connection_as_it_was() {
 }
 
 #[test]
+fn what_its_program_has_made_another_connection_of_is_not_woken() {
+    let three = Three::new(PLANS[0]);
+    let (near, _far) = three.connect();
+    let frozen = Frozen::freeze(near.try_clone().unwrap().into()).unwrap();
+    // At rest it needs nobody's consent (`tcp_connect`).
+    rustix::net::connect_unspec(&near).unwrap();
+    rustix::net::connect(&near, &three.far_address(9)).unwrap();
+    let why = frozen.thaw(&Three::injector(&three.donor)).unwrap_err().to_string();
+    assert!(why.contains("another connection"), "{why}");
+    assert!(Frozen::is_at_rest(near.as_fd()));
+}
+
+#[test]
 fn options_of_the_program_go_along_and_no_others() {
     let three = Three::new(PLANS[0]);
     let (near, mut far) = three.connect();

@@ -242,12 +242,24 @@ impl Frozen {
     ///
     /// # Errors
     /// [`Unmovable`]. Its connection is over then, which both ends are told, the other one by a reset: a socket that another host has as well
-    /// must not be thawed.
+    /// must not be thawed. Or its program, which has it as well, has made another connection of it while that took no handshake: it stays at rest.
     pub fn thaw(self, injector: &Injector) -> Result<OwnedFd, Unmovable> {
         if self.kind == Kind::Stream {
+            self.is_where_it_was()?;
             stream::thaw(self.socket.as_fd(), &self.due, injector)?;
+            // It may have been quick.
+            self.is_where_it_was().inspect_err(|_| stream::give_up(self.socket.as_fd()))?;
         }
         Ok(self.socket)
+    }
+
+    fn is_where_it_was(&self) -> Result<(), Unmovable> {
+        match look_at(self.socket.as_fd())? {
+            Look { local, remote: Some(remote), .. } if (local, Some(remote)) != (self.local, self.remote) => {
+                Err(Unmovable::Kind("its program has made another connection of it while it was at rest"))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The socket is another host's now: it ends here, and the peer is told nothing. A program that has it open finds its connection

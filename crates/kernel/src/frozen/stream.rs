@@ -477,11 +477,16 @@ fn fill(fd: BorrowedFd<'_>, bytes: &[u8], room: &Room) -> Result<bool, Error> {
 pub(super) fn thaw(fd: BorrowedFd<'_>, due: &Due, injector: &Injector) -> Result<(), Unmovable> {
     let woken = go_on(fd, due, injector);
     if woken.is_err() {
-        // Awake, it does not end without a word.
-        let _ = set(fd, TCP_REPAIR, &OFF_SILENTLY);
-        let _ = disconnect(fd);
+        give_up(fd);
     }
     woken
+}
+
+/// The connection of a socket is over, which both ends are told.
+pub(super) fn give_up(fd: BorrowedFd<'_>) {
+    // Awake, it does not end without a word.
+    let _ = set(fd, TCP_REPAIR, &OFF_SILENTLY);
+    let _ = disconnect(fd);
 }
 
 fn go_on(fd: BorrowedFd<'_>, due: &Due, injector: &Injector) -> Result<(), Unmovable> {
