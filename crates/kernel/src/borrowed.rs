@@ -161,7 +161,8 @@ impl Drop for Halted {
     }
 }
 
-fn open(pid: u32) -> Result<OwnedFd, Error> {
+/// A descriptor of a process, which stays that one's (pidfd_open(2)).
+pub(crate) fn open(pid: u32) -> Result<OwnedFd, Error> {
     let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
     let number =
         number.ok_or(Error::Argument { object: format!("process {pid}"), detail: "there is no such number" })?;

@@ -6,6 +6,7 @@
 mod ends;
 mod namespaces;
 mod quiet;
+mod seen;
 mod sockets;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -30,6 +31,7 @@ use crate::sock_diag::SockDiag;
 pub use ends::End;
 pub use namespaces::{Identity, Namespace, Namespaces, identity_of, own_root};
 pub use quiet::grow_quiet;
+pub use seen::Seen;
 use sockets::{Socket, Sockets, Unlisted};
 
 /// Device files that every host has, and that hold nothing of whoever has them open.
@@ -462,36 +464,34 @@ pub fn make_room(pids: &[u32]) -> Result<(), Error> {
 ///
 /// # Errors
 /// The first that failed; all others were tried.
-pub fn wake(pids: &[u32]) -> Result<(), Error> {
+pub fn wake(processes: &[Seen]) -> Result<(), Error> {
     let mut result = Ok(());
-    for pid in pids {
-        for (_, socket) in borrowed::borrow(*pid, &process::sockets(*pid)).unwrap_or_default() {
+    for pid in processes.iter().filter(|seen| seen.is_there()).map(Seen::pid) {
+        for (_, socket) in borrowed::borrow(pid, &process::sockets(pid)).unwrap_or_default() {
             result = result.and(Frozen::end_rest(&socket));
         }
     }
-    for pid in pids {
-        result = result.and(signal(*pid, Signal::CONT));
-    }
-    result
+    processes.iter().fold(result, |result, seen| result.and(seen.signal(Signal::CONT)))
 }
 
 /// Ends processes that stand still, whose sockets rest and so say nothing, and waits until their sockets are gone.
 ///
 /// # Errors
 /// [`Error::Call`]: one may not be signalled, or does not end.
-pub fn end(pids: &[u32]) -> Result<(), Error> {
-    for pid in pids {
-        match signal(*pid, Signal::KILL) {
+pub fn end(processes: &[Seen]) -> Result<(), Error> {
+    for seen in processes {
+        match seen.signal(Signal::KILL) {
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
             other => other?,
         }
     }
     let since = Instant::now();
-    for pid in pids {
+    for seen in processes {
         // What nobody has waited for has no descriptors any more.
-        while links(*pid).is_some_and(|links| !links.is_empty()) {
+        while seen.is_there() && links(seen.pid()).is_some_and(|links| !links.is_empty()) {
             if since.elapsed() > PATIENCE {
-                return Err(Error::call("kill", format!("process {pid}"), rustix::io::Errno::TIMEDOUT));
+                let object = format!("process {}", seen.pid());
+                return Err(Error::call("pidfd_send_signal", object, rustix::io::Errno::TIMEDOUT));
             }
             std::thread::sleep(Duration::from_micros(200));
         }

@@ -30,9 +30,31 @@ fn looked(child: &Child, scope: Scope) -> Result<Whole, Unfit> {
     look(child.id(), scope)
 }
 
+fn ended(pids: &[u32]) {
+    let seen: Vec<Seen> = pids.iter().copied().map(Seen::now).collect();
+    end(&seen).expect("end");
+}
+
 fn finish(mut child: Child) {
-    end(&[child.id()]).expect("end");
+    ended(&[child.id()]);
     child.wait().expect("wait");
+}
+
+#[test]
+fn what_has_the_number_of_a_process_that_was_seen_is_not_signalled() {
+    let mut child = start(Stdio::null(), Stdio::null());
+    let seen = Seen::now(child.id());
+    // As if the number had been another one's before.
+    let before = Seen::then(seen.pid(), seen.started().map(|started| started - 1));
+    assert!(seen.is_there() && !before.is_there() && !Seen::then(seen.pid(), None).is_there());
+    let gone = |result: Result<(), Error>| result.is_err_and(|error| error.raw_os_error() == Some(libc::ESRCH));
+    assert!(gone(before.signal(Signal::KILL)));
+    end(&[before]).expect("it is gone");
+    assert!(gone(wake(&[before])));
+    assert!(child.try_wait().expect("wait").is_none(), "the one that has the number now lives");
+    end(&[seen]).expect("end");
+    child.wait().expect("wait");
+    assert!(gone(seen.signal(Signal::CONT)));
 }
 
 #[test]
@@ -142,7 +164,7 @@ fn children_are_not_left_behind() {
     assert!(said.contains("`--tree` takes them along"), "{said}");
     let pids = members(child.id(), Scope::Tree).expect("a tree");
     assert_eq!((pids.len(), pids[0]), (2, child.id()));
-    end(&pids).expect("end");
+    ended(&pids);
     child.wait().expect("wait");
 }
 
@@ -189,7 +211,7 @@ fn a_connection_that_a_tree_shares_goes_once() {
     assert_eq!((whole.pids.len(), whole.flows.len()), (2, 1));
     let one = look(whole.pids[1], Scope::Alone).expect_err("the other one stays").to_string();
     assert!(one.contains("shares a socket with process"), "{one}");
-    end(&whole.pids).expect("end");
+    ended(&whole.pids);
     drop(here);
     finish(child);
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use whimbrel_datapath::{HelpedFlow, HelpedPhase};
 use whimbrel_kernel::borrowed::Halted;
-use whimbrel_kernel::whole::{self, Whole};
+use whimbrel_kernel::whole::{self, Seen, Whole};
 use whimbrel_protocol::{Found, MoveDone, MoveName, MoveOpId, PeerId, Refusal, SavedDonation, Time};
 use whimbrel_wire::{FlowTuple, Transport};
 
@@ -35,6 +35,8 @@ const GONE: &str = "gone";
 #[derive(Debug)]
 pub(super) struct Leaving {
     pids: Vec<u32>,
+    /// These as they were when it began: no other is woken or ended for them.
+    seen: Vec<Seen>,
     /// The number of the first in its PID namespace.
     inner: u32,
     /// As it was seen last. None: a daemon before this one has begun, and it does not go any more.
@@ -96,6 +98,7 @@ impl Leaving {
     /// One that nothing has been done with yet.
     fn new(pids: Vec<u32>, inner: u32, flows: Vec<FlowTuple>, directory: PathBuf) -> Self {
         Self {
+            seen: pids.iter().copied().map(Seen::now).collect(),
             pids,
             inner,
             whole: None,
@@ -121,7 +124,7 @@ impl Leaving {
     fn save(&self) -> std::io::Result<()> {
         let flow = |flow: &FlowTuple| (flow.transport.protocol(), flow.local, flow.remote);
         let state = State {
-            pids: self.pids.iter().map(|pid| (*pid, whole::started(*pid))).collect(),
+            pids: self.seen.iter().map(|seen| (seen.pid(), seen.started())).collect(),
             inner: self.inner,
             flows: self.flows.iter().map(flow).collect(),
             locks: self.criu.as_ref().is_some_and(Criu::leaves_lock),
@@ -231,7 +234,7 @@ impl Wholes {
         let idle: Vec<u32> = self.leaving.iter().filter(|found| !decided(found)).map(|(root, _)| *root).collect();
         for root in idle {
             let Some(leaving) = self.leaving.get_mut(&root) else { continue };
-            if let Err(error) = whole::wake(&leaving.pids) {
+            if let Err(error) = whole::wake(&leaving.seen) {
                 tracing::warn!(%error, "process {root} is not woken");
             }
             leaving.fate = Some(Fate::Kept);
@@ -438,7 +441,7 @@ impl Effects {
             None => {
                 leaving.fate = Some(Fate::Kept);
                 let waiting = std::mem::take(&mut leaving.thawing);
-                let (pids, flows) = (leaving.pids.clone(), leaving.flows.clone());
+                let (pids, seen, flows) = (leaving.pids.clone(), leaving.seen.clone(), leaving.flows.clone());
                 if flows.iter().any(|flow| flow.transport == Transport::Udp)
                     && let Err(error) = whole::make_room(&pids)
                 {
@@ -446,7 +449,7 @@ impl Effects {
                 }
                 // First what holds their packets: their own first segments would be held with them.
                 flows.iter().for_each(|flow| self.let_in_again(flow));
-                let woken = whole::wake(&pids);
+                let woken = whole::wake(&seen);
                 let answer = || match &woken {
                     Ok(()) => Ok(MoveDone::Done),
                     Err(error) => Err(failed(Refusal::NotWoken, error.to_string())),
@@ -467,7 +470,7 @@ impl Effects {
                 tracing::warn!(%error, "that process {root} is another host's is not written down");
             }
             let waiting = std::mem::take(&mut leaving.thawing);
-            ended = whole::end(&leaving.pids);
+            ended = whole::end(&leaving.seen);
             self.wholes.finish_all(waiting, || {
                 Err(failed(Refusal::NotWoken, "its process is with the other host, without it"))
             });
@@ -529,7 +532,8 @@ impl Effects {
             }
             if directory.join(GONE).exists() {
                 // Whether or not it has ended, it never goes on here.
-                if let Err(error) = whole::end(&pids) {
+                let seen: Vec<Seen> = state.pids.iter().map(|(pid, started)| Seen::then(*pid, *started)).collect();
+                if let Err(error) = whole::end(&seen) {
                     tracing::warn!(%error, "process {root} is another host's, and does not end");
                     continue;
                 }
