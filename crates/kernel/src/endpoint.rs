@@ -32,6 +32,9 @@ use crate::route::{
 };
 use crate::sysctl;
 
+/// So many interfaces a namespace may have that a program brings along, and more than the kernel makes by itself in a new one (`sit0`,
+/// `tunl0`...): listing them takes time, and the program makes as many as it likes.
+const MOST_LINKS: usize = 64;
 /// The inner end of the pair.
 const INNER: &str = "e0";
 /// Its link-layer address, in every endpoint namespace the same, since nobody asks for it: what the programs send in there bears it
@@ -300,8 +303,11 @@ impl Brought {
             return Err(refused("it is another user's"));
         }
         let _inside = Entered::descriptor(self.namespace.as_fd())?;
-        let mut inside = RouteSocket::open()?;
-        if inside.links()?.iter().any(|link| link.up) || !inside.addresses()?.is_empty() {
+        let links = RouteSocket::open()?.some_links(MOST_LINKS + 1)?;
+        if links.len() > MOST_LINKS {
+            return Err(refused("it is in use: it has very many interfaces"));
+        }
+        if links.iter().any(|link| link.up) || RouteSocket::open()?.has_address()? {
             return Err(refused("it is in use: an interface is up, or has an address"));
         }
         Ok(())

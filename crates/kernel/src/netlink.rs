@@ -1,6 +1,7 @@
 //! One netlink request and all of its answer.
 
 use std::io;
+use std::ops::ControlFlow;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use netlink_packet_core::{NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST};
@@ -88,12 +89,26 @@ impl Netlink {
         for attempt in 1.. {
             restart(state);
             self.send(kind, flags | NLM_F_REQUEST | if dump { 0 } else { NLM_F_ACK }, body)?;
-            let interrupted = self.receive(|kind, payload| each(state, kind, payload))?;
+            let interrupted = self.receive(|kind, payload| {
+                each(state, kind, payload);
+                ControlFlow::Continue(())
+            })?;
             if !interrupted || attempt == CONSISTENT_TRIES {
                 break;
             }
         }
         Ok(())
+    }
+
+    /// Asks for a dump and gives its parts to `each` until that has had enough. The socket goes with what was not read.
+    pub(crate) fn begin_dump(
+        mut self,
+        kind: u16,
+        body: &[u8],
+        each: impl FnMut(u16, &[u8]) -> ControlFlow<()>,
+    ) -> Result<(), Refusal> {
+        self.send(kind, NLM_F_DUMP | NLM_F_REQUEST, body)?;
+        self.receive(each).map(drop)
     }
 
     fn send(&mut self, kind: u16, flags: u16, body: &[u8]) -> io::Result<()> {
@@ -110,7 +125,7 @@ impl Netlink {
     }
 
     /// Returns whether the dump met a change half way.
-    fn receive(&mut self, mut each: impl FnMut(u16, &[u8])) -> Result<bool, Refusal> {
+    fn receive(&mut self, mut each: impl FnMut(u16, &[u8]) -> ControlFlow<()>) -> Result<bool, Refusal> {
         let mut interrupted = false;
         loop {
             let length = match self.socket.recv(&mut &mut self.buffer[..], libc::MSG_TRUNC) {
@@ -139,7 +154,11 @@ impl Netlink {
                             Ok(interrupted)
                         };
                     }
-                    kind => each(kind, message.payload),
+                    kind => {
+                        if each(kind, message.payload).is_break() {
+                            return Ok(interrupted);
+                        }
+                    }
                 }
             }
         }

@@ -12,6 +12,7 @@ mod table;
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::ops::ControlFlow;
 
 use netlink_packet_core::{Emitable, NLM_F_DUMP, ParseableParametrized};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
@@ -137,6 +138,24 @@ impl RouteSocket {
 
     fn dump(&mut self, call: &'static str, message: &RouteNetlinkMessage) -> Result<Vec<RouteNetlinkMessage>, Error> {
         self.ask(message, NLM_F_DUMP).map_err(|refusal| refusal.of(call, "all"))
+    }
+
+    /// As [`Self::dump`], of no more than `most` parts.
+    fn some(
+        self,
+        call: &'static str,
+        message: &RouteNetlinkMessage,
+        most: usize,
+    ) -> Result<Vec<RouteNetlinkMessage>, Error> {
+        let mut body = vec![0; message.buffer_len()];
+        message.emit(&mut body);
+        let mut answer = Vec::new();
+        let note = |kind, payload: &[u8]| {
+            answer.extend(RouteNetlinkMessage::parse_with_param(payload, kind).ok());
+            if answer.len() < most { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        };
+        self.netlink.begin_dump(message.message_type(), &body, note).map_err(|refusal| refusal.of(call, "some"))?;
+        Ok(answer)
     }
 }
 

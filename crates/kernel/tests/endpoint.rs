@@ -178,6 +178,11 @@ impl Apart {
         Brought { namespace, owner }
     }
 
+    fn ip(&self, command: &str) {
+        let _inside = self.enter();
+        assert!(Command::new("ip").args(command.split(' ')).status().unwrap().success(), "{command}");
+    }
+
     fn enter(&self) -> namespace::Entered {
         namespace::Entered::path(format!("/proc/{}/ns/net", self.0.id()).as_ref()).unwrap()
     }
@@ -224,14 +229,9 @@ fn only_a_users_own_empty_network_namespace_is_taken() {
             assert!(refusal(&program.brought(other)).contains("another user's"));
         }
         let with = |change: &str, undo: &str| {
-            let run = |command: &str| {
-                let _inside = program.enter();
-                let words: Vec<&str> = command.split(' ').collect();
-                assert!(Command::new("ip").args(words).status().unwrap().success(), "{command}");
-            };
-            run(change);
+            program.ip(change);
             assert!(refusal(&program.brought(*user)).contains("in use"), "{change}");
-            run(undo);
+            program.ip(undo);
         };
         with("addr add 192.0.2.7/32 dev lo", "addr del 192.0.2.7/32 dev lo");
         with("link add e0 up type veth", "link del e0");
@@ -269,4 +269,15 @@ fn it_is_found_again_by_its_pair_and_used_by_whoever_has_a_socket() {
     child.kill().unwrap();
     child.wait().unwrap();
     wait("it has ended", || !endpoint.is_used());
+}
+
+#[test]
+fn a_namespace_with_very_many_interfaces_or_addresses_is_refused_without_looking_at_them_all() {
+    let host = Host::new();
+    let _here = host.enter();
+    let program = Apart::new(USER, "-Un");
+    for pair in 0..50 {
+        program.ip(&format!("link add a{pair} type veth peer name b{pair}"));
+    }
+    assert!(refusal(&program.brought(USER)).contains("very many"));
 }

@@ -109,6 +109,15 @@ impl RouteSocket {
             })
             .collect())
     }
+
+    /// Whether there is any, where there may be very many. The socket is used up by that.
+    ///
+    /// # Errors
+    /// [`Error::Call`].
+    pub fn has_address(self) -> Result<bool, Error> {
+        let parts = self.some("RTM_GETADDR", &RouteNetlinkMessage::GetAddress(AddressMessage::default()), 1)?;
+        Ok(!parts.is_empty())
+    }
 }
 
 fn encode(interface: u32, address: IpAddr) -> AddressMessage {

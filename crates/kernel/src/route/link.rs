@@ -42,15 +42,17 @@ impl RouteSocket {
     /// [`Error::Call`].
     pub fn links(&mut self) -> Result<Vec<Link>, Error> {
         let parts = self.dump("RTM_GETLINK", &RouteNetlinkMessage::GetLink(LinkMessage::default()))?;
-        let mut links: Vec<Link> = parts
-            .iter()
-            .filter_map(|part| match part {
-                RouteNetlinkMessage::NewLink(message) => Some(decode(message)),
-                _ => None,
-            })
-            .collect();
-        links.sort_by_key(|link| link.index);
-        Ok(links)
+        Ok(decode_all(&parts))
+    }
+
+    /// Some interfaces, `most` of them at the most, where there may be very many. The socket is used up by that: a list that nobody has read to its
+    /// end goes with it.
+    ///
+    /// # Errors
+    /// [`Error::Call`].
+    pub fn some_links(self, most: usize) -> Result<Vec<Link>, Error> {
+        let parts = self.some("RTM_GETLINK", &RouteNetlinkMessage::GetLink(LinkMessage::default()), most)?;
+        Ok(decode_all(&parts))
     }
 
     /// By which id (RTM_NEWNSID) the namespace of the socket knows the one that the other end of a pair of interfaces is in; the kernel gives it
@@ -148,6 +150,18 @@ impl RouteSocket {
         self.change(&RouteNetlinkMessage::SetLink(message), 0)
             .map_err(|e| e.of("RTM_SETLINK", format!("interface {interface}")))
     }
+}
+
+fn decode_all(parts: &[RouteNetlinkMessage]) -> Vec<Link> {
+    let mut links: Vec<Link> = parts
+        .iter()
+        .filter_map(|part| match part {
+            RouteNetlinkMessage::NewLink(message) => Some(decode(message)),
+            _ => None,
+        })
+        .collect();
+    links.sort_by_key(|link| link.index);
+    links
 }
 
 fn decode(message: &LinkMessage) -> Link {
