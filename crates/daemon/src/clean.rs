@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use whimbrel_datapath::Datapath;
 use whimbrel_ipc::socket_path;
+use whimbrel_kernel::endpoint;
 use whimbrel_kernel::in_their_name::InTheirName;
 use whimbrel_kernel::kept_address::KeptAddresses;
 use whimbrel_kernel::network::NetworkMonitor;
@@ -80,6 +81,8 @@ pub struct Removed {
     pub peer_routes: BTreeSet<IpAddr>,
     /// Whether there were rules for addresses that the host has and is leaving.
     pub source_ways: bool,
+    /// Interfaces that led to endpoint namespaces.
+    pub endpoints: BTreeSet<String>,
     /// Whether there were rules that led here what was said to hosts behind this one.
     pub spoken_for: bool,
     /// The TUN device.
@@ -146,6 +149,8 @@ fn remove_from_kernel(run_dir: &Path) -> Result<Removed, CleanError> {
     removed.source_ways = SourceWays::open(MARK)?.apply(&BTreeMap::new())?;
     removed.spoken_for = InTheirName::open()?.release()?;
     Addresses::open(run_dir)?.release()?;
+    // Before the programs that watch over them.
+    removed.endpoints = endpoint::remove_all()?;
     if let Some(device) = device {
         device.remove()?;
         removed.device = Some(DEVICE);

@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
@@ -13,13 +14,14 @@ pub(crate) struct Work<T> {
     sender: Sender<T>,
     receiver: Receiver<T>,
     wake: Arc<OwnedFd>,
+    threads: Vec<JoinHandle<()>>,
 }
 
 impl<T: Send + 'static> Work<T> {
     pub(crate) fn new() -> Result<Self, Errno> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let (sender, receiver) = channel();
-        Ok(Self { sender, receiver, wake: Arc::new(wake) })
+        Ok(Self { sender, receiver, wake: Arc::new(wake), threads: Vec::new() })
     }
 
     /// Readable when something is done.
@@ -33,16 +35,28 @@ impl<T: Send + 'static> Work<T> {
     }
 
     /// Does something in a thread of its own. `fail` makes the result where there can be none.
-    pub(crate) fn begin(&self, work: impl FnOnce() -> T + Send + 'static, fail: impl FnOnce(String) -> T) {
+    pub(crate) fn begin(&mut self, work: impl FnOnce() -> T + Send + 'static, fail: impl FnOnce(String) -> T) {
         let (sender, wake) = (self.sender.clone(), Arc::clone(&self.wake));
         let thread = move || {
             // The loop ends only when the daemon does; then nobody waits for it.
             let _ = sender.send(work());
             let _ = rustix::io::write(&*wake, &1u64.to_ne_bytes());
         };
-        if let Err(error) = std::thread::Builder::new().name("work".to_owned()).spawn(thread) {
-            let _ = self.sender.send(fail(format!("no thread could be started for it: {error}")));
-            self.stir();
+        self.threads.retain(|thread| !thread.is_finished());
+        match std::thread::Builder::new().name("work".to_owned()).spawn(thread) {
+            Ok(thread) => self.threads.push(thread),
+            Err(error) => {
+                let _ = self.sender.send(fail(format!("no thread could be started for it: {error}")));
+                self.stir();
+            }
+        }
+    }
+
+    /// Waits until all is done.
+    pub(crate) fn finish(&mut self) {
+        for thread in self.threads.drain(..) {
+            // One that has failed has said so.
+            let _ = thread.join();
         }
     }
 

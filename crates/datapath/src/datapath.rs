@@ -25,6 +25,7 @@ use crate::object::Programs;
 use crate::sockets::{Fitted, Follower, Position, Sockets, TcpSocket};
 use crate::table::{GrowingTable, Table};
 use elsewhere::Elsewhere;
+pub use elsewhere::{Guard, Watched};
 
 /// What an interface is to the data plane, and so which programs it gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -373,15 +374,9 @@ impl Datapath {
     /// The interfaces that have programs of ours, each once.
     #[must_use]
     pub fn attached(&self) -> Vec<(u32, Role)> {
-        let mut attached: Vec<(u32, Role)> = Vec::new();
-        for hook in &self.hooks {
-            if let Some(role) = Role::from_name(hook.role)
-                && !attached.contains(&(hook.interface, role))
-            {
-                attached.push((hook.interface, role));
-            }
-        }
-        attached
+        let mut seen: HashSet<(u32, Role)> = HashSet::new();
+        let of_hook = |hook: &Hook| Some((hook.interface, Role::from_name(hook.role)?));
+        self.hooks.iter().filter_map(of_hook).filter(|attached| seen.insert(*attached)).collect()
     }
 
     /// Makes flows known, or changes what is known of them. Wire tuples are the caller's to keep apart: of two flows with

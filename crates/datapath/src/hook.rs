@@ -233,6 +233,11 @@ impl Hook {
         }
     }
 
+    /// Removes what is left where the device is gone.
+    pub(crate) fn forget(&self, pins: &Path) -> Result<(), Error> {
+        unpin(&self.pin(pins))
+    }
+
     /// Removes program and pin. `keep_filter`: only the pin of a filter, when another role has replaced the filter.
     pub(crate) fn detach(&self, pins: &Path, keep_filter: bool) -> Result<(), Error> {
         let path = self.pin(pins);

@@ -23,6 +23,7 @@ use whimbrel_datapath::{
     Binding, Carrier, Datapath, Endpoint, FlowEntry, Lent, LentEnd, LocatorPair, Role, Toward, Unknown,
 };
 use whimbrel_kernel::endpoint::{Endpoint as Space, let_forward};
+use whimbrel_kernel::route::RouteSocket;
 use whimbrel_wire::{FlowTuple, Transport};
 
 const PORT: u16 = 5000;
@@ -77,11 +78,17 @@ fn counter(datapath: &Datapath, name: &str) -> u64 {
 }
 
 /// An endpoint namespace of the namespace that the thread is in, and the index of its outer end.
-fn space(datapath: &mut Datapath, name: &str, address: IpAddr, unknown: Unknown) -> (Space, u32) {
-    let space = Space::create(address, name, 1500).expect("an endpoint namespace");
-    let outer = index(name);
+fn space(datapath: &mut Datapath, address: IpAddr, unknown: Unknown) -> (Space, u32) {
+    let guard = datapath.guard().expect("the program");
+    let mut watched = None;
+    let watch = |outer| -> Result<(), Box<dyn std::error::Error>> {
+        watched = Some(guard.watch(outer)?);
+        Ok(())
+    };
+    let space = Space::create(address, 1500, watch).expect("an endpoint namespace");
+    datapath.take_in(watched.expect("it is watched"));
+    let outer = space.outer().index;
     datapath.set_endpoint(outer, &Endpoint { address, unknown }).expect("set the endpoint");
-    datapath.attach(outer, Role::Endpoint).expect("attach");
     (space, outer)
 }
 
@@ -208,7 +215,7 @@ impl OwnAddress {
         let mut datapath = Datapath::open(&net.bpffs.pins("host")).expect("open");
         datapath.attach(index("eth"), Role::Wire).expect("attach");
         datapath.attach(1, Role::Loopback).expect("attach");
-        let (space, outer) = space(&mut datapath, "wb0", own, Unknown::Routed);
+        let (space, outer) = space(&mut datapath, own, Unknown::Routed);
         for port in [PORT, OTHER] {
             lend(&datapath, own, port, Lent::Endpoint(outer));
         }
@@ -339,7 +346,7 @@ fn endpoint_namespaces_of_one_host_reach_each_other_and_themselves() {
         let mut host = OwnAddress::new(v4);
         let listener = host.listen_inside();
         let foreign = address(77, 1, v4);
-        let (other, outer) = space(&mut host.datapath, "wb1", foreign, Unknown::Routed);
+        let (other, outer) = space(&mut host.datapath, foreign, Unknown::Routed);
         lend(&host.datapath, foreign, 0, Lent::Endpoint(outer));
         for (space, from) in [(&other, SocketAddr::new(foreign, 0)), (&host.space, SocketAddr::new(host.own, OTHER))] {
             let there = {
@@ -357,7 +364,7 @@ fn nothing_else_leaves_an_endpoint_namespace() {
     on_both_families(|v4| {
         let mut host = OwnAddress::new(v4);
         let foreign = address(77, 1, v4);
-        let (other, outer) = space(&mut host.datapath, "wb1", foreign, Unknown::Dropped);
+        let (other, outer) = space(&mut host.datapath, foreign, Unknown::Dropped);
         lend(&host.datapath, foreign, 0, Lent::Endpoint(outer));
         host.net.far.enter();
         let far = UdpSocket::bind((host.far, PORT)).expect("bind");
@@ -388,6 +395,61 @@ fn nothing_else_leaves_an_endpoint_namespace() {
         let mut received = [0; 8];
         let size = far.recv(&mut received).expect("the last one arrives");
         assert_eq!(&received[..size], b"in");
+    });
+}
+
+#[test]
+fn nothing_leaves_a_namespace_from_its_beginning_to_its_end() {
+    on_both_families(|v4| {
+        for tcx in [true, false] {
+            let net = Net::new(true);
+            let (own, foreign) = (address(1, 2, v4), address(77, 1, v4));
+            net.host.enter();
+            let pins = net.bpffs.pins("host");
+            let mut datapath = Datapath::open(&pins).expect("open");
+            if !tcx {
+                datapath.avoid_tcx();
+            }
+            let notes = || {
+                let names = std::fs::read_dir(&pins).expect("the directory").map(|entry| entry.expect("an entry"));
+                names.filter(|entry| entry.file_name().to_string_lossy().contains("-endpoint-")).count()
+            };
+            let guard = datapath.guard().expect("the program");
+            let mut watched = None;
+            let watch = |outer| -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+                watched = Some(guard.watch(outer)?);
+                Ok(())
+            };
+            let made = thread::scope(|scope| scope.spawn(|| Space::create(foreign, 1500, watch)).join());
+            let space = made.expect("no panic").expect("an endpoint namespace");
+            // Everything is switched on, and nothing is known to the programs.
+            let near = UdpSocket::bind((own, PORT)).expect("bind");
+            near.set_nonblocking(true).expect("O_NONBLOCK");
+            let socket = {
+                let _inside = space.enter().expect("enter");
+                UdpSocket::bind((foreign, 0)).expect("bind")
+            };
+            socket.send_to(b"out", (own, PORT)).expect("send");
+            let start = Instant::now();
+            while counter(&datapath, "dropped_endpoint") == 0 {
+                assert!(start.elapsed() < PATIENCE, "it is not dropped: {:?}", datapath.counters());
+                thread::yield_now();
+            }
+            let outer = space.outer().clone();
+            datapath.take_in(watched.expect("it is watched"));
+            assert_eq!((datapath.attached(), notes()), (vec![(outer.index, Role::Endpoint)], 1));
+
+            // A program keeps its socket.
+            outer.remove(&mut RouteSocket::open().expect("open")).expect("remove");
+            outer.remove(&mut RouteSocket::open().expect("open")).expect("once more");
+            drop(space);
+            let _ = socket.send_to(b"out", (own, PORT));
+            datapath.forget(outer.index).expect("forget");
+            assert_eq!((datapath.attached(), notes()), (Vec::new(), 0));
+            let received = near.recv(&mut [0; 8]).expect_err("nothing has arrived");
+            assert_eq!(received.kind(), ErrorKind::WouldBlock);
+            datapath.unload().expect("unload");
+        }
     });
 }
 
@@ -465,7 +527,7 @@ impl Anchored {
         let (lent, far) = (address(9, 1, v4), address(9, 2, v4));
         let (anchor, one) = carrying(&net.middle, &net, "anchor", &["near", "far"]);
         let (mut host, other) = carrying(&net.host, &net, "host", &["eth"]);
-        let (space, outer) = space(&mut host, "wb0", lent, Unknown::Dropped);
+        let (space, outer) = space(&mut host, lent, Unknown::Dropped);
         Self { net, anchor, host, space, outer, lent, far, v4, _pump: Pump::new(one, other) }
     }
 

@@ -10,9 +10,12 @@
 //!
 //! Nothing of it has a name in any file system: it lives as long as a descriptor or a socket in it, and the pair of
 //! interfaces ends with it. So what a killed daemon leaves is what programs still use, and a daemon finds it
-//! again by their sockets ([`Endpoint::of_socket`]).
+//! again by these ([`find`]).
+//!
+//! A namespace may be a program's, which renames, replaces and numbers what is in it as it likes. So the pair is only ever
+//! looked for outside, by the name that was drawn for it, and nothing that is read inside says what to do with an interface outside.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::io;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -28,10 +31,17 @@ use crate::error::Error;
 use crate::namespace::{self, Entered};
 use crate::process;
 use crate::route::{
-    AddressScope, LOOPBACK, NewAddress, NextHop, Prefix, RouteKind, RouteSocket, Rule, Selector, TableRoute,
+    AddressScope, LOOPBACK, Link, NewAddress, NextHop, Prefix, RouteKind, RouteSocket, Rule, Selector, TableRoute,
 };
 use crate::sysctl;
 
+/// The outer ends of pairs are called so, and an own number behind it: of namespaces that were made here,
+const MADE: &str = "whimbrel-e";
+/// and of those that programs have brought along. A daemon tells by that what is whose: processes are in either kind, since whole ones come into
+/// those that it has made.
+const BROUGHT: &str = "whimbrel-b";
+/// How many names are tried: one in a million is taken for each namespace that is there.
+const DRAWS: u32 = 8;
 /// So many interfaces a namespace may have that a program brings along, and more than the kernel makes by itself in a new one (`sit0`,
 /// `tunl0`...): listing them takes time, and the program makes as many as it likes.
 const MOST_LINKS: usize = 64;
@@ -91,17 +101,79 @@ const NAMESPACE_SETTINGS: [(&str, &str); 3] =
 #[derive(Debug)]
 pub struct Endpoint {
     namespace: OwnedFd,
+    outer: Outer,
+}
+
+/// The end outside of an endpoint namespace's pair of interfaces.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outer {
+    /// Its index.
+    pub index: u32,
+    /// Its name, which no other interface has, or will have.
+    pub name: String,
+    /// By which id (RTM_NEWNSID) the namespace outside knows the one inside.
+    pub namespace: u32,
+}
+
+impl Outer {
+    /// Whether an interface of this name is one.
+    #[must_use]
+    pub fn is_called(name: &str) -> bool {
+        let number = name.strip_prefix(MADE).or_else(|| name.strip_prefix(BROUGHT));
+        number.is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_hexdigit()))
+    }
+
+    /// Whether a program has brought the namespace along.
+    #[must_use]
+    pub fn is_of_program(&self) -> bool {
+        self.name.starts_with(BROUGHT)
+    }
+
+    /// Takes the pair down: nothing gets into the namespace any more, nor out of it. One that has gone is none the worse. In the network
+    /// namespace outside.
+    ///
+    /// # Errors
+    /// [`Error::Call`]; it is still there.
+    pub fn remove(&self, outside: &mut RouteSocket) -> Result<(), Error> {
+        // By its name: the number may be another's, should the pair have gone with the namespace.
+        outside.delete_link_called(&self.name).map(drop)
+    }
+
+    /// Makes the pair, both ends switched off.
+    fn create(prefix: &str, namespace: BorrowedFd<'_>, outside: &mut RouteSocket) -> Result<Self, Error> {
+        let mut draw = 1;
+        let index = loop {
+            let name = format!("{prefix}{:05x}", random()? & 0xf_ffff);
+            match outside.create_pair(&name, (INNER, INNER_HARDWARE_ADDRESS), namespace, MOST_MTU) {
+                Ok(index) => break (index, name),
+                Err(error) if error.raw_os_error() == Some(libc::EEXIST) && draw < DRAWS => draw += 1,
+                Err(error) => return Err(error),
+            }
+        };
+        let (index, name) = index;
+        match outside.namespace_id(namespace) {
+            Ok(namespace) => Ok(Self { index, name, namespace }),
+            Err(error) => {
+                let _ = outside.delete_link_called(&name);
+                Err(error)
+            }
+        }
+    }
 }
 
 impl Endpoint {
-    /// Makes one for `address`, with `interface` as its end in the calling thread's network namespace, whose settings for TCP and
-    /// UDP it takes over. In `interface` `%d` stands for the lowest number that makes it a new name. `mtu`, in bytes, is that of its route to
-    /// everywhere. Needs CAP_SYS_ADMIN and CAP_NET_ADMIN.
+    /// Makes one for `address`, with an end in the calling thread's network namespace, whose settings for TCP and UDP it takes over. `mtu`, in
+    /// bytes, is that of its route to everywhere. `guard` is given the index of that end before anything can come through it, and puts there what
+    /// watches over it. Needs CAP_SYS_ADMIN and CAP_NET_ADMIN.
     ///
     /// # Errors
-    /// [`Error::Call`]; nothing is left of the attempt.
-    pub fn create(address: IpAddr, interface: &str, mtu: u32) -> Result<Self, Error> {
-        Self { namespace: new_namespace()? }.equipped(address, interface, mtu)
+    /// [`Error::Call`], and what `guard` says; no interface is left of the attempt.
+    pub fn create<E: From<Error>>(
+        address: IpAddr,
+        mtu: u32,
+        guard: impl FnOnce(u32) -> Result<(), E>,
+    ) -> Result<Self, E> {
+        Self::equipped(new_namespace()?, MADE, address, mtu, guard)
     }
 
     /// As [`Endpoint::create`], of a network namespace that a program has made for itself, perhaps in a user namespace of its own. There must be nothing
@@ -109,36 +181,45 @@ impl Endpoint {
     ///
     /// # Errors
     /// As [`Endpoint::create`]; or it may not be used ([`Brought::check`]), and is as before.
-    pub fn create_in(brought: Brought, address: IpAddr, interface: &str, mtu: u32) -> Result<Self, Error> {
+    pub fn create_in<E: From<Error>>(
+        brought: Brought,
+        address: IpAddr,
+        mtu: u32,
+        guard: impl FnOnce(u32) -> Result<(), E>,
+    ) -> Result<Self, E> {
         brought.check()?;
-        Self { namespace: brought.namespace }.equipped(address, interface, mtu)
+        Self::equipped(brought.namespace, BROUGHT, address, mtu, guard)
     }
 
-    fn equipped(self, address: IpAddr, interface: &str, mtu: u32) -> Result<Self, Error> {
+    fn equipped<E: From<Error>>(
+        namespace: OwnedFd,
+        prefix: &str,
+        address: IpAddr,
+        mtu: u32,
+        guard: impl FnOnce(u32) -> Result<(), E>,
+    ) -> Result<Self, E> {
         let settings = settings();
         let mut outside = RouteSocket::open()?;
-        // From here on the end of the namespace is the end of all that was made.
-        let namespace = self.namespace.as_fd();
-        let outer = outside.create_pair(interface, (INNER, INNER_HARDWARE_ADDRESS), namespace, MOST_MTU)?;
-        let furnished = self.furnish(address, mtu, outer, &mut outside, &settings);
+        let outer = Outer::create(prefix, namespace.as_fd(), &mut outside)?;
+        let endpoint = Self { namespace, outer };
+        let furnished =
+            guard(endpoint.outer.index).and_then(|()| Ok(endpoint.furnish(address, mtu, &mut outside, &settings)?));
         if furnished.is_err() {
-            // The namespace may be a program's.
-            let _ = outside.delete_link(outer);
+            // The namespace may be a program's, and does not end with this.
+            let _ = endpoint.outer.remove(&mut outside);
         }
-        furnished.map(|()| self)
+        furnished.map(|()| endpoint)
     }
 
     fn furnish(
         &self,
         address: IpAddr,
         mtu: u32,
-        outer: u32,
         outside: &mut RouteSocket,
         settings: &[(String, String)],
     ) -> Result<(), Error> {
-        let interface = outside.link_name(outer)?;
-        set_all(&interface, &OUTER_SETTINGS)?;
-        outside.set_up(outer, true)?;
+        set_all(&self.outer.name, &OUTER_SETTINGS)?;
+        outside.set_up(self.outer.index, true)?;
         let _inside = self.enter()?;
         for (key, value) in settings {
             if sysctl::get(key).is_ok_and(|now| now != *value) {
@@ -147,6 +228,12 @@ impl Endpoint {
             }
         }
         furnish(address, mtu)
+    }
+
+    /// The end outside of its pair of interfaces.
+    #[must_use]
+    pub fn outer(&self) -> &Outer {
+        &self.outer
     }
 
     /// Has programs inside draw their ports from these (`net.ipv4.ip_local_port_range`, for IPv6 as well).
@@ -167,37 +254,12 @@ impl Endpoint {
         sysctl::set("net/ipv4/ip_unprivileged_port_start", "0")
     }
 
-    /// The index of the pair's end outside, in the namespace that it was made from.
-    ///
-    /// # Errors
-    /// [`Error::Call`], [`Error::Answer`]: it is no endpoint namespace.
-    pub fn outer(&self) -> Result<u32, Error> {
-        let _inside = self.enter()?;
-        let mut inside = RouteSocket::open()?;
-        let links = inside.links()?;
-        let outer = links.iter().find(|link| link.name == INNER).and_then(|link| link.other_end);
-        outer.ok_or_else(|| Error::Answer {
-            call: "RTM_GETLINK",
-            object: INNER.to_owned(),
-            detail: "it is no end of a pair".to_owned(),
-        })
-    }
-
-    /// Its number (that of its inode).
-    ///
-    /// # Errors
-    /// [`Error::Call`].
-    pub fn number(&self) -> Result<u64, Error> {
-        let stat = rustix::fs::fstat(&self.namespace).map_err(|e| Error::call("fstat", "a network namespace", e))?;
-        Ok(stat.st_ino)
-    }
-
     /// Whether any process is in it, or any but the calling one has a socket of it; also where that cannot be told. Processes that may not be
     /// looked into, with CAP_SYS_PTRACE, are passed over.
     #[must_use]
     pub fn is_used(&self) -> bool {
         let look = || -> Result<bool, Error> {
-            let number = self.number()?;
+            let number = number(self.namespace.as_fd())?;
             let cookie = self.enter().and_then(|_inside| namespace::cookie())?;
             std::fs::read_dir("/proc").map_err(|e| Error::call("readdir", "/proc", e))?;
             // Where processes are is known much sooner than what they have open.
@@ -222,21 +284,6 @@ impl Endpoint {
         look().unwrap_or(true)
     }
 
-    /// The namespace that a socket is in. Whether it is an endpoint namespace, the caller has to know.
-    ///
-    /// # Errors
-    /// [`Error::Call`]: it is no socket, or CAP_NET_ADMIN in its user namespace is lacking.
-    pub fn of_socket(socket: BorrowedFd<'_>) -> Result<Self, Error> {
-        // SAFETY: the request takes no argument and gives a new descriptor.
-        let raw = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCGSKNS) };
-        if raw < 0 {
-            let object = format!("descriptor {}", socket.as_raw_fd());
-            return Err(Error::call("ioctl SIOCGSKNS", object, io::Error::last_os_error()));
-        }
-        // SAFETY: the descriptor is new, and nobody else's.
-        Ok(Self { namespace: unsafe { OwnedFd::from_raw_fd(raw) } })
-    }
-
     /// Changes the MTU of the route to everywhere of the namespace, whose address this is: what its sockets send fits links of so
     /// many bytes from now on, also those that are connected.
     ///
@@ -245,7 +292,7 @@ impl Endpoint {
     pub fn set_mtu(&self, address: IpAddr, mtu: u32) -> Result<(), Error> {
         let _inside = self.enter()?;
         let mut inside = RouteSocket::open()?;
-        let e0 = inner(&mut inside)?;
+        let e0 = inside.link_index(INNER)?;
         inside.set_route(&way_out(address, e0, mtu))
     }
 
@@ -257,7 +304,7 @@ impl Endpoint {
     pub fn set_first_window(&self, address: IpAddr, mtu: u32, first_window: Option<u32>) -> Result<(), Error> {
         let _inside = self.enter()?;
         let mut inside = RouteSocket::open()?;
-        let e0 = inner(&mut inside)?;
+        let e0 = inside.link_index(INNER)?;
         inside.set_route(&TableRoute { first_window, ..way_out(address, e0, mtu) })
     }
 
@@ -295,8 +342,7 @@ impl Brought {
         if !is_network || self.ask(NS_GET_NSTYPE, "NS_GET_NSTYPE")? != libc::CLONE_NEWNET {
             return Err(refused("it is none"));
         }
-        let stat = rustix::fs::fstat(&self.namespace).map_err(|e| Error::call("fstat", "a network namespace", e))?;
-        if number_of(HERE) == Some(stat.st_ino) {
+        if number_of(HERE) == Some(number(self.namespace.as_fd())?) {
             return Err(refused("it is the host's own"));
         }
         if self.made_by()? != Some(self.owner) {
@@ -347,8 +393,6 @@ impl Brought {
 /// An endpoint namespace that was found again.
 #[derive(Debug)]
 pub struct Found {
-    /// The index of the pair's end outside ([`Endpoint::outer`]), which tells whose address it is for.
-    pub outer: u32,
     /// Its cookie (SO_NETNS_COOKIE).
     pub cookie: u64,
     /// A process is in it, and has not just sockets there.
@@ -357,36 +401,90 @@ pub struct Found {
     pub endpoint: Endpoint,
 }
 
-/// The endpoint namespaces with these cookies (SO_NETNS_COOKIE) that programs are in, or have sockets in: how a daemon finds what one before
-/// it has made. Looks at every process that may be looked into, and its sockets.
-#[must_use]
-pub fn find(cookies: &HashSet<u64>) -> Vec<Found> {
+/// The endpoint namespaces with these cookies (SO_NETNS_COOKIE) that programs are in, or have sockets in, and whose pairs end in the calling
+/// thread's network namespace: how a daemon finds what one before it has made. Looks at every process that may be looked into, and its sockets.
+///
+/// # Errors
+/// [`Error::Call`]: what is here cannot be listed.
+pub fn find(cookies: &HashSet<u64>) -> Result<Vec<Found>, Error> {
+    let mut outside = RouteSocket::open()?;
+    let pairs: Vec<Link> = outer_ends(&mut outside)?;
     let mut found = Vec::new();
     let mut seen: HashSet<u64> = number_of("/proc/thread-self/ns/net").into_iter().collect();
-    let mut consider = |endpoint: Endpoint, lived_in: bool| {
-        if !endpoint.number().is_ok_and(|number| seen.insert(number)) {
+    let mut consider = |namespace: OwnedFd, lived_in: bool| {
+        if !number(namespace.as_fd()).is_ok_and(|number| seen.insert(number)) {
             return;
         }
-        let cookie = endpoint.enter().and_then(|_inside| namespace::cookie());
+        let cookie = Entered::descriptor(namespace.as_fd()).and_then(|_inside| namespace::cookie());
         let Some(cookie) = cookie.ok().filter(|cookie| cookies.contains(cookie)) else { return };
-        if let Ok(outer) = endpoint.outer() {
-            found.push(Found { outer, cookie, lived_in, endpoint });
+        let Ok(id) = outside.namespace_id(namespace.as_fd()) else { return };
+        let mut leading: Vec<&Link> = pairs.iter().filter(|link| link.beyond == Some(id)).collect();
+        // A program may move the inner end of a namespace of its own to another of its own. Then nobody knows which is whose.
+        if let (Some(link), true) = (leading.pop(), leading.is_empty()) {
+            let outer = Outer { index: link.index, name: link.name.clone(), namespace: id };
+            found.push(Found { cookie, lived_in, endpoint: Endpoint { namespace, outer } });
         }
     };
     for pid in pids() {
         if let Ok(namespace) = std::fs::File::open(format!("/proc/{pid}/ns/net")) {
-            consider(Endpoint { namespace: namespace.into() }, true);
+            consider(namespace.into(), true);
         }
     }
     for pid in pids() {
         let sockets = borrowed::borrow(pid, &process::sockets(pid)).unwrap_or_default();
         for (_, socket) in sockets {
             if namespace::cookie_of(socket.as_fd()).is_ok_and(|cookie| cookies.contains(&cookie)) {
-                Endpoint::of_socket(socket.as_fd()).into_iter().for_each(|endpoint| consider(endpoint, false));
+                of_socket(socket.as_fd()).into_iter().for_each(|namespace| consider(namespace, false));
             }
         }
     }
-    found
+    Ok(found)
+}
+
+/// Takes down all pairs of endpoint namespaces that end in the calling thread's network namespace, which sockets that are in these may survive.
+/// Gives their names.
+///
+/// # Errors
+/// [`Error::Call`] of the first that is still there; all are tried.
+pub fn remove_all() -> Result<BTreeSet<String>, Error> {
+    let mut outside = RouteSocket::open()?;
+    let pairs = outer_ends(&mut outside)?;
+    let removed = pairs.iter().map(|link| outside.delete_link_called(&link.name).map(drop));
+    removed.fold(Ok(()), Result::and)?;
+    Ok(pairs.into_iter().map(|link| link.name).collect())
+}
+
+fn outer_ends(outside: &mut RouteSocket) -> Result<Vec<Link>, Error> {
+    let links = outside.links()?;
+    Ok(links.into_iter().filter(|link| link.kind == "veth" && Outer::is_called(&link.name)).collect())
+}
+
+/// The network namespace that a socket is in.
+fn of_socket(socket: BorrowedFd<'_>) -> Result<OwnedFd, Error> {
+    // SAFETY: the request takes no argument and gives a new descriptor.
+    let raw = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCGSKNS) };
+    if raw < 0 {
+        let object = format!("descriptor {}", socket.as_raw_fd());
+        return Err(Error::call("ioctl SIOCGSKNS", object, io::Error::last_os_error()));
+    }
+    // SAFETY: the descriptor is new, and nobody else's.
+    Ok(unsafe { OwnedFd::from_raw_fd(raw) })
+}
+
+/// The number of a namespace (that of its inode).
+fn number(namespace: BorrowedFd<'_>) -> Result<u64, Error> {
+    let stat = rustix::fs::fstat(namespace).map_err(|e| Error::call("fstat", "a network namespace", e))?;
+    Ok(stat.st_ino)
+}
+
+fn random() -> Result<u32, Error> {
+    let mut bytes = [0; 4];
+    // SAFETY: room for so many bytes. So few are given whole, or none (getrandom(2)).
+    let given = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    if given < 0 {
+        return Err(Error::call("getrandom", "the name of an interface", io::Error::last_os_error()));
+    }
+    Ok(u32::from_ne_bytes(bytes))
 }
 
 /// The processes of this PID namespace.
@@ -448,7 +546,7 @@ fn furnish(address: IpAddr, mtu: u32) -> Result<(), Error> {
     set_all("", &NAMESPACE_SETTINGS)?;
     let mut inside = RouteSocket::open()?;
     inside.set_up(LOOPBACK, true)?;
-    let e0 = inner(&mut inside)?;
+    let e0 = inside.link_index(INNER)?;
     inside.set_up(e0, false)?;
     inside.set_address(&NewAddress { interface: LOOPBACK, address, scope: AddressScope::Global, deprecated: false })?;
     inside.set_route(&way_out(address, e0, mtu))?;
@@ -468,16 +566,6 @@ fn furnish(address: IpAddr, mtu: u32) -> Result<(), Error> {
         std::thread::sleep(Duration::from_millis(1));
     }
     Ok(())
-}
-
-/// The index of the inner end, in the namespace that the thread is in.
-fn inner(inside: &mut RouteSocket) -> Result<u32, Error> {
-    let links = inside.links()?;
-    links.iter().find(|link| link.name == INNER).map(|link| link.index).ok_or_else(|| Error::Answer {
-        call: "RTM_GETLINK",
-        object: INNER.to_owned(),
-        detail: "it is not there".to_owned(),
-    })
 }
 
 /// The route to everywhere in the family of `like`.
@@ -505,4 +593,19 @@ fn settings() -> Vec<(String, String)> {
     let wanted = names.filter(|name| COPIED.iter().any(|prefix| name.starts_with(prefix)));
     let keys = wanted.map(|name| format!("net/ipv4/{name}")).chain(COPIED_TOO.map(str::to_owned));
     keys.filter_map(|key| sysctl::get(&key).ok().map(|value| (key, value))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_was_drawn_is_the_end_of_a_namespace() {
+        for name in ["whimbrel-e0", "whimbrel-e3f2a1", "whimbrel-b0f2a1"] {
+            assert!(Outer::is_called(name), "{name}");
+        }
+        for name in ["whimbrel", "whimbrel-e", "whimbrel-b", "whimbrel-c1", "whimbrel-extra", "eth0", "e0", ""] {
+            assert!(!Outer::is_called(name), "{name}");
+        }
+    }
 }

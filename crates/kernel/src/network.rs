@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use netlink_sys::{Socket, SocketAddr};
 
+use crate::endpoint::Outer;
 use crate::error::Error;
 use crate::netlink::Messages;
 use crate::route::{AddressScope, Link, PROTOCOL, Prefix, RouteKind, RouteSocket};
@@ -34,6 +35,11 @@ const RTM_NEWNEIGH: u16 = 28;
 const RTM_DELNEIGH: u16 = 29;
 const RTM_NEWRULE: u16 = 32;
 const RTM_DELRULE: u16 = 33;
+/// `struct ifinfomsg` and `struct rtmsg`, in bytes; IFLA_IFNAME and RTA_DST.
+const LINK_HEADER: usize = 16;
+const ROUTE_HEADER: usize = 12;
+const IFLA_IFNAME: u16 = 3;
+const RTA_DST: u16 = 1;
 /// `rtm_protocol` in a route message's header.
 const ROUTE_PROTOCOL: usize = 5;
 /// Where the table of local addresses is.
@@ -101,7 +107,7 @@ pub struct DefaultRoute {
 /// How this host is attached.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NetworkState {
-    /// All interfaces, by index.
+    /// All interfaces, by index, but for the ends of endpoint namespaces ([`Outer`]): no packets of the network come through these.
     pub links: Vec<Link>,
     /// Addresses of interfaces that are up, but for loopback and link-local ones, those that wait for or failed duplicate
     /// address detection and Whimbrel's own; sorted. The loopback interface may have some: those of services that are
@@ -192,7 +198,8 @@ impl NetworkMonitor {
     /// # Errors
     /// [`Error::Call`].
     pub fn snapshot(&mut self) -> Result<NetworkState, Error> {
-        let links = self.route.links()?;
+        let mut links = self.route.links()?;
+        links.retain(|link| !Outer::is_called(&link.name));
         let up = |index| links.iter().any(|link| link.index == index && link.up);
         let mut addresses: Vec<UsableAddress> = self
             .route
@@ -248,17 +255,48 @@ fn is_global(address: IpAddr) -> bool {
 fn note(changed: &mut Changed, datagram: &[u8]) {
     for message in Messages(datagram) {
         match message.kind {
-            RTM_NEWLINK | RTM_DELLINK => changed.links = true,
+            // There may be very many of them, and who has the other end of one switches it on and off.
+            RTM_NEWLINK | RTM_DELLINK => changed.links |= !is_outer(message.payload),
             RTM_NEWADDR | RTM_DELADDR => changed.addresses = true,
             RTM_NEWROUTE | RTM_DELROUTE => {
                 // Our own routes would wake us for what we did ourselves.
-                changed.routes |= message.payload.get(ROUTE_PROTOCOL) != Some(&PROTOCOL);
+                let own = message.payload.get(ROUTE_PROTOCOL) == Some(&PROTOCOL);
+                changed.routes |= !own && !is_multicast(message.payload);
             }
             RTM_NEWNEIGH | RTM_DELNEIGH => changed.neighbours = true,
             RTM_NEWRULE | RTM_DELRULE => changed.rules = true,
             _ => {}
         }
     }
+}
+
+/// Whether a message is about the end of an endpoint namespace.
+fn is_outer(link: &[u8]) -> bool {
+    let name = attribute(link, LINK_HEADER, IFLA_IFNAME).and_then(|name| name.strip_suffix(&[0]));
+    name.and_then(|name| std::str::from_utf8(name).ok()).is_some_and(Outer::is_called)
+}
+
+/// Whether it is about where multicast goes, which each interface has a route of.
+fn is_multicast(route: &[u8]) -> bool {
+    let first = attribute(route, ROUTE_HEADER, RTA_DST).and_then(|address| address.first());
+    match route.first() {
+        Some(10) => first == Some(&0xff),
+        _ => first.is_some_and(|byte| (224..240).contains(byte)),
+    }
+}
+
+/// An attribute of a message, behind a header of so many bytes.
+fn attribute(message: &[u8], header: usize, wanted: u16) -> Option<&[u8]> {
+    let mut rest = message.get(header..)?;
+    while let Some(head) = rest.first_chunk::<4>() {
+        let length = usize::from(u16::from_ne_bytes([head[0], head[1]]));
+        let value = rest.get(4..length)?;
+        if u16::from_ne_bytes([head[2], head[3]]) == wanted {
+            return Some(value);
+        }
+        rest = rest.get(length.next_multiple_of(4)..)?;
+    }
+    None
 }
 
 #[cfg(test)]

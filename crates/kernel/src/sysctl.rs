@@ -5,6 +5,7 @@
 
 use std::path::PathBuf;
 
+use crate::endpoint::Outer;
 use crate::error::Error;
 
 /// Reads a setting, without the newline.
@@ -44,7 +45,8 @@ pub fn strict_filters() -> Vec<String> {
     let Ok(entries) = std::fs::read_dir("/proc/sys/net/ipv4/conf") else { return Vec::new() };
     let mut strict: Vec<String> = entries
         .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-        .filter(|name| !matches!(name.as_str(), "all" | "default" | "lo"))
+        // Nothing of peers arrives on the ends of endpoint namespaces, of which there may be very many.
+        .filter(|name| !matches!(name.as_str(), "all" | "default" | "lo") && !Outer::is_called(name))
         // The kernel uses the larger of the two (ip-sysctl, rp_filter).
         .filter(|name| all.max(setting(name)) == 1)
         .collect();

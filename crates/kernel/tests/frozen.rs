@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use hosts::{Host, PATIENCE, wait};
 use rustix::net::sockopt;
+use whimbrel_kernel::Error;
 use whimbrel_kernel::endpoint::Endpoint;
 use whimbrel_kernel::frozen::{Defaults, Frozen, Unmovable, expect_round_trip};
 use whimbrel_kernel::inject::Injector;
@@ -152,6 +153,10 @@ impl Three {
 }
 
 /// All hosts of a test are made alike.
+fn unwatched(_: u32) -> Result<(), Error> {
+    Ok(())
+}
+
 fn defaults() -> Defaults {
     Defaults::look().unwrap()
 }
@@ -236,16 +241,16 @@ fn a_connection_begins_with_what_is_known_of_its_new_path() {
         let snapshot = frozen.dump(&defaults(), &mut SockDiag::open().unwrap()).unwrap();
         let elsewhere = Host::new();
         let _here = elsewhere.enter();
-        let rebuilt = |name, window| {
-            let endpoint = Endpoint::create(three.home(), name, 1500).unwrap();
+        let rebuilt = |window| {
+            let endpoint = Endpoint::create(three.home(), 1500, unwatched).unwrap();
             endpoint.set_first_window(three.home(), 1500, window).unwrap();
             let _inside = endpoint.enter().unwrap();
             congestion(Frozen::restore(&snapshot, &Injector::open().unwrap()).unwrap())
         };
-        let [window, threshold] = rebuilt("wb0", None);
+        let [window, threshold] = rebuilt(None);
         assert_eq!(window, 10);
         assert!(threshold > 1 << 30, "slow start has no end that is known");
-        assert_eq!(rebuilt("wb1", Some(47)), [47, threshold]);
+        assert_eq!(rebuilt(Some(47)), [47, threshold]);
     }
 }
 
@@ -259,7 +264,7 @@ fn the_first_timeout_is_that_of_the_round_trip_that_was_said() {
         let snapshot = Frozen::freeze(near.into()).unwrap().dump(&defaults(), &mut SockDiag::open().unwrap()).unwrap();
         let elsewhere = Host::new();
         let _here = elsewhere.enter();
-        let endpoint = Endpoint::create(three.home(), "wb0", 1500).unwrap();
+        let endpoint = Endpoint::create(three.home(), 1500, unwatched).unwrap();
         let _inside = endpoint.enter().unwrap();
         let injector = Injector::open().unwrap();
         let other: IpAddr = if three.home().is_ipv4() { "192.0.2.99" } else { "2001:db8::99" }.parse().unwrap();

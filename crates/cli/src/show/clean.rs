@@ -18,6 +18,7 @@ pub(crate) fn removed(removed: &Removed) -> String {
         ("kept addresses", list(&mut removed.kept_addresses.iter().map(ToString::to_string))),
         ("routes to peers", list(&mut removed.peer_routes.iter().map(ToString::to_string))),
         ("rules", list(&mut rules.into_iter().flatten().map(str::to_owned))),
+        ("namespaces' ends", list(&mut removed.endpoints.iter().cloned())),
         ("device", list(&mut removed.device.iter().map(ToString::to_string))),
         ("programs and maps", list(&mut removed.pins.iter().map(|path| path.display().to_string()))),
         ("files", list(&mut removed.files.iter().map(|path| path.display().to_string()))),
@@ -35,6 +36,7 @@ pub(crate) fn removed_json(removed: &Removed) -> String {
     let line = serde_json::json!({ "schema": whimbrel_ipc::SCHEMA, "removed": {
         "kept_addresses": removed.kept_addresses,
         "peer_routes": removed.peer_routes,
+        "endpoints": removed.endpoints,
         "source_ways": removed.source_ways,
         "spoken_for": removed.spoken_for,
         "device": removed.device,
@@ -73,7 +75,7 @@ Removed what a stopped daemon had left:
         let left = Removed { kept_addresses: ["198.51.100.10".parse().unwrap()].into(), ..Removed::default() };
         assert_eq!(
             removed_json(&left),
-            "{\"removed\":{\"device\":null,\"files\":[],\"kept_addresses\":[\"198.51.100.10\"],\"peer_routes\":[],\
+            "{\"removed\":{\"device\":null,\"endpoints\":[],\"files\":[],\"kept_addresses\":[\"198.51.100.10\"],\"peer_routes\":[],\
              \"pins\":null,\"source_ways\":false,\"spoken_for\":false},\"schema\":1}\n"
         );
     }

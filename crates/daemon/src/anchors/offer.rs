@@ -260,7 +260,7 @@ mod tests {
             mtu: 1500,
             carrier_losses: 0,
             controller: None,
-            other_end: None,
+            beyond: None,
         };
         NetworkState {
             links: vec![link],

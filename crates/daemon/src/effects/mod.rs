@@ -90,6 +90,8 @@ pub(crate) enum Failure {
     Tunnel(#[from] UnknownSession),
     #[error("{0} has no socket any more")]
     NoSocket(FlowTuple),
+    #[error("interface {0} is not watched over")]
+    Unwatched(u32),
 }
 
 /// Everything that the node's wishes become real through.
@@ -152,6 +154,7 @@ impl Effects {
     ) -> Result<Self, Failure> {
         datapath.set_tunnel(tunnel.device().index(), MARK.value, MARK.mask)?;
         datapath.set_lapses(false)?;
+        let making = Making::new(datapath.guard()?)?;
         Ok(Self {
             addresses: Addresses::open(run_dir)?,
             injector: Injector::open()?,
@@ -183,7 +186,7 @@ impl Effects {
             unfitted: 0,
             helping: Helping::new(helpers),
             relocation: Relocation::default(),
-            making: Making::new()?,
+            making,
             wholes: Wholes::new(run_dir)?,
             kick,
             tcx: datapath::has_tcx(),
@@ -721,8 +724,9 @@ impl Effects {
 
     /// Where the programs are. `name` names an interface.
     pub(crate) fn attached(&self, name: impl Fn(u32) -> String) -> Vec<Attachment> {
+        let of_namespaces = self.relocation.interface_names();
         let shown = self.datapath.attached().into_iter().map(|(interface, role)| Attachment {
-            interface: name(interface),
+            interface: of_namespaces.get(&interface).map_or_else(|| name(interface), |name| (*name).to_owned()),
             program: match role {
                 Role::Wire => "translate",
                 Role::Tunnel => "tunnel",
@@ -755,10 +759,13 @@ impl Effects {
             tracing::info!("connections depend on this host: what they need stays, and the next start takes it over");
             return false;
         }
+        // Before the programs that watch over them.
+        let ended = self.end_namespaces();
         let removed = self
             .addresses
             .release()
             .map_err(Failure::from)
+            .and(ended)
             .and(self.speak_for_nobody())
             .and(self.datapath.unload().map_err(Failure::from));
         if let Err(failure) = removed {

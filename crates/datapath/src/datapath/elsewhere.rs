@@ -1,16 +1,19 @@
 //! Local ends that are not sockets of this host's own stack: in endpoint namespaces, or at hosts behind this one.
 
 use std::collections::HashSet;
-use std::sync::{MutexGuard, PoisonError};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::{Arc, MutexGuard, PoisonError};
 
 use whimbrel_wire::FlowTuple;
 
-use super::Datapath;
+use super::{Datapath, Role};
 use crate::abi::{
     Endpoint, FOLLOW_ALL, FOLLOW_CLOSES, Follow, IDLE_ENDPOINTS, IDLE_FORWARDED, IDLE_TRANSLATION, Lent, LentEnd,
     NAMESPACE_UNKNOWN, RawEndpoint, RawLent, RawLentKey, RawTuple, TOWARD_PASSING, TOWARD_ROUTES,
 };
 use crate::error::Error;
+use crate::hook::{Direction, Hook};
 use crate::table::Table;
 
 /// How much there is that is not in this host's own stack.
@@ -48,7 +51,71 @@ impl Elsewhere {
     }
 }
 
+/// Puts the program of [`Role::Endpoint`] on interfaces, in any thread of the network namespace that the [`Datapath`] was opened in: the kernel
+/// takes tens of milliseconds for it.
+#[derive(Clone, Debug)]
+pub struct Guard {
+    program: Arc<OwnedFd>,
+    pins: PathBuf,
+    tcx: bool,
+}
+
+impl Guard {
+    /// Nothing passes the interface from now on, until the endpoint namespace behind it is [made known](Datapath::set_endpoint).
+    ///
+    /// # Errors
+    /// When there is no such interface, or the kernel refuses.
+    pub fn watch(&self, interface: u32) -> Result<Watched, Error> {
+        let role = Role::Endpoint.name();
+        let hook = Hook::attach(interface, Direction::Ingress, role, self.program.as_fd(), &self.pins, self.tcx)?;
+        Ok(Watched { hook, pins: self.pins.clone() })
+    }
+}
+
+/// What a [`Guard`] has done to an interface, for the [`Datapath`] to know.
+#[derive(Debug)]
+#[must_use]
+pub struct Watched {
+    hook: Hook,
+    pins: PathBuf,
+}
+
+impl Watched {
+    /// The interface is gone: nothing is left.
+    ///
+    /// # Errors
+    /// When the note of it cannot be removed; the next [`Datapath::open`] does it.
+    pub fn forget(self) -> Result<(), Error> {
+        self.hook.forget(&self.pins)
+    }
+}
+
 impl Datapath {
+    /// What puts the program of [`Role::Endpoint`] on interfaces beside this.
+    ///
+    /// # Errors
+    /// When its descriptor cannot be duplicated.
+    pub fn guard(&self) -> Result<Guard, Error> {
+        let name = Role::Endpoint.program(Direction::Ingress, true).unwrap_or_default();
+        let program = self.programs.program(name)?.try_clone_to_owned();
+        let program = program.map_err(|source| Error::call("fcntl(F_DUPFD_CLOEXEC)", name, source))?;
+        Ok(Guard { program: Arc::new(program), pins: self.pins.clone(), tcx: self.tcx })
+    }
+
+    /// Takes in that an interface is watched.
+    pub fn take_in(&mut self, watched: Watched) {
+        self.hooks.push(watched.hook);
+    }
+
+    /// Takes in that an interface with programs of ours is gone. They have gone with it, at no cost but that of the note of them.
+    ///
+    /// # Errors
+    /// When that cannot be removed; the next [`Datapath::open`] does it.
+    pub fn forget(&mut self, interface: u32) -> Result<(), Error> {
+        let hooks: Vec<Hook> = self.hooks.extract_if(.., |hook| hook.interface == interface).collect();
+        hooks.iter().map(|hook| hook.forget(&self.pins)).fold(Ok(()), Result::and)
+    }
+
     /// Lends a local end, or changes to whom. What is under way to it may still go where it went.
     ///
     /// # Errors

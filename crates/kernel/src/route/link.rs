@@ -5,10 +5,10 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{InfoData, InfoKind, InfoVeth, LinkAttribute, LinkFlags, LinkInfo, LinkMessage};
+use netlink_packet_route::nsid::{NsidAttribute, NsidMessage};
 
 use super::RouteSocket;
 use crate::error::Error;
-use crate::namespace::Entered;
 
 /// An interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,8 +31,8 @@ pub struct Link {
     pub carrier_losses: u32,
     /// The interface that it is part of (bridge, bond, VRF), if any.
     pub controller: Option<u32>,
-    /// The interface that it goes by, or the other end of a pair, by its index in the namespace of that.
-    pub other_end: Option<u32>,
+    /// By which id (RTM_NEWNSID) the namespace is known that the interface is in which it goes by, or the other end of a pair. None: it is in the same.
+    pub beyond: Option<u32>,
 }
 
 impl RouteSocket {
@@ -55,32 +55,39 @@ impl RouteSocket {
         Ok(decode_all(&parts))
     }
 
-    /// By which id (RTM_NEWNSID) the namespace of the socket knows the one that the other end of a pair of interfaces is in; the kernel gives it
-    /// one when it is asked. None: it is in the same.
+    /// By which id (RTM_NEWNSID) the namespace of the socket knows another one, which it has from now on if it had none.
     ///
     /// # Errors
-    /// [`Error::Call`].
-    pub fn namespace_beyond(&mut self, interface: u32) -> Result<Option<u32>, Error> {
-        let mut message = LinkMessage::default();
-        message.header.index = interface;
-        let parts = self
-            .ask(&RouteNetlinkMessage::GetLink(message), 0)
-            .map_err(|e| e.of("RTM_GETLINK", format!("interface {interface}")))?;
-        Ok(parts.iter().find_map(|part| match part {
-            RouteNetlinkMessage::NewLink(message) => message.attributes.iter().find_map(|attribute| match attribute {
-                LinkAttribute::LinkNetNsId(id) => u32::try_from(*id).ok(),
+    /// [`Error::Call`], [`Error::Answer`].
+    pub fn namespace_id(&mut self, namespace: BorrowedFd<'_>) -> Result<u32, Error> {
+        let object = || format!("descriptor {}", namespace.as_raw_fd());
+        let number = u32::try_from(namespace.as_raw_fd()).unwrap_or(u32::MAX);
+        let mut message = NsidMessage::default();
+        message.attributes.push(NsidAttribute::Fd(number));
+        let mut new = message.clone();
+        // -1: whichever is free.
+        new.attributes.push(NsidAttribute::Id(-1));
+        match self.change(&RouteNetlinkMessage::NewNsId(new), 0) {
+            Err(refusal) if refusal.errno() != libc::EEXIST => return Err(refusal.of("RTM_NEWNSID", object())),
+            Ok(()) | Err(_) => {}
+        }
+        let parts = self.ask(&RouteNetlinkMessage::GetNsId(message), 0).map_err(|e| e.of("RTM_GETNSID", object()))?;
+        let id = parts.iter().find_map(|part| match part {
+            RouteNetlinkMessage::NewNsId(message) => message.attributes.iter().find_map(|attribute| match attribute {
+                NsidAttribute::Id(id) => u32::try_from(*id).ok(),
                 _ => None,
             }),
             _ => None,
-        }))
+        });
+        let detail = || "the namespace has none".to_owned();
+        id.ok_or_else(|| Error::Answer { call: "RTM_GETNSID", object: object(), detail: detail() })
     }
 
-    /// Makes a pair of connected interfaces (veth(4)): `name` here and `peer` in another namespace, both switched off. In `name` `%d` stands
-    /// for the lowest number that makes it a new one (the kernel's `dev_alloc_name`). `mtu` is in bytes. Returns the index of the one here, at a
-    /// cost that does not depend on how many interfaces there are here.
+    /// Makes a pair of connected interfaces (veth(4)): `name` here and `peer` in another namespace, both switched off. `mtu` is in bytes.
+    /// Returns the index of the one here, at a cost that does not depend on how many interfaces there are.
     ///
     /// # Errors
-    /// [`Error::Call`], [`Error::Answer`]; the pair ends with the other namespace then, if it was made.
+    /// [`Error::Call`]; the pair has been taken away there then, if it was made.
     pub fn create_pair(
         &mut self,
         name: &str,
@@ -103,38 +110,30 @@ impl RouteSocket {
         ]));
         self.change(&RouteNetlinkMessage::NewLink(message), NLM_F_CREATE | NLM_F_EXCL)
             .map_err(|e| e.of("RTM_NEWLINK", format!("the pair of {name} and {peer}")))?;
-        let there = {
-            let _inside = Entered::descriptor(namespace)?;
-            Self::open()?.links()?
-        };
-        let made = there.into_iter().find(|link| link.name == peer);
-        made.and_then(|link| link.other_end).ok_or_else(|| Error::Answer {
-            call: "RTM_GETLINK",
-            object: name.to_owned(),
-            detail: "it was made and is not there".to_owned(),
-        })
+        // Here, and not there: who has the other namespace calls what is in it as it likes.
+        self.link_index(name)
     }
 
-    /// The name of an interface.
+    /// The index of an interface.
     ///
     /// # Errors
-    /// [`Error::Call`].
-    pub fn link_name(&self, interface: u32) -> Result<String, Error> {
-        rustix::net::netdevice::index_to_name(&self.netlink, interface)
-            .map_err(|errno| Error::call("ioctl SIOCGIFNAME", format!("interface {interface}"), errno))
+    /// [`Error::Call`] with ENODEV where there is none of that name.
+    pub fn link_index(&self, name: &str) -> Result<u32, Error> {
+        rustix::net::netdevice::name_to_index(&self.netlink, name)
+            .map_err(|errno| Error::call("ioctl SIOCGIFINDEX", name, errno))
     }
 
-    /// Deletes an interface, a pair with it; returns whether there was one.
+    /// Deletes the interface with this name, a pair with it; returns whether there was one.
     ///
     /// # Errors
     /// [`Error::Call`]; nothing has changed then.
-    pub fn delete_link(&mut self, interface: u32) -> Result<bool, Error> {
+    pub fn delete_link_called(&mut self, name: &str) -> Result<bool, Error> {
         let mut message = LinkMessage::default();
-        message.header.index = interface;
+        message.attributes.push(LinkAttribute::IfName(name.to_owned()));
         match self.change(&RouteNetlinkMessage::DelLink(message), 0) {
             Ok(()) => Ok(true),
             Err(refusal) if refusal.errno() == libc::ENODEV => Ok(false),
-            Err(refusal) => Err(refusal.of("RTM_DELLINK", format!("interface {interface}"))),
+            Err(refusal) => Err(refusal.of("RTM_DELLINK", name)),
         }
     }
 
@@ -176,7 +175,7 @@ fn decode(message: &LinkMessage) -> Link {
         mtu: 0,
         carrier_losses: 0,
         controller: None,
-        other_end: None,
+        beyond: None,
     };
     for attribute in &message.attributes {
         match attribute {
@@ -184,7 +183,7 @@ fn decode(message: &LinkMessage) -> Link {
             LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
             LinkAttribute::CarrierDownCount(count) => link.carrier_losses = *count,
             LinkAttribute::Controller(index) => link.controller = Some(*index),
-            LinkAttribute::Link(index) => link.other_end = Some(*index),
+            LinkAttribute::LinkNetNsId(id) => link.beyond = u32::try_from(*id).ok(),
             LinkAttribute::LinkInfo(infos) => {
                 for info in infos {
                     if let LinkInfo::Kind(kind) = info {

@@ -89,8 +89,8 @@ impl Effects {
         let own = own_addresses(&self.network).contains(&tuple.local.ip());
         let endpoint = (!own).then(|| self.relocation.endpoints.name_of(tuple.local));
         if endpoint.is_some() {
-            let Self { relocation: Relocation { endpoints, .. }, datapath, routes, .. } = self;
-            endpoints.need(now, tuple.local, datapath, routes).map_err(|failure| match failure {
+            let Self { relocation: Relocation { endpoints, .. }, datapath, .. } = self;
+            endpoints.need(now, tuple.local, datapath).map_err(|failure| match failure {
                 Failure::Kernel(error) => refused(&error, Refusal::NotRestored),
                 Failure::Datapath(error) => failed(refusal_of(error.raw_os_error(), Refusal::NotRestored), &error),
                 other => failed(Refusal::NotRestored, &other),
@@ -292,8 +292,8 @@ impl Effects {
             self.release_flow_endpoint(now, flow, before);
         }
         if entry.end == LocalEnd::Endpoint && !self.relocation.endpoints.counts(flow) {
-            let Self { relocation: Relocation { endpoints, .. }, datapath, routes, .. } = self;
-            if let Err(error) = endpoints.need_for(now, flow, datapath, routes) {
+            let Self { relocation: Relocation { endpoints, .. }, datapath, .. } = self;
+            if let Err(error) = endpoints.need_for(now, flow, datapath) {
                 tracing::error!(%flow, %error, "a connection has no namespace for its address");
             }
         }
@@ -346,9 +346,12 @@ impl Effects {
 
     /// Takes down the namespaces that nobody has needed for a while.
     pub(in crate::effects) fn expire_endpoints(&mut self, now: Time) {
-        let Self { relocation: Relocation { endpoints, .. }, datapath, routes, .. } = self;
-        if let Err(error) = endpoints.expire(now, datapath, routes) {
+        let (ended, result) = self.relocation.endpoints.expire(now, &self.datapath);
+        if let Err(error) = result {
             tracing::warn!(%error, "what is left of a namespace stays");
+        }
+        if !ended.is_empty() {
+            self.making.take_down(ended);
         }
     }
 }

@@ -56,17 +56,18 @@ impl Effects {
         if !wanted.is_empty() {
             let known = self.datapath.endpoints().unwrap_or_default();
             let cookies = self.datapath.followed_namespaces().unwrap_or_default();
-            let links = self.routes.links().unwrap_or_default();
-            for found in endpoint::find(&cookies) {
-                let interface = links.iter().find(|link| link.index == found.outer).map(|link| link.name.as_str());
+            let found = endpoint::find(&cookies).unwrap_or_else(|error| {
+                tracing::error!(%error, "namespaces of a daemon before this one are not found");
+                Vec::new()
+            });
+            for found in found {
                 // There may be several of one address: the pair tells which is whose.
-                let known = known.iter().find(|(index, _)| *index == found.outer).map(|(_, known)| known.address);
+                let outer = found.endpoint.outer().index;
+                let known = known.iter().find(|(index, _)| *index == outer).map(|(_, known)| known.address);
                 let Some(address) = known.filter(|address| wanted.contains(address)) else { continue };
                 let (lease, hidden) = brought.get(&found.cookie).copied().unzip();
                 let hidden = hidden.unwrap_or(false);
-                if let Err(error) =
-                    self.relocation.endpoints.adopt(address, lease, hidden, interface.unwrap_or_default(), found)
-                {
+                if let Err(error) = self.relocation.endpoints.adopt(address, lease, hidden, found) {
                     tracing::error!(%address, %error, "a namespace of a daemon before this one cannot be used");
                 }
             }

@@ -6,9 +6,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use whimbrel_datapath::{Datapath, Endpoint as Known, Follow, LeasedPorts, Role, Unknown};
+use whimbrel_datapath::{Datapath, Endpoint as Known, Follow, Guard, LeasedPorts, Unknown, Watched};
 use whimbrel_kernel::Error;
-use whimbrel_kernel::endpoint::{Brought, Endpoint, Found};
+use whimbrel_kernel::endpoint::{Brought, Endpoint, Found, Outer};
 use whimbrel_kernel::frozen::Defaults;
 use whimbrel_kernel::inject::Injector;
 use whimbrel_kernel::namespace;
@@ -24,11 +24,6 @@ use crate::servers::Inhabitants;
 
 /// Of the interfaces outside: packets of connections to them come by any path, so the usual one.
 const MTU: u32 = 1500;
-/// Their names begin so, where the daemon has made the namespace.
-const INTERFACE: &str = "whimbrel-e";
-/// And so where a program has brought it along. A daemon after this one tells by that what is whose: processes are in either kind, since whole ones
-/// come into the daemon's.
-const BROUGHT: &str = "whimbrel-b";
 /// How long one is kept that nobody needs any more. To make one and to take it down holds the kernel's interfaces for tens of milliseconds, which
 /// whoever moves sockets at that moment would wait for; and the next may come soon.
 const LINGER: Duration = Duration::from_secs(10);
@@ -57,27 +52,63 @@ pub(super) struct Place {
     ends: Option<Time>,
 }
 
-impl Place {
-    /// Makes one for an address, in the namespace that a program has brought along where there is one. No part of it is known to the programs
-    /// yet. Takes the kernel milliseconds; any thread in the host's network namespace may do it.
+/// One that was made, and that nothing gets through yet.
+#[derive(Debug)]
+pub(super) struct New {
+    place: Place,
+    watched: Watched,
+}
+
+impl New {
+    /// Makes one for an address, in the namespace that a program has brought along where there is one. The programs watch over it before it is
+    /// switched on, and know no part of it yet. Takes the kernel tens of milliseconds; any thread in the host's network namespace may do it.
     ///
     /// # Errors
     /// Nothing is left of the attempt.
-    pub(super) fn make(address: IpAddr, brought: Option<Brought>) -> Result<Self, Error> {
-        let endpoint = match brought {
-            Some(brought) => Endpoint::create_in(brought, address, &format!("{BROUGHT}%d"), MTU)?,
-            None => Endpoint::create(address, &format!("{INTERFACE}%d"), MTU)?,
+    pub(super) fn make(address: IpAddr, brought: Option<Brought>, guard: &Guard) -> Result<Self, Failure> {
+        let mut watched = None;
+        let watch = |outer| -> Result<(), Failure> {
+            watched = Some(guard.watch(outer)?);
+            Ok(())
         };
-        let outer = endpoint.outer()?;
-        let place = Self::inside(endpoint, outer, 0);
-        if place.is_err() {
-            // A namespace of the daemon's own goes by itself, and its interfaces with it; a program's does not.
-            let _ = RouteSocket::open().and_then(|mut routes| routes.delete_link(outer));
+        let endpoint = match brought {
+            Some(brought) => Endpoint::create_in(brought, address, MTU, watch),
+            None => Endpoint::create(address, MTU, watch),
+        };
+        let place = endpoint.and_then(|endpoint| {
+            let outer = endpoint.outer().clone();
+            Place::inside(endpoint, 0).map_err(|error| {
+                remove(&outer);
+                Failure::from(error)
+            })
+        });
+        match (place, watched) {
+            (Ok(place), Some(watched)) => Ok(Self { place, watched }),
+            (Err(failure), watched) => {
+                let _ = watched.map(Watched::forget);
+                Err(failure)
+            }
+            (Ok(place), None) => Err(Failure::Unwatched(place.interface)),
         }
-        place
     }
 
-    fn inside(endpoint: Endpoint, interface: u32, users: usize) -> Result<Self, Error> {
+    /// Takes it down.
+    fn undo(self) {
+        remove(self.place.endpoint.outer());
+        let _ = self.watched.forget();
+    }
+}
+
+/// Takes a pair down for which nothing is known to the programs.
+fn remove(outer: &Outer) {
+    if let Err(error) = RouteSocket::open().and_then(|mut routes| outer.remove(&mut routes)) {
+        tracing::warn!(interface = outer.name, %error, "what is left of a namespace stays");
+    }
+}
+
+impl Place {
+    fn inside(endpoint: Endpoint, users: usize) -> Result<Self, Error> {
+        let interface = endpoint.outer().index;
         let (injector, connections, defaults, cookie) = {
             let _inside = endpoint.enter()?;
             (Injector::open()?, SockDiag::open()?, Defaults::look()?, namespace::cookie()?)
@@ -195,15 +226,9 @@ impl Endpoints {
     }
 
     /// As [`Self::need`], for the socket of a flow, until that is [let go](Self::release_flow).
-    pub(super) fn need_for(
-        &mut self,
-        now: Time,
-        flow: &FlowTuple,
-        datapath: &mut Datapath,
-        routes: &mut RouteSocket,
-    ) -> Result<(), Failure> {
+    pub(super) fn need_for(&mut self, now: Time, flow: &FlowTuple, datapath: &mut Datapath) -> Result<(), Failure> {
         let name = self.name_of(flow.local);
-        self.need(now, flow.local, datapath, routes)?;
+        self.need(now, flow.local, datapath)?;
         self.of_flows.insert(*flow, name);
         Ok(())
     }
@@ -243,22 +268,16 @@ impl Endpoints {
 
     /// Sees to it that there is one for an end, until as many have [released](Self::release) it. What is not there is made at once, which
     /// everything else waits for ([`Making`](super::making::Making) does not).
-    pub(super) fn need(
-        &mut self,
-        now: Time,
-        end: SocketAddr,
-        datapath: &mut Datapath,
-        routes: &mut RouteSocket,
-    ) -> Result<(), Failure> {
+    pub(super) fn need(&mut self, now: Time, end: SocketAddr, datapath: &mut Datapath) -> Result<(), Failure> {
         let name = self.name_of(end);
         if let Some(place) = self.places.get_mut(&name) {
             place.users += 1;
             place.ends = None;
             return Ok(());
         }
-        let place = Place::make(name.address, None)?;
-        self.install(now, name, place, datapath, routes)?;
-        self.need(now, end, datapath, routes)
+        let new = New::make(name.address, None, &datapath.guard()?)?;
+        self.install(now, name, new, datapath)?;
+        self.need(now, end, datapath)
     }
 
     /// Whether there is one of this name, in use or not.
@@ -281,50 +300,46 @@ impl Endpoints {
         &mut self,
         now: Time,
         name: PlaceName,
-        place: Place,
+        new: New,
         datapath: &mut Datapath,
-        routes: &mut RouteSocket,
     ) -> Result<(), Failure> {
-        let (interface, address) = (place.interface, name.address);
-        let mut known = || -> Result<(), Failure> {
-            datapath.attach(interface, Role::Endpoint)?;
-            datapath.set_endpoint(interface, &Known { address, unknown: Unknown::Dropped })?;
-            if let Some(namespace) = routes.namespace_beyond(interface)? {
-                datapath.name_endpoint(interface, namespace)?;
-            }
-            datapath.follow_namespace(place.cookie, Follow::Closes)?;
-            Ok(())
-        };
-        if let Err(failure) = known() {
-            // A namespace of the daemon's own goes by itself, and its interfaces with it; a program's does not.
-            let _ = routes.delete_link(interface);
-            return Err(failure);
+        let Outer { index: interface, namespace, .. } = *new.place.endpoint.outer();
+        let cookie = new.place.cookie;
+        let known = datapath
+            .set_endpoint(interface, &Known { address: name.address, unknown: Unknown::Dropped })
+            .and_then(|()| datapath.name_endpoint(interface, namespace))
+            .and_then(|()| datapath.follow_namespace(cookie, Follow::Closes));
+        if let Err(error) = known {
+            let _ = datapath.remove_endpoint(interface);
+            new.undo();
+            return Err(error.into());
         }
+        let New { place, watched } = new;
+        datapath.take_in(watched);
         self.places.insert(name, Place { ends: Some(now + LINGER), ..place });
         Ok(())
     }
 
     /// Takes over one that a daemon before this one has made, for a lease if it is one's; else by its cookie, where a program has brought
-    /// it along, or another is there already. `interface` is the name of its end outside. Nobody needs it yet.
+    /// it along, or another is there already. Nobody needs it yet.
     pub(super) fn adopt(
         &mut self,
         address: IpAddr,
         lease: Option<u64>,
         hidden: bool,
-        interface: &str,
         found: Found,
     ) -> Result<(), Error> {
-        let Found { outer, cookie, lived_in, endpoint } = found;
-        let name = self.name_for(address, lease, interface, cookie);
-        let place = Place { hidden, lived_in, ..Place::inside(endpoint, outer, 0)? };
+        let Found { cookie, lived_in, endpoint } = found;
+        let name = self.name_for(address, lease, endpoint.outer().is_of_program(), cookie);
+        let place = Place { hidden, lived_in, ..Place::inside(endpoint, 0)? };
         self.places.insert(name, place);
         Ok(())
     }
 
     /// What one that was found again is called.
-    fn name_for(&self, address: IpAddr, lease: Option<u64>, interface: &str, cookie: u64) -> PlaceName {
+    fn name_for(&self, address: IpAddr, lease: Option<u64>, of_program: bool, cookie: u64) -> PlaceName {
         let made = PlaceName { address, lease: None };
-        let apart = interface.starts_with(BROUGHT) || self.places.contains_key(&made);
+        let apart = of_program || self.places.contains_key(&made);
         PlaceName { address, lease: lease.or(apart.then_some(cookie)) }
     }
 
@@ -432,29 +447,40 @@ impl Endpoints {
         self.places.values().filter_map(|place| place.ends).min()
     }
 
-    /// Takes down those that nobody has needed for a while.
+    /// Takes out those that nobody has needed for a while: what they send gets nowhere from now on, and they are to be
+    /// [taken down](take_down).
     ///
     /// # Errors
     /// The first; all are tried.
-    pub(super) fn expire(
-        &mut self,
-        now: Time,
-        datapath: &mut Datapath,
-        routes: &mut RouteSocket,
-    ) -> Result<(), Failure> {
+    pub(super) fn expire(&mut self, now: Time, datapath: &Datapath) -> (Vec<Place>, Result<(), Failure>) {
         let due = self.places.extract_if(|_, place| place.ends.is_some_and(|ends| ends <= now));
-        let ended = due.map(|(name, place)| {
+        let ended: Vec<Place> = due.map(|(_, place)| place).collect();
+        let forgotten = ended.iter().map(|place| {
             let followed = datapath.follow_namespace(place.cookie, Follow::Nothing);
-            let known = datapath.remove_endpoint(place.interface);
-            followed.and(known).and(datapath.detach(place.interface))?;
-            if name.lease.is_some() {
-                // The program may stay in it, and gets nowhere any more.
-                routes.delete_link(place.interface)?;
-            }
-            Ok(())
+            followed.and(datapath.remove_endpoint(place.interface)).map_err(Failure::from)
         });
-        ended.fold(Ok(()), Result::and)
+        let result = forgotten.fold(Ok(()), Result::and);
+        (ended, result)
     }
+
+    /// What the interfaces outside are called.
+    pub(super) fn interface_names(&self) -> HashMap<u32, &str> {
+        self.places.values().map(|place| place.endpoint.outer()).map(|outer| (outer.index, &*outer.name)).collect()
+    }
+}
+
+/// Takes namespaces down, in any thread in the host's network namespace. Programs that are in one, or have sockets in it, may stay, and get nowhere
+/// any more. Gives the interfaces that are gone: the programs watch over each as long as it is there.
+pub(super) fn take_down(places: Vec<Place>) -> Vec<(u32, Result<(), Error>)> {
+    let outer: Vec<Outer> = places.iter().map(|place| place.endpoint.outer().clone()).collect();
+    // Those that are nobody else's go by themselves, many at once.
+    drop(places);
+    let mut routes = RouteSocket::open();
+    let mut remove = |outer: &Outer| match &mut routes {
+        Ok(routes) => outer.remove(routes),
+        Err(_) => RouteSocket::open().and_then(|mut routes| outer.remove(&mut routes)),
+    };
+    outer.iter().map(|outer| (outer.index, remove(outer))).collect()
 }
 
 /// Those of an address as a whole are all.
@@ -474,11 +500,11 @@ mod tests {
     fn a_namespace_that_is_found_again_is_its_address_s_own_unless_a_program_has_brought_it_along() {
         let endpoints = Endpoints::default();
         let address = IpAddr::from([192, 0, 2, 1]);
-        let name_for = |lease, interface| endpoints.name_for(address, lease, interface, 77);
+        let name_for = |lease, of_program| endpoints.name_for(address, lease, of_program, 77);
         // Whether or not a process has moved into it.
-        assert_eq!(name_for(None, "whimbrel-e3"), PlaceName { address, lease: None });
-        assert_eq!(name_for(None, "whimbrel-b3"), PlaceName { address, lease: Some(77) }, "its lease is over");
-        assert_eq!(name_for(Some(7), "whimbrel-b3"), PlaceName { address, lease: Some(7) });
+        assert_eq!(name_for(None, false), PlaceName { address, lease: None });
+        assert_eq!(name_for(None, true), PlaceName { address, lease: Some(77) }, "its lease is over");
+        assert_eq!(name_for(Some(7), true), PlaceName { address, lease: Some(7) });
     }
 
     #[test]

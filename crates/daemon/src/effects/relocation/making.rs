@@ -1,17 +1,18 @@
-//! Making the namespaces of addresses in a thread of its own: the kernel takes milliseconds for each, and very many may be asked for at once.
-//! An op that needs one that is not there waits for it, and is carried out when it is.
+//! Making the namespaces of addresses, and taking them down, in threads of their own: the kernel takes tens of milliseconds for each, and very many
+//! may be asked for at once. An op that needs one that is not there waits for it, and is carried out when it is.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 
+use whimbrel_datapath::Guard;
 use whimbrel_handshake::PublicKey;
 use whimbrel_kernel::Error;
-use whimbrel_kernel::endpoint::Brought;
+use whimbrel_kernel::endpoint::{self, Brought};
 use whimbrel_kernel::error::Effect;
 use whimbrel_protocol::{MoveDone, MoveFailed, MoveOp, MoveOpId, Refusal, Request, Time};
 
-use super::endpoints::{Place, PlaceName};
+use super::endpoints::{Endpoints, New, Place, PlaceName, take_down};
 use super::{Known, Relocation, failed, refused};
 use crate::effects::{Effects, Failure, own_addresses};
 use crate::work::Work;
@@ -29,14 +30,20 @@ struct Order {
     waiting: Vec<(MoveOpId, MoveOp)>,
 }
 
-/// What the thread has made, or not.
+/// What a thread has done.
 #[derive(Debug)]
-struct Made(Result<Place, Error>);
+enum Done {
+    /// Made one, or not.
+    Made(Box<Result<New, Failure>>),
+    /// Taken some down; by the indices of their interfaces.
+    TakenDown(Vec<(u32, Result<(), Error>)>),
+}
 
 /// Namespaces that are being made.
 #[derive(Debug)]
 pub(crate) struct Making {
-    work: Work<Made>,
+    work: Work<Done>,
+    guard: Guard,
     /// The first is under way: the kernel makes one after the other.
     orders: VecDeque<Order>,
     answers: Vec<(MoveOpId, Answer)>,
@@ -45,14 +52,14 @@ pub(crate) struct Making {
 impl Making {
     /// # Errors
     /// [`Error::Call`].
-    pub(in crate::effects) fn new() -> Result<Self, Error> {
+    pub(in crate::effects) fn new(guard: Guard) -> Result<Self, Error> {
         let work = Work::new().map_err(|errno| Error::Call {
             call: "eventfd",
             object: "for namespaces that are made".to_owned(),
             source: errno.into(),
             effect: Effect::None,
         })?;
-        Ok(Self { work, orders: VecDeque::new(), answers: Vec::new() })
+        Ok(Self { work, guard, orders: VecDeque::new(), answers: Vec::new() })
     }
 
     /// Readable when there is something to take in.
@@ -77,11 +84,18 @@ impl Making {
             self.orders.pop_front();
         }
         let Some(Order { name, brought, .. }) = self.orders.front_mut() else { return };
-        let (address, brought) = (name.address, brought.take());
-        let fail = |detail| {
-            Made(Err(Error::Answer { call: "clone", object: "a thread for a network namespace".to_owned(), detail }))
+        let (address, brought, guard) = (name.address, brought.take(), self.guard.clone());
+        let make = move || Done::Made(Box::new(New::make(address, brought, &guard)));
+        self.work.begin(make, |detail| Done::Made(Box::new(Err(no_thread(detail).into()))));
+    }
+
+    /// Has a thread take some down.
+    pub(super) fn take_down(&mut self, places: Vec<Place>) {
+        let indices: Vec<u32> = places.iter().map(|place| place.interface).collect();
+        let fail = move |detail: String| {
+            Done::TakenDown(indices.into_iter().map(|index| (index, Err(no_thread(detail.clone())))).collect())
         };
-        self.work.begin(move || Made(Place::make(address, brought)), fail);
+        self.work.begin(move || Done::TakenDown(take_down(places)), fail);
     }
 
     /// The ops of a move or lease that is over need no answer but that it is.
@@ -93,6 +107,10 @@ impl Making {
             }
         }
     }
+}
+
+fn no_thread(detail: String) -> Error {
+    Error::Answer { call: "clone", object: "a thread for a network namespace".to_owned(), detail }
 }
 
 impl Effects {
@@ -143,12 +161,18 @@ impl Effects {
         now: Time,
         peer: impl Fn(&PublicKey) -> Option<Known> + Copy,
     ) -> Vec<(MoveOpId, Answer)> {
-        for Made(place) in self.making.work.take() {
+        for done in self.making.work.take() {
+            let new = match done {
+                Done::Made(new) => *new,
+                Done::TakenDown(gone) => {
+                    self.forget_interfaces(gone);
+                    continue;
+                }
+            };
             let Some(Order { name, waiting, .. }) = self.making.orders.pop_front() else { continue };
             self.making.begin();
-            let Self { relocation: Relocation { endpoints, .. }, datapath, routes, .. } = self;
-            let made = place.map_err(Failure::from);
-            let made = made.and_then(|place| endpoints.install(now, name, place, datapath, routes));
+            let Self { relocation: Relocation { endpoints, .. }, datapath, .. } = self;
+            let made = new.and_then(|new| endpoints.install(now, name, new, datapath));
             for (id, op) in waiting {
                 let answer = match (&made, &op) {
                     (Ok(()), _) => self.carry_out_move(now, id, op, peer),
@@ -160,5 +184,28 @@ impl Effects {
             }
         }
         std::mem::take(&mut self.making.answers)
+    }
+
+    /// Interfaces of namespaces are gone, or are not.
+    fn forget_interfaces(&mut self, gone: Vec<(u32, Result<(), Error>)>) {
+        for (interface, gone) in gone {
+            // One that could not be taken down is watched over as before: nothing gets through it.
+            let forgotten = gone.map_err(Failure::from).and_then(|()| Ok(self.datapath.forget(interface)?));
+            if let Err(failure) = forgotten {
+                tracing::warn!(interface, %failure, "what is left of a namespace stays");
+            }
+        }
+    }
+
+    /// Waits until no thread makes namespaces or takes some down any more, and takes all of them down.
+    ///
+    /// # Errors
+    /// The first; all is tried.
+    pub(in crate::effects) fn end_namespaces(&mut self) -> Result<(), Failure> {
+        self.making.orders.clear();
+        self.making.work.finish();
+        self.relocation.endpoints = Endpoints::default();
+        endpoint::remove_all()?;
+        Ok(())
     }
 }

@@ -127,6 +127,11 @@ impl Relocation {
         !self.lender.is_idle() || !self.tenant.is_idle() || self.endpoints.in_use().next().is_some()
     }
 
+    /// What the interfaces are called that lead to namespaces.
+    pub(super) fn interface_names(&self) -> HashMap<u32, &str> {
+        self.endpoints.interface_names()
+    }
+
     /// Whether any sockets rest, to be given away or to wake here.
     pub(super) fn any_rests(&self) -> bool {
         !self.given.is_empty() || self.taken.values().any(Taken::rests)

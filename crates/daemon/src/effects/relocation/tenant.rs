@@ -153,12 +153,12 @@ impl Effects {
         if moved.is_none() {
             self.is_foreign(&ends)?;
         }
-        let Self { relocation: Relocation { endpoints, tenant, .. }, datapath, routes, .. } = self;
+        let Self { relocation: Relocation { endpoints, tenant, .. }, datapath, .. } = self;
         if !endpoints.bring(number, ends, tenant.hidden.remove(&number)) {
             // An endpoint that has come with its socket may be of what a program has brought its namespace along for.
             let first = tenant.joined.remove(&number).or_else(|| endpoints.name_of(ends.first).lease);
             endpoints.note_leased(number, first, ends, moved.is_some());
-            if let Err(failure) = endpoints.need(now, ends.first, datapath, routes) {
+            if let Err(failure) = endpoints.need(now, ends.first, datapath) {
                 endpoints.note_over(number);
                 return Err(failed(Refusal::NoRights, &failure));
             }
