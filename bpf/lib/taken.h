@@ -182,13 +182,14 @@ static __noinline bool is_taken(struct __sk_buff *skb, const struct packet *pack
 	if (settings->idle & IDLE_ENDPOINTS)
 		return false;
 	lent = find_lent(&names->local, names->local_port, names->transport);
-	if (!lent || !lent->toward)
+	if (!lent)
 		return false;
 	interface = lent->toward;
 	endpoint = bpf_map_lookup_elem(&endpoints, &interface);
+	/* What another host has on lease this one cannot look into, and it is that host's own. */
 	if (!endpoint)
-		return false;
-	/* Where its namespace cannot be looked into, what is lent is its own. */
+		return true;
+	/* So it is of a namespace that cannot be looked into. */
 	return endpoint->namespace == NAMESPACE_UNKNOWN ||
 	       has_names(skb, packet, inquiry, endpoint->namespace, asked & ~ASKED_FOR_ANOTHER);
 }

@@ -511,3 +511,34 @@ fn index(name: &str) -> u32 {
     // SAFETY: a terminated string.
     unsafe { libc::if_nametoindex(name.as_ptr()) }
 }
+
+/// An anchor's ports that are on lease, and those of a socket that has moved away.
+#[test]
+fn what_is_on_lease_elsewhere_keeps_its_names() {
+    on_both_families(|fixture| {
+        let (address, port) = (fixture.wire.0.ip(), fixture.wire.0.port());
+        // As daemon::effects::relocation::ports::hold() has them.
+        let tcp = open(if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 }, 0);
+        let (storage, length) = raw(fixture.wire.0);
+        let tcp_fd = std::os::fd::AsRawFd::as_raw_fd(&tcp);
+        // SAFETY: an open socket and an address of the length given.
+        let bound = unsafe { libc::bind(tcp_fd, (&raw const storage).cast(), length) };
+        assert_eq!(bound, 0);
+        let udp = UdpSocket::bind(fixture.wire.0).expect("bind");
+        udp.connect(fixture.wire.0).expect("connect");
+        let mut stolen = Vec::new();
+        for lent in [Lent::Leased(9), Lent::Shared(9)] {
+            for protocol in [TCP, UDP] {
+                fixture.datapath.set_lent(&LentEnd { address, port, protocol }, lent).expect("lend");
+            }
+            for protocol in [TCP, UDP] {
+                let outcome = fixture.ingress(&fixture.wire_in(protocol).bytes());
+                let own = Packet { source: fixture.own.1, destination: fixture.own.0, ..fixture.wire_in(protocol) };
+                if outcome.packet == own.bytes() {
+                    stolen.push((lent, protocol));
+                }
+            }
+        }
+        assert!(stolen.is_empty(), "led to the moved flow's socket instead of the tenant: {stolen:?}");
+    });
+}

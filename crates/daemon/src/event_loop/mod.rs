@@ -768,7 +768,10 @@ impl EventLoop {
             Err(error) => tracing::warn!(%error, "cannot list UDP sockets"),
         }
         match bound_ports(&mut self.sockets) {
-            Ok(bound) => self.node.handle_bound_ports(bound),
+            Ok(mut bound) => {
+                bound.extend(self.effects.ports_elsewhere());
+                self.node.handle_bound_ports(bound);
+            }
             Err(error) => tracing::warn!(%error, "cannot list the ports that sockets are bound to"),
         }
         for flow in self.effects.ended_flows() {

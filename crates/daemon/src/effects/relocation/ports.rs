@@ -109,6 +109,11 @@ impl Ports {
         true
     }
 
+    /// All ports that are other hosts', whether or not they could be had.
+    pub(super) fn all(&self) -> impl Iterator<Item = u16> + '_ {
+        self.ports.keys().map(|(_, end)| end.port())
+    }
+
     /// The ports of an address that are other hosts'.
     pub(super) fn of(&self, address: IpAddr) -> BTreeSet<u16> {
         self.ports.keys().filter(|(_, end)| end.ip() == address).map(|(_, end)| end.port()).collect()
@@ -178,6 +183,11 @@ impl Effects {
 
     pub(super) fn release_port(&mut self, flow: &FlowTuple) {
         self.relocation.ports.release(flow.transport, flow.remote, User::Connection(flow.local));
+    }
+
+    /// Ports of this host's addresses that sockets of other hosts have. No socket of here shows them.
+    pub(crate) fn ports_elsewhere(&self) -> impl Iterator<Item = u16> + '_ {
+        self.relocation.ports.all()
     }
 
     /// As [`Effects::settle_ports`], at each tick.
@@ -296,6 +306,7 @@ mod tests {
         assert!(!ports.take(local, false), "a connection has it");
         assert!(ports.take(local, true));
         assert!(!ports.take(local, true), "it is on lease");
+        assert_eq!(ports.all().collect::<BTreeSet<_>>(), BTreeSet::from([local.port()]));
         ports.give_back(local);
         assert!(taken(TcpListener::bind(local).map(drop)), "the connection has it yet");
         ports.release(Transport::Tcp, local, User::Connection(far));
