@@ -44,6 +44,7 @@ const REFUSED_MOST: usize = 1024;
 pub(crate) const DECLINED: &str = "the peer's policy leaves it alone";
 /// What users are told where nothing of an introduction has come through.
 pub(crate) const UNMARKED: &str = "what marks its packets is dropped or taken out on the way";
+const NO_WIRE_PORT: &str = "all ports are had that rewritten packets could bear";
 const NOT_CONNECTED: &str = "the peer has no connected socket for it";
 /// The top bit of a nonce tells a carrier probe (set) from an introduction (§4, P-20).
 pub(crate) const PROBE_BIT: u64 = 1 << 63;
@@ -311,13 +312,16 @@ impl Node {
                 }
             }
             Stage::Introducing { peer: with, nonce: own, .. } if *with == id => {
+                let Some(wire_port) = peer.free_wire_port(flow.remote.port(), &self.ports) else {
+                    return self.fail_introduction(now, &flow, NO_WIRE_PORT);
+                };
                 // Both nonces have travelled; P-13 wants them back in the sessions.
                 let echo = Echo {
                     introducer_nonce: *own,
                     responder_nonce: nonce,
                     introducer_place: peer.places.local,
                     responder_place: peer.places_agreed().peer,
-                    wire_port: peer.free_wire_port(flow.local.port(), flow.remote.port(), &self.ports),
+                    wire_port,
                     tuple: flow,
                 };
                 let next = now + peer.repeat_after(1).max(Duration::from_millis(200));
@@ -488,7 +492,10 @@ impl Node {
             self.forget_responding(id, &flow);
             return refused(IntroductionRefusal::Busy);
         }
-        let wire_local_port = peer.free_wire_port(flow.local.port(), echo.wire_port, &self.ports);
+        let Some(wire_local_port) = peer.free_wire_port(echo.wire_port, &self.ports) else {
+            self.forget_responding(id, &flow);
+            return refused(IntroductionRefusal::Busy);
+        };
         // P-87
         let former = self.passed_on(&flow).copied();
         if former.is_some() && self.is_moving(&flow) {

@@ -82,8 +82,8 @@ pub(crate) trait Around {
     fn is_known(&self, flow: &FlowTuple) -> bool;
     /// The host that a flow is with, by these names, where it is introduced.
     fn partner(&self, flow: &FlowTuple) -> Option<PublicKey>;
-    /// This host's port in rewritten packets of a flow that it takes over.
-    fn wire_port(&self, with: &PublicKey, flow: &FlowTuple) -> u16;
+    /// This host's port in rewritten packets of a flow that it takes over, if one is left.
+    fn wire_port(&self, with: &PublicKey, flow: &FlowTuple) -> Option<u16>;
     /// The peer that a host is.
     fn peer(&self, of: &PublicKey) -> Option<PeerId>;
     /// Where a host is, if it is known.

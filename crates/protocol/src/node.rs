@@ -136,7 +136,7 @@ impl Node {
         let mut random = Random::new(seed);
         let contacts = Contacts::new(key.public(), &mut random, &config);
         let moves = Moves::of(&key, &config);
-        let ports = Ports::new(&config);
+        let ports = Ports::new(&config, &mut random);
         Self {
             config,
             key,

@@ -60,7 +60,7 @@ impl Node {
         let fits = flow.transport == Transport::Tcp
             && flow.remote.ip() == remote
             && self.attachments.contains_key(&flow.local.ip());
-        let wire_port = peer.free_wire_port(flow.local.port(), flow.remote.port(), &self.ports);
+        let Some(wire_port) = peer.free_wire_port(flow.remote.port(), &self.ports) else { return false };
         let Some(known) = self.flows.get_mut(&flow).filter(|_| fits) else { return false };
         let Stage::Introducing { nonce, .. } = known.stage else { return false };
         let (numbers, session) = (None, None);
@@ -344,7 +344,9 @@ impl Node {
             _ => {}
         }
         self.forget_responding(id, &flow);
-        let wire_local_port = self.peers.get(&id)?.free_wire_port(flow.local.port(), claim.wire_port, &self.ports);
+        let Some(wire_local_port) = self.peers.get(&id)?.free_wire_port(claim.wire_port, &self.ports) else {
+            return Some(answer(claim, IntroductionRefusal::Busy));
+        };
         let wire_remote_port = claim.wire_port;
         let peer_tuple = claim.tuple;
         let entry = FlowEntry {

@@ -686,10 +686,10 @@ impl Peer {
         self.remote_addresses.keys().copied()
     }
 
-    /// A local wire port for a socket's port `own` that no other flow of this peer has together with `remote_port`, and that
-    /// nothing else of this host has (P-16).
-    pub(crate) fn free_wire_port(&self, own: u16, remote_port: u16, ports: &Ports) -> u16 {
-        ports.wire_port(own, |port| !self.wire_ports.contains(&(port, remote_port)))
+    /// A local wire port that no other flow of this peer has together with `remote_port`, and that nothing else of this host has
+    /// (P-16), if one is found.
+    pub(crate) fn free_wire_port(&self, remote_port: u16, ports: &Ports) -> Option<u16> {
+        ports.wire_port(|port| !self.wire_ports.contains(&(port, remote_port)))
     }
 
     /// Whether something between us translates addresses, in either direction.

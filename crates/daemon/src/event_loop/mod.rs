@@ -41,7 +41,7 @@ use crate::config::{Config, Level};
 use crate::effects::{Effects, FoundMoves, Gateway, own_addresses, source_ways};
 use crate::event_log::EventLog;
 use crate::events::{EventRing, Restraint, Told, restrained};
-use crate::flows::{UdpFlows, bound_ports, is_movable, list_tcp};
+use crate::flows::{UdpFlows, bound_ports, ephemeral_ports, is_movable, list_tcp};
 use crate::metrics::Tally;
 use crate::moves::{Moves, known};
 use crate::name_server::NameUpdates;
@@ -770,7 +770,7 @@ impl EventLoop {
         match bound_ports(&mut self.sockets) {
             Ok(mut bound) => {
                 bound.extend(self.effects.ports_elsewhere());
-                self.node.handle_bound_ports(bound);
+                self.node.handle_bound_ports(bound, ephemeral_ports());
             }
             Err(error) => tracing::warn!(%error, "cannot list the ports that sockets are bound to"),
         }

@@ -263,6 +263,11 @@ impl Moves {
             Stage::Saving => {
                 let wire_port = at.around.wire_port(&holder, &request.tuple);
                 let Some(of) = self.acceptances.get_mut(&name) else { return };
+                let Some(wire_port) = wire_port else {
+                    of.why = Some(Refusal::NoRoom);
+                    self.turn_acceptance(at, name, Stage::Dropping);
+                    return;
+                };
                 let Some(ticket) = of.ticket else { return };
                 of.wire_port = wire_port;
                 // It is to be found again, wherever the donor took it to be.

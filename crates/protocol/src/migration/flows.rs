@@ -137,8 +137,11 @@ impl Node {
         };
         let wire_local_port = match &before {
             // What was said to an owner that presents its ticket again may have come to it before the answer to that: it stays so.
-            Some(before) if as_before(before) => before.wire_local_port,
-            _ => peer.free_wire_port(far.local.port(), wire_port, &self.ports),
+            Some(before) if as_before(before) => Some(before.wire_local_port),
+            _ => peer.free_wire_port(wire_port, &self.ports),
+        };
+        let Some(wire_local_port) = wire_local_port else {
+            return Some(Err(format!("flows with {to} have all ports that are left for them")));
         };
         let entry = FlowEntry {
             peer: peer.id,

@@ -46,11 +46,10 @@ impl Around for Others<'_> {
         self.node.peers.get(&entry.peer).map(|peer| peer.key)
     }
 
-    fn wire_port(&self, with: &PublicKey, flow: &FlowTuple) -> u16 {
-        let own = flow.local.port();
+    fn wire_port(&self, with: &PublicKey, flow: &FlowTuple) -> Option<u16> {
         let ports = &self.node.ports;
         let peer = self.node.peer_of(with);
-        peer.map_or_else(|| ports.wire_port(own, |_| true), |peer| peer.free_wire_port(own, flow.remote.port(), ports))
+        peer.map_or_else(|| ports.wire_port(|_| true), |peer| peer.free_wire_port(flow.remote.port(), ports))
     }
 
     fn peer(&self, of: &PublicKey) -> Option<PeerId> {

@@ -418,7 +418,8 @@ impl Moves {
         if self.claims.values().any(|claim| claim.tuple == tuple) {
             return true;
         }
-        let (wire_port, until) = (at.around.wire_port(&anchor, &tuple), at.now + ANSWERED_WITHIN);
+        let Some(wire_port) = at.around.wire_port(&anchor, &tuple) else { return false };
+        let until = at.now + ANSWERED_WITHIN;
         self.claims.insert(flow, Claim { anchor, tuple, wire_port, hidden, terms: None, until });
         self.limit(until, Limit::Claim(flow));
         self.wait(at, &[], &[anchor]);

@@ -73,7 +73,7 @@ impl Around for Occupied {
     fn partner(&self, _: &FlowTuple) -> Option<PublicKey> {
         Some(key(THIEF))
     }
-    fn wire_port(&self, with: &PublicKey, flow: &FlowTuple) -> u16 {
+    fn wire_port(&self, with: &PublicKey, flow: &FlowTuple) -> Option<u16> {
         Known.wire_port(with, flow)
     }
     fn peer(&self, of: &PublicKey) -> Option<PeerId> {
@@ -97,8 +97,8 @@ impl Around for Known {
     fn partner(&self, _: &FlowTuple) -> Option<PublicKey> {
         None
     }
-    fn wire_port(&self, _: &PublicKey, flow: &FlowTuple) -> u16 {
-        flow.local.port()
+    fn wire_port(&self, _: &PublicKey, flow: &FlowTuple) -> Option<u16> {
+        Some(flow.local.port())
     }
     fn peer(&self, of: &PublicKey) -> Option<PeerId> {
         Some(PeerId(u32::from(of.as_bytes()[0])))

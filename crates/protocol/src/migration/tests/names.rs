@@ -19,7 +19,7 @@ impl Around for Introduced {
     fn partner(&self, flow: &FlowTuple) -> Option<PublicKey> {
         (*flow == self.1).then_some(self.0.peer())
     }
-    fn wire_port(&self, with: &PublicKey, flow: &FlowTuple) -> u16 {
+    fn wire_port(&self, with: &PublicKey, flow: &FlowTuple) -> Option<u16> {
         Known.wire_port(with, flow)
     }
     fn peer(&self, of: &PublicKey) -> Option<PeerId> {
