@@ -111,7 +111,7 @@ __noinline int ingress_icmp(struct __sk_buff *skb, const struct packet *packet)
 	quotation->inner_names.source_port = own->local_port;
 	quotation->inner_names.destination_port = own->remote_port;
 	quotation->outer_names.destination = own->local;
-	if (!same_names(inner, &quotation->inner_names) && left_natively(skb, inner, asked_for(find_flow(own))))
+	if (!same_names(inner, &quotation->inner_names) && left_natively(skb, inner))
 		return pass_counted(COUNTER_TAKEN_IN);
 	/* The peer's own errors come from where the socket thinks it is; a router's from the router. */
 	quotation->outer_names.source =
@@ -279,7 +279,7 @@ __noinline int ingress_flow(struct __sk_buff *skb, struct packet *packet)
 			return ingress_native(skb, packet, true);
 		if (packet->part == FRAGMENT_FIRST)
 			fragment_key(&key, packet, FRAGMENT_IN);
-		if (!same_names(packet, &names) && came_natively(skb, packet, asked_for(flow))) {
+		if (!same_names(packet, &names) && came_natively(skb, packet)) {
 			/* One of this number may have gone before. */
 			if (packet->part == FRAGMENT_FIRST)
 				bpf_map_delete_elem(&fragments, &key);

@@ -18,13 +18,11 @@
 #include "helped.h"
 #include "parse.h"
 
-/* Who asks. */
+/* Who asks. Wherever a flow's local end is, its wire names are of this host's own address (P-137), and so those of its sockets. */
 enum asked {
 	ASKED_BY_FLOW = 0, /* nothing came in: a moved flow is about to bear the names */
 	ASKED_BY_SEGMENT = 1, /* the packet came in under them */
 	ASKED_BY_ERROR = 2, /* the packet left under them, and an ICMP error quotes it */
-	/* Beside one of these: the flow's local end is at another host, whose names sockets that take everything do not have. */
-	ASKED_FOR_ANOTHER = 4,
 };
 
 /* The little that is read of a socket that a handshake has got halfway. The loader finds the offset in the kernel's BTF. */
@@ -119,7 +117,7 @@ static __noinline bool has_names(struct __sk_buff *skb, const struct packet *pac
 		socket = bpf_sk_lookup_udp(skb, &inquiry->tuple, size, namespace, 0);
 		if (!socket)
 			return false;
-		has = socket->state == BPF_TCP_ESTABLISHED || !(asked & ASKED_FOR_ANOTHER);
+		has = true;
 	} else {
 		socket = bpf_skc_lookup_tcp(skb, &inquiry->tuple, size, namespace, 0);
 		if (!socket)
@@ -191,12 +189,7 @@ static __noinline bool is_taken(struct __sk_buff *skb, const struct packet *pack
 		return true;
 	/* So it is of a namespace that cannot be looked into. */
 	return endpoint->namespace == NAMESPACE_UNKNOWN ||
-	       has_names(skb, packet, inquiry, endpoint->namespace, asked & ~ASKED_FOR_ANOTHER);
-}
-
-static __always_inline __u32 asked_for(const struct flow_entry *flow)
-{
-	return flow && (flow->toward == TOWARD_ROUTES || flow->toward == TOWARD_PASSING) ? ASKED_FOR_ANOTHER : 0;
+	       has_names(skb, packet, inquiry, endpoint->namespace, asked);
 }
 
 /*
@@ -223,25 +216,25 @@ __noinline bool are_names_taken(struct __sk_buff *skb, const struct packet *pack
 	names->local_port = flow->wire_local_port;
 	names->remote_port = flow->wire_remote_port;
 	names->transport = packet->protocol;
-	if (is_taken(skb, packet, inquiry, ASKED_BY_FLOW | asked_for(flow)))
+	if (is_taken(skb, packet, inquiry, ASKED_BY_FLOW))
 		return true;
 	flow->free_at = now;
 	return false;
 }
 
 /* Is what came in, under the wire names of a flow, of something native all the same? */
-__noinline bool came_natively(struct __sk_buff *skb, const struct packet *packet, __u32 elsewhere)
+__noinline bool came_natively(struct __sk_buff *skb, const struct packet *packet)
 {
 	struct inquiry *inquiry = get_inquiry();
 
 	if (!packet || !inquiry)
 		return true;
 	name_inbound(&inquiry->names, packet);
-	return is_taken(skb, packet, inquiry, ASKED_BY_SEGMENT | elsewhere);
+	return is_taken(skb, packet, inquiry, ASKED_BY_SEGMENT);
 }
 
 /* The same of what left, and is quoted. */
-__noinline bool left_natively(struct __sk_buff *skb, const struct packet *quoted, __u32 elsewhere)
+__noinline bool left_natively(struct __sk_buff *skb, const struct packet *quoted)
 {
 	struct inquiry *inquiry = get_inquiry();
 	struct flow_tuple *names;
@@ -254,7 +247,7 @@ __noinline bool left_natively(struct __sk_buff *skb, const struct packet *quoted
 	names->local_port = quoted->source_port;
 	names->remote_port = quoted->destination_port;
 	names->transport = quoted->protocol;
-	return is_taken(skb, quoted, inquiry, ASKED_BY_ERROR | elsewhere);
+	return is_taken(skb, quoted, inquiry, ASKED_BY_ERROR);
 }
 
 #endif

@@ -434,15 +434,20 @@ fn names_that_a_flow_has_moved_away_from_are_free() {
     });
 }
 
-/// A host that passes a flow on takes nothing that is for the other one, be there a socket of its own on the same port.
+/// Also of a flow that this host passes on for another: the wire names are of an address of its own.
 #[test]
-fn sockets_that_take_everything_have_no_names_of_hosts_behind() {
+fn a_socket_that_takes_everything_counts_whoever_the_flow_is_of() {
     on_both_families(|fixture| {
         let unspecified: IpAddr = if fixture.wire.0.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
-        let _anybodys = UdpSocket::bind((unspecified, fixture.wire.0.port())).expect("bind");
-        fixture.know(fixture.own, fixture.wire, Toward::Passing);
+        let anybodys = UdpSocket::bind((unspecified, fixture.wire.0.port())).expect("bind");
+        for (toward, number) in [(Toward::Routes, 1), (Toward::Passing, 2)] {
+            fixture.know(fixture.own, fixture.wire, toward);
+            fixture.ingress(&fixture.wire_in(UDP).bytes());
+            assert_eq!((fixture.count("taken_in"), fixture.count("rewritten_in")), (number, 0), "{toward:?}");
+        }
+        drop(anybodys);
         fixture.ingress(&fixture.wire_in(UDP).bytes());
-        assert_eq!((fixture.count("taken_in"), fixture.count("rewritten_in")), (0, 1));
+        assert_eq!((fixture.count("taken_in"), fixture.count("rewritten_in")), (2, 1));
     });
 }
 
