@@ -315,6 +315,7 @@ enum counter {
 	COUNTER_TAKEN_IN, /* ingress: under the wire names of a moved flow, and left to the native connection that has them */
 	COUNTER_TAKEN_OUT, /* egress: of a moved flow whose wire names a native connection has, so by the tunnel */
 	COUNTER_DROPPED_ASTRAY,	     /* ingress: of a moved flow, by a device that a strict reverse path filter would not let it come by */
+	COUNTER_DROPPED_NAMES,	     /* egress: of no flow, and under the wire names of one */
 	COUNTER_MAX,
 };
 

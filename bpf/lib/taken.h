@@ -222,6 +222,41 @@ __noinline bool are_names_taken(struct __sk_buff *skb, const struct packet *pack
 	return false;
 }
 
+/* Does a packet that leaves under its own names bear the wire names of a flow? One look for all but what goes to a locator. */
+static __noinline bool bears_wire_names(const struct packet *packet)
+{
+	const __u32 *binding = find_binding(&packet->destination, &packet->source);
+
+	return binding && packet->part != FRAGMENT_LATER &&
+	       find_own(*binding, packet->protocol, packet->source_port, packet->destination_port);
+}
+
+/*
+ * Would the far end take what leaves here, and is of no flow, for a moved flow's? Its daemon keeps the wire ports of UDP from
+ * other sockets (P-151), so a datagram is from who gives it a source that is not his socket's, or from whom this host forwards for. A
+ * connection of TCP that has these names has them at the far end as well, and whatever begins one is of no moved flow there.
+ */
+__noinline bool is_in_names_of_flow(struct __sk_buff *skb, const struct packet *packet)
+{
+	struct inquiry *inquiry = get_inquiry();
+	struct flow_tuple *names;
+	__u8 flags = 0;
+
+	if (!packet || !inquiry || !bears_wire_names(packet))
+		return false;
+	if (packet->protocol == IPPROTO_UDP)
+		return true;
+	if (bpf_skb_load_bytes(skb, packet->transport + TCP_FLAGS, &flags, 1) || flags & TCP_SYN)
+		return false;
+	names = &inquiry->names;
+	names->local = packet->source;
+	names->remote = packet->destination;
+	names->local_port = packet->source_port;
+	names->remote_port = packet->destination_port;
+	names->transport = packet->protocol;
+	return !is_taken(skb, packet, inquiry, ASKED_BY_FLOW);
+}
+
 /* Is what came in, under the wire names of a flow, of something native all the same? */
 __noinline bool came_natively(struct __sk_buff *skb, const struct packet *packet)
 {

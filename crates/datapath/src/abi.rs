@@ -175,7 +175,7 @@ pub(crate) const TOWARD_PASSING: u32 = u32::MAX - 2;
 pub const INNER_HARDWARE_ADDRESS: [u8; 6] = [0x02, b'W', b'B', b'e', b'p', 0];
 
 /// Names of the counters, in the order of `enum counter`.
-pub(crate) const COUNTERS: [&str; 47] = [
+pub(crate) const COUNTERS: [&str; 48] = [
     "native_out",
     "home_out",
     "rewritten_out",
@@ -223,6 +223,7 @@ pub(crate) const COUNTERS: [&str; 47] = [
     "taken_in",
     "taken_out",
     "dropped_astray",
+    "dropped_names",
 ];
 
 pub(crate) const IDLE_TRANSLATION: u32 = 1;

@@ -547,3 +547,53 @@ fn what_is_on_lease_elsewhere_keeps_its_names() {
         assert!(stolen.is_empty(), "led to the moved flow's socket instead of the tenant: {stolen:?}");
     });
 }
+
+/// Whoever binds the wire port of a moved flow, or writes another source into his datagrams, and whoever this host forwards for.
+#[test]
+fn nobody_sends_under_the_wire_names_of_a_moved_flow() {
+    on_both_families(|fixture| {
+        let send = |fixture: &Fixture, packet: &Packet| {
+            let outcome = run(fixture.datapath.program("egress_l2").expect("program"), &packet.bytes());
+            if outcome.verdict == NEXT {
+                assert_eq!(outcome.packet, packet.bytes());
+            }
+            outcome.verdict == NEXT
+        };
+        for protocol in [TCP, UDP] {
+            fixture.assert_free(protocol);
+            let forged = Packet::new(protocol, fixture.wire.0, fixture.wire.1);
+            assert!(!send(&fixture, &forged), "{protocol}: the far end would take it for the flow's");
+            // By another port, or to another: the far end has no flow of these names.
+            for names in [(1, fixture.wire.1.port()), (fixture.wire.0.port(), 1)] {
+                let (mut source, mut destination) = fixture.wire;
+                source.set_port(names.0);
+                destination.set_port(names.1);
+                assert!(send(&fixture, &Packet::new(protocol, source, destination)));
+            }
+        }
+        assert_eq!(fixture.count("dropped_names"), 2);
+        // What is of a connection is of that at the far end, too.
+        let names = Packet::new(TCP, fixture.wire.0, fixture.wire.1);
+        for tcp_flags in [SYN, SYN | ACK] {
+            assert!(send(&fixture, &Packet { tcp_flags, ..names.clone() }));
+        }
+        let _native = connection(&fixture.namespace, fixture.wire.0, fixture.wire.1);
+        assert!(send(&fixture, &names));
+        // The first of a datagram's fragments, without which the others are nothing.
+        let fragments = Packet::new(UDP, fixture.wire.0, fixture.wire.1).fragments(48);
+        let program = fixture.datapath.program("egress_l2").expect("program");
+        assert_ne!(run(program, &fragments[0]).verdict, NEXT);
+    });
+}
+
+#[test]
+fn what_bears_other_names_is_of_no_flow_that_is_at_home() {
+    on_both_families(|fixture| {
+        fixture.assert_free(UDP);
+        fixture.bind(4);
+        for protocol in [TCP, UDP] {
+            let packet = fixture.wire_in(protocol).bytes();
+            assert_eq!(fixture.ingress(&packet), Outcome { verdict: NEXT, packet, mark: 0 });
+        }
+    });
+}
