@@ -285,7 +285,7 @@ enum counter {
 	COUNTER_REWRITTEN_IN,	     /* ingress: restored to the own tuple */
 	COUNTER_HOME_IN,	     /* ingress: came under its own names, marked */
 	COUNTER_DROPPED_RESTORE,     /* ingress: a kernel helper refused the rewriting */
-	COUNTER_DROPPED_UNKNOWN,     /* ingress: segment between locators of moved flows that is of no flow and no socket */
+	COUNTER_DROPPED_UNKNOWN,     /* egress: reset of what came between locators of moved flows, of no flow and no socket */
 	COUNTER_DROPPED_RESET,	     /* ingress: reset of a moved flow that came neither rewritten nor by the tunnel */
 	COUNTER_ICMP_IN,	     /* ingress: ICMP error restored */
 	COUNTER_FRAGMENT_IN,	     /* ingress: later fragment recognised by its first */

@@ -290,7 +290,7 @@ __noinline int egress_flow(struct __sk_buff *skb, const struct packet *packet)
 								  bpf_redirect(settings->tunnel, 0);
 	}
 	if (!flow)
-		return is_in_names_of_flow(skb, packet) ? drop(COUNTER_DROPPED_NAMES) : pass_lowered(skb, packet, &own);
+		return leave_natively(skb, packet) == TC_ACT_UNSPEC ? pass_lowered(skb, packet, &own) : TC_ACT_SHOT;
 	binding = bpf_map_lookup_elem(&bindings, &flow->binding);
 	moved = binding && binding->carrier != CARRIER_NATIVE && has_moved(flow, binding);
 	if (packet->part == FRAGMENT_FIRST && (moved || flow->held & HELD_BACK || packet->origin == FROM_ENDPOINT)) {

@@ -147,32 +147,6 @@ static __always_inline void report_native(struct binding *binding, const struct 
 /* Nothing has to be looked for among packets that come under their own names. */
 #define IDLE_QUIET (IDLE_LISTENING | IDLE_LAPSES | IDLE_HELPED)
 
-/*
- * A segment between the locators of moved flows that belongs to none of them: would the stack answer it with a reset? The
- * peer may know a flow more than this host does, where a daemon died in the middle of an introduction, and a reset would
- * end it (P-43). A first segment is answered as ever, and so is the last one of a handshake that a cookie stands for.
- */
-__noinline bool would_be_reset(struct __sk_buff *skb, const struct packet *packet)
-{
-	struct bpf_sock_tuple tuple = {};
-	struct flow_tuple names = {};
-	struct bpf_sock *socket;
-	__u8 flags = 0;
-	bool unknown;
-
-	if (!packet || packet->protocol != IPPROTO_TCP)
-		return false;
-	if (bpf_skb_load_bytes(skb, packet->transport + TCP_FLAGS, &flags, 1) || flags & (TCP_SYN | TCP_RST))
-		return false;
-	name_inbound(&names, packet);
-	socket = bpf_skc_lookup_tcp(skb, &tuple, name_socket(&tuple, &names), BPF_F_CURRENT_NETNS, 0);
-	if (!socket)
-		return true;
-	unknown = socket->state == BPF_TCP_LISTEN && !answers_cookie(skb, packet, socket);
-	bpf_sk_release(socket);
-	return unknown;
-}
-
 /* A packet under its own names may be of a flow that was helped. */
 static __always_inline int pass_raised(struct __sk_buff *skb, const struct packet *packet, const struct flow_tuple *own)
 {
@@ -191,7 +165,7 @@ static __always_inline bool leads(const struct binding *binding)
  * comes back through that NAT. A peer that means to reset a moved flow says so by the way that the flow takes; one that
  * is gone says so again when it is next asked.
  */
-__noinline int ingress_native(struct __sk_buff *skb, const struct packet *packet, bool between_locators)
+__noinline int ingress_native(struct __sk_buff *skb, const struct packet *packet)
 {
 	const struct settings *settings = get_settings();
 	struct flow_tuple own = {};
@@ -206,17 +180,13 @@ __noinline int ingress_native(struct __sk_buff *skb, const struct packet *packet
 		return pass();
 	reset = flags & TCP_RST;
 	opens = (flags & (TCP_SYN | TCP_RST | TCP_ACK)) == TCP_SYN;
-	if (!reset && !opens && !between_locators && (settings->idle & IDLE_QUIET) == IDLE_QUIET &&
+	if (!reset && !opens && (settings->idle & IDLE_QUIET) == IDLE_QUIET &&
 	    (packet->protocol != IPPROTO_UDP || settings->idle & IDLE_FORWARDED))
 		return pass();
 	name_inbound(&own, packet);
 	flow = find_flow(&own);
-	if (!flow) {
-		if (between_locators && !is_lent(skb, &own) && !rests(skb, &own) && !passes(skb, packet) &&
-		    would_be_reset(skb, packet))
-			return drop(COUNTER_DROPPED_UNKNOWN);
+	if (!flow)
 		return pass_raised(skb, packet, &own);
-	}
 	binding = bpf_map_lookup_elem(&bindings, &flow->binding);
 	if (opens && binding && binding->carrier != CARRIER_NATIVE && has_moved(flow, binding)) {
 		report_claim(flow, &own);
@@ -253,7 +223,7 @@ __noinline int ingress_flow(struct __sk_buff *skb, struct packet *packet)
 		return pass();
 	id = find_binding(&packet->source, &packet->destination);
 	if (!id)
-		return ingress_native(skb, packet, false);
+		return ingress_native(skb, packet);
 	binding = bpf_map_lookup_elem(&bindings, id);
 	if (packet->part == FRAGMENT_LATER) {
 		struct fragment key;
@@ -270,7 +240,7 @@ __noinline int ingress_flow(struct __sk_buff *skb, struct packet *packet)
 	} else {
 		own = find_own(*id, packet->protocol, packet->destination_port, packet->source_port);
 		if (!own)
-			return ingress_native(skb, packet, true);
+			return ingress_native(skb, packet);
 		flow = find_flow(own);
 	}
 	if (is_ipv4(&own->remote) != (packet->family == 4))
@@ -284,17 +254,17 @@ __noinline int ingress_flow(struct __sk_buff *skb, struct packet *packet)
 		names.destination_port = own->local_port;
 		/* No flow sends one: it is from whoever else has these names, perhaps the flow's own where the peer was. */
 		if (opens_connection(skb, packet))
-			return ingress_native(skb, packet, true);
+			return ingress_native(skb, packet);
 		if (packet->part == FRAGMENT_FIRST)
 			fragment_key(&key, packet, FRAGMENT_IN);
 		if (!same_names(packet, &names) && is_at_home(flow, binding, packet))
-			return ingress_native(skb, packet, true);
+			return ingress_native(skb, packet);
 		if (!same_names(packet, &names) && came_natively(skb, packet)) {
 			/* One of this number may have gone before. */
 			if (packet->part == FRAGMENT_FIRST)
 				bpf_map_delete_elem(&fragments, &key);
 			count(COUNTER_TAKEN_IN);
-			return ingress_native(skb, packet, false);
+			return ingress_native(skb, packet);
 		}
 		if (flow && flow->held & HELD_BEYOND && resets(skb, packet))
 			return drop(COUNTER_DROPPED_RESET);

@@ -17,6 +17,7 @@
 #include "connection.h"
 #include "helped.h"
 #include "parse.h"
+#include "verdict.h"
 
 /* Who asks. Wherever a flow's local end is, its wire names are of this host's own address (P-137), and so those of its sockets. */
 enum asked {
@@ -222,39 +223,60 @@ __noinline bool are_names_taken(struct __sk_buff *skb, const struct packet *pack
 	return false;
 }
 
-/* Does a packet that leaves under its own names bear the wire names of a flow? One look for all but what goes to a locator. */
-static __noinline bool bears_wire_names(const struct packet *packet)
+enum between {
+	BETWEEN_OTHERS = 0,
+	BETWEEN_LOCATORS = 1,
+	BETWEEN_WIRE_PORTS = 2, /* of a flow */
+};
+
+/* Where does a packet go that leaves under its own names? One look for all but what goes to a peer's locator. */
+static __noinline enum between find_between(const struct packet *packet)
 {
 	const __u32 *binding = find_binding(&packet->destination, &packet->source);
 
-	return binding && packet->part != FRAGMENT_LATER &&
-	       find_own(*binding, packet->protocol, packet->source_port, packet->destination_port);
+	if (!binding || packet->part == FRAGMENT_LATER)
+		return BETWEEN_OTHERS;
+	return find_own(*binding, packet->protocol, packet->source_port, packet->destination_port) ? BETWEEN_WIRE_PORTS :
+												     BETWEEN_LOCATORS;
 }
 
 /*
- * Would the far end take what leaves here, and is of no flow, for a moved flow's? Its daemon keeps the wire ports of UDP from
- * other sockets (P-151), so a datagram is from who gives it a source that is not his socket's, or from whom this host forwards for. A
- * connection of TCP that has these names has them at the far end as well, and whatever begins one is of no moved flow there.
+ * What leaves, and is of no flow.
+ *
+ * The far end would take what bears the wire names of a flow for that flow's. The daemon keeps the wire ports of UDP from other sockets
+ * (P-160), so such a datagram is from who gives it another source than his socket's, or from whom this host forwards for. A
+ * connection of TCP that has these names has them at the far end as well, and whatever begins one is of no flow there.
+ *
+ * The peer may know a flow more than this host does, where a daemon died in the middle of an introduction. The reset by which the
+ * stack answers would end it (P-43); it is one without an acknowledgement, and no packet that was forwarded.
  */
-__noinline bool is_in_names_of_flow(struct __sk_buff *skb, const struct packet *packet)
+__noinline int leave_natively(struct __sk_buff *skb, const struct packet *packet)
 {
 	struct inquiry *inquiry = get_inquiry();
 	struct flow_tuple *names;
+	enum between between;
 	__u8 flags = 0;
 
-	if (!packet || !inquiry || !bears_wire_names(packet))
-		return false;
+	if (!packet || !inquiry)
+		return pass();
+	between = find_between(packet);
+	if (between == BETWEEN_OTHERS)
+		return pass();
 	if (packet->protocol == IPPROTO_UDP)
-		return true;
+		return between == BETWEEN_WIRE_PORTS ? drop(COUNTER_DROPPED_NAMES) : pass();
 	if (bpf_skb_load_bytes(skb, packet->transport + TCP_FLAGS, &flags, 1) || flags & TCP_SYN)
-		return false;
+		return pass();
+	if (between == BETWEEN_LOCATORS && ((flags & (TCP_RST | TCP_ACK)) != TCP_RST || skb->ingress_ifindex))
+		return pass();
 	names = &inquiry->names;
 	names->local = packet->source;
 	names->remote = packet->destination;
 	names->local_port = packet->source_port;
 	names->remote_port = packet->destination_port;
 	names->transport = packet->protocol;
-	return !is_taken(skb, packet, inquiry, ASKED_BY_FLOW);
+	if (is_taken(skb, packet, inquiry, ASKED_BY_FLOW))
+		return pass();
+	return drop(between == BETWEEN_WIRE_PORTS ? COUNTER_DROPPED_NAMES : COUNTER_DROPPED_UNKNOWN);
 }
 
 /* Is what came in, under the wire names of a flow, of something native all the same? */

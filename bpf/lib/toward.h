@@ -23,16 +23,6 @@
 /* What find_toward() says beside what `toward` of a flow may be: to the TUN device. */
 #define TOWARD_TUNNEL 0xfffffffeU
 
-/* Is this local end lent, so that no socket of this host's own need know of it? */
-static __noinline bool is_lent(struct __sk_buff *skb, const struct flow_tuple *own)
-{
-	const struct settings *settings = get_settings();
-
-	(void)skb;
-	return own && settings && !(settings->idle & IDLE_ENDPOINTS) &&
-	       find_lent(&own->local, own->local_port, own->transport);
-}
-
 /* parse() anew, for a packet that has other names now. */
 __noinline bool read_packet(struct __sk_buff *skb, __u32 network, struct packet *packet)
 {
@@ -114,33 +104,6 @@ static __noinline bool has_connection(struct __sk_buff *skb, const struct packet
 	state = socket->state;
 	bpf_sk_release(socket);
 	return state != BPF_TCP_LISTEN;
-}
-
-/*
- * Is what came in, of no flow, on its way to another host, as the routing table has it? Between the locators of a moved peer there
- * is more than its flows where one of them is the address of a host behind this one (P-102).
- */
-__noinline bool passes(struct __sk_buff *skb, const struct packet *packet)
-{
-	const struct settings *settings = get_settings();
-	struct bpf_fib_lookup fib = {};
-	long found;
-
-	if (!packet || !settings || settings->idle & IDLE_FORWARDED)
-		return false;
-	fib.ifindex = skb->ifindex;
-	fib.l4_protocol = packet->protocol;
-	if (packet->family == 4) {
-		fib.family = 2; /* AF_INET */
-		fib.ipv4_src = packet->source.words[3];
-		fib.ipv4_dst = packet->destination.words[3];
-	} else {
-		fib.family = 10; /* AF_INET6 */
-		__builtin_memcpy(fib.ipv6_src, &packet->source, 16);
-		__builtin_memcpy(fib.ipv6_dst, &packet->destination, 16);
-	}
-	found = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
-	return found == BPF_FIB_LKUP_RET_SUCCESS || found == BPF_FIB_LKUP_RET_NO_NEIGH;
 }
 
 /*

@@ -271,7 +271,9 @@ fn what_comes_for_a_socket_that_rests_goes_to_the_daemon() {
         // What its stack would say about a segment of a socket that has just gone, nobody is to hear.
         fixture.datapath.remove_flows(&[fixture.flow()]).expect("remove");
         let between = segment(wire, 1, 2, &[]);
-        assert_eq!(fixture.ingress(&between).verdict, SHOT, "no flow of these names");
+        assert_eq!(fixture.ingress(&between).verdict, NEXT, "no flow of these names");
+        let reset = Packet { tcp_flags: 0x04, ..Packet::new(TCP, fixture.wire[0], fixture.wire[1]) };
+        assert_eq!(fixture.egress(&reset).verdict, SHOT);
         let now = FlowTuple { transport: Transport::Tcp, local: fixture.wire[0], remote: fixture.wire[1] };
         fixture.datapath.set_helped(&now, &rests).expect("set");
         assert_eq!(fixture.ingress(&between).verdict, REDIRECT);

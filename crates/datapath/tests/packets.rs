@@ -271,13 +271,19 @@ fn native_and_unknown_flows_are_untouched() {
         let mut other = fixture.own_out(TCP);
         other.source.set_port(1);
         fixture.assert_untouched(&other.bytes());
-        // Between the locators, of no flow and no socket: not reset, but a new connection is answered as ever (P-43).
+        // Between the locators, of no flow and no socket: it is not reset, but a new connection is answered as ever (P-43).
         let mut other = fixture.wire_in(TCP);
         other.source.set_port(1);
-        assert_eq!(fixture.ingress(&other.bytes()).verdict, SHOT);
-        fixture.counted("dropped_unknown", 1);
-        other.tcp_flags = 0x02;
         fixture.assert_untouched(&other.bytes());
+        let answer = |tcp_flags| {
+            let (source, destination) = (other.destination, other.source);
+            fixture.egress(&Packet { source, destination, tcp_flags, ..other.clone() }.bytes()).verdict
+        };
+        assert_eq!(answer(0x04), SHOT);
+        fixture.counted("dropped_unknown", 1);
+        for tcp_flags in [0x14, 0x12, 0x10] {
+            assert_eq!(answer(tcp_flags), NEXT);
+        }
         let mut other = fixture.wire_in(UDP);
         other.source.set_port(1);
         fixture.assert_untouched(&other.bytes());
