@@ -11,7 +11,7 @@ use crate::introduction::PROBE_BIT;
 use crate::node::Node;
 use crate::op::{Carrier, Event, KernelOp, OpId, PeerId, TunnelPath};
 use crate::outcome::{Asked, State};
-use crate::peer::NOWHERE;
+use crate::peer::{CarrierProbe, NOWHERE};
 use crate::timer::Timer;
 
 /// Carrier probes in one round, and the pause between rounds at first (P-20).
@@ -110,7 +110,7 @@ impl Node {
             peer.probed_early = Some((wire, nonce));
             return;
         }
-        if peer.pair != Some((wire.local.ip(), wire.remote.ip())) || unable {
+        if peer.pair != Some((wire.local.ip(), wire.remote.ip())) || unable || peer.only_tunnel {
             // What came rewritten would not be taken for that. The peer has other ideas of the way, or asks again.
             return;
         }
@@ -123,6 +123,22 @@ impl Node {
         if respond {
             self.probe_carrier(now, id);
         }
+    }
+
+    /// Somebody else of this host has the wire port of a UDP flow with this peer, and would get what comes under it. So nothing is to
+    /// come rewritten until one of the ends moves (P-160).
+    pub fn handle_wire_port_taken(&mut self, now: Time, id: PeerId) {
+        let tunnel = self.config.carriers.tunnel;
+        let Some(peer) = self.peers.get_mut(&id).filter(|peer| tunnel && !peer.only_tunnel) else { return };
+        peer.only_tunnel = true;
+        peer.probe = CarrierProbe::default();
+        self.timers.stop(Timer::Probe(id));
+        if matches!(peer.carrier, Carrier::Rewrite | Carrier::FollowRewrite) {
+            peer.carrier = Carrier::Tunnel;
+            self.event(Event::CarrierChanged { peer: id, carrier: Carrier::Tunnel });
+        }
+        self.put_binding_in_force(now, id);
+        self.announce_again(now, id);
     }
 
     /// An op that was to put a peer's binding in force has come to its end.

@@ -301,7 +301,9 @@ impl Node {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         peer.unannounced = false;
         peer.sequence_sent = (peer.sequence_sent + 1).min(SEQUENCES - 1);
-        peer.update = Some(PendingUpdate { uprooted, ..PendingUpdate::new(peer.sequence_sent, now, lost, held) });
+        let only_tunnel = peer.only_tunnel;
+        let update = PendingUpdate::new(peer.sequence_sent, now, lost, held);
+        peer.update = Some(PendingUpdate { uprooted, only_tunnel, ..update });
         self.repeat_update(now, id);
     }
 
@@ -700,8 +702,9 @@ impl Node {
         let (proven, asked) = (update.proven, update.asked.last().map(|(asked, _)| *asked));
         let (started, sent, tries, lost) = (update.started, update.sent, update.tries, update.lost);
         let quiet = !update.held && proven.is_none() && ack.place == peer.places.local;
+        // P-160: it was found out after the update was sent.
+        peer.unannounced = peer.only_tunnel && !update.only_tunnel;
         peer.update = None;
-        peer.unannounced = false;
         self.timers.stop(Timer::Update(id));
         if tries == 1 {
             peer.sample_round_trip(now.since(sent));
@@ -724,6 +727,7 @@ impl Node {
             self.tell_waiting_soon(now, id);
             // An address that went meanwhile was not looked at.
             self.uproot(now, id);
+            self.announce_late(now, id);
             return;
         }
         let Some(peer) = self.peers.get_mut(&id) else { return };
@@ -775,6 +779,7 @@ impl Node {
         self.introduce_on(now, id);
         self.tell_waiting_soon(now, id);
         self.uproot(now, id);
+        self.announce_late(now, id);
     }
 
     /// Introductions that waited for an update go on.

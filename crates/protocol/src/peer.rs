@@ -218,7 +218,8 @@ pub(crate) struct Peer {
     pub(crate) parked: bool,
     pub(crate) waiting: Waiting,
     pub(crate) stalls: Stalls,
-    /// Its flows go by the tunnel as long as both ends are where they are: their own packets do not pass (P-49).
+    /// Its flows go by the tunnel as long as both ends are where they are: their own packets do not pass (P-49), or a program of this
+    /// host would get them (P-160).
     pub(crate) only_tunnel: bool,
     /// The attachment of the other family that leads to it, tried where nobody answers by the one that was chosen.
     pub(crate) otherwise: Option<Attachment>,
@@ -495,9 +496,10 @@ impl Peer {
     pub(crate) fn follow(&mut self, now: Time, awaited: &Awaited, asked: Option<Attachment>) {
         self.retire_path();
         self.leave_place(now);
+        // Where it only says something else of the same place, this host's reason stays.
+        self.only_tunnel &= self.places.peer == awaited.place;
         self.places.peer = awaited.place;
         self.peer_refuses_rewrite = awaited.refuses_rewrite;
-        self.only_tunnel = false;
         self.stalls = Stalls::default();
         self.probe = CarrierProbe::default();
         // The answer leaves from the address that the peer asked; that it is our locator towards it now.

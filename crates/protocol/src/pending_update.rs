@@ -29,6 +29,8 @@ pub(crate) struct PendingUpdate {
     pub(crate) meanwhile: Option<Meanwhile>,
     /// It says that we go away (P-44).
     pub(crate) absent: bool,
+    /// It said from the start that flows go by the tunnel alone.
+    pub(crate) only_tunnel: bool,
 }
 
 /// The path that is being left and still works: make before break (P-38).
@@ -55,6 +57,7 @@ impl PendingUpdate {
             proven: None,
             meanwhile: None,
             absent: false,
+            only_tunnel: false,
         }
     }
 }

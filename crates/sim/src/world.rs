@@ -528,6 +528,15 @@ impl World {
         self.with_node(host, |node| node.handle_flow_stalled(now, tuple));
     }
 
+    /// Something else of a host gets what comes under the wire names of a flow's end (P-160).
+    pub fn take_wire_port(&mut self, flow: FlowId, end: usize) {
+        let now = self.now;
+        let Flow { hosts, tuples, .. } = &self.flows[flow.0];
+        let host = hosts[end];
+        let entry = self.hosts[host.0].plane.flows.get(&tuples[end]).copied();
+        self.with_node(host, |node| entry.into_iter().for_each(|entry| node.handle_wire_port_taken(now, entry.peer)));
+    }
+
     /// Asks silent hosts again.
     pub fn ask_again(&mut self, host: HostId) {
         let now = self.now;

@@ -13,6 +13,11 @@ impl Effects {
     pub(super) fn install_flow(&mut self, now: Time, flow: FlowTuple, entry: FlowEntry) -> Result<(), Failure> {
         let toward = self.toward(now, &flow, &entry);
         let before = self.journal.flows().get(&flow);
+        let other = |before: &&FlowEntry| (before.peer, before.wire_local_port) != (entry.peer, entry.wire_local_port);
+        if let Some(before) = before.filter(other) {
+            self.wire_ports.forget_flow(&flow, before.peer);
+        }
+        self.wire_ports.note_flow(&flow, &entry, self.bindings.get(&entry.peer));
         // Led to another owner, which is to know of it first.
         let led = match entry.end {
             LocalEnd::Here => before.is_some_and(|before| before.peer != entry.peer),
@@ -62,6 +67,7 @@ impl Effects {
         if let Some(before) = self.journal.flows().get(&flow) {
             self.remotes.remove(&flow, before);
             self.names.remove(&flow, before);
+            self.wire_ports.forget_flow(&flow, before.peer);
         }
         let end = self.journal.flows().get(&flow).map(|before| before.end);
         self.journal.remove_flow(flow);
@@ -96,6 +102,7 @@ impl Effects {
         let missing: Vec<_> = entries.into_iter().filter(|(flow, entry)| present.get(flow) != Some(entry)).collect();
         self.datapath.insert_flows(&missing)?;
         for (flow, entry) in flows {
+            self.wire_ports.note_flow(flow, entry, None);
             self.remotes.add(flow, entry);
             self.names.add(flow, entry);
         }

@@ -16,6 +16,7 @@ mod remotes;
 mod stand_in;
 mod tunnels;
 mod whole;
+mod wire_ports;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -65,6 +66,7 @@ use postponed::Postponed;
 use remotes::Remotes;
 use stand_in::Deputy;
 use tunnels::Tunnels;
+use wire_ports::WirePorts;
 
 /// Pauses before the kernel's state is made to fit again where it could not be.
 const RETRY_PAUSE: Duration = Duration::from_millis(5);
@@ -105,6 +107,7 @@ pub(crate) struct Effects {
     injector: Injector,
     routes: RouteSocket,
     connections: SockDiag,
+    wire_ports: WirePorts,
     hooks: Hooks,
     listening: Listening,
     kicks: Kicks,
@@ -160,6 +163,7 @@ impl Effects {
             injector: Injector::open()?,
             routes: RouteSocket::open()?,
             connections: SockDiag::open()?,
+            wire_ports: WirePorts::default(),
             datapath,
             tunnel,
             journal,
@@ -284,6 +288,11 @@ impl Effects {
         self.write_journal();
     }
 
+    /// Takes the peers that are not to rewrite: somebody else of this host has the wire port of a flow with them.
+    pub(crate) fn take_taken_ports(&mut self) -> BTreeSet<PeerId> {
+        self.wire_ports.take_taken()
+    }
+
     /// Takes what was found by the ops that look for sockets.
     pub(crate) fn take_found(&mut self) -> Vec<(PeerId, Vec<SocketNumbers>)> {
         std::mem::take(&mut self.found)
@@ -340,6 +349,7 @@ impl Effects {
                 self.gateway.remove_peer(peer);
                 self.bindings.remove(&peer);
                 self.ways_out.remove(&peer);
+                self.wire_ports.release(peer);
                 self.postponed.remove(peer);
                 self.tunnels.remove_peer(&self.tunnel, peer);
                 self.fitting.want();
@@ -392,6 +402,7 @@ impl Effects {
         if !self.bindings.get(&peer).is_some_and(fits) {
             self.fitting.note_ways(now);
         }
+        self.wire_ports.keep(peer, &binding);
         let before = self.bindings.insert(peer, binding);
         // Programs first: from the moment that the binding says so, nothing may leave the old way.
         if let Err(failure) = self.apply_hooks() {

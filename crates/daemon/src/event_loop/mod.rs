@@ -415,7 +415,13 @@ impl EventLoop {
             let mut quiet = ops.is_empty();
             self.keep_community(now, &mut ops);
             self.effects.set_suspended(self.node.is_suspended());
-            for (id, result) in self.effects.carry_out(now, ops) {
+            let results = self.effects.carry_out(now, ops);
+            // Before the peer hears that the binding is in force (P-160).
+            for peer in self.effects.take_taken_ports() {
+                quiet = false;
+                self.node.handle_wire_port_taken(now, peer);
+            }
+            for (id, result) in results {
                 self.node.handle_done(now, id, result);
             }
             // Words that waited for a result.

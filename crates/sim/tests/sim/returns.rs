@@ -514,6 +514,43 @@ fn rewritten_flows_that_a_firewall_forgets_go_by_the_tunnel() {
 }
 
 #[test]
+fn flows_whose_wire_port_somebody_has_go_by_the_tunnel_until_an_end_moves() {
+    // P-160: while nothing has moved yet, on the way, and when all goes rewritten; at either end or both.
+    for (seed, ends) in [(865, [true, false]), (866, [false, true]), (867, [true, true])] {
+        for when in [None, Some(SECOND / 100), Some(10 * SECOND)] {
+            let (Two { mut world, client, away, home, .. }, flows) = Two::flowing(seed, 2);
+            let take = |world: &mut World| {
+                for end in (0..2).filter(|end| ends[*end]) {
+                    world.take_wire_port(flows[0], end);
+                }
+            };
+            if let Some(pause) = when {
+                world.move_to(client, away, AWAY);
+                world.run_for(pause);
+                take(&mut world);
+            } else {
+                take(&mut world);
+                world.run_for(SECOND);
+                assert_eq!(world.verdict(flows[0], 0), Verdict::Native);
+            }
+            if when.is_some() {
+                world.assert_delivering(2 * SECOND);
+                settle_as(&mut world, &flows, Carried::Tunnelled);
+                let sent = world.sent;
+                world.run_for(600 * SECOND);
+                settle_as(&mut world, &flows, Carried::Tunnelled);
+                assert!(world.sent - sent < 20_000, "{} datagrams and segments", world.sent - sent);
+                world.move_to(client, home, HOME);
+                settle_as(&mut world, &flows, Carried::Native);
+            }
+            world.move_to(client, away, AWAY);
+            settle_as(&mut world, &flows, Carried::Rewritten);
+            world.check();
+        }
+    }
+}
+
+#[test]
 fn an_outage_of_some_seconds_leads_nothing_into_the_tunnel() {
     // P-49: the path answers again before the flow has had its turn.
     for outage in 1..8 {
