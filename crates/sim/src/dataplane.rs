@@ -39,11 +39,29 @@ pub enum Verdict {
     Hold(&'static str),
 }
 
+/// What keeps packets of others from being taken for a moved flow's, so that tests can do without.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Guards {
+    /// What bears names that a native socket of the host's has is left to that (P-138).
+    pub sockets: bool,
+    /// A flow is called by the wire port that the node has drawn (P-16), and not by its socket's.
+    pub ports: bool,
+    /// Rewritten packets are taken between the locators that the node says (P-135, P-136), and not between any two.
+    pub pairs: bool,
+}
+
+impl Guards {
+    /// As the programs and the node have it.
+    pub const ALL: Self = Self { sockets: true, ports: true, pairs: true };
+    /// Nothing.
+    pub const NONE: Self = Self { sockets: false, ports: false, pairs: false };
+}
+
 /// State of the eBPF maps, which outlives the daemon, and of the tunnel, which does not.
 #[derive(Clone, Debug)]
 pub struct DataPlane {
-    /// Whether what bears names that a native socket of the host's has is left to that (P-138), so that tests can do without.
-    pub guards: bool,
+    /// Which of them there are. To be set before there are flows.
+    pub guards: Guards,
     pub(crate) flows: BTreeMap<FlowTuple, FlowEntry>,
     wire: HashMap<(PeerId, Transport, u16, u16), FlowTuple>,
     pub(crate) bindings: BTreeMap<PeerId, (Binding, bool)>,
@@ -67,7 +85,7 @@ pub struct DataPlane {
 impl Default for DataPlane {
     fn default() -> Self {
         Self {
-            guards: true,
+            guards: Guards::ALL,
             flows: BTreeMap::new(),
             wire: HashMap::new(),
             bindings: BTreeMap::new(),
@@ -136,8 +154,8 @@ impl DataPlane {
     pub fn install(&mut self, flow: FlowTuple, entry: FlowEntry) {
         self.remove(&flow);
         self.flows.insert(flow, entry);
-        let key = (entry.peer, flow.transport, entry.wire_local_port, entry.wire_remote_port);
-        self.wire.insert(key, flow);
+        let port = if self.guards.ports { entry.wire_local_port } else { flow.local.port() };
+        self.wire.insert((entry.peer, flow.transport, port, entry.wire_remote_port), flow);
     }
 
     fn remove(&mut self, flow: &FlowTuple) {
@@ -160,6 +178,8 @@ impl DataPlane {
         self.locators.retain(|_, of| *of != peer);
         let pairs =
             std::iter::once((binding.local_locator, binding.peer_locator)).chain(binding.former.iter().copied());
+        let unchecked = binding.source.filter(|_| !self.guards.pairs).map(|source| (source, binding.peer_locator));
+        let pairs = pairs.chain(unchecked);
         for (local, remote) in pairs.filter(|(local, _)| !local.is_unspecified()) {
             self.locators.insert((remote, local), peer);
         }
@@ -242,7 +262,7 @@ impl DataPlane {
     /// Whether a native socket of the host has these names: what bears them is left to it (P-138). One whose own flow has moved
     /// away from them gets nothing under them.
     fn is_taken(&self, names: &FlowTuple, sockets: &Sockets) -> bool {
-        self.guards && sockets.contains_key(names) && !self.has_moved(names)
+        self.guards.sockets && sockets.contains_key(names) && !self.has_moved(names)
     }
 
     /// Whether rewritten packets between this address of the host's and one of a peer's are taken in.

@@ -36,7 +36,7 @@ mod speaker;
 
 mod world;
 
-pub use dataplane::{DataPlane, Verdict};
+pub use dataplane::{DataPlane, Guards, Verdict};
 pub use faults::{Faults, Mutation, Parting};
 pub use host::{Host, HostId, Powers};
 pub use ledger::{Kind, Violation};

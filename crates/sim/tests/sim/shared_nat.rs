@@ -34,7 +34,7 @@ impl Neighbours {
         let far = world.network(Access::Open);
         let server = world.host_with("server", Config::default());
         world.attach(server, far, "10.9.0.1");
-        world.at_mut(server).plane.guards = guarded;
+        world.at_mut(server).plane.guards.sockets = guarded;
         let attacker = world.bare_host("attacker");
         world.at_mut(attacker).collects = true;
         world.attach(attacker, inside, "192.168.1.3");
@@ -166,7 +166,7 @@ fn names_of_the_services_own_port_are_left_to_who_has_them() {
         at.update(UpdateFlags::UPROOTED, SocketAddr::new(address(NAT), 2031));
         for guarded in [false, true] {
             let plane = &mut at.world.at_mut(at.server).plane;
-            plane.guards = guarded;
+            plane.guards.sockets = guarded;
             plane.install(bait, FlowEntry { wire_local_port: 80, ..entry });
             let victims = at.world.flow(at.victim).tuples[1];
             let (to, from) = (victims.local, victims.remote);
@@ -185,7 +185,7 @@ fn the_address_of_a_nat_whose_port_is_another_is_nobodys_own() {
     let far = world.network(Access::Open);
     let server = world.host("server");
     world.attach(server, far, "10.9.0.1");
-    world.at_mut(server).plane.guards = false;
+    world.at_mut(server).plane.guards.sockets = false;
     let host = world.bare_host("attacker");
     world.at_mut(host).collects = true;
     world.attach(host, inside, "192.168.1.3");
@@ -267,7 +267,7 @@ fn who_is_alone_at_an_address_again_has_its_packets_rewritten_again() {
 fn an_honest_laptop_that_wakes_behind_the_same_nat_takes_nothing() {
     for guarded in [true, false] {
         let mut two = Two::nowhere(3107, Config::default(), Config::default());
-        two.world.at_mut(two.server).plane.guards = guarded;
+        two.world.at_mut(two.server).plane.guards.sockets = guarded;
         two.world.attach(two.client, two.nat, INSIDE);
         let flows = two.flow(1);
         // A neighbour's connection comes from the port that the laptop has chosen to be called by.
@@ -295,7 +295,7 @@ fn two_hosts_with_fixed_ports_swap_addresses() {
         two.world.attach(two.client, two.home, HOME);
         two.world.attach(other, two.away, AWAY);
         for host in [two.client, two.server, other] {
-            two.world.at_mut(host).plane.guards = guarded;
+            two.world.at_mut(host).plane.guards.sockets = guarded;
         }
         let flows = [two.client, other].map(|host| two.world.connect_from(host, 5000, SERVICE, Transport::Tcp));
         two.world.set_beat(Some(Duration::from_millis(7)));
