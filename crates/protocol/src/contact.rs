@@ -594,7 +594,6 @@ impl Node {
         let life = hello.life;
         let idle = peer.flows.is_empty() && peer.update.is_none();
         let claimed = SocketAddr::new(hello::claimed(&hello.locators, how.source.ip()), self.config.port);
-        let claimed = if session.is_initiator() { how.source } else { claimed };
         if known.is_none() || (idle && session.is_confirmed()) {
             peer.candidate = None;
             peer.remote = how.source;

@@ -743,6 +743,7 @@ impl Node {
             // One of its addresses that we can reach from here. It may still send by the one that it told.
             if remote != peer.remote {
                 peer.retire_path();
+                peer.note_other_address(remote, self.config.port);
             }
             peer.remote = remote;
             peer.unproven = false;
@@ -755,6 +756,8 @@ impl Node {
             self.timers.set(Timer::Challenge(id), now + again);
             challenge = Some(asked);
         }
+        self.note_sighting(now, id, proven);
+        let Some(peer) = self.peers.get(&id) else { return };
         let translated = source.is_some_and(|source| source != ack.observed.ip());
         let (waited, moved) = (!peer.flows.is_empty(), peer.moved_flows());
         self.choose_carrier(now, id);

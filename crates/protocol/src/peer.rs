@@ -729,6 +729,15 @@ impl Peer {
         }
     }
 
+    /// It was reached at another of its addresses, at the same place. What does not bear out that this is its own is behind a NAT (P-19), and
+    /// so is the place from now on.
+    pub(crate) fn note_other_address(&mut self, remote: SocketAddr, port: u16) {
+        let own = remote.port() == port && self.locators.contains(&remote.ip());
+        let mut places = self.known_places.iter_mut();
+        let here = places.find(|place| place.number == self.places.peer && place.observed != remote);
+        here.into_iter().for_each(|place| place.translated |= !own);
+    }
+
     /// Numbers the place that an update with `sequence` announces (P-25) and remembers it. `uprooted`: no flow is at home
     /// there (P-33).
     pub(crate) fn number_place(

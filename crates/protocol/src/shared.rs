@@ -8,7 +8,8 @@ use whimbrel_handshake::PublicKey;
 
 use crate::Time;
 use crate::node::Node;
-use crate::op::PeerId;
+use crate::op::{Binding, Carrier, PeerId};
+use crate::peer::Peer;
 use crate::timer::Timer;
 
 /// How long an address counts as shared after that was last seen: as long as a NAT keeps a mapping that is not used (RFC 4787,
@@ -86,6 +87,29 @@ impl Sightings {
     }
 }
 
+impl Binding {
+    /// Whether rewritten packets are taken from an address.
+    fn is_at(&self, address: IpAddr) -> bool {
+        let present = !self.local_locator.is_unspecified() && self.peer_locator == address;
+        present || self.former.iter().any(|(_, peer)| *peer == address)
+    }
+
+    /// Nothing is taken rewritten from an address any more. `otherwise`: how moved flows go that were rewritten to it.
+    fn leave_pairs(&mut self, address: IpAddr, otherwise: Carrier) {
+        self.former.retain(|(_, peer)| *peer != address);
+        if self.peer_locator != address {
+            return;
+        }
+        self.local_locator = match self.local_locator {
+            IpAddr::V4(_) => IpAddr::from([0; 4]),
+            IpAddr::V6(_) => IpAddr::from([0; 16]),
+        };
+        if matches!(self.carrier, Carrier::Rewrite | Carrier::FollowRewrite) {
+            self.carrier = otherwise;
+        }
+    }
+}
+
 impl Node {
     /// A peer has shown that it is at an endpoint: what was sent there alone has come back in its session. Nothing that a datagram's
     /// source says by itself counts (P-136).
@@ -98,10 +122,18 @@ impl Node {
         self.timers.set_earlier(Timer::Shared, now + SHARED);
         // Nothing is taken from there for a peer's own any more, at once.
         let there = |pair: &(IpAddr, IpAddr)| pair.1 == at.ip();
-        let peers = self.peers.values().filter(|peer| peer.pair.iter().chain(&peer.former).any(there));
+        let in_force = |peer: &Peer| peer.meanwhile().is_some_and(|meanwhile| meanwhile.binding.is_at(at.ip()));
+        let peers = self.peers.values();
+        let peers = peers.filter(|peer| peer.pair.iter().chain(&peer.former).any(there) || in_force(peer));
+        let tunnel = self.config.carriers.tunnel;
         for other in peers.map(|peer| peer.id).collect::<Vec<_>>() {
             if let Some(peer) = self.peers.get_mut(&other) {
                 peer.former.retain(|pair| !there(pair));
+                // What stays in force until an update of ours is answered does so without them.
+                let meanwhile = peer.update.as_mut().and_then(|update| update.meanwhile.as_mut());
+                if let Some(meanwhile) = meanwhile {
+                    meanwhile.binding.leave_pairs(at.ip(), if tunnel { Carrier::Tunnel } else { Carrier::Hold });
+                }
             }
             self.put_binding_in_force(now, other);
         }

@@ -60,6 +60,8 @@ pub struct Nat {
     pub same_for_all: bool,
     /// Whether TCP in mid-stream gets a mapping (`nf_conntrack_tcp_loose`).
     pub loose: bool,
+    /// The host inside that everything goes to which nobody has asked for, under the port that it came to.
+    pub exposed: Option<IpAddr>,
     inside: HashMap<Inside, (u16, Time)>,
     outside: HashMap<Outside, SocketAddr>,
 }
@@ -87,6 +89,7 @@ impl Nat {
             tcp_expiry: Duration::from_secs(7200),
             same_for_all: false,
             loose: true,
+            exposed: None,
             inside: HashMap::new(),
             outside: HashMap::new(),
         }
@@ -154,6 +157,11 @@ impl Nat {
                 return Inbound::To(inner);
             }
             self.forget(key, port);
+        }
+        if let Some(exposed) = self.exposed.map(|host| SocketAddr::new(host, port)) {
+            self.inside.insert(Inside { transport, inner: exposed, remote }, (port, now));
+            self.outside.insert(outside, exposed);
+            return Inbound::To(exposed);
         }
         match self.unsolicited {
             Unsolicited::Reset => Inbound::Reset,

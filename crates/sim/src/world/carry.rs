@@ -448,8 +448,15 @@ impl World {
             }
         }
         let network = self.global.get(&remote.ip()).expect("a global address");
-        let server = *self.networks[network.0].hosts.get(&remote.ip()).expect("a host there");
-        let theirs = FlowTuple { transport, local: remote, remote: outer };
+        let network = &mut self.networks[network.0];
+        let mut inner = remote;
+        if let Access::Translated(nat) = &mut network.access
+            && let Inbound::To(exposed) = nat.inbound(self.now, transport, remote.port(), outer)
+        {
+            inner = exposed;
+        }
+        let server = *network.hosts.get(&inner.ip()).expect("a host there");
+        let theirs = FlowTuple { transport, local: inner, remote: outer };
         ([own, theirs], server)
     }
 }

@@ -22,6 +22,27 @@ fn into_a_nat() {
 }
 
 #[test]
+fn a_host_that_a_nat_forwards_everything_to_has_no_address_of_its_own() {
+    // P-19: its hello says where it is, and who has asked at the NAT's address sees another.
+    let mut world = World::new(106);
+    let mut inside = nat("10.100.0.9", NatPorts::Preserving);
+    if let Access::Translated(nat) = &mut inside {
+        nat.exposed = INSIDE.parse().ok();
+    }
+    let [behind, home, away] = [inside, Access::Open, Access::Open].map(|access| world.network(access));
+    let [client, server] = ["client", "server"].map(|name| world.host(name));
+    world.attach(server, behind, INSIDE);
+    world.attach(client, home, HOME);
+    let flow = world.connect(client, "10.100.0.9:443");
+    introduced(&mut world, &[flow]);
+    world.move_to(client, away, AWAY);
+    world.assert_delivering(SECOND);
+    world.run_for(10 * SECOND);
+    settle_as(&mut world, &[flow], Carried::Tunnelled);
+    world.check();
+}
+
+#[test]
 fn out_of_a_nat() {
     let (mut two, flows) = Two::flowing_inside(102, 3);
     two.world.move_to(two.client, two.home, HOME);

@@ -314,3 +314,23 @@ fn two_hosts_with_fixed_ports_swap_addresses() {
         two.world.check();
     }
 }
+
+/// P-136, while this host's own move is not acknowledged.
+#[test]
+fn who_does_not_acknowledge_keeps_no_pair_of_a_shared_address() {
+    let mut at = Neighbours::new(3110, Transport::Tcp, true);
+    let (before, nat) = (address("10.9.0.1"), address(NAT));
+    at.forget_sightings();
+    at.update(UpdateFlags::UPROOTED, SocketAddr::new(nat, 2031));
+    assert!(at.world.at(at.server).plane.accepts_rewritten(before, nat));
+    // The server moves while both its networks are there. The attacker says nothing.
+    let other = at.world.network(Access::Open);
+    at.world.attach(at.server, other, "10.8.0.1");
+    at.world.hand_off(at.server, Some("10.8.0.1"));
+    at.world.run_for(SECOND);
+    let honest = at.world.host("honest");
+    at.world.attach(honest, at.inside, "192.168.1.4");
+    let flow = at.world.connect(honest, SERVICE);
+    introduced(&mut at.world, &[flow]);
+    assert!(!at.world.at(at.server).plane.accepts_rewritten(before, nat), "the NAT's address is shared");
+}
