@@ -183,14 +183,19 @@ struct binding {
 	__u8 neighbour[6];
 	__u8 carrier; /* enum carrier */
 	__u8 parked;  /* 1: the peer is away; its TCP sockets here must not give up */
-	__u32 arrival; /* device that the peer's packets come by, between the locators and of flows at home; 0: any */
+	__u32 arrival; /* device that the peer's packets come by, of flows at home; 0: any */
 	__u32 mtu; /* the longest rewritten packet, in bytes, that the path is known to take; 0: not known */
 };
 
-/* Map `locators`: this, as found in a packet from the peer -> binding id. */
+/* Map `locators`: this, as found in a packet from the peer -> struct locator. */
 struct locator_pair {
 	struct address peer;
 	struct address local;
+};
+
+struct locator {
+	__u32 binding;
+	__u32 arrival; /* device that the peer's packets come by between them; 0: any */
 };
 
 /* Map `settings`, one entry. */

@@ -9,6 +9,7 @@ struct helped_flow helped_flow;
 struct wire_flow wire_flow;
 struct binding binding;
 struct locator_pair locator_pair;
+struct locator locator;
 struct settings settings;
 struct fragment fragment;
 struct alias alias;

@@ -58,7 +58,7 @@ struct {
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__uint(max_entries, 16384);
 	__type(key, struct locator_pair);
-	__type(value, __u32);
+	__type(value, struct locator);
 } locators SEC(".maps");
 
 struct {
@@ -180,7 +180,7 @@ static __always_inline bool has_moved(const struct flow_entry *flow, const struc
 }
 
 /* Whose binding what comes from `peer` to `local` may be of. */
-static __always_inline __u32 *find_binding(const struct address *peer, const struct address *local)
+static __always_inline struct locator *find_locator(const struct address *peer, const struct address *local)
 {
 	struct locator_pair pair;
 

@@ -44,11 +44,9 @@ static __always_inline bool is_present(const struct binding *binding, const stru
  * below sees what is for the other's link-layer address.
  */
 static __always_inline bool is_astray(const struct __sk_buff *skb, const struct settings *settings,
-				      const struct binding *binding, const struct address *peer,
-				      const struct address *local)
+				      const struct locator *locator)
 {
-	return settings->strict && binding && binding->arrival && binding->arrival != skb->ifindex &&
-	       is_present(binding, peer, local);
+	return settings->strict && locator->arrival && locator->arrival != skb->ifindex;
 }
 
 /* Between the locators of now nobody sends a flow that is at home in other names than its own. */
@@ -90,7 +88,7 @@ __noinline int ingress_icmp(struct __sk_buff *skb, const struct packet *packet)
 	struct quotation *quotation = get_quotation();
 	struct flow_tuple *own;
 	struct packet *inner;
-	__u32 *binding;
+	const struct locator *locator;
 
 	if (!packet || !settings || !quotation)
 		return pass();
@@ -105,14 +103,13 @@ __noinline int ingress_icmp(struct __sk_buff *skb, const struct packet *packet)
 		skb->mark |= settings->mark_mask;
 		return pass();
 	}
-	binding = find_binding(&inner->destination, &inner->source);
-	if (!binding)
+	locator = find_locator(&inner->destination, &inner->source);
+	if (!locator)
 		return pass();
-	own = find_own(*binding, inner->protocol, inner->source_port, inner->destination_port);
+	own = find_own(locator->binding, inner->protocol, inner->source_port, inner->destination_port);
 	if (!own || is_ipv4(&own->remote) != (packet->family == 4))
 		return pass();
-	if (settings->strict &&
-	    is_astray(skb, settings, bpf_map_lookup_elem(&bindings, binding), &inner->destination, &inner->source))
+	if (is_astray(skb, settings, locator))
 		return go_astray(skb);
 	quotation->inner_names.source = own->local;
 	quotation->inner_names.destination = own->remote;
@@ -216,15 +213,17 @@ __noinline int ingress_flow(struct __sk_buff *skb, struct packet *packet)
 	struct flow_entry *flow = NULL;
 	struct names names = {};
 	struct binding *binding;
+	const struct locator *locator;
 	struct flow_tuple *own;
-	__u32 *id;
+	__u32 id;
 
 	if (!packet || !settings)
 		return pass();
-	id = find_binding(&packet->source, &packet->destination);
-	if (!id)
+	locator = find_locator(&packet->source, &packet->destination);
+	if (!locator)
 		return ingress_native(skb, packet);
-	binding = bpf_map_lookup_elem(&bindings, id);
+	id = locator->binding;
+	binding = bpf_map_lookup_elem(&bindings, &id);
 	if (packet->part == FRAGMENT_LATER) {
 		struct fragment key;
 
@@ -238,7 +237,7 @@ __noinline int ingress_flow(struct __sk_buff *skb, struct packet *packet)
 			return pass_counted(COUNTER_FRAGMENT_UNMATCHED);
 		count(COUNTER_FRAGMENT_IN);
 	} else {
-		own = find_own(*id, packet->protocol, packet->destination_port, packet->source_port);
+		own = find_own(id, packet->protocol, packet->destination_port, packet->source_port);
 		if (!own)
 			return ingress_native(skb, packet);
 		flow = find_flow(own);
@@ -271,10 +270,10 @@ __noinline int ingress_flow(struct __sk_buff *skb, struct packet *packet)
 		if (packet->part == FRAGMENT_FIRST)
 			bpf_map_update_elem(&fragments, &key, own, BPF_ANY);
 	}
-	if (is_astray(skb, settings, binding, &packet->source, &packet->destination))
+	if (is_astray(skb, settings, locator))
 		return go_astray(skb);
 	if (flow)
-		hear(*id, flow, binding, packet);
+		hear(id, flow, binding, packet);
 	set_mark(skb, settings);
 	if (!(settings->idle & IDLE_LAPSES) && !forget_lapse(skb, packet, own))
 		return TC_ACT_SHOT;

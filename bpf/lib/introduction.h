@@ -156,7 +156,7 @@ __noinline bool consume_introduction(struct __sk_buff *skb, const struct packet 
 	struct flow_tuple seen = {};
 	struct event *event;
 	struct share *share;
-	__u32 *binding;
+	const struct locator *locator;
 	bool found;
 
 	if (!packet || packet->part != FRAGMENT_WHOLE)
@@ -171,9 +171,9 @@ __noinline bool consume_introduction(struct __sk_buff *skb, const struct packet 
 	if (!share)
 		return false;
 	/* In a flow that another host passes on it comes under the names that the flow has between the two. */
-	binding = on_wire && !(introduction.nonce & PROBE_BIT) ? find_binding(&packet->source, &packet->destination) : NULL;
-	if (binding)
-		own = find_own(*binding, packet->protocol, packet->destination_port, packet->source_port);
+	locator = on_wire && !(introduction.nonce & PROBE_BIT) ? find_locator(&packet->source, &packet->destination) : NULL;
+	if (locator)
+		own = find_own(locator->binding, packet->protocol, packet->destination_port, packet->source_port);
 	if (!own) {
 		seen.local = packet->destination;
 		seen.remote = packet->source;

@@ -232,12 +232,13 @@ enum between {
 /* Where does a packet go that leaves under its own names? One look for all but what goes to a peer's locator. */
 static __noinline enum between find_between(const struct packet *packet)
 {
-	const __u32 *binding = find_binding(&packet->destination, &packet->source);
+	const struct locator *locator = find_locator(&packet->destination, &packet->source);
 
-	if (!binding || packet->part == FRAGMENT_LATER)
+	if (!locator || packet->part == FRAGMENT_LATER)
 		return BETWEEN_OTHERS;
-	return find_own(*binding, packet->protocol, packet->source_port, packet->destination_port) ? BETWEEN_WIRE_PORTS :
-												     BETWEEN_LOCATORS;
+	return find_own(locator->binding, packet->protocol, packet->source_port, packet->destination_port) ?
+		       BETWEEN_WIRE_PORTS :
+		       BETWEEN_LOCATORS;
 }
 
 /*

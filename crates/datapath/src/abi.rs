@@ -108,6 +108,7 @@ plain! {
         mtu: u32,
     }
     struct RawLocatorPair { peer: RawAddress, local: RawAddress }
+    struct RawLocator { binding: u32, arrival: u32 }
     struct RawSettings {
         namespace_cookie: u64,
         tunnel: u32,
@@ -542,7 +543,8 @@ pub struct Binding {
     /// interface that forwards, and else stay on the interface where a packet already is.
     pub interface: u32,
     /// Index of the interface that a reset of a flow at home has to arrive on to be believed (P-38), and where the host filters
-    /// strictly ([`Datapath::set_strict`](crate::Datapath::set_strict)) all that comes between `peer` and `local`; 0 where it may be any.
+    /// strictly ([`Datapath::set_strict`](crate::Datapath::set_strict)) all that comes between `peer` and `local`, also once these have been
+    /// left; 0 where it may be any.
     pub arrival: u32,
     /// The longest rewritten packet, in bytes, that the path takes; 0 where that is not known. What is longer and was not sent by this host's own
     /// stack is answered with an ICMP error that says so.

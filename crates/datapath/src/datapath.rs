@@ -13,8 +13,8 @@ use whimbrel_wire::FlowTuple;
 use crate::abi::{
     Alias, Binding, COUNTERS, FlowEntry, HelpedFlow, IDLE_HELPED, IDLE_INTRODUCTIONS, IDLE_KEPT, IDLE_LAPSES,
     IDLE_LISTENING, IDLE_TRANSLATION, IDLE_VACATED, LocatorPair, Plain, RawAddress, RawBinding, RawEndpoint,
-    RawFlowEntry, RawHelpedFlow, RawLent, RawLentKey, RawLocatorPair, RawSettings, RawShare, RawTuple, RawWireFlow,
-    TUNNELLED,
+    RawFlowEntry, RawHelpedFlow, RawLent, RawLentKey, RawLocator, RawLocatorPair, RawSettings, RawShare, RawTuple,
+    RawWireFlow, TUNNELLED,
 };
 use crate::error::Error;
 use crate::events::{Event, Most, Rings};
@@ -107,7 +107,7 @@ pub struct Datapath {
     wire_flows: GrowingTable<RawWireFlow, RawTuple>,
     helped: Table<RawTuple, RawHelpedFlow>,
     bindings: Table<u32, RawBinding>,
-    locators: Table<RawLocatorPair, u32>,
+    locators: Table<RawLocatorPair, RawLocator>,
     vacated: Table<RawAddress, u32>,
     kept: Table<RawAddress, u32>,
     lent: Table<RawLentKey, RawLent>,
@@ -163,8 +163,8 @@ impl Datapath {
             programs,
         };
         datapath.change_settings(|settings| settings.namespace_cookie = cookie)?;
-        for (pair, binding) in datapath.locators.entries()? {
-            datapath.accepted().entry(binding).or_default().push(pair.pair());
+        for (pair, locator) in datapath.locators.entries()? {
+            datapath.accepted().entry(locator.binding).or_default().push(pair.pair());
         }
         datapath.count_elsewhere()?;
         datapath.adopt_hooks()?;
@@ -515,7 +515,11 @@ impl Datapath {
         let mut accepted = self.accepted();
         let current = accepted.entry(id).or_default();
         for pair in &binding.accepted {
-            self.locators.insert(&RawLocatorPair::new(pair), &id)?;
+            let (key, present) = (RawLocatorPair::new(pair), (pair.local, pair.peer) == (binding.local, binding.peer));
+            // What is still under way between others comes by the device that it came by.
+            let before = if present { None } else { self.locators.get(&key)?.filter(|before| before.binding == id) };
+            let arrival = before.map_or(if present { binding.arrival } else { 0 }, |before| before.arrival);
+            self.locators.insert(&key, &RawLocator { binding: id, arrival })?;
             if !current.contains(pair) {
                 current.push(*pair);
             }
@@ -547,7 +551,7 @@ impl Datapath {
     /// Two peers may have been seen at one locator (behind one NAT, or one after the other): the last one has it.
     fn remove_locators(&self, id: u32, pair: &LocatorPair) -> Result<(), Error> {
         let pair = RawLocatorPair::new(pair);
-        if self.locators.get(&pair)? == Some(id) {
+        if self.locators.get(&pair)?.is_some_and(|locator| locator.binding == id) {
             self.locators.remove(&pair)?;
         }
         Ok(())

@@ -10,9 +10,9 @@ use crate::abi::{
     EVENT_HEARD_NATIVELY, EVENT_INTRODUCTION, FITTED_CHANGED, FITTED_WAITING, HELD_BACK, HELD_BEYOND, HELD_HIDDEN,
     HELD_TUNNELLED, HelpedPhase, IDLE_ENDPOINTS, IDLE_FORWARDED, IDLE_HELPED, IDLE_INTRODUCTIONS, IDLE_KEPT,
     IDLE_LAPSES, IDLE_LISTENING, IDLE_TRANSLATION, IDLE_VACATED, ORIGIN_ACCEPTED, ORIGIN_CONNECTED, RawAddress,
-    RawAlias, RawBinding, RawEndpoint, RawEvent, RawFlowEntry, RawHelpedFlow, RawLent, RawLentKey, RawLocatorPair,
-    RawPorts, RawPosition, RawSettings, RawShare, RawSocket, RawTuple, RawWireFlow, UNKNOWN_DROPPED, UNKNOWN_ROUTED,
-    UNKNOWN_TUNNELLED,
+    RawAlias, RawBinding, RawEndpoint, RawEvent, RawFlowEntry, RawHelpedFlow, RawLent, RawLentKey, RawLocator,
+    RawLocatorPair, RawPorts, RawPosition, RawSettings, RawShare, RawSocket, RawTuple, RawWireFlow, UNKNOWN_DROPPED,
+    UNKNOWN_ROUTED, UNKNOWN_TUNNELLED,
 };
 
 const OBJECT: &str = concat!(env!("OUT_DIR"), "/layout.bpf.o");
@@ -75,6 +75,7 @@ fn structs_are_laid_out_as_in_c() {
         "wire_flow" => RawWireFlow,
         "binding" => RawBinding,
         "locator_pair" => RawLocatorPair,
+        "locator" => RawLocator,
         "settings" => RawSettings,
         "event" => RawEvent,
         "share" => RawShare,

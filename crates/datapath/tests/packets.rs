@@ -398,9 +398,15 @@ fn what_a_strict_filter_would_drop_gets_no_mark() {
             assert_eq!((outcome.verdict, outcome.mark), (SHOT, 0));
         }
         fixture.counted("dropped_astray", packets.len() as u64 + fragments.len() as u64);
-        // By a path that was left they may come by the device of that, and what is of no moved flow is judged by the filter itself.
-        let old = Binding { arrival: 9, peer: names.own_remote.ip(), ..fixture.binding() };
-        fixture.datapath.set_binding(PEER, &old).expect("bind");
+        // By a path that was left they come by the device of that, and what is of no moved flow is judged by the filter itself.
+        let left = |fixture: &Fixture, arrival| {
+            for (arrival, peer) in [(arrival, names.wire_remote.ip()), (5, names.own_remote.ip())] {
+                fixture.datapath.set_binding(PEER, &Binding { arrival, peer, ..fixture.binding() }).expect("bind");
+            }
+        };
+        left(&fixture, 9);
+        assert_eq!(marks(&fixture), [0; 3]);
+        left(&fixture, 1);
         assert_eq!(marks(&fixture), [MARK; 3]);
         fixture.datapath.set_binding(PEER, &Binding { arrival: 9, ..fixture.binding() }).expect("bind");
         let mut other = fixture.wire_in(UDP);

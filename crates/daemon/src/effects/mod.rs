@@ -108,6 +108,8 @@ pub(crate) struct Effects {
     routes: RouteSocket,
     connections: SockDiag,
     wire_ports: WirePorts,
+    /// Marked packets come in, past filters by reverse paths.
+    filters: bool,
     hooks: Hooks,
     listening: Listening,
     kicks: Kicks,
@@ -164,6 +166,7 @@ impl Effects {
             routes: RouteSocket::open()?,
             connections: SockDiag::open()?,
             wire_ports: WirePorts::default(),
+            filters: false,
             datapath,
             tunnel,
             journal,
@@ -519,11 +522,17 @@ impl Effects {
     fn settle(&mut self) -> Result<(), Failure> {
         let hooked = self.apply_hooks();
         let surroundings = self.surroundings();
-        self.datapath.set_strict(!surroundings.arrivals.is_empty() && !sysctl::strict_filters().is_empty())?;
+        self.filters = !surroundings.arrivals.is_empty();
+        self.look_at_filters()?;
         // Programs may be shown what is in force once it is.
         self.apply_names();
         self.addresses.apply(&surroundings, &self.datapath)?;
         hooked
+    }
+
+    /// Somebody may have set a reverse path filter since.
+    pub(crate) fn look_at_filters(&self) -> Result<(), Failure> {
+        Ok(self.datapath.set_strict(self.filters && !sysctl::strict_filters().is_empty())?)
     }
 
     /// As [`Effects::settle`]. Interfaces come and go while it works, so a failure is tried again before it is told.

@@ -780,6 +780,9 @@ impl EventLoop {
             }
             Err(error) => tracing::warn!(%error, "cannot list the ports that sockets are bound to"),
         }
+        if let Err(failure) = self.effects.look_at_filters() {
+            tracing::warn!(%failure, "cannot tell the data plane whether a reverse path filter is strict");
+        }
         for flow in self.effects.ended_flows() {
             self.node.handle_flow_closed(now, flow);
         }
