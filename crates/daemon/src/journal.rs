@@ -69,8 +69,8 @@ pub struct SavedMoves {
     pub held: BTreeMap<FlowName, SavedHeld>,
     /// Endpoints that others have on lease, and whether the address was of a subnet of this host's links when it was lent.
     pub leases: BTreeMap<LeaseName, (SavedLease, bool)>,
-    /// Endpoints of others, by the numbers of their leases, with the namespaces that programs have brought along for them.
-    pub tenancies: BTreeMap<u64, (SavedTenancy, Option<SavedNamespace>)>,
+    /// Endpoints of others, by what they and this host call the leases, with the namespaces that programs have brought along for them.
+    pub tenancies: BTreeMap<FlowName, (SavedTenancy, Option<SavedNamespace>)>,
 }
 
 /// A network namespace that a program has brought along for a lease.
@@ -413,9 +413,9 @@ impl Journal {
     }
 
     /// It has it no more.
-    pub fn forget_tenancy(&mut self, number: u64) {
-        if self.moves.tenancies.contains_key(&number) {
-            self.append(Line::TenancyOver(number));
+    pub fn forget_tenancy(&mut self, lease: FlowName) {
+        if self.moves.tenancies.contains_key(&lease) {
+            self.append(lines::tenancy_over(lease));
         }
     }
 
@@ -579,10 +579,11 @@ impl Journal {
             }
             Line::Tenancy(line) => {
                 let saved = line.saved();
-                self.moves.tenancies.insert(saved.0.number, saved);
+                self.moves.tenancies.insert(saved.0.lease(), saved);
             }
-            Line::TenancyOver(number) => {
-                self.moves.tenancies.remove(&number);
+            Line::TenancyOver(number) => self.moves.tenancies.retain(|lease, _| lease.value() != number),
+            Line::TenancyOverOf(anchor, number) => {
+                self.moves.tenancies.remove(&FlowName::new(anchor.key(), number));
             }
         }
     }
@@ -826,7 +827,7 @@ mod tests {
             .map(tenancy)
             .into_iter()
             .for_each(|(saved, brought)| journal.save_tenancy(saved, brought).expect("kept"));
-        journal.forget_tenancy(7);
+        journal.forget_tenancy(tenancy(7).0.lease());
         journal.flush().expect("flush");
         drop(journal);
         let all = SavedMoves {
@@ -834,7 +835,7 @@ mod tests {
             acceptances: [(name(3), acceptance)].into(),
             held: [(held.flow, held.clone())].into(),
             leases: [(lease(2).name, (lease(2), true))].into(),
-            tenancies: [(8, tenancy(8)), (9, tenancy(9))].into(),
+            tenancies: [8, 9].map(|number| (tenancy(number).0.lease(), tenancy(number))).into(),
         };
         // The second look is at what the first has rewritten.
         for _ in 0..2 {
@@ -848,7 +849,7 @@ mod tests {
         journal.forget_acceptance(name(3));
         journal.forget_held(held.flow);
         journal.forget_lease(lease(2).name);
-        [8, 9].into_iter().for_each(|number| journal.forget_tenancy(number));
+        [8, 9].into_iter().for_each(|number| journal.forget_tenancy(tenancy(number).0.lease()));
         journal.flush().expect("flush");
         let (journal, restored) = Journal::open(&folder.file()).expect("open");
         assert_eq!((restored.moves, journal.halted().len()), (SavedMoves::default(), 0));
@@ -908,6 +909,41 @@ mod tests {
         // A daemon of before has said of a flow that it is over by its name alone.
         let mut text = fs::read_to_string(folder.file()).expect("read");
         text.push_str("{\"held_over\":7}\n");
+        fs::write(folder.file(), text).expect("write");
+        let (_, restored) = Journal::open(&folder.file()).expect("open");
+        assert_eq!(restored.moves, SavedMoves::default());
+    }
+
+    #[test]
+    fn what_is_on_lease_is_kept_by_its_anchor_and_number() {
+        let folder = Folder::new("anchors");
+        let tenancy = |of: u8, port| SavedTenancy {
+            number: 7,
+            anchor: PublicKey::from([of; 32]),
+            anchor_at: None,
+            ends: Ends { first: SocketAddr::from(([192, 0, 2, 1], port)), count: 1 },
+            moved: Some(Transport::Udp),
+        };
+        let kept = |journal: Journal| {
+            drop(journal);
+            let (journal, restored) = Journal::open(&folder.file()).expect("open");
+            (journal, restored.moves.tenancies.into_values().map(|(saved, _)| saved).collect::<Vec<_>>())
+        };
+        let (mut journal, _) = Journal::open(&folder.file()).expect("open");
+        // Sockets of two anchors have come that are called the same.
+        for saved in [tenancy(1, 10), tenancy(2, 20)] {
+            journal.save_tenancy(saved, None).expect("kept");
+        }
+        let (mut journal, all) = kept(journal);
+        assert_eq!(all, [tenancy(1, 10), tenancy(2, 20)]);
+        journal.forget_tenancy(tenancy(1, 10).lease());
+        journal.flush().expect("flush");
+        let (journal, all) = kept(journal);
+        assert_eq!(all, [tenancy(2, 20)]);
+        drop(journal);
+        // A daemon of before has said of a lease that it is over by its number alone.
+        let mut text = fs::read_to_string(folder.file()).expect("read");
+        text.push_str("{\"tenancy_over\":7}\n");
         fs::write(folder.file(), text).expect("write");
         let (_, restored) = Journal::open(&folder.file()).expect("open");
         assert_eq!(restored.moves, SavedMoves::default());

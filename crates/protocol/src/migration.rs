@@ -110,10 +110,10 @@ enum Limit {
     /// Of what goes ahead of processes.
     Load,
     Lease(LeaseName),
-    Tenancy(u64),
+    Tenancy(FlowName),
     /// Whether the anchor of a lease is reached is told.
-    Reached(u64),
-    Claim(u64),
+    Reached(FlowName),
+    Claim(FlowName),
     /// Ops that failed and that nothing depends on but tidiness.
     Again,
 }
@@ -126,7 +126,7 @@ enum Asked {
     /// Commits, which are decided together, of flows that are called so till then.
     Keep(Vec<FlowName>),
     Lease(LeaseName),
-    Tenancy(u64),
+    Tenancy(FlowName),
     /// Nothing waits for it, and it is asked for again where it fails.
     Effect(&'static str, Box<MoveOp>),
 }
@@ -163,10 +163,10 @@ pub(crate) struct Moves {
     stopping: bool,
     /// Addresses of lent endpoints at which this host is not reached any more (P-131).
     unreached: BTreeSet<IpAddr>,
-    /// What others have lent to this host, by the numbers of their leases.
-    tenancies: BTreeMap<u64, Tenancy>,
+    /// What others have lent to this host, by what the two call the leases.
+    tenancies: BTreeMap<FlowName, Tenancy>,
     /// Connections of those endpoints, by the names that they are to have.
-    claims: BTreeMap<u64, Claim>,
+    claims: BTreeMap<FlowName, Claim>,
     limits: BTreeSet<(Time, Limit)>,
     /// What this host says to itself.
     own: VecDeque<Record>,
@@ -305,14 +305,14 @@ impl Moves {
                 self.handle_loaded(at, from, number, standing, &sentence);
             }
             Record::Lease { number, ends } => self.handle_lease(at, from, number, ends),
-            Record::Leased { number, outcome } => self.handle_leased(at, from, number, outcome),
+            Record::Leased { number, outcome } => self.handle_leased(at, flow_of(number), outcome),
             Record::Return { number } => self.handle_return(from, number),
             Record::Claim { flow, tuple, wire_port, hidden } => {
                 self.handle_claim(at, flow_of(flow), tuple, wire_port, hidden);
             }
             Record::Ending { flow } => self.handle_ending(flow_of(flow)),
-            Record::Offer { number, ports } => self.handle_offer(from, number, ports),
-            Record::Reached { number, reached } => self.handle_reached(at, from, number, reached),
+            Record::Offer { number, ports } => self.handle_offer(flow_of(number), ports),
+            Record::Reached { number, reached } => self.handle_reached(at, flow_of(number), reached),
         }
     }
 
@@ -432,7 +432,7 @@ impl Moves {
             Asked::Acceptance(name) => self.handle_acceptance_done(at, name, result),
             Asked::Keep(flows) => flows.into_iter().for_each(|flow| self.handle_kept(at, flow, result.clone())),
             Asked::Lease(name) => self.handle_lent(at, name, result),
-            Asked::Tenancy(number) => self.handle_occupied(at, number, result),
+            Asked::Tenancy(lease) => self.handle_occupied(at, lease, result),
             Asked::Effect(what, op) => {
                 if let Err(failed) = result {
                     self.failed.push((what, *op));
@@ -462,8 +462,8 @@ impl Moves {
                 Limit::Unsettled(flow) => self.handle_unsettled_limit(at, flow),
                 Limit::Load => self.handle_load_limit(at),
                 Limit::Lease(name) => self.handle_lease_limit(at, name),
-                Limit::Tenancy(number) => self.handle_tenancy_limit(at, number),
-                Limit::Reached(number) => self.tell_reached(at, number),
+                Limit::Tenancy(lease) => self.handle_tenancy_limit(at, lease),
+                Limit::Reached(lease) => self.tell_reached(at, lease),
                 Limit::Claim(flow) => self.handle_claim_limit(at, flow),
                 Limit::Again => {
                     let failed = std::mem::take(&mut self.failed);

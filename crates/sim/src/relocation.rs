@@ -97,7 +97,7 @@ pub struct SavedMoves {
     /// As anchor: what is lent.
     pub leases: BTreeMap<LeaseName, Ends>,
     /// As tenant: what others have lent.
-    pub tenancies: BTreeMap<u64, SavedTenancy>,
+    pub tenancies: BTreeMap<FlowName, SavedTenancy>,
 }
 
 impl SavedMoves {

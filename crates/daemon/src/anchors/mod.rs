@@ -20,7 +20,7 @@ use whimbrel_handshake::PublicKey;
 use whimbrel_ipc::{Anchored, Anchors as View, Code, Failure, Family, LentEnds, MadeSocket, PassedOn, Reply};
 use whimbrel_kernel::endpoint::Brought;
 use whimbrel_kernel::namespace;
-use whimbrel_protocol::{Dependents, Event, Refusal, Time};
+use whimbrel_protocol::{Dependents, Event, FlowName, Refusal, Time};
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::lending::Ends;
 
@@ -51,7 +51,7 @@ enum Wanted {
     /// One port of it, of the client's choice, for a socket in the namespace of that address.
     Port { client: ClientId, socket: OwnedFd, address: SocketAddr },
     /// A namespace that a program has brought along is to have it, and these ports beside those that the kernel draws.
-    Namespace { client: ClientId, namespace: Option<Brought>, wanted: WantedNamespace, first: Option<u64> },
+    Namespace { client: ClientId, namespace: Option<Brought>, wanted: WantedNamespace, first: Option<FlowName> },
 }
 
 /// What a namespace that a program brings along is to have.
@@ -127,11 +127,11 @@ impl Asked {
 /// What programs wait for, and what they have.
 #[derive(Debug, Default)]
 pub(crate) struct Anchors {
-    asked: HashMap<u64, Asked>,
+    asked: HashMap<FlowName, Asked>,
     /// The ports of each anchor that the kernel draws from for sockets that programs ask for, by family (IPv4).
-    blocks: HashMap<(PublicKey, bool), u64>,
+    blocks: HashMap<(PublicKey, bool), FlowName>,
     /// Programs that run in namespaces of their own, by the clients that hold these.
-    namespaces: HashMap<ClientId, Vec<u64>>,
+    namespaces: HashMap<ClientId, Vec<FlowName>>,
     returns: Returns,
     /// Moves that wait for their connections to be flows of the anchor's.
     claiming: HashMap<FlowTuple, crate::moves::Wish>,
@@ -281,9 +281,9 @@ impl EventLoop {
             Some(anchor) if !self.may_wait_for(&asked, anchor, end) => return Some(Err(taken(end))),
             Some(anchor) => self.wait_for_end(anchor, end, asked),
             None => {
-                let number = self.lease(asked, lessor, Ends { first: end, count: 1 });
-                if let (Some(number), Some(first)) = (number, brought) {
-                    self.effects.join_namespace(number, first);
+                let lease = self.lease(asked, lessor, Ends { first: end, count: 1 });
+                if let (Some(lease), Some(first)) = (lease, brought) {
+                    self.effects.join_namespace(lease, first);
                 }
             }
         }
@@ -314,14 +314,14 @@ impl EventLoop {
                 if matches!(asked.wanted[..], [Wanted::Socket { .. }, ..]) {
                     self.server.answer_later(client);
                     match self.anchors.blocks.get(&(anchor, ipv4)).copied() {
-                        Some(number) => match self.anchors.asked.get_mut(&number) {
+                        Some(lease) => match self.anchors.asked.get_mut(&lease) {
                             // Another program asks for the same.
                             Some(under_way) => under_way.wanted.append(&mut asked.wanted),
-                            None => self.serve_wanted(number, asked.wanted, asked.waits_until),
+                            None => self.serve_wanted(lease, asked.wanted, asked.waits_until),
                         },
                         None => {
-                            if let Some(number) = self.lease(asked, anchor, block) {
-                                self.anchors.blocks.insert((anchor, ipv4), number);
+                            if let Some(lease) = self.lease(asked, anchor, block) {
+                                self.anchors.blocks.insert((anchor, ipv4), lease);
                             }
                         }
                     }
@@ -341,21 +341,21 @@ impl EventLoop {
         }
     }
 
-    fn lease(&mut self, asked: Asked, anchor: PublicKey, ends: Ends) -> Option<u64> {
+    fn lease(&mut self, asked: Asked, anchor: PublicKey, ends: Ends) -> Option<FlowName> {
         let now = clock::now();
         let hosts = self.node.community(now).hosts;
         let known = hosts.iter().find(|host| host.key == anchor).and_then(|host| host.at);
         let configured = || self.configured_at(&anchor);
         match self.node.lease(now, anchor, known.or_else(configured), ends) {
-            Some(number) => {
+            Some(lease) => {
                 let mut asked = Asked { at: now, ..asked };
                 if let [Wanted::Namespace { namespace, wanted, .. }] = &mut asked.wanted[..]
                     && let Some(namespace) = namespace.take()
                 {
-                    self.effects.bring_namespace(number, namespace, wanted.hidden);
+                    self.effects.bring_namespace(lease, namespace, wanted.hidden);
                 }
-                self.anchors.asked.insert(number, asked);
-                Some(number)
+                self.anchors.asked.insert(lease, asked);
+                Some(lease)
             }
             None => {
                 self.refuse_all(asked.wanted, &Failure::new("this host leases nothing").code(Code::Unavailable));
@@ -377,9 +377,10 @@ impl EventLoop {
 
     /// A lease is in force.
     pub(crate) fn note_leased(&mut self, number: u64, anchor: PublicKey, ends: Ends) -> Told {
+        let lease = FlowName::new(anchor, number);
         self.anchors.experience.lent(clock::now(), anchor, true);
-        if let Some(asked) = self.anchors.asked.remove(&number) {
-            self.serve_wanted(number, asked.wanted, asked.waits_until);
+        if let Some(asked) = self.anchors.asked.remove(&lease) {
+            self.serve_wanted(lease, asked.wanted, asked.waits_until);
         }
         let sentence = format!("{} on lease from {}", shown(&ends), self.called(&anchor));
         Told::new("lease", sentence).with("anchor", anchor.to_string()).with("ends", shown(&ends))
@@ -403,7 +404,8 @@ impl EventLoop {
 
     /// Nobody here needs a lease any more.
     pub(crate) fn note_returned(&mut self, number: u64, anchor: PublicKey) -> Told {
-        self.anchors.blocks.retain(|_, block| *block != number);
+        let lease = FlowName::new(anchor, number);
+        self.anchors.blocks.retain(|_, block| *block != lease);
         self.note_return(anchor);
         let told =
             Told::new("lease-returned", format!("a lease of {} is returned: nobody needs it", self.called(&anchor)));
@@ -418,9 +420,10 @@ impl EventLoop {
         why: Refusal,
         reason: &str,
     ) -> Option<Told> {
-        self.anchors.blocks.retain(|_, block| *block != number);
+        let lease = FlowName::new(anchor, number);
+        self.anchors.blocks.retain(|_, block| *block != lease);
         let (now, called) = (clock::now(), self.called(&anchor));
-        let asked = self.anchors.asked.remove(&number);
+        let asked = self.anchors.asked.remove(&lease);
         let whole = asked.as_ref().and_then(|asked| asked.wanted.first()?.whole());
         let full = matches!(why, Refusal::NoRoom | Refusal::Taken);
         let has_begun = |asked: &Asked| {
@@ -435,7 +438,7 @@ impl EventLoop {
         }
         match asked {
             Some(mut asked) if is_late => {
-                self.take_namespace_back(number, &mut asked);
+                self.take_namespace_back(lease, &mut asked);
                 asked.wait_until(now);
                 asked.late.push(anchor);
                 // Another may have some now.
@@ -447,11 +450,11 @@ impl EventLoop {
                 return None;
             }
             Some(mut asked) if asked.others.is_empty() && !asked.late.is_empty() && why != Refusal::Taken => {
-                self.take_namespace_back(number, &mut asked);
+                self.take_namespace_back(lease, &mut asked);
                 self.wait_for_any(asked);
             }
             Some(asked) if asked.others.is_empty() || why == Refusal::Taken => {
-                self.effects.forget_namespace(number);
+                self.effects.forget_namespace(lease);
                 let code = match why {
                     Refusal::Taken => Code::InUse,
                     Refusal::NotAllowed => Code::Denied,
@@ -467,7 +470,7 @@ impl EventLoop {
                 self.refuse_all(asked.wanted, &failure);
             }
             Some(mut asked) => {
-                self.take_namespace_back(number, &mut asked);
+                self.take_namespace_back(lease, &mut asked);
                 self.ask_next(asked);
             }
             None => {
@@ -480,9 +483,9 @@ impl EventLoop {
     }
 
     /// Of a lease that did not come about.
-    fn take_namespace_back(&mut self, number: u64, asked: &mut Asked) {
+    fn take_namespace_back(&mut self, lease: FlowName, asked: &mut Asked) {
         if let [Wanted::Namespace { namespace, .. }] = &mut asked.wanted[..] {
-            *namespace = self.effects.take_namespace(number);
+            *namespace = self.effects.take_namespace(lease);
         }
     }
 
@@ -514,8 +517,8 @@ impl EventLoop {
     }
 
     /// Gives programs what they wanted a lease for.
-    fn serve_wanted(&mut self, number: u64, all: Vec<Wanted>, waits_until: Option<Time>) {
-        let Some((anchor, ends)) = self.leased(number) else {
+    fn serve_wanted(&mut self, lease: FlowName, all: Vec<Wanted>, waits_until: Option<Time>) {
+        let Some((anchor, ends)) = self.leased(lease) else {
             let failure = Failure::new("the lease ended at once").code(Code::Unavailable);
             return self.refuse_all(all, &failure);
         };
@@ -549,13 +552,13 @@ impl EventLoop {
                 Wanted::Port { client, socket, address } => {
                     let reply = bind(socket.as_fd(), address).unwrap_or_else(Reply::Error);
                     if matches!(reply, Reply::Error(_)) {
-                        self.node.return_lease(clock::now(), number);
+                        self.node.return_lease(clock::now(), lease);
                     }
                     self.server.reply(client, &reply);
                 }
                 Wanted::Namespace { client, wanted, first, .. } => {
-                    self.anchors.namespaces.entry(client).or_default().push(number);
-                    self.serve_namespace(client, wanted, first.unwrap_or(number), waits_until);
+                    self.anchors.namespaces.entry(client).or_default().push(lease);
+                    self.serve_namespace(client, wanted, first.unwrap_or(lease), waits_until);
                 }
             }
             self.serve(client);
@@ -567,7 +570,7 @@ impl EventLoop {
         &mut self,
         client: ClientId,
         mut wanted: WantedNamespace,
-        first: u64,
+        first: FlowName,
         waits_until: Option<Time>,
     ) {
         let Some((anchor, block)) = self.leased(first) else {
@@ -577,7 +580,7 @@ impl EventLoop {
         };
         while let Some(port) = wanted.ports.pop() {
             let end = SocketAddr::new(block.first.ip(), port);
-            if !self.effects.is_in_namespace(first, end) {
+            if !self.effects.is_in_namespace(first.value(), end) {
                 let taken_of = self.node.lessor_of(end);
                 if taken_of.is_some() {
                     wanted.ports.push(port);
@@ -591,8 +594,8 @@ impl EventLoop {
                     }
                     return self.wait_for_end(of, end, asked);
                 }
-                if let Some(number) = self.lease(asked, anchor, Ends { first: end, count: 1 }) {
-                    self.effects.join_namespace(number, first);
+                if let Some(lease) = self.lease(asked, anchor, Ends { first: end, count: 1 }) {
+                    self.effects.join_namespace(lease, first.value());
                 }
                 return;
             }
@@ -603,8 +606,8 @@ impl EventLoop {
         self.server.say(client, &Reply::Namespace(anchored), Vec::new());
     }
 
-    fn leased(&self, number: u64) -> Option<(PublicKey, Ends)> {
-        self.node.rented().find(|of| of.number == number).map(|of| (of.anchor, of.ends))
+    fn leased(&self, lease: FlowName) -> Option<(PublicKey, Ends)> {
+        self.node.rented().find(|of| of.lease() == lease).map(|of| (of.anchor, of.ends))
     }
 
     /// Of clients that may have asked for any of this.

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
-use whimbrel_protocol::{Rented, Time};
+use whimbrel_protocol::{FlowName, Rented, Time};
 
 use super::Asked;
 use crate::clock;
@@ -35,7 +35,7 @@ pub(super) struct Returns {
 /// A lease that may be in nobody's use.
 #[derive(Clone, Copy, Debug)]
 struct Left {
-    lease: u64,
+    lease: FlowName,
     /// When the program that it was for has ended, which may have started others that go on; `None` where there is no such program.
     ended: Option<Time>,
     due: Time,
@@ -60,7 +60,7 @@ pub(super) enum Awaited {
 
 impl Returns {
     /// Whether a program has just ended to which any of the leases was given that `is_of` is about: what it had will be free in a moment.
-    fn is_about_to_return(&self, now: Time, is_of: impl Fn(u64) -> bool) -> bool {
+    fn is_about_to_return(&self, now: Time, is_of: impl Fn(FlowName) -> bool) -> bool {
         let just_ended = |left: &&Left| left.ended.is_some_and(|ended| now < ended + EXPECTED);
         self.left.iter().filter(just_ended).any(|left| is_of(left.lease))
     }
@@ -111,7 +111,7 @@ impl EventLoop {
     }
 
     /// Leases of a daemon before this one, whose programs are not this one's clients.
-    pub(crate) fn look_after_leases(&mut self, leases: impl Iterator<Item = u64>) {
+    pub(crate) fn look_after_leases(&mut self, leases: impl Iterator<Item = FlowName>) {
         let now = clock::now();
         // Which of these programs have ended is not known: any may have, just now.
         let left = |lease| Left { lease, ended: Some(now), due: now, pause: LOOK };
@@ -140,7 +140,7 @@ impl EventLoop {
     /// long as that runs, it is looked at now and then: an anchor that is to be switched off waits for it.
     fn look_after_idle_leases(&mut self, now: Time) {
         let anchors = &mut self.anchors;
-        for lease in self.node.rented().map(|of| of.number) {
+        for lease in self.node.rented().map(|of| of.lease()) {
             let known = anchors.returns.left.iter().any(|left| left.lease == lease)
                 || anchors.asked.contains_key(&lease)
                 || anchors.namespaces.values().flatten().any(|of| *of == lease);
@@ -195,7 +195,7 @@ fn is_awaited(returns: &Returns, now: Time, rented: &[Rented], what: &Awaited) -
         Awaited::End(anchor, end) => of.anchor == *anchor && of.ends.contain(*end),
         Awaited::Any(anchors) => anchors.contains(&of.anchor),
     };
-    returns.is_about_to_return(now, |lease| rented.iter().any(|of| of.number == lease && is_of(of)))
+    returns.is_about_to_return(now, |lease| rented.iter().any(|of| of.lease() == lease && is_of(of)))
 }
 
 #[cfg(test)]
@@ -230,7 +230,8 @@ mod tests {
     }
 
     /// The program of a lease has ended.
-    fn leave(returns: &mut Returns, lease: u64, ended: u64) {
+    fn leave(returns: &mut Returns, number: u64, ended: u64) {
+        let lease = FlowName::new(anchor(1), number);
         returns.left.push(Left { lease, ended: Some(at(ended)), due: at(ended), pause: LOOK });
     }
 

@@ -23,7 +23,7 @@ use whimbrel_kernel::peer_route::PeerRoutes;
 use whimbrel_kernel::signals::{Signal, Signals};
 use whimbrel_kernel::sock_diag::SockDiag;
 use whimbrel_kernel::stand_in::Seen;
-use whimbrel_protocol::{Event, LocalEnd, MoveOp, Node, PeerId, Time};
+use whimbrel_protocol::{Event, LocalEnd, MoveOp, Node, PeerId, SavedTenancy, Time};
 use whimbrel_wire::FlowTuple;
 
 use requests::{Answers, Suspending};
@@ -277,7 +277,7 @@ impl EventLoop {
         self.take_in_flows(clock::now(), restored)?;
         self.node.restore_moves(clock::now(), &moves.donations, &moves.acceptances, &moves.held);
         self.node.restore_leases(clock::now(), &moves.leases, &moves.tenancies);
-        self.look_after_leases(moves.tenancies.iter().map(|saved| saved.number));
+        self.look_after_leases(moves.tenancies.iter().map(SavedTenancy::lease));
         self.track()?;
         self.drain();
         self.effects.settle_or_retry(clock::now());

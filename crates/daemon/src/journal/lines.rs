@@ -46,7 +46,9 @@ pub(super) enum Line {
     Lease(LeaseLine),
     LeaseOver(KeyLine, u64),
     Tenancy(TenancyLine),
+    /// By its number alone in journals of before, where no two had the same.
     TenancyOver(u64),
+    TenancyOverOf(KeyLine, u64),
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -470,6 +472,11 @@ impl From<FlowName> for Line {
     fn from(name: FlowName) -> Self {
         Self::HeldOverWith(KeyLine(name.peer()), name.value())
     }
+}
+
+/// The end of a lease of another host's.
+pub(super) fn tenancy_over(lease: FlowName) -> Line {
+    Line::TenancyOverOf(KeyLine(lease.peer()), lease.value())
 }
 
 impl From<LeaseName> for Line {

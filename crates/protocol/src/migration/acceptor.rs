@@ -114,6 +114,9 @@ impl Moves {
         let whose = at.around.partner(&request.tuple);
         let flow = FlowName::requested(&request);
         let is_anothers = whose.is_some_and(|whose| whose != donor && *whose.as_bytes() != request.holder);
+        // No more is an endpoint that it has on lease from another.
+        let lessor = self.lessor_of(request.tuple.local).filter(|_| request.tuple.is_unconnected());
+        let is_anothers = is_anothers || lessor.is_some_and(|lessor| *lessor.as_bytes() != request.holder);
         let refusal = if !self.config.enabled || !self.expects(&donor) {
             Some(Refusal::NotAllowed)
         } else if is_anothers {
@@ -159,7 +162,7 @@ impl Moves {
     /// Whether the holder and this host have another flow, or are about to have one, that they call so (P-132).
     fn is_called_so(&self, at: At<'_>, flow: &FlowName, tuple: &FlowTuple) -> bool {
         let known = at.around.flow(flow).is_some_and(|known| known != *tuple);
-        known || self.taking.contains(flow) || tuple.is_unconnected() && self.is_rented_otherwise(flow)
+        known || self.taking.contains(flow)
     }
 
     /// A donor asks anew about a socket: a daemon of its before this one, which has died, may have asked before (P-72).
@@ -465,13 +468,14 @@ impl Moves {
         }
     }
 
-    /// The move that waits for the lease of this number: that of its socket's endpoint.
-    pub(super) fn coming_with(&self, number: u64) -> Option<MoveName> {
-        if let Some(claimed) = self.claimed_endpoint(number) {
+    /// The move that waits for this lease: that of its socket's endpoint.
+    pub(super) fn coming_with(&self, lease: &FlowName) -> Option<MoveName> {
+        if let Some(claimed) = self.claimed_endpoint(lease) {
             return Some(claimed);
         }
         let waits = |of: &Acceptance| {
-            of.stage == Stage::Adopting && of.request.flow == number && of.request.tuple.is_unconnected()
+            let awaits = of.stage == Stage::Adopting && of.request.tuple.is_unconnected();
+            awaits && FlowName::requested(&of.request) == *lease
         };
         self.acceptances.iter().find(|(_, of)| waits(of)).map(|(name, _)| *name)
     }

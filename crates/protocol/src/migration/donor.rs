@@ -617,7 +617,7 @@ impl Moves {
         let (gone, acceptor) = (of.gone, of.acceptor);
         let Request { tuple, flow, .. } = of.request;
         if decision == Decision::Committed && tuple.is_unconnected() {
-            self.part_with_tenancy(at, flow);
+            self.part_with_tenancy(at, FlowName::new(from, flow));
         }
         match decision {
             Decision::Committed if gone => {

@@ -192,19 +192,25 @@ impl Node {
         });
     }
 
-    /// Asks an anchor for endpoints: [`MoveEvent::Leased`] or [`MoveEvent::NotLeased`] tell what comes of it, under the number
+    /// Asks an anchor for endpoints: [`MoveEvent::Leased`] or [`MoveEvent::NotLeased`] tell what comes of it, under the name
     /// that is given. `anchor_at`: where it is, if no peer has this key yet. Endpoints that are not definite are the anchor's to choose.
-    pub fn lease(&mut self, now: Time, anchor: PublicKey, anchor_at: Option<SocketAddr>, ends: Ends) -> Option<u64> {
+    pub fn lease(
+        &mut self,
+        now: Time,
+        anchor: PublicKey,
+        anchor_at: Option<SocketAddr>,
+        ends: Ends,
+    ) -> Option<FlowName> {
         let number = self.random.u64();
         self.with_moves(now, |moves, at| {
             moves.rent(at, number, anchor, anchor_at, ends);
-            number
+            FlowName::new(anchor, number)
         })
     }
 
     /// The endpoints of a lease are not needed any more.
-    pub fn return_lease(&mut self, now: Time, number: u64) {
-        self.with_moves(now, |moves, at| moves.give_up_lease(at, number));
+    pub fn return_lease(&mut self, now: Time, lease: FlowName) {
+        self.with_moves(now, |moves, at| moves.give_up_lease(at, lease));
     }
 
     /// Has a connection of a leased endpoint be a flow of this host and its anchor: [`MoveEvent::Claimed`] tells what comes of it.

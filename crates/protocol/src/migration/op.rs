@@ -97,6 +97,23 @@ pub struct Rented {
     pub moved: Option<Transport>,
 }
 
+impl SavedTenancy {
+    /// What the anchor and this host call the lease. Who gives a socket away names that of its endpoint, so that the number says nothing without
+    /// the anchor (P-132).
+    #[must_use]
+    pub const fn lease(&self) -> FlowName {
+        FlowName::new(self.anchor, self.number)
+    }
+}
+
+impl Rented {
+    /// What the anchor and this host call the lease.
+    #[must_use]
+    pub const fn lease(&self) -> FlowName {
+        FlowName::new(self.anchor, self.number)
+    }
+}
+
 impl Default for Moving {
     fn default() -> Self {
         Self { enabled: false, accept_from: Vec::new(), most: 16_384, bytes: 1 << 30, processes: false, lending: None }
@@ -267,8 +284,8 @@ pub enum MoveOp {
     },
     /// Tenant: the endpoints of a lease are not to be used any more.
     Vacate {
-        /// Of the lease.
-        number: u64,
+        /// What the anchor and this host call it.
+        lease: FlowName,
     },
 }
 
@@ -293,7 +310,7 @@ impl MoveOp {
             Self::Lend { name, .. } => return ("lend", Some(name.number)),
             Self::TakeBack { name } => return ("take-back", Some(name.number)),
             Self::Occupy { number, .. } => return ("occupy", Some(*number)),
-            Self::Vacate { number } => return ("vacate", Some(*number)),
+            Self::Vacate { lease } => return ("vacate", Some(lease.value())),
         };
         (kind, name.map(|name| name.number))
     }

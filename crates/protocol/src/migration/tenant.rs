@@ -32,7 +32,6 @@ const LASTS_LEAST: Duration = Duration::from_secs(1);
 /// Endpoints of another host's.
 #[derive(Debug)]
 pub(super) struct Tenancy {
-    anchor: PublicKey,
     /// What was asked for, then what was granted.
     ends: Ends,
     /// The lease lasts until then.
@@ -85,7 +84,6 @@ enum Stage {
 /// A connection that is to be a flow of this host and the anchor.
 #[derive(Debug)]
 pub(super) struct Claim {
-    anchor: PublicKey,
     tuple: FlowTuple,
     wire_port: u16,
     hidden: bool,
@@ -121,10 +119,10 @@ impl Moves {
         let due = at.now + ANSWERED_WITHIN;
         let (until, lifetime, stage) = (due, Duration::ZERO, Stage::Asking);
         let offered = Vec::new();
-        let tenancy =
-            Tenancy { anchor, ends, until, due, lifetime, moved: None, offered, reach: Reach::default(), stage };
-        self.tenancies.insert(number, tenancy);
-        self.limit(due, Limit::Tenancy(number));
+        let tenancy = Tenancy { ends, until, due, lifetime, moved: None, offered, reach: Reach::default(), stage };
+        let lease = FlowName::new(anchor, number);
+        self.tenancies.insert(lease, tenancy);
+        self.limit(due, Limit::Tenancy(lease));
         self.wait(at, &[], &[anchor]);
         self.say(at, anchor, Record::Lease { number, ends });
     }
@@ -132,19 +130,15 @@ impl Moves {
     /// A socket without another end has moved here (P-96): its endpoint is its holder's, who lends it. `None`: the result comes with that
     /// of an op, by [`Moves::handle_adopted`].
     pub(super) fn rent_moved(&mut self, at: At<'_>, flow: FlowName, tuple: FlowTuple) -> Option<Result<(), String>> {
-        let (holder, number) = (flow.peer(), flow.value());
-        match self.tenancies.get(&number) {
-            Some(tenancy) if tenancy.anchor != holder => {
-                return Some(Err(format!("a lease of {} has the number of this socket", tenancy.anchor)));
-            }
+        match self.tenancies.get(&flow) {
             Some(tenancy) if tenancy.stage == Stage::Parting => {
                 // It comes back before it was gone. That its socket is there is found out, and the lease lasts again.
-                self.turn_tenancy(at, number, Stage::Checking, Some(at.now + RESTORED_WITHIN));
-                self.occupy(at, number);
+                self.turn_tenancy(at, flow, Stage::Checking, Some(at.now + RESTORED_WITHIN));
+                self.occupy(at, flow);
                 return Some(Ok(()));
             }
             Some(_) => return Some(Ok(())),
-            None if holder == self.me() => return Some(Ok(())),
+            None if flow.peer() == self.me() => return Some(Ok(())),
             None => {}
         }
         let due = at.now + ANSWERED_WITHIN * 6;
@@ -152,56 +146,48 @@ impl Moves {
         let (until, lifetime, stage) = (due, Duration::ZERO, Stage::Occupying);
         let moved = Some(tuple.transport);
         let offered = Vec::new();
-        self.tenancies.insert(
-            number,
-            Tenancy { anchor: holder, ends, until, due, lifetime, moved, offered, reach: Reach::default(), stage },
-        );
-        self.limit(due, Limit::Tenancy(number));
-        self.occupy(at, number);
+        self.tenancies
+            .insert(flow, Tenancy { ends, until, due, lifetime, moved, offered, reach: Reach::default(), stage });
+        self.limit(due, Limit::Tenancy(flow));
+        self.occupy(at, flow);
         None
     }
 
-    fn turn_tenancy(&mut self, at: At<'_>, number: u64, stage: Stage, due: Option<Time>) {
-        let Some(tenancy) = self.tenancies.get_mut(&number) else { return };
-        let (anchor, before) = (tenancy.anchor, tenancy.is_awaited());
+    fn turn_tenancy(&mut self, at: At<'_>, lease: FlowName, stage: Stage, due: Option<Time>) {
+        let Some(tenancy) = self.tenancies.get_mut(&lease) else { return };
+        let before = tenancy.is_awaited();
         tenancy.stage = stage;
         let after = tenancy.is_awaited();
         if let Some(due) = due {
             let old = std::mem::replace(&mut tenancy.due, due);
-            self.limits.remove(&(old, Limit::Tenancy(number)));
-            self.limit(due, Limit::Tenancy(number));
+            self.limits.remove(&(old, Limit::Tenancy(lease)));
+            self.limit(due, Limit::Tenancy(lease));
         }
-        let of = |awaited: bool| if awaited { vec![anchor] } else { Vec::new() };
+        let of = |awaited: bool| if awaited { vec![lease.peer()] } else { Vec::new() };
         self.wait(at, &of(before), &of(after));
     }
 
     /// Has the caller make a place for the endpoints, or look whether it is needed.
-    fn occupy(&mut self, at: At<'_>, number: u64) {
-        let Some(tenancy) = self.tenancies.get(&number) else { return };
-        let (anchor, ends, moved) = (tenancy.anchor, tenancy.ends, tenancy.moved);
+    fn occupy(&mut self, at: At<'_>, lease: FlowName) {
+        let Some(tenancy) = self.tenancies.get(&lease) else { return };
+        let (anchor, ends, moved) = (lease.peer(), tenancy.ends, tenancy.moved);
         let fresh = tenancy.stage == Stage::Occupying;
         match at.around.peer(&anchor) {
             Some(peer) => {
                 let anchor_at = at.around.whereabouts(&anchor);
                 self.changes.push_back(FlowChange::Remember { key: anchor });
-                let op = MoveOp::Occupy { number, anchor, anchor_at, peer, ends, moved, fresh };
-                self.op(op, Asked::Tenancy(number));
+                let op = MoveOp::Occupy { number: lease.value(), anchor, anchor_at, peer, ends, moved, fresh };
+                self.op(op, Asked::Tenancy(lease));
             }
-            None => self.lose_tenancy(at, number, Refusal::HolderUnreached),
+            None => self.lose_tenancy(at, lease, Refusal::HolderUnreached),
         }
     }
 
     /// An anchor says what it lends.
-    pub(super) fn handle_leased(
-        &mut self,
-        at: At<'_>,
-        from: PublicKey,
-        number: u64,
-        outcome: Result<Granted, Refusal>,
-    ) {
-        let Some(tenancy) = self.tenancies.get_mut(&number).filter(|tenancy| tenancy.anchor == from) else {
+    pub(super) fn handle_leased(&mut self, at: At<'_>, lease: FlowName, outcome: Result<Granted, Refusal>) {
+        let Some(tenancy) = self.tenancies.get_mut(&lease) else {
             if outcome.is_ok() {
-                self.say(at, from, Record::Return { number });
+                self.say(at, lease.peer(), Record::Return { number: lease.value() });
             }
             return;
         };
@@ -215,78 +201,78 @@ impl Moves {
                 let (fresh, until, due) =
                     (tenancy.stage == Stage::Asking, tenancy.until, at.now + tenancy.lifetime / 3);
                 if fresh {
-                    self.turn_tenancy(at, number, Stage::Occupying, Some(until));
-                    self.occupy(at, number);
+                    self.turn_tenancy(at, lease, Stage::Occupying, Some(until));
+                    self.occupy(at, lease);
                 } else {
-                    self.turn_tenancy(at, number, Stage::InForce, Some(due));
+                    self.turn_tenancy(at, lease, Stage::InForce, Some(due));
                 }
             }
             (Stage::Asking | Stage::Renewing, Ok(_)) => {
-                self.say(at, from, Record::Return { number });
-                self.lose_tenancy(at, number, Refusal::Taken);
+                self.say(at, lease.peer(), Record::Return { number: lease.value() });
+                self.lose_tenancy(at, lease, Refusal::Taken);
             }
             // The anchor said so before it heard that it is asked for anew, to a daemon before this one perhaps: the answer follows.
             (Stage::Renewing, Err(Refusal::Expired)) => {}
-            (_, Err(refusal)) => self.lose_tenancy(at, number, refusal),
+            (_, Err(refusal)) => self.lose_tenancy(at, lease, refusal),
             // It was heard before.
             (Stage::Occupying | Stage::InForce | Stage::Checking | Stage::Parting, Ok(_)) => {}
         }
     }
 
     /// An anchor that refuses a lease says what it lends (P-129).
-    pub(super) fn handle_offer(&mut self, from: PublicKey, number: u64, ports: Vec<(u16, u16)>) {
-        let asked = self.tenancies.get_mut(&number).filter(|tenancy| tenancy.anchor == from && tenancy.is_awaited());
+    pub(super) fn handle_offer(&mut self, lease: FlowName, ports: Vec<(u16, u16)>) {
+        let asked = self.tenancies.get_mut(&lease).filter(|tenancy| tenancy.is_awaited());
         if let Some(tenancy) = asked {
             tenancy.offered = ports;
         }
     }
 
     /// An anchor says whether it is reached at what it lends (P-131).
-    pub(super) fn handle_reached(&mut self, at: At<'_>, from: PublicKey, number: u64, reached: bool) {
+    pub(super) fn handle_reached(&mut self, at: At<'_>, lease: FlowName, reached: bool) {
         let is_had = |tenancy: &&mut Tenancy| !matches!(tenancy.stage, Stage::Asking | Stage::Parting);
-        let lent = self.tenancies.get_mut(&number).filter(|tenancy| tenancy.anchor == from).filter(is_had);
+        let lent = self.tenancies.get_mut(&lease).filter(is_had);
         if let Some(tenancy) = lent {
             tenancy.reach.said = reached;
-            self.tell_reached(at, number);
+            self.tell_reached(at, lease);
         }
     }
 
     /// Tells how it is last, if that was not told: now, or when some time has passed since the last time.
-    pub(super) fn tell_reached(&mut self, at: At<'_>, number: u64) {
-        let Some(Tenancy { anchor, ends, reach, stage, .. }) = self.tenancies.get_mut(&number) else { return };
+    pub(super) fn tell_reached(&mut self, at: At<'_>, lease: FlowName) {
+        let Some(Tenancy { ends, reach, stage, .. }) = self.tenancies.get_mut(&lease) else { return };
         if reach.said == reach.told || matches!(stage, Stage::Asking | Stage::Occupying | Stage::Parting) {
             return;
         }
         match reach.told_at.map(|told_at| told_at + TOLD_AGAIN).filter(|again| *again > at.now) {
-            Some(again) => self.limit(again, Limit::Reached(number)),
+            Some(again) => self.limit(again, Limit::Reached(lease)),
             None => {
                 (reach.told, reach.told_at) = (reach.said, Some(at.now));
-                let event = MoveEvent::Reached { anchor: *anchor, ends: *ends, reached: reach.said };
+                let event = MoveEvent::Reached { anchor: lease.peer(), ends: *ends, reached: reach.said };
                 self.event(event);
             }
         }
     }
 
     /// There is a place for the endpoints, or it is needed still; or not.
-    pub(super) fn handle_occupied(&mut self, at: At<'_>, number: u64, result: Result<MoveDone, MoveFailed>) {
-        let Some(tenancy) = self.tenancies.get(&number) else {
-            self.effect("leaving endpoints of an anchor", MoveOp::Vacate { number });
+    pub(super) fn handle_occupied(&mut self, at: At<'_>, lease: FlowName, result: Result<MoveDone, MoveFailed>) {
+        let Some(tenancy) = self.tenancies.get(&lease) else {
+            self.effect("leaving endpoints of an anchor", MoveOp::Vacate { lease });
             return;
         };
-        let (anchor, ends, until, third) = (tenancy.anchor, tenancy.ends, tenancy.until, tenancy.lifetime / 3);
+        let (anchor, ends, until, third) = (lease.peer(), tenancy.ends, tenancy.until, tenancy.lifetime / 3);
         match (tenancy.stage, result) {
-            (Stage::Occupying, Err(failed)) if self.coming_with(number).is_some() => {
-                self.lose_tenancy(at, number, failed.refusal);
-                if let Some(name) = self.coming_with(number) {
+            (Stage::Occupying, Err(failed)) if self.coming_with(&lease).is_some() => {
+                self.lose_tenancy(at, lease, failed.refusal);
+                if let Some(name) = self.coming_with(&lease) {
                     self.handle_adopted(at, name, Err(failed.sentence));
                 }
             }
             (Stage::Occupying, Ok(_)) => {
-                self.turn_tenancy(at, number, Stage::InForce, Some(at.now + third));
-                self.event(MoveEvent::Leased { number, anchor, ends });
+                self.turn_tenancy(at, lease, Stage::InForce, Some(at.now + third));
+                self.event(MoveEvent::Leased { number: lease.value(), anchor, ends });
                 // It may have been said with the lease.
-                self.tell_reached(at, number);
-                if let Some(name) = self.coming_with(number) {
+                self.tell_reached(at, lease);
+                if let Some(name) = self.coming_with(&lease) {
                     self.handle_adopted(at, name, Ok(()));
                 }
             }
@@ -295,72 +281,73 @@ impl Moves {
                     what: "making a place for endpoints of an anchor",
                     error: failed.sentence,
                 });
-                self.say(at, anchor, Record::Return { number });
-                self.lose_tenancy(at, number, failed.refusal);
+                self.say(at, anchor, Record::Return { number: lease.value() });
+                self.lose_tenancy(at, lease, failed.refusal);
             }
             (Stage::Checking, Ok(_)) => {
                 // Who has slept for longer asks nevertheless: the anchor knows whether it is over.
                 let until = until.max(at.now + ANSWERED_WITHIN);
-                self.turn_tenancy(at, number, Stage::Renewing, Some(until));
-                self.say(at, anchor, Record::Lease { number, ends });
+                self.turn_tenancy(at, lease, Stage::Renewing, Some(until));
+                self.say(at, anchor, Record::Lease { number: lease.value(), ends });
             }
-            (Stage::Checking, Err(_)) => self.give_up_lease(at, number),
+            (Stage::Checking, Err(_)) => self.give_up_lease(at, lease),
             (Stage::Asking | Stage::InForce | Stage::Renewing | Stage::Parting, _) => {}
         }
     }
 
     /// A socket without another end has gone on to another host, and its endpoint with it (P-115).
-    pub(super) fn part_with_tenancy(&mut self, at: At<'_>, number: u64) {
-        if self.tenancies.get(&number).is_some_and(|tenancy| tenancy.moved.is_some()) {
-            self.turn_tenancy(at, number, Stage::Parting, Some(at.now + PARTED_WITHIN));
+    pub(super) fn part_with_tenancy(&mut self, at: At<'_>, lease: FlowName) {
+        if self.tenancies.get(&lease).is_some_and(|tenancy| tenancy.moved.is_some()) {
+            self.turn_tenancy(at, lease, Stage::Parting, Some(at.now + PARTED_WITHIN));
         }
     }
 
     /// Nobody here needs the endpoints any more.
-    pub(super) fn give_up_lease(&mut self, at: At<'_>, number: u64) {
-        if let Some(Tenancy { anchor, .. }) = self.end_tenancy(at, number) {
-            self.say(at, anchor, Record::Return { number });
-            self.event(MoveEvent::Returned { number, anchor });
+    pub(super) fn give_up_lease(&mut self, at: At<'_>, lease: FlowName) {
+        if self.end_tenancy(at, lease).is_some() {
+            let anchor = lease.peer();
+            self.say(at, anchor, Record::Return { number: lease.value() });
+            self.event(MoveEvent::Returned { number: lease.value(), anchor });
         }
     }
 
-    fn end_tenancy(&mut self, at: At<'_>, number: u64) -> Option<Tenancy> {
-        let tenancy = self.tenancies.remove(&number)?;
-        self.limits.remove(&(tenancy.due, Limit::Tenancy(number)));
+    fn end_tenancy(&mut self, at: At<'_>, lease: FlowName) -> Option<Tenancy> {
+        let tenancy = self.tenancies.remove(&lease)?;
+        self.limits.remove(&(tenancy.due, Limit::Tenancy(lease)));
         if let Some(told_at) = tenancy.reach.told_at {
-            self.limits.remove(&(told_at + TOLD_AGAIN, Limit::Reached(number)));
+            self.limits.remove(&(told_at + TOLD_AGAIN, Limit::Reached(lease)));
         }
         if tenancy.is_awaited() {
-            self.wait(at, &[tenancy.anchor], &[]);
+            self.wait(at, &[lease.peer()], &[]);
         }
         if tenancy.stage != Stage::Asking {
-            self.effect("leaving endpoints of an anchor", MoveOp::Vacate { number });
+            self.effect("leaving endpoints of an anchor", MoveOp::Vacate { lease });
         }
         Some(tenancy)
     }
 
-    fn lose_tenancy(&mut self, at: At<'_>, number: u64, why: Refusal) {
-        if let Some(Tenancy { anchor, ends, offered, .. }) = self.end_tenancy(at, number) {
+    fn lose_tenancy(&mut self, at: At<'_>, lease: FlowName, why: Refusal) {
+        if let Some(Tenancy { ends, offered, .. }) = self.end_tenancy(at, lease) {
+            let (number, anchor) = (lease.value(), lease.peer());
             self.event(MoveEvent::NotLeased { number, anchor, ends, why, offered });
         }
     }
 
-    pub(super) fn handle_tenancy_limit(&mut self, at: At<'_>, number: u64) {
-        let Some(tenancy) = self.tenancies.get(&number).filter(|tenancy| tenancy.due <= at.now) else { return };
+    pub(super) fn handle_tenancy_limit(&mut self, at: At<'_>, lease: FlowName) {
+        let Some(tenancy) = self.tenancies.get(&lease).filter(|tenancy| tenancy.due <= at.now) else { return };
         match tenancy.stage {
             Stage::Asking => {
-                let anchor = tenancy.anchor;
-                self.lose_tenancy(at, number, Refusal::HolderUnreached);
+                self.lose_tenancy(at, lease, Refusal::HolderUnreached);
                 // It may have heard, and lent.
-                self.say(at, anchor, Record::Return { number });
+                self.say(at, lease.peer(), Record::Return { number: lease.value() });
             }
             Stage::InForce => {
-                self.turn_tenancy(at, number, Stage::Checking, None);
-                self.occupy(at, number);
+                self.turn_tenancy(at, lease, Stage::Checking, None);
+                self.occupy(at, lease);
             }
-            Stage::Renewing => self.lose_tenancy(at, number, Refusal::Expired),
+            Stage::Renewing => self.lose_tenancy(at, lease, Refusal::Expired),
             // Its anchor has ended it by leading it elsewhere.
-            Stage::Parting => drop(self.end_tenancy(at, number)),
+            Stage::Parting => drop(self.end_tenancy(at, lease)),
             Stage::Occupying | Stage::Checking => {}
         }
     }
@@ -368,11 +355,11 @@ impl Moves {
     /// Says to an anchor what it is to answer.
     pub(super) fn say_tenancies(&mut self, at: At<'_>, to: PublicKey) {
         let mut records: Vec<Record> = Vec::new();
-        let asked = self.tenancies.iter().filter(|(_, tenancy)| tenancy.anchor == to && tenancy.is_awaited());
-        records.extend(asked.map(|(number, tenancy)| Record::Lease { number: *number, ends: tenancy.ends }));
-        let claimed = self.claims.iter().filter(|(_, claim)| claim.anchor == to && claim.terms.is_none());
+        let asked = self.tenancies.iter().filter(|(lease, tenancy)| lease.peer() == to && tenancy.is_awaited());
+        records.extend(asked.map(|(lease, tenancy)| Record::Lease { number: lease.value(), ends: tenancy.ends }));
+        let claimed = self.claims.iter().filter(|(flow, claim)| flow.peer() == to && claim.terms.is_none());
         records.extend(claimed.map(|(flow, claim)| Record::Claim {
-            flow: *flow,
+            flow: flow.value(),
             tuple: claim.tuple,
             wire_port: claim.wire_port,
             hidden: claim.hidden,
@@ -386,58 +373,53 @@ impl Moves {
             self.hints.extend(anchor_at.map(|hint| (*anchor, hint)));
             let until = at.now + RESTORED_WITHIN;
             let (lifetime, stage) = (Duration::ZERO, Stage::Checking);
-            let (anchor, ends, moved, offered) = (*anchor, *ends, *moved, Vec::new());
-            let tenancy =
-                Tenancy { anchor, ends, until, due: until, lifetime, moved, offered, reach: Reach::default(), stage };
-            self.tenancies.insert(*number, tenancy);
-            self.limit(until, Limit::Tenancy(*number));
-            self.occupy(at, *number);
+            let (lease, ends, moved, offered) = (FlowName::new(*anchor, *number), *ends, *moved, Vec::new());
+            let tenancy = Tenancy { ends, until, due: until, lifetime, moved, offered, reach: Reach::default(), stage };
+            self.tenancies.insert(lease, tenancy);
+            self.limit(until, Limit::Tenancy(lease));
+            self.occupy(at, lease);
         }
     }
 
     // ---- connections of leased endpoints
 
-    /// Whether a lease of another host has the number of a flow of this name, or a claim that was made to one (P-132).
-    pub(super) fn is_rented_otherwise(&self, flow: &FlowName) -> bool {
-        let lent = self.tenancies.get(&flow.value()).map(|tenancy| tenancy.anchor);
-        let claimed = self.claims.get(&flow.value()).map(|claim| claim.anchor);
-        lent.into_iter().chain(claimed).any(|anchor| anchor != flow.peer())
-    }
-
     /// The anchor that lends an endpoint.
     pub(super) fn lessor_of(&self, end: SocketAddr) -> Option<PublicKey> {
         let is_had = |stage| !matches!(stage, Stage::Asking | Stage::Parting);
-        let lends = |tenancy: &&Tenancy| is_had(tenancy.stage) && tenancy.ends.contain(end);
-        self.tenancies.values().find(lends).map(|tenancy| tenancy.anchor)
+        let lends = |(_, tenancy): &(&FlowName, &Tenancy)| is_had(tenancy.stage) && tenancy.ends.contain(end);
+        self.tenancies.iter().find(lends).map(|(lease, _)| lease.peer())
     }
 
     /// Has a connection of a leased endpoint be a flow of this host and the anchor (P-86), or the endpoint a lease of its own (P-115). An
-    /// event tells what comes of it.
-    pub(super) fn claim(&mut self, at: At<'_>, flow: u64, tuple: FlowTuple, hidden: bool) -> bool {
+    /// event tells what comes of it. `number` is drawn by lot.
+    pub(super) fn claim(&mut self, at: At<'_>, number: u64, tuple: FlowTuple, hidden: bool) -> bool {
         let Some(anchor) = self.lessor_of(tuple.local) else { return false };
         if self.claims.values().any(|claim| claim.tuple == tuple) {
             return true;
         }
         let Some(wire_port) = at.around.wire_port(&anchor, &tuple) else { return false };
         let until = at.now + ANSWERED_WITHIN;
-        self.claims.insert(flow, Claim { anchor, tuple, wire_port, hidden, terms: None, until });
+        let flow = FlowName::new(anchor, number);
+        self.claims.insert(flow, Claim { tuple, wire_port, hidden, terms: None, until });
         self.limit(until, Limit::Claim(flow));
         self.wait(at, &[], &[anchor]);
-        self.say(at, anchor, Record::Claim { flow, tuple, wire_port, hidden });
+        self.say(at, anchor, Record::Claim { flow: number, tuple, wire_port, hidden });
         true
     }
 
     /// The claim of an endpoint that this lease is to come of.
-    pub(super) fn claimed_endpoint(&self, number: u64) -> Option<MoveName> {
-        let claim = self.claims.get(&number)?;
+    pub(super) fn claimed_endpoint(&self, lease: &FlowName) -> Option<MoveName> {
+        let claim = self.claims.get(lease)?;
         let comes = claim.tuple.is_unconnected() && claim.terms.is_some();
-        comes.then(|| MoveName { donor: *self.me().as_bytes(), number })
+        comes.then(|| MoveName { donor: *self.me().as_bytes(), number: lease.value() })
     }
 
     /// The flow of a claim, if a move's name is that of one.
-    fn claimed(&self, name: MoveName) -> Option<u64> {
-        let own = name.donor == *self.me().as_bytes() && self.claims.contains_key(&name.number);
-        own.then_some(name.number)
+    fn claimed(&self, name: MoveName) -> Option<FlowName> {
+        let own = name.donor == *self.me().as_bytes();
+        // This host has drawn them all: no two have the same number.
+        let claimed = self.claims.range(FlowName::alike(name.number)).next().filter(|_| own);
+        claimed.map(|(flow, _)| *flow)
     }
 
     /// An anchor answers a claim. Tells whether it was one.
@@ -449,7 +431,7 @@ impl Moves {
         outcome: Result<Terms, Refusal>,
     ) -> bool {
         let Some(flow) = self.claimed(name) else { return false };
-        let Some(claim) = self.claims.get_mut(&flow).filter(|claim| claim.anchor == from) else { return true };
+        let Some(claim) = self.claims.get_mut(&flow).filter(|_| flow.peer() == from) else { return true };
         match outcome {
             Ok(terms) if claim.terms.is_none() => {
                 claim.terms = Some(terms);
@@ -462,8 +444,8 @@ impl Moves {
     }
 
     pub(super) fn adopt_claimed(&mut self, name: MoveName) {
-        let Some(claim) = self.claims.get(&name.number) else { return };
-        let (tuple, flow, wire_port) = (claim.tuple, FlowName::new(claim.anchor, name.number), claim.wire_port);
+        let Some((flow, claim)) = self.claimed(name).and_then(|flow| self.claims.get_key_value(&flow)) else { return };
+        let (tuple, flow, wire_port) = (claim.tuple, *flow, claim.wire_port);
         let change = claim.terms.map(|terms| FlowChange::Adopt { name, tuple, flow, wire_port, terms });
         self.changes.extend(change);
     }
@@ -481,30 +463,30 @@ impl Moves {
         true
     }
 
-    fn end_claim(&mut self, at: At<'_>, flow: u64, outcome: Result<(), Refusal>) {
+    fn end_claim(&mut self, at: At<'_>, flow: FlowName, outcome: Result<(), Refusal>) {
         let Some(claim) = self.claims.remove(&flow) else { return };
         self.limits.remove(&(claim.until, Limit::Claim(flow)));
-        self.wait(at, &[claim.anchor], &[]);
+        self.wait(at, &[flow.peer()], &[]);
         self.event(MoveEvent::Claimed { tuple: claim.tuple, outcome });
     }
 
-    pub(super) fn handle_claim_limit(&mut self, at: At<'_>, flow: u64) {
+    pub(super) fn handle_claim_limit(&mut self, at: At<'_>, flow: FlowName) {
         if self.claims.get(&flow).is_some_and(|claim| claim.until <= at.now && claim.terms.is_none()) {
             self.end_claim(at, flow, Err(Refusal::HolderUnreached));
         }
     }
 
     pub(super) fn rents_of(&self, anchor: &PublicKey) -> bool {
-        self.tenancies.values().any(|tenancy| tenancy.anchor == *anchor)
+        self.tenancies.keys().any(|lease| lease.peer() == *anchor)
     }
 
     /// All endpoints of others that this host has.
     pub(super) fn rented(&self) -> impl Iterator<Item = Rented> {
         let is_had = |tenancy: &Tenancy| !matches!(tenancy.stage, Stage::Asking | Stage::Parting);
         let in_force = self.tenancies.iter().filter(move |(_, tenancy)| is_had(tenancy));
-        in_force.map(|(number, tenancy)| {
-            let Tenancy { anchor, ends, moved, .. } = *tenancy;
-            Rented { number: *number, anchor, ends, moved }
+        in_force.map(|(lease, tenancy)| {
+            let Tenancy { ends, moved, .. } = *tenancy;
+            Rented { number: lease.value(), anchor: lease.peer(), ends, moved }
         })
     }
 }

@@ -1,7 +1,9 @@
 //! Single roles, with words that an honest host would not say, or not then.
 
+mod alike;
 mod endpoints;
 mod entrusted;
+
 mod leases;
 mod loads;
 mod names;

@@ -440,10 +440,10 @@ impl World {
                     return failed(Refusal::Cancelled, "nobody needs it any more");
                 }
                 let saved = SavedTenancy { number, anchor, anchor_at, ends, moved };
-                self.hosts[host.0].saved_moves.tenancies.insert(number, saved);
+                self.hosts[host.0].saved_moves.tenancies.insert(saved.lease(), saved);
             }
-            MoveOp::Vacate { number } => {
-                self.hosts[host.0].saved_moves.tenancies.remove(&number);
+            MoveOp::Vacate { lease } => {
+                self.hosts[host.0].saved_moves.tenancies.remove(&lease);
             }
             MoveOp::ForgetHeld { flow } => {
                 self.hosts[host.0].saved_moves.held.remove(&flow);

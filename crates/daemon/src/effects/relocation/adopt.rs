@@ -43,9 +43,12 @@ impl Effects {
     ) -> FoundMoves {
         // By the cookies of namespaces that programs have brought along: one of the leases that these are for.
         let mut brought: HashMap<u64, (u64, bool)> = HashMap::new();
-        for (saved, namespace) in moves.tenancies.values() {
+        // First the leases that they were asked for: what has come with a socket since is of such a one, under a number that others have drawn.
+        let (asked_for, moved): (Vec<_>, Vec<_>) =
+            moves.tenancies.values().partition(|(saved, _)| saved.moved.is_none());
+        for (saved, namespace) in asked_for.into_iter().chain(moved) {
             let place = namespace.map(|of| brought.entry(of.cookie).or_insert((saved.number, of.hidden)).0);
-            self.relocation.endpoints.note_leased(saved.number, place, saved.ends, saved.moved.is_some());
+            self.relocation.endpoints.note_leased(saved.lease(), place, saved.ends, saved.moved.is_some());
         }
         let inside = || flows.iter().filter(|(_, entry)| entry.end == LocalEnd::Endpoint).map(|(flow, _)| flow);
         let rented = || moves.tenancies.values().map(|(saved, _)| saved.ends.first);

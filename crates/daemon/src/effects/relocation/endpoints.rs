@@ -14,7 +14,7 @@ use whimbrel_kernel::inject::Injector;
 use whimbrel_kernel::namespace;
 use whimbrel_kernel::route::RouteSocket;
 use whimbrel_kernel::sock_diag::SockDiag;
-use whimbrel_protocol::{MoveName, Time};
+use whimbrel_protocol::{FlowName, MoveName, Time};
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::lending::Ends;
 
@@ -151,14 +151,15 @@ impl Place {
 pub(super) struct PlaceName {
     /// What is local in it.
     pub(super) address: IpAddr,
-    /// The lease that it was brought along for by a program; None: the one that the daemon has made for all others.
+    /// The number of the lease that it was brought along for by a program, which this host has drawn; None: the one that the daemon has made for
+    /// all others.
     pub(super) lease: Option<u64>,
 }
 
 /// Where ends that are on lease are used.
 #[derive(Debug)]
 struct Leased {
-    lease: u64,
+    lease: FlowName,
     /// As in [`PlaceName`].
     place: Option<u64>,
     ends: Ends,
@@ -286,12 +287,12 @@ impl Endpoints {
     }
 
     /// A lease begins to use the namespace that a program has brought along for it. `false`: it is not there.
-    pub(super) fn bring(&mut self, lease: u64, ends: Ends, hidden: bool) -> bool {
-        let name = PlaceName { address: ends.first.ip(), lease: Some(lease) };
+    pub(super) fn bring(&mut self, lease: FlowName, ends: Ends, hidden: bool) -> bool {
+        let name = PlaceName { address: ends.first.ip(), lease: Some(lease.value()) };
         let Some(place) = self.places.get_mut(&name) else { return false };
         (place.hidden, place.ends) = (hidden, None);
         place.users += 1;
-        self.note_leased(lease, Some(lease), ends, false);
+        self.note_leased(lease, Some(lease.value()), ends, false);
         true
     }
 
@@ -379,7 +380,7 @@ impl Endpoints {
 
     /// The ends of a lease belong into the namespace that a program has brought along for the lease `place`, or into that of the address.
     /// `moved`: they have come with a socket.
-    pub(super) fn note_leased(&mut self, lease: u64, place: Option<u64>, ends: Ends, moved: bool) {
+    pub(super) fn note_leased(&mut self, lease: FlowName, place: Option<u64>, ends: Ends, moved: bool) {
         self.leased.push(Leased { lease, place, ends, moved, over: false });
     }
 
@@ -398,7 +399,7 @@ impl Endpoints {
     }
 
     /// A lease is over.
-    pub(super) fn note_over(&mut self, lease: u64) {
+    pub(super) fn note_over(&mut self, lease: FlowName) {
         for leased in self.leased.iter_mut().filter(|leased| leased.lease == lease) {
             leased.over = true;
         }

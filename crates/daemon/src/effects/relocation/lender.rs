@@ -763,7 +763,7 @@ mod tests {
         let tenancy = SavedTenancy { number, anchor, anchor_at, ends: rented, moved };
         let moves = SavedMoves {
             leases: [lease(1, ends), lease(2, whole)].into(),
-            tenancies: [(number, (tenancy, None))].into(),
+            tenancies: [(tenancy.lease(), (tenancy, None))].into(),
             held: [
                 held(4, Transport::Udp, 53, key(2)),
                 held(5, Transport::Tcp, 7001, key(3)),

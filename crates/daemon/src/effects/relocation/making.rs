@@ -10,7 +10,7 @@ use whimbrel_handshake::PublicKey;
 use whimbrel_kernel::Error;
 use whimbrel_kernel::endpoint::{self, Brought};
 use whimbrel_kernel::error::Effect;
-use whimbrel_protocol::{MoveDone, MoveFailed, MoveOp, MoveOpId, Refusal, Request, Time};
+use whimbrel_protocol::{FlowName, MoveDone, MoveFailed, MoveOp, MoveOpId, Refusal, Request, Time};
 
 use super::endpoints::{Endpoints, New, Place, PlaceName, take_down};
 use super::{Known, Relocation, failed, refused};
@@ -120,14 +120,17 @@ impl Effects {
             MoveOp::ForgetAcceptance { name } => {
                 self.making.give_up(|op| matches!(op, MoveOp::Admit { name: of, .. } if of == name));
             }
-            MoveOp::Vacate { number } => {
-                self.making.give_up(|op| matches!(op, MoveOp::Occupy { number: of, .. } if of == number));
+            MoveOp::Vacate { lease } => {
+                let is_of = |number: &u64, anchor: &PublicKey| FlowName::new(*anchor, *number) == *lease;
+                self.making.give_up(|op| matches!(op, MoveOp::Occupy { number, anchor, .. } if is_of(number, anchor)));
             }
             _ => {}
         }
         let Some(name) = self.namespace_to_make(&op) else { return Some(op) };
         let brought = match &op {
-            MoveOp::Occupy { number, .. } => self.relocation.take_brought(*number),
+            MoveOp::Occupy { number, anchor, moved: None, .. } => {
+                self.relocation.take_brought(FlowName::new(*anchor, *number))
+            }
             _ => None,
         };
         self.making.order(name, brought, id, op);
@@ -144,11 +147,11 @@ impl Effects {
                 self.is_admissible(request).ok()?;
                 endpoints.name_of(request.tuple.local)
             }
-            MoveOp::Occupy { number, ends, moved, fresh: true, .. } => {
+            MoveOp::Occupy { number, anchor, ends, moved, fresh: true, .. } => {
                 if moved.is_none() {
                     self.is_foreign(ends).ok()?;
                 }
-                self.relocation.place_of_lease(*number, ends)
+                self.relocation.place_of_lease(FlowName::new(*anchor, *number), ends, moved.is_some())
             }
             _ => return None,
         };

@@ -234,7 +234,7 @@ impl Effects {
             MoveOp::Occupy { number, anchor, anchor_at, peer, ends, moved, fresh } => {
                 self.occupy(now, SavedTenancy { number, anchor, anchor_at, ends, moved }, peer, fresh)?;
             }
-            MoveOp::Vacate { number } => self.vacate(now, number)?,
+            MoveOp::Vacate { lease } => self.vacate(now, lease)?,
         }
         self.write_journal();
         Ok(MoveDone::Done)

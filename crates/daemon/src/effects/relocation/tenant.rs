@@ -8,7 +8,7 @@ use whimbrel_datapath::{Endpoint as Known, Follow, LeasedPorts, Lent, LentEnd, U
 use whimbrel_kernel::endpoint::Brought;
 use whimbrel_kernel::namespace;
 use whimbrel_kernel::sock_diag::{self, MOVABLE, TcpState};
-use whimbrel_protocol::{LocalEnd, MoveFailed, PeerId, Refusal, SavedTenancy, Time};
+use whimbrel_protocol::{FlowName, LocalEnd, MoveFailed, PeerId, Refusal, SavedTenancy, Time};
 use whimbrel_wire::introduction::Introduction;
 use whimbrel_wire::lending::Ends;
 use whimbrel_wire::{FlowTuple, Transport};
@@ -35,13 +35,13 @@ pub(crate) const HIDDEN: u32 = 0x0057_4248;
 /// Endpoints of others.
 #[derive(Debug, Default)]
 pub(super) struct Tenant {
-    rented: HashMap<u64, Rented>,
+    rented: HashMap<FlowName, Rented>,
     /// Namespaces that programs have brought along for leases that are asked for.
-    namespaces: HashMap<u64, Brought>,
+    namespaces: HashMap<FlowName, Brought>,
     /// Leases that are asked for such a one, whose far ends are not to learn where they are.
-    hidden: HashSet<u64>,
+    hidden: HashSet<FlowName>,
     /// Leases that are asked for a namespace that is there, by that of the first.
-    joined: HashMap<u64, u64>,
+    joined: HashMap<FlowName, u64>,
     young: Ripening,
     /// The ports that programs are kept to. None: a daemon before this one may keep them to others.
     kept_to: Option<LeasedPorts>,
@@ -88,15 +88,19 @@ impl Tenant {
 
 impl Relocation {
     /// Takes the namespace that a program has brought along for a lease.
-    pub(super) fn take_brought(&mut self, lease: u64) -> Option<Brought> {
+    pub(super) fn take_brought(&mut self, lease: FlowName) -> Option<Brought> {
         self.tenant.namespaces.remove(&lease)
     }
 
     /// Which namespace a lease that begins is used in.
-    pub(super) fn place_of_lease(&self, lease: u64, ends: &Ends) -> PlaceName {
+    pub(super) fn place_of_lease(&self, lease: FlowName, ends: &Ends, moved: bool) -> PlaceName {
         let Self { tenant, endpoints, .. } = self;
+        // What has come with its socket was not asked for, under a number that others have drawn.
+        if moved {
+            return endpoints.name_of(ends.first);
+        }
         let address = ends.first.ip();
-        let brought = PlaceName { address, lease: Some(lease) };
+        let brought = PlaceName { address, lease: Some(lease.value()) };
         if tenant.namespaces.contains_key(&lease) || endpoints.has(brought) {
             return brought;
         }
@@ -107,7 +111,7 @@ impl Relocation {
 
 impl Effects {
     /// A program has brought a namespace along for a lease that is asked for.
-    pub(crate) fn bring_namespace(&mut self, lease: u64, namespace: Brought, hidden: bool) {
+    pub(crate) fn bring_namespace(&mut self, lease: FlowName, namespace: Brought, hidden: bool) {
         let Tenant { namespaces, hidden: all, .. } = &mut self.relocation.tenant;
         namespaces.insert(lease, namespace);
         if hidden {
@@ -116,19 +120,19 @@ impl Effects {
     }
 
     /// The lease was refused: another anchor may be asked.
-    pub(crate) fn take_namespace(&mut self, lease: u64) -> Option<Brought> {
+    pub(crate) fn take_namespace(&mut self, lease: FlowName) -> Option<Brought> {
         self.relocation.tenant.hidden.remove(&lease);
         self.relocation.take_brought(lease)
     }
 
     /// A lease was refused for good.
-    pub(crate) fn forget_namespace(&mut self, lease: u64) {
+    pub(crate) fn forget_namespace(&mut self, lease: FlowName) {
         self.take_namespace(lease);
         self.relocation.tenant.joined.remove(&lease);
     }
 
     /// A lease that is asked for is to go to the namespace that was brought along for another one.
-    pub(crate) fn join_namespace(&mut self, lease: u64, first: u64) {
+    pub(crate) fn join_namespace(&mut self, lease: FlowName, first: u64) {
         self.relocation.tenant.joined.insert(lease, first);
     }
 
@@ -139,14 +143,14 @@ impl Effects {
         peer: PeerId,
         fresh: bool,
     ) -> Result<(), MoveFailed> {
-        let SavedTenancy { number, ends, moved, .. } = tenancy;
+        let (lease, SavedTenancy { ends, moved, .. }) = (tenancy.lease(), tenancy);
         if !fresh {
             // One whose namespace is gone is not occupied either.
-            if !self.is_occupied(number) {
+            if !self.is_occupied(lease) {
                 return Err(failed(Refusal::Cancelled, &"nobody needs it any more"));
             }
             // The peer may be called otherwise by now, and the programs be those of a daemon that has just begun.
-            let led = self.lead_rented(number, peer).map_err(|failure| failed(Refusal::NoRights, &failure));
+            let led = self.lead_rented(lease, peer).map_err(|failure| failed(Refusal::NoRights, &failure));
             return led.and_then(|()| self.make_ready(now));
         }
         // That of a socket that has come here may be among those that this host has on lease already, where it has moved back.
@@ -154,24 +158,24 @@ impl Effects {
             self.is_foreign(&ends)?;
         }
         let Self { relocation: Relocation { endpoints, tenant, .. }, datapath, .. } = self;
-        if !endpoints.bring(number, ends, tenant.hidden.remove(&number)) {
+        if moved.is_some() || !endpoints.bring(lease, ends, tenant.hidden.remove(&lease)) {
             // An endpoint that has come with its socket may be of what a program has brought its namespace along for.
-            let first = tenant.joined.remove(&number).or_else(|| endpoints.name_of(ends.first).lease);
-            endpoints.note_leased(number, first, ends, moved.is_some());
+            let first = tenant.joined.remove(&lease).or_else(|| endpoints.name_of(ends.first).lease);
+            endpoints.note_leased(lease, first, ends, moved.is_some());
             if let Err(failure) = endpoints.need(now, ends.first, datapath) {
-                endpoints.note_over(number);
+                endpoints.note_over(lease);
                 return Err(failed(Refusal::NoRights, &failure));
             }
         }
         let place = endpoints.name_of(ends.first);
-        self.relocation.tenant.rented.insert(number, Rented { ends, place, moved });
+        self.relocation.tenant.rented.insert(lease, Rented { ends, place, moved });
         self.keep_to_leases();
-        let done = self.furnish(number, peer).and_then(|()| self.lead_rented(number, peer));
+        let done = self.furnish(lease, peer).and_then(|()| self.lead_rented(lease, peer));
         let done = done.map_err(|failure| failed(Refusal::NoRights, &failure)).and_then(|()| self.make_ready(now));
-        let brought = self.brought(number);
+        let brought = self.brought(lease);
         let done = done.and_then(|()| self.journal.save_tenancy(tenancy, brought).map_err(not_kept));
         if let Err(failed) = done {
-            self.vacate(now, number)?;
+            self.vacate(now, lease)?;
             return Err(failed);
         }
         Ok(())
@@ -211,21 +215,21 @@ impl Effects {
     }
 
     /// The namespace that a program has brought along for a lease.
-    fn brought(&mut self, number: u64) -> Option<SavedNamespace> {
-        let place = self.relocation.tenant.rented.get(&number)?.place;
+    fn brought(&mut self, lease: FlowName) -> Option<SavedNamespace> {
+        let place = self.relocation.tenant.rented.get(&lease)?.place;
         place.lease?;
         let place = self.relocation.endpoints.place(place)?;
         Some(SavedNamespace { cookie: place.cookie, hidden: place.hidden })
     }
 
     /// Whether programs may use what a lease is of.
-    pub(crate) fn is_lease_used(&mut self, number: u64) -> bool {
-        self.is_occupied(number)
+    pub(crate) fn is_lease_used(&mut self, lease: FlowName) -> bool {
+        self.is_occupied(lease)
     }
 
     /// Whether programs may have sockets of these endpoints.
-    fn is_occupied(&mut self, number: u64) -> bool {
-        let Some(Rented { ends, place, moved }) = self.relocation.tenant.rented.get(&number) else { return false };
+    fn is_occupied(&mut self, lease: FlowName) -> bool {
+        let Some(Rented { ends, place, moved }) = self.relocation.tenant.rented.get(&lease) else { return false };
         let (ends, name, moved) = (*ends, *place, *moved);
         let draws = ends.count > 1;
         let Some(place) = self.relocation.endpoints.place(name) else { return false };
@@ -243,8 +247,8 @@ impl Effects {
     }
 
     /// What programs find in the namespace: their ports, and how long packets may be on their way by the tunnel.
-    fn furnish(&mut self, number: u64, peer: PeerId) -> Result<(), Failure> {
-        let Some(Rented { ends, place, .. }) = self.relocation.tenant.rented.get(&number) else { return Ok(()) };
+    fn furnish(&mut self, lease: FlowName, peer: PeerId) -> Result<(), Failure> {
+        let Some(Rented { ends, place, .. }) = self.relocation.tenant.rented.get(&lease) else { return Ok(()) };
         let (ends, mtu) = (*ends, self.tunnels.known_inner_mtu(peer));
         let Some(place) = self.relocation.endpoints.place(*place) else { return Ok(()) };
         let draws = ends.count > 1;
@@ -264,8 +268,8 @@ impl Effects {
     }
 
     /// What comes for the endpoints goes into the namespace, and what is sent from them to the anchor.
-    fn lead_rented(&mut self, number: u64, peer: PeerId) -> Result<(), Failure> {
-        let Some(rented) = self.relocation.tenant.rented.get(&number) else { return Ok(()) };
+    fn lead_rented(&mut self, lease: FlowName, peer: PeerId) -> Result<(), Failure> {
+        let Some(rented) = self.relocation.tenant.rented.get(&lease) else { return Ok(()) };
         let (ends, place) = (rented.ends, rented.place);
         let (transports, protocols): (Vec<_>, Vec<_>) = (rented.transports().collect(), rented.protocols().collect());
         let Some(interface) = self.relocation.endpoints.place(place).map(|place| place.interface) else {
@@ -284,12 +288,12 @@ impl Effects {
         Ok(())
     }
 
-    pub(super) fn vacate(&mut self, now: Time, number: u64) -> Result<(), MoveFailed> {
-        self.journal.forget_tenancy(number);
-        self.forget_namespace(number);
-        let Some(rented) = self.relocation.tenant.rented.remove(&number) else {
+    pub(super) fn vacate(&mut self, now: Time, lease: FlowName) -> Result<(), MoveFailed> {
+        self.journal.forget_tenancy(lease);
+        self.forget_namespace(lease);
+        let Some(rented) = self.relocation.tenant.rented.remove(&lease) else {
             // Its namespace was gone when this daemon began. The same endpoints may be on lease again from now on.
-            self.relocation.endpoints.note_over(number);
+            self.relocation.endpoints.note_over(lease);
             return Ok(());
         };
         let (ends, place) = (rented.ends, rented.place);
@@ -311,7 +315,7 @@ impl Effects {
                 }
             }
         }
-        self.relocation.endpoints.note_over(number);
+        self.relocation.endpoints.note_over(lease);
         self.relocation.endpoints.release(now, place);
         self.keep_to_leases();
         self.make_ready(now)
@@ -319,10 +323,11 @@ impl Effects {
 
     /// The leases that a daemon before this one had: their namespaces are found by [`Effects::adopt_moves`].
     pub(super) fn adopt_tenancies(&mut self, now: Time, saved: &[(SavedTenancy, Option<SavedNamespace>)]) {
-        for (SavedTenancy { number, ends, moved, .. }, _) in saved {
+        for (tenancy, _) in saved {
+            let SavedTenancy { ends, moved, .. } = tenancy;
             let place = self.relocation.endpoints.name_of(ends.first);
             if self.relocation.endpoints.place(place).is_some() {
-                self.relocation.tenant.rented.insert(*number, Rented { ends: *ends, place, moved: *moved });
+                self.relocation.tenant.rented.insert(tenancy.lease(), Rented { ends: *ends, place, moved: *moved });
                 self.note_open(now, *ends);
             }
         }

@@ -200,7 +200,7 @@ fn who_has_given_an_endpoint_on_asks_for_it_no_more_and_has_it_again_when_it_com
     donor.said(HOLDER);
     donor.hear(HOLDER, Record::Leased { number: FLOW, outcome: Ok(granted) });
     assert_eq!(donor.moves.lessor_of(far().remote), Some(key(HOLDER)));
-    donor.moves.part_with_tenancy(at(&donor), FLOW);
+    donor.moves.part_with_tenancy(at(&donor), with(HOLDER, FLOW));
     assert_eq!(donor.moves.lessor_of(far().remote), None);
     // It comes back at once.
     assert_eq!(donor.moves.rent_moved(at(&donor), with(HOLDER, FLOW), socket), Some(Ok(())));
@@ -209,9 +209,9 @@ fn who_has_given_an_endpoint_on_asks_for_it_no_more_and_has_it_again_when_it_com
     assert!(donor.said(HOLDER).contains(&Record::Lease { number: FLOW, ends: granted.ends }));
     donor.hear(HOLDER, Record::Leased { number: FLOW, outcome: Ok(granted) });
     // And goes for good: nothing is said of it, since its anchor has led it elsewhere.
-    donor.moves.part_with_tenancy(at(&donor), FLOW);
+    donor.moves.part_with_tenancy(at(&donor), with(HOLDER, FLOW));
     donor.pass(30);
-    assert_eq!(donor.carry_out(), [MoveOp::Vacate { number: FLOW }]);
+    assert_eq!(donor.carry_out(), [MoveOp::Vacate { lease: with(HOLDER, FLOW) }]);
     assert!(donor.said(HOLDER).is_empty() && donor.moves.tenancies.is_empty());
 }
 

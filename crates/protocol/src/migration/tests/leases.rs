@@ -455,7 +455,7 @@ fn a_tenant_asks_again_in_time_and_takes_no_other_endpoints_than_it_asked_for() 
     let (id, _) = tenant.op();
     tenant.failed(id);
     assert_eq!(tenant.said(HOLDER), [Record::Return { number: 7 }]);
-    assert_eq!(tenant.carry_out(), [MoveOp::Vacate { number: 7 }]);
+    assert_eq!(tenant.carry_out(), [MoveOp::Vacate { lease: with(HOLDER, 7) }]);
 
     tenant.moves.rent(at(&tenant), 8, key(HOLDER), None, any(2));
     tenant.said(HOLDER);
@@ -484,5 +484,5 @@ fn a_lease_that_ran_out_before_it_was_asked_for_anew_is_not_taken_for_refused() 
     assert_eq!(tenant.moves.lessor_of(ends().first), Some(key(HOLDER)));
     // In force it is over with that word.
     tenant.hear(HOLDER, Record::Leased { number: 7, outcome: Err(Refusal::Expired) });
-    assert_eq!(tenant.carry_out(), [MoveOp::Vacate { number: 7 }]);
+    assert_eq!(tenant.carry_out(), [MoveOp::Vacate { lease: with(HOLDER, 7) }]);
 }
