@@ -8,7 +8,7 @@
 //! flows.rs        which connections there are
 //! policy/         what the configuration wants for which of them
 //! journal.rs      what the next daemon must know if this one is killed
-//! server.rs       the local API's socket; views.rs and events.rs are what it tells; access.rs is whom
+//! server/         the local API's socket; views.rs and events.rs are what it tells; access.rs is whom
 //! event_log.rs    events in a file
 //! helpers/        what is done for connections whose peer is away, beside waiting
 //! moves/          sockets that change hosts, as programs ask for it
@@ -25,6 +25,7 @@ pub mod apart;
 mod attachments;
 pub mod clean;
 mod clock;
+mod closing;
 pub mod community_file;
 pub mod config;
 pub mod doctor;

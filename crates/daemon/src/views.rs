@@ -293,10 +293,15 @@ fn traffic() -> HashMap<FlowTuple, ipc::Bytes> {
     }
 }
 
-/// Those of `flows` that a process has open, in this host's own namespace or in one of `elsewhere`.
-pub(crate) fn of_process(flows: &[FlowView], pid: u32, mut elsewhere: Vec<Inhabitants>) -> Vec<FlowTuple> {
+/// The inode of each connection's socket, in this host's own namespace and in `elsewhere`.
+pub(crate) fn sockets(mut elsewhere: Vec<Inhabitants>) -> HashMap<FlowTuple, u32> {
     elsewhere.push(Inhabitants::here(Vec::new()));
-    let (sockets, open) = (inodes_of(&elsewhere), process::sockets(pid));
+    inodes_of(&elsewhere)
+}
+
+/// Those of `flows` whose sockets a process has open.
+pub(crate) fn of_process(flows: &[FlowView], pid: u32, sockets: &HashMap<FlowTuple, u32>) -> Vec<FlowTuple> {
+    let open = process::sockets(pid);
     let has = |flow: &&FlowView| sockets.get(&flow.tuple).is_some_and(|inode| open.contains(inode));
     flows.iter().filter(has).map(|flow| flow.tuple).collect()
 }

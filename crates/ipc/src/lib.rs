@@ -32,7 +32,8 @@ pub use community::{
 pub use doctor::{Finding, Verdict};
 pub use error::{Code, Failure};
 pub use line::{
-    MAX_REQUEST_LINE, SCHEMA, SchemaError, reply_from_line, reply_to_line, request_from_line, request_to_line,
+    MAX_GIVE_LINE, MAX_REQUEST_LINE, SCHEMA, SchemaError, reply_from_line, reply_to_line, request_from_line,
+    request_to_line,
 };
 pub use metrics::{EXPOSITION_TYPE, Metric, MetricKind, Sample, exposition};
 pub use reply::{
@@ -43,8 +44,8 @@ pub use reply::{
 };
 pub use request::{EventsQuery, Request};
 pub use socket::{
-    Family, Kept, MAX_RECEIVER, MAX_STATE, MadeSocket, MalformedUuid, Moved, MovedProcess, OpenSocket, ProcessScope,
-    Received, SocketKind, State, TooMuchState, Uuid, WAITS_FOR, WantedAnchor,
+    Family, Kept, MAX_NAMES, MAX_RECEIVER, MAX_STATE, MadeSocket, MalformedUuid, Moved, MovedProcess, OpenSocket,
+    ProcessScope, Received, SocketKind, State, TooMuchState, Uuid, WAITS_FOR, WantedAnchor,
 };
 pub use time::{parse_rfc3339, rfc3339};
 pub use transfer::{Lines, MAX_DESCRIPTORS, ReceivedLine, send_line};

@@ -7,9 +7,12 @@ use crate::{Failure, MAX_STATE, Reply, Request};
 /// The number of the schema that this crate speaks.
 pub const SCHEMA: u32 = 1;
 
-/// A daemon drops a client whose request line is longer than this, in bytes: what a program may hand over with a socket
-/// ([`MAX_STATE`]), as Base64, and 16 KiB for the rest.
-pub const MAX_REQUEST_LINE: usize = MAX_STATE.div_ceil(3) * 4 + 16 * 1024;
+/// A daemon drops a client whose request line is longer than this, in bytes, unless it is a [`Request::Give`].
+pub const MAX_REQUEST_LINE: usize = 16 * 1024;
+
+/// How long the line of a [`Request::Give`] may be: as any other, and what a program may hand over with a socket
+/// ([`MAX_STATE`]), as Base64.
+pub const MAX_GIVE_LINE: usize = MAX_STATE.div_ceil(3) * 4 + MAX_REQUEST_LINE;
 
 /// A line that is not of this schema.
 #[derive(Debug, thiserror::Error)]

@@ -15,6 +15,8 @@ use crate::{Flow, PeerName, Process};
 pub const MAX_STATE: usize = 1 << 20;
 /// The longest name under which sockets are received, in bytes.
 pub const MAX_RECEIVER: usize = 64;
+/// Names of connections that a request may have, each counted once.
+pub const MAX_NAMES: usize = 256;
 /// How long a socket waits for a program to ask for it ([`Request::Rebuild`](crate::Request::Rebuild)), that its own has given to the daemon
 /// or that has come from another host where nobody receives it.
 pub const WAITS_FOR: Duration = Duration::from_secs(300);

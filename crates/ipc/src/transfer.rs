@@ -17,6 +17,10 @@ use rustix::net::{
 /// Descriptors of a line. What comes beyond that is closed.
 pub const MAX_DESCRIPTORS: usize = 8;
 
+/// Descriptors that come at once at the most (SCM_MAX_FD, include/net/scm.h). There is room for all, since the kernel closes on
+/// the reader's thread what it finds no room for, and closing may take a while.
+const MOST_AT_ONCE: usize = 253;
+
 /// Descriptors that wait for the ends of their lines. Who sends more without ending a line loses them.
 const MAX_WAITING: usize = 4 * MAX_DESCRIPTORS;
 
@@ -45,27 +49,36 @@ pub fn send_line(stream: impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]
     }
 }
 
-/// A line as it came.
+/// A line as it came. `D` holds a descriptor.
 #[derive(Debug)]
-pub struct ReceivedLine {
+pub struct ReceivedLine<D = OwnedFd> {
     /// Without its end.
     pub text: String,
     /// What came with it. Closed when dropped; not inherited by programs that are executed.
-    pub descriptors: Vec<OwnedFd>,
+    pub descriptors: Vec<D>,
     /// Whether there were more descriptors than a line may have.
     pub truncated: bool,
 }
 
-/// What was read of a stream and is not a whole line yet, or was not asked for.
-#[derive(Debug, Default)]
-pub struct Lines {
+/// What was read of a stream and is not a whole line yet, or was not asked for. `D` holds a descriptor, and closes it when dropped.
+#[derive(Debug)]
+pub struct Lines<D = OwnedFd> {
     bytes: Vec<u8>,
     /// Bytes that have no line's end among them.
     scanned: usize,
+    /// Where the first line ends, if it does.
+    end: Option<usize>,
     /// Each with the place of the last byte that was read with it.
-    descriptors: VecDeque<(usize, OwnedFd)>,
+    descriptors: VecDeque<(usize, D)>,
     /// Places of such bytes whose descriptors were too many.
     truncated: VecDeque<usize>,
+}
+
+impl<D> Default for Lines<D> {
+    fn default() -> Self {
+        let (descriptors, truncated) = (VecDeque::new(), VecDeque::new());
+        Self { bytes: Vec::new(), scanned: 0, end: None, descriptors, truncated }
+    }
 }
 
 impl Lines {
@@ -74,7 +87,17 @@ impl Lines {
     /// # Errors
     /// Those of recvmsg(2).
     pub fn read(&mut self, stream: impl AsFd) -> io::Result<usize> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+        self.read_with(stream, |descriptor| descriptor)
+    }
+}
+
+impl<D> Lines<D> {
+    /// As [`Lines::read`]; `hold` takes each descriptor that comes, also those that are too many.
+    ///
+    /// # Errors
+    /// Those of recvmsg(2).
+    pub fn read_with(&mut self, stream: impl AsFd, mut hold: impl FnMut(OwnedFd) -> D) -> io::Result<usize> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_AT_ONCE))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let before = self.bytes.len();
         self.bytes.resize(before + CHUNK, 0);
@@ -92,7 +115,7 @@ impl Lines {
         let mut lost = received.flags.contains(ReturnFlags::CTRUNC);
         for message in control.drain() {
             let RecvAncillaryMessage::ScmRights(descriptors) = message else { continue };
-            for descriptor in descriptors {
+            for descriptor in descriptors.map(&mut hold) {
                 if self.descriptors.len() < MAX_WAITING {
                     self.descriptors.push_back((last, descriptor));
                 } else {
@@ -103,19 +126,26 @@ impl Lines {
         if lost && self.truncated.back() != Some(&last) {
             self.truncated.push_back(last);
         }
+        self.scan();
         Ok(count)
     }
 
-    /// The next whole line.
-    pub fn take(&mut self) -> Option<ReceivedLine> {
-        let Some(end) = self.bytes[self.scanned..].iter().position(|byte| *byte == b'\n') else {
+    /// Looks for the end of the first line.
+    fn scan(&mut self) {
+        if self.end.is_none() {
+            let end = self.bytes[self.scanned..].iter().position(|byte| *byte == b'\n');
+            self.end = end.map(|end| self.scanned + end);
             self.scanned = self.bytes.len();
-            return None;
-        };
-        let end = self.scanned + end;
+        }
+    }
+
+    /// The next whole line.
+    pub fn take(&mut self) -> Option<ReceivedLine<D>> {
+        let end = self.end.take()?;
         let text = String::from_utf8_lossy(&self.bytes[..end]).into_owned();
         self.bytes.drain(..=end);
         self.scanned = 0;
+        self.scan();
         let mut descriptors = Vec::new();
         while self.descriptors.front().is_some_and(|(place, _)| *place <= end) {
             descriptors.extend(self.descriptors.pop_front().map(|(_, descriptor)| descriptor));
@@ -129,6 +159,18 @@ impl Lines {
         }
         self.truncated.iter_mut().for_each(|place| *place -= end + 1);
         Some(ReceivedLine { text, descriptors, truncated })
+    }
+
+    /// Whether [`take`](Self::take) would give a line.
+    #[must_use]
+    pub fn has_line(&self) -> bool {
+        self.end.is_some()
+    }
+
+    /// Whether descriptors have come with what was not taken yet.
+    #[must_use]
+    pub fn has_descriptors(&self) -> bool {
+        !self.descriptors.is_empty()
     }
 
     /// Bytes that were read and not taken.

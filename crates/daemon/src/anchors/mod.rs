@@ -25,6 +25,7 @@ use whimbrel_wire::FlowTuple;
 use whimbrel_wire::lending::Ends;
 
 use crate::clock;
+use crate::closing::Received;
 use crate::effects::{HIDDEN, Young};
 use crate::event_loop::EventLoop;
 use crate::events::Told;
@@ -49,7 +50,7 @@ enum Wanted {
     /// Ports of this address of its, for what a process opens that has moved here.
     Process { address: IpAddr },
     /// One port of it, of the client's choice, for a socket in the namespace of that address.
-    Port { client: ClientId, socket: OwnedFd, address: SocketAddr },
+    Port { client: ClientId, socket: Received, address: SocketAddr },
     /// A namespace that a program has brought along is to have it, and these ports beside those that the kernel draws.
     Namespace { client: ClientId, namespace: Option<Brought>, wanted: WantedNamespace, first: Option<FlowName> },
 }
@@ -276,7 +277,7 @@ impl EventLoop {
             Ok(socket) => socket,
             Err(error) => return Some(Err(Failure::new(format!("its descriptor cannot be kept: {error}")))),
         };
-        let asked = Asked::after(waits_until, Wanted::Port { client, socket, address });
+        let asked = Asked::after(waits_until, Wanted::Port { client, socket: socket.into(), address });
         match taken_of {
             Some(anchor) if !self.may_wait_for(&asked, anchor, end) => return Some(Err(taken(end))),
             Some(anchor) => self.wait_for_end(anchor, end, asked),

@@ -300,6 +300,7 @@ impl EventLoop {
             for event in &ready {
                 self.handle_ready(event.data.u64())?;
             }
+            self.serve_turns();
             self.handle_due();
             self.drain();
             self.answer_suspending();
@@ -868,7 +869,7 @@ impl EventLoop {
 
     fn set_timer(&self) -> Result<(), Error> {
         let told = self.suspending.as_ref().map(|suspending| suspending.until);
-        let unread = self.unread.then_some(self.started);
+        let unread = (self.unread || self.server.has_turns()).then_some(self.started);
         let (node, effects) = (self.node.poll_timeout(), self.effects.poll_timeout());
         let due = [node, effects, Some(self.next_flow_tick), told, self.stopping, unread];
         // The clock starts at boot, so no moment that is meant is zero, which would stop the timer.

@@ -11,7 +11,7 @@ use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::io::Errno;
 use whimbrel_handshake::PublicKey;
 use whimbrel_ipc::{
-    Code, Configuration, Failure, HandoffStarted, LocalAddress, Metric, Reply, Request, Status, Suspended,
+    Code, Configuration, Failure, HandoffStarted, LocalAddress, MAX_NAMES, Metric, Reply, Request, Status, Suspended,
 };
 use whimbrel_protocol::{Carrier, FlowState, FlowView, LocalEnd, PeerId, PeerView, Routes, Time, Waits};
 use whimbrel_wire::FlowTuple;
@@ -20,6 +20,7 @@ use super::{EventLoop, FIRST_CLIENT, LoopError, Settings, clear};
 use crate::access;
 use crate::anchors::WantedNamespace;
 use crate::clock;
+use crate::closing::Received;
 use crate::config;
 use crate::effects::own_addresses;
 use crate::metrics::{Connections, Looked};
@@ -31,6 +32,9 @@ use crate::views;
 
 /// How long peers are waited for when this host goes away.
 const SUSPEND_WAIT: Duration = Duration::from_secs(1);
+
+/// Processes that a request may name: what each has open is looked at.
+const MAX_PROCESSES: usize = 16;
 
 /// Clients that wait for a suspension.
 pub(super) struct Suspending {
@@ -105,15 +109,22 @@ impl EventLoop {
         }
     }
 
-    /// Answers a client's requests, one after the other.
+    /// Serves a client on, when it is its turn.
     pub(crate) fn serve(&mut self, id: ClientId) {
-        while let Some(request) = self.server.request(id) {
-            match request {
-                Ok(asked) => self.answer(id, asked),
-                Err(failure) => self.server.reply(id, &Reply::Error(failure)),
-            }
-        }
+        self.server.line_up(id);
         self.watch_client(id);
+    }
+
+    /// Answers one request of each user's who has asked: whoever asks for much is not to keep everybody else from this thread.
+    pub(super) fn serve_turns(&mut self) {
+        for id in self.server.take_turns() {
+            match self.server.request(id) {
+                Some(Ok(asked)) => self.answer(id, asked),
+                Some(Err(failure)) => self.server.reply(id, &Reply::Error(failure)),
+                None => {}
+            }
+            self.serve(id);
+        }
     }
 
     fn answer(&mut self, id: ClientId, asked: Asked) {
@@ -216,7 +227,7 @@ impl EventLoop {
             Request::Namespace { anchor, family, ports, address, hidden } => match descriptors.into_iter().next() {
                 Some(namespace) => {
                     let wanted = WantedNamespace { family, ports, address, hidden };
-                    return self.want_namespace(id, namespace, &anchor, wanted);
+                    return self.want_namespace(id, namespace.into_inner(), &anchor, wanted);
                 }
                 None => Reply::Error(Failure::new("one descriptor is to come with this").code(Code::Descriptors)),
             },
@@ -302,12 +313,25 @@ impl EventLoop {
     }
 
     fn among(&mut self, names: &[String], views: Vec<FlowView>, none: &str) -> Result<Vec<FlowTuple>, Failure> {
+        let names: BTreeSet<&String> = names.iter().collect();
+        if names.len() > MAX_NAMES {
+            return Err(Failure::new(format!("a request may name {MAX_NAMES} connections")).code(Code::TooMany));
+        }
+        // Looked at once, however many processes are named.
+        let mut sockets = None;
+        let mut processes = 0;
         let mut named = BTreeSet::new();
         for name in names {
             let matching: Vec<FlowTuple> = match name.strip_prefix("pid:").map(str::parse) {
                 Some(pid) => {
                     let pid: u32 = pid.map_err(|_| Failure::new("this is no process id").on(name))?;
-                    views::of_process(&views, pid, self.effects.inhabitants_elsewhere())
+                    processes += 1;
+                    if processes > MAX_PROCESSES {
+                        let failure = Failure::new(format!("a request may name {MAX_PROCESSES} processes"));
+                        return Err(failure.on(name).code(Code::TooMany));
+                    }
+                    let sockets = sockets.get_or_insert_with(|| views::sockets(self.effects.inhabitants_elsewhere()));
+                    views::of_process(&views, pid, sockets)
                 }
                 None => {
                     let wanted: SocketAddr = name.parse().map_err(|_| {
@@ -627,7 +651,7 @@ pub(super) const EVERYWHERE: [IpAddr; 2] = [
 ];
 
 /// The descriptor of a request that takes one, which the server has counted.
-fn one(descriptors: Vec<OwnedFd>) -> Result<OwnedFd, Failure> {
+fn one(descriptors: Vec<Received>) -> Result<Received, Failure> {
     descriptors.into_iter().next().ok_or_else(|| Failure::new("no descriptor came with it").code(Code::Descriptors))
 }
 

@@ -159,7 +159,7 @@ impl EventLoop {
                     continue;
                 }
                 let luggage = Luggage { uuid: *uuid.as_bytes(), state: Vec::new() };
-                let family = self.effects.take_given(now, flow, socket, luggage);
+                let family = self.effects.take_given(now, flow, socket.into(), luggage);
                 let (acceptor, receiver) = (retiring.to, retiring.receiver.clone());
                 let options = Vec::new();
                 let wish = Wish { client: ClientId::NOBODY, family, acceptor, receiver, options, prepares: false };

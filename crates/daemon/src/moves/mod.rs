@@ -20,7 +20,6 @@ use whimbrel_wire::snapshot::{Family, Luggage};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::anchors::reason_of;
-use crate::clock;
 use crate::effects::{Arrived, Known, NotBorrowed, own_addresses};
 use crate::event_loop::{EventLoop, names};
 use crate::events::Told;
@@ -28,6 +27,7 @@ use crate::flows::why_bound_to_host;
 use crate::server::ClientId;
 use crate::servers;
 use crate::views;
+use crate::{clock, closing};
 use listening::{Retiring, Settling};
 use prepared::Prepared;
 use processes::ProcessJob;
@@ -140,7 +140,7 @@ impl EventLoop {
     pub(crate) fn give_socket(
         &mut self,
         id: ClientId,
-        descriptors: Vec<OwnedFd>,
+        descriptors: Vec<closing::Received>,
         to: &str,
         receiver: Option<&str>,
         state: State,
@@ -319,7 +319,7 @@ impl EventLoop {
             }
             if receiver.is_empty() {
                 // A program asks for it by its name.
-                if self.programs.kept.put(clock::now(), uuid, socket).is_err() {
+                if self.programs.kept.put(clock::now(), uuid, socket.into()).is_err() {
                     tracing::warn!(%flow, "a socket that has come is closed: another one waits by its name");
                 }
                 self.note_waiting_room();

@@ -1,6 +1,6 @@
 //! Sockets for which other hosts stand ready, until their programs give them away: so that a program need not be silent meanwhile.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 
 use whimbrel_handshake::PublicKey;
 use whimbrel_ipc::{Code, Failure, Reply};
@@ -9,6 +9,7 @@ use whimbrel_wire::FlowTuple;
 
 use super::{Wish, sentence};
 use crate::clock;
+use crate::closing::Received;
 use crate::event_loop::EventLoop;
 use crate::events::Told;
 use crate::server::ClientId;
@@ -25,7 +26,13 @@ pub(super) struct Prepared {
 
 impl EventLoop {
     /// [`Request::Prepare`](whimbrel_ipc::Request::Prepare): `descriptors` is one, of anything.
-    pub(crate) fn prepare_socket(&mut self, id: ClientId, descriptors: Vec<OwnedFd>, to: &str, receiver: Option<&str>) {
+    pub(crate) fn prepare_socket(
+        &mut self,
+        id: ClientId,
+        descriptors: Vec<Received>,
+        to: &str,
+        receiver: Option<&str>,
+    ) {
         let Some(socket) = descriptors.into_iter().next() else { return };
         let asked = self.host(to).and_then(|acceptor| {
             let uuid = self.programs.names.of(socket.as_fd())?;

@@ -1,7 +1,7 @@
 //! Sockets that wait for their programs.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use rustix::net::sockopt::socket_cookie;
@@ -9,6 +9,7 @@ use whimbrel_ipc::{Code, Failure, Uuid, WAITS_FOR};
 use whimbrel_protocol::Time;
 
 use crate::access::User;
+use crate::closing::Received;
 
 /// Sockets that wait at a time: a process may have 20,000 descriptors on a usual system, and the daemon needs some. Of these, those that users other than
 /// root have exported are three quarters at the most, and each one's half of all: the others are for root, and for what comes from other hosts.
@@ -33,7 +34,7 @@ impl Default for KeptSockets {
 
 #[derive(Debug)]
 struct Kept {
-    socket: OwnedFd,
+    socket: Received,
     /// Whose program has exported it; root's where it has come from another host.
     user: User,
     until: Time,
@@ -44,7 +45,7 @@ impl KeptSockets {
     ///
     /// # Errors
     /// Where as many as may be are kept already, or another one of this name; the program has its own still.
-    pub(crate) fn keep(&mut self, now: Time, uuid: Uuid, socket: OwnedFd, user: User) -> Result<Duration, Failure> {
+    pub(crate) fn keep(&mut self, now: Time, uuid: Uuid, socket: Received, user: User) -> Result<Duration, Failure> {
         if !self.sockets.contains_key(&uuid) && !self.has_room_for(user) {
             return Err(Failure::new("too many sockets wait for their programs already").code(Code::TooMany));
         }
@@ -67,11 +68,11 @@ impl KeptSockets {
     ///
     /// # Errors
     /// The socket, where [another one](Self::has_other) waits by this name.
-    pub(crate) fn put(&mut self, now: Time, uuid: Uuid, socket: OwnedFd) -> Result<(), OwnedFd> {
+    pub(crate) fn put(&mut self, now: Time, uuid: Uuid, socket: Received) -> Result<(), Received> {
         self.insert(now, uuid, socket, User::Root)
     }
 
-    fn insert(&mut self, now: Time, uuid: Uuid, socket: OwnedFd, user: User) -> Result<(), OwnedFd> {
+    fn insert(&mut self, now: Time, uuid: Uuid, socket: Received, user: User) -> Result<(), Received> {
         if self.has_other(&uuid, socket.as_fd()) {
             return Err(socket);
         }
@@ -96,7 +97,7 @@ impl KeptSockets {
     ///
     /// # Errors
     /// Where none is named by this, or several are.
-    pub(crate) fn take(&mut self, name: &str, user: User) -> Result<(Uuid, OwnedFd), Failure> {
+    pub(crate) fn take(&mut self, name: &str, user: User) -> Result<(Uuid, Received), Failure> {
         let is_named = |uuid: &Uuid, of: User| {
             let text = uuid.to_string();
             let by_beginning = user == User::Root || of == user && user != User::Unknown;
@@ -131,7 +132,12 @@ impl KeptSockets {
 mod tests {
     use super::*;
     use std::io::{Read, Write};
+    use std::os::fd::OwnedFd;
     use std::os::unix::net::UnixStream;
+
+    fn held(socket: UnixStream) -> Received {
+        OwnedFd::from(socket).into()
+    }
 
     fn uuid(first: u8) -> Uuid {
         Uuid::from_random([first; 16])
@@ -140,7 +146,7 @@ mod tests {
     #[test]
     fn they_are_taken_once_by_name_or_its_beginning() {
         let mut kept = KeptSockets::default();
-        let socket = || OwnedFd::from(UnixStream::pair().expect("pair").0);
+        let socket = || held(UnixStream::pair().expect("pair").0);
         let now = Time::default();
         for first in [1, 2, 3] {
             kept.keep(now, uuid(first), socket(), User::Root).expect("kept");
@@ -160,7 +166,7 @@ mod tests {
     #[test]
     fn the_beginning_of_a_name_does_for_whose_the_socket_is() {
         let mut kept = KeptSockets::default();
-        let socket = || OwnedFd::from(UnixStream::pair().expect("pair").0);
+        let socket = || held(UnixStream::pair().expect("pair").0);
         let (now, [owner, other]) = (Time::default(), [User::Other(1000), User::Other(1001)]);
         kept.keep(now, uuid(1), socket(), owner).expect("kept");
         kept.put(now, uuid(2), socket()).expect("put");
@@ -178,7 +184,7 @@ mod tests {
     #[test]
     fn no_user_takes_all_the_room() {
         let mut kept = KeptSockets { most: 8, ..KeptSockets::default() };
-        let socket = || OwnedFd::from(UnixStream::pair().expect("pair").0);
+        let socket = || held(UnixStream::pair().expect("pair").0);
         let now = Time::default();
         let mut fill = |user, numbers: std::ops::Range<u8>| {
             numbers.filter(|number| kept.keep(now, uuid(*number), socket(), user).is_ok()).count()
@@ -197,18 +203,16 @@ mod tests {
         let (second, _other) = UnixStream::pair().expect("pair");
         let now = Time::default();
         let again = first.try_clone().expect("dup");
-        kept.keep(now, uuid(1), first.into(), User::Root).expect("kept");
+        kept.keep(now, uuid(1), held(first), User::Root).expect("kept");
         // As by a host that has called its own so.
-        let back = kept.put(now, uuid(1), second.try_clone().expect("dup").into()).expect_err("another one");
+        let back = kept.put(now, uuid(1), held(second.try_clone().expect("dup"))).expect_err("another one");
         assert!(socket_cookie(&back) == socket_cookie(&second), "it is not closed either");
-        assert_eq!(
-            kept.keep(now, uuid(1), second.into(), User::Root).expect_err("another one").code,
-            Some(Code::InUse)
-        );
-        let wait = kept.keep(now + Duration::from_secs(1), uuid(1), again.into(), User::Root).expect("it is the same");
+        let other = kept.keep(now, uuid(1), held(second), User::Root).expect_err("another one");
+        assert_eq!(other.code, Some(Code::InUse));
+        let wait = kept.keep(now + Duration::from_secs(1), uuid(1), held(again), User::Root).expect("it is the same");
         assert!(kept.expire(now + wait).is_empty(), "and waits from then on");
-        let (_, mut taken) =
-            kept.take(&uuid(1).to_string(), User::Root).map(|(uuid, fd)| (uuid, UnixStream::from(fd))).expect("there");
+        let (_, taken) = kept.take(&uuid(1).to_string(), User::Root).expect("there");
+        let mut taken = UnixStream::from(taken.into_inner());
         far.write_all(b"x").expect("written");
         assert_eq!(taken.read(&mut [0]).expect("read"), 1);
     }
@@ -218,7 +222,7 @@ mod tests {
         let mut kept = KeptSockets::default();
         let (mut other, socket) = UnixStream::pair().expect("pair");
         let now = Time::default();
-        let wait = kept.keep(now, uuid(1), socket.into(), User::Root).expect("kept");
+        let wait = kept.keep(now, uuid(1), held(socket), User::Root).expect("kept");
         assert!(kept.expire(now).is_empty());
         assert_eq!(kept.expire(now + wait), [uuid(1)]);
         assert_eq!(other.read(&mut [0]).expect("read"), 0);
@@ -230,7 +234,7 @@ mod tests {
         let now = Time::default();
         let name = |number: usize| Uuid::from_random((number as u128).to_be_bytes());
         let (socket, _other) = UnixStream::pair().expect("pair");
-        let socket = || OwnedFd::from(socket.try_clone().expect("dup"));
+        let socket = || held(socket.try_clone().expect("dup"));
         // As many as there may be are more than a test may have descriptors.
         let most = 500;
         for number in 0..most {

@@ -21,6 +21,7 @@ pub(crate) use names::SocketNames;
 
 use crate::access::User;
 use crate::clock;
+use crate::closing::Received;
 use crate::event_loop::EventLoop;
 use crate::events::Told;
 use crate::server::{ClientId, Credentials};
@@ -141,7 +142,7 @@ impl EventLoop {
     }
 
     /// [`Request::Export`](whimbrel_ipc::Request::Export).
-    pub(crate) fn export_socket(&mut self, id: ClientId, socket: OwnedFd) -> Result<Reply, Failure> {
+    pub(crate) fn export_socket(&mut self, id: ClientId, socket: Received) -> Result<Reply, Failure> {
         let uuid = self.programs.names.of(socket.as_fd())?;
         let user = User::of(self.server.credentials(id));
         let wait = self.programs.kept.keep(clock::now(), uuid, socket, user)?;
@@ -152,7 +153,7 @@ impl EventLoop {
     pub(crate) fn rebuild_socket(&mut self, id: ClientId, name: &str) -> Result<(), Failure> {
         let (uuid, socket) = self.programs.kept.take(name, User::of(self.server.credentials(id)))?;
         let reply = Reply::Socket(MadeSocket { uuid, anchor: "self".to_owned() });
-        self.server.reply_with(id, &reply, vec![socket]);
+        self.server.reply_with(id, &reply, vec![socket.into_inner()]);
         Ok(())
     }
 

@@ -15,13 +15,14 @@ use whimbrel_wire::snapshot::{Body, Family, Luggage, OptionKind};
 
 use super::endpoints::Endpoints;
 use super::{HIDDEN, Relocation, failed, listening, refused, unmovable};
+use crate::closing::Received;
 use crate::effects::Effects;
 use crate::journal::JournalError;
 
 /// A socket that a move may ask for, and who has it.
 #[derive(Debug)]
 pub(super) struct Borrowed {
-    pub(super) socket: OwnedFd,
+    pub(super) socket: Received,
     /// Processes that are to stand still while it is at rest. None where its program has handed it over itself.
     processes: Vec<u32>,
     pub(super) luggage: Luggage,
@@ -97,7 +98,7 @@ impl Given {
         let Borrowed { socket, processes, luggage } = borrowed;
         // On account of one that listens nobody stands still.
         let processes = if flow.listens() { Vec::new() } else { processes };
-        Ok(Self { flow, frozen: Frozen::freeze(socket)?, processes, luggage })
+        Ok(Self { flow, frozen: freeze(socket)?, processes, luggage })
     }
 }
 
@@ -161,7 +162,7 @@ impl Effects {
             let processes = others.filter(|pid| *pid != std::process::id()).collect();
             let luggage = Luggage { uuid: name(socket.as_fd()), state: Vec::new() };
             found.insert(flow, Ok(family_of(&socket)));
-            self.relocation.borrowed.insert(flow, Borrowed { socket, processes, luggage });
+            self.relocation.borrowed.insert(flow, Borrowed { socket: socket.into(), processes, luggage });
         }
         if let Err(error) = self.make_ready(now) {
             tracing::warn!(%error, "packets for sockets that are moved are not held meanwhile");
@@ -185,7 +186,7 @@ impl Effects {
     }
 
     /// Takes over a socket that its program hands to another host itself, with what goes along.
-    pub(crate) fn take_given(&mut self, now: Time, flow: FlowTuple, socket: OwnedFd, luggage: Luggage) -> Family {
+    pub(crate) fn take_given(&mut self, now: Time, flow: FlowTuple, socket: Received, luggage: Luggage) -> Family {
         let family = family_of(&socket);
         self.relocation.borrowed.insert(flow, Borrowed { socket, processes: Vec::new(), luggage });
         if let Err(error) = self.make_ready(now) {
@@ -315,13 +316,13 @@ impl Effects {
         }
     }
 
-    fn put_to_rest(&mut self, flow: &FlowTuple, socket: OwnedFd) -> Result<Frozen, MoveFailed> {
+    fn put_to_rest(&mut self, flow: &FlowTuple, socket: Received) -> Result<Frozen, MoveFailed> {
         let frozen = match self.relocation.endpoints.at(flow).filter(|_| flow.is_unconnected()) {
             Some(place) => {
                 let _inside = place.endpoint.enter().map_err(|error| refused(&error, Refusal::Unmovable))?;
-                Frozen::freeze(socket)
+                freeze(socket)
             }
-            None => Frozen::freeze(socket),
+            None => freeze(socket),
         };
         frozen.map_err(|why| unmovable(&why, Refusal::Unmovable))
     }
@@ -362,7 +363,7 @@ impl Effects {
         };
         self.relocation.kept_new.remove(&flow);
         self.tunnel.hand_on(&flow, None);
-        let thawed = frozen.thaw(injector).map_err(|why| unmovable(&why, Refusal::NotWoken));
+        let thawed = frozen.thaw(injector).map(Received::from).map_err(|why| unmovable(&why, Refusal::NotWoken));
         self.let_run(&processes);
         thawed.map(drop)
     }
@@ -456,6 +457,14 @@ impl Relocation {
         }
         self.halted.extract_if(|_, (_, count)| *count == 0).map(|(pid, _)| pid).collect()
     }
+}
+
+/// Puts a socket to rest. One that cannot be is closed by a thread like any other.
+pub(super) fn freeze(socket: Received) -> Result<Frozen, Unmovable> {
+    let again = socket.try_clone().map(Received::from);
+    let frozen = Frozen::freeze(socket.into_inner());
+    drop(again);
+    frozen
 }
 
 /// Of a socket: IPv6 also where it talks IPv4.

@@ -10,12 +10,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SocketFlags, accept_with};
 use whimbrel_datapath::{HelpedFlow, HelpedPhase};
-use whimbrel_kernel::frozen::Frozen;
 use whimbrel_kernel::sock_diag::{Listener, SockDiag, TcpState};
 use whimbrel_protocol::{LocalEnd, MoveFailed, MoveName, Refusal};
 use whimbrel_wire::{FlowTuple, Transport};
 
-use super::donor::{Borrowed, Given};
+use super::donor::{Borrowed, Given, freeze};
 use super::unmovable;
 use crate::effects::{Effects, Failure};
 use crate::servers::Inhabitants;
@@ -32,7 +31,7 @@ impl Effects {
         borrowed: Borrowed,
     ) -> Result<(), MoveFailed> {
         let Borrowed { socket, luggage, .. } = borrowed;
-        let frozen = match Frozen::freeze(socket) {
+        let frozen = match freeze(socket) {
             Ok(frozen) => frozen,
             Err(why) => {
                 self.let_new_in(&flow);
