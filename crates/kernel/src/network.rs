@@ -54,6 +54,8 @@ pub struct Changed {
     pub addresses: bool,
     /// Routes, other than Whimbrel's own.
     pub routes: bool,
+    /// Whimbrel's own routes, of which some are gone.
+    pub own: bool,
     /// Policy rules.
     pub rules: bool,
     /// Neighbours.
@@ -65,7 +67,7 @@ pub struct Changed {
 impl Changed {
     /// Everything may have changed.
     pub const ALL: Self =
-        Self { links: true, addresses: true, routes: true, rules: true, neighbours: true, lost: true };
+        Self { links: true, addresses: true, routes: true, own: true, rules: true, neighbours: true, lost: true };
 
     /// Whether anything that [`NetworkState`] shows may have changed.
     #[must_use]
@@ -262,6 +264,7 @@ fn note(changed: &mut Changed, datagram: &[u8]) {
                 // Our own routes would wake us for what we did ourselves.
                 let own = message.payload.get(ROUTE_PROTOCOL) == Some(&PROTOCOL);
                 changed.routes |= !own && !is_multicast(message.payload);
+                changed.own |= own && message.kind == RTM_DELROUTE;
             }
             RTM_NEWNEIGH | RTM_DELNEIGH => changed.neighbours = true,
             RTM_NEWRULE | RTM_DELRULE => changed.rules = true,

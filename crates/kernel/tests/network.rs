@@ -249,3 +249,13 @@ fn the_way_is_found_or_said_to_be_missing() {
         assert_eq!(error.raw_os_error(), Some(libc::ENETUNREACH));
     }
 }
+
+#[test]
+fn who_takes_a_route_of_ours_away_is_noticed() {
+    let host = Host::new();
+    let mut monitor = host.on(|| NetworkMonitor::open().unwrap());
+    host.sh("ip route add 198.51.100.0/24 dev lo proto 87");
+    assert_eq!(monitor.drain().unwrap(), Changed::default());
+    host.sh("ip route del 198.51.100.0/24 dev lo proto 87");
+    assert_eq!(monitor.drain().unwrap(), Changed { own: true, ..Changed::default() });
+}

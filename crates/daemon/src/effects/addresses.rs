@@ -32,6 +32,17 @@ pub(crate) struct Addresses {
     reached: Vec<(IpAddr, bool)>,
     /// Those of `used` that are kept now.
     in_force: Vec<IpAddr>,
+    /// What the kernel was made to do last. None: something may have happened to that, or all of it was not done.
+    done: Option<Wanted>,
+}
+
+/// What the kernel is to do.
+#[derive(Debug, PartialEq, Eq)]
+struct Wanted {
+    carrier: Carrier,
+    kept: Kept,
+    sources: BTreeMap<IpAddr, SourceWay>,
+    ways: Ways,
 }
 
 /// What the sets depend on beside the node's wishes.
@@ -71,6 +82,7 @@ impl Addresses {
             leaving: Vec::new(),
             reached: Vec::new(),
             in_force: Vec::new(),
+            done: None,
         })
     }
 
@@ -132,7 +144,13 @@ impl Addresses {
         whole.then_some(Straight { interface, next_hop })
     }
 
-    /// Makes the kernel keep and reach what is wanted.
+    /// Something in the kernel has changed: what is wanted is compared with what is there when it is applied next.
+    pub(crate) fn look_again(&mut self) {
+        self.done = None;
+    }
+
+    /// Makes the kernel keep and reach what is wanted. Looking at what is there takes the kernel's lock of all interfaces sixteen times, which others
+    /// hold for long: nothing is done where nothing has changed.
     ///
     /// # Errors
     /// The first; all is tried.
@@ -144,20 +162,27 @@ impl Addresses {
         let arrivals = surroundings.arrivals.clone();
         let (smaller, straight) = (surroundings.smaller.clone(), surroundings.straight.clone());
         let kept = Kept { addresses, leaving, arrivals, smaller, straight };
+        let (sources, ways) = (self.source_ways(surroundings), self.ways(surroundings));
+        let wanted = Wanted { carrier, kept, sources, ways };
+        if self.done.as_ref() == Some(&wanted) {
+            return Ok(());
+        }
+        self.done = None;
+        let Wanted { kept, sources, ways, .. } = &wanted;
         // Before a route leads out what is sent from an address that is gone, the programs know what is not to go.
         datapath.set_kept(&kept.addresses)?;
-        let applied = self.kept.apply(&carrier, &kept);
+        let applied = self.kept.apply(&carrier, kept);
         if applied.is_ok() {
             self.in_force = kept.addresses.iter().copied().collect();
         }
-        let sources = self.source_ways(surroundings);
-        let left = self.sources.apply(&sources);
-        let ways = self.ways(surroundings);
+        let left = self.sources.apply(sources);
         // Before a route leads everything for an address to the TUN device, the program there knows what belongs elsewhere.
         let vacated = datapath.set_vacated(&ways.vacated);
         let reached = self.routes.apply(&ways.peers);
         applied.and(left).and(reached)?;
-        Ok(vacated?)
+        vacated?;
+        self.done = Some(wanted);
+        Ok(())
     }
 
     /// Only those that would be led astray without.
@@ -218,6 +243,7 @@ impl Addresses {
     /// The first; all is tried.
     pub(crate) fn release(&mut self) -> Result<(), Error> {
         self.in_force.clear();
+        self.done = None;
         let kept = self.kept.release();
         let sources = self.sources.release();
         self.routes.release().and(sources).and(kept)
@@ -225,7 +251,7 @@ impl Addresses {
 }
 
 /// How the addresses of moved peers are reached.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq, Eq)]
 struct Ways {
     peers: BTreeMap<IpAddr, PeerWay>,
     /// Those that are led elsewhere than where they are, with the interface that leads there: what is of no moved flow is for

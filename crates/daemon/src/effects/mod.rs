@@ -487,6 +487,7 @@ impl Effects {
 
     /// Takes in another state of the network. The node may have to say more; what needs no word of it is done here.
     pub(crate) fn network_changed(&mut self, now: Time, network: NetworkState) {
+        self.addresses.look_again();
         self.network = network;
         self.deputy.network_changed(&self.network);
         let bindings: Vec<_> = self.bindings.iter().map(|(peer, binding)| (*peer, binding.clone())).collect();
@@ -506,8 +507,14 @@ impl Effects {
         self.settle_or_retry(now);
     }
 
+    /// Routes that were made here are gone, perhaps by somebody else's doing.
+    pub(crate) fn look_again(&mut self) {
+        self.addresses.look_again();
+    }
+
     /// Routes have changed, and nothing of the network's state: a binding may lead its packets out another way.
     pub(crate) fn routes_changed(&mut self, now: Time) {
+        self.addresses.look_again();
         let bindings: Vec<_> = self.bindings.iter().map(|(peer, binding)| (*peer, binding.clone())).collect();
         for (peer, binding) in bindings {
             self.lead_out(peer, &binding);

@@ -518,6 +518,9 @@ impl EventLoop {
         if changed.lost {
             tracing::warn!("events of the network were lost; looking at all of it again");
         }
+        if changed.own {
+            self.effects.look_again();
+        }
         if changed.attachment() { self.take_in_network() } else { Ok(()) }
     }
 
