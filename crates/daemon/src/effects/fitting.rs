@@ -29,6 +29,8 @@ pub(crate) struct Fitting {
     bind_from: Option<Time>,
     /// No other pass before that; what is wanted meanwhile is served by it.
     not_before: Option<Time>,
+    /// No socket in an endpoint namespace waits, nor is any to be put back. A daemon before this one may have left such.
+    none_inside: bool,
     /// Until when echoes of what was sent before a lapse may come in.
     lapsed_until: Option<Time>,
 }
@@ -69,6 +71,16 @@ impl Fitting {
     /// Whether this pass may bind sockets to devices.
     pub(crate) fn binds(&self) -> bool {
         self.bind_from.is_none()
+    }
+
+    /// Whether a pass goes through endpoint namespaces. `wanted`: there may be something to do.
+    pub(crate) fn looks_inside(&self, wanted: bool) -> bool {
+        wanted || !self.none_inside
+    }
+
+    /// A pass has gone through these. `waits`: sockets in them may wait, or are to be put back.
+    pub(crate) fn note_inside(&mut self, waits: bool) {
+        self.none_inside = !waits;
     }
 
     /// A pass has left this many sockets to come back to.
@@ -124,6 +136,18 @@ mod tests {
         assert_eq!(fitting.timeout().map(|due| due.since(now)), Some(PAUSE));
         fitting.note_waiting(now, 0);
         assert!(fitting.timeout().is_none());
+    }
+
+    #[test]
+    fn endpoint_namespaces_are_looked_into_once_more_after_the_last_has_waited() {
+        let mut fitting = Fitting::default();
+        assert!(fitting.looks_inside(false), "of a daemon before this one");
+        fitting.note_inside(false);
+        assert!(!fitting.looks_inside(false) && fitting.looks_inside(true));
+        fitting.note_inside(true);
+        assert!(fitting.looks_inside(false));
+        fitting.note_inside(false);
+        assert!(!fitting.looks_inside(false));
     }
 
     #[test]

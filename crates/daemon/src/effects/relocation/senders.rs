@@ -31,13 +31,23 @@ impl Effects {
 
     /// Makes the sockets of endpoint namespaces fit what has become of their flows, beside those of the host's own. No device is theirs to
     /// be bound to.
-    pub(in crate::effects) fn fit_in_endpoints(&self, lapsed: &[u32], own: Fitted) -> Result<Fitted, Failure> {
+    ///
+    /// A look at each takes as long as one at all sockets of the machine, so none is taken where none waits, nor has waited at the last one, and
+    /// nothing has lapsed.
+    pub(in crate::effects) fn fit_in_endpoints(&mut self, lapsed: &[u32], own: Fitted) -> Result<Fitted, Failure> {
         let mut all = own;
+        let waits = self.any_waits();
+        if !self.fitting.looks_inside(waits || !lapsed.is_empty()) {
+            return Ok(all);
+        }
+        let mut inside = 0;
         for place in self.relocation.endpoints.in_use() {
             let _inside = place.endpoint.enter()?;
             let fitted = self.datapath.fit_sockets(&[], lapsed)?;
             all = Fitted { changed: all.changed + fitted.changed, waiting: all.waiting + fitted.waiting };
+            inside += fitted.waiting;
         }
+        self.fitting.note_inside(waits || inside > 0);
         Ok(all)
     }
 }
