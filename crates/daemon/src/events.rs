@@ -7,8 +7,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, SystemTime};
 
 use serde_json::{Map, Value};
+use whimbrel_handshake::PublicKey;
 use whimbrel_ipc::{EventRecord, EventsQuery, rfc3339};
-use whimbrel_protocol::{Carried, Carrier, Event, PeerId, StandInStatus, Time};
+use whimbrel_protocol::{Carried, Carrier, Event, MoveEvent, PeerId, StandInStatus, Time};
 use whimbrel_wire::FlowTuple;
 
 /// Events that are kept of each sort.
@@ -169,6 +170,8 @@ const CAUSED_BY_OTHERS_PAUSE: Duration = Duration::from_secs(1);
 /// Events of one kind that peers with connections cause in a row, all together, and in each pause after that.
 const CAUSED_BY_PEERS: u32 = 16 * CAUSED_BY_OTHERS;
 const CAUSED_BY_PEERS_EACH: u32 = 16;
+/// Events of one kind about moves that one host causes in a row: it may have so many connections, and move them all.
+const CAUSED_BY_MOVES: u32 = 4 * CAUSED_BY_OTHERS;
 
 /// Keeps what strangers cause from pushing everything else out: anybody can make a key, a session and a message that is
 /// refused, and with a connection of his own move without end (P-143).
@@ -178,6 +181,8 @@ pub(crate) struct Restraint {
     kinds: BTreeMap<(&'static str, bool), Allowed>,
     /// Of each peer with connections.
     peers: BTreeMap<(&'static str, PeerId), Allowed>,
+    /// Of each host that takes part in moves.
+    hosts: BTreeMap<(&'static str, PublicKey), Allowed>,
 }
 
 #[derive(Debug)]
@@ -230,12 +235,31 @@ impl Restraint {
         told
     }
 
+    /// The same for what is told of a move under this kind.
+    pub(crate) fn admits_of_move(&mut self, now: Time, kind: &'static str, event: &MoveEvent) -> bool {
+        let (all, own) = if let Some(host) = caused_by_host(event) {
+            let own = self.hosts.entry((kind, host)).or_insert_with(|| Allowed::new(now, CAUSED_BY_MOVES, 1)).take(now);
+            ((CAUSED_BY_PEERS, CAUSED_BY_PEERS_EACH), own)
+        } else if matches!(event, MoveEvent::OpFailed { .. }) {
+            // Whoever can have it fail can have it fail again.
+            ((CAUSED_BY_OTHERS, 1), true)
+        } else {
+            return true;
+        };
+        let allowed = self.kinds.entry((kind, true)).or_insert_with(|| Allowed::new(now, all.0, all.1));
+        let told = own && allowed.take(now);
+        allowed.left_out += u64::from(!told);
+        told
+    }
+
     /// What was left out since the last call.
     pub(crate) fn left_out(&mut self, now: Time) -> Vec<Told> {
-        self.peers.retain(|_, allowed| {
+        let is_low = |allowed: &mut Allowed| {
             allowed.fill(now);
             allowed.left < allowed.most
-        });
+        };
+        self.peers.retain(|_, allowed| is_low(allowed));
+        self.hosts.retain(|_, allowed| is_low(allowed));
         let told =
             |((kind, _), allowed): (&(&'static str, bool), &mut Allowed)| match std::mem::take(&mut allowed.left_out) {
                 0 => None,
@@ -280,6 +304,17 @@ fn caused_by_peer(event: &Event) -> Option<(&'static str, PeerId)> {
         Event::PeerBack { peer, .. } => Some(("peer-back", *peer)),
         Event::Waiting { peer, by_peer: true, wait: true, .. } => Some(("flows-wait", *peer)),
         Event::Waiting { peer, by_peer: true, wait: false, .. } => Some(("flows-go-on", *peer)),
+        _ => None,
+    }
+}
+
+/// The host that can cause an event of a move at will.
+fn caused_by_host(event: &MoveEvent) -> Option<PublicKey> {
+    match event {
+        MoveEvent::Rebound { flow, .. } => Some(flow.peer()),
+        MoveEvent::NotTaken { name, .. } => Some(PublicKey::from(name.donor)),
+        MoveEvent::Lent { to, .. } | MoveEvent::LeaseOver { to } => Some(*to),
+        MoveEvent::Reached { anchor, .. } => Some(*anchor),
         _ => None,
     }
 }
@@ -657,7 +692,7 @@ fn go(count: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use whimbrel_protocol::PeerId;
+    use whimbrel_protocol::{FlowName, MoveName, PeerId};
     use whimbrel_wire::FlowTuple;
 
     fn filled(count: usize) -> EventRing {
@@ -746,6 +781,35 @@ mod tests {
         // Nothing is remembered of who has not moved for a while.
         restraint.left_out(at(9000));
         assert!(restraint.peers.is_empty());
+    }
+
+    #[test]
+    fn hosts_that_move_without_end_do_not_fill_the_log() {
+        // P-143
+        let mut restraint = Restraint::default();
+        let at = |seconds: u64| Time::from_micros(seconds * 1_000_000);
+        let rebound = |of: u8, number| {
+            let flow = FlowName::new(PublicKey::from([of; 32]), number);
+            MoveEvent::Rebound { flow, far: None }
+        };
+        let mut admits = |at, event: &MoveEvent| restraint.admits_of_move(at, "flow-rebound", event);
+        let each = CAUSED_BY_MOVES as usize;
+        assert_eq!((0..1000).filter(|number| admits(at(9), &rebound(1, *number))).count(), each);
+        assert!(admits(at(9), &rebound(2, 0)), "another host's is told");
+        // Keys are free, and all together may so much.
+        let many = (3..=250).map(|of| (0..9).filter(|number| admits(at(9), &rebound(of, *number))).count());
+        assert_eq!(many.sum::<usize>(), CAUSED_BY_PEERS as usize - each - 1);
+        let failed = MoveEvent::OpFailed { what: "a test", error: String::new() };
+        let told = (0..1000).filter(|_| restraint.admits_of_move(at(9), "op-failed", &failed)).count();
+        assert_eq!(told, CAUSED_BY_OTHERS as usize);
+        // What this host does of its own accord is always told.
+        let given = MoveEvent::Given { name: MoveName { donor: [1; 32], number: 1 }, to: PublicKey::from([1; 32]) };
+        assert!((0..1000).all(|_| restraint.admits_of_move(at(9), "socket-given", &given)));
+        let told = restraint.left_out(at(9));
+        let of: Vec<&Value> = told.iter().map(|told| &told.fields["of"]).collect();
+        assert_eq!(of, ["flow-rebound", "op-failed"]);
+        restraint.left_out(at(9000));
+        assert!(restraint.hosts.is_empty());
     }
 
     /// Kinds and fields as they stand in the code above: whoever adds one is reminded of the documentation.

@@ -146,8 +146,8 @@ pub(crate) struct EventLoop {
     udp: UdpFlows,
     pub(crate) events: EventRing,
     event_log: Option<EventLog>,
-    restraint: Restraint,
-    tally: Tally,
+    pub(crate) restraint: Restraint,
+    pub(crate) tally: Tally,
     /// When each peer's session came up.
     sessions: HashMap<PeerId, Time>,
     answers: Answers,

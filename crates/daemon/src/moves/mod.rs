@@ -467,7 +467,11 @@ impl EventLoop {
             },
             MoveEvent::OpFailed { what, error } => Told::new("op-failed", format!("{what} failed: {error}")),
         };
-        self.tell(told);
+        if self.restraint.admits_of_move(now, told.kind, &event) {
+            self.tell(told);
+        } else {
+            self.tally.count(told.kind);
+        }
     }
 
     /// A socket has gone to a host where it does not go on, or does not say so (P-145). What was in it is kept here.
