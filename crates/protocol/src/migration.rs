@@ -8,6 +8,7 @@
 //! donor.rs     having a socket, and giving it away
 //! acceptor.rs  getting it
 //! holder.rs    saying whose it is: the one point of no return
+//! held.rs      all that is held
 //! load.rs      what goes ahead of a process
 //! lessor.rs    lending endpoints
 //! tenant.rs    having some of another host's
@@ -22,6 +23,7 @@ mod acceptor;
 mod donor;
 mod flows;
 mod glue;
+mod held;
 mod holder;
 mod lane;
 mod lessor;
@@ -45,6 +47,7 @@ use whimbrel_wire::message::Message;
 use whimbrel_wire::moving::{Received, Record, Stretch, TicketMac};
 
 use crate::Time;
+use crate::bucket::Bucket;
 use crate::config::Config;
 use crate::op::PeerId;
 pub use name::FlowName;
@@ -58,7 +61,7 @@ use acceptor::Acceptance;
 pub use donor::READY_FOR;
 use donor::{Donation, Entrusted};
 use flows::FlowChange;
-use holder::Held;
+use held::Table;
 use lane::Lanes;
 use lessor::Lease;
 use load::Loads;
@@ -152,9 +155,9 @@ pub(crate) struct Moves {
     taking: HashSet<FlowName>,
     /// Bytes that the snapshots of these may have.
     reserved: u64,
-    held: BTreeMap<FlowName, Held>,
-    /// Until when any announcement of those may belong to another (P-130): without, thousands that move one by one are not looked through each time.
-    together_until: Option<Time>,
+    held: Table,
+    /// Flows that have moved before may be moved again so often, all together.
+    moved_again: Bucket,
     /// The flows of moves whose donors have not said that they know.
     settling: HashMap<MoveName, FlowName>,
     /// What is lent to others.
@@ -211,8 +214,8 @@ impl Moves {
             acceptances: BTreeMap::new(),
             taking: HashSet::new(),
             reserved: 0,
-            held: BTreeMap::new(),
-            together_until: None,
+            held: Table::default(),
+            moved_again: Bucket::of(holder::AGAIN_ALL.0, holder::AGAIN_ALL.1),
             settling: HashMap::new(),
             leases: BTreeMap::new(),
             stopping: false,
@@ -359,6 +362,7 @@ impl Moves {
             self.acceptances.iter().filter(|(_, of)| of.reaches(&with)).map(|(name, _)| *name).collect();
         waiting.into_iter().for_each(|name| self.handle_holder_reached(at, name));
         self.say_all_reached(at, with);
+        self.lead_waiting(at, with);
         self.hear_own(at);
     }
 

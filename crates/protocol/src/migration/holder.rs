@@ -9,14 +9,26 @@ use whimbrel_wire::FlowTuple;
 use whimbrel_wire::moving::{Decision, MoveName, Record, Terms, Ticket};
 
 use super::flows::FlowChange;
-use super::{AGAIN, Asked, At, FlowName, Limit, MoveDone, MoveEvent, MoveFailed, MoveOp, Moves, Refusal, SavedHeld};
+use super::{Asked, At, FlowName, Limit, MoveDone, MoveEvent, MoveFailed, MoveOp, Moves, Refusal, SavedHeld};
 use crate::Time;
+use crate::bucket::Bucket;
 
 /// How long a ticket lasts at the least and at the most, in seconds.
 const LIFETIME_LEAST: u32 = 5;
 const LIFETIME_MOST: u32 = 600;
 /// How long a donor may take to learn that its move was committed. It learns it later too, if it asks.
 const SETTLED_WITHIN: Duration = Duration::from_secs(86_400);
+/// Moves of one flow whose donors have not said that they know: of one donor, and of all. They are saved with each
+/// commit.
+const UNSETTLED_EACH: usize = 2;
+const UNSETTLED_MOST: usize = 16;
+/// So often a flow that has moved may be moved again, at once and in what pauses, and all such together (P-143).
+const AGAIN_EACH: (f64, Duration) = (64.0, Duration::from_millis(200));
+pub(super) const AGAIN_ALL: (f64, Duration) = (1024.0, Duration::from_millis(10));
+/// Pause before a flow is led anew that could not be, at first and at the longest. A session with who is to have it
+/// ends the pause.
+const LED_AGAIN: Duration = Duration::from_millis(500);
+const LED_AGAIN_LONGEST: Duration = Duration::from_secs(60);
 
 /// The binding of a flow's far end. Who has the socket is the host of its name (P-132).
 #[derive(Debug)]
@@ -47,6 +59,11 @@ pub(super) struct Held {
     over: bool,
     /// A daemon before this one has led it: the data plane knows it as it is.
     restored: bool,
+    /// It could not be led so often, and is led anew then.
+    unled: u32,
+    led_again: Option<Time>,
+    /// How often it may be moved yet.
+    again: Bucket,
     /// It is this host's since another move has brought it along, and has not been presented.
     along_here: bool,
 }
@@ -58,6 +75,8 @@ struct Unsettled {
     until: Time,
     /// Where it is to be told.
     donor_at: Option<SocketAddr>,
+    /// There is a stream to it as long. Whom nothing is expected of asks by itself: keys are free.
+    awaited: bool,
 }
 
 /// A move that may be committed.
@@ -123,9 +142,14 @@ impl Held {
         self.next
     }
 
-    /// The far end is another host's, which runs nothing, and leads to this one.
-    pub(super) fn lend(&mut self, far: FlowTuple) {
-        self.lent = Some(far);
+    /// The flow as its far end has it, where it is lent.
+    pub(super) fn lent(&self) -> Option<FlowTuple> {
+        self.lent
+    }
+
+    /// For the [table](super::held::Table) alone, which finds it by that. Gives what it was before.
+    pub(super) fn set_lent(&mut self, far: Option<FlowTuple>) -> Option<FlowTuple> {
+        std::mem::replace(&mut self.lent, far)
     }
 
     /// Whether this move was the last word about the flow.
@@ -153,10 +177,6 @@ impl Held {
         self.announced.as_ref().is_some_and(|announced| announced.name == name)
     }
 
-    pub(super) fn is_over(&self) -> bool {
-        self.over
-    }
-
     /// The flow, if this host passes packets on for another. That of a socket without another end is lent (P-96).
     pub(super) fn passed_on(&self) -> Option<FlowTuple> {
         let connected = self.lent.filter(|far| !far.mirrored().is_unconnected());
@@ -181,7 +201,8 @@ impl Held {
     }
 
     fn waits_for(&self) -> Vec<PublicKey> {
-        self.unsettled.keys().map(|name| PublicKey::from(name.donor)).collect()
+        let awaited = self.unsettled.iter().filter(|(_, of)| of.awaited);
+        awaited.map(|(name, _)| PublicKey::from(name.donor)).collect()
     }
 
     fn is_empty(&self) -> bool {
@@ -234,8 +255,12 @@ impl Moves {
         self.alike(flow).filter(|(name, _)| Some(*name) != but).any(has) || !back && at.around.flow(flow).is_some()
     }
 
-    pub(super) fn held(&mut self, flow: FlowName) -> &mut Held {
-        self.held.entry(flow).or_insert_with(|| Held {
+    /// Has a flow be held that may be already.
+    pub(super) fn hold(&mut self, flow: FlowName) {
+        if self.held.contains_key(&flow) {
+            return;
+        }
+        let held = Held {
             led: flow.peer(),
             sequence: 0,
             next: 1,
@@ -249,21 +274,26 @@ impl Moves {
             ending: false,
             over: false,
             restored: false,
+            unled: 0,
+            led_again: None,
+            again: Bucket::of(AGAIN_EACH.0, AGAIN_EACH.1),
             along_here: false,
-        })
+        };
+        self.held.insert(flow, held);
     }
 
     /// A flow is lent to a host. What was moved since is not changed.
     pub(super) fn lend(&mut self, flow: FlowName, far: FlowTuple) {
         if !self.alike(&flow).any(|(_, held)| held.lent == Some(far)) {
-            self.held(flow).lend(far);
+            self.hold(flow);
+            self.held.set_lent(&flow, Some(far));
         }
     }
 
     /// A flow of this host's own that it lent to itself for a move does not move.
     pub(super) fn take_in_unmoved(&mut self, flow: FlowName) {
-        if let Some(held) = self.held.get_mut(&flow).filter(|held| held.last.is_none()) {
-            held.lent = None;
+        if self.held.get(&flow).is_some_and(|held| held.last.is_none()) {
+            self.held.set_lent(&flow, None);
             self.tidy(flow);
         }
     }
@@ -303,8 +333,11 @@ impl Moves {
     /// Forgets what nothing depends on.
     fn tidy(&mut self, flow: FlowName) {
         if let Some(held) = self.held.get(&flow).filter(|held| held.is_empty()) {
-            let saved = held.last.is_some();
+            let (saved, led_again) = (held.last.is_some(), held.led_again);
             self.held.remove(&flow);
+            if let Some(when) = led_again {
+                self.limits.remove(&(when, Limit::Lead(flow)));
+            }
             if saved {
                 self.effect("forgetting a flow that was moved", MoveOp::ForgetHeld { flow });
             }
@@ -314,8 +347,11 @@ impl Moves {
     /// A daemon before this one held a flow that was moved.
     pub(super) fn restore_held(&mut self, at: At<'_>, saved: &SavedHeld) {
         let until = at.now + SETTLED_WITHIN;
-        let unsettled: BTreeMap<MoveName, Unsettled> =
-            saved.unsettled.iter().map(|(name, donor_at)| (*name, Unsettled { until, donor_at: *donor_at })).collect();
+        let unsettled_of = |(name, donor_at): &(MoveName, Option<SocketAddr>)| {
+            let awaited = self.expects(&PublicKey::from(name.donor));
+            (*name, Unsettled { until, donor_at: *donor_at, awaited })
+        };
+        let unsettled: BTreeMap<MoveName, Unsettled> = saved.unsettled.iter().map(unsettled_of).collect();
         for (name, of) in &unsettled {
             self.settling.insert(*name, saved.flow);
             self.hints.extend(of.donor_at.map(|hint| (PublicKey::from(name.donor), hint)));
@@ -334,6 +370,9 @@ impl Moves {
             ending: saved.ending,
             over: false,
             restored: true,
+            unled: 0,
+            led_again: None,
+            again: Bucket::of(AGAIN_EACH.0, AGAIN_EACH.1),
             along_here: saved.flow.peer() == self.me(),
         };
         if !held.unsettled.is_empty() {
@@ -379,8 +418,10 @@ impl Moves {
             Some(Refusal::FarEnd)
         } else if self.is_taken(at, &flow.with(acceptor), Some(&flow)) {
             Some(Refusal::Taken)
-        } else if self.held.len() >= self.config.most.saturating_mul(4) && !self.held.contains_key(&flow) {
+        } else if !self.has_room_for(&flow) {
             Some(Refusal::NoRoom)
+        } else if !self.may_move_again(at, &flow, name) {
+            Some(Refusal::Busy)
         } else {
             None
         };
@@ -389,7 +430,8 @@ impl Moves {
             return;
         }
         let until = at.now + Duration::from_secs(u64::from(lifetime));
-        let held = self.held(flow);
+        self.hold(flow);
+        let Some(held) = self.held.get_mut(&flow) else { return };
         match &held.announced {
             Some(before) if before.name == name && before.acceptor == acceptor => {
                 let record = announced(held.next, None);
@@ -417,8 +459,29 @@ impl Moves {
             along: false,
         });
         let sequence = held.next;
+        self.held.leave_behind(&flow);
         self.limit(until, Limit::Announcement(flow));
         self.say(at, donor, announced(sequence, None));
+    }
+
+    /// Whether one more flow may be held for a host: one host's leave room for those of others.
+    pub(super) fn has_room_for(&self, flow: &FlowName) -> bool {
+        let (most, all) = (self.config.most, self.held.len());
+        self.held.contains_key(flow) || all < most.saturating_mul(4) && self.held.count_of(&flow.peer()) < most
+    }
+
+    /// Whether a flow may be moved again: not if who has had it has not heard yet that it has it no more, nor all the
+    /// time. Each commit is saved, told and led elsewhere, and one connection and two keys of one's own are enough for
+    /// the next.
+    fn may_move_again(&self, at: At<'_>, flow: &FlowName, name: MoveName) -> bool {
+        let held = self.held.get(flow).filter(|held| held.last.is_some() && !held.is_claimed(name));
+        let Some(held) = held else { return true };
+        let donor = *flow.peer().as_bytes();
+        let of_donor = MoveName { donor, number: 0 }..=MoveName { donor, number: u64::MAX };
+        held.unsettled.len() < UNSETTLED_MOST
+            && held.unsettled.range(of_donor).count() < UNSETTLED_EACH
+            && held.again.holds(at.now, 1.0)
+            && self.moved_again.holds(at.now, 1.0)
     }
 
     /// A donor says to which of its moves another belongs that it has announced (P-130).
@@ -426,7 +489,7 @@ impl Moves {
         let announced = self.held.get_mut(&flow).and_then(|held| held.announced.as_mut());
         if let Some(announced) = announced.filter(|of| of.name == name && !of.keeping && first != name.number) {
             announced.after = Some(first);
-            self.together_until = self.together_until.max(Some(announced.until));
+            self.held.belong(flow, MoveName { number: first, ..name });
         }
     }
 
@@ -510,6 +573,10 @@ impl Moves {
     fn commit_to_save(&mut self, at: At<'_>, flow: FlowName, wire_port: u16) -> Option<SavedHeld> {
         let held = self.held.get_mut(&flow)?;
         let announced = held.announced.as_mut()?;
+        if held.last.is_some() {
+            held.again.take(at.now);
+            self.moved_again.take(at.now);
+        }
         (announced.keeping, announced.wire_port) = (true, wire_port);
         let (name, acceptor) = (announced.name, announced.acceptor);
         let (donor, far, hidden) = (flow.peer(), held.lent, held.hidden);
@@ -548,17 +615,15 @@ impl Moves {
 
     /// The flows whose announced moves another brings along (P-130), with their owner's port in rewritten packets.
     fn bring_along(&mut self, at: At<'_>, first: MoveName, acceptor: PublicKey) -> Vec<(FlowName, u16)> {
-        let donor = PublicKey::from(first.donor);
         let mut flows = Vec::new();
-        if self.together_until.is_none_or(|until| until <= at.now) {
-            return flows;
-        }
         let belongs = |of: &Announcement| {
             of.after == Some(first.number) && of.acceptor == acceptor && !of.keeping && at.now < of.until
         };
-        let theirs = self.held.iter().filter(|(flow, held)| flow.peer() == donor && !held.over);
-        let along = theirs.filter(|(_, held)| held.announced.as_ref().is_some_and(belongs)).map(|(flow, _)| *flow);
-        for flow in along.collect::<Vec<FlowName>>() {
+        for flow in self.held.along(&first) {
+            let held = self.held.get(&flow).filter(|held| !held.over);
+            if !held.and_then(|held| held.announced.as_ref()).is_some_and(belongs) {
+                continue;
+            }
             if self.is_taken(at, &flow.with(acceptor), Some(&flow)) {
                 continue;
             }
@@ -575,6 +640,7 @@ impl Moves {
     /// The commit of a flow that was called so till then is kept: it is decided. Or it could not be.
     pub(super) fn handle_kept(&mut self, at: At<'_>, flow: FlowName, result: Result<MoveDone, MoveFailed>) {
         let (me, donor) = (self.me(), flow.peer());
+        let expected = self.expects(&donor);
         let Some(held) = self.held.get_mut(&flow) else { return };
         let Some(announced) = held.announced.take_if(|announced| announced.keeping) else { return };
         let Announcement { name, acceptor, wire_port, recalled, surrendered, after: first, along, .. } = announced;
@@ -615,7 +681,7 @@ impl Moves {
         }
         let until = at.now + SETTLED_WITHIN;
         let donor_at = at.around.whereabouts(&donor);
-        held.unsettled.insert(name, Unsettled { until, donor_at });
+        held.unsettled.insert(name, Unsettled { until, donor_at, awaited: expected });
         let after = held.waits_for();
         let far = held.lent.or_else(|| at.around.flow(&flow.with(held.led)));
         let flow = self.pass_on(flow, acceptor);
@@ -638,7 +704,11 @@ impl Moves {
     /// A flow is another host's from now on, and is called by that.
     fn pass_on(&mut self, flow: FlowName, to: PublicKey) -> FlowName {
         let now = flow.with(to);
-        if let Some(held) = self.held.remove(&flow) {
+        if let Some(mut held) = self.held.remove(&flow) {
+            if let Some(when) = held.led_again.take() {
+                self.limits.remove(&(when, Limit::Lead(flow)));
+            }
+            held.unled = 0;
             for (name, of) in &held.unsettled {
                 self.settling.insert(*name, now);
                 self.limits.remove(&(of.until, Limit::Unsettled(flow)));
@@ -669,12 +739,23 @@ impl Moves {
         }
     }
 
+    /// There is a session with a host: what could not be led there is now.
+    pub(super) fn lead_waiting(&mut self, at: At<'_>, with: PublicKey) {
+        let waiting = self.held.of(&with).filter(|(_, held)| held.led_again.is_some());
+        let waiting: Vec<FlowName> = waiting.map(|(flow, _)| *flow).collect();
+        waiting.into_iter().for_each(|flow| self.lead(at, flow));
+    }
+
     /// The binding names the owner, or could not be made to.
     pub(super) fn handle_led(&mut self, at: At<'_>, flow: FlowName, result: Result<Terms, String>) {
         let Some(held) = self.held.get_mut(&flow) else { return };
         match result {
             Ok(terms) => {
                 held.led = flow.peer();
+                held.unled = 0;
+                if let Some(when) = held.led_again.take() {
+                    self.limits.remove(&(when, Limit::Lead(flow)));
+                }
                 if let (Some(acceptor), Some(name)) = (held.awaiting.take(), held.last) {
                     self.say(at, acceptor, Record::Verdict { name, outcome: Ok(terms) });
                 }
@@ -685,8 +766,16 @@ impl Moves {
                 }
             }
             Err(error) => {
-                self.event(MoveEvent::OpFailed { what: "leading a flow to where it was moved", error });
-                self.limit(at.now + AGAIN, Limit::Lead(flow));
+                let pause = (LED_AGAIN * 2u32.pow(held.unled.min(10))).min(LED_AGAIN_LONGEST);
+                let first = held.unled == 0;
+                held.unled = held.unled.saturating_add(1);
+                if let Some(before) = held.led_again.replace(at.now + pause) {
+                    self.limits.remove(&(before, Limit::Lead(flow)));
+                }
+                self.limit(at.now + pause, Limit::Lead(flow));
+                if first {
+                    self.event(MoveEvent::OpFailed { what: "leading a flow to where it was moved", error });
+                }
             }
         }
         self.tidy(flow);
@@ -814,23 +903,20 @@ impl Moves {
     /// The name by which a host has claimed a connection that is with it still.
     pub(super) fn claimed_before(&self, far: &FlowTuple, tenant: &PublicKey) -> Option<FlowName> {
         let is_it = |(flow, held): &(&FlowName, &Held)| flow.peer() == *tenant && held.is_claim(far, tenant);
-        self.held.iter().find(is_it).map(|(flow, _)| *flow)
+        self.held.with_far(far).find(is_it).map(|(flow, _)| *flow)
     }
 
     /// Who has a socket without another end of this host's.
     pub(super) fn endpoint_of(&self, end: &FlowTuple) -> Option<Part> {
-        let far = end.mirrored();
-        let is_it =
-            |held: &Held| held.lent == Some(far) && !held.over && (held.last.is_some() || held.announced.is_some());
-        let (flow, held) = self.held.iter().find(|(_, held)| is_it(held))?;
+        let is_it = |held: &Held| !held.over && (held.last.is_some() || held.announced.is_some());
+        let (flow, held) = self.held.with_far(&end.mirrored()).find(|(_, held)| is_it(held))?;
         Some(Part { flow: *flow, moving: held.announced.is_some() })
     }
 
     /// Ends the flows that are passed on for hosts that were revoked (P-105).
     pub(super) fn end_revoked(&mut self) {
-        let revoked = |host: &PublicKey| self.was_revoked(host);
-        let is_over = |(flow, held): &(&FlowName, &Held)| held.is_lent() && revoked(&flow.peer());
-        let over: Vec<FlowName> = self.held.iter().filter(is_over).map(|(flow, _)| *flow).collect();
+        let lent = self.revoked().flat_map(|host| self.held.of(host)).filter(|(_, held)| held.is_lent());
+        let over: Vec<FlowName> = lent.map(|(flow, _)| *flow).collect();
         for flow in over {
             let far = self.held.get(&flow).and_then(|held| held.lent);
             self.changes.extend(far.map(|tuple| FlowChange::End { tuple }));
@@ -843,6 +929,7 @@ impl Moves {
         let over = |announced: &mut Announcement| announced.until <= at.now && !announced.keeping;
         if held.announced.take_if(over).is_some() {
             held.next = held.next.saturating_add(1);
+            self.held.leave_behind(&flow);
             self.tidy(flow);
         }
     }

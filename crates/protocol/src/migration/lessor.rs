@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::ops::Bound;
 use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
@@ -247,8 +248,16 @@ impl Moves {
 
     /// Ends leases of those who may have none any more.
     pub(super) fn end_forbidden_leases(&mut self, at: At<'_>) {
-        let forbidden = self.leases.keys().filter(|name| !self.may_have(name));
-        for name in forbidden.copied().collect::<Vec<LeaseName>>() {
+        let mut forbidden: Vec<LeaseName> = Vec::new();
+        let mut tenant = self.leases.keys().next().map(|name| name.tenant);
+        while let Some(of) = tenant {
+            if !self.lends_to(&of) {
+                forbidden.extend(self.leases_of(of).map(|(name, _)| *name).filter(|name| !self.may_have(name)));
+            }
+            let behind = (Bound::Excluded(LeaseName { tenant: of, number: u64::MAX }), Bound::Unbounded);
+            tenant = self.leases.range(behind).next().map(|(name, _)| name.tenant);
+        }
+        for name in forbidden {
             self.say(at, name.tenant, Record::Leased { number: name.number, outcome: Err(Refusal::NotAllowed) });
             self.end_lease(name);
         }
@@ -304,13 +313,7 @@ impl Moves {
             None if !leased => Some(Refusal::NotLent),
             // One of the same names has moved elsewhere.
             None if known && before.is_none() => Some(Refusal::Taken),
-            None if self.held.len() >= self.config.most.saturating_mul(4) => Some(Refusal::NoRoom),
-            // One host's connections leave room for those of others.
-            None if self.held.iter().filter(|(name, held)| name.peer() == tenant && !held.is_over()).count()
-                >= self.config.most =>
-            {
-                Some(Refusal::NoRoom)
-            }
+            None if !self.has_room_for(&flow) => Some(Refusal::NoRoom),
             None => None,
         };
         if let Some(refusal) = refusal {
@@ -322,8 +325,9 @@ impl Moves {
             // That of an endpoint is a lease.
             self.end_lease(LeaseName { tenant, number: before.value() });
         }
-        let held = self.held(flow);
-        held.lend(far);
+        self.hold(flow);
+        self.held.set_lent(&flow, Some(far));
+        let Some(held) = self.held.get_mut(&flow) else { return };
         held.hide(hidden);
         let sequence = held.announce(Announcement::claim(at.now, name, tenant, wire_port));
         let saved = SavedHeld {

@@ -55,6 +55,11 @@ impl Moves {
         self.permits.revoked.contains(host) && !self.trusts(host)
     }
 
+    /// Those hosts.
+    pub(super) fn revoked(&self) -> impl Iterator<Item = &PublicKey> {
+        self.permits.revoked.iter().filter(|host| !self.trusts(host))
+    }
+
     /// Whether a host may have whatever this one has.
     pub(super) fn may_go_to(&self, acceptor: &PublicKey) -> bool {
         !self.permits.limited || self.trusts(acceptor)

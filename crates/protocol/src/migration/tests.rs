@@ -1,6 +1,7 @@
 //! Single roles, with words that an honest host would not say, or not then.
 
 mod alike;
+mod bounds;
 mod endpoints;
 mod entrusted;
 

@@ -25,4 +25,5 @@ mod returns;
 mod rules;
 mod shared_nat;
 mod stand_in;
+mod strange_moves;
 mod taking;

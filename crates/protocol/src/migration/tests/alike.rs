@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// `sooner`: the liar holder answers before the honest one, else while the endpoint of the honest one's socket is being made ready.
+/// `sooner`: the holder that lies answers before the honest one, else while the endpoint of the honest one's socket is
+/// being made ready.
 fn race(sooner: bool) {
     // Its key sorts before the donor's: keys are free before one joins.
     let liar = (3..20).find(|of| key(*of).as_bytes() < key(DONOR).as_bytes()).expect("one");
