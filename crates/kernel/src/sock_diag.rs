@@ -33,6 +33,9 @@ const SEND_SHUTDOWN: u8 = 2;
 /// One octet: whether a socket that is bound to all IPv6 addresses leaves those of IPv4 to others.
 const INET_DIAG_SKV6ONLY: u16 = 11;
 const INET_DIAG_MARK: u16 = 15;
+/// The keys that a TCP socket signs its segments with (RFC 2385), where it has any. Told beside INET_DIAG_INFO, to those alone who have
+/// CAP_NET_ADMIN.
+const INET_DIAG_MD5SIG: u16 = 18;
 const BYTES_ACKED: usize = 120;
 const BYTES_RECEIVED: usize = 128;
 /// `struct unix_diag_req`: family, protocol, pad, states, inode, what is to be shown, cookie; `struct unix_diag_msg`, and where that has
@@ -243,12 +246,37 @@ impl SockDiag {
     /// # Errors
     /// [`Error::Call`].
     pub(crate) fn is_silenced(&mut self, tuple: &FlowTuple, cookie: u64) -> Result<Option<bool>, Error> {
-        let silenced = |record: &[u8]| {
-            let shut = attribute(record.get(RECORD_LEN..)?, INET_DIAG_SHUTDOWN)?.first()?;
-            (Id::of(record)?.cookie == cookie).then_some(shut & SEND_SHUTDOWN != 0)
+        self.told(tuple, cookie, |attributes| {
+            Some(attribute(attributes, INET_DIAG_SHUTDOWN)?.first()? & SEND_SHUTDOWN != 0)
+        })
+    }
+
+    /// Whether a TCP socket signs its segments with a key (TCP_MD5SIG). `tuple` is where it is looked for first. `None`: there is no such socket.
+    /// Needs CAP_NET_ADMIN.
+    ///
+    /// # Errors
+    /// [`Error::Call`].
+    pub(crate) fn is_signing(&mut self, tuple: &FlowTuple, cookie: u64) -> Result<Option<bool>, Error> {
+        self.told(tuple, cookie, |attributes| Some(attribute(attributes, INET_DIAG_MD5SIG).is_some()))
+    }
+
+    /// What the attributes tell of the socket with this cookie.
+    fn told<T: Copy>(
+        &mut self,
+        tuple: &FlowTuple,
+        cookie: u64,
+        of: impl Fn(&[u8]) -> Option<T>,
+    ) -> Result<Option<T>, Error> {
+        let told = |record: &[u8]| {
+            of(record.get(RECORD_LEN..)?).filter(|_| Id::of(record).is_some_and(|id| id.cookie == cookie))
         };
-        // As in `find`.
-        let request = request_for(Transport::Udp, tuple.remote, tuple.local, tuple.local.is_ipv4());
+        let mut request = match tuple.transport {
+            Transport::Tcp => request_for(Transport::Tcp, tuple.local, tuple.remote, tuple.local.is_ipv4()),
+            // As in `find`.
+            Transport::Udp => request_for(Transport::Udp, tuple.remote, tuple.local, tuple.local.is_ipv4()),
+        };
+        let extensions = 1 << (INET_DIAG_INFO - 1);
+        request[EXTENSIONS] = extensions;
         let mut found = None;
         let asked = self.netlink.request(
             SOCK_DIAG_BY_FAMILY,
@@ -256,13 +284,13 @@ impl SockDiag {
             &request,
             &mut found,
             |found| *found = None,
-            |found, _, record| *found = silenced(record),
+            |found, _, record| *found = told(record),
         );
         if asked.is_ok() && found.is_some() {
             return Ok(found);
         }
         // One of several that share their names, or of IPv6 that has IPv4 as well.
-        let all = self.dump(Transport::Udp, CONNECTED_BIT | UNCONNECTED_BIT, silenced)?;
+        let all = self.dump_with(tuple.transport, !TcpState::TimeWait.bit(), extensions, told)?;
         Ok(all.first().copied())
     }
 

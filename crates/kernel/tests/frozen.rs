@@ -129,6 +129,11 @@ impl Three {
         host.on(|| Injector::open().unwrap())
     }
 
+    /// A socket of the donor.
+    fn written(&self, frozen: &Frozen) -> Result<Snapshot, Unmovable> {
+        self.donor.on(|| frozen.dump(&defaults(), &mut SockDiag::open().unwrap()))
+    }
+
     /// Of the donor.
     fn destroy(&self, frozen: Frozen) {
         self.donor.on(|| frozen.destroy(&mut SockDiag::open().unwrap())).unwrap();
@@ -137,7 +142,7 @@ impl Three {
     /// The whole way: what was dumped passes through its bytes.
     fn move_over(&self, near: OwnedFd) -> (TcpStream, Snapshot) {
         let frozen = Frozen::freeze(near).unwrap();
-        let snapshot = frozen.dump(&defaults(), &mut SockDiag::open().unwrap()).unwrap();
+        let snapshot = self.written(&frozen).unwrap();
         let mut bytes = Vec::new();
         snapshot.encode(&mut bytes);
         let arrived = Snapshot::decode(&bytes).unwrap();
@@ -238,7 +243,7 @@ fn a_connection_begins_with_what_is_known_of_its_new_path() {
         hosts::exchange(&mut near, &mut far);
         three.hold();
         let frozen = Frozen::freeze(near.into()).unwrap();
-        let snapshot = frozen.dump(&defaults(), &mut SockDiag::open().unwrap()).unwrap();
+        let snapshot = three.written(&frozen).unwrap();
         let elsewhere = Host::new();
         let _here = elsewhere.enter();
         let rebuilt = |window| {
@@ -261,7 +266,7 @@ fn the_first_timeout_is_that_of_the_round_trip_that_was_said() {
         let (mut near, mut far) = three.connect();
         hosts::exchange(&mut near, &mut far);
         three.hold();
-        let snapshot = Frozen::freeze(near.into()).unwrap().dump(&defaults(), &mut SockDiag::open().unwrap()).unwrap();
+        let snapshot = three.written(&Frozen::freeze(near.into()).unwrap()).unwrap();
         let elsewhere = Host::new();
         let _here = elsewhere.enter();
         let endpoint = Endpoint::create(three.home(), 1500, unwatched).unwrap();
@@ -469,7 +474,7 @@ fn full_queues_go_along_whatever_their_sizes_and_however_they_are_packed() {
         for (case, near, far, mine, theirs) in ends {
             let before = room_of(&near);
             let frozen = Frozen::freeze(near.into()).unwrap();
-            let snapshot = frozen.dump(&defaults(), &mut SockDiag::open().unwrap()).unwrap();
+            let snapshot = three.written(&frozen).unwrap();
             let restored = three.acceptor.on(|| Frozen::restore(&snapshot, &injector));
             let restored = restored.unwrap_or_else(|why| panic!("{case:?}: {why}"));
             three.destroy(frozen);
@@ -546,7 +551,7 @@ fn a_connection_that_cannot_be_woken_is_over_for_both_ends() {
         wait("the end has arrived", || info(&near).tcpi_state == 8);
         three.hold();
         let frozen = Frozen::freeze(near.into()).unwrap();
-        let snapshot = frozen.dump(&defaults(), &mut SockDiag::open().unwrap()).unwrap();
+        let snapshot = three.written(&frozen).unwrap();
         let injector = Three::injector(&three.acceptor);
         let restored = three.acceptor.on(|| Frozen::restore(&snapshot, &injector)).unwrap();
         three.destroy(frozen);
@@ -611,7 +616,7 @@ fn moved_in(three: &Three, state: StreamState) {
         three.far.sh(LOSE_NO_MORE);
     }
     let frozen = Frozen::freeze(near.into()).unwrap();
-    let snapshot = frozen.dump(&defaults(), &mut SockDiag::open().unwrap()).unwrap();
+    let snapshot = three.written(&frozen).unwrap();
     let mut bytes = Vec::new();
     snapshot.encode(&mut bytes);
     let snapshot = Snapshot::decode(&bytes).unwrap();
@@ -666,7 +671,7 @@ fn a_move_that_is_given_up_leaves_the_connection_as_it_was() {
     sockopt::set_socket_reuseaddr(&near, true).unwrap();
     let frozen = Frozen::freeze(near.try_clone().unwrap().into()).unwrap();
     assert!(near.write(b"?").is_err(), "a frozen socket takes nothing");
-    frozen.dump(&defaults(), &mut SockDiag::open().unwrap()).unwrap();
+    three.written(&frozen).unwrap();
     drop(frozen.thaw(&Three::injector(&three.donor)).unwrap());
     assert!(sockopt::socket_reuseaddr(&near).unwrap());
     hosts::exchange(&mut near, &mut far);
@@ -848,7 +853,7 @@ fn a_udp_server_goes_on_with_what_anybody_has_sent() {
         let sender = three.far.on(|| UdpSocket::bind(three.far_address(0)).unwrap());
         sender.send_to(b"last", last.local_addr().unwrap()).unwrap();
         last.recv(&mut [0; 9]).unwrap();
-        let mut snapshot = three.donor.on(|| frozen.dump(&defaults(), &mut SockDiag::open().unwrap())).unwrap();
+        let mut snapshot = three.written(&frozen).unwrap();
         let Body::Datagram(datagrams) = &mut snapshot.body else { panic!("{snapshot:?}") };
         let queue = std::mem::take(&mut datagrams.queue);
         let lengths: Vec<_> = queue.iter().map(|queued| queued.bytes.len()).collect();
@@ -930,7 +935,7 @@ fn a_listener_goes_on_at_another_host() {
     let near = three.donor.on(|| TcpListener::bind(SocketAddr::new(three.home(), 0)).unwrap());
     let address = near.local_addr().unwrap();
     let frozen = Frozen::freeze(near.into()).unwrap();
-    let snapshot = frozen.dump(&defaults(), &mut SockDiag::open().unwrap()).unwrap();
+    let snapshot = three.written(&frozen).unwrap();
     // The standard library sets this one.
     assert!(snapshot.options.iter().all(|option| option.kind == OptionKind::ReuseAddress), "{:?}", snapshot.options);
     let injector = Three::injector(&three.acceptor);
@@ -960,7 +965,7 @@ fn a_listener_comes_home_while_its_program_has_what_is_left_of_it() {
             });
             let address = near.local_addr().unwrap();
             let frozen = Frozen::freeze(near.try_clone().unwrap().into()).unwrap();
-            let snapshot = frozen.dump(&defaults(), &mut SockDiag::open().unwrap()).unwrap();
+            let snapshot = three.written(&frozen).unwrap();
             let injector = Three::injector(&three.donor);
             let rebuilt = || three.donor.on(|| Frozen::restore(&snapshot, &injector));
             assert!(rebuilt().is_err(), "there is one that listens");
@@ -1012,6 +1017,72 @@ fn what_cannot_be_moved_is_refused_with_its_reason() {
     }
 }
 
+/// What TCP_MD5SIG takes (`struct tcp_md5sig`, linux/tcp.h): address, flags, prefix, length, interface, key.
+fn sign(socket: impl AsFd, peer: IpAddr) {
+    use std::os::fd::AsRawFd;
+    let mut signature = [0u8; 216];
+    let (family, at, address): (_, usize, Vec<u8>) = match peer {
+        IpAddr::V4(v4) => (libc::AF_INET, 4, v4.octets().to_vec()),
+        IpAddr::V6(v6) => (libc::AF_INET6, 8, v6.octets().to_vec()),
+    };
+    signature[..2].copy_from_slice(&(family as libc::sa_family_t).to_ne_bytes());
+    signature[at..at + address.len()].copy_from_slice(&address);
+    signature[130..132].copy_from_slice(&6u16.to_ne_bytes());
+    signature[136..142].copy_from_slice(b"secret");
+    // SAFETY: `signature` is valid for reads of its own size for the duration of the call.
+    let result =
+        unsafe { libc::setsockopt(socket.as_fd().as_raw_fd(), libc::IPPROTO_TCP, 14, signature.as_ptr().cast(), 216) };
+    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+}
+
+#[test]
+fn a_socket_that_signs_its_segments_stays() {
+    for plan in PLANS {
+        let three = Three::new(plan);
+        let (mut near, mut far) = three.connect();
+        let listener = three.donor.on(|| TcpListener::bind(SocketAddr::new(three.home(), 0)).unwrap());
+        // One of several that listen there is told from the others.
+        let beside: Vec<_> = (0..2)
+            .map(|_| {
+                three.donor.on(|| {
+                    use rustix::net::{AddressFamily, SocketType, bind, listen, socket};
+                    let family = if three.home().is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+                    let socket = socket(family, SocketType::STREAM, None).unwrap();
+                    sockopt::set_socket_reuseport(&socket, true).unwrap();
+                    bind(&socket, &SocketAddr::new(three.home(), 7777)).unwrap();
+                    listen(&socket, 9).unwrap();
+                    socket
+                })
+            })
+            .collect();
+        let needs = |socket: &dyn AsFd| {
+            three.donor.on(|| Frozen::needs(socket.as_fd(), &defaults(), &mut SockDiag::open().unwrap())).map(drop)
+        };
+        for socket in [&near as &dyn AsFd, &listener, &beside[0], &beside[1]] {
+            needs(socket).unwrap();
+        }
+        let peer = three.far_address(0).ip();
+        let signing: [(&dyn AsFd, OwnedFd); 3] = [
+            (&near, near.try_clone().unwrap().into()),
+            (&listener, listener.try_clone().unwrap().into()),
+            (&beside[1], beside[1].try_clone().unwrap()),
+        ];
+        sign(&far, three.home());
+        for (socket, again) in signing {
+            // Also one that gets its key when it has been asked for already.
+            let frozen = Frozen::freeze(again).unwrap();
+            three.written(&frozen).unwrap();
+            sign(socket.as_fd(), peer);
+            for why in [needs(socket).unwrap_err(), three.written(&frozen).unwrap_err()] {
+                assert!(why.to_string().contains("TCP_MD5SIG"), "{why}");
+            }
+            frozen.thaw(&Three::injector(&three.donor)).unwrap();
+        }
+        needs(&beside[0]).unwrap();
+        hosts::exchange(&mut near, &mut far);
+    }
+}
+
 #[test]
 fn urgent_data_that_was_not_read_is_a_reason_to_wait() {
     let three = Three::new(PLANS[0]);
@@ -1059,7 +1130,7 @@ fn a_target_that_lacks_the_address_leaves_nothing_behind() {
     let three = Three::new(PLANS[0]);
     let (mut near, mut far) = three.connect();
     let frozen = Frozen::freeze(near.try_clone().unwrap().into()).unwrap();
-    let snapshot = frozen.dump(&defaults(), &mut SockDiag::open().unwrap()).unwrap();
+    let snapshot = three.written(&frozen).unwrap();
     let home = three.plan.home;
     three.acceptor.sh(&format!("ip addr del {home}/32 dev lo"));
     let injector = Three::injector(&three.acceptor);
@@ -1083,15 +1154,14 @@ fn what_it_costs() {
     let frozen: Vec<_> = ends.into_iter().map(|end| Frozen::freeze(end).unwrap()).collect();
     println!("freeze  {:5.1} us", each(began));
     let began = std::time::Instant::now();
-    let snapshots: Vec<_> =
-        frozen.iter().map(|end| end.dump(&defaults, &mut SockDiag::open().unwrap()).unwrap()).collect();
+    let mut sockets = three.donor.on(|| SockDiag::open().unwrap());
+    let snapshots: Vec<_> = frozen.iter().map(|end| end.dump(&defaults, &mut sockets).unwrap()).collect();
     println!("dump    {:5.1} us", each(began));
     let _there = three.acceptor.enter();
     let began = std::time::Instant::now();
     let restored: Vec<_> = snapshots.iter().map(|end| Frozen::restore(end, &injector).unwrap()).collect();
     println!("restore {:5.1} us", each(began));
     let began = std::time::Instant::now();
-    let mut sockets = three.donor.on(|| SockDiag::open().unwrap());
     frozen.into_iter().for_each(|end| end.destroy(&mut sockets).unwrap());
     println!("destroy {:5.1} us", each(began));
     let began = std::time::Instant::now();

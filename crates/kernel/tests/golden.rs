@@ -198,7 +198,7 @@ fn write_down_open() -> [Snapshot; 2] {
     far.sh(LOSE);
     here.write_all(&pattern(BEFORE, IPV4.lost)).unwrap();
     near.sh("ip link set e0 down");
-    [here, there].map(take)
+    [near.on(|| take(here)), far.on(|| take(there))]
 }
 
 /// Both ends of one over IPv6 that is about to end.
@@ -214,7 +214,7 @@ fn write_down_closing() -> [Snapshot; 2] {
     here.write_all(&pattern(BEFORE, IPV6.lost)).unwrap();
     here.shutdown(Shutdown::Write).unwrap();
     near.sh("ip link set e0 down");
-    [here, there].map(take)
+    [near.on(|| take(here)), far.on(|| take(there))]
 }
 
 fn write_down_datagrams() -> Snapshot {

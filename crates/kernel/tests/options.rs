@@ -189,8 +189,9 @@ fn socket(host: &Host, of: Of, ipv6: bool) -> (OwnedFd, Vec<OwnedFd>) {
 fn dump(host: &Host, socket: &OwnedFd) -> Result<Snapshot, Unmovable> {
     host.on(|| {
         let defaults = Defaults::look().unwrap();
-        let needs = Frozen::needs(socket.as_fd(), &defaults)?;
-        let snapshot = Frozen::freeze(socket.try_clone().unwrap())?.dump(&defaults, &mut SockDiag::open().unwrap())?;
+        let mut sockets = SockDiag::open().unwrap();
+        let needs = Frozen::needs(socket.as_fd(), &defaults, &mut sockets)?;
+        let snapshot = Frozen::freeze(socket.try_clone().unwrap())?.dump(&defaults, &mut sockets)?;
         let numbers: Vec<u16> = snapshot.options.iter().map(|option| option.kind.number()).collect();
         assert_eq!(needs, numbers, "what is asked for is what goes");
         let mut bytes = Vec::new();

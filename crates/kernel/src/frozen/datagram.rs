@@ -10,7 +10,7 @@ use whimbrel_wire::{FlowTuple, Transport};
 
 use super::{
     SO_PEEK_OFF, SO_RCVBUF, SO_RCVBUFFORCE, Unmovable, bind, connect, groups, hears_no_more, interrupted, make_room,
-    shut_down,
+    shut_down, tuple_of,
 };
 use crate::error::Error;
 use crate::inject::Injector;
@@ -63,21 +63,12 @@ pub(super) fn shut(
         (receive, true) => Ok(Shut { receive, send: true }),
         (true, false) => Ok(Shut { receive: true, send: false }),
         (false, false) => {
-            let cookie = sock_diag::cookie_of(fd)?;
-            let send = sockets.is_silenced(&tuple_of(local, remote), cookie)?;
+            let send = sockets.is_silenced(&tuple_of(Transport::Udp, local, remote), sock_diag::cookie_of(fd)?)?;
             let untold =
                 Unmovable::Kind("the kernel does not say of this UDP socket whether it was shut down (sock_diag)");
             Ok(Shut { receive: false, send: send.ok_or(untold)? })
         }
     }
-}
-
-fn tuple_of(local: SocketAddr, remote: Option<SocketAddr>) -> FlowTuple {
-    remote.map_or(FlowTuple::unconnected(Transport::Udp, local), |remote| FlowTuple {
-        transport: Transport::Udp,
-        local,
-        remote,
-    })
 }
 
 fn queued(fd: BorrowedFd<'_>) -> Result<Vec<Queued>, Error> {
@@ -228,8 +219,7 @@ pub(super) fn abort(
     remote: Option<SocketAddr>,
     sockets: &mut SockDiag,
 ) -> Result<(), Unmovable> {
-    let tuple = tuple_of(local, remote);
-    let cookie = sock_diag::cookie_of(fd)?;
+    let (tuple, cookie) = (tuple_of(Transport::Udp, local, remote), sock_diag::cookie_of(fd)?);
     let interface = get_int(fd, SO_BINDTOIFINDEX)? as u32;
     shut_down(fd, Shutdown::Write)?;
     let ended = match sockets.destroy_named(&tuple, interface, cookie) {

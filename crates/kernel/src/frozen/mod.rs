@@ -99,13 +99,16 @@ impl Frozen {
     }
 
     /// The numbers of the options that a socket has which is to go, before anything is done with it. `defaults` are those of its network
-    /// namespace.
+    /// namespace, and so are `sockets`.
     ///
     /// # Errors
     /// [`Unmovable`]: it has something that cannot go along.
-    pub fn needs(socket: BorrowedFd<'_>, defaults: &Defaults) -> Result<Vec<u16>, Unmovable> {
-        let Look { kind, family, .. } = look_at(socket)?;
+    pub fn needs(socket: BorrowedFd<'_>, defaults: &Defaults, sockets: &mut SockDiag) -> Result<Vec<u16>, Unmovable> {
+        let Look { kind, family, local, remote } = look_at(socket)?;
         options::check(socket, kind, family)?;
+        if kind != Kind::Datagram {
+            stream::check_unsigned(socket, local, remote, sockets)?;
+        }
         let options = options::dump(socket, kind, family, defaults, None)?;
         Ok(options.into_iter().map(|option| option.kind.number()).collect())
     }
@@ -141,6 +144,9 @@ impl Frozen {
     /// [`Unmovable`]: something about it could not be taken along.
     pub fn dump(&self, defaults: &Defaults, sockets: &mut SockDiag) -> Result<Snapshot, Unmovable> {
         let fd = self.socket.as_fd();
+        if self.kind != Kind::Datagram {
+            stream::check_unsigned(fd, self.local, self.remote, sockets)?;
+        }
         let body = match self.kind {
             Kind::Stream => Body::Stream(from_the_first(fd, || stream::dump(fd, self.remote))?),
             Kind::Listening => Body::Listening { backlog: stream::backlog(fd)? },
@@ -284,6 +290,10 @@ impl Frozen {
             }
         }
     }
+}
+
+fn tuple_of(transport: Transport, local: SocketAddr, remote: Option<SocketAddr>) -> FlowTuple {
+    remote.map_or(FlowTuple::unconnected(transport, local), |remote| FlowTuple { transport, local, remote })
 }
 
 /// Whether nothing more is read of a socket, and whether it is shut down in both directions (`tcp_poll`, `datagram_poll`).

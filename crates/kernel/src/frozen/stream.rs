@@ -14,11 +14,12 @@ use whimbrel_wire::{FlowTuple, Transport};
 
 use super::{
     NEITHER, SO_BUF_LOCK, SO_RCVBUF, SO_RCVBUFFORCE, SO_REUSEADDR, SO_SNDBUF, SO_SNDBUFFORCE, Unmovable, bind, connect,
-    interrupted, make_room, options, shut_down,
+    interrupted, make_room, options, shut_down, tuple_of,
 };
 use crate::error::Error;
 use crate::inject::{Injector, Numbers};
 use crate::privilege;
+use crate::sock_diag::{self, SockDiag};
 use crate::sockopt::{Name, get_int, get_into, ioctl_int, set, set_slice};
 
 pub(super) const fn tcp(name: libc::c_int, text: &'static str) -> Name {
@@ -192,6 +193,25 @@ pub(super) fn freeze(fd: BorrowedFd<'_>, connected: bool) -> Result<Due, Unmovab
     let reuse = get_int(fd, SO_REUSEADDR)?;
     set(fd, TCP_REPAIR, &ON)?;
     Ok(Due { reuse, ..Due::default() })
+}
+
+/// Refuses a connection, or a listener, with a key of TCP_MD5SIG: what another host would send for it without the key the other end throws away.
+/// The option itself cannot be read.
+pub(super) fn check_unsigned(
+    fd: BorrowedFd<'_>,
+    local: SocketAddr,
+    remote: Option<SocketAddr>,
+    sockets: &mut SockDiag,
+) -> Result<(), Unmovable> {
+    match sockets.is_signing(&tuple_of(Transport::Tcp, local, remote), sock_diag::cookie_of(fd)?)? {
+        Some(false) => Ok(()),
+        Some(true) => Err(Unmovable::Kind(
+            "a socket whose segments are signed (TCP_MD5SIG, RFC 2385) cannot be moved: its keys are of this host",
+        )),
+        None => {
+            Err(Unmovable::Kind("the kernel does not say of this TCP socket whether it signs its segments (sock_diag)"))
+        }
+    }
 }
 
 /// Ends the rest of a socket, which tells its far end what it has and waits for (`tcp_send_window_probe`).

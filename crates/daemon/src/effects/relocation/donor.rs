@@ -59,25 +59,27 @@ impl Borrowed {
     }
 }
 
-/// What sockets have whose programs have set nothing, where that of a flow is.
-fn defaults_at<'a>(
+/// What sockets have whose programs have set nothing, where that of a flow is, and what tells of the sockets there.
+fn beside<'a>(
     flow: &FlowTuple,
     endpoints: &'a mut Endpoints,
     own: &'a mut Option<Defaults>,
-) -> Result<&'a Defaults, MoveFailed> {
+    connections: &'a mut SockDiag,
+) -> Result<(&'a Defaults, &'a mut SockDiag), MoveFailed> {
     if let Some(place) = endpoints.at(flow) {
-        return Ok(&place.defaults);
+        return Ok((&place.defaults, &mut place.connections));
     }
-    match own {
-        Some(defaults) => Ok(defaults),
-        None => Ok(own.insert(Defaults::look().map_err(|error| refused(&error, Refusal::Unmovable))?)),
-    }
+    let defaults = match own {
+        Some(defaults) => defaults,
+        None => own.insert(Defaults::look().map_err(|error| refused(&error, Refusal::Unmovable))?),
+    };
+    Ok((defaults, connections))
 }
 
 /// What a host has to set that takes a socket. The mark of those whose far ends are not to learn where they are is Whimbrel's own, and set by
 /// any host.
-fn needs(socket: BorrowedFd<'_>, defaults: &Defaults) -> Result<Vec<u16>, MoveFailed> {
-    let mut options = Frozen::needs(socket, defaults).map_err(|why| unmovable(&why, Refusal::Unmovable))?;
+fn needs(socket: BorrowedFd<'_>, (defaults, sockets): (&Defaults, &mut SockDiag)) -> Result<Vec<u16>, MoveFailed> {
+    let mut options = Frozen::needs(socket, defaults, sockets).map_err(|why| unmovable(&why, Refusal::Unmovable))?;
     if namespace::mark_of(socket).is_ok_and(|mark| mark == HIDDEN) {
         options.retain(|number| *number != OptionKind::Mark.number());
     }
@@ -172,17 +174,15 @@ impl Effects {
 
     /// The numbers of the options of a socket that was borrowed, or given by its program.
     pub(crate) fn options_of_borrowed(&mut self, flow: &FlowTuple) -> Result<Vec<u16>, MoveFailed> {
-        let Relocation { borrowed, endpoints, defaults, .. } = &mut self.relocation;
+        let Self { relocation: Relocation { borrowed, endpoints, defaults, .. }, connections, .. } = self;
         let Some(Borrowed { socket, .. }) = borrowed.get(flow) else { return Ok(Vec::new()) };
-        let defaults = defaults_at(flow, endpoints, defaults)?;
-        needs(socket.as_fd(), defaults)
+        needs(socket.as_fd(), beside(flow, endpoints, defaults, connections)?)
     }
 
     /// The same of one that its program is about to give.
     pub(crate) fn options_of(&mut self, flow: &FlowTuple, socket: BorrowedFd<'_>) -> Result<Vec<u16>, MoveFailed> {
-        let Relocation { endpoints, defaults, .. } = &mut self.relocation;
-        let defaults = defaults_at(flow, endpoints, defaults)?;
-        needs(socket, defaults)
+        let Self { relocation: Relocation { endpoints, defaults, .. }, connections, .. } = self;
+        needs(socket, beside(flow, endpoints, defaults, connections)?)
     }
 
     /// Takes over a socket that its program hands to another host itself, with what goes along.
@@ -331,16 +331,7 @@ impl Effects {
         let Self { relocation: Relocation { given, endpoints, defaults, .. }, connections, .. } = self;
         let gone = || failed(Refusal::Unmovable, &"the socket is not at rest");
         let Given { flow, frozen, luggage, .. } = given.get(name).ok_or_else(gone)?;
-        let (defaults, sockets) = match endpoints.at(flow) {
-            Some(place) => (&place.defaults, &mut place.connections),
-            None => {
-                let defaults = match defaults {
-                    Some(defaults) => defaults,
-                    None => defaults.insert(Defaults::look().map_err(|error| refused(&error, Refusal::Unmovable))?),
-                };
-                (&*defaults, connections)
-            }
-        };
+        let (defaults, sockets) = beside(flow, endpoints, defaults, connections)?;
         let mut snapshot = frozen.dump(defaults, sockets).map_err(|why| unmovable(&why, Refusal::Unmovable))?;
         snapshot.luggage = Some(luggage.clone());
         if let Body::Datagram(datagrams) = &mut snapshot.body {
