@@ -273,6 +273,9 @@ __noinline int egress_flow(struct __sk_buff *skb, const struct packet *packet)
 		own.remote_port = packet->destination_port;
 		own.transport = packet->protocol;
 	}
+	/* In a namespace, of a socket that is being moved, from there or to there: it is not decided whose it is. */
+	if (packet->origin == FROM_ENDPOINT && rests(skb, &own))
+		return hold(COUNTER_HELD);
 	flow = find_flow(&own);
 	if (packet->origin != FROM_STACK && !(flow && comes_from(skb, packet, flow, &own)))
 		return OF_NO_FLOW;

@@ -573,9 +573,124 @@ const LOSE: &str =
 const LOSE_NO_MORE: &str = "nft delete table inet lossy";
 
 /// The state of the connection, which goes on.
+/// Counts the segments that leave a host from now on.
+fn count_segments(host: &Host) -> impl Fn() -> u64 {
+    host.sh("nft 'add table inet c; add chain inet c out { type filter hook output priority 0 ; };
+             add rule inet c out meta l4proto tcp counter'");
+    move || {
+        let said = host.sh("nft list chain inet c out");
+        said.split("packets ").nth(1).unwrap().split_whitespace().next().unwrap().parse().unwrap()
+    }
+}
+
+#[test]
+fn a_socket_that_is_rebuilt_says_nothing_before_it_wakes() {
+    for (plan, corked) in PLANS.into_iter().flat_map(|plan| [(plan, false), (plan, true)]) {
+        let three = Three::new(plan);
+        let (mut near, mut far) = three.connect();
+        hosts::exchange(&mut near, &mut far);
+        sockopt::set_tcp_nodelay(&near, true).unwrap();
+        if corked {
+            sockopt::set_tcp_cork(&near, true).unwrap();
+        } else {
+            // With one segment in flight the window of what may be is full.
+            three.far.sh(LOSE);
+            near.write_all(b"lost").unwrap();
+            wait("it was sent again", || info(&near).tcpi_retransmits > 1);
+        }
+        near.write_all(b"waits").unwrap();
+        three.hold();
+        let frozen = Frozen::freeze(near.into()).unwrap();
+        let snapshot = three.written(&frozen).unwrap();
+        assert_eq!(stream(&snapshot).send.unsent, 5, "what this is about");
+        if !corked {
+            three.far.sh(LOSE_NO_MORE);
+        }
+        three.lead(plan.acceptor_link);
+        let sent = count_segments(&three.acceptor);
+        let injector = Three::injector(&three.acceptor);
+        let restored = three.acceptor.on(|| Frozen::restore(&snapshot, &injector)).unwrap();
+        assert_eq!(sent(), 0);
+        three.destroy(frozen);
+        let moved = restored.thaw(&injector).unwrap();
+        let all: &[u8] = if corked { b"waits" } else { b"lostwaits" };
+        assert_eq!(read_exactly(&mut far, all.len()), all);
+        assert!(sockopt::tcp_nodelay(&moved).unwrap());
+    }
+}
+
+#[test]
+fn no_socket_ends_for_want_of_answers_while_it_rests() {
+    const TIMEOUT: u32 = 700;
+    for plan in PLANS {
+        let three = Three::new(plan);
+        let (mut near, mut far) = three.connect();
+        hosts::exchange(&mut near, &mut far);
+        sockopt::set_tcp_user_timeout(&near, TIMEOUT).unwrap();
+        three.far.sh(LOSE);
+        near.write_all(b"mine").unwrap();
+        three.hold();
+        let frozen = Frozen::freeze(near.try_clone().unwrap().into()).unwrap();
+        let snapshot = three.written(&frozen).unwrap();
+        assert!(
+            snapshot
+                .options
+                .iter()
+                .any(|option| { option.kind == OptionKind::UserTimeout && option.value == u64::from(TIMEOUT) })
+        );
+        let injector = Three::injector(&three.acceptor);
+        let restored = three.acceptor.on(|| {
+            expect_round_trip(three.home(), three.far_address(0).ip(), Duration::from_millis(1), &injector).unwrap();
+            Frozen::restore(&snapshot, &injector).unwrap()
+        });
+        let waited = |socket: &dyn AsFd| {
+            let since = std::time::Instant::now();
+            wait("an answer was waited for in vain", || {
+                let enough = since.elapsed() > Duration::from_millis(2 * u64::from(TIMEOUT));
+                assert_eq!(info(socket.as_fd()).tcpi_state, 1);
+                enough && info(socket.as_fd()).tcpi_retransmits > 2
+            });
+        };
+        waited(&near);
+        waited(&restored);
+        // A daemon after this one finds it so.
+        drop(frozen);
+        let frozen = Frozen::freeze(near.try_clone().unwrap().into()).unwrap();
+        frozen.thaw(&Three::injector(&three.donor)).unwrap();
+        assert_eq!(sockopt::tcp_user_timeout(&near).unwrap(), TIMEOUT, "it has rested for no time since");
+        three.destroy(Frozen::freeze(near.into()).unwrap());
+        three.lead(plan.acceptor_link);
+        three.far.sh(LOSE_NO_MORE);
+        // What was sent in vain counts as little after the rest.
+        let mut moved = TcpStream::from(restored.thaw(&injector).unwrap());
+        assert_eq!(read_exactly(&mut far, 4), b"mine");
+        hosts::exchange(&mut moved, &mut far);
+        let timeout = sockopt::tcp_user_timeout(&moved).unwrap();
+        assert!((TIMEOUT..TIMEOUT + 60_000).contains(&timeout), "{timeout}");
+    }
+}
+
+#[test]
+fn one_that_has_ended_while_it_rested_is_not_said_to_go_on() {
+    let three = Three::new(PLANS[0]);
+    let (mut near, mut far) = three.connect();
+    hosts::exchange(&mut near, &mut far);
+    let frozen = Frozen::freeze(near.try_clone().unwrap().into()).unwrap();
+    let mut sockets = three.donor.on(|| SockDiag::open().unwrap());
+    let tuple = whimbrel_wire::FlowTuple {
+        transport: whimbrel_wire::Transport::Tcp,
+        local: near.local_addr().unwrap(),
+        remote: near.peer_addr().unwrap(),
+    };
+    let connection = sockets.find(&tuple).unwrap().unwrap();
+    assert!(sockets.destroy(&connection).unwrap());
+    let why = frozen.thaw(&Three::injector(&three.donor)).unwrap_err().to_string();
+    assert!(why.contains("has ended"), "{why}");
+}
+
 fn state_of(three: &Three, near: &TcpStream) -> StreamState {
     let frozen = Frozen::freeze(near.try_clone().unwrap().into()).unwrap();
-    let state = stream(&frozen.dump(&defaults(), &mut SockDiag::open().unwrap()).unwrap()).state;
+    let state = stream(&three.written(&frozen).unwrap()).state;
     frozen.thaw(&Three::injector(&three.donor)).unwrap();
     state
 }

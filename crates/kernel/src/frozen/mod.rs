@@ -21,6 +21,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, socket_with};
 use whimbrel_wire::snapshot::{Body, Family, Queued, Shut, Snapshot};
+use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::error::Error;
 use crate::inject::Injector;
@@ -109,7 +110,7 @@ impl Frozen {
         if kind != Kind::Datagram {
             stream::check_unsigned(socket, local, remote, sockets)?;
         }
-        let options = options::dump(socket, kind, family, defaults, None)?;
+        let options = options::dump(socket, kind, family, defaults, &[])?;
         Ok(options.into_iter().map(|option| option.kind.number()).collect())
     }
 
@@ -160,8 +161,8 @@ impl Frozen {
             Body::Stream(_) | Body::Listening { .. } => Shut::default(),
             Body::Datagram(_) => datagram::shut(fd, self.local, self.remote, sockets)?,
         };
-        let reuse = (self.kind == Kind::Stream).then(|| self.due.reuse());
-        let options = options::dump(fd, self.kind, self.family, defaults, reuse)?;
+        let before = if self.kind == Kind::Stream { self.due.before() } else { Vec::new() };
+        let options = options::dump(fd, self.kind, self.family, defaults, &before)?;
         Ok(Snapshot { family: self.family, local: self.local, body, shut, options, luggage: None })
     }
 

@@ -3,6 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown};
@@ -37,6 +38,7 @@ const TCP_INFO: Name = tcp(libc::TCP_INFO, "TCP_INFO");
 const TCP_ULP: Name = tcp(31, "TCP_ULP");
 const TCP_CORK: Name = tcp(libc::TCP_CORK, "TCP_CORK");
 const TCP_NOTSENT_LOWAT: Name = tcp(25, "TCP_NOTSENT_LOWAT");
+const TCP_USER_TIMEOUT: Name = tcp(libc::TCP_USER_TIMEOUT, "TCP_USER_TIMEOUT");
 const TCP_CONGESTION: Name = tcp(libc::TCP_CONGESTION, "TCP_CONGESTION");
 
 const SO_OOBINLINE: Name = Name { level: libc::SOL_SOCKET, name: libc::SO_OOBINLINE, text: "SO_OOBINLINE" };
@@ -76,6 +78,9 @@ pub(super) const KIND_TIMESTAMPS: u32 = 8;
 const NO_LIMIT: i32 = -1;
 const BY_DEFAULT: i32 = 0;
 
+/// The longest TCP_USER_TIMEOUT that is told by that of a socket at rest, in milliseconds: six days. One that is longer need not be changed.
+const LONGEST_TOLD: i32 = 1 << 29;
+
 /// The smallest and the largest segment that TCP_MAXSEG takes (`TCP_MIN_MSS`, `MAX_TCP_WINDOW`).
 const SEGMENTS: std::ops::RangeInclusive<u16> = 88..=32_767;
 
@@ -95,6 +100,8 @@ const NOT_ESTABLISHED: &str = "this connection is not established yet, or is ove
 /// The parts of tcp_info that are there in every kernel (linux/tcp.h).
 pub(super) struct Info {
     pub(super) state: u8,
+    /// It sends again what was not answered, or asks again for a window.
+    repeats: bool,
     options: u8,
     scales: u8,
     numbers: [u32; 24],
@@ -110,7 +117,13 @@ impl Info {
         }
         let mut words = bytes[8..].chunks_exact(4).map(|word| u32::from_ne_bytes([word[0], word[1], word[2], word[3]]));
         let numbers = std::array::from_fn(|_| words.next().unwrap_or(0));
-        Ok(Self { state: bytes[0], options: bytes[5], scales: bytes[6], numbers })
+        Ok(Self {
+            state: bytes[0],
+            repeats: bytes[2] != 0 || bytes[3] != 0,
+            options: bytes[5],
+            scales: bytes[6],
+            numbers,
+        })
     }
 
     /// How many may wait to be accepted, where it listens (`tcp_get_info`).
@@ -160,16 +173,23 @@ pub(super) struct Due {
     peer_finish: Option<(FlowTuple, Numbers)>,
     /// SO_REUSEADDR, which repair mode makes its own use of.
     reuse: i32,
-    /// The sizes of its buffers that its program has chosen.
-    sizes: Vec<SocketOption>,
+    /// How long its program lets it wait for an answer (TCP_USER_TIMEOUT), in milliseconds. While it rests there is none, and that is nobody's fault.
+    timeout: i32,
+    /// Since when it rests.
+    since: Option<Instant>,
+    /// Options of its program that it has no sooner than it is awake.
+    waiting: Vec<SocketOption>,
     /// Buffers were made larger by force, which the kernel takes for the program's wish.
     forced: bool,
 }
 
 impl Due {
-    /// The program's SO_REUSEADDR: of repair mode's use of it nothing is seen here.
-    pub(super) fn reuse(&self) -> u64 {
-        u64::from(self.reuse != 0)
+    /// What the program has set, where that is not what is there: of repair mode's use of SO_REUSEADDR nothing is seen here.
+    pub(super) fn before(&self) -> Vec<(OptionKind, u64)> {
+        vec![
+            (OptionKind::ReuseAddress, u64::from(self.reuse != 0)),
+            (OptionKind::UserTimeout, u64::from(self.timeout.unsigned_abs())),
+        ]
     }
 }
 
@@ -190,9 +210,26 @@ pub(super) fn freeze(fd: BorrowedFd<'_>, connected: bool) -> Result<Due, Unmovab
     if urgent(fd)? {
         return Err(Unmovable::Kind("urgent data waits to be read; it can be moved once the program has read it"));
     }
-    let reuse = get_int(fd, SO_REUSEADDR)?;
+    let (reuse, timeout) = (get_int(fd, SO_REUSEADDR)?, own_timeout(fd)?);
     set(fd, TCP_REPAIR, &ON)?;
-    Ok(Due { reuse, ..Due::default() })
+    if let Err(error) = set(fd, TCP_USER_TIMEOUT, &timeout_at_rest(timeout)) {
+        let _ = set(fd, TCP_REPAIR, &OFF_SILENTLY);
+        return Err(error.into());
+    }
+    Ok(Due { reuse, timeout, since: Some(Instant::now()), ..Due::default() })
+}
+
+/// TCP_USER_TIMEOUT while a socket rests: its timers go on, what they send is held, and nobody answers; so it must not end by that. It is so
+/// long that it is none, and tells the program's own to whoever finds the socket at rest.
+fn timeout_at_rest(own: i32) -> i32 {
+    if own > LONGEST_TOLD { own } else { i32::MAX - own }
+}
+
+/// The program's own, of a socket that a daemon before this one may have put to rest. (One of 18 days is taken for that of a rest then.)
+fn own_timeout(fd: BorrowedFd<'_>) -> Result<i32, Error> {
+    let there = get_int(fd, TCP_USER_TIMEOUT)?;
+    let told = i32::MAX - there;
+    Ok(if (0..=LONGEST_TOLD).contains(&told) && is_frozen(fd) { told } else { there })
 }
 
 /// Refuses a connection, or a listener, with a key of TCP_MD5SIG: what another host would send for it without the key the other end throws away.
@@ -345,6 +382,10 @@ pub(super) fn restore(fd: BorrowedFd<'_>, snapshot: &Snapshot, stream: &Stream) 
     let mut forced = make_rooms(fd, stream)?;
     // What a program or an administrator wants to be in a queue at the most is of no account for what is in one.
     set(fd, TCP_NOTSENT_LOWAT, &NO_LIMIT)?;
+    let waiting = options::of_waking(snapshot);
+    let timeout = waiting.iter().find(|option| option.kind == OptionKind::UserTimeout);
+    let timeout = timeout.map_or(0, |option| i32::try_from(option.value).unwrap_or(i32::MAX));
+    set(fd, TCP_USER_TIMEOUT, &timeout_at_rest(timeout))?;
     set(fd, TCP_REPAIR, &ON)?;
     choose(fd, SEND_QUEUE, send.end.wrapping_sub(send.bytes.len() as u32))?;
     choose(fd, RECEIVE_QUEUE, receive.end.wrapping_sub(receive.bytes.len() as u32))?;
@@ -406,7 +447,9 @@ pub(super) fn restore(fd: BorrowedFd<'_>, snapshot: &Snapshot, stream: &Stream) 
         finish: state.has_finished(),
         peer_finish,
         reuse: i32::from(is_on(OptionKind::ReuseAddress)),
-        sizes: options::sizes(snapshot),
+        timeout,
+        since: Some(Instant::now()),
+        waiting,
         forced,
     })
 }
@@ -510,6 +553,10 @@ pub(super) fn give_up(fd: BorrowedFd<'_>) {
 }
 
 fn go_on(fd: BorrowedFd<'_>, due: &Due, injector: &Injector) -> Result<(), Unmovable> {
+    let info = Info::of(fd)?;
+    if info.state == CLOSED {
+        return Err(Unmovable::Kind("the connection has ended while its socket was at rest"));
+    }
     let says_more = due.says_more || due.finish;
     set(fd, TCP_REPAIR, if says_more { &OFF_SILENTLY } else { &OFF })?;
     if due.says_more {
@@ -530,11 +577,15 @@ fn go_on(fd: BorrowedFd<'_>, due: &Due, injector: &Injector) -> Result<(), Unmov
         set(fd, SO_REUSEADDR, &due.reuse)?;
     }
     // Last, since what the queues hold may take more here than the program has asked for.
-    options::restore_sizes(fd, &due.sizes)?;
+    options::restore_awake(fd, &due.waiting)?;
     if due.forced {
         // The kernel lets buffers whose size was chosen grow no more.
-        set(fd, SO_BUF_LOCK, &options::locks(&due.sizes))?;
+        set(fd, SO_BUF_LOCK, &options::locks(&due.waiting))?;
     }
+    // What it has sent in vain meanwhile is reckoned from the first time, so the rest is added. Otherwise nothing of it counts.
+    let rested = due.since.filter(|_| due.timeout > 0 && info.repeats).map_or(Duration::ZERO, |since| since.elapsed());
+    let rested = i32::try_from(rested.as_millis()).unwrap_or(i32::MAX);
+    set(fd, TCP_USER_TIMEOUT, &due.timeout.saturating_add(rested))?;
     Ok(())
 }
 

@@ -248,6 +248,13 @@ impl OptionKind {
         self as u16
     }
 
+    /// Whether a connection has it no sooner than it wakes: before, it would send something or end by itself, or what waits in its queues would
+    /// not fit. Nothing may fail then, so values are numbers that Linux takes.
+    #[must_use]
+    pub fn waits_until_awake(self) -> bool {
+        matches!(self, Self::SendBuffer | Self::ReceiveBuffer | Self::NoDelay | Self::UserTimeout)
+    }
+
     /// Whether Linux lets only those set it who have CAP_NET_ADMIN or CAP_NET_RAW: a host sets it for another's program only where it is
     /// told to (protocol.md P-147).
     #[must_use]

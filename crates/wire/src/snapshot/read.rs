@@ -184,6 +184,9 @@ impl Parts {
         if self.options.iter().any(|option| option.kind == OptionKind::Priority && beyond(option)) {
             return Err(missing("a priority that needs a privilege, under the number of one that does not"));
         }
+        if self.options.iter().any(|option| option.kind.waits_until_awake() && option.value > i32::MAX as u64) {
+            return Err(missing("an option with a value that no kernel has"));
+        }
         if self.options.windows(2).any(|pair| pair[0].kind >= pair[1].kind) {
             return Err(missing("options that are not in order"));
         }

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
-use whimbrel_datapath::Toward;
+use whimbrel_datapath::{HelpedFlow, HelpedPhase, Toward};
 use whimbrel_kernel::frozen::{self, Frozen, Rights, Unmovable};
 use whimbrel_kernel::inject::Injector;
 use whimbrel_kernel::owner::Owner;
@@ -133,6 +133,60 @@ impl Effects {
         self.forget_late(&request.tuple);
         self.make_way_for_listener(&request.tuple);
         self.take_home(&request.tuple)?;
+        self.hold_until_awake(&request.tuple)?;
+        let rebuilt = self.rebuild_held(name, request, snapshot, queue, hidden, holder);
+        if rebuilt.is_err() {
+            self.end_hold(&request.tuple);
+            return rebuilt;
+        }
+        let from = [donor, holder].into_iter().flatten().map(|known| known.peer).collect();
+        self.tunnel.expect_flow(request.tuple, from);
+        Ok(())
+    }
+
+    /// A connection that is rebuilt here is another host's until that is decided: what its timers have it send goes nowhere, and what comes for it
+    /// waits, since it would acknowledge that. Other sockets do nothing by themselves.
+    pub(in crate::effects) fn hold_until_awake(&mut self, flow: &FlowTuple) -> Result<(), MoveFailed> {
+        if flow.transport != Transport::Tcp || flow.is_unconnected() {
+            return Ok(());
+        }
+        let rests = HelpedFlow { phase: HelpedPhase::Rests, offset: 0, acknowledged: 0, delivered: 0 };
+        self.tunnel.set_aside(flow);
+        self.relocation.held.insert(*flow);
+        self.datapath.set_helped(flow, &rests).map_err(|error| {
+            self.end_hold(flow);
+            failed(Refusal::NoRights, &error)
+        })
+    }
+
+    /// It is this host's: it gets what has waited.
+    pub(in crate::effects) fn let_awake(&mut self, flow: &FlowTuple) {
+        if self.relocation.held.remove(flow) {
+            self.let_in(flow);
+            self.tunnel.hand_on(flow, None);
+        }
+        // Where the flow is of no peer's nobody else has said so.
+        self.tunnel.open_flow(flow);
+    }
+
+    /// It is not. Nobody here is to answer what has waited; it is sent again.
+    pub(in crate::effects) fn end_hold(&mut self, flow: &FlowTuple) {
+        if self.relocation.held.remove(flow) {
+            self.let_in(flow);
+            self.tunnel.forget_aside(flow);
+        }
+    }
+
+    fn rebuild_held(
+        &mut self,
+        name: MoveName,
+        request: &Request,
+        snapshot: Snapshot,
+        queue: Vec<Queued>,
+        hidden: bool,
+        holder: Option<Known>,
+    ) -> Result<(), MoveFailed> {
+        let rights = self.relocation.rights;
         let owner = self.relocation.owner_for(&request.receiver);
         let Relocation { taken, endpoints, ports, .. } = &mut self.relocation;
         let gone = || failed(Refusal::NotRestored, &"nobody has asked for it");
@@ -167,8 +221,6 @@ impl Effects {
             namespace::mark(frozen.as_fd(), HIDDEN).map_err(|error| refused(&error, Refusal::NotRestored))?;
         }
         of.frozen = Some((frozen, snapshot.luggage));
-        let from = [donor, holder].into_iter().flatten().map(|known| known.peer).collect();
-        self.tunnel.expect_flow(request.tuple, from);
         Ok(())
     }
 
@@ -183,29 +235,30 @@ impl Effects {
 
     /// The socket goes on, in the hands of whoever receives it.
     pub(super) fn wake(&mut self, name: &MoveName) -> Result<(), MoveFailed> {
-        let Relocation { taken, endpoints, receivers, arrived, .. } = &mut self.relocation;
         let lost = |why: &str| failed(Refusal::NotWoken, &why);
-        let of = taken.get_mut(name).ok_or_else(|| lost("the socket is not there any more"))?;
+        let of = self.relocation.taken.get_mut(name).ok_or_else(|| lost("the socket is not there any more"))?;
         let Some((frozen, luggage)) = of.frozen.take() else { return Err(lost("the socket was not rebuilt")) };
-        if !of.receiver.is_empty() && !receivers.contains_key(&of.receiver) {
+        let (receiver, flow, endpoint) = (of.receiver.clone(), of.flow, of.endpoint);
+        let queue = std::mem::take(&mut of.queue);
+        if !self.relocation.is_received(&receiver) {
             // Dropped at rest, it says nothing by itself; the holder is told.
-            return Err(failed(Refusal::NotWoken, &"the program that was to receive it has gone"));
+            self.end_hold(&flow);
+            return Err(lost("the program that was to receive it has gone"));
         }
-        let injector = match of.endpoint.and_then(|name| endpoints.place(name)) {
-            Some(place) => &place.injector,
-            None => &self.injector,
-        };
-        if !of.queue.is_empty() {
-            let refilled = frozen.requeue(of.flow.local, &std::mem::take(&mut of.queue), injector);
+        if !queue.is_empty() {
+            let refilled = frozen.requeue(flow.local, &queue, self.injector_at(endpoint));
             refilled.map_err(|why| unmovable(&why, Refusal::NotWoken))?;
         }
-        // Where the flow is of no peer's nobody else has said so.
-        self.tunnel.open_flow(&of.flow);
-        let socket = frozen.thaw(injector).map_err(|why| unmovable(&why, Refusal::NotWoken))?;
+        // First what holds its packets: its own first segment would be held with them.
+        self.let_awake(&flow);
+        let socket = frozen.thaw(self.injector_at(endpoint)).map_err(|why| unmovable(&why, Refusal::NotWoken))?;
         let luggage = luggage.unwrap_or(Luggage { uuid: [0; 16], state: Vec::new() });
-        let (receiver, flow) = (of.receiver.clone(), of.flow);
-        arrived.push(Arrived { name: *name, receiver, flow, socket, luggage });
+        self.relocation.arrived.push(Arrived { name: *name, receiver, flow, socket, luggage });
         Ok(())
+    }
+
+    fn injector_at(&self, endpoint: Option<PlaceName>) -> &Injector {
+        endpoint.and_then(|name| self.relocation.endpoints.injector_at(name)).unwrap_or(&self.injector)
     }
 
     pub(super) fn drop_taken(&mut self, name: &MoveName) -> Result<(), MoveFailed> {
@@ -214,14 +267,19 @@ impl Effects {
         }
         let Some(of) = self.relocation.taken.get_mut(name) else { return Ok(()) };
         let (flow, Some((frozen, _))) = (of.flow(), of.frozen.take()) else { return Ok(()) };
-        frozen.destroy(self.sockets_beside(&flow)).map_err(|why| unmovable(&why, Refusal::NotKept))
+        let destroyed = frozen.destroy(self.sockets_beside(&flow)).map_err(|why| unmovable(&why, Refusal::NotKept));
+        self.end_hold(&flow);
+        destroyed
     }
 
     /// A move is over, one way or the other: what was found on admittance is not kept free any more.
     pub(in crate::effects) fn forget_taken(&mut self, now: Time, name: &MoveName) -> Result<(), MoveFailed> {
         self.journal.forget_acceptance(*name);
         let taken = self.relocation.taken.remove(name);
-        taken.iter().for_each(|of| self.tunnel.forget_expected(&of.flow));
+        if let Some(of) = &taken {
+            self.end_hold(&of.flow);
+            self.tunnel.forget_expected(&of.flow);
+        }
         if let Some(place) = taken.and_then(|of| of.endpoint) {
             self.relocation.endpoints.release(now, place);
         }

@@ -252,6 +252,10 @@ impl Endpoints {
         self.of_flows.remove(flow)
     }
 
+    pub(super) fn injector_at(&self, name: PlaceName) -> Option<&Injector> {
+        self.places.get(&name).filter(|place| place.ends.is_none()).map(|place| &place.injector)
+    }
+
     pub(super) fn place(&mut self, name: PlaceName) -> Option<&mut Place> {
         self.places.get_mut(&name).filter(|place| place.ends.is_none())
     }

@@ -88,6 +88,8 @@ pub(crate) struct Relocation {
     /// Sockets that listen, of which what opens new connections waits.
     pub(in crate::effects) kept_new: HashSet<FlowTuple>,
     taken: HashMap<MoveName, Taken>,
+    /// Connections that were rebuilt here and are not awake, whose packets are held.
+    held: HashSet<FlowTuple>,
     endpoints: Endpoints,
     ports: Ports,
     lender: Lender,

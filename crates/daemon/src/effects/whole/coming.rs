@@ -262,6 +262,9 @@ impl Effects {
             if let Err(failed) = self.take_home(&flow) {
                 return Some(Err(failed));
             }
+            if let Err(failed) = self.hold_until_awake(&flow) {
+                return Some(Err(failed));
+            }
             self.tunnel.expect_flow(flow, from);
         }
         let Some((Part { of, first, .. }, coming)) = self.wholes.coming_of(&name) else { return Some(Err(gone())) };
@@ -391,7 +394,7 @@ impl Effects {
             if flow.is_unconnected() && flow.transport == Transport::Udp {
                 self.refill_end(&flow, &images);
             }
-            self.tunnel.open_flow(&flow);
+            self.let_awake(&flow);
             return Some(Ok(MoveDone::Done));
         }
         coming.waking.push(id);
@@ -404,8 +407,8 @@ impl Effects {
         if flow.is_unconnected() && flow.transport == Transport::Udp {
             self.refill_end(&flow, &images);
         }
-        // Its socket rests still, and takes what comes; where the flow is of no peer's nobody else has said that it is here.
-        self.tunnel.open_flow(&flow);
+        // Its socket rests still, and takes what comes.
+        self.let_awake(&flow);
         self.wholes.resume(of, false);
         None
     }
@@ -414,6 +417,7 @@ impl Effects {
     pub(super) fn drop_of_whole(&mut self, name: &MoveName) -> Answer {
         if let Some(Part { flow, .. }) = self.wholes.taken.get(name).copied() {
             self.leave_home(&flow);
+            self.end_hold(&flow);
         }
         if let Some((Part { flow, first, .. }, coming)) = self.wholes.coming_of(name) {
             if first {

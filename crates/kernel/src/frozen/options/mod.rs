@@ -339,22 +339,20 @@ impl Defaults {
     }
 }
 
-/// What the program has set. `reuse`: SO_REUSEADDR where repair mode has changed it.
+/// What the program has set. `before`: those that are not as it has set them, since the socket rests.
 pub(super) fn dump(
     fd: BorrowedFd<'_>,
     kind: Kind,
     family: Family,
     defaults: &Defaults,
-    reuse: Option<u64>,
+    before: &[(OptionKind, u64)],
 ) -> Result<Vec<SocketOption>, Unmovable> {
     // Kernels that do not tell (before 5.14) grow the buffers as they please.
     let locks = sockopt::get_int(fd, SO_BUF_LOCK).unwrap_or(0);
     let mut differing = Vec::new();
     for (row, default) in all_carried().zip(defaults.of(family, kind)).filter(|(row, _)| row.who.has(kind, family)) {
-        let value = match (row.kind, reuse) {
-            (OptionKind::ReuseAddress, Some(reuse)) => Some(reuse),
-            _ => row.get(fd, kind, locks),
-        };
+        let before = before.iter().find(|(kind, _)| *kind == row.kind).map(|(_, value)| *value);
+        let value = before.or_else(|| row.get(fd, kind, locks));
         let Some(value) = value.filter(|value| *default != Some(*value)) else { continue };
         if row.shape == Shape::Control && value == OTHER_CONTROL {
             return Err(Unmovable::Kind(
@@ -367,23 +365,19 @@ pub(super) fn dump(
     Ok(differing)
 }
 
-/// The sizes of buffers that the program has chosen.
-pub(super) fn sizes(snapshot: &Snapshot) -> Vec<SocketOption> {
-    snapshot.options.iter().filter(|option| is_size(option.kind)).copied().collect()
+/// Those of a connection that wait until it wakes.
+pub(super) fn of_waking(snapshot: &Snapshot) -> Vec<SocketOption> {
+    snapshot.options.iter().filter(|option| option.kind.waits_until_awake()).copied().collect()
 }
 
-fn is_size(kind: OptionKind) -> bool {
-    matches!(kind, OptionKind::SendBuffer | OptionKind::ReceiveBuffer)
+/// Sets options that have waited.
+pub(super) fn restore_awake(fd: BorrowedFd<'_>, options: &[SocketOption]) -> Result<(), Error> {
+    options.iter().try_for_each(|option| Carried::of(option.kind).map_or(Ok(()), |row| row.set(fd, option.value)))
 }
 
-/// Has the buffers have these sizes, whatever is in them.
-pub(super) fn restore_sizes(fd: BorrowedFd<'_>, sizes: &[SocketOption]) -> Result<(), Error> {
-    sizes.iter().try_for_each(|size| Carried::of(size.kind).map_or(Ok(()), |row| row.set(fd, size.value)))
-}
-
-/// SO_BUF_LOCK of a socket whose program has chosen these sizes, and no others.
-pub(super) fn locks(sizes: &[SocketOption]) -> i32 {
-    let set = |kind| sizes.iter().any(|option| option.kind == kind);
+/// SO_BUF_LOCK of a socket whose program has chosen the sizes among these options, and no others.
+pub(super) fn locks(options: &[SocketOption]) -> i32 {
+    let set = |kind| options.iter().any(|option| option.kind == kind);
     let send = if set(OptionKind::SendBuffer) { SEND_LOCK } else { 0 };
     send | if set(OptionKind::ReceiveBuffer) { RECEIVE_LOCK } else { 0 }
 }
@@ -408,8 +402,7 @@ fn restore(fd: BorrowedFd<'_>, snapshot: &Snapshot, when: When, rights: Rights) 
         let row = Carried::of(option.kind)?;
         (row.when == when && row.who.has(kind, snapshot.family)).then_some((row, *option))
     };
-    // Those of a stream's buffers wait until it wakes.
-    let waits = |option: &&SocketOption| kind == Kind::Stream && is_size(option.kind);
+    let waits = |option: &&SocketOption| kind == Kind::Stream && option.kind.waits_until_awake();
     let mut found: Vec<_> = snapshot.options.iter().filter(|option| !waits(option)).filter_map(find).collect();
     if let Some((row, _)) = found.iter().find(|(_, option)| option.kind.is_privileged()).filter(|_| !rights.all) {
         let refused = Error::call("setsockopt", row.name.text, Errno::PERM);
