@@ -878,6 +878,92 @@ fn datagrams_that_were_not_read_go_along() {
 }
 
 #[test]
+fn what_others_sent_before_a_socket_was_connected_goes_along() {
+    for plan in PLANS {
+        let three = Three::new(plan);
+        let [far, other, third] = [(); 3].map(|()| three.far.on(|| UdpSocket::bind(three.far_address(0)).unwrap()));
+        let near = three.donor.on(|| UdpSocket::bind(SocketAddr::new(three.home(), 0)).unwrap());
+        let home = near.local_addr().unwrap();
+        let all: [(&UdpSocket, &[u8]); 5] =
+            [(&other, b"one"), (&far, b"two"), (&third, b"three"), (&other, b"four"), (&other, b"five")];
+        for (from, datagram) in all {
+            from.send_to(datagram, home).unwrap();
+        }
+        let count = |socket: &UdpSocket| match &dump(&three.donor, socket).body {
+            Body::Datagram(datagrams) => datagrams.queue.len(),
+            other => panic!("{other:?}"),
+        };
+        wait("all have arrived", || count(&near) == all.len());
+        near.connect(far.local_addr().unwrap()).unwrap();
+        far.send_to(b"last", home).unwrap();
+        wait("the last has arrived", || count(&near) == all.len() + 1);
+        let snapshot = dump(&three.donor, &near);
+        three.hold();
+        let injector = Three::injector(&three.acceptor);
+        let restored = three.acceptor.on(|| Frozen::restore(&snapshot, &injector)).unwrap();
+        three.lead(plan.acceptor_link);
+        let moved = UdpSocket::from(restored.thaw(&injector).unwrap());
+        moved.set_read_timeout(Some(PATIENCE)).unwrap();
+        for (from, datagram) in all.into_iter().chain([(&far, &b"last"[..])]) {
+            let mut buffer = [0; 99];
+            let (length, source) = moved.recv_from(&mut buffer).unwrap();
+            assert_eq!((&buffer[..length], source), (datagram, from.local_addr().unwrap()));
+        }
+        // From now on it hears the one that it is connected to.
+        other.send_to(b"stranger", home).unwrap();
+        far.send_to(b"friend", home).unwrap();
+        let mut buffer = [0; 99];
+        let length = moved.recv(&mut buffer).unwrap();
+        assert_eq!(&buffer[..length], b"friend");
+        assert_eq!(moved.peer_addr().unwrap(), far.local_addr().unwrap());
+    }
+}
+
+#[test]
+fn a_datagram_that_was_begun_is_a_reason_to_wait() {
+    for (plan, connected) in PLANS.into_iter().flat_map(|plan| [(plan, false), (plan, true)]) {
+        let three = Three::new(plan);
+        let far = three.donor.on(|| UdpSocket::bind(SocketAddr::new(three.home(), 0)).unwrap());
+        far.set_read_timeout(Some(PATIENCE)).unwrap();
+        let near = three.donor.on(|| UdpSocket::bind(SocketAddr::new(three.home(), 0)).unwrap());
+        let to = far.local_addr().unwrap();
+        if connected {
+            near.connect(to).unwrap();
+        }
+        let say = |bytes: &[u8], flags| rustix::net::sendto(&near, bytes, flags, &to).unwrap();
+        let freeze = || three.donor.on(|| Frozen::freeze(near.try_clone().unwrap().into()));
+        freeze().unwrap();
+        say(b"be", rustix::net::SendFlags::MORE);
+        for _ in 0..2 {
+            let why = freeze().unwrap_err().to_string();
+            assert!(why.contains("begun"), "{why}");
+        }
+        // It is as it was.
+        say(b"gun", rustix::net::SendFlags::empty());
+        freeze().unwrap();
+        let mut buffer = [0; 99];
+        let length = far.recv(&mut buffer).unwrap();
+        assert_eq!(&buffer[..length], b"begun");
+    }
+}
+
+#[test]
+fn a_queue_that_is_longer_than_a_snapshot_may_be_is_a_reason_to_wait() {
+    let three = Three::new(PLANS[0]);
+    let near = three.donor.on(|| UdpSocket::bind(SocketAddr::new(three.home(), 0)).unwrap());
+    sockopt::set_socket_recv_buffer_size_force(&near, 512 << 20).unwrap();
+    let home = near.local_addr().unwrap();
+    let frozen = Frozen::freeze(near.try_clone().unwrap().into()).unwrap();
+    for _ in 0..=whimbrel_wire::snapshot::MAX_QUEUED {
+        near.send_to(b"x", home).unwrap();
+    }
+    let why = three.written(&frozen).unwrap_err().to_string();
+    assert!(why.contains("more datagrams"), "{why}");
+    near.recv(&mut [0]).unwrap();
+    three.written(&frozen).unwrap();
+}
+
+#[test]
 fn a_socket_that_was_shut_down_is_so_elsewhere() {
     for plan in PLANS {
         // TCP: what is there is read, and then the end.

@@ -22,6 +22,13 @@ pub const VERSION: u16 = 1;
 /// The longest snapshot that is read, in bytes: more than the kernel lets any queue hold unless it is told to.
 pub const MAX_LEN: usize = 256 << 20;
 
+/// The most datagrams that were not read. To look at one in a queue a kernel goes through all before it.
+pub const MAX_QUEUED: usize = 16_384;
+/// The most room that these may take, in bytes: [`Queued::room`] of all.
+pub const MAX_QUEUE: usize = 64 << 20;
+/// The most pieces of a stream that may be out of order.
+pub const MAX_OUT_OF_ORDER: usize = 65_536;
+
 /// The most that a program may hand over with a socket, in bytes.
 pub const MAX_STATE: usize = 1 << 20;
 
@@ -241,6 +248,14 @@ pub struct Queued {
     pub from: SocketAddr,
     /// Its payload, 65,535 bytes at most.
     pub bytes: Vec<u8>,
+}
+
+impl Queued {
+    /// The room that it takes in a queue, with what a kernel has of its own for each, in bytes.
+    #[must_use]
+    pub fn room(&self) -> usize {
+        self.bytes.len() + 1024
+    }
 }
 
 /// A snapshot that cannot be read. Nothing was done with it.

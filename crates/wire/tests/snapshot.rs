@@ -26,7 +26,12 @@ fn endpoint(family: Family) -> BoxedStrategy<SocketAddr> {
 fn options() -> impl Strategy<Value = Vec<SocketOption>> {
     let all: Vec<_> = OptionKind::ALL.to_vec();
     (proptest::sample::subsequence(all.clone(), 0..=all.len()), any::<u64>()).prop_map(|(kinds, value)| {
-        let option = |kind| SocketOption { kind, value: if kind == OptionKind::Priority { value % 7 } else { value } };
+        let value_of = |kind: OptionKind| match kind {
+            OptionKind::Priority => value % 7,
+            _ if kind.waits_until_awake() => value >> 33,
+            _ => value,
+        };
+        let option = |kind| SocketOption { kind, value: value_of(kind) };
         kinds.into_iter().map(option).collect()
     })
 }
@@ -242,7 +247,10 @@ fn a_length_beyond_the_limit_is_refused_before_anything_is_read() {
 #[test]
 fn contradictions_are_refused() {
     type Change = fn(&mut Snapshot);
-    let cases: [(&str, Change); 13] = [
+    let cases: [(&str, Change); 16] = [
+        ("send buffer", |s| s.options = vec![SocketOption { kind: OptionKind::SendBuffer, value: 1 << 31 }]),
+        ("receive buffer", |s| s.options = vec![SocketOption { kind: OptionKind::ReceiveBuffer, value: 1 << 40 }]),
+        ("user timeout", |s| s.options = vec![SocketOption { kind: OptionKind::UserTimeout, value: u64::MAX }]),
         ("says no more", |s| s.shut.send = true),
         ("reads no more, at the end", |s| {
             (stream_of(s).state, s.shut.receive) = (StreamState::CloseWait, true);
@@ -266,6 +274,27 @@ fn contradictions_are_refused() {
         let read = Snapshot::decode(&encoded(&snapshot));
         assert!(matches!(read, Err(Unreadable::Inconsistent(_))), "{what}: {read:?}");
     }
+}
+
+#[test]
+fn so_many_datagrams_go_along_and_no_more() {
+    let from = "192.0.2.7:53".parse().unwrap();
+    let with = |count, length| {
+        let queue = vec![Queued { from, bytes: vec![1; length] }; count];
+        let body = Body::Datagram(Datagrams { remote: Some(from), queue });
+        Snapshot { body, shut: Shut::default(), options: Vec::new(), ..connection() }
+    };
+    for (most, length) in [(16_384, 0), (13_107, 4096), (1008, 65_535)] {
+        assert_eq!(Snapshot::decode(&encoded(&with(most, length))), Ok(with(most, length)));
+        assert!(Snapshot::decode(&encoded(&with(most + 1, length))).is_err(), "{length}");
+    }
+    let mut pieces = connection();
+    let first = stream_of(&mut pieces).receive.end.wrapping_add(1);
+    let piece = |at: u32| Segment { sequence: first.wrapping_add(2 * at), bytes: vec![1] };
+    stream_of(&mut pieces).out_of_order = (0..65_536).map(piece).collect();
+    assert_eq!(Snapshot::decode(&encoded(&pieces)), Ok(pieces.clone()));
+    stream_of(&mut pieces).out_of_order.push(piece(65_536));
+    assert!(Snapshot::decode(&encoded(&pieces)).is_err());
 }
 
 #[test]

@@ -4,8 +4,9 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use rustix::net::{RecvFlags, Shutdown};
-use whimbrel_wire::snapshot::{Datagrams, Family, Queued, Shut, Snapshot};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, Shutdown};
+use whimbrel_wire::snapshot::{Datagrams, Family, MAX_QUEUE, MAX_QUEUED, Queued, Shut, Snapshot};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use super::{
@@ -15,22 +16,34 @@ use super::{
 use crate::error::Error;
 use crate::inject::Injector;
 use crate::sock_diag::{self, SockDiag};
-use crate::sockopt::{Name, get_int, set};
+use crate::sockopt::{Name, get_int, get_into, set};
 
 const SO_BINDTOIFINDEX: Name = Name { level: libc::SOL_SOCKET, name: 62, text: "SO_BINDTOIFINDEX" };
+const SO_MEMINFO: Name = Name { level: libc::SOL_SOCKET, name: libc::SO_MEMINFO, text: "SO_MEMINFO" };
+/// At what is to arrive at once.
+const LOOKS: u32 = 1000;
 const IP_TRANSPARENT: Name = Name { level: libc::SOL_IP, name: libc::IP_TRANSPARENT, text: "IP_TRANSPARENT" };
 /// Room for what comes before the program that takes the socket begins to read, in bytes with the kernel's own for each datagram.
 const UNTIL_READ: usize = 512 << 10;
 const LONGEST: usize = 65_535;
+/// include/linux/socket.h; no header of user space has it.
+const MSG_PROBE: u32 = 0x10;
 /// RFC 863.
 const DISCARD: u16 = 9;
 /// Datagrams that are thrown away at a time, at the most: more than any queue has, unless somebody goes on filling it.
 const MOST_EMPTIED: usize = 1 << 17;
 
 /// Refuses what would not be the same socket on another host.
-pub(super) fn check(fd: BorrowedFd<'_>, remote: Option<SocketAddr>) -> Result<(), Unmovable> {
+pub(super) fn check(
+    fd: BorrowedFd<'_>,
+    family: Family,
+    local: SocketAddr,
+    remote: Option<SocketAddr>,
+) -> Result<(), Unmovable> {
     let is_set = |option| get_int(fd, option).is_ok_and(|value| value != 0);
-    let reason = if remote.is_some() {
+    let reason = if has_begun(fd, family, local)? {
+        "a UDP socket with a datagram that was begun (MSG_MORE) cannot be moved: the kernel does not give it away"
+    } else if remote.is_some() {
         return Ok(());
     } else if is_set(IP_TRANSPARENT) {
         "a UDP socket that takes what is sent to others (IP_TRANSPARENT) cannot be moved"
@@ -42,6 +55,28 @@ pub(super) fn check(fd: BorrowedFd<'_>, remote: Option<SocketAddr>) -> Result<()
     Err(Unmovable::Kind(reason))
 }
 
+/// Whether a datagram was begun that its program is to go on with. A send that adds nothing (MSG_PROBE) is taken as a part of it, and refused
+/// otherwise, since nobody is at port 0 (`udp_sendmsg`, `ip_append_data`).
+fn has_begun(fd: BorrowedFd<'_>, family: Family, local: SocketAddr) -> Result<bool, Error> {
+    if local.port() == 0 {
+        return Ok(false);
+    }
+    let nobody = match family {
+        Family::Ipv4 => SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0),
+        Family::Ipv6 => SocketAddr::new(Ipv6Addr::LOCALHOST.into(), 0),
+    };
+    let flags = SendFlags::from_bits_retain(MSG_PROBE) | SendFlags::MORE | SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    loop {
+        match rustix::net::sendto(fd, &[], flags, &nobody) {
+            Ok(_) => return Ok(true),
+            Err(Errno::INVAL) => return Ok(false),
+            // An ICMP error that waits is told in the place of the answer.
+            Err(error) if interrupted(&error.into()) || is_reported(&error.into()) => {}
+            Err(error) => return Err(Error::call("sendto", "a UDP socket to be moved", error)),
+        }
+    }
+}
+
 pub(super) fn dump(fd: BorrowedFd<'_>, remote: Option<SocketAddr>) -> Result<Datagrams, Unmovable> {
     let before = get_int(fd, SO_PEEK_OFF)?;
     // Each look goes on where the last one ended, and takes nothing away. Only an empty datagram that somebody has looked at before
@@ -49,7 +84,13 @@ pub(super) fn dump(fd: BorrowedFd<'_>, remote: Option<SocketAddr>) -> Result<Dat
     set(fd, SO_PEEK_OFF, &0i32)?;
     let queue = queued(fd);
     set(fd, SO_PEEK_OFF, &before)?;
-    Ok(Datagrams { remote, queue: queue? })
+    let queue = queue?;
+    if queue.len() > MAX_QUEUED || room(&queue) > MAX_QUEUE {
+        return Err(Unmovable::Kind(
+            "more datagrams wait to be read than go along; it can be moved once its program has read some",
+        ));
+    }
+    Ok(Datagrams { remote, queue })
 }
 
 /// What its program has shut down. `sockets` tells of those of its network namespace.
@@ -74,7 +115,8 @@ pub(super) fn shut(
 fn queued(fd: BorrowedFd<'_>) -> Result<Vec<Queued>, Error> {
     let mut queue = Vec::new();
     let mut bytes = vec![0; LONGEST];
-    loop {
+    // Of more than go along it is enough to know that they are there.
+    while queue.len() <= MAX_QUEUED {
         match peek(fd, &mut bytes) {
             Ok(Some(Peeked { from, length: 0, .. })) => queue.push(Queued { from, bytes: Vec::new() }),
             Ok(Some(Peeked { from, length, each })) => {
@@ -88,6 +130,7 @@ fn queued(fd: BorrowedFd<'_>) -> Result<Vec<Queued>, Error> {
             Err(error) => return Err(Error::call("recvmsg", "the queue of a UDP socket", error)),
         }
     }
+    Ok(queue)
 }
 
 fn is_reported(error: &io::Error) -> bool {
@@ -156,10 +199,43 @@ pub(super) fn restore(
     make_room_until_read(fd, &datagrams.queue)?;
     let (family, local) = (snapshot.family, snapshot.local);
     bind(fd, family, local)?;
-    if let Some(remote) = datagrams.remote {
+    let Some(remote) = datagrams.remote else { return refill(local, datagrams, injector) };
+    // What others have sent was there before it was connected. It is connected to each of them in turn, so that nobody else gets anything in.
+    let mut to = None;
+    for queued in &datagrams.queue {
+        if to != Some(queued.from) {
+            connect(fd, family, queued.from)?;
+            to = Some(queued.from);
+        }
+        let before = waiting(fd)?;
+        deliver_one(local, queued, injector)?;
+        if queued.from != remote {
+            wait_for_more(fd, before)?;
+        }
+    }
+    if to != Some(remote) {
         connect(fd, family, remote)?;
     }
-    refill(local, datagrams, injector)
+    Ok(())
+}
+
+/// Bytes that a socket's queue takes, with the kernel's own.
+fn waiting(fd: BorrowedFd<'_>) -> Result<u32, Error> {
+    let mut memory = [0u32; 9];
+    get_into(fd, SO_MEMINFO, &mut memory).map_err(|error| Error::call("getsockopt", "SO_MEMINFO", error))?;
+    Ok(memory[0])
+}
+
+/// What this host sends to itself arrives at once, unless the kernel has too much to do.
+fn wait_for_more(fd: BorrowedFd<'_>, before: u32) -> Result<(), Error> {
+    for _ in 0..LOOKS {
+        if waiting(fd)? != before {
+            return Ok(());
+        }
+        std::thread::yield_now();
+    }
+    let detail = "it has not arrived".to_owned();
+    Err(Error::Answer { call: "sendmsg", object: "a datagram for this host itself".to_owned(), detail })
 }
 
 /// Makes room for a queue, and for what comes before anybody reads.
@@ -169,15 +245,16 @@ pub(super) fn make_room_until_read(fd: BorrowedFd<'_>, queue: &[Queued]) -> Resu
 
 /// Puts datagrams into the queue of a socket that is there.
 pub(super) fn refill(local: SocketAddr, datagrams: &Datagrams, injector: &Injector) -> Result<(), Unmovable> {
-    for queued in &datagrams.queue {
-        let to = match (local.ip().is_unspecified(), queued.from.is_ipv4()) {
-            (false, _) => local.ip(),
-            (true, true) => std::net::Ipv4Addr::LOCALHOST.into(),
-            (true, false) => std::net::Ipv6Addr::LOCALHOST.into(),
-        };
-        deliver(SocketAddr::new(to, local.port()), std::slice::from_ref(queued), injector)?;
-    }
-    Ok(())
+    datagrams.queue.iter().try_for_each(|queued| Ok(deliver_one(local, queued, injector)?))
+}
+
+fn deliver_one(local: SocketAddr, queued: &Queued, injector: &Injector) -> Result<(), Error> {
+    let to = match (local.ip().is_unspecified(), queued.from.is_ipv4()) {
+        (false, _) => local.ip(),
+        (true, true) => Ipv4Addr::LOCALHOST.into(),
+        (true, false) => Ipv6Addr::LOCALHOST.into(),
+    };
+    deliver(SocketAddr::new(to, local.port()), std::slice::from_ref(queued), injector)
 }
 
 /// Gives a socket that was rebuilt what had been in its queue, as if it came to `to` now. The size of its buffer stays as it is.
@@ -236,7 +313,7 @@ fn nobody(local: SocketAddr) -> SocketAddr {
 }
 
 fn room(queue: &[Queued]) -> usize {
-    queue.iter().map(|datagram| datagram.bytes.len() + 1024).sum()
+    queue.iter().map(Queued::room).sum()
 }
 
 fn deliver(to: SocketAddr, queue: &[Queued], injector: &Injector) -> Result<(), Error> {

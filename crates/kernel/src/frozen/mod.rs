@@ -92,7 +92,7 @@ impl Frozen {
             Kind::Stream => stream::freeze(fd, remote.is_some())?,
             Kind::Listening => stream::Due::default(),
             Kind::Datagram => {
-                datagram::check(fd, remote)?;
+                datagram::check(fd, family, local, remote)?;
                 stream::Due::default()
             }
         };

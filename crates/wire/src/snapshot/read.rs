@@ -7,9 +7,9 @@ use core::net::SocketAddr;
 use super::option::MOST_PRIORITY;
 use super::write::state_number;
 use super::{
-    Body, Datagrams, Family, Luggage, MAGIC, MAX_LEN, MAX_STATE, Negotiated, OptionKind, PathState, Queued,
-    ReceiveQueue, Scale, Segment, SendQueue, Shut, Snapshot, SocketOption, Stream, StreamState, Unreadable, VERSION,
-    Window, kind, record,
+    Body, Datagrams, Family, Luggage, MAGIC, MAX_LEN, MAX_OUT_OF_ORDER, MAX_QUEUE, MAX_QUEUED, MAX_STATE, Negotiated,
+    OptionKind, PathState, Queued, ReceiveQueue, Scale, Segment, SendQueue, Shut, Snapshot, SocketOption, Stream,
+    StreamState, Unreadable, VERSION, Window, kind, record,
 };
 use crate::codec::{Malformed, Reader};
 
@@ -86,6 +86,8 @@ struct Parts {
     out_of_order: Vec<Segment>,
     path: Option<PathState>,
     queue: Vec<Queued>,
+    /// What these take.
+    room: usize,
     options: Vec<SocketOption>,
     /// The first option that this version does not know.
     strange: Option<u16>,
@@ -132,12 +134,20 @@ impl Parts {
                 self.window = Some(Window { send_updated, send, send_max, receive: next()?, receive_updated: next()? });
             }
             record::OUT_OF_ORDER => {
-                let sequence = body.u32("sequence number")?;
+                let (at, sequence) = (body.clone(), body.u32("sequence number")?);
+                if self.out_of_order.len() >= MAX_OUT_OF_ORDER {
+                    return Err(at.malformed("number of pieces out of order"));
+                }
                 self.out_of_order.push(Segment { sequence, bytes: body.rest().to_vec() });
             }
             record::DATAGRAM => {
-                let from = body.endpoint("source of a datagram")?;
-                self.queue.push(Queued { from, bytes: body.rest().to_vec() });
+                let (at, from) = (body.clone(), body.endpoint("source of a datagram")?);
+                let queued = Queued { from, bytes: body.rest().to_vec() };
+                self.room += queued.room();
+                if self.queue.len() >= MAX_QUEUED || self.room > MAX_QUEUE {
+                    return Err(at.malformed("number or room of datagrams"));
+                }
+                self.queue.push(queued);
             }
             record::PATH => self.path = Some(path(body)?),
             record::OPTION => {
