@@ -65,7 +65,7 @@ impl Effects {
 
     /// Connections that wait to be accepted at a socket that is another host's.
     pub(crate) fn take_queued(&mut self, name: &MoveName) -> Vec<OwnedFd> {
-        let mut queued = Vec::new();
+        let mut queued = self.relocation.left_queued.remove(name).unwrap_or_default();
         let Some(Given { frozen, .. }) = self.relocation.retiring.get(name) else { return queued };
         let socket = frozen.as_fd();
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -93,11 +93,18 @@ impl Effects {
         opening.map_or(true, |opening| opening.iter().any(|connection| connection.tuple.local == flow.local))
     }
 
-    /// A socket that listens comes back to where it was: what is left of it there makes way.
+    /// A socket that listens comes back to where it was: what is left of it there makes way. Connections that wait at that would be reset with it;
+    /// they go where they were to go ([`Effects::take_queued`]).
     pub(super) fn make_way_for_listener(&mut self, flow: &FlowTuple) {
         let left: Vec<MoveName> =
             self.relocation.retiring.iter().filter(|(_, of)| of.flow == *flow).map(|(name, _)| *name).collect();
-        left.iter().for_each(|name| self.end_retired(name));
+        for name in left {
+            let queued = self.take_queued(&name);
+            self.end_retired(&name);
+            if !queued.is_empty() {
+                self.relocation.left_queued.insert(name, queued);
+            }
+        }
     }
 
     /// Those that are in endpoint namespaces.

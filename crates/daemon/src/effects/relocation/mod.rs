@@ -85,6 +85,8 @@ pub(crate) struct Relocation {
     given: HashMap<MoveName, Given>,
     /// Sockets that listen and are another host's: connections that were being opened still come to them.
     retiring: HashMap<MoveName, Given>,
+    /// Connections that waited at these, which have made way.
+    left_queued: HashMap<MoveName, Vec<OwnedFd>>,
     /// Sockets that listen, of which what opens new connections waits.
     pub(in crate::effects) kept_new: HashSet<FlowTuple>,
     taken: HashMap<MoveName, Taken>,
