@@ -93,3 +93,90 @@ fn what_is_installed_is_uninstalled() {
     make("uninstall");
     assert_eq!(files(&root), ["etc/whimbrel/whimbrel.toml"]);
 }
+
+/// What the packaged daemon does without. A line that goes or says less is a decision (docs/decisions/0039).
+const BOUNDS: [&str; 31] = [
+    "CapabilityBoundingSet=CAP_NET_ADMIN CAP_NET_RAW CAP_BPF CAP_PERFMON CAP_SYS_ADMIN CAP_SYS_PTRACE \
+     CAP_DAC_READ_SEARCH CAP_SETUID CAP_SETGID CAP_KILL",
+    "DeviceAllow=/dev/net/tun rw",
+    "DevicePolicy=closed",
+    "LimitCORE=0",
+    "LimitNOFILE=65536",
+    "LockPersonality=yes",
+    "MemoryDenyWriteExecute=yes",
+    "MemoryMax=50%",
+    "NoNewPrivileges=yes",
+    "PrivateMounts=yes",
+    "PrivateTmp=yes",
+    "ProtectClock=yes",
+    "ProtectControlGroups=no",
+    "ProtectHome=yes",
+    "ProtectHostname=yes",
+    "ProtectKernelLogs=yes",
+    "ProtectKernelModules=yes",
+    "ProtectKernelTunables=no",
+    "ProtectProc=invisible",
+    "ProtectSystem=strict",
+    "RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK AF_PACKET",
+    "RestrictNamespaces=net",
+    "RestrictRealtime=yes",
+    "RestrictSUIDSGID=yes",
+    "SupplementaryGroups=whimbrel",
+    "SystemCallArchitectures=native",
+    "SystemCallErrorNumber=EPERM",
+    "SystemCallFilter=@system-service bpf mount umount2 pidfd_getfd",
+    "SystemCallFilter=~@resources @keyring",
+    "TasksMax=1024",
+    "UMask=0077",
+];
+
+/// And what is no bound.
+const OTHER: [&str; 10] = [
+    "ConfigurationDirectory",
+    "ExecReload",
+    "ExecStart",
+    "Restart",
+    "RestartSec",
+    "RuntimeDirectory",
+    "RuntimeDirectoryMode",
+    "RuntimeDirectoryPreserve",
+    "StateDirectoryMode",
+    "StateDirectory",
+];
+
+/// How exposed it may be, in tenths of what systemd-analyze(1) reckons: 4.2 with systemd 252.
+const EXPOSED: u32 = 42;
+
+/// The lines of a unit's section `[Service]`.
+fn service(unit: &str) -> Vec<String> {
+    let path = format!("{}/../../packaging/{unit}", env!("CARGO_MANIFEST_DIR"));
+    let text = fs::read_to_string(path).unwrap();
+    let lines = text.lines().skip_while(|line| *line != "[Service]").skip(1).take_while(|line| !line.starts_with('['));
+    let mut lines: Vec<String> =
+        lines.filter(|line| line.contains('=') && !line.starts_with('#')).map(str::to_owned).collect();
+    lines.sort_unstable();
+    lines
+}
+
+#[test]
+fn the_packaged_daemon_is_kept_in_bounds() {
+    let key = |line: &str| line.split('=').next().unwrap().to_owned();
+    let mut found = service("whimbrel.service");
+    found.retain(|line| !OTHER.contains(&key(line).as_str()) && key(line) != "Type");
+    assert_eq!(found, BOUNDS);
+    // It runs what it is told to by root, and keeps nothing of it.
+    let helper = service("whimbrel-criu@.service");
+    for bound in ["LimitCORE=0", "StandardInput=socket", "UMask=0077"] {
+        assert!(helper.iter().any(|line| line == bound), "{bound}: {helper:?}");
+    }
+    let unit = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/whimbrel.service");
+    let mut analyze = Command::new("systemd-analyze");
+    analyze.args(["security", "--offline=true", "--no-pager", &format!("--threshold={EXPOSED}"), unit]);
+    // A machine without systemd, or with one that does not know `--offline` (before 250), has no opinion.
+    let output = analyze.output().ok();
+    if let Some(output) = output.filter(|output| !String::from_utf8_lossy(&output.stderr).contains("unrecognized")) {
+        let said = String::from_utf8_lossy(&output.stdout);
+        println!("{}", said.lines().last().unwrap_or_default());
+        assert!(output.status.success(), "{said}");
+    }
+}
