@@ -197,7 +197,7 @@ const char *wb_reason(void);
  * Returns 0: the socket is there, and all descriptors of it here are at their end; or -1 with errno. ECANCELED: it stayed and goes on, and
  * wb_reason() tells why. ENOENT: no such host is known. ETIMEDOUT: nothing is decided yet, and it may still go. EMSGSIZE: there is
  * too much state. EOPNOTSUPP: this host moves no sockets. EFAULT: `to` is NULL, or `state` with a length. EINVAL: not UTF-8. EBADF, ENOTSOCK,
- * EPROTONOSUPPORT, ECONNREFUSED, EACCES as wb_uuid_of(). ECONNABORTED: it is lost, and wb_reason() tells where what was in it is kept. With all
+ * EPROTONOSUPPORT, ECONNREFUSED, EACCES as wb_uuid_of(). ECONNABORTED: it is lost, or has gone and was not heard of, and wb_reason() tells which, and where what was in it is kept. With all
  * but this and ETIMEDOUT the socket is as it was.
  */
 int wb_give(int socket,

@@ -41,10 +41,14 @@ pub(crate) fn give(
         match reply {
             Reply::Moved(moved) if !json => print(&is_there(&moved, receiver.is_none()))?,
             Reply::Moved(_) => {}
-            Reply::Kept(Kept { flow, reason, lost, .. }) => {
+            Reply::Kept(Kept { flow, reason, lost, unheard, .. }) => {
                 all = false;
                 if !json {
-                    let becomes = if lost { "is lost" } else { "stays here" };
+                    let becomes = match (lost, unheard) {
+                        (_, true) => "may be lost",
+                        (true, false) => "is lost",
+                        (false, false) => "stays here",
+                    };
                     print(&format!("{} {becomes}: {reason}\n", flow.called()))?;
                 }
             }

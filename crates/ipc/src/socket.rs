@@ -295,9 +295,12 @@ pub struct Kept {
     pub uuid: Uuid,
     /// Why, as a sentence without its full stop.
     pub reason: String,
-    /// The connection is over, or nobody has said that it goes on anywhere.
+    /// It is over, or nobody has said that it goes on anywhere.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub lost: bool,
+    /// The latter: it may go on there, and an event tells where its host says so later.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unheard: bool,
 }
 
 /// A question to the migrator: which host is to be the anchor of a program's socket?

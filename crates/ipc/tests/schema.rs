@@ -245,6 +245,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
                 uuid: uuid(),
                 reason: "nobody receives under the name \"films\" there".into(),
                 lost: false,
+                unheard: false,
             }),
         ),
         ("prepared", Reply::Prepared { lasts_ms: 30_000 }),

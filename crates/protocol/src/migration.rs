@@ -144,6 +144,8 @@ pub(crate) struct Moves {
     loads: Loads,
     donations: BTreeMap<u64, Donation>,
     entrusted: BTreeMap<u64, Entrusted>,
+    /// Of which they have not said so in time. No more than so many, and without what was in them.
+    unheard: VecDeque<(u64, PublicKey)>,
     /// The sockets of these and of the acceptances.
     moving: HashSet<FlowTuple>,
     /// The flows of the donations.
@@ -208,6 +210,7 @@ impl Moves {
             loads: Loads::default(),
             donations: BTreeMap::new(),
             entrusted: BTreeMap::new(),
+            unheard: VecDeque::new(),
             moving: HashSet::new(),
             giving: HashSet::new(),
             promised: 0,

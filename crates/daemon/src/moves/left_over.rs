@@ -1,5 +1,6 @@
 //! What was in a socket that has not gone on at the host that has it: its donor keeps that for people to find (decision 0041).
 
+use std::collections::VecDeque;
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
@@ -7,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use whimbrel_ipc::Uuid;
+use whimbrel_protocol::MoveName;
+use whimbrel_wire::FlowTuple;
 use whimbrel_wire::snapshot::{Body, Snapshot};
 
 /// The directory, in that of what lasts.
@@ -14,6 +17,9 @@ const DIRECTORY: &str = "lost";
 /// So many files are kept, and so many bytes in all; the oldest give way.
 const MOST_FILES: usize = 32;
 const MOST_BYTES: u64 = 64 << 20;
+const MOST_UNHEARD: usize = 256;
+/// Names that are tried.
+const MOST_NAMES: u128 = 1000;
 
 /// Writes down what a socket has not said for certain (`.unsent`), what its program has not read (`.unread`), and what that had handed over with it
 /// (`.state`), each to a file of its own where there is any. Only root reads them.
@@ -44,17 +50,62 @@ pub(super) fn keep(state_dir: &Path, uuid: &Uuid, snapshot: &[u8]) -> io::Result
     make_room(&directory, MOST_FILES - parts.len(), MOST_BYTES - bytes)?;
     // In the order of time, so that it is seen which are the oldest.
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
-    let named = parts.iter().map(|(kind, bytes)| (directory.join(format!("{now:015}-{uuid}.{kind}")), bytes));
-    let mut written = Vec::new();
-    for (path, bytes) in named {
-        written.push(path.clone());
-        let file = OpenOptions::new().create_new(true).write(true).mode(0o600).open(&path);
-        if let Err(error) = file.and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all())) {
-            written.iter().for_each(|path| drop(fs::remove_file(path)));
+    for now in now..now + MOST_NAMES {
+        let named = parts.iter().map(|(kind, bytes)| (directory.join(format!("{now:015}-{uuid}.{kind}")), bytes));
+        match write_all(named) {
+            // Another socket's, of the same moment.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            result => return result,
+        }
+    }
+    Err(io::ErrorKind::AlreadyExists.into())
+}
+
+/// Makes these files: all or none. They are not waited for to be on the disk, since connections wait meanwhile.
+fn write_all<'a>(files: impl Iterator<Item = (PathBuf, &'a Vec<u8>)>) -> io::Result<Vec<PathBuf>> {
+    let mut made: Vec<PathBuf> = Vec::new();
+    for (path, bytes) in files {
+        let written = OpenOptions::new().create_new(true).write(true).mode(0o600).open(&path).and_then(|mut file| {
+            made.push(path);
+            file.write_all(bytes)
+        });
+        if let Err(error) = written {
+            made.iter().for_each(|path| drop(fs::remove_file(path)));
             return Err(error);
         }
     }
-    Ok(written)
+    Ok(made)
+}
+
+/// What was kept of sockets of which their new hosts have not said yet whether they go on.
+#[derive(Debug, Default)]
+pub(super) struct Unheard(VecDeque<(MoveName, Option<FlowTuple>, Vec<PathBuf>)>);
+
+impl Unheard {
+    pub(super) fn add(&mut self, name: MoveName, flow: Option<FlowTuple>, files: &[PathBuf]) {
+        // Files of more than these are not there any more either.
+        if self.0.len() >= MOST_UNHEARD {
+            self.0.pop_front();
+        }
+        self.0.push_back((name, flow, files.to_vec()));
+    }
+
+    /// The connection, and the files, of which those that have given way are left out.
+    pub(super) fn take(&mut self, name: &MoveName) -> (Option<FlowTuple>, Vec<PathBuf>) {
+        let at = self.0.iter().position(|(of, ..)| of == name);
+        let Some((_, flow, mut files)) = at.and_then(|at| self.0.remove(at)) else { return (None, Vec::new()) };
+        files.retain(|file| file.exists());
+        (flow, files)
+    }
+}
+
+/// Of no use any more.
+pub(super) fn remove(files: &[PathBuf]) {
+    for file in files {
+        if let Err(error) = fs::remove_file(file) {
+            tracing::warn!(file = %file.display(), %error, "what was kept of a socket that goes on stays");
+        }
+    }
 }
 
 /// Removes the oldest files until there are no more than these.
@@ -135,6 +186,45 @@ mod tests {
         let said = sentence(Ok(files));
         assert!(said.contains(".unread") && said.contains(".state"), "{said}");
         assert!(keep(&directory, &Uuid::from_bytes([1; 16]), b"no snapshot").is_err());
+        fs::remove_dir_all(directory).expect("removed");
+    }
+
+    #[test]
+    fn files_that_are_there_stay_as_they_are() {
+        let directory = directory();
+        let (first, second) = (directory.join("first"), directory.join("second"));
+        fs::write(&second, b"another's").expect("written");
+        let (mine, yours) = (b"mine".to_vec(), b"yours".to_vec());
+        let error =
+            write_all([(first.clone(), &mine), (second.clone(), &yours)].into_iter()).expect_err("one is there");
+        assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
+        assert!(!first.exists(), "half of it");
+        assert_eq!(fs::read(&second).expect("read"), b"another's");
+        // Many of one name at the same moment.
+        let uuid = Uuid::from_bytes([0; 16]);
+        let all: Vec<_> = (0..9u8).map(|_| keep(&directory, &uuid, &snapshot(9)).expect("kept")).collect();
+        assert!(all.iter().flatten().all(|path| path.exists()), "{all:?}");
+        fs::remove_dir_all(directory).expect("removed");
+    }
+
+    #[test]
+    fn what_was_kept_of_a_socket_that_goes_on_after_all_goes() {
+        let directory = directory();
+        let files = keep(&directory, &Uuid::from_bytes([1; 16]), &snapshot(9)).expect("kept");
+        let name = |number| MoveName { donor: [1; 32], number };
+        let mut unheard = Unheard::default();
+        unheard.add(name(1), None, &files);
+        unheard.add(name(2), None, &[]);
+        assert_eq!(unheard.take(&name(2)), (None, Vec::new()));
+        // One has given way.
+        fs::remove_file(&files[0]).expect("removed");
+        let (_, left) = unheard.take(&name(1));
+        assert_eq!(left, files[1..]);
+        remove(&left);
+        assert!(!files[1].exists());
+        assert_eq!(unheard.take(&name(1)), (None, Vec::new()), "it is heard once");
+        (0..1000).for_each(|number| unheard.add(name(number), None, &files));
+        assert_eq!(unheard.0.len(), MOST_UNHEARD);
         fs::remove_dir_all(directory).expect("removed");
     }
 

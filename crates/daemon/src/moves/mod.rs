@@ -47,6 +47,8 @@ pub(crate) struct Moves {
     processes: HashMap<u32, ProcessJob>,
     /// Sockets that listen and have gone.
     retiring: Vec<Retiring>,
+    /// Sockets that have gone, and of which nothing has been heard since.
+    unheard: left_over::Unheard,
     /// Sockets that have come and were not told of yet.
     come: HashMap<MoveName, Come>,
     /// Sockets without another end that are to rest.
@@ -373,12 +375,7 @@ impl EventLoop {
                 let job = self.moves.jobs.remove(name);
                 let (key, to) = (*to, self.peer_name(to));
                 let flow = job.as_ref().map(|job| job.flow);
-                if flow.is_none_or(|flow| flow.listens()) {
-                    // Of a move that a daemon before this one began it is not known for whom it was.
-                    let receiver = job.as_ref().and_then(|job| job.receiver.clone());
-                    self.moves.retiring.push(Retiring::begin(now, *name, key, receiver));
-                    self.retire_listeners(now);
-                }
+                self.retire(now, *name, key, job.as_ref());
                 if let Some(Job { client, flow, uuid, .. }) = job {
                     // What was kept of it for its program is of no use any more.
                     self.programs.kept.forget(&uuid);
@@ -408,7 +405,8 @@ impl EventLoop {
                 }
                 Told::of_socket("socket-kept", flow, format!("stays here: {reason}"))
             }
-            MoveEvent::LostThere { name, to, why, snapshot } => self.note_lost_there(name, to, *why, snapshot),
+            MoveEvent::LostThere { name, to, why, snapshot } => self.note_lost_there(now, name, to, *why, snapshot),
+            MoveEvent::HeardOf { name, to, outcome } => self.note_heard_of(name, to, *outcome),
             MoveEvent::Undecided { name, holder } => {
                 let flow = self.moves.jobs.get(name).map(|job| job.flow);
                 let who = self.called(holder);
@@ -436,7 +434,7 @@ impl EventLoop {
                 let job = self.moves.jobs.remove(name);
                 let flow = job.as_ref().map(|job| job.flow).or_else(|| self.effects.relocation.flow_of(name));
                 if let Some(Job { client, flow, uuid, .. }) = job {
-                    self.say_lost(client, flow, uuid, "its host has lost it, and the connection is over");
+                    self.say_lost(client, flow, uuid, "its host has lost it, and the connection is over", false);
                 }
                 Told::of_socket("socket-lost", flow, "is lost, and its connection over".to_owned())
             }
@@ -475,33 +473,64 @@ impl EventLoop {
     }
 
     /// A socket has gone to a host where it does not go on, or does not say so (P-145). What was in it is kept here.
-    fn note_lost_there(&mut self, name: &MoveName, to: &PublicKey, why: Refusal, snapshot: &[u8]) -> Told {
+    fn note_lost_there(&mut self, now: Time, name: &MoveName, to: &PublicKey, why: Refusal, snapshot: &[u8]) -> Told {
         let job = self.moves.jobs.remove(name);
+        self.retire(now, *name, *to, job.as_ref());
         let uuid = job.as_ref().map_or(Uuid::from_bytes([0; 16]), |job| job.uuid);
-        let left = left_over::sentence(left_over::keep(&self.settings.state_dir, &uuid, snapshot));
-        let to = self.called(to);
-        let reason = match why {
-            Refusal::AcceptorUnreached => format!("it is with {to}, which has not said that it goes on there; {left}"),
-            _ => format!(
-                "{to} could not let it go on (its log says why), and the connection is over at both ends; {left}"
-            ),
-        };
         let flow = job.as_ref().map(|job| job.flow);
+        let kept = left_over::keep(&self.settings.state_dir, &uuid, snapshot);
+        let unheard = why == Refusal::AcceptorUnreached;
+        if unheard {
+            self.moves.unheard.add(*name, flow, kept.as_deref().unwrap_or_default());
+        }
+        let left = left_over::sentence(kept);
+        let to = self.called(to);
+        let reason = match unheard {
+            true => format!("it is with {to}, which has not said that it goes on there; {left}"),
+            false => format!("{to} could not let it go on (its log says why), and it is over at both ends; {left}"),
+        };
         if let Some(Job { client, flow, uuid, .. }) = job {
             self.programs.kept.forget(&uuid);
-            self.say_lost(client, flow, uuid, &reason);
+            self.say_lost(client, flow, uuid, &reason, unheard);
         }
-        Told::of_socket("socket-lost", flow, format!("is lost: {reason}"))
+        let becomes = if unheard { "may be lost" } else { "is lost" };
+        Told::of_socket("socket-lost", flow, format!("{becomes}: {reason}"))
+    }
+
+    /// A host says after all what has become of a socket. What was kept of one that goes on is of no use any more.
+    fn note_heard_of(&mut self, name: &MoveName, to: &PublicKey, outcome: Result<(), Refusal>) -> Told {
+        let (flow, files) = self.moves.unheard.take(name);
+        let to = self.called(to);
+        match outcome {
+            Ok(()) => {
+                left_over::remove(&files);
+                Told::of_socket("socket-given", flow, format!("goes on with {to}, which says so only now"))
+            }
+            Err(_) => {
+                let left = left_over::sentence(Ok(files));
+                Told::of_socket("socket-lost", flow, format!("is lost: {to} says so only now; {left}"))
+            }
+        }
+    }
+
+    /// What is left of a socket that listened goes as soon as nothing comes to it any more.
+    fn retire(&mut self, now: Time, name: MoveName, to: PublicKey, job: Option<&Job>) {
+        if job.is_none_or(|job| job.flow.listens()) {
+            // Of a move that a daemon before this one began it is not known for whom it was.
+            let receiver = job.and_then(|job| job.receiver.clone());
+            self.moves.retiring.push(Retiring::begin(now, name, to, receiver));
+            self.retire_listeners(now);
+        }
     }
 
     fn say_kept(&mut self, id: ClientId, flow: FlowTuple, uuid: [u8; 16], reason: &str) {
         let reason = reason.to_owned();
-        let kept = Kept { flow: views::flow(flow), uuid: Uuid::from_bytes(uuid), reason, lost: false };
+        let kept = Kept { flow: views::flow(flow), uuid: Uuid::from_bytes(uuid), reason, lost: false, unheard: false };
         self.say_decided(id, &Reply::Kept(kept));
     }
 
-    fn say_lost(&mut self, id: ClientId, flow: FlowTuple, uuid: Uuid, reason: &str) {
-        let kept = Kept { flow: views::flow(flow), uuid, reason: reason.to_owned(), lost: true };
+    fn say_lost(&mut self, id: ClientId, flow: FlowTuple, uuid: Uuid, reason: &str, unheard: bool) {
+        let kept = Kept { flow: views::flow(flow), uuid, reason: reason.to_owned(), lost: true, unheard };
         self.say_decided(id, &Reply::Kept(kept));
     }
 

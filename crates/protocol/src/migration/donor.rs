@@ -26,6 +26,8 @@ const TAKEN_WITHIN: Duration = Duration::from_secs(20);
 const DECIDED_WITHIN: Duration = Duration::from_secs(30);
 /// How long an acceptor may take to say that a socket goes on there, once it is its own.
 const AWAKE_WITHIN: Duration = Duration::from_secs(20);
+/// Sockets of which nothing was heard in time, of which a later word is understood.
+const MOST_UNHEARD: usize = 256;
 /// How long a ticket is wanted to last, in seconds, beside the time that the snapshots take.
 const LIFETIME: u32 = 60;
 
@@ -74,10 +76,9 @@ impl Entrusted {
     }
 }
 
-/// Whether an acceptor says what has become of a socket. One without another end has nothing that could be lost, and of a whole process it is told
-/// with the process.
+/// Whether an acceptor says what has become of a socket. Of a whole process it is told with the process.
 pub(super) fn is_told_of(request: &Request) -> bool {
-    !request.tuple.is_unconnected() && request.receiver.first() != Some(&OF_A_PROCESS)
+    request.receiver.first() != Some(&OF_A_PROCESS)
 }
 
 /// How far it is. What is undone by whom when it fails stands with each.
@@ -398,18 +399,34 @@ impl Moves {
         });
     }
 
-    /// The acceptor has not said in time what has become of a socket.
+    /// The acceptor has not said in time what has become of a socket. It may say so later.
     pub(super) fn handle_entrusted_limit(&mut self, at: At<'_>, number: u64) {
-        if self.entrusted.get(&number).is_some_and(|of| of.until <= at.now) {
-            self.end_entrusted(at, number, Err(Refusal::AcceptorUnreached));
+        let Some(acceptor) = self.entrusted.get(&number).filter(|of| of.until <= at.now).map(|of| of.acceptor) else {
+            return;
+        };
+        if self.unheard.len() >= MOST_UNHEARD {
+            self.unheard.pop_front();
         }
+        self.unheard.push_back((number, acceptor));
+        self.end_entrusted(at, number, Err(Refusal::AcceptorUnreached));
+    }
+
+    /// The acceptor says what has become of a socket after people were told that it had not. `false`: it is none of these.
+    fn handle_late_outcome(&mut self, number: u64, from: PublicKey, outcome: Result<(), Refusal>) -> bool {
+        let Some(at) = self.unheard.iter().position(|of| *of == (number, from)) else { return false };
+        self.unheard.remove(at);
+        let name = self.name(number);
+        self.event(MoveEvent::HeardOf { name, to: from, outcome });
+        true
     }
 
     /// The acceptor says what has become of a socket that is its own by now.
     fn handle_outcome(&mut self, at: At<'_>, number: u64, from: PublicKey, outcome: Result<(), Refusal>) {
         if self.entrusted.get(&number).is_some_and(|of| of.acceptor == from) {
             self.end_entrusted(at, number, outcome);
-        } else if let Some(of) = self.donations.get_mut(&number).filter(|of| of.acceptor == from) {
+        } else if !self.handle_late_outcome(number, from, outcome)
+            && let Some(of) = self.donations.get_mut(&number).filter(|of| of.acceptor == from)
+        {
             // The holder's word is on its way, or acted upon.
             of.outcome = Some(outcome);
         }

@@ -429,6 +429,15 @@ pub enum MoveEvent {
         /// The socket as it was written down (`docs/snapshot.md`).
         snapshot: Vec<u8>,
     },
+    /// Donor: the acceptor says after all what has become of a socket of which nothing was heard ([`MoveEvent::LostThere`]).
+    HeardOf {
+        /// Which move.
+        name: MoveName,
+        /// Whose it is, or was.
+        to: PublicKey,
+        /// Whether it goes on there, or why it does not.
+        outcome: Result<(), Refusal>,
+    },
     /// Donor: acceptor and holder are ready for a socket that goes once that is said ([`Node::give_prepared`](crate::Node::give_prepared)).
     Prepared {
         /// Which move.

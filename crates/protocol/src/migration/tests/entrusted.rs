@@ -69,6 +69,23 @@ fn what_is_lost_at_its_new_host_is_not_lost_to_its_donor() {
 }
 
 #[test]
+fn a_late_word_is_heard_once() {
+    for (standing, outcome) in [(AcceptorStanding::GoesOn, Ok(())), (AcceptorStanding::Lost, Err(Refusal::NotWoken))] {
+        let mut donor = entrusting();
+        donor.pass(20);
+        assert_eq!(events(&mut donor), lost(Refusal::AcceptorUnreached));
+        donor.pass(3600);
+        let refusal = outcome.err();
+        donor.hear(THIEF, Record::Answer { number: NUMBER, standing, refusal });
+        assert_eq!(events(&mut donor), [], "only its acceptor can");
+        is_answered(&mut donor, standing, refusal);
+        assert_eq!(events(&mut donor), [MoveEvent::HeardOf { name: name(NUMBER), to: key(ACCEPTOR), outcome }]);
+        is_answered(&mut donor, standing, refusal);
+        assert_eq!(events(&mut donor), []);
+    }
+}
+
+#[test]
 fn the_acceptors_word_may_come_before_the_holders_and_does_not_replace_it() {
     for (standing, then) in [(AcceptorStanding::GoesOn, given()), (AcceptorStanding::Lost, lost(Refusal::NotWoken))] {
         let mut donor = offering();
