@@ -147,7 +147,7 @@ fn there() -> PeerName {
 }
 
 fn no_room(flow: Flow, uuid: Uuid) -> Reply {
-    Reply::Kept(Kept { flow, uuid, reason: "there is no room there".into(), lost: false })
+    Reply::Kept(Kept { flow, uuid, reason: "there is no room there".into(), lost: false, unheard: false })
 }
 
 fn answer(stream: &UnixStream, said: &mut Said, request: Request, with: Option<OwnedFd>) -> Result<(), Failure> {
