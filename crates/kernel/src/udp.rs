@@ -12,8 +12,11 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use control::{Control, Name};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with};
 
 use crate::error::Error;
+use crate::sockopt;
 
 /// The most bytes that one send takes: what fits an IPv4 packet.
 pub const MAX_TRAIN: usize = 65_507;
@@ -575,6 +578,27 @@ const EMPTY_MESSAGE: libc::mmsghdr = libc::mmsghdr {
     },
     msg_len: 0,
 };
+
+/// A socket that has a port, so that no other gets it, and takes nothing: it is connected to nobody's. The address may be one that this host has
+/// no longer, for which CAP_NET_ADMIN is needed.
+///
+/// # Errors
+/// Of socket(2), bind(2) and connect(2).
+pub fn keep_port(at: SocketAddr) -> Result<OwnedFd, Errno> {
+    let (family, nobody, transparent) = if at.is_ipv4() {
+        let name = sockopt::Name { level: libc::SOL_IP, name: libc::IP_TRANSPARENT, text: "IP_TRANSPARENT" };
+        (AddressFamily::INET, IpAddr::V4(Ipv4Addr::LOCALHOST), name)
+    } else {
+        let name = sockopt::Name { level: libc::SOL_IPV6, name: libc::IPV6_TRANSPARENT, text: "IPV6_TRANSPARENT" };
+        (AddressFamily::INET6, IpAddr::V6(Ipv6Addr::LOCALHOST), name)
+    };
+    let socket = socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    // Without the right to it an address of this host's own will do.
+    let _ = sockopt::set(socket.as_fd(), transparent, &1i32);
+    bind(&socket, &at)?;
+    connect(&socket, &SocketAddr::new(nobody, at.port()))?;
+    Ok(socket)
+}
 
 #[cfg(test)]
 mod tests;
