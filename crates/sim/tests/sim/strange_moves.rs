@@ -2,7 +2,7 @@
 
 use whimbrel_handshake::StaticKey;
 use whimbrel_protocol::{Config, MoveEvent, Moving};
-use whimbrel_sim::{Access, FlowId, HostId, NetworkId, Speaker, World};
+use whimbrel_sim::{Access, HostId, NetworkId, Speaker, World};
 use whimbrel_wire::message::{CloseReason, Message};
 use whimbrel_wire::moving::{Record, Stretch, Ticket};
 
@@ -29,15 +29,16 @@ fn speaker(world: &mut World, host: HostId, den: NetworkId, number: u8) -> Speak
     speaker
 }
 
-fn own_flow(world: &mut World, host: HostId, of: &mut Speaker, name: u64) -> FlowId {
+/// A connection of this key's own, and what it is called.
+fn own_flow(world: &mut World, host: HostId, of: &mut Speaker) -> u64 {
     let flow = world.connect(host, SERVICE);
-    assert!(of.try_to_introduce(world, flow, name, 5000));
-    flow
+    assert!(of.try_to_introduce(world, flow, 0x77, 5000));
+    *of.names().last().expect("a name")
 }
 
 /// One key gives the flow of this name to another, which presents the ticket. `false`: it was refused.
-fn pass_on(world: &mut World, from: &mut Speaker, to: &mut Speaker, number: u64) -> bool {
-    let ticket: Option<Ticket> = from.announce_move(world, 0x77, &to.public_key(), number);
+fn pass_on(world: &mut World, from: &mut Speaker, to: &mut Speaker, flow: u64, number: u64) -> bool {
+    let ticket: Option<Ticket> = from.announce_move(world, flow, &to.public_key(), number);
     let Some(ticket) = ticket else { return false };
     to.present(world, ticket, 5000);
     from.attend(world);
@@ -53,9 +54,9 @@ fn a_flow_that_is_moved_to_and_fro_costs_its_holder_no_more_each_time() {
     // P-78
     let (mut world, server, host, den) = server(1);
     let [mut one, mut other] = [1, 2].map(|number| speaker(&mut world, host, den, number));
-    own_flow(&mut world, host, &mut one, 0x77);
+    let flow = own_flow(&mut world, host, &mut one);
     for step in 0..200 {
-        if !pass_on(&mut world, &mut one, &mut other, step) {
+        if !pass_on(&mut world, &mut one, &mut other, flow, step) {
             break;
         }
         std::mem::swap(&mut one, &mut other);
@@ -73,9 +74,9 @@ fn a_flow_that_is_moved_to_and_fro_costs_its_holder_no_more_each_time() {
 fn a_flow_whose_new_owner_goes_at_once_is_told_of_once_and_led_when_that_is_back() {
     let (mut world, server, host, den) = server(2);
     let mut keys: Vec<Speaker> = (1..=2).map(|number| speaker(&mut world, host, den, number)).collect();
-    own_flow(&mut world, host, &mut keys[0], 0x77);
+    let flow = own_flow(&mut world, host, &mut keys[0]);
     let acceptor = keys[1].public_key();
-    let ticket = keys[0].announce_move(&mut world, 0x77, &acceptor, 1).expect("a ticket");
+    let ticket = keys[0].announce_move(&mut world, flow, &acceptor, 1).expect("a ticket");
     let mut bytes = Vec::new();
     Record::Present { ticket, wire_port: 5000 }.encode(&mut bytes);
     let stream = Message::Stream(Stretch { stream: 1 << 61, fresh: true, offset: 0, bytes });
@@ -100,16 +101,16 @@ fn a_flow_whose_new_owner_goes_at_once_is_told_of_once_and_led_when_that_is_back
 fn peers_that_had_a_flow_once_are_not_kept_beyond_those_that_may_be() {
     let (mut world, server, host, den) = server(5);
     let mut had = speaker(&mut world, host, den, 1);
-    own_flow(&mut world, host, &mut had, 0x77);
+    let flow = own_flow(&mut world, host, &mut had);
     let mut moved = 0;
     for number in 2..=120_u8 {
         let mut next = speaker(&mut world, host, den, number);
-        if !pass_on(&mut world, &mut had, &mut next, u64::from(number)) {
+        if !pass_on(&mut world, &mut had, &mut next, flow, u64::from(number)) {
             break;
         }
         (had, moved) = (next, moved + 1);
     }
-    assert!(moved <= 16, "{moved}");
+    assert!((1..=16).contains(&moved), "{moved}");
     world.run_for(3600 * SECOND);
     let kept = world.at(server).node.as_ref().map_or(0, |node| node.peers().count());
     assert!(kept < 10, "{kept} peers are kept an hour later");
