@@ -225,15 +225,19 @@ fn every_option_that_goes_along_is_there() {
                 }
                 let before = get(socket.as_fd(), *level, *name).unwrap_or_else(|error| panic!("{what}: {error}"));
                 let snapshot = dump(&donor, &socket).unwrap_or_else(|why| panic!("{what}: {why}"));
-                let restored = acceptor.on(|| Frozen::restore_with(&snapshot, &injector, Rights { all: true }));
-                let restored = restored.unwrap_or_else(|why| panic!("{what}: {why}"));
-                assert_eq!(get(restored.as_fd(), *level, *name).unwrap(), before, "{what}");
-                moved += 1;
                 // What needs a privilege is not set without it, and nothing else is refused.
-                drop(restored);
                 let privileged = snapshot.options.iter().any(|option| option.kind.is_privileged());
                 let plain = acceptor.on(|| Frozen::restore(&snapshot, &injector));
                 assert_eq!(plain.is_err(), privileged, "{what}: {plain:?}");
+                drop(plain);
+                // Some are set as it wakes: at rest they would have it send.
+                let awake =
+                    acceptor.on(|| Frozen::restore_with(&snapshot, &injector, Rights { all: true })?.thaw(&injector));
+                let awake = awake.unwrap_or_else(|why| panic!("{what}: {why}"));
+                assert_eq!(get(awake.as_fd(), *level, *name).unwrap(), before, "{what}");
+                moved += 1;
+                // Its ports are free at once.
+                set(awake.as_fd(), SOCKET, libc::SO_LINGER, &[1i32, 0]).unwrap();
             }
         }
     }
