@@ -49,14 +49,6 @@ static __always_inline bool is_astray(const struct __sk_buff *skb, const struct 
 	return settings->strict && locator->arrival && locator->arrival != skb->ifindex;
 }
 
-/* Between the locators of now nobody sends a flow that is at home in other names than its own. */
-static __always_inline bool is_at_home(const struct flow_entry *flow, const struct binding *binding,
-				       const struct packet *packet)
-{
-	return flow && binding && !has_moved(flow, binding) &&
-	       is_present(binding, &packet->source, &packet->destination);
-}
-
 #define PACKET_HOST 0
 
 static __always_inline int go_astray(const struct __sk_buff *skb)
@@ -256,8 +248,6 @@ __noinline int ingress_flow(struct __sk_buff *skb, struct packet *packet)
 			return ingress_native(skb, packet);
 		if (packet->part == FRAGMENT_FIRST)
 			fragment_key(&key, packet, FRAGMENT_IN);
-		if (!same_names(packet, &names) && is_at_home(flow, binding, packet))
-			return ingress_native(skb, packet);
 		if (!same_names(packet, &names) && came_natively(skb, packet)) {
 			/* One of this number may have gone before. */
 			if (packet->part == FRAGMENT_FIRST)

@@ -585,15 +585,3 @@ fn nobody_sends_under_the_wire_names_of_a_moved_flow() {
         assert_ne!(run(program, &fragments[0]).verdict, NEXT);
     });
 }
-
-#[test]
-fn what_bears_other_names_is_of_no_flow_that_is_at_home() {
-    on_both_families(|fixture| {
-        fixture.assert_free(UDP);
-        fixture.bind(4);
-        for protocol in [TCP, UDP] {
-            let packet = fixture.wire_in(protocol).bytes();
-            assert_eq!(fixture.ingress(&packet), Outcome { verdict: NEXT, packet, mark: 0 });
-        }
-    });
-}
