@@ -32,17 +32,15 @@ pub(crate) struct Addresses {
     reached: Vec<(IpAddr, bool)>,
     /// Those of `used` that are kept now.
     in_force: Vec<IpAddr>,
-    /// What the kernel was made to do last. None: something may have happened to that, or all of it was not done.
-    done: Option<Wanted>,
+    done: Done,
 }
 
-/// What the kernel is to do.
-#[derive(Debug, PartialEq, Eq)]
-struct Wanted {
-    carrier: Carrier,
-    kept: Kept,
-    sources: BTreeMap<IpAddr, SourceWay>,
-    ways: Ways,
+/// What the kernel was made to do last. None: something may have happened to that, or not all of it was done.
+#[derive(Debug, Default)]
+struct Done {
+    kept: Option<(Carrier, Kept)>,
+    sources: Option<BTreeMap<IpAddr, SourceWay>>,
+    ways: Option<Ways>,
 }
 
 /// What the sets depend on beside the node's wishes.
@@ -82,7 +80,7 @@ impl Addresses {
             leaving: Vec::new(),
             reached: Vec::new(),
             in_force: Vec::new(),
-            done: None,
+            done: Done::default(),
         })
     }
 
@@ -146,7 +144,7 @@ impl Addresses {
 
     /// Something in the kernel has changed: what is wanted is compared with what is there when it is applied next.
     pub(crate) fn look_again(&mut self) {
-        self.done = None;
+        self.done = Done::default();
     }
 
     /// Makes the kernel keep and reach what is wanted. Looking at what is there takes the kernel's lock of all interfaces sixteen times, which others
@@ -162,26 +160,41 @@ impl Addresses {
         let arrivals = surroundings.arrivals.clone();
         let (smaller, straight) = (surroundings.smaller.clone(), surroundings.straight.clone());
         let kept = Kept { addresses, leaving, arrivals, smaller, straight };
-        let (sources, ways) = (self.source_ways(surroundings), self.ways(surroundings));
-        let wanted = Wanted { carrier, kept, sources, ways };
-        if self.done.as_ref() == Some(&wanted) {
-            return Ok(());
-        }
-        self.done = None;
-        let Wanted { kept, sources, ways, .. } = &wanted;
+        let kept = (carrier, kept);
+        let applied = if self.done.kept.as_ref() == Some(&kept) { Ok(()) } else { self.keep(kept, datapath) };
+        // The kernel is asked for these ways as it leads now.
+        let sources = self.source_ways(surroundings);
+        let left = if self.done.sources.as_ref() == Some(&sources) { Ok(()) } else { self.lead_from(sources) };
+        let ways = self.ways(surroundings);
+        let reached = if self.done.ways.as_ref() == Some(&ways) { Ok(()) } else { self.lead_to(ways, datapath) };
+        applied.and(left).and(reached)
+    }
+
+    fn keep(&mut self, wanted: (Carrier, Kept), datapath: &Datapath) -> Result<(), Failure> {
+        self.done.kept = None;
+        let (carrier, kept) = &wanted;
         // Before a route leads out what is sent from an address that is gone, the programs know what is not to go.
         datapath.set_kept(&kept.addresses)?;
-        let applied = self.kept.apply(&carrier, kept);
-        if applied.is_ok() {
-            self.in_force = kept.addresses.iter().copied().collect();
-        }
-        let left = self.sources.apply(sources);
+        self.kept.apply(carrier, kept)?;
+        self.in_force = kept.addresses.iter().copied().collect();
+        self.done.kept = Some(wanted);
+        Ok(())
+    }
+
+    fn lead_from(&mut self, sources: BTreeMap<IpAddr, SourceWay>) -> Result<(), Failure> {
+        self.done.sources = None;
+        self.sources.apply(&sources)?;
+        self.done.sources = Some(sources);
+        Ok(())
+    }
+
+    fn lead_to(&mut self, ways: Ways, datapath: &Datapath) -> Result<(), Failure> {
+        self.done.ways = None;
         // Before a route leads everything for an address to the TUN device, the program there knows what belongs elsewhere.
         let vacated = datapath.set_vacated(&ways.vacated);
-        let reached = self.routes.apply(&ways.peers);
-        applied.and(left).and(reached)?;
+        self.routes.apply(&ways.peers)?;
         vacated?;
-        self.done = Some(wanted);
+        self.done.ways = Some(ways);
         Ok(())
     }
 
@@ -243,7 +256,7 @@ impl Addresses {
     /// The first; all is tried.
     pub(crate) fn release(&mut self) -> Result<(), Error> {
         self.in_force.clear();
-        self.done = None;
+        self.look_again();
         let kept = self.kept.release();
         let sources = self.sources.release();
         self.routes.release().and(sources).and(kept)
@@ -280,6 +293,12 @@ fn past_the_link(surroundings: &Surroundings, peer: IpAddr, source: Option<IpAdd
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
+    use whimbrel_kernel::endpoint::Endpoint;
+    use whimbrel_kernel::route::RouteSocket;
+    use whimbrel_kernel::tun::Tun;
+
     use super::*;
 
     #[test]
@@ -298,5 +317,47 @@ mod tests {
         assert_eq!(lasting(Some(here), &surroundings), Some(here));
         assert_eq!(lasting("fe80::1".parse().ok(), &surroundings), None);
         assert_eq!(lasting("2001:db8:6::1".parse().ok(), &surroundings), None);
+    }
+
+    #[test]
+    #[ignore = "needs root: it makes a network namespace, and loads programs"]
+    fn which_ways_an_address_needs_that_is_back_is_asked_when_it_is_kept_no_more() {
+        let (address, locator): (IpAddr, IpAddr) = ([192, 0, 2, 7].into(), [203, 0, 113, 9].into());
+        // A host with a way to everywhere.
+        let host = Endpoint::create([198, 51, 100, 1].into(), 1500, |_| Ok::<_, Error>(())).expect("a namespace");
+        let _here = host.enter().expect("enter");
+        let directory = std::env::temp_dir().join(format!("whimbrel-addresses-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).expect("a directory");
+        let pins = whimbrel_datapath::bpffs(&directory.join("bpf")).expect("a bpffs");
+        let datapath = Datapath::open(&pins.join(format!("whimbrel-addresses-{}", std::process::id()))).expect("open");
+        let tun = Tun::open("t", 1280).expect("a device");
+        let mut addresses = Addresses::open(&directory).expect("open");
+        let e0 = RouteSocket::open().expect("open").link_index("e0").expect("its index");
+        let mut surroundings = Surroundings {
+            own: BTreeSet::new(),
+            ways: [(address, SourceWay { interface: e0, gateway: None })].into(),
+            locators: [locator].into(),
+            arrivals: BTreeSet::new(),
+            tun: tun.index(),
+            inner_mtu: 1280,
+            smaller: BTreeMap::new(),
+            straight: BTreeMap::new(),
+        };
+        addresses.use_addresses(vec![address]);
+        addresses.apply(&surroundings, &datapath).expect("it is kept");
+        assert_eq!(addresses.under(locator, Some(address)).expect("a way").interface, tun.index());
+
+        let added = Command::new("ip").args(["addr", "add", "192.0.2.7/24", "dev", "e0"]).status();
+        assert!(added.expect("ip").success());
+        surroundings.own = [address].into();
+        addresses.leave(vec![address]);
+        addresses.apply(&surroundings, &datapath).expect("it is kept no more");
+        assert_eq!(addresses.under(locator, Some(address)).expect("a way").interface, e0);
+        assert_eq!(addresses.done.sources, Some(BTreeMap::new()), "the ordinary way serves");
+
+        addresses.release().expect("release");
+        datapath.unload().expect("unload");
+        tun.remove().expect("remove");
+        let _ = std::fs::remove_dir_all(&directory);
     }
 }
