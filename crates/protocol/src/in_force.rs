@@ -17,10 +17,13 @@ impl Node {
         if peer.meanwhile().is_some() {
             return;
         }
-        // A gateway does not see what is bound at a host behind it (P-137).
+        // A gateway does not see what is bound at a host behind it (P-137). A daemon that was started a moment ago does not know its own
+        // addresses yet: what came rewritten before it came to one of them, and nobody may answer it with a reset meanwhile.
         let (own, behind) = (&self.attachments, &self.config.behind);
-        let speaks =
-            |source: &IpAddr| !own.contains_key(source) && behind.iter().any(|prefix| prefix.contains(*source));
+        let goes_on = own.is_empty() && matches!(peer.carrier, Carrier::Rewrite | Carrier::FollowRewrite);
+        let speaks = |source: &IpAddr| {
+            !goes_on && !own.contains_key(source) && behind.iter().any(|prefix| prefix.contains(*source))
+        };
         let shared = self.sightings.is_shared(now, peer.remote.ip());
         let wanted = peer.wanted_pair(shared).filter(|(source, _)| !speaks(source));
         if peer.pair == wanted {
