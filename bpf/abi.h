@@ -367,9 +367,10 @@ struct event {
 /* One record that the socket iterator writes. */
 struct socket_record {
 	struct flow_tuple tuple;
-	__u64 cookie;
 	__u64 inode; /* 0: no process holds the socket any more */
-	__u32 state; /* TCP_* of linux/tcp.h */
+	__u64 acknowledged; /* bytes, since it was opened */
+	__u64 received;
+	__u32 state; /* TCP_* of linux/tcp.h; 0: no such socket is connected */
 	__u32 snd_una;
 	__u32 snd_nxt;
 	__u32 rcv_nxt;
@@ -378,8 +379,6 @@ struct socket_record {
 	__u32 pmtu_cookie;
 	__u32 bound_interface;
 	__u32 uid;
-	__u32 first_sent;     /* snd_una less what was acknowledged: where this end's numbers began, or one after */
-	__u32 first_received; /* rcv_nxt less what was received: one after where the other end's began */
 	__u8 backoff;
 	__u8 retransmits;
 	__u8 reports_errors; /* 1: IP_RECVERR or IPV6_RECVERR */
@@ -388,6 +387,15 @@ struct socket_record {
 	__u8 window_scale;   /* bits that the peer's window is to be shifted by */
 	__u8 unordered;	     /* 1: something came that is not next in the stream */
 	__u8 zero[2];
+};
+
+/* How many `look_up_sockets` looks up at once. */
+#define LOOKED_UP_AT_ONCE 1024
+
+/* What it is told. */
+struct sockets_wanted {
+	__u32 count;
+	__u32 lapsed; /* 1: their flows go on after a lapse (lib/lapse.h) */
 };
 
 /* What `find_socket` tells of one. */

@@ -20,6 +20,7 @@ struct endpoint endpoint;
 struct share share;
 struct event event;
 struct socket_record socket_record;
+struct sockets_wanted sockets_wanted;
 enum alias_kind alias_kind;
 struct socket_position socket_position;
 enum carrier carrier;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Entry points for sockets: one follows them as they open and close, one lists them, one fits them to their flows. */
+/* Entry points for sockets: one follows them as they open and close, one looks some up, one fits them to their flows. */
 #include <stdbool.h>
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
@@ -34,15 +34,6 @@ struct {
 	__type(key, __u32);
 	__type(value, __u32);
 } interfaces SEC(".maps");
-
-/* Bindings whose flows go on after a lapse; the value is not used. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 16384);
-	__type(key, __u32);
-	__type(value, __u32);
-} lapse SEC(".maps");
 
 static __always_inline bool is_connected(int state)
 {
@@ -154,80 +145,133 @@ static __always_inline __u64 inode_number(const struct socket *socket)
 	return number;
 }
 
-SEC("iter/tcp")
-int list_sockets(struct bpf_iter__tcp *context)
+/* As a packet that comes in for this flow would. Whoever gets it releases it. */
+static __always_inline struct bpf_sock *socket_of(struct __sk_buff *skb, const struct flow_tuple *own)
 {
-	struct sock_common *common = context->sk_common;
-	struct socket_record record = {};
-	const struct inet_connection_sock *connection;
-	struct tcp_sock *tcp;
-	int state;
+	struct bpf_sock_tuple names = {};
+	__u32 size;
 
-	if (!common)
+	if (is_ipv4(&own->remote)) {
+		names.ipv4.saddr = own->remote.words[3];
+		names.ipv4.daddr = own->local.words[3];
+		names.ipv4.sport = own->remote_port;
+		names.ipv4.dport = own->local_port;
+		size = sizeof(names.ipv4);
+	} else {
+		__builtin_memcpy(names.ipv6.saddr, &own->remote, 16);
+		__builtin_memcpy(names.ipv6.daddr, &own->local, 16);
+		names.ipv6.sport = own->remote_port;
+		names.ipv6.dport = own->local_port;
+		size = sizeof(names.ipv6);
+	}
+	return bpf_skc_lookup_tcp(skb, &names, size, BPF_F_CURRENT_NETNS, 0);
+}
+
+/* From now on no echo of what was sent before is to be measured (lib/lapse.h). */
+static __always_inline void note_lapse(const struct tcp_sock *tcp, struct flow_entry *flow)
+{
+	__u8 unit = counts_microseconds(tcp) ? LAPSED_MICROSECONDS : LAPSED_MILLISECONDS;
+
+	flow->clock = tcp->tsoffset;
+	flow->echoes_from = time_stamp(flow, unit);
+	flow->lapsed = unit;
+}
+
+/* The sockets that are asked for, by their tuples, and what was found: state 0 where there is none. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, LOOKED_UP_AT_ONCE);
+	__type(key, __u32);
+	__type(value, struct socket_record);
+} looked_up SEC(".maps");
+
+struct look {
+	struct __sk_buff *skb;
+	__u32 lapsed;
+};
+
+static long look_up_one(__u32 index, struct look *look)
+{
+	struct socket_record *record = bpf_map_lookup_elem(&looked_up, &index);
+	const struct inet_connection_sock *connection;
+	struct flow_tuple own;
+	struct flow_entry *flow;
+	struct bpf_sock *socket;
+	struct tcp_sock *tcp;
+
+	if (!record)
+		return 1;
+	own = record->tuple;
+	__builtin_memset(record, 0, sizeof(*record));
+	record->tuple = own;
+	socket = socket_of(look->skb, &own);
+	if (!socket)
 		return 0;
-	state = common->skc_state;
-	if (state == STATE_LISTEN || state == STATE_CLOSE || state == STATE_TIME_WAIT || state == STATE_NEW_SYN_RECV)
+	/* A socket that listens takes what has none of its own. */
+	tcp = is_connected(socket->state) ? bpf_skc_to_tcp_sock(socket) : NULL;
+	if (!tcp) {
+		bpf_sk_release(socket);
 		return 0;
-	tcp = bpf_skc_to_tcp_sock(common);
-	if (!tcp)
-		return 0;
+	}
 	connection = &tcp->inet_conn;
-	read_tuple(tcp, &record.tuple);
-	record.cookie = bpf_get_socket_cookie(common);
-	record.inode = inode_number(connection->icsk_inet.sk.sk_socket);
-	record.state = state;
-	record.snd_una = tcp->snd_una;
-	record.snd_nxt = tcp->snd_nxt;
-	record.rcv_nxt = tcp->rcv_nxt;
-	record.snd_wnd = tcp->snd_wnd;
-	record.mss_cache = tcp->mss_cache;
-	record.pmtu_cookie = connection->icsk_pmtu_cookie;
-	record.bound_interface = common->skc_bound_dev_if;
-	record.uid = context->uid;
-	record.backoff = connection->icsk_backoff;
-	record.retransmits = connection->icsk_retransmits;
-	record.reports_errors = reports_errors(&connection->icsk_inet);
-	record.repairs = tcp->lost_out > 0;
-	record.write_seq = tcp->write_seq;
-	record.window_scale = BPF_CORE_READ_BITFIELD_PROBED(tcp, rx_opt.snd_wscale);
-	record.unordered = !!tcp->out_of_order_queue.rb_node;
-	record.first_sent = tcp->snd_una - (__u32)tcp->bytes_acked;
-	record.first_received = tcp->rcv_nxt - (__u32)tcp->bytes_received;
-	bpf_seq_write(context->meta->seq, &record, sizeof(record));
+	record->inode = inode_number(connection->icsk_inet.sk.sk_socket);
+	record->state = connection->icsk_inet.sk.__sk_common.skc_state;
+	record->snd_una = tcp->snd_una;
+	record->snd_nxt = tcp->snd_nxt;
+	record->rcv_nxt = tcp->rcv_nxt;
+	record->snd_wnd = tcp->snd_wnd;
+	record->mss_cache = tcp->mss_cache;
+	record->pmtu_cookie = connection->icsk_pmtu_cookie;
+	record->bound_interface = connection->icsk_inet.sk.__sk_common.skc_bound_dev_if;
+	record->uid = connection->icsk_inet.sk.sk_uid.val;
+	record->backoff = connection->icsk_backoff;
+	record->retransmits = connection->icsk_retransmits;
+	record->reports_errors = reports_errors(&connection->icsk_inet);
+	record->repairs = tcp->lost_out > 0;
+	record->write_seq = tcp->write_seq;
+	record->window_scale = BPF_CORE_READ_BITFIELD_PROBED(tcp, rx_opt.snd_wscale);
+	record->unordered = !!tcp->out_of_order_queue.rb_node;
+	record->acknowledged = tcp->bytes_acked;
+	record->received = tcp->bytes_received;
+	flow = look->lapsed ? find_flow(&own) : NULL;
+	if (flow)
+		note_lapse(tcp, flow);
+	bpf_sk_release(socket);
 	return 0;
 }
 
 /*
+ * What sockets are at. Run by hand (BPF_PROG_TEST_RUN) on a frame that holds what is wanted. No socket is locked: a program can
+ * hold the lock of one of its own for as long as it likes, and whoever goes through all sockets by an iterator waits for it.
+ */
+SEC("tc")
+int look_up_sockets(struct __sk_buff *skb)
+{
+	struct look look = { .skb = skb };
+	struct sockets_wanted wanted = {};
+
+	if (bpf_skb_load_bytes(skb, ETH_HLEN, &wanted, sizeof(wanted)))
+		return 0;
+	look.lapsed = wanted.lapsed;
+	bpf_loop(wanted.count, look_up_one, &look, 0);
+	return 1;
+}
+
+/*
  * Where one socket is in its stream. Run by hand (BPF_PROG_TEST_RUN) on a frame that holds the tuple and has the answer
- * put in its place: to go through all sockets for a few would cost the more the more there are.
+ * put in its place: very many are asked for one by one.
  */
 SEC("tc")
 int find_socket(struct __sk_buff *skb)
 {
 	struct socket_position position = {};
-	struct bpf_sock_tuple names = {};
 	struct flow_tuple own = {};
 	struct tcp_sock *tcp;
 	struct bpf_sock *socket;
-	__u32 size;
 
 	if (bpf_skb_load_bytes(skb, ETH_HLEN, &own, sizeof(own)))
 		return 0;
-	/* As in a packet that comes in. */
-	if (is_ipv4(&own.remote)) {
-		names.ipv4.saddr = own.remote.words[3];
-		names.ipv4.daddr = own.local.words[3];
-		names.ipv4.sport = own.remote_port;
-		names.ipv4.dport = own.local_port;
-		size = sizeof(names.ipv4);
-	} else {
-		__builtin_memcpy(names.ipv6.saddr, &own.remote, 16);
-		__builtin_memcpy(names.ipv6.daddr, &own.local, 16);
-		names.ipv6.sport = own.remote_port;
-		names.ipv6.dport = own.local_port;
-		size = sizeof(names.ipv6);
-	}
-	socket = bpf_skc_lookup_tcp(skb, &names, size, BPF_F_CURRENT_NETNS, 0);
+	socket = socket_of(skb, &own);
 	if (!socket)
 		return 0;
 	if (!is_connected(socket->state)) {
@@ -279,16 +323,6 @@ static __always_inline bool fit_device(struct tcp_sock *tcp, bool moved)
 	return true;
 }
 
-/* From now on no echo of what was sent before is to be measured (lib/lapse.h). */
-static __always_inline void note_lapse(const struct tcp_sock *tcp, struct flow_entry *flow)
-{
-	__u8 unit = counts_microseconds(tcp) ? LAPSED_MICROSECONDS : LAPSED_MILLISECONDS;
-
-	flow->clock = tcp->tsoffset;
-	flow->echoes_from = time_stamp(flow, unit);
-	flow->lapsed = unit;
-}
-
 /* Shows one byte (enum fitted) for each socket of which there is something to tell. */
 SEC("iter/tcp")
 int fit_sockets(struct bpf_iter__tcp *context)
@@ -319,7 +353,7 @@ int fit_sockets(struct bpf_iter__tcp *context)
 	else
 		fitted |= unpark(tcp, false);
 	/* Of a flow that waits already, since the first that its peer sends may be here before anybody says that it goes on. */
-	if (flow && (waits || bpf_map_lookup_elem(&lapse, &flow->binding)))
+	if (flow && waits)
 		note_lapse(tcp, flow);
 	if (fitted)
 		bpf_seq_write(context->meta->seq, &fitted, sizeof(fitted));

@@ -4,9 +4,9 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, SystemTime};
 
+use whimbrel_datapath::SocketsApart;
 use whimbrel_ipc as ipc;
 use whimbrel_kernel::process;
-use whimbrel_kernel::sock_diag::{MOVABLE, SockDiag};
 use whimbrel_protocol::{
     Carrier, FlowState, FlowView, LocalEnd, PeerId, PeerView, RendezvousStanding, RendezvousView, Standing, Time, Trust,
 };
@@ -209,6 +209,8 @@ pub(crate) struct ConnectionsQuestion {
     pub(crate) met_at: Vec<IpAddr>,
     /// Sockets without another end in endpoint namespaces.
     pub(crate) elsewhere: Vec<Inhabitants>,
+    /// For looking at sockets.
+    pub(crate) sockets: Option<SocketsApart>,
     pub(crate) now: Time,
     pub(crate) wall: SystemTime,
 }
@@ -221,7 +223,7 @@ impl ConnectionsQuestion {
         let sockets = inodes_of(&places);
         let inodes: HashSet<u32> = self.flows.iter().filter_map(|flow| sockets.get(&flow.tuple).copied()).collect();
         let owners = process::owners(&inodes);
-        let traffic = traffic();
+        let traffic = self.traffic();
         let peers: HashMap<PeerId, &PeerView> = self.peers.iter().map(|peer| (peer.id, peer)).collect();
         let mut connections: Vec<_> = self
             .flows
@@ -255,6 +257,21 @@ impl ConnectionsQuestion {
         connections
     }
 
+    /// What each TCP connection of this host's own namespace has carried.
+    fn traffic(&self) -> HashMap<FlowTuple, ipc::Bytes> {
+        let of_tcp = self.flows.iter().map(|flow| flow.tuple).filter(|flow| flow.transport == Transport::Tcp);
+        let flows: Vec<FlowTuple> = of_tcp.collect();
+        let found = self.sockets.as_ref().map_or_else(|| Ok(Vec::new()), |sockets| sockets.look_up(&flows));
+        let found = found.unwrap_or_else(|error| {
+            tracing::warn!(%error, "cannot look up what connections have carried");
+            Vec::new()
+        });
+        found
+            .into_iter()
+            .map(|socket| (socket.flow, ipc::Bytes { sent: socket.acknowledged, received: socket.received }))
+            .collect()
+    }
+
     /// Why a flow is not introduced that nothing is under way for.
     fn unknown(&self, flow: &FlowView, standing: Standing) -> (ipc::ConnectionState, Option<String>) {
         let unprotected = |reason: &str| (ipc::ConnectionState::Unprotected, Some(reason.to_owned()));
@@ -277,20 +294,6 @@ pub(crate) const ASKED: &str = "asked, silent";
 fn minute(wall: SystemTime, now: Time, until: Time) -> String {
     let time = ipc::rfc3339(wall.checked_add(until.since(now)).unwrap_or(wall));
     format!("{} UTC", time.chars().take(16).collect::<String>().replace('T', " "))
-}
-
-/// What each TCP connection has carried.
-fn traffic() -> HashMap<FlowTuple, ipc::Bytes> {
-    match SockDiag::open().and_then(|mut diag| diag.tcp_traffic(&MOVABLE)) {
-        Ok(listed) => listed
-            .into_iter()
-            .map(|(tuple, traffic)| (tuple, ipc::Bytes { sent: traffic.acknowledged, received: traffic.received }))
-            .collect(),
-        Err(error) => {
-            tracing::warn!(%error, "cannot look up what connections have carried");
-            HashMap::new()
-        }
-    }
 }
 
 /// The inode of each connection's socket, in this host's own namespace and in `elsewhere`.
@@ -520,6 +523,7 @@ mod tests {
             names: HashMap::new(),
             met_at: Vec::new(),
             elsewhere: Vec::new(),
+            sockets: None,
             now,
             wall,
         };

@@ -130,10 +130,12 @@ plain! {
         interface: u32,
     }
     struct RawPosition { snd_una: u32, rcv_nxt: u32 }
+    struct RawWanted { count: u32, lapsed: u32 }
     struct RawSocket {
         tuple: RawTuple,
-        cookie: u64,
         inode: u64,
+        acknowledged: u64,
+        received: u64,
         state: u32,
         snd_una: u32,
         snd_nxt: u32,
@@ -143,8 +145,6 @@ plain! {
         pmtu_cookie: u32,
         bound_interface: u32,
         uid: u32,
-        first_sent: u32,
-        first_received: u32,
         backoff: u8,
         retransmits: u8,
         reports_errors: u8,
@@ -257,6 +257,8 @@ pub(crate) const HELD_HIDDEN: u8 = 4;
 pub(crate) const HELD_BEYOND: u8 = 8;
 pub(crate) const CONFLICT_GIVES_WAY: u8 = 1;
 pub(crate) const FITTED_CHANGED: u8 = 1;
+/// `LOOKED_UP_AT_ONCE`
+pub(crate) const LOOKED_UP_AT_ONCE: u32 = 1024;
 pub(crate) const FITTED_WAITING: u8 = 2;
 pub(crate) const ORIGIN_CONNECTED: u32 = 1;
 pub(crate) const ORIGIN_ACCEPTED: u32 = 2;

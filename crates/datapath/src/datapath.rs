@@ -6,7 +6,9 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use whimbrel_wire::FlowTuple;
 
@@ -22,7 +24,7 @@ use crate::hook::{Direction, Hook, Mechanism, has_ethernet_header};
 use crate::leases::{LeasedPorts, Leases};
 use crate::names::Names;
 use crate::object::Programs;
-use crate::sockets::{Fitted, Follower, Position, Sockets, TcpSocket};
+use crate::sockets::{Fitted, Follower, Position, Sockets, SocketsApart, TcpSocket};
 use crate::table::{GrowingTable, Table};
 use elsewhere::Elsewhere;
 pub use elsewhere::{Guard, Watched};
@@ -99,7 +101,7 @@ pub struct FormerName {
 pub struct Datapath {
     pins: PathBuf,
     programs: Programs,
-    sockets: OnceLock<Sockets>,
+    sockets: OnceLock<Arc<Sockets>>,
     follower: Option<Follower>,
     names: Option<Names>,
     leases: Option<Leases>,
@@ -665,12 +667,12 @@ impl Datapath {
     }
 
     /// The programs on sockets, loaded when they are first needed: that takes tens of milliseconds.
-    fn sockets(&self) -> Result<&Sockets, Error> {
+    fn sockets(&self) -> Result<&Arc<Sockets>, Error> {
         if let Some(sockets) = self.sockets.get() {
             return Ok(sockets);
         }
         let sockets = Sockets::load(&self.programs, &self.pins)?;
-        Ok(self.sockets.get_or_init(|| sockets))
+        Ok(self.sockets.get_or_init(|| Arc::new(sockets)))
     }
 
     /// Readable when there are events to be drained at once: openings and closings only when there are many.
@@ -689,22 +691,41 @@ impl Datapath {
         self.rings.drain(most, &mut receiver)
     }
 
-    /// Gives every TCP socket of the calling thread's network namespace that is connected or connecting to `receiver`,
-    /// loopback included. The first call loads programs, unless [`Datapath::track`] has done so.
+    /// The TCP sockets of these flows, of those that have one that is connected, in the calling thread's network namespace. None
+    /// of them is locked, so no program can have this take long; what is told of one that is busy may not be of one moment. The first
+    /// call loads programs, unless [`Datapath::track`] has done so.
     ///
     /// # Errors
     /// When the kernel refuses, or lacks what the programs on sockets need ([`crate::Features::sockets`]).
-    pub fn tcp_sockets(&self, mut receiver: impl FnMut(&TcpSocket)) -> Result<(), Error> {
-        self.sockets()?.list(&mut receiver)
+    pub fn look_up(&self, flows: &[FlowTuple]) -> Result<Vec<TcpSocket>, Error> {
+        self.sockets()?.look_up(flows, false)
     }
 
-    /// Where the TCP socket of a flow is in its streams: what [`Datapath::tcp_sockets`] would tell, without going
-    /// through all of them. None where there is none that is connected, or it is bound to a device.
+    /// The same of flows that go on after a time in which what they sent may have got nowhere. Echoes of timestamps (RFC 7323) from before
+    /// the last such call are renewed in what comes in for them, while [`Datapath::set_lapses`] says that there are such: the kernel
+    /// would take the lapse for a round trip, and wait for multiples of it when something is lost next.
     ///
     /// # Errors
-    /// As [`Datapath::tcp_sockets`].
+    /// As [`Datapath::look_up`].
+    pub fn note_lapse(&self, flows: &[FlowTuple]) -> Result<Vec<TcpSocket>, Error> {
+        self.sockets()?.look_up(flows, true)
+    }
+
+    /// Where the TCP socket of a flow is in its streams: what [`Datapath::look_up`] would tell, for one. None where there is none that is
+    /// connected, or it is bound to a device.
+    ///
+    /// # Errors
+    /// As [`Datapath::look_up`].
     pub fn tcp_position(&self, flow: &FlowTuple) -> Result<Option<Position>, Error> {
         self.sockets()?.find(flow)
+    }
+
+    /// For another thread, which may then wait for a socket.
+    ///
+    /// # Errors
+    /// As [`Datapath::look_up`].
+    pub fn sockets_apart(&self) -> Result<SocketsApart, Error> {
+        Ok(SocketsApart(Arc::clone(self.sockets()?)))
     }
 
     /// Makes TCP sockets fit what has become of their flows; orphans, which no process holds any more, are sockets too.
@@ -719,15 +740,16 @@ impl Datapath {
     ///
     /// What they had is remembered with each socket as long as `pins` is there.
     ///
-    /// *Lapsed* (`lapsed`: bindings): their flows go on after a time in which what they sent may have got nowhere; those that
-    /// are parked will. Echoes of timestamps (RFC 7323) from before the last such call are renewed in what comes in for
-    /// them, while [`Datapath::set_lapses`] says that there are such: the kernel would take the lapse for a round trip, and
-    /// wait for multiples of it when something is lost next.
+    /// Flows that are parked count as [lapsed](Self::note_lapse): the first that their peer sends may be here before anybody says that they
+    /// go on.
+    ///
+    /// Goes through all sockets of the namespace, and waits for each that is busy: a program can have that take as long as it likes. So
+    /// whoever has anything else to do lets another thread do it ([`Self::sockets_apart`]).
     ///
     /// # Errors
-    /// As [`Datapath::tcp_sockets`]; some may have been changed, and the same call may be made again.
-    pub fn fit_sockets(&self, interfaces: &[u32], lapsed: &[u32]) -> Result<Fitted, Error> {
-        self.sockets()?.fit(interfaces, lapsed)
+    /// As [`Datapath::look_up`]; some may have been changed, and the same call may be made again.
+    pub fn fit_sockets(&self, interfaces: &[u32]) -> Result<Fitted, Error> {
+        self.sockets()?.fit(interfaces)
     }
 
     /// How often each verdict was given, for each reason (`enum counter` in `bpf/abi.h`), summed over the CPUs.
@@ -747,16 +769,34 @@ impl Datapath {
         self.programs.program(name)
     }
 
+    /// Puts back what sockets had. A program may keep one of its own busy, and this is not to wait for that without end.
+    fn release_sockets(&self) -> Result<(), Error> {
+        const OBJECT: &str = "release_sockets";
+        let (sockets, interfaces) = (Arc::clone(self.sockets()?), interfaces()?);
+        let (sender, receiver) = mpsc::channel();
+        // In the calling thread's network namespace: threads are begun in it.
+        let thread = std::thread::Builder::new().spawn(move || {
+            // Nobody waits any more where it is late.
+            let _ = sender.send(sockets.release(&interfaces));
+        });
+        thread.map_err(|source| Error::call("clone", OBJECT, source))?;
+        let late = |_| Err(Error::call("read", OBJECT, io::ErrorKind::TimedOut.into()));
+        receiver.recv_timeout(RELEASE_WITHIN).unwrap_or_else(late)
+    }
+
     /// Takes all programs off and removes all pins and the directory. Sockets get back what they had, at once, as nobody can
     /// do it later: their devices, if those are in the calling thread's network namespace, and the options of those that are
     /// parked. Connections that have waited for longer than these allow end.
     ///
     /// # Errors
-    /// The first one; everything that can be removed is.
+    /// The first one; everything that can be removed is. Nothing is where sockets cannot be given back what they had, as one of them is
+    /// busy, so that it can be done later.
     pub fn unload(mut self) -> Result<(), Error> {
         let noted = self.pins.join(crate::object::PARKED_SOCKETS).exists();
-        let release = |sockets: &Sockets| sockets.release(&interfaces()?);
-        let mut result = if noted { self.sockets().and_then(release) } else { Ok(()) };
+        if noted {
+            self.release_sockets()?;
+        }
+        let mut result = Ok(());
         for (interface, _) in self.attached() {
             result = result.and(self.detach(interface));
         }
@@ -773,6 +813,9 @@ impl Datapath {
     }
 }
 
+/// How long putting back what sockets had may take when the data plane goes.
+const RELEASE_WITHIN: Duration = Duration::from_secs(3);
+
 /// Until when a flow goes by the tunnel that begins to do so now, as the programs have it; 0 where it does not.
 fn tunnelled_until(entry: &FlowEntry) -> u32 {
     if !entry.tunnelled {
@@ -787,7 +830,7 @@ fn tunnelled_until(entry: &FlowEntry) -> u32 {
 }
 
 /// The indices of all interfaces.
-fn interfaces() -> Result<Vec<u32>, Error> {
+pub(crate) fn interfaces() -> Result<Vec<u32>, Error> {
     // SAFETY: takes nothing.
     let list = unsafe { libc::if_nameindex() };
     if list.is_null() {

@@ -11,8 +11,8 @@ use crate::abi::{
     HELD_TUNNELLED, HelpedPhase, IDLE_ENDPOINTS, IDLE_FORWARDED, IDLE_HELPED, IDLE_INTRODUCTIONS, IDLE_KEPT,
     IDLE_LAPSES, IDLE_LISTENING, IDLE_TRANSLATION, IDLE_VACATED, ORIGIN_ACCEPTED, ORIGIN_CONNECTED, RawAddress,
     RawAlias, RawBinding, RawEndpoint, RawEvent, RawFlowEntry, RawHelpedFlow, RawLent, RawLentKey, RawLocator,
-    RawLocatorPair, RawPorts, RawPosition, RawSettings, RawShare, RawSocket, RawTuple, RawWireFlow, UNKNOWN_DROPPED,
-    UNKNOWN_ROUTED, UNKNOWN_TUNNELLED,
+    RawLocatorPair, RawPorts, RawPosition, RawSettings, RawShare, RawSocket, RawTuple, RawWanted, RawWireFlow,
+    UNKNOWN_DROPPED, UNKNOWN_ROUTED, UNKNOWN_TUNNELLED,
 };
 
 const OBJECT: &str = concat!(env!("OUT_DIR"), "/layout.bpf.o");
@@ -81,6 +81,7 @@ fn structs_are_laid_out_as_in_c() {
         "share" => RawShare,
         "socket_position" => RawPosition,
         "socket_record" => RawSocket,
+        "sockets_wanted" => RawWanted,
     );
 }
 

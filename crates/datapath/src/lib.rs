@@ -34,4 +34,4 @@ pub use error::Error;
 pub use events::{Event, Introduction, Most, Origin};
 pub use features::{Features, features, has_tcx};
 pub use leases::LeasedPorts;
-pub use sockets::{Fitted, Position, TcpSocket};
+pub use sockets::{Fitted, Position, SocketsApart, TcpSocket};

@@ -1,15 +1,18 @@
-//! Following and listing the sockets of the namespace.
+//! Following, looking up and fitting the sockets of the namespace.
 
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 use std::ptr;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use whimbrel_wire::FlowTuple;
 
 use crate::Error;
-use crate::abi::{FITTED_CHANGED, FITTED_WAITING, Plain, RawPosition, RawSocket, RawTuple};
+use crate::abi::{
+    FITTED_CHANGED, FITTED_WAITING, LOOKED_UP_AT_ONCE, Plain, RawPosition, RawSocket, RawTuple, RawWanted,
+};
 use crate::object::Programs;
 use crate::table::Table;
 
@@ -19,8 +22,6 @@ use crate::table::Table;
 pub struct TcpSocket {
     /// Own tuple.
     pub flow: FlowTuple,
-    /// SO_COOKIE: unique until the next boot.
-    pub cookie: u64,
     /// As in `/proc/PID/fd`; 0 when no process holds the socket any more.
     pub inode: u64,
     /// `TCP_ESTABLISHED` (1) and so on, `include/net/tcp_states.h`.
@@ -55,19 +56,31 @@ pub struct TcpSocket {
     pub window_scale: u8,
     /// Something has come that is not the next in the stream, and waits.
     pub unordered: bool,
-    /// `snd_una` less `bytes_acked`: this end's initial sequence number where it opened the connection, one more where it
-    /// accepted it (`tcp_connect_init`, `tcp_create_openreq_child`). Means nothing after TCP_REPAIR.
-    pub first_sent: u32,
-    /// `rcv_nxt` less `bytes_received`: one more than the other end's initial sequence number. Means nothing after
-    /// TCP_REPAIR.
-    pub first_received: u32,
+    /// `bytes_acked`: what it has sent and the other end has acknowledged.
+    pub acknowledged: u64,
+    /// `bytes_received`.
+    pub received: u64,
 }
 
 impl TcpSocket {
+    /// This end's initial sequence number where it opened the connection, one more where it accepted it (`tcp_connect_init`,
+    /// `tcp_create_openreq_child`). Means nothing after TCP_REPAIR.
+    #[must_use]
+    #[expect(clippy::cast_possible_truncation, reason = "sequence numbers wrap")]
+    pub fn first_sent(&self) -> u32 {
+        self.snd_una.wrapping_sub(self.acknowledged as u32)
+    }
+
+    /// One more than the other end's initial sequence number. Means nothing after TCP_REPAIR.
+    #[must_use]
+    #[expect(clippy::cast_possible_truncation, reason = "sequence numbers wrap")]
+    pub fn first_received(&self) -> u32 {
+        self.rcv_nxt.wrapping_sub(self.received as u32)
+    }
+
     fn from_raw(raw: &RawSocket) -> Option<Self> {
         Some(Self {
             flow: raw.tuple.tuple()?,
-            cookie: raw.cookie,
             inode: raw.inode,
             state: u8::try_from(raw.state).ok()?,
             snd_una: raw.snd_una,
@@ -85,8 +98,8 @@ impl TcpSocket {
             repairs: raw.repairs != 0,
             window_scale: raw.window_scale,
             unordered: raw.unordered != 0,
-            first_sent: raw.first_sent,
-            first_received: raw.first_received,
+            acknowledged: raw.acknowledged,
+            received: raw.received,
         })
     }
 }
@@ -120,6 +133,30 @@ pub struct Fitted {
 #[derive(Debug)]
 pub(crate) struct Sockets {
     programs: Programs,
+    looked_up: Mutex<Table<u32, RawSocket>>,
+    interfaces: Mutex<Table<u32, u32>>,
+}
+
+/// What is done with sockets in another thread: [`crate::Datapath::sockets_apart`]. Acts on the network namespace of the thread that calls.
+#[derive(Clone, Debug)]
+pub struct SocketsApart(pub(crate) Arc<Sockets>);
+
+impl SocketsApart {
+    /// As [`crate::Datapath::fit_sockets`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn fit(&self, interfaces: &[u32]) -> Result<Fitted, Error> {
+        self.0.fit(interfaces)
+    }
+
+    /// As [`crate::Datapath::look_up`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn look_up(&self, flows: &[FlowTuple]) -> Result<Vec<TcpSocket>, Error> {
+        self.0.look_up(flows, false)
+    }
 }
 
 /// The programs that report sockets as they open, stall and close; attached while this lives.
@@ -135,10 +172,17 @@ const READ_BYTES: usize = 32 * 1024;
 
 /// Length of an Ethernet header, which a program on tc is run behind.
 const ETHERNET: usize = 14;
+/// Which of its members `struct __sk_buff` has the interface in (linux/bpf.h).
+const SK_BUFF_IFINDEX: usize = 10;
+/// Of a frame that a program is run on: the shortest that Ethernet has.
+const FRAME: usize = 60;
 
 impl Sockets {
     pub(crate) fn load(datapath: &Programs, pins: &Path) -> Result<Self, Error> {
-        Ok(Self { programs: Programs::load_sockets(datapath, pins)? })
+        let programs = Programs::load_sockets(datapath, pins)?;
+        let looked_up = Mutex::new(programs.table("looked_up")?);
+        let interfaces = Mutex::new(programs.table("interfaces")?);
+        Ok(Self { programs, looked_up, interfaces })
     }
 
     pub(crate) fn follow(&self, datapath: &Programs, pins: &Path) -> Result<Follower, Error> {
@@ -153,49 +197,103 @@ impl Sockets {
         Ok(Follower { _links: links, sees_probes })
     }
 
-    /// Calls `receiver` for each TCP socket of the calling thread's network namespace.
-    pub(crate) fn list(&self, receiver: &mut dyn FnMut(&TcpSocket)) -> Result<(), Error> {
-        let mut kept = Vec::with_capacity(READ_BYTES);
-        self.visit("list_sockets", &mut |bytes| {
-            kept.extend_from_slice(bytes);
-            let whole = kept.len() - kept.len() % size_of::<RawSocket>();
-            for record in kept[..whole].chunks_exact(size_of::<RawSocket>()) {
-                if let Some(socket) = RawSocket::from_bytes(record).as_ref().and_then(TcpSocket::from_raw) {
-                    receiver(&socket);
+    /// The sockets of these flows that are connected, in no order. `lapsed`: their flows go on after a lapse.
+    pub(crate) fn look_up(&self, flows: &[FlowTuple], lapsed: bool) -> Result<Vec<TcpSocket>, Error> {
+        let wanted: Vec<RawTuple> = flows.iter().map(RawTuple::new).collect();
+        let mut found = Vec::with_capacity(flows.len());
+        let mut left = self.look_up_at(0, &wanted, lapsed, &mut found)?;
+        if left.is_empty() {
+            return Ok(found);
+        }
+        // A socket that is bound to a device takes nothing that comes by another.
+        for interface in crate::datapath::interfaces()? {
+            left = self.look_up_at(interface, &left, lapsed, &mut found)?;
+            if left.is_empty() {
+                break;
+            }
+        }
+        Ok(found)
+    }
+
+    /// As if packets came by this interface (0: by none that a socket is bound to). Gives those that have no socket there.
+    fn look_up_at(
+        &self,
+        interface: u32,
+        wanted: &[RawTuple],
+        lapsed: bool,
+        found: &mut Vec<TcpSocket>,
+    ) -> Result<Vec<RawTuple>, Error> {
+        const NAME: &str = "look_up_sockets";
+        let mut left = Vec::new();
+        for wanted in wanted.chunks(LOOKED_UP_AT_ONCE as usize) {
+            let keys: Vec<u32> = (0..).take(wanted.len()).collect();
+            let asked: Vec<RawSocket> =
+                wanted.iter().map(|tuple| RawSocket { tuple: *tuple, ..RawSocket::zeroed() }).collect();
+            // Not for longer: another thread may have very many to look up.
+            let table = self.looked_up.lock().unwrap_or_else(PoisonError::into_inner);
+            table.insert_all(&keys, &asked)?;
+            let count = keys.len() as u32;
+            let mut frame = [0; FRAME];
+            let told = RawWanted { count, lapsed: lapsed.into() };
+            frame[ETHERNET..][..size_of_val(&told)].copy_from_slice(told.as_bytes());
+            match self.run(NAME, &mut frame, interface) {
+                Ok(_) => {}
+                // The interface has gone meanwhile.
+                Err(error) if interface != 0 && error.raw_os_error() == Some(libc::ENODEV) => {
+                    left.extend_from_slice(wanted);
+                    continue;
+                }
+                Err(error) => return Err(error),
+            }
+            for (raw, tuple) in table.first(wanted.len())?.iter().zip(wanted) {
+                match TcpSocket::from_raw(raw).filter(|socket| socket.state != 0) {
+                    Some(socket) => found.push(socket),
+                    None => left.push(*tuple),
                 }
             }
-            kept.drain(..whole);
-        })
+        }
+        Ok(left)
     }
 
     /// Where the socket of a flow is, if it is connected and bound to no device.
     pub(crate) fn find(&self, flow: &FlowTuple) -> Result<Option<Position>, Error> {
-        const NAME: &str = "find_socket";
         let tuple = RawTuple::new(flow);
-        let mut frame = [0; ETHERNET + size_of::<RawTuple>()];
-        frame[ETHERNET..].copy_from_slice(tuple.as_bytes());
-        let mut answer = frame;
-        let mut options = libbpf_sys::bpf_test_run_opts::default();
-        options.sz = size_of_val(&options) as libbpf_sys::size_t;
-        options.data_in = frame.as_ptr().cast();
-        options.data_size_in = frame.len() as u32;
-        options.data_out = answer.as_mut_ptr().cast();
-        options.data_size_out = answer.len() as u32;
-        options.repeat = 1;
-        let program = self.programs.program(NAME)?;
-        // SAFETY: buffers of the sizes given, living through the call.
-        let code = unsafe { libbpf_sys::bpf_prog_test_run_opts(program.as_raw_fd(), &raw mut options) };
-        if code < 0 {
-            return Err(Error::code("bpf(BPF_PROG_TEST_RUN)", NAME, code));
-        }
-        let found = RawPosition::from_bytes(&answer[ETHERNET..]).filter(|_| options.retval == 1);
+        let mut frame = [0; FRAME];
+        frame[ETHERNET..][..size_of_val(&tuple)].copy_from_slice(tuple.as_bytes());
+        let found = self.run("find_socket", &mut frame, 0)? == 1;
+        let answer = &frame[ETHERNET..][..size_of::<RawPosition>()];
+        let found = RawPosition::from_bytes(answer).filter(|_| found);
         Ok(found.map(|found| Position { snd_una: found.snd_una, rcv_nxt: found.rcv_nxt }))
     }
 
+    /// Runs a program by hand on a frame that comes by an interface (0: loopback); gives what it returns.
+    fn run(&self, name: &'static str, frame: &mut [u8; FRAME], interface: u32) -> Result<u32, Error> {
+        let asked = *frame;
+        let mut options = libbpf_sys::bpf_test_run_opts::default();
+        options.sz = size_of_val(&options) as libbpf_sys::size_t;
+        options.data_in = asked.as_ptr().cast();
+        options.data_size_in = asked.len() as u32;
+        options.data_out = frame.as_mut_ptr().cast();
+        options.data_size_out = frame.len() as u32;
+        let mut by = [0u32; SK_BUFF_IFINDEX + 1];
+        by[SK_BUFF_IFINDEX] = interface;
+        if interface != 0 {
+            options.ctx_in = (&raw const by).cast();
+            options.ctx_size_in = size_of_val(&by) as u32;
+        }
+        options.repeat = 1;
+        let program = self.programs.program(name)?;
+        // SAFETY: buffers of the sizes given, living through the call.
+        let code = unsafe { libbpf_sys::bpf_prog_test_run_opts(program.as_raw_fd(), &raw mut options) };
+        if code < 0 {
+            return Err(Error::code("bpf(BPF_PROG_TEST_RUN)", name, code));
+        }
+        Ok(options.retval)
+    }
+
     /// Makes TCP sockets fit what has become of their flows ([`crate::Datapath::fit_sockets`]).
-    pub(crate) fn fit(&self, interfaces: &[u32], lapsed: &[u32]) -> Result<Fitted, Error> {
-        self.set_keys("interfaces", interfaces)?;
-        self.set_keys("lapse", lapsed)?;
+    pub(crate) fn fit(&self, interfaces: &[u32]) -> Result<Fitted, Error> {
+        self.set_interfaces(interfaces)?;
         let mut fitted = Fitted::default();
         self.visit("fit_sockets", &mut |bytes| {
             let count = |flag| bytes.iter().filter(|byte| **byte & flag != 0).count();
@@ -207,23 +305,24 @@ impl Sockets {
 
     /// Puts back what sockets had, for good ([`crate::Datapath::unload`]).
     pub(crate) fn release(&self, interfaces: &[u32]) -> Result<(), Error> {
-        self.set_keys("interfaces", interfaces)?;
+        self.set_interfaces(interfaces)?;
         self.visit("release_sockets", &mut |_| {})
     }
 
-    /// Puts these keys and no others into a map that a pass goes by: which devices sockets may be bound to, and what has lapsed.
-    fn set_keys(&self, map: &'static str, keys: &[u32]) -> Result<(), Error> {
-        let present: Table<u32, u32> = self.programs.table(map)?;
-        for (gone, _) in present.entries()?.iter().filter(|(key, _)| !keys.contains(key)) {
+    /// Sockets may be bound to these devices and no others in the next pass.
+    fn set_interfaces(&self, indices: &[u32]) -> Result<(), Error> {
+        let present = self.interfaces.lock().unwrap_or_else(PoisonError::into_inner);
+        for (gone, _) in present.entries()?.iter().filter(|(key, _)| !indices.contains(key)) {
             present.remove(gone)?;
         }
-        for key in keys {
+        for key in indices {
             present.insert(key, &1)?;
         }
         Ok(())
     }
 
-    /// Runs an iterator's program on each socket and gives `receiver` what it writes.
+    /// Runs an iterator's program on each socket and gives `receiver` what it writes. Waits for each socket's lock, which a
+    /// program can hold for as long as it likes.
     fn visit(&self, name: &'static str, receiver: &mut dyn FnMut(&[u8])) -> Result<(), Error> {
         let program = self.programs.program(name)?;
         // SAFETY: null options mean defaults; an iterator has no target.

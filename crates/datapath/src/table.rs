@@ -144,6 +144,34 @@ impl<K: Plain, V: Plain> Table<K, V> {
 }
 
 impl<V: Plain> Table<u32, V> {
+    /// The first values of an array.
+    pub(crate) fn first(&self, count: usize) -> Result<Vec<V>, Error> {
+        let (mut keys, mut values) = (vec![0u32; count], vec![V::zeroed(); count]);
+        let mut position = 0u32;
+        #[expect(clippy::cast_possible_truncation, reason = "an array has no more")]
+        let mut found = count as u32;
+        // SAFETY: room for `count` keys and values of the map's sizes, and for a position, which is a key of an array's.
+        let code = unsafe {
+            libbpf_sys::bpf_map_lookup_batch(
+                self.fd.as_raw_fd(),
+                ptr::null_mut(),
+                (&raw mut position).cast(),
+                keys.as_mut_ptr().cast(),
+                values.as_mut_ptr().cast(),
+                &raw mut found,
+                ptr::null(),
+            )
+        };
+        match -code {
+            // Those were the last.
+            0 | libc::ENOENT => {
+                values.truncate(found as usize);
+                Ok(values)
+            }
+            _ => Err(Error::code("bpf(BPF_MAP_LOOKUP_BATCH)", self.name, code)),
+        }
+    }
+
     /// The values of all possible CPUs under one key of a per-CPU array.
     pub(crate) fn per_cpu(&self, key: u32) -> Result<Vec<V>, Error> {
         // SAFETY: takes nothing.

@@ -87,10 +87,10 @@ fn stale_echoes_are_renewed_until_there_is_a_fresh_one() {
 
         datapath.set_lapses(true).expect("lapses");
         assert_eq!(arrive(locators, stale), whole(stale), "nothing has lapsed");
-        datapath.fit_sockets(&[], &[PEER + 1]).expect("fit");
-        assert_eq!(arrive(locators, stale), whole(stale), "another peer's have");
+        datapath.fit_sockets(&[]).expect("fit");
+        assert_eq!(arrive(locators, stale), whole(stale), "others have");
 
-        datapath.fit_sockets(&[], &[PEER]).expect("fit");
+        datapath.note_lapse(&[flow(&near)]).expect("note");
         for names in [locators, own_names] {
             renewed(&arrive(names, stale));
         }
@@ -102,7 +102,7 @@ fn stale_echoes_are_renewed_until_there_is_a_fresh_one() {
         assert_eq!(arrive(locators, fresh), whole(fresh));
         assert_eq!(arrive(locators, stale), whole(stale), "it is over");
 
-        datapath.fit_sockets(&[], &[PEER]).expect("fit");
+        datapath.note_lapse(&[flow(&near)]).expect("note");
         datapath.set_lapses(false).expect("no lapses");
         assert_eq!(arrive(locators, stale), whole(stale), "it is long ago");
         datapath.unload().expect("unload");
@@ -137,7 +137,7 @@ fn the_time_that_a_flow_waits_is_no_round_trip() {
         datapath.set_busy(true, false, false).expect("held");
         near.write_all(&segment).expect("write");
         wait(|| find(&datapath, &near).retransmits > 0);
-        datapath.fit_sockets(&[], &[]).expect("fit");
+        datapath.fit_sockets(&[]).expect("fit");
         let long = Duration::from_secs(2);
         wait(|| timer(&near) > long);
 

@@ -28,7 +28,7 @@ fn bind_at(datapath: &Datapath, local_place: u32, carrier: Carrier, parked: bool
 }
 
 fn fit(datapath: &Datapath) -> Fitted {
-    datapath.fit_sockets(&[], &[]).expect("fit")
+    datapath.fit_sockets(&[]).expect("fit")
 }
 
 fn fitted(changed: usize, waiting: usize) -> Fitted {

@@ -1,4 +1,4 @@
-//! Sockets are followed and listed, in one namespace and no other.
+//! Sockets are followed and looked up, in one namespace and no other.
 
 mod support;
 
@@ -6,9 +6,9 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use support::pair::{Pair, binding, entry, events, find, flow, get, list, set};
+use support::pair::{Pair, binding, entry, events, find, flow, get, set};
 use support::{is_root, run};
-use whimbrel_datapath::{Carrier, Datapath, Event, Most, Origin, TcpSocket};
+use whimbrel_datapath::{Carrier, Datapath, Event, Most, Origin};
 use whimbrel_wire::FlowTuple;
 
 /// Drains until `count` events have come.
@@ -175,7 +175,7 @@ fn a_reader_is_woken_when_it_has_fallen_behind_and_not_for_each_event() {
 }
 
 #[test]
-fn sockets_are_listed_with_their_state() {
+fn sockets_are_looked_up_with_their_state() {
     if !is_root() {
         return;
     }
@@ -183,13 +183,13 @@ fn sockets_are_listed_with_their_state() {
     pair.near.enter();
     let datapath = Datapath::open(&pair.bpffs.pins("near")).expect("open");
     let streams: Vec<_> = (0..200).map(|i| pair.connect(["10.0.0.2:0", "[fd00::2]:0"][i % 2])).collect();
-    let sockets = list(&datapath);
+    let flows: Vec<_> = streams.iter().map(|(near, _)| flow(near)).collect();
+    let sockets = datapath.look_up(&flows).expect("look");
     assert_eq!(sockets.len(), streams.len());
     for (near, _) in &streams {
         let socket = sockets.iter().find(|socket| socket.flow == flow(near)).expect("every socket is there");
         assert_eq!(socket.state, 1);
         assert_eq!(socket.snd_una, socket.snd_nxt);
-        assert_ne!(socket.cookie, 0);
         let expected = std::fs::metadata(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(near)));
         assert_eq!(socket.inode, std::os::unix::fs::MetadataExt::ino(&expected.expect("stat")));
         assert_eq!((socket.backoff, socket.retransmits, socket.bound_interface, socket.uid), (0, 0, 0, 0));
@@ -201,24 +201,25 @@ fn sockets_are_listed_with_their_state() {
     let stranger =
         FlowTuple { local: (streams[0].0.local_addr().expect("local").ip(), 1).into(), ..flow(&streams[0].0) };
     assert_eq!(datapath.tcp_position(&stranger).expect("look"), None);
+    assert_eq!(datapath.look_up(&[stranger]).expect("look"), []);
+    // More than are looked up at once; some have none.
+    let many: Vec<_> = (0..3000).map(|number| if number % 3 == 0 { stranger } else { flows[number % 200] }).collect();
+    assert_eq!(datapath.look_up(&many).expect("look").len(), 2000);
     let (mut near, mut far) = streams.into_iter().next().expect("there are some");
-    let of = |stream: &TcpStream, sockets: &[TcpSocket]| {
-        *sockets.iter().find(|socket| socket.flow == flow(stream)).expect("it is there")
-    };
-    let before = of(&near, &list(&datapath));
+    let before = find(&datapath, &near);
     assert_eq!(before.write_seq, before.snd_nxt);
     near.write_all(&[0; 100]).expect("write");
     far.read_exact(&mut [0; 100]).expect("read");
-    let after = of(&near, &list(&datapath));
+    let after = find(&datapath, &near);
     assert_eq!(after.snd_nxt, before.snd_nxt.wrapping_add(100));
     assert_eq!(after.write_seq, after.snd_nxt);
-    assert_eq!((after.cookie, after.inode), (before.cookie, before.inode));
+    assert_eq!(after.inode, before.inode);
 
     // With nobody to acknowledge, the timer backs off.
     pair.far.run("ip addr flush dev v");
     near.write_all(&[0; 100]).expect("write");
     loop {
-        let socket = of(&near, &list(&datapath));
+        let socket = find(&datapath, &near);
         assert_eq!(socket.snd_nxt.wrapping_sub(socket.snd_una), 100);
         if socket.backoff >= 2 && socket.retransmits >= 2 {
             break;
@@ -241,9 +242,9 @@ fn both_ends_tell_the_same_initial_numbers() {
         let one = find(near_datapath, near);
         pair.far.enter();
         let other = find(&far_datapath, far);
-        assert_eq!(one.first_sent.wrapping_add(1), other.first_received, "{one:?} {other:?}");
-        assert_eq!(one.first_received, other.first_sent, "{one:?} {other:?}");
-        (one.first_sent, one.first_received)
+        assert_eq!(one.first_sent().wrapping_add(1), other.first_received(), "{one:?} {other:?}");
+        assert_eq!(one.first_received(), other.first_sent(), "{one:?} {other:?}");
+        (one.first_sent(), one.first_received())
     };
     pair.near.enter();
     let near_datapath = Datapath::open(&pair.bpffs.pins("near")).expect("open");
@@ -294,6 +295,75 @@ fn sockets_that_report_errors_are_told() {
     datapath.unload().expect("unload");
 }
 
+/// Memory that is not there before this is dropped: whoever reads it waits.
+struct Missing {
+    uffd: OwnedFd,
+    at: *mut libc::c_void,
+}
+
+impl Missing {
+    const BYTES: usize = 4096;
+    /// `UFFDIO_API`, `UFFDIO_REGISTER`, and what they take (linux/userfaultfd.h).
+    const API: libc::c_ulong = 0xc018_aa3f;
+    const REGISTER: libc::c_ulong = 0xc020_aa00;
+
+    fn new() -> Self {
+        // SAFETY: takes flags; the descriptor is new, and nobody else has it.
+        let uffd = unsafe { OwnedFd::from_raw_fd(libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) as i32) };
+        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: new memory, at an address of the kernel's choice.
+        let at = unsafe { libc::mmap(std::ptr::null_mut(), Self::BYTES, protection, flags, -1, 0) };
+        assert_ne!(at, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
+        let mut api = [0xaa_u64, 0, 0];
+        let mut register = [at as u64, Self::BYTES as u64, 1, 0];
+        for (call, told) in [(Self::API, api.as_mut_ptr()), (Self::REGISTER, register.as_mut_ptr())] {
+            // SAFETY: room for what the call takes and gives.
+            let result = unsafe { libc::ioctl(uffd.as_raw_fd(), call, told) };
+            assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+        }
+        Self { uffd, at }
+    }
+}
+
+#[test]
+fn a_socket_that_its_program_holds_keeps_no_look_up_waiting() {
+    if !is_root() {
+        return;
+    }
+    let pair = Pair::new();
+    pair.near.enter();
+    let datapath = Datapath::open(&pair.bpffs.pins("near")).expect("open");
+    let (near, _far) = pair.connect("10.0.0.2:0");
+    let (other, _other_far) = pair.connect("10.0.0.2:0");
+    let flows = [flow(&near), flow(&other)];
+    datapath.insert_flows(&[entry(&near, 7, false), entry(&other, 7, false)]).expect("insert");
+    let missing = Missing::new();
+    let (fd, at) = (near.as_raw_fd(), missing.at as usize);
+    // It sleeps with the lock of the socket.
+    let sender = std::thread::spawn(move || {
+        // SAFETY: memory that is there before the thread is waited for.
+        unsafe { libc::send(fd, at as *const libc::c_void, Missing::BYTES, 0) }
+    });
+    let mut event = [0_u8; 32];
+    // SAFETY: room for the one event that is read, which is there once somebody waits.
+    let read = unsafe { libc::read(missing.uffd.as_raw_fd(), event.as_mut_ptr().cast(), event.len()) };
+    assert_eq!(read, 32);
+
+    let begun = std::time::Instant::now();
+    assert_eq!(datapath.look_up(&flows).expect("look").len(), 2);
+    assert_eq!(datapath.note_lapse(&flows).expect("note").len(), 2);
+    assert!(datapath.tcp_position(&flows[0]).expect("look").is_some());
+    assert!(begun.elapsed() < std::time::Duration::from_secs(5));
+    // Whoever goes through them all waits, in a thread of its own.
+    let apart = datapath.sockets_apart().expect("apart");
+    let pass = std::thread::spawn(move || apart.fit(&[]));
+    assert!(!sender.is_finished() && !pass.is_finished());
+    drop(missing.uffd);
+    assert_eq!(sender.join().expect("sender"), Missing::BYTES as isize);
+    pass.join().expect("pass").expect("fit");
+    datapath.unload().expect("unload");
+}
+
 /// SO_BINDTOIFINDEX, `asm-generic/socket.h`.
 const SO_BINDTOIFINDEX: i32 = 62;
 
@@ -318,7 +388,7 @@ fn sockets_of_moved_flows_are_bound_to_no_device() {
         datapath.set_binding(7, &binding(place, Carrier::Hold, false)).expect("bind");
     };
     let changed = |datapath: &Datapath, interfaces: &[u32]| {
-        let fitted = datapath.fit_sockets(interfaces, &[]).expect("fit");
+        let fitted = datapath.fit_sockets(interfaces).expect("fit");
         assert_eq!(fitted.waiting, 0);
         fitted.changed
     };

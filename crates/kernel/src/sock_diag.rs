@@ -24,20 +24,18 @@ const RECORD_LEN: usize = 72;
 const ID: usize = 4;
 /// In the request.
 const EXTENSIONS: usize = 2;
-/// Number of the attribute that holds a `struct tcp_info`, and where that has `tcpi_bytes_acked` and
-/// `tcpi_bytes_received` (include/uapi/linux/tcp.h; RFC 4898).
-const INET_DIAG_INFO: u16 = 2;
 /// One octet: which directions are shut down (RCV_SHUTDOWN, SEND_SHUTDOWN: include/net/sock.h).
 const INET_DIAG_SHUTDOWN: u16 = 8;
 const SEND_SHUTDOWN: u8 = 2;
 /// One octet: whether a socket that is bound to all IPv6 addresses leaves those of IPv4 to others.
 const INET_DIAG_SKV6ONLY: u16 = 11;
 const INET_DIAG_MARK: u16 = 15;
+/// Number of the attribute that holds a `struct tcp_info`. The kernel takes the lock of a connected TCP socket for it, which its program
+/// may hold for as long as it likes, so it is asked for of single ones alone.
+const INET_DIAG_INFO: u16 = 2;
 /// The keys that a TCP socket signs its segments with (RFC 2385), where it has any. Told beside INET_DIAG_INFO, to those alone who have
 /// CAP_NET_ADMIN.
 const INET_DIAG_MD5SIG: u16 = 18;
-const BYTES_ACKED: usize = 120;
-const BYTES_RECEIVED: usize = 128;
 /// `struct unix_diag_req`: family, protocol, pad, states, inode, what is to be shown, cookie; `struct unix_diag_msg`, and where that has
 /// the inode (include/uapi/linux/unix_diag.h).
 const UNIX_REQUEST_LEN: usize = 24;
@@ -100,7 +98,9 @@ const CONNECTED_BIT: u32 = 1 << 1;
 /// And others as closed (TCP_CLOSE).
 const UNCONNECTED_BIT: u32 = 1 << 7;
 
-/// Linux 6.8: TCP sockets that are bound, and no more than that (TCP_BOUND_INACTIVE, include/net/tcp_states.h).
+/// TCP sockets that are bound, and no more than that (TCP_BOUND_INACTIVE, include/net/tcp_states.h).
+const BOUND_BIT: u32 = 1 << 13;
+/// Linux 6.8: those are listed.
 const SINCE_BOUND: (u32, u32) = (6, 8);
 
 /// The number of a socket, unique until the machine is booted again (`SO_COOKIE`).
@@ -148,15 +148,6 @@ pub struct Connection {
     pub mark: u32,
 }
 
-/// What a TCP connection has carried since it was opened, in bytes of its stream.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Traffic {
-    /// Sent, and acknowledged by the other end.
-    pub acknowledged: u64,
-    /// Received in order.
-    pub received: u64,
-}
-
 /// A socket without another end: of TCP, one that waits for connections; of UDP, one that is bound and not connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Listener {
@@ -190,17 +181,6 @@ impl SockDiag {
     pub fn tcp(&mut self, states: &[TcpState]) -> Result<Vec<Connection>, Error> {
         let states = states.iter().fold(0, |bits, state| bits | state.bit());
         self.dump(Transport::Tcp, states, |record| connection(Transport::Tcp, record))
-    }
-
-    /// What the TCP connections in any of these states have carried. Takes longer than [`tcp`](Self::tcp).
-    ///
-    /// # Errors
-    /// [`Error::Call`].
-    pub fn tcp_traffic(&mut self, states: &[TcpState]) -> Result<Vec<(FlowTuple, Traffic)>, Error> {
-        let states = states.iter().fold(0, |bits, state| bits | state.bit());
-        self.dump_with(Transport::Tcp, states, 1 << (INET_DIAG_INFO - 1), |record| {
-            Some((connection(Transport::Tcp, record)?.tuple, traffic(record)?))
-        })
     }
 
     /// The connected UDP sockets.
@@ -289,8 +269,33 @@ impl SockDiag {
         if asked.is_ok() && found.is_some() {
             return Ok(found);
         }
+        if tuple.transport == Transport::Tcp {
+            // One that is bound to an interface.
+            let is_it = |record: &[u8]| Id::of(record).filter(|id| id.cookie == cookie).map(|id| id.interface);
+            let connected = !(TcpState::TimeWait.bit() | LISTEN_BIT | UNCONNECTED_BIT | BOUND_BIT);
+            if let Some(interface) = self.dump(Transport::Tcp, connected, is_it)?.first() {
+                request[8 + 36..][..4].copy_from_slice(&interface.to_ne_bytes());
+                let asked = self.netlink.request(
+                    SOCK_DIAG_BY_FAMILY,
+                    0,
+                    &request,
+                    &mut found,
+                    |found| *found = None,
+                    |found, _, record| *found = told(record),
+                );
+                return match asked {
+                    Ok(()) => Ok(found),
+                    Err(refusal) if refusal.errno() == libc::ENOENT => Ok(None),
+                    Err(refusal) => Err(refusal.of("SOCK_DIAG_BY_FAMILY", tuple.to_string())),
+                };
+            }
+        }
         // One of several that share their names, or of IPv6 that has IPv4 as well.
-        let all = self.dump_with(tuple.transport, !TcpState::TimeWait.bit(), extensions, told)?;
+        let states = match tuple.transport {
+            Transport::Tcp => LISTEN_BIT | UNCONNECTED_BIT | BOUND_BIT,
+            Transport::Udp => !TcpState::TimeWait.bit(),
+        };
+        let all = self.dump_with(tuple.transport, states, extensions, told)?;
         Ok(all.first().copied())
     }
 
@@ -422,7 +427,8 @@ impl SockDiag {
         self.dump_with(transport, states, 0, decode)
     }
 
-    /// `extensions`: attributes that each record is to have, bit n for the one with number n + 1.
+    /// `extensions`: attributes that each record is to have, bit n for the one with number n + 1. None of those that take the locks of
+    /// connected TCP sockets.
     fn dump_with<T>(
         &mut self,
         transport: Transport,
@@ -554,12 +560,6 @@ fn listener(record: &[u8]) -> Option<Listener> {
     Some(Listener { address, inode: number(record, INODE)?, cookie: id.cookie })
 }
 
-fn traffic(record: &[u8]) -> Option<Traffic> {
-    let info = attribute(record.get(RECORD_LEN..)?, INET_DIAG_INFO)?;
-    let count = |at: usize| Some(u64::from_ne_bytes(*info.get(at..)?.first_chunk()?));
-    Some(Traffic { acknowledged: count(BYTES_ACKED)?, received: count(BYTES_RECEIVED)? })
-}
-
 /// The content of an attribute among those of a record (netlink(7); `struct nlattr`: length, type; each begins at a multiple of four).
 fn attribute(mut rest: &[u8], wanted: u16) -> Option<&[u8]> {
     loop {
@@ -684,23 +684,6 @@ mod tests {
         one.connect(format!("[::ffff:127.0.0.1]:{}", there.port()).parse::<SocketAddr>().unwrap()).unwrap();
         let here = SocketAddr::new(there.ip(), one.local_addr().unwrap().port());
         assert!(diag.find(&tuple(Transport::Udp, here, there)).unwrap().is_some());
-    }
-
-    #[test]
-    fn counts_what_a_connection_has_carried() {
-        use std::io::{Read, Write};
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let (mut far, _) = listener.accept().unwrap();
-        far.write_all(&[0; 1234]).unwrap();
-        near.read_exact(&mut [0; 1234]).unwrap();
-        let local = near.local_addr().unwrap();
-        let listed = SockDiag::open().unwrap().tcp_traffic(&MOVABLE).unwrap();
-        let (_, traffic) = listed.iter().find(|(tuple, _)| tuple.local == local).unwrap();
-        assert_eq!(traffic.received, 1234);
-        // The listing ends where attributes make no sense.
-        assert_eq!(super::traffic(&[0; RECORD_LEN + 8]), None);
-        assert_eq!(super::traffic(&[0; RECORD_LEN - 1]), None);
     }
 
     #[test]

@@ -1,8 +1,17 @@
 //! When sockets are to be made to fit what has become of their flows.
+//!
+//! A pass goes through all sockets and waits for each that is busy, and any user can keep one busy for as long as it likes: by
+//! sending from memory whose file system does not answer. So a thread makes it, and nothing waits for that. Where a pass is late the
+//! next is begun beside it, since it may be kept by an endpoint namespace's socket, to which it comes last.
 
-use std::time::Duration;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
 
-use whimbrel_protocol::Time;
+use whimbrel_datapath::{Fitted, SocketsApart};
+use whimbrel_kernel::namespace::Entered;
+use whimbrel_protocol::{PeerId, Time};
+
+use super::Failure;
 
 /// Pauses between looks at sockets whose options cannot be put back yet, at first and at the longest.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -15,8 +24,60 @@ const ECHOES: Duration = Duration::from_secs(10);
 /// socket that is bound to a device takes none that come by another, and the kernel would reset its connection.
 const STRAGGLERS: Duration = Duration::from_secs(3);
 
-/// A pass takes one part in so many of the daemon's time at the most: peers can make one due with each move (P-143).
+/// A pass takes one part in so many of the time at the most: peers can make one due with each move (P-143).
 const SHARE: u32 = 4;
+
+/// A pass that takes longer is late, and the next does not wait for it.
+const LATE: Duration = Duration::from_secs(1);
+
+/// Passes that may be late at a time.
+const MOST_LATE: usize = 4;
+
+/// What a thread has come to that has made a pass.
+#[derive(Debug)]
+pub(crate) struct Passed {
+    pub(crate) fitted: Result<Fitted, Failure>,
+    /// How long it took.
+    pub(crate) took: Duration,
+    /// Peers whose senders are to be woken once more, as some of their sockets were bound to devices, and whether what they had in
+    /// flight is lost.
+    pub(crate) wake: Vec<(PeerId, bool)>,
+    /// How many sockets of endpoint namespaces wait to be put back, where these were gone through.
+    pub(crate) inside: Option<usize>,
+}
+
+impl Passed {
+    /// Nothing came of it.
+    pub(crate) fn failed(why: Failure) -> Self {
+        Self { fitted: Err(why), took: Duration::ZERO, wake: Vec::new(), inside: None }
+    }
+}
+
+/// Makes a pass over the sockets of the calling thread's network namespace, and then of those that are `inside`, where no device is
+/// theirs to be bound to.
+pub(crate) fn pass(
+    sockets: &SocketsApart,
+    interfaces: &[u32],
+    inside: &[OwnedFd],
+    wake: Vec<(PeerId, bool)>,
+) -> Passed {
+    let begun = Instant::now();
+    let all = || -> Result<(Fitted, usize), Failure> {
+        let (mut all, mut waiting) = (sockets.fit(interfaces)?, 0);
+        for namespace in inside {
+            let _inside = Entered::descriptor(namespace.as_fd())?;
+            let fitted = sockets.fit(&[])?;
+            all = Fitted { changed: all.changed + fitted.changed, waiting: all.waiting + fitted.waiting };
+            waiting += fitted.waiting;
+        }
+        Ok((all, waiting))
+    };
+    let (fitted, waiting) = match all() {
+        Ok((all, waiting)) => (Ok(all), Some(waiting)),
+        Err(failure) => (Err(failure), None),
+    };
+    Passed { fitted, took: begun.elapsed(), wake, inside: waiting.filter(|_| !inside.is_empty()) }
+}
 
 /// Whether a pass over the sockets is due.
 #[derive(Debug, Default)]
@@ -31,6 +92,9 @@ pub(crate) struct Fitting {
     not_before: Option<Time>,
     /// No socket in an endpoint namespace waits, nor is any to be put back. A daemon before this one may have left such.
     none_inside: bool,
+    /// Passes that are being made, and when the last of them was begun.
+    out: usize,
+    begun: Time,
     /// Until when echoes of what was sent before a lapse may come in.
     lapsed_until: Option<Time>,
 }
@@ -48,19 +112,48 @@ impl Fitting {
         self.bind_from = Some(now + STRAGGLERS);
     }
 
-    /// Whether a pass is to be made now; it is taken as made.
+    /// Whether a pass is to be made now; it is taken as begun.
     pub(crate) fn take(&mut self, now: Time) -> bool {
-        if self.not_before.is_some_and(|until| until > now) {
+        if self.held_until().is_none_or(|until| until > now) {
             return false;
         }
         self.not_before = None;
         let settled = self.bind_from.take_if(|from| *from <= now).is_some();
-        std::mem::take(&mut self.wanted) || settled || self.again.is_some_and(|(_, due)| due <= now)
+        let due = std::mem::take(&mut self.wanted) || settled || self.again.is_some_and(|(_, due)| due <= now);
+        if due {
+            if self.out > 0 {
+                tracing::warn!(
+                    late = self.out,
+                    "some program keeps a socket of its own busy: until it lets go of it, connections that are bound to a device \
+                     may stand still, and those that wait may give up"
+                );
+            }
+            self.out += 1;
+            self.begun = now;
+        }
+        due
     }
 
-    /// A pass took so long.
+    /// No pass is begun before that; `None`: before one is over.
+    fn held_until(&self) -> Option<Time> {
+        let late = match self.out {
+            0 => Time::default(),
+            1..=MOST_LATE => self.begun + LATE,
+            _ => return None,
+        };
+        Some(self.not_before.map_or(late, |until| until.max(late)))
+    }
+
+    /// A pass is over, and took so long.
     pub(crate) fn rest(&mut self, now: Time, took: Duration) {
-        self.not_before = Some(now + SHARE * took);
+        self.out = self.out.saturating_sub(1);
+        // One that was kept waiting has taken nothing but time.
+        self.not_before = Some(now + SHARE * took.min(LATE));
+    }
+
+    /// Whether any pass is being made.
+    pub(crate) fn is_out(&self) -> bool {
+        self.out > 0
     }
 
     /// The next pass is made whenever the last one was.
@@ -102,9 +195,10 @@ impl Fitting {
 
     /// When there is something to do, where nothing happens before.
     pub(crate) fn timeout(&self) -> Option<Time> {
-        let put_off = self.not_before.filter(|_| self.wanted);
-        let pass = self.again.map(|(_, due)| due).into_iter().chain(self.bind_from).chain(put_off).min();
-        let pass = pass.map(|due| self.not_before.map_or(due, |until| due.max(until)));
+        let held = self.held_until();
+        let waits = held.filter(|_| self.wanted && (self.not_before.is_some() || self.out > 0));
+        let pass = self.again.map(|(_, due)| due).into_iter().chain(self.bind_from).chain(waits).min();
+        let pass = pass.and_then(|due| held.map(|until| due.max(until)));
         pass.into_iter().chain(self.lapsed_until).min()
     }
 }
@@ -113,25 +207,35 @@ impl Fitting {
 mod tests {
     use super::*;
 
+    /// Begins a pass if one is due, and ends it at once.
+    fn passes(fitting: &mut Fitting, now: Time) -> bool {
+        let due = fitting.take(now);
+        if due {
+            fitting.rest(now, Duration::ZERO);
+            fitting.rested();
+        }
+        due
+    }
+
     #[test]
     fn what_waits_is_come_back_to_less_and_less_often() {
         let (mut fitting, mut now) = (Fitting::default(), Time::default());
-        assert!(!fitting.take(now) && fitting.timeout().is_none());
+        assert!(!passes(&mut fitting, now) && fitting.timeout().is_none());
         fitting.want();
-        assert!(fitting.take(now) && !fitting.take(now));
+        assert!(passes(&mut fitting, now) && !passes(&mut fitting, now));
         let mut pauses = Vec::new();
         for _ in 0..10 {
             fitting.note_waiting(now, 3);
             let due = fitting.timeout().expect("another pass");
-            assert!(!fitting.take(now));
+            assert!(!passes(&mut fitting, now));
             pauses.push(due.since(now));
             now = due;
-            assert!(fitting.take(now));
+            assert!(passes(&mut fitting, now));
         }
         assert!(pauses.is_sorted() && pauses[0] == PAUSE && pauses[9] == PAUSE_LONGEST, "{pauses:?}");
         // Others need not wait so long.
         fitting.want();
-        assert!(fitting.take(now));
+        assert!(passes(&mut fitting, now));
         fitting.note_waiting(now, 4);
         assert_eq!(fitting.timeout().map(|due| due.since(now)), Some(PAUSE));
         fitting.note_waiting(now, 0);
@@ -171,17 +275,35 @@ mod tests {
     }
 
     #[test]
+    fn a_pass_that_is_late_holds_the_next_up_no_longer_than_a_moment() {
+        let (mut fitting, mut now) = (Fitting::default(), Time::default());
+        for late in 1..=MOST_LATE + 1 {
+            fitting.want();
+            assert!(fitting.take(now), "{late}");
+            fitting.want();
+            assert!(!fitting.take(now) && !fitting.take(now + LATE / 2));
+            let next = (late <= MOST_LATE).then_some(now + LATE);
+            assert_eq!(fitting.timeout(), next);
+            now = now + LATE;
+        }
+        assert!(!fitting.take(now + 10 * LATE), "as many as may be are late");
+        fitting.rest(now, 10 * LATE);
+        let due = fitting.timeout().expect("another one");
+        assert!(due <= now + SHARE * LATE && fitting.take(due) && fitting.is_out());
+    }
+
+    #[test]
     fn nothing_is_bound_before_the_last_straggler_is_in() {
         let (mut fitting, now) = (Fitting::default(), Time::default());
         assert!(fitting.binds());
         fitting.note_ways(now);
-        assert!(fitting.take(now) && !fitting.binds());
+        assert!(passes(&mut fitting, now) && !fitting.binds());
         let again = now + STRAGGLERS / 2;
         fitting.note_ways(again);
-        assert!(fitting.take(now + STRAGGLERS) && !fitting.binds());
+        assert!(passes(&mut fitting, now + STRAGGLERS) && !fitting.binds());
         let due = fitting.timeout().expect("another pass");
         assert_eq!(due, again + STRAGGLERS);
-        assert!(!fitting.take(now + STRAGGLERS) && fitting.take(due) && fitting.binds());
+        assert!(!passes(&mut fitting, now + STRAGGLERS) && passes(&mut fitting, due) && fitting.binds());
         assert!(fitting.timeout().is_none());
     }
 

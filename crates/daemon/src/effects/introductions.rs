@@ -3,9 +3,9 @@
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 
-use whimbrel_datapath::{Datapath, Position, TcpSocket};
+use whimbrel_datapath::{self as datapath, Datapath, Position, TcpSocket};
 use whimbrel_kernel::inject::{Injector, Numbers, Way};
-use whimbrel_kernel::sock_diag::SockDiag;
+use whimbrel_kernel::sock_diag::{SockDiag, TcpState};
 use whimbrel_protocol::SocketNumbers;
 use whimbrel_wire::introduction::Introduction;
 use whimbrel_wire::{FlowTuple, Transport};
@@ -15,54 +15,67 @@ use super::{Failure, MARK};
 /// In the segment's header, before scaling. The receiver consumes the segment, so nobody takes it for an announcement;
 /// connection tracking on the way only ever widens what it accepts by it.
 pub(super) const WINDOW: u16 = 512;
-/// `TCP_ESTABLISHED`, `include/net/tcp_states.h`.
-const ESTABLISHED: u8 = 1;
 
-/// The TCP sockets as one pass of the kernel's iterator found them, kept for the ops that are queued together.
+/// The TCP sockets of flows as they were found, kept for the ops that are queued together.
 #[derive(Debug, Default)]
 pub(crate) struct Snapshot {
-    sockets: Option<HashMap<FlowTuple, TcpSocket>>,
+    /// `None`: it was looked for.
+    sockets: HashMap<FlowTuple, Option<TcpSocket>>,
     /// Where the numbers of those began that are connected, by their remote addresses.
     numbers: Option<HashMap<IpAddr, Vec<SocketNumbers>>>,
 }
 
 impl Snapshot {
-    /// The sockets, looked up once.
-    pub(crate) fn sockets(
-        &mut self,
-        datapath: &mut Datapath,
-    ) -> Result<&HashMap<FlowTuple, TcpSocket>, whimbrel_datapath::Error> {
-        if self.sockets.is_none() {
-            let mut sockets = HashMap::new();
-            datapath.tcp_sockets(|socket| {
-                sockets.insert(socket.flow, *socket);
-            })?;
-            self.sockets = Some(sockets);
+    /// Looks flows of the calling thread's network namespace up that were not yet.
+    pub(crate) fn look_up(&mut self, datapath: &Datapath, flows: &[FlowTuple]) -> Result<(), datapath::Error> {
+        let wanted: Vec<FlowTuple> = flows.iter().filter(|flow| !self.sockets.contains_key(flow)).copied().collect();
+        if !wanted.is_empty() {
+            let found = datapath.look_up(&wanted)?;
+            self.take(&wanted, found);
         }
-        Ok(self.sockets.get_or_insert_default())
+        Ok(())
+    }
+
+    /// Takes in what was found of some.
+    pub(crate) fn take(&mut self, wanted: &[FlowTuple], found: Vec<TcpSocket>) {
+        self.sockets.extend(wanted.iter().map(|flow| (*flow, None)));
+        self.sockets.extend(found.into_iter().map(|socket| (socket.flow, Some(socket))));
+    }
+
+    /// Of what was looked up.
+    pub(crate) fn get(&self, flow: &FlowTuple) -> Option<&TcpSocket> {
+        self.sockets.get(flow)?.as_ref()
+    }
+
+    /// The socket of one.
+    pub(crate) fn socket(
+        &mut self,
+        datapath: &Datapath,
+        flow: &FlowTuple,
+    ) -> Result<Option<&TcpSocket>, datapath::Error> {
+        self.look_up(datapath, std::slice::from_ref(flow))?;
+        Ok(self.get(flow))
     }
 
     /// What sockets that are connected to `remote` know of where their numbers began. Many peers may be asked for at once.
     pub(crate) fn numbers_of(
         &mut self,
-        datapath: &mut Datapath,
+        datapath: &Datapath,
+        connections: &mut SockDiag,
         remote: IpAddr,
-    ) -> Result<Vec<SocketNumbers>, whimbrel_datapath::Error> {
+    ) -> Result<Vec<SocketNumbers>, Failure> {
         if self.numbers.is_none() {
             let mut numbers: HashMap<IpAddr, Vec<SocketNumbers>> = HashMap::new();
-            for socket in self.sockets(datapath)?.values().filter(|socket| socket.state == ESTABLISHED) {
-                let TcpSocket { flow, first_sent, first_received, .. } = *socket;
-                let of = SocketNumbers { flow, first_sent, first_received };
-                numbers.entry(flow.remote.ip()).or_default().push(of);
+            let all = connections.tcp(&[TcpState::Established])?.into_iter().map(|connection| connection.tuple);
+            let all: Vec<FlowTuple> = all.filter(|flow| !flow.remote.ip().is_loopback()).collect();
+            for socket in datapath.look_up(&all)? {
+                let (first_sent, first_received) = (socket.first_sent(), socket.first_received());
+                let of = SocketNumbers { flow: socket.flow, first_sent, first_received };
+                numbers.entry(of.flow.remote.ip()).or_default().push(of);
             }
             self.numbers = Some(numbers);
         }
         Ok(self.numbers.iter().filter_map(|numbers| numbers.get(&remote)).flatten().copied().collect())
-    }
-
-    /// Adds one of another network namespace.
-    pub(crate) fn add(&mut self, socket: TcpSocket) {
-        self.sockets.get_or_insert_default().insert(socket.flow, socket);
     }
 }
 
@@ -86,10 +99,10 @@ pub(crate) fn introduce(
             injector.introduce_udp(&flow, introduction, Way::default())?;
         }
         Transport::Tcp => {
-            // One that is bound to an interface is only found among all.
+            // One that is bound to an interface takes longer to find.
             let position = match datapath.tcp_position(&flow)? {
                 Some(position) => position,
-                None => snapshot.sockets(datapath)?.get(&flow).ok_or(Failure::NoSocket(flow))?.into(),
+                None => snapshot.socket(datapath, &flow)?.ok_or(Failure::NoSocket(flow))?.into(),
             };
             injector.introduce_tcp(&flow, keepalive(position), introduction, Way::default())?;
         }
@@ -106,7 +119,7 @@ pub(crate) fn ask(
     flow: FlowTuple,
     helped: Option<(u32, u32)>,
 ) -> Result<(), Failure> {
-    let mut socket = *snapshot.sockets(datapath)?.get(&flow).ok_or(Failure::NoSocket(flow))?;
+    let mut socket = *snapshot.socket(datapath, &flow)?.ok_or(Failure::NoSocket(flow))?;
     (socket.snd_una, socket.rcv_nxt) = helped.unwrap_or((socket.snd_una, socket.rcv_nxt));
     // Past the hold, and not by the ways of moved flows.
     inquire(injector, &socket, Way { mark: Some(MARK.mask & !MARK.value), interface: None })

@@ -1,12 +1,12 @@
 //! Waking senders that wait out a back-off though there is a path again (DESIGN §2, *Kick*).
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use whimbrel_datapath::{Datapath, TcpSocket};
+use whimbrel_datapath::TcpSocket;
 use whimbrel_kernel::inject::{Injector, Way};
-use whimbrel_protocol::{FlowEntry, PeerId, Time};
+use whimbrel_protocol::{FlowEntry, LocalEnd, PeerId, Time};
 use whimbrel_wire::FlowTuple;
 
 use super::introductions::{Snapshot, inquire};
@@ -65,6 +65,14 @@ struct Round {
     told: HashMap<FlowTuple, (TcpSocket, u32)>,
 }
 
+impl Round {
+    /// Those that may have to be told more.
+    fn of_interest(&self) -> impl Iterator<Item = FlowTuple> + '_ {
+        let told = self.told.keys().filter(|flow| !self.waiting.contains_key(flow));
+        self.waiting.keys().chain(told).copied()
+    }
+}
+
 impl Kicks {
     /// Begins with a peer's senders; [`Kicks::run`] does the rest.
     pub(crate) fn begin(&mut self, now: Time, peer: PeerId, shrink_to: Option<u32>) {
@@ -99,18 +107,38 @@ impl Kicks {
         ways.any(|(_, (mtus, _))| mtus.iter().any(|told| u32::from(*told) == mtu))
     }
 
-    /// Kicks what is due. Returns how many sockets were kicked. `injector_of`: that of the namespace where a flow's socket is. `open` is
-    /// called right before anything of a peer's is sent again.
+    /// The flows whose sockets are to be looked at for what is due.
+    pub(crate) fn wanted(&self, now: Time, flows: &HashMap<FlowTuple, FlowEntry>) -> Vec<FlowTuple> {
+        let due = || self.rounds.iter().filter(|(_, round)| round.next <= now);
+        let begin: BTreeSet<PeerId> =
+            due().filter(|(_, round)| round.looks == 0 && round.left.is_none()).map(|(peer, _)| *peer).collect();
+        let has_socket = |entry: &FlowEntry| matches!(entry.end, LocalEnd::Here | LocalEnd::Endpoint);
+        let theirs = |entry: &FlowEntry| begin.contains(&entry.peer) && has_socket(entry);
+        let fresh =
+            flows.iter().filter(|_| !begin.is_empty()).filter(|(_, entry)| theirs(entry)).map(|(flow, _)| *flow);
+        let later = due().filter(|(_, round)| round.looks > 0);
+        later.flat_map(|(_, round)| round.of_interest()).chain(fresh).collect()
+    }
+
+    /// What is due cannot be done now.
+    pub(crate) fn put_off(&mut self, now: Time) {
+        for round in self.rounds.values_mut().filter(|round| round.next <= now) {
+            round.next = now + LATE_PAUSE;
+            round.looks += 1;
+        }
+    }
+
+    /// Kicks what is due. Returns how many sockets were kicked. `snapshot` has those that are [wanted](Self::wanted). `injector_of`: that
+    /// of the namespace where a flow's socket is. `open` is called right before anything of a peer's is sent again.
     ///
     /// # Errors
-    /// When the sockets cannot be listed, or nothing can be injected; the rounds go on.
+    /// When nothing can be injected; the rounds go on.
     pub(crate) fn run<'a>(
         &mut self,
         now: Time,
-        datapath: &mut Datapath,
         injector_of: impl Fn(&FlowTuple) -> &'a Injector,
         flows: &HashMap<FlowTuple, FlowEntry>,
-        snapshot: &mut Snapshot,
+        snapshot: &Snapshot,
         mut open: impl FnMut(PeerId),
     ) -> Result<usize, super::Failure> {
         let mut kicked = 0;
@@ -119,38 +147,16 @@ impl Kicks {
             let begun = Instant::now();
             let first = round.looks == 0;
             let candidates: Vec<(FlowTuple, Option<TcpSocket>)> = if first {
-                let left = match &mut round.left {
-                    Some(left) => left,
-                    None => match snapshot.sockets(datapath) {
-                        Ok(sockets) => {
-                            open(*peer);
-                            let theirs = |flow| flows.get(flow).is_some_and(|entry: &FlowEntry| entry.peer == *peer);
-                            let all = sockets.values().filter(|socket| in_flight(socket) || is_stopped(socket));
-                            round.left.insert(all.filter(|socket| theirs(&socket.flow)).copied().collect())
-                        }
-                        Err(error) => {
-                            round.next = now + PAUSES[0];
-                            round.looks += 1;
-                            result = Err(error.into());
-                            continue;
-                        }
-                    },
-                };
+                let left = round.left.get_or_insert_with(|| {
+                    open(*peer);
+                    let theirs = flows.iter().filter(|(_, entry)| entry.peer == *peer);
+                    let sockets = theirs.filter_map(|(flow, _)| snapshot.get(flow));
+                    sockets.filter(|socket| in_flight(socket) || is_stopped(socket)).copied().collect()
+                });
                 let rest = left.len().saturating_sub(AT_ONCE);
                 left.drain(rest..).map(|socket| (socket.flow, Some(socket))).collect()
             } else {
-                let sockets = match snapshot.sockets(datapath) {
-                    Ok(sockets) => sockets,
-                    Err(error) => {
-                        round.next = now + LATE_PAUSE;
-                        round.looks += 1;
-                        result = Err(error.into());
-                        continue;
-                    }
-                };
-                let told = round.told.keys().filter(|flow| !round.waiting.contains_key(flow));
-                let all = round.waiting.keys().chain(told);
-                all.map(|flow| (*flow, sockets.get(flow).copied())).collect()
+                round.of_interest().map(|flow| (flow, snapshot.get(&flow).copied())).collect()
             };
             let unfinished = round.left.as_ref().is_some_and(|left| !left.is_empty());
             if unfinished {
@@ -305,7 +311,6 @@ mod tests {
         let snd_una = u32::MAX - 3;
         TcpSocket {
             flow: FlowTuple { transport: whimbrel_wire::Transport::Tcp, local, remote },
-            cookie: 1,
             inode: 1,
             state: 1,
             snd_una,
@@ -323,8 +328,8 @@ mod tests {
             repairs: false,
             window_scale: 0,
             unordered: false,
-            first_sent: 1,
-            first_received: 1,
+            acknowledged: 0,
+            received: 0,
         }
     }
 

@@ -33,17 +33,17 @@ use whimbrel_kernel::sock_diag::SockDiag;
 use whimbrel_kernel::source_way::SourceWay;
 use whimbrel_kernel::sysctl;
 use whimbrel_kernel::tun::Tun;
-use whimbrel_protocol::{Binding, Carrier, KernelOp, LocalEnd, OpFailed, OpId, PeerId, SocketNumbers, Time};
+use whimbrel_protocol::{Binding, Carrier, FlowEntry, KernelOp, LocalEnd, OpFailed, OpId, PeerId, SocketNumbers, Time};
 use whimbrel_transform::Algorithm;
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::introduction::Introduction;
 
-use crate::clock;
 use crate::helpers::Helpers;
 use crate::journal::{Journal, JournalError};
 use crate::known_keys::{KnownKeys, KnownKeysError};
 use crate::policy::Policies;
 use crate::tunnel::{Tunnel, UnknownSession};
+use crate::work::Work;
 
 pub(crate) use addresses::{Addresses, MARK};
 pub(crate) use gateway::Gateway;
@@ -55,7 +55,7 @@ pub(crate) use tunnels::DEFAULT_MTU;
 pub(crate) use whole::{News, Place, Wholes};
 
 use addresses::Surroundings;
-use fitting::Fitting;
+use fitting::{Fitting, Passed};
 use helping::Helping;
 use hooks::Hooks;
 use introductions::{Listening, Snapshot};
@@ -94,6 +94,8 @@ pub(crate) enum Failure {
     NoSocket(FlowTuple),
     #[error("interface {0} is not watched over")]
     Unwatched(u32),
+    #[error("{0}")]
+    NoThread(String),
 }
 
 /// Everything that the node's wishes become real through.
@@ -133,6 +135,9 @@ pub(crate) struct Effects {
     /// Sockets that the node asked for and was not given yet.
     found: Vec<(PeerId, Vec<SocketNumbers>)>,
     fitting: Fitting,
+    pub(crate) passes: Work<Passed>,
+    /// Peers whose senders are woken once more after the next pass, and whether what they had in flight is lost.
+    wake_again: BTreeMap<PeerId, bool>,
     deputy: Deputy,
     pub(crate) gateway: Gateway,
     /// Sockets whose options cannot be put back yet.
@@ -188,6 +193,8 @@ impl Effects {
             unsettled: None,
             found: Vec::new(),
             fitting: Fitting::default(),
+            passes: Work::new().map_err(|errno| Failure::NoThread(format!("eventfd: {errno}")))?,
+            wake_again: BTreeMap::new(),
             deputy: Deputy::default(),
             gateway: Gateway::default(),
             unfitted: 0,
@@ -236,7 +243,7 @@ impl Effects {
         // What is lost is the first that the peers lack: little may go to a path that is not confirmed, and senders that
         // were not stopped would use it up with what comes after.
         self.spared = if self.kick { ops.iter().filter_map(wakes).collect() } else { BTreeSet::new() };
-        let mut going_on: Vec<PeerId> = ops.iter().filter_map(|(_, op)| kicked(op)).collect();
+        let mut going_on: Vec<(PeerId, bool)> = ops.iter().filter_map(|(_, op)| kicked(op)).collect();
         for (id, op) in ops {
             self.surroundings_changed |= matches!(
                 op,
@@ -257,9 +264,9 @@ impl Effects {
                 if std::mem::take(&mut self.surroundings_changed) {
                     self.settle_or_retry(now);
                 }
-                // One pass over the sockets serves all whose flows go on.
+                // One look at the sockets serves all whose flows go on.
                 if !going_on.is_empty() {
-                    self.go_on(now, &std::mem::take(&mut going_on));
+                    self.go_on(now, &std::mem::take(&mut going_on), &mut snapshot);
                 }
             }
             tracing::debug!(id = id.0, op = %Shown(&op), "op");
@@ -284,8 +291,8 @@ impl Effects {
         } else if self.names.changed() {
             self.apply_names();
         }
-        if !self.postponed.leaves_sockets(now) && self.fitting.take(now) {
-            self.fit_sockets(now, &[]);
+        if !self.postponed.leaves_sockets(now) {
+            self.fit_sockets(now);
         }
         self.help(now);
         self.write_journal();
@@ -322,13 +329,13 @@ impl Effects {
                 introductions::introduce(injector, datapath, connections, snapshot, flow, introduction)?;
             }
             KernelOp::FindSockets { peer, remote } => {
-                self.found.push((peer, snapshot.numbers_of(&mut self.datapath, remote)?));
+                self.found.push((peer, snapshot.numbers_of(&self.datapath, &mut self.connections, remote)?));
             }
             // A reset from outside would have to find its way into the namespace.
             KernelOp::Reset { flow } if self.is_in_endpoint(&flow) => self.abort(&flow)?,
             KernelOp::Reset { flow } => {
                 // A socket that is gone by itself needs no reset.
-                if let Some(socket) = snapshot.sockets(&mut self.datapath)?.get(&flow) {
+                if let Some(socket) = snapshot.socket(&self.datapath, &flow)? {
                     self.injector.reset(&flow, socket.rcv_nxt)?;
                 }
             }
@@ -602,38 +609,63 @@ impl Effects {
     }
 
     fn run_kicks(&mut self, now: Time, snapshot: &mut Snapshot) -> Result<(), Failure> {
-        self.look_in_endpoints(snapshot)?;
-        let Self { kicks, datapath, injector, journal, tunnels, tunnel, relocation, .. } = self;
+        let wanted = self.kicks.wanted(now, self.journal.flows());
+        if let Err(failure) = self.look_up(&wanted, false, snapshot) {
+            self.kicks.put_off(now);
+            return Err(failure);
+        }
+        let Self { kicks, injector, journal, tunnels, tunnel, relocation, .. } = self;
         let open = |peer| tunnels.open(tunnel, peer);
         let flows = journal.flows();
         let injector_of = |flow: &FlowTuple| match flows.get(flow) {
             Some(entry) if entry.end == LocalEnd::Endpoint => relocation.injector_of(flow).unwrap_or(injector),
             _ => &*injector,
         };
-        let kicked = kicks.run(now, datapath, injector_of, flows, snapshot, open)?;
+        let kicked = kicks.run(now, injector_of, flows, snapshot, open)?;
         if kicked > 0 {
             tracing::debug!(kicked, "woke senders");
         }
         Ok(())
     }
 
-    /// Unbinds the sockets of moved flows from their devices, keeps those of flows that wait from giving up, and undoes both
-    /// where it is over.
-    ///
-    /// `lapsed`: the peers whose flows go on after what they sent may have got nowhere for a while.
-    fn fit_sockets(&mut self, now: Time, lapsed: &[PeerId]) {
-        let begun = clock::monotonic();
+    /// Has a thread unbind the sockets of moved flows from their devices, keep those of flows that wait from giving up, and undo both
+    /// where it is over, if that is due.
+    fn fit_sockets(&mut self, now: Time) {
+        if !self.fitting.take(now) {
+            return;
+        }
         // The first that a peer sends when it is back may be here before anybody says that its flows go on.
         if self.any_waits() {
             self.look_for_echoes(now);
         }
         let bindable = self.network.links.iter().filter(|_| self.fitting.binds());
         let interfaces: Vec<u32> = bindable.map(|link| link.index).collect();
-        let lapsed: Vec<u32> = lapsed.iter().map(|peer| peer.0).collect();
-        let fitted = self.datapath.fit_sockets(&interfaces, &lapsed).map_err(Failure::from);
-        match fitted.and_then(|fitted| self.fit_in_endpoints(&lapsed, fitted)) {
+        let (wake, inside) = (std::mem::take(&mut self.wake_again), self.namespaces_to_fit(self.any_waits()));
+        let wake: Vec<(PeerId, bool)> = wake.into_iter().collect();
+        match self.datapath.sockets_apart() {
+            Ok(sockets) => self.passes.begin(
+                move || fitting::pass(&sockets, &interfaces, &inside, wake),
+                |why| Passed::failed(Failure::NoThread(why)),
+            ),
+            Err(error) => self.take_in_pass(now, Passed::failed(error.into())),
+        }
+    }
+
+    /// Takes in what became of passes over the sockets.
+    pub(crate) fn take_in_passes(&mut self, now: Time) {
+        for passed in self.passes.take() {
+            self.take_in_pass(now, passed);
+        }
+    }
+
+    fn take_in_pass(&mut self, now: Time, passed: Passed) {
+        let Passed { fitted, took, wake, inside } = passed;
+        if let Some(waiting) = inside {
+            self.fitting.note_inside(waiting > 0 || self.any_waits());
+        }
+        match fitted {
             Ok(Fitted { changed, waiting }) => {
-                tracing::debug!(changed, waiting, "sockets fitted to their flows");
+                tracing::debug!(changed, waiting, ?took, "sockets fitted to their flows");
                 self.fitting.note_waiting(now, waiting);
                 self.unfitted = waiting;
             }
@@ -642,16 +674,39 @@ impl Effects {
                 self.fitting.note_waiting(now, 1);
             }
         }
-        self.fitting.rest(now, clock::monotonic() - begun);
+        self.fitting.rest(now, took);
         self.release_waiting();
+        for (peer, lost) in wake {
+            if let Err(failure) = self.carry_out_one(now, KernelOp::Kick { peer, lost }, &mut Snapshot::default()) {
+                tracing::warn!(%peer, %failure, "cannot wake senders");
+            }
+        }
+        // What has become of flows meanwhile.
+        self.fit_sockets(now);
     }
 
-    /// The flows of these peers go on, perhaps after a lapse. What echoes of before is not to be measured.
-    fn go_on(&mut self, now: Time, peers: &[PeerId]) {
+    /// The flows of these peers go on, perhaps after a lapse. What echoes of before is not to be measured. Sockets that are bound to devices
+    /// send the old way until a pass has been made, and are woken once more then. Whether what was in flight is lost comes with each.
+    fn go_on(&mut self, now: Time, peers: &[(PeerId, bool)], snapshot: &mut Snapshot) {
         self.look_for_echoes(now);
+        let lost: BTreeMap<PeerId, bool> = peers.iter().copied().collect();
+        let has_socket = |entry: &FlowEntry| matches!(entry.end, LocalEnd::Here | LocalEnd::Endpoint);
+        let theirs =
+            self.journal.flows().iter().filter(|(_, entry)| lost.contains_key(&entry.peer) && has_socket(entry));
+        let theirs: Vec<(FlowTuple, PeerId)> = theirs.map(|(flow, entry)| (*flow, entry.peer)).collect();
+        let flows: Vec<FlowTuple> = theirs.iter().map(|(flow, _)| *flow).collect();
+        if let Err(failure) = self.look_up(&flows, true, snapshot) {
+            tracing::warn!(%failure, "the kernel may take the time away for a round trip");
+        }
+        for (flow, peer) in theirs {
+            if snapshot.get(&flow).is_some_and(|socket| socket.bound_interface != 0) {
+                self.wake_again.insert(peer, lost[&peer]);
+            }
+        }
+        self.fitting.want();
         self.fitting.rested();
-        self.fitting.take(now);
-        self.fit_sockets(now, peers);
+        self.fit_sockets(now);
+        self.release_waiting();
     }
 
     fn look_for_echoes(&mut self, now: Time) {
@@ -723,8 +778,8 @@ impl Effects {
                 tracing::warn!(%error, "what comes in is looked at for stale echoes until the next move");
             }
         }
-        if !self.postponed.leaves_sockets(now) && self.fitting.take(now) {
-            self.fit_sockets(now, &[]);
+        if !self.postponed.leaves_sockets(now) {
+            self.fit_sockets(now);
         }
         if self.next_mtu_look.is_some_and(|due| due <= now) {
             self.next_mtu_look = self.tunnels.paths().next().map(|_| now + MTU_PAUSE);
@@ -781,7 +836,8 @@ impl Effects {
             );
             return false;
         }
-        let carried = self.moved() || self.unfitted > 0 || self.relocation.is_depended_on();
+        // What is being fitted may be left waiting.
+        let carried = self.moved() || self.unfitted > 0 || self.fitting.is_out() || self.relocation.is_depended_on();
         if carried || self.helping.helpers.translates() {
             tracing::info!("connections depend on this host: what they need stays, and the next start takes it over");
             return false;
@@ -807,15 +863,15 @@ impl Effects {
     }
 }
 
-/// The peer whose senders an op makes send again what is lost.
-/// Whose flows an op lets go on.
-fn kicked(op: &KernelOp) -> Option<PeerId> {
+/// Whose flows an op lets go on, and whether what they had in flight is lost.
+fn kicked(op: &KernelOp) -> Option<(PeerId, bool)> {
     match op {
-        KernelOp::Kick { peer, .. } => Some(*peer),
+        KernelOp::Kick { peer, lost } => Some((*peer, *lost)),
         _ => None,
     }
 }
 
+/// The peer whose senders an op makes send again what is lost.
 fn wakes((_, op): &(OpId, KernelOp)) -> Option<PeerId> {
     match op {
         KernelOp::Kick { peer, lost: true } => Some(*peer),

@@ -49,8 +49,9 @@ impl Effects {
     /// Wakes those whose turn it is.
     pub(super) fn wake_postponed(&mut self, now: Time) {
         for (peer, lost) in self.postponed.take_next() {
-            self.go_on(now, &[peer]);
-            if let Err(failure) = self.carry_out_one(now, KernelOp::Kick { peer, lost }, &mut Snapshot::default()) {
+            let mut snapshot = Snapshot::default();
+            self.go_on(now, &[(peer, lost)], &mut snapshot);
+            if let Err(failure) = self.carry_out_one(now, KernelOp::Kick { peer, lost }, &mut snapshot) {
                 tracing::warn!(%peer, %failure, "cannot wake senders");
             }
         }

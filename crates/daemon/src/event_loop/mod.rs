@@ -82,6 +82,7 @@ const NAME_UPDATES: u64 = 11;
 const PROCESSES: u64 = 12;
 const TRACKING: u64 = 13;
 const NAMESPACES: u64 = 14;
+const PASSES: u64 = 15;
 /// Clients of the control socket have their number plus this.
 const FIRST_CLIENT: u64 = 16;
 
@@ -237,6 +238,7 @@ impl EventLoop {
             (this.effects.helpers_wake(), HELPERS),
             (this.effects.wholes.wake(), PROCESSES),
             (this.effects.making.wake(), NAMESPACES),
+            (this.effects.passes.wake(), PASSES),
         ];
         let for_others = this.effects.stand_in_fd().map(|fd| (fd, FOR_OTHERS));
         let updates = this.name_updates.as_ref().map(|updates| (updates.wake(), NAME_UPDATES));
@@ -382,6 +384,7 @@ impl EventLoop {
             NAME_UPDATES => self.take_in_name_updates(),
             PROCESSES => self.take_in_processes(clock::now()),
             NAMESPACES => self.take_in_namespaces(clock::now()),
+            PASSES => self.effects.take_in_passes(clock::now()),
             TRACKING => self.take_in_tracked(),
             ANSWERS => {
                 for (id, reply) in self.answers.take() {

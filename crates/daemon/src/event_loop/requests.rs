@@ -149,6 +149,7 @@ impl EventLoop {
                     names: self.names_of_members(),
                     met_at: self.met_at(),
                     elsewhere: self.effects.inhabitants_elsewhere(),
+                    sockets: self.effects.datapath.sockets_apart().ok(),
                     suspended: self.node.is_suspended(),
                     flows,
                     peers,

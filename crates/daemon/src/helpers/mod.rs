@@ -31,7 +31,7 @@ use whimbrel_datapath::{HelpedFlow, HelpedPhase, TcpSocket};
 use whimbrel_handshake::PublicKey;
 use whimbrel_ipc as ipc;
 use whimbrel_kernel::process;
-use whimbrel_kernel::sock_diag::SockDiag;
+use whimbrel_kernel::sock_diag::{MOVABLE, SockDiag};
 use whimbrel_protocol::{FlowEntry, PeerId, Time};
 use whimbrel_wire::{FlowTuple, Transport};
 
@@ -457,13 +457,11 @@ impl Helpers {
 
     /// Looks which connections have ended, where somebody may have missed it.
     pub(crate) fn look_for_ended(&mut self, now: Time, means: &mut Means<'_>) {
-        let mut there = HashSet::new();
-        let listed = means.datapath.tcp_sockets(|socket| {
-            there.insert(socket.flow);
-        });
-        if let Err(error) = listed {
-            return tracing::warn!(%error, "cannot list sockets");
-        }
+        let known: Vec<FlowTuple> = self.flows.keys().copied().chain(self.stops.flows()).collect();
+        let there: HashSet<FlowTuple> = match means.datapath.look_up(&known) {
+            Ok(sockets) => sockets.into_iter().map(|socket| socket.flow).collect(),
+            Err(error) => return tracing::warn!(%error, "cannot look for sockets"),
+        };
         for flow in self.ended(&there) {
             self.handle_closed(now, means, flow);
         }
@@ -560,16 +558,20 @@ fn allow_descriptors() {
     }
 }
 
-/// All TCP sockets, as they are now.
+/// All TCP sockets, as they are now. None of them is waited for.
 fn sockets(means: &Means<'_>) -> HashMap<FlowTuple, TcpSocket> {
-    let mut sockets = HashMap::new();
-    let listed = means.datapath.tcp_sockets(|socket| {
-        sockets.insert(socket.flow, *socket);
-    });
-    if let Err(error) = listed {
-        tracing::warn!(%error, "cannot list sockets");
+    match listed(means) {
+        Ok(sockets) => sockets.into_iter().map(|socket| (socket.flow, socket)).collect(),
+        Err(error) => {
+            tracing::warn!(%error, "cannot list sockets");
+            HashMap::new()
+        }
     }
-    sockets
+}
+
+fn listed(means: &Means<'_>) -> Result<Vec<TcpSocket>, crate::effects::Failure> {
+    let flows = SockDiag::open()?.tcp(&MOVABLE)?.into_iter().map(|connection| connection.tuple);
+    Ok(means.datapath.look_up(&flows.collect::<Vec<_>>())?)
 }
 
 /// An event about a helper.

@@ -520,7 +520,6 @@ mod tests {
     fn socket(flow: FlowTuple, inode: u64, uid: u32) -> TcpSocket {
         TcpSocket {
             flow,
-            cookie: 1,
             inode,
             state: 1,
             snd_una: 0,
@@ -538,8 +537,8 @@ mod tests {
             repairs: false,
             window_scale: 0,
             unordered: false,
-            first_sent: 0,
-            first_received: 0,
+            acknowledged: 0,
+            received: 0,
         }
     }
 

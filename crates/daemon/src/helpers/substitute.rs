@@ -452,16 +452,13 @@ impl Substitute {
 
     /// The live end, as it is now.
     fn socket(&self, means: &Means<'_>) -> Option<TcpSocket> {
-        let mut found = None;
-        let listed = means.datapath.tcp_sockets(|socket| {
-            if socket.flow == self.flow {
-                found = Some(*socket);
+        match means.datapath.look_up(&[self.flow]) {
+            Ok(found) => found.first().copied(),
+            Err(error) => {
+                tracing::warn!(flow = %self.flow, %error, "cannot look for its socket");
+                None
             }
-        });
-        if let Err(error) = listed {
-            tracing::warn!(flow = %self.flow, %error, "cannot list sockets");
         }
-        found
     }
 
     fn send_answers(&mut self, now: Time, means: &Means<'_>) {

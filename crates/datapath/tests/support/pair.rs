@@ -132,15 +132,9 @@ pub(crate) fn events(datapath: &mut Datapath) -> Vec<Event> {
     events
 }
 
-pub(crate) fn list(datapath: &Datapath) -> Vec<TcpSocket> {
-    let mut sockets = Vec::new();
-    datapath.tcp_sockets(|socket| sockets.push(*socket)).expect("list");
-    sockets
-}
-
 /// None if its connection is gone.
 pub(crate) fn look(datapath: &Datapath, own: &FlowTuple) -> Option<TcpSocket> {
-    list(datapath).into_iter().find(|socket| socket.flow == *own)
+    datapath.look_up(&[*own]).expect("look").first().copied()
 }
 
 pub(crate) fn find(datapath: &Datapath, stream: &TcpStream) -> TcpSocket {

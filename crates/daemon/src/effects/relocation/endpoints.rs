@@ -221,6 +221,16 @@ impl Endpoints {
         self.places.values().filter(|place| place.ends.is_none())
     }
 
+    /// Those where the sockets of these flows are.
+    pub(super) fn by_place(&self, flows: Vec<FlowTuple>) -> Vec<(&Place, Vec<FlowTuple>)> {
+        let mut by_name: HashMap<PlaceName, Vec<FlowTuple>> = HashMap::new();
+        for flow in flows {
+            by_name.entry(self.name_of_flow(&flow)).or_default().push(flow);
+        }
+        let place = |name: PlaceName| self.places.get(&name).filter(|place| place.ends.is_none());
+        by_name.into_iter().filter_map(|(name, flows)| Some((place(name)?, flows))).collect()
+    }
+
     /// What injects into a connection.
     pub(super) fn injector(&self, flow: &FlowTuple) -> Option<&Injector> {
         self.places.get(&self.name_of_flow(flow)).filter(|place| place.ends.is_none()).map(|place| &place.injector)

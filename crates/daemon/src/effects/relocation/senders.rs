@@ -1,7 +1,9 @@
 //! The sockets of endpoint namespaces are woken after an outage, and kept while their peer is away, as the host's own are.
 
-use whimbrel_datapath::Fitted;
+use std::os::fd::{AsFd, OwnedFd};
+
 use whimbrel_kernel::inject::Injector;
+use whimbrel_protocol::LocalEnd;
 use whimbrel_wire::FlowTuple;
 
 use super::Relocation;
@@ -16,38 +18,44 @@ impl Relocation {
 }
 
 impl Effects {
-    /// Adds the TCP sockets of endpoint namespaces to those of the host's own.
-    pub(in crate::effects) fn look_in_endpoints(&mut self, snapshot: &mut Snapshot) -> Result<(), Failure> {
-        if self.relocation.endpoints.is_empty() {
-            return Ok(());
+    /// Looks the TCP sockets of flows up, of the host's own and of endpoint namespaces. `lapsed`: the flows go on after a lapse.
+    pub(in crate::effects) fn look_up(
+        &self,
+        flows: &[FlowTuple],
+        lapsed: bool,
+        snapshot: &mut Snapshot,
+    ) -> Result<(), Failure> {
+        let mut look = |flows: &[FlowTuple]| -> Result<(), Failure> {
+            if lapsed {
+                let found = self.datapath.note_lapse(flows)?;
+                snapshot.take(flows, found);
+            } else {
+                snapshot.look_up(&self.datapath, flows)?;
+            }
+            Ok(())
+        };
+        let entries = self.journal.flows();
+        let inside = |flow: &FlowTuple| entries.get(flow).is_some_and(|entry| entry.end == LocalEnd::Endpoint);
+        let (inside, own): (Vec<FlowTuple>, Vec<FlowTuple>) = flows.iter().partition(|flow| inside(flow));
+        if !own.is_empty() {
+            look(&own)?;
         }
-        snapshot.sockets(&mut self.datapath)?;
-        for place in self.relocation.endpoints.in_use() {
+        for (place, flows) in self.relocation.endpoints.by_place(inside) {
             let _inside = place.endpoint.enter()?;
-            self.datapath.tcp_sockets(|socket| snapshot.add(*socket))?;
+            look(&flows)?;
         }
         Ok(())
     }
 
-    /// Makes the sockets of endpoint namespaces fit what has become of their flows, beside those of the host's own. No device is theirs to
-    /// be bound to.
-    ///
-    /// A look at each takes as long as one at all sockets of the machine, so none is taken where none waits, nor has waited at the last one, and
-    /// nothing has lapsed.
-    pub(in crate::effects) fn fit_in_endpoints(&mut self, lapsed: &[u32], own: Fitted) -> Result<Fitted, Failure> {
-        let mut all = own;
-        let waits = self.any_waits();
-        if !self.fitting.looks_inside(waits || !lapsed.is_empty()) {
-            return Ok(all);
+    /// The endpoint namespaces whose sockets are to fit what has become of their flows. A look at each takes as long as one at all sockets
+    /// of the machine, so there are none where none waits, nor has waited at the last one.
+    pub(in crate::effects) fn namespaces_to_fit(&self, waits: bool) -> Vec<OwnedFd> {
+        if !self.fitting.looks_inside(waits) {
+            return Vec::new();
         }
-        let mut inside = 0;
-        for place in self.relocation.endpoints.in_use() {
-            let _inside = place.endpoint.enter()?;
-            let fitted = self.datapath.fit_sockets(&[], lapsed)?;
-            all = Fitted { changed: all.changed + fitted.changed, waiting: all.waiting + fitted.waiting };
-            inside += fitted.waiting;
-        }
-        self.fitting.note_inside(waits || inside > 0);
-        Ok(all)
+        let places = self.relocation.endpoints.in_use();
+        let named = places.map(|place| place.endpoint.as_fd().try_clone_to_owned());
+        let cannot = |error| tracing::warn!(%error, "connections of an endpoint namespace that wait may give up");
+        named.filter_map(|descriptor| descriptor.map_err(cannot).ok()).collect()
     }
 }
