@@ -402,6 +402,7 @@ struct sockets_wanted {
 struct socket_position {
 	__u32 snd_una;
 	__u32 rcv_nxt;
+	__u32 snd_up; /* behind the last urgent byte that was sent; snd_una at the most where that is acknowledged */
 };
 
 /* One byte of these for each socket that `fit_sockets` shows. */

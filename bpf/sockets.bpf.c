@@ -282,6 +282,7 @@ int find_socket(struct __sk_buff *skb)
 	if (tcp) {
 		position.snd_una = tcp->snd_una;
 		position.rcv_nxt = tcp->rcv_nxt;
+		position.snd_up = tcp->snd_up;
 	}
 	bpf_sk_release(socket);
 	if (!tcp || bpf_skb_store_bytes(skb, ETH_HLEN, &position, sizeof(position), 0))

@@ -111,6 +111,7 @@ struct tcp_sock {
 	struct rb_root out_of_order_queue;
 	__u32 snd_una;
 	__u32 snd_nxt;
+	__u32 snd_up;
 	__u32 rcv_nxt;
 	__u32 snd_wnd;
 	__u32 write_seq;

@@ -129,7 +129,7 @@ plain! {
         acknowledgement: u32,
         interface: u32,
     }
-    struct RawPosition { snd_una: u32, rcv_nxt: u32 }
+    struct RawPosition { snd_una: u32, rcv_nxt: u32, snd_up: u32 }
     struct RawWanted { count: u32, lapsed: u32 }
     struct RawSocket {
         tuple: RawTuple,

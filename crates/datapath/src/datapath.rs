@@ -717,7 +717,16 @@ impl Datapath {
     /// # Errors
     /// As [`Datapath::look_up`].
     pub fn tcp_position(&self, flow: &FlowTuple) -> Result<Option<Position>, Error> {
-        self.sockets()?.find(flow)
+        Ok(self.sockets()?.find(flow)?.map(|(position, _)| position))
+    }
+
+    /// Whether the TCP socket of a flow, in the calling thread's network namespace, has sent an urgent byte (MSG_OOB), or is to, that its far end
+    /// has not acknowledged. What there is no such socket for has not.
+    ///
+    /// # Errors
+    /// As [`Datapath::tcp_sockets`].
+    pub fn is_urgent(&self, flow: &FlowTuple) -> Result<bool, Error> {
+        Ok(self.sockets()?.find(flow)?.is_some_and(|(_, is_urgent)| is_urgent))
     }
 
     /// For another thread, which may then wait for a socket.

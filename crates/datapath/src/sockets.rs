@@ -255,15 +255,18 @@ impl Sockets {
         Ok(left)
     }
 
-    /// Where the socket of a flow is, if it is connected and bound to no device.
-    pub(crate) fn find(&self, flow: &FlowTuple) -> Result<Option<Position>, Error> {
+    /// Where the socket of a flow is, if it is connected and bound to no device, and whether an urgent byte of it is not
+    /// acknowledged.
+    pub(crate) fn find(&self, flow: &FlowTuple) -> Result<Option<(Position, bool)>, Error> {
         let tuple = RawTuple::new(flow);
         let mut frame = [0; FRAME];
         frame[ETHERNET..][..size_of_val(&tuple)].copy_from_slice(tuple.as_bytes());
         let found = self.run("find_socket", &mut frame, 0)? == 1;
         let answer = &frame[ETHERNET..][..size_of::<RawPosition>()];
         let found = RawPosition::from_bytes(answer).filter(|_| found);
-        Ok(found.map(|found| Position { snd_una: found.snd_una, rcv_nxt: found.rcv_nxt }))
+        Ok(found.map(|RawPosition { snd_una, rcv_nxt, snd_up }| {
+            (Position { snd_una, rcv_nxt }, snd_up.wrapping_sub(snd_una).cast_signed() > 0)
+        }))
     }
 
     /// Runs a program by hand on a frame that comes by an interface (0: loopback); gives what it returns.

@@ -225,6 +225,20 @@ fn sockets_are_looked_up_with_their_state() {
             break;
         }
     }
+    // An urgent byte is one until it is acknowledged, whatever has come before it and comes behind it.
+    let is_urgent = || datapath.is_urgent(&flow(&near)).expect("look");
+    assert!(!is_urgent());
+    // SAFETY: the one byte is there for the duration of the call.
+    let sent = unsafe { libc::send(near.as_raw_fd(), b"!".as_ptr().cast(), 1, libc::MSG_OOB) };
+    assert_eq!((sent, is_urgent()), (1, true));
+    (&near).write_all(&[0; 100]).expect("write");
+    assert!(is_urgent());
+    pair.far.run("ip addr add 10.0.0.2/24 dev v");
+    // The byte itself is out of the stream.
+    far.read_exact(&mut [0; 200]).expect("read");
+    while is_urgent() {
+        std::thread::yield_now();
+    }
     datapath.unload().expect("unload");
 }
 

@@ -30,6 +30,11 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     ),
     scenario("moved-listener-direct", "the same with a far end that runs Whimbrel", |lab| listener(lab, true)),
     scenario(
+        "moved-and-lost",
+        "a host that has taken a connection cannot let it go on: `move` fails and says so, and what was in it is kept for people",
+        lost,
+    ),
+    scenario(
         "unmovable",
         "connections that cannot move, and hosts that do not take them: each stays, says why, and goes on",
         unmovable,
@@ -298,6 +303,35 @@ fn listener(lab: &mut Lab, far_runs: bool) -> Result<()> {
     three.world.no_resets()
 }
 
+/// A firewall at the acceptor keeps the host's own word from a socket of its.
+fn lost(lab: &mut Lab) -> Result<()> {
+    let three = Three::new(lab, false)?;
+    let mut ends = Ends::start(&three)?;
+    let to = three.world.at_server.ipv6()?;
+    // With the address its own, the acceptor takes the socket to where its firewall is. The hosts meet by IPv4.
+    let address = format!("{to}/128");
+    three.acceptor.command("ip").args(["addr", "add", &address, "dev", "lo", "nodad"]).run()?;
+    three.acceptor.nft(
+        "table inet strict { chain out { type filter hook output priority 0; oifname lo meta l4proto tcp drop; }; }",
+    )?;
+    let port = ends.near.does(&format!("listen {to}"))?;
+    ends.far.does(&format!("connect lost {to} {port}"))?;
+    ends.near.does("accept lost")?;
+    ends.play(&["near say 500", "far hear 500", "far say 1000", "far finish", "near state 8"], "lost", false)?;
+    let far = ends.far.does("name lost")?;
+    let daemon = &three.donor_daemon;
+    let command = daemon.host().command(daemon.binary()).arg("--run-dir").arg(daemon.run_dir());
+    let output = command.args(["move", &far, "--to", "guest", "--process", "states"]).output()?;
+    let told = String::from_utf8_lossy(&output.stdout);
+    let is_told = told.contains("is lost") && told.contains("could not let it go on");
+    expect!(!output.status.success() && is_told, "{told}");
+    let kept = told.split_whitespace().map(|word| word.trim_end_matches(',')).find(|word| word.ends_with(".unread"));
+    let Some(kept) = kept else { return Err(Error::Expectation(format!("nothing was kept: {told}"))) };
+    let bytes = std::fs::read(kept).map_err(|error| Error::call("read", kept, error))?;
+    expect!(bytes.len() == 1000, "{} bytes were kept", bytes.len());
+    Ok(())
+}
+
 /// Multipath TCP (linux/in.h).
 const MPTCP: &str = "262";
 
@@ -324,6 +358,16 @@ fn unmovable(lab: &mut Lab) -> Result<()> {
     ends.play(&["near urged", "near say 1000", "far hear 1000"], "urgent", false)?;
     ends.moves(&three, "urgent")?;
     ends.play(&["near say 1000", "far hear 2000", "far say 1000", "near hear 2000"], "urgent", true)?;
+
+    step("urgent data that it has sent and that is not acknowledged; it moves once that is");
+    let far = open(&mut ends, "urging", &port, "0")?;
+    ends.play(&["near say 1000", "far hear 1000"], "urging", false)?;
+    three.world.laptop.nft("table inet deaf { chain in { type filter hook prerouting priority 0; policy drop; }; }")?;
+    ends.play(&["near urge", "near say 1000"], "urging", false)?;
+    refused(&far, "urgent data (MSG_OOB)")?;
+    three.world.laptop.nft("delete table inet deaf")?;
+    wait_for(LONG, "it moves", || Ok(ends.moves(&three, "urging").is_ok().then_some(())))?;
+    ends.play(&["far urged", "far hear 2000", "near say 1000", "far hear 3000"], "urging", true)?;
 
     step("one that its program has closed, with data unsent");
     let far = open(&mut ends, "closed", &port, "0")?;

@@ -4,16 +4,16 @@ use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use whimbrel_datapath::{HelpedFlow, HelpedPhase};
+use whimbrel_datapath::{Datapath, HelpedFlow, HelpedPhase};
 use whimbrel_kernel::borrowed::{self, Halted};
 use whimbrel_kernel::frozen::{Defaults, Frozen, Unmovable};
 use whimbrel_kernel::sock_diag::{self, SockDiag};
 use whimbrel_kernel::{namespace, process, whole};
 use whimbrel_protocol::{MoveFailed, MoveName, PeerId, Refusal, SavedDonation, Time};
-use whimbrel_wire::FlowTuple;
 use whimbrel_wire::snapshot::{Body, Family, Luggage, OptionKind};
+use whimbrel_wire::{FlowTuple, Transport};
 
-use super::endpoints::Endpoints;
+use super::endpoints::{Endpoints, Place};
 use super::{HIDDEN, Relocation, failed, listening, refused, unmovable};
 use crate::closing::Received;
 use crate::effects::Effects;
@@ -57,6 +57,26 @@ impl Borrowed {
     pub(super) fn socket(&self) -> &OwnedFd {
         &self.socket
     }
+}
+
+/// Why a connection waits that has an urgent byte on its way: that it is one is not written down with the bytes of its queue, and the far end would take
+/// it for one of the stream.
+pub(in crate::effects) const URGENT: &str =
+    "its program has sent urgent data (MSG_OOB) that is not acknowledged; it can be moved once that is";
+
+/// Whether a TCP connection has urgent data that is not acknowledged. `place`: where its socket is, if not in this host's own namespace. A kernel that
+/// does not tell is one where nobody knows.
+fn has_urgent(datapath: &Datapath, flow: &FlowTuple, place: Option<&mut Place>) -> bool {
+    if flow.transport != Transport::Tcp || flow.is_unconnected() {
+        return false;
+    }
+    let inside = place.map(|place| place.endpoint.enter()).transpose();
+    let told = inside.map_err(|error| error.to_string());
+    let told = told.and_then(|_inside| datapath.is_urgent(flow).map_err(|error| error.to_string()));
+    told.unwrap_or_else(|error| {
+        tracing::debug!(%flow, %error, "whether a connection has urgent data is not known");
+        false
+    })
 }
 
 /// What sockets have whose programs have set nothing, where that of a flow is, and what tells of the sockets there.
@@ -327,10 +347,19 @@ impl Effects {
         frozen.map_err(|why| unmovable(&why, Refusal::Unmovable))
     }
 
+    /// Whether one of these connections has urgent data that is not acknowledged.
+    pub(in crate::effects) fn any_urgent(&mut self, flows: &[FlowTuple]) -> bool {
+        let Self { relocation: Relocation { endpoints, .. }, datapath, .. } = self;
+        flows.iter().any(|flow| has_urgent(datapath, flow, endpoints.at(flow)))
+    }
+
     pub(super) fn dump(&mut self, name: &MoveName) -> Result<Vec<u8>, MoveFailed> {
-        let Self { relocation: Relocation { given, endpoints, defaults, .. }, connections, .. } = self;
+        let Self { relocation: Relocation { given, endpoints, defaults, .. }, connections, datapath, .. } = self;
         let gone = || failed(Refusal::Unmovable, &"the socket is not at rest");
         let Given { flow, frozen, luggage, .. } = given.get(name).ok_or_else(gone)?;
+        if has_urgent(datapath, flow, endpoints.at(flow)) {
+            return Err(failed(Refusal::Unmovable, &URGENT));
+        }
         let (defaults, sockets) = beside(flow, endpoints, defaults, connections)?;
         let mut snapshot = frozen.dump(defaults, sockets).map_err(|why| unmovable(&why, Refusal::Unmovable))?;
         snapshot.luggage = Some(luggage.clone());

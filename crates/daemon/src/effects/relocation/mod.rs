@@ -47,6 +47,7 @@ use crate::journal::JournalError;
 use acceptor::Taken;
 pub(crate) use adopt::{FoundMoves, continue_halted};
 pub(crate) use donor::NotBorrowed;
+pub(in crate::effects) use donor::URGENT;
 use donor::{Borrowed, Given};
 use endpoints::Endpoints;
 use late::Late;

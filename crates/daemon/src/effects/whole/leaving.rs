@@ -15,6 +15,7 @@ use whimbrel_wire::{FlowTuple, Transport};
 
 use super::{Answer, News, Report, Wholes, failed};
 use crate::effects::Effects;
+use crate::effects::relocation::URGENT;
 use crate::processes::criu;
 use crate::processes::helper::{self, Criu};
 use crate::processes::load::{Manifest, archive, pack, write_queues};
@@ -368,6 +369,9 @@ impl Effects {
             // Now that none of them does anything more.
             let seen = seen.ok_or("it does not go any more")?;
             seen.see_again().map_err(|unfit| unfit.to_string())?;
+            if self.any_urgent(&flows) {
+                return Err(URGENT.to_owned());
+            }
             // Whatever becomes of this daemon, they do not go on with sockets at rest.
             halted.into_iter().for_each(Halted::leave);
             Ok(())
