@@ -572,7 +572,6 @@ const LOSE: &str =
     "nft 'add table inet lossy; add chain inet lossy into { type filter hook prerouting priority 0 ; policy drop ; }'";
 const LOSE_NO_MORE: &str = "nft delete table inet lossy";
 
-/// The state of the connection, which goes on.
 /// Counts the segments that leave a host from now on.
 fn count_segments(host: &Host) -> impl Fn() -> u64 {
     host.sh("nft 'add table inet c; add chain inet c out { type filter hook output priority 0 ; };
@@ -688,6 +687,7 @@ fn one_that_has_ended_while_it_rested_is_not_said_to_go_on() {
     assert!(why.contains("has ended"), "{why}");
 }
 
+/// The state of the connection, which goes on.
 fn state_of(three: &Three, near: &TcpStream) -> StreamState {
     let frozen = Frozen::freeze(near.try_clone().unwrap().into()).unwrap();
     let state = stream(&three.written(&frozen).unwrap()).state;

@@ -125,6 +125,40 @@ const CARRIED: &[(i32, i32, i32, &[Of])] = &[
     (UDP, libc::UDP_GRO, 1, DATAGRAMS),
 ];
 
+/// Numbers of 64 bits, and of 32.
+fn words(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+}
+
+fn ints(ints: &[i32]) -> Vec<u8> {
+    ints.iter().flat_map(|int| int.to_ne_bytes()).collect()
+}
+
+/// More of them: of other values than one int that is no default.
+fn carried_otherwise() -> Vec<(i32, i32, Vec<u8>, &'static [Of])> {
+    vec![
+        (SOCKET, libc::SO_REUSEADDR, ints(&[1]), EVERYBODY),
+        (SOCKET, libc::SO_REUSEADDR, ints(&[0]), EVERYBODY),
+        (SOCKET, libc::SO_REUSEPORT, ints(&[1]), EVERYBODY),
+        (SOCKET, libc::SO_LINGER, ints(&[1, 9]), EVERYBODY),
+        (SOCKET, libc::SO_LINGER, ints(&[1, 0]), EVERYBODY),
+        (SOCKET, libc::SO_RCVTIMEO, words(&[3, 500_000]), EVERYBODY),
+        (SOCKET, libc::SO_SNDTIMEO, words(&[0, 500_000]), EVERYBODY),
+        (SOCKET, libc::SO_SNDBUF, ints(&[30_000]), EVERYBODY),
+        (SOCKET, libc::SO_RCVBUF, ints(&[30_000]), EVERYBODY),
+        (SOCKET, libc::SO_TIMESTAMP, ints(&[1]), EVERYBODY),
+        // SO_TIMESTAMP_NEW and SO_TIMESTAMPNS_NEW.
+        (SOCKET, 63, ints(&[1]), EVERYBODY),
+        (SOCKET, 64, ints(&[1]), EVERYBODY),
+        (SOCKET, libc::SO_MAX_PACING_RATE, words(&[5_000_000_000]), EVERYBODY),
+        (SOCKET, libc::SO_MAX_PACING_RATE, ints(&[1_000_000]), EVERYBODY),
+        (IP, libc::IP_TRANSPARENT, ints(&[1]), STREAMS),
+        // TCP_TX_DELAY.
+        (TCP, 37, ints(&[5000]), STREAMS),
+        (TCP, libc::TCP_USER_TIMEOUT, ints(&[i32::MAX]), STREAMS),
+    ]
+}
+
 /// Those that keep a socket where it is, with what is said of them.
 const REFUSED: &[(i32, i32, i32, &[Of], &str)] = &[
     (SOCKET, libc::SO_DONTROUTE, 1, EVERYBODY, "SO_DONTROUTE"),
@@ -152,6 +186,21 @@ fn set<T>(fd: BorrowedFd<'_>, level: i32, name: i32, value: &T) -> std::io::Resu
     if result == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }
 
+fn set_bytes(fd: BorrowedFd<'_>, level: i32, name: i32, value: &[u8]) -> std::io::Result<()> {
+    // SAFETY: `value` is valid for reads of its length for the duration of the call.
+    let result =
+        unsafe { libc::setsockopt(fd.as_raw_fd(), level, name, value.as_ptr().cast(), value.len() as libc::socklen_t) };
+    if result == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+}
+
+fn get_bytes(fd: BorrowedFd<'_>, level: i32, name: i32) -> Vec<u8> {
+    let (mut value, mut length) = ([0u8; 16], 16 as libc::socklen_t);
+    // SAFETY: `value` is valid for writes of `length` bytes.
+    let result = unsafe { libc::getsockopt(fd.as_raw_fd(), level, name, value.as_mut_ptr().cast(), &raw mut length) };
+    assert_eq!(result, 0, "level {level}, option {name}: {}", std::io::Error::last_os_error());
+    value[..length as usize].to_vec()
+}
+
 fn get(fd: BorrowedFd<'_>, level: i32, name: i32) -> std::io::Result<i32> {
     let (mut value, mut length) = (0i32, size_of::<i32>() as libc::socklen_t);
     // SAFETY: `value` is valid for writes of `length` bytes, and any bytes are an int.
@@ -164,6 +213,11 @@ fn host() -> Host {
     let host = Host::new();
     host.sh("ip addr add 10.5.0.1/32 dev lo; ip addr add 10.9.0.1/32 dev lo;
              ip -6 addr add fd05::1/128 dev lo nodad; ip -6 addr add fd09::1/128 dev lo nodad");
+    // The kernel makes the routes of IPv6 addresses a moment after them.
+    for address in ["fd05::1", "fd09::1"] {
+        let reaches = || UdpSocket::bind((address, 0)).and_then(|socket| socket.connect((address, 9))).is_ok();
+        hosts::wait("the host reaches itself", || host.on(reaches));
+    }
     host
 }
 
@@ -230,10 +284,19 @@ fn every_option_that_goes_along_is_there() {
                 let plain = acceptor.on(|| Frozen::restore(&snapshot, &injector));
                 assert_eq!(plain.is_err(), privileged, "{what}: {plain:?}");
                 drop(plain);
+                // A process that another test is starting may have what was closed for a moment.
+                let with_all = || acceptor.on(|| Frozen::restore_with(&snapshot, &injector, Rights { all: true }));
+                let mut restored = with_all();
+                hosts::wait("the port is free", || {
+                    let says = |what| restored.as_ref().is_err_and(|why| why.to_string().contains(what));
+                    let in_use = says("in use") || says("Cannot assign");
+                    if in_use {
+                        restored = with_all();
+                    }
+                    !in_use
+                });
                 // Some are set as it wakes: at rest they would have it send.
-                let awake =
-                    acceptor.on(|| Frozen::restore_with(&snapshot, &injector, Rights { all: true })?.thaw(&injector));
-                let awake = awake.unwrap_or_else(|why| panic!("{what}: {why}"));
+                let awake = acceptor.on(|| restored?.thaw(&injector)).unwrap_or_else(|why| panic!("{what}: {why}"));
                 assert_eq!(get(awake.as_fd(), *level, *name).unwrap(), before, "{what}");
                 moved += 1;
                 // Its ports are free at once.
@@ -243,6 +306,32 @@ fn every_option_that_goes_along_is_there() {
     }
     println!("{moved} options moved, {unknown} are unknown to this kernel");
     assert!(moved > 200, "{moved}");
+}
+
+#[test]
+#[ignore = "needs root"]
+fn every_other_value_that_goes_along_is_there() {
+    for ipv6 in [false, true] {
+        for of in EVERYBODY {
+            let (donor, acceptor) = (host(), host());
+            let injector = acceptor.on(|| Injector::open().unwrap());
+            for (level, name, value, on) in carried_otherwise() {
+                if !on.contains(of) {
+                    continue;
+                }
+                let what = format!("{of:?}, IPv6 {ipv6}: level {level}, option {name}, {value:?}");
+                let (socket, _beside) = socket(&donor, *of, ipv6);
+                set_bytes(socket.as_fd(), level, name, &value).unwrap_or_else(|error| panic!("{what}: {error}"));
+                let before = get_bytes(socket.as_fd(), level, name);
+                let snapshot = dump(&donor, &socket).unwrap_or_else(|why| panic!("{what}: {why}"));
+                let restored = acceptor.on(|| Frozen::restore_with(&snapshot, &injector, Rights { all: true }));
+                let restored = restored.unwrap_or_else(|why| panic!("{what}: {why}"));
+                let awake = acceptor.on(|| restored.thaw(&injector)).unwrap_or_else(|why| panic!("{what}: {why}"));
+                assert_eq!(get_bytes(awake.as_fd(), level, name), before, "{what}");
+                set(awake.as_fd(), SOCKET, libc::SO_LINGER, &[1i32, 0]).unwrap();
+            }
+        }
+    }
 }
 
 #[test]
@@ -299,6 +388,72 @@ fn what_cannot_go_along_keeps_its_socket_and_is_said() {
     }
 }
 
+/// Level, number, value, the sockets on which it is set, what is said.
+type Otherwise = (i32, i32, Vec<u8>, &'static [Of], &'static str);
+
+/// The same of options that are no int, and of which a kernel may have been built without some.
+fn refused_otherwise() -> Vec<Otherwise> {
+    let header = |second: u8| vec![0, 0, 1, second, 0, 0, 0, 0];
+    // An extension header that pads to eight bytes (RFC 8200 §4.2), and a routing header of type 2 (RFC 6275 §6.4).
+    let (padding, mut routing) = (header(4), vec![0u8, 2, 2, 1, 0, 0, 0, 0]);
+    routing.extend("fd09::1".parse::<std::net::Ipv6Addr>().unwrap().octets());
+    // `struct tcp_ao_add` (linux/tcp.h): address, algorithm, prefix (202), length of the key (207), key.
+    let mut signature = vec![0u8; 288];
+    signature[..2].copy_from_slice(&(libc::AF_INET as libc::sa_family_t).to_ne_bytes());
+    signature[4..8].copy_from_slice(&[10, 9, 0, 1]);
+    signature[128..138].copy_from_slice(b"hmac(sha1)");
+    (signature[202], signature[203], signature[204], signature[207]) = (32, 1, 1, 6);
+    signature[208..214].copy_from_slice(b"secret");
+    vec![
+        // SO_TXTIME, by CLOCK_MONOTONIC; SO_RESERVE_MEM.
+        (SOCKET, 61, ints(&[1, 1]), EVERYBODY, "SO_TXTIME"),
+        (SOCKET, 73, ints(&[4096]), EVERYBODY, "SO_RESERVE_MEM"),
+        (IP, libc::IP_MULTICAST_IF, vec![10, 5, 0, 1], DATAGRAMS, "IP_MULTICAST_IF"),
+        (V6, libc::IPV6_MULTICAST_IF, ints(&[1]), DATAGRAMS, "IPV6_MULTICAST_IF"),
+        (V6, libc::IPV6_HOPOPTS, padding.clone(), EVERYBODY, "IPV6_HOPOPTS"),
+        (V6, libc::IPV6_RTHDRDSTOPTS, padding.clone(), EVERYBODY, "IPV6_RTHDRDSTOPTS"),
+        (V6, libc::IPV6_RTHDR, routing, EVERYBODY, "IPV6_RTHDR"),
+        (V6, libc::IPV6_DSTOPTS, padding, EVERYBODY, "IPV6_DSTOPTS"),
+        (TCP, 31, b"tls".to_vec(), &[Stream], "TLS"),
+        // TCP_AO_ADD_KEY.
+        (TCP, 38, signature, LISTENERS, "TCP_AO"),
+        // UDP_ENCAP_ESPINUDP.
+        (UDP, 100, ints(&[2]), DATAGRAMS, "tunnels of the kernel's own"),
+    ]
+}
+
+#[test]
+#[ignore = "needs root"]
+fn what_else_cannot_go_along_is_said_where_the_kernel_has_it() {
+    let (mut said_of, mut lacking) = (std::collections::BTreeSet::new(), std::collections::BTreeSet::new());
+    for ipv6 in [false, true] {
+        for of in EVERYBODY {
+            let donor = host();
+            for (level, name, value, on, said) in refused_otherwise() {
+                if !on.contains(of) || level == V6 && !ipv6 || said == "TCP_AO" && ipv6 {
+                    continue;
+                }
+                let what = format!("{of:?}, IPv6 {ipv6}: {said}");
+                let (socket, _beside) = socket(&donor, *of, ipv6);
+                if let Err(error) = donor.on(|| set_bytes(socket.as_fd(), level, name, &value)) {
+                    let absent = [libc::ENOPROTOOPT, libc::EOPNOTSUPP, libc::ENOENT, libc::EINVAL, libc::EPERM];
+                    assert!(error.raw_os_error().is_some_and(|errno| absent.contains(&errno)), "{what}: {error}");
+                    lacking.insert(said);
+                    continue;
+                }
+                let why = dump(&donor, &socket).expect_err(&what).to_string();
+                assert!(why.contains(said) && why.contains("cannot be moved"), "{what}: {why}");
+                assert!(!Frozen::is_at_rest(socket.as_fd()), "{what}");
+                said_of.insert(said);
+            }
+        }
+    }
+    println!("{said_of:?} were refused; this kernel does not have {:?}", &lacking - &said_of);
+    for always in ["SO_TXTIME", "IP_MULTICAST_IF", "IPV6_MULTICAST_IF", "IPV6_HOPOPTS", "IPV6_DSTOPTS"] {
+        assert!(said_of.contains(always), "{always}");
+    }
+}
+
 #[test]
 #[ignore = "needs root"]
 fn a_socket_with_a_filter_stays() {
@@ -311,5 +466,28 @@ fn a_socket_with_a_filter_stays() {
         set(socket.as_fd(), SOCKET, libc::SO_ATTACH_FILTER, &filter).unwrap();
         let why = dump(&donor, &socket).expect_err("a filter").to_string();
         assert!(why.contains("with a filter"), "{why}");
+        let (socket, _beside) = self::socket(&donor, *of, false);
+        set(socket.as_fd(), SOCKET, libc::SO_ATTACH_BPF, &passing().as_raw_fd()).unwrap();
+        let why = dump(&donor, &socket).expect_err("a filter").to_string();
+        assert!(why.contains("with a filter"), "{why}");
     }
+}
+
+/// The same in eBPF (bpf(2)): it returns as many bytes as there may be.
+fn passing() -> OwnedFd {
+    use std::os::fd::FromRawFd;
+    const BPF_PROG_LOAD: libc::c_int = 5;
+    const BPF_PROG_TYPE_SOCKET_FILTER: u32 = 1;
+    // `mov32 r0, -1` and `exit`: code, registers, offset, immediate.
+    let program: [u8; 16] = [0xb4, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0x95, 0, 0, 0, 0, 0, 0, 0];
+    let license = c"GPL";
+    // The beginning of `union bpf_attr` for this command: type, count of instructions, where they are, where the license is.
+    let mut attributes = [0u64; 6];
+    attributes[0] = u64::from_ne_bytes(ints(&[BPF_PROG_TYPE_SOCKET_FILTER as i32, 2]).try_into().unwrap());
+    (attributes[1], attributes[2]) = (program.as_ptr() as u64, license.as_ptr() as u64);
+    // SAFETY: both pointers in `attributes` are to values that outlive the call, as long as is said there.
+    let loaded = unsafe { libc::syscall(libc::SYS_bpf, BPF_PROG_LOAD, attributes.as_ptr(), size_of_val(&attributes)) };
+    assert!(loaded >= 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: the kernel has just made it, and nobody else has it.
+    unsafe { OwnedFd::from_raw_fd(loaded as libc::c_int) }
 }

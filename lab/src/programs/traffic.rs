@@ -487,6 +487,10 @@ pub struct Luggage {
     pub datagrams: bool,
     /// A lock of a file.
     pub locks: bool,
+    /// A connected UDP socket that says no more.
+    pub silent: bool,
+    /// A connection that it reads no more.
+    pub deaf: bool,
 }
 
 impl Walker {
@@ -506,7 +510,7 @@ impl Walker {
         if let Some(enter) = enter {
             script.push_str(&format!("echo $$ >'{}'; ", enter.display()));
         }
-        let all = Luggage { memory: 1 << 20, shared: true, datagrams: true, locks: false };
+        let all = Luggage { memory: 1 << 20, shared: true, datagrams: true, ..Luggage::default() };
         for luggage in [all, Luggage::default()] {
             let report = host.dir().join(host.unique_label("walker"));
             let words = walker_arguments(server, count, luggage, &report);
@@ -580,6 +584,8 @@ fn walker_arguments(server: &EchoServer, count: usize, luggage: Luggage, report:
     args.extend(luggage.shared.then(|| "--shared".to_owned()));
     args.extend(luggage.datagrams.then(|| "--datagrams".to_owned()));
     args.extend(luggage.locks.then(|| "--locks".to_owned()));
+    args.extend(luggage.silent.then(|| "--silent".to_owned()));
+    args.extend(luggage.deaf.then(|| "--deaf".to_owned()));
     args
 }
 

@@ -34,6 +34,11 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         "a cgroup of processes with IPv6 connections goes to another host and comes back, named by any of them",
         cgroup,
     ),
+    scenario(
+        "moved-process-sockets",
+        "a process goes to another host and comes back with sockets that are over, were never connected, or say no more; one that guards its program stays",
+        odd_sockets,
+    ),
     scenario("kept-process", "a process that cannot go, or comes to nothing on the way, stays and goes on", kept),
     scenario("moved-process-killed", "daemons are killed in the middle of a process's move", killed),
     scenario(
@@ -193,6 +198,34 @@ fn moved(lab: &mut Lab, far_runs: bool) -> Result<()> {
     let _back = back.pid_there.map(Ended);
     walks(&walker, "back")?;
     expect!(far_runs || !is_there(pid), "it is at the acceptor as well");
+    three.world.no_resets()
+}
+
+/// With what programs have open beside connections that carry something.
+fn odd_sockets(lab: &mut Lab) -> Result<()> {
+    needs_criu()?;
+    let three = Three::new(lab, false, true)?;
+    let to = three.at_acceptor.to_string();
+    let start = |luggage| Walker::start(&three.world.server, &three.echo, COUNT, luggage);
+    step("one that reads no more of a connection stays: CRIU would have it read on");
+    let deaf = start(Luggage { deaf: true, ..Luggage::default() })?;
+    let said = refusal(&three.donor, deaf.pid(), &to)?;
+    expect!(said.contains("shut down"), "{said}");
+    walks(&deaf, "kept")?;
+
+    step("one with sockets that are over, never began, or say no more, goes to another host");
+    let walker = start(Luggage { silent: true, ..Luggage::default() })?;
+    let there = give(&three.donor, walker.pid(), &to)?;
+    expect!(there.connections == COUNT + 1, "{} connections went", there.connections);
+    walks(&walker, "there")?;
+    expect!(!is_there(walker.pid()), "it is at the donor as well");
+    let Some(pid) = there.pid_there else {
+        return Err(crate::Error::Expectation("nobody says which process it is there".to_owned()));
+    };
+    step("it comes back");
+    let back = give(&three.acceptor, pid, "desk")?;
+    let _back = back.pid_there.map(Ended);
+    walks(&walker, "back")?;
     three.world.no_resets()
 }
 

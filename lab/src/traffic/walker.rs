@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
@@ -47,6 +47,12 @@ pub struct WalkerOptions {
     /// A lock of the file that it writes to.
     #[arg(long)]
     pub locks: bool,
+    /// A connected UDP socket that says no more.
+    #[arg(long)]
+    pub silent: bool,
+    /// A connection that it reads no more.
+    #[arg(long)]
+    pub deaf: bool,
     /// Microseconds between numbers.
     #[arg(long)]
     pub every: u64,
@@ -101,6 +107,8 @@ pub(super) fn walk(options: &WalkerOptions) -> Result<()> {
     }
     let mut datagrams = options.datagrams.then(|| Datagrams::begin(options.connect)).transpose()?;
     let idle = Idle::begin(options.connect)?;
+    let silent = options.silent.then(|| silent(options.connect)).transpose()?;
+    let _deaf = options.deaf.then(|| deaf(options.connect)).transpose()?;
     let mut gap = Duration::ZERO;
     let mut next = Instant::now();
     loop {
@@ -122,6 +130,10 @@ pub(super) fn walk(options: &WalkerOptions) -> Result<()> {
             ended = ended.or(datagrams.step(due).err());
         }
         ended = ended.or(idle.check().err());
+        if let Some(silent) = &silent {
+            let says = silent.send(b"?").is_ok_and(|_| true);
+            ended = ended.or(says.then(|| "a socket that says no more says something".to_owned()));
+        }
         let tcp = walks.iter().map(|walk| walk.received).min().unwrap_or(0);
         let least = datagrams.as_ref().map_or(tcp, |datagrams| datagrams.received.min(tcp));
         if let Some(why) = ended {
@@ -226,10 +238,26 @@ impl Walk {
     }
 }
 
-/// Sockets that are in no list of the kernel's, as any program has some: of TCP, never connected; of UDP, not bound.
+fn silent(connect: SocketAddr) -> Result<UdpSocket> {
+    let socket = UdpSocket::bind(any(connect)).map_err(failed("bind"))?;
+    socket.connect(connect).map_err(failed("connect"))?;
+    rustix::net::shutdown(&socket, rustix::net::Shutdown::Write).map_err(|e| failed("shutdown")(e.into()))?;
+    Ok(socket)
+}
+
+fn deaf(connect: SocketAddr) -> Result<TcpStream> {
+    let stream = TcpStream::connect(connect).map_err(failed("connect"))?;
+    stream.shutdown(std::net::Shutdown::Read).map_err(failed("shutdown"))?;
+    Ok(stream)
+}
+
+/// Sockets that are in no list of the kernel's, as any program has some: of TCP, never connected, reset by its other end, and closed by both; of
+/// UDP, not bound.
 struct Idle {
     unconnected: OwnedFd,
     unbound: OwnedFd,
+    reset: TcpStream,
+    over: TcpStream,
 }
 
 impl Idle {
@@ -239,7 +267,24 @@ impl Idle {
         let socket = |kind| {
             socket_with(family, kind, SocketFlags::CLOEXEC, None).map_err(|error| failed("socket")(error.into()))
         };
-        Ok(Self { unconnected: socket(SocketType::STREAM)?, unbound: socket(SocketType::DGRAM)? })
+        let here: std::net::IpAddr =
+            if connect.is_ipv4() { std::net::Ipv4Addr::LOCALHOST.into() } else { std::net::Ipv6Addr::LOCALHOST.into() };
+        let listener = TcpListener::bind((here, 0)).map_err(failed("bind"))?;
+        let pair = || -> std::io::Result<(TcpStream, TcpStream)> {
+            let near = TcpStream::connect(listener.local_addr()?)?;
+            Ok((near, listener.accept()?.0))
+        };
+        let (mut reset, far) = pair().map_err(failed("accept"))?;
+        rustix::net::sockopt::set_socket_linger(&far, Some(Duration::ZERO))
+            .map_err(|error| failed("setsockopt")(error.into()))?;
+        drop(far);
+        // The error is told once.
+        let _ = reset.read(&mut [0]);
+        let (mut over, far) = pair().map_err(failed("accept"))?;
+        drop(far);
+        let ended = over.read(&mut [0]).and_then(|_| over.shutdown(std::net::Shutdown::Write));
+        ended.map_err(failed("shutdown"))?;
+        Ok(Self { unconnected: socket(SocketType::STREAM)?, unbound: socket(SocketType::DGRAM)?, reset, over })
     }
 
     /// Whether they are what they were.
@@ -251,8 +296,18 @@ impl Idle {
         if !unbound(&self.unconnected) || !unbound(&self.unbound) {
             return Err("a socket that was not bound is".to_owned());
         }
+        // Neither is connected again, and both are at their end.
+        for mut ended in [&self.reset, &self.over] {
+            if ended.peer_addr().is_ok() || !matches!(ended.read(&mut [0]), Ok(0) | Err(_)) {
+                return Err("a connection that was over goes on".to_owned());
+            }
+        }
         Ok(())
     }
+}
+
+fn any(connect: SocketAddr) -> SocketAddr {
+    if connect.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0u16; 8], 0).into() }
 }
 
 /// Numbers that go as datagrams, each of which has to come back, in any order.
@@ -271,8 +326,7 @@ const EARLY: usize = 2000;
 
 impl Datagrams {
     fn begin(connect: SocketAddr) -> Result<Self> {
-        let any: SocketAddr = if connect.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0u16; 8], 0).into() };
-        let socket = UdpSocket::bind(any).map_err(failed("bind"))?;
+        let socket = UdpSocket::bind(any(connect)).map_err(failed("bind"))?;
         socket.connect(connect).and_then(|()| socket.set_nonblocking(true)).map_err(failed("connect"))?;
         Ok(Self { socket, sent: 0, received: 0, early: BTreeSet::new(), looked: Instant::now() })
     }

@@ -363,6 +363,24 @@ pub(crate) fn inet_of(fd: BorrowedFd<'_>) -> Result<Inet, Error> {
     })
 }
 
+/// Refuses a socket that CRIU would rebuild without something that its program relies on. `sockets` are those of its network namespace.
+///
+/// # Errors
+/// [`Unmovable`].
+pub(crate) fn check_for_criu(fd: BorrowedFd<'_>, sockets: &mut SockDiag) -> Result<(), Unmovable> {
+    let Look { kind, family, local, remote } = look_at(fd)?;
+    options::check_for_criu(fd, kind, family)?;
+    if kind == Kind::Datagram {
+        return Ok(());
+    }
+    if kind == Kind::Stream && !stream::has_heard_all(fd)? && hears_no_more(fd)?.0 {
+        return Err(Unmovable::Kind(
+            "a connection that is shut down for reading cannot be moved with its process: CRIU would have it read on",
+        ));
+    }
+    stream::check_unsigned(fd, local, remote, sockets)
+}
+
 /// What a descriptor is.
 struct Look {
     kind: Kind,

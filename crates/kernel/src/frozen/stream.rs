@@ -78,8 +78,9 @@ pub(super) const KIND_TIMESTAMPS: u32 = 8;
 const NO_LIMIT: i32 = -1;
 const BY_DEFAULT: i32 = 0;
 
-/// The longest TCP_USER_TIMEOUT that is told by that of a socket at rest, in milliseconds: six days. One that is longer need not be changed.
-const LONGEST_TOLD: i32 = 1 << 29;
+/// The longest TCP_USER_TIMEOUT that is told by that of a socket at rest, in milliseconds: three days. One that is longer need not be changed, as that
+/// of a socket whose peer is away (`bpf/lib/park.h`: 20 days).
+const LONGEST_TOLD: i32 = 1 << 28;
 
 /// The smallest and the largest segment that TCP_MAXSEG takes (`TCP_MIN_MSS`, `MAX_TCP_WINDOW`).
 const SEGMENTS: std::ops::RangeInclusive<u16> = 88..=32_767;
@@ -149,6 +150,11 @@ impl Info {
 /// Whether a TCP socket is over, or was never connected.
 pub(super) fn is_closed(fd: BorrowedFd<'_>) -> Result<bool, Error> {
     Ok(Info::of(fd)?.state == CLOSED)
+}
+
+/// Whether the other end of a connection has finished.
+pub(super) fn has_heard_all(fd: BorrowedFd<'_>) -> Result<bool, Unmovable> {
+    Ok(state_of(&Info::of(fd)?)?.peer_has_finished())
 }
 
 /// Bytes that nobody has read, up to an urgent one.
@@ -225,7 +231,7 @@ fn timeout_at_rest(own: i32) -> i32 {
     if own > LONGEST_TOLD { own } else { i32::MAX - own }
 }
 
-/// The program's own, of a socket that a daemon before this one may have put to rest. (One of 18 days is taken for that of a rest then.)
+/// The program's own, of a socket that a daemon before this one may have put to rest. (One of 22 days is taken for that of a rest then.)
 fn own_timeout(fd: BorrowedFd<'_>) -> Result<i32, Error> {
     let there = get_int(fd, TCP_USER_TIMEOUT)?;
     let told = i32::MAX - there;
@@ -583,7 +589,8 @@ fn go_on(fd: BorrowedFd<'_>, due: &Due, injector: &Injector) -> Result<(), Unmov
         set(fd, SO_BUF_LOCK, &options::locks(&due.waiting))?;
     }
     // What it has sent in vain meanwhile is reckoned from the first time, so the rest is added. Otherwise nothing of it counts.
-    let rested = due.since.filter(|_| due.timeout > 0 && info.repeats).map_or(Duration::ZERO, |since| since.elapsed());
+    let counts = info.repeats && (1..=LONGEST_TOLD).contains(&due.timeout);
+    let rested = due.since.filter(|_| counts).map_or(Duration::ZERO, |since| since.elapsed());
     let rested = i32::try_from(rested.as_millis()).unwrap_or(i32::MAX);
     set(fd, TCP_USER_TIMEOUT, &due.timeout.saturating_add(rested))?;
     Ok(())

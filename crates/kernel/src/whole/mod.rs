@@ -24,7 +24,7 @@ use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::borrowed;
 use crate::error::Error;
-use crate::frozen::{Defaults, Frozen};
+use crate::frozen::{self, Defaults, Frozen};
 use crate::namespace::Entered;
 use crate::process;
 use crate::sock_diag::SockDiag;
@@ -244,6 +244,10 @@ fn look_at_descriptors(whole: &mut Whole) -> Result<(), Unfit> {
     let mut sockets = Sockets::of(whole.root)?;
     let mut pipes: HashMap<String, u32> = HashMap::new();
     let mut inodes: HashSet<u32> = HashSet::new();
+    let mut diagnosis = {
+        let _inside = Entered::descriptor(network_of(whole.root)?.as_fd())?;
+        SockDiag::open()?
+    };
     let mut terminal = None;
     let mut has_master = false;
     for pid in whole.pids.iter().filter(|pid| !is_over(**pid)) {
@@ -290,6 +294,13 @@ fn look_at_descriptors(whole: &mut Whole) -> Result<(), Unfit> {
                             )));
                         }
                     },
+                }
+                let is_used =
+                    matches!(sockets.find(inode), Some(Socket::Open(_) | Socket::Listening(..) | Socket::Bound(_)));
+                let used = if is_used { borrowed::borrow(*pid, &HashSet::from([inode]))? } else { Vec::new() };
+                for (_, socket) in used {
+                    frozen::check_for_criu(socket.as_fd(), &mut diagnosis)
+                        .map_err(|why| tied(format!("{}: {why}", of(&number))))?;
                 }
             } else if text.starts_with("pipe:[") {
                 pipes.insert(text, *pid);

@@ -270,6 +270,33 @@ fn a_connection_that_is_open_elsewhere_too_is_told() {
 }
 
 #[test]
+fn a_socket_that_criu_would_leave_unguarded_is_told() {
+    let set = |socket: &dyn AsFd, option, value: i32| {
+        let name = crate::sockopt::Name { level: libc::SOL_IP, name: option, text: "an option" };
+        crate::sockopt::set(socket.as_fd(), name, &value).expect("setsockopt");
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+    let near = TcpStream::connect(listener.local_addr().expect("an address")).expect("connect");
+    let datagrams = UdpSocket::bind("127.0.0.1:0").expect("bind");
+    // What is lost with nobody the worse for it.
+    set(&datagrams, libc::IP_RECVTTL, 1);
+    let sockets: [(&dyn AsFd, OwnedFd); 3] = [
+        (&near, near.try_clone().expect("dup").into()),
+        (&listener, listener.try_clone().expect("dup").into()),
+        (&datagrams, datagrams.try_clone().expect("dup").into()),
+    ];
+    for (socket, given) in sockets {
+        let child = start(given.into(), Stdio::null());
+        let free = |looked: Result<Whole, Unfit>| !looked.is_err_and(|why| why.to_string().contains("IP_MINTTL"));
+        assert!(free(looked(&child, Scope::Alone)));
+        set(socket, libc::IP_MINTTL, 3);
+        let why = looked(&child, Scope::Alone).expect_err("it guards its program").to_string();
+        assert!(why.contains("IP_MINTTL") && why.contains("descriptor 0"), "{why}");
+        finish(child);
+    }
+}
+
+#[test]
 fn sockets_without_another_end_are_told_and_whose_they_are() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
     let datagrams = UdpSocket::bind("127.0.0.1:0").expect("bind");

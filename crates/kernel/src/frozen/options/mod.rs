@@ -266,6 +266,42 @@ pub(super) fn check(fd: BorrowedFd<'_>, kind: Kind, family: Family) -> Result<()
     Ok(())
 }
 
+/// What is refused here and CRIU rebuilds.
+const OF_CRIU: [&str; 3] = ["SO_DONTROUTE", "SO_ATTACH_FILTER", "SO_BINDTOIFINDEX"];
+/// What CRIU leaves behind that keeps something away from its program.
+const GUARDS: [(OptionKind, &str); 2] = [
+    (
+        OptionKind::MinimumTimeToLive,
+        "a socket with a least time to live (IP_MINTTL) cannot be moved with its process: CRIU leaves that behind",
+    ),
+    (
+        OptionKind::V6MinimumHopCount,
+        "a socket with a least hop limit (IPV6_MINHOPCOUNT) cannot be moved with its process: CRIU leaves that behind",
+    ),
+];
+
+/// Refuses a socket that is to be rebuilt by CRIU and would lack something that its program relies on. Other options that CRIU does not know
+/// are lost.
+pub(super) fn check_for_criu(fd: BorrowedFd<'_>, kind: Kind, family: Family) -> Result<(), Unmovable> {
+    for row in ROWS {
+        match row.fate {
+            Fate::Refused { find, who, why }
+                if who.has(kind, family) && !OF_CRIU.contains(&row.name.text) && find.is_set(fd, row.name) =>
+            {
+                return Err(Unmovable::Kind(why));
+            }
+            Fate::Carried { kind: of, who, .. } if who.has(kind, family) => {
+                let guard = GUARDS.iter().find(|(guard, _)| *guard == of);
+                if let Some((_, why)) = guard.filter(|_| Find::NonZero.is_set(fd, row.name)) {
+                    return Err(Unmovable::Kind(why));
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
 /// Why a host does not take a socket with options of these numbers, if it does not.
 ///
 /// # Errors

@@ -70,8 +70,8 @@ fn the_table_has_every_option_of_the_installed_headers() {
     let mut seen = 0;
     for (header, level, prefixes) in headers {
         let path = format!("/usr/include/{header}");
-        // Other architectures have the same without the numbers of sockets; a machine without headers has been looked at elsewhere.
-        let Ok(text) = std::fs::read_to_string(&path) else { continue };
+        // They come with whatever a program is linked with here (linux-libc-dev, kernel-headers).
+        let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
         for line in text.lines() {
             let mut words = line.split_whitespace();
             if words.next() != Some("#define") {
@@ -87,7 +87,7 @@ fn the_table_has_every_option_of_the_installed_headers() {
             seen += 1;
         }
     }
-    assert!(seen == 0 || seen > 150, "only {seen} options were found in the headers");
+    assert!(seen > 150, "only {seen} options were found in the headers");
 }
 
 #[test]
