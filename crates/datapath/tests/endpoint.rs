@@ -20,7 +20,8 @@ use std::time::{Duration, Instant};
 use support::packet::{Packet, TCP, UDP, icmp};
 use support::{Bpffs, NEXT, Namespace, Outcome, REDIRECT, SHOT, is_root, run, run_on, tun, veth};
 use whimbrel_datapath::{
-    Binding, Carrier, Datapath, Endpoint, FlowEntry, Lent, LentEnd, LocatorPair, Role, Toward, Unknown,
+    Binding, Carrier, Datapath, Endpoint, FlowEntry, HelpedFlow, HelpedPhase, Lent, LentEnd, LocatorPair, Role, Toward,
+    Unknown,
 };
 use whimbrel_kernel::endpoint::{Endpoint as Space, let_forward};
 use whimbrel_kernel::route::RouteSocket;
@@ -271,6 +272,38 @@ fn a_lent_end_is_reached_and_reaches_others() {
         expect_refusal(&far, SocketAddr::new(host.own, PORT));
         assert!(counter(&host.datapath, "endpoint_in") > 0);
         assert!(counter(&host.datapath, "endpoint_out") > 0);
+    });
+}
+
+const RESTS: HelpedFlow = HelpedFlow { phase: HelpedPhase::Rests, offset: 0, acknowledged: 0, delivered: 0 };
+
+#[test]
+fn a_socket_at_rest_says_nothing_from_a_lent_end_either() {
+    on_both_families(|v4| {
+        let host = OwnAddress::new(v4);
+        let listener = host.listen_inside();
+        host.net.far.enter();
+        let there = patient(TcpStream::connect((host.own, PORT)).expect("connect"));
+        let here = patient(listener.accept().expect("accept").0);
+        exchange(&here, &there, 1);
+        let end = |name: std::io::Result<SocketAddr>| name.expect("a name");
+        let (local, remote) = (end(here.local_addr()), end(here.peer_addr()));
+        let flow = FlowTuple { transport: Transport::Tcp, local, remote };
+        host.datapath.set_helped(&flow, &RESTS).expect("rest");
+        (&here).write_all(b"not yet").expect("write");
+        let since = Instant::now();
+        // Also what its timer has it send again.
+        while counter(&host.datapath, "held") < 3 {
+            assert!(since.elapsed() < PATIENCE, "nothing is held");
+            thread::yield_now();
+        }
+        there.set_nonblocking(true).expect("fcntl");
+        assert_eq!((&there).read(&mut [0]).expect_err("nothing has come").kind(), ErrorKind::WouldBlock);
+        there.set_nonblocking(false).expect("fcntl");
+        host.datapath.remove_helped(&flow).expect("wake");
+        let mut heard = [0; 7];
+        (&there).read_exact(&mut heard).expect("read");
+        assert_eq!(&heard, b"not yet");
     });
 }
 
@@ -1169,6 +1202,17 @@ fn nobody_but_its_own_namespace_sends_in_a_flow() {
                 net.datapath.set_endpoint(1, &Endpoint { address, unknown: Unknown::Dropped }).expect("set");
                 assert_eq!(net.endpoint(&packet), if passes { REDIRECT } else { SHOT }, "{toward:?}");
             }
+            // Nor does that, while its socket is being moved.
+            let flow = FlowTuple { transport: Transport::Tcp, local: net.far, remote: net.lent };
+            let is_held = || {
+                let before = counter(&net.datapath, "held");
+                net.endpoint(&packet);
+                counter(&net.datapath, "held") > before
+            };
+            net.datapath.set_helped(&flow, &RESTS).expect("rest");
+            assert!(is_held(), "{toward:?}");
+            net.datapath.remove_helped(&flow).expect("wake");
+            assert!(!is_held(), "{toward:?}");
             // ARP.
             let mut other = packet.clone();
             other[12..14].copy_from_slice(&[8, 6]);
