@@ -92,7 +92,8 @@ install: ## after `make build`, as root: program, library, manual pages, documen
 	install -D -m 644 crates/capi/python/whimbrel/__init__.py $(DESTDIR)$(PYTHON)/whimbrel/__init__.py
 	sed 's|^prefix=.*|prefix=$(PREFIX)|' packaging/whimbrel.pc | \
 		install -D -m 644 /dev/stdin $(DESTDIR)$(PREFIX)/lib/pkgconfig/whimbrel.pc
-	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/whimbrel docs/json.md docs/helpers.md packaging/whimbrel.toml
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/whimbrel packaging/whimbrel.toml \
+		$(addprefix docs/,roaming.md moving.md anchor.md gateway.md json.md helpers.md metrics.md)
 	install -D -m 644 packaging/whimbrel.sysusers $(DESTDIR)$(SYSUSERS)/whimbrel.conf
 	for unit in $(UNITS); do \
 		sed 's|/usr/bin/whimbrel|$(PREFIX)/bin/whimbrel|g' packaging/$$unit | \

@@ -714,13 +714,13 @@ mod tests {
     }
 
     #[test]
-    fn the_readme_says_which_commands_have_no_json() {
+    fn the_page_on_roaming_says_which_commands_have_no_json() {
         let has = |command: &clap::Command| command.get_opts().any(|option| option.get_long() == Some("json"));
         let without: BTreeSet<String> =
             commands().into_iter().filter(|(_, command)| !has(command)).map(|(path, _)| path).collect();
         assert_eq!(without, ["run", "up", "watch"].map(str::to_owned).into());
-        let readme = include_str!("../../../README.md");
-        assert!(readme.contains("All commands but `up`, `run` and `watch` have `--json`"));
+        let page = include_str!("../../../docs/roaming.md");
+        assert!(page.contains("All except `up`, `run` and `watch` have `--json`"));
     }
 
     #[test]
