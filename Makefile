@@ -9,7 +9,7 @@ TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
 # Where `./setup test` puts a newer CRIU than Debian's, and rustup's place, for shells that do not have it in their path.
 export PATH := /usr/local/lib/whimbrel-test/bin:$(PATH):$(HOME)/.cargo/bin
 
-.PHONY: help build demo test test-quick test-programs soak-absence soak-adversary check bench test-kernels fuzz fuzz-long install uninstall clean
+.PHONY: help build demo test test-quick test-all test-programs soak-absence soak-adversary check bench test-kernels fuzz fuzz-long install uninstall clean
 
 help: ## this list
 	@sed -n 's/^\([a-zA-Z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -30,6 +30,10 @@ test: ## the whole suite: unit tests, root tests, lab scenarios, a short fuzz (a
 test-quick: ## a choice of it in eight minutes (as root)
 	@./setup test
 	$(CARGO) run --quiet --locked -p xtask -- test --quick $(ARGUMENTS)
+
+test-all: ## all of it and what takes hours: programs, days of absence, every fault, other kernels; writes docs/tested.md (as root)
+	@./setup test test-kernels programs
+	$(CARGO) run --quiet --locked -p xtask -- test --all $(ARGUMENTS)
 
 test-programs: build ## sessions of many programs from Debian through moves and a sleep (as root)
 	@./setup programs

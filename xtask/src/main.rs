@@ -42,6 +42,9 @@ enum Task {
         /// A choice of it that takes eight minutes
         #[arg(long)]
         quick: bool,
+        /// Also what takes hours: programs, days of absence, every fault step, ten minutes of fuzzing, other kernels
+        #[arg(long, conflicts_with = "quick")]
+        all: bool,
         /// Only what has this in its name
         #[arg(long, value_name = "TEXT")]
         only: Option<String>,
@@ -108,8 +111,12 @@ fn run(task: Task) -> Result<bool, Failure> {
             warn(&sources::long_files(&root)?);
             Ok(true)
         }
-        Task::Test { quick, only, seed } => {
-            let choice = if quick { Choice::Quick } else { Choice::All };
+        Task::Test { quick, all, only, seed } => {
+            let choice = match (quick, all) {
+                (true, _) => Choice::Quick,
+                (false, true) => Choice::Long,
+                (false, false) => Choice::All,
+            };
             suite::run(&root, &Request { choice, only, seed })
         }
         Task::Fuzz { seconds } => Ok(fuzz::long(&root, seconds)?.failed == 0),

@@ -20,6 +20,8 @@ pub(crate) enum Kind {
     Scenario,
     /// A fuzz target.
     Fuzz,
+    /// A guest with another kernel or processor, with all that is tried there.
+    Guest,
 }
 
 impl Kind {
@@ -30,6 +32,7 @@ impl Kind {
             Self::Root => "root-test",
             Self::Scenario => "scenario",
             Self::Fuzz => "fuzz-target",
+            Self::Guest => "guest",
         }
     }
 }
@@ -42,6 +45,8 @@ pub(crate) struct Case {
     pub(crate) kind: Kind,
     /// The smallest choice that it belongs to.
     pub(crate) choice: Choice,
+    /// The row of `docs/tested.md` that it counts for.
+    pub(crate) part: &'static str,
     pub(crate) program: PathBuf,
     pub(crate) arguments: Vec<String>,
     pub(crate) directory: PathBuf,
@@ -57,6 +62,26 @@ struct TestProgram {
     directory: PathBuf,
 }
 
+/// The rows of `docs/tested.md`, with what each is.
+pub(crate) const PARTS: [(&str, &str); 8] = [
+    (CRATES, "all unit tests and tests that need root"),
+    (SIMULATOR, "its tests with every fault at every step"),
+    (SCENARIOS, "the scenarios of `make test`"),
+    (PROGRAMS, "sessions of many programs from Debian through moves and a sleep"),
+    (ABSENCE, "`absence-72h`: as many times as long as TCP waits as 72 hours are"),
+    (FUZZ, "each target for a minute and more, ten minutes in all"),
+    (KERNELS, "Linux 6.1 and 6.12 in QEMU: tests of the crates and the core scenarios"),
+    (PROCESSORS, "arm64 in QEMU: snapshots of sockets"),
+];
+const CRATES: &str = "crates";
+pub(super) const SIMULATOR: &str = "simulator";
+const SCENARIOS: &str = "scenarios";
+const PROGRAMS: &str = "programs";
+const ABSENCE: &str = "absence";
+const FUZZ: &str = "fuzz";
+const KERNELS: &str = "kernels";
+const PROCESSORS: &str = "processors";
+
 /// All cases, in the order in which they are listed.
 pub(crate) fn all(root: &Path) -> Result<Vec<Case>, Failure> {
     let mut cases = Vec::new();
@@ -67,12 +92,14 @@ pub(crate) fn all(root: &Path) -> Result<Vec<Case>, Failure> {
         name: "documentation examples".to_owned(),
         kind: Kind::Unit,
         choice: Choice::All,
+        part: CRATES,
         program: cargo().into(),
         arguments: ["test", "--quiet", "--doc", "--workspace", "--locked"].map(str::to_owned).into(),
         directory: root.to_owned(),
     });
     cases.extend(scenarios(root)?);
     cases.extend(fuzz_targets(root)?);
+    cases.extend(guests(root)?);
     Ok(cases)
 }
 
@@ -134,6 +161,7 @@ fn tests_of(program: &TestProgram) -> Result<Vec<Case>, Failure> {
         Case {
             kind,
             choice: Choice::Quick,
+            part: if program.prefix.starts_with("sim/") { SIMULATOR } else { CRATES },
             program: program.executable.clone(),
             arguments: vec!["--exact".to_owned(), name.clone(), "--include-ignored".to_owned()],
             directory: program.directory.clone(),
@@ -159,15 +187,17 @@ fn scenarios(root: &Path) -> Result<Vec<Case>, Failure> {
             let (Some(name), Some(part)) = (scenario["name"].as_str(), scenario["part"].as_str()) else {
                 return Err(Failure::new(format!("the lab lists what is no scenario: {scenario}")));
             };
-            let choice = match part {
-                "quick" => Choice::Quick,
-                "suite" => Choice::All,
-                _ => Choice::Long,
+            let (choice, part) = match part {
+                "quick" => (Choice::Quick, SCENARIOS),
+                "suite" => (Choice::All, SCENARIOS),
+                "programs" => (Choice::Long, PROGRAMS),
+                _ => (Choice::Long, ABSENCE),
             };
             Ok(Case {
                 name: format!("{SCENARIO}{name}"),
                 kind: Kind::Scenario,
                 choice,
+                part,
                 program: lab.clone(),
                 arguments: vec!["run".to_owned(), name.to_owned()],
                 directory: root.to_owned(),
@@ -179,6 +209,21 @@ fn scenarios(root: &Path) -> Result<Vec<Case>, Failure> {
 /// What the name of a scenario's case begins with.
 pub(crate) const SCENARIO: &str = "scenario ";
 
+/// Systems that QEMU boots, each with what `make test-kernels` tries there.
+fn guests(root: &Path) -> Result<Vec<Case>, Failure> {
+    let xtask = std::env::current_exe().failed("find", "the program that runs")?;
+    let guest = |system: &str, part, more: &[&str]| Case {
+        name: format!("guest {system}"),
+        kind: Kind::Guest,
+        choice: Choice::Long,
+        part,
+        program: xtask.clone(),
+        arguments: ["test-kernels", system].iter().chain(more).map(|&argument| argument.to_owned()).collect(),
+        directory: root.to_owned(),
+    };
+    Ok(vec![guest("6.1", KERNELS, &[]), guest("6.12", KERNELS, &[]), guest("arm64", PROCESSORS, &["--test", "golden"])])
+}
+
 /// The programs of `fuzz/targets`, each for a moment.
 fn fuzz_targets(root: &Path) -> Result<Vec<Case>, Failure> {
     let sources = files(&root.join("fuzz/targets"), "rs")?;
@@ -187,6 +232,7 @@ fn fuzz_targets(root: &Path) -> Result<Vec<Case>, Failure> {
         Case {
             kind: Kind::Fuzz,
             choice: Choice::All,
+            part: FUZZ,
             program: root.join("fuzz/run"),
             arguments: vec!["short".to_owned(), name.clone()],
             directory: root.to_owned(),

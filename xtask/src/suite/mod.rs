@@ -1,8 +1,9 @@
-//! `make test`, `make test-quick`: everything that exists is run, or said not to be, and has a verdict in
+//! `make test`, `make test-quick`, `make test-all`: everything that exists is run, or said not to be, and has a verdict in
 //! `target/test/results.json`.
 
 mod inventory;
 mod record;
+mod tested;
 mod verdict;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,15 +27,31 @@ pub(crate) use verdict::{Outcome, scenario_result};
 /// their dependencies and nothing is compiled twice.
 const BUILD: [&str; 6] = ["build", "--workspace", "--locked", "--lib", "--bins", "--tests"];
 
-/// No case begins later than so long after the run has begun. All takes three quarters of an hour on two processors;
+/// No case begins later than so long after the run has begun. `make test` takes three quarters of an hour on two processors;
 /// a machine that is slower than that is let go on until continuous integration would end the run.
-const BEGUN_WITHIN: Duration = Duration::from_secs(75 * 60);
+fn begun_within(choice: Choice) -> Duration {
+    match choice {
+        Choice::Quick | Choice::All => Duration::from_secs(75 * 60),
+        Choice::Long => Duration::from_secs(12 * 3600),
+    }
+}
 
 /// What has not been built by then is stuck.
 const BUILT_WITHIN: Duration = Duration::from_secs(40 * 60);
 
-/// A case that has not ended by then is stuck: the longest take a minute and a half.
-const ENDED_WITHIN: Duration = Duration::from_secs(300);
+/// A case that has not ended by then is stuck. In `make test` the longest take a minute and a half; the first fuzz target is
+/// built with all of its dependencies, and a guest ends itself.
+fn ended_within(case: &Case, choice: Choice) -> Duration {
+    match case.kind {
+        Kind::Fuzz => BUILT_WITHIN,
+        Kind::Guest => Duration::from_secs(3 * 3600),
+        _ if choice == Choice::Long => Duration::from_secs(3600),
+        _ => Duration::from_secs(300),
+    }
+}
+
+/// For how long each target is fuzzed in `make test-all`, in seconds.
+const FUZZED: u64 = 75;
 
 /// Scenarios at a time. They wait most of the time, and they measure times: so many that two processors are not quite busy.
 const SCENARIOS_AT_ONCE: usize = 4;
@@ -89,7 +106,11 @@ pub(crate) fn run(root: &Path, request: &Request) -> Result<bool, Failure> {
     let built = started.elapsed();
 
     let mut cases = inventory::all(root)?;
+    let mut parts: BTreeSet<&'static str> = cases.iter().map(|case| case.part).collect();
     if let Some(only) = &request.only {
+        for case in cases.iter().filter(|case| !case.name.contains(only.as_str())) {
+            parts.remove(case.part);
+        }
         cases.retain(|case| case.name.contains(only.as_str()));
         if cases.is_empty() {
             return Err(Failure::new(format!(
@@ -101,8 +122,14 @@ pub(crate) fn run(root: &Path, request: &Request) -> Result<bool, Failure> {
     let seed = request.seed.unwrap_or_else(fresh_seed);
     println!("{} cases; what follows is repeated with --seed {seed}", cases.len());
 
-    let mut run =
-        Run { started, seed, is_root: is_root()?, times: record::earlier_times(root), record: Record::default() };
+    let mut run = Run {
+        started,
+        seed,
+        choice: request.choice,
+        is_root: is_root()?,
+        times: record::earlier_times(root),
+        record: Record::default(),
+    };
     let (chosen, left): (Vec<Case>, Vec<Case>) = cases.into_iter().partition(|case| case.choice <= request.choice);
     for case in left {
         let choice = case.choice.target();
@@ -119,6 +146,9 @@ pub(crate) fn run(root: &Path, request: &Request) -> Result<bool, Failure> {
         println!("*** What needs root was skipped: most of what Whimbrel does was NOT tested.");
     }
     run.record.write(root, &faults, seed, took)?;
+    if request.choice == Choice::Long {
+        tested::note(root, run.record.entries(), &parts)?;
+    }
     run.record.print(&faults, took);
     Ok(faults.is_empty())
 }
@@ -127,6 +157,7 @@ pub(crate) fn run(root: &Path, request: &Request) -> Result<bool, Failure> {
 struct Run {
     started: Instant,
     seed: u64,
+    choice: Choice,
     is_root: bool,
     /// Seconds that each case took in the run before.
     times: BTreeMap<String, f64>,
@@ -153,7 +184,9 @@ impl Run {
         let root = lane(Kind::Root, 1);
         let scenarios = lane(Kind::Scenario, SCENARIOS_AT_ONCE);
         let fuzz = lane(Kind::Fuzz, 1);
+        let guests = lane(Kind::Guest, 1);
         let mut groups = vec![
+            ("other kernels and processors", vec![guests]),
             ("fuzzing", vec![fuzz]),
             ("tests that need root, and scenarios of the lab", vec![root, scenarios]),
             ("unit tests", vec![unit]),
@@ -173,7 +206,7 @@ impl Run {
         }
         heading(name);
         let (expected, begun) = (self.expected(&lanes), Instant::now());
-        let (seed, is_root, last) = (self.seed, self.is_root, self.started + BEGUN_WITHIN);
+        let terms = self.terms(self.started + begun_within(self.choice));
         let (sender, results) = mpsc::channel();
         let waiting: Vec<(Mutex<std::vec::IntoIter<Case>>, usize)> =
             lanes.into_iter().map(|lane| (Mutex::new(lane.cases.into_iter()), lane.at_once)).collect();
@@ -186,7 +219,7 @@ impl Run {
                             let next = lane.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).next();
                             let Some(case) = next else { return };
                             let started = Instant::now();
-                            let outcome = begin(&case, seed, is_root, last);
+                            let outcome = begin(&case, terms);
                             if sender.send((case, started.elapsed(), outcome)).is_err() {
                                 return;
                             }
@@ -212,7 +245,7 @@ impl Run {
                     took.as_secs_f64()
                 );
                 if verdict.is_failure() {
-                    println!("    --seed {}; it printed:", seed_of(&case, seed));
+                    println!("    --seed {}; it printed:", seed_of(&case, self.seed));
                     for line in end_of(&output) {
                         println!("    {line}");
                     }
@@ -232,11 +265,16 @@ impl Run {
             Kind::Root => 2.0,
             Kind::Scenario => 16.0,
             Kind::Fuzz => 20.0,
+            Kind::Guest => 2400.0,
         };
         let time = |case: &Case| self.times.get(&case.name).copied().unwrap_or(usual(case.kind));
         let seconds = |lane: &Lane| lane.cases.iter().map(time).sum::<f64>() / lane.at_once as f64;
         let longest = lanes.iter().map(seconds).fold(0.0, f64::max);
         Duration::try_from_secs_f64(longest).unwrap_or_default()
+    }
+
+    fn terms(&self, last: Instant) -> Terms {
+        Terms { seed: self.seed, choice: self.choice, is_root: self.is_root, last }
     }
 
     fn settle(&mut self, case: Case, verdict: Verdict, took: Duration) {
@@ -262,10 +300,10 @@ impl Run {
             println!("{} failed: that is not the machine, and none is run again", failed.len());
             return Ok(());
         }
-        let last = self.started + BEGUN_WITHIN + ENDED_WITHIN;
+        let terms = self.terms(self.started + begun_within(self.choice) + Duration::from_secs(300));
         for case in failed {
             let started = Instant::now();
-            let Attempt { verdict, output } = begin(&case, self.seed, self.is_root, last)?;
+            let Attempt { verdict, output } = begin(&case, terms)?;
             if matches!(verdict, Verdict::NotBegun(_)) {
                 println!("there is no time left to run {} again", case.name);
                 continue;
@@ -286,10 +324,20 @@ struct Attempt {
     output: String,
 }
 
-/// Runs a case, unless it is later than `last` or this user cannot.
-fn begin(case: &Case, seed: u64, is_root: bool, last: Instant) -> Result<Attempt, Failure> {
+/// What holds for each case of a run.
+#[derive(Clone, Copy, Debug)]
+struct Terms {
+    seed: u64,
+    choice: Choice,
+    is_root: bool,
+    /// None begins later.
+    last: Instant,
+}
+
+/// Runs a case, unless it is too late or this user cannot.
+fn begin(case: &Case, Terms { seed, choice, is_root, last }: Terms) -> Result<Attempt, Failure> {
     let without = |verdict| Ok(Attempt { verdict, output: String::new() });
-    if !is_root && matches!(case.kind, Kind::Root | Kind::Scenario) {
+    if !is_root && matches!(case.kind, Kind::Root | Kind::Scenario | Kind::Guest) {
         return without(Verdict::Skipped("it needs root".to_owned()));
     }
     if Instant::now() > last {
@@ -297,19 +345,29 @@ fn begin(case: &Case, seed: u64, is_root: bool, last: Instant) -> Result<Attempt
     }
     let seed = seed_of(case, seed);
     let mut command = Command::new(&case.program);
-    command.args(&case.arguments).current_dir(&case.directory);
+    command.current_dir(&case.directory);
+    match case.arguments.as_slice() {
+        [short, target] if case.kind == Kind::Fuzz && short == "short" && choice == Choice::Long => {
+            command.arg(target).arg(format!("-max_total_time={FUZZED}"));
+        }
+        arguments => {
+            command.args(arguments);
+        }
+    }
+    if choice == Choice::Long && case.part == inventory::SIMULATOR {
+        command.env("WHIMBREL_SIM_LONG", "1");
+    }
     match case.kind {
         Kind::Scenario => command.arg(format!("--seed={seed}")),
         // libFuzzer's own.
         Kind::Fuzz => command.arg(format!("-seed={seed}")),
         // Random tests draw from it; the simulator's count theirs from 1.
         Kind::Unit | Kind::Root => command.env("PROPTEST_RNG_SEED", seed.to_string()),
+        Kind::Guest => &mut command,
     };
     // As `cargo test` does.
     command.env("CARGO_MANIFEST_DIR", &case.directory);
-    // The first fuzz target is built with all of its dependencies.
-    let limit = if case.kind == Kind::Fuzz { BUILT_WITHIN } else { ENDED_WITHIN };
-    let (end, output) = process::capture(command, limit)?;
+    let (end, output) = process::capture(command, ended_within(case, choice))?;
     let verdict = match case.kind {
         Kind::Scenario => {
             let name = case.name.strip_prefix(inventory::SCENARIO).unwrap_or(&case.name);
@@ -318,7 +376,7 @@ fn begin(case: &Case, seed: u64, is_root: bool, last: Instant) -> Result<Attempt
         Kind::Unit | Kind::Root if case.arguments.iter().any(|argument| argument == "--exact") => {
             verdict::of_test(end, &output)
         }
-        Kind::Unit | Kind::Root | Kind::Fuzz => verdict::of_status(end, &output),
+        Kind::Unit | Kind::Root | Kind::Fuzz | Kind::Guest => verdict::of_status(end, &output),
     };
     Ok(Attempt { verdict, output })
 }
@@ -365,6 +423,7 @@ mod tests {
             name: name.to_owned(),
             kind,
             choice: Choice::All,
+            part: "crates",
             program: program.into(),
             arguments: arguments.iter().map(|argument| (*argument).to_owned()).collect(),
             directory: ".".into(),
@@ -372,7 +431,14 @@ mod tests {
     }
 
     fn run_of(is_root: bool) -> Run {
-        Run { started: Instant::now(), seed: 1, is_root, times: BTreeMap::new(), record: Record::default() }
+        Run {
+            started: Instant::now(),
+            seed: 1,
+            choice: Choice::All,
+            is_root,
+            times: BTreeMap::new(),
+            record: Record::default(),
+        }
     }
 
     fn verdicts(run: &Run) -> Vec<(&str, &'static str)> {
@@ -423,7 +489,7 @@ mod tests {
         run.all(vec![case("scenario a", Kind::Scenario, "true", &[]), case("b", Kind::Root, "true", &[])]).unwrap();
         assert_eq!(verdicts(&run), [("b", "skipped"), ("scenario a", "skipped")]);
         let long_ago = Instant::now().checked_sub(Duration::from_millis(1)).unwrap();
-        let attempt = begin(&case("c", Kind::Unit, "true", &[]), 1, false, long_ago).unwrap();
+        let attempt = begin(&case("c", Kind::Unit, "true", &[]), run.terms(long_ago)).unwrap();
         assert!(matches!(attempt.verdict, Verdict::NotBegun(_)));
     }
 

@@ -28,7 +28,7 @@ pub(crate) struct Entry {
 
 impl Entry {
     /// It failed, and passed with the same seed.
-    fn is_unsteady(&self) -> bool {
+    pub(crate) fn is_unsteady(&self) -> bool {
         self.first.is_some() && !self.verdict.is_failure()
     }
 }
@@ -172,6 +172,7 @@ mod tests {
             name: name.to_owned(),
             kind: Kind::Unit,
             choice: Choice::All,
+            part: "crates",
             program: "true".into(),
             arguments: Vec::new(),
             directory: ".".into(),
