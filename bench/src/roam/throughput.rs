@@ -96,9 +96,14 @@ pub(super) fn measure(options: &Options) -> Result<Report> {
     Ok(report)
 }
 
-/// Another one begins each round: what the one before left behind meets all alike.
+/// Another one begins each round, and every other round goes backwards: what the one before left behind (caches, a processor that
+/// is awake) meets all alike.
 fn turn_of(variants: &[Variant], round: usize) -> impl Iterator<Item = Variant> + '_ {
-    (0..variants.len()).map(move |index| variants[(index + round) % variants.len()])
+    let count = variants.len();
+    (0..count).map(move |index| {
+        let index = if round.is_multiple_of(2) { index } else { count - 1 - index };
+        variants[(index + round / 2) % count]
+    })
 }
 
 /// A bed with what is measured on it.

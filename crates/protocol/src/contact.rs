@@ -58,6 +58,8 @@ const UNSETTLED: Duration = Duration::from_secs(60);
 const UNSETTLED_MOST: usize = 4;
 /// Peers without flows that are kept at the most.
 const IDLE_PEERS_MOST: usize = 4096;
+/// So many of these are forgotten at a time: to find who goes takes a look at all, which no stranger's handshake is worth.
+const IDLE_PEERS_FORGOTTEN: usize = 64;
 
 /// What is known of an address.
 #[derive(Clone, Copy, Debug)]
@@ -126,6 +128,8 @@ pub(crate) struct Contacts {
     questions: Questions,
     /// Refused handshakes that are told.
     refusals: Bucket,
+    /// Peers that may become known before it is looked whether there is room for more.
+    room: usize,
 }
 
 impl Contacts {
@@ -142,6 +146,7 @@ impl Contacts {
             proven: Bucket::new(handshakes_per_second.saturating_mul(PROVEN_SHARE)),
             questions: Questions::new(config.questions_per_second),
             refusals: Bucket::new(1),
+            room: IDLE_PEERS_MOST,
         }
     }
 
@@ -574,15 +579,8 @@ impl Node {
             return;
         }
         let known = self.by_key.get(&key).copied();
-        if known.is_none() && self.peers.len() >= IDLE_PEERS_MOST {
-            let idle = |peer: &&Peer| self.is_idle(peer);
-            let count = self.peers.values().filter(idle).count();
-            // Those first that have not even shown that they hold the keys.
-            let worth = |peer: &&Peer| (peer.has_session(), self.meetings.knows(peer.id), peer.last_heard);
-            let oldest = self.peers.values().filter(idle).min_by_key(worth);
-            if let Some(oldest) = oldest.filter(|_| count >= IDLE_PEERS_MOST).map(|peer| peer.id) {
-                self.drop_peer(oldest);
-            }
+        if known.is_none() {
+            self.make_room();
         }
         let id = known.unwrap_or_else(|| self.new_peer(now, key, how.source));
         if matches!(how.purpose, Purpose::Join) {
@@ -689,6 +687,24 @@ impl Node {
         if reached {
             self.event(Event::PeerReached { peer: id, key, remote: how.source, took: now.since(how.started) });
         }
+    }
+
+    /// Somebody becomes a peer. Where too many have no flows, those are forgotten that are worth least.
+    fn make_room(&mut self) {
+        if self.contacts.room == 0 {
+            // Those first that have not even shown that they hold the keys.
+            let worth = |peer: &Peer| (peer.has_session(), self.meetings.knows(peer.id), peer.last_heard, peer.id);
+            let mut idle: Vec<_> = self.peers.values().filter(|peer| self.is_idle(peer)).map(worth).collect();
+            let surplus = (idle.len() + IDLE_PEERS_FORGOTTEN).saturating_sub(IDLE_PEERS_MOST);
+            self.contacts.room = IDLE_PEERS_MOST.saturating_sub(idle.len()).max(IDLE_PEERS_FORGOTTEN);
+            if surplus > 0 {
+                idle.sort_unstable();
+                for (.., id) in idle.into_iter().take(surplus) {
+                    self.drop_peer(id);
+                }
+            }
+        }
+        self.contacts.room -= 1;
     }
 
     /// The peer has shown that it holds the keys of this session: it takes the place of the others (P-8).

@@ -19,6 +19,9 @@ use crate::timer::Timer;
 pub(crate) const MATURE: Duration = Duration::from_secs(1);
 /// How long a host looks for introductions after it was asked to.
 const LISTEN: Duration = Duration::from_secs(15);
+/// With so many sessions that introductions are looked for of, what is added is told together with what else is in this time.
+const LISTENING_FEW: usize = 256;
+const LISTENING_PAUSE: Duration = Duration::from_millis(10);
 /// How long the asking host relies on it: less, so that both ends' clocks and the way may differ.
 const READY: Duration = Duration::from_secs(10);
 /// Step of the introducing timer.
@@ -103,7 +106,7 @@ impl Node {
         let listening = peer.is_listened_for(now);
         peer.introductions.listen_until = Some(now + LISTEN);
         if !listening {
-            self.refresh_listening(now);
+            self.listen_also(now);
         }
         self.sweep_later(now);
     }
@@ -111,7 +114,17 @@ impl Node {
     /// There is another session with a peer, or might be. It may be one that introductions are looked for of.
     pub(crate) fn listen_in_new_session(&mut self, now: Time, id: PeerId) {
         if self.peers.get(&id).is_some_and(|peer| peer.is_listened_for(now)) {
+            self.listen_also(now);
+        }
+    }
+
+    /// Introductions may come for another session. With many already, this and others are told of together: the caller gets all of
+    /// them each time, and who has keys made on the spot can ask as often as it likes.
+    fn listen_also(&mut self, now: Time) {
+        if self.listening.len() < LISTENING_FEW {
             self.refresh_listening(now);
+        } else {
+            self.timers.set_earlier(Timer::Listening, now + LISTENING_PAUSE);
         }
     }
 

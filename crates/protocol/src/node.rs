@@ -474,6 +474,7 @@ impl Node {
                 Timer::Vanished(id) => self.end_vanished(now, id),
                 Timer::Linger => self.forget_closed(now),
                 Timer::Sweep => self.sweep(now),
+                Timer::Listening => self.refresh_listening(now),
                 Timer::Mend => self.mend(now),
                 Timer::Mended => self.rest_mending(now),
             }
@@ -582,7 +583,9 @@ impl Node {
         }
         self.op(KernelOp::RemoveBinding { peer: id }, Some(Asked::Effect("removing a binding")));
         self.op(KernelOp::ForgetPeer { key: peer.key }, Some(Asked::Effect("forgetting a peer")));
-        self.refresh_sets();
+        if peer.is_in_sets() {
+            self.refresh_sets();
+        }
     }
 
     /// Checks the path: that keeps a NAT's mapping, and shows whether the peer still knows us.

@@ -544,6 +544,11 @@ impl Peer {
         self.homes.keys().any(|(home, _)| home.local != self.places.local)
     }
 
+    /// Whether anything of what is wanted of the kernel for all peers together (`refresh_sets`) is on its account.
+    pub(crate) fn is_in_sets(&self) -> bool {
+        !self.homes.is_empty() || !self.local_addresses.is_empty()
+    }
+
     /// The binding as the data plane is to have it.
     pub(crate) fn binding(&self) -> Binding {
         if let Some(meanwhile) = self.meanwhile() {

@@ -19,6 +19,8 @@ pub(crate) enum Timer {
     Left,
     /// Go on with the introductions of a peer.
     Introductions(PeerId),
+    /// Tell the caller which sessions introductions may come for.
+    Listening,
     /// Tell a peer of datagram flows that ended.
     Closed(PeerId),
     /// Look for the flows that a peer names by their numbers.

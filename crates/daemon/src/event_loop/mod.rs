@@ -59,6 +59,10 @@ const UDP_TICK: Duration = Duration::from_secs(5);
 /// Datagrams that are taken in before everything else is looked at again: whoever sends them faster than they can be answered
 /// is not to keep this host from noticing that it has moved, or from stopping.
 const DATAGRAMS: usize = 128;
+/// For how long they are at the most: the end of a handshake takes a tenth of this.
+const DATAGRAMS_WITHIN: Duration = Duration::from_millis(3);
+/// For how long initiations of handshakes are, when nothing else has come. Each takes some tenths of a millisecond, and anybody may send them.
+const INITIATIONS_WITHIN: Duration = Duration::from_millis(1);
 /// Likewise of what the data plane reports. Each of what packets have caused costs a look for a socket.
 const REPORTS: Most = Most { sockets: 1024, arrivals: 128 };
 /// How often it is asked whether openings and closings were missed.
@@ -585,25 +589,44 @@ impl EventLoop {
         self.node.handle_network(clock::now(), &attachments, &self.routes);
     }
 
-    /// Whether there may be more.
+    /// Takes in what has come, initiations last: the words of peers do not wait for what anybody may ask. Whether there may be more.
     fn take_in_datagrams(&mut self) -> bool {
+        let began = clock::now();
         for _ in 0..DATAGRAMS {
-            let Some(received) = self.effects.tunnel.receive_control() else { return false };
-            let now = clock::now();
-            match received {
-                Received::Datagram { source, destination, bytes, .. } => {
-                    self.node.handle_datagram(now, source, destination, &bytes);
-                }
-                Received::Error(report) if report.is_port_unreachable() => {
-                    self.node.handle_unreachable(now, report.destination, report.quoted);
-                }
-                // Anything else may pass (RFC 8085 §5.2): whoever waits asks again.
-                Received::Error(report) => tracing::debug!(?report, "a datagram did not arrive"),
+            let Some(received) = self.effects.tunnel.receive_control() else {
+                return self.take_in_initiations();
+            };
+            self.take_in_datagram(received);
+            if clock::now().since(began) > DATAGRAMS_WITHIN {
+                break;
             }
-            // Answers do not wait for what else has come.
-            self.transmit();
         }
         true
+    }
+
+    fn take_in_initiations(&mut self) -> bool {
+        let began = clock::now();
+        while clock::now().since(began) < INITIATIONS_WITHIN {
+            let Some(received) = self.effects.tunnel.receive_initiation() else { return false };
+            self.take_in_datagram(received);
+        }
+        true
+    }
+
+    fn take_in_datagram(&mut self, received: Received) {
+        let now = clock::now();
+        match received {
+            Received::Datagram { source, destination, bytes, .. } => {
+                self.node.handle_datagram(now, source, destination, &bytes);
+            }
+            Received::Error(report) if report.is_port_unreachable() => {
+                self.node.handle_unreachable(now, report.destination, report.quoted);
+            }
+            // Anything else may pass (RFC 8085 §5.2): whoever waits asks again.
+            Received::Error(report) => tracing::debug!(?report, "a datagram did not arrive"),
+        }
+        // Answers do not wait for what else has come.
+        self.transmit();
     }
 
     /// Tells what became of this host's name.

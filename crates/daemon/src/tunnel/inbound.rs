@@ -20,11 +20,20 @@ use super::counters::{Counter, Counters};
 use super::table::{Accepted, Lease, Table};
 use super::{READS, Received, Tunnel, Woken, signal, wait};
 
+/// The first byte of a handshake's first message (docs/protocol.md §1).
+const INITIATION: u8 = 0x01;
+
+/// What waits for the control thread.
+pub(super) struct Queues {
+    pub(super) control: SyncSender<Received>,
+    pub(super) initiations: SyncSender<Received>,
+}
+
 pub(super) struct Inbound {
     tun: Arc<Tun>,
     udp: Arc<UdpSocket>,
     stop: Arc<OwnedFd>,
-    control: SyncSender<Received>,
+    queues: Queues,
     wake: Arc<OwnedFd>,
     checks: Checks,
     coalescer: Coalescer,
@@ -41,12 +50,12 @@ struct Checks {
 }
 
 impl Inbound {
-    pub(super) fn new(tunnel: &Tunnel, control: SyncSender<Received>, wake: Arc<OwnedFd>) -> Self {
+    pub(super) fn new(tunnel: &Tunnel, queues: Queues, wake: Arc<OwnedFd>) -> Self {
         Self {
             tun: Arc::clone(&tunnel.tun),
             udp: Arc::clone(&tunnel.udp),
             stop: Arc::clone(&tunnel.stop),
-            control,
+            queues,
             wake,
             checks: Checks {
                 table: Arc::clone(&tunnel.table),
@@ -137,7 +146,9 @@ impl Inbound {
     }
 
     fn hand_over(&self, received: Received) -> bool {
-        match self.control.try_send(received) {
+        let is_initiation = matches!(&received, Received::Datagram { bytes, .. } if bytes.first() == Some(&INITIATION));
+        let queue = if is_initiation { &self.queues.initiations } else { &self.queues.control };
+        match queue.try_send(received) {
             Ok(()) => true,
             Err(TrySendError::Full(_)) => {
                 self.checks.counters.count(Counter::ControlOverflow);

@@ -29,13 +29,15 @@ use whimbrel_wire::FlowTuple;
 use aside::Fate;
 pub(crate) use aside::LATE;
 pub use counters::{Counter, Counters};
-use inbound::Inbound;
+use inbound::{Inbound, Queues};
 use outbound::Outbound;
 use table::Table;
 pub use table::{Lease, LeasedEnd, TunnelFlow, TunnelPath, UnknownSession};
 
 /// Control datagrams that wait for the control thread at most; more are dropped and counted.
 const CONTROL_QUEUE: usize = 4096;
+/// Initiations that wait at the most. Whoever is not answered asks again.
+const INITIATION_QUEUE: usize = 512;
 /// Packets of flows that are kept, which may be as long as 64 KiB, that wait for it at most. What is dropped is sent again.
 const KEPT_QUEUE: usize = 256;
 /// Reads in a row before a pump looks whether it is to stop.
@@ -67,6 +69,7 @@ pub struct Tunnel {
     table: Arc<Table>,
     counters: Arc<Counters>,
     control: Receiver<Received>,
+    initiations: Receiver<Received>,
     kept: Receiver<Vec<u8>>,
     stop: Arc<OwnedFd>,
     /// Wakes the outbound pump: something that waited may go.
@@ -83,7 +86,8 @@ pub struct StartError {
 }
 
 impl Tunnel {
-    /// Starts pumping. `wake` is an eventfd: it becomes readable when [`Tunnel::receive_control`] has something.
+    /// Starts pumping. `wake` is an eventfd: it becomes readable when [`Tunnel::receive_control`] or
+    /// [`Tunnel::receive_initiation`] has something.
     ///
     /// # Errors
     /// [`StartError`] if a descriptor or a thread could not be made.
@@ -93,6 +97,7 @@ impl Tunnel {
         let nudge = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| StartError { call: "eventfd", source: error.into() })?;
         let (sender, control) = sync_channel(CONTROL_QUEUE);
+        let (initiator, initiations) = sync_channel(INITIATION_QUEUE);
         let (keeper, kept) = sync_channel(KEPT_QUEUE);
         let mut tunnel = Self {
             tun: Arc::new(tun),
@@ -100,6 +105,7 @@ impl Tunnel {
             table: Arc::default(),
             counters: Arc::default(),
             control,
+            initiations,
             kept,
             stop: Arc::new(stop),
             nudge: Arc::new(nudge),
@@ -107,7 +113,7 @@ impl Tunnel {
         };
         let wake = Arc::new(wake);
         let outbound = Outbound::new(&tunnel, keeper, Arc::clone(&wake));
-        let inbound = Inbound::new(&tunnel, sender, Arc::clone(&wake));
+        let inbound = Inbound::new(&tunnel, Queues { control: sender, initiations: initiator }, Arc::clone(&wake));
         tunnel.spawn("tunnel-out", &wake, move || outbound.run())?;
         tunnel.spawn("tunnel-in", &wake, move || inbound.run())?;
         Ok(tunnel)
@@ -252,10 +258,16 @@ impl Tunnel {
         }
     }
 
-    /// Takes the next control datagram or error report.
+    /// Takes the next control datagram or error report, initiations excepted.
     #[must_use]
     pub fn receive_control(&self) -> Option<Received> {
         self.control.try_recv().ok()
+    }
+
+    /// Takes the next initiation of a handshake. Anybody can send these, and answering one is dear.
+    #[must_use]
+    pub fn receive_initiation(&self) -> Option<Received> {
+        self.initiations.try_recv().ok()
     }
 
     /// What was carried and dropped since the start.

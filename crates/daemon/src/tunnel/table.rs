@@ -424,7 +424,7 @@ impl Table {
 
     pub(super) fn remove_keys(&self, receive_index: u32) {
         let mut contents = self.write();
-        if let Some(removed) = contents.sessions.remove(&receive_index) {
+        if let Some(removed) = contents.sessions.remove(&receive_index).filter(|removed| removed.way.is_some()) {
             // What is sent under a key ends with it: nobody would count on in its place.
             contents.ways.retain(|_, way| !Arc::ptr_eq(&way.session, &removed.session));
         }

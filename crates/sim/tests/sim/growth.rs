@@ -2,10 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use whimbrel_handshake::StaticKey;
 use whimbrel_protocol::Config;
-use whimbrel_sim::{FlowId, Kind};
+use whimbrel_sim::{FlowId, Kind, Speaker};
 
-use crate::common::{AWAY, FURTHER, HOME, INSIDE, SECOND, SERVICE, Two, introduced};
+use crate::common::{AWAY, FURTHER, HOME, INSIDE, SECOND, SERVICE, Two, address, introduced};
 
 /// What a host may still have when all is over: keys, addresses, listening.
 const RESIDUE: usize = 3;
@@ -72,6 +73,37 @@ fn many_moves_leave_nothing_behind() {
         assert!(round <= 20 || entries.iter().all(|now| *now <= most + 10), "{entries:?} after {round} moves, {most}");
     }
     two.world.move_to(two.client, two.home, HOME);
+    two.world.assert_delivering(2 * SECOND);
+    two.world.check();
+}
+
+#[test]
+fn strangers_take_the_room_of_strangers() {
+    /// Peers without flows that a host keeps.
+    const KEPT: usize = 4096;
+    const MORE: u32 = 200;
+    let (mut two, _) = Two::flowing(503, 2);
+    two.world.set_beat(None);
+    two.world.tracing = false;
+    let crowd = two.world.bare_host("crowd");
+    let at = address("10.3.0.66");
+    two.world.attach(crowd, two.further, "10.3.0.66");
+    let server = address("10.9.0.1");
+    let mut most = 0;
+    for number in 0..KEPT as u32 + MORE {
+        let mut secret = [0x29; 32];
+        secret[..4].copy_from_slice(&number.to_be_bytes());
+        let key = StaticKey::from_bytes(secret);
+        let mut stranger = Speaker::with_key(crowd, two.further, at, server, key, 2 * number);
+        assert!(stranger.try_to_meet(&mut two.world, Duration::from_millis(20)), "stranger {number}");
+        let of = two.world.at(two.server);
+        let node = of.node.as_ref().expect("a node");
+        assert!(node.peers().count() <= KEPT + 1, "{} peers", node.peers().count());
+        let entries = node.entries() + of.plane.entries();
+        most = if number < KEPT as u32 { entries } else { most };
+        assert!(entries <= most, "{entries} entries, {most} of {KEPT} strangers");
+    }
+    two.world.move_to(two.client, two.away, AWAY);
     two.world.assert_delivering(2 * SECOND);
     two.world.check();
 }
