@@ -86,6 +86,7 @@ fn strangers_take_the_room_of_strangers() {
     two.world.set_beat(None);
     two.world.tracing = false;
     let crowd = two.world.bare_host("crowd");
+    two.world.at_mut(crowd).collects = true;
     let at = address("10.3.0.66");
     two.world.attach(crowd, two.further, "10.3.0.66");
     let server = address("10.9.0.1");
@@ -95,13 +96,13 @@ fn strangers_take_the_room_of_strangers() {
         secret[..4].copy_from_slice(&number.to_be_bytes());
         let key = StaticKey::from_bytes(secret);
         let mut stranger = Speaker::with_key(crowd, two.further, at, server, key, 2 * number);
-        assert!(stranger.try_to_meet(&mut two.world, Duration::from_millis(20)), "stranger {number}");
+        assert!(stranger.try_to_meet(&mut two.world, Duration::from_millis(60)), "stranger {number}");
         let of = two.world.at(two.server);
         let node = of.node.as_ref().expect("a node");
         assert!(node.peers().count() <= KEPT + 1, "{} peers", node.peers().count());
         let entries = node.entries() + of.plane.entries();
-        most = if number < KEPT as u32 { entries } else { most };
-        assert!(entries <= most, "{entries} entries, {most} of {KEPT} strangers");
+        most = if number < KEPT as u32 { entries.max(most) } else { most };
+        assert!(entries <= most + most / KEPT, "{entries} entries, {most} of {KEPT} strangers");
     }
     two.world.move_to(two.client, two.away, AWAY);
     two.world.assert_delivering(2 * SECOND);
