@@ -198,6 +198,12 @@ struct locator {
 	__u32 arrival; /* device that the peer's packets come by between them; 0: any */
 };
 
+/* Map `paths`: the pair of addresses that a peer and this host talk between, translated or not -> this. */
+struct path {
+	__u32 arrival; /* device that has this host's, and that its answers leave by */
+	__u32 port; /* the control port, of UDP */
+};
+
 /* Map `settings`, one entry. */
 struct settings {
 	__u64 namespace_cookie; /* network namespace of this instance (SO_NETNS_COOKIE) */

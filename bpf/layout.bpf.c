@@ -10,6 +10,7 @@ struct wire_flow wire_flow;
 struct binding binding;
 struct locator_pair locator_pair;
 struct locator locator;
+struct path path;
 struct settings settings;
 struct fragment fragment;
 struct alias alias;

@@ -65,6 +65,14 @@ struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__uint(max_entries, 16384);
+	__type(key, struct locator_pair);
+	__type(value, struct path);
+} paths SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 16384);
 	__type(key, struct address);
 	__type(value, __u32);
 } vacated SEC(".maps");

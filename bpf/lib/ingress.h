@@ -39,6 +39,26 @@ static __always_inline bool is_present(const struct binding *binding, const stru
 }
 
 /*
+ * What a peer says to the daemon, and sends by the tunnel, is of no flow. From the moment that a better way to everywhere is there until the
+ * daemon has seen it and made the rule of source_way.rs, a strict reverse path filter would drop it. So it gets the mark as long as it comes by
+ * the device that it always came by. Of fragments only the first has ports.
+ */
+static __noinline bool is_of_path(struct __sk_buff *skb, const struct packet *packet)
+{
+	struct locator_pair pair;
+	const struct path *path;
+
+	if (!packet)
+		return false;
+	pair.peer = packet->source;
+	pair.local = packet->destination;
+	path = bpf_map_lookup_elem(&paths, &pair);
+	if (!path || path->arrival != skb->ifindex)
+		return false;
+	return packet->part == FRAGMENT_LATER || bpf_ntohs(packet->destination_port) == path->port;
+}
+
+/*
  * The mark takes a packet past strict reverse path filters. Where there is one it is asked here first what the filter would
  * have asked: whether the packet came by the device that its answers leave by. Where a device is on top of another (macvlan) the one
  * below sees what is for the other's link-layer address.
@@ -356,6 +376,8 @@ static __always_inline int ingress(struct __sk_buff *skb, __u32 network)
 		if (verdict != OF_NO_FLOW)
 			return verdict;
 	}
+	if (packet.protocol == IPPROTO_UDP && is_of_path(skb, &packet))
+		set_mark(skb, settings);
 	if (packet.protocol == IPPROTO_TCP || packet.protocol == IPPROTO_UDP)
 		verdict = ingress_flow(skb, &packet);
 	else

@@ -109,6 +109,7 @@ plain! {
     }
     struct RawLocatorPair { peer: RawAddress, local: RawAddress }
     struct RawLocator { binding: u32, arrival: u32 }
+    struct RawPath { arrival: u32, port: u32 }
     struct RawSettings {
         namespace_cookie: u64,
         tunnel: u32,
@@ -519,7 +520,7 @@ impl RawPorts {
 }
 
 /// Two locators that packets may run between.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LocatorPair {
     /// This host's.
     pub local: IpAddr,

@@ -1,4 +1,5 @@
 mod elsewhere;
+mod paths;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fs;
@@ -15,8 +16,8 @@ use whimbrel_wire::FlowTuple;
 use crate::abi::{
     Alias, Binding, COUNTERS, FlowEntry, HelpedFlow, IDLE_HELPED, IDLE_INTRODUCTIONS, IDLE_KEPT, IDLE_LAPSES,
     IDLE_LISTENING, IDLE_TRANSLATION, IDLE_VACATED, LocatorPair, Plain, RawAddress, RawBinding, RawEndpoint,
-    RawFlowEntry, RawHelpedFlow, RawLent, RawLentKey, RawLocator, RawLocatorPair, RawSettings, RawShare, RawTuple,
-    RawWireFlow, TUNNELLED,
+    RawFlowEntry, RawHelpedFlow, RawLent, RawLentKey, RawLocator, RawLocatorPair, RawPath, RawSettings, RawShare,
+    RawTuple, RawWireFlow, TUNNELLED,
 };
 use crate::error::Error;
 use crate::events::{Event, Most, Rings};
@@ -110,6 +111,7 @@ pub struct Datapath {
     helped: Table<RawTuple, RawHelpedFlow>,
     bindings: Table<u32, RawBinding>,
     locators: Table<RawLocatorPair, RawLocator>,
+    paths: Table<RawLocatorPair, RawPath>,
     vacated: Table<RawAddress, u32>,
     kept: Table<RawAddress, u32>,
     lent: Table<RawLentKey, RawLent>,
@@ -150,6 +152,7 @@ impl Datapath {
             helped: programs.table("helped")?,
             bindings: programs.table("bindings")?,
             locators: programs.table("locators")?,
+            paths: programs.table("paths")?,
             vacated: programs.table("vacated")?,
             kept: programs.table("kept")?,
             lent: programs.table("lent")?,

@@ -11,7 +11,7 @@ use crate::abi::{
     HELD_TUNNELLED, HelpedPhase, IDLE_ENDPOINTS, IDLE_FORWARDED, IDLE_HELPED, IDLE_INTRODUCTIONS, IDLE_KEPT,
     IDLE_LAPSES, IDLE_LISTENING, IDLE_TRANSLATION, IDLE_VACATED, ORIGIN_ACCEPTED, ORIGIN_CONNECTED, RawAddress,
     RawAlias, RawBinding, RawEndpoint, RawEvent, RawFlowEntry, RawHelpedFlow, RawLent, RawLentKey, RawLocator,
-    RawLocatorPair, RawPorts, RawPosition, RawSettings, RawShare, RawSocket, RawTuple, RawWanted, RawWireFlow,
+    RawLocatorPair, RawPath, RawPorts, RawPosition, RawSettings, RawShare, RawSocket, RawTuple, RawWanted, RawWireFlow,
     UNKNOWN_DROPPED, UNKNOWN_ROUTED, UNKNOWN_TUNNELLED,
 };
 
@@ -76,6 +76,7 @@ fn structs_are_laid_out_as_in_c() {
         "binding" => RawBinding,
         "locator_pair" => RawLocatorPair,
         "locator" => RawLocator,
+        "path" => RawPath,
         "settings" => RawSettings,
         "event" => RawEvent,
         "share" => RawShare,

@@ -419,6 +419,42 @@ fn what_a_strict_filter_would_drop_gets_no_mark() {
 }
 
 #[test]
+fn what_peers_say_where_they_are_heard_is_marked_and_nothing_else() {
+    const CONTROL: u16 = 2031;
+    on_both_families(|fixture| {
+        // As through a NAT: no pair of locators.
+        fixture.datapath.set_binding(PEER, &Binding { accepted: Vec::new(), ..fixture.binding() }).expect("bind");
+        let names = fixture.names;
+        let pair = LocatorPair { local: names.wire_local.ip(), peer: names.wire_remote.ip() };
+        let mut word = fixture.wire_in(UDP);
+        word.source.set_port(40_000);
+        word.destination.set_port(CONTROL);
+        fixture.assert_untouched(&word.bytes());
+        fixture.datapath.set_paths(&[(pair, 1)].into(), CONTROL).expect("paths");
+        let fragments = word.fragments(48);
+        for packet in fragments.iter().chain([&word.bytes()]) {
+            let marked = Outcome { verdict: NEXT, packet: packet.clone(), mark: MARK };
+            assert_eq!(fixture.ingress(packet), marked);
+        }
+        let mut others = [TCP, UDP, UDP, UDP].map(|protocol| fixture.wire_in(protocol));
+        others.iter_mut().for_each(|other| other.destination.set_port(CONTROL));
+        others[1].destination.set_port(CONTROL + 1);
+        others[2].source.set_ip(names.own_remote.ip());
+        others[3].destination.set_ip(names.own_local.ip());
+        for other in others {
+            fixture.assert_untouched(&other.bytes());
+        }
+        // A strict filter would drop it.
+        fixture.datapath.set_paths(&[(pair, 9)].into(), CONTROL).expect("paths");
+        fixture.assert_untouched(&word.bytes());
+        fixture.datapath.set_paths(&[(pair, 1)].into(), CONTROL).expect("paths");
+        assert_eq!(fixture.ingress(&word.bytes()).mark, MARK);
+        fixture.datapath.set_paths(&[].into(), CONTROL).expect("paths");
+        fixture.assert_untouched(&word.bytes());
+    });
+}
+
+#[test]
 fn whoever_opens_a_connection_under_the_names_of_a_moved_one_is_refused() {
     on_both_families(|mut fixture| {
         let names = fixture.names;

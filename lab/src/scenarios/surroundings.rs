@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use rustix::process::Signal;
 use whimbrel_ipc::{Carrier, ConnectionState};
 
 use super::records::figures;
@@ -12,7 +13,7 @@ use super::world::{
 use super::{Scenario, scenario};
 use crate::{
     FlowPair, Gateway, Join, Lab, MonoTime, PacketCount, PairOptions, Result, Side, Site, UdpRelay, Whimbrel, expect,
-    wait_until,
+    wait_for, wait_until,
 };
 
 pub(super) const SCENARIOS: &[Scenario] = &[
@@ -155,8 +156,17 @@ fn strict(lab: &mut Lab) -> Result<()> {
     world.goes_on(&mut pair)?;
     // With both networks up as well: what is still on the way on the old one arrives there.
     let (before, moves) = (world.laptop.reverse_path_drops()?, client.status()?.newest_event);
+    // The daemon sees late that there is another one, and the peer says something before that.
+    client.process().signal(Signal::STOP)?;
     world.laptop.join(&world.b.network, &Join::by("eth0").metric(50))?;
     world.laptop.strict_rp_filter()?;
+    world.server.ip(["addr add 2001:db8:7::77/64 dev eth0 nodad"])?;
+    wait_for(LONG, "the server's daemon tells its addresses", || {
+        let waits = world.laptop.command("ss").args(["-Hulmn", &format!("sport = :{PORT}")]).run()?;
+        let waits = !waits.is_empty() && waits.split_whitespace().nth(1) != Some("0");
+        Ok((waits || world.laptop.reverse_path_drops()? > before).then_some(()))
+    })?;
+    client.process().signal(Signal::CONT)?;
     client.wait_event("moved", moves, LONG)?;
     pair.wait_progress(SOME, LONG)?;
     let dropped = world.laptop.reverse_path_drops()? - before;

@@ -10,6 +10,7 @@ mod introductions;
 mod kick;
 mod names;
 mod path_mtus;
+mod paths;
 mod postponed;
 mod relocation;
 mod remotes;
@@ -123,6 +124,8 @@ pub(crate) struct Effects {
     bindings: HashMap<PeerId, Binding>,
     /// The interface that rewritten packets of each leave by.
     ways_out: HashMap<PeerId, WayOut>,
+    /// What the data plane was told last of where peers are heard.
+    paths: BTreeMap<LocatorPair, u32>,
     /// The next hops of peers whose flows are all rewritten, as they were when routes were last made to fit.
     straight: HashMap<PeerId, Straight>,
     /// Peers whose senders are woken by one of the ops at hand.
@@ -186,6 +189,7 @@ impl Effects {
             next_mtu_look: None,
             bindings: HashMap::new(),
             ways_out: HashMap::new(),
+            paths: BTreeMap::new(),
             straight: HashMap::new(),
             spared: BTreeSet::new(),
             postponed: Postponed::default(),
@@ -526,6 +530,9 @@ impl Effects {
         for (peer, binding) in bindings {
             self.lead_out(peer, &binding);
         }
+        if let Err(failure) = self.tell_paths() {
+            tracing::warn!(%failure, "cannot tell the data plane by which interface peers are heard");
+        }
         let straight = self.straight_ways();
         if self.straight != straight {
             self.settle_or_retry(now);
@@ -538,6 +545,7 @@ impl Effects {
         let surroundings = self.surroundings();
         self.filters = !surroundings.arrivals.is_empty();
         self.look_at_filters()?;
+        self.tell_paths()?;
         // Programs may be shown what is in force once it is.
         self.apply_names();
         self.addresses.apply(&surroundings, &self.datapath)?;
