@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// Who is taken for the user of what came from another host, or was borrowed.
 const NOBODY: u32 = u32::MAX;
 
-/// What waits to be closed, by whose it is. Where there is an entry, there is a thread.
+/// What waits to be closed, by whose it is. Where there is an entry, there is a thread that closes another one meanwhile.
 static WAITING: Mutex<BTreeMap<u32, VecDeque<Box<dyn Send>>>> = Mutex::new(BTreeMap::new());
 
 fn waiting() -> MutexGuard<'static, BTreeMap<u32, VecDeque<Box<dyn Send>>>> {
@@ -88,11 +88,15 @@ fn close(user: u32, held: Box<dyn Send>) {
     if let Some(queue) = all.get_mut(&user) {
         return queue.push_back(held);
     }
-    all.insert(user, VecDeque::from([held]));
+    all.insert(user, VecDeque::new());
     drop(all);
-    let thread = std::thread::Builder::new().name("close".to_owned()).spawn(move || close_all(user));
-    if let Err(error) = thread {
+    let close_them = move || {
+        drop(held);
+        close_all(user);
+    };
+    if let Err(error) = std::thread::Builder::new().name("close".to_owned()).spawn(close_them) {
         tracing::warn!(%error, "no thread could be started that closes what programs have handed over");
+        // The first of them is closed by now, with what would have run in the thread.
         close_all(user);
     }
 }
