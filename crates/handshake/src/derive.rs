@@ -1,10 +1,9 @@
 //! From the secrets of a handshake to the keys of a session (`docs/protocol.md` §2).
 
-use std::fmt;
-
 use ring::aead::{CHACHA20_POLY1305, LessSafeKey, UnboundKey};
 use ring::{hkdf, hmac};
-use zeroize::{Zeroize, ZeroizeOnDrop, Zeroizing};
+use whimbrel_wire::TunnelKeys;
+use zeroize::{Zeroize, Zeroizing};
 
 /// What a handshake ends with.
 pub(crate) struct Secrets {
@@ -34,42 +33,6 @@ pub(crate) enum Role {
 pub(crate) struct ControlKeys {
     pub(crate) send: LessSafeKey,
     pub(crate) receive: LessSafeKey,
-}
-
-/// What a session gives the tunnel.
-#[derive(Clone, PartialEq, Eq)]
-pub struct TunnelKeys {
-    /// Key of sealed datagrams that this end sends.
-    pub send: [u8; 32],
-    /// Key of sealed datagrams that this end receives.
-    pub receive: [u8; 32],
-    /// Token of plain datagrams that this end sends.
-    pub send_token: u64,
-    /// Token of plain datagrams that this end receives.
-    pub receive_token: u64,
-}
-
-impl Zeroize for TunnelKeys {
-    fn zeroize(&mut self) {
-        self.send.zeroize();
-        self.receive.zeroize();
-        self.send_token.zeroize();
-        self.receive_token.zeroize();
-    }
-}
-
-impl Drop for TunnelKeys {
-    fn drop(&mut self) {
-        self.zeroize();
-    }
-}
-
-impl ZeroizeOnDrop for TunnelKeys {}
-
-impl fmt::Debug for TunnelKeys {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("TunnelKeys")
-    }
 }
 
 /// Keys of what is said of flows: of the proofs by which they are paired (P-50), and of their names (P-132).
@@ -131,6 +94,7 @@ impl hkdf::KeyType for Length {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use zeroize::ZeroizeOnDrop;
 
     fn secrets() -> Secrets {
         Secrets { from_initiator: [1; 32], from_responder: [2; 32], hash: [3; 32] }

@@ -24,21 +24,19 @@ mod error;
 mod initiator;
 mod key;
 mod noise;
-mod replay;
 mod responder;
 mod session;
 
 pub use cookie::{COOKIE_PERIOD, CookieChecker};
-pub use derive::TunnelKeys;
 pub use error::{Error, Rejected, SessionError};
 pub use initiator::{Contact, Initiator};
 pub use key::{InvalidKey, PublicKey, StaticKey};
 pub use noise::Local;
-pub use replay::ReplayWindow;
 pub use responder::{IkInitiation, Incoming, XxInitiation, XxResponder};
 pub use session::{CONTROL_OVERHEAD, Opened, Session, nonce};
 
 use whimbrel_wire::Hello;
+pub use whimbrel_wire::{ReplayWindow, TunnelKeys};
 
 /// Fills the buffer with bytes from a cryptographically secure source.
 pub type Randomness<'a> = &'a mut dyn FnMut(&mut [u8]);

@@ -5,10 +5,10 @@ use std::fmt;
 use ring::aead::{Aad, Nonce};
 use ring::hmac;
 use whimbrel_wire::datagram::{CONTROL_HEADER_LEN, Control, NONCE_LEN, TAG_LEN, control_header};
+use whimbrel_wire::{ReplayWindow, TunnelKeys};
 
-use crate::derive::{ControlKeys, FlowKeys, Role, Secrets, TunnelKeys, session_keys};
+use crate::derive::{ControlKeys, FlowKeys, Role, Secrets, session_keys};
 use crate::error::SessionError;
-use crate::replay::ReplayWindow;
 
 /// By how much a control datagram is longer than its messages, in bytes.
 pub const CONTROL_OVERHEAD: usize = CONTROL_HEADER_LEN + TAG_LEN;

@@ -5,10 +5,14 @@
 //!
 //! From the outside in: [`datagram`] is what a UDP payload looks like before any key is used, [`hello`] what handshake
 //! messages carry, [`message`] what a control datagram holds once it is opened, and [`introduction`] the mark that is
-//! put into a flow itself; [`snapshot`] is a socket on its way to another host, and [`moving`] what is said about its way. All of them read and write through [`codec`], whose only error is [`Malformed`].
+//! put into a flow itself; [`snapshot`] is a socket on its way to another host, and [`moving`] what is said about its way.
+//! All of them read and write through [`codec`], whose only error is [`Malformed`]. [`replay`] and [`tunnel_keys`] are
+//! what both ends of a session keep of its datagrams.
 #![no_std]
 #![forbid(unsafe_code)]
 extern crate alloc;
+#[cfg(test)]
+extern crate std;
 
 pub mod codec;
 pub mod community;
@@ -19,7 +23,9 @@ pub mod introduction;
 pub mod lending;
 pub mod message;
 pub mod moving;
+pub mod replay;
 pub mod snapshot;
+pub mod tunnel_keys;
 
 pub use codec::Malformed;
 pub use datagram::Datagram;
@@ -27,4 +33,6 @@ pub use flow::{FlowTuple, Transport};
 pub use hello::{Capabilities, Hello};
 pub use introduction::Introduction;
 pub use message::Message;
+pub use replay::ReplayWindow;
 pub use snapshot::Snapshot;
+pub use tunnel_keys::TunnelKeys;
