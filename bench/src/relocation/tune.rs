@@ -63,13 +63,13 @@ impl Begins {
         match self {
             Self::SlowStart => None,
             Self::CarriedOver => Some(path.congestion_window),
-            Self::Ours => whimbrel_daemon::first_window(path, Some(WAY), false),
+            Self::Ours => path.first_window(Some(WAY), false),
         }
     }
 
     /// The round trip that its first timeout reckons with, where it is said.
     fn round_trip(self, path: &PathState) -> Option<Duration> {
-        (self == Self::Ours).then(|| whimbrel_daemon::longest_round_trip(path, Some(WAY))).flatten()
+        (self == Self::Ours).then(|| path.longest_round_trip(Some(WAY))).flatten()
     }
 }
 

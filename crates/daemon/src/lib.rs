@@ -77,7 +77,6 @@ use whimbrel_wire::FlowTuple;
 use crate::community_file::CommunityFile;
 use crate::config::{Config, Level};
 use crate::effects::{DEFAULT_MTU, Effects, FoundMoves, MARK};
-pub use crate::effects::{first_window, longest_round_trip};
 use crate::event_log::EventLog;
 use crate::event_loop::{EventLoop, Parts, Settings};
 use crate::helpers::Helpers;

@@ -5,6 +5,7 @@
 
 pub mod option;
 mod read;
+mod start;
 mod write;
 
 use alloc::string::String;

@@ -51,7 +51,6 @@ pub(crate) use gateway::Gateway;
 pub(crate) use relocation::{
     Arrived, FoundMoves, HIDDEN, Known, Making, NotBorrowed, Relocation, Young, at, continue_halted,
 };
-pub use relocation::{first_window, longest_round_trip};
 pub(crate) use tunnels::DEFAULT_MTU;
 pub(crate) use whole::{News, Place, Wholes};
 

@@ -16,7 +16,7 @@ use whimbrel_wire::{FlowTuple, Transport};
 
 use super::donor::is_of;
 use super::endpoints::PlaceName;
-use super::{Arrived, HIDDEN, Known, Relocation, failed, refusal_of, refused, start, unmovable};
+use super::{Arrived, HIDDEN, Known, Relocation, failed, refusal_of, refused, unmovable};
 use crate::effects::{Effects, Failure, Place, own_addresses};
 
 /// A socket that is coming.
@@ -198,11 +198,11 @@ impl Effects {
         };
         // Who is no peer is this host itself.
         let way = holder.map_or(Some(Duration::ZERO), |holder| holder.round_trip);
-        let round_trip = path.and_then(|path| start::longest_round_trip(path, way));
+        let round_trip = path.and_then(|path| path.longest_round_trip(way));
         let frozen = match of.endpoint.and_then(|name| endpoints.place(name)) {
             Some(place) => {
                 if let Some(path) = path {
-                    let first_window = start::first_window(path, to_holder, name.donor == request.holder);
+                    let first_window = path.first_window(to_holder, name.donor == request.holder);
                     place.begin_with(request.tuple.local.ip(), first_window);
                 }
                 let _inside = place.endpoint.enter().map_err(|error| refused(&error, Refusal::NotRestored))?;

@@ -56,7 +56,6 @@ pub(crate) use listening::at;
 pub(crate) use making::Making;
 use ports::Ports;
 pub(crate) use start::Known;
-pub use start::{first_window, longest_round_trip};
 pub(crate) use tenant::HIDDEN;
 use tenant::Tenant;
 pub(crate) use young::Young;
