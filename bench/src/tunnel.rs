@@ -20,14 +20,12 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 use serde_json::Value;
-use whimbrel_daemon::tunnel::{Tunnel, TunnelFlow, TunnelPath};
-use whimbrel_handshake::TunnelKeys;
 use whimbrel_kernel::namespace::Entered;
 use whimbrel_kernel::tun::Tun;
 use whimbrel_kernel::udp::UdpSocket;
-use whimbrel_protocol::PeerId;
 use whimbrel_transform::Algorithm;
-use whimbrel_wire::{FlowTuple, Transport};
+use whimbrel_tunnel::{Peer, Tunnel, TunnelFlow, TunnelPath};
+use whimbrel_wire::{FlowTuple, Transport, TunnelKeys};
 
 use crate::report::{Bound, Figure, Report, Samples};
 
@@ -38,7 +36,7 @@ const IPERF_PORT: u16 = 5201;
 /// Ports that clients in A get, and so flows that the tunnels know.
 const CLIENT_PORTS: std::ops::RangeInclusive<u16> = 40_000..=40_999;
 const PATIENCE: Duration = Duration::from_secs(10);
-const PEER: PeerId = PeerId(1);
+const PEER: Peer = Peer(1);
 
 /// How to measure.
 #[derive(clap::Args)]

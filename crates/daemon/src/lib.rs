@@ -3,7 +3,6 @@
 //! ```text
 //! event_loop.rs   the control thread: waits for everything, tells the node, drains it
 //! effects/        carries out what the node asks of the kernel, one file for each kind of effect
-//! tunnel/         the pump between the TUN device and UDP: two threads of its own
 //! attachments.rs  which stay on which network an address stands for
 //! flows.rs        which connections there are
 //! policy/         what the configuration wants for which of them
@@ -49,7 +48,6 @@ mod processes;
 mod programs;
 pub mod server;
 mod servers;
-pub mod tunnel;
 mod unmoved;
 mod views;
 mod work;
@@ -72,6 +70,7 @@ use whimbrel_kernel::sock_diag::SockDiag;
 use whimbrel_kernel::tun::Tun;
 use whimbrel_kernel::udp::UdpSocket;
 use whimbrel_protocol::Node;
+use whimbrel_tunnel::Tunnel;
 use whimbrel_wire::FlowTuple;
 
 use crate::community_file::CommunityFile;
@@ -88,7 +87,6 @@ use crate::place::Place;
 pub use crate::processes::helper::serve as serve_criu;
 use crate::programs::SocketNames;
 use crate::server::Server;
-use crate::tunnel::Tunnel;
 
 /// Permission bits of the control socket until it is given to whom it is for.
 const ROOT_ONLY: u32 = 0o600;
@@ -191,7 +189,7 @@ pub enum Error {
     Kernel(#[from] whimbrel_kernel::Error),
     /// The tunnel cannot be started.
     #[error(transparent)]
-    Tunnel(#[from] tunnel::StartError),
+    Tunnel(#[from] whimbrel_tunnel::StartError),
     /// A pump of the tunnel has ended; its log line says why.
     #[error("the tunnel does not work any more: somebody removed its device {DEVICE}, or its socket failed")]
     TunnelEnded,

@@ -6,6 +6,7 @@
 pub mod borrowed;
 pub mod child;
 pub mod client;
+pub mod clock;
 pub mod conntrack;
 pub mod endpoint;
 pub mod error;

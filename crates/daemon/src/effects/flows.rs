@@ -4,10 +4,10 @@ use std::collections::HashMap;
 
 use whimbrel_datapath as datapath;
 use whimbrel_protocol::{FlowEntry, LocalEnd, PeerId, Places, Time, View};
+use whimbrel_tunnel::{Peer, TunnelFlow};
 use whimbrel_wire::FlowTuple;
 
 use super::{Effects, Failure};
-use crate::tunnel::TunnelFlow;
 
 impl Effects {
     pub(super) fn install_flow(&mut self, now: Time, flow: FlowTuple, entry: FlowEntry) -> Result<(), Failure> {
@@ -28,7 +28,7 @@ impl Effects {
         // What is on its way from who has passed it on until now is taken as well.
         let passed_on = before.filter(|before| before.passed_on && before.peer != entry.peer).map(|before| before.peer);
         if let Some(former) = passed_on {
-            self.tunnel.expect_flow(flow, vec![former]);
+            self.tunnel.expect_flow(flow, vec![Peer(former.0)]);
             let name = self.datapath.rebind_flow(flow, in_force)?;
             self.forget_name_later(now, name);
         } else {
@@ -142,5 +142,6 @@ fn data_plane_entry(entry: &FlowEntry, toward: datapath::Toward) -> datapath::Fl
 }
 
 fn tunnel_flow(flow: FlowTuple, entry: &FlowEntry) -> TunnelFlow {
-    TunnelFlow { own: flow, peer: entry.peer, peer_tuple: entry.peer_tuple, elsewhere: entry.end != LocalEnd::Here }
+    let FlowEntry { peer, peer_tuple, end, .. } = *entry;
+    TunnelFlow { own: flow, peer: Peer(peer.0), peer_tuple, elsewhere: end != LocalEnd::Here }
 }

@@ -36,6 +36,7 @@ use whimbrel_kernel::sysctl;
 use whimbrel_kernel::tun::Tun;
 use whimbrel_protocol::{Binding, Carrier, FlowEntry, KernelOp, LocalEnd, OpFailed, OpId, PeerId, SocketNumbers, Time};
 use whimbrel_transform::Algorithm;
+use whimbrel_tunnel::{Peer, Tunnel, UnknownSession};
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::introduction::Introduction;
 
@@ -43,7 +44,6 @@ use crate::helpers::Helpers;
 use crate::journal::{Journal, JournalError};
 use crate::known_keys::{KnownKeys, KnownKeysError};
 use crate::policy::Policies;
-use crate::tunnel::{Tunnel, UnknownSession};
 use crate::work::Work;
 
 pub(crate) use addresses::{Addresses, MARK};
@@ -343,7 +343,7 @@ impl Effects {
                 }
             }
             KernelOp::Abort { flow } => self.abort(&flow)?,
-            KernelOp::ExpectFlow { flow, from: Some(peer) } => self.tunnel.expect_flow(flow, vec![peer]),
+            KernelOp::ExpectFlow { flow, from: Some(peer) } => self.tunnel.expect_flow(flow, vec![Peer(peer.0)]),
             KernelOp::ExpectFlow { flow, from: None } => self.tunnel.forget_expected(&flow),
             KernelOp::AskNatively { flow } => {
                 let helped = self.helping.helpers.numbers_of_peer(&flow);
@@ -385,7 +385,7 @@ impl Effects {
             }
             KernelOp::AddTunnelKeys { peer, receive_index, keys, aes } => {
                 let algorithm = if aes { Algorithm::Aes256Gcm } else { Algorithm::ChaCha20Poly1305 };
-                self.tunnel.add_keys(peer, receive_index, algorithm, &keys);
+                self.tunnel.add_keys(Peer(peer.0), receive_index, algorithm, &keys);
             }
             KernelOp::RemoveTunnelKeys { receive_index } => self.tunnel.remove_keys(receive_index),
             KernelOp::SetTunnelPath { peer, receive_index, path } => {

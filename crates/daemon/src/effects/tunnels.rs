@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 
 use whimbrel_protocol::{PeerId, TunnelPath};
+use whimbrel_tunnel::{Peer, Tunnel, UnknownSession};
 
 use super::Effects;
-use crate::tunnel::{self, Tunnel, UnknownSession};
 
 /// Of Ethernet, where nothing better is known, in bytes.
 pub(crate) const DEFAULT_MTU: u32 = 1500;
@@ -54,7 +54,7 @@ impl Tunnels {
             former.retain(|endpoint| *endpoint != path.remote);
             former.truncate(FORMER);
         }
-        let whole = tunnel::TunnelPath {
+        let whole = whimbrel_tunnel::TunnelPath {
             send_index: path.send_index,
             sealed: path.sealed,
             // Both ends are configured alike, or the sealed kind is used.
@@ -66,7 +66,7 @@ impl Tunnels {
             path_mtu: mtu,
         };
         let inner_mtu = whole.inner_mtu();
-        tunnel.set_path(peer, receive_index, whole)?;
+        tunnel.set_path(Peer(peer.0), receive_index, whole)?;
         let spared = if spare { path.allowance.unwrap_or(0) } else { 0 };
         self.paths.insert(peer, Path { receive_index, said: path, former, mtu, inner_mtu, spared });
         Ok(())
@@ -75,7 +75,7 @@ impl Tunnels {
     /// Lets go what was spared on the path to a peer.
     pub(crate) fn open(&mut self, tunnel: &Tunnel, peer: PeerId) {
         if let Some(path) = self.paths.get_mut(&peer).filter(|path| path.spared > 0) {
-            tunnel.grant(peer, std::mem::take(&mut path.spared));
+            tunnel.grant(Peer(peer.0), std::mem::take(&mut path.spared));
         }
     }
 
@@ -92,7 +92,7 @@ impl Tunnels {
     /// Forgets a peer.
     pub(crate) fn remove_peer(&mut self, tunnel: &Tunnel, peer: PeerId) {
         self.paths.remove(&peer);
-        tunnel.remove_path(peer);
+        tunnel.remove_path(Peer(peer.0));
     }
 
     /// All paths: peer, where it is, and from which address.

@@ -24,6 +24,7 @@ use whimbrel_kernel::signals::{Signal, Signals};
 use whimbrel_kernel::sock_diag::SockDiag;
 use whimbrel_kernel::stand_in::Seen;
 use whimbrel_protocol::{Event, LocalEnd, MoveOp, Node, PeerId, SavedTenancy, Time};
+use whimbrel_tunnel::Received;
 use whimbrel_wire::FlowTuple;
 
 use requests::{Answers, Suspending};
@@ -48,7 +49,6 @@ use crate::name_server::NameUpdates;
 use crate::policy::Judge;
 use crate::programs::{Programs, SocketNames};
 use crate::server::{ClientId, Server};
-use crate::tunnel::Received;
 use crate::unmoved;
 
 /// How often opened and closed connections are taken in: nothing is done about one in its first second (P-15), and the

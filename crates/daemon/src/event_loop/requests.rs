@@ -14,6 +14,7 @@ use whimbrel_ipc::{
     Code, Configuration, Failure, HandoffStarted, LocalAddress, MAX_NAMES, Metric, Reply, Request, Status, Suspended,
 };
 use whimbrel_protocol::{Carrier, FlowState, FlowView, LocalEnd, PeerId, PeerView, Routes, Time, Waits};
+use whimbrel_tunnel::Counter;
 use whimbrel_wire::FlowTuple;
 
 use super::{EventLoop, FIRST_CLIENT, LoopError, Settings, clear};
@@ -27,7 +28,6 @@ use crate::metrics::{Connections, Looked};
 use crate::name_server::NameUpdates;
 use crate::programs::WantedSocket;
 use crate::server::{Asked, ClientId};
-use crate::tunnel::Counter;
 use crate::views;
 
 /// How long peers are waited for when this host goes away.

@@ -8,6 +8,7 @@ use whimbrel_datapath::{Datapath, HelpedFlow, HelpedPhase, TcpSocket};
 use whimbrel_ipc as ipc;
 use whimbrel_kernel::inject::{Injector, Numbers, Segment as Injected};
 use whimbrel_protocol::{PeerId, Time};
+use whimbrel_tunnel::Tunnel;
 use whimbrel_wire::FlowTuple;
 
 use super::ESTABLISHED;
@@ -17,7 +18,6 @@ use super::section::Program;
 use super::segment::Segment;
 use super::send::Sender;
 use super::store::{Note, Progress, Store};
-use crate::tunnel::Tunnel;
 
 /// Times that a program is started again in one absence, and the first pause before that, which doubles.
 const RESTARTS: u32 = 3;

@@ -10,11 +10,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use whimbrel_ipc::{ConnectionState, Metric, MetricKind};
 use whimbrel_protocol::{Carrier, Event, FlowState, FlowView, PeerId, PeerView, Standing};
+use whimbrel_tunnel::Counter;
 
 pub(crate) use endpoint::Endpoint;
 
 use crate::events::KINDS;
-use crate::tunnel::Counter;
 use crate::views;
 
 /// Upper bounds of what hand-offs are told apart by, in seconds.

@@ -11,6 +11,7 @@ use whimbrel_kernel::inject::Injector;
 use whimbrel_kernel::owner::Owner;
 use whimbrel_kernel::{endpoint, namespace};
 use whimbrel_protocol::{FlowEntry, LocalEnd, MoveFailed, MoveName, Refusal, Request, SavedAcceptance, Time};
+use whimbrel_tunnel::Peer;
 use whimbrel_wire::snapshot::{Body, Family, Luggage, OptionKind, Queued, Snapshot, SocketOption, Stream};
 use whimbrel_wire::{FlowTuple, Transport};
 
@@ -139,7 +140,7 @@ impl Effects {
             self.end_hold(&request.tuple);
             return rebuilt;
         }
-        let from = [donor, holder].into_iter().flatten().map(|known| known.peer).collect();
+        let from = [donor, holder].into_iter().flatten().map(|known| Peer(known.peer.0)).collect();
         self.tunnel.expect_flow(request.tuple, from);
         Ok(())
     }

@@ -8,10 +8,10 @@ use std::collections::{HashMap, VecDeque};
 
 use whimbrel_datapath::{FlowEntry, FormerName, TUNNELLED};
 use whimbrel_protocol::{PeerId, Time};
+use whimbrel_tunnel::{LATE, Peer};
 use whimbrel_wire::FlowTuple;
 
 use crate::effects::Effects;
-use crate::tunnel::LATE;
 
 /// What ends by itself, soonest first.
 #[derive(Debug, Default)]
@@ -61,7 +61,7 @@ impl Effects {
     /// A socket has gone: what came for it meanwhile goes to who has it now, and for a while what still comes. `None`: nobody has it.
     pub(in crate::effects) fn part_with(&mut self, now: Time, flow: FlowTuple, to: Option<PeerId>) {
         if to.is_some() {
-            self.tunnel.hand_on(&flow, to);
+            self.tunnel.hand_on(&flow, to.map(|peer| Peer(peer.0)));
             self.relocation.late.note_resting(now + LATE, flow);
         } else {
             self.let_in(&flow);

@@ -9,6 +9,7 @@ use whimbrel_handshake::PublicKey;
 use whimbrel_kernel::network::NetworkState;
 use whimbrel_kernel::route::{AddressScope, LOOPBACK, NewAddress};
 use whimbrel_protocol::{LeaseName, LocalEnd, MoveFailed, PeerId, Prefix, Refusal, SavedHeld, SavedLease, Time};
+use whimbrel_tunnel::{Lease, LeasedEnd, Peer};
 use whimbrel_wire::lending::Ends;
 use whimbrel_wire::{FlowTuple, Transport};
 
@@ -22,7 +23,6 @@ use crate::anchors::offer::{self, About, Fault, LentOf};
 use crate::config::Lendable;
 use crate::effects::{Effects, Failure, own_addresses};
 use crate::journal::{JournalError, SavedMoves};
-use crate::tunnel::{Lease, LeasedEnd};
 
 /// Addresses of a prefix that are looked at for a free one.
 const MOST_ADDRESSES: u32 = 1 << 16;
@@ -421,7 +421,7 @@ impl Effects {
                 }
                 self.datapath.set_lent(&LentEnd { address, port, protocol }, to)?;
                 if let Some(transport) = transport {
-                    self.tunnel.set_lease(LeasedEnd { transport, address, port }, Lease::To(peer));
+                    self.tunnel.set_lease(LeasedEnd { transport, address, port }, Lease::To(Peer(peer.0)));
                 }
             }
         }
@@ -437,7 +437,7 @@ impl Effects {
             return Ok(());
         };
         self.datapath.set_lent(&LentEnd { address, port, protocol: transport.protocol() }, Lent::Leased(peer.0))?;
-        self.tunnel.set_lease(LeasedEnd { transport, address, port }, Lease::To(peer));
+        self.tunnel.set_lease(LeasedEnd { transport, address, port }, Lease::To(Peer(peer.0)));
         Ok(())
     }
 

@@ -9,6 +9,7 @@ use whimbrel_kernel::endpoint::Brought;
 use whimbrel_kernel::namespace;
 use whimbrel_kernel::sock_diag::{self, MOVABLE, TcpState};
 use whimbrel_protocol::{FlowName, LocalEnd, MoveFailed, PeerId, Refusal, SavedTenancy, Time};
+use whimbrel_tunnel::{Lease, LeasedEnd, Peer};
 use whimbrel_wire::introduction::Introduction;
 use whimbrel_wire::lending::Ends;
 use whimbrel_wire::{FlowTuple, Transport};
@@ -19,7 +20,6 @@ use super::{Relocation, failed, not_kept};
 use crate::effects::introductions::{self, Snapshot};
 use crate::effects::{Effects, Failure, own_addresses};
 use crate::journal::SavedNamespace;
-use crate::tunnel::{Lease, LeasedEnd};
 
 /// The states of connections that a socket that listens has, or is about to have.
 const OPEN: [TcpState; 7] = {
@@ -282,7 +282,7 @@ impl Effects {
                 self.datapath.set_lent(&LentEnd { address, port, protocol }, Lent::Endpoint(interface))?;
             }
             for transport in transports.clone() {
-                self.tunnel.set_lease(LeasedEnd { transport, address, port }, Lease::From(peer));
+                self.tunnel.set_lease(LeasedEnd { transport, address, port }, Lease::From(Peer(peer.0)));
             }
         }
         Ok(())

@@ -10,6 +10,7 @@ use whimbrel_handshake::PublicKey;
 use whimbrel_protocol::{
     Found, MoveDone, MoveFailed, MoveName, MoveOpId, PeerId, Refusal, Request, SavedAcceptance, Time,
 };
+use whimbrel_tunnel::Peer;
 use whimbrel_wire::snapshot::{Body, Datagrams, Snapshot};
 use whimbrel_wire::{FlowTuple, Transport};
 
@@ -265,7 +266,7 @@ impl Effects {
             if let Err(failed) = self.hold_until_awake(&flow) {
                 return Some(Err(failed));
             }
-            self.tunnel.expect_flow(flow, from);
+            self.tunnel.expect_flow(flow, from.into_iter().map(|peer| Peer(peer.0)).collect());
         }
         let Some((Part { of, first, .. }, coming)) = self.wholes.coming_of(&name) else { return Some(Err(gone())) };
         if coming.dropped {

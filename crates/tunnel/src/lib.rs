@@ -3,6 +3,7 @@
 //! Two threads pump, [`outbound`] from the device to the socket and [`inbound`] back. They share a [`table`] with the
 //! control thread, which writes it, and hand everything on the socket that is not a tunnel datagram to the control
 //! thread through a bounded queue and an eventfd.
+#![forbid(unsafe_code)]
 
 mod aside;
 mod counters;
@@ -10,6 +11,7 @@ mod inbound;
 mod outbound;
 mod table;
 
+use std::fmt;
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
@@ -19,15 +21,13 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
-use whimbrel_handshake::TunnelKeys;
 use whimbrel_kernel::tun::Tun;
 use whimbrel_kernel::udp::{ErrorReport, SendReport, Transmit, UdpSocket};
-use whimbrel_protocol::PeerId;
 use whimbrel_transform::{Algorithm, VnetHeader};
-use whimbrel_wire::FlowTuple;
+use whimbrel_wire::{FlowTuple, TunnelKeys};
 
 use aside::Fate;
-pub(crate) use aside::LATE;
+pub use aside::LATE;
 pub use counters::{Counter, Counters};
 use inbound::{Inbound, Queues};
 use outbound::Outbound;
@@ -42,6 +42,16 @@ const INITIATION_QUEUE: usize = 512;
 const KEPT_QUEUE: usize = 256;
 /// Reads in a row before a pump looks whether it is to stop.
 const READS: usize = 256;
+
+/// Number of a far end, which the caller gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Peer(pub u32);
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "#{}", self.0)
+    }
+}
 
 /// Something for the control thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -133,7 +143,7 @@ impl Tunnel {
 
     /// What waits for this flow's socket, and what still comes in the next two seconds, goes to a peer as it is, or to the socket
     /// itself with `None`. Where it is decided already that is left so.
-    pub fn hand_on(&self, own: &FlowTuple, to: Option<PeerId>) {
+    pub fn hand_on(&self, own: &FlowTuple, to: Option<Peer>) {
         self.decide(&own.mirrored(), to.map_or(Fate::Here, Fate::To));
     }
 
@@ -154,7 +164,7 @@ impl Tunnel {
     }
 
     /// A socket of this flow may come here: what these peers send for it waits, within the bounds of [`Tunnel::set_aside`].
-    pub fn expect_flow(&self, own: FlowTuple, from: Vec<PeerId>) {
+    pub fn expect_flow(&self, own: FlowTuple, from: Vec<Peer>) {
         self.table.early.expect(own, from, Instant::now());
     }
 
@@ -209,7 +219,7 @@ impl Tunnel {
     /// replay window.
     ///
     /// Keys that were removed must never be added again: their counter would start anew.
-    pub fn add_keys(&self, peer: PeerId, receive_index: u32, algorithm: Algorithm, keys: &TunnelKeys) {
+    pub fn add_keys(&self, peer: Peer, receive_index: u32, algorithm: Algorithm, keys: &TunnelKeys) {
         self.table.add_keys(peer, receive_index, algorithm, keys);
     }
 
@@ -223,7 +233,7 @@ impl Tunnel {
     ///
     /// # Errors
     /// [`UnknownSession`] if [`Tunnel::add_keys`] was not called for it; nothing is changed.
-    pub fn set_path(&self, peer: PeerId, receive_index: u32, path: TunnelPath) -> Result<(), UnknownSession> {
+    pub fn set_path(&self, peer: Peer, receive_index: u32, path: TunnelPath) -> Result<(), UnknownSession> {
         let (destination, source) = (path.remote, path.source);
         let waited = self.table.set_path(peer, receive_index, path)?;
         let transmits: Vec<Transmit<'_>> = waited
@@ -237,12 +247,12 @@ impl Tunnel {
     }
 
     /// Lets so many bytes more go to this peer, whose path is not confirmed (P-18).
-    pub fn grant(&self, peer: PeerId, bytes: u64) {
+    pub fn grant(&self, peer: Peer, bytes: u64) {
         self.table.grant(peer, bytes);
     }
 
     /// Sends nothing more to this peer. What it sends is still received.
-    pub fn remove_path(&self, peer: PeerId) {
+    pub fn remove_path(&self, peer: Peer) {
         self.table.remove_path(peer);
     }
 

@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use whimbrel_protocol::PeerId;
 use whimbrel_wire::{FlowTuple, Transport};
+
+use crate::Peer;
 
 /// Of one flow at the most, in bytes: a receive window of TCP's.
 const FLOW_BYTES: usize = 8 << 20;
@@ -19,26 +20,26 @@ const FLOW_PACKETS: usize = 4096;
 const ALL_BYTES: usize = 64 << 20;
 /// How long packets are handed on after the socket has gone, and are taken from others than the flow's peer after it has come: what
 /// waits in queues on the way comes after the word that nothing more goes there.
-pub(crate) const LATE: Duration = Duration::from_secs(2);
+pub const LATE: Duration = Duration::from_secs(2);
 /// Between looks at all flows for those that are over.
 const FORGET_PAUSE: Duration = Duration::from_millis(250);
 
 /// Where that goes which was kept, and what still comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fate {
+pub(crate) enum Fate {
     /// Nobody knows yet.
     Waits,
     /// As the flow says: it is this host that leads it to whoever has the socket.
     ByFlow,
     /// To a peer that has the socket now.
-    To(PeerId),
+    To(Peer),
     /// To the socket, which goes on here.
     Here,
 }
 
 /// What a packet meets.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Meeting {
+pub(crate) enum Meeting {
     /// No socket that is being moved. It goes its way.
     Nothing,
     /// It waits.
@@ -120,7 +121,7 @@ fn known_as<T>(
 
 /// Packets for sockets that are at rest at this host, by the name of the flow as whoever sends them has it.
 #[derive(Debug, Default)]
-pub(super) struct Aside {
+pub(crate) struct Aside {
     kept: Mutex<Kept<Resting>>,
     /// How many there are, so that nobody waits for the lock where there are none.
     flows: AtomicUsize,
@@ -140,7 +141,7 @@ impl Aside {
     }
 
     /// Packets of this flow wait from now on.
-    pub(super) fn keep(&self, flow: FlowTuple) {
+    pub(crate) fn keep(&self, flow: FlowTuple) {
         let mut kept = self.lock();
         let Kept { flows, bytes, .. } = &mut *kept;
         let resting = Resting { queue: Queue::default(), fate: Fate::Waits, until: None };
@@ -151,13 +152,13 @@ impl Aside {
     }
 
     /// Whether there is such a flow.
-    pub(super) fn knows(&self, flow: &FlowTuple) -> bool {
+    pub(crate) fn knows(&self, flow: &FlowTuple) -> bool {
         self.flows.load(Ordering::Acquire) != 0 && self.lock().flows.contains_key(flow)
     }
 
     /// What waits goes there; whether [`Self::take_due`] has something to do now. Otherwise its thread need not be woken, which is
     /// a tenth of what moving an idle socket costs.
-    pub(super) fn decide(&self, flow: &FlowTuple, fate: Fate, now: Instant) -> bool {
+    pub(crate) fn decide(&self, flow: &FlowTuple, fate: Fate, now: Instant) -> bool {
         if self.flows.load(Ordering::Acquire) == 0 {
             return false;
         }
@@ -179,7 +180,7 @@ impl Aside {
     }
 
     /// Forgets a flow, and what waits for it.
-    pub(super) fn forget(&self, flow: &FlowTuple) {
+    pub(crate) fn forget(&self, flow: &FlowTuple) {
         let mut kept = self.lock();
         let Kept { flows, bytes, .. } = &mut *kept;
         if let Some(mut resting) = flows.remove(flow) {
@@ -189,7 +190,7 @@ impl Aside {
     }
 
     /// What becomes of a packet. `opens`: it opens a connection of TCP. `packet` is asked for only where it has to wait.
-    pub(super) fn meet(&self, flow: &FlowTuple, opens: bool, packet: impl FnOnce() -> Vec<u8>) -> Meeting {
+    pub(crate) fn meet(&self, flow: &FlowTuple, opens: bool, packet: impl FnOnce() -> Vec<u8>) -> Meeting {
         if self.flows.load(Ordering::Acquire) == 0 {
             return Meeting::Nothing;
         }
@@ -205,7 +206,7 @@ impl Aside {
     }
 
     /// What waits and may go now. Flows that are over are forgotten.
-    pub(super) fn take_due(&self, now: Instant) -> Vec<(FlowTuple, Fate, Vec<Vec<u8>>)> {
+    pub(crate) fn take_due(&self, now: Instant) -> Vec<(FlowTuple, Fate, Vec<Vec<u8>>)> {
         let mut kept = self.lock();
         let forgets = kept.take_forget(now);
         let Kept { flows, bytes, decided, forget_at } = &mut *kept;
@@ -233,7 +234,7 @@ impl Aside {
 
 /// Packets for sockets that come to this host, by the name of the flow as the socket has it.
 #[derive(Debug, Default)]
-pub(super) struct Early {
+pub(crate) struct Early {
     kept: Mutex<Kept<Coming>>,
     flows: AtomicUsize,
 }
@@ -241,7 +242,7 @@ pub(super) struct Early {
 #[derive(Debug)]
 struct Coming {
     /// Who may send them: donor and holder.
-    from: Vec<PeerId>,
+    from: Vec<Peer>,
     queue: Queue,
     /// It has come. Packets are still taken from all of them for a while.
     open_until: Option<Instant>,
@@ -249,7 +250,7 @@ struct Coming {
 
 /// What becomes of a packet that is early, or late.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Arrival {
+pub(crate) enum Arrival {
     /// It is no such packet.
     Other,
     /// It waits.
@@ -266,7 +267,7 @@ impl Early {
     }
 
     /// A socket may come, and packets for it from these peers before it.
-    pub(super) fn expect(&self, flow: FlowTuple, from: Vec<PeerId>, now: Instant) {
+    pub(crate) fn expect(&self, flow: FlowTuple, from: Vec<Peer>, now: Instant) {
         let mut kept = self.lock();
         let forgets = kept.take_forget(now);
         let Kept { flows, bytes, .. } = &mut *kept;
@@ -281,7 +282,7 @@ impl Early {
     }
 
     /// It has come: `deliver` gets what waits. Nothing that comes meanwhile gets ahead of that.
-    pub(super) fn open(&self, flow: &FlowTuple, now: Instant, deliver: impl FnMut(Vec<u8>)) {
+    pub(crate) fn open(&self, flow: &FlowTuple, now: Instant, deliver: impl FnMut(Vec<u8>)) {
         if self.flows.load(Ordering::Acquire) == 0 {
             return;
         }
@@ -294,7 +295,7 @@ impl Early {
     }
 
     /// It does not come.
-    pub(super) fn forget(&self, flow: &FlowTuple) {
+    pub(crate) fn forget(&self, flow: &FlowTuple) {
         let mut kept = self.lock();
         let Kept { flows, bytes, .. } = &mut *kept;
         if flows.get(flow).is_some_and(|coming| coming.open_until.is_none())
@@ -306,13 +307,7 @@ impl Early {
     }
 
     /// What becomes of a packet that a peer sent. `opens`: it opens a connection of TCP.
-    pub(super) fn meet(
-        &self,
-        flow: &FlowTuple,
-        opens: bool,
-        from: PeerId,
-        packet: impl FnOnce() -> Vec<u8>,
-    ) -> Arrival {
+    pub(crate) fn meet(&self, flow: &FlowTuple, opens: bool, from: Peer, packet: impl FnOnce() -> Vec<u8>) -> Arrival {
         if self.flows.load(Ordering::Acquire) == 0 {
             return Arrival::Other;
         }
@@ -350,13 +345,13 @@ mod tests {
         assert_eq!(aside.meet(&flow(1), false, || vec![2]), Meeting::Waits);
         assert_eq!(aside.meet(&flow(2), false, || vec![3]), Meeting::Nothing, "another flow");
         assert!(aside.take_due(now).is_empty(), "nothing is decided");
-        assert!(aside.decide(&flow(1), Fate::To(PeerId(4)), now));
+        assert!(aside.decide(&flow(1), Fate::To(Peer(4)), now));
         assert!(!aside.decide(&flow(1), Fate::Here, now), "decided is decided");
         assert_eq!(
             aside.meet(&flow(1), false, || panic!("it need not wait")),
-            Meeting::Goes(Fate::To(PeerId(4)), vec![vec![1], vec![2]])
+            Meeting::Goes(Fate::To(Peer(4)), vec![vec![1], vec![2]])
         );
-        assert_eq!(aside.meet(&flow(1), false, Vec::new), Meeting::Goes(Fate::To(PeerId(4)), Vec::new()));
+        assert_eq!(aside.meet(&flow(1), false, Vec::new), Meeting::Goes(Fate::To(Peer(4)), Vec::new()));
         assert!(aside.take_due(now + LATE).is_empty());
         assert_eq!(aside.meet(&flow(1), false, Vec::new), Meeting::Nothing, "it is over");
     }
@@ -378,8 +373,8 @@ mod tests {
             aside.keep(flow(port));
         }
         assert!(!aside.decide(&flow(1), Fate::ByFlow, now) && !aside.knows(&flow(1)));
-        assert!(!aside.decide(&flow(2), Fate::To(PeerId(4)), now));
-        assert_eq!(aside.meet(&flow(2), false, Vec::new), Meeting::Goes(Fate::To(PeerId(4)), Vec::new()));
+        assert!(!aside.decide(&flow(2), Fate::To(Peer(4)), now));
+        assert_eq!(aside.meet(&flow(2), false, Vec::new), Meeting::Goes(Fate::To(Peer(4)), Vec::new()));
         assert!(aside.decide(&flow(3), Fate::Here, now + LATE), "but for what is to be forgotten");
         assert!(aside.take_due(now + LATE).is_empty());
         assert!(!aside.knows(&flow(2)) && aside.knows(&flow(3)));
@@ -419,18 +414,18 @@ mod tests {
         assert_eq!(aside.meet(&flow(2).mirrored(), false, Vec::new), Meeting::Nothing, "to another port");
         let stream = FlowTuple { transport: Transport::Tcp, ..one };
         assert_eq!(aside.meet(&stream, true, Vec::new), Meeting::Nothing, "of another transport");
-        assert!(aside.decide(&socket.mirrored(), Fate::To(PeerId(4)), now));
-        let all = [(socket.mirrored(), Fate::To(PeerId(4)), vec![vec![1], vec![2]])];
+        assert!(aside.decide(&socket.mirrored(), Fate::To(Peer(4)), now));
+        let all = [(socket.mirrored(), Fate::To(Peer(4)), vec![vec![1], vec![2]])];
         assert_eq!(aside.take_due(now), all);
 
-        early.expect(socket, vec![PeerId(1)], now);
-        assert_eq!(early.meet(&flow(1), false, PeerId(1), || vec![1]), Arrival::Waits);
-        assert_eq!(early.meet(&other.mirrored(), false, PeerId(1), || vec![2]), Arrival::Waits);
-        assert_eq!(early.meet(&flow(1), false, PeerId(2), Vec::new), Arrival::Other);
+        early.expect(socket, vec![Peer(1)], now);
+        assert_eq!(early.meet(&flow(1), false, Peer(1), || vec![1]), Arrival::Waits);
+        assert_eq!(early.meet(&other.mirrored(), false, Peer(1), || vec![2]), Arrival::Waits);
+        assert_eq!(early.meet(&flow(1), false, Peer(2), Vec::new), Arrival::Other);
         let mut came = Vec::new();
         early.open(&socket, now, |packet| came.push(packet));
         assert_eq!(came, [[1], [2]]);
-        assert_eq!(early.meet(&other.mirrored(), false, PeerId(1), Vec::new), Arrival::Passes);
+        assert_eq!(early.meet(&other.mirrored(), false, Peer(1), Vec::new), Arrival::Passes);
     }
 
     #[test]
@@ -442,22 +437,22 @@ mod tests {
         aside.keep(socket.mirrored());
         assert_eq!(aside.meet(&stream.mirrored(), false, Vec::new), Meeting::Nothing, "of a connection that is there");
         assert_eq!(aside.meet(&stream.mirrored(), true, || vec![1]), Meeting::Waits);
-        assert!(aside.decide(&socket.mirrored(), Fate::To(PeerId(4)), now));
-        assert_eq!(aside.take_due(now), [(socket.mirrored(), Fate::To(PeerId(4)), vec![vec![1]])]);
-        early.expect(socket, vec![PeerId(1)], now);
-        assert_eq!(early.meet(&stream, false, PeerId(1), Vec::new), Arrival::Other);
-        assert_eq!(early.meet(&stream, true, PeerId(1), || vec![1]), Arrival::Waits);
-        assert_eq!(early.meet(&stream, true, PeerId(2), Vec::new), Arrival::Other, "from somebody else");
+        assert!(aside.decide(&socket.mirrored(), Fate::To(Peer(4)), now));
+        assert_eq!(aside.take_due(now), [(socket.mirrored(), Fate::To(Peer(4)), vec![vec![1]])]);
+        early.expect(socket, vec![Peer(1)], now);
+        assert_eq!(early.meet(&stream, false, Peer(1), Vec::new), Arrival::Other);
+        assert_eq!(early.meet(&stream, true, Peer(1), || vec![1]), Arrival::Waits);
+        assert_eq!(early.meet(&stream, true, Peer(2), Vec::new), Arrival::Other, "from somebody else");
         let mut came = Vec::new();
         early.open(&socket, now, |packet| came.push(packet));
         assert_eq!(came, [[1]]);
-        assert_eq!(early.meet(&stream, false, PeerId(1), Vec::new), Arrival::Other, "it is whose the connection is");
+        assert_eq!(early.meet(&stream, false, Peer(1), Vec::new), Arrival::Other, "it is whose the connection is");
     }
 
     #[test]
     fn what_is_early_waits_and_what_is_late_passes() {
         let (early, now) = (Early::default(), Instant::now());
-        let (donor, holder, other) = (PeerId(1), PeerId(2), PeerId(3));
+        let (donor, holder, other) = (Peer(1), Peer(2), Peer(3));
         assert_eq!(early.meet(&flow(1), false, donor, Vec::new), Arrival::Other);
         early.expect(flow(1), vec![donor, holder], now);
         assert_eq!(early.meet(&flow(1), false, holder, || vec![1]), Arrival::Waits);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use hosts::{Host, Inner, Outer, Pair, is_root};
 use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
-use whimbrel_daemon::tunnel::{Counter, Lease, LeasedEnd, Received, TunnelFlow};
+use whimbrel_tunnel::{Counter, Lease, LeasedEnd, Peer, Received, TunnelFlow};
 use whimbrel_wire::Transport;
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -305,7 +305,7 @@ fn what_is_of_no_flow_is_carried_for_a_lease() {
             assert!((&received[..count], sender) == (&sent[..], from.local_addr().unwrap()), "{len} bytes");
         }
     }
-    pair.b.tunnel.set_lease(end, Lease::To(whimbrel_protocol::PeerId(8)));
+    pair.b.tunnel.set_lease(end, Lease::To(Peer(8)));
     let before = pair.b.tunnel.counters().get(Counter::ForeignFlow);
     a.send_to(&[3], beyond).unwrap();
     rises(&pair.b, Counter::ForeignFlow, before);

@@ -116,11 +116,11 @@ impl Counters {
         Counter::ALL.into_iter().map(|counter| (counter, self.get(counter)))
     }
 
-    pub(super) fn add(&self, counter: Counter, amount: usize) {
+    pub(crate) fn add(&self, counter: Counter, amount: usize) {
         self.values[counter as usize].fetch_add(amount as u64, Ordering::Relaxed);
     }
 
-    pub(super) fn count(&self, counter: Counter) {
+    pub(crate) fn count(&self, counter: Counter) {
         self.add(counter, 1);
     }
 }

@@ -7,14 +7,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
-use whimbrel_handshake::{ReplayWindow, TunnelKeys};
-use whimbrel_protocol::{PeerId, Time};
+use whimbrel_kernel::clock;
 use whimbrel_transform::datagram::FRAMING;
 use whimbrel_transform::{Aead, Algorithm, TAG_LEN};
-use whimbrel_wire::{FlowTuple, Transport};
+use whimbrel_wire::{FlowTuple, ReplayWindow, Transport, TunnelKeys};
 
-use super::aside::{Aside, Early};
-use crate::clock;
+use crate::Peer;
+use crate::aside::{Aside, Early};
 
 /// P-7: datagrams under one key.
 const COUNTER_LIMIT: u64 = 1 << 60;
@@ -31,7 +30,7 @@ pub struct TunnelFlow {
     /// As this host's socket has it.
     pub own: FlowTuple,
     /// Whose flow it is.
-    pub peer: PeerId,
+    pub peer: Peer,
     /// As the peer's socket has it; its `local` is the peer's address.
     pub peer_tuple: FlowTuple,
     /// Its local end is not in this host's own stack: whoever sends from there does not go by this host's routes.
@@ -53,9 +52,9 @@ pub struct LeasedEnd {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lease {
     /// This host has it from that peer: packets to it are accepted from there, and what is sent from it goes there.
-    From(PeerId),
+    From(Peer),
     /// That peer has it from this host: packets from it are accepted from there, and what is sent to it goes there.
-    To(PeerId),
+    To(Peer),
 }
 
 /// Where a peer's packets go, and what is accepted of it beside sealed datagrams.
@@ -96,7 +95,7 @@ impl TunnelPath {
     }
 
     /// The longest UDP payload that is not sent in fragments.
-    pub(super) fn longest_datagram(&self) -> usize {
+    pub(crate) fn longest_datagram(&self) -> usize {
         self.path_mtu.saturating_sub(self.outer_headers()) as usize
     }
 
@@ -106,18 +105,18 @@ impl TunnelPath {
 }
 
 /// Keys, counter and replay window of a session: they outlive changes of path.
-pub(super) struct Session {
-    pub(super) peer: PeerId,
-    pub(super) keys: TunnelKeys,
+pub(crate) struct Session {
+    pub(crate) peer: Peer,
+    pub(crate) keys: TunnelKeys,
     algorithm: Algorithm,
-    pub(super) sealing: Box<dyn Aead>,
-    pub(super) opening: Box<dyn Aead>,
-    pub(super) replay: Mutex<ReplayWindow>,
+    pub(crate) sealing: Box<dyn Aead>,
+    pub(crate) opening: Box<dyn Aead>,
+    pub(crate) replay: Mutex<ReplayWindow>,
     counter: AtomicU64,
 }
 
 impl Session {
-    fn new(peer: PeerId, algorithm: Algorithm, keys: &TunnelKeys) -> Self {
+    fn new(peer: Peer, algorithm: Algorithm, keys: &TunnelKeys) -> Self {
         Self {
             peer,
             keys: keys.clone(),
@@ -130,16 +129,16 @@ impl Session {
     }
 
     /// The first of `count` counters that nobody else gets, unless the key is used up.
-    pub(super) fn take_counters(&self, count: usize) -> Option<u64> {
+    pub(crate) fn take_counters(&self, count: usize) -> Option<u64> {
         let first = self.counter.fetch_add(count as u64, Ordering::Relaxed);
         (first < COUNTER_LIMIT).then_some(first)
     }
 }
 
 /// A way to a peer as the outbound pump uses it.
-pub(super) struct Way {
-    pub(super) session: Arc<Session>,
-    pub(super) path: TunnelPath,
+pub(crate) struct Way {
+    pub(crate) session: Arc<Session>,
+    pub(crate) path: TunnelPath,
     /// What is left of [`TunnelPath::allowance`]; `u64::MAX` stands for a confirmed path.
     allowance: AtomicU64,
     waiting: Mutex<Waiting>,
@@ -151,13 +150,13 @@ pub(super) struct Way {
 struct Waiting {
     /// The path was confirmed meanwhile.
     released: bool,
-    /// Each with when it came.
-    datagrams: Vec<(Time, Vec<u8>)>,
+    /// Each with when it came, by the clock that counts while the machine sleeps.
+    datagrams: Vec<(Duration, Vec<u8>)>,
     bytes: usize,
 }
 
 impl Waiting {
-    fn keep(&mut self, now: Time, datagram: &[u8]) -> Admission {
+    fn keep(&mut self, now: Duration, datagram: &[u8]) -> Admission {
         if self.bytes + datagram.len() > WAITING_MOST {
             self.drop_old(now);
         }
@@ -169,9 +168,9 @@ impl Waiting {
         Admission::Waits
     }
 
-    fn drop_old(&mut self, now: Time) {
+    fn drop_old(&mut self, now: Duration) {
         // In the order in which they came.
-        let is_old = |(came, _): &(Time, Vec<u8>)| now.since(*came) > WAITING_LONGEST;
+        let is_old = |(came, _): &(Duration, Vec<u8>)| now.saturating_sub(*came) > WAITING_LONGEST;
         if !self.datagrams.first().is_some_and(is_old) {
             return;
         }
@@ -180,7 +179,7 @@ impl Waiting {
     }
 
     /// What is still of use.
-    fn take(&mut self, now: Time) -> Vec<(Time, Vec<u8>)> {
+    fn take(&mut self, now: Duration) -> Vec<(Duration, Vec<u8>)> {
         self.drop_old(now);
         self.bytes = 0;
         std::mem::take(&mut self.datagrams)
@@ -189,7 +188,7 @@ impl Waiting {
 
 /// What becomes of a datagram on its way to a path that may not be confirmed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Admission {
+pub(crate) enum Admission {
     Send,
     Waits,
     Dropped,
@@ -198,7 +197,7 @@ pub(super) enum Admission {
 impl Way {
     /// Whether this datagram may be sent yet; it counts as sent then (P-18). Else it is kept until the path is confirmed,
     /// in the order of arrival. What is allowed does not wait behind what is not: it may be what the peer lacks.
-    pub(super) fn admit(&self, datagram: &[u8]) -> Admission {
+    pub(crate) fn admit(&self, datagram: &[u8]) -> Admission {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         if waiting.released {
             return Admission::Send;
@@ -208,11 +207,11 @@ impl Way {
         if self.allowance.fetch_update(Ordering::Relaxed, Ordering::Relaxed, spend).is_ok() {
             return Admission::Send;
         }
-        waiting.keep(clock::now(), datagram)
+        waiting.keep(clock::boottime(), datagram)
     }
 
     /// Lets datagrams of another way to the same place wait for this one.
-    fn wait(&self, datagrams: Vec<(Time, Vec<u8>)>) {
+    fn wait(&self, datagrams: Vec<(Duration, Vec<u8>)>) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         waiting.bytes = datagrams.iter().map(|(_, datagram)| datagram.len()).sum();
         waiting.datagrams = datagrams;
@@ -226,46 +225,46 @@ impl Way {
     }
 
     /// Takes what waits; from now on nothing does.
-    fn release(&self) -> Vec<(Time, Vec<u8>)> {
+    fn release(&self) -> Vec<(Duration, Vec<u8>)> {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         waiting.released = true;
-        waiting.take(clock::now())
+        waiting.take(clock::boottime())
     }
 }
 
 /// A session as the inbound pump uses it.
 #[derive(Clone)]
-pub(super) struct Accepted {
-    pub(super) session: Arc<Session>,
+pub(crate) struct Accepted {
+    pub(crate) session: Arc<Session>,
     way: Option<Arc<Way>>,
 }
 
 impl Accepted {
     /// Whether plain datagrams may come from there.
-    pub(super) fn accepts_plain_from(&self, source: SocketAddr) -> bool {
+    pub(crate) fn accepts_plain_from(&self, source: SocketAddr) -> bool {
         self.way.as_ref().is_some_and(|way| {
             way.path.accept_plain && (way.path.remote == source || way.path.former.contains(&source))
         })
     }
 
     /// Whether plain datagrams with this token may come at all.
-    pub(super) fn accepts_token(&self, token: u64) -> bool {
+    pub(crate) fn accepts_token(&self, token: u64) -> bool {
         self.way.as_ref().is_some_and(|way| way.path.accept_plain) && self.session.keys.receive_token == token
     }
 }
 
 /// Where a flow's packets go.
 #[derive(Clone)]
-pub(super) struct Route {
-    pub(super) way: Arc<Way>,
-    pub(super) peer_tuple: FlowTuple,
+pub(crate) struct Route {
+    pub(crate) way: Arc<Way>,
+    pub(crate) peer_tuple: FlowTuple,
     /// As in [`TunnelFlow`].
-    pub(super) elsewhere: bool,
+    pub(crate) elsewhere: bool,
 }
 
 /// Why there is no route.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum NoRoute {
+pub(crate) enum NoRoute {
     Flow,
     Path,
     /// It is not to leave this host.
@@ -276,7 +275,7 @@ pub(super) enum NoRoute {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the tunnel has no keys for session {receive_index:#010x} of peer {peer}")]
 pub struct UnknownSession {
-    peer: PeerId,
+    peer: Peer,
     receive_index: u32,
 }
 
@@ -287,7 +286,7 @@ struct Contents {
     /// By this host's index.
     sessions: HashMap<u32, Accepted>,
     /// The way that is sent on.
-    ways: HashMap<PeerId, Arc<Way>>,
+    ways: HashMap<Peer, Arc<Way>>,
     /// Flows whose packets go to the control thread.
     kept: HashSet<FlowTuple>,
 }
@@ -303,7 +302,7 @@ impl Contents {
     }
 
     /// The peer that one end of it is leased from or to.
-    fn lessee(&self, own: &FlowTuple) -> Option<PeerId> {
+    fn lessee(&self, own: &FlowTuple) -> Option<Peer> {
         let (Lease::From(peer) | Lease::To(peer)) = self.lease(own)?;
         Some(peer)
     }
@@ -326,13 +325,13 @@ impl Contents {
 
 /// Flows, leases, sessions and paths. Readers remember what they looked up together with the [`Table::generation`] of before.
 #[derive(Default)]
-pub(super) struct Table {
+pub(crate) struct Table {
     contents: RwLock<Contents>,
     generation: AtomicU64,
     /// Packets for sockets that are at rest here.
-    pub(super) aside: Aside,
+    pub(crate) aside: Aside,
     /// Packets for sockets that come here.
-    pub(super) early: Early,
+    pub(crate) early: Early,
 }
 
 impl fmt::Debug for Table {
@@ -344,12 +343,12 @@ impl fmt::Debug for Table {
 
 impl Table {
     /// Changes whenever the contents do: what was looked up before is to be looked up again.
-    pub(super) fn generation(&self) -> u64 {
+    pub(crate) fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
     }
 
     /// The way of a packet that this host sends.
-    pub(super) fn route(&self, own: &FlowTuple) -> Result<Route, NoRoute> {
+    pub(crate) fn route(&self, own: &FlowTuple) -> Result<Route, NoRoute> {
         let contents = self.read();
         if contents.kept.contains(own) {
             return Err(NoRoute::Kept);
@@ -360,45 +359,45 @@ impl Table {
     }
 
     /// The way of a packet that is another host's, under the names that it has.
-    pub(super) fn route_to(&self, own: &FlowTuple, peer: PeerId) -> Result<Route, NoRoute> {
+    pub(crate) fn route_to(&self, own: &FlowTuple, peer: Peer) -> Result<Route, NoRoute> {
         let way = self.read().ways.get(&peer).cloned().ok_or(NoRoute::Path)?;
         Ok(Route { way, peer_tuple: own.mirrored(), elsewhere: false })
     }
 
     /// The session that a received datagram is of.
-    pub(super) fn session(&self, receive_index: u32) -> Option<Accepted> {
+    pub(crate) fn session(&self, receive_index: u32) -> Option<Accepted> {
         self.read().sessions.get(&receive_index).cloned()
     }
 
     /// Whose flow this is.
-    pub(super) fn owner(&self, own: &FlowTuple) -> Option<PeerId> {
+    pub(crate) fn owner(&self, own: &FlowTuple) -> Option<Peer> {
         self.read().flow(own).map(|flow| flow.peer)
     }
 
     /// The lease that one of no flow's ends is of.
-    pub(super) fn lease_of(&self, own: &FlowTuple) -> Option<Lease> {
+    pub(crate) fn lease_of(&self, own: &FlowTuple) -> Option<Lease> {
         let contents = self.read();
         if contents.flows.contains_key(own) { None } else { contents.lease(own) }
     }
 
-    pub(super) fn set_lease(&self, end: LeasedEnd, lease: Lease) {
+    pub(crate) fn set_lease(&self, end: LeasedEnd, lease: Lease) {
         self.write().leases.insert(end, lease);
     }
 
-    pub(super) fn remove_lease(&self, end: &LeasedEnd) {
+    pub(crate) fn remove_lease(&self, end: &LeasedEnd) {
         self.write().leases.remove(end);
     }
 
-    pub(super) fn set_flows(&self, flows: impl IntoIterator<Item = TunnelFlow>) {
+    pub(crate) fn set_flows(&self, flows: impl IntoIterator<Item = TunnelFlow>) {
         let mut contents = self.write();
         contents.flows.extend(flows.into_iter().map(|flow| (flow.own, flow)));
     }
 
-    pub(super) fn remove_flow(&self, own: &FlowTuple) {
+    pub(crate) fn remove_flow(&self, own: &FlowTuple) {
         self.write().flows.remove(own);
     }
 
-    pub(super) fn keep(&self, own: FlowTuple, kept: bool) {
+    pub(crate) fn keep(&self, own: FlowTuple, kept: bool) {
         // Writers make readers look everything up again.
         if self.read().kept.contains(&own) == kept {
             return;
@@ -411,7 +410,7 @@ impl Table {
         }
     }
 
-    pub(super) fn add_keys(&self, peer: PeerId, receive_index: u32, algorithm: Algorithm, keys: &TunnelKeys) {
+    pub(crate) fn add_keys(&self, peer: Peer, receive_index: u32, algorithm: Algorithm, keys: &TunnelKeys) {
         let mut contents = self.write();
         let known = contents.sessions.get(&receive_index).is_some_and(|known| {
             known.session.peer == peer && known.session.algorithm == algorithm && known.session.keys == *keys
@@ -422,7 +421,7 @@ impl Table {
         }
     }
 
-    pub(super) fn remove_keys(&self, receive_index: u32) {
+    pub(crate) fn remove_keys(&self, receive_index: u32) {
         let mut contents = self.write();
         if let Some(removed) = contents.sessions.remove(&receive_index).filter(|removed| removed.way.is_some()) {
             // What is sent under a key ends with it: nobody would count on in its place.
@@ -431,9 +430,9 @@ impl Table {
     }
 
     /// Gives the datagrams that have waited for this path to be confirmed, not for too long, to be sent now.
-    pub(super) fn set_path(
+    pub(crate) fn set_path(
         &self,
-        peer: PeerId,
+        peer: Peer,
         receive_index: u32,
         path: TunnelPath,
     ) -> Result<Vec<Vec<u8>>, UnknownSession> {
@@ -458,13 +457,13 @@ impl Table {
     }
 
     /// Allows so many bytes more on the path to a peer, where that is not confirmed.
-    pub(super) fn grant(&self, peer: PeerId, bytes: u64) {
+    pub(crate) fn grant(&self, peer: Peer, bytes: u64) {
         if let Some(way) = self.read().ways.get(&peer) {
             way.grant(bytes);
         }
     }
 
-    pub(super) fn remove_path(&self, peer: PeerId) {
+    pub(crate) fn remove_path(&self, peer: Peer) {
         self.write().ways.remove(&peer);
     }
 
@@ -488,7 +487,7 @@ mod tests {
     #[test]
     fn what_has_waited_through_an_outage_is_not_sent() {
         let mut waiting = Waiting::default();
-        let now = Time::from_micros(1_000_000_000);
+        let now = Duration::from_secs(1000);
         assert_eq!(waiting.keep(now, b"old"), Admission::Waits);
         let later = now + WAITING_LONGEST;
         assert_eq!(waiting.keep(later, b"new"), Admission::Waits);
@@ -499,7 +498,7 @@ mod tests {
     #[test]
     fn what_is_old_takes_no_room() {
         let mut waiting = Waiting::default();
-        let now = Time::from_micros(1_000_000_000);
+        let now = Duration::from_secs(1000);
         let long = vec![0; WAITING_MOST / 2];
         assert_eq!([&long, &long].map(|datagram| waiting.keep(now, datagram)), [Admission::Waits; 2]);
         assert_eq!(waiting.keep(now + WAITING_LONGEST, b"one more"), Admission::Dropped);

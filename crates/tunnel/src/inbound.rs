@@ -9,27 +9,26 @@ use std::sync::{Arc, PoisonError};
 use rustix::event::PollFlags;
 use whimbrel_kernel::tun::Tun;
 use whimbrel_kernel::udp::{ReceiveBatch, UdpSocket};
-use whimbrel_protocol::PeerId;
 use whimbrel_transform::datagram::{HEADER_LEN, Protection, Train, TunnelHeader, is_tunnel};
 use whimbrel_transform::fragment::FragmentMemory;
 use whimbrel_transform::{Coalescer, Fragment, Headers, Message, Span};
 use whimbrel_wire::FlowTuple;
 
-use super::aside::Arrival;
-use super::counters::{Counter, Counters};
-use super::table::{Accepted, Lease, Table};
-use super::{READS, Received, Tunnel, Woken, signal, wait};
+use crate::aside::Arrival;
+use crate::counters::{Counter, Counters};
+use crate::table::{Accepted, Lease, Table};
+use crate::{Peer, READS, Received, Tunnel, Woken, signal, wait};
 
 /// The first byte of a handshake's first message (docs/protocol.md §1).
 const INITIATION: u8 = 0x01;
 
 /// What waits for the control thread.
-pub(super) struct Queues {
-    pub(super) control: SyncSender<Received>,
-    pub(super) initiations: SyncSender<Received>,
+pub(crate) struct Queues {
+    pub(crate) control: SyncSender<Received>,
+    pub(crate) initiations: SyncSender<Received>,
 }
 
-pub(super) struct Inbound {
+pub(crate) struct Inbound {
     tun: Arc<Tun>,
     udp: Arc<UdpSocket>,
     stop: Arc<OwnedFd>,
@@ -44,13 +43,13 @@ struct Checks {
     table: Arc<Table>,
     counters: Arc<Counters>,
     /// Whose packet a fragmented one is.
-    fragments: FragmentMemory<PeerId>,
+    fragments: FragmentMemory<Peer>,
     last_session: Option<(u64, u32, Accepted)>,
-    last_flow: Option<(u64, FlowTuple, PeerId)>,
+    last_flow: Option<(u64, FlowTuple, Peer)>,
 }
 
 impl Inbound {
-    pub(super) fn new(tunnel: &Tunnel, queues: Queues, wake: Arc<OwnedFd>) -> Self {
+    pub(crate) fn new(tunnel: &Tunnel, queues: Queues, wake: Arc<OwnedFd>) -> Self {
         Self {
             tun: Arc::clone(&tunnel.tun),
             udp: Arc::clone(&tunnel.udp),
@@ -68,7 +67,7 @@ impl Inbound {
         }
     }
 
-    pub(super) fn run(mut self) {
+    pub(crate) fn run(mut self) {
         let mut batch = ReceiveBatch::new();
         loop {
             match wait(&*self.udp, &self.stop, None) {
@@ -191,7 +190,7 @@ impl Checks {
     }
 
     /// Checks a datagram (P-1, P-6) and gives whose it is and how long its train is.
-    fn open(&mut self, datagram: &mut [u8], source: SocketAddr) -> Result<(PeerId, usize), Counter> {
+    fn open(&mut self, datagram: &mut [u8], source: SocketAddr) -> Result<(Peer, usize), Counter> {
         let header = TunnelHeader::decode(datagram).map_err(|_| Counter::Malformed)?;
         if header.chain != 0 {
             return Err(Counter::Malformed);
@@ -230,7 +229,7 @@ impl Checks {
     }
 
     /// What becomes of a packet: of a socket that is coming, or of the peer's own flows.
-    fn look_at(&mut self, headers: &Headers, peer: PeerId, packet: &[u8]) -> Arrival {
+    fn look_at(&mut self, headers: &Headers, peer: Peer, packet: &[u8]) -> Arrival {
         let own = match headers.fragment {
             Fragment::Later(_) => None,
             _ => Some(headers.inbound_tuple()),
@@ -248,7 +247,7 @@ impl Checks {
     }
 
     /// P-110: an ICMP message about a flow of the peer's, or of an end that is leased from it or to it.
-    fn is_about(&mut self, message: &Message, peer: PeerId) -> bool {
+    fn is_about(&mut self, message: &Message, peer: Peer) -> bool {
         let Some(own) = message.flow else { return self.fragments.recall(message) == Some(peer) };
         let of_peer = match self.table.lease_of(&own) {
             // Whoever has an end on lease speaks in its name alone.
@@ -262,7 +261,7 @@ impl Checks {
     }
 
     /// P-23: only packets of the peer's own flows, or of an end that is leased from it or to it.
-    fn is_of(&mut self, headers: &Headers, peer: PeerId) -> bool {
+    fn is_of(&mut self, headers: &Headers, peer: Peer) -> bool {
         if let Fragment::Later(_) = headers.fragment {
             return self.fragments.recall(headers) == Some(peer);
         }

@@ -16,17 +16,17 @@ use whimbrel_transform::segment::{complete_checksum, fitting, segment};
 use whimbrel_transform::{Batch, Fragment, Headers, Message, Span, TAG_LEN, VnetHeader};
 use whimbrel_wire::{FlowTuple, Transport};
 
-use super::aside::{Fate, Meeting};
-use super::counters::{Counter, Counters};
-use super::table::{Admission, NoRoute, Route, Table, Way};
-use super::{READS, Tunnel, Woken, wait};
+use crate::aside::{Fate, Meeting};
+use crate::counters::{Counter, Counters};
+use crate::table::{Admission, NoRoute, Route, Table, Way};
+use crate::{READS, Tunnel, Woken, wait};
 
 /// Datagrams are sent when so many bytes have gathered, or the device has no more.
 const GATHER: usize = 48 << 10;
 /// Pause between what senders are told of packets that are too long: who does not heed it hears it often enough (RFC 1812 §4.3.2.8).
 const TOLD_EVERY: Duration = Duration::from_millis(1);
 
-pub(super) struct Outbound {
+pub(crate) struct Outbound {
     tun: Arc<Tun>,
     udp: Arc<UdpSocket>,
     table: Arc<Table>,
@@ -47,7 +47,7 @@ pub(super) struct Outbound {
 
 impl Outbound {
     /// `keeper`: takes the packets of flows that are kept; `wake` is said so.
-    pub(super) fn new(tunnel: &Tunnel, keeper: SyncSender<Vec<u8>>, wake: Arc<OwnedFd>) -> Self {
+    pub(crate) fn new(tunnel: &Tunnel, keeper: SyncSender<Vec<u8>>, wake: Arc<OwnedFd>) -> Self {
         Self {
             tun: Arc::clone(&tunnel.tun),
             udp: Arc::clone(&tunnel.udp),
@@ -66,7 +66,7 @@ impl Outbound {
         }
     }
 
-    pub(super) fn run(mut self) {
+    pub(crate) fn run(mut self) {
         loop {
             match wait(&*self.tun, &self.stop, Some(&self.nudge)) {
                 Ok(Woken::Ready(_)) => {}
@@ -162,7 +162,7 @@ impl Outbound {
             Err(NoRoute::Path) => return self.counters.count(Counter::NoPath),
             Err(NoRoute::Kept) => {
                 if self.keeper.try_send(self.packet[..len].to_vec()).is_ok() {
-                    super::signal(&self.wake);
+                    crate::signal(&self.wake);
                 }
                 return;
             }

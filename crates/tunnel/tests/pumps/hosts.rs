@@ -12,20 +12,18 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
 use rustix::time::Timespec;
-use whimbrel_daemon::tunnel::{Tunnel, TunnelFlow, TunnelPath};
-use whimbrel_handshake::TunnelKeys;
 use whimbrel_kernel::Error;
 use whimbrel_kernel::namespace::Entered;
 use whimbrel_kernel::tun::Tun;
 use whimbrel_kernel::udp::UdpSocket;
-use whimbrel_protocol::PeerId;
 use whimbrel_transform::datagram::{Protection, TunnelHeader, length_prefix};
 use whimbrel_transform::message::too_long;
 use whimbrel_transform::{Algorithm, Headers, VnetHeader, checksum};
-use whimbrel_wire::{FlowTuple, Transport};
+use whimbrel_tunnel::{Peer, Tunnel, TunnelFlow, TunnelPath};
+use whimbrel_wire::{FlowTuple, Transport, TunnelKeys};
 
 pub(crate) const PORT: u16 = 2031;
-pub(crate) const PEER: PeerId = PeerId(7);
+pub(crate) const PEER: Peer = Peer(7);
 const DEVICE: &str = "whimbrel";
 
 /// Family of the flow's addresses.
