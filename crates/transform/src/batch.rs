@@ -50,6 +50,16 @@ impl Batch {
         (self.headroom, self.tailroom) = (headroom, tailroom);
     }
 
+    /// As [`Self::reset`], with the rooms that `other` has.
+    pub fn reset_like(&mut self, other: &Self) {
+        self.reset(other.headroom, other.tailroom);
+    }
+
+    /// Forgets all packets; rooms and memory are kept.
+    pub fn clear(&mut self) {
+        self.reset(self.headroom, self.tailroom);
+    }
+
     /// Appends a packet of `len` bytes, whose contents are for the caller to write: they are whatever the buffer held.
     pub fn push(&mut self, len: usize) -> &mut [u8] {
         let start = self.used + self.headroom;
