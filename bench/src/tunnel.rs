@@ -310,6 +310,7 @@ impl Testbed {
                 remote: SocketAddr::new(remote.into(), port),
                 allowance: None,
                 path_mtu: MTU,
+                chain: None,
             };
             let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
             let tunnel = namespace.enter(|| -> Result<Tunnel> {

@@ -16,6 +16,12 @@ pub fn is_tunnel(first: u8) -> bool {
     first == Kind::TunnelSealed as u8 || first == Kind::TunnelPlain as u8
 }
 
+/// The chain that a datagram names which [`is_tunnel`].
+#[must_use]
+pub fn chain_of(datagram: &[u8]) -> Option<u8> {
+    datagram.get(1).copied()
+}
+
 /// The header of a tunnel datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TunnelHeader {

@@ -1,7 +1,8 @@
 //! Packets for sockets that are being moved: kept while nobody has the socket, then handed to whoever does.
 //!
-//! At the donor they come from the TUN device, where the data plane leads what comes for a socket at rest ([`Aside`]). At the acceptor
-//! they come out of the tunnel before the node there knows that the flow is its own ([`Early`]). Order is kept in both.
+//! At the donor they come from the TUN device, where the data plane leads what comes for a socket at rest ([`Aside`]).
+//! At the acceptor they come out of the tunnel before the node there knows that the flow is its own ([`Early`]). Order
+//! is kept in both.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,8 +19,8 @@ const FLOW_BYTES: usize = 8 << 20;
 const FLOW_PACKETS: usize = 4096;
 /// Of all flows together, in bytes.
 const ALL_BYTES: usize = 64 << 20;
-/// How long packets are handed on after the socket has gone, and are taken from others than the flow's peer after it has come: what
-/// waits in queues on the way comes after the word that nothing more goes there.
+/// How long packets are handed on after the socket has gone, and are taken from others than the flow's peer after it
+/// has come: what waits in queues on the way comes after the word that nothing more goes there.
 pub const LATE: Duration = Duration::from_secs(2);
 /// Between looks at all flows for those that are over.
 const FORGET_PAUSE: Duration = Duration::from_millis(250);
@@ -98,7 +99,8 @@ impl<T> Kept<T> {
         self.forget_at = Some(self.forget_at.map_or(until, |at| at.min(until)));
     }
 
-    /// Whether flows are to be looked at for some that are over. Those that end soon after are not looked for before a while has passed.
+    /// Whether flows are to be looked at for some that are over. Those that end soon after are not looked for before a
+    /// while has passed.
     fn take_forget(&mut self, now: Instant) -> bool {
         let due = self.forget_at.is_some_and(|at| at <= now);
         if due {
@@ -108,8 +110,8 @@ impl<T> Kept<T> {
     }
 }
 
-/// The name under which packets are awaited that have this one: its own, or that of a socket without another end. One of UDP takes what
-/// anybody sends, one that listens what `opens` a connection.
+/// The name under which packets are awaited that have this one: its own, or that of a socket without another end. One
+/// of UDP takes what anybody sends, one that listens what `opens` a connection.
 fn known_as<T>(
     flows: &HashMap<FlowTuple, T>,
     name: FlowTuple,
@@ -156,8 +158,8 @@ impl Aside {
         self.flows.load(Ordering::Acquire) != 0 && self.lock().flows.contains_key(flow)
     }
 
-    /// What waits goes there; whether [`Self::take_due`] has something to do now. Otherwise its thread need not be woken, which is
-    /// a tenth of what moving an idle socket costs.
+    /// What waits goes there; whether [`Self::take_due`] has something to do now. Otherwise its thread need not be
+    /// woken, which is a tenth of what moving an idle socket costs.
     pub(crate) fn decide(&self, flow: &FlowTuple, fate: Fate, now: Instant) -> bool {
         if self.flows.load(Ordering::Acquire) == 0 {
             return false;
@@ -189,7 +191,8 @@ impl Aside {
         self.flows.store(flows.len(), Ordering::Release);
     }
 
-    /// What becomes of a packet. `opens`: it opens a connection of TCP. `packet` is asked for only where it has to wait.
+    /// What becomes of a packet. `opens`: it opens a connection of TCP. `packet` is asked for only where it has to
+    /// wait.
     pub(crate) fn meet(&self, flow: &FlowTuple, opens: bool, packet: impl FnOnce() -> Vec<u8>) -> Meeting {
         if self.flows.load(Ordering::Acquire) == 0 {
             return Meeting::Nothing;

@@ -18,8 +18,8 @@ pub enum Counter {
     NoFlow,
     /// Packets from the device while there is no path to their peer.
     NoPath,
-    /// Packets from the device that would exceed what may be sent to an unconfirmed locator (P-18): they wait until it is
-    /// confirmed, or are dropped where too much waits already.
+    /// Packets from the device that would exceed what may be sent to an unconfirmed locator (P-18): they wait until it
+    /// is confirmed, or are dropped where too much waits already.
     Unconfirmed,
     /// Packets from the device that are not IP with TCP or UDP, or contradict themselves.
     Unsuitable,

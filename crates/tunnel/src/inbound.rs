@@ -1,5 +1,6 @@
 //! From UDP to the TUN device: check, open, check again, merge, deliver.
 
+use std::fmt;
 use std::io::IoSlice;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -9,12 +10,13 @@ use std::sync::{Arc, PoisonError};
 use rustix::event::PollFlags;
 use whimbrel_kernel::tun::Tun;
 use whimbrel_kernel::udp::{ReceiveBatch, UdpSocket};
-use whimbrel_transform::datagram::{HEADER_LEN, Protection, Train, TunnelHeader, is_tunnel};
+use whimbrel_transform::datagram::{HEADER_LEN, Protection, Train, TunnelHeader, chain_of, is_tunnel};
 use whimbrel_transform::fragment::FragmentMemory;
 use whimbrel_transform::{Coalescer, Fragment, Headers, Message, Span};
 use whimbrel_wire::FlowTuple;
 
 use crate::aside::Arrival;
+use crate::chains::{Arrived, Chains};
 use crate::counters::{Counter, Counters};
 use crate::table::{Accepted, Lease, Table};
 use crate::{Peer, READS, Received, Tunnel, Woken, signal, wait};
@@ -29,11 +31,19 @@ pub(crate) struct Queues {
 }
 
 pub(crate) struct Inbound {
-    tun: Arc<Tun>,
     udp: Arc<UdpSocket>,
     stop: Arc<OwnedFd>,
     queues: Queues,
     wake: Arc<OwnedFd>,
+    delivery: Delivery,
+    arrived: Arrived,
+    chains: Chains,
+}
+
+/// Checks packets, merges them and writes them to the device.
+#[derive(Debug)]
+pub(crate) struct Delivery {
+    tun: Arc<Tun>,
     checks: Checks,
     coalescer: Coalescer,
 }
@@ -48,35 +58,38 @@ struct Checks {
     last_flow: Option<(u64, FlowTuple, Peer)>,
 }
 
+/// A datagram that was checked.
+struct Opened {
+    peer: Peer,
+    /// The chain that its packets have gone through, or 0.
+    chain: u8,
+    /// How many bytes of packets there are.
+    train: usize,
+}
+
 impl Inbound {
     pub(crate) fn new(tunnel: &Tunnel, queues: Queues, wake: Arc<OwnedFd>) -> Self {
         Self {
-            tun: Arc::clone(&tunnel.tun),
             udp: Arc::clone(&tunnel.udp),
             stop: Arc::clone(&tunnel.stop),
             queues,
             wake,
-            checks: Checks {
-                table: Arc::clone(&tunnel.table),
-                counters: Arc::clone(&tunnel.counters),
-                fragments: FragmentMemory::default(),
-                last_session: None,
-                last_flow: None,
-            },
-            coalescer: Coalescer::new(tunnel.tun.has_udp_segmentation()),
+            delivery: Delivery::new(&tunnel.tun, &tunnel.table, &tunnel.counters),
+            arrived: Arrived::default(),
+            chains: Chains::new(tunnel),
         }
     }
 
     pub(crate) fn run(mut self) {
         let mut batch = ReceiveBatch::new();
         loop {
-            match wait(&*self.udp, &self.stop, None) {
+            match wait(&*self.udp, &self.stop, None, None) {
                 Ok(Woken::Ready(flags)) => {
                     if flags.contains(PollFlags::ERR) {
                         self.report_errors();
                     }
                 }
-                Ok(Woken::Nudged | Woken::Stop) => return,
+                Ok(Woken::Nudged | Woken::TimedOut | Woken::Stop) => return,
                 Err(error) => return tracing::error!(%error, "poll on the tunnel socket"),
             }
             for _ in 0..READS {
@@ -92,14 +105,19 @@ impl Inbound {
 
     fn deliver(&mut self, batch: &mut ReceiveBatch) {
         let (buffer, messages) = batch.parts();
-        self.coalescer.clear();
+        self.delivery.coalescer.clear();
         let mut for_control = false;
         for message in messages {
             let end = message.start + message.len;
             for start in (message.start..end).step_by(message.stride) {
                 let datagram = Span { start, len: message.stride.min(end - start) };
                 if is_tunnel(buffer[start]) {
-                    self.checks.take(buffer, datagram, message.source, &mut self.coalescer);
+                    // Order is kept where packets go through a chain no longer.
+                    if !self.arrived.is_empty() && chain_of(&buffer[datagram.range()]) == Some(0) {
+                        self.finish(buffer);
+                        self.delivery.coalescer.clear();
+                    }
+                    self.delivery.take(buffer, datagram, message.source, &mut self.arrived);
                 } else {
                     for_control |= self.hand_over(Received::Datagram {
                         source: message.source,
@@ -113,17 +131,14 @@ impl Inbound {
         if for_control {
             signal(&self.wake);
         }
-        for packet in self.coalescer.finish(buffer) {
-            let header = packet.offload().encode();
-            let mut vectors = Vec::with_capacity(1 + packet.pieces().len());
-            vectors.push(IoSlice::new(&header));
-            vectors.extend(packet.pieces().iter().map(|piece| IoSlice::new(&buffer[piece.range()])));
-            if self.tun.write(&vectors).is_ok() {
-                self.checks.counters.add(Counter::PacketsReceived, packet.pieces().len());
-                self.checks.counters.add(Counter::BytesReceived, packet.wire_len());
-            } else {
-                self.checks.counters.add(Counter::WriteFailed, packet.pieces().len());
-            }
+        self.finish(buffer);
+    }
+
+    /// Writes what was taken so far.
+    fn finish(&mut self, buffer: &mut [u8]) {
+        self.delivery.write(buffer);
+        if !self.arrived.is_empty() {
+            self.chains.receive(&mut self.arrived);
         }
     }
 
@@ -150,7 +165,7 @@ impl Inbound {
         match queue.try_send(received) {
             Ok(()) => true,
             Err(TrySendError::Full(_)) => {
-                self.checks.counters.count(Counter::ControlOverflow);
+                self.delivery.checks.counters.count(Counter::ControlOverflow);
                 true
             }
             Err(TrySendError::Disconnected(_)) => false,
@@ -158,42 +173,110 @@ impl Inbound {
     }
 }
 
-impl Checks {
-    fn take(&mut self, buffer: &mut [u8], datagram: Span, source: SocketAddr, coalescer: &mut Coalescer) {
-        let (session, train) = match self.open(&mut buffer[datagram.range()], source) {
-            Ok(opened) => opened,
-            Err(reason) => return self.counters.count(reason),
-        };
-        let start = datagram.start + HEADER_LEN;
-        let bytes = &buffer[start..start + train];
-        for packet in Train::new(bytes) {
-            let Ok((at, len)) = packet else {
-                return self.counters.count(Counter::Malformed);
-            };
-            let span = Span { start: start + at, len };
-            match Headers::parse(&bytes[at..at + len]) {
-                Ok(headers) => match self.look_at(&headers, session, &bytes[at..at + len]) {
-                    Arrival::Passes => coalescer.push(buffer, span, &headers),
-                    Arrival::Other => self.counters.count(Counter::ForeignFlow),
-                    Arrival::Full => self.counters.count(Counter::AsideOverflow),
-                    Arrival::Waits => {}
-                },
-                Err(_) => match Message::parse(&bytes[at..at + len]) {
-                    Ok(message) if self.is_about(&message, session) => {
-                        coalescer.push_single(Span { start: span.start, len: message.end });
-                    }
-                    Ok(_) => self.counters.count(Counter::ForeignFlow),
-                    Err(_) => self.counters.count(Counter::Malformed),
-                },
-            }
+impl Delivery {
+    pub(crate) fn new(tun: &Arc<Tun>, table: &Arc<Table>, counters: &Arc<Counters>) -> Self {
+        Self {
+            tun: Arc::clone(tun),
+            checks: Checks {
+                table: Arc::clone(table),
+                counters: Arc::clone(counters),
+                fragments: FragmentMemory::default(),
+                last_session: None,
+                last_flow: None,
+            },
+            coalescer: Coalescer::new(tun.has_udp_segmentation()),
         }
     }
 
-    /// Checks a datagram (P-1, P-6) and gives whose it is and how long its train is.
-    fn open(&mut self, datagram: &mut [u8], source: SocketAddr) -> Result<(Peer, usize), Counter> {
+    /// Takes a datagram. What has gone through a chain is left to that.
+    fn take(&mut self, buffer: &mut [u8], datagram: Span, source: SocketAddr, arrived: &mut Arrived) {
+        let Opened { peer, chain, train } = match self.checks.open(&mut buffer[datagram.range()], source) {
+            Ok(opened) => opened,
+            Err(reason) => return self.checks.counters.count(reason),
+        };
+        let start = datagram.start + HEADER_LEN;
+        let bytes = &buffer[start..start + train];
+        if chain != 0 {
+            return self.leave(peer, chain, bytes, arrived);
+        }
+        for packet in Train::new(bytes) {
+            let Ok((at, len)) = packet else {
+                return self.checks.counters.count(Counter::Malformed);
+            };
+            self.take_packet(&bytes[at..at + len], Span { start: start + at, len }, buffer, peer);
+        }
+    }
+
+    /// Leaves a train to its chain.
+    #[cold]
+    fn leave(&self, peer: Peer, chain: u8, bytes: &[u8], arrived: &mut Arrived) {
+        for packet in Train::new(bytes) {
+            let Ok((at, len)) = packet else {
+                return self.checks.counters.count(Counter::Malformed);
+            };
+            arrived.push(peer, chain, &bytes[at..at + len]);
+        }
+    }
+
+    /// Takes `packet`, which is `buffer[span]`, where it is the peer's to send.
+    #[inline]
+    fn take_packet(&mut self, packet: &[u8], span: Span, buffer: &[u8], peer: Peer) {
+        match Headers::parse(packet) {
+            Ok(headers) => match self.checks.look_at(&headers, peer, packet) {
+                Arrival::Passes => self.coalescer.push(buffer, span, &headers),
+                Arrival::Other => self.checks.counters.count(Counter::ForeignFlow),
+                Arrival::Full => self.checks.counters.count(Counter::AsideOverflow),
+                Arrival::Waits => {}
+            },
+            Err(_) => match Message::parse(packet) {
+                Ok(message) if self.checks.is_about(&message, peer) => {
+                    self.coalescer.push_single(Span { start: span.start, len: message.end });
+                }
+                Ok(_) => self.checks.counters.count(Counter::ForeignFlow),
+                Err(_) => self.checks.counters.count(Counter::Malformed),
+            },
+        }
+    }
+
+    /// Takes packets that a chain has given out, and writes those that the peer may send.
+    pub(crate) fn deliver(&mut self, buffer: &mut [u8], spans: &[Span], peer: Peer) {
+        self.coalescer.clear();
+        for span in spans {
+            self.take_packet(&buffer[span.range()], *span, buffer, peer);
+        }
+        self.write(buffer);
+    }
+
+    /// Writes what was taken.
+    fn write(&mut self, buffer: &mut [u8]) {
+        let counters = &self.checks.counters;
+        for packet in self.coalescer.finish(buffer) {
+            let header = packet.offload().encode();
+            let mut vectors = Vec::with_capacity(1 + packet.pieces().len());
+            vectors.push(IoSlice::new(&header));
+            vectors.extend(packet.pieces().iter().map(|piece| IoSlice::new(&buffer[piece.range()])));
+            if self.tun.write(&vectors).is_ok() {
+                counters.add(Counter::PacketsReceived, packet.pieces().len());
+                counters.add(Counter::BytesReceived, packet.wire_len());
+            } else {
+                counters.add(Counter::WriteFailed, packet.pieces().len());
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Checks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Checks")
+    }
+}
+
+impl Checks {
+    /// Checks a datagram (P-1, P-6).
+    fn open(&mut self, datagram: &mut [u8], source: SocketAddr) -> Result<Opened, Counter> {
         let header = TunnelHeader::decode(datagram).map_err(|_| Counter::Malformed)?;
         if header.chain != 0 {
-            return Err(Counter::Malformed);
+            self.look_for_chain(&header)?;
         }
         let accepted = self.session(header.receiver).ok_or(Counter::UnknownIndex)?;
         let (associated, body) = datagram.split_at_mut(HEADER_LEN);
@@ -217,7 +300,17 @@ impl Checks {
                 len
             }
         };
-        Ok((accepted.session.peer, train))
+        Ok(Opened { peer: accepted.session.peer, chain: header.chain, train })
+    }
+
+    /// P-1: what names a chain that is not known of this peer is malformed.
+    #[cold]
+    fn look_for_chain(&mut self, header: &TunnelHeader) -> Result<(), Counter> {
+        if !self.table.has_chains() {
+            return Err(Counter::Malformed);
+        }
+        let peer = self.session(header.receiver).ok_or(Counter::UnknownIndex)?.session.peer;
+        self.table.chain(peer, header.chain).map(drop).ok_or(Counter::Malformed)
     }
 
     fn session(&mut self, index: u32) -> Option<&Accepted> {

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod aside;
+mod chains;
 mod counters;
 mod inbound;
 mod outbound;
@@ -14,31 +15,35 @@ mod table;
 use std::fmt;
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU8;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::time::Timespec;
 use whimbrel_kernel::tun::Tun;
 use whimbrel_kernel::udp::{ErrorReport, SendReport, Transmit, UdpSocket};
-use whimbrel_transform::{Algorithm, VnetHeader};
+use whimbrel_transform::{Algorithm, Chain, VnetHeader};
 use whimbrel_wire::{FlowTuple, TunnelKeys};
 
 use aside::Fate;
 pub use aside::LATE;
+use chains::Chains;
 pub use counters::{Counter, Counters};
-use inbound::{Inbound, Queues};
+use inbound::{Delivery, Inbound, Queues};
 use outbound::Outbound;
 use table::Table;
-pub use table::{Lease, LeasedEnd, TunnelFlow, TunnelPath, UnknownSession};
+pub use table::{Lease, LeasedEnd, PathError, TunnelFlow, TunnelPath};
 
 /// Control datagrams that wait for the control thread at most; more are dropped and counted.
 const CONTROL_QUEUE: usize = 4096;
 /// Initiations that wait at the most. Whoever is not answered asks again.
 const INITIATION_QUEUE: usize = 512;
-/// Packets of flows that are kept, which may be as long as 64 KiB, that wait for it at most. What is dropped is sent again.
+/// Packets of flows that are kept, which may be as long as 64 KiB, that wait for it at most. What is dropped is sent
+/// again.
 const KEPT_QUEUE: usize = 256;
 /// Reads in a row before a pump looks whether it is to stop.
 const READS: usize = 256;
@@ -82,8 +87,10 @@ pub struct Tunnel {
     initiations: Receiver<Received>,
     kept: Receiver<Vec<u8>>,
     stop: Arc<OwnedFd>,
-    /// Wakes the outbound pump: something that waited may go.
+    /// Wakes the outbound pump: something that waited may go, or a chain has an earlier timeout.
     nudge: Arc<OwnedFd>,
+    /// Of what comes out of chains.
+    delivery: Arc<Mutex<Delivery>>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -109,11 +116,14 @@ impl Tunnel {
         let (sender, control) = sync_channel(CONTROL_QUEUE);
         let (initiator, initiations) = sync_channel(INITIATION_QUEUE);
         let (keeper, kept) = sync_channel(KEPT_QUEUE);
+        let (tun, table, counters) = (Arc::new(tun), Arc::default(), Arc::default());
+        let delivery = Delivery::new(&tun, &table, &counters);
         let mut tunnel = Self {
-            tun: Arc::new(tun),
+            tun,
             udp: Arc::new(udp),
-            table: Arc::default(),
-            counters: Arc::default(),
+            table,
+            counters,
+            delivery: Arc::new(Mutex::new(delivery)),
             control,
             initiations,
             kept,
@@ -134,15 +144,15 @@ impl Tunnel {
         self.table.set_flows(flows);
     }
 
-    /// What comes for this flow's socket, and the data plane leads to the TUN device, waits from now on: up to 8 MiB and 4096
-    /// packets, 64 MiB for all flows; what comes beyond is dropped. It goes to whom [`Tunnel::set_flow`] gives the flow of the
-    /// socket's far end, where that has it, or [`Tunnel::hand_on`].
+    /// What comes for this flow's socket, and the data plane leads to the TUN device, waits from now on: up to 8 MiB
+    /// and 4096 packets, 64 MiB for all flows; what comes beyond is dropped. It goes to whom [`Tunnel::set_flow`] gives
+    /// the flow of the socket's far end, where that has it, or [`Tunnel::hand_on`].
     pub fn set_aside(&self, own: &FlowTuple) {
         self.table.aside.keep(own.mirrored());
     }
 
-    /// What waits for this flow's socket, and what still comes in the next two seconds, goes to a peer as it is, or to the socket
-    /// itself with `None`. Where it is decided already that is left so.
+    /// What waits for this flow's socket, and what still comes in the next two seconds, goes to a peer as it is, or to
+    /// the socket itself with `None`. Where it is decided already that is left so.
     pub fn hand_on(&self, own: &FlowTuple, to: Option<Peer>) {
         self.decide(&own.mirrored(), to.map_or(Fate::Here, Fate::To));
     }
@@ -163,12 +173,14 @@ impl Tunnel {
         }
     }
 
-    /// A socket of this flow may come here: what these peers send for it waits, within the bounds of [`Tunnel::set_aside`].
+    /// A socket of this flow may come here: what these peers send for it waits, within the bounds of
+    /// [`Tunnel::set_aside`].
     pub fn expect_flow(&self, own: FlowTuple, from: Vec<Peer>) {
         self.table.early.expect(own, from, Instant::now());
     }
 
-    /// The socket is there, and the data plane knows the way to it: it gets what waits, and for two seconds more what these peers send.
+    /// The socket is there, and the data plane knows the way to it: it gets what waits, and for two seconds more what
+    /// these peers send.
     pub fn open_flow(&self, own: &FlowTuple) {
         let header = VnetHeader::default().encode();
         self.table.early.open(own, Instant::now(), |packet| {
@@ -208,8 +220,8 @@ impl Tunnel {
         self.table.keep(own, kept);
     }
 
-    /// Takes the next packet of a flow that is kept: a whole IP packet, perhaps as long as several segments, whose checksum
-    /// may not be filled in. The eventfd given at the start becomes readable when there are some.
+    /// Takes the next packet of a flow that is kept: a whole IP packet, perhaps as long as several segments, whose
+    /// checksum may not be filled in. The eventfd given at the start becomes readable when there are some.
     #[must_use]
     pub fn receive_kept(&self) -> Option<Vec<u8>> {
         self.kept.try_recv().ok()
@@ -232,8 +244,9 @@ impl Tunnel {
     /// whenever session or path change.
     ///
     /// # Errors
-    /// [`UnknownSession`] if [`Tunnel::add_keys`] was not called for it; nothing is changed.
-    pub fn set_path(&self, peer: Peer, receive_index: u32, path: TunnelPath) -> Result<(), UnknownSession> {
+    /// [`PathError`] if [`Tunnel::add_keys`] was not called for the session, or [`Tunnel::set_chain`] for the path's
+    /// chain; nothing is changed.
+    pub fn set_path(&self, peer: Peer, receive_index: u32, path: TunnelPath) -> Result<(), PathError> {
         let (destination, source) = (path.remote, path.source);
         let waited = self.table.set_path(peer, receive_index, path)?;
         let transmits: Vec<Transmit<'_>> = waited
@@ -254,6 +267,37 @@ impl Tunnel {
     /// Sends nothing more to this peer. What it sends is still received.
     pub fn remove_path(&self, peer: Peer) {
         self.table.remove_path(peer);
+    }
+
+    /// What comes from a peer with this number goes through this chain from now on, and what is sent to it where
+    /// [`TunnelPath::chain`] says so. The peer has its like. A chain outlives sessions and paths. One that has the
+    /// number already is forgotten, with what it keeps.
+    pub fn set_chain(&self, peer: Peer, number: NonZeroU8, chain: Chain) {
+        self.table.set_chain(peer, number, chain);
+    }
+
+    /// Looks at a chain's counters, or changes its parameters; `None` if there is none of this number. Packets wait
+    /// meanwhile, and so would a call of the tunnel in `work`.
+    pub fn with_chain<T>(&self, peer: Peer, number: NonZeroU8, work: impl FnOnce(&mut Chain) -> T) -> Option<T> {
+        let chained = self.table.chain(peer, number.get())?;
+        let done = work(&mut chained.lock());
+        signal(&self.nudge);
+        Some(done)
+    }
+
+    /// Gives out at once what a chain keeps.
+    pub fn release_chain(&self, peer: Peer, number: NonZeroU8) {
+        if let Some(chained) = self.table.chain(peer, number.get()) {
+            Chains::new(self).release(&chained);
+        }
+    }
+
+    /// Gives out what a chain keeps and forgets it. What still comes with its number is dropped. The path must not lead
+    /// through it any longer ([`Tunnel::set_path`]).
+    pub fn remove_chain(&self, peer: Peer, number: NonZeroU8) {
+        if let Some(chained) = self.table.remove_chain(peer, number) {
+            Chains::new(self).release(&chained);
+        }
     }
 
     /// Sends one datagram from the port of the tunnel, from an address of choice.
@@ -350,15 +394,26 @@ enum Woken {
     Ready(PollFlags),
     /// There is something else to do.
     Nudged,
+    /// The moment has come.
+    TimedOut,
     /// The tunnel ends.
     Stop,
 }
 
-fn wait(fd: impl std::os::fd::AsFd, stop: &OwnedFd, nudge: Option<&OwnedFd>) -> io::Result<Woken> {
+fn wait(
+    fd: impl std::os::fd::AsFd,
+    stop: &OwnedFd,
+    nudge: Option<&OwnedFd>,
+    until: Option<Instant>,
+) -> io::Result<Woken> {
     loop {
         let mut fds = vec![PollFd::new(&fd, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
         fds.extend(nudge.map(|nudge| PollFd::new(nudge, PollFlags::IN)));
-        match poll(&mut fds, None) {
+        // What is too long for the kernel is for ever.
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        let left = left.and_then(|left| Timespec::try_from(left).ok());
+        match poll(&mut fds, left.as_ref()) {
+            Ok(0) => return Ok(Woken::TimedOut),
             Ok(_) if !fds[1].revents().is_empty() => return Ok(Woken::Stop),
             Ok(_) if fds.get(2).is_some_and(|nudged| !nudged.revents().is_empty()) => return Ok(Woken::Nudged),
             Ok(_) => return Ok(Woken::Ready(fds[0].revents())),

@@ -17,13 +17,15 @@ use whimbrel_transform::{Batch, Fragment, Headers, Message, Span, TAG_LEN, VnetH
 use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::aside::{Fate, Meeting};
+use crate::chains::Chains;
 use crate::counters::{Counter, Counters};
 use crate::table::{Admission, NoRoute, Route, Table, Way};
 use crate::{READS, Tunnel, Woken, wait};
 
 /// Datagrams are sent when so many bytes have gathered, or the device has no more.
 const GATHER: usize = 48 << 10;
-/// Pause between what senders are told of packets that are too long: who does not heed it hears it often enough (RFC 1812 §4.3.2.8).
+/// Pause between what senders are told of packets that are too long: who does not heed it hears it often enough (RFC
+/// 1812 §4.3.2.8).
 const TOLD_EVERY: Duration = Duration::from_millis(1);
 
 pub(crate) struct Outbound {
@@ -43,6 +45,7 @@ pub(crate) struct Outbound {
     last: Option<(u64, FlowTuple, Route)>,
     /// When somebody was told last that a packet is too long.
     told: Option<Instant>,
+    chains: Chains,
 }
 
 impl Outbound {
@@ -63,13 +66,16 @@ impl Outbound {
             fragments: FragmentMemory::default(),
             last: None,
             told: None,
+            chains: Chains::new(tunnel),
         }
     }
 
     pub(crate) fn run(mut self) {
         loop {
-            match wait(&*self.tun, &self.stop, Some(&self.nudge)) {
+            let timeout = self.chains.handle_timeouts();
+            match wait(&*self.tun, &self.stop, Some(&self.nudge), timeout) {
                 Ok(Woken::Ready(_)) => {}
+                Ok(Woken::TimedOut) => continue,
                 Ok(Woken::Nudged) => {
                     // What it holds is a count, which is taken by reading.
                     let _ = rustix::io::read(&self.nudge, &mut [0; 8]);
@@ -136,7 +142,8 @@ impl Outbound {
             let Some((header, packet)) = packet.split_first_chunk::<VNET_LEN>() else { continue };
             self.packet[..packet.len()].copy_from_slice(packet);
             if let Ok(headers) = Headers::parse(packet) {
-                // What waits for a socket that is not connected is of many. Of a later fragment only the addresses matter.
+                // What waits for a socket that is not connected is of many. Of a later fragment only the addresses
+                // matter.
                 let own = if matches!(fate, Fate::To(_)) { headers.outbound_tuple() } else { *own };
                 self.carry(header, packet.len(), headers, &own, fate);
             }
@@ -174,7 +181,7 @@ impl Outbound {
         // The peer's names, seen from here: what it calls remote is this host.
         let (source, destination) = (route.peer_tuple.remote, route.peer_tuple.local);
         let translated = rewrite(packet, &mut headers, source, destination, state).is_ok();
-        let offload = fitting(&headers, offload, route.way.path.inner_mtu() as usize);
+        let offload = fitting(&headers, offload, route.way.inner_mtu as usize);
         if !translated || segment(packet, &headers, &offload, &mut self.batch).is_err() {
             return self.counters.count(Counter::Unsuitable);
         }
@@ -192,7 +199,8 @@ impl Outbound {
         }
     }
 
-    /// Sends an ICMP message about a flow (P-110). It tells who hears it of the flow under the names that are known there.
+    /// Sends an ICMP message about a flow (P-110). It tells who hears it of the flow under the names that are known
+    /// there.
     fn take_message(&mut self, header: &[u8; VNET_LEN], len: usize) {
         let Ok(message) = Message::parse(&self.packet[..len]) else {
             return self.counters.count(Counter::Unsuitable);
@@ -223,13 +231,13 @@ impl Outbound {
         }
     }
 
-    /// Whoever sends by the tunnel and not by this host's routes has to be told what fits it whole (P-111). The packet goes nevertheless, in
-    /// fragments of the tunnel's. TCP's is cut and needs none.
+    /// Whoever sends by the tunnel and not by this host's routes has to be told what fits it whole (P-111). The packet
+    /// goes nevertheless, in fragments of the tunnel's. TCP's is cut and needs none.
     fn tell_too_long(&mut self, len: usize, headers: &Headers, offload: &VnetHeader, route: &Route) {
         if !route.elsewhere || headers.transport == Transport::Tcp {
             return;
         }
-        let mtu = route.way.path.inner_mtu();
+        let mtu = route.way.inner_mtu;
         let Some(error) = too_long(&self.packet[..len], headers, offload, mtu) else { return };
         let now = Instant::now();
         if self.told.is_some_and(|told| now < told + TOLD_EVERY) {
@@ -260,48 +268,54 @@ impl Outbound {
         if self.batch.is_empty() {
             return;
         }
-        let count = self.batch.len();
-        let bytes: usize = self.batch.spans().iter().map(|span| span.len).sum();
-        if !frame(&mut self.batch, &way) {
-            self.counters.add(Counter::SendFailed, count);
-        } else {
-            let transmits = if way.path.allowance.is_none() { trains(&self.batch, &way) } else { self.admitted(&way) };
-            let report = self.udp.send(&transmits);
-            self.counters.add(Counter::PacketsSent, report.sent);
-            if report.dropped == 0 {
-                self.counters.add(Counter::BytesSent, bytes);
-            } else {
-                self.counters.add(Counter::SendFailed, report.dropped);
-                self.counters.add(Counter::BytesSent, bytes / count * report.sent);
-            }
+        match &way.chain {
+            None => send(&self.udp, &self.counters, &mut self.batch, &way, 0),
+            Some(chained) => self.chains.send(&way, chained, &mut self.batch),
         }
         let tailroom = if way.path.sealed { TAG_LEN } else { 0 };
         self.batch.reset(FRAMING, tailroom);
     }
 }
 
-impl Outbound {
-    /// The datagrams that may go to a path that is not confirmed.
-    fn admitted<'a>(&'a self, way: &Way) -> Vec<Transmit<'a>> {
-        let mut transmits = Vec::new();
-        for span in self.batch.spans() {
-            let contents = &self.batch.buffer()[span.start..span.end()];
-            match way.admit(contents) {
-                Admission::Send => transmits.push(Transmit {
-                    destination: way.path.remote,
-                    source: way.path.source,
-                    contents,
-                    segment_size: None,
-                }),
-                Admission::Waits | Admission::Dropped => self.counters.count(Counter::Unconfirmed),
-            }
-        }
-        transmits
+/// Sends a batch whose packets have gone through this chain, or through none (0). They have the rooms around them that
+/// the way's framing needs.
+pub(crate) fn send(udp: &UdpSocket, counters: &Counters, batch: &mut Batch, way: &Way, chain: u8) {
+    let count = batch.len();
+    let bytes: usize = batch.spans().iter().map(|span| span.len).sum();
+    if !frame(batch, way, chain) {
+        return counters.add(Counter::SendFailed, count);
+    }
+    let transmits = if way.path.allowance.is_none() { trains(batch, way) } else { admitted(batch, way, counters) };
+    let report = udp.send(&transmits);
+    counters.add(Counter::PacketsSent, report.sent);
+    if report.dropped == 0 {
+        counters.add(Counter::BytesSent, bytes);
+    } else {
+        counters.add(Counter::SendFailed, report.dropped);
+        counters.add(Counter::BytesSent, bytes / count * report.sent);
     }
 }
 
+/// The datagrams that may go to a path that is not confirmed.
+fn admitted<'a>(batch: &'a Batch, way: &Way, counters: &Counters) -> Vec<Transmit<'a>> {
+    let mut transmits = Vec::new();
+    for span in batch.spans() {
+        let contents = &batch.buffer()[span.start..span.end()];
+        match way.admit(contents) {
+            Admission::Send => transmits.push(Transmit {
+                destination: way.path.remote,
+                source: way.path.source,
+                contents,
+                segment_size: None,
+            }),
+            Admission::Waits | Admission::Dropped => counters.count(Counter::Unconfirmed),
+        }
+    }
+    transmits
+}
+
 /// Makes a datagram of each packet of the batch, in the room around it; false if the key is used up.
-fn frame(batch: &mut Batch, way: &Way) -> bool {
+fn frame(batch: &mut Batch, way: &Way, chain: u8) -> bool {
     let (buffer, spans) = batch.parts_mut();
     let Some(first) = (if way.path.sealed { way.session.take_counters(spans.len()) } else { Some(0) }) else {
         return false;
@@ -313,7 +327,7 @@ fn frame(batch: &mut Batch, way: &Way) -> bool {
         } else {
             Protection::Plain { token: way.session.keys.send_token }
         };
-        let header = TunnelHeader { chain: 0, receiver: way.path.send_index, protection }.encode();
+        let header = TunnelHeader { chain, receiver: way.path.send_index, protection }.encode();
         let start = span.start - FRAMING;
         buffer[start..start + HEADER_LEN].copy_from_slice(&header);
         buffer[start + HEADER_LEN..span.start].copy_from_slice(&length);

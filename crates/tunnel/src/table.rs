@@ -3,13 +3,14 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::num::NonZeroU8;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
 use whimbrel_kernel::clock;
 use whimbrel_transform::datagram::FRAMING;
-use whimbrel_transform::{Aead, Algorithm, TAG_LEN};
+use whimbrel_transform::{Aead, Algorithm, Chain, TAG_LEN};
 use whimbrel_wire::{FlowTuple, ReplayWindow, Transport, TunnelKeys};
 
 use crate::Peer;
@@ -20,8 +21,9 @@ const COUNTER_LIMIT: u64 = 1 << 60;
 const UDP_HEADER: u32 = 8;
 /// Bytes of datagrams that wait for a path to be confirmed at the most: a window of TCP's, or a few.
 const WAITING_MOST: usize = 4 << 20;
-/// How long they wait at the most. By then TCP has sent again what they bring. An acknowledgement that is older does harm: it is taken for one that a
-/// round trip as long has brought, so the far end takes back all that it holds for lost, and waits as long before it looks again.
+/// How long they wait at the most. By then TCP has sent again what they bring. An acknowledgement that is older does
+/// harm: it is taken for one that a round trip as long has brought, so the far end takes back all that it holds for
+/// lost, and waits as long before it looks again.
 const WAITING_LONGEST: Duration = Duration::from_secs(1);
 
 /// A flow that the tunnel carries, once moved.
@@ -77,6 +79,9 @@ pub struct TunnelPath {
     pub allowance: Option<u64>,
     /// The longest IP packet that the path carries whole, in bytes.
     pub path_mtu: u32,
+    /// The chain of transforms that what is sent goes through; `None` is the empty one. What comes may have gone
+    /// through any that [`crate::Tunnel::set_chain`] has given.
+    pub chain: Option<NonZeroU8>,
 }
 
 impl TunnelPath {
@@ -87,16 +92,26 @@ impl TunnelPath {
         self.outer_headers() + FRAMING as u32 + tag
     }
 
-    /// The longest inner packet that goes without fragments: what the MTU of the flows' routes should be. Never below
-    /// 1280, which IPv6 demands (RFC 8200 §5); on a path that is smaller still, fragments make up for it.
+    /// The longest inner packet that goes without fragments where there is no chain: what the MTU of the flows' routes
+    /// should be, less the overhead of a chain. Never below 1280, which IPv6 demands (RFC 8200 §5); on a path that is
+    /// smaller still, fragments make up for it.
     #[must_use]
     pub fn inner_mtu(&self) -> u32 {
-        self.path_mtu.saturating_sub(self.overhead()).max(1280)
+        self.inner_mtu_behind(0)
+    }
+
+    fn inner_mtu_behind(&self, chain: u32) -> u32 {
+        self.path_mtu.saturating_sub(self.overhead() + chain).max(1280)
     }
 
     /// The longest UDP payload that is not sent in fragments.
     pub(crate) fn longest_datagram(&self) -> usize {
         self.path_mtu.saturating_sub(self.outer_headers()) as usize
+    }
+
+    /// The longest packet in it, behind the last transform.
+    fn longest_packet(&self) -> usize {
+        self.path_mtu.saturating_sub(self.overhead()) as usize
     }
 
     fn outer_headers(&self) -> u32 {
@@ -135,17 +150,37 @@ impl Session {
     }
 }
 
+/// A chain of transforms between this host and a peer. All threads use the same one.
+#[derive(Clone)]
+pub(crate) struct Chained {
+    pub(crate) peer: Peer,
+    /// What its datagrams bear.
+    pub(crate) number: u8,
+    chain: Arc<Mutex<Chain>>,
+}
+
+impl Chained {
+    /// Whoever has it must not ask for the table: that may wait for a chain.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Chain> {
+        self.chain.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// A way to a peer as the outbound pump uses it.
 pub(crate) struct Way {
     pub(crate) session: Arc<Session>,
     pub(crate) path: TunnelPath,
+    /// What is sent goes through it.
+    pub(crate) chain: Option<Chained>,
+    /// The longest inner packet that goes without fragments.
+    pub(crate) inner_mtu: u32,
     /// What is left of [`TunnelPath::allowance`]; `u64::MAX` stands for a confirmed path.
     allowance: AtomicU64,
     waiting: Mutex<Waiting>,
 }
 
-/// Datagrams that may not go to a path before it is confirmed. They would be lost otherwise, and TCP, which has just sent
-/// all that was in flight once more, would find that out late.
+/// Datagrams that may not go to a path before it is confirmed. They would be lost otherwise, and TCP, which has just
+/// sent all that was in flight once more, would find that out late.
 #[derive(Default)]
 struct Waiting {
     /// The path was confirmed meanwhile.
@@ -195,8 +230,9 @@ pub(crate) enum Admission {
 }
 
 impl Way {
-    /// Whether this datagram may be sent yet; it counts as sent then (P-18). Else it is kept until the path is confirmed,
-    /// in the order of arrival. What is allowed does not wait behind what is not: it may be what the peer lacks.
+    /// Whether this datagram may be sent yet; it counts as sent then (P-18). Else it is kept until the path is
+    /// confirmed, in the order of arrival. What is allowed does not wait behind what is not: it may be what the peer
+    /// lacks.
     pub(crate) fn admit(&self, datagram: &[u8]) -> Admission {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         if waiting.released {
@@ -271,12 +307,25 @@ pub(crate) enum NoRoute {
     Kept,
 }
 
-/// No keys were given for this session, or they are another peer's. Nothing was changed.
+/// A path was not set. Nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the tunnel has no keys for session {receive_index:#010x} of peer {peer}")]
-pub struct UnknownSession {
-    peer: Peer,
-    receive_index: u32,
+pub enum PathError {
+    /// No keys were given for this session, or they are another peer's.
+    #[error("the tunnel has no keys for session {receive_index:#010x} of peer {peer}")]
+    UnknownSession {
+        /// Whose it was to be.
+        peer: Peer,
+        /// Its index here.
+        receive_index: u32,
+    },
+    /// The chain was not given.
+    #[error("the tunnel has no chain {number} of peer {peer}")]
+    UnknownChain {
+        /// Whose it was to be.
+        peer: Peer,
+        /// Its number.
+        number: NonZeroU8,
+    },
 }
 
 #[derive(Default)]
@@ -289,6 +338,7 @@ struct Contents {
     ways: HashMap<Peer, Arc<Way>>,
     /// Flows whose packets go to the control thread.
     kept: HashSet<FlowTuple>,
+    chains: HashMap<(Peer, u8), Chained>,
 }
 
 impl Contents {
@@ -323,11 +373,14 @@ impl Contents {
     }
 }
 
-/// Flows, leases, sessions and paths. Readers remember what they looked up together with the [`Table::generation`] of before.
+/// Flows, leases, sessions and paths. Readers remember what they looked up together with the [`Table::generation`] of
+/// before.
 #[derive(Default)]
 pub(crate) struct Table {
     contents: RwLock<Contents>,
     generation: AtomicU64,
+    /// How many chains there are, so that nobody looks for timeouts where there are none.
+    chains: AtomicUsize,
     /// Packets for sockets that are at rest here.
     pub(crate) aside: Aside,
     /// Packets for sockets that come here.
@@ -362,6 +415,38 @@ impl Table {
     pub(crate) fn route_to(&self, own: &FlowTuple, peer: Peer) -> Result<Route, NoRoute> {
         let way = self.read().ways.get(&peer).cloned().ok_or(NoRoute::Path)?;
         Ok(Route { way, peer_tuple: own.mirrored(), elsewhere: false })
+    }
+
+    /// The way to a peer.
+    pub(crate) fn way(&self, peer: Peer) -> Option<Arc<Way>> {
+        self.read().ways.get(&peer).cloned()
+    }
+
+    /// Whether there is any chain.
+    pub(crate) fn has_chains(&self) -> bool {
+        self.chains.load(Ordering::Acquire) != 0
+    }
+
+    pub(crate) fn chains(&self) -> Vec<Chained> {
+        self.read().chains.values().cloned().collect()
+    }
+
+    pub(crate) fn chain(&self, peer: Peer, number: u8) -> Option<Chained> {
+        self.read().chains.get(&(peer, number)).cloned()
+    }
+
+    pub(crate) fn set_chain(&self, peer: Peer, number: NonZeroU8, chain: Chain) {
+        let chained = Chained { peer, number: number.get(), chain: Arc::new(Mutex::new(chain)) };
+        let mut contents = self.write();
+        contents.chains.insert((peer, number.get()), chained);
+        self.chains.store(contents.chains.len(), Ordering::Release);
+    }
+
+    pub(crate) fn remove_chain(&self, peer: Peer, number: NonZeroU8) -> Option<Chained> {
+        let mut contents = self.write();
+        let removed = contents.chains.remove(&(peer, number.get()));
+        self.chains.store(contents.chains.len(), Ordering::Release);
+        removed
     }
 
     /// The session that a received datagram is of.
@@ -430,20 +515,25 @@ impl Table {
     }
 
     /// Gives the datagrams that have waited for this path to be confirmed, not for too long, to be sent now.
-    pub(crate) fn set_path(
-        &self,
-        peer: Peer,
-        receive_index: u32,
-        path: TunnelPath,
-    ) -> Result<Vec<Vec<u8>>, UnknownSession> {
+    pub(crate) fn set_path(&self, peer: Peer, receive_index: u32, path: TunnelPath) -> Result<Vec<Vec<u8>>, PathError> {
         let mut contents = self.write();
-        let unknown = UnknownSession { peer, receive_index };
+        let known = |number: NonZeroU8| contents.chains.get(&(peer, number.get())).cloned();
+        let chained = |number| known(number).ok_or(PathError::UnknownChain { peer, number });
+        let chain = path.chain.map(chained).transpose()?;
+        let unknown = PathError::UnknownSession { peer, receive_index };
         let accepted = contents.sessions.get_mut(&receive_index).filter(|known| known.session.peer == peer);
         let accepted = accepted.ok_or(unknown)?;
         let allowance = AtomicU64::new(path.allowance.unwrap_or(u64::MAX));
         let confirmed = path.allowance.is_none();
         let waiting = Mutex::new(Waiting { released: confirmed, ..Waiting::default() });
-        let way = Arc::new(Way { session: Arc::clone(&accepted.session), path, allowance, waiting });
+        let overhead = chain.as_ref().map_or(0, |chained| {
+            let mut chain = chained.lock();
+            chain.set_mtu(path.longest_packet());
+            chain.overhead() as u32
+        });
+        let inner_mtu = path.inner_mtu_behind(overhead);
+        let session = Arc::clone(&accepted.session);
+        let way = Arc::new(Way { session, path, chain, inner_mtu, allowance, waiting });
         accepted.way = Some(Arc::clone(&way));
         let before = contents.ways.insert(peer, Arc::clone(&way));
         let same = before.filter(|before| before.path.remote == way.path.remote);

@@ -36,7 +36,7 @@ use whimbrel_kernel::sysctl;
 use whimbrel_kernel::tun::Tun;
 use whimbrel_protocol::{Binding, Carrier, FlowEntry, KernelOp, LocalEnd, OpFailed, OpId, PeerId, SocketNumbers, Time};
 use whimbrel_transform::Algorithm;
-use whimbrel_tunnel::{Peer, Tunnel, UnknownSession};
+use whimbrel_tunnel::{PathError, Peer, Tunnel};
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::introduction::Introduction;
 
@@ -89,7 +89,7 @@ pub(crate) enum Failure {
     #[error(transparent)]
     KnownKeys(#[from] KnownKeysError),
     #[error(transparent)]
-    Tunnel(#[from] UnknownSession),
+    Tunnel(#[from] PathError),
     #[error("{0} has no socket any more")]
     NoSocket(FlowTuple),
     #[error("interface {0} is not watched over")]

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 
 use whimbrel_protocol::{PeerId, TunnelPath};
-use whimbrel_tunnel::{Peer, Tunnel, UnknownSession};
+use whimbrel_tunnel::{PathError, Peer, Tunnel};
 
 use super::Effects;
 
@@ -44,7 +44,7 @@ impl Tunnels {
         path: TunnelPath,
         mtu: u32,
         spare: bool,
-    ) -> Result<(), UnknownSession> {
+    ) -> Result<(), PathError> {
         let mut former = Vec::new();
         if let Some(before) = self.paths.get(&peer) {
             former.clone_from(&before.former);
@@ -64,6 +64,7 @@ impl Tunnels {
             remote: path.remote,
             allowance: path.allowance.map(|allowance| if spare { 0 } else { allowance }),
             path_mtu: mtu,
+            chain: None,
         };
         let inner_mtu = whole.inner_mtu();
         tunnel.set_path(Peer(peer.0), receive_index, whole)?;

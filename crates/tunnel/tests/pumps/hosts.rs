@@ -19,7 +19,7 @@ use whimbrel_kernel::udp::UdpSocket;
 use whimbrel_transform::datagram::{Protection, TunnelHeader, length_prefix};
 use whimbrel_transform::message::too_long;
 use whimbrel_transform::{Algorithm, Headers, VnetHeader, checksum};
-use whimbrel_tunnel::{Peer, Tunnel, TunnelFlow, TunnelPath};
+use whimbrel_tunnel::{PathError, Peer, Tunnel, TunnelFlow, TunnelPath};
 use whimbrel_wire::{FlowTuple, Transport, TunnelKeys};
 
 pub(crate) const PORT: u16 = 2031;
@@ -166,6 +166,7 @@ impl Pair {
             remote: SocketAddr::new(remote.parse().unwrap(), PORT),
             allowance: None,
             path_mtu: mtu,
+            chain: None,
         };
         let flows = [Transport::Tcp, Transport::Udp].map(|transport| super::hosts::names(inner, transport));
         let flows_a = flows.map(|names| TunnelFlow { own: names.a, peer: PEER, peer_tuple: names.b, elsewhere: false });
@@ -188,8 +189,8 @@ impl Pair {
     }
 }
 
-/// Opens what was closed a moment ago. A program that another test is just starting has the descriptors of this process until its exec, and
-/// who has a device or a port keeps others out.
+/// Opens what was closed a moment ago. A program that another test is just starting has the descriptors of this process
+/// until its exec, and who has a device or a port keeps others out.
 fn reopen<T>(open: impl Fn() -> Result<T, Error>) -> T {
     let patience = Instant::now() + Duration::from_secs(5);
     let held = [Errno::BUSY, Errno::ADDRINUSE].map(|errno| Some(errno.raw_os_error()));
@@ -235,9 +236,13 @@ impl Host {
     }
 
     pub(crate) fn set_path(&self, change: impl FnOnce(&mut TunnelPath)) {
+        self.try_set_path(change).unwrap();
+    }
+
+    pub(crate) fn try_set_path(&self, change: impl FnOnce(&mut TunnelPath)) -> Result<(), PathError> {
         let mut path = self.path.lock().unwrap();
         change(&mut path);
-        self.tunnel.set_path(PEER, self.receive_index, path.clone()).unwrap();
+        self.tunnel.set_path(PEER, self.receive_index, path.clone())
     }
 
     /// Waits until the tunnel says that there is something for the control thread.
