@@ -8,7 +8,8 @@ use libfuzzer_sys::fuzz_target;
 use whimbrel_transform::datagram::Train;
 use whimbrel_transform::rewrite::{ChecksumState, rewrite};
 use whimbrel_transform::segment::{fitting, segment};
-use whimbrel_transform::{Batch, Coalescer, Headers, Span, VnetHeader};
+use whimbrel_transform::{Batch, Coalescer, Span, VnetHeader};
+use whimbrel_wire::packet::Headers;
 
 /// The longest packet that a path carries, in bytes.
 const MTU: usize = 100;

@@ -3,11 +3,10 @@
 //! The rules are those of the kernel's own GRO (net/ipv4/tcp_offload.c `tcp_gro_receive`, net/ipv4/af_inet.c
 //! `inet_gro_receive`): what is merged is what segmentation would make again. Order within a flow is kept.
 
-use whimbrel_wire::Transport;
+use whimbrel_wire::packet::{Fragment, Headers};
+use whimbrel_wire::{Transport, checksum};
 
 use crate::batch::Span;
-use crate::checksum;
-use crate::packet::{Fragment, Headers};
 use crate::vnet::{GSO_ECN, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, NEEDS_CSUM, VnetHeader};
 
 const FIN: u8 = 0x01;

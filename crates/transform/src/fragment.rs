@@ -2,8 +2,9 @@
 
 use std::net::IpAddr;
 
+use whimbrel_wire::packet::{Fragment, Headers};
+
 use crate::message::Message;
-use crate::packet::{Fragment, Headers};
 
 /// Fragmented packets that are remembered at once.
 const REMEMBERED: usize = 64;
@@ -93,7 +94,7 @@ fn key(packet: &impl Piece) -> Option<Key> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::packet::tests::Made;
+    use crate::made::Made;
 
     #[test]
     fn later_fragments_find_their_first_and_memory_is_bounded() {

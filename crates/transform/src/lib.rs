@@ -8,12 +8,10 @@
 
 pub mod batch;
 pub mod chain;
-pub mod checksum;
 pub mod coalesce;
 pub mod datagram;
 pub mod fragment;
 pub mod message;
-pub mod packet;
 pub mod rewrite;
 pub mod seal;
 pub mod segment;
@@ -24,7 +22,10 @@ pub use batch::{Batch, Span};
 pub use chain::{Chain, StageCounters, Traffic};
 pub use coalesce::Coalescer;
 pub use message::Message;
-pub use packet::{Fragment, Headers, PacketError};
 pub use seal::{Aead, Algorithm, TAG_LEN};
 pub use transform::{Direction, DropReason, Drops, Packets, ParameterError, Transform};
 pub use vnet::VnetHeader;
+
+#[cfg(test)]
+#[path = "../../wire/tests/support/made.rs"]
+mod made;

@@ -2,10 +2,9 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use whimbrel_wire::{FlowTuple, Transport};
+use whimbrel_wire::packet::{Fragment, Headers, Network, PacketError, TCP_CHECKSUM, UDP_CHECKSUM};
+use whimbrel_wire::{FlowTuple, Transport, checksum};
 
-use crate::checksum;
-use crate::packet::{Fragment, Headers, Network, PacketError, TCP_CHECKSUM, UDP_CHECKSUM};
 use crate::rewrite::{FamilyMismatch, replace};
 use crate::segment::nonzero;
 use crate::vnet::{GSO_NONE, VnetHeader};
@@ -252,7 +251,7 @@ pub fn too_long(packet: &[u8], headers: &Headers, offload: &VnetHeader, mtu: u32
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::packet::tests::Made;
+    use crate::made::Made;
     use proptest::prelude::*;
 
     fn sum_of(packet: &[u8]) -> u16 {

@@ -2,10 +2,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use whimbrel_wire::Transport;
-
-use crate::checksum;
-use crate::packet::{Fragment, Headers};
+use whimbrel_wire::packet::{Fragment, Headers};
+use whimbrel_wire::{Transport, checksum};
 
 /// What the transport's checksum field holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,7 +89,7 @@ pub(crate) fn replace(old: &mut [u8], new: &[u8]) -> u16 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::packet::tests::{Made, checksums_hold};
+    use crate::made::{Made, checksums_hold};
     use proptest::prelude::*;
 
     fn other(v6: bool, host: u16, port: u16) -> SocketAddr {

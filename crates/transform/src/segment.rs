@@ -1,10 +1,9 @@
 //! Software segmentation: a super-packet of an offloading stack becomes the packets that a network card would send.
 
-use whimbrel_wire::Transport;
+use whimbrel_wire::packet::{Fragment, Headers};
+use whimbrel_wire::{Transport, checksum};
 
 use crate::batch::Batch;
-use crate::checksum;
-use crate::packet::Headers;
 use crate::vnet::{GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, VnetHeader};
 
 const FIN: u8 = 0x01;
@@ -62,7 +61,7 @@ pub fn segment(
 /// Everything else keeps the header that it has.
 #[must_use]
 pub fn fitting(headers: &Headers, offload: VnetHeader, mtu: usize) -> VnetHeader {
-    let whole = headers.transport == Transport::Tcp && headers.fragment == crate::packet::Fragment::Whole;
+    let whole = headers.transport == Transport::Tcp && headers.fragment == Fragment::Whole;
     let longest = match offload.gso_kind() {
         GSO_NONE => headers.end,
         _ => headers.payload_offset + usize::from(offload.gso_size),
@@ -117,7 +116,7 @@ impl<'a> Cut<'a> {
             (GSO_UDP_L4, Transport::Udp) => true,
             _ => false,
         };
-        if !fits || headers.fragment != crate::packet::Fragment::Whole {
+        if !fits || headers.fragment != Fragment::Whole {
             return Err(SegmentError::Type(offload.gso_type));
         }
         if offload.gso_size == 0 {

@@ -3,11 +3,11 @@
 use std::net::{IpAddr, SocketAddr};
 
 use proptest::prelude::*;
-use whimbrel_transform::checksum;
 use whimbrel_transform::segment::{SegmentError, fitting, segment};
 use whimbrel_transform::vnet::{GSO_ECN, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, NEEDS_CSUM};
-use whimbrel_transform::{Batch, Coalescer, Headers, Span, VnetHeader};
-use whimbrel_wire::Transport;
+use whimbrel_transform::{Batch, Coalescer, Span, VnetHeader};
+use whimbrel_wire::packet::Headers;
+use whimbrel_wire::{Transport, checksum};
 
 const FIN: u8 = 1;
 const PSH: u8 = 8;

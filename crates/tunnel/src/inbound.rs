@@ -12,8 +12,9 @@ use whimbrel_kernel::tun::Tun;
 use whimbrel_kernel::udp::{ReceiveBatch, UdpSocket};
 use whimbrel_transform::datagram::{HEADER_LEN, Protection, Train, TunnelHeader, chain_of, is_tunnel};
 use whimbrel_transform::fragment::FragmentMemory;
-use whimbrel_transform::{Coalescer, Fragment, Headers, Message, Span};
+use whimbrel_transform::{Coalescer, Message, Span};
 use whimbrel_wire::FlowTuple;
+use whimbrel_wire::packet::{Fragment, Headers};
 
 use crate::aside::Arrival;
 use crate::chains::{Arrived, Chains};

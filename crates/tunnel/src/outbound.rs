@@ -13,7 +13,8 @@ use whimbrel_transform::fragment::FragmentMemory;
 use whimbrel_transform::message::too_long;
 use whimbrel_transform::rewrite::{ChecksumState, rewrite};
 use whimbrel_transform::segment::{complete_checksum, fitting, segment};
-use whimbrel_transform::{Batch, Fragment, Headers, Message, Span, TAG_LEN, VnetHeader};
+use whimbrel_transform::{Batch, Message, Span, TAG_LEN, VnetHeader};
+use whimbrel_wire::packet::{Fragment, Headers};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::aside::{Fate, Meeting};

@@ -7,13 +7,14 @@
 //! messages carry, [`message`] what a control datagram holds once it is opened, and [`introduction`] the mark that is
 //! put into a flow itself; [`snapshot`] is a socket on its way to another host, and [`moving`] what is said about its way.
 //! All of them read and write through [`codec`], whose only error is [`Malformed`]. [`replay`] and [`tunnel_keys`] are
-//! what both ends of a session keep of its datagrams.
+//! what both ends of a session keep of its datagrams; [`packet`] and [`checksum`] are about the packets of flows.
 #![no_std]
 #![forbid(unsafe_code)]
 extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+pub mod checksum;
 pub mod codec;
 pub mod community;
 pub mod datagram;
@@ -23,6 +24,7 @@ pub mod introduction;
 pub mod lending;
 pub mod message;
 pub mod moving;
+pub mod packet;
 pub mod replay;
 pub mod snapshot;
 pub mod tunnel_keys;

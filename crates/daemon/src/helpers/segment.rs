@@ -1,6 +1,6 @@
 //! What a live socket sent while its peer is away, as the TUN device hands it over.
 
-use whimbrel_transform::{Fragment, Headers};
+use whimbrel_wire::packet::{Fragment, Headers};
 use whimbrel_wire::{FlowTuple, Transport};
 
 const FLAG_FIN: u8 = 0x01;

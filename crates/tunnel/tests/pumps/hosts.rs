@@ -18,9 +18,10 @@ use whimbrel_kernel::tun::Tun;
 use whimbrel_kernel::udp::UdpSocket;
 use whimbrel_transform::datagram::{Protection, TunnelHeader, length_prefix};
 use whimbrel_transform::message::too_long;
-use whimbrel_transform::{Algorithm, Headers, VnetHeader, checksum};
+use whimbrel_transform::{Algorithm, VnetHeader};
 use whimbrel_tunnel::{PathError, Peer, Tunnel, TunnelFlow, TunnelPath};
-use whimbrel_wire::{FlowTuple, Transport, TunnelKeys};
+use whimbrel_wire::packet::Headers;
+use whimbrel_wire::{FlowTuple, Transport, TunnelKeys, checksum};
 
 pub(crate) const PORT: u16 = 2031;
 pub(crate) const PEER: Peer = Peer(7);

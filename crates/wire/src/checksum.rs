@@ -8,6 +8,7 @@
 /// The sum is formed over native words and turned to network order at the end, which RFC 1071 §2(B) shows to be the
 /// same. Four accumulators with end-around carry keep the additions of one from waiting for those of another. (Summing
 /// narrower words in vector registers can be as fast, but whether the compiler does so hangs on a hair.)
+#[inline]
 #[must_use]
 pub fn sum(data: &[u8]) -> u16 {
     let mut lanes = [0u64; 4];
@@ -30,6 +31,7 @@ pub fn sum(data: &[u8]) -> u16 {
 }
 
 /// Ones' complement addition of two sums.
+#[inline]
 #[must_use]
 pub fn add(a: u16, b: u16) -> u16 {
     let (sum, carry) = a.overflowing_add(b);
@@ -37,12 +39,14 @@ pub fn add(a: u16, b: u16) -> u16 {
 }
 
 /// The sum that replacing bytes summing to `old` by bytes summing to `new` adds to a sum: `m' + ~m` of RFC 1624.
+#[inline]
 #[must_use]
 pub fn difference(old: u16, new: u16) -> u16 {
     add(new, !old)
 }
 
 /// The checksum after a change of `difference` in the bytes that it covers: equation 3 of RFC 1624.
+#[inline]
 #[must_use]
 pub fn update(checksum: u16, difference: u16) -> u16 {
     !add(!checksum, difference)
@@ -67,6 +71,7 @@ fn fold(sum: u64) -> u16 {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::vec;
 
     fn naive(data: &[u8]) -> u16 {
         let mut total = 0u32;
