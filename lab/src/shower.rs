@@ -12,6 +12,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType, socket_with};
+use whimbrel_wire::packet::write::body_checksum;
+use whimbrel_wire::packet::{Ip, TCP_CHECKSUM};
 
 use crate::{Direction, Error, Frame, Host, Link, Packet, Random, Result, wait_until};
 
@@ -97,34 +99,21 @@ fn raw_socket(host: &Host) -> Result<UdpSocket> {
     Ok(UdpSocket::from(socket))
 }
 
-/// An IPv4 packet; the kernel fills in length, identification and checksum.
-fn ipv4(protocol: u8, from: Ipv4Addr, to: Ipv4Addr, payload: &[u8]) -> Vec<u8> {
-    let mut packet = vec![0x45, MARK, 0, 0, 0, 0, 0x40, 0, 64, protocol, 0, 0];
-    packet.extend(from.octets());
-    packet.extend(to.octets());
-    packet.extend(payload);
-    packet
+/// Headers that [`is_own`] knows; the kernel fills in the identification.
+fn ip(from: Ipv4Addr, to: Ipv4Addr) -> Ip<'static> {
+    Ip { class: MARK, ..Ip::new(from.into(), to.into()) }
 }
 
-/// A UDP datagram without checksum (RFC 768).
+/// A UDP datagram. What is too long for one is none.
 fn udp(from: SocketAddrV4, to: SocketAddrV4, payload: &[u8]) -> Vec<u8> {
-    let length = u16::try_from(payload.len() + 8).unwrap_or(u16::MAX);
-    let mut datagram = [from.port(), to.port(), length, 0].map(u16::to_be_bytes).concat();
-    datagram.extend(payload);
-    ipv4(UDP, *from.ip(), *to.ip(), &datagram)
+    ip(*from.ip(), *to.ip()).udp(from.port(), to.port(), payload).unwrap_or_default()
 }
 
 /// Sets the checksum of a TCP segment (RFC 9293).
 fn checksum(from: Ipv4Addr, to: Ipv4Addr, segment: &mut [u8]) {
-    segment[16..18].fill(0);
-    let length = u16::try_from(segment.len()).unwrap_or(u16::MAX).to_be_bytes();
-    let pseudo = [&from.octets()[..], &to.octets(), &[0, TCP], &length].concat();
-    let words = pseudo.chunks(2).chain(segment.chunks(2));
-    let mut sum: u32 = words.map(|w| u32::from(u16::from_be_bytes([w[0], w.get(1).copied().unwrap_or(0)]))).sum();
-    while sum > 0xffff {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    segment[16..18].copy_from_slice(&(!(sum as u16)).to_be_bytes());
+    segment[TCP_CHECKSUM..TCP_CHECKSUM + 2].fill(0);
+    let checksum = body_checksum(from.into(), to.into(), TCP, segment);
+    segment[TCP_CHECKSUM..TCP_CHECKSUM + 2].copy_from_slice(&checksum.to_be_bytes());
 }
 
 /// Hears what is said and repeats it, whole and in pieces, and makes up the rest.
@@ -285,7 +274,7 @@ impl Cloud {
             bytes.copy_from_slice(&nonce[..bytes.len()]);
         }
         checksum(*heard.from.ip(), *heard.to.ip(), &mut heard.bytes);
-        let packet = ipv4(TCP, *heard.from.ip(), *heard.to.ip(), &heard.bytes);
+        let packet = ip(*heard.from.ip(), *heard.to.ip()).packet(TCP, &heard.bytes).ok()?;
         Some((heard.to, packet))
     }
 

@@ -35,6 +35,7 @@ const ALLOWED: &[(&str, &str, &str)] = &[
     ("whimbrel-cli", "whimbrel-daemon", "`up`, `doctor`, `clean` and `run` only (docs/decisions/0001-one-binary.md)"),
     ("whimbrel-capi", "whimbrel-ipc", "programs ask the daemon by the local API"),
     ("whimbrel-lab", "whimbrel-ipc", "scenarios ask their daemons by the local API"),
+    ("whimbrel-lab", "whimbrel-wire", "it reads and makes the headers of packets on its links"),
     ("whimbrel-bench", "whimbrel-lab", "measurements run on the lab's hosts and links"),
     ("whimbrel-bench", "whimbrel-tunnel", "it measures the pumps by themselves"),
     ("whimbrel-bench", "whimbrel-handshake", "it measures parts by themselves"),

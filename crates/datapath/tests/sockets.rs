@@ -10,6 +10,7 @@ use support::pair::{Pair, binding, entry, events, find, flow, get, set};
 use support::{is_root, run};
 use whimbrel_datapath::{Carrier, Datapath, Event, Most, Origin};
 use whimbrel_wire::FlowTuple;
+use whimbrel_wire::packet::Ip;
 
 /// Drains until `count` events have come.
 fn wait(datapath: &mut Datapath, count: usize) -> Vec<Event> {
@@ -71,10 +72,8 @@ fn connections_are_followed_in_their_own_namespace() {
 /// An introduction by a datagram, behind the headers of Ethernet, IPv4 and UDP.
 fn introduction(index: u32) -> Vec<u8> {
     let data = [b"\xffWBintro".as_slice(), &index.to_be_bytes(), &[7; 8]].concat();
-    let udp = [&[0x9c, 0x40, 0x01, 0xbb], &(8 + data.len() as u16).to_be_bytes()[..], &[0, 0], &data].concat();
-    let length = (20 + udp.len() as u16).to_be_bytes();
-    let ip = [&[0x45, 0], &length[..], &[0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, 2, 10, 0, 0, 1]].concat();
-    [&[2; 12], &[8, 0][..], &ip, &udp].concat()
+    let ip = Ip::new([10, 0, 0, 2].into(), [10, 0, 0, 1].into()).udp(40_000, 443, &data).expect("a packet");
+    [&[2; 12], &[8, 0][..], &ip].concat()
 }
 
 #[test]

@@ -3,17 +3,13 @@
 //! The rules are those of the kernel's own GRO (net/ipv4/tcp_offload.c `tcp_gro_receive`, net/ipv4/af_inet.c
 //! `inet_gro_receive`): what is merged is what segmentation would make again. Order within a flow is kept.
 
+use whimbrel_wire::packet::tcp::flag::{ACK, CWR, ECE, FIN, PSH};
 use whimbrel_wire::packet::{Fragment, Headers};
 use whimbrel_wire::{Transport, checksum};
 
 use crate::batch::Span;
 use crate::vnet::{GSO_ECN, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, NEEDS_CSUM, VnetHeader};
 
-const FIN: u8 = 0x01;
-const PSH: u8 = 0x08;
-const ACK: u8 = 0x10;
-const ECE: u8 = 0x40;
-const CWR: u8 = 0x80;
 /// A packet with any other flag is a story of its own.
 const MERGEABLE: u8 = FIN | PSH | ACK | ECE | CWR;
 const TCP_FLAGS: usize = 13;

@@ -2,20 +2,17 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use whimbrel_wire::packet::{Fragment, Headers, Network, PacketError, TCP_CHECKSUM, UDP_CHECKSUM};
+use whimbrel_wire::packet::{Fragment, Headers, ICMP, ICMPV6, Ip, Network, PacketError, TCP_CHECKSUM, UDP_CHECKSUM};
 use whimbrel_wire::{FlowTuple, Transport, checksum};
 
 use crate::rewrite::{FamilyMismatch, replace};
 use crate::segment::nonzero;
 use crate::vnet::{GSO_NONE, VnetHeader};
 
-const ICMP: u8 = 1;
-const ICMPV6: u8 = 58;
 /// Of an ICMP header, with what stands between its checksum and the quotation or the data.
 const HEADER: usize = 8;
 /// Place of the checksum in it.
 const CHECKSUM: usize = 2;
-const HOPS: u8 = 64;
 /// An error is at most so long, IP header included (RFC 1812 §4.3.2.3; RFC 4443 §2.4).
 const MOST_V4: usize = 576;
 const MOST_V6: usize = 1280;
@@ -216,36 +213,9 @@ pub fn too_long(packet: &[u8], headers: &Headers, offload: &VnetHeader, mtu: u32
     }
     let (header, most) = if headers.is_v6() { (40, MOST_V6) } else { (20, MOST_V4) };
     let quoted = &whole[..whole.len().min(most - header - HEADER)];
-    let length = HEADER + quoted.len();
-    let mut error = Vec::with_capacity(header + length);
-    let mut pseudo = 0;
-    match (headers.destination.ip(), headers.source.ip()) {
-        (IpAddr::V4(from), IpAddr::V4(to)) => {
-            error.extend([0x45, 0]);
-            error.extend(u16::try_from(header + length).unwrap_or(u16::MAX).to_be_bytes());
-            error.extend([0, 0, 0, 0, HOPS, ICMP, 0, 0]);
-            error.extend(from.octets());
-            error.extend(to.octets());
-            let sum = !checksum::sum(&error);
-            error[10..12].copy_from_slice(&sum.to_be_bytes());
-            error.extend([3, 4, 0, 0]);
-        }
-        (IpAddr::V6(from), IpAddr::V6(to)) => {
-            let length = u16::try_from(length).unwrap_or(u16::MAX).to_be_bytes();
-            error.extend([0x60, 0, 0, 0, length[0], length[1], ICMPV6, HOPS]);
-            error.extend(from.octets());
-            error.extend(to.octets());
-            let rest = checksum::sum(&[length[0], length[1], 0, ICMPV6]);
-            pseudo = checksum::add(checksum::sum(&error[8..40]), rest);
-            error.extend([2, 0, 0, 0]);
-        }
-        _ => return None,
-    }
-    error.extend(mtu.to_be_bytes());
-    error.extend(quoted);
-    let sum = !checksum::add(pseudo, checksum::sum(&error[header..]));
-    error[header + CHECKSUM..header + CHECKSUM + 2].copy_from_slice(&sum.to_be_bytes());
-    Some(error)
+    let (kind, code) = if headers.is_v6() { (2, 0) } else { (3, 4) };
+    let ip = Ip { fragment: 0, ..Ip::new(headers.destination.ip(), headers.source.ip()) };
+    ip.icmp(kind, code, mtu.to_be_bytes(), quoted).ok()
 }
 
 #[cfg(test)]

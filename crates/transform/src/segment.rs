@@ -1,14 +1,12 @@
 //! Software segmentation: a super-packet of an offloading stack becomes the packets that a network card would send.
 
+use whimbrel_wire::packet::tcp::flag::{CWR, FIN, PSH};
 use whimbrel_wire::packet::{Fragment, Headers};
 use whimbrel_wire::{Transport, checksum};
 
 use crate::batch::Batch;
 use crate::vnet::{GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, VnetHeader};
 
-const FIN: u8 = 0x01;
-const PSH: u8 = 0x08;
-const CWR: u8 = 0x80;
 const TCP_SEQUENCE: usize = 4;
 const TCP_FLAGS: usize = 13;
 const UDP_LENGTH: usize = 4;

@@ -6,13 +6,10 @@ use proptest::prelude::*;
 use whimbrel_transform::segment::{SegmentError, fitting, segment};
 use whimbrel_transform::vnet::{GSO_ECN, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, NEEDS_CSUM};
 use whimbrel_transform::{Batch, Coalescer, Span, VnetHeader};
-use whimbrel_wire::packet::Headers;
+use whimbrel_wire::packet::tcp::flag::{ACK, CWR, FIN, PSH};
+use whimbrel_wire::packet::write::pseudo_sum;
+use whimbrel_wire::packet::{Headers, Ip, Tcp};
 use whimbrel_wire::{Transport, checksum};
-
-const FIN: u8 = 1;
-const PSH: u8 = 8;
-const ACK: u8 = 16;
-const CWR: u8 = 128;
 
 #[derive(Clone, Copy, Debug)]
 struct Shape {
@@ -38,55 +35,34 @@ impl Shape {
     /// The super-packet as an offloading stack hands it over: pseudo-header sum only, FIN, PSH and CWR as given.
     fn build(&self, payload: &[u8], size: u16) -> (VnetHeader, Vec<u8>) {
         let (source, destination) = self.addresses();
-        let mut body = Vec::new();
-        body.extend(source.port().to_be_bytes());
-        body.extend(destination.port().to_be_bytes());
-        let (at, kind) = if self.tcp {
-            body.extend(self.sequence.to_be_bytes());
-            body.extend(9u32.to_be_bytes());
-            body.extend([0x80, self.flags]);
-            body.extend(self.window.to_be_bytes());
-            body.extend([0, 0, 0, 0, 1, 1, 8, 10, 1, 2, 3, 4, 5, 6, 7, 8]);
+        let ip =
+            Ip { class: 2, identification: self.identification, fragment: 0, ..Ip::new(source.ip(), destination.ip()) };
+        let (source_port, destination_port) = (source.port(), destination.port());
+        let (mut packet, at, kind) = if self.tcp {
+            let segment = Tcp {
+                source_port,
+                destination_port,
+                sequence: self.sequence,
+                acknowledgement: 9,
+                flags: self.flags,
+                window: self.window,
+                options: &[1, 1, 8, 10, 1, 2, 3, 4, 5, 6, 7, 8],
+                payload,
+            };
             let ecn = if self.flags & CWR != 0 { GSO_ECN } else { 0 };
-            (16, ecn | if self.v6 { GSO_TCPV6 } else { GSO_TCPV4 })
+            (ip.tcp(&segment).unwrap(), 16, ecn | if self.v6 { GSO_TCPV6 } else { GSO_TCPV4 })
         } else {
-            body.extend(((8 + payload.len()) as u16).to_be_bytes());
-            body.extend([0, 0]);
-            (6, GSO_UDP_L4)
+            (ip.udp(source_port, destination_port, payload).unwrap(), 6, GSO_UDP_L4)
         };
-        let hdr_len = body.len() as u16;
-        body.extend(payload);
-        let pseudo = pseudo_sum(source.ip(), destination.ip(), self.protocol(), body.len());
-        body[at..at + 2].copy_from_slice(&pseudo.to_be_bytes());
-        let mut packet = Vec::new();
-        match (source.ip(), destination.ip()) {
-            (IpAddr::V4(source), IpAddr::V4(destination)) => {
-                packet.extend([0x45, 2]);
-                packet.extend((20 + body.len() as u16).to_be_bytes());
-                packet.extend(self.identification.to_be_bytes());
-                packet.extend([0, 0, 64, self.protocol(), 0, 0]);
-                packet.extend(source.octets());
-                packet.extend(destination.octets());
-                let value = !checksum::sum(&packet);
-                packet[10..12].copy_from_slice(&value.to_be_bytes());
-            }
-            (IpAddr::V6(source), IpAddr::V6(destination)) => {
-                packet.extend([0x60, 0, 0, 3]);
-                packet.extend((body.len() as u16).to_be_bytes());
-                packet.extend([self.protocol(), 64]);
-                packet.extend(source.octets());
-                packet.extend(destination.octets());
-            }
-            _ => unreachable!(),
-        }
-        let start = packet.len() as u16;
-        packet.extend(body);
+        let start = if self.v6 { 40 } else { 20 };
+        let pseudo = pseudo_sum(ip.source, ip.destination, self.protocol(), packet.len() - start);
+        packet[start + at..start + at + 2].copy_from_slice(&pseudo.to_be_bytes());
         let offload = VnetHeader {
             flags: NEEDS_CSUM,
             gso_type: kind,
-            hdr_len: start + hdr_len,
+            hdr_len: (packet.len() - payload.len()) as u16,
             gso_size: size,
-            csum_start: start,
+            csum_start: start as u16,
             csum_offset: at as u16,
         };
         (offload, packet)
@@ -95,19 +71,6 @@ impl Shape {
     fn protocol(&self) -> u8 {
         if self.tcp { 6 } else { 17 }
     }
-}
-
-fn pseudo_sum(source: IpAddr, destination: IpAddr, protocol: u8, len: usize) -> u16 {
-    let mut bytes = Vec::new();
-    for address in [source, destination] {
-        match address {
-            IpAddr::V4(address) => bytes.extend(address.octets()),
-            IpAddr::V6(address) => bytes.extend(address.octets()),
-        }
-    }
-    bytes.extend((len as u32).to_be_bytes());
-    bytes.extend([0, protocol]);
-    checksum::sum(&bytes)
 }
 
 fn checksums_hold(packet: &[u8]) -> bool {

@@ -1,26 +1,34 @@
 //! Headers of packets: IPv4 and IPv6, TCP, UDP and ICMP (RFC 791, 8200, 9293, 768, 792, 4443).
 //!
-//! [`Network`] and [`Headers`] read them. They are of this workspace since what they read decides
-//! whose a packet is: fragments by their identification, packets that are quoted and cut off, no header that is not
-//! understood (docs/decisions/0044).
+//! [`Network`], [`Headers`] and [`Tcp`] read them, [`write`] makes whole packets. They are of this workspace since what
+//! they read decides whose a packet is: fragments by their identification, packets that are quoted and cut off, no
+//! header that is not understood (docs/decisions/0044).
+
+pub mod tcp;
+pub mod write;
 
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::{FlowTuple, Transport};
+pub use tcp::Tcp;
+use tcp::flag::{ACK, RST, SYN};
+pub use write::{Ip, WriteError};
 
 /// Place of the checksum in a TCP header.
 pub const TCP_CHECKSUM: usize = 16;
 /// Place of the checksum in a UDP header.
 pub const UDP_CHECKSUM: usize = 6;
 
+/// Protocol numbers beside those of [`Transport`].
+pub const ICMP: u8 = 1;
+/// Of IPv6.
+pub const ICMPV6: u8 = 58;
+const UDP: u8 = Transport::Udp as u8;
 const MIN_TCP: usize = 20;
 const UDP_LEN: usize = 8;
-/// Place of the flags in a TCP header, and some of these (RFC 9293 §3.1).
+/// Place of the flags in a TCP header.
 const TCP_FLAGS: usize = 13;
-const SYN: u8 = 0x02;
-const RST: u8 = 0x04;
-const ACK: u8 = 0x10;
 /// How many IPv6 extension headers are walked before a packet is refused.
 const MAX_EXTENSIONS: usize = 8;
 

@@ -5,7 +5,7 @@ mod made;
 
 use made::{Made, checksums_hold};
 use proptest::prelude::*;
-use whimbrel_wire::packet::{Fragment, Headers, PacketError};
+use whimbrel_wire::packet::{Fragment, Headers, Ip, PacketError, Tcp, WriteError};
 
 #[test]
 fn the_first_segment_of_a_connection_is_told_from_others() {
@@ -74,4 +74,48 @@ proptest! {
         let cut = cut.min(packet.len());
         prop_assert!(Headers::parse(&packet[..packet.len() - cut]).is_err());
     }
+
+    #[test]
+    fn what_is_written_is_read(
+        v6: bool, sequence: u32, acknowledgement: u32, flags: u8, window: u16, class: u8, hops: u8,
+        options in 0usize..=10, payload in proptest::collection::vec(any::<u8>(), 0..200),
+    ) {
+        let made = if v6 { Made::tcp(vec![]).v6() } else { Made::tcp(vec![]) };
+        let options: Vec<u8> = (0..options as u8 * 4).collect();
+        let (source_port, destination_port) = (made.source.port(), made.destination.port());
+        let (options, payload) = (&options[..], &payload[..]);
+        let segment =
+            Tcp { source_port, destination_port, sequence, acknowledgement, flags, window, options, payload };
+        let ip = Ip { class, hops, ..Ip::new(made.source.ip(), made.destination.ip()) };
+        let packet = ip.tcp(&segment).unwrap();
+        prop_assert!(checksums_hold(&packet));
+        let headers = Headers::parse(&packet).unwrap();
+        prop_assert_eq!((headers.source, headers.destination, headers.end), (made.source, made.destination, packet.len()));
+        prop_assert_eq!(Tcp::parse(&packet[headers.transport_offset..headers.end]), Ok(segment));
+        let (read_class, read_hops) =
+            if v6 { (packet[0] << 4 | packet[1] >> 4, packet[7]) } else { (packet[1], packet[8]) };
+        prop_assert_eq!((read_class, read_hops), (class, hops));
+    }
+
+    #[test]
+    fn noise_is_no_segment_or_one_within_it(data in proptest::collection::vec(any::<u8>(), 0..100)) {
+        if let Ok(segment) = Tcp::parse(&data) {
+            prop_assert_eq!(20 + segment.options.len() + segment.payload.len(), data.len());
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_not_written() {
+    let ip = Ip::new([192, 0, 2, 1].into(), [192, 0, 2, 2].into());
+    assert_eq!(ip.packet(6, &vec![0; 65_516]), Err(WriteError::TooLong));
+    assert_eq!(ip.udp(1, 2, &vec![0; 65_530]), Err(WriteError::TooLong));
+    assert_eq!(Ip { options: &[1; 44], ..ip }.packet(6, &[]), Err(WriteError::TooLong));
+    assert_eq!(ip.tcp(&Tcp { options: &[1; 44], ..Tcp::default() }), Err(WriteError::TooLong));
+    let mixed = Ip { destination: std::net::Ipv6Addr::LOCALHOST.into(), ..ip };
+    assert_eq!(mixed.packet(6, &[]), Err(WriteError::MixedFamilies));
+    // A datagram whose checksum comes to zero has the other zero (RFC 768).
+    let sum = |last: [u8; 2]| ip.udp(0, 0, &last).unwrap()[26..28].to_vec();
+    let lacking = u16::from_be_bytes(sum([0, 0]).try_into().unwrap());
+    assert_eq!(sum(lacking.to_be_bytes()), [0xff, 0xff]);
 }

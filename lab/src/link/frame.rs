@@ -1,18 +1,9 @@
 //! A look at a frame on a link: as much of Ethernet, IP, TCP and UDP as scenarios ask about.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 
-/// TCP flag bits (RFC 9293 §3.1).
-pub mod tcp_flags {
-    /// No more data from the sender.
-    pub const FIN: u8 = 0x01;
-    /// Synchronise sequence numbers.
-    pub const SYN: u8 = 0x02;
-    /// Reset the connection.
-    pub const RST: u8 = 0x04;
-    /// The acknowledgement number counts.
-    pub const ACK: u8 = 0x10;
-}
+use whimbrel_wire::packet::{Fragment, Network};
+pub use whimbrel_wire::packet::{Tcp as Segment, tcp::flag as tcp_flags};
 
 const ETHER_IPV4: u16 = 0x0800;
 const ETHER_IPV6: u16 = 0x86dd;
@@ -47,29 +38,18 @@ impl<'a> Frame<'a> {
         self.ethertype() == ETHER_ARP
     }
 
-    /// Decodes IPv4 or IPv6 (without extension headers) and what is inside. `None` for everything else.
+    /// Decodes IPv4 or IPv6 and what is inside. `None` for everything else.
     pub fn ip(&self) -> Option<Packet<'a>> {
         let ip = self.bytes.get(14..)?;
-        let (source, destination, protocol, payload, fragment) = match self.ethertype() {
-            ETHER_IPV4 => {
-                let header = usize::from(*ip.first()? & 0x0f) * 4;
-                let total = usize::from(u16::from_be_bytes([*ip.get(2)?, *ip.get(3)?]));
-                let fragment = u16::from_be_bytes([*ip.get(6)?, *ip.get(7)?]) & 0x3fff != 0;
-                let source: [u8; 4] = ip.get(12..16)?.try_into().ok()?;
-                let destination: [u8; 4] = ip.get(16..20)?.try_into().ok()?;
-                let payload = ip.get(header..total.min(ip.len()))?;
-                (Ipv4Addr::from(source).into(), Ipv4Addr::from(destination).into(), *ip.get(9)?, payload, fragment)
-            }
-            ETHER_IPV6 => {
-                let length = usize::from(u16::from_be_bytes([*ip.get(4)?, *ip.get(5)?]));
-                let source: [u8; 16] = ip.get(8..24)?.try_into().ok()?;
-                let destination: [u8; 16] = ip.get(24..40)?.try_into().ok()?;
-                let payload = ip.get(40..(40 + length).min(ip.len()))?;
-                (Ipv6Addr::from(source).into(), Ipv6Addr::from(destination).into(), *ip.get(6)?, payload, false)
-            }
+        let v6 = match self.ethertype() {
+            ETHER_IPV4 => false,
+            ETHER_IPV6 => true,
             _ => return None,
         };
-        Some(Packet { source, destination, protocol, payload, fragment })
+        let Network { protocol, source, destination, fragment, offset, end } = Network::parse(ip).ok()?;
+        let payload = ip.get(offset..end.min(ip.len()))?;
+        let fragment = fragment != Fragment::Whole;
+        (source.is_ipv6() == v6).then_some(Packet { source, destination, protocol, payload, fragment })
     }
 
     fn u16_at(&self, at: usize) -> Option<u16> {
@@ -84,7 +64,7 @@ pub struct Packet<'a> {
     pub source: IpAddr,
     /// Destination address.
     pub destination: IpAddr,
-    /// IP protocol number (of the first header, for IPv6).
+    /// Number of the protocol inside.
     pub protocol: u8,
     /// What follows the IP header.
     pub payload: &'a [u8],
@@ -112,45 +92,12 @@ impl<'a> Packet<'a> {
 
     /// The TCP segment, if it is one.
     pub fn tcp(&self) -> Option<Segment<'a>> {
-        let p = self.payload;
-        if self.protocol != TCP || p.len() < 20 {
-            return None;
-        }
-        let header = usize::from(p[12] >> 4) * 4;
-        Some(Segment {
-            sequence: u32::from_be_bytes([p[4], p[5], p[6], p[7]]),
-            acknowledgement: u32::from_be_bytes([p[8], p[9], p[10], p[11]]),
-            flags: p[13],
-            options: p.get(20..header)?,
-            data: p.get(header..)?,
-        })
+        (self.protocol == TCP).then(|| Segment::parse(self.payload).ok())?
     }
 
     /// The payload of a UDP datagram, if it is one.
     pub fn udp(&self) -> Option<&'a [u8]> {
         if self.protocol == UDP { self.payload.get(8..) } else { None }
-    }
-}
-
-/// A TCP segment.
-#[derive(Clone, Copy, Debug)]
-pub struct Segment<'a> {
-    /// Sequence number.
-    pub sequence: u32,
-    /// Acknowledgement number.
-    pub acknowledgement: u32,
-    /// See [`tcp_flags`].
-    pub flags: u8,
-    /// Options as they stand.
-    pub options: &'a [u8],
-    /// Data.
-    pub data: &'a [u8],
-}
-
-impl Segment<'_> {
-    /// True if all of these flags are set.
-    pub fn has(&self, flags: u8) -> bool {
-        self.flags & flags == flags
     }
 }
 
@@ -175,7 +122,7 @@ mod tests {
         let (from, to) = packet.endpoints().unwrap();
         assert_eq!((from.to_string(), to.to_string()), ("198.51.100.2:12345".into(), "203.0.113.9:80".into()));
         let segment = packet.tcp().unwrap();
-        assert_eq!((segment.sequence, segment.acknowledgement, segment.data), (7, 9, &b"abc"[..]));
+        assert_eq!((segment.sequence, segment.acknowledgement, segment.payload), (7, 9, &b"abc"[..]));
         assert!(segment.has(tcp_flags::RST | tcp_flags::ACK) && !segment.has(tcp_flags::SYN));
         assert!(packet.udp().is_none());
     }

@@ -78,7 +78,7 @@ fn outage_kick_again(lab: &mut Lab) -> Result<()> {
     world.a.link()?.hook(move |direction, frame| {
         let Some(segment) = frame.ip().and_then(|packet| packet.tcp()) else { return Verdict::Pass };
         let arrives = direction == Direction::Down && left > 0;
-        left -= u32::from(arrives && !segment.data.is_empty());
+        left -= u32::from(arrives && !segment.payload.is_empty());
         if arrives { Verdict::Pass } else { Verdict::Drop }
     });
     wait_for(LONG, "the server's sender backs off", || {

@@ -268,7 +268,7 @@ fn hooks(lab: &mut Lab) -> Result<()> {
     let link = a.link()?;
     let mut dropped = 0;
     link.hook(move |direction, frame| {
-        let data = frame.ip().and_then(|p| p.tcp()).is_some_and(|t| !t.data.is_empty());
+        let data = frame.ip().and_then(|p| p.tcp()).is_some_and(|t| !t.payload.is_empty());
         if direction == Direction::Up && data && dropped < 3 {
             dropped += 1;
             return Verdict::Drop;

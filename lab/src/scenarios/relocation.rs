@@ -244,7 +244,7 @@ fn in_flow(lab: &mut Lab, far_runs: bool, hole: bool) -> Result<()> {
         world.a.link()?.hook(move |_, frame| {
             let Some(segment) = frame.ip().and_then(|packet| packet.tcp()) else { return Verdict::Pass };
             // Whoever sends so much is the far end.
-            if segment.data.len() < 1000 || *of.get_or_insert(segment.sequence) != segment.sequence {
+            if segment.payload.len() < 1000 || *of.get_or_insert(segment.sequence) != segment.sequence {
                 return Verdict::Pass;
             }
             count.fetch_add(1, Ordering::Relaxed);
@@ -430,7 +430,7 @@ fn not_heard(lab: &mut Lab) -> Result<()> {
     let count = lost.clone();
     world.a.link()?.hook(move |_, frame| {
         let segment = frame.ip().filter(|packet| packet.source == address).and_then(|packet| packet.tcp());
-        let answer = segment.is_some_and(|segment| !segment.data.is_empty());
+        let answer = segment.is_some_and(|segment| !segment.payload.is_empty());
         if answer && count.fetch_add(1, Ordering::Relaxed) == 0 { Verdict::Drop } else { Verdict::Pass }
     });
     let took = far.all_answer(LONG, "after it")?;

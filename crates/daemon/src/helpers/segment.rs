@@ -1,13 +1,9 @@
 //! What a live socket sent while its peer is away, as the TUN device hands it over.
 
-use whimbrel_wire::packet::{Fragment, Headers};
+use whimbrel_wire::packet::tcp::flag::{ACK, FIN, RST, SYN};
+use whimbrel_wire::packet::{Fragment, Headers, Tcp};
 use whimbrel_wire::{FlowTuple, Transport};
 
-const FLAG_FIN: u8 = 0x01;
-const FLAG_SYN: u8 = 0x02;
-const FLAG_RST: u8 = 0x04;
-const FLAG_ACK: u8 = 0x10;
-const OPTIONS: usize = 20;
 const OPTION_END: u8 = 0;
 const OPTION_NOP: u8 = 1;
 const OPTION_TIMESTAMPS: u8 = 8;
@@ -39,23 +35,21 @@ impl Segment {
         if headers.transport != Transport::Tcp || headers.fragment != Fragment::Whole {
             return None;
         }
-        let header = packet.get(headers.transport_offset..headers.payload_offset)?;
-        let number = |at: usize| header.get(at..at + 4)?.try_into().ok().map(u32::from_be_bytes);
-        let flags = *header.get(13)?;
-        if flags & (FLAG_SYN | FLAG_RST) != 0 {
+        let segment = Tcp::parse(packet.get(headers.transport_offset..headers.end)?).ok()?;
+        if segment.flags & (SYN | RST) != 0 {
             return None;
         }
         let mut this = Self {
             flow: headers.outbound_tuple(),
-            sequence: number(4)?,
-            acknowledgement: if flags & FLAG_ACK != 0 { Some(number(8)?) } else { None },
-            window: u16::from_be_bytes([header[14], header[15]]),
-            fin: flags & FLAG_FIN != 0,
+            sequence: segment.sequence,
+            acknowledgement: segment.has(ACK).then_some(segment.acknowledgement),
+            window: segment.window,
+            fin: segment.has(FIN),
             timestamps: None,
             signed: false,
-            payload: packet.get(headers.payload_offset..headers.end)?.to_vec(),
+            payload: segment.payload.to_vec(),
         };
-        this.read_options(header.get(OPTIONS..)?);
+        this.read_options(segment.options);
         Some(this)
     }
 
@@ -87,17 +81,22 @@ impl Segment {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::net::IpAddr;
+    use whimbrel_wire::packet::Ip;
 
     fn packet(flags: u8, options: &[u8], payload: &[u8]) -> Vec<u8> {
-        let mut segment = vec![0, 7, 0, 9, 1, 2, 3, 4, 5, 6, 7, 8, ((5 + options.len() / 4) << 4) as u8, flags, 2, 1];
-        segment.extend([0; 4]);
-        segment.extend(options);
-        segment.extend(payload);
-        let mut packet = vec![0x45, 0];
-        packet.extend(((20 + segment.len()) as u16).to_be_bytes());
-        packet.extend([0, 0, 0x40, 0, 64, 6, 0, 0, 192, 0, 2, 1, 192, 0, 2, 2]);
-        packet.extend(segment);
-        packet
+        let segment = Tcp {
+            source_port: 7,
+            destination_port: 9,
+            sequence: 0x0102_0304,
+            acknowledgement: 0x0506_0708,
+            flags,
+            window: 0x0201,
+            options,
+            payload,
+        };
+        let address = |last| IpAddr::from([192, 0, 2, last]);
+        Ip::new(address(1), address(2)).tcp(&segment).expect("a packet")
     }
 
     #[test]

@@ -4,6 +4,9 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use whimbrel_wire::packet::write::{DONT_FRAGMENT, MORE_FRAGMENTS};
+use whimbrel_wire::packet::{Headers, Ip, TCP_CHECKSUM, Tcp, UDP_CHECKSUM};
+
 pub(crate) const TCP: u8 = 6;
 pub(crate) const UDP: u8 = 17;
 pub(crate) const ETHERNET: usize = 14;
@@ -29,69 +32,18 @@ pub(crate) struct Packet {
     pub(crate) hop_limit: u8,
 }
 
-pub(crate) fn sum(bytes: &[u8]) -> u32 {
-    bytes.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0))).sum()
-}
-
-pub(crate) fn fold(mut sum: u32) -> u16 {
-    while sum > 0xffff {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    !(sum as u16)
-}
-
-fn octets(address: IpAddr) -> Vec<u8> {
-    match address {
-        IpAddr::V4(v4) => v4.octets().to_vec(),
-        IpAddr::V6(v6) => v6.octets().to_vec(),
-    }
-}
-
-pub(crate) fn pseudo_header(source: IpAddr, destination: IpAddr, protocol: u8, length: usize) -> u32 {
-    sum(&octets(source)) + sum(&octets(destination)) + u32::from(protocol) + length as u32
-}
-
 pub(crate) fn ethernet(ip: &[u8]) -> Vec<u8> {
     let kind: [u8; 2] = if ip[0] >> 4 == 4 { [0x08, 0x00] } else { [0x86, 0xdd] };
     [&[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2][..], &kind, ip].concat()
 }
 
 /// An IP packet of any content.
-pub(crate) fn ip(source: IpAddr, destination: IpAddr, protocol: u8, hop_limit: u8, body: &[u8]) -> Vec<u8> {
-    ip_with(source, destination, protocol, hop_limit, &[], 0, body)
+pub(crate) fn ip(source: IpAddr, destination: IpAddr, protocol: u8, hops: u8, body: &[u8]) -> Vec<u8> {
+    headers(source, destination, hops).packet(protocol, body).expect("a packet")
 }
 
-fn ip_with(
-    source: IpAddr,
-    destination: IpAddr,
-    protocol: u8,
-    hop_limit: u8,
-    options: &[u8],
-    fragment: u16,
-    body: &[u8],
-) -> Vec<u8> {
-    let mut packet;
-    if source.is_ipv4() {
-        let length = (20 + options.len() + body.len()) as u16;
-        packet = vec![0x45 + (options.len() / 4) as u8, 0];
-        packet.extend(length.to_be_bytes());
-        packet.extend([0x12, 0x34]);
-        packet.extend(fragment.to_be_bytes());
-        packet.extend([hop_limit, protocol, 0, 0]);
-        packet.extend(octets(source));
-        packet.extend(octets(destination));
-        packet.extend(options);
-        let checksum = fold(sum(&packet));
-        packet[10..12].copy_from_slice(&checksum.to_be_bytes());
-    } else {
-        packet = vec![0x60, 0, 0, 0];
-        packet.extend((body.len() as u16).to_be_bytes());
-        packet.extend([protocol, hop_limit]);
-        packet.extend(octets(source));
-        packet.extend(octets(destination));
-    }
-    packet.extend(body);
-    packet
+fn headers(source: IpAddr, destination: IpAddr, hops: u8) -> Ip<'static> {
+    Ip { hops, identification: 0x1234, fragment: 0, ..Ip::new(source, destination) }
 }
 
 impl Packet {
@@ -115,30 +67,28 @@ impl Packet {
 
     /// The TCP segment or UDP datagram.
     pub(crate) fn segment(&self) -> Vec<u8> {
-        let mut segment = Vec::new();
-        segment.extend(self.source.port().to_be_bytes());
-        segment.extend(self.destination.port().to_be_bytes());
-        let at = if self.protocol == TCP {
-            segment.extend(self.sequence.to_be_bytes());
-            segment.extend(self.acknowledgement.to_be_bytes());
-            segment.extend([((5 + self.tcp_options.len() / 4) << 4) as u8, self.tcp_flags]);
-            segment.extend(self.window.to_be_bytes());
-            segment.extend([0; 4]);
-            segment.extend(&self.tcp_options);
-            16
+        let ip = headers(self.source.ip(), self.destination.ip(), self.hop_limit);
+        let (source_port, destination_port) = (self.source.port(), self.destination.port());
+        let packet = if self.protocol == TCP {
+            ip.tcp(&Tcp {
+                source_port,
+                destination_port,
+                sequence: self.sequence,
+                acknowledgement: self.acknowledgement,
+                flags: self.tcp_flags,
+                window: self.window,
+                options: &self.tcp_options,
+                payload: &self.payload,
+            })
         } else {
-            segment.extend(((8 + self.payload.len()) as u16).to_be_bytes());
-            segment.extend([0, 0]);
-            6
+            ip.udp(source_port, destination_port, &self.payload)
         };
-        segment.extend(&self.payload);
-        if !self.no_checksum {
-            let pseudo = pseudo_header(self.source.ip(), self.destination.ip(), self.protocol, segment.len());
-            let checksum = match fold(pseudo + sum(&segment)) {
-                0 if self.protocol == UDP => 0xffff,
-                checksum => checksum,
-            };
-            segment[at..at + 2].copy_from_slice(&checksum.to_be_bytes());
+        let packet = packet.expect("a packet");
+        let at = Headers::parse(&packet).expect("headers").transport_offset;
+        let mut segment = packet[at..].to_vec();
+        if self.no_checksum {
+            let at = if self.protocol == TCP { TCP_CHECKSUM } else { UDP_CHECKSUM };
+            segment[at..at + 2].fill(0);
         }
         segment
     }
@@ -156,7 +106,9 @@ impl Packet {
             body.extend(&extension[1..]);
         }
         body.extend(self.segment());
-        ip_with(self.source.ip(), self.destination.ip(), first, self.hop_limit, &self.ip_options, 0x4000, &body)
+        let ip = headers(self.source.ip(), self.destination.ip(), self.hop_limit);
+        let ip = Ip { options: &self.ip_options, fragment: DONT_FRAGMENT, ..ip };
+        ip.packet(first, &body).expect("a packet")
     }
 
     /// With an Ethernet header.
@@ -171,8 +123,9 @@ impl Packet {
         let (source, destination) = (self.source.ip(), self.destination.ip());
         let make = |body: &[u8], offset: u16, more: bool| {
             let ip = if source.is_ipv4() {
-                let field = (offset / 8) | (u16::from(more) << 13);
-                ip_with(source, destination, self.protocol, self.hop_limit, &[], field, body)
+                let fragment = (offset / 8) | if more { MORE_FRAGMENTS } else { 0 };
+                let ip = Ip { fragment, ..headers(source, destination, self.hop_limit) };
+                ip.packet(self.protocol, body).expect("a packet")
             } else {
                 let field = (offset | u16::from(more)).to_be_bytes();
                 let extension = [self.protocol, 0, field[0], field[1], 0xde, 0xad, 0xbe, 0xef];
@@ -186,12 +139,5 @@ impl Packet {
 
 /// An ICMP or ICMPv6 message with an Ethernet header.
 pub(crate) fn icmp(source: IpAddr, destination: IpAddr, kind: u8, code: u8, rest: [u8; 4], quoted: &[u8]) -> Vec<u8> {
-    let mut message = vec![kind, code, 0, 0];
-    message.extend(rest);
-    message.extend(quoted);
-    let protocol = if source.is_ipv4() { 1 } else { 58 };
-    let pseudo = if source.is_ipv4() { 0 } else { pseudo_header(source, destination, protocol, message.len()) };
-    let checksum = fold(pseudo + sum(&message));
-    message[2..4].copy_from_slice(&checksum.to_be_bytes());
-    ethernet(&ip(source, destination, protocol, 61, &message))
+    ethernet(&headers(source, destination, 61).icmp(kind, code, rest, quoted).expect("a packet"))
 }

@@ -2,6 +2,9 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use whimbrel_wire::Transport;
+use whimbrel_wire::packet::{Fragment, Headers, ICMPV6, Ip, Network};
+
 /// A link-layer address of Ethernet.
 pub(crate) type Mac = [u8; 6];
 
@@ -15,10 +18,7 @@ const ARP_LEN: usize = 28;
 const ARP_START: [u8; 6] = [0, 1, 8, 0, 6, 4];
 const ARP_REQUEST: u8 = 1;
 const ARP_REPLY: u8 = 2;
-const IPV6_HEADER: usize = 40;
 const UDP_HEADER: usize = 8;
-const UDP: u8 = 17;
-const ICMPV6: u8 = 58;
 const SOLICITATION: u8 = 135;
 const ADVERTISEMENT: u8 = 136;
 const SOURCE_LINK_ADDRESS: u8 = 1;
@@ -64,26 +64,20 @@ fn read_arp(packet: &[u8]) -> Option<Said> {
 }
 
 fn read_ipv4(packet: &[u8]) -> Option<Said> {
-    let first = *packet.first().filter(|first| *first >> 4 == 4)?;
-    let header = usize::from(first & 15) * 4;
-    let fragment = u16::from_be_bytes([*packet.get(6)?, *packet.get(7)?]) & 0x3fff;
-    if header < 20 || *packet.get(9)? != UDP || fragment != 0 {
-        return None;
-    }
-    let address = |at: usize| Some(Ipv4Addr::from(<[u8; 4]>::try_from(packet.get(at..at + 4)?).ok()?));
-    read_udp(address(12)?.into(), address(16)?.into(), packet.get(header..)?)
+    Headers::parse(packet).ok().filter(|headers| !headers.is_v6()).and_then(|headers| read_udp(packet, &headers))
 }
 
 fn read_ipv6(packet: &[u8]) -> Option<Said> {
-    let address = |at: usize| Some(Ipv6Addr::from(<[u8; 16]>::try_from(packet.get(at..at + 16)?).ok()?));
-    let (source, destination) = (address(8)?, address(24)?);
-    let body = packet.get(IPV6_HEADER..)?;
-    if packet[6] == UDP {
-        return read_udp(source.into(), destination.into(), body);
+    let Network { protocol, source, fragment, offset, end, .. } = Network::parse(packet).ok()?;
+    let IpAddr::V6(source) = source else { return None };
+    if protocol != ICMPV6 {
+        return Headers::parse(packet).ok().and_then(|headers| read_udp(packet, &headers));
     }
-    if packet[6] != ICMPV6 || packet[7] != HOPS {
+    // RFC 6980: what is cut up is none.
+    if packet.get(7) != Some(&HOPS) || fragment != Fragment::Whole {
         return None;
     }
+    let body = packet.get(offset..end)?;
     let target = IpAddr::from(<[u8; 16]>::try_from(body.get(8..24)?).ok()?);
     match body[0] {
         // RFC 4862 §5.4.3: who has no address yet looks whether anybody has this one.
@@ -111,11 +105,21 @@ fn option(mut options: &[u8], kind: u8) -> Option<Mac> {
     }
 }
 
-fn read_udp(source: IpAddr, address: IpAddr, body: &[u8]) -> Option<Said> {
-    let number = |at: usize| Some(u16::from_be_bytes([*body.get(at)?, *body.get(at + 1)?]));
-    let (source_port, port, length) = (number(0)?, number(2)?, usize::from(number(4)?));
+fn read_udp(packet: &[u8], headers: &Headers) -> Option<Said> {
+    if headers.transport != Transport::Udp || headers.fragment != Fragment::Whole {
+        return None;
+    }
+    let body = packet.get(headers.transport_offset..headers.end)?;
+    let length = usize::from(u16::from_be_bytes([*body.get(4)?, *body.get(5)?]));
     let payload = body.get(UDP_HEADER..length)?.to_vec();
-    Some(Said::Datagram { address, source, source_port, port, payload })
+    let (source, destination) = (headers.source, headers.destination);
+    Some(Said::Datagram {
+        address: destination.ip(),
+        source: source.ip(),
+        source_port: source.port(),
+        port: destination.port(),
+        payload,
+    })
 }
 
 /// Who is asked, and what is said: a packet, where it goes and its ethertype.
@@ -131,9 +135,7 @@ pub(crate) fn probe(own: Mac, address: IpAddr) -> Frame {
         IpAddr::V4(address) => arp(ARP_REQUEST, (own, Ipv4Addr::UNSPECIFIED), ([0; 6], address), BROADCAST),
         IpAddr::V6(address) => {
             let group = solicited_node(address);
-            let mut body = vec![SOLICITATION, 0, 0, 0, 0, 0, 0, 0];
-            body.extend_from_slice(&address.octets());
-            neighbour(Ipv6Addr::UNSPECIFIED, group, body, multicast(group))
+            neighbour(Ipv6Addr::UNSPECIFIED, group, (SOLICITATION, 0), (address, &[]), multicast(group))
         }
     }
 }
@@ -176,29 +178,22 @@ fn advertisement(own: Mac, address: Ipv6Addr, solicited: bool, to: Ipv6Addr, mac
     const SOLICITED: u8 = 0x40;
     const OVERRIDE: u8 = 0x20;
     let flags = if solicited { SOLICITED | OVERRIDE } else { OVERRIDE };
-    let mut body = vec![ADVERTISEMENT, 0, 0, 0, flags, 0, 0, 0];
-    body.extend_from_slice(&address.octets());
-    body.extend_from_slice(&[TARGET_LINK_ADDRESS, 1]);
-    body.extend_from_slice(&own);
-    neighbour(address, to, body, mac)
+    let option = [&[TARGET_LINK_ADDRESS, 1], &own[..]].concat();
+    neighbour(address, to, (ADVERTISEMENT, flags), (address, &option), mac)
 }
 
-fn neighbour(source: Ipv6Addr, destination: Ipv6Addr, mut body: Vec<u8>, to: Mac) -> Frame {
-    let mut sum: u32 = u32::from(ICMPV6) + body.len() as u32;
-    let (source, destination) = (source.octets(), destination.octets());
-    for pair in source.chunks(2).chain(destination.chunks(2)).chain(body.chunks(2)) {
-        sum += u32::from(u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)]));
-    }
-    while sum > 0xffff {
-        sum = (sum >> 16) + (sum & 0xffff);
-    }
-    body[2..4].copy_from_slice(&(!(sum as u16)).to_be_bytes());
-    let mut packet = vec![0x60, 0, 0, 0];
-    packet.extend_from_slice(&(body.len() as u16).to_be_bytes());
-    packet.extend_from_slice(&[ICMPV6, HOPS]);
-    packet.extend_from_slice(&source);
-    packet.extend_from_slice(&destination);
-    packet.extend_from_slice(&body);
+/// A message of neighbour discovery about an address, with options.
+fn neighbour(
+    source: Ipv6Addr,
+    destination: Ipv6Addr,
+    (kind, flags): (u8, u8),
+    (about, options): (Ipv6Addr, &[u8]),
+    to: Mac,
+) -> Frame {
+    let ip = Ip { hops: HOPS, ..Ip::new(source.into(), destination.into()) };
+    let body = [&about.octets(), options].concat();
+    // One family, and shorter than any packet may be.
+    let packet = ip.icmp(kind, 0, [flags, 0, 0, 0], &body).unwrap_or_default();
     Frame { ethertype: ETHERTYPE_IPV6, to, packet }
 }
 
@@ -247,11 +242,8 @@ mod tests {
         let asks = Said::Asks { address: address("10.0.0.9"), asker: address("10.0.0.1"), mac: OTHER };
         assert_eq!(read(frame.ethertype, &frame.packet), Some(asks));
         let (asker, left) = ("2001:db8::1".parse().unwrap(), "2001:db8::9".parse::<Ipv6Addr>().unwrap());
-        let mut body = vec![SOLICITATION, 0, 0, 0, 0, 0, 0, 0];
-        body.extend_from_slice(&left.octets());
-        body.extend_from_slice(&[14, 1, 0, 0, 0, 0, 0, 0, SOURCE_LINK_ADDRESS, 1]);
-        body.extend_from_slice(&OTHER);
-        let frame = neighbour(asker, solicited_node(left), body, OWN);
+        let options = [&[14, 1, 0, 0, 0, 0, 0, 0, SOURCE_LINK_ADDRESS, 1], &OTHER[..]].concat();
+        let frame = neighbour(asker, solicited_node(left), (SOLICITATION, 0), (left, &options), OWN);
         let asks = Said::Asks { address: left.into(), asker: asker.into(), mac: OTHER };
         assert_eq!(read(frame.ethertype, &frame.packet), Some(asks));
         // From beyond a router.
@@ -262,7 +254,7 @@ mod tests {
 
     #[test]
     fn datagrams_are_whole_or_nothing() {
-        let mut packet = vec![0x45, 0, 0, 33, 0, 0, 0, 0, 64, UDP, 0, 0, 10, 0, 0, 1, 10, 0, 0, 9];
+        let mut packet = vec![0x45, 0, 0, 33, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 9];
         packet.extend_from_slice(&[0x07, 0xd0, 0x07, 0xef, 0, 13, 0, 0]);
         packet.extend_from_slice(b"hello and padding");
         let said = read(ETHERTYPE_IPV4, &packet);

@@ -20,8 +20,8 @@ use whimbrel_transform::datagram::{Protection, TunnelHeader, length_prefix};
 use whimbrel_transform::message::too_long;
 use whimbrel_transform::{Algorithm, VnetHeader};
 use whimbrel_tunnel::{PathError, Peer, Tunnel, TunnelFlow, TunnelPath};
-use whimbrel_wire::packet::Headers;
-use whimbrel_wire::{FlowTuple, Transport, TunnelKeys, checksum};
+use whimbrel_wire::packet::{Headers, Ip};
+use whimbrel_wire::{FlowTuple, Transport, TunnelKeys};
 
 pub(crate) const PORT: u16 = 2031;
 pub(crate) const PEER: Peer = Peer(7);
@@ -254,20 +254,11 @@ impl Host {
     }
 }
 
-/// An IPv4 UDP packet of two bytes that the host with this flow would receive.
+/// A UDP packet of two bytes that the host with this flow would receive.
 pub(crate) fn udp_packet(receiver: FlowTuple) -> Vec<u8> {
-    let (IpAddr::V4(source), IpAddr::V4(destination)) = (receiver.remote.ip(), receiver.local.ip()) else {
-        panic!("IPv4 only");
-    };
-    let mut packet = vec![0x45, 0, 0, 30, 0, 0, 0, 0, 64, 17, 0, 0];
-    packet.extend(source.octets());
-    packet.extend(destination.octets());
-    let sum = !checksum::sum(&packet);
-    packet[10..12].copy_from_slice(&sum.to_be_bytes());
-    packet.extend(receiver.remote.port().to_be_bytes());
-    packet.extend(receiver.local.port().to_be_bytes());
-    packet.extend([0, 10, 0, 0, b'h', b'i']);
-    packet
+    let (source, destination) = (receiver.remote, receiver.local);
+    let ip = Ip::new(source.ip(), destination.ip());
+    ip.udp(source.port(), destination.port(), b"hi").unwrap()
 }
 
 /// What a router would say to the sender of a packet of IPv4's that is too long for it, in the name of whom it was for.

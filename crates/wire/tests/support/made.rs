@@ -1,9 +1,10 @@
 //! Packets for tests.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
-use whimbrel_wire::packet::{Headers, TCP_CHECKSUM, UDP_CHECKSUM};
+use whimbrel_wire::packet::write::pseudo_sum;
+use whimbrel_wire::packet::{Headers, Ip, Tcp};
 use whimbrel_wire::{Transport, checksum};
 
 /// What a test packet is made of.
@@ -41,68 +42,39 @@ impl Made {
 
     /// The packet; with `partial`, its checksum is the pseudo-header's sum.
     pub(crate) fn build(&self, partial: bool) -> Vec<u8> {
-        let mut body = Vec::new();
-        body.extend(self.source.port().to_be_bytes());
-        body.extend(self.destination.port().to_be_bytes());
-        let checksum_at = if self.transport == Transport::Tcp {
-            body.extend(0xffff_ff00u32.to_be_bytes());
-            body.extend(77u32.to_be_bytes());
-            body.extend([((20 + self.options) as u8 / 4) << 4, self.flags, 1, 0, 0, 0, 0, 0]);
-            body.extend(std::iter::repeat_n(1, self.options));
-            TCP_CHECKSUM
-        } else {
-            body.extend(((8 + self.payload.len()) as u16).to_be_bytes());
-            body.extend([0, 0]);
-            UDP_CHECKSUM
+        let (source_port, destination_port) = (self.source.port(), self.destination.port());
+        let ip = Ip { identification: 0x12ff, ..Ip::new(self.source.ip(), self.destination.ip()) };
+        let options = vec![1; self.options];
+        let packet = match self.transport {
+            Transport::Tcp => ip.tcp(&Tcp {
+                source_port,
+                destination_port,
+                sequence: 0xffff_ff00,
+                acknowledgement: 77,
+                flags: self.flags,
+                window: 0x100,
+                options: &options,
+                payload: &self.payload,
+            }),
+            Transport::Udp => ip.udp(source_port, destination_port, &self.payload),
         };
-        body.extend(&self.payload);
-        let pseudo = pseudo_sum(self.source, self.destination, self.transport, body.len());
-        let value = if partial { pseudo } else { !checksum::add(pseudo, checksum::sum(&body)) };
-        let value = if value == 0 && self.transport == Transport::Udp { 0xffff } else { value };
-        body[checksum_at..checksum_at + 2].copy_from_slice(&value.to_be_bytes());
-        let mut packet = Vec::new();
-        match (self.source.ip(), self.destination.ip()) {
-            (IpAddr::V4(source), IpAddr::V4(destination)) => {
-                packet.extend([0x45, 0]);
-                packet.extend((20 + body.len() as u16).to_be_bytes());
-                packet.extend([0x12, 0xff, 0x40, 0, 64, self.transport.protocol(), 0, 0]);
-                packet.extend(source.octets());
-                packet.extend(destination.octets());
-                let value = !checksum::sum(&packet);
-                packet[10..12].copy_from_slice(&value.to_be_bytes());
-            }
-            (IpAddr::V6(source), IpAddr::V6(destination)) => {
-                packet.extend([0x60, 0, 0, 1]);
-                packet.extend((body.len() as u16).to_be_bytes());
-                packet.extend([self.transport.protocol(), 64]);
-                packet.extend(source.octets());
-                packet.extend(destination.octets());
-            }
-            _ => unreachable!(),
+        let mut packet = packet.unwrap();
+        if partial {
+            let headers = Headers::parse(&packet).unwrap();
+            let length = headers.end - headers.transport_offset;
+            let sum = pseudo_sum(ip.source, ip.destination, self.transport.protocol(), length);
+            let at = headers.checksum_offset();
+            packet[at..at + 2].copy_from_slice(&sum.to_be_bytes());
         }
-        packet.extend(body);
         packet
     }
-}
-
-pub(crate) fn pseudo_sum(source: SocketAddr, destination: SocketAddr, transport: Transport, len: usize) -> u16 {
-    let mut bytes = Vec::new();
-    for address in [source.ip(), destination.ip()] {
-        match address {
-            IpAddr::V4(address) => bytes.extend(address.octets()),
-            IpAddr::V6(address) => bytes.extend(address.octets()),
-        }
-    }
-    bytes.extend((len as u32).to_be_bytes());
-    bytes.extend([0, transport.protocol()]);
-    checksum::sum(&bytes)
 }
 
 /// Whether both checksums of a packet are right.
 pub(crate) fn checksums_hold(packet: &[u8]) -> bool {
     let headers = Headers::parse(packet).unwrap();
     let body = &packet[headers.transport_offset..headers.end];
-    let pseudo = pseudo_sum(headers.source, headers.destination, headers.transport, body.len());
+    let pseudo = pseudo_sum(headers.source.ip(), headers.destination.ip(), headers.transport.protocol(), body.len());
     let network = headers.is_v6() || checksum::sum(&packet[..headers.transport_offset]) == 0xffff;
     network && checksum::add(pseudo, checksum::sum(body)) == 0xffff
 }
