@@ -55,8 +55,17 @@ fn what_is_installed_is_uninstalled() {
     ]
     .map(str::to_owned)
     .to_vec();
-    let shared =
-        ["man/man1/whimbrel.1", "doc/whimbrel/json.md", "doc/whimbrel/helpers.md", "doc/whimbrel/whimbrel.toml"];
+    let shared = [
+        "man/man1/whimbrel.1",
+        "doc/whimbrel/anchor.md",
+        "doc/whimbrel/gateway.md",
+        "doc/whimbrel/helpers.md",
+        "doc/whimbrel/json.md",
+        "doc/whimbrel/metrics.md",
+        "doc/whimbrel/moving.md",
+        "doc/whimbrel/roaming.md",
+        "doc/whimbrel/whimbrel.toml",
+    ];
     let library = [
         "include/libsockmand.h",
         "include/whimbrel.h",
