@@ -396,7 +396,7 @@ struct socket_record {
 };
 
 /* How many `look_up_sockets` looks up at once. */
-#define LOOKED_UP_AT_ONCE 1024
+#define LOOKED_UP_AT_ONCE 128
 
 /* What it is told. */
 struct sockets_wanted {

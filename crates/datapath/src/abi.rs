@@ -259,7 +259,7 @@ pub(crate) const HELD_BEYOND: u8 = 8;
 pub(crate) const CONFLICT_GIVES_WAY: u8 = 1;
 pub(crate) const FITTED_CHANGED: u8 = 1;
 /// `LOOKED_UP_AT_ONCE`
-pub(crate) const LOOKED_UP_AT_ONCE: u32 = 1024;
+pub(crate) const LOOKED_UP_AT_ONCE: u32 = 128;
 pub(crate) const FITTED_WAITING: u8 = 2;
 pub(crate) const ORIGIN_CONNECTED: u32 = 1;
 pub(crate) const ORIGIN_ACCEPTED: u32 = 2;

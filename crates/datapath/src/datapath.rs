@@ -727,7 +727,7 @@ impl Datapath {
     /// has not acknowledged. What there is no such socket for has not.
     ///
     /// # Errors
-    /// As [`Datapath::tcp_sockets`].
+    /// When the program cannot be run.
     pub fn is_urgent(&self, flow: &FlowTuple) -> Result<bool, Error> {
         Ok(self.sockets()?.find(flow)?.is_some_and(|(_, is_urgent)| is_urgent))
     }

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use whimbrel_wire::FlowTuple;
+use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::Error;
 use crate::abi::{
@@ -197,9 +197,10 @@ impl Sockets {
         Ok(Follower { _links: links, sees_probes })
     }
 
-    /// The sockets of these flows that are connected, in no order. `lapsed`: their flows go on after a lapse.
+    /// The sockets of those of these flows that are of TCP and connected, in no order. `lapsed`: their flows go on after a lapse.
     pub(crate) fn look_up(&self, flows: &[FlowTuple], lapsed: bool) -> Result<Vec<TcpSocket>, Error> {
-        let wanted: Vec<RawTuple> = flows.iter().map(RawTuple::new).collect();
+        let tcp = flows.iter().filter(|flow| flow.transport == Transport::Tcp);
+        let wanted: Vec<RawTuple> = tcp.map(RawTuple::new).collect();
         let mut found = Vec::with_capacity(flows.len());
         let mut left = self.look_up_at(0, &wanted, lapsed, &mut found)?;
         if left.is_empty() {

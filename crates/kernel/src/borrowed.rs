@@ -46,6 +46,21 @@ pub fn borrow(pid: u32, inodes: &HashSet<u32>) -> Result<Vec<(u32, OwnedFd)>, Er
     Ok(found)
 }
 
+/// A duplicate of the socket with this inode that a process has as this descriptor, closed on exec; none if the descriptor is
+/// another file's by now. Needs what [`borrow`] needs, and walks no list.
+///
+/// # Errors
+/// [`Error::Call`]: the process is gone, or may not be looked into.
+pub fn borrow_descriptor(pid: u32, number: i32, inode: u32) -> Result<Option<OwnedFd>, Error> {
+    let socket = match pidfd_getfd(open(pid)?, number, PidfdGetfdFlags::empty()) {
+        Ok(socket) => socket,
+        Err(rustix::io::Errno::BADF) => return Ok(None),
+        Err(error) => return Err(Error::call("pidfd_getfd", format!("process {pid}"), error)),
+    };
+    let same = rustix::fs::fstat(socket.as_fd()).is_ok_and(|stat| stat.st_ino == u64::from(inode));
+    Ok(same.then_some(socket))
+}
+
 /// Whether any socket that a process has open is such a one. It has a duplicate of one at a time.
 ///
 /// # Errors

@@ -291,12 +291,18 @@ impl SockDiag {
             }
         }
         // One of several that share their names, or of IPv6 that has IPv4 as well.
-        let states = match tuple.transport {
-            Transport::Tcp => LISTEN_BIT | UNCONNECTED_BIT | BOUND_BIT,
-            Transport::Udp => !TcpState::TimeWait.bit(),
+        // The kernel locks each socket that it tells INET_DIAG_INFO of except those that listen (`tcp_get_info`), and any user can hold the
+        // lock of one that is bound: all of these are looked at only if it is one of them.
+        let states: &[u32] = match tuple.transport {
+            Transport::Tcp => &[LISTEN_BIT, UNCONNECTED_BIT | BOUND_BIT],
+            Transport::Udp => &[!TcpState::TimeWait.bit()],
         };
-        let all = self.dump_with(tuple.transport, states, extensions, told)?;
-        Ok(all.first().copied())
+        for states in states {
+            if let Some(found) = self.dump_with(tuple.transport, *states, extensions, told)?.first() {
+                return Ok(Some(*found));
+            }
+        }
+        Ok(None)
     }
 
     /// The TCP sockets that wait for connections.

@@ -1,5 +1,6 @@
 //! First contact and handshakes: who is asked whether it runs Whimbrel, how often, and what comes of it.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -60,6 +61,8 @@ const UNSETTLED_MOST: usize = 4;
 const IDLE_PEERS_MOST: usize = 4096;
 /// So many of these are forgotten at a time: to find who goes takes a look at all, which no stranger's handshake is worth.
 const IDLE_PEERS_FORGOTTEN: usize = 64;
+/// For so long nobody is worth less for not having shown that it holds the session's keys: its first word takes a round trip.
+const CONFIRMED_WITHIN: Duration = Duration::from_secs(3);
 
 /// What is known of an address.
 #[derive(Clone, Copy, Debug)]
@@ -110,6 +113,14 @@ struct Pending {
     started: Time,
 }
 
+/// What one owner has of addresses: of IPv6 the first 64 bits.
+fn network_of(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V4(_) => address,
+        IpAddr::V6(address) => IpAddr::V6((address.to_bits() & !u128::from(u64::MAX)).into()),
+    }
+}
+
 /// Addresses that were or are asked, and handshakes under way.
 pub(crate) struct Contacts {
     pub(crate) addresses: HashMap<IpAddr, Contact>,
@@ -147,6 +158,25 @@ impl Contacts {
             questions: Questions::new(config.questions_per_second),
             refusals: Bucket::new(1),
             room: IDLE_PEERS_MOST,
+        }
+    }
+
+    /// Where as many handshakes as fit wait for their end, the oldest gives way of the network that has most of them: who never ends
+    /// any takes room from nobody else (P-3).
+    fn make_room_to_respond(&mut self) {
+        if self.responding.len() < RESPONDING_MOST {
+            return;
+        }
+        let mut counts: HashMap<IpAddr, usize> = HashMap::new();
+        for (.., source) in self.responding.values() {
+            *counts.entry(network_of(source.ip())).or_default() += 1;
+        }
+        let worth = |(index, (_, since, source)): (&u32, &(XxResponder, Time, SocketAddr))| {
+            let of_network = counts.get(&network_of(source.ip())).copied().unwrap_or_default();
+            (Reverse(of_network), *since, *index)
+        };
+        if let Some((.., index)) = self.responding.iter().map(worth).min() {
+            self.responding.remove(&index);
         }
     }
 
@@ -503,7 +533,7 @@ impl Node {
                 self.transmit(Transmit { source: destination, destination: source, payload: payload.to_vec() });
                 return;
             }
-            if self.contacts.responding.len() >= RESPONDING_MOST || !self.contacts.proven.take(now) {
+            if !self.contacts.proven.take(now) {
                 self.drop_datagram();
                 return;
             }
@@ -529,6 +559,7 @@ impl Node {
                     self.drop_datagram();
                     return;
                 };
+                self.contacts.make_room_to_respond();
                 self.contacts.responding.insert(index, (responder, now, source));
                 self.sweep_later(now);
                 self.transmit(Transmit { source: destination, destination: source, payload });
@@ -580,7 +611,7 @@ impl Node {
         }
         let known = self.by_key.get(&key).copied();
         if known.is_none() {
-            self.make_room();
+            self.make_room(now);
         }
         let id = known.unwrap_or_else(|| self.new_peer(now, key, how.source));
         if matches!(how.purpose, Purpose::Join) {
@@ -632,7 +663,8 @@ impl Node {
             self.op(KernelOp::RemoveTunnelKeys { receive_index }, Some(Asked::Effect("dropping tunnel keys")));
         }
         self.by_index.insert(index, id);
-        // The peer may introduce flows before its first word is read here: the programs would read those.
+        // The peer may introduce flows before its first word is read here: the programs read those, unless there are very many
+        // sessions already that they look for.
         self.listen_in_new_session(now, id);
         let op = KernelOp::AddTunnelKeys { peer: id, receive_index: index, keys, aes };
         self.op(op, Some(Asked::State("adding tunnel keys", State::Keys(id))));
@@ -690,10 +722,13 @@ impl Node {
     }
 
     /// Somebody becomes a peer. Where too many have no flows, those are forgotten that are worth least.
-    fn make_room(&mut self) {
+    fn make_room(&mut self, now: Time) {
         if self.contacts.room == 0 {
-            // Those first that have not even shown that they hold the keys.
-            let worth = |peer: &Peer| (peer.has_session(), self.meetings.knows(peer.id), peer.last_heard, peer.id);
+            // Those first that have not shown in time that they hold the keys.
+            let worth = |peer: &Peer| {
+                let counts = peer.has_session() || peer.last_heard + CONFIRMED_WITHIN > now;
+                (counts, self.meetings.knows(peer.id), peer.last_heard, peer.id)
+            };
             let mut idle: Vec<_> = self.peers.values().filter(|peer| self.is_idle(peer)).map(worth).collect();
             let surplus = (idle.len() + IDLE_PEERS_FORGOTTEN).saturating_sub(IDLE_PEERS_MOST);
             self.contacts.room = IDLE_PEERS_MOST.saturating_sub(idle.len()).max(IDLE_PEERS_FORGOTTEN);

@@ -32,9 +32,14 @@ pub(super) struct Plot {
 }
 
 impl Plot {
-    /// For each move the longest time around it in which nothing came.
-    pub(super) fn stalls(&self) -> Vec<(String, Duration)> {
+    /// For each move the longest time around it in which nothing came; none where the download was over before it.
+    pub(super) fn stalls(&self) -> Vec<(String, Option<Duration>)> {
+        let end = self.samples.last().map_or(0, |(_, size)| *size);
+        let over = self.samples.iter().find(|(_, size)| *size == end).map_or(0.0, |(at, _)| *at);
         let longest = |mark: &Mark| {
+            if over < mark.usable {
+                return (mark.place.clone(), None);
+            }
             let (from, to) = (mark.left - 0.2, mark.usable + 2.0);
             let mut last = None;
             let mut longest: f64 = 0.0;
@@ -46,7 +51,7 @@ impl Plot {
                     longest = longest.max(pair[1].0 - last);
                 }
             }
-            (mark.place.clone(), Duration::from_secs_f64(longest))
+            (mark.place.clone(), Some(Duration::from_secs_f64(longest)))
         };
         self.marks.iter().map(longest).collect()
     }

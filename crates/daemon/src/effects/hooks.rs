@@ -94,9 +94,9 @@ impl Hooks {
         self.introduced.set(now, introduced)
     }
 
-    /// Notes whether introductions are expected.
-    pub(crate) fn note_introducing(&mut self, introducing: bool) {
-        self.introducing = introducing;
+    /// Notes whether introductions are expected. Returns whether that is new.
+    pub(crate) fn note_introducing(&mut self, introducing: bool) -> bool {
+        std::mem::replace(&mut self.introducing, introducing) != introducing
     }
 
     /// Notes whether numbers of any flow are translated. Returns whether that is new.

@@ -256,7 +256,6 @@ impl Effects {
                     | KernelOp::LeaveFrom { .. }
                     | KernelOp::ReachPeers { .. }
                     | KernelOp::SetTunnelPath { .. }
-                    | KernelOp::ListenForIntroductions { .. }
             );
             let Some(op) = self.postpone(now, op) else {
                 results.push((id, Ok(())));
@@ -314,7 +313,8 @@ impl Effects {
     fn carry_out_one(&mut self, now: Time, op: KernelOp, snapshot: &mut Snapshot) -> Result<(), Failure> {
         match op {
             KernelOp::ListenForIntroductions { indices } => {
-                self.hooks.note_introducing(!indices.is_empty());
+                // Strangers change the list as often as they like; what is around it depends on whether there is one.
+                self.surroundings_changed |= self.hooks.note_introducing(!indices.is_empty());
                 self.listening.set(&self.datapath, indices)?;
                 // The peer begins as soon as it is told that we look.
                 self.apply_hooks()?;
@@ -544,11 +544,11 @@ impl Effects {
         let surroundings = self.surroundings();
         self.filters = !surroundings.arrivals.is_empty();
         self.look_at_filters()?;
-        self.tell_paths()?;
+        let told = self.tell_paths();
         // Programs may be shown what is in force once it is.
         self.apply_names();
         self.addresses.apply(&surroundings, &self.datapath)?;
-        hooked
+        hooked.and(told)
     }
 
     /// Somebody may have set a reverse path filter since.
@@ -851,13 +851,12 @@ impl Effects {
         }
         // Before the programs that watch over them.
         let ended = self.end_namespaces();
-        let removed = self
-            .addresses
-            .release()
-            .map_err(Failure::from)
-            .and(ended)
-            .and(self.speak_for_nobody())
-            .and(self.datapath.unload().map_err(Failure::from));
+        let released = self.addresses.release().map_err(Failure::from);
+        let spoken = self.speak_for_nobody();
+        let unloaded = self.datapath.unload().map_err(Failure::from);
+        // What is pinned still is the next daemon's to take over.
+        let is_unloaded = unloaded.is_ok();
+        let removed = released.and(ended).and(spoken).and(unloaded);
         if let Err(failure) = removed {
             tracing::warn!(%failure, "something is left behind");
         }
@@ -866,7 +865,7 @@ impl Effects {
         if let Err(error) = Tun::open(&device, DEFAULT_MTU).and_then(Tun::remove) {
             tracing::warn!(%error, "the tunnel's device is left behind");
         }
-        true
+        is_unloaded
     }
 }
 

@@ -589,7 +589,8 @@ impl EventLoop {
         self.node.handle_network(clock::now(), &attachments, &self.routes);
     }
 
-    /// Takes in what has come, initiations last: the words of peers do not wait for what anybody may ask. Whether there may be more.
+    /// Takes in what has come, initiations last: the words of peers do not wait for what anybody may ask. Initiations have their share
+    /// all the same, or whoever never stops talking would keep others from beginning. Whether there may be more.
     fn take_in_datagrams(&mut self) -> bool {
         let began = clock::now();
         for _ in 0..DATAGRAMS {
@@ -601,6 +602,7 @@ impl EventLoop {
                 break;
             }
         }
+        self.take_in_initiations();
         true
     }
 

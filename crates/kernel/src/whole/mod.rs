@@ -272,7 +272,7 @@ fn look_at_descriptors(whole: &mut Whole) -> Result<(), Unfit> {
                         return Err(tied(format!("{} is a connection that is not open yet", of(&number))));
                     }
                     Some(Socket::Listening(..) | Socket::Bound(_) | Socket::Other) => {}
-                    None => match sockets.look_at_unlisted(*pid, inode)? {
+                    None => match sockets.look_at_unlisted(*pid, &number, inode)? {
                         Unlisted::Idle(bound) => whole.idle.extend(bound),
                         Unlisted::Unread(bytes) => {
                             return Err(tied(format!(
@@ -297,8 +297,11 @@ fn look_at_descriptors(whole: &mut Whole) -> Result<(), Unfit> {
                 }
                 let is_used =
                     matches!(sockets.find(inode), Some(Socket::Open(_) | Socket::Listening(..) | Socket::Bound(_)));
-                let used = if is_used { borrowed::borrow(*pid, &HashSet::from([inode]))? } else { Vec::new() };
-                for (_, socket) in used {
+                let used = match number.parse() {
+                    Ok(number) if is_used => borrowed::borrow_descriptor(*pid, number, inode)?,
+                    _ => None,
+                };
+                if let Some(socket) = used {
                     frozen::check_for_criu(socket.as_fd(), &mut diagnosis)
                         .map_err(|why| tied(format!("{}: {why}", of(&number))))?;
                 }

@@ -123,9 +123,9 @@ impl Sockets {
     ///
     /// # Errors
     /// [`Error::Call`]: the process may not be looked into, or the kernel does not tell.
-    pub(super) fn look_at_unlisted(&self, pid: u32, inode: u32) -> Result<Unlisted, Error> {
-        let found = borrowed::borrow(pid, &HashSet::from([inode]))?;
-        let Some((_, socket)) = found.first() else { return Ok(Unlisted::Gone) };
+    pub(super) fn look_at_unlisted(&self, pid: u32, number: &str, inode: u32) -> Result<Unlisted, Error> {
+        let Ok(number) = number.parse() else { return Ok(Unlisted::Gone) };
+        let Some(socket) = borrowed::borrow_descriptor(pid, number, inode)? else { return Ok(Unlisted::Gone) };
         if namespace::cookie_of(socket.as_fd())? != self.cookie {
             return Ok(Unlisted::Elsewhere);
         }

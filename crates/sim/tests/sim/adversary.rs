@@ -3,13 +3,13 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use whimbrel_handshake::Contact;
+use whimbrel_handshake::{Contact, StaticKey};
 use whimbrel_protocol::{Attachment, Config, Event, FlowState, Routes, Trust};
 use whimbrel_sim::{
     Access, Body, Carried, FlowId, HostId, Kind, Link, Mutation, NetworkId, Packet, Powers, Speaker, Verdict, World,
 };
-use whimbrel_wire::Transport;
 use whimbrel_wire::message::{BindingStatus, Echo, Message, UpdateFlags};
+use whimbrel_wire::{Datagram, Transport};
 
 use crate::common::{AWAY, FURTHER, HOME, INSIDE, SECOND, SERVICE, Two, address, settle_as};
 
@@ -754,5 +754,64 @@ fn many_told_addresses_cost_no_looks_at_the_routes() {
         let attachments = [Attachment { address: address("10.9.0.1"), generation: 1 }];
         lie.world.with_node(lie.server, |node| node.handle_network(now, &attachments, &counted));
         assert_eq!(counted.0.get(), 1);
+    }
+}
+
+/// Whether a host that nobody has met is answered, which shows its cookie where it is asked to.
+fn is_answered(two: &mut Two, host: HostId, number: u32, contact: Contact) -> bool {
+    let wait = Duration::from_millis(120);
+    let mut secret = [0x31; 32];
+    secret[..4].copy_from_slice(&number.to_be_bytes());
+    let key = StaticKey::from_bytes(secret);
+    let (at, server) = (address("10.3.0.67"), address("10.9.0.1"));
+    let mut speaker = Speaker::with_key(host, two.further, at, server, key, 1_000_000 + 10 * number);
+    let endpoint = speaker.endpoint();
+    two.world.take_mail(host);
+    let mut initiator = speaker.begin(&mut two.world, contact, endpoint);
+    let mut answered = false;
+    for _ in 0..2 {
+        two.world.run_for(wait);
+        for (_, bytes) in two.world.take_mail(host) {
+            speaker.show_cookie(&mut two.world, &mut initiator, &bytes);
+            answered |= bytes.first() == Some(&2);
+        }
+    }
+    answered
+}
+
+#[test]
+fn handshakes_that_nobody_ends_keep_nobody_out() {
+    // P-3: more than wait for their end, of one host that shows its cookies.
+    const AT_ONCE: u32 = 50;
+    let (mut two, _) = Two::flowing(504, 2);
+    two.world.set_beat(None);
+    two.world.tracing = false;
+    let server = address("10.9.0.1");
+    let (crowd, honest) = (two.world.bare_host("crowd"), two.world.bare_host("honest"));
+    for (host, at) in [(crowd, "10.3.0.66"), (honest, "10.3.0.67")] {
+        two.world.at_mut(host).collects = true;
+        two.world.attach(host, two.further, at);
+    }
+    let known = two.world.at(two.server).node.as_ref().expect("a node").public_key();
+    let key = StaticKey::from_bytes([0x41; 32]);
+    let mut stranger = Speaker::with_key(crowd, two.further, address("10.3.0.66"), server, key, 10);
+    let endpoint = stranger.endpoint();
+    for round in 0..24 {
+        let first = 11 + round * AT_ONCE;
+        let mut begun: Vec<_> =
+            (0..AT_ONCE).map(|_| stranger.begin(&mut two.world, Contact::First, endpoint)).collect();
+        two.world.run_for(Duration::from_millis(60));
+        for (_, bytes) in two.world.take_mail(crowd) {
+            if let Ok(Datagram::Cookie(reply)) = Datagram::parse(&bytes)
+                && let Some(initiator) = begun.get_mut((reply.receiver - first) as usize)
+            {
+                stranger.show_cookie(&mut two.world, initiator, &bytes);
+            }
+        }
+        two.world.run_for(Duration::from_millis(1));
+    }
+    for number in 0..20 {
+        let contact = if number % 2 == 0 { Contact::First } else { Contact::Known(known) };
+        assert!(is_answered(&mut two, honest, number, contact), "host {number}");
     }
 }
