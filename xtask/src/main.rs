@@ -5,12 +5,14 @@ mod edges;
 mod failure;
 mod fuzz;
 mod kernels;
+mod layers;
 mod process;
 mod sources;
 mod suite;
 mod tally;
 mod workspace;
 
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -31,8 +33,12 @@ struct Arguments {
 enum Task {
     /// All static checks: edges, unsafe, file-length
     Check,
-    /// Which crate may depend on which
-    Edges,
+    /// Which crate may depend on which, and which layer of a crate may use which
+    Edges {
+        /// Records how far the layers are from what they are to be, as what may only fall
+        #[arg(long)]
+        record: bool,
+    },
     /// `unsafe` only where it may stand
     Unsafe,
     /// Warn of files with more than 800 lines that are not tests
@@ -101,11 +107,16 @@ fn run(task: Task) -> Result<bool, Failure> {
     match task {
         Task::Check => {
             warn(&sources::long_files(&root)?);
-            let mut faults = edges::faults(&root)?;
+            let mut faults = all_edges(&root)?;
             faults.extend(sources::misplaced_unsafe(&root)?);
             Ok(report(&faults))
         }
-        Task::Edges => Ok(report(&edges::faults(&root)?)),
+        Task::Edges { record } => {
+            if record {
+                layers::record(&root)?;
+            }
+            Ok(report(&all_edges(&root)?))
+        }
         Task::Unsafe => Ok(report(&sources::misplaced_unsafe(&root)?)),
         Task::FileLength => {
             warn(&sources::long_files(&root)?);
@@ -130,6 +141,15 @@ fn run(task: Task) -> Result<bool, Failure> {
             kernels::run(&root, &systems, &part, Limits { guest, step })
         }
     }
+}
+
+/// What is wrong between crates and inside them.
+fn all_edges(root: &Path) -> Result<Vec<String>, Failure> {
+    let mut faults = edges::faults(root)?;
+    let (risen, fallen) = layers::faults(root)?;
+    warn(&fallen);
+    faults.extend(risen);
+    Ok(faults)
 }
 
 fn report(faults: &[String]) -> bool {

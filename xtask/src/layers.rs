@@ -1,0 +1,427 @@
+//! Which part of a crate may use which: the layers and roles of `protocol`.
+//!
+//! Calls go down: a file may import from its own part and from layers below, a role from no other role. What breaks
+//! that today is counted, and the counts are held against `xtask/layers.txt`: they may only fall.
+
+mod source;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use crate::failure::{Failure, OnObject};
+use crate::workspace::files;
+use source::Source;
+
+/// Where the layered crate's sources are.
+const SOURCES: &str = "crates/protocol/src";
+
+/// Where the counts are recorded.
+const BASELINE: &str = "xtask/layers.txt";
+
+/// The layers by their folders, with how high each stands. Two of the same height do not know each other.
+const LAYERS: &[(&str, u8)] =
+    &[("base", 0), ("session", 1), ("path", 2), ("flow", 2), ("binding", 3), ("role", 4), ("node", 5)];
+
+/// Which part the files belong to that are not in its folder yet.
+const NOT_MOVED: &[(&str, &str)] = &[
+    ("absence", "binding"),
+    ("arrival", "base"),
+    ("bucket", "base"),
+    ("carrier", "binding"),
+    ("community", "role/community"),
+    ("config", "base"),
+    ("contact", "session"),
+    ("elsewhere", "role/anchor"),
+    ("flow", "flow"),
+    ("gateway", "role/gateway"),
+    ("handoff", "binding"),
+    ("in_force", "binding"),
+    ("introduction", "flow"),
+    ("looks", "flow"),
+    ("meetings", "role/rendezvous"),
+    ("migration", "role/relocation"),
+    ("migration/lane", "session"),
+    ("migration/lessor", "role/anchor"),
+    ("migration/stream", "session"),
+    ("migration/tenant", "role/anchor"),
+    ("op", "base"),
+    ("outcome", "base"),
+    ("pairing", "flow"),
+    ("path", "path"),
+    ("peer", "session"),
+    ("pending_update", "binding"),
+    ("ports", "flow"),
+    ("random", "base"),
+    ("rendezvous", "role/rendezvous"),
+    ("restore", "binding"),
+    ("ruling", "flow"),
+    ("shared", "path"),
+    ("shown", "flow"),
+    ("stall", "flow"),
+    ("stand_in", "role/rendezvous"),
+    ("time", "base"),
+    ("timer", "base"),
+    ("view", "node"),
+    ("waiting", "flow"),
+];
+
+/// A part of the crate: a layer, or one of the roles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Part<'a> {
+    height: u8,
+    name: &'a str,
+}
+
+impl<'a> Part<'a> {
+    /// The part that a module belongs to, by the folders that it is in.
+    fn of(module: &'a str) -> Option<Self> {
+        let by_folder = |path: &'a str| {
+            let (layer, rest) = path.split_once('/').unwrap_or((path, ""));
+            let (_, height) = LAYERS.iter().find(|(name, _)| *name == layer)?;
+            let name = match (layer, rest.split('/').next()) {
+                ("role", Some(role)) if !role.is_empty() => &path[..layer.len() + 1 + role.len()],
+                _ => layer,
+            };
+            Some(Self { height: *height, name })
+        };
+        let listed = |module: &str| NOT_MOVED.iter().find(|(name, _)| *name == module).map(|(_, part)| *part);
+        let mut up = module;
+        loop {
+            if let Some(part) = listed(up) {
+                return by_folder(part);
+            }
+            match up.rsplit_once('/') {
+                Some((folder, _)) => up = folder,
+                None => return by_folder(module),
+            }
+        }
+    }
+
+    /// Whether this part may use the other.
+    fn may_use(self, other: Self) -> bool {
+        self.name == other.name || self.height > other.height
+    }
+}
+
+/// Counts that may only fall.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Counts(BTreeMap<String, usize>);
+
+impl Counts {
+    fn parse(text: &str) -> Option<Self> {
+        let lines = text.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
+        let count = |line: &str| {
+            let (name, count) = line.split_once(" = ")?;
+            Some((name.to_owned(), count.parse().ok()?))
+        };
+        lines.map(count).collect::<Option<_>>().map(Self)
+    }
+
+    fn render(&self) -> String {
+        let mut text =
+            "# What breaks the law of the layers (ARCHITECTURE.md). Each may only fall: `cargo run -p xtask -- edges \
+                        --record`\n"
+                .to_owned();
+        for (name, count) in &self.0 {
+            let _ = writeln!(text, "{name} = {count}");
+        }
+        text
+    }
+}
+
+/// What was found in a crate: a count for each rule, and what was counted.
+#[derive(Debug, Default)]
+struct Found(BTreeMap<&'static str, Vec<String>>);
+
+const UPWARD_IMPORTS: &str = "imports against the layers";
+const UPWARD_CALLS: &str = "calls of Node's methods against the layers";
+const CIRCLE: &str = "files in the largest circle of imports";
+const NODE_FILES: &str = "files with `impl Node` outside the front desk";
+const OPEN_FIELDS: &str = "`pub(crate)` fields";
+
+impl Found {
+    fn counts(&self) -> Counts {
+        Counts(self.0.iter().map(|(name, found)| ((*name).to_owned(), found.len())).collect())
+    }
+
+    /// Sentences about the counts that have risen, with what was counted, and about those that fell.
+    fn compare(&self, baseline: &Counts) -> (Vec<String>, Vec<String>) {
+        let (mut risen, mut fallen) = (Vec::new(), Vec::new());
+        for (name, found) in &self.0 {
+            let (now, before) = (found.len(), baseline.0.get(*name).copied().unwrap_or_default());
+            if now > before {
+                risen.push(format!("{SOURCES}: {name}: {now}, and {before} before:\n    {}", found.join("\n    ")));
+            } else if now < before {
+                fallen.push(format!("{SOURCES}: {name}: {now}, and {before} before: record it (`edges --record`)"));
+            }
+        }
+        (risen, fallen)
+    }
+}
+
+/// What has become worse than it was, and what has become better and is not recorded, as sentences.
+pub(crate) fn faults(root: &Path) -> Result<(Vec<String>, Vec<String>), Failure> {
+    let (found, mut faults) = examine(&read(root)?);
+    let path = root.join(BASELINE);
+    let text = fs::read_to_string(&path).failed("read", path.display())?;
+    let Some(baseline) = Counts::parse(&text) else {
+        return Err(Failure::new(format!("{BASELINE} has a line that is not `name = number`")));
+    };
+    let (risen, fallen) = found.compare(&baseline);
+    faults.extend(risen);
+    Ok((faults, fallen))
+}
+
+/// Records the counts as they are now.
+pub(crate) fn record(root: &Path) -> Result<(), Failure> {
+    let (found, _) = examine(&read(root)?);
+    let path = root.join(BASELINE);
+    fs::write(&path, found.counts().render()).failed("write", path.display())
+}
+
+fn read(root: &Path) -> Result<BTreeMap<String, Source>, Failure> {
+    let sources = root.join(SOURCES);
+    let mut found = BTreeMap::new();
+    for path in files(&sources, "rs")? {
+        let module = path.strip_prefix(&sources).unwrap_or(&path).with_extension("").display().to_string();
+        let module = module.strip_suffix("/mod").unwrap_or(&module).to_owned();
+        if module.split('/').any(|name| name == "tests") {
+            continue;
+        }
+        let text = fs::read_to_string(&path).failed("read", path.display())?;
+        found.insert(if module == "lib" { String::new() } else { module }, Source::parse(&text));
+    }
+    Ok(found)
+}
+
+/// Holds the modules of a crate, by their paths, against the layers. Second: modules that belong to no layer, as
+/// sentences.
+fn examine(modules: &BTreeMap<String, Source>) -> (Found, Vec<String>) {
+    let mut faults = Vec::new();
+    let imports: Edges<'_> =
+        modules.iter().map(|(name, source)| (name.as_str(), imports(modules, name, source))).collect();
+    let calls = calls(modules);
+    let mut found = Found::default();
+    for (what, edges) in [(UPWARD_IMPORTS, &imports), (UPWARD_CALLS, &calls)] {
+        let pairs = edges.iter().flat_map(|(from, to)| to.iter().map(move |to| (*from, *to)));
+        let upward = pairs.filter(|(from, to)| {
+            // The file of a folder passes on what is in it.
+            let inside = to.strip_prefix(from).is_some_and(|rest| rest.starts_with('/'));
+            !inside && Part::of(from).zip(Part::of(to)).is_some_and(|(from, to)| !from.may_use(to))
+        });
+        found.0.insert(what, upward.map(|(from, to)| format!("{from} -> {to}")).collect());
+    }
+    found.0.insert(CIRCLE, largest_circle(&imports));
+    let mut node_files = Vec::new();
+    let mut fields = Vec::new();
+    for (name, source) in modules.iter().filter(|(name, _)| !name.is_empty()) {
+        match Part::of(name) {
+            None => faults.push(format!("{SOURCES}/{name}.rs belongs to no layer: it is to be in the folder of one")),
+            Some(part) if part.name != "node" && !source.methods_of("Node").is_empty() => node_files.push(name.clone()),
+            Some(_) => {}
+        }
+        fields.extend(source.open_fields().into_iter().map(|field| format!("{name}: {field}")));
+    }
+    found.0.insert(NODE_FILES, node_files);
+    found.0.insert(OPEN_FIELDS, fields);
+    (found, faults)
+}
+
+type Edges<'a> = BTreeMap<&'a str, BTreeSet<&'a str>>;
+
+/// The modules that a module names, where a name that passes through others counts as that of where it is declared.
+fn imports<'a>(modules: &'a BTreeMap<String, Source>, name: &str, source: &Source) -> BTreeSet<&'a str> {
+    let paths = source.paths();
+    paths.iter().filter_map(|path| resolve(modules, name, path, 0)).filter(|to| *to != name && !to.is_empty()).collect()
+}
+
+/// The module in which a path that stands in another leads to something.
+fn resolve<'a>(modules: &'a BTreeMap<String, Source>, from: &str, path: &[String], depth: usize) -> Option<&'a str> {
+    const DEEPEST: usize = 8;
+    let mut at = from.to_owned();
+    let mut rest = path;
+    match path.first()?.as_str() {
+        "crate" => (at, rest) = (String::new(), &path[1..]),
+        "self" => rest = &path[1..],
+        "super" => {
+            while rest.first().is_some_and(|name| name == "super") {
+                at = at.rsplit_once('/').map_or(String::new(), |(up, _)| up.to_owned());
+                rest = &rest[1..];
+            }
+        }
+        // A path that begins with a name is about a module below this one, or not about this crate.
+        first => {
+            modules.get_key_value(&below(&at, first))?;
+        }
+    }
+    while let Some((name, more)) = rest.split_first() {
+        let inner = below(&at, name);
+        if modules.contains_key(&inner) {
+            (at, rest) = (inner, more);
+            continue;
+        }
+        let passed_on = modules.get(&at).and_then(|source| source.imported_as(name)).filter(|_| depth < DEEPEST);
+        if let Some(found) = passed_on.and_then(|path| resolve(modules, &at, path, depth + 1)) {
+            return Some(found);
+        }
+        break;
+    }
+    modules.get_key_value(&at).map(|(name, _)| name.as_str())
+}
+
+fn below(module: &str, name: &str) -> String {
+    if module.is_empty() { name.to_owned() } else { format!("{module}/{name}") }
+}
+
+/// Which modules call methods of `Node` that others declare. These have a name once only, since they are of one type.
+fn calls(modules: &BTreeMap<String, Source>) -> Edges<'_> {
+    let mut declared: BTreeMap<&str, &str> = BTreeMap::new();
+    for (name, source) in modules {
+        declared.extend(source.methods_of("Node").into_iter().map(|method| (method, name.as_str())));
+    }
+    let called = |name: &str, source: &Source| -> BTreeSet<&str> {
+        let methods = source.calls_within("Node");
+        methods.into_iter().filter_map(|method| declared.get(method).copied()).filter(|to| *to != name).collect()
+    };
+    modules.iter().map(|(name, source)| (name.as_str(), called(name, source))).collect()
+}
+
+/// The largest set of modules of which each reaches each other one; none where there is no circle.
+fn largest_circle(edges: &Edges<'_>) -> Vec<String> {
+    let reached = |from: &str| {
+        let mut seen: BTreeSet<&str> = BTreeSet::new();
+        let mut open: Vec<&str> = edges.get(from).into_iter().flatten().copied().collect();
+        while let Some(at) = open.pop() {
+            if seen.insert(at) {
+                open.extend(edges.get(at).into_iter().flatten());
+            }
+        }
+        seen
+    };
+    let reached: BTreeMap<&str, BTreeSet<&str>> = edges.keys().map(|from| (*from, reached(from))).collect();
+    let circle = |from: &str| -> Vec<String> {
+        let back = reached[from].iter().filter(|to| reached.get(**to).is_some_and(|seen| seen.contains(from)));
+        back.map(|to| (*to).to_owned()).collect()
+    };
+    edges.keys().map(|from| circle(from)).max_by_key(Vec::len).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workspace::root;
+
+    fn modules(sources: &[(&str, &str)]) -> BTreeMap<String, Source> {
+        let folders = ["base", "path", "flow", "role"].map(|folder| (folder, ""));
+        let all = folders.iter().chain(sources);
+        all.map(|(name, text)| ((*name).to_owned(), Source::parse(text))).collect()
+    }
+
+    fn found(sources: &[(&str, &str)], what: &str) -> Vec<String> {
+        examine(&modules(sources)).0.0.remove(what).unwrap()
+    }
+
+    #[test]
+    fn the_layers_are_no_worse_than_recorded() {
+        let (risen, _) = faults(&root()).unwrap();
+        assert_eq!(risen, [] as [String; 0]);
+    }
+
+    #[test]
+    fn a_module_belongs_to_its_folder() {
+        let name = |module| Part::of(module).map(|part| part.name);
+        assert_eq!(name("base/time"), Some("base"));
+        assert_eq!(name("role/gateway/opened"), Some("role/gateway"));
+        assert_eq!((name("role"), name("node"), name("node/view")), (Some("role"), Some("node"), Some("node")));
+        assert_eq!(name("unheard_of"), None);
+        assert_eq!(examine(&modules(&[("unheard_of", "")])).1.len(), 1);
+    }
+
+    #[test]
+    fn calls_go_down_only() {
+        let sources = [
+            ("", "pub use base::time::Time; mod base;"),
+            ("base/time", "use crate::session::Session;"),
+            ("session", "use crate::Time;"),
+            ("path/link", "use crate::flow::table::Table;"),
+            ("flow/table", "fn f() { let a = crate::session::Session::new(); }"),
+            ("role/gateway", "use crate::role::anchor::Lease;"),
+            ("role/anchor", "use crate::{flow, base::{time::Time}};"),
+            ("node", "use crate::role::anchor::Lease;"),
+        ];
+        let upward = ["base/time -> session", "path/link -> flow/table", "role/gateway -> role/anchor"];
+        assert_eq!(found(&sources, UPWARD_IMPORTS), upward);
+    }
+
+    #[test]
+    fn a_name_that_is_passed_on_is_its_modules() {
+        let sources = [
+            ("", "pub use role::Lease;"),
+            ("role", "mod anchor; pub(crate) use anchor::{Lease as Loan, Lease};"),
+            ("role/anchor", "pub struct Lease; use super::Loan;"),
+            ("base/time", "use crate::Lease; use crate::role::Loan;"),
+        ];
+        assert_eq!(found(&sources, UPWARD_IMPORTS), ["base/time -> role/anchor"]);
+    }
+
+    #[test]
+    fn tests_comments_and_strings_import_nothing() {
+        let text = "// crate::role::anchor\nconst S: &str = \"crate::role::anchor\"; /* crate::role::anchor */\n\
+                    fn f<'a>(c: &'a char) { let q = '\"'; }\n\
+                    #[cfg(test)]\nmod tests { use crate::role::anchor::Lease; }";
+        assert_eq!(found(&[("role/anchor", ""), ("base/time", text)], UPWARD_IMPORTS), [] as [&str; 0]);
+    }
+
+    #[test]
+    fn the_largest_circle_is_found() {
+        let sources = [
+            ("base/a", "use crate::base::b::B;"),
+            ("base/b", "use crate::base::c::C; use super::d::D;"),
+            ("base/c", "use crate::base::a::A;"),
+            ("base/d", "use crate::base::e::E;"),
+            ("base/e", "use crate::base::d::D;"),
+        ];
+        assert_eq!(found(&sources, CIRCLE), ["base/a", "base/b", "base/c"]);
+        assert_eq!(found(&sources[..1], CIRCLE), [] as [&str; 0]);
+    }
+
+    #[test]
+    fn methods_of_node_that_call_upward_are_found() {
+        let sources = [
+            (
+                "base/time",
+                "impl Node { fn tick(&mut self) { self.lend(); self.tock(); other.lend(); } fn tock(&self) {} }",
+            ),
+            (
+                "role/anchor",
+                "impl Node { pub(crate) fn lend(&mut self) { self.tock() } } \
+                 impl Lease { fn tick(&self) { self.tick() } }",
+            ),
+            ("node", "impl Node { fn run(&mut self) { self.lend(); } }"),
+        ];
+        assert_eq!(found(&sources, UPWARD_CALLS), ["base/time -> role/anchor"]);
+        assert_eq!(found(&sources, NODE_FILES), ["base/time", "role/anchor"]);
+    }
+
+    #[test]
+    fn open_fields_are_counted() {
+        let text = "pub(crate) struct A { pub(crate) x: u8, y: u8, pub(super) z: Vec<(u8, u8)> }\n\
+                    struct B(pub(crate) u8, u8); pub(crate) fn f(a: u8) {} enum C { D { a: u8 } }";
+        assert_eq!(found(&[("base/time", text)], OPEN_FIELDS), ["base/time: A.x", "base/time: B.0"]);
+    }
+
+    #[test]
+    fn counts_may_only_fall() {
+        let mut found = Found::default();
+        found.0.insert(CIRCLE, vec!["a".to_owned(), "b".to_owned()]);
+        let of = |count: usize| Counts::parse(&format!("# why\n{CIRCLE} = {count}\n")).unwrap();
+        let (risen, fallen) = found.compare(&of(1));
+        assert!(risen.len() == 1 && risen[0].ends_with("2, and 1 before:\n    a\n    b") && fallen.is_empty());
+        assert_eq!(found.compare(&of(2)), (Vec::new(), Vec::new()));
+        let (risen, fallen) = found.compare(&of(3));
+        assert!(risen.is_empty() && fallen.len() == 1);
+        assert_eq!(Counts::parse(&found.counts().render()), Some(of(2)));
+    }
+}
