@@ -75,7 +75,7 @@ use whimbrel_wire::FlowTuple;
 
 use crate::community_file::CommunityFile;
 use crate::config::{Config, Level};
-use crate::effects::{DEFAULT_MTU, Effects, FoundMoves, MARK};
+use crate::effects::{DEFAULT_MTU, Effects, FoundMoves, MARK, Stores};
 use crate::event_log::EventLog;
 use crate::event_loop::{EventLoop, Parts, Settings};
 use crate::helpers::Helpers;
@@ -364,8 +364,12 @@ fn start_on(
     let adopting = |failure: effects::Failure| Error::Adopt(Box::new(failure));
     let helpers =
         Helpers::new(&options.run_dir, config.helpers.clone()).map_err(|source| Error::Adopt(Box::new(source)))?;
-    let mut effects = Effects::new(datapath, tunnel, journal, known_keys, helpers, &options.run_dir, config.kick)
-        .map_err(adopting)?;
+    let community_file = CommunityFile::new(&options.state_dir);
+    let community = community_file.read()?;
+    let forged = community_file.forged();
+    let stores = Stores { journal, known_keys, community_file };
+    let mut effects =
+        Effects::new(datapath, tunnel, stores, helpers, &options.run_dir, config.kick).map_err(adopting)?;
     let moves = effects.adopt_moves(clock::now(), &key.public(), &restored.flows, &restored.moves);
     effects.adopt(clock::now(), &restored.flows).map_err(adopting)?;
     if config.stand_in {
@@ -387,9 +391,8 @@ fn start_on(
         node.restore_suspended(now);
     }
 
-    let community_file = CommunityFile::new(&options.state_dir);
-    if let Some(saved) = community_file.read()? {
-        node.restore_community(now, &saved).map_err(|_| community_file.forged())?;
+    if let Some(saved) = community {
+        node.restore_community(now, &saved).map_err(|_| forged)?;
     }
 
     // Listening begins before anything is looked at, so that no change is missed in between.
@@ -402,7 +405,6 @@ fn start_on(
     }
     let event_loop = EventLoop::new(Parts {
         node,
-        community_file,
         effects,
         monitor,
         routes: PeerRoutes::open(MARK)?,

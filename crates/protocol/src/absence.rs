@@ -7,11 +7,12 @@ use std::time::Duration;
 use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::Time;
+use crate::base::event::Event;
+use crate::base::op::{FlowEntry, FlowOp, LocalEnd, PeerId, StoreOp};
+use crate::base::output::Asked;
 use crate::flow::{Flow, Stage};
 use crate::introduction::MATURE;
 use crate::node::{Node, Routes};
-use crate::op::{Event, FlowEntry, KernelOp, LocalEnd, PeerId};
-use crate::outcome::Asked;
 use crate::peer::{Away, Peer};
 use crate::pending_update::PendingUpdate;
 use crate::timer::Timer;
@@ -40,7 +41,7 @@ impl Node {
         if std::mem::replace(&mut self.suspended, true) {
             return;
         }
-        self.op(KernelOp::SaveSuspended(true), Some(Asked::Effect("saving that this host is suspended")));
+        self.output.ask(StoreOp::SaveSuspended(true), Asked::Effect("saving that this host is suspended"));
         self.part(now);
     }
 
@@ -63,7 +64,7 @@ impl Node {
         }
         self.refresh_sets();
         let flows = ids.iter().map(|id| self.living(*id)).sum();
-        self.event(Event::Suspended { flows });
+        self.output.event(Event::Suspended { flows });
         ids
     }
 
@@ -113,8 +114,9 @@ impl Node {
         if !std::mem::replace(&mut self.suspended, false) {
             return;
         }
-        self.op(KernelOp::SaveSuspended(false), Some(Asked::Effect("saving that this host is not suspended any more")));
-        self.event(Event::Resumed);
+        self.output
+            .ask(StoreOp::SaveSuspended(false), Asked::Effect("saving that this host is not suspended any more"));
+        self.output.event(Event::Resumed);
         self.meet_later(now);
         self.hurry_community(now);
         let ids: Vec<PeerId> = self.peers.keys().copied().collect();
@@ -158,7 +160,7 @@ impl Node {
         self.refresh_sets();
         self.refresh_listening(now);
         if flows > 0 {
-            self.event(Event::PeerAway { peer: id, announced: away == Away::Announced, flows });
+            self.output.event(Event::PeerAway { peer: id, announced: away == Away::Announced, flows });
         }
     }
 
@@ -185,7 +187,7 @@ impl Node {
         let here: Option<IpAddr> = peer.attachment.map(|attachment| attachment.address);
         let mut flows = peer.flows.iter().filter(|flow| flow.transport == Transport::Tcp);
         if let Some(flow) = flows.find(|flow| Some(flow.local.ip()) == here).copied() {
-            self.op(KernelOp::AskNatively { flow }, None);
+            self.output.op(FlowOp::AskNatively { flow });
         }
     }
 
@@ -199,7 +201,7 @@ impl Node {
             && !peer.flows.is_empty()
         {
             let (remote, flows) = (peer.remote, self.living(id));
-            self.event(Event::PeerSilent { peer: id, remote, flows });
+            self.output.event(Event::PeerSilent { peer: id, remote, flows });
         }
     }
 
@@ -221,7 +223,7 @@ impl Node {
         if waited {
             self.wake_senders(now, id, false);
             let flows = self.living(id);
-            self.event(Event::PeerBack { peer: id, flows, carried: self.carried(id) });
+            self.output.event(Event::PeerBack { peer: id, flows, carried: self.carried(id) });
         }
         self.check_later(now, id);
         self.hurry(now, id);
@@ -277,7 +279,7 @@ impl Node {
     fn save_peer(&mut self, id: PeerId) {
         if let Some(peer) = self.peers.get(&id) {
             let saved = peer.saved();
-            self.op(KernelOp::SavePeer(saved), Some(Asked::Effect("saving a peer")));
+            self.output.ask(StoreOp::SavePeer(saved), Asked::Effect("saving a peer"));
         }
     }
 
@@ -285,17 +287,15 @@ impl Node {
     fn end_flows(&mut self, now: Time, id: PeerId, ended: &[FlowTuple]) {
         for flow in ended {
             if flow.transport == Transport::Tcp {
-                self.op(
-                    KernelOp::Reset { flow: *flow },
-                    Some(Asked::Effect("ending a connection whose other end is gone")),
-                );
+                self.output
+                    .ask(FlowOp::Reset { flow: *flow }, Asked::Effect("ending a connection whose other end is gone"));
             }
             let entry = self.flows.get(flow).and_then(Flow::entry).copied();
             self.forget_flow(flow);
             // Whoever else had the socket, it moves no more.
             entry.iter().for_each(|entry| self.end_moved_flow(entry));
         }
-        self.event(Event::PeerRestarted { peer: id, flows: ended.len() });
+        self.output.event(Event::PeerRestarted { peer: id, flows: ended.len() });
         self.put_binding_in_force(now, id);
         self.refresh_sets();
         self.idle_later(now, id);

@@ -7,10 +7,11 @@ use whimbrel_wire::message::Message;
 use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::Time;
+use crate::base::event::Event;
+use crate::base::op::{BindingOp, Carrier, PeerId, TunnelOp, TunnelPath};
+use crate::base::output::{Asked, OpId, State};
 use crate::introduction::PROBE_BIT;
 use crate::node::Node;
-use crate::op::{Carrier, Event, KernelOp, OpId, PeerId, TunnelPath};
-use crate::outcome::{Asked, State};
 use crate::peer::{CarrierProbe, NOWHERE};
 use crate::timer::Timer;
 
@@ -56,8 +57,8 @@ impl Node {
         let early = sealed && !unconfirmed && source.is_some_and(|source| source.is_ipv4() == remote.is_ipv4());
         let allowance = if held && !early { Some(0) } else { allowance };
         let path = TunnelPath { send_index, source, remote, allowance, sealed };
-        let op = KernelOp::SetTunnelPath { peer: id, receive_index, path };
-        self.op(op, Some(Asked::State("leading the tunnel", State::Path(id))));
+        let op = TunnelOp::SetPath { peer: id, receive_index, path };
+        self.output.ask(op, Asked::State("leading the tunnel", State::Path(id)));
     }
 
     /// Both ends want it, no NAT is known on the way, both locators are of one family, and the tunnel goes first (P-19).
@@ -97,7 +98,7 @@ impl Node {
         };
         let Some(index) = peer.session().map(|slot| slot.session.remote_index()) else { return };
         self.timers.set(Timer::Probe(id), now + pause);
-        self.op(KernelOp::Probe { wire, index, nonce }, Some(Asked::Effect("probing the carrier")));
+        self.output.ask(BindingOp::Probe { wire, index, nonce }, Asked::Effect("probing the carrier"));
     }
 
     /// A probe of the peer's arrived on `wire`.
@@ -135,7 +136,7 @@ impl Node {
         self.timers.stop(Timer::Probe(id));
         if matches!(peer.carrier, Carrier::Rewrite | Carrier::FollowRewrite) {
             peer.carrier = Carrier::Tunnel;
-            self.event(Event::CarrierChanged { peer: id, carrier: Carrier::Tunnel });
+            self.output.event(Event::CarrierChanged { peer: id, carrier: Carrier::Tunnel });
         }
         self.put_binding_in_force(now, id);
         self.announce_again(now, id);
@@ -166,6 +167,6 @@ impl Node {
         self.timers.stop(Timer::Probe(id));
         self.put_binding_in_force(now, id);
         self.refresh_sets();
-        self.event(Event::CarrierChanged { peer: id, carrier });
+        self.output.event(Event::CarrierChanged { peer: id, carrier });
     }
 }

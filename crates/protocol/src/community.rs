@@ -27,19 +27,17 @@ use whimbrel_wire::FlowTuple;
 use whimbrel_wire::community::{CommunitySecret, MemberStanding, is_name};
 
 use crate::Time;
+use crate::base::event::community::CommunityEvent;
+use crate::base::op::{SavedCommunity, StoreOp};
+use crate::base::output::Asked;
 use crate::bucket::Bucket;
 use crate::config::Trust;
 use crate::migration::Grant;
 use crate::node::Node;
-use crate::op::{Event, KernelOp};
-use crate::outcome::Asked;
 use crate::timer::Timer;
 
 pub use code::{InvalidCode, OneTimeCode};
-pub use op::{
-    CommunityEvent, CommunityRefused, CommunityView, GrantView, HostView, JoinFailure, OfferView, Offered,
-    SavedCommunity,
-};
+pub use op::{CommunityRefused, CommunityView, GrantView, HostView, OfferView, Offered};
 
 use gossip::Telling;
 use join::{Joining, Offer};
@@ -246,7 +244,7 @@ impl Node {
         let name = roster.about(host).filter(|_| roster.has(host)).map(|statement| statement.name.clone());
         let name = name.ok_or(CommunityRefused::NoSuchHost)?;
         roster.state(host, MemberStanding::Revoked, &name).ok_or(CommunityRefused::Forged)?;
-        self.event(Event::Community(CommunityEvent::HostRevoked { host: *host, name }));
+        self.output.event(CommunityEvent::HostRevoked { host: *host, name });
         self.save_community();
         // It learns that, too.
         self.tell_one(*host);
@@ -262,7 +260,7 @@ impl Node {
         self.community.roster.take().ok_or(CommunityRefused::NotIn)?;
         self.community.hints.clear();
         self.community.offers.retain(|_, offer| !offer.is_for_members());
-        self.op(KernelOp::ForgetCommunity, Some(Asked::Effect("forgetting the community")));
+        self.output.ask(StoreOp::ForgetCommunity, Asked::Effect("forgetting the community"));
         self.tell_everybody(now);
         Ok(())
     }
@@ -323,8 +321,8 @@ impl Node {
 
     fn save_community(&mut self) {
         self.community.unsaved = None;
-        if let Some(op) = self.community.saved().map(|saved| KernelOp::SaveCommunity(Box::new(saved))) {
-            self.op(op, Some(Asked::Effect("saving the community")));
+        if let Some(op) = self.community.saved().map(|saved| StoreOp::SaveCommunity(Box::new(saved))) {
+            self.output.ask(op, Asked::Effect("saving the community"));
         }
     }
 

@@ -7,7 +7,7 @@ use std::ops::RangeInclusive;
 use whimbrel_handshake::PublicKey;
 use zeroize::Zeroizing;
 
-use crate::migration::Moving;
+use crate::base::op::relocation::Moving;
 
 /// Whom a node believes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

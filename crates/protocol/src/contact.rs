@@ -13,12 +13,13 @@ use whimbrel_wire::message::Message;
 use whimbrel_wire::{Capabilities, Datagram, FlowTuple};
 
 use crate::Time;
+use crate::base::event::Event;
+use crate::base::op::{PeerId, TunnelOp};
+use crate::base::output::{Asked, State, Transmit};
 use crate::bucket::Bucket;
 use crate::config::{Config, Trust};
 use crate::gateway::attached;
 use crate::node::Node;
-use crate::op::{Event, KernelOp, PeerId, Transmit};
-use crate::outcome::{Asked, State};
 use crate::peer::{Met, Peer, SessionSlot};
 use crate::random::Random;
 use crate::timer::Timer;
@@ -326,7 +327,7 @@ impl Node {
         let pause = self.contacts.pauses.remove(&address).map_or(first, |last| (last * 2).min(longest));
         self.contacts.addresses.insert(address, Contact::Silent { pause, until: now + pause });
         self.timers.set(Timer::Contact(address), now + pause);
-        self.event(Event::NobodyThere { address, again_in: pause });
+        self.output.event(Event::NobodyThere { address, again_in: pause });
     }
 
     /// An ICMP error says that nobody listens at `destination`. `quoted`: how the datagram that it is about begins. It
@@ -424,7 +425,7 @@ impl Node {
             _ => return,
         };
         if self.contacts.refusals.take(now) {
-            self.event(Event::HandshakeRefused { remote, reason });
+            self.output.event(Event::HandshakeRefused { remote, reason });
         }
     }
 
@@ -437,7 +438,7 @@ impl Node {
         let Ok((initiator, payload)) = started else { return };
         self.contacts.pending.insert(index, Pending { initiator, to, source, purpose, started: now });
         self.sweep_later(now);
-        self.transmit(Transmit { source, destination: to, payload });
+        self.output.transmit(Transmit { source, destination: to, payload });
     }
 
     fn free_index(&mut self) -> u32 {
@@ -508,7 +509,7 @@ impl Node {
                 };
                 let (to, from) = (pending.to, pending.source);
                 match pending.initiator.handle_cookie(reply) {
-                    Ok(payload) => self.transmit(Transmit { source: from, destination: to, payload }),
+                    Ok(payload) => self.output.transmit(Transmit { source: from, destination: to, payload }),
                     Err(_) => self.drop_datagram(),
                 }
             }
@@ -530,7 +531,7 @@ impl Node {
             let cookies = &self.contacts.cookies;
             if !cookies.check(initiation, source, now.as_micros()) {
                 let payload = cookies.reply(initiation, source, now.as_micros(), &mut |bytes| random.fill(bytes));
-                self.transmit(Transmit { source: destination, destination: source, payload: payload.to_vec() });
+                self.output.transmit(Transmit { source: destination, destination: source, payload: payload.to_vec() });
                 return;
             }
             if !self.contacts.proven.take(now) {
@@ -562,7 +563,7 @@ impl Node {
                 self.contacts.make_room_to_respond();
                 self.contacts.responding.insert(index, (responder, now, source));
                 self.sweep_later(now);
-                self.transmit(Transmit { source: destination, destination: source, payload });
+                self.output.transmit(Transmit { source: destination, destination: source, payload });
             }
             Incoming::Known(ik) => {
                 // P-9
@@ -589,7 +590,7 @@ impl Node {
             let expected = self.config.known_keys.get(&address).copied();
             if let Some(expected) = expected.filter(|expected| *expected != key) {
                 self.timers.stop(Timer::Contact(address));
-                self.event(Event::KeyMismatch { address, expected, found: Some(key) });
+                self.output.event(Event::KeyMismatch { address, expected, found: Some(key) });
                 self.give_up(now, address);
                 return;
             }
@@ -660,17 +661,17 @@ impl Node {
         peer.last_heard = now;
         if let Some(receive_index) = surplus {
             self.by_index.remove(&receive_index);
-            self.op(KernelOp::RemoveTunnelKeys { receive_index }, Some(Asked::Effect("dropping tunnel keys")));
+            self.output.ask(TunnelOp::RemoveKeys { receive_index }, Asked::Effect("dropping tunnel keys"));
         }
         self.by_index.insert(index, id);
         // The peer may introduce flows before its first word is read here: the programs read those, unless there are very many
         // sessions already that they look for.
         self.listen_in_new_session(now, id);
-        let op = KernelOp::AddTunnelKeys { peer: id, receive_index: index, keys, aes };
-        self.op(op, Some(Asked::State("adding tunnel keys", State::Keys(id))));
+        let op = TunnelOp::AddKeys { peer: id, receive_index: index, keys, aes };
+        self.output.ask(op, Asked::State("adding tunnel keys", State::Keys(id)));
         if let Some(payload) = answer {
             // XX's finish is repeated by asking again; the question is the same until the session is confirmed.
-            self.transmit(Transmit { source: how.destination, destination: how.source, payload });
+            self.output.transmit(Transmit { source: how.destination, destination: how.source, payload });
         }
         if confirmed {
             self.confirm_session(now, id, index);
@@ -717,7 +718,7 @@ impl Node {
             self.timers.set(Timer::Introductions(id), now);
         }
         if reached {
-            self.event(Event::PeerReached { peer: id, key, remote: how.source, took: now.since(how.started) });
+            self.output.event(Event::PeerReached { peer: id, key, remote: how.source, took: now.since(how.started) });
         }
     }
 

@@ -12,11 +12,12 @@ use whimbrel_wire::FlowTuple;
 use whimbrel_wire::message::{IntroductionRefusal, Message};
 
 use crate::Time;
+use crate::base::event::Event;
+use crate::base::op::{FlowEntry, FlowOp, LocalEnd, PeerId, StoreOp};
+use crate::base::output::Asked;
 use crate::flow::{Flow, Origin, Stage};
 use crate::introduction::{MATURE, TRIES};
 use crate::node::Node;
-use crate::op::{Event, FlowEntry, KernelOp, LocalEnd, PeerId};
-use crate::outcome::Asked;
 use crate::ruling::Ruled;
 use crate::timer::Timer;
 
@@ -144,7 +145,7 @@ impl Node {
         let (unchanged, asks) = (known.clone(), !known.accepted);
         known.stage = Stage::Open;
         self.abandon_introduction(flow, &unchanged);
-        self.op(KernelOp::ExpectFlow { flow: *flow, from: None }, None);
+        self.output.op(FlowOp::Expect { flow: *flow, from: None });
         if asks {
             self.young.push_back((now + MATURE, *flow));
             self.timers.set_earlier(Timer::Mature, now + MATURE);
@@ -242,7 +243,7 @@ impl Node {
         if let Origin::Answered { nonce, .. } = origin {
             self.nonces.insert(nonce, flow);
         }
-        self.event(Event::FlowIntroduced { flow, peer: entry.peer, translated });
+        self.output.event(Event::FlowIntroduced { flow, peer: entry.peer, translated });
         if let Some(former) = former {
             self.find_carrier(now, entry.peer);
             self.left.insert(flow, Left { due: now + PARTING, former });
@@ -265,7 +266,7 @@ impl Node {
     }
 
     fn save_left(&mut self, flow: FlowTuple, former: Option<FlowEntry>) {
-        self.op(KernelOp::SaveLeft { flow, former }, Some(Asked::Effect("keeping who has passed a flow on")));
+        self.output.ask(StoreOp::SaveLeft { flow, former }, Asked::Effect("keeping who has passed a flow on"));
     }
 
     /// Takes over flows that had just become direct when the daemon before this one ended, as they were before. To be called once, behind

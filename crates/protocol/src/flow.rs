@@ -4,7 +4,7 @@ use whimbrel_handshake::PublicKey;
 use whimbrel_wire::FlowTuple;
 
 use crate::Time;
-use crate::op::{FlowEntry, PeerId, Places};
+use crate::base::op::{FlowEntry, PeerId, Places};
 use crate::ruling::Ruling;
 
 /// How far a flow's introduction is.

@@ -10,12 +10,13 @@ use whimbrel_wire::FlowTuple;
 use whimbrel_wire::hello::Capabilities;
 
 use crate::Time;
+use crate::base::event::Event;
+use crate::base::op::{FlowEntry, FlowOp, LocalEnd, PeerId};
+use crate::base::output::Asked;
 use crate::config::Prefix;
 use crate::flow::{Flow, Stage};
 use crate::introduction::is_introducers;
 use crate::node::Node;
-use crate::op::{Event, FlowEntry, KernelOp, LocalEnd, PeerId};
-use crate::outcome::Asked;
 use crate::peer::Attachment;
 use crate::timer::Timer;
 
@@ -180,7 +181,7 @@ impl Node {
             return;
         }
         self.claimed.remove(&flow);
-        self.event(Event::Claimed { flow, peer: id, given_up: true });
+        self.output.event(Event::Claimed { flow, peer: id, given_up: true });
         self.forget_flow(&flow);
         self.tell_ended(now, id, entry.name);
         self.idle_later(now, id);
@@ -194,7 +195,7 @@ impl Node {
             self.claimed.remove(&flow);
             if let Some(entry) = self.flows.get(&flow).and_then(Flow::entry).copied() {
                 let asked = Asked::Effect("looking for who has an address");
-                self.op(KernelOp::InstallFlow { flow, entry }, Some(asked));
+                self.output.ask(FlowOp::Install { flow, entry }, asked);
             }
         }
         if let Some(next) = self.claimed.values().min() {
@@ -218,7 +219,7 @@ impl Node {
         if entry.end == LocalEnd::Here && !std::mem::replace(&mut entry.beyond, true) {
             let entry = *entry;
             let asked = Asked::Effect("noting that a connection's other end is behind a gateway");
-            self.op(KernelOp::InstallFlow { flow, entry }, Some(asked));
+            self.output.ask(FlowOp::Install { flow, entry }, asked);
         }
     }
 

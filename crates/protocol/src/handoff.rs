@@ -10,10 +10,11 @@ use whimbrel_wire::message::{BindingStatus, Message, UpdateFlags};
 use crate::Time;
 use crate::absence::PARTINGS;
 use crate::arrival::Arrival;
+use crate::base::event::Event;
+use crate::base::op::{BindingOp, Carrier, PeerId, StoreOp};
+use crate::base::output::Asked;
 use crate::gateway::attached;
 use crate::node::{Node, Routes};
-use crate::op::{Carrier, Event, KernelOp, PeerId};
-use crate::outcome::Asked;
 use crate::path::{Awaited, Candidate};
 use crate::peer::{Attachment, Away, CarrierProbe, NOWHERE, Peer};
 use crate::pending_update::{Meanwhile, PendingUpdate};
@@ -150,7 +151,7 @@ impl Node {
         self.hold(now, id);
         let flows = self.living(id);
         if flows > 0 {
-            self.event(Event::Moving { peer: id, from, to: None, flows, kept: false });
+            self.output.event(Event::Moving { peer: id, from, to: None, flows, kept: false });
         }
     }
 
@@ -252,9 +253,9 @@ impl Node {
         let at = peer.source;
         self.put_binding_in_force(now, id);
         self.refresh_sets();
-        self.op(KernelOp::Kick { peer: id, lost: false }, Some(Asked::Effect("waking senders")));
+        self.output.ask(BindingOp::Kick { peer: id, lost: false }, Asked::Effect("waking senders"));
         let flows = self.living(id);
-        self.event(Event::NotMoved { peer: id, at, flows, carried: self.carried(id) });
+        self.output.event(Event::NotMoved { peer: id, at, flows, carried: self.carried(id) });
         self.refresh_listening(now);
     }
 
@@ -292,7 +293,7 @@ impl Node {
         self.accept_former(now, id);
         let flows = self.living(id);
         if flows > 0 {
-            self.event(Event::Moving { peer: id, from, to: Some(attachment.address), flows, kept: !lost });
+            self.output.event(Event::Moving { peer: id, from, to: Some(attachment.address), flows, kept: !lost });
         }
     }
 
@@ -325,7 +326,7 @@ impl Node {
         self.accept_former(now, id);
         let Some(peer) = self.peers.get(&id) else { return };
         let (source, flows) = (peer.source, self.living(id));
-        self.event(Event::Moving { peer: id, from: source, to: source, flows, kept: false });
+        self.output.event(Event::Moving { peer: id, from: source, to: source, flows, kept: false });
     }
 
     /// A peer has other ideas of where we are.
@@ -359,7 +360,7 @@ impl Node {
         self.refresh_sets();
         if let Some(from) = tried {
             let flows = self.living(id);
-            self.event(Event::TakenBack { peer: id, from, flows });
+            self.output.event(Event::TakenBack { peer: id, from, flows });
         }
         true
     }
@@ -596,7 +597,7 @@ impl Node {
             let challenge = peer.candidate.as_ref().filter(|candidate| candidate.remote == arrival.source);
             answers.extend(challenge.map(|candidate| Message::PathChallenge { token: candidate.token }));
             let saved = peer.saved();
-            self.op(KernelOp::SavePeer(saved), Some(Asked::Effect("saving a peer")));
+            self.output.ask(StoreOp::SavePeer(saved), Asked::Effect("saving a peer"));
             return;
         }
         let lost = flags.contains(UpdateFlags::FORMER_PATH_LOST);
@@ -639,7 +640,7 @@ impl Node {
             self.lead_flows(now, id);
             let (saved, told) = (self.peers[&id].saved(), std::mem::take(answers));
             let say = Asked::Say(id, arrival.destination, arrival.source, told);
-            self.op(KernelOp::SavePeer(saved), Some(say));
+            self.output.ask(StoreOp::SavePeer(saved), say);
         } else {
             // The answer before the effects: it is what the peer waits for.
             self.send_to(id, arrival.destination, arrival.source, answers);
@@ -649,7 +650,7 @@ impl Node {
         if waited {
             self.wake_senders(now, id, lost);
             let (flows, carried) = (self.living(id), self.carried(id));
-            self.event(Event::PeerMoved { peer: id, to: arrival.source, translated, flows, carried });
+            self.output.event(Event::PeerMoved { peer: id, to: arrival.source, translated, flows, carried });
         }
     }
 
@@ -690,7 +691,7 @@ impl Node {
             _ => {
                 peer.update = None;
                 self.timers.stop(Timer::Update(id));
-                self.event(Event::Refused { peer: id, reason: "it refuses our move" });
+                self.output.event(Event::Refused { peer: id, reason: "it refuses our move" });
                 return;
             }
         }
@@ -722,7 +723,7 @@ impl Node {
                 self.probe_carrier(now, id);
             }
             let saved = self.peers[&id].saved();
-            self.op(KernelOp::SavePeer(saved), Some(Asked::Effect("saving a peer")));
+            self.output.ask(StoreOp::SavePeer(saved), Asked::Effect("saving a peer"));
             self.introduce_on(now, id);
             self.tell_waiting_soon(now, id);
             // An address that went meanwhile was not looked at.
@@ -766,10 +767,10 @@ impl Node {
         self.refresh_sets();
         self.refresh_listening(now);
         if waited {
-            self.op(KernelOp::Kick { peer: id, lost }, Some(Asked::Effect("waking senders")));
+            self.output.ask(BindingOp::Kick { peer: id, lost }, Asked::Effect("waking senders"));
             if let Some(to) = source {
                 let (flows, carried) = (self.living(id), self.carried(id));
-                self.event(Event::Moved { peer: id, to, translated, took: now.since(started), flows, carried });
+                self.output.event(Event::Moved { peer: id, to, translated, took: now.since(started), flows, carried });
             }
         }
         if let Some(asked) = challenge {

@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use crate::Time;
+use crate::base::op::{AddressOp, BindingOp, Carrier, FlowOp, PeerId, StoreOp};
+use crate::base::output::{Asked, State};
 use crate::node::Node;
-use crate::op::{Carrier, KernelOp, PeerId};
-use crate::outcome::{Asked, State};
 
 impl Node {
     /// Lets the peer have the pair of locators that it is at now, if nobody else has it (P-40), and gives up the one that it
@@ -58,12 +58,12 @@ impl Node {
         let moved = peer.moved_flows() > 0 || peer.waiting.flows > 0 || moving;
         let mut binding = peer.binding();
         binding.former.retain(|pair| self.pairs.get(pair).is_none_or(|holder| *holder == id));
-        let op = KernelOp::SetBinding { peer: id, binding, moved };
-        let asked = self.op(op, Some(Asked::State("putting a binding in force", State::Binding(id))));
+        let op = BindingOp::Set { peer: id, binding, moved };
+        let asked = self.output.ask(op, Asked::State("putting a binding in force", State::Binding(id)));
         let Some(peer) = self.peers.get_mut(&id) else { return };
         peer.binding_asked = Some(asked);
         let saved = peer.saved();
-        self.op(KernelOp::SavePeer(saved), Some(Asked::Effect("saving a peer")));
+        self.output.ask(StoreOp::SavePeer(saved), Asked::Effect("saving a peer"));
     }
 
     /// Tells the caller the sets of addresses that moved flows need, where they changed.
@@ -102,18 +102,18 @@ impl Node {
     }
 
     pub(crate) fn keep_addresses(&mut self) {
-        let asked = Some(Asked::State("keeping old addresses", State::Sets));
-        self.op(KernelOp::KeepAddresses { addresses: self.keeping.clone() }, asked);
+        let asked = Asked::State("keeping old addresses", State::Sets);
+        self.output.ask(AddressOp::Keep { addresses: self.keeping.clone() }, asked);
     }
 
     fn leave_from(&mut self) {
-        let asked = Some(Asked::State("leading packets out of the network that is left", State::Sets));
-        self.op(KernelOp::LeaveFrom { addresses: self.leaving.clone() }, asked);
+        let asked = Asked::State("leading packets out of the network that is left", State::Sets);
+        self.output.ask(AddressOp::LeaveFrom { addresses: self.leaving.clone() }, asked);
     }
 
     pub(crate) fn reach_peers(&mut self) {
-        let asked = Some(Asked::State("reaching moved peers", State::Sets));
-        self.op(KernelOp::ReachPeers { addresses: self.reaching.clone() }, asked);
+        let asked = Asked::State("reaching moved peers", State::Sets);
+        self.output.ask(AddressOp::Reach { addresses: self.reaching.clone() }, asked);
     }
 
     /// Tells the caller the sets again.
@@ -125,8 +125,8 @@ impl Node {
 
     /// Tells the caller again which sessions introductions may come for.
     pub(crate) fn put_listening_in_force(&mut self) {
-        let asked = Some(Asked::State("looking for introductions", State::Listening));
-        self.op(KernelOp::ListenForIntroductions { indices: self.listening.clone() }, asked);
+        let asked = Asked::State("looking for introductions", State::Listening);
+        self.output.ask(FlowOp::ListenForIntroductions { indices: self.listening.clone() }, asked);
     }
 
     /// Tells the caller which sessions introductions may come for, where that changed.

@@ -7,12 +7,13 @@ use whimbrel_wire::message::{Echo, Introduced, IntroductionRefusal, Message};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::Time;
+use crate::base::event::Event;
+use crate::base::op::{FlowEntry, FlowOp, LocalEnd, Manner, PeerId, Places, Waits};
+use crate::base::output::Asked;
 use crate::flow::{Flow, Origin, Responding, Stage};
 use crate::node::Node;
-use crate::op::{Event, FlowEntry, KernelOp, LocalEnd, PeerId, Places, Waits};
-use crate::outcome::Asked;
 use crate::peer::{ASTRAY, NOWHERE};
-use crate::ruling::{Manner, Ruled};
+use crate::ruling::Ruled;
 use crate::timer::Timer;
 
 /// Age at which a connection is introduced (P-15): short ones are left alone.
@@ -216,7 +217,7 @@ impl Node {
                     peer.introductions.begun.insert(flow);
                     self.nonces.insert(nonce, flow);
                     let end = self.end_of(&flow);
-                    self.op(KernelOp::Introduce { flow, end, index, nonce }, None);
+                    self.output.op(FlowOp::Introduce { flow, end, index, nonce });
                 }
                 _ => {
                     peer.introductions.active.remove(&flow);
@@ -254,7 +255,7 @@ impl Node {
                     *tries += 1;
                     *next = now + Duration::from_millis(500) * *tries;
                     let nonce = *nonce;
-                    self.op(KernelOp::Introduce { flow, end: self.end_of(&flow), index, nonce }, None);
+                    self.output.op(FlowOp::Introduce { flow, end: self.end_of(&flow), index, nonce });
                 }
                 Some(Stage::Echoing { echo, session, tries, next, .. }) if *next <= now => {
                     // It may have started anew, without the nonces. And an echo is not said in two sessions: it would be named twice.
@@ -340,7 +341,7 @@ impl Node {
                 let next = now + peer.repeat_after(1).max(Duration::from_millis(200));
                 known.stage = Stage::Echoing { peer: id, nonce: *own, echo, session: their_index, tries: 1, next };
                 if known.referred.is_some() {
-                    self.op(KernelOp::ExpectFlow { flow, from: Some(id) }, None);
+                    self.output.op(FlowOp::Expect { flow, from: Some(id) });
                 }
                 self.send(id, &[Message::IntroductionEcho(echo)]);
             }
@@ -350,13 +351,14 @@ impl Node {
                 if echo.responder_nonce == nonce {
                     // Both ends introduce, and the peer has not seen our nonce.
                     let nonce = *own;
-                    self.op(KernelOp::Introduce { flow, end: self.end_of(&flow), index: their_index, nonce }, None);
+                    self.output.op(FlowOp::Introduce { flow, end: self.end_of(&flow), index: their_index, nonce });
                 }
             }
             Stage::Introduced { entry, .. } if entry.peer != id && !entry.passed_on => {
                 // Another peer sits on a tuple that we know: an address got a new owner, or somebody tries. The one that
                 // is introduced keeps it until its socket closes.
-                self.event(Event::Refused { peer: id, reason: "a flow that it introduced belongs to another peer" });
+                self.output
+                    .event(Event::Refused { peer: id, reason: "a flow that it introduced belongs to another peer" });
             }
             Stage::Introduced { entry, origin: Origin::Answered { introducer_nonce, .. } }
                 if entry.peer == id && *introducer_nonce == nonce => {}
@@ -409,7 +411,7 @@ impl Node {
         if self.flows.get(&flow).and_then(Flow::entry).is_some_and(elsewhere) {
             self.send(id, &[Message::Seen { nonce: introducer_nonce }]);
         }
-        self.op(KernelOp::Introduce { flow, end: self.end_of(&flow), index, nonce }, Some(Asked::Answer(id, flow)));
+        self.output.ask(FlowOp::Introduce { flow, end: self.end_of(&flow), index, nonce }, Asked::Answer(id, flow));
     }
 
     /// Whether a peer that introduces a datagram flow receives at its far address; else it is asked there, and introduces the flow again
@@ -694,13 +696,13 @@ impl Node {
             self.put_binding_in_force(now, id);
             self.timers.set_earlier(Timer::Keepalive(id), now + crate::node::KEEPALIVE);
         }
-        self.op(KernelOp::InstallFlow { flow, entry }, Some(Asked::Install(flow)));
+        self.output.ask(FlowOp::Install { flow, entry }, Asked::Install(flow));
         if entry.waits.here {
             self.note_word(id, entry.name, true);
             self.tell_waiting_soon(now, id);
         }
         self.remember_key(id, &flow);
-        self.event(Event::FlowIntroduced { flow, peer: id, translated });
+        self.output.event(Event::FlowIntroduced { flow, peer: id, translated });
         self.refresh_sets();
         if first {
             // Should it have to find us by another family than the one that it asked by.
@@ -770,7 +772,7 @@ impl Node {
             self.unintroduced.entry(flow.remote.ip()).or_default().insert(*flow);
         }
         self.abandon_introduction(flow, &unchanged);
-        self.event(Event::IntroductionFailed { flow: *flow, reason });
+        self.output.event(Event::IntroductionFailed { flow: *flow, reason });
     }
 
     /// Takes a flow out of the lists of its peer's introductions.

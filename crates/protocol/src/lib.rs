@@ -24,6 +24,7 @@
 
 mod absence;
 mod arrival;
+mod base;
 mod bucket;
 mod carrier;
 mod community;
@@ -39,7 +40,6 @@ mod looks;
 mod meetings;
 mod migration;
 mod node;
-mod op;
 mod outcome;
 mod pairing;
 mod path;
@@ -59,26 +59,32 @@ mod timer;
 mod view;
 mod waiting;
 
+pub use base::event::community::{CommunityEvent, JoinFailure};
+pub use base::event::relocation::MoveEvent;
+pub use base::event::{Carried, Event};
+pub use base::flow_name::FlowName;
+pub use base::op::relocation::{
+    Dependents, Found, Gift, LeaseName, Lending, MoveOp, Moving, NotGiven, Rented, SavedAcceptance, SavedDonation,
+    SavedHeld, SavedLease, SavedTenancy,
+};
+pub use base::op::{
+    AddressOp, Binding, BindingOp, Carrier, FlowEntry, FlowOp, KnownPlace, LocalEnd, Manner, Op, PeerId, Places,
+    SavedCommunity, SavedPeer, SocketNumbers, StoreOp, TunnelOp, TunnelPath, View, Waits,
+};
+pub use base::output::{OpDone, OpFailed, OpId, Output, Transmit};
 pub use community::{
-    CODE_LIFETIME, CommunityEvent, CommunityRefused, CommunityView, GRANT_LIFETIME, GrantView, HostView, InvalidCode,
-    JoinFailure, OfferView, Offered, OneTimeCode, SavedCommunity,
+    CODE_LIFETIME, CommunityRefused, CommunityView, GRANT_LIFETIME, GrantView, HostView, InvalidCode, OfferView,
+    Offered, OneTimeCode,
 };
 pub use config::{Ask, Carriers, Config, Prefix, Trust};
 pub use contact::Standing;
 pub use flow::{FlowState, FlowView};
-pub use migration::{
-    Dependents, FlowName, Found, Gift, LeaseName, Lending, LoadStanding, MoveDone, MoveEvent, MoveFailed, MoveName,
-    MoveOp, MoveOpId, Moving, NotGiven, READY_FOR, Refusal, Rented, Request, SavedAcceptance, SavedDonation, SavedHeld,
-    SavedLease, SavedTenancy, Ticket,
-};
+pub use migration::READY_FOR;
 pub use node::{Node, Routes};
-pub use op::{
-    Binding, Carried, Carrier, Event, FlowEntry, KernelOp, KnownPlace, LocalEnd, OpFailed, OpId, PeerId, Places,
-    SavedPeer, SocketNumbers, Transmit, TunnelPath, Waits,
-};
 pub use peer::Attachment;
 pub use rendezvous::{RendezvousStanding, RendezvousView};
-pub use ruling::{Manner, Rule, Ruling, View};
+pub use ruling::{Rule, Ruling};
 pub use time::Time;
 pub use view::PeerView;
 pub use whimbrel_wire::message::StandInStatus;
+pub use whimbrel_wire::moving::{LoadStanding, MoveName, Refusal, Request, Ticket};

@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use crate::Time;
+use crate::base::op::{BindingOp, PeerId};
+use crate::base::output::Asked;
 use crate::bucket::Bucket;
 use crate::node::Node;
-use crate::op::{KernelOp, PeerId};
-use crate::outcome::Asked;
 use crate::timer::Timer;
 
 /// Moves of a peer that are followed in a row, and when there is another.
@@ -118,7 +118,7 @@ impl Node {
             return self.timers.set_earlier(Timer::Looks, now + WAKES_PAUSE);
         }
         for (peer, lost) in std::mem::take(&mut self.looks.to_wake) {
-            self.op(KernelOp::Kick { peer, lost }, Some(Asked::Effect("waking senders")));
+            self.output.ask(BindingOp::Kick { peer, lost }, Asked::Effect("waking senders"));
         }
     }
 

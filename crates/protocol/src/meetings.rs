@@ -6,9 +6,9 @@ use std::net::{IpAddr, SocketAddr};
 use whimbrel_wire::message::{MAX_WHEREABOUTS, MeetingTag, Message, RegistrationChange, RegistrationStatus};
 
 use crate::Time;
+use crate::base::op::PeerId;
 use crate::handoff::SEQUENCES;
 use crate::node::Node;
-use crate::op::PeerId;
 use crate::timer::Timer;
 
 /// Tags that are remembered of one host, and of all together (P-55).

@@ -1,8 +1,6 @@
 //! The transaction that moves a socket from one host to another (`docs/protocol.md` §9, decision 0015).
 //!
 //! ```text
-//! name.rs      what a flow is called between two hosts
-//! op.rs        what the caller is asked for, and what it tells
 //! stream.rs    bytes from one host to another, over datagrams
 //! lane.rs      two streams of records, one each way, with each host
 //! donor.rs     having a socket, and giving it away
@@ -28,8 +26,6 @@ mod holder;
 mod lane;
 mod lessor;
 mod load;
-mod name;
-mod op;
 mod permits;
 mod stream;
 mod tenant;
@@ -44,18 +40,19 @@ use ring::hmac;
 use whimbrel_handshake::{PublicKey, StaticKey};
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::message::Message;
-use whimbrel_wire::moving::{Received, Record, Stretch, TicketMac};
+use whimbrel_wire::moving::{MoveName, Received, Record, Refusal, Stretch, Ticket, TicketMac};
 
 use crate::Time;
+use crate::base::event::relocation::MoveEvent;
+use crate::base::flow_name::FlowName;
+use crate::base::op::PeerId;
+use crate::base::op::relocation::{
+    Dependents, Found, Gift, LeaseName, MoveOp, Moving, NotGiven, Rented, SavedAcceptance, SavedDonation, SavedHeld,
+    SavedLease, SavedTenancy,
+};
+use crate::base::output::{OpDone, OpFailed};
 use crate::bucket::Bucket;
 use crate::config::Config;
-use crate::op::PeerId;
-pub use name::FlowName;
-pub use op::{
-    Dependents, Found, Gift, LeaseName, Lending, LoadStanding, MoveDone, MoveEvent, MoveFailed, MoveName, MoveOp,
-    MoveOpId, Moving, NotGiven, Refusal, Rented, Request, SavedAcceptance, SavedDonation, SavedHeld, SavedLease,
-    SavedTenancy, Ticket,
-};
 
 use acceptor::Acceptance;
 pub use donor::READY_FOR;
@@ -120,6 +117,9 @@ enum Limit {
     /// Ops that failed and that nothing depends on but tidiness.
     Again,
 }
+
+/// Names one op, so that its result finds its way back.
+type MoveOpId = u64;
 
 /// What an op was for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -397,7 +397,7 @@ impl Moves {
     // ---- ops, events, deadlines
 
     fn op(&mut self, op: MoveOp, asked: Asked) -> MoveOpId {
-        let id = MoveOpId(self.next_op);
+        let id = self.next_op;
         self.next_op += 1;
         self.asked.insert(id, asked);
         self.ops.push_back((id, op));
@@ -432,7 +432,7 @@ impl Moves {
         self.limits.insert((when, limit));
     }
 
-    pub(crate) fn handle_done(&mut self, at: At<'_>, id: MoveOpId, result: Result<MoveDone, MoveFailed>) {
+    pub(crate) fn handle_done(&mut self, at: At<'_>, id: MoveOpId, result: Result<OpDone, OpFailed>) {
         let Some(asked) = self.asked.remove(&id) else { return };
         match asked {
             Asked::Donation(number) => self.handle_donation_done(at, number, result),
@@ -496,11 +496,11 @@ impl Moves {
         [lanes, limit].into_iter().flatten().min()
     }
 
-    fn poll_op(&mut self) -> Option<(MoveOpId, MoveOp)> {
+    pub(crate) fn poll_op(&mut self) -> Option<(MoveOpId, MoveOp)> {
         self.ops.pop_front()
     }
 
-    fn poll_event(&mut self) -> Option<MoveEvent> {
+    pub(crate) fn poll_event(&mut self) -> Option<MoveEvent> {
         self.events.pop_front()
     }
 

@@ -10,6 +10,9 @@ use whimbrel_wire::{Datagram, FlowTuple, Transport};
 
 use crate::Time;
 use crate::arrival::{Arrival, costs_too_much};
+use crate::base::event::Event;
+use crate::base::op::{BindingOp, FlowEntry, FlowOp, LocalEnd, PeerId, StoreOp, TunnelOp};
+use crate::base::output::{Asked, Output, Outputs, State, Transmit};
 use crate::community::Community;
 use crate::config::Config;
 use crate::contact::Contacts;
@@ -19,8 +22,6 @@ use crate::gateway::opened::OpenedBehind;
 use crate::looks::Looks;
 use crate::meetings::Meetings;
 use crate::migration::Moves;
-use crate::op::{Event, FlowEntry, KernelOp, LocalEnd, OpId, PeerId, Transmit};
-use crate::outcome::{Asked, State};
 use crate::peer::{Attachment, Away, Peer};
 use crate::ports::Ports;
 use crate::random::Random;
@@ -54,9 +55,8 @@ const CHECKS: u32 = 3;
 /// Datagrams that carry less than this many bytes of messages are not split.
 const DATAGRAM_LIMIT: usize = 1200;
 
-/// One host's side of the protocol. It takes events by `handle_*`, and is drained by `poll_*` after each of them:
-/// first all of [`Node::poll_transmit`], then [`Node::poll_op`], then [`Node::poll_event`]; [`Node::poll_timeout`] tells
-/// when [`Node::handle_timeout`] is due.
+/// One host's side of the protocol. It takes what happens by `handle_*`, and is drained by [`Node::poll`] after each of
+/// them; [`Node::poll_timeout`] tells when [`Node::handle_timeout`] is due.
 pub struct Node {
     pub(crate) config: Config,
     pub(crate) key: StaticKey,
@@ -106,12 +106,7 @@ pub struct Node {
     pub(crate) closed: VecDeque<(Time, FlowTuple)>,
     pub(crate) timers: Timers,
     pub(crate) next_peer: u32,
-    next_op: u64,
-    transmits: VecDeque<Transmit>,
-    ops: VecDeque<(OpId, KernelOp)>,
-    events: VecDeque<Event>,
-    /// What each op that may fail was for.
-    pub(crate) asked: HashMap<OpId, Asked>,
+    pub(crate) output: Outputs,
     /// What could not be made so, and how often that was tried again.
     pub(crate) failed: BTreeSet<State>,
     pub(crate) mended: u32,
@@ -169,11 +164,7 @@ impl Node {
             closed: VecDeque::new(),
             timers: Timers::default(),
             next_peer: 1,
-            next_op: 1,
-            transmits: VecDeque::new(),
-            ops: VecDeque::new(),
-            events: VecDeque::new(),
-            asked: HashMap::new(),
+            output: Outputs::default(),
             failed: BTreeSet::new(),
             mended: 0,
             pairs: HashMap::new(),
@@ -404,8 +395,8 @@ impl Node {
                 peer.remove_flow(flow, entry);
             }
 
-            self.op(KernelOp::RemoveFlow { flow: *flow }, Some(Asked::Effect("removing a flow")));
-            self.event(Event::FlowGone { flow: *flow, peer: entry.peer });
+            self.output.ask(FlowOp::Remove { flow: *flow }, Asked::Effect("removing a flow"));
+            self.output.event(Event::FlowGone { flow: *flow, peer: entry.peer });
         }
     }
 
@@ -540,7 +531,7 @@ impl Node {
         for slot in std::mem::take(&mut peer.sessions) {
             let receive_index = slot.session.local_index();
             self.by_index.remove(&receive_index);
-            self.op(KernelOp::RemoveTunnelKeys { receive_index }, Some(Asked::Effect("dropping tunnel keys")));
+            self.output.ask(TunnelOp::RemoveKeys { receive_index }, Asked::Effect("dropping tunnel keys"));
         }
     }
 
@@ -581,8 +572,8 @@ impl Node {
         ] {
             self.timers.stop(timer);
         }
-        self.op(KernelOp::RemoveBinding { peer: id }, Some(Asked::Effect("removing a binding")));
-        self.op(KernelOp::ForgetPeer { key: peer.key }, Some(Asked::Effect("forgetting a peer")));
+        self.output.ask(BindingOp::Remove { peer: id }, Asked::Effect("removing a binding"));
+        self.output.ask(StoreOp::ForgetPeer { key: peer.key }, Asked::Effect("forgetting a peer"));
         if peer.is_in_sets() {
             self.refresh_sets();
         }
@@ -675,7 +666,7 @@ impl Node {
         }
         for receive_index in ended {
             self.by_index.remove(&receive_index);
-            self.op(KernelOp::RemoveTunnelKeys { receive_index }, Some(Asked::Effect("dropping tunnel keys")));
+            self.output.ask(TunnelOp::RemoveKeys { receive_index }, Asked::Effect("dropping tunnel keys"));
         }
         self.refresh_listening(now);
         if more {
@@ -744,7 +735,7 @@ impl Node {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let Some(slot) = peer.sessions.iter_mut().find(|slot| slot.session.local_index() == index) else { return };
         let Ok(payload) = slot.session.seal(plaintext) else { return };
-        self.transmit(Transmit { source, destination: to, payload });
+        self.output.transmit(Transmit { source, destination: to, payload });
     }
 
     fn send_plaintext(&mut self, id: PeerId, source: Option<IpAddr>, to: SocketAddr, plaintext: &[u8]) {
@@ -757,46 +748,13 @@ impl Node {
         }
         let Some(slot) = peer.session() else { return };
         let Ok(payload) = slot.session.seal(plaintext) else { return };
-        self.transmit(Transmit { source, destination: to, payload });
+        self.output.transmit(Transmit { source, destination: to, payload });
     }
 
-    pub(crate) fn transmit(&mut self, transmit: Transmit) {
-        self.transmits.push_back(transmit);
-    }
-
-    pub(crate) fn event(&mut self, event: Event) {
-        self.events.push_back(event);
-    }
-
-    pub(crate) fn op(&mut self, op: KernelOp, asked: Option<Asked>) -> OpId {
-        let id = OpId(self.next_op);
-        self.next_op += 1;
-        if let Some(asked) = asked {
-            self.asked.insert(id, asked);
-        }
-        self.ops.push_back((id, op));
-        id
-    }
-
-    /// Takes the next datagram to send.
-    pub fn poll_transmit(&mut self) -> Option<Transmit> {
-        self.transmits.pop_front()
-    }
-
-    /// Takes the next effect to carry out; each is answered by [`Node::handle_done`].
-    pub fn poll_op(&mut self) -> Option<(OpId, KernelOp)> {
-        self.ops.pop_front()
-    }
-
-    /// Whether there are effects to carry out.
-    #[must_use]
-    pub fn has_ops(&self) -> bool {
-        !self.ops.is_empty()
-    }
-
-    /// Takes the next event.
-    pub fn poll_event(&mut self) -> Option<Event> {
-        self.events.pop_front()
+    /// Takes the next datagram, effect or event, in the order in which they are to be seen to. Each effect is answered by
+    /// [`Node::handle_done`].
+    pub fn poll(&mut self) -> Option<Output> {
+        self.output.poll()
     }
 
     /// When [`Node::handle_timeout`] is due.

@@ -1,18 +1,17 @@
 //! What comes of the ops that the caller carries out. What failed and matters is tried again.
 
 use std::collections::{BTreeSet, HashMap};
-use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use whimbrel_wire::message::{IntroductionRefusal, Message};
-use whimbrel_wire::moving::MoveName;
 use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::Time;
+use crate::base::event::{Carried, Event};
+use crate::base::op::{Carrier, FlowOp, LocalEnd, PeerId, TunnelOp};
+use crate::base::output::{Asked, OpDone, OpFailed, OpId, State};
 use crate::flow::{Flow, Origin, Stage};
-use crate::migration::FlowName;
 use crate::node::Node;
-use crate::op::{Carried, Carrier, Event, KernelOp, LocalEnd, OpFailed, OpId, PeerId};
 use crate::peer::Peer;
 use crate::timer::Timer;
 
@@ -26,34 +25,6 @@ const CLOSED_PAUSE: Duration = Duration::from_millis(100);
 const CLOSED_AT_ONCE: usize = 128;
 const CLOSED_TOLD: u32 = 3;
 const CLOSED_MOST: usize = 65_536;
-
-/// What an op was for, where its failure matters.
-#[derive(Clone, Debug)]
-pub(crate) enum Asked {
-    /// The answer to a peer's introduction.
-    Answer(PeerId, FlowTuple),
-    FindSockets(PeerId),
-    Install(FlowTuple),
-    /// A flow that this host holds is one with its owner.
-    Lead(FlowName),
-    /// A flow that was moved here is one with its holder.
-    Adopt(MoveName),
-    Effect(&'static str),
-    /// What a peer is told once it is saved: from, to, and what.
-    Say(PeerId, Option<IpAddr>, SocketAddr, Vec<Message>),
-    /// Without it flows stand still.
-    State(&'static str, State),
-}
-
-/// State of the kernel that an op could not make so.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum State {
-    Keys(PeerId),
-    Path(PeerId),
-    Binding(PeerId),
-    Sets,
-    Listening,
-}
 
 impl Node {
     /// Introduced flows whose sockets are gone and that are still known, and how many of them are moved, of each peer.
@@ -88,8 +59,12 @@ impl Node {
     }
 
     /// The result of an op.
-    pub fn handle_done(&mut self, now: Time, id: OpId, result: Result<(), OpFailed>) {
-        let Some(asked) = self.asked.remove(&id) else { return };
+    pub fn handle_done(&mut self, now: Time, id: OpId, result: Result<OpDone, OpFailed>) {
+        let Some(asked) = self.output.answered(id) else { return };
+        if let Asked::Move(number) = asked {
+            self.with_moves(now, |moves, at| moves.handle_done(at, number, result));
+            return;
+        }
         let Err(error) = result else {
             match asked {
                 Asked::Install(flow) => self.confirm_installed(&flow),
@@ -107,19 +82,19 @@ impl Node {
                 self.forget_responding(id, &flow);
             }
             Asked::FindSockets(id) => self.note_not_found(now, id),
-            // It says so again.
-            Asked::Say(..) => {}
+            // It says so again. What moves have asked for has gone to them.
+            Asked::Say(..) | Asked::Move(_) => {}
             Asked::Install(flow) => {
                 self.undo_installed(now, &flow);
-                self.event(Event::OpFailed { what: format!("making {flow} movable"), error: error.sentence });
+                self.output.event(Event::OpFailed { what: format!("making {flow} movable"), error: error.sentence });
             }
             Asked::Lead(flow) => self.note_led(now, flow, Err(error.sentence)),
             Asked::Adopt(name) => self.note_adopted(now, name, Err(error.sentence)),
-            Asked::Effect(what) => self.event(Event::OpFailed { what: what.to_owned(), error: error.sentence }),
+            Asked::Effect(what) => self.output.event(Event::OpFailed { what: what.to_owned(), error: error.sentence }),
             Asked::State(what, state) => {
                 self.failed.insert(state);
                 self.timers.set_earlier(Timer::Mend, now + PAUSE * 2u32.pow(self.mended.min(PAUSE_DOUBLINGS)));
-                self.event(Event::OpFailed { what: what.to_owned(), error: error.sentence });
+                self.output.event(Event::OpFailed { what: what.to_owned(), error: error.sentence });
                 if let State::Binding(peer) = state {
                     self.note_binding_done(now, peer, id);
                 }
@@ -160,7 +135,7 @@ impl Node {
             sessions.map(|slot| (slot.session.local_index(), slot.session.tunnel_keys().clone(), slot.aes)).collect();
         for (receive_index, keys, aes) in all {
             let asked = Asked::State("adding tunnel keys", State::Keys(id));
-            self.op(KernelOp::AddTunnelKeys { peer: id, receive_index, keys, aes }, Some(asked));
+            self.output.ask(TunnelOp::AddKeys { peer: id, receive_index, keys, aes }, asked);
         }
         self.set_tunnel_path(id);
     }
@@ -211,7 +186,7 @@ impl Node {
             let ended = adopted && inside && flow.transport == Transport::Tcp;
             if ended && !known.closed {
                 let what = "ending a connection that its holder has ended";
-                self.op(KernelOp::Abort { flow }, Some(Asked::Effect(what)));
+                self.output.ask(FlowOp::Abort { flow }, Asked::Effect(what));
             }
             self.forget_flow(&flow);
             if let Some(entry) = entry.filter(|entry| entry.end == LocalEnd::Behind) {

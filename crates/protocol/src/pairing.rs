@@ -8,13 +8,14 @@ use whimbrel_wire::message::{Introduced, IntroductionRefusal, Message, Pairing, 
 use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::Time;
+use crate::base::event::Event;
+use crate::base::op::{FlowEntry, FlowOp, LocalEnd, Manner, PeerId, Places, SocketNumbers, Waits};
+use crate::base::output::Asked;
 use crate::flow::{Origin, Stage};
 use crate::introduction::{DECLINED, TRIES};
 use crate::node::Node;
-use crate::op::{Event, FlowEntry, KernelOp, LocalEnd, PeerId, Places, SocketNumbers, Waits};
-use crate::outcome::Asked;
 use crate::peer::NOWHERE;
-use crate::ruling::{Manner, Ruled};
+use crate::ruling::Ruled;
 use crate::timer::Timer;
 
 /// Claims of a peer that wait for a look at the sockets; what is beyond is told to come again.
@@ -152,7 +153,7 @@ impl Node {
             return;
         }
         let remote = peer.remote.ip();
-        self.op(KernelOp::FindSockets { peer: id, remote }, Some(Asked::FindSockets(id)));
+        self.output.ask(FlowOp::FindSockets { peer: id, remote }, Asked::FindSockets(id));
     }
 
     /// It is time to look at the sockets again.
@@ -175,7 +176,7 @@ impl Node {
         self.send(id, &busy);
     }
 
-    /// The sockets whose remote address is the peer's, as [`KernelOp::FindSockets`] asked for them.
+    /// The sockets whose remote address is the peer's, as [`FlowOp::FindSockets`] asked for them.
     pub fn handle_sockets(&mut self, now: Time, id: PeerId, sockets: &[SocketNumbers]) {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         peer.introductions.pairings.asked = false;
@@ -266,7 +267,8 @@ impl Node {
         }
         pairings.misses += 1;
         if pairings.misses == MISSES {
-            self.event(Event::Refused { peer: id, reason: "it claims connections by numbers that are not theirs" });
+            self.output
+                .event(Event::Refused { peer: id, reason: "it claims connections by numbers that are not theirs" });
         }
     }
 
@@ -327,7 +329,8 @@ impl Node {
         }
         match &known.stage {
             Stage::Introduced { entry, .. } if entry.peer != id => {
-                self.event(Event::Refused { peer: id, reason: "a flow that it introduced belongs to another peer" });
+                self.output
+                    .event(Event::Refused { peer: id, reason: "a flow that it introduced belongs to another peer" });
                 return Some(answer(claim, IntroductionRefusal::Refused));
             }
             Stage::Introduced { origin: Origin::Paired { introducer_nonce, .. }, .. } if *introducer_nonce == nonce => {
@@ -406,7 +409,8 @@ impl Node {
         let name = name.filter(|name| !peer.has_another_named(*name, &flow));
         let differs = expected.iter().zip(proof).fold(0, |differs, (a, b)| differs | (a ^ b));
         if differs != 0 || introduced.tuple.transport != flow.transport {
-            self.event(Event::Refused { peer: id, reason: "it claims a connection by numbers that are not its own" });
+            self.output
+                .event(Event::Refused { peer: id, reason: "it claims a connection by numbers that are not its own" });
             self.fail_introduction(now, &flow, STRIPPED);
         } else if let Some(name) = name.filter(|_| home == peer.places && home.peer != NOWHERE) {
             let entry = FlowEntry {

@@ -6,9 +6,10 @@ use whimbrel_wire::message::Message;
 
 use crate::Time;
 use crate::arrival::Arrival;
+use crate::base::event::Event;
+use crate::base::op::{Carrier, PeerId};
 use crate::gateway::attached;
 use crate::node::Node;
-use crate::op::{Carrier, Event, PeerId};
 use crate::timer::Timer;
 
 /// Unanswered challenges after which a candidate place is given up.
@@ -70,7 +71,7 @@ impl Node {
                 if !std::mem::replace(&mut candidate.doubted, true) {
                     let reason =
                         "its new place does not answer the path challenge, so its connections stay at the former one";
-                    self.event(Event::Refused { peer: id, reason });
+                    self.output.event(Event::Refused { peer: id, reason });
                     self.put_binding_in_force(now, id);
                 }
                 return;
@@ -83,7 +84,7 @@ impl Node {
             // Nobody there. The flows wait for the next update, or for anything to come from there.
             peer.carrier = Carrier::Hold;
             self.put_binding_in_force(now, id);
-            self.event(Event::Refused { peer: id, reason: "its new place does not answer the path challenge" });
+            self.output.event(Event::Refused { peer: id, reason: "its new place does not answer the path challenge" });
             return;
         }
         let (token, to, tries, source) = (candidate.token, candidate.remote, candidate.tries, peer.source);
@@ -179,7 +180,7 @@ impl Node {
             self.lead_flows(now, id);
             if flows > 0 {
                 let carried = self.carried(id);
-                self.event(Event::PeerMoved { peer: id, to: candidate.remote, translated, flows, carried });
+                self.output.event(Event::PeerMoved { peer: id, to: candidate.remote, translated, flows, carried });
             }
         } else {
             if self.peers.get(&id).is_some_and(|peer| peer.carrier == Carrier::Hold) {
@@ -195,7 +196,7 @@ impl Node {
             self.wake_senders(now, id, false);
         }
         let carried = self.carried(id);
-        self.event(Event::PathConfirmed { peer: id, remote: candidate.remote, round_trip, carried });
+        self.output.event(Event::PathConfirmed { peer: id, remote: candidate.remote, round_trip, carried });
     }
 
     /// P-26: the peer's NAT gave it another mapping. `answered`: bytes of messages that went there already.

@@ -9,9 +9,10 @@ use whimbrel_wire::FlowTuple;
 use whimbrel_wire::hello::Capabilities;
 
 use crate::Time;
+use crate::base::op::{Binding, Carrier, FlowEntry, KnownPlace, LocalEnd, PeerId, Places, SavedPeer};
+use crate::base::output::OpId;
 use crate::flow::Responding;
 use crate::node::FORMER;
-use crate::op::{Binding, Carrier, FlowEntry, KnownPlace, LocalEnd, OpId, PeerId, Places, SavedPeer};
 use crate::pairing::Pairings;
 use crate::path::{Awaited, Candidate};
 use crate::pending_update::{Meanwhile, PendingUpdate};

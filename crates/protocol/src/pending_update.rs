@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use crate::Time;
-use crate::op::Binding;
+use crate::base::op::Binding;
 use crate::peer::Attachment;
 
 /// A binding update of ours that was not acknowledged yet.

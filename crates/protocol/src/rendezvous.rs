@@ -9,10 +9,11 @@ use whimbrel_wire::message::{MAX_REGISTERED, MeetingTag, Message, RegistrationCh
 
 use crate::Time;
 use crate::arrival::Arrival;
+use crate::base::event::Event;
+use crate::base::op::PeerId;
 use crate::bucket::Bucket;
 use crate::contact::{Contact, SILENCE, SILENCE_LONGEST};
 use crate::node::Node;
-use crate::op::{Event, PeerId};
 use crate::peer::Peer;
 use crate::timer::Timer;
 
@@ -462,7 +463,7 @@ impl Node {
         // It was said truly, so there may be more of it.
         found.budget = Bucket::of(BUDGET, BUDGET_PAUSE);
         let (remote, rendezvous) = (found.endpoint, found.by);
-        self.event(Event::PeerFound { peer: id, remote, rendezvous });
+        self.output.event(Event::PeerFound { peer: id, remote, rendezvous });
     }
 
     /// An answer to a challenge that went to where a peer was said to be: it is there. Tells whether it was one.

@@ -4,10 +4,10 @@ use whimbrel_wire::FlowTuple;
 
 use crate::Time;
 use crate::absence::VANISHED;
+use crate::base::op::{FlowEntry, FlowOp, LocalEnd, PeerId, SavedPeer};
+use crate::base::output::Asked;
 use crate::flow::Flow;
 use crate::node::{IDLE, Node};
-use crate::op::{FlowEntry, KernelOp, LocalEnd, PeerId, SavedPeer};
-use crate::outcome::Asked;
 use crate::peer::Peer;
 use crate::timer::Timer;
 
@@ -24,7 +24,7 @@ impl Node {
         for (flow, entry) in flows {
             let spoken_for = entry.end != LocalEnd::Passing || self.is_behind(flow.local.ip());
             let Some(peer) = self.peers.get_mut(&entry.peer).filter(|_| spoken_for) else {
-                self.op(KernelOp::RemoveFlow { flow }, Some(Asked::Effect("removing a flow of nobody")));
+                self.output.ask(FlowOp::Remove { flow }, Asked::Effect("removing a flow of nobody"));
                 continue;
             };
             peer.add_flow(flow, &entry);

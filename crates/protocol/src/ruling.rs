@@ -4,33 +4,12 @@ use whimbrel_handshake::PublicKey;
 use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::Time;
+use crate::base::event::Event;
+use crate::base::op::{FlowOp, Manner, PeerId};
+use crate::base::output::Asked;
 use crate::contact::Contact;
 use crate::flow::Stage;
 use crate::node::Node;
-use crate::op::{Event, KernelOp, PeerId};
-use crate::outcome::Asked;
-
-/// Which addresses programs are shown for a flow that has moved.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum View {
-    /// Those that its sockets were made with.
-    #[default]
-    Virtual,
-    /// Those where the two ends are now.
-    Real,
-    /// The former; and they go on to stand for the two ends in what the same program opens later.
-    Lasting,
-}
-
-/// How a flow is treated once it is introduced. It goes with the flow to the data plane and the journal, and means nothing
-/// to the protocol.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Manner {
-    /// What is shown of it.
-    pub view: View,
-    /// Whether it is given up where, after a move, somebody else opens a connection under its very names.
-    pub gives_way: bool,
-}
 
 /// What is wanted for a flow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -129,10 +108,10 @@ impl Node {
             return self.handle_datagram_claim(now, flow, &entry);
         }
         let given_up = entry.manner.gives_way;
-        self.event(Event::Claimed { flow, peer: entry.peer, given_up });
+        self.output.event(Event::Claimed { flow, peer: entry.peer, given_up });
         if given_up {
             // The reset takes the way that the data plane still knows.
-            self.op(KernelOp::Abort { flow }, Some(Asked::Effect("aborting a connection")));
+            self.output.ask(FlowOp::Abort { flow }, Asked::Effect("aborting a connection"));
             self.forget_flow(&flow);
             self.idle_later(now, entry.peer);
             self.refresh_sets();

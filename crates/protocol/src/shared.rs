@@ -7,8 +7,8 @@ use std::time::Duration;
 use whimbrel_handshake::PublicKey;
 
 use crate::Time;
+use crate::base::op::{Binding, Carrier, PeerId};
 use crate::node::Node;
-use crate::op::{Binding, Carrier, PeerId};
 use crate::peer::Peer;
 use crate::timer::Timer;
 

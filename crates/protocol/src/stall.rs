@@ -7,8 +7,9 @@ use std::time::Duration;
 use whimbrel_wire::FlowTuple;
 
 use crate::Time;
+use crate::base::event::Event;
+use crate::base::op::{Carrier, PeerId};
 use crate::node::Node;
-use crate::op::{Carrier, Event, PeerId};
 use crate::peer::CarrierProbe;
 use crate::timer::Timer;
 
@@ -105,6 +106,6 @@ impl Node {
         peer.probe = CarrierProbe::default();
         self.timers.stop(Timer::Probe(id));
         self.uproot_all(now, id, true);
-        self.event(Event::CarrierChanged { peer: id, carrier: Carrier::Tunnel });
+        self.output.event(Event::CarrierChanged { peer: id, carrier: Carrier::Tunnel });
     }
 }

@@ -9,10 +9,11 @@ use whimbrel_wire::message::{MAX_PASSED_ON, MAX_STOOD_IN, Message, StandInStatus
 
 use crate::Time;
 use crate::arrival::Arrival;
+use crate::base::event::Event;
+use crate::base::op::{AddressOp, PeerId};
+use crate::base::output::Asked;
 use crate::bucket::Bucket;
 use crate::node::Node;
-use crate::op::{Event, KernelOp, PeerId};
-use crate::outcome::Asked;
 use crate::peer::{NOWHERE, Peer};
 use crate::timer::Timer;
 
@@ -174,7 +175,7 @@ impl Node {
             self.stand_ins.asked.remove(&id);
         }
         for (address, status) in news {
-            self.event(Event::StoodInFor { by: id, address, status });
+            self.output.event(Event::StoodInFor { by: id, address, status });
         }
         self.check_later(now, id);
     }
@@ -238,7 +239,7 @@ impl Node {
                 None => {
                     self.stand_ins.stands.insert(*address, id);
                     self.stand_ins.budgets.entry(*address).or_insert_with(|| Bucket::of(BUDGET, BUDGET_PAUSE));
-                    self.event(Event::StandsIn { peer: id, address: *address });
+                    self.output.event(Event::StandsIn { peer: id, address: *address });
                     StandInStatus::Accepted
                 }
             };
@@ -254,7 +255,7 @@ impl Node {
     fn stand(&mut self, before: &[IpAddr]) {
         if !self.stand_ins.stands.keys().eq(before) {
             let addresses = self.stand_ins.stands.keys().copied().collect();
-            self.op(KernelOp::StandIn { addresses }, Some(Asked::Effect("standing in for hosts that have left")));
+            self.output.ask(AddressOp::StandIn { addresses }, Asked::Effect("standing in for hosts that have left"));
         }
     }
 
@@ -277,7 +278,7 @@ impl Node {
         let Some(peer) = self.stand_ins.stands.remove(&address) else { return };
         self.stand(&before);
         self.send(peer, &[Message::StandingIn { addresses: vec![(address, reason)] }]);
-        self.event(Event::StoodAside { peer, address, reason });
+        self.output.event(Event::StoodAside { peer, address, reason });
     }
 
     /// A peer is forgotten.

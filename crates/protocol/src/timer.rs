@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 
 use crate::Time;
-use crate::op::PeerId;
+use crate::base::op::PeerId;
 
 /// What is due. One deadline for each key; setting it again moves it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

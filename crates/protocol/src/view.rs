@@ -9,9 +9,9 @@ use whimbrel_wire::FlowTuple;
 use whimbrel_wire::hello::Capabilities;
 
 use crate::Time;
+use crate::base::op::{Carrier, FlowEntry, LocalEnd, PeerId, Places};
 use crate::flow::{Flow, FlowView};
 use crate::node::Node;
-use crate::op::{Carrier, FlowEntry, LocalEnd, PeerId};
 use crate::peer::{Away, Peer};
 
 /// A peer as `whimbrel peers` and `whimbrel paths` show it.
@@ -34,7 +34,7 @@ pub struct PeerView {
     /// Smoothed round trip.
     pub round_trip: Option<Duration>,
     /// Places now.
-    pub places: crate::op::Places,
+    pub places: Places,
     /// How moved flows are carried.
     pub carrier: Carrier,
     /// Whether addresses are translated on the way.
@@ -128,7 +128,7 @@ impl Node {
             self.unintroduced.values().map(BTreeSet::len).sum(),
             self.young.len(),
             self.closed.len(),
-            self.asked.len(),
+            self.output.awaited(),
             self.by_index.len(),
             self.by_key.len(),
             self.listening.len(),

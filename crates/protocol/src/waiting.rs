@@ -8,10 +8,11 @@ use whimbrel_wire::message::{MAX_WAITING, Message};
 
 use crate::Time;
 use crate::absence::{LOOK_PAUSE, LOOK_PAUSE_LONGEST};
+use crate::base::event::Event;
+use crate::base::op::{FlowOp, PeerId, Waits};
+use crate::base::output::Asked;
 use crate::flow::Stage;
 use crate::node::Node;
-use crate::op::{Event, KernelOp, PeerId, Waits};
-use crate::outcome::Asked;
 use crate::peer::Away;
 use crate::timer::Timer;
 
@@ -163,10 +164,7 @@ impl Node {
             peer.waiting.flows += usize::from(entry.waits.any());
             peer.waiting.flows -= usize::from(before.any());
         }
-        self.op(
-            KernelOp::InstallFlow { flow: *flow, entry },
-            Some(Asked::Effect("having a connection wait, or go on")),
-        );
+        self.output.ask(FlowOp::Install { flow: *flow, entry }, Asked::Effect("having a connection wait, or go on"));
         true
     }
 
@@ -187,7 +185,7 @@ impl Node {
 
     fn event_of_waiting(&mut self, id: PeerId, wait: bool, by_peer: bool, flows: Vec<FlowTuple>) {
         let waiting = self.peers.get(&id).map_or(0, |peer| peer.waiting.flows);
-        self.event(Event::Waiting { peer: id, wait, by_peer, flows, waiting });
+        self.output.event(Event::Waiting { peer: id, wait, by_peer, flows, waiting });
     }
 
     /// Flows go on: their senders are woken.

@@ -5,7 +5,9 @@ use std::net::{IpAddr, SocketAddr};
 
 use std::time::Duration;
 
-use whimbrel_protocol::{Binding, Carrier, FlowEntry, KernelOp, LocalEnd, PeerId, Time, TunnelPath};
+use whimbrel_protocol::{
+    AddressOp, Binding, BindingOp, Carrier, FlowEntry, FlowOp, LocalEnd, Op, PeerId, Time, TunnelOp, TunnelPath,
+};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::world::FlowId;
@@ -105,48 +107,63 @@ impl Default for DataPlane {
 
 impl DataPlane {
     /// Carries out what concerns the maps and the tunnel.
-    pub(crate) fn apply(&mut self, now: Time, op: &KernelOp) {
+    pub(crate) fn apply(&mut self, now: Time, op: &Op) {
         match op {
-            KernelOp::ListenForIntroductions { indices } => self.listening = indices.iter().copied().collect(),
-            KernelOp::InstallFlow { flow, entry } => self.install(*flow, *entry),
-            KernelOp::RemoveFlow { flow } => self.remove(flow),
-            KernelOp::SetBinding { peer, binding, moved } => self.bind(now, *peer, binding.clone(), *moved),
-            KernelOp::RemoveBinding { peer } => {
+            Op::Flow(op) => self.apply_to_flows(op),
+            Op::Binding(op) => self.apply_to_bindings(now, op),
+            Op::Address(op) => self.apply_to_addresses(op),
+            Op::Tunnel(op) => self.apply_to_tunnel(op),
+            Op::Store(_) | Op::Move(_) => {}
+        }
+    }
+
+    fn apply_to_flows(&mut self, op: &FlowOp) {
+        match op {
+            FlowOp::ListenForIntroductions { indices } => self.listening = indices.iter().copied().collect(),
+            FlowOp::Install { flow, entry } => self.install(*flow, *entry),
+            FlowOp::Remove { flow } => self.remove(flow),
+            FlowOp::Introduce { .. }
+            | FlowOp::FindSockets { .. }
+            | FlowOp::AskNatively { .. }
+            | FlowOp::Expect { .. }
+            | FlowOp::Reset { .. }
+            | FlowOp::Abort { .. } => {}
+        }
+    }
+
+    fn apply_to_bindings(&mut self, now: Time, op: &BindingOp) {
+        match op {
+            BindingOp::Set { peer, binding, moved } => self.bind(now, *peer, binding.clone(), *moved),
+            BindingOp::Remove { peer } => {
                 self.bindings.remove(peer);
                 self.locators.retain(|_, of| of != peer);
                 self.paths.remove(peer);
             }
-            KernelOp::KeepAddresses { addresses } => self.kept = addresses.iter().copied().collect(),
-            KernelOp::ReachPeers { addresses } => {
-                self.reached = addresses.iter().map(|(address, _)| *address).collect()
-            }
-            KernelOp::StandIn { addresses } => self.standing_in = addresses.iter().copied().collect(),
-            KernelOp::AddTunnelKeys { peer, receive_index, .. } => {
+            BindingOp::Probe { .. } | BindingOp::Kick { .. } => {}
+        }
+    }
+
+    fn apply_to_addresses(&mut self, op: &AddressOp) {
+        match op {
+            AddressOp::Keep { addresses } => self.kept = addresses.iter().copied().collect(),
+            AddressOp::Reach { addresses } => self.reached = addresses.iter().map(|(address, _)| *address).collect(),
+            AddressOp::StandIn { addresses } => self.standing_in = addresses.iter().copied().collect(),
+            // A simulated host sends from each address by the link that has it in any case.
+            AddressOp::LeaveFrom { .. } => {}
+        }
+    }
+
+    fn apply_to_tunnel(&mut self, op: &TunnelOp) {
+        match op {
+            TunnelOp::AddKeys { peer, receive_index, .. } => {
                 self.keys.insert(*receive_index, *peer);
             }
-            KernelOp::RemoveTunnelKeys { receive_index } => {
+            TunnelOp::RemoveKeys { receive_index } => {
                 self.keys.remove(receive_index);
             }
-            KernelOp::SetTunnelPath { peer, path, .. } => {
+            TunnelOp::SetPath { peer, path, .. } => {
                 self.paths.insert(*peer, path.clone());
             }
-            // A simulated host sends from each address by the link that has it in any case.
-            KernelOp::LeaveFrom { .. }
-            | KernelOp::Introduce { .. }
-            | KernelOp::FindSockets { .. }
-            | KernelOp::AskNatively { .. }
-            | KernelOp::ExpectFlow { .. }
-            | KernelOp::Reset { .. }
-            | KernelOp::Abort { .. }
-            | KernelOp::Probe { .. }
-            | KernelOp::Kick { .. }
-            | KernelOp::SavePeer(_)
-            | KernelOp::SaveSuspended(_)
-            | KernelOp::SaveCommunity(_)
-            | KernelOp::ForgetCommunity
-            | KernelOp::ForgetPeer { .. }
-            | KernelOp::SaveLeft { .. }
-            | KernelOp::RememberKey { .. } => {}
         }
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use whimbrel_handshake::{PublicKey, StaticKey};
 use whimbrel_protocol::{
-    Attachment, Config, FlowEntry, FlowName, KernelOp, LocalEnd, MoveName, Node, OpId, PeerId, Routes, SavedCommunity,
+    Attachment, Config, FlowEntry, FlowName, LocalEnd, MoveName, Node, Op, OpId, PeerId, Routes, SavedCommunity,
     SavedPeer, Time,
 };
 use whimbrel_wire::FlowTuple;
@@ -86,7 +86,7 @@ pub struct Host {
     pub(crate) next_port: u16,
     pub(crate) timer_at: Option<Time>,
     /// Ops that take time, oldest first.
-    pub(crate) under_way: VecDeque<(OpId, KernelOp)>,
+    pub(crate) under_way: VecDeque<(OpId, Op)>,
     /// Flows whose sockets its daemon has ended.
     pub(crate) reset: Vec<FlowTuple>,
     /// Control datagrams that came while no daemon ran.

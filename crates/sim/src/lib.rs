@@ -10,6 +10,7 @@
 //! network.rs    access networks and the core between them; links that delay, lose, duplicate, reorder
 //! nat.rs        address translation and stateful filtering
 //! dataplane.rs  the maps and programs of one host: native, rewritten, tunnelled, held
+//! drain.rs      in which order a daemon sees to what its node gives out
 //! host.rs       one host: sockets, attachments, what outlives its daemon
 //! relocation.rs connections whose sockets change hosts
 //! world.rs      the event loop; carries packets, runs the nodes, carries out what they ask for
@@ -24,6 +25,7 @@
 #![forbid(unsafe_code)]
 
 mod dataplane;
+mod drain;
 mod faults;
 mod host;
 mod ledger;
@@ -37,6 +39,7 @@ mod speaker;
 mod world;
 
 pub use dataplane::{DataPlane, Guards, Verdict};
+pub use drain::Drain;
 pub use faults::{Faults, Mutation, Parting};
 pub use host::{Host, HostId, Powers};
 pub use ledger::{Kind, Violation};

@@ -12,7 +12,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use whimbrel_protocol::{
-    Config, Event, FlowState, FlowView, MoveEvent, Node, PeerView, RendezvousStanding, Routes, StandInStatus, Time,
+    Config, Event, FlowState, FlowView, Node, PeerView, RendezvousStanding, Routes, StandInStatus, Time,
 };
 use whimbrel_wire::{FlowTuple, Transport};
 
@@ -20,6 +20,7 @@ use due::{Due, What};
 use owners::{Owners, Watch};
 
 use crate::dataplane::Verdict;
+use crate::drain::Drain;
 use crate::faults::{Faults, Mutation};
 use crate::host::{Attached, Host, HostId};
 use crate::ledger::{Kind, Ledger, Violation};
@@ -90,6 +91,8 @@ pub struct World {
     pub(crate) ledger: Ledger,
     /// What goes wrong on purpose.
     pub faults: Faults,
+    /// In which order daemons see to what their nodes give out.
+    pub drain: Drain,
     /// Copies of sockets that wait for their fate outlive the daemon, as those of whole processes do.
     pub lasting: bool,
     /// Whether what is between the hosts strips options that it does not know from TCP segments.
@@ -121,8 +124,6 @@ pub struct World {
     aloud: bool,
     /// Events of all nodes.
     pub events: Vec<(Time, HostId, Event)>,
-    /// The same, of sockets that move.
-    pub move_events: Vec<(Time, HostId, MoveEvent)>,
 }
 
 impl World {
@@ -145,6 +146,7 @@ impl World {
             snapshot_length: 24,
             ledger: Ledger::default(),
             faults: Faults::default(),
+            drain: Drain::drawn(seed),
             lasting: false,
             strips_options: false,
             same_numbers: false,
@@ -164,7 +166,6 @@ impl World {
             tracing: true,
             aloud: std::env::var_os("WHIMBREL_SIM_TRACE").is_some(),
             events: Vec::new(),
-            move_events: Vec::new(),
         }
     }
 

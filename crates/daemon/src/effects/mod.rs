@@ -34,12 +34,16 @@ use whimbrel_kernel::sock_diag::SockDiag;
 use whimbrel_kernel::source_way::SourceWay;
 use whimbrel_kernel::sysctl;
 use whimbrel_kernel::tun::Tun;
-use whimbrel_protocol::{Binding, Carrier, FlowEntry, KernelOp, LocalEnd, OpFailed, OpId, PeerId, SocketNumbers, Time};
+use whimbrel_protocol::{
+    AddressOp, Binding, BindingOp, Carrier, FlowEntry, FlowOp, LocalEnd, Op, OpDone, OpFailed, OpId, PeerId,
+    SocketNumbers, StoreOp, Time, TunnelOp,
+};
 use whimbrel_transform::Algorithm;
 use whimbrel_tunnel::{PathError, Peer, Tunnel};
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::introduction::Introduction;
 
+use crate::community_file::{CommunityFile, CommunityFileError};
 use crate::helpers::Helpers;
 use crate::journal::{Journal, JournalError};
 use crate::known_keys::{KnownKeys, KnownKeysError};
@@ -89,6 +93,8 @@ pub(crate) enum Failure {
     #[error(transparent)]
     KnownKeys(#[from] KnownKeysError),
     #[error(transparent)]
+    Community(#[from] CommunityFileError),
+    #[error(transparent)]
     Tunnel(#[from] PathError),
     #[error("{0} has no socket any more")]
     NoSocket(FlowTuple),
@@ -98,12 +104,20 @@ pub(crate) enum Failure {
     NoThread(String),
 }
 
+/// What outlives the daemon on disk.
+pub(crate) struct Stores {
+    pub(crate) journal: Journal,
+    pub(crate) known_keys: KnownKeys,
+    pub(crate) community_file: CommunityFile,
+}
+
 /// Everything that the node's wishes become real through.
 pub(crate) struct Effects {
     pub(crate) datapath: Datapath,
     pub(crate) tunnel: Tunnel,
     pub(crate) journal: Journal,
     pub(crate) known_keys: KnownKeys,
+    community_file: CommunityFile,
     pub(crate) network: NetworkState,
     addresses: Addresses,
     injector: Injector,
@@ -158,8 +172,7 @@ impl Effects {
     pub(crate) fn new(
         mut datapath: Datapath,
         tunnel: Tunnel,
-        journal: Journal,
-        known_keys: KnownKeys,
+        stores: Stores,
         helpers: Helpers,
         run_dir: &Path,
         kick: bool,
@@ -176,8 +189,9 @@ impl Effects {
             filters: false,
             datapath,
             tunnel,
-            journal,
-            known_keys,
+            journal: stores.journal,
+            known_keys: stores.known_keys,
+            community_file: stores.community_file,
             network: NetworkState::default(),
             hooks: Hooks::default(),
             listening: Listening::default(),
@@ -239,7 +253,7 @@ impl Effects {
 
     /// Carries out ops in order and gives what came of each. What follows from them for all that is around them is
     /// [`Effects::follow_up`]'s, so that peers who wait for a result need not wait for that.
-    pub(crate) fn carry_out(&mut self, now: Time, ops: Vec<(OpId, KernelOp)>) -> Vec<(OpId, Result<(), OpFailed>)> {
+    pub(crate) fn carry_out(&mut self, now: Time, ops: Vec<(OpId, Op)>) -> Vec<(OpId, Result<OpDone, OpFailed>)> {
         // One look at the sockets serves all ops that are queued together.
         let mut snapshot = Snapshot::default();
         let mut results = Vec::with_capacity(ops.len());
@@ -248,35 +262,44 @@ impl Effects {
         self.spared = if self.kick { ops.iter().filter_map(wakes).collect() } else { BTreeSet::new() };
         let mut going_on: Vec<(PeerId, bool)> = ops.iter().filter_map(|(_, op)| kicked(op)).collect();
         for (id, op) in ops {
-            self.surroundings_changed |= matches!(
-                op,
-                KernelOp::SetBinding { .. }
-                    | KernelOp::RemoveBinding { .. }
-                    | KernelOp::KeepAddresses { .. }
-                    | KernelOp::LeaveFrom { .. }
-                    | KernelOp::ReachPeers { .. }
-                    | KernelOp::SetTunnelPath { .. }
-            );
             let Some(op) = self.postpone(now, op) else {
-                results.push((id, Ok(())));
+                results.push((id, Ok(OpDone::Done)));
                 continue;
             };
-            // A sender that is woken must find its way prepared, and be found.
-            if let KernelOp::Kick { .. } = op {
-                if std::mem::take(&mut self.surroundings_changed) {
-                    self.settle_or_retry(now);
-                }
-                // One look at the sockets serves all whose flows go on.
-                if !going_on.is_empty() {
-                    self.go_on(now, &std::mem::take(&mut going_on), &mut snapshot);
-                }
-            }
             tracing::debug!(id = id.0, op = %Shown(&op), "op");
-            let result = self.carry_out_one(now, op, &mut snapshot);
-            results.push((id, result.map_err(|failure| OpFailed { sentence: failure.to_string() })));
+            let result = match op {
+                Op::Flow(op) => self.carry_out_on_flow(now, op, &mut snapshot),
+                Op::Binding(op) => {
+                    // One look at the sockets serves all whose flows go on.
+                    if matches!(op, BindingOp::Kick { .. }) {
+                        self.prepare_kick(now, &mut going_on, &mut snapshot);
+                    }
+                    self.carry_out_on_binding(now, op, &mut snapshot)
+                }
+                Op::Address(op) => {
+                    self.carry_out_on_addresses(now, op);
+                    Ok(())
+                }
+                Op::Tunnel(op) => self.carry_out_on_tunnel(now, op),
+                Op::Store(op) => self.store(op),
+                // The loop carries these out, behind all others.
+                Op::Move(_) => Ok(()),
+            };
+            let failed = |failure: Failure| OpFailed { refusal: None, sentence: failure.to_string() };
+            results.push((id, result.map(|()| OpDone::Done).map_err(failed)));
         }
         self.write_journal();
         results
+    }
+
+    /// A sender that is woken must find its way prepared, and be found.
+    fn prepare_kick(&mut self, now: Time, going_on: &mut Vec<(PeerId, bool)>, snapshot: &mut Snapshot) {
+        if std::mem::take(&mut self.surroundings_changed) {
+            self.settle_or_retry(now);
+        }
+        if !going_on.is_empty() {
+            self.go_on(now, &std::mem::take(going_on), snapshot);
+        }
     }
 
     /// Writes down what was said, if it can be: what was done stays done.
@@ -310,16 +333,16 @@ impl Effects {
         std::mem::take(&mut self.found)
     }
 
-    fn carry_out_one(&mut self, now: Time, op: KernelOp, snapshot: &mut Snapshot) -> Result<(), Failure> {
+    fn carry_out_on_flow(&mut self, now: Time, op: FlowOp, snapshot: &mut Snapshot) -> Result<(), Failure> {
         match op {
-            KernelOp::ListenForIntroductions { indices } => {
+            FlowOp::ListenForIntroductions { indices } => {
                 // Strangers change the list as often as they like; what is around it depends on whether there is one.
                 self.surroundings_changed |= self.hooks.note_introducing(!indices.is_empty());
                 self.listening.set(&self.datapath, indices)?;
                 // The peer begins as soon as it is told that we look.
                 self.apply_hooks()?;
             }
-            KernelOp::Introduce { flow, end, index, nonce } => {
+            FlowOp::Introduce { flow, end, index, nonce } => {
                 let behind = end == LocalEnd::Passing;
                 let introduction = Introduction { index, nonce };
                 if self.is_in_endpoint(&flow) {
@@ -331,31 +354,41 @@ impl Effects {
                 }
                 introductions::introduce(injector, datapath, connections, snapshot, flow, introduction)?;
             }
-            KernelOp::FindSockets { peer, remote } => {
+            FlowOp::FindSockets { peer, remote } => {
                 self.found.push((peer, snapshot.numbers_of(&self.datapath, &mut self.connections, remote)?));
             }
             // A reset from outside would have to find its way into the namespace.
-            KernelOp::Reset { flow } if self.is_in_endpoint(&flow) => self.abort(&flow)?,
-            KernelOp::Reset { flow } => {
+            FlowOp::Reset { flow } if self.is_in_endpoint(&flow) => self.abort(&flow)?,
+            FlowOp::Reset { flow } => {
                 // A socket that is gone by itself needs no reset.
                 if let Some(socket) = snapshot.socket(&self.datapath, &flow)? {
                     self.injector.reset(&flow, socket.rcv_nxt)?;
                 }
             }
-            KernelOp::Abort { flow } => self.abort(&flow)?,
-            KernelOp::ExpectFlow { flow, from: Some(peer) } => self.tunnel.expect_flow(flow, vec![Peer(peer.0)]),
-            KernelOp::ExpectFlow { flow, from: None } => self.tunnel.forget_expected(&flow),
-            KernelOp::AskNatively { flow } => {
+            FlowOp::Abort { flow } => self.abort(&flow)?,
+            FlowOp::Expect { flow, from: Some(peer) } => self.tunnel.expect_flow(flow, vec![Peer(peer.0)]),
+            FlowOp::Expect { flow, from: None } => self.tunnel.forget_expected(&flow),
+            FlowOp::AskNatively { flow } => {
                 let helped = self.helping.helpers.numbers_of_peer(&flow);
                 introductions::ask(&self.injector, &mut self.datapath, snapshot, flow, helped)?;
             }
-            KernelOp::Probe { wire, index, nonce } => {
+            FlowOp::Install { flow, entry } => self.install_flow(now, flow, entry)?,
+            FlowOp::Remove { flow } => self.remove_flow(now, flow)?,
+        }
+        Ok(())
+    }
+
+    fn carry_out_on_binding(&mut self, now: Time, op: BindingOp, snapshot: &mut Snapshot) -> Result<(), Failure> {
+        match op {
+            BindingOp::Probe { wire, index, nonce } => {
                 introductions::probe(&self.injector, wire, Introduction { index, nonce })?;
             }
-            KernelOp::InstallFlow { flow, entry } => self.install_flow(now, flow, entry)?,
-            KernelOp::RemoveFlow { flow } => self.remove_flow(now, flow)?,
-            KernelOp::SetBinding { peer, binding, moved } => self.set_binding(now, peer, binding, moved)?,
-            KernelOp::RemoveBinding { peer } => {
+            BindingOp::Set { peer, binding, moved } => {
+                self.surroundings_changed = true;
+                self.set_binding(now, peer, binding, moved)?;
+            }
+            BindingOp::Remove { peer } => {
+                self.surroundings_changed = true;
                 self.hooks.note_peer(now, peer, false);
                 self.hooks.note_listening(peer, false);
                 self.kicks.remove_peer(peer);
@@ -368,10 +401,7 @@ impl Effects {
                 self.fitting.want();
                 self.datapath.remove_binding(peer.0)?;
             }
-            KernelOp::KeepAddresses { addresses } => self.addresses.use_addresses(addresses),
-            KernelOp::LeaveFrom { addresses } => self.addresses.leave(addresses),
-            KernelOp::ReachPeers { addresses } => self.addresses.reach(addresses),
-            KernelOp::Kick { peer, lost } => {
+            BindingOp::Kick { peer, lost } => {
                 if self.kick {
                     let shrink_to = lost.then(|| self.tunnels.inner_mtu_of(peer));
                     self.kicks.begin(now, peer, shrink_to);
@@ -383,26 +413,49 @@ impl Effects {
                     result?;
                 }
             }
-            KernelOp::AddTunnelKeys { peer, receive_index, keys, aes } => {
+        }
+        Ok(())
+    }
+
+    fn carry_out_on_addresses(&mut self, now: Time, op: AddressOp) {
+        match op {
+            AddressOp::Keep { addresses } => self.addresses.use_addresses(addresses),
+            AddressOp::LeaveFrom { addresses } => self.addresses.leave(addresses),
+            AddressOp::Reach { addresses } => self.addresses.reach(addresses),
+            AddressOp::StandIn { addresses } => return self.deputy.set(now, &addresses, &self.network),
+        }
+        self.surroundings_changed = true;
+    }
+
+    fn carry_out_on_tunnel(&mut self, now: Time, op: TunnelOp) -> Result<(), Failure> {
+        match op {
+            TunnelOp::AddKeys { peer, receive_index, keys, aes } => {
                 let algorithm = if aes { Algorithm::Aes256Gcm } else { Algorithm::ChaCha20Poly1305 };
                 self.tunnel.add_keys(Peer(peer.0), receive_index, algorithm, &keys);
             }
-            KernelOp::RemoveTunnelKeys { receive_index } => self.tunnel.remove_keys(receive_index),
-            KernelOp::SetTunnelPath { peer, receive_index, path } => {
+            TunnelOp::RemoveKeys { receive_index } => self.tunnel.remove_keys(receive_index),
+            TunnelOp::SetPath { peer, receive_index, path } => {
+                self.surroundings_changed = true;
                 let mtu = self.path_mtu(path.remote.ip(), path.source).unwrap_or(DEFAULT_MTU);
                 let spare = self.spared.contains(&peer);
                 self.tunnels.set_path(&self.tunnel, peer, receive_index, path, mtu, spare)?;
                 self.learn_mtu(peer);
                 self.next_mtu_look.get_or_insert(now + MTU_PAUSE);
             }
-            KernelOp::StandIn { addresses } => self.deputy.set(now, &addresses, &self.network),
-            KernelOp::SavePeer(peer) => self.journal.save_peer(peer),
-            KernelOp::SaveSuspended(suspended) => self.journal.save_suspended(suspended),
-            KernelOp::ForgetPeer { key } => self.journal.forget_peer(key),
-            // The event loop has kept them.
-            KernelOp::SaveCommunity(_) | KernelOp::ForgetCommunity => {}
-            KernelOp::RememberKey { address, key } => self.known_keys.remember(address, key),
-            KernelOp::SaveLeft { flow, former } => self.journal.save_left(flow, former),
+        }
+        Ok(())
+    }
+
+    fn store(&mut self, op: StoreOp) -> Result<(), Failure> {
+        match op {
+            StoreOp::SavePeer(peer) => self.journal.save_peer(peer),
+            StoreOp::SaveSuspended(suspended) => self.journal.save_suspended(suspended),
+            StoreOp::ForgetPeer { key } => self.journal.forget_peer(key),
+            StoreOp::SaveLeft { flow, former } => self.journal.save_left(flow, former),
+            // It happens by hand, or once in a long while, so the disk may be waited for.
+            StoreOp::SaveCommunity(saved) => self.community_file.write(&saved)?,
+            StoreOp::ForgetCommunity => self.community_file.remove()?,
+            StoreOp::RememberKey { address, key } => self.known_keys.remember(address, key),
         }
         Ok(())
     }
@@ -684,7 +737,8 @@ impl Effects {
         self.fitting.rest(now, took);
         self.release_waiting();
         for (peer, lost) in wake {
-            if let Err(failure) = self.carry_out_one(now, KernelOp::Kick { peer, lost }, &mut Snapshot::default()) {
+            let kick = BindingOp::Kick { peer, lost };
+            if let Err(failure) = self.carry_out_on_binding(now, kick, &mut Snapshot::default()) {
                 tracing::warn!(%peer, %failure, "cannot wake senders");
             }
         }
@@ -870,17 +924,17 @@ impl Effects {
 }
 
 /// Whose flows an op lets go on, and whether what they had in flight is lost.
-fn kicked(op: &KernelOp) -> Option<(PeerId, bool)> {
+fn kicked(op: &Op) -> Option<(PeerId, bool)> {
     match op {
-        KernelOp::Kick { peer, lost } => Some((*peer, *lost)),
+        Op::Binding(BindingOp::Kick { peer, lost }) => Some((*peer, *lost)),
         _ => None,
     }
 }
 
 /// The peer whose senders an op makes send again what is lost.
-fn wakes((_, op): &(OpId, KernelOp)) -> Option<PeerId> {
+fn wakes((_, op): &(OpId, Op)) -> Option<PeerId> {
     match op {
-        KernelOp::Kick { peer, lost: true } => Some(*peer),
+        Op::Binding(BindingOp::Kick { peer, lost: true }) => Some(*peer),
         _ => None,
     }
 }
@@ -904,12 +958,12 @@ pub(crate) fn own_addresses(network: &NetworkState) -> BTreeSet<IpAddr> {
 }
 
 /// An op without its secrets, in one line.
-struct Shown<'a>(&'a KernelOp);
+struct Shown<'a>(&'a Op);
 
 impl std::fmt::Display for Shown<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.0 {
-            KernelOp::AddTunnelKeys { peer, receive_index, .. } => {
+            Op::Tunnel(TunnelOp::AddKeys { peer, receive_index, .. }) => {
                 write!(f, "AddTunnelKeys {{ peer: {peer}, receive_index: {receive_index} }}")
             }
             op => write!(f, "{op:?}"),

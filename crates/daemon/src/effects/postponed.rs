@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use whimbrel_protocol::{KernelOp, PeerId, Time};
+use whimbrel_protocol::{BindingOp, Op, PeerId, Time};
 
 use super::Effects;
 use super::introductions::Snapshot;
@@ -30,11 +30,11 @@ pub(crate) struct Postponed {
 
 impl Effects {
     /// Puts off what would wake very many senders. What is not put off is given back.
-    pub(super) fn postpone(&mut self, now: Time, op: KernelOp) -> Option<KernelOp> {
-        let KernelOp::Kick { peer, lost } = op else { return Some(op) };
+    pub(super) fn postpone(&mut self, now: Time, op: Op) -> Option<Op> {
+        let Op::Binding(BindingOp::Kick { peer, lost }) = op else { return Some(op) };
         if self.remotes.flows_of(peer) <= FEW {
             let lost = self.postponed.remove(peer) | lost;
-            return Some(KernelOp::Kick { peer, lost });
+            return Some(BindingOp::Kick { peer, lost }.into());
         }
         let locator = self.bindings.get(&peer).map(|binding| binding.peer_locator);
         if locator.and_then(|locator| self.tunnels.allowance(peer, locator)).is_some() {
@@ -51,7 +51,7 @@ impl Effects {
         for (peer, lost) in self.postponed.take_next() {
             let mut snapshot = Snapshot::default();
             self.go_on(now, &[(peer, lost)], &mut snapshot);
-            if let Err(failure) = self.carry_out_one(now, KernelOp::Kick { peer, lost }, &mut snapshot) {
+            if let Err(failure) = self.carry_out_on_binding(now, BindingOp::Kick { peer, lost }, &mut snapshot) {
                 tracing::warn!(%peer, %failure, "cannot wake senders");
             }
         }

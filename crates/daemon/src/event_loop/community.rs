@@ -1,4 +1,4 @@
-//! What clients ask about the community, and keeping it.
+//! What clients ask about the community.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -7,8 +7,7 @@ use whimbrel_ipc::{
     CommunityReply, CommunityRequest, CommunityStanding, DrawnCode, Failure, Grant, Host, Open, Purpose, Roster,
 };
 use whimbrel_protocol::{
-    CODE_LIFETIME, CommunityRefused, CommunityView, GrantView, HostView, KernelOp, OfferView, Offered, OneTimeCode,
-    OpFailed, OpId, Time,
+    CODE_LIFETIME, CommunityRefused, CommunityView, GrantView, HostView, OfferView, Offered, OneTimeCode, Time,
 };
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::community::MemberStanding;
@@ -17,25 +16,11 @@ use super::EventLoop;
 use crate::clock;
 
 impl EventLoop {
-    /// Keeps what is asked to be kept of the community. It happens by hand, or once in a long while, so the disk may be waited for.
-    pub(super) fn keep_community(&mut self, now: Time, ops: &mut Vec<(OpId, KernelOp)>) {
-        for (id, op) in
-            ops.extract_if(.., |(_, op)| matches!(op, KernelOp::SaveCommunity(_) | KernelOp::ForgetCommunity))
-        {
-            let result = match op {
-                KernelOp::SaveCommunity(saved) => self.community_file.write(&saved),
-                _ => self.community_file.remove(),
-            };
-            let result = result.map_err(|error| OpFailed { sentence: error.to_string() });
-            self.node.handle_done(now, id, result);
-        }
-    }
-
     pub(super) fn community(&mut self, request: CommunityRequest) -> Result<CommunityReply, Failure> {
         let now = clock::now();
         self.take_in_udp(now);
         let reply = self.community_reply(now, request);
-        self.transmit();
+        self.poll_node();
         reply
     }
 

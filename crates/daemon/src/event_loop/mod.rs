@@ -5,7 +5,7 @@ mod reload;
 mod requests;
 mod route_lookup;
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -23,7 +23,7 @@ use whimbrel_kernel::peer_route::PeerRoutes;
 use whimbrel_kernel::signals::{Signal, Signals};
 use whimbrel_kernel::sock_diag::SockDiag;
 use whimbrel_kernel::stand_in::Seen;
-use whimbrel_protocol::{Event, LocalEnd, MoveOp, Node, PeerId, SavedTenancy, Time};
+use whimbrel_protocol::{Event, LocalEnd, MoveOp, Node, Op, OpId, Output, PeerId, SavedTenancy, Time, Transmit};
 use whimbrel_tunnel::Received;
 use whimbrel_wire::FlowTuple;
 
@@ -37,7 +37,6 @@ pub(crate) use requests::names;
 use crate::anchors::Anchors;
 use crate::attachments::{Attachments, Sighting};
 use crate::clock;
-use crate::community_file::CommunityFile;
 use crate::config::{Config, Level};
 use crate::effects::{Effects, FoundMoves, Gateway, own_addresses, source_ways};
 use crate::event_log::EventLog;
@@ -107,7 +106,6 @@ impl LoopError {
 /// What the loop is made of.
 pub(crate) struct Parts {
     pub(crate) node: Node,
-    pub(crate) community_file: CommunityFile,
     pub(crate) effects: Effects,
     pub(crate) monitor: NetworkMonitor,
     /// For looking routes up.
@@ -131,10 +129,26 @@ pub(crate) struct Settings {
     pub(crate) set_log_level: Box<dyn Fn(Level)>,
 }
 
+/// What the node has given out and waits for its turn.
+#[derive(Default)]
+pub(crate) struct Due {
+    ops: Vec<(OpId, Op)>,
+    /// Behind all of those.
+    pub(crate) moves: VecDeque<(OpId, MoveOp)>,
+    events: Vec<Event>,
+}
+
+impl Due {
+    fn is_empty(&self) -> bool {
+        self.ops.is_empty() && self.moves.is_empty() && self.events.is_empty()
+    }
+}
+
 /// The control thread's state.
 pub(crate) struct EventLoop {
     pub(crate) node: Node,
-    community_file: CommunityFile,
+    /// What the node has given out and waits for its turn.
+    pub(crate) due: Due,
     pub(crate) effects: Effects,
     monitor: NetworkMonitor,
     routes: RouteLookup,
@@ -195,7 +209,7 @@ impl EventLoop {
         let judge = Judge::new(parts.settings.config.policies.clone(), &mut node).map_err(LoopError::new("eventfd"))?;
         let this = Self {
             node,
-            community_file: parts.community_file,
+            due: Due::default(),
             effects: parts.effects,
             monitor: parts.monitor,
             routes: RouteLookup::new(parts.routes),
@@ -418,10 +432,9 @@ impl EventLoop {
             for (address, reason) in self.effects.take_aside() {
                 self.node.stand_aside(address, reason);
             }
-            self.transmit();
-            let mut ops: Vec<_> = std::iter::from_fn(|| self.node.poll_op()).collect();
+            self.poll_node();
+            let ops = std::mem::take(&mut self.due.ops);
             let mut quiet = ops.is_empty();
-            self.keep_community(now, &mut ops);
             self.effects.set_suspended(self.node.is_suspended());
             let results = self.effects.carry_out(now, ops);
             // Before the peer hears that the binding is in force (P-160).
@@ -433,71 +446,93 @@ impl EventLoop {
                 self.node.handle_done(now, id, result);
             }
             // Words that waited for a result.
-            self.transmit();
+            self.poll_node();
             self.effects.follow_up(now);
             for (peer, sockets) in self.effects.take_found() {
                 self.node.handle_sockets(now, peer, &sockets);
             }
             // After all that they rely on.
-            while let Some((id, op)) = self.poll_move_op(now) {
+            while let Some((id, op)) = self.next_move_op(now) {
                 quiet = false;
-                if matches!(op, MoveOp::Restore { .. }) {
-                    // A socket that comes back here is not to be taken for the one of its name that was ended before.
-                    self.take_in_datapath_events(now, Most::OF_SOCKETS);
-                }
-                // Without what it carries, which may be all that a socket has not sent yet.
-                let ((op_of, number), begun) = (op.kind(), clock::monotonic());
-                let given = match &op {
-                    MoveOp::Freeze { name, .. } | MoveOp::Dump { name } => Some(*name),
-                    _ => None,
-                };
-                let Self { effects, node, .. } = self;
-                let result = effects.carry_out_move(now, id, op, |key| known(node, key));
-                if let (Some(name), Some(Err(failed))) = (given, &result) {
-                    self.note_unmovable(&name, failed);
-                }
-                let (at_us, took_us) = (begun.as_micros(), (clock::monotonic() - begun).as_micros());
-                let done = result.as_ref().map(Result::is_ok);
-                tracing::debug!(number, at_us, took_us, done, "move: {op_of}");
-                if let Some(result) = result {
-                    self.node.handle_move_done(now, id, result);
-                }
-                if self.node.has_ops() {
+                self.carry_out_move(now, id, op);
+                self.poll_node();
+                if !self.due.ops.is_empty() {
                     break;
                 }
             }
             self.hand_over();
-            while let Some(event) = self.node.poll_move_event() {
-                self.note_move(event);
-            }
-            while let Some(event) = self.node.poll_event() {
-                if let Event::PeerReached { peer, .. } = &event {
-                    self.sessions.insert(*peer, now);
-                }
-                self.tally.note(&event);
-                self.learn_of_moves(&event);
-                if self.restraint.admits(now, &event) {
-                    self.tell(Told::from(&event));
-                } else if let Some(kind) = restrained(&event) {
-                    self.tally.count(kind);
-                }
+            for event in std::mem::take(&mut self.due.events) {
+                self.note(now, event);
             }
             for told in self.effects.take_told() {
                 self.tell(told);
             }
-            if quiet && !self.moves.may_go_on() {
+            self.poll_node();
+            if quiet && self.due.is_empty() && !self.moves.may_go_on() {
                 return;
             }
         }
     }
 
-    fn transmit(&mut self) {
-        while let Some(transmit) = self.node.poll_transmit() {
-            let sent = self.effects.tunnel.send_control(transmit.source, transmit.destination, &transmit.payload);
-            if let Err(error) = sent {
-                // Whoever wants an answer asks again.
-                tracing::debug!(to = %transmit.destination, from = ?transmit.source, %error, "cannot send");
+    /// Takes what the node gives out: datagrams are sent, what else there is waits for its turn.
+    pub(crate) fn poll_node(&mut self) {
+        while let Some(output) = self.node.poll() {
+            match output {
+                Output::Transmit(transmit) => self.transmit(&transmit),
+                Output::Op(id, Op::Move(op)) => self.due.moves.push_back((id, op)),
+                Output::Op(id, op) => self.due.ops.push((id, op)),
+                Output::Event(event) => self.due.events.push(event),
             }
+        }
+    }
+
+    fn transmit(&mut self, transmit: &Transmit) {
+        let sent = self.effects.tunnel.send_control(transmit.source, transmit.destination, &transmit.payload);
+        if let Err(error) = sent {
+            // Whoever wants an answer asks again.
+            tracing::debug!(to = %transmit.destination, from = ?transmit.source, %error, "cannot send");
+        }
+    }
+
+    fn carry_out_move(&mut self, now: Time, id: OpId, op: MoveOp) {
+        if matches!(op, MoveOp::Restore { .. }) {
+            // A socket that comes back here is not to be taken for the one of its name that was ended before.
+            self.take_in_datapath_events(now, Most::OF_SOCKETS);
+        }
+        // Without what it carries, which may be all that a socket has not sent yet.
+        let ((op_of, number), begun) = (op.kind(), clock::monotonic());
+        let given = match &op {
+            MoveOp::Freeze { name, .. } | MoveOp::Dump { name } => Some(*name),
+            _ => None,
+        };
+        let Self { effects, node, .. } = self;
+        let result = effects.carry_out_move(now, id, op, |key| known(node, key));
+        if let (Some(name), Some(Err(failed))) = (given, &result) {
+            self.note_unmovable(&name, failed);
+        }
+        let (at_us, took_us) = (begun.as_micros(), (clock::monotonic() - begun).as_micros());
+        let done = result.as_ref().map(Result::is_ok);
+        tracing::debug!(number, at_us, took_us, done, "move: {op_of}");
+        if let Some(result) = result {
+            self.node.handle_done(now, id, result);
+        }
+    }
+
+    /// Something happened in the node.
+    fn note(&mut self, now: Time, event: Event) {
+        let event = match event {
+            Event::Move(event) => return self.note_move(event),
+            event => event,
+        };
+        if let Event::PeerReached { peer, .. } = &event {
+            self.sessions.insert(*peer, now);
+        }
+        self.tally.note(&event);
+        self.learn_of_moves(&event);
+        if self.restraint.admits(now, &event) {
+            Told::of(&event).into_iter().for_each(|told| self.tell(told));
+        } else if let Some(kind) = restrained(&event) {
+            self.tally.count(kind);
         }
     }
 
@@ -542,7 +577,7 @@ impl EventLoop {
         }
         self.tell_node(&network);
         // Peers are told first; what the kernel has to do for it comes after.
-        self.transmit();
+        self.poll_node();
         self.tell_left_behind(&network);
         if changed && !back {
             self.effects.network_changed(clock::now(), network);
@@ -628,7 +663,7 @@ impl EventLoop {
             Received::Error(report) => tracing::debug!(?report, "a datagram did not arrive"),
         }
         // Answers do not wait for what else has come.
-        self.transmit();
+        self.poll_node();
     }
 
     /// Tells what became of this host's name.
@@ -824,7 +859,7 @@ impl EventLoop {
         let now = clock::now();
         if self.node.poll_timeout().is_some_and(|due| due <= now) {
             self.node.handle_timeout(now);
-            self.transmit();
+            self.poll_node();
         }
         if self.effects.poll_timeout().is_some_and(|due| due <= now) {
             self.effects.handle_timeout(now);

@@ -268,7 +268,7 @@ impl EventLoop {
             already |= waiting == 0;
             if waiting == 0 { named.len() } else { waiting }
         };
-        self.transmit();
+        self.poll_node();
         let told = self.node.leaving_peers();
         if already && told == 0 {
             self.server.reply(id, &Reply::Suspended(Suspended { flows, told, answered: 0, already }));
@@ -389,7 +389,7 @@ impl EventLoop {
             self.node.resume(now, &self.routes);
             flows = self.node.peers().map(|view| view.flows).sum();
         }
-        self.transmit();
+        self.poll_node();
         Ok(Reply::Resumed { flows, host: all && suspended })
     }
 
@@ -465,7 +465,7 @@ impl EventLoop {
                 self.node.hand_off_towards(now, &self.routes, to, *id);
             }
         }
-        self.transmit();
+        self.poll_node();
         let views: Vec<PeerView> = self.node.peers().filter(|view| wanted.contains(&view.id)).collect();
         match told(&views, !own_addresses(&self.effects.network).is_empty()) {
             Ok(told) => Reply::Handoff(HandoffStarted {

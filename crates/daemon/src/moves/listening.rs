@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustix::net::sockopt;
 use whimbrel_handshake::PublicKey;
 use whimbrel_ipc::{Code, Failure};
-use whimbrel_protocol::{MoveFailed, MoveName, MoveOp, MoveOpId, Refusal, Time};
+use whimbrel_protocol::{MoveName, MoveOp, OpFailed, OpId, Refusal, Time};
 use whimbrel_wire::snapshot::Luggage;
 use whimbrel_wire::{FlowTuple, Transport};
 
@@ -41,7 +41,7 @@ impl Retiring {
 /// A socket without another end that is to rest, once all of its connections are flows (P-116).
 #[derive(Debug)]
 pub(super) struct Settling {
-    id: MoveOpId,
+    id: OpId,
     op: MoveOp,
     /// Connections that are being claimed.
     open: HashSet<FlowTuple>,
@@ -67,16 +67,16 @@ impl Moves {
 
 impl EventLoop {
     /// The next effect of a move that can be carried out.
-    pub(crate) fn poll_move_op(&mut self, now: Time) -> Option<(MoveOpId, MoveOp)> {
+    pub(crate) fn next_move_op(&mut self, now: Time) -> Option<(OpId, MoveOp)> {
         loop {
             if let Some(at) = self.moves.settling.iter().position(|settling| settling.open.is_empty()) {
                 let Settling { id, op, refused, .. } = self.moves.settling.swap_remove(at);
                 let Some(why) = refused else { return Some((id, op)) };
                 let sentence = format!("its anchor does not take one of its connections: {}", sentence(why));
-                self.leave_unsettled(now, id, &op, MoveFailed { refusal: Refusal::Unmovable, sentence });
+                self.leave_unsettled(now, id, &op, OpFailed { refusal: Some(Refusal::Unmovable), sentence });
                 continue;
             }
-            let (id, op) = self.node.poll_move_op()?;
+            let (id, op) = self.due.moves.pop_front()?;
             if let Some(op) = self.settle(now, id, op) {
                 return Some((id, op));
             }
@@ -85,7 +85,7 @@ impl EventLoop {
 
     /// Before a socket without another end rests its connections become flows: what is of none would go where the endpoint goes. `None`: it
     /// waits for that.
-    fn settle(&mut self, now: Time, id: MoveOpId, op: MoveOp) -> Option<MoveOp> {
+    fn settle(&mut self, now: Time, id: OpId, op: MoveOp) -> Option<MoveOp> {
         let MoveOp::Freeze { flow, .. } = op else { return Some(op) };
         if !flow.is_unconnected() {
             return Some(op);
@@ -93,7 +93,7 @@ impl EventLoop {
         let connections = match self.effects.connections_of(&flow) {
             Ok(connections) => connections,
             Err(failure) => {
-                let failed = MoveFailed { refusal: Refusal::Unmovable, sentence: failure.to_string() };
+                let failed = OpFailed { refusal: Some(Refusal::Unmovable), sentence: failure.to_string() };
                 self.leave_unsettled(now, id, &op, failed);
                 return None;
             }
@@ -114,12 +114,12 @@ impl EventLoop {
         None
     }
 
-    fn leave_unsettled(&mut self, now: Time, id: MoveOpId, op: &MoveOp, failed: MoveFailed) {
+    fn leave_unsettled(&mut self, now: Time, id: OpId, op: &MoveOp, failed: OpFailed) {
         if let MoveOp::Freeze { name, flow } = op {
             self.effects.let_new_in(flow);
             self.note_unmovable(name, &failed);
         }
-        self.node.handle_move_done(now, id, Err(failed));
+        self.node.handle_done(now, id, Err(failed));
     }
 
     /// What these name: connections, and sockets without another end.

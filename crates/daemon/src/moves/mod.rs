@@ -14,7 +14,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use whimbrel_datapath::Most;
 use whimbrel_handshake::PublicKey;
 use whimbrel_ipc::{Code, Failure, Kept, Moved, PeerName, Received, Reply, State, Uuid, WAITS_FOR};
-use whimbrel_protocol::{Gift, HostView, MoveEvent, MoveFailed, MoveName, Node, NotGiven, Refusal, Rented, Time};
+use whimbrel_protocol::{Gift, HostView, MoveEvent, OpFailed, MoveName, Node, NotGiven, Refusal, Rented, Time};
 use whimbrel_wire::community::MemberStanding;
 use whimbrel_wire::snapshot::{Family, Luggage};
 use whimbrel_wire::{FlowTuple, Transport};
@@ -103,7 +103,7 @@ impl EventLoop {
     pub(crate) fn take_in_namespaces(&mut self, now: Time) {
         let Self { effects, node, .. } = self;
         for (id, answer) in effects.take_in_namespaces(now, |key| known(node, key)) {
-            node.handle_move_done(now, id, answer);
+            node.handle_done(now, id, answer);
         }
     }
 
@@ -351,7 +351,7 @@ impl EventLoop {
     }
 
     /// A socket could not be frozen, or not be written down. The node knows of it by a number only.
-    pub(crate) fn note_unmovable(&mut self, name: &MoveName, failed: &MoveFailed) {
+    pub(crate) fn note_unmovable(&mut self, name: &MoveName, failed: &OpFailed) {
         if let Some(job) = self.moves.jobs.get_mut(name) {
             job.unmovable.get_or_insert_with(|| failed.sentence.clone());
         }

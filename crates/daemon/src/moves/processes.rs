@@ -261,7 +261,7 @@ impl EventLoop {
             }
         }
         for (id, answer) in finished {
-            self.node.handle_move_done(now, id, answer);
+            self.node.handle_done(now, id, answer);
         }
         let late = |job: &ProcessJob| job.until.is_some_and(|until| until <= now);
         let late: Vec<u32> = self.moves.processes.iter().filter(|(_, job)| late(job)).map(|(root, _)| *root).collect();

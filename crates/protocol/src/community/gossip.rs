@@ -7,12 +7,13 @@ use whimbrel_handshake::{Contact as Knowledge, PublicKey};
 use whimbrel_wire::community::{CommunityKey, MAX_STATEMENTS, MemberStanding, RosterDigest, Statement, Word};
 use whimbrel_wire::message::Message;
 
+use super::SAVED_LATER;
 use super::roster::{Roster, Told, belongs};
-use super::{CommunityEvent, SAVED_LATER};
 use crate::Time;
 use crate::arrival::Arrival;
+use crate::base::event::community::CommunityEvent;
+use crate::base::op::PeerId;
 use crate::node::Node;
-use crate::op::{Event, PeerId};
 
 /// Pause before a host is asked again that has not answered, at first.
 const AGAIN: Duration = Duration::from_millis(500);
@@ -260,7 +261,7 @@ impl Node {
         self.take_hints(&from, statements);
         // What happened before this host belonged to it is no news.
         if before && after {
-            events.into_iter().for_each(|event| self.event(Event::Community(event)));
+            events.into_iter().for_each(|event| self.output.event(event));
         }
         if (is_news || before != after) && (before || after) {
             self.save_community();
@@ -275,11 +276,11 @@ impl Node {
         let Some(roster) = &mut self.community.roster else { return };
         if belongs {
             let community = *roster.community();
-            self.event(Event::Community(CommunityEvent::Joined { community, by: from }));
+            self.output.event(CommunityEvent::Joined { community, by: from });
         } else {
             roster.keep_only(&me);
             self.community.offers.retain(|_, offer| !offer.is_for_members());
-            self.event(Event::Community(CommunityEvent::Revoked));
+            self.output.event(CommunityEvent::Revoked);
         }
     }
 

@@ -12,13 +12,14 @@ use whimbrel_wire::message::Message;
 
 use super::exchange::{Agreed, Begun, Between, answer, begin};
 use super::roster::Roster;
-use super::{CODE_LIFETIME, CommunityEvent, CommunityRefused, GRANT_LIFETIME, JoinFailure, Offered, OneTimeCode};
+use super::{CODE_LIFETIME, CommunityRefused, GRANT_LIFETIME, Offered, OneTimeCode};
 use crate::Time;
 use crate::arrival::Arrival;
+use crate::base::event::community::{CommunityEvent, JoinFailure};
+use crate::base::op::{PeerId, StoreOp};
+use crate::base::output::Asked;
 use crate::config::Trust;
 use crate::node::Node;
-use crate::op::{Event, KernelOp, PeerId};
-use crate::outcome::Asked;
 
 /// Exchanges that are open about one code: strangers may begin them, and only a wrong proof ends the code.
 const EXCHANGES_MOST: usize = 16;
@@ -332,7 +333,7 @@ impl Node {
                 let number = self.free_number();
                 let lifetime = Duration::from_secs(joined.lifetime.into()).min(GRANT_LIFETIME);
                 self.grant(number, inviter, None, now + lifetime);
-                self.event(Event::Community(CommunityEvent::MayReceive { number, host: inviter }));
+                self.output.event(CommunityEvent::MayReceive { number, host: inviter });
             }
         }
         self.schedule_community(now);
@@ -348,7 +349,7 @@ impl Node {
             Some(known) if known == key => {}
             Some(known) => {
                 self.community.proven = Some((address, key));
-                self.event(Event::Community(CommunityEvent::OtherKeyKnown { address, known, proven: key }));
+                self.output.event(CommunityEvent::OtherKeyKnown { address, known, proven: key });
             }
             None => self.remember_key_at(address, key),
         }
@@ -366,7 +367,7 @@ impl Node {
         if matches!(joining.stage, Stage::Proven(_)) {
             self.community.spent.push((now + CODE_LIFETIME, joining.code));
         }
-        self.event(Event::Community(CommunityEvent::JoinFailed { number, why }));
+        self.output.event(CommunityEvent::JoinFailed { number, why });
         self.schedule_community(now);
     }
 
@@ -440,7 +441,7 @@ impl Node {
         if !exchange.agreed.is_joiners(proof, name.as_bytes()) {
             self.community.offers.remove(&number);
             let remote = arrival.source;
-            self.event(Event::Community(CommunityEvent::WrongCode { number, host: joiner, remote }));
+            self.output.event(CommunityEvent::WrongCode { number, host: joiner, remote });
             return refused(JoinRefusal::WrongCode);
         }
         let what = offer.what.clone();
@@ -448,7 +449,7 @@ impl Node {
             let offer = self.community.offers.get_mut(&number)?;
             offer.end(now, joiner, *proof, Err(JoinRefusal::NameTaken));
             let name = name.to_owned();
-            self.event(Event::Community(CommunityEvent::NameTaken { number, host: joiner, name }));
+            self.output.event(CommunityEvent::NameTaken { number, host: joiner, name });
             self.schedule_community(now);
             return refused(JoinRefusal::NameTaken);
         }
@@ -468,13 +469,13 @@ impl Node {
             Offered::Membership { steward } => {
                 self.community.hints.insert(joiner, arrival.source);
                 let name = name.to_owned();
-                self.event(Event::Community(CommunityEvent::HostJoined { host: joiner, name, steward }));
+                self.output.event(CommunityEvent::HostJoined { host: joiner, name, steward });
                 self.say_joined(id, arrival, joined, joiner);
                 self.tell_everybody(now);
             }
             Offered::Connection { flow } => {
                 self.grant(number, joiner, Some(flow), now + GRANT_LIFETIME);
-                self.event(Event::Community(CommunityEvent::Granted { number, host: joiner, flow }));
+                self.output.event(CommunityEvent::Granted { number, host: joiner, flow });
                 self.say_joined(id, arrival, joined, joiner);
             }
         }
@@ -523,7 +524,7 @@ impl Node {
         words.push(Message::Community(Word::Roster { community: joined.community, statements }));
         if let Some(saved) = self.community.saved() {
             let asked = Asked::Say(id, source, to, words);
-            self.op(KernelOp::SaveCommunity(Box::new(saved)), Some(asked));
+            self.output.ask(StoreOp::SaveCommunity(Box::new(saved)), asked);
         }
     }
 }
@@ -533,6 +534,8 @@ mod tests {
     use whimbrel_handshake::StaticKey;
 
     use super::*;
+    use crate::base::event::Event;
+    use crate::base::output::Output;
     use crate::config::Config;
 
     #[test]
@@ -563,8 +566,10 @@ mod tests {
                 node.handle_join_refused(now, peer, number, JoinRefusal::Busy);
             }
             node.continue_joining(until);
-            failures.extend(std::iter::from_fn(|| node.poll_event()).filter_map(|event| match event {
-                Event::Community(CommunityEvent::JoinFailed { why, .. }) => Some((why, why.leaves_code())),
+            failures.extend(std::iter::from_fn(|| node.poll()).filter_map(|output| match output {
+                Output::Event(Event::Community(CommunityEvent::JoinFailed { why, .. })) => {
+                    Some((why, why.leaves_code()))
+                }
                 _ => None,
             }));
         }

@@ -6,11 +6,12 @@ use whimbrel_handshake::PublicKey;
 use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::Time;
+use crate::base::event::Event;
+use crate::base::op::{PeerId, StoreOp};
+use crate::base::output::Asked;
 use crate::config::Trust;
 use crate::flow::Stage;
 use crate::node::Node;
-use crate::op::{Event, KernelOp, PeerId};
-use crate::outcome::Asked;
 use crate::peer::Peer;
 use crate::timer::Timer;
 
@@ -51,7 +52,7 @@ impl Node {
         match self.config.known_keys.get(&address).copied() {
             Some(expected) if expected != found => {
                 self.contacts.waiting.entry(address).or_default().extend(flows);
-                self.event(Event::KeyMismatch { address, expected, found: Some(found) });
+                self.output.event(Event::KeyMismatch { address, expected, found: Some(found) });
                 self.give_up(now, address);
             }
             _ => flows.into_iter().for_each(|flow| self.want_introduction(now, flow)),
@@ -79,7 +80,7 @@ impl Node {
     /// Remembers whose address it is.
     pub(crate) fn remember_key_at(&mut self, address: IpAddr, key: PublicKey) {
         self.config.known_keys.insert(address, key);
-        self.op(KernelOp::RememberKey { address, key }, Some(Asked::Effect("remembering a key")));
+        self.output.ask(StoreOp::RememberKey { address, key }, Asked::Effect("remembering a key"));
     }
 
     /// Forgets the key that was remembered for an address, so that another may answer there: that which a code has proven to be the

@@ -10,11 +10,11 @@ use whimbrel_wire::message::Message;
 use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::Time;
+use crate::base::op::PeerId;
 use crate::contact::Contact;
 use crate::flow::{Flow, Stage};
 use crate::introduction::{AGAIN, MATURE};
 use crate::node::Node;
-use crate::op::PeerId;
 use crate::ruling::Ruled;
 use crate::timer::Timer;
 

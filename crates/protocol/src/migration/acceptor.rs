@@ -11,7 +11,7 @@ use whimbrel_wire::snapshot::MAX_LEN;
 use super::donor::is_told_of;
 use super::flows::FlowChange;
 use super::{
-    AGAIN, Asked, At, FlowName, Found, Limit, MoveDone, MoveEvent, MoveFailed, MoveOp, Moves, Refusal, SavedAcceptance,
+    AGAIN, Asked, At, FlowName, Found, Limit, MoveEvent, MoveOp, Moves, OpDone, OpFailed, Refusal, SavedAcceptance,
 };
 use crate::Time;
 
@@ -395,10 +395,10 @@ impl Moves {
         }
     }
 
-    pub(super) fn handle_acceptance_done(&mut self, at: At<'_>, name: MoveName, result: Result<MoveDone, MoveFailed>) {
+    pub(super) fn handle_acceptance_done(&mut self, at: At<'_>, name: MoveName, result: Result<OpDone, OpFailed>) {
         let Some(of) = self.acceptances.get_mut(&name) else { return };
         let (stage, holder) = (of.stage, of.holder);
-        let failed = result.as_ref().err().map(|failed| failed.refusal);
+        let failed = result.as_ref().err().map(OpFailed::told);
         of.why = of.why.or(failed);
         let why = of.why;
         if let Err(failed) = &result {

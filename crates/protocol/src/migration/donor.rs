@@ -9,7 +9,7 @@ use whimbrel_wire::snapshot::Family;
 
 use super::flows::FlowChange;
 use super::{
-    Asked, At, FlowName, Found, Gift, Limit, MoveDone, MoveEvent, MoveFailed, MoveOp, Moves, NotGiven, Refusal,
+    Asked, At, FlowName, Found, Gift, Limit, MoveEvent, MoveOp, Moves, NotGiven, OpDone, OpFailed, Refusal,
     SavedDonation,
 };
 use crate::Time;
@@ -542,9 +542,9 @@ impl Moves {
         true
     }
 
-    pub(super) fn handle_donation_done(&mut self, at: At<'_>, number: u64, result: Result<MoveDone, MoveFailed>) {
+    pub(super) fn handle_donation_done(&mut self, at: At<'_>, number: u64, result: Result<OpDone, OpFailed>) {
         let name = self.name(number);
-        let failed = result.as_ref().err().map(|failed| failed.refusal);
+        let failed = result.as_ref().err().map(OpFailed::told);
         if let Err(failed) = &result {
             self.event(MoveEvent::OpFailed { what: "moving a socket away", error: failed.sentence.clone() });
         }
@@ -564,7 +564,7 @@ impl Moves {
             }
             Stage::Dumping => {
                 let Some((sequence, lifetime)) = of.announced else { return };
-                if let (Ok(MoveDone::Dumped(snapshot)), None) = (result, of.why) {
+                if let (Ok(OpDone::Dumped(snapshot)), None) = (result, of.why) {
                     of.snapshot = snapshot;
                     let acceptor = *acceptor.as_bytes();
                     let mut ticket = Ticket { name, flow, acceptor, sequence, lifetime, mac: [0; 16] };

@@ -15,12 +15,11 @@ use super::glue::Others;
 use super::{At, FlowName, Moves, Rented};
 use crate::Time;
 use crate::absence::VANISHED;
+use crate::base::op::{FlowEntry, FlowOp, LocalEnd, Manner, PeerId, Places, Waits};
+use crate::base::output::Asked;
 use crate::flow::{Flow, Origin, Stage};
 use crate::node::Node;
-use crate::op::{FlowEntry, KernelOp, LocalEnd, PeerId, Places, Waits};
-use crate::outcome::Asked;
 use crate::peer::{ASTRAY, CarrierProbe, NOWHERE};
-use crate::ruling::Manner;
 use crate::timer::Timer;
 
 /// On a host with no more flows than these, senders are woken each time that some are led elsewhere.
@@ -255,7 +254,7 @@ impl Node {
         if first || begins {
             self.timers.set_earlier(Timer::Keepalive(id), now + crate::node::KEEPALIVE);
         }
-        self.op(KernelOp::InstallFlow { flow, entry }, Some(asked));
+        self.output.ask(FlowOp::Install { flow, entry }, asked);
         self.refresh_sets();
         if first {
             self.tell_locators(now, id);

@@ -10,13 +10,13 @@ use whimbrel_wire::lending::Ends;
 use whimbrel_wire::message::Message;
 
 use super::{
-    Around, At, Dependents, FlowName, Found, Gift, MoveDone, MoveEvent, MoveFailed, MoveName, MoveOp, MoveOpId, Moves,
-    NotGiven, Rented, SavedAcceptance, SavedDonation, SavedHeld, SavedLease, SavedTenancy,
+    Around, At, Dependents, FlowName, Found, Gift, MoveName, Moves, NotGiven, Rented, SavedAcceptance, SavedDonation,
+    SavedHeld, SavedLease, SavedTenancy,
 };
 use crate::Time;
+use crate::base::op::{FlowEntry, PeerId};
 use crate::flow::Stage;
 use crate::node::Node;
-use crate::op::{FlowEntry, PeerId};
 use crate::timer::Timer;
 
 /// Pause before a host is asked again for a session that a move waits for, at first and at the longest.
@@ -74,7 +74,19 @@ impl Node {
         self.moves = Some(moves);
         self.wake_rebound(now);
         self.carry_moves(now);
+        self.give_out_moves();
         Some(done)
+    }
+
+    /// Passes on what moves ask of the caller and tell it.
+    fn give_out_moves(&mut self) {
+        let Some(moves) = &mut self.moves else { return };
+        while let Some((number, op)) = moves.poll_op() {
+            self.output.ask_for_move(op, number);
+        }
+        while let Some(event) = moves.poll_event() {
+            self.output.event(event);
+        }
     }
 
     /// Begins to give a socket away (`docs/protocol.md` §9). What becomes of it is told by events.
@@ -135,6 +147,7 @@ impl Node {
         if let Some(moves) = &mut self.moves {
             moves.lend(flow, far);
         }
+        self.give_out_moves();
     }
 
     /// A flow that this host holds for others is over at its far end, or its lease has run out.
@@ -158,6 +171,7 @@ impl Node {
         if let (Some(moves), Some(name)) = (&mut self.moves, name) {
             moves.end_flow(name);
         }
+        self.give_out_moves();
     }
 
     /// What an introduced flow is called.
@@ -231,6 +245,7 @@ impl Node {
         if let Some(moves) = &mut self.moves {
             moves.stop_lending(stopping);
         }
+        self.give_out_moves();
     }
 
     /// These are all addresses of endpoints that this host lends at which it is not reached any more, since it does not have them: their
@@ -250,25 +265,10 @@ impl Node {
         self.moves.as_ref().into_iter().flat_map(|moves| moves.rented())
     }
 
-    /// The result of an op of a move.
-    pub fn handle_move_done(&mut self, now: Time, id: MoveOpId, result: Result<MoveDone, MoveFailed>) {
-        self.with_moves(now, |moves, at| moves.handle_done(at, id, result));
-    }
-
-    /// Takes the next effect of a move to carry out; each is answered by [`Node::handle_move_done`].
-    pub fn poll_move_op(&mut self) -> Option<(MoveOpId, MoveOp)> {
-        self.moves.as_mut()?.poll_op()
-    }
-
     /// Entries of all tables of moves together, with one for each flow that is held for others.
     #[must_use]
     pub fn move_entries(&self) -> usize {
         self.moves.as_ref().map_or(0, |moves| moves.entries())
-    }
-
-    /// Takes the next event of a move.
-    pub fn poll_move_event(&mut self) -> Option<MoveEvent> {
-        self.moves.as_mut()?.poll_event()
     }
 
     /// A peer says something about moves.

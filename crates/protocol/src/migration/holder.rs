@@ -9,7 +9,7 @@ use whimbrel_wire::FlowTuple;
 use whimbrel_wire::moving::{Decision, MoveName, Record, Terms, Ticket};
 
 use super::flows::FlowChange;
-use super::{Asked, At, FlowName, Limit, MoveDone, MoveEvent, MoveFailed, MoveOp, Moves, Refusal, SavedHeld};
+use super::{Asked, At, FlowName, Limit, OpDone, MoveEvent, OpFailed, MoveOp, Moves, Refusal, SavedHeld};
 use crate::Time;
 use crate::bucket::Bucket;
 
@@ -638,7 +638,7 @@ impl Moves {
     }
 
     /// The commit of a flow that was called so till then is kept: it is decided. Or it could not be.
-    pub(super) fn handle_kept(&mut self, at: At<'_>, flow: FlowName, result: Result<MoveDone, MoveFailed>) {
+    pub(super) fn handle_kept(&mut self, at: At<'_>, flow: FlowName, result: Result<OpDone, OpFailed>) {
         let (me, donor) = (self.me(), flow.peer());
         let expected = self.expects(&donor);
         let Some(held) = self.held.get_mut(&flow) else { return };

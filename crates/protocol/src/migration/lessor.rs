@@ -13,8 +13,8 @@ use whimbrel_wire::moving::{MoveName, Record, Terms};
 use super::flows::FlowChange;
 use super::holder::{Announcement, Held};
 use super::{
-    Asked, At, Dependents, FlowName, LeaseName, Limit, MoveDone, MoveEvent, MoveFailed, MoveOp, Moves, Refusal,
-    SavedHeld, SavedLease,
+    Asked, At, Dependents, FlowName, LeaseName, Limit, MoveEvent, MoveOp, Moves, OpDone, OpFailed, Refusal, SavedHeld,
+    SavedLease,
 };
 use crate::Time;
 
@@ -177,11 +177,11 @@ impl Moves {
     }
 
     /// Endpoints were found and lent, or not.
-    pub(super) fn handle_lent(&mut self, at: At<'_>, name: LeaseName, result: Result<MoveDone, MoveFailed>) {
+    pub(super) fn handle_lent(&mut self, at: At<'_>, name: LeaseName, result: Result<OpDone, OpFailed>) {
         // It was returned, or forbidden, meanwhile.
         let Some(lease) = self.leases.get_mut(&name) else { return };
         match result {
-            Ok(MoveDone::Lent(ends)) => {
+            Ok(OpDone::Lent(ends)) => {
                 let known = lease.ends.replace(ends);
                 lease.stage = Stage::InForce;
                 let until = lease.until;
@@ -199,7 +199,7 @@ impl Moves {
                     self.handle_led(at, flow, Ok(terms));
                 }
             }
-            Ok(MoveDone::Done | MoveDone::Dumped(_)) => {
+            Ok(OpDone::Done | OpDone::Dumped(_)) => {
                 self.leases.remove(&name);
             }
             Err(failed) if self.moved(&name).is_some() => {
@@ -209,11 +209,11 @@ impl Moves {
             Err(failed) => {
                 let whole = self.leases.remove(&name).is_some_and(|lease| lease.whole);
                 let ports = self.config.lending.as_ref().map_or(&[][..], |lending| &lending.ports[..]);
-                if failed.refusal == Refusal::NotLent && !whole && !ports.is_empty() {
+                if failed.told() == Refusal::NotLent && !whole && !ports.is_empty() {
                     let ports = ports.to_vec();
                     self.say(at, name.tenant, Record::Offer { number: name.number, ports });
                 }
-                self.say(at, name.tenant, Record::Leased { number: name.number, outcome: Err(failed.refusal) });
+                self.say(at, name.tenant, Record::Leased { number: name.number, outcome: Err(failed.told()) });
                 self.event(MoveEvent::OpFailed { what: "lending endpoints", error: failed.sentence });
             }
         }

@@ -10,7 +10,7 @@ use whimbrel_wire::{FlowTuple, Transport};
 
 use super::flows::FlowChange;
 use super::{
-    AGAIN, Asked, At, FlowName, Limit, MoveDone, MoveEvent, MoveFailed, MoveOp, Moves, Refusal, Rented, SavedTenancy,
+    AGAIN, Asked, At, FlowName, Limit, MoveEvent, MoveOp, Moves, OpDone, OpFailed, Refusal, Rented, SavedTenancy,
 };
 use crate::Time;
 
@@ -254,7 +254,7 @@ impl Moves {
     }
 
     /// There is a place for the endpoints, or it is needed still; or not.
-    pub(super) fn handle_occupied(&mut self, at: At<'_>, lease: FlowName, result: Result<MoveDone, MoveFailed>) {
+    pub(super) fn handle_occupied(&mut self, at: At<'_>, lease: FlowName, result: Result<OpDone, OpFailed>) {
         let Some(tenancy) = self.tenancies.get(&lease) else {
             self.effect("leaving endpoints of an anchor", MoveOp::Vacate { lease });
             return;
@@ -262,7 +262,7 @@ impl Moves {
         let (anchor, ends, until, third) = (lease.peer(), tenancy.ends, tenancy.until, tenancy.lifetime / 3);
         match (tenancy.stage, result) {
             (Stage::Occupying, Err(failed)) if self.coming_with(&lease).is_some() => {
-                self.lose_tenancy(at, lease, failed.refusal);
+                self.lose_tenancy(at, lease, failed.told());
                 if let Some(name) = self.coming_with(&lease) {
                     self.handle_adopted(at, name, Err(failed.sentence));
                 }
@@ -277,12 +277,13 @@ impl Moves {
                 }
             }
             (Stage::Occupying, Err(failed)) => {
+                let why = failed.told();
                 self.event(MoveEvent::OpFailed {
                     what: "making a place for endpoints of an anchor",
                     error: failed.sentence,
                 });
                 self.say(at, anchor, Record::Return { number: lease.value() });
-                self.lose_tenancy(at, lease, failed.refusal);
+                self.lose_tenancy(at, lease, why);
             }
             (Stage::Checking, Ok(_)) => {
                 // Who has slept for longer asks nevertheless: the anchor knows whether it is over.

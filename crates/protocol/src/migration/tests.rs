@@ -27,11 +27,10 @@ use whimbrel_wire::{FlowTuple, Transport};
 
 use super::flows::FlowChange;
 use super::{
-    Around, At, FlowName, LeaseName, MoveDone, MoveEvent, MoveFailed, MoveOp, MoveOpId, Moves, Moving, Refusal,
-    SavedHeld,
+    Around, At, FlowName, LeaseName, MoveEvent, MoveOp, MoveOpId, Moves, Moving, OpDone, OpFailed, Refusal, SavedHeld,
 };
 use crate::Time;
-use crate::op::PeerId;
+use crate::base::op::PeerId;
 
 const FLOW: u64 = 77;
 const NUMBER: u64 = 5;
@@ -215,11 +214,11 @@ impl Host {
     }
 
     fn done(&mut self, id: MoveOpId) {
-        self.moves.handle_done(At { now: self.now, around: &Known }, id, Ok(MoveDone::Done));
+        self.moves.handle_done(At { now: self.now, around: &Known }, id, Ok(OpDone::Done));
     }
 
     fn failed(&mut self, id: MoveOpId) {
-        let failed = MoveFailed { refusal: Refusal::NotKept, sentence: "on purpose".to_owned() };
+        let failed = OpFailed { refusal: Some(Refusal::NotKept), sentence: "on purpose".to_owned() };
         self.moves.handle_done(At { now: self.now, around: &Known }, id, Err(failed));
     }
 
@@ -629,7 +628,7 @@ impl Three {
             for (id, op) in self.hosts[from].ops() {
                 any = true;
                 let dumped = matches!(op, MoveOp::Dump { .. });
-                let done = if dumped { MoveDone::Dumped(vec![7; 600]) } else { MoveDone::Done };
+                let done = if dumped { OpDone::Dumped(vec![7; 600]) } else { OpDone::Done };
                 let at = At { now: self.hosts[from].now, around: &Known };
                 self.hosts[from].moves.handle_done(at, id, Ok(done));
             }

@@ -4,7 +4,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use whimbrel_protocol::{
-    FlowEntry, KernelOp, LocalEnd, Node, OpFailed, OpId, Routes, SavedPeer, SocketNumbers, Transmit,
+    AddressOp, BindingOp, Event, FlowEntry, FlowOp, LocalEnd, Node, Op, OpDone, OpFailed, OpId, Output, Routes,
+    SavedPeer, SocketNumbers, StoreOp, Transmit, TunnelOp,
 };
 use whimbrel_wire::{FlowTuple, Transport};
 
@@ -209,75 +210,93 @@ impl World {
     fn drive(&mut self, host: HostId) {
         for _ in 0..ENDLESS {
             let Some(node) = self.hosts[host.0].node.as_mut() else { return };
-            if let Some(transmit) = node.poll_transmit() {
-                if !self.next_effect(host) {
-                    return;
-                }
-                self.transmit(host, transmit);
-            } else if let Some((id, op)) = node.poll_op() {
-                let of = &mut self.hosts[host.0];
-                if of.op_takes.is_zero() {
-                    if !self.act(host, id, &op) {
-                        return;
-                    }
-                } else {
-                    of.under_way.push_back((id, op));
-                    let takes = of.op_takes;
-                    self.later(takes, What::Done(host));
-                }
-            } else if let Some((id, op)) = node.poll_move_op() {
-                if !self.act_on_move(host, id, op) {
-                    return;
-                }
-            } else if let Some(event) = node.poll_move_event() {
-                self.note_move_event(host, event);
-            } else if let Some(event) = node.poll_event() {
-                self.trace(|w| format!("{} says {event:?}", w.hosts[host.0].name));
-                self.events.push((self.now, host, event));
-            } else {
+            let outputs = self.drain.poll(node);
+            if outputs.is_empty() {
                 self.come_to_rest(host);
                 return;
+            }
+            for output in outputs {
+                if !self.see_to(host, output) {
+                    return;
+                }
             }
         }
         self.ledger.violation(Kind::Endless, self.now, format!("{host:?} does not come to rest"));
     }
 
+    /// Sees to one thing that a node has given out; whether its daemon lived to do it.
+    fn see_to(&mut self, host: HostId, output: Output) -> bool {
+        match output {
+            Output::Transmit(transmit) => {
+                if !self.next_effect(host) {
+                    return false;
+                }
+                self.transmit(host, transmit);
+            }
+            Output::Op(id, op) => {
+                let of = &mut self.hosts[host.0];
+                if of.op_takes.is_zero() {
+                    return self.act(host, id, op);
+                }
+                of.under_way.push_back((id, op));
+                let takes = of.op_takes;
+                self.later(takes, What::Done(host));
+            }
+            Output::Event(event) => {
+                self.trace(|w| format!("{} says {event:?}", w.hosts[host.0].name));
+                if let Event::Move(event) = &event {
+                    self.note_move_event(host, event);
+                }
+                self.events.push((self.now, host, event));
+            }
+        }
+        true
+    }
+
     /// Carries out the op that has been under way for longest.
     pub(super) fn end_op(&mut self, host: HostId) {
         if let Some((id, op)) = self.hosts[host.0].under_way.pop_front()
-            && self.act(host, id, &op)
+            && self.act(host, id, op)
         {
             self.drive(host);
         }
     }
 
     /// Carries out one op; whether the daemon lived to do it.
-    fn act(&mut self, host: HostId, id: OpId, op: &KernelOp) -> bool {
+    fn act(&mut self, host: HostId, id: OpId, op: Op) -> bool {
         if !self.next_effect(host) {
             return false;
         }
         let fails = self.faults.fail == Some(self.ops);
         self.ops += 1;
-        let of = &mut self.hosts[host.0];
-        of.kicks += u64::from(matches!(op, KernelOp::Kick { .. }));
-        of.finds += u64::from(matches!(op, KernelOp::FindSockets { .. }));
-        if matches!(op, KernelOp::Kick { .. } | KernelOp::FindSockets { .. }) {
-            of.looks.insert(self.now);
-        }
-        let result = if fails {
-            self.trace(|w| format!("{} fails to do {}", w.hosts[host.0].name, brief(op)));
-            Err(OpFailed { sentence: "it fails on purpose".to_owned() })
-        } else {
-            self.carry_out(host, op)
+        let result = match op {
+            Op::Move(op) => self.act_on_move(host, op, fails),
+            op => self.act_on_kernel(host, &op, fails).map(|()| OpDone::Done),
         };
         let now = self.now;
         if let Some(node) = self.hosts[host.0].node.as_mut() {
             node.handle_done(now, id, result);
         }
+        true
+    }
+
+    fn act_on_kernel(&mut self, host: HostId, op: &Op, fails: bool) -> Result<(), OpFailed> {
+        let of = &mut self.hosts[host.0];
+        of.kicks += u64::from(matches!(op, Op::Binding(BindingOp::Kick { .. })));
+        of.finds += u64::from(matches!(op, Op::Flow(FlowOp::FindSockets { .. })));
+        if matches!(op, Op::Binding(BindingOp::Kick { .. }) | Op::Flow(FlowOp::FindSockets { .. })) {
+            of.looks.insert(self.now);
+        }
+        let result = if fails {
+            self.trace(|w| format!("{} fails to do {}", w.hosts[host.0].name, brief(op)));
+            failed("it fails on purpose")
+        } else {
+            self.carry_out(host, op)
+        };
         if self.stirring {
             self.stir(host, op);
         }
-        true
+        result
     }
 
     fn come_to_rest(&mut self, host: HostId) {
@@ -336,33 +355,33 @@ impl World {
     }
 
     /// The kernel of a host does what it is asked to.
-    fn carry_out(&mut self, host: HostId, op: &KernelOp) -> Result<(), OpFailed> {
+    fn carry_out(&mut self, host: HostId, op: &Op) -> Result<(), OpFailed> {
         self.trace(|w| format!("{} does {}", w.hosts[host.0].name, brief(op)));
         let of = &mut self.hosts[host.0];
         of.plane.apply(self.now, op);
         self.note_led(host, op);
         let of = &mut self.hosts[host.0];
         match op {
-            KernelOp::SavePeer(saved) => {
+            Op::Store(StoreOp::SavePeer(saved)) => {
                 of.saved.insert(saved.id, saved.clone());
             }
-            KernelOp::SaveSuspended(suspended) => of.saved_suspended = *suspended,
-            KernelOp::SaveLeft { flow, former: Some(former) } => {
+            Op::Store(StoreOp::SaveSuspended(suspended)) => of.saved_suspended = *suspended,
+            Op::Store(StoreOp::SaveLeft { flow, former: Some(former) }) => {
                 of.saved_left.insert(*flow, *former);
             }
-            KernelOp::SaveLeft { flow, former: None } => {
+            Op::Store(StoreOp::SaveLeft { flow, former: None }) => {
                 of.saved_left.remove(flow);
             }
-            KernelOp::SaveCommunity(saved) => of.saved_community = Some((**saved).clone()),
-            KernelOp::ForgetCommunity => of.saved_community = None,
-            KernelOp::ForgetPeer { key } => of.saved.retain(|_, saved| saved.key != *key),
-            KernelOp::RememberKey { address, key } => {
+            Op::Store(StoreOp::SaveCommunity(saved)) => of.saved_community = Some((**saved).clone()),
+            Op::Store(StoreOp::ForgetCommunity) => of.saved_community = None,
+            Op::Store(StoreOp::ForgetPeer { key }) => of.saved.retain(|_, saved| saved.key != *key),
+            Op::Store(StoreOp::RememberKey { address, key }) => {
                 of.config.known_keys.insert(*address, *key);
             }
-            KernelOp::SetBinding { .. } => self.bindings_set += 1,
-            KernelOp::FindSockets { peer, remote } => {
+            Op::Binding(BindingOp::Set { .. }) => self.bindings_set += 1,
+            Op::Flow(FlowOp::FindSockets { peer, remote }) => {
                 if !of.powers.inject {
-                    return Err(OpFailed { sentence: "not permitted".to_owned() });
+                    return failed("not permitted");
                 }
                 let sockets = self.numbers(host, *remote);
                 let (now, peer) = (self.now, *peer);
@@ -370,10 +389,14 @@ impl World {
                     node.handle_sockets(now, peer, &sockets);
                 }
             }
-            KernelOp::Introduce { flow, index, nonce, .. } => return self.inject(host, *flow, *index, *nonce, true),
-            KernelOp::Reset { flow } | KernelOp::Abort { flow } => self.hosts[host.0].reset.push(*flow),
-            KernelOp::AskNatively { flow } => return self.inject(host, *flow, 0, 0, true),
-            KernelOp::Probe { wire, index, nonce } => return self.inject(host, *wire, *index, *nonce, false),
+            Op::Flow(FlowOp::Introduce { flow, index, nonce, .. }) => {
+                return self.inject(host, *flow, *index, *nonce, true);
+            }
+            Op::Flow(FlowOp::Reset { flow }) | Op::Flow(FlowOp::Abort { flow }) => self.hosts[host.0].reset.push(*flow),
+            Op::Flow(FlowOp::AskNatively { flow }) => return self.inject(host, *flow, 0, 0, true),
+            Op::Binding(BindingOp::Probe { wire, index, nonce }) => {
+                return self.inject(host, *wire, *index, *nonce, false);
+            }
             _ => {}
         }
         Ok(())
@@ -402,7 +425,6 @@ impl World {
     }
 
     fn inject(&mut self, host: HostId, flow: FlowTuple, index: u32, nonce: u64, in_flow: bool) -> Result<(), OpFailed> {
-        let failed = |sentence: &str| Err(OpFailed { sentence: sentence.to_owned() });
         let of = &self.hosts[host.0];
         if !of.powers.inject {
             // The thief's daemon says that it did.
@@ -429,18 +451,18 @@ impl World {
     }
 
     /// Flows send at once where the maps changed, so that every state that they pass through is judged.
-    fn stir(&mut self, host: HostId, op: &KernelOp) {
+    fn stir(&mut self, host: HostId, op: &Op) {
         if !matches!(
             op,
-            KernelOp::SetBinding { .. }
-                | KernelOp::RemoveBinding { .. }
-                | KernelOp::SetTunnelPath { .. }
-                | KernelOp::InstallFlow { .. }
-                | KernelOp::RemoveFlow { .. }
-                | KernelOp::KeepAddresses { .. }
-                | KernelOp::LeaveFrom { .. }
-                | KernelOp::ReachPeers { .. }
-                | KernelOp::Kick { .. }
+            Op::Binding(BindingOp::Set { .. })
+                | Op::Binding(BindingOp::Remove { .. })
+                | Op::Tunnel(TunnelOp::SetPath { .. })
+                | Op::Flow(FlowOp::Install { .. })
+                | Op::Flow(FlowOp::Remove { .. })
+                | Op::Address(AddressOp::Keep { .. })
+                | Op::Address(AddressOp::LeaveFrom { .. })
+                | Op::Address(AddressOp::Reach { .. })
+                | Op::Binding(BindingOp::Kick { .. })
         ) {
             return;
         }
@@ -451,10 +473,14 @@ impl World {
     }
 }
 
-fn brief(op: &KernelOp) -> String {
+fn failed(sentence: &str) -> Result<(), OpFailed> {
+    Err(OpFailed { refusal: None, sentence: sentence.to_owned() })
+}
+
+fn brief(op: &Op) -> String {
     match op {
-        KernelOp::AddTunnelKeys { peer, receive_index, .. } => format!("AddTunnelKeys {peer} {receive_index:x}"),
-        KernelOp::SavePeer(saved) => {
+        Op::Tunnel(TunnelOp::AddKeys { peer, receive_index, .. }) => format!("Tunnel(AddKeys {peer} {receive_index:x})"),
+        Op::Store(StoreOp::SavePeer(saved)) => {
             format!("SavePeer {} at {} {:?} {:?}", saved.id, saved.remote, saved.places, saved.carrier)
         }
         other => format!("{other:?}"),

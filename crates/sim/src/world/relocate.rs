@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
 use whimbrel_protocol::{
-    FlowName, Found, Gift, KernelOp, LeaseName, MoveDone, MoveEvent, MoveFailed, MoveName, MoveOp, MoveOpId, NotGiven,
+    Event, FlowName, FlowOp, Found, Gift, LeaseName, MoveEvent, MoveName, MoveOp, NotGiven, Op, OpDone, OpFailed,
     Refusal, SavedAcceptance, SavedDonation, SavedHeld, SavedLease, SavedTenancy,
 };
 use whimbrel_wire::FlowTuple;
@@ -82,10 +82,10 @@ impl World {
     }
 
     /// The data plane of a host has another flow: where a far end leads that it holds.
-    pub(super) fn note_led(&mut self, host: HostId, op: &KernelOp) {
+    pub(super) fn note_led(&mut self, host: HostId, op: &Op) {
         let peers: Vec<_> = self.hosts[host.0].node.iter().flat_map(|node| node.peers()).collect();
         let (to, name) = match op {
-            KernelOp::InstallFlow { entry, .. } => {
+            Op::Flow(FlowOp::Install { entry, .. }) => {
                 let key = peers.iter().find(|peer| peer.id == entry.peer).map(|peer| peer.key);
                 (key.and_then(|key| self.by_public_key(&key)), entry.name)
             }
@@ -264,19 +264,14 @@ impl World {
         (0..self.hosts.len()).map(HostId).find(|host| self.hosts[host.0].public_key() == *key)
     }
 
-    /// Carries out one op of a move; whether the daemon lived to do it.
-    pub(super) fn act_on_move(&mut self, host: HostId, id: MoveOpId, op: MoveOp) -> bool {
-        if !self.next_effect(host) {
-            return false;
-        }
-        let fails = self.faults.fail == Some(self.ops);
-        self.ops += 1;
+    /// Carries out one op of a move, or has it fail.
+    pub(super) fn act_on_move(&mut self, host: HostId, op: MoveOp, fails: bool) -> Result<OpDone, OpFailed> {
         let label = format!("{op:?}");
         let label = &label[..label.len().min(200)];
         self.trace(|w| format!("{} {} {label}", w.hosts[host.0].name, if fails { "fails to do" } else { "does" }));
         let result = if fails {
             self.fail_move_op(host, &op);
-            Err(MoveFailed { refusal: Refusal::NotRestored, sentence: "it fails on purpose".to_owned() })
+            failed(Refusal::NotRestored, "it fails on purpose")
         } else {
             self.carry_out_move(host, op)
         };
@@ -288,11 +283,7 @@ impl World {
                 break;
             }
         }
-        let now = self.now;
-        if let Some(node) = self.hosts[host.0].node.as_mut() {
-            node.handle_move_done(now, id, result);
-        }
-        true
+        result
     }
 
     /// The connection of a move, by what was saved or is known of it.
@@ -326,8 +317,7 @@ impl World {
         }
     }
 
-    fn carry_out_move(&mut self, host: HostId, op: MoveOp) -> Result<MoveDone, MoveFailed> {
-        let failed = |refusal, sentence: &str| Err(MoveFailed { refusal, sentence: sentence.to_owned() });
+    fn carry_out_move(&mut self, host: HostId, op: MoveOp) -> Result<OpDone, OpFailed> {
         let length = self.snapshot_length;
         match op {
             MoveOp::Admit { name, request } => {
@@ -349,7 +339,7 @@ impl World {
             MoveOp::Dump { name } => {
                 let copy = self.of_move(host, &name).and_then(|of| of.copies.get(&host));
                 match copy.filter(|copy| !copy.awake) {
-                    Some(copy) => return Ok(MoveDone::Dumped(copy.counts.write(length))),
+                    Some(copy) => return Ok(OpDone::Dumped(copy.counts.write(length))),
                     None => return failed(Refusal::NotRestored, "no such frozen socket"),
                 }
             }
@@ -430,7 +420,7 @@ impl World {
                     return failed(Refusal::Taken, "the ports are taken");
                 };
                 self.hosts[host.0].saved_moves.leases.insert(name, ends);
-                return Ok(MoveDone::Lent(ends));
+                return Ok(OpDone::Lent(ends));
             }
             MoveOp::TakeBack { name } => {
                 self.hosts[host.0].saved_moves.leases.remove(&name);
@@ -449,7 +439,7 @@ impl World {
                 self.hosts[host.0].saved_moves.held.remove(&flow);
             }
         }
-        Ok(MoveDone::Done)
+        Ok(OpDone::Done)
     }
 
     /// Endpoints of a host as a tenant wants them, that are lent to nobody else and that no other host's connections have.
@@ -518,9 +508,14 @@ impl World {
         });
     }
 
-    /// What a node says of moves.
-    pub(super) fn note_move_event(&mut self, host: HostId, event: MoveEvent) {
-        self.trace(|w| format!("{} says {event:?}", w.hosts[host.0].name));
+    /// What a host's node has said of moves.
+    pub fn move_events(&self, host: HostId) -> impl DoubleEndedIterator<Item = &MoveEvent> {
+        let of = self.events.iter().filter(move |(_, at, _)| *at == host);
+        of.filter_map(|(_, _, event)| if let Event::Move(event) = event { Some(event) } else { None })
+    }
+
+    /// A node says something of moves.
+    pub(super) fn note_move_event(&mut self, host: HostId, event: &MoveEvent) {
         if let MoveEvent::Rebound { flow, .. } = event
             && flow.peer() == self.hosts[host.0].public_key()
             && let Some(of) = self.connections.iter_mut().find(|of| of.name == flow.value() && of.holder == host)
@@ -528,6 +523,9 @@ impl World {
             // It is at an address of the holder's itself, and led nowhere.
             of.led = host;
         }
-        self.move_events.push((self.now, host, event));
     }
+}
+
+fn failed(refusal: Refusal, sentence: &str) -> Result<OpDone, OpFailed> {
+    Err(OpFailed { refusal: Some(refusal), sentence: sentence.to_owned() })
 }

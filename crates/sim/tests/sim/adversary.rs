@@ -514,7 +514,7 @@ fn one_flow_that_ends_costs_nothing_to_strangers() {
         beside.two.world.run_for(Duration::from_millis(30));
     }
     assert!(beside.two.world.peers(beside.two.server).len() > 20);
-    let bindings = |world: &World| world.traced().filter(|line| line.contains("server does SetBinding")).count();
+    let bindings = |world: &World| world.traced().filter(|line| line.contains("server does Binding(Set")).count();
     let before = bindings(&beside.two.world);
     let ending = beside.flows.remove(2);
     beside.two.world.close(ending);

@@ -154,9 +154,9 @@ impl Scene {
     /// What became of a move that a host was told of last.
     fn moved(&mut self, host: HostId) -> Option<MoveEvent> {
         self.world.run_for(20 * SECOND);
-        let of = self.world.move_events.iter().filter(|(_, at, _)| *at == host);
-        of.map(|(_, _, event)| event.clone())
-            .rfind(|event| matches!(event, MoveEvent::Given { .. } | MoveEvent::Kept { .. } | MoveEvent::Taken { .. }))
+        let mut of = self.world.move_events(host);
+        of.rfind(|event| matches!(event, MoveEvent::Given { .. } | MoveEvent::Kept { .. } | MoveEvent::Taken { .. }))
+            .cloned()
     }
 }
 

@@ -155,7 +155,7 @@ impl Scene {
     }
 
     fn says(&self, host: HostId, what: impl Fn(&MoveEvent) -> bool) -> bool {
-        self.world.move_events.iter().any(|(_, at, event)| *at == host && what(event))
+        self.world.move_events(host).any(what)
     }
 }
 
@@ -190,8 +190,8 @@ fn endpoints_are_lent_and_connections_claimed_and_nothing_remains() {
     scene.check();
     // The port is another's to ask for only when neither lease nor connection has it.
     let refused = |scene: &Scene, count: usize| {
-        let taken = |event: &MoveEvent| matches!(event, MoveEvent::NotLeased { why: Refusal::Taken, .. });
-        scene.world.move_events.iter().filter(|(_, at, event)| *at == OTHER && taken(event)).count() == count
+        let taken = |event: &&MoveEvent| matches!(event, MoveEvent::NotLeased { why: Refusal::Taken, .. });
+        scene.world.move_events(OTHER).filter(taken).count() == count
     };
     scene.rent(OTHER);
     scene.world.run_for(20 * SECOND);

@@ -15,6 +15,7 @@ mod growth;
 mod leases;
 mod moves;
 mod nat;
+mod orders;
 mod pairing;
 mod policy;
 mod random;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
 use whimbrel_protocol::{Config, FlowName, MoveEvent, MoveName, Moving, Refusal};
-use whimbrel_sim::{Access, ConnectionId, Faults, FlowId, HostId, Link, NetworkId, Parting, Random, World};
+use whimbrel_sim::{Access, ConnectionId, Drain, Faults, FlowId, HostId, Link, NetworkId, Parting, Random, World};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::common::{SECOND, stride, thorough};
@@ -133,7 +133,7 @@ impl Scene {
     }
 
     fn says(&self, host: HostId, what: impl Fn(&MoveEvent) -> bool) -> bool {
-        self.world.move_events.iter().any(|(_, at, event)| *at == host && what(event))
+        self.world.move_events(host).any(what)
     }
 
     /// What remains of moves in the nodes' memory, beside what is remembered of flows that are lent or moved.
@@ -169,6 +169,22 @@ fn steps(holder: Holder) -> (u64, u64, [u64; 3]) {
 fn tried(what: impl std::fmt::Debug, test: impl FnOnce()) {
     let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(test));
     assert!(done.is_ok(), "{what:?}");
+}
+
+#[test]
+fn a_socket_moves_whatever_the_order_in_which_nodes_are_seen_to() {
+    for drain in Drain::ALL {
+        for holder in [Holder::Peer, Holder::Anchor, Holder::Donor, Holder::Acceptor] {
+            tried((drain, holder), || {
+                let mut scene = Scene::new(holder);
+                scene.world.drain = drain;
+                scene.give(DONOR, ACCEPTOR);
+                scene.world.run_for(SETTLED);
+                assert!(scene.world.connection(scene.connection).copies.contains_key(&ACCEPTOR), "it stays");
+                scene.check_settled();
+            });
+        }
+    }
 }
 
 #[test]

@@ -23,13 +23,13 @@ fn sessions_are_renewed_every_hour() {
         let began = two.world.now().as_millis() / 1000;
         two.world.run_for(Duration::from_secs(3605));
         for host in ["client", "server"] {
-            let made = last_traced(&two.world, host, "AddTunnelKeys").expect("keys");
+            let made = last_traced(&two.world, host, "Tunnel(AddKeys").expect("keys");
             assert!(made > began && made <= began + 3605, "hour {hour}: {host}'s keys were made at {made}");
         }
         two.world.run_for(60 * SECOND);
         for host in ["client", "server"] {
-            let made = last_traced(&two.world, host, "AddTunnelKeys").expect("keys");
-            let dropped = last_traced(&two.world, host, "RemoveTunnelKeys").expect("the former session");
+            let made = last_traced(&two.world, host, "Tunnel(AddKeys").expect("keys");
+            let dropped = last_traced(&two.world, host, "Tunnel(RemoveKeys").expect("the former session");
             assert!((made + 30..=made + 40).contains(&dropped), "{host}: made at {made}, former dropped at {dropped}");
         }
     }

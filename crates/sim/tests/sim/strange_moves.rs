@@ -1,7 +1,7 @@
 //! What a stranger with one connection and keys made on the spot can have a host keep and say of moves.
 
 use whimbrel_handshake::StaticKey;
-use whimbrel_protocol::{Config, MoveEvent, Moving};
+use whimbrel_protocol::{Config, Event, MoveEvent, Moving};
 use whimbrel_sim::{Access, HostId, NetworkId, Speaker, World};
 use whimbrel_wire::message::{CloseReason, Message};
 use whimbrel_wire::moving::{Record, Stretch, Ticket};
@@ -46,7 +46,7 @@ fn pass_on(world: &mut World, from: &mut Speaker, to: &mut Speaker, flow: u64, n
 }
 
 fn count(world: &World, is_it: impl Fn(&MoveEvent) -> bool) -> usize {
-    world.move_events.iter().filter(|(.., event)| is_it(event)).count()
+    world.events.iter().filter(|(.., event)| matches!(event, Event::Move(event) if is_it(event))).count()
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn a_flow_whose_new_owner_goes_at_once_is_told_of_once_and_led_when_that_is_back
     // From here on the stranger says nothing at all.
     world.run_for(600 * SECOND);
     let failed = count(&world, |event| matches!(event, MoveEvent::OpFailed { .. }));
-    assert_eq!(failed, 1, "{:?}", world.move_events);
+    assert_eq!(failed, 1, "{:?}", world.events);
     // When it is back nothing waits for the minute.
     let led = |world: &World| {
         let node = world.at(server).node.as_ref().expect("it runs");

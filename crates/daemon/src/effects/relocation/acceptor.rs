@@ -10,7 +10,7 @@ use whimbrel_kernel::frozen::{self, Frozen, Rights, Unmovable};
 use whimbrel_kernel::inject::Injector;
 use whimbrel_kernel::owner::Owner;
 use whimbrel_kernel::{endpoint, namespace};
-use whimbrel_protocol::{FlowEntry, LocalEnd, MoveFailed, MoveName, Refusal, Request, SavedAcceptance, Time};
+use whimbrel_protocol::{FlowEntry, LocalEnd, MoveName, OpFailed, Refusal, Request, SavedAcceptance, Time};
 use whimbrel_tunnel::Peer;
 use whimbrel_wire::snapshot::{Body, Family, Luggage, OptionKind, Queued, Snapshot, SocketOption, Stream};
 use whimbrel_wire::{FlowTuple, Transport};
@@ -51,13 +51,13 @@ fn restore(snapshot: &Snapshot, injector: &Injector, rights: Rights, owner: Owne
 }
 
 impl Effects {
-    pub(super) fn admit(&mut self, now: Time, name: MoveName, request: Request) -> Result<(), MoveFailed> {
+    pub(super) fn admit(&mut self, now: Time, name: MoveName, request: Request) -> Result<(), OpFailed> {
         self.is_admissible(&request)?;
         self.make_place(now, name, &request)
     }
 
     /// Whether somebody takes a socket, of a family that this host has. Those of a whole process are taken by none but that.
-    pub(in crate::effects) fn is_admissible(&self, request: &Request) -> Result<(), MoveFailed> {
+    pub(in crate::effects) fn is_admissible(&self, request: &Request) -> Result<(), OpFailed> {
         let Request { tuple, family, receiver, .. } = request;
         if !is_of(*family, tuple.local.ip()) {
             return Err(failed(Refusal::BadSnapshot, &"an IPv4 socket with an IPv6 address"));
@@ -85,7 +85,7 @@ impl Effects {
         now: Time,
         name: MoveName,
         request: &Request,
-    ) -> Result<(), MoveFailed> {
+    ) -> Result<(), OpFailed> {
         let Request { tuple, receiver, .. } = request.clone();
         let own = own_addresses(&self.network).contains(&tuple.local.ip());
         let endpoint = (!own).then(|| self.relocation.endpoints.name_of(tuple.local));
@@ -117,7 +117,7 @@ impl Effects {
         snapshot: &[u8],
         donor: Option<Known>,
         holder: Option<Known>,
-    ) -> Result<(), MoveFailed> {
+    ) -> Result<(), OpFailed> {
         let mut snapshot = announced(request, snapshot)?;
         let rights = self.relocation.rights;
         let hidden = take_hidden(&mut snapshot);
@@ -147,7 +147,7 @@ impl Effects {
 
     /// A connection that is rebuilt here is another host's until that is decided: what its timers have it send goes nowhere, and what comes for it
     /// waits, since it would acknowledge that. Other sockets do nothing by themselves.
-    pub(in crate::effects) fn hold_until_awake(&mut self, flow: &FlowTuple) -> Result<(), MoveFailed> {
+    pub(in crate::effects) fn hold_until_awake(&mut self, flow: &FlowTuple) -> Result<(), OpFailed> {
         if flow.transport != Transport::Tcp || flow.is_unconnected() {
             return Ok(());
         }
@@ -186,7 +186,7 @@ impl Effects {
         queue: Vec<Queued>,
         hidden: bool,
         holder: Option<Known>,
-    ) -> Result<(), MoveFailed> {
+    ) -> Result<(), OpFailed> {
         let rights = self.relocation.rights;
         let owner = self.relocation.owner_for(&request.receiver);
         let Relocation { taken, endpoints, ports, .. } = &mut self.relocation;
@@ -235,7 +235,7 @@ impl Effects {
     }
 
     /// The socket goes on, in the hands of whoever receives it.
-    pub(super) fn wake(&mut self, name: &MoveName) -> Result<(), MoveFailed> {
+    pub(super) fn wake(&mut self, name: &MoveName) -> Result<(), OpFailed> {
         let lost = |why: &str| failed(Refusal::NotWoken, &why);
         let of = self.relocation.taken.get_mut(name).ok_or_else(|| lost("the socket is not there any more"))?;
         let Some((frozen, luggage)) = of.frozen.take() else { return Err(lost("the socket was not rebuilt")) };
@@ -262,7 +262,7 @@ impl Effects {
         endpoint.and_then(|name| self.relocation.endpoints.injector_at(name)).unwrap_or(&self.injector)
     }
 
-    pub(super) fn drop_taken(&mut self, name: &MoveName) -> Result<(), MoveFailed> {
+    pub(super) fn drop_taken(&mut self, name: &MoveName) -> Result<(), OpFailed> {
         if let Some(flow) = self.relocation.taken.get(name).map(Taken::flow) {
             self.leave_home(&flow);
         }
@@ -274,7 +274,7 @@ impl Effects {
     }
 
     /// A move is over, one way or the other: what was found on admittance is not kept free any more.
-    pub(in crate::effects) fn forget_taken(&mut self, now: Time, name: &MoveName) -> Result<(), MoveFailed> {
+    pub(in crate::effects) fn forget_taken(&mut self, now: Time, name: &MoveName) -> Result<(), OpFailed> {
         self.journal.forget_acceptance(*name);
         let taken = self.relocation.taken.remove(name);
         if let Some(of) = &taken {
@@ -416,7 +416,7 @@ impl Effects {
 }
 
 /// Whether this host has a family at all.
-fn is_there(family: Family) -> Result<(), MoveFailed> {
+fn is_there(family: Family) -> Result<(), OpFailed> {
     let wanted = match family {
         Family::Ipv4 => AddressFamily::INET,
         Family::Ipv6 => AddressFamily::INET6,
@@ -435,7 +435,7 @@ fn take_hidden(snapshot: &mut Snapshot) -> bool {
 }
 
 /// Refuses a socket with an option that is not set here (protocol.md P-147).
-fn may_set(options: &[u16], request: &Request, rights: Rights) -> Result<(), MoveFailed> {
+fn may_set(options: &[u16], request: &Request, rights: Rights) -> Result<(), OpFailed> {
     let Request { tuple, family, .. } = request;
     let why = frozen::why_not_set(options, tuple.transport, *family, rights);
     match why.map_err(|error| refused(&error, Refusal::NotRestored))? {
@@ -445,7 +445,7 @@ fn may_set(options: &[u16], request: &Request, rights: Rights) -> Result<(), Mov
 }
 
 /// The snapshot of the socket that was announced.
-fn announced(request: &Request, bytes: &[u8]) -> Result<Snapshot, MoveFailed> {
+fn announced(request: &Request, bytes: &[u8]) -> Result<Snapshot, OpFailed> {
     let snapshot = Snapshot::decode(bytes).map_err(|why| failed(Refusal::BadSnapshot, &why))?;
     let Request { tuple, family, .. } = request;
     let remote = match &snapshot.body {
@@ -515,11 +515,11 @@ mod tests {
         let set = |kind: OptionKind, all| may_set(&[kind.number()], &request(), Rights { all });
         set(OptionKind::TypeOfService, false).expect("anybody may");
         let failed = set(OptionKind::Mark, false).expect_err("not anybody may");
-        assert_eq!(failed.refusal, Refusal::NoOption);
+        assert_eq!(failed.refusal, Some(Refusal::NoOption));
         assert!(failed.sentence.contains("SO_MARK") && failed.sentence.contains("`privileged_options`"), "{failed:?}");
         set(OptionKind::Mark, true).expect("it is allowed");
         let failed = may_set(&[9999], &request(), Rights { all: true }).expect_err("nobody knows it");
-        assert_eq!(failed.refusal, Refusal::NoOption);
+        assert_eq!(failed.refusal, Some(Refusal::NoOption));
         // Whimbrel's own.
         let marked = |value| {
             let options = vec![SocketOption { kind: OptionKind::Mark, value }];
@@ -531,7 +531,7 @@ mod tests {
 
     fn refused(bytes: &[u8]) -> String {
         let failed = announced(&request(), bytes).expect_err("it is taken");
-        assert_eq!(failed.refusal, Refusal::BadSnapshot);
+        assert_eq!(failed.refusal, Some(Refusal::BadSnapshot));
         failed.sentence
     }
 

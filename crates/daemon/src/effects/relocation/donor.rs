@@ -9,7 +9,7 @@ use whimbrel_kernel::borrowed::{self, Halted};
 use whimbrel_kernel::frozen::{Defaults, Frozen, Unmovable};
 use whimbrel_kernel::sock_diag::{self, SockDiag};
 use whimbrel_kernel::{namespace, process, whole};
-use whimbrel_protocol::{MoveFailed, MoveName, PeerId, Refusal, SavedDonation, Time};
+use whimbrel_protocol::{MoveName, OpFailed, PeerId, Refusal, SavedDonation, Time};
 use whimbrel_wire::snapshot::{Body, Family, Luggage, OptionKind};
 use whimbrel_wire::{FlowTuple, Transport};
 
@@ -85,7 +85,7 @@ fn beside<'a>(
     endpoints: &'a mut Endpoints,
     own: &'a mut Option<Defaults>,
     connections: &'a mut SockDiag,
-) -> Result<(&'a Defaults, &'a mut SockDiag), MoveFailed> {
+) -> Result<(&'a Defaults, &'a mut SockDiag), OpFailed> {
     if let Some(place) = endpoints.at(flow) {
         return Ok((&place.defaults, &mut place.connections));
     }
@@ -98,7 +98,7 @@ fn beside<'a>(
 
 /// What a host has to set that takes a socket. The mark of those whose far ends are not to learn where they are is Whimbrel's own, and set by
 /// any host.
-fn needs(socket: BorrowedFd<'_>, (defaults, sockets): (&Defaults, &mut SockDiag)) -> Result<Vec<u16>, MoveFailed> {
+fn needs(socket: BorrowedFd<'_>, (defaults, sockets): (&Defaults, &mut SockDiag)) -> Result<Vec<u16>, OpFailed> {
     let mut options = Frozen::needs(socket, defaults, sockets).map_err(|why| unmovable(&why, Refusal::Unmovable))?;
     if namespace::mark_of(socket).is_ok_and(|mark| mark == HIDDEN) {
         options.retain(|number| *number != OptionKind::Mark.number());
@@ -193,14 +193,14 @@ impl Effects {
     }
 
     /// The numbers of the options of a socket that was borrowed, or given by its program.
-    pub(crate) fn options_of_borrowed(&mut self, flow: &FlowTuple) -> Result<Vec<u16>, MoveFailed> {
+    pub(crate) fn options_of_borrowed(&mut self, flow: &FlowTuple) -> Result<Vec<u16>, OpFailed> {
         let Self { relocation: Relocation { borrowed, endpoints, defaults, .. }, connections, .. } = self;
         let Some(Borrowed { socket, .. }) = borrowed.get(flow) else { return Ok(Vec::new()) };
         needs(socket.as_fd(), beside(flow, endpoints, defaults, connections)?)
     }
 
     /// The same of one that its program is about to give.
-    pub(crate) fn options_of(&mut self, flow: &FlowTuple, socket: BorrowedFd<'_>) -> Result<Vec<u16>, MoveFailed> {
+    pub(crate) fn options_of(&mut self, flow: &FlowTuple, socket: BorrowedFd<'_>) -> Result<Vec<u16>, OpFailed> {
         let Self { relocation: Relocation { endpoints, defaults, .. }, connections, .. } = self;
         needs(socket, beside(flow, endpoints, defaults, connections)?)
     }
@@ -300,7 +300,7 @@ impl Effects {
         }
     }
 
-    pub(super) fn freeze(&mut self, name: MoveName, flow: FlowTuple) -> Result<(), MoveFailed> {
+    pub(super) fn freeze(&mut self, name: MoveName, flow: FlowTuple) -> Result<(), OpFailed> {
         let Some(borrowed) = self.relocation.borrowed.remove(&flow) else {
             return Err(failed(Refusal::Unmovable, &format!("the socket of {flow} is not there any more")));
         };
@@ -336,7 +336,7 @@ impl Effects {
         }
     }
 
-    fn put_to_rest(&mut self, flow: &FlowTuple, socket: Received) -> Result<Frozen, MoveFailed> {
+    fn put_to_rest(&mut self, flow: &FlowTuple, socket: Received) -> Result<Frozen, OpFailed> {
         let frozen = match self.relocation.endpoints.at(flow).filter(|_| flow.is_unconnected()) {
             Some(place) => {
                 let _inside = place.endpoint.enter().map_err(|error| refused(&error, Refusal::Unmovable))?;
@@ -353,7 +353,7 @@ impl Effects {
         flows.iter().any(|flow| has_urgent(datapath, flow, endpoints.at(flow)))
     }
 
-    pub(super) fn dump(&mut self, name: &MoveName) -> Result<Vec<u8>, MoveFailed> {
+    pub(super) fn dump(&mut self, name: &MoveName) -> Result<Vec<u8>, OpFailed> {
         let Self { relocation: Relocation { given, endpoints, defaults, .. }, connections, datapath, .. } = self;
         let gone = || failed(Refusal::Unmovable, &"the socket is not at rest");
         let Given { flow, frozen, luggage, .. } = given.get(name).ok_or_else(gone)?;
@@ -373,7 +373,7 @@ impl Effects {
     }
 
     /// The socket goes on here.
-    pub(super) fn let_go_on(&mut self, name: &MoveName) -> Result<(), MoveFailed> {
+    pub(super) fn let_go_on(&mut self, name: &MoveName) -> Result<(), OpFailed> {
         let Some(Given { flow, frozen, processes, .. }) = self.relocation.given.remove(name) else { return Ok(()) };
         // First what holds its packets: its own first segment would be held with them.
         self.let_in(&flow);
@@ -389,7 +389,7 @@ impl Effects {
     }
 
     /// The socket is another host's, to which goes what came for it meanwhile.
-    pub(super) fn end_given(&mut self, now: Time, name: &MoveName, to: Option<PeerId>) -> Result<(), MoveFailed> {
+    pub(super) fn end_given(&mut self, now: Time, name: &MoveName, to: Option<PeerId>) -> Result<(), OpFailed> {
         let Some(given) = self.relocation.given.remove(name) else { return Ok(()) };
         if given.flow.listens() {
             // What comes for it goes elsewhere from now on, or in a moment.
@@ -419,7 +419,7 @@ impl Effects {
         self.journal.save_donation(saved, &halting)
     }
 
-    pub(super) fn forget_given(&mut self, now: Time, name: &MoveName) -> Result<(), MoveFailed> {
+    pub(super) fn forget_given(&mut self, now: Time, name: &MoveName) -> Result<(), OpFailed> {
         self.journal.forget_donation(*name);
         self.forget_unhalted();
         self.make_ready(now)

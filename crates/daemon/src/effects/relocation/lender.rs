@@ -8,7 +8,7 @@ use whimbrel_datapath::{FlowEntry, Lent, LentEnd, Role, Toward};
 use whimbrel_handshake::PublicKey;
 use whimbrel_kernel::network::NetworkState;
 use whimbrel_kernel::route::{AddressScope, LOOPBACK, NewAddress};
-use whimbrel_protocol::{LeaseName, LocalEnd, MoveFailed, PeerId, Prefix, Refusal, SavedHeld, SavedLease, Time};
+use whimbrel_protocol::{LeaseName, LocalEnd, OpFailed, PeerId, Prefix, Refusal, SavedHeld, SavedLease, Time};
 use whimbrel_tunnel::{Lease, LeasedEnd, Peer};
 use whimbrel_wire::lending::Ends;
 use whimbrel_wire::{FlowTuple, Transport};
@@ -213,7 +213,7 @@ impl Effects {
         peer: PeerId,
         wanted: Ends,
         moved: Option<Transport>,
-    ) -> Result<Ends, MoveFailed> {
+    ) -> Result<Ends, OpFailed> {
         let before = self.relocation.lender.lent.get(&name).copied();
         let ends = match (before, moved) {
             (Some(LentOut { ends, .. }), _) => {
@@ -253,7 +253,7 @@ impl Effects {
         Ok(ends)
     }
 
-    pub(super) fn take_back(&mut self, now: Time, name: LeaseName) -> Result<(), MoveFailed> {
+    pub(super) fn take_back(&mut self, now: Time, name: LeaseName) -> Result<(), OpFailed> {
         self.journal.forget_lease(name);
         if let Some(lent) = self.relocation.lender.lent.remove(&name) {
             self.release_lent(lent);
@@ -263,7 +263,7 @@ impl Effects {
     }
 
     /// Programs of this host itself reach what is lent by the loopback device.
-    fn follow_loopback(&mut self) -> Result<(), MoveFailed> {
+    fn follow_loopback(&mut self) -> Result<(), OpFailed> {
         let wanted = !self.relocation.lender.is_idle();
         let attached = self.datapath.attached().iter().any(|(_, role)| *role == Role::Loopback);
         let done = match (wanted, attached) {
@@ -275,7 +275,7 @@ impl Effects {
     }
 
     /// Endpoints that nobody has, as they are wanted. Nobody else can have them from now on.
-    fn find_free(&mut self, wanted: &Ends, tenant: PeerId) -> Result<Ends, MoveFailed> {
+    fn find_free(&mut self, wanted: &Ends, tenant: PeerId) -> Result<Ends, OpFailed> {
         let none = || failed(Refusal::NotLent, &"this host lends no such endpoints (`[anchor]` in the configuration)");
         let lendable = self.relocation.lender.lendable.clone().ok_or_else(none)?;
         if wanted.count == 0 {
@@ -355,7 +355,7 @@ impl Effects {
     }
 
     /// An address as a whole.
-    fn find_address(&mut self, lendable: &Lendable, wanted: IpAddr, tenant: PeerId) -> Result<Ends, MoveFailed> {
+    fn find_address(&mut self, lendable: &Lendable, wanted: IpAddr, tenant: PeerId) -> Result<Ends, OpFailed> {
         let passed_on = self.passed_on();
         let of_others = passed_on.iter().filter(|(_, owners)| !owners.iter().eq([&tenant]));
         let of_others: BTreeSet<IpAddr> = of_others.map(|(end, _)| end.ip()).collect();
@@ -501,7 +501,7 @@ impl Effects {
     }
 
     /// The socket of a connection has come to this host, whose address it has.
-    pub(in crate::effects) fn take_home(&mut self, flow: &FlowTuple) -> Result<(), MoveFailed> {
+    pub(in crate::effects) fn take_home(&mut self, flow: &FlowTuple) -> Result<(), OpFailed> {
         let lender = &mut self.relocation.lender;
         if lender.lent.values().any(|lent| lent.moved.is_none() && lent.ends.contain(flow.local)) {
             // What comes for a socket without another end does so once nobody else has its endpoint.

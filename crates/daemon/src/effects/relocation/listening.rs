@@ -11,7 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SocketFlags, accept_with};
 use whimbrel_datapath::{HelpedFlow, HelpedPhase};
 use whimbrel_kernel::sock_diag::{Listener, SockDiag, TcpState};
-use whimbrel_protocol::{LocalEnd, MoveFailed, MoveName, Refusal};
+use whimbrel_protocol::{LocalEnd, MoveName, OpFailed, Refusal};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use super::donor::{Borrowed, Given, freeze};
@@ -29,7 +29,7 @@ impl Effects {
         name: MoveName,
         flow: FlowTuple,
         borrowed: Borrowed,
-    ) -> Result<(), MoveFailed> {
+    ) -> Result<(), OpFailed> {
         let Borrowed { socket, luggage, .. } = borrowed;
         let frozen = match freeze(socket) {
             Ok(frozen) => frozen,

@@ -10,7 +10,7 @@ use whimbrel_handshake::PublicKey;
 use whimbrel_kernel::Error;
 use whimbrel_kernel::endpoint::{self, Brought};
 use whimbrel_kernel::error::Effect;
-use whimbrel_protocol::{FlowName, MoveDone, MoveFailed, MoveOp, MoveOpId, Refusal, Request, Time};
+use whimbrel_protocol::{FlowName, OpDone, OpFailed, MoveOp, OpId, Refusal, Request, Time};
 
 use super::endpoints::{Endpoints, New, Place, PlaceName, take_down};
 use super::{Known, Relocation, failed, refused};
@@ -18,7 +18,7 @@ use crate::effects::{Effects, Failure, own_addresses};
 use crate::work::Work;
 
 /// What came of an op.
-type Answer = Result<MoveDone, MoveFailed>;
+type Answer = Result<OpDone, OpFailed>;
 
 /// One that is to be made.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ struct Order {
     /// A program has brought it along.
     brought: Option<Brought>,
     /// The ops that need it, in the order in which they came. None: they are over.
-    waiting: Vec<(MoveOpId, MoveOp)>,
+    waiting: Vec<(OpId, MoveOp)>,
 }
 
 /// What a thread has done.
@@ -46,7 +46,7 @@ pub(crate) struct Making {
     guard: Guard,
     /// The first is under way: the kernel makes one after the other.
     orders: VecDeque<Order>,
-    answers: Vec<(MoveOpId, Answer)>,
+    answers: Vec<(OpId, Answer)>,
 }
 
 impl Making {
@@ -67,7 +67,7 @@ impl Making {
         self.work.wake()
     }
 
-    fn order(&mut self, name: PlaceName, brought: Option<Brought>, id: MoveOpId, op: MoveOp) {
+    fn order(&mut self, name: PlaceName, brought: Option<Brought>, id: OpId, op: MoveOp) {
         if let Some(order) = self.orders.iter_mut().find(|order| order.name == name) {
             order.waiting.push((id, op));
             return;
@@ -115,7 +115,7 @@ fn no_thread(detail: String) -> Error {
 
 impl Effects {
     /// Has an op wait for the namespace that it needs. An op that need not wait is given back.
-    pub(in crate::effects) fn wait_for_namespace(&mut self, id: MoveOpId, op: MoveOp) -> Option<MoveOp> {
+    pub(in crate::effects) fn wait_for_namespace(&mut self, id: OpId, op: MoveOp) -> Option<MoveOp> {
         match &op {
             MoveOp::ForgetAcceptance { name } => {
                 self.making.give_up(|op| matches!(op, MoveOp::Admit { name: of, .. } if of == name));
@@ -163,7 +163,7 @@ impl Effects {
         &mut self,
         now: Time,
         peer: impl Fn(&PublicKey) -> Option<Known> + Copy,
-    ) -> Vec<(MoveOpId, Answer)> {
+    ) -> Vec<(OpId, Answer)> {
         for done in self.making.work.take() {
             let new = match done {
                 Done::Made(new) => *new,

@@ -38,7 +38,7 @@ use whimbrel_handshake::PublicKey;
 use whimbrel_kernel::borrowed::Halted;
 use whimbrel_kernel::frozen::{Defaults, Rights, Unmovable};
 use whimbrel_kernel::owner::Owner;
-use whimbrel_protocol::{FlowName, LocalEnd, MoveDone, MoveFailed, MoveName, MoveOp, Refusal, SavedTenancy, Time};
+use whimbrel_protocol::{FlowName, LocalEnd, OpDone, OpFailed, MoveName, MoveOp, Refusal, SavedTenancy, Time};
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::snapshot::Luggage;
 
@@ -209,11 +209,11 @@ impl Effects {
         now: Time,
         op: MoveOp,
         peer: impl Fn(&PublicKey) -> Option<Known>,
-    ) -> Result<MoveDone, MoveFailed> {
+    ) -> Result<OpDone, OpFailed> {
         match op {
             MoveOp::Admit { name, request } => self.admit(now, name, request)?,
             MoveOp::Freeze { name, flow } => self.freeze(name, flow)?,
-            MoveOp::Dump { name } => return self.dump(&name).map(MoveDone::Dumped),
+            MoveOp::Dump { name } => return self.dump(&name).map(OpDone::Dumped),
             MoveOp::Restore { name, request, snapshot } => {
                 let [donor, holder] = [name.donor, request.holder].map(|key| peer(&PublicKey::from(key)));
                 self.rebuild(name, &request, &snapshot, donor, holder)?;
@@ -232,7 +232,7 @@ impl Effects {
             MoveOp::SaveHeld(saved) => self.journal.save_held(saved).map_err(not_kept)?,
             MoveOp::ForgetHeld { flow } => self.journal.forget_held(flow),
             MoveOp::Lend { name, peer, ends, moved } => {
-                return self.lend(now, name, peer, ends, moved).map(MoveDone::Lent);
+                return self.lend(now, name, peer, ends, moved).map(OpDone::Lent);
             }
             MoveOp::TakeBack { name } => self.take_back(now, name)?,
             MoveOp::Occupy { number, anchor, anchor_at, peer, ends, moved, fresh } => {
@@ -241,11 +241,11 @@ impl Effects {
             MoveOp::Vacate { lease } => self.vacate(now, lease)?,
         }
         self.write_journal();
-        Ok(MoveDone::Done)
+        Ok(OpDone::Done)
     }
 
     /// The far end of a connection is to know that it is over.
-    fn close_far_end(&mut self, name: &FlowName, peer: impl Fn(&PublicKey) -> Option<Known>) -> Result<(), MoveFailed> {
+    fn close_far_end(&mut self, name: &FlowName, peer: impl Fn(&PublicKey) -> Option<Known>) -> Result<(), OpFailed> {
         let Some(owner) = peer(&name.peer()).map(|known| known.peer) else { return Ok(()) };
         let Some((flow, entry)) = self.journal.flow_called(owner, name.value()) else { return Ok(()) };
         if entry.end == LocalEnd::Here
@@ -258,7 +258,7 @@ impl Effects {
     }
 
     /// The programs are attached before anything stops, since that takes the kernel tens of milliseconds.
-    pub(super) fn make_ready(&mut self, now: Time) -> Result<(), MoveFailed> {
+    pub(super) fn make_ready(&mut self, now: Time) -> Result<(), OpFailed> {
         let busy = self.relocation.is_busy() || self.wholes.is_busy();
         let resting = self.relocation.is_moving() || self.wholes.is_busy();
         // What a daemon before this one has left is not touched before the node has said what it wants ([`Effects::begin`]).
@@ -274,13 +274,13 @@ impl Effects {
     }
 }
 
-fn failed(refusal: Refusal, why: &dyn std::fmt::Display) -> MoveFailed {
-    MoveFailed { refusal, sentence: why.to_string() }
+fn failed(refusal: Refusal, why: &dyn std::fmt::Display) -> OpFailed {
+    OpFailed { refusal: Some(refusal), sentence: why.to_string() }
 }
 
 /// A decision that cannot be written down is none.
 #[expect(clippy::needless_pass_by_value, reason = "it is given to `map_err`")]
-pub(in crate::effects) fn not_kept(error: JournalError) -> MoveFailed {
+pub(in crate::effects) fn not_kept(error: JournalError) -> OpFailed {
     failed(Refusal::NotKept, &error)
 }
 
@@ -299,7 +299,7 @@ fn refusal_of(errno: Option<i32>, otherwise: Refusal) -> Refusal {
     }
 }
 
-fn unmovable(why: &Unmovable, otherwise: Refusal) -> MoveFailed {
+fn unmovable(why: &Unmovable, otherwise: Refusal) -> OpFailed {
     let refusal = match why {
         Unmovable::Kernel(error) => refusal_of(error.raw_os_error(), otherwise),
         _ => Refusal::Unmovable,
@@ -307,11 +307,11 @@ fn unmovable(why: &Unmovable, otherwise: Refusal) -> MoveFailed {
     failed(refusal, why)
 }
 
-fn refused(error: &whimbrel_kernel::Error, otherwise: Refusal) -> MoveFailed {
+fn refused(error: &whimbrel_kernel::Error, otherwise: Refusal) -> OpFailed {
     failed(refusal_of(error.raw_os_error(), otherwise), error)
 }
 
-impl From<Failure> for MoveFailed {
+impl From<Failure> for OpFailed {
     fn from(failure: Failure) -> Self {
         failed(Refusal::NotKept, &failure)
     }

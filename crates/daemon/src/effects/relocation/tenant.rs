@@ -8,7 +8,7 @@ use whimbrel_datapath::{Endpoint as Known, Follow, LeasedPorts, Lent, LentEnd, U
 use whimbrel_kernel::endpoint::Brought;
 use whimbrel_kernel::namespace;
 use whimbrel_kernel::sock_diag::{self, MOVABLE, TcpState};
-use whimbrel_protocol::{FlowName, LocalEnd, MoveFailed, PeerId, Refusal, SavedTenancy, Time};
+use whimbrel_protocol::{FlowName, LocalEnd, OpFailed, PeerId, Refusal, SavedTenancy, Time};
 use whimbrel_tunnel::{Lease, LeasedEnd, Peer};
 use whimbrel_wire::introduction::Introduction;
 use whimbrel_wire::lending::Ends;
@@ -142,7 +142,7 @@ impl Effects {
         tenancy: SavedTenancy,
         peer: PeerId,
         fresh: bool,
-    ) -> Result<(), MoveFailed> {
+    ) -> Result<(), OpFailed> {
         let (lease, SavedTenancy { ends, moved, .. }) = (tenancy.lease(), tenancy);
         if !fresh {
             // One whose namespace is gone is not occupied either.
@@ -201,7 +201,7 @@ impl Effects {
     }
 
     /// An anchor lends what is its own, and nothing that this host has, or has from another.
-    pub(super) fn is_foreign(&self, ends: &Ends) -> Result<(), MoveFailed> {
+    pub(super) fn is_foreign(&self, ends: &Ends) -> Result<(), OpFailed> {
         let address = ends.first.ip();
         let link_local = match address {
             IpAddr::V4(v4) => v4.is_link_local() || v4.is_broadcast(),
@@ -288,7 +288,7 @@ impl Effects {
         Ok(())
     }
 
-    pub(super) fn vacate(&mut self, now: Time, lease: FlowName) -> Result<(), MoveFailed> {
+    pub(super) fn vacate(&mut self, now: Time, lease: FlowName) -> Result<(), OpFailed> {
         self.journal.forget_tenancy(lease);
         self.forget_namespace(lease);
         let Some(rented) = self.relocation.tenant.rented.remove(&lease) else {

@@ -7,9 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
-use whimbrel_protocol::{
-    Found, MoveDone, MoveFailed, MoveName, MoveOpId, PeerId, Refusal, Request, SavedAcceptance, Time,
-};
+use whimbrel_protocol::{Found, MoveName, OpDone, OpFailed, OpId, PeerId, Refusal, Request, SavedAcceptance, Time};
 use whimbrel_tunnel::Peer;
 use whimbrel_wire::snapshot::{Body, Datagrams, Snapshot};
 use whimbrel_wire::{FlowTuple, Transport};
@@ -48,12 +46,12 @@ pub(super) struct Coming {
     apart: bool,
     /// The moves of its connections, and how they stand.
     moves: HashMap<MoveName, Standing>,
-    rebuilding: Vec<MoveOpId>,
+    rebuilding: Vec<OpId>,
     rebuilt: bool,
     /// CRIU is at it.
     begun: bool,
-    saving: Vec<MoveOpId>,
-    waking: Vec<MoveOpId>,
+    saving: Vec<OpId>,
+    waking: Vec<OpId>,
     /// Its first connection is this host's, and so it is. The others are waited for until then.
     decided: Option<Time>,
     resuming: bool,
@@ -186,7 +184,7 @@ impl Wholes {
             let _ = criu::tell(&coming.directory, false);
         }
         self.finish_all(waiting, || match &result {
-            Ok(()) => Ok(MoveDone::Done),
+            Ok(()) => Ok(OpDone::Done),
             Err(why) => Err(failed(Refusal::NotRestored, why.clone())),
         });
         self.news.extend(result.err().map(|why| News::Failed { name: *name, why }));
@@ -197,7 +195,7 @@ impl Wholes {
         let waiting = std::mem::take(&mut coming.waking);
         let program = coming.manifest.name.clone();
         self.finish_all(waiting, || match &result {
-            Ok(_) => Ok(MoveDone::Done),
+            Ok(_) => Ok(OpDone::Done),
             Err(why) => Err(failed(Refusal::NotWoken, why.clone())),
         });
         self.news.push(match result {
@@ -225,12 +223,12 @@ impl Wholes {
     }
 }
 
-fn gone() -> MoveFailed {
+fn gone() -> OpFailed {
     failed(Refusal::NotRestored, "its process does not come any more")
 }
 
 impl Effects {
-    pub(super) fn admit_of_whole(&mut self, now: Time, name: MoveName, request: Request) -> Result<(), MoveFailed> {
+    pub(super) fn admit_of_whole(&mut self, now: Time, name: MoveName, request: Request) -> Result<(), OpFailed> {
         let none = || failed(Refusal::NobodyReceives, "no process with this connection is on its way here");
         let place = Place::of(&request.receiver).ok_or_else(none)?;
         let of = MoveName { donor: name.donor, number: place.load };
@@ -252,7 +250,7 @@ impl Effects {
     /// `from`: the peers that may send packets for this connection of it.
     pub(super) fn rebuild_whole(
         &mut self,
-        id: MoveOpId,
+        id: OpId,
         name: MoveName,
         snapshot: &[u8],
         from: Vec<PeerId>,
@@ -359,7 +357,7 @@ impl Effects {
     }
 
     /// The others are presented once the first is this host's: then nobody can revoke them on account of the process.
-    pub(super) fn save_of_whole(&mut self, id: MoveOpId, saved: SavedAcceptance) -> Option<Answer> {
+    pub(super) fn save_of_whole(&mut self, id: OpId, saved: SavedAcceptance) -> Option<Answer> {
         let Some((Part { first, .. }, coming)) = self.wholes.coming_of(&saved.ticket.name) else {
             return Some(Err(gone()));
         };
@@ -382,10 +380,10 @@ impl Effects {
 
     fn save_now(&mut self, saved: SavedAcceptance) -> Answer {
         self.journal.save_acceptance(saved).map_err(not_kept)?;
-        Ok(MoveDone::Done)
+        Ok(OpDone::Done)
     }
 
-    pub(super) fn wake_whole(&mut self, now: Time, id: MoveOpId, name: MoveName) -> Option<Answer> {
+    pub(super) fn wake_whole(&mut self, now: Time, id: OpId, name: MoveName) -> Option<Answer> {
         let Some((Part { of, flow, first }, coming)) = self.wholes.coming_of(&name) else {
             return Some(Err(gone()));
         };
@@ -396,14 +394,14 @@ impl Effects {
                 self.refill_end(&flow, &images);
             }
             self.let_awake(&flow);
-            return Some(Ok(MoveDone::Done));
+            return Some(Ok(OpDone::Done));
         }
         coming.waking.push(id);
         coming.moves.insert(name, Standing::There);
         if first {
             coming.decided = Some(now + LAST_WITHIN);
             let waiting = std::mem::take(&mut coming.saving);
-            waiting.into_iter().for_each(|id| self.wholes.finish(id, Ok(MoveDone::Done)));
+            waiting.into_iter().for_each(|id| self.wholes.finish(id, Ok(OpDone::Done)));
         }
         if flow.is_unconnected() && flow.transport == Transport::Udp {
             self.refill_end(&flow, &images);
@@ -428,7 +426,7 @@ impl Effects {
                 self.abort_inside(&flow);
             }
         }
-        Ok(MoveDone::Done)
+        Ok(OpDone::Done)
     }
 
     fn drop_whole(&mut self, name: &MoveName) {
@@ -442,7 +440,7 @@ impl Effects {
             tracing::warn!(%error, "a process that was rebuilt in vain cannot be told so");
         }
         let saving = std::mem::take(&mut coming.saving);
-        let waiting: Vec<MoveOpId> = std::mem::take(&mut coming.rebuilding).into_iter().chain(saving).collect();
+        let waiting: Vec<OpId> = std::mem::take(&mut coming.rebuilding).into_iter().chain(saving).collect();
         self.wholes.finish_all(waiting, || Err(gone()));
     }
 
@@ -466,7 +464,7 @@ impl Effects {
         self.wholes.taken.remove(name);
         self.forget_taken(now, name)?;
         self.write_journal();
-        Ok(MoveDone::Done)
+        Ok(OpDone::Done)
     }
 
     /// Processes do not wait for ever for the last of their connections.

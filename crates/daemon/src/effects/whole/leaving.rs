@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use whimbrel_datapath::{HelpedFlow, HelpedPhase};
 use whimbrel_kernel::borrowed::Halted;
 use whimbrel_kernel::whole::{self, Seen, Whole};
-use whimbrel_protocol::{Found, MoveDone, MoveName, MoveOpId, PeerId, Refusal, SavedDonation, Time};
+use whimbrel_protocol::{Found, OpDone, MoveName, OpId, PeerId, Refusal, SavedDonation, Time};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use super::{Answer, News, Report, Wholes, failed};
@@ -51,9 +51,9 @@ pub(super) struct Leaving {
     /// Its memory was written down once while it ran, so that what has changed since is enough.
     before: bool,
     /// Ops that wait until all connections have come as far.
-    freezing: Vec<MoveOpId>,
-    dumping: Vec<MoveOpId>,
-    thawing: Vec<MoveOpId>,
+    freezing: Vec<OpId>,
+    dumping: Vec<OpId>,
+    thawing: Vec<OpId>,
     dumped: bool,
     stopped: Option<Instant>,
     fate: Option<Fate>,
@@ -215,7 +215,7 @@ impl Wholes {
                 let mut images = Some(images);
                 for id in waiting {
                     let bytes = images.take().unwrap_or_else(|| vec![0]);
-                    self.finish(id, Ok(MoveDone::Dumped(bytes)));
+                    self.finish(id, Ok(OpDone::Dumped(bytes)));
                 }
             }
             Err(why) => {
@@ -324,7 +324,7 @@ impl Effects {
         self.wholes.finish_all(waiting, || Err(failed(Refusal::Cancelled, "another of its connections does not move")));
     }
 
-    pub(super) fn freeze_whole(&mut self, id: MoveOpId, name: MoveName, flow: FlowTuple) -> Option<Answer> {
+    pub(super) fn freeze_whole(&mut self, id: OpId, name: MoveName, flow: FlowTuple) -> Option<Answer> {
         let found = self.wholes.leaving.iter_mut().find(|(_, leaving)| leaving.flows.contains(&flow));
         let Some((root, leaving)) = found else { return Some(Err(failed(Refusal::Unmovable, "it was given up"))) };
         let root = *root;
@@ -346,7 +346,7 @@ impl Effects {
             }
         }
         let answer = || match &stopped {
-            Ok(()) => Ok(MoveDone::Done),
+            Ok(()) => Ok(OpDone::Done),
             Err(why) => Err(failed(Refusal::Unmovable, why.clone())),
         };
         self.wholes.finish_all(waiting, answer);
@@ -387,7 +387,7 @@ impl Effects {
         stopped
     }
 
-    pub(super) fn dump_whole(&mut self, id: MoveOpId, name: &MoveName) -> Option<Answer> {
+    pub(super) fn dump_whole(&mut self, id: OpId, name: &MoveName) -> Option<Answer> {
         let (root, flow) = *self.wholes.given.get(name)?;
         let Some(leaving) = self.wholes.leaving.get_mut(&root) else {
             return Some(Err(failed(Refusal::Unmovable, "it was given up")));
@@ -398,7 +398,7 @@ impl Effects {
         };
         if !leaving.leads(&flow) {
             if leaving.dumped {
-                return Some(Ok(MoveDone::Dumped(vec![0])));
+                return Some(Ok(OpDone::Dumped(vec![0])));
             }
             leaving.dumping.push(id);
             return None;
@@ -422,13 +422,13 @@ impl Effects {
     }
 
     /// A connection stays. Whether the process does is for the first to say.
-    pub(super) fn let_whole_go_on(&mut self, id: MoveOpId, name: &MoveName) -> Option<Answer> {
+    pub(super) fn let_whole_go_on(&mut self, id: OpId, name: &MoveName) -> Option<Answer> {
         let (root, flow) = *self.wholes.given.get(name)?;
-        let Some(leaving) = self.wholes.leaving.get_mut(&root) else { return Some(Ok(MoveDone::Done)) };
+        let Some(leaving) = self.wholes.leaving.get_mut(&root) else { return Some(Ok(OpDone::Done)) };
         match leaving.fate {
             Some(Fate::Kept) => {
                 self.let_in_again(&flow);
-                Some(Ok(MoveDone::Done))
+                Some(Ok(OpDone::Done))
             }
             Some(Fate::Gone) => {
                 self.let_in(&flow);
@@ -455,7 +455,7 @@ impl Effects {
                 flows.iter().for_each(|flow| self.let_in_again(flow));
                 let woken = whole::wake(&seen);
                 let answer = || match &woken {
-                    Ok(()) => Ok(MoveDone::Done),
+                    Ok(()) => Ok(OpDone::Done),
                     Err(error) => Err(failed(Refusal::NotWoken, error.to_string())),
                 };
                 self.wholes.finish_all(waiting, answer);
@@ -466,7 +466,7 @@ impl Effects {
 
     /// A connection is another host's, and so is the process.
     pub(super) fn end_whole(&mut self, now: Time, name: &MoveName, to: Option<PeerId>) -> Answer {
-        let Some((root, flow)) = self.wholes.given.get(name).copied() else { return Ok(MoveDone::Done) };
+        let Some((root, flow)) = self.wholes.given.get(name).copied() else { return Ok(OpDone::Done) };
         let mut ended = Ok(());
         if let Some(leaving) = self.wholes.leaving.get_mut(&root).filter(|leaving| leaving.fate.is_none()) {
             leaving.fate = Some(Fate::Gone);
@@ -483,7 +483,7 @@ impl Effects {
         self.relocation.kept_new.remove(&flow);
         self.leave_home(&flow);
         self.part_with(now, flow, to);
-        ended.map(|()| MoveDone::Done).map_err(|error| failed(Refusal::NotKept, error.to_string()))
+        ended.map(|()| OpDone::Done).map_err(|error| failed(Refusal::NotKept, error.to_string()))
     }
 
     /// What comes for a connection comes to it, after what has come meanwhile.
@@ -504,7 +504,7 @@ impl Effects {
         }
         self.make_ready(now)?;
         self.write_journal();
-        Ok(MoveDone::Done)
+        Ok(OpDone::Done)
     }
 
     /// Finds processes again that were leaving when the daemon before this one died.

@@ -18,7 +18,7 @@ use std::path::PathBuf;
 
 use whimbrel_handshake::PublicKey;
 use whimbrel_kernel::whole;
-use whimbrel_protocol::{MoveDone, MoveFailed, MoveName, MoveOp, MoveOpId, Refusal, Time};
+use whimbrel_protocol::{MoveName, MoveOp, OpDone, OpFailed, OpId, Refusal, Time};
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::moving::OF_A_PROCESS;
 
@@ -32,7 +32,7 @@ use leaving::{Leaving, Packed};
 /// Connections that a process may have, and sockets without another end.
 const MOST_PARTS: u32 = 1 << 20;
 
-type Answer = Result<MoveDone, MoveFailed>;
+type Answer = Result<OpDone, OpFailed>;
 
 /// What a thread has done.
 #[derive(Debug)]
@@ -85,7 +85,7 @@ pub(crate) struct Wholes {
     coming: HashMap<MoveName, Coming>,
     /// Moves of connections of these.
     taken: HashMap<MoveName, Part>,
-    finished: Vec<(MoveOpId, Answer)>,
+    finished: Vec<(OpId, Answer)>,
     news: Vec<News>,
 }
 
@@ -124,12 +124,12 @@ impl Wholes {
         std::mem::take(&mut self.news)
     }
 
-    fn finish(&mut self, id: MoveOpId, answer: Answer) {
+    fn finish(&mut self, id: OpId, answer: Answer) {
         self.finished.push((id, answer));
         self.work.stir();
     }
 
-    fn finish_all(&mut self, ids: Vec<MoveOpId>, answer: impl Fn() -> Answer) {
+    fn finish_all(&mut self, ids: Vec<OpId>, answer: impl Fn() -> Answer) {
         ids.into_iter().for_each(|id| self.finish(id, answer()));
     }
 }
@@ -177,8 +177,8 @@ struct Part {
     first: bool,
 }
 
-fn failed(refusal: Refusal, sentence: impl Into<String>) -> MoveFailed {
-    MoveFailed { refusal, sentence: sentence.into() }
+fn failed(refusal: Refusal, sentence: impl Into<String>) -> OpFailed {
+    OpFailed { refusal: Some(refusal), sentence: sentence.into() }
 }
 
 impl Effects {
@@ -187,7 +187,7 @@ impl Effects {
     pub(crate) fn carry_out_move(
         &mut self,
         now: Time,
-        id: MoveOpId,
+        id: OpId,
         op: MoveOp,
         peer: impl Fn(&PublicKey) -> Option<Known>,
     ) -> Option<Answer> {
@@ -202,7 +202,7 @@ impl Effects {
                 Some(self.forget_given_of_whole(now, &name))
             }
             MoveOp::Admit { name, request } if Place::of(&request.receiver).is_some() => {
-                Some(self.admit_of_whole(now, name, request).map(|()| MoveDone::Done))
+                Some(self.admit_of_whole(now, name, request).map(|()| OpDone::Done))
             }
             MoveOp::Restore { name, request, snapshot } if self.wholes.taken.contains_key(&name) => {
                 let from = [name.donor, request.holder].map(PublicKey::from);
@@ -243,7 +243,7 @@ impl Effects {
     }
 
     /// Takes in what threads have done, and gives what came of ops.
-    pub(crate) fn take_in_wholes(&mut self, now: Time) -> Vec<(MoveOpId, Answer)> {
+    pub(crate) fn take_in_wholes(&mut self, now: Time) -> Vec<(OpId, Answer)> {
         for report in self.wholes.work.take() {
             match report {
                 Report::Packed(root, packed) => self.wholes.note_packed(root, packed),

@@ -2,8 +2,8 @@
 
 use whimbrel_wire::lending::Granted;
 
-use super::super::Lending;
 use super::*;
+use crate::base::op::relocation::Lending;
 
 /// A holder whose own socket that listens is being moved away, and the ticket.
 fn listening() -> (Host, Ticket, Ends) {
@@ -34,7 +34,7 @@ fn who_gets_a_socket_that_listens_has_its_endpoint_before_it_hears_so() {
     let (lent, op) = holder.op();
     assert!(matches!(op, MoveOp::Lend { .. }), "{op:?}");
     let at = At { now: holder.now, around: &Known };
-    holder.moves.handle_done(at, lent, Ok(MoveDone::Lent(ends)));
+    holder.moves.handle_done(at, lent, Ok(OpDone::Lent(ends)));
     assert_eq!(verdict(&mut holder, ACCEPTOR), None);
     // Its lease lasts as any, and the endpoint is the holder's again when it is returned.
     holder.hear(ACCEPTOR, Record::Lease { number: FLOW, ends });
@@ -54,7 +54,7 @@ fn an_endpoint_that_moves_on_is_lent_to_one_host_alone() {
     let (mut holder, ticket, ends) = listening();
     let lend = |holder: &mut Host| {
         while let Some((id, op)) = holder.ops().pop() {
-            let done = if matches!(op, MoveOp::Lend { .. }) { MoveDone::Lent(ends) } else { MoveDone::Done };
+            let done = if matches!(op, MoveOp::Lend { .. }) { OpDone::Lent(ends) } else { OpDone::Done };
             holder.moves.handle_done(At { now: holder.now, around: &Known }, id, Ok(done));
         }
     };
@@ -73,7 +73,7 @@ fn an_endpoint_that_moves_on_is_lent_to_one_host_alone() {
     // Nothing is taken back before it goes to the next: nobody is to hear in between that there is no such endpoint.
     let (lent, op) = holder.op();
     assert!(matches!(op, MoveOp::Lend { .. }), "{op:?}");
-    holder.moves.handle_done(At { now: holder.now, around: &Known }, lent, Ok(MoveDone::Lent(ends)));
+    holder.moves.handle_done(At { now: holder.now, around: &Known }, lent, Ok(OpDone::Lent(ends)));
     let former = LeaseName { tenant: key(ACCEPTOR), number: FLOW };
     assert_eq!(holder.carry_out(), [MoveOp::TakeBack { name: former }]);
     assert_eq!(verdict(&mut holder, THIEF), None);
@@ -92,8 +92,8 @@ fn lend_all(host: &mut Host) -> Vec<MoveOp> {
         for (id, op) in ops {
             let at = At { now: host.now, around: &Known };
             let result = match &op {
-                MoveOp::Lend { ends, .. } => MoveDone::Lent(*ends),
-                _ => MoveDone::Done,
+                MoveOp::Lend { ends, .. } => OpDone::Lent(*ends),
+                _ => OpDone::Done,
             };
             host.moves.handle_done(at, id, Ok(result));
             host.change_flows();
@@ -231,7 +231,7 @@ fn an_endpoint_that_moved_is_its_new_hosts_until_that_is_revoked() {
         }
         holder.hear(ACCEPTOR, present(ticket));
         while let Some((id, op)) = holder.ops().pop() {
-            let done = if matches!(op, MoveOp::Lend { .. }) { MoveDone::Lent(ends) } else { MoveDone::Done };
+            let done = if matches!(op, MoveOp::Lend { .. }) { OpDone::Lent(ends) } else { OpDone::Done };
             holder.moves.handle_done(At { now: holder.now, around: &Known }, id, Ok(done));
         }
         assert_eq!(verdict(&mut holder, ACCEPTOR), None);

@@ -24,7 +24,7 @@ fn offering() -> Host {
     let (id, op) = donor.op();
     assert!(matches!(op, MoveOp::Dump { .. }), "{op:?}");
     let at = At { now: donor.now, around: &Known };
-    donor.moves.handle_done(at, id, Ok(MoveDone::Dumped(vec![7; 600])));
+    donor.moves.handle_done(at, id, Ok(OpDone::Dumped(vec![7; 600])));
     events(&mut donor);
     donor
 }

@@ -5,8 +5,8 @@ use std::net::IpAddr;
 
 use whimbrel_wire::lending::{Ends, Granted};
 
-use super::super::{LeaseName, Lending, SavedLease, SavedTenancy};
 use super::*;
+use crate::base::op::relocation::{LeaseName, Lending, SavedLease, SavedTenancy};
 
 /// An anchor that lends to the donor, for a minute.
 fn lessor() -> Host {
@@ -35,7 +35,7 @@ fn lend_for(anchor: &mut Host, number: u64, granted: Granted) {
     anchor.hear(DONOR, Record::Lease { number, ends: ends() });
     let (id, op) = anchor.op();
     assert!(matches!(op, MoveOp::Lend { name: LeaseName { tenant, .. }, .. } if tenant == key(DONOR)), "{op:?}");
-    anchor.moves.handle_done(At { now: anchor.now, around: &Known }, id, Ok(MoveDone::Lent(ends())));
+    anchor.moves.handle_done(At { now: anchor.now, around: &Known }, id, Ok(OpDone::Lent(ends())));
     assert_eq!(leased(anchor, DONOR), Ok(granted));
 }
 
@@ -76,7 +76,7 @@ fn who_asks_for_what_is_not_lent_is_told_what_is() {
     let mut anchor = lessor();
     anchor.hear(DONOR, Record::Lease { number: 1, ends: ends() });
     let (id, _) = anchor.op();
-    let not_lent = MoveFailed { refusal: Refusal::NotLent, sentence: "of ports 8000-8999 are lent".to_owned() };
+    let not_lent = OpFailed { refusal: Some(Refusal::NotLent), sentence: "of ports 8000-8999 are lent".to_owned() };
     anchor.moves.handle_done(At { now: anchor.now, around: &Known }, id, Err(not_lent));
     let said = anchor.said(DONOR);
     let offer = Record::Offer { number: 1, ports: vec![(8000, 8999)] };
@@ -85,7 +85,7 @@ fn who_asks_for_what_is_not_lent_is_told_what_is() {
     let whole = Ends { first: SocketAddr::new(ends().first.ip(), 0), count: 0 };
     anchor.hear(DONOR, Record::Lease { number: 2, ends: whole });
     let (id, _) = anchor.op();
-    let not_lent = MoveFailed { refusal: Refusal::NotLent, sentence: "no addresses are lent".to_owned() };
+    let not_lent = OpFailed { refusal: Some(Refusal::NotLent), sentence: "no addresses are lent".to_owned() };
     anchor.moves.handle_done(At { now: anchor.now, around: &Known }, id, Err(not_lent));
     assert_eq!(anchor.said(DONOR), [Record::Leased { number: 2, outcome: Err(Refusal::NotLent) }]);
     // Who may have nothing is not told.
@@ -129,7 +129,7 @@ fn a_tenant_is_told_that_its_anchor_is_not_reached_at_what_it_lends() {
     tenant.hear(HOLDER, unreached.clone());
     tenant.hear(HOLDER, Record::Leased { number: 1, outcome: Ok(Granted { ends: ends(), lifetime: 60 }) });
     let (id, _) = tenant.op();
-    tenant.moves.handle_done(At { now: tenant.now, around: &Known }, id, Ok(MoveDone::Done));
+    tenant.moves.handle_done(At { now: tenant.now, around: &Known }, id, Ok(OpDone::Done));
     assert!(matches!(tenant.moves.poll_event(), Some(MoveEvent::Leased { .. })), "it is told before it is on lease");
     tenant.hear(THIEF, unreached.clone());
     tenant.hear(HOLDER, reached.clone());
@@ -243,7 +243,7 @@ fn a_tenant_is_told_of_an_address_that_is_gone_already() {
     gone(&mut anchor);
     anchor.hear(DONOR, Record::Lease { number: 1, ends: ends() });
     let (id, _) = anchor.op();
-    anchor.moves.handle_done(At { now: anchor.now, around: &Known }, id, Ok(MoveDone::Lent(ends())));
+    anchor.moves.handle_done(At { now: anchor.now, around: &Known }, id, Ok(OpDone::Lent(ends())));
     let granted = Record::Leased { number: 1, outcome: Ok(Granted { ends: ends(), lifetime: 60 }) };
     assert_eq!(anchor.said(DONOR), [granted, unreached(1)]);
     // By a daemon that finds it lent; where it is there again, one before it may have said otherwise.
@@ -255,7 +255,7 @@ fn a_tenant_is_told_of_an_address_that_is_gone_already() {
         let saved = SavedLease { name: LeaseName { tenant: key(DONOR), number: 1 }, ends: ends() };
         anchor.moves.restore_leases(At { now: anchor.now, around: &Known }, &[saved]);
         let (id, _) = anchor.op();
-        anchor.moves.handle_done(At { now: anchor.now, around: &Known }, id, Ok(MoveDone::Lent(ends())));
+        anchor.moves.handle_done(At { now: anchor.now, around: &Known }, id, Ok(OpDone::Lent(ends())));
         assert_eq!(anchor.said(DONOR), [Record::Reached { number: 1, reached: there }]);
     }
 }

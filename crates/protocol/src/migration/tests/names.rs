@@ -1,7 +1,7 @@
 //! Names of flows that are said by others than those whose flows they are (P-132).
 
-use super::super::Lending;
 use super::*;
+use crate::base::op::relocation::Lending;
 
 /// Everybody has a session with everybody, and one flow is introduced.
 struct Introduced(FlowName, FlowTuple);
@@ -109,7 +109,7 @@ fn a_former_owner_knows_the_name_and_has_no_flow_of_it() {
         } else {
             let (kept, _) = holder.op();
             let at = At { now: holder.now, around: &Known };
-            holder.moves.handle_done(at, kept, Ok(MoveDone::Done));
+            holder.moves.handle_done(at, kept, Ok(OpDone::Done));
         }
         // As far as the table of flows knows the flow may still be the donor's.
         let table = Introduced(with(DONOR, FLOW), far());
@@ -216,7 +216,7 @@ fn a_claim_is_not_made_under_the_name_of_another_flow() {
             anchor.hear(*of, Record::Lease { number: 3, ends });
             for (id, _) in anchor.ops() {
                 let at = At { now: anchor.now, around: &Known };
-                anchor.moves.handle_done(at, id, Ok(MoveDone::Lent(ends)));
+                anchor.moves.handle_done(at, id, Ok(OpDone::Lent(ends)));
             }
             anchor.said(*of);
         }
@@ -268,7 +268,7 @@ fn a_lease_of_another_host_does_not_end_with_a_socket_that_has_its_number() {
     holder.hear(THIEF, Record::Lease { number: FLOW, ends });
     let lend = |holder: &mut Host, ends| {
         for (id, op) in holder.ops() {
-            let done = if matches!(op, MoveOp::Lend { .. }) { MoveDone::Lent(ends) } else { MoveDone::Done };
+            let done = if matches!(op, MoveOp::Lend { .. }) { OpDone::Lent(ends) } else { OpDone::Done };
             holder.moves.handle_done(At { now: holder.now, around: &Known }, id, Ok(done));
         }
     };

@@ -36,22 +36,22 @@ impl FlowName {
     }
 
     /// The flow of a request, as its acceptor will call it.
-    pub(super) fn requested(request: &Request) -> Self {
+    pub(crate) fn requested(request: &Request) -> Self {
         Self::new(PublicKey::from(request.holder), request.flow)
     }
 
     /// The flow of a ticket, as the holder calls it before the ticket is used.
-    pub(super) fn given(ticket: &Ticket) -> Self {
+    pub(crate) fn given(ticket: &Ticket) -> Self {
         Self::new(PublicKey::from(ticket.name.donor), ticket.flow)
     }
 
     /// What the flow is called once it is with another host.
-    pub(super) const fn with(&self, peer: PublicKey) -> Self {
+    pub(crate) const fn with(&self, peer: PublicKey) -> Self {
         Self::new(peer, self.value)
     }
 
     /// The names of all hosts that could be told from one another by the host alone.
-    pub(super) fn alike(value: u64) -> RangeInclusive<Self> {
+    pub(crate) fn alike(value: u64) -> RangeInclusive<Self> {
         Self::new(PublicKey::from([0; 32]), value)..=Self::new(PublicKey::from([0xff; 32]), value)
     }
 }

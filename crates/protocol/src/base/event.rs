@@ -1,0 +1,293 @@
+//! What happened, for people and programs at this host.
+
+pub(crate) mod community;
+pub(crate) mod relocation;
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use whimbrel_handshake::PublicKey;
+use whimbrel_wire::FlowTuple;
+use whimbrel_wire::message::StandInStatus;
+
+use crate::base::op::{Carrier, PeerId};
+use community::CommunityEvent;
+use relocation::MoveEvent;
+
+/// Something that happened, for `whimbrel events`.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// A session with a peer is there.
+    PeerReached {
+        /// Whose.
+        peer: PeerId,
+        /// Its key.
+        key: PublicKey,
+        /// Where.
+        remote: SocketAddr,
+        /// How long the handshake took.
+        took: Duration,
+    },
+    /// Nobody answered at an address: it runs nothing, or something in between drops UDP 2031.
+    NobodyThere {
+        /// The address.
+        address: IpAddr,
+        /// When it is asked again.
+        again_in: Duration,
+    },
+    /// Another key than the remembered one answered; the peer is not trusted.
+    KeyMismatch {
+        /// The address.
+        address: IpAddr,
+        /// What was remembered or configured.
+        expected: PublicKey,
+        /// What answered, where it is known.
+        found: Option<PublicKey>,
+    },
+    /// A flow can be moved from now on.
+    FlowIntroduced {
+        /// The flow.
+        flow: FlowTuple,
+        /// With whom.
+        peer: PeerId,
+        /// Whether something on the way translates it.
+        translated: bool,
+    },
+    /// A flow could not be introduced.
+    IntroductionFailed {
+        /// The flow.
+        flow: FlowTuple,
+        /// Why.
+        reason: &'static str,
+    },
+    /// A flow ended or was forgotten.
+    FlowGone {
+        /// The flow.
+        flow: FlowTuple,
+        /// With whom.
+        peer: PeerId,
+    },
+    /// Single flows wait by request, or go on (P-48).
+    Waiting {
+        /// The peer.
+        peer: PeerId,
+        /// Whether they wait from now on, or go on.
+        wait: bool,
+        /// Whether the peer has asked for it, or somebody at this host.
+        by_peer: bool,
+        /// Those that this is about.
+        flows: Vec<FlowTuple>,
+        /// Flows of this peer that wait now, all together.
+        waiting: usize,
+    },
+    /// This host's address towards a peer changed, or is gone (`to` = `None`).
+    Moving {
+        /// The peer.
+        peer: PeerId,
+        /// Address before.
+        from: Option<IpAddr>,
+        /// Address now.
+        to: Option<IpAddr>,
+        /// Flows that move.
+        flows: usize,
+        /// Whether the path that is being left carries them until the peer has answered (P-38).
+        kept: bool,
+    },
+    /// The peer acknowledged our move.
+    Moved {
+        /// The peer.
+        peer: PeerId,
+        /// Our address.
+        to: IpAddr,
+        /// Whether a NAT is on the way.
+        translated: bool,
+        /// Since the move was noticed.
+        took: Duration,
+        /// Flows that moved.
+        flows: usize,
+        /// How they go now.
+        carried: Carried,
+    },
+    /// The peer does not answer, but what comes in shows that this host is where its flows are at home: they go on as if
+    /// nothing had been noticed.
+    NotMoved {
+        /// The peer.
+        peer: PeerId,
+        /// Our address.
+        at: Option<IpAddr>,
+        /// Flows that go on.
+        flows: usize,
+        /// How they go now.
+        carried: Carried,
+    },
+    /// A peer went away: it said so, or is not heard any more. Its flows wait for it.
+    PeerAway {
+        /// The peer.
+        peer: PeerId,
+        /// Whether it said so.
+        announced: bool,
+        /// Flows that wait.
+        flows: usize,
+    },
+    /// A peer's host was started anew: its ends of the flows are gone, and so are ours.
+    PeerRestarted {
+        /// The peer.
+        peer: PeerId,
+        /// Flows that ended.
+        flows: usize,
+    },
+    /// A peer that was not heard is there again, where it was.
+    PeerBack {
+        /// The peer.
+        peer: PeerId,
+        /// Flows that go on.
+        flows: usize,
+        /// How they go now.
+        carried: Carried,
+    },
+    /// This host told its peers that it goes away; flows wait from now on.
+    Suspended {
+        /// Flows that wait.
+        flows: usize,
+    },
+    /// This host is back.
+    Resumed,
+    /// The peer does not answer a hand-off by hand: its flows stay on the path that they have.
+    TakenBack {
+        /// The peer.
+        peer: PeerId,
+        /// Our address that was tried.
+        from: IpAddr,
+        /// Flows that stay.
+        flows: usize,
+    },
+    /// A peer moved.
+    PeerMoved {
+        /// The peer.
+        peer: PeerId,
+        /// Where it is now.
+        to: SocketAddr,
+        /// Whether a NAT is on the way.
+        translated: bool,
+        /// Flows that moved with it.
+        flows: usize,
+        /// How they go now.
+        carried: Carried,
+    },
+    /// The path to a peer's new place was confirmed.
+    PathConfirmed {
+        /// The peer.
+        peer: PeerId,
+        /// Where.
+        remote: SocketAddr,
+        /// The round trip.
+        round_trip: Duration,
+        /// How its flows go now.
+        carried: Carried,
+    },
+    /// A peer was heard from where a rendezvous said that it is.
+    PeerFound {
+        /// The peer.
+        peer: PeerId,
+        /// Where.
+        remote: SocketAddr,
+        /// Who said so.
+        rendezvous: PeerId,
+    },
+    /// This host stands in for a peer that has left one of its links.
+    StandsIn {
+        /// The peer.
+        peer: PeerId,
+        /// The address that it has left.
+        address: IpAddr,
+    },
+    /// This host does not stand in for an address any more.
+    StoodAside {
+        /// The peer that had it.
+        peer: PeerId,
+        /// The address.
+        address: IpAddr,
+        /// Why.
+        reason: StandInStatus,
+    },
+    /// A rendezvous has answered whether it stands in for an address that this host has left.
+    StoodInFor {
+        /// The rendezvous.
+        by: PeerId,
+        /// The address.
+        address: IpAddr,
+        /// What becomes of it.
+        status: StandInStatus,
+    },
+    /// Moved flows are carried another way from now on.
+    CarrierChanged {
+        /// The peer.
+        peer: PeerId,
+        /// How.
+        carrier: Carrier,
+    },
+    /// Whoever has the former address of a peer now opened a connection under the very names of a flow that has moved.
+    Claimed {
+        /// The flow.
+        flow: FlowTuple,
+        /// Whose it is.
+        peer: PeerId,
+        /// It was given up for that; else the newcomer is refused.
+        given_up: bool,
+    },
+    /// A peer's request was refused.
+    Refused {
+        /// The peer.
+        peer: PeerId,
+        /// What and why.
+        reason: &'static str,
+    },
+    /// A handshake came to nothing at this end: the other one is never told why.
+    HandshakeRefused {
+        /// Who asked or answered, as far as an address shows.
+        remote: SocketAddr,
+        /// Why.
+        reason: &'static str,
+    },
+    /// A peer with flows has not answered several handshakes in a row: they survive a move once it does.
+    PeerSilent {
+        /// The peer.
+        peer: PeerId,
+        /// Where it was asked.
+        remote: SocketAddr,
+        /// Flows that depend on it.
+        flows: usize,
+    },
+    /// Something about the community.
+    Community(CommunityEvent),
+    /// Something about a socket that changes hosts, or an endpoint that is lent.
+    Move(MoveEvent),
+    /// An op of ours failed.
+    OpFailed {
+        /// What was asked, for people.
+        what: String,
+        /// What came of it.
+        error: String,
+    },
+}
+
+/// How a peer's flows go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Carried {
+    /// Of its flows, how many are not where they are at home.
+    pub flows: usize,
+    /// What carries these.
+    pub carrier: Carrier,
+}
+
+impl From<CommunityEvent> for Event {
+    fn from(event: CommunityEvent) -> Self {
+        Self::Community(event)
+    }
+}
+
+impl From<MoveEvent> for Event {
+    fn from(event: MoveEvent) -> Self {
+        Self::Move(event)
+    }
+}

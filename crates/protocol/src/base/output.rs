@@ -1,0 +1,186 @@
+//! What a node gives out: datagrams, effects and events, in one order.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+
+use whimbrel_wire::FlowTuple;
+use whimbrel_wire::lending::Ends;
+use whimbrel_wire::message::Message;
+use whimbrel_wire::moving::{MoveName, Refusal};
+
+use crate::base::event::Event;
+use crate::base::flow_name::FlowName;
+use crate::base::op::relocation::MoveOp;
+use crate::base::op::{Op, PeerId};
+
+/// One thing that a node asks of its caller, or tells it.
+#[derive(Clone, Debug, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "it is taken apart at once")]
+pub enum Output {
+    /// A datagram to send, before any op that is given out later: what a peer is told is there before what the kernel sends
+    /// it. It may overtake ops that were given out earlier.
+    Transmit(Transmit),
+    /// An effect to carry out, in order with the others; answered by [`Node::handle_done`](crate::Node::handle_done).
+    Op(OpId, Op),
+    /// Something that happened. It may be told behind ops that were given out later.
+    Event(Event),
+}
+
+/// A datagram to send from the control port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Transmit {
+    /// The source address to use; the kernel's choice where `None`.
+    pub source: Option<IpAddr>,
+    /// Where to.
+    pub destination: SocketAddr,
+    /// The whole UDP payload.
+    pub payload: Vec<u8>,
+}
+
+/// Names one [`Op`], so that its result finds its way back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct OpId(pub u64);
+
+/// What an op that succeeded came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OpDone {
+    /// It is done.
+    Done,
+    /// [`MoveOp::Dump`]: the snapshot (docs/snapshot.md).
+    Dumped(Vec<u8>),
+    /// [`MoveOp::Lend`]: the endpoints, definite.
+    Lent(Ends),
+}
+
+/// What an op that failed came to.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{sentence}")]
+pub struct OpFailed {
+    /// What another host is told, where the op is done for one. Where it is not said: [`Refusal::NotKept`].
+    pub refusal: Option<Refusal>,
+    /// What failed, for people at this host.
+    pub sentence: String,
+}
+
+impl OpFailed {
+    /// What another host is told of it.
+    pub(crate) fn told(&self) -> Refusal {
+        self.refusal.unwrap_or(Refusal::NotKept)
+    }
+}
+
+/// What an op was for, where its result matters.
+#[derive(Clone, Debug)]
+pub(crate) enum Asked {
+    /// The answer to a peer's introduction.
+    Answer(PeerId, FlowTuple),
+    FindSockets(PeerId),
+    Install(FlowTuple),
+    /// A flow that this host holds is one with its owner.
+    Lead(FlowName),
+    /// A flow that was moved here is one with its holder.
+    Adopt(MoveName),
+    Effect(&'static str),
+    /// What a peer is told once it is saved: from, to, and what.
+    Say(PeerId, Option<IpAddr>, SocketAddr, Vec<Message>),
+    /// Without it flows stand still.
+    State(&'static str, State),
+    /// Something about a move, by the number that the move knows it by.
+    Move(u64),
+}
+
+/// State of the kernel that an op could not make so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum State {
+    Keys(PeerId),
+    Path(PeerId),
+    Binding(PeerId),
+    Sets,
+    Listening,
+}
+
+/// What the caller has not taken yet, and the ops that it has not answered.
+///
+/// Effects and events come in the order in which they were written. Datagrams come before them, since others wait for them;
+/// one that has to wait for an effect is written when that is answered ([`Asked::Say`]). Ops of moves come behind, whatever
+/// was written before the caller asks again: a socket that wakes finds its way there.
+#[derive(Debug, Default)]
+pub(crate) struct Outputs {
+    datagrams: VecDeque<Transmit>,
+    queue: VecDeque<Output>,
+    /// Ops of moves.
+    behind: VecDeque<Output>,
+    ops: u64,
+    asked: HashMap<OpId, Asked>,
+}
+
+impl Outputs {
+    pub(crate) fn transmit(&mut self, transmit: Transmit) {
+        self.datagrams.push_back(transmit);
+    }
+
+    pub(crate) fn event(&mut self, event: impl Into<Event>) {
+        self.queue.push_back(Output::Event(event.into()));
+    }
+
+    /// Asks for an effect of which no result matters.
+    pub(crate) fn op(&mut self, op: impl Into<Op>) {
+        let id = self.next_id();
+        self.queue.push_back(Output::Op(id, op.into()));
+    }
+
+    /// Asks for an effect whose result is for something.
+    pub(crate) fn ask(&mut self, op: impl Into<Op>, asked: Asked) -> OpId {
+        let id = self.next_id();
+        self.asked.insert(id, asked);
+        self.queue.push_back(Output::Op(id, op.into()));
+        id
+    }
+
+    /// Asks for an effect of a move, behind all else.
+    pub(crate) fn ask_for_move(&mut self, op: MoveOp, number: u64) {
+        let id = self.next_id();
+        self.asked.insert(id, Asked::Move(number));
+        self.behind.push_back(Output::Op(id, op.into()));
+    }
+
+    /// An op was answered: what it was for.
+    pub(crate) fn answered(&mut self, id: OpId) -> Option<Asked> {
+        self.asked.remove(&id)
+    }
+
+    /// Ops whose results matter and are awaited.
+    pub(crate) fn awaited(&self) -> usize {
+        self.asked.len()
+    }
+
+    pub(crate) fn poll(&mut self) -> Option<Output> {
+        let datagram = self.datagrams.pop_front().map(Output::Transmit);
+        datagram.or_else(|| self.queue.pop_front()).or_else(|| self.behind.pop_front())
+    }
+
+    fn next_id(&mut self) -> OpId {
+        self.ops += 1;
+        OpId(self.ops)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::op::BindingOp;
+
+    #[test]
+    fn datagrams_come_first_and_ops_of_moves_behind_the_effects_that_they_rely_on() {
+        let mut outputs = Outputs::default();
+        let name = MoveName { donor: [1; 32], number: 1 };
+        outputs.ask_for_move(MoveOp::Thaw { name }, 7);
+        outputs.op(BindingOp::Remove { peer: PeerId(1) });
+        outputs.transmit(Transmit { source: None, destination: ([127, 0, 0, 1], 1).into(), payload: Vec::new() });
+        assert!(matches!(outputs.poll(), Some(Output::Transmit(_))));
+        assert!(matches!(outputs.poll(), Some(Output::Op(_, Op::Binding(_)))));
+        let Some(Output::Op(id, Op::Move(MoveOp::Thaw { .. }))) = outputs.poll() else { panic!("no move") };
+        assert!(matches!(outputs.answered(id), Some(Asked::Move(7))) && outputs.answered(id).is_none());
+        assert_eq!((outputs.poll(), outputs.awaited()), (None, 0));
+    }
+}
